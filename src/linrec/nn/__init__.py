@@ -1,0 +1,17 @@
+"""Parts that mixers and models share: gates, norms, channel mixers, and the marks on parameters."""
+
+from linrec.nn.ffn import FeedForward
+from linrec.nn.gates import GateLinear, Transition
+from linrec.nn.norms import RMSNorm, make_norm
+from linrec.nn.parameters import ParameterGroup, group_of, mark
+
+__all__ = [
+    "FeedForward",
+    "GateLinear",
+    "ParameterGroup",
+    "RMSNorm",
+    "Transition",
+    "group_of",
+    "make_norm",
+    "mark",
+]

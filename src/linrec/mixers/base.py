@@ -1,0 +1,99 @@
+"""The interface of all time mixers."""
+
+from abc import ABC, abstractmethod
+from typing import Any, TypeAlias
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+__all__ = ["Mixer", "State"]
+
+# a tensor, a (named) tuple of states, or None
+State: TypeAlias = Any
+
+
+class Mixer(nn.Module, ABC):
+    """Maps a sequence to a sequence, causally, carrying a state: (x, state) -> (y, state).
+
+    A subclass is one paper's layer. Its configuration is the keyword-only arguments of its `__init__`; it
+    has `forward`, `init_state` and `state_size`, and needs nothing else. `linrec.testing.check_mixer` checks
+    that what it says here holds.
+
+    Args:
+        d_model: width of the sequence, in and out.
+
+    Example:
+        >>> from linrec import mixers
+        >>> mixer = mixers.build("gate_loop", 8)
+        >>> y, state = mixer(torch.zeros(2, 5, 8))
+        >>> y, state = mixer(torch.zeros(2, 1, 8), state)
+        >>> y.shape
+        torch.Size([2, 1, 8])
+    """
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        if d_model < 1:
+            raise ValueError(f"`d_model` must be at least 1; got {d_model}.")
+        self.d_model = d_model
+
+    @abstractmethod
+    def forward(
+        self,
+        x: Float[Tensor, "b t d_model"],
+        state: State = None,
+        *,
+        reset: Bool[Tensor, "b t"] | None = None,
+    ) -> tuple[Float[Tensor, "b t d_model"], State]:
+        """Mix `x` over time.
+
+        Args:
+            x: (b, t, d_model), any t, zero and one included.
+            state: what an earlier call returned, None at the start of a sequence.
+            reset: (b, t) bool, true where a new sequence starts: nothing before that step reaches it.
+
+        Returns:
+            y (b, t, d_model) and the state after the last step.
+        """
+
+    @abstractmethod
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
+        """The state at the start of `batch` sequences; passing it is the same as passing None.
+
+        Args:
+            batch: sequences b.
+            device: where the state lives; None is where the parameters live.
+        """
+
+    @property
+    @abstractmethod
+    def state_size(self) -> int:
+        """Elements of the state per sequence; where the state grows with time, elements per step kept."""
+
+    def extra_repr(self) -> str:
+        """What `print(mixer)` shows beside the submodules."""
+        return f"d_model={self.d_model}, state_size={self.state_size}"
+
+    def check_input(self, x: Tensor) -> None:
+        """Refuse an `x` that is not (batch, time, d_model), in the caller's words rather than a matmul's."""
+        if x.dim() != 3 or x.shape[-1] != self.d_model:
+            raise ValueError(
+                f"`x` must have shape (batch, time, d_model) = (batch, time, {self.d_model}); "
+                f"got {tuple(x.shape)}. A single step is a sequence of length 1."
+            )
+        if not x.is_floating_point():
+            raise TypeError(f"`x` must be of a real floating dtype; got {x.dtype}. Embed tokens first.")
+
+    def _state_dtype(self) -> torch.dtype:
+        return torch.promote_types(next(self.parameters()).dtype, torch.float32)
+
+
+def heads_of(name: str, width: int, n_heads: int) -> int:
+    """Channels per head of a `width` split over `n_heads`, or the error that says which argument is wrong."""
+    if n_heads < 1 or width < 1 or width % n_heads:
+        raise ValueError(
+            f"`{name}` must be a positive multiple of `n_heads` = {n_heads}; got {width}. "
+            "Every head has the same number of channels."
+        )
+    return width // n_heads

@@ -1,0 +1,143 @@
+"""GateLoop: Fully Data-Controlled Linear Recurrence for Sequence Modeling (anonymous, 2023).
+
+    q_n = Linear_q(x_n)   k_n = Linear_k(x_n)   v_n = Linear_v(x_n)     (24)
+    a_n = f(Linear_gamma(x_n)) exp(i g(Linear_theta(x_n)))              (25)
+    h_n = h_{n-1} a_n + k_n^T v_n                                        (7)
+    y_n = Re(q_n h_n)                                              (8), (C)
+
+x input, q output gate (query), k input gate (key), v value, a state transition, h hidden state, y output;
+f and g activations of magnitude and phase, n time. Weights are real and the real part is returned
+(appendix C).
+"""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from linrec.mixers.base import Mixer, State, heads_of
+from linrec.nn.gates import MagnitudeActivation, PhaseActivation, Transition, TransitionKind
+from linrec.nn.norms import Norm, make_norm
+from linrec.ops.gate_loop import gate_loop
+
+__all__ = ["GateLoop"]
+
+
+class GateLoop(Mixer):
+    """h_n = h_{n-1} a_n + k_n^T v_n, y_n = Re(q_n h_n) with data-controlled q, k, v and a (eq. 7, 8, 24, 25).
+
+    The defaults are the paper's layer, with nothing after eq. 8: as many heads as key channels (d_h = 1),
+    sigmoid magnitudes, free phases. The optional norm, gate and projection follow in this order:
+    y = Linear_o(norm(y) * SiLU(Linear_g(x))).
+
+    Args:
+        d_model: width of the sequence.
+        n_heads: heads h. None is `d_qk`, the paper's max-headed variant.
+        d_qk: width of q, k and a over all heads; dk = d_qk / n_heads. None is `d_model`.
+        d_v: width of v over all heads; dv = d_v / n_heads. None is `d_model`. Another value needs
+            `output_projection=True`.
+        magnitude_activation: f, "sigmoid" or LRU's "stable_exp".
+        phase_activation: g, "identity", "tanh" (times pi), or "none" for a real transition.
+        transition: "data", or "fixed" for learned constants in place of eq. 25.
+        magnitude_init: range of |a| at x = 0 when training starts, None for torch's own; see
+            `linrec.nn.Transition`, also for the next two.
+        phase_init: largest phase at x = 0 when training starts, in radians, None for torch's own.
+        transition_weight_scale: factor on the initial weights of the transition's two projections.
+        bias: whether the projections have biases (the paper's footnote 1 omits them from the equations).
+        output_norm: "none", "layer" or "rms", over all d_v channels.
+        output_gate: whether y is multiplied by SiLU(Linear_g(x)).
+        output_projection: whether a Linear from d_v to d_model ends the layer.
+
+    Raises:
+        ValueError: widths that the heads do not divide, or an unknown name of a variant.
+
+    Source:
+        GateLoop, section 4 and appendix C. Norm, gate and projection are not in the paper.
+
+    Example:
+        >>> mixer = GateLoop(64)
+        >>> y, state = mixer(torch.zeros(2, 10, 64))
+        >>> y.shape, state.shape, state.dtype
+        (torch.Size([2, 10, 64]), torch.Size([2, 64, 1, 1]), torch.complex64)
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        n_heads: int | None = None,
+        d_qk: int | None = None,
+        d_v: int | None = None,
+        magnitude_activation: MagnitudeActivation = "sigmoid",
+        phase_activation: PhaseActivation = "identity",
+        transition: TransitionKind = "data",
+        magnitude_init: tuple[float, float] | None = None,
+        phase_init: float | None = None,
+        transition_weight_scale: float = 1.0,
+        bias: bool = True,
+        output_norm: Norm = "none",
+        output_gate: bool = False,
+        output_projection: bool = False,
+    ) -> None:
+        super().__init__(d_model)
+        d_qk = d_model if d_qk is None else d_qk
+        d_v = d_model if d_v is None else d_v
+        self.n_heads = d_qk if n_heads is None else n_heads
+        self.d_key = heads_of("d_qk", d_qk, self.n_heads)
+        self.d_value = heads_of("d_v", d_v, self.n_heads)
+        if d_v != d_model and not output_projection:
+            raise ValueError(
+                f"`d_v` must equal `d_model` = {d_model} where nothing follows the recurrence; got {d_v}. "
+                "Pass `output_projection=True` to project back."
+            )
+
+        self.q = nn.Linear(d_model, d_qk, bias=bias)
+        self.k = nn.Linear(d_model, d_qk, bias=bias)
+        self.v = nn.Linear(d_model, d_v, bias=bias)
+        self.transition = Transition(
+            d_model,
+            self.n_heads,
+            self.d_key,
+            magnitude_activation=magnitude_activation,
+            phase_activation=phase_activation,
+            transition=transition,
+            magnitude_init=magnitude_init,
+            phase_init=phase_init,
+            transition_weight_scale=transition_weight_scale,
+            bias=bias,
+        )
+        self.norm = make_norm(output_norm, d_v)
+        self.gate = nn.Linear(d_model, d_v, bias=bias) if output_gate else None
+        self.out = nn.Linear(d_v, d_model, bias=bias) if output_projection else nn.Identity()
+
+    def forward(
+        self,
+        x: Float[Tensor, "b t d_model"],
+        state: State = None,
+        *,
+        reset: Bool[Tensor, "b t"] | None = None,
+    ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
+        """Mix `x` over time; see `Mixer.forward`. The state is h, (b, h, dk, dv)."""
+        self.check_input(x)
+        q = self.q(x).unflatten(-1, (self.n_heads, self.d_key))
+        k = self.k(x).unflatten(-1, (self.n_heads, self.d_key))
+        v = self.v(x).unflatten(-1, (self.n_heads, self.d_value))
+        log_decay, phase = self.transition(x)
+        y, state = gate_loop(q, k, v, log_decay, phase, state=state, reset=reset)
+        y = self.norm(y.flatten(-2))
+        if self.gate is not None:
+            y = y * functional.silu(self.gate(x))
+        return self.out(y), state
+
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> Tensor:
+        """Zeros (batch, h, dk, dv): complex, or real with `phase_activation="none"`."""
+        dtype = self._state_dtype()
+        if self.transition.phase is not None:
+            dtype = dtype.to_complex()
+        device = self.q.weight.device if device is None else device
+        return torch.zeros(batch, self.n_heads, self.d_key, self.d_value, dtype=dtype, device=device)
+
+    @property
+    def state_size(self) -> int:
+        """Elements of h: h dk dv, counting a complex number once."""
+        return self.n_heads * self.d_key * self.d_value

@@ -1,0 +1,57 @@
+"""The residual block of every model: time mixing, then channel mixing."""
+
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from linrec.mixers import Mixer, State
+from linrec.nn.norms import Norm, make_norm
+
+__all__ = ["Block"]
+
+
+class Block(nn.Module):
+    """x = x + mixer(norm(x)), x = x + channel_mixing(norm(x)).
+
+    The paper lists skip connections and layer normalisation and does not say where the norm stands; here it
+    stands before each sublayer, inside the skip connection.
+
+    Args:
+        mixer: the time mixing.
+        channel_mixing: maps (..., d_model) to (..., d_model), each step alone.
+        norm: "layer" or "rms".
+        dropout: probability, on the output of each sublayer.
+
+    Source:
+        GateLoop (anonymous, 2023), appendix C and figure 9.
+
+    Example:
+        >>> from linrec.mixers import build
+        >>> from linrec.nn import FeedForward
+        >>> block = Block(build("gate_loop", 8), FeedForward(8, 16))
+        >>> y, state = block(torch.zeros(2, 5, 8))
+        >>> y.shape
+        torch.Size([2, 5, 8])
+    """
+
+    def __init__(
+        self, mixer: Mixer, channel_mixing: nn.Module, *, norm: Norm = "layer", dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.mixer_norm = make_norm(norm, mixer.d_model)
+        self.mixer = mixer
+        self.channel_mixing_norm = make_norm(norm, mixer.d_model)
+        self.channel_mixing = channel_mixing
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b t d_model"],
+        state: State = None,
+        *,
+        reset: Bool[Tensor, "b t"] | None = None,
+    ) -> tuple[Float[Tensor, "b t d_model"], State]:
+        """Apply the block to `x`; arguments and results are those of `Mixer.forward`."""
+        y, state = self.mixer(self.mixer_norm(x), state, reset=reset)
+        x = x + self.dropout(y)
+        x = x + self.dropout(self.channel_mixing(self.channel_mixing_norm(x)))
+        return x, state

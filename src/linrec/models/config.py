@@ -1,0 +1,60 @@
+"""The configuration of a sequence model."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+__all__ = ["ModelConfig"]
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Everything that makes a `LanguageModel`; plain values only, so that it can be written to a file.
+
+    Args:
+        vocab_size: input tokens, 0 up to `vocab_size` - 1.
+        n_outputs: logits per step; None is `vocab_size`.
+        d_model: width of the sequence between the blocks.
+        n_layers: blocks.
+        mixer: name of the time mixer, one of `linrec.mixers.names()`.
+        mixer_args: keyword arguments of the mixer.
+        d_channel_mixing: hidden width of the channel mixing.
+        norm: normalisation before each sublayer and before the head, "layer" or "rms".
+        final_norm: whether there is one before the head.
+        dropout: probability, on the output of each sublayer.
+        tie_embeddings: whether the head's weight is the embedding's.
+
+    Raises:
+        ValueError: a number out of its range, or ties between unequal vocabularies.
+
+    Example:
+        >>> ModelConfig(vocab_size=6, n_outputs=50).d_model
+        64
+    """
+
+    vocab_size: int
+    n_outputs: int | None = None
+    d_model: int = 64
+    n_layers: int = 4
+    mixer: str = "gate_loop"
+    mixer_args: dict[str, Any] = field(default_factory=dict)
+    d_channel_mixing: int = 128
+    norm: Literal["layer", "rms"] = "layer"
+    final_norm: bool = True
+    dropout: float = 0.0
+    tie_embeddings: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "d_model", "n_layers", "d_channel_mixing"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"`{name}` must be at least 1; got {getattr(self, name)}.")
+        if self.n_outputs is not None and self.n_outputs < 1:
+            raise ValueError(
+                f"`n_outputs` must be at least 1, or None for `vocab_size`; got {self.n_outputs}."
+            )
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"`dropout` must be in [0, 1); got {self.dropout}.")
+        if self.tie_embeddings and self.n_outputs not in (None, self.vocab_size):
+            raise ValueError(
+                f"`tie_embeddings` needs as many outputs as tokens: `vocab_size` = {self.vocab_size}; "
+                f"got `n_outputs` = {self.n_outputs}. Untie them or leave `n_outputs` at None."
+            )

@@ -1,0 +1,122 @@
+"""The sequence model over tokens: embedding, blocks, head."""
+
+import math
+from typing import cast
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from linrec.mixers import Mixer, State, build
+from linrec.models.block import Block
+from linrec.models.config import ModelConfig
+from linrec.nn.ffn import FeedForward
+from linrec.nn.norms import make_norm
+
+__all__ = ["LanguageModel"]
+
+
+class LanguageModel(nn.Module):
+    """logits = head(norm(block_L(... block_1(embedding(tokens))))).
+
+    Initialisation is torch's own for every layer (embedding N(0, 1)), but for a tied embedding, which is
+    drawn from N(0, 1 / d_model) so that the logits start at unit scale. The untied head has a bias, the tied
+    one none.
+
+    Args:
+        config: the model's shape; see `ModelConfig`. `config.mixer` names the time mixer of every block.
+
+    Raises:
+        ValueError: `config` names no mixer, or an argument that the mixer does not take.
+
+    Source:
+        GateLoop (anonymous, 2023), appendix C and figure 9.
+
+    Example:
+        >>> model = LanguageModel(ModelConfig(vocab_size=6, n_outputs=50, n_layers=2))
+        >>> logits, state = model(torch.zeros(2, 10, dtype=torch.int64))
+        >>> logits.shape, len(state)
+        (torch.Size([2, 10, 50]), 2)
+        >>> logits, state = model(torch.zeros(2, 1, dtype=torch.int64), state)
+        >>> logits.shape
+        torch.Size([2, 1, 50])
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        n_outputs = config.vocab_size if config.n_outputs is None else config.n_outputs
+        self.embedding = nn.Embedding(config.vocab_size, config.d_model)
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(
+            Block(
+                build(config.mixer, config.d_model, **config.mixer_args),
+                FeedForward(config.d_model, config.d_channel_mixing),
+                norm=config.norm,
+                dropout=config.dropout,
+            )
+            for _ in range(config.n_layers)
+        )
+        self.norm = make_norm(config.norm, config.d_model) if config.final_norm else nn.Identity()
+        self.head = nn.Linear(config.d_model, n_outputs, bias=not config.tie_embeddings)
+        if config.tie_embeddings:
+            nn.init.normal_(self.embedding.weight, std=1 / math.sqrt(config.d_model))
+            self.head.weight = self.embedding.weight
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "b t"],
+        state: tuple[State, ...] | None = None,
+        *,
+        reset: Bool[Tensor, "b t"] | None = None,
+    ) -> tuple[Float[Tensor, "b t n_outputs"], tuple[State, ...]]:
+        """Logits of every step.
+
+        Args:
+            tokens: (b, t) int64 in [0, vocab_size).
+            state: what an earlier call returned, one entry per layer; None at the start.
+            reset: (b, t) bool, true where a new document starts.
+
+        Returns:
+            logits (b, t, n_outputs), and the state after the last step, a tuple with one entry per layer.
+
+        Raises:
+            ValueError: `tokens` is not two-dimensional, or `state` has another number of layers.
+            TypeError: `tokens` are no integers.
+        """
+        if tokens.dim() != 2:
+            raise ValueError(
+                f"`tokens` must have shape (batch, time); got {tuple(tokens.shape)}. "
+                "Add a batch axis to a single sequence: `tokens[None]`."
+            )
+        if tokens.dtype not in (torch.int64, torch.int32):
+            raise TypeError(
+                f"`tokens` must be int64 token ids; got {tokens.dtype}. Convert: `tokens.long()`."
+            )
+        if state is None:
+            state = (None,) * len(self.blocks)
+        if len(state) != len(self.blocks):
+            raise ValueError(
+                f"`state` must have one entry per layer, {len(self.blocks)}; got {len(state)}. "
+                "Pass the state that this model returned."
+            )
+        x = self.dropout(self.embedding(tokens))
+        states = []
+        for block, block_state in zip(self.blocks, state, strict=True):
+            x, block_state = block(x, block_state, reset=reset)
+            states.append(block_state)
+        return self.head(self.norm(x)), tuple(states)
+
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> tuple[State, ...]:
+        """The state at the start of `batch` sequences, one entry per layer."""
+        return tuple(mixer.init_state(batch, device=device) for mixer in self.mixers)
+
+    @property
+    def state_size(self) -> int:
+        """Elements of the state per sequence, over all layers."""
+        return sum(mixer.state_size for mixer in self.mixers)
+
+    @property
+    def mixers(self) -> list[Mixer]:
+        """The time mixers, first layer first."""
+        return [cast(Block, block).mixer for block in self.blocks]

@@ -1,0 +1,221 @@
+"""State transitions a = |a| exp(i arg a): activations of magnitude and phase, and their initialisation."""
+
+import math
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from linrec.discovery import unknown_name
+from linrec.nn.parameters import mark
+
+__all__ = ["GateLinear", "MagnitudeActivation", "PhaseActivation", "Transition", "TransitionKind"]
+
+MagnitudeActivation = Literal["sigmoid", "stable_exp"]
+PhaseActivation = Literal["identity", "tanh", "none"]
+TransitionKind = Literal["data", "fixed"]
+
+
+class _Activation(NamedTuple):
+    forward: Callable[[Tensor], Tensor]
+    inverse: Callable[[Tensor], Tensor]
+
+
+# forward gives log |a|, which the operators take; inverse takes |a|
+_MAGNITUDES = {
+    "sigmoid": _Activation(functional.logsigmoid, torch.logit),
+    "stable_exp": _Activation(
+        lambda alpha: -torch.exp(alpha), lambda magnitude: torch.log(-torch.log(magnitude))
+    ),
+}
+_PHASES = {
+    "identity": _Activation(lambda theta: theta, lambda phase: phase),
+    "tanh": _Activation(
+        lambda theta: math.pi * torch.tanh(theta), lambda phase: torch.atanh(phase / math.pi)
+    ),
+}
+
+
+class GateLinear(nn.Linear):
+    """y = W x + b in float32 (float64 for float64 weights), under autocast too.
+
+    A transition acts once per step, so its rounding error acts as often: bfloat16 has 8 significant bits,
+    a phase of 1 rad is then off by up to 0.004 rad, and a thousand steps make that half a turn. Near
+    |a| = 1 the error of the logit is the relative error of the time scale. The projection is a small part
+    of a layer's work, so it is kept exact.
+
+    Example:
+        >>> with torch.autocast("cpu", dtype=torch.bfloat16):
+        ...     GateLinear(2, 2)(torch.ones(1, 2, dtype=torch.bfloat16)).dtype
+        torch.float32
+    """
+
+    def forward(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_out"]:
+        """Apply the projection to `x` (..., d_in)."""
+        dtype = torch.promote_types(self.weight.dtype, torch.float32)
+        bias = None if self.bias is None else self.bias.to(dtype)
+        with torch.autocast(x.device.type, enabled=False):
+            return functional.linear(x.to(dtype), self.weight.to(dtype), bias)
+
+
+class _Constant(nn.Module):
+    """GateLinear without its weight: y = b, whatever x is. Drawn as a Linear's bias is."""
+
+    def __init__(self, d_in: int, d_out: int) -> None:
+        super().__init__()
+        bound = 1 / math.sqrt(d_in)
+        self.bias = nn.Parameter(torch.empty(d_out).uniform_(-bound, bound))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bias.to(torch.promote_types(self.bias.dtype, torch.float32))
+
+
+class Transition(nn.Module):
+    """a_n = f(Linear_gamma(x_n)) exp(i g(Linear_theta(x_n)))   (eq. 25), as log |a_n| and arg a_n.
+
+    Magnitude and phase come from two separate real projections of the input:
+
+        gamma_n = Linear_gamma(x_n)        log_decay_n = log f(gamma_n)
+        theta_n = Linear_theta(x_n)        phase_n     = g(theta_n)
+
+    | `magnitude_activation` | f(gamma)          | log_decay           |
+    |------------------------|-------------------|---------------------|
+    | "sigmoid"              | sigmoid(gamma)    | logsigmoid(gamma)   |
+    | "stable_exp" (LRU)     | exp(-exp(gamma))  | -exp(gamma)         |
+
+    Both reach all of (0, 1). The sigmoid is of the real projection itself; public ports that take the
+    sigmoid of an absolute value cannot forget faster than one half per step.
+
+    | `phase_activation` | g(theta)        | phases reached      |
+    |--------------------|-----------------|---------------------|
+    | "identity"         | theta           | all                 |
+    | "tanh"             | pi tanh(theta)  | (-pi, pi), each once|
+    | "none"             |                 | 0: a real transition|
+
+    The paper names no phase activation but the identity, and speaks of restricting the phase to an
+    interval; the interval that holds every phase once is (-pi, pi), hence the factor pi.
+
+    Every parameter is marked as group "transition" without weight decay (C.2).
+
+    Args:
+        d_model: width of the input.
+        n_heads: heads h.
+        d_head: key channels per head dk; there is one transition per key channel.
+        magnitude_activation: f, "sigmoid" or "stable_exp".
+        phase_activation: g, "identity", "tanh" or "none".
+        transition: "data" for projections of the input; "fixed" for the same layer with learned
+            constants, that is, with the two biases alone.
+        magnitude_init: (low, high), the range of |a| at x = 0 when training starts. The time scale
+            1 / (1 - |a|) is drawn log-uniformly between 1 / (1 - low) and 1 / (1 - high), per channel.
+            None leaves the biases as torch's Linear draws them: |a| is then near f(0).
+        phase_init: the largest phase at x = 0 when training starts, in radians, in (0, pi]. Channel c of
+            n gets phase_init (c + 1/2) / n, evenly spread. Positive ones suffice: with real weights, the
+            real part of the output does not depend on the sign of a channel's phases. None leaves the
+            biases as torch's Linear draws them.
+        transition_weight_scale: factor on the initial weights of the two projections. With 0, training
+            starts at a time-invariant recurrence. "fixed" has no weights to scale.
+        bias: whether the projections have biases. The two init arguments need them.
+
+    Raises:
+        ValueError: an unknown activation or transition, or init arguments out of range.
+
+    Source:
+        GateLoop (anonymous, 2023), section 4, eq. 25; the stable exponential is that of LRU (Orvieto et
+        al., 2023).
+
+    Example:
+        >>> _ = torch.manual_seed(0)
+        >>> gates = Transition(16, n_heads=4, d_head=2, magnitude_init=(0.9, 0.99))
+        >>> log_decay, phase = gates(torch.zeros(1, 3, 16))
+        >>> log_decay.shape, phase.shape
+        (torch.Size([1, 3, 4, 2]), torch.Size([1, 3, 4, 2]))
+        >>> bool((log_decay.exp() > 0.8999).all() and (log_decay.exp() < 0.9901).all())
+        True
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int,
+        d_head: int,
+        *,
+        magnitude_activation: MagnitudeActivation = "sigmoid",
+        phase_activation: PhaseActivation = "identity",
+        transition: TransitionKind = "data",
+        magnitude_init: tuple[float, float] | None = None,
+        phase_init: float | None = None,
+        transition_weight_scale: float = 1.0,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        if magnitude_activation not in _MAGNITUDES:
+            raise unknown_name("`magnitude_activation`", magnitude_activation, _MAGNITUDES)
+        if phase_activation not in (*_PHASES, "none"):
+            raise unknown_name("`phase_activation`", phase_activation, [*_PHASES, "none"])
+        if transition not in ("data", "fixed"):
+            raise unknown_name("`transition`", transition, ["data", "fixed"])
+        if transition == "data" and not bias and not (magnitude_init is None and phase_init is None):
+            raise ValueError(
+                "`magnitude_init` and `phase_init` are the biases of the transition's projections and need "
+                "`bias=True`; got `bias=False`. Leave the two at None or keep the biases."
+            )
+        self.n_heads, self.d_head = n_heads, d_head
+        self.magnitude_activation, self.phase_activation = magnitude_activation, phase_activation
+
+        def projection() -> GateLinear | _Constant:
+            if transition == "fixed":
+                return _Constant(d_model, n_heads * d_head)
+            linear = GateLinear(d_model, n_heads * d_head, bias=bias)
+            with torch.no_grad():
+                linear.weight.mul_(transition_weight_scale)
+            return linear
+
+        self.magnitude = mark(projection(), group="transition", weight_decay=False)
+        self.phase: GateLinear | _Constant | None = None
+        if phase_activation != "none":
+            self.phase = mark(projection(), group="transition", weight_decay=False)
+        with torch.no_grad():
+            if magnitude_init is not None:
+                self._init_magnitudes(self.magnitude.bias, *_magnitude_range(magnitude_init))
+            if phase_init is not None and self.phase is not None:
+                self._init_phases(self.phase.bias, phase_init)
+
+    def forward(
+        self, x: Float[Tensor, "b t d_model"]
+    ) -> tuple[Float[Tensor, "*bt h dk"], Float[Tensor, "*bt h dk"] | None]:
+        """Transitions of the steps of `x` (b, t, d_model).
+
+        Returns:
+            log_decay, log |a| <= 0, and phase, arg a in radians, or None with `phase_activation="none"`;
+            both (b, t, h, dk), or (h, dk) with `transition="fixed"`, in float32 (float64 in a float64
+            module).
+        """
+        gamma = self.magnitude(x).unflatten(-1, (self.n_heads, self.d_head))
+        log_decay = _MAGNITUDES[self.magnitude_activation].forward(gamma)
+        if self.phase is None:
+            return log_decay, None
+        theta = self.phase(x).unflatten(-1, (self.n_heads, self.d_head))
+        return log_decay, _PHASES[self.phase_activation].forward(theta)
+
+    def _init_magnitudes(self, bias: Tensor, low: float, high: float) -> None:
+        longest, shortest = -math.log1p(-high), -math.log1p(-low)
+        time_scale = torch.exp(torch.empty_like(bias).uniform_(shortest, longest))
+        bias.copy_(_MAGNITUDES[self.magnitude_activation].inverse(1 - 1 / time_scale))
+
+    def _init_phases(self, bias: Tensor, largest: float) -> None:
+        if not 0 < largest <= math.pi:
+            raise ValueError(f"`phase_init` must be a phase in radians in (0, pi]; got {largest}.")
+        channels = torch.arange(len(bias), dtype=bias.dtype, device=bias.device)
+        bias.copy_(_PHASES[self.phase_activation].inverse(largest * (channels + 0.5) / len(bias)))
+
+
+def _magnitude_range(magnitude_init: tuple[float, float]) -> tuple[float, float]:
+    low, high = magnitude_init
+    if not 0 < low <= high < 1:
+        raise ValueError(
+            f"`magnitude_init` must be (low, high) with 0 < low <= high < 1; got {tuple(magnitude_init)}."
+        )
+    return low, high

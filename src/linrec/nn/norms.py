@@ -1,0 +1,50 @@
+"""Normalisation layers by name."""
+
+from typing import Literal
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from linrec.discovery import unknown_name
+
+__all__ = ["Norm", "RMSNorm", "make_norm"]
+
+Norm = Literal["layer", "rms", "none"]
+
+
+class RMSNorm(nn.RMSNorm):
+    """y = x / sqrt(mean(x^2) + eps) * weight, over the last axis, computed in the weight's dtype.
+
+    Under autocast torch's own RMSNorm meets a bfloat16 input with a float32 weight, warns and leaves its
+    fused kernel; this one computes in float32 there, as LayerNorm does.
+
+    Example:
+        >>> import torch
+        >>> RMSNorm(2)(torch.tensor([3.0, 4.0])).square().sum().round().item()
+        2.0
+    """
+
+    def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
+        """Normalise `x` (..., d)."""
+        return super().forward(x.to(self.weight.dtype))
+
+
+def make_norm(kind: Norm, d: int) -> nn.Module:
+    """The normalisation over the last axis of size `d` that `kind` names: "layer", "rms" or "none".
+
+    The first two have a learned weight, LayerNorm a learned bias too; their eps is 1e-5.
+
+    Raises:
+        ValueError: `kind` is none of the three; the message names the nearest.
+
+    Example:
+        >>> make_norm("layer", 8)
+        LayerNorm((8,), eps=1e-05, elementwise_affine=True, bias=True)
+    """
+    if kind == "layer":
+        return nn.LayerNorm(d, eps=1e-5)
+    if kind == "rms":
+        return RMSNorm(d, eps=1e-5)
+    if kind == "none":
+        return nn.Identity()
+    raise unknown_name("norm", kind, ["layer", "rms", "none"])
