@@ -1,0 +1,47 @@
+"""Benchmark tasks, one file each; the file's name is the task's name."""
+
+import importlib
+import pkgutil
+from typing import Any
+
+from linrec.errors import unknown
+from linrec.tasks.base import NO_TARGET as NO_TARGET
+from linrec.tasks.base import Split as Split
+from linrec.tasks.base import SplitName as SplitName
+from linrec.tasks.base import Task as Task
+from linrec.tasks.memory_horizon import MemoryHorizon as MemoryHorizon
+
+
+def names() -> list[str]:
+    """Return the names of all tasks, sorted.
+
+    Example:
+        >>> "memory_horizon" in names()
+        True
+    """
+    return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name != "base")
+
+
+def get(name: str) -> type[Any]:
+    """Return the class of a task by its name; hyphens and underscores are equal.
+
+    Args:
+        name: one of `names()`, such as "memory-horizon".
+
+    Returns:
+        The task's dataclass: call it with its configuration, read its data with `split`.
+
+    Raises:
+        ValueError: there is no such task; the message gives the nearest match.
+
+    Example:
+        >>> get("memory-horizon")().vocab_size
+        6
+    """
+    module_name = name.replace("-", "_")
+    if module_name not in names():
+        raise unknown("task", name, names())
+    module = importlib.import_module(f"{__name__}.{module_name}")
+    # by convention the task itself is what a task's file exports first
+    task: type[Any] = getattr(module, module.__all__[0])
+    return task

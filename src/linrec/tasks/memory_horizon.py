@@ -1,0 +1,327 @@
+"""Memory Horizon, the synthetic task of GateLoop (Katsch 2023, arXiv:2311.01927), section 5.1 and appendix A.
+
+A sequence mixes numbers with a few reset tokens. The target at each position compresses all numbers since the
+latest reset, so a model must keep every one of them, in order, and must drop what lies before the reset.
+
+The paper gives the numbers' range, the length, the resets per sample, the modulus and the number of samples
+(table 2). What it leaves open is chosen here as follows:
+
+- the 2,000 samples are all samples together: 200 are cut off for testing, 100 for validation, 1,700 train;
+- numbers are uniform on 0 .. `max_number`;
+- resets lie at `n_resets` distinct positions, uniform over the whole sequence, the first position included;
+- the list of position n is everything after the latest reset, up to and including n;
+- at a reset the list is empty: the target is 0, it counts, and its span is 0.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+from numpy.typing import NDArray
+from torch import Tensor
+
+from linrec.errors import unknown
+from linrec.tasks.base import NO_TARGET, SPLIT_NAMES, Split, SplitName
+
+__all__ = ["MemoryHorizon", "compress", "compress_suffixes"]
+
+SPAN_EDGES = (0, 10, 25, 50, 100, 200)
+CURVE_WIDTH = 10
+
+
+def compress(numbers: Sequence[int], modulus: int) -> int:
+    """Compress a list of numbers into one: the alternating sum of products of opposite ends.
+
+        x_1 x_n - x_2 x_{n-1} + x_3 x_{n-2} - ...   (mod modulus)
+
+    The middle number of a list of odd length stands alone, with the sign that is due. The result is never
+    negative.
+
+    Args:
+        numbers: the list, oldest first.
+        modulus: number of possible results, at least 1.
+
+    Returns:
+        An integer in [0, modulus); 0 for the empty list.
+
+    Raises:
+        ValueError: `modulus` is less than 1.
+
+    Source: GateLoop (Katsch 2023), appendix A.
+
+    Example:
+        >>> compress([1, 2, 3], modulus=50)  # 1 * 3 - 2
+        1
+        >>> compress([1, 2, 3, 4], modulus=50)  # 1 * 4 - 2 * 3 = -2
+        48
+    """
+    if modulus < 1:
+        raise ValueError(f"`modulus` must be at least 1; got {modulus}. The paper's value is 50.")
+    half = len(numbers) // 2
+    terms = [first * last for first, last in zip(numbers[:half], reversed(numbers), strict=False)]
+    terms += numbers[half : len(numbers) - half]
+    return (sum(terms[0::2]) - sum(terms[1::2])) % modulus
+
+
+def compress_suffixes(numbers: NDArray[np.int64], span: NDArray[np.int64], modulus: int) -> NDArray[np.int64]:
+    """Apply `compress` to the last `span[b, n]` numbers up to position n, for every sample b and position n.
+
+        f(m, n) = x_m x_n - f(m + 1, n - 1)
+
+    Dropping both ends of a list flips the sign of all that is left, so the lists of every length follow from
+    those that are two shorter: one vector operation per length for all samples and positions at once.
+
+    Args:
+        numbers: shape (b, t), int64.
+        span: length of the list that ends at each position, shape (b, t), int64, at most n + 1 at position n.
+        modulus: number of possible results.
+
+    Returns:
+        The results, shape (b, t), int64; 0 where the list is empty.
+
+    Example:
+        >>> compress_suffixes(np.array([[1, 2, 3, 4]]), np.array([[1, 2, 3, 4]]), modulus=50)
+        array([[ 1,  2,  1, 48]])
+    """
+    batch, length = numbers.shape
+    # time first: the lists of one length are then whole rows, and every operation below runs over contiguous
+    # memory; no sum exceeds max^2 * (length + 1) / 2, which fits 32 bits in all but extreme configurations
+    bound = int(numbers.max(initial=0)) ** 2 * (length + 1) // 2
+    x = np.ascontiguousarray(numbers.T, dtype=np.int32 if bound < 2**31 else np.int64)
+    result = np.zeros(length * batch, dtype=np.int64)
+    by_span = np.argsort(span.T, axis=None, kind="stable")
+    ends = np.cumsum(np.bincount(span.ravel(), minlength=1))
+
+    two_shorter, one_shorter = np.zeros((length + 2, batch), x.dtype), np.zeros((length + 1, batch), x.dtype)
+    for size in range(1, len(ends)):
+        n_lists = length - size + 1
+        # a list of one number is the middle itself, not its square
+        current = x.copy() if size == 1 else x[:n_lists] * x[size - 1 :] - two_shorter[1 : n_lists + 1]
+        here = by_span[ends[size - 1] : ends[size]]
+        result[here] = current.ravel()[here - (size - 1) * batch] % modulus
+        two_shorter, one_shorter = one_shorter, current
+    return result.reshape(length, batch).T
+
+
+@dataclass(frozen=True)
+class MemoryHorizon:
+    """The Memory Horizon task and its configuration; the defaults are the paper's table 2.
+
+        target_n = compress(x_{r+1}, ..., x_n)   with r the latest reset at or before n
+
+    Inputs are the numbers 0 .. `max_number` and the reset token `max_number + 1`; targets are
+    0 .. `modulus` - 1. The data depends on the fields below and nothing else; splits share no sample. Test
+    samples are drawn first, then validation, then training samples, so a larger `n_samples` leaves the
+    held-out samples as they are.
+
+    Args:
+        max_number: largest input number.
+        length: tokens per sample, resets included.
+        n_resets: reset tokens per sample.
+        modulus: number of target classes (table 2 calls it the maximal output).
+        n_samples: samples of all three splits together.
+        n_validation: how many of them validate.
+        n_test: how many of them test.
+        seed: seed of the data alone.
+
+    Raises:
+        ValueError: a field is out of range, or there are fewer different sequences than `n_samples`.
+
+    Source: GateLoop (Katsch 2023), section 5.1, appendix A, table 2. The module's text says what the paper
+    leaves open and what is chosen here.
+
+    Example:
+        >>> task = MemoryHorizon(length=12, n_resets=1, n_samples=10, n_validation=2, n_test=2)
+        >>> test = task.split("test")
+        >>> test.inputs[1].tolist()  # 5 is the reset token
+        [4, 0, 2, 5, 2, 1, 3, 3, 3, 4, 1, 0]
+        >>> test.span[1].tolist()
+        [1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7, 8]
+        >>> test.targets[1].tolist()
+        [4, 0, 8, 0, 2, 2, 5, 3, 6, 14, 4, 2]
+        >>> task.score(test.targets, test)["accuracy"]
+        1.0
+    """
+
+    max_number: int = 4
+    length: int = 1024
+    n_resets: int = 3
+    modulus: int = 50
+    n_samples: int = 2000
+    n_validation: int = 100
+    n_test: int = 200
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("max_number", 0),
+            ("length", 1),
+            ("n_resets", 0),
+            ("modulus", 1),
+            ("n_validation", 0),
+            ("n_test", 0),
+            ("seed", 0),
+        ):
+            value = getattr(self, name)
+            if value < least:
+                raise ValueError(f"`{name}` must be at least {least}; got {value}.")
+        if self.n_resets > self.length:
+            raise ValueError(
+                f"`n_resets` must be at most `length` = {self.length}; got {self.n_resets}. "
+                "Resets lie at distinct positions: pass fewer resets or a greater length."
+            )
+        held_out = self.n_validation + self.n_test
+        if self.n_samples <= held_out:
+            raise ValueError(
+                f"`n_samples` must exceed `n_validation` + `n_test` = {held_out}; got {self.n_samples}. "
+                "It counts the samples of all three splits together."
+            )
+        n_numbers = self.length - self.n_resets
+        n_sequences = math.comb(self.length, self.n_resets) * (self.max_number + 1) ** n_numbers
+        if self.n_samples > n_sequences:
+            raise ValueError(
+                f"`n_samples` must be at most {n_sequences}, the number of different sequences that "
+                f"`length` = {self.length}, `n_resets` = {self.n_resets} and `max_number` = "
+                f"{self.max_number} allow; got {self.n_samples}. Pass a greater length or fewer samples."
+            )
+
+    @property
+    def reset_token(self) -> int:
+        """The last input token."""
+        return self.max_number + 1
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of input tokens: the numbers and the reset token."""
+        return self.max_number + 2
+
+    @property
+    def n_outputs(self) -> int:
+        """Number of target classes."""
+        return self.modulus
+
+    @property
+    def chance(self) -> float:
+        """Expected accuracy of a uniform guess: 1 / modulus."""
+        return 1 / self.modulus
+
+    @cached_property
+    def trivial_score(self) -> float:
+        """Test accuracy of always answering the most frequent target of the training split."""
+        majority = torch.bincount(self.split("train").targets.flatten()).argmax()
+        return float((self.split("test").targets == majority).double().mean())
+
+    def split(self, name: SplitName) -> Split:
+        """Return the samples of one split.
+
+        Args:
+            name: "train", "validation" or "test".
+
+        Returns:
+            Inputs, targets and spans, each of shape (samples, length). Every position has a target.
+
+        Raises:
+            ValueError: there is no such split.
+        """
+        if name not in SPLIT_NAMES:
+            raise unknown("split", name, SPLIT_NAMES)
+        return self._splits[name]
+
+    def score(self, predictions: Int64[Tensor, "n t"], split: Split) -> dict[str, Any]:
+        """Compare predictions with the targets of a split.
+
+        Args:
+            predictions: predicted classes, shape (n, t), any integer dtype, on any device.
+            split: what was predicted.
+
+        Returns:
+            A dictionary that JSON can hold. "accuracy" is the share of right positions. "accuracy_by_span"
+            lists {"span": [lo, hi], "accuracy", "count"} for spans 0, 1-10, 11-25, 26-50, 51-100, 101-200
+            and beyond, as far as they occur. "span_curve" is the paper's figure 7: {"width": 10,
+            "accuracy": [...], "count": [...]}, where entry i covers spans 10 i + 1 to 10 i + 10 and holds
+            None where no position has such a span.
+
+        Raises:
+            ValueError: `predictions` has another shape than the targets.
+            TypeError: `predictions` are not integers (pass classes, not logits).
+        """
+        if predictions.is_floating_point() or predictions.is_complex():
+            raise TypeError(
+                f"`predictions` must be integer classes; got {predictions.dtype}. Pass logits.argmax(-1)."
+            )
+        if predictions.shape != split.targets.shape:
+            raise ValueError(
+                f"`predictions` must have shape (n, t) = {tuple(split.targets.shape)} like the targets; "
+                f"got {tuple(predictions.shape)}."
+            )
+        counted = split.targets != NO_TARGET
+        right = (predictions.cpu() == split.targets)[counted].numpy()
+        span = split.span[counted].numpy()
+
+        longest = int(span.max(initial=0))
+        uppers = [edge for edge in SPAN_EDGES if edge < longest] + [longest]
+        lowers = [0, *(upper + 1 for upper in uppers)]
+        bins = []
+        for low, high in zip(lowers, uppers, strict=False):
+            inside = (span >= low) & (span <= high)
+            if count := int(inside.sum()):
+                bins.append({"span": [low, high], "accuracy": float(right[inside].mean()), "count": count})
+
+        # rounding up puts span 0 alone into bin 0, which the curve leaves out
+        place = (span + CURVE_WIDTH - 1) // CURVE_WIDTH
+        counts = np.bincount(place)[1:]
+        rights = np.bincount(place, weights=right)[1:]
+        curve = [
+            round(r / c, 4) if c else None for r, c in zip(rights.tolist(), counts.tolist(), strict=True)
+        ]
+        return {
+            "accuracy": float(right.mean()) if right.size else 0.0,
+            "accuracy_by_span": bins,
+            "span_curve": {"width": CURVE_WIDTH, "accuracy": curve, "count": counts.tolist()},
+        }
+
+    @cached_property
+    def _splits(self) -> dict[SplitName, Split]:
+        inputs = self._draw()
+        is_reset = inputs == self.reset_token
+        position = np.arange(self.length)
+        latest_reset = np.maximum.accumulate(np.where(is_reset, position, -1), axis=1)
+        span = position - latest_reset
+        # a block of samples stays in the processor's cache
+        targets = np.concatenate(
+            [
+                compress_suffixes(inputs[rows : rows + 64], span[rows : rows + 64], self.modulus)
+                for rows in range(0, self.n_samples, 64)
+            ]
+        )
+        held_out = self.n_test + self.n_validation
+        rows = {
+            "test": slice(0, self.n_test),
+            "validation": slice(self.n_test, held_out),
+            "train": slice(held_out, None),
+        }
+        return {
+            name: Split(*(torch.from_numpy(array[rows[name]].copy()) for array in (inputs, targets, span)))
+            for name in SPLIT_NAMES
+        }
+
+    def _draw(self) -> NDArray[np.int64]:
+        """Draw `n_samples` sequences, no two of them equal, shape (n_samples, length)."""
+        number_seed, reset_seed = np.random.SeedSequence(self.seed).spawn(2)
+        number_rng, reset_rng = np.random.default_rng(number_seed), np.random.default_rng(reset_seed)
+        samples = np.empty((0, self.length), dtype=np.int64)
+        while (missing := self.n_samples - len(samples)) > 0:
+            drawn = number_rng.integers(0, self.max_number + 1, size=(missing, self.length), dtype=np.int64)
+            # where the smallest of independent uniform numbers lie is a uniform choice without repetition
+            resets = np.argsort(reset_rng.random((missing, self.length)), axis=1)[:, : self.n_resets]
+            np.put_along_axis(drawn, resets, self.reset_token, axis=1)
+            # equal samples occur when sequences are very short; the first of them stays
+            samples = np.concatenate([samples, drawn])
+            _, first = np.unique(samples, axis=0, return_index=True)
+            samples = samples[np.sort(first)]
+        return samples

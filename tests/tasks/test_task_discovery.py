@@ -1,0 +1,21 @@
+import pytest
+
+from linrec import tasks
+
+
+def test_every_task_is_found_by_its_file_name_and_states_what_needs_no_model():
+    assert "memory_horizon" in tasks.names()
+    for name in tasks.names():
+        task = tasks.get(name)()
+        assert task.vocab_size > 1 and task.n_outputs > 1
+        assert 0 < task.chance < 1
+
+
+def test_hyphens_and_underscores_are_equal():
+    assert tasks.get("memory-horizon") is tasks.get("memory_horizon") is tasks.MemoryHorizon
+
+
+@pytest.mark.parametrize("name", ["memory-horizn", "base", "linrec", ""])
+def test_an_unknown_name_gives_the_nearest_match(name):
+    with pytest.raises(ValueError, match=f"no task '{name}'; did you mean 'memory_horizon'"):
+        tasks.get(name)
