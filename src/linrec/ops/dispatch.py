@@ -1,0 +1,169 @@
+"""Chooses who runs an operator: pure functions of shape, device and what is installed, and the probes."""
+
+import functools
+import warnings
+from collections.abc import Sequence
+
+import torch
+
+from linrec.errors import unknown
+
+Pair = tuple[str, str]
+"""(mode, backend): the mathematics, and who runs it."""
+
+
+def resolve(op_name: str, pairs: Sequence[Pair], mode: str, backend: str, auto: Sequence[Pair]) -> Pair:
+    """Return the (mode, backend) pair that a call runs.
+
+    What is given explicitly is obeyed or refused; only "auto" is filled in: with the first pair of `auto`
+    that agrees with the explicit part, else with the first such pair of `pairs`.
+
+    Args:
+        op_name: the operator's name, for the error.
+        pairs: every pair that exists.
+        mode: a mode, or "auto".
+        backend: a backend, or "auto".
+        auto: the pairs that are usable for this call, best first.
+
+    Returns:
+        One element of `pairs`.
+
+    Raises:
+        ValueError: an unknown mode or backend, or a combination that does not exist.
+
+    Example:
+        >>> pairs = [("recurrent", "torch"), ("scan", "torch"), ("scan", "triton")]
+        >>> resolve("scan", pairs, "auto", "torch", auto=[("scan", "triton"), ("scan", "torch")])
+        ('scan', 'torch')
+    """
+    modes = list(dict.fromkeys(pair[0] for pair in pairs))
+    backends = list(dict.fromkeys(pair[1] for pair in pairs))
+    if mode != "auto" and mode not in modes:
+        raise unknown(f"mode of `{op_name}` called", mode, ["auto", *modes])
+    if backend != "auto" and backend not in backends:
+        raise unknown(f"backend of `{op_name}` called", backend, ["auto", *backends])
+    for pair in [*auto, *pairs]:
+        if pair in pairs and mode in ("auto", pair[0]) and backend in ("auto", pair[1]):
+            return pair
+    listed = ", ".join(f"({m!r}, {b!r})" for m, b in pairs)
+    raise ValueError(
+        f"`{op_name}` has no (mode, backend) = ({mode!r}, {backend!r}); the pairs that exist are {listed}. "
+        f'Leave one of the two at "auto" to have it chosen.'
+    )
+
+
+def auto_scan(
+    shape: tuple[int, int, int], device_type: str, *, numba: bool, triton: bool, exporting: bool = False
+) -> list[Pair]:
+    """Return the pairs that `ops.scan` may run on, best first.
+
+    | call | first choice | why |
+    |---|---|---|
+    | one step | (recurrent, torch) | a kernel's launch costs more than the step |
+    | being exported | (scan, torch) | the program must run where linrec's kernels are not |
+    | CUDA with Triton | (scan, triton) | |
+    | CPU with Numba | (recurrent, numba) | |
+    | at most 16 steps | (recurrent, torch) | fewer launches than the blocked scan |
+    | else | (scan, torch) | |
+
+    Args:
+        shape: (batch, time, channels).
+        device_type: "cpu", "cuda", "mps", "meta", ...
+        numba: Numba works on this machine.
+        triton: Triton works on this device.
+        exporting: torch.export is tracing the call.
+
+    Returns:
+        Usable pairs, best first; never empty.
+
+    Example:
+        >>> auto_scan((8, 4096, 512), "cpu", numba=True, triton=False)[0]
+        ('recurrent', 'numba')
+    """
+    time = shape[1]
+    order: list[Pair] = [("scan", "torch"), ("recurrent", "torch")]
+    if time <= SHORT:
+        order.reverse()
+    if exporting or time <= 1:
+        return order
+    if triton and device_type == "cuda":
+        return [("scan", "triton"), *order]
+    if numba and device_type == "cpu":
+        return [("recurrent", "numba"), *order]
+    return order
+
+
+SHORT = 16
+"""Up to this many steps, a loop over time in torch launches fewer operations than the blocked scan."""
+
+
+# constants under torch.compile: neither an import nor a trial compilation belongs into a graph
+@torch.compiler.assume_constant_result
+def numba_usable() -> bool:
+    """Return whether Numba compiles and caches on this machine; warn once when it does not.
+
+    Example:
+        >>> numba_usable() in (True, False)
+        True
+    """
+    problem = numba_problem()
+    if problem is not None:
+        _warn_about_numba(problem)
+    return problem is None
+
+
+@torch.compiler.assume_constant_result
+def triton_usable(device_type: str) -> bool:
+    """Return whether Triton kernels run on tensors of this device type.
+
+    Args:
+        device_type: "cpu", "cuda", ...
+
+    Example:
+        >>> triton_usable("meta")
+        False
+    """
+    return device_type == "cuda" and _triton_imports()
+
+
+@functools.cache
+def numba_problem() -> str | None:
+    """Return what keeps Numba from compiling and caching on this machine, or None.
+
+    Example:
+        >>> problem = numba_problem()
+        >>> problem is None or isinstance(problem, str)
+        True
+    """
+    # an absent package, a broken LLVM and an unwritable cache each raise something else, and none of them may
+    # stop a caller who did not ask for Numba
+    try:
+        import numba
+
+        @numba.njit(cache=True)
+        def successor(number: float) -> float:
+            return number + 1.0
+
+        successor(1.0)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+@functools.cache
+def _warn_about_numba(problem: str) -> None:
+    warnings.warn(
+        f"Numba cannot be used here ({problem}), so linrec runs its slower torch backend on the CPU. "
+        "Install a working `numba`, or set NUMBA_CACHE_DIR to a directory that can be written.",
+        RuntimeWarning,
+        stacklevel=3,
+    )
+
+
+@functools.cache
+def _triton_imports() -> bool:
+    try:
+        import triton  # noqa: F401
+    except ImportError:
+        return False
+    return True

@@ -1,0 +1,63 @@
+"""The one gradient formula of the elementwise recurrence, whoever runs it.
+
+With y_t = a_t y_{t-1} + x_t and the gradients dy of the outputs and dlast of the final state, the gradient of
+step t is g_t = dy_t + conj(a_{t+1}) g_{t+1}, to which dlast is added at the last step. Then
+
+    dx_t = g_t        da_t = g_t conj(y_{t-1})        dstate = conj(a_1) g_1
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from linrec.ops.dispatch import Pair
+from linrec.ops.scan import torch as torch_backend
+
+
+class Scan(torch.autograd.Function):
+    """y, last = Scan.apply(a, x, state, cut, reverse, pair).
+
+    `a` has three axes, each of x's size or 1; `cut` (b, t) says where a_t counts as zero; `state` has the
+    accumulation dtype or is None.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        a: Tensor, x: Tensor, state: Tensor | None, cut: Tensor | None, reverse: bool, pair: Pair
+    ) -> tuple[Tensor, Tensor]:
+        """Run the recurrence on the backend of `pair`."""
+        return torch_backend.forward(a, x, state, cut, reverse, pair[0] == "scan")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        """Keep what the adjoint reads: a, y, and not x."""
+        a, x, state, cut, ctx.reverse, ctx.pair = inputs
+        ctx.x_dtype = x.dtype
+        ctx.save_for_backward(a, output[0], state, cut)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor, dlast: Tensor) -> tuple[Tensor | None, ...]:
+        """Run the adjoint recurrence on the same backend, then reduce to the inputs' shapes and dtypes."""
+        a, y, state, cut = ctx.saved_tensors
+        needs_a, needs_x, needs_state = ctx.needs_input_grad[:3]
+        da, dx, dstate = torch_backend.backward(
+            a, y, state, cut, dy, dlast, ctx.reverse, needs_a, ctx.pair[0] == "scan"
+        )
+        return (
+            None if da is None else _reduced(da, a.dtype).sum_to_size(a.shape),
+            _reduced(dx, ctx.x_dtype) if needs_x else None,
+            dstate if needs_state else None,
+            None,
+            None,
+            None,
+        )
+
+
+def _reduced(gradient: Tensor, dtype: torch.dtype) -> Tensor:
+    # the gradient of a real number is the real part of the complex one
+    if gradient.is_complex() and not dtype.is_complex:
+        gradient = gradient.real
+    return gradient.to(dtype)
