@@ -6,10 +6,10 @@ is adding a file. The first entry of the file's `__all__` is the mixer's class.
 
 import importlib
 import inspect
-import sys
+import pkgutil
 from typing import Any
 
-from linrec.discovery import module_names, unknown_name
+from linrec.errors import unknown
 from linrec.mixers.base import Mixer, State
 
 __all__ = ["Mixer", "State", "build", "get", "names"]
@@ -22,7 +22,7 @@ def names() -> list[str]:
         >>> "gate_loop" in names()
         True
     """
-    return module_names(sys.modules[__name__], exclude=["base"])
+    return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name != "base")
 
 
 def get(name: str) -> type[Mixer]:
@@ -37,7 +37,7 @@ def get(name: str) -> type[Mixer]:
     """
     module_name = name.replace("-", "_")
     if module_name not in names():
-        raise unknown_name("mixer", name, names())
+        raise unknown("mixer", name, names())
     module = importlib.import_module(f"{__name__}.{module_name}")
     return getattr(module, module.__all__[0])
 
@@ -56,5 +56,5 @@ def build(name: str, d_model: int, **arguments: Any) -> Mixer:
     known = [p.name for p in inspect.signature(mixer).parameters.values() if p.kind is p.KEYWORD_ONLY]
     for argument in arguments:
         if argument not in known:
-            raise unknown_name(f"argument of mixer {name!r}:", argument, known)
+            raise unknown(f"argument of mixer {name!r} called", argument, known)
     return mixer(d_model, **arguments)

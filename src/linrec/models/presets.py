@@ -1,6 +1,6 @@
 """Models of the papers, by name."""
 
-from linrec.discovery import unknown_name
+from linrec.errors import unknown
 from linrec.models.config import ModelConfig
 
 __all__ = ["preset", "preset_names"]
@@ -63,5 +63,5 @@ def preset(name: str) -> ModelConfig:
     """
     make = _PRESETS.get(name.replace("_", "-"))
     if make is None:
-        raise unknown_name("preset", name, _PRESETS)
+        raise unknown("preset", name, _PRESETS)
     return make()

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.discovery import unknown_name
+from linrec.errors import unknown
 from linrec.nn.parameters import mark
 
 __all__ = ["GateLinear", "MagnitudeActivation", "PhaseActivation", "Transition", "TransitionKind"]
@@ -152,11 +152,11 @@ class Transition(nn.Module):
     ) -> None:
         super().__init__()
         if magnitude_activation not in _MAGNITUDES:
-            raise unknown_name("`magnitude_activation`", magnitude_activation, _MAGNITUDES)
+            raise unknown("`magnitude_activation`", magnitude_activation, _MAGNITUDES)
         if phase_activation not in (*_PHASES, "none"):
-            raise unknown_name("`phase_activation`", phase_activation, [*_PHASES, "none"])
+            raise unknown("`phase_activation`", phase_activation, [*_PHASES, "none"])
         if transition not in ("data", "fixed"):
-            raise unknown_name("`transition`", transition, ["data", "fixed"])
+            raise unknown("`transition`", transition, ["data", "fixed"])
         if transition == "data" and not bias and not (magnitude_init is None and phase_init is None):
             raise ValueError(
                 "`magnitude_init` and `phase_init` are the biases of the transition's projections and need "

@@ -5,7 +5,7 @@ from typing import Literal
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from linrec.discovery import unknown_name
+from linrec.errors import unknown
 
 __all__ = ["Norm", "RMSNorm", "make_norm"]
 
@@ -47,4 +47,4 @@ def make_norm(kind: Norm, d: int) -> nn.Module:
         return RMSNorm(d, eps=1e-5)
     if kind == "none":
         return nn.Identity()
-    raise unknown_name("norm", kind, ["layer", "rms", "none"])
+    raise unknown("norm", kind, ["layer", "rms", "none"])
