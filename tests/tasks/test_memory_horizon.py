@@ -173,6 +173,8 @@ def test_score_counts_by_span(full):
     assert sum(curve["count"]) == int((test.span > 0).sum())
     assert len(curve["count"]) == -(-longest // curve["width"])
     assert len(json.dumps(score)) < 4000
+    short = SMALL.split("test")
+    assert SMALL.score(short.targets, short)["span_curve"]["width"] == 1
 
 
 def test_score_leaves_out_bins_that_do_not_occur():

@@ -5,11 +5,10 @@ import pkgutil
 from typing import Any
 
 from linrec.errors import unknown
-from linrec.tasks.base import NO_TARGET as NO_TARGET
-from linrec.tasks.base import Split as Split
-from linrec.tasks.base import SplitName as SplitName
-from linrec.tasks.base import Task as Task
-from linrec.tasks.memory_horizon import MemoryHorizon as MemoryHorizon
+from linrec.tasks.base import NO_TARGET, Split, SplitName, Task
+from linrec.tasks.memory_horizon import MemoryHorizon
+
+__all__ = ["NO_TARGET", "MemoryHorizon", "Split", "SplitName", "Task", "get", "names"]
 
 
 def names() -> list[str]:

@@ -57,6 +57,11 @@ class Task(Protocol):
         """Test accuracy of the best predictor that never looks at its input."""
         ...
 
+    @property
+    def reset_token(self) -> int | None:
+        """The input token that makes all inputs before it irrelevant; None where the task has none."""
+        ...
+
     def split(self, name: SplitName) -> Split:
         """Return the samples of one split; the splits share none."""
         ...

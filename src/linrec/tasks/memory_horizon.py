@@ -31,7 +31,6 @@ from linrec.tasks.base import NO_TARGET, SPLIT_NAMES, Split, SplitName
 __all__ = ["MemoryHorizon", "compress", "compress_suffixes"]
 
 SPAN_EDGES = (0, 10, 25, 50, 100, 200)
-CURVE_WIDTH = 10
 
 
 def compress(numbers: Sequence[int], modulus: int) -> int:
@@ -192,7 +191,7 @@ class MemoryHorizon:
 
     @property
     def reset_token(self) -> int:
-        """The last input token."""
+        """The token that empties the list: the last of the vocabulary."""
         return self.max_number + 1
 
     @property
@@ -242,9 +241,9 @@ class MemoryHorizon:
         Returns:
             A dictionary that JSON can hold. "accuracy" is the share of right positions. "accuracy_by_span"
             lists {"span": [lo, hi], "accuracy", "count"} for spans 0, 1-10, 11-25, 26-50, 51-100, 101-200
-            and beyond, as far as they occur. "span_curve" is the paper's figure 7: {"width": 10,
-            "accuracy": [...], "count": [...]}, where entry i covers spans 10 i + 1 to 10 i + 10 and holds
-            None where no position has such a span.
+            and beyond, as far as they occur. "span_curve" is the paper's figure 7: {"width": w,
+            "accuracy": [...], "count": [...]}, where entry i covers spans w i + 1 to w i + w and holds None
+            where no position has such a span; w is 10 at length 512 and more, and finer below.
 
         Raises:
             ValueError: `predictions` has another shape than the targets.
@@ -272,8 +271,9 @@ class MemoryHorizon:
             if count := int(inside.sum()):
                 bins.append({"span": [low, high], "accuracy": float(right[inside].mean()), "count": count})
 
+        width = min(10, max(1, self.length // 50))
         # rounding up puts span 0 alone into bin 0, which the curve leaves out
-        place = (span + CURVE_WIDTH - 1) // CURVE_WIDTH
+        place = (span + width - 1) // width
         counts = np.bincount(place)[1:]
         rights = np.bincount(place, weights=right)[1:]
         curve = [
@@ -282,7 +282,7 @@ class MemoryHorizon:
         return {
             "accuracy": float(right.mean()) if right.size else 0.0,
             "accuracy_by_span": bins,
-            "span_curve": {"width": CURVE_WIDTH, "accuracy": curve, "count": counts.tolist()},
+            "span_curve": {"width": width, "accuracy": curve, "count": counts.tolist()},
         }
 
     @cached_property
