@@ -24,6 +24,7 @@ class Mixer(nn.Module, ABC):
         d_model: width of the sequence, in and out.
 
     Example:
+        >>> import torch
         >>> from linrec import mixers
         >>> mixer = mixers.build("gate_loop", 8)
         >>> y, state = mixer(torch.zeros(2, 5, 8))

@@ -25,6 +25,7 @@ class Block(nn.Module):
         GateLoop (anonymous, 2023), appendix C and figure 9.
 
     Example:
+        >>> import torch
         >>> from linrec.mixers import build
         >>> from linrec.nn import FeedForward
         >>> block = Block(build("gate_loop", 8), FeedForward(8, 16))

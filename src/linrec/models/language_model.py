@@ -33,6 +33,7 @@ class LanguageModel(nn.Module):
         GateLoop (anonymous, 2023), appendix C and figure 9.
 
     Example:
+        >>> import torch
         >>> model = LanguageModel(ModelConfig(vocab_size=6, n_outputs=50, n_layers=2))
         >>> logits, state = model(torch.zeros(2, 10, dtype=torch.int64))
         >>> logits.shape, len(state)

@@ -48,6 +48,7 @@ class GateLinear(nn.Linear):
     of a layer's work, so it is kept exact.
 
     Example:
+        >>> import torch
         >>> with torch.autocast("cpu", dtype=torch.bfloat16):
         ...     GateLinear(2, 2)(torch.ones(1, 2, dtype=torch.bfloat16)).dtype
         torch.float32
@@ -127,6 +128,7 @@ class Transition(nn.Module):
         al., 2023).
 
     Example:
+        >>> import torch
         >>> _ = torch.manual_seed(0)
         >>> gates = Transition(16, n_heads=4, d_head=2, magnitude_init=(0.9, 0.99))
         >>> log_decay, phase = gates(torch.zeros(1, 3, 16))

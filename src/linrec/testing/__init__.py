@@ -1,0 +1,60 @@
+"""Tolerances, input makers and the laws that every mixer and operator obeys. Public: test your own with them.
+
+A law is a function that returns None or raises AssertionError. Most take any
+`function(x, state=None, *, reset=None) -> (y, state)`: a mixer, or an operator whose inputs over time are the
+tensors of `x`. `x` is a tensor, or a (nested) dict or tuple of tensors, each with batch and time in front.
+States are compared by what follows from them, so that they may have any form. `check_mixer` runs every law
+of a mixer.
+
+Example:
+    >>> import torch
+    >>> def forgetful(x, state=None, *, reset=None):
+    ...     return x.cumsum(1), None
+    >>> check_steps(forgetful, torch.ones(1, 2, 1))  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    AssertionError: one step at a time against one pass...
+"""
+
+from linrec.testing.inputs import gate_loop_inputs, generator, reset_mask, scan_inputs
+from linrec.testing.laws import (
+    check_batch_independence,
+    check_causality,
+    check_compile,
+    check_empty,
+    check_layout,
+    check_reset,
+    check_split,
+    check_stability,
+    check_steps,
+)
+from linrec.testing.suites import (
+    check_autocast,
+    check_init_state,
+    check_mixer,
+    check_operator,
+    check_state_dict,
+)
+from linrec.testing.tolerances import assert_agree, tolerance
+
+__all__ = [
+    "assert_agree",
+    "check_autocast",
+    "check_batch_independence",
+    "check_causality",
+    "check_compile",
+    "check_empty",
+    "check_init_state",
+    "check_layout",
+    "check_mixer",
+    "check_operator",
+    "check_reset",
+    "check_split",
+    "check_stability",
+    "check_state_dict",
+    "check_steps",
+    "gate_loop_inputs",
+    "generator",
+    "reset_mask",
+    "scan_inputs",
+    "tolerance",
+]

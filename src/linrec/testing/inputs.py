@@ -1,0 +1,143 @@
+"""Inputs for tests: seeded by generators of their own, independent of the global random state."""
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+__all__ = ["gate_loop_inputs", "generator", "reset_mask", "scan_inputs"]
+
+
+def generator(seed: int = 0, device: str = "cpu") -> torch.Generator:
+    """A random generator of its own, so that inputs do not depend on the global random state."""
+    return torch.Generator(device).manual_seed(seed)
+
+
+def reset_mask(batch: int, time: int, *, rate: float = 0.1, seed: int = 0, device: str = "cpu") -> Tensor:
+    """Resets (b, t) bool, each true with probability `rate`; different in every row.
+
+    Example:
+        >>> reset_mask(2, 4, rate=1.0).all().item()
+        True
+    """
+    return (torch.rand(batch, time, generator=generator(seed)) < rate).to(device)
+
+
+def scan_inputs(
+    batch: int,
+    time: int,
+    channels: int,
+    *,
+    dtype: torch.dtype = torch.float32,
+    decay: Literal["step", "head", "channel", "constant"] = "step",
+    seed: int = 0,
+    device: str = "cpu",
+) -> dict[str, Tensor]:
+    """Inputs a, x and state for `linrec.ops.scan`, with time scales 1 / (1 - |a|) from 1.05 to 1,000 steps.
+
+    Args:
+        batch: sequences b.
+        time: steps t.
+        channels: channels c.
+        dtype: of a and x; complex ones give a any phase. The state has the accumulation dtype.
+        decay: shape of a: (b, t, c), (b, t, 1), (c,) or ().
+        seed: of the values.
+        device: where they live.
+
+    Example:
+        >>> import torch
+        >>> scan_inputs(2, 5, 3, decay="channel")["a"].shape
+        torch.Size([3])
+    """
+    random = generator(seed)
+    shape = {
+        "step": (batch, time, channels),
+        "head": (batch, time, 1),
+        "channel": (channels,),
+        "constant": (),
+    }
+    a = torch.exp(_log_decays(shape[decay], random)).to(
+        torch.complex128 if dtype.is_complex else torch.float64
+    )
+    if dtype.is_complex:
+        a = torch.polar(a.real, _phases(a.shape, random))
+    inputs = {"a": a, "x": _normal((batch, time, channels), random, dtype)}
+    inputs = {name: tensor.to(device, dtype) for name, tensor in inputs.items()}
+    return inputs | {"state": _normal((batch, channels), random, dtype).to(device, _accumulation(dtype))}
+
+
+def gate_loop_inputs(
+    batch: int,
+    time: int,
+    heads: int,
+    d_key: int,
+    d_value: int,
+    *,
+    dtype: torch.dtype = torch.float32,
+    log_decay: str | None = "bthk",
+    phase: str | None = "bthk",
+    complex_qk: bool = False,
+    seed: int = 0,
+    device: str = "cpu",
+) -> dict[str, Tensor | None]:
+    """Inputs q, k, v, log_decay, phase and state for `linrec.ops.gate_loop`.
+
+    Args:
+        batch: sequences b.
+        time: steps t.
+        heads: heads h.
+        d_key: key channels per head.
+        d_value: value channels per head.
+        dtype: real dtype of v, and of the others' parts; the state has the accumulation dtype.
+        log_decay: axes that it has: "bthk", "bth", "hk", "h", or None for none.
+        phase: axes that it has, in radians, any.
+        complex_qk: whether q and k are complex.
+        seed: of the values.
+        device: where they live.
+
+    Example:
+        >>> import torch
+        >>> inputs = gate_loop_inputs(2, 5, 3, 4, 6, log_decay="h", phase=None)
+        >>> inputs["log_decay"].shape, inputs["phase"], inputs["state"].shape
+        (torch.Size([3]), None, torch.Size([2, 3, 4, 6]))
+    """
+    random = generator(seed)
+    size = {"b": batch, "t": time, "h": heads, "k": d_key}
+    qk_dtype = dtype.to_complex() if complex_qk else dtype
+    qk_shape = (batch, time, heads, d_key)
+    inputs: dict[str, Tensor | None] = {
+        "q": (_normal(qk_shape, random, qk_dtype) / d_key**0.5).to(device, qk_dtype),
+        "k": _normal(qk_shape, random, qk_dtype).to(device, qk_dtype),
+        "v": _normal((batch, time, heads, d_value), random, dtype).to(device, dtype),
+        "log_decay": None,
+        "phase": None,
+    }
+    if log_decay is not None:
+        inputs["log_decay"] = _log_decays([size[axis] for axis in log_decay], random).to(device, dtype)
+    if phase is not None:
+        inputs["phase"] = _phases([size[axis] for axis in phase], random).to(device, dtype)
+    state_dtype = _accumulation(dtype if phase is None and not complex_qk else dtype.to_complex())
+    state = _normal((batch, heads, d_key, d_value), random, state_dtype)
+    return inputs | {"state": state.to(device, state_dtype)}
+
+
+def _accumulation(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _normal(shape: Sequence[int], random: torch.Generator, dtype: torch.dtype) -> Tensor:
+    # drawn in double precision, so that the inputs of two dtypes are roundings of the same numbers
+    return torch.randn(shape, generator=random, dtype=torch.complex128 if dtype.is_complex else torch.float64)
+
+
+def _log_decays(shape: Sequence[int], random: torch.Generator) -> Tensor:
+    time_scale = (
+        torch.exp(torch.rand(shape, generator=random, dtype=torch.float64) * math.log(1000 / 1.05)) * 1.05
+    )
+    return torch.log1p(-1 / time_scale)
+
+
+def _phases(shape: Sequence[int], random: torch.Generator) -> Tensor:
+    return (torch.rand(shape, generator=random, dtype=torch.float64) * 2 - 1) * math.pi

@@ -1,0 +1,170 @@
+"""All laws of a mixer, and the agreement of an operator with its float64 reference."""
+
+import copy
+import io
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from linrec.mixers.base import Mixer
+from linrec.testing import laws
+from linrec.testing.inputs import generator
+from linrec.testing.laws import Function
+from linrec.testing.tolerances import assert_agree
+from linrec.testing.trees import Tree, differentiable, double, leaves
+
+__all__ = ["check_autocast", "check_init_state", "check_mixer", "check_operator", "check_state_dict"]
+
+
+def check_mixer(
+    mixer: Mixer,
+    *,
+    batch: int = 3,
+    time: int = 65,
+    long: int = 16_384,
+    compiler: str | None = "inductor",
+    seed: int = 0,
+) -> None:
+    """Every law that a mixer obeys, on random inputs.
+
+    Args:
+        mixer: the mixer, in float32 or float64, on any device, without randomness (as after `.eval()`).
+        batch: rows of the inputs.
+        time: steps of the inputs.
+        long: steps at which outputs and gradients must be finite, in float32 and bfloat16, with inputs
+            scaled by 30 so that gates saturate both ways.
+        compiler: the backend of `torch.compile`; None leaves law 6 out.
+        seed: of the inputs.
+
+    Raises:
+        AssertionError: the first law that does not hold, with the numbers.
+
+    Example:
+        >>> from linrec import mixers
+        >>> check_mixer(mixers.build("gate_loop", 4), time=9, long=64, compiler=None)
+    """
+    parameter = next(mixer.parameters())
+    shape = (batch, time, mixer.d_model)
+    x = torch.randn(shape, generator=generator(seed), dtype=torch.float64).to(parameter)
+    check_init_state(mixer, x)
+    laws.check_split(mixer, x)
+    laws.check_steps(mixer, x)
+    laws.check_causality(mixer, x)
+    laws.check_batch_independence(mixer, x)
+    laws.check_reset(mixer, x)
+    laws.check_empty(mixer, x)
+    laws.check_layout(mixer, x)
+    if compiler is not None:
+        laws.check_compile(mixer, x, compiler=compiler)
+    check_state_dict(mixer, x)
+    check_autocast(mixer, x)
+    x = 30 * torch.randn(1, long, mixer.d_model, generator=generator(seed)).to(parameter.device)
+    laws.check_stability(copy.deepcopy(mixer).float(), x)
+    laws.check_stability(copy.deepcopy(mixer).bfloat16(), x.bfloat16())
+
+
+def check_init_state(mixer: Mixer, x: Tensor) -> None:
+    """`init_state` starts as None does, and `state_size` counts what the state holds.
+
+    Args:
+        mixer: the mixer.
+        x: inputs (b, t, d_model), at least two steps.
+    """
+    batch = len(x)
+    assert_agree(mixer(x, mixer.init_state(batch))[0], mixer(x)[0], "outputs from `init_state`")
+    sizes = [_size(mixer(x[:, :steps])[1]) for steps in (1, 2)]
+    # a state that grows is counted per step that it keeps
+    size = sizes[0] if sizes[0] == sizes[1] else sizes[1] - sizes[0]
+    if size != batch * mixer.state_size:
+        raise AssertionError(
+            f"the state holds {size / batch} elements per sequence; `state_size` is {mixer.state_size}"
+        )
+    if sizes[0] == sizes[1] and _size(mixer.init_state(batch)) != size:
+        raise AssertionError(f"`init_state` holds {_size(mixer.init_state(batch))} elements, a state {size}")
+
+
+def check_state_dict(mixer: Mixer, x: Tensor) -> None:
+    """Law 7: saved and loaded into another instance, weights alone give the same outputs, bit for bit."""
+    file = io.BytesIO()
+    torch.save(mixer.state_dict(), file)
+    file.seek(0)
+    twin = copy.deepcopy(mixer)
+    with torch.no_grad():
+        for tensor in (*twin.parameters(), *twin.buffers()):
+            tensor.zero_()
+    twin.load_state_dict(torch.load(file, weights_only=True))
+    torch.testing.assert_close(twin(x)[0], mixer(x)[0], rtol=0, atol=0)
+
+
+def check_autocast(mixer: Mixer, x: Tensor) -> None:
+    """Under bfloat16 autocast the outputs agree with full precision to bfloat16's tolerance."""
+    mixer, x = copy.deepcopy(mixer).float(), x.float()
+    with torch.autocast(x.device.type, dtype=torch.bfloat16):
+        y, _ = mixer(x)
+    assert_agree(y, mixer(x)[0], "outputs under autocast", dtype=torch.bfloat16)
+
+
+def check_operator(
+    operator: Function,
+    inputs: Mapping[str, Tree],
+    *,
+    mode: str,
+    backend: str,
+    dtype: torch.dtype,
+    options: Mapping[str, Any] | None = None,
+) -> None:
+    """Law 1: a (mode, backend) agrees with the float64 reference in output, final state and every gradient.
+
+    Args:
+        operator: takes `inputs` and `options` as keyword arguments and returns (y, state).
+        inputs: tensors, trees of tensors, and None; the gradient of every floating tensor is compared.
+        mode: the mode to check.
+        backend: the backend to check.
+        dtype: whose tolerance applies: the lowest precision among the inputs.
+        options: further keyword arguments, such as `reset`.
+
+    Raises:
+        AssertionError: they differ.
+
+    Example:
+        >>> import torch
+        >>> from linrec.ops import scan
+        >>> from linrec.testing import scan_inputs
+        >>> check_operator(scan, scan_inputs(2, 65, 3), mode="scan", backend="torch", dtype=torch.float32)
+    """
+    options = dict(options or {})
+    given = dict(inputs)
+    actual = _outcome(operator, given, dtype, **options, mode=mode, backend=backend)
+    expected = _outcome(operator, double(given), dtype, **options, mode="recurrent", backend="reference")
+    for name, value in actual.items():
+        assert_agree(value, expected[name], f"({mode!r}, {backend!r}): {name}", dtype=dtype)
+
+
+def _outcome(
+    operator: Function, inputs: dict[str, Tree], dtype: torch.dtype, **options: Any
+) -> dict[str, Tree]:
+    inputs = {name: differentiable(tree) for name, tree in inputs.items()}
+    y, state = operator(**inputs, **options)
+    results = [tensor for tensor in leaves((y, state)) if tensor.requires_grad]
+    cotangents = [_cotangent(tensor, dtype) for tensor in results]
+    outcome = {"y": y, "state": state}
+    for name, tree in inputs.items():
+        wanted = [tensor for tensor in leaves(tree) if tensor.requires_grad]
+        if wanted:
+            outcome[f"gradient of {name}"] = torch.autograd.grad(
+                results, wanted, cotangents, retain_graph=True, materialize_grads=True
+            )
+    return outcome
+
+
+def _cotangent(result: Tensor, dtype: torch.dtype) -> Tensor:
+    # rounded to the dtype under test, so that the reference gets the same numbers
+    parts = torch.randn(*result.shape, 2, generator=generator(2)).to(dtype.to_real()).to(torch.float64)
+    cotangent = torch.view_as_complex(parts) if result.is_complex() else parts[..., 0]
+    return cotangent.to(result)
+
+
+def _size(state: Tree) -> int:
+    return sum(tensor.numel() for tensor in leaves(state))

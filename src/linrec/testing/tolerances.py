@@ -1,0 +1,69 @@
+"""One table of tolerances, and the comparison that uses it."""
+
+import math
+
+import torch
+
+from linrec.testing.trees import Tree, leaves
+
+__all__ = ["assert_agree", "tolerance"]
+
+# single precision accumulates over a thousand steps; half precision rounds inputs and outputs once each
+_TOLERANCES = {
+    torch.float64: (1e-9, 1e-10),
+    torch.float32: (1e-4, 2e-5),
+    torch.float16: (4e-3, 4e-3),
+    torch.bfloat16: (3e-2, 2e-2),
+}
+
+
+def tolerance(dtype: torch.dtype) -> dict[str, float]:
+    """The keyword arguments of `torch.testing.assert_close` for results computed in `dtype`.
+
+    Two ways of computing the same thing agree to these when values are of order one; `assert_agree` scales
+    the absolute part by the largest value otherwise. Complex dtypes have their parts' tolerances.
+
+    Example:
+        >>> import torch
+        >>> tolerance(torch.complex64)
+        {'rtol': 0.0001, 'atol': 2e-05}
+    """
+    rtol, atol = _TOLERANCES[dtype.to_real()]
+    return {"rtol": rtol, "atol": atol}
+
+
+def assert_agree(
+    actual: Tree, expected: Tree, what: str = "result", *, dtype: torch.dtype | None = None
+) -> None:
+    """Compare tensors, or trees of tensors, by the tolerance of their dtype.
+
+    The absolute tolerance is scaled by the largest magnitude of `expected`, where that is above one.
+
+    Args:
+        actual: computed tensors.
+        expected: the same tree; floating dtypes may differ, as from a float64 reference.
+        what: names the comparison in the message.
+        dtype: whose tolerance applies; None is that of `actual`.
+
+    Raises:
+        AssertionError: they differ, in value, shape, structure, or NaN.
+
+    Example:
+        >>> import torch
+        >>> assert_agree(torch.tensor(1.00001), torch.tensor(1.0, dtype=torch.float64))
+    """
+    left, right = leaves(actual), leaves(expected)
+    if len(left) != len(right):
+        raise AssertionError(f"{what}: {len(left)} tensors, expected {len(right)}")
+    for mine, other in zip(left, right, strict=True):
+        rtol, atol = 0.0, 0.0
+        if mine.is_floating_point() or mine.is_complex():
+            rtol, atol = tolerance(mine.dtype if dtype is None else dtype).values()
+            # an element that cancels to near nothing still carries the error of the large ones
+            largest = float(other.detach().abs().max()) if other.numel() else 0.0
+            atol *= max(1.0, largest) if math.isfinite(largest) else 1.0
+            if mine.is_complex() == other.is_complex():
+                other = other.to(mine.dtype)
+        torch.testing.assert_close(
+            mine, other, rtol=rtol, atol=atol, msg=lambda message: f"{what}: {message}"
+        )

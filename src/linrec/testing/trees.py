@@ -1,0 +1,63 @@
+"""Trees of tensors: a tensor, None, or a dict, tuple, list or named tuple of trees."""
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+__all__ = ["Tree", "differentiable", "double", "leaves", "map_tree"]
+
+Tree: TypeAlias = Any
+
+
+def map_tree(function: Callable[[Tensor], Any], tree: Tree) -> Tree:
+    """The tree with `function` applied to each tensor; what is not a tensor stays.
+
+    Example:
+        >>> import torch
+        >>> map_tree(len, {"a": torch.zeros(2), "b": (torch.zeros(3), None)})
+        {'a': 2, 'b': (3, None)}
+    """
+    if isinstance(tree, Tensor):
+        return function(tree)
+    if isinstance(tree, dict):
+        return {name: map_tree(function, branch) for name, branch in tree.items()}
+    if isinstance(tree, (tuple, list)):
+        branches = [map_tree(function, branch) for branch in tree]
+        # a named tuple takes its fields one by one
+        return type(tree)(branches) if type(tree) in (tuple, list) else type(tree)(*branches)
+    return tree
+
+
+def leaves(tree: Tree) -> list[Tensor]:
+    """The tensors of the tree, in order.
+
+    Example:
+        >>> import torch
+        >>> [len(tensor) for tensor in leaves(({"a": torch.zeros(2)}, None, torch.zeros(3)))]
+        [2, 3]
+    """
+    found: list[Tensor] = []
+    map_tree(found.append, tree)
+    return found
+
+
+def differentiable(tree: Tree) -> Tree:
+    """The tree with its tensors detached, the floating ones as new leaves that require gradients."""
+
+    def leaf(tensor: Tensor) -> Tensor:
+        floating = tensor.is_floating_point() or tensor.is_complex()
+        return tensor.detach().clone().requires_grad_(floating)
+
+    return map_tree(leaf, tree)
+
+
+def double(tree: Tree) -> Tree:
+    """The tree with floating tensors in double precision."""
+
+    def widen(tensor: Tensor) -> Tensor:
+        floating = tensor.is_floating_point() or tensor.is_complex()
+        return tensor.to(torch.promote_types(tensor.dtype, torch.float64)) if floating else tensor
+
+    return map_tree(widen, tree)
