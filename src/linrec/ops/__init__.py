@@ -1,3 +1,5 @@
 """Operators: one per recurrence, each exact in every mode, each returning (y, state)."""
 
+from linrec.ops.gate_loop import gate_loop as gate_loop
+from linrec.ops.gate_loop import gate_loop_matrix as gate_loop_matrix
 from linrec.ops.scan import scan as scan

@@ -1,0 +1,53 @@
+"""Which (mode, backend) pairs `gate_loop` has, and which of them runs where the caller leaves it open."""
+
+from linrec.ops.dispatch import Pair, auto_scan
+from linrec.ops.scan import PAIRS as SCAN_PAIRS
+
+OWN: tuple[Pair, ...] = (
+    ("recurrent", "reference"),
+    ("recurrent", "torch"),
+    ("attention", "torch"),
+    ("chunkwise", "torch"),
+)
+
+# every entry of the state can be a channel of `ops.scan`, whatever runs it
+PAIRS: tuple[Pair, ...] = (*OWN, *(pair for pair in SCAN_PAIRS if pair not in OWN))
+
+
+def auto_gate_loop(
+    shape: tuple[int, int, int, int, int],
+    device_type: str,
+    *,
+    numba: bool,
+    triton: bool,
+    exporting: bool = False,
+) -> list[Pair]:
+    """Return the pairs that `ops.gate_loop` may run on, best first.
+
+    | call | first choice | why |
+    |---|---|---|
+    | one step | (recurrent, torch) | there is nothing to share between steps |
+    | dk = dv = 1 | as `ops.scan` on h channels | the state is no larger than k and v |
+    | else | (chunkwise, torch) | the state is kept once per chunk, not once per step |
+
+    Args:
+        shape: (batch, time, heads, dk, dv).
+        device_type: "cpu", "cuda", "mps", "meta", ...
+        numba: Numba works on this machine.
+        triton: Triton works on this device.
+        exporting: torch.export is tracing the call.
+
+    Returns:
+        Usable pairs, best first; never empty.
+
+    Example:
+        >>> auto_gate_loop((8, 4096, 16, 64, 64), "cuda", numba=False, triton=True)[0]
+        ('chunkwise', 'torch')
+    """
+    batch, time, heads, dk, dv = shape
+    if time <= 1:
+        return [("recurrent", "torch")]
+    if dk == dv == 1:
+        return auto_scan((batch, time, heads), device_type, numba=numba, triton=triton, exporting=exporting)
+    # an explicit "recurrent" or "scan" finds the pair that needs least besides torch
+    return [("chunkwise", "torch"), ("recurrent", "torch"), ("scan", "torch")]

@@ -1,0 +1,138 @@
+"""Checks of what the matrix operators take, and its canonical form: one precision, gates of four axes."""
+
+import torch
+from torch import Tensor
+
+PRECISIONS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def accumulation(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype that sums are kept in: float32 (complex64), or float64 (complex128) for double inputs.
+
+    Example:
+        >>> accumulation(torch.bfloat16), accumulation(torch.complex128)
+        (torch.float32, torch.complex128)
+    """
+    return torch.promote_types(dtype, torch.float32)
+
+
+def check_queries_and_keys(q: Tensor, k: Tensor) -> torch.dtype:
+    """Return the real dtype that `q` and `k`, both (b, t, h, dk), share; raise where they do not."""
+    if q.ndim != 4:
+        raise ValueError(
+            f"`q` must have shape (b, t, h, dk); got {tuple(q.shape)}. "
+            "Use `unflatten(-1, (h, dk))` to split channels into heads."
+        )
+    if k.shape != q.shape:
+        raise ValueError(
+            f"`k` must have the shape of `q`, (b, t, h, dk) = {tuple(q.shape)}; got {tuple(k.shape)}."
+        )
+    precision = _precision("q", q)
+    if _precision("k", k) != precision:
+        raise TypeError(
+            f"`k` must have the real precision of `q`, {_name(precision)}; got {_name(k.dtype)}. "
+            "Cast one of them."
+        )
+    return precision
+
+
+def check_values(v: Tensor, q: Tensor) -> None:
+    """Raise unless `v` is real (b, t, h, dv) with the batch, time, heads and precision of `q`."""
+    if v.ndim != 4 or v.shape[:3] != q.shape[:3]:
+        raise ValueError(
+            f"`v` must have shape (b, t, h, dv) with (b, t, h) = {tuple(q.shape[:3])} as `q` has; "
+            f"got {tuple(v.shape)}."
+        )
+    if v.is_complex():
+        raise TypeError(
+            f"`v` must be real; got {_name(v.dtype)}. Pass its real and its imaginary part as two values, "
+            "along dv."
+        )
+    precision = q.dtype.to_real()
+    if _precision("v", v) != precision:
+        raise TypeError(
+            f"`v` must have the real precision of `q`, {_name(precision)}; got {_name(v.dtype)}. "
+            "Cast one of them."
+        )
+
+
+def canonical_gate(name: str, gate: Tensor | None, q: Tensor) -> Tensor | None:
+    """Return `gate` as (b or 1, t or 1, h, dk or 1) in the accumulation dtype.
+
+    Args:
+        name: the argument's name, for errors.
+        gate: None, (h,), (h, dk), (b, t, h) or (b, t, h, dk), in the precision of `q` or the accumulation's.
+        q: queries (b, t, h, dk), already checked.
+
+    Returns:
+        The gate with four axes that broadcast against `q`, or None.
+    """
+    if gate is None:
+        return None
+    b, t, h, dk = q.shape
+    if gate.shape == (h,):
+        gate = gate[None, None, :, None]
+    elif gate.shape == (h, dk):
+        gate = gate[None, None]
+    elif gate.shape == (b, t, h):
+        gate = gate[..., None]
+    elif gate.shape != (b, t, h, dk):
+        raise ValueError(
+            f"`{name}` must have shape (h,), (h, dk), (b, t, h) or (b, t, h, dk) = "
+            f"{(h,)}, {(h, dk)}, {(b, t, h)} or {(b, t, h, dk)}; got {tuple(gate.shape)}. "
+            "Pass one value per head or per key channel."
+        )
+    precision = q.dtype.to_real()
+    total = accumulation(precision)
+    if gate.dtype not in (precision, total):
+        allowed = _name(total) if precision == total else f"{_name(precision)} (as `q`) or {_name(total)}"
+        raise TypeError(f"`{name}` must be {allowed}; got {_name(gate.dtype)}. Cast it.")
+    return gate.to(total)
+
+
+def canonical_state(state: Tensor | None, q: Tensor, v: Tensor, *, is_complex: bool) -> Tensor:
+    """Return the initial state (b, h, dk, dv) in the accumulation dtype; zeros where it is None."""
+    b, _, h, dk = q.shape
+    shape = (b, h, dk, v.shape[-1])
+    dtype = accumulation(q.dtype.to_real())
+    if is_complex:
+        dtype = dtype.to_complex()
+    if state is None:
+        return torch.zeros(shape, dtype=dtype, device=q.device)
+    if state.shape != shape:
+        raise ValueError(
+            f"`state` must have shape (b, h, dk, dv) = {shape}; got {tuple(state.shape)}. "
+            "Pass the state that an earlier call returned, or None."
+        )
+    if not (state.is_floating_point() or state.is_complex()):
+        raise TypeError(f"`state` must be {_name(dtype)}; got {_name(state.dtype)}.")
+    if state.is_complex() and not is_complex:
+        raise TypeError(
+            f"`state` must be {_name(dtype)} where `phase` is None and `k` is real; "
+            f"got {_name(state.dtype)}. Pass `state.real`, or the phase that made it complex."
+        )
+    return state.to(dtype)
+
+
+def check_reset(reset: Tensor | None, q: Tensor) -> None:
+    """Raise unless `reset` is None or a bool tensor (b, t)."""
+    if reset is None:
+        return
+    if reset.shape != q.shape[:2]:
+        raise ValueError(f"`reset` must have shape (b, t) = {tuple(q.shape[:2])}; got {tuple(reset.shape)}.")
+    if reset.dtype != torch.bool:
+        raise TypeError(f"`reset` must be bool; got {_name(reset.dtype)}. Pass `reset != 0`.")
+
+
+def _precision(name: str, x: Tensor) -> torch.dtype:
+    precision = x.dtype.to_real() if x.is_complex() else x.dtype
+    if precision not in PRECISIONS or x.dtype == torch.complex32:
+        raise TypeError(
+            f"`{name}` must be float16, bfloat16, float32, float64, complex64 or complex128; "
+            f"got {_name(x.dtype)}. Cast it, for example with `.float()`."
+        )
+    return precision
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,85 @@
+"""The modes that walk the state itself: step by step, and as an elementwise scan.
+
+Both take (b, t, h, d) tensors in the accumulation dtype, gates as `inputs.canonical_gate` returns them and
+an initial state; both return y (b, t, h, dv) and the final state (b, h, dk, dv).
+"""
+
+import torch
+from torch import Tensor
+
+from linrec.ops.scan import scan
+
+
+def transition(log_decay: Tensor | None, phase: Tensor | None) -> Tensor | None:
+    """a = exp(log_decay + i phase)   (eq. 25), or None where both are."""
+    if phase is None:
+        return None if log_decay is None else log_decay.exp()
+    a = torch.stack([phase.cos(), phase.sin()], dim=-1)
+    if log_decay is not None:
+        a = a * log_decay.exp()[..., None]
+    # made of real arithmetic, which torch.compile fuses; complex arithmetic it leaves as it is
+    return torch.view_as_complex(a)
+
+
+def recurrent(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    phase: Tensor | None,
+    state: Tensor,
+    reset: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Step by step (eq. 7-8): O(t) work, and no memory that grows with t where no gradient is asked for."""
+    t = q.shape[1]
+    a = transition(log_decay, phase)
+    if reset is not None:
+        a = torch.where(reset[:, :, None, None], 0, 1 if a is None else a)
+    # unbound once: the gradient of an index in a loop would be a tensor of all steps, for every step
+    factors = [None] * t if a is None else a[..., None].expand(-1, t, -1, -1, -1).unbind(1)
+    outputs = []
+    for q_n, k_n, v_n, a_n in zip(q.unbind(1), k.unbind(1), v.unbind(1), factors, strict=True):
+        kept = state if a_n is None else a_n * state
+        state = kept + k_n[..., :, None] * v_n[..., None, :]
+        outputs.append(_read(q_n, state))
+    return torch.stack(outputs, dim=1), state
+
+
+def elementwise(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    phase: Tensor | None,
+    state: Tensor,
+    reset: Tensor | None,
+    *,
+    mode: str,
+    backend: str,
+) -> tuple[Tensor, Tensor]:
+    """Every entry of the state as one channel of `ops.scan` (eq. 13), in any of its modes and backends."""
+    size = state.shape[1:]
+    a = transition(log_decay, phase)
+    if a is None:
+        a = torch.ones(1, dtype=q.dtype.to_real(), device=q.device)
+    else:
+        a = a[..., None].expand(-1, -1, *size).flatten(2)
+    x = (k[..., :, None] * v[..., None, :]).flatten(2)
+    hidden, state = scan(a, x, state=state.flatten(1), reset=reset, mode=mode, backend=backend)
+    return _read(q, hidden.unflatten(-1, size)), state.unflatten(-1, size)
+
+
+def _read(q: Tensor, state: Tensor) -> Tensor:
+    """y = Re(q S)   (eq. 8), from (..., dk) and (..., dk, dv)."""
+    if not state.is_complex():
+        return _product(q.real if q.is_complex() else q, state)
+    parts = torch.view_as_real(state)
+    if not q.is_complex():
+        return _product(q, parts[..., 0])
+    return _product(q.real, parts[..., 0]) - _product(q.imag, parts[..., 1])
+
+
+def _product(q: Tensor, state: Tensor) -> Tensor:
+    if q.shape[-1] == 1:
+        return q * state.squeeze(-2)
+    return (q[..., None, :] @ state).squeeze(-2)
