@@ -106,7 +106,7 @@ def numba_usable() -> bool:
         >>> numba_usable() in (True, False)
         True
     """
-    problem = numba_problem()
+    problem = _numba_problem()
     if problem is not None:
         _warn_about_numba(problem)
     return problem is None
@@ -123,18 +123,43 @@ def triton_usable(device_type: str) -> bool:
         >>> triton_usable("meta")
         False
     """
-    return device_type == "cuda" and _triton_imports()
+    return device_type == "cuda" and _triton_problem() is None
+
+
+@torch.compiler.assume_constant_result
+def refusal(op_name: str, backend: str, device_type: str) -> str | None:
+    """Return why an explicitly chosen backend cannot run on this device and machine, or None.
+
+    Args:
+        op_name: the operator's name.
+        backend: an existing backend.
+        device_type: where the tensors are.
+
+    Example:
+        >>> print(refusal("scan", "numba", "cuda"))
+        backend='numba' of `scan` runs on 'cpu'; got tensors on 'cuda'. Move them, or choose another backend.
+    """
+    called = f"backend={backend!r} of `{op_name}`"
+    elsewhere = f"got tensors on {device_type!r}. Move them, or choose another backend."
+    if backend == "numba":
+        if device_type != "cpu":
+            return f"{called} runs on 'cpu'; {elsewhere}"
+        problem = _numba_problem()
+        return problem and f"{called} needs a working Numba; it fails with {problem}. {_NUMBA_CURE}"
+    if backend == "triton":
+        problem = _triton_problem()
+        if problem is not None:
+            return f"{called} needs Triton; it fails with {problem}. Install `triton`."
+        if device_type != "cuda" and not _triton_interprets():
+            return f"{called} runs on 'cuda'; {elsewhere}"
+    return None
+
+
+_NUMBA_CURE = "Install a working `numba`, or set NUMBA_CACHE_DIR to a directory that can be written."
 
 
 @functools.cache
-def numba_problem() -> str | None:
-    """Return what keeps Numba from compiling and caching on this machine, or None.
-
-    Example:
-        >>> problem = numba_problem()
-        >>> problem is None or isinstance(problem, str)
-        True
-    """
+def _numba_problem() -> str | None:
     # an absent package, a broken LLVM and an unwritable cache each raise something else, and none of them may
     # stop a caller who did not ask for Numba
     try:
@@ -153,17 +178,22 @@ def numba_problem() -> str | None:
 @functools.cache
 def _warn_about_numba(problem: str) -> None:
     warnings.warn(
-        f"Numba cannot be used here ({problem}), so linrec runs its slower torch backend on the CPU. "
-        "Install a working `numba`, or set NUMBA_CACHE_DIR to a directory that can be written.",
+        f"Numba does not work here ({problem}); linrec uses its slower torch backend on the CPU. {_NUMBA_CURE}",
         RuntimeWarning,
         stacklevel=3,
     )
 
 
 @functools.cache
-def _triton_imports() -> bool:
+def _triton_problem() -> str | None:
     try:
         import triton  # noqa: F401
-    except ImportError:
-        return False
-    return True
+    except ImportError as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def _triton_interprets() -> bool:
+    import triton
+
+    return bool(triton.knobs.runtime.interpret)

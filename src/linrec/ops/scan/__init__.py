@@ -4,7 +4,7 @@ from jaxtyping import Bool, Inexact
 from torch import Tensor
 from torch.compiler import is_exporting
 
-from linrec.ops.dispatch import Pair, auto_scan, numba_usable, resolve, triton_usable
+from linrec.ops.dispatch import Pair, auto_scan, numba_usable, refusal, resolve, triton_usable
 from linrec.ops.scan.autograd import Scan
 from linrec.ops.scan.dtypes import SUPPORTED, accumulation, mixable, promoted
 from linrec.ops.scan.reference import scan_reference
@@ -15,6 +15,7 @@ PAIRS: tuple[Pair, ...] = (
     ("recurrent", "reference"),
     ("recurrent", "torch"),
     ("scan", "torch"),
+    ("recurrent", "numba"),
 )
 
 
@@ -39,6 +40,7 @@ def scan(
     | recurrent | reference | a loop over time, differentiated by autograd: the oracle, slow |
     | recurrent | torch | a loop over time in torch operations; good for a few steps |
     | scan | torch | a blocked parallel scan of O(t) work, on any device |
+    | recurrent | numba | CPU: batch rows and channels in parallel, time in a loop |
 
     `"auto"` takes the best pair that works for the call (the table is at `linrec.ops.dispatch.auto_scan`);
     what is given explicitly is obeyed or refused. To stream, pass the state from call to call; a single step
@@ -54,7 +56,7 @@ def scan(
             link to `state`.
         reverse: run from the last step to the first.
         mode: "auto", "recurrent" or "scan".
-        backend: "auto", "reference" or "torch".
+        backend: "auto", "reference", "torch" or "numba".
 
     Returns:
         y (b, t, c) in the dtype that a and x promote to, and the last value that was computed (b, c): y at
@@ -64,7 +66,8 @@ def scan(
 
     Raises:
         TypeError: dtypes that are not supported or do not fit together.
-        ValueError: shapes or devices that do not fit together; an unknown (mode, backend).
+        ValueError: shapes or devices that do not fit together; a (mode, backend) that does not exist, or that
+            cannot run here.
 
     Source:
         Katsch, GateLoop (2023), eq. 12-13, with the gates already multiplied in.
@@ -94,6 +97,9 @@ def scan(
             exporting=is_exporting(),
         ),
     )
+    refused = refusal("scan", pair[1], device)
+    if refused is not None:
+        raise ValueError(refused)
     wide = accumulation(promoted(a.dtype, x.dtype))
     if state is not None:
         state = state.to(wide)

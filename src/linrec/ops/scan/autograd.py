@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from linrec.ops.dispatch import Pair
+from linrec.ops.scan import numba as numba_backend
 from linrec.ops.scan import torch as torch_backend
 
 
@@ -29,7 +30,10 @@ class Scan(torch.autograd.Function):
         a: Tensor, x: Tensor, state: Tensor | None, cut: Tensor | None, reverse: bool, pair: Pair
     ) -> tuple[Tensor, Tensor]:
         """Run the recurrence on the backend of `pair`."""
-        return torch_backend.forward(a, x, state, cut, reverse, pair[0] == "scan")
+        mode, backend = pair
+        if backend == "numba":
+            return numba_backend.forward(a, x, state, cut, reverse)
+        return torch_backend.forward(a, x, state, cut, reverse, mode == "scan")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -43,11 +47,14 @@ class Scan(torch.autograd.Function):
         """Run the adjoint recurrence on the same backend, then reduce to the inputs' shapes and dtypes."""
         a, y, state, cut = ctx.saved_tensors
         needs_a, needs_x, needs_state = ctx.needs_input_grad[:3]
-        da, dx, dstate = torch_backend.backward(
-            a, y, state, cut, dy, dlast, ctx.reverse, needs_a, ctx.pair[0] == "scan"
-        )
+        mode, backend = ctx.pair
+        arguments = (a, y, state, cut, dy, dlast, ctx.reverse, needs_a)
+        if backend == "numba":
+            da, dx, dstate = numba_backend.backward(*arguments)
+        else:
+            da, dx, dstate = torch_backend.backward(*arguments, mode == "scan")
         return (
-            None if da is None else _reduced(da, a.dtype).sum_to_size(a.shape),
+            _reduced(da, a.dtype) if needs_a else None,
             _reduced(dx, ctx.x_dtype) if needs_x else None,
             dstate if needs_state else None,
             None,

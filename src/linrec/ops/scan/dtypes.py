@@ -11,6 +11,8 @@ _ACCUMULATION = {
     torch.complex128: torch.complex128,
 }
 
+_MIXED = ((torch.float32, torch.complex64), (torch.float64, torch.complex128))
+
 SUPPORTED = tuple(_ACCUMULATION)
 
 
@@ -31,7 +33,7 @@ def mixable(a: torch.dtype, x: torch.dtype) -> bool:
         >>> mixable(torch.float32, torch.complex64), mixable(torch.float32, torch.float64)
         (True, False)
     """
-    return a.to_real() == x.to_real()
+    return a == x or (a, x) in _MIXED or (x, a) in _MIXED
 
 
 def promoted(a: torch.dtype, x: torch.dtype) -> torch.dtype:

@@ -9,16 +9,16 @@ entering values. It neither divides nor takes logarithms, so a decay of 0 is as 
 import torch
 from torch import Tensor
 
-from linrec.ops.scan.dtypes import accumulation
+from linrec.ops.scan.dtypes import accumulation, promoted
 
-BLOCK = 8
+BLOCK = 16
 
 
 def forward(
     a: Tensor, x: Tensor, state: Tensor | None, cut: Tensor | None, reverse: bool, blocked: bool
 ) -> tuple[Tensor, Tensor]:
     """Return (y, last value); `a` has three axes of full size or 1, `cut` says where it is taken as zero."""
-    dtype = torch.promote_types(a.dtype, x.dtype)
+    dtype = promoted(a.dtype, x.dtype)
     wide = accumulation(dtype)
     links, inputs = _links(a, cut), x.to(accumulation(x.dtype))
     y, last = _run(links, inputs, _entering(state, x, wide), reverse, False, blocked)
@@ -35,17 +35,19 @@ def backward(
     reverse: bool,
     needs_a: bool,
     blocked: bool,
-) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Return the gradients of a (to be summed to its shape), x and the state, in the accumulation dtype."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of a (empty unless needed), x and the state, in the accumulation dtype."""
     wide = accumulation(y.dtype)
     # the adjoint runs against time: it adds dy_t, gives dx_t, and goes on multiplied with conj(a_t)
     dx, dstate = _run(_links(a, cut).conj(), dy.to(wide), dlast, not reverse, True, blocked)
     if not needs_a:
-        return None, dx, dstate
+        return dx.new_empty(0), dx, dstate
     first = _entering(state, y, wide).unsqueeze(1)
     before = [y[:, 1:].to(wide), first] if reverse else [first, y[:, :-1].to(wide)]
     da = dx * torch.cat(before, dim=1).conj()
-    return da if cut is None else da.masked_fill(cut.unsqueeze(-1), 0), dx, dstate
+    if cut is not None:
+        da = da.masked_fill(cut.unsqueeze(-1), 0)
+    return da.sum_to_size(a.shape), dx, dstate
 
 
 def _links(a: Tensor, cut: Tensor | None) -> Tensor:
@@ -65,7 +67,7 @@ def _run(
     a = a.expand(*a.shape[:-2], time, a.shape[-1])
     if not blocked or time <= 2 * BLOCK:
         return _walk(a, x, carry, reverse, adjoint)
-    count, rest = divmod(time, BLOCK)
+    count, rest = time // BLOCK, time % BLOCK
     # in the order of travel the incomplete block comes last
     body = slice(rest, None) if reverse else slice(time - rest)
     tail = slice(rest) if reverse else slice(time - rest, None)
