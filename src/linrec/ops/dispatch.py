@@ -178,7 +178,7 @@ def _numba_problem() -> str | None:
 @functools.cache
 def _warn_about_numba(problem: str) -> None:
     warnings.warn(
-        f"Numba does not work here ({problem}); linrec uses its slower torch backend on the CPU. {_NUMBA_CURE}",
+        f"Numba does not work here ({problem}); linrec uses its slower torch backend. {_NUMBA_CURE}",
         RuntimeWarning,
         stacklevel=3,
     )
