@@ -1,4 +1,4 @@
-"""GateLoop: Fully Data-Controlled Linear Recurrence for Sequence Modeling (anonymous, 2023).
+"""GateLoop: Fully Data-Controlled Linear Recurrence for Sequence Modeling (Katsch, 2023).
 
     q_n = Linear_q(x_n)   k_n = Linear_k(x_n)   v_n = Linear_v(x_n)     (24)
     a_n = f(Linear_gamma(x_n)) exp(i g(Linear_theta(x_n)))              (25)

@@ -22,7 +22,7 @@ class Block(nn.Module):
         dropout: probability, on the output of each sublayer.
 
     Source:
-        GateLoop (anonymous, 2023), appendix C and figure 9.
+        GateLoop (Katsch, 2023), appendix C and figure 9.
 
     Example:
         >>> import torch

@@ -30,7 +30,7 @@ class LanguageModel(nn.Module):
         ValueError: `config` names no mixer, or an argument that the mixer does not take.
 
     Source:
-        GateLoop (anonymous, 2023), appendix C and figure 9.
+        GateLoop (Katsch, 2023), appendix C and figure 9.
 
     Example:
         >>> import torch

@@ -55,7 +55,7 @@ def preset(name: str) -> ModelConfig:
         ValueError: there is no such preset; the message names the nearest one.
 
     Source:
-        GateLoop (anonymous, 2023), appendix C, tables 1, 3 and 4.
+        GateLoop (Katsch, 2023), appendix C, tables 1, 3 and 4.
 
     Example:
         >>> preset("memory-horizon").n_layers

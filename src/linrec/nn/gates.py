@@ -124,7 +124,7 @@ class Transition(nn.Module):
         ValueError: an unknown activation or transition, or init arguments out of range.
 
     Source:
-        GateLoop (anonymous, 2023), section 4, eq. 25; the stable exponential is that of LRU (Orvieto et
+        GateLoop (Katsch, 2023), section 4, eq. 25; the stable exponential is that of LRU (Orvieto et
         al., 2023).
 
     Example:

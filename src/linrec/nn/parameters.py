@@ -46,7 +46,7 @@ def mark(target: Markable, *, group: str = "transition", weight_decay: bool = Fa
         `target` itself, so that marking can stand where the parameter is made.
 
     Source:
-        GateLoop (anonymous, 2023), C.2: "We apply a smaller learning [rate] to the projections which
+        GateLoop (Katsch, 2023), C.2: "We apply a smaller learning [rate] to the projections which
         control the state transition. Moreover, no weight decay is applied to these parameters."
 
     Example:

@@ -1,0 +1,33 @@
+"""Arguments under which the laws are checked, by mixer; a mixer that is not listed runs with its defaults."""
+
+from typing import Any
+
+VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    "gate_loop": {
+        "paper": {},
+        "fixed": {"transition": "fixed"},
+        "real": {"phase_activation": "none", "magnitude_activation": "stable_exp"},
+        "heads": {"n_heads": 2, "phase_activation": "tanh", "bias": False},
+        "uneven": {"n_heads": 2, "d_qk": 6, "d_v": 4, "output_projection": True, "transition": "fixed"},
+        "tuned": {
+            "magnitude_init": (0.5, 0.999),
+            "phase_init": 0.3,
+            "transition_weight_scale": 0.1,
+            "output_norm": "rms",
+            "output_gate": True,
+            "output_projection": True,
+        },
+    },
+}
+
+
+def cases() -> list[tuple[str, str]]:
+    """(mixer, variant) pairs of every mixer that exists."""
+    from linrec import mixers
+
+    return [(name, variant) for name in mixers.names() for variant in VARIANTS.get(name, {"defaults": {}})]
+
+
+def arguments(name: str, variant: str) -> dict[str, Any]:
+    """The keyword arguments of a variant."""
+    return VARIANTS.get(name, {"defaults": {}})[variant]

@@ -1,0 +1,130 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn import functional
+
+from linrec.models import Block, LanguageModel, ModelConfig
+from linrec.testing import (
+    assert_agree,
+    check_batch_independence,
+    check_causality,
+    check_compile,
+    check_reset,
+    check_split,
+    check_steps,
+    generator,
+)
+
+CONFIG = ModelConfig(vocab_size=6, n_outputs=5, d_model=8, n_layers=2, d_channel_mixing=12)
+
+
+def make(config: ModelConfig = CONFIG) -> LanguageModel:
+    torch.manual_seed(0)
+    return LanguageModel(config)
+
+
+def tokens(time: int = 17) -> torch.Tensor:
+    return torch.randint(0, 6, (3, time), generator=generator())
+
+
+def test_the_model_is_figure_9_with_norms_before_the_sublayers():
+    model = make()
+    x = model.embedding.weight[tokens()]
+    for block in model.blocks:
+        norm = functional.layer_norm(x, (8,), block.mixer_norm.weight, block.mixer_norm.bias)
+        x = x + block.mixer(norm)[0]
+        norm = functional.layer_norm(
+            x, (8,), block.channel_mixing_norm.weight, block.channel_mixing_norm.bias
+        )
+        x = x + block.channel_mixing(norm)
+    norm = functional.layer_norm(x, (8,), model.norm.weight, model.norm.bias)
+    logits, state = model(tokens())
+    assert_agree(logits, norm @ model.head.weight.T + model.head.bias)
+    assert [part.shape for part in state] == [(3, 8, 1, 1), (3, 8, 1, 1)]
+
+
+class TestLaws:
+    @staticmethod
+    def on_embeddings(x, state=None, *, reset=None, model=make()):  # noqa: B008
+        # the laws change inputs continuously, so they enter behind the embedding
+        state = state or (None,) * len(model.blocks)
+        states = []
+        for block, block_state in zip(model.blocks, state, strict=True):
+            x, block_state = block(x, block_state, reset=reset)
+            states.append(block_state)
+        return model.head(model.norm(x)), tuple(states)
+
+    def test_split_steps_causality_batch_and_reset(self):
+        x = torch.randn(3, 17, 8, generator=generator())
+        for law in (check_split, check_steps, check_causality, check_batch_independence, check_reset):
+            law(self.on_embeddings, x)
+
+    def test_of_tokens(self):
+        model = make()
+        for law in (check_steps, check_batch_independence, check_reset):
+            law(model, tokens())
+
+    def test_compile(self):
+        x = torch.randn(3, 17, 8, generator=generator())
+        check_compile(make().blocks[0], x, compiler="aot_eager")
+
+
+def test_the_model_compiles_whole():
+    torch.compiler.reset()
+    model = make()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    logits, state = compiled(tokens())
+    assert_agree(logits, model(tokens())[0])
+    assert_agree(compiled(tokens(1), state)[0], model(tokens(1), state)[0])
+
+
+def test_init_state_is_where_none_starts():
+    model = make()
+    assert_agree(model(tokens(), model.init_state(3))[0], model(tokens())[0])
+    assert model.state_size == 2 * 8
+
+
+def test_tied_embeddings_share_the_weight_and_start_at_unit_scale():
+    model = make(replace(CONFIG, n_outputs=None, d_model=256, tie_embeddings=True))
+    assert model.head.weight is model.embedding.weight and model.head.bias is None
+    assert model.embedding.weight.std().item() == pytest.approx(1 / 16, rel=0.1)
+    assert model(tokens())[0].std().item() == pytest.approx(1, rel=0.5)
+
+
+def test_untied_initialisation_is_torchs_own():
+    model = make(replace(CONFIG, vocab_size=500, d_model=64))
+    assert model.embedding.weight.std().item() == pytest.approx(1, rel=0.05)
+    assert model.head.weight.abs().max() <= 1 / 8
+
+
+def test_options_of_norm_and_dropout():
+    model = make(replace(CONFIG, norm="rms", final_norm=False, dropout=0.5))
+    assert isinstance(model.norm, torch.nn.Identity)
+    assert isinstance(model.blocks[0].mixer_norm, torch.nn.RMSNorm)
+    assert not torch.equal(model(tokens())[0], model(tokens())[0])
+    model.eval()
+    assert torch.equal(model(tokens())[0], model(tokens())[0])
+
+
+def test_mixer_arguments_reach_every_block():
+    model = make(replace(CONFIG, mixer="gate-loop", mixer_args={"transition": "fixed"}))
+    assert [tuple(m.transition(torch.zeros(1, 1, 8))[0].shape) for m in model.mixers] == [(8, 1), (8, 1)]
+    assert all(isinstance(block, Block) for block in model.blocks)
+
+
+def test_unknown_mixers_and_arguments_name_the_nearest_match():
+    with pytest.raises(ValueError, match="did you mean 'gate_loop'"):
+        make(replace(CONFIG, mixer="gatelop"))
+    with pytest.raises(ValueError, match="did you mean 'transition'"):
+        make(replace(CONFIG, mixer_args={"transitions": "fixed"}))
+
+
+def test_input_errors():
+    model = make()
+    with pytest.raises(ValueError, match=r"`tokens` must have shape \(batch, time\); got \(17,\)"):
+        model(tokens()[0])
+    with pytest.raises(TypeError, match=r"`tokens` must be int64 token ids; got torch.float32"):
+        model(tokens().float())
+    with pytest.raises(ValueError, match="`state` must have one entry per layer, 2; got 1"):
+        model(tokens(), (None,))

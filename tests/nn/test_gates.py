@@ -1,0 +1,177 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from linrec.nn import GateLinear, Transition, group_of
+from linrec.testing import assert_agree, generator, tolerance
+
+D = 8
+
+
+def make(seed: int = 0, *, n_heads: int = 4, d_head: int = 2, **arguments) -> Transition:
+    torch.manual_seed(seed)
+    return Transition(D, n_heads, d_head, **arguments)
+
+
+def inputs(scale: float = 1.0) -> torch.Tensor:
+    return scale * torch.randn(3, 5, D, generator=generator())
+
+
+def project(linear: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return (x @ linear.weight.T + linear.bias).reshape(3, 5, 4, 2)
+
+
+MAGNITUDES = {"sigmoid": torch.sigmoid, "stable_exp": lambda gamma: torch.exp(-torch.exp(gamma))}
+PHASES = {"identity": lambda theta: theta, "tanh": lambda theta: math.pi * torch.tanh(theta)}
+
+
+@pytest.mark.parametrize("magnitude", MAGNITUDES)
+@pytest.mark.parametrize("phase", PHASES)
+def test_equation_25(magnitude, phase):
+    gates = make(magnitude_activation=magnitude, phase_activation=phase)
+    x = inputs()
+    log_decay, angle = gates(x)
+    a = torch.polar(log_decay.exp(), angle)
+    f, g = MAGNITUDES[magnitude], PHASES[phase]
+    expected = f(project(gates.magnitude, x)) * torch.exp(1j * g(project(gates.phase, x)))
+    assert_agree(a, expected)
+
+
+@pytest.mark.parametrize("magnitude", MAGNITUDES)
+def test_magnitudes_reach_all_of_the_open_unit_interval(magnitude):
+    log_decay, _ = make(magnitude_activation=magnitude)(inputs(scale=20))
+    decay = log_decay.exp()
+    assert (log_decay <= 0).all()
+    # a sigmoid of an absolute value would never fall below one half
+    assert (decay < 0.01).any() and (decay > 0.99).any() and ((decay > 0.2) & (decay < 0.45)).any()
+
+
+def test_saturated_sigmoids_keep_their_logarithm():
+    gates = make()
+    with torch.no_grad():
+        gates.magnitude.weight.zero_()
+        gates.magnitude.bias[:2] = torch.tensor([-200.0, 40.0])
+    log_decay, _ = gates(inputs())
+    assert_agree(log_decay[0, 0, 0], torch.tensor([-200.0, -math.exp(-40)]))
+
+
+def test_tanh_phases_stay_within_half_a_turn_and_identity_phases_do_not():
+    assert make(phase_activation="tanh")(inputs(scale=20))[1].abs().max() <= math.pi
+    assert make()(inputs(scale=20))[1].abs().max() > math.pi
+
+
+def test_without_phase_there_is_no_phase_projection():
+    gates = make(phase_activation="none")
+    assert gates(inputs())[1] is None
+    assert {name for name, _ in gates.named_parameters()} == {"magnitude.weight", "magnitude.bias"}
+
+
+def test_fixed_transitions_are_constants_of_every_channel():
+    gates = make(transition="fixed")
+    log_decay, phase = gates(inputs())
+    assert log_decay.shape == phase.shape == (4, 2)
+    assert_agree(log_decay, nn.functional.logsigmoid(gates.magnitude.bias.reshape(4, 2)))
+    assert {name: p.shape for name, p in gates.named_parameters()} == {
+        "magnitude.bias": (8,),
+        "phase.bias": (8,),
+    }
+
+
+def test_every_parameter_is_marked_as_transition_without_weight_decay():
+    for transition in ("data", "fixed"):
+        groups = {group_of(p) for p in make(transition=transition).parameters()}
+        assert {(g.name, g.weight_decay) for g in groups} == {("transition", False)}
+
+
+@pytest.mark.parametrize("magnitude", MAGNITUDES)
+@pytest.mark.parametrize("transition", ["data", "fixed"])
+def test_magnitude_init_draws_time_scales_log_uniformly(magnitude, transition):
+    low, high = 0.5, 0.999
+    gates = make(
+        n_heads=1000, magnitude_activation=magnitude, transition=transition, magnitude_init=(low, high)
+    )
+    decay = gates(torch.zeros(1, 1, D))[0].exp().flatten()
+    assert decay.min() >= low - 1e-4 and decay.max() <= high + 1e-4
+    # log 1 / (1 - |a|) is uniform: compare the empirical distribution with it (Kolmogorov-Smirnov, p ~ 1e-5)
+    first, last = math.log(1 / (1 - low)), math.log(1 / (1 - high))
+    uniform = ((-torch.log1p(-decay) - first) / (last - first)).sort().values
+    distance = (uniform - (torch.arange(len(uniform)) + 0.5) / len(uniform)).abs().max()
+    assert distance < 2.5 / math.sqrt(len(uniform))
+
+
+def test_magnitude_init_of_one_value_is_that_value():
+    gates = make(magnitude_init=(0.9, 0.9))
+    assert_agree(gates(torch.zeros(1, 1, D))[0].exp(), torch.full((1, 1, 4, 2), 0.9))
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("transition", ["data", "fixed"])
+def test_phase_init_spreads_phases_evenly(phase, transition):
+    gates = make(phase_activation=phase, transition=transition, phase_init=math.pi)
+    angle = gates(torch.zeros(1, 1, D))[1].flatten()
+    assert_agree(angle, math.pi * torch.tensor([1, 3, 5, 7, 9, 11, 13, 15]) / 16)
+
+
+def test_without_init_arguments_the_biases_are_those_of_a_linear():
+    bound = 1 / math.sqrt(D)
+    for transition in ("data", "fixed"):
+        gates = make(n_heads=2000, transition=transition)
+        for bias in (gates.magnitude.bias, gates.phase.bias):
+            assert bias.abs().max() <= bound
+            assert bias.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.05)
+
+
+def test_transition_weight_scale_scales_both_weights_and_no_bias():
+    plain, scaled = make(seed=3), make(seed=3, transition_weight_scale=0.25)
+    for one, other in ((plain.magnitude, scaled.magnitude), (plain.phase, scaled.phase)):
+        torch.testing.assert_close(other.weight, 0.25 * one.weight)
+        torch.testing.assert_close(other.bias, one.bias)
+    log_decay, phase = make(transition_weight_scale=0.0)(inputs())
+    assert_agree(log_decay, log_decay[:1, :1].expand_as(log_decay))
+    assert_agree(phase, phase[:1, :1].expand_as(phase))
+
+
+def test_gates_stay_in_float32_under_autocast():
+    gates = make()
+    x = inputs()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        under = gates(x)
+    torch.testing.assert_close(under, gates(x), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("transition", ["data", "fixed"])
+def test_dtypes_of_half_and_double_modules(transition):
+    x = inputs()
+    assert {t.dtype for t in make(transition=transition).bfloat16()(x.bfloat16())} == {torch.float32}
+    assert {t.dtype for t in make(transition=transition).double()(x.double())} == {torch.float64}
+
+
+def test_gate_linear_equals_linear():
+    linear = GateLinear(D, 3, bias=False)
+    torch.testing.assert_close(linear(inputs()), inputs() @ linear.weight.T, **tolerance(torch.float32))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"magnitude_activation": "sigmoids"},
+            "there is no `magnitude_activation` 'sigmoids'; did you mean 'sigmoid'",
+        ),
+        ({"phase_activation": "tan"}, "there is no `phase_activation` 'tan'; did you mean 'tanh'"),
+        ({"transition": "fix"}, "there is no `transition` 'fix'; did you mean 'fixed'"),
+        (
+            {"magnitude_init": (0.9, 1.0)},
+            "`magnitude_init` must be (low, high) with 0 < low <= high < 1; got (0.9, 1.0)",
+        ),
+        ({"magnitude_init": (0.9, 0.5)}, "0 < low <= high < 1"),
+        ({"phase_init": 4.0}, "`phase_init` must be a phase in radians in (0, pi]; got 4.0"),
+        ({"phase_init": 1.0, "bias": False}, "need `bias=True`; got `bias=False`"),
+    ],
+)
+def test_errors_say_what_was_expected(arguments, message):
+    with pytest.raises(ValueError) as error:
+        make(**arguments)
+    assert message in str(error.value)
