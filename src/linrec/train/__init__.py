@@ -1,0 +1,34 @@
+"""Training: configuration, recipes, the loop, run folders."""
+
+from linrec.train.config import LoopConfig, OptimConfig, TrainConfig
+from linrec.train.errors import (
+    CheckpointError,
+    ConfigError,
+    DivergedError,
+    InterruptedRunError,
+    RunFolderError,
+    TrainError,
+)
+from linrec.train.loop import fit
+from linrec.train.recipes import get_recipe, recipe_names
+from linrec.train.result import Progress, Result
+from linrec.train.run import Run, load_run
+
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "DivergedError",
+    "InterruptedRunError",
+    "LoopConfig",
+    "OptimConfig",
+    "Progress",
+    "Result",
+    "Run",
+    "RunFolderError",
+    "TrainConfig",
+    "TrainError",
+    "fit",
+    "get_recipe",
+    "load_run",
+    "recipe_names",
+]

@@ -1,0 +1,138 @@
+"""Checkpoints: one safetensors file that is either whole or not there, and the one before it.
+
+    checkpoint.safetensors           the newest
+    checkpoint.previous.safetensors  the one before
+    checkpoint.partial               being written; a leftover of an interrupted write, never read
+
+A file is written under the last name, forced to disk, and renamed. Loading checks the file's length and the
+checksum of its tensors, and falls back to the previous one. Nothing is ever unpickled.
+"""
+
+import json
+import os
+import warnings
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from linrec.train.errors import CheckpointError
+
+CURRENT = "checkpoint.safetensors"
+PREVIOUS = "checkpoint.previous.safetensors"
+PARTIAL = "checkpoint.partial"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a checkpoint file holds.
+
+    Args:
+        tensors: all tensors by name: "model.", "optimizer.", "random." and "metrics." and what follows.
+        about: everything else, as JSON holds it: step, position in the data, configuration, versions.
+    """
+
+    tensors: Mapping[str, Tensor]
+    about: Mapping[str, Any]
+
+    def part(self, prefix: str) -> dict[str, Tensor]:
+        """Return the tensors under a prefix, by their names without it."""
+        return {name[len(prefix) :]: t for name, t in self.tensors.items() if name.startswith(prefix)}
+
+
+def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint; the newest before it becomes the previous one.
+
+    At no time is there no usable checkpoint in the folder, wherever the writing stops.
+
+    Args:
+        folder: the run folder.
+        checkpoint: what to write; tensors may be on any device and may share memory.
+
+    Raises:
+        CheckpointError: the file could not be written (a full disk, say); older checkpoints are as they were.
+    """
+    # copies: safetensors refuses tensors that share memory, and tied weights do
+    tensors = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in checkpoint.tensors.items()}
+    metadata = {"linrec": json.dumps(checkpoint.about), "crc32": _checksum(tensors)}
+    partial = folder / PARTIAL
+    try:
+        save_file(tensors, partial, metadata=metadata)
+        _force_to_disk(partial)
+        if (folder / CURRENT).exists():
+            os.replace(folder / CURRENT, folder / PREVIOUS)
+        os.replace(partial, folder / CURRENT)
+        _force_to_disk(folder)
+    except (OSError, SafetensorError) as error:
+        partial.unlink(missing_ok=True)
+        kept = next((name for name in (CURRENT, PREVIOUS) if (folder / name).exists()), None)
+        left = f"{kept} from before is untouched" if kept else "there is no older one"
+        raise CheckpointError(f"could not write {folder / CURRENT}: {_reason(error)}; {left}.") from error
+
+
+def load_checkpoint(folder: Path) -> Checkpoint | None:
+    """Read the newest usable checkpoint of a run folder.
+
+    Falls back to the previous checkpoint with one warning when the newest is damaged.
+
+    Args:
+        folder: the run folder.
+
+    Returns:
+        The checkpoint, its tensors on the CPU; None when the folder has none.
+
+    Raises:
+        CheckpointError: there are checkpoints, and none is usable.
+    """
+    failures = []
+    for path in (folder / CURRENT, folder / PREVIOUS):
+        if not path.exists():
+            continue
+        try:
+            checkpoint = _read(path)
+        except (OSError, SafetensorError, ValueError, KeyError) as error:
+            failures.append(f"{path} is not usable ({_reason(error)})")
+            continue
+        if failures:
+            warnings.warn(f"{failures[0]}; going on from {path.name}.", stacklevel=2)
+        return checkpoint
+    if failures:
+        raise CheckpointError(f"{' and '.join(failures)}; start again with another --out.")
+    return None
+
+
+def _read(path: Path) -> Checkpoint:
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata() or {}
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    about = json.loads(metadata["linrec"])
+    if metadata["crc32"] != _checksum(tensors):
+        raise ValueError("its checksum is wrong")
+    return Checkpoint(tensors, about)
+
+
+def _checksum(tensors: Mapping[str, Tensor]) -> str:
+    crc = 0
+    for name in sorted(tensors):
+        # flattened first: a scalar cannot be viewed as bytes
+        crc = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy().data, crc)
+    return f"{crc:08x}"
+
+
+def _force_to_disk(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _reason(error: Exception) -> str:
+    # the system's words without the number and the path, which the message gives already
+    return error.strerror if isinstance(error, OSError) and error.strerror else str(error)

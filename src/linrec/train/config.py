@@ -1,0 +1,244 @@
+"""The configuration of a run: plain frozen dataclasses, to and from JSON without loss."""
+
+import dataclasses
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from linrec import mixers, tasks
+from linrec.errors import nearest
+from linrec.models import ModelConfig
+from linrec.tasks import Task
+from linrec.train.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """AdamW, its learning rate over time, and clipping.
+
+    Args:
+        lr: peak learning rate.
+        transition_lr: peak learning rate of the parameters that make the state transition; None is `lr`.
+        betas: AdamW's decay rates of the first and second moment.
+        weight_decay: decoupled weight decay of matrices and embeddings; all other parameters have none.
+        schedule: after warm-up, fall along half a cosine to `min_lr`, or stay at the peak.
+        warmup_steps: steps of linear rise to the peak.
+        min_lr: learning rate that the cosine ends at.
+        clip_norm: largest global norm of the gradient, longer ones are shortened to it; None never clips.
+
+    Raises:
+        ValueError: a value is out of range.
+
+    Example:
+        >>> OptimConfig(lr=0.0025, warmup_steps=10_000).schedule
+        'cosine'
+    """
+
+    lr: float = 0.0025
+    transition_lr: float | None = None
+    betas: tuple[float, float] = (0.9, 0.98)
+    weight_decay: float = 0.05
+    schedule: Literal["cosine", "constant"] = "cosine"
+    warmup_steps: int = 0
+    min_lr: float = 0.0
+    clip_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "lr", "transition_lr", "clip_norm")
+        _check_at_least(self, 0, "weight_decay", "warmup_steps", "min_lr")
+        if self.min_lr > self.lr:
+            raise ValueError(f"`min_lr` must be at most `lr` = {self.lr}; got {self.min_lr}.")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"`betas` must be two numbers in [0, 1); got {self.betas}.")
+
+
+@dataclass(frozen=True)
+class LoopConfig:
+    """How long, in what pieces and on what a model is trained.
+
+    Args:
+        epochs: passes over the training split.
+        batch_size: sequences per step; what an epoch leaves over is dropped, so that shapes never change.
+        accumulate: pieces that each batch is split into, to save memory; the gradient is the same.
+        precision: float32 throughout, or bfloat16 autocast over float32 parameters.
+        seed: seed of initialisation, of the order of the samples and of dropout; the task has its own.
+        eval_every: steps between evaluations on the validation split.
+        checkpoint_every: steps between checkpoints.
+        log_every: steps that each logged value is averaged over.
+        compile: compile the model, and on CUDA replay each step as one graph; "auto" does so on CUDA alone.
+        device: where to train; "auto" takes CUDA, then MPS, then the CPU.
+
+    Raises:
+        ValueError: a value is out of range.
+
+    Example:
+        >>> LoopConfig(epochs=3, batch_size=8, accumulate=2).precision
+        '32-true'
+    """
+
+    epochs: int = 1
+    batch_size: int = 32
+    accumulate: int = 1
+    precision: Literal["32-true", "bf16-mixed"] = "32-true"
+    seed: int = 0
+    eval_every: int = 500
+    checkpoint_every: int = 1000
+    log_every: int = 50
+    compile: Literal["auto", "on", "off"] = "auto"
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+
+    def __post_init__(self) -> None:
+        counts = ("epochs", "batch_size", "accumulate", "eval_every", "checkpoint_every", "log_every")
+        _check_at_least(self, 1, *counts)
+        _check_at_least(self, 0, "seed")
+        if self.batch_size % self.accumulate:
+            raise ValueError(
+                f"`accumulate` must divide `batch_size` = {self.batch_size} into equal pieces; "
+                f"got {self.accumulate}."
+            )
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Everything that a run depends on.
+
+    The model's `vocab_size` and `n_outputs` are taken from the task, and its `mixer_args` are completed with
+    the mixer's defaults, so that a stored configuration says all that was used.
+
+    Args:
+        name: name of the recipe.
+        task: a task's dataclass, such as `linrec.tasks.MemoryHorizon()`.
+        model: the model's configuration.
+        optim: optimiser and schedule.
+        loop: epochs, batches, precision, seed, device.
+
+    Raises:
+        ValueError: there is no such mixer, or it has no such argument.
+
+    Example:
+        >>> from linrec.tasks import MemoryHorizon
+        >>> config = TrainConfig("small", MemoryHorizon(modulus=10), ModelConfig(vocab_size=1))
+        >>> config.model.vocab_size, config.model.n_outputs
+        (6, 10)
+        >>> config_from_dict(config_to_dict(config)) == config
+        True
+    """
+
+    name: str
+    task: Task
+    model: ModelConfig
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    loop: LoopConfig = field(default_factory=LoopConfig)
+
+    def __post_init__(self) -> None:
+        completed = dataclasses.replace(
+            self.model,
+            vocab_size=self.task.vocab_size,
+            n_outputs=self.task.n_outputs,
+            mixer_args=complete_mixer_args(self.model.mixer, self.model.mixer_args),
+        )
+        # the documented way for a frozen dataclass to derive its own fields
+        object.__setattr__(self, "model", completed)
+
+
+def mixer_parameters(mixer: str) -> dict[str, inspect.Parameter]:
+    """Return the keyword-only arguments of a mixer: all that can be configured about it.
+
+    Args:
+        mixer: the mixer's name.
+
+    Raises:
+        ValueError: there is no such mixer; the message gives the nearest match.
+
+    Example:
+        >>> "transition" in mixer_parameters("gate_loop")
+        True
+    """
+    signature = inspect.signature(mixers.get(mixer), eval_str=True)
+    return {p.name: p for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY}
+
+
+def complete_mixer_args(mixer: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the mixer's defaults to the arguments that are given, in the order of its signature.
+
+    Raises:
+        ValueError: the mixer has no such argument; the message gives the nearest match.
+    """
+    parameters = mixer_parameters(mixer)
+    for name in given:
+        if name not in parameters:
+            hint = f"; did you mean {nearest(name, parameters)!r}?" if parameters else "."
+            raise ValueError(f"the mixer {mixer!r} has no argument {name!r}{hint}")
+    defaults = {name: p.default for name, p in parameters.items() if p.default is not p.empty}
+    return {
+        name: given[name] if name in given else defaults[name]
+        for name in parameters
+        if name in {*given, *defaults}
+    }
+
+
+def config_to_dict(config: TrainConfig) -> dict[str, Any]:
+    """Return the configuration as JSON holds it; the task's fields come with its name."""
+    task_name = next(name for name in tasks.names() if tasks.get(name) is type(config.task))
+    fields = dataclasses.asdict(config)
+    fields["task"] = {"name": task_name, **fields["task"]}
+    return fields
+
+
+def config_from_dict(stored: Mapping[str, Any]) -> TrainConfig:
+    """Return the configuration that `config_to_dict` stored.
+
+    Raises:
+        ConfigError: a field is missing or unknown, as in a run of another version of linrec.
+    """
+    try:
+        fields = {name: _lists_to_tuples(value) for name, value in stored.items()}
+        task_fields = dict(fields["task"])
+        task = tasks.get(task_fields.pop("name"))(**task_fields)
+        return TrainConfig(
+            name=fields["name"],
+            task=task,
+            model=ModelConfig(**fields["model"]),
+            optim=OptimConfig(**fields["optim"]),
+            loop=LoopConfig(**fields["loop"]),
+        )
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"the stored configuration does not fit this version of linrec: {error}") from error
+
+
+def differences(one: TrainConfig, other: TrainConfig) -> dict[str, tuple[Any, Any]]:
+    """Return the fields in which two configurations differ, by dotted name."""
+    left, right = _flat(config_to_dict(one)), _flat(config_to_dict(other))
+    names = [*left, *(name for name in right if name not in left)]
+    return {name: (left.get(name), right.get(name)) for name in names if left.get(name) != right.get(name)}
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return flat
+
+
+def _lists_to_tuples(value: Any) -> Any:
+    # JSON knows no tuples, and no configuration holds a list
+    if isinstance(value, list):
+        return tuple(_lists_to_tuples(item) for item in value)
+    if isinstance(value, dict):
+        return {name: _lists_to_tuples(item) for name, item in value.items()}
+    return value
+
+
+def _check_positive(config: object, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not value > 0:
+            raise ValueError(f"`{name}` must be greater than 0; got {value}.")
+
+
+def _check_at_least(config: object, least: int, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if not value >= least:
+            raise ValueError(f"`{name}` must be at least {least}; got {value}.")

@@ -1,0 +1,82 @@
+"""The progress of one run or of several side by side: a live table on a terminal, plain lines elsewhere."""
+
+from collections.abc import Sequence
+from types import TracebackType
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+
+from linrec.train.result import Progress
+
+
+class Display:
+    """Shows step, loss, accuracy, steps per second and time left of named runs; a context manager.
+
+    Args:
+        names: the runs, one row each.
+        console: where to write; None is standard output.
+
+    Example:
+        >>> with Display(["data"], Console(force_terminal=False, width=80)) as display:
+        ...     display.update("data", Progress(20, 40, loss=1.5, accuracy=0.25, steps_per_second=10.0))
+        data: step 20/40, loss 1.500, accuracy 0.250, 10.0 steps/s, 0:02 left
+    """
+
+    def __init__(self, names: Sequence[str], console: Console | None = None) -> None:
+        self._console = Console() if console is None else console
+        self._rows: dict[str, Progress | None] = dict.fromkeys(names)
+        self._live = Live(console=self._console, refresh_per_second=4, get_renderable=self._table)
+
+    def __enter__(self) -> "Display":
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._console.is_terminal:
+            self._live.stop()
+
+    def update(self, name: str, progress: Progress) -> None:
+        """Show how far a run is."""
+        self._rows[name] = progress
+        if not self._console.is_terminal:
+            self._console.print(
+                f"{name}: step {progress.step}/{progress.total_steps}, loss {progress.loss:.3f}, "
+                f"accuracy {progress.accuracy:.3f}, {progress.steps_per_second:.1f} steps/s, "
+                f"{_minutes(progress.seconds_left)} left",
+                # one line stays one line, however narrow the place where it is read
+                soft_wrap=True,
+                highlight=False,
+            )
+
+    def _table(self) -> Table:
+        table = Table(box=None, expand=True, padding=(0, 1, 0, 0), show_edge=False, header_style="dim")
+        table.add_column("run", no_wrap=True)
+        table.add_column("step", justify="right", no_wrap=True)
+        table.add_column("", ratio=1, min_width=4)
+        for title in ("loss", "accuracy", "steps/s", "left"):
+            table.add_column(title, justify="right", no_wrap=True)
+        for name, progress in self._rows.items():
+            if progress is None:
+                table.add_row(name, "starting", ProgressBar(total=1, completed=0), *[""] * 4)
+                continue
+            table.add_row(
+                name,
+                f"{progress.step}/{progress.total_steps}",
+                ProgressBar(total=progress.total_steps, completed=progress.step),
+                f"{progress.loss:.3f}",
+                f"{progress.accuracy:.3f}",
+                f"{progress.steps_per_second:.1f}",
+                _minutes(progress.seconds_left),
+            )
+        return table
+
+
+def _minutes(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

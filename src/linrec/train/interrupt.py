@@ -1,0 +1,40 @@
+"""Ctrl-C that waits for the end of the step."""
+
+import signal
+import threading
+from types import FrameType, TracebackType
+
+
+class Interrupt:
+    """Turns the first SIGINT or SIGTERM into a request; a context manager.
+
+    While it is open, `requested` tells that someone asked to stop; a second SIGINT stops at once, as Python
+    does. Outside the main thread, where Python allows no handlers, it never sees a request.
+
+    Example:
+        >>> with Interrupt() as interrupt:
+        ...     signal.raise_signal(signal.SIGTERM)
+        ...     interrupt.requested
+        True
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._before: dict[signal.Signals, object] = {}
+
+    def __enter__(self) -> "Interrupt":
+        if threading.current_thread() is threading.main_thread():
+            for name in (signal.SIGINT, signal.SIGTERM):
+                self._before[name] = signal.signal(name, self._request)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for name, handler in self._before.items():
+            signal.signal(name, handler)  # type: ignore[arg-type]
+
+    def _request(self, number: int, frame: FrameType | None) -> None:
+        if self.requested and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.requested = True

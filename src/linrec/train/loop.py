@@ -1,0 +1,192 @@
+"""The training loop, from top to bottom."""
+
+import dataclasses
+import functools
+import statistics
+from collections.abc import Callable
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from linrec.models import LanguageModel, ModelConfig
+from linrec.train.checkpoint import load_checkpoint, save_checkpoint
+from linrec.train.clock import Clock
+from linrec.train.config import TrainConfig, config_to_dict
+from linrec.train.data import Batches
+from linrec.train.errors import ConfigError, DivergedError, InterruptedRunError
+from linrec.train.fabric import make_fabric, uses_compile
+from linrec.train.interrupt import Interrupt
+from linrec.train.metrics import MetricsLog
+from linrec.train.optim import make_optimizer, set_learning_rate
+from linrec.train.provenance import provenance
+from linrec.train.result import Progress, Result
+from linrec.train.run import RESULT, open_run_folder, read_result, write_json
+from linrec.train.schedule import check_warmup, schedule_factor
+from linrec.train.state import gather_state, restore_state, seed_all
+from linrec.train.step import CapturedStep, Objective, evaluate, train_step
+
+
+def fit(
+    config: TrainConfig,
+    out_dir: str | PathLike[str],
+    *,
+    resume: bool = False,
+    progress: Callable[[Progress], None] | None = None,
+    command: str | None = None,
+) -> Result:
+    """Train a model on a task, and write everything about it into a run folder.
+
+    The model of the last step is the result: the validation split is watched, never selected on, and the test
+    split is looked at once, at the end. The global random states of torch and Python are seeded.
+
+    Args:
+        config: what to train, on what, how.
+        out_dir: the run folder; made if need be.
+        resume: continue the run in `out_dir` from its newest checkpoint, bit for bit on the same device.
+        progress: called every `config.loop.log_every` steps.
+        command: the command line to record, where there is one.
+
+    Returns:
+        Scores, size and speed; also in `out_dir/result.json`.
+
+    Raises:
+        ConfigError: the configuration cannot be trained.
+        RunFolderError: `out_dir` holds something already, or, with `resume`, no run or another one.
+        CheckpointError: a checkpoint could not be written or read; older ones are untouched.
+        DivergedError: the loss is not finite.
+        InterruptedRunError: SIGINT or SIGTERM came; the checkpoint is written.
+
+    Example:
+        >>> import tempfile
+        >>> from linrec.tasks import MemoryHorizon
+        >>> from linrec.train import LoopConfig
+        >>> task = MemoryHorizon(length=8, n_resets=1, n_samples=20, n_validation=4, n_test=4)
+        >>> model = ModelConfig(vocab_size=6, d_model=8, n_layers=1)
+        >>> config = TrainConfig("tiny", task, model, loop=LoopConfig(batch_size=4, device="cpu"))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     fit(config, folder).steps
+        3
+    """
+    folder, task, loop = Path(out_dir), config.task, config.loop
+    fabric = make_fabric(loop)
+    device = fabric.device
+    seed_all(loop.seed)
+
+    # data: on the device whole, in an order that depends on seed and epoch alone
+    batches = Batches(task.split("train"), batch_size=loop.batch_size, seed=loop.seed, device=device)
+    total_steps = loop.epochs * len(batches)
+    check_warmup(config.optim.warmup_steps, total_steps, len(batches))
+
+    # model and optimiser
+    model = _build(config.model)
+    compiled = uses_compile(loop, device)
+    objective: nn.Module = Objective(model)
+    if compiled:
+        objective.compile()
+    objective = fabric.setup_module(objective)
+    optimizer = make_optimizer(model, config.optim)
+    # sums of loss, accuracy, gradient norm and steps since the last log: on the device, so that no step waits
+    window = torch.zeros(4, device=device)
+    stepper: Any = fabric.setup_optimizers(optimizer)
+    do_step: Callable[..., None] = functools.partial(
+        train_step,
+        fabric=fabric,
+        objective=objective,
+        optimizer=stepper,
+        window=window,
+        accumulate=loop.accumulate,
+        clip_norm=config.optim.clip_norm,
+    )
+    if compiled and device.type == "cuda":
+        do_step = CapturedStep(do_step)
+
+    # the run folder, and the step to start from
+    origin = provenance(device)
+    about = {"command": command, "total_steps": total_steps, **origin}
+    command = open_run_folder(folder, config, about, resume=resume)
+    described = {"config": config_to_dict(config), "command": command, **origin}
+    checkpoint = load_checkpoint(folder) if resume else None
+    step, seconds = 0, 0.0
+    if checkpoint is not None:
+        restore_state(checkpoint, model, optimizer, window)
+        step, seconds = checkpoint.about["step"], checkpoint.about["seconds"]
+    if step == total_steps and (folder / RESULT).exists():
+        return read_result(folder)
+
+    rates = []
+    clock = Clock(step=step, seconds=seconds)
+    with Interrupt() as interrupt, MetricsLog(folder, step=step) as log:
+        for epoch in range(step // len(batches), loop.epochs):
+            for inputs, targets in batches.epoch(epoch, start=step % len(batches)):
+                factor = schedule_factor(step, config.optim, total_steps)
+                set_learning_rate(optimizer, factor)
+                do_step(inputs, targets)
+                step += 1
+
+                last, stop = step == total_steps, interrupt.requested
+                logs = last or step % loop.log_every == 0
+                writes = last or stop or step % loop.checkpoint_every == 0
+                place = {"step": step, "epoch": round(step / len(batches), 4)}
+                if logs or writes:
+                    _check_finite(window, step)
+
+                if logs:
+                    loss, accuracy, grad_norm = (window[:3] / window[3]).tolist()
+                    window.zero_()
+                    rates.append(clock.lap(step))
+                    metrics = {"loss": loss, "accuracy": accuracy, "grad_norm": grad_norm}
+                    speed = {"steps_per_second": rates[-1], "seconds": clock.seconds}
+                    log.append(
+                        {**place, "split": "train", **metrics, "lr": factor * config.optim.lr, **speed}
+                    )
+                    if progress is not None:
+                        progress(Progress(step, total_steps, loss, accuracy, rates[-1]))
+
+                if last or step % loop.eval_every == 0:
+                    with clock.paused():
+                        scores = evaluate(objective, task, "validation", batch_size=loop.batch_size)
+                    metrics = {name: scores[name] for name in ("loss", "accuracy")}
+                    log.append({**place, "split": "validation", **metrics, "seconds": clock.seconds})
+
+                if writes:
+                    with clock.paused():
+                        position = dict(zip(("epoch", "batch"), divmod(step, len(batches)), strict=True))
+                        about = {"step": step, **position, "seconds": clock.seconds, **described}
+                        save_checkpoint(folder, gather_state(model, optimizer, window, about))
+
+                if stop and not last:
+                    raise InterruptedRunError(
+                        f"stopped at step {step} of {total_steps}; "
+                        f"continue with: linrec train --resume {folder}"
+                    )
+
+        result = Result(
+            test=evaluate(objective, task, "test", batch_size=loop.batch_size),
+            validation=evaluate(objective, task, "validation", batch_size=loop.batch_size),
+            parameters=sum(parameter.numel() for parameter in model.parameters()),
+            steps=step,
+            seconds=clock.seconds,
+            steps_per_second=statistics.median(rates) if rates else 0.0,
+        )
+    about = {"recipe": config.name, "seed": loop.seed, **described}
+    write_json(folder / RESULT, {**dataclasses.asdict(result), **about})
+    return result
+
+
+def _build(config: ModelConfig) -> LanguageModel:
+    try:
+        return LanguageModel(config)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"the model cannot be built: {error}") from error
+
+
+def _check_finite(window: Tensor, step: int) -> None:
+    # looked at before a checkpoint is written too: one of a diverged model would push out a good one
+    if not torch.isfinite(window[0]):
+        raise DivergedError(
+            f"the loss is not finite at step {step}; no checkpoint was written since it was. "
+            "A smaller --optim.lr or --optim.clip-norm 1 may cure it."
+        )

@@ -1,0 +1,79 @@
+"""The log of a run: one JSON object per line for programs, TensorBoard event files for eyes."""
+
+import json
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from linrec.train.errors import TrainError
+
+FILE = "metrics.jsonl"
+TENSORBOARD = "tensorboard"
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """Return the logged records of a run folder in order; a last line that was cut off is left out.
+
+    Args:
+        folder: the run folder.
+
+    Raises:
+        ValueError: a line is no JSON.
+    """
+    path = folder / FILE
+    if not path.exists():
+        return []
+    lines = path.read_bytes().split(b"\n")
+    # whole lines end in a newline, so what follows the last one is empty or was cut off
+    return [json.loads(line) for line in lines[:-1]]
+
+
+class MetricsLog:
+    """Appends records to `metrics.jsonl` and TensorBoard; a context manager.
+
+    Args:
+        folder: the run folder.
+        step: steps made so far; records of later steps, which a run left behind when it stopped between two
+            checkpoints, are dropped.
+    """
+
+    def __init__(self, folder: Path, *, step: int) -> None:
+        # imported here: it takes a second that commands which log nothing should not pay
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._path = folder / FILE
+        kept = [record for record in read_metrics(folder) if record["step"] <= step]
+        partial = folder / f"{FILE}.partial"
+        partial.write_text("".join(json.dumps(record) + "\n" for record in kept))
+        os.replace(partial, self._path)
+        self._file = self._path.open("a")
+        self._board = SummaryWriter(str(folder / TENSORBOARD), purge_step=step + 1)
+
+    def __enter__(self) -> "MetricsLog":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+        self._board.close()
+
+    def append(self, record: dict[str, Any]) -> None:
+        """Write one record: "step", "split", and numbers.
+
+        Raises:
+            TrainError: the disk is full, say.
+        """
+        try:
+            self._file.write(json.dumps(record) + "\n")
+            # a reader, or a crash right after, finds whole lines
+            self._file.flush()
+            for name, value in record.items():
+                if name not in ("step", "split"):
+                    self._board.add_scalar(f"{record['split']}/{name}", value, record["step"])
+        except OSError as error:
+            raise TrainError(
+                f"could not write {self._path} at step {record['step']}: {error.strerror}; "
+                f"make room and continue with: linrec train --resume {self._path.parent}"
+            ) from error

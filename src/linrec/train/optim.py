@@ -1,0 +1,78 @@
+"""AdamW over parameter groups: who gets which learning rate, and who decays."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from linrec.nn.parameters import group_of
+from linrec.train.config import OptimConfig
+
+
+def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:
+    """Sort the parameters of a model into AdamW's groups.
+
+    Learning rate: `transition_lr` for parameters that are marked "transition" (`linrec.nn.parameters.mark`;
+    GateLoop, appendix C.2), `lr` for all others. Weight decay: none for parameters that are marked so, as
+    those of transitions are, and none for those of fewer than two dimensions (biases, norms, constants per
+    channel); `weight_decay` for all others, which are matrices and embeddings.
+
+    Args:
+        model: the model, its parameters marked or not.
+        config: learning rates and weight decay.
+
+    Returns:
+        One dictionary per group that is not empty: "params", "peak_lr", "weight_decay".
+
+    Example:
+        >>> model = nn.Sequential(nn.Embedding(6, 4), nn.Linear(4, 3))
+        >>> [(g["weight_decay"], len(g["params"])) for g in parameter_groups(model, OptimConfig())]
+        [(0.05, 2), (0.0, 1)]
+    """
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for parameter in model.parameters():
+        group = group_of(parameter)
+        own_lr = config.transition_lr if group.name == "transition" else None
+        decays = group.weight_decay and parameter.ndim >= 2
+        key = (config.lr if own_lr is None else own_lr, config.weight_decay if decays else 0.0)
+        groups.setdefault(key, []).append(parameter)
+    return [{"params": p, "peak_lr": peak, "weight_decay": decay} for (peak, decay), p in groups.items()]
+
+
+def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
+    """Return AdamW over `parameter_groups`, fused into a few kernels, ready to be captured in a CUDA graph.
+
+    Learning rates are tensors on the parameters' device: a captured step reads their present value.
+
+    Args:
+        model: the model, on the device that it will be trained on.
+        config: learning rates, betas and weight decay.
+    """
+    groups = parameter_groups(model, config)
+    for group in groups:
+        # groups on one peak share one tensor, so that changing it is one launch
+        same = (other["lr"] for other in groups if "lr" in other and other["peak_lr"] == group["peak_lr"])
+        group["lr"] = next(same, None)
+        if group["lr"] is None:
+            group["lr"] = torch.tensor(group["peak_lr"], device=group["params"][0].device)
+    parameters = list(model.parameters())
+    on_cuda = parameters[0].device.type == "cuda"
+    # complex parameters have no fused kernel
+    fused = all(parameter.is_floating_point() for parameter in parameters)
+    return torch.optim.AdamW(groups, betas=config.betas, fused=fused, capturable=on_cuda)
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
+    """Set every group's learning rate to `factor` times its peak."""
+    done: set[int] = set()
+    for group in optimizer.param_groups:
+        if id(group["lr"]) not in done:
+            group["lr"].fill_(factor * group["peak_lr"])
+            done.add(id(group["lr"]))
+
+
+def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
+    """Return the Euclidean norm of all gradients taken as one vector, on their device: a scalar."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    return torch.nn.utils.get_total_norm(gradients)

@@ -1,0 +1,73 @@
+"""Where a result came from: commit, versions and device."""
+
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+PACKAGES = ("linrec", "torch", "triton", "numba", "numpy", "lightning-fabric", "lightning", "safetensors")
+
+
+def provenance(device: torch.device) -> dict[str, Any]:
+    """Return what a reader needs to know to get the same numbers, as JSON holds it.
+
+    Args:
+        device: where the run computes.
+
+    Returns:
+        "commit" (None outside a git checkout of linrec), "dirty" (None likewise; whether tracked files had
+        changes), "versions" of Python and packages, "device" with "type", "name" and "threads".
+
+    Example:
+        >>> provenance(torch.device("cpu"))["device"]["type"]
+        'cpu'
+    """
+    commit, dirty = _commit()
+    return {"commit": commit, "dirty": dirty, "versions": _versions(), "device": _device(device)}
+
+
+def _commit() -> tuple[str | None, bool | None]:
+    package = Path(__file__).resolve().parents[1]
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(package), *arguments], capture_output=True, text=True, check=True, timeout=10
+        ).stdout.strip()
+
+    try:
+        # an installed linrec may lie inside the checkout of another project, which does not track it
+        git("ls-files", "--error-unmatch", "__init__.py")
+        return git("rev-parse", "HEAD"), bool(git("status", "--porcelain", "--untracked-files=no"))
+    except (OSError, subprocess.SubprocessError):
+        return None, None
+
+
+def _versions() -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    # the build ("+cpu", "+cu130") is not in the metadata of every torch
+    versions["torch"] = str(torch.__version__)
+    return versions
+
+
+def _device(device: torch.device) -> dict[str, Any]:
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+    else:
+        name = _processor() or platform.processor() or platform.machine()
+    return {"type": device.type, "name": name, "threads": torch.get_num_threads()}
+
+
+def _processor() -> str | None:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return None
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), None)

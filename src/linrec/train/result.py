@@ -1,0 +1,53 @@
+"""What a run tells while it goes and when it ends."""
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is, told at every logged step.
+
+    Args:
+        step: steps made.
+        total_steps: steps of the whole run.
+        loss: training loss in nats, averaged over the latest window.
+        accuracy: training accuracy, likewise.
+        steps_per_second: speed in the latest window.
+
+    Example:
+        >>> Progress(step=10, total_steps=30, loss=1.0, accuracy=0.5, steps_per_second=2.0).seconds_left
+        10.0
+    """
+
+    step: int
+    total_steps: int
+    loss: float
+    accuracy: float
+    steps_per_second: float
+
+    @property
+    def seconds_left(self) -> float:
+        """Time to the end at the present speed."""
+        return (self.total_steps - self.step) / self.steps_per_second
+
+
+@dataclass(frozen=True)
+class Result:
+    """What `result.json` holds beside configuration and provenance.
+
+    Args:
+        test: what the task's score says about the test split at the last step, and "loss" in nats.
+        validation: the same for the validation split.
+        parameters: number of parameters of the model.
+        steps: steps made.
+        seconds: wall time, evaluation included, of all pieces of a resumed run.
+        steps_per_second: median speed of training alone.
+    """
+
+    test: dict[str, Any]
+    validation: dict[str, Any]
+    parameters: int
+    steps: int
+    seconds: float
+    steps_per_second: float

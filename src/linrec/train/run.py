@@ -1,0 +1,178 @@
+"""The run folder: making one, and reading one back.
+
+config.json       configuration, command, number of steps, commit, versions, device
+metrics.jsonl     one JSON object per logged window or evaluation
+tensorboard/      the same for TensorBoard
+checkpoint.safetensors, checkpoint.previous.safetensors
+result.json       written at the end
+"""
+
+import dataclasses
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from linrec.errors import nearest
+from linrec.models import LanguageModel
+from linrec.train.checkpoint import load_checkpoint
+from linrec.train.config import TrainConfig, config_from_dict, config_to_dict, differences
+from linrec.train.errors import ConfigError, RunFolderError, TrainError
+from linrec.train.metrics import read_metrics
+from linrec.train.result import Result
+
+CONFIG = "config.json"
+RESULT = "result.json"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run as its folder tells it, finished or not.
+
+    Args:
+        path: the run folder.
+        config: the configuration, complete.
+        metrics: the records of `metrics.jsonl` in order. All have step, epoch, split, loss, accuracy and
+            seconds; those of split "train" also lr, grad_norm and steps_per_second.
+        result: what `result.json` holds; None while the run has not finished.
+        about: "recipe", "command", "total_steps", "commit", "dirty", "versions" and "device" of the run.
+    """
+
+    path: Path
+    config: TrainConfig
+    metrics: list[dict[str, Any]]
+    result: dict[str, Any] | None
+    about: dict[str, Any]
+
+    def model(self, device: torch.device | str = "cpu") -> LanguageModel:
+        """Rebuild the model from the newest usable checkpoint, in evaluation mode.
+
+        Args:
+            device: where to put it.
+
+        Raises:
+            RunFolderError: there is no checkpoint yet.
+            CheckpointError: no checkpoint is usable.
+        """
+        checkpoint = load_checkpoint(self.path)
+        if checkpoint is None:
+            raise RunFolderError(f"{self.path} has no checkpoint yet; train it to its first one.")
+        model = LanguageModel(self.config.model)
+        model.load_state_dict(checkpoint.part("model."))
+        return model.to(device).eval()
+
+
+def load_run(path: str | os.PathLike[str]) -> Run:
+    """Read a run folder.
+
+    Args:
+        path: the folder that `linrec train --out` made.
+
+    Returns:
+        The run; its model is rebuilt only when `run.model()` is called.
+
+    Raises:
+        RunFolderError: there is no such folder, or it is no run; the message says which, and what is near.
+
+    Example:
+        >>> load_run("runs/no-such-run")
+        Traceback (most recent call last):
+        linrec.train.errors.RunFolderError: there is no run folder runs/no-such-run.
+    """
+    folder = Path(path)
+    stored = _read_json(folder, CONFIG)
+    try:
+        config = config_from_dict(stored["config"])
+    except (ConfigError, KeyError, TypeError) as error:
+        raise RunFolderError(f"{folder / CONFIG} cannot be used: {error}") from error
+    result = _read_json(folder, RESULT) if (folder / RESULT).exists() else None
+    about = {name: value for name, value in stored.items() if name != "config"}
+    try:
+        return Run(folder, config, read_metrics(folder), result, about)
+    except (OSError, ValueError) as error:
+        raise RunFolderError(f"the metrics of {folder} cannot be read: {error}") from error
+
+
+def read_result(folder: Path) -> Result:
+    """Return the result of a run that has finished.
+
+    Raises:
+        RunFolderError: `result.json` is not there, or damaged.
+    """
+    stored = _read_json(folder, RESULT)
+    try:
+        return Result(**{field.name: stored[field.name] for field in dataclasses.fields(Result)})
+    except KeyError as error:
+        raise RunFolderError(f"{folder / RESULT} cannot be used: it has no {error}.") from error
+
+
+def open_run_folder(folder: Path, config: TrainConfig, about: dict[str, Any], *, resume: bool) -> str | None:
+    """Make the folder of a new run, or check that it is the one to resume.
+
+    Args:
+        folder: the run folder.
+        config: the configuration of the run.
+        about: command, steps and provenance, for `config.json`.
+        resume: whether to go on with the run that is there.
+
+    Returns:
+        The command that the run was started with.
+
+    Raises:
+        RunFolderError: a new run would overwrite something, or the run to resume is another one.
+    """
+    if resume:
+        run = load_run(folder)
+        for name, (stored, given) in differences(run.config, config).items():
+            raise RunFolderError(
+                f"{folder} was started with {name} = {stored}, not {given}; "
+                "a resumed run keeps its configuration: leave the option out, or start a new run with --out."
+            )
+        return run.about.get("command")
+    if (folder / CONFIG).exists():
+        raise RunFolderError(
+            f"{folder} holds a run already; continue it with --resume {folder}, or pass another --out."
+        )
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise RunFolderError(f"{folder} is not an empty folder; pass another --out.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunFolderError(f"could not make the folder {folder}: {error.strerror}.") from error
+    write_json(folder / CONFIG, {"recipe": config.name, **about, "config": config_to_dict(config)})
+    command: str | None = about["command"]
+    return command
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write a JSON file whole or not at all.
+
+    Raises:
+        TrainError: the disk is full, say.
+    """
+    partial = path.with_name(path.name + ".partial")
+    try:
+        partial.write_text(json.dumps(content, indent=2) + "\n")
+        os.replace(partial, path)
+    except OSError as error:
+        raise TrainError(f"could not write {path}: {error.strerror}.") from error
+
+
+def _read_json(folder: Path, name: str) -> dict[str, Any]:
+    if not folder.is_dir():
+        beside = folder.parent
+        others = [p.name for p in beside.iterdir() if (p / CONFIG).exists()] if beside.is_dir() else []
+        hint = f"; did you mean {beside / nearest(folder.name, others)}?" if others else "."
+        raise RunFolderError(f"there is no run folder {folder}{hint}")
+    if not (folder / name).exists():
+        raise RunFolderError(f"{folder} is not a run folder: it has no {name}.")
+    try:
+        content = json.loads((folder / name).read_text())
+    except (OSError, ValueError) as error:
+        raise RunFolderError(f"{folder / name} cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise RunFolderError(f"{folder / name} cannot be used: it holds no JSON object.")
+    return content

@@ -1,0 +1,56 @@
+"""What a run consists of between two steps, as named tensors, and back."""
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from linrec.train.checkpoint import Checkpoint
+
+
+def gather_state(
+    model: nn.Module, optimizer: torch.optim.Optimizer, window: Tensor, about: Mapping[str, Any]
+) -> Checkpoint:
+    """Collect all that the following steps depend on.
+
+    Args:
+        model: its parameters and buffers become "model.<name>".
+        optimizer: its moments become "optimizer.<parameter's name>.<moment>".
+        window: sums of the metrics since they were last logged, "metrics.window".
+        about: step, position, configuration; Python's random state is added.
+    """
+    tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    for name, parameter in model.named_parameters():
+        for moment, tensor in optimizer.state[parameter].items():
+            tensors[f"optimizer.{name}.{moment}"] = tensor
+    tensors["metrics.window"] = window
+    tensors["random.cpu"] = torch.get_rng_state()
+    if window.device.type != "cpu":
+        tensors[f"random.{window.device.type}"] = torch.get_device_module(window.device).get_rng_state()
+    return Checkpoint(tensors, {**about, "python_random": random.getstate()})
+
+
+def restore_state(
+    checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer, window: Tensor
+) -> None:
+    """Put everything back to where `gather_state` found it; the arguments are changed in place."""
+    model.load_state_dict(checkpoint.part("model."))
+    for name, parameter in model.named_parameters():
+        moments = checkpoint.part(f"optimizer.{name}.")
+        optimizer.state[parameter] = {key: tensor.to(parameter.device) for key, tensor in moments.items()}
+    window.copy_(checkpoint.tensors["metrics.window"])
+    torch.set_rng_state(checkpoint.tensors["random.cpu"])
+    on_device = checkpoint.tensors.get(f"random.{window.device.type}")
+    # absent when the run moves to another kind of device, where it cannot go on bit for bit anyway
+    if window.device.type != "cpu" and on_device is not None:
+        torch.get_device_module(window.device).set_rng_state(on_device)
+    version, internal, gauss = checkpoint.about["python_random"]
+    random.setstate((version, tuple(internal), gauss))
+
+
+def seed_all(seed: int) -> None:
+    """Seed torch on every device, and Python."""
+    torch.manual_seed(seed)
+    random.seed(seed)
