@@ -1,5 +1,7 @@
 """Operators: one per recurrence, each exact in every mode, each returning (y, state)."""
 
+from linrec.ops.attention import AttentionCache as AttentionCache
+from linrec.ops.attention import gate_loop_attention as gate_loop_attention
 from linrec.ops.gate_loop import gate_loop as gate_loop
 from linrec.ops.gate_loop import gate_loop_matrix as gate_loop_matrix
 from linrec.ops.scan import scan as scan

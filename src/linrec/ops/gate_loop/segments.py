@@ -54,12 +54,12 @@ def gates(
     return log_decay, phase
 
 
-def prefix(gate: Tensor | None) -> Tensor | None:
+def prefix(gate: MaybeTensor) -> MaybeTensor:
     """Sum over 1..n for each n: from the initial state to step n."""
     return None if gate is None else gate.cumsum(-2)
 
 
-def suffix(gate: Tensor | None) -> Tensor | None:
+def suffix(gate: MaybeTensor) -> MaybeTensor:
     """Sum over m+1..t for each m: from step m to the final state."""
     if gate is None:
         return None

@@ -1,0 +1,98 @@
+"""The steps that softmax attention has seen: what it carries from one piece of a sequence to the next."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Inexact
+from torch import Tensor
+
+from linrec.ops.gate_loop.inputs import accumulation
+
+
+class AttentionCache(NamedTuple):
+    """Keys and values of s past steps, and how each of them reaches the newest one.
+
+    A step that a reset has cut off keeps its place and is not `alive`. Tensors have the accumulation dtype.
+
+    Attributes:
+        k: keys (b, s, h, dk), as they were given.
+        v: values (b, s, h, dv).
+        log_decay: sum of log decays from after each step to the newest, (b, s, h, 1) or (b, s, h, dk), <= 0;
+            None where no call had any.
+        phase: the same sum of phases, modulo 2 pi; None where all scores were real.
+        alive: whether later steps may attend to it, (b, s).
+
+    Example:
+        >>> import torch
+        >>> from linrec.ops import gate_loop_attention
+        >>> ones = torch.ones(1, 3, 1, 1)
+        >>> gate_loop_attention(ones, ones, ones, torch.tensor([-1.0]))[1].log_decay.flatten().tolist()
+        [-2.0, -1.0, 0.0]
+    """
+
+    k: Inexact[Tensor, "b s h dk"]
+    v: Float[Tensor, "b s h dv"]
+    log_decay: Float[Tensor, "b s h _"] | None
+    phase: Float[Tensor, "b s h _"] | None
+    alive: Bool[Tensor, "b s"]
+
+
+def empty(q: Tensor, k: Tensor, v: Tensor) -> AttentionCache:
+    """The cache before the first step."""
+    b, _, h, dk = q.shape
+    return AttentionCache(
+        k.new_zeros(b, 0, h, dk, dtype=accumulation(k.dtype)),
+        v.new_zeros(b, 0, h, v.shape[-1], dtype=accumulation(v.dtype)),
+        None,
+        None,
+        torch.ones(b, 0, dtype=torch.bool, device=q.device),
+    )
+
+
+def canonical(cache: AttentionCache, q: Tensor, v: Tensor) -> AttentionCache:
+    """Return `cache` in the accumulation dtype of `q`; raise where it does not fit `q` and `v`."""
+    if not isinstance(cache, AttentionCache):
+        raise TypeError(
+            f"`state` must be an AttentionCache or None; got {type(cache).__name__}. "
+            "Pass the state that an earlier call returned."
+        )
+    b, _, h, dk = q.shape
+    s = cache.k.shape[1] if cache.k.ndim == 4 else 0
+    gate_shapes: tuple[tuple[int, ...], ...] = ((b, s, h, 1), (b, s, h, dk))
+    for name, tensor, allowed in (
+        ("k", cache.k, ((b, s, h, dk),)),
+        ("v", cache.v, ((b, s, h, v.shape[-1]),)),
+        ("log_decay", cache.log_decay, gate_shapes),
+        ("phase", cache.phase, gate_shapes),
+        ("alive", cache.alive, ((b, s),)),
+    ):
+        if tensor is not None and tensor.shape not in allowed:
+            raise ValueError(
+                f"`state.{name}` must have shape {' or '.join(map(str, allowed))} to fit `q` and `v`; "
+                f"got {tuple(tensor.shape)}. Pass the state that an earlier call returned, or None."
+            )
+    real = accumulation(q.dtype.to_real())
+    return AttentionCache(
+        cache.k.to(real.to_complex() if cache.k.is_complex() else real),
+        cache.v.to(real),
+        None if cache.log_decay is None else cache.log_decay.to(real),
+        None if cache.phase is None else cache.phase.to(real),
+        cache.alive,
+    )
+
+
+def matched(gate: Tensor | None, cached: Tensor | None, q: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+    """Return the gate of new steps (b, t, h, d) and of cached steps (b, s, h, d); zeros for what is None.
+
+    Args:
+        gate: None or (b or 1, t or 1, h, dk or 1).
+        cached: None or (b, s, h, dk or 1).
+        q: queries (b, t, h, dk).
+        steps: cached steps s.
+    """
+    b, t, h, _ = q.shape
+    zero = torch.zeros(1, 1, 1, 1, dtype=accumulation(q.dtype.to_real()), device=q.device)
+    gate = zero if gate is None else gate
+    cached = zero if cached is None else cached
+    d = max(gate.shape[-1], cached.shape[-1])
+    return gate.expand(b, t, h, d), cached.expand(b, steps, h, d)

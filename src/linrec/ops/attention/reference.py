@@ -1,0 +1,48 @@
+"""Attention as a plain loop over time, each query against all keys so far: the oracle."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from linrec.ops.attention.cache import AttentionCache
+
+
+def attention_reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    phase: Tensor | None,
+    cache: AttentionCache,
+    reset: Tensor | None,
+    scale: float,
+) -> tuple[Tensor, AttentionCache]:
+    """y_n = sum_{m<=n} softmax_m(scale Re(q_n . k_m prod_{j=m+1..n} a_j)) v_m   (eq. 22-23).
+
+    Args and returns as in `torch.attention`.
+    """
+    keys, values, decays, angles, alive = cache
+    outputs = []
+    for n in range(q.shape[1]):
+        if reset is not None:
+            alive = alive & ~reset[:, n : n + 1]
+        keys, values = _append(keys, k[:, n]), _append(values, v[:, n])
+        alive = _append(alive, alive.new_ones(len(alive)))
+        weights = torch.ones_like(keys)
+        if log_decay is not None and decays is not None:
+            decays = _append(decays + log_decay[:, n : n + 1], torch.zeros_like(log_decay[:, n]))
+            weights = weights * torch.exp(decays)
+        if phase is not None and angles is not None:
+            angles = _append(angles + phase[:, n : n + 1], torch.zeros_like(phase[:, n]))
+            weights = weights * torch.exp(1j * angles)
+        products = torch.sum(q[:, n : n + 1] * keys * weights, dim=-1)
+        scores = scale * (products.real if products.is_complex() else products)
+        shares = torch.softmax(scores.masked_fill(~alive[..., None], -math.inf), dim=1)
+        outputs.append(torch.sum(shares[..., None] * values, dim=1))
+    angles = None if angles is None else torch.remainder(angles, 2 * math.pi)
+    return torch.stack(outputs, dim=1), AttentionCache(keys, values, decays, angles, alive)
+
+
+def _append(steps: Tensor, step: Tensor) -> Tensor:
+    return torch.cat([steps, step[:, None]], dim=1)
