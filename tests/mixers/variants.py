@@ -18,6 +18,11 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
             "output_projection": True,
         },
     },
+    "gate_loop_attention": {
+        "paper": {},
+        "heads": {"n_heads": 2, "d_v": 4, "output_projection": True, "transition": "fixed", "scale": 0.5},
+        "real": {"phase_activation": "none", "magnitude_activation": "stable_exp"},
+    },
 }
 
 

@@ -57,6 +57,16 @@ def test_saturated_sigmoids_keep_their_logarithm():
     assert_agree(log_decay[0, 0, 0], torch.tensor([-200.0, -math.exp(-40)]))
 
 
+@pytest.mark.parametrize("magnitude", MAGNITUDES)
+def test_extreme_projections_keep_finite_logarithms_and_gradients(magnitude):
+    gates = make(magnitude_activation=magnitude).double()
+    x = inputs(scale=1e4).double().requires_grad_()
+    log_decay, _ = gates(x)
+    decay = log_decay.exp()
+    assert torch.isfinite(log_decay).all() and (decay == 0).any() and (decay == 1).any()
+    assert torch.isfinite(torch.autograd.grad(decay.sum(), x)[0]).all()
+
+
 def test_tanh_phases_stay_within_half_a_turn_and_identity_phases_do_not():
     assert make(phase_activation="tanh")(inputs(scale=20))[1].abs().max() <= math.pi
     assert make()(inputs(scale=20))[1].abs().max() > math.pi

@@ -24,11 +24,16 @@ class _Activation(NamedTuple):
     inverse: Callable[[Tensor], Tensor]
 
 
+# exp(-exp(7)) is zero in double precision too, so the bound changes no transition; without it, exp overflows for
+# large gamma and the gradient is inf * 0
+_LARGEST_EXPONENT = 7.0
+
 # forward gives log |a|, which the operators take; inverse takes |a|
 _MAGNITUDES = {
     "sigmoid": _Activation(functional.logsigmoid, torch.logit),
     "stable_exp": _Activation(
-        lambda alpha: -torch.exp(alpha), lambda magnitude: torch.log(-torch.log(magnitude))
+        lambda gamma: -torch.exp(gamma.clamp(max=_LARGEST_EXPONENT)),
+        lambda magnitude: torch.log(-torch.log(magnitude)),
     ),
 }
 _PHASES = {
