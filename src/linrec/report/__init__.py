@@ -1,0 +1,18 @@
+"""Tables and pictures of trained runs, made from run folders alone."""
+
+from linrec.report.arms import Arm, group_runs
+from linrec.report.curves import draw_learning_curves
+from linrec.report.spans import draw_accuracy_by_span
+from linrec.report.transitions import Magnitudes, draw_transitions, transition_magnitudes
+from linrec.report.write import write_report
+
+__all__ = [
+    "Arm",
+    "Magnitudes",
+    "draw_accuracy_by_span",
+    "draw_learning_curves",
+    "draw_transitions",
+    "group_runs",
+    "transition_magnitudes",
+    "write_report",
+]

@@ -1,0 +1,129 @@
+"""Arms: runs that differ in nothing but their seed."""
+
+import itertools
+import json
+import re
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from linrec.train import Run
+from linrec.train.config import config_to_dict
+
+# how a run was watched and where it ran, not what was trained
+IGNORED = frozenset(
+    f"loop.{name}" for name in ("device", "compile", "log_every", "eval_every", "checkpoint_every")
+)
+
+
+@dataclass(frozen=True)
+class Arm:
+    """Runs that are compared with other arms as one.
+
+    Attributes:
+        label: what sets it apart from the other arms, in as few words as possible.
+        slug: the label as a part of a file's name.
+        settings: value of every configuration field in which any two arms differ, by dotted name.
+        runs: the runs, in the order in which they were given.
+    """
+
+    label: str
+    slug: str
+    settings: Mapping[str, Any]
+    runs: tuple[Run, ...]
+
+    @property
+    def results(self) -> list[dict[str, Any]]:
+        """What `result.json` holds, for each run that has finished."""
+        return [run.result for run in self.runs if run.result is not None]
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seed of each run that has finished."""
+        return [run.config.loop.seed for run in self.runs if run.result is not None]
+
+
+def group_runs(runs: Iterable[Run]) -> list[Arm]:
+    """Group runs into arms by what differs in their configurations other than the seeds.
+
+    Fields that say how a run was watched or where it ran make no difference: `loop.device`, `loop.compile`
+    and the intervals of logging, evaluation and checkpoints. An arm is labelled with the smallest set of
+    fields that tells all arms apart, earlier fields of the configuration first.
+
+    Args:
+        runs: runs as `linrec.train.load_run` reads them.
+
+    Returns:
+        The arms, in the order of their first run.
+
+    Example:
+        >>> import dataclasses
+        >>> from pathlib import Path
+        >>> from linrec.train import get_recipe
+        >>> config = get_recipe("memory-horizon")
+        >>> wide = dataclasses.replace(config, model=dataclasses.replace(config.model, d_channel_mixing=256))
+        >>> runs = [Run(Path(name), c, [], None, {}) for name, c in (("a", config), ("b", wide), ("c", wide))]
+        >>> [(arm.label, len(arm.runs)) for arm in group_runs(runs)]
+        [('d_channel_mixing: 128', 1), ('d_channel_mixing: 256', 2)]
+    """
+    grouped: dict[str, tuple[dict[str, Any], list[Run]]] = {}
+    for run in runs:
+        fields = {
+            name: value
+            for name, value in _flat(config_to_dict(run.config)).items()
+            if name not in IGNORED and name.rpartition(".")[2] != "seed"
+        }
+        key = json.dumps(fields, sort_keys=True)
+        grouped.setdefault(key, (fields, []))[1].append(run)
+
+    configs = [fields for fields, _ in grouped.values()]
+    differing = [
+        name for name in _names(configs) if any(c.get(name) != configs[0].get(name) for c in configs)
+    ]
+    telling = _telling(configs, differing)
+    arms: list[Arm] = []
+    for fields, members in grouped.values():
+        told = [(name.rpartition(".")[2], fields.get(name)) for name in telling] or [("name", fields["name"])]
+        label = ", ".join(str(value) if name == "name" else f"{name}: {value}" for name, value in told)
+        # a lone word says enough in a file's name
+        named = told[0][1] if len(told) == 1 and isinstance(told[0][1], str) else label
+        slug = re.sub(r"[^a-z0-9]+", "-", named.lower()).strip("-")
+        if not slug or slug in (arm.slug for arm in arms):
+            slug = f"{slug or 'arm'}-{len(arms) + 1}"
+        settings = {name: fields.get(name) for name in differing}
+        arms.append(Arm(label, slug, settings, tuple(members)))
+    return arms
+
+
+def mean_and_spread(values: Sequence[float], digits: int = 3) -> str:
+    """Return "mean ± standard deviation" of a sample, the mean alone of one value, a dash of none.
+
+    Example:
+        >>> mean_and_spread([0.42, 0.43, 0.44]), mean_and_spread([0.5]), mean_and_spread([])
+        ('0.430 ± 0.010', '0.500', '–')
+    """
+    if not values:
+        return "–"
+    mean = f"{statistics.fmean(values):,.{digits}f}"
+    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):,.{digits}f}"
+
+
+def _names(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(name for config in configs for name in config))
+
+
+def _telling(configs: Sequence[Mapping[str, Any]], differing: Sequence[str]) -> tuple[str, ...]:
+    # three fields name any comparison that a reader can keep in mind
+    for size in range(min(3, len(differing)) + 1):
+        for names in itertools.combinations(differing, size):
+            if len({repr([config.get(name) for name in names]) for config in configs}) == len(configs):
+                return names
+    return tuple(differing)
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return flat

@@ -1,0 +1,103 @@
+"""Learning curves: loss and accuracy over the steps, in training and validation."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from linrec.report import style
+from linrec.report.arms import Arm
+from linrec.report.style import LineStyle
+from linrec.train import Run
+
+SPLITS: tuple[tuple[str, LineStyle], ...] = (("validation", "-"), ("train", ":"))
+PANELS = (("loss", "cross-entropy (nats)"), ("accuracy", "accuracy"))
+
+
+def draw_learning_curves(arms: Sequence[Arm]) -> Figure | None:
+    """Draw loss and accuracy of every arm over the steps.
+
+    Runs that logged at different steps are interpolated linearly; an arm's curve ends where its shortest run
+    does.
+
+    Args:
+        arms: the arms, each a colour.
+
+    Returns:
+        The picture; None where no run has logged anything.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from linrec.report import group_runs
+        >>> from linrec.train import get_recipe
+        >>> records = [{"step": s, "split": "train", "loss": 4.0 - s, "accuracy": 0.1 * s} for s in (1, 2)]
+        >>> run = Run(Path("a"), get_recipe("memory-horizon"), records, None, {})
+        >>> [axes.get_ylabel() for axes in draw_learning_curves(group_runs([run])).axes]
+        ['cross-entropy (nats)', 'accuracy']
+    """
+    figure = style.make_figure(height=6.6)
+    panels = figure.subplots(2, 1, sharex=True)
+    drawn = False
+    for axes, (quantity, title) in zip(panels, PANELS, strict=True):
+        for index, arm in enumerate(arms):
+            for split, line in SPLITS:
+                steps, rows = _aligned(arm.runs, split, quantity)
+                if rows:
+                    drawn = True
+                    style.draw_mean_and_range(axes, steps, rows, colour=style.colour(index), style=line)
+        style.finish_axes(axes, y=title)
+        _mark_chance(axes, quantity, arms)
+    panels[1].set_ylim(bottom=0)
+    panels[1].set_xlabel("step", fontsize=style.LETTERS)
+
+    handles = [
+        Line2D([], [], color=style.colour(index), linewidth=2.5, label=arm.label)
+        for index, arm in enumerate(arms)
+    ]
+    handles += [Line2D([], [], color="black", linestyle=line, label=split) for split, line in SPLITS]
+    # entries stand side by side as far as the common width has room for them
+    longest = max(len(arm.label) for arm in arms)
+    ncols = 4 if longest <= 18 else 2 if longest <= 36 else 1
+    legend = figure.legend(
+        handles=handles, loc="outside upper center", ncols=ncols, frameon=False, fontsize=style.LETTERS
+    )
+    style.keep_dollars(legend)
+    return figure if drawn else None
+
+
+def _aligned(runs: Sequence[Run], split: str, quantity: str) -> tuple[list[float], list[list[float]]]:
+    series = []
+    for run in runs:
+        records = [
+            (record["step"], record[quantity])
+            for record in run.metrics
+            if record["split"] == split and math.isfinite(record.get(quantity, math.nan))
+        ]
+        if records:
+            series.append(np.array(records, dtype=float).T)
+    if not series:
+        return [], []
+    first, last = max(steps[0] for steps, _ in series), min(steps[-1] for steps, _ in series)
+    grid = np.unique(np.concatenate([steps for steps, _ in series]))
+    grid = grid[(grid >= first) & (grid <= last)]
+    return grid.tolist(), [np.interp(grid, steps, values).tolist() for steps, values in series]
+
+
+def _mark_chance(axes: Axes, quantity: str, arms: Sequence[Arm]) -> None:
+    for chance in sorted({run.config.task.chance for arm in arms for run in arm.runs}):
+        level = chance if quantity == "accuracy" else -math.log(chance)
+        axes.axhline(level, color=style.GREY, linewidth=1, linestyle=(0, (5, 3)))
+        axes.annotate(
+            "chance",
+            (1, level),
+            xycoords=("axes fraction", "data"),
+            xytext=(0, 2),
+            textcoords="offset points",
+            ha="right",
+            va="bottom",
+            color=style.GREY,
+            fontsize=style.LETTERS - 1,
+        )

@@ -1,0 +1,72 @@
+"""What all pictures share: size, colours that colour-blind readers tell apart, legible letters."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.legend import Legend
+from matplotlib.ticker import MaxNLocator
+
+LineStyle: TypeAlias = Literal["-", ":"]
+
+# Okabe and Ito's palette without its yellow, which is too light for lines on white
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#555555")
+GREY = "#767676"
+# a narrow picture stays legible when a phone shows it at the width of its screen
+WIDTH_INCHES = 5.6
+LETTERS = 10
+# at this resolution each step of a sequence of 1,024 has a pixel of its own
+DOTS_PER_INCH = 300
+
+
+def colour(index: int) -> str:
+    """Return the colour of arm number `index`; after seven arms they repeat."""
+    return COLOURS[index % len(COLOURS)]
+
+
+def make_figure(height: float) -> Figure:
+    """Return an empty figure of the common width and of `height` inches, outside pyplot's global state."""
+    return Figure(figsize=(WIDTH_INCHES, height), dpi=DOTS_PER_INCH, layout="constrained")
+
+
+def finish_axes(axes: Axes, *, x: str = "", y: str = "") -> None:
+    """Label the axes, and leave out the lines that tell nothing."""
+    axes.set_xlabel(x, fontsize=LETTERS)
+    axes.set_ylabel(y, fontsize=LETTERS)
+    axes.tick_params(labelsize=LETTERS - 1)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=True, steps=[1, 2, 5, 10]))
+    axes.grid(color="#e4e4e4", linewidth=0.8)
+    axes.set_axisbelow(True)
+
+
+def draw_mean_and_range(
+    axes: Axes,
+    x: Sequence[float],
+    rows: Sequence[Sequence[float]],
+    *,
+    colour: str,
+    label: str = "",
+    style: LineStyle = "-",
+) -> None:
+    """Draw the mean of several curves on the same `x` as a line, and their lowest to highest as a band."""
+    columns = list(zip(*rows, strict=True))
+    axes.plot(x, [sum(c) / len(c) for c in columns], style, color=colour, linewidth=1.6, label=label)
+    if len(rows) > 1:
+        lowest, highest = [min(c) for c in columns], [max(c) for c in columns]
+        axes.fill_between(x, lowest, highest, color=colour, alpha=0.2, linewidth=0)
+
+
+def keep_dollars(legend: Legend) -> None:
+    """Show the legend's entries as they are: a dollar sign in a name begins no formula."""
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+
+
+def save(figure: Figure, path: Path) -> Path:
+    """Write the picture as PNG and return its path."""
+    # no software version inside: the same data makes the same file
+    figure.savefig(path, format="png", metadata={"Software": None})
+    return path

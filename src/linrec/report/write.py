@@ -1,0 +1,137 @@
+"""The report: from run folders to a page and its pictures."""
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from linrec.report import style
+from linrec.report.arms import Arm, group_runs
+from linrec.report.curves import draw_learning_curves
+from linrec.report.page import Picture, render_page
+from linrec.report.spans import draw_accuracy_by_span
+from linrec.report.transitions import draw_transitions, transition_magnitudes
+from linrec.train import Run, RunFolderError, TrainError, load_run
+
+RESULT_FIELDS = ("parameters", "steps", "seconds", "steps_per_second")
+SPLITS = ("test", "validation")
+BANDS = "Lines are means over the seeds; bands reach from the lowest to the highest seed."
+SPANS = (
+    "How many numbers an answer depends on, and how often it is right (GateLoop, figure 7). The picture ends "
+    "a little after the longest span at which a model is above chance."
+)
+MAGNITUDES = (
+    "Magnitudes of the learned state transitions over the first test sequence (GateLoop, figure 5): in each "
+    "layer channels vertically, the largest average on top, and time horizontally; the narrow column "
+    "enlarges the steps around one reset."
+)
+
+
+def write_report(run_dirs: Iterable[str | os.PathLike[str]], out_dir: str | os.PathLike[str]) -> Path:
+    """Write `report.html` and its pictures from run folders alone.
+
+    The pictures are learning_curves.png, accuracy_by_span.png and one transitions-<arm>.png per arm. The page
+    holds them inside itself, so that it can be sent as one file. What a run does not have yet (a result, a
+    checkpoint) is left out, and the page says so.
+
+    Args:
+        run_dirs: run folders of `linrec train`, finished or not; at least one. The same folder counts once.
+        out_dir: where to write; made if need be, files of the same names are replaced.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        ValueError: there are no run folders, one of them cannot be read, or `out_dir` cannot be written to.
+
+    Example:
+        >>> import tempfile
+        >>> from linrec.models import ModelConfig
+        >>> from linrec.tasks import MemoryHorizon
+        >>> from linrec.train import LoopConfig, TrainConfig, fit
+        >>> task = MemoryHorizon(length=8, n_resets=1, n_samples=20, n_validation=4, n_test=4)
+        >>> model = ModelConfig(vocab_size=6, d_model=8, n_layers=1)
+        >>> loop = LoopConfig(batch_size=4, device="cpu")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = fit(TrainConfig("tiny", task, model, loop=loop), f"{folder}/run")
+        ...     page = write_report([f"{folder}/run"], f"{folder}/report")
+        ...     sorted(path.name for path in page.parent.iterdir())
+        ['accuracy_by_span.png', 'learning_curves.png', 'report.html', 'transitions-tiny.png']
+    """
+    folders = list({Path(folder).resolve(): Path(folder) for folder in run_dirs}.values())
+    if not folders:
+        raise ValueError("`run_dirs` must name at least one run folder; got none.")
+    arms = group_runs([_load(folder) for folder in folders])
+    out = Path(out_dir)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        pictures, missing = _draw(arms, out)
+        page = out / "report.html"
+        page.write_text(render_page(arms, pictures, missing), encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"could not write the report to {out}: {error.strerror or error}.") from error
+    return page
+
+
+def _load(folder: Path) -> Run:
+    run = load_run(folder)
+    # all that the report takes for granted, so that a file of another origin is refused here and in one line
+    absent = []
+    if not all(isinstance(record, dict) and {"step", "split"} <= record.keys() for record in run.metrics):
+        absent.append("a step or split in metrics.jsonl")
+    if run.result is not None:
+        absent += [name for name in RESULT_FIELDS if name not in run.result]
+        absent += [f"{name} accuracy" for name in SPLITS if "accuracy" not in run.result.get(name, {})]
+    if absent:
+        raise RunFolderError(f"{folder} cannot be reported: it lacks {', '.join(absent)}.")
+    return run
+
+
+def _draw(arms: Sequence[Arm], out: Path) -> tuple[list[Picture], list[str]]:
+    pictures, missing = [], _unfinished(arms)
+    if (figure := draw_learning_curves(arms)) is not None:
+        path = style.save(figure, out / "learning_curves.png")
+        pictures.append(Picture(path, "Learning curves", f"Loss and accuracy while training. {BANDS}"))
+    else:
+        missing.append("No run has logged anything yet, so there are no learning curves.")
+    if (figure := draw_accuracy_by_span(arms)) is not None:
+        path = style.save(figure, out / "accuracy_by_span.png")
+        pictures.append(Picture(path, "Test accuracy by required memory span", f"{SPANS} {BANDS}"))
+    elif any(arm.results for arm in arms):
+        missing.append("This task's results are not split by memory span.")
+    for arm in arms:
+        picture = _draw_transitions(arm, out, missing)
+        if picture is not None:
+            pictures.append(picture)
+    return pictures, missing
+
+
+def _unfinished(arms: Sequence[Arm]) -> list[str]:
+    return [
+        f"{run.path} has no result: it has not finished. It counts in no mean."
+        for arm in arms
+        for run in arm.runs
+        if run.result is None
+    ]
+
+
+def _draw_transitions(arm: Arm, out: Path, missing: list[str]) -> Picture | None:
+    for run in arm.runs:
+        try:
+            model = run.model()
+        except TrainError as error:
+            missing.append(f"No transitions of {run.path}: {error}")
+            continue
+        task = run.config.task
+        magnitudes = transition_magnitudes(model, task.split("test").inputs[0], task.reset_token)
+        if magnitudes is None:
+            missing.append(f"The mixer {run.config.model.mixer!r} has no state transitions to draw.")
+            return None
+        path = style.save(draw_transitions(magnitudes), out / f"transitions-{arm.slug}.png")
+        caption = f"{MAGNITUDES} Seed {run.config.loop.seed}."
+        if magnitudes.resets.any():
+            caption += (
+                " Orange marks are resets. The average over channels and layers is "
+                f"{magnitudes.at_resets:.3f} at resets and {magnitudes.elsewhere:.3f} elsewhere."
+            )
+        return Picture(path, f"State transitions ({arm.label})", caption)
+    return None

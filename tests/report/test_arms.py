@@ -1,0 +1,76 @@
+import pytest
+
+from linrec.report import group_runs
+from linrec.report.arms import mean_and_spread
+from linrec.tasks import MemoryHorizon
+from linrec.train import load_run
+
+
+def _arms(*folders):
+    return group_runs([load_run(folder) for folder in folders])
+
+
+def test_runs_that_differ_in_their_seed_are_one_arm(make_run):
+    arms = _arms(
+        make_run("a", transition="data"),
+        make_run("b", transition="fixed"),
+        make_run("c", transition="data", seed=1),
+    )
+    assert [(arm.label, arm.slug, arm.seeds) for arm in arms] == [
+        ("transition: data", "data", [0, 1]),
+        ("transition: fixed", "fixed", [0]),
+    ]
+    assert arms[1].settings == {"model.mixer_args.transition": "fixed"}
+
+
+def test_a_single_arm_has_the_name_of_its_recipe(make_run):
+    (arm,) = _arms(make_run("a", recipe="memory-horizon"), make_run("b", recipe="memory-horizon", seed=3))
+    assert (arm.label, arm.slug, arm.settings) == ("memory-horizon", "memory-horizon", {})
+
+
+def test_where_and_how_closely_a_run_was_watched_makes_no_arm(make_run):
+    watched = {"log_every": 7, "eval_every": 9, "checkpoint_every": 11, "device": "cpu", "compile": "off"}
+    (arm,) = _arms(make_run("a"), make_run("b", loop=watched))
+    assert len(arm.runs) == 2
+
+
+def test_another_seed_of_the_data_is_another_seed(make_run):
+    other = MemoryHorizon(length=80, n_resets=2, n_samples=40, n_validation=4, n_test=8, seed=5)
+    (arm,) = _arms(make_run("a"), make_run("b", task=other, seed=1))
+    assert arm.seeds == [0, 1]
+
+
+def test_labels_name_the_fewest_fields_that_tell_arms_apart(make_run):
+    arms = _arms(
+        make_run("a", recipe="plain", transition="data"),
+        make_run("b", recipe="plain", transition="fixed"),
+        make_run("c", recipe="tuned", transition="data", output_gate=True),
+        make_run("d", recipe="tuned", transition="fixed", output_gate=True),
+    )
+    assert [arm.label for arm in arms] == [
+        "plain, transition: data",
+        "plain, transition: fixed",
+        "tuned, transition: data",
+        "tuned, transition: fixed",
+    ]
+    assert set(arms[0].settings) == {
+        "name",
+        "model.mixer_args.transition",
+        "model.mixer_args.output_gate",
+    }
+    assert [arm.slug for arm in arms][::3] == ["plain-transition-data", "tuned-transition-fixed"]
+
+
+def test_slugs_are_file_names_and_never_the_same(make_run):
+    arms = _arms(
+        make_run("a", recipe="../Up & <away>"), make_run("b", recipe="up away"), make_run("c", recipe="über")
+    )
+    assert [arm.slug for arm in arms] == ["up-away", "up-away-2", "ber"]
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [([], "–"), ([0.25], "0.250"), ([0.1, 0.3], "0.200 ± 0.141"), ([0.43, 0.43, 0.43], "0.430 ± 0.000")],
+)
+def test_mean_and_spread(values, text):
+    assert mean_and_spread(values) == text
