@@ -100,6 +100,20 @@ def test_norm_gate_and_projection_follow_in_this_order():
     assert_agree(full(x)[0], y @ full.out.weight.T + full.out.bias)
 
 
+@pytest.mark.parametrize("transition", ["data", "fixed"])
+def test_scaled_queries_give_every_time_scale_the_same_output_variance(transition):
+    arguments = {"transition": transition, "magnitude_init": (0.5, 0.99)}
+    torch.manual_seed(0)
+    plain = GateLoop(64, **arguments)
+    torch.manual_seed(0)
+    scaled = GateLoop(64, scale_query_init=True, **arguments)
+    magnitude = plain.transition(torch.zeros(1, 1, 64))[0].exp().flatten()
+    gain = (1 - magnitude**2).sqrt()
+    assert_agree(scaled.q.weight, plain.q.weight * gain[:, None])
+    assert_agree(scaled.q.bias, plain.q.bias * gain)
+    assert_agree(scaled.k.weight, plain.k.weight)
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [

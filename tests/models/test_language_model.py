@@ -44,6 +44,17 @@ def test_the_model_is_figure_9_with_norms_before_the_sublayers():
     assert [part.shape for part in state] == [(3, 8, 1, 1), (3, 8, 1, 1)]
 
 
+def test_post_norms_stand_after_the_skip_connections():
+    block = make(replace(CONFIG, norm_position="post")).blocks[0]
+    x = torch.randn(2, 7, 8, generator=generator())
+    norms = [(norm.weight, norm.bias) for norm in (block.mixer_norm, block.channel_mixing_norm)]
+    expected = functional.layer_norm(x + block.mixer(x)[0], (8,), *norms[0])
+    expected = functional.layer_norm(expected + block.channel_mixing(expected), (8,), *norms[1])
+    assert_agree(block(x)[0], expected)
+    with pytest.raises(ValueError, match="did you mean 'post'"):
+        make(replace(CONFIG, norm_position="posst"))
+
+
 class TestLaws:
     @staticmethod
     def on_embeddings(x, state=None, *, reset=None, model=make()):  # noqa: B008

@@ -43,6 +43,9 @@ class GateLoop(Mixer):
             `linrec.nn.Transition`, also for the next two.
         phase_init: largest phase at x = 0 when training starts, in radians, None for torch's own.
         transition_weight_scale: factor on the initial weights of the transition's two projections.
+        scale_query_init: whether the initial rows of Linear_q are multiplied by sqrt(1 - |a|^2), |a| of the
+            same channel at x = 0. A slow channel sums more inputs; with this, all channels start with
+            outputs of one variance, as LRU's factor gamma has it (Orvieto et al., 2023, section 3.4).
         bias: whether the projections have biases (the paper's footnote 1 omits them from the equations).
         output_norm: "none", "layer" or "rms", over all d_v channels.
         output_gate: whether y is multiplied by SiLU(Linear_g(x)).
@@ -75,6 +78,7 @@ class GateLoop(Mixer):
         magnitude_init: tuple[float, float] | None = None,
         phase_init: float | None = None,
         transition_weight_scale: float = 1.0,
+        scale_query_init: bool = False,
         bias: bool = True,
         output_norm: Norm = "none",
         output_gate: bool = False,
@@ -107,6 +111,8 @@ class GateLoop(Mixer):
             transition_weight_scale=transition_weight_scale,
             bias=bias,
         )
+        if scale_query_init:
+            self._scale_query()
         self.norm = make_norm(output_norm, d_v)
         self.gate = nn.Linear(d_model, d_v, bias=bias) if output_gate else None
         self.out = nn.Linear(d_v, d_model, bias=bias) if output_projection else nn.Identity()
@@ -137,6 +143,14 @@ class GateLoop(Mixer):
             dtype = dtype.to_complex()
         device = self.q.weight.device if device is None else device
         return torch.zeros(batch, self.n_heads, self.d_key, self.d_value, dtype=dtype, device=device)
+
+    @torch.no_grad()
+    def _scale_query(self) -> None:
+        log_decay, _ = self.transition(torch.zeros(1, 1, self.d_model, dtype=self.q.weight.dtype))
+        gain = torch.sqrt(-torch.expm1(2 * log_decay)).reshape(-1, 1).to(self.q.weight.dtype)
+        self.q.weight.mul_(gain)
+        if self.q.bias is not None:
+            self.q.bias.mul_(gain[:, 0])
 
     @property
     def state_size(self) -> int:

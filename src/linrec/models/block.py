@@ -1,24 +1,34 @@
 """The residual block of every model: time mixing, then channel mixing."""
 
+from typing import Literal, TypeAlias
+
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from linrec.errors import unknown
 from linrec.mixers import Mixer, State
 from linrec.nn.norms import Norm, make_norm
 
-__all__ = ["Block"]
+__all__ = ["Block", "NormPosition"]
+
+NormPosition: TypeAlias = Literal["pre", "post"]
 
 
 class Block(nn.Module):
-    """x = x + mixer(norm(x)), x = x + channel_mixing(norm(x)).
+    """Time mixing, then channel mixing, each with a skip connection and a norm.
 
-    The paper lists skip connections and layer normalisation and does not say where the norm stands; here it
-    stands before each sublayer, inside the skip connection.
+    | `norm_position` | each sublayer f        |
+    |-----------------|------------------------|
+    | "pre"           | x = x + f(norm(x))     |
+    | "post"          | x = norm(x + f(x))     |
+
+    The paper lists skip connections and layer normalisation and does not say where the norm stands.
 
     Args:
         mixer: the time mixing.
         channel_mixing: maps (..., d_model) to (..., d_model), each step alone.
         norm: "layer" or "rms".
+        norm_position: "pre" or "post".
         dropout: probability, on the output of each sublayer.
 
     Source:
@@ -35,9 +45,18 @@ class Block(nn.Module):
     """
 
     def __init__(
-        self, mixer: Mixer, channel_mixing: nn.Module, *, norm: Norm = "layer", dropout: float = 0.0
+        self,
+        mixer: Mixer,
+        channel_mixing: nn.Module,
+        *,
+        norm: Norm = "layer",
+        norm_position: NormPosition = "pre",
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
+        if norm_position not in ("pre", "post"):
+            raise unknown("`norm_position`", norm_position, ["pre", "post"])
+        self.norm_position = norm_position
         self.mixer_norm = make_norm(norm, mixer.d_model)
         self.mixer = mixer
         self.channel_mixing_norm = make_norm(norm, mixer.d_model)
@@ -52,6 +71,10 @@ class Block(nn.Module):
         reset: Bool[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b t d_model"], State]:
         """Apply the block to `x`; arguments and results are those of `Mixer.forward`."""
+        if self.norm_position == "post":
+            y, state = self.mixer(x, state, reset=reset)
+            x = self.mixer_norm(x + self.dropout(y))
+            return self.channel_mixing_norm(x + self.dropout(self.channel_mixing(x))), state
         y, state = self.mixer(self.mixer_norm(x), state, reset=reset)
         x = x + self.dropout(y)
         x = x + self.dropout(self.channel_mixing(self.channel_mixing_norm(x)))

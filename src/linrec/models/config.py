@@ -18,7 +18,8 @@ class ModelConfig:
         mixer: name of the time mixer, one of `linrec.mixers.names()`.
         mixer_args: keyword arguments of the mixer.
         d_channel_mixing: hidden width of the channel mixing.
-        norm: normalisation before each sublayer and before the head, "layer" or "rms".
+        norm: normalisation in each block and before the head, "layer" or "rms".
+        norm_position: "pre", before each sublayer, or "post", after each sublayer's skip connection.
         final_norm: whether there is one before the head.
         dropout: probability, on the output of each sublayer.
         tie_embeddings: whether the head's weight is the embedding's.
@@ -39,6 +40,7 @@ class ModelConfig:
     mixer_args: dict[str, Any] = field(default_factory=dict)
     d_channel_mixing: int = 128
     norm: Literal["layer", "rms"] = "layer"
+    norm_position: Literal["pre", "post"] = "pre"
     final_norm: bool = True
     dropout: float = 0.0
     tie_embeddings: bool = False

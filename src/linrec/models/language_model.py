@@ -54,6 +54,7 @@ class LanguageModel(nn.Module):
                 build(config.mixer, config.d_model, **config.mixer_args),
                 FeedForward(config.d_model, config.d_channel_mixing),
                 norm=config.norm,
+                norm_position=config.norm_position,
                 dropout=config.dropout,
             )
             for _ in range(config.n_layers)

@@ -117,10 +117,11 @@ class Transition(nn.Module):
         magnitude_init: (low, high), the range of |a| at x = 0 when training starts. The time scale
             1 / (1 - |a|) is drawn log-uniformly between 1 / (1 - low) and 1 / (1 - high), per channel.
             None leaves the biases as torch's Linear draws them: |a| is then near f(0).
-        phase_init: the largest phase at x = 0 when training starts, in radians, in (0, pi]. Channel c of
-            n gets phase_init (c + 1/2) / n, evenly spread. Positive ones suffice: with real weights, the
-            real part of the output does not depend on the sign of a channel's phases. None leaves the
-            biases as torch's Linear draws them.
+        phase_init: the largest phase at x = 0 when training starts, in radians, in (0, pi]. One phase is
+            drawn in each of n equal parts of [0, phase_init], for the n channels in random order: spread
+            evenly, yet another set in every layer. Positive ones suffice: with real weights, the real part
+            of the output does not depend on the sign of a channel's phases. None leaves the biases as
+            torch's Linear draws them.
         transition_weight_scale: factor on the initial weights of the two projections. With 0, training
             starts at a time-invariant recurrence. "fixed" has no weights to scale.
         bias: whether the projections have biases. The two init arguments need them.
@@ -215,8 +216,9 @@ class Transition(nn.Module):
     def _init_phases(self, bias: Tensor, largest: float) -> None:
         if not 0 < largest <= math.pi:
             raise ValueError(f"`phase_init` must be a phase in radians in (0, pi]; got {largest}.")
-        channels = torch.arange(len(bias), dtype=bias.dtype, device=bias.device)
-        bias.copy_(_PHASES[self.phase_activation].inverse(largest * (channels + 0.5) / len(bias)))
+        part = torch.randperm(len(bias), device=bias.device).to(bias.dtype)
+        phase = largest * (part + torch.rand_like(bias)) / len(bias)
+        bias.copy_(_PHASES[self.phase_activation].inverse(phase))
 
 
 def _magnitude_range(magnitude_init: tuple[float, float]) -> tuple[float, float]:
