@@ -80,7 +80,7 @@ def test_accuracy_by_span_is_the_mean_of_the_runs(make_run):
     assert data.get_ydata()[(spans > 10) & (spans <= 20)].tolist() == [0.5] * 10
     assert data.get_ydata()[spans > 20].max() == 0
     assert fixed.get_ydata()[4:6].tolist() == [1.0, 0.0]
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == [
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
         "transition: data",
         "transition: fixed",
         "chance 0.02",

@@ -86,7 +86,8 @@ def test_the_table_holds_mean_and_spread(report, make_run_once):
     assert rows["chance"][1] == "0.020"
     assert rows["always the most frequent answer"][1] == f"{runs['data-0'].config.task.trivial_score:.3f}"
     assert rows["model.mixer_args.transition"][1:] == ["data", "fixed"]
-    assert rows["data-1"][1:6] == ["transition: data", "a processor", "0123456789", "1", f"{second:.4f}"]
+    assert rows["data-1"][1:3] == ["1", f"{second:.4f}"]
+    assert rows["data-1"][5:] == ["1.5", "transition: data", "a processor", "0123456789"]
 
 
 def test_what_users_typed_is_escaped(report):
@@ -98,9 +99,9 @@ def test_what_is_missing_is_said(report):
     text = Page(report).text
     assert "fixed-1 has no result: it has not finished." in text
     # the other run of that arm has a checkpoint
-    assert "No transitions of" not in text
+    assert "No transitions" not in text
     rows = {row[0]: row for row in Page(report).rows}
-    assert rows["fixed-1"][5:] == ["–", "0.3000", "30", "–"]
+    assert rows["fixed-1"][1:6] == ["1", "–", "0.3000", "30", "–"]
 
 
 def test_the_same_runs_make_the_same_files_and_count_once(make_run, tmp_path):
@@ -118,7 +119,7 @@ def test_a_run_that_has_just_begun_has_a_report(make_run, tmp_path):
     for sentence in (
         "has no result",
         "no learning curves",
-        f"No transitions of {folder}: {folder} has no che",
+        f"No transitions to draw: {folder} has no che",
     ):
         assert sentence in text
     assert not list(tmp_path.glob("*.png"))
@@ -129,7 +130,7 @@ def test_a_damaged_checkpoint_is_missing_not_fatal(make_run, tmp_path):
     checkpoint = folder / "checkpoint.safetensors"
     checkpoint.write_bytes(checkpoint.read_bytes()[:-100])
     text = Page(write_report([folder], tmp_path)).text
-    assert f"No transitions of {folder}: " in text and "not usable" in text
+    assert f"No transitions to draw: {folder}" in text and "not usable" in text
 
 
 @pytest.mark.parametrize(

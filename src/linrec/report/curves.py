@@ -38,7 +38,7 @@ def draw_learning_curves(arms: Sequence[Arm]) -> Figure | None:
         >>> [axes.get_ylabel() for axes in draw_learning_curves(group_runs([run])).axes]
         ['cross-entropy (nats)', 'accuracy']
     """
-    figure = style.make_figure(height=6.6)
+    figure = style.make_figure(height=6.4)
     panels = figure.subplots(2, 1, sharex=True)
     drawn = False
     for axes, (quantity, title) in zip(panels, PANELS, strict=True):
@@ -58,13 +58,7 @@ def draw_learning_curves(arms: Sequence[Arm]) -> Figure | None:
         for index, arm in enumerate(arms)
     ]
     handles += [Line2D([], [], color="black", linestyle=line, label=split) for split, line in SPLITS]
-    # entries stand side by side as far as the common width has room for them
-    longest = max(len(arm.label) for arm in arms)
-    ncols = 4 if longest <= 18 else 2 if longest <= 36 else 1
-    legend = figure.legend(
-        handles=handles, loc="outside upper center", ncols=ncols, frameon=False, fontsize=style.LETTERS
-    )
-    style.keep_dollars(legend)
+    style.add_legend(figure, handles)
     return figure if drawn else None
 
 

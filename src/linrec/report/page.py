@@ -21,7 +21,7 @@ STYLE = """
 }
 * { box-sizing: border-box; }
 body {
-  margin: 0 auto; padding: 1.5rem 1rem 4rem; max-width: 54rem;
+  margin: 0 auto; padding: 1.5rem 1rem 4rem; max-width: 60rem;
   background: var(--page); color: var(--text); font: 1rem/1.5 system-ui, sans-serif;
 }
 h1 { font-size: 1.6rem; margin: 0 0 .25rem; }
@@ -122,21 +122,11 @@ def _results(arms: Sequence[Arm]) -> str:
     chance = [("chance", f"{task.chance:.3f}") for task in tasks]
     rows += [[*row, *[""] * (len(head) - 2)] for row in dict.fromkeys(trivial + chance)]
     note = '<p class="soft">Mean ± standard deviation over the seeds where there are several.</p>'
-    return _table(head, rows, n_text=1) + note
+    return _table(head, rows, numbers=range(1, len(head))) + note
 
 
 def _runs(arms: Sequence[Arm]) -> str:
-    head = [
-        "folder",
-        "arm",
-        "device",
-        "commit",
-        "seed",
-        "test accuracy",
-        "validation accuracy",
-        "steps",
-        "minutes",
-    ]
+    head = ["folder", "seed", "test", "validation", "steps", "minutes", "arm", "device", "commit"]
     rows = []
     for arm in arms:
         for run in arm.runs:
@@ -145,26 +135,25 @@ def _runs(arms: Sequence[Arm]) -> str:
             rows.append(
                 [
                     run.path.name or str(run.path),
-                    arm.label,
-                    run.about.get("device", {}).get("name", "–"),
-                    commit,
                     str(run.config.loop.seed),
                     f"{result['test']['accuracy']:.4f}" if result else "–",
                     f"{validation:.4f}" if validation is not None else "–",
                     f"{result['steps'] if result else _latest_step(run):,}",
                     f"{result['seconds'] / 60:.1f}" if result else "–",
+                    arm.label,
+                    run.about.get("device", {}).get("name", "–"),
+                    commit,
                 ]
             )
-    return _table(head, rows, n_text=4)
+    return _table(head, rows, numbers=range(1, 6))
 
 
 def _settings(arms: Sequence[Arm]) -> str:
     if len(arms) < 2:
         return ""
     rows = [[name, *(str(arm.settings[name]) for arm in arms)] for name in arms[0].settings]
-    return "<h2>What differs</h2>" + _table(
-        ["setting", *(arm.label for arm in arms)], rows, n_text=len(arms) + 1
-    )
+    head = ["setting", *(arm.label for arm in arms)]
+    return "<h2>What differs</h2>" + _table(head, rows, numbers=range(0))
 
 
 def _commands(arms: Sequence[Arm]) -> str:
@@ -194,10 +183,10 @@ def _picture(picture: Picture) -> str:
     )
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], *, n_text: int) -> str:
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: range) -> str:
     def cells(tag: str, values: Sequence[str]) -> str:
         return "".join(
-            f"<{tag}{'' if column < n_text else ' class=number'}>{escape(value)}</{tag}>"
+            f"<{tag}{' class=number' * (column in numbers)}>{escape(value)}</{tag}>"
             for column, value in enumerate(values)
         )
 

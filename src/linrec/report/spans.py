@@ -42,7 +42,7 @@ def draw_accuracy_by_span(arms: Sequence[Arm]) -> Figure | None:
     if not any(curves):
         return None
     chances = sorted({run.config.task.chance for arm in arms for run in arm.runs})
-    figure = style.make_figure(height=3.9)
+    figure = style.make_figure(height=3.7)
     axes = figure.subplots()
     for index, (arm, members) in enumerate(zip(arms, curves, strict=True)):
         if members:
@@ -54,7 +54,7 @@ def draw_accuracy_by_span(arms: Sequence[Arm]) -> Figure | None:
     style.finish_axes(axes, x="required memory span (numbers since the reset)", y="test accuracy")
     axes.set_ylim(0, 1.02)
     axes.set_xlim(0, _visible(curves, floor=chances[0] + LEARNED * (1 - chances[0])))
-    style.keep_dollars(axes.legend(frameon=False, fontsize=style.LETTERS))
+    style.add_legend(figure, axes.lines)
     return figure
 
 

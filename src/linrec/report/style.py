@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.legend import Legend
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 LineStyle: TypeAlias = Literal["-", ":"]
@@ -59,9 +59,17 @@ def draw_mean_and_range(
         axes.fill_between(x, lowest, highest, color=colour, alpha=0.2, linewidth=0)
 
 
-def keep_dollars(legend: Legend) -> None:
-    """Show the legend's entries as they are: a dollar sign in a name begins no formula."""
+def add_legend(figure: Figure, handles: Sequence[Line2D]) -> None:
+    """Put a legend above the axes, its entries side by side as far as the common width has room for them."""
+    longest = max(len(str(handle.get_label())) for handle in handles)
+    n_columns = 4 if longest <= 18 else 2 if longest <= 36 else 1
+    n_rows = -(-len(handles) // n_columns)
+    figure.set_figheight(figure.get_figheight() + 0.2 * n_rows)
+    legend = figure.legend(
+        handles=handles, loc="outside upper center", ncols=n_columns, frameon=False, fontsize=LETTERS
+    )
     for text in legend.get_texts():
+        # a dollar sign in a name begins no formula
         text.set_parse_math(False)
 
 

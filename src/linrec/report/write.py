@@ -119,7 +119,7 @@ def _draw_transitions(arm: Arm, out: Path, missing: list[str]) -> Picture | None
         try:
             model = run.model()
         except TrainError as error:
-            missing.append(f"No transitions of {run.path}: {error}")
+            missing.append(f"No transitions to draw: {error}")
             continue
         task = run.config.task
         magnitudes = transition_magnitudes(model, task.split("test").inputs[0], task.reset_token)
