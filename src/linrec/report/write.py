@@ -59,7 +59,7 @@ def write_report(run_dirs: Iterable[str | os.PathLike[str]], out_dir: str | os.P
     """
     folders = list({Path(folder).resolve(): Path(folder) for folder in run_dirs}.values())
     if not folders:
-        raise ValueError("`run_dirs` must name at least one run folder; got none.")
+        raise RunFolderError("`run_dirs` must name at least one run folder; got none.")
     arms = group_runs([_load(folder) for folder in folders])
     out = Path(out_dir)
     try:
@@ -68,7 +68,7 @@ def write_report(run_dirs: Iterable[str | os.PathLike[str]], out_dir: str | os.P
         page = out / "report.html"
         page.write_text(render_page(arms, pictures, missing), encoding="utf-8")
     except OSError as error:
-        raise ValueError(f"could not write the report to {out}: {error.strerror or error}.") from error
+        raise RunFolderError(f"could not write the report to {out}: {error.strerror or error}.") from error
     return page
 
 
