@@ -170,6 +170,11 @@ def _numba_problem() -> str | None:
             return number + 1.0
 
         successor(1.0)
+        # starting Numba's OpenMP threads sets the number of threads that torch uses too: start them now, and
+        # put it back
+        threads = torch.get_num_threads()
+        numba.set_num_threads(numba.get_num_threads())
+        torch.set_num_threads(threads)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return None

@@ -16,6 +16,7 @@ PAIRS: tuple[Pair, ...] = (
     ("recurrent", "torch"),
     ("scan", "torch"),
     ("recurrent", "numba"),
+    ("scan", "triton"),
 )
 
 
@@ -41,6 +42,7 @@ def scan(
     | recurrent | torch | a loop over time in torch operations; good for a few steps |
     | scan | torch | a blocked parallel scan of O(t) work, on any device |
     | recurrent | numba | CPU: batch rows and channels in parallel, time in a loop |
+    | scan | triton | CUDA: batch rows and channels in parallel, time in tiles |
 
     `"auto"` takes the best pair that works for the call (the table is at `linrec.ops.dispatch.auto_scan`);
     what is given explicitly is obeyed or refused. To stream, pass the state from call to call; a single step
@@ -56,7 +58,7 @@ def scan(
             link to `state`.
         reverse: run from the last step to the first.
         mode: "auto", "recurrent" or "scan".
-        backend: "auto", "reference", "torch" or "numba".
+        backend: "auto", "reference", "torch", "numba" or "triton".
 
     Returns:
         y (b, t, c) in the dtype that a and x promote to, and the last value that was computed (b, c): y at

@@ -14,6 +14,7 @@ from torch import Tensor
 from linrec.ops.dispatch import Pair
 from linrec.ops.scan import numba as numba_backend
 from linrec.ops.scan import torch as torch_backend
+from linrec.ops.scan import triton as triton_backend
 
 
 class Scan(torch.autograd.Function):
@@ -33,6 +34,8 @@ class Scan(torch.autograd.Function):
         mode, backend = pair
         if backend == "numba":
             return numba_backend.forward(a, x, state, cut, reverse)
+        if backend == "triton":
+            return triton_backend.forward(a, x, state, cut, reverse)
         return torch_backend.forward(a, x, state, cut, reverse, mode == "scan")
 
     @staticmethod
@@ -51,6 +54,8 @@ class Scan(torch.autograd.Function):
         arguments = (a, y, state, cut, dy, dlast, ctx.reverse, needs_a)
         if backend == "numba":
             da, dx, dstate = numba_backend.backward(*arguments)
+        elif backend == "triton":
+            da, dx, dstate = triton_backend.backward(*arguments)
         else:
             da, dx, dstate = torch_backend.backward(*arguments, mode == "scan")
         return (
