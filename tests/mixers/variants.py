@@ -2,17 +2,21 @@
 
 from typing import Any
 
+from linrec import mixers
+
+DEFAULTS: dict[str, dict[str, Any]] = {"defaults": {}}
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "gate_loop": {
         "paper": {},
+        "heads": {"n_heads": 2, "phase_activation": "tanh", "bias": False},
         "fixed": {"transition": "fixed"},
         "real": {"phase_activation": "none", "magnitude_activation": "stable_exp"},
-        "heads": {"n_heads": 2, "phase_activation": "tanh", "bias": False},
         "uneven": {"n_heads": 2, "d_qk": 6, "d_v": 4, "output_projection": True, "transition": "fixed"},
         "tuned": {
             "magnitude_init": (0.5, 0.999),
             "phase_init": 0.3,
             "transition_weight_scale": 0.1,
+            "scale_query_init": True,
             "output_norm": "rms",
             "output_gate": True,
             "output_projection": True,
@@ -26,13 +30,11 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
-def cases() -> list[tuple[str, str]]:
-    """(mixer, variant) pairs of every mixer that exists."""
-    from linrec import mixers
-
-    return [(name, variant) for name in mixers.names() for variant in VARIANTS.get(name, {"defaults": {}})]
+def cases(*names: str) -> list[tuple[str, str]]:
+    """(mixer, variant) pairs of the mixers called `names`, or of every mixer that exists."""
+    return [(name, variant) for name in names or mixers.names() for variant in VARIANTS.get(name, DEFAULTS)]
 
 
 def arguments(name: str, variant: str) -> dict[str, Any]:
     """The keyword arguments of a variant."""
-    return VARIANTS.get(name, {"defaults": {}})[variant]
+    return VARIANTS.get(name, DEFAULTS)[variant]

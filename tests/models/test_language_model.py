@@ -24,7 +24,7 @@ def make(config: ModelConfig = CONFIG) -> LanguageModel:
     return LanguageModel(config)
 
 
-def tokens(time: int = 17) -> torch.Tensor:
+def tokens(time: int = 9) -> torch.Tensor:
     return torch.randint(0, 6, (3, time), generator=generator())
 
 
@@ -67,7 +67,7 @@ class TestLaws:
         return model.head(model.norm(x)), tuple(states)
 
     def test_split_steps_causality_batch_and_reset(self):
-        x = torch.randn(3, 17, 8, generator=generator())
+        x = torch.randn(3, 9, 8, generator=generator())
         for law in (check_split, check_steps, check_causality, check_batch_independence, check_reset):
             law(self.on_embeddings, x)
 
@@ -77,7 +77,7 @@ class TestLaws:
             law(model, tokens())
 
     def test_compile(self):
-        x = torch.randn(3, 17, 8, generator=generator())
+        x = torch.randn(3, 9, 8, generator=generator())
         check_compile(make().blocks[0], x, compiler="aot_eager")
 
 
@@ -133,7 +133,7 @@ def test_unknown_mixers_and_arguments_name_the_nearest_match():
 
 def test_input_errors():
     model = make()
-    with pytest.raises(ValueError, match=r"`tokens` must have shape \(batch, time\); got \(17,\)"):
+    with pytest.raises(ValueError, match=r"`tokens` must have shape \(batch, time\); got \(9,\)"):
         model(tokens()[0])
     with pytest.raises(TypeError, match=r"`tokens` must be int64 token ids; got torch.float32"):
         model(tokens().float())

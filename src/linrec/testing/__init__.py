@@ -35,6 +35,7 @@ from linrec.testing.suites import (
     check_state_dict,
 )
 from linrec.testing.tolerances import assert_agree, tolerance
+from linrec.testing.trees import differentiable, map_tree
 
 __all__ = [
     "assert_agree",
@@ -52,8 +53,10 @@ __all__ = [
     "check_stability",
     "check_state_dict",
     "check_steps",
+    "differentiable",
     "gate_loop_inputs",
     "generator",
+    "map_tree",
     "reset_mask",
     "scan_inputs",
     "tolerance",

@@ -86,16 +86,26 @@ def check_init_state(mixer: Mixer, x: Tensor) -> None:
 
 
 def check_state_dict(mixer: Mixer, x: Tensor) -> None:
-    """Law 7: saved and loaded into another instance, weights alone give the same outputs, bit for bit."""
+    """Law 7: saved and loaded into another instance, weights alone give the same outputs, bit for bit.
+
+    The other instance has zeros in place of weights before it loads, also where a tensor is a plain attribute
+    that `state_dict` does not know.
+    """
+    y, _ = mixer(x)
     file = io.BytesIO()
     torch.save(mixer.state_dict(), file)
     file.seek(0)
     twin = copy.deepcopy(mixer)
+    plain = [
+        value for module in twin.modules() for value in vars(module).values() if isinstance(value, Tensor)
+    ]
     with torch.no_grad():
-        for tensor in (*twin.parameters(), *twin.buffers()):
+        for tensor in (*twin.state_dict().values(), *plain):
             tensor.zero_()
+    if torch.equal(twin(x)[0], y):
+        raise AssertionError("the outputs do not change with the weights that `state_dict` holds")
     twin.load_state_dict(torch.load(file, weights_only=True))
-    torch.testing.assert_close(twin(x)[0], mixer(x)[0], rtol=0, atol=0)
+    torch.testing.assert_close(twin(x)[0], y, rtol=0, atol=0, msg=lambda message: f"after loading: {message}")
 
 
 def check_autocast(mixer: Mixer, x: Tensor) -> None:

@@ -1,0 +1,250 @@
+"""The laws, for every mixer and every operator that exists, found by their files."""
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+from linrec import mixers, ops, testing
+from linrec.ops import gate_loop, gate_loop_attention, scan
+from linrec.testing import check_operator, gate_loop_inputs, generator, reset_mask, scan_inputs
+from tests.mixers import variants
+
+D_MODEL = 4
+TIMES = (1, 2, 63, 64, 65)
+LONG = 16_384
+# softmax attention forms all pairs of steps
+LONG_OF_MIXERS = {"gate_loop_attention": 512}
+
+every_mixer = pytest.mark.parametrize(("name", "variant"), variants.cases())
+on_a_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+def make(name: str, variant: str) -> mixers.Mixer:
+    torch.manual_seed(0)
+    return mixers.build(name, D_MODEL, **variants.arguments(name, variant))
+
+
+@every_mixer
+def test_laws_of_mixers(name, variant):
+    # tracing takes seconds, so two variants of each mixer do it
+    compiler = "aot_eager" if (name, variant) in variants.cases(name)[:2] else None
+    testing.check_mixer(make(name, variant), time=17, long=LONG_OF_MIXERS.get(name, LONG), compiler=compiler)
+
+
+@every_mixer
+@pytest.mark.parametrize("time", [*TIMES[1:], 1000])
+def test_mixers_split_and_reset_at_every_length(name, variant, time):
+    mixer = make(name, variant)
+    x = torch.randn(2, min(time, LONG_OF_MIXERS.get(name, time)), D_MODEL, generator=generator(time))
+    testing.check_split(mixer, x)
+    testing.check_reset(mixer, x, reset=reset_mask(2, x.shape[1], rate=3 / time))
+
+
+# inductor leaves complex operations to eager kernels and says so
+@pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex operators")
+def test_a_mixer_compiles_to_code_of_any_length():
+    mixer = make("gate_loop", "paper")
+    testing.check_compile(mixer, torch.randn(2, 9, D_MODEL, generator=generator()), dynamic=None)
+
+
+@dataclass(frozen=True)
+class Operator:
+    """An operator with makers of inputs: of a time, and of dtypes by name of the case."""
+
+    function: Callable[..., Any]
+    inputs: Callable[..., dict[str, Any]]
+    cases: dict[str, dict[str, Any]]
+    over_time: tuple[str, ...]
+    dtypes: tuple[torch.dtype, ...] = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+    options: dict[str, dict[str, Any]] = field(default_factory=dict)
+    # modes that form all pairs of steps, or loop in Python
+    long: dict[str, int] = field(default_factory=lambda: {"attention": 1024})
+
+    @property
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        return importlib.import_module(self.function.__module__).PAIRS
+
+
+def attention_inputs(time: int, *, seed: int = 0, **arguments: Any) -> dict[str, Any]:
+    before, now = (gate_loop_inputs(2, steps, 2, 3, 2, seed=seed + steps, **arguments) for steps in (5, time))
+    for inputs in (before, now):
+        del inputs["state"]
+    return now | {"state": gate_loop_attention(**before)[1]}
+
+
+GATES = {
+    "GateLoop": {},
+    "GLA": {"phase": None},
+    "Mamba-2": {"log_decay": "bth", "phase": None},
+    "RetNet with phases": {"log_decay": "h", "phase": "hk"},
+    "phases alone": {"log_decay": None, "phase": "bth"},
+    "linear attention, complex q and k": {"log_decay": None, "phase": None, "complex_qk": True},
+}
+OPERATORS = {
+    "scan": Operator(
+        scan,
+        lambda time, **arguments: scan_inputs(2, time, 3, **arguments),
+        {
+            "per step": {},
+            "per head": {"decay": "head"},
+            "per channel": {"decay": "channel"},
+            "constant": {"decay": "constant"},
+            "complex": {"dtype": torch.complex64},
+            "complex per channel": {"decay": "channel", "dtype": torch.complex128},
+        },
+        ("a", "x"),
+        dtypes=(torch.float64, torch.bfloat16, torch.float16),
+        options={"reverse": {"reverse": True}},
+    ),
+    "gate_loop": Operator(
+        gate_loop,
+        lambda time, **arguments: gate_loop_inputs(2, time, 2, 3, 2, **arguments),
+        GATES,
+        ("q", "k", "v", "log_decay", "phase"),
+        dtypes=(torch.float64, torch.bfloat16, torch.float16),
+    ),
+    "attention": Operator(
+        gate_loop_attention,
+        attention_inputs,
+        # the gates are those of gate_loop, and this reference is slow
+        {name: GATES[name] for name in ("GateLoop", "Mamba-2", "linear attention, complex q and k")},
+        ("q", "k", "v", "log_decay", "phase"),
+        dtypes=(torch.float64, torch.bfloat16, torch.float16),
+        options={"scale": {"scale": 0.5}},
+    ),
+}
+
+
+def pairs(*, reference: bool = True) -> Iterator[Any]:
+    """(operator, mode, backend) of everything that exists; Triton needs a GPU."""
+    for name, operator in OPERATORS.items():
+        for mode, backend in operator.pairs:
+            if backend != "reference" or reference:
+                marks = on_a_gpu if backend == "triton" else []
+                yield pytest.param(name, mode, backend, marks=marks, id=f"{name}-{mode}-{backend}")
+
+
+def device_of(backend: str) -> str:
+    return "cuda" if backend == "triton" else "cpu"
+
+
+every_pair = pytest.mark.parametrize(("name", "mode", "backend"), pairs())
+every_fast_pair = pytest.mark.parametrize(("name", "mode", "backend"), pairs(reference=False))
+
+
+def test_every_operator_is_listed():
+    folders = {module.name for module in pkgutil.iter_modules(ops.__path__) if module.ispkg}
+    assert folders == set(OPERATORS)
+
+
+def agree(
+    name: str, mode: str, backend: str, time: int, *, options: dict[str, Any], **arguments: Any
+) -> None:
+    operator = OPERATORS[name]
+    device = device_of(backend)
+    inputs = operator.inputs(time, **arguments)
+    inputs, options = testing.map_tree(lambda tensor: tensor.to(device), (inputs, options))
+    dtype = arguments.get("dtype", torch.float32)
+    check_operator(operator.function, inputs, mode=mode, backend=backend, dtype=dtype, options=options)
+
+
+@every_fast_pair
+def test_every_pair_agrees_with_the_float64_reference(name, mode, backend):
+    for case in OPERATORS[name].cases.values():
+        for time in TIMES:
+            agree(name, mode, backend, time, options={}, seed=time, **case)
+
+
+@every_pair
+def test_every_pair_agrees_under_options(name, mode, backend):
+    reset = {"reset": reset_mask(2, 65, rate=0.05)}
+    for case in OPERATORS[name].cases.values():
+        for options in ({}, *OPERATORS[name].options.values()):
+            agree(name, mode, backend, 65, options=options | reset, **case)
+
+
+@every_fast_pair
+def test_every_pair_agrees_over_long_sequences(name, mode, backend):
+    # the oracle of softmax attention keeps all pairs of steps for autograd
+    time = 200 if name == "attention" else 1000
+    agree(name, mode, backend, time, options={"reset": reset_mask(2, time, rate=0.003)})
+
+
+@every_pair
+def test_every_pair_agrees_in_every_dtype(name, mode, backend):
+    for dtype in OPERATORS[name].dtypes:
+        agree(name, mode, backend, 65, options={}, dtype=dtype)
+
+
+def over_time(name: str, mode: str, backend: str, time: int) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """The operator as a function of its inputs over time, and such inputs."""
+    operator = OPERATORS[name]
+    inputs = operator.inputs(time)
+    x = {key: inputs[key].to(device_of(backend)) for key in operator.over_time}
+
+    def function(x: Any, state: Any = None, *, reset: Any = None) -> Any:
+        return operator.function(**x, state=state, reset=reset, mode=mode, backend=backend)
+
+    return function, x
+
+
+@every_pair
+def test_laws_of_operators(name, mode, backend):
+    function, x = over_time(name, mode, backend, 17)
+    testing.check_split(function, x)
+    testing.check_steps(function, x)
+    testing.check_causality(function, x)
+    testing.check_batch_independence(function, x)
+    testing.check_reset(function, x)
+    testing.check_empty(function, x)
+    testing.check_layout(function, x)
+
+
+@every_fast_pair
+def test_operators_compile(name, mode, backend):
+    function, x = over_time(name, mode, backend, 6)
+    testing.check_compile(function, x, compiler="aot_eager")
+
+
+@every_fast_pair
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_operators_are_stable(name, mode, backend, dtype):
+    function, x = over_time(name, mode, backend, OPERATORS[name].long.get(mode, LONG))
+    time = next(iter(x.values())).shape[1]
+    # magnitudes from exactly zero to one within rounding, in every row of steps
+    steps = torch.arange(time)
+    log_decay = -torch.logspace(-8, 3, 12)[steps % 12]
+    log_decay[::1000] = -torch.inf
+    for key in ("a", "log_decay"):
+        if key in x:
+            shaped = log_decay.reshape(-1, *[1] * (x[key].dim() - 2)).expand_as(x[key]).clone()
+            x[key] = (shaped if key == "log_decay" else shaped.exp()).to(x[key])
+    testing.check_stability(function, {key: tensor.to(dtype) for key, tensor in x.items()})
+
+
+@pytest.mark.parametrize("name", ["scan", "gate_loop"])
+def test_gradients_are_finite_differences(name):
+    operator = OPERATORS[name]
+    reset = torch.tensor([[False, False, True, False], [True, False, False, False]])
+    cases = [{"dtype": torch.float64}, {"dtype": torch.complex128}] if name == "scan" else GATES.values()
+    for mode, backend in operator.pairs:
+        if backend == "triton":
+            continue
+        for case in cases:
+            for options in ({}, {"reset": reset}, *operator.options.values()):
+                inputs = operator.inputs(4, **({"dtype": torch.float64} | case))
+                check_finite_differences(operator.function, inputs, mode=mode, backend=backend, **options)
+
+
+def check_finite_differences(function: Callable[..., Any], inputs: dict[str, Any], **options: Any) -> None:
+    given = {key: tensor.requires_grad_() for key, tensor in inputs.items() if tensor is not None}
+
+    def of(*tensors: torch.Tensor) -> Any:
+        return function(**inputs | dict(zip(given, tensors, strict=True)), **options)
+
+    assert torch.autograd.gradcheck(of, tuple(given.values()), fast_mode=True)
