@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import tyro
 
@@ -84,13 +84,15 @@ class ReportOptions:
         out: folder for the report; by default that of the one run, or the one that all runs lie in.
     """
 
-    runs: tyro.conf.Positional[tuple[Path, ...]]
+    runs: Annotated[
+        tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...", help_behavior_hint="")
+    ]
     out: Path | None = None
 
 
 @dataclass(frozen=True)
 class DemoOptions:
-    """Train the data-controlled and the fixed-transition GateLoop side by side, and write a report.
+    """Train two small GateLoops side by side and write a report.
 
     Args:
         out: folder for both runs and the report; runs of an earlier demo in it are replaced.
@@ -136,6 +138,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _say(error, 130)
     except KeyboardInterrupt:
         return _say("stopped.", 130)
+    except SystemExit:
+        # help was asked for and given
+        return 0
     except TrainError as error:
         return _say(error, 1)
 
@@ -218,11 +223,15 @@ def _parse(options: type[T], words: list[str], program: str) -> T:
     """Parse options; what is wrong with them comes as a ConfigError of one line."""
     complaint = io.StringIO()
     try:
-        with contextlib.redirect_stderr(complaint):
+        with contextlib.ExitStack() as stack:
+            if not {"-h", "--help"} & {*words}:
+                # what is no terminal gets no colours and no frames
+                stack.enter_context(contextlib.redirect_stdout(complaint))
+            stack.enter_context(contextlib.redirect_stderr(complaint))
             parsed, unknown_words = tyro.cli(options, args=words, prog=program, return_unknown_args=True)
     except SystemExit as stop:
         if stop.code:
-            raise ConfigError(_without_box(complaint.getvalue())) from None
+            raise ConfigError(_message(complaint.getvalue())) from None
         raise
     if unknown_words:
         word = unknown_words[0].split("=")[0]
@@ -233,15 +242,15 @@ def _parse(options: type[T], words: list[str], program: str) -> T:
     return parsed
 
 
-def _without_box(text: str) -> str:
-    """Return what tyro says in a box as one line, without frame, title and the references below."""
-    lines = []
-    for line in text.splitlines()[1:]:
-        content = line.strip(" │|")
-        if not content.strip("─-╰╯+"):
-            break
-        lines.append(content)
-    return " ".join(lines)
+def _message(text: str) -> str:
+    """Return what tyro says as one line, without the title above and the references below."""
+    blocks: list[list[str]] = [[]]
+    for line in map(str.strip, text.splitlines()):
+        if line and not line.strip("-"):
+            blocks.append([])
+        else:
+            blocks[-1].append(line)
+    return " ".join(" ".join(blocks[min(1, len(blocks) - 1)]).split())
 
 
 def _peek(words: list[str], option: str) -> str | None:

@@ -63,7 +63,11 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     metadata = {"linrec": json.dumps(checkpoint.about), "crc32": _checksum(tensors)}
     partial = folder / PARTIAL
     try:
+        partial.touch()
+        mode = partial.stat().st_mode
         save_file(tensors, partial, metadata=metadata)
+        # safetensors makes files that their owner alone can read
+        partial.chmod(mode)
         _force_to_disk(partial)
         if (folder / CURRENT).exists():
             os.replace(folder / CURRENT, folder / PREVIOUS)

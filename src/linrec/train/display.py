@@ -55,17 +55,19 @@ class Display:
 
     def _table(self) -> Table:
         table = Table(box=None, expand=True, padding=(0, 1, 0, 0), show_edge=False, header_style="dim")
-        table.add_column("run", no_wrap=True)
+        # one run needs no name, and a narrow terminal has no room for a long one
+        table.add_column("run" if len(self._rows) > 1 else "", no_wrap=True)
         table.add_column("step", justify="right", no_wrap=True)
         table.add_column("", ratio=1, min_width=4)
         for title in ("loss", "accuracy", "steps/s", "left"):
             table.add_column(title, justify="right", no_wrap=True)
         for name, progress in self._rows.items():
+            label = name if len(self._rows) > 1 else ""
             if progress is None:
-                table.add_row(name, "starting", ProgressBar(total=1, completed=0), *[""] * 4)
+                table.add_row(label, "starting", ProgressBar(total=1, completed=0), *[""] * 4)
                 continue
             table.add_row(
-                name,
+                label,
                 f"{progress.step}/{progress.total_steps}",
                 ProgressBar(total=progress.total_steps, completed=progress.step),
                 f"{progress.loss:.3f}",

@@ -1,0 +1,224 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from linrec import demo
+from linrec.cli import main
+from linrec.train import checkpoint as checkpoint_module
+from linrec.train import load_run
+
+from .train.test_checkpoint import full_disk, truncate
+
+# a run of the demo's recipe that takes a second: 2 epochs of 5 batches
+SMALL = [
+    *("--task.length", "8", "--task.n-resets", "1", "--task.n-samples", "28"),
+    *("--task.n-validation", "4", "--task.n-test", "4", "--model.d-model", "8", "--model.n-layers", "1"),
+    *("--loop.epochs", "2", "--loop.batch-size", "4", "--loop.log-every", "1", "--optim.warmup-steps", "2"),
+    *("--loop.device", "cpu"),
+]
+TRAIN = ["train", "memory-horizon-demo", *SMALL]
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def complaint(words: list[str], status: int, capsys: pytest.CaptureFixture[str]) -> str:
+    """Run a command that must fail with one line on standard error; returns the line."""
+    assert main(words) == status
+    said = capsys.readouterr().err
+    assert said.startswith("linrec: ") and said.count("\n") == 1, said
+    return said
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["trian"], "there is no command 'trian'; did you mean 'train'?"),
+        (["train", "memory-horzon"], "there is no recipe 'memory-horzon'; did you mean 'memory-horizon'?"),
+        (
+            ["train", "--optim.lr", "1"],
+            "name a recipe first, or a run folder after --resume; recipes: memory-horizon",
+        ),
+        (["train", "--resume"], "name a recipe first, or a run folder after --resume"),
+        ([*TRAIN, "--optim.lrr", "1"], "there is no option --optim.lrr; did you mean --optim.lr?"),
+        ([*TRAIN, "--optim.lrr=1"], "there is no option --optim.lrr; did you mean --optim.lr?"),
+        (
+            [*TRAIN, "--model.mixer-args.transitoin", "fixed"],
+            "no option --model.mixer-args.transitoin; did you mean --model.mixer-args.transition?",
+        ),
+        ([*TRAIN, "--model.mixer", "gateloop"], "there is no mixer 'gateloop'; did you mean 'gate_loop'?"),
+        ([*TRAIN, "--model.mixer-args.transition", "fixd"], "invalid choice 'fixd'"),
+        ([*TRAIN, "--loop.precision", "16"], "'bf16-mixed'"),
+        ([*TRAIN, "--optim.lr", "fast"], "--optim.lr: could not convert string to float: 'fast'"),
+        ([*TRAIN, "--optim.lr", "-1"], "`lr` must be greater than 0; got -1.0"),
+        ([*TRAIN, "--optim.lr"], "--optim.lr"),
+        ([*TRAIN, "--task.n-samples", "3"], "`n_samples` must exceed"),
+        ([*TRAIN, "stray"], "unexpected 'stray'"),
+        ([*TRAIN, "--model.final-norm", "True"], "unexpected 'True'"),
+        (
+            [*TRAIN, "--optim.warmup-steps", "10"],
+            "`optim.warmup_steps` must be less than the steps of the run = 10",
+        ),
+        ([*TRAIN, "--loop.batch-size", "21"], "`loop.batch_size` must be at most the training samples = 20"),
+        ([*TRAIN, "--model.mixer-args.n-heads", "3"], "the model cannot be built: `d_qk`"),
+        ([*TRAIN, "--resume", "nowhere"], "there is no run folder nowhere"),
+        (["train", "--resume", "nowhere"], "there is no run folder nowhere"),
+        (["report"], "name at least one run folder"),
+        (["report", "nowhere"], "there is no run folder nowhere"),
+        (["report", "nowhere", "--oot", "x"], "there is no option --oot; did you mean --out?"),
+        (["demo", "--uot", "x"], "there is no option --uot; did you mean --out?"),
+    ],
+)
+def test_mistakes_are_answered_in_one_line(
+    words: list[str], expected: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert expected in complaint(words, 2, capsys)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["report", "--help"], ["demo", "--help"]])
+def test_help_fits_into_half_a_screen(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main(words) == 0
+    said = capsys.readouterr()
+    assert "usage: linrec" in said.out and not said.err
+    assert max(len(line) for line in said.out.splitlines()) <= 70
+
+
+@pytest.mark.parametrize("words", [[], ["train"]])
+def test_saying_nothing_shows_the_help_and_is_a_mistake(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    said = capsys.readouterr()
+    assert "usage: linrec" in said.err and not said.out
+
+
+def test_the_help_of_a_recipe_lists_the_arguments_of_its_mixer(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    assert main(["train", "memory-horizon", "--help"]) == 0
+    said = capsys.readouterr().out
+    for line in (
+        "--model.mixer-args.transition {data,fixed}",
+        "--model.mixer-args.magnitude-activation {sigmoid,stable_exp}",
+        "--optim.warmup-steps INT",
+        "(default: 10000)",
+        "--task.length INT",
+    ):
+        assert line in said
+
+
+def test_train_resume_and_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = [*TRAIN, "--model.mixer-args.transition", "fixed", "--optim.betas", "0.8", "0.9"]
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert "step 10/10" in said and "test accuracy 0." in said
+
+    folder = Path("runs") / "memory-horizon-demo"
+    run = load_run(folder)
+    assert run.config.model.mixer_args["transition"] == "fixed"
+    assert run.config.optim.betas == (0.8, 0.9)
+    assert run.about["command"] == f"linrec {' '.join(words)}"
+
+    assert "holds a run already; continue it with --resume" in complaint(words, 2, capsys)
+    assert main(["train", "--resume", str(folder)]) == 0
+    assert main(["train", "memory-horizon-demo", f"--resume={folder}", "--out", str(folder)]) == 0
+    capsys.readouterr()
+    resume = ["--resume", str(folder)]
+    assert "optim.lr = 0.0" in complaint(["train", *resume, "--optim.lr", "1"], 2, capsys)
+    assert "leave --out out" in complaint(["train", *resume, "--out", "other"], 2, capsys)
+    assert "with the recipe 'memory-horizon-demo'" in complaint(
+        ["train", "memory-horizon", *resume], 2, capsys
+    )
+
+
+def test_a_disk_that_is_full_ends_a_run_with_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint_module, "save_file", full_disk)
+    assert "No space left on device; there is no older one" in complaint(TRAIN, 1, capsys)
+
+
+@pytest.mark.filterwarnings("default:.*is not usable")
+def test_a_truncated_checkpoint_is_reported_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*TRAIN, "--loop.checkpoint-every", "4", "--out", "run"]) == 0
+    (Path("run") / "result.json").unlink()
+    truncate(Path("run") / "checkpoint.safetensors")
+    capsys.readouterr()
+    assert main(["train", "--resume", "run"]) == 0
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "going on from checkpoint.previous.safetensors" in said
+    for name in ("checkpoint.safetensors", "checkpoint.previous.safetensors"):
+        truncate(Path("run") / name)
+    (Path("run") / "result.json").unlink()
+    assert "not usable" in complaint(["train", "--resume", "run"], 1, capsys)
+
+
+def test_ctrl_c_writes_a_checkpoint_and_resume_finishes(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = [*TRAIN, "--loop.epochs", "20000", "--out", "run"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "linrec.cli", *words],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    while not (metrics.exists() and metrics.stat().st_size) and process.poll() is None:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert said.count(b"\n") == 1 and b"continue with: linrec train --resume run" in said
+    assert checkpoint_module.load_checkpoint(tmp_path / "run") is not None
+
+    # the rest of 100,000 steps is more than a test needs
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["config"]["loop"]["epochs"] == 20_000
+
+
+def test_the_demo_trains_both_arms_and_reports_twice(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for _ in range(2):
+        report = demo.run_demo(tmp_path / "demo", options=SMALL)
+        said = capsys.readouterr().out
+        assert "data: step 10/10" in said and "fixed: step 10/10" in said
+        assert report.exists() and str(report) in said
+    for arm in ("data", "fixed"):
+        run = load_run(tmp_path / "demo" / arm)
+        assert run.config.model.mixer_args["transition"] == arm
+        assert run.result is not None
+
+
+def test_a_demo_whose_arms_fail_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(
+        demo.TrainError, match="arm of the demo ended with status 2 and said:\n    linrec: there is"
+    ):
+        demo.run_demo(Path("demo"), options=["--task.lenght", "8"])
+
+
+def test_a_demo_replaces_nothing_but_demos(capsys: pytest.CaptureFixture[str]) -> None:
+    precious = Path("runs") / "demo" / "data" / "precious.txt"
+    precious.parent.mkdir(parents=True)
+    precious.touch()
+    assert "no run of an earlier demo" in complaint(["demo"], 2, capsys)
+    assert precious.exists()

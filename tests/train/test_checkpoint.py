@@ -1,0 +1,190 @@
+import errno
+import os
+import resource
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from linrec.train import CheckpointError
+from linrec.train import checkpoint as module
+from linrec.train.checkpoint import (
+    CURRENT,
+    PARTIAL,
+    PREVIOUS,
+    Checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+)
+
+
+def example(step: int) -> Checkpoint:
+    weight = torch.arange(1000.0) + step
+    return Checkpoint(
+        {
+            "model.weight": weight,
+            "model.tied": weight,
+            "model.half": torch.ones(3, dtype=torch.bfloat16),
+            "model.empty": torch.zeros(0, 4),
+            "optimizer.weight.step": torch.tensor(float(step)),
+            "random.cpu": torch.arange(5, dtype=torch.uint8),
+        },
+        {"step": step, "config": {"name": "x"}},
+    )
+
+
+def step_of(folder: Path) -> int:
+    checkpoint = load_checkpoint(folder)
+    assert checkpoint is not None
+    return int(checkpoint.about["step"])
+
+
+def test_round_trip_is_exact_and_without_pickle(tmp_path: Path) -> None:
+    saved = example(3)
+    save_checkpoint(tmp_path, saved)
+    loaded = load_checkpoint(tmp_path)
+    assert loaded is not None
+    assert loaded.about == saved.about
+    assert set(loaded.tensors) == set(saved.tensors)
+    for name, tensor in saved.tensors.items():
+        assert loaded.tensors[name].dtype == tensor.dtype
+        assert torch.equal(loaded.tensors[name], tensor), name
+    assert set(loaded.part("model.")) == {"weight", "tied", "half", "empty"}
+    # any program that reads safetensors can read it
+    with safe_open(tmp_path / CURRENT, framework="pt") as file:
+        assert torch.equal(file.get_tensor("model.weight"), saved.tensors["model.weight"])
+
+
+def test_the_newest_is_read_and_the_previous_kept(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        save_checkpoint(tmp_path, example(step))
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([CURRENT, PREVIOUS])
+    assert step_of(tmp_path) == 3
+    (tmp_path / CURRENT).unlink()
+    assert step_of(tmp_path) == 2
+
+
+def test_a_checkpoint_can_be_read_by_whom_other_files_can(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, example(1))
+    (tmp_path / "other").touch()
+    assert (tmp_path / CURRENT).stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+def test_no_checkpoint_is_none(tmp_path: Path) -> None:
+    assert load_checkpoint(tmp_path) is None
+
+
+def full_disk(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("where", ["save_file", "_force_to_disk"])
+def test_a_full_disk_leaves_the_older_ones_and_says_so(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_checkpoint(tmp_path, example(1))
+    save_checkpoint(tmp_path, example(2))
+    monkeypatch.setattr(module, where, full_disk)
+    with pytest.raises(CheckpointError) as caught:
+        save_checkpoint(tmp_path, example(3))
+    message = str(caught.value)
+    assert "No space left on device" in message and "untouched" in message and "\n" not in message
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([CURRENT, PREVIOUS])
+    assert step_of(tmp_path) == 2
+
+
+def test_a_write_that_the_system_refuses_leaves_the_older_ones(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, example(1))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(CheckpointError, match="could not write") as caught:
+            save_checkpoint(tmp_path, example(2))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "\n" not in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == [CURRENT]
+    assert step_of(tmp_path) == 1
+
+
+@pytest.mark.parametrize("survived", [0, 1])
+def test_a_stop_between_the_renames_leaves_a_usable_one(
+    survived: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_checkpoint(tmp_path, example(1))
+    save_checkpoint(tmp_path, example(2))
+    done = []
+
+    def killed(source: Path, target: Path) -> None:
+        if len(done) == survived:
+            raise KeyboardInterrupt
+        done.append(source)
+        source.rename(target)
+
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        save_checkpoint(tmp_path, example(3))
+    monkeypatch.undo()
+    assert step_of(tmp_path) == 2
+    # what was left half done is in nobody's way
+    assert (tmp_path / PARTIAL).exists()
+    save_checkpoint(tmp_path, example(4))
+    assert step_of(tmp_path) == 4 and not (tmp_path / PARTIAL).exists()
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size * 2 // 3)
+
+
+def truncate_header(path: Path) -> None:
+    os.truncate(path, 20)
+
+
+def empty(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def flip_one_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-100] ^= 4
+    path.write_bytes(content)
+
+
+def replace_by_text(path: Path) -> None:
+    path.write_text("not a checkpoint, but longer than eight bytes")
+
+
+DAMAGES = [truncate, truncate_header, empty, flip_one_bit, replace_by_text]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_falls_back_with_one_warning(damage: object, tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, example(1))
+    save_checkpoint(tmp_path, example(2))
+    damage(tmp_path / CURRENT)  # type: ignore[operator]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert step_of(tmp_path) == 1
+    (warning,) = caught
+    message = str(warning.message)
+    assert CURRENT in message and PREVIOUS in message and "\n" not in message
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_when_none_is_usable_the_error_is_one_line(damage: object, tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, example(1))
+    save_checkpoint(tmp_path, example(2))
+    damage(tmp_path / CURRENT)  # type: ignore[operator]
+    damage(tmp_path / PREVIOUS)  # type: ignore[operator]
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint(tmp_path)
+    message = str(caught.value)
+    assert CURRENT in message and PREVIOUS in message and "\n" not in message
+
+
+def test_a_safetensors_file_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
+    module.save_file({"weight": torch.zeros(2)}, tmp_path / CURRENT)
+    with pytest.raises(CheckpointError, match="not usable"):
+        load_checkpoint(tmp_path)

@@ -1,0 +1,46 @@
+import pytest
+import torch
+
+from linrec.tasks import MemoryHorizon
+from linrec.train import ConfigError
+from linrec.train.data import Batches, epoch_order
+
+SPLIT = MemoryHorizon(length=8, n_resets=1, n_samples=15, n_validation=2, n_test=2).split("train")
+CPU = torch.device("cpu")
+
+
+def test_order_is_a_pure_function_of_seed_and_epoch() -> None:
+    order = epoch_order(100, seed=1, epoch=2)
+    torch.manual_seed(5)
+    assert torch.equal(order, epoch_order(100, seed=1, epoch=2))
+    assert order.sort().values.tolist() == list(range(100))
+    assert not torch.equal(order, epoch_order(100, seed=1, epoch=3))
+    assert not torch.equal(order, epoch_order(100, seed=2, epoch=2))
+
+
+def test_order_leaves_the_global_random_state_alone() -> None:
+    before = torch.get_rng_state()
+    epoch_order(100, seed=1, epoch=2)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_an_epoch_visits_samples_once_and_drops_the_rest() -> None:
+    batches = Batches(SPLIT, batch_size=4, seed=0, device=CPU)
+    epoch = list(batches.epoch(0))
+    assert len(batches) == len(epoch) == 2
+    assert all(inputs.shape == targets.shape == (4, 8) for inputs, targets in epoch)
+    rows = epoch_order(11, seed=0, epoch=0)[:8]
+    assert torch.equal(torch.cat([inputs for inputs, _ in epoch]), SPLIT.inputs[rows])
+    assert torch.equal(torch.cat([targets for _, targets in epoch]), SPLIT.targets[rows])
+
+
+def test_an_epoch_can_start_in_the_middle() -> None:
+    batches = Batches(SPLIT, batch_size=3, seed=0, device=CPU)
+    whole, rest = list(batches.epoch(1)), list(batches.epoch(1, start=2))
+    assert len(rest) == len(whole) - 2
+    assert torch.equal(whole[2][0], rest[0][0])
+
+
+def test_a_batch_larger_than_the_split_is_refused() -> None:
+    with pytest.raises(ConfigError, match="training samples = 11; got 12"):
+        Batches(SPLIT, batch_size=12, seed=0, device=CPU)

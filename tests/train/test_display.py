@@ -1,0 +1,59 @@
+import io
+
+import pytest
+from rich.console import Console
+
+from linrec.train.display import Display
+from linrec.train.result import Progress
+
+PROGRESS = Progress(12_345, 15_900, loss=2.3456, accuracy=0.1234, steps_per_second=151.2)
+
+
+def table(names: list[str], width: int) -> list[str]:
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, width=width, color_system=None)
+    display = Display(names, console)
+    display.update(names[0], PROGRESS)
+    assert not file.getvalue()
+    console.print(display._table())
+    return file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_a_terminal_shows_one_row_per_run(width: int) -> None:
+    lines = table(["data", "fixed"], width)
+    assert len(lines) == 3 and all(len(line) <= width for line in lines)
+    assert lines[0].split() == ["run", "step", "loss", "accuracy", "steps/s", "left"]
+    assert lines[1].startswith("data") and lines[2].startswith("fixed")
+    for shown in ("12345/15900", "━", "2.346", "0.123", "151.2", "0:24"):
+        assert shown in lines[1]
+    assert "starting" in lines[2]
+
+
+def test_one_run_has_no_name_and_fits_into_half_a_screen() -> None:
+    lines = table(["a-recipe-with-a-very-long-name"], 60)
+    assert len(lines) == 2 and "long" not in lines[1]
+    for shown in ("12345/15900", "━", "2.346", "0.123", "151.2", "0:24"):
+        assert shown in lines[1]
+
+
+def test_a_terminal_is_redrawn_and_left_with_the_last_state() -> None:
+    file = io.StringIO()
+    with Display(["data"], Console(file=file, force_terminal=True, width=80)) as display:
+        display.update("data", PROGRESS)
+    assert "12345/15900" in file.getvalue()
+
+
+def test_elsewhere_there_are_plain_lines() -> None:
+    file = io.StringIO()
+    with Display(["data"], Console(file=file, force_terminal=False, width=20)) as display:
+        display.update("data", PROGRESS)
+    assert file.getvalue() == (
+        "data: step 12345/15900, loss 2.346, accuracy 0.123, 151.2 steps/s, 0:24 left\n"
+    )
+
+
+def test_hours_are_shown_as_hours() -> None:
+    file = io.StringIO()
+    Display(["x"], Console(file=file)).update("x", Progress(0, 7322, 1.0, 0.0, steps_per_second=1.0))
+    assert file.getvalue().endswith("2:02:02 left\n")

@@ -1,0 +1,47 @@
+import dataclasses
+import inspect
+import typing
+from pathlib import Path
+
+import pytest
+
+from linrec import mixers
+from linrec.train import get_recipe, recipe_names
+from linrec.train.config import complete_mixer_args
+from linrec.train.options import config_of, option_names, options_type
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_defaults_are_the_recipe(name: str) -> None:
+    config = get_recipe(name)
+    options = options_type(config)()
+    assert config_of(options, name) == config
+    assert options.out is None and options.resume is None
+
+
+@pytest.mark.parametrize("mixer", mixers.names())
+def test_every_argument_of_every_mixer_is_an_option_of_its_type(mixer: str) -> None:
+    config = get_recipe("memory-horizon")
+    model = dataclasses.replace(config.model, mixer=mixer, mixer_args={})
+    options = options_type(dataclasses.replace(config, model=model))
+    signature = inspect.signature(mixers.get(mixer), eval_str=True)
+    expected = {p.name: p for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY}
+    mixer_options = typing.get_type_hints(typing.get_type_hints(options)["model"])["mixer_args"]
+    assert typing.get_type_hints(mixer_options) == {name: p.annotation for name, p in expected.items()}
+    assert complete_mixer_args(mixer, {}) == {name: p.default for name, p in expected.items()}
+    names = option_names(options)
+    assert all(f"--model.mixer-args.{name.replace('_', '-')}" in names for name in expected)
+
+
+def test_sizes_that_the_task_gives_are_no_options() -> None:
+    names = option_names(options_type(get_recipe("memory-horizon")))
+    assert "--model.vocab-size" not in names and "--model.n-outputs" not in names
+    assert {"--out", "--resume", "--task.length", "--optim.transition-lr", "--loop.no-x"} - set(names) == {
+        "--loop.no-x"
+    }
+    assert "--model.no-tie-embeddings" in names
+
+
+def test_paths_are_paths() -> None:
+    hints = typing.get_type_hints(options_type(get_recipe("memory-horizon")))
+    assert hints["out"] == Path | None

@@ -1,0 +1,115 @@
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from linrec.models import LanguageModel
+from linrec.tasks import NO_TARGET
+from linrec.train import TrainConfig
+from linrec.train.fabric import make_fabric
+from linrec.train.optim import make_optimizer
+from linrec.train.step import Objective, evaluate, train_step
+
+from .conftest import MODEL, TASK
+
+MODEL_OF_TASK = TrainConfig("tiny", TASK, MODEL).model
+
+
+def stepped(
+    config: TrainConfig, inputs: torch.Tensor, targets: torch.Tensor
+) -> tuple[nn.Module, torch.Tensor]:
+    """Make one step from a seeded model; returns the model and the metrics' window."""
+    torch.manual_seed(0)
+    model = LanguageModel(config.model).eval()
+    fabric = make_fabric(config.loop)
+    optimizer: Any = fabric.setup_optimizers(make_optimizer(model, config.optim))
+    window = torch.zeros(4)
+    train_step(
+        inputs,
+        targets,
+        fabric=fabric,
+        objective=fabric.setup_module(Objective(model)),
+        optimizer=optimizer,
+        window=window,
+        accumulate=config.loop.accumulate,
+        clip_norm=config.optim.clip_norm,
+    )
+    return model, window
+
+
+def batch() -> tuple[torch.Tensor, torch.Tensor]:
+    """Return 8 sequences whose pieces have different numbers of targets."""
+    split = TASK.split("train")
+    inputs, targets = split.inputs[:8], split.targets[:8].clone()
+    targets[0] = NO_TARGET
+    targets[5, 3:] = NO_TARGET
+    return inputs, targets
+
+
+@pytest.mark.parametrize("accumulate", [2, 4, 8])
+def test_accumulation_equals_the_large_batch(accumulate: int, tiny: Callable[..., TrainConfig]) -> None:
+    inputs, targets = batch()
+    large, large_window = stepped(tiny(batch_size=8, optim={"clip_norm": 0.1}), inputs, targets)
+    config = tiny(batch_size=8, accumulate=accumulate, optim={"clip_norm": 0.1})
+    small, small_window = stepped(config, inputs, targets)
+    torch.testing.assert_close(small_window, large_window, rtol=1e-5, atol=1e-6)
+    for one, other in zip(small.parameters(), large.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_the_window_holds_loss_accuracy_and_the_norm_before_clipping(
+    tiny: Callable[..., TrainConfig],
+) -> None:
+    inputs, targets = batch()
+    model, window = stepped(tiny(batch_size=8), inputs, targets)
+    norm = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).norm()
+    clipped, clipped_window = stepped(tiny(batch_size=8, optim={"clip_norm": 0.1}), inputs, targets)
+
+    torch.manual_seed(0)
+    logits, _ = LanguageModel(MODEL_OF_TASK).eval()(inputs)
+    counted = targets != NO_TARGET
+    loss = nn.functional.cross_entropy(logits[counted], targets[counted])
+    accuracy = (logits.argmax(-1) == targets)[counted].float().mean()
+    expected = torch.stack([loss.detach(), accuracy, norm, torch.tensor(1.0)])
+    torch.testing.assert_close(window, expected)
+    torch.testing.assert_close(clipped_window, expected)
+    after = torch.cat([p.grad.flatten() for p in clipped.parameters() if p.grad is not None]).norm()
+    assert norm > 0.1
+    torch.testing.assert_close(after, torch.tensor(0.1), rtol=1e-4, atol=0)
+
+
+def test_a_batch_without_targets_moves_nothing_to_nan(tiny: Callable[..., TrainConfig]) -> None:
+    inputs, targets = batch()
+    model, window = stepped(tiny(), inputs, torch.full_like(targets, NO_TARGET))
+    assert window.tolist() == [0.0, 0.0, 0.0, 1.0]
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+
+
+def test_bfloat16_computes_in_it_and_keeps_parameters_in_float32(tiny: Callable[..., TrainConfig]) -> None:
+    config = tiny(batch_size=8, precision="bf16-mixed")
+    inputs, targets = batch()
+    model, window = stepped(config, inputs, targets)
+    _, exact_window = stepped(tiny(batch_size=8), inputs, targets)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert not torch.equal(window, exact_window)
+    torch.testing.assert_close(window[0], exact_window[0], rtol=0.02, atol=0)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 4, 50])
+def test_evaluation_does_not_depend_on_the_batch_size(
+    batch_size: int, tiny: Callable[..., TrainConfig]
+) -> None:
+    torch.manual_seed(0)
+    model = LanguageModel(MODEL_OF_TASK)
+    objective = make_fabric(tiny().loop).setup_module(Objective(model))
+    scores = evaluate(objective, TASK, "test", batch_size=batch_size)
+    assert model.training
+
+    split = TASK.split("test")
+    logits, _ = model.eval()(split.inputs)
+    loss = nn.functional.cross_entropy(logits.flatten(0, 1), split.targets.flatten())
+    assert scores["loss"] == pytest.approx(loss.item(), rel=1e-5)
+    assert scores["accuracy"] == pytest.approx((logits.argmax(-1) == split.targets).float().mean().item())
+    assert scores["accuracy_by_span"] == TASK.score(logits.argmax(-1), split)["accuracy_by_span"]
