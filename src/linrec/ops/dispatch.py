@@ -2,11 +2,15 @@
 
 import functools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
 from linrec.errors import unknown
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 Pair = tuple[str, str]
 """(mode, backend): the mathematics, and who runs it."""
@@ -97,8 +101,15 @@ SHORT = 16
 """Up to this many steps, a loop over time in torch launches fewer operations than the blocked scan."""
 
 
-# constants under torch.compile: neither an import nor a trial compilation belongs into a graph
-@torch.compiler.assume_constant_result
+def _constant_in_graphs(function: Callable[P, T]) -> Callable[P, T]:
+    """Have torch.compile call the function while it traces: no import or trial belongs into a graph."""
+    # as torch.compiler.assume_constant_result does, which imports the compiler, and that takes a second
+    marked: Any = function
+    marked._dynamo_marked_constant = True
+    return function
+
+
+@_constant_in_graphs
 def numba_usable() -> bool:
     """Return whether Numba compiles and caches on this machine; warn once when it does not.
 
@@ -112,7 +123,7 @@ def numba_usable() -> bool:
     return problem is None
 
 
-@torch.compiler.assume_constant_result
+@_constant_in_graphs
 def triton_usable(device_type: str) -> bool:
     """Return whether Triton kernels run on tensors of this device type.
 
@@ -126,7 +137,7 @@ def triton_usable(device_type: str) -> bool:
     return device_type == "cuda" and _triton_problem() is None
 
 
-@torch.compiler.assume_constant_result
+@_constant_in_graphs
 def refusal(op_name: str, backend: str, device_type: str) -> str | None:
     """Return why an explicitly chosen backend cannot run on this device and machine, or None.
 
@@ -185,7 +196,8 @@ def _warn_about_numba(problem: str) -> None:
     warnings.warn(
         f"Numba does not work here ({problem}); linrec uses its slower torch backend. {_NUMBA_CURE}",
         RuntimeWarning,
-        stacklevel=3,
+        # the line that called the operator
+        stacklevel=4,
     )
 
 

@@ -51,6 +51,10 @@ class Scan(torch.autograd.Function):
         a, y, state, cut = ctx.saved_tensors
         needs_a, needs_x, needs_state = ctx.needs_input_grad[:3]
         mode, backend = ctx.pair
+        # kernels have no derivative of their own: a gradient that is to be differentiated again, as under
+        # torch.func.grad, is made of torch operations
+        if torch.is_grad_enabled():
+            mode, backend = "scan", "torch"
         arguments = (a, y, state, cut, dy, dlast, ctx.reverse, needs_a)
         if backend == "numba":
             da, dx, dstate = numba_backend.backward(*arguments)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from linrec.ops.scan import vmap
 from linrec.ops.scan.dtypes import accumulation, promoted
 
 SERIAL = 1 << 15
@@ -142,3 +143,6 @@ def _cut(cut: Tensor | None) -> Any:
 
 def _entering(state: Tensor | None, like: Tensor) -> Any:
     return _array(torch.zeros_like(like) if state is None else state)
+
+
+vmap.register(forward, backward)

@@ -74,12 +74,14 @@ def _run(
     a_blocks = a[..., body, :].unflatten(-2, (count, BLOCK))
     x_blocks = x[..., body, :].unflatten(-2, (count, BLOCK))
     through, added = _transfer(a_blocks, x_blocks, reverse, adjoint)
-    leaving, last = _run(through, added, carry, reverse, False, True)
+    leaving, _ = _run(through, added, carry, reverse, False, True)
     entering = (
         [leaving[..., 1:, :], carry.unsqueeze(-2)] if reverse else [carry.unsqueeze(-2), leaving[..., :-1, :]]
     )
-    values, _ = _walk(a_blocks, x_blocks, torch.cat(entering, dim=-2), reverse, adjoint)
+    values, carries = _walk(a_blocks, x_blocks, torch.cat(entering, dim=-2), reverse, adjoint)
     values = values.flatten(-3, -2)
+    # to the bit the last value, which A and B give only to rounding
+    last = carries[..., 0 if reverse else -1, :].clone()
     if rest:
         remaining, last = _walk(a[..., tail, :], x[..., tail, :], last, reverse, adjoint)
         values = torch.cat([remaining, values] if reverse else [values, remaining], dim=-2)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from linrec.ops.scan import vmap
 from linrec.ops.scan.dtypes import accumulation, promoted
 
 ROWS = 64
@@ -148,3 +149,6 @@ def _launch(name: str, y: Tensor, *arguments: Any, **constants: Any) -> None:
     # Triton launches on the current device, whatever the tensors' one
     with torch.cuda.device(y.device) if y.is_cuda else contextlib.nullcontext():
         getattr(_kernels(), name)[grid](*arguments, **constants, WIDE=wide, ROWS=rows, COLUMNS=columns)
+
+
+vmap.register(forward, backward)

@@ -1,0 +1,230 @@
+"""The Triton kernels of ops.scan: on a GPU where there is one, else on small shapes in Triton's interpreter.
+
+The interpreter is chosen by an environment variable when Triton is imported. So that no other test gets it,
+the cases of this file run in a process of their own.
+"""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from linrec.ops import scan
+from linrec.testing import assert_agree, check_operator, generator, reset_mask, scan_inputs
+
+pytest.importorskip("triton")
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda"
+PAIR = {"mode": "scan", "backend": "triton"}
+# Triton 3.9 announces a default of 3.10
+pytestmark = pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
+
+on_either = pytest.mark.skipif(
+    not INTERPRETED and not torch.cuda.is_available(), reason="runs on a GPU, or in the interpreter's process"
+)
+
+
+def on_a_gpu(test):
+    return pytest.mark.gpu(
+        pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")(test)
+    )
+
+
+@pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="the cases run in this process")
+def test_kernels_in_the_interpreter():
+    paths = os.pathsep.join(path for path in sys.path if path)
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": paths}
+    command = [sys.executable, "-m", "pytest", __file__, "-p", "no:cacheprovider", "--tb=short"]
+    result = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert result.returncode == 0 and " passed" in result.stdout, result.stdout + result.stderr
+
+
+def agree(batch, time, channels, *, dtype=torch.float32, decay="step", **options):
+    inputs = scan_inputs(batch, time, channels, dtype=dtype, decay=decay, seed=time, device=DEVICE)
+    check_operator(scan, inputs, **PAIR, dtype=dtype, options=options)
+
+
+@on_either
+@pytest.mark.parametrize("time", [1, 2, 16, 17, 63, 64, 65, 130])
+def test_lengths_around_tiles(time):
+    agree(2, time, 3)
+    agree(1, time, 2, reverse=True, reset=reset_mask(1, time, rate=0.2, device=DEVICE))
+
+
+@on_either
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64, torch.complex128])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_dtypes_directions_and_resets(dtype, reverse):
+    reset = reset_mask(2, 70, rate=0.1, device=DEVICE)
+    reset[0, 0] = reset[1, -1] = True
+    agree(2, 70, 3, dtype=dtype, reverse=reverse, reset=reset)
+
+
+@on_either
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(dtype):
+    agree(2, 70, 3, dtype=dtype)
+    # in bfloat16, 256 + 1 is 256: a carry of that precision would stand still
+    x = torch.ones(1, 300, 1, dtype=torch.bfloat16, device=DEVICE)
+    _, state = scan(torch.ones((), dtype=torch.bfloat16, device=DEVICE), x, **PAIR)
+    assert state.dtype == torch.float32 and state.item() == 300
+
+
+@on_either
+@pytest.mark.parametrize("decay", ["head", "channel", "constant"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+def test_a_broadcasts(decay, dtype):
+    agree(3, 70, 2, decay=decay, dtype=dtype, reset=reset_mask(3, 70, device=DEVICE))
+
+
+@on_either
+@pytest.mark.parametrize("real", ["a", "x"])
+def test_real_and_complex_mix(real):
+    inputs = scan_inputs(2, 20, 3, dtype=torch.complex64, device=DEVICE)
+    inputs[real] = inputs[real].real.clone()
+    check_operator(scan, inputs, **PAIR, dtype=torch.complex64)
+
+
+@on_either
+def test_more_channels_than_one_program_has():
+    agree(2, 5, 33)
+    agree(1, 3, 70, dtype=torch.complex64)
+
+
+@on_either
+def test_layout_in_memory_does_not_matter():
+    inputs = scan_inputs(2, 20, 6, dtype=torch.complex64, device=DEVICE)
+    a, x = inputs["a"], inputs["x"]
+    expected = scan(a, x, **PAIR)
+    views = [
+        lambda t: t.transpose(1, 2).contiguous().transpose(1, 2),
+        lambda t: t.repeat_interleave(2, dim=2)[..., ::2],
+        lambda t: t.conj().resolve_conj().conj(),
+    ]
+    for view in views:
+        assert_agree(scan(view(a), view(x), **PAIR), expected)
+    negative = x.conj().imag
+    assert negative.is_neg()
+    assert_agree(scan(a.real, negative, **PAIR), scan(a.real, -x.imag.clone(), **PAIR))
+    # the gradient of a sum is an expanded number
+    y, _ = scan(a, x.requires_grad_(), **PAIR)
+    torch.autograd.grad(y.real.sum(), x)
+
+
+@on_either
+@pytest.mark.parametrize(("batch", "time", "channels"), [(0, 5, 3), (2, 0, 3), (2, 5, 0)])
+def test_empty_axes(batch, time, channels):
+    x = torch.randn(batch, time, channels, device=DEVICE, requires_grad=True)
+    a = torch.rand(channels, device=DEVICE, requires_grad=True)
+    y, last = scan(a, x, **PAIR)
+    assert y.shape == x.shape and last.shape == (batch, channels)
+    gradients = torch.autograd.grad(y.sum() + last.sum(), (a, x), materialize_grads=True)
+    assert torch.equal(gradients[0], torch.zeros_like(a))
+
+
+@on_either
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+def test_gradients_are_finite_differences(dtype):
+    inputs = scan_inputs(1, 4, 2, dtype=dtype, device=DEVICE)
+    reset = torch.tensor([[False, False, True, False]], device=DEVICE)
+
+    def run(a, x, state):
+        return scan(a, x, state=state, reset=reset, **PAIR)
+
+    assert torch.autograd.gradcheck(run, [t.requires_grad_() for t in inputs.values()], fast_mode=True)
+
+
+@on_either
+def test_compiles_into_one_graph_and_maps():
+    inputs = {name: t.requires_grad_() for name, t in scan_inputs(2, 20, 3, device=DEVICE).items()}
+
+    def outcome(function):
+        y, last = function(**inputs, **PAIR)
+        return y, last, torch.autograd.grad(y.square().sum() + last.sum(), tuple(inputs.values()))
+
+    # inductor's own use of Triton does not go through the interpreter
+    compiled = torch.compile(scan, fullgraph=True, backend="aot_eager" if INTERPRETED else "inductor")
+    assert_agree(outcome(compiled), outcome(scan))
+    x = torch.randn(3, 2, 10, 3, device=DEVICE, generator=generator(device=DEVICE))
+    a = torch.rand(3, 10, 1, device=DEVICE)
+    mapped = torch.vmap(lambda a, x: scan(a, x, **PAIR))(a, x)
+    assert_agree(mapped[0], torch.stack([scan(*pair, **PAIR)[0] for pair in zip(a, x, strict=True)]))
+
+
+@on_either
+def test_runs_are_the_same_to_the_bit():
+    inputs = {
+        name: t.requires_grad_() for name, t in scan_inputs(4, 70, 3, decay="channel", device=DEVICE).items()
+    }
+
+    def outcome():
+        y, last = scan(**inputs, **PAIR)
+        return y, last, *torch.autograd.grad(y.sum() + last.sum(), tuple(inputs.values()))
+
+    for one, other in zip(outcome(), outcome(), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter takes tensors of the CPU")
+def test_tensors_of_another_device_are_refused():
+    with pytest.raises(ValueError, match=r"backend='triton' of `scan` runs on 'cuda'; got tensors on 'cpu'"):
+        scan(torch.rand(3), torch.rand(2, 5, 3), **PAIR)
+
+
+@on_a_gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
+@pytest.mark.parametrize("decay", ["step", "head", "channel", "constant"])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_full_tiles_on_a_gpu(dtype, decay, reverse):
+    agree(
+        5,
+        1000,
+        100,
+        dtype=dtype,
+        decay=decay,
+        reverse=reverse,
+        reset=reset_mask(5, 1000, rate=0.01, device="cuda"),
+    )
+
+
+@on_a_gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
+def test_long_sequences_on_a_gpu(dtype):
+    inputs = scan_inputs(2, 16_384, 64, dtype=dtype, device="cuda")
+    # |a| from zero to one within rounding
+    inputs["a"] = torch.linspace(0, 1, 64, device="cuda").to(dtype)
+    inputs = {name: t.requires_grad_() for name, t in inputs.items()}
+
+    def outcome(mode, backend):
+        y, last = scan(**inputs, mode=mode, backend=backend)
+        return y, last, *torch.autograd.grad(y.abs().mean() + last.abs().sum(), tuple(inputs.values()))
+
+    for mine, other in zip(outcome("scan", "triton"), outcome("scan", "torch"), strict=True):
+        assert_agree(mine, other)
+
+
+@on_a_gpu
+def test_auto_takes_the_kernels_on_a_gpu(monkeypatch):
+    from linrec.ops.scan import autograd
+
+    calls = []
+    original = autograd.triton_backend.forward
+    monkeypatch.setattr(
+        autograd.triton_backend, "forward", lambda *arguments: calls.append(1) or original(*arguments)
+    )
+    scan(torch.rand(3, device="cuda"), torch.rand(2, 5, 3, device="cuda"))
+    assert calls == [1]
+
+
+@on_a_gpu
+def test_more_than_two_to_the_31_elements_on_a_gpu():
+    # offsets need 64 bits
+    time = (1 << 31) // 2048 + 10
+    x = torch.zeros(1, time, 2048, dtype=torch.bfloat16, device="cuda")
+    x[0, -5] = 1
+    y, state = scan(torch.full((), 0.5, dtype=torch.bfloat16, device="cuda"), x, **PAIR)
+    assert torch.equal(state, torch.full_like(state, 0.5**4))
+    assert torch.equal(y[0, -1].float(), state[0])
