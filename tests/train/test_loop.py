@@ -301,3 +301,16 @@ def test_a_compiled_run_agrees_with_an_eager_one(
     losses = [[record["loss"] for record in load_run(tmp_path / n).metrics] for n in ("eager", "compiled")]
     # dropout's masks are those of the eager run
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_torch_is_left_as_it_was(wanted: bool, tiny: Tiny, tmp_path: Path) -> None:
+    during = []
+    fit(
+        tiny(deterministic=wanted),
+        tmp_path,
+        progress=lambda _: during.append(torch.are_deterministic_algorithms_enabled()),
+    )
+    assert set(during) == {wanted}
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.utils.deterministic.fill_uninitialized_memory

@@ -66,6 +66,7 @@ class LoopConfig:
         eval_every: steps between evaluations on the validation split.
         checkpoint_every: steps between checkpoints.
         log_every: steps that each logged value is averaged over.
+        deterministic: prefer algorithms that give the same bits each time, at a small cost in speed.
         compile: compile the model, and on CUDA replay each step as one graph; "auto" does so on CUDA alone.
         device: where to train; "auto" takes CUDA, then MPS, then the CPU.
 
@@ -85,6 +86,7 @@ class LoopConfig:
     eval_every: int = 500
     checkpoint_every: int = 1000
     log_every: int = 50
+    deterministic: bool = True
     compile: Literal["auto", "on", "off"] = "auto"
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
 

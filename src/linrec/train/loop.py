@@ -25,7 +25,7 @@ from linrec.train.provenance import provenance
 from linrec.train.result import Progress, Result
 from linrec.train.run import RESULT, open_run_folder, read_result, write_json
 from linrec.train.schedule import check_warmup, schedule_factor
-from linrec.train.state import gather_state, restore_state, seed_all
+from linrec.train.state import deterministic, gather_state, restore_state, seed_all
 from linrec.train.step import CapturedStep, Objective, evaluate, train_step
 
 
@@ -118,7 +118,11 @@ def fit(
 
     rates = []
     clock = Clock(step=step, seconds=seconds)
-    with Interrupt() as interrupt, MetricsLog(folder, step=step) as log:
+    with (
+        deterministic(loop.deterministic),
+        Interrupt() as interrupt,
+        MetricsLog(folder, step=step) as log,
+    ):
         for epoch in range(step // len(batches), loop.epochs):
             for inputs, targets in batches.epoch(epoch, start=step % len(batches)):
                 factor = schedule_factor(step, config.optim, total_steps)

@@ -1,7 +1,10 @@
-"""What a run consists of between two steps, as named tensors, and back."""
+"""What a run consists of between two steps, as named tensors, and back; and what makes it repeatable."""
 
+import os
 import random
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -54,3 +57,34 @@ def seed_all(seed: int) -> None:
     """Seed torch on every device, and Python."""
     torch.manual_seed(seed)
     random.seed(seed)
+
+
+@contextmanager
+def deterministic(wanted: bool) -> Iterator[None]:
+    """Make torch choose deterministic algorithms inside, and put its settings back.
+
+    Operations that have none (a cumulative sum on CUDA, say) run as they are, without a word.
+
+    Args:
+        wanted: False changes nothing.
+    """
+    if not wanted:
+        yield
+        return
+    # cuBLAS reads it once, when it is first used; torch complains without it
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    enabled = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    # torch puts an object with this attribute where type checkers see a module
+    settings: Any = torch.utils.deterministic
+    fill = settings.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    # a write to every new tensor, for programs that read what they never wrote
+    settings.fill_uninitialized_memory = False
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*does not have a deterministic implementation")
+            yield
+    finally:
+        torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+        settings.fill_uninitialized_memory = fill
