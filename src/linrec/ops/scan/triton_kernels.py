@@ -11,19 +11,20 @@ import triton.language as tl
 
 
 @triton.jit
-def _compose(a1, x1, a2, x2):  # type: ignore[no-untyped-def]
+def compose(a1, x1, a2, x2):  # type: ignore[no-untyped-def]
     """Apply y -> a1 y + x1, then y -> a2 y + x2."""
     return a2 * a1, a2 * x1 + x2
 
 
 @triton.jit
-def _compose_complex(a1, b1, x1, z1, a2, b2, x2, z2):  # type: ignore[no-untyped-def]
+def compose_complex(a1, b1, x1, z1, a2, b2, x2, z2):  # type: ignore[no-untyped-def]
     """Do the same with links a + ib and inputs x + iz."""
     return a2 * a1 - b2 * b1, a2 * b1 + b2 * a1, a2 * x1 - b2 * z1 + x2, a2 * z1 + b2 * x1 + z2
 
 
 @triton.jit
-def _last_row(tile, rows, n_rows: tl.constexpr):  # type: ignore[no-untyped-def]
+def last_row(tile, rows, n_rows: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the last of the `n_rows` rows of a tile."""
     return tl.sum(tl.where(rows == n_rows - 1, tile, 0.0), axis=0)
 
 
@@ -86,16 +87,16 @@ def forward(  # type: ignore[no-untyped-def]
             x_i = tl.load(x_ptr + t * x_step + 1, mask=mask, other=0.0).to(WIDE)
             if HAS_CUT:
                 a_i = tl.where(cut, 0.0, a_i)
-            a, a_i, x, x_i = tl.associative_scan((a, a_i, x, x_i), 0, _compose_complex)
+            a, a_i, x, x_i = tl.associative_scan((a, a_i, x, x_i), 0, compose_complex)
             y = a * carry[None, :] - a_i * carry_i[None, :] + x
             y_i = a * carry_i[None, :] + a_i * carry[None, :] + x_i
             tl.store(y_at + 1, y_i, mask=mask)
-            carry_i = _last_row(y_i, rows, ROWS)
+            carry_i = last_row(y_i, rows, ROWS)
         else:
-            a, x = tl.associative_scan((a, x), 0, _compose)
+            a, x = tl.associative_scan((a, x), 0, compose)
             y = a * carry[None, :] + x
         tl.store(y_at, y, mask=mask)
-        carry = _last_row(y, rows, ROWS)
+        carry = last_row(y, rows, ROWS)
     tl.store(last_ptr + vector, carry, mask=inside)
     if COMPLEX:
         tl.store(last_ptr + vector + 1, carry_i, mask=inside)
@@ -183,16 +184,16 @@ def backward(  # type: ignore[no-untyped-def]
             g_i = tl.load(dy_ptr + t * dy_step + 1, mask=mask, other=0.0).to(WIDE)
             if HAS_CUT:
                 a_i = tl.where(cut, 0.0, a_i)
-            a, a_i, g, g_i = tl.associative_scan((a, a_i, g, g_i), 0, _compose_complex)
+            a, a_i, g, g_i = tl.associative_scan((a, a_i, g, g_i), 0, compose_complex)
             g += a * carry[None, :] - a_i * carry_i[None, :]
             g_i += a * carry_i[None, :] + a_i * carry[None, :]
             tl.store(dx_at + 1, g_i, mask=mask)
-            carry_i = _last_row(g_i, rows, ROWS)
+            carry_i = last_row(g_i, rows, ROWS)
         else:
-            a, g = tl.associative_scan((a, g), 0, _compose)
+            a, g = tl.associative_scan((a, g), 0, compose)
             g += a * carry[None, :]
         tl.store(dx_at, g, mask=mask)
-        carry = _last_row(g, rows, ROWS)
+        carry = last_row(g, rows, ROWS)
         if NEEDS_A:
             inner = mask & (index < time - 1)
             y = tl.load(y_ptr + before * y_step, mask=inner, other=0.0).to(WIDE)

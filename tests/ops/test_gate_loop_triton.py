@@ -1,0 +1,146 @@
+"""The fused Triton kernel of the max-headed GateLoop: on a GPU where there is one, else interpreted."""
+
+import pytest
+import torch
+
+from linrec.ops import gate_loop
+from linrec.testing import assert_agree, check_operator, gate_loop_inputs, reset_mask
+from tests.ops.triton_process import (
+    DEVICE,
+    INTERPRETED,
+    PAIR,
+    from_outside,
+    on_a_gpu,
+    on_either,
+    quiet,
+    run_interpreted,
+)
+
+pytest.importorskip("triton")
+pytestmark = quiet
+GATES = [None, "h", "bth"]
+
+
+@from_outside
+def test_kernels_in_the_interpreter():
+    run_interpreted(__file__)
+
+
+def agree(batch, time, heads, *, dtype=torch.float32, options=None, **gates):
+    inputs = gate_loop_inputs(batch, time, heads, 1, 1, dtype=dtype, seed=time, device=DEVICE, **gates)
+    check_operator(gate_loop, inputs, **PAIR, dtype=dtype, options=options)
+
+
+@on_either
+@pytest.mark.parametrize("time", [1, 2, 16, 17, 64, 65, 130])
+def test_lengths_around_tiles(time):
+    agree(2, time, 3)
+    agree(1, time, 2, phase=None, options={"reset": reset_mask(1, time, rate=0.2, device=DEVICE)})
+
+
+@on_either
+@pytest.mark.parametrize("log_decay", GATES)
+@pytest.mark.parametrize("phase", GATES)
+def test_every_shape_of_the_gates(log_decay, phase):
+    reset = reset_mask(3, 20, rate=0.1, device=DEVICE)
+    reset[0, 0] = reset[1, -1] = True
+    agree(3, 20, 2, log_decay=log_decay, phase=phase, options={"reset": reset})
+
+
+@on_either
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("phase", [None, "bthk"])
+def test_dtypes(dtype, phase):
+    agree(2, 20, 3, dtype=dtype, phase=phase)
+
+
+@on_either
+def test_more_heads_than_one_program_has():
+    agree(2, 5, 17)
+    agree(1, 3, 33, phase=None)
+
+
+@on_either
+def test_layout_in_memory_does_not_matter():
+    inputs = gate_loop_inputs(2, 20, 6, 1, 1, device=DEVICE)
+    expected = gate_loop(**inputs, **PAIR)
+    strided = {
+        name: tensor.repeat_interleave(2, dim=-2)[..., ::2, :] if name != "state" else tensor
+        for name, tensor in inputs.items()
+    }
+    assert not strided["q"].is_contiguous()
+    assert_agree(gate_loop(**strided, **PAIR), expected)
+    y, _ = gate_loop(**{**inputs, "v": inputs["v"].requires_grad_()}, **PAIR)
+    # the gradient of a sum is an expanded number
+    torch.autograd.grad(y.sum(), inputs["v"])
+
+
+@on_either
+def test_a_magnitude_of_zero_stops_values_and_gives_no_nan():
+    inputs = gate_loop_inputs(2, 20, 3, 1, 1, device=DEVICE)
+    inputs["log_decay"][:, 7] = -torch.inf
+    check_operator(gate_loop, inputs, **PAIR, dtype=torch.float32)
+
+
+@on_either
+@pytest.mark.parametrize("shape", [(0, 5, 3), (2, 5, 0)])
+def test_empty_axes(shape):
+    inputs = gate_loop_inputs(*shape, 1, 1, device=DEVICE)
+    y, state = gate_loop(**inputs, **PAIR)
+    assert y.shape == (*shape, 1) and state.shape == (shape[0], shape[2], 1, 1)
+
+
+@on_either
+def test_gradients_are_finite_differences():
+    inputs = gate_loop_inputs(1, 4, 2, 1, 1, dtype=torch.float64, device=DEVICE)
+    names, values = list(inputs), [tensor.requires_grad_() for tensor in inputs.values()]
+
+    def run(*tensors):
+        return gate_loop(**dict(zip(names, tensors, strict=True)), **PAIR)
+
+    assert torch.autograd.gradcheck(run, values, fast_mode=True)
+    assert torch.autograd.gradgradcheck(run, values, fast_mode=True)
+
+
+@on_either
+def test_compiles_into_one_graph_and_maps():
+    inputs = {name: t.requires_grad_() for name, t in gate_loop_inputs(2, 20, 3, 1, 1, device=DEVICE).items()}
+
+    def outcome(function):
+        y, last = function(**inputs, **PAIR)
+        loss = y.square().sum() + torch.view_as_real(last).sum()
+        return y, last, torch.autograd.grad(loss, tuple(inputs.values()))
+
+    # inductor's own use of Triton does not go through the interpreter
+    compiled = torch.compile(gate_loop, fullgraph=True, backend="aot_eager" if INTERPRETED else "inductor")
+    assert_agree(outcome(compiled), outcome(gate_loop))
+
+
+@on_either
+def test_runs_are_the_same_to_the_bit():
+    inputs = gate_loop_inputs(4, 70, 3, 1, 1, log_decay="h", phase="h", device=DEVICE)
+    inputs = {name: tensor.requires_grad_() for name, tensor in inputs.items()}
+
+    def outcome():
+        y, last = gate_loop(**inputs, **PAIR)
+        return y, last, *torch.autograd.grad(y.sum() + last.real.sum(), tuple(inputs.values()))
+
+    for one, other in zip(outcome(), outcome(), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter takes tensors of the CPU")
+def test_tensors_of_another_device_are_refused():
+    inputs = gate_loop_inputs(1, 3, 2, 1, 1)
+    with pytest.raises(
+        ValueError, match=r"backend='triton' of `gate_loop` runs on 'cuda'; got tensors on 'cpu'"
+    ):
+        gate_loop(**inputs, **PAIR)
+
+
+@on_a_gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("gates", GATES)
+def test_full_tiles_on_a_gpu(dtype, gates):
+    reset = reset_mask(5, 1000, rate=0.01, device="cuda")
+    agree(5, 1000, 100, dtype=dtype, log_decay=gates, phase=gates, options={"reset": reset})
