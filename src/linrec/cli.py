@@ -243,10 +243,11 @@ def _parse(options: type[T], words: list[str], program: str) -> T:
 
 
 def _message(text: str) -> str:
-    """Return what tyro says as one line, without the title above and the references below."""
+    """Return what tyro says as one line, without the frame, the title above and the references below."""
     blocks: list[list[str]] = [[]]
-    for line in map(str.strip, text.splitlines()):
-        if line and not line.strip("-"):
+    # some versions draw the frame whatever they write to
+    for line in map(str.strip, text.translate(str.maketrans("╭╮╰╯─", "-----", "│")).splitlines()):
+        if line.startswith("-") and line.endswith("-"):
             blocks.append([])
         else:
             blocks[-1].append(line)
