@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Inexact
 from torch import Tensor
 
-from linrec.ops.gate_loop.inputs import accumulation
+from linrec.ops.gate_loop.inputs import accumulation, real_dtype
 
 
 class AttentionCache(NamedTuple):
@@ -71,12 +71,12 @@ def canonical(cache: AttentionCache, q: Tensor, v: Tensor) -> AttentionCache:
                 f"`state.{name}` must have shape {' or '.join(map(str, allowed))} to fit `q` and `v`; "
                 f"got {tuple(tensor.shape)}. Pass the state that an earlier call returned, or None."
             )
-    real = accumulation(q.dtype.to_real())
+    wide = accumulation(real_dtype(q.dtype))
     return AttentionCache(
-        cache.k.to(real.to_complex() if cache.k.is_complex() else real),
-        cache.v.to(real),
-        None if cache.log_decay is None else cache.log_decay.to(real),
-        None if cache.phase is None else cache.phase.to(real),
+        cache.k.to(torch.promote_types(wide, torch.complex64) if cache.k.is_complex() else wide),
+        cache.v.to(wide),
+        None if cache.log_decay is None else cache.log_decay.to(wide),
+        None if cache.phase is None else cache.phase.to(wide),
         cache.alive,
     )
 
@@ -91,7 +91,7 @@ def matched(gate: Tensor | None, cached: Tensor | None, q: Tensor, steps: int) -
         steps: cached steps s.
     """
     b, t, h, _ = q.shape
-    zero = torch.zeros(1, 1, 1, 1, dtype=accumulation(q.dtype.to_real()), device=q.device)
+    zero = torch.zeros(1, 1, 1, 1, dtype=accumulation(real_dtype(q.dtype)), device=q.device)
     gate = zero if gate is None else gate
     cached = zero if cached is None else cached
     d = max(gate.shape[-1], cached.shape[-1])

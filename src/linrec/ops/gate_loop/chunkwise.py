@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from linrec.ops.gate_loop import segments
+from linrec.ops.gate_loop.inputs import real_dtype
 from linrec.ops.gate_loop.torch import transition
 from linrec.ops.scan import scan
 
@@ -44,13 +45,13 @@ def chunkwise(
 ) -> tuple[Tensor, Tensor]:
     """Pairs of steps within chunks (eq. 21), the recurrence over chunks between them (eq. 7)."""
     t = q.shape[1]
-    size = min(chunk, t)
+    # one chunk has the size that `segments.matrix` would bring it to
+    count, size = (1, math.prod(segments.leaves(t))) if t <= chunk else (math.ceil(t / chunk), chunk)
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     log_decay, phase = segments.gates(log_decay, phase, reset, k)
     # steps that are added at the end have k = 0 and a = 1: they leave the state as it is
-    blocks = (math.ceil(t / size), size)
-    q, k, v = (segments.blocked(x, *blocks) for x in (q, k, v))
-    log_decay, phase = segments.blocked(log_decay, *blocks), segments.blocked(phase, *blocks)
+    q, k, v = (segments.blocked(x, count, size) for x in (q, k, v))
+    log_decay, phase = segments.blocked(log_decay, count, size), segments.blocked(phase, count, size)
 
     keys = segments.keys(k, segments.suffix(log_decay), segments.suffix(phase))
     before, state = _chunk_states(_total(log_decay), _total(phase), keys.mT @ v, state)
@@ -72,7 +73,7 @@ def _chunk_states(
     update = update.transpose(1, 2)
     if state.is_complex():
         update = torch.complex(*update.chunk(2, dim=-2))
-    angle = None if phase is None else segments.wrapped(phase, update.dtype.to_real())
+    angle = None if phase is None else segments.wrapped(phase, real_dtype(update.dtype))
     a = transition(log_decay, angle)
     if a is None:
         a = torch.ones(1, dtype=update.dtype, device=update.device)

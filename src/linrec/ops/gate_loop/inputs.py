@@ -3,7 +3,26 @@
 import torch
 from torch import Tensor
 
-PRECISIONS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+# tables instead of the methods of dtypes, which torch.compile cannot trace
+_REAL = {
+    torch.float16: torch.float16,
+    torch.bfloat16: torch.bfloat16,
+    torch.float32: torch.float32,
+    torch.float64: torch.float64,
+    torch.complex64: torch.float32,
+    torch.complex128: torch.float64,
+}
+_COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
+
+
+def real_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of the real part.
+
+    Example:
+        >>> real_dtype(torch.complex64)
+        torch.float32
+    """
+    return _REAL[dtype]
 
 
 def accumulation(dtype: torch.dtype) -> torch.dtype:
@@ -48,7 +67,7 @@ def check_values(v: Tensor, q: Tensor) -> None:
             f"`v` must be real; got {_name(v.dtype)}. Pass its real and its imaginary part as two values, "
             "along dv."
         )
-    precision = q.dtype.to_real()
+    precision = real_dtype(q.dtype)
     if _precision("v", v) != precision:
         raise TypeError(
             f"`v` must have the real precision of `q`, {_name(precision)}; got {_name(v.dtype)}. "
@@ -82,7 +101,7 @@ def canonical_gate(name: str, gate: Tensor | None, q: Tensor) -> Tensor | None:
             f"{(h,)}, {(h, dk)}, {(b, t, h)} or {(b, t, h, dk)}; got {tuple(gate.shape)}. "
             "Pass one value per head or per key channel."
         )
-    precision = q.dtype.to_real()
+    precision = real_dtype(q.dtype)
     total = accumulation(precision)
     if gate.dtype not in (precision, total):
         allowed = _name(total) if precision == total else f"{_name(precision)} (as `q`) or {_name(total)}"
@@ -94,9 +113,9 @@ def canonical_state(state: Tensor | None, q: Tensor, v: Tensor, *, is_complex: b
     """Return the initial state (b, h, dk, dv) in the accumulation dtype; zeros where it is None."""
     b, _, h, dk = q.shape
     shape = (b, h, dk, v.shape[-1])
-    dtype = accumulation(q.dtype.to_real())
+    dtype = accumulation(real_dtype(q.dtype))
     if is_complex:
-        dtype = dtype.to_complex()
+        dtype = _COMPLEX[dtype]
     if state is None:
         return torch.zeros(shape, dtype=dtype, device=q.device)
     if state.shape != shape:
@@ -125,13 +144,12 @@ def check_reset(reset: Tensor | None, q: Tensor) -> None:
 
 
 def _precision(name: str, x: Tensor) -> torch.dtype:
-    precision = x.dtype.to_real() if x.is_complex() else x.dtype
-    if precision not in PRECISIONS or x.dtype == torch.complex32:
+    if x.dtype not in _REAL:
         raise TypeError(
             f"`{name}` must be float16, bfloat16, float32, float64, complex64 or complex128; "
             f"got {_name(x.dtype)}. Cast it, for example with `.float()`."
         )
-    return precision
+    return _REAL[x.dtype]
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -19,10 +19,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from linrec.ops.gate_loop.inputs import real_dtype
+
 MaybeTensor = TypeVar("MaybeTensor", Tensor, Tensor | None)
 
 # the longest block whose decays are written out per pair of steps and key channel
-LEAF = 16
+LEAF = 8
 
 
 def gates(
@@ -40,7 +42,7 @@ def gates(
         Log decays (b or 1, h or 1, t, dk or 1), None where there are neither decays nor resets; phases in
         the dtype that they are summed in, zero where only `k` is complex, None where the recurrence is real.
     """
-    zero = torch.zeros(1, 1, 1, 1, dtype=k.dtype.to_real(), device=k.device)
+    zero = torch.zeros(1, 1, 1, 1, dtype=real_dtype(k.dtype), device=k.device)
     if phase is None and k.is_complex():
         phase = zero
     if log_decay is not None:
@@ -119,12 +121,11 @@ def matrix(q: Tensor, k: Tensor, log_decay: Tensor | None, phase: Tensor | None)
     t = q.shape[-2]
     if log_decay is None and phase is None:
         return _leaf(q, k, None, None)
-    levels = max(0, math.ceil(math.log2(t / LEAF)))
-    size = math.ceil(t / 2**levels)
-    q, k = blocked(q, 2**levels, size), blocked(k, 2**levels, size)
-    log_decay, phase = blocked(log_decay, 2**levels, size), blocked(phase, 2**levels, size)
+    count, size = leaves(t)
+    q, k = blocked(q, count, size), blocked(k, count, size)
+    log_decay, phase = blocked(log_decay, count, size), blocked(phase, count, size)
     mixing = _leaf(q, k, log_decay, phase)
-    for _ in range(levels):
+    while mixing.shape[-3] > 1:
         right = queries(_half(q, 1), prefix(_half(log_decay, 1)), prefix(_half(phase, 1)))
         left = keys(_half(k, 0), suffix(_half(log_decay, 0)), suffix(_half(phase, 0)))
         cross = right @ left.mT
@@ -135,11 +136,31 @@ def matrix(q: Tensor, k: Tensor, log_decay: Tensor | None, phase: Tensor | None)
     return mixing[..., 0, :t, :t]
 
 
+def leaves(time: int) -> tuple[int, int]:
+    """Return how many blocks, a power of two, of how many steps hold `time` steps, at most a quarter more.
+
+    Found by comparisons alone, so that under torch.compile one graph, of constant sizes, serves all lengths
+    of the same answer: with sizes computed from a symbolic length it compiles for minutes.
+
+    Example:
+        >>> leaves(9), leaves(1000), leaves(1025)
+        ((2, 5), (128, 8), (256, 5))
+    """
+    count, size = 1, LEAF
+    while count * size < time:
+        count *= 2
+    while size > 1 and count * (size - 1) >= time:
+        size -= 1
+    return count, size
+
+
 def blocked(x: MaybeTensor, count: int, size: int) -> MaybeTensor:
     """(..., t, d) to (..., count, size, d), with zeros for the steps that are missing."""
     if x is None:
         return None
-    return functional.pad(x, (0, 0, 0, count * size - x.shape[-2])).unflatten(-2, (count, size))
+    missing = count * size - x.shape[-2]
+    # padding by nothing would copy
+    return (functional.pad(x, (0, 0, 0, missing)) if missing else x).unflatten(-2, (count, size))
 
 
 def _half(x: MaybeTensor, side: int) -> MaybeTensor:
@@ -170,7 +191,7 @@ def _leaf(q: Tensor, k: Tensor, log_decay: Tensor | None, phase: Tensor | None) 
 
 def _turn(x: Tensor, phase: Tensor) -> tuple[Tensor, Tensor]:
     """Real and imaginary part of x exp(i phase)."""
-    angle = wrapped(phase, x.dtype.to_real())
+    angle = wrapped(phase, real_dtype(x.dtype))
     cos, sin = angle.cos(), angle.sin()
     if not x.is_complex():
         return x * cos, x * sin

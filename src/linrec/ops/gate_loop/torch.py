@@ -7,18 +7,20 @@ an initial state; both return y (b, t, h, dv) and the final state (b, h, dk, dv)
 import torch
 from torch import Tensor
 
+from linrec.ops.gate_loop.inputs import real_dtype
 from linrec.ops.scan import scan
 
 
 def transition(log_decay: Tensor | None, phase: Tensor | None) -> Tensor | None:
     """a = exp(log_decay + i phase)   (eq. 25), or None where both are."""
+    magnitude = None if log_decay is None else log_decay.exp()
     if phase is None:
-        return None if log_decay is None else log_decay.exp()
-    a = torch.stack([phase.cos(), phase.sin()], dim=-1)
-    if log_decay is not None:
-        a = a * log_decay.exp()[..., None]
+        return magnitude
+    real, imaginary = phase.cos(), phase.sin()
+    if magnitude is not None:
+        real, imaginary = magnitude * real, magnitude * imaginary
     # made of real arithmetic, which torch.compile fuses; complex arithmetic it leaves as it is
-    return torch.view_as_complex(a)
+    return torch.complex(real, imaginary)
 
 
 def recurrent(
@@ -61,7 +63,7 @@ def elementwise(
     size = state.shape[1:]
     a = transition(log_decay, phase)
     if a is None:
-        a = torch.ones(1, dtype=q.dtype.to_real(), device=q.device)
+        a = torch.ones(1, dtype=real_dtype(q.dtype), device=q.device)
     else:
         a = a[..., None].expand(-1, -1, *size).flatten(2)
     x = (k[..., :, None] * v[..., None, :]).flatten(2)
