@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import functools
 import io
+import itertools
 import os
 import shlex
 import sys
@@ -131,6 +132,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise ConfigError(unknown("command", words[0], commands))
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
+            # complex states have kernels of their own, so nothing is lost, and nobody can do anything about it
+            warnings.filterwarnings(
+                "ignore", message="Torchinductor does not support code generation for complex"
+            )
             return commands[words[0]](words[1:])
     except (ConfigError, RunFolderError) as error:
         return _say(error, 2)
@@ -251,7 +256,8 @@ def _message(text: str) -> str:
             blocks.append([])
         else:
             blocks[-1].append(line)
-    return " ".join(" ".join(blocks[min(1, len(blocks) - 1)]).split())
+    # what follows an empty line is tyro's reasoning
+    return " ".join(itertools.takewhile(bool, blocks[min(1, len(blocks) - 1)]))
 
 
 def _peek(words: list[str], option: str) -> str | None:
