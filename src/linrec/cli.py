@@ -132,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise ConfigError(unknown("command", words[0], commands))
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
-            # complex states have kernels of their own, so nothing is lost, and nobody can do anything about it
+            # complex states have kernels of their own; nothing is lost, and users can change nothing about it
             warnings.filterwarnings(
                 "ignore", message="Torchinductor does not support code generation for complex"
             )
