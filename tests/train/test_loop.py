@@ -143,6 +143,15 @@ def test_interrupted_and_resumed_equals_straight(
     assert_same_run(tmp_path / "straight", tmp_path / "pieces")
 
 
+def test_muon_resumes_to_the_bit_too(tiny: Tiny, tmp_path: Path) -> None:
+    config = tiny(optim={"name": "muon"})
+    fit(config, tmp_path / "straight")
+    with pytest.raises(InterruptedRunError):
+        fit(config, tmp_path / "pieces", progress=stop_at(6))
+    fit(config, tmp_path / "pieces", resume=True)
+    assert_same_run(tmp_path / "straight", tmp_path / "pieces")
+
+
 def test_a_run_can_be_stopped_many_times(tiny: Tiny, tmp_path: Path) -> None:
     config = tiny()
     fit(config, tmp_path / "straight")
@@ -314,3 +323,11 @@ def test_torch_is_left_as_it_was(wanted: bool, tiny: Tiny, tmp_path: Path) -> No
     assert set(during) == {wanted}
     assert not torch.are_deterministic_algorithms_enabled()
     assert torch.utils.deterministic.fill_uninitialized_memory
+
+
+def test_matmul_precision_holds_during_the_run_and_no_longer(tiny: Tiny, tmp_path: Path) -> None:
+    seen = []
+    config = tiny(matmul_precision="high")
+    fit(config, tmp_path, progress=lambda _: seen.append(torch.get_float32_matmul_precision()))
+    assert set(seen) == {"high"}
+    assert torch.get_float32_matmul_precision() == "highest"

@@ -4,7 +4,7 @@ from torch import nn
 from linrec.models import LanguageModel, preset
 from linrec.nn.parameters import mark
 from linrec.train import OptimConfig
-from linrec.train.optim import gradient_norm, make_optimizer, parameter_groups, set_learning_rate
+from linrec.train.optim import gradient_norm, make_optimizers, parameter_groups, set_learning_rate
 
 CONFIG = OptimConfig(lr=0.1, transition_lr=0.02, weight_decay=0.3)
 
@@ -37,11 +37,11 @@ def test_a_mark_may_ask_for_no_weight_decay_alone() -> None:
 
 def test_each_group_moves_by_its_own_learning_rate() -> None:
     model = nn.Sequential(nn.Linear(2, 2, bias=False), mark(nn.Linear(2, 2, bias=False)))
-    optimizer = make_optimizer(model, OptimConfig(lr=0.1, transition_lr=0.02, weight_decay=0.0))
+    (optimizer,) = make_optimizers(model, OptimConfig(lr=0.1, transition_lr=0.02, weight_decay=0.0))
     before = [parameter.detach().clone() for parameter in model.parameters()]
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
-    set_learning_rate(optimizer, 0.5)
+    set_learning_rate([optimizer], 0.5)
     optimizer.step()
     # AdamW's first step is the learning rate itself, whatever the gradient's size
     moved = [(b - p).detach() for b, p in zip(before, model.parameters(), strict=True)]
@@ -49,19 +49,51 @@ def test_each_group_moves_by_its_own_learning_rate() -> None:
     torch.testing.assert_close(moved[1], torch.full((2, 2), 0.01), rtol=1e-5, atol=1e-6)
 
 
+def test_muon_gets_the_matrices_of_the_blocks_and_adamw_the_rest() -> None:
+    model = LanguageModel(preset("memory-horizon"))
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    config = OptimConfig(name="muon", lr=0.1, transition_lr=0.05, muon_lr=0.02)
+    adamw, muon = make_optimizers(model, config)
+    of_muon = {names[id(p)] for group in muon.param_groups for p in group["params"]}
+    suffixes = ("mixer.q", "mixer.k", "mixer.v", "channel_mixing.up", "channel_mixing.down")
+    assert of_muon == {f"blocks.{i}.{suffix}.weight" for i in range(4) for suffix in suffixes}
+    assert {group["peak_lr"] for group in muon.param_groups} == {0.02}
+    assert {group["peak_lr"] for group in adamw.param_groups} == {0.05, 0.1}
+    assert sum(len(group["params"]) for group in adamw.param_groups) == len(names) - len(of_muon)
+
+
+def test_muon_steps_as_torchs_own_at_the_scheduled_learning_rate() -> None:
+    torch.manual_seed(0)
+    ours, theirs = (nn.Linear(6, 3, bias=False) for _ in range(2))
+    theirs.load_state_dict(ours.state_dict())
+    config = OptimConfig(name="muon", muon_lr=0.02, muon_momentum=0.9, weight_decay=0.3)
+    (optimizer,) = make_optimizers(ours, config)
+    for factor in (1.0, 0.5, 0.25):
+        gradient = torch.randn(3, 6)
+        reference = torch.optim.Muon(theirs.parameters(), lr=0.02 * factor, momentum=0.9, weight_decay=0.3)
+        reference.state[theirs.weight] = {
+            key: value.clone() for key, value in optimizer.state[ours.weight].items()
+        }
+        ours.weight.grad, theirs.weight.grad = gradient.clone(), gradient.clone()
+        set_learning_rate([optimizer], factor)
+        optimizer.step()
+        reference.step()
+        torch.testing.assert_close(ours.weight, theirs.weight, rtol=1e-6, atol=1e-7)
+
+
 def test_weight_decay_is_decoupled() -> None:
     model = nn.Linear(2, 2, bias=False)
-    optimizer = make_optimizer(model, OptimConfig(lr=0.1, weight_decay=0.3))
+    (optimizer,) = make_optimizers(model, OptimConfig(lr=0.1, weight_decay=0.3))
     before = model.weight.detach().clone()
     model.weight.grad = torch.zeros_like(model.weight)
-    set_learning_rate(optimizer, 1.0)
+    set_learning_rate([optimizer], 1.0)
     optimizer.step()
     torch.testing.assert_close(model.weight.detach(), before * (1 - 0.1 * 0.3))
 
 
 def test_complex_parameters_are_trained_too() -> None:
     model = nn.ParameterList([nn.Parameter(torch.ones(2, dtype=torch.complex64))])
-    optimizer = make_optimizer(model, OptimConfig(lr=0.1))
+    (optimizer,) = make_optimizers(model, OptimConfig(lr=0.1))
     model[0].grad = torch.ones_like(model[0])
     optimizer.step()
     torch.testing.assert_close(model[0].detach().real, torch.full((2,), 0.9))

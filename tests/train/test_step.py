@@ -9,7 +9,7 @@ from linrec.models import LanguageModel
 from linrec.tasks import NO_TARGET
 from linrec.train import TrainConfig
 from linrec.train.fabric import make_fabric
-from linrec.train.optim import make_optimizer
+from linrec.train.optim import make_optimizers
 from linrec.train.step import Objective, evaluate, train_step
 
 from .conftest import MODEL, TASK
@@ -24,14 +24,14 @@ def stepped(
     torch.manual_seed(0)
     model = LanguageModel(config.model).eval()
     fabric = make_fabric(config.loop)
-    optimizer: Any = fabric.setup_optimizers(make_optimizer(model, config.optim))
+    optimizers: Any = [fabric.setup_optimizers(o) for o in make_optimizers(model, config.optim)]
     window = torch.zeros(4)
     train_step(
         inputs,
         targets,
         fabric=fabric,
         objective=fabric.setup_module(Objective(model)),
-        optimizer=optimizer,
+        optimizers=optimizers,
         window=window,
         accumulate=config.loop.accumulate,
         clip_norm=config.optim.clip_norm,

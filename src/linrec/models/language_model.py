@@ -12,6 +12,7 @@ from linrec.models.block import Block
 from linrec.models.config import ModelConfig
 from linrec.nn.ffn import FeedForward
 from linrec.nn.norms import make_norm
+from linrec.nn.parameters import mark
 
 __all__ = ["LanguageModel"]
 
@@ -61,6 +62,8 @@ class LanguageModel(nn.Module):
         )
         self.norm = make_norm(config.norm, config.d_model) if config.final_norm else nn.Identity()
         self.head = nn.Linear(config.d_model, n_outputs, bias=not config.tie_embeddings)
+        for tokenwise in (self.embedding, self.head):
+            mark(tokenwise, group="vocabulary", weight_decay=True)
         if config.tie_embeddings:
             nn.init.normal_(self.embedding.weight, std=1 / math.sqrt(config.d_model))
             self.head.weight = self.embedding.weight

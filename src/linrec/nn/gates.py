@@ -24,8 +24,8 @@ class _Activation(NamedTuple):
     inverse: Callable[[Tensor], Tensor]
 
 
-# exp(-exp(7)) is zero in double precision too, so the bound changes no transition; without it, exp overflows for
-# large gamma and the gradient is inf * 0
+# exp(-exp(7)) is zero in double precision too, so the bound changes no transition; without it, exp overflows
+# for large gamma and the gradient is inf * 0
 _LARGEST_EXPONENT = 7.0
 
 # forward gives log |a|, which the operators take; inverse takes |a|

@@ -19,7 +19,8 @@ class ParameterGroup:
     """What the optimiser has to know about a parameter.
 
     Args:
-        name: the group whose learning rate applies: "default" or "transition".
+        name: the group whose learning rate and algorithm apply: "default", "transition", or "vocabulary" for
+            embeddings and heads, whose rows are tokens rather than directions.
         weight_decay: False where weight decay must not apply.
     """
 

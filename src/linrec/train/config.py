@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from linrec import mixers, tasks
-from linrec.errors import nearest
+from linrec.errors import nearest, unknown
 from linrec.models import ModelConfig
 from linrec.tasks import Task
 from linrec.train.errors import ConfigError
@@ -15,11 +15,15 @@ from linrec.train.errors import ConfigError
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """AdamW, its learning rate over time, and clipping.
+    """The optimiser, its learning rate over time, and clipping.
 
     Args:
-        lr: peak learning rate.
+        name: "adamw", or "muon": Muon (Jordan et al., 2024) for the matrices of the blocks but those that
+            make the transition, AdamW for all other parameters.
+        lr: peak learning rate of AdamW.
         transition_lr: peak learning rate of the parameters that make the state transition; None is `lr`.
+        muon_lr: peak learning rate of Muon.
+        muon_momentum: Muon's decay rate of the mean gradient.
         betas: AdamW's decay rates of the first and second moment.
         weight_decay: decoupled weight decay of matrices and embeddings; all other parameters have none.
         schedule: after warm-up, fall along half a cosine to `min_lr`, or stay at the peak.
@@ -35,8 +39,11 @@ class OptimConfig:
         'cosine'
     """
 
+    name: Literal["adamw", "muon"] = "adamw"
     lr: float = 0.0025
     transition_lr: float | None = None
+    muon_lr: float = 0.02
+    muon_momentum: float = 0.95
     betas: tuple[float, float] = (0.9, 0.98)
     weight_decay: float = 0.05
     schedule: Literal["cosine", "constant"] = "cosine"
@@ -45,10 +52,14 @@ class OptimConfig:
     clip_norm: float | None = None
 
     def __post_init__(self) -> None:
-        _check_positive(self, "lr", "transition_lr", "clip_norm")
+        if self.name not in ("adamw", "muon"):
+            raise unknown("`name` of an optimiser", self.name, ["adamw", "muon"])
+        _check_positive(self, "lr", "transition_lr", "muon_lr", "clip_norm")
         _check_at_least(self, 0, "weight_decay", "warmup_steps", "min_lr")
         if self.min_lr > self.lr:
             raise ValueError(f"`min_lr` must be at most `lr` = {self.lr}; got {self.min_lr}.")
+        if not 0 <= self.muon_momentum < 1:
+            raise ValueError(f"`muon_momentum` must be in [0, 1); got {self.muon_momentum}.")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"`betas` must be two numbers in [0, 1); got {self.betas}.")
 
@@ -62,6 +73,8 @@ class LoopConfig:
         batch_size: sequences per step; what an epoch leaves over is dropped, so that shapes never change.
         accumulate: pieces that each batch is split into, to save memory; the gradient is the same.
         precision: float32 throughout, or bfloat16 autocast over float32 parameters.
+        matmul_precision: torch's setting of the same name for float32 matrix products: "high" lets GPUs use
+            TensorFloat32 (10 bits after the point instead of 23), which is several times as fast.
         seed: seed of initialisation, of the order of the samples and of dropout; the task has its own.
         eval_every: steps between evaluations on the validation split.
         checkpoint_every: steps between checkpoints.
@@ -82,6 +95,7 @@ class LoopConfig:
     batch_size: int = 32
     accumulate: int = 1
     precision: Literal["32-true", "bf16-mixed"] = "32-true"
+    matmul_precision: Literal["highest", "high"] = "highest"
     seed: int = 0
     eval_every: int = 500
     checkpoint_every: int = 1000

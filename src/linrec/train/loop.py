@@ -20,12 +20,12 @@ from linrec.train.errors import ConfigError, DivergedError, InterruptedRunError
 from linrec.train.fabric import make_fabric, uses_compile
 from linrec.train.interrupt import Interrupt
 from linrec.train.metrics import MetricsLog
-from linrec.train.optim import make_optimizer, set_learning_rate
+from linrec.train.optim import make_optimizers, set_learning_rate
 from linrec.train.provenance import provenance
 from linrec.train.result import Progress, Result
 from linrec.train.run import RESULT, open_run_folder, read_result, write_json
 from linrec.train.schedule import check_warmup, schedule_factor
-from linrec.train.state import deterministic, gather_state, restore_state, seed_all
+from linrec.train.state import deterministic, gather_state, matmul_precision, restore_state, seed_all
 from linrec.train.step import CapturedStep, Objective, evaluate, train_step
 
 
@@ -80,22 +80,22 @@ def fit(
     total_steps = loop.epochs * len(batches)
     check_warmup(config.optim.warmup_steps, total_steps, len(batches))
 
-    # model and optimiser
+    # model and optimisers
     model = _build(config.model)
     compiled = uses_compile(loop, device)
     objective: nn.Module = Objective(model)
     if compiled:
         objective.compile()
     objective = fabric.setup_module(objective)
-    optimizer = make_optimizer(model, config.optim)
+    optimizers = make_optimizers(model, config.optim)
     # sums of loss, accuracy, gradient norm and steps since the last log: on the device, so that no step waits
     window = torch.zeros(4, device=device)
-    stepper: Any = fabric.setup_optimizers(optimizer)
+    steppers: Any = [fabric.setup_optimizers(optimizer) for optimizer in optimizers]
     do_step: Callable[..., None] = functools.partial(
         train_step,
         fabric=fabric,
         objective=objective,
-        optimizer=stepper,
+        optimizers=steppers,
         window=window,
         accumulate=loop.accumulate,
         clip_norm=config.optim.clip_norm,
@@ -111,7 +111,7 @@ def fit(
     checkpoint = load_checkpoint(folder) if resume else None
     step, seconds = 0, 0.0
     if checkpoint is not None:
-        restore_state(checkpoint, model, optimizer, window)
+        restore_state(checkpoint, model, optimizers, window)
         step, seconds = checkpoint.about["step"], checkpoint.about["seconds"]
     if step == total_steps and (folder / RESULT).exists():
         return read_result(folder)
@@ -120,13 +120,14 @@ def fit(
     clock = Clock(step=step, seconds=seconds)
     with (
         deterministic(loop.deterministic),
+        matmul_precision(loop.matmul_precision),
         Interrupt() as interrupt,
         MetricsLog(folder, step=step) as log,
     ):
         for epoch in range(step // len(batches), loop.epochs):
             for inputs, targets in batches.epoch(epoch, start=step % len(batches)):
                 factor = schedule_factor(step, config.optim, total_steps)
-                set_learning_rate(optimizer, factor)
+                set_learning_rate(optimizers, factor)
                 do_step(inputs, targets)
                 step += 1
 
@@ -159,7 +160,7 @@ def fit(
                     with clock.paused():
                         position = dict(zip(("epoch", "batch"), divmod(step, len(batches)), strict=True))
                         about = {"step": step, **position, "seconds": clock.seconds, **described}
-                        save_checkpoint(folder, gather_state(model, optimizer, window, about))
+                        save_checkpoint(folder, gather_state(model, optimizers, window, about))
 
                 if stop and not last:
                     raise InterruptedRunError(

@@ -1,6 +1,6 @@
-"""AdamW over parameter groups: who gets which learning rate, and who decays."""
+"""AdamW and Muon over parameter groups: who gets which learning rate, and who decays."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -11,43 +11,51 @@ from linrec.train.config import OptimConfig
 
 
 def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:
-    """Sort the parameters of a model into AdamW's groups.
+    """Sort the parameters of a model into the optimisers' groups.
 
-    Learning rate: `transition_lr` for parameters that are marked "transition" (`linrec.nn.parameters.mark`;
-    GateLoop, appendix C.2), `lr` for all others. Weight decay: none for parameters that are marked so, as
-    those of transitions are, and none for those of fewer than two dimensions (biases, norms, constants per
+    Algorithm: AdamW; with `config.name` "muon", Muon for the matrices that carry no mark of another group
+    (`linrec.nn.parameters.mark`), which leaves embeddings, the head, transitions, biases and norms to AdamW.
+    Peak learning rate: `transition_lr` for parameters that are marked "transition" (GateLoop, appendix C.2),
+    `muon_lr` for Muon's, `lr` for all others. Weight decay: none for parameters that are marked so, as those
+    of transitions are, and none for those of fewer than two dimensions (biases, norms, constants per
     channel); `weight_decay` for all others, which are matrices and embeddings.
 
     Args:
         model: the model, its parameters marked or not.
-        config: learning rates and weight decay.
+        config: algorithm, learning rates and weight decay.
 
     Returns:
-        One dictionary per group that is not empty: "params", "peak_lr", "weight_decay".
+        One dictionary per group that is not empty: "params", "algorithm", "peak_lr", "weight_decay".
 
     Example:
         >>> model = nn.Sequential(nn.Embedding(6, 4), nn.Linear(4, 3))
         >>> [(g["weight_decay"], len(g["params"])) for g in parameter_groups(model, OptimConfig())]
         [(0.05, 2), (0.0, 1)]
     """
-    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    groups: dict[tuple[str, float, float], list[nn.Parameter]] = {}
     for parameter in model.parameters():
         group = group_of(parameter)
-        own_lr = config.transition_lr if group.name == "transition" else None
+        muon = config.name == "muon" and group.name == "default" and parameter.ndim == 2
+        peak = config.muon_lr if muon else config.lr
+        if group.name == "transition" and config.transition_lr is not None:
+            peak = config.transition_lr
         decays = group.weight_decay and parameter.ndim >= 2
-        key = (config.lr if own_lr is None else own_lr, config.weight_decay if decays else 0.0)
+        key = ("muon" if muon else "adamw", peak, config.weight_decay if decays else 0.0)
         groups.setdefault(key, []).append(parameter)
-    return [{"params": p, "peak_lr": peak, "weight_decay": decay} for (peak, decay), p in groups.items()]
+    return [
+        {"params": params, "algorithm": algorithm, "peak_lr": peak, "weight_decay": decay}
+        for (algorithm, peak, decay), params in groups.items()
+    ]
 
 
-def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
-    """Return AdamW over `parameter_groups`, fused into a few kernels, ready to be captured in a CUDA graph.
+def make_optimizers(model: nn.Module, config: OptimConfig) -> list[torch.optim.Optimizer]:
+    """Return the optimisers of `parameter_groups`, one per algorithm, ready to be captured in a CUDA graph.
 
     Learning rates are tensors on the parameters' device: a captured step reads their present value.
 
     Args:
         model: the model, on the device that it will be trained on.
-        config: learning rates, betas and weight decay.
+        config: algorithm, learning rates, betas and weight decay.
     """
     groups = parameter_groups(model, config)
     for group in groups:
@@ -60,13 +68,46 @@ def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
     on_cuda = parameters[0].device.type == "cuda"
     # complex parameters have no fused kernel
     fused = all(parameter.is_floating_point() for parameter in parameters)
-    return torch.optim.AdamW(groups, betas=config.betas, fused=fused, capturable=on_cuda)
+    of = {name: [group for group in groups if group["algorithm"] == name] for name in ("adamw", "muon")}
+    optimizers: list[torch.optim.Optimizer] = []
+    if of["adamw"]:
+        optimizers.append(torch.optim.AdamW(of["adamw"], betas=config.betas, fused=fused, capturable=on_cuda))
+    if of["muon"]:
+        optimizers.append(CapturableMuon(of["muon"], momentum=config.muon_momentum))
+    return optimizers
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
+class CapturableMuon(torch.optim.Muon):
+    """torch's Muon with a learning rate that may be a tensor on the device.
+
+    torch's own reads the learning rate to the host, which no CUDA graph allows. Its step is linear in the
+    learning rate, so here it steps at the constant peak, and the parameters move the fraction lr / peak of
+    the way.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Move the parameters once."""
+        before = [[parameter.clone() for parameter in group["params"]] for group in self.param_groups]
+        rates = [group["lr"] for group in self.param_groups]
+        for group in self.param_groups:
+            group["lr"] = group["peak_lr"]
+        try:
+            loss = super().step(closure)
+        finally:
+            for group, rate in zip(self.param_groups, rates, strict=True):
+                group["lr"] = rate
+        for group, starts in zip(self.param_groups, before, strict=True):
+            fraction = group["lr"] / group["peak_lr"]
+            for parameter, start in zip(group["params"], starts, strict=True):
+                parameter.copy_(start.lerp(parameter, fraction))
+        return loss
+
+
+def set_learning_rate(optimizers: Sequence[torch.optim.Optimizer], factor: float) -> None:
     """Set every group's learning rate to `factor` times its peak."""
     done: set[int] = set()
-    for group in optimizer.param_groups:
+    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
         if id(group["lr"]) not in done:
             group["lr"].fill_(factor * group["peak_lr"])
             done.add(id(group["lr"]))

@@ -3,7 +3,7 @@
 import os
 import random
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,19 +14,20 @@ from linrec.train.checkpoint import Checkpoint
 
 
 def gather_state(
-    model: nn.Module, optimizer: torch.optim.Optimizer, window: Tensor, about: Mapping[str, Any]
+    model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], window: Tensor, about: Mapping[str, Any]
 ) -> Checkpoint:
     """Collect all that the following steps depend on.
 
     Args:
         model: its parameters and buffers become "model.<name>".
-        optimizer: its moments become "optimizer.<parameter's name>.<moment>".
+        optimizers: their moments become "optimizer.<parameter's name>.<moment>".
         window: sums of the metrics since they were last logged, "metrics.window".
         about: step, position, configuration; Python's random state is added.
     """
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    owners = _owners(optimizers)
     for name, parameter in model.named_parameters():
-        for moment, tensor in optimizer.state[parameter].items():
+        for moment, tensor in owners[parameter].state[parameter].items():
             tensors[f"optimizer.{name}.{moment}"] = tensor
     tensors["metrics.window"] = window
     tensors["random.cpu"] = torch.get_rng_state()
@@ -36,13 +37,16 @@ def gather_state(
 
 
 def restore_state(
-    checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer, window: Tensor
+    checkpoint: Checkpoint, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], window: Tensor
 ) -> None:
     """Put everything back to where `gather_state` found it; the arguments are changed in place."""
     model.load_state_dict(checkpoint.part("model."))
+    owners = _owners(optimizers)
     for name, parameter in model.named_parameters():
         moments = checkpoint.part(f"optimizer.{name}.")
-        optimizer.state[parameter] = {key: tensor.to(parameter.device) for key, tensor in moments.items()}
+        owners[parameter].state[parameter] = {
+            key: tensor.to(parameter.device) for key, tensor in moments.items()
+        }
     window.copy_(checkpoint.tensors["metrics.window"])
     torch.set_rng_state(checkpoint.tensors["random.cpu"])
     on_device = checkpoint.tensors.get(f"random.{window.device.type}")
@@ -51,6 +55,15 @@ def restore_state(
         torch.get_device_module(window.device).set_rng_state(on_device)
     version, internal, gauss = checkpoint.about["python_random"]
     random.setstate((version, tuple(internal), gauss))
+
+
+def _owners(optimizers: Sequence[torch.optim.Optimizer]) -> dict[nn.Parameter, torch.optim.Optimizer]:
+    return {
+        parameter: optimizer
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
 
 
 def seed_all(seed: int) -> None:
@@ -88,3 +101,18 @@ def deterministic(wanted: bool) -> Iterator[None]:
     finally:
         torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
         settings.fill_uninitialized_memory = fill
+
+
+@contextmanager
+def matmul_precision(wanted: str) -> Iterator[None]:
+    """Set torch's precision of float32 matrix products inside, and put it back.
+
+    Args:
+        wanted: "highest" or "high", as for `torch.set_float32_matmul_precision`.
+    """
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(wanted)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

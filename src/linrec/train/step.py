@@ -1,6 +1,6 @@
 """One training step, its replay as a CUDA graph, and evaluation."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -59,7 +59,7 @@ def train_step(
     *,
     fabric: Fabric,
     objective: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizers: Sequence[torch.optim.Optimizer],
     window: Float[Tensor, "4"],
     accumulate: int = 1,
     clip_norm: float | None = None,
@@ -71,14 +71,15 @@ def train_step(
         targets: targets of the whole batch, -100 where there is none.
         fabric: runs the backward pass.
         objective: an `Objective` that Fabric has set up.
-        optimizer: an optimiser that Fabric has set up.
+        optimizers: what Fabric has set up.
         window: (loss, accuracy, gradient norm, 1) of this step is added to it.
         accumulate: pieces that the batch is taken in; the gradient is that of the whole batch.
         clip_norm: largest norm of the gradient; None never clips.
     """
     n_targets = (targets != NO_TARGET).sum().clamp(min=1)
     loss, correct = window.new_zeros(()), window.new_zeros(())
-    optimizer.zero_grad()
+    for optimizer in optimizers:
+        optimizer.zero_grad()
     for piece in zip(inputs.chunk(accumulate), targets.chunk(accumulate), strict=True):
         outcome = objective(*piece)
         fabric.backward(outcome.loss / n_targets)
@@ -87,7 +88,8 @@ def train_step(
     norm = gradient_norm(parameters)
     if clip_norm is not None:
         torch.nn.utils.clip_grads_with_norm_(parameters, clip_norm, norm)
-    optimizer.step()
+    for optimizer in optimizers:
+        optimizer.step()
     window += torch.stack([loss / n_targets, correct / n_targets, norm, torch.ones_like(norm)])
 
 
