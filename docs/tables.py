@@ -1,0 +1,113 @@
+"""Tables that the documentation takes from the code, so that no list of names is kept by hand.
+
+A Markdown file says where a table goes:
+
+    <!-- table: mixers -->
+    <!-- end of table -->
+
+The pages of the site are filled when it is built. README.md is read without being built, so its tables stand
+in the file; this brings them up to date, and a test fails as long as they are not:
+
+    python docs/tables.py
+"""
+
+import importlib
+import inspect
+import pkgutil
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+
+from linrec import mixers, ops, tasks
+from linrec.train import recipe_names
+from linrec.train.recipes import recipe_summary
+
+README = Path(__file__).parents[1] / "README.md"
+END = "<!-- end of table -->"
+PLACE = re.compile(rf"<!-- table: (\w+) -->\n(.*?){END}", re.DOTALL)
+
+
+def operators() -> str:
+    """Every function of `linrec.ops`: its equation, and the modes and backends where there is a choice."""
+    rows = []
+    for module in _operator_packages():
+        for name in module.__all__:
+            function = getattr(module, name)
+            if inspect.isfunction(function):
+                chooses = "backend" in inspect.signature(function).parameters
+                pairs = _by_mode(module.PAIRS) if chooses else "–"
+                rows.append((f"`{name}`", _equation(function), pairs))
+    return _table(("operator", "equation", "mode: backends"), rows)
+
+
+def mixer_table() -> str:
+    """Every mixer, by the name that users type."""
+    return _table(("name", "class", "from"), [_named(name, mixers.get(name)) for name in mixers.names()])
+
+
+def task_table() -> str:
+    """Every task, by the name that users type."""
+    named = [_named(name.replace("_", "-"), tasks.get(name)) for name in tasks.names()]
+    return _table(("name", "class", "what it is"), named)
+
+
+def recipe_table() -> str:
+    """Every recipe of `linrec train`."""
+    return _table(("recipe", "what it is"), [(f"`{name}`", recipe_summary(name)) for name in recipe_names()])
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "operators": operators,
+    "mixers": mixer_table,
+    "tasks": task_table,
+    "recipes": recipe_table,
+}
+
+
+def filled(markdown: str) -> str:
+    """Return the Markdown with every table in its place.
+
+    Raises:
+        KeyError: a place asks for a table that does not exist.
+    """
+    return PLACE.sub(lambda place: f"<!-- table: {place[1]} -->\n{TABLES[place[1]]()}{END}", markdown)
+
+
+def _operator_packages() -> Iterator[ModuleType]:
+    for module in pkgutil.iter_modules(ops.__path__):
+        # one folder per recurrence; what lies beside the folders is shared by them
+        if module.ispkg:
+            yield importlib.import_module(f"{ops.__name__}.{module.name}")
+
+
+def _by_mode(pairs: Sequence[tuple[str, str]]) -> str:
+    modes = dict.fromkeys(mode for mode, _ in pairs)
+    return "<br>".join(
+        f"{mode}: {', '.join(backend for other, backend in pairs if other == mode)}" for mode in modes
+    )
+
+
+def _named(name: str, kind: type) -> tuple[str, str, str]:
+    # the file opens with the paper, or with what the task is
+    return f"`{name}`", f"`{kind.__name__}`", _first_line(importlib.import_module(kind.__module__))
+
+
+def _equation(function: Callable[..., object]) -> str:
+    # docstrings open with one line, and then the equation, indented
+    paragraphs = (inspect.getdoc(function) or "").split("\n\n")
+    equation = next(text for text in paragraphs if text.startswith("    "))
+    return "<br>".join(f"`{' '.join(line.split())}`" for line in equation.splitlines())
+
+
+def _first_line(documented: object) -> str:
+    return (inspect.getdoc(documented) or "").split("\n")[0].rstrip(".")
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n" + "".join(f"| {' | '.join(cells)} |\n" for cells in lines) + "\n"
+
+
+if __name__ == "__main__":
+    README.write_text(filled(README.read_text()))

@@ -1,0 +1,64 @@
+"""Code, commands and links of README, CONTRIBUTING and the pages of docs are right."""
+
+import re
+
+import pytest
+import torch
+
+from linrec.train import get_recipe
+from linrec.train.options import option_names, options_type
+from tests.markdown import PAGES, ROOT, blocks, commands, execute, prose
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+NAMED = re.compile(r"`((?:src|tests|docs|examples)/[\w/.]*|[A-Z]\w+\.(?:md|cff)|\w+\.txt)`")
+
+
+@every_page
+def test_python_runs_and_prints_what_the_page_says(page, tmp_path, monkeypatch):
+    """Blocks run one after the other; a text block right below one is what it prints."""
+    monkeypatch.chdir(tmp_path)
+    namespace, printed = {}, ""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        for block in blocks(page):
+            if block.language == "python":
+                printed = execute(block.text, page.name, namespace)
+            elif block.language == "text" and block.follows:
+                assert printed == block.text
+
+
+@every_page
+def test_commands_name_what_exists(page):
+    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for program, first, *others in commands(page):
+        if program == "make":
+            assert first in targets
+        elif program == "python" and not first.startswith("-"):
+            assert (ROOT / first).is_file()
+        elif program == "pytest":
+            assert first == "-m" or (ROOT / first).exists()
+        elif program == "linrec":
+            assert first in ("train", "report", "demo")
+            if first == "train" and not others[0].startswith("-"):
+                known = {"--help", *option_names(options_type(get_recipe(others[0])))}
+                assert {word for word in others if word.startswith("--")} <= known
+
+
+@every_page
+def test_links_and_named_files_exist(page):
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", prose(page)):
+        # the pages of the reference are made when the site is built, which checks them
+        if not target.startswith(("https://", "reference/")):
+            assert (page.parent / target).is_file(), target
+    for name in NAMED.findall(prose(page)):
+        # capitals stand for a name that the reader chooses
+        if not re.search(r"/\w*[A-Z]{4}", name):
+            assert (ROOT / name).exists(), name
+
+
+def test_every_page_has_a_place_in_the_navigation():
+    navigation = (ROOT / "mkdocs.yml").read_text()
+    for page in PAGES:
+        # what lies in docs/results is found by itself
+        if page.parent == ROOT / "docs":
+            assert f": {page.name}\n" in navigation

@@ -1,0 +1,77 @@
+"""The examples run, say what they say, and stay short."""
+
+import random
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
+MAX_LINES = 80
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """Run an example as its reader does, in a folder of its own; returns what it printed."""
+
+    def run(name: str) -> str:
+        (path,) = (example for example in EXAMPLES if example.stem == name)
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", [str(path)])
+        # the examples seed the global generators, which other tests may rely on
+        before = torch.get_rng_state(), random.getstate()
+        try:
+            runpy.run_path(str(path), run_name="__main__")
+        finally:
+            torch.set_rng_state(before[0])
+            random.setstate(before[1])
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_every_example_is_tested_here():
+    tested = {"streaming", "own_mixer", "token_mixing_matrix", "train_in_forty_lines"}
+    assert {path.stem for path in EXAMPLES} == tested
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_examples_are_short_and_tell_how_to_run_them(path):
+    text = path.read_text()
+    assert len(text.splitlines()) < MAX_LINES
+    assert f"python examples/{path.name}" in text
+
+
+def test_streaming(run):
+    # the comparisons are assertions inside the example
+    out = run("streaming")
+    assert out.count("largest difference") == 3
+    assert "64 complex numbers per sequence" in out
+
+
+def test_own_mixer(run):
+    out = run("own_mixer")
+    assert "MovingAverage obeys the laws" in out
+    assert "Centred breaks a law" in out
+
+
+def test_token_mixing_matrix(run, tmp_path):
+    out = run("token_mixing_matrix")
+    # a fixed decay never forgets all; forgetting at step 45 leaves what comes from there on
+    assert [line.split("hears back to ")[1] for line in out.splitlines()[:3]] == [
+        "step 0",
+        "step 45",
+        "step 45",
+    ]
+    assert (tmp_path / "runs/token_mixing_matrix.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_train_in_forty_lines(run):
+    out = run("train_in_forty_lines")
+    losses = [float(line.split()[-1]) for line in out.splitlines() if line.startswith("step")]
+    assert losses[-1] < 0.7 * losses[0]
+    (scores,) = (line for line in out.splitlines() if line.startswith("test accuracy"))
+    accuracy, trivial = float(scores.split()[2].rstrip(";")), float(scores.split()[-1])
+    assert accuracy > 1.5 * trivial

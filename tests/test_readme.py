@@ -1,0 +1,60 @@
+"""The README's code stands alone, and its tables say what the code says."""
+
+import importlib
+import importlib.util
+import inspect
+import re
+
+import pytest
+import torch
+
+from linrec import mixers
+from tests.markdown import README, ROOT, blocks, execute
+
+PYTHON = [block.text for block in blocks(README) if block.language == "python"]
+PACKAGES = sorted(path.parent.name for path in (ROOT / "src/linrec/ops").glob("*/__init__.py"))
+
+
+@pytest.mark.parametrize("code", PYTHON, ids=("operator", "mixer", "model"))
+def test_each_block_can_be_copied_without_the_others(code):
+    assert "assert_close" in code
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        execute(code, "README.md", {})
+
+
+def test_tables_are_up_to_date():
+    spec = importlib.util.spec_from_file_location("docs_tables", ROOT / "docs/tables.py")
+    tables = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tables)
+    assert tables.filled(README.read_text()) == README.read_text(), "run: python docs/tables.py"
+
+
+def rows(header):
+    """Cells of the table whose first column has this header."""
+    markdown = README.read_text()
+    _, _, *lines = markdown[markdown.index(f"| {header} |") :].split("\n\n")[0].splitlines()
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+
+
+# the next three read the tables back from the text, so that what writes them is checked too
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_operator_has_a_row_with_all_its_pairs(package):
+    module = importlib.import_module(f"linrec.ops.{package}")
+    operators = [getattr(module, name) for name in module.__all__ if name.islower()]
+    assert operators
+    for operator in operators:
+        (cell,) = (row[-1] for row in rows("operator") if row[0] == f"`{operator.__name__}`")
+        if "backend" in inspect.signature(operator).parameters:
+            modes = (part.split(": ") for part in cell.split("<br>"))
+            pairs = [(mode, backend) for mode, backends in modes for backend in backends.split(", ")]
+            assert sorted(pairs) == sorted(module.PAIRS)
+
+
+def test_every_mixer_has_a_row():
+    assert [row[0] for row in rows("name")] == [f"`{name}`" for name in mixers.names()]
+
+
+def test_every_dependency_has_a_row():
+    listed = re.search(r"^dependencies = \[(.*?)^\]", (ROOT / "pyproject.toml").read_text(), re.M | re.S)[1]
+    assert sorted(row[0] for row in rows("package")) == sorted(re.findall(r'"([\w-]+)', listed))
