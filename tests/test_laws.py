@@ -2,7 +2,7 @@
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -116,13 +116,16 @@ OPERATORS = {
 }
 
 
-def pairs(*, reference: bool = True) -> Iterator[Any]:
+def pairs(*, reference: bool = True) -> list[Any]:
     """(operator, mode, backend) of everything that exists; Triton needs a GPU."""
+    # a list, since several tests share it: a generator would be empty from the second one on
+    listed = []
     for name, operator in OPERATORS.items():
         for mode, backend in operator.pairs:
             if backend != "reference" or reference:
                 marks = on_a_gpu if backend == "triton" else []
-                yield pytest.param(name, mode, backend, marks=marks, id=f"{name}-{mode}-{backend}")
+                listed.append(pytest.param(name, mode, backend, marks=marks, id=f"{name}-{mode}-{backend}"))
+    return listed
 
 
 def device_of(backend: str) -> str:
