@@ -8,6 +8,10 @@ from torch import Tensor
 
 from linrec.ops.gate_loop.inputs import accumulation, real_dtype
 
+# the log decay of what has been forgotten: its exponential is zero in every dtype, and unlike -inf it stays a
+# number in whatever a caller does with a cache
+FORGOTTEN = -10_000.0
+
 
 class AttentionCache(NamedTuple):
     """Keys and values of s past steps, and how each of them reaches the newest one.
@@ -17,8 +21,8 @@ class AttentionCache(NamedTuple):
     Attributes:
         k: keys (b, s, h, dk), as they were given.
         v: values (b, s, h, dv).
-        log_decay: sum of log decays from after each step to the newest, (b, s, h, 1) or (b, s, h, dk), <= 0;
-            None where no call had any.
+        log_decay: sum of log decays from after each step to the newest, (b, s, h, 1) or (b, s, h, dk), from
+            -10,000 (a weight of zero) to 0; None where no call had any.
         phase: the same sum of phases, modulo 2 pi; None where all scores were real.
         alive: whether later steps may attend to it, (b, s).
 

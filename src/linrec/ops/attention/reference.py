@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from linrec.ops.attention.cache import AttentionCache
+from linrec.ops.attention.cache import FORGOTTEN, AttentionCache
 
 
 def attention_reference(
@@ -40,6 +40,7 @@ def attention_reference(
         scores = scale * (products.real if products.is_complex() else products)
         shares = torch.softmax(scores.masked_fill(~alive[..., None], -math.inf), dim=1)
         outputs.append(torch.sum(shares[..., None] * values, dim=1))
+    decays = None if decays is None else decays.clamp(min=FORGOTTEN)
     angles = None if angles is None else torch.remainder(angles, 2 * math.pi)
     return torch.stack(outputs, dim=1), AttentionCache(keys, values, decays, angles, alive)
 

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from linrec.ops.attention.cache import AttentionCache
+from linrec.ops.attention.cache import FORGOTTEN, AttentionCache
 from linrec.ops.gate_loop import segments
 
 
@@ -53,6 +53,8 @@ def attention(
         _extended(past.phase, phase),
         visible[:, -1],
     )
+    if last.log_decay is not None:
+        last = last._replace(log_decay=last.log_decay.clamp(min=FORGOTTEN))
     if last.phase is not None:
         last = last._replace(phase=segments.wrapped(last.phase, values.dtype))
     return _heads_first(shares @ values), _heads_first_in(last)
