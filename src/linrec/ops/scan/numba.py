@@ -26,16 +26,8 @@ def forward(
     y = x.new_empty(x.shape, dtype=accumulation(dtype))
     last = y.new_empty(x.shape[0], x.shape[2])
     with _threads(x.numel()) as threads:
-        _kernels().forward(
-            _array(a),
-            _array(x),
-            _cut(cut),
-            _entering(state, last),
-            _array(y),
-            _array(last),
-            _width(x, threads),
-            reverse,
-        )
+        arrays = _array(a), _array(x), _cut(cut), _entering(state, last), _array(y), _array(last)
+        _run("forward", arrays, x, _width(x, threads), reverse, threads)
     return y.to(dtype), last
 
 
@@ -63,19 +55,8 @@ def backward(
     with _threads(y.numel()) as threads:
         width = _width(y, threads)
         da = dx.new_zeros(_partial_sums(a, y, width) if needs_a else (0, 0, 0))
-        _kernels().backward(
-            _array(a),
-            _array(y),
-            _cut(cut),
-            _entering(state, dstate),
-            _array(dy),
-            _array(dlast),
-            _array(da),
-            _array(dx),
-            _array(dstate),
-            width,
-            reverse,
-        )
+        given = _array(a), _array(y), _cut(cut), _entering(state, dstate), _array(dy), _array(dlast)
+        _run("backward", (*given, _array(da), _array(dx), _array(dstate)), y, width, reverse, threads)
     return da.sum_to_size(a.shape) if needs_a else da, dx, dstate
 
 
@@ -101,12 +82,24 @@ def _kernels() -> ModuleType:
     return numba_kernels
 
 
+def _run(name: str, arrays: tuple[Any, ...], x: Tensor, width: int, reverse: bool, threads: int) -> None:
+    lanes = x.shape[0] * math.ceil(x.shape[2] / width)
+    if threads == 1:
+        getattr(_kernels(), name)(*arrays, width, reverse, 0, lanes)
+    else:
+        getattr(_kernels(), f"{name}_parallel")(*arrays, width, reverse, lanes)
+
+
 @contextlib.contextmanager
 def _threads(elements: int) -> Iterator[int]:
     """Let Numba use as many threads as torch does, and tell how many."""
     import numba
 
-    threads = 1 if elements < SERIAL else min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
+    threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
+    # one thread needs no pool, and a data loader's forked worker, which has one, must not touch its parent's
+    if threads == 1 or elements < SERIAL:
+        yield 1
+        return
     before = numba.get_num_threads()
     numba.set_num_threads(threads)
     try:

@@ -93,26 +93,40 @@ def _backward_lane(a, y, cut, state, dy, dlast, da, dx, dstate, block, row, lo, 
                 carry[c] *= link
 
 
-@numba.njit(cache=True, parallel=True)
-def forward(a, x, cut, state, y, last, width, reverse):  # type: ignore[no-untyped-def]
-    """Fill y (b, t, c) and last (b, c); a lane has `width` channels."""
+@numba.njit(cache=True)
+def forward(a, x, cut, state, y, last, width, reverse, first, stop):  # type: ignore[no-untyped-def]
+    """Fill y (b, t, c) and last (b, c) for the lanes from first to stop; a lane has `width` channels."""
     channels = x.shape[2]
     blocks = (channels + width - 1) // width
-    for lane in numba.prange(x.shape[0] * blocks):
+    for lane in range(first, stop):
         lo = lane % blocks * width
         _forward_lane(a, x, cut, state, y, last, lane // blocks, lo, min(lo + width, channels), reverse)
 
 
-@numba.njit(cache=True, parallel=True)
-def backward(a, y, cut, state, dy, dlast, da, dx, dstate, width, reverse):  # type: ignore[no-untyped-def]
-    """Fill dx (b, t, c) and dstate (b, c), and add to da unless it is empty.
+@numba.njit(cache=True)
+def backward(a, y, cut, state, dy, dlast, da, dx, dstate, width, reverse, first, stop):  # type: ignore[no-untyped-def]
+    """Fill dx (b, t, c) and dstate (b, c) for the lanes from first to stop, and add to da unless it is empty.
 
     da has a row for every batch row; where `a` is constant in time, one step for each `SPAN` steps; where `a`
     is constant over channels, one column for each lane of the row.
     """
     channels = y.shape[2]
     blocks = (channels + width - 1) // width
-    for lane in numba.prange(y.shape[0] * blocks):
+    for lane in range(first, stop):
         block = lane % blocks
         lo, hi = block * width, min(block * width + width, channels)
         _backward_lane(a, y, cut, state, dy, dlast, da, dx, dstate, block, lane // blocks, lo, hi, reverse)
+
+
+@numba.njit(cache=True, parallel=True)
+def forward_parallel(a, x, cut, state, y, last, width, reverse, lanes):  # type: ignore[no-untyped-def]
+    """Do the same for all lanes, spread over Numba's threads."""
+    for lane in numba.prange(lanes):
+        forward(a, x, cut, state, y, last, width, reverse, lane, lane + 1)
+
+
+@numba.njit(cache=True, parallel=True)
+def backward_parallel(a, y, cut, state, dy, dlast, da, dx, dstate, width, reverse, lanes):  # type: ignore[no-untyped-def]
+    """Do the same for all lanes, spread over Numba's threads."""
+    for lane in numba.prange(lanes):
+        backward(a, y, cut, state, dy, dlast, da, dx, dstate, width, reverse, lane, lane + 1)
