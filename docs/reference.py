@@ -151,7 +151,8 @@ def _exported(package: griffe.Module) -> dict[str, str]:
                 path = member.target_path if member.is_alias else member.path
                 shortest = package if name in imported else module
                 exported.setdefault(path, f"{shortest.path}.{name}")
-    return exported
+    # constants last
+    return dict(sorted(exported.items(), key=lambda item: item[1].rpartition(".")[2].isupper()))
 
 
 def _block(path: str, *, level: int = 2, heading: str | None = None, members: list[str] | None = None) -> str:

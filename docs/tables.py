@@ -38,7 +38,7 @@ def operators() -> str:
                 chooses = "backend" in inspect.signature(function).parameters
                 pairs = _by_mode(module.PAIRS) if chooses else "–"
                 rows.append((f"`{name}`", _equation(function), pairs))
-    return _table(("operator", "equation", "mode: backends"), rows)
+    return _table(("operator", "equation", "mode: backends"), sorted(rows, key=lambda row: row[0].strip("`")))
 
 
 def mixer_table() -> str:
@@ -97,7 +97,9 @@ def _equation(function: Callable[..., object]) -> str:
     # docstrings open with one line, and then the equation, indented
     paragraphs = (inspect.getdoc(function) or "").split("\n\n")
     equation = next(text for text in paragraphs if text.startswith("    "))
-    return "<br>".join(f"`{' '.join(line.split())}`" for line in equation.splitlines())
+    # several equations of one line stand far apart
+    parts = re.split(r"[,;]? {3,}|\n", equation.strip())
+    return "<br>".join(f"`{part}`" for part in parts if part)
 
 
 def _first_line(documented: object) -> str:
