@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from linrec.mixers import Mixer, State, build
 from linrec.models.block import Block
 from linrec.models.config import ModelConfig
+from linrec.nn.embedding import Embedding
 from linrec.nn.ffn import FeedForward
 from linrec.nn.norms import make_norm
 from linrec.nn.parameters import mark
@@ -48,7 +49,7 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.config = config
         n_outputs = config.vocab_size if config.n_outputs is None else config.n_outputs
-        self.embedding = nn.Embedding(config.vocab_size, config.d_model)
+        self.embedding = Embedding(config.vocab_size, config.d_model)
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(
             Block(

@@ -1,11 +1,13 @@
 """Parts that mixers and models share: gates, norms, channel mixers, and the marks on parameters."""
 
+from linrec.nn.embedding import Embedding
 from linrec.nn.ffn import FeedForward
 from linrec.nn.gates import GateLinear, Transition
 from linrec.nn.norms import RMSNorm, make_norm
 from linrec.nn.parameters import ParameterGroup, group_of, mark
 
 __all__ = [
+    "Embedding",
     "FeedForward",
     "GateLinear",
     "ParameterGroup",
