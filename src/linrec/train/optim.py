@@ -1,6 +1,6 @@
 """AdamW and Muon over parameter groups: who gets which learning rate, and who decays."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from linrec.nn.parameters import group_of
 from linrec.train.config import OptimConfig
+from linrec.train.muon import Muon
 
 
 def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:
@@ -73,35 +74,8 @@ def make_optimizers(model: nn.Module, config: OptimConfig) -> list[torch.optim.O
     if of["adamw"]:
         optimizers.append(torch.optim.AdamW(of["adamw"], betas=config.betas, fused=fused, capturable=on_cuda))
     if of["muon"]:
-        optimizers.append(CapturableMuon(of["muon"], momentum=config.muon_momentum))
+        optimizers.append(Muon(of["muon"], momentum=config.muon_momentum))
     return optimizers
-
-
-class CapturableMuon(torch.optim.Muon):
-    """torch's Muon with a learning rate that may be a tensor on the device.
-
-    torch's own reads the learning rate to the host, which no CUDA graph allows. Its step is linear in the
-    learning rate, so here it steps at the constant peak, and the parameters move the fraction lr / peak of
-    the way.
-    """
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Move the parameters once."""
-        before = [[parameter.clone() for parameter in group["params"]] for group in self.param_groups]
-        rates = [group["lr"] for group in self.param_groups]
-        for group in self.param_groups:
-            group["lr"] = group["peak_lr"]
-        try:
-            loss = super().step(closure)
-        finally:
-            for group, rate in zip(self.param_groups, rates, strict=True):
-                group["lr"] = rate
-        for group, starts in zip(self.param_groups, before, strict=True):
-            fraction = group["lr"] / group["peak_lr"]
-            for parameter, start in zip(group["params"], starts, strict=True):
-                parameter.copy_(start.lerp(parameter, fraction))
-        return loss
 
 
 def set_learning_rate(optimizers: Sequence[torch.optim.Optimizer], factor: float) -> None:

@@ -107,12 +107,16 @@ def deterministic(wanted: bool) -> Iterator[None]:
 def matmul_precision(wanted: str) -> Iterator[None]:
     """Set torch's precision of float32 matrix products inside, and put it back.
 
+    It is a choice of the configuration, so torch's advice to choose otherwise is not passed on.
+
     Args:
         wanted: "highest" or "high", as for `torch.set_float32_matmul_precision`.
     """
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(wanted)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
+            yield
     finally:
         torch.set_float32_matmul_precision(before)
