@@ -46,7 +46,8 @@ def scan(
 
     `"auto"` takes the best pair that works for the call (the table is at `linrec.ops.dispatch.auto_scan`);
     what is given explicitly is obeyed or refused. To stream, pass the state from call to call; a single step
-    is a sequence of length 1.
+    is a sequence of length 1. Gradients that are to be differentiated again, as under `torch.func.grad`, are
+    made by the torch backend.
 
     Args:
         a: decay or transition of each step, broadcast against x: (b, t, c), (t, c), (b, t, 1), (c,), or a
@@ -72,7 +73,7 @@ def scan(
             cannot run here.
 
     Source:
-        Katsch, GateLoop (2023), eq. 12-13, with the gates already multiplied in.
+        Katsch, GateLoop (2023), eq. 7 with x for k_n^T v_n; the parallel scan's operator is eq. 13.
 
     Example:
         >>> import torch

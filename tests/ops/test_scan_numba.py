@@ -1,0 +1,92 @@
+"""What is particular to ops.scan's Numba backend: threads, custom operators, compiled graphs."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
+
+from linrec.ops import scan
+from linrec.ops.scan import numba as numba_backend
+from linrec.testing import check_operator, reset_mask, scan_inputs
+
+
+def test_a_compiled_graph_holds_kernels_and_not_their_loops():
+    seen = []
+
+    def compiler(graph, _):
+        seen.extend(str(node.target) for node in graph.graph.nodes if "linrec" in str(node.target))
+        return make_boxed_func(graph.forward)
+
+    inputs = {name: t.requires_grad_() for name, t in scan_inputs(1, 20, 2).items()}
+    backend = aot_autograd(fw_compiler=compiler, bw_compiler=compiler)
+    y, _ = torch.compile(scan, fullgraph=True, backend=backend)(**inputs, backend="numba")
+    y.sum().backward()
+    assert seen == ["linrec.scan_numba.default", "linrec.scan_numba_backward.default"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
+def test_custom_operators_keep_their_promises(dtype):
+    inputs = scan_inputs(2, 20, 3, dtype=dtype, decay="head")
+    a, x, state = inputs["a"], inputs["x"], inputs["state"]
+    cut = reset_mask(2, 20)
+    utilities = ("test_schema", "test_faketensor")
+    torch.library.opcheck(numba_backend.forward, (a, x, state, cut, False), test_utils=utilities)
+    y, last = numba_backend.forward(a, x, None, None, True)
+    for needs_a in (False, True):
+        arguments = (a, y, state, cut, torch.ones_like(y), last, True, needs_a)
+        torch.library.opcheck(numba_backend.backward, arguments, test_utils=utilities)
+
+
+def test_numba_uses_as_many_threads_as_torch_and_puts_its_own_setting_back():
+    numba = pytest.importorskip("numba")
+    scan(torch.rand(3), torch.rand(1, 2, 3), backend="numba")
+    before, torch_before = numba.get_num_threads(), torch.get_num_threads()
+    most = numba.config.NUMBA_NUM_THREADS
+    try:
+        for wanted in (2, 3):
+            torch.set_num_threads(wanted)
+            with numba_backend._threads(1 << 20) as threads:
+                assert threads == min(wanted, most)
+                assert threads in (1, numba.get_num_threads())
+            with numba_backend._threads(10) as threads:
+                assert threads == 1
+            assert numba.get_num_threads() == before and torch.get_num_threads() == wanted
+    finally:
+        torch.set_num_threads(torch_before)
+
+
+def test_numba_runs_on_many_threads_as_on_one(monkeypatch):
+    # small inputs run on one thread unless this says otherwise
+    monkeypatch.setattr(numba_backend, "SERIAL", 0)
+    inputs = scan_inputs(3, 65, 40, dtype=torch.float64)
+    check_operator(scan, inputs, mode="recurrent", backend="numba", dtype=torch.float64)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_numba_runs_in_a_forked_worker():
+    # like torch.utils.data's, it sets one thread; with more, OpenMP ends it
+    program = (
+        "import os, sys, torch, linrec.ops as ops\n"
+        "a, x = torch.rand(64), torch.rand(2, 2000, 64)\n"
+        "y, _ = ops.scan(a, x, backend='numba')\n"
+        "child = os.fork()\n"
+        "if child == 0: torch.set_num_threads(1)\n"
+        "if child == 0: os._exit(0 if torch.equal(ops.scan(a, x, backend='numba')[0], y) else 1)\n"
+        "sys.exit(os.waitpid(child, 0)[1])"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=100)
+
+
+@pytest.mark.parametrize(("batch", "channels"), [(1, 200), (3, 40), (2, 7), (9, 33)])
+def test_numba_splits_rows_over_threads(batch, channels, monkeypatch):
+    # as if the machine had four threads: rows are cut into blocks, of which the last one is narrower
+    monkeypatch.setattr(numba_backend, "_width", lambda x, threads, width=numba_backend._width: width(x, 4))
+    for decay in ("step", "head", "channel", "constant"):
+        # longer than the runs over which the gradient of a constant decay is summed
+        inputs = scan_inputs(batch, 300, channels, decay=decay, dtype=torch.float64)
+        check_operator(scan, inputs, mode="recurrent", backend="numba", dtype=torch.float64)
