@@ -370,6 +370,13 @@ def test_errors(changed, error, words):
         gate_loop(**{"q": X, "k": X, "v": X} | changed)
 
 
+@pytest.mark.parametrize("name", ["k", "v", "log_decay", "phase", "state", "reset"])
+def test_another_device_is_refused(name):
+    inputs = gate_loop_inputs(1, 2, 1, 1, 1) | {"reset": torch.zeros(1, 2).bool()}
+    with pytest.raises(ValueError, match=rf"`{name}` must be on the device of `q`, 'cpu'; got 'meta'"):
+        gate_loop(**inputs | {name: inputs[name].to("meta")})
+
+
 def test_complex_half_is_refused():
     half = torch.view_as_complex(torch.zeros(2, 5, 3, 4, 2, dtype=torch.float16))
     with pytest.raises(TypeError, match="got complex32"):

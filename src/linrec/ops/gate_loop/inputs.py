@@ -52,6 +52,7 @@ def check_queries_and_keys(q: Tensor, k: Tensor) -> torch.dtype:
             f"`k` must have the real precision of `q`, {_name(precision)}; got {_name(k.dtype)}. "
             "Cast one of them."
         )
+    _check_device("k", k, q)
     return precision
 
 
@@ -73,6 +74,7 @@ def check_values(v: Tensor, q: Tensor) -> None:
             f"`v` must have the real precision of `q`, {_name(precision)}; got {_name(v.dtype)}. "
             "Cast one of them."
         )
+    _check_device("v", v, q)
 
 
 def canonical_gate(name: str, gate: Tensor | None, q: Tensor) -> Tensor | None:
@@ -106,6 +108,7 @@ def canonical_gate(name: str, gate: Tensor | None, q: Tensor) -> Tensor | None:
     if gate.dtype not in (precision, total):
         allowed = _name(total) if precision == total else f"{_name(precision)} (as `q`) or {_name(total)}"
         raise TypeError(f"`{name}` must be {allowed}; got {_name(gate.dtype)}. Cast it.")
+    _check_device(name, gate, q)
     return gate.to(total)
 
 
@@ -130,6 +133,7 @@ def canonical_state(state: Tensor | None, q: Tensor, v: Tensor, *, is_complex: b
             f"`state` must be {_name(dtype)} where `phase` is None and `k` is real; "
             f"got {_name(state.dtype)}. Pass `state.real`, or the phase that made it complex."
         )
+    _check_device("state", state, q)
     return state.to(dtype)
 
 
@@ -141,6 +145,15 @@ def check_reset(reset: Tensor | None, q: Tensor) -> None:
         raise ValueError(f"`reset` must have shape (b, t) = {tuple(q.shape[:2])}; got {tuple(reset.shape)}.")
     if reset.dtype != torch.bool:
         raise TypeError(f"`reset` must be bool; got {_name(reset.dtype)}. Pass `reset != 0`.")
+    _check_device("reset", reset, q)
+
+
+def _check_device(name: str, x: Tensor, q: Tensor) -> None:
+    if x.device != q.device:
+        raise ValueError(
+            f"`{name}` must be on the device of `q`, {str(q.device)!r}; got {str(x.device)!r}. "
+            f"Move it with .to({str(q.device)!r})."
+        )
 
 
 def _precision(name: str, x: Tensor) -> torch.dtype:
