@@ -110,6 +110,19 @@ def _constant_in_graphs(function: Callable[P, T]) -> Callable[P, T]:
 
 
 @_constant_in_graphs
+def exporting() -> bool:
+    """Return whether torch.export is tracing.
+
+    `torch.compiler.is_exporting` means the same, but in torch 2.11 it is true under torch.compile as well.
+
+    Example:
+        >>> exporting()
+        False
+    """
+    return torch.compiler._is_exporting_flag
+
+
+@_constant_in_graphs
 def numba_usable() -> bool:
     """Return whether Numba compiles and caches on this machine; warn once when it does not.
 

@@ -4,9 +4,8 @@ from functools import partial
 
 from jaxtyping import Bool, Float, Inexact
 from torch import Tensor, autocast
-from torch.compiler import is_exporting
 
-from linrec.ops.dispatch import numba_usable, refusal, resolve, triton_usable
+from linrec.ops.dispatch import exporting, numba_usable, refusal, resolve, triton_usable
 from linrec.ops.gate_loop import fused, inputs, segments
 from linrec.ops.gate_loop.auto import PAIRS, auto_gate_loop
 from linrec.ops.gate_loop.chunkwise import attention, chunkwise
@@ -118,7 +117,7 @@ def gate_loop(
             device,
             numba=device == "cpu" and numba_usable(),
             triton=triton_usable(device),
-            exporting=is_exporting(),
+            exporting=exporting(),
         ),
     )
     refused = refusal("gate_loop", pair[1], device)

@@ -2,9 +2,8 @@
 
 from jaxtyping import Bool, Inexact
 from torch import Tensor
-from torch.compiler import is_exporting
 
-from linrec.ops.dispatch import Pair, auto_scan, numba_usable, refusal, resolve, triton_usable
+from linrec.ops.dispatch import Pair, auto_scan, exporting, numba_usable, refusal, resolve, triton_usable
 from linrec.ops.scan.autograd import Scan
 from linrec.ops.scan.dtypes import SUPPORTED, accumulation, mixable, promoted
 from linrec.ops.scan.reference import scan_reference
@@ -97,7 +96,7 @@ def scan(
             device,
             numba=device == "cpu" and numba_usable(),
             triton=triton_usable(device),
-            exporting=is_exporting(),
+            exporting=exporting(),
         ),
     )
     refused = refusal("scan", pair[1], device)

@@ -22,7 +22,12 @@ def forward(
     wide = accumulation(dtype)
     links, inputs = _links(a, cut), x.to(accumulation(x.dtype))
     y, last = _run(links, inputs, _entering(state, x, wide), reverse, False, blocked)
-    return y.to(dtype), last.to(wide)
+    return _cast(y, dtype), _cast(last, wide)
+
+
+def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    # torch 2.11, when it compiles an autograd.Function, drops the gradient of what `to` returned unchanged
+    return tensor if tensor.dtype == dtype else tensor.to(dtype)
 
 
 def backward(
