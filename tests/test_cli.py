@@ -1,5 +1,6 @@
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -223,3 +224,9 @@ def test_a_demo_replaces_nothing_but_demos(capsys: pytest.CaptureFixture[str]) -
     precious.touch()
     assert "no run of an earlier demo" in complaint(["demo"], 2, capsys)
     assert precious.exists()
+
+
+def test_a_reader_that_leaves_is_no_error():
+    command = f"{shlex.quote(sys.executable)} -m linrec.cli train memory-horizon --help | head -n 1"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert result.returncode == 0 and "Traceback" not in result.stderr

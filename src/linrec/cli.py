@@ -116,7 +116,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         0.1.0
         0
     """
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        status = _run(list(sys.argv[1:] if arguments is None else arguments))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # whoever read our output has left, as `head` does; the interpreter flushes again, and must not fail
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return status
+
+
+def _run(words: list[str]) -> int:
     commands: dict[str, Callable[[list[str]], int]] = {"train": train, "report": report, "demo": demo}
     if not words:
         print(HELP, end="", file=sys.stderr)

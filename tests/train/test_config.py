@@ -115,3 +115,12 @@ def test_optim_values_out_of_range(field: str, value: object, message: str) -> N
 def test_loop_values_out_of_range(fields: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         LoopConfig(**fields)  # type: ignore[arg-type]
+
+
+def test_a_task_of_ones_own_is_refused_by_name() -> None:
+    class Mine(MemoryHorizon):
+        pass
+
+    config = TrainConfig("mine", Mine(), ModelConfig(vocab_size=6))
+    with pytest.raises(ConfigError, match="`task` must be one of linrec's, memory_horizon; got Mine"):
+        config_to_dict(config)

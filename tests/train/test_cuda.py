@@ -15,6 +15,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
     pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex"),
+    pytest.mark.filterwarnings(r"ignore:\s*Online softmax is disabled"),
 ]
 
 

@@ -38,8 +38,8 @@ def make_norm(kind: Norm, d: int) -> nn.Module:
         ValueError: `kind` is none of the three; the message names the nearest.
 
     Example:
-        >>> make_norm("layer", 8)
-        LayerNorm((8,), eps=1e-05, elementwise_affine=True, bias=True)
+        >>> make_norm("layer", 8).normalized_shape
+        (8,)
     """
     if kind == "layer":
         return nn.LayerNorm(d, eps=1e-5)

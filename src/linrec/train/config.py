@@ -195,8 +195,17 @@ def complete_mixer_args(mixer: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def config_to_dict(config: TrainConfig) -> dict[str, Any]:
-    """Return the configuration as JSON holds it; the task's fields come with its name."""
-    task_name = next(name for name in tasks.names() if tasks.get(name) is type(config.task))
+    """Return the configuration as JSON holds it; the task's fields come with its name.
+
+    Raises:
+        ConfigError: the task is none of `linrec.tasks`, so that its name could not be stored.
+    """
+    task_name = next((name for name in tasks.names() if tasks.get(name) is type(config.task)), None)
+    if task_name is None:
+        raise ConfigError(
+            f"`task` must be one of linrec's, {', '.join(tasks.names())}; got {type(config.task).__name__}. "
+            "Add it as a file of linrec.tasks, or train it in a loop of your own."
+        )
     fields = dataclasses.asdict(config)
     fields["task"] = {"name": task_name, **fields["task"]}
     return fields

@@ -1,0 +1,40 @@
+"""The shapes in the public signatures: checked while operators, mixers and models run, in tests only."""
+
+import os
+import subprocess
+import sys
+
+# in a process of its own, since the hook must come before the first import of linrec
+CHECKED = """
+import pytest, torch
+from jaxtyping import TypeCheckError, install_import_hook
+with install_import_hook("linrec", "beartype.beartype"):
+    from linrec import mixers, models, nn, ops
+    from linrec.testing import gate_loop_inputs, reset_mask, scan_inputs
+
+reset = reset_mask(2, 9)
+ops.scan(**scan_inputs(2, 9, 3), reset=reset)
+for decay, phase in (("bthk", "bthk"), ("h", "hk"), (None, None)):
+    inputs = gate_loop_inputs(2, 9, 3, 4, 5, log_decay=decay, phase=phase)
+    ops.gate_loop(**inputs, reset=reset)
+    without = {name: inputs[name] for name in ("q", "k", "log_decay", "phase")}
+    ops.gate_loop_matrix(**without, reset=reset)
+    ops.gate_loop_attention(**without, v=inputs["v"], reset=reset)
+for name in mixers.names():
+    y, state = mixers.build(name, 8)(torch.randn(2, 9, 8), reset=reset)
+    mixers.build(name, 8)(y, state)
+config = models.ModelConfig(vocab_size=6, n_layers=2, d_model=8)
+models.LanguageModel(config)(torch.zeros(2, 9, dtype=torch.int64))
+# and they would be seen to be wrong
+with pytest.raises(TypeCheckError):
+    ops.gate_loop_matrix(torch.randn(2, 9, 3, 4), torch.randn(2, 9, 3, 5))
+with pytest.raises(TypeCheckError):
+    nn.FeedForward(4, 8)("x")
+"""
+
+
+def test_signatures_say_what_runs():
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    command = [sys.executable, "-c", CHECKED]
+    result = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert result.returncode == 0, result.stderr
