@@ -5,7 +5,8 @@ import torch
 
 from linrec.ops import gate_loop
 from linrec.testing import assert_agree, check_operator, gate_loop_inputs, reset_mask
-from tests.ops.triton_process import (
+
+from .triton_process import (
     DEVICE,
     INTERPRETED,
     PAIR,

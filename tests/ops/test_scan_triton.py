@@ -1,12 +1,4 @@
-"""The Triton kernels of ops.scan: on a GPU where there is one, else on small shapes in Triton's interpreter.
-
-The interpreter is chosen by an environment variable when Triton is imported. So that no other test gets it,
-the cases of this file run in a process of their own.
-"""
-
-import os
-import subprocess
-import sys
+"""The Triton kernels of ops.scan: on a GPU where there is one, else interpreted on small shapes."""
 
 import pytest
 import torch
@@ -15,23 +7,19 @@ from linrec.ops import scan
 from linrec.ops.scan import triton as triton_backend
 from linrec.testing import assert_agree, check_operator, generator, reset_mask, scan_inputs
 
-pytest.importorskip("triton")
-
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cpu" if INTERPRETED else "cuda"
-PAIR = {"mode": "scan", "backend": "triton"}
-# Triton 3.9 announces a default of 3.10
-pytestmark = pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
-
-on_either = pytest.mark.skipif(
-    not INTERPRETED and not torch.cuda.is_available(), reason="runs on a GPU, or in the interpreter's process"
+from .triton_process import (
+    DEVICE,
+    INTERPRETED,
+    PAIR,
+    from_outside,
+    on_a_gpu,
+    on_either,
+    quiet,
+    run_interpreted,
 )
 
-
-def on_a_gpu(test):
-    return pytest.mark.gpu(
-        pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")(test)
-    )
+pytest.importorskip("triton")
+pytestmark = quiet
 
 
 @pytest.fixture
@@ -45,13 +33,9 @@ def small_tiles(monkeypatch):
 small = pytest.mark.usefixtures("small_tiles")
 
 
-@pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="the cases run in this process")
+@from_outside
 def test_kernels_in_the_interpreter():
-    paths = os.pathsep.join(path for path in sys.path if path)
-    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": paths}
-    command = [sys.executable, "-m", "pytest", __file__, "-p", "no:cacheprovider", "--tb=short"]
-    result = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert result.returncode == 0 and " passed" in result.stdout, result.stdout + result.stderr
+    run_interpreted(__file__)
 
 
 def agree(batch, time, channels, *, dtype=torch.float32, decay="step", **options):
