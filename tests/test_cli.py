@@ -53,7 +53,7 @@ def complaint(words: list[str], status: int, capsys: pytest.CaptureFixture[str])
             ["train", "--optim.lr", "1"],
             "name a recipe first, or a run folder after --resume; recipes: memory-horizon",
         ),
-        (["train", "--resume"], "name a recipe first, or a run folder after --resume"),
+        (["train", "--resume"], "--resume needs a run folder: `linrec train --resume runs/memory-horizon`."),
         ([*TRAIN, "--optim.lrr", "1"], "there is no option --optim.lrr; did you mean --optim.lr?"),
         ([*TRAIN, "--optim.lrr=1"], "there is no option --optim.lrr; did you mean --optim.lr?"),
         (

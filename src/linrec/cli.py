@@ -169,11 +169,13 @@ def train(words: list[str]) -> int:
         return 0 if words else 2
     name, rest = ("", words) if words[0].startswith("-") else (words[0], words[1:])
     resume = _peek(rest, "--resume")
+    if resume == "":
+        raise ConfigError("--resume needs a run folder: `linrec train --resume runs/memory-horizon`.")
     if not name and resume is None:
         listed = ", ".join(recipe_names())
         raise ConfigError(f"name a recipe first, or a run folder after --resume; recipes: {listed}.")
 
-    config = _base_config(name, resume, _peek(rest, "--model.mixer"))
+    config = _base_config(name, resume, _peek(rest, "--model.mixer") or None)
     options = _parse(options_type(config), rest, f"linrec train {config.name}")
     if options.resume is not None and options.out not in (None, options.resume):
         raise ConfigError("--resume continues in its own folder; leave --out out.")
@@ -271,11 +273,11 @@ def _message(text: str) -> str:
 
 
 def _peek(words: list[str], option: str) -> str | None:
-    """Return the value of an option that decides which options there are, None without it."""
+    """Return the value of an option that others depend on: None without it, "" where it has none."""
     for place, word in enumerate(words):
         name, _, value = word.partition("=")
         if name == option:
-            return value or next(iter(words[place + 1 :]), None)
+            return value or next((w for w in words[place + 1 : place + 2] if not w.startswith("-")), "")
     return None
 
 

@@ -182,9 +182,8 @@ def test_score_leaves_out_bins_that_do_not_occur():
     score = SMALL.score(test.targets, test)
     assert [entry["span"][0] for entry in score["accuracy_by_span"]] == [0, 1, 11, 26]
     assert score["accuracy_by_span"][-1]["span"][1] == test.span.max()
-    only_resets = MemoryHorizon(max_number=0, length=1, n_resets=1, n_samples=1, n_validation=0, n_test=0)
-    train = only_resets.split("train")
-    assert only_resets.score(train.targets, train)["span_curve"]["accuracy"] == []
+    only_resets = dataclasses.replace(test, span=torch.zeros_like(test.span))
+    assert SMALL.score(test.targets, only_resets)["span_curve"]["accuracy"] == []
 
 
 def test_score_ignores_positions_without_target():
@@ -212,6 +211,8 @@ def test_score_refuses_logits_and_other_shapes():
         ({"n_resets": 1025}, "`n_resets` must be at most `length` = 1024; got 1025"),
         ({"n_samples": 300}, "`n_samples` must exceed `n_validation` [+] `n_test` = 300; got 300"),
         ({"length": 3, "n_resets": 3}, "`n_samples` must be at most 1, the number of different sequences"),
+        ({"n_test": 0}, "`n_test` must be at least 1; got 0"),
+        ({"n_validation": 0}, "`n_validation` must be at least 1; got 0"),
         ({"seed": -1}, "`seed` must be at least 0; got -1"),
     ],
 )

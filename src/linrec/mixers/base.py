@@ -95,6 +95,6 @@ def heads_of(name: str, width: int, n_heads: int) -> int:
     if n_heads < 1 or width < 1 or width % n_heads:
         raise ValueError(
             f"`{name}` must be a positive multiple of `n_heads` = {n_heads}; got {width}. "
-            "Every head has the same number of channels."
+            "Pass an `n_heads` that divides it."
         )
     return width // n_heads

@@ -89,6 +89,8 @@ class LanguageModel(nn.Module):
         Raises:
             ValueError: `tokens` is not two-dimensional, or `state` has another number of layers.
             TypeError: `tokens` are no integers.
+            IndexError: torch's own, on the CPU, for an id outside of [0, vocab_size). On CUDA such an id is
+                undefined behaviour, for a check of values would wait for the device.
         """
         if tokens.dim() != 2:
             raise ValueError(

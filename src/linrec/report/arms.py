@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from linrec.train import Run
-from linrec.train.config import config_to_dict
+from linrec.train.config import config_to_dict, flattened
 
 # how a run was watched and where it ran, not what was trained
 IGNORED = frozenset(
@@ -71,7 +71,7 @@ def group_runs(runs: Iterable[Run]) -> list[Arm]:
     for run in runs:
         fields = {
             name: value
-            for name, value in _flat(config_to_dict(run.config)).items()
+            for name, value in flattened(config_to_dict(run.config)).items()
             if name not in IGNORED and name.rpartition(".")[2] != "seed"
         }
         key = json.dumps(fields, sort_keys=True)
@@ -120,10 +120,3 @@ def _telling(configs: Sequence[Mapping[str, Any]], differing: Sequence[str]) -> 
             if len({repr([config.get(name) for name in names]) for config in configs}) == len(configs):
                 return names
     return tuple(differing)
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
-    return flat

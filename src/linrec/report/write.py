@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from linrec.report import style
 from linrec.report.arms import Arm, group_runs
@@ -80,10 +81,14 @@ def _load(folder: Path) -> Run:
         absent.append("a step or split in metrics.jsonl")
     if run.result is not None:
         absent += [name for name in RESULT_FIELDS if name not in run.result]
-        absent += [f"{name} accuracy" for name in SPLITS if "accuracy" not in run.result.get(name, {})]
+        absent += [f"{name} accuracy" for name in SPLITS if not _has_accuracy(run.result.get(name))]
     if absent:
         raise RunFolderError(f"{folder} cannot be reported: it lacks {', '.join(absent)}.")
     return run
+
+
+def _has_accuracy(scores: Any) -> bool:
+    return isinstance(scores, dict) and isinstance(scores.get("accuracy"), float)
 
 
 def _draw(arms: Sequence[Arm], out: Path) -> tuple[list[Picture], list[str]]:

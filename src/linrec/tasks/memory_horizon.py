@@ -162,8 +162,8 @@ class MemoryHorizon:
             ("length", 1),
             ("n_resets", 0),
             ("modulus", 1),
-            ("n_validation", 0),
-            ("n_test", 0),
+            ("n_validation", 1),
+            ("n_test", 1),
             ("seed", 0),
         ):
             value = getattr(self, name)

@@ -234,15 +234,21 @@ def config_from_dict(stored: Mapping[str, Any]) -> TrainConfig:
 
 def differences(one: TrainConfig, other: TrainConfig) -> dict[str, tuple[Any, Any]]:
     """Return the fields in which two configurations differ, by dotted name."""
-    left, right = _flat(config_to_dict(one)), _flat(config_to_dict(other))
+    left, right = flattened(config_to_dict(one)), flattened(config_to_dict(other))
     names = [*left, *(name for name in right if name not in left)]
     return {name: (left.get(name), right.get(name)) for name in names if left.get(name) != right.get(name)}
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested dictionaries as one, by dotted name.
+
+    Example:
+        >>> flattened({"optim": {"lr": 0.1}, "name": "small"})
+        {'optim.lr': 0.1, 'name': 'small'}
+    """
     flat: dict[str, Any] = {}
     for name, value in values.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+        flat |= flattened(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
     return flat
 
 

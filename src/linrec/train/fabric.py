@@ -1,5 +1,6 @@
 """The one place that imports Lightning Fabric, which comes in two packages."""
 
+import os
 from typing import Literal
 
 import torch
@@ -19,8 +20,14 @@ def make_fabric(config: LoopConfig) -> Fabric:
     """Return Fabric on the device and in the precision that the configuration asks for.
 
     Raises:
-        ConfigError: the device is not there.
+        ConfigError: the device is not there, or several processes are to train one model.
     """
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    if processes > 1:
+        raise ConfigError(
+            f"training runs in one process; got WORLD_SIZE={processes}. Start it without torchrun, and give "
+            "each run a device with CUDA_VISIBLE_DEVICES."
+        )
     return Fabric(accelerator=_device_type(config.device), devices=1, precision=config.precision)
 
 

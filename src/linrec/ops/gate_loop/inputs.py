@@ -127,7 +127,7 @@ def canonical_state(state: Tensor | None, q: Tensor, v: Tensor, *, is_complex: b
             "Pass the state that an earlier call returned, or None."
         )
     if not (state.is_floating_point() or state.is_complex()):
-        raise TypeError(f"`state` must be {_name(dtype)}; got {_name(state.dtype)}.")
+        raise TypeError(f"`state` must be {_name(dtype)}; got {_name(state.dtype)}. Cast it.")
     if state.is_complex() and not is_complex:
         raise TypeError(
             f"`state` must be {_name(dtype)} where `phase` is None and `k` is real; "
