@@ -1,3 +1,4 @@
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +9,7 @@ from torch import nn
 from linrec.models import LanguageModel
 from linrec.tasks import NO_TARGET
 from linrec.train import ConfigError, LoopConfig, TrainConfig
-from linrec.train.fabric import make_fabric
+from linrec.train.fabric import Fabric, make_fabric
 from linrec.train.optim import make_optimizers
 from linrec.train.step import Objective, evaluate, train_step
 
@@ -119,3 +120,17 @@ def test_several_processes_are_refused_rather_than_left_to_race(monkeypatch: pyt
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match=r"one process; got WORLD_SIZE=2. Start it without torchrun"):
         make_fabric(LoopConfig(device="cpu"))
+
+
+def test_fabrics_advice_on_precision_is_not_shown_and_all_else_is() -> None:
+    logger = logging.getLogger(f"{Fabric.__module__.removesuffix('.fabric')}.utilities.rank_zero")
+    shown: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: shown.append(record.getMessage())  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    try:
+        logger.warning("You are using a CUDA device that has Tensor Cores.")
+        logger.warning("something else")
+    finally:
+        logger.removeHandler(handler)
+    assert shown == ["something else"]

@@ -1,5 +1,6 @@
 """The one place that imports Lightning Fabric, which comes in two packages."""
 
+import logging
 import os
 from typing import Literal
 
@@ -12,6 +13,12 @@ except ModuleNotFoundError:
 
 from linrec.train.config import LoopConfig
 from linrec.train.errors import ConfigError
+
+# advice to choose another precision of matrix products, whatever `loop.matmul_precision` says
+for _package in ("lightning_fabric", "lightning.fabric"):
+    logging.getLogger(f"{_package}.utilities.rank_zero").addFilter(
+        lambda record: "Tensor Cores" not in record.getMessage()
+    )
 
 __all__ = ["Fabric", "make_fabric", "uses_compile"]
 
