@@ -188,3 +188,28 @@ def test_a_safetensors_file_that_is_no_checkpoint_is_refused(tmp_path: Path) -> 
     module.save_file({"weight": torch.zeros(2)}, tmp_path / CURRENT)
     with pytest.raises(CheckpointError, match="not usable"):
         load_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_the_write_after_a_damaged_one_keeps_the_one_that_was_good(
+    failing: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_checkpoint(tmp_path, example(1))
+    save_checkpoint(tmp_path, example(2))
+    truncate(tmp_path / "checkpoint.safetensors")
+    with pytest.warns(UserWarning, match=r"going on from checkpoint.previous.safetensors"):
+        assert load_checkpoint(tmp_path, set_aside=True).about["step"] == 1
+    if failing:
+        replace = os.replace
+
+        def fail_into_place(source: Path, target: Path) -> None:
+            if target.name == "checkpoint.safetensors":
+                full_disk()
+            replace(source, target)
+
+        monkeypatch.setattr(os, "replace", fail_into_place)
+        with pytest.raises(CheckpointError, match=r"previous.safetensors from before is untouched"):
+            save_checkpoint(tmp_path, example(3))
+    else:
+        save_checkpoint(tmp_path, example(3))
+    assert load_checkpoint(tmp_path).about["step"] == (1 if failing else 3)

@@ -24,8 +24,9 @@ from linrec.train import (
 )
 from linrec.train import checkpoint as checkpoint_module
 from linrec.train import loop as loop_module
-from linrec.train.checkpoint import CURRENT, PREVIOUS
+from linrec.train.checkpoint import CURRENT, PREVIOUS, load_checkpoint
 from linrec.train.interrupt import Interrupt
+from linrec.train.optim import gradient_norm
 from linrec.train.step import Objective
 
 from .test_checkpoint import full_disk, truncate
@@ -331,3 +332,18 @@ def test_matmul_precision_holds_during_the_run_and_no_longer(tiny: Tiny, tmp_pat
     fit(config, tmp_path, progress=lambda _: seen.append(torch.get_float32_matmul_precision()))
     assert set(seen) == {"high"}
     assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_a_gradient_that_is_not_finite_pushes_no_good_checkpoint_out(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = itertools.count(1)
+
+    def poisoned(parameters: Any) -> torch.Tensor:
+        norm = gradient_norm(parameters)
+        return norm * float("nan") if next(steps) == 10 else norm
+
+    monkeypatch.setattr("linrec.train.step.gradient_norm", poisoned)
+    with pytest.raises(DivergedError, match="the gradient is not finite at step 10"):
+        fit(tiny(checkpoint_every=5), tmp_path)
+    assert load_checkpoint(tmp_path).about["step"] == 5

@@ -97,3 +97,48 @@ def test_json_files_are_whole_or_not_there(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
     with pytest.raises(TrainError, match="could not write"):
         write_json(tmp_path / "no" / "a.json", {})
+
+
+def test_a_folder_that_may_not_be_entered_is_one_line(
+    tmp_path: Path, tiny: Callable[..., TrainConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # by hand, since those who may do everything may enter every folder
+    stat = Path.stat
+
+    def refuse(self: Path, **options: bool) -> object:
+        if self.is_relative_to(tmp_path / "closed"):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return stat(self, **options)
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    for use in (
+        load_run,
+        lambda folder: fit(tiny(), folder),
+        lambda folder: fit(tiny(), folder, resume=True),
+    ):
+        with pytest.raises(RunFolderError, match="closed cannot be read: Permission denied") as caught:
+            use(tmp_path / "closed")
+        assert "\n" not in str(caught.value)
+
+
+def test_a_log_that_cannot_be_opened_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(TrainError, match="at step 7: No space left on device; make room and continue with"):
+        MetricsLog(tmp_path, step=7)
+
+
+def test_closing_the_log_does_not_hide_the_error_on_its_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for error, expected in ((KeyError("first"), "first"), (None, "No space left on device")):
+        log = MetricsLog(tmp_path, step=0)
+        monkeypatch.setattr(log._board, "close", full)
+        with pytest.raises((KeyError, TrainError), match=expected), log:
+            if error is not None:
+                raise error

@@ -2,6 +2,7 @@
 
     checkpoint.safetensors           the newest
     checkpoint.previous.safetensors  the one before
+    checkpoint.damaged.safetensors   a newest one that a resumed run could not read, set aside
     checkpoint.partial               being written; a leftover of an interrupted write, never read
 
 A file is written under the last name, forced to disk, and renamed. Loading checks the file's length and the
@@ -26,6 +27,7 @@ from linrec.train.errors import CheckpointError
 
 CURRENT = "checkpoint.safetensors"
 PREVIOUS = "checkpoint.previous.safetensors"
+DAMAGED = "checkpoint.damaged.safetensors"
 PARTIAL = "checkpoint.partial"
 
 
@@ -80,13 +82,15 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
         raise CheckpointError(f"could not write {folder / CURRENT}: {_reason(error)}; {left}.") from error
 
 
-def load_checkpoint(folder: Path) -> Checkpoint | None:
+def load_checkpoint(folder: Path, *, set_aside: bool = False) -> Checkpoint | None:
     """Read the newest usable checkpoint of a run folder.
 
     Falls back to the previous checkpoint with one warning when the newest is damaged.
 
     Args:
         folder: the run folder.
+        set_aside: rename a newest checkpoint that is damaged, so that the next one that is written does not
+            push out the usable one in its favour. For those who write into the folder.
 
     Returns:
         The checkpoint, its tensors on the CPU; None when the folder has none.
@@ -96,15 +100,17 @@ def load_checkpoint(folder: Path) -> Checkpoint | None:
     """
     failures = []
     for path in (folder / CURRENT, folder / PREVIOUS):
-        if not path.exists():
-            continue
         try:
             checkpoint = _read(path)
+        except FileNotFoundError:
+            continue
         except (OSError, SafetensorError, ValueError, KeyError) as error:
             failures.append(f"{path} is not usable ({_reason(error)})")
             continue
         if failures:
             warnings.warn(f"{failures[0]}; going on from {path.name}.", stacklevel=2)
+            if set_aside:
+                os.replace(folder / CURRENT, folder / DAMAGED)
         return checkpoint
     if failures:
         raise CheckpointError(f"{' and '.join(failures)}; start again with another --out.")

@@ -108,7 +108,7 @@ def fit(
     about = {"command": command, "total_steps": total_steps, **origin}
     command = open_run_folder(folder, config, about, resume=resume)
     described = {"config": config_to_dict(config), "command": command, **origin}
-    checkpoint = load_checkpoint(folder) if resume else None
+    checkpoint = load_checkpoint(folder, set_aside=True) if resume else None
     step, seconds = 0, 0.0
     if checkpoint is not None:
         restore_state(checkpoint, model, optimizers, window)
@@ -190,8 +190,11 @@ def _build(config: ModelConfig) -> LanguageModel:
 
 def _check_finite(window: Tensor, step: int) -> None:
     # looked at before a checkpoint is written too: one of a diverged model would push out a good one
-    if not torch.isfinite(window[0]):
+    finite = torch.isfinite(window).tolist()
+    if not all(finite):
+        # the gradient of a finite loss may be infinite, and has moved the weights by now
+        culprit = "loss" if not finite[0] else "gradient"
         raise DivergedError(
-            f"the loss is not finite at step {step}; no checkpoint was written since it was. "
+            f"the {culprit} is not finite at step {step}; no checkpoint was written since it was. "
             "A smaller --optim.lr or --optim.clip-norm 1 may cure it."
         )

@@ -1,5 +1,6 @@
 """The log of a run: one JSON object per line for programs, TensorBoard event files for eyes."""
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -21,10 +22,10 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     Raises:
         ValueError: a line is no JSON.
     """
-    path = folder / FILE
-    if not path.exists():
+    try:
+        lines = (folder / FILE).read_bytes().split(b"\n")
+    except FileNotFoundError:
         return []
-    lines = path.read_bytes().split(b"\n")
     # whole lines end in a newline, so what follows the last one is empty or was cut off
     return [json.loads(line) for line in lines[:-1]]
 
@@ -45,10 +46,13 @@ class MetricsLog:
         self._path = folder / FILE
         kept = [record for record in read_metrics(folder) if record["step"] <= step]
         partial = folder / f"{FILE}.partial"
-        partial.write_text("".join(json.dumps(record) + "\n" for record in kept))
-        os.replace(partial, self._path)
-        self._file = self._path.open("a")
-        self._board = SummaryWriter(str(folder / TENSORBOARD), purge_step=step + 1)
+        try:
+            partial.write_text("".join(json.dumps(record) + "\n" for record in kept))
+            os.replace(partial, self._path)
+            self._file = self._path.open("a")
+            self._board = SummaryWriter(str(folder / TENSORBOARD), purge_step=step + 1)
+        except OSError as error:
+            raise self._unwritable(error, step) from error
 
     def __enter__(self) -> "MetricsLog":
         return self
@@ -56,8 +60,13 @@ class MetricsLog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.close()
-        self._board.close()
+        try:
+            with contextlib.closing(self._board), contextlib.closing(self._file):
+                pass
+        except OSError as failure:
+            # an error that is on its way says more than this one, which follows from it
+            if error is None:
+                raise TrainError(f"could not write {self._path}: {failure.strerror}.") from failure
 
     def append(self, record: dict[str, Any]) -> None:
         """Write one record: "step", "split", and numbers.
@@ -73,7 +82,10 @@ class MetricsLog:
                 if name not in ("step", "split"):
                     self._board.add_scalar(f"{record['split']}/{name}", value, record["step"])
         except OSError as error:
-            raise TrainError(
-                f"could not write {self._path} at step {record['step']}: {error.strerror}; "
-                f"make room and continue with: linrec train --resume {self._path.parent}"
-            ) from error
+            raise self._unwritable(error, record["step"]) from error
+
+    def _unwritable(self, error: OSError, step: int) -> TrainError:
+        return TrainError(
+            f"could not write {self._path} at step {step}: {error.strerror}; "
+            f"make room and continue with: linrec train --resume {self._path.parent}"
+        )

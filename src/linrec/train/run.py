@@ -10,6 +10,8 @@ result.json       written at the end
 import dataclasses
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,6 +85,11 @@ def load_run(path: str | os.PathLike[str]) -> Run:
         linrec.train.errors.RunFolderError: there is no run folder runs/no-such-run.
     """
     folder = Path(path)
+    with _one_line(folder):
+        return _load_run(folder)
+
+
+def _load_run(folder: Path) -> Run:
     stored = _read_json(folder, CONFIG)
     try:
         config = config_from_dict(stored["config"])
@@ -132,12 +139,8 @@ def open_run_folder(folder: Path, config: TrainConfig, about: dict[str, Any], *,
                 "a resumed run keeps its configuration: leave the option out, or start a new run with --out."
             )
         return run.about.get("command")
-    if (folder / CONFIG).exists():
-        raise RunFolderError(
-            f"{folder} holds a run already; continue it with --resume {folder}, or pass another --out."
-        )
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise RunFolderError(f"{folder} is not an empty folder; pass another --out.")
+    with _one_line(folder):
+        _check_unused(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -145,6 +148,24 @@ def open_run_folder(folder: Path, config: TrainConfig, about: dict[str, Any], *,
     write_json(folder / CONFIG, {"recipe": config.name, **about, "config": config_to_dict(config)})
     command: str | None = about["command"]
     return command
+
+
+@contextmanager
+def _one_line(folder: Path) -> Iterator[None]:
+    # even asking whether a file exists fails where the folder may not be entered
+    try:
+        yield
+    except OSError as error:
+        raise RunFolderError(f"{folder} cannot be read: {error.strerror or error}.") from error
+
+
+def _check_unused(folder: Path) -> None:
+    if (folder / CONFIG).exists():
+        raise RunFolderError(
+            f"{folder} holds a run already; continue it with --resume {folder}, or pass another --out."
+        )
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise RunFolderError(f"{folder} is not an empty folder; pass another --out.")
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
