@@ -2,6 +2,7 @@ import errno
 import os
 import resource
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -210,6 +211,82 @@ def test_the_write_after_a_damaged_one_keeps_the_one_that_was_good(
         monkeypatch.setattr(os, "replace", fail_into_place)
         with pytest.raises(CheckpointError, match=r"previous.safetensors from before is untouched"):
             save_checkpoint(tmp_path, example(3))
+        monkeypatch.undo()
     else:
         save_checkpoint(tmp_path, example(3))
     assert load_checkpoint(tmp_path).about["step"] == (1 if failing else 3)
+
+
+def failing_replace(target: str, times: int) -> Callable[[Path, Path], None]:
+    replace, left = os.replace, [times]
+
+    def fail(source: Path, to: Path) -> None:
+        if to.name == target and left[0]:
+            left[0] -= 1
+            full_disk()
+        replace(source, to)
+
+    return fail
+
+
+# with the second failure the old one cannot be put back either
+@pytest.mark.parametrize(("times", "kept"), [(1, CURRENT), (2, PREVIOUS)])
+def test_a_failing_last_rename_keeps_the_newest_and_names_its_file(
+    times: int, kept: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_checkpoint(tmp_path, example(1))
+    save_checkpoint(tmp_path, example(2))
+    monkeypatch.setattr(os, "replace", failing_replace(CURRENT, times))
+    with pytest.raises(CheckpointError, match=f"; {kept} from before is untouched"):
+        save_checkpoint(tmp_path, example(3))
+    assert [path.name for path in tmp_path.iterdir()] == [kept]
+    assert step_of(tmp_path) == 2
+
+
+def test_a_folder_that_cannot_be_forced_to_disk_is_told_from_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_checkpoint(tmp_path, example(1))
+    monkeypatch.setattr(module, "_force_to_disk", lambda path: full_disk() if path == tmp_path else None)
+    with pytest.raises(CheckpointError, match=f"; {PREVIOUS} from before is untouched"):
+        save_checkpoint(tmp_path, example(2))
+    (tmp_path / CURRENT).unlink()
+    assert step_of(tmp_path) == 1
+
+
+def test_a_folder_that_is_closed_while_writing_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_checkpoint(tmp_path, example(1))
+    for name in ("touch", "stat", "unlink"):
+        monkeypatch.setattr(Path, name, refuse)
+    monkeypatch.setattr(os, "listdir", refuse)
+    with pytest.raises(CheckpointError, match="Permission denied; what was there is untouched"):
+        save_checkpoint(tmp_path, example(2))
+
+
+def refuse(*_: object, **__: object) -> None:
+    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+def test_a_checkpoint_that_cannot_be_opened_is_not_taken_for_none(tmp_path: Path) -> None:
+    # a link to itself: even those who may do everything cannot open it
+    (tmp_path / CURRENT).symlink_to(tmp_path / CURRENT)
+    with pytest.raises(CheckpointError, match=f"{CURRENT} is not usable"):
+        load_checkpoint(tmp_path)
+
+
+def test_a_damaged_one_that_cannot_be_set_aside_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_checkpoint(tmp_path, example(1))
+    save_checkpoint(tmp_path, example(2))
+    truncate(tmp_path / CURRENT)
+    monkeypatch.setattr(os, "replace", failing_replace(module.DAMAGED, 1))
+    with pytest.raises(CheckpointError, match="cannot be renamed to") as caught:
+        load_checkpoint(tmp_path, set_aside=True)
+    assert "\n" not in str(caught.value)
+    # those who only read change nothing
+    with pytest.warns(UserWarning, match="going on from"):
+        assert step_of(tmp_path) == 1
+    assert (tmp_path / CURRENT).exists()

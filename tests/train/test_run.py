@@ -1,7 +1,9 @@
 import errno
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -119,6 +121,23 @@ def test_a_folder_that_may_not_be_entered_is_one_line(
         with pytest.raises(RunFolderError, match="closed cannot be read: Permission denied") as caught:
             use(tmp_path / "closed")
         assert "\n" not in str(caught.value)
+
+
+def test_a_neighbour_that_may_not_be_entered_does_not_hide_a_misspelling(
+    tiny: Callable[..., TrainConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fit(tiny(), tmp_path / "fixed-1")
+    (tmp_path / "fixed-2").mkdir()
+    stat = os.stat
+
+    def refuse(path: Any, **options: Any) -> os.stat_result:
+        if "fixed-2" in str(path):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return stat(path, **options)
+
+    monkeypatch.setattr(os, "stat", refuse)
+    with pytest.raises(RunFolderError, match=r"there is no run folder .*did you mean .*/fixed-1\?"):
+        load_run(tmp_path / "fixed-3")
 
 
 def test_a_log_that_cannot_be_opened_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

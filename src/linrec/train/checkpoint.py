@@ -9,11 +9,12 @@ A file is written under the last name, forced to disk, and renamed. Loading chec
 checksum of its tensors, and falls back to the previous one. Nothing is ever unpickled.
 """
 
+import contextlib
 import json
 import os
 import warnings
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,12 +59,15 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
         checkpoint: what to write; tensors may be on any device and may share memory.
 
     Raises:
-        CheckpointError: the file could not be written (a full disk, say); older checkpoints are as they were.
+        CheckpointError: the file could not be written (a full disk, say); the newest before it is untouched,
+            in the file that the message names.
     """
     # copies: safetensors refuses tensors that share memory, and tied weights do
     tensors = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in checkpoint.tensors.items()}
     metadata = {"linrec": json.dumps(checkpoint.about), "crc32": _checksum(tensors)}
-    partial = folder / PARTIAL
+    partial, current, previous = folder / PARTIAL, folder / CURRENT, folder / PREVIOUS
+    # where the newest from before is, should anything fail
+    older = [CURRENT, PREVIOUS]
     try:
         partial.touch()
         mode = partial.stat().st_mode
@@ -71,15 +75,22 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
         # safetensors makes files that their owner alone can read
         partial.chmod(mode)
         _force_to_disk(partial)
-        if (folder / CURRENT).exists():
-            os.replace(folder / CURRENT, folder / PREVIOUS)
-        os.replace(partial, folder / CURRENT)
+        # none there: this is the first, or the newest was set aside
+        with contextlib.suppress(FileNotFoundError):
+            os.replace(current, previous)
+        try:
+            os.replace(partial, current)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.replace(previous, current)
+            raise
+        older = [PREVIOUS]
         _force_to_disk(folder)
     except (OSError, SafetensorError) as error:
-        partial.unlink(missing_ok=True)
-        kept = next((name for name in (CURRENT, PREVIOUS) if (folder / name).exists()), None)
-        left = f"{kept} from before is untouched" if kept else "there is no older one"
-        raise CheckpointError(f"could not write {folder / CURRENT}: {_reason(error)}; {left}.") from error
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        left = _what_is_left(folder, older)
+        raise CheckpointError(f"could not write {current}: {_reason(error)}; {left}.") from error
 
 
 def load_checkpoint(folder: Path, *, set_aside: bool = False) -> Checkpoint | None:
@@ -96,7 +107,7 @@ def load_checkpoint(folder: Path, *, set_aside: bool = False) -> Checkpoint | No
         The checkpoint, its tensors on the CPU; None when the folder has none.
 
     Raises:
-        CheckpointError: there are checkpoints, and none is usable.
+        CheckpointError: there are checkpoints, and none is usable; or the damaged one cannot be renamed.
     """
     failures = []
     for path in (folder / CURRENT, folder / PREVIOUS):
@@ -108,16 +119,37 @@ def load_checkpoint(folder: Path, *, set_aside: bool = False) -> Checkpoint | No
             failures.append(f"{path} is not usable ({_reason(error)})")
             continue
         if failures:
-            warnings.warn(f"{failures[0]}; going on from {path.name}.", stacklevel=2)
             if set_aside:
-                os.replace(folder / CURRENT, folder / DAMAGED)
+                _set_aside(folder)
+            warnings.warn(f"{failures[0]}; going on from {path.name}.", stacklevel=2)
         return checkpoint
     if failures:
         raise CheckpointError(f"{' and '.join(failures)}; start again with another --out.")
     return None
 
 
+def _set_aside(folder: Path) -> None:
+    try:
+        os.replace(folder / CURRENT, folder / DAMAGED)
+    except OSError as error:
+        raise CheckpointError(
+            f"{folder / CURRENT} is not usable, and cannot be renamed to {DAMAGED}: {_reason(error)}; "
+            "rename it and resume again."
+        ) from error
+
+
+def _what_is_left(folder: Path, older: Sequence[str]) -> str:
+    try:
+        there = os.listdir(folder)
+    except OSError:
+        return "what was there is untouched"
+    kept = next((name for name in older if name in there), None)
+    return f"{kept} from before is untouched" if kept else "there is no older one"
+
+
 def _read(path: Path) -> Checkpoint:
+    # safetensors says of every file that it cannot open that it is not there
+    path.open("rb").close()
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata() or {}
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

@@ -56,7 +56,7 @@ def fit(
         ConfigError: the configuration cannot be trained.
         RunFolderError: `out_dir` holds something already, or, with `resume`, no run or another one.
         CheckpointError: a checkpoint could not be written or read; older ones are untouched.
-        DivergedError: the loss is not finite.
+        DivergedError: the loss or its gradient is not finite.
         InterruptedRunError: SIGINT or SIGTERM came; the checkpoint is written.
 
     Example:

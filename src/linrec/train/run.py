@@ -185,7 +185,11 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 def _read_json(folder: Path, name: str) -> dict[str, Any]:
     if not folder.is_dir():
         beside = folder.parent
-        others = [p.name for p in beside.iterdir() if (p / CONFIG).exists()] if beside.is_dir() else []
+        try:
+            # of os.path: a neighbour that may not be entered is no candidate, and no error
+            others = [name for name in os.listdir(beside) if os.path.exists(beside / name / CONFIG)]
+        except OSError:
+            others = []
         hint = f"; did you mean {beside / nearest(folder.name, others)}?" if others else "."
         raise RunFolderError(f"there is no run folder {folder}{hint}")
     if not (folder / name).exists():
