@@ -104,6 +104,7 @@ def test_gradients_are_finite_differences():
 
 
 @on_either
+@pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex")
 def test_compiles_into_one_graph_and_maps():
     inputs = {name: t.requires_grad_() for name, t in gate_loop_inputs(2, 20, 3, 1, 1, device=DEVICE).items()}
 
@@ -115,6 +116,8 @@ def test_compiles_into_one_graph_and_maps():
     # inductor's own use of Triton does not go through the interpreter
     compiled = torch.compile(gate_loop, fullgraph=True, backend="aot_eager" if INTERPRETED else "inductor")
     assert_agree(outcome(compiled), outcome(gate_loop))
+    with torch.no_grad():
+        assert_agree(compiled(**inputs, **PAIR), gate_loop(**inputs, **PAIR))
 
 
 @on_either

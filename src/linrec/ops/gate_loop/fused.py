@@ -63,10 +63,20 @@ class FusedGateLoop(torch.autograd.Function):
 
     generate_vmap_rule = True
 
+    # named parameters, not *arguments: from those, torch.compile without gradients concludes that a context
+    # comes first
     @staticmethod
-    def forward(*arguments: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        log_decay: Tensor | None,
+        phase: Tensor | None,
+        state: Tensor,
+        cut: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Run the kernel."""
-        return forward(*arguments)
+        return forward(q, k, v, log_decay, phase, state, cut)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
