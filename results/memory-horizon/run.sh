@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Both Memory Horizon recipes, both arms, three seeds each, spread over the GPUs of this machine, and a report of
-# each recipe:
+# Both Memory Horizon recipes, both arms, three seeds each; then the tuned recipe without one of its choices at a
+# time, two seeds each; spread over the GPUs of this machine, with a report of each group:
 #
 #     results/memory-horizon/run.sh OUT [RUNS_PER_GPU] [OPTIONS OF linrec train ...]
 #
-# One run leaves most of a large GPU idle, so several share one. A run that was interrupted goes on.
+# One run leaves most of a large GPU idle, so several share one. A run that was interrupted goes on, and one that
+# has ended is left alone.
 set -euo pipefail
 
 out=${1:?"usage: $0 OUT [RUNS_PER_GPU] [OPTIONS OF linrec train ...]"}
@@ -13,24 +14,46 @@ options=("${@:3}")
 gpus=$({ nvidia-smi --list-gpus 2>/dev/null || true; } | wc -l)
 gpus=$((gpus > 0 ? gpus : 1))
 
-train() {
-  local folder=$1/$2/$3-$4 device=$((SLOT % $5)) where
+declare -A without=(
+  [open-gates]="--model.mixer-args.gate-bias-init None"
+  [output-projection]="--model.mixer-args.no-output-projection"
+  [magnitudes]="--model.mixer-args.magnitude-init None"
+  [phases]="--model.mixer-args.phase-init 0.314"
+  [post-norm]="--model.norm-position pre"
+  [muon]="--optim.name adamw --optim.lr 0.006 --optim.transition-lr 0.0006"
+  [transition-lr]="--optim.transition-lr 0.008"
+  [clipping]="--optim.clip-norm None"
+)
+
+runs() { # FOLDER RECIPE OPTIONS, a line each
+  for recipe in memory-horizon-tuned memory-horizon; do
+    for arm in data fixed; do
+      for seed in 0 1 2; do
+        echo "$recipe/$arm-$seed $recipe --model.mixer-args.transition $arm --loop.seed $seed"
+      done
+    done
+  done
+  for choice in "${!without[@]}"; do
+    for seed in 0 1; do
+      echo "ablations/without-$choice-$seed memory-horizon-tuned --loop.seed $seed ${without[$choice]}"
+    done
+  done
+}
+
+train() { # OUT GPUS FOLDER RECIPE OPTIONS...
+  local folder=$1/$3 where
+  [ -e "$folder/result.json" ] && return
   where=(--out "$folder")
   [ -e "$folder/config.json" ] && where=(--resume "$folder")
   mkdir -p "$(dirname "$folder")"
-  CUDA_VISIBLE_DEVICES=$device linrec train "$2" --model.mixer-args.transition "$3" --loop.seed "$4" \
-    "${where[@]}" "${@:6}" >"$folder.log" 2>&1 || echo "failed: $folder.log" >&2
+  CUDA_VISIBLE_DEVICES=$((SLOT % $2)) linrec train "${@:4}" "${where[@]}" >"$folder.log" 2>&1 ||
+    echo "failed: $folder.log" >&2
 }
 export -f train
 
-for recipe in memory-horizon-tuned memory-horizon; do
-  for arm in data fixed; do
-    for seed in 0 1 2; do
-      echo "$out $recipe $arm $seed $gpus ${options[*]}"
-    done
-  done
-done | xargs -L 1 -P $((gpus * per_gpu)) --process-slot-var=SLOT bash -c 'train "$@"' train
+runs | sed "s|^|$out $gpus |; s|\$| ${options[*]}|" |
+  xargs -L 1 -P $((gpus * per_gpu)) --process-slot-var=SLOT bash -c 'train "$@"' train
 
-for recipe in memory-horizon-tuned memory-horizon; do
-  linrec report "$out/$recipe"/*/ --out "$out/$recipe-report"
+for group in memory-horizon-tuned memory-horizon ablations; do
+  linrec report "$out/$group"/*/ --out "$out/$group-report"
 done

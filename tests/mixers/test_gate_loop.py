@@ -114,6 +114,12 @@ def test_scaled_queries_give_every_time_scale_the_same_output_variance(transitio
     assert_agree(scaled.k.weight, plain.k.weight)
 
 
+def test_gates_start_open_where_asked():
+    mixer = GateLoop(8, gate_bias_init=1.0, scale_query_init=True, transition_weight_scale=0.0)
+    assert_agree(mixer.q.bias, torch.ones(8))
+    assert_agree(mixer.k.bias, torch.ones(8))
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -174,6 +180,7 @@ def test_the_state_carries_on_from_a_batch_of_another_call():
         ({"d_qk": 4, "n_heads": 4}, "`d_v` must be a positive multiple of `n_heads` = 4; got 6"),
         ({"d_v": 12}, "`d_v` must equal `d_model` = 6 where nothing follows the recurrence; got 12"),
         ({"n_heads": 0}, "`d_qk` must be a positive multiple of `n_heads` = 0"),
+        ({"gate_bias_init": 1.0, "bias": False}, "needs `bias=True`"),
         ({"output_norm": "batch"}, "there is no norm 'batch'"),
     ],
 )

@@ -17,6 +17,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
             "phase_init": 0.3,
             "transition_weight_scale": 0.1,
             "scale_query_init": True,
+            "gate_bias_init": 1.0,
             "output_norm": "rms",
             "output_gate": True,
             "output_projection": True,

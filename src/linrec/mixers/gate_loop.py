@@ -46,6 +46,9 @@ class GateLoop(Mixer):
         scale_query_init: whether the initial rows of Linear_q are multiplied by sqrt(1 - |a|^2), |a| of the
             same channel at x = 0. A slow channel sums more inputs; with this, all channels start with
             outputs of one variance, as LRU's factor gamma has it (Orvieto et al., 2023, section 3.4).
+        gate_bias_init: initial biases of Linear_q and Linear_k, None for torch's own; no other factor applies
+            to them. With 1, both gates are open when training starts: the layer filters v linearly, and what
+            q and k make of the input modulates that.
         bias: whether the projections have biases (the paper's footnote 1 omits them from the equations).
         output_norm: "none", "layer" or "rms", over all d_v channels.
         output_gate: whether y is multiplied by SiLU(Linear_g(x)).
@@ -79,6 +82,7 @@ class GateLoop(Mixer):
         phase_init: float | None = None,
         transition_weight_scale: float = 1.0,
         scale_query_init: bool = False,
+        gate_bias_init: float | None = None,
         bias: bool = True,
         output_norm: Norm = "none",
         output_gate: bool = False,
@@ -113,6 +117,14 @@ class GateLoop(Mixer):
         )
         if scale_query_init:
             self._scale_query()
+        if gate_bias_init is not None:
+            if not bias:
+                raise ValueError(
+                    "`gate_bias_init` sets the biases of Linear_q and Linear_k and needs `bias=True`; "
+                    "got `bias=False`."
+                )
+            nn.init.constant_(self.q.bias, gate_bias_init)
+            nn.init.constant_(self.k.bias, gate_bias_init)
         self.norm = make_norm(output_norm, d_v)
         self.gate = nn.Linear(d_model, d_v, bias=bias) if output_gate else None
         self.out = nn.Linear(d_v, d_model, bias=bias) if output_projection else nn.Identity()

@@ -86,17 +86,18 @@ def memory_horizon_tuned() -> TrainConfig:
             literal.model,
             norm_position="post",
             mixer_args={
-                # time scales of 10 to 1,000 steps; phases everywhere, and constant until training moves them
-                "magnitude_init": (0.9, 0.999),
+                # time scales of 3 to 1,000 steps; phases everywhere, and constant until training moves them
+                "magnitude_init": (2 / 3, 0.999),
                 "phase_init": math.pi,
                 "transition_weight_scale": 0.0,
                 "scale_query_init": True,
+                "gate_bias_init": 1.0,
                 "output_projection": True,
             },
         ),
         optim=OptimConfig(
             name="muon",
-            lr=0.004,
+            lr=0.008,
             transition_lr=0.0008,
             muon_lr=0.02,
             betas=(0.9, 0.98),
