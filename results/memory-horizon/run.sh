@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Both Memory Horizon recipes, both arms, three seeds each; then the tuned recipe without one of its choices at a
-# time, two seeds each; spread over the GPUs of this machine, with a report of each group:
+# time, one seed each; spread over the GPUs of this machine, with a report of each group:
 #
 #     results/memory-horizon/run.sh OUT [RUNS_PER_GPU] [OPTIONS OF linrec train ...]
 #
@@ -34,9 +34,7 @@ runs() { # FOLDER RECIPE OPTIONS, a line each
     done
   done
   for choice in "${!without[@]}"; do
-    for seed in 0 1; do
-      echo "ablations/without-$choice-$seed memory-horizon-tuned --loop.seed $seed ${without[$choice]}"
-    done
+    echo "ablations/without-$choice memory-horizon-tuned ${without[$choice]}"
   done
 }
 
