@@ -52,6 +52,7 @@ export -f train
 runs | sed "s|^|$out $gpus |; s|\$| ${options[*]}|" |
   xargs -L 1 -P $((gpus * per_gpu)) --process-slot-var=SLOT bash -c 'train "$@"' train
 
-for group in memory-horizon-tuned memory-horizon ablations; do
-  linrec report "$out/$group"/*/ --out "$out/$group-report"
+for recipe in memory-horizon-tuned memory-horizon; do
+  linrec report "$out/$recipe"/*/ --out "$out/$recipe-report"
 done
+linrec report "$out/memory-horizon-tuned/data-0" "$out/ablations"/*/ --out "$out/ablations-report"

@@ -61,6 +61,27 @@ def test_labels_name_the_fewest_fields_that_tell_arms_apart(make_run):
     assert [arm.slug for arm in arms][::3] == ["plain-transition-data", "tuned-transition-fixed"]
 
 
+def test_labels_of_ablations_name_what_is_unusual(make_run):
+    arms = _arms(
+        make_run("a"),
+        make_run("b", bias=False),
+        make_run("c", transition="fixed"),
+        make_run("d", output_gate=True, d_qk=4),
+        make_run("e", output_projection=True),
+    )
+    assert [arm.label for arm in arms] == [
+        "baseline",
+        "bias: False",
+        "transition: fixed",
+        "d_qk: 4, output_gate: True",
+        "output_projection: True",
+    ]
+    assert set(arms[0].settings) == {
+        f"model.mixer_args.{name}"
+        for name in ("bias", "transition", "d_qk", "output_gate", "output_projection")
+    }
+
+
 def test_slugs_are_file_names_and_never_the_same(make_run):
     arms = _arms(
         make_run("a", recipe="../Up & <away>"), make_run("b", recipe="up away"), make_run("c", recipe="über")

@@ -49,7 +49,9 @@ def group_runs(runs: Iterable[Run]) -> list[Arm]:
 
     Fields that say how a run was watched or where it ran make no difference: `loop.device`, `loop.compile`
     and the intervals of logging, evaluation and checkpoints. An arm is labelled with the smallest set of
-    fields that tells all arms apart, earlier fields of the configuration first.
+    fields that tells all arms apart, earlier fields of the configuration first. Where that takes more than
+    three fields, as when each arm lacks another part of one model, an arm is labelled with the fields in
+    which it differs from more than half of the arms, and "baseline" where there are none.
 
     Args:
         runs: runs as `linrec.train.load_run` reads them.
@@ -82,9 +84,13 @@ def group_runs(runs: Iterable[Run]) -> list[Arm]:
         name for name in _names(configs) if any(c.get(name) != configs[0].get(name) for c in configs)
     ]
     telling = _telling(configs, differing)
+    usual = {} if telling is not None else _usual(configs, differing)
     arms: list[Arm] = []
     for fields, members in grouped.values():
-        told = [(name.rpartition(".")[2], fields.get(name)) for name in telling] or [("name", fields["name"])]
+        names = [n for n in differing if fields.get(n) != usual.get(n, ...)] if telling is None else telling
+        told = [(name.rpartition(".")[2], fields.get(name)) for name in names]
+        if not told:
+            told = [("name", fields["name"] if telling is not None else "baseline")]
         label = ", ".join(str(value) if name == "name" else f"{name}: {value}" for name, value in told)
         # a lone word says enough in a file's name
         named = told[0][1] if len(told) == 1 and isinstance(told[0][1], str) else label
@@ -113,10 +119,21 @@ def _names(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(name for config in configs for name in config))
 
 
-def _telling(configs: Sequence[Mapping[str, Any]], differing: Sequence[str]) -> tuple[str, ...]:
+def _usual(configs: Sequence[Mapping[str, Any]], differing: Sequence[str]) -> dict[str, Any]:
+    """Return the value that more than half of the arms have, for each field that has one."""
+    usual = {}
+    for name in differing:
+        values = [config.get(name) for config in configs]
+        commonest = max(values, key=values.count)
+        if 2 * values.count(commonest) > len(values):
+            usual[name] = commonest
+    return usual
+
+
+def _telling(configs: Sequence[Mapping[str, Any]], differing: Sequence[str]) -> tuple[str, ...] | None:
     # three fields name any comparison that a reader can keep in mind
     for size in range(min(3, len(differing)) + 1):
         for names in itertools.combinations(differing, size):
             if len({repr([config.get(name) for name in names]) for config in configs}) == len(configs):
                 return names
-    return tuple(differing)
+    return None

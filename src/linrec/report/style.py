@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
@@ -60,17 +61,20 @@ def draw_mean_and_range(
 
 
 def add_legend(figure: Figure, handles: Sequence[Line2D]) -> None:
-    """Put a legend above the axes, its entries side by side as far as the common width has room for them."""
-    longest = max(len(str(handle.get_label())) for handle in handles)
-    n_columns = 4 if longest <= 18 else 2 if longest <= 36 else 1
+    """Put a legend above the axes, its entries side by side as far as the picture has room for them."""
+    canvas = FigureCanvasAgg(figure)
+    for n_columns in range(min(4, len(handles)), 0, -1):
+        legend = figure.legend(
+            handles=handles, loc="outside upper center", ncols=n_columns, frameon=False, fontsize=LETTERS
+        )
+        for text in legend.get_texts():
+            # a dollar sign in a name begins no formula
+            text.set_parse_math(False)
+        if n_columns == 1 or legend.get_window_extent(canvas.get_renderer()).width <= figure.bbox.width:
+            break
+        legend.remove()
     n_rows = -(-len(handles) // n_columns)
     figure.set_figheight(figure.get_figheight() + 0.2 * n_rows)
-    legend = figure.legend(
-        handles=handles, loc="outside upper center", ncols=n_columns, frameon=False, fontsize=LETTERS
-    )
-    for text in legend.get_texts():
-        # a dollar sign in a name begins no formula
-        text.set_parse_math(False)
 
 
 def save(figure: Figure, path: Path) -> Path:
