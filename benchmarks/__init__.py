@@ -1,0 +1,1 @@
+"""Speed, memory and accuracy of linrec's operators, beside a copy of the same bytes and beside peers."""

@@ -1,0 +1,101 @@
+"""The operations: their inputs, the call that is timed, the bytes that it must move."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from benchmarks.rows import DTYPES, Row, Shape
+from linrec.ops import gate_loop, scan
+
+SHORTEST, LONGEST = 10.0, 1000.0
+"""Range of the time scales 1 / (1 - |a|) that decays are drawn from: |a| from 0.9 to 0.999."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation of any size.
+
+    Args:
+        inputs: makes the tensors that it takes, from shape, dtype, device and a generator.
+        run: maps them, and `backend=`, to y.
+        tensors: how many tensors of the size of an input each pass moves at least: what is read once and
+            what is written once, forward, and forward and backward together.
+    """
+
+    inputs: Callable[[Shape, torch.dtype, torch.Generator], tuple[Tensor, ...]]
+    run: Callable[..., Tensor]
+    tensors: tuple[int, int]
+
+    def fewest_bytes(self, inputs: tuple[Tensor, ...]) -> tuple[int, int]:
+        """Return the least that forward, and forward and backward, must read and write."""
+        size = inputs[0].numel() * inputs[0].element_size()
+        return self.tensors[0] * size, self.tensors[1] * size
+
+
+def make(row: Row, device: torch.device, seed: int = 0) -> tuple[tuple[Tensor, ...], Tensor]:
+    """Return the inputs of a row, and the gradient dy that its backward pass starts from."""
+    random = torch.Generator(device).manual_seed(seed)
+    inputs = OPERATIONS[row.operation].inputs(row.shape, DTYPES[row.dtype], random)
+    return inputs, _normal(tuple(inputs[-1].shape), DTYPES[row.dtype], random)
+
+
+def scan_inputs(shape: Shape, dtype: torch.dtype, random: torch.Generator) -> tuple[Tensor, ...]:
+    """Return a and x (b, t, c); a complex a has any phase."""
+    a = _decays(shape, dtype.to_real(), random)
+    if dtype.is_complex:
+        a = torch.polar(a, _phases(shape, random))
+    return a, _normal(shape, dtype, random)
+
+
+def run_scan(a: Tensor, x: Tensor, *, backend: str = "auto") -> Tensor:
+    """y_t = a_t y_{t-1} + x_t."""
+    return scan(a, x, backend=backend)[0]
+
+
+def gate_loop_inputs(shape: Shape, dtype: torch.dtype, random: torch.Generator) -> tuple[Tensor, ...]:
+    """Return q, k, v, log_decay and phase (b, t, h, 1): the max-headed GateLoop, one channel per head."""
+    size = (*shape, 1)
+    q, k, v = (_normal(size, dtype, random) for _ in range(3))
+    return q, k, v, _decays(size, torch.float32, random).log().to(dtype), _phases(size, random).to(dtype)
+
+
+def run_gate_loop(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, phase: Tensor, *, backend: str = "auto"
+) -> Tensor:
+    """h_t = exp(log_decay_t + i phase_t) h_{t-1} + k_t v_t, y_t = Re(q_t h_t)."""
+    return gate_loop(q, k, v, log_decay, phase, backend=backend)[0]
+
+
+OPERATIONS = {
+    # forward reads a, x and writes y; backward reads a, y, dy and writes da, dx
+    "scan": Operation(scan_inputs, run_scan, (3, 3 + 5)),
+    # forward reads five and writes y; backward reads the five and dy, and writes five gradients
+    "gate_loop": Operation(gate_loop_inputs, run_gate_loop, (6, 6 + 11)),
+}
+
+
+def outputs_and_gradients(
+    function: Callable[..., Tensor], inputs: tuple[Tensor, ...], dy: Tensor
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Return y and the gradients of all inputs."""
+    leaves = tuple(x.detach().requires_grad_() for x in inputs)
+    y = function(*leaves)
+    return y.detach(), torch.autograd.grad(y, leaves, dy)
+
+
+def _normal(shape: tuple[int, ...], dtype: torch.dtype, random: torch.Generator) -> Tensor:
+    return torch.randn(shape, dtype=dtype, device=random.device, generator=random)
+
+
+def _decays(shape: tuple[int, ...], dtype: torch.dtype, random: torch.Generator) -> Tensor:
+    # uniform on the logarithm of the time scale: models have as many slow channels as fast ones
+    position = torch.rand(shape, device=random.device, generator=random)
+    decay = 1 - 1 / (SHORTEST * (LONGEST / SHORTEST) ** position)
+    # bfloat16 knows no number between 0.996 and 1, and 1 would be no decay
+    return decay.clamp(max=1 - torch.finfo(dtype).eps / 2).to(dtype)
+
+
+def _phases(shape: tuple[int, ...], random: torch.Generator) -> Tensor:
+    return (torch.rand(shape, device=random.device, generator=random) * 2 - 1) * torch.pi

@@ -1,0 +1,136 @@
+"""Measures the rows: linrec's operations, each checked first, beside the yardstick and the peers."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.check import CHECKED, check
+from benchmarks.operations import OPERATIONS, make
+from benchmarks.peers import Calls, Peer, reason
+from benchmarks.rows import DTYPES, PASSES, Row
+from benchmarks.timing import Budget, Timing, add_rate, measure, percent_of
+
+CLOSE = 0.05
+"""A peer may differ from linrec by so much of the largest output; more, and it computes something else."""
+
+
+def measure_row(
+    row: Row, device: torch.device, budget: Budget, peers: Sequence[Peer], copy: float | None
+) -> dict[str, Any]:
+    """Check and time one row.
+
+    Args:
+        row: what to measure.
+        device: where.
+        budget: for how long.
+        peers: what else to measure on the same inputs.
+        copy: the device's copy rate in bytes per second; None takes that of an addition of the same size.
+
+    Returns:
+        What JSON holds of the row; with "error" and without "passes" where it is wrong or fails.
+    """
+    result: dict[str, Any] = {
+        "name": row.name,
+        "operation": row.operation,
+        "shape": list(row.shape),
+        "dtype": str(DTYPES[row.dtype]).removeprefix("torch."),
+        "checked": CHECKED,
+    }
+    operation = OPERATIONS[row.operation]
+    inputs, dy = make(row, device)
+    try:
+        check(row.operation, operation.run, inputs, dy)
+    except AssertionError as error:
+        return result | {"error": f"wrong, so not timed: {_joined(error)}"}
+    except Exception as error:
+        return result | {"error": f"failed, so not timed: {reason(error)}"}
+
+    rate = add_rate(inputs[0], budget) if copy is None else copy
+    times = time_passes(operation.run, inputs, dy, device, budget)
+    passes: dict[str, Any] = {}
+    sizes = operation.fewest_bytes(inputs)
+    for name, timing, n_bytes, target in zip(PASSES, times, sizes, row.targets, strict=True):
+        percent = percent_of(n_bytes, timing.median, rate)
+        passes[name] = {
+            "ms": dataclasses.asdict(timing),
+            "bytes": n_bytes,
+            "percent": percent,
+            "target": target,
+            "met": None if target is None else percent >= target,
+            "peers": {},
+        }
+    result |= {"rate": rate, "passes": passes}
+    if peers:
+        with torch.no_grad():
+            y = operation.run(*inputs)
+        for peer in peers:
+            measured = measure_peer(peer, row.operation, inputs, dy, y, device, budget)
+            for name, mine in zip(PASSES, times, strict=True):
+                entry = measured[name]
+                if "ms" in entry:
+                    entry["ratio"] = mine.median / entry["ms"]["median"]
+                passes[name]["peers"][peer.name] = entry
+    return result
+
+
+def time_passes(
+    run: Callable[..., Tensor], inputs: tuple[Tensor, ...], dy: Tensor, device: torch.device, budget: Budget
+) -> tuple[Timing, Timing]:
+    """Time forward without gradients, and forward with the gradients of all inputs."""
+    with torch.no_grad():
+        forward = measure(lambda: run(*inputs), device, budget)
+    leaves = tuple(x.detach().requires_grad_() for x in inputs)
+    both = measure(lambda: torch.autograd.grad(run(*leaves), leaves, dy), device, budget)
+    return forward, both
+
+
+def measure_peer(
+    peer: Peer,
+    operation: str,
+    inputs: tuple[Tensor, ...],
+    dy: Tensor,
+    y: Tensor,
+    device: torch.device,
+    budget: Budget,
+) -> dict[str, dict[str, Any]]:
+    """Time a peer on the inputs of a row.
+
+    Returns:
+        For each pass "ms", or "missing": why there is no time.
+    """
+    if not peer.installed:
+        return {name: {"missing": "not installed"} for name in PASSES}
+    try:
+        calls = peer.prepare(operation, inputs, dy)
+        difference = _difference(calls.output(), y)
+    except Exception as error:
+        return {name: {"missing": reason(error)} for name in PASSES}
+    if difference > CLOSE:
+        wrong = f"computes something else: off by {difference:.0%} of the largest output"
+        return {name: {"missing": wrong} for name in PASSES}
+    return {
+        name: _time_peer(calls, function, device, budget)
+        for name, function in zip(PASSES, (calls.forward, calls.both), strict=True)
+    }
+
+
+def _time_peer(
+    calls: Calls, function: Callable[[], Any], device: torch.device, budget: Budget
+) -> dict[str, Any]:
+    try:
+        return {"ms": dataclasses.asdict(measure(function, device, budget, wall_clock=calls.waits))}
+    except Exception as error:
+        return {"missing": reason(error)}
+
+
+def _difference(output: Tensor, y: Tensor) -> float:
+    output = output.to(y.device)
+    # not a number is not close to anything
+    return float(((output - y).abs().max() / y.abs().max()).nan_to_num(nan=torch.inf))
+
+
+def _joined(error: Exception) -> str:
+    return " ".join(str(error).split())

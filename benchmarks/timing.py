@@ -1,0 +1,102 @@
+"""Medians of times, and the rates of memory that they are compared with."""
+
+import ctypes
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+COPY_BYTES = 2**30
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How long each function is run, in milliseconds: unmeasured before, and measured."""
+
+    warmup_ms: float = 100.0
+    measured_ms: float = 400.0
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds of one call: the median, and the 20th and 80th percentile."""
+
+    median: float
+    p20: float
+    p80: float
+
+
+def measure(
+    function: Callable[[], Any], device: torch.device, budget: Budget, *, wall_clock: bool = False
+) -> Timing:
+    """Time a function.
+
+    On CUDA by events on the device, with its cache cleared before each call; elsewhere by the clock on the
+    wall, which `wall_clock` asks for on CUDA too: of a function that waits for its own results.
+    """
+    if device.type == "cuda" and not wall_clock:
+        # imported here: Triton is where CUDA is
+        from triton.testing import do_bench
+
+        quantiles = [0.5, 0.2, 0.8]
+        times = do_bench(function, warmup=budget.warmup_ms, rep=budget.measured_ms, quantiles=quantiles)
+        return Timing(*times)
+    _repeat(function, budget.warmup_ms, fewest=1)
+    times = sorted(_repeat(function, budget.measured_ms, fewest=5))
+    return Timing(statistics.median(times), _percentile(times, 0.2), _percentile(times, 0.8))
+
+
+def _repeat(function: Callable[[], Any], total_ms: float, *, fewest: int) -> list[float]:
+    times: list[float] = []
+    while len(times) < fewest or sum(times) < total_ms:
+        start = time.perf_counter()
+        function()
+        times.append((time.perf_counter() - start) * 1e3)
+    return times
+
+
+def _percentile(ordered: list[float], part: float) -> float:
+    return ordered[round(part * (len(ordered) - 1))]
+
+
+def percent_of(n_bytes: int, milliseconds: float, rate: float) -> float:
+    """Return how much of a rate (bytes per second) a call reached that had to move so many bytes.
+
+    Example:
+        >>> percent_of(2_000_000, 1.0, 4e9)
+        50.0
+    """
+    return 100 * n_bytes / (milliseconds * 1e-3) / rate
+
+
+def copy_rate(device: torch.device, budget: Budget, n_bytes: int = COPY_BYTES) -> float:
+    """Return bytes read and written per second by a copy on the device, of a buffer that no cache holds."""
+    source = torch.randn(n_bytes // 4, device=device)
+    target = torch.empty_like(source)
+    return 2 * n_bytes / (measure(lambda: target.copy_(source), device, budget).median * 1e-3)
+
+
+def add_rate(like: Tensor, budget: Budget) -> float:
+    """Return bytes read and written per second by `torch.add(x, y, out=z)` on tensors of this size."""
+    x, y, z = torch.randn_like(like), torch.randn_like(like), torch.empty_like(like)
+    timing = measure(lambda: torch.add(x, y, out=z), like.device, budget)
+    return 3 * like.numel() * like.element_size() / (timing.median * 1e-3)
+
+
+def keep_freed_memory() -> bool:
+    """Have the C library keep what is freed for the next allocation; return whether it does.
+
+    It would otherwise give every large tensor back to the system, and each call would begin with the system
+    zeroing new pages, which takes as long as the recurrence itself: no property of the operation, and no part
+    of the addition that it is compared with, which has its output given.
+    """
+    if platform.libc_ver()[0] != "glibc":
+        return False
+    m_trim_threshold, m_mmap_max = -1, -4
+    library = ctypes.CDLL(None)
+    return bool(library.mallopt(m_mmap_max, 0) and library.mallopt(m_trim_threshold, 2**31 - 1))
