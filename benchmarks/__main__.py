@@ -15,7 +15,7 @@ import torch
 import tyro
 from rich.console import Console
 
-from benchmarks.grow import draw, measure_growth
+from benchmarks.grow import SHORTEST, draw, measure_growth
 from benchmarks.lines import measure_line
 from benchmarks.ops import measure_row
 from benchmarks.peers import PEERS, Peer
@@ -65,7 +65,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _refuse("there is no CUDA device here; pass --device cpu.")
     command = shlex.join(["python", "-m", "benchmarks", *words])
     if options.grow:
+        if options.rows:
+            return _refuse("--grow measures no rows; leave --rows out.")
+        if options.longest is not None and options.longest < SHORTEST:
+            return _refuse(f"--longest must be at least {SHORTEST} steps; got {options.longest}.")
         return grow(options, command)
+    if options.longest is not None:
+        return _refuse("--longest is the greatest length of --grow; pass both.")
     try:
         rows, lines = select(
             options.rows,

@@ -17,24 +17,27 @@ def show(console: Console, results: dict[str, Any]) -> None:
     """Print everything that was measured."""
     rows = [row for row in results["rows"] if "passes" in row]
     if rows:
-        console.print(_speeds(rows, results["yardstick"]))
+        console.print(f"\nmilliseconds of a call, and percent of the rate of {results['yardstick']}")
+        console.print(_speeds(rows))
         names = list(rows[0]["passes"][PASSES[0]]["peers"])
         for start in range(0, len(names), PEERS_PER_TABLE):
+            console.print("\nlinrec's time / the peer's: below 1, linrec is faster")
             console.print(_ratios(rows, names[start : start + PEERS_PER_TABLE]))
         _show_missing(console, rows)
     if any("value" in line for line in results["lines"]):
+        console.print("\nother numbers, each to be at most what is asked")
         console.print(_lines([line for line in results["lines"] if "value" in line]))
     for result in (*results["rows"], *results["lines"]):
         if "error" in result:
             console.print(f"{result['name']}: {result['error']}", markup=False, highlight=False)
 
 
-def _table(title: str) -> Table:
-    return Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+def _table() -> Table:
+    return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
 
 
-def _speeds(rows: Sequence[dict[str, Any]], yardstick: str) -> Table:
-    table = _table(f"\nTime of a call, and percent of the rate of {yardstick}")
+def _speeds(rows: Sequence[dict[str, Any]]) -> Table:
+    table = _table()
     table.add_column("row", no_wrap=True)
     table.add_column("pass")
     for heading in ("ms", "20%-80%", "%", "asked", "met"):
@@ -55,7 +58,7 @@ def _speeds(rows: Sequence[dict[str, Any]], yardstick: str) -> Table:
 
 
 def _ratios(rows: Sequence[dict[str, Any]], peers: Sequence[str]) -> Table:
-    table = _table("\nlinrec's time / the peer's: below 1, linrec is faster")
+    table = _table()
     table.add_column("row", no_wrap=True)
     table.add_column("pass")
     for peer in peers:
@@ -87,7 +90,7 @@ def _show_missing(console: Console, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _lines(lines: Sequence[dict[str, Any]]) -> Table:
-    table = _table("\nOther numbers; what is asked for is at most")
+    table = _table()
     table.add_column("row", no_wrap=True)
     table.add_column("what it is")
     for heading in ("value", "asked", "met"):
