@@ -11,6 +11,7 @@ from benchmarks.operations import OPERATIONS, make
 from benchmarks.peers import PEERS, Calls, Peer, UnsuitedError, reason
 from benchmarks.rows import CPU_ROWS, CUDA_LINES, CUDA_ROWS, PASSES, Row, lines_of, rows_of, select
 from benchmarks.timing import Budget, Timing, measure, percent_of
+from linrec.ops import gate_loop
 
 CPU = torch.device("cpu")
 SHORT = Budget(0, 0)
@@ -171,20 +172,11 @@ def test_tables_of_all_rows_fit_80_columns(rows):
         "met": True,
         "peers": peers,
     }
+    number = {"about": "what it is " * 8, "value": 12.345, "unit": "x", "target": 2.0, "met": False}
     results = {
         "yardstick": "torch.add(x, y, out=z)",
         "rows": [{"name": row.name, "passes": dict.fromkeys(PASSES, entry)} for row in rows],
-        "lines": [
-            {
-                "name": name,
-                "about": "what it is " * 8,
-                "value": 12.345,
-                "unit": "x",
-                "target": 2.0,
-                "met": False,
-            }
-            for name in CUDA_LINES
-        ],
+        "lines": [{"name": name, **number} for name in CUDA_LINES],
     }
     results["rows"][-1] = {"name": rows[-1].name, "error": "wrong, so not timed: " + "because " * 20}
     text = io.StringIO()
@@ -204,10 +196,19 @@ def test_names_are_unique_and_select_their_rows():
         assert select([rows[1].name, names[0]], rows, names) == ([rows[1]], [names[0]])
 
 
-def test_a_step_is_measured_with_both_backends():
+def test_a_step_is_measured_with_both_backends(monkeypatch):
+    called = []
+
+    def spied(*xs, **options):
+        called.append(options["backend"])
+        return gate_loop(*xs, **options)
+
+    monkeypatch.setattr(lines, "gate_loop", spied)
     result = lines.measure_line("step", CPU, SHORT, quick=True)
     ratio = result["kernels_ms"]["median"] / result["torch_ms"]["median"]
     assert result["value"] == pytest.approx(ratio) and result["met"] == (ratio <= 1 / 3)
+    # what the layer calls in the second half, once per block and step
+    assert called and set(called) == {"torch"} and len(called) % 4 == 0
 
 
 def test_a_failing_line_has_an_error_and_no_value():
