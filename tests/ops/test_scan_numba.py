@@ -9,7 +9,7 @@ import torch
 from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 
-from linrec.ops import scan
+from linrec.ops import lanes, scan
 from linrec.ops.scan import numba as numba_backend
 from linrec.testing import check_operator, reset_mask, scan_inputs
 
@@ -49,10 +49,10 @@ def test_numba_uses_as_many_threads_as_torch_and_puts_its_own_setting_back():
     try:
         for wanted in (2, 3):
             torch.set_num_threads(wanted)
-            with numba_backend._threads(1 << 20) as threads:
+            with lanes.threads_for(1 << 20) as threads:
                 assert threads == min(wanted, most)
                 assert threads in (1, numba.get_num_threads())
-            with numba_backend._threads(10) as threads:
+            with lanes.threads_for(10) as threads:
                 assert threads == 1
             assert numba.get_num_threads() == before and torch.get_num_threads() == wanted
     finally:
@@ -61,7 +61,7 @@ def test_numba_uses_as_many_threads_as_torch_and_puts_its_own_setting_back():
 
 def test_numba_runs_on_many_threads_as_on_one(monkeypatch):
     # small inputs run on one thread unless this says otherwise
-    monkeypatch.setattr(numba_backend, "SERIAL", 0)
+    monkeypatch.setattr(lanes, "SERIAL", 0)
     inputs = scan_inputs(3, 65, 40, dtype=torch.float64)
     check_operator(scan, inputs, mode="recurrent", backend="numba", dtype=torch.float64)
 
@@ -85,7 +85,7 @@ def test_numba_runs_in_a_forked_worker():
 @pytest.mark.parametrize(("batch", "channels"), [(1, 200), (3, 40), (2, 7), (9, 33)])
 def test_numba_splits_rows_over_threads(batch, channels, monkeypatch):
     # as if the machine had four threads: rows are cut into blocks, of which the last one is narrower
-    monkeypatch.setattr(numba_backend, "_width", lambda x, threads, width=numba_backend._width: width(x, 4))
+    monkeypatch.setattr(lanes, "width_of", lambda x, threads, width=lanes.width_of: width(x, 4))
     for decay in ("step", "head", "channel", "constant"):
         # longer than the runs over which the gradient of a constant decay is summed
         inputs = scan_inputs(batch, 300, channels, decay=decay, dtype=torch.float64)

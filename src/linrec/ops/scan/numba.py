@@ -1,20 +1,16 @@
 """The elementwise recurrence on the CPU by Numba, as custom operators that torch.compile leaves whole."""
 
-import contextlib
 import functools
 import math
-from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from linrec.ops import lanes
 from linrec.ops.scan import vmap
 from linrec.ops.scan.dtypes import accumulation, promoted
-
-SERIAL = 1 << 15
-"""Below this many elements, waking a second thread takes longer than the work."""
 
 
 @torch.library.custom_op("linrec::scan_numba", mutates_args=(), device_types="cpu")
@@ -23,11 +19,12 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """Return (y, last value); `a` has three axes of full size or 1, `cut` says where it is taken as zero."""
     dtype = promoted(a.dtype, x.dtype)
-    y = x.new_empty(x.shape, dtype=accumulation(dtype))
-    last = y.new_empty(x.shape[0], x.shape[2])
-    with _threads(x.numel()) as threads:
-        arrays = _array(a), _array(x), _cut(cut), _entering(state, last), _array(y), _array(last)
-        _run("forward", arrays, x, _width(x, threads), reverse, threads)
+    y = lanes.empty(x.shape, accumulation(dtype))
+    last = torch.from_numpy(_entering(state, y).copy())
+    with lanes.threads_for(x.numel()) as threads:
+        width = lanes.width_of(x, threads)
+        arrays = _array(a), _array(x), lanes.cut_array(cut), last.numpy(), y.numpy()
+        lanes.run(_kernels(), "forward", (*arrays, width, reverse), _lanes(x, width), threads)
     return y.to(dtype), last
 
 
@@ -50,13 +47,17 @@ def backward(
     needs_a: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of a (empty unless needed), x and the state, in the accumulation dtype."""
-    dx = y.new_empty(y.shape, dtype=accumulation(y.dtype))
-    dstate = dx.new_empty(y.shape[0], y.shape[2])
-    with _threads(y.numel()) as threads:
-        width = _width(y, threads)
-        da = dx.new_zeros(_partial_sums(a, y, width) if needs_a else (0, 0, 0))
-        given = _array(a), _array(y), _cut(cut), _entering(state, dstate), _array(dy), _array(dlast)
-        _run("backward", (*given, _array(da), _array(dx), _array(dstate)), y, width, reverse, threads)
+    dx = lanes.empty(y.shape, accumulation(y.dtype))
+    dstate = torch.from_numpy(_array(dlast).copy())
+    with lanes.threads_for(y.numel()) as threads:
+        width = lanes.width_of(y, threads)
+        da = lanes.empty(_partial_sums(a, y, width) if needs_a else (0, 0, 0), dx.dtype)
+        # what the kernel adds up, it does not write first
+        if 1 in a.shape[1:]:
+            da.zero_()
+        given = _array(a), _array(y), lanes.cut_array(cut), _entering(state, dx)[:, None], _array(dy)
+        arguments = (*given, da.numpy(), dx.numpy(), dstate.numpy(), width, reverse)
+        lanes.run(_kernels(), "backward", arguments, _lanes(y, width), threads)
     return da.sum_to_size(a.shape) if needs_a else da, dx, dstate
 
 
@@ -82,40 +83,8 @@ def _kernels() -> ModuleType:
     return numba_kernels
 
 
-def _run(name: str, arrays: tuple[Any, ...], x: Tensor, width: int, reverse: bool, threads: int) -> None:
-    lanes = x.shape[0] * math.ceil(x.shape[2] / width)
-    if threads == 1:
-        getattr(_kernels(), name)(*arrays, width, reverse, 0, lanes)
-    else:
-        getattr(_kernels(), f"{name}_parallel")(*arrays, width, reverse, lanes)
-
-
-@contextlib.contextmanager
-def _threads(elements: int) -> Iterator[int]:
-    """Let Numba use as many threads as torch does, and tell how many."""
-    import numba
-
-    threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
-    # one thread needs no pool, and a data loader's forked worker, which has one, must not touch its parent's
-    if threads == 1 or elements < SERIAL:
-        yield 1
-        return
-    before = numba.get_num_threads()
-    numba.set_num_threads(threads)
-    try:
-        yield threads
-    finally:
-        numba.set_num_threads(before)
-
-
-def _width(x: Tensor, threads: int) -> int:
-    """Channels of one lane: whole rows where they keep all threads busy, as they are read fastest."""
-    batch, _, channels = x.shape
-    if batch >= 4 * threads:
-        return max(channels, 1)
-    blocks = threads // math.gcd(batch, threads)
-    # whole cache lines, or two threads would write to the same one
-    return max(16, 16 * math.ceil(channels / blocks / 16))
+def _lanes(x: Tensor, width: int) -> int:
+    return x.shape[0] * math.ceil(x.shape[2] / width)
 
 
 def _partial_sums(a: Tensor, y: Tensor, width: int) -> tuple[int, int, int]:
@@ -125,17 +94,11 @@ def _partial_sums(a: Tensor, y: Tensor, width: int) -> tuple[int, int, int]:
 
 
 def _array(tensor: Tensor) -> Any:
-    """The tensor as a contiguous array in the accumulation dtype; a copy only where that needs one."""
-    wide = tensor.to(accumulation(tensor.dtype))
-    return wide.resolve_conj().resolve_neg().contiguous().numpy()
-
-
-def _cut(cut: Tensor | None) -> Any:
-    return (torch.empty(0, 0, dtype=torch.bool, device="cpu") if cut is None else cut.contiguous()).numpy()
+    return lanes.array(tensor.to(accumulation(tensor.dtype)))
 
 
 def _entering(state: Tensor | None, like: Tensor) -> Any:
-    return _array(torch.zeros_like(like) if state is None else state)
+    return _array(like.new_zeros(like.shape[0], like.shape[2]) if state is None else state)
 
 
 vmap.register(forward, backward)

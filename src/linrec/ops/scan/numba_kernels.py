@@ -3,7 +3,9 @@
 A lane is one batch row and a run of channels; lanes run in parallel, time runs inside a lane, and the
 innermost loop over channels is contiguous in every tensor, so that it becomes vector instructions. Each axis
 of `a` has full size or 1. Only the thin loops over lanes are `parallel`: that transformation is what takes
-Numba long to compile.
+Numba long to compile. Arrays are indexed and not
+sliced, because Numba counts references to a slice's array, which takes longer than a narrow step; indices are
+unsigned, because a signed one may count from the end, and then loops do not become vector instructions.
 """
 
 import numba
@@ -18,115 +20,119 @@ _FASTMATH = {"contract"}
 
 
 @numba.njit(cache=True, fastmath=_FASTMATH)
-def _forward_lane(a, x, cut, state, y, last, row, lo, hi, reverse):  # type: ignore[no-untyped-def]
-    time = x.shape[1]
-    a_row, a_moves, a_wide = row % a.shape[0], a.shape[1] > 1, a.shape[2] > 1
-    before = state[row, lo:hi]
+def _forward_lane(a, x, cut, last, y, row, lo, hi, reverse):  # type: ignore[no-untyped-def]
+    zero, one = np.uint64(0), np.uint64(1)
+    time = np.uint64(x.shape[1])
+    a_row = row if a.shape[0] > 1 else zero
+    # carried in `last`, a row of which stays in the first cache, and not read back from y
     for step in range(time):
-        t = time - 1 - step if reverse else step
-        a_t = t if a_moves else 0
-        here = y[row, t, lo:hi]
-        x_here = x[row, t, lo:hi]
+        t = time - one - step if reverse else step
+        a_t = t if a.shape[1] > 1 else zero
         if cut.size > 0 and cut[row, t]:
-            for c in range(here.size):
-                here[c] = x_here[c]
-        elif a_wide:
-            a_here = a[a_row, a_t, lo:hi]
-            for c in range(here.size):
-                here[c] = a_here[c] * before[c] + x_here[c]
+            for c in range(lo, hi):
+                last[row, c] = x[row, t, c]
+                y[row, t, c] = last[row, c]
+        elif a.shape[2] > 1:
+            for c in range(lo, hi):
+                last[row, c] = a[a_row, a_t, c] * last[row, c] + x[row, t, c]
+                y[row, t, c] = last[row, c]
         else:
-            link = a[a_row, a_t, 0]
-            for c in range(here.size):
-                here[c] = link * before[c] + x_here[c]
-        before = here
-    last[row, lo:hi] = before
+            link = a[a_row, a_t, zero]
+            for c in range(lo, hi):
+                last[row, c] = link * last[row, c] + x[row, t, c]
+                y[row, t, c] = last[row, c]
 
 
 @numba.njit(cache=True, fastmath=_FASTMATH)
-def _backward_lane(a, y, cut, state, dy, dlast, da, dx, dstate, block, row, lo, hi, reverse):  # type: ignore[no-untyped-def]
-    time = y.shape[1]
-    a_row, a_moves, a_wide = row % a.shape[0], a.shape[1] > 1, a.shape[2] > 1
-    carry = dstate[row, lo:hi]
-    carry[:] = dlast[row, lo:hi]
-    for step in range(time):
-        # the adjoint runs against the recurrence, whose first step came from `state`
-        t = step if reverse else time - 1 - step
-        before = state[row, lo:hi] if step == time - 1 else y[row, t + 1 if reverse else t - 1, lo:hi]
-        a_t = t if a_moves else 0
+def _backward_lane(a, before, cut, dy, da, dx, carry, block, row, lo, hi, first, stop, reverse):  # type: ignore[no-untyped-def]
+    zero, one = np.uint64(0), np.uint64(1)
+    time = np.uint64(dy.shape[1])
+    a_row, a_moves, a_wide = row if a.shape[0] > 1 else zero, a.shape[1] > 1, a.shape[2] > 1
+    # the adjoint runs against the recurrence, whose first step came from the initial state
+    for step in range(first, stop):
+        t = step if reverse else time - one - step
+        t_before = zero if stop == time else t + one if reverse else t - one
+        a_t, da_t = (t, t) if a_moves else (zero, t // np.uint64(SPAN))
         linked = cut.size == 0 or not cut[row, t]
-        dy_here = dy[row, t, lo:hi]
-        dx_here = dx[row, t, lo:hi]
         if linked and a_wide and a_moves and da.size > 0:
             # every step and channel has its own link: the common case, in one pass over the channels
-            a_here = a[a_row, a_t, lo:hi]
-            da_here = da[row, t, lo:hi]
-            for c in range(carry.size):
-                gradient = carry[c] + dy_here[c]
-                dx_here[c] = gradient
-                da_here[c] = gradient * np.conj(before[c])
-                carry[c] = np.conj(a_here[c]) * gradient
+            for c in range(lo, hi):
+                gradient = carry[row, c] + dy[row, t, c]
+                dx[row, t, c] = gradient
+                da[row, t, c] = gradient * np.conj(before[row, t_before, c])
+                carry[row, c] = np.conj(a[a_row, t, c]) * gradient
             continue
-        for c in range(carry.size):
-            carry[c] += dy_here[c]
-            dx_here[c] = carry[c]
+        for c in range(lo, hi):
+            carry[row, c] += dy[row, t, c]
+            dx[row, t, c] = carry[row, c]
         if not linked:
-            carry[:] = 0
-            continue
-        if da.size > 0:
-            da_t = t if a_moves else t // SPAN
-            if a_wide:
-                da_here = da[row, da_t, lo:hi]
-                for c in range(carry.size):
-                    da_here[c] += carry[c] * np.conj(before[c])
-            else:
-                total = da[row, da_t, block]
-                for c in range(carry.size):
-                    total += carry[c] * np.conj(before[c])
-                da[row, da_t, block] = total
-        if a_wide:
-            a_here = a[a_row, a_t, lo:hi]
-            for c in range(carry.size):
-                carry[c] *= np.conj(a_here[c])
+            for c in range(lo, hi):
+                carry[row, c] = 0
+                if a_wide and a_moves and da.size > 0:
+                    da[row, t, c] = 0
+        elif a_wide:
+            if da.size > 0:
+                for c in range(lo, hi):
+                    da[row, da_t, c] += carry[row, c] * np.conj(before[row, t_before, c])
+            for c in range(lo, hi):
+                carry[row, c] *= np.conj(a[a_row, a_t, c])
         else:
-            link = np.conj(a[a_row, a_t, 0])
-            for c in range(carry.size):
-                carry[c] *= link
+            if da.size > 0:
+                total = da[row, da_t, block]
+                for c in range(lo, hi):
+                    total += carry[row, c] * np.conj(before[row, t_before, c])
+                da[row, da_t, block] = total
+            link = np.conj(a[a_row, a_t, zero])
+            for c in range(lo, hi):
+                carry[row, c] *= link
 
 
 @numba.njit(cache=True)
-def forward(a, x, cut, state, y, last, width, reverse, first, stop):  # type: ignore[no-untyped-def]
-    """Fill y (b, t, c) and last (b, c) for the lanes from first to stop; a lane has `width` channels."""
-    channels = x.shape[2]
-    blocks = (channels + width - 1) // width
-    for lane in range(first, stop):
-        lo = lane % blocks * width
-        _forward_lane(a, x, cut, state, y, last, lane // blocks, lo, min(lo + width, channels), reverse)
+def forward(a, x, cut, last, y, width, reverse, first, stop):  # type: ignore[no-untyped-def]
+    """Fill y (b, t, c) for the lanes from first to stop, and turn last (b, c) from first state into last one.
 
-
-@numba.njit(cache=True)
-def backward(a, y, cut, state, dy, dlast, da, dx, dstate, width, reverse, first, stop):  # type: ignore[no-untyped-def]
-    """Fill dx (b, t, c) and dstate (b, c) for the lanes from first to stop, and add to da unless it is empty.
-
-    da has a row for every batch row; where `a` is constant in time, one step for each `SPAN` steps; where `a`
-    is constant over channels, one column for each lane of the row.
+    A lane has `width` channels.
     """
-    channels = y.shape[2]
-    blocks = (channels + width - 1) // width
-    for lane in range(first, stop):
-        block = lane % blocks
+    channels = np.uint64(x.shape[2])
+    width = np.uint64(width)
+    blocks = (channels + width - np.uint64(1)) // width
+    for lane in range(np.uint64(first), np.uint64(stop)):
+        lo = lane % blocks * width
+        _forward_lane(a, x, cut, last, y, lane // blocks, lo, min(lo + width, channels), reverse)
+
+
+@numba.njit(cache=True)
+def backward(a, y, cut, state, dy, da, dx, dstate, width, reverse, first, stop):  # type: ignore[no-untyped-def]
+    """Fill dx (b, t, c) and, unless it is empty, da for the lanes from first to stop.
+
+    `state` is (b, 1, c). dstate (b, c) comes as the last state's gradient and goes as the first one's. da
+    has a row for every batch row; where `a` is constant in time, one step for each `SPAN` steps; where `a` is
+    constant over channels, one column for each lane of the row. Unless both are
+    false, it comes zeroed.
+    """
+    channels, time = np.uint64(y.shape[2]), np.uint64(y.shape[1])
+    width = np.uint64(width)
+    blocks = (channels + width - np.uint64(1)) // width
+    for lane in range(np.uint64(first), np.uint64(stop)):
+        row, block = lane // blocks, lane % blocks
         lo, hi = block * width, min(block * width + width, channels)
-        _backward_lane(a, y, cut, state, dy, dlast, da, dx, dstate, block, lane // blocks, lo, hi, reverse)
+        _backward_lane(
+            a, y, cut, dy, da, dx, dstate, block, row, lo, hi, np.uint64(0), time - np.uint64(1), reverse
+        )
+        _backward_lane(
+            a, state, cut, dy, da, dx, dstate, block, row, lo, hi, time - np.uint64(1), time, reverse
+        )
 
 
 @numba.njit(cache=True, parallel=True)
-def forward_parallel(a, x, cut, state, y, last, width, reverse, lanes):  # type: ignore[no-untyped-def]
+def forward_parallel(a, x, cut, last, y, width, reverse, lanes):  # type: ignore[no-untyped-def]
     """Do the same for all lanes, spread over Numba's threads."""
     for lane in numba.prange(lanes):
-        forward(a, x, cut, state, y, last, width, reverse, lane, lane + 1)
+        forward(a, x, cut, last, y, width, reverse, lane, lane + 1)
 
 
 @numba.njit(cache=True, parallel=True)
-def backward_parallel(a, y, cut, state, dy, dlast, da, dx, dstate, width, reverse, lanes):  # type: ignore[no-untyped-def]
+def backward_parallel(a, y, cut, state, dy, da, dx, dstate, width, reverse, lanes):  # type: ignore[no-untyped-def]
     """Do the same for all lanes, spread over Numba's threads."""
     for lane in numba.prange(lanes):
-        backward(a, y, cut, state, dy, dlast, da, dx, dstate, width, reverse, lane, lane + 1)
+        backward(a, y, cut, state, dy, da, dx, dstate, width, reverse, lane, lane + 1)

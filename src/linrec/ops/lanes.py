@@ -1,0 +1,72 @@
+"""How the CPU kernels are called: lanes spread over threads, tensors as arrays, memory for what they return.
+
+A lane is one batch row and a run of channels, which one thread walks through time.
+"""
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+SERIAL = 1 << 15
+"""Below this many elements, waking a second thread takes longer than the work."""
+
+
+def run(kernels: ModuleType, name: str, arguments: Sequence[Any], lanes: int, threads: int) -> None:
+    """Call the kernel `name` on all lanes, on one thread or on several."""
+    if threads == 1:
+        getattr(kernels, name)(*arguments, 0, lanes)
+    else:
+        getattr(kernels, f"{name}_parallel")(*arguments, lanes)
+
+
+@contextlib.contextmanager
+def threads_for(elements: int) -> Iterator[int]:
+    """Let Numba use as many threads as torch does, and tell how many."""
+    import numba
+
+    threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
+    # one thread needs no pool, and a data loader's forked worker, which has one, must not touch its parent's
+    if threads == 1 or elements < SERIAL:
+        yield 1
+        return
+    before = numba.get_num_threads()
+    numba.set_num_threads(threads)
+    try:
+        yield threads
+    finally:
+        numba.set_num_threads(before)
+
+
+def width_of(x: Tensor, threads: int) -> int:
+    """Return the channels of one lane of x (b, t, c): whole rows, the fastest, if they keep all threads busy."""
+    batch, _, channels = x.shape
+    if batch >= 4 * threads:
+        return max(channels, 1)
+    blocks = threads // math.gcd(batch, threads)
+    # whole cache lines, or two threads would write to the same one
+    return max(16, 16 * math.ceil(channels / blocks / 16))
+
+
+def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return memory for an output, not yet written.
+
+    Memory that is new to the process is mapped page by page as it is written, which takes three times longer
+    than the writing. For large arrays NumPy asks for huge pages, which torch does not.
+    """
+    return torch.from_numpy(np.empty(shape, torch.empty(0, dtype=dtype, device="cpu").numpy().dtype))
+
+
+def array(tensor: Tensor) -> Any:
+    """Return the tensor as a contiguous array, a copy only where that needs one."""
+    return tensor.resolve_conj().resolve_neg().contiguous().numpy()
+
+
+def cut_array(cut: Tensor | None) -> Any:
+    """Return where links are cut (b, t), or an empty array for nowhere."""
+    return array(torch.empty(0, 0, dtype=torch.bool, device="cpu") if cut is None else cut)
