@@ -44,7 +44,7 @@ def threads_for(elements: int) -> Iterator[int]:
 
 
 def width_of(x: Tensor, threads: int) -> int:
-    """Return the channels of one lane of x (b, t, c): whole rows, the fastest, if they keep all threads busy."""
+    """Return how many channels of x (b, t, c) a lane has: all, the fastest, if rows keep all threads busy."""
     batch, _, channels = x.shape
     if batch >= 4 * threads:
         return max(channels, 1)

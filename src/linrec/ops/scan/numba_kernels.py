@@ -11,15 +11,14 @@ unsigned, because a signed one may count from the end, and then loops do not bec
 import numba
 import numpy as np
 
+from linrec.ops.lane_kernels import lane_kernel
+
 SPAN = 256
 """Where `a` is constant in time, its gradient is summed over runs of so many steps, and the runs by torch:
 one long sum in float32 would lose digits."""
 
-# fused multiply-add is allowed, reordering sums and ignoring NaN is not
-_FASTMATH = {"contract"}
 
-
-@numba.njit(cache=True, fastmath=_FASTMATH)
+@lane_kernel()
 def _forward_lane(a, x, cut, last, y, row, lo, hi, reverse):  # type: ignore[no-untyped-def]
     zero, one = np.uint64(0), np.uint64(1)
     time = np.uint64(x.shape[1])
@@ -43,7 +42,7 @@ def _forward_lane(a, x, cut, last, y, row, lo, hi, reverse):  # type: ignore[no-
                 y[row, t, c] = last[row, c]
 
 
-@numba.njit(cache=True, fastmath=_FASTMATH)
+@lane_kernel()
 def _backward_lane(a, before, cut, dy, da, dx, carry, block, row, lo, hi, first, stop, reverse):  # type: ignore[no-untyped-def]
     zero, one = np.uint64(0), np.uint64(1)
     time = np.uint64(dy.shape[1])
