@@ -53,6 +53,11 @@ def width_of(x: Tensor, threads: int) -> int:
     return max(16, 16 * math.ceil(channels / blocks / 16))
 
 
+def count(x: Tensor, width: int) -> int:
+    """Return the number of lanes of x (b, t, c)."""
+    return x.shape[0] * math.ceil(x.shape[2] / width)
+
+
 def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Return memory for an output, not yet written.
 

@@ -6,7 +6,7 @@ from jaxtyping import Bool, Float, Inexact
 from torch import Tensor, autocast
 
 from linrec.ops.dispatch import exporting, numba_usable, refusal, resolve, triton_usable
-from linrec.ops.gate_loop import fused, inputs, segments
+from linrec.ops.gate_loop import fused, fused_numba, inputs, segments
 from linrec.ops.gate_loop.auto import PAIRS, auto_gate_loop
 from linrec.ops.gate_loop.chunkwise import attention, chunkwise
 from linrec.ops.gate_loop.reference import gate_loop_reference
@@ -20,6 +20,9 @@ _OWN = {
     ("attention", "torch"): attention,
     ("chunkwise", "torch"): chunkwise,
 }
+
+# in the place of `elementwise`, where there is one channel per head
+_FUSED = {("scan", "triton"): fused.fused, ("recurrent", "numba"): fused_numba.fused}
 
 
 def gate_loop(
@@ -59,9 +62,9 @@ def gate_loop(
     | recurrent | numba | the same channels, step by step on CPU threads |
 
     The last two keep the state of every step, which is cheap for dk = dv = 1 (the max-headed GateLoop) and
-    not for large heads. With Triton, the max-headed GateLoop of real q and k is one fused kernel. `"auto"`
-    takes the best pair that works for the call (the table is at `linrec.ops.gate_loop.auto.auto_gate_loop`);
-    what is given explicitly is obeyed or refused.
+    not for large heads: with Triton and with Numba, the max-headed GateLoop of real q and k is one fused
+    kernel. `"auto"` takes the best pair that works for the call (the table is at
+    `linrec.ops.gate_loop.auto.auto_gate_loop`); what is given explicitly is obeyed or refused.
 
     A magnitude of exactly zero, log_decay = -inf, is exact in every mode: nothing passes that step, and no
     gradient is NaN. Phases of any size are used modulo 2 pi.
@@ -130,8 +133,8 @@ def gate_loop(
     if q.shape[1] == 0:
         return v.clone(), state.clone()
     run = _OWN.get(pair) or partial(elementwise, mode=pair[0], backend=pair[1])
-    if pair == ("scan", "triton") and fused.applies(q, k, v):
-        run = fused.fused
+    if pair in _FUSED and fused.applies(q, k, v):
+        run = _FUSED[pair]
     wide_q, wide_k, wide_v = (x.to(inputs.accumulation(x.dtype)) for x in (q, k, v))
     # accumulation stays in float32 where the caller's matrix products do not
     with autocast(device, enabled=False):

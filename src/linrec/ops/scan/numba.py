@@ -24,7 +24,7 @@ def forward(
     with lanes.threads_for(x.numel()) as threads:
         width = lanes.width_of(x, threads)
         arrays = _array(a), _array(x), lanes.cut_array(cut), last.numpy(), y.numpy()
-        lanes.run(_kernels(), "forward", (*arrays, width, reverse), _lanes(x, width), threads)
+        lanes.run(_kernels(), "forward", (*arrays, width, reverse), lanes.count(x, width), threads)
     return y.to(dtype), last
 
 
@@ -57,7 +57,7 @@ def backward(
             da.zero_()
         given = _array(a), _array(y), lanes.cut_array(cut), _entering(state, dx)[:, None], _array(dy)
         arguments = (*given, da.numpy(), dx.numpy(), dstate.numpy(), width, reverse)
-        lanes.run(_kernels(), "backward", arguments, _lanes(y, width), threads)
+        lanes.run(_kernels(), "backward", arguments, lanes.count(y, width), threads)
     return da.sum_to_size(a.shape) if needs_a else da, dx, dstate
 
 
@@ -81,10 +81,6 @@ def _kernels() -> ModuleType:
     from linrec.ops.scan import numba_kernels
 
     return numba_kernels
-
-
-def _lanes(x: Tensor, width: int) -> int:
-    return x.shape[0] * math.ceil(x.shape[2] / width)
 
 
 def _partial_sums(a: Tensor, y: Tensor, width: int) -> tuple[int, int, int]:

@@ -16,22 +16,22 @@ def register(forward: CustomOpDef, backward: CustomOpDef) -> None:
 
     def mapped_forward(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> Any:
         tensors, (reverse,) = arguments[:4], arguments[4:]
-        batch = _batch(tensors[1], in_dims[1])
-        folded = [_fold(t, dim, info.batch_size, batch) for t, dim in zip(tensors, in_dims, strict=False)]
+        batch = batch_of(tensors[1], in_dims[1])
+        folded = [fold(t, dim, info.batch_size, batch) for t, dim in zip(tensors, in_dims, strict=False)]
         outputs = forward(*folded, reverse)
         return tuple(output.unflatten(0, (info.batch_size, batch)) for output in outputs), (0, 0)
 
     def mapped_backward(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> Any:
         tensors, (reverse, needs_a) = arguments[:6], arguments[6:]
         a, y = tensors[:2]
-        batch = _batch(y, in_dims[1])
-        folded = [_fold(t, dim, info.batch_size, batch) for t, dim in zip(tensors, in_dims, strict=False)]
+        batch = batch_of(y, in_dims[1])
+        folded = [fold(t, dim, info.batch_size, batch) for t, dim in zip(tensors, in_dims, strict=False)]
         da, dx, dstate = backward(*folded, reverse, needs_a)
         dx, dstate = (gradient.unflatten(0, (info.batch_size, batch)) for gradient in (dx, dstate))
         if not needs_a:
             return (da, dx, dstate), (None, 0, 0)
         da = da.unflatten(0, (info.batch_size, batch))
-        if _batch(a, in_dims[0]) < batch:
+        if batch_of(a, in_dims[0]) < batch:
             da = da.sum(1, keepdim=True)
         return (da, dx, dstate), (0, 0, 0)
 
@@ -39,11 +39,13 @@ def register(forward: CustomOpDef, backward: CustomOpDef) -> None:
     backward.register_vmap(mapped_backward)
 
 
-def _batch(tensor: Tensor, dim: int | None) -> int:
+def batch_of(tensor: Tensor, dim: int | None) -> int:
+    """Return the size of the batch, the first axis but for the mapped one."""
     return tensor.shape[0] if dim is None else tensor.movedim(dim, 0).shape[1]
 
 
-def _fold(tensor: Tensor | None, dim: int | None, size: int, batch: int) -> Tensor | None:
+def fold(tensor: Tensor | None, dim: int | None, size: int, batch: int) -> Tensor | None:
+    """Return the tensor with the mapped axis and the batch as one."""
     if tensor is None:
         return None
     tensor = tensor.unsqueeze(0) if dim is None else tensor.movedim(dim, 0)

@@ -1,0 +1,240 @@
+"""The max-headed GateLoop (dk = dv = 1) on the CPU: gates, recurrence and output in one pass by Numba.
+
+It is `elementwise` over `ops.scan`'s Numba backend without what that writes and reads in between: a, k v and
+the states, and their gradients.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from linrec.ops import lanes
+from linrec.ops.gate_loop.inputs import accumulation
+from linrec.ops.gate_loop.torch import elementwise
+from linrec.ops.scan.vmap import batch_of, fold
+
+CHUNK = 16
+"""Steps from one kept state to the next: what the adjoint makes for them stays in the second cache."""
+
+Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+def fused(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    phase: Tensor | None,
+    state: Tensor,
+    reset: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Run the recurrence of real inputs; arguments and results are those of `elementwise`."""
+    flat = (x if x is None else x.squeeze(-1).to(accumulation(x.dtype)) for x in (q, k, v, log_decay, phase))
+    y, last, _ = FusedGateLoop.apply(*flat, state.flatten(1), reset)
+    return y.unsqueeze(-1), last.unflatten(-1, state.shape[1:])
+
+
+class FusedGateLoop(torch.autograd.Function):
+    """y, last, starts = FusedGateLoop.apply(q, k, v, log_decay, phase, state, cut).
+
+    Gates are (b, t, h), or (1, 1, h) where they are constant.
+    The states `starts` are kept for the adjoint and have no gradient of their own.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        log_decay: Tensor | None,
+        phase: Tensor | None,
+        state: Tensor,
+        cut: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Run the kernel."""
+        return forward(q, k, v, log_decay, phase, state, cut)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        """Keep the inputs, and one state of each chunk."""
+        ctx.mark_non_differentiable(output[2])
+        ctx.save_for_backward(*inputs, output[2])
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor, dlast: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        """Run the adjoint kernel, or torch operations where the gradient is to be differentiated again."""
+        *inputs, starts = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return (*_differentiable_backward(ctx.needs_input_grad, inputs, dy, dlast), None)
+        gradients = backward(*inputs, starts, dy, dlast)
+        needed = ctx.needs_input_grad[:6]
+        return (*(g if need else None for g, need in zip(gradients, needed, strict=True)), None)
+
+
+def _differentiable_backward(
+    needed: tuple[bool, ...], inputs: list[Any], dy: Tensor, dlast: Tensor
+) -> list[Any]:
+    *flat, state, cut = inputs
+    wide: list[Any] = [x if x is None else x[..., None] for x in flat]
+    run: Callable[..., tuple[Tensor, Tensor]] = functools.partial(elementwise, mode="scan", backend="torch")
+    y, last = run(*wide, state[..., None, None], cut)
+    wanted = [x for x, need in zip(inputs, needed, strict=True) if need]
+    outputs = y.squeeze(-1), last.flatten(1)
+    gradients = iter(torch.autograd.grad(outputs, wanted, (dy, dlast), create_graph=True, allow_unused=True))
+    return [next(gradients) if need else None for need in needed[:6]]
+
+
+@torch.library.custom_op("linrec::gate_loop_numba", mutates_args=(), device_types="cpu")
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    phase: Tensor | None,
+    state: Tensor,
+    cut: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return y (b, t, h), the last state (b, h), and those that chunks start from (b, 1 or 2, chunks, h)."""
+    y = lanes.empty(q.shape, q.dtype)
+    starts = _starts(q, state)
+    parts = _parts(state)
+    with lanes.threads_for(q.numel()) as threads:
+        width = lanes.width_of(q, threads)
+        given = *_arrays(q, k, v), *_gates(log_decay, phase, q), lanes.cut_array(cut)
+        arguments = (*given, *parts, starts.numpy(), y.numpy(), width)
+        lanes.run(_kernels(), "forward", arguments, lanes.count(q, width), threads)
+    return y, _whole(parts, state), starts
+
+
+@forward.register_fake
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    phase: Tensor | None,
+    state: Tensor,
+    cut: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return q.new_empty(q.shape), state.new_empty(state.shape), _starts(q, state)
+
+
+@torch.library.custom_op("linrec::gate_loop_numba_backward", mutates_args=(), device_types="cpu")
+def backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    phase: Tensor | None,
+    state: Tensor,
+    cut: Tensor | None,
+    starts: Tensor,
+    dy: Tensor,
+    dlast: Tensor,
+) -> Gradients:
+    """Return the gradients of all inputs but `cut`; that of a gate which is None is empty."""
+    dq, dk, dv = (lanes.empty(q.shape, q.dtype) for _ in range(3))
+    ddecay, dphase = (_sums(gate, q, starts) for gate in (log_decay, phase))
+    parts = _parts(dlast)
+    with lanes.threads_for(q.numel()) as threads:
+        width = lanes.width_of(q, threads)
+        given = *_arrays(q, k, v), *_gates(log_decay, phase, q), lanes.cut_array(cut), *_arrays(starts, dy)
+        arguments = (*given, *(g.numpy() for g in (dq, dk, dv, ddecay, dphase)), *parts, width)
+        lanes.run(_kernels(), "backward", arguments, lanes.count(q, width), threads)
+    gates = zip((ddecay, dphase), (log_decay, phase), strict=True)
+    ddecay, dphase = (g if gate is None else g.sum_to_size(gate.shape) for g, gate in gates)
+    return dq, dk, dv, ddecay, dphase, _whole(parts, state)
+
+
+@backward.register_fake
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    phase: Tensor | None,
+    state: Tensor,
+    cut: Tensor | None,
+    starts: Tensor,
+    dy: Tensor,
+    dlast: Tensor,
+) -> Gradients:
+    ddecay, dphase = (q.new_empty((0, 0, 0) if gate is None else gate.shape) for gate in (log_decay, phase))
+    return (
+        q.new_empty(q.shape),
+        q.new_empty(q.shape),
+        q.new_empty(q.shape),
+        ddecay,
+        dphase,
+        state.new_empty(state.shape),
+    )
+
+
+@functools.cache
+def _kernels() -> ModuleType:
+    from linrec.ops.gate_loop import fused_numba_kernels
+
+    return fused_numba_kernels
+
+
+def _starts(q: Tensor, state: Tensor) -> Tensor:
+    batch, time, channels = q.shape
+    return q.new_empty(batch, 2 if state.is_complex() else 1, math.ceil(time / CHUNK), channels)
+
+
+def _arrays(*tensors: Tensor) -> list[Any]:
+    return [lanes.array(x) for x in tensors]
+
+
+def _gates(log_decay: Tensor | None, phase: Tensor | None, q: Tensor) -> list[Any]:
+    """Return the gates, a magnitude of 1 and a phase that is not there where they are None."""
+    return _arrays(
+        q.new_zeros(1, 1, q.shape[2]) if log_decay is None else log_decay,
+        q.new_empty(0, 0, 0) if phase is None else phase,
+    )
+
+
+def _sums(gate: Tensor | None, q: Tensor, starts: Tensor) -> Tensor:
+    if gate is None:
+        return q.new_empty(0, 0, 0)
+    return lanes.empty(q.shape, q.dtype) if gate.shape[1] > 1 else torch.zeros_like(starts[:, 0])
+
+
+def _parts(state: Tensor) -> tuple[Any, Any]:
+    """Return copies of the real and of the imaginary part, which is empty where there is none."""
+    if state.is_complex():
+        return lanes.array(state.real).copy(), lanes.array(state.imag).copy()
+    return lanes.array(state).copy(), lanes.array(state.new_empty(0, 0))
+
+
+def _whole(parts: tuple[Any, Any], like: Tensor) -> Tensor:
+    real, imaginary = (torch.from_numpy(part) for part in parts)
+    return torch.complex(real, imaginary) if like.is_complex() else real
+
+
+@forward.register_vmap
+def _(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> Any:
+    outer, batch = info.batch_size, batch_of(inputs[0], in_dims[0])
+    outputs = forward(*(fold(x, dim, outer, batch) for x, dim in zip(inputs, in_dims, strict=True)))
+    return tuple(x.unflatten(0, (outer, batch)) for x in outputs), (0, 0, 0)
+
+
+@backward.register_vmap
+def _(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> Any:
+    outer, batch = info.batch_size, batch_of(inputs[0], in_dims[0])
+    gradients = backward(*(fold(x, dim, outer, batch) for x, dim in zip(inputs, in_dims, strict=True)))
+    unfolded = []
+    for x, dim, gradient in zip(inputs, in_dims, gradients, strict=False):
+        if x is not None:
+            gradient = gradient.unflatten(0, (outer, batch))
+            if batch_of(x, dim) < batch:
+                gradient = gradient.sum(1, keepdim=True)
+        unfolded.append(gradient)
+    return tuple(unfolded), tuple(None if x is None else 0 for x in inputs[:6])

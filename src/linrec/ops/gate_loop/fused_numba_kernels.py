@@ -1,0 +1,318 @@
+"""CPU loops of the max-headed GateLoop; imported at the first use, because importing Numba is slow.
+
+Links a = exp(log_decay + i phase) and inputs k v are made in registers and never written. A lane is one batch
+row and a run of heads (dk = dv = 1). The state is kept once per `CHUNK` steps; the adjoint makes the states
+in between again, chunk by chunk. A gate is (b, t, h), or (1, 1, h) where it is constant; without a phase,
+which then is empty, everything is real.
+
+Numba calls the C library for each exponential, sine and cosine. In float32 they are polynomials here, without
+branches, so that the loops become vector instructions.
+"""
+
+import math
+
+import numba
+import numpy as np
+from numba import types
+from numba.extending import overload
+
+from linrec.ops.gate_loop.fused_numba import CHUNK
+from linrec.ops.lane_kernels import lane_kernel
+
+_CONTRACT = {"fastmath": {"contract"}}
+
+# adding it rounds a float32 below 2^22 to an integer, which then stands in the lowest bits
+_ROUND = np.float32(1.5 * 2.0**23)
+_ROUND_BITS = np.int32(0x4B400000)
+
+_LOG2_E = np.float32(1 / math.log(2))
+# log 2 in two parts, pi / 2 in four: multiples of all but the last one are exact for numbers of 9 and 13 bits
+_LOG_2 = np.float32(0.693145751953125), np.float32(1.428606765330187e-06)
+_TWO_OVER_PI = np.float32(2 / math.pi)
+_HALF_PI = tuple(
+    np.float32(part)
+    for part in (1.5703125, 4.837512969970703e-4, 7.549533620476723e-8, 2.5633440682570896e-12)
+)
+# minimax: e^r = 1 + r + r^2 E(r), sin r = r + r z S(z), cos r = 1 - z / 2 + z^2 C(z), with z = r^2
+_E = tuple(np.float32(c) for c in (0.5, 0.16666576266, 0.04166637361, 0.00836323481, 0.00139412179))
+_S = tuple(np.float32(c) for c in (-0.16666667163, 0.00833333191, -0.00019840083, 2.72493912e-6))
+_C = tuple(np.float32(c) for c in (0.04166666791, -0.00138888881, 2.48005963e-5, -2.73005043e-7))
+_HALF, _ONE = np.float32(0.5), np.float32(1)
+_LEAST, _MOST = np.float32(-105), np.float32(89)
+_WIDEST = np.float32(1)
+
+
+def exponential(x):  # type: ignore[no-untyped-def]
+    """Return e^x."""
+    return math.exp(x)
+
+
+def sine_cosine(x):  # type: ignore[no-untyped-def]
+    """Return (sin x, cos x)."""
+    return math.sin(x), math.cos(x)
+
+
+@overload(exponential, jit_options=_CONTRACT)
+def _exponential(x):  # type: ignore[no-untyped-def]
+    def single(x):  # type: ignore[no-untyped-def]
+        # beyond them it is 0 and inf; NaN passes
+        x = _LEAST if x < _LEAST else x
+        x = _MOST if x > _MOST else x
+        shifted = x * _LOG2_E + _ROUND
+        n = shifted - _ROUND
+        r = x - n * _LOG_2[0] - n * _LOG_2[1]
+        tail = (((_E[4] * r + _E[3]) * r + _E[2]) * r + _E[1]) * r + _E[0]
+        # 2^n in two factors, as 2^-150 and 2^128 are no float32
+        exponent = np.int32(np.float32(shifted).view(np.int32) - _ROUND_BITS)
+        half = np.int32(exponent >> 1)
+        low = np.int32((half + 127) << 23).view(np.float32)
+        high = np.int32((exponent - half + 127) << 23).view(np.float32)
+        return (r * r * tail + r + _ONE) * low * high
+
+    return single if x == types.float32 else exponential
+
+
+@overload(sine_cosine, jit_options=_CONTRACT)
+def _sine_cosine(x):  # type: ignore[no-untyped-def]
+    def single(x):  # type: ignore[no-untyped-def]
+        shifted = x * _TWO_OVER_PI + _ROUND
+        n = shifted - _ROUND
+        r = x - n * _HALF_PI[0] - n * _HALF_PI[1] - n * _HALF_PI[2] - n * _HALF_PI[3]
+        # where neighbouring float32 numbers are a turn apart, any angle will do, but it must be one
+        r = -_WIDEST if r < -_WIDEST else r
+        r = _WIDEST if r > _WIDEST else r
+        z = r * r
+        sine = r + r * z * (((_S[3] * z + _S[2]) * z + _S[1]) * z + _S[0])
+        cosine = _ONE - z * _HALF + z * z * (((_C[3] * z + _C[2]) * z + _C[1]) * z + _C[0])
+        quadrant = np.float32(shifted).view(np.int32)
+        turned = np.int32(quadrant & 1) != 0
+        s = cosine if turned else sine
+        c = sine if turned else cosine
+        s = -s if np.int32(quadrant & 2) != 0 else s
+        c = -c if np.int32((quadrant + 1) & 2) != 0 else c
+        return s, c
+
+    return single if x == types.float32 else sine_cosine
+
+
+@lane_kernel()
+def _forward_lane(q, k, v, log_decay, phase, cut, re, im, starts, y, row, lo, hi):  # type: ignore[no-untyped-def]
+    zero, one = np.uint64(0), np.uint64(1)
+    turns = phase.size > 0
+    decay_row, phase_row = row if log_decay.shape[0] > 1 else zero, row if phase.shape[0] > 1 else zero
+    for t in range(np.uint64(q.shape[1])):
+        if t % np.uint64(CHUNK) == zero:
+            chunk = t // np.uint64(CHUNK)
+            for c in range(lo, hi):
+                starts[row, zero, chunk, c] = re[row, c]
+                if turns:
+                    starts[row, one, chunk, c] = im[row, c]
+        decay_t, phase_t = t if log_decay.shape[1] > 1 else zero, t if phase.shape[1] > 1 else zero
+        if cut.size > 0 and cut[row, t]:
+            for c in range(lo, hi):
+                re[row, c] = k[row, t, c] * v[row, t, c]
+                y[row, t, c] = q[row, t, c] * re[row, c]
+                if turns:
+                    im[row, c] = 0
+        elif turns:
+            for c in range(lo, hi):
+                size = exponential(log_decay[decay_row, decay_t, c])
+                sine, cosine = sine_cosine(phase[phase_row, phase_t, c])
+                a, a_i = size * cosine, size * sine
+                h, h_i = re[row, c], im[row, c]
+                re[row, c] = a * h - a_i * h_i + k[row, t, c] * v[row, t, c]
+                im[row, c] = a * h_i + a_i * h
+                y[row, t, c] = q[row, t, c] * re[row, c]
+        else:
+            for c in range(lo, hi):
+                a = exponential(log_decay[decay_row, decay_t, c])
+                re[row, c] = a * re[row, c] + k[row, t, c] * v[row, t, c]
+                y[row, t, c] = q[row, t, c] * re[row, c]
+
+
+@lane_kernel()
+def _refill(q, k, v, log_decay, phase, cut, starts, dy, a, a_i, w, w_i, u, h, h_i, row, lo, hi, t0, t1):  # type: ignore[no-untyped-def]
+    """Fill the links a, what passes them, w_t = a_t h_{t-1}, and u_t = q_t dy_t for the steps of a chunk."""
+    zero, one = np.uint64(0), np.uint64(1)
+    turns = phase.size > 0
+    decay_row, phase_row = row if log_decay.shape[0] > 1 else zero, row if phase.shape[0] > 1 else zero
+    chunk, width = t0 // np.uint64(CHUNK), hi - lo
+    for c in range(width):
+        h[c] = starts[row, zero, chunk, lo + c]
+        if turns:
+            h_i[c] = starts[row, one, chunk, lo + c]
+    for t in range(t0, t1):
+        i = t - t0
+        decay_t, phase_t = t if log_decay.shape[1] > 1 else zero, t if phase.shape[1] > 1 else zero
+        for c in range(width):
+            u[i, c] = q[row, t, lo + c] * dy[row, t, lo + c]
+        if cut.size > 0 and cut[row, t]:
+            for c in range(width):
+                a[i, c] = 0
+                w[i, c] = 0
+                h[c] = k[row, t, lo + c] * v[row, t, lo + c]
+            if turns:
+                for c in range(width):
+                    a_i[i, c] = 0
+                    w_i[i, c] = 0
+                    h_i[c] = 0
+        elif turns:
+            for c in range(width):
+                size = exponential(log_decay[decay_row, decay_t, lo + c])
+                sine, cosine = sine_cosine(phase[phase_row, phase_t, lo + c])
+                a[i, c], a_i[i, c] = size * cosine, size * sine
+                w[i, c] = a[i, c] * h[c] - a_i[i, c] * h_i[c]
+                w_i[i, c] = a[i, c] * h_i[c] + a_i[i, c] * h[c]
+                h[c] = w[i, c] + k[row, t, lo + c] * v[row, t, lo + c]
+                h_i[c] = w_i[i, c]
+        else:
+            for c in range(width):
+                a[i, c] = exponential(log_decay[decay_row, decay_t, lo + c])
+                w[i, c] = a[i, c] * h[c]
+                h[c] = w[i, c] + k[row, t, lo + c] * v[row, t, lo + c]
+
+
+@lane_kernel()
+def _adjoint(cut, u, a, a_i, re, im, row, lo, hi, t0, t1):  # type: ignore[no-untyped-def]
+    """Put g_t = u_t + conj(a_{t+1}) g_{t+1} in the place of a_t; (re, im) carries the second term."""
+    width, turns = hi - lo, im.size > 0
+    for step in range(t1 - t0):
+        i = t1 - t0 - np.uint64(1) - step
+        if turns:
+            for c in range(width):
+                g, g_i = u[i, c] + re[row, lo + c], im[row, lo + c]
+                re[row, lo + c] = a[i, c] * g + a_i[i, c] * g_i
+                im[row, lo + c] = a[i, c] * g_i - a_i[i, c] * g
+                a[i, c], a_i[i, c] = g, g_i
+        else:
+            for c in range(width):
+                g = u[i, c] + re[row, lo + c]
+                re[row, lo + c] = a[i, c] * g
+                a[i, c] = g
+        # zero times infinity would be NaN
+        if cut.size > 0 and cut[row, t0 + i]:
+            for c in range(lo, hi):
+                re[row, c] = 0
+                if turns:
+                    im[row, c] = 0
+
+
+@lane_kernel()
+def _put(values, gradient, each_step, row, lo, hi, t0, t1):  # type: ignore[no-untyped-def]
+    """Write a gate's gradient for the steps of a chunk: each, or their sum; nothing where it is empty."""
+    if gradient.size == 0:
+        return
+    for t in range(t0, t1):
+        for c in range(hi - lo):
+            if each_step:
+                gradient[row, t, lo + c] = values[t - t0, c]
+            else:
+                gradient[row, t0 // np.uint64(CHUNK), lo + c] += values[t - t0, c]
+
+
+@lane_kernel()
+def _spread(k, v, dy, g, g_i, w, w_i, u, dq, dk, dv, row, lo, hi, t0, t1):  # type: ignore[no-untyped-def]
+    """Fill dq, dk and dv for the steps of one chunk; dlog_decay in the place of u, dphase in that of w_i."""
+    turns = w_i.size > 0
+    for t in range(t0, t1):
+        i = t - t0
+        for c in range(hi - lo):
+            k_c, v_c = k[row, t, lo + c], v[row, t, lo + c]
+            dq[row, t, lo + c] = dy[row, t, lo + c] * (w[i, c] + k_c * v_c)
+            dk[row, t, lo + c] = g[i, c] * v_c
+            dv[row, t, lo + c] = g[i, c] * k_c
+            u[i, c] = g[i, c] * w[i, c]
+        if turns:
+            for c in range(hi - lo):
+                u[i, c] += g_i[i, c] * w_i[i, c]
+                w_i[i, c] = g_i[i, c] * w[i, c] - g[i, c] * w_i[i, c]
+
+
+@numba.njit(cache=True)
+def forward(q, k, v, log_decay, phase, cut, re, im, starts, y, width, first, stop):  # type: ignore[no-untyped-def]
+    """Fill y (b, t, h) and starts (b, 1 or 2, chunks, h) for the lanes from first to stop.
+
+    The real and the imaginary part of the state, (b, h), come as the first one and go as the last one.
+    """
+    channels = np.uint64(q.shape[2])
+    width = np.uint64(width)
+    blocks = (channels + width - np.uint64(1)) // width
+    for lane in range(np.uint64(first), np.uint64(stop)):
+        lo = lane % blocks * width
+        hi = min(lo + width, channels)
+        _forward_lane(q, k, v, log_decay, phase, cut, re, im, starts, y, lane // blocks, lo, hi)
+
+
+@numba.njit(cache=True)
+def backward(  # type: ignore[no-untyped-def]
+    q, k, v, log_decay, phase, cut, starts, dy, dq, dk, dv, ddecay, dphase, re, im, width, first, stop
+):
+    """Fill dq, dk and dv, and add to ddecay and dphase, for the lanes from first to stop.
+
+    With g_t = q_t dy_t + conj(a_{t+1}) g_{t+1} and w_t = a_t h_{t-1} = h_t - k_t v_t:
+    dq = dy Re h, dk = v Re g, dv = k Re g, dlog_decay = Re(g conj w), dphase = Im(g conj w).
+
+    The state's gradient, in two parts (b, h), comes as the last one's and goes as the first one's. ddecay and
+    dphase are (b, t, h), zeros (b, chunks, h) where the gate is constant, or empty.
+    """
+    channels, time = np.uint64(q.shape[2]), np.uint64(q.shape[1])
+    width, size = np.uint64(width), np.uint64(CHUNK)
+    blocks = (channels + width - np.uint64(1)) // width
+    imaginary = CHUNK if phase.size > 0 else 0
+    a, w, u = (
+        np.empty((CHUNK, width), q.dtype),
+        np.empty((CHUNK, width), q.dtype),
+        np.empty((CHUNK, width), q.dtype),
+    )
+    a_i, w_i = np.empty((imaginary, width), q.dtype), np.empty((imaginary, width), q.dtype)
+    h, h_i = np.empty(width, q.dtype), np.empty(width, q.dtype)
+    for lane in range(np.uint64(first), np.uint64(stop)):
+        row, lo = lane // blocks, lane % blocks * width
+        hi = min(lo + width, channels)
+        chunks = (time + size - np.uint64(1)) // size
+        for after in range(chunks):
+            # memory comes fastest in the order of addresses: only what is in the cache is walked backwards
+            t0 = (chunks - np.uint64(1) - after) * size
+            t1 = min(t0 + size, time)
+            _refill(
+                q, k, v, log_decay, phase, cut, starts, dy, a, a_i, w, w_i, u, h, h_i, row, lo, hi, t0, t1
+            )
+            _adjoint(cut, u, a, a_i, re, im, row, lo, hi, t0, t1)
+            _spread(k, v, dy, a, a_i, w, w_i, u, dq, dk, dv, row, lo, hi, t0, t1)
+            _put(u, ddecay, log_decay.shape[1] > 1, row, lo, hi, t0, t1)
+            _put(w_i, dphase, phase.shape[1] > 1, row, lo, hi, t0, t1)
+
+
+@numba.njit(cache=True, parallel=True)
+def forward_parallel(q, k, v, log_decay, phase, cut, re, im, starts, y, width, lanes):  # type: ignore[no-untyped-def]
+    """Do the same for all lanes, spread over Numba's threads."""
+    for lane in numba.prange(lanes):
+        forward(q, k, v, log_decay, phase, cut, re, im, starts, y, width, lane, lane + 1)
+
+
+@numba.njit(cache=True, parallel=True)
+def backward_parallel(  # type: ignore[no-untyped-def]
+    q, k, v, log_decay, phase, cut, starts, dy, dq, dk, dv, ddecay, dphase, re, im, width, lanes
+):
+    """Do the same for all lanes, spread over Numba's threads."""
+    for lane in numba.prange(lanes):
+        backward(
+            q,
+            k,
+            v,
+            log_decay,
+            phase,
+            cut,
+            starts,
+            dy,
+            dq,
+            dk,
+            dv,
+            ddecay,
+            dphase,
+            re,
+            im,
+            width,
+            lane,
+            lane + 1,
+        )
