@@ -16,6 +16,8 @@ from torch import Tensor
 SERIAL = 1 << 15
 """Below this many elements, waking a second thread takes longer than the work."""
 
+_LINE = 64
+
 
 def run(kernels: ModuleType, name: str, arguments: Sequence[Any], lanes: int, threads: int) -> None:
     """Call the kernel `name` on all lanes, on one thread or on several."""
@@ -49,7 +51,7 @@ def width_of(x: Tensor, threads: int) -> int:
     if batch >= 4 * threads:
         return max(channels, 1)
     blocks = threads // math.gcd(batch, threads)
-    # whole cache lines, or two threads would write to the same one
+    # whole cache lines: two threads that write to the same one wait for each other
     return max(16, 16 * math.ceil(channels / blocks / 16))
 
 
@@ -59,12 +61,15 @@ def count(x: Tensor, width: int) -> int:
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Return memory for an output, not yet written.
+    """Return memory for an output, not yet written, from the start of a cache line.
 
     Memory that is new to the process is mapped page by page as it is written, which takes three times longer
     than the writing. For large arrays NumPy asks for huge pages, which torch does not.
     """
-    return torch.from_numpy(np.empty(shape, torch.empty(0, dtype=dtype, device="cpu").numpy().dtype))
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.empty(size + _LINE, dtype=np.uint8)
+    first = -memory.ctypes.data % _LINE
+    return torch.from_numpy(memory[first : first + size]).view(dtype).view(*shape)
 
 
 def array(tensor: Tensor) -> Any:

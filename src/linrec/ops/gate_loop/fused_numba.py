@@ -104,13 +104,13 @@ def forward(
     """Return y (b, t, h), the last state (b, h), and those that chunks start from (b, 1 or 2, chunks, h)."""
     y = lanes.empty(q.shape, q.dtype)
     starts = _starts(q, state)
-    parts = _parts(state)
+    last = _copied(state)
     with lanes.threads_for(q.numel()) as threads:
         width = lanes.width_of(q, threads)
         given = *_arrays(q, k, v), *_gates(log_decay, phase, q), lanes.cut_array(cut)
-        arguments = (*given, *parts, starts.numpy(), y.numpy(), width)
+        arguments = (*given, last.numpy(), starts.numpy(), y.numpy(), width)
         lanes.run(_kernels(), "forward", arguments, lanes.count(q, width), threads)
-    return y, _whole(parts, state), starts
+    return y, _joined(last), starts
 
 
 @forward.register_fake
@@ -142,15 +142,15 @@ def backward(
     """Return the gradients of all inputs but `cut`; that of a gate which is None is empty."""
     dq, dk, dv = (lanes.empty(q.shape, q.dtype) for _ in range(3))
     ddecay, dphase = (_sums(gate, q, starts) for gate in (log_decay, phase))
-    parts = _parts(dlast)
+    dstate = _copied(dlast)
     with lanes.threads_for(q.numel()) as threads:
         width = lanes.width_of(q, threads)
         given = *_arrays(q, k, v), *_gates(log_decay, phase, q), lanes.cut_array(cut), *_arrays(starts, dy)
-        arguments = (*given, *(g.numpy() for g in (dq, dk, dv, ddecay, dphase)), *parts, width)
+        arguments = (*given, *(g.numpy() for g in (dq, dk, dv, ddecay, dphase, dstate)), width)
         lanes.run(_kernels(), "backward", arguments, lanes.count(q, width), threads)
     gates = zip((ddecay, dphase), (log_decay, phase), strict=True)
     ddecay, dphase = (g if gate is None else g.sum_to_size(gate.shape) for g, gate in gates)
-    return dq, dk, dv, ddecay, dphase, _whole(parts, state)
+    return dq, dk, dv, ddecay, dphase, _joined(dstate)
 
 
 @backward.register_fake
@@ -207,16 +207,16 @@ def _sums(gate: Tensor | None, q: Tensor, starts: Tensor) -> Tensor:
     return lanes.empty(q.shape, q.dtype) if gate.shape[1] > 1 else torch.zeros_like(starts[:, 0])
 
 
-def _parts(state: Tensor) -> tuple[Any, Any]:
-    """Return copies of the real and of the imaginary part, which is empty where there is none."""
-    if state.is_complex():
-        return lanes.array(state.real).copy(), lanes.array(state.imag).copy()
-    return lanes.array(state).copy(), lanes.array(state.new_empty(0, 0))
+def _copied(state: Tensor) -> Tensor:
+    """Return a copy (b, h, 1 or 2): the real part, and the imaginary one where there is one."""
+    parts = (
+        torch.view_as_real(state.resolve_conj()) if state.is_complex() else state.resolve_neg().unsqueeze(-1)
+    )
+    return parts.clone(memory_format=torch.contiguous_format)
 
 
-def _whole(parts: tuple[Any, Any], like: Tensor) -> Tensor:
-    real, imaginary = (torch.from_numpy(part) for part in parts)
-    return torch.complex(real, imaginary) if like.is_complex() else real
+def _joined(parts: Tensor) -> Tensor:
+    return torch.view_as_complex(parts) if parts.shape[-1] == 2 else parts.squeeze(-1)
 
 
 @forward.register_vmap

@@ -96,7 +96,7 @@ def _sine_cosine(x):  # type: ignore[no-untyped-def]
 
 
 @lane_kernel()
-def _forward_lane(q, k, v, log_decay, phase, cut, re, im, starts, y, row, lo, hi):  # type: ignore[no-untyped-def]
+def _forward_lane(q, k, v, log_decay, phase, cut, starts, y, re, im, row, lo, hi):  # type: ignore[no-untyped-def]
     zero, one = np.uint64(0), np.uint64(1)
     turns = phase.size > 0
     decay_row, phase_row = row if log_decay.shape[0] > 1 else zero, row if phase.shape[0] > 1 else zero
@@ -104,30 +104,30 @@ def _forward_lane(q, k, v, log_decay, phase, cut, re, im, starts, y, row, lo, hi
         if t % np.uint64(CHUNK) == zero:
             chunk = t // np.uint64(CHUNK)
             for c in range(lo, hi):
-                starts[row, zero, chunk, c] = re[row, c]
+                starts[row, zero, chunk, c] = re[c - lo]
                 if turns:
-                    starts[row, one, chunk, c] = im[row, c]
+                    starts[row, one, chunk, c] = im[c - lo]
         decay_t, phase_t = t if log_decay.shape[1] > 1 else zero, t if phase.shape[1] > 1 else zero
         if cut.size > 0 and cut[row, t]:
             for c in range(lo, hi):
-                re[row, c] = k[row, t, c] * v[row, t, c]
-                y[row, t, c] = q[row, t, c] * re[row, c]
+                re[c - lo] = k[row, t, c] * v[row, t, c]
+                y[row, t, c] = q[row, t, c] * re[c - lo]
                 if turns:
-                    im[row, c] = 0
+                    im[c - lo] = 0
         elif turns:
             for c in range(lo, hi):
                 size = exponential(log_decay[decay_row, decay_t, c])
                 sine, cosine = sine_cosine(phase[phase_row, phase_t, c])
                 a, a_i = size * cosine, size * sine
-                h, h_i = re[row, c], im[row, c]
-                re[row, c] = a * h - a_i * h_i + k[row, t, c] * v[row, t, c]
-                im[row, c] = a * h_i + a_i * h
-                y[row, t, c] = q[row, t, c] * re[row, c]
+                h, h_i = re[c - lo], im[c - lo]
+                re[c - lo] = a * h - a_i * h_i + k[row, t, c] * v[row, t, c]
+                im[c - lo] = a * h_i + a_i * h
+                y[row, t, c] = q[row, t, c] * re[c - lo]
         else:
             for c in range(lo, hi):
                 a = exponential(log_decay[decay_row, decay_t, c])
-                re[row, c] = a * re[row, c] + k[row, t, c] * v[row, t, c]
-                y[row, t, c] = q[row, t, c] * re[row, c]
+                re[c - lo] = a * re[c - lo] + k[row, t, c] * v[row, t, c]
+                y[row, t, c] = q[row, t, c] * re[c - lo]
 
 
 @lane_kernel()
@@ -173,28 +173,28 @@ def _refill(q, k, v, log_decay, phase, cut, starts, dy, a, a_i, w, w_i, u, h, h_
 
 
 @lane_kernel()
-def _adjoint(cut, u, a, a_i, re, im, row, lo, hi, t0, t1):  # type: ignore[no-untyped-def]
+def _adjoint(cut, u, a, a_i, re, im, row, width, t0, t1):  # type: ignore[no-untyped-def]
     """Put g_t = u_t + conj(a_{t+1}) g_{t+1} in the place of a_t; (re, im) carries the second term."""
-    width, turns = hi - lo, im.size > 0
+    turns = im.size > 0
     for step in range(t1 - t0):
         i = t1 - t0 - np.uint64(1) - step
         if turns:
             for c in range(width):
-                g, g_i = u[i, c] + re[row, lo + c], im[row, lo + c]
-                re[row, lo + c] = a[i, c] * g + a_i[i, c] * g_i
-                im[row, lo + c] = a[i, c] * g_i - a_i[i, c] * g
+                g, g_i = u[i, c] + re[c], im[c]
+                re[c] = a[i, c] * g + a_i[i, c] * g_i
+                im[c] = a[i, c] * g_i - a_i[i, c] * g
                 a[i, c], a_i[i, c] = g, g_i
         else:
             for c in range(width):
-                g = u[i, c] + re[row, lo + c]
-                re[row, lo + c] = a[i, c] * g
+                g = u[i, c] + re[c]
+                re[c] = a[i, c] * g
                 a[i, c] = g
         # zero times infinity would be NaN
         if cut.size > 0 and cut[row, t0 + i]:
-            for c in range(lo, hi):
-                re[row, c] = 0
+            for c in range(width):
+                re[c] = 0
                 if turns:
-                    im[row, c] = 0
+                    im[c] = 0
 
 
 @lane_kernel()
@@ -229,90 +229,91 @@ def _spread(k, v, dy, g, g_i, w, w_i, u, dq, dk, dv, row, lo, hi, t0, t1):  # ty
 
 
 @numba.njit(cache=True)
-def forward(q, k, v, log_decay, phase, cut, re, im, starts, y, width, first, stop):  # type: ignore[no-untyped-def]
+def _split(state, re, im, row, lo, hi):  # type: ignore[no-untyped-def]
+    for c in range(hi - lo):
+        re[c] = state[row, lo + c, 0]
+        if im.size > 0:
+            im[c] = state[row, lo + c, 1]
+
+
+@numba.njit(cache=True)
+def _join(state, re, im, row, lo, hi):  # type: ignore[no-untyped-def]
+    for c in range(hi - lo):
+        state[row, lo + c, 0] = re[c]
+        if im.size > 0:
+            state[row, lo + c, 1] = im[c]
+
+
+@numba.njit(cache=True)
+def forward(q, k, v, log_decay, phase, cut, state, starts, y, width, first, stop):  # type: ignore[no-untyped-def]
     """Fill y (b, t, h) and starts (b, 1 or 2, chunks, h) for the lanes from first to stop.
 
-    The real and the imaginary part of the state, (b, h), come as the first one and go as the last one.
+    The state (b, h, 1 or 2), real and imaginary part, comes as the first one and goes as the last one.
     """
-    channels = np.uint64(q.shape[2])
-    width = np.uint64(width)
+    channels, width = np.uint64(q.shape[2]), np.uint64(width)
     blocks = (channels + width - np.uint64(1)) // width
+    # not in `state` itself, where other threads write next to it
+    re, im = np.empty(width, q.dtype), np.empty(width if phase.size > 0 else np.uint64(0), q.dtype)
     for lane in range(np.uint64(first), np.uint64(stop)):
-        lo = lane % blocks * width
+        row, lo = lane // blocks, lane % blocks * width
         hi = min(lo + width, channels)
-        _forward_lane(q, k, v, log_decay, phase, cut, re, im, starts, y, lane // blocks, lo, hi)
+        _split(state, re, im, row, lo, hi)
+        _forward_lane(q, k, v, log_decay, phase, cut, starts, y, re, im, row, lo, hi)
+        _join(state, re, im, row, lo, hi)
 
 
 @numba.njit(cache=True)
 def backward(  # type: ignore[no-untyped-def]
-    q, k, v, log_decay, phase, cut, starts, dy, dq, dk, dv, ddecay, dphase, re, im, width, first, stop
+    q, k, v, log_decay, phase, cut, starts, dy, dq, dk, dv, ddecay, dphase, dstate, width, first, stop
 ):
     """Fill dq, dk and dv, and add to ddecay and dphase, for the lanes from first to stop.
 
     With g_t = q_t dy_t + conj(a_{t+1}) g_{t+1} and w_t = a_t h_{t-1} = h_t - k_t v_t:
     dq = dy Re h, dk = v Re g, dv = k Re g, dlog_decay = Re(g conj w), dphase = Im(g conj w).
 
-    The state's gradient, in two parts (b, h), comes as the last one's and goes as the first one's. ddecay and
-    dphase are (b, t, h), zeros (b, chunks, h) where the gate is constant, or empty.
+    dstate (b, h, 1 or 2) comes as the last state's gradient and goes as the first one's. ddecay and dphase
+    are (b, t, h), zeros (b, chunks, h) where the gate is constant, or empty.
     """
-    channels, time = np.uint64(q.shape[2]), np.uint64(q.shape[1])
-    width, size = np.uint64(width), np.uint64(CHUNK)
-    blocks = (channels + width - np.uint64(1)) // width
-    imaginary = CHUNK if phase.size > 0 else 0
-    a, w, u = (
-        np.empty((CHUNK, width), q.dtype),
-        np.empty((CHUNK, width), q.dtype),
-        np.empty((CHUNK, width), q.dtype),
-    )
-    a_i, w_i = np.empty((imaginary, width), q.dtype), np.empty((imaginary, width), q.dtype)
-    h, h_i = np.empty(width, q.dtype), np.empty(width, q.dtype)
+    time, channels, width = np.uint64(q.shape[1]), np.uint64(q.shape[2]), np.uint64(width)
+    size, one = np.uint64(CHUNK), np.uint64(1)
+    blocks, chunks = (channels + width - one) // width, (time + size - one) // size
+    each_decay, each_phase = log_decay.shape[1] > 1, phase.shape[1] > 1
+    full, imaginary = (CHUNK, width), (CHUNK if phase.size > 0 else 0, width)
+    a, w, u = np.empty(full, q.dtype), np.empty(full, q.dtype), np.empty(full, q.dtype)
+    a_i, w_i = np.empty(imaginary, q.dtype), np.empty(imaginary, q.dtype)
+    h, h_i, re = np.empty(width, q.dtype), np.empty(width, q.dtype), np.empty(width, q.dtype)
+    im = np.empty(width if phase.size > 0 else np.uint64(0), q.dtype)
     for lane in range(np.uint64(first), np.uint64(stop)):
         row, lo = lane // blocks, lane % blocks * width
         hi = min(lo + width, channels)
-        chunks = (time + size - np.uint64(1)) // size
+        _split(dstate, re, im, row, lo, hi)
         for after in range(chunks):
             # memory comes fastest in the order of addresses: only what is in the cache is walked backwards
-            t0 = (chunks - np.uint64(1) - after) * size
+            t0 = (chunks - one - after) * size
             t1 = min(t0 + size, time)
             _refill(
                 q, k, v, log_decay, phase, cut, starts, dy, a, a_i, w, w_i, u, h, h_i, row, lo, hi, t0, t1
             )
-            _adjoint(cut, u, a, a_i, re, im, row, lo, hi, t0, t1)
+            _adjoint(cut, u, a, a_i, re, im, row, hi - lo, t0, t1)
             _spread(k, v, dy, a, a_i, w, w_i, u, dq, dk, dv, row, lo, hi, t0, t1)
-            _put(u, ddecay, log_decay.shape[1] > 1, row, lo, hi, t0, t1)
-            _put(w_i, dphase, phase.shape[1] > 1, row, lo, hi, t0, t1)
+            _put(u, ddecay, each_decay, row, lo, hi, t0, t1)
+            _put(w_i, dphase, each_phase, row, lo, hi, t0, t1)
+        _join(dstate, re, im, row, lo, hi)
 
 
 @numba.njit(cache=True, parallel=True)
-def forward_parallel(q, k, v, log_decay, phase, cut, re, im, starts, y, width, lanes):  # type: ignore[no-untyped-def]
+def forward_parallel(q, k, v, log_decay, phase, cut, state, starts, y, width, lanes):  # type: ignore[no-untyped-def]
     """Do the same for all lanes, spread over Numba's threads."""
-    for lane in numba.prange(lanes):
-        forward(q, k, v, log_decay, phase, cut, re, im, starts, y, width, lane, lane + 1)
+    for i in numba.prange(lanes):
+        forward(q, k, v, log_decay, phase, cut, state, starts, y, width, i, i + 1)
 
 
 @numba.njit(cache=True, parallel=True)
 def backward_parallel(  # type: ignore[no-untyped-def]
-    q, k, v, log_decay, phase, cut, starts, dy, dq, dk, dv, ddecay, dphase, re, im, width, lanes
+    q, k, v, log_decay, phase, cut, starts, dy, dq, dk, dv, ddecay, dphase, dstate, width, lanes
 ):
     """Do the same for all lanes, spread over Numba's threads."""
-    for lane in numba.prange(lanes):
+    for i in numba.prange(lanes):
         backward(
-            q,
-            k,
-            v,
-            log_decay,
-            phase,
-            cut,
-            starts,
-            dy,
-            dq,
-            dk,
-            dv,
-            ddecay,
-            dphase,
-            re,
-            im,
-            width,
-            lane,
-            lane + 1,
+            q, k, v, log_decay, phase, cut, starts, dy, dq, dk, dv, ddecay, dphase, dstate, width, i, i + 1
         )

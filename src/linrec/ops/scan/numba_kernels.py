@@ -19,27 +19,27 @@ one long sum in float32 would lose digits."""
 
 
 @lane_kernel()
-def _forward_lane(a, x, cut, last, y, row, lo, hi, reverse):  # type: ignore[no-untyped-def]
+def _forward_lane(a, x, cut, y, carry, row, lo, hi, reverse):  # type: ignore[no-untyped-def]
     zero, one = np.uint64(0), np.uint64(1)
     time = np.uint64(x.shape[1])
     a_row = row if a.shape[0] > 1 else zero
-    # carried in `last`, a row of which stays in the first cache, and not read back from y
+    # `carry` stays in the first cache, where y would have to be read back
     for step in range(time):
         t = time - one - step if reverse else step
         a_t = t if a.shape[1] > 1 else zero
         if cut.size > 0 and cut[row, t]:
             for c in range(lo, hi):
-                last[row, c] = x[row, t, c]
-                y[row, t, c] = last[row, c]
+                carry[c - lo] = x[row, t, c]
+                y[row, t, c] = carry[c - lo]
         elif a.shape[2] > 1:
             for c in range(lo, hi):
-                last[row, c] = a[a_row, a_t, c] * last[row, c] + x[row, t, c]
-                y[row, t, c] = last[row, c]
+                carry[c - lo] = a[a_row, a_t, c] * carry[c - lo] + x[row, t, c]
+                y[row, t, c] = carry[c - lo]
         else:
             link = a[a_row, a_t, zero]
             for c in range(lo, hi):
-                last[row, c] = link * last[row, c] + x[row, t, c]
-                y[row, t, c] = last[row, c]
+                carry[c - lo] = link * carry[c - lo] + x[row, t, c]
+                y[row, t, c] = carry[c - lo]
 
 
 @lane_kernel()
@@ -56,34 +56,34 @@ def _backward_lane(a, before, cut, dy, da, dx, carry, block, row, lo, hi, first,
         if linked and a_wide and a_moves and da.size > 0:
             # every step and channel has its own link: the common case, in one pass over the channels
             for c in range(lo, hi):
-                gradient = carry[row, c] + dy[row, t, c]
+                gradient = carry[c - lo] + dy[row, t, c]
                 dx[row, t, c] = gradient
                 da[row, t, c] = gradient * np.conj(before[row, t_before, c])
-                carry[row, c] = np.conj(a[a_row, t, c]) * gradient
+                carry[c - lo] = np.conj(a[a_row, t, c]) * gradient
             continue
         for c in range(lo, hi):
-            carry[row, c] += dy[row, t, c]
-            dx[row, t, c] = carry[row, c]
+            carry[c - lo] += dy[row, t, c]
+            dx[row, t, c] = carry[c - lo]
         if not linked:
             for c in range(lo, hi):
-                carry[row, c] = 0
+                carry[c - lo] = 0
                 if a_wide and a_moves and da.size > 0:
                     da[row, t, c] = 0
         elif a_wide:
             if da.size > 0:
                 for c in range(lo, hi):
-                    da[row, da_t, c] += carry[row, c] * np.conj(before[row, t_before, c])
+                    da[row, da_t, c] += carry[c - lo] * np.conj(before[row, t_before, c])
             for c in range(lo, hi):
-                carry[row, c] *= np.conj(a[a_row, a_t, c])
+                carry[c - lo] *= np.conj(a[a_row, a_t, c])
         else:
             if da.size > 0:
                 total = da[row, da_t, block]
                 for c in range(lo, hi):
-                    total += carry[row, c] * np.conj(before[row, t_before, c])
+                    total += carry[c - lo] * np.conj(before[row, t_before, c])
                 da[row, da_t, block] = total
             link = np.conj(a[a_row, a_t, zero])
             for c in range(lo, hi):
-                carry[row, c] *= link
+                carry[c - lo] *= link
 
 
 @numba.njit(cache=True)
@@ -95,9 +95,16 @@ def forward(a, x, cut, last, y, width, reverse, first, stop):  # type: ignore[no
     channels = np.uint64(x.shape[2])
     width = np.uint64(width)
     blocks = (channels + width - np.uint64(1)) // width
+    # not in `last` itself, where other threads write next to it
+    carry = np.empty(width, last.dtype)
     for lane in range(np.uint64(first), np.uint64(stop)):
-        lo = lane % blocks * width
-        _forward_lane(a, x, cut, last, y, lane // blocks, lo, min(lo + width, channels), reverse)
+        row, lo = lane // blocks, lane % blocks * width
+        hi = min(lo + width, channels)
+        for c in range(lo, hi):
+            carry[c - lo] = last[row, c]
+        _forward_lane(a, x, cut, y, carry, row, lo, hi, reverse)
+        for c in range(lo, hi):
+            last[row, c] = carry[c - lo]
 
 
 @numba.njit(cache=True)
@@ -106,21 +113,22 @@ def backward(a, y, cut, state, dy, da, dx, dstate, width, reverse, first, stop):
 
     `state` is (b, 1, c). dstate (b, c) comes as the last state's gradient and goes as the first one's. da
     has a row for every batch row; where `a` is constant in time, one step for each `SPAN` steps; where `a` is
-    constant over channels, one column for each lane of the row. Unless both are
-    false, it comes zeroed.
+    constant over channels, one column for each lane of the row. It comes zeroed where `a` is constant.
     """
     channels, time = np.uint64(y.shape[2]), np.uint64(y.shape[1])
     width = np.uint64(width)
     blocks = (channels + width - np.uint64(1)) // width
+    start, end = np.uint64(0), time - np.uint64(1)
+    carry = np.empty(width, dstate.dtype)
     for lane in range(np.uint64(first), np.uint64(stop)):
         row, block = lane // blocks, lane % blocks
         lo, hi = block * width, min(block * width + width, channels)
-        _backward_lane(
-            a, y, cut, dy, da, dx, dstate, block, row, lo, hi, np.uint64(0), time - np.uint64(1), reverse
-        )
-        _backward_lane(
-            a, state, cut, dy, da, dx, dstate, block, row, lo, hi, time - np.uint64(1), time, reverse
-        )
+        for c in range(lo, hi):
+            carry[c - lo] = dstate[row, c]
+        _backward_lane(a, y, cut, dy, da, dx, carry, block, row, lo, hi, start, end, reverse)
+        _backward_lane(a, state, cut, dy, da, dx, carry, block, row, lo, hi, end, time, reverse)
+        for c in range(lo, hi):
+            dstate[row, c] = carry[c - lo]
 
 
 @numba.njit(cache=True, parallel=True)
