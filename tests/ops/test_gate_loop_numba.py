@@ -6,7 +6,7 @@ import torch
 
 from linrec.ops import gate_loop, lanes
 from linrec.ops.gate_loop import fused_numba
-from linrec.ops.gate_loop.fused_numba import CHUNK
+from linrec.ops.gate_loop.fused_numba import chunk_size
 from linrec.testing import assert_agree, check_operator, gate_loop_inputs, reset_mask
 
 numba = pytest.importorskip("numba")
@@ -19,10 +19,15 @@ def agree(batch, time, heads, *, dtype=torch.float32, options=None, **gates):
     check_operator(gate_loop, inputs, **PAIR, dtype=dtype, options=options)
 
 
-@pytest.mark.parametrize("time", [1, 2, CHUNK - 1, CHUNK, CHUNK + 1, 4 * CHUNK, 130])
-def test_lengths_around_chunks(time):
+@pytest.mark.parametrize("time", [1, 2, 15, 16, 17, 64, 130])
+def test_lengths_around_chunks(time, monkeypatch):
     agree(2, time, 3)
-    agree(1, time, 20, phase=None, options={"reset": reset_mask(1, time, rate=0.2)})
+    monkeypatch.setattr(fused_numba, "chunk_size", lambda channels: 16)
+    agree(2, time, 3)
+    for gates in ("h", "bth"):
+        reset = reset_mask(1, time, rate=0.2)
+        agree(1, time, 20, log_decay=gates, phase=None, options={"reset": reset})
+        agree(1, time, 20, phase=gates, options={"reset": reset})
 
 
 @pytest.mark.parametrize("log_decay", GATES)
@@ -40,7 +45,7 @@ def test_dtypes(dtype, phase):
     agree(2, 20, 3, dtype=dtype, phase=phase)
 
 
-@pytest.mark.parametrize(("batch", "heads"), [(1, 200), (3, 40), (2, 7), (9, 33)])
+@pytest.mark.parametrize(("batch", "heads"), [(1, 300), (3, 400), (2, 7), (9, 33)])
 def test_lanes_on_threads(batch, heads, monkeypatch):
     # as if the machine had four threads: rows are cut into blocks, of which the last one is narrower
     monkeypatch.setattr(lanes, "SERIAL", 0)
@@ -149,10 +154,11 @@ def test_custom_operators_keep_their_promises():
 
 
 def test_the_states_kept_for_the_adjoint_are_few():
-    inputs = gate_loop_inputs(2, 10 * CHUNK, 3, 1, 1)
+    inputs = gate_loop_inputs(2, 160, 1024, 1, 1)
+    assert chunk_size(1024) == 16
     flat = (inputs[name].squeeze(-1) for name in ("q", "k", "v", "log_decay", "phase"))
     _, _, starts = fused_numba.forward(*flat, inputs["state"].flatten(1), None)
-    assert starts.numel() == 2 * 2 * 10 * 3
+    assert starts.numel() == 2 * 2 * 10 * 1024
 
 
 @pytest.fixture(scope="module")

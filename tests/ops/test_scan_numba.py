@@ -82,7 +82,7 @@ def test_numba_runs_in_a_forked_worker():
     subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=100)
 
 
-@pytest.mark.parametrize(("batch", "channels"), [(1, 200), (3, 40), (2, 7), (9, 33)])
+@pytest.mark.parametrize(("batch", "channels"), [(1, 300), (3, 400), (2, 7), (9, 33)])
 def test_numba_splits_rows_over_threads(batch, channels, monkeypatch):
     # as if the machine had four threads: rows are cut into blocks, of which the last one is narrower
     monkeypatch.setattr(lanes, "width_of", lambda x, threads, width=lanes.width_of: width(x, 4))

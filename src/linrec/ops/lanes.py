@@ -16,12 +16,16 @@ from torch import Tensor
 SERIAL = 1 << 15
 """Below this many elements, waking a second thread takes longer than the work."""
 
+NARROWEST = 256
+"""Bytes of a lane's row, at least: shorter pieces come so slowly from memory that one thread alone, on whole
+rows, is faster than two."""
+
 _LINE = 64
 
 
 def run(kernels: ModuleType, name: str, arguments: Sequence[Any], lanes: int, threads: int) -> None:
     """Call the kernel `name` on all lanes, on one thread or on several."""
-    if threads == 1:
+    if threads == 1 or lanes == 1:
         getattr(kernels, name)(*arguments, 0, lanes)
     else:
         getattr(kernels, f"{name}_parallel")(*arguments, lanes)
@@ -52,7 +56,7 @@ def width_of(x: Tensor, threads: int) -> int:
         return max(channels, 1)
     blocks = threads // math.gcd(batch, threads)
     # whole cache lines: two threads that write to the same one wait for each other
-    return max(16, 16 * math.ceil(channels / blocks / 16))
+    return max(NARROWEST // x.element_size(), 16 * math.ceil(channels / blocks / 16))
 
 
 def count(x: Tensor, width: int) -> int:

@@ -18,9 +18,6 @@ from linrec.ops.gate_loop.inputs import accumulation
 from linrec.ops.gate_loop.torch import elementwise
 from linrec.ops.scan.vmap import batch_of, fold
 
-CHUNK = 16
-"""Steps from one kept state to the next: what the adjoint makes for them stays in the second cache."""
-
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
@@ -106,9 +103,9 @@ def forward(
     starts = _starts(q, state)
     last = _copied(state)
     with lanes.threads_for(q.numel()) as threads:
-        width = lanes.width_of(q, threads)
+        width, size = lanes.width_of(q, threads), chunk_size(q.shape[2])
         given = *_arrays(q, k, v), *_gates(log_decay, phase, q), lanes.cut_array(cut)
-        arguments = (*given, last.numpy(), starts.numpy(), y.numpy(), width)
+        arguments = (*given, last.numpy(), starts.numpy(), y.numpy(), size, width)
         lanes.run(_kernels(), "forward", arguments, lanes.count(q, width), threads)
     return y, _joined(last), starts
 
@@ -144,9 +141,9 @@ def backward(
     ddecay, dphase = (_sums(gate, q, starts) for gate in (log_decay, phase))
     dstate = _copied(dlast)
     with lanes.threads_for(q.numel()) as threads:
-        width = lanes.width_of(q, threads)
+        width, size = lanes.width_of(q, threads), chunk_size(q.shape[2])
         given = *_arrays(q, k, v), *_gates(log_decay, phase, q), lanes.cut_array(cut), *_arrays(starts, dy)
-        arguments = (*given, *(g.numpy() for g in (dq, dk, dv, ddecay, dphase, dstate)), width)
+        arguments = (*given, *(g.numpy() for g in (dq, dk, dv, ddecay, dphase, dstate)), size, width)
         lanes.run(_kernels(), "backward", arguments, lanes.count(q, width), threads)
     gates = zip((ddecay, dphase), (log_decay, phase), strict=True)
     ddecay, dphase = (g if gate is None else g.sum_to_size(gate.shape) for g, gate in gates)
@@ -184,9 +181,20 @@ def _kernels() -> ModuleType:
     return fused_numba_kernels
 
 
+def chunk_size(channels: int) -> int:
+    """Return the steps from one kept state to the next.
+
+    What the adjoint makes for them stays in the second cache; of each input they are a piece long enough to
+    come fast from memory.
+    """
+    return max(16, 8192 // max(channels, 1))
+
+
 def _starts(q: Tensor, state: Tensor) -> Tensor:
     batch, time, channels = q.shape
-    return q.new_empty(batch, 2 if state.is_complex() else 1, math.ceil(time / CHUNK), channels)
+    return q.new_empty(
+        batch, 2 if state.is_complex() else 1, math.ceil(time / chunk_size(channels)), channels
+    )
 
 
 def _arrays(*tensors: Tensor) -> list[Any]:

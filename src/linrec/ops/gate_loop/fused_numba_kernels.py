@@ -1,7 +1,7 @@
 """CPU loops of the max-headed GateLoop; imported at the first use, because importing Numba is slow.
 
 Links a = exp(log_decay + i phase) and inputs k v are made in registers and never written. A lane is one batch
-row and a run of heads (dk = dv = 1). The state is kept once per `CHUNK` steps; the adjoint makes the states
+row and a run of heads (dk = dv = 1). The state is kept once per chunk of steps; the adjoint makes the states
 in between again, chunk by chunk. A gate is (b, t, h), or (1, 1, h) where it is constant; without a phase,
 which then is empty, everything is real.
 
@@ -16,7 +16,6 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
-from linrec.ops.gate_loop.fused_numba import CHUNK
 from linrec.ops.lane_kernels import lane_kernel
 
 _CONTRACT = {"fastmath": {"contract"}}
@@ -96,13 +95,13 @@ def _sine_cosine(x):  # type: ignore[no-untyped-def]
 
 
 @lane_kernel()
-def _forward_lane(q, k, v, log_decay, phase, cut, starts, y, re, im, row, lo, hi):  # type: ignore[no-untyped-def]
+def _forward_lane(q, k, v, log_decay, phase, cut, starts, y, re, im, size, row, lo, hi):  # type: ignore[no-untyped-def]
     zero, one = np.uint64(0), np.uint64(1)
     turns = phase.size > 0
     decay_row, phase_row = row if log_decay.shape[0] > 1 else zero, row if phase.shape[0] > 1 else zero
     for t in range(np.uint64(q.shape[1])):
-        if t % np.uint64(CHUNK) == zero:
-            chunk = t // np.uint64(CHUNK)
+        if t % size == zero:
+            chunk = t // size
             for c in range(lo, hi):
                 starts[row, zero, chunk, c] = re[c - lo]
                 if turns:
@@ -116,9 +115,9 @@ def _forward_lane(q, k, v, log_decay, phase, cut, starts, y, re, im, row, lo, hi
                     im[c - lo] = 0
         elif turns:
             for c in range(lo, hi):
-                size = exponential(log_decay[decay_row, decay_t, c])
+                magnitude = exponential(log_decay[decay_row, decay_t, c])
                 sine, cosine = sine_cosine(phase[phase_row, phase_t, c])
-                a, a_i = size * cosine, size * sine
+                a, a_i = magnitude * cosine, magnitude * sine
                 h, h_i = re[c - lo], im[c - lo]
                 re[c - lo] = a * h - a_i * h_i + k[row, t, c] * v[row, t, c]
                 im[c - lo] = a * h_i + a_i * h
@@ -131,12 +130,14 @@ def _forward_lane(q, k, v, log_decay, phase, cut, starts, y, re, im, row, lo, hi
 
 
 @lane_kernel()
-def _refill(q, k, v, log_decay, phase, cut, starts, dy, a, a_i, w, w_i, u, h, h_i, row, lo, hi, t0, t1):  # type: ignore[no-untyped-def]
+def _refill(  # type: ignore[no-untyped-def]
+    q, k, v, log_decay, phase, cut, starts, dy, a, a_i, w, w_i, u, h, h_i, chunk, row, lo, hi, t0, t1
+):
     """Fill the links a, what passes them, w_t = a_t h_{t-1}, and u_t = q_t dy_t for the steps of a chunk."""
     zero, one = np.uint64(0), np.uint64(1)
     turns = phase.size > 0
     decay_row, phase_row = row if log_decay.shape[0] > 1 else zero, row if phase.shape[0] > 1 else zero
-    chunk, width = t0 // np.uint64(CHUNK), hi - lo
+    width = hi - lo
     for c in range(width):
         h[c] = starts[row, zero, chunk, lo + c]
         if turns:
@@ -158,9 +159,9 @@ def _refill(q, k, v, log_decay, phase, cut, starts, dy, a, a_i, w, w_i, u, h, h_
                     h_i[c] = 0
         elif turns:
             for c in range(width):
-                size = exponential(log_decay[decay_row, decay_t, lo + c])
+                magnitude = exponential(log_decay[decay_row, decay_t, lo + c])
                 sine, cosine = sine_cosine(phase[phase_row, phase_t, lo + c])
-                a[i, c], a_i[i, c] = size * cosine, size * sine
+                a[i, c], a_i[i, c] = magnitude * cosine, magnitude * sine
                 w[i, c] = a[i, c] * h[c] - a_i[i, c] * h_i[c]
                 w_i[i, c] = a[i, c] * h_i[c] + a_i[i, c] * h[c]
                 h[c] = w[i, c] + k[row, t, lo + c] * v[row, t, lo + c]
@@ -198,7 +199,7 @@ def _adjoint(cut, u, a, a_i, re, im, row, width, t0, t1):  # type: ignore[no-unt
 
 
 @lane_kernel()
-def _put(values, gradient, each_step, row, lo, hi, t0, t1):  # type: ignore[no-untyped-def]
+def _put(values, gradient, each_step, chunk, row, lo, hi, t0, t1):  # type: ignore[no-untyped-def]
     """Write a gate's gradient for the steps of a chunk: each, or their sum; nothing where it is empty."""
     if gradient.size == 0:
         return
@@ -207,7 +208,7 @@ def _put(values, gradient, each_step, row, lo, hi, t0, t1):  # type: ignore[no-u
             if each_step:
                 gradient[row, t, lo + c] = values[t - t0, c]
             else:
-                gradient[row, t0 // np.uint64(CHUNK), lo + c] += values[t - t0, c]
+                gradient[row, chunk, lo + c] += values[t - t0, c]
 
 
 @lane_kernel()
@@ -245,12 +246,13 @@ def _join(state, re, im, row, lo, hi):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True)
-def forward(q, k, v, log_decay, phase, cut, state, starts, y, width, first, stop):  # type: ignore[no-untyped-def]
+def forward(q, k, v, log_decay, phase, cut, state, starts, y, size, width, first, stop):  # type: ignore[no-untyped-def]
     """Fill y (b, t, h) and starts (b, 1 or 2, chunks, h) for the lanes from first to stop.
 
     The state (b, h, 1 or 2), real and imaginary part, comes as the first one and goes as the last one.
+    A chunk has `size` steps, a lane `width` heads.
     """
-    channels, width = np.uint64(q.shape[2]), np.uint64(width)
+    channels, size, width = np.uint64(q.shape[2]), np.uint64(size), np.uint64(width)
     blocks = (channels + width - np.uint64(1)) // width
     # not in `state` itself, where other threads write next to it
     re, im = np.empty(width, q.dtype), np.empty(width if phase.size > 0 else np.uint64(0), q.dtype)
@@ -258,13 +260,13 @@ def forward(q, k, v, log_decay, phase, cut, state, starts, y, width, first, stop
         row, lo = lane // blocks, lane % blocks * width
         hi = min(lo + width, channels)
         _split(state, re, im, row, lo, hi)
-        _forward_lane(q, k, v, log_decay, phase, cut, starts, y, re, im, row, lo, hi)
+        _forward_lane(q, k, v, log_decay, phase, cut, starts, y, re, im, size, row, lo, hi)
         _join(state, re, im, row, lo, hi)
 
 
 @numba.njit(cache=True)
 def backward(  # type: ignore[no-untyped-def]
-    q, k, v, log_decay, phase, cut, starts, dy, dq, dk, dv, ddecay, dphase, dstate, width, first, stop
+    q, k, v, log_decay, phase, cut, starts, dy, dq, dk, dv, ddecay, dphase, dstate, size, width, first, stop
 ):
     """Fill dq, dk and dv, and add to ddecay and dphase, for the lanes from first to stop.
 
@@ -274,11 +276,11 @@ def backward(  # type: ignore[no-untyped-def]
     dstate (b, h, 1 or 2) comes as the last state's gradient and goes as the first one's. ddecay and dphase
     are (b, t, h), zeros (b, chunks, h) where the gate is constant, or empty.
     """
-    time, channels, width = np.uint64(q.shape[1]), np.uint64(q.shape[2]), np.uint64(width)
-    size, one = np.uint64(CHUNK), np.uint64(1)
+    time, channels = np.uint64(q.shape[1]), np.uint64(q.shape[2])
+    size, width, one = np.uint64(size), np.uint64(width), np.uint64(1)
     blocks, chunks = (channels + width - one) // width, (time + size - one) // size
     each_decay, each_phase = log_decay.shape[1] > 1, phase.shape[1] > 1
-    full, imaginary = (CHUNK, width), (CHUNK if phase.size > 0 else 0, width)
+    full, imaginary = (size, width), (size if phase.size > 0 else np.uint64(0), width)
     a, w, u = np.empty(full, q.dtype), np.empty(full, q.dtype), np.empty(full, q.dtype)
     a_i, w_i = np.empty(imaginary, q.dtype), np.empty(imaginary, q.dtype)
     h, h_i, re = np.empty(width, q.dtype), np.empty(width, q.dtype), np.empty(width, q.dtype)
@@ -289,31 +291,69 @@ def backward(  # type: ignore[no-untyped-def]
         _split(dstate, re, im, row, lo, hi)
         for after in range(chunks):
             # memory comes fastest in the order of addresses: only what is in the cache is walked backwards
-            t0 = (chunks - one - after) * size
+            chunk = chunks - one - after
+            t0 = chunk * size
             t1 = min(t0 + size, time)
             _refill(
-                q, k, v, log_decay, phase, cut, starts, dy, a, a_i, w, w_i, u, h, h_i, row, lo, hi, t0, t1
+                q,
+                k,
+                v,
+                log_decay,
+                phase,
+                cut,
+                starts,
+                dy,
+                a,
+                a_i,
+                w,
+                w_i,
+                u,
+                h,
+                h_i,
+                chunk,
+                row,
+                lo,
+                hi,
+                t0,
+                t1,
             )
             _adjoint(cut, u, a, a_i, re, im, row, hi - lo, t0, t1)
             _spread(k, v, dy, a, a_i, w, w_i, u, dq, dk, dv, row, lo, hi, t0, t1)
-            _put(u, ddecay, each_decay, row, lo, hi, t0, t1)
-            _put(w_i, dphase, each_phase, row, lo, hi, t0, t1)
+            _put(u, ddecay, each_decay, chunk, row, lo, hi, t0, t1)
+            _put(w_i, dphase, each_phase, chunk, row, lo, hi, t0, t1)
         _join(dstate, re, im, row, lo, hi)
 
 
 @numba.njit(cache=True, parallel=True)
-def forward_parallel(q, k, v, log_decay, phase, cut, state, starts, y, width, lanes):  # type: ignore[no-untyped-def]
+def forward_parallel(q, k, v, log_decay, phase, cut, state, starts, y, size, width, lanes):  # type: ignore[no-untyped-def]
     """Do the same for all lanes, spread over Numba's threads."""
     for i in numba.prange(lanes):
-        forward(q, k, v, log_decay, phase, cut, state, starts, y, width, i, i + 1)
+        forward(q, k, v, log_decay, phase, cut, state, starts, y, size, width, i, i + 1)
 
 
 @numba.njit(cache=True, parallel=True)
 def backward_parallel(  # type: ignore[no-untyped-def]
-    q, k, v, log_decay, phase, cut, starts, dy, dq, dk, dv, ddecay, dphase, dstate, width, lanes
+    q, k, v, log_decay, phase, cut, starts, dy, dq, dk, dv, ddecay, dphase, dstate, size, width, lanes
 ):
     """Do the same for all lanes, spread over Numba's threads."""
     for i in numba.prange(lanes):
         backward(
-            q, k, v, log_decay, phase, cut, starts, dy, dq, dk, dv, ddecay, dphase, dstate, width, i, i + 1
+            q,
+            k,
+            v,
+            log_decay,
+            phase,
+            cut,
+            starts,
+            dy,
+            dq,
+            dk,
+            dv,
+            ddecay,
+            dphase,
+            dstate,
+            size,
+            width,
+            i,
+            i + 1,
         )
