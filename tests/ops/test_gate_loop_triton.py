@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from linrec.ops import gate_loop
+from linrec.ops.gate_loop import fused
+from linrec.ops.triton_launch import Tiling
 from linrec.testing import assert_agree, check_operator, gate_loop_inputs, reset_mask
 
 from .triton_process import (
@@ -57,7 +59,31 @@ def test_dtypes(dtype, phase):
 
 @on_either
 def test_more_heads_than_one_program_has():
-    agree(2, 5, 17)
+    agree(2, 5, 33)
+
+
+@on_either
+@pytest.mark.parametrize("phase", [None, "bth"])
+def test_groups_of_tiles(phase, monkeypatch):
+    # a chain of ten tiles, groups of two, supergroups of four
+    tiling = Tiling(pieces=2, rows=2, columns=4, vector=2, group=2, groups=2, warps=1)
+    monkeypatch.setattr(fused, "tiling", lambda shape: tiling)
+    agree(1, 38, 6, phase=phase, options={"reset": reset_mask(1, 38, rate=0.05, device=DEVICE)})
+    agree(1, 38, 6, phase=phase, dtype=torch.float64)
+
+
+@on_either
+def test_phases_of_any_size():
+    # inputs at the first step alone: y_t is the cosine of the sum of the phases
+    phase = torch.tensor(
+        [1e-30, 0.3, 0.8, 1.6, 3.2, -4.0, 7.0, 1e3, -12345.678, 1e5, 3e7, -1e12], device=DEVICE
+    )
+    ones = torch.ones(12, 2, 1, 1, device=DEVICE)
+    x = torch.tensor([1.0, 0.0], device=DEVICE).expand(12, 2)[..., None, None]
+    y, state = gate_loop(ones, x, ones, phase=phase[:, None, None].expand(12, 2, 1), **PAIR)
+    expected = torch.polar(torch.ones(12, dtype=torch.float64), phase.cpu().double())
+    assert_agree(state.flatten().cpu(), expected.to(torch.complex64))
+    assert_agree(y[:, 1].flatten().cpu(), expected.real.float())
     agree(1, 3, 33, phase=None)
 
 

@@ -5,6 +5,7 @@ import torch
 
 from linrec.ops import scan
 from linrec.ops.scan import triton as triton_backend
+from linrec.ops.triton_launch import Tiling
 from linrec.testing import assert_agree, check_operator, generator, reset_mask, scan_inputs
 
 from .triton_process import (
@@ -26,8 +27,8 @@ pytestmark = quiet
 def small_tiles(monkeypatch):
     """Have few steps and channels fill several tiles, where every element takes its time."""
     if INTERPRETED:
-        monkeypatch.setattr(triton_backend, "ROWS", 16)
-        monkeypatch.setattr(triton_backend, "COLUMNS", 4)
+        tiling = Tiling(pieces=4, rows=2, columns=4, vector=2, group=2, groups=2, warps=1)
+        monkeypatch.setattr(triton_backend, "tiling", lambda y: tiling)
 
 
 small = pytest.mark.usefixtures("small_tiles")

@@ -82,8 +82,9 @@ def gate_loop_attention(
     inputs.check_values(v, q)
     inputs.check_reset(reset, q)
     pair = resolve("gate_loop_attention", PAIRS, mode, backend, [("attention", "torch")])
-    log_decay = inputs.canonical_gate("log_decay", log_decay, q)
-    phase = inputs.canonical_gate("phase", phase, q)
+    log_decay, phase = inputs.widened(
+        inputs.canonical_gate("log_decay", log_decay, q), inputs.canonical_gate("phase", phase, q)
+    )
     cache = empty(q, k, v) if state is None else canonical(state, q, v)
     if q.shape[1] == 0:
         return v.clone(), cache

@@ -1,6 +1,8 @@
 """The general operator: S_t = diag(a_t) S_{t-1} + k_t^T v_t, y_t = Re(q_t S_t)."""
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from jaxtyping import Bool, Float, Inexact
 from torch import Tensor, autocast
@@ -132,13 +134,15 @@ def gate_loop(
     state = inputs.canonical_state(state, q, v, is_complex=is_complex)
     if q.shape[1] == 0:
         return v.clone(), state.clone()
-    run = _OWN.get(pair) or partial(elementwise, mode=pair[0], backend=pair[1])
+    tensors: list[Any] = [q, k, v, log_decay, phase]
     if pair in _FUSED and fused.applies(q, k, v):
-        run = _FUSED[pair]
-    wide_q, wide_k, wide_v = (x.to(inputs.accumulation(x.dtype)) for x in (q, k, v))
+        run: Callable[..., tuple[Tensor, Tensor]] = _FUSED[pair]
+    else:
+        run = _OWN.get(pair) or partial(elementwise, mode=pair[0], backend=pair[1])
+        tensors = inputs.widened(*tensors)
     # accumulation stays in float32 where the caller's matrix products do not
     with autocast(device, enabled=False):
-        y, state = run(wide_q, wide_k, wide_v, log_decay, phase, state, reset)
+        y, state = run(*tensors, state, reset)
     return y.to(v.dtype), state
 
 
@@ -189,7 +193,7 @@ def gate_loop_matrix(
     b, t, h, _ = q.shape
     if t == 0:
         return q.new_zeros(b, h, 0, 0, dtype=precision)
-    q, k = (x.to(inputs.accumulation(x.dtype)).transpose(1, 2) for x in (q, k))
+    q, k, log_decay, phase = inputs.widened(q.transpose(1, 2), k.transpose(1, 2), log_decay, phase)
     with autocast(q.device.type, enabled=False):
         log_decay, phase = segments.gates(log_decay, phase, reset, k)
         return segments.matrix(q, k, log_decay, phase).to(precision)

@@ -1,24 +1,20 @@
 """The max-headed GateLoop (dk = dv = 1) on GPUs: gates, recurrence and output in one Triton kernel.
 
-It is `elementwise` over `ops.scan`'s Triton backend without what that writes and reads in between: a and k v
-in complex numbers, and their gradients.
+It is `elementwise` over `ops.scan`'s Triton backend without what that writes and reads in between: a, k v and
+the states in complex numbers, and their gradients. Of the states, those between pieces of time are kept.
 """
 
-import contextlib
 import functools
+import inspect
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from linrec.ops.gate_loop.inputs import accumulation, widened
 from linrec.ops.gate_loop.torch import elementwise
-
-ROWS = 64
-"""Steps of one tile, at most."""
-
-COLUMNS = 16
-"""Heads of one program, at most."""
+from linrec.ops.triton_launch import Tiling, grouping, launch, n_tiles, power_of_2, real
 
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
@@ -37,7 +33,10 @@ def fused(
     state: Tensor,
     reset: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Run the recurrence; arguments and results are those of `linrec.ops.gate_loop.torch.elementwise`."""
+    """Run the recurrence; arguments and results are those of `linrec.ops.gate_loop.torch.elementwise`.
+
+    q, k, v and the gates come in any precision, and y and the gradients leave in theirs.
+    """
     y, _, last = FusedGateLoop.apply(
         *(x.squeeze(-1) for x in (q, k, v)),
         *(_flat(gate, q) for gate in (log_decay, phase)),
@@ -56,9 +55,10 @@ def _flat(gate: Tensor | None, q: Tensor) -> Tensor | None:
 
 
 class FusedGateLoop(torch.autograd.Function):
-    """y, hidden, last = FusedGateLoop.apply(q, k, v, log_decay, phase, state, cut).
+    """y, befores, last = FusedGateLoop.apply(q, k, v, log_decay, phase, state, cut).
 
-    The states `hidden` are kept for the adjoint and have no gradient of their own.
+    The states `befores`, before each piece of time, are kept for the adjoint and have no gradient of their
+    own.
     """
 
     generate_vmap_rule = True
@@ -87,24 +87,29 @@ class FusedGateLoop(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor, _: Tensor, dlast: Tensor) -> tuple[Tensor | None, ...]:
         """Run the adjoint kernel, or torch operations where the gradient is to be differentiated again."""
-        *inputs, hidden = ctx.saved_tensors
+        *inputs, befores = ctx.saved_tensors
         if torch.is_grad_enabled():
             return (*_differentiable_backward(ctx.needs_input_grad, inputs, dy, dlast), None)
-        gradients = backward(*inputs, hidden, dy, dlast)
+        gradients = backward(*inputs, befores, dy, dlast)
         needed = ctx.needs_input_grad[:6]
         return (*(g if need else None for g, need in zip(gradients, needed, strict=True)), None)
+
+
+# autograd asks for it at every call, and making it takes longer than a small recurrence
+FusedGateLoop.forward.__signature__ = inspect.signature(FusedGateLoop.forward)  # type: ignore[attr-defined]
 
 
 def _differentiable_backward(
     needed: tuple[bool, ...], inputs: list[Any], dy: Tensor, dlast: Tensor
 ) -> list[Any]:
-    q, k, v, log_decay, phase, state, cut = inputs
+    *tensors, state, cut = inputs
+    q, k, v, log_decay, phase = widened(*tensors)
     log_decay, phase = (g if g is None or g.ndim == 3 else g[None, None] for g in (log_decay, phase))
     q, k, v, state = q[..., None], k[..., None], v[..., None], state[..., None, None]
     log_decay, phase = (g if g is None else g[..., None] for g in (log_decay, phase))
     y, last = elementwise(q, k, v, log_decay, phase, state, cut, mode="scan", backend="torch")
     wanted = [x for x, need in zip(inputs, needed, strict=True) if need]
-    outputs = y.squeeze(-1), last.flatten(1)
+    outputs = y.squeeze(-1).to(dy.dtype), last.flatten(1)
     gradients = iter(torch.autograd.grad(outputs, wanted, (dy, dlast), create_graph=True, allow_unused=True))
     return [next(gradients) if need else None for need in needed[:6]]
 
@@ -119,22 +124,26 @@ def forward(
     state: Tensor,
     cut: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return y (b, t, h), the states as real planes (1 or 2, b, t, h), and the last state (b, h)."""
-    y, hidden, last = _outputs(q, state)
-    _launch(
-        "forward",
-        q,
-        *_plain(q, k, v, log_decay, phase, state),
-        q if cut is None else cut.contiguous().view(torch.uint8),
-        y,
-        hidden,
-        _real(last),
-        DECAY=_kind(log_decay),
-        PHASE=_kind(phase),
-        HAS_STATE=True,
-        HAS_CUT=cut is not None,
-    )
-    return y, hidden, last
+    """Return y (b, t, h), the states before each piece of time (b, pieces, h) and the last state (b, h)."""
+    y, befores, last = _outputs(q, v, state)
+    if y.numel() > 0:
+        launch(
+            _kernels().forward,
+            tiling(q.shape),
+            q.shape,
+            state.dtype,
+            q.device,
+            *(real(_or_any(x, q).contiguous()) for x in (q, k, v, log_decay, phase)),
+            real(state.contiguous()),
+            q if cut is None else cut.contiguous().view(torch.uint8),
+            y,
+            real(befores),
+            real(last),
+            DECAY=_kind(log_decay),
+            PHASE=_kind(phase),
+            HAS_CUT=cut is not None,
+        )
+    return y, befores, last
 
 
 @forward.register_fake
@@ -147,7 +156,7 @@ def _(
     state: Tensor,
     cut: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return _outputs(q, state)
+    return _outputs(q, v, state)
 
 
 @torch.library.custom_op("linrec::gate_loop_triton_backward", mutates_args=())
@@ -159,34 +168,48 @@ def backward(
     phase: Tensor | None,
     state: Tensor,
     cut: Tensor | None,
-    hidden: Tensor,
+    befores: Tensor,
     dy: Tensor,
     dlast: Tensor,
 ) -> Gradients:
     """Return the gradients of all inputs but `cut`; that of a gate which is None is empty."""
-    batch = q.shape[0]
-    dq, dk, dv = (torch.empty(q.shape, dtype=q.dtype, device=q.device) for _ in range(3))
+    plan = tiling(q.shape)
+    batch, time, heads = q.shape
+    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    # gradients of constant gates are summed in a tile by the kernel, and over tiles and the batch below
+    sums = (batch, n_tiles(time, plan), heads)
     gates = [
-        q.new_empty(0) if gate is None else q.new_empty(q.shape if gate.ndim == 3 else (batch, *gate.shape))
+        q.new_empty(0)
+        if gate is None
+        else torch.empty(gate.shape, dtype=gate.dtype, device=q.device)
+        if gate.ndim == 3
+        else torch.empty(sums, dtype=accumulation(gate.dtype), device=q.device)
         for gate in (log_decay, phase)
     ]
     dstate = torch.empty_like(state, memory_format=torch.contiguous_format)
-    _launch(
-        "backward",
-        q,
-        *_plain(q, k, v, log_decay, phase),
-        q if cut is None else cut.contiguous().view(torch.uint8),
-        *_plain(hidden, dy, dlast),
-        dq,
-        dk,
-        dv,
-        *gates,
-        _real(dstate),
-        DECAY=_kind(log_decay),
-        PHASE=_kind(phase),
-        HAS_CUT=cut is not None,
+    if q.numel() > 0:
+        launch(
+            _kernels().backward,
+            plan,
+            q.shape,
+            state.dtype,
+            q.device,
+            *(real(_or_any(x, q).contiguous()) for x in (q, k, v, log_decay, phase)),
+            q if cut is None else cut.contiguous().view(torch.uint8),
+            *(real(x.contiguous()) for x in (befores, dy, dlast)),
+            dq,
+            dk,
+            dv,
+            *gates,
+            real(dstate),
+            DECAY=_kind(log_decay),
+            PHASE=_kind(phase),
+            HAS_CUT=cut is not None,
+        )
+    ddecay, dphase = (
+        total.sum((0, 1)).to(gate.dtype) if gate is not None and gate.ndim == 1 else total
+        for gate, total in zip((log_decay, phase), gates, strict=True)
     )
-    ddecay, dphase = (g.sum(0) if g.ndim == 2 else g for g in gates)
     return dq, dk, dv, ddecay, dphase, dstate
 
 
@@ -199,12 +222,15 @@ def _(
     phase: Tensor | None,
     state: Tensor,
     cut: Tensor | None,
-    hidden: Tensor,
+    befores: Tensor,
     dy: Tensor,
     dlast: Tensor,
 ) -> Gradients:
-    ddecay, dphase = (q.new_empty(0 if gate is None else gate.shape) for gate in (log_decay, phase))
-    return *(q.new_empty(q.shape) for _ in range(3)), ddecay, dphase, state.new_empty(state.shape)  # type: ignore[return-value]
+    ddecay, dphase = (
+        q.new_empty(0) if gate is None else gate.new_empty(gate.shape) for gate in (log_decay, phase)
+    )
+    dq, dk, dv, dstate = (x.new_empty(x.shape) for x in (q, k, v, state))
+    return dq, dk, dv, ddecay, dphase, dstate
 
 
 @functools.cache
@@ -214,9 +240,23 @@ def _kernels() -> ModuleType:
     return fused_kernels
 
 
-def _outputs(q: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    planes = 2 if state.is_complex() else 1
-    return q.new_empty(q.shape), q.new_empty(planes, *q.shape), state.new_empty(state.shape)
+def tiling(shape: tuple[int, ...]) -> Tiling:
+    """Return the division of time for q of this shape (b, t, h): measured, on an H200.
+
+    A thread holds more numbers per step than in `ops.scan`, so fewer steps.
+    """
+    batch, time, heads = shape
+    # with 32 columns and as many warps as pieces, threads hold all tensors of the kernels in the same way
+    columns, rows = min(32, power_of_2(heads)), min(8, power_of_2(time))
+    pieces = min(4, power_of_2(-(-time // rows)))
+    return Tiling(pieces, rows, columns, min(2, columns), *grouping(batch * -(-heads // 32)), warps=pieces)
+
+
+def _outputs(q: Tensor, v: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    plan = tiling(q.shape)
+    batch, time, heads = q.shape
+    befores = state.new_empty(batch, n_tiles(time, plan) * plan.pieces, heads)
+    return v.new_empty(v.shape), befores, state.new_empty(state.shape)
 
 
 def _kind(gate: Tensor | None) -> int:
@@ -224,29 +264,6 @@ def _kind(gate: Tensor | None) -> int:
     return 0 if gate is None else 1 if gate.ndim == 3 else 2
 
 
-def _plain(*tensors: Tensor | None) -> list[Tensor]:
+def _or_any(tensor: Tensor | None, other: Tensor) -> Tensor:
     # what is None is never read; any pointer will do
-    first = tensors[0]
-    return [_real(first if x is None else x).contiguous() for x in tensors]  # type: ignore[arg-type]
-
-
-def _real(tensor: Tensor) -> Tensor:
-    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor.resolve_neg()
-
-
-def _launch(name: str, q: Tensor, *arguments: Any, **constants: Any) -> None:
-    import triton
-    import triton.language as tl
-
-    batch, time, channels = q.shape
-    if q.numel() == 0:
-        return
-    rows = min(ROWS, max(16, triton.next_power_of_2(time)))
-    columns = min(COLUMNS, triton.next_power_of_2(channels))
-    grid = (batch * triton.cdiv(channels, columns),)
-    wide = tl.float64 if q.dtype == torch.float64 else tl.float32
-    # Triton launches on the current device, whatever the tensors' one
-    with torch.cuda.device(q.device) if q.is_cuda else contextlib.nullcontext():
-        getattr(_kernels(), name)[grid](
-            *arguments, time, channels, q.numel(), **constants, WIDE=wide, ROWS=rows, COLUMNS=columns
-        )
+    return other if tensor is None else tensor

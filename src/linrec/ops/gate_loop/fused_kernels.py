@@ -1,14 +1,19 @@
 """GPU kernels of the max-headed GateLoop; imported at the first use, because importing Triton is slow.
 
-One program owns one batch row and a run of heads (dk = dv = 1), and walks time in tiles as the kernels of
-`ops.scan` do. Links and inputs are made in registers: a = exp(log_decay + i phase) and k v are never written.
-The state is, as two real planes, for the adjoint to read. Rows past the end of time are the identity.
+Links and inputs are made in registers: a = exp(log_decay + i phase) and k v are never written, and the
+states are not either. The forward kernel leaves the value before every piece of a tile, from which the
+backward kernel makes the states again. `linrec.ops.triton_tiles` says how time is divided. Steps past the end
+are the identity. A thread holds its rows in tuples, so that both directions of time run through the same
+registers.
 """
+
+# tuples grow row by row, as the kernels are unrolled
+# mypy: disable-error-code="assignment"
 
 import triton
 import triton.language as tl
 
-from linrec.ops.scan.triton_kernels import compose, compose_complex, last_row
+from linrec.ops.triton_tiles import applied, carried, loaded, stored
 
 # how a gate comes: not at all, (b, t, h), or (h)
 NONE = tl.constexpr(0)
@@ -17,15 +22,116 @@ CONSTANT = tl.constexpr(2)
 
 
 @triton.jit
-def _gate(gate_ptr, at, column, mask, KIND: tl.constexpr, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Load the gate of the steps `at`; 0, that is no decay and no turn, where there is none."""
-    if KIND == STEP:
-        gate = tl.load(gate_ptr + at, mask=mask, other=0.0).to(WIDE)
-    elif KIND == CONSTANT:
-        gate = tl.load(gate_ptr + column + 0 * at, mask=mask, other=0.0).to(WIDE)
+def cosine_and_sine(angle, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return both, to the last digit or two of float32, for angles of up to 1e15 in size.
+
+    Whole turns are taken off in float64, quarters of a turn in float32. Polynomials of Cephes (Moshier).
+    """
+    if tl.float64 == WIDE:
+        return tl.cos(angle), tl.sin(angle)
     else:
-        gate = tl.zeros_like(at).to(WIDE)
-    return gate
+        turns = angle.to(tl.float64) * 0.15915494309189535
+        # adding and subtracting 1.5 * 2^52 rounds to a whole number without the slow instruction for that
+        turns -= (turns + 6755399441055744.0) - 6755399441055744.0
+        angle = (turns * 6.283185307179586).to(tl.float32)
+        n = tl.floor(angle * 0.6366197723675814 + 0.5)
+        r = tl.fma(n, -1.5707963705062866, angle)
+        r = tl.fma(n, 4.371139000186241e-08, r)
+        s = r * r
+        sine = r + r * s * (-1.6666654611e-1 + s * (8.3321608736e-3 - s * 1.9515295891e-4))
+        cosine = s * (2.443315711809948e-5 * s - 1.388731625493765e-3) + 4.166664568298827e-2
+        cosine = 1.0 - 0.5 * s + s * s * cosine
+        quarter = n.to(tl.int32)
+        odd = (quarter & 1) != 0
+        x = tl.where(odd, sine, cosine)
+        y = tl.where(odd, cosine, sine)
+        return tl.where(((quarter + 1) & 2) != 0, -x, x), tl.where((quarter & 2) != 0, -y, y)
+
+
+@triton.jit
+def _within(step, time, inside, EVEN: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the mask of a row; where tiles fill time and channels evenly, a constant that costs nothing."""
+    if EVEN:
+        return inside
+    else:
+        return (step < time) & inside
+
+
+@triton.jit
+def _rows(  # type: ignore[no-untyped-def]
+    ptr,
+    at,
+    begin,
+    time,
+    inside,
+    ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    EVEN: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """Load the ROWS rows of all pieces, whose first ones are at step `begin` (PIECES, 1); 0 past the end."""
+    rows = ()
+    for r in tl.static_range(ROWS):
+        mask = _within(begin + r, time, inside, EVEN)
+        rows = rows + (tl.load(ptr + at + r * CHANNELS, mask=mask, other=0.0).to(WIDE),)  # noqa: RUF005
+    return rows
+
+
+@triton.jit
+def _gates(  # type: ignore[no-untyped-def]
+    ptr,
+    at,
+    column,
+    begin,
+    time,
+    inside,
+    KIND: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    EVEN: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """Load the gates of the rows, and of the row after them; 0, no decay and no turn, where there is none."""
+    rows = ()
+    for r in tl.static_range(ROWS + 1):
+        # the row after the last may be past the end of time however even the tiles are
+        mask = _within(begin + r, time, inside, EVEN and r < ROWS)
+        if KIND == STEP:
+            gate = tl.load(ptr + at + r * CHANNELS, mask=mask, other=0.0).to(WIDE)
+        elif KIND == CONSTANT:
+            gate = tl.load(ptr + column + 0 * at, mask=mask, other=0.0).to(WIDE)
+        else:
+            gate = tl.zeros_like(at).to(WIDE)
+        rows = rows + (gate,)  # noqa: RUF005
+    return rows
+
+
+@triton.jit
+def _links(  # type: ignore[no-untyped-def]
+    decays,
+    phases,
+    cut_ptr,
+    begin,
+    time,
+    N: tl.constexpr,
+    PHASE: tl.constexpr,
+    HAS_CUT: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """Return a = exp(log_decay + i phase) of the first N rows, 0 where they are cut."""
+    links = ()
+    links_i = ()
+    for r in tl.static_range(N):
+        a = tl.exp(decays[r])
+        if HAS_CUT:
+            a = tl.where(tl.load(cut_ptr + begin + r, mask=begin + r < time, other=0) == 0, a, 0.0)
+        a_i = a
+        if PHASE != NONE:
+            x, y = cosine_and_sine(phases[r], WIDE)
+            a, a_i = a * x, a * y
+        links = links + (a,)  # noqa: RUF005
+        links_i = links_i + (a_i,)  # noqa: RUF005
+    return links, links_i
 
 
 @triton.jit
@@ -38,61 +144,76 @@ def forward(  # type: ignore[no-untyped-def]
     state_ptr,
     cut_ptr,
     y_ptr,
-    hidden_ptr,
+    befores_ptr,
     last_ptr,
-    time,
-    channels,
+    words_ptr,
     plane,
+    time,
+    chains,
+    tiles,
     DECAY: tl.constexpr,
     PHASE: tl.constexpr,
-    HAS_STATE: tl.constexpr,
     HAS_CUT: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    COMPLEX: tl.constexpr,
+    EVEN: tl.constexpr,
+    CHAINED: tl.constexpr,
     WIDE: tl.constexpr,
+    PIECES: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    VECTOR: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUPS: tl.constexpr,
+    SPREAD: tl.constexpr,
 ):
-    """Fill y (b, t, h), hidden (1 or 2, b, t, h) and last (b, h); every tensor is contiguous."""
-    unit: tl.constexpr = 1 if PHASE == NONE else 2
-    blocks = tl.cdiv(channels, COLUMNS)
-    row = (tl.program_id(0) // blocks).to(tl.int64)
-    column = ((tl.program_id(0) % blocks) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
-    inside = column < channels
-    rows = tl.arange(0, ROWS)[:, None]
-    vector = (row * channels + column) * unit
+    """Fill y (b, t, h), last (b, h) and befores (b, pieces of all tiles, h); every tensor is contiguous."""
+    chain = tl.program_id(0) % chains
+    tile = tl.program_id(0) // chains
+    row = (chain // tl.cdiv(CHANNELS, COLUMNS)).to(tl.int64)
+    channel = (chain % tl.cdiv(CHANNELS, COLUMNS)) * COLUMNS
+    columns = tl.max_contiguous(tl.arange(0, COLUMNS), VECTOR)
+    piece = tl.arange(0, PIECES)[:, None]
+    column = channel + columns[None, :]
+    inside = column < CHANNELS
+    begin = (tile * PIECES + piece) * ROWS
+    if EVEN:
+        inside = tl.full([PIECES, COLUMNS], True, tl.int1)
+    first = row * time + tl.cast(tile, tl.int64) * (PIECES * ROWS)
+    out = first * CHANNELS + channel
+    at = piece * (ROWS * CHANNELS) + columns[None, :]
 
-    carry = tl.zeros([1, COLUMNS], WIDE)
-    carry_i = tl.zeros([1, COLUMNS], WIDE)
-    if HAS_STATE:
-        carry = tl.load(state_ptr + vector, mask=inside, other=0.0)
-        if PHASE != NONE:
-            carry_i = tl.load(state_ptr + vector + 1, mask=inside, other=0.0)
-    for tile in range(0, tl.cdiv(time, ROWS)):
-        t = tile * ROWS + rows
-        mask = (t < time) & inside
-        at = (row * time + t) * channels + column
-        u = tl.load(k_ptr + at, mask=mask, other=0.0) * tl.load(v_ptr + at, mask=mask, other=0.0)
-        a = tl.exp(_gate(decay_ptr, at, column, mask, DECAY, WIDE))
-        if HAS_CUT:
-            kept = tl.load(cut_ptr + row * time + t, mask=t < time, other=0) == 0
-            a = tl.where(kept, a, 0.0)
-        if PHASE != NONE:
-            angle = _gate(phase_ptr, at, column, mask, PHASE, WIDE)
-            a_i = a * tl.sin(angle)
-            a *= tl.cos(angle)
-            a, a_i, h, h_i = tl.associative_scan((a, a_i, u, tl.zeros_like(u)), 0, compose_complex)
-            h += a * carry - a_i * carry_i
-            h_i += a * carry_i + a_i * carry
-            tl.store(hidden_ptr + plane + at, h_i, mask=mask)
-            carry_i = last_row(h_i, rows, ROWS)[None, :]
-        else:
-            a, h = tl.associative_scan((a, u), 0, compose)
-            h += a * carry
-        tl.store(hidden_ptr + at, h, mask=mask)
-        tl.store(y_ptr + at, tl.load(q_ptr + at, mask=mask, other=0.0) * h, mask=mask)
-        carry = last_row(h, rows, ROWS)[None, :]
-    tl.store(last_ptr + vector, carry, mask=inside)
-    if PHASE != NONE:
-        tl.store(last_ptr + vector + 1, carry_i, mask=inside)
+    k = _rows(k_ptr + out, at, begin, time, inside, ROWS, CHANNELS, EVEN, WIDE)
+    v = _rows(v_ptr + out, at, begin, time, inside, ROWS, CHANNELS, EVEN, WIDE)
+    decays = _gates(
+        decay_ptr + out * (DECAY == STEP), at, column, begin, time, inside, DECAY, ROWS, CHANNELS, EVEN, WIDE
+    )
+    phases = _gates(
+        phase_ptr + out * (PHASE == STEP), at, column, begin, time, inside, PHASE, ROWS, CHANNELS, EVEN, WIDE
+    )
+    q = _rows(q_ptr + out, at, begin, time, inside, ROWS, CHANNELS, EVEN, WIDE)
+    a, a_i = _links(decays, phases, cut_ptr + row * time, begin, time, ROWS, PHASE, HAS_CUT, WIDE)
+
+    link, link_i, h = a[0], a_i[0], k[0] * v[0]
+    h_i = tl.zeros_like(h)
+    for r in tl.static_range(1, ROWS):
+        h, h_i = applied(a[r], a_i[r], k[r] * v[r], tl.zeros_like(h), h, h_i, COMPLEX)
+        zero = tl.zeros_like(h)
+        link, link_i = applied(a[r], a_i[r], zero, zero, link, link_i, COMPLEX)
+    vector = row * CHANNELS + channel + columns
+    start, start_i = loaded(state_ptr, vector, channel + columns < CHANNELS, 0.0, COMPLEX, WIDE)
+    start, start_i, after, after_i = carried(
+        link, link_i, h, h_i, start, start_i, words_ptr, plane, chain, tile, tiles,
+        COMPLEX, CHAINED, WIDE, PIECES, COLUMNS, GROUP, GROUPS, SPREAD,
+    )  # fmt: skip
+    before = ((row * tiles + tile) * PIECES + piece) * CHANNELS + column
+    stored(befores_ptr, before, start, start_i, inside & (piece >= 0), COMPLEX, WIDE)
+    h, h_i = start, start_i
+    for r in tl.static_range(ROWS):
+        h, h_i = applied(a[r], a_i[r], k[r] * v[r], tl.zeros_like(h), h, h_i, COMPLEX)
+        tl.store(y_ptr + out + at + r * CHANNELS, q[r] * h, mask=_within(begin + r, time, inside, EVEN))
+    if tile == tiles - 1:
+        stored(last_ptr, vector, after, after_i, channel + columns < CHANNELS, COMPLEX, WIDE)
 
 
 @triton.jit
@@ -103,7 +224,7 @@ def backward(  # type: ignore[no-untyped-def]
     decay_ptr,
     phase_ptr,
     cut_ptr,
-    hidden_ptr,
+    befores_ptr,
     dy_ptr,
     dlast_ptr,
     dq_ptr,
@@ -112,94 +233,111 @@ def backward(  # type: ignore[no-untyped-def]
     ddecay_ptr,
     dphase_ptr,
     dstate_ptr,
-    time,
-    channels,
+    words_ptr,
     plane,
+    time,
+    chains,
+    tiles,
     DECAY: tl.constexpr,
     PHASE: tl.constexpr,
     HAS_CUT: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    COMPLEX: tl.constexpr,
+    EVEN: tl.constexpr,
+    CHAINED: tl.constexpr,
     WIDE: tl.constexpr,
+    PIECES: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    VECTOR: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUPS: tl.constexpr,
+    SPREAD: tl.constexpr,
 ):
-    """Fill the gradients; those of constant gates are (b, h), still to be summed over the batch.
+    """Fill the gradients; those of constant gates are (b, tiles, h), still to be summed.
 
     With g_t = q_t dy_t + conj(a_{t+1}) g_{t+1} and w_t = a_t h_{t-1} = h_t - k_t v_t:
     dq = dy Re h, dk = v Re g, dv = k Re g, dlog_decay = Re(g conj w), dphase = Im(g conj w).
     """
-    unit: tl.constexpr = 1 if PHASE == NONE else 2
-    blocks = tl.cdiv(channels, COLUMNS)
-    row = (tl.program_id(0) // blocks).to(tl.int64)
-    column = ((tl.program_id(0) % blocks) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
-    inside = column < channels
-    rows = tl.arange(0, ROWS)[:, None]
-    vector = (row * channels + column) * unit
+    chain = tl.program_id(0) % chains
+    # tiles in the order of the adjoint, from the last to the first
+    tile = tl.program_id(0) // chains
+    place = tiles - 1 - tile
+    row = (chain // tl.cdiv(CHANNELS, COLUMNS)).to(tl.int64)
+    channel = (chain % tl.cdiv(CHANNELS, COLUMNS)) * COLUMNS
+    columns = tl.max_contiguous(tl.arange(0, COLUMNS), VECTOR)
+    piece = tl.arange(0, PIECES)[:, None]
+    column = channel + columns[None, :]
+    inside = column < CHANNELS
+    begin = (place * PIECES + piece) * ROWS
+    if EVEN:
+        inside = tl.full([PIECES, COLUMNS], True, tl.int1)
+    first = row * time + tl.cast(place, tl.int64) * (PIECES * ROWS)
+    out = first * CHANNELS + channel
+    at = piece * (ROWS * CHANNELS) + columns[None, :]
+    decay_ptr += out * (DECAY == STEP)
+    phase_ptr += out * (PHASE == STEP)
 
-    total = tl.zeros([1, COLUMNS], WIDE)
-    total_i = tl.zeros([1, COLUMNS], WIDE)
-    carry = tl.load(dlast_ptr + vector, mask=inside, other=0.0)
-    carry_i = tl.zeros([1, COLUMNS], WIDE)
-    if PHASE != NONE:
-        carry_i = tl.load(dlast_ptr + vector + 1, mask=inside, other=0.0)
-    for tile in range(0, tl.cdiv(time, ROWS)):
-        index = tile * ROWS + rows
-        t = time - 1 - index
-        mask = (index < time) & inside
-        at = (row * time + t) * channels + column
-        # the adjoint enters step t over the link of step t + 1; after the last step there is none
-        linked = mask & (index > 0)
-        a = tl.exp(_gate(decay_ptr, at + channels, column, linked, DECAY, WIDE))
-        if HAS_CUT:
-            after = tl.load(cut_ptr + row * time + t + 1, mask=(index > 0) & (index < time), other=0)
-            a = tl.where(after == 0, a, 0.0)
-        dy = tl.load(dy_ptr + at, mask=mask, other=0.0)
-        h = tl.load(hidden_ptr + at, mask=mask, other=0.0)
-        k = tl.load(k_ptr + at, mask=mask, other=0.0)
-        v = tl.load(v_ptr + at, mask=mask, other=0.0)
-        g = tl.load(q_ptr + at, mask=mask, other=0.0) * dy
-        w = h - k * v
-        if PHASE != NONE:
-            angle = _gate(phase_ptr, at + channels, column, linked, PHASE, WIDE)
-            a_i = -a * tl.sin(angle)
-            a *= tl.cos(angle)
-            a, a_i, g, g_i = tl.associative_scan((a, a_i, g, tl.zeros_like(g)), 0, compose_complex)
-            g += a * carry - a_i * carry_i
-            g_i += a * carry_i + a_i * carry
-            carry_i = last_row(g_i, rows, ROWS)[None, :]
-            w_i = tl.load(hidden_ptr + plane + at, mask=mask, other=0.0)
-            ddecay = g * w + g_i * w_i
-            dphase = g_i * w - g * w_i
+    decays = _gates(decay_ptr, at, column, begin, time, inside, DECAY, ROWS, CHANNELS, EVEN, WIDE)
+    phases = _gates(phase_ptr, at, column, begin, time, inside, PHASE, ROWS, CHANNELS, EVEN, WIDE)
+    k = _rows(k_ptr + out, at, begin, time, inside, ROWS, CHANNELS, EVEN, WIDE)
+    v = _rows(v_ptr + out, at, begin, time, inside, ROWS, CHANNELS, EVEN, WIDE)
+    q = _rows(q_ptr + out, at, begin, time, inside, ROWS, CHANNELS, EVEN, WIDE)
+    dy = _rows(dy_ptr + out, at, begin, time, inside, ROWS, CHANNELS, EVEN, WIDE)
+    # the adjoint enters a step over the link of the next one; after the last step there is none, that is 1
+    a, a_i = _links(decays, phases, cut_ptr + row * time, begin, time, ROWS + 1, PHASE, HAS_CUT, WIDE)
+
+    before = ((row * tiles + place) * PIECES + piece) * CHANNELS + column
+    h, h_i = loaded(befores_ptr, before, inside & (piece >= 0), 0.0, COMPLEX, WIDE)
+    states = ()
+    states_i = ()
+    for r in tl.static_range(ROWS):
+        h, h_i = applied(a[r], a_i[r], k[r] * v[r], tl.zeros_like(h), h, h_i, COMPLEX)
+        tl.store(dq_ptr + out + at + r * CHANNELS, dy[r] * h, mask=_within(begin + r, time, inside, EVEN))
+        states = states + (h,)  # noqa: RUF005
+        states_i = states_i + (h_i,)  # noqa: RUF005
+
+    link, link_i, g = a[ROWS], -a_i[ROWS], q[ROWS - 1] * dy[ROWS - 1]
+    g_i = tl.zeros_like(g)
+    for r in tl.static_range(ROWS - 2, -1, -1):
+        zero = tl.zeros_like(g)
+        g, g_i = applied(a[r + 1], -a_i[r + 1], q[r] * dy[r], zero, g, g_i, COMPLEX)
+        link, link_i = applied(a[r + 1], -a_i[r + 1], zero, zero, link, link_i, COMPLEX)
+    vector = row * CHANNELS + channel + columns
+    start, start_i = loaded(dlast_ptr, vector, channel + columns < CHANNELS, 0.0, COMPLEX, WIDE)
+    g, g_i, _, _ = carried(
+        link, link_i, g, g_i, start, start_i, words_ptr, plane, chain, tile, tiles,
+        COMPLEX, CHAINED, WIDE, PIECES, COLUMNS, GROUP, GROUPS, SPREAD, True,
+    )  # fmt: skip
+    total = tl.zeros_like(g)
+    total_i = tl.zeros_like(g)
+    for r in tl.static_range(ROWS - 1, -1, -1):
+        g, g_i = applied(a[r + 1], -a_i[r + 1], q[r] * dy[r], tl.zeros_like(g), g, g_i, COMPLEX)
+        mask = _within(begin + r, time, inside, EVEN)
+        tl.store(dk_ptr + out + at + r * CHANNELS, g * v[r], mask=mask)
+        tl.store(dv_ptr + out + at + r * CHANNELS, g * k[r], mask=mask)
+        w = states[r] - k[r] * v[r]
+        ddecay = g * w
+        if COMPLEX:
+            ddecay += g_i * states_i[r]
+            dphase = g_i * w - g * states_i[r]
             if PHASE == STEP:
-                tl.store(dphase_ptr + at, dphase, mask=mask)
+                tl.store(dphase_ptr + out + at + r * CHANNELS, dphase, mask=mask)
             else:
-                total_i += tl.sum(tl.where(mask, dphase, 0.0), axis=0)[None, :]
-        else:
-            a, g = tl.associative_scan((a, g), 0, compose)
-            g += a * carry
-            ddecay = g * w
-        carry = last_row(g, rows, ROWS)[None, :]
-        tl.store(dq_ptr + at, dy * h, mask=mask)
-        tl.store(dk_ptr + at, g * v, mask=mask)
-        tl.store(dv_ptr + at, g * k, mask=mask)
+                total_i += tl.where(mask, dphase, 0.0)
         if DECAY == STEP:
-            tl.store(ddecay_ptr + at, ddecay, mask=mask)
+            tl.store(ddecay_ptr + out + at + r * CHANNELS, ddecay, mask=mask)
         elif DECAY == CONSTANT:
-            total += tl.sum(tl.where(mask, ddecay, 0.0), axis=0)[None, :]
-    real = row * channels + column
+            total += tl.where(mask, ddecay, 0.0)
+    per_tile = (row * tiles + place) * CHANNELS + channel + columns
     if DECAY == CONSTANT:
-        tl.store(ddecay_ptr + real, total, mask=inside)
+        tl.store(ddecay_ptr + per_tile, tl.sum(total, axis=0), mask=channel + columns < CHANNELS)
     if PHASE == CONSTANT:
-        tl.store(dphase_ptr + real, total_i, mask=inside)
-    # over the link of the first step into the initial state
-    at = row * time * channels + column
-    a = tl.exp(_gate(decay_ptr, at, column, inside, DECAY, WIDE))
-    if HAS_CUT:
-        a = tl.where(tl.load(cut_ptr + row * time) == 0, a, 0.0)
-    if PHASE != NONE:
-        angle = _gate(phase_ptr, at, column, inside, PHASE, WIDE)
-        a_i = -a * tl.sin(angle)
-        a *= tl.cos(angle)
-        tl.store(dstate_ptr + vector, a * carry - a_i * carry_i, mask=inside)
-        tl.store(dstate_ptr + vector + 1, a * carry_i + a_i * carry, mask=inside)
-    else:
-        tl.store(dstate_ptr + vector, a * carry, mask=inside)
+        tl.store(dphase_ptr + per_tile, tl.sum(total_i, axis=0), mask=channel + columns < CHANNELS)
+    if tile == tiles - 1:
+        # over the link of the first step into the initial state
+        zero = tl.zeros_like(g)
+        dstate, dstate_i = applied(a[0], -a_i[0], zero, zero, g, g_i, COMPLEX)
+        stored(
+            dstate_ptr, vector[None, :] + 0 * piece, dstate, dstate_i, inside & (piece == 0), COMPLEX, WIDE
+        )

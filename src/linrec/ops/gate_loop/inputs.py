@@ -1,5 +1,7 @@
 """Checks of what the matrix operators take, and its canonical form: one precision, gates of four axes."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -78,7 +80,7 @@ def check_values(v: Tensor, q: Tensor) -> None:
 
 
 def canonical_gate(name: str, gate: Tensor | None, q: Tensor) -> Tensor | None:
-    """Return `gate` as (b or 1, t or 1, h, dk or 1) in the accumulation dtype.
+    """Return `gate` as (b or 1, t or 1, h, dk or 1).
 
     Args:
         name: the argument's name, for errors.
@@ -109,7 +111,12 @@ def canonical_gate(name: str, gate: Tensor | None, q: Tensor) -> Tensor | None:
         allowed = _name(total) if precision == total else f"{_name(precision)} (as `q`) or {_name(total)}"
         raise TypeError(f"`{name}` must be {allowed}; got {_name(gate.dtype)}. Cast it.")
     _check_device(name, gate, q)
-    return gate.to(total)
+    return gate
+
+
+def widened(*tensors: Tensor | None) -> list[Any]:
+    """Return the tensors in their accumulation dtypes; None stays None."""
+    return [x if x is None else x.to(accumulation(x.dtype)) for x in tensors]
 
 
 def canonical_state(state: Tensor | None, q: Tensor, v: Tensor, *, is_complex: bool) -> Tensor:

@@ -6,6 +6,7 @@ step t is g_t = dy_t + conj(a_{t+1}) g_{t+1}, to which dlast is added at the las
     dx_t = g_t        da_t = g_t conj(y_{t-1})        dstate = conj(a_1) g_1
 """
 
+import inspect
 from typing import Any
 
 import torch
@@ -70,6 +71,10 @@ class Scan(torch.autograd.Function):
             None,
             None,
         )
+
+
+# autograd asks for it at every call, and making it takes longer than a small recurrence
+Scan.forward.__signature__ = inspect.signature(Scan.forward)  # type: ignore[attr-defined]
 
 
 def _reduced(gradient: Tensor, dtype: torch.dtype) -> Tensor:

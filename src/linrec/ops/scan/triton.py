@@ -1,21 +1,14 @@
 """The elementwise recurrence on GPUs by Triton, as custom operators that torch.compile leaves whole."""
 
-import contextlib
 import functools
 from types import ModuleType
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from linrec.ops.scan import vmap
 from linrec.ops.scan.dtypes import accumulation, promoted
-
-ROWS = 64
-"""Steps of one tile, at most."""
-
-COLUMNS = 32
-"""Channels of one program, at most."""
+from linrec.ops.triton_launch import Tiling, grouping, launch, n_tiles, power_of_2, real
 
 
 @torch.library.custom_op("linrec::scan_triton", mutates_args=())
@@ -23,25 +16,30 @@ def forward(
     a: Tensor, x: Tensor, state: Tensor | None, cut: Tensor | None, reverse: bool
 ) -> tuple[Tensor, Tensor]:
     """Return (y, last value); `a` has three axes of full size or 1, `cut` says where it is taken as zero."""
-    _, time, channels = x.shape
     dtype = promoted(a.dtype, x.dtype)
     y, last = _outputs(x, dtype)
-    a_real, x_real = _real(a.to(dtype).expand(x.shape)), _real(x.to(dtype))
-    _launch(
-        "forward",
-        y,
-        a_real,
-        x_real,
-        _real(last if state is None else state.contiguous()),
-        x_real if cut is None else cut.contiguous().view(torch.uint8),
-        _real(y),
-        _real(last),
-        time,
-        channels,
-        *a_real.stride()[:3],
-        *x_real.stride()[:3],
+    if y.numel() == 0:
+        return y, last
+    a, x = a.to(dtype).expand(x.shape), x.to(dtype)
+    launch(
+        _kernels().forward,
+        tiling(y),
+        y.shape,
+        last.dtype,
+        y.device,
+        real(a),
+        real(x),
+        real(last if state is None else state.contiguous()),
+        real(y) if cut is None else cut.contiguous().view(torch.uint8),
+        real(y),
+        real(last),
+        scalars=(a.stride(0), x.stride(0)),
+        A_STEP=a.stride(1),
+        A_CHANNEL=a.stride(2),
+        X_STEP=x.stride(1),
+        X_CHANNEL=x.stride(2),
+        UNIT=_unit(dtype),
         REVERSE=reverse,
-        COMPLEX=dtype.is_complex,
         HAS_STATE=state is not None,
         HAS_CUT=cut is not None,
     )
@@ -69,36 +67,41 @@ def backward(
     dx, dstate = _outputs(y, y.dtype)
     summed = a.shape[1] < time or time == 1
     whole = a.shape == y.shape
+    plan = tiling(y)
     da = y.new_empty(0)
     if needs_a:
         # what is still to be summed keeps all its digits until then
-        shape = (batch, 1 if summed else time, channels)
+        shape = (batch, n_tiles(time, plan) if summed else time, channels)
         da = y.new_empty(shape, dtype=y.dtype if whole else accumulation(y.dtype))
-    a_real, y_real, dy_real = _real(a.to(y.dtype).expand(y.shape)), _real(y), _real(dy.to(y.dtype))
-    _launch(
-        "backward",
-        y,
-        a_real,
-        y_real,
-        _real(dstate if state is None else state.contiguous()),
-        y_real if cut is None else cut.contiguous().view(torch.uint8),
-        dy_real,
-        _real(dlast.contiguous()),
-        _real(da),
-        _real(dx),
-        _real(dstate),
-        time,
-        channels,
-        *a_real.stride()[:3],
-        *y_real.stride()[:3],
-        *dy_real.stride()[:3],
-        REVERSE=reverse,
-        COMPLEX=y.is_complex(),
-        HAS_STATE=state is not None,
-        HAS_CUT=cut is not None,
-        NEEDS_A=needs_a,
-        SUMMED=summed,
-    )
+    if y.numel() > 0:
+        a_wide, dy = a.to(y.dtype).expand(y.shape), dy.to(y.dtype)
+        launch(
+            _kernels().backward,
+            plan,
+            y.shape,
+            dstate.dtype,
+            y.device,
+            real(a_wide),
+            real(y.contiguous()),
+            real(dstate if state is None else state.contiguous()),
+            real(y) if cut is None else cut.contiguous().view(torch.uint8),
+            real(dy),
+            real(dlast.contiguous()),
+            real(da),
+            real(dx),
+            real(dstate),
+            scalars=(a_wide.stride(0), dy.stride(0)),
+            A_STEP=a_wide.stride(1),
+            A_CHANNEL=a_wide.stride(2),
+            DY_STEP=dy.stride(1),
+            DY_CHANNEL=dy.stride(2),
+            UNIT=_unit(y.dtype),
+            REVERSE=reverse,
+            HAS_STATE=state is not None,
+            HAS_CUT=cut is not None,
+            NEEDS_A=needs_a,
+            SUMMED=summed,
+        )
     return da if not needs_a or whole else da.sum_to_size(a.shape), dx, dstate
 
 
@@ -131,24 +134,24 @@ def _outputs(like: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return steps, steps.new_empty(batch, channels, dtype=accumulation(dtype))
 
 
-def _real(tensor: Tensor) -> Tensor:
-    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor.resolve_neg()
+def _unit(dtype: torch.dtype) -> int:
+    # complex128 numbers are pairs for the kernels
+    return 2 if dtype == torch.complex128 else 1
 
 
-def _launch(name: str, y: Tensor, *arguments: Any, **constants: Any) -> None:
-    import triton
-    import triton.language as tl
-
+def tiling(y: Tensor) -> Tiling:
+    """Return the division of time for a recurrence with outputs like y (b, t, c): measured, on an H200."""
     batch, time, channels = y.shape
-    if y.numel() == 0:
-        return
-    wide = tl.float64 if accumulation(y.dtype) in (torch.float64, torch.complex128) else tl.float32
-    rows = min(ROWS, max(16, triton.next_power_of_2(time)))
-    columns = min(COLUMNS, triton.next_power_of_2(channels))
-    grid = (batch * triton.cdiv(channels, columns),)
-    # Triton launches on the current device, whatever the tensors' one
-    with torch.cuda.device(y.device) if y.is_cuda else contextlib.nullcontext():
-        getattr(_kernels(), name)[grid](*arguments, **constants, WIDE=wide, ROWS=rows, COLUMNS=columns)
+    size = y.element_size()
+    columns, vector = (128, 4) if size == 2 and batch * channels >= 2**14 else (64, 2)
+    rows = 32 if size == 4 or (size == 2 and columns == 64) else 16
+    if size == 16:
+        columns, rows = 32, 8
+    chains = batch * -(-channels // columns)
+    rows = min(rows, power_of_2(time))
+    pieces = min(4, power_of_2(-(-time // rows)))
+    columns = min(columns, power_of_2(channels))
+    return Tiling(pieces, rows, columns, min(vector, columns), *grouping(chains), warps=pieces)
 
 
 vmap.register(forward, backward)

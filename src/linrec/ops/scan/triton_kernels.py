@@ -1,31 +1,14 @@
 """GPU kernels of the elementwise recurrence; imported at the first use, because importing Triton is slow.
 
-One program owns one batch row and a run of channels. It walks time in tiles: an associative scan inside the
-tile, then the value carried from the tile before. Complex tensors come as real ones whose imaginary parts lie
-one element after the real parts. Rows past the end of time are the identity (link 1, input 0), so that the
-last row of a tile always holds the carry. No atomics: the result is the same in every run.
+`linrec.ops.triton_tiles` says how time is divided and how numbers lie in memory. Steps past the end of time
+are the identity (link 1, input 0). Strides are known when a kernel is compiled, so that the addresses of a
+tile are one register and constants.
 """
 
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def compose(a1, x1, a2, x2):  # type: ignore[no-untyped-def]
-    """Apply y -> a1 y + x1, then y -> a2 y + x2."""
-    return a2 * a1, a2 * x1 + x2
-
-
-@triton.jit
-def compose_complex(a1, b1, x1, z1, a2, b2, x2, z2):  # type: ignore[no-untyped-def]
-    """Do the same with links a + ib and inputs x + iz."""
-    return a2 * a1 - b2 * b1, a2 * b1 + b2 * a1, a2 * x1 - b2 * z1 + x2, a2 * z1 + b2 * x1 + z2
-
-
-@triton.jit
-def last_row(tile, rows, n_rows: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return the last of the `n_rows` rows of a tile."""
-    return tl.sum(tl.where(rows == n_rows - 1, tile, 0.0), axis=0)
+from linrec.ops.triton_tiles import applied, carried, entry, loaded, scanned, stored
 
 
 @triton.jit
@@ -36,70 +19,81 @@ def forward(  # type: ignore[no-untyped-def]
     cut_ptr,
     y_ptr,
     last_ptr,
+    words_ptr,
+    plane,
     time,
-    channels,
+    chains,
+    tiles,
     a_row,
-    a_step,
-    a_channel,
     x_row,
-    x_step,
-    x_channel,
+    A_STEP: tl.constexpr,
+    A_CHANNEL: tl.constexpr,
+    X_STEP: tl.constexpr,
+    X_CHANNEL: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    UNIT: tl.constexpr,
     REVERSE: tl.constexpr,
     COMPLEX: tl.constexpr,
     HAS_STATE: tl.constexpr,
     HAS_CUT: tl.constexpr,
+    EVEN: tl.constexpr,
+    CHAINED: tl.constexpr,
     WIDE: tl.constexpr,
+    PIECES: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    VECTOR: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUPS: tl.constexpr,
+    SPREAD: tl.constexpr,
 ):
-    """Fill y (b, t, c) and last (b, c), both contiguous."""
-    # elements from one number to the next in contiguous tensors
-    unit: tl.constexpr = 2 if COMPLEX else 1
-    blocks = tl.cdiv(channels, COLUMNS)
-    row = (tl.program_id(0) // blocks).to(tl.int64)
-    column = (tl.program_id(0) % blocks) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = column < channels
-    rows = tl.arange(0, ROWS)[:, None]
-    a_ptr += row * a_row + column[None, :] * a_channel
-    x_ptr += row * x_row + column[None, :] * x_channel
-    y_ptr += (row * time * channels + column[None, :]) * unit
-    vector = (row * channels + column) * unit
+    """Fill y (b, t, c) and last (b, c), both contiguous. UNIT is the number of elements of a number."""
+    LENGTH: tl.constexpr = PIECES * ROWS
+    chain = tl.program_id(0) % chains
+    tile = tl.program_id(0) // chains
+    row = (chain // tl.cdiv(CHANNELS, COLUMNS)).to(tl.int64)
+    channel = (chain % tl.cdiv(CHANNELS, COLUMNS)) * COLUMNS
+    columns = tl.max_contiguous(tl.arange(0, COLUMNS), VECTOR)
+    inside = channel + columns < CHANNELS
+    step = ROWS * tl.arange(0, PIECES)[:, None, None] + tl.arange(0, ROWS)[None, :, None]
+    valid = tile * LENGTH + step < time
+    mask = valid & inside[None, None, :]
+    if EVEN:
+        mask = tl.full([PIECES, ROWS, COLUMNS], True, tl.int1)
+    # steps count from the start of the recurrence, and t from the start of the tensors
+    if REVERSE:
+        t = LENGTH - 1 - step
+        origin = (time - (tile + 1) * LENGTH).to(tl.int64)
+    else:
+        t = step
+        origin = tl.cast(tile, tl.int64) * LENGTH
 
-    carry = tl.zeros([COLUMNS], WIDE)
-    carry_i = tl.zeros([COLUMNS], WIDE)
+    a_ptr += (row * a_row + origin * A_STEP + channel * A_CHANNEL) * UNIT
+    x_ptr += (row * x_row + origin * X_STEP + channel * X_CHANNEL) * UNIT
+    y_ptr += ((row * time + origin) * CHANNELS + channel) * UNIT
+    vector = row * CHANNELS + channel + columns
+    columns = columns[None, None, :]
+    a, a_i = loaded(a_ptr, t * A_STEP + columns * A_CHANNEL, mask, 1.0, COMPLEX, WIDE)
+    x, x_i = loaded(x_ptr, t * X_STEP + columns * X_CHANNEL, mask, 0.0, COMPLEX, WIDE)
+    if HAS_CUT:
+        cut = tl.load(cut_ptr + row * time + origin + t, mask=valid, other=0) != 0
+        a = tl.where(cut, 0.0, a)
+        a_i = tl.where(cut, 0.0, a_i)
+    start = tl.zeros([COLUMNS], WIDE)
+    start_i = start
     if HAS_STATE:
-        carry = tl.load(state_ptr + vector, mask=inside, other=0.0)
-        if COMPLEX:
-            carry_i = tl.load(state_ptr + vector + 1, mask=inside, other=0.0)
-    for tile in range(0, tl.cdiv(time, ROWS)):
-        index = tile * ROWS + rows
-        t = (time - 1 - index if REVERSE else index).to(tl.int64)
-        valid = index < time
-        mask = valid & inside[None, :]
-        a = tl.load(a_ptr + t * a_step, mask=mask, other=1.0).to(WIDE)
-        x = tl.load(x_ptr + t * x_step, mask=mask, other=0.0).to(WIDE)
-        if HAS_CUT:
-            cut = tl.load(cut_ptr + row * time + t, mask=valid, other=0) != 0
-            a = tl.where(cut, 0.0, a)
-        y_at = y_ptr + t * channels * unit
-        if COMPLEX:
-            a_i = tl.load(a_ptr + t * a_step + 1, mask=mask, other=0.0).to(WIDE)
-            x_i = tl.load(x_ptr + t * x_step + 1, mask=mask, other=0.0).to(WIDE)
-            if HAS_CUT:
-                a_i = tl.where(cut, 0.0, a_i)
-            a, a_i, x, x_i = tl.associative_scan((a, a_i, x, x_i), 0, compose_complex)
-            y = a * carry[None, :] - a_i * carry_i[None, :] + x
-            y_i = a * carry_i[None, :] + a_i * carry[None, :] + x_i
-            tl.store(y_at + 1, y_i, mask=mask)
-            carry_i = last_row(y_i, rows, ROWS)
-        else:
-            a, x = tl.associative_scan((a, x), 0, compose)
-            y = a * carry[None, :] + x
-        tl.store(y_at, y, mask=mask)
-        carry = last_row(y, rows, ROWS)
-    tl.store(last_ptr + vector, carry, mask=inside)
-    if COMPLEX:
-        tl.store(last_ptr + vector + 1, carry_i, mask=inside)
+        start, start_i = loaded(state_ptr, vector, inside, 0.0, COMPLEX, WIDE)
+
+    a, a_i, x, x_i = scanned(a, a_i, x, x_i, COMPLEX)
+    start, start_i, after, after_i = carried(
+        entry(a, ROWS - 1), entry(a_i, ROWS - 1), entry(x, ROWS - 1), entry(x_i, ROWS - 1),
+        start, start_i, words_ptr, plane, chain, tile, tiles,
+        COMPLEX, CHAINED, WIDE, PIECES, COLUMNS, GROUP, GROUPS, SPREAD,
+    )  # fmt: skip
+    y, y_i = applied(a, a_i, x, x_i, start[:, None, :], start_i[:, None, :], COMPLEX)
+    stored(y_ptr, t * CHANNELS + columns, y, y_i, mask, COMPLEX, WIDE)
+    if tile == tiles - 1:
+        stored(last_ptr, vector, after, after_i, inside, COMPLEX, WIDE)
 
 
 @triton.jit
@@ -113,126 +107,128 @@ def backward(  # type: ignore[no-untyped-def]
     da_ptr,
     dx_ptr,
     dstate_ptr,
+    words_ptr,
+    plane,
     time,
-    channels,
+    chains,
+    tiles,
     a_row,
-    a_step,
-    a_channel,
-    y_row,
-    y_step,
-    y_channel,
     dy_row,
-    dy_step,
-    dy_channel,
+    A_STEP: tl.constexpr,
+    A_CHANNEL: tl.constexpr,
+    DY_STEP: tl.constexpr,
+    DY_CHANNEL: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    UNIT: tl.constexpr,
     REVERSE: tl.constexpr,
     COMPLEX: tl.constexpr,
     HAS_STATE: tl.constexpr,
     HAS_CUT: tl.constexpr,
     NEEDS_A: tl.constexpr,
-    # `a` is constant in time: da is (b, 1, c), summed here
+    # `a` is constant in time: da is (b, tiles, c), still to be summed
     SUMMED: tl.constexpr,
+    EVEN: tl.constexpr,
+    CHAINED: tl.constexpr,
     WIDE: tl.constexpr,
+    PIECES: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    VECTOR: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUPS: tl.constexpr,
+    SPREAD: tl.constexpr,
 ):
-    """Fill dx (b, t, c), dstate (b, c) and da (b, t or 1, c), all contiguous.
+    """Fill dx (b, t, c), dstate (b, c) and da (b, t or tiles, c), all contiguous; y is contiguous.
 
-    The adjoint runs against the recurrence: `REVERSE` is the direction of the recurrence.
+    The adjoint g_t = dy_t + conj(a_{t+1}) g_{t+1} runs against the recurrence, whose direction is `REVERSE`.
+    Then dx_t = g_t, da_t = g_t conj(y_{t-1}), dstate = conj(a_1) g_1.
     """
-    unit: tl.constexpr = 2 if COMPLEX else 1
-    blocks = tl.cdiv(channels, COLUMNS)
-    row = (tl.program_id(0) // blocks).to(tl.int64)
-    column = (tl.program_id(0) % blocks) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = column < channels
-    rows = tl.arange(0, ROWS)[:, None]
-    a_ptr += row * a_row + column[None, :] * a_channel
-    y_ptr += row * y_row + column[None, :] * y_channel
-    dy_ptr += row * dy_row + column[None, :] * dy_channel
-    da_ptr += (row * (1 if SUMMED else time) * channels + column[None, :]) * unit
-    dx_ptr += (row * time * channels + column[None, :]) * unit
-    vector = (row * channels + column) * unit
-
-    state = tl.zeros([COLUMNS], WIDE)
-    state_i = tl.zeros([COLUMNS], WIDE)
-    total = tl.zeros([COLUMNS], WIDE)
-    total_i = tl.zeros([COLUMNS], WIDE)
-    carry = tl.load(dlast_ptr + vector, mask=inside, other=0.0)
-    carry_i = tl.zeros([COLUMNS], WIDE)
-    if COMPLEX:
-        carry_i = tl.load(dlast_ptr + vector + 1, mask=inside, other=0.0)
-    if HAS_STATE:
-        state = tl.load(state_ptr + vector, mask=inside, other=0.0)
-        if COMPLEX:
-            state_i = tl.load(state_ptr + vector + 1, mask=inside, other=0.0)
-    for tile in range(0, tl.cdiv(time, ROWS)):
-        index = tile * ROWS + rows
-        t = (index if REVERSE else time - 1 - index).to(tl.int64)
-        # the steps that the recurrence took after and before t; the adjoint comes from the one
-        after = t - 1 if REVERSE else t + 1
-        before = t + 1 if REVERSE else t - 1
-        valid = index < time
-        mask = valid & inside[None, :]
-        linked = mask & (index > 0)
-        a = tl.load(a_ptr + after * a_step, mask=linked, other=1.0).to(WIDE)
-        g = tl.load(dy_ptr + t * dy_step, mask=mask, other=0.0).to(WIDE)
-        if HAS_CUT:
-            cut = tl.load(cut_ptr + row * time + after, mask=valid & (index > 0), other=0) != 0
-            a = tl.where(cut, 0.0, a)
-        dx_at = dx_ptr + t * channels * unit
-        if COMPLEX:
-            a_i = -tl.load(a_ptr + after * a_step + 1, mask=linked, other=0.0).to(WIDE)
-            g_i = tl.load(dy_ptr + t * dy_step + 1, mask=mask, other=0.0).to(WIDE)
-            if HAS_CUT:
-                a_i = tl.where(cut, 0.0, a_i)
-            a, a_i, g, g_i = tl.associative_scan((a, a_i, g, g_i), 0, compose_complex)
-            g += a * carry[None, :] - a_i * carry_i[None, :]
-            g_i += a * carry_i[None, :] + a_i * carry[None, :]
-            tl.store(dx_at + 1, g_i, mask=mask)
-            carry_i = last_row(g_i, rows, ROWS)
-        else:
-            a, g = tl.associative_scan((a, g), 0, compose)
-            g += a * carry[None, :]
-        tl.store(dx_at, g, mask=mask)
-        carry = last_row(g, rows, ROWS)
-        if NEEDS_A:
-            inner = mask & (index < time - 1)
-            y = tl.load(y_ptr + before * y_step, mask=inner, other=0.0).to(WIDE)
-            y = tl.where(index == time - 1, state[None, :], y)
-            keep = mask
-            if HAS_CUT:
-                keep = mask & (tl.load(cut_ptr + row * time + t, mask=valid, other=0) == 0)
-            da_at = da_ptr + t * channels * unit
-            if COMPLEX:
-                y_i = tl.load(y_ptr + before * y_step + 1, mask=inner, other=0.0).to(WIDE)
-                y_i = tl.where(index == time - 1, state_i[None, :], y_i)
-                da = tl.where(keep, g * y + g_i * y_i, 0.0)
-                da_i = tl.where(keep, g_i * y - g * y_i, 0.0)
-                if SUMMED:
-                    total_i += tl.sum(da_i, axis=0)
-                else:
-                    tl.store(da_at + 1, da_i, mask=mask)
-            else:
-                da = tl.where(keep, g * y, 0.0)
-            if SUMMED:
-                total += tl.sum(da, axis=0)
-            else:
-                tl.store(da_at, da, mask=mask)
-    if NEEDS_A and SUMMED:
-        tl.store(da_ptr, total[None, :], mask=inside[None, :])
-        if COMPLEX:
-            tl.store(da_ptr + 1, total_i[None, :], mask=inside[None, :])
-    # from the first step of the recurrence back to the state
-    first = (time - 1 if REVERSE else 0) + tl.zeros([1, 1], tl.int64)
-    a = tl.load(a_ptr + first * a_step, mask=inside[None, :], other=0.0).to(WIDE)
-    if HAS_CUT:
-        cut = tl.load(cut_ptr + row * time + first) != 0
-        a = tl.where(cut, 0.0, a)
-    dstate_ptr += vector[None, :]
-    if COMPLEX:
-        a_i = -tl.load(a_ptr + first * a_step + 1, mask=inside[None, :], other=0.0).to(WIDE)
-        if HAS_CUT:
-            a_i = tl.where(cut, 0.0, a_i)
-        tl.store(dstate_ptr, a * carry[None, :] - a_i * carry_i[None, :], mask=inside[None, :])
-        tl.store(dstate_ptr + 1, a * carry_i[None, :] + a_i * carry[None, :], mask=inside[None, :])
+    LENGTH: tl.constexpr = PIECES * ROWS
+    chain = tl.program_id(0) % chains
+    tile = tl.program_id(0) // chains
+    row = (chain // tl.cdiv(CHANNELS, COLUMNS)).to(tl.int64)
+    channel = (chain % tl.cdiv(CHANNELS, COLUMNS)) * COLUMNS
+    columns = tl.max_contiguous(tl.arange(0, COLUMNS), VECTOR)
+    inside = channel + columns < CHANNELS
+    # steps count from the start of the adjoint, and t from the start of the tensors
+    step = ROWS * tl.arange(0, PIECES)[:, None, None] + tl.arange(0, ROWS)[None, :, None]
+    index = tile * LENGTH + step
+    valid = index < time
+    mask = valid & inside[None, None, :]
+    if EVEN:
+        mask = tl.full([PIECES, ROWS, COLUMNS], True, tl.int1)
+    if REVERSE:
+        t = step
+        origin = tl.cast(tile, tl.int64) * LENGTH
+        # from t to the step that the recurrence took next
+        NEXT: tl.constexpr = -1
     else:
-        tl.store(dstate_ptr, a * carry[None, :], mask=inside[None, :])
+        t = LENGTH - 1 - step
+        origin = (time - (tile + 1) * LENGTH).to(tl.int64)
+        NEXT: tl.constexpr = 1  # type: ignore[no-redef]
+
+    a_ptr += (row * a_row + origin * A_STEP + channel * A_CHANNEL) * UNIT
+    dy_ptr += (row * dy_row + origin * DY_STEP + channel * DY_CHANNEL) * UNIT
+    out = ((row * time + origin) * CHANNELS + channel) * UNIT
+    cut_ptr += row * time + origin
+    vector = row * CHANNELS + channel + columns
+    columns = columns[None, None, :]
+    at = t * CHANNELS + columns
+    # the adjoint enters step t over the link of the next step; after the last step there is none
+    linked = mask & (index > 0)
+    a, a_i = loaded(
+        a_ptr + NEXT * A_STEP * UNIT, t * A_STEP + columns * A_CHANNEL, linked, 1.0, COMPLEX, WIDE
+    )
+    g, g_i = loaded(dy_ptr, t * DY_STEP + columns * DY_CHANNEL, mask, 0.0, COMPLEX, WIDE)
+    if NEEDS_A:
+        inner = mask & (index < time - 1)
+        y, y_i = loaded(y_ptr + out - NEXT * CHANNELS * UNIT, at, inner, 0.0, COMPLEX, WIDE)
+    if HAS_CUT:
+        cut = tl.load(cut_ptr + t + NEXT, mask=valid & (index > 0), other=0) != 0
+        a = tl.where(cut, 0.0, a)
+        a_i = tl.where(cut, 0.0, a_i)
+    start, start_i = loaded(dlast_ptr, vector, inside, 0.0, COMPLEX, WIDE)
+
+    a, a_i, g, g_i = scanned(a, -a_i, g, g_i, COMPLEX)
+    start, start_i, after, after_i = carried(
+        entry(a, ROWS - 1), entry(a_i, ROWS - 1), entry(g, ROWS - 1), entry(g_i, ROWS - 1),
+        start, start_i, words_ptr, plane, chain, tile, tiles,
+        COMPLEX, CHAINED, WIDE, PIECES, COLUMNS, GROUP, GROUPS, SPREAD,
+    )  # fmt: skip
+    g, g_i = applied(a, a_i, g, g_i, start[:, None, :], start_i[:, None, :], COMPLEX)
+    stored(dx_ptr + out, at, g, g_i, mask, COMPLEX, WIDE)
+    if NEEDS_A:
+        if HAS_STATE:
+            state, state_i = loaded(state_ptr, vector, inside, 0.0, COMPLEX, WIDE)
+            y = tl.where(index == time - 1, state[None, None, :], y)
+            y_i = tl.where(index == time - 1, state_i[None, None, :], y_i)
+        if COMPLEX:
+            da = g * y + g_i * y_i
+            da_i = g_i * y - g * y_i
+        else:
+            da = g * y
+            da_i = da
+        if HAS_CUT:
+            cut = tl.load(cut_ptr + t, mask=valid, other=0) != 0
+            da = tl.where(cut, 0.0, da)
+            da_i = tl.where(cut, 0.0, da_i)
+        if SUMMED:
+            da = tl.sum(tl.sum(tl.where(mask, da, 0.0), axis=1), axis=0)
+            da_i = tl.sum(tl.sum(tl.where(mask, da_i, 0.0), axis=1), axis=0)
+            per_tile = (row * tiles + tile) * CHANNELS + vector - row * CHANNELS
+            stored(da_ptr, per_tile, da, da_i, inside, COMPLEX, WIDE)
+        else:
+            stored(da_ptr + out, at, da, da_i, mask, COMPLEX, WIDE)
+    if tile == tiles - 1:
+        # from the first step of the recurrence back to the state
+        first = (time - 1 if REVERSE else 0) - origin
+        b, b_i = loaded(
+            a_ptr + first * A_STEP * UNIT, tl.arange(0, COLUMNS) * A_CHANNEL, inside, 0.0, COMPLEX, WIDE
+        )
+        if HAS_CUT:
+            at_first = tl.load(cut_ptr + first) != 0
+            b = tl.where(at_first, 0.0, b)
+            b_i = tl.where(at_first, 0.0, b_i)
+        zero = tl.zeros_like(b)
+        dstate, dstate_i = applied(b, -b_i, zero, zero, after, after_i, COMPLEX)
+        stored(dstate_ptr, vector, dstate, dstate_i, inside, COMPLEX, WIDE)

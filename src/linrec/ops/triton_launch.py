@@ -1,0 +1,122 @@
+"""How the GPU kernels of elementwise recurrences are launched: the division of time, and memory for it."""
+
+import contextlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How a recurrence is divided among programs; see `linrec.ops.triton_tiles`.
+
+    Attributes:
+        pieces: parts of a tile that follow each other in time, on different warps.
+        rows: steps of a piece, which one thread scans.
+        columns: channels of a tile.
+        vector: neighbouring channels of one thread.
+        group: tiles of a group.
+        groups: groups of a supergroup.
+        warps: warps of a program.
+    """
+
+    pieces: int
+    rows: int
+    columns: int
+    vector: int
+    group: int
+    groups: int
+    warps: int
+
+
+def launch(
+    kernel: Any,
+    tiling: Tiling,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    *arguments: Any,
+    scalars: tuple[int, ...] = (),
+    **constants: Any,
+) -> None:
+    """Run `kernel(*arguments, words, plane, time, chains, tiles, *scalars, **constants)` over all tiles.
+
+    Args:
+        kernel: a Triton kernel.
+        tiling: the division.
+        shape: (b, t, c) of the recurrence, without a zero.
+        dtype: in which it is accumulated.
+        device: where the tensors are.
+        arguments: the pointers.
+        scalars: what follows the numbers of tiles.
+        constants: the kernel's own constants.
+    """
+    import triton.language as tl
+
+    batch, time, channels = shape
+    double = dtype in (torch.float64, torch.complex128)
+    chains = batch * -(-channels // tiling.columns)
+    tiles = n_tiles(time, tiling)
+    plane = chains * tiles * tiling.columns
+    # links and inputs of tiles and of groups, in words of 32 bits of data
+    planes = (4 if tiling.groups > 1 else 2) * (2 if dtype.is_complex else 1) * (2 if double else 1)
+    words = torch.zeros(planes * plane if tiles > 1 else 0, dtype=torch.int64, device=device)
+    # Triton launches on the current device, whatever the tensors' one
+    with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+        kernel[(chains * tiles,)](
+            *arguments,
+            words,
+            plane,
+            time,
+            chains,
+            tiles,
+            *scalars,
+            CHANNELS=channels,
+            COMPLEX=dtype.is_complex,
+            EVEN=time % (tiling.pieces * tiling.rows) == 0 and channels % tiling.columns == 0,
+            CHAINED=tiles > 1,
+            WIDE=tl.float64 if double else tl.float32,
+            PIECES=tiling.pieces,
+            ROWS=tiling.rows,
+            COLUMNS=tiling.columns,
+            VECTOR=tiling.vector,
+            GROUP=tiling.group,
+            GROUPS=tiling.groups,
+            SPREAD=max(tiling.group, tiling.groups, power_of_2(-(-32 * tiling.warps // tiling.columns))),
+            num_warps=tiling.warps,
+            **constants,
+        )
+
+
+def grouping(chains: int) -> tuple[int, int]:
+    """Return tiles per group and groups per supergroup for this many chains of tiles: measured, on an H200.
+
+    Many chains need no groups, because they advance side by side. The fewer there are, the more tiles of each
+    run at the same time, and the longer a value would take from one to the next.
+    """
+    if chains >= 128:
+        return 1, 1
+    if chains >= 16:
+        return 2, 1
+    return (4, 2) if chains >= 4 else (8, 8)
+
+
+def n_tiles(time: int, tiling: Tiling) -> int:
+    """Return the number of tiles along `time` steps."""
+    return -(-time // (tiling.pieces * tiling.rows))
+
+
+def power_of_2(n: int) -> int:
+    """Return the smallest power of two that is at least n."""
+    return 1 << (n - 1).bit_length()
+
+
+def real(tensor: Tensor) -> Tensor:
+    """Return the tensor as kernels take it: complex64 as int64, complex128 as pairs of float64."""
+    if tensor.dtype == torch.complex64:
+        return tensor.resolve_conj().resolve_neg().view(torch.int64)
+    if tensor.dtype == torch.complex128:
+        return torch.view_as_real(tensor.resolve_conj().resolve_neg())
+    return tensor.resolve_neg()
