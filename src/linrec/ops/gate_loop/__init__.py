@@ -63,10 +63,11 @@ def gate_loop(
     | scan | torch, triton | an associative scan with one channel per entry of the state |
     | recurrent | numba | the same channels, step by step on CPU threads |
 
-    The last two keep the state of every step, which is cheap for dk = dv = 1 (the max-headed GateLoop) and
-    not for large heads: with Triton and with Numba, the max-headed GateLoop of real q and k is one fused
-    kernel. `"auto"` takes the best pair that works for the call (the table is at
-    `linrec.ops.gate_loop.auto.auto_gate_loop`); what is given explicitly is obeyed or refused.
+    The last two keep the state of every step, which is too much for large heads. For dk = dv = 1 (the
+    max-headed GateLoop) with real q and k, they are one fused kernel with Triton and with Numba, which keeps
+    the state once per piece of time and makes it again for the gradient. `"auto"` takes the best pair that
+    works for the call (the table is at `linrec.ops.gate_loop.auto.auto_gate_loop`); what is given explicitly
+    is obeyed or refused.
 
     A magnitude of exactly zero, log_decay = -inf, is exact in every mode: nothing passes that step, and no
     gradient is NaN. Phases of any size are used modulo 2 pi.
