@@ -243,13 +243,14 @@ def _kernels() -> ModuleType:
 def tiling(shape: tuple[int, ...]) -> Tiling:
     """Return the division of time for q of this shape (b, t, h): measured, on an H200.
 
-    A thread holds more numbers per step than in `ops.scan`, so fewer steps.
+    A thread holds more numbers per step than in `ops.scan`, so fewer steps. The pieces are the same for every
+    length, so that a model compiled for any length serves all.
     """
-    batch, time, heads = shape
+    batch, _, heads = shape
     # with 32 columns and as many warps as pieces, threads hold all tensors of the kernels in the same way
-    columns, rows = min(32, power_of_2(heads)), min(8, power_of_2(time))
-    pieces = min(4, power_of_2(-(-time // rows)))
-    return Tiling(pieces, rows, columns, min(2, columns), *grouping(batch * -(-heads // 32)), warps=pieces)
+    columns = min(32, power_of_2(heads))
+    groups = grouping(batch * -(-heads // 32))
+    return Tiling(4, 8, columns, min(2, columns), *groups, warps=4)
 
 
 def _outputs(q: Tensor, v: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
