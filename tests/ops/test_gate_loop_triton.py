@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from linrec.ops import gate_loop
-from linrec.ops.gate_loop import fused
+from linrec.ops.gate_loop import fused_triton
 from linrec.ops.triton_launch import Tiling
 from linrec.testing import assert_agree, check_operator, gate_loop_inputs, reset_mask
 
@@ -67,7 +67,7 @@ def test_more_heads_than_one_program_has():
 def test_groups_of_tiles(phase, monkeypatch):
     # a chain of ten tiles, groups of two, supergroups of four
     tiling = Tiling(pieces=2, rows=2, columns=4, vector=2, group=2, groups=2, warps=1)
-    monkeypatch.setattr(fused, "tiling", lambda shape: tiling)
+    monkeypatch.setattr(fused_triton, "tiling", lambda shape: tiling)
     agree(1, 38, 6, phase=phase, options={"reset": reset_mask(1, 38, rate=0.05, device=DEVICE)})
     agree(1, 38, 6, phase=phase, dtype=torch.float64)
 

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Inexact
 from torch import Tensor, autocast
 
 from linrec.ops.dispatch import exporting, numba_usable, refusal, resolve, triton_usable
-from linrec.ops.gate_loop import fused, fused_numba, inputs, segments
+from linrec.ops.gate_loop import fused, inputs, segments
 from linrec.ops.gate_loop.auto import PAIRS, auto_gate_loop
 from linrec.ops.gate_loop.chunkwise import attention, chunkwise
 from linrec.ops.gate_loop.reference import gate_loop_reference
@@ -22,9 +22,6 @@ _OWN = {
     ("attention", "torch"): attention,
     ("chunkwise", "torch"): chunkwise,
 }
-
-# in the place of `elementwise`, where there is one channel per head
-_FUSED = {("scan", "triton"): fused.fused, ("recurrent", "numba"): fused_numba.fused}
 
 
 def gate_loop(
@@ -136,8 +133,8 @@ def gate_loop(
     if q.shape[1] == 0:
         return v.clone(), state.clone()
     tensors: list[Any] = [q, k, v, log_decay, phase]
-    if pair in _FUSED and fused.applies(q, k, v):
-        run: Callable[..., tuple[Tensor, Tensor]] = _FUSED[pair]
+    if fused.applies(pair, q, k, v):
+        run: Callable[..., tuple[Tensor, Tensor]] = partial(fused.fused, backend=pair[1])
     else:
         run = _OWN.get(pair) or partial(elementwise, mode=pair[0], backend=pair[1])
         tensors = inputs.widened(*tensors)

@@ -1,12 +1,7 @@
-"""The max-headed GateLoop (dk = dv = 1) on the CPU: gates, recurrence and output in one pass by Numba.
-
-It is `elementwise` over `ops.scan`'s Numba backend without what that writes and reads in between: a, k v and
-the states, and their gradients.
-"""
+"""The fused max-headed GateLoop on the CPU: gates, recurrence and output in one pass by Numba."""
 
 import functools
 import math
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -14,78 +9,9 @@ import torch
 from torch import Tensor
 
 from linrec.ops import lanes
-from linrec.ops.gate_loop.inputs import accumulation
-from linrec.ops.gate_loop.torch import elementwise
 from linrec.ops.scan.vmap import batch_of, fold
 
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
-
-
-def fused(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor | None,
-    phase: Tensor | None,
-    state: Tensor,
-    reset: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """Run the recurrence of real inputs; arguments and results are those of `elementwise`."""
-    flat = (x if x is None else x.squeeze(-1).to(accumulation(x.dtype)) for x in (q, k, v, log_decay, phase))
-    y, last, _ = FusedGateLoop.apply(*flat, state.flatten(1), reset)
-    return y.unsqueeze(-1), last.unflatten(-1, state.shape[1:])
-
-
-class FusedGateLoop(torch.autograd.Function):
-    """y, last, starts = FusedGateLoop.apply(q, k, v, log_decay, phase, state, cut).
-
-    Gates are (b, t, h), or (1, 1, h) where they are constant.
-    The states `starts` are kept for the adjoint and have no gradient of their own.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        log_decay: Tensor | None,
-        phase: Tensor | None,
-        state: Tensor,
-        cut: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Run the kernel."""
-        return forward(q, k, v, log_decay, phase, state, cut)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-        """Keep the inputs, and one state of each chunk."""
-        ctx.mark_non_differentiable(output[2])
-        ctx.save_for_backward(*inputs, output[2])
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor, dlast: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        """Run the adjoint kernel, or torch operations where the gradient is to be differentiated again."""
-        *inputs, starts = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            return (*_differentiable_backward(ctx.needs_input_grad, inputs, dy, dlast), None)
-        gradients = backward(*inputs, starts, dy, dlast)
-        needed = ctx.needs_input_grad[:6]
-        return (*(g if need else None for g, need in zip(gradients, needed, strict=True)), None)
-
-
-def _differentiable_backward(
-    needed: tuple[bool, ...], inputs: list[Any], dy: Tensor, dlast: Tensor
-) -> list[Any]:
-    *flat, state, cut = inputs
-    wide: list[Any] = [x if x is None else x[..., None] for x in flat]
-    run: Callable[..., tuple[Tensor, Tensor]] = functools.partial(elementwise, mode="scan", backend="torch")
-    y, last = run(*wide, state[..., None, None], cut)
-    wanted = [x for x, need in zip(inputs, needed, strict=True) if need]
-    outputs = y.squeeze(-1), last.flatten(1)
-    gradients = iter(torch.autograd.grad(outputs, wanted, (dy, dlast), create_graph=True, allow_unused=True))
-    return [next(gradients) if need else None for need in needed[:6]]
 
 
 @torch.library.custom_op("linrec::gate_loop_numba", mutates_args=(), device_types="cpu")

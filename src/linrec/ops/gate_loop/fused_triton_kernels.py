@@ -144,7 +144,7 @@ def forward(  # type: ignore[no-untyped-def]
     state_ptr,
     cut_ptr,
     y_ptr,
-    befores_ptr,
+    starts_ptr,
     last_ptr,
     words_ptr,
     plane,
@@ -167,7 +167,7 @@ def forward(  # type: ignore[no-untyped-def]
     GROUPS: tl.constexpr,
     SPREAD: tl.constexpr,
 ):
-    """Fill y (b, t, h), last (b, h) and befores (b, pieces of all tiles, h); every tensor is contiguous."""
+    """Fill y (b, t, h), last (b, h) and starts (b, pieces of all tiles, h); every tensor is contiguous."""
     chain = tl.program_id(0) % chains
     tile = tl.program_id(0) // chains
     row = (chain // tl.cdiv(CHANNELS, COLUMNS)).to(tl.int64)
@@ -207,7 +207,7 @@ def forward(  # type: ignore[no-untyped-def]
         COMPLEX, CHAINED, WIDE, PIECES, COLUMNS, GROUP, GROUPS, SPREAD,
     )  # fmt: skip
     before = ((row * tiles + tile) * PIECES + piece) * CHANNELS + column
-    stored(befores_ptr, before, start, start_i, inside & (piece >= 0), COMPLEX, WIDE)
+    stored(starts_ptr, before, start, start_i, inside & (piece >= 0), COMPLEX, WIDE)
     h, h_i = start, start_i
     for r in tl.static_range(ROWS):
         h, h_i = applied(a[r], a_i[r], k[r] * v[r], tl.zeros_like(h), h, h_i, COMPLEX)
@@ -224,7 +224,7 @@ def backward(  # type: ignore[no-untyped-def]
     decay_ptr,
     phase_ptr,
     cut_ptr,
-    befores_ptr,
+    starts_ptr,
     dy_ptr,
     dlast_ptr,
     dq_ptr,
@@ -288,7 +288,7 @@ def backward(  # type: ignore[no-untyped-def]
     a, a_i = _links(decays, phases, cut_ptr + row * time, begin, time, ROWS + 1, PHASE, HAS_CUT, WIDE)
 
     before = ((row * tiles + place) * PIECES + piece) * CHANNELS + column
-    h, h_i = loaded(befores_ptr, before, inside & (piece >= 0), 0.0, COMPLEX, WIDE)
+    h, h_i = loaded(starts_ptr, before, inside & (piece >= 0), 0.0, COMPLEX, WIDE)
     states = ()
     states_i = ()
     for r in tl.static_range(ROWS):
