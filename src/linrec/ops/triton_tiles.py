@@ -68,7 +68,7 @@ def compose(a1, x1, a2, x2):  # type: ignore[no-untyped-def]
 @triton.jit
 def compose_complex(a1, b1, x1, z1, a2, b2, x2, z2):  # type: ignore[no-untyped-def]
     """Do the same with links a + ib and inputs x + iz."""
-    return a2 * a1 - b2 * b1, a2 * b1 + b2 * a1, a2 * x1 - b2 * z1 + x2, a2 * z1 + b2 * x1 + z2
+    return a2 * a1 - b2 * b1, a2 * b1 + b2 * a1, x2 - b2 * z1 + a2 * x1, z2 + b2 * x1 + a2 * z1
 
 
 @triton.jit
@@ -99,9 +99,18 @@ def scanned(a, a_i, x, x_i, COMPLEX: tl.constexpr):  # type: ignore[no-untyped-d
 def applied(a, a_i, x, x_i, y, y_i, COMPLEX: tl.constexpr):  # type: ignore[no-untyped-def]
     """Return a y + x."""
     if COMPLEX:
-        return a * y - a_i * y_i + x, a * y_i + a_i * y + x_i
+        return x - a_i * y_i + a * y, x_i + a_i * y + a * y_i
     else:
         return a * y + x, y_i
+
+
+@triton.jit
+def times(a, a_i, y, y_i, COMPLEX: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return a y; `applied` to an input of zero would add the zero."""
+    if COMPLEX:
+        return a * y - a_i * y_i, a * y_i + a_i * y
+    else:
+        return a * y, y_i
 
 
 @triton.jit
@@ -138,13 +147,31 @@ def _up_to(a, a_i, x, x_i, COMPLEX: tl.constexpr, BACKWARDS: tl.constexpr):  # t
 
 
 @triton.jit
-def entry(x, i):  # type: ignore[no-untyped-def]
-    """Return entry `i` along the last axis but one."""
-    if len(x.shape) == 3:
-        chosen = tl.where(tl.arange(0, x.shape[1])[None, :, None] == i, x, 0.0)
+def _add(a1, x1, a2, x2):  # type: ignore[no-untyped-def]
+    return a1 + a2, x1 + x2
+
+
+@triton.jit
+def _add_complex(a1, b1, x1, z1, a2, b2, x2, z2):  # type: ignore[no-untyped-def]
+    return a1 + a2, b1 + b2, x1 + x2, z1 + z2
+
+
+@triton.jit
+def entries(a, a_i, x, x_i, i, COMPLEX: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return entry `i` of each along the last axis but one; all in one reduction, so with its barriers once."""
+    AXIS: tl.constexpr = len(a.shape) - 2
+    if AXIS == 1:
+        chosen = tl.arange(0, a.shape[1])[None, :, None] == i
     else:
-        chosen = tl.where(tl.arange(0, x.shape[0])[:, None] == i, x, 0.0)
-    return tl.sum(chosen, axis=len(x.shape) - 2)
+        chosen = tl.arange(0, a.shape[0])[:, None] == i
+    a, x = tl.where(chosen, a, 0.0), tl.where(chosen, x, 0.0)
+    if COMPLEX:
+        a_i, x_i = tl.where(chosen, a_i, 0.0), tl.where(chosen, x_i, 0.0)
+        a, a_i, x, x_i = tl.reduce((a, a_i, x, x_i), AXIS, _add_complex)
+    else:
+        a, x = tl.reduce((a, x), AXIS, _add)
+        a_i, x_i = a, x
+    return a, a_i, x, x_i
 
 
 @triton.jit
@@ -230,12 +257,7 @@ def _before(  # type: ignore[no-untyped-def]
                 at += plane * (2 if tl.float64 == WIDE else 1)
                 c_i, w_i = _awaited(links + at, inputs + at, plane, needed, WIDE)
             c, c_i, w, w_i = scanned(c, c_i, w, w_i, COMPLEX)
-            b, b_i, z, z_i = (
-                entry(c, SPREAD - 1),
-                entry(c_i, SPREAD - 1),
-                entry(w, SPREAD - 1),
-                entry(w_i, SPREAD - 1),
-            )
+            b, b_i, z, z_i = entries(c, c_i, w, w_i, SPREAD - 1, COMPLEX)
     return b, b_i, z, z_i
 
 
@@ -271,7 +293,7 @@ def carried(  # type: ignore[no-untyped-def]
     # of the tile up to each piece, without it and with it
     b, b_i, z, z_i, a, a_i, x, x_i = _up_to(a, a_i, x, x_i, COMPLEX, BACKWARDS)
     LAST: tl.constexpr = 0 if BACKWARDS else PIECES - 1
-    whole, whole_i, end, end_i = entry(a, LAST), entry(a_i, LAST), entry(x, LAST), entry(x_i, LAST)
+    whole, whole_i, end, end_i = entries(a, a_i, x, x_i, LAST, COMPLEX)
 
     if CHAINED:
         # words: links and inputs of tiles, then of groups, each with its imaginary part. The last tile of

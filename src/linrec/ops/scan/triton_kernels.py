@@ -8,7 +8,7 @@ tile are one register and constants.
 import triton
 import triton.language as tl
 
-from linrec.ops.triton_tiles import applied, carried, entry, loaded, scanned, stored
+from linrec.ops.triton_tiles import applied, carried, entries, loaded, scanned, stored, times
 
 
 @triton.jit
@@ -85,9 +85,9 @@ def forward(  # type: ignore[no-untyped-def]
         start, start_i = loaded(state_ptr, vector, inside, 0.0, COMPLEX, WIDE)
 
     a, a_i, x, x_i = scanned(a, a_i, x, x_i, COMPLEX)
+    whole, whole_i, end, end_i = entries(a, a_i, x, x_i, ROWS - 1, COMPLEX)
     start, start_i, after, after_i = carried(
-        entry(a, ROWS - 1), entry(a_i, ROWS - 1), entry(x, ROWS - 1), entry(x_i, ROWS - 1),
-        start, start_i, words_ptr, plane, chain, tile, tiles,
+        whole, whole_i, end, end_i, start, start_i, words_ptr, plane, chain, tile, tiles,
         COMPLEX, CHAINED, WIDE, PIECES, COLUMNS, GROUP, GROUPS, SPREAD,
     )  # fmt: skip
     y, y_i = applied(a, a_i, x, x_i, start[:, None, :], start_i[:, None, :], COMPLEX)
@@ -190,9 +190,9 @@ def backward(  # type: ignore[no-untyped-def]
     start, start_i = loaded(dlast_ptr, vector, inside, 0.0, COMPLEX, WIDE)
 
     a, a_i, g, g_i = scanned(a, -a_i, g, g_i, COMPLEX)
+    whole, whole_i, end, end_i = entries(a, a_i, g, g_i, ROWS - 1, COMPLEX)
     start, start_i, after, after_i = carried(
-        entry(a, ROWS - 1), entry(a_i, ROWS - 1), entry(g, ROWS - 1), entry(g_i, ROWS - 1),
-        start, start_i, words_ptr, plane, chain, tile, tiles,
+        whole, whole_i, end, end_i, start, start_i, words_ptr, plane, chain, tile, tiles,
         COMPLEX, CHAINED, WIDE, PIECES, COLUMNS, GROUP, GROUPS, SPREAD,
     )  # fmt: skip
     g, g_i = applied(a, a_i, g, g_i, start[:, None, :], start_i[:, None, :], COMPLEX)
@@ -229,6 +229,5 @@ def backward(  # type: ignore[no-untyped-def]
             at_first = tl.load(cut_ptr + first) != 0
             b = tl.where(at_first, 0.0, b)
             b_i = tl.where(at_first, 0.0, b_i)
-        zero = tl.zeros_like(b)
-        dstate, dstate_i = applied(b, -b_i, zero, zero, after, after_i, COMPLEX)
+        dstate, dstate_i = times(b, -b_i, after, after_i, COMPLEX)
         stored(dstate_ptr, vector, dstate, dstate_i, inside, COMPLEX, WIDE)
