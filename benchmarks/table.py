@@ -40,7 +40,7 @@ def _speeds(rows: Sequence[dict[str, Any]]) -> Table:
     table = _table()
     table.add_column("row", no_wrap=True)
     table.add_column("pass")
-    for heading in ("ms", "20%-80%", "%", "asked", "met"):
+    for heading in ("ms", "20%-80%", "%", "asked", "met", "called"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         for name, entry in row["passes"].items():
@@ -53,6 +53,7 @@ def _speeds(rows: Sequence[dict[str, Any]]) -> Table:
                 f"{entry['percent']:.0f}",
                 "" if target is None else f"{target:.0f}",
                 "" if target is None else _yes(entry["met"]),
+                _number(entry["called_ms"]["median"]),
             )
     return table
 
@@ -84,6 +85,14 @@ def _show_missing(console: Console, rows: Sequence[dict[str, Any]]) -> None:
         if "missing" in entry
     )
     total = len(rows) * len(PASSES)
+    off: dict[str, list[float]] = {}
+    for row in rows:
+        for peer, result in row["passes"][PASSES[0]]["peers"].items():
+            if "off" in result:
+                off.setdefault(peer, []).append(result["off"])
+    for peer, differences in off.items():
+        most = f"up to {max(differences):.0%} of the largest ({len(differences)} of {len(rows)} rows)"
+        console.print(f"{peer}: outputs differ from linrec's by {most}", markup=False, highlight=False)
     for (peer, why), count in missing.items():
         where = "" if count == total else f" ({count} of {total})"
         console.print(f"{peer}: {why}{where}", markup=False, highlight=False)

@@ -32,13 +32,21 @@ class Timing:
 
 
 def measure(
-    function: Callable[[], Any], device: torch.device, budget: Budget, *, wall_clock: bool = False
+    function: Callable[[], Any],
+    device: torch.device,
+    budget: Budget,
+    *,
+    wall_clock: bool = False,
+    replayed: bool = False,
 ) -> Timing:
     """Time a function.
 
     On CUDA by events on the device, with its cache cleared before each call; elsewhere by the clock on the
     wall, which `wall_clock` asks for on CUDA too: of a function that waits for its own results. A function
     that takes longer than the whole budget is measured once, after one call that may have compiled it.
+
+    With `replayed`, a CUDA graph of the call is what is timed there: the device alone, not what Python takes
+    to launch it. A call that cannot be captured is timed as it is.
     """
     _once(function, device)
     if (once := _once(function, device)) > budget.warmup_ms + budget.measured_ms:
@@ -48,11 +56,25 @@ def measure(
         from triton.testing import do_bench
 
         quantiles = [0.5, 0.2, 0.8]
+        graph = _captured(function) if replayed else None
+        function = function if graph is None else graph.replay
         times = do_bench(function, warmup=budget.warmup_ms, rep=budget.measured_ms, quantiles=quantiles)
         return Timing(*times)
     _repeat(function, budget.warmup_ms, fewest=1)
     times = sorted(_repeat(function, budget.measured_ms, fewest=5))
     return Timing(statistics.median(times), _percentile(times, 0.2), _percentile(times, 0.8))
+
+
+def _captured(function: Callable[[], Any]) -> torch.cuda.CUDAGraph | None:
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            function()
+    except Exception:
+        # whatever it is that cannot be captured: the call itself works
+        torch.cuda.synchronize()
+        return None
+    return graph
 
 
 def _once(function: Callable[[], Any], device: torch.device) -> float:

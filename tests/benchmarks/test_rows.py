@@ -141,7 +141,7 @@ def test_peers_that_cannot_are_listed_with_the_reason():
     assert forward["absent"] == {"missing": "not installed"}
     assert forward["raises"] == {"missing": "RuntimeError: needs CUDA"}
     assert forward["unsuited"] == {"missing": "has no scan"}
-    assert forward["other"]["missing"].startswith("computes something else")
+    assert forward["other"]["off"] > 0.05 and "ms" in forward["other"] and "off" not in forward["half"]
     assert forward["half"]["ratio"] > 0
     assert both["half"] == {"missing": "ZeroDivisionError: division by zero"}
 
@@ -163,9 +163,14 @@ def test_peers_on_the_cpu_compute_the_same():
 @pytest.mark.parametrize("rows", [CPU_ROWS, CUDA_ROWS])
 def test_tables_of_all_rows_fit_80_columns(rows):
     ratio = {"ms": dataclasses.asdict(Timing(1.0, 1.0, 1.0)), "ratio": 0.01234}
-    peers = {peer.name: ratio for peer in PEERS} | {"jax": {"missing": "RuntimeError: " + "why " * 20}}
+    peers = (
+        {peer.name: ratio for peer in PEERS}
+        | {"fla": ratio | {"off": 0.0849}}
+        | {"jax": {"missing": "RuntimeError: " + "why " * 20}}
+    )
     entry = {
         "ms": dataclasses.asdict(Timing(1234.567, 1199.99, 9999.99)),
+        "called_ms": dataclasses.asdict(Timing(1234.567, 1199.99, 9999.99)),
         "bytes": 1,
         "percent": 100.4,
         "target": 100,
@@ -185,6 +190,7 @@ def test_tables_of_all_rows_fit_80_columns(rows):
     # nothing is too long, nothing is cut short
     assert max(map(len, shown.splitlines())) <= 80 and "…" not in shown
     assert all(row.name in shown for row in rows)
+    assert "fla: outputs differ from linrec's by up to 8% of the largest" in shown
     assert "1235" in shown and "1200-10000" in shown and "0.0123" in shown and "12.3 x" in shown
 
 

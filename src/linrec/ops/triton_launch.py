@@ -13,10 +13,10 @@ class Tiling:
     """How a recurrence is divided among programs; see `linrec.ops.triton_tiles`.
 
     Attributes:
-        pieces: parts of a tile that follow each other in time, on different warps.
+        pieces: parts of a tile that follow each other in time, one a warp.
         rows: steps of a piece, which one thread scans.
-        columns: channels of a tile.
-        vector: neighbouring channels of one thread.
+        columns: channels of a tile, at least 32 (see `linrec.ops.triton_tiles.carried`).
+        vector: neighbouring channels of one thread, as many as 32 threads need for all columns.
         group: tiles of a group.
         groups: groups of a supergroup.
         warps: warps of a program.
@@ -37,11 +37,12 @@ def launch(
     shape: tuple[int, ...],
     dtype: torch.dtype,
     device: torch.device,
+    registers: int | None,
     *arguments: Any,
     scalars: tuple[int, ...] = (),
     **constants: Any,
 ) -> None:
-    """Run `kernel(*arguments, words, plane, time, chains, tiles, *scalars, **constants)` over all tiles.
+    """Run `kernel(*arguments, words, time, chains, tiles, *scalars, **constants)` over all tiles.
 
     Args:
         kernel: a Triton kernel.
@@ -49,6 +50,8 @@ def launch(
         shape: (b, t, c) of the recurrence, without a zero.
         dtype: in which it is accumulated.
         device: where the tensors are.
+        registers: most registers of a thread, so that more programs run at the same time: on NVIDIA's devices
+            and in single precision, for which it is measured.
         arguments: the pointers.
         scalars: what follows the numbers of tiles.
         constants: the kernel's own constants.
@@ -59,16 +62,17 @@ def launch(
     double = dtype in (torch.float64, torch.complex128)
     chains = batch * -(-channels // tiling.columns)
     tiles = n_tiles(time, tiling)
-    plane = chains * tiles * tiling.columns
-    # links and inputs of tiles and of groups, in words of 32 bits of data
-    planes = (4 if tiling.groups > 1 else 2) * (2 if dtype.is_complex else 1) * (2 if double else 1)
-    words = torch.zeros(planes * plane if tiles > 1 else 0, dtype=torch.int64, device=device)
+    # links and inputs of tiles and of groups: 64 bits hold two float32 numbers
+    planes = (2 if double else 1) * (2 if dtype.is_complex else 1)
+    rows = tiles + (-(-tiles // tiling.group) if tiling.groups > 1 else 0)
+    size = chains * rows * planes * tiling.columns if tiles > 1 else 0
+    options = {} if registers is None or double or not torch.version.cuda else {"maxnreg": registers}
+    words = torch.zeros(size, dtype=torch.int64, device=device)
     # Triton launches on the current device, whatever the tensors' one
     with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
         kernel[(chains * tiles,)](
             *arguments,
             words,
-            plane,
             time,
             chains,
             tiles,
@@ -84,8 +88,8 @@ def launch(
             VECTOR=tiling.vector,
             GROUP=tiling.group,
             GROUPS=tiling.groups,
-            SPREAD=max(tiling.group, tiling.groups, power_of_2(-(-32 * tiling.warps // tiling.columns))),
             num_warps=tiling.warps,
+            **options,
             **constants,
         )
 
@@ -99,7 +103,7 @@ def grouping(chains: int) -> tuple[int, int]:
     if chains >= 128:
         return 1, 1
     if chains >= 16:
-        return 2, 1
+        return 2, 2
     return (4, 2) if chains >= 4 else (8, 8)
 
 

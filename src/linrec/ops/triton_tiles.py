@@ -13,8 +13,8 @@ different programs, so that one long sequence keeps the whole device busy while 
 
 A tile waits only for tiles of programs with lower numbers, which the device starts first.
 
-What is published is a 64-bit word: 32 bits of the number and a flag that says that it is there. One atomic
-word needs no fence, and reading it takes one trip to memory. Memory for words comes zeroed.
+What is published are 64-bit words, which hold two float32 numbers or one float64 number and are never 0.
+An atomic word needs no fence, and reading it takes one trip to memory. Memory for words comes zeroed.
 
 Complex numbers are pairs (real part, imaginary part). Where a kernel is real, imaginary parts are repetitions
 of the real ones that are never used, and cost nothing. In memory, a complex64 number is one 64-bit word, so
@@ -23,9 +23,6 @@ that one instruction loads it; a complex128 number is two float64 numbers.
 
 import triton
 import triton.language as tl
-
-# the flag of a word, above its 32 bits of data
-THERE = tl.constexpr(1 << 32)
 
 
 @triton.jit
@@ -60,6 +57,15 @@ def stored(ptr, offsets, x, x_i, mask, COMPLEX: tl.constexpr, WIDE: tl.constexpr
 
 
 @triton.jit
+def stored_last(  # type: ignore[no-untyped-def]
+    ptr, at, x, x_i, inside, COMPLEX: tl.constexpr, WIDE: tl.constexpr, PIECES: tl.constexpr
+):
+    """Store what the last piece holds of (PIECES, 1, COLUMNS) at `at` (1, 1, COLUMNS), where `inside`."""
+    piece = tl.arange(0, PIECES)[:, None, None]
+    stored(ptr, at + 0 * piece, x, x_i, inside & (piece == PIECES - 1), COMPLEX, WIDE)
+
+
+@triton.jit
 def compose(a1, x1, a2, x2):  # type: ignore[no-untyped-def]
     """Apply y -> a1 y + x1, then y -> a2 y + x2."""
     return a2 * a1, a2 * x1 + x2
@@ -86,12 +92,11 @@ def composed(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def scanned(a, a_i, x, x_i, COMPLEX: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Compose all steps up to each one along the last axis but one."""
-    AXIS: tl.constexpr = len(a.shape) - 2
+    """Compose all steps up to each one along the middle one of three axes."""
     if COMPLEX:
-        a, a_i, x, x_i = tl.associative_scan((a, a_i, x, x_i), AXIS, compose_complex)
+        a, a_i, x, x_i = tl.associative_scan((a, a_i, x, x_i), 1, compose_complex)
     else:
-        a, x = tl.associative_scan((a, x), AXIS, compose)
+        a, x = tl.associative_scan((a, x), 1, compose)
     return a, a_i, x, x_i
 
 
@@ -133,7 +138,7 @@ def _compose_twice_complex(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _up_to(a, a_i, x, x_i, COMPLEX: tl.constexpr, BACKWARDS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Compose the rows of (PIECES, COLUMNS) up to each one, without it and with it."""
+    """Compose the pieces (PIECES, 1, COLUMNS) up to each one, without it and with it."""
     one = tl.zeros_like(a) + 1.0
     zero = tl.zeros_like(a)
     if COMPLEX:
@@ -157,107 +162,130 @@ def _add_complex(a1, b1, x1, z1, a2, b2, x2, z2):  # type: ignore[no-untyped-def
 
 
 @triton.jit
-def entries(a, a_i, x, x_i, i, COMPLEX: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return entry `i` of each along the last axis but one; all in one reduction, so with its barriers once."""
-    AXIS: tl.constexpr = len(a.shape) - 2
-    if AXIS == 1:
-        chosen = tl.arange(0, a.shape[1])[None, :, None] == i
-    else:
-        chosen = tl.arange(0, a.shape[0])[:, None] == i
+def entries(a, a_i, x, x_i, i: tl.constexpr, COMPLEX: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return entry `i` of each along the middle one of three axes, which stays."""
+    chosen = tl.arange(0, a.shape[1])[None, :, None] == i
     a, x = tl.where(chosen, a, 0.0), tl.where(chosen, x, 0.0)
     if COMPLEX:
         a_i, x_i = tl.where(chosen, a_i, 0.0), tl.where(chosen, x_i, 0.0)
-        a, a_i, x, x_i = tl.reduce((a, a_i, x, x_i), AXIS, _add_complex)
+        a, a_i, x, x_i = tl.reduce((a, a_i, x, x_i), 1, _add_complex, keep_dims=True)
     else:
-        a, x = tl.reduce((a, x), AXIS, _add)
+        a, x = tl.reduce((a, x), 1, _add, keep_dims=True)
         a_i, x_i = a, x
     return a, a_i, x, x_i
 
 
 @triton.jit
-def _publish(ptr, plane, x):  # type: ignore[no-untyped-def]
-    """Write float32 numbers as one word each, or float64 numbers as two, `plane` words apart."""
-    if x.dtype == tl.float64:
+def _word(x, x_i, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return a float64 number, or two of float32, as a word that is not 0."""
+    if tl.float64 == WIDE:
         bits = x.to(tl.int64, bitcast=True)
-        tl.atomic_xchg(ptr, (bits & 0xFFFFFFFF) | THERE, sem="relaxed")
-        tl.atomic_xchg(ptr + plane, ((bits >> 32) & 0xFFFFFFFF) | THERE, sem="relaxed")
     else:
-        tl.atomic_xchg(ptr, (x.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF) | THERE, sem="relaxed")
+        low = x.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
+        bits = low | (x_i.to(tl.int32, bitcast=True).to(tl.int64) << 32)
+    # of the words that stand for numbers, only one with nothing but ones has no word of its own left: not a
+    # number, as is the word that it shares
+    return ~tl.where(bits == -1, bits ^ 1, bits)
 
 
 @triton.jit
-def _words(ptr, other_ptr, mask):  # type: ignore[no-untyped-def]
-    """Wait until all words under `mask` are there in both places; ask again only for those that are not."""
-    word = tl.load(ptr, mask=mask, other=THERE, volatile=True)
-    other = tl.load(other_ptr, mask=mask, other=THERE, volatile=True)
+def _numbers(word, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return what `_word` was made of."""
+    bits = ~word
+    if tl.float64 == WIDE:
+        x = bits.to(tl.float64, bitcast=True)
+        x_i = x
+    else:
+        x = bits.to(tl.int32).to(tl.float32, bitcast=True)
+        x_i = (bits >> 32).to(tl.int32).to(tl.float32, bitcast=True)
+    return x, x_i
+
+
+@triton.jit
+def _publish(ptr, a, a_i, x, x_i, mask, COMPLEX: tl.constexpr, WIDE: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Write a link and an input, COLUMNS words apart."""
+    if tl.float64 == WIDE:
+        tl.atomic_xchg(ptr, _word(a, a, WIDE), mask=mask, sem="relaxed")
+        tl.atomic_xchg(ptr + COLUMNS, _word(x, x, WIDE), mask=mask, sem="relaxed")
+        if COMPLEX:
+            tl.atomic_xchg(ptr + 2 * COLUMNS, _word(a_i, a_i, WIDE), mask=mask, sem="relaxed")
+            tl.atomic_xchg(ptr + 3 * COLUMNS, _word(x_i, x_i, WIDE), mask=mask, sem="relaxed")
+    elif COMPLEX:
+        tl.atomic_xchg(ptr, _word(a, a_i, WIDE), mask=mask, sem="relaxed")
+        tl.atomic_xchg(ptr + COLUMNS, _word(x, x_i, WIDE), mask=mask, sem="relaxed")
+    else:
+        tl.atomic_xchg(ptr, _word(a, x, WIDE), mask=mask, sem="relaxed")
+
+
+@triton.jit
+def _words(ptr, mask, TWO: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Wait for the words under `mask`, and those COLUMNS words on; ask again only for those not there."""
+    word = tl.load(ptr, mask=mask, other=-1, volatile=True)
+    other = word
+    if TWO:
+        other = tl.load(ptr + COLUMNS, mask=mask, other=-1, volatile=True)
     missing = (word == 0) | (other == 0)
     while tl.max(missing.to(tl.int32)) > 0:
         word |= tl.load(ptr, mask=missing, other=0, volatile=True)
-        other |= tl.load(other_ptr, mask=missing, other=0, volatile=True)
+        if TWO:
+            other |= tl.load(ptr + COLUMNS, mask=missing, other=0, volatile=True)
+        else:
+            other = word
         missing = (word == 0) | (other == 0)
     return word, other
 
 
 @triton.jit
-def _awaited(ptr, other_ptr, plane, mask, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Wait until the pairs of numbers under `mask` have been published, and return them; others are 0.
-
-    There must be at least as many pairs as threads. Of fewer, several threads would each read a copy, at
-    different times, and the check of one copy would let all of them go on.
-    """
-    word, other = _words(ptr, other_ptr, mask)
-    if tl.float64 == WIDE:
-        high, other_high = _words(ptr + plane, other_ptr + plane, mask)
-        x = ((word & 0xFFFFFFFF) | (high << 32)).to(tl.float64, bitcast=True)
-        y = ((other & 0xFFFFFFFF) | (other_high << 32)).to(tl.float64, bitcast=True)
-        return x, y
-    else:
-        return word.to(tl.int32).to(tl.float32, bitcast=True), other.to(tl.int32).to(tl.float32, bitcast=True)
+def _wait(ptr):  # type: ignore[no-untyped-def]
+    """Wait for one word: asking for all of them all the time is traffic that slows down everyone."""
+    word = tl.load(ptr, volatile=True)
+    while word == 0:
+        word = tl.load(ptr, volatile=True)
 
 
 @triton.jit
-def _publish_link(  # type: ignore[no-untyped-def]
-    links, inputs, own, plane, a, a_i, x, x_i, COMPLEX: tl.constexpr, WIDE: tl.constexpr
-):
-    _publish(links + own, plane, a)
-    _publish(inputs + own, plane, x)
-    if COMPLEX:
-        own += plane * (2 if tl.float64 == WIDE else 1)
-        _publish(links + own, plane, a_i)
-        _publish(inputs + own, plane, x_i)
+def _awaited(ptr, mask, COMPLEX: tl.constexpr, WIDE: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Wait for the links and inputs under `mask`, and return them; others are not numbers."""
+    word, other = _words(ptr, mask, COMPLEX or tl.float64 == WIDE, COLUMNS)
+    a, a_i = _numbers(word, WIDE)
+    x, x_i = _numbers(other, WIDE)
+    if tl.float64 == WIDE:
+        if COMPLEX:
+            word, other = _words(ptr + 2 * COLUMNS, mask, True, COLUMNS)
+            a_i, _ = _numbers(word, WIDE)
+            x_i, _ = _numbers(other, WIDE)
+    elif not COMPLEX:
+        x, x_i = a_i, a_i
+    return a, a_i, x, x_i
 
 
 @triton.jit
 def _before(  # type: ignore[no-untyped-def]
-    links,
-    inputs,
-    plane,
+    ptr,
     first,
     n,
+    columns,
+    identity,
     COMPLEX: tl.constexpr,
     WIDE: tl.constexpr,
     COLUMNS: tl.constexpr,
     N: tl.constexpr,
-    SPREAD: tl.constexpr,
+    STRIDE: tl.constexpr,
 ):
-    """Await the `n` < N links and inputs from entry `first` on, and return their composition (COLUMNS)."""
-    zero = tl.zeros([COLUMNS], WIDE)
-    b, b_i, z, z_i = zero + 1.0, zero, zero, zero
+    """Await the `n` < N links and inputs from place `first` on, and return their composition."""
+    b, b_i, z, z_i = identity + 1.0, identity, identity, identity
     if N > 1:  # noqa: SIM102, for one is known when the kernel is compiled
         if n > 0:
-            rows = tl.arange(0, SPREAD)[:, None]
-            columns = tl.arange(0, COLUMNS)[None, :]
-            needed = (rows < n) & (columns >= 0)
-            at = (first + rows).to(tl.int64) * COLUMNS + columns
-            c, w = _awaited(links + at, inputs + at, plane, needed, WIDE)
-            c = tl.where(needed, c, 1.0)
-            c_i = c
-            w_i = w
-            if COMPLEX:
-                at += plane * (2 if tl.float64 == WIDE else 1)
-                c_i, w_i = _awaited(links + at, inputs + at, plane, needed, WIDE)
+            # most likely the last one to come
+            _wait(ptr + (first + n - 1) * STRIDE)
+            # threads hold all N of a column, so that composing them takes no exchange between threads
+            i = tl.arange(0, N)[None, :, None]
+            needed = i < n
+            c, c_i, w, w_i = _awaited(ptr + ((first + i) * STRIDE + columns), needed, COMPLEX, WIDE, COLUMNS)
+            c, c_i = tl.where(needed, c, 1.0), tl.where(needed, c_i, 0.0)
+            w, w_i = tl.where(needed, w, 0.0), tl.where(needed, w_i, 0.0)
             c, c_i, w, w_i = scanned(c, c_i, w, w_i, COMPLEX)
-            b, b_i, z, z_i = entries(c, c_i, w, w_i, SPREAD - 1, COMPLEX)
+            b, b_i, z, z_i = entries(c, c_i, w, w_i, N - 1, COMPLEX)
     return b, b_i, z, z_i
 
 
@@ -270,8 +298,8 @@ def carried(  # type: ignore[no-untyped-def]
     start,
     start_i,
     words_ptr,
-    plane,
     chain,
+    chains,
     tile,
     tiles,
     COMPLEX: tl.constexpr,
@@ -279,72 +307,74 @@ def carried(  # type: ignore[no-untyped-def]
     WIDE: tl.constexpr,
     PIECES: tl.constexpr,
     COLUMNS: tl.constexpr,
+    VECTOR: tl.constexpr,
     GROUP: tl.constexpr,
     GROUPS: tl.constexpr,
-    SPREAD: tl.constexpr,
     BACKWARDS: tl.constexpr = False,
 ):
-    """Return the value before each piece (PIECES, COLUMNS) and after the tile (COLUMNS).
+    """Return the value before and after each piece (PIECES, 1, COLUMNS).
 
-    a and x (PIECES, COLUMNS) are the links and inputs of the pieces of a tile, BACKWARDS where time runs from
-    the last to the first; `start` (COLUMNS) is the value before the first tile. SPREAD is at least GROUP and
-    GROUPS, and with COLUMNS at least the number of threads.
+    a and x (PIECES, 1, COLUMNS) are the links and inputs of the pieces of a tile, BACKWARDS where time runs
+    from the last to the first; `start` (1, 1, COLUMNS) is the value before the first tile. All tensors have
+    three axes, so that threads hold all of them in the same way.
+
+    Threads of every piece read what was published, rather than one for all: an exchange would take longer. A
+    polled word must be a number of its own in a tensor. Copies that Triton makes of too small a tensor would
+    each be read at another time, and the check of one would let all of them go on. Hence COLUMNS is at least
+    the number of threads of a piece.
     """
     # of the tile up to each piece, without it and with it
     b, b_i, z, z_i, a, a_i, x, x_i = _up_to(a, a_i, x, x_i, COMPLEX, BACKWARDS)
-    LAST: tl.constexpr = 0 if BACKWARDS else PIECES - 1
-    whole, whole_i, end, end_i = entries(a, a_i, x, x_i, LAST, COMPLEX)
+    identity = tl.zeros([PIECES, 1, COLUMNS], WIDE)
+    start, start_i = start + identity, start_i + identity
 
     if CHAINED:
-        # words: links and inputs of tiles, then of groups, each with its imaginary part. The last tile of
-        # a supergroup, whose link and input nobody asks for, leaves the value in the place of its input
-        PLANES: tl.constexpr = (2 if COMPLEX else 1) * (2 if tl.float64 == WIDE else 1)
-        links = words_ptr + chain.to(tl.int64) * tiles * COLUMNS
-        inputs = links + plane * PLANES
-        group_links = inputs + plane * PLANES
-        group_inputs = group_links + plane * PLANES
-        columns = tl.arange(0, COLUMNS)[None, :]
+        # words: links and inputs of the tiles of each chain, then of its groups. The last tile of a
+        # supergroup, whose link and input nobody asks for, leaves the value in their place
+        STRIDE: tl.constexpr = COLUMNS * (2 if COMPLEX else 1) * (2 if tl.float64 == WIDE else 1)
+        LAST: tl.constexpr = 0 if BACKWARDS else PIECES - 1
+        piece = tl.arange(0, PIECES)[:, None, None]
+        columns = tl.max_contiguous(tl.arange(0, COLUMNS), VECTOR)[None, None, :] + 0 * piece
+        groups = tl.cdiv(tiles, GROUP)
+        of_tiles = words_ptr + tl.cast(chain, tl.int64) * tiles * STRIDE
+        of_groups = words_ptr + tl.cast(chains, tl.int64) * tiles * STRIDE
+        of_groups += tl.cast(chain, tl.int64) * groups * STRIDE
         in_group = tile % GROUP
         group = tile // GROUP % GROUPS
+        own = of_tiles + (tile * STRIDE + columns)
         # first say what others wait for, then wait
         if (in_group < GROUP - 1) & (tile < tiles - 1):
-            own = (tile * COLUMNS + tl.arange(0, COLUMNS)).to(tl.int64)
-            _publish_link(links, inputs, own, plane, whole, whole_i, end, end_i, COMPLEX, WIDE)
+            _publish(own, a, a_i, x, x_i, piece == LAST, COMPLEX, WIDE, COLUMNS)
         f, f_i, m, m_i = _before(
-            links, inputs, plane, tile - in_group, in_group, COMPLEX, WIDE, COLUMNS, GROUP, SPREAD
+            of_tiles, tile - in_group, in_group, columns, identity, COMPLEX, WIDE, COLUMNS, GROUP, STRIDE
         )
         if (in_group == GROUP - 1) & (group < GROUPS - 1) & (tile < tiles - 1):
-            c, c_i, w, w_i = composed(f, f_i, m, m_i, whole, whole_i, end, end_i, COMPLEX)
-            own = (tile // GROUP * COLUMNS + tl.arange(0, COLUMNS)).to(tl.int64)
-            _publish_link(group_links, group_inputs, own, plane, c, c_i, w, w_i, COMPLEX, WIDE)
+            c, c_i, w, w_i = composed(f, f_i, m, m_i, a, a_i, x, x_i, COMPLEX)
+            whole = of_groups + (tile // GROUP * STRIDE + columns)
+            _publish(whole, c, c_i, w, w_i, piece == LAST, COMPLEX, WIDE, COLUMNS)
+        at = tile // GROUP - group
         c, c_i, w, w_i = _before(
-            group_links,
-            group_inputs,
-            plane,
-            tile // GROUP - group,
-            group,
-            COMPLEX,
-            WIDE,
-            COLUMNS,
-            GROUPS,
-            SPREAD,
+            of_groups, at, group, columns, identity, COMPLEX, WIDE, COLUMNS, GROUPS, STRIDE
         )
         f, f_i, m, m_i = composed(c, c_i, w, w_i, f, f_i, m, m_i, COMPLEX)
         if tile >= GROUP * GROUPS:
-            rows = tl.arange(0, SPREAD)[:, None]
-            needed = (rows == 0) & (columns >= 0)
             left = tile // (GROUP * GROUPS) * (GROUP * GROUPS) - 1
-            at = left.to(tl.int64) * COLUMNS + columns + 0 * rows
-            imaginary = inputs + (plane * (2 if tl.float64 == WIDE else 1) if COMPLEX else 0)
-            value, value_i = _awaited(inputs + at, imaginary + at, plane, needed, WIDE)
-            start, start_i = tl.sum(value, axis=0), tl.sum(value_i, axis=0)
+            # the last tile hands the value on, and loses no time
+            if tile % (GROUP * GROUPS) < GROUP * GROUPS - 1:
+                _wait(of_tiles + left * STRIDE)
+            value = of_tiles + (left * STRIDE + columns)
+            word, other = _words(value, piece >= 0, COMPLEX and tl.float64 == WIDE, COLUMNS)
+            start, start_i = _numbers(word, WIDE)
+            if tl.float64 == WIDE:
+                start_i, _ = _numbers(other, WIDE)
         start, start_i = applied(f, f_i, m, m_i, start, start_i, COMPLEX)
-    after, after_i = applied(whole, whole_i, end, end_i, start, start_i, COMPLEX)
+    after, after_i = applied(a, a_i, x, x_i, start, start_i, COMPLEX)
     if CHAINED:  # noqa: SIM102
         if (tile % (GROUP * GROUPS) == GROUP * GROUPS - 1) & (tile < tiles - 1):
-            own = (tile * COLUMNS + tl.arange(0, COLUMNS)).to(tl.int64)
-            _publish(inputs + own, plane, after)
-            if COMPLEX:
-                _publish(inputs + plane * (2 if tl.float64 == WIDE else 1) + own, plane, after_i)
-    start, start_i = applied(b, b_i, z, z_i, start[None, :], start_i[None, :], COMPLEX)
+            tl.atomic_xchg(own, _word(after, after_i, WIDE), mask=piece == LAST, sem="relaxed")
+            if COMPLEX and tl.float64 == WIDE:
+                tl.atomic_xchg(
+                    own + COLUMNS, _word(after_i, after_i, WIDE), mask=piece == LAST, sem="relaxed"
+                )
+    start, start_i = applied(b, b_i, z, z_i, start, start_i, COMPLEX)
     return start, start_i, after, after_i

@@ -1,11 +1,12 @@
 """The general operator: S_t = diag(a_t) S_{t-1} + k_t^T v_t, y_t = Re(q_t S_t)."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 from jaxtyping import Bool, Float, Inexact
-from torch import Tensor, autocast
+from torch import Tensor, autocast, is_autocast_enabled
 
 from linrec.ops.dispatch import exporting, numba_usable, refusal, resolve, triton_usable
 from linrec.ops.gate_loop import fused, inputs, segments
@@ -139,7 +140,7 @@ def gate_loop(
         run = _OWN.get(pair) or partial(elementwise, mode=pair[0], backend=pair[1])
         tensors = inputs.widened(*tensors)
     # accumulation stays in float32 where the caller's matrix products do not
-    with autocast(device, enabled=False):
+    with autocast(device, enabled=False) if is_autocast_enabled(device) else nullcontext():
         y, state = run(*tensors, state, reset)
     return y.to(v.dtype), state
 

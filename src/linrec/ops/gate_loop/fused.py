@@ -17,6 +17,7 @@ from linrec.ops.dispatch import Pair
 from linrec.ops.gate_loop import fused_numba, fused_triton
 from linrec.ops.gate_loop.inputs import widened
 from linrec.ops.gate_loop.torch import elementwise
+from linrec.ops.operators import differentiated
 
 _BACKENDS: dict[str, ModuleType] = {"numba": fused_numba, "triton": fused_triton}
 PAIRS: tuple[Pair, ...] = (("recurrent", "numba"), ("scan", "triton"))
@@ -46,7 +47,9 @@ def fused(
     if backend == "numba":
         # its kernels are compiled for one precision of all inputs
         flat = widened(*flat)
-    y, last, _ = FusedGateLoop.apply(*flat, state.flatten(1), reset, backend)
+    inputs = (*flat, state.flatten(1), reset, backend)
+    run = FusedGateLoop.apply if differentiated(*inputs[:6]) else FusedGateLoop.forward
+    y, last, _ = run(*inputs)
     return y.unsqueeze(-1), last.unflatten(-1, state.shape[1:])
 
 

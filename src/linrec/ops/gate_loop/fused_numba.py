@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from linrec.ops import lanes
-from linrec.ops.scan.vmap import batch_of, fold
+from linrec.ops.gate_loop import vmap
+from linrec.ops.operators import operator
 
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
-@torch.library.custom_op("linrec::gate_loop_numba", mutates_args=(), device_types="cpu")
+@operator("gate_loop_numba")
 def forward(
     q: Tensor,
     k: Tensor,
@@ -36,7 +37,7 @@ def forward(
     return y, _joined(last), starts
 
 
-@forward.register_fake
+@torch.library.register_fake(forward)
 def _(
     q: Tensor,
     k: Tensor,
@@ -49,7 +50,7 @@ def _(
     return q.new_empty(q.shape), state.new_empty(state.shape), _starts(q, state)
 
 
-@torch.library.custom_op("linrec::gate_loop_numba_backward", mutates_args=(), device_types="cpu")
+@operator("gate_loop_numba_backward")
 def backward(
     q: Tensor,
     k: Tensor,
@@ -76,7 +77,7 @@ def backward(
     return dq, dk, dv, ddecay, dphase, _joined(dstate)
 
 
-@backward.register_fake
+@torch.library.register_fake(backward)
 def _(
     q: Tensor,
     k: Tensor,
@@ -153,22 +154,4 @@ def _joined(parts: Tensor) -> Tensor:
     return torch.view_as_complex(parts) if parts.shape[-1] == 2 else parts.squeeze(-1)
 
 
-@forward.register_vmap
-def _(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> Any:
-    outer, batch = info.batch_size, batch_of(inputs[0], in_dims[0])
-    outputs = forward(*(fold(x, dim, outer, batch) for x, dim in zip(inputs, in_dims, strict=True)))
-    return tuple(x.unflatten(0, (outer, batch)) for x in outputs), (0, 0, 0)
-
-
-@backward.register_vmap
-def _(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> Any:
-    outer, batch = info.batch_size, batch_of(inputs[0], in_dims[0])
-    gradients = backward(*(fold(x, dim, outer, batch) for x, dim in zip(inputs, in_dims, strict=True)))
-    unfolded = []
-    for x, dim, gradient in zip(inputs, in_dims, gradients, strict=False):
-        if x is not None:
-            gradient = gradient.unflatten(0, (outer, batch))
-            if batch_of(x, dim) < batch:
-                gradient = gradient.sum(1, keepdim=True)
-        unfolded.append(gradient)
-    return tuple(unfolded), tuple(None if x is None else 0 for x in inputs[:6])
+vmap.register(forward, backward)

@@ -6,13 +6,15 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from linrec.ops.gate_loop import vmap
 from linrec.ops.gate_loop.inputs import accumulation
-from linrec.ops.triton_launch import Tiling, grouping, launch, n_tiles, power_of_2, real
+from linrec.ops.operators import operator
+from linrec.ops.triton_launch import Tiling, grouping, launch, n_tiles, real
 
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
-@torch.library.custom_op("linrec::gate_loop_triton", mutates_args=())
+@operator("gate_loop_triton")
 def forward(
     q: Tensor,
     k: Tensor,
@@ -31,6 +33,7 @@ def forward(
             q.shape,
             state.dtype,
             q.device,
+            104,
             *(real(_or_any(x, q).contiguous()) for x in (q, k, v, log_decay, phase)),
             real(state.contiguous()),
             q if cut is None else cut.contiguous().view(torch.uint8),
@@ -44,7 +47,7 @@ def forward(
     return y, last, starts
 
 
-@forward.register_fake
+@torch.library.register_fake(forward)
 def _(
     q: Tensor,
     k: Tensor,
@@ -57,7 +60,7 @@ def _(
     return _outputs(q, v, state)
 
 
-@torch.library.custom_op("linrec::gate_loop_triton_backward", mutates_args=())
+@operator("gate_loop_triton_backward")
 def backward(
     q: Tensor,
     k: Tensor,
@@ -92,6 +95,7 @@ def backward(
             q.shape,
             state.dtype,
             q.device,
+            168,
             *(real(_or_any(x, q).contiguous()) for x in (q, k, v, log_decay, phase)),
             q if cut is None else cut.contiguous().view(torch.uint8),
             *(real(x.contiguous()) for x in (starts, dy, dlast)),
@@ -111,7 +115,7 @@ def backward(
     return dq, dk, dv, ddecay, dphase, dstate
 
 
-@backward.register_fake
+@torch.library.register_fake(backward)
 def _(
     q: Tensor,
     k: Tensor,
@@ -145,10 +149,9 @@ def tiling(shape: tuple[int, ...]) -> Tiling:
     length, so that a model compiled for any length serves all.
     """
     batch, _, heads = shape
-    # with 32 columns and as many warps as pieces, threads hold all tensors of the kernels in the same way
-    columns = min(32, power_of_2(heads))
-    groups = grouping(batch * -(-heads // 32))
-    return Tiling(4, 8, columns, min(2, columns), *groups, warps=4)
+    columns = 64 if heads > 32 else 32
+    groups = grouping(batch * -(-heads // columns))
+    return Tiling(4, 8, columns, columns // 32, *groups, warps=4)
 
 
 def _outputs(q: Tensor, v: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -166,3 +169,6 @@ def _kind(gate: Tensor | None, q: Tensor) -> int:
 def _or_any(tensor: Tensor | None, other: Tensor) -> Tensor:
     # what is None is never read; any pointer will do
     return other if tensor is None else tensor
+
+
+vmap.register(forward, backward)

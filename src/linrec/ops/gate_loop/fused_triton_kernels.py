@@ -13,7 +13,7 @@ registers.
 import triton
 import triton.language as tl
 
-from linrec.ops.triton_tiles import carried, entries, loaded, stored, times
+from linrec.ops.triton_tiles import carried, loaded, stored, stored_last, times
 
 # how a gate comes: not at all, (b, t, h), or (h)
 NONE = tl.constexpr(0)
@@ -33,8 +33,8 @@ def turned(a, angle, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]
     else:
         # adding 1.5 * 2^52 rounds to a whole number and leaves it in the lowest bits
         wide = angle.to(tl.float64)
-        shifted = tl.fma(wide, 0.3183098861837907, 6755399441055744.0)
-        r = tl.fma(shifted - 6755399441055744.0, -3.141592653589793, wide).to(tl.float32)
+        shifted = wide * 0.3183098861837907 + 6755399441055744.0
+        r = (wide - (shifted - 6755399441055744.0) * 3.141592653589793).to(tl.float32)
         odd = shifted.to(tl.int64, bitcast=True).to(tl.int32) << 31
         a = (a.to(tl.int32, bitcast=True) ^ odd).to(tl.float32, bitcast=True)
         s = r * r
@@ -66,7 +66,7 @@ def _rows(  # type: ignore[no-untyped-def]
     EVEN: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Load the ROWS rows of all pieces, whose first ones are at step `begin` (PIECES, 1, 1); 0 past the end."""
+    """Load the ROWS rows of all pieces, whose first are at step `begin` (PIECES, 1, 1); 0 past the end."""
     rows = ()
     for r in tl.static_range(ROWS):
         mask = _within(begin + r, time, inside, EVEN)
@@ -119,7 +119,8 @@ def _links(  # type: ignore[no-untyped-def]
     links = ()
     links_i = ()
     for r in tl.static_range(N):
-        a = tl.exp(decays[r])
+        # exp2 flushes what is subnormal, which exp spends three more instructions on
+        a = tl.exp2(decays[r] * 1.4426950408889634)
         if HAS_CUT:
             a = tl.where(tl.load(cut_ptr + begin + r, mask=begin + r < time, other=0) == 0, a, 0.0)
         a_i = a
@@ -152,7 +153,6 @@ def forward(  # type: ignore[no-untyped-def]
     starts_ptr,
     last_ptr,
     words_ptr,
-    plane,
     time,
     chains,
     tiles,
@@ -170,23 +170,22 @@ def forward(  # type: ignore[no-untyped-def]
     VECTOR: tl.constexpr,
     GROUP: tl.constexpr,
     GROUPS: tl.constexpr,
-    SPREAD: tl.constexpr,
 ):
     """Fill y (b, t, h), last (b, h) and starts (b, pieces of all tiles, h); every tensor is contiguous."""
     chain = tl.program_id(0) % chains
     tile = tl.program_id(0) // chains
     row = (chain // tl.cdiv(CHANNELS, COLUMNS)).to(tl.int64)
     channel = (chain % tl.cdiv(CHANNELS, COLUMNS)) * COLUMNS
-    columns = tl.max_contiguous(tl.arange(0, COLUMNS), VECTOR)
+    columns = tl.max_contiguous(tl.arange(0, COLUMNS), VECTOR)[None, None, :]
     piece = tl.arange(0, PIECES)[:, None, None]
-    column = channel + columns[None, None, :]
+    column = channel + columns
     inside = column < CHANNELS
     begin = (tile * PIECES + piece) * ROWS
     if EVEN:
         inside = tl.full([PIECES, 1, COLUMNS], True, tl.int1)
     first = row * time + tl.cast(tile, tl.int64) * (PIECES * ROWS)
     out = first * CHANNELS + channel
-    at = piece * (ROWS * CHANNELS) + columns[None, None, :]
+    at = piece * (ROWS * CHANNELS) + columns
 
     k = _rows(k_ptr + out, at, begin, time, inside, ROWS, CHANNELS, EVEN, WIDE)
     v = _rows(v_ptr + out, at, begin, time, inside, ROWS, CHANNELS, EVEN, WIDE)
@@ -206,12 +205,10 @@ def forward(  # type: ignore[no-untyped-def]
         link, link_i = times(a[r], a_i[r], link, link_i, COMPLEX)
     vector = row * CHANNELS + channel + columns
     start, start_i = loaded(state_ptr, vector, channel + columns < CHANNELS, 0.0, COMPLEX, WIDE)
-    link, link_i, h, h_i = entries(link, link_i, h, h_i, 0, COMPLEX)
     start, start_i, after, after_i = carried(
-        link, link_i, h, h_i, start, start_i, words_ptr, plane, chain, tile, tiles,
-        COMPLEX, CHAINED, WIDE, PIECES, COLUMNS, GROUP, GROUPS, SPREAD,
+        link, link_i, h, h_i, start, start_i, words_ptr, chain, chains, tile, tiles,
+        COMPLEX, CHAINED, WIDE, PIECES, COLUMNS, VECTOR, GROUP, GROUPS,
     )  # fmt: skip
-    start, start_i = start[:, None, :], start_i[:, None, :]
     before = ((row * tiles + tile) * PIECES + piece) * CHANNELS + column
     stored(starts_ptr, before, start, start_i, inside & (piece >= 0), COMPLEX, WIDE)
     h, h_i = start, start_i
@@ -219,7 +216,7 @@ def forward(  # type: ignore[no-untyped-def]
         h, h_i = _stepped(a[r], a_i[r], k[r] * v[r], h, h_i, COMPLEX)
         tl.store(y_ptr + out + at + r * CHANNELS, q[r] * h, mask=_within(begin + r, time, inside, EVEN))
     if tile == tiles - 1:
-        stored(last_ptr, vector, after, after_i, channel + columns < CHANNELS, COMPLEX, WIDE)
+        stored_last(last_ptr, vector, after, after_i, channel + columns < CHANNELS, COMPLEX, WIDE, PIECES)
 
 
 @triton.jit
@@ -240,7 +237,6 @@ def backward(  # type: ignore[no-untyped-def]
     dphase_ptr,
     dstate_ptr,
     words_ptr,
-    plane,
     time,
     chains,
     tiles,
@@ -258,7 +254,6 @@ def backward(  # type: ignore[no-untyped-def]
     VECTOR: tl.constexpr,
     GROUP: tl.constexpr,
     GROUPS: tl.constexpr,
-    SPREAD: tl.constexpr,
 ):
     """Fill the gradients; those of constant gates are (b, tiles, h), still to be summed.
 
@@ -271,16 +266,16 @@ def backward(  # type: ignore[no-untyped-def]
     place = tiles - 1 - tile
     row = (chain // tl.cdiv(CHANNELS, COLUMNS)).to(tl.int64)
     channel = (chain % tl.cdiv(CHANNELS, COLUMNS)) * COLUMNS
-    columns = tl.max_contiguous(tl.arange(0, COLUMNS), VECTOR)
+    columns = tl.max_contiguous(tl.arange(0, COLUMNS), VECTOR)[None, None, :]
     piece = tl.arange(0, PIECES)[:, None, None]
-    column = channel + columns[None, None, :]
+    column = channel + columns
     inside = column < CHANNELS
     begin = (place * PIECES + piece) * ROWS
     if EVEN:
         inside = tl.full([PIECES, 1, COLUMNS], True, tl.int1)
     first = row * time + tl.cast(place, tl.int64) * (PIECES * ROWS)
     out = first * CHANNELS + channel
-    at = piece * (ROWS * CHANNELS) + columns[None, None, :]
+    at = piece * (ROWS * CHANNELS) + columns
     decay_ptr += out * (DECAY == STEP)
     phase_ptr += out * (PHASE == STEP)
 
@@ -310,12 +305,10 @@ def backward(  # type: ignore[no-untyped-def]
         link, link_i = times(a[r + 1], -a_i[r + 1], link, link_i, COMPLEX)
     vector = row * CHANNELS + channel + columns
     start, start_i = loaded(dlast_ptr, vector, channel + columns < CHANNELS, 0.0, COMPLEX, WIDE)
-    link, link_i, g, g_i = entries(link, link_i, g, g_i, 0, COMPLEX)
     g, g_i, _, _ = carried(
-        link, link_i, g, g_i, start, start_i, words_ptr, plane, chain, tile, tiles,
-        COMPLEX, CHAINED, WIDE, PIECES, COLUMNS, GROUP, GROUPS, SPREAD, True,
+        link, link_i, g, g_i, start, start_i, words_ptr, chain, chains, tile, tiles,
+        COMPLEX, CHAINED, WIDE, PIECES, COLUMNS, VECTOR, GROUP, GROUPS, True,
     )  # fmt: skip
-    g, g_i = g[:, None, :], g_i[:, None, :]
     total = tl.zeros_like(g)
     total_i = tl.zeros_like(g)
     for r in tl.static_range(ROWS - 1, -1, -1):
@@ -338,12 +331,14 @@ def backward(  # type: ignore[no-untyped-def]
             total += tl.where(mask, ddecay, 0.0)
     per_tile = (row * tiles + place) * CHANNELS + channel + columns
     if DECAY == CONSTANT:
-        tl.store(ddecay_ptr + per_tile, tl.sum(tl.sum(total, axis=1), axis=0), mask=channel + columns < CHANNELS)
+        tl.store(
+            ddecay_ptr + per_tile, tl.sum(total, axis=0, keep_dims=True), mask=channel + columns < CHANNELS
+        )
     if PHASE == CONSTANT:
-        tl.store(dphase_ptr + per_tile, tl.sum(tl.sum(total_i, axis=1), axis=0), mask=channel + columns < CHANNELS)
+        tl.store(
+            dphase_ptr + per_tile, tl.sum(total_i, axis=0, keep_dims=True), mask=channel + columns < CHANNELS
+        )
     if tile == tiles - 1:
         # over the link of the first step into the initial state
         dstate, dstate_i = times(a[0], -a_i[0], g, g_i, COMPLEX)
-        stored(
-            dstate_ptr, vector[None, None, :] + 0 * piece, dstate, dstate_i, inside & (piece == 0), COMPLEX, WIDE
-        )
+        stored(dstate_ptr, vector + 0 * piece, dstate, dstate_i, inside & (piece == 0), COMPLEX, WIDE)

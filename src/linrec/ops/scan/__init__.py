@@ -4,6 +4,7 @@ from jaxtyping import Bool, Inexact
 from torch import Tensor
 
 from linrec.ops.dispatch import Pair, auto_scan, exporting, numba_usable, refusal, resolve, triton_usable
+from linrec.ops.operators import differentiated
 from linrec.ops.scan.autograd import Scan
 from linrec.ops.scan.dtypes import SUPPORTED, accumulation, mixable, promoted
 from linrec.ops.scan.reference import scan_reference
@@ -116,7 +117,8 @@ def scan(
         cut = reset.roll(-1, dims=1)
         cut[:, -1] = False
     a = a.reshape((1,) * (3 - a.ndim) + a.shape)
-    return Scan.apply(a, x, state, cut, reverse, pair)
+    run = Scan.apply if differentiated(a, x, state) else Scan.forward
+    return run(a, x, state, cut, reverse, pair)
 
 
 def _check(a: Tensor, x: Tensor, state: Tensor | None, reset: Tensor | None) -> None:

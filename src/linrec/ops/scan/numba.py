@@ -1,4 +1,4 @@
-"""The elementwise recurrence on the CPU by Numba, as custom operators that torch.compile leaves whole."""
+"""The elementwise recurrence on the CPU by Numba, as operators that torch.compile leaves whole."""
 
 import functools
 import math
@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from linrec.ops import lanes
+from linrec.ops.operators import operator
 from linrec.ops.scan import vmap
 from linrec.ops.scan.dtypes import accumulation, promoted
 
 
-@torch.library.custom_op("linrec::scan_numba", mutates_args=(), device_types="cpu")
+@operator("scan_numba")
 def forward(
     a: Tensor, x: Tensor, state: Tensor | None, cut: Tensor | None, reverse: bool
 ) -> tuple[Tensor, Tensor]:
@@ -28,14 +29,14 @@ def forward(
     return y.to(dtype), last
 
 
-@forward.register_fake
+@torch.library.register_fake(forward)
 def _(a: Tensor, x: Tensor, state: Tensor | None, cut: Tensor | None, reverse: bool) -> tuple[Tensor, Tensor]:
     dtype = promoted(a.dtype, x.dtype)
     y = x.new_empty(x.shape, dtype=dtype)
     return y, y.new_empty(x.shape[0], x.shape[2], dtype=accumulation(dtype))
 
 
-@torch.library.custom_op("linrec::scan_numba_backward", mutates_args=(), device_types="cpu")
+@operator("scan_numba_backward")
 def backward(
     a: Tensor,
     y: Tensor,
@@ -61,7 +62,7 @@ def backward(
     return da.sum_to_size(a.shape) if needs_a else da, dx, dstate
 
 
-@backward.register_fake
+@torch.library.register_fake(backward)
 def _(
     a: Tensor,
     y: Tensor,

@@ -1,4 +1,4 @@
-"""The elementwise recurrence on GPUs by Triton, as custom operators that torch.compile leaves whole."""
+"""The elementwise recurrence on GPUs by Triton, as operators that torch.compile leaves whole."""
 
 import functools
 from types import ModuleType
@@ -6,12 +6,13 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from linrec.ops.operators import operator
 from linrec.ops.scan import vmap
 from linrec.ops.scan.dtypes import accumulation, promoted
 from linrec.ops.triton_launch import Tiling, grouping, launch, n_tiles, power_of_2, real
 
 
-@torch.library.custom_op("linrec::scan_triton", mutates_args=())
+@operator("scan_triton")
 def forward(
     a: Tensor, x: Tensor, state: Tensor | None, cut: Tensor | None, reverse: bool
 ) -> tuple[Tensor, Tensor]:
@@ -27,6 +28,7 @@ def forward(
         y.shape,
         last.dtype,
         y.device,
+        168 if y.element_size() == 4 else None,
         real(a),
         real(x),
         real(last if state is None else state.contiguous()),
@@ -42,16 +44,17 @@ def forward(
         REVERSE=reverse,
         HAS_STATE=state is not None,
         HAS_CUT=cut is not None,
+        AGAIN=_again(y),
     )
     return y, last
 
 
-@forward.register_fake
+@torch.library.register_fake(forward)
 def _(a: Tensor, x: Tensor, state: Tensor | None, cut: Tensor | None, reverse: bool) -> tuple[Tensor, Tensor]:
     return _outputs(x, promoted(a.dtype, x.dtype))
 
 
-@torch.library.custom_op("linrec::scan_triton_backward", mutates_args=())
+@operator("scan_triton_backward")
 def backward(
     a: Tensor,
     y: Tensor,
@@ -81,6 +84,7 @@ def backward(
             y.shape,
             dstate.dtype,
             y.device,
+            None,
             real(a_wide),
             real(y.contiguous()),
             real(dstate if state is None else state.contiguous()),
@@ -101,11 +105,12 @@ def backward(
             HAS_CUT=cut is not None,
             NEEDS_A=needs_a,
             SUMMED=summed,
+            AGAIN=_again(y),
         )
     return da if not needs_a or whole else da.sum_to_size(a.shape), dx, dstate
 
 
-@backward.register_fake
+@torch.library.register_fake(backward)
 def _(
     a: Tensor,
     y: Tensor,
@@ -139,19 +144,25 @@ def _unit(dtype: torch.dtype) -> int:
     return 2 if dtype == torch.complex128 else 1
 
 
+def _again(y: Tensor) -> bool:
+    """Return whether inputs are loaded a second time, from a cache, rather than kept until the value comes.
+
+    That doubles the tiles which run at the same time: good for one long sequence, whose tiles spend most of
+    their time waiting, and for 16-bit inputs, which leave the cache bandwidth for it. Measured, on an H200.
+    """
+    batch, _, channels = y.shape
+    return y.element_size() == 2 and batch * -(-channels // 64) < 4
+
+
 def tiling(y: Tensor) -> Tiling:
     """Return the division of time for a recurrence with outputs like y (b, t, c): measured, on an H200."""
     batch, time, channels = y.shape
     size = y.element_size()
-    columns, vector = (128, 4) if size == 2 and batch * channels >= 2**14 else (64, 2)
-    rows = 32 if size == 4 or (size == 2 and columns == 64) else 16
-    if size == 16:
-        columns, rows = 32, 8
-    chains = batch * -(-channels // columns)
-    rows = min(rows, power_of_2(time))
+    columns = 64 if size < 16 and channels > 32 else 32
+    rows = min({2: 32, 4: 32, 8: 16, 16: 8}[size], power_of_2(time))
     pieces = min(4, power_of_2(-(-time // rows)))
-    columns = min(columns, power_of_2(channels))
-    return Tiling(pieces, rows, columns, min(vector, columns), *grouping(chains), warps=pieces)
+    groups = grouping(batch * -(-channels // columns))
+    return Tiling(pieces, rows, columns, columns // 32, *groups, warps=pieces)
 
 
 vmap.register(forward, backward)

@@ -8,7 +8,7 @@ tile are one register and constants.
 import triton
 import triton.language as tl
 
-from linrec.ops.triton_tiles import applied, carried, entries, loaded, scanned, stored, times
+from linrec.ops.triton_tiles import applied, carried, entries, loaded, scanned, stored, stored_last, times
 
 
 @triton.jit
@@ -20,7 +20,6 @@ def forward(  # type: ignore[no-untyped-def]
     y_ptr,
     last_ptr,
     words_ptr,
-    plane,
     time,
     chains,
     tiles,
@@ -36,6 +35,8 @@ def forward(  # type: ignore[no-untyped-def]
     COMPLEX: tl.constexpr,
     HAS_STATE: tl.constexpr,
     HAS_CUT: tl.constexpr,
+    # load inputs a second time rather than keep them until the value comes
+    AGAIN: tl.constexpr,
     EVEN: tl.constexpr,
     CHAINED: tl.constexpr,
     WIDE: tl.constexpr,
@@ -45,7 +46,6 @@ def forward(  # type: ignore[no-untyped-def]
     VECTOR: tl.constexpr,
     GROUP: tl.constexpr,
     GROUPS: tl.constexpr,
-    SPREAD: tl.constexpr,
 ):
     """Fill y (b, t, c) and last (b, c), both contiguous. UNIT is the number of elements of a number."""
     LENGTH: tl.constexpr = PIECES * ROWS
@@ -53,11 +53,11 @@ def forward(  # type: ignore[no-untyped-def]
     tile = tl.program_id(0) // chains
     row = (chain // tl.cdiv(CHANNELS, COLUMNS)).to(tl.int64)
     channel = (chain % tl.cdiv(CHANNELS, COLUMNS)) * COLUMNS
-    columns = tl.max_contiguous(tl.arange(0, COLUMNS), VECTOR)
+    columns = tl.max_contiguous(tl.arange(0, COLUMNS), VECTOR)[None, None, :]
     inside = channel + columns < CHANNELS
     step = ROWS * tl.arange(0, PIECES)[:, None, None] + tl.arange(0, ROWS)[None, :, None]
     valid = tile * LENGTH + step < time
-    mask = valid & inside[None, None, :]
+    mask = valid & inside
     if EVEN:
         mask = tl.full([PIECES, ROWS, COLUMNS], True, tl.int1)
     # steps count from the start of the recurrence, and t from the start of the tensors
@@ -72,28 +72,38 @@ def forward(  # type: ignore[no-untyped-def]
     x_ptr += (row * x_row + origin * X_STEP + channel * X_CHANNEL) * UNIT
     y_ptr += ((row * time + origin) * CHANNELS + channel) * UNIT
     vector = row * CHANNELS + channel + columns
-    columns = columns[None, None, :]
     a, a_i = loaded(a_ptr, t * A_STEP + columns * A_CHANNEL, mask, 1.0, COMPLEX, WIDE)
     x, x_i = loaded(x_ptr, t * X_STEP + columns * X_CHANNEL, mask, 0.0, COMPLEX, WIDE)
     if HAS_CUT:
         cut = tl.load(cut_ptr + row * time + origin + t, mask=valid, other=0) != 0
         a = tl.where(cut, 0.0, a)
         a_i = tl.where(cut, 0.0, a_i)
-    start = tl.zeros([COLUMNS], WIDE)
+    start = tl.zeros([1, 1, COLUMNS], WIDE)
     start_i = start
     if HAS_STATE:
         start, start_i = loaded(state_ptr, vector, inside, 0.0, COMPLEX, WIDE)
 
-    a, a_i, x, x_i = scanned(a, a_i, x, x_i, COMPLEX)
-    whole, whole_i, end, end_i = entries(a, a_i, x, x_i, ROWS - 1, COMPLEX)
+    b, b_i, y, y_i = scanned(a, a_i, x, x_i, COMPLEX)
+    whole, whole_i, end, end_i = entries(b, b_i, y, y_i, ROWS - 1, COMPLEX)
     start, start_i, after, after_i = carried(
-        whole, whole_i, end, end_i, start, start_i, words_ptr, plane, chain, tile, tiles,
-        COMPLEX, CHAINED, WIDE, PIECES, COLUMNS, GROUP, GROUPS, SPREAD,
+        whole, whole_i, end, end_i, start, start_i, words_ptr, chain, chains, tile, tiles,
+        COMPLEX, CHAINED, WIDE, PIECES, COLUMNS, VECTOR, GROUP, GROUPS,
     )  # fmt: skip
-    y, y_i = applied(a, a_i, x, x_i, start[:, None, :], start_i[:, None, :], COMPLEX)
+    if AGAIN:
+        a, a_i = loaded(a_ptr, t * A_STEP + columns * A_CHANNEL, mask, 1.0, COMPLEX, WIDE)
+        x, x_i = loaded(x_ptr, t * X_STEP + columns * X_CHANNEL, mask, 0.0, COMPLEX, WIDE)
+        if HAS_CUT:
+            cut = tl.load(cut_ptr + row * time + origin + t, mask=valid, other=0) != 0
+            a = tl.where(cut, 0.0, a)
+            a_i = tl.where(cut, 0.0, a_i)
+        y, y_i = applied(a, a_i, x, x_i, start, start_i, COMPLEX)
+        first = tl.arange(0, ROWS)[None, :, None] == 0
+        _, _, y, y_i = scanned(a, a_i, tl.where(first, y, x), tl.where(first, y_i, x_i), COMPLEX)
+    else:
+        y, y_i = applied(b, b_i, y, y_i, start, start_i, COMPLEX)
     stored(y_ptr, t * CHANNELS + columns, y, y_i, mask, COMPLEX, WIDE)
     if tile == tiles - 1:
-        stored(last_ptr, vector, after, after_i, inside, COMPLEX, WIDE)
+        stored_last(last_ptr, vector, after, after_i, inside, COMPLEX, WIDE, PIECES)
 
 
 @triton.jit
@@ -108,7 +118,6 @@ def backward(  # type: ignore[no-untyped-def]
     dx_ptr,
     dstate_ptr,
     words_ptr,
-    plane,
     time,
     chains,
     tiles,
@@ -127,6 +136,7 @@ def backward(  # type: ignore[no-untyped-def]
     NEEDS_A: tl.constexpr,
     # `a` is constant in time: da is (b, tiles, c), still to be summed
     SUMMED: tl.constexpr,
+    AGAIN: tl.constexpr,
     EVEN: tl.constexpr,
     CHAINED: tl.constexpr,
     WIDE: tl.constexpr,
@@ -136,7 +146,6 @@ def backward(  # type: ignore[no-untyped-def]
     VECTOR: tl.constexpr,
     GROUP: tl.constexpr,
     GROUPS: tl.constexpr,
-    SPREAD: tl.constexpr,
 ):
     """Fill dx (b, t, c), dstate (b, c) and da (b, t or tiles, c), all contiguous; y is contiguous.
 
@@ -148,13 +157,13 @@ def backward(  # type: ignore[no-untyped-def]
     tile = tl.program_id(0) // chains
     row = (chain // tl.cdiv(CHANNELS, COLUMNS)).to(tl.int64)
     channel = (chain % tl.cdiv(CHANNELS, COLUMNS)) * COLUMNS
-    columns = tl.max_contiguous(tl.arange(0, COLUMNS), VECTOR)
+    columns = tl.max_contiguous(tl.arange(0, COLUMNS), VECTOR)[None, None, :]
     inside = channel + columns < CHANNELS
     # steps count from the start of the adjoint, and t from the start of the tensors
     step = ROWS * tl.arange(0, PIECES)[:, None, None] + tl.arange(0, ROWS)[None, :, None]
     index = tile * LENGTH + step
     valid = index < time
-    mask = valid & inside[None, None, :]
+    mask = valid & inside
     if EVEN:
         mask = tl.full([PIECES, ROWS, COLUMNS], True, tl.int1)
     if REVERSE:
@@ -172,7 +181,6 @@ def backward(  # type: ignore[no-untyped-def]
     out = ((row * time + origin) * CHANNELS + channel) * UNIT
     cut_ptr += row * time + origin
     vector = row * CHANNELS + channel + columns
-    columns = columns[None, None, :]
     at = t * CHANNELS + columns
     # the adjoint enters step t over the link of the next step; after the last step there is none
     linked = mask & (index > 0)
@@ -180,8 +188,8 @@ def backward(  # type: ignore[no-untyped-def]
         a_ptr + NEXT * A_STEP * UNIT, t * A_STEP + columns * A_CHANNEL, linked, 1.0, COMPLEX, WIDE
     )
     g, g_i = loaded(dy_ptr, t * DY_STEP + columns * DY_CHANNEL, mask, 0.0, COMPLEX, WIDE)
-    if NEEDS_A:
-        inner = mask & (index < time - 1)
+    inner = mask & (index < time - 1)
+    if NEEDS_A and not AGAIN:
         y, y_i = loaded(y_ptr + out - NEXT * CHANNELS * UNIT, at, inner, 0.0, COMPLEX, WIDE)
     if HAS_CUT:
         cut = tl.load(cut_ptr + t + NEXT, mask=valid & (index > 0), other=0) != 0
@@ -189,19 +197,34 @@ def backward(  # type: ignore[no-untyped-def]
         a_i = tl.where(cut, 0.0, a_i)
     start, start_i = loaded(dlast_ptr, vector, inside, 0.0, COMPLEX, WIDE)
 
-    a, a_i, g, g_i = scanned(a, -a_i, g, g_i, COMPLEX)
-    whole, whole_i, end, end_i = entries(a, a_i, g, g_i, ROWS - 1, COMPLEX)
+    b, b_i, z, z_i = scanned(a, -a_i, g, g_i, COMPLEX)
+    whole, whole_i, end, end_i = entries(b, b_i, z, z_i, ROWS - 1, COMPLEX)
     start, start_i, after, after_i = carried(
-        whole, whole_i, end, end_i, start, start_i, words_ptr, plane, chain, tile, tiles,
-        COMPLEX, CHAINED, WIDE, PIECES, COLUMNS, GROUP, GROUPS, SPREAD,
+        whole, whole_i, end, end_i, start, start_i, words_ptr, chain, chains, tile, tiles,
+        COMPLEX, CHAINED, WIDE, PIECES, COLUMNS, VECTOR, GROUP, GROUPS,
     )  # fmt: skip
-    g, g_i = applied(a, a_i, g, g_i, start[:, None, :], start_i[:, None, :], COMPLEX)
+    if AGAIN:
+        a, a_i = loaded(
+            a_ptr + NEXT * A_STEP * UNIT, t * A_STEP + columns * A_CHANNEL, linked, 1.0, COMPLEX, WIDE
+        )
+        g, g_i = loaded(dy_ptr, t * DY_STEP + columns * DY_CHANNEL, mask, 0.0, COMPLEX, WIDE)
+        if NEEDS_A:
+            y, y_i = loaded(y_ptr + out - NEXT * CHANNELS * UNIT, at, inner, 0.0, COMPLEX, WIDE)
+        if HAS_CUT:
+            cut = tl.load(cut_ptr + t + NEXT, mask=valid & (index > 0), other=0) != 0
+            a = tl.where(cut, 0.0, a)
+            a_i = tl.where(cut, 0.0, a_i)
+        z, z_i = applied(a, -a_i, g, g_i, start, start_i, COMPLEX)
+        first = tl.arange(0, ROWS)[None, :, None] == 0
+        _, _, g, g_i = scanned(a, -a_i, tl.where(first, z, g), tl.where(first, z_i, g_i), COMPLEX)
+    else:
+        g, g_i = applied(b, b_i, z, z_i, start, start_i, COMPLEX)
     stored(dx_ptr + out, at, g, g_i, mask, COMPLEX, WIDE)
     if NEEDS_A:
         if HAS_STATE:
             state, state_i = loaded(state_ptr, vector, inside, 0.0, COMPLEX, WIDE)
-            y = tl.where(index == time - 1, state[None, None, :], y)
-            y_i = tl.where(index == time - 1, state_i[None, None, :], y_i)
+            y = tl.where(index == time - 1, state, y)
+            y_i = tl.where(index == time - 1, state_i, y_i)
         if COMPLEX:
             da = g * y + g_i * y_i
             da_i = g_i * y - g * y_i
@@ -213,21 +236,20 @@ def backward(  # type: ignore[no-untyped-def]
             da = tl.where(cut, 0.0, da)
             da_i = tl.where(cut, 0.0, da_i)
         if SUMMED:
-            da = tl.sum(tl.sum(tl.where(mask, da, 0.0), axis=1), axis=0)
-            da_i = tl.sum(tl.sum(tl.where(mask, da_i, 0.0), axis=1), axis=0)
+            da = tl.sum(tl.sum(tl.where(mask, da, 0.0), axis=1, keep_dims=True), axis=0, keep_dims=True)
+            da_i = tl.sum(tl.sum(tl.where(mask, da_i, 0.0), axis=1, keep_dims=True), axis=0, keep_dims=True)
             per_tile = (row * tiles + tile) * CHANNELS + vector - row * CHANNELS
             stored(da_ptr, per_tile, da, da_i, inside, COMPLEX, WIDE)
         else:
             stored(da_ptr + out, at, da, da_i, mask, COMPLEX, WIDE)
     if tile == tiles - 1:
         # from the first step of the recurrence back to the state
-        first = (time - 1 if REVERSE else 0) - origin
-        b, b_i = loaded(
-            a_ptr + first * A_STEP * UNIT, tl.arange(0, COLUMNS) * A_CHANNEL, inside, 0.0, COMPLEX, WIDE
-        )
+        at_first = (time - 1 if REVERSE else 0) - origin
+        into = a_ptr + at_first * A_STEP * UNIT
+        link, link_i = loaded(into, columns * A_CHANNEL, inside, 0.0, COMPLEX, WIDE)
         if HAS_CUT:
-            at_first = tl.load(cut_ptr + first) != 0
-            b = tl.where(at_first, 0.0, b)
-            b_i = tl.where(at_first, 0.0, b_i)
-        dstate, dstate_i = times(b, -b_i, after, after_i, COMPLEX)
-        stored(dstate_ptr, vector, dstate, dstate_i, inside, COMPLEX, WIDE)
+            is_cut = tl.load(cut_ptr + at_first) != 0
+            link = tl.where(is_cut, 0.0, link)
+            link_i = tl.where(is_cut, 0.0, link_i)
+        dstate, dstate_i = times(link, -link_i, after, after_i, COMPLEX)
+        stored_last(dstate_ptr, vector, dstate, dstate_i, inside, COMPLEX, WIDE, PIECES)

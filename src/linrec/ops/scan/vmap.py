@@ -2,11 +2,11 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
-from torch.library import CustomOpDef
 
 
-def register(forward: CustomOpDef, backward: CustomOpDef) -> None:
+def register(forward: Any, backward: Any) -> None:
     """Teach a pair of scan operators to run under vmap.
 
     Args:
@@ -35,8 +35,8 @@ def register(forward: CustomOpDef, backward: CustomOpDef) -> None:
             da = da.sum(1, keepdim=True)
         return (da, dx, dstate), (0, 0, 0)
 
-    forward.register_vmap(mapped_forward)
-    backward.register_vmap(mapped_backward)
+    torch.library.register_vmap(forward, mapped_forward)
+    torch.library.register_vmap(backward, mapped_backward)
 
 
 def batch_of(tensor: Tensor, dim: int | None) -> int:

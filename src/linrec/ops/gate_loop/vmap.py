@@ -1,0 +1,36 @@
+"""torch.func.vmap for the fused operators: the mapped axis is folded into the batch."""
+
+from typing import Any
+
+import torch
+
+from linrec.ops.scan.vmap import batch_of, fold
+
+
+def register(forward: Any, backward: Any) -> None:
+    """Teach a pair of fused operators to run under vmap.
+
+    Args:
+        forward: (q, k, v, log_decay, phase, state, cut) -> (y, last, starts).
+        backward: (the same, starts, dy, dlast) -> the gradients of all but `cut`.
+    """
+
+    def mapped_forward(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> Any:
+        outer, batch = info.batch_size, batch_of(inputs[0], in_dims[0])
+        outputs = forward(*(fold(x, dim, outer, batch) for x, dim in zip(inputs, in_dims, strict=True)))
+        return tuple(x.unflatten(0, (outer, batch)) for x in outputs), (0, 0, 0)
+
+    def mapped_backward(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> Any:
+        outer, batch = info.batch_size, batch_of(inputs[0], in_dims[0])
+        gradients = backward(*(fold(x, dim, outer, batch) for x, dim in zip(inputs, in_dims, strict=True)))
+        unfolded = []
+        for x, dim, gradient in zip(inputs, in_dims, gradients, strict=False):
+            if x is not None:
+                gradient = gradient.unflatten(0, (outer, batch))
+                if batch_of(x, dim) < batch:
+                    gradient = gradient.sum(1, keepdim=True)
+            unfolded.append(gradient)
+        return tuple(unfolded), tuple(None if x is None else 0 for x in inputs[:6])
+
+    torch.library.register_vmap(forward, mapped_forward)
+    torch.library.register_vmap(backward, mapped_backward)
