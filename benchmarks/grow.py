@@ -54,7 +54,7 @@ def measure_growth(
             check("scan", run, inputs, dy)
         except Exception as error:
             return result | {"error": f"{row.name}: {reason(error)}"}
-        times = time_passes(run, inputs, dy, device, budget)
+        times = time_passes(run, inputs, dy, device, budget, replayed=True)
         measured = {LINREC: {p: {"ms": dataclasses.asdict(x)} for p, x in zip(PASSES, times, strict=True)}}
         with torch.no_grad():
             y = run(*inputs)

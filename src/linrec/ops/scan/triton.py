@@ -28,7 +28,7 @@ def forward(
         y.shape,
         last.dtype,
         y.device,
-        168 if y.element_size() == 4 else None,
+        168 if y.element_size() <= 4 else None,
         real(a),
         real(x),
         real(last if state is None else state.contiguous()),
