@@ -22,6 +22,7 @@ from benchmarks.peers import PEERS, Peer
 from benchmarks.rows import Row, lines_of, rows_of, select
 from benchmarks.table import show
 from benchmarks.timing import Budget, copy_rate, keep_freed_memory
+from linrec.errors import unknown
 from linrec.train.provenance import provenance
 
 PEER_PACKAGES = ("flash-linear-attention", "fla-core", "accelerated-scan", "jax", "jaxlib")
@@ -36,6 +37,7 @@ class OpsOptions:
         device: where to measure; by default on CUDA where there is one.
         rows: names of the rows to measure, all by default; a name that does not exist lists them.
         peers: measure other implementations too, those that are installed.
+        without: with --peers, the names of those to leave out.
         grow: measure time against length instead of the rows, and draw it.
         longest: with --grow, the greatest length; by default 2,097,152 on CUDA, 131,072 on the CPU.
         out: folder for DEVICE.json, or with --grow for DEVICE-growth.json and DEVICE-growth.png.
@@ -45,6 +47,7 @@ class OpsOptions:
     device: Literal["cuda", "cpu"] = "cuda" if torch.cuda.is_available() else "cpu"
     rows: tuple[str, ...] = ()
     peers: bool = False
+    without: tuple[str, ...] = ()
     grow: bool = False
     longest: int | None = None
     out: Path = Path("results/ops")
@@ -63,13 +66,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2 if stop.code else 0
     if options.device == "cuda" and not torch.cuda.is_available():
         return _refuse("there is no CUDA device here; pass --device cpu.")
+    try:
+        peers = _peers(options)
+    except ValueError as error:
+        return _refuse(error)
     command = shlex.join(["python", "-m", "benchmarks", *words])
     if options.grow:
         if options.rows:
             return _refuse("--grow measures no rows; leave --rows out.")
         if options.longest is not None and options.longest < SHORTEST:
             return _refuse(f"--longest must be at least {SHORTEST} steps; got {options.longest}.")
-        return grow(options, command)
+        return grow(options, peers, command)
     if options.longest is not None:
         return _refuse("--longest is the greatest length of --grow; pass both.")
     try:
@@ -80,13 +87,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     except ValueError as error:
         return _refuse(error)
-    return ops(options, rows, lines, command)
+    return ops(options, rows, lines, peers, command)
 
 
-def ops(options: OpsOptions, rows: Sequence[Row], lines: Sequence[str], command: str) -> int:
+def ops(
+    options: OpsOptions, rows: Sequence[Row], lines: Sequence[str], peers: Sequence[Peer], command: str
+) -> int:
     """Measure the rows and the lines, write them, print them; return the exit status."""
     device, budget = torch.device(options.device), _budget(options)
-    peers = PEERS if options.peers else ()
     results = _about(device, budget, peers, command)
     copy = None
     if device.type == "cuda":
@@ -113,10 +121,9 @@ def ops(options: OpsOptions, rows: Sequence[Row], lines: Sequence[str], command:
     return int(any("error" in result for result in (*results["rows"], *results["lines"])))
 
 
-def grow(options: OpsOptions, command: str) -> int:
+def grow(options: OpsOptions, peers: Sequence[Peer], command: str) -> int:
     """Measure time against length, write it, draw it; return the exit status."""
     device, budget = torch.device(options.device), _budget(options)
-    peers = PEERS if options.peers else ()
     results = _about(device, budget, peers, command)
     if device.type == "cpu":
         results["keeps_freed_memory"] = keep_freed_memory()
@@ -131,6 +138,16 @@ def grow(options: OpsOptions, command: str) -> int:
     if "error" in growth:
         print(growth["error"], file=sys.stderr)
     return int("error" in growth)
+
+
+def _peers(options: OpsOptions) -> list[Peer]:
+    if options.without and not options.peers:
+        raise ValueError("--without leaves peers out; pass --peers too.")
+    names = [peer.name for peer in PEERS]
+    for name in options.without:
+        if name not in names:
+            raise unknown("peer", name, names)
+    return [peer for peer in PEERS if options.peers and peer.name not in options.without]
 
 
 def _budget(options: OpsOptions) -> Budget:

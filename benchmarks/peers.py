@@ -137,6 +137,9 @@ def fla(operation: str, inputs: Inputs, dy: Tensor) -> Calls:
 def accelerated_scan(operation: str, inputs: Inputs, dy: Tensor) -> Calls:
     """accelerated-scan's kernel of warps; its tensors are (b, c, t), contiguous in time."""
     _real_scan_on_cuda(operation, inputs)
+    if inputs[0].dtype != torch.float32:
+        # after it, nothing runs on the device any more: version 0.3.1 on an H200
+        raise UnsuitedError("accesses illegal memory in bfloat16")
     from accelerated_scan.warp import scan
 
     turned = tuple(x.transpose(1, 2).contiguous() for x in inputs)
