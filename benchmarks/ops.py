@@ -11,7 +11,7 @@ from benchmarks.check import CHECKED, check
 from benchmarks.operations import OPERATIONS, make
 from benchmarks.peers import Calls, Peer, reason
 from benchmarks.rows import DTYPES, PASSES, Row
-from benchmarks.timing import Budget, Timing, add_rate, measure, percent_of
+from benchmarks.timing import Budget, Timing, beside_add, measure, percent_of
 
 CLOSE = 0.05
 """A peer may differ from linrec by so much of the largest output; more is reported."""
@@ -48,25 +48,36 @@ def measure_row(
     except Exception as error:
         return result | {"error": f"failed, so not timed: {reason(error)}"}
 
-    rate = add_rate(inputs[0], budget) if copy is None else copy
-    times = time_passes(operation.run, inputs, dy, device, budget, replayed=True)
-    # the same where Python launches it, which the device waits for if it takes longer
-    called = time_passes(operation.run, inputs, dy, device, budget) if device.type == "cuda" else times
+    rates: tuple[float, float]
+    if copy is None:
+        forward, both = (
+            beside_add(call, n_bytes, inputs[0].dtype, budget)
+            for call, n_bytes in zip(
+                calls(operation.run, inputs, dy), operation.fewest_bytes(inputs), strict=True
+            )
+        )
+        times, rates = (forward[0], both[0]), (forward[1], both[1])
+        called = times
+    else:
+        times, rates = time_passes(operation.run, inputs, dy, device, budget, replayed=True), (copy, copy)
+        # the same where Python launches it, which the device waits for if it takes longer
+        called = time_passes(operation.run, inputs, dy, device, budget)
     passes: dict[str, Any] = {}
     sizes = operation.fewest_bytes(inputs)
-    columns = (PASSES, times, called, sizes, row.targets)
-    for name, timing, from_python, n_bytes, target in zip(*columns, strict=True):
+    columns = (PASSES, times, called, rates, sizes, row.targets)
+    for name, timing, from_python, rate, n_bytes, target in zip(*columns, strict=True):
         percent = percent_of(n_bytes, timing.median, rate)
         passes[name] = {
             "ms": dataclasses.asdict(timing),
             "called_ms": dataclasses.asdict(from_python),
             "bytes": n_bytes,
+            "rate": rate,
             "percent": percent,
             "target": target,
             "met": None if target is None else percent >= target,
             "peers": {},
         }
-    result |= {"rate": rate, "passes": passes}
+    result |= {"passes": passes}
     if peers:
         with torch.no_grad():
             y = operation.run(*inputs)
@@ -90,11 +101,22 @@ def time_passes(
     replayed: bool = False,
 ) -> tuple[Timing, Timing]:
     """Time forward without gradients, and forward with the gradients of all inputs."""
-    with torch.no_grad():
-        forward = measure(lambda: run(*inputs), device, budget, replayed=replayed)
+    forward, both = calls(run, inputs, dy)
+    return (
+        measure(forward, device, budget, replayed=replayed),
+        measure(both, device, budget, replayed=replayed),
+    )
+
+
+def calls(
+    run: Callable[..., Tensor], inputs: tuple[Tensor, ...], dy: Tensor
+) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """Return the two passes as calls."""
     leaves = tuple(x.detach().requires_grad_() for x in inputs)
-    both = measure(lambda: torch.autograd.grad(run(*leaves), leaves, dy), device, budget, replayed=replayed)
-    return forward, both
+    return (
+        torch.no_grad()(lambda: run(*inputs)),
+        lambda: torch.autograd.grad(run(*leaves), leaves, dy),
+    )
 
 
 def measure_peer(

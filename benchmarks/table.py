@@ -39,8 +39,8 @@ def _table() -> Table:
 def _speeds(rows: Sequence[dict[str, Any]]) -> Table:
     table = _table()
     table.add_column("row", no_wrap=True)
-    table.add_column("pass")
-    for heading in ("ms", "20%-80%", "%", "asked", "met", "called"):
+    table.add_column("pass", no_wrap=True)
+    for heading in ("ms", "20%-80%", "%", "asked", "called"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         for name, entry in row["passes"].items():
@@ -51,8 +51,7 @@ def _speeds(rows: Sequence[dict[str, Any]]) -> Table:
                 _number(ms["median"]),
                 f"{_number(ms['p20'])}-{_number(ms['p80'])}",
                 f"{entry['percent']:.0f}",
-                "" if target is None else f"{target:.0f}",
-                "" if target is None else _yes(entry["met"]),
+                "" if target is None else f"{target:.0f} {_yes(entry['met'])}",
                 _number(entry["called_ms"]["median"]),
             )
     return table

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 COPY_BYTES = 2**30
+TURN = 4
 
 
 @dataclass(frozen=True)
@@ -115,11 +115,31 @@ def copy_rate(device: torch.device, budget: Budget, n_bytes: int = COPY_BYTES) -
     return 2 * n_bytes / (measure(lambda: target.copy_(source), device, budget).median * 1e-3)
 
 
-def add_rate(like: Tensor, budget: Budget) -> float:
-    """Return bytes read and written per second by `torch.add(x, y, out=z)` on tensors of this size."""
-    x, y, z = torch.randn_like(like), torch.randn_like(like), torch.empty_like(like)
-    timing = measure(lambda: torch.add(x, y, out=z), like.device, budget)
-    return 3 * like.numel() * like.element_size() / (timing.median * 1e-3)
+def beside_add(
+    function: Callable[[], Any], n_bytes: int, dtype: torch.dtype, budget: Budget
+) -> tuple[Timing, float]:
+    """Time a function on the CPU, and a `torch.add(x, y, out=z)` that moves as many bytes.
+
+    As many, so that caches hold as much of both. In turns of a few calls each: what else the machine does
+    changes within seconds, and would change one of them alone.
+
+    Returns:
+        The function's times, and the bytes that the addition reads and writes per second.
+    """
+    elements = max(1, n_bytes // (3 * dtype.itemsize))
+    x, y, z = (
+        torch.randn(elements, dtype=dtype),
+        torch.randn(elements, dtype=dtype),
+        torch.empty(elements, dtype=dtype),
+    )
+    times: tuple[list[float], list[float]] = ([], [])
+    while not times[0] or sum(times[0]) < budget.warmup_ms + budget.measured_ms:
+        for call, found in ((lambda: torch.add(x, y, out=z), times[1]), (function, times[0])):
+            # the first call of a turn finds the other one's data in the caches
+            found += _repeat(call, 0, fewest=TURN + 1)[1:]
+    ordered = sorted(times[0])
+    timing = Timing(statistics.median(ordered), _percentile(ordered, 0.2), _percentile(ordered, 0.8))
+    return timing, 3 * elements * dtype.itemsize / (statistics.median(times[1]) * 1e-3)
 
 
 def keep_freed_memory() -> bool:

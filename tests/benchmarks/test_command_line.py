@@ -37,12 +37,12 @@ def test_everything_runs_in_a_process_of_its_own(tmp_path):
     assert isinstance(results["keeps_freed_memory"], bool)
     assert [row["name"] for row in results["rows"]] == QUICK
     for row in results["rows"]:
-        assert row["rate"] > 0 and row["checked"] and "error" not in row
+        assert row["checked"] and "error" not in row
         assert set(row["passes"]) == {"forward", "forward+backward"}
         for entry in row["passes"].values():
             ms = entry["ms"]
             assert 0 < ms["p20"] <= ms["median"] <= ms["p80"]
-            percent = 100 * entry["bytes"] / (ms["median"] * 1e-3) / row["rate"]
+            percent = 100 * entry["bytes"] / (ms["median"] * 1e-3) / entry["rate"]
             assert entry["percent"] == pytest.approx(percent)
             assert entry["met"] == (percent >= entry["target"])
             assert set(entry["peers"]) == {"torch", "loop", "fla", "warp", "hop", "jax"}
