@@ -20,9 +20,6 @@ NARROWEST = 256
 """Bytes of a lane's row, at least: shorter pieces come so slowly from memory that one thread alone, on whole
 rows, is faster than two."""
 
-MAPPED = 32 << 20
-"""Bytes from which glibc always gets memory from the system and gives it back."""
-
 _LINE = 64
 
 
@@ -71,12 +68,9 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Return memory for an output, not yet written, from the start of a cache line.
 
     Memory that is new to the process is mapped page by page as it is written, which takes three times longer
-    than the writing. NumPy asks for huge pages, which torch does not; that pays where the C library gives
-    memory back to the system when it is freed, and each call gets new pages.
+    than the writing. For large arrays NumPy asks for huge pages, which torch does not.
     """
     size = math.prod(shape) * dtype.itemsize
-    if size < MAPPED:
-        return torch.empty(*shape, dtype=dtype)
     memory = np.empty(size + _LINE, dtype=np.uint8)
     first = -memory.ctypes.data % _LINE
     return torch.from_numpy(memory[first : first + size]).view(dtype).view(*shape)
