@@ -28,6 +28,20 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "heads": {"n_heads": 2, "d_v": 4, "output_projection": True, "transition": "fixed", "scale": 0.5},
         "real": {"phase_activation": "none", "magnitude_activation": "stable_exp"},
     },
+    "hgru": {
+        "paper": {},
+        "released": {
+            "lower_bound": 0.5,
+            "output_gate": "silu",
+            "gate_before_norm": False,
+            "phase_base": 1e8,
+        },
+        "random bound alone": {"lower_bound": "random", "forget_gate": "bound", "output_norm": "rms"},
+        "no forget gate": {"lower_bound": 0.9, "forget_gate": "none", "output_gate": "none"},
+        "no input gate": {"lower_bound": "decreasing", "input_gate": False},
+        "data-dependent phase": {"phase": "data", "complex_input": False},
+        "real": {"phase": "none", "complex_input": False, "lower_bound": 0.99, "forget_gate": "bound"},
+    },
 }
 
 

@@ -1,7 +1,8 @@
 """The interface of all time mixers."""
 
 from abc import ABC, abstractmethod
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -11,6 +12,7 @@ __all__ = ["Mixer", "State"]
 
 # a tensor, a (named) tuple of states, or None
 State: TypeAlias = Any
+M = TypeVar("M", bound="Mixer")
 
 
 class Mixer(nn.Module, ABC):
@@ -71,6 +73,17 @@ class Mixer(nn.Module, ABC):
     @abstractmethod
     def state_size(self) -> int:
         """Elements of the state per sequence; where the state grows with time, elements per step kept."""
+
+    @classmethod
+    def share(cls: type[M], layers: Sequence[M]) -> None:
+        """Give the mixers of a stack what belongs to them together; nothing, unless their paper has such.
+
+        A model calls this once, when its layers exist. What is shared is a module that every mixer holds, so
+        that each layer still runs alone and nothing more is passed to `forward`.
+
+        Args:
+            layers: the mixers of this class, first layer first.
+        """
 
     def extra_repr(self) -> str:
         """What `print(mixer)` shows beside the submodules."""

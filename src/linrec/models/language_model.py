@@ -61,6 +61,8 @@ class LanguageModel(nn.Module):
             )
             for _ in range(config.n_layers)
         )
+        # what belongs to the stack and not to a layer, such as the lower bounds of HGRU
+        type(self.mixers[0]).share(self.mixers)
         self.norm = make_norm(config.norm, config.d_model) if config.final_norm else nn.Identity()
         self.head = nn.Linear(config.d_model, n_outputs, bias=not config.tie_embeddings)
         for tokenwise in (self.embedding, self.head):

@@ -3,13 +3,17 @@
 from linrec.nn.embedding import Embedding
 from linrec.nn.ffn import FeedForward
 from linrec.nn.gates import GateLinear, Transition
+from linrec.nn.glu import GLU
+from linrec.nn.lower_bounds import LowerBounds
 from linrec.nn.norms import RMSNorm, make_norm
 from linrec.nn.parameters import ParameterGroup, group_of, mark
 
 __all__ = [
+    "GLU",
     "Embedding",
     "FeedForward",
     "GateLinear",
+    "LowerBounds",
     "ParameterGroup",
     "RMSNorm",
     "Transition",

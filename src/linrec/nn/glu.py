@@ -1,0 +1,64 @@
+"""Gated linear units: channel mixing in which one projection of a step gates another."""
+
+from typing import Literal
+
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from linrec.errors import unknown
+
+__all__ = ["GLU", "GLUActivation"]
+
+GLUActivation = Literal["sigmoid", "silu", "gelu", "identity"]
+_ACTIVATIONS = {
+    "sigmoid": functional.sigmoid,
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "identity": lambda x: x,
+}
+
+
+class GLU(nn.Module):
+    """y = W_3 (f(W_1 x + b_1) * (W_2 x + b_2)) + b_3, the channel mixing of HGRN.
+
+    | `activation` | f            | called   |
+    |--------------|--------------|----------|
+    | "sigmoid"    | Sigmoid      | GLU      |
+    | "silu"       | SiLU         | SwiGLU   |
+    | "gelu"       | GELU         | GEGLU    |
+    | "identity"   | none         | Bilinear |
+
+    HGRN names the unit without a formula, so the default is the unit of that name. The authors' released
+    language models have no activation, "identity"; their models of the Long Range Arena have SiLU.
+
+    Args:
+        d_model: width of input and output.
+        d_hidden: width of the product; HGRN's language models have 2 d_model.
+        activation: f, of the gate.
+
+    Raises:
+        ValueError: there is no such activation; the message names the nearest.
+
+    Source:
+        Shazeer, GLU Variants Improve Transformer (2020), eq. 4 and 5, with biases; HGRN (Qin, Yang and Zhong,
+        2023), section 3.1 and figure 1.
+
+    Example:
+        >>> import torch
+        >>> GLU(64, 128)(torch.zeros(2, 5, 64)).shape
+        torch.Size([2, 5, 64])
+    """
+
+    def __init__(self, d_model: int, d_hidden: int, *, activation: GLUActivation = "sigmoid") -> None:
+        super().__init__()
+        if activation not in _ACTIVATIONS:
+            raise unknown("`activation`", activation, _ACTIVATIONS)
+        self.activation = activation
+        self.gate = nn.Linear(d_model, d_hidden)
+        self.up = nn.Linear(d_model, d_hidden)
+        self.down = nn.Linear(d_hidden, d_model)
+
+    def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        """Apply the function to `x` (..., d_model)."""
+        return self.down(_ACTIVATIONS[self.activation](self.gate(x)) * self.up(x))

@@ -1,0 +1,69 @@
+"""Lower bounds of forget gates, learned over the layers of a stack together (HGRN)."""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from linrec.errors import unknown
+from linrec.nn.parameters import mark
+
+__all__ = ["LowerBoundKind", "LowerBounds"]
+
+LowerBoundKind = Literal["increasing", "decreasing", "random"]
+_KINDS = ("increasing", "decreasing", "random")
+
+
+class LowerBounds(nn.Module):
+    """gamma^k = sum_{i=2..k} P_i with P = Softmax(Gamma) over H layers: the bounds of layer k.
+
+    That is, for each channel, the cumulative sum over the layers minus its first row: 0 for the first layer,
+    rising, and below 1 for the last. All layers of a stack hold the same module and ask for their own row.
+
+    | `kind`       | bound of layer k of H                     | when training starts |
+    |--------------|-------------------------------------------|----------------------|
+    | "increasing" | gamma^k                                   | (k - 1) / H          |
+    | "decreasing" | gamma^(H + 1 - k)                         | (H - k) / H          |
+    | "random"     | Sigmoid(Gamma_k), each layer on its own   | uniform in (0, 1)    |
+
+    The paper names the last two and gives no formula for them; these are the plainest that fit its words.
+    Gamma is marked as group "transition" without weight decay, which the paper does not ask for.
+
+    Args:
+        n_layers: layers H of the stack.
+        width: channels d.
+        kind: "increasing", "decreasing" or "random".
+
+    Raises:
+        ValueError: there is no such kind; the message names the nearest.
+
+    Source:
+        HGRN (Qin, Yang and Zhong, 2023), section 3.2, "Lower bound on forget gate values"; the kinds are
+        those of table 10.
+
+    Example:
+        >>> bounds = LowerBounds(4, width=2)
+        >>> [bounds(layer)[0].item() for layer in range(4)]
+        [0.0, 0.25, 0.5, 0.75]
+    """
+
+    def __init__(self, n_layers: int, width: int, kind: LowerBoundKind = "increasing") -> None:
+        super().__init__()
+        if kind not in _KINDS:
+            raise unknown("lower bound", kind, _KINDS)
+        self.n_layers, self.kind = n_layers, kind
+        start = torch.logit(torch.rand(n_layers, width), eps=1e-6) if kind == "random" else None
+        self.gamma = nn.Parameter(torch.zeros(n_layers, width) if start is None else start)
+        mark(self.gamma, group="transition", weight_decay=False)
+
+    def forward(self, layer: int) -> Float[Tensor, "d"]:
+        """The bounds (d,) in [0, 1) of a layer, counted from 0, in float32 or better."""
+        # in bfloat16 a bound near 1 would be 1, and the layer would never forget
+        gamma = self.gamma.to(torch.promote_types(self.gamma.dtype, torch.float32))
+        if self.kind == "random":
+            return torch.sigmoid(gamma[layer])
+        if self.kind == "decreasing":
+            layer = self.n_layers - 1 - layer
+        # leaving the first row out of the sum makes the first bound exactly zero
+        return torch.softmax(gamma, 0)[1 : layer + 1].sum(0)
