@@ -12,6 +12,30 @@ from linrec.ops.triton_tiles import applied, carried, entries, loaded, scanned, 
 
 
 @triton.jit
+def _steps(  # type: ignore[no-untyped-def]
+    a_ptr,
+    a_at,
+    a_mask,
+    x_ptr,
+    x_at,
+    x_mask,
+    cut_ptr,
+    cut_mask,
+    HAS_CUT: tl.constexpr,
+    COMPLEX: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """Load links and inputs: 1 and 0 where the masks are false, links of 0 where they are cut."""
+    a, a_i = loaded(a_ptr, a_at, a_mask, 1.0, COMPLEX, WIDE)
+    x, x_i = loaded(x_ptr, x_at, x_mask, 0.0, COMPLEX, WIDE)
+    if HAS_CUT:
+        cut = tl.load(cut_ptr, mask=cut_mask, other=0) != 0
+        a = tl.where(cut, 0.0, a)
+        a_i = tl.where(cut, 0.0, a_i)
+    return a, a_i, x, x_i
+
+
+@triton.jit
 def forward(  # type: ignore[no-untyped-def]
     a_ptr,
     x_ptr,
@@ -72,12 +96,10 @@ def forward(  # type: ignore[no-untyped-def]
     x_ptr += (row * x_row + origin * X_STEP + channel * X_CHANNEL) * UNIT
     y_ptr += ((row * time + origin) * CHANNELS + channel) * UNIT
     vector = row * CHANNELS + channel + columns
-    a, a_i = loaded(a_ptr, t * A_STEP + columns * A_CHANNEL, mask, 1.0, COMPLEX, WIDE)
-    x, x_i = loaded(x_ptr, t * X_STEP + columns * X_CHANNEL, mask, 0.0, COMPLEX, WIDE)
-    if HAS_CUT:
-        cut = tl.load(cut_ptr + row * time + origin + t, mask=valid, other=0) != 0
-        a = tl.where(cut, 0.0, a)
-        a_i = tl.where(cut, 0.0, a_i)
+    a_at = t * A_STEP + columns * A_CHANNEL
+    x_at = t * X_STEP + columns * X_CHANNEL
+    cut_ptr += row * time + origin
+    a, a_i, x, x_i = _steps(a_ptr, a_at, mask, x_ptr, x_at, mask, cut_ptr + t, valid, HAS_CUT, COMPLEX, WIDE)
     start = tl.zeros([1, 1, COLUMNS], WIDE)
     start_i = start
     if HAS_STATE:
@@ -90,12 +112,9 @@ def forward(  # type: ignore[no-untyped-def]
         COMPLEX, CHAINED, WIDE, PIECES, COLUMNS, VECTOR, GROUP, GROUPS,
     )  # fmt: skip
     if AGAIN:
-        a, a_i = loaded(a_ptr, t * A_STEP + columns * A_CHANNEL, mask, 1.0, COMPLEX, WIDE)
-        x, x_i = loaded(x_ptr, t * X_STEP + columns * X_CHANNEL, mask, 0.0, COMPLEX, WIDE)
-        if HAS_CUT:
-            cut = tl.load(cut_ptr + row * time + origin + t, mask=valid, other=0) != 0
-            a = tl.where(cut, 0.0, a)
-            a_i = tl.where(cut, 0.0, a_i)
+        a, a_i, x, x_i = _steps(
+            a_ptr, a_at, mask, x_ptr, x_at, mask, cut_ptr + t, valid, HAS_CUT, COMPLEX, WIDE
+        )
         y, y_i = applied(a, a_i, x, x_i, start, start_i, COMPLEX)
         first = tl.arange(0, ROWS)[None, :, None] == 0
         _, _, y, y_i = scanned(a, a_i, tl.where(first, y, x), tl.where(first, y_i, x_i), COMPLEX)
@@ -184,17 +203,16 @@ def backward(  # type: ignore[no-untyped-def]
     at = t * CHANNELS + columns
     # the adjoint enters step t over the link of the next step; after the last step there is none
     linked = mask & (index > 0)
-    a, a_i = loaded(
-        a_ptr + NEXT * A_STEP * UNIT, t * A_STEP + columns * A_CHANNEL, linked, 1.0, COMPLEX, WIDE
+    next_ptr = a_ptr + NEXT * A_STEP * UNIT
+    a_at = t * A_STEP + columns * A_CHANNEL
+    dy_at = t * DY_STEP + columns * DY_CHANNEL
+    next_cut, next_valid = cut_ptr + t + NEXT, valid & (index > 0)
+    a, a_i, g, g_i = _steps(
+        next_ptr, a_at, linked, dy_ptr, dy_at, mask, next_cut, next_valid, HAS_CUT, COMPLEX, WIDE
     )
-    g, g_i = loaded(dy_ptr, t * DY_STEP + columns * DY_CHANNEL, mask, 0.0, COMPLEX, WIDE)
     inner = mask & (index < time - 1)
     if NEEDS_A and not AGAIN:
         y, y_i = loaded(y_ptr + out - NEXT * CHANNELS * UNIT, at, inner, 0.0, COMPLEX, WIDE)
-    if HAS_CUT:
-        cut = tl.load(cut_ptr + t + NEXT, mask=valid & (index > 0), other=0) != 0
-        a = tl.where(cut, 0.0, a)
-        a_i = tl.where(cut, 0.0, a_i)
     start, start_i = loaded(dlast_ptr, vector, inside, 0.0, COMPLEX, WIDE)
 
     b, b_i, z, z_i = scanned(a, -a_i, g, g_i, COMPLEX)
@@ -204,16 +222,11 @@ def backward(  # type: ignore[no-untyped-def]
         COMPLEX, CHAINED, WIDE, PIECES, COLUMNS, VECTOR, GROUP, GROUPS,
     )  # fmt: skip
     if AGAIN:
-        a, a_i = loaded(
-            a_ptr + NEXT * A_STEP * UNIT, t * A_STEP + columns * A_CHANNEL, linked, 1.0, COMPLEX, WIDE
+        a, a_i, g, g_i = _steps(
+            next_ptr, a_at, linked, dy_ptr, dy_at, mask, next_cut, next_valid, HAS_CUT, COMPLEX, WIDE
         )
-        g, g_i = loaded(dy_ptr, t * DY_STEP + columns * DY_CHANNEL, mask, 0.0, COMPLEX, WIDE)
         if NEEDS_A:
             y, y_i = loaded(y_ptr + out - NEXT * CHANNELS * UNIT, at, inner, 0.0, COMPLEX, WIDE)
-        if HAS_CUT:
-            cut = tl.load(cut_ptr + t + NEXT, mask=valid & (index > 0), other=0) != 0
-            a = tl.where(cut, 0.0, a)
-            a_i = tl.where(cut, 0.0, a_i)
         z, z_i = applied(a, -a_i, g, g_i, start, start_i, COMPLEX)
         first = tl.arange(0, ROWS)[None, :, None] == 0
         _, _, g, g_i = scanned(a, -a_i, tl.where(first, z, g), tl.where(first, z_i, g_i), COMPLEX)
