@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from linrec.models import LanguageModel, ModelConfig, preset, preset_names
-from linrec.nn import group_of
+from linrec.nn import FeedForward, group_of
 
 
 def count(config: ModelConfig) -> int:
@@ -55,6 +55,26 @@ def test_wikitext103_has_624_heads_of_one_channel():
     assert {(m.n_heads, m.d_key, m.d_value) for m in mixers} == {(624, 1, 1)}
 
 
+def test_wikitext103_hgrn_is_table_1():
+    config = preset("wikitext103-hgrn")
+    d, glu = 512, 2 * linear(512, 1024) + linear(1024, 512)
+    # candidate (2), forget gate, output gate (2) and output of the mixer; its norm, theta and lower bound
+    hgru = 3 * linear(d, d) + linear(d, 2 * d) + linear(2 * d, d) + 2 * 2 * d + d
+    expected = 50265 * d + 6 * (hgru + glu + 2 * 2 * d + d) + 2 * d
+    # 46.25M in the paper
+    assert count(config) == expected == 46_248_448
+
+
+def test_channel_mixing_by_name():
+    expected = {"ffn": None, "glu": "sigmoid", "swiglu": "silu", "geglu": "gelu", "bilinear": "identity"}
+    for kind, activation in expected.items():
+        block = LanguageModel(ModelConfig(vocab_size=6, d_model=8, n_layers=1, channel_mixing=kind)).blocks[0]
+        assert getattr(block.channel_mixing, "activation", None) == activation
+        assert isinstance(block.channel_mixing, FeedForward) == (kind == "ffn")
+    with pytest.raises(ValueError, match=r"channel mixing.*'swishglu'.*did you mean 'swiglu'"):
+        LanguageModel(ModelConfig(vocab_size=6, d_model=8, channel_mixing="swishglu"))
+
+
 def test_the_transitions_of_every_layer_are_marked():
     model = LanguageModel(preset("memory-horizon"))
     marked = [p for p in model.parameters() if group_of(p).name == "transition"]
@@ -62,7 +82,7 @@ def test_the_transitions_of_every_layer_are_marked():
 
 
 def test_preset_names_and_errors():
-    assert [preset(name).mixer for name in preset_names()] == ["gate_loop", "gate_loop"]
+    assert [preset(name).mixer for name in preset_names()] == ["gate_loop", "gate_loop", "hgru"]
     assert preset("memory_horizon") == preset("memory-horizon")
     with pytest.raises(ValueError, match="there is no preset 'wikitext'; did you mean 'wikitext103'"):
         preset("wikitext")

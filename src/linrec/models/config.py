@@ -18,6 +18,8 @@ class ModelConfig:
         mixer: name of the time mixer, one of `linrec.mixers.names()`.
         mixer_args: keyword arguments of the mixer.
         d_channel_mixing: hidden width of the channel mixing.
+        channel_mixing: "ffn", two linear layers with a GELU between them, or a gated linear unit: "glu",
+            "swiglu", "geglu" or "bilinear".
         norm: normalisation in each block and before the head, "layer" or "rms".
         norm_position: "pre", before each sublayer, or "post", after each sublayer's skip connection.
         final_norm: whether there is one before the head.
@@ -39,6 +41,7 @@ class ModelConfig:
     mixer: str = "gate_loop"
     mixer_args: dict[str, Any] = field(default_factory=dict)
     d_channel_mixing: int = 128
+    channel_mixing: Literal["ffn", "glu", "swiglu", "geglu", "bilinear"] = "ffn"
     norm: Literal["layer", "rms"] = "layer"
     norm_position: Literal["pre", "post"] = "pre"
     final_norm: bool = True

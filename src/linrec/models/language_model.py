@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from linrec.mixers import Mixer, State, build
 from linrec.models.block import Block
 from linrec.models.config import ModelConfig
+from linrec.nn.channel_mixing import make_channel_mixing
 from linrec.nn.embedding import Embedding
-from linrec.nn.ffn import FeedForward
 from linrec.nn.norms import make_norm
 from linrec.nn.parameters import mark
 
@@ -29,7 +29,7 @@ class LanguageModel(nn.Module):
         config: the model's shape; see `ModelConfig`. `config.mixer` names the time mixer of every block.
 
     Raises:
-        ValueError: `config` names no mixer, or an argument that the mixer does not take.
+        ValueError: `config` names no mixer or channel mixing, or an argument that the mixer does not take.
 
     Source:
         GateLoop (Katsch, 2023), appendix C and figure 9.
@@ -54,7 +54,7 @@ class LanguageModel(nn.Module):
         self.blocks = nn.ModuleList(
             Block(
                 build(config.mixer, config.d_model, **config.mixer_args),
-                FeedForward(config.d_model, config.d_channel_mixing),
+                make_channel_mixing(config.channel_mixing, config.d_model, config.d_channel_mixing),
                 norm=config.norm,
                 norm_position=config.norm_position,
                 dropout=config.dropout,

@@ -1,5 +1,6 @@
 """Parts that mixers and models share: gates, norms, channel mixers, and the marks on parameters."""
 
+from linrec.nn.channel_mixing import ChannelMixing, make_channel_mixing
 from linrec.nn.embedding import Embedding
 from linrec.nn.ffn import FeedForward
 from linrec.nn.gates import GateLinear, Transition
@@ -10,6 +11,7 @@ from linrec.nn.parameters import ParameterGroup, group_of, mark
 
 __all__ = [
     "GLU",
+    "ChannelMixing",
     "Embedding",
     "FeedForward",
     "GateLinear",
@@ -18,6 +20,7 @@ __all__ = [
     "RMSNorm",
     "Transition",
     "group_of",
+    "make_channel_mixing",
     "make_norm",
     "mark",
 ]

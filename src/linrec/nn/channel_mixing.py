@@ -1,0 +1,36 @@
+"""Channel mixing by name."""
+
+from typing import Literal, TypeAlias, cast
+
+from torch import nn
+
+from linrec.errors import unknown
+from linrec.nn.ffn import FeedForward
+from linrec.nn.glu import GLU, GLUActivation
+
+__all__ = ["ChannelMixing", "make_channel_mixing"]
+
+ChannelMixing: TypeAlias = Literal["ffn", "glu", "swiglu", "geglu", "bilinear"]
+_GATES = {"glu": "sigmoid", "swiglu": "silu", "geglu": "gelu", "bilinear": "identity"}
+
+
+def make_channel_mixing(kind: ChannelMixing, d_model: int, d_hidden: int) -> nn.Module:
+    """Return a `FeedForward` ("ffn"), or the `GLU` of this name.
+
+    Args:
+        kind: "ffn", "glu", "swiglu", "geglu" or "bilinear".
+        d_model: width of input and output.
+        d_hidden: hidden width. A gated unit has three matrices of it, a feed-forward network two.
+
+    Raises:
+        ValueError: there is no such kind; the message names the nearest.
+
+    Example:
+        >>> make_channel_mixing("swiglu", 64, 128).activation
+        'silu'
+    """
+    if kind == "ffn":
+        return FeedForward(d_model, d_hidden)
+    if kind not in _GATES:
+        raise unknown("channel mixing", kind, ["ffn", *_GATES])
+    return GLU(d_model, d_hidden, activation=cast(GLUActivation, _GATES[kind]))
