@@ -5,10 +5,21 @@ import pkgutil
 from typing import Any
 
 from linrec.errors import unknown
-from linrec.tasks.base import NO_TARGET, Split, SplitName, Task
+from linrec.tasks.base import NO_TARGET, Batch, ScoredTask, Source, Split, SplitName, Task
 from linrec.tasks.memory_horizon import MemoryHorizon
 
-__all__ = ["NO_TARGET", "MemoryHorizon", "Split", "SplitName", "Task", "get", "names"]
+__all__ = [
+    "NO_TARGET",
+    "Batch",
+    "MemoryHorizon",
+    "ScoredTask",
+    "Source",
+    "Split",
+    "SplitName",
+    "Task",
+    "get",
+    "names",
+]
 
 
 def names() -> list[str]:

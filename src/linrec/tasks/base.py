@@ -1,10 +1,11 @@
-"""What every task offers: splits of token sequences, a score, and the scores that need no model."""
+"""What every task offers: splits of token sequences, batches of them, and scores that need no model."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, get_args, runtime_checkable
 
-from jaxtyping import Int64
+import torch
+from jaxtyping import Bool, Int64
 from torch import Tensor
 
 SplitName = Literal["train", "validation", "test"]
@@ -12,14 +13,56 @@ SPLIT_NAMES: tuple[SplitName, ...] = get_args(SplitName)
 NO_TARGET = -100
 
 
+class Batch(NamedTuple):
+    """Some sequences of a split, as a model and its loss take them.
+
+    Args:
+        inputs: input tokens, shape (b, t), int64.
+        targets: target class at every position, shape (b, t), int64; -100 where nothing is to be predicted.
+        reset: true where a document begins, so that nothing passes from before it, shape (b, t), bool; None
+            where sequences hold one document each.
+    """
+
+    inputs: Int64[Tensor, "b t"]
+    targets: Int64[Tensor, "b t"]
+    reset: Bool[Tensor, "b t"] | None
+
+
+class Source(Protocol):
+    """What training and evaluation need of a split: sequences of one length, by number."""
+
+    def __len__(self) -> int:
+        """Number of sequences."""
+        ...
+
+    def rows(self, index: Int64[Tensor, "n"]) -> Batch:
+        """Return the sequences of these numbers as a batch, on the device that the split is on."""
+        ...
+
+    def of_epoch(self, *, seed: int, epoch: int) -> "Source":
+        """Return the same data as a training epoch cuts it, a pure function of seed and epoch."""
+        ...
+
+    def to(self, device: torch.device | str) -> "Source":
+        """Return the split with its data on a device, or the split itself where it is too large for that."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class Split:
-    """The samples of one split, whole and in memory.
+    """The samples of one split, whole and in memory: a `Source`.
 
     Attributes:
         inputs: input tokens, shape (n, t), int64.
         targets: target class at every position, shape (n, t), int64; -100 where nothing is to be predicted.
         span: how many of the latest inputs the target depends on, shape (n, t), int64.
+
+    Example:
+        >>> from linrec.tasks import MemoryHorizon
+        >>> task = MemoryHorizon(length=6, n_resets=1, n_samples=10, n_validation=2, n_test=1)
+        >>> batch = task.split("train").rows(torch.tensor([3, 0]))
+        >>> batch.inputs.shape, batch.targets.shape, batch.reset
+        (torch.Size([2, 6]), torch.Size([2, 6]), None)
     """
 
     inputs: Int64[Tensor, "n t"]
@@ -29,22 +72,43 @@ class Split:
     def __len__(self) -> int:
         return self.inputs.shape[0]
 
+    def rows(self, index: Int64[Tensor, "n"]) -> Batch:
+        """Return the samples of these numbers, on the device that the split is on.
+
+        Args:
+            index: numbers of samples, shape (n), int64, on any device.
+        """
+        index = index.to(self.inputs.device)
+        return Batch(self.inputs[index], self.targets[index], None)
+
+    def of_epoch(self, *, seed: int, epoch: int) -> "Split":
+        """Return the split itself: its samples are the same in every epoch."""
+        return self
+
+    def to(self, device: torch.device | str) -> "Split":
+        """Return the split with its tensors on a device."""
+        return Split(self.inputs.to(device), self.targets.to(device), self.span.to(device))
+
 
 class Task(Protocol):
     """The interface that training and reports rely on; a task is a frozen dataclass that has it.
 
     The dataclass is the task's configuration. Its data is a pure function of that configuration, its seed
-    included, and of the split's name: the global random state is neither read nor changed.
+    and the files that it names included, and of the split's name: the global random state is neither read nor
+    changed. A task that can say more about predictions than their loss and accuracy is a `ScoredTask` too.
     """
 
+    section: ClassVar[str]
+    """Name of the section of the command line that the task's fields are in, such as "task" or "data"."""
+
     @property
-    def vocab_size(self) -> int:
-        """Number of input tokens."""
+    def vocab_size(self) -> int | None:
+        """Number of input tokens; None where only the data can tell, until the task is `prepared`."""
         ...
 
     @property
-    def n_outputs(self) -> int:
-        """Number of target classes."""
+    def n_outputs(self) -> int | None:
+        """Number of target classes; None like `vocab_size`."""
         ...
 
     @property
@@ -61,6 +125,19 @@ class Task(Protocol):
     def reset_token(self) -> int | None:
         """The input token that makes all inputs before it irrelevant; None where the task has none."""
         ...
+
+    def prepared(self) -> "Task":
+        """Return the task with everything that only the data can tell."""
+        ...
+
+    def split(self, name: SplitName) -> Source:
+        """Return the sequences of one split; the splits share none."""
+        ...
+
+
+@runtime_checkable
+class ScoredTask(Protocol):
+    """A task whose splits are whole in memory, and that scores predictions in a way of its own."""
 
     def split(self, name: SplitName) -> Split:
         """Return the samples of one split; the splits share none."""

@@ -17,7 +17,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -155,6 +155,7 @@ class MemoryHorizon:
     n_validation: int = 100
     n_test: int = 200
     seed: int = 0
+    section: ClassVar[str] = "task"
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -214,6 +215,10 @@ class MemoryHorizon:
         """Test accuracy of always answering the most frequent target of the training split."""
         majority = torch.bincount(self.split("train").targets.flatten()).argmax()
         return float((self.split("test").targets == majority).double().mean())
+
+    def prepared(self) -> "MemoryHorizon":
+        """Return the task itself: its configuration says all."""
+        return self
 
     def split(self, name: SplitName) -> Split:
         """Return the samples of one split.
