@@ -1,6 +1,7 @@
 """The sequence model over tokens: embedding, blocks, head."""
 
 import math
+from functools import partial
 from typing import cast
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from linrec.mixers import Mixer, State, build
 from linrec.models.block import Block
 from linrec.models.config import ModelConfig
-from linrec.nn.channel_mixing import make_channel_mixing
+from linrec.models.stack import make_blocks
 from linrec.nn.embedding import Embedding
 from linrec.nn.norms import make_norm
 from linrec.nn.parameters import mark
@@ -51,19 +52,8 @@ class LanguageModel(nn.Module):
         n_outputs = config.vocab_size if config.n_outputs is None else config.n_outputs
         self.embedding = Embedding(config.vocab_size, config.d_model)
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(
-            Block(
-                build(config.mixer, config.d_model, **config.mixer_args),
-                make_channel_mixing(config.channel_mixing, config.d_model, config.d_channel_mixing),
-                norm=config.norm,
-                norm_position=config.norm_position,
-                dropout=config.dropout,
-            )
-            for _ in range(config.n_layers)
-        )
-        # what belongs to the stack and not to a layer, such as the lower bounds of HGRU
-        type(self.mixers[0]).share(self.mixers)
-        self.norm = make_norm(config.norm, config.d_model) if config.final_norm else nn.Identity()
+        self.blocks = make_blocks(config, partial(build, config.mixer, config.d_model, **config.mixer_args))
+        self.norm = make_norm(config.norm if config.final_norm else "none", config.d_model)
         self.head = nn.Linear(config.d_model, n_outputs, bias=not config.tie_embeddings)
         for tokenwise in (self.embedding, self.head):
             mark(tokenwise, group="vocabulary", weight_decay=True)
