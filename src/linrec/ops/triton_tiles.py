@@ -26,6 +26,17 @@ import triton.language as tl
 
 
 @triton.jit
+def program(chains, CHANNELS: tl.constexpr, COLUMNS: tl.constexpr, VECTOR: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return chain, tile, batch row and first channel of a program, and its columns (1, 1, COLUMNS)."""
+    chain = tl.program_id(0) % chains
+    tile = tl.program_id(0) // chains
+    row = (chain // tl.cdiv(CHANNELS, COLUMNS)).to(tl.int64)
+    channel = (chain % tl.cdiv(CHANNELS, COLUMNS)) * COLUMNS
+    columns = tl.max_contiguous(tl.arange(0, COLUMNS), VECTOR)[None, None, :]
+    return chain, tile, row, channel, columns
+
+
+@triton.jit
 def loaded(ptr, offsets, mask, other, COMPLEX: tl.constexpr, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]
     """Load numbers in the precision WIDE; `other` and 0 where the mask is false."""
     if COMPLEX:

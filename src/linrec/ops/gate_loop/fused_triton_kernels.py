@@ -13,7 +13,7 @@ registers.
 import triton
 import triton.language as tl
 
-from linrec.ops.triton_tiles import carried, loaded, stored, stored_last, times
+from linrec.ops.triton_tiles import carried, loaded, program, stored, stored_last, times
 
 # how a gate comes: not at all, (b, t, h), or (h)
 NONE = tl.constexpr(0)
@@ -141,6 +141,31 @@ def _stepped(a, a_i, x, y, y_i, COMPLEX: tl.constexpr):  # type: ignore[no-untyp
 
 
 @triton.jit
+def _places(  # type: ignore[no-untyped-def]
+    place,
+    row,
+    channel,
+    columns,
+    time,
+    CHANNELS: tl.constexpr,
+    EVEN: tl.constexpr,
+    PIECES: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Return where the tile at `place` in time lies: pieces, columns and which are inside, first steps.
+
+    Last come the tile's offset into a contiguous (b, t, h), and from there that of each piece's first row.
+    """
+    piece = tl.arange(0, PIECES)[:, None, None]
+    column = channel + columns
+    begin = (place * PIECES + piece) * ROWS
+    inside = tl.full([PIECES, 1, COLUMNS], True, tl.int1) if EVEN else column < CHANNELS
+    out = (row * time + tl.cast(place, tl.int64) * (PIECES * ROWS)) * CHANNELS + channel
+    return piece, column, inside, begin, out, piece * (ROWS * CHANNELS) + columns
+
+
+@triton.jit
 def forward(  # type: ignore[no-untyped-def]
     q_ptr,
     k_ptr,
@@ -172,20 +197,10 @@ def forward(  # type: ignore[no-untyped-def]
     GROUPS: tl.constexpr,
 ):
     """Fill y (b, t, h), last (b, h) and starts (b, pieces of all tiles, h); every tensor is contiguous."""
-    chain = tl.program_id(0) % chains
-    tile = tl.program_id(0) // chains
-    row = (chain // tl.cdiv(CHANNELS, COLUMNS)).to(tl.int64)
-    channel = (chain % tl.cdiv(CHANNELS, COLUMNS)) * COLUMNS
-    columns = tl.max_contiguous(tl.arange(0, COLUMNS), VECTOR)[None, None, :]
-    piece = tl.arange(0, PIECES)[:, None, None]
-    column = channel + columns
-    inside = column < CHANNELS
-    begin = (tile * PIECES + piece) * ROWS
-    if EVEN:
-        inside = tl.full([PIECES, 1, COLUMNS], True, tl.int1)
-    first = row * time + tl.cast(tile, tl.int64) * (PIECES * ROWS)
-    out = first * CHANNELS + channel
-    at = piece * (ROWS * CHANNELS) + columns
+    chain, tile, row, channel, columns = program(chains, CHANNELS, COLUMNS, VECTOR)
+    piece, column, inside, begin, out, at = _places(
+        tile, row, channel, columns, time, CHANNELS, EVEN, PIECES, ROWS, COLUMNS
+    )
 
     k = _rows(k_ptr + out, at, begin, time, inside, ROWS, CHANNELS, EVEN, WIDE)
     v = _rows(v_ptr + out, at, begin, time, inside, ROWS, CHANNELS, EVEN, WIDE)
@@ -260,22 +275,12 @@ def backward(  # type: ignore[no-untyped-def]
     With g_t = q_t dy_t + conj(a_{t+1}) g_{t+1} and w_t = a_t h_{t-1} = h_t - k_t v_t:
     dq = dy Re h, dk = v Re g, dv = k Re g, dlog_decay = Re(g conj w), dphase = Im(g conj w).
     """
-    chain = tl.program_id(0) % chains
+    chain, tile, row, channel, columns = program(chains, CHANNELS, COLUMNS, VECTOR)
     # tiles in the order of the adjoint, from the last to the first
-    tile = tl.program_id(0) // chains
     place = tiles - 1 - tile
-    row = (chain // tl.cdiv(CHANNELS, COLUMNS)).to(tl.int64)
-    channel = (chain % tl.cdiv(CHANNELS, COLUMNS)) * COLUMNS
-    columns = tl.max_contiguous(tl.arange(0, COLUMNS), VECTOR)[None, None, :]
-    piece = tl.arange(0, PIECES)[:, None, None]
-    column = channel + columns
-    inside = column < CHANNELS
-    begin = (place * PIECES + piece) * ROWS
-    if EVEN:
-        inside = tl.full([PIECES, 1, COLUMNS], True, tl.int1)
-    first = row * time + tl.cast(place, tl.int64) * (PIECES * ROWS)
-    out = first * CHANNELS + channel
-    at = piece * (ROWS * CHANNELS) + columns
+    piece, column, inside, begin, out, at = _places(
+        place, row, channel, columns, time, CHANNELS, EVEN, PIECES, ROWS, COLUMNS
+    )
     decay_ptr += out * (DECAY == STEP)
     phase_ptr += out * (PHASE == STEP)
 

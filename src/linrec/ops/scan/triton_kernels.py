@@ -8,7 +8,17 @@ tile are one register and constants.
 import triton
 import triton.language as tl
 
-from linrec.ops.triton_tiles import applied, carried, entries, loaded, scanned, stored, stored_last, times
+from linrec.ops.triton_tiles import (
+    applied,
+    carried,
+    entries,
+    loaded,
+    program,
+    scanned,
+    stored,
+    stored_last,
+    times,
+)
 
 
 @triton.jit
@@ -33,6 +43,36 @@ def _steps(  # type: ignore[no-untyped-def]
         a = tl.where(cut, 0.0, a)
         a_i = tl.where(cut, 0.0, a_i)
     return a, a_i, x, x_i
+
+
+@triton.jit
+def _places(  # type: ignore[no-untyped-def]
+    tile,
+    time,
+    inside,
+    FALLING: tl.constexpr,
+    EVEN: tl.constexpr,
+    PIECES: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Return where the steps of a tile lie: index, index < time, the same where `inside`; t, origin.
+
+    The index counts from the start of the recurrence that runs here, and origin + t from that of the tensors;
+    the two run against each other when time is FALLING.
+    """
+    LENGTH: tl.constexpr = PIECES * ROWS
+    step = ROWS * tl.arange(0, PIECES)[:, None, None] + tl.arange(0, ROWS)[None, :, None]
+    index = tile * LENGTH + step
+    valid = index < time
+    mask = tl.full([PIECES, ROWS, COLUMNS], True, tl.int1) if EVEN else valid & inside
+    if FALLING:
+        t = LENGTH - 1 - step
+        origin = (time - (tile + 1) * LENGTH).to(tl.int64)
+    else:
+        t = step
+        origin = tl.cast(tile, tl.int64) * LENGTH
+    return index, valid, mask, t, origin
 
 
 @triton.jit
@@ -72,25 +112,9 @@ def forward(  # type: ignore[no-untyped-def]
     GROUPS: tl.constexpr,
 ):
     """Fill y (b, t, c) and last (b, c), both contiguous. UNIT is the number of elements of a number."""
-    LENGTH: tl.constexpr = PIECES * ROWS
-    chain = tl.program_id(0) % chains
-    tile = tl.program_id(0) // chains
-    row = (chain // tl.cdiv(CHANNELS, COLUMNS)).to(tl.int64)
-    channel = (chain % tl.cdiv(CHANNELS, COLUMNS)) * COLUMNS
-    columns = tl.max_contiguous(tl.arange(0, COLUMNS), VECTOR)[None, None, :]
+    chain, tile, row, channel, columns = program(chains, CHANNELS, COLUMNS, VECTOR)
     inside = channel + columns < CHANNELS
-    step = ROWS * tl.arange(0, PIECES)[:, None, None] + tl.arange(0, ROWS)[None, :, None]
-    valid = tile * LENGTH + step < time
-    mask = valid & inside
-    if EVEN:
-        mask = tl.full([PIECES, ROWS, COLUMNS], True, tl.int1)
-    # steps count from the start of the recurrence, and t from the start of the tensors
-    if REVERSE:
-        t = LENGTH - 1 - step
-        origin = (time - (tile + 1) * LENGTH).to(tl.int64)
-    else:
-        t = step
-        origin = tl.cast(tile, tl.int64) * LENGTH
+    _, valid, mask, t, origin = _places(tile, time, inside, REVERSE, EVEN, PIECES, ROWS, COLUMNS)
 
     a_ptr += (row * a_row + origin * A_STEP + channel * A_CHANNEL) * UNIT
     x_ptr += (row * x_row + origin * X_STEP + channel * X_CHANNEL) * UNIT
@@ -171,29 +195,11 @@ def backward(  # type: ignore[no-untyped-def]
     The adjoint g_t = dy_t + conj(a_{t+1}) g_{t+1} runs against the recurrence, whose direction is `REVERSE`.
     Then dx_t = g_t, da_t = g_t conj(y_{t-1}), dstate = conj(a_1) g_1.
     """
-    LENGTH: tl.constexpr = PIECES * ROWS
-    chain = tl.program_id(0) % chains
-    tile = tl.program_id(0) // chains
-    row = (chain // tl.cdiv(CHANNELS, COLUMNS)).to(tl.int64)
-    channel = (chain % tl.cdiv(CHANNELS, COLUMNS)) * COLUMNS
-    columns = tl.max_contiguous(tl.arange(0, COLUMNS), VECTOR)[None, None, :]
+    chain, tile, row, channel, columns = program(chains, CHANNELS, COLUMNS, VECTOR)
     inside = channel + columns < CHANNELS
-    # steps count from the start of the adjoint, and t from the start of the tensors
-    step = ROWS * tl.arange(0, PIECES)[:, None, None] + tl.arange(0, ROWS)[None, :, None]
-    index = tile * LENGTH + step
-    valid = index < time
-    mask = valid & inside
-    if EVEN:
-        mask = tl.full([PIECES, ROWS, COLUMNS], True, tl.int1)
-    if REVERSE:
-        t = step
-        origin = tl.cast(tile, tl.int64) * LENGTH
-        # from t to the step that the recurrence took next
-        NEXT: tl.constexpr = -1
-    else:
-        t = LENGTH - 1 - step
-        origin = (time - (tile + 1) * LENGTH).to(tl.int64)
-        NEXT: tl.constexpr = 1  # type: ignore[no-redef]
+    index, valid, mask, t, origin = _places(tile, time, inside, not REVERSE, EVEN, PIECES, ROWS, COLUMNS)
+    # from t to the step that the recurrence took next
+    NEXT: tl.constexpr = -1 if REVERSE else 1
 
     a_ptr += (row * a_row + origin * A_STEP + channel * A_CHANNEL) * UNIT
     dy_ptr += (row * dy_row + origin * DY_STEP + channel * DY_CHANNEL) * UNIT
