@@ -9,12 +9,13 @@ import dataclasses
 import functools
 import io
 import itertools
+import math
 import os
 import shlex
 import sys
 import textwrap
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -24,6 +25,7 @@ import tyro
 from linrec import __version__
 from linrec.demo import run_demo
 from linrec.errors import nearest, unknown
+from linrec.tasks import ScoredTask
 from linrec.train import (
     ConfigError,
     InterruptedRunError,
@@ -181,7 +183,7 @@ def train(words: list[str]) -> int:
         raise ConfigError("--resume continues in its own folder; leave --out out.")
     folder = options.resume or options.out or Path("runs") / config.name
     with _one_line_errors():
-        config = config_of(options, config.name)
+        config = config_of(options, config.name, config.task.section)
     with Display([config.name]) as display:
         result = fit(
             config,
@@ -190,8 +192,9 @@ def train(words: list[str]) -> int:
             progress=functools.partial(display.update, config.name),
             command=shlex.join(["linrec", "train", *words]),
         )
-    test, validation = result.test["accuracy"], result.validation["accuracy"]
-    print(f"test accuracy {test:.4f}, validation accuracy {validation:.4f}")
+    scores = {"test": result.test, "validation": result.validation}
+    told = [_told(name, of, isinstance(config.task, ScoredTask)) for name, of in scores.items() if of]
+    print(", ".join(told) or "no scores: the task has neither test nor validation data")
     print(f"{result.steps} steps in {result.seconds:.0f} s; all in {folder}")
     return 0
 
@@ -270,6 +273,13 @@ def _message(text: str) -> str:
             blocks[-1].append(line)
     # what follows an empty line is tyro's reasoning
     return " ".join(itertools.takewhile(bool, blocks[min(1, len(blocks) - 1)]))
+
+
+def _told(name: str, scores: Mapping[str, Any], scored: bool) -> str:
+    """Return what is said of a split: how much is right, or, of language, how likely it is."""
+    if scored:
+        return f"{name} accuracy {scores['accuracy']:.4f}"
+    return f"{name} loss {scores['loss']:.4f} (perplexity {math.exp(min(scores['loss'], 700)):.2f})"
 
 
 def _peek(words: list[str], option: str) -> str | None:

@@ -28,17 +28,29 @@ def test_an_epoch_visits_samples_once_and_drops_the_rest() -> None:
     batches = Batches(SPLIT, batch_size=4, seed=0, device=CPU)
     epoch = list(batches.epoch(0))
     assert len(batches) == len(epoch) == 2
-    assert all(inputs.shape == targets.shape == (4, 8) for inputs, targets in epoch)
+    assert all(inputs.shape == targets.shape == (4, 8) for inputs, targets, _ in epoch)
     rows = epoch_order(11, seed=0, epoch=0)[:8]
-    assert torch.equal(torch.cat([inputs for inputs, _ in epoch]), SPLIT.inputs[rows])
-    assert torch.equal(torch.cat([targets for _, targets in epoch]), SPLIT.targets[rows])
+    assert torch.equal(torch.cat([batch.inputs for batch in epoch]), SPLIT.inputs[rows])
+    assert torch.equal(torch.cat([batch.targets for batch in epoch]), SPLIT.targets[rows])
 
 
 def test_an_epoch_can_start_in_the_middle() -> None:
     batches = Batches(SPLIT, batch_size=3, seed=0, device=CPU)
     whole, rest = list(batches.epoch(1)), list(batches.epoch(1, start=2))
     assert len(rest) == len(whole) - 2
-    assert torch.equal(whole[2][0], rest[0][0])
+    assert torch.equal(whole[2].inputs, rest[0].inputs)
+
+
+def test_processes_share_each_batch() -> None:
+    whole = list(Batches(SPLIT, batch_size=4, seed=0, device=CPU).epoch(1))
+    parts = [
+        list(Batches(SPLIT, batch_size=4, seed=0, device=CPU, rank=rank, processes=2).epoch(1))
+        for rank in range(2)
+    ]
+    for batch, one, other in zip(whole, *parts, strict=True):
+        assert torch.equal(batch.inputs[0::2], one.inputs) and torch.equal(batch.inputs[1::2], other.inputs)
+    with pytest.raises(ConfigError, match="multiple of the 3 processes; got 4"):
+        Batches(SPLIT, batch_size=4, seed=0, device=CPU, processes=3)
 
 
 def test_a_batch_larger_than_the_split_is_refused() -> None:

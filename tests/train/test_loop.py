@@ -32,7 +32,7 @@ from linrec.train.step import Objective
 from .test_checkpoint import full_disk, truncate
 
 Tiny = Callable[..., TrainConfig]
-TIMES = ("seconds", "steps_per_second")
+TIMES = ("seconds", "steps_per_second", "tokens_per_second")
 
 
 def without_times(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -87,9 +87,7 @@ def test_a_run_leaves_everything_in_its_folder(tiny: Tiny, tmp_path: Path) -> No
     validated = [record for record in run.metrics if record["split"] == "validation"]
     assert [record["step"] for record in trained] == [2, 4, 6, 8, 10, 12, 14, 15]
     assert [record["step"] for record in validated] == [4, 8, 12, 15]
-    assert set(trained[0]) == {
-        *("step", "epoch", "split", "loss", "accuracy", "grad_norm", "lr", "steps_per_second", "seconds")
-    }
+    assert set(trained[0]) == {*("step", "epoch", "split", "loss", "accuracy", "grad_norm", "lr", *TIMES)}
     assert [record["epoch"] for record in validated] == [0.8, 1.6, 2.4, 3.0]
     assert trained[0]["lr"] == pytest.approx(0.01 * 2 / 3)
     assert [(p.step, p.total_steps, p.loss) for p in seen] == [(r["step"], 15, r["loss"]) for r in trained]
@@ -148,7 +146,7 @@ def test_muon_resumes_to_the_bit_too(tiny: Tiny, tmp_path: Path) -> None:
     config = tiny(optim={"name": "muon"})
     fit(config, tmp_path / "straight")
     with pytest.raises(InterruptedRunError):
-        fit(config, tmp_path / "pieces", progress=stop_at(6))
+        fit(config, tmp_path / "pieces", progress=stop_at(5))
     fit(config, tmp_path / "pieces", resume=True)
     assert_same_run(tmp_path / "straight", tmp_path / "pieces")
 
@@ -347,3 +345,26 @@ def test_a_gradient_that_is_not_finite_pushes_no_good_checkpoint_out(
     with pytest.raises(DivergedError, match="the gradient is not finite at step 10"):
         fit(tiny(checkpoint_every=5), tmp_path)
     assert load_checkpoint(tmp_path).about["step"] == 5
+
+
+def test_a_run_of_so_many_steps_ends_within_an_epoch_and_resumes(tiny: Tiny, tmp_path: Path) -> None:
+    # 5 batches an epoch
+    fit(tiny(steps=7, log_every=1), tmp_path / "straight")
+    with pytest.raises(InterruptedRunError, match="of 7"):
+        fit(tiny(steps=7, log_every=1), tmp_path / "stopped", progress=stop_at(5))
+    result = fit(tiny(steps=7, log_every=1), tmp_path / "stopped", resume=True)
+    assert result.steps == 7
+    assert_same_run(tmp_path / "straight", tmp_path / "stopped")
+
+
+def test_a_part_of_the_validation_split_is_watched_and_the_whole_is_scored(
+    tiny: Tiny, tmp_path: Path
+) -> None:
+    part = fit(tiny(eval_batches=1, batch_size=2), tmp_path / "part")
+    whole = fit(tiny(batch_size=2), tmp_path / "whole")
+    watched = [
+        [r["loss"] for r in load_run(tmp_path / name).metrics if r["split"] == "validation"]
+        for name in ("part", "whole")
+    ]
+    assert watched[0][:-1] != watched[1][:-1] and watched[0][-1] == watched[1][-1]
+    assert part.validation == whole.validation

@@ -38,6 +38,14 @@ def test_constant_stays_at_the_peak_after_warmup() -> None:
     assert [schedule_factor(step, config, 8) for step in (1, 3, 4, 7)] == [0.5, 1.0, 1.0, 1.0]
 
 
+def test_inverse_sqrt_values() -> None:
+    config = OptimConfig(schedule="inverse-sqrt", warmup_steps=4)
+    factors = [schedule_factor(step, config, 100) for step in (0, 3, 15, 63)]
+    assert factors == [0.25, 1.0, 0.5, 0.25]
+    with pytest.raises(ValueError, match="at least 1 with `schedule="):
+        OptimConfig(schedule="inverse-sqrt")
+
+
 def test_no_warmup_starts_at_the_peak() -> None:
     assert schedule_factor(0, OptimConfig(), 10) == 1.0
 

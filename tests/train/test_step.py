@@ -30,6 +30,7 @@ def stepped(
     train_step(
         inputs,
         targets,
+        None,
         fabric=fabric,
         objective=fabric.setup_module(Objective(model)),
         optimizers=optimizers,

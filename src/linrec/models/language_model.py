@@ -7,6 +7,7 @@ from typing import cast
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from linrec.mixers import Mixer, State, build
 from linrec.models.block import Block
@@ -29,6 +30,10 @@ class LanguageModel(nn.Module):
     Args:
         config: the model's shape; see `ModelConfig`. `config.mixer` names the time mixer of every block.
 
+    Attributes:
+        recompute: whether the backward pass computes each block again rather than keep what it computed:
+            memory of one block and one activation per block, for a third more time. False at the start.
+
     Raises:
         ValueError: `config` names no mixer or channel mixing, or an argument that the mixer does not take.
 
@@ -49,6 +54,7 @@ class LanguageModel(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
+        self.recompute = False
         n_outputs = config.vocab_size if config.n_outputs is None else config.n_outputs
         self.embedding = Embedding(config.vocab_size, config.d_model)
         self.dropout = nn.Dropout(config.dropout)
@@ -84,6 +90,17 @@ class LanguageModel(nn.Module):
             IndexError: torch's own, on the CPU, for an id outside of [0, vocab_size). On CUDA such an id is
                 undefined behaviour, for a check of values would wait for the device.
         """
+        x, states = self.hidden(tokens, state, reset=reset)
+        return self.head(x), states
+
+    def hidden(
+        self,
+        tokens: Int[Tensor, "b t"],
+        state: tuple[State, ...] | None = None,
+        *,
+        reset: Bool[Tensor, "b t"] | None = None,
+    ) -> tuple[Float[Tensor, "b t d_model"], tuple[State, ...]]:
+        """What the head is applied to, (b, t, d_model), and the state; arguments and errors as above."""
         if tokens.dim() != 2:
             raise ValueError(
                 f"`tokens` must have shape (batch, time); got {tuple(tokens.shape)}. "
@@ -103,9 +120,12 @@ class LanguageModel(nn.Module):
         x = self.dropout(self.embedding(tokens))
         states = []
         for block, block_state in zip(self.blocks, state, strict=True):
-            x, block_state = block(x, block_state, reset=reset)
+            if self.recompute and torch.is_grad_enabled():
+                x, block_state = checkpoint(block, x, block_state, reset=reset, use_reentrant=False)
+            else:
+                x, block_state = block(x, block_state, reset=reset)
             states.append(block_state)
-        return self.head(self.norm(x)), tuple(states)
+        return self.norm(x), tuple(states)
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> tuple[State, ...]:
         """The state at the start of `batch` sequences, one entry per layer."""

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from linrec.report import style
 from linrec.report.arms import Arm, group_runs
 from linrec.report.curves import draw_learning_curves
@@ -127,7 +129,9 @@ def _draw_transitions(arm: Arm, out: Path, missing: list[str]) -> Picture | None
             missing.append(f"No transitions to draw: {error}")
             continue
         task = run.config.task
-        magnitudes = transition_magnitudes(model, task.split("test").inputs[0], task.reset_token)
+        magnitudes = transition_magnitudes(
+            model, task.split("test").rows(torch.tensor([0])).inputs[0], task.reset_token
+        )
         if magnitudes is None:
             missing.append(f"The mixer {run.config.model.mixer!r} has no state transitions to draw.")
             return None

@@ -28,6 +28,7 @@ class Batch(NamedTuple):
     reset: Bool[Tensor, "b t"] | None
 
 
+@runtime_checkable
 class Source(Protocol):
     """What training and evaluation need of a split: sequences of one length, by number."""
 

@@ -26,7 +26,8 @@ class OptimConfig:
         muon_momentum: Muon's decay rate of the mean gradient.
         betas: AdamW's decay rates of the first and second moment.
         weight_decay: decoupled weight decay of matrices and embeddings; all other parameters have none.
-        schedule: after warm-up, fall along half a cosine to `min_lr`, or stay at the peak.
+        schedule: after warm-up, fall along half a cosine to `min_lr`, fall as one over the square root of the
+            step, or stay at the peak.
         warmup_steps: steps of linear rise to the peak.
         min_lr: learning rate that the cosine ends at.
         clip_norm: largest global norm of the gradient, longer ones are shortened to it; None never clips.
@@ -46,7 +47,7 @@ class OptimConfig:
     muon_momentum: float = 0.95
     betas: tuple[float, float] = (0.9, 0.98)
     weight_decay: float = 0.05
-    schedule: Literal["cosine", "constant"] = "cosine"
+    schedule: Literal["cosine", "inverse-sqrt", "constant"] = "cosine"
     warmup_steps: int = 0
     min_lr: float = 0.0
     clip_norm: float | None = None
@@ -56,6 +57,11 @@ class OptimConfig:
             raise unknown("`name` of an optimiser", self.name, ["adamw", "muon"])
         _check_positive(self, "lr", "transition_lr", "muon_lr", "clip_norm")
         _check_at_least(self, 0, "weight_decay", "warmup_steps", "min_lr")
+        if self.schedule == "inverse-sqrt" and not self.warmup_steps:
+            raise ValueError(
+                '`warmup_steps` must be at least 1 with `schedule="inverse-sqrt"`, whose fall starts there; '
+                "got 0."
+            )
         if self.min_lr > self.lr:
             raise ValueError(f"`min_lr` must be at most `lr` = {self.lr}; got {self.min_lr}.")
         if not 0 <= self.muon_momentum < 1:
@@ -69,14 +75,19 @@ class LoopConfig:
     """How long, in what pieces and on what a model is trained.
 
     Args:
-        epochs: passes over the training split.
+        epochs: passes over the training split, where `steps` is None.
+        steps: steps of the run, in as many passes as they take.
         batch_size: sequences per step; what an epoch leaves over is dropped, so that shapes never change.
         accumulate: pieces that each batch is split into, to save memory; the gradient is the same.
+        recompute: compute each block again in the backward pass rather than keep what it computed, to save
+            memory; the gradient is the same.
         precision: float32 throughout, or bfloat16 autocast over float32 parameters.
         matmul_precision: torch's setting of the same name for float32 matrix products: "high" lets GPUs use
             TensorFloat32 (10 bits after the point instead of 23), which is several times as fast.
         seed: seed of initialisation, of the order of the samples and of dropout; the task has its own.
         eval_every: steps between evaluations on the validation split.
+        eval_batches: batches of each of them, the first ones of the split; None takes the whole split. The
+            scores at the end are always of whole splits.
         checkpoint_every: steps between checkpoints.
         log_every: steps that each logged value is averaged over.
         deterministic: prefer algorithms that give the same bits each time, at a small cost in speed.
@@ -92,12 +103,15 @@ class LoopConfig:
     """
 
     epochs: int = 1
+    steps: int | None = None
     batch_size: int = 32
     accumulate: int = 1
+    recompute: bool = False
     precision: Literal["32-true", "bf16-mixed"] = "32-true"
     matmul_precision: Literal["highest", "high"] = "highest"
     seed: int = 0
     eval_every: int = 500
+    eval_batches: int | None = None
     checkpoint_every: int = 1000
     log_every: int = 50
     deterministic: bool = True
@@ -107,6 +121,8 @@ class LoopConfig:
     def __post_init__(self) -> None:
         counts = ("epochs", "batch_size", "accumulate", "eval_every", "checkpoint_every", "log_every")
         _check_at_least(self, 1, *counts)
+        given = [name for name in ("steps", "eval_batches") if getattr(self, name) is not None]
+        _check_at_least(self, 1, *given)
         _check_at_least(self, 0, "seed")
         if self.batch_size % self.accumulate:
             raise ValueError(
@@ -119,8 +135,9 @@ class LoopConfig:
 class TrainConfig:
     """Everything that a run depends on.
 
-    The model's `vocab_size` and `n_outputs` are taken from the task, and its `mixer_args` are completed with
-    the mixer's defaults, so that a stored configuration says all that was used.
+    The model's `vocab_size` and `n_outputs` are taken from the task, once its data have told them, and its
+    `mixer_args` are completed with the mixer's defaults, so that a stored configuration says all that was
+    used.
 
     Args:
         name: name of the recipe.
@@ -150,7 +167,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         completed = dataclasses.replace(
             self.model,
-            vocab_size=self.task.vocab_size,
+            vocab_size=self.task.vocab_size or self.model.vocab_size,
             n_outputs=self.task.n_outputs,
             mixer_args=complete_mixer_args(self.model.mixer, self.model.mixer_args),
         )

@@ -1,4 +1,4 @@
-"""Batches of a split that lies on the device whole, in an order that depends on (seed, epoch) alone."""
+"""Batches of a split, in an order that depends on (seed, epoch) alone."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from linrec.tasks import Split
+from linrec.tasks import Batch, Source
 from linrec.train.errors import ConfigError
 
 
@@ -30,6 +30,18 @@ def epoch_order(n_samples: int, *, seed: int, epoch: int) -> Int64[Tensor, "n"]:
     return torch.from_numpy(np.random.default_rng([seed, epoch]).permutation(n_samples))
 
 
+def on_device(batch: Batch, device: torch.device) -> Batch:
+    """Return a batch on a device; from the CPU to CUDA without waiting for the copy."""
+
+    def moved(tensor: Tensor) -> Tensor:
+        if device.type == "cuda" and tensor.device.type == "cpu":
+            return tensor.pin_memory().to(device, non_blocking=True)
+        return tensor.to(device)
+
+    inputs, targets, reset = batch
+    return Batch(moved(inputs), moved(targets), None if reset is None else moved(reset))
+
+
 class Batches:
     """The batches of each epoch; all have `batch_size` sequences, the rest of an epoch is dropped.
 
@@ -37,41 +49,57 @@ class Batches:
     and captured graphs need.
 
     Args:
-        split: the samples, moved to `device` once.
+        source: the sequences, moved to `device` once where they are small enough.
         batch_size: sequences per batch.
         seed: the run's seed.
         device: where the batches are needed.
+        rank: of several processes that share each batch, which one this is.
+        processes: how many; each gets `batch_size / processes` sequences.
 
     Raises:
-        ConfigError: the split has fewer than `batch_size` samples.
+        ConfigError: an epoch has fewer than `batch_size` sequences, or the processes do not divide the batch.
 
     Example:
         >>> from linrec.tasks import MemoryHorizon
         >>> split = MemoryHorizon(length=6, n_resets=1, n_samples=10, n_validation=2, n_test=1).split("train")
         >>> batches = Batches(split, batch_size=3, seed=0, device=torch.device("cpu"))
-        >>> len(batches), [inputs.shape[0] for inputs, _ in batches.epoch(0)]
+        >>> len(batches), [batch.inputs.shape[0] for batch in batches.epoch(0)]
         (2, [3, 3])
     """
 
-    def __init__(self, split: Split, *, batch_size: int, seed: int, device: torch.device) -> None:
-        if len(split) < batch_size:
+    def __init__(
+        self,
+        source: Source,
+        *,
+        batch_size: int,
+        seed: int,
+        device: torch.device,
+        rank: int = 0,
+        processes: int = 1,
+    ) -> None:
+        self._size = len(source.of_epoch(seed=seed, epoch=0))
+        if self._size < batch_size:
             raise ConfigError(
-                f"`loop.batch_size` must be at most the training samples = {len(split)}; got {batch_size}. "
+                f"`loop.batch_size` must be at most the training samples = {self._size}; got {batch_size}. "
                 "Pass a smaller batch or more samples."
             )
-        self.inputs = split.inputs.to(device)
-        self.targets = split.targets.to(device)
+        if batch_size % processes:
+            raise ConfigError(
+                f"`loop.batch_size` must be a multiple of the {processes} processes; got {batch_size}."
+            )
+        self._source = source.to(device)
+        self._device = device
         self.batch_size = batch_size
         self.seed = seed
+        self._mine = slice(rank, None, processes)
 
     def __len__(self) -> int:
-        return len(self.inputs) // self.batch_size
+        return self._size // self.batch_size
 
-    def epoch(
-        self, epoch: int, *, start: int = 0
-    ) -> Iterator[tuple[Int64[Tensor, "b t"], Int64[Tensor, "b t"]]]:
-        """Yield inputs and targets of the batches of one epoch, from batch `start` on."""
-        order = epoch_order(len(self.inputs), seed=self.seed, epoch=epoch).to(self.inputs.device)
+    def epoch(self, epoch: int, *, start: int = 0) -> Iterator[Batch]:
+        """Yield the batches of one epoch, from batch `start` on."""
+        source = self._source.of_epoch(seed=self.seed, epoch=epoch)
+        order = epoch_order(self._size, seed=self.seed, epoch=epoch)
         for batch in range(start, len(self)):
             rows = order[batch * self.batch_size : (batch + 1) * self.batch_size]
-            yield self.inputs[rows], self.targets[rows]
+            yield on_device(source.rows(rows[self._mine]), self._device)

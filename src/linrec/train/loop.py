@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import statistics
 from collections.abc import Callable
 from os import PathLike
@@ -70,18 +71,21 @@ def fit(
         ...     fit(config, folder).steps
         3
     """
-    folder, task, loop = Path(out_dir), config.task, config.loop
+    folder, loop = Path(out_dir), config.loop
     fabric = make_fabric(loop)
     device = fabric.device
     seed_all(loop.seed)
 
-    # data: on the device whole, in an order that depends on seed and epoch alone
+    # data: in an order that depends on seed and epoch alone
+    task = config.task.prepared()
+    config = dataclasses.replace(config, task=task)
     batches = Batches(task.split("train"), batch_size=loop.batch_size, seed=loop.seed, device=device)
-    total_steps = loop.epochs * len(batches)
+    total_steps = loop.epochs * len(batches) if loop.steps is None else loop.steps
     check_warmup(config.optim.warmup_steps, total_steps, len(batches))
 
     # model and optimisers
     model = _build(config.model)
+    model.recompute = loop.recompute
     compiled = uses_compile(loop, device)
     objective: nn.Module = Objective(model)
     if compiled:
@@ -116,6 +120,7 @@ def fit(
     if step == total_steps and (folder / RESULT).exists():
         return read_result(folder)
 
+    score = functools.partial(evaluate, objective, task, batch_size=loop.batch_size)
     rates = []
     clock = Clock(step=step, seconds=seconds)
     with (
@@ -124,11 +129,14 @@ def fit(
         Interrupt() as interrupt,
         MetricsLog(folder, step=step) as log,
     ):
-        for epoch in range(step // len(batches), loop.epochs):
-            for inputs, targets in batches.epoch(epoch, start=step % len(batches)):
+        for epoch in itertools.count(step // len(batches)):
+            if step == total_steps:
+                break
+            start = step % len(batches)
+            for batch in itertools.islice(batches.epoch(epoch, start=start), total_steps - step):
                 factor = schedule_factor(step, config.optim, total_steps)
                 set_learning_rate(optimizers, factor)
-                do_step(inputs, targets)
+                do_step(*batch)
                 step += 1
 
                 last, stop = step == total_steps, interrupt.requested
@@ -143,18 +151,27 @@ def fit(
                     window.zero_()
                     rates.append(clock.lap(step))
                     metrics = {"loss": loss, "accuracy": accuracy, "grad_norm": grad_norm}
-                    speed = {"steps_per_second": rates[-1], "seconds": clock.seconds}
+                    tokens_per_second = rates[-1] * loop.batch_size * batch.inputs.shape[1]
+                    speed = {"steps_per_second": rates[-1], "tokens_per_second": tokens_per_second}
                     log.append(
-                        {**place, "split": "train", **metrics, "lr": factor * config.optim.lr, **speed}
+                        {
+                            **place,
+                            "split": "train",
+                            **metrics,
+                            "lr": factor * config.optim.lr,
+                            **speed,
+                            "seconds": clock.seconds,
+                        }
                     )
                     if progress is not None:
                         progress(Progress(step, total_steps, loss, accuracy, rates[-1]))
 
                 if last or step % loop.eval_every == 0:
                     with clock.paused():
-                        scores = evaluate(objective, task, "validation", batch_size=loop.batch_size)
-                    metrics = {name: scores[name] for name in ("loss", "accuracy")}
-                    log.append({**place, "split": "validation", **metrics, "seconds": clock.seconds})
+                        scores = score("validation", batches=None if last else loop.eval_batches)
+                    if scores:
+                        metrics = {name: scores[name] for name in ("loss", "accuracy")}
+                        log.append({**place, "split": "validation", **metrics, "seconds": clock.seconds})
 
                 if writes:
                     with clock.paused():
@@ -169,8 +186,8 @@ def fit(
                     )
 
         result = Result(
-            test=evaluate(objective, task, "test", batch_size=loop.batch_size),
-            validation=evaluate(objective, task, "validation", batch_size=loop.batch_size),
+            test=score("test"),
+            validation=score("validation"),
             parameters=sum(parameter.numel() for parameter in model.parameters()),
             steps=step,
             seconds=clock.seconds,

@@ -54,7 +54,7 @@ def options_type(config: TrainConfig) -> type[Any]:
         [
             ("out", Path | None, None),
             ("resume", Path | None, None),
-            ("task", type(config.task), config.task),
+            (config.task.section, type(config.task), config.task),
             ("model", model_options, model_options()),
             ("optim", type(config.optim), config.optim),
             ("loop", type(config.loop), config.loop),
@@ -62,16 +62,22 @@ def options_type(config: TrainConfig) -> type[Any]:
     )
 
 
-def config_of(options: Any, name: str) -> TrainConfig:
+def config_of(options: Any, name: str, section: str) -> TrainConfig:
     """Return the configuration that parsed options stand for.
+
+    Args:
+        options: an instance of what `options_type` made.
+        name: the recipe's name.
+        section: the name of the task's section.
 
     Raises:
         ValueError: a combination that the task or the model refuses.
     """
     model = {field.name: getattr(options.model, field.name) for field in dataclasses.fields(options.model)}
-    # the task's configuration puts the real size in
+    # the task puts the real size in, or its data do when they are read
     model |= {"mixer_args": dataclasses.asdict(options.model.mixer_args), "vocab_size": 1}
-    return TrainConfig(name, options.task, ModelConfig(**model), options.optim, options.loop)
+    task = getattr(options, section)
+    return TrainConfig(name, task, ModelConfig(**model), options.optim, options.loop)
 
 
 def option_names(options: type[Any], prefix: str = "--") -> list[str]:

@@ -37,7 +37,8 @@ class Result:
     """What `result.json` holds beside configuration and provenance.
 
     Args:
-        test: what the task's score says about the test split at the last step, and "loss" in nats.
+        test: "loss" in nats and "accuracy" on the test split at the last step, and what else the task's score
+            says; empty where there is no such split.
         validation: the same for the validation split.
         parameters: number of parameters of the model.
         steps: steps made.

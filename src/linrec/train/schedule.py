@@ -7,10 +7,12 @@ from linrec.train.errors import ConfigError
 
 
 def schedule_factor(step: int, config: OptimConfig, total_steps: int) -> float:
-    """Return the share of the peak learning rate that a step uses: linear warm-up, then half a cosine.
+    """Return the share of the peak learning rate that a step uses: linear warm-up, then a fall.
 
         (n + 1) / w                                        n < w
-        f + (1 - f) cos(pi (n - w) / (2 (N - w)))^2        otherwise; 1 for "constant"
+        f + (1 - f) cos(pi (n - w) / (2 (N - w)))^2        otherwise, for "cosine"
+        sqrt(w / (n + 1))                                  otherwise, for "inverse-sqrt"
+        1                                                  otherwise, for "constant"
 
     with n the step, w `warmup_steps`, N `total_steps` and f = `min_lr` / `lr`. The first step moves already,
     the peak is reached at the last step of the warm-up, and `min_lr` one step after the end.
@@ -23,7 +25,8 @@ def schedule_factor(step: int, config: OptimConfig, total_steps: int) -> float:
     Returns:
         A factor in [0, 1].
 
-    Source: GateLoop (Katsch 2023), tables 3 and 4: "cosine decay (linear warm-up)".
+    Source: GateLoop (Katsch 2023), tables 3 and 4: "cosine decay (linear warm-up)"; HGRN (Qin, Yang and Zhong
+    2023), table 16: "Inverse sqrt".
 
     Example:
         >>> config = OptimConfig(warmup_steps=2)
@@ -35,6 +38,8 @@ def schedule_factor(step: int, config: OptimConfig, total_steps: int) -> float:
         return (step + 1) / warmup_steps
     if config.schedule == "constant":
         return 1.0
+    if config.schedule == "inverse-sqrt":
+        return math.sqrt(warmup_steps / (step + 1))
     final = config.min_lr / config.lr
     return (
         final
@@ -51,6 +56,6 @@ def check_warmup(warmup_steps: int, total_steps: int, batches_per_epoch: int) ->
     if warmup_steps >= total_steps:
         raise ConfigError(
             f"`optim.warmup_steps` must be less than the steps of the run = {total_steps} "
-            f"({total_steps // batches_per_epoch} epochs of {batches_per_epoch} batches); "
-            f"got {warmup_steps}. Pass --optim.warmup-steps {total_steps // 10}, say, or more --loop.epochs."
+            f"({total_steps / batches_per_epoch:g} epochs of {batches_per_epoch} batches); "
+            f"got {warmup_steps}. Pass --optim.warmup-steps {total_steps // 10}, say, or train longer."
         )

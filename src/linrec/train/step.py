@@ -4,11 +4,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from linrec.tasks import NO_TARGET, SplitName, Task
+from linrec.models import LanguageModel
+from linrec.nn.cross_entropy import linear_cross_entropy
+from linrec.tasks import NO_TARGET, Batch, ScoredTask, SplitName, Task
+from linrec.train.data import on_device
 from linrec.train.fabric import Fabric
 from linrec.train.optim import gradient_norm
 
@@ -30,32 +33,36 @@ class Outcome(NamedTuple):
 
 
 class Objective(nn.Module):
-    """A model and its loss in one module, so that they are compiled, and later distributed, as one.
+    """A model and its loss in one module, so that they are compiled, and distributed, as one.
 
     The loss is a sum. Its user divides by the number of targets of the whole batch, which makes a batch taken
     in pieces the same as the batch at once.
 
     Args:
-        model: maps tokens (b, t) to (logits (b, t, n), state).
+        model: the model; the logits of a large vocabulary are never all in memory.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: LanguageModel) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, inputs: Int64[Tensor, "b t"], targets: Int64[Tensor, "b t"]) -> Outcome:
+    def forward(
+        self,
+        inputs: Int64[Tensor, "b t"],
+        targets: Int64[Tensor, "b t"],
+        reset: Bool[Tensor, "b t"] | None = None,
+    ) -> Outcome:
         """Return loss and predictions; positions whose target is -100 count for neither."""
-        logits, _ = self.model(inputs)
-        loss = F.cross_entropy(
-            logits.flatten(0, 1).float(), targets.flatten(), ignore_index=NO_TARGET, reduction="sum"
-        )
-        predictions = logits.detach().argmax(-1)
+        x, _ = self.model.hidden(inputs, reset=reset)
+        head = self.model.head
+        loss, predictions = linear_cross_entropy(x, head.weight, head.bias, targets)
         return Outcome(loss, (predictions == targets).sum(), predictions)
 
 
 def train_step(
     inputs: Int64[Tensor, "b t"],
     targets: Int64[Tensor, "b t"],
+    reset: Bool[Tensor, "b t"] | None,
     *,
     fabric: Fabric,
     objective: nn.Module,
@@ -69,6 +76,7 @@ def train_step(
     Args:
         inputs: tokens of the whole batch.
         targets: targets of the whole batch, -100 where there is none.
+        reset: true where a document begins, or None.
         fabric: runs the backward pass.
         objective: an `Objective` that Fabric has set up.
         optimizers: what Fabric has set up.
@@ -80,7 +88,8 @@ def train_step(
     loss, correct = window.new_zeros(()), window.new_zeros(())
     for optimizer in optimizers:
         optimizer.zero_grad()
-    for piece in zip(inputs.chunk(accumulate), targets.chunk(accumulate), strict=True):
+    resets = (None,) * accumulate if reset is None else reset.chunk(accumulate)
+    for piece in zip(inputs.chunk(accumulate), targets.chunk(accumulate), resets, strict=True):
         outcome = objective(*piece)
         fabric.backward(outcome.loss / n_targets)
         loss, correct = loss + outcome.loss.detach(), correct + outcome.correct
@@ -94,42 +103,61 @@ def train_step(
 
 
 @torch.no_grad()
-def evaluate(objective: nn.Module, task: Task, name: SplitName, *, batch_size: int) -> dict[str, Any]:
-    """Score the model on a whole split.
+def evaluate(
+    objective: nn.Module, task: Task, name: SplitName, *, batch_size: int, batches: int | None = None
+) -> dict[str, Any]:
+    """Score the model on a split.
 
     Args:
         objective: an `Objective`, on the device that it computes on; it is left in training mode.
         task: has the samples, and says how predictions are scored.
         name: which split.
         batch_size: sequences at once.
+        batches: how many batches, from the first; None takes the whole split.
 
     Returns:
-        "loss", the mean over all targets in nats, and what `task.score` returns.
+        "loss", the mean over all targets in nats, and "accuracy"; with the whole split, also what the task's
+        `score` returns, where it has one. Nothing where the split is empty.
     """
     split = task.split(name)
+    if not len(split):
+        return {}
     device = next(objective.parameters()).device
+    # loss, right predictions, targets: on the device, so that no batch waits
+    sums = torch.zeros(3, device=device, dtype=torch.float64 if device.type != "mps" else torch.float32)
+    scored = task if isinstance(task, ScoredTask) and batches is None else None
+    predictions = []
     objective.eval()
-    loss, predictions = torch.zeros((), device=device), []
-    # the last batch is filled up with sequences without targets: compiled code sees one shape only
-    missing = -len(split) % batch_size
-    all_inputs = F.pad(split.inputs, (0, 0, 0, missing))
-    all_targets = F.pad(split.targets, (0, 0, 0, missing), value=NO_TARGET)
-    for inputs, targets in zip(all_inputs.split(batch_size), all_targets.split(batch_size), strict=True):
-        outcome = objective(inputs.to(device), targets.to(device))
-        loss += outcome.loss
-        predictions.append(outcome.predictions)
+    for index in torch.arange(len(split)).split(batch_size)[:batches]:
+        inputs, targets, reset = on_device(_filled(split.rows(index), batch_size), device)
+        outcome = objective(inputs, targets, reset)
+        sums += torch.stack([outcome.loss, outcome.correct, (targets != NO_TARGET).sum()])
+        if scored is not None:
+            predictions.append(outcome.predictions[: len(index)].cpu())
     objective.train()
-    n_targets = max(1, int((split.targets != NO_TARGET).sum()))
-    scores = task.score(torch.cat(predictions)[: len(split)].cpu(), split)
-    return {"loss": loss.item() / n_targets, **scores}
+    loss, correct, n_targets = sums.tolist()
+    scores = {"loss": loss / max(1, n_targets), "accuracy": correct / max(1, n_targets)}
+    if scored is not None:
+        scores |= scored.score(torch.cat(predictions), scored.split(name))
+    return scores
+
+
+def _filled(batch: Batch, batch_size: int) -> Batch:
+    # with sequences without targets: compiled code sees one shape only
+    missing = (0, 0, 0, batch_size - len(batch.inputs))
+    return Batch(
+        F.pad(batch.inputs, missing),
+        F.pad(batch.targets, missing, value=NO_TARGET),
+        None if batch.reset is None else F.pad(batch.reset, missing),
+    )
 
 
 class CapturedStep:
     """A training step that is recorded once as a CUDA graph and replayed: one launch instead of hundreds.
 
     The first calls run the step as it is, which lets compilers and tuners do their work and makes the
-    optimiser's state; the next call records it. The step must take tensors of the same shapes at every call,
-    return nothing, and keep what it changes in place.
+    optimiser's state; the next call records it. The step must take tensors of the same shapes, or None in the
+    same places, at every call, return nothing, and keep what it changes in place.
 
     Args:
         step: a function of tensors on a CUDA device.
@@ -140,9 +168,9 @@ class CapturedStep:
         self._calls = 0
         self._stream = torch.cuda.Stream()
         self._graph = torch.cuda.CUDAGraph()
-        self._arguments: tuple[Tensor, ...] = ()
+        self._arguments: tuple[Tensor | None, ...] = ()
 
-    def __call__(self, *arguments: Tensor) -> None:
+    def __call__(self, *arguments: Tensor | None) -> None:
         """Run the step once."""
         self._calls += 1
         if self._calls <= EAGER_STEPS:
@@ -153,9 +181,10 @@ class CapturedStep:
             torch.cuda.current_stream().wait_stream(self._stream)
             return
         if not self._arguments:
-            self._arguments = tuple(argument.clone() for argument in arguments)
+            self._arguments = tuple(None if a is None else a.clone() for a in arguments)
             with torch.cuda.graph(self._graph, stream=self._stream):
                 self._step(*self._arguments)
         for static, argument in zip(self._arguments, arguments, strict=True):
-            static.copy_(argument)
+            if static is not None and argument is not None:
+                static.copy_(argument)
         self._graph.replay()

@@ -1,0 +1,130 @@
+"""The head and its loss in one, in pieces: the logits of a large vocabulary are never all in memory."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, autocast
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+__all__ = ["linear_cross_entropy"]
+
+IGNORED = -100
+# logits at once: 1 GiB in float32
+LOGITS = 2**28
+
+
+def linear_cross_entropy(
+    x: Float[Tensor, "*n d"],
+    weight: Float[Tensor, "v d"],
+    bias: Float[Tensor, "v"] | None,
+    targets: Int64[Tensor, "*n"],
+    *,
+    rows: int | None = None,
+) -> tuple[Float[Tensor, ""], Int64[Tensor, "*n"]]:
+    """Cross-entropy of a linear layer's outputs, summed over the positions that have a target.
+
+        logits_n = W x_n + b        loss = sum_n log(sum_v exp(logits_nv)) - logits_n,target_n
+
+    Where there are more logits than fit into one piece, the gradient of each piece is taken together with its
+    loss, so that nothing of the size of the logits is kept or computed twice. The gradient of `weight` is
+    summed over the pieces in float32 at least. Under autocast, matrix products are in its dtype, all else in
+    float32.
+
+    Args:
+        x: inputs of the layer, (*n, d).
+        weight: (v, d).
+        bias: (v), or None.
+        targets: (*n), int64 in [0, v), or -100 where nothing is to be predicted.
+        rows: positions in a piece; None makes pieces of 2^28 logits.
+
+    Returns:
+        The loss in nats, a scalar in float32 (float64 where the inputs are), and the likeliest class of every
+        position, (*n).
+
+    Source:
+        The pieces are those of Hsu et al., Liger Kernel (2024). torch 2.13 has a function of this name that
+        returns no predictions.
+
+    Example:
+        >>> x, weight = torch.zeros(2, 3, 4), torch.zeros(10, 4)
+        >>> loss, predictions = linear_cross_entropy(x, weight, None, torch.zeros(2, 3).long(), rows=2)
+        >>> round(float(loss / 6), 4), predictions.shape
+        (2.3026, torch.Size([2, 3]))
+    """
+    shape, kind = targets.shape, x.device.type
+    x, targets = x.flatten(0, -2), targets.flatten()
+    rows = max(1, LOGITS // weight.shape[0]) if rows is None else rows
+    if len(targets) <= rows:
+        logits = _wide(functional.linear(x, weight, bias))
+        loss = functional.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
+        return loss, logits.detach().argmax(-1).reshape(shape)
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    loss, predictions = _InPieces.apply(x.to(dtype), weight, bias, targets, rows)
+    return loss, predictions.reshape(shape)
+
+
+class _InPieces(torch.autograd.Function):
+    """loss, predictions = _InPieces.apply(x, weight, bias, targets, rows), in the dtype of `x`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, rows: int
+    ) -> tuple[Tensor, Tensor]:
+        needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
+        n = len(targets)
+        dweight = torch.zeros_like(weight, dtype=_wide_dtype(weight)) if needs_weight else None
+        dbias = torch.zeros_like(bias, dtype=_wide_dtype(bias)) if bias is not None and needs_bias else None
+        losses, predictions, dx = [], [], []
+        # autocast would put its own dtypes for those chosen here
+        with autocast(x.device.type, enabled=False):
+            w = weight.to(x.dtype)
+            b = None if bias is None else bias.to(x.dtype)
+            for start in range(0, n, rows):
+                x_piece = x[start : start + rows]
+                logits = functional.linear(x_piece, w, b)
+                loss, best, dlogits = _piece(logits, targets[start : start + rows])
+                losses.append(loss)
+                predictions.append(best)
+                if needs_x:
+                    dx.append(dlogits @ w)
+                if dweight is not None:
+                    dweight = dweight + dlogits.T @ x_piece
+                if dbias is not None:
+                    dbias = dbias + dlogits.sum(0, dtype=dbias.dtype)
+        ctx.save_for_backward(
+            torch.cat(dx) if needs_x else None,
+            None if dweight is None else dweight.to(weight.dtype),
+            None if dbias is None or bias is None else dbias.to(bias.dtype),
+        )
+        best = torch.cat(predictions)
+        ctx.mark_non_differentiable(best)
+        return torch.stack(losses).sum(), best
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dloss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        return *(None if g is None else g * dloss.to(g.dtype) for g in ctx.saved_tensors), None, None
+
+
+def _piece(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Loss, predictions, and the gradient of the loss for the logits in their own dtype."""
+    wide = _wide(logits)
+    top, predictions = wide.max(-1, keepdim=True)
+    exps = (wide - top).exp()
+    total = exps.sum(-1, keepdim=True)
+    valid = (targets != IGNORED)[:, None]
+    place = targets.clamp(min=0)[:, None]
+    loss = torch.where(valid, total.log() + top - wide.gather(-1, place), 0).sum()
+    hit = torch.arange(logits.shape[-1], device=logits.device) == place
+    dlogits = torch.where(valid, exps / total - hit.to(wide.dtype), 0)
+    return loss, predictions[:, 0], dlogits.to(logits.dtype)
+
+
+def _wide_dtype(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(_wide_dtype(x))
