@@ -42,6 +42,12 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "data-dependent phase": {"phase": "data", "complex_input": False},
         "real": {"phase": "none", "complex_input": False, "lower_bound": 0.99, "forget_gate": "bound"},
     },
+    "lru": {
+        "paper": {},
+        "forget gate": {"forget_gate": True},
+        "larger state": {"d_state": 7},
+        "long memory": {"d_state": 3, "r_min": 0.99, "r_max": 0.9999, "max_phase": 0.3},
+    },
 }
 
 

@@ -12,7 +12,14 @@ from torch.nn import functional
 from linrec.errors import unknown
 from linrec.nn.parameters import mark
 
-__all__ = ["GateLinear", "MagnitudeActivation", "PhaseActivation", "Transition", "TransitionKind"]
+__all__ = [
+    "GateLinear",
+    "MagnitudeActivation",
+    "PhaseActivation",
+    "Transition",
+    "TransitionKind",
+    "stable_exponential",
+]
 
 MagnitudeActivation = Literal["sigmoid", "stable_exp"]
 PhaseActivation = Literal["identity", "tanh", "none"]
@@ -28,13 +35,31 @@ class _Activation(NamedTuple):
 # for large gamma and the gradient is inf * 0
 _LARGEST_EXPONENT = 7.0
 
+
+def stable_exponential(gamma: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """log |a| = -exp(gamma): |a| = exp(-exp(gamma)) is in (0, 1) whatever gamma is.
+
+    Args:
+        gamma: any shape; above 7, where |a| is zero in every precision, its gradient is zero.
+
+    Returns:
+        log |a| < 0, of gamma's shape.
+
+    Source:
+        LRU (Orvieto et al., 2023), section 3.3.
+
+    Example:
+        >>> import torch
+        >>> stable_exponential(torch.zeros(1)).exp()
+        tensor([0.3679])
+    """
+    return -torch.exp(gamma.clamp(max=_LARGEST_EXPONENT))
+
+
 # forward gives log |a|, which the operators take; inverse takes |a|
 _MAGNITUDES = {
     "sigmoid": _Activation(functional.logsigmoid, torch.logit),
-    "stable_exp": _Activation(
-        lambda gamma: -torch.exp(gamma.clamp(max=_LARGEST_EXPONENT)),
-        lambda magnitude: torch.log(-torch.log(magnitude)),
-    ),
+    "stable_exp": _Activation(stable_exponential, lambda magnitude: torch.log(-torch.log(magnitude))),
 }
 _PHASES = {
     "identity": _Activation(lambda theta: theta, lambda phase: phase),
