@@ -1,0 +1,102 @@
+"""From the words of a command line to a command, and from its errors to a line and an exit status."""
+
+import importlib
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from linrec import __version__
+from linrec.errors import unknown
+from linrec.train.errors import ConfigError, InterruptedRunError, RunFolderError, TrainError
+
+# each is a file of this folder, imported when it is asked for
+COMMANDS = {
+    "train": "train RECIPE   train a model",
+    "report": "report RUN...  pictures and tables of trained models",
+    "demo": "demo           train two small models, and report",
+}
+
+HELP = """\
+usage: linrec COMMAND ...
+
+Linear recurrent sequence models.
+
+commands:
+{commands}
+
+options:
+  --version      print the version
+
+`linrec COMMAND --help` says more.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        arguments: the words after "linrec"; None takes those of the process.
+
+    Returns:
+        The exit status: 0; 2 for what the user got wrong, 1 for a run that failed, 130 for one stopped.
+
+    Example:
+        >>> main(["--version"])
+        0.1.0
+        0
+    """
+    try:
+        status = _run(list(sys.argv[1:] if arguments is None else arguments))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # whoever read our output has left, as `head` does; the interpreter flushes again, and must not fail
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return status
+
+
+def _run(words: list[str]) -> int:
+    text = HELP.format(commands="\n".join(f"  {line}" for line in COMMANDS.values()))
+    if not words:
+        print(text, end="", file=sys.stderr)
+        return 2
+    if words[0] in ("-h", "--help"):
+        print(text, end="")
+        return 0
+    if words[0] == "--version":
+        print(__version__)
+        return 0
+    try:
+        if words[0] not in COMMANDS:
+            raise ConfigError(unknown("command", words[0], COMMANDS))
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            # complex states have kernels of their own; nothing is lost, and users can change nothing about it
+            warnings.filterwarnings(
+                "ignore", message="Torchinductor does not support code generation for complex"
+            )
+            command = importlib.import_module(f"linrec.cli.{words[0]}")
+            status: int = command.run(words[1:])
+            return status
+    except (ConfigError, RunFolderError) as error:
+        return _say(error, 2)
+    except InterruptedRunError as error:
+        return _say(error, 130)
+    except KeyboardInterrupt:
+        return _say("stopped.", 130)
+    except SystemExit:
+        # help was asked for and given
+        return 0
+    except TrainError as error:
+        return _say(error, 1)
+
+
+def _show_warning(message: Warning | str, *rest: Any, **named: Any) -> None:
+    print(f"linrec: {message}", file=sys.stderr)
+
+
+def _say(message: object, status: int) -> int:
+    print(f"linrec: {message}", file=sys.stderr)
+    return status

@@ -1,0 +1,69 @@
+"""Options of commands: parsing them, and saying in one line what is wrong with them."""
+
+import contextlib
+import io
+import itertools
+from collections.abc import Iterator
+from typing import TypeVar
+
+import tyro
+
+from linrec.errors import nearest
+from linrec.train.errors import ConfigError
+from linrec.train.options import option_names
+
+T = TypeVar("T")
+
+
+def parse(options: type[T], words: list[str], program: str) -> T:
+    """Parse options; what is wrong with them comes as a ConfigError of one line."""
+    complaint = io.StringIO()
+    try:
+        with contextlib.ExitStack() as stack:
+            if not {"-h", "--help"} & {*words}:
+                # what is no terminal gets no colours and no frames
+                stack.enter_context(contextlib.redirect_stdout(complaint))
+            stack.enter_context(contextlib.redirect_stderr(complaint))
+            parsed, unknown_words = tyro.cli(options, args=words, prog=program, return_unknown_args=True)
+    except SystemExit as stop:
+        if stop.code:
+            raise ConfigError(_message(complaint.getvalue())) from None
+        raise
+    if unknown_words:
+        word = unknown_words[0].split("=")[0]
+        if not word.startswith("-"):
+            raise ConfigError(f"unexpected {word!r}; `{program} --help` lists what can be given.")
+        hint = nearest(word, option_names(options))
+        raise ConfigError(f"there is no option {word}; did you mean {hint}? `{program} --help` lists all.")
+    return parsed
+
+
+def _message(text: str) -> str:
+    """Return what tyro says as one line, without the frame, the title above and the references below."""
+    blocks: list[list[str]] = [[]]
+    # some versions draw the frame whatever they write to
+    for line in map(str.strip, text.translate(str.maketrans("╭╮╰╯─", "-----", "│")).splitlines()):
+        if line.startswith("-") and line.endswith("-"):
+            blocks.append([])
+        else:
+            blocks[-1].append(line)
+    # what follows an empty line is tyro's reasoning
+    return " ".join(itertools.takewhile(bool, blocks[min(1, len(blocks) - 1)]))
+
+
+def peek(words: list[str], option: str) -> str | None:
+    """Return the value of an option that others depend on: None without it, "" where it has none."""
+    for place, word in enumerate(words):
+        name, _, value = word.partition("=")
+        if name == option:
+            return value or next((w for w in words[place + 1 : place + 2] if not w.startswith("-")), "")
+    return None
+
+
+@contextlib.contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Turn the ValueErrors of names and values that the user gave into ConfigErrors."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise ConfigError(str(error)) from error
