@@ -41,21 +41,20 @@ def by_hand(mixer, x, gamma, *, change=lambda step: step, gate=sigmoid, before=T
     h = torch.zeros(len(x), D, dtype=torch.complex128) if h is None else h
     outputs = []
     for t in range(x.shape[1]):
+        c = silu(linear(x[:, t], mixer.c)).unflatten(-1, (D, -1))
         step = {
             "x": x[:, t],
             "h": h,
-            "c": silu(linear(x[:, t], mixer.c_re)) + 0j,
+            "c": torch.complex(c[..., 0], c[..., 1] if mixer.complex_input else torch.zeros_like(c[..., 0])),
             "gamma": gamma,
             "theta": mixer.theta if isinstance(mixer.theta, torch.nn.Parameter) else torch.zeros(D),
         }
-        if mixer.c_im is not None:
-            step["c"] = step["c"] + 1j * silu(linear(x[:, t], mixer.c_im))
         if mixer.mu is not None:
             step["lambda"] = gamma + (1 - gamma) * sigmoid(linear(x[:, t], mixer.mu))
             step |= {"forget": step["lambda"], "input": 1 - step["lambda"]}
         step = change(step)
         h = step["forget"] * torch.exp(1j * step["theta"]) * h + step["input"] * step["c"]
-        o = torch.cat([h.real, h.imag], -1)[:, : mixer.out.in_features]
+        o = torch.stack([h.real, h.imag], -1).flatten(-2) if mixer.is_complex else h.real
         if mixer.gate is None:
             o = layer_norm(o, mixer.norm)
         else:
@@ -159,8 +158,7 @@ def test_only_the_lower_bound_forgets_at_one_rate_whatever_the_input():
     x = inputs(1)
     _, state = mixer(x)
     with torch.no_grad():
-        for module in (mixer.c_re, mixer.c_im):
-            module.weight.zero_(), module.bias.zero_()
+        mixer.c.weight.zero_(), mixer.c.bias.zero_()
     assert_agree(mixer(inputs(3), state)[1], state / 8)
     assert mixer.mu is None
 
@@ -176,7 +174,7 @@ def test_phases_start_as_rope_over_the_real_numbers_of_the_state():
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        # c_re, c_im and mu are D x D, the gate D x 2D, out 2D x D; theta D, gamma 1 x D, the norm 2 x 2D
+        # c is D x 2D, mu D x D, the gate D x 2D, out 2D x D; theta D, gamma 1 x D, the norm 2 x 2D
         ({}, 3 * (D * D + D) + (2 * D * D + 2 * D) + (2 * D * D + D) + D + D + 4 * D),
         ({"lower_bound": 0.0}, 3 * (D * D + D) + (2 * D * D + 2 * D) + (2 * D * D + D) + D + 4 * D),
         ({"output_gate": "none"}, 3 * (D * D + D) + (2 * D * D + D) + D + D + 4 * D),

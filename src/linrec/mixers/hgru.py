@@ -11,8 +11,9 @@
 
 HGRU is its token mixer. x input, c candidate, mu forget gate before its lower bound gamma^k in layer k,
 lambda magnitude and theta phase of the transition, 1 - lambda the input gate that is tied to it, h hidden
-state, g output gate, o output. Equation 1, forget and input gates of their own and all real, is where the
-paper starts from.
+state, g output gate, o output. [Re(h_t), Im(h_t)] has the two parts of each channel side by side, as they lie
+in memory; the paper's order is a permutation of the columns of W_g and W_o. Equation 1, forget and input gates
+of their own and all real, is where the paper starts from.
 """
 
 from collections.abc import Sequence
@@ -128,8 +129,9 @@ class HGRU(Mixer):
         self.forget_gate, self.input_gate = forget_gate, input_gate
         self.output_gate, self.gate_before_norm = output_gate, gate_before_norm
 
-        self.c_re = nn.Linear(d_model, d_model)
-        self.c_im = nn.Linear(d_model, d_model) if complex_input else None
+        # real and imaginary part of each channel side by side, so that no part is ever copied
+        self.complex_input = complex_input
+        self.c = nn.Linear(d_model, 2 * d_model if complex_input else d_model)
         self.layer = 0
         self.bounds = LowerBounds(1, d_model, lower_bound) if isinstance(lower_bound, str) else None
         self.mu: GateLinear | None = None
@@ -160,15 +162,19 @@ class HGRU(Mixer):
         self.check_input(x)
         gamma = self._gamma()
         magnitude = gamma if self.mu is None else gamma + (1 - gamma) * torch.sigmoid(self.mu(x))
-        c = functional.silu(self.c_re(x)).to(gamma.dtype)
-        if self.c_im is not None:
-            c = torch.complex(c, functional.silu(self.c_im(x)).to(gamma.dtype))
+        c = functional.silu(self.c(x)).to(gamma.dtype)
+        # pairs of real numbers up to the scan: compilers fuse them, and leave complex ones alone
+        c = c.unflatten(-1, (self.d_model, -1))
+        if self.input_gate:
+            c = (1 - magnitude)[..., None] * c
+        c = torch.view_as_complex(c) if self.complex_input else c[..., 0]
         transition = torch.ones_like(gamma) if self.forget_gate == "none" else magnitude
         if self.theta is not None:
             theta = self.theta(x) if isinstance(self.theta, GateLinear) else self.theta.to(gamma.dtype)
-            transition = transition * torch.polar(torch.ones_like(theta), theta)
-        h, state = scan(transition, (1 - magnitude) * c if self.input_gate else c, state=state, reset=reset)
-        o = (torch.cat([h.real, h.imag], -1) if self.is_complex else h).to(x.dtype)
+            turn = torch.stack([theta.cos(), theta.sin()], -1)
+            transition = torch.view_as_complex(transition[..., None] * turn)
+        h, state = scan(transition, c, state=state, reset=reset)
+        o = (torch.view_as_real(h).flatten(-2) if self.is_complex else h).to(x.dtype)
         if self.gate is None:
             return self.out(self.norm(o)), state
         g = _OUTPUT_GATES[self.output_gate](self.gate(x))
