@@ -65,6 +65,35 @@ def test_wikitext103_hgrn_is_table_1():
     assert count(config) == expected == 46_248_448
 
 
+@pytest.mark.parametrize(
+    ("name", "vocab", "d", "layers", "millions"),
+    [
+        # the paper gives sizes alone; the widths and depths are those that the docstring argues for
+        ("hgrn-125m", 50257, 768, 11, 123.1),
+        ("hgrn-150m", 50272, 768, 14, 146.2),
+        ("hgrn-350m", 50272, 1024, 22, 351.8),
+        ("hgrn-1b", 50272, 2048, 16, 976.1),
+    ],
+)
+def test_hgrns_larger_models_have_the_sizes_of_tables_2_to_5(name, vocab, d, layers, millions):
+    config = preset(name)
+    glu = 2 * linear(d, 2 * d) + linear(2 * d, d)
+    hgru = 3 * linear(d, d) + linear(d, 2 * d) + linear(2 * d, d) + 2 * 2 * d + d
+    expected = vocab * d + layers * (hgru + glu + 2 * 2 * d + d) + 2 * d
+    assert count(config) == expected
+    assert round(expected / 1e6, 1) == millions
+    size = {"125m": 125e6, "150m": 150e6, "350m": 350e6, "1b": 1e9}[name.removeprefix("hgrn-")]
+    assert expected == pytest.approx(size, rel=0.03)
+
+
+def test_the_published_weights_have_the_sizes_of_the_presets():
+    """In float32, without biases, which the authors left out; gigabytes as their pages say."""
+    for name, gigabytes, digits in (("hgrn-150m", 0.584, 3), ("hgrn-350m", 1.41, 2), ("hgrn-1b", 3.9, 1)):
+        config = preset(name)
+        biases = config.n_layers * (8 + 5) * config.d_model
+        assert round(4 * (count(config) - biases) / 1e9, digits) == gigabytes
+
+
 def test_channel_mixing_by_name():
     expected = {"ffn": None, "glu": "sigmoid", "swiglu": "silu", "geglu": "gelu", "bilinear": "identity"}
     for kind, activation in expected.items():
@@ -82,7 +111,7 @@ def test_the_transitions_of_every_layer_are_marked():
 
 
 def test_preset_names_and_errors():
-    assert [preset(name).mixer for name in preset_names()] == ["gate_loop", "gate_loop", "hgru"]
+    assert [preset(name).mixer for name in preset_names()] == ["gate_loop"] * 2 + ["hgru"] * 5
     assert preset("memory_horizon") == preset("memory-horizon")
     with pytest.raises(ValueError, match="there is no preset 'wikitext'; did you mean 'wikitext103'"):
         preset("wikitext")

@@ -1,9 +1,29 @@
-"""Sequence models: one residual block, one model, presets of the papers."""
+"""Sequence models: one residual block, models for tokens, sequences and images, presets of the papers."""
 
+from linrec.models.bidirectional import Bidirectional
 from linrec.models.block import Block
 from linrec.models.config import ModelConfig, StackConfig
+from linrec.models.image_classifier import ImageClassifier, ImageClassifierConfig
+from linrec.models.image_scan import ImageScan
 from linrec.models.language_model import LanguageModel
-from linrec.models.presets import preset, preset_names
+from linrec.models.presets import image_preset, image_preset_names, preset, preset_names
+from linrec.models.sequence_classifier import SequenceClassifier, SequenceClassifierConfig
 from linrec.models.stack import make_blocks
 
-__all__ = ["Block", "LanguageModel", "ModelConfig", "StackConfig", "make_blocks", "preset", "preset_names"]
+__all__ = [
+    "Bidirectional",
+    "Block",
+    "ImageClassifier",
+    "ImageClassifierConfig",
+    "ImageScan",
+    "LanguageModel",
+    "ModelConfig",
+    "SequenceClassifier",
+    "SequenceClassifierConfig",
+    "StackConfig",
+    "image_preset",
+    "image_preset_names",
+    "make_blocks",
+    "preset",
+    "preset_names",
+]

@@ -65,11 +65,11 @@ class Block(nn.Module):
 
     def forward(
         self,
-        x: Float[Tensor, "b t d_model"],
+        x: Float[Tensor, "b *time d_model"],
         state: State = None,
         *,
         reset: Bool[Tensor, "b t"] | None = None,
-    ) -> tuple[Float[Tensor, "b t d_model"], State]:
+    ) -> tuple[Float[Tensor, "b *time d_model"], State]:
         """Apply the block to `x`; arguments and results are those of `Mixer.forward`."""
         if self.norm_position == "post":
             y, state = self.mixer(x, state, reset=reset)

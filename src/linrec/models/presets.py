@@ -1,9 +1,16 @@
 """Models of the papers, by name."""
 
-from linrec.errors import unknown
-from linrec.models.config import ModelConfig
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TypeVar
 
-__all__ = ["preset", "preset_names"]
+from linrec.errors import unknown
+from linrec.models.config import ModelConfig, StackConfig
+from linrec.models.image_classifier import ImageClassifierConfig
+
+__all__ = ["image_preset", "image_preset_names", "preset", "preset_names"]
+
+Config = TypeVar("Config", bound=StackConfig)
 
 
 def _memory_horizon() -> ModelConfig:
@@ -21,23 +28,47 @@ def _wikitext103() -> ModelConfig:
     )
 
 
-def _wikitext103_hgrn() -> ModelConfig:
+def _hgrn(vocab_size: int, d_model: int, n_layers: int, dropout: float = 0.0) -> ModelConfig:
     return ModelConfig(
-        vocab_size=50265,
-        d_model=512,
-        n_layers=6,
+        vocab_size=vocab_size,
+        d_model=d_model,
+        n_layers=n_layers,
         mixer="hgru",
-        d_channel_mixing=1024,
+        # in each of their models whose shape is known
+        d_channel_mixing=2 * d_model,
         channel_mixing="glu",
-        dropout=0.1,
+        dropout=dropout,
         tie_embeddings=True,
     )
 
 
-_PRESETS = {
+def _deit_hgrn(d_model: int) -> ImageClassifierConfig:
+    return ImageClassifierConfig(
+        n_outputs=1000,
+        patch_size=14,
+        directions=("forward", "backward"),
+        unshared=("theta",),
+        d_model=d_model,
+        n_layers=12,
+        mixer="hgru",
+        d_channel_mixing=2 * d_model,
+        channel_mixing="glu",
+    )
+
+
+_PRESETS: dict[str, Callable[[], ModelConfig]] = {
     "memory-horizon": _memory_horizon,
     "wikitext103": _wikitext103,
-    "wikitext103-hgrn": _wikitext103_hgrn,
+    # vocabularies: fairseq's of GPT-2's BPE, GPT-2's own, and the 50,272 of the authors' checkpoints
+    "wikitext103-hgrn": partial(_hgrn, 50265, 512, 6, dropout=0.1),
+    "hgrn-125m": partial(_hgrn, 50257, 768, 11, dropout=0.1),
+    "hgrn-150m": partial(_hgrn, 50272, 768, 14),
+    "hgrn-350m": partial(_hgrn, 50272, 1024, 22),
+    "hgrn-1b": partial(_hgrn, 50272, 2048, 16),
+}
+_IMAGE_PRESETS: dict[str, Callable[[], ImageClassifierConfig]] = {
+    "deit-tiny-hgrn": partial(_deit_hgrn, 192),
+    "deit-small-hgrn": partial(_deit_hgrn, 384),
 }
 
 
@@ -45,14 +76,14 @@ def preset_names() -> list[str]:
     """Names of all presets.
 
     Example:
-        >>> preset_names()
+        >>> preset_names()[:3]
         ['memory-horizon', 'wikitext103', 'wikitext103-hgrn']
     """
     return list(_PRESETS)
 
 
 def preset(name: str) -> ModelConfig:
-    """The model of a paper.
+    """The language model of a paper.
 
     - "memory-horizon": GateLoop, table 3. 4 layers, widths d_model 64, d_channel_mixing 128, d_qk 64,
       d_v 64, 64 heads of d_h = 1; 6 input tokens, 50 outputs; 154,290 parameters.
@@ -60,15 +91,26 @@ def preset(name: str) -> ModelConfig:
       50,257 tokens of GPT-2's BPE, embedding and head untied.
     - "wikitext103-hgrn": HGRN, table 1. 6 layers of width 512 with gated linear units of 1,024, embedding and
       head tied; the 50,265 tokens that fairseq makes of the same BPE; 46.25M parameters.
+    - "hgrn-125m": HGRN, table 2, "GPT-2 small size (125M)" on WikiText-103. 11 layers of width 768, units of
+      1,536, the 50,257 tokens of GPT-2's BPE; 123.1M parameters.
+    - "hgrn-150m", "hgrn-350m", "hgrn-1b": HGRN, tables 3 to 5, on the Pile. 14 layers of width 768, 22 of
+      1,024 and 16 of 2,048, units of twice the width, 50,272 tokens; 146.2M, 351.8M and 976.1M parameters.
 
-    The paper gives 125M parameters for the second and no count of its parts. Equations 24 and 25 with the
-    "simple FNN" of appendix C, all with biases, make 114.3M; with an output projection in the mixer 118.9M;
-    with an output gate as well 123.6M, nearest to 125M, and tied embeddings would put every reading under
-    93M. A gated linear unit as channel mixing would make 128.3M, but the paper says FNN. So this preset
+    GateLoop's paper gives 125M parameters for the second and no count of its parts. Equations 24 and 25 with
+    the "simple FNN" of appendix C, all with biases, make 114.3M; with an output projection in the mixer
+    118.9M; with an output gate as well 123.6M, nearest to 125M, and tied embeddings would put every reading
+    under 93M. A gated linear unit as channel mixing would make 128.3M, but the paper says FNN. So this preset
     has the gate and the projection; `mixer_args={}` is the layer to the letter.
 
-    HGRN says "GLU" and gives no formula; the authors' code has no activation, `channel_mixing="bilinear"`.
-    Dropout of 0.1 is from their code too.
+    HGRN says "GLU" and gives no formula. The authors' code of table 1 has no activation,
+    `channel_mixing="bilinear"`, and their published models of the Pile SiLU, "swiglu". Dropout of 0.1 on
+    WikiText-103 is from their code too.
+
+    HGRN gives no width or depth of its larger models, only their sizes. That of 150M is the published
+    configuration of HGRN-150M, but for its missing biases, which the paper's equations have. Those of 350M
+    and 1B are the shapes of that kind (width 1,024 and 2,048, tied embeddings) that have the sizes of the
+    published weights of HGRN-355M and HGRN-1B, 1.41 and 3.9 GB in float32. Of the one of 125M nothing is
+    known: with the width of GPT-2 small 11 layers come nearest, and its 12 would make 130.8M.
 
     Args:
         name: one of `preset_names()`; hyphens and underscores are equal.
@@ -77,14 +119,60 @@ def preset(name: str) -> ModelConfig:
         ValueError: there is no such preset; the message names the nearest one.
 
     Source:
-        GateLoop (Katsch, 2023), appendix C, tables 1, 3 and 4; HGRN (Qin, Yang and Zhong, 2023), tables 1
-        and 16.
+        GateLoop (Katsch, 2023), appendix C, tables 1, 3 and 4; HGRN (Qin, Yang and Zhong, 2023), section 4.1,
+        tables 1 to 5 and 16; the authors' checkpoints OpenNLPLab/HGRN-150M, -355M and -1B.
 
     Example:
         >>> preset("memory-horizon").n_layers
         4
     """
-    make = _PRESETS.get(name.replace("_", "-"))
+    return _named(name, _PRESETS, "preset")
+
+
+def image_preset_names() -> list[str]:
+    """Names of all presets of image classifiers.
+
+    Example:
+        >>> image_preset_names()
+        ['deit-tiny-hgrn', 'deit-small-hgrn']
+    """
+    return list(_IMAGE_PRESETS)
+
+
+def image_preset(name: str) -> ImageClassifierConfig:
+    """The image classifier of a paper.
+
+    - "deit-tiny-hgrn": HGRN, table 7. 12 layers of width 192, units of 384, 1,000 classes; 6.1M parameters.
+    - "deit-small-hgrn": HGRN, table 7. The same with width 384 and units of 768; 23.7M parameters.
+
+    The paper gives the two counts, says that HGRN's layers replace those of DeiT, and no more. The rest is
+    the authors' released code: one scan in raster order and one against it, which share all but the phase, no
+    positional embedding, the mean over patches, and patches of 14 x 14 pixels, 256 of an image of 224. DeiT's
+    own 16 x 16 would make 6.1M and 23.8M. Rows and columns, `directions=("right", "left", "down", "up")`,
+    are 6.1M and 23.7M as well, so the counts do not tell one from the other.
+
+    Two things differ from that code: the outputs of the directions are added instead of their states, and the
+    norm before the head has weights (384 and 768 parameters more) and stands before the mean. As in the
+    language models, the unit is the GLU of the paper's word; the code has SiLU, `channel_mixing="swiglu"`.
+
+    Args:
+        name: one of `image_preset_names()`; hyphens and underscores are equal.
+
+    Raises:
+        ValueError: there is no such preset; the message names the nearest one.
+
+    Source:
+        HGRN (Qin, Yang and Zhong, 2023), section 4.1 and table 7, and the authors' code for ImageNet.
+
+    Example:
+        >>> image_preset("deit-tiny-hgrn").d_model
+        192
+    """
+    return _named(name, _IMAGE_PRESETS, "image preset")
+
+
+def _named(name: str, presets: Mapping[str, Callable[[], Config]], kind: str) -> Config:
+    make = presets.get(name.replace("_", "-"))
     if make is None:
-        raise unknown("preset", name, _PRESETS)
+        raise unknown(kind, name, presets)
     return make()

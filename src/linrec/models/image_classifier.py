@@ -1,0 +1,138 @@
+"""A classifier of images after DeiT, with any mixer in the place of attention."""
+
+from dataclasses import dataclass
+from functools import partial
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from linrec.mixers import build
+from linrec.models.config import StackConfig, at_least_one
+from linrec.models.directions import Combine
+from linrec.models.image_scan import ImageDirection, ImageScan, check_directions
+from linrec.models.stack import make_blocks
+from linrec.nn.norms import make_norm
+from linrec.nn.parameters import mark
+
+__all__ = ["ImageClassifier", "ImageClassifierConfig"]
+
+
+@dataclass(frozen=True)
+class ImageClassifierConfig(StackConfig):
+    """Everything that makes an `ImageClassifier`; plain values only, so that it can be written to a file.
+
+    Args:
+        n_outputs: classes.
+        patch_size: rows and columns of pixels that make one patch.
+        n_channels: numbers per pixel; 3 for colours.
+        directions: of the scans over the patches in each block; see `ImageScan`. A mixer that looks both
+            ways by itself, as softmax attention with `mixer_args={"causal": False}`, takes ("forward",).
+        unshared: what the directions do not share. None: nothing, each has a mixer of its own. Names of the
+            mixer's parameters: all but these, as ("theta",) in HGRN; (): one mixer runs in all.
+        combine: what becomes of the outputs of the directions, "sum", "mean" or "concatenate".
+
+    The other arguments, by keyword, are those of `StackConfig`.
+
+    Raises:
+        ValueError: a number out of its range, or directions that do not exist or are repeated.
+
+    Example:
+        >>> ImageClassifierConfig(n_outputs=10, patch_size=4).directions
+        ('right', 'left', 'down', 'up')
+    """
+
+    n_outputs: int = 1000
+    patch_size: int = 16
+    n_channels: int = 3
+    directions: tuple[ImageDirection, ...] = ("right", "left", "down", "up")
+    unshared: tuple[str, ...] | None = None
+    combine: Combine = "sum"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("n_outputs", "patch_size", "n_channels"):
+            at_least_one(name, getattr(self, name))
+        # JSON has lists alone
+        object.__setattr__(self, "directions", tuple(self.directions))
+        if self.unshared is not None:
+            object.__setattr__(self, "unshared", tuple(self.unshared))
+        check_directions(self.directions)
+
+
+class ImageClassifier(nn.Module):
+    """logits = head(mean(norm(block_L(... block_1(patches(image)))))).
+
+    DeiT with a scan of patches for its attention. The patches are cut without overlap and mapped by one
+    Linear. As in HGRN's released code there are no positional embeddings, since a recurrence knows the order,
+    and no class token, which has no place in a grid: the head sees the mean over the patches. So an image may
+    have any size that patches divide. The norm before the mean is DeiT's order; HGRN's code has it after.
+
+    Args:
+        config: the model's shape; see `ImageClassifierConfig`.
+
+    Raises:
+        ValueError: `config` names no mixer or channel mixing, or an argument that the mixer does not take.
+
+    Source:
+        Touvron and others, Training data-efficient image transformers (2021); HGRN (Qin, Yang and Zhong,
+        2023), section 4.1 and table 7, and the authors' code.
+
+    Example:
+        >>> import torch
+        >>> config = ImageClassifierConfig(n_outputs=10, patch_size=4, mixer="hgru", n_layers=2)
+        >>> ImageClassifier(config)(torch.zeros(2, 3, 32, 32)).shape
+        torch.Size([2, 10])
+    """
+
+    def __init__(self, config: ImageClassifierConfig) -> None:
+        super().__init__()
+        self.config = config
+        size = config.patch_size
+        # a Linear of each patch, written as a convolution
+        self.patches = nn.Conv2d(config.n_channels, config.d_model, size, stride=size)
+        self.dropout = nn.Dropout(config.dropout)
+        make = partial(build, config.mixer, config.d_model, **config.mixer_args)
+
+        def scan() -> ImageScan:
+            return ImageScan(
+                [make() for _ in config.directions],
+                directions=config.directions,
+                combine=config.combine,
+                unshared=config.unshared,
+            )
+
+        self.blocks = make_blocks(config, scan)
+        self.norm = make_norm(config.norm if config.final_norm else "none", config.d_model)
+        self.head = nn.Linear(config.d_model, config.n_outputs)
+        mark(self.head, group="vocabulary", weight_decay=True)
+
+    def forward(self, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b n_outputs"]:
+        """Logits of every image.
+
+        Args:
+            images: (b, n_channels, height, width), with height and width multiples of `patch_size`.
+
+        Returns:
+            (b, n_outputs).
+
+        Raises:
+            ValueError: `images` of another shape.
+            TypeError: `images` are no real numbers.
+        """
+        size, channels = self.config.patch_size, self.config.n_channels
+        if images.ndim != 4 or images.shape[1] != channels:
+            raise ValueError(
+                f"`images` must have shape (batch, {channels}, height, width); got {tuple(images.shape)}."
+            )
+        height, width = images.shape[2:]
+        if height % size or width % size or not height * width:
+            raise ValueError(
+                f"`images` must have height and width in multiples of `patch_size` = {size}; got "
+                f"{height} x {width}. Resize, crop or pad them."
+            )
+        if not images.is_floating_point():
+            raise TypeError(f"`images` must be real numbers; got {images.dtype}. Convert: `images / 255`.")
+        x = self.dropout(self.patches(images).movedim(1, -1))
+        for block in self.blocks:
+            x, _ = block(x)
+        return self.head(self.norm(x).mean((1, 2)))

@@ -1,0 +1,183 @@
+import pytest
+import torch
+
+from linrec import mixers
+from linrec.mixers.hgru import HGRU
+from linrec.models import Bidirectional, Block
+from linrec.nn import FeedForward
+from linrec.testing import (
+    assert_agree,
+    check_batch_independence,
+    check_compile,
+    check_empty,
+    check_layout,
+    check_reset,
+    generator,
+    reset_mask,
+)
+
+D = 8
+
+
+def build(name: str = "hgru") -> mixers.Mixer:
+    return mixers.build(name, D).double()
+
+
+def inputs(batch: int = 3, time: int = 9) -> torch.Tensor:
+    return torch.randn(batch, time, D, generator=generator(), dtype=torch.float64)
+
+
+def gradients(y: torch.Tensor, wanted: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    weights = torch.randn(y.shape, generator=generator(1), dtype=y.dtype)
+    return torch.autograd.grad((y * weights).sum(), wanted)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("combine", ["sum", "mean", "concatenate"])
+def test_two_explicit_runs(combine, shared):
+    torch.manual_seed(0)
+    ahead = build("gate_loop")
+    back = ahead if shared else build("gate_loop")
+    both = Bidirectional(ahead, None if shared else back, combine=combine).double()
+    x = inputs().requires_grad_()
+    y, state = both(x)
+    f, g = ahead(x)[0], back(x[:, range(8, -1, -1)])[0][:, range(8, -1, -1)]
+    if combine == "concatenate":
+        expected = torch.cat([f, g], -1) @ both.project.weight.T + both.project.bias
+    else:
+        expected = (f + g) / (2 if combine == "mean" else 1)
+    wanted = [x, *both.parameters()]
+    assert_agree(y, expected)
+    assert_agree(gradients(y, wanted), gradients(expected, wanted), "gradients")
+    assert state is None
+
+
+@pytest.mark.parametrize("name", mixers.names())
+def test_laws_of_what_has_no_state_and_no_direction(name):
+    torch.manual_seed(0)
+    both = Bidirectional(build(name), build(name))
+    for law in (check_batch_independence, check_layout, check_empty):
+        law(both, inputs(time=7))
+    for rate in (0.0, 0.3, 1.0):
+        reset = reset_mask(3, 7, rate=rate)
+        # the law takes what stands before the first reset from a run without any, which here heard of all
+        reset[:, 0] = True
+        check_reset(both, inputs(time=7), reset)
+
+
+def test_a_reset_cuts_the_same_link_in_both_directions():
+    torch.manual_seed(0)
+    both = Bidirectional(build(), build())
+    reset = torch.zeros(1, 6, dtype=torch.bool)
+    reset[0, 2] = True
+    x = inputs(1, 6).requires_grad_()
+    y, _ = both(x, reset=reset)
+    for step in range(6):
+        (reached,) = torch.autograd.grad(y[0, step].sum(), x, retain_graph=True)
+        assert [n for n in range(6) if reached[0, n].any()] == ([0, 1] if step < 2 else [2, 3, 4, 5])
+
+
+def test_without_resets_every_step_hears_of_every_step():
+    torch.manual_seed(0)
+    x = inputs(1, 6).requires_grad_()
+    y, _ = Bidirectional(build())(x)
+    for step in range(6):
+        (reached,) = torch.autograd.grad(y[0, step].sum(), x, retain_graph=True)
+        assert reached.abs().sum(-1).gt(0).all()
+
+
+def test_compile():
+    torch.manual_seed(0)
+    check_compile(Bidirectional(build()), inputs(), compiler="aot_eager")
+
+
+def test_lower_bounds_are_shared_within_a_direction():
+    layers = [Bidirectional(HGRU(D), HGRU(D)) for _ in range(4)]
+    Bidirectional.share(layers)
+    ahead, back = ([layer.mixers[i] for layer in layers] for i in (0, 1))
+    for stack in (ahead, back):
+        assert len({id(mixer.bounds) for mixer in stack}) == 1
+        assert [mixer.bounds(mixer.layer)[0].item() for mixer in stack] == [0, 0.25, 0.5, 0.75]
+    assert ahead[0].bounds is not back[0].bounds
+
+    layers = [Bidirectional(HGRU(D)) for _ in range(4)]
+    Bidirectional.share(layers)
+    assert [layer.mixers[0].layer for layer in layers] == [0, 1, 2, 3]
+    assert len({id(layer.mixers[0].bounds) for layer in layers}) == 1
+
+
+def test_all_but_the_phase_is_shared_as_in_hgrn():
+    torch.manual_seed(0)
+    layers = [Bidirectional(build(), build(), unshared=("theta",)) for _ in range(3)]
+    Bidirectional.share(layers)
+    for layer in layers:
+        ahead, back = layer.mixers
+        different = {
+            path for path, p in ahead.named_parameters() if dict(back.named_parameters())[path] is not p
+        }
+        assert different == {"theta"}
+    # one set of bounds over the layers, whichever way time runs
+    assert len({id(mixer.bounds.gamma) for layer in layers for mixer in layer.mixers}) == 1
+    with torch.no_grad():
+        layers[0].mixers[1].theta.copy_(torch.linspace(0, 3, D))
+    y, _ = layers[0](inputs())
+    ahead, back = layers[0].mixers
+    assert_agree(y, ahead(inputs())[0] + back(inputs().flip(1))[0].flip(1))
+
+
+def test_only_what_is_shared_whole_cannot_tell_a_sequence_from_its_reverse():
+    torch.manual_seed(0)
+    x = inputs()
+    shared, own = Bidirectional(build()), Bidirectional(build(), build(), unshared=("theta",))
+    assert_agree(shared(x.flip(1))[0], shared(x)[0].flip(1))
+    with torch.no_grad():
+        own.mixers[1].theta.mul_(2)
+    assert not torch.allclose(own(x.flip(1))[0], own(x)[0].flip(1))
+
+
+def test_parameters():
+    count = {
+        "one": Bidirectional(build()),
+        "two": Bidirectional(build(), build()),
+        "all but theta": Bidirectional(build(), build(), unshared=("theta",)),
+        "all shared": Bidirectional(build(), build(), unshared=()),
+    }
+    count = {name: sum(p.numel() for p in mixer.parameters()) for name, mixer in count.items()}
+    one = sum(p.numel() for p in build().parameters())
+    assert count == {"one": one, "two": 2 * one, "all but theta": one + D, "all shared": one}
+
+
+def test_a_block_takes_it():
+    torch.manual_seed(0)
+    block = Block(Bidirectional(build(), build()), FeedForward(D, D)).double()
+    x = inputs()
+    y, state = block(x)
+    z = x + block.mixer(block.mixer_norm(x))[0]
+    assert_agree(y, z + block.channel_mixing(block.channel_mixing_norm(z)))
+    assert state is None
+
+
+def test_there_is_no_state():
+    both = Bidirectional(build())
+    assert both.init_state(3) is None and both.state_size == 0
+    with pytest.raises(
+        ValueError, match=r"`state` must be None for Bidirectional; got Tensor.*the whole of it"
+    ):
+        both(inputs(), build()(inputs())[1])
+
+
+def test_errors():
+    with pytest.raises(
+        ValueError, match=r"`mixers` must have one class and one `d_model`; got \[\('GateLoop"
+    ):
+        Bidirectional(build(), build("gate_loop"))
+    with pytest.raises(ValueError, match=r"one `d_model`; got \[\('HGRU', 4\), \('HGRU', 8\)\]"):
+        Bidirectional(HGRU(4), HGRU(8))
+    with pytest.raises(ValueError, match="there is no `combine` 'concat'; did you mean 'concatenate'"):
+        Bidirectional(build(), combine="concat")
+    with pytest.raises(ValueError, match="no parameter of HGRU called 'phase'; did you mean"):
+        Bidirectional(build(), build(), unshared=("theta", "phase"))
+    with pytest.raises(ValueError, match="`unshared` needs a mixer for each of forward, backward; got 1"):
+        Bidirectional(build(), unshared=("theta",))
+    with pytest.raises(ValueError, match=r"`x` must have shape \(batch, time, d_model\)"):
+        Bidirectional(build())(inputs()[0])
