@@ -4,15 +4,10 @@
 #
 #     results/memory-horizon/run.sh OUT [RUNS_PER_GPU] [OPTIONS OF linrec train ...]
 #
-# One run leaves most of a large GPU idle, so several share one. A run that was interrupted goes on, and one that
-# has ended is left alone.
+# results/train-all.sh says what happens to each.
 set -euo pipefail
 
 out=${1:?"usage: $0 OUT [RUNS_PER_GPU] [OPTIONS OF linrec train ...]"}
-per_gpu=${2:-3}
-options=("${@:3}")
-gpus=$({ nvidia-smi --list-gpus 2>/dev/null || true; } | wc -l)
-gpus=$((gpus > 0 ? gpus : 1))
 
 declare -A without=(
   [open-gates]="--model.mixer-args.gate-bias-init None"
@@ -38,19 +33,7 @@ runs() { # FOLDER RECIPE OPTIONS, a line each
   done
 }
 
-train() { # OUT GPUS FOLDER RECIPE OPTIONS...
-  local folder=$1/$3 where
-  [ -e "$folder/result.json" ] && return
-  where=(--out "$folder")
-  [ -e "$folder/config.json" ] && where=(--resume "$folder")
-  mkdir -p "$(dirname "$folder")"
-  CUDA_VISIBLE_DEVICES=$((SLOT % $2)) linrec train "${@:4}" "${where[@]}" >"$folder.log" 2>&1 ||
-    echo "failed: $folder.log" >&2
-}
-export -f train
-
-runs | sed "s|^|$out $gpus |; s|\$| ${options[*]}|" |
-  xargs -L 1 -P $((gpus * per_gpu)) --process-slot-var=SLOT bash -c 'train "$@"' train
+runs | "$(dirname "$0")/../train-all.sh" "$@"
 
 for recipe in memory-horizon-tuned memory-horizon; do
   linrec report "$out/$recipe"/*/ --out "$out/$recipe-report"

@@ -9,6 +9,7 @@ from typing import Any
 
 from linrec import __version__
 from linrec.errors import unknown
+from linrec.text import DataError
 from linrec.train.errors import ConfigError, InterruptedRunError, RunFolderError, TrainError
 
 # each is a file of this folder, imported when it is asked for
@@ -80,7 +81,7 @@ def _run(words: list[str]) -> int:
             command = importlib.import_module(f"linrec.cli.{words[0]}")
             status: int = command.run(words[1:])
             return status
-    except (ConfigError, RunFolderError) as error:
+    except (ConfigError, DataError, RunFolderError) as error:
         return _say(error, 2)
     except InterruptedRunError as error:
         return _say(error, 130)

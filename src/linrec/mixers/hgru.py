@@ -12,8 +12,8 @@
 HGRU is its token mixer. x input, c candidate, mu forget gate before its lower bound gamma^k in layer k,
 lambda magnitude and theta phase of the transition, 1 - lambda the input gate that is tied to it, h hidden
 state, g output gate, o output. [Re(h_t), Im(h_t)] has the two parts of each channel side by side, as they lie
-in memory; the paper's order is a permutation of the columns of W_g and W_o. Equation 1, forget and input gates
-of their own and all real, is where the paper starts from.
+in memory; the paper's order is a permutation of the columns of W_g and W_o. Equation 1, forget and input
+gates of their own and all real, is where the paper starts from.
 """
 
 from collections.abc import Sequence

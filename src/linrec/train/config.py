@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from linrec import mixers, tasks
@@ -224,7 +225,8 @@ def config_to_dict(config: TrainConfig) -> dict[str, Any]:
             "Add it as a file of linrec.tasks, or train it in a loop of your own."
         )
     fields = dataclasses.asdict(config)
-    fields["task"] = {"name": task_name, **fields["task"]}
+    paths = {name: str(value) for name, value in fields["task"].items() if isinstance(value, Path)}
+    fields["task"] = {"name": task_name, **fields["task"], **paths}
     return fields
 
 

@@ -4,6 +4,7 @@ config.json       configuration, command, number of steps, commit, versions, dev
 metrics.jsonl     one JSON object per logged window or evaluation
 tensorboard/      the same for TensorBoard
 checkpoint.safetensors, checkpoint.previous.safetensors
+tokenizer.json    of a language model: what its tokens mean, so that the data need not be there to use it
 result.json       written at the end
 """
 
@@ -20,6 +21,8 @@ import torch
 
 from linrec.errors import nearest
 from linrec.models import LanguageModel
+from linrec.tasks.language_modeling import LanguageModeling
+from linrec.text import read_tokenizer
 from linrec.train.checkpoint import load_checkpoint
 from linrec.train.config import TrainConfig, config_from_dict, config_to_dict, differences
 from linrec.train.errors import ConfigError, RunFolderError, TrainError
@@ -131,12 +134,18 @@ def open_run_folder(folder: Path, config: TrainConfig, about: dict[str, Any], *,
     Raises:
         RunFolderError: a new run would overwrite something, or the run to resume is another one.
     """
+    tokenizer = config.task.tokenizer_object() if isinstance(config.task, LanguageModeling) else None
     if resume:
         run = load_run(folder)
         for name, (stored, given) in differences(run.config, config).items():
             raise RunFolderError(
                 f"{folder} was started with {name} = {stored}, not {given}; "
                 "a resumed run keeps its configuration: leave the option out, or start a new run with --out."
+            )
+        if tokenizer is not None and read_tokenizer(folder).fingerprint != tokenizer.fingerprint:
+            raise RunFolderError(
+                f"{folder} was trained on the tokens of another tokenizer than {tokenizer.name!r} is now; "
+                "put the text and the tokenizer back as they were, or start a new run with --out."
             )
         return run.about.get("command")
     with _one_line(folder):
@@ -145,6 +154,8 @@ def open_run_folder(folder: Path, config: TrainConfig, about: dict[str, Any], *,
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunFolderError(f"could not make the folder {folder}: {error.strerror}.") from error
+    if tokenizer is not None:
+        tokenizer.save(folder)
     write_json(folder / CONFIG, {"recipe": config.name, **about, "config": config_to_dict(config)})
     command: str | None = about["command"]
     return command
