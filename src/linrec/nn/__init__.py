@@ -7,7 +7,7 @@ from linrec.nn.gates import GateLinear, Transition
 from linrec.nn.glu import GLU
 from linrec.nn.lower_bounds import LowerBounds
 from linrec.nn.norms import RMSNorm, make_norm
-from linrec.nn.parameters import ParameterGroup, group_of, mark
+from linrec.nn.parameters import ParameterGroup, groups_of, mark
 
 __all__ = [
     "GLU",
@@ -19,7 +19,7 @@ __all__ = [
     "ParameterGroup",
     "RMSNorm",
     "Transition",
-    "group_of",
+    "groups_of",
     "make_channel_mixing",
     "make_norm",
     "mark",
