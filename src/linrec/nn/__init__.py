@@ -8,6 +8,7 @@ from linrec.nn.glu import GLU
 from linrec.nn.lower_bounds import LowerBounds
 from linrec.nn.norms import RMSNorm, make_norm
 from linrec.nn.parameters import ParameterGroup, groups_of, mark
+from linrec.nn.rotary import Rotary
 
 __all__ = [
     "GLU",
@@ -18,6 +19,7 @@ __all__ = [
     "LowerBounds",
     "ParameterGroup",
     "RMSNorm",
+    "Rotary",
     "Transition",
     "groups_of",
     "make_channel_mixing",
