@@ -22,8 +22,9 @@ class MovingAverage(Mixer):
     def __init__(self, d_model):
         super().__init__(d_model)
         self.value = nn.Linear(d_model, d_model)
+        self.rho = nn.Parameter(torch.linspace(0, 5, d_model))
         # the optimiser gives "transition" parameters their own learning rate and no weight decay
-        self.rho = mark(nn.Parameter(torch.linspace(0, 5, d_model)))
+        mark(self, "rho")
 
     def forward(self, x, state=None, *, reset=None):
         self.check_input(x)

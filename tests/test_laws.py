@@ -1,7 +1,9 @@
 """The laws, for every mixer and every operator that exists, found by their files."""
 
 import importlib
+import inspect
 import pkgutil
+from collections import ChainMap
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +12,7 @@ import pytest
 import torch
 
 from linrec import mixers, ops, testing
-from linrec.ops import gate_loop, gate_loop_attention, scan
+from linrec.ops import gate_loop, gate_loop_attention, scan, softmax_attention
 from linrec.testing import check_operator, gate_loop_inputs, generator, reset_mask, scan_inputs
 from tests.mixers import variants
 
@@ -18,7 +20,7 @@ D_MODEL = 4
 TIMES = (1, 2, 63, 64, 65)
 LONG = 16_384
 # these form all pairs of steps
-LONG_OF_MIXERS = {"gate_loop_attention": 512}
+LONG_OF_MIXERS = {"attention": 1024, "gate_loop_attention": 512}
 LONG_OF_MODES = {"attention": 1024}
 
 every_mixer = pytest.mark.parametrize(("name", "variant"), variants.cases())
@@ -63,6 +65,8 @@ class Operator:
     cases: dict[str, dict[str, Any]]
     over_time: tuple[str, ...]
     options: dict[str, dict[str, Any]] = field(default_factory=dict)
+    # steps over which the oracle can be followed: that of softmax attention keeps all pairs for autograd
+    long: int = 1000
 
     @property
     def pairs(self) -> tuple[tuple[str, str], ...]:
@@ -74,6 +78,12 @@ def attention_inputs(time: int, *, seed: int = 0, **arguments: Any) -> dict[str,
     for inputs in (before, now):
         del inputs["state"]
     return now | {"state": gate_loop_attention(**before)[1]}
+
+
+def softmax_inputs(time: int, **arguments: Any) -> dict[str, Any]:
+    inputs = attention_inputs(time, log_decay=None, phase=None, **arguments)
+    q, k, v, state = (inputs[name] for name in ("q", "k", "v", "state"))
+    return {"q": q, "k": k, "v": v, "state": state._replace(k=state.k.to(k), v=state.v.to(v))}
 
 
 GATES = {
@@ -105,13 +115,22 @@ OPERATORS = {
         GATES,
         ("q", "k", "v", "log_decay", "phase"),
     ),
-    "attention": Operator(
+    "gate_loop_attention": Operator(
         gate_loop_attention,
         attention_inputs,
         # the gates are those of gate_loop, and this reference is slow
         {name: GATES[name] for name in ("GateLoop", "Mamba-2", "linear attention, complex q and k")},
         ("q", "k", "v", "log_decay", "phase"),
         options={"scale": {"scale": 0.5}},
+        long=200,
+    ),
+    "softmax_attention": Operator(
+        softmax_attention,
+        softmax_inputs,
+        {"Transformer": {}},
+        ("q", "k", "v"),
+        options={"scale": {"scale": 0.5}, "window": {"window": 7}},
+        long=200,
     ),
 }
 
@@ -136,9 +155,17 @@ every_pair = pytest.mark.parametrize(("name", "mode", "backend"), pairs())
 every_fast_pair = pytest.mark.parametrize(("name", "mode", "backend"), pairs(reference=False))
 
 
+def operators_of(folder: str) -> dict[str, Callable[..., Any]]:
+    """What a folder of `linrec.ops` exports and runs on a choice of backends."""
+    package = importlib.import_module(f"{ops.__name__}.{folder}")
+    functions = {name: getattr(package, name) for name in package.__all__ if name.islower()}
+    return {name: f for name, f in functions.items() if "backend" in inspect.signature(f).parameters}
+
+
 def test_every_operator_is_listed():
-    folders = {module.name for module in pkgutil.iter_modules(ops.__path__) if module.ispkg}
-    assert folders == set(OPERATORS)
+    folders = [operators_of(module.name) for module in pkgutil.iter_modules(ops.__path__) if module.ispkg]
+    assert all(folders)
+    assert ChainMap(*folders) == {name: operator.function for name, operator in OPERATORS.items()}
 
 
 def agree(
@@ -169,8 +196,7 @@ def test_every_pair_agrees_under_options(name, mode, backend):
 
 @every_fast_pair
 def test_every_pair_agrees_over_long_sequences(name, mode, backend):
-    # the oracle of softmax attention keeps all pairs of steps for autograd
-    time = 200 if name == "attention" else 1000
+    time = OPERATORS[name].long
     agree(name, mode, backend, time, options={"reset": reset_mask(2, time, rate=0.003)})
 
 

@@ -5,7 +5,7 @@ import torch
 
 from linrec.mixers import build
 from linrec.mixers.gate_loop import GateLoop
-from linrec.nn import group_of
+from linrec.nn import groups_of
 from linrec.ops.gate_loop import gate_loop
 from linrec.testing import assert_agree, generator
 
@@ -152,11 +152,8 @@ def test_initial_distribution_is_that_of_torchs_linear():
 
 
 def test_only_the_transition_is_marked():
-    groups = {
-        name: group_of(p).name
-        for name, p in make(output_gate=True, output_projection=True).named_parameters()
-    }
-    assert {name for name, group in groups.items() if group == "transition"} == {
+    groups = groups_of(make(output_gate=True, output_projection=True))
+    assert {name for name, group in groups.items() if group.name == "transition"} == {
         f"transition.{part}.{kind}" for part in ("magnitude", "phase") for kind in ("weight", "bias")
     }
 

@@ -3,7 +3,7 @@ import torch
 
 from linrec.mixers import build
 from linrec.mixers.gate_loop_attention import GateLoopAttention
-from linrec.nn import group_of
+from linrec.nn import groups_of
 from linrec.testing import assert_agree, generator
 
 D = 6
@@ -47,7 +47,7 @@ def test_without_decay_and_phase_it_is_softmax_attention():
 def test_parameter_count_and_marks():
     mixer = make(d_qk=4, d_v=2, n_heads=2, output_projection=True)
     assert sum(p.numel() for p in mixer.parameters()) == 4 * (4 * D + 4) + 2 * D + 2 + 2 * D + D
-    marked = {name for name, p in mixer.named_parameters() if group_of(p).name == "transition"}
+    marked = {name for name, group in groups_of(mixer).items() if group.name == "transition"}
     assert marked == {name for name, _ in mixer.named_parameters() if name.startswith("transition.")}
 
 

@@ -7,7 +7,7 @@ from torch.nn import functional
 from linrec.mixers import build
 from linrec.mixers.hgru import HGRU
 from linrec.models import LanguageModel, ModelConfig
-from linrec.nn import group_of
+from linrec.nn import groups_of
 from linrec.testing import assert_agree, check_reset, check_split, check_steps, generator
 
 D = 6
@@ -188,7 +188,7 @@ def test_parameter_counts(arguments, expected):
 
 
 def test_what_makes_the_transition_is_marked():
-    marked = {name for name, p in make().named_parameters() if group_of(p).name == "transition"}
+    marked = {name for name, group in groups_of(make()).items() if group.name == "transition"}
     assert marked == {"mu.weight", "mu.bias", "theta", "bounds.gamma"}
 
 

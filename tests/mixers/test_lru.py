@@ -5,7 +5,7 @@ import torch
 
 from linrec.mixers import build, lru
 from linrec.mixers.lru import LRU
-from linrec.nn import group_of
+from linrec.nn import groups_of
 from linrec.testing import assert_agree, generator
 
 D = 6
@@ -221,7 +221,7 @@ def test_parameter_counts(arguments, expected):
 
 def test_the_parameters_of_the_recurrence_are_marked():
     def marked(mixer: LRU) -> set[str]:
-        groups = {name: group_of(parameter) for name, parameter in mixer.named_parameters()}
+        groups = groups_of(mixer)
         assert not any(group.weight_decay for group in groups.values() if group.name == "transition")
         return {name for name, group in groups.items() if group.name == "transition"}
 

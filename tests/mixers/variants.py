@@ -6,6 +6,12 @@ from linrec import mixers
 
 DEFAULTS: dict[str, dict[str, Any]] = {"defaults": {}}
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    "attention": {
+        "defaults": {},
+        "window": {"n_heads": 2, "window": 4},
+        "heads": {"n_heads": 3, "d_head": 2, "bias": True, "rotary_base": 100.0},
+        "no positions": {"n_heads": 2, "positions": "none"},
+    },
     "gate_loop": {
         "paper": {},
         "heads": {"n_heads": 2, "phase_activation": "tanh", "bias": False},

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from linrec.models import LanguageModel, ModelConfig, preset, preset_names
-from linrec.nn import FeedForward, group_of
+from linrec.nn import FeedForward, groups_of
 
 
 def count(config: ModelConfig) -> int:
@@ -106,7 +106,8 @@ def test_channel_mixing_by_name():
 
 def test_the_transitions_of_every_layer_are_marked():
     model = LanguageModel(preset("memory-horizon"))
-    marked = [p for p in model.parameters() if group_of(p).name == "transition"]
+    groups = groups_of(model)
+    marked = [p for name, p in model.named_parameters() if groups[name].name == "transition"]
     assert sum(p.numel() for p in marked) == 4 * 2 * linear(64, 64)
 
 

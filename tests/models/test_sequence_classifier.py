@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from linrec import mixers
 from linrec.models import Bidirectional, SequenceClassifier, SequenceClassifierConfig
-from linrec.nn import group_of
+from linrec.nn import groups_of
 from linrec.testing import assert_agree, generator
 
 CONFIG = SequenceClassifierConfig(
@@ -116,7 +116,7 @@ def test_directions_of_the_blocks():
 def test_mixer_arguments_and_marks():
     model = make(replace(TEXT, mixer_args={"phase": "none"}))
     assert all(mixer.theta is None for block in model.blocks for mixer in block.mixer.mixers)
-    assert {group_of(p).name for p in (model.input.weight, model.head.weight)} == {"vocabulary"}
+    assert {groups_of(model)[name].name for name in ("input.weight", "head.weight")} == {"vocabulary"}
     with pytest.raises(ValueError, match="did you mean 'phase'"):
         make(replace(CONFIG, mixer_args={"phases": "none"}))
 

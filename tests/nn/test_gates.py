@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from linrec.nn import GateLinear, Transition, group_of
+from linrec.nn import GateLinear, Transition, groups_of
 from linrec.testing import assert_agree, generator, tolerance
 
 D = 8
@@ -91,7 +91,7 @@ def test_fixed_transitions_are_constants_of_every_channel():
 
 def test_every_parameter_is_marked_as_transition_without_weight_decay():
     for transition in ("data", "fixed"):
-        groups = {group_of(p) for p in make(transition=transition).parameters()}
+        groups = {*groups_of(make(transition=transition)).values()}
         assert {(g.name, g.weight_decay) for g in groups} == {("transition", False)}
 
 

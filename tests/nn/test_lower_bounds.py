@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from linrec.nn import LowerBounds, group_of
+from linrec.nn import LowerBounds, groups_of
 from linrec.testing import assert_agree
 
 
@@ -62,7 +62,7 @@ def test_bounds_near_one_stay_below_one_in_half_precision():
 
 
 def test_gamma_is_a_transition_without_weight_decay():
-    group = group_of(LowerBounds(2, 2).gamma)
+    group = groups_of(LowerBounds(2, 2))["gamma"]
     assert (group.name, group.weight_decay) == ("transition", False)
 
 

@@ -140,7 +140,8 @@ class HGRU(Mixer):
         self.theta: nn.Parameter | GateLinear | None = None
         start = phase_base ** (-torch.arange(d_model) / d_model)
         if phase == "learned":
-            self.theta = mark(nn.Parameter(start), group="transition", weight_decay=False)
+            self.theta = nn.Parameter(start)
+            mark(self, "theta", group="transition", weight_decay=False)
         elif phase == "data":
             self.theta = mark(GateLinear(d_model, d_model), group="transition", weight_decay=False)
             with torch.no_grad():

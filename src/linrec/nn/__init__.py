@@ -7,7 +7,8 @@ from linrec.nn.gates import GateLinear, Transition
 from linrec.nn.glu import GLU
 from linrec.nn.lower_bounds import LowerBounds
 from linrec.nn.norms import RMSNorm, make_norm
-from linrec.nn.parameters import ParameterGroup, group_of, mark
+from linrec.nn.parameters import ParameterGroup, groups_of, mark
+from linrec.nn.rotary import Rotary
 
 __all__ = [
     "GLU",
@@ -18,8 +19,9 @@ __all__ = [
     "LowerBounds",
     "ParameterGroup",
     "RMSNorm",
+    "Rotary",
     "Transition",
-    "group_of",
+    "groups_of",
     "make_channel_mixing",
     "make_norm",
     "mark",

@@ -9,9 +9,12 @@ from typing import TypeVar
 
 from torch import nn
 
-__all__ = ["ParameterGroup", "group_of", "mark"]
+from linrec.errors import unknown
 
-Markable = TypeVar("Markable", bound=nn.Parameter | nn.Module)
+__all__ = ["ParameterGroup", "groups_of", "mark"]
+
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
+_MARKS = "_linrec_marks"
 
 
 @dataclass(frozen=True)
@@ -31,20 +34,25 @@ class ParameterGroup:
 DEFAULT = ParameterGroup()
 
 
-def mark(target: Markable, *, group: str = "transition", weight_decay: bool = False) -> Markable:
-    """Put a parameter, or every parameter of a module, into a group of the optimiser.
+def mark(
+    module: ModuleT, name: str | None = None, *, group: str = "transition", weight_decay: bool = False
+) -> ModuleT:
+    """Put one parameter of a module, or all that it has, into a group of the optimiser.
 
-    The mark is an attribute of the parameter itself. It stays through `.to(...)`, training and loading of
-    weights, but `copy.deepcopy` makes new parameters without it: build the optimiser from the model that
-    was constructed, not from a copy.
+    The module that holds the parameter keeps the mark, under the parameter's name. So it stays whatever
+    becomes of the parameter: `.to(...)`, loading of weights, `copy.deepcopy`, sharding over processes.
 
     Args:
-        target: a parameter, or a module whose parameters are all marked.
+        module: what holds the parameter; without a name, all parameters in it are marked.
+        name: name of a parameter that the module itself holds.
         group: the name of the group.
         weight_decay: whether weight decay applies to the parameters.
 
     Returns:
-        `target` itself, so that marking can stand where the parameter is made.
+        `module` itself, so that marking can stand where the module is made.
+
+    Raises:
+        ValueError: the module holds no parameter of that name.
 
     Source:
         GateLoop (Katsch, 2023), C.2: "We apply a smaller learning [rate] to the projections which
@@ -52,22 +60,34 @@ def mark(target: Markable, *, group: str = "transition", weight_decay: bool = Fa
 
     Example:
         >>> from torch import nn
-        >>> projection = mark(nn.Linear(4, 4))
-        >>> group_of(projection.weight)
-        ParameterGroup(name='transition', weight_decay=False)
+        >>> groups_of(mark(nn.Linear(4, 4, bias=False)))
+        {'weight': ParameterGroup(name='transition', weight_decay=False)}
+        >>> [group.name for group in groups_of(mark(nn.Linear(4, 4), "bias")).values()]
+        ['default', 'transition']
     """
-    parameters = target.parameters() if isinstance(target, nn.Module) else [target]
-    for parameter in parameters:
-        parameter.linrec_group = ParameterGroup(group, weight_decay)  # type: ignore[attr-defined]
-    return target
+    for part in module.modules() if name is None else [module]:
+        held = [own for own, _ in part.named_parameters(recurse=False, remove_duplicate=False)]
+        if name is not None and name not in held:
+            raise unknown(f"parameter of {type(module).__name__}", name, held)
+        marks = vars(part).setdefault(_MARKS, {})
+        marks.update(dict.fromkeys(held if name is None else [name], ParameterGroup(group, weight_decay)))
+    return module
 
 
-def group_of(parameter: nn.Parameter) -> ParameterGroup:
-    """The group that `mark` gave to a parameter, or the default group.
+def groups_of(module: nn.Module) -> dict[str, ParameterGroup]:
+    """The group that `mark` gave to each parameter, or the default group, by the names of `named_parameters`.
+
+    A parameter that several modules share is in the group of the first of them that marks it.
 
     Example:
-        >>> import torch
-        >>> group_of(torch.nn.Parameter(torch.zeros(2)))
-        ParameterGroup(name='default', weight_decay=True)
+        >>> from torch import nn
+        >>> groups_of(nn.Linear(2, 2, bias=False))
+        {'weight': ParameterGroup(name='default', weight_decay=True)}
     """
-    return getattr(parameter, "linrec_group", DEFAULT)
+    marked: dict[nn.Parameter, ParameterGroup] = {}
+    for part in module.modules():
+        marks = vars(part).get(_MARKS, {})
+        for name, parameter in part.named_parameters(recurse=False, remove_duplicate=False):
+            if name in marks:
+                marked.setdefault(parameter, marks[name])
+    return {name: marked.get(parameter, DEFAULT) for name, parameter in module.named_parameters()}

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from linrec.nn.parameters import group_of
+from linrec.nn.parameters import groups_of
 from linrec.train.config import OptimConfig
 from linrec.train.muon import Muon
 
@@ -34,8 +34,9 @@ def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, An
         [(0.05, 2), (0.0, 1)]
     """
     groups: dict[tuple[str, float, float], list[nn.Parameter]] = {}
-    for parameter in model.parameters():
-        group = group_of(parameter)
+    marks = groups_of(model)
+    for name, parameter in model.named_parameters():
+        group = marks[name]
         muon = config.name == "muon" and group.name == "default" and parameter.ndim == 2
         peak = config.muon_lr if muon else config.lr
         if group.name == "transition" and config.transition_lr is not None:

@@ -1,21 +1,33 @@
-"""Softmax attention with data-controlled relative positions."""
+"""Softmax attention: plain, and with data-controlled relative positions."""
+
+import math
 
 from jaxtyping import Bool, Float, Inexact
 from torch import Tensor, autocast
 
-from linrec.ops.attention.cache import AttentionCache, canonical, empty, matched
+from linrec.ops.attention import softmax, softmax_reference
+from linrec.ops.attention.cache import AttentionCache, canonical, matched
 from linrec.ops.attention.reference import attention_reference
 from linrec.ops.attention.torch import attention
 from linrec.ops.dispatch import Pair, resolve
 from linrec.ops.gate_loop import inputs
 
-__all__ = ["PAIRS", "AttentionCache", "gate_loop_attention"]
+__all__ = ["PAIRS", "AttentionCache", "gate_loop_attention", "softmax_attention"]
 
 _RUN = {
     ("recurrent", "reference"): attention_reference,
     ("attention", "torch"): attention,
 }
+_RUN_CAUSAL = {
+    ("recurrent", "reference"): softmax_reference.causal_reference,
+    ("attention", "torch"): softmax.causal,
+}
+_RUN_BIDIRECTIONAL = {
+    ("recurrent", "reference"): softmax_reference.bidirectional_reference,
+    ("attention", "torch"): softmax.bidirectional,
+}
 
+# of both operators
 PAIRS: tuple[Pair, ...] = tuple(_RUN)
 
 
@@ -85,7 +97,7 @@ def gate_loop_attention(
     log_decay, phase = inputs.widened(
         inputs.canonical_gate("log_decay", log_decay, q), inputs.canonical_gate("phase", phase, q)
     )
-    cache = empty(q, k, v) if state is None else canonical(state, q, v)
+    cache = canonical(state, q, k, v, inputs.accumulation(inputs.real_dtype(q.dtype)))
     if q.shape[1] == 0:
         return v.clone(), cache
     steps = cache.k.shape[1]
@@ -100,3 +112,101 @@ def gate_loop_attention(
     with autocast(q.device.type, enabled=False):
         y, cache = _RUN[pair](wide_q, wide_k, wide_v, log_decay, phase, cache, reset, scale)
     return y.to(v.dtype), cache
+
+
+def softmax_attention(
+    q: Float[Tensor, "b t h dk"],
+    k: Float[Tensor, "b t h dk"],
+    v: Float[Tensor, "b t h dv"],
+    *,
+    state: AttentionCache | None = None,
+    reset: Bool[Tensor, "b t"] | None = None,
+    scale: float | None = None,
+    window: int | None = None,
+    causal: bool = True,
+    dropout: float = 0.0,
+    mode: str = "auto",
+    backend: str = "auto",
+) -> tuple[Float[Tensor, "b t h dv"], AttentionCache | None]:
+    """Attend to past steps by scores of queries and keys alone: the attention of the Transformer.
+
+        y_n = sum_m softmax_m(scale q_n . k_m) v_m,    n - window < m <= n
+
+    The sum is over the steps since the last reset. With `causal=False` it is over those of the whole
+    document, before and after n, with |n - m| < window.
+
+    | mode | backend | what it is |
+    |---|---|---|
+    | recurrent | reference | a loop over time: the oracle, slow |
+    | attention | torch | torch's fused kernels, O(t^2), or O(t window) with one; the choice of "auto" |
+
+    The fused kernels are fastest without a mask. They have none where no step is hidden but the future ones:
+    without resets and windows, from an empty cache or for a single new step. Elsewhere they read a mask,
+    (b, t, s + t) bool with resets and (t, s + t) without, s being the cached steps.
+
+    Args:
+        q: queries (b, t, h, dk) in float32, float64, bfloat16 or float16.
+        k: keys (b, t, h, dk), in the dtype of `q`.
+        v: values (b, t, h, dv), in the dtype of `q`.
+        state: the cache that an earlier call returned, or None; it grows by t steps per call.
+        reset: (b, t) bool; true at t cuts the sequence before step t: neither side sees the other.
+        scale: factor of the scores; None is 1 / sqrt(dk).
+        window: steps that each step sees, its own included; None is all. The cache then has the last
+            window - 1 steps and grows no further.
+        causal: whether steps see the past alone. Without, there is no state.
+        dropout: probability that a share is dropped, the others then growing by 1 / (1 - dropout). Drawn from
+            torch's global generator; pairs differ in what they draw.
+        mode: "auto", "recurrent" or "attention".
+        backend: "auto", "reference" or "torch".
+
+    Returns:
+        y (b, t, h, dv) in the dtype of `v`, and the cache with the new steps, None with `causal=False`. The
+        cache is in the dtype of the inputs and not the accumulation's: keys and values are only read, so
+        nothing adds up, and memory and time of decoding are theirs. The first is `k` and `v` themselves, not
+        a copy.
+
+    Raises:
+        TypeError: dtypes that are not supported or do not fit together.
+        ValueError: shapes that do not fit together; a cache with decays or phases, or any with
+            `causal=False`; `window` or `dropout` out of range; an unknown (mode, backend).
+
+    Source:
+        Vaswani and others, Attention Is All You Need (2017), eq. 1, with the mask of section 3.2.3.
+
+    Example:
+        >>> import torch
+        >>> v = torch.tensor([0.0, 3.0, 6.0]).reshape(1, 3, 1, 1)
+        >>> y, cache = softmax_attention(0 * v, v, v, window=2)
+        >>> y.flatten(), cache.v.flatten()
+        (tensor([0.0000, 1.5000, 4.5000]), tensor([6.]))
+    """
+    inputs.check_queries_and_keys(q, k)
+    inputs.check_values(v, q)
+    inputs.check_reset(reset, q)
+    if q.is_complex() or k.is_complex():
+        name, tensor = ("q", q) if q.is_complex() else ("k", k)
+        raise TypeError(
+            f"`{name}` must be real; got {str(tensor.dtype).removeprefix('torch.')}. "
+            "`gate_loop_attention` takes complex queries and keys."
+        )
+    softmax.check_options(window, dropout)
+    if not causal and state is not None:
+        raise ValueError(
+            f"`state` must be None with `causal=False`; got {type(state).__name__}. Steps that see the "
+            "future cannot be run in pieces: pass whole sequences, or `causal=True`."
+        )
+    pair = resolve("softmax_attention", PAIRS, mode, backend, [("attention", "torch")])
+    cache = canonical(state, q, k, v, k.dtype)
+    if cache.log_decay is not None or cache.phase is not None:
+        raise ValueError(
+            "`state` must have neither decays nor phases; got a cache of `gate_loop_attention`, which has. "
+            "Pass the state that an earlier call of `softmax_attention` returned, or None."
+        )
+    if q.shape[1] == 0:
+        return v.clone(), cache if causal else None
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    # the inputs' dtype decides, and not the caller's matrix products
+    with autocast(q.device.type, enabled=False):
+        if causal:
+            return _RUN_CAUSAL[pair](q, k, v, cache, reset, scale, window, dropout)
+        return _RUN_BIDIRECTIONAL[pair](q, k, v, reset, scale, window, dropout), None

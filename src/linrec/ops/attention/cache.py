@@ -16,7 +16,8 @@ FORGOTTEN = -10_000.0
 class AttentionCache(NamedTuple):
     """Keys and values of s past steps, and how each of them reaches the newest one.
 
-    A step that a reset has cut off keeps its place and is not `alive`. Tensors have the accumulation dtype.
+    A step that a reset has cut off keeps its place and is not `alive`. Tensors have the accumulation dtype
+    where `gate_loop_attention` made them, and the dtype of the keys where `softmax_attention` did.
 
     Attributes:
         k: keys (b, s, h, dk), as they were given.
@@ -24,7 +25,7 @@ class AttentionCache(NamedTuple):
         log_decay: sum of log decays from after each step to the newest, (b, s, h, 1) or (b, s, h, dk), from
             -10,000 (a weight of zero) to 0; None where no call had any.
         phase: the same sum of phases, modulo 2 pi; None where all scores were real.
-        alive: whether later steps may attend to it, (b, s).
+        alive: whether later steps may attend to it, (b, s); None where they may attend to all.
 
     Example:
         >>> import torch
@@ -38,23 +39,15 @@ class AttentionCache(NamedTuple):
     v: Float[Tensor, "b s h dv"]
     log_decay: Float[Tensor, "b s h _"] | None
     phase: Float[Tensor, "b s h _"] | None
-    alive: Bool[Tensor, "b s"]
+    alive: Bool[Tensor, "b s"] | None
 
 
-def empty(q: Tensor, k: Tensor, v: Tensor) -> AttentionCache:
-    """The cache before the first step."""
-    b, _, h, dk = q.shape
-    return AttentionCache(
-        k.new_zeros(b, 0, h, dk, dtype=accumulation(k.dtype)),
-        v.new_zeros(b, 0, h, v.shape[-1], dtype=accumulation(v.dtype)),
-        None,
-        None,
-        torch.ones(b, 0, dtype=torch.bool, device=q.device),
-    )
-
-
-def canonical(cache: AttentionCache, q: Tensor, v: Tensor) -> AttentionCache:
-    """Return `cache` in the accumulation dtype of `q`; raise where it does not fit `q` and `v`."""
+def canonical(
+    cache: AttentionCache | None, q: Tensor, k: Tensor, v: Tensor, dtype: torch.dtype
+) -> AttentionCache:
+    """Return `cache` in the real `dtype`, an empty one for None; raise where it does not fit `q` and `v`."""
+    if cache is None:
+        cache = AttentionCache(torch.zeros_like(k[:, :0]), torch.zeros_like(v[:, :0]), None, None, None)
     if not isinstance(cache, AttentionCache):
         raise TypeError(
             f"`state` must be an AttentionCache or None; got {type(cache).__name__}. "
@@ -75,14 +68,30 @@ def canonical(cache: AttentionCache, q: Tensor, v: Tensor) -> AttentionCache:
                 f"`state.{name}` must have shape {' or '.join(map(str, allowed))} to fit `q` and `v`; "
                 f"got {tuple(tensor.shape)}. Pass the state that an earlier call returned, or None."
             )
-    wide = accumulation(real_dtype(q.dtype))
     return AttentionCache(
-        cache.k.to(torch.promote_types(wide, torch.complex64) if cache.k.is_complex() else wide),
-        cache.v.to(wide),
-        None if cache.log_decay is None else cache.log_decay.to(wide),
-        None if cache.phase is None else cache.phase.to(wide),
+        cache.k.to(torch.promote_types(dtype, torch.complex64) if cache.k.is_complex() else dtype),
+        cache.v.to(dtype),
+        None if cache.log_decay is None else cache.log_decay.to(dtype),
+        None if cache.phase is None else cache.phase.to(dtype),
         cache.alive,
     )
+
+
+def alive_in(cache: AttentionCache) -> Tensor:
+    """Whether later steps may attend to each cached one, (b, s), also where the cache leaves it out."""
+    if cache.alive is not None:
+        return cache.alive
+    return torch.ones(cache.k.shape[:2], dtype=torch.bool, device=cache.k.device)
+
+
+def newest(cache: AttentionCache, steps: int | None) -> AttentionCache:
+    """The last `steps` steps of a cache without decays and phases; all of them where it is None."""
+    first = 0 if steps is None else max(0, cache.k.shape[1] - steps)
+    if first == 0:
+        return cache
+    # copies, since views would keep the memory of the steps that are dropped
+    alive = None if cache.alive is None else cache.alive[:, first:].clone()
+    return AttentionCache(cache.k[:, first:].clone(), cache.v[:, first:].clone(), None, None, alive)
 
 
 def matched(gate: Tensor | None, cached: Tensor | None, q: Tensor, steps: int) -> tuple[Tensor, Tensor]:

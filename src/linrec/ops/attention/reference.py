@@ -4,8 +4,9 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from linrec.ops.attention.cache import FORGOTTEN, AttentionCache
+from linrec.ops.attention.cache import FORGOTTEN, AttentionCache, alive_in
 
 
 def attention_reference(
@@ -17,12 +18,14 @@ def attention_reference(
     cache: AttentionCache,
     reset: Tensor | None,
     scale: float,
+    dropout: float = 0.0,
 ) -> tuple[Tensor, AttentionCache]:
     """y_n = sum_{m<=n} softmax_m(scale Re(q_n . k_m prod_{j=m+1..n} a_j)) v_m   (eq. 22-23).
 
-    Args and returns as in `torch.attention`.
+    Args and returns as in `torch.attention`; `dropout` is the probability that a share is dropped.
     """
-    keys, values, decays, angles, alive = cache
+    keys, values, decays, angles, _ = cache
+    alive = alive_in(cache)
     outputs = []
     for n in range(q.shape[1]):
         if reset is not None:
@@ -39,6 +42,7 @@ def attention_reference(
         products = torch.sum(q[:, n : n + 1] * keys * weights, dim=-1)
         scores = scale * (products.real if products.is_complex() else products)
         shares = torch.softmax(scores.masked_fill(~alive[..., None], -math.inf), dim=1)
+        shares = functional.dropout(shares, dropout)
         outputs.append(torch.sum(shares[..., None] * values, dim=1))
     decays = None if decays is None else decays.clamp(min=FORGOTTEN)
     angles = None if angles is None else torch.remainder(angles, 2 * math.pi)

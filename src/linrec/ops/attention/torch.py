@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from linrec.ops.attention.cache import FORGOTTEN, AttentionCache
+from linrec.ops.attention.cache import FORGOTTEN, AttentionCache, alive_in
 from linrec.ops.gate_loop import segments
 
 
@@ -42,7 +42,7 @@ def attention(
     queries = segments.queries(q, segments.prefix(log_decay), segments.prefix(phase))
     keys = segments.keys(past.k, past.log_decay, past.phase)
     scores = torch.cat([queries @ keys.mT, segments.matrix(q, k, log_decay, phase)], dim=-1)
-    visible = _visible(cache.alive, reset, q.shape[-2])
+    visible = _visible(alive_in(cache), reset, q.shape[-2])
     shares = torch.softmax((scale * scores).masked_fill(~visible[:, None], -math.inf), dim=-1)
     values = torch.cat([past.v, v], dim=-2)
 

@@ -1,0 +1,170 @@
+"""Causal softmax attention (Vaswani and others, 2017) with rotary positions (Su and others, 2021).
+
+    q_n = x_n W^Q      k_n = x_n W^K      v_n = x_n W^V
+    q'_n = R_n q_n     k'_n = R_n k_n                       RoFormer (14, 15)
+    head = softmax(M_-inf(Q' K'^T / sqrt(d_head))) V        Transformer (1)
+    o = [head_1, .., head_h] W^O
+
+x input, q query, k key, v value of a head, R_n the turn of pairs of channels by n theta_i, theta_i =
+base^(-2i/d_head), M_-inf the causal mask, o output, n time. It is what recurrent mixers are compared with.
+"""
+
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from linrec.errors import unknown
+from linrec.mixers.base import Mixer, State, heads_of
+from linrec.nn.rotary import Rotary
+from linrec.ops.attention import AttentionCache, softmax_attention
+from linrec.ops.attention.softmax import check_options
+
+__all__ = ["Attention", "AttentionState"]
+
+Positions = Literal["rotary", "none"]
+
+# of the Transformer, table 3: d_k = d_v = 64
+CHANNELS_PER_HEAD = 64
+
+
+class AttentionState(NamedTuple):
+    """What attention carries from one piece of a sequence to the next.
+
+    Attributes:
+        cache: keys, already turned, and values of past steps.
+        position: steps seen so far, (b,) int64; the next step's position.
+    """
+
+    cache: AttentionCache
+    position: Int[Tensor, "b"]
+
+
+class Attention(Mixer):
+    """head = softmax(M_-inf(Q' K'^T / sqrt(d_head))) V: each step attends to the steps so far.
+
+    The state is a cache of keys and values, and the number of steps seen. The cache grows with every step,
+    and time is quadratic in the length; `window` bounds the one and makes the other linear. Keys and values
+    are kept in the dtype that they come in, which under autocast is bfloat16.
+
+    Positions count on over a reset. Nothing but their differences matters, and no step sees beyond a reset.
+
+    Args:
+        d_model: width of the sequence.
+        n_heads: heads h. None is the largest number that divides `d_model` and leaves at least 64 channels to
+            each head, or 1: 6 at width 384, 12 at 768.
+        d_head: channels of q, k and v in a head. None is `d_model` / `n_heads`.
+        positions: "rotary", or "none", which leaves order to the causal mask alone.
+        rotary_base: base of the frequencies.
+        bias: whether the projections have biases. The paper's are matrices alone.
+        window: steps that each step sees, its own included; None is all.
+        causal: whether steps see the past alone. False is for encoders: a step sees its whole document, from
+            one reset to the next, and there is no state.
+        dropout: probability that a share of attention is dropped, in training alone.
+
+    Raises:
+        ValueError: `n_heads` that does not divide `d_model`, an odd `d_head` with rotary positions, an
+            unknown name in `positions`, or a number out of range.
+
+    Source:
+        Vaswani and others, Attention Is All You Need (2017), section 3.2; Su and others, RoFormer: Enhanced
+        Transformer with Rotary Position Embedding (2021), section 3.2. Dropout of shares and windows are not
+        theirs.
+
+    Example:
+        >>> import torch
+        >>> mixer = Attention(64, n_heads=4)
+        >>> y, state = mixer(torch.zeros(2, 10, 64))
+        >>> y, state = mixer(torch.zeros(2, 1, 64), state)
+        >>> y.shape, state.cache.k.shape, state.position
+        (torch.Size([2, 1, 64]), torch.Size([2, 11, 4, 16]), tensor([11, 11]))
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        n_heads: int | None = None,
+        d_head: int | None = None,
+        positions: Positions = "rotary",
+        rotary_base: float = 10_000.0,
+        bias: bool = False,
+        window: int | None = None,
+        causal: bool = True,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__(d_model)
+        if positions not in ("rotary", "none"):
+            raise unknown("`positions`", positions, ["rotary", "none"])
+        check_options(window, dropout)
+        n_heads = _heads(d_model) if n_heads is None else n_heads
+        d_head = heads_of("d_model", d_model, n_heads) if d_head is None else d_head
+        if n_heads < 1 or d_head < 1:
+            raise ValueError(f"`n_heads` and `d_head` must be at least 1; got {n_heads} and {d_head}.")
+        self.n_heads, self.d_head = n_heads, d_head
+        self.window, self.causal, self.dropout = window, causal, dropout
+
+        width = n_heads * d_head
+        self.q = nn.Linear(d_model, width, bias=bias)
+        self.k = nn.Linear(d_model, width, bias=bias)
+        self.v = nn.Linear(d_model, width, bias=bias)
+        self.rotary = Rotary(d_head, base=rotary_base) if positions == "rotary" else None
+        self.out = nn.Linear(width, d_model, bias=bias)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b t d_model"],
+        state: State = None,
+        *,
+        reset: Bool[Tensor, "b t"] | None = None,
+    ) -> tuple[Float[Tensor, "b t d_model"], State]:
+        """Mix `x` over time; see `Mixer.forward`. The state is an `AttentionState`, None without `causal`."""
+        self.check_input(x)
+        past, seen = (None, x.new_zeros(1, dtype=torch.int64)) if state is None else _checked(state, x)
+        q = self.q(x).unflatten(-1, (self.n_heads, self.d_head))
+        k = self.k(x).unflatten(-1, (self.n_heads, self.d_head))
+        v = self.v(x).unflatten(-1, (self.n_heads, self.d_head))
+        if self.rotary is not None:
+            q, k = self.rotary(seen[:, None] + torch.arange(x.shape[1], device=x.device), q, k)
+        dropout = self.dropout if self.training else 0.0
+        y, cache = softmax_attention(
+            q, k, v, state=past, reset=reset, window=self.window, causal=self.causal, dropout=dropout
+        )
+        y = self.out(y.flatten(-2))
+        if cache is None:
+            return y, None
+        return y, AttentionState(cache, (seen + x.shape[1]).expand(len(x)).contiguous())
+
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> AttentionState | None:
+        """A cache of no steps, at position 0; None without `causal`."""
+        if not self.causal:
+            return None
+        device = self.q.weight.device if device is None else device
+        none = torch.zeros(batch, 0, self.n_heads, self.d_head, dtype=self.q.weight.dtype, device=device)
+        position = torch.zeros(batch, dtype=torch.int64, device=device)
+        return AttentionState(AttentionCache(none, none, None, None, None), position)
+
+    @property
+    def state_size(self) -> int:
+        """Elements per cached step, of which there are at most `window` - 1: key and value of every head."""
+        return 2 * self.n_heads * self.d_head if self.causal else 0
+
+
+def _heads(d_model: int) -> int:
+    most = max(1, d_model // CHANNELS_PER_HEAD)
+    return next(heads for heads in range(most, 0, -1) if d_model % heads == 0)
+
+
+def _checked(state: State, x: Tensor) -> AttentionState:
+    if not isinstance(state, AttentionState):
+        raise TypeError(
+            f"`state` must be an AttentionState or None; got {type(state).__name__}. "
+            "Pass the state that an earlier call of this mixer returned."
+        )
+    if state.position.shape != x.shape[:1]:
+        raise ValueError(
+            f"`state.position` must have shape (b,) = {(len(x),)} to fit `x`; got "
+            f"{tuple(state.position.shape)}. Pass a state of as many sequences."
+        )
+    return state

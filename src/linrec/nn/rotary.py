@@ -1,0 +1,77 @@
+"""Rotary position embeddings: queries and keys that turn with their position (RoFormer)."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+__all__ = ["Rotary"]
+
+
+class Rotary(nn.Module):
+    """z'_nj = z_nj exp(i n theta_j), with theta_j = base^(-2j / d_head) for j = 0 .. d_head / 2 - 1.
+
+    z_nj is the complex number whose parts are the channels 2j and 2j + 1 of a query or key at position n. The
+    product of a query and a key so depends on the difference of their positions alone.
+
+    It has no parameters. Angles are formed in float64, from whole positions: in float32 they are off by up to
+    0.03 radians at a position of a million. What is turned is rounded once, to the dtype that it came in.
+
+    Args:
+        d_head: channels per head, even.
+        base: of the frequencies.
+
+    Raises:
+        ValueError: an odd `d_head`, or a `base` that is not positive.
+
+    Source:
+        Su and others, RoFormer: Enhanced Transformer with Rotary Position Embedding (2021), eq. 14 and 15.
+
+    Example:
+        >>> import torch
+        >>> rotary = Rotary(2)
+        >>> positions = torch.tensor([[0, 1, 2]])
+        >>> (turned,) = rotary(positions, torch.tensor([1.0, 0.0]).expand(1, 3, 1, 2))
+        >>> turned[0, 2, 0].acos()[0]
+        tensor(2.)
+    """
+
+    def __init__(self, d_head: int, *, base: float = 10_000.0) -> None:
+        super().__init__()
+        if d_head < 2 or d_head % 2:
+            raise ValueError(
+                f"`d_head` must be a positive even number for rotary positions; got {d_head}. Choose another "
+                "number of heads: pairs of channels turn."
+            )
+        if base <= 0:
+            raise ValueError(f"`base` of rotary positions must be positive; got {base}. RoFormer's is 10000.")
+        self.d_head, self.base = d_head, base
+
+    def forward(
+        self, positions: Int[Tensor, "#b t"], *x: Float[Tensor, "b t h d"]
+    ) -> tuple[Float[Tensor, "b t h d"], ...]:
+        """Turn each of `x` (b, t, h, d) by the angles of `positions` (b or 1, t), int64."""
+        # MPS has nothing wider than float32
+        wide = torch.float32 if positions.device.type == "mps" else torch.float64
+        channel = torch.arange(0, self.d_head, 2, dtype=wide, device=positions.device)
+        theta = self.base ** (-channel / self.d_head)
+        angle = (positions[..., None] * theta)[:, :, None]
+        cos, sin = angle.cos(), angle.sin()
+        return tuple(_turned(z, cos, sin) for z in x)
+
+    def extra_repr(self) -> str:
+        """What `print(rotary)` shows."""
+        return f"d_head={self.d_head}, base={self.base}"
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    wide = torch.promote_types(x.dtype, torch.float32)
+    cos, sin = cos.to(wide), sin.to(wide)
+    parts = x.to(wide).unflatten(-1, (-1, 2))
+    # a compiler makes one kernel of real products and none of complex ones; without it each product is a
+    # kernel, and a complex one is the fewest
+    if torch.compiler.is_compiling():
+        real, imaginary = parts.unbind(-1)
+        turned = torch.stack([real * cos - imaginary * sin, real * sin + imaginary * cos], dim=-1)
+    else:
+        turned = torch.view_as_real(torch.view_as_complex(parts.contiguous()) * torch.complex(cos, sin))
+    return turned.flatten(-2).to(x.dtype)

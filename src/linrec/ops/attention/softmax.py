@@ -1,0 +1,174 @@
+"""Softmax attention by torch's fused kernels, which form no matrix of scores.
+
+The kernels are fastest without a mask, so one is made only where it says something: after resets, for several
+new steps behind cached ones, and for windows. A causal window is attended to block by block, in time and
+memory linear in the length.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from linrec.ops.attention.cache import AttentionCache, alive_in, newest
+
+# shorter blocks keep too little of a GPU busy
+SHORTEST_BLOCK = 128
+
+
+def check_options(window: int | None, dropout: float) -> None:
+    """Raise unless `window` is None or at least 1, and `dropout` in [0, 1)."""
+    if window is not None and window < 1:
+        raise ValueError(
+            f"`window` must be at least 1, the step itself, or None for all steps; got {window}."
+        )
+    if not 0 <= dropout < 1:
+        raise ValueError(f"`dropout` must be in [0, 1); got {dropout}.")
+
+
+def causal(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cache: AttentionCache,
+    reset: Tensor | None,
+    scale: float,
+    window: int | None,
+    dropout: float,
+) -> tuple[Tensor, AttentionCache]:
+    """y_n = sum_{n-window<m<=n} softmax_m(scale q_n . k_m) v_m, over the cached steps and the new ones.
+
+    Args:
+        q: (b, t, h, dk), at least one step.
+        k: (b, t, h, dk).
+        v: (b, t, h, dv).
+        cache: past steps, without decays and phases.
+        reset: None or (b, t) bool.
+        scale: factor of the scores.
+        window: steps that each step sees, its own included; None is all.
+        dropout: probability that a share is dropped.
+
+    Returns:
+        y (b, t, h, dv), and the cache of all steps, or of the last window - 1.
+    """
+    kept = None if window is None else window - 1
+    past = newest(cache, kept)
+    steps, time = past.k.shape[1], q.shape[1]
+    documents = _documents(past, reset, time)
+    alive = None if documents is None else documents == documents[:, -1:]
+    if steps:
+        k, v = torch.cat([past.k, k], dim=1), torch.cat([past.v, v], dim=1)
+    last = newest(AttentionCache(k, v, None, None, alive), kept)
+
+    if window is not None and time > max(window, SHORTEST_BLOCK):
+        return _by_blocks(q, k, v, documents, scale, window, dropout), last
+    if documents is None and time == 1:
+        return _attend(q, k, v, scale, dropout), last
+    if documents is None and steps == 0 and (window is None or time <= window):
+        return _attend(q, k, v, scale, dropout, is_causal=True), last
+    visible = _visible(q, steps, documents, window, is_causal=True)
+    return _attend(q, k, v, scale, dropout, visible=visible), last
+
+
+def bidirectional(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    reset: Tensor | None,
+    scale: float,
+    window: int | None,
+    dropout: float,
+) -> Tensor:
+    """y_n = sum_m softmax_m(scale q_n . k_m) v_m over the steps of n's document less than `window` away.
+
+    Args and returns as in `causal`, without cache.
+    """
+    if reset is None and window is None:
+        return _attend(q, k, v, scale, dropout)
+    documents = None if reset is None else reset.cumsum(1)
+    visible = _visible(q, 0, documents, window, is_causal=False)
+    return _attend(q, k, v, scale, dropout, visible=visible)
+
+
+def _attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    dropout: float,
+    *,
+    visible: Tensor | None = None,
+    is_causal: bool = False,
+) -> Tensor:
+    """Queries (b, n, h, dk) attend to keys (b, m, h, dk), those `visible` to them, (b or 1, n, m)."""
+    if len(q) == 0:
+        # on CUDA the kernels return nothing at all for no rows
+        return q[..., :1] + v[:, :1]
+    y = functional.scaled_dot_product_attention(
+        q.transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        attn_mask=None if visible is None else visible[:, None],
+        dropout_p=dropout,
+        is_causal=is_causal,
+        scale=scale,
+    )
+    return y.transpose(1, 2)
+
+
+def _by_blocks(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    documents: Tensor | None,
+    scale: float,
+    window: int,
+    dropout: float,
+) -> Tensor:
+    """Attend within a window, each block of queries to the keys of its own block and of the one before."""
+    batch, time = q.shape[:2]
+    steps = k.shape[1] - time
+    block = max(window, SHORTEST_BLOCK)
+    blocks = -(-time // block)
+    # one block of keys more: the cached steps, behind what pads them
+    ends = block - steps, blocks * block - time
+
+    def pairs(x: Tensor) -> Tensor:
+        x = x.unflatten(1, (blocks + 1, block))
+        return torch.cat([x[:, :-1], x[:, 1:]], dim=2)
+
+    queries = functional.pad(q, (0, 0, 0, 0, 0, ends[1])).unflatten(1, (blocks, block))
+    keys, values = (pairs(functional.pad(x, (0, 0, 0, 0, *ends))) for x in (k, v))
+    if documents is None:
+        documents = torch.zeros(1, k.shape[1], dtype=torch.int64, device=k.device)
+    # no step has the number of the padding, but the padding itself, which so attends to something
+    documents = functional.pad(documents, ends, value=-2)
+    same = documents[:, block:].unflatten(1, (blocks, block))[..., None] == pairs(documents)[:, :, None]
+    ages = torch.arange(block, 2 * block, device=k.device)[:, None] - torch.arange(2 * block, device=k.device)
+    visible = (same & (ages >= 0) & (ages < window)).expand(batch, -1, -1, -1)
+    queries, keys, values, visible = (x.flatten(0, 1) for x in (queries, keys, values, visible))
+    y = _attend(queries, keys, values, scale, dropout, visible=visible)
+    return y.unflatten(0, (batch, blocks)).flatten(1, 2)[:, :time]
+
+
+def _documents(past: AttentionCache, reset: Tensor | None, time: int) -> Tensor | None:
+    """Numbers of the documents of cached and new steps (b, s + t), -1 where dead; None where all is one."""
+    if past.alive is None and reset is None:
+        return None
+    old = alive_in(past).long() - 1
+    new = old.new_zeros(len(old), time) if reset is None else reset.cumsum(1)
+    return torch.cat([old, new], dim=1)
+
+
+def _visible(
+    q: Tensor, steps: int, documents: Tensor | None, window: int | None, *, is_causal: bool
+) -> Tensor:
+    """Which of `steps` cached and t new steps each new one sees, (b or 1, t, s + t)."""
+    time = q.shape[1]
+    now = torch.arange(steps, steps + time, device=q.device)
+    ages = now[:, None] - torch.arange(steps + time, device=q.device)
+    visible = ages >= 0 if is_causal else torch.ones_like(ages, dtype=torch.bool)
+    if window is not None:
+        visible = visible & (ages.abs() < window)
+    if documents is None:
+        return visible[None]
+    return visible & (documents[:, steps:, None] == documents[:, None])

@@ -1,0 +1,78 @@
+"""Softmax attention as a plain loop over time, one query after the other: the oracle."""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from linrec.ops.attention.cache import AttentionCache, canonical, newest
+from linrec.ops.attention.reference import attention_reference
+from linrec.ops.gate_loop.inputs import accumulation, widened
+
+
+def causal_reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cache: AttentionCache,
+    reset: Tensor | None,
+    scale: float,
+    window: int | None,
+    dropout: float,
+) -> tuple[Tensor, AttentionCache]:
+    """y_n = sum_{n-window<m<=n} softmax_m(scale q_n . k_m) v_m, from a cache that is cut after each step.
+
+    Args and returns as in `softmax.causal`.
+    """
+    kept = None if window is None else window - 1
+    past = canonical(cache, q, k, v, accumulation(q.dtype))
+    wide_q, wide_k, wide_v = widened(q, k, v)
+    outputs = []
+    for n in range(q.shape[1]):
+        now = slice(n, n + 1)
+        hides = None if reset is None else reset[:, now]
+        y, past = attention_reference(
+            wide_q[:, now],
+            wide_k[:, now],
+            wide_v[:, now],
+            None,
+            None,
+            newest(past, kept),
+            hides,
+            scale,
+            dropout,
+        )
+        outputs.append(y)
+    last = canonical(newest(past, kept), q, k, v, k.dtype)
+    if reset is None and cache.alive is None:
+        last = last._replace(alive=None)
+    return torch.cat(outputs, dim=1).to(v.dtype), last
+
+
+def bidirectional_reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    reset: Tensor | None,
+    scale: float,
+    window: int | None,
+    dropout: float,
+) -> Tensor:
+    """y_n = sum_m softmax_m(scale q_n . k_m) v_m over the steps of n's document less than `window` away.
+
+    Args and returns as in `softmax.bidirectional`.
+    """
+    b, time = q.shape[:2]
+    wide_q, wide_k, wide_v = widened(q, k, v)
+    reach = time if window is None else window
+    outputs = []
+    for n in range(time):
+        visible = torch.zeros(b, time, dtype=torch.bool, device=q.device)
+        for m in range(max(0, n - reach + 1), min(time, n + reach)):
+            first, last = min(n, m), max(n, m)
+            visible[:, m] = True if reset is None else ~reset[:, first + 1 : last + 1].any(1)
+        scores = scale * torch.sum(wide_q[:, n : n + 1] * wide_k, dim=-1)
+        shares = torch.softmax(scores.masked_fill(~visible[..., None], -math.inf), dim=1)
+        outputs.append(torch.sum(functional.dropout(shares, dropout)[..., None] * wide_v, dim=1))
+    return torch.stack(outputs, dim=1).to(v.dtype)

@@ -1,0 +1,101 @@
+"""A text that is tokenised once: later calls find its shards by a hash of all that they depend on."""
+
+import hashlib
+import json
+import os
+from itertools import chain
+from pathlib import Path
+
+from linrec.text.errors import DataError
+from linrec.text.load import load_tokenizer
+from linrec.text.progress import ReadingDisplay
+from linrec.text.shards import VERSION, Shards, write_shards
+from linrec.text.texts import Texts, documents_of, parts_of
+from linrec.text.tokenizer import CharacterTokenizer, Tokenizer
+
+__all__ = ["default_cache", "tokenised"]
+
+
+def default_cache() -> Path:
+    """Return the folder for shards where none is given: `linrec` in the user's folder for caches.
+
+    That is $XDG_CACHE_HOME/linrec, or ~/.cache/linrec where the variable is not set.
+    """
+    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (named if named.is_absolute() else Path.home() / ".cache") / "linrec"
+
+
+def tokenised(
+    texts: Texts,
+    tokenizer: str,
+    *,
+    documents: bool,
+    shares: dict[str, float],
+    cache: Path | None = None,
+    display: ReadingDisplay | None = None,
+) -> Shards:
+    """Return the tokens of a text: those that were made before, or new ones.
+
+    Args:
+        texts: the text.
+        tokenizer: what `load_tokenizer` takes, or "characters": those of the training text.
+        documents: whether documents are told apart; if not, all text of a split is one stream.
+        shares: of the splits that are cut from the training text where the text does not come with them.
+        cache: where shards are kept; None is `default_cache()`.
+        display: shows progress; None does so on standard error.
+
+    Returns:
+        The shards. Each training text, tokenizer and set of options has a folder of its own in the cache.
+
+    Raises:
+        DataError: the tokenizer cannot be loaded or does not know a character, the text is empty, cannot be
+            read or not be cut, or the shards cannot be written or read.
+
+    Example:
+        >>> import tempfile
+        >>> from linrec.text import TextFiles
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> _ = (folder / "rose.txt").write_text("a rose is a rose is a rose")
+        >>> text = TextFiles(folder / "rose.txt")
+        >>> shards = tokenised(text, "bytes", documents=False, shares={"test": 0.25}, cache=folder)
+        >>> shards.tokenizer.decode(shards.tokens("test")), shards.counts("train").words
+        (' a rose', 6)
+    """
+    loaded = None if tokenizer == CharacterTokenizer.name else load_tokenizer(tokenizer)
+    depends_on = {
+        "version": VERSION,
+        "texts": texts.identity(),
+        "tokenizer": tokenizer if loaded is None else loaded.fingerprint,
+        "documents": documents,
+        "shares": shares,
+    }
+    key = hashlib.sha256(json.dumps(depends_on, sort_keys=True).encode()).hexdigest()[:24]
+    folder = (default_cache() if cache is None else cache.expanduser()) / key
+    if not folder.is_dir():
+        _write(folder, texts, loaded, documents, shares, display or ReadingDisplay())
+    return Shards(folder)
+
+
+def _write(
+    folder: Path,
+    texts: Texts,
+    tokenizer: Tokenizer | None,
+    documents: bool,
+    shares: dict[str, float],
+    display: ReadingDisplay,
+) -> None:
+    size = texts.size("train")
+    with display.reading("measuring the text", size) as advance:
+        parts = parts_of(texts, documents=documents, shares=shares, advance=advance)
+    if tokenizer is None:
+        with display.reading("collecting characters", size) as advance:
+            of_training = documents_of(texts, parts["train"], documents=documents, advance=advance)
+            tokenizer = CharacterTokenizer.of(chain.from_iterable(of_training))
+    with write_shards(folder, tokenizer) as writer:
+        for split, part in parts.items():
+            with display.reading(f"tokenising {split}", texts.size(part.split)) as advance:
+                found = documents_of(texts, part, documents=documents, advance=advance)
+                counts = writer.write(split, found, mark=documents)
+            if split == "train" and not counts.characters:
+                raise DataError("the training text is empty. Pass text that has characters.")
+    display.say(f"tokens are in {folder}")

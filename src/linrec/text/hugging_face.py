@@ -1,0 +1,121 @@
+"""Tokenizers of Hugging Face: any `tokenizer.json`, and any name that `transformers` knows."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from linrec.text.errors import DataError, one_line, require
+from linrec.text.tokenizer import FILE, Tokenizer
+
+__all__ = ["HuggingFaceTokenizer"]
+
+# beside `tokenizer.json`, where Hugging Face too says which token ends a text
+CONFIG_FILE = "tokenizer_config.json"
+# how that token is usually spelt, for a file that comes without one that says so
+USUAL_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
+
+
+class HuggingFaceTokenizer(Tokenizer):
+    """A tokenizer of the package `tokenizers`.
+
+    No tokens are put around a text, and none is cut off. Special tokens that are spelt out in a text, such as
+    "<|endoftext|>", are taken as such; all of them stand for no text when decoding.
+
+    Args:
+        backend: a `tokenizers.Tokenizer`; its settings for truncation and padding are taken back.
+        name: what users call it.
+        end: how the token that ends a document is spelt; None takes a usual one if there is one.
+
+    Raises:
+        DataError: the vocabulary is empty.
+    """
+
+    def __init__(self, backend: Any, *, name: str, end: str | None = None) -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        self.backend = backend
+        self.name = name
+        # numbers may have gaps, so that counting tokens would not do
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        if not vocabulary:
+            raise DataError(f"the tokenizer {name!r} has no tokens. Train it before saving it.")
+        self.vocab_size = max(vocabulary.values()) + 1
+        ends = USUAL_ENDS if end is None else (end,)
+        self._end = next((token for token in ends if token in vocabulary), None)
+        self.end_of_document = None if self._end is None else vocabulary[self._end]
+
+    @classmethod
+    def from_file(cls, path: Path, *, name: str | None = None) -> "HuggingFaceTokenizer":
+        """Read a `tokenizer.json`, and the `tokenizer_config.json` beside it where there is one.
+
+        Args:
+            path: the file.
+            name: what users call it; None takes what the files say, or else the path.
+
+        Raises:
+            DataError: the package `tokenizers` is missing, or the file is no tokenizer.
+        """
+        tokenizers = require("tokenizers", f"the tokenizer {path}")
+        beside = path.parent / CONFIG_FILE
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(path))
+            about = json.loads(beside.read_text(encoding="utf-8")) if beside.is_file() else {}
+        # the package raises bare exceptions
+        except Exception as error:
+            raise DataError(f"{path} is no tokenizer that can be read: {one_line(error)}.") from error
+        end = about.get("eos_token")
+        spelt = end.get("content") if isinstance(end, dict) else end
+        return cls(backend, name=name or about.get("name_or_path") or str(path), end=spelt)
+
+    @classmethod
+    def from_pretrained(cls, name: str) -> "HuggingFaceTokenizer":
+        """Load a tokenizer by its name on the Hugging Face hub, or from a folder without `tokenizer.json`.
+
+        Raises:
+            DataError: the package `transformers` is missing, there is no such tokenizer, the hub cannot be
+                reached, or the tokenizer has no fast version.
+        """
+        transformers = require("transformers", f"the tokenizer {name!r}, one of Hugging Face's,")
+        try:
+            loaded = transformers.AutoTokenizer.from_pretrained(name, use_fast=True)
+        # the package raises many kinds of errors, all for the same few reasons
+        except Exception as error:
+            raise DataError(
+                f"the tokenizer {name!r} cannot be loaded: {one_line(error)}. Check the name and the "
+                "network, or pass the path of a tokenizer.json. Built in are 'bytes' and 'characters'."
+            ) from error
+        if not loaded.is_fast:
+            raise DataError(
+                f"the tokenizer {name!r} has no fast version, so no tokenizer.json. Pass another one."
+            )
+        return cls(loaded.backend_tokenizer, name=name, end=loaded.eos_token)
+
+    def encode(self, text: str) -> NDArray[np.unsignedinteger]:
+        """Return the tokens of a text, uint32."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.unsignedinteger]]:
+        """Return the tokens of several texts, uint32, on all processor cores."""
+        try:
+            encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        # the package raises bare exceptions
+        except Exception as error:
+            raise DataError(f"the tokenizer {self.name!r} cannot encode: {one_line(error)}.") from error
+        return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
+
+    def save(self, folder: Path) -> None:
+        """Write `tokenizer.json` and `tokenizer_config.json`, which Hugging Face's packages read too."""
+        (folder / FILE).write_text(self.backend.to_str(), encoding="utf-8")
+        about = {"name_or_path": self.name, "eos_token": self._end}
+        (folder / CONFIG_FILE).write_text(json.dumps(about), encoding="utf-8")
+
+    def _decode(self, ids: list[int]) -> str:
+        decoded: str = self.backend.decode(ids, skip_special_tokens=True)
+        return decoded
+
+    def _definition(self) -> dict[str, object]:
+        return {"tokenizer": json.loads(self.backend.to_str()), "end_of_document": self.end_of_document}

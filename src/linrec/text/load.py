@@ -1,0 +1,85 @@
+"""Tokenizers by name, by path, and from the folders that they were saved into."""
+
+import json
+import os
+from pathlib import Path
+
+from linrec.text.errors import DataError
+from linrec.text.hugging_face import HuggingFaceTokenizer
+from linrec.text.tokenizer import FILE, ByteTokenizer, CharacterTokenizer, Tokenizer
+
+__all__ = ["load_tokenizer", "read_tokenizer"]
+
+
+def load_tokenizer(name_or_path: str | os.PathLike[str]) -> Tokenizer:
+    """Return a tokenizer by name or path.
+
+    Args:
+        name_or_path: "bytes"; the path of a `tokenizer.json`, or of a folder with one, such as a run folder;
+            or else a name of Hugging Face, such as "gpt2".
+
+    Returns:
+        The tokenizer.
+
+    Raises:
+        DataError: there is no such tokenizer, it cannot be loaded, or a package that it needs is missing.
+
+    Example:
+        >>> load_tokenizer("bytes").vocab_size
+        257
+    """
+    name = os.fspath(name_or_path)
+    if name == ByteTokenizer.name:
+        return ByteTokenizer()
+    if name == CharacterTokenizer.name:
+        raise DataError(
+            "the tokenizer 'characters' is made of the characters of a training text. Train with it, and "
+            "pass the run folder where it is needed again."
+        )
+    path = Path(name).expanduser()
+    if path.is_dir() and (path / FILE).is_file():
+        return read_tokenizer(path)
+    if path.is_file():
+        return _read(path)
+    if (path.suffix == ".json" or path.is_absolute() or name.startswith(".")) and not path.exists():
+        raise DataError(f"there is no tokenizer {name}: no such file or folder.")
+    return HuggingFaceTokenizer.from_pretrained(str(path) if path.is_dir() else name)
+
+
+def read_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
+    """Return the tokenizer that `Tokenizer.save` wrote into a folder.
+
+    Args:
+        folder: the folder, such as a run folder.
+
+    Returns:
+        A tokenizer with the same fingerprint.
+
+    Raises:
+        DataError: the folder has no `tokenizer.json`, or one that cannot be read.
+
+    Example:
+        >>> import tempfile
+        >>> from linrec.text import CharacterTokenizer
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     CharacterTokenizer("abc").save(Path(folder))
+        ...     read_tokenizer(folder).decode([2, 0, 1])
+        'cab'
+    """
+    path = Path(folder) / FILE
+    if not path.is_file():
+        raise DataError(f"there is no tokenizer in {folder}: it has no {FILE}.")
+    return _read(path)
+
+
+def _read(path: Path) -> Tokenizer:
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} is no tokenizer that can be read: {error}.") from error
+    kind = stored.get("kind") if isinstance(stored, dict) else None
+    if kind == ByteTokenizer.kind:
+        return ByteTokenizer()
+    if kind == CharacterTokenizer.kind:
+        return CharacterTokenizer(stored["characters"])
+    return HuggingFaceTokenizer.from_file(path)

@@ -1,0 +1,225 @@
+"""Tokenizers: text to token numbers and back. What all offer, and the two that need no other package."""
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from linrec.text.errors import DataError
+
+__all__ = ["ByteTokenizer", "CharacterTokenizer", "StreamDecoder", "Tokenizer"]
+
+FILE = "tokenizer.json"
+REPLACEMENT = "\ufffd"
+# tokens that a stream may hold back, many more than the bytes of a character
+HELD = 64
+
+
+class Tokenizer(ABC):
+    """Text to token numbers and back.
+
+        decode(encode(text)) = text
+
+    Attributes:
+        name: what users call it: "bytes", "characters", "gpt2", a path.
+        vocab_size: number of tokens; all are in 0 .. vocab_size - 1.
+        end_of_document: the token that follows a document; None where the tokenizer has none. It stands for
+            no text.
+    """
+
+    name: str
+    vocab_size: int
+    end_of_document: int | None
+
+    @abstractmethod
+    def encode(self, text: str) -> NDArray[np.unsignedinteger]:
+        """Return the tokens of a text, shape (n), uint16 or uint32; nothing is put around them.
+
+        Raises:
+            DataError: the text has a character that the tokenizer does not know.
+        """
+
+    def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.unsignedinteger]]:
+        """Return the tokens of several texts, which may be faster than one at a time."""
+        return [self.encode(text) for text in texts]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of tokens; bytes that are no UTF-8 become U+FFFD.
+
+        Raises:
+            ValueError: a token is not in 0 .. vocab_size - 1.
+        """
+        listed = [int(token) for token in ids]
+        for token in listed:
+            if not 0 <= token < self.vocab_size:
+                raise ValueError(
+                    f"`ids` of the tokenizer {self.name!r} must be in 0 .. {self.vocab_size - 1}; "
+                    f"got {token}."
+                )
+        return self._decode(listed)
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of everything that defines which tokens a text becomes: 16 hexadecimal digits."""
+        defined = json.dumps(self._definition(), sort_keys=True)
+        return hashlib.sha256(defined.encode()).hexdigest()[:16]
+
+    def save(self, folder: Path) -> None:
+        """Write `tokenizer.json` into a folder; `read_tokenizer` reads it."""
+        (folder / FILE).write_text(json.dumps(self._definition()), encoding="utf-8")
+
+    @abstractmethod
+    def _definition(self) -> dict[str, object]:
+        """What defines the tokenizer, as JSON holds it."""
+
+    @abstractmethod
+    def _decode(self, ids: list[int]) -> str:
+        """Decode tokens that are all in the vocabulary."""
+
+
+class ByteTokenizer(Tokenizer):
+    """The bytes of UTF-8, 0 to 255, and a token 256 for the end of a document.
+
+    Example:
+        >>> tokenizer = ByteTokenizer()
+        >>> tokenizer.encode("né").tolist(), tokenizer.decode([110, 195, 169, 256])
+        ([110, 195, 169], 'né')
+    """
+
+    name = "bytes"
+    vocab_size = 257
+    end_of_document = 256
+    kind: ClassVar[str] = "bytes"
+
+    def encode(self, text: str) -> NDArray[np.unsignedinteger]:
+        """Return the bytes of the text, uint16."""
+        try:
+            encoded = text.encode()
+        except UnicodeEncodeError as error:
+            raise DataError(
+                f"the text has no UTF-8 bytes: {error.reason} at character {error.start}."
+            ) from error
+        return np.frombuffer(encoded, dtype=np.uint8).astype(np.uint16)
+
+    def _decode(self, ids: list[int]) -> str:
+        return bytes(token for token in ids if token != self.end_of_document).decode(errors="replace")
+
+    def _definition(self) -> dict[str, object]:
+        return {"kind": self.kind}
+
+
+class CharacterTokenizer(Tokenizer):
+    """The distinct characters of some text, in the order of their code points. There is no end of document.
+
+    Args:
+        characters: the characters, distinct and sorted.
+
+    Raises:
+        DataError: there is none, or they are not distinct and sorted.
+
+    Source: the character-level Shakespeare of nanoGPT, whose vocabulary is made this way.
+
+    Example:
+        >>> tokenizer = CharacterTokenizer.of(["to be, ", "or not to be"])
+        >>> tokenizer.vocab_size, tokenizer.encode("bento").tolist(), tokenizer.decode([4, 7])
+        (8, [2, 3, 4, 7, 5], 'nt')
+    """
+
+    name = "characters"
+    end_of_document = None
+    kind: ClassVar[str] = "characters"
+
+    def __init__(self, characters: str) -> None:
+        if not characters:
+            raise DataError("the tokenizer 'characters' needs text to take its characters from; got none.")
+        if list(characters) != sorted(set(characters)):
+            raise DataError(
+                "`characters` must be distinct and sorted; CharacterTokenizer.of(texts) makes them so."
+            )
+        self.characters = characters
+        self.vocab_size = len(characters)
+        # a table over code points: one look-up per character
+        code_points = np.array([ord(character) for character in characters])
+        self._table = np.full(code_points[-1] + 1, self.vocab_size, dtype=np.uint32)
+        self._table[code_points] = np.arange(self.vocab_size)
+
+    @classmethod
+    def of(cls, texts: Iterable[str]) -> "CharacterTokenizer":
+        """Make the tokenizer of the characters that some texts have."""
+        found: set[str] = set()
+        for text in texts:
+            found.update(text)
+        return cls("".join(sorted(found)))
+
+    def encode(self, text: str) -> NDArray[np.unsignedinteger]:
+        """Return the numbers of the characters, uint32."""
+        code_points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
+        ids = self._table[np.minimum(code_points, len(self._table) - 1)]
+        unknown = (ids == self.vocab_size) | (code_points >= len(self._table))
+        if unknown.any():
+            character = text[int(unknown.argmax())]
+            raise DataError(
+                f"the character {character!r} (U+{ord(character):04X}) is none of the {self.vocab_size} of "
+                "the tokenizer 'characters', which are those of its training text. Leave it out, or train "
+                "with the tokenizer 'bytes', which knows all."
+            )
+        return ids
+
+    def _decode(self, ids: list[int]) -> str:
+        return "".join(self.characters[token] for token in ids)
+
+    def _definition(self) -> dict[str, object]:
+        return {"kind": self.kind, "characters": self.characters}
+
+
+class StreamDecoder:
+    """Decodes tokens one by one, as they are generated: the pieces together are the text of all.
+
+    A character whose bytes are spread over several tokens comes with the last of them.
+
+    Args:
+        tokenizer: whose tokens they are.
+
+    Example:
+        >>> stream = StreamDecoder(ByteTokenizer())
+        >>> [stream.feed(token) for token in "né".encode()], stream.finish()
+        (['n', '', 'é'], '')
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        # tokens whose text is out already: what follows may be written differently after them than alone
+        self._before: list[int] = []
+        self._held: list[int] = []
+        self._shown = 0
+
+    def feed(self, token: int) -> str:
+        """Take the next token; return the text that is complete with it, often empty.
+
+        Raises:
+            ValueError: the token is not in 0 .. vocab_size - 1.
+        """
+        text = self._tokenizer.decode([*self._before, *self._held, token])
+        self._held.append(token)
+        complete = text.rstrip(REPLACEMENT)
+        if complete == text or len(self._held) > HELD:
+            return self._release(text)
+        piece = complete[self._shown :]
+        self._shown += len(piece)
+        return piece
+
+    def finish(self) -> str:
+        """Return what is held back: bytes that never became a character, as U+FFFD."""
+        return self._release(self._tokenizer.decode([*self._before, *self._held]))
+
+    def _release(self, text: str) -> str:
+        piece = text[self._shown :]
+        if self._held:
+            self._before, self._held = self._held, []
+            self._shown = len(self._tokenizer.decode(self._before))
+        return piece

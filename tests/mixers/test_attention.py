@@ -1,0 +1,203 @@
+import numpy as np
+import pytest
+import torch
+
+from linrec.mixers import build
+from linrec.mixers.attention import Attention, AttentionState
+from linrec.ops import AttentionCache
+from linrec.testing import (
+    assert_agree,
+    check_batch_independence,
+    check_compile,
+    check_empty,
+    check_layout,
+    generator,
+)
+
+D = 12
+
+
+def make(d_model: int = D, **arguments) -> Attention:
+    torch.manual_seed(0)
+    mixer = build("attention", d_model, **arguments)
+    assert isinstance(mixer, Attention)
+    return mixer.double()
+
+
+def inputs(time: int = 7, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return torch.randn(2, time, D, generator=generator(), dtype=torch.float64).to(dtype)
+
+
+def written_out(mixer, x, *, base=10_000.0, visible=None, first=0):
+    """The file's equations head by head, with positions as complex numbers; `visible` is (t, t)."""
+    time, d = x.shape[1], mixer.d_head
+    visible = np.tri(time, dtype=bool) if visible is None else visible
+    theta = base ** (-np.arange(0, d, 2) / d)
+    turns = np.exp(1j * np.arange(first, first + time)[:, None] * theta)
+    weights = [linear.weight.detach().numpy().T for linear in (mixer.q, mixer.k, mixer.v, mixer.out)]
+    outputs = []
+    for row in x.detach().numpy():
+        heads = []
+        for h in range(mixer.n_heads):
+            q, k, v = (row @ weight[:, h * d : (h + 1) * d] for weight in weights[:3])
+            q, k = ((z[:, 0::2] + 1j * z[:, 1::2]) * turns for z in (q, k))
+            scores = np.where(visible, (q @ k.conj().T).real / np.sqrt(d), -np.inf)
+            shares = np.exp(scores - scores.max(1, keepdims=True))
+            heads.append(shares / shares.sum(1, keepdims=True) @ v)
+        outputs.append(np.concatenate(heads, 1) @ weights[3])
+    return torch.from_numpy(np.stack(outputs))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "base"), [({}, 1e4), ({"n_heads": 3}, 1e4), ({"d_head": 2, "rotary_base": 50.0}, 50.0)]
+)
+def test_the_layer_is_its_equations(arguments, base):
+    mixer, x = make(**arguments), inputs()
+    assert_agree(mixer(x)[0], written_out(mixer, x, base=base))
+
+
+def test_a_window_hides_what_is_older():
+    mixer, x = make(window=3), inputs()
+    visible = np.tri(7, dtype=bool) & ~np.tri(7, k=-3, dtype=bool)
+    assert_agree(mixer(x)[0], written_out(mixer, x, visible=visible))
+
+
+def test_without_positions_the_order_of_past_steps_does_not_matter():
+    mixer, x = make(positions="none"), inputs()
+    shuffled = torch.cat([x[:, :6].flip(1), x[:, 6:]], 1)
+    assert_agree(mixer(shuffled)[0][:, -1], mixer(x)[0][:, -1])
+    rotary = make()
+    assert (rotary(shuffled)[0] - rotary(x)[0])[:, -1].abs().max() > 1e-3
+
+
+def test_outputs_do_not_depend_on_where_a_sequence_starts():
+    mixer, x = make(n_heads=2), inputs()
+    expected, _ = mixer(x)
+    start = mixer.init_state(2)
+    for seen in (5, 1_000_000):
+        y, state = mixer(x, start._replace(position=torch.tensor([seen, 3 * seen])))
+        assert_agree(y, expected, dtype=torch.float32)
+        assert state.position.tolist() == [seen + 7, 3 * seen + 7]
+
+
+def test_positions_count_on_over_resets_and_pieces():
+    mixer, x = make(), inputs()
+    reset = torch.zeros(2, 7, dtype=torch.bool)
+    reset[:, 3] = True
+    y, state = mixer(x[:, :5], reset=reset[:, :5])
+    z, state = mixer(x[:, 5:], state)
+    documents = np.array([0, 0, 0, 1, 1, 1, 1])
+    visible = np.tri(7, dtype=bool) & (documents[:, None] == documents)
+    assert_agree(torch.cat([y, z], 1), written_out(mixer, x, visible=visible, first=100))
+    assert state.position.tolist() == [7, 7]
+
+
+def test_encoders_see_both_sides_of_their_document():
+    mixer, x = make(n_heads=2, causal=False), inputs()
+    everything = np.ones((7, 7), dtype=bool)
+    y, state = mixer(x)
+    assert_agree(y, written_out(mixer, x, visible=everything))
+    assert (state, mixer.init_state(2), mixer.state_size) == (None, None, 0)
+    reset = torch.zeros(2, 7, dtype=torch.bool)
+    reset[:, 3] = True
+    y, _ = mixer(x, reset=reset)
+    assert_agree(y, torch.cat([mixer(x[:, :3])[0], mixer(x[:, 3:])[0]], 1))
+
+
+def test_the_laws_that_hold_for_encoders():
+    mixer, x = make(n_heads=2, causal=False), inputs()
+    check_batch_independence(mixer, x)
+    check_empty(mixer, x)
+    check_layout(mixer, x)
+    check_compile(mixer, x, compiler="aot_eager")
+
+
+def test_dropout_is_of_shares_and_in_training_alone():
+    mixer, x = make(dropout=0.5), inputs(time=1)
+    shown, _ = mixer.eval()(x)
+    assert_agree(shown, mixer.out(mixer.v(x)))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        trained, _ = mixer.train()(x.repeat(100, 1, 1))
+    # a single step has one share, which is dropped or doubled
+    dropped = (trained == 0).all(-1)
+    assert_agree(trained[~dropped], 2 * shown.repeat(100, 1, 1)[~dropped])
+    assert 60 < int(dropped.sum()) < 140
+
+
+def test_default_heads_have_at_least_64_channels():
+    widths = {4: 1, 64: 1, 100: 1, 128: 2, 192: 3, 384: 6, 624: 8, 768: 12, 1000: 10}
+    assert {d: build("attention", d).n_heads for d in widths} == widths
+    assert (make(n_heads=3).d_head, make(n_heads=5, d_head=2).d_head) == (4, 2)
+
+
+def test_parameter_count():
+    assert sum(p.numel() for p in make(384).parameters()) == 4 * 384**2
+    assert sum(p.numel() for p in make(n_heads=5, d_head=2, bias=True).parameters()) == 3 * 130 + 132
+
+
+def test_the_cache_grows_by_what_state_size_says_up_to_the_window():
+    for window in (None, 4):
+        mixer, sizes = make(n_heads=2, window=window), []
+        for time in (0, 1, 2, 7):
+            _, state = mixer(inputs(time), mixer.init_state(2))
+            sizes.append(sum(tensor.numel() for tensor in state.cache if tensor is not None))
+        kept = [min(time, 3) if window else time for time in (0, 1, 2, 7)]
+        assert sizes == [2 * steps * mixer.state_size for steps in kept]
+
+
+def test_under_autocast_the_cache_is_as_narrow_as_the_keys():
+    mixer, x = make().float(), inputs(dtype=torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        _, state = mixer(x, mixer.init_state(2))
+    assert (state.cache.k.dtype, state.cache.v.dtype) == (torch.bfloat16,) * 2
+    assert mixer(x)[1].cache.k.dtype == torch.float32
+
+
+X, POSITION = torch.zeros(2, 3, 12), torch.zeros(2, dtype=torch.int64)
+CACHE = AttentionCache(*[torch.zeros(2, 1, 1, 12)] * 2, None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("state", "error", "words"),
+    [
+        (X, TypeError, "`state` must be an AttentionState or None; got Tensor"),
+        (CACHE, TypeError, "`state` must be an AttentionState or None; got AttentionCache"),
+        (
+            AttentionState(CACHE, POSITION[:1]),
+            ValueError,
+            r"`state.position` must have shape \(b,\) = \(2,\)",
+        ),
+        (
+            AttentionState(CACHE._replace(k=CACHE.k[..., :4]), POSITION),
+            ValueError,
+            r"`state.k` must have shape \(2, 1, 1, 12\) to fit .*; got \(2, 1, 1, 4\)",
+        ),
+    ],
+)
+def test_states_of_others_are_refused(state, error, words):
+    with pytest.raises(error, match=words):
+        make().float()(X, state)
+
+
+def test_encoders_refuse_states():
+    with pytest.raises(ValueError, match="`state` must be None with `causal=False`"):
+        make(causal=False).float()(X, AttentionState(CACHE, POSITION))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"n_heads": 5}, "`d_model` must be a positive multiple of `n_heads` = 5; got 12"),
+        ({"n_heads": 0}, "`n_heads` = 0; got 12"),
+        ({"d_head": 0}, "`n_heads` and `d_head` must be at least 1; got 1 and 0"),
+        ({"n_heads": 4}, "`d_head` must be a positive even number for rotary positions; got 3"),
+        ({"positions": "rotry"}, "there is no `positions` 'rotry'; did you mean 'rotary'"),
+        ({"rotary_base": 0.0}, "`base` of rotary positions must be positive; got 0"),
+        ({"window": 0}, "`window` must be at least 1"),
+        ({"dropout": 1.0}, r"`dropout` must be in \[0, 1\)"),
+    ],
+)
+def test_argument_errors(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        make(**arguments)

@@ -1,0 +1,88 @@
+import numpy as np
+import pytest
+import torch
+
+from linrec.nn import Rotary
+from linrec.testing import assert_agree, generator
+
+
+def vectors(*shape, dtype=torch.float64):
+    return torch.randn(shape, generator=generator(len(shape)), dtype=torch.float64).to(dtype)
+
+
+@pytest.mark.parametrize(("d_head", "base"), [(2, 10_000.0), (6, 10_000.0), (8, 100.0)])
+def test_rotary_is_a_complex_product(d_head, base):
+    x = vectors(2, 5, 3, d_head)
+    positions = torch.tensor([[0, 1, 2, 3, 4], [7, 7, 2, 1000, 5]])
+    theta = base ** (-np.arange(0, d_head, 2) / d_head)
+    turns = np.exp(1j * positions.numpy()[:, :, None, None] * theta)
+    expected = (x.numpy()[..., 0::2] + 1j * x.numpy()[..., 1::2]) * turns
+    turned, again = Rotary(d_head, base=base)(positions, x, 2 * x)
+    np.testing.assert_allclose(turned[..., 0::2], expected.real, atol=1e-12)
+    np.testing.assert_allclose(turned[..., 1::2], expected.imag, atol=1e-12)
+    assert_agree(again, 2 * turned)
+
+
+def test_compiled_rotary_is_the_same_function():
+    rotary, x = Rotary(6), vectors(2, 5, 3, 6, dtype=torch.bfloat16)
+    positions = torch.arange(5)[None]
+    compiled = torch.compile(rotary, fullgraph=True, backend="eager")
+    assert_agree(compiled(positions, x.float()), rotary(positions, x.float()))
+    assert_agree(compiled(positions, x), rotary(positions, x))
+
+
+def test_memory_of_any_layout():
+    rotary, x = Rotary(6), vectors(2, 5, 3, 7)
+    positions = torch.arange(5)[None]
+    for strided in (x[..., 1:], x[..., :6], x.transpose(0, 1).contiguous().transpose(0, 1)[..., 1:]):
+        assert_agree(rotary(positions, strided), rotary(positions, strided.contiguous()))
+
+
+def test_products_depend_on_the_difference_of_positions():
+    rotary, (q, k) = Rotary(8), vectors(2, 1, 6, 2, 8)
+
+    def scores(first: int) -> torch.Tensor:
+        turned_q, turned_k = rotary(torch.arange(first, first + 6)[None], q, k)
+        return torch.einsum("bnhc,bmhc->bhnm", turned_q, turned_k)
+
+    near = scores(0)
+    assert_agree(scores(123_456_789), near, dtype=torch.float32)
+    assert_agree(scores(1000), near)
+    # and they do depend on it
+    assert (near - torch.einsum("bnhc,bmhc->bhnm", q, k)).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_angles_keep_their_digits_at_long_positions(dtype):
+    x = vectors(1, 4, 1, 8, dtype=dtype)
+    positions = torch.tensor([[0, 1_000_000, 16_777_217, 2**40]])
+    (turned,) = Rotary(8)(positions, x)
+    (expected,) = Rotary(8)(positions, x.double())
+    assert turned.dtype == dtype
+    # a rounding of the result, and of what it is rounded from
+    torch.testing.assert_close(turned.double(), expected, rtol=torch.finfo(dtype).eps, atol=1e-6)
+
+
+def test_gradients_turn_back():
+    rotary, positions = Rotary(4), torch.tensor([[3, 50]])
+    x = vectors(1, 2, 1, 4).requires_grad_()
+    y = vectors(2, 1, 1, 4).transpose(0, 1)
+    (turned,) = rotary(positions, x)
+    (gradient,) = torch.autograd.grad(turned, x, y)
+    assert_agree(rotary(positions, gradient)[0], y)
+
+
+def test_a_length_of_zero():
+    (turned,) = Rotary(4)(torch.zeros(1, 0, dtype=torch.int64), torch.zeros(2, 0, 3, 4))
+    assert turned.shape == (2, 0, 3, 4)
+
+
+@pytest.mark.parametrize("d_head", [0, 5])
+def test_pairs_need_an_even_width(d_head):
+    with pytest.raises(ValueError, match=f"`d_head` must be a positive even number .* got {d_head}"):
+        Rotary(d_head)
+
+
+def test_the_base_is_positive():
+    with pytest.raises(ValueError, match="`base` of rotary positions must be positive; got 0"):
+        Rotary(4, base=0)

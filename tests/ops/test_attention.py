@@ -1,0 +1,306 @@
+"""softmax_attention against a softmax written out in float64; test_laws.py has the laws."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from linrec.ops import AttentionCache, gate_loop_attention, softmax_attention
+from linrec.ops.attention import PAIRS
+from linrec.testing import assert_agree, check_operator, check_stability, generator, map_tree, reset_mask
+
+every_pair = pytest.mark.parametrize(("mode", "backend"), PAIRS)
+REFERENCE = {"mode": "recurrent", "backend": "reference"}
+
+
+def make(batch, time, heads=2, d_key=3, d_value=4, *, dtype=torch.float64, seed=0):
+    random = generator(seed)
+    widths = {"q": d_key, "k": d_key, "v": d_value}
+    shapes = {name: (batch, time, heads, width) for name, width in widths.items()}
+    return {
+        name: torch.randn(shape, generator=random, dtype=torch.float64).to(dtype)
+        for name, shape in shapes.items()
+    }
+
+
+def cut(inputs, begin, end):
+    return map_tree(lambda tensor: tensor[:, begin:end], inputs)
+
+
+def written_out(q, k, v, *, reset=None, scale=None, window=None, causal=True):
+    """One softmax per row and step, over the steps that it sees, found one by one."""
+    q, k, v = (x.double().numpy() for x in (q, k, v))
+    batch, time, _, d_key = q.shape
+    scale = d_key**-0.5 if scale is None else scale
+    y = np.zeros(v.shape)
+    for b, n in itertools.product(range(batch), range(time)):
+
+        def seen(m, b=b, n=n):
+            between = slice(min(m, n) + 1, max(m, n) + 1)
+            near = window is None or abs(n - m) < window
+            apart = reset is not None and bool(reset[b, between].any())
+            return (m <= n or not causal) and near and not apart
+
+        steps = [m for m in range(time) if seen(m)]
+        scores = scale * np.einsum("hc,mhc->mh", q[b, n], k[b, steps])
+        weights = np.exp(scores - scores.max(0))
+        y[b, n] = np.einsum("mh,mhd->hd", weights / weights.sum(0), v[b, steps])
+    return torch.from_numpy(y)
+
+
+@every_pair
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("window", [None, 1, 4, 11])
+def test_it_is_the_softmax_written_out(mode, backend, causal, window):
+    inputs = make(2, 11)
+    for reset, scale in itertools.product((None, reset_mask(2, 11, rate=0.2)), (None, 1.5)):
+        options = {"reset": reset, "scale": scale, "window": window, "causal": causal}
+        y, cache = softmax_attention(**inputs, **options, mode=mode, backend=backend)
+        assert_agree(y, written_out(**inputs, **options))
+        assert (cache is None) == (not causal)
+
+
+# blocks are at least 128 steps long, and no longer than the window beyond that
+@pytest.mark.parametrize(("time", "window"), [(129, 1), (150, 70), (257, 128), (300, 130)])
+def test_long_windows_go_by_blocks(time, window):
+    before = min(window + 3, 40)
+    inputs, reset = make(2, before + time), reset_mask(2, before + time, rate=0.02, seed=2)
+    for mask in (None, reset):
+        options = {"window": window}
+        _, cache = softmax_attention(
+            **cut(inputs, 0, before), **options, reset=None if mask is None else mask[:, :before]
+        )
+        y, last = softmax_attention(
+            **cut(inputs, before, None),
+            **options,
+            state=cache,
+            reset=None if mask is None else mask[:, before:],
+        )
+        expected = written_out(**inputs, **options, reset=mask)
+        assert_agree(y, expected[:, before:])
+        assert_agree(softmax_attention(**inputs, **options, reset=mask)[0], expected)
+        assert_agree(last.k, inputs["k"][:, before + time - (window - 1) :])
+
+
+def test_blocks_have_the_gradients_of_the_loop():
+    _, cache = softmax_attention(**make(2, 9), window=6)
+    options = {"window": 6, "reset": reset_mask(2, 135, rate=0.05)}
+    inputs = make(2, 135, seed=1) | {"state": cache}
+    check_operator(
+        softmax_attention, inputs, mode="attention", backend="torch", dtype=torch.float64, options=options
+    )
+
+
+@every_pair
+@pytest.mark.parametrize("window", [None, 3])
+def test_gradients_are_finite_differences_also_of_the_cache(mode, backend, window):
+    first, second = make(2, 3, 1, 2, 2), make(2, 3, 1, 2, 2, seed=1)
+    reset = torch.tensor([[False, False, True], [False, False, False]])
+
+    def pieces(*tensors):
+        names = ("q", "k", "v")
+        options = {"window": window, "mode": mode, "backend": backend}
+        y, cache = softmax_attention(**dict(zip(names, tensors[:3], strict=True)), **options)
+        z, cache = softmax_attention(
+            **dict(zip(names, tensors[3:], strict=True)), **options, state=cache, reset=reset
+        )
+        return y, z, cache.k, cache.v
+
+    tensors = [tensor.requires_grad_() for tensor in (*first.values(), *second.values())]
+    assert torch.autograd.gradcheck(pieces, tensors, fast_mode=True)
+
+
+@every_pair
+def test_gradients_of_both_directions_are_finite_differences(mode, backend):
+    reset = torch.tensor([[False, True, False, False], [False, False, False, True]])
+    for window in (None, 2):
+
+        def function(q, k, v, window=window):
+            options = {"reset": reset, "window": window, "causal": False, "mode": mode, "backend": backend}
+            return softmax_attention(q, k, v, **options)[0]
+
+        tensors = [tensor.requires_grad_() for tensor in make(2, 4, 1, 2, 2).values()]
+        assert torch.autograd.gradcheck(function, tensors, fast_mode=True)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """What reaches torch's attention: (is_causal, whether there is a mask), call by call."""
+    seen = []
+    attend = functional.scaled_dot_product_attention
+
+    def recorded(*tensors, **options):
+        seen.append((options["is_causal"], options["attn_mask"] is not None))
+        return attend(*tensors, **options)
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", recorded)
+    return seen
+
+
+def test_masks_are_made_only_where_they_say_something(calls):
+    inputs, no_reset = make(2, 8), torch.zeros(2, 8, dtype=torch.bool)
+    one = cut(inputs, 0, 1)
+    _, cache = softmax_attention(**inputs)
+    softmax_attention(**inputs, window=8)
+    softmax_attention(
+        **inputs, state=AttentionCache(*(inputs[name][:, :0] for name in "kv"), None, None, None)
+    )
+    assert calls == [(True, False)] * 3
+    calls.clear()
+    softmax_attention(**one)
+    softmax_attention(**one, state=cache)
+    softmax_attention(**one, state=cache, window=3)
+    softmax_attention(**inputs, causal=False)
+    assert calls == [(False, False)] * 4
+    calls.clear()
+    softmax_attention(**inputs, reset=no_reset)
+    softmax_attention(**inputs, state=cache)
+    softmax_attention(**inputs, window=7)
+    softmax_attention(**inputs, causal=False, reset=no_reset)
+    softmax_attention(**inputs, causal=False, window=3)
+    assert calls == [(False, True)] * 5
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_without_a_mask_the_kernel_is_flash_attention():
+    inputs = {name: x.cuda() for name, x in make(2, 256, 4, 64, 64, dtype=torch.bfloat16).items()}
+    # the context refuses every other kernel
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        y, cache = softmax_attention(**inputs)
+        step, _ = softmax_attention(**cut(inputs, 0, 1), state=cache)
+        both, _ = softmax_attention(**inputs, causal=False)
+    expected, cache = softmax_attention(**inputs, **REFERENCE)
+    assert_agree(y, expected)
+    assert_agree(step, softmax_attention(**cut(inputs, 0, 1), state=cache, **REFERENCE)[0])
+    wide = {name: x.double().cpu() for name, x in inputs.items()}
+    assert_agree(both.cpu(), written_out(**wide, causal=False))
+    for options in ({}, {"causal": False}, {"window": 3}):
+        nothing, _ = softmax_attention(**{name: x[:0] for name, x in inputs.items()}, **options)
+        assert nothing.shape == (0, 256, 4, 64)
+
+
+@every_pair
+def test_the_cache_has_the_dtype_of_the_inputs(mode, backend):
+    for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
+        inputs = make(1, 9, dtype=dtype)
+        y, cache = softmax_attention(**inputs, mode=mode, backend=backend)
+        assert (y.dtype, cache.k.dtype, cache.v.dtype) == (dtype,) * 3
+        assert torch.equal(cache.k, inputs["k"]) and torch.equal(cache.v, inputs["v"])
+        assert_agree(y, written_out(**inputs))
+    # a state of another precision, as where decoding has another than training
+    for dtype in (torch.bfloat16, torch.float32):
+        y, last = softmax_attention(
+            **cut(make(1, 9, dtype=dtype), 8, None), state=cache, mode=mode, backend=backend
+        )
+        assert (y.dtype, last.k.dtype, last.v.dtype, last.k.shape[1]) == (*(dtype,) * 3, 10)
+
+
+@every_pair
+def test_a_window_keeps_no_more_than_it_sees(mode, backend):
+    inputs, cache = make(1, 20), None
+    for n in range(20):
+        _, cache = softmax_attention(
+            **cut(inputs, n, n + 1), state=cache, window=5, mode=mode, backend=backend
+        )
+        assert_agree(cache.v, inputs["v"][:, max(0, n - 3) : n + 1])
+    # nor does it hold on to memory of what it has dropped
+    whole = softmax_attention(**inputs, window=5, mode=mode, backend=backend)[1]
+    for kept in (cache.k, cache.v, whole.k, whole.v):
+        assert kept.shape[1] == 4
+        assert kept.untyped_storage().nbytes() == kept.numel() * 8
+    _, cache = softmax_attention(**inputs, window=1, state=cache, mode=mode, backend=backend)
+    assert cache.k.shape[1] == 0
+    # a longer past than the window sees, as from a call without one
+    _, cache = softmax_attention(**inputs)
+    y, _ = softmax_attention(**inputs, state=cache, window=5, mode=mode, backend=backend)
+    twice = map_tree(lambda tensor: torch.cat([tensor, tensor], 1), inputs)
+    assert_agree(y, written_out(**twice, window=5)[:, 20:])
+
+
+@every_pair
+def test_what_a_reset_hides_stays_hidden(mode, backend):
+    inputs = make(2, 6)
+    reset = torch.tensor([[False, False, True, False], [False, False, False, False]])
+    _, cache = softmax_attention(**cut(inputs, 0, 4), reset=reset, mode=mode, backend=backend)
+    assert cache.alive.tolist() == [[False, False, True, True], [True] * 4]
+    y, last = softmax_attention(**cut(inputs, 4, None), state=cache, mode=mode, backend=backend)
+    expected = written_out(**inputs, reset=functional.pad(reset, (0, 2)))
+    assert_agree(y, expected[:, 4:])
+    assert last.alive.tolist() == [[False, False, True, True, True, True], [True] * 6]
+    step, _ = softmax_attention(**cut(inputs, 4, 5), state=cache, mode=mode, backend=backend)
+    assert_agree(step, expected[:, 4:5])
+    assert softmax_attention(**inputs, mode=mode, backend=backend)[1].alive is None
+
+
+@every_pair
+@pytest.mark.parametrize("causal", [True, False])
+def test_dropout_drops_shares_and_raises_the_others(mode, backend, causal):
+    time = 24
+    inputs = make(8, time, 2, 3, time)
+    # with these values the outputs are the shares
+    inputs["v"] = torch.eye(time, dtype=torch.float64)[None, :, None].expand(8, -1, 2, -1).contiguous()
+    options = {"causal": causal, "mode": mode, "backend": backend}
+    shares, _ = softmax_attention(**inputs, **options)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        y, _ = softmax_attention(**inputs, **options, dropout=0.25)
+    kept = y != 0
+    assert_agree(y, torch.where(kept, shares / 0.75, 0.0))
+    possible = shares > 0
+    # 4,800 or 9,216 draws: the spread of their mean is below 0.007
+    assert abs(float(kept[possible].double().mean()) - 0.75) < 0.02
+    assert not kept[~possible].any()
+
+
+def test_autocast_leaves_the_inputs_dtype_alone():
+    inputs = make(2, 9, dtype=torch.float32)
+    expected, _ = softmax_attention(**inputs)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y, cache = softmax_attention(**inputs)
+    assert torch.equal(y, expected)
+    assert cache.k.dtype == torch.float32
+
+
+@pytest.mark.parametrize("options", [{"causal": False}, {"window": 200}, {"window": 9}])
+def test_long_inputs_of_any_size_are_stable(options):
+    inputs = {name: 30 * x for name, x in make(1, 600, dtype=torch.bfloat16).items()}
+    check_stability(lambda x: softmax_attention(**x, **options), inputs)
+
+
+X = torch.zeros(2, 5, 3, 4)
+CACHE = AttentionCache(X[:, :1], X[:, :1], None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "words"),
+    [
+        (
+            {"mode": "attn"},
+            ValueError,
+            "no mode of `softmax_attention` called 'attn'; did you mean 'attention'",
+        ),
+        ({"mode": "recurrent", "backend": "torch"}, ValueError, "has no .* = .'recurrent', 'torch'."),
+        ({"k": X[:, :4]}, ValueError, r"`k` must have the shape of `q`"),
+        ({"v": X.double()}, TypeError, "`v` must have the real precision of `q`, float32; got float64"),
+        ({"q": X.to(torch.complex64)}, TypeError, "`q` must be real; got complex64"),
+        ({"k": X.to(torch.complex64)}, TypeError, "`k` must be real; got complex64. `gate_loop_attention`"),
+        ({"reset": X[:, :, 0, 0]}, TypeError, "`reset` must be bool"),
+        ({"window": 0}, ValueError, "`window` must be at least 1, .* got 0"),
+        ({"dropout": 1.0}, ValueError, r"`dropout` must be in \[0, 1\); got 1.0"),
+        ({"state": X}, TypeError, "`state` must be an AttentionCache or None; got Tensor"),
+        ({"state": CACHE._replace(k=X[:1, :1])}, ValueError, r"`state.k` must have shape \(2, 1, 3, 4\)"),
+        ({"state": CACHE, "causal": False}, ValueError, "`state` must be None with `causal=False`; got Att"),
+        (
+            {"state": gate_loop_attention(X, X, X, torch.zeros(3))[1]},
+            ValueError,
+            "`state` must have neither decays nor phases",
+        ),
+    ],
+)
+def test_errors(changed, error, words):
+    with pytest.raises(error, match=words):
+        softmax_attention(**{"q": X, "k": X, "v": X} | changed)
