@@ -122,5 +122,7 @@ def test_a_task_of_ones_own_is_refused_by_name() -> None:
         pass
 
     config = TrainConfig("mine", Mine(), ModelConfig(vocab_size=6))
-    with pytest.raises(ConfigError, match="`task` must be one of linrec's, memory_horizon; got Mine"):
+    with pytest.raises(
+        ConfigError, match="`task` must be one of linrec's, language_modeling, memory_horizon; got Mine"
+    ):
         config_to_dict(config)

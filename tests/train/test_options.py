@@ -15,7 +15,7 @@ from linrec.train.options import config_of, option_names, options_type
 def test_defaults_are_the_recipe(name: str) -> None:
     config = get_recipe(name)
     options = options_type(config)()
-    assert config_of(options, name, "task") == config
+    assert config_of(options, name, config.task.section) == config
     assert options.out is None and options.resume is None
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
 from itertools import islice
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from linrec.text.errors import DataError
 
@@ -11,6 +11,7 @@ from linrec.text.errors import DataError
 Advance = Callable[[int], None]
 
 
+@runtime_checkable
 class Texts(Protocol):
     """Where text comes from."""
 

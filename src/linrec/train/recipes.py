@@ -146,8 +146,8 @@ def memory_horizon_demo() -> TrainConfig:
 def lm() -> TrainConfig:
     """A language model of any mixer on any text: name it with --data.path or --data.dataset.
 
-    Source: the sizes of `shakespeare-char`, with settings that suit most texts: bytes as tokens, no dropout,
-    bfloat16, 5,000 steps of 64 sequences of 512 tokens. Everything is meant to be changed.
+    Source: the sizes of `shakespeare-char`, with settings that suit most texts: bytes as tokens, no
+    dropout, bfloat16, 5,000 steps of 64 sequences of 512 tokens. Everything is meant to be changed.
     """
     return TrainConfig(
         name="lm",
@@ -178,13 +178,13 @@ def lm() -> TrainConfig:
 def shakespeare_char() -> TrainConfig:
     """Shakespeare by character on one GPU: give its text with --data.path.
 
-    Source: nanoGPT (Karpathy, 2022), config/train_shakespeare_char.py: 6 layers, width 384, context 256, batch
-    64, 5,000 steps, learning rate 0.001 falling to 0.0001, 100 steps of warm-up, betas (0.9, 0.99), weight
-    decay 0.1, clipping at 1, dropout 0.2; 90% of the 1,115,394 characters train and the last 10% validate. Its
-    Transformer reaches a validation loss of 1.4697, the lowest of evaluations every 250 steps. That
-    Transformer here is `--model.mixer attention --model.mixer-args.n-heads 6 --model.mixer-args.dropout 0.2
-    --model.d-channel-mixing 1536`, with rotary positions in place of learned ones. The GateLoop of this recipe
-    has as many parameters, 10.7M.
+    Source: nanoGPT (Karpathy, 2022), config/train_shakespeare_char.py: 6 layers, width 384, context 256,
+    batch 64, 5,000 steps, learning rate 0.001 falling to 0.0001, 100 steps of warm-up, betas (0.9, 0.99),
+    weight decay 0.1, clipping at 1, dropout 0.2; 90% of the 1,115,394 characters train and the last 10%
+    validate. Its Transformer reaches a validation loss of 1.4697, the lowest of evaluations every 250
+    steps. That Transformer here is `--model.mixer attention --model.mixer-args.n-heads 6
+    --model.mixer-args.dropout 0.2 --model.d-channel-mixing 1536`, with rotary positions in place of
+    learned ones. The GateLoop of this recipe has as many parameters, 10.7M.
     """
     return TrainConfig(
         name="shakespeare-char",
@@ -216,15 +216,16 @@ def shakespeare_char() -> TrainConfig:
 def shakespeare_char_cpu() -> TrainConfig:
     """Shakespeare by character in some minutes on a CPU: give its text with --data.path.
 
-    Source: nanoGPT (Karpathy, 2022), the CPU settings of its README: 4 layers, width 128, context 64, batch 12,
-    2,000 steps, no dropout, all else as `shakespeare-char`. Its Transformer reaches a validation loss of 1.88;
-    here it is `--model.mixer attention --model.mixer-args.n-heads 4 --model.d-channel-mixing 512`.
+    Source: nanoGPT (Karpathy, 2022), the CPU settings of its README: 4 layers, width 128, context 64,
+    batch 12, 2,000 steps, no dropout, all else as `shakespeare-char`. Its Transformer reaches a
+    validation loss of 1.88; here it is `--model.mixer attention --model.mixer-args.n-heads 4
+    --model.d-channel-mixing 512`.
     """
     large = shakespeare_char()
     return dataclasses.replace(
         large,
         name="shakespeare-char-cpu",
-        task=dataclasses.replace(large.task, length=64),
+        task=LanguageModeling(tokenizer="characters", length=64),
         model=dataclasses.replace(large.model, d_model=128, n_layers=4, d_channel_mixing=320, dropout=0.0),
         loop=LoopConfig(steps=2000, batch_size=12, eval_every=250, device="cpu"),
     )
@@ -234,11 +235,11 @@ def shakespeare_char_cpu() -> TrainConfig:
 def wikitext103_hgrn() -> TrainConfig:
     """WikiText-103 with HGRN's model of 46M parameters, its tables 1 and 16.
 
-    Source: HGRN (Qin, Yang and Zhong, 2023), table 16: 50,265 tokens, batches of 128 sequences of 512, 50,000
-    steps, Adam with betas (0.9, 0.98) and decoupled weight decay of 0.2, learning rate 0.0005 after 4,000 steps
-    of warm-up, then inverse square root; no clipping. Its table 1 has perplexities of 24.14 (validation) and
-    24.82 (test). The text is one stream, as in the authors' scripts, without regard to articles; those say 100,000
-    steps and 8,000 of warm-up. bfloat16 is chosen here.
+    Source: HGRN (Qin, Yang and Zhong, 2023), table 16: 50,265 tokens, batches of 128 sequences of 512,
+    50,000 steps, Adam with betas (0.9, 0.98) and decoupled weight decay of 0.2, learning rate 0.0005
+    after 4,000 steps of warm-up, then inverse square root; no clipping. Its table 1 has perplexities of
+    24.14 (validation) and 24.82 (test). The text is one stream, as in the authors' scripts, without
+    regard to articles; those say 100,000 steps and 8,000 of warm-up. bfloat16 is chosen here.
     """
     return TrainConfig(
         name="wikitext103-hgrn",
@@ -262,10 +263,10 @@ def wikitext103_hgrn() -> TrainConfig:
 def wikitext103_gateloop() -> TrainConfig:
     """WikiText-103 with GateLoop's model of 125M parameters, its table 4.
 
-    Source: GateLoop (Katsch, 2023), table 4: 100 epochs in batches of 16, learning rate 0.000125 and 0.0001 for
-    the transitions, which have no weight decay, 0.25 for the rest, betas (0.9, 0.98), 5,000 steps of warm-up,
-    cosine. Its table 1 has a test perplexity of 13.4. The paper does not say how long a sequence is, nor the
-    precision: 512 and bfloat16 are chosen here, and clipping at 1.
+    Source: GateLoop (Katsch, 2023), table 4: 100 epochs in batches of 16, learning rate 0.000125 and
+    0.0001 for the transitions, which have no weight decay, 0.25 for the rest, betas (0.9, 0.98), 5,000
+    steps of warm-up, cosine. Its table 1 has a test perplexity of 13.4. The paper does not say how long a
+    sequence is, nor the precision: 512 and bfloat16 are chosen here, and clipping at 1.
     """
     return TrainConfig(
         name="wikitext103-gateloop",
