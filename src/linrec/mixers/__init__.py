@@ -10,9 +10,9 @@ import pkgutil
 from typing import Any
 
 from linrec.errors import unknown
-from linrec.mixers.base import Mixer, State
+from linrec.mixers.base import Mixer, State, Transitions
 
-__all__ = ["Mixer", "State", "build", "get", "names"]
+__all__ = ["Mixer", "State", "Transitions", "build", "get", "names"]
 
 
 def names() -> list[str]:

@@ -2,17 +2,38 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-__all__ = ["Mixer", "State"]
+from linrec.ops.gate_loop import gate_loop_matrix
+
+__all__ = ["Mixer", "State", "Transitions"]
 
 # a tensor, a (named) tuple of states, or None
 State: TypeAlias = Any
 M = TypeVar("M", bound="Mixer")
+
+
+class Transitions(NamedTuple):
+    """What the state of a mixer is multiplied by: a = magnitude * exp(i phase), per step and channel.
+
+    Args:
+        magnitude: |a|, shape (b, t, c), or (c,) where it is the same at every step.
+        phase: arg a in radians, shape (b, t, c) or (c,); None where a is real.
+    """
+
+    magnitude: Float[Tensor, "*bt c"]
+    phase: Float[Tensor, "*bt c"] | None
+
+    @classmethod
+    def of_heads(
+        cls, log_decay: Float[Tensor, "*bt h dk"], phase: Float[Tensor, "*bt h dk"] | None
+    ) -> "Transitions":
+        """Return the transitions of an operator's `log_decay` and `phase`, the heads side by side."""
+        return cls(log_decay.exp().flatten(-2), None if phase is None else phase.flatten(-2))
 
 
 class Mixer(nn.Module, ABC):
@@ -74,6 +95,32 @@ class Mixer(nn.Module, ABC):
     def state_size(self) -> int:
         """Elements of the state per sequence; where the state grows with time, elements per step kept."""
 
+    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions | None:
+        """What the state is multiplied by at each step, per channel, for inspection.
+
+        Args:
+            x: what `forward` takes, (b, t, d_model).
+
+        Returns:
+            Magnitudes and phases, in float32 or better; None, unless the mixer multiplies its state.
+        """
+        return None
+
+    def token_mixing(
+        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
+    ) -> Float[Tensor, "b t t"] | None:
+        """How much of step m is in step n, on average over channels or heads, for inspection.
+
+        Args:
+            x: what `forward` takes, (b, t, d_model).
+            reset: what `forward` takes, (b, t) bool.
+
+        Returns:
+            Lower triangular matrices of numbers >= 0 whose entry (n, m) is the mean magnitude of the weight
+            with which step m reaches step n; None where the mixer has no such matrix.
+        """
+        return None
+
     @classmethod
     def share(cls: type[M], layers: Sequence[M]) -> None:
         """Give the mixers of a stack what belongs to them together; nothing, unless their paper has such.
@@ -101,6 +148,28 @@ class Mixer(nn.Module, ABC):
 
     def _state_dtype(self) -> torch.dtype:
         return torch.promote_types(next(self.parameters()).dtype, torch.float32)
+
+
+def elementwise_mixing(
+    magnitude: Float[Tensor, "*bt c"],
+    gate: Float[Tensor, "*bt c"],
+    x: Float[Tensor, "b t d_model"],
+    reset: Bool[Tensor, "b t"] | None,
+) -> Float[Tensor, "b t t"]:
+    """W_nm = mean_c gate_mc prod_{j=m+1..n} |a_jc|: `token_mixing` of h_n = a_n h_{n-1} + gate_n c_n.
+
+    Args:
+        magnitude: |a|, (b, t, c) or (c,).
+        gate: factor >= 0 of the input, (b, t, c) or (c,).
+        x: the mixer's input, which says b and t.
+        reset: (b, t) bool, or None.
+
+    Source:
+        HGRN (Qin, Yang and Zhong, 2023), eq. 7, its matrix Lambda, which figure 4 shows.
+    """
+    keys = gate.expand(*x.shape[:2], -1)[:, :, None]
+    mean = torch.full_like(keys, 1 / keys.shape[-1])
+    return gate_loop_matrix(mean, keys, magnitude.log()[..., None, :], reset=reset)[:, 0]
 
 
 def heads_of(name: str, width: int, n_heads: int) -> int:

@@ -15,10 +15,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.mixers.base import Mixer, State, heads_of
+from linrec.mixers.base import Mixer, State, Transitions, heads_of
 from linrec.nn.gates import MagnitudeActivation, PhaseActivation, Transition, TransitionKind
 from linrec.nn.norms import Norm, make_norm
-from linrec.ops.gate_loop import gate_loop
+from linrec.ops.gate_loop import gate_loop, gate_loop_matrix
 
 __all__ = ["GateLoop"]
 
@@ -138,8 +138,7 @@ class GateLoop(Mixer):
     ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
         """Mix `x` over time; see `Mixer.forward`. The state is h, (b, h, dk, dv)."""
         self.check_input(x)
-        q = self.q(x).unflatten(-1, (self.n_heads, self.d_key))
-        k = self.k(x).unflatten(-1, (self.n_heads, self.d_key))
+        q, k = self._queries_and_keys(x)
         v = self.v(x).unflatten(-1, (self.n_heads, self.d_value))
         log_decay, phase = self.transition(x)
         y, state = gate_loop(q, k, v, log_decay, phase, state=state, reset=reset)
@@ -155,6 +154,21 @@ class GateLoop(Mixer):
             dtype = dtype.to_complex()
         device = self.q.weight.device if device is None else device
         return torch.zeros(batch, self.n_heads, self.d_key, self.d_value, dtype=dtype, device=device)
+
+    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions:
+        """a_n of eq. 25, one per key channel: c = h dk; see `Mixer.transitions`."""
+        return Transitions.of_heads(*self.transition(x))
+
+    def token_mixing(
+        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
+    ) -> Float[Tensor, "b t t"]:
+        """Mean over heads of |Re(Qbar Kbar^T)|, which v is multiplied by (eq. 18-21)."""
+        q, k = self._queries_and_keys(x)
+        return gate_loop_matrix(q, k, *self.transition(x), reset=reset).abs().mean(1)
+
+    def _queries_and_keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        q = self.q(x).unflatten(-1, (self.n_heads, self.d_key))
+        return q, self.k(x).unflatten(-1, (self.n_heads, self.d_key))
 
     @torch.no_grad()
     def _scale_query(self) -> None:

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from linrec.mixers.base import Mixer, State, heads_of
+from linrec.mixers.base import Mixer, State, Transitions, heads_of
 from linrec.nn.gates import MagnitudeActivation, PhaseActivation, Transition, TransitionKind
 from linrec.ops.attention import AttentionCache, gate_loop_attention
 
@@ -115,11 +115,8 @@ class GateLoopAttention(Mixer):
     ) -> tuple[Float[Tensor, "b t d_model"], AttentionCache]:
         """Mix `x` over time; see `Mixer.forward`. The state is the cache of all steps so far."""
         self.check_input(x)
-        q = self.q(x).unflatten(-1, (self.n_heads, self.d_key))
-        k = self.k(x).unflatten(-1, (self.n_heads, self.d_key))
         v = self.v(x).unflatten(-1, (self.n_heads, self.d_value))
-        log_decay, phase = self.transition(x)
-        y, state = gate_loop_attention(q, k, v, log_decay, phase, state=state, reset=reset, scale=self.scale)
+        y, state = self._attend(x, v, state, reset)
         return self.out(y.flatten(-2)), state
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> AttentionCache:
@@ -130,6 +127,28 @@ class GateLoopAttention(Mixer):
         phase = None if self.transition.phase is None else keys
         alive = torch.ones(batch, 0, dtype=torch.bool, device=device)
         return AttentionCache(k=keys, v=values, log_decay=keys, phase=phase, alive=alive)
+
+    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions:
+        """a_n of eq. 25, which the keys of past steps are multiplied by; c = h dk."""
+        return Transitions.of_heads(*self.transition(x))
+
+    def token_mixing(
+        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
+    ) -> Float[Tensor, "b t t"]:
+        """Mean over heads of Softmax(M_-inf(Re(Qbar Kbar^T))), which v is multiplied by (eq. 22, 23)."""
+        batch, time = x.shape[:2]
+        # what attention makes of the identity is the matrix
+        identity = torch.eye(time, dtype=x.dtype, device=x.device)[:, None]
+        shares, _ = self._attend(x, identity.expand(batch, -1, self.n_heads, -1), None, reset)
+        return shares.mean(2)
+
+    def _attend(
+        self, x: Tensor, v: Tensor, state: State, reset: Tensor | None
+    ) -> tuple[Tensor, AttentionCache]:
+        q = self.q(x).unflatten(-1, (self.n_heads, self.d_key))
+        k = self.k(x).unflatten(-1, (self.n_heads, self.d_key))
+        log_decay, phase = self.transition(x)
+        return gate_loop_attention(q, k, v, log_decay, phase, state=state, reset=reset, scale=self.scale)
 
     @property
     def state_size(self) -> int:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from linrec.errors import unknown
-from linrec.mixers.base import Mixer, State
+from linrec.mixers.base import Mixer, State, Transitions, elementwise_mixing
 from linrec.nn.gates import GateLinear
 from linrec.nn.lower_bounds import LowerBoundKind, LowerBounds
 from linrec.nn.norms import Norm, make_norm
@@ -161,17 +161,15 @@ class HGRU(Mixer):
     ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
         """Mix `x` over time; see `Mixer.forward`. The state is h, (b, d_model)."""
         self.check_input(x)
-        gamma = self._gamma()
-        magnitude = gamma if self.mu is None else gamma + (1 - gamma) * torch.sigmoid(self.mu(x))
-        c = functional.silu(self.c(x)).to(gamma.dtype)
+        magnitude = self._lambda(x)
+        c = functional.silu(self.c(x)).to(magnitude.dtype)
         # pairs of real numbers up to the scan: compilers fuse them, and leave complex ones alone
         c = c.unflatten(-1, (self.d_model, -1))
         if self.input_gate:
             c = (1 - magnitude)[..., None] * c
         c = torch.view_as_complex(c) if self.complex_input else c[..., 0]
-        transition = torch.ones_like(gamma) if self.forget_gate == "none" else magnitude
-        if self.theta is not None:
-            theta = self.theta(x) if isinstance(self.theta, GateLinear) else self.theta.to(gamma.dtype)
+        transition, theta = self._forget(magnitude), self._theta(x)
+        if theta is not None:
             turn = torch.stack([theta.cos(), theta.sin()], -1)
             transition = torch.view_as_complex(transition[..., None] * turn)
         h, state = scan(transition, c, state=state, reset=reset)
@@ -193,6 +191,18 @@ class HGRU(Mixer):
     def state_size(self) -> int:
         """Elements of h: d_model, counting a complex number once."""
         return self.d_model
+
+    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions:
+        """lambda_t and theta of eq. 2; see `Mixer.transitions`."""
+        return Transitions(self._forget(self._lambda(x)), self._theta(x))
+
+    def token_mixing(
+        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
+    ) -> Float[Tensor, "b t t"]:
+        """Mean over channels of the matrix Lambda that c is multiplied by (eq. 7)."""
+        magnitude = self._lambda(x)
+        gate = 1 - magnitude if self.input_gate else torch.ones_like(magnitude)
+        return elementwise_mixing(self._forget(magnitude), gate, x, reset)
 
     @classmethod
     def share(cls, layers: "Sequence[HGRU]") -> None:
@@ -219,6 +229,19 @@ class HGRU(Mixer):
             bounds = LowerBounds(len(layers), width, kind).to(weight.device, weight.dtype)
             for layer, mixer in enumerate(layers):
                 mixer.bounds, mixer.layer = bounds, layer
+
+    def _lambda(self, x: Tensor) -> Tensor:
+        """lambda_t, also where it is the input gate's alone; one per channel where it is the bound."""
+        gamma = self._gamma()
+        return gamma if self.mu is None else gamma + (1 - gamma) * torch.sigmoid(self.mu(x))
+
+    def _forget(self, magnitude: Tensor) -> Tensor:
+        return magnitude.new_ones(self.d_model) if self.forget_gate == "none" else magnitude
+
+    def _theta(self, x: Tensor) -> Tensor | None:
+        if isinstance(self.theta, GateLinear):
+            return self.theta(x)
+        return None if self.theta is None else self.theta.to(self._state_dtype())
 
     def _gamma(self) -> Tensor:
         if self.bounds is not None:

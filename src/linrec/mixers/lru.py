@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.mixers.base import Mixer, State
+from linrec.mixers.base import Mixer, State, Transitions, elementwise_mixing
 from linrec.nn.gates import GateLinear, stable_exponential
 from linrec.nn.parameters import mark
 from linrec.ops.scan import scan
@@ -130,11 +130,12 @@ class LRU(Mixer):
     ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
         """Mix `x` over time; see `Mixer.forward`. The state is h, (b, d_state)."""
         self.check_input(x)
-        dtype = self._state_dtype()
+        magnitude, theta = self._polar(x)
+        Lambda = magnitude * torch.polar(torch.ones_like(theta), theta)
         # gamma scales the rows of B, which are fewer than the steps of x
-        gamma = torch.exp(self.gamma_log.to(dtype)).repeat_interleave(2)
-        u = functional.linear(x, (gamma[:, None] * self.B).to(self.B.dtype)).to(dtype)
-        h, state = scan(self._transition(x), _complex(u), state=state, reset=reset)
+        gamma = self._gamma().repeat_interleave(2)
+        u = functional.linear(x, (gamma[:, None] * self.B).to(self.B.dtype)).to(gamma.dtype)
+        h, state = scan(Lambda, _complex(u), state=state, reset=reset)
         y = functional.linear(torch.view_as_real(h).flatten(-2).to(x.dtype), self.C)
         return y + self.D * x, state
 
@@ -148,12 +149,24 @@ class LRU(Mixer):
         """Elements of h: d_state, counting a complex number once."""
         return self.d_state
 
-    def _transition(self, x: Tensor) -> Tensor:
-        """Lambda, one per channel; with a forget gate, one per step and channel."""
+    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions:
+        """Lambda, constant in time but for the magnitudes of a forget gate; see `Mixer.transitions`."""
+        return Transitions(*self._polar(x))
+
+    def token_mixing(
+        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
+    ) -> Float[Tensor, "b t t"]:
+        """Mean over channels of gamma |Lambda|^(n - m), which B x is multiplied by."""
+        magnitude, _ = self._polar(x)
+        return elementwise_mixing(magnitude, self._gamma(), x, reset)
+
+    def _polar(self, x: Tensor) -> tuple[Tensor, Tensor]:
         dtype = self._state_dtype()
         nu_log = self.nu_log(x) if isinstance(self.nu_log, GateLinear) else self.nu_log.to(dtype)
-        theta = torch.exp(self.theta_log.to(dtype))
-        return torch.exp(stable_exponential(nu_log)) * torch.polar(torch.ones_like(theta), theta)
+        return torch.exp(stable_exponential(nu_log)), torch.exp(self.theta_log.to(dtype))
+
+    def _gamma(self) -> Tensor:
+        return torch.exp(self.gamma_log.to(self._state_dtype()))
 
 
 def _complex(pairs: Tensor) -> Tensor:
