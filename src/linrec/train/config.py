@@ -168,7 +168,8 @@ class TrainConfig:
     def __post_init__(self) -> None:
         completed = dataclasses.replace(
             self.model,
-            vocab_size=self.task.vocab_size or self.model.vocab_size,
+            # 1 until the data have told
+            vocab_size=self.task.vocab_size or 1,
             n_outputs=self.task.n_outputs,
             mixer_args=complete_mixer_args(self.model.mixer, self.model.mixer_args),
         )

@@ -153,7 +153,7 @@ def lm() -> TrainConfig:
         name="lm",
         task=LanguageModeling(length=512),
         model=ModelConfig(
-            vocab_size=257,
+            vocab_size=1,  # the data say
             d_model=384,
             n_layers=6,
             mixer_args={"output_gate": True, "output_projection": True},
@@ -190,7 +190,7 @@ def shakespeare_char() -> TrainConfig:
         name="shakespeare-char",
         task=LanguageModeling(tokenizer="characters", length=256),
         model=ModelConfig(
-            vocab_size=65,
+            vocab_size=1,  # the data say
             d_model=384,
             n_layers=6,
             mixer_args={"output_gate": True, "output_projection": True},
