@@ -6,17 +6,20 @@ from typing import Any
 
 from linrec.errors import unknown
 from linrec.tasks.base import NO_TARGET, Batch, ScoredTask, Source, Split, SplitName, Task
+from linrec.tasks.language_modeling import LanguageModeling, TokenSplit
 from linrec.tasks.memory_horizon import MemoryHorizon
 
 __all__ = [
     "NO_TARGET",
     "Batch",
+    "LanguageModeling",
     "MemoryHorizon",
     "ScoredTask",
     "Source",
     "Split",
     "SplitName",
     "Task",
+    "TokenSplit",
     "get",
     "names",
 ]

@@ -1,0 +1,283 @@
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from linrec.tasks import NO_TARGET, LanguageModeling, ScoredTask, Source, Task, TokenSplit
+from linrec.text import ByteTokenizer, DataError, TextCounts
+
+TEXT = "the cat sat on the mat, and the dog sat on the log.\n" * 4
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT)
+    return path
+
+
+def numbers(n, length, **options):
+    """Windows over n tokens that say where they are."""
+    return TokenSplit.of(np.arange(n, dtype=np.uint16), length=length, **options)
+
+
+def everything(split):
+    return split.rows(torch.arange(len(split)))
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 13, 17, 18])
+@pytest.mark.parametrize("length", [1, 3, 4, 16])
+def test_evaluation_predicts_every_token_but_the_first_exactly_once(n, length):
+    split = numbers(n, length)
+    batch = everything(split)
+    assert batch.inputs.shape == batch.targets.shape == (-(-(n - 1) // length), length)
+    counted = batch.targets != NO_TARGET
+    assert batch.targets[counted].tolist() == list(range(1, n))
+    assert torch.equal(batch.targets[counted], batch.inputs[counted] + 1)
+    # what fills up the last window is its end, and token 0
+    assert (batch.inputs[~counted] == 0).all()
+    assert counted.flatten().tolist() == sorted(counted.flatten().tolist(), reverse=True)
+    assert batch.reset is None and batch.inputs.dtype == batch.targets.dtype == torch.int64
+
+
+@pytest.mark.parametrize("n", [0, 1])
+def test_without_a_target_there_is_no_window(n):
+    split = numbers(n, 4)
+    assert len(split) == len(split.of_epoch(seed=0, epoch=0)) == 0
+    assert everything(split).inputs.shape == (0, 4)
+
+
+@pytest.mark.parametrize(
+    ("n", "length", "windows"), [(5, 4, 1), (11, 4, 1), (12, 4, 2), (100, 4, 24), (7, 1, 6), (3, 4, 0)]
+)
+def test_windows_of_an_epoch_are_full_and_as_many_in_every_epoch(n, length, windows):
+    for epoch in range(20):
+        split = numbers(n, length).of_epoch(seed=3, epoch=epoch)
+        batch = everything(split)
+        assert batch.inputs.shape == (len(split), length) == (windows, length)
+        assert torch.equal(batch.targets, batch.inputs + 1)
+        # one after the other, without gaps
+        flat = batch.inputs.flatten().tolist()
+        assert flat == list(range(flat[0], flat[0] + len(flat))) if flat else windows == 0
+
+
+def test_over_the_epochs_every_token_is_predicted_in_every_place_of_a_window():
+    n, length = 41, 4
+    seen = set()
+    for epoch in range(200):
+        targets = everything(numbers(n, length).of_epoch(seed=0, epoch=epoch)).targets
+        seen |= {(int(target), place) for row in targets for place, target in enumerate(row)}
+    # near the ends of the text some places do not exist
+    possible = {(token, place) for token in range(1, n) for place in range(length) if place < token}
+    possible -= {(token, place) for token, place in possible if token + length - 1 - place > n - 1}
+    assert seen == possible
+
+
+def test_epochs_depend_on_seed_and_epoch_alone():
+    state = np.random.get_state()[1].copy(), torch.random.get_rng_state()
+    offsets = [[numbers(1000, 50).of_epoch(seed=s, epoch=e).offset for e in range(8)] for s in range(3)]
+    again = [[numbers(1000, 50).of_epoch(seed=s, epoch=e).offset for e in range(8)] for s in range(3)]
+    assert offsets == again
+    assert len({offset for row in offsets for offset in row}) > 15
+    assert np.array_equal(np.random.get_state()[1], state[0])
+    assert torch.equal(torch.random.get_rng_state(), state[1])
+    # an epoch of an epoch is that of the whole
+    twice = numbers(1000, 50).of_epoch(seed=0, epoch=0).of_epoch(seed=1, epoch=2)
+    assert (twice.offset, len(twice)) == (offsets[1][2], 19)
+
+
+def test_rows_come_in_the_order_asked_for():
+    split = numbers(50, 7)
+    whole = everything(split)
+    index = torch.tensor([6, 0, 3, 3])
+    some = split.rows(index)
+    assert torch.equal(some.inputs, whole.inputs[index]) and torch.equal(some.targets, whole.targets[index])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "largest"), [(np.uint16, 2**16 - 1), (np.uint32, 2**32 - 1)], ids=["uint16", "uint32"]
+)
+def test_large_tokens_keep_their_value(dtype, largest):
+    tokens = np.array([largest, 0, largest // 2 + 1, largest // 2, largest], dtype=dtype)
+    split = TokenSplit.of(tokens, length=4)
+    batch = everything(split)
+    assert (
+        batch.inputs[0].tolist() == tokens[:-1].tolist() and batch.targets[0].tolist() == tokens[1:].tolist()
+    )
+    assert split.tokens().dtype == dtype and np.array_equal(split.tokens(), tokens)
+
+
+def test_resets_are_where_documents_begin():
+    starts = [0, 5, 6, 13, 19]
+    split = numbers(21, 4, starts=np.array(starts))
+    for moved in (split, *(split.of_epoch(seed=0, epoch=epoch) for epoch in range(5))):
+        batch = everything(moved)
+        expected = [[token in starts for token in row] for row in batch.inputs.tolist()]
+        counted = batch.targets != NO_TARGET
+        assert batch.reset[counted].tolist() == torch.tensor(expected)[counted].tolist()
+        # nothing begins beyond the end
+        assert not batch.reset[~counted].any()
+
+
+def test_small_splits_move_and_large_ones_stay(monkeypatch):
+    split = numbers(20, 4, starts=np.array([0, 7]))
+    moved = split.to("meta")
+    assert moved.ids.device.type == moved.starts.device.type == "meta"
+    assert moved.rows(torch.tensor([0])).reset.device.type == "meta"
+    assert split.to("cpu") is split
+    monkeypatch.setattr("linrec.tasks.language_modeling.MOVED", 39)
+    assert split.to("meta") is split
+
+
+def test_another_length_is_cut_from_the_same_tokens():
+    split = numbers(30, 4).of_epoch(seed=0, epoch=1)
+    longer = split.with_length(29)
+    assert everything(longer).targets.tolist() == [list(range(1, 30))]
+    with pytest.raises(ValueError, match="`length` must be at least 1; got 0"):
+        split.with_length(0)
+
+
+def test_a_file_is_cut_into_training_and_validation(file):
+    task: Task = LanguageModeling(path=file, length=8).prepared()
+    source: Source = task.split("train")
+    assert (task.vocab_size, task.n_outputs, task.chance) == (257, 257, 1 / 257)
+    assert task.reset_token is None and not isinstance(task, ScoredTask)
+    cut = int(len(TEXT) * 0.9)
+    tokenizer = task.tokenizer_object()
+    assert tokenizer.decode(task.split("train").tokens()) == TEXT[:cut]
+    assert tokenizer.decode(task.split("validation").tokens()) == TEXT[cut:]
+    assert len(source) == -(-(cut - 1) // 8) and len(task.split("test")) == 0
+    assert task.split("train").counts == TextCounts(
+        cut, 1, cut, cut, len(TEXT[:cut].split()), TEXT[:cut].count("\n") + 1
+    )
+    assert everything(task.split("train")).reset is None
+
+
+def test_documents_are_marked_and_reset(tmp_path):
+    for name, text in {"train_0": "one", "train_1": "two!", "valid": "three", "test": "x"}.items():
+        (tmp_path / f"{name}.txt").write_text(text)
+    task = LanguageModeling(path=tmp_path, documents=True, length=4).prepared()
+    end = ByteTokenizer.end_of_document
+    expected = [*b"one", end, *b"two!", end]
+    batch = everything(task.split("train"))
+    assert batch.inputs.flatten().tolist() == expected[:-1]
+    # the first token of a document is predicted from the end of the one before
+    assert batch.targets.flatten().tolist() == expected[1:]
+    assert batch.reset.tolist() == [[True, False, False, False], [True, False, False, False]]
+    assert task.split("test").tokens().tolist() == [*b"x", end]
+
+
+def test_rows_of_a_data_set_are_documents(tmp_path):
+    datasets = pytest.importorskip("datasets", reason='the extra "text" is not installed')
+    datasets.disable_progress_bars()
+    rows = datasets.Dataset.from_dict({"story": ["ab", "", "cde", "f" * 10, "g"]})
+    rows.save_to_disk(str(tmp_path / "saved"))
+    fields = {
+        "dataset": str(tmp_path / "saved"),
+        "text_column": "story",
+        "validation_share": 0.25,
+        "length": 2,
+    }
+    task = LanguageModeling(documents=True, **fields).prepared()
+    train = task.split("train")
+    assert train.starts.tolist() == [0, 3, 7] and train.counts.documents == 3
+    assert task.split("validation").tokens().tolist() == [*b"g", 256]
+    stream = LanguageModeling(**fields).prepared()
+    tokens = np.concatenate([stream.split(name).tokens() for name in ("train", "validation")])
+    assert bytes(tokens.astype(np.uint8)) == b"ab\n\ncde\nffffffffff\ng\n"
+
+
+def test_the_tokenizer_of_a_run_folder_is_taken_for_other_text(file, tmp_path):
+    trained = LanguageModeling(path=file, tokenizer="characters", length=8).prepared()
+    run = tmp_path / "run"
+    run.mkdir()
+    trained.tokenizer_object().save(run)
+    other = tmp_path / "other.txt"
+    other.write_text("a cat sat on a log")
+    changed = {"path": other, "tokenizer": str(run), "validation_share": 0.0, "length": 4}
+    task = dataclasses.replace(trained, **changed).prepared()
+    assert task.vocab_size == trained.vocab_size
+    assert (
+        task.split("train").tokens().tolist() == trained.tokenizer_object().encode(other.read_text()).tolist()
+    )
+    other.write_text("a cow")
+    with pytest.raises(DataError, match=r"the character 'w' \(U[+]0077\) is none of"):
+        dataclasses.replace(trained, **changed).prepared()
+
+
+def test_a_larger_vocabulary_is_padding(file):
+    task = LanguageModeling(path=file, length=8, vocab_size=320)
+    assert task.prepared().vocab_size == 320 and task.prepared().chance == 1 / 320
+    with pytest.raises(DataError, match=r"`vocab_size` must be at least the 257 tokens .*'bytes'; got 256"):
+        dataclasses.replace(task, vocab_size=256).prepared()
+
+
+def test_prepared_says_what_only_the_data_can_tell_and_nothing_else(file):
+    task = LanguageModeling(path=file, tokenizer="characters", length=8)
+    assert task.vocab_size is None and task.n_outputs is None
+    prepared = task.prepared()
+    assert prepared == dataclasses.replace(task, vocab_size=len(set(TEXT[: int(len(TEXT) * 0.9)])))
+    assert prepared.prepared() == prepared and hash(prepared) == hash(prepared.prepared())
+    with pytest.raises(DataError, match=r"`vocab_size` is known after `prepared\(\)`"):
+        task.chance  # noqa: B018
+
+
+def test_a_stored_configuration_is_the_same(file):
+    task = LanguageModeling(path=file, cache=file.parent / "own", length=8).prepared()
+    stored = json.loads(json.dumps(dataclasses.asdict(task), default=str))
+    assert LanguageModeling(**stored) == task
+
+
+def test_trivial_score_is_that_of_the_most_frequent_training_token(tmp_path):
+    (tmp_path / "train.txt").write_text("aab" * 10)
+    (tmp_path / "valid.txt").write_text("bbba")
+    task = LanguageModeling(path=tmp_path, tokenizer="characters", length=4)
+    # of b, b, a, the first token being no target
+    assert task.trivial_score == pytest.approx(1 / 3)
+    (tmp_path / "test.txt").write_text("bbb")
+    assert dataclasses.replace(task).trivial_score == 0
+    alone = LanguageModeling(path=tmp_path / "train.txt", length=4, validation_share=0.0)
+    assert alone.trivial_score == pytest.approx(19 / 29)
+
+
+def test_text_that_is_shorter_than_a_window(file):
+    task = LanguageModeling(path=file, length=len(TEXT), validation_share=0.0)
+    message = f"has {len(TEXT)} tokens, too few for a window of `length` = {len(TEXT)} and the token after it"
+    with pytest.raises(DataError, match=message):
+        task.prepared()
+    # evaluation needs no full window
+    assert len(task.split("train")) == 1
+    assert dataclasses.replace(task, length=len(TEXT) - 1).prepared().vocab_size == 257
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"path": "a", "dataset": "b"}, "one of `path` and `dataset` must be given; got both, a and b"),
+        ({"length": 0}, "`length` must be at least 1; got 0"),
+        (
+            {"validation_share": -0.1},
+            "`validation_share` and `test_share` must be at least 0 and together less",
+        ),
+        ({"validation_share": 0.5, "test_share": 0.5}, "together less than 1; got 0.5 and 0.5"),
+    ],
+)
+def test_impossible_configurations_are_refused(fields, message):
+    with pytest.raises(DataError, match=message):
+        LanguageModeling(**fields)
+
+
+def test_without_text_there_is_an_error_that_says_how_to_give_it(file):
+    with pytest.raises(DataError, match=r"got neither\. Pass --data\.path FILE, or --data\.dataset NAME"):
+        LanguageModeling().prepared()
+    with pytest.raises(DataError, match=r"nowhere\.txt does not exist"):
+        LanguageModeling(path=file.parent / "nowhere.txt").prepared()
+    with pytest.raises(ValueError, match="no split 'valid'; did you mean 'validation'"):
+        LanguageModeling(path=file).split("valid")
