@@ -1,0 +1,282 @@
+"""Prompts read in parallel, then tokens one at a time."""
+
+import itertools
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Int, Int64
+from torch import Tensor
+
+from linrec.generation.precision import Precision, autocast, with_weights_cast
+from linrec.generation.sampling import Sampling
+from linrec.generation.state import GenerationState
+from linrec.generation.steps import Steps
+from linrec.mixers import State
+from linrec.models import LanguageModel
+
+__all__ = ["Generated", "TokenStream", "generate", "stream"]
+
+# tokens of a piece of the prompt, those of all sequences together: bounds the memory that a prompt needs
+PIECE = 4096
+
+
+class Generated(NamedTuple):
+    """What `generate` returns.
+
+    Attributes:
+        tokens: the generated tokens, without the prompt, (b, n_tokens).
+        state: where the generation can be continued.
+    """
+
+    tokens: Int64[Tensor, "b n"]
+    state: GenerationState
+
+
+class TokenStream(Iterator[Tensor]):
+    """Generated tokens, one per sequence and step, without end; `stream` makes it.
+
+    Attributes:
+        prefilled: tokens of each sequence that were read in parallel: all but the last, which the first step
+            reads.
+    """
+
+    def __init__(self, steps: Steps, prefilled: int) -> None:
+        self._steps = steps
+        self.prefilled = prefilled
+
+    def __next__(self) -> Int64[Tensor, "b"]:
+        """Take one step; return the token of each sequence, on the model's device."""
+        return self._steps.advance()
+
+    @property
+    def state(self) -> GenerationState:
+        """Where the generation stands after the tokens so far; tokens that follow do not change it."""
+        return self._steps.state
+
+    @property
+    def captured(self) -> bool:
+        """Whether steps are replayed as a CUDA graph by now."""
+        return self._steps.captured
+
+
+def stream(
+    model: LanguageModel,
+    tokens: Int[Tensor, "b t"] | None = None,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int = 0,
+    state: GenerationState | None = None,
+    reset: Bool[Tensor, "b t"] | None = None,
+    vocab_size: int | None = None,
+    precision: Precision = "32-true",
+    capture: bool = True,
+) -> TokenStream:
+    """token_{n+1} ~ softmax(logits(token_1, .., token_n) / temperature), filtered by top-k and top-p.
+
+    The prompt is read at once, before this returns, in parallel and in pieces of constant size. Each token is
+    then one step from the carried state, so that time and memory per token do not depend on what came before,
+    unless the model's state grows.
+
+    The n-th generated token of row i is drawn with the n-th of the numbers that belong to (seed, i). It
+    depends neither on the other rows, nor on the pieces that the text was generated in, nor on capturing.
+
+    Args:
+        model: in evaluation mode, with an output per token.
+        tokens: the prompts, (b, t), any integer dtype that torch embeds; after `state`, if that is given.
+            Prompts of several lengths come from `pad_prompts`. None only with a state.
+        temperature: 0 is greedy; see `Sampling`, also for the next two.
+        top_k: tokens to choose from at most; None is all.
+        top_p: probability of the tokens to choose from; None is all.
+        seed: of the random numbers, in 0 .. 2^64 - 1.
+        state: where another generation ended; None is the beginning.
+        reset: (b, t), true where a document begins; nothing before it counts.
+        vocab_size: the first so many tokens are generated; None is all. For models with a padded vocabulary.
+        precision: "32-true", or "bf16-mixed" for autocast in bfloat16.
+        capture: on CUDA, whether to record the step as a graph where the state's shape is constant, which is
+            what takes the time of launching kernels away. False is for models that cannot be recorded.
+
+    Returns:
+        An iterator over tokens (b), int64, on the model's device. It has no end: take what is needed.
+
+    Raises:
+        ValueError: the model is in training mode or has other outputs than tokens, there is nothing to start
+            from, tokens are out of range, shapes do not fit, logits are not finite, or an option is out of
+            range.
+        TypeError: `tokens` are no integers.
+
+    Example:
+        >>> from linrec.models import ModelConfig
+        >>> model = LanguageModel(ModelConfig(vocab_size=5, d_model=8, n_layers=1)).eval()
+        >>> numbers = stream(model, torch.tensor([[1, 2, 3]]), seed=1)
+        >>> next(numbers).shape, numbers.prefilled
+        (torch.Size([1]), 2)
+    """
+    sampling = Sampling(temperature, top_k, top_p)
+    vocab_size = _checked_vocabulary(model, vocab_size)
+    device = next(model.parameters()).device
+    tokens, reset, layers = _pending(model, tokens, reset, state, device)
+    model = with_weights_cast(model, precision)
+    last = None
+    if reset is not None:
+        reset, last = reset[:, :-1], reset[:, -1]
+    layers = _prefill(model, tokens[:, :-1], reset, layers, precision)
+    drawn = 0 if state is None else state.drawn
+    steps = Steps(
+        model,
+        GenerationState(layers, tokens[:, -1], last, drawn),
+        sampling=sampling,
+        seed=seed,
+        vocab_size=vocab_size,
+        precision=precision,
+        capture=capture,
+    )
+    return TokenStream(steps, tokens.shape[1] - 1)
+
+
+def generate(
+    model: LanguageModel,
+    tokens: Int[Tensor, "b t"] | None = None,
+    *,
+    n_tokens: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int = 0,
+    state: GenerationState | None = None,
+    reset: Bool[Tensor, "b t"] | None = None,
+    vocab_size: int | None = None,
+    precision: Precision = "32-true",
+    capture: bool = True,
+) -> Generated:
+    """The first `n_tokens` tokens of `stream`, together; other arguments and errors are its own.
+
+    Args:
+        model: see `stream`, also for what is not listed here.
+        tokens: the prompts, (b, t).
+        n_tokens: how many tokens to generate, at least 0.
+
+    Returns:
+        Tokens (b, n_tokens), and the state. Calling again with the state, without tokens and with the same
+        seed continues as one call would have.
+
+    Raises:
+        ValueError: `n_tokens` is negative; or what `stream` raises.
+
+    Example:
+        >>> from linrec.models import ModelConfig
+        >>> model = LanguageModel(ModelConfig(vocab_size=5, d_model=8, n_layers=1)).eval()
+        >>> prompt = torch.tensor([[1, 2, 3]])
+        >>> whole, _ = generate(model, prompt, n_tokens=6, top_k=3)
+        >>> first, state = generate(model, prompt, n_tokens=2, top_k=3)
+        >>> rest, _ = generate(model, state=state, n_tokens=4, top_k=3)
+        >>> torch.equal(torch.cat([first, rest], dim=1), whole)
+        True
+    """
+    if n_tokens < 0:
+        raise ValueError(f"`n_tokens` must be at least 0; got {n_tokens}.")
+    numbers = stream(
+        model,
+        tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        state=state,
+        reset=reset,
+        vocab_size=vocab_size,
+        precision=precision,
+        capture=capture,
+    )
+    found = list(itertools.islice(numbers, n_tokens))
+    none = numbers.state.token.new_zeros(len(numbers.state.token), 0)
+    return Generated(torch.stack(found, dim=1) if found else none, numbers.state)
+
+
+def _checked_vocabulary(model: LanguageModel, vocab_size: int | None) -> int:
+    """Return how many tokens there are to choose from."""
+    if model.training:
+        raise ValueError("`model` must be in evaluation mode; got training mode. Call `model.eval()`.")
+    known, n_outputs = model.config.vocab_size, model.config.n_outputs
+    if n_outputs not in (None, known):
+        raise ValueError(
+            f"`model` must have one output per token, {known}; got {n_outputs} outputs. It is no language "
+            "model."
+        )
+    if vocab_size is None:
+        return known
+    if not 1 <= vocab_size <= known:
+        raise ValueError(f"`vocab_size` must be in 1 .. {known}, which the model has; got {vocab_size}.")
+    return vocab_size
+
+
+def _pending(
+    model: LanguageModel,
+    tokens: Tensor | None,
+    reset: Tensor | None,
+    state: GenerationState | None,
+    device: torch.device,
+) -> tuple[Tensor, Tensor | None, tuple[State, ...] | None]:
+    """Return the tokens that the model has not read yet, (b, at least 1), their resets, and its state."""
+    if tokens is None:
+        tokens = torch.zeros(0 if state is None else len(state.token), 0, dtype=torch.int64)
+    if tokens.dim() != 2:
+        raise ValueError(
+            f"`tokens` must have shape (batch, time); got {tuple(tokens.shape)}. "
+            "Add a batch axis to a single prompt: `tokens[None]`."
+        )
+    if tokens.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"`tokens` must be int64 token ids; got {tokens.dtype}. Convert: `tokens.long()`.")
+    if reset is not None and reset.shape != tokens.shape:
+        raise ValueError(
+            f"`reset` must have the shape of `tokens`, {tuple(tokens.shape)}; got {tuple(reset.shape)}."
+        )
+    tokens = tokens.to(device).long()
+    reset = None if reset is None else reset.to(device)
+    _check_range(tokens, model.config.vocab_size)
+    if state is None:
+        if tokens.shape[1] == 0:
+            raise ValueError(
+                "`tokens` must hold at least one token per sequence where there is no `state`; got "
+                f"{tuple(tokens.shape)}. Start from the token that ends a document, say."
+            )
+        return tokens, reset, None
+    if len(state.token) != len(tokens):
+        raise ValueError(
+            f"`state` must be of as many sequences as `tokens`, {len(tokens)}; got {len(state.token)}."
+        )
+    if reset is not None or state.reset is not None:
+        begun = torch.zeros_like(state.token, dtype=torch.bool) if state.reset is None else state.reset
+        reset = torch.zeros_like(tokens, dtype=torch.bool) if reset is None else reset
+        reset = torch.cat([begun[:, None], reset], dim=1)
+    return torch.cat([state.token[:, None], tokens], dim=1), reset, state.layers
+
+
+def _check_range(tokens: Tensor, vocab_size: int) -> None:
+    """Raise a ValueError unless all tokens are in 0 .. vocab_size - 1."""
+    outside = tokens[(tokens < 0) | (tokens >= vocab_size)]
+    if len(outside):
+        raise ValueError(
+            f"`tokens` must be in 0 .. {vocab_size - 1}, the model's vocabulary; got {outside[0].item()}. "
+            "Encode the text with the model's own tokenizer."
+        )
+
+
+@torch.no_grad()
+def _prefill(
+    model: LanguageModel,
+    tokens: Tensor,
+    reset: Tensor | None,
+    layers: tuple[State, ...] | None,
+    precision: Precision,
+) -> tuple[State, ...]:
+    """Return the model's state after tokens (b, t), of which the logits are not needed."""
+    piece = max(1, PIECE // max(1, len(tokens)))
+    with autocast(precision, tokens.device):
+        for start in range(0, tokens.shape[1], piece):
+            now = slice(start, start + piece)
+            now_reset = None if reset is None else reset[:, now]
+            _, layers = model.hidden(tokens[:, now], layers, reset=now_reset)
+    return model.init_state(len(tokens)) if layers is None else layers

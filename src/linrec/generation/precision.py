@@ -1,0 +1,47 @@
+"""Autocast for many steps: weights are cast once instead of at every step."""
+
+import copy
+from contextlib import AbstractContextManager
+from typing import Literal, TypeAlias
+
+import torch
+from torch import nn
+
+from linrec.errors import unknown
+from linrec.models import LanguageModel
+
+Precision: TypeAlias = Literal["32-true", "bf16-mixed"]
+
+
+def autocast(precision: Precision, device: torch.device) -> AbstractContextManager:
+    """Return the context that a step runs in: bfloat16 autocast, or none."""
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16-mixed")
+
+
+def with_weights_cast(model: LanguageModel, precision: Precision) -> LanguageModel:
+    """Return the model, or one that shares its tensors but for those that autocast would cast at every step.
+
+    These are the weights and biases of plain linear layers, which under autocast compute in bfloat16
+    whatever they are kept in. A step for one sequence reads every weight once, so that casting them in it
+    would cost more than it saves.
+
+    Args:
+        model: left as it is.
+        precision: "32-true" changes nothing.
+
+    Raises:
+        ValueError: an unknown precision.
+    """
+    if precision not in ("32-true", "bf16-mixed"):
+        raise unknown("`precision`", precision, ["32-true", "bf16-mixed"])
+    if precision == "32-true":
+        return model
+    tensors = [*model.parameters(), *model.buffers()]
+    shared = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
+    for module in shared.modules():
+        # subclasses may compute in a precision of their own, as GateLinear does
+        if type(module) is nn.Linear:
+            for name, parameter in list(module.named_parameters(recurse=False)):
+                cast = nn.Parameter(parameter.detach().bfloat16(), requires_grad=False)
+                setattr(module, name, cast)
+    return shared

@@ -1,0 +1,31 @@
+"""Small models for these tests, in float64 so that no two tokens are equally likely."""
+
+from typing import Any
+
+import torch
+
+from linrec import mixers
+from linrec.models import LanguageModel, ModelConfig
+
+VOCAB = 13
+# every mixer that there is; and states that a default does not have
+MIXERS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in mixers.names()} | {
+    "gate_loop heads": ("gate_loop", {"n_heads": 2, "phase_activation": "none", "output_gate": True}),
+    "attention window": ("attention", {"n_heads": 2, "window": 4}),
+    "gate_loop_attention heads": ("gate_loop_attention", {"n_heads": 2, "transition": "fixed"}),
+}
+
+
+def build(name: str, *, seed: int = 0, dtype: torch.dtype = torch.float64, **config: Any) -> LanguageModel:
+    mixer, arguments = MIXERS[name]
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        shape = {"vocab_size": VOCAB, "d_model": 8, "n_layers": 2, "d_channel_mixing": 16} | config
+        model = LanguageModel(ModelConfig(mixer=mixer, mixer_args=arguments, **shape))
+        # logits far enough apart that generated text is not all the same token, or all noise
+        torch.nn.init.normal_(model.head.weight, std=0.7)
+    return model.to(dtype).eval()
+
+
+def prompt(batch: int = 2, length: int = 5, *, seed: int = 0) -> torch.Tensor:
+    return torch.randint(VOCAB, (batch, length), generator=torch.Generator().manual_seed(seed))

@@ -1,0 +1,88 @@
+import itertools
+
+import pytest
+import torch
+
+from linrec.generation import generate, pad_prompts, stream
+from linrec.generation.noise import BLOCK
+from linrec.testing import assert_agree
+
+from .models import MIXERS, build, prompt
+
+GROWING = {"attention", "gate_loop_attention", "gate_loop_attention heads"}
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+@pytest.mark.parametrize("name", MIXERS)
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@pytest.mark.parametrize("options", [{}, {"temperature": 0}, {"top_k": 5}, {"top_p": 0.9}], ids=str)
+def test_a_replayed_step_gives_the_tokens_of_the_step(self, name, precision, options):
+    model = build(name, dtype=torch.float32).cuda()
+    options = options | {"precision": precision, "seed": 3}
+    eager = stream(model, prompt(), capture=False, **options)
+    captured = stream(model, prompt(), **options)
+    for _ in range(40):
+        assert torch.equal(next(captured), next(eager))
+    assert not eager.captured
+    # a window is full after some steps, and has one shape from then on
+    assert captured.captured == (name not in GROWING)
+    assert torch.equal(captured.state.token, eager.state.token)
+    assert_agree(captured.state.layers, eager.state.layers)
+
+
+def test_replaying_goes_on_over_the_ends_of_blocks_of_noise(self):
+    model, n = build("hgru", dtype=torch.float32).cuda(), 2 * BLOCK + 10
+    found = [generate(model, prompt(), n_tokens=n, capture=capture).tokens for capture in (False, True)]
+    assert torch.equal(*found)
+
+
+def test_the_gpu_gives_the_tokens_of_the_cpu(self):
+    model = build("gate_loop")
+    expected = generate(model, prompt(), n_tokens=30, top_p=0.9).tokens
+    assert torch.equal(generate(model.cuda(), prompt(), n_tokens=30, top_p=0.9).tokens.cpu(), expected)
+
+
+def test_what_was_returned_stays_what_it_was(self):
+    numbers = stream(build("hgru", dtype=torch.float32).cuda(), prompt())
+    tokens = list(itertools.islice(numbers, 10))
+    assert numbers.captured
+    copies, state = [token.clone() for token in tokens], numbers.state
+    layers, token = [layer.clone() for layer in state.layers], state.token.clone()
+    list(itertools.islice(numbers, 10))
+    assert all(map(torch.equal, tokens, copies))
+    assert all(map(torch.equal, state.layers, layers)) and torch.equal(state.token, token)
+
+
+def test_stopping_and_going_on_between_replayed_steps(self):
+    model = build("gate_loop", dtype=torch.float32).cuda()
+    whole, _ = generate(model, prompt(), n_tokens=30)
+    first, state = generate(model, prompt(), n_tokens=13)
+    second, _ = generate(model, state=state, n_tokens=17)
+    assert torch.equal(torch.cat([first, second], dim=1), whole)
+
+
+def test_prompts_of_several_lengths(self):
+    model = build("hgru", dtype=torch.float32).cuda()
+    tokens, reset = pad_prompts([prompt()[0], prompt()[1, :1]])
+    found = [
+        generate(model, tokens, reset=reset, n_tokens=20, capture=capture).tokens for capture in (False, True)
+    ]
+    assert torch.equal(*found)
+
+
+def test_a_state_whose_parts_change_places(self, monkeypatch):
+    # each step moves what it was given one place on, which a copy in the wrong order would lose
+    model = build("hgru", dtype=torch.float32).cuda()
+    hidden = model.hidden
+
+    def rotating(tokens, layers=None, *, reset=None):
+        layers = layers if layers is None else tuple(layers)
+        x, (first, second) = hidden(tokens, layers, reset=reset)
+        return x, (second, layers[0] if layers is not None else first)
+
+    monkeypatch.setattr(model, "hidden", rotating)
+    found = [generate(model, prompt(), n_tokens=20, capture=capture).tokens for capture in (False, True)]
+    assert torch.equal(*found)

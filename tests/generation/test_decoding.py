@@ -1,0 +1,234 @@
+import itertools
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from linrec.generation import decoding, fingerprint, generate, pad_prompts, stream
+from linrec.generation.noise import uniforms
+from linrec.generation.precision import autocast, with_weights_cast
+from linrec.generation.state import named
+from linrec.generation.steps import EAGER_STEPS
+from linrec.testing import assert_agree
+
+from .models import MIXERS, VOCAB, build, prompt
+
+every_mixer = pytest.mark.parametrize("name", MIXERS)
+
+
+@torch.no_grad()
+def without_states(model, tokens, n_tokens, choose):
+    """Generate by a full forward pass for each token; `choose` maps (b, v) logits and the place to tokens."""
+    start = tokens.shape[1]
+    for place in range(n_tokens):
+        logits, _ = model(tokens)
+        tokens = torch.cat([tokens, choose(logits[:, -1], place)[:, None]], dim=1)
+    return tokens[:, start:]
+
+
+@every_mixer
+@pytest.mark.parametrize("length", [1, 2, 6])
+def test_greedy_is_the_argmax_of_full_passes(name, length):
+    model, tokens = build(name), prompt(length=length)
+    expected = without_states(model, tokens, 12, lambda logits, _: logits.argmax(-1))
+    found, _ = generate(model, tokens, n_tokens=12, temperature=0)
+    assert torch.equal(found, expected)
+
+
+@every_mixer
+def test_sampling_is_that_of_full_passes(name):
+    model, tokens = build(name), prompt(batch=3)
+
+    def choose(logits, place):
+        chosen = []
+        for row, values in enumerate(logits.numpy()):
+            # the three likeliest of four fifths of the temperature, by the inverse of their distribution
+            likely = np.argsort(-values)[:3]
+            p = np.exp(values[likely] / 0.8)
+            chosen.append(
+                likely[np.searchsorted(p.cumsum() / p.sum(), uniforms(9, row, place, 1)[0], "right")]
+            )
+        return torch.tensor(chosen)
+
+    expected = without_states(model, tokens, 12, choose)
+    found, _ = generate(model, tokens, n_tokens=12, temperature=0.8, top_k=3, seed=9)
+    assert torch.equal(found, expected)
+    assert len(expected.unique()) > 4
+
+
+@every_mixer
+def test_a_prompt_in_pieces_is_the_prompt(name, monkeypatch):
+    model, tokens = build(name), prompt(length=11)
+    _, whole = generate(model, tokens, n_tokens=0)
+    longest = []
+    hidden = model.hidden
+    monkeypatch.setattr(decoding, "PIECE", 6)
+    monkeypatch.setattr(
+        model, "hidden", lambda x, *rest, **named: longest.append(x) or hidden(x, *rest, **named)
+    )
+    _, pieces = generate(model, tokens, n_tokens=0)
+    assert [piece.shape[1] for piece in longest] == [3, 3, 3, 1]
+    assert_agree(pieces.layers, whole.layers)
+
+
+def test_a_seed_gives_the_same_tokens_and_another_one_others():
+    model, tokens = build("hgru"), prompt()
+    one, again, other = (generate(model, tokens, n_tokens=20, seed=seed).tokens for seed in (4, 4, 5))
+    assert torch.equal(one, again) and not torch.equal(one, other)
+
+
+@every_mixer
+def test_rows_are_independent(name):
+    model, tokens = build(name), prompt(batch=3)
+    together, _ = generate(model, tokens, n_tokens=9, seed=2)
+    alone, _ = generate(model, tokens[:1], n_tokens=9, seed=2)
+    assert torch.equal(together[:1], alone)
+
+
+def test_equal_prompts_are_continued_differently():
+    tokens, _ = generate(build("hgru"), prompt(batch=1).expand(4, -1), n_tokens=20)
+    assert len({tuple(row) for row in tokens.tolist()}) == 4
+
+
+@every_mixer
+@pytest.mark.parametrize("before", [0, 1, 4])
+def test_continuing_is_not_having_stopped(name, before):
+    model, tokens = build(name), prompt()
+    whole, end = generate(model, tokens, n_tokens=9, seed=3)
+    first, state = generate(model, tokens, n_tokens=before, seed=3)
+    second, last = generate(model, state=state, n_tokens=9 - before, seed=3)
+    assert torch.equal(torch.cat([first, second], dim=1), whole)
+    assert last.drawn == end.drawn == 9
+    assert_agree(last.layers, end.layers)
+
+
+@every_mixer
+def test_a_state_takes_more_prompt(name):
+    model, tokens = build(name), prompt(length=8)
+    whole, _ = generate(model, tokens, n_tokens=6, seed=1)
+    for split in (1, 3, 7):
+        _, state = generate(model, tokens[:, :split], n_tokens=0)
+        after, _ = generate(model, tokens[:, split:], state=state, n_tokens=6, seed=1)
+        assert torch.equal(after, whole)
+
+
+@every_mixer
+def test_prompts_of_several_lengths_are_continued_as_alone(name):
+    model = build(name)
+    prompts = [prompt(1, length, seed=length)[0] for length in (1, 7, 2)]
+    tokens, reset = pad_prompts(prompts)
+    together, _ = generate(model, tokens, reset=reset, n_tokens=8, temperature=0)
+    for row, alone in zip(together, prompts, strict=True):
+        assert torch.equal(row, generate(model, alone[None], n_tokens=8, temperature=0).tokens[0])
+    # also when they were kept in between, the newest token being the first of its document
+    _, state = generate(model, tokens, reset=reset, n_tokens=0)
+    assert state.reset.tolist() == [True, False, False]
+    assert torch.equal(generate(model, state=state, n_tokens=8, temperature=0).tokens, together)
+    more = prompt(3, 2)
+    after, _ = generate(model, more, state=state, n_tokens=8, temperature=0)
+    for row, start, end in zip(after, prompts, more, strict=True):
+        alone = torch.cat([start, end])[None]
+        assert torch.equal(row, generate(model, alone, n_tokens=8, temperature=0).tokens[0])
+
+
+def test_a_state_stays_what_it_was_while_the_stream_goes_on():
+    numbers = stream(build("gate_loop"), prompt())
+    list(itertools.islice(numbers, 3))
+    state = numbers.state
+    kept = {name: tensor.clone() for name, tensor in named(state.layers, "layers").items()}
+    list(itertools.islice(numbers, 3))
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in named(state.layers, "layers").items())
+    assert (state.drawn, numbers.state.drawn) == (3, 6)
+
+
+def test_the_state_of_a_recurrence_does_not_grow():
+    model = build("hgru")
+    bytes_after = [generate(model, prompt(length=n), n_tokens=n).state.nbytes for n in (1, 40)]
+    # a row of 8 complex numbers of 16 bytes in each of two layers
+    assert bytes_after == [2 * 2 * 8 * 16] * 2
+
+
+def test_padding_of_the_vocabulary_is_never_generated():
+    model = build("hgru")
+    torch.nn.init.constant_(model.head.bias[10:], 100.0)
+    assert generate(model, prompt(), n_tokens=5).tokens.min() >= 10
+    assert generate(model, prompt() % 10, n_tokens=50, vocab_size=10).tokens.max() < 10
+
+
+@pytest.mark.parametrize("name", ["gate_loop", "hgru", "lru", "attention"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_weights_that_are_cast_once_are_those_of_autocast(name, tied):
+    model = build(name, dtype=torch.float32, tie_embeddings=tied)
+    before, tokens = fingerprint(model), prompt(length=20)
+    cast = with_weights_cast(model, "bf16-mixed")
+    with torch.no_grad(), autocast("bf16-mixed", torch.device("cpu")):
+        for mine, expected in zip(cast(tokens), model(tokens), strict=True):
+            torch.testing.assert_close(mine, expected, rtol=0, atol=0)
+    assert cast.head.weight.dtype == torch.bfloat16 and cast.embedding.weight is model.embedding.weight
+    assert fingerprint(model) == before
+    assert len(generate(model, tokens, n_tokens=3, precision="bf16-mixed").tokens[0]) == 3
+
+
+def test_nothing_is_captured_on_the_cpu():
+    numbers = stream(build("hgru"), prompt(), capture=True)
+    list(itertools.islice(numbers, EAGER_STEPS + 3))
+    assert not numbers.captured
+
+
+def test_no_memory_is_kept_for_gradients():
+    _, state = generate(build("gate_loop"), prompt(), n_tokens=2)
+    assert not any(tensor.requires_grad for tensor in named(state.layers, "layers").values())
+
+
+def test_logits_that_are_no_numbers():
+    model = build("hgru")
+    torch.nn.init.constant_(model.head.bias, torch.nan)
+    with pytest.raises(ValueError, match="the model's logits must be finite"):
+        generate(model, prompt(), n_tokens=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"tokens": None}, ValueError, "`tokens` must hold at least one token per sequence"),
+        ({"tokens": prompt()[:, :0]}, ValueError, "where there is no `state`; got (2, 0)."),
+        ({"tokens": prompt()[0]}, ValueError, "`tokens` must have shape (batch, time); got (5,)."),
+        (
+            {"tokens": prompt() + VOCAB},
+            ValueError,
+            "`tokens` must be in 0 .. 12, the model's vocabulary; got ",
+        ),
+        ({"tokens": -1 - prompt()}, ValueError, "`tokens` must be in 0 .. 12, the model's vocabulary; got -"),
+        ({"tokens": prompt().double()}, TypeError, "`tokens` must be int64 token ids; got torch.float64."),
+        ({"reset": torch.zeros(2, 4).bool()}, ValueError, "`reset` must have the shape of `tokens`, (2, 5)"),
+        ({"n_tokens": -1}, ValueError, "`n_tokens` must be at least 0; got -1."),
+        ({"vocab_size": 14}, ValueError, "`vocab_size` must be in 1 .. 13, which the model has; got 14."),
+        ({"seed": -1}, ValueError, "`seed` must be in 0 .. 2^64 - 1; got -1."),
+        ({"precision": "bf16"}, ValueError, "there is no `precision` 'bf16'; did you mean 'bf16-mixed'?"),
+        ({"top_k": 0}, ValueError, "`top_k` must be at least 1"),
+    ],
+)
+def test_mistakes(options, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        generate(build("hgru"), **{"tokens": prompt(), "n_tokens": 1} | options)
+
+
+def test_a_state_of_other_sequences():
+    model = build("hgru")
+    _, state = generate(model, prompt(batch=3), n_tokens=1)
+    with pytest.raises(ValueError, match="must be of as many sequences as `tokens`, 2; got 3"):
+        generate(model, prompt(), state=state, n_tokens=1)
+
+
+def test_models_that_cannot_generate():
+    with pytest.raises(ValueError, match=r"in evaluation mode; got training mode. Call `model.eval\(\)`."):
+        generate(build("hgru").train(), prompt(), n_tokens=1)
+    with pytest.raises(ValueError, match="one output per token, 13; got 50 outputs"):
+        generate(build("hgru", n_outputs=50), prompt(), n_tokens=1)
+
+
+def test_prompts_that_are_none():
+    for prompts in ([], [prompt()[0], prompt()[0, :0]]):
+        with pytest.raises(ValueError, match="`prompts` must hold prompts of at least one token each"):
+            pad_prompts(prompts)
