@@ -125,6 +125,21 @@ def test_dropout_is_of_shares_and_in_training_alone():
     assert 60 < int(dropped.sum()) < 140
 
 
+@pytest.mark.parametrize("arguments", [{}, {"n_heads": 3, "window": 3}, {"n_heads": 2, "causal": False}])
+def test_token_mixing_is_the_mean_of_what_the_values_are_multiplied_by(arguments, monkeypatch):
+    mixer, x = make(**arguments), inputs()
+    reset = torch.zeros(2, 7, dtype=torch.bool)
+    reset[1, 3] = True
+    mixing = mixer.token_mixing(x, reset=reset)
+    with torch.no_grad():
+        mixer.out.weight.copy_(torch.eye(D))
+        for m in range(7):
+            # values that are 1 at step m and 0 elsewhere
+            values = (torch.arange(7) == m).double()[None, :, None].expand(2, 7, D)
+            monkeypatch.setattr(mixer.v, "forward", lambda x, values=values: values)
+            assert_agree(mixing[..., m], mixer(x, reset=reset)[0].mean(-1))
+
+
 def test_default_heads_have_at_least_64_channels():
     widths = {4: 1, 64: 1, 100: 1, 128: 2, 192: 3, 384: 6, 624: 8, 768: 12, 1000: 10}
     assert {d: build("attention", d).n_heads for d in widths} == widths

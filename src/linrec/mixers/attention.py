@@ -121,12 +121,9 @@ class Attention(Mixer):
     ) -> tuple[Float[Tensor, "b t d_model"], State]:
         """Mix `x` over time; see `Mixer.forward`. The state is an `AttentionState`, None without `causal`."""
         self.check_input(x)
-        past, seen = (None, x.new_zeros(1, dtype=torch.int64)) if state is None else _checked(state, x)
-        q = self.q(x).unflatten(-1, (self.n_heads, self.d_head))
-        k = self.k(x).unflatten(-1, (self.n_heads, self.d_head))
+        past, seen = (None, _start(x)) if state is None else _checked(state, x)
+        q, k = self._queries_and_keys(x, seen)
         v = self.v(x).unflatten(-1, (self.n_heads, self.d_head))
-        if self.rotary is not None:
-            q, k = self.rotary(seen[:, None] + torch.arange(x.shape[1], device=x.device), q, k)
         dropout = self.dropout if self.training else 0.0
         y, cache = softmax_attention(
             q, k, v, state=past, reset=reset, window=self.window, causal=self.causal, dropout=dropout
@@ -145,6 +142,24 @@ class Attention(Mixer):
         position = torch.zeros(batch, dtype=torch.int64, device=device)
         return AttentionState(AttentionCache(none, none, None, None, None), position)
 
+    def token_mixing(
+        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
+    ) -> Float[Tensor, "b t t"]:
+        """Mean over heads of softmax(M_-inf(Q' K'^T / sqrt(d_head))), which v is multiplied by."""
+        q, k = self._queries_and_keys(x, _start(x))
+        # what attention makes of the identity is the matrix
+        identity = torch.eye(x.shape[1], dtype=q.dtype, device=x.device)[:, None]
+        v = identity.expand(len(x), -1, self.n_heads, -1)
+        return softmax_attention(q, k, v, reset=reset, window=self.window, causal=self.causal)[0].mean(2)
+
+    def _queries_and_keys(self, x: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+        q = self.q(x).unflatten(-1, (self.n_heads, self.d_head))
+        k = self.k(x).unflatten(-1, (self.n_heads, self.d_head))
+        if self.rotary is None:
+            return q, k
+        q, k = self.rotary(seen[:, None] + torch.arange(x.shape[1], device=x.device), q, k)
+        return q, k
+
     @property
     def state_size(self) -> int:
         """Elements per cached step, of which there are at most `window` - 1: key and value of every head."""
@@ -154,6 +169,10 @@ class Attention(Mixer):
 def _heads(d_model: int) -> int:
     most = max(1, d_model // CHANNELS_PER_HEAD)
     return next(heads for heads in range(most, 0, -1) if d_model % heads == 0)
+
+
+def _start(x: Tensor) -> Tensor:
+    return torch.zeros(1, dtype=torch.int64, device=x.device)
 
 
 def _checked(state: State, x: Tensor) -> AttentionState:
