@@ -89,6 +89,12 @@ def test_what_tokens_depend_on_gets_a_folder_of_its_own(write, cache, bpe_file):
     assert len({shards.folder for shards in several}) == len(list(cache.iterdir())) == 8
 
 
+def test_a_cache_beside_the_text_is_no_text(write):
+    folder = write(a__txt="a", b__txt="b")
+    first = make(folder, cache=folder / "cache")
+    assert make(folder, cache=folder / "cache").folder == first.folder
+
+
 def test_caches(write, tmp_path, monkeypatch):
     assert make(write(a__txt="a"), cache=tmp_path / "own").folder.parent == tmp_path / "own"
     # a relative path means nothing, as the specification of the variable says
@@ -123,7 +129,7 @@ def test_what_a_killed_process_left_is_not_taken_as_whole(write, cache):
     whole = make(folder).folder
     # a process that is killed cannot clean up: its files have another name than the folder that is looked for
     left = whole.rename(cache / f"{whole.name}.abc.partial")
-    (left / "train.tokens").write_bytes(b"half")
+    (left / "train.ids").write_bytes(b"half")
     again = make(folder)
     assert again.folder == whole and len(again.tokens("train")) == len(TEXT.encode())
 
@@ -141,13 +147,13 @@ def test_of_two_processes_the_first_to_finish_wins(tmp_path):
 
 def test_damaged_tokens_are_found(write):
     shards = make(write(a__txt=TEXT))
-    tokens = shards.folder / "train.tokens"
+    tokens = shards.folder / "train.ids"
     content = tokens.read_bytes()
     tokens.write_bytes(content[:-1])
     with pytest.raises(DataError, match=r"the tokens in .* are damaged, .* Delete the folder"):
         Shards(shards.folder)
     tokens.unlink()
-    with pytest.raises(DataError, match=r"the tokens in .* cannot be read: .*train.tokens"):
+    with pytest.raises(DataError, match=r"the tokens in .* cannot be read: .*train.ids"):
         Shards(shards.folder)
     tokens.write_bytes(content)
     index = shards.folder / "index.json"

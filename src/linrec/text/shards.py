@@ -21,7 +21,7 @@ from linrec.text.tokenizer import Tokenizer
 __all__ = ["Shards"]
 
 INDEX = "index.json"
-VERSION = 1
+VERSION = 2
 START = np.dtype("<i8")
 
 
@@ -65,7 +65,7 @@ class Shards:
 
     def tokens(self, split: str) -> NDArray[np.unsignedinteger]:
         """Return the tokens of a split, uint16 or uint32, mapped from the file; writes do not reach it."""
-        return self._mapped(f"{split}.tokens", self._dtype)
+        return self._mapped(f"{split}.ids", self._dtype)
 
     def starts(self, split: str) -> NDArray[np.int64]:
         """Return where documents begin in the tokens, ascending; nothing where documents do not count."""
@@ -141,7 +141,7 @@ class ShardWriter:
         end = self._tokenizer.end_of_document if mark else None
         ending = np.array([] if end is None else [end], self._dtype).tobytes()
         counter, n_bytes, starts = Counter(), 0, []
-        with self._file(f"{split}.tokens") as file:
+        with self._file(f"{split}.ids") as file:
             for batch in batches(pieces(documents)):
                 encoded = self._tokenizer.encode_batch([piece.text for piece in batch])
                 for piece, ids in zip(batch, encoded, strict=True):
