@@ -5,6 +5,7 @@ import re
 import pytest
 import torch
 
+from linrec.cli.main import COMMANDS
 from linrec.train import get_recipe
 from linrec.train.options import option_names, options_type
 from tests.markdown import PAGES, ROOT, blocks, commands, execute, prose
@@ -38,7 +39,7 @@ def test_commands_name_what_exists(page):
         elif program == "pytest":
             assert first == "-m" or (ROOT / first).exists()
         elif program == "linrec":
-            assert first in ("train", "report", "demo")
+            assert first in COMMANDS
             if first == "train" and not others[0].startswith("-"):
                 known = {"--help", *option_names(options_type(get_recipe(others[0])))}
                 assert {word for word in others if word.startswith("--")} <= known

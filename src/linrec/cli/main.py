@@ -15,6 +15,7 @@ from linrec.train.errors import ConfigError, InterruptedRunError, RunFolderError
 # each is a file of this folder, imported when it is asked for
 COMMANDS = {
     "train": "train RECIPE   train a model",
+    "generate": "generate RUN   continue a text with a language model",
     "report": "report RUN...  pictures and tables of trained models",
     "demo": "demo           train two small models, and report",
 }

@@ -1,0 +1,29 @@
+"""The device that a command computes on."""
+
+from typing import Literal, TypeAlias
+
+import torch
+
+from linrec.train.errors import ConfigError
+
+DeviceName: TypeAlias = Literal["auto", "cpu", "cuda", "mps"]
+
+
+def device_of(name: DeviceName) -> torch.device:
+    """Return the device that --device names; "auto" takes CUDA, then MPS, then the CPU.
+
+    Raises:
+        ConfigError: it is not there.
+    """
+    there = {
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+        "cpu": True,
+    }
+    if name == "auto":
+        return torch.device(next(kind for kind, is_there in there.items() if is_there))
+    if not there[name]:
+        raise ConfigError(
+            f"there is no {name} device here; pass --device cpu, or auto to take what there is."
+        )
+    return torch.device(name)

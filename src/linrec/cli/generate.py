@@ -1,0 +1,191 @@
+"""`linrec generate RUN`: continue a text with a language model, as it is written."""
+
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import tyro
+
+from linrec.cli.device import DeviceName, device_of
+from linrec.cli.parsing import one_line_errors, parse
+from linrec.generation import Sampling, TokenStream, load_state, save_state, stream
+from linrec.generation.precision import Precision
+from linrec.tasks import LanguageModeling
+from linrec.text import StreamDecoder, Tokenizer, read_tokenizer
+from linrec.train import ConfigError, Run, TrainError, load_run
+
+# tokens before the first one that is shown, so that it is spelt as it is after them
+CONTEXT = 8
+
+
+@dataclass(frozen=True)
+class Options:
+    """Continue a text; what is generated goes to standard output, and everything else to standard error.
+
+    Args:
+        run: run folder of a language model.
+        prompt: the text to continue; "-" reads it from standard input.
+        prompt_file: a file with the text to continue.
+        tokens: how many tokens to generate; fewer where the model ends the document before.
+        temperature: 1 is the model's own distribution, 0 always takes the likeliest token.
+        top_k: choose from so many of the likeliest tokens.
+        top_p: choose from the likeliest tokens that have this probability together.
+        seed: of the random numbers; the same one gives the same text.
+        save_state: file to keep the state in when all is generated.
+        load_state: file that --save-state wrote, to go on from; the prompt, if there is one, follows.
+        device: where to compute; "auto" takes CUDA, then MPS, then the CPU.
+        precision: float32 throughout, or bfloat16 autocast.
+    """
+
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    prompt: str = ""
+    prompt_file: Path | None = None
+    tokens: int = 200
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int = 0
+    save_state: Path | None = None
+    load_state: Path | None = None
+    device: DeviceName = "auto"
+    precision: Precision = "32-true"
+
+
+def run(words: list[str]) -> int:
+    """Run `linrec generate`."""
+    options = parse(Options, words, "linrec generate")
+    with one_line_errors():
+        return _run(options)
+
+
+def _run(options: Options) -> int:
+    # what costs nothing is checked first
+    Sampling(options.temperature, options.top_k, options.top_p)
+    if options.tokens < 0:
+        raise ConfigError(f"--tokens must be at least 0; got {options.tokens}.")
+    if options.save_state is not None and not options.save_state.absolute().parent.is_dir():
+        raise ConfigError(
+            f"--save-state {options.save_state}: there is no folder {options.save_state.parent}."
+        )
+    device = device_of(options.device)
+    trained = load_run(options.run)
+    task = trained.config.task
+    if not isinstance(task, LanguageModeling):
+        raise ConfigError(
+            f"{options.run} is no language model: it was trained on {type(task).__name__}, which has no text."
+        )
+    tokenizer = _tokenizer(trained)
+    prompt = _encoded(options, tokenizer)
+    if len(prompt) > task.length:
+        print(
+            f"linrec: the prompt has {len(prompt):,} tokens, the model was trained on {task.length:,} at a "
+            "time; all of them are read.",
+            file=sys.stderr,
+        )
+    model = trained.model(device)
+    state = None if options.load_state is None else load_state(options.load_state, model)
+
+    tokens = torch.tensor([prompt], dtype=torch.int64)
+    if len(prompt) > 1:
+        # a first call compiles or loads kernels, which is no speed of reading
+        stream(model, tokens[:, :3], precision=options.precision)
+    begun = time.perf_counter()
+    numbers = stream(
+        model,
+        tokens,
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        seed=options.seed,
+        state=state,
+        vocab_size=tokenizer.vocab_size,
+        precision=options.precision,
+    )
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+    prefill = time.perf_counter() - begun
+    before = prompt[-CONTEXT:] if state is None else [*state.token.tolist(), *prompt][-CONTEXT:]
+    seconds = _write(numbers, options.tokens, tokenizer, before)
+    if options.save_state is not None:
+        try:
+            save_state(options.save_state, numbers.state, model)
+        except OSError as error:
+            raise TrainError(f"could not write {options.save_state}: {error.strerror or error}.") from error
+    told = [f"prompt: {_tokens(len(prompt))}" + _rate(numbers.prefilled, prefill)]
+    # the median: the first steps compile too, and record the graph
+    told += [
+        f"generated: {_tokens(len(seconds))}" + (_rate(1, statistics.median(seconds)) if seconds else "")
+    ]
+    told += [f"state: {numbers.state.nbytes:,} bytes"]
+    print("; ".join(told), file=sys.stderr)
+    return 0
+
+
+def _write(numbers: TokenStream, most: int, tokenizer: Tokenizer, before: list[int]) -> list[float]:
+    """Write the text of tokens as they come; return the seconds that each took."""
+    decoder = StreamDecoder(tokenizer)
+    for token in before:
+        decoder.feed(token)
+    seconds: list[float] = []
+    while len(seconds) < most:
+        begun = time.perf_counter()
+        token = int(next(numbers).item())
+        seconds.append(time.perf_counter() - begun)
+        if token == tokenizer.end_of_document:
+            break
+        sys.stdout.write(decoder.feed(token))
+        sys.stdout.flush()
+    sys.stdout.write(decoder.finish() + "\n")
+    sys.stdout.flush()
+    return seconds
+
+
+def _tokenizer(trained: Run) -> Tokenizer:
+    tokenizer, vocab_size = read_tokenizer(trained.path), trained.config.model.vocab_size
+    if tokenizer.vocab_size > vocab_size:
+        raise ConfigError(
+            f"the tokenizer in {trained.path} has {tokenizer.vocab_size:,} tokens, its model {vocab_size:,}. "
+            "They do not belong together: put the tokenizer back that the run was trained with."
+        )
+    return tokenizer
+
+
+def _encoded(options: Options, tokenizer: Tokenizer) -> list[int]:
+    """Return the tokens of the prompt; where there is nothing to start from, the end of a document."""
+    tokens: list[int] = tokenizer.encode(_text(options)).tolist()
+    if tokens or options.load_state is not None:
+        return tokens
+    if tokenizer.end_of_document is None:
+        raise ConfigError(
+            f"the prompt is empty, and the tokenizer {tokenizer.name!r} has no end of a document to start "
+            "from. Pass --prompt, --prompt-file or --load-state."
+        )
+    return [tokenizer.end_of_document]
+
+
+def _text(options: Options) -> str:
+    if options.prompt and options.prompt_file is not None:
+        raise ConfigError("one of --prompt and --prompt-file can be given; got both.")
+    source = "standard input" if options.prompt == "-" else str(options.prompt_file)
+    try:
+        if options.prompt_file is not None:
+            return options.prompt_file.read_bytes().decode()
+        if options.prompt == "-":
+            return sys.stdin.buffer.read().decode()
+    except OSError as error:
+        raise ConfigError(f"the prompt {source} cannot be read: {error.strerror or error}.") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"the prompt {source} is no UTF-8 text: byte {error.start} is wrong.") from error
+    return options.prompt
+
+
+def _tokens(n: int) -> str:
+    return f"{n:,} token" if n == 1 else f"{n:,} tokens"
+
+
+def _rate(n: int, seconds: float) -> str:
+    return f" ({n / seconds:,.0f} tokens/s)" if n else ""
