@@ -114,7 +114,7 @@ def _time_step(device: torch.device, budget: Budget, quick: bool, *, captured: b
     inputs = torch.randint(config.model.vocab_size, (batch, length), device=device)
     targets = torch.randint(50, (batch, length), device=device)
     with matmul_precision(loop.matmul_precision):
-        return measure(lambda: take(inputs, targets), device, budget)
+        return measure(lambda: take(inputs, targets, None), device, budget)
 
 
 def accuracy(device: torch.device, budget: Budget, quick: bool) -> dict[str, Any]:

@@ -106,7 +106,7 @@ def test_directions_of_the_blocks():
             assert first.bounds is second.bounds
         names = [name for name, _ in model.named_parameters()]
         assert sum(name.endswith("theta") for name in names) == n_thetas
-        assert sum(name.endswith("c_re.weight") for name in names) == (4 if unshared is None else 2)
+        assert sum(name.endswith(".c.weight") for name in names) == (4 if unshared is None else 2)
     blocks = make(replace(CONFIG, bidirectional=False)).blocks
     assert not any(isinstance(block.mixer, Bidirectional) for block in blocks)
     assert blocks[0].mixer.bounds is blocks[1].mixer.bounds
