@@ -19,7 +19,7 @@ types: $(VENV)/.installed-test
 	$(BIN)/mypy
 
 unit: $(VENV)/.installed-test
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto
 
 docs: $(VENV)/.installed-docs
 	$(BIN)/mkdocs build --strict

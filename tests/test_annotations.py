@@ -20,11 +20,16 @@ for decay, phase in (("bthk", "bthk"), ("h", "hk"), (None, None)):
     without = {name: inputs[name] for name in ("q", "k", "log_decay", "phase")}
     ops.gate_loop_matrix(**without, reset=reset)
     ops.gate_loop_attention(**without, v=inputs["v"], reset=reset)
+    ops.softmax_attention(inputs["q"], inputs["k"], inputs["v"], reset=reset)
 for name in mixers.names():
     y, state = mixers.build(name, 8)(torch.randn(2, 9, 8), reset=reset)
     mixers.build(name, 8)(y, state)
 config = models.ModelConfig(vocab_size=6, n_layers=2, d_model=8)
 models.LanguageModel(config)(torch.zeros(2, 9, dtype=torch.int64))
+config = models.SequenceClassifierConfig(n_outputs=3, vocab_size=6, n_layers=1, d_model=8)
+models.SequenceClassifier(config)(torch.zeros(2, 9, dtype=torch.int64), lengths=torch.tensor([9, 4]))
+config = models.ImageClassifierConfig(n_outputs=3, patch_size=2, n_layers=1, d_model=8)
+models.ImageClassifier(config)(torch.randn(2, 3, 4, 6))
 # and they would be seen to be wrong
 with pytest.raises(TypeCheckError):
     ops.gate_loop_matrix(torch.randn(2, 9, 3, 4), torch.randn(2, 9, 3, 5))

@@ -19,7 +19,7 @@ pytestmark = [
 @pytest.mark.parametrize("name", MIXERS)
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
 @pytest.mark.parametrize("options", [{}, {"temperature": 0}, {"top_k": 5}, {"top_p": 0.9}], ids=str)
-def test_a_replayed_step_gives_the_tokens_of_the_step(self, name, precision, options):
+def test_a_replayed_step_gives_the_tokens_of_the_step(name, precision, options):
     model = build(name, dtype=torch.float32).cuda()
     options = options | {"precision": precision, "seed": 3}
     eager = stream(model, prompt(), capture=False, **options)
@@ -33,19 +33,19 @@ def test_a_replayed_step_gives_the_tokens_of_the_step(self, name, precision, opt
     assert_agree(captured.state.layers, eager.state.layers)
 
 
-def test_replaying_goes_on_over_the_ends_of_blocks_of_noise(self):
+def test_replaying_goes_on_over_the_ends_of_blocks_of_noise():
     model, n = build("hgru", dtype=torch.float32).cuda(), 2 * BLOCK + 10
     found = [generate(model, prompt(), n_tokens=n, capture=capture).tokens for capture in (False, True)]
     assert torch.equal(*found)
 
 
-def test_the_gpu_gives_the_tokens_of_the_cpu(self):
+def test_the_gpu_gives_the_tokens_of_the_cpu():
     model = build("gate_loop")
     expected = generate(model, prompt(), n_tokens=30, top_p=0.9).tokens
     assert torch.equal(generate(model.cuda(), prompt(), n_tokens=30, top_p=0.9).tokens.cpu(), expected)
 
 
-def test_what_was_returned_stays_what_it_was(self):
+def test_what_was_returned_stays_what_it_was():
     numbers = stream(build("hgru", dtype=torch.float32).cuda(), prompt())
     tokens = list(itertools.islice(numbers, 10))
     assert numbers.captured
@@ -56,7 +56,7 @@ def test_what_was_returned_stays_what_it_was(self):
     assert all(map(torch.equal, state.layers, layers)) and torch.equal(state.token, token)
 
 
-def test_stopping_and_going_on_between_replayed_steps(self):
+def test_stopping_and_going_on_between_replayed_steps():
     model = build("gate_loop", dtype=torch.float32).cuda()
     whole, _ = generate(model, prompt(), n_tokens=30)
     first, state = generate(model, prompt(), n_tokens=13)
@@ -64,7 +64,7 @@ def test_stopping_and_going_on_between_replayed_steps(self):
     assert torch.equal(torch.cat([first, second], dim=1), whole)
 
 
-def test_prompts_of_several_lengths(self):
+def test_prompts_of_several_lengths():
     model = build("hgru", dtype=torch.float32).cuda()
     tokens, reset = pad_prompts([prompt()[0], prompt()[1, :1]])
     found = [
@@ -73,7 +73,7 @@ def test_prompts_of_several_lengths(self):
     assert torch.equal(*found)
 
 
-def test_a_state_whose_parts_change_places(self, monkeypatch):
+def test_a_state_whose_parts_change_places(monkeypatch):
     # each step moves what it was given one place on, which a copy in the wrong order would lose
     model = build("hgru", dtype=torch.float32).cuda()
     hidden = model.hidden

@@ -35,7 +35,7 @@ def agree(batch, time, heads, *, dtype=torch.float32, options=None, **gates):
 
 
 @on_either
-@pytest.mark.parametrize("time", [1, 2, 16, 17, 64, 65, 130])
+@pytest.mark.parametrize("time", [1, 2, 16, 17, 65])
 def test_lengths_around_tiles(time):
     agree(2, time, 3)
     agree(1, time, 2, phase=None, options={"reset": reset_mask(1, time, rate=0.2, device=DEVICE)})
@@ -125,8 +125,10 @@ def test_gradients_are_finite_differences():
     def run(*tensors):
         return gate_loop(**dict(zip(names, tensors, strict=True)), **PAIR)
 
-    assert torch.autograd.gradcheck(run, values, fast_mode=True)
-    assert torch.autograd.gradgradcheck(run, values, fast_mode=True)
+    # outputs without a gradient are tried on a GPU alone: the interpreter takes half a minute for them
+    options = {"fast_mode": True, "check_undefined_grad": not INTERPRETED}
+    assert torch.autograd.gradcheck(run, values, **options)
+    assert torch.autograd.gradgradcheck(run, values, **options)
 
 
 @on_either
@@ -146,9 +148,9 @@ def test_compiles_into_one_graph_and_maps():
         assert_agree(compiled(**inputs, **PAIR), gate_loop(**inputs, **PAIR))
 
 
-@on_either
+@on_a_gpu
 def test_runs_are_the_same_to_the_bit():
-    inputs = gate_loop_inputs(4, 70, 3, 1, 1, log_decay="h", phase="h", device=DEVICE)
+    inputs = gate_loop_inputs(4, 70, 3, 1, 1, log_decay="h", phase="h", device="cuda")
     inputs = {name: tensor.requires_grad_() for name, tensor in inputs.items()}
 
     def outcome():
