@@ -132,7 +132,9 @@ def evaluate_run(
 def _lengths(text: ChosenText, trained: int, lengths: Sequence[int] | None) -> tuple[int, ...]:
     n_tokens = len(text.tokens.ids)
     if n_tokens < 2:
-        raise ConfigError(f"{text.title} has {n_tokens} tokens; 2 are the least that can be evaluated.")
+        raise ConfigError(
+            f"{text.title} must have at least 2 tokens for one to be predicted; it has {n_tokens}."
+        )
     if lengths is None:
         return default_lengths(trained, n_tokens)
     if not lengths:
