@@ -19,7 +19,10 @@ from benchmarks.operations import OPERATIONS, make, outputs_and_gradients
 from benchmarks.peers import reason
 from benchmarks.rows import Row
 from benchmarks.timing import Budget, Timing, measure
+from benchmarks.training import make_step
 from linrec.ops import gate_loop, scan
+from linrec.train import get_recipe
+from linrec.train.state import matmul_precision
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -83,38 +86,18 @@ def step(device: torch.device, budget: Budget, quick: bool, *, captured: bool) -
 
 
 def _time_step(device: torch.device, budget: Budget, quick: bool, *, captured: bool) -> Timing:
-    from linrec.models import LanguageModel
-    from linrec.train import get_recipe
-    from linrec.train.fabric import make_fabric
-    from linrec.train.optim import make_optimizers
-    from linrec.train.state import matmul_precision
-    from linrec.train.step import CapturedStep, Objective, train_step
-
     config = get_recipe("memory-horizon")
-    loop = dataclasses.replace(config.loop, device="cuda" if device.type == "cuda" else "cpu")
-    batch, length = (2, 32) if quick else (loop.batch_size, 1024)
-    fabric = make_fabric(loop)
-    model = LanguageModel(config.model)
-    objective: Any = Objective(model)
-    if captured:
-        torch.compiler.reset()
-        objective.compile()
-    objective = fabric.setup_module(objective)
-    optimizers: Any = [fabric.setup_optimizers(x) for x in make_optimizers(model, config.optim)]
-    take: Callable[..., None] = partial(
-        train_step,
-        fabric=fabric,
-        objective=objective,
-        optimizers=optimizers,
-        window=torch.zeros(4, device=device),
-        clip_norm=config.optim.clip_norm,
+    loop = dataclasses.replace(
+        config.loop,
+        device="cuda" if device.type == "cuda" else "cpu",
+        compile="on" if captured else "off",
     )
-    if captured:
-        take = CapturedStep(take)
+    batch, length = (2, 32) if quick else (loop.batch_size, 1024)
+    _, take = make_step(config.model, config.optim, loop)
     inputs = torch.randint(config.model.vocab_size, (batch, length), device=device)
     targets = torch.randint(50, (batch, length), device=device)
     with matmul_precision(loop.matmul_precision):
-        return measure(lambda: take(inputs, targets, None), device, budget)
+        return measure(lambda: take(inputs, targets), device, budget)
 
 
 def accuracy(device: torch.device, budget: Budget, quick: bool) -> dict[str, Any]:

@@ -32,12 +32,12 @@ def show(console: Console, results: dict[str, Any]) -> None:
             console.print(f"{result['name']}: {result['error']}", markup=False, highlight=False)
 
 
-def _table() -> Table:
+def plain_table() -> Table:
     return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
 
 
 def _speeds(rows: Sequence[dict[str, Any]]) -> Table:
-    table = _table()
+    table = plain_table()
     table.add_column("row", no_wrap=True)
     table.add_column("pass", no_wrap=True)
     for heading in ("ms", "20%-80%", "%", "asked", "called"):
@@ -58,7 +58,7 @@ def _speeds(rows: Sequence[dict[str, Any]]) -> Table:
 
 
 def _ratios(rows: Sequence[dict[str, Any]], peers: Sequence[str]) -> Table:
-    table = _table()
+    table = plain_table()
     table.add_column("row", no_wrap=True)
     table.add_column("pass")
     for peer in peers:
@@ -98,7 +98,7 @@ def _show_missing(console: Console, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _lines(lines: Sequence[dict[str, Any]]) -> Table:
-    table = _table()
+    table = plain_table()
     table.add_column("row", no_wrap=True)
     table.add_column("what it is")
     for heading in ("value", "asked", "met"):

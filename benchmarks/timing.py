@@ -31,6 +31,16 @@ class Timing:
     p80: float
 
 
+@dataclass(frozen=True)
+class Rate:
+    """Calls per second in windows of so many calls: the median window, the slowest and the fastest."""
+
+    median: float
+    lowest: float
+    highest: float
+    calls: int
+
+
 def measure(
     function: Callable[[], Any],
     device: torch.device,
@@ -65,6 +75,29 @@ def measure(
     return Timing(statistics.median(times), _percentile(times, 0.2), _percentile(times, 0.8))
 
 
+def calls_per_second(
+    function: Callable[[], Any], device: torch.device, *, windows: int = 5, seconds: float = 0.1
+) -> Rate:
+    """Count calls by the clock on the wall, call after call as in training; a window's end alone is awaited.
+
+    Args:
+        function: what has been called before, so that nothing is left to compile.
+        device: where it computes.
+        windows: windows to measure.
+        seconds: how long each should be; it has one call at least.
+    """
+    _wait(device)
+    calls = max(1, round(seconds * 1e3 / _once(function, device)))
+    rates = []
+    for _ in range(windows):
+        start = time.perf_counter()
+        for _ in range(calls):
+            function()
+        _wait(device)
+        rates.append(calls / (time.perf_counter() - start))
+    return Rate(statistics.median(rates), min(rates), max(rates), calls)
+
+
 def _captured(function: Callable[[], Any]) -> torch.cuda.CUDAGraph | None:
     graph = torch.cuda.CUDAGraph()
     try:
@@ -80,9 +113,13 @@ def _captured(function: Callable[[], Any]) -> torch.cuda.CUDAGraph | None:
 def _once(function: Callable[[], Any], device: torch.device) -> float:
     start = time.perf_counter()
     function()
+    _wait(device)
+    return (time.perf_counter() - start) * 1e3
+
+
+def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return (time.perf_counter() - start) * 1e3
 
 
 def _repeat(function: Callable[[], Any], total_ms: float, *, fewest: int) -> list[float]:
@@ -113,6 +150,12 @@ def copy_rate(device: torch.device, budget: Budget, n_bytes: int = COPY_BYTES) -
     source = torch.randn(n_bytes // 4, device=device)
     target = torch.empty_like(source)
     return 2 * n_bytes / (measure(lambda: target.copy_(source), device, budget).median * 1e-3)
+
+
+def matmul_rate(device: torch.device, dtype: torch.dtype, budget: Budget, size: int) -> float:
+    """Return floating-point operations per second of a product of two square matrices of random numbers."""
+    left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    return 2 * size**3 / (measure(lambda: left @ right, device, budget).median * 1e-3)
 
 
 def beside_add(

@@ -104,7 +104,13 @@ def test_what_the_user_got_wrong_is_told_in_one_line(arguments, told, capsys, tm
     assert not list(tmp_path.iterdir())
 
 
-def test_only_ops_is_a_command(capsys):
-    assert main(["opps"]) == 2
-    assert "usage: python -m benchmarks ops" in capsys.readouterr().err
+@pytest.mark.parametrize("words", [["opps"], [], ["--quick", "ops"]])
+def test_what_is_no_command_gets_the_list_of_them(words, capsys):
+    assert main(words) == 2
+    assert "usage: python -m benchmarks {ops,models,training} ..." in capsys.readouterr().err
+
+
+def test_help_is_no_error(capsys):
     assert main(["--help"]) == 0
+    assert main(["training", "--help"]) == 0
+    assert "--presets" in capsys.readouterr().out

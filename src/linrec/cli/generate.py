@@ -14,9 +14,9 @@ from linrec.cli.device import DeviceName, device_of
 from linrec.cli.parsing import one_line_errors, parse
 from linrec.generation import Sampling, TokenStream, load_state, save_state, stream
 from linrec.generation.precision import Precision
-from linrec.tasks import LanguageModeling
-from linrec.text import StreamDecoder, Tokenizer, read_tokenizer
-from linrec.train import ConfigError, Run, TrainError, load_run
+from linrec.text import StreamDecoder, Tokenizer
+from linrec.train import ConfigError, TrainError, load_run
+from linrec.train.language import language_task, tokenizer_of
 
 # tokens before the first one that is shown, so that it is spelt as it is after them
 CONTEXT = 8
@@ -73,12 +73,7 @@ def _run(options: Options) -> int:
         )
     device = device_of(options.device)
     trained = load_run(options.run)
-    task = trained.config.task
-    if not isinstance(task, LanguageModeling):
-        raise ConfigError(
-            f"{options.run} is no language model: it was trained on {type(task).__name__}, which has no text."
-        )
-    tokenizer = _tokenizer(trained)
+    task, tokenizer = language_task(trained), tokenizer_of(trained)
     prompt = _encoded(options, tokenizer)
     if len(prompt) > task.length:
         print(
@@ -142,16 +137,6 @@ def _write(numbers: TokenStream, most: int, tokenizer: Tokenizer, before: list[i
     sys.stdout.write(decoder.finish() + "\n")
     sys.stdout.flush()
     return seconds
-
-
-def _tokenizer(trained: Run) -> Tokenizer:
-    tokenizer, vocab_size = read_tokenizer(trained.path), trained.config.model.vocab_size
-    if tokenizer.vocab_size > vocab_size:
-        raise ConfigError(
-            f"the tokenizer in {trained.path} has {tokenizer.vocab_size:,} tokens, its model {vocab_size:,}. "
-            "They do not belong together: put the tokenizer back that the run was trained with."
-        )
-    return tokenizer
 
 
 def _encoded(options: Options, tokenizer: Tokenizer) -> list[int]:

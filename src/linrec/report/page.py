@@ -1,71 +1,16 @@
-"""The page: one HTML file that holds everything, for a screen of any width, light or dark."""
+"""The page of a report: results, pictures, runs and commands."""
 
-import base64
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from html import escape
-from pathlib import Path
 from typing import Any
 
 import linrec
+from linrec.report import markup
 from linrec.report.arms import Arm, mean_and_spread
 from linrec.train import Run
 
-STYLE = """
-:root {
-  color-scheme: light dark;
-  --text: #1b1b1b; --soft: #5c5c5c; --line: #d9d9d9; --page: #fff; --box: #f5f5f5;
-}
-@media (prefers-color-scheme: dark) {
-  :root { --text: #e8e8e8; --soft: #a9a9a9; --line: #3d3d3d; --page: #161616; --box: #212121; }
-}
-* { box-sizing: border-box; }
-body {
-  margin: 0 auto; padding: 1.5rem 1rem 4rem; max-width: 60rem;
-  background: var(--page); color: var(--text); font: 1rem/1.5 system-ui, sans-serif;
-}
-h1 { font-size: 1.6rem; margin: 0 0 .25rem; }
-h2 { font-size: 1.2rem; margin: 2.5rem 0 .5rem; }
-p { margin: .5rem 0; }
-.soft, figcaption { color: var(--soft); font-size: .9rem; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
-th, td {
-  padding: .4rem .9rem .4rem 0; border-bottom: 1px solid var(--line);
-  text-align: left; white-space: nowrap;
-}
-thead th { color: var(--soft); font-weight: 500; }
-.number { text-align: right; }
-figure { margin: .75rem 0 0; max-width: 42rem; }
-figure img {
-  display: block; width: 100%; height: auto; padding: .5rem; border-radius: .5rem; background: #fff;
-}
-figcaption { margin-top: .5rem; }
-pre {
-  padding: .75rem; border-radius: .5rem; background: var(--box); overflow-x: auto;
-  font: .85rem/1.5 ui-monospace, monospace;
-}
-aside { padding: .5rem 1rem; border-left: 3px solid #e69f00; background: var(--box); }
-aside ul { margin: .25rem 0; padding-left: 1.25rem; overflow-wrap: anywhere; }
-"""
 
-
-@dataclass(frozen=True)
-class Picture:
-    """A picture of the page.
-
-    Attributes:
-        path: the PNG file.
-        title: its heading.
-        caption: what is to be seen.
-    """
-
-    path: Path
-    title: str
-    caption: str
-
-
-def render_page(arms: Sequence[Arm], pictures: Iterable[Picture], missing: Sequence[str]) -> str:
+def render_page(arms: Sequence[Arm], pictures: Iterable[markup.Picture], missing: Sequence[str]) -> str:
     """Return the page as HTML.
 
     Args:
@@ -77,23 +22,17 @@ def render_page(arms: Sequence[Arm], pictures: Iterable[Picture], missing: Seque
     parts = [
         f"<h1>{escape(title)}</h1>",
         f'<p class="soft">{_count(arms)} · written by linrec {escape(linrec.__version__)}</p>',
-        _missing(missing),
+        markup.missing(missing),
         "<h2>Results</h2>",
         _results(arms),
-        *map(_picture, pictures),
+        *map(markup.picture, pictures),
         _settings(arms),
         "<h2>Runs</h2>",
         _runs(arms),
         "<h2>Commands</h2>",
         _commands(arms),
     ]
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)} – linrec report</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
-        + "\n".join(part for part in parts if part)
-        + "\n</body>\n</html>\n"
-    )
+    return markup.document(f"{title} – linrec report", parts)
 
 
 def _count(arms: Sequence[Arm]) -> str:
@@ -122,7 +61,7 @@ def _results(arms: Sequence[Arm]) -> str:
     chance = [("chance", f"{task.chance:.3f}") for task in tasks]
     rows += [[*row, *[""] * (len(head) - 2)] for row in dict.fromkeys(trivial + chance)]
     note = '<p class="soft">Mean ± standard deviation over the seeds where there are several.</p>'
-    return _table(head, rows, numbers=range(1, len(head))) + note
+    return markup.table(head, rows, numbers=range(1, len(head))) + note
 
 
 def _runs(arms: Sequence[Arm]) -> str:
@@ -145,7 +84,7 @@ def _runs(arms: Sequence[Arm]) -> str:
                     commit,
                 ]
             )
-    return _table(head, rows, numbers=range(1, 6))
+    return markup.table(head, rows, numbers=range(1, 6))
 
 
 def _settings(arms: Sequence[Arm]) -> str:
@@ -153,7 +92,7 @@ def _settings(arms: Sequence[Arm]) -> str:
         return ""
     rows = [[name, *(str(arm.settings[name]) for arm in arms)] for name in arms[0].settings]
     head = ["setting", *(arm.label for arm in arms)]
-    return "<h2>What differs</h2>" + _table(head, rows, numbers=range(0))
+    return "<h2>What differs</h2>" + markup.table(head, rows, numbers=range(0))
 
 
 def _commands(arms: Sequence[Arm]) -> str:
@@ -162,39 +101,6 @@ def _commands(arms: Sequence[Arm]) -> str:
     if not known:
         return "<p>The runs were started from Python; config.json in their folders says all.</p>"
     return f"<pre>{escape(chr(10).join(known))}</pre>"
-
-
-def _missing(sentences: Sequence[str]) -> str:
-    if not sentences:
-        return ""
-    return (
-        "<aside><p>What is missing:</p><ul>"
-        + "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
-        + "</ul></aside>"
-    )
-
-
-def _picture(picture: Picture) -> str:
-    data = base64.b64encode(picture.path.read_bytes()).decode("ascii")
-    return (
-        f"<h2>{escape(picture.title)}</h2>\n"
-        f'<figure><img alt="{escape(picture.title)}" src="data:image/png;base64,{data}">'
-        f"<figcaption>{escape(picture.caption)}</figcaption></figure>"
-    )
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: range) -> str:
-    def cells(tag: str, values: Sequence[str]) -> str:
-        return "".join(
-            f"<{tag}{' class=number' * (column in numbers)}>{escape(value)}</{tag}>"
-            for column, value in enumerate(values)
-        )
-
-    body = "\n".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
-    return (
-        f'<div class="scroll"><table>\n<thead><tr>{cells("th", head)}</tr></thead>\n'
-        f"<tbody>\n{body}\n</tbody></table></div>"
-    )
 
 
 def _validation_accuracy(run: Run) -> float | None:

@@ -78,7 +78,9 @@ def add_legend(figure: Figure, handles: Sequence[Line2D]) -> None:
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write the picture as PNG and return its path."""
+    """Write the picture as PNG, whole or not at all, and return its path."""
+    partial = path.with_name(path.name + ".partial")
     # no software version inside: the same data makes the same file
-    figure.savefig(path, format="png", metadata={"Software": None})
+    figure.savefig(partial, format="png", metadata={"Software": None})
+    partial.replace(path)
     return path

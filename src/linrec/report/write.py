@@ -10,7 +10,8 @@ import torch
 from linrec.report import style
 from linrec.report.arms import Arm, group_runs
 from linrec.report.curves import draw_learning_curves
-from linrec.report.page import Picture, render_page
+from linrec.report.markup import Picture, write
+from linrec.report.page import render_page
 from linrec.report.spans import draw_accuracy_by_span
 from linrec.report.transitions import draw_transitions, transition_magnitudes
 from linrec.train import Run, RunFolderError, TrainError, load_run
@@ -69,7 +70,7 @@ def write_report(run_dirs: Iterable[str | os.PathLike[str]], out_dir: str | os.P
         out.mkdir(parents=True, exist_ok=True)
         pictures, missing = _draw(arms, out)
         page = out / "report.html"
-        page.write_text(render_page(arms, pictures, missing), encoding="utf-8")
+        write(page, render_page(arms, pictures, missing))
     except OSError as error:
         raise RunFolderError(f"could not write the report to {out}: {error.strerror or error}.") from error
     return page

@@ -1,0 +1,158 @@
+"""What a device spends its time on: the kernels of a profile, by what they are for."""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity
+
+KINDS = (
+    "recurrence",
+    "attention",
+    "matrix products",
+    "loss",
+    "elementwise and norms",
+    "optimiser",
+    "copies",
+    "rest",
+)
+"""What `kind_of` tells apart."""
+
+LONGEST_NAME = 160
+SHOWN = 25
+
+# linrec's own, by the names of its Triton functions
+_RECURRENCE = re.compile(r"(forward|backward)(_\d\w*)?$")
+_COPIES = re.compile(r"Memcpy|Memset")
+_ATTENTION = re.compile(r"flash|fmha|sdpa|attention", re.IGNORECASE)
+_PRODUCTS = re.compile(r"gemm|gemv|cutlass|nvjet|cublas|xmma|splitK|dot_kernel|wgrad|dgrad", re.IGNORECASE)
+_LOSS = re.compile(r"softmax|nll_loss|cross_entropy|ArgMax", re.IGNORECASE)
+# multi-tensor kernels: the step itself, and the norm of the gradient
+_OPTIMISER = re.compile(r"multi_tensor|adam|foreach", re.IGNORECASE)
+_ELEMENTWISE = re.compile(
+    r"elementwise|reduce_kernel|layer_norm|LayerNorm|CatArray|dropout|copy_kernel|index"
+)
+
+# what torch.compile fuses, "triton_<kind>_fused_<operations>_<number>", in the order of the alphabet
+_FUSED = re.compile(r"triton_(?P<kind>[a-z]+)_fused_(?P<operations>\w*)")
+# of the vocabulary's logits alone: the mixers' softmaxes and exponentials are of other names or in kernels
+_FUSED_LOSS = re.compile(r"(?<![a-z])(exp|max|amax|argmax|gather|logsumexp|nll_loss|log_softmax)(?![a-z0-9])")
+
+
+class Kernel(NamedTuple):
+    """One run of a kernel, from `start` to `end` in microseconds."""
+
+    name: str
+    start: float
+    end: float
+
+
+def kind_of(name: str) -> str:
+    """Return which of `KINDS` a kernel belongs to, by its name.
+
+    A name says what a kernel computes, not what for. Of the kernels that torch.compile fuses, those with the
+    operations of a cross-entropy are the loss. The products with the head's matrix are matrix products, as
+    are all others.
+
+    Example:
+        >>> kind_of("backward"), kind_of("nvjet_hsh_128x256_64x4_2x1_v_bz_coopA_NTN")
+        ('recurrence', 'matrix products')
+    """
+    if _RECURRENCE.match(name):
+        return "recurrence"
+    if _COPIES.match(name):
+        return "copies"
+    if fused := _FUSED.match(name):
+        if fused["kind"] == "tem":
+            return "attention" if _ATTENTION.search(name) else "matrix products"
+        if fused["kind"] == "for":
+            return "optimiser"
+        return "loss" if _FUSED_LOSS.search(fused["operations"]) else "elementwise and norms"
+    kinds = (
+        ("attention", _ATTENTION),
+        ("matrix products", _PRODUCTS),
+        ("loss", _LOSS),
+        ("optimiser", _OPTIMISER),
+        ("elementwise and norms", _ELEMENTWISE),
+    )
+    return next((kind for kind, pattern in kinds if pattern.search(name)), "rest")
+
+
+def profiled(step: Callable[[], Any], device: torch.device, steps: int) -> list[Kernel]:
+    """Return the kernels of so many steps.
+
+    The first profile of a process may begin with a pause that no other has, so a step is profiled before.
+
+    Args:
+        step: what has been called before, so that nothing is left to compile.
+        device: a CUDA device.
+        steps: how often to call it.
+    """
+    for calls in (1, steps):
+        torch.cuda.synchronize(device)
+        with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as found:
+            for _ in range(calls):
+                step()
+            torch.cuda.synchronize(device)
+    return [
+        Kernel(event.name, event.time_range.start, event.time_range.end)
+        for event in found.events()
+        if event.device_type == DeviceType.CUDA and not event.is_user_annotation
+    ]
+
+
+def summary(kernels: Sequence[Kernel], steps: int) -> dict[str, Any]:
+    """Return where the time of so many steps went.
+
+    Args:
+        kernels: at least one.
+        steps: how many steps they are of.
+
+    Returns:
+        "step_ms", from the first kernel's start to the last one's end; "idle", the share of it in which no
+        kernel runs; "kinds", for each of `KINDS` its "ms" per step and its "share", which are more than the
+        rest of the time where kernels run side by side; "kernels", the names with the most time, each with
+        "kind", "ms" and "calls" per step and "share".
+
+    Raises:
+        ValueError: there are no kernels.
+
+    Example:
+        >>> found = summary([Kernel("forward", 0, 3000), Kernel("backward", 4000, 8000)], steps=1)
+        >>> found["idle"], found["kinds"]["recurrence"]
+        (0.125, {'ms': 7.0, 'share': 0.875})
+    """
+    if not kernels:
+        raise ValueError("`kernels` must hold one at least; got none. Profile on the device that computes.")
+    ordered = sorted(kernels, key=lambda kernel: kernel.start)
+    busy, until = 0.0, ordered[0].start
+    for kernel in ordered:
+        busy += max(0.0, kernel.end - max(kernel.start, until))
+        until = max(until, kernel.end)
+    whole = until - ordered[0].start
+
+    times: dict[str, list[float]] = {}
+    for kernel in ordered:
+        times.setdefault(kernel.name, []).append(kernel.end - kernel.start)
+    names = [
+        {
+            "name": name[:LONGEST_NAME],
+            "kind": kind_of(name),
+            "calls": len(found) / steps,
+            **_part(found, whole, steps),
+        }
+        for name, found in sorted(times.items(), key=lambda item: -sum(item[1]))
+    ]
+    of_kind = {kind: [t for name in times if kind_of(name) == kind for t in times[name]] for kind in KINDS}
+    return {
+        "step_ms": whole * 1e-3 / steps,
+        "idle": 1 - busy / whole,
+        "kinds": {kind: _part(found, whole, steps) for kind, found in of_kind.items()},
+        "kernels": names[:SHOWN],
+    }
+
+
+def _part(microseconds: Sequence[float], whole: float, steps: int) -> dict[str, float]:
+    return {"ms": sum(microseconds) * 1e-3 / steps, "share": sum(microseconds) / whole}

@@ -1,0 +1,163 @@
+"""An evaluation, from a run folder to its files."""
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from matplotlib.figure import Figure
+
+from linrec.evaluation.lengths import default_lengths
+from linrec.evaluation.perplexity import BATCH_TOKENS, Score, evaluate_carried, evaluate_windows
+from linrec.evaluation.text import ChosenText
+from linrec.generation.precision import Precision
+from linrec.report import style
+from linrec.report.perplexity import draw_perplexity
+from linrec.text.progress import ReadingDisplay
+from linrec.train import ConfigError, Run, RunFolderError
+from linrec.train.language import language_task, tokenizer_of
+from linrec.train.provenance import provenance
+from linrec.train.run import write_json
+
+__all__ = ["Evaluation", "evaluate_run"]
+
+JSON = "perplexity.json"
+PICTURE = "perplexity.png"
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What `evaluate_run` found, and where it wrote it.
+
+    Args:
+        text: the text that the model was evaluated on.
+        trained: tokens of context in training.
+        scores: one per length, ascending; last of all the one with the state carried through, if asked for.
+        folder: holds perplexity.json and perplexity.png.
+    """
+
+    text: ChosenText
+    trained: int
+    scores: tuple[Score, ...]
+    folder: Path
+
+
+def evaluate_run(
+    run: Run,
+    text: ChosenText,
+    *,
+    lengths: Sequence[int] | None = None,
+    carry: bool = False,
+    out: str | os.PathLike[str] | None = None,
+    device: torch.device | str = "cpu",
+    precision: Precision = "32-true",
+    batch_tokens: int = BATCH_TOKENS,
+    display: ReadingDisplay | None = None,
+    command: str | None = None,
+) -> Evaluation:
+    """Measure the perplexity of a language model over the length of its windows, and write it down.
+
+    Args:
+        run: the run, as `linrec.train.load_run` reads it.
+        text: what `choose_text` returns for this run.
+        lengths: tokens of a window; None is those of `default_lengths`.
+        carry: whether to evaluate with the state carried through the whole text, too.
+        out: folder for the results; None is the run folder. Files of the same names are replaced.
+        device: where to compute.
+        precision: "32-true" or "bf16-mixed".
+        batch_tokens: tokens that go through the model at once; bounds the memory.
+        display: shows progress; None does so on standard error.
+        command: the command line to record, where there is one.
+
+    Returns:
+        Scores, and where they are. `perplexity.json` holds them with the text's counts, the device, the
+        commit and versions; `perplexity.png` shows them. Both are written when all is measured, each whole or
+        not at all.
+
+    Raises:
+        ConfigError: the text is too short for a length, or the run trained no language model.
+        RunFolderError: the run has no checkpoint yet, or the results cannot be written.
+        CheckpointError: no checkpoint is usable.
+        TrainError: the disk is full, say.
+
+    Source:
+        HGRN (Qin, Yang and Zhong, 2023), table 14.
+    """
+    display = ReadingDisplay() if display is None else display
+    if batch_tokens < 1:
+        raise ConfigError(f"`batch_tokens` must be at least 1; got {batch_tokens}.")
+    trained, tokens = language_task(run).length, text.tokens
+    chosen = _lengths(text, trained, lengths)
+    folder = run.path if out is None else Path(out)
+    model = run.model(device)
+    with _writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+
+    windows = partial(evaluate_windows, model, tokens, batch_tokens=batch_tokens, precision=precision)
+    measures = [(f"windows of {length:,}", partial(windows, length)) for length in chosen]
+    if carry:
+        whole = partial(evaluate_carried, model, tokens, batch_tokens=batch_tokens, precision=precision)
+        measures += [("the whole text, state carried", whole)]
+    scores = []
+    for title, measure in measures:
+        with display.reading(title, len(tokens.ids) - 1) as advance:
+            scores.append(measure(advance=advance))
+
+    found = Evaluation(text, trained, tuple(scores), folder)
+    content = {
+        "run": str(run.path),
+        "recipe": run.config.name,
+        "data": text.source,
+        "split": text.split,
+        "documents": tokens.starts is not None,
+        "tokenizer": tokenizer_of(run).name,
+        "text": dataclasses.asdict(tokens.counts),
+        "trained_length": trained,
+        "scores": [score.to_dict() for score in scores],
+        "precision": precision,
+        "batch_tokens": batch_tokens,
+        "command": command,
+        **provenance(torch.device(device)),
+    }
+    with _writing(folder):
+        style.save(_drawn(found), folder / PICTURE)
+    write_json(folder / JSON, content)
+    return found
+
+
+def _lengths(text: ChosenText, trained: int, lengths: Sequence[int] | None) -> tuple[int, ...]:
+    n_tokens = len(text.tokens.ids)
+    if n_tokens < 2:
+        raise ConfigError(
+            f"{text.title} must have at least 2 tokens for one to be predicted; it has {n_tokens}."
+        )
+    if lengths is None:
+        return default_lengths(trained, n_tokens)
+    if not lengths:
+        raise ConfigError("`lengths` must be at least one length; got none.")
+    for length in lengths:
+        if not 1 <= length < n_tokens:
+            raise ConfigError(
+                f"lengths must be at least 1 and less than the {n_tokens:,} tokens of {text.title}; "
+                f"got {length:,}."
+            )
+    return tuple(sorted(set(lengths)))
+
+
+def _drawn(found: Evaluation) -> Figure:
+    windows = [(score.length, score.perplexity) for score in found.scores if score.length is not None]
+    carried = next((score.perplexity for score in found.scores if score.length is None), None)
+    lengths, perplexities = zip(*windows, strict=True)
+    return draw_perplexity(lengths, perplexities, trained=found.trained, carried=carried)
+
+
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RunFolderError(f"could not write to {folder}: {error.strerror or error}.") from error

@@ -1,0 +1,126 @@
+"""What all pages are made of: one HTML file that holds everything, for any screen, light or dark."""
+
+import base64
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+STYLE = """
+:root {
+  color-scheme: light dark;
+  --text: #1b1b1b; --soft: #5c5c5c; --line: #d9d9d9; --page: #fff; --box: #f5f5f5;
+}
+@media (prefers-color-scheme: dark) {
+  :root { --text: #e8e8e8; --soft: #a9a9a9; --line: #3d3d3d; --page: #161616; --box: #212121; }
+}
+* { box-sizing: border-box; }
+body {
+  margin: 0 auto; padding: 1.5rem 1rem 4rem; max-width: 60rem;
+  background: var(--page); color: var(--text); font: 1rem/1.5 system-ui, sans-serif;
+}
+h1 { font-size: 1.6rem; margin: 0 0 .25rem; }
+h2 { font-size: 1.2rem; margin: 2.5rem 0 .5rem; }
+p { margin: .5rem 0; }
+.soft, figcaption { color: var(--soft); font-size: .9rem; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
+th, td {
+  padding: .4rem .9rem .4rem 0; border-bottom: 1px solid var(--line);
+  text-align: left; white-space: nowrap;
+}
+thead th { color: var(--soft); font-weight: 500; }
+.number { text-align: right; }
+figure { margin: .75rem 0 0; max-width: 42rem; }
+figure img {
+  display: block; width: 100%; height: auto; padding: .5rem; border-radius: .5rem; background: #fff;
+}
+figcaption { margin-top: .5rem; }
+pre {
+  padding: .75rem; border-radius: .5rem; background: var(--box); overflow-x: auto;
+  font: .85rem/1.5 ui-monospace, monospace;
+}
+aside { padding: .5rem 1rem; border-left: 3px solid #e69f00; background: var(--box); }
+aside ul { margin: .25rem 0; padding-left: 1.25rem; overflow-wrap: anywhere; }
+"""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture of the page.
+
+    Attributes:
+        path: the PNG file.
+        title: its heading.
+        caption: what is to be seen.
+    """
+
+    path: Path
+    title: str
+    caption: str
+
+
+def document(title: str, parts: Iterable[str]) -> str:
+    """Return a whole page.
+
+    Args:
+        title: what the window is called, as plain text.
+        parts: HTML, in order; empty ones are left out.
+    """
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
+        + "\n".join(part for part in parts if part)
+        + "\n</body>\n</html>\n"
+    )
+
+
+def write(path: Path, page: str) -> None:
+    """Write a page, whole or not at all."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(page, encoding="utf-8")
+    partial.replace(path)
+
+
+def missing(sentences: Sequence[str]) -> str:
+    """Return a box with what could not be shown, a sentence each; nothing where there is none."""
+    if not sentences:
+        return ""
+    return (
+        "<aside><p>What is missing:</p><ul>"
+        + "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
+        + "</ul></aside>"
+    )
+
+
+def picture(picture: Picture) -> str:
+    """Return a picture with heading and caption; its file is stored inside."""
+    data = base64.b64encode(picture.path.read_bytes()).decode("ascii")
+    return (
+        f"<h2>{escape(picture.title)}</h2>\n"
+        f'<figure><img alt="{escape(picture.title)}" src="data:image/png;base64,{data}">'
+        f"<figcaption>{escape(picture.caption)}</figcaption></figure>"
+    )
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: range) -> str:
+    """Return a table of plain text.
+
+    Args:
+        head: titles of the columns.
+        rows: cells.
+        numbers: which columns stand on the right.
+    """
+
+    def cells(tag: str, values: Sequence[str]) -> str:
+        return "".join(
+            f"<{tag}{' class=number' * (column in numbers)}>{escape(value)}</{tag}>"
+            for column, value in enumerate(values)
+        )
+
+    body = "\n".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
+    return (
+        f'<div class="scroll"><table>\n<thead><tr>{cells("th", head)}</tr></thead>\n'
+        f"<tbody>\n{body}\n</tbody></table></div>"
+    )

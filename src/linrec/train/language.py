@@ -1,0 +1,44 @@
+"""What a run of a language model has beside its weights: a text that it was trained on, and a tokenizer."""
+
+from linrec.tasks import LanguageModeling
+from linrec.text import Tokenizer, read_tokenizer
+from linrec.train.errors import ConfigError
+from linrec.train.run import Run
+
+__all__ = ["language_task", "tokenizer_of"]
+
+
+def language_task(run: Run) -> LanguageModeling:
+    """Return the task of a run that trained a language model.
+
+    Args:
+        run: the run.
+
+    Raises:
+        ConfigError: it trained something else.
+    """
+    task = run.config.task
+    if not isinstance(task, LanguageModeling):
+        raise ConfigError(
+            f"{run.path} is no language model: it was trained on {type(task).__name__}, which has no text."
+        )
+    return task
+
+
+def tokenizer_of(run: Run) -> Tokenizer:
+    """Return the tokenizer that is kept in a run folder.
+
+    Args:
+        run: the run.
+
+    Raises:
+        ConfigError: it has more tokens than the model.
+        DataError: there is none.
+    """
+    tokenizer, vocab_size = read_tokenizer(run.path), run.config.model.vocab_size
+    if tokenizer.vocab_size > vocab_size:
+        raise ConfigError(
+            f"the tokenizer in {run.path} has {tokenizer.vocab_size:,} tokens, its model {vocab_size:,}. "
+            "They do not belong together: put the tokenizer back that the run was trained with."
+        )
+    return tokenizer
