@@ -122,6 +122,10 @@ def draw(results: dict[str, Any], path: Path) -> Path:
         style.finish_axes(axes, x="length (steps)", y="steps per second" if axes is both[0] else "")
         # a power law is a straight line
         axes.set_xscale("log", base=2)
+        if all(entry["pass"] != wanted or "missing" in entry for entry in results["best"]):
+            # an axis of logarithms needs a number
+            axes.set_xlim(lengths[0], lengths[-1])
+            axes.set_ylim(1, 10)
         axes.set_yscale("log")
         shown = lengths if len(lengths) <= 5 else [n for n in lengths if n & (n - 1) == 0]
         axes.set_xticks(shown, [length_name(n) for n in shown])

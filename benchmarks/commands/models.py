@@ -16,6 +16,7 @@ from benchmarks.memory import OUT_OF_MEMORY
 from benchmarks.models import PASSES, Protocol, Way, best_points, measure_encoder, parameters
 from benchmarks.models_report import draw, show
 from linrec.errors import unknown
+from linrec.train.interrupt import Interrupt
 
 LENGTHS = (1024, 2048, 3072, 4096, 5120)
 LONGER = (8192, 16384, 32768)
@@ -59,7 +60,7 @@ class ModelsOptions:
 def models(options: ModelsOptions, command: str) -> int:
     """Measure the encoders, write the results, print and draw them; return the exit status.
 
-    Each point is written as it is measured, and an interrupt shows what there is by then.
+    Each point is written as it is measured; an interrupt waits for the present one, and shows what there is.
 
     Raises:
         RefusedError: options that do not fit together, or a name that does not exist.
@@ -82,25 +83,24 @@ def models(options: ModelsOptions, command: str) -> int:
     }
     path = options.out / f"{file_name(results)}.json"
     start = time.perf_counter()
-    stopped = False
-    try:
+    with Interrupt() as interrupt:
         # all encoders in one way before the next: what a stopped run has can be compared
         for way, encoder, name in itertools.product(ways, encoders, PASSES):
+            if interrupt.requested:
+                break
             say(f"{encoder.name}, {name}, {way}")
             for point in measure_encoder(encoder, name, way, protocol, device):
                 results["points"].append(point)
                 results["best"] = best_points(results["points"])
                 results["seconds"] = time.perf_counter() - start
                 write(path, results)
-    except KeyboardInterrupt:
-        stopped = True
-        say("no more: stopped")
-    if not results["points"]:
-        return 1
+                if interrupt.requested:
+                    say("no more: stopped")
+                    break
     show(Console(width=min(Console().width, 80)), results)
     print(f"\nwrote {path}\nwrote {draw(results, path.with_suffix('.png'))}")
     failed = any(best.get("missing", OUT_OF_MEMORY) != OUT_OF_MEMORY for best in results["best"])
-    return int(stopped or failed)
+    return int(interrupt.requested or failed)
 
 
 def _encoders(options: ModelsOptions) -> list[Encoder]:
