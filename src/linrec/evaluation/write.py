@@ -16,7 +16,7 @@ from linrec.evaluation.perplexity import BATCH_TOKENS, Score, evaluate_carried, 
 from linrec.evaluation.text import ChosenText
 from linrec.generation.precision import Precision
 from linrec.report import style
-from linrec.report.perplexity import draw_perplexity
+from linrec.report.perplexity import FILE, draw_perplexity
 from linrec.text.progress import ReadingDisplay
 from linrec.train import ConfigError, Run, RunFolderError
 from linrec.train.language import language_task, tokenizer_of
@@ -25,7 +25,6 @@ from linrec.train.run import write_json
 
 __all__ = ["Evaluation", "evaluate_run"]
 
-JSON = "perplexity.json"
 PICTURE = "perplexity.png"
 
 
@@ -125,7 +124,7 @@ def evaluate_run(
     }
     with _writing(folder):
         style.save(_drawn(found), folder / PICTURE)
-    write_json(folder / JSON, content)
+    write_json(folder / FILE, content)
     return found
 
 

@@ -1,13 +1,19 @@
 """The page of a report: results, pictures, runs and commands."""
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from pathlib import Path
 from typing import Any
 
 import linrec
 from linrec.report import markup
 from linrec.report.arms import Arm, mean_and_spread
+from linrec.report.perplexity import UNITS, read_perplexity
+from linrec.tasks import ScoredTask
 from linrec.train import Run
+
+SPLITS = ("test", "validation")
 
 
 def render_page(arms: Sequence[Arm], pictures: Iterable[markup.Picture], missing: Sequence[str]) -> str:
@@ -25,6 +31,7 @@ def render_page(arms: Sequence[Arm], pictures: Iterable[markup.Picture], missing
         markup.missing(missing),
         "<h2>Results</h2>",
         _results(arms),
+        _perplexities(arms),
         *map(markup.picture, pictures),
         _settings(arms),
         "<h2>Runs</h2>",
@@ -41,27 +48,83 @@ def _count(arms: Sequence[Arm]) -> str:
 
 
 def _results(arms: Sequence[Arm]) -> str:
-    head = ["arm", "test accuracy", "validation accuracy", "seeds", "parameters", "steps/s", "time per run"]
+    rows = [
+        {
+            "arm": arm.label,
+            **_means(arm),
+            "seeds": ", ".join(map(str, arm.seeds)) or "–",
+            "parameters": f"{arm.results[0]['parameters']:,}" if arm.results else "–",
+            "steps/s": mean_and_spread([result["steps_per_second"] for result in arm.results], digits=1),
+            "time per run": _duration(arm.results),
+        }
+        for arm in arms
+    ]
+    tasks = list(dict.fromkeys(run.config.task for arm in arms for run in arm.runs))
+    # how often the most frequent token is right only the text of a language model can tell
+    rows += [
+        {"arm": "always the most frequent answer", "test accuracy": f"{task.trivial_score:.3f}"}
+        for task in tasks
+        if isinstance(task, ScoredTask)
+    ]
+    rows += [
+        {"arm": "chance", "test accuracy": f"{task.chance:.3f}"}
+        if isinstance(task, ScoredTask)
+        else {"arm": "chance", "validation perplexity": f"{1 / task.chance:,.0f}"}
+        for task in tasks
+    ]
+    head = list(dict.fromkeys(name for row in rows[: len(arms)] for name in row))
+    # tasks that differ in nothing that is shown here
+    cells = dict.fromkeys(tuple(row.get(name, "") for name in head) for row in rows[len(arms) :])
+    table = [[row.get(name, "") for name in head] for row in rows[: len(arms)]] + [*map(list, cells)]
+    note = '<p class="soft">Mean ± standard deviation over the seeds where there are several.</p>'
+    return markup.table(head, table, numbers=range(1, len(head))) + note
+
+
+def _means(arm: Arm) -> dict[str, str]:
+    """Return what an arm is judged by: accuracies, or perplexities and a loss in nats per token."""
+    if isinstance(arm.runs[0].config.task, ScoredTask):
+        return {
+            f"{split} accuracy": mean_and_spread([result[split]["accuracy"] for result in arm.results])
+            for split in SPLITS
+        }
+    losses = {split: [result[split]["loss"] for result in arm.results if result[split]] for split in SPLITS}
+    told = {
+        f"{split} perplexity": mean_and_spread([math.exp(min(loss, 700)) for loss in losses[split]], digits=2)
+        for split in SPLITS
+    }
+    return told | {"validation loss": mean_and_spread(losses["validation"], digits=4)}
+
+
+def _perplexities(arms: Sequence[Arm]) -> str:
+    """Return a table of what `linrec eval` found; most lengths are left out."""
+    head = ["folder", "arm", "text", "window", "per token", "per word", "per byte", "bits/byte"]
     rows = []
     for arm in arms:
-        results = arm.results
-        rows.append(
-            [
-                arm.label,
-                mean_and_spread([result["test"]["accuracy"] for result in results]),
-                mean_and_spread([result["validation"]["accuracy"] for result in results]),
-                ", ".join(map(str, arm.seeds)) or "–",
-                f"{results[0]['parameters']:,}" if results else "–",
-                mean_and_spread([result["steps_per_second"] for result in results], digits=1),
-                _duration(results),
+        for run in arm.runs:
+            found = read_perplexity(run.path)
+            if found is None:
+                continue
+            split = f", {found['split']}" if found.get("split") else ""
+            windows = [score["length"] for score in found["scores"] if score["length"] is not None]
+            shown = {found["trained_length"], max(windows, default=None), None}
+            rows += [
+                [
+                    run.path.name or str(run.path),
+                    arm.label,
+                    f"{Path(found['data']).name}{split}",
+                    "carried" if score["length"] is None else f"{score['length']:,}",
+                    *("–" if score[name] is None else f"{score[name]:,.3f}" for name in UNITS),
+                ]
+                for score in found["scores"]
+                if score["length"] in shown
             ]
-        )
-    tasks = list(dict.fromkeys(run.config.task for arm in arms for run in arm.runs))
-    trivial = [("always the most frequent answer", f"{task.trivial_score:.3f}") for task in tasks]
-    chance = [("chance", f"{task.chance:.3f}") for task in tasks]
-    rows += [[*row, *[""] * (len(head) - 2)] for row in dict.fromkeys(trivial + chance)]
-    note = '<p class="soft">Mean ± standard deviation over the seeds where there are several.</p>'
-    return markup.table(head, rows, numbers=range(1, len(head))) + note
+    if not rows:
+        return ""
+    note = (
+        '<p class="soft">Windows of the length of training, the longest ones, and the state carried through '
+        "the whole text, as far as they were evaluated. perplexity.json in the run folder has all.</p>"
+    )
+    return "<h2>Perplexity</h2>" + markup.table(head, rows, numbers=range(3, len(head))) + note
 
 
 def _runs(arms: Sequence[Arm]) -> str:
@@ -69,14 +132,14 @@ def _runs(arms: Sequence[Arm]) -> str:
     rows = []
     for arm in arms:
         for run in arm.runs:
-            result, validation = run.result, _validation_accuracy(run)
+            result = run.result
             commit = (run.about.get("commit") or "–")[:10] + (" + changes" if run.about.get("dirty") else "")
             rows.append(
                 [
                     run.path.name or str(run.path),
                     str(run.config.loop.seed),
-                    f"{result['test']['accuracy']:.4f}" if result else "–",
-                    f"{validation:.4f}" if validation is not None else "–",
+                    _score(run, result["test"] if result else {}),
+                    _score(run, result["validation"] if result else _latest_validation(run)),
                     f"{result['steps'] if result else _latest_step(run):,}",
                     f"{result['seconds'] / 60:.1f}" if result else "–",
                     arm.label,
@@ -103,11 +166,16 @@ def _commands(arms: Sequence[Arm]) -> str:
     return f"<pre>{escape(chr(10).join(known))}</pre>"
 
 
-def _validation_accuracy(run: Run) -> float | None:
-    if run.result is not None:
-        accuracy: float = run.result["validation"]["accuracy"]
-        return accuracy
-    return next((r["accuracy"] for r in reversed(run.metrics) if r["split"] == "validation"), None)
+def _score(run: Run, scores: Mapping[str, Any]) -> str:
+    """Return the accuracy of a split, or, of language, its loss; a dash where there is none."""
+    name = "accuracy" if isinstance(run.config.task, ScoredTask) else "loss"
+    if name not in scores:
+        return "–"
+    return f"{scores[name]:.4f}" + (" nats" if name == "loss" else "")
+
+
+def _latest_validation(run: Run) -> Mapping[str, Any]:
+    return next((record for record in reversed(run.metrics) if record["split"] == "validation"), {})
 
 
 def _latest_step(run: Run) -> int:

@@ -1,12 +1,49 @@
 """Perplexity over the length of the windows: train short, test long (HGRN, table 14)."""
 
+import json
 import math
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter
 
 from linrec.report import style
+from linrec.train import RunFolderError
+
+FILE = "perplexity.json"
+UNITS = ("perplexity", "word_perplexity", "byte_perplexity", "bits_per_byte")
+
+
+def read_perplexity(folder: Path) -> dict[str, Any] | None:
+    """Return what `linrec eval` wrote into a run folder; None where it did not.
+
+    Args:
+        folder: the run folder.
+
+    Raises:
+        RunFolderError: the file is damaged.
+    """
+    path = folder / FILE
+    if not path.exists():
+        return None
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        numbers = [score[name] for score in content["scores"] for name in ("length", *UNITS)]
+        whole = all(isinstance(number, int | float | None) for number in numbers)
+        whole = whole and isinstance(content["data"], str) and "trained_length" in content
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _damaged(path) from error
+    if not whole or not numbers:
+        raise _damaged(path)
+    return content
+
+
+def _damaged(path: Path) -> RunFolderError:
+    return RunFolderError(
+        f"{path} cannot be used: it does not hold what `linrec eval` writes. Delete it, or evaluate again."
+    )
 
 
 def draw_perplexity(

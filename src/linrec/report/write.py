@@ -12,8 +12,10 @@ from linrec.report.arms import Arm, group_runs
 from linrec.report.curves import draw_learning_curves
 from linrec.report.markup import Picture, write
 from linrec.report.page import render_page
+from linrec.report.perplexity import read_perplexity
 from linrec.report.spans import draw_accuracy_by_span
 from linrec.report.transitions import draw_transitions, transition_magnitudes
+from linrec.tasks import ScoredTask
 from linrec.train import Run, RunFolderError, TrainError, load_run
 
 RESULT_FIELDS = ("parameters", "steps", "seconds", "steps_per_second")
@@ -33,9 +35,10 @@ MAGNITUDES = (
 def write_report(run_dirs: Iterable[str | os.PathLike[str]], out_dir: str | os.PathLike[str]) -> Path:
     """Write `report.html` and its pictures from run folders alone.
 
-    The pictures are learning_curves.png, accuracy_by_span.png and one transitions-<arm>.png per arm. The page
-    holds them inside itself, so that it can be sent as one file. What a run does not have yet (a result, a
-    checkpoint) is left out, and the page says so.
+    The pictures are learning_curves.png and, unless the runs are language models, accuracy_by_span.png and
+    one transitions-<arm>.png per arm. Of language models, the page shows what `linrec eval` found. The page
+    holds the pictures inside itself, so that it can be sent as one file. What a run does not have yet (a
+    result, a checkpoint) is left out, and the page says so.
 
     Args:
         run_dirs: run folders of `linrec train`, finished or not; at least one. The same folder counts once.
@@ -84,14 +87,22 @@ def _load(folder: Path) -> Run:
         absent.append("a step or split in metrics.jsonl")
     if run.result is not None:
         absent += [name for name in RESULT_FIELDS if name not in run.result]
-        absent += [f"{name} accuracy" for name in SPLITS if not _has_accuracy(run.result.get(name))]
+        scored = isinstance(run.config.task, ScoredTask)
+        wanted = "accuracy" if scored else "loss"
+        absent += [
+            f"{name} {wanted}"
+            for name in SPLITS
+            # a text may have no such split
+            if (scored or run.result.get(name) != {}) and not _has(run.result.get(name), wanted)
+        ]
     if absent:
         raise RunFolderError(f"{folder} cannot be reported: it lacks {', '.join(absent)}.")
+    read_perplexity(folder)
     return run
 
 
-def _has_accuracy(scores: Any) -> bool:
-    return isinstance(scores, dict) and isinstance(scores.get("accuracy"), float)
+def _has(scores: Any, wanted: str) -> bool:
+    return isinstance(scores, dict) and isinstance(scores.get(wanted), float)
 
 
 def _draw(arms: Sequence[Arm], out: Path) -> tuple[list[Picture], list[str]]:
@@ -104,13 +115,18 @@ def _draw(arms: Sequence[Arm], out: Path) -> tuple[list[Picture], list[str]]:
     if (figure := draw_accuracy_by_span(arms)) is not None:
         path = style.save(figure, out / "accuracy_by_span.png")
         pictures.append(Picture(path, "Test accuracy by required memory span", f"{SPANS} {BANDS}"))
-    elif any(arm.results for arm in arms):
+    elif any(arm.results for arm in arms if _scored(arm)):
         missing.append("This task's results are not split by memory span.")
-    for arm in arms:
+    # what a language model keeps of a text is for `linrec inspect` to show
+    for arm in filter(_scored, arms):
         picture = _draw_transitions(arm, out, missing)
         if picture is not None:
             pictures.append(picture)
     return pictures, missing
+
+
+def _scored(arm: Arm) -> bool:
+    return isinstance(arm.runs[0].config.task, ScoredTask)
 
 
 def _unfinished(arms: Sequence[Arm]) -> list[str]:
