@@ -83,6 +83,9 @@ def draw_perplexity(
     axes.axvline(trained, color=style.GREY, linewidth=1, linestyle=(0, (5, 3)), label=mark)
     if carried is not None and math.isfinite(carried):
         axes.axhline(carried, color=style.colour(1), label="state carried through the whole text")
+        # a line across the picture leaves no margin of its own
+        axes.update_datalim([(lengths[0], carried)])
+        axes.autoscale_view()
     style.finish_axes(axes, x="tokens of a window", y=label)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_locator(LogLocator(base=2, numticks=10))
