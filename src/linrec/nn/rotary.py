@@ -4,6 +4,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from linrec.ops.operators import operator
+
 __all__ = ["Rotary"]
 
 
@@ -50,12 +52,8 @@ class Rotary(nn.Module):
         self, positions: Int[Tensor, "#b t"], *x: Float[Tensor, "b t h d"]
     ) -> tuple[Float[Tensor, "b t h d"], ...]:
         """Turn each of `x` (b, t, h, d) by the angles of `positions` (b or 1, t), int64."""
-        # MPS has nothing wider than float32
-        wide = torch.float32 if positions.device.type == "mps" else torch.float64
-        channel = torch.arange(0, self.d_head, 2, dtype=wide, device=positions.device)
-        theta = self.base ** (-channel / self.d_head)
-        angle = (positions[..., None] * theta)[:, :, None]
-        cos, sin = angle.cos(), angle.sin()
+        wide = torch.promote_types(x[0].dtype, torch.float32)
+        cos, sin = _turns(positions, self.d_head, self.base, wide)
         return tuple(_turned(z, cos, sin) for z in x)
 
     def extra_repr(self) -> str:
@@ -63,10 +61,24 @@ class Rotary(nn.Module):
         return f"d_head={self.d_head}, base={self.base}"
 
 
+# one operation for compilers, which would else form the same angles again for each head, in float64
+@operator("rotary_turns")
+def _turns(positions: Tensor, d_head: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    # MPS has nothing wider than float32
+    wide = torch.float32 if positions.device.type == "mps" else torch.float64
+    channel = torch.arange(0, d_head, 2, dtype=wide, device=positions.device)
+    angle = (positions[..., None] * base ** (-channel / d_head))[:, :, None]
+    return angle.cos().to(dtype), angle.sin().to(dtype)
+
+
+@torch.library.register_fake(_turns)
+def _(positions: Tensor, d_head: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    shape = (*positions.shape, 1, d_head // 2)
+    return positions.new_empty(shape, dtype=dtype), positions.new_empty(shape, dtype=dtype)
+
+
 def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    wide = torch.promote_types(x.dtype, torch.float32)
-    cos, sin = cos.to(wide), sin.to(wide)
-    parts = x.to(wide).unflatten(-1, (-1, 2))
+    parts = x.to(cos.dtype).unflatten(-1, (-1, 2))
     # a compiler makes one kernel of real products and none of complex ones; without it each product is a
     # kernel, and a complex one is the fewest
     if torch.compiler.is_compiling():
