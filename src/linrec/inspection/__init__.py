@@ -1,0 +1,24 @@
+"""Inspection: what a model remembers and forgets over a text, in numbers and in pictures."""
+
+from linrec.inspection.collect import Layer, inspect_model
+from linrec.inspection.figures import draw_histograms, draw_over_text, draw_token_mixing
+from linrec.inspection.statistics import Forgetting, forgetting, histogram, reach, time_scales
+from linrec.inspection.tokens import InspectedTokens, choose_tokens
+from linrec.inspection.write import Inspection, write_inspection
+
+__all__ = [
+    "Forgetting",
+    "InspectedTokens",
+    "Inspection",
+    "Layer",
+    "choose_tokens",
+    "draw_histograms",
+    "draw_over_text",
+    "draw_token_mixing",
+    "forgetting",
+    "histogram",
+    "inspect_model",
+    "reach",
+    "time_scales",
+    "write_inspection",
+]

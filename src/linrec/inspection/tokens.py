@@ -1,0 +1,143 @@
+"""The tokens that a run is inspected on: of a text, or of the task that it was trained on."""
+
+import functools
+import os
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int64
+from matplotlib import font_manager
+from matplotlib.ft2font import FT2Font
+from numpy.typing import NDArray
+from torch import Tensor
+
+from linrec.evaluation import choose_text
+from linrec.tasks import LanguageModeling, SplitName
+from linrec.tasks.base import Task
+from linrec.text import Tokenizer
+from linrec.train import ConfigError, Run
+from linrec.train.language import language_task, tokenizer_of
+
+__all__ = ["InspectedTokens", "choose_tokens"]
+
+# what stands for characters that leave no mark on paper, and for tokens without text
+VISIBLE = {" ": "␣", "\n": "↵", "\t": "→", "\r": "←"}
+NO_TEXT = "∎"
+UNKNOWN = "\ufffd"
+# longer names of tokens are cut
+LETTERS = 12
+
+
+@dataclass(frozen=True, eq=False)
+class InspectedTokens:
+    """One sequence to inspect a run on.
+
+    Args:
+        tokens: shape (1, t), int64.
+        reset: true where a document begins, shape (1, t), bool; None where documents do not count.
+        labels: what each token is called in pictures, t of them.
+        source: where the sequence is from.
+        text: what it says, where it is text.
+        of: tokens that the source has, of which these are the first.
+    """
+
+    tokens: Int64[Tensor, "1 t"]
+    reset: Bool[Tensor, "1 t"] | None
+    labels: tuple[str, ...]
+    source: str
+    text: str | None
+    of: int
+
+
+def choose_tokens(
+    run: Run,
+    n_tokens: int,
+    *,
+    prompt: str | None = None,
+    path: str | os.PathLike[str] | None = None,
+    split: SplitName | None = None,
+) -> InspectedTokens:
+    """Return the first tokens of a text, or of the first sequence of a task.
+
+    Args:
+        run: the run.
+        n_tokens: how many tokens at most; at least 2.
+        prompt: the text itself.
+        path: a text file, a folder or a glob. Without it and `prompt`, a language model gets the text that it
+            was trained on, and another run the task that it was.
+        split: which split; None is one that was held out: of a text "test" where there is one, and else
+            "validation"; of other tasks "validation".
+
+    Raises:
+        ConfigError: fewer than 2 tokens, a prompt beside a file or a split, or either for a run without text.
+        DataError: the text is not there, is empty, or cannot be tokenised.
+    """
+    if prompt is not None and (path is not None or split is not None):
+        raise ConfigError("--prompt is a text of its own; leave --data.path and --split out beside it.")
+    if n_tokens < 2:
+        raise ConfigError(f"--tokens must be at least 2, for one token to reach another; got {n_tokens}.")
+    if prompt is not None:
+        language_task(run)
+        tokenizer = tokenizer_of(run)
+        chosen = _of_text(tokenizer, tokenizer.encode(prompt), n_tokens, "the prompt", None)
+    elif path is not None or isinstance(run.config.task, LanguageModeling):
+        text = choose_text(run, path=path, split=split)
+        chosen = _of_text(tokenizer_of(run), text.tokens.tokens(), n_tokens, text.title, text.tokens.starts)
+    else:
+        chosen = _of_task(run.config.task, n_tokens, "validation" if split is None else split)
+    if chosen.tokens.shape[1] < 2:
+        raise ConfigError(
+            f"{chosen.source} must have at least 2 tokens, for one to reach another; got {chosen.of}. "
+            "Pass a longer text."
+        )
+    return chosen
+
+
+def _of_text(
+    tokenizer: Tokenizer,
+    ids: NDArray[np.unsignedinteger],
+    n_tokens: int,
+    source: str,
+    starts: Tensor | None,
+) -> InspectedTokens:
+    listed = ids[:n_tokens].tolist()
+    return InspectedTokens(
+        tokens=torch.tensor([listed], dtype=torch.int64),
+        reset=None if starts is None else torch.isin(torch.arange(len(listed)), starts)[None],
+        labels=tuple(_label(tokenizer, token) for token in listed),
+        source=source,
+        text=tokenizer.decode(listed),
+        of=len(ids),
+    )
+
+
+def _of_task(task: Task, n_tokens: int, split: SplitName) -> InspectedTokens:
+    inputs, _, reset = task.split(split).rows(torch.tensor([0]))
+    listed = inputs[0, :n_tokens].tolist()
+    return InspectedTokens(
+        tokens=inputs[:, :n_tokens],
+        reset=None if reset is None else reset[:, :n_tokens],
+        labels=tuple("R" if token == task.reset_token else str(token) for token in listed),
+        source=f"the first {split} sequence of {type(task).__name__}",
+        text=None,
+        of=inputs.shape[1],
+    )
+
+
+def _label(tokenizer: Tokenizer, token: int) -> str:
+    text = tokenizer.decode([token])
+    if not text:
+        return NO_TEXT
+    drawn = "".join(_drawable(VISIBLE.get(character, character)) for character in text)
+    return drawn if len(drawn) <= LETTERS else drawn[: LETTERS - 1] + "…"
+
+
+def _drawable(character: str) -> str:
+    """Return the character, or the one that stands for what the font of pictures does not have."""
+    return character if ord(character) in _letters() else UNKNOWN
+
+
+@functools.cache
+def _letters() -> frozenset[int]:
+    return frozenset(FT2Font(font_manager.findfont("DejaVu Sans")).get_charmap())
