@@ -178,7 +178,7 @@ def test_ctrl_c_writes_a_checkpoint_and_resume_finishes(
 ) -> None:
     words = [*TRAIN, "--loop.epochs", "20000", "--out", "run"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "linrec.cli", *words],
+        [sys.executable, "-m", "linrec", *words],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -227,6 +227,6 @@ def test_a_demo_replaces_nothing_but_demos(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_a_reader_that_leaves_is_no_error():
-    command = f"{shlex.quote(sys.executable)} -m linrec.cli train memory-horizon --help | head -n 1"
+    command = f"{shlex.quote(sys.executable)} -m linrec train memory-horizon --help | head -n 1"
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert result.returncode == 0 and "Traceback" not in result.stderr

@@ -86,7 +86,7 @@ def _start(
     arm: str, folder: Path, options: Sequence[str]
 ) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
     """Train an arm in a process, which ends at the latest when the context does."""
-    command = [sys.executable, "-m", "linrec.cli", "train", RECIPE, "--model.mixer-args.transition", arm]
+    command = [sys.executable, "-m", "linrec", "train", RECIPE, "--model.mixer-args.transition", arm]
     # one thread each: the arms share the cores, and models of this size gain nothing from more
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
     with tempfile.TemporaryFile() as errors:

@@ -1,4 +1,4 @@
-"""`python -m linrec.cli` is `linrec`."""
+"""`python -m linrec` is `linrec`, as torchrun starts it."""
 
 import sys
 
