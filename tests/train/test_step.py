@@ -8,7 +8,7 @@ from torch import nn
 
 from linrec.models import LanguageModel
 from linrec.tasks import NO_TARGET
-from linrec.train import ConfigError, LoopConfig, TrainConfig
+from linrec.train import TrainConfig
 from linrec.train.fabric import Fabric, make_fabric
 from linrec.train.optim import make_optimizers
 from linrec.train.step import Objective, evaluate, train_step
@@ -105,8 +105,9 @@ def test_evaluation_does_not_depend_on_the_batch_size(
 ) -> None:
     torch.manual_seed(0)
     model = LanguageModel(MODEL_OF_TASK)
-    objective = make_fabric(tiny().loop).setup_module(Objective(model))
-    scores = evaluate(objective, TASK, "test", batch_size=batch_size)
+    fabric = make_fabric(tiny().loop)
+    objective = fabric.setup_module(Objective(model))
+    scores = evaluate(fabric, objective, TASK, "test", batch_size=batch_size)
     assert model.training
 
     split = TASK.split("test")
@@ -115,12 +116,6 @@ def test_evaluation_does_not_depend_on_the_batch_size(
     assert scores["loss"] == pytest.approx(loss.item(), rel=1e-5)
     assert scores["accuracy"] == pytest.approx((logits.argmax(-1) == split.targets).float().mean().item())
     assert scores["accuracy_by_span"] == TASK.score(logits.argmax(-1), split)["accuracy_by_span"]
-
-
-def test_several_processes_are_refused_rather_than_left_to_race(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match=r"one process; got WORLD_SIZE=2. Start it without torchrun"):
-        make_fabric(LoopConfig(device="cpu"))
 
 
 def test_fabrics_advice_on_precision_is_not_shown_and_all_else_is() -> None:

@@ -1,11 +1,15 @@
 """From the words of a command line to a command, and from its errors to a line and an exit status."""
 
+import contextlib
 import importlib
 import os
 import sys
+import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+from torch import distributed
 
 from linrec import __version__
 from linrec.errors import unknown
@@ -21,6 +25,9 @@ COMMANDS = {
     "report": "report RUN...  pictures and tables of trained models",
     "demo": "demo           train two small models, and report",
 }
+
+# seconds that a process which failed gives the first one to fail too
+PATIENCE = 20
 
 HELP = """\
 usage: linrec COMMAND ...
@@ -52,13 +59,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
         0
     """
     try:
-        status = _run(list(sys.argv[1:] if arguments is None else arguments))
-        sys.stdout.flush()
+        with _one_voice():
+            status = _run(list(sys.argv[1:] if arguments is None else arguments))
+            sys.stdout.flush()
     except BrokenPipeError:
         # whoever read our output has left, as `head` does; the interpreter flushes again, and must not fail
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return status
+
+
+def _is_first() -> bool:
+    return int(os.environ.get("WORLD_SIZE", "1")) == 1 or int(os.environ.get("RANK", "0")) == 0
+
+
+@contextlib.contextmanager
+def _one_voice() -> Iterator[None]:
+    """Let the first process that torchrun started speak for all; the traceback of a bug comes from each."""
+    if _is_first():
+        yield
+        return
+    with (
+        open(os.devnull, "w") as nowhere,
+        contextlib.redirect_stdout(nowhere),
+        contextlib.redirect_stderr(nowhere),
+    ):
+        yield
 
 
 def _run(words: list[str]) -> int:
@@ -102,5 +128,11 @@ def _show_warning(message: Warning | str, *rest: Any, **named: Any) -> None:
 
 
 def _say(message: object, status: int) -> int:
-    print(f"linrec: {message}", file=sys.stderr)
+    stream = sys.stderr
+    connected = distributed.is_available() and distributed.is_initialized()
+    if not _is_first() and not connected and status != 130:
+        # torchrun ends all when one has failed: the first may be about to say the same, or know nothing of it
+        time.sleep(PATIENCE)
+        stream = sys.__stderr__ or stream
+    print(f"linrec: {message}", file=stream)
     return status

@@ -15,6 +15,7 @@ from linrec.tasks import ScoredTask
 from linrec.train import ConfigError, TrainConfig, fit, get_recipe, load_run, recipe_names
 from linrec.train.display import Display
 from linrec.train.options import config_of, options_type
+from linrec.train.processes import program
 from linrec.train.recipes import recipe_summary
 
 HELP = """\
@@ -31,6 +32,8 @@ examples:
   linrec train memory-horizon \\
       --model.mixer-args.transition fixed
   linrec train --resume runs/one
+  torchrun --nproc-per-node 2 -m linrec train memory-horizon \\
+      --loop.strategy fsdp
 
 `linrec train RECIPE --help` lists all options.
 """
@@ -64,7 +67,7 @@ def run(words: list[str]) -> int:
             folder,
             resume=options.resume is not None,
             progress=functools.partial(display.update, config.name),
-            command=shlex.join(["linrec", "train", *words]),
+            command=shlex.join([*program(), "train", *words]),
         )
     scores = {"test": result.test, "validation": result.validation}
     told = [_told(name, of, isinstance(config.task, ScoredTask)) for name, of in scores.items() if of]

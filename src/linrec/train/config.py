@@ -92,8 +92,12 @@ class LoopConfig:
         checkpoint_every: steps between checkpoints.
         log_every: steps that each logged value is averaged over.
         deterministic: prefer algorithms that give the same bits each time, at a small cost in speed.
-        compile: compile the model, and on CUDA replay each step as one graph; "auto" does so on CUDA alone.
+        compile: compile the model, and on CUDA, in one process, replay each step as one graph; "auto" does so
+            on CUDA alone.
         device: where to train; "auto" takes CUDA, then MPS, then the CPU.
+        strategy: how the processes that torchrun started share the work: "ddp", each has the whole model;
+            "fsdp", each has its part of every parameter (FSDP2). "auto" is "ddp" where there are several.
+            They share each batch, `batch_size` being that of all together, and the gradient is that of one.
 
     Raises:
         ValueError: a value is out of range.
@@ -118,6 +122,7 @@ class LoopConfig:
     deterministic: bool = True
     compile: Literal["auto", "on", "off"] = "auto"
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    strategy: Literal["auto", "ddp", "fsdp"] = "auto"
 
     def __post_init__(self) -> None:
         counts = ("epochs", "batch_size", "accumulate", "eval_every", "checkpoint_every", "log_every")
@@ -125,6 +130,8 @@ class LoopConfig:
         given = [name for name in ("steps", "eval_batches") if getattr(self, name) is not None]
         _check_at_least(self, 1, *given)
         _check_at_least(self, 0, "seed")
+        if self.strategy not in ("auto", "ddp", "fsdp"):
+            raise unknown("`strategy`", self.strategy, ["auto", "ddp", "fsdp"])
         if self.batch_size % self.accumulate:
             raise ValueError(
                 f"`accumulate` must divide `batch_size` = {self.batch_size} into equal pieces; "
@@ -149,6 +156,7 @@ class TrainConfig:
 
     Raises:
         ValueError: there is no such mixer, or it has no such argument.
+        ConfigError: Muon is to train a model whose parameters are split over processes.
 
     Example:
         >>> from linrec.tasks import MemoryHorizon
@@ -166,6 +174,11 @@ class TrainConfig:
     loop: LoopConfig = field(default_factory=LoopConfig)
 
     def __post_init__(self) -> None:
+        if self.optim.name == "muon" and self.loop.strategy == "fsdp":
+            raise ConfigError(
+                "Muon needs whole matrices, and `loop.strategy` fsdp splits them over the processes; pass "
+                "--loop.strategy ddp, or --optim.name adamw."
+            )
         completed = dataclasses.replace(
             self.model,
             # 1 until the data have told

@@ -1,24 +1,37 @@
 """The one place that imports Lightning Fabric, which comes in two packages."""
 
+import itertools
 import logging
 import os
-from typing import Literal
+from datetime import timedelta
+from typing import Any, Literal
 
 import torch
 
 try:
     from lightning_fabric import Fabric
+    from lightning_fabric.plugins.environments import TorchElasticEnvironment
+    from lightning_fabric.strategies import DDPStrategy, ModelParallelStrategy
 except ModuleNotFoundError:
     from lightning.fabric import Fabric  # type: ignore[import-not-found,no-redef]
+    from lightning.fabric.plugins.environments import TorchElasticEnvironment  # type: ignore[import-not-found,no-redef]
+    from lightning.fabric.strategies import DDPStrategy, ModelParallelStrategy  # type: ignore[import-not-found,no-redef]
 
 from linrec.train.config import LoopConfig
 from linrec.train.errors import ConfigError
+from linrec.train.sharding import shard
 
-# advice to choose another precision of matrix products, whatever `loop.matmul_precision` says
-for _package in ("lightning_fabric", "lightning.fabric"):
-    logging.getLogger(f"{_package}.utilities.rank_zero").addFilter(
-        lambda record: "Tensor Cores" not in record.getMessage()
+# advice to choose another precision of matrix products, whatever `loop.matmul_precision` says, and banners
+_NOT_SHOWN = ("Tensor Cores", "Initializing distributed", "distributed_backend=")
+for _package, _module in itertools.product(
+    ("lightning_fabric", "lightning.fabric"), ("rank_zero", "distributed")
+):
+    logging.getLogger(f"{_package}.utilities.{_module}").addFilter(
+        lambda record: not any(words in record.getMessage() for words in _NOT_SHOWN)
     )
+
+# how long the other processes wait for one, such as the first while it tokenises a text
+_PATIENCE = timedelta(hours=6)
 
 __all__ = ["Fabric", "make_fabric", "uses_compile"]
 
@@ -26,16 +39,37 @@ __all__ = ["Fabric", "make_fabric", "uses_compile"]
 def make_fabric(config: LoopConfig) -> Fabric:
     """Return Fabric on the device and in the precision that the configuration asks for.
 
+    Under torchrun the processes are connected, and each gets its device.
+
     Raises:
-        ConfigError: the device is not there, or several processes are to train one model.
+        ConfigError: the device is not there; the processes are not as torchrun starts them, or do not divide
+            the batch; or one alone, without torchrun, is to share the work.
     """
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
-    if processes > 1:
-        raise ConfigError(
-            f"training runs in one process; got WORLD_SIZE={processes}. Start it without torchrun, and give "
-            "each run a device with CUDA_VISIBLE_DEVICES."
+    device, processes = _device_type(config.device), int(os.environ.get("WORLD_SIZE", "1"))
+    if processes == 1:
+        # torchrun may be told to start a single one, which then has all of the work
+        if config.strategy != "auto" and "LOCAL_WORLD_SIZE" not in os.environ:
+            raise ConfigError(
+                f"`loop.strategy` {config.strategy} is for several processes; this is one. Start them with "
+                "torchrun --nproc-per-node N -m linrec train ..., or pass --loop.strategy auto."
+            )
+        return Fabric(accelerator=device, devices=1, precision=config.precision)
+    here = _check_processes(config, device, processes)
+    strategy: Any = DDPStrategy(timeout=_PATIENCE)
+    if config.strategy == "fsdp":
+        strategy = ModelParallelStrategy(
+            shard, data_parallel_size=processes, tensor_parallel_size=1, timeout=_PATIENCE
         )
-    return Fabric(accelerator=_device_type(config.device), devices=1, precision=config.precision)
+    fabric = Fabric(
+        accelerator=device,
+        devices=here,
+        num_nodes=processes // here,
+        strategy=strategy,
+        precision=config.precision,
+        plugins=TorchElasticEnvironment(),
+    )
+    fabric.launch()
+    return fabric
 
 
 def uses_compile(config: LoopConfig, device: torch.device) -> bool:
@@ -59,3 +93,28 @@ def _device_type(wanted: str) -> Literal["cpu", "cuda", "mps"]:
     if wanted == "mps" or (wanted == "auto" and mps):
         return "mps"
     return "cpu"
+
+
+def _check_processes(config: LoopConfig, device: str, processes: int) -> int:
+    """Return how many of the processes are on this machine."""
+    for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        if name not in os.environ:
+            raise ConfigError(
+                f"WORLD_SIZE={processes} asks for as many processes, but {name} is not set. Start them with "
+                f"torchrun --nproc-per-node {processes} -m linrec train ..., or unset WORLD_SIZE."
+            )
+    piece = config.batch_size // config.accumulate
+    if piece % processes:
+        of = f" / `loop.accumulate` = {piece}" if config.accumulate > 1 else ""
+        raise ConfigError(
+            f"`loop.batch_size`{of} must be a multiple of the {processes} processes, which share it; "
+            f"got {config.batch_size}{f' / {config.accumulate}' if of else ''}."
+        )
+    here = int(os.environ["LOCAL_WORLD_SIZE"])
+    there = torch.cuda.device_count() if device == "cuda" else 1
+    if device != "cpu" and here > there:
+        raise ConfigError(
+            f"{here} processes on one machine need as many {device} devices; there are {there}. "
+            "Start fewer, or pass --loop.device cpu."
+        )
+    return here

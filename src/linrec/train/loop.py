@@ -5,6 +5,7 @@ import functools
 import itertools
 import statistics
 from collections.abc import Callable
+from contextlib import nullcontext
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,23 @@ from linrec.train.fabric import make_fabric, uses_compile
 from linrec.train.interrupt import Interrupt
 from linrec.train.metrics import MetricsLog
 from linrec.train.optim import make_optimizers, set_learning_rate
+from linrec.train.processes import any_process, first, first_ahead, program
 from linrec.train.provenance import provenance
 from linrec.train.result import Progress, Result
 from linrec.train.run import RESULT, open_run_folder, read_result, write_json
 from linrec.train.schedule import check_warmup, schedule_factor
-from linrec.train.state import deterministic, gather_state, matmul_precision, restore_state, seed_all
+from linrec.train.state import (
+    deterministic,
+    gather_state,
+    matmul_precision,
+    restore_state,
+    seed_all,
+    seed_dropout,
+)
 from linrec.train.step import CapturedStep, Objective, evaluate, train_step
+
+# steps after which several processes ask each other at the latest whether to stop, for which they wait
+ASK_EVERY = 10
 
 
 def fit(
@@ -43,10 +55,14 @@ def fit(
     The model of the last step is the result: the validation split is watched, never selected on, and the test
     split is looked at once, at the end. The global random states of torch and Python are seeded.
 
+    Under torchrun the processes train one model together, each on its share of every batch. All of them
+    return the result, and raise each other's errors; the first one writes and reports.
+
     Args:
         config: what to train, on what, how.
         out_dir: the run folder; made if need be.
-        resume: continue the run in `out_dir` from its newest checkpoint, bit for bit on the same device.
+        resume: continue the run in `out_dir` from its newest checkpoint, bit for bit on the same device and
+            number of processes.
         progress: called every `config.loop.log_every` steps.
         command: the command line to record, where there is one.
 
@@ -77,9 +93,16 @@ def fit(
     seed_all(loop.seed)
 
     # data: in an order that depends on seed and epoch alone
-    task = config.task.prepared()
+    task = first_ahead(fabric, config.task.prepared)
     config = dataclasses.replace(config, task=task)
-    batches = Batches(task.split("train"), batch_size=loop.batch_size, seed=loop.seed, device=device)
+    batches = Batches(
+        task.split("train"),
+        batch_size=loop.batch_size,
+        seed=loop.seed,
+        device=device,
+        rank=fabric.global_rank,
+        processes=fabric.world_size,
+    )
     total_steps = loop.epochs * len(batches) if loop.steps is None else loop.steps
     check_warmup(config.optim.warmup_steps, total_steps, len(batches))
 
@@ -89,8 +112,11 @@ def fit(
     compiled = uses_compile(loop, device)
     objective: nn.Module = Objective(model)
     if compiled:
-        objective.compile()
+        # what is split over the processes is put together block by block, outside of compiled code
+        for part in model.blocks if loop.strategy == "fsdp" else [objective]:
+            part.compile()
     objective = fabric.setup_module(objective)
+    seed_dropout(loop.seed, fabric.global_rank)
     optimizers = make_optimizers(model, config.optim)
     # sums of loss, accuracy, gradient norm and steps since the last log: on the device, so that no step waits
     window = torch.zeros(4, device=device)
@@ -104,30 +130,32 @@ def fit(
         accumulate=loop.accumulate,
         clip_norm=config.optim.clip_norm,
     )
-    if compiled and device.type == "cuda":
+    if compiled and device.type == "cuda" and fabric.world_size == 1:
         do_step = CapturedStep(do_step)
 
     # the run folder, and the step to start from
-    origin = provenance(device)
+    origin = {**provenance(device), "processes": fabric.world_size}
     about = {"command": command, "total_steps": total_steps, **origin}
-    command = open_run_folder(folder, config, about, resume=resume)
+    command = first(fabric, open_run_folder, folder, config, about, resume=resume)
     described = {"config": config_to_dict(config), "command": command, **origin}
-    checkpoint = load_checkpoint(folder, set_aside=True) if resume else None
+    checkpoint = first_ahead(fabric, load_checkpoint, folder, set_aside=True) if resume else None
     step, seconds = 0, 0.0
     if checkpoint is not None:
-        restore_state(checkpoint, model, optimizers, window)
+        restore_state(fabric, checkpoint, model, optimizers, window)
         step, seconds = checkpoint.about["step"], checkpoint.about["seconds"]
     if step == total_steps and (folder / RESULT).exists():
         return read_result(folder)
 
-    score = functools.partial(evaluate, objective, task, batch_size=loop.batch_size)
+    score = functools.partial(evaluate, fabric, objective, task, batch_size=loop.batch_size)
     rates = []
     clock = Clock(step=step, seconds=seconds)
+    # of one process alone, like all that is written
+    metrics_log: Any = first(fabric, MetricsLog, folder, step=step) or nullcontext()
     with (
         deterministic(loop.deterministic),
         matmul_precision(loop.matmul_precision),
         Interrupt() as interrupt,
-        MetricsLog(folder, step=step) as log,
+        metrics_log as log,
     ):
         for epoch in itertools.count(step // len(batches)):
             if step == total_steps:
@@ -139,8 +167,10 @@ def fit(
                 do_step(*batch)
                 step += 1
 
-                last, stop = step == total_steps, interrupt.requested
+                last = step == total_steps
                 logs = last or step % loop.log_every == 0
+                asks = logs or fabric.world_size == 1 or step % ASK_EVERY == 0
+                stop = asks and any_process(fabric, interrupt.requested)
                 writes = last or stop or step % loop.checkpoint_every == 0
                 place = {"step": step, "epoch": round(step / len(batches), 4)}
                 if logs or writes:
@@ -153,17 +183,16 @@ def fit(
                     metrics = {"loss": loss, "accuracy": accuracy, "grad_norm": grad_norm}
                     tokens_per_second = rates[-1] * loop.batch_size * batch.inputs.shape[1]
                     speed = {"steps_per_second": rates[-1], "tokens_per_second": tokens_per_second}
-                    log.append(
-                        {
-                            **place,
-                            "split": "train",
-                            **metrics,
-                            "lr": factor * config.optim.lr,
-                            **speed,
-                            "seconds": clock.seconds,
-                        }
-                    )
-                    if progress is not None:
+                    record = {
+                        **place,
+                        "split": "train",
+                        **metrics,
+                        "lr": factor * config.optim.lr,
+                        **speed,
+                        "seconds": clock.seconds,
+                    }
+                    first(fabric, MetricsLog.append, log, record)
+                    if progress is not None and fabric.is_global_zero:
                         progress(Progress(step, total_steps, loss, accuracy, rates[-1]))
 
                 if last or step % loop.eval_every == 0:
@@ -171,18 +200,20 @@ def fit(
                         scores = score("validation", batches=None if last else loop.eval_batches)
                     if scores:
                         metrics = {name: scores[name] for name in ("loss", "accuracy")}
-                        log.append({**place, "split": "validation", **metrics, "seconds": clock.seconds})
+                        record = {**place, "split": "validation", **metrics, "seconds": clock.seconds}
+                        first(fabric, MetricsLog.append, log, record)
 
                 if writes:
                     with clock.paused():
                         position = dict(zip(("epoch", "batch"), divmod(step, len(batches)), strict=True))
                         about = {"step": step, **position, "seconds": clock.seconds, **described}
-                        save_checkpoint(folder, gather_state(model, optimizers, window, about))
+                        state = gather_state(fabric, model, optimizers, window, about)
+                        first(fabric, save_checkpoint, folder, state)
 
                 if stop and not last:
                     raise InterruptedRunError(
                         f"stopped at step {step} of {total_steps}; "
-                        f"continue with: linrec train --resume {folder}"
+                        f"continue with: {' '.join(program())} train --resume {folder}"
                     )
 
         result = Result(
@@ -194,7 +225,7 @@ def fit(
             steps_per_second=statistics.median(rates) if rates else 0.0,
         )
     about = {"recipe": config.name, "seed": loop.seed, **described}
-    write_json(folder / RESULT, {**dataclasses.asdict(result), **about})
+    first(fabric, write_json, folder / RESULT, {**dataclasses.asdict(result), **about})
     return result
 
 

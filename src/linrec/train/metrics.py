@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from linrec.train.errors import TrainError
+from linrec.train.processes import program
 
 FILE = "metrics.jsonl"
 TENSORBOARD = "tensorboard"
@@ -87,5 +88,5 @@ class MetricsLog:
     def _unwritable(self, error: OSError, step: int) -> TrainError:
         return TrainError(
             f"could not write {self._path} at step {step}: {error.strerror}; "
-            f"make room and continue with: linrec train --resume {self._path.parent}"
+            f"make room and continue with: {' '.join(program())} train --resume {self._path.parent}"
         )

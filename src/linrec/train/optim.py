@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from linrec.nn.parameters import groups_of
 from linrec.train.config import OptimConfig
 from linrec.train.muon import Muon
+from linrec.train.sharding import whole
 
 
 def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:
@@ -91,4 +92,4 @@ def set_learning_rate(optimizers: Sequence[torch.optim.Optimizer], factor: float
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
     """Return the Euclidean norm of all gradients taken as one vector, on their device: a scalar."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    return torch.nn.utils.get_total_norm(gradients)
+    return whole(torch.nn.utils.get_total_norm(gradients))

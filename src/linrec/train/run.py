@@ -137,7 +137,10 @@ def open_run_folder(folder: Path, config: TrainConfig, about: dict[str, Any], *,
     tokenizer = config.task.tokenizer_object() if isinstance(config.task, LanguageModeling) else None
     if resume:
         run = load_run(folder)
-        for name, (stored, given) in differences(run.config, config).items():
+        changed = differences(run.config, config)
+        # another number of processes may need another one
+        changed.pop("loop.strategy", None)
+        for name, (stored, given) in changed.items():
             raise RunFolderError(
                 f"{folder} was started with {name} = {stored}, not {given}; "
                 "a resumed run keeps its configuration: leave the option out, or start a new run with --out."

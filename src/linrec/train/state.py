@@ -3,58 +3,96 @@
 import os
 import random
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from linrec.train.checkpoint import Checkpoint
+from linrec.train.fabric import Fabric
+from linrec.train.processes import gathered
+from linrec.train.sharding import placed_like, whole
 
 
 def gather_state(
-    model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], window: Tensor, about: Mapping[str, Any]
+    fabric: Fabric,
+    model: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    window: Tensor,
+    about: Mapping[str, Any],
 ) -> Checkpoint:
-    """Collect all that the following steps depend on.
+    """Collect all that the following steps depend on, in the first of the processes that take part.
 
     Args:
+        fabric: knows the processes; the random states of those after the first are "random.<device>.<rank>".
         model: its parameters and buffers become "model.<name>".
         optimizers: their moments become "optimizer.<parameter's name>.<moment>".
         window: sums of the metrics since they were last logged, "metrics.window".
         about: step, position, configuration; Python's random state is added.
     """
-    tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    # first of all: it splits the parameters again that the forward pass left whole
+    parts = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     owners = _owners(optimizers)
     for name, parameter in model.named_parameters():
         for moment, tensor in owners[parameter].state[parameter].items():
-            tensors[f"optimizer.{name}.{moment}"] = tensor
-    tensors["metrics.window"] = window
-    tensors["random.cpu"] = torch.get_rng_state()
-    if window.device.type != "cpu":
-        tensors[f"random.{window.device.type}"] = torch.get_device_module(window.device).get_rng_state()
+            parts[f"optimizer.{name}.{moment}"] = tensor
+    parts["metrics.window"] = window
+    tensors: dict[str, Tensor] = {}
+    for name, part in parts.items():
+        # every process helps to put it together, one keeps it
+        tensor = whole(part)
+        if fabric.is_global_zero:
+            tensors[name] = tensor.cpu()
+    for kind, (get_random, _) in _random_states(fabric.device).items():
+        for rank, state in enumerate(gathered(fabric, get_random())):
+            tensors[_random_name(kind, rank)] = state
     return Checkpoint(tensors, {**about, "python_random": random.getstate()})
 
 
 def restore_state(
-    checkpoint: Checkpoint, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], window: Tensor
+    fabric: Fabric,
+    checkpoint: Checkpoint,
+    model: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    window: Tensor,
 ) -> None:
-    """Put everything back to where `gather_state` found it; the arguments are changed in place."""
-    model.load_state_dict(checkpoint.part("model."))
+    """Put everything back to where `gather_state` found it, the arguments but the first two in place.
+
+    The number of processes may be another one. Those that are new keep the random states that they have.
+    """
+    current = model.state_dict()
+    stored = checkpoint.part("model.")
+    model.load_state_dict({name: placed_like(tensor, current[name]) for name, tensor in stored.items()})
     owners = _owners(optimizers)
     for name, parameter in model.named_parameters():
         moments = checkpoint.part(f"optimizer.{name}.")
         owners[parameter].state[parameter] = {
-            key: tensor.to(parameter.device) for key, tensor in moments.items()
+            key: placed_like(tensor, parameter) for key, tensor in moments.items()
         }
     window.copy_(checkpoint.tensors["metrics.window"])
-    torch.set_rng_state(checkpoint.tensors["random.cpu"])
-    on_device = checkpoint.tensors.get(f"random.{window.device.type}")
-    # absent when the run moves to another kind of device, where it cannot go on bit for bit anyway
-    if window.device.type != "cpu" and on_device is not None:
-        torch.get_device_module(window.device).set_rng_state(on_device)
+    for kind, (_, set_random) in _random_states(fabric.device).items():
+        state = checkpoint.tensors.get(_random_name(kind, fabric.global_rank))
+        # absent too when the run moves to another kind of device; it cannot go on bit for bit then anyway
+        if state is not None:
+            set_random(state)
     version, internal, gauss = checkpoint.about["python_random"]
     random.setstate((version, tuple(internal), gauss))
+
+
+def _random_name(kind: str, rank: int) -> str:
+    return f"random.{kind}.{rank}" if rank else f"random.{kind}"
+
+
+def _random_states(device: torch.device) -> dict[str, tuple[Callable[[], Tensor], Callable[[Tensor], None]]]:
+    """What gets and what sets each random state that a run on the device depends on, by kind of device."""
+    states: dict[str, Any] = {"cpu": (torch.get_rng_state, torch.set_rng_state)}
+    if device.type != "cpu":
+        module = torch.get_device_module(device)
+        states[device.type] = (module.get_rng_state, module.set_rng_state)
+    return states
 
 
 def _owners(optimizers: Sequence[torch.optim.Optimizer]) -> dict[nn.Parameter, torch.optim.Optimizer]:
@@ -67,9 +105,15 @@ def _owners(optimizers: Sequence[torch.optim.Optimizer]) -> dict[nn.Parameter, t
 
 
 def seed_all(seed: int) -> None:
-    """Seed torch on every device, and Python."""
+    """Seed torch on every device, and Python: the same in all processes, which build the same model."""
     torch.manual_seed(seed)
     random.seed(seed)
+
+
+def seed_dropout(seed: int, rank: int) -> None:
+    """Seed torch in the processes after the first apart, once the model is built: each drops out its own."""
+    if rank > 0:
+        torch.manual_seed(int(np.random.SeedSequence([seed, rank]).generate_state(1, np.uint64)[0]))
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from linrec.tasks import NO_TARGET, Batch, ScoredTask, SplitName, Task
 from linrec.train.data import on_device
 from linrec.train.fabric import Fabric
 from linrec.train.optim import gradient_norm
+from linrec.train.processes import gathered, summed
 
 EAGER_STEPS = 3
 
@@ -36,7 +37,7 @@ class Objective(nn.Module):
     """A model and its loss in one module, so that they are compiled, and distributed, as one.
 
     The loss is a sum. Its user divides by the number of targets of the whole batch, which makes a batch taken
-    in pieces the same as the batch at once.
+    in pieces, or by several processes, the same as the batch at once.
 
     Args:
         model: the model; the logits of a large vocabulary are never all in memory.
@@ -73,25 +74,32 @@ def train_step(
 ) -> None:
     """Move the parameters once: forward, loss, backward, clip, step; nothing waits for the device.
 
+    Several processes take one step together, each with its share of the batch.
+
     Args:
-        inputs: tokens of the whole batch.
-        targets: targets of the whole batch, -100 where there is none.
+        inputs: tokens of this process's share of the batch.
+        targets: their targets, -100 where there is none.
         reset: true where a document begins, or None.
-        fabric: runs the backward pass.
+        fabric: runs the backward pass, and knows the other processes.
         objective: an `Objective` that Fabric has set up.
         optimizers: what Fabric has set up.
-        window: (loss, accuracy, gradient norm, 1) of this step is added to it.
-        accumulate: pieces that the batch is taken in; the gradient is that of the whole batch.
+        window: (loss, accuracy, gradient norm, 1) of this step is added to it; all are of the whole batch.
+        accumulate: pieces that the share is taken in; the gradient is that of the whole batch.
         clip_norm: largest norm of the gradient; None never clips.
     """
-    n_targets = (targets != NO_TARGET).sum().clamp(min=1)
+    n_targets = summed(fabric, (targets != NO_TARGET).sum()).clamp(min=1)
+    # what the processes average is their sum, so that each divides by its part of the targets alone
+    n_targets_each = n_targets / fabric.world_size
     loss, correct = window.new_zeros(()), window.new_zeros(())
     for optimizer in optimizers:
         optimizer.zero_grad()
     resets = (None,) * accumulate if reset is None else reset.chunk(accumulate)
-    for piece in zip(inputs.chunk(accumulate), targets.chunk(accumulate), resets, strict=True):
-        outcome = objective(*piece)
-        fabric.backward(outcome.loss / n_targets)
+    pieces = zip(inputs.chunk(accumulate), targets.chunk(accumulate), resets, strict=True)
+    for place, piece in enumerate(pieces, start=1):
+        # the processes exchange gradients once, with the last piece
+        with fabric.no_backward_sync(objective, enabled=place < accumulate):  # type: ignore[arg-type]
+            outcome = objective(*piece)
+            fabric.backward(outcome.loss / n_targets_each)
         loss, correct = loss + outcome.loss.detach(), correct + outcome.correct
     parameters = list(objective.parameters())
     norm = gradient_norm(parameters)
@@ -99,20 +107,28 @@ def train_step(
         torch.nn.utils.clip_grads_with_norm_(parameters, clip_norm, norm)
     for optimizer in optimizers:
         optimizer.step()
-    window += torch.stack([loss / n_targets, correct / n_targets, norm, torch.ones_like(norm)])
+    loss, correct = summed(fabric, torch.stack([loss, correct])) / n_targets
+    window += torch.stack([loss, correct, norm, torch.ones_like(norm)])
 
 
 @torch.no_grad()
 def evaluate(
-    objective: nn.Module, task: Task, name: SplitName, *, batch_size: int, batches: int | None = None
+    fabric: Fabric,
+    objective: nn.Module,
+    task: Task,
+    name: SplitName,
+    *,
+    batch_size: int,
+    batches: int | None = None,
 ) -> dict[str, Any]:
-    """Score the model on a split.
+    """Score the model on a split; several processes share each batch, and all return the scores.
 
     Args:
-        objective: an `Objective`, on the device that it computes on; it is left in training mode.
+        fabric: knows the device and the other processes.
+        objective: an `Objective` that Fabric has set up; it is left in training mode.
         task: has the samples, and says how predictions are scored.
         name: which split.
-        batch_size: sequences at once.
+        batch_size: sequences at once, of all processes together.
         batches: how many batches, from the first; None takes the whole split.
 
     Returns:
@@ -122,20 +138,23 @@ def evaluate(
     split = task.split(name)
     if not len(split):
         return {}
-    device = next(objective.parameters()).device
+    device, processes = fabric.device, fabric.world_size
     # loss, right predictions, targets: on the device, so that no batch waits
     sums = torch.zeros(3, device=device, dtype=torch.float64 if device.type != "mps" else torch.float32)
     scored = task if isinstance(task, ScoredTask) and batches is None else None
     predictions = []
     objective.eval()
     for index in torch.arange(len(split)).split(batch_size)[:batches]:
-        inputs, targets, reset = on_device(_filled(split.rows(index), batch_size), device)
+        mine = split.rows(index[fabric.global_rank :: processes])
+        inputs, targets, reset = on_device(_filled(mine, batch_size // processes), device)
         outcome = objective(inputs, targets, reset)
         sums += torch.stack([outcome.loss, outcome.correct, (targets != NO_TARGET).sum()])
         if scored is not None:
-            predictions.append(outcome.predictions[: len(index)].cpu())
+            # sequences are dealt out in turn
+            dealt = torch.stack(gathered(fabric, outcome.predictions), dim=1).flatten(0, 1)
+            predictions.append(dealt[: len(index)].cpu())
     objective.train()
-    loss, correct, n_targets = sums.tolist()
+    loss, correct, n_targets = summed(fabric, sums).tolist()
     scores = {"loss": loss / max(1, n_targets), "accuracy": correct / max(1, n_targets)}
     if scored is not None:
         scores |= scored.score(torch.cat(predictions), scored.split(name))
