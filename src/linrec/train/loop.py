@@ -33,6 +33,7 @@ from linrec.train.state import (
     gather_state,
     matmul_precision,
     restore_state,
+    saved_tensors_kept,
     seed_all,
     seed_dropout,
 )
@@ -154,6 +155,7 @@ def fit(
     with (
         deterministic(loop.deterministic),
         matmul_precision(loop.matmul_precision),
+        saved_tensors_kept(),
         Interrupt() as interrupt,
         metrics_log as log,
     ):
