@@ -17,6 +17,7 @@ from linrec.models.stack import make_blocks
 from linrec.nn.embedding import Embedding
 from linrec.nn.norms import make_norm
 from linrec.nn.parameters import mark
+from linrec.ops import splitting
 
 __all__ = ["Pooling", "SequenceClassifier", "SequenceClassifierConfig"]
 
@@ -161,6 +162,7 @@ class SequenceClassifier(nn.Module):
         For two sequences that are judged together, as in retrieval, and for a head of one's own.
         """
         self._check_input(x)
+        splitting.refuse(type(self).__name__)
         valid = reset = None
         if lengths is not None:
             self._check_lengths(lengths, x)

@@ -5,6 +5,7 @@ import math
 from jaxtyping import Bool, Float, Inexact
 from torch import Tensor, autocast
 
+from linrec.ops import splitting
 from linrec.ops.attention import softmax, softmax_reference
 from linrec.ops.attention.cache import AttentionCache, canonical, matched
 from linrec.ops.attention.reference import attention_reference
@@ -94,6 +95,7 @@ def gate_loop_attention(
     inputs.check_values(v, q)
     inputs.check_reset(reset, q)
     pair = resolve("gate_loop_attention", PAIRS, mode, backend, [("attention", "torch")])
+    splitting.refuse("gate_loop_attention")
     log_decay, phase = inputs.widened(
         inputs.canonical_gate("log_decay", log_decay, q), inputs.canonical_gate("phase", phase, q)
     )
@@ -196,6 +198,7 @@ def softmax_attention(
             "future cannot be run in pieces: pass whole sequences, or `causal=True`."
         )
     pair = resolve("softmax_attention", PAIRS, mode, backend, [("attention", "torch")])
+    splitting.refuse("softmax_attention")
     cache = canonical(state, q, k, v, k.dtype)
     if cache.log_decay is not None or cache.phase is not None:
         raise ValueError(

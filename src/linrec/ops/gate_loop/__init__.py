@@ -8,6 +8,7 @@ from typing import Any
 from jaxtyping import Bool, Float, Inexact
 from torch import Tensor, autocast, is_autocast_enabled
 
+from linrec.ops import splitting
 from linrec.ops.dispatch import exporting, numba_usable, refusal, resolve, triton_usable
 from linrec.ops.gate_loop import fused, inputs, segments
 from linrec.ops.gate_loop.auto import PAIRS, auto_gate_loop
@@ -127,6 +128,8 @@ def gate_loop(
     refused = refusal("gate_loop", pair[1], device)
     if refused is not None:
         raise ValueError(refused)
+    if splitting.current is not None:
+        return splitting.current.gate_loop(q, k, v, log_decay, phase, state, reset, pair)
     log_decay = inputs.canonical_gate("log_decay", log_decay, q)
     phase = inputs.canonical_gate("phase", phase, q)
     is_complex = phase is not None or k.is_complex()
@@ -185,6 +188,7 @@ def gate_loop_matrix(
                 [0.5000, 1.0000, 0.0000],
                 [0.2500, 0.5000, 1.0000]])
     """
+    splitting.refuse("gate_loop_matrix")
     precision = inputs.check_queries_and_keys(q, k)
     inputs.check_reset(reset, q)
     log_decay = inputs.canonical_gate("log_decay", log_decay, q)

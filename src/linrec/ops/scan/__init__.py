@@ -3,6 +3,7 @@
 from jaxtyping import Bool, Inexact
 from torch import Tensor
 
+from linrec.ops import splitting
 from linrec.ops.dispatch import Pair, auto_scan, exporting, numba_usable, refusal, resolve, triton_usable
 from linrec.ops.operators import differentiated
 from linrec.ops.scan.autograd import Scan
@@ -103,6 +104,8 @@ def scan(
     refused = refusal("scan", pair[1], device)
     if refused is not None:
         raise ValueError(refused)
+    if splitting.current is not None:
+        return splitting.current.scan(a, x, state, reset, reverse, pair)
     wide = accumulation(promoted(a.dtype, x.dtype))
     if state is not None:
         state = state.to(wide)

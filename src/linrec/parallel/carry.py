@@ -1,0 +1,168 @@
+"""How a recurrence runs over parts of time: the state that enters each part, and the gradient that leaves it.
+
+Part r maps states by S_r = A_r S_{r-1} + B_r (see `recurrences`): the elementwise recurrence, with parts for
+steps. Every rank finds its A_r and B_r, all exchange them and find all S_r, and each runs its own steps from
+S_{r-1}. The gradients G_r of the S_r obey the adjoint, G_{r-1} = conj(A_r) G_r + C_r, in the opposite order.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from linrec.ops import splitting
+from linrec.ops.scan import scan
+from linrec.parallel.ranks import Call, Ranks
+from linrec.parallel.recurrences import Recurrence
+
+
+def run(
+    ranks: Ranks,
+    recurrence: Recurrence,
+    tensors: tuple[Any, ...],
+    state: Tensor | None,
+    start: Tensor,
+    call: Call,
+) -> tuple[Tensor, Tensor]:
+    """Run a recurrence on this rank's part of the steps.
+
+    Args:
+        ranks: who has the other parts.
+        recurrence: the operator.
+        tensors: its inputs without the state, `reset` last.
+        state: where the whole sequence starts, as the caller gave it.
+        start: the same as the operator accumulates it.
+        call: what this rank does, for the others to compare.
+
+    Returns:
+        The outputs of this part, and the final state of the whole sequence.
+    """
+    lengths = ranks.agree(call, start.device)
+    order = [rank for rank, steps in enumerate(lengths) if steps]
+    part = Part(ranks, call, order[::-1] if call.reverse else order, recurrence)
+    with splitting.using(None):
+        if not order:
+            return recurrence.run(tensors, state)
+        with torch.no_grad():
+            entering, final, through = part.forward(tensors, start)
+        # the gradient of the state goes where the sequence starts, so that the sum over ranks has it once
+        y, last = recurrence.run(tensors, state if part.place == 0 else entering)
+    if not call.has_gradient:
+        return y, final
+    return Joined.apply(part, y, last, final, through, state, *tensors)
+
+
+@dataclass(frozen=True)
+class Part:
+    """This rank's part of the steps, beside the others.
+
+    Args:
+        ranks: who has the parts.
+        call: what this rank does with its own.
+        order: the ranks that have steps, as the recurrence reaches them.
+        recurrence: the operator.
+    """
+
+    ranks: Ranks
+    call: Call
+    order: list[int]
+    recurrence: Recurrence
+
+    @property
+    def place(self) -> int | None:
+        """Where in the order this rank is; None where it has no steps."""
+        return self.order.index(self.ranks.rank) if self.ranks.rank in self.order else None
+
+    def forward(self, tensors: tuple[Any, ...], start: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the state that enters this part, the final one, and A of all parts (b, parts, rows, 1)."""
+        zeros = torch.zeros_like(_flat(start))
+        numbers = [zeros[..., :1], zeros]
+        if self.place is not None:
+            numbers = [self._sealed(_flat(x), tensors[-1]) for x in self.recurrence.summary(tensors)]
+        gathered = self.ranks.gather(torch.cat(numbers, -1))
+        through, added = self._ordered(gathered).split([1, zeros.shape[-1]], -1)
+        states, final = _over_parts(through, added, start, reverse=False)
+        entering = start if not self.place else states[:, self.place - 1].view_as(start)
+        return entering, final, through
+
+    def backward(self, through: Tensor, tensors: tuple[Any, ...], dy: Tensor, dfinal: Tensor) -> Tensor:
+        """Return the gradient of the state that leaves this part, without the share of its own outputs."""
+        last = _flat(dfinal)
+        share = torch.zeros_like(last)
+        if self.place is not None:
+            share = _flat(self.recurrence.adjoint(tensors, dy))
+        gathered = self.ranks.gather(torch.cat([share, last], -1))
+        # every rank has returned the final state, and may have put it to a use of its own
+        dfinal = torch.stack([both.chunk(2, -1)[1] for both in gathered]).sum(0).view_as(dfinal)
+        shares, _ = self._ordered(gathered).chunk(2, -1)
+        gradients, _ = _over_parts(through.conj(), shares, dfinal, reverse=True)
+        if self.place is None or self.place == len(self.order) - 1:
+            return dfinal
+        dlast = self._sealed(gradients[:, self.place + 1], tensors[-1])
+        return dlast.view_as(dfinal)
+
+    def _ordered(self, gathered: list[Tensor]) -> Tensor:
+        return torch.stack([gathered[rank] for rank in self.order], 1)
+
+    def _sealed(self, leaving: Tensor, reset: Tensor | None) -> Tensor:
+        """Clear what leaves this part (b, rows, columns) where a reset parts it from the next one.
+
+        Forward in time it is the next part that has the reset and clears what enters it.
+        """
+        if reset is None or not self.call.reverse or self.place == len(self.order) - 1:
+            return leaving
+        return leaving.masked_fill(reset[:, :1, None], 0)
+
+
+class Joined(torch.autograd.Function):
+    """y, final = Joined.apply(part, y, last, final, through, state, *tensors).
+
+    The outputs are the inputs of those names. Backward, it runs before the operator does, and gives it the
+    gradient of the state `last` that leaves the part. The other tensors are kept for that, and passed here so
+    that this runs on every rank on which anything has a gradient: all of them wait for each other.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        part: Part,
+        y: Tensor,
+        last: Tensor,
+        final: Tensor,
+        through: Tensor,
+        state: Tensor | None,
+        *tensors: Any,
+    ) -> tuple[Tensor, Tensor]:
+        """Return y and the final state."""
+        ctx.part = part
+        ctx.save_for_backward(through, state, *tensors)
+        return y, final
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor, dfinal: Tensor) -> tuple[Tensor | None, ...]:
+        """Exchange the gradients of the states between the parts."""
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "gradients through `time_parallel` cannot be differentiated again; "
+                "leave out `create_graph=True`, or keep the sequence in one process."
+            )
+        part: Part = ctx.part
+        through, state, *tensors = ctx.saved_tensors
+        part.ranks.agree(part.call._replace(backward=1), dfinal.device)
+        with splitting.using(None):
+            dlast = part.backward(through, tuple(tensors), dy, dfinal)
+        elsewhere = None if state is None or part.place == 0 else torch.zeros_like(state)
+        return (None, dy, dlast, None, None, elsewhere, *(None for _ in tensors))
+
+
+def _flat(state: Tensor) -> Tensor:
+    """A state (b, c) as (b, c, 1), or (b, h, dk, columns) as (b, h dk, columns)."""
+    return state.reshape(len(state), math.prod(state.shape[1:3]), math.prod(state.shape[3:]))
+
+
+def _over_parts(a: Tensor, x: Tensor, state: Tensor, *, reverse: bool) -> tuple[Tensor, Tensor]:
+    """S_r = A_r S_{r-1} + B_r for (b, parts, rows, 1 or columns); return all S, and the last as the state."""
+    states, last = scan(a.expand_as(x).flatten(2), x.flatten(2), state=state.flatten(1), reverse=reverse)
+    return states.view_as(x), last.view_as(state)

@@ -1,0 +1,153 @@
+"""Cases for mixers and models, whose code knows nothing of ranks."""
+
+import torch
+import torch.distributed as dist
+from torch.nn import functional
+from torch.utils.checkpoint import CheckpointError, checkpoint
+
+from linrec import mixers
+from linrec.models import (
+    Bidirectional,
+    LanguageModel,
+    ModelConfig,
+    SequenceClassifier,
+    SequenceClassifierConfig,
+)
+from linrec.ops import gate_loop_matrix
+from linrec.parallel import part, time_parallel
+from linrec.testing import reset_mask
+from tests.mixers import variants
+
+from .compare import check_parts, raises, same, total
+
+D_MODEL = 4
+TIME = 11
+# they compare all pairs of steps
+ATTENTION = {"attention": "softmax_attention", "gate_loop_attention": "gate_loop_attention"}
+
+
+def lengths():
+    """Parts as `linrec.parallel.part` makes them."""
+    size = dist.get_world_size()
+    return tuple(len(piece) for piece in torch.arange(TIME).tensor_split(size))
+
+
+def case_every_mixer():
+    for name, variant in variants.cases(*(name for name in mixers.names() if name not in ATTENTION)):
+        mixer = mixers.build(name, D_MODEL, **variants.arguments(name, variant)).double()
+
+        def run(x, state, reset, mixer=mixer, **parameters):
+            return torch.func.functional_call(mixer, parameters, (x, state), {"reset": reset})
+
+        x = torch.randn(2, TIME, D_MODEL, dtype=torch.float64)
+        _, state = mixer(x)
+        inputs = {"x": x, "state": state.detach(), **dict(mixer.named_parameters())}
+        check_parts(run, inputs, ("x",), lengths(), reset=reset_mask(2, TIME))
+
+
+def case_what_needs_all_steps_is_refused():
+    x = torch.zeros(1, 2, D_MODEL)
+    both_ways = Bidirectional(mixers.build("gate_loop", D_MODEL))
+    runs = {operator: mixers.build(name, D_MODEL) for name, operator in ATTENTION.items()}
+    runs |= {"Bidirectional": both_ways, "gate_loop_matrix": lambda x: gate_loop_matrix(x[None], x[None])}
+    config = SequenceClassifierConfig(n_outputs=2, n_features=D_MODEL, d_model=8)
+    runs["SequenceClassifier"] = SequenceClassifier(config)
+    for name, function in runs.items():
+        with raises(ValueError, f"`{name}` needs all steps of a sequence in one process"), time_parallel():
+            function(x)
+
+
+def model_and_tokens(mixer="gate_loop"):
+    model = LanguageModel(ModelConfig(vocab_size=7, d_model=8, n_layers=2, mixer=mixer)).double()
+    return model, torch.randint(7, (2, 2 * TIME + 1))
+
+
+def gradients(model, sum_over_ranks):
+    found = {name: parameter.grad for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    return {name: total(x) if sum_over_ranks else x for name, x in found.items()}
+
+
+def loss_of(logits, targets, count):
+    return functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / count
+
+
+def case_language_model_in_two_pieces():
+    """Each piece is split over ranks, and the state between them has its gradient."""
+    for mixer in ("gate_loop", "hgru"):
+        model, tokens = model_and_tokens(mixer)
+        inputs, targets = tokens[:, :-1], tokens[:, 1:]
+        logits, state = model(inputs)
+        loss = loss_of(logits, targets, targets.numel())
+        loss.backward()
+        expected = gradients(model, sum_over_ranks=False)
+
+        mine, losses = None, []
+        with time_parallel():
+            for now, then in zip(inputs.split(TIME, 1), targets.split(TIME, 1), strict=True):
+                y, mine = model(part(now), mine)
+                losses.append(loss_of(y, part(then), targets.numel()))
+        sum(losses).backward()
+        same(total(sum(losses).detach()), loss.detach(), "loss")
+        for layer, other in zip(mine, state, strict=True):
+            same(layer, other, "state")
+        for name, gradient in gradients(model, sum_over_ranks=True).items():
+            same(gradient, expected[name], f"gradient of {name}")
+
+
+def case_checkpointing():
+    model, _ = model_and_tokens()
+    x = torch.randn(2, TIME, 8, dtype=torch.float64)
+
+    def run(x):
+        for block in model.blocks:
+            x, _ = checkpoint(block, x, use_reentrant=False)
+        return x.square().sum()
+
+    run(x).backward()
+    expected = gradients(model.blocks, sum_over_ranks=False)
+    with time_parallel():
+        run(part(x)).backward()
+    for name, gradient in gradients(model.blocks, sum_over_ranks=True).items():
+        same(gradient, expected[name], f"gradient of {name}")
+    # outside of the context the steps would be run by themselves
+    with time_parallel():
+        loss = run(part(x))
+    with raises(CheckpointError, "different number of tensors"):
+        loss.backward()
+
+
+def case_compiled():
+    mixer = mixers.build("gate_loop", D_MODEL).double()
+    compiled = torch.compile(mixer, backend="eager")
+    x = torch.randn(2, TIME, D_MODEL, dtype=torch.float64)
+    expected, _ = mixer(x)
+    for _ in range(2):
+        with time_parallel():
+            same(compiled(part(x))[0], part(expected), "compiled, in parts")
+        same(compiled(x)[0], expected, "compiled, in one process")
+
+
+def case_autocast():
+    model, tokens = model_and_tokens()
+    model.float()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        expected, _ = model(tokens)
+        with time_parallel():
+            logits, mine = model(part(tokens))
+    same(logits, part(expected), "logits")
+    assert logits.dtype == torch.bfloat16
+    assert all(layer.dtype == torch.complex64 for layer in mine)
+
+
+def case_two_groups():
+    """Ranks 0 and 1 share one sequence, ranks 2 and 3 another."""
+    groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    mine, other = groups if dist.get_rank() < 2 else groups[::-1]
+    model, tokens = model_and_tokens()
+    tokens = (tokens + dist.get_rank() // 2) % 7
+    with time_parallel(mine):
+        logits, _ = model(part(tokens, group=mine))
+    same(logits, part(model(tokens)[0], group=mine), "logits")
+    with raises(ValueError, "`group` must have this process as a member"), time_parallel(other):
+        pass

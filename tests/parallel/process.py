@@ -1,0 +1,110 @@
+"""Processes that share sequences: each runs all cases, and ends at the first that fails.
+
+    python -m tests.parallel.process SIZE FOLDER DEVICE
+
+A case is a function `case_...`, and holds where it raises nothing on any rank. Imports take longer than the
+cases do, so one set of processes runs all of them, forked from one that has imported everything.
+"""
+
+import contextlib
+import io
+import multiprocessing
+import os
+import runpy
+import sys
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from linrec.ops.dispatch import numba_usable
+from linrec.parallel.ranks import Call
+from linrec.testing import assert_agree
+from tests.parallel import agreement, compare, models, operators
+
+# seconds
+LIMIT = 300
+EXAMPLE = Path(__file__).parents[2] / "examples/time_parallel.py"
+# they take long, and do not depend on how many parts there are
+FOR_TWO = {
+    "operators.every_mode_and_backend",
+    "operators.every_shape_of_the_gates",
+    "operators.complex_queries_and_keys",
+    "operators.other_precisions",
+    "models.every_mixer",
+    "models.checkpointing",
+    "models.compiled",
+    "process.example",
+}
+FOR_FOUR = {"models.two_groups"}
+
+
+def cases(size: int) -> dict[str, Callable[[], None]]:
+    """The cases for so many processes, by name."""
+    found = {
+        f"{module.__name__.rpartition('.')[2]}.{name.removeprefix('case_')}": case
+        for module in (operators, models, agreement)
+        for name, case in vars(module).items()
+        if name.startswith("case_")
+    }
+    # last, since it makes a process group of its own
+    found["process.example"] = case_example
+    left_out = FOR_TWO if size == 4 else FOR_FOUR
+    assert left_out <= set(found)
+    return {name: case for name, case in found.items() if name not in left_out}
+
+
+def case_example() -> None:
+    """As torchrun starts it; that its results agree, it asserts itself."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    dist.destroy_process_group()
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
+    os.environ["MASTER_ADDR"] = "localhost"
+    sys.argv = [str(EXAMPLE), "300", "16"]
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        runpy.run_path(str(EXAMPLE), run_name="__main__")
+    # two layers of 16 complex channels: A and B forward, two states backward, both times what is compared
+    sent = 2 * 2 * (2 * 16 * 8 + len(Call._fields) * 8)
+    for words in ("300 tokens of one sequence, 2 x", f"sent by each process: {sent} bytes"):
+        assert (words in printed.getvalue()) == (rank == 0)
+
+
+def rank_main(rank: int, size: int, folder: Path, device: str) -> None:
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    compare.device = device
+    backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
+    store = dist.FileStore(str(folder / "store"), size)
+    dist.init_process_group(
+        backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=LIMIT)
+    )
+    for name, case in cases(size).items():
+        torch.manual_seed(0)
+        try:
+            case()
+        except Exception:
+            # the others would wait for what it did not do; they see it leave
+            sys.exit(f"case {name} on rank {rank} of {size}: {traceback.format_exc()}")
+
+
+def main(size: int, folder: Path, device: str) -> int:
+    """Return 0 if all cases hold on all ranks."""
+    # both import what takes long when they are first needed
+    numba_usable()
+    assert_agree(torch.ones(1), torch.ones(1), "ones")
+    fork = multiprocessing.get_context("fork")
+    ranks = [fork.Process(target=rank_main, args=(rank, size, folder, device)) for rank in range(size)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(LIMIT)
+        # one that waits for ever keeps the others
+        process.kill()
+    return int(any(process.exitcode for process in ranks))
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]))
