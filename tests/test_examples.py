@@ -33,7 +33,7 @@ def run(tmp_path, monkeypatch, capsys):
 
 
 def test_every_example_is_tested_here():
-    tested = {"streaming", "own_mixer", "token_mixing_matrix", "train_in_forty_lines"}
+    tested = {"streaming", "own_mixer", "token_mixing_matrix", "train_in_forty_lines", "time_parallel"}
     assert {path.stem for path in EXAMPLES} == tested
 
 
@@ -75,3 +75,12 @@ def test_train_in_forty_lines(run):
     (scores,) = (line for line in out.splitlines() if line.startswith("test accuracy"))
     accuracy, trivial = float(scores.split()[2].rstrip(";")), float(scores.split()[-1])
     assert accuracy > 1.5 * trivial
+
+
+def test_time_parallel(run):
+    # with two processes it runs in tests/parallel
+    out = run("time_parallel")
+    assert "4096 tokens of one sequence, 1 x" in out
+    in_one, in_parts = (line.split()[-3] for line in out.splitlines() if "tokens/s" in line)
+    assert in_one == in_parts
+    assert "sent by each process: 0 bytes" in out
