@@ -90,6 +90,19 @@ def test_the_model_compiles_whole():
     assert_agree(compiled(tokens(1), state)[0], model(tokens(1), state)[0])
 
 
+@pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex")
+def test_a_compiled_block_of_complex_states_has_its_gradient():
+    # inductor writes over what the forward pass saved; the state and the real view of it share their memory
+    torch.compiler.reset()
+    block = make(replace(CONFIG, n_layers=1, mixer="hgru", d_channel_mixing=9)).blocks[0]
+    x = torch.randn(2, 8, 8, generator=generator())
+
+    def gradients(function):
+        return torch.autograd.grad(function(x)[0].square().sum(), list(block.parameters()))
+
+    assert_agree(gradients(torch.compile(block, fullgraph=True)), gradients(block))
+
+
 def test_init_state_is_where_none_starts():
     model = make()
     assert_agree(model(tokens(), model.init_state(3))[0], model(tokens())[0])

@@ -1,18 +1,16 @@
 import logging
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from linrec.models import LanguageModel, ModelConfig
+from linrec.models import LanguageModel
 from linrec.tasks import NO_TARGET
 from linrec.train import TrainConfig
 from linrec.train.fabric import Fabric, make_fabric
 from linrec.train.optim import make_optimizers
-from linrec.train.state import saved_tensors_kept
 from linrec.train.step import Objective, evaluate, train_step
 
 from .conftest import MODEL, TASK
@@ -118,28 +116,6 @@ def test_evaluation_does_not_depend_on_the_batch_size(
     assert scores["loss"] == pytest.approx(loss.item(), rel=1e-5)
     assert scores["accuracy"] == pytest.approx((logits.argmax(-1) == split.targets).float().mean().item())
     assert scores["accuracy_by_span"] == TASK.score(logits.argmax(-1), split)["accuracy_by_span"]
-
-
-@pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex")
-def test_a_compiled_block_has_the_gradient_of_the_eager_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # torch would take code from its cache that was made without the setting
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    torch.compiler.reset()
-    torch.manual_seed(0)
-    tokens = torch.arange(16).view(2, 8) % 6
-    config = ModelConfig(vocab_size=6, d_model=8, n_layers=1, mixer="hgru", d_channel_mixing=9)
-    objective = Objective(LanguageModel(config))
-
-    def gradients() -> list[torch.Tensor]:
-        return list(torch.autograd.grad(objective(tokens, tokens).loss, list(objective.parameters())))
-
-    eager = gradients()
-    objective.model.blocks[0].compile()
-    # its complex state and the real view of it are both saved
-    with saved_tensors_kept():
-        torch.testing.assert_close(gradients(), eager, rtol=1e-4, atol=1e-4)
 
 
 def test_fabrics_advice_on_precision_is_not_shown_and_all_else_is() -> None:

@@ -20,7 +20,7 @@ from linrec.train.errors import ConfigError, InterruptedRunError, RunFolderError
 COMMANDS = {
     "train": "train RECIPE   train a model",
     "generate": "generate RUN   continue a text with a language model",
-    "eval": "eval RUN       perplexity of a language model over the length of its context",
+    "eval": "eval RUN       perplexity of a language model by length of context",
     "inspect": "inspect RUN    what a model remembers and forgets",
     "report": "report RUN...  pictures and tables of trained models",
     "demo": "demo           train two small models, and report",

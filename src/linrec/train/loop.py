@@ -33,7 +33,6 @@ from linrec.train.state import (
     gather_state,
     matmul_precision,
     restore_state,
-    saved_tensors_kept,
     seed_all,
     seed_dropout,
 )
@@ -155,7 +154,6 @@ def fit(
     with (
         deterministic(loop.deterministic),
         matmul_precision(loop.matmul_precision),
-        saved_tensors_kept(),
         Interrupt() as interrupt,
         metrics_log as log,
     ):

@@ -148,18 +148,6 @@ def deterministic(wanted: bool) -> Iterator[None]:
 
 
 @contextmanager
-def saved_tensors_kept() -> Iterator[None]:
-    """Keep compiled backward passes inside from writing over what their forward passes saved for them.
-
-    torch (2.13) lets them, to save memory, and does not see that two saved tensors may share theirs, as a
-    complex state and its view as pairs of real numbers do: the gradient of HGRU's block is wrong then.
-    """
-    # torch has no public name for it
-    with torch._functorch.config.patch(donated_buffer=False):
-        yield
-
-
-@contextmanager
 def matmul_precision(wanted: str) -> Iterator[None]:
     """Set torch's precision of float32 matrix products inside, and put it back.
 

@@ -44,12 +44,20 @@ class Scan(torch.autograd.Function):
         """Keep what the adjoint reads: a, y, and not x."""
         a, x, state, cut, ctx.reverse, ctx.pair = inputs
         ctx.x_dtype = x.dtype
-        ctx.save_for_backward(a, output[0], state, cut)
+        y = output[0]
+        # a compiler also keeps the real view of y that a caller takes, and writes over one of two tensors in
+        # the backward pass without seeing that they share memory (torch 2.13): there must be no second one.
+        # Only the output itself has a derivative in turn, which compiled code does not have anyway
+        if torch.compiler.is_compiling() and y.is_complex():
+            y = torch.view_as_real(y)
+        ctx.save_for_backward(a, y, state, cut)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor, dlast: Tensor) -> tuple[Tensor | None, ...]:
         """Run the adjoint recurrence on the same backend, then reduce to the inputs' shapes and dtypes."""
         a, y, state, cut = ctx.saved_tensors
+        if y.dim() > a.dim():
+            y = torch.view_as_complex(y)
         needs_a, needs_x, needs_state = ctx.needs_input_grad[:3]
         mode, backend = ctx.pair
         # kernels have no derivative of their own: a gradient that is to be differentiated again, as under
