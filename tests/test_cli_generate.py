@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -142,7 +143,10 @@ def test_without_a_prompt_a_document_begins(capsys: pytest.CaptureFixture[str]) 
 
 def test_padding_of_the_vocabulary_is_not_text(capsys: pytest.CaptureFixture[str]) -> None:
     run = with_bias("bytes", 256)
-    CharacterTokenizer("".join(map(chr, range(32, 127)))).save(run)
+    tokenizer = CharacterTokenizer("".join(map(chr, range(32, 127))))
+    tokenizer.save(run)
+    stored = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(stored | {"tokenizer": tokenizer.fingerprint}))
     out, _ = generated(capsys, str(run), "--prompt", "a rose", "--tokens", "50")
     assert len(out) == 50
 
@@ -200,6 +204,7 @@ def test_a_full_disk_is_no_mistake(
         (["characters", "--prompt", "a Rose"], "the character 'R' (U+0052) is none of the"),
         (["characters"], "the prompt is empty, and the tokenizer 'characters' has no end of a document"),
         (["large"], "the tokenizer in large has 2,000 tokens, its model 257. They do not belong together"),
+        (["swapped"], "its tokens mean something else. Put the tokenizer back that it was trained with."),
         (["untokenised"], "there is no tokenizer in untokenised: it has no tokenizer.json."),
         (["unsaved"], "unsaved has no checkpoint yet; train it to its first one."),
     ],
@@ -213,17 +218,18 @@ def test_mistakes_are_answered_in_one_line(
         model = load_run(name).model()
         state = generate(model, torch.zeros(batch, 2, dtype=torch.int64), n_tokens=1).state
         save_state("other" if name == "characters" else "three", state, model)
-    for name, gone in (
-        ("large", ""),
-        ("untokenised", "tokenizer.json"),
-        ("unsaved", "checkpoint.safetensors"),
+    for name, gone, tokens in (
+        ("large", "", 2000),
+        ("swapped", "", 257),
+        ("untokenised", "tokenizer.json", 0),
+        ("unsaved", "checkpoint.safetensors", 0),
     ):
         if name in words:
             shutil.copytree("bytes", name)
             if gone:
                 (Path(name) / gone).unlink()
             else:
-                CharacterTokenizer("".join(map(chr, range(0x4000, 0x4000 + 2000)))).save(Path(name))
+                CharacterTokenizer("".join(map(chr, range(0x4000, 0x4000 + tokens)))).save(Path(name))
     assert main(["generate", *words]) == 2
     said = capsys.readouterr()
     assert said.err.startswith("linrec: ") and said.err.count("\n") == 1 and not said.out

@@ -5,6 +5,8 @@
 #     results/shakespeare-char/run.sh TEXT OUT [RUNS_PER_GPU] [OPTIONS OF linrec train ...]
 #
 # TEXT is the file that nanoGPT downloads, 1,115,394 characters. results/train-all.sh says what happens to each run.
+# All have a budget of 5,000 steps; each ends when the validation loss has not fallen for 1,000, since all models know
+# the text by heart long before, and the best one of the validation split is what nanoGPT reports too.
 set -euo pipefail
 
 text=${1:?"usage: $0 TEXT OUT [RUNS_PER_GPU] [OPTIONS OF linrec train ...]"}
@@ -34,10 +36,10 @@ runs() { # FOLDER RECIPE OPTIONS, a line each
   local name seed
   for seed in 0 1 2; do
     for name in "${!mixers[@]}"; do
-      echo "mixers/$name-$seed shakespeare-char --data.path $text --loop.seed $seed" ${mixers[$name]}
+      echo "mixers/$name-$seed shakespeare-char --data.path $text --loop.patience 4 --loop.seed $seed" ${mixers[$name]}
     done
     for name in "${!ablations[@]}"; do
-      echo "ablations/$name-$seed shakespeare-char --data.path $text --loop.seed $seed" ${ablations[$name]}
+      echo "ablations/$name-$seed shakespeare-char --data.path $text --loop.patience 4 --loop.seed $seed" ${ablations[$name]}
     done
   done
 }

@@ -95,8 +95,9 @@ def main(size: int, folder: Path, device: str) -> int:
     # both import what takes long when they are first needed
     numba_usable()
     assert_agree(torch.ones(1), torch.ones(1), "ones")
-    fork = multiprocessing.get_context("fork")
-    ranks = [fork.Process(target=rank_main, args=(rank, size, folder, device)) for rank in range(size)]
+    # autograd's threads for GPUs do not survive a fork
+    context = multiprocessing.get_context("spawn" if device == "cuda" else "fork")
+    ranks = [context.Process(target=rank_main, args=(rank, size, folder, device)) for rank in range(size)]
     for process in ranks:
         process.start()
     for process in ranks:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from linrec.tasks import LanguageModeling
 from linrec.train import (
     CheckpointError,
     ConfigError,
@@ -284,6 +285,58 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_it_is_saved(
     with pytest.raises(DivergedError, match="not finite at step 8"):
         fit(tiny(checkpoint_every=4, log_every=100), tmp_path)
     assert checkpoint_module.load_checkpoint(tmp_path).about["step"] == 4  # type: ignore[union-attr]
+
+
+def validation_losses(folder: Path) -> dict[int, float]:
+    return {r["step"]: r["loss"] for r in load_run(folder).metrics if r["split"] == "validation"}
+
+
+def test_the_best_model_is_kept_and_patience_ends_the_run(tiny: Tiny, tmp_path: Path) -> None:
+    # a learning rate that ruins the model after some steps
+    config = tiny(epochs=4, eval_every=2, keep="best", patience=3, optim={"lr": 0.3})
+    result = fit(config, tmp_path)
+    losses = validation_losses(tmp_path)
+    assert result.best_step == min(losses, key=lambda step: losses[step])
+    assert result.steps == max(losses) == result.best_step + 3 * 2
+    assert result.validation["loss"] == pytest.approx(losses[result.best_step], rel=1e-6)
+
+    # what the run gives is that model, and the newest checkpoint is another
+    kept = load_run(tmp_path).model().state_dict()
+    stored = load_file(tmp_path / "best.safetensors")
+    assert set(stored) == {f"model.{name}" for name in kept}
+    newest = load_checkpoint(tmp_path)
+    assert newest is not None and newest.about["step"] == result.steps
+    assert all(torch.equal(tensor, stored[f"model.{name}"]) for name, tensor in kept.items())
+    assert any(not torch.equal(tensor, newest.tensors[f"model.{name}"]) for name, tensor in kept.items())
+    assert fit(config, tmp_path, resume=True) == result
+
+
+def test_the_best_model_survives_an_interrupt_and_patience_counts_on(tiny: Tiny, tmp_path: Path) -> None:
+    config = tiny(epochs=4, eval_every=2, keep="best", patience=3, log_every=1, optim={"lr": 0.3})
+    straight = fit(config, tmp_path / "straight")
+    assert straight.best_step is not None
+    with pytest.raises(InterruptedRunError):
+        fit(config, tmp_path / "pieces", progress=stop_at(straight.best_step + 3))
+    result = fit(config, tmp_path / "pieces", resume=True)
+    assert (result.best_step, result.steps) == (straight.best_step, straight.steps)
+    assert result.validation == straight.validation
+    assert_same_run(tmp_path / "straight", tmp_path / "pieces")
+
+
+def test_keeping_the_best_needs_something_to_judge_by(tiny: Tiny, tmp_path: Path) -> None:
+    config = tiny(keep="best")
+    (tmp_path / "text.txt").write_text("a rose is a rose\n" * 20)
+    task = LanguageModeling(
+        path=str(tmp_path / "text.txt"), length=8, validation_share=0.0, cache=str(tmp_path / "cache")
+    )
+    with pytest.raises(ConfigError, match=r"`loop\.keep` = 'best' needs a validation split"):
+        fit(dataclasses.replace(config, task=task), tmp_path / "run")
+    with pytest.raises(
+        ValueError, match="`patience` = 2 waits for a best model, and `keep` = 'last' keeps none"
+    ):
+        tiny(patience=2)
+    with pytest.raises(ValueError, match="there is no `keep` 'beast'; did you mean 'best'"):
+        tiny(keep="beast")
 
 
 def test_the_second_ctrl_c_stops_at_once() -> None:

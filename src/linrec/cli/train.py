@@ -72,7 +72,8 @@ def run(words: list[str]) -> int:
     scores = {"test": result.test, "validation": result.validation}
     told = [_told(name, of, isinstance(config.task, ScoredTask)) for name, of in scores.items() if of]
     print(", ".join(told) or "no scores: the task has neither test nor validation data")
-    print(f"{result.steps} steps in {result.seconds:.0f} s; all in {folder}")
+    best = "" if result.best_step is None else f", the model of step {result.best_step} kept"
+    print(f"{result.steps} steps in {result.seconds:.0f} s{best}; all in {folder}")
     return 0
 
 

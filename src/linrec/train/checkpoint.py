@@ -3,6 +3,7 @@
     checkpoint.safetensors           the newest
     checkpoint.previous.safetensors  the one before
     checkpoint.damaged.safetensors   a newest one that a resumed run could not read, set aside
+    best.safetensors                 weights alone: the model of the lowest validation loss, where it is kept
     checkpoint.partial               being written; a leftover of an interrupted write, never read
 
 A file is written under the last name, forced to disk, and renamed. Loading checks the file's length and the
@@ -30,6 +31,7 @@ CURRENT = "checkpoint.safetensors"
 PREVIOUS = "checkpoint.previous.safetensors"
 DAMAGED = "checkpoint.damaged.safetensors"
 PARTIAL = "checkpoint.partial"
+BEST = "best.safetensors"
 
 
 @dataclass(frozen=True)
@@ -62,19 +64,11 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
         CheckpointError: the file could not be written (a full disk, say); the newest before it is untouched,
             in the file that the message names.
     """
-    # copies: safetensors refuses tensors that share memory, and tied weights do
-    tensors = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in checkpoint.tensors.items()}
-    metadata = {"linrec": json.dumps(checkpoint.about), "crc32": _checksum(tensors)}
     partial, current, previous = folder / PARTIAL, folder / CURRENT, folder / PREVIOUS
     # where the newest from before is, should anything fail
     older = [CURRENT, PREVIOUS]
     try:
-        partial.touch()
-        mode = partial.stat().st_mode
-        save_file(tensors, partial, metadata=metadata)
-        # safetensors makes files that their owner alone can read
-        partial.chmod(mode)
-        _force_to_disk(partial)
+        _write(partial, checkpoint)
         # none there: this is the first, or the newest was set aside
         with contextlib.suppress(FileNotFoundError):
             os.replace(current, previous)
@@ -91,6 +85,45 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
             partial.unlink()
         left = _what_is_left(folder, older)
         raise CheckpointError(f"could not write {current}: {_reason(error)}; {left}.") from error
+
+
+def save_best(folder: Path, checkpoint: Checkpoint) -> None:
+    """Write the best model so far; the one before it is there until this one is.
+
+    Args:
+        folder: the run folder.
+        checkpoint: weights, "step" and "loss".
+
+    Raises:
+        CheckpointError: the file could not be written; the one before is untouched.
+    """
+    partial, best = folder / PARTIAL, folder / BEST
+    try:
+        _write(partial, checkpoint)
+        os.replace(partial, best)
+        _force_to_disk(folder)
+    except (OSError, SafetensorError) as error:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        left = _what_is_left(folder, [BEST])
+        raise CheckpointError(f"could not write {best}: {_reason(error)}; {left}.") from error
+
+
+def load_best(folder: Path) -> Checkpoint | None:
+    """Read the best model of a run folder; None where none was kept.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    path = folder / BEST
+    try:
+        return _read(path)
+    except FileNotFoundError:
+        return None
+    except (OSError, SafetensorError, ValueError, KeyError) as error:
+        raise CheckpointError(
+            f"{path} is not usable ({_reason(error)}); without it, the newest checkpoint is taken."
+        ) from error
 
 
 def load_checkpoint(folder: Path, *, set_aside: bool = False) -> Checkpoint | None:
@@ -145,6 +178,18 @@ def _what_is_left(folder: Path, older: Sequence[str]) -> str:
         return "what was there is untouched"
     kept = next((name for name in older if name in there), None)
     return f"{kept} from before is untouched" if kept else "there is no older one"
+
+
+def _write(path: Path, checkpoint: Checkpoint) -> None:
+    # copies: safetensors refuses tensors that share memory, and tied weights do
+    tensors = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in checkpoint.tensors.items()}
+    metadata = {"linrec": json.dumps(checkpoint.about), "crc32": _checksum(tensors)}
+    path.touch()
+    mode = path.stat().st_mode
+    save_file(tensors, path, metadata=metadata)
+    # safetensors makes files that their owner alone can read
+    path.chmod(mode)
+    _force_to_disk(path)
 
 
 def _read(path: Path) -> Checkpoint:

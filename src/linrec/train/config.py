@@ -89,6 +89,9 @@ class LoopConfig:
         eval_every: steps between evaluations on the validation split.
         eval_batches: batches of each of them, the first ones of the split; None takes the whole split. The
             scores at the end are always of whole splits.
+        keep: the model that the run gives, and whose scores its result has: that of the "last" step, or the
+            "best", that of the lowest validation loss, which is kept in a file of its own.
+        patience: evaluations in a row without a new best model after which the run ends; None never does.
         checkpoint_every: steps between checkpoints.
         log_every: steps that each logged value is averaged over.
         deterministic: prefer algorithms that give the same bits each time, at a small cost in speed.
@@ -117,6 +120,8 @@ class LoopConfig:
     seed: int = 0
     eval_every: int = 500
     eval_batches: int | None = None
+    keep: Literal["last", "best"] = "last"
+    patience: int | None = None
     checkpoint_every: int = 1000
     log_every: int = 50
     deterministic: bool = True
@@ -127,11 +132,18 @@ class LoopConfig:
     def __post_init__(self) -> None:
         counts = ("epochs", "batch_size", "accumulate", "eval_every", "checkpoint_every", "log_every")
         _check_at_least(self, 1, *counts)
-        given = [name for name in ("steps", "eval_batches") if getattr(self, name) is not None]
+        given = [name for name in ("steps", "eval_batches", "patience") if getattr(self, name) is not None]
         _check_at_least(self, 1, *given)
         _check_at_least(self, 0, "seed")
         if self.strategy not in ("auto", "ddp", "fsdp"):
             raise unknown("`strategy`", self.strategy, ["auto", "ddp", "fsdp"])
+        if self.keep not in ("last", "best"):
+            raise unknown("`keep`", self.keep, ["last", "best"])
+        if self.patience is not None and self.keep != "best":
+            raise ValueError(
+                f"`patience` = {self.patience} waits for a best model, and `keep` = 'last' keeps none; "
+                "pass keep='best' too."
+            )
         if self.batch_size % self.accumulate:
             raise ValueError(
                 f"`accumulate` must divide `batch_size` = {self.batch_size} into equal pieces; "

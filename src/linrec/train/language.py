@@ -32,7 +32,7 @@ def tokenizer_of(run: Run) -> Tokenizer:
         run: the run.
 
     Raises:
-        ConfigError: it has more tokens than the model.
+        ConfigError: it is not the one that the run was trained with.
         DataError: there is none.
     """
     tokenizer, vocab_size = read_tokenizer(run.path), run.config.model.vocab_size
@@ -40,5 +40,12 @@ def tokenizer_of(run: Run) -> Tokenizer:
         raise ConfigError(
             f"the tokenizer in {run.path} has {tokenizer.vocab_size:,} tokens, its model {vocab_size:,}. "
             "They do not belong together: put the tokenizer back that the run was trained with."
+        )
+    trained_with = run.about.get("tokenizer", tokenizer.fingerprint)
+    if tokenizer.fingerprint != trained_with:
+        raise ConfigError(
+            f"the tokenizer in {run.path} has the fingerprint {tokenizer.fingerprint}, that of training had "
+            f"{trained_with}: its tokens mean something else. "
+            "Put the tokenizer back that it was trained with."
         )
     return tokenizer

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import math
 import statistics
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from linrec.models import LanguageModel, ModelConfig
-from linrec.train.checkpoint import load_checkpoint, save_checkpoint
+from linrec.train.checkpoint import load_best, load_checkpoint, save_best, save_checkpoint
 from linrec.train.clock import Clock
 from linrec.train.config import TrainConfig, config_to_dict
 from linrec.train.data import Batches
@@ -31,8 +32,10 @@ from linrec.train.schedule import check_warmup, schedule_factor
 from linrec.train.state import (
     deterministic,
     gather_state,
+    gather_weights,
     matmul_precision,
     restore_state,
+    restore_weights,
     seed_all,
     seed_dropout,
 )
@@ -52,7 +55,7 @@ def fit(
 ) -> Result:
     """Train a model on a task, and write everything about it into a run folder.
 
-    The model of the last step is the result: the validation split is watched, never selected on, and the test
+    The model of the last step is the result, or with `loop.keep` that of the lowest validation loss. The test
     split is looked at once, at the end. The global random states of torch and Python are seeded.
 
     Under torchrun the processes train one model together, each on its share of every batch. All of them
@@ -103,6 +106,8 @@ def fit(
         rank=fabric.global_rank,
         processes=fabric.world_size,
     )
+    if loop.keep == "best" and not len(task.split("validation")):
+        raise ConfigError("`loop.keep` = 'best' needs a validation split, and this task has none.")
     total_steps = loop.epochs * len(batches) if loop.steps is None else loop.steps
     check_warmup(config.optim.warmup_steps, total_steps, len(batches))
 
@@ -143,8 +148,15 @@ def fit(
     if checkpoint is not None:
         restore_state(fabric, checkpoint, model, optimizers, window)
         step, seconds = checkpoint.about["step"], checkpoint.about["seconds"]
-    if step == total_steps and (folder / RESULT).exists():
+    if resume and (folder / RESULT).exists():
         return read_result(folder)
+    best_loss, best_step = math.inf, 0
+    if resume and loop.keep == "best" and (best := first_ahead(fabric, load_best, folder)) is not None:
+        best_loss, best_step = best.about["loss"], best.about["step"]
+
+    def ended() -> bool:
+        waits = math.inf if loop.patience is None else loop.patience * loop.eval_every
+        return step == total_steps or step - best_step >= waits
 
     score = functools.partial(evaluate, fabric, objective, task, batch_size=loop.batch_size)
     rates = []
@@ -158,7 +170,7 @@ def fit(
         metrics_log as log,
     ):
         for epoch in itertools.count(step // len(batches)):
-            if step == total_steps:
+            if ended():
                 break
             start = step % len(batches)
             for batch in itertools.islice(batches.epoch(epoch, start=start), total_steps - step):
@@ -167,12 +179,23 @@ def fit(
                 do_step(*batch)
                 step += 1
 
-                last = step == total_steps
+                place = {"step": step, "epoch": round(step / len(batches), 4)}
+                scores: dict[str, Any] = {}
+                if step == total_steps or step % loop.eval_every == 0:
+                    # models are compared on the same part of the split, and a last one alone on all of it
+                    whole = step == total_steps and loop.keep == "last"
+                    with clock.paused():
+                        scores = score("validation", batches=None if whole else loop.eval_batches)
+                        if loop.keep == "best" and scores["loss"] < best_loss:
+                            best_loss, best_step = scores["loss"], step
+                            about = {"step": step, "loss": best_loss, **described}
+                            first(fabric, save_best, folder, gather_weights(fabric, model, about))
+
+                last = ended()
                 logs = last or step % loop.log_every == 0
                 asks = logs or fabric.world_size == 1 or step % ASK_EVERY == 0
                 stop = asks and any_process(fabric, interrupt.requested)
                 writes = last or stop or step % loop.checkpoint_every == 0
-                place = {"step": step, "epoch": round(step / len(batches), 4)}
                 if logs or writes:
                     _check_finite(window, step)
 
@@ -195,13 +218,10 @@ def fit(
                     if progress is not None and fabric.is_global_zero:
                         progress(Progress(step, total_steps, loss, accuracy, rates[-1]))
 
-                if last or step % loop.eval_every == 0:
-                    with clock.paused():
-                        scores = score("validation", batches=None if last else loop.eval_batches)
-                    if scores:
-                        metrics = {name: scores[name] for name in ("loss", "accuracy")}
-                        record = {**place, "split": "validation", **metrics, "seconds": clock.seconds}
-                        first(fabric, MetricsLog.append, log, record)
+                if scores:
+                    metrics = {name: scores[name] for name in ("loss", "accuracy")}
+                    record = {**place, "split": "validation", **metrics, "seconds": clock.seconds}
+                    first(fabric, MetricsLog.append, log, record)
 
                 if writes:
                     with clock.paused():
@@ -215,7 +235,12 @@ def fit(
                         f"stopped at step {step} of {total_steps}; "
                         f"continue with: {' '.join(program())} train --resume {folder}"
                     )
+                if last:
+                    break
 
+        best = first_ahead(fabric, load_best, folder) if best_step else None
+        if best is not None:
+            restore_weights(best, model)
         result = Result(
             test=score("test"),
             validation=score("validation"),
@@ -223,6 +248,7 @@ def fit(
             steps=step,
             seconds=clock.seconds,
             steps_per_second=statistics.median(rates) if rates else 0.0,
+            best_step=best_step or None,
         )
     about = {"recipe": config.name, "seed": loop.seed, **described}
     first(fabric, write_json, folder / RESULT, {**dataclasses.asdict(result), **about})

@@ -207,6 +207,7 @@ def shakespeare_char() -> TrainConfig:
             precision="bf16-mixed",
             matmul_precision="high",
             eval_every=250,
+            keep="best",
             deterministic=False,
         ),
     )
@@ -227,7 +228,7 @@ def shakespeare_char_cpu() -> TrainConfig:
         name="shakespeare-char-cpu",
         task=LanguageModeling(tokenizer="characters", length=64),
         model=dataclasses.replace(large.model, d_model=128, n_layers=4, d_channel_mixing=320, dropout=0.0),
-        loop=LoopConfig(steps=2000, batch_size=12, eval_every=250, device="cpu"),
+        loop=LoopConfig(steps=2000, batch_size=12, eval_every=250, keep="best", device="cpu"),
     )
 
 

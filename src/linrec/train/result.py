@@ -37,13 +37,15 @@ class Result:
     """What `result.json` holds beside configuration and provenance.
 
     Args:
-        test: "loss" in nats and "accuracy" on the test split at the last step, and what else the task's score
-            says; empty where there is no such split.
+        test: "loss" in nats and "accuracy" on the test split, and what else the task's score says; empty
+            where there is no such split.
         validation: the same for the validation split.
         parameters: number of parameters of the model.
         steps: steps made.
         seconds: wall time, evaluation included, of all pieces of a resumed run.
         steps_per_second: median speed of training alone.
+        best_step: the step of the lowest validation loss, whose model the scores are of; None where that of
+            the last step is kept.
     """
 
     test: dict[str, Any]
@@ -52,3 +54,4 @@ class Result:
     steps: int
     seconds: float
     steps_per_second: float
+    best_step: int | None = None

@@ -4,6 +4,7 @@ config.json       configuration, command, number of steps, commit, versions, dev
 metrics.jsonl     one JSON object per logged window or evaluation
 tensorboard/      the same for TensorBoard
 checkpoint.safetensors, checkpoint.previous.safetensors
+best.safetensors  the model of the lowest validation loss, where it is kept
 tokenizer.json    of a language model: what its tokens mean, so that the data need not be there to use it
 result.json       written at the end
 """
@@ -23,7 +24,7 @@ from linrec.errors import nearest
 from linrec.models import LanguageModel
 from linrec.tasks.language_modeling import LanguageModeling
 from linrec.text import read_tokenizer
-from linrec.train.checkpoint import load_checkpoint
+from linrec.train.checkpoint import load_best, load_checkpoint
 from linrec.train.config import TrainConfig, config_from_dict, config_to_dict, differences
 from linrec.train.errors import ConfigError, RunFolderError, TrainError
 from linrec.train.metrics import read_metrics
@@ -43,7 +44,8 @@ class Run:
         metrics: the records of `metrics.jsonl` in order. All have step, epoch, split, loss, accuracy and
             seconds; those of split "train" also lr, grad_norm and steps_per_second.
         result: what `result.json` holds; None while the run has not finished.
-        about: "recipe", "command", "total_steps", "commit", "dirty", "versions" and "device" of the run.
+        about: "recipe", "command", "total_steps", "commit", "dirty", "versions" and "device" of the run, and
+            "tokenizer", the fingerprint of a language model's.
     """
 
     path: Path
@@ -53,7 +55,7 @@ class Run:
     about: dict[str, Any]
 
     def model(self, device: torch.device | str = "cpu") -> LanguageModel:
-        """Rebuild the model from the newest usable checkpoint, in evaluation mode.
+        """Rebuild the best model where it is kept, else that of the newest checkpoint, in evaluation mode.
 
         Args:
             device: where to put it.
@@ -62,7 +64,8 @@ class Run:
             RunFolderError: there is no checkpoint yet.
             CheckpointError: no checkpoint is usable.
         """
-        checkpoint = load_checkpoint(self.path)
+        best = load_best(self.path) if self.config.loop.keep == "best" else None
+        checkpoint = best or load_checkpoint(self.path)
         if checkpoint is None:
             raise RunFolderError(f"{self.path} has no checkpoint yet; train it to its first one.")
         model = LanguageModel(self.config.model)
@@ -114,7 +117,14 @@ def read_result(folder: Path) -> Result:
     """
     stored = _read_json(folder, RESULT)
     try:
-        return Result(**{field.name: stored[field.name] for field in dataclasses.fields(Result)})
+        return Result(
+            **{
+                field.name: stored[field.name]
+                for field in dataclasses.fields(Result)
+                # what newer results have, older ones do without
+                if field.name in stored or field.default is dataclasses.MISSING
+            }
+        )
     except KeyError as error:
         raise RunFolderError(f"{folder / RESULT} cannot be used: it has no {error}.") from error
 
@@ -159,6 +169,7 @@ def open_run_folder(folder: Path, config: TrainConfig, about: dict[str, Any], *,
         raise RunFolderError(f"could not make the folder {folder}: {error.strerror}.") from error
     if tokenizer is not None:
         tokenizer.save(folder)
+        about = {**about, "tokenizer": tokenizer.fingerprint}
     write_json(folder / CONFIG, {"recipe": config.name, **about, "config": config_to_dict(config)})
     command: str | None = about["command"]
     return command

@@ -33,23 +33,29 @@ def gather_state(
         window: sums of the metrics since they were last logged, "metrics.window".
         about: step, position, configuration; Python's random state is added.
     """
-    # first of all: it splits the parameters again that the forward pass left whole
-    parts = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    parts = _weights(model)
     owners = _owners(optimizers)
     for name, parameter in model.named_parameters():
         for moment, tensor in owners[parameter].state[parameter].items():
             parts[f"optimizer.{name}.{moment}"] = tensor
     parts["metrics.window"] = window
-    tensors: dict[str, Tensor] = {}
-    for name, part in parts.items():
-        # every process helps to put it together, one keeps it
-        tensor = whole(part)
-        if fabric.is_global_zero:
-            tensors[name] = tensor.cpu()
+    tensors = _gathered_parts(fabric, parts)
     for kind, (get_random, _) in _random_states(fabric.device).items():
         for rank, state in enumerate(gathered(fabric, get_random())):
             tensors[_random_name(kind, rank)] = state
     return Checkpoint(tensors, {**about, "python_random": random.getstate()})
+
+
+def gather_weights(fabric: Fabric, model: nn.Module, about: Mapping[str, Any]) -> Checkpoint:
+    """Collect the parameters and buffers of a model alone, "model.<name>", as `gather_state` does."""
+    return Checkpoint(_gathered_parts(fabric, _weights(model)), about)
+
+
+def restore_weights(checkpoint: Checkpoint, model: nn.Module) -> None:
+    """Put parameters and buffers back in place."""
+    current = model.state_dict()
+    stored = checkpoint.part("model.")
+    model.load_state_dict({name: placed_like(tensor, current[name]) for name, tensor in stored.items()})
 
 
 def restore_state(
@@ -63,9 +69,7 @@ def restore_state(
 
     The number of processes may be another one. Those that are new keep the random states that they have.
     """
-    current = model.state_dict()
-    stored = checkpoint.part("model.")
-    model.load_state_dict({name: placed_like(tensor, current[name]) for name, tensor in stored.items()})
+    restore_weights(checkpoint, model)
     owners = _owners(optimizers)
     for name, parameter in model.named_parameters():
         moments = checkpoint.part(f"optimizer.{name}.")
@@ -80,6 +84,21 @@ def restore_state(
             set_random(state)
     version, internal, gauss = checkpoint.about["python_random"]
     random.setstate((version, tuple(internal), gauss))
+
+
+def _weights(model: nn.Module) -> dict[str, Tensor]:
+    # to be asked for first of all: it splits the parameters again that the forward pass left whole
+    return {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+
+
+def _gathered_parts(fabric: Fabric, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for name, part in parts.items():
+        # every process helps to put it together, one keeps it
+        tensor = whole(part)
+        if fabric.is_global_zero:
+            tensors[name] = tensor.cpu()
+    return tensors
 
 
 def _random_name(kind: str, rank: int) -> str:
