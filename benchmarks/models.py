@@ -1,6 +1,7 @@
 """Measures training and inference of the encoders against length."""
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -60,30 +61,20 @@ def measure_encoder(
 ) -> Iterator[dict[str, Any]]:
     """Yield what JSON holds of each length.
 
-    One model serves all lengths, compiled once: its code is made for any length.
+    Each length has a model of its own, compiled for it: code for any length takes torch minutes to make.
 
     Yields:
         "model", "pass", "way", "length", "first_seconds", "calls_per_second" and "peak_bytes"; or "missing",
         why there are none.
     """
     point = {"model": encoder.name, "pass": name, "way": way}
-    release(device)
-    if way == "compiled":
-        # a model starts with nothing that others left
-        torch.compiler.reset()
     with matmul_precision(protocol.matmul_precision):
-        step: Step | str
-        try:
-            step = _STEPS[name](encoder, way, protocol, device)
-        except Exception as error:
-            step = why(error)
         for length in protocol.lengths:
-            # the last length's graph and its memory go before the next one's come
+            # the last length's code and graph, and its memory, go before the next one's come
+            torch.compiler.reset()
             release(device)
-            measured = (
-                {"missing": step} if isinstance(step, str) else _point(step, way, length, protocol, device)
-            )
-            yield {**point, "length": length, **measured}
+            make = functools.partial(_STEPS[name], encoder, way, protocol, device)
+            yield {**point, "length": length, **_point(make, way, length, protocol, device)}
 
 
 def best_points(points: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -136,7 +127,7 @@ def _training(encoder: Encoder, way: Way, protocol: Protocol, device: torch.devi
     model = SequenceClassifier(encoder.config(protocol.size))
     objective: Any = _Objective(model)
     if way == "compiled":
-        objective.compile()
+        objective.compile(dynamic=False)
     objective = fabric.setup_module(objective)
     optimizers: Any = [fabric.setup_optimizers(x) for x in make_optimizers(model, OptimConfig(lr=1e-4))]
 
@@ -156,7 +147,7 @@ def _inference(encoder: Encoder, way: Way, protocol: Protocol, device: torch.dev
     seed_all(0)
     model: Any = SequenceClassifier(encoder.config(protocol.size)).eval()
     if way == "compiled":
-        model.compile()
+        model.compile(dynamic=False)
     model = fabric.setup_module(model)
 
     @torch.no_grad()
@@ -180,13 +171,14 @@ def _loop(protocol: Protocol, device: torch.device) -> LoopConfig:
     )
 
 
-def _point(step: Step, way: Way, length: int, protocol: Protocol, device: torch.device) -> dict[str, Any]:
+def _point(
+    make: Callable[[], Step], way: Way, length: int, protocol: Protocol, device: torch.device
+) -> dict[str, Any]:
     size = protocol.size
     try:
         tokens = torch.randint(size.vocab_size, (size.batch, length), device=device)
         classes = torch.randint(size.n_outputs, (size.batch,), device=device)
-        # one compilation for all lengths
-        torch._dynamo.maybe_mark_dynamic(tokens, 1)
+        step = make()
         replays = way == "compiled" and device.type == "cuda"
         run = CapturedStep(step) if replays else step
 

@@ -68,7 +68,7 @@ def test_every_encoder_is_measured_at_every_length(tmp_path, capsys):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_one_compilation_serves_all_lengths(tmp_path, monkeypatch):
+def test_each_length_is_compiled_for_itself(tmp_path, monkeypatch):
     graphs = []
 
     def backend(graph, inputs):
@@ -81,8 +81,10 @@ def test_one_compilation_serves_all_lengths(tmp_path, monkeypatch):
     status, results = run(tmp_path, *arguments)
     assert status == 0 and all(entry["way"] == "compiled" for entry in results["best"])
     assert [entry["length"] for entry in results["best"]] == 2 * [20, 30, 40]
-    # training and inference
-    assert len(graphs) == 2
+    # training and inference, in code that knows the length
+    assert len(graphs) == 2 * 3
+    inputs = [node for graph in graphs for node in graph.graph.find_nodes(op="placeholder")]
+    assert not any(isinstance(node.meta["example_value"], torch.SymInt) for node in inputs)
 
 
 def test_training_trains_and_inference_does_not(monkeypatch):
