@@ -1,0 +1,76 @@
+"""Feature maps of linear attention, by name: sim(q, k) = phi(q) . phi(k).
+
+| name | phi(x) | phi(q) . phi(k) | features of d channels |
+|---|---|---|---|
+| arc_cosine | ReLU(W x) / sqrt(m) | estimates half the arc-cosine kernel of order 1 | m |
+| cosformer | ReLU(x), with a phase per step | ReLU(q) . ReLU(k) cos(pi (n - m) / 2 M) | d |
+| dpfp | products of ReLU([x, -x]) with itself, rolled by 1 .. nu | | 2 d nu |
+| elu | elu(x) + 1 | | d |
+| identity | x | q . k | d |
+| performer | exp(W x - abs(x)^2 / 2) / sqrt(m) | estimates exp(q . k) | m |
+| performer_trigonometric | exp(abs(x)^2 / 2) [sin(W x), cos(W x)] / sqrt(m) | estimates exp(q . k) | 2 m |
+| relu | ReLU(x) | | d |
+| rfa | [sin(W x), cos(W x)] / sqrt(m) of unit vectors | estimates exp(-abs(sigma (q - k))^2 / 2) | 2 m |
+| softmax | softmax of the channels | | d |
+
+Those with a matrix W are random: `RandomFeatures`, which can be redrawn. In the two of Performer, x, q and k
+stand for themselves over d^(1/4), so that the kernel is that of softmax attention.
+"""
+
+import inspect
+from typing import Any
+
+from linrec.errors import unknown
+from linrec.nn.feature_maps.base import FeatureMap
+from linrec.nn.feature_maps.fixed import DPFP, ELU, CosFormer, Identity, ReLU, Softmax
+from linrec.nn.feature_maps.random import (
+    ArcCosine,
+    FourierFeatures,
+    PositiveFeatures,
+    RandomFeatures,
+    TrigonometricFeatures,
+)
+
+__all__ = ["FeatureMap", "RandomFeatures", "build", "names"]
+
+_MAPS: dict[str, type[FeatureMap]] = {
+    "arc_cosine": ArcCosine,
+    "cosformer": CosFormer,
+    "dpfp": DPFP,
+    "elu": ELU,
+    "identity": Identity,
+    "performer": PositiveFeatures,
+    "performer_trigonometric": TrigonometricFeatures,
+    "relu": ReLU,
+    "rfa": FourierFeatures,
+    "softmax": Softmax,
+}
+
+
+def names() -> list[str]:
+    """Names of all feature maps, sorted.
+
+    Example:
+        >>> "elu" in names()
+        True
+    """
+    return sorted(_MAPS)
+
+
+def build(name: str, d_head: int, **arguments: Any) -> FeatureMap:
+    """Make the feature map called `name` for heads of `d_head` channels, with its keyword arguments.
+
+    Raises:
+        ValueError: there is no such feature map, or it takes no such argument; the message names the nearest.
+
+    Example:
+        >>> build("dpfp", 4, nu=3).d_features
+        24
+    """
+    if name not in _MAPS:
+        raise unknown("feature map", name, names())
+    known = [p.name for p in inspect.signature(_MAPS[name]).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    for argument in arguments:
+        if argument not in known:
+            raise unknown(f"argument of feature map {name!r} called", argument, known)
+    return _MAPS[name](d_head, **arguments)

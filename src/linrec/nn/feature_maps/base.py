@@ -1,0 +1,58 @@
+"""The interface of all feature maps."""
+
+from abc import ABC, abstractmethod
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+__all__ = ["FeatureMap"]
+
+
+class FeatureMap(nn.Module, ABC):
+    """phi of sim(q, k) = phi(q) . phi(k), from d_head channels to d_features.
+
+    A subclass has `forward`, and sets the attributes that differ from those here.
+
+    Args:
+        d_head: channels d of a query or key.
+        d_features: features that they are mapped to.
+
+    Attributes:
+        positive: whether sim(q, k) is never negative, or estimates what never is. Weights that may be
+            negative have no running normaliser to be divided by.
+        phase: radians that a key's features turn by at each step, the argument `phase` of `gate_loop`; None
+            where they do not turn.
+
+    Example:
+        >>> import torch
+        >>> from linrec.nn import feature_maps
+        >>> phi = feature_maps.build("elu", 2)
+        >>> phi(torch.tensor([0.0, 1.0]))
+        tensor([1., 2.])
+    """
+
+    positive: bool = True
+    phase: float | None = None
+
+    def __init__(self, d_head: int, d_features: int) -> None:
+        super().__init__()
+        if d_head < 1:
+            raise ValueError(f"`d_head` must be at least 1; got {d_head}.")
+        self.d_head, self.d_features = d_head, d_features
+
+    @abstractmethod
+    def forward(self, x: Float[Tensor, "*batch h d"]) -> Float[Tensor, "*batch h m"]:
+        """phi(x) (..., h, d_features) of queries or keys (..., h, d_head), in their dtype."""
+
+    def queries(self, q: Float[Tensor, "*batch h d"]) -> Float[Tensor, "*batch h m"]:
+        """phi(q) times a positive number for each query, chosen so that nothing overflows.
+
+        It is for weights that are normalised, which such a factor leaves as they are. Keys have no such
+        freedom: a factor that varies over the steps would weight them.
+        """
+        features: Tensor = self(q)
+        return features
+
+    def extra_repr(self) -> str:
+        """What `print(feature_map)` shows."""
+        return f"d_head={self.d_head}, d_features={self.d_features}"

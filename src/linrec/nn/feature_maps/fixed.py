@@ -1,0 +1,155 @@
+"""Feature maps without randomness."""
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional
+
+from linrec.nn.feature_maps.base import FeatureMap
+
+__all__ = ["DPFP", "ELU", "CosFormer", "Identity", "ReLU", "Softmax"]
+
+
+class Identity(FeatureMap):
+    """phi(x) = x: sim(q, k) = q . k, which may be negative.
+
+    Source:
+        The Devil in Linear Transformer (Qin and others, 2022), whose NormAttention has a norm in place of
+        the normaliser.
+    """
+
+    positive = False
+
+    def __init__(self, d_head: int) -> None:
+        super().__init__(d_head, d_head)
+
+    def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
+        """`x` itself."""
+        return x
+
+
+class ELU(FeatureMap):
+    """phi(x) = elu(x) + 1, that is, x + 1 above zero and exp(x) below.
+
+    Source:
+        Linear transformer (Katharopoulos and others, 2020), eq. 7.
+
+    Example:
+        >>> import torch
+        >>> ELU(1)(torch.tensor([-20.0])) > 0
+        tensor([True])
+    """
+
+    def __init__(self, d_head: int) -> None:
+        super().__init__(d_head, d_head)
+
+    def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
+        """elu(x) + 1 of (..., d_head)."""
+        # elu's exp(x) - 1 would round to -1 and leave nothing of a feature
+        return functional.relu(x) + x.clamp(max=0).exp()
+
+
+class ReLU(FeatureMap):
+    """phi(x) = ReLU(x).
+
+    Source:
+        cosFormer (Qin and others, 2022), section 3, without its cosine.
+    """
+
+    def __init__(self, d_head: int) -> None:
+        super().__init__(d_head, d_head)
+
+    def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
+        """ReLU(x) of (..., d_head)."""
+        return functional.relu(x)
+
+
+class CosFormer(FeatureMap):
+    """phi(x) = ReLU(x), and sim(q_n, k_m) = ReLU(q_n) . ReLU(k_m) cos(pi (n - m) / (2 M)).
+
+    The cosine is Re(exp(i pi (n - m) / (2 M))), a phase of pi / (2 M) per step: the recurrence needs no
+    positions, and a stream may start anywhere. Keys more than M steps back get negative weights; the paper
+    takes M no smaller than the length.
+
+    Args:
+        d_head: channels of a query or key.
+        max_length: M, in steps.
+
+    Raises:
+        ValueError: `max_length` below 1.
+
+    Source:
+        cosFormer: Rethinking Softmax in Attention (Qin and others, 2022), section 3.
+
+    Example:
+        >>> round(CosFormer(4, max_length=90).phase * 180 / math.pi, 6)
+        1.0
+    """
+
+    def __init__(self, d_head: int, *, max_length: int = 4096) -> None:
+        super().__init__(d_head, d_head)
+        if max_length < 1:
+            raise ValueError(f"`max_length` of cosFormer must be at least 1 step; got {max_length}.")
+        self.phase = math.pi / (2 * max_length)
+
+    def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
+        """ReLU(x) of (..., d_head)."""
+        return functional.relu(x)
+
+
+class Softmax(FeatureMap):
+    """phi(x) = softmax(x) over the channels: exponentials, less their maximum, which cancels.
+
+    Source:
+        Efficient attention (Shen and others, 2021), its softmax of queries; keys, whose softmax over time
+        would see the future, have the same one here.
+
+    Example:
+        >>> import torch
+        >>> Softmax(2)(torch.zeros(2))
+        tensor([0.5000, 0.5000])
+    """
+
+    def __init__(self, d_head: int) -> None:
+        super().__init__(d_head, d_head)
+
+    def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
+        """softmax(x) of (..., d_head), in the dtype of `x`."""
+        return x.softmax(-1).to(x.dtype)
+
+
+class DPFP(FeatureMap):
+    """phi(x)_(i, j) = r_i r_(i + j) with r = ReLU([x, -x]), for i = 1 .. 2d and j = 1 .. nu.
+
+    Indices go around. The features are sparse and orthogonal for inputs that differ enough, so that more keys
+    than channels can be told apart.
+
+    Args:
+        d_head: channels d of a query or key.
+        nu: shifts, in 1 .. 2d - 1.
+
+    Raises:
+        ValueError: `nu` out of range.
+
+    Source:
+        Linear Transformers Are Secretly Fast Weight Programmers (Schlag, Irie and Schmidhuber, 2021),
+        section 5: deterministic parameter-free projection.
+
+    Example:
+        >>> import torch
+        >>> DPFP(2)(torch.tensor([2.0, 3.0]))
+        tensor([6., 0., 0., 0.])
+    """
+
+    def __init__(self, d_head: int, *, nu: int = 1) -> None:
+        super().__init__(d_head, 2 * d_head * nu)
+        if not 1 <= nu <= 2 * d_head - 1:
+            raise ValueError(f"`nu` of DPFP must be in 1 .. 2 d_head - 1 = {2 * d_head - 1}; got {nu}.")
+        self.nu = nu
+
+    def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch m"]:
+        """The products (..., 2 d_head nu): all i for the first j, then all i for the next."""
+        r = functional.relu(torch.cat([x, -x], -1))
+        return torch.cat([r * r.roll(-j, -1) for j in range(1, self.nu + 1)], -1)

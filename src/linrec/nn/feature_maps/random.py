@@ -1,0 +1,249 @@
+"""Random feature maps: averages over random directions that estimate a kernel."""
+
+import math
+from abc import abstractmethod
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from linrec.nn.feature_maps.base import FeatureMap
+from linrec.nn.parameters import mark
+
+__all__ = ["ArcCosine", "FourierFeatures", "PositiveFeatures", "RandomFeatures", "TrigonometricFeatures"]
+
+
+class RandomFeatures(FeatureMap):
+    """phi(x) = h(x) [f_1(W x), .., f_l(W x)] / sqrt(m), the rows of W drawn from a normal distribution.
+
+    W is a buffer that `state_dict` holds. `redraw` replaces it, in place, so that a training run can average
+    over draws. Features are formed in float32 or better, under autocast too: most are exponentials, which
+    make of an absolute error a relative one.
+
+    Args:
+        d_head: channels d of a query or key.
+        functions: l, how many functions f there are.
+        n_features: rows m of W. None is d_head.
+        orthogonal: whether the rows are orthogonal in blocks of d, with the lengths of independent ones: each
+            row is distributed as before, and the estimate varies less.
+        n_heads: draws of W, one for each head, or 1 for all heads together.
+
+    Raises:
+        ValueError: `n_features` or `n_heads` below 1.
+
+    Source:
+        Performer (Choromanski and others, 2021), section 2.
+    """
+
+    projection: Tensor
+
+    def __init__(
+        self, d_head: int, functions: int, *, n_features: int | None, orthogonal: bool, n_heads: int
+    ) -> None:
+        n_features = d_head if n_features is None else n_features
+        super().__init__(d_head, functions * n_features)
+        if n_features < 1 or n_heads < 1:
+            raise ValueError(
+                f"`n_features` and `n_heads` must be at least 1; got {n_features} and {n_heads}."
+            )
+        self.n_features, self.orthogonal, self.n_heads = n_features, orthogonal, n_heads
+        self.register_buffer("projection", torch.empty(n_heads, n_features, d_head))
+        self.redraw()
+
+    @torch.no_grad()
+    def redraw(self, generator: torch.Generator | None = None) -> None:
+        """Draw W anew, in place.
+
+        A state that was made with the old W means nothing to the new one: redraw between sequences.
+
+        Args:
+            generator: on the CPU, where W is drawn; None is torch's own.
+        """
+        heads = [self._draw(generator) for _ in range(self.n_heads)]
+        self.projection.copy_(torch.stack(heads))
+
+    def forward(self, x: Float[Tensor, "*batch h d"]) -> Float[Tensor, "*batch h m"]:
+        """phi(x) (..., h, d_features) of (..., h, d_head), in the dtype of `x`."""
+        return self._of(x, scaled=False).to(x.dtype)
+
+    def _of(self, x: Tensor, *, scaled: bool) -> Tensor:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        with torch.autocast(x.device.type, enabled=False):
+            return self._features(wide, scaled=scaled) / math.sqrt(self.n_features)
+
+    @abstractmethod
+    def _features(self, x: Tensor, *, scaled: bool) -> Tensor:
+        """h(x) [f_1(W x), ..] of a wide `x`; with `scaled`, up to a positive factor for each of its rows."""
+
+    def _projected(self, x: Tensor) -> Tensor:
+        w = self.projection.to(x.dtype)
+        return functional.linear(x, w[0]) if self.n_heads == 1 else torch.einsum("...hd,hmd->...hm", x, w)
+
+    def _draw(self, generator: torch.Generator | None) -> Tensor:
+        rows, d = self.n_features, self.d_head
+        # double precision, so that a draw is the same whatever the module's dtype is
+        normal = torch.randn(rows, d, generator=generator, dtype=torch.float64)
+        if not self.orthogonal:
+            return normal
+        blocks = torch.randn(math.ceil(rows / d), d, d, generator=generator, dtype=torch.float64)
+        q, r = torch.linalg.qr(blocks)
+        # signs that make q uniform; without them the first entry of each column has one sign
+        q = q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None]
+        return q.mT.flatten(0, 1)[:rows] * normal.norm(dim=-1, keepdim=True)
+
+
+class PositiveFeatures(RandomFeatures):
+    """phi(x) = exp(W x' - |x'|^2 / 2) / sqrt(m), x' = x / d^(1/4).
+
+    E phi(q) . phi(k) = exp(q . k / sqrt(d)), the kernel of softmax attention, from weights that are positive.
+
+    Args:
+        d_head: channels d of a query or key.
+        n_features: rows m of W, None is d_head.
+        orthogonal: whether the rows of W are orthogonal; see `RandomFeatures`.
+        hyperbolic: exp(W x') and exp(-W x') side by side: twice the features and, for independent rows, at
+            most half the variance.
+        n_heads: draws of W, one for each head, or 1 for all heads.
+
+    Source:
+        Performer (Choromanski and others, 2021), lemma 1 and section 2.4.
+
+    Example:
+        >>> import torch
+        >>> _ = torch.manual_seed(0)
+        >>> phi = PositiveFeatures(4, n_features=4096)
+        >>> x = torch.full((1, 4), 0.5)
+        >>> torch.allclose((phi(x) * phi(x)).sum(), torch.tensor(0.5).exp(), rtol=0.1)
+        True
+    """
+
+    def __init__(
+        self,
+        d_head: int,
+        *,
+        n_features: int | None = None,
+        orthogonal: bool = True,
+        hyperbolic: bool = False,
+        n_heads: int = 1,
+    ) -> None:
+        super().__init__(
+            d_head, 1 + hyperbolic, n_features=n_features, orthogonal=orthogonal, n_heads=n_heads
+        )
+        self.hyperbolic = hyperbolic
+
+    def queries(self, q: Float[Tensor, "*batch h d"]) -> Float[Tensor, "*batch h m"]:
+        """phi(q) over its largest feature; see `FeatureMap.queries`."""
+        return self._of(q, scaled=True).to(q.dtype)
+
+    def _features(self, x: Tensor, *, scaled: bool) -> Tensor:
+        x = x * self.d_head**-0.25
+        exponent = self._projected(x)
+        if self.hyperbolic:
+            exponent = torch.cat([exponent, -exponent], -1) - math.log(2) / 2
+        # the maximum is a constant of each row, so no gradient passes it
+        shift = exponent.detach().amax(-1, keepdim=True) if scaled else x.square().sum(-1, keepdim=True) / 2
+        return (exponent - shift).exp()
+
+
+class TrigonometricFeatures(RandomFeatures):
+    """phi(x) = exp(|x'|^2 / 2) [sin(W x'), cos(W x')] / sqrt(m), x' = x / d^(1/4).
+
+    E phi(q) . phi(k) = exp(q . k / sqrt(d)) as for `PositiveFeatures`, but an estimate may be negative, and
+    varies most where the kernel is small. The paper shows that training with it is unstable; keys of a norm
+    above 13 d^(1/4) overflow in float32.
+
+    Args:
+        d_head: channels d of a query or key.
+        n_features: rows m of W, None is d_head.
+        orthogonal: whether the rows of W are orthogonal; see `RandomFeatures`.
+        n_heads: draws of W, one for each head, or 1 for all heads.
+
+    Source:
+        Performer (Choromanski and others, 2021), section 2.3.
+    """
+
+    def __init__(
+        self, d_head: int, *, n_features: int | None = None, orthogonal: bool = True, n_heads: int = 1
+    ) -> None:
+        super().__init__(d_head, 2, n_features=n_features, orthogonal=orthogonal, n_heads=n_heads)
+
+    def queries(self, q: Float[Tensor, "*batch h d"]) -> Float[Tensor, "*batch h m"]:
+        """phi(q) without its factor exp(|q'|^2 / 2); see `FeatureMap.queries`."""
+        return self._of(q, scaled=True).to(q.dtype)
+
+    def _features(self, x: Tensor, *, scaled: bool) -> Tensor:
+        x = x * self.d_head**-0.25
+        waves = _waves(self._projected(x))
+        return waves if scaled else (x.square().sum(-1, keepdim=True) / 2).exp() * waves
+
+
+class FourierFeatures(RandomFeatures):
+    """phi(x) = [sin(W x'), cos(W x')] / sqrt(m) with x' = sigma * x / |x|.
+
+    E phi(q) . phi(k) = exp(-|sigma * (q / |q| - k / |k|)|^2 / 2); with equal sigma that is
+    exp(sigma^2 cos(q, k)) over a constant. sigma is learned: the standard deviation of the rows of W, per
+    head and channel.
+
+    Args:
+        d_head: channels d of a query or key.
+        n_features: rows m of W, None is d_head.
+        orthogonal: whether the rows of W are orthogonal; see `RandomFeatures`.
+        n_heads: draws of W and vectors sigma, one for each head, or 1 for all heads.
+        learn_sigma: whether sigma is a parameter; False keeps it at 1.
+
+    Source:
+        Random feature attention (Peng and others, 2021), theorem 1 and section 3. Norms are
+        divided by after adding 0.001, as in its released code, where sigma starts at 1.
+    """
+
+    def __init__(
+        self,
+        d_head: int,
+        *,
+        n_features: int | None = None,
+        orthogonal: bool = False,
+        n_heads: int = 1,
+        learn_sigma: bool = True,
+    ) -> None:
+        super().__init__(d_head, 2, n_features=n_features, orthogonal=orthogonal, n_heads=n_heads)
+        self.sigma: nn.Parameter | None = None
+        if learn_sigma:
+            self.sigma = nn.Parameter(torch.ones(n_heads, d_head))
+            mark(self, "sigma", group="default", weight_decay=False)
+
+    def _features(self, x: Tensor, *, scaled: bool) -> Tensor:
+        x = x / (x.norm(dim=-1, keepdim=True) + 1e-3)
+        if self.sigma is not None:
+            x = x * self.sigma.to(x.dtype)
+        return _waves(self._projected(x))
+
+
+class ArcCosine(RandomFeatures):
+    """phi(x) = ReLU(W x) / sqrt(m).
+
+    E phi(q) . phi(k) = |q| |k| (sin(t) + (pi - t) cos(t)) / (2 pi), t the angle between q and k: half the
+    arc-cosine kernel of order 1.
+
+    Args:
+        d_head: channels d of a query or key.
+        n_features: rows m of W, None is d_head.
+        orthogonal: whether the rows of W are orthogonal; see `RandomFeatures`.
+        n_heads: draws of W, one for each head, or 1 for all heads.
+
+    Source:
+        Random feature attention (Peng and others, 2021), section 3; Cho and Saul, Kernel Methods for Deep
+        Learning (2009), eq. 1 and 6.
+    """
+
+    def __init__(
+        self, d_head: int, *, n_features: int | None = None, orthogonal: bool = False, n_heads: int = 1
+    ) -> None:
+        super().__init__(d_head, 1, n_features=n_features, orthogonal=orthogonal, n_heads=n_heads)
+
+    def _features(self, x: Tensor, *, scaled: bool) -> Tensor:
+        return functional.relu(self._projected(x))
+
+
+def _waves(angle: Tensor) -> Tensor:
+    return torch.cat([angle.sin(), angle.cos()], -1)

@@ -1,0 +1,228 @@
+import math
+
+import pytest
+import torch
+
+from linrec.nn import feature_maps
+from linrec.nn.feature_maps import FeatureMap, RandomFeatures
+from linrec.testing import assert_agree, generator
+
+D = 4
+RANDOM = ["arc_cosine", "performer", "performer_trigonometric", "rfa"]
+FIXED = sorted(set(feature_maps.names()) - set(RANDOM))
+
+
+def make(name: str, d_head: int = D, **arguments) -> FeatureMap:
+    torch.manual_seed(0)
+    return feature_maps.build(name, d_head, **arguments)
+
+
+def inputs(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, D, generator=generator(seed), dtype=torch.float64)
+
+
+def softmax_kernel(q, k):
+    return (q @ k / math.sqrt(D)).exp()
+
+
+def gaussian_of_directions(q, k):
+    # norms are divided by after adding 0.001
+    q, k = (x / (x.norm() + 1e-3) for x in (q, k))
+    return (-(q - k).square().sum() / 2).exp()
+
+
+def arc_cosine(q, k):
+    angle = torch.acos(q @ k / (q.norm() * k.norm()))
+    return q.norm() * k.norm() * (angle.sin() + (math.pi - angle) * angle.cos()) / (2 * math.pi)
+
+
+KERNELS = {
+    "arc_cosine": arc_cosine,
+    "performer": softmax_kernel,
+    "performer_trigonometric": softmax_kernel,
+    "rfa": gaussian_of_directions,
+}
+
+
+def estimates(phi: RandomFeatures, q: torch.Tensor, k: torch.Tensor, draws: int = 1000) -> torch.Tensor:
+    source, found = generator(7), []
+    for _ in range(draws):
+        phi.redraw(source)
+        found.append((phi(q[None]) * phi(k[None])).sum())
+    return torch.stack(found).detach()
+
+
+@pytest.mark.parametrize("orthogonal", [False, True])
+@pytest.mark.parametrize(
+    ("name", "arguments"), [*((name, {}) for name in RANDOM), ("performer", {"hyperbolic": True})]
+)
+def test_random_features_estimate_their_kernel_without_bias(name, arguments, orthogonal):
+    # 6 rows, so that a second orthogonal block is cut short
+    phi = make(name, n_features=6, orthogonal=orthogonal, **arguments).double()
+    q, k = 0.8 * inputs(seed=1), 0.8 * inputs(seed=2)
+    found = estimates(phi, q, k)
+    standard_error = (found.std() / math.sqrt(len(found))).item()
+    assert standard_error < 0.15 * found.mean()
+    assert found.mean().item() == pytest.approx(KERNELS[name](q, k).item(), abs=4 * standard_error)
+
+
+def test_orthogonal_rows_and_hyperbolic_pairs_estimate_better():
+    q, k = 1.5 * inputs(seed=1), 1.5 * inputs(seed=2)
+    kinds = [{"orthogonal": False}, {"orthogonal": True}, {"orthogonal": False, "hyperbolic": True}]
+    plain, orthogonal, pairs = (
+        estimates(make("performer", n_features=4, **kind).double(), q, k).std() for kind in kinds
+    )
+    assert orthogonal < 0.9 * plain
+    # lemma 1: at most half the variance
+    assert pairs**2 < 0.55 * plain**2
+
+
+def test_rows_of_a_block_are_orthogonal_and_distributed_as_normal_ones():
+    phi = make("performer", n_features=4000, orthogonal=True)
+    blocks = phi.projection[0].double().unflatten(0, (-1, D))
+    products = blocks @ blocks.mT
+    off_diagonal = products - torch.diag_embed(products.diagonal(dim1=-2, dim2=-1))
+    assert off_diagonal.abs().max() < 1e-5
+    # squared lengths are chi-squared of D degrees: mean D, variance 2 D
+    lengths = products.diagonal(dim1=-2, dim2=-1).flatten()
+    assert lengths.mean().item() == pytest.approx(D, abs=4 * math.sqrt(2 * D / 4000))
+    assert lengths.var().item() == pytest.approx(2 * D, rel=0.2)
+    # each entry has both signs
+    assert blocks.mean((0, 1)).abs().max() < 4 / math.sqrt(4000)
+    assert blocks.mean(0).abs().max() < 4 / math.sqrt(1000)
+
+
+def loop_over_dpfp(x, nu):
+    r = [max(value, 0.0) for value in [*x.tolist(), *(-x).tolist()]]
+    return torch.tensor(
+        [r[i] * r[(i + j) % (2 * D)] for j in range(1, nu + 1) for i in range(2 * D)], dtype=torch.float64
+    )
+
+
+@pytest.mark.parametrize("nu", [1, 3, 2 * D - 1])
+def test_dpfp_is_products_of_rectified_entries(nu):
+    phi, x = make("dpfp", nu=nu), inputs()
+    expected = loop_over_dpfp(x, nu)
+    # torch.roll by -j brings entry i + j to place i
+    assert_agree(phi(x), expected)
+    assert phi.d_features == len(expected) == 2 * D * nu
+
+
+def test_fixed_maps_are_their_formulas():
+    x = inputs(50)
+    positive = torch.where(x > 0, x, 0)
+    formulas = {
+        "identity": x,
+        "relu": positive,
+        "cosformer": positive,
+        "elu": torch.nn.functional.elu(x) + 1,
+        "softmax": x.exp() / x.exp().sum(-1, keepdim=True),
+        "dpfp": torch.stack([loop_over_dpfp(row, 1) for row in x]),
+    }
+    assert sorted(formulas) == FIXED
+    for name, expected in formulas.items():
+        assert_agree(make(name)(x), expected, name)
+
+
+def test_random_maps_are_their_formulas():
+    x = inputs(5, 2)
+    for name, heads in [("arc_cosine", 1), ("performer", 2), ("rfa", 2), ("rfa", 1)]:
+        phi = make(name, n_features=3, n_heads=heads).double()
+        w = phi.projection.expand(2, 3, D)
+        unit = x / (x.norm(dim=-1, keepdim=True) + 1e-3)
+        if name == "rfa":
+            with torch.no_grad():
+                phi.sigma.uniform_(0.5, 2)
+            unit = unit * phi.sigma
+        rows = []
+        for n in range(5):
+            for h in range(2):
+                wx, wu = w[h] @ x[n, h], w[h] @ unit[n, h]
+                wy, y = w[h] @ x[n, h] / D**0.25, x[n, h] / D**0.25
+                rows.append(
+                    {
+                        "arc_cosine": wx.clamp(min=0),
+                        "performer": (wy - y @ y / 2).exp(),
+                        "rfa": torch.cat([wu.sin(), wu.cos()]),
+                    }[name]
+                    / math.sqrt(3)
+                )
+        assert_agree(phi(x), torch.stack(rows).unflatten(0, (5, 2)), name)
+
+
+def test_cosformer_turns_a_quarter_over_its_length():
+    assert make("cosformer", max_length=10).phase * 10 == pytest.approx(math.pi / 2)
+    assert all(make(name).phase is None for name in feature_maps.names() if name != "cosformer")
+
+
+def test_queries_differ_from_phi_by_a_positive_factor_each():
+    q = 3 * inputs(20, 2)
+    for name in feature_maps.names():
+        phi = make(name).double()
+        exact, scaled = phi(q), phi.queries(q)
+        sizes = [features.norm(dim=-1, keepdim=True) for features in (exact, scaled)]
+        assert_agree(scaled * sizes[0], exact * sizes[1], name)
+
+
+def test_queries_of_any_size_do_not_overflow():
+    q = 1e3 * inputs(20, 2).float()
+    for name in ("performer", "performer_trigonometric"):
+        assert torch.isfinite(make(name).queries(q)).all()
+        assert make(name).queries(q).abs().amax(-1).min() > 0.1
+
+
+@pytest.mark.parametrize("name", feature_maps.names())
+def test_gradients_are_finite_differences(name):
+    phi = make(name).double()
+    x = inputs(3, 2).requires_grad_()
+    assert torch.autograd.gradcheck(phi, (x,), fast_mode=True)
+
+
+def test_positive_maps_are_never_negative_and_elus_never_zero_in_bfloat16():
+    x = 30 * inputs(100, 1)
+    for name in FIXED:
+        assert make(name).positive == bool((make(name)(x) >= 0).all()), name
+    assert (make("elu")(x.clamp(min=-80).bfloat16()) > 0).all()
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_a_redraw_is_saved_and_follows_its_generator(name):
+    phi, x = make(name, n_features=3), inputs(2, 1).float()
+    before = phi(x)
+    phi.redraw(generator(1))
+    after = phi(x)
+    assert not torch.equal(before, after)
+    phi.redraw(generator(1))
+    assert torch.equal(phi(x), after)
+    other = feature_maps.build(name, D, n_features=3)
+    other.load_state_dict(phi.state_dict())
+    assert torch.equal(other(x), after)
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_features_are_formed_in_float32_under_autocast(name):
+    phi, x = make(name), inputs(2, 1).float()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(phi(x), phi.float()(x)) and phi(x).dtype == torch.float32
+        assert torch.equal(phi(x.bfloat16()), phi(x.bfloat16().float()).bfloat16())
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("performr", {}, "there is no feature map 'performr'; did you mean 'performer'"),
+        ("dpfp", {"mu": 2}, "there is no argument of feature map 'dpfp' called 'mu'; did you mean 'nu'"),
+        ("dpfp", {"nu": 8}, "`nu` of DPFP must be in 1 .. 2 d_head - 1 = 7; got 8"),
+        ("cosformer", {"max_length": 0}, "`max_length` of cosFormer must be at least 1 step; got 0"),
+        ("rfa", {"n_features": 0}, "`n_features` and `n_heads` must be at least 1; got 0 and 1"),
+    ],
+)
+def test_errors(name, arguments, message):
+    with pytest.raises(ValueError) as error:
+        make(name, **arguments)
+    assert message in str(error.value)
+
+
+def test_a_head_without_channels_is_refused():
+    with pytest.raises(ValueError, match="`d_head` must be at least 1; got 0"):
+        make("elu", 0)
