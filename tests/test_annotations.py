@@ -10,7 +10,7 @@ import pytest, torch
 from jaxtyping import TypeCheckError, install_import_hook
 with install_import_hook("linrec", "beartype.beartype"):
     from linrec import mixers, models, nn, ops
-    from linrec.testing import gate_loop_inputs, reset_mask, scan_inputs
+    from linrec.testing import delta_rule_inputs, gate_loop_inputs, reset_mask, scan_inputs
 
 reset = reset_mask(2, 9)
 ops.scan(**scan_inputs(2, 9, 3), reset=reset)
@@ -21,6 +21,8 @@ for decay, phase in (("bthk", "bthk"), ("h", "hk"), (None, None)):
     ops.gate_loop_matrix(**without, reset=reset)
     ops.gate_loop_attention(**without, v=inputs["v"], reset=reset)
     ops.softmax_attention(inputs["q"], inputs["k"], inputs["v"], reset=reset)
+for decay in ("bthk", "bth", "h", None):
+    ops.delta_rule(**delta_rule_inputs(2, 9, 3, 4, 5, log_decay=decay), reset=reset)
 for name in mixers.names():
     y, state = mixers.build(name, 8)(torch.randn(2, 9, 8), reset=reset)
     mixers.build(name, 8)(y, state)

@@ -12,8 +12,15 @@ import pytest
 import torch
 
 from linrec import mixers, ops, testing
-from linrec.ops import gate_loop, gate_loop_attention, scan, softmax_attention
-from linrec.testing import check_operator, gate_loop_inputs, generator, reset_mask, scan_inputs
+from linrec.ops import delta_rule, gate_loop, gate_loop_attention, scan, softmax_attention
+from linrec.testing import (
+    check_operator,
+    delta_rule_inputs,
+    gate_loop_inputs,
+    generator,
+    reset_mask,
+    scan_inputs,
+)
 from tests.mixers import variants
 
 D_MODEL = 4
@@ -114,6 +121,17 @@ OPERATORS = {
         lambda time, **arguments: gate_loop_inputs(2, time, 2, 3, 2, **arguments),
         GATES,
         ("q", "k", "v", "log_decay", "phase"),
+    ),
+    "delta_rule": Operator(
+        delta_rule,
+        lambda time, **arguments: delta_rule_inputs(2, time, 2, 3, 2, **arguments),
+        {
+            "Gated DeltaNet": {},
+            "DeltaNet": {"log_decay": None, "largest_beta": 2.0},
+            "per key channel": {"log_decay": "bthk", "largest_beta": 2.0},
+            "constant": {"log_decay": "h"},
+        },
+        ("q", "k", "v", "beta", "log_decay"),
     ),
     "gate_loop_attention": Operator(
         gate_loop_attention,
@@ -252,11 +270,13 @@ def test_operators_are_stable(name, mode, backend, dtype):
     testing.check_stability(function, {key: tensor.to(dtype) for key, tensor in x.items()})
 
 
-@pytest.mark.parametrize("name", ["scan", "gate_loop"])
+@pytest.mark.parametrize("name", ["scan", "gate_loop", "delta_rule"])
 def test_gradients_are_finite_differences(name):
     operator = OPERATORS[name]
     reset = torch.tensor([[False, False, True, False], [True, False, False, False]])
-    cases = [{"dtype": torch.float64}, {"dtype": torch.complex128}] if name == "scan" else GATES.values()
+    cases = operator.cases.values()
+    if name == "scan":
+        cases = [{"dtype": torch.float64}, {"dtype": torch.complex128}]
     for mode, backend in operator.pairs:
         if backend == "triton":
             continue

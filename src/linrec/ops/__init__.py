@@ -3,6 +3,7 @@
 from linrec.ops.attention import AttentionCache as AttentionCache
 from linrec.ops.attention import gate_loop_attention as gate_loop_attention
 from linrec.ops.attention import softmax_attention as softmax_attention
+from linrec.ops.delta_rule import delta_rule as delta_rule
 from linrec.ops.gate_loop import gate_loop as gate_loop
 from linrec.ops.gate_loop import gate_loop_matrix as gate_loop_matrix
 from linrec.ops.scan import scan as scan

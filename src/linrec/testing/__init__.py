@@ -15,7 +15,13 @@ Example:
     AssertionError: one step at a time against one pass...
 """
 
-from linrec.testing.inputs import gate_loop_inputs, generator, reset_mask, scan_inputs
+from linrec.testing.inputs import (
+    delta_rule_inputs,
+    gate_loop_inputs,
+    generator,
+    reset_mask,
+    scan_inputs,
+)
 from linrec.testing.laws import (
     check_batch_independence,
     check_causality,
@@ -53,6 +59,7 @@ __all__ = [
     "check_stability",
     "check_state_dict",
     "check_steps",
+    "delta_rule_inputs",
     "differentiable",
     "gate_loop_inputs",
     "generator",

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-__all__ = ["gate_loop_inputs", "generator", "reset_mask", "scan_inputs"]
+__all__ = ["delta_rule_inputs", "gate_loop_inputs", "generator", "reset_mask", "scan_inputs"]
 
 
 def generator(seed: int = 0, device: str = "cpu") -> torch.Generator:
@@ -121,6 +121,47 @@ def gate_loop_inputs(
     state_dtype = _accumulation(dtype if phase is None and not complex_qk else dtype.to_complex())
     state = _normal((batch, heads, d_key, d_value), random, state_dtype)
     return inputs | {"state": state.to(device, state_dtype)}
+
+
+def delta_rule_inputs(
+    batch: int,
+    time: int,
+    heads: int,
+    d_key: int,
+    d_value: int,
+    *,
+    dtype: torch.dtype = torch.float32,
+    log_decay: str | None = "bth",
+    largest_beta: float = 1.0,
+    seed: int = 0,
+    device: str = "cpu",
+) -> dict[str, Tensor | None]:
+    """Inputs q, k, v, beta, log_decay and state for `linrec.ops.delta_rule`, with keys of norm 1.
+
+    Args:
+        batch: sequences b.
+        time: steps t.
+        heads: heads h.
+        d_key: key channels per head.
+        d_value: value channels per head.
+        dtype: of all but the state, which has the accumulation dtype.
+        log_decay: axes that it has: "bthk", "bth", "hk", "h", or None for none.
+        largest_beta: beta is uniform between zero and this; above 1, eigenvalues may be negative.
+        seed: of the values.
+        device: where they live.
+
+    Example:
+        >>> inputs = delta_rule_inputs(2, 5, 3, 4, 6, log_decay="h")
+        >>> inputs["log_decay"].shape, inputs["beta"].shape, inputs["state"].shape
+        (torch.Size([3]), torch.Size([2, 5, 3]), torch.Size([2, 3, 4, 6]))
+    """
+    shape = (batch, time, heads, d_key, d_value)
+    inputs = gate_loop_inputs(*shape, dtype=dtype, log_decay=log_decay, phase=None, seed=seed, device=device)
+    del inputs["phase"]
+    random = generator(seed + 1)
+    keys = torch.nn.functional.normalize(_normal(shape[:4], random, torch.float64), dim=-1)
+    beta = torch.rand(shape[:3], generator=random, dtype=torch.float64) * largest_beta
+    return inputs | {"k": keys.to(device, dtype), "beta": beta.to(device, dtype)}
 
 
 def _accumulation(dtype: torch.dtype) -> torch.dtype:

@@ -184,7 +184,8 @@ def check_layout(function: Function, x: Tree) -> None:
 
 def _changed_where(mask: Tensor, tensor: Tensor) -> Tensor:
     mask = mask.reshape(1, -1, *[1] * (tensor.dim() - 2))
-    return torch.where(mask, 1 - 2 * tensor, tensor)
+    # leaves what is between zero and one between them
+    return torch.where(mask, 1 - tensor, tensor)
 
 
 def _time(x: Tree) -> int:

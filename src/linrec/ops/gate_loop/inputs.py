@@ -105,12 +105,7 @@ def canonical_gate(name: str, gate: Tensor | None, q: Tensor) -> Tensor | None:
             f"{(h,)}, {(h, dk)}, {(b, t, h)} or {(b, t, h, dk)}; got {tuple(gate.shape)}. "
             "Pass one value per head or per key channel."
         )
-    precision = real_dtype(q.dtype)
-    total = accumulation(precision)
-    if gate.dtype not in (precision, total):
-        allowed = _name(total) if precision == total else f"{_name(precision)} (as `q`) or {_name(total)}"
-        raise TypeError(f"`{name}` must be {allowed}; got {_name(gate.dtype)}. Cast it.")
-    _check_device(name, gate, q)
+    check_precision(name, gate, q)
     return gate
 
 
@@ -153,6 +148,16 @@ def check_reset(reset: Tensor | None, q: Tensor) -> None:
     if reset.dtype != torch.bool:
         raise TypeError(f"`reset` must be bool; got {_name(reset.dtype)}. Pass `reset != 0`.")
     _check_device("reset", reset, q)
+
+
+def check_precision(name: str, x: Tensor, q: Tensor) -> None:
+    """Raise unless `x` is real, in the precision of `q` or the accumulation's, on the device of `q`."""
+    precision = real_dtype(q.dtype)
+    total = accumulation(precision)
+    if x.dtype not in (precision, total):
+        allowed = _name(total) if precision == total else f"{_name(precision)} (as `q`) or {_name(total)}"
+        raise TypeError(f"`{name}` must be {allowed}; got {_name(x.dtype)}. Cast it.")
+    _check_device(name, x, q)
 
 
 def _check_device(name: str, x: Tensor, q: Tensor) -> None:

@@ -1,0 +1,122 @@
+"""The delta rule: S_t = (I - beta_t k_t k_t^T) diag(a_t) S_{t-1} + beta_t k_t v_t^T, y_t = S_t^T q_t."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+
+from jaxtyping import Bool, Float
+from torch import Tensor, autocast, is_autocast_enabled
+
+from linrec.ops import splitting
+from linrec.ops.delta_rule.auto import PAIRS, auto_delta_rule
+from linrec.ops.delta_rule.chunkwise import chunkwise
+from linrec.ops.delta_rule.inputs import check_beta, check_real
+from linrec.ops.delta_rule.reference import delta_rule_reference
+from linrec.ops.delta_rule.torch import recurrent
+from linrec.ops.dispatch import Pair, resolve
+from linrec.ops.gate_loop import inputs
+
+__all__ = ["PAIRS", "delta_rule"]
+
+_RUN: dict[Pair, Callable[..., tuple[Tensor, Tensor]]] = {
+    ("recurrent", "reference"): delta_rule_reference,
+    ("recurrent", "torch"): recurrent,
+    ("chunkwise", "torch"): chunkwise,
+}
+
+
+def delta_rule(
+    q: Float[Tensor, "b t h dk"],
+    k: Float[Tensor, "b t h dk"],
+    v: Float[Tensor, "b t h dv"],
+    beta: Float[Tensor, "b t h"],
+    log_decay: Float[Tensor, "..."] | None = None,
+    *,
+    state: Float[Tensor, "b h dk dv"] | None = None,
+    reset: Bool[Tensor, "b t"] | None = None,
+    mode: str = "auto",
+    backend: str = "auto",
+) -> tuple[Float[Tensor, "b t h dv"], Float[Tensor, "b h dk dv"]]:
+    """Run the linear recurrence that moves what a state holds under a key towards a value.
+
+        S_t = (I - beta_t k_t k_t^T) diag(a_t) S_{t-1} + beta_t k_t v_t^T,    a_t = exp(log_decay_t)
+        y_t = S_t^T q_t,    S_0 = state
+
+    With keys of norm 1, a query of k_t finds (1 - beta_t) of what it found before and beta_t v_t: nothing
+    changes with beta = 0, the value is replaced with beta = 1, and with beta in (1, 2) the transition has a
+    negative eigenvalue, 1 - beta_t. Keys are used as they are: where beta_t |k_t|^2 > 2 the state grows
+    without bounds, so normalise them.
+
+    | `log_decay` | known as | one value per |
+    |---|---|---|
+    | None | DeltaNet | - (nothing decays) |
+    | (h,) | | head |
+    | (h, dk) | | head and key channel |
+    | (b, t, h) | Gated DeltaNet | step and head |
+    | (b, t, h, dk) | Kimi Delta Attention | step, head and key channel |
+
+    | mode | backend | what it is |
+    |---|---|---|
+    | recurrent | reference | a loop over time: the oracle, slow |
+    | recurrent | torch | a loop over time; no memory per step where no gradient is asked for |
+    | chunkwise | torch | a triangular system per chunk (WY representation), the recurrence between chunks |
+
+    `"auto"` takes the loop for a few steps and chunks else; what is given explicitly is obeyed or refused. A
+    decay of exactly zero, log_decay = -inf, is exact in every mode.
+
+    Args:
+        q: queries (b, t, h, dk), real, in float32, float64, bfloat16 or float16.
+        k: keys (b, t, h, dk), in the dtype of `q`.
+        v: values (b, t, h, dv), in the dtype of `q`.
+        beta: writing strengths (b, t, h), in [0, 2], in the dtype of `q`, or in float32 beside inputs in half
+            precision. Values out of range are an error on the CPU; elsewhere, and under torch.compile, where
+            looking would mean waiting, they are not looked at.
+        log_decay: natural logarithm of a, <= 0; None, or a shape of the table; dtypes as for `beta`.
+        state: S_0 (b, h, dk, dv), in any precision; None means zeros.
+        reset: (b, t) bool; true at t clears the state before step t, at t = 0 the initial one.
+        mode: "auto", "recurrent" or "chunkwise".
+        backend: "auto", "reference" or "torch".
+
+    Returns:
+        y (b, t, h, dv) in the dtype of `v`, and S_t (b, h, dk, dv) in float32 (float64 for double inputs).
+        For zero-length time S_t is S_0.
+
+    Raises:
+        TypeError: complex inputs; dtypes that are not supported or do not fit together.
+        ValueError: shapes that do not fit together; `beta` out of range; an unknown (mode, backend); a call
+            within `time_parallel`.
+
+    Source:
+        Schlag, Irie and Schmidhuber, Linear Transformers Are Secretly Fast Weight Programmers (2021); Yang,
+        Wang, Zhang, Shen and Kim, Parallelizing Linear Transformers with the Delta Rule over Sequence Length
+        (2024); with decay, Yang, Kautz and Hatamizadeh, Gated Delta Networks (2025). They write the transpose
+        of S. beta above 1: Grazzi and others, Unlocking State-Tracking in Linear RNNs Through Negative
+        Eigenvalues (2025).
+
+    Example:
+        The second step halves what the first wrote under the same key, and adds half of its own value:
+
+        >>> import torch
+        >>> k = torch.ones(1, 2, 1, 1)
+        >>> v = torch.tensor([4.0, 8.0]).reshape(1, 2, 1, 1)
+        >>> beta = torch.tensor([1.0, 0.5]).reshape(1, 2, 1)
+        >>> y, state = delta_rule(k, k, v, beta)
+        >>> y.flatten().tolist(), state.flatten().tolist()
+        ([4.0, 6.0], [6.0])
+    """
+    check_real(q=q, k=k, v=v, state=state)
+    inputs.check_queries_and_keys(q, k)
+    inputs.check_values(v, q)
+    check_beta(beta, q)
+    inputs.check_reset(reset, q)
+    pair = resolve("delta_rule", PAIRS, mode, backend, auto_delta_rule(q.shape[1]))
+    splitting.refuse("delta_rule")
+    log_decay = inputs.canonical_gate("log_decay", log_decay, q)
+    state = inputs.canonical_state(state, q, v, is_complex=False)
+    if q.shape[1] == 0:
+        return v.clone(), state.clone()
+    tensors = inputs.widened(q, k, v, beta, log_decay)
+    device = q.device.type
+    # accumulation stays in float32 where the caller's matrix products do not
+    with autocast(device, enabled=False) if is_autocast_enabled(device) else nullcontext():
+        y, state = _RUN[pair](*tensors, state, reset)
+    return y.to(v.dtype), state

@@ -1,0 +1,76 @@
+"""The delta rule in chunks: pairs of steps within them, the state between them.
+
+A step adds k_n w_n^T to the decayed state, w_n = beta_n (v_n - (diag(a_n) S_{n-1})^T k_n). So the delta rule
+is `gate_loop` with corrected values, and the corrections of a chunk come from its steps and from the state S
+before it:
+
+    w_n = beta_n (v_n - S^T A_{1..n} k_n - sum_{m<n} w_m (k_m^T A_{m+1..n} k_n))
+
+where A_{m+1..n} is the product of diag(a) over those steps. That is one triangular system for all of them,
+(I + L) W = V' - K' S, with L the entries beta_n k_m^T A_{m+1..n} k_n below the diagonal, V' the rows
+beta_n v_n^T and K' the rows beta_n k_n^T A_{1..n}. Its solution W = U - P S is the WY representation of the
+chunk's product of transitions (Bischof and Van Loan, 1987). U and P do not need S: all chunks are solved at
+once, and what is left between them is two matrix products each.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from linrec.ops.gate_loop import segments
+
+# longer chunks are fewer steps of the loop between them, and more work in their triangular systems
+CHUNK = 64
+
+
+def chunkwise(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    log_decay: Tensor | None,
+    state: Tensor,
+    reset: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Triangular systems within chunks, the recurrence over chunks between them.
+
+    Arguments and results as in `reference.py`.
+    """
+    t = q.shape[1]
+    # one chunk has the size that `segments.matrix` would bring it to
+    count, size = (1, math.prod(segments.leaves(t))) if t <= CHUNK else (math.ceil(t / CHUNK), CHUNK)
+    q, k, v, beta = (x.transpose(1, 2) for x in (q, k, v, beta[..., None]))
+    log_decay, _ = segments.gates(log_decay, None, reset, k)
+    # steps that are added at the end have k = 0, beta = 0 and a = 1: they leave the state as it is
+    q, k, v, beta = (segments.blocked(x, count, size) for x in (q, k, v, beta))
+    log_decay = segments.blocked(log_decay, count, size)
+
+    # what reaches step n from step m: to be read by q_n, and to be corrected by k_n
+    reading, meeting = segments.matrix(torch.stack([q, k]), k, log_decay, None)
+    from_start = segments.prefix(log_decay)
+    known = torch.cat([v, segments.queries(k, from_start, None)], dim=-1)
+    # the diagonal is taken for ones, and the system for a lower triangular one
+    solved = torch.linalg.solve_triangular(beta * meeting, beta * known, upper=False, unitriangular=True)
+    U, P = solved.split([v.shape[-1], k.shape[-1]], dim=-1)
+
+    keys = segments.keys(k, segments.suffix(log_decay), None)
+    before, W, state = _chunk_states(U, P, keys, log_decay, state)
+    y = reading @ W + segments.queries(q, from_start, None) @ before
+    return y.flatten(-3, -2)[..., :t, :].transpose(1, 2), state
+
+
+def _chunk_states(
+    U: Tensor, P: Tensor, keys: Tensor, log_decay: Tensor | None, state: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """States before all chunks (b, h, chunks, dk, dv), corrected values W, and the state after the last."""
+    count = U.shape[2]
+    # as a factor of the rows of a state
+    decays = [None] * count if log_decay is None else log_decay.sum(-2).exp()[..., None].unbind(2)
+    before, corrected = [], []
+    for U_c, P_c, keys_c, a_c in zip(U.unbind(2), P.unbind(2), keys.unbind(2), decays, strict=True):
+        before.append(state)
+        corrected.append(U_c - P_c @ state)
+        kept = state if a_c is None else a_c * state
+        state = kept + keys_c.mT @ corrected[-1]
+    return torch.stack(before, dim=2), torch.stack(corrected, dim=2), state
