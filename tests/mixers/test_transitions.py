@@ -8,8 +8,8 @@ from linrec.testing import assert_agree, generator
 
 from .variants import arguments, cases
 
-D, TIME = 6, 5
-RECURRENT = cases("gate_loop", "hgru", "lru")
+D, TIME = 8, 5
+RECURRENT = cases("gate_loop", "hgru", "lru", "retnet")
 RESET = torch.tensor([[False] * TIME, [False, True, False, True, False]])
 
 
@@ -56,7 +56,7 @@ def test_transitions_stay_in_float32_under_autocast_and_are_none_where_there_are
         forward = init_state = state_size = None
 
     with torch.autocast("cpu", torch.bfloat16):
-        for name in ("gate_loop", "gate_loop_attention", "hgru", "lru"):
+        for name in ("gate_loop", "gate_loop_attention", "hgru", "lru", "retnet"):
             assert {found.dtype for found in build(name, D).transitions(inputs().float())} == {torch.float32}
     assert Plain(D).transitions(inputs()) is None and Plain(D).token_mixing(inputs()) is None
 

@@ -54,6 +54,12 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "larger state": {"d_state": 7},
         "long memory": {"d_state": 3, "r_min": 0.99, "r_max": 0.9999, "max_phase": 0.3},
     },
+    "retnet": {
+        "paper": {},
+        "heads": {"n_heads": 2, "d_v": 6, "rotary_base": 100.0, "output_norm": "rms"},
+        "single decay": {"n_heads": 2, "decay": "single", "output_gate": False},
+        "linear attention": {"decay": "none", "rotation": False},
+    },
 }
 
 

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from linrec.errors import unknown
-from linrec.mixers.base import Mixer, State, heads_of
+from linrec.mixers.base import Mixer, State, heads_of, most_heads
 from linrec.nn.rotary import Rotary
 from linrec.ops.attention import AttentionCache, softmax_attention
 from linrec.ops.attention.softmax import check_options
@@ -98,7 +98,7 @@ class Attention(Mixer):
         if positions not in ("rotary", "none"):
             raise unknown("`positions`", positions, ["rotary", "none"])
         check_options(window, dropout)
-        n_heads = _heads(d_model) if n_heads is None else n_heads
+        n_heads = most_heads(d_model, CHANNELS_PER_HEAD) if n_heads is None else n_heads
         d_head = heads_of("d_model", d_model, n_heads) if d_head is None else d_head
         if n_heads < 1 or d_head < 1:
             raise ValueError(f"`n_heads` and `d_head` must be at least 1; got {n_heads} and {d_head}.")
@@ -164,11 +164,6 @@ class Attention(Mixer):
     def state_size(self) -> int:
         """Elements per cached step, of which there are at most `window` - 1: key and value of every head."""
         return 2 * self.n_heads * self.d_head if self.causal else 0
-
-
-def _heads(d_model: int) -> int:
-    most = max(1, d_model // CHANNELS_PER_HEAD)
-    return next(heads for heads in range(most, 0, -1) if d_model % heads == 0)
 
 
 def _start(x: Tensor) -> Tensor:

@@ -180,3 +180,9 @@ def heads_of(name: str, width: int, n_heads: int) -> int:
             "Pass an `n_heads` that divides it."
         )
     return width // n_heads
+
+
+def most_heads(width: int, channels: int) -> int:
+    """Largest number of heads that divides `width` and leaves each at least `channels`, or 1."""
+    most = max(1, width // channels)
+    return next(heads for heads in range(most, 0, -1) if width % heads == 0)

@@ -1,0 +1,204 @@
+"""RetNet: Retentive Network, a Successor to Transformer for Large Language Models (Sun and others, 2023).
+
+    Q = X W_Q    K = X W_K / sqrt(dk)    V = X W_V                    (2, 5)
+    gamma = 1 - 2^(-5 - arange(0, h))                                    (8)
+    S_n = gamma e^(i theta) S_{n-1} + conj(K_n)^T V_n                 (4, 6)
+    Retention(X_n) = Re(Q_n S_n)                                      (4, 6)
+    Y = GroupNorm_h(Concat(head_1, .., head_h))                          (8)
+    MSR(X) = (swish(X W_G) * Y) W_O                                      (8)
+
+X input, Q query, K key, V value, gamma decay of a head, theta phases in radians per step, S state, n time. Q
+and K are read as complex numbers, the channels 2j and 2j + 1 being the parts of number j: Q_n e^(in theta)
+conj(K_m e^(im theta)) then depends on n - m alone, and the turn of eq. 5 becomes a phase of the transition.
+"""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from linrec.errors import unknown
+from linrec.mixers.base import Mixer, State, Transitions, heads_of, most_heads
+from linrec.nn.decays import multi_scale_decay
+from linrec.ops.gate_loop import gate_loop, gate_loop_matrix
+
+__all__ = ["RetNet"]
+
+Decay = Literal["multi_scale", "single", "none"]
+HeadNorm = Literal["layer", "rms", "none"]
+
+# of RetNet's language models, section 3.1
+CHANNELS_PER_HEAD = 256
+# of all heads, in the ablation without multi-scale decay (section 3.6)
+SINGLE_DECAY = 127 / 128
+# of the released code; the scores that are normalised are small when training starts
+EPS = 1e-6
+# of the released code, for all matrices but the last
+GAIN = 2**-2.5
+
+
+class RetNet(Mixer):
+    """S_n = gamma e^(i theta) S_{n-1} + conj(K_n)^T V_n, one constant gamma per head (eq. 4, 6, 8).
+
+    The defaults are the paper's layer. Its heads are wide; a model of a few hundred channels has one head and
+    so one decay, unless `n_heads` says otherwise.
+
+    | the paper's ablation (section 3.6) | argument |
+    |---|---|
+    | without swish gate | `output_gate=False` |
+    | without GroupNorm | `output_norm="none"` |
+    | without gamma decay | `decay="none"`: gamma = 1 |
+    | without multi-scale decay | `decay="single"`: gamma = 127/128 in all heads |
+    | reduced head dimension | `n_heads` = `d_model` / 64 |
+
+    Phases are the same in every head, theta_j = base^(-j / (dk/2 - 1)) for j = 0 .. dk/2 - 1, as the released
+    code has them. Of GroupNorm only the normalisation of each head is here: W_O holds its scale. It makes the
+    size of the scores meaningless, so the divisions by which the released code bounds them in half precision
+    are left out.
+
+    When training starts, W_Q, W_K, W_V and W_G are Xavier uniform with gain 2^-2.5 and W_O with gain 1, as in
+    the released code.
+
+    Args:
+        d_model: width of the sequence, and of Q and K over all heads.
+        n_heads: heads h. None is the largest number that divides `d_model` and leaves at least 256 channels
+            to each head, or 1.
+        d_v: width of V over all heads. None is 2 `d_model`.
+        decay: "multi_scale" (eq. 8), "single" or "none".
+        rotation: whether states turn by theta; without it they are real.
+        rotary_base: base of the phases.
+        output_norm: of each head, "layer" (GroupNorm), "rms" (the released code) or "none".
+        output_gate: whether Y is multiplied by swish(X W_G).
+
+    Raises:
+        ValueError: widths that the heads do not divide, an odd number of channels per head with `rotation`,
+            a `rotary_base` below 1, or an unknown name of a variant.
+
+    Source:
+        RetNet (Sun and others, 2023), section 2, eq. 2 to 8. Constants that the paper leaves out are those
+        of the authors' torchscale.
+
+    Example:
+        >>> import torch
+        >>> mixer = RetNet(64, n_heads=4)
+        >>> y, state = mixer(torch.zeros(2, 10, 64))
+        >>> y.shape, state.shape, state.dtype
+        (torch.Size([2, 10, 64]), torch.Size([2, 4, 8, 32]), torch.complex64)
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        n_heads: int | None = None,
+        d_v: int | None = None,
+        decay: Decay = "multi_scale",
+        rotation: bool = True,
+        rotary_base: float = 10_000.0,
+        output_norm: HeadNorm = "layer",
+        output_gate: bool = True,
+    ) -> None:
+        super().__init__(d_model)
+        if decay not in ("multi_scale", "single", "none"):
+            raise unknown("`decay`", decay, ["multi_scale", "single", "none"])
+        if output_norm not in ("layer", "rms", "none"):
+            raise unknown("`output_norm`", output_norm, ["layer", "rms", "none"])
+        if rotary_base < 1:
+            raise ValueError(f"`rotary_base` must be at least 1; got {rotary_base}. RetNet's is 10000.")
+        d_v = 2 * d_model if d_v is None else d_v
+        self.n_heads = most_heads(d_model, CHANNELS_PER_HEAD) if n_heads is None else n_heads
+        self.d_key = heads_of("d_model", d_model, self.n_heads)
+        self.d_value = heads_of("d_v", d_v, self.n_heads)
+        if rotation and self.d_key % 2:
+            raise ValueError(
+                f"`d_model` / `n_heads` must be even where pairs of channels turn; got {d_model} / "
+                f"{self.n_heads} = {self.d_key}. Choose another `n_heads`, or `rotation=False`."
+            )
+        self.decay, self.rotation, self.rotary_base = decay, rotation, rotary_base
+        self.output_norm = output_norm
+
+        self.q = _projection(d_model, d_model, GAIN)
+        self.k = _projection(d_model, d_model, GAIN)
+        self.v = _projection(d_model, d_v, GAIN)
+        self.gate = _projection(d_model, d_v, GAIN) if output_gate else None
+        self.out = _projection(d_v, d_model, 1.0)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b t d_model"],
+        state: State = None,
+        *,
+        reset: Bool[Tensor, "b t"] | None = None,
+    ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
+        """Mix `x` over time; see `Mixer.forward`. The state is S, (b, h, dk / 2, dv) of complex numbers."""
+        self.check_input(x)
+        q, k = self._queries_and_keys(x)
+        v = self.v(x).to(self._state_dtype()).unflatten(-1, (self.n_heads, self.d_value))
+        y, state = gate_loop(q, k, v, *self._gates(), state=state, reset=reset)
+        if self.output_norm == "layer":
+            y = functional.layer_norm(y, (self.d_value,), eps=EPS)
+        elif self.output_norm == "rms":
+            y = functional.rms_norm(y, (self.d_value,), eps=EPS)
+        y = y.flatten(-2).to(x.dtype)
+        if self.gate is not None:
+            y = functional.silu(self.gate(x)) * y
+        return self.out(y), state
+
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> Tensor:
+        """Zeros (batch, h, dk / 2, dv), complex; (batch, h, dk, dv), real without `rotation`."""
+        dtype, channels = self._state_dtype(), self.d_key
+        if self.rotation:
+            dtype, channels = dtype.to_complex(), channels // 2
+        device = self.q.weight.device if device is None else device
+        return torch.zeros(batch, self.n_heads, channels, self.d_value, dtype=dtype, device=device)
+
+    @property
+    def state_size(self) -> int:
+        """Elements of S: h dk dv / 2 complex numbers, each counted once, or h dk dv real ones."""
+        return self.n_heads * self.d_key * self.d_value // (2 if self.rotation else 1)
+
+    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions:
+        """gamma and theta, constant in time: c = h dk / 2, or h dk without `rotation`."""
+        log_decay, phase = self._gates()
+        channels = self.d_key // 2 if self.rotation else self.d_key
+        if log_decay is None:
+            log_decay = torch.zeros(self.n_heads, dtype=self._state_dtype(), device=x.device)
+        return Transitions.of_heads(log_decay[:, None].expand(-1, channels), phase)
+
+    def token_mixing(
+        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
+    ) -> Float[Tensor, "b t t"]:
+        """Mean over heads of |Q K^T * D|, which V is multiplied by (eq. 5)."""
+        return gate_loop_matrix(*self._queries_and_keys(x), *self._gates(), reset=reset).abs().mean(1)
+
+    def _queries_and_keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        q, k = (
+            project(x).to(self._state_dtype()).unflatten(-1, (self.n_heads, self.d_key))
+            for project in (self.q, self.k)
+        )
+        k = k * self.d_key**-0.5
+        if not self.rotation:
+            return q, k
+        q, k = (torch.view_as_complex(part.unflatten(-1, (-1, 2))) for part in (q, k))
+        return q, k.conj()
+
+    def _gates(self) -> tuple[Tensor | None, Tensor | None]:
+        """log gamma (h,) and theta (h, dk / 2); None where gamma is 1, and where nothing turns."""
+        log_decay, phase = None, None
+        dtype, device = self._state_dtype(), self.q.weight.device
+        if self.decay == "multi_scale":
+            log_decay = multi_scale_decay(self.n_heads, dtype=dtype, device=device)
+        elif self.decay == "single":
+            log_decay = torch.full((self.n_heads,), SINGLE_DECAY, dtype=dtype, device=device).log()
+        if self.rotation:
+            share = torch.linspace(0, 1, self.d_key // 2, dtype=dtype, device=device)
+            phase = (self.rotary_base**-share).expand(self.n_heads, -1)
+        return log_decay, phase
+
+
+def _projection(d_in: int, d_out: int, gain: float) -> nn.Linear:
+    linear = nn.Linear(d_in, d_out, bias=False)
+    nn.init.xavier_uniform_(linear.weight, gain=gain)
+    return linear
