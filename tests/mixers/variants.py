@@ -12,6 +12,12 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "heads": {"n_heads": 3, "d_head": 2, "bias": True, "rotary_base": 100.0},
         "no positions": {"n_heads": 2, "positions": "none"},
     },
+    "delta_net": {
+        "paper": {},
+        "negative eigenvalues": {"n_heads": 2, "d_qk": 6, "d_v": 10, "beta": "double_sigmoid"},
+        "Schlag and others": {"feature_map": "dpfp", "qk_norm": "l1", "output_norm": "none"},
+        "no strength": {"beta": "one", "feature_map": "identity", "output_gate": True},
+    },
     "gate_loop": {
         "paper": {},
         "heads": {"n_heads": 2, "phase_activation": "tanh", "bias": False},
@@ -33,6 +39,19 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "paper": {},
         "heads": {"n_heads": 2, "d_v": 4, "output_projection": True, "transition": "fixed", "scale": 0.5},
         "real": {"phase_activation": "none", "magnitude_activation": "stable_exp"},
+    },
+    "gla": {
+        "paper": {},
+        "heads": {"n_heads": 2, "d_qk": 6, "d_v": 2, "gate_rank": 3, "tau": 4.0, "output_norm": "rms"},
+        "decay per head": {"n_heads": 2, "forget_gate": "head", "output_gate": False},
+        "constant decay": {"n_heads": 2, "forget_gate": "fixed"},
+        "linear attention": {"forget_gate": "none", "output_norm": "none"},
+    },
+    "gated_delta_net": {
+        "paper": {},
+        "negative eigenvalues": {"n_heads": 2, "beta": "double_sigmoid", "output_gate": False},
+        "no decay": {"decay": "none", "feature_map": "elu", "d_qk": 4, "d_v": 4},
+        "features": {"feature_map": "relu", "qk_norm": "l1", "output_norm": "none"},
     },
     "hgru": {
         "paper": {},

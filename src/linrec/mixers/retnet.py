@@ -16,12 +16,13 @@ from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from linrec.errors import unknown
 from linrec.mixers.base import Mixer, State, Transitions, heads_of, most_heads
 from linrec.nn.decays import multi_scale_decay
+from linrec.nn.projections import xavier_linear
 from linrec.ops.gate_loop import gate_loop, gate_loop_matrix
 
 __all__ = ["RetNet"]
@@ -119,11 +120,11 @@ class RetNet(Mixer):
         self.decay, self.rotation, self.rotary_base = decay, rotation, rotary_base
         self.output_norm = output_norm
 
-        self.q = _projection(d_model, d_model, GAIN)
-        self.k = _projection(d_model, d_model, GAIN)
-        self.v = _projection(d_model, d_v, GAIN)
-        self.gate = _projection(d_model, d_v, GAIN) if output_gate else None
-        self.out = _projection(d_v, d_model, 1.0)
+        self.q = xavier_linear(d_model, d_model, gain=GAIN)
+        self.k = xavier_linear(d_model, d_model, gain=GAIN)
+        self.v = xavier_linear(d_model, d_v, gain=GAIN)
+        self.gate = xavier_linear(d_model, d_v, gain=GAIN) if output_gate else None
+        self.out = xavier_linear(d_v, d_model)
 
     def forward(
         self,
@@ -196,9 +197,3 @@ class RetNet(Mixer):
             share = torch.linspace(0, 1, self.d_key // 2, dtype=dtype, device=device)
             phase = (self.rotary_base**-share).expand(self.n_heads, -1)
         return log_decay, phase
-
-
-def _projection(d_in: int, d_out: int, gain: float) -> nn.Linear:
-    linear = nn.Linear(d_in, d_out, bias=False)
-    nn.init.xavier_uniform_(linear.weight, gain=gain)
-    return linear

@@ -1,0 +1,182 @@
+"""GLA: Gated Linear Attention Transformers with Hardware-Efficient Training (Yang and others, 2023).
+
+    q_t = x_t W_Q    k_t = x_t W_K    v_t = x_t W_V
+    alpha_t = Sigmoid(x_t W_alpha^1 W_alpha^2 + b_alpha)^(1 / tau)
+    S_t = (alpha_t^T 1) * S_{t-1} + k_t^T v_t
+    o_t = q_t S_t
+    o'_t = Concat(LayerNorm(o_t^1), .., LayerNorm(o_t^h))
+    r_t = Swish(x_t W_r + b_r)
+    y_t = (r_t * o'_t) W_O
+
+x input, q query, k key, v value, alpha forget gate of a key channel, S state and o output of a head, r output
+gate, y output, t time. The equations are those of section 4.4 of the paper.
+"""
+
+import math
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from linrec.errors import unknown
+from linrec.mixers.base import Mixer, State, Transitions, heads_of
+from linrec.nn.decays import multi_scale_decay
+from linrec.nn.gates import GateLinear
+from linrec.nn.norms import Norm, make_norm
+from linrec.nn.parameters import mark
+from linrec.nn.projections import xavier_linear
+from linrec.ops.gate_loop import gate_loop, gate_loop_matrix
+
+__all__ = ["GLA"]
+
+ForgetGate = Literal["channel", "head", "fixed", "none"]
+
+# of the paper's language models
+HEADS = 4
+# of the released code, for all matrices
+GAIN = 2**-2.5
+
+
+class GLA(Mixer):
+    """S_t = (alpha_t^T 1) * S_{t-1} + k_t^T v_t, alpha_t from a projection of low rank (section 4.4).
+
+    The defaults are the paper's layer.
+
+    | the paper's ablation | argument |
+    |---|---|
+    | no gate: linear attention | `forget_gate="none"`: alpha = 1 |
+    | data-independent scalar decay: RetNet | `forget_gate="fixed"`: alpha = 1 - 2^(-5 - arange(0, h)) |
+    | data-dependent scalar gate | `forget_gate="head"`: one alpha_t for all channels of a head |
+    | small and large heads | `n_heads` |
+
+    When training starts, all matrices are Xavier uniform with gain 2^-2.5, b_r is zero, and b_alpha is as
+    torch's Linear draws it: the released code. W_alpha and b_alpha are marked as group "transition" without
+    weight decay, which the paper does not ask for.
+
+    Args:
+        d_model: width of the sequence.
+        n_heads: heads h. None is 4, or the largest of 2 and 1 that divides `d_qk` and `d_v` where 4 does not.
+        d_qk: width of q, k and alpha over all heads. None is `d_model` / 2, rounded down, at least 1.
+        d_v: width of v over all heads. None is `d_model`.
+        forget_gate: "channel", "head", "fixed" or "none".
+        gate_rank: width between W_alpha^1 and W_alpha^2.
+        tau: alpha is the root of this order of a sigmoid, so a large one forgets slowly.
+        output_norm: of each head, with one scale for all: "layer", "rms" (the released code) or "none".
+        output_gate: whether o' is multiplied by r.
+
+    Raises:
+        ValueError: widths that the heads do not divide, a `gate_rank` below 1, a `tau` that is not positive,
+            or an unknown name of a variant.
+
+    Source:
+        GLA (Yang and others, 2023), section 4.4; the ablations are those of its section 5. The
+        initialisation is that of the authors' flash-linear-attention.
+
+    Example:
+        >>> import torch
+        >>> mixer = GLA(64)
+        >>> y, state = mixer(torch.zeros(2, 10, 64))
+        >>> y.shape, state.shape, state.dtype
+        (torch.Size([2, 10, 64]), torch.Size([2, 4, 8, 16]), torch.float32)
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        n_heads: int | None = None,
+        d_qk: int | None = None,
+        d_v: int | None = None,
+        forget_gate: ForgetGate = "channel",
+        gate_rank: int = 16,
+        tau: float = 16.0,
+        output_norm: Norm = "layer",
+        output_gate: bool = True,
+    ) -> None:
+        super().__init__(d_model)
+        if forget_gate not in ("channel", "head", "fixed", "none"):
+            raise unknown("`forget_gate`", forget_gate, ["channel", "head", "fixed", "none"])
+        if gate_rank < 1:
+            raise ValueError(f"`gate_rank` must be at least 1; got {gate_rank}. The paper's is 16.")
+        if tau <= 0:
+            raise ValueError(f"`tau` must be positive; got {tau}. The paper's is 16.")
+        d_qk = max(1, d_model // 2) if d_qk is None else d_qk
+        d_v = d_model if d_v is None else d_v
+        self.n_heads = math.gcd(HEADS, d_qk, d_v) if n_heads is None else n_heads
+        self.d_key = heads_of("d_qk", d_qk, self.n_heads)
+        self.d_value = heads_of("d_v", d_v, self.n_heads)
+        self.forget_gate, self.tau = forget_gate, tau
+
+        self.q = xavier_linear(d_model, d_qk, gain=GAIN)
+        self.k = xavier_linear(d_model, d_qk, gain=GAIN)
+        self.v = xavier_linear(d_model, d_v, gain=GAIN)
+        self.alpha: nn.Sequential | None = None
+        if forget_gate in ("channel", "head"):
+            width = d_qk if forget_gate == "channel" else self.n_heads
+            low_rank = (GateLinear(d_model, gate_rank, bias=False), GateLinear(gate_rank, width))
+            for linear in low_rank:
+                nn.init.xavier_uniform_(linear.weight, gain=GAIN)
+            self.alpha = mark(nn.Sequential(*low_rank), group="transition", weight_decay=False)
+        self.norm = make_norm(output_norm, self.d_value)
+        self.gate = xavier_linear(d_model, d_v, gain=GAIN, bias=True) if output_gate else None
+        self.out = xavier_linear(d_v, d_model, gain=GAIN)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b t d_model"],
+        state: State = None,
+        *,
+        reset: Bool[Tensor, "b t"] | None = None,
+    ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
+        """Mix `x` over time; see `Mixer.forward`. The state is S, (b, h, dk, dv)."""
+        self.check_input(x)
+        q, k = self._queries_and_keys(x)
+        v = self.v(x).unflatten(-1, (self.n_heads, self.d_value))
+        o, state = gate_loop(q, k, v, self._log_alpha(x), state=state, reset=reset)
+        o = self.norm(o).flatten(-2)
+        if self.gate is not None:
+            o = functional.silu(self.gate(x)) * o
+        return self.out(o), state
+
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> Tensor:
+        """Zeros (batch, h, dk, dv)."""
+        device = self.q.weight.device if device is None else device
+        shape = (batch, self.n_heads, self.d_key, self.d_value)
+        return torch.zeros(shape, dtype=self._state_dtype(), device=device)
+
+    @property
+    def state_size(self) -> int:
+        """Elements of S: h dk dv."""
+        return self.n_heads * self.d_key * self.d_value
+
+    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions:
+        """alpha_t, one per key channel: c = h dk; see `Mixer.transitions`."""
+        log_alpha = self._log_alpha(x)
+        if log_alpha is None:
+            log_alpha = torch.zeros(self.n_heads, dtype=self._state_dtype(), device=x.device)
+        if self.forget_gate != "channel":
+            log_alpha = log_alpha[..., None].expand(*log_alpha.shape, self.d_key)
+        return Transitions.of_heads(log_alpha, None)
+
+    def token_mixing(
+        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
+    ) -> Float[Tensor, "b t t"]:
+        """Mean over heads of |((Q * B) (K / B)^T) * M|, B the running product of alpha (section 4.2)."""
+        return gate_loop_matrix(*self._queries_and_keys(x), self._log_alpha(x), reset=reset).abs().mean(1)
+
+    def _queries_and_keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        q = self.q(x).unflatten(-1, (self.n_heads, self.d_key))
+        return q, self.k(x).unflatten(-1, (self.n_heads, self.d_key))
+
+    def _log_alpha(self, x: Tensor) -> Tensor | None:
+        """log alpha: (b, t, h, dk), or (b, t, h) with "head", or (h,) with "fixed", or None with "none"."""
+        if self.forget_gate == "fixed":
+            return multi_scale_decay(self.n_heads, dtype=self._state_dtype(), device=x.device)
+        if self.alpha is None:
+            return None
+        log_alpha = functional.logsigmoid(self.alpha(x)) / self.tau
+        if self.forget_gate == "head":
+            return log_alpha
+        return log_alpha.unflatten(-1, (self.n_heads, self.d_key))

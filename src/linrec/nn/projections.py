@@ -1,0 +1,28 @@
+"""Projections with initialisations of their own."""
+
+from torch import nn
+
+__all__ = ["xavier_linear"]
+
+
+def xavier_linear(d_in: int, d_out: int, *, gain: float = 1.0, bias: bool = False) -> nn.Linear:
+    """y = W x + b, entries of W uniform in +- gain sqrt(6 / (d_in + d_out)), b zero.
+
+    Args:
+        d_in: width of the input.
+        d_out: width of the output.
+        gain: factor on the bound.
+        bias: whether there is a b.
+
+    Source:
+        Glorot and Bengio (2010), eq. 16.
+
+    Example:
+        >>> bool(xavier_linear(3, 3, gain=0.5).weight.abs().max() <= 0.5)
+        True
+    """
+    linear = nn.Linear(d_in, d_out, bias=bias)
+    nn.init.xavier_uniform_(linear.weight, gain=gain)
+    if bias:
+        nn.init.zeros_(linear.bias)
+    return linear
