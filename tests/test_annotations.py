@@ -16,7 +16,9 @@ reset = reset_mask(2, 9)
 ops.scan(**scan_inputs(2, 9, 3), reset=reset)
 for decay, phase in (("bthk", "bthk"), ("h", "hk"), (None, None)):
     inputs = gate_loop_inputs(2, 9, 3, 4, 5, log_decay=decay, phase=phase)
-    ops.gate_loop(**inputs, reset=reset)
+    ops.gate_loop(**inputs, bonus=torch.ones(3, 4), reset=reset)
+    inputs = gate_loop_inputs(2, 9, 3, 4, 5, log_decay=decay, phase=phase)
+    ops.normalized_gate_loop(**inputs | {"v": inputs["v"][..., :4]}, floor=torch.ones(2, 9, 3), reset=reset)
     without = {name: inputs[name] for name in ("q", "k", "log_decay", "phase")}
     ops.gate_loop_matrix(**without, reset=reset)
     ops.gate_loop_attention(**without, v=inputs["v"], reset=reset)

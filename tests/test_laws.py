@@ -12,7 +12,14 @@ import pytest
 import torch
 
 from linrec import mixers, ops, testing
-from linrec.ops import delta_rule, gate_loop, gate_loop_attention, scan, softmax_attention
+from linrec.ops import (
+    delta_rule,
+    gate_loop,
+    gate_loop_attention,
+    normalized_gate_loop,
+    scan,
+    softmax_attention,
+)
 from linrec.testing import (
     check_operator,
     delta_rule_inputs,
@@ -71,6 +78,9 @@ class Operator:
     inputs: Callable[..., dict[str, Any]]
     cases: dict[str, dict[str, Any]]
     over_time: tuple[str, ...]
+    # inputs without time that the laws keep, and what every call is given
+    kept: tuple[str, ...] = ()
+    always: dict[str, Any] = field(default_factory=dict)
     options: dict[str, dict[str, Any]] = field(default_factory=dict)
     # steps over which the oracle can be followed: that of softmax attention keeps all pairs for autograd
     long: int = 1000
@@ -91,6 +101,22 @@ def softmax_inputs(time: int, **arguments: Any) -> dict[str, Any]:
     inputs = attention_inputs(time, log_decay=None, phase=None, **arguments)
     q, k, v, state = (inputs[name] for name in ("q", "k", "v", "state"))
     return {"q": q, "k": k, "v": v, "state": state._replace(k=state.k.to(k), v=state.v.to(v))}
+
+
+def feature_inputs(time: int, *, bonus: bool = False, **arguments: Any) -> dict[str, Any]:
+    """Inputs whose denominators are sums of features >= 0."""
+    inputs = gate_loop_inputs(2, time, 2, 3, 2, phase=None, bonus=bonus, **arguments)
+    normaliser = gate_loop_inputs(2, time, 2, 3, 1, phase=None, **arguments)["state"]
+    inputs["state"] = torch.cat([inputs["state"], normaliser], dim=-1).abs()
+    changed = ("q", "k", "bonus") if bonus else ("q", "k")
+    return inputs | {name: inputs[name].abs() for name in changed}
+
+
+def floored_inputs(time: int, **arguments: Any) -> dict[str, Any]:
+    """Inputs whose denominators may be zero, and a floor for each."""
+    inputs = gate_loop_inputs(2, time, 2, 3, 3, **arguments)
+    floor = 0.1 + torch.rand(2, time, 2, generator=generator(time)).to(inputs["v"])
+    return inputs | {"v": inputs["v"][..., :2], "floor": floor}
 
 
 GATES = {
@@ -121,6 +147,29 @@ OPERATORS = {
         lambda time, **arguments: gate_loop_inputs(2, time, 2, 3, 2, **arguments),
         GATES,
         ("q", "k", "v", "log_decay", "phase"),
+    ),
+    "gate_loop with bonus": Operator(
+        gate_loop,
+        lambda time, **arguments: gate_loop_inputs(2, time, 2, 3, 2, bonus=True, **arguments),
+        {"GateLoop": {}, "RWKV-6": {"phase": None}},
+        ("q", "k", "v", "log_decay", "phase"),
+        kept=("bonus",),
+        long=200,
+    ),
+    "normalized_gate_loop": Operator(
+        normalized_gate_loop,
+        feature_inputs,
+        {"linear attention": {"log_decay": None}, "RFA": {"log_decay": "bth"}, "RWKV": {"bonus": True}},
+        ("q", "k", "v", "log_decay"),
+        options={"floor": {"floor": 0.5}},
+    ),
+    "normalized_gate_loop with floors": Operator(
+        normalized_gate_loop,
+        floored_inputs,
+        {"GateLoop": {}, "mLSTM": {"log_decay": "bth", "phase": None}},
+        ("q", "k", "v", "log_decay", "phase", "floor"),
+        always={"signed": False},
+        long=200,
     ),
     "delta_rule": Operator(
         delta_rule,
@@ -183,7 +232,7 @@ def operators_of(folder: str) -> dict[str, Callable[..., Any]]:
 def test_every_operator_is_listed():
     folders = [operators_of(module.name) for module in pkgutil.iter_modules(ops.__path__) if module.ispkg]
     assert all(folders)
-    assert ChainMap(*folders) == {name: operator.function for name, operator in OPERATORS.items()}
+    assert ChainMap(*folders) == {name.split()[0]: operator.function for name, operator in OPERATORS.items()}
 
 
 def agree(
@@ -194,6 +243,7 @@ def agree(
     inputs = operator.inputs(time, **arguments)
     inputs, options = testing.map_tree(lambda tensor: tensor.to(device), (inputs, options))
     dtype = arguments.get("dtype", torch.float32)
+    options = options | operator.always
     check_operator(operator.function, inputs, mode=mode, backend=backend, dtype=dtype, options=options)
 
 
@@ -229,9 +279,10 @@ def over_time(name: str, mode: str, backend: str, time: int) -> tuple[Callable[.
     operator = OPERATORS[name]
     inputs = operator.inputs(time)
     x = {key: inputs[key].to(device_of(backend)) for key in operator.over_time}
+    given = {key: inputs[key].to(device_of(backend)) for key in operator.kept} | operator.always
 
     def function(x: Any, state: Any = None, *, reset: Any = None) -> Any:
-        return operator.function(**x, state=state, reset=reset, mode=mode, backend=backend)
+        return operator.function(**x, **given, state=state, reset=reset, mode=mode, backend=backend)
 
     return function, x
 
@@ -257,7 +308,9 @@ def test_operators_compile(name, mode, backend):
 @every_fast_pair
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_operators_are_stable(name, mode, backend, dtype):
-    function, x = over_time(name, mode, backend, LONG_OF_MODES.get(mode, LONG))
+    # a second entry of an operator runs the same recurrence
+    long = 2048 if " with " in name else LONG
+    function, x = over_time(name, mode, backend, min(long, LONG_OF_MODES.get(mode, LONG)))
     time = next(iter(x.values())).shape[1]
     # magnitudes from exactly zero to one within rounding, in every row of steps
     steps = torch.arange(time)
@@ -270,7 +323,7 @@ def test_operators_are_stable(name, mode, backend, dtype):
     testing.check_stability(function, {key: tensor.to(dtype) for key, tensor in x.items()})
 
 
-@pytest.mark.parametrize("name", ["scan", "gate_loop", "delta_rule"])
+@pytest.mark.parametrize("name", [name for name in OPERATORS if "attention" not in name])
 def test_gradients_are_finite_differences(name):
     operator = OPERATORS[name]
     reset = torch.tensor([[False, False, True, False], [True, False, False, False]])
@@ -283,6 +336,7 @@ def test_gradients_are_finite_differences(name):
         for case in cases:
             for options in ({}, {"reset": reset}, *operator.options.values()):
                 inputs = operator.inputs(4, **({"dtype": torch.float64} | case))
+                options = options | operator.always
                 check_finite_differences(operator.function, inputs, mode=mode, backend=backend, **options)
 
 

@@ -7,7 +7,7 @@ import sys
 import torch
 import torch.distributed as dist
 
-from linrec.ops import gate_loop, scan
+from linrec.ops import gate_loop, normalized_gate_loop, scan
 from linrec.testing import gate_loop_inputs, reset_mask, scan_inputs
 
 from .compare import check_parts
@@ -125,6 +125,24 @@ def case_complex_queries_and_keys():
             if phase is None and "k" in changed:
                 given["state"] = given["state"].real.clone()
             check_parts(gate_loop, given, over_time, ways()[0])
+
+
+def case_a_bonus():
+    for parts, (dk, dv) in itertools.product(ways(), ((3, 2), (1, 1))):
+        for phase in (None, "bthk"):
+            inputs = gate_loop_inputs(3, 11, 2, dk, dv, dtype=torch.float64, phase=phase, bonus=True)
+            for reset in resets(3, parts):
+                check_parts(gate_loop, inputs, gates_over_time("bthk", phase), parts, reset=reset)
+
+
+def case_a_normaliser():
+    for parts, bonus in itertools.product(ways(), (False, True)):
+        inputs = gate_loop_inputs(3, 11, 2, 3, 3, dtype=torch.float64, bonus=bonus)
+        inputs |= {"v": inputs["v"][..., :2], "floor": torch.full((3, 11, 2), 0.1, dtype=torch.float64)}
+        for reset in resets(3, parts):
+            over_time = (*OVER_TIME, "floor")
+            check_parts(normalized_gate_loop, inputs, over_time, parts, reset=reset, signed=False)
+    check_parts(normalized_gate_loop, inputs, over_time, ways()[0], signed=False, backend="reference")
 
 
 def case_a_magnitude_of_zero_passes_nothing():

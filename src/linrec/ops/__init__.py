@@ -6,4 +6,5 @@ from linrec.ops.attention import softmax_attention as softmax_attention
 from linrec.ops.delta_rule import delta_rule as delta_rule
 from linrec.ops.gate_loop import gate_loop as gate_loop
 from linrec.ops.gate_loop import gate_loop_matrix as gate_loop_matrix
+from linrec.ops.gate_loop import normalized_gate_loop as normalized_gate_loop
 from linrec.ops.scan import scan as scan

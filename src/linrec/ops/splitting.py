@@ -30,6 +30,7 @@ class Split(ABC):
         v: Tensor,
         log_decay: Tensor | None,
         phase: Tensor | None,
+        bonus: Tensor | None,
         state: Tensor | None,
         reset: Tensor | None,
         pair: Pair,

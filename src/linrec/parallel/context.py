@@ -102,6 +102,7 @@ class TimeParallel(splitting.Split):
         v: Tensor,
         log_decay: Tensor | None,
         phase: Tensor | None,
+        bonus: Tensor | None,
         state: Tensor | None,
         reset: Tensor | None,
         pair: Pair,
@@ -110,9 +111,11 @@ class TimeParallel(splitting.Split):
         # what is wrong has to be found before the ranks wait for each other
         for name, gate in (("log_decay", log_decay), ("phase", phase)):
             inputs.canonical_gate(name, gate, q)
+        inputs.check_bonus(bonus, q)
         is_complex = phase is not None or k.is_complex()
         start = inputs.canonical_state(state, q, v, is_complex=is_complex)
-        return self._run(GateLoop(pair), (q, k, v, log_decay, phase, reset), state, start, q.shape[1])
+        tensors = q, k, v, log_decay, phase, bonus, reset
+        return self._run(GateLoop(pair), tensors, state, start, q.shape[1])
 
     def _run(
         self,

@@ -84,17 +84,17 @@ class Scan(Recurrence):
 
 
 class GateLoop(Recurrence):
-    """`linrec.ops.gate_loop` of (q, k, v, log_decay, phase, reset)."""
+    """`linrec.ops.gate_loop` of (q, k, v, log_decay, phase, bonus, reset)."""
 
     def run(self, tensors: tuple[Any, ...], state: Tensor | None) -> tuple[Tensor, Tensor]:
         """Run the operator."""
-        *given, reset = tensors
+        *given, bonus, reset = tensors
         mode, backend = self.pair
-        return gate_loop(*given, state=state, reset=reset, mode=mode, backend=backend)
+        return gate_loop(*given, bonus=bonus, state=state, reset=reset, mode=mode, backend=backend)
 
     def summary(self, tensors: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
         """A = exp(sum_t log_decay_t + i phase_t), B = sum_t (prod_{j>t} a_j) k_t^T v_t."""
-        q, k, v, log_decay, phase, reset = tensors
+        q, k, v, log_decay, phase, _, reset = tensors
         added = self._added(k, v, log_decay, phase, reset)
         log_decay, phase = _four_axes(q, log_decay, phase)
         if log_decay is not None:
@@ -109,13 +109,22 @@ class GateLoop(Recurrence):
         return through, added
 
     def adjoint(self, tensors: tuple[Any, ...], dy: Tensor) -> Tensor:
-        """C = conj(a_1) sum_t (prod_{1<j<=t} conj(a_j)) conj(q_t)^T dy_t: a sum like B, against time."""
-        q, k, _, log_decay, phase, reset = tensors
+        """C = conj(a_1) sum_t (prod_{1<j<=t} conj(a_j)) conj(q_t)^T dy_t: a sum like B, against time.
+
+        With a bonus, step t reads the state before its own decay: C = sum_t (prod_{j<t} conj(a_j)) ...
+        """
+        q, k, _, log_decay, phase, bonus, reset = tensors
         is_complex = phase is not None or k.is_complex()
         # beside a real state, the imaginary part of q makes no outputs
         keys = q.conj() if is_complex else q.real if q.is_complex() else q
-        # the link between t and t+1 is that of step t+1; the first one comes around to a state of zeros
-        order = -torch.arange(q.shape[1], device=q.device) % q.shape[1]
+        steps = torch.arange(q.shape[1], device=q.device)
+        if bonus is None:
+            # the link between t and t+1 is that of step t+1; the first one comes around to a state of zeros
+            order = -steps % q.shape[1]
+        else:
+            order = steps.flip(0)
+            if reset is not None:
+                dy = dy.masked_fill(reset[:, :, None, None], 0)
         turned = [x if x is None or x.ndim < 3 else x[:, order] for x in (log_decay, phase)]
         gradient = self._added(
             keys.flip(1),
@@ -126,6 +135,8 @@ class GateLoop(Recurrence):
         )
         if is_complex:
             gradient = gradient.to(torch.promote_types(gradient.dtype, torch.complex64))
+        if bonus is not None:
+            return gradient
         log_decay, phase = (
             x if x is None else x[:, 0].to(_real(gradient)) for x in _four_axes(q, log_decay, phase)
         )
@@ -139,7 +150,7 @@ class GateLoop(Recurrence):
     ) -> Tensor:
         """B: by the operator where that may be one kernel, which reads k once for q too; else as a sum."""
         if k.shape[-1] == v.shape[-1] == 1:
-            return self.run((k, k, v, log_decay, phase, reset), None)[1]
+            return self.run((k, k, v, log_decay, phase, None, reset), None)[1]
         log_decay, phase = inputs.widened(*_four_axes(k, log_decay, phase))
         k, v = inputs.widened(k.transpose(1, 2), v.transpose(1, 2))
         with autocast(k.device.type, enabled=False):

@@ -79,10 +79,11 @@ def gate_loop_inputs(
     log_decay: str | None = "bthk",
     phase: str | None = "bthk",
     complex_qk: bool = False,
+    bonus: bool = False,
     seed: int = 0,
     device: str = "cpu",
 ) -> dict[str, Tensor | None]:
-    """Inputs q, k, v, log_decay, phase and state for `linrec.ops.gate_loop`.
+    """Inputs q, k, v, log_decay, phase and state for `linrec.ops.gate_loop`, and bonus where asked for.
 
     Args:
         batch: sequences b.
@@ -94,6 +95,7 @@ def gate_loop_inputs(
         log_decay: axes that it has: "bthk", "bth", "hk", "h", or None for none.
         phase: axes that it has, in radians, any.
         complex_qk: whether q and k are complex.
+        bonus: whether there is one, (h, dk).
         seed: of the values.
         device: where they live.
 
@@ -120,7 +122,10 @@ def gate_loop_inputs(
         inputs["phase"] = _phases([size[axis] for axis in phase], random).to(device, dtype)
     state_dtype = _accumulation(dtype if phase is None and not complex_qk else dtype.to_complex())
     state = _normal((batch, heads, d_key, d_value), random, state_dtype)
-    return inputs | {"state": state.to(device, state_dtype)}
+    inputs["state"] = state.to(device, state_dtype)
+    if bonus:
+        inputs["bonus"] = _normal((heads, d_key), random, dtype).to(device, dtype)
+    return inputs
 
 
 def delta_rule_inputs(

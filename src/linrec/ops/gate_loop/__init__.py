@@ -9,14 +9,15 @@ from jaxtyping import Bool, Float, Inexact
 from torch import Tensor, autocast, is_autocast_enabled
 
 from linrec.ops import splitting
-from linrec.ops.dispatch import exporting, numba_usable, refusal, resolve, triton_usable
-from linrec.ops.gate_loop import fused, inputs, segments
+from linrec.ops.dispatch import Pair, exporting, numba_usable, refusal, resolve, triton_usable
+from linrec.ops.gate_loop import fused, inputs, normalized, segments
 from linrec.ops.gate_loop.auto import PAIRS, auto_gate_loop
+from linrec.ops.gate_loop.bonus import with_bonus
 from linrec.ops.gate_loop.chunkwise import attention, chunkwise
-from linrec.ops.gate_loop.reference import gate_loop_reference
+from linrec.ops.gate_loop.reference import gate_loop_reference, normalized_gate_loop_reference
 from linrec.ops.gate_loop.torch import elementwise, recurrent
 
-__all__ = ["PAIRS", "gate_loop", "gate_loop_matrix"]
+__all__ = ["PAIRS", "gate_loop", "gate_loop_matrix", "normalized_gate_loop"]
 
 _OWN = {
     ("recurrent", "reference"): gate_loop_reference,
@@ -33,6 +34,7 @@ def gate_loop(
     log_decay: Float[Tensor, "..."] | None = None,
     phase: Float[Tensor, "..."] | None = None,
     *,
+    bonus: Float[Tensor, "h dk"] | None = None,
     state: Inexact[Tensor, "b h dk dv"] | None = None,
     reset: Bool[Tensor, "b t"] | None = None,
     mode: str = "auto",
@@ -42,6 +44,10 @@ def gate_loop(
 
         S_t = diag(a_t) S_{t-1} + k_t^T v_t,    a_t = exp(log_decay_t + i phase_t),    S_0 = state
         y_t = Re(q_t S_t)
+
+    With `bonus`, an output sees the state before its own step, and the current token by a factor of its own:
+
+        y_t = Re(q_t (S_{t-1} + diag(bonus) k_t^T v_t))
 
     Nothing is conjugated. `log_decay` and `phase` each have one of these shapes, whatever the other has:
 
@@ -79,8 +85,10 @@ def gate_loop(
         log_decay: natural logarithm of the magnitude, <= 0; None, or a shape of the table. In the precision
             of `q`, or in float32 beside inputs in half precision.
         phase: radians per step; shapes and dtypes as for `log_decay`.
+        bonus: real (h, dk), as RWKV has it; None reads the state after the step. Dtypes as for `log_decay`.
         state: S_0 (b, h, dk, dv), in any precision; None means zeros.
-        reset: (b, t) bool; true at t clears the state before step t, at t = 0 the initial one.
+        reset: (b, t) bool; true at t clears the state before step t, at t = 0 the initial one. With `bonus`,
+            step t then sees itself alone.
         mode: "auto", "recurrent", "scan", "chunkwise" or "attention".
         backend: "auto", "reference", "torch", "numba" or "triton".
 
@@ -93,7 +101,8 @@ def gate_loop(
         ValueError: shapes that do not fit together; an unknown (mode, backend).
 
     Source:
-        Katsch, GateLoop (2023): eq. 7-8 (recurrent), 12-13 (scan), 14-21 (attention), 25 (a).
+        Katsch, GateLoop (2023): eq. 7-8 (recurrent), 12-13 (scan), 14-21 (attention), 25 (a). `bonus` is u in
+        Peng et al., Eagle and Finch: RWKV with Matrix-Valued States and Dynamic Recurrence (2024).
 
     Example:
         A sum that halves at each step, then the same sum rotating by a quarter turn instead:
@@ -110,42 +119,132 @@ def gate_loop(
     inputs.check_queries_and_keys(q, k)
     inputs.check_values(v, q)
     inputs.check_reset(reset, q)
-    shape = (*q.shape, v.shape[-1])
     device = q.device.type
-    pair = resolve(
-        "gate_loop",
-        PAIRS,
-        mode,
-        backend,
-        auto_gate_loop(
-            shape,
-            device,
-            numba=device == "cpu" and numba_usable(),
-            triton=triton_usable(device),
-            exporting=exporting(),
-        ),
-    )
-    refused = refusal("gate_loop", pair[1], device)
-    if refused is not None:
-        raise ValueError(refused)
+    pair = _pair("gate_loop", (*q.shape, v.shape[-1]), device, mode, backend)
     if splitting.current is not None:
-        return splitting.current.gate_loop(q, k, v, log_decay, phase, state, reset, pair)
+        return splitting.current.gate_loop(q, k, v, log_decay, phase, bonus, state, reset, pair)
     log_decay = inputs.canonical_gate("log_decay", log_decay, q)
     phase = inputs.canonical_gate("phase", phase, q)
+    inputs.check_bonus(bonus, q)
     is_complex = phase is not None or k.is_complex()
     state = inputs.canonical_state(state, q, v, is_complex=is_complex)
     if q.shape[1] == 0:
         return v.clone(), state.clone()
     tensors: list[Any] = [q, k, v, log_decay, phase]
-    if fused.applies(pair, q, k, v):
-        run: Callable[..., tuple[Tensor, Tensor]] = partial(fused.fused, backend=pair[1])
-    else:
-        run = _OWN.get(pair) or partial(elementwise, mode=pair[0], backend=pair[1])
-        tensors = inputs.widened(*tensors)
+    is_fused = fused.applies(pair, q, k, v)
+    # the fused kernels take any precision, but return it: with a bonus, their output is not the last word
+    if bonus is not None or not is_fused:
+        *tensors, bonus = inputs.widened(*tensors, bonus)
+    run = _runner(pair, bonus, is_fused=is_fused)
     # accumulation stays in float32 where the caller's matrix products do not
     with autocast(device, enabled=False) if is_autocast_enabled(device) else nullcontext():
         y, state = run(*tensors, state, reset)
     return y.to(v.dtype), state
+
+
+def normalized_gate_loop(
+    q: Inexact[Tensor, "b t h dk"],
+    k: Inexact[Tensor, "b t h dk"],
+    v: Float[Tensor, "b t h dv"],
+    log_decay: Float[Tensor, "..."] | None = None,
+    phase: Float[Tensor, "..."] | None = None,
+    *,
+    bonus: Float[Tensor, "h dk"] | None = None,
+    floor: Float[Tensor, "b t h"] | float = 1e-6,
+    signed: bool = True,
+    state: Inexact[Tensor, "b h dk dv+1"] | None = None,
+    reset: Bool[Tensor, "b t"] | None = None,
+    mode: str = "auto",
+    backend: str = "auto",
+) -> tuple[Float[Tensor, "b t h dv"], Inexact[Tensor, "b h dk dv+1"]]:
+    """Run `gate_loop` and divide each output by the sum of the weights that its values have in it.
+
+        S_t = diag(a_t) S_{t-1} + k_t^T v_t,    n_t = diag(a_t) n_{t-1} + k_t
+        y_t = Re(q_t S_t) / d_t,    d_t = sign(z_t) max(abs(z_t), floor_t),    z_t = Re(q_t n_t)
+
+    With `signed=False`, d_t = max(abs(z_t), floor_t). With `bonus`, S and n are both read before their step,
+    as in `gate_loop`. The sign of zero is +. Where z_t is below the floor, there is no gradient through it; a
+    query that no key reaches gets zeros, since its numerator is zero too.
+
+    | model | arguments |
+    |---|---|
+    | linear attention, q and k features >= 0 | the defaults |
+    | gated RFA | `log_decay` (b, t, h) |
+    | cosFormer | `phase` (h,) |
+    | mLSTM, gates stabilised by m_t | `floor=exp(-m_t)`, `signed=False` |
+
+    n is the last column of the state, so that there is one recurrence, of dv + 1 values, in the modes of
+    `gate_loop`.
+
+    Args:
+        q: as for `gate_loop`, and so are `k`, `v`, `log_decay`, `phase`, `bonus` and `reset`.
+        k: input gates (b, t, h, dk).
+        v: values (b, t, h, dv).
+        log_decay: natural logarithm of the magnitude, <= 0.
+        phase: radians per step.
+        bonus: (h, dk), the factor of the current token.
+        floor: the smallest magnitude of a denominator, > 0: a number, or (b, t, h) in the dtypes of
+            `log_decay`.
+        signed: whether a denominator keeps the sign of z_t.
+        state: S_0 and n_0 as the last column (b, h, dk, dv + 1); None means zeros.
+        reset: (b, t) bool; true at t clears both before step t.
+        mode: "auto", "recurrent", "scan", "chunkwise" or "attention".
+        backend: "auto", "reference", "torch", "numba" or "triton".
+
+    Returns:
+        y (b, t, h, dv) in the dtype of `v`, and S_t with n_t (b, h, dk, dv + 1) in that of `gate_loop`.
+
+    Raises:
+        TypeError: as `gate_loop` does; a floor of another precision.
+        ValueError: as `gate_loop` does; a floor that is not positive, or of another shape.
+
+    Source:
+        Katharopoulos et al., Transformers are RNNs (2020), eq. 18-20. Beck et al., xLSTM (2024), eq. 19-21,
+        and the stabilised mLSTM of its appendix, which has the floor.
+
+    Example:
+        Constant weights make the mean of what has come:
+
+        >>> import torch
+        >>> ones, v = torch.ones(1, 3, 1, 1), torch.tensor([3.0, 1.0, 5.0]).reshape(1, 3, 1, 1)
+        >>> y, state = normalized_gate_loop(ones, ones, v)
+        >>> y.flatten().tolist(), state.flatten().tolist()
+        ([3.0, 2.0, 3.0], [9.0, 3.0])
+    """
+    inputs.check_queries_and_keys(q, k)
+    inputs.check_values(v, q)
+    inputs.check_reset(reset, q)
+    normalized.check_floor(floor, q)
+    normalized.check_state(state, q, v)
+    inputs.check_bonus(bonus, q)
+    for name, gate in (("log_decay", log_decay), ("phase", phase)):
+        inputs.canonical_gate(name, gate, q)
+    pair = _pair("normalized_gate_loop", (*q.shape, v.shape[-1] + 1), q.device.type, mode, backend)
+    dtype = v.dtype
+    # the quotient of two rounded numbers would be rounded three times
+    q, k, v, log_decay, phase, bonus = inputs.widened(q, k, v, log_decay, phase, bonus)
+    if pair[1] == "reference" and splitting.current is None and q.shape[1] > 0:
+        log_decay = inputs.canonical_gate("log_decay", log_decay, q)
+        phase = inputs.canonical_gate("phase", phase, q)
+        is_complex = phase is not None or k.is_complex()
+        state = inputs.canonical_state(state, q, normalized.with_one(v), is_complex=is_complex)
+        y, state = normalized_gate_loop_reference(
+            q, k, v, log_decay, phase, state, reset, bonus, floor, signed
+        )
+        return y.to(dtype), state
+    y, state = gate_loop(
+        q,
+        k,
+        normalized.with_one(v),
+        log_decay,
+        phase,
+        bonus=bonus,
+        state=state,
+        reset=reset,
+        mode=pair[0],
+        backend=pair[1],
+    )
+    return normalized.divided(y, floor, signed).to(dtype), state
 
 
 def gate_loop_matrix(
@@ -200,3 +299,37 @@ def gate_loop_matrix(
     with autocast(q.device.type, enabled=False):
         log_decay, phase = segments.gates(log_decay, phase, reset, k)
         return segments.matrix(q, k, log_decay, phase).to(precision)
+
+
+def _runner(pair: Pair, bonus: Tensor | None, *, is_fused: bool) -> Callable[..., tuple[Tensor, Tensor]]:
+    """What runs the pair, as a function of q, k, v, log_decay, phase, state and reset."""
+    run = _OWN.get(pair) or partial(elementwise, mode=pair[0], backend=pair[1])
+    if is_fused:
+        run = partial(fused.fused, backend=pair[1])
+    if bonus is None:
+        return run
+    if pair[1] == "reference":
+        # the oracle has a loop of its own for it
+        return partial(gate_loop_reference, bonus=bonus)
+    return partial(with_bonus, bonus=bonus, run=run)
+
+
+def _pair(op_name: str, shape: tuple[int, int, int, int, int], device: str, mode: str, backend: str) -> Pair:
+    """The (mode, backend) that a call of this (b, t, h, dk, dv) runs."""
+    pair = resolve(
+        op_name,
+        PAIRS,
+        mode,
+        backend,
+        auto_gate_loop(
+            shape,
+            device,
+            numba=device == "cpu" and numba_usable(),
+            triton=triton_usable(device),
+            exporting=exporting(),
+        ),
+    )
+    refused = refusal(op_name, pair[1], device)
+    if refused is not None:
+        raise ValueError(refused)
+    return pair

@@ -109,6 +109,18 @@ def canonical_gate(name: str, gate: Tensor | None, q: Tensor) -> Tensor | None:
     return gate
 
 
+def check_bonus(bonus: Tensor | None, q: Tensor) -> None:
+    """Raise unless `bonus` is None or real (h, dk), in the precision of `q` or the accumulation's."""
+    if bonus is None:
+        return
+    if bonus.shape != q.shape[2:]:
+        raise ValueError(
+            f"`bonus` must have shape (h, dk) = {tuple(q.shape[2:])}; got {tuple(bonus.shape)}. "
+            "Pass one factor per head and key channel."
+        )
+    check_precision("bonus", bonus, q)
+
+
 def widened(*tensors: Tensor | None) -> list[Any]:
     """Return the tensors in their accumulation dtypes; None stays None."""
     return [x if x is None else x.to(accumulation(x.dtype)) for x in tensors]

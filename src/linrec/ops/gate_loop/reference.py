@@ -1,4 +1,4 @@
-"""The recurrence as a plain loop over time: the oracle that every other mode is tested against."""
+"""The recurrences as plain loops over time: the oracles that every other mode is tested against."""
 
 import torch
 from torch import Tensor
@@ -12,8 +12,11 @@ def gate_loop_reference(
     phase: Tensor | None,
     state: Tensor,
     reset: Tensor | None,
+    bonus: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """S_n = diag(a_n) S_{n-1} + k_n^T v_n, y_n = Re(q_n S_n)   (eq. 7, 8, 25).
+
+    With `bonus`, y_n = Re(q_n (S_{n-1} + diag(bonus) k_n^T v_n)).
 
     Args:
         q: (b, t, h, dk), real or complex.
@@ -23,21 +26,73 @@ def gate_loop_reference(
         phase: arg a in radians, as `log_decay`.
         state: S_0, (b, h, dk, dv), complex where `phase` is given or `k` is complex.
         reset: None or (b, t) bool.
+        bonus: None or (h, dk).
 
     Returns:
         y (b, t, h, dv), and S_t.
     """
-    zeros = torch.zeros_like(q.real if q.is_complex() else q)
-    log_decay = zeros if log_decay is None else log_decay + zeros
-    a = torch.exp(log_decay)
-    if phase is not None:
-        a = a * torch.exp(1j * (phase + zeros))
-
+    a = _transition(q, log_decay, phase)
     outputs = []
     for n in range(q.shape[1]):
         if reset is not None:
             state = torch.where(reset[:, n, None, None, None], 0, state)
-        state = a[:, n, :, :, None] * state + k[:, n, :, :, None] * v[:, n, :, None, :]
-        y = torch.sum(q[:, n, :, :, None] * state, dim=-2)
+        update = k[:, n, :, :, None] * v[:, n, :, None, :]
+        before, state = state, a[:, n, :, :, None] * state + update
+        seen = state if bonus is None else before + bonus[:, :, None] * update
+        y = torch.sum(q[:, n, :, :, None] * seen, dim=-2)
         outputs.append(y.real if y.is_complex() else y)
     return torch.stack(outputs, dim=1), state
+
+
+def normalized_gate_loop_reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    phase: Tensor | None,
+    state: Tensor,
+    reset: Tensor | None,
+    bonus: Tensor | None,
+    floor: Tensor | float,
+    signed: bool,
+) -> tuple[Tensor, Tensor]:
+    """S_n as above, z_n = diag(a_n) z_{n-1} + k_n, y_n = Re(q_n S_n) / denominator(Re(q_n z_n)).
+
+    Args:
+        q, k, v, log_decay, phase, reset, bonus: as above.
+        state: S_0 with z_0 as its last column, (b, h, dk, dv + 1).
+        floor: the smallest magnitude of a denominator, (b, t, h) or a number.
+        signed: whether the denominator keeps its sign.
+
+    Returns:
+        y (b, t, h, dv), and S_t with z_t.
+    """
+    a = _transition(q, log_decay, phase)
+    outputs = []
+    matrix, sums = state[..., :-1], state[..., -1]
+    for n in range(q.shape[1]):
+        if reset is not None:
+            matrix = torch.where(reset[:, n, None, None, None], 0, matrix)
+            sums = torch.where(reset[:, n, None, None], 0, sums)
+        update = k[:, n, :, :, None] * v[:, n, :, None, :]
+        if bonus is not None:
+            seen, summed = matrix + bonus[:, :, None] * update, sums + bonus * k[:, n]
+        matrix, sums = a[:, n, :, :, None] * matrix + update, a[:, n] * sums + k[:, n]
+        if bonus is None:
+            seen, summed = matrix, sums
+        y = torch.sum(q[:, n, :, :, None] * seen, dim=-2)
+        total = torch.sum(q[:, n] * summed, dim=-1)
+        if y.is_complex():
+            y, total = y.real, total.real
+        least = floor[:, n] if isinstance(floor, Tensor) else floor
+        size = torch.where(total.abs() > least, total.abs(), least)
+        outputs.append(y / torch.where((total < 0) & signed, -size, size)[..., None])
+    return torch.stack(outputs, dim=1), torch.cat([matrix, sums[..., None]], dim=-1)
+
+
+def _transition(q: Tensor, log_decay: Tensor | None, phase: Tensor | None) -> Tensor:
+    """a = exp(log_decay + i phase), of the shape of q."""
+    zeros = torch.zeros_like(q.real if q.is_complex() else q)
+    log_decay = zeros if log_decay is None else log_decay + zeros
+    a = torch.exp(log_decay)
+    return a if phase is None else a * torch.exp(1j * (phase + zeros))

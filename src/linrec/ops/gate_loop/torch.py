@@ -43,7 +43,7 @@ def recurrent(
     for q_n, k_n, v_n, a_n in zip(q.unbind(1), k.unbind(1), v.unbind(1), factors, strict=True):
         kept = state if a_n is None else a_n * state
         state = kept + k_n[..., :, None] * v_n[..., None, :]
-        outputs.append(_read(q_n, state))
+        outputs.append(read(q_n, state))
     return torch.stack(outputs, dim=1), state
 
 
@@ -68,10 +68,10 @@ def elementwise(
         a = a[..., None].expand(-1, -1, *size).flatten(2)
     x = (k[..., :, None] * v[..., None, :]).flatten(2)
     hidden, state = scan(a, x, state=state.flatten(1), reset=reset, mode=mode, backend=backend)
-    return _read(q, hidden.unflatten(-1, size)), state.unflatten(-1, size)
+    return read(q, hidden.unflatten(-1, size)), state.unflatten(-1, size)
 
 
-def _read(q: Tensor, state: Tensor) -> Tensor:
+def read(q: Tensor, state: Tensor) -> Tensor:
     """y = Re(q S)   (eq. 8), from (..., dk) and (..., dk, dv)."""
     if not state.is_complex():
         return _product(q.real if q.is_complex() else q, state)

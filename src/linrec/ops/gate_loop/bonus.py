@@ -1,0 +1,49 @@
+"""Outputs that see the state before their own step, and the current token by a factor of its own.
+
+No mode needs mathematics of its own for that: the state before step t is the one that step t-1 leaves, so
+the operator answers every query one step early.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from linrec.ops.gate_loop.torch import read
+
+
+def with_bonus(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    phase: Tensor | None,
+    state: Tensor,
+    reset: Tensor | None,
+    *,
+    bonus: Tensor,
+    run: Callable[..., tuple[Tensor, Tensor]],
+) -> tuple[Tensor, Tensor]:
+    """y_t = Re(q_t S_{t-1}) + Re(q_t diag(bonus) k_t^T) v_t, by a mode that returns Re(q_t S_t).
+
+    Args:
+        q: (b, t, h, dk), real or complex, at least one step; it and what follows in the accumulation dtype.
+        k: (b, t, h, dk), real or complex.
+        v: (b, t, h, dv).
+        log_decay: as `run` takes it.
+        phase: likewise.
+        state: S_0, (b, h, dk, dv).
+        reset: None or (b, t) bool.
+        bonus: (h, dk).
+        run: the mode, a function of the seven tensors.
+
+    Returns:
+        y (b, t, h, dv), and S_t.
+    """
+    following = torch.cat([q[:, 1:], torch.zeros_like(q[:, :1])], dim=1)
+    early, last = run(following, k, v, log_decay, phase, state, reset)
+    past = torch.cat([read(q[:, 0], state)[:, None], early[:, :-1]], dim=1)
+    if reset is not None:
+        past = past.masked_fill(reset[:, :, None, None], 0)
+    current = (q * bonus * k).sum(-1, keepdim=True)
+    return past + (current.real if current.is_complex() else current) * v, last
