@@ -18,6 +18,12 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "Schlag and others": {"feature_map": "dpfp", "qk_norm": "l1", "output_norm": "none"},
         "no strength": {"beta": "one", "feature_map": "identity", "output_gate": True},
     },
+    "decaying_fast_weights": {
+        "paper": {},
+        "features": {"n_heads": 2, "feature_map": "dpfp", "gate_bias_init": 4.0, "bias": False},
+        "keys alone": {"n_heads": 2, "decay": "key"},
+        "sum": {"decay": "none", "feature_map": "elu"},
+    },
     "gate_loop": {
         "paper": {},
         "heads": {"n_heads": 2, "phase_activation": "tanh", "bias": False},
@@ -53,6 +59,19 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "no decay": {"decay": "none", "feature_map": "elu", "d_qk": 4, "d_v": 4},
         "features": {"feature_map": "relu", "qk_norm": "l1", "output_norm": "none"},
     },
+    "hgrn2": {
+        "paper": {},
+        "released": {
+            "n_heads": 2,
+            "lower_bound": 0.5,
+            "input_activation": "none",
+            "output_gate": "silu",
+            "output_norm": "rms",
+            "bias": False,
+        },
+        "without expansion": {"n_heads": 4, "lower_bound": "random", "output_norm": "none"},
+        "long memory": {"n_heads": 2, "lower_bound": 0.999},
+    },
     "hgru": {
         "paper": {},
         "released": {
@@ -67,6 +86,15 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "data-dependent phase": {"phase": "data", "complex_input": False},
         "real": {"phase": "none", "complex_input": False, "lower_bound": 0.99, "forget_gate": "bound"},
     },
+    "linear_attention": {
+        "paper": {},
+        # a floor that is far from rounding, for rectified features vanish together in narrow heads
+        "dpfp": {"n_heads": 2, "feature_map": "dpfp", "nu": 2, "floor": 0.1, "bias": False},
+        "NormAttention": {"n_heads": 2, "feature_map": "identity", "normalization": "rms"},
+        "cosFormer": {"feature_map": "cosformer", "max_length": 65_536, "floor": 0.1},
+        "Performer": {"feature_map": "performer", "n_features": 6, "orthogonal": False},
+        "softmax": {"n_heads": 2, "feature_map": "softmax", "normalization": "none"},
+    },
     "lru": {
         "paper": {},
         "forget gate": {"forget_gate": True},
@@ -78,6 +106,11 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "heads": {"n_heads": 2, "d_v": 6, "rotary_base": 100.0, "output_norm": "rms"},
         "single decay": {"n_heads": 2, "decay": "single", "output_gate": False},
         "linear attention": {"decay": "none", "rotation": False},
+    },
+    "rfa": {
+        "paper": {},
+        "heads": {"n_heads": 2, "n_features": 3, "orthogonal": True, "learn_sigma": False},
+        "arccos": {"feature_map": "arc_cosine", "gate": False},
     },
 }
 

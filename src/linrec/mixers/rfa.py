@@ -1,0 +1,166 @@
+"""RFA: Random Feature Attention (Peng, Pappas, Yogatama, Schwartz, Smith and Kong, 2021).
+
+    q_t = x_t W_Q     k_t = x_t W_K     v_t = x_t W_V
+    phi(x) = [sin(w_1 x), .., sin(w_D x), cos(w_1 x), .., cos(w_D x)] / sqrt(D)      (4)
+    g_t = sigmoid(w_g x_t + b_g)
+    S_t = g_t S_{t-1} + (1 - g_t) phi(k_t) v_t^T
+    z_t = g_t z_{t-1} + (1 - g_t) phi(k_t)                                           (7)
+    y_t = phi(q_t)^T S_t / (phi(q_t)^T z_t)
+
+x input, q query, k key, v value of a head, phi random features of unit vectors, w_i their directions, which
+are drawn and scaled by a learned sigma, g gate of a head, S and z state, y output of a head, t time. Heads
+side by side are projected by W_O.
+"""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from linrec.errors import unknown
+from linrec.mixers.base import Mixer, State, Transitions, heads_of, most_heads
+from linrec.nn import feature_maps
+from linrec.nn.gates import GateLinear
+from linrec.nn.parameters import mark
+from linrec.ops.gate_loop import normalized_gate_loop
+
+__all__ = ["RFA"]
+
+Features = Literal["rfa", "arc_cosine"]
+
+# of the paper's models of WikiText-103: 8 heads in a width of 512
+CHANNELS_PER_HEAD = 64
+
+
+class RFA(Mixer):
+    """S_t = g_t S_{t-1} + (1 - g_t) phi(k_t) v_t^T, y_t = phi(q_t)^T S_t / (phi(q_t)^T z_t).
+
+    The defaults are the paper's gated layer, RFA-Gate-Gaussian. Its weights estimate those of softmax
+    attention of unit queries and keys, and fade with the gate. An estimate may be negative, and so may the
+    sum that is divided by; its magnitude is, from `floor` upwards.
+
+    | the paper's variant | argument |
+    |---|---|
+    | RFA without gate | `gate=False`: S_t = S_{t-1} + phi(k_t) v_t^T |
+    | RFA-arccos | `feature_map="arc_cosine"` |
+    | constant sigma | `learn_sigma=False` |
+
+    The paper draws other directions at each training step, and keeps one draw for evaluation:
+    `mixer.phi.redraw()` draws, between sequences.
+
+    Args:
+        d_model: width of the sequence.
+        n_heads: heads h, each with a draw, a sigma and a gate of its own. None is the largest number that
+            divides `d_model` and leaves at least 64 channels to each head, or 1.
+        n_features: D, directions per head. None is the channels of a head.
+        feature_map: "rfa" (Gaussian kernel) or "arc_cosine".
+        gate: whether the state fades.
+        orthogonal: whether directions are orthogonal in blocks, as Performer draws them.
+        learn_sigma: whether sigma is learned, per head and channel; "arc_cosine" has none.
+        floor: the smallest denominator: max(|phi(q)^T z|, floor) is divided by. The Gaussian kernel of unit
+            vectors is at least exp(-2) = 0.14 where sigma is 1; what is much smaller is an estimate's error.
+        bias: whether the projections of q, k, v and of the output have biases.
+
+    Raises:
+        ValueError: `n_heads` that does not divide `d_model`, an unknown `feature_map`, or a number out of
+            range.
+
+    Source:
+        Random Feature Attention (Peng and others, 2021), section 3. The bound of the denominator is from the
+        released code, whose versions differ in its size, 0.001 to 1, and in the scale of the features.
+
+    Example:
+        >>> import torch
+        >>> mixer = RFA(64, n_heads=4)
+        >>> y, state = mixer(torch.zeros(2, 10, 64))
+        >>> y.shape, state.shape
+        (torch.Size([2, 10, 64]), torch.Size([2, 4, 32, 17]))
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        n_heads: int | None = None,
+        n_features: int | None = None,
+        feature_map: Features = "rfa",
+        gate: bool = True,
+        orthogonal: bool = False,
+        learn_sigma: bool = True,
+        floor: float = 0.1,
+        bias: bool = True,
+    ) -> None:
+        super().__init__(d_model)
+        if feature_map not in ("rfa", "arc_cosine"):
+            raise unknown("`feature_map`", feature_map, ["rfa", "arc_cosine"])
+        if not floor > 0:
+            raise ValueError(f"`floor` must be positive; got {floor}. It keeps a sum from being zero.")
+        self.n_heads = most_heads(d_model, CHANNELS_PER_HEAD) if n_heads is None else n_heads
+        self.d_head = heads_of("d_model", d_model, self.n_heads)
+        self.floor = floor
+
+        self.q = nn.Linear(d_model, d_model, bias=bias)
+        self.k = nn.Linear(d_model, d_model, bias=bias)
+        self.v = nn.Linear(d_model, d_model, bias=bias)
+        features = {"n_features": n_features, "orthogonal": orthogonal, "n_heads": self.n_heads}
+        if feature_map == "rfa":
+            features["learn_sigma"] = learn_sigma
+        self.phi = feature_maps.build(feature_map, self.d_head, **features)
+        self.gate: GateLinear | None = None
+        if gate:
+            self.gate = mark(GateLinear(d_model, self.n_heads), group="transition", weight_decay=False)
+        self.out = nn.Linear(d_model, d_model, bias=bias)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b t d_model"],
+        state: State = None,
+        *,
+        reset: Bool[Tensor, "b t"] | None = None,
+    ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
+        """Mix `x` over time; see `Mixer.forward`. The state (b, h, m, dv + 1) is S, its last column z."""
+        self.check_input(x)
+        v = self.v(x).unflatten(-1, (self.n_heads, self.d_head))
+        y, state = self._attend(x, v, state, reset)
+        return self.out(y.flatten(-2)), state
+
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> Tensor:
+        """Zeros (batch, h, m, dv + 1) for m features."""
+        device = self.q.weight.device if device is None else device
+        shape = (batch, self.n_heads, self.phi.d_features, self.d_head + 1)
+        return torch.zeros(shape, dtype=self._state_dtype(), device=device)
+
+    @property
+    def state_size(self) -> int:
+        """Elements of S and z: h m (dv + 1), where m is 2 D, or D with "arc_cosine"."""
+        return self.n_heads * self.phi.d_features * (self.d_head + 1)
+
+    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions | None:
+        """g_t, the same for the m features of a head, c = h m; None without a gate."""
+        if self.gate is None:
+            return None
+        log_decay = functional.logsigmoid(self.gate(x))
+        return Transitions.of_heads(log_decay[..., None].expand(-1, -1, -1, self.phi.d_features), None)
+
+    def token_mixing(
+        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
+    ) -> Float[Tensor, "b t t"]:
+        """Mean over heads of the magnitudes of the weights that V is multiplied by."""
+        # what attention makes of the identity is the matrix
+        identity = torch.eye(x.shape[1], dtype=self.v.weight.dtype, device=x.device)[:, None]
+        shares, _ = self._attend(x, identity.expand(len(x), -1, self.n_heads, -1), None, reset)
+        return shares.abs().mean(2)
+
+    def _attend(self, x: Tensor, v: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, Tensor]:
+        q = self.phi.queries(self.q(x).unflatten(-1, (self.n_heads, self.d_head)))
+        k = self.phi(self.k(x).unflatten(-1, (self.n_heads, self.d_head)))
+        log_decay = None
+        if self.gate is not None:
+            g = self.gate(x)
+            log_decay = functional.logsigmoid(g)
+            k = (torch.sigmoid(-g)[..., None] * k).to(q)
+        return normalized_gate_loop(
+            q, k, v.to(q), log_decay, floor=self.floor, signed=False, state=state, reset=reset
+        )
