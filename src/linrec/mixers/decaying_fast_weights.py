@@ -1,0 +1,181 @@
+"""Fine-Tuning Pre-trained Transformers into Decaying Fast Weights (Mao, 2022).
+
+    q_t = W_q x_t     k_t = W_k x_t     v_t = W_v x_t
+    f_t = sigmoid(W_f x_t + b_f)        z_t = sigmoid(W_z x_t + b_z)
+    S_t = (f_t^T z_t) * S_{t-1} + k_t^T v_t
+    y_t = q_t S_t
+
+x input, q query, k key, v value of a head, f decay of its key channels, z decay of its value channels, * the
+product of entries, S fast weights, y output of a head, t time; vectors are rows. Queries and keys have no
+feature map, and nothing is normalised. Heads side by side are projected by W_o.
+"""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from linrec.errors import unknown
+from linrec.mixers.base import Mixer, State, Transitions, heads_of, most_heads
+from linrec.nn import feature_maps
+from linrec.nn.gates import GateLinear
+from linrec.nn.parameters import mark
+from linrec.ops.gate_loop import gate_loop, gate_loop_matrix
+from linrec.ops.scan import scan
+
+__all__ = ["DecayingFastWeights"]
+
+Decay = Literal["matrix", "key", "none"]
+
+# every entry of a head's fast weights is a channel of its own, kept for every step
+CHANNELS_PER_HEAD = 16
+
+
+class DecayingFastWeights(Mixer):
+    """S_t = (f_t^T z_t) * S_{t-1} + k_t^T v_t, y_t = q_t S_t: each entry of S has a decay of its own.
+
+    The defaults are the paper's decay rule. A decay of every entry is a recurrence of h dk dv channels, all
+    kept for every step: memory grows as d_model dk for each step, which is why heads are small here.
+
+    | the paper's comparison | argument |
+    |---|---|
+    | a feature map, as those of other papers | `feature_map`, a name of `linrec.nn.feature_maps` |
+    | the sum, without decay | `decay="none"`: S_t = S_{t-1} + k_t^T v_t |
+    | not in the paper: key channels alone decay | `decay="key"`: z_t = 1, no more memory than GLA |
+
+    Args:
+        d_model: width of the sequence.
+        n_heads: heads h. None is the largest number that divides `d_model` and leaves at least 16 channels to
+            each head, or 1.
+        feature_map: the name of what queries and keys pass through.
+        decay: "matrix", "key" or "none".
+        gate_bias_init: initial b_f and b_z, None for torch's own. With 4, entries start at 0.96 per step.
+        bias: whether the projections of q, k, v and of the output have biases.
+
+    Raises:
+        ValueError: `n_heads` that does not divide `d_model`, an unknown name of a variant, a feature map that
+            turns its features, or `gate_bias_init` where nothing decays.
+
+    Source:
+        Mao, Fine-Tuning Pre-trained Transformers into Decaying Fast Weights (2022), section 3; the form of
+        the two gates as in GLA (Yang and others, 2024), table 1.
+
+    Example:
+        >>> import torch
+        >>> mixer = DecayingFastWeights(64, n_heads=8)
+        >>> y, state = mixer(torch.zeros(2, 10, 64))
+        >>> y.shape, state.shape
+        (torch.Size([2, 10, 64]), torch.Size([2, 8, 8, 8]))
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        n_heads: int | None = None,
+        feature_map: str = "identity",
+        decay: Decay = "matrix",
+        gate_bias_init: float | None = None,
+        bias: bool = True,
+    ) -> None:
+        super().__init__(d_model)
+        if decay not in ("matrix", "key", "none"):
+            raise unknown("`decay`", decay, ["matrix", "key", "none"])
+        if decay == "none" and gate_bias_init is not None:
+            raise ValueError(
+                f'`gate_bias_init` is of the gates that `decay="none"` does not have; got {gate_bias_init}. '
+                "Leave it at None."
+            )
+        self.n_heads = most_heads(d_model, CHANNELS_PER_HEAD) if n_heads is None else n_heads
+        self.d_head = heads_of("d_model", d_model, self.n_heads)
+        self.phi = feature_maps.build(feature_map, self.d_head)
+        if self.phi.phase is not None:
+            raise ValueError(
+                f'`feature_map="{feature_map}"` turns its features with time, and fast weights decay alone. '
+                'The mixer "linear_attention" has it.'
+            )
+
+        self.q = nn.Linear(d_model, d_model, bias=bias)
+        self.k = nn.Linear(d_model, d_model, bias=bias)
+        self.v = nn.Linear(d_model, d_model, bias=bias)
+        self.f = self.z = None
+        if decay != "none":
+            self.f = _gate(d_model, self.n_heads * self.phi.d_features, gate_bias_init)
+        if decay == "matrix":
+            self.z = _gate(d_model, d_model, gate_bias_init)
+        self.out = nn.Linear(d_model, d_model, bias=bias)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b t d_model"],
+        state: State = None,
+        *,
+        reset: Bool[Tensor, "b t"] | None = None,
+    ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
+        """Mix `x` over time; see `Mixer.forward`. The state is S, (b, h, dk, dv)."""
+        self.check_input(x)
+        q, k = self._queries_and_keys(x)
+        v = self.v(x).unflatten(-1, (self.n_heads, self.d_head))
+        log_f, log_z = self._log_gates(x)
+        if log_f is None or log_z is None:
+            y, state = gate_loop(q, k, v, log_f, state=state, reset=reset)
+            return self.out(y.flatten(-2)), state
+        # entries of S are channels
+        decay = (log_f[..., None] + log_z[..., None, :]).exp()
+        update = (k[..., None] * v[..., None, :]).to(decay.dtype)
+        state = None if state is None else state.flatten(1)
+        s, state = scan(decay.flatten(2), update.flatten(2), state=state, reset=reset)
+        y = (q[..., None, :].to(s.dtype) @ s.unflatten(-1, decay.shape[2:])).flatten(2)
+        return self.out(y.to(x.dtype)), state.unflatten(-1, decay.shape[2:])
+
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> Tensor:
+        """Zeros (batch, h, dk, dv)."""
+        device = self.q.weight.device if device is None else device
+        shape = (batch, self.n_heads, self.phi.d_features, self.d_head)
+        return torch.zeros(shape, dtype=self._state_dtype(), device=device)
+
+    @property
+    def state_size(self) -> int:
+        """Elements of S: h dk dv."""
+        return self.n_heads * self.phi.d_features * self.d_head
+
+    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions | None:
+        """f_t^T z_t, one per entry of S, c = h dk dv; f_t with `decay="key"`, c = h dk; else None."""
+        log_f, log_z = self._log_gates(x)
+        if log_f is None:
+            return None
+        if log_z is None:
+            return Transitions.of_heads(log_f, None)
+        return Transitions((log_f[..., None] + log_z[..., None, :]).exp().flatten(2), None)
+
+    def token_mixing(
+        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
+    ) -> Float[Tensor, "b t t"]:
+        """Mean over heads and value channels of the magnitudes of the weights that v is multiplied by."""
+        q, k = self._queries_and_keys(x)
+        log_f, log_z = self._log_gates(x)
+        if log_f is not None and log_z is not None:
+            # to one value channel, the fast weights are a head of its own
+            q, k = (part.repeat_interleave(self.d_head, 2) for part in (q, k))
+            log_f = (log_f[..., None, :] + log_z[..., None]).flatten(2, 3)
+        return gate_loop_matrix(q, k, log_f, reset=reset).abs().mean(1)
+
+    def _queries_and_keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        q = self.phi(self.q(x).unflatten(-1, (self.n_heads, self.d_head)))
+        return q, self.phi(self.k(x).unflatten(-1, (self.n_heads, self.d_head)))
+
+    def _log_gates(self, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        log_f, log_z = (
+            None if gate is None else functional.logsigmoid(gate(x)).unflatten(-1, (self.n_heads, -1))
+            for gate in (self.f, self.z)
+        )
+        return log_f, log_z
+
+
+def _gate(d_in: int, d_out: int, bias_init: float | None) -> GateLinear:
+    gate = mark(GateLinear(d_in, d_out), group="transition", weight_decay=False)
+    if bias_init is not None:
+        nn.init.constant_(gate.bias, bias_init)
+    return gate
