@@ -55,7 +55,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "gated_delta_net": {
         "paper": {},
-        "negative eigenvalues": {"n_heads": 2, "beta": "double_sigmoid", "output_gate": False},
+        "negative eigenvalues": {"n_heads": 2, "d_qk": 6, "beta": "double_sigmoid", "output_gate": False},
         "no decay": {"decay": "none", "feature_map": "elu", "d_qk": 4, "d_v": 4},
         "features": {"feature_map": "relu", "qk_norm": "l1", "output_norm": "none"},
     },

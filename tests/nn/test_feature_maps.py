@@ -116,6 +116,7 @@ def test_fixed_maps_are_their_formulas():
         "relu": positive,
         "cosformer": positive,
         "elu": torch.nn.functional.elu(x) + 1,
+        "silu": x / (1 + torch.exp(-x)),
         "softmax": x.exp() / x.exp().sum(-1, keepdim=True),
         "dpfp": torch.stack([loop_over_dpfp(row, 1) for row in x]),
     }

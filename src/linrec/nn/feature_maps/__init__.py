@@ -11,6 +11,7 @@
 | performer_trigonometric | exp(abs(x)^2 / 2) [sin(W x), cos(W x)] / sqrt(m) | estimates exp(q . k) | 2 m |
 | relu | ReLU(x) | | d |
 | rfa | [sin(W x), cos(W x)] / sqrt(m) of unit vectors | estimates exp(-abs(sigma (q - k))^2 / 2) | 2 m |
+| silu | x sigmoid(x) | | d |
 | softmax | softmax of the channels | | d |
 
 Those with a matrix W are random: `RandomFeatures`, which can be redrawn. In the two of Performer, x, q and k
@@ -22,7 +23,7 @@ from typing import Any
 
 from linrec.errors import unknown
 from linrec.nn.feature_maps.base import FeatureMap
-from linrec.nn.feature_maps.fixed import DPFP, ELU, CosFormer, Identity, ReLU, Softmax
+from linrec.nn.feature_maps.fixed import DPFP, ELU, CosFormer, Identity, ReLU, SiLU, Softmax
 from linrec.nn.feature_maps.random import (
     ArcCosine,
     FourierFeatures,
@@ -43,6 +44,7 @@ _MAPS: dict[str, type[FeatureMap]] = {
     "performer_trigonometric": TrigonometricFeatures,
     "relu": ReLU,
     "rfa": FourierFeatures,
+    "silu": SiLU,
     "softmax": Softmax,
 }
 

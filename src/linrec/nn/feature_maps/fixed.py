@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from linrec.nn.feature_maps.base import FeatureMap
 
-__all__ = ["DPFP", "ELU", "CosFormer", "Identity", "ReLU", "Softmax"]
+__all__ = ["DPFP", "ELU", "CosFormer", "Identity", "ReLU", "SiLU", "Softmax"]
 
 
 class Identity(FeatureMap):
@@ -64,6 +64,23 @@ class ReLU(FeatureMap):
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
         """ReLU(x) of (..., d_head)."""
         return functional.relu(x)
+
+
+class SiLU(FeatureMap):
+    """phi(x) = x sigmoid(x): sim(q, k) may be negative.
+
+    Source:
+        Parallelizing Linear Transformers with the Delta Rule over Sequence Length (Yang and others, 2024).
+    """
+
+    positive = False
+
+    def __init__(self, d_head: int) -> None:
+        super().__init__(d_head, d_head)
+
+    def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
+        """x sigmoid(x) of (..., d_head)."""
+        return functional.silu(x)
 
 
 class CosFormer(FeatureMap):

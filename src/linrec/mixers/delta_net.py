@@ -1,0 +1,148 @@
+"""DeltaNet: Parallelizing Linear Transformers with the Delta Rule (Yang, Wang, Zhang, Shen and Kim, 2024).
+
+    q_t = phi(W_Q x_t) / |phi(W_Q x_t)|    k_t = phi(W_K x_t) / |phi(W_K x_t)|    v_t = SiLU(W_V x_t)
+    beta_t = sigmoid(W_beta x_t)
+    S_t = S_{t-1} (I - beta_t k_t k_t^T) + beta_t v_t k_t^T
+    o_t = S_t q_t
+    y_t = W_O RMSNorm(o_t)
+
+x input, q query, k key, v value, beta writing strength of a head, S state, o output of a head, y output, phi
+SiLU, t time. The rule is that of Schlag, Irie and Schmidhuber (2021), who have other features and no norm of
+o. The operator's state is the transpose of S.
+"""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from linrec.mixers.base import Mixer, State, heads_of, most_heads
+from linrec.nn.delta import FeatureNorm, Strength, UnitFeatures, WriteStrength
+from linrec.nn.norms import Norm, make_norm
+from linrec.ops.delta_rule import delta_rule
+
+__all__ = ["DeltaNet"]
+
+# of the paper's models
+CHANNELS_PER_HEAD = 128
+# of the code released with the paper, for all matrices
+GAIN = 2**-2.5
+
+
+class DeltaNet(Mixer):
+    """S_t = S_{t-1} (I - beta_t k_t k_t^T) + beta_t v_t k_t^T: what is under a key moves towards its value.
+
+    The defaults are the paper's layer without its short convolutions.
+
+    | the paper's ablation, or an earlier layer | arguments |
+    |---|---|
+    | L1 norm, 1 + ELU | `qk_norm="l1", feature_map="elu"` |
+    | L2 norm, 1 + ELU | `feature_map="elu"` |
+    | L2 norm, ReLU | `feature_map="relu"` |
+    | Schlag and others: DPFP, sum normalisation | `qk_norm="l1", feature_map="dpfp", output_norm="none"` |
+    | the delta rule without strengths | `beta="one"` |
+    | negative eigenvalues (Grazzi and others) | `beta="double_sigmoid"` |
+
+    When training starts, all matrices are Xavier uniform with gain 2^-2.5, as in the code released with the
+    paper.
+
+    Args:
+        d_model: width of the sequence.
+        n_heads: heads h. None is the largest number that divides `d_qk` and leaves at least 128 channels to
+            each head, or 1.
+        d_qk: width of q and k over all heads. None is `d_model`.
+        d_v: width of v over all heads. None is `d_model`.
+        feature_map: phi, a name of `linrec.nn.feature_maps`.
+        qk_norm: "l2", or "l1" for features >= 0.
+        beta: "sigmoid", in (0, 1); "double_sigmoid", in (0, 2); or "one".
+        output_norm: of each head, "rms", "layer" or "none".
+        output_gate: whether the normalised o is multiplied by SiLU(W_G x), as Gated DeltaNet does.
+
+    Raises:
+        ValueError: widths that the heads do not divide, or an unknown name of a variant.
+
+    Source:
+        Yang, Wang, Zhang, Shen and Kim, Parallelizing Linear Transformers with the Delta Rule over Sequence
+        Length (2024), sections 2.2 and 3.3. Constants that it leaves out are those of
+        flash-linear-attention, which its authors released with it.
+
+    Example:
+        >>> import torch
+        >>> mixer = DeltaNet(64, n_heads=4)
+        >>> y, state = mixer(torch.zeros(2, 10, 64))
+        >>> y.shape, state.shape
+        (torch.Size([2, 10, 64]), torch.Size([2, 4, 16, 16]))
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        n_heads: int | None = None,
+        d_qk: int | None = None,
+        d_v: int | None = None,
+        feature_map: str = "silu",
+        qk_norm: FeatureNorm = "l2",
+        beta: Strength = "sigmoid",
+        output_norm: Norm = "rms",
+        output_gate: bool = False,
+    ) -> None:
+        super().__init__(d_model)
+        d_qk = d_model if d_qk is None else d_qk
+        d_v = d_model if d_v is None else d_v
+        self.n_heads = most_heads(d_qk, CHANNELS_PER_HEAD) if n_heads is None else n_heads
+        self.d_value = heads_of("d_v", d_v, self.n_heads)
+        self.features = UnitFeatures(
+            heads_of("d_qk", d_qk, self.n_heads), feature_map=feature_map, norm=qk_norm
+        )
+
+        self.q = nn.Linear(d_model, d_qk, bias=False)
+        self.k = nn.Linear(d_model, d_qk, bias=False)
+        self.v = nn.Linear(d_model, d_v, bias=False)
+        self.beta = WriteStrength(d_model, self.n_heads, strength=beta)
+        self.norm = make_norm(output_norm, self.d_value)
+        self.gate = nn.Linear(d_model, d_v, bias=False) if output_gate else None
+        self.out = nn.Linear(d_v, d_model, bias=False)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight, gain=GAIN)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b t d_model"],
+        state: State = None,
+        *,
+        reset: Bool[Tensor, "b t"] | None = None,
+    ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
+        """Mix `x` over time; see `Mixer.forward`. The state is S^T, (b, h, dk, dv)."""
+        self.check_input(x)
+        v = functional.silu(self.v(x)).unflatten(-1, (self.n_heads, self.d_value))
+        o, state = self._recall(x, v, state, reset)
+        y = self.norm(o).flatten(-2).to(x.dtype)
+        if self.gate is not None:
+            y = y * functional.silu(self.gate(x))
+        return self.out(y), state
+
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> Tensor:
+        """Zeros (batch, h, dk, dv)."""
+        device = self.q.weight.device if device is None else device
+        shape = (batch, self.n_heads, self.features.d_features, self.d_value)
+        return torch.zeros(shape, dtype=self._state_dtype(), device=device)
+
+    @property
+    def state_size(self) -> int:
+        """Elements of S: h dk dv, dk counting features."""
+        return self.n_heads * self.features.d_features * self.d_value
+
+    def token_mixing(
+        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
+    ) -> Float[Tensor, "b t t"]:
+        """Mean over heads of the magnitudes of what v is multiplied by."""
+        # what the rule makes of the identity is the matrix
+        identity = torch.eye(x.shape[1], dtype=x.dtype, device=x.device)[:, None]
+        mixing, _ = self._recall(x, identity.expand(len(x), -1, self.n_heads, -1), None, reset)
+        return mixing.abs().mean(2)
+
+    def _recall(self, x: Tensor, v: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, Tensor]:
+        q, k = (self.features(project(x).unflatten(-1, (self.n_heads, -1))) for project in (self.q, self.k))
+        return delta_rule(q, k, v.to(q), self.beta(x), state=state, reset=reset)

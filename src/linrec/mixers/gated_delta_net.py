@@ -1,0 +1,187 @@
+"""Gated DeltaNet: Gated Delta Networks, Improving Mamba2 with Delta Rule (Yang, Kautz and Hatamizadeh, 2025).
+
+    q_t = phi(W_q x_t) / |phi(W_q x_t)|    k_t = phi(W_k x_t) / |phi(W_k x_t)|    v_t = SiLU(W_v x_t)
+    alpha_t = exp(-A softplus(W_alpha x_t + b_dt))
+    beta_t = sigmoid(W_beta x_t)
+    S_t = S_{t-1} (alpha_t (I - beta_t k_t k_t^T)) + beta_t v_t k_t^T                                   (10)
+    o_t = S_t q_t
+    y_t = W_o (RMSNorm(o_t) * SiLU(W_g x_t))
+
+x input, q query, k key, v value, alpha decay and beta writing strength of a head, A = exp(A_log) and b_dt
+(dt_bias) one learned number per head each, S state, o output of a head, y output, phi SiLU, t time. alpha is
+made as Mamba-2 makes it. The operator's state is the transpose of S.
+"""
+
+import math
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from linrec.errors import unknown
+from linrec.mixers.base import Mixer, State, heads_of, most_heads
+from linrec.nn.delta import FeatureNorm, Strength, UnitFeatures, WriteStrength
+from linrec.nn.gates import GateLinear
+from linrec.nn.norms import Norm, make_norm
+from linrec.nn.parameters import mark
+from linrec.ops.delta_rule import delta_rule
+
+__all__ = ["GatedDeltaNet"]
+
+Decay = Literal["data", "none"]
+
+# of the paper's models; their d_qk is three quarters of d_model, and d_v twice d_qk
+CHANNELS_PER_HEAD = 256
+# of the released code, for all matrices
+GAIN = 2**-2.5
+# ranges of A and of softplus(b_dt) when training starts, in the released code
+LARGEST_A = 16.0
+STEP_SIZES = (0.001, 0.1)
+
+
+class GatedDeltaNet(Mixer):
+    """S_t = S_{t-1} (alpha_t (I - beta_t k_t k_t^T)) + beta_t v_t k_t^T (eq. 10): one decay for a whole head.
+
+    The defaults are the paper's layer without its short convolutions. With d_qk = 3/4 d_model and
+    d_v = 2 d_qk its matrices have 6 d_model^2 parameters.
+
+    | the paper's ablation | arguments |
+    |---|---|
+    | without decay: DeltaNet | `decay="none"` |
+    | without output gate | `output_gate=False` |
+    | without output norm | `output_norm="none"` |
+    | L1 norm; other features | `qk_norm="l1"`; `feature_map="relu"`, `"elu"` |
+    | smaller heads | `n_heads` = `d_qk` / 64, `d_qk` / 128 |
+    | negative eigenvalues (Grazzi and others) | `beta="double_sigmoid"` |
+
+    When training starts, A is uniform in (0, 16], softplus(b_dt) is log-uniform in (0.001, 0.1), and all
+    matrices are Xavier uniform with gain 2^-2.5, as in the released code. A_log and b_dt have no weight
+    decay.
+
+    Args:
+        d_model: width of the sequence.
+        n_heads: heads h. None is the largest number that divides `d_qk` and leaves at least 256 channels to
+            each head, or 1.
+        d_qk: width of q and k over all heads. None is 3/4 `d_model`, or the next smaller multiple of
+            `n_heads`.
+        d_v: width of v over all heads. None is 2 `d_qk`.
+        feature_map: phi, a name of `linrec.nn.feature_maps`.
+        qk_norm: "l2", or "l1" for features >= 0.
+        decay: "data", or "none" for alpha = 1.
+        beta: "sigmoid", in (0, 1); "double_sigmoid", in (0, 2); or "one".
+        output_norm: of each head, "rms", "layer" or "none".
+        output_gate: whether the normalised o is multiplied by SiLU(W_g x).
+
+    Raises:
+        ValueError: widths that the heads do not divide, or an unknown name of a variant.
+
+    Source:
+        Yang, Kautz and Hatamizadeh (2025), sections 3.1 and 3.4. Constants that it leaves out are those of
+        the released code.
+
+    Example:
+        >>> import torch
+        >>> mixer = GatedDeltaNet(64, n_heads=4)
+        >>> y, state = mixer(torch.zeros(2, 10, 64))
+        >>> y.shape, state.shape
+        (torch.Size([2, 10, 64]), torch.Size([2, 4, 12, 24]))
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        n_heads: int | None = None,
+        d_qk: int | None = None,
+        d_v: int | None = None,
+        feature_map: str = "silu",
+        qk_norm: FeatureNorm = "l2",
+        decay: Decay = "data",
+        beta: Strength = "sigmoid",
+        output_norm: Norm = "rms",
+        output_gate: bool = True,
+    ) -> None:
+        super().__init__(d_model)
+        if decay not in ("data", "none"):
+            raise unknown("`decay`", decay, ["data", "none"])
+        if d_qk is None:
+            multiple = 1 if n_heads is None else max(n_heads, 1)
+            d_qk = max(3 * d_model // 4 // multiple, 1) * multiple
+        d_v = 2 * d_qk if d_v is None else d_v
+        self.n_heads = most_heads(d_qk, CHANNELS_PER_HEAD) if n_heads is None else n_heads
+        self.d_value = heads_of("d_v", d_v, self.n_heads)
+        self.features = UnitFeatures(
+            heads_of("d_qk", d_qk, self.n_heads), feature_map=feature_map, norm=qk_norm
+        )
+
+        self.q = nn.Linear(d_model, d_qk, bias=False)
+        self.k = nn.Linear(d_model, d_qk, bias=False)
+        self.v = nn.Linear(d_model, d_v, bias=False)
+        self.alpha: GateLinear | None = None
+        if decay == "data":
+            self.alpha = GateLinear(d_model, self.n_heads, bias=False)
+            # 1 less a number in [0, 1): zero has no logarithm
+            self.A_log = nn.Parameter(torch.log(LARGEST_A * (1 - torch.rand(self.n_heads))))
+            low, high = (math.log(size) for size in STEP_SIZES)
+            dt = torch.exp(torch.empty(self.n_heads).uniform_(low, high))
+            # softplus backwards
+            self.dt_bias = nn.Parameter(dt + torch.log(-torch.expm1(-dt)))
+            for name in ("A_log", "dt_bias"):
+                mark(self, name, group="default", weight_decay=False)
+        self.beta = WriteStrength(d_model, self.n_heads, strength=beta)
+        self.norm = make_norm(output_norm, self.d_value)
+        self.gate = nn.Linear(d_model, d_v, bias=False) if output_gate else None
+        self.out = nn.Linear(d_v, d_model, bias=False)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight, gain=GAIN)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b t d_model"],
+        state: State = None,
+        *,
+        reset: Bool[Tensor, "b t"] | None = None,
+    ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
+        """Mix `x` over time; see `Mixer.forward`. The state is S^T, (b, h, dk, dv)."""
+        self.check_input(x)
+        v = functional.silu(self.v(x)).unflatten(-1, (self.n_heads, self.d_value))
+        o, state = self._recall(x, v, state, reset)
+        y = self.norm(o).flatten(-2).to(x.dtype)
+        if self.gate is not None:
+            y = y * functional.silu(self.gate(x))
+        return self.out(y), state
+
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> Tensor:
+        """Zeros (batch, h, dk, dv)."""
+        device = self.q.weight.device if device is None else device
+        shape = (batch, self.n_heads, self.features.d_features, self.d_value)
+        return torch.zeros(shape, dtype=self._state_dtype(), device=device)
+
+    @property
+    def state_size(self) -> int:
+        """Elements of S: h dk dv, dk counting features."""
+        return self.n_heads * self.features.d_features * self.d_value
+
+    def log_decay(self, x: Float[Tensor, "b t d_model"]) -> Float[Tensor, "b t h"] | None:
+        """log alpha_t (b, t, h) in float32 or better; None with `decay="none"`."""
+        if self.alpha is None:
+            return None
+        # -softplus(z) = log sigmoid(-z); of the first, torch 2.13 compiles the gradient with wrong strides
+        negated = functional.logsigmoid(-(self.alpha(x) + self.dt_bias))
+        return torch.exp(self.A_log.to(negated.dtype)) * negated
+
+    def token_mixing(
+        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
+    ) -> Float[Tensor, "b t t"]:
+        """Mean over heads of the magnitudes of what v is multiplied by."""
+        # what the rule makes of the identity is the matrix
+        identity = torch.eye(x.shape[1], dtype=x.dtype, device=x.device)[:, None]
+        mixing, _ = self._recall(x, identity.expand(len(x), -1, self.n_heads, -1), None, reset)
+        return mixing.abs().mean(2)
+
+    def _recall(self, x: Tensor, v: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, Tensor]:
+        q, k = (self.features(project(x).unflatten(-1, (self.n_heads, -1))) for project in (self.q, self.k))
+        return delta_rule(q, k, v.to(q), self.beta(x), self.log_decay(x), state=state, reset=reset)

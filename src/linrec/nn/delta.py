@@ -1,0 +1,118 @@
+"""Parts of the layers of the delta rule: queries and keys of norm 1, and how strongly a step writes."""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from linrec.errors import unknown
+from linrec.nn import feature_maps
+from linrec.nn.gates import GateLinear
+
+__all__ = ["FeatureNorm", "Strength", "UnitFeatures", "WriteStrength"]
+
+FeatureNorm = Literal["l2", "l1"]
+Strength = Literal["sigmoid", "double_sigmoid", "one"]
+
+_ORDERS = {"l2": 2, "l1": 1}
+_SCALES = {"sigmoid": 1.0, "double_sigmoid": 2.0}
+# features shorter than this stay shorter than 1: gradients are at most its inverse
+_SHORTEST = 1e-6
+
+
+class UnitFeatures(nn.Module):
+    """u = phi(x) / |phi(x)| for each head, in float32 or better.
+
+    The transition I - beta k k^T has the eigenvalue 1 - beta |k|^2 at each step that meets the same key. So k
+    is not rounded to half precision: at beta = 2 its norm would then exceed 1 now and then, and the state
+    would grow.
+
+    Args:
+        d_head: channels of a query or key.
+        feature_map: phi, a name of `linrec.nn.feature_maps` whose features do not turn.
+        norm: "l2", or "l1", the sum of magnitudes.
+
+    Attributes:
+        d_features: channels of u.
+
+    Raises:
+        ValueError: an unknown norm or feature map, or one whose features turn.
+
+    Source:
+        "l2" with SiLU: Yang and others, DeltaNet (2024). "l1": the sum normalisation of Schlag, Irie and
+        Schmidhuber (2021), for features >= 0.
+
+    Example:
+        >>> import torch
+        >>> UnitFeatures(2, feature_map="relu")(torch.tensor([3.0, 4.0]))
+        tensor([0.6000, 0.8000])
+    """
+
+    def __init__(self, d_head: int, *, feature_map: str = "silu", norm: FeatureNorm = "l2") -> None:
+        super().__init__()
+        if norm not in _ORDERS:
+            raise unknown("norm of features", norm, _ORDERS)
+        self.phi = feature_maps.build(feature_map, d_head)
+        if self.phi.phase is not None:
+            raise ValueError(
+                f"`feature_map` of the delta rule must have no phase; that of {feature_map!r} turns its "
+                'features. Pass one that does not, such as "silu".'
+            )
+        self.norm = norm
+        self.d_features = self.phi.d_features
+
+    def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch m"]:
+        """Features (..., d_features) of `x` (..., d_head)."""
+        features = self.phi(x.to(torch.promote_types(x.dtype, torch.float32)))
+        return functional.normalize(features, p=_ORDERS[self.norm], dim=-1, eps=_SHORTEST)
+
+    def extra_repr(self) -> str:
+        """What `print` shows beside the feature map."""
+        return f"norm={self.norm!r}"
+
+
+class WriteStrength(nn.Module):
+    """beta_t of each head: which share of what is under a key a step replaces.
+
+    | `strength` | beta | eigenvalue of I - beta k k^T along a unit key |
+    |---|---|---|
+    | "sigmoid" | sigmoid(W x) | in (0, 1) |
+    | "double_sigmoid" | 2 sigmoid(W x) | in (-1, 1) |
+    | "one" | 1 | 0 |
+
+    Args:
+        d_model: width of the input.
+        n_heads: heads h.
+        strength: one of the table.
+
+    Raises:
+        ValueError: an unknown strength.
+
+    Source:
+        "sigmoid": Schlag, Irie and Schmidhuber (2021). "double_sigmoid": Grazzi and others, Unlocking
+        State-Tracking in Linear RNNs Through Negative Eigenvalues (2025).
+
+    Example:
+        >>> import torch
+        >>> WriteStrength(4, 2, strength="double_sigmoid")(torch.zeros(1, 1, 4))
+        tensor([[[1., 1.]]], grad_fn=<MulBackward0>)
+    """
+
+    def __init__(self, d_model: int, n_heads: int, *, strength: Strength = "sigmoid") -> None:
+        super().__init__()
+        if strength not in (*_SCALES, "one"):
+            raise unknown("`beta`", strength, [*_SCALES, "one"])
+        self.n_heads, self.strength = n_heads, strength
+        self.projection = None if strength == "one" else GateLinear(d_model, n_heads, bias=False)
+
+    def forward(self, x: Float[Tensor, "b t d_model"]) -> Float[Tensor, "b t h"]:
+        """beta (b, t, h) of `x` (b, t, d_model), in float32 or better."""
+        if self.projection is None:
+            return x.new_ones(*x.shape[:2], self.n_heads, dtype=torch.promote_types(x.dtype, torch.float32))
+        return _SCALES[self.strength] * torch.sigmoid(self.projection(x))
+
+    def extra_repr(self) -> str:
+        """What `print` shows beside the projection."""
+        return f"strength={self.strength!r}"

@@ -1,0 +1,164 @@
+import math
+
+import pytest
+import torch
+
+from linrec.mixers import build
+from linrec.mixers.delta_net import DeltaNet
+from linrec.testing import assert_agree, generator
+
+D = 6
+
+
+def make(d_model: int = D, **arguments) -> DeltaNet:
+    torch.manual_seed(0)
+    mixer = build("delta_net", d_model, **arguments)
+    assert isinstance(mixer, DeltaNet)
+    return mixer
+
+
+def inputs(time: int = 7, seed: int = 0) -> torch.Tensor:
+    return torch.randn(2, time, D, generator=generator(seed), dtype=torch.float64)
+
+
+def by_hand(mixer: DeltaNet, x: torch.Tensor, *, scale: float, gate: bool) -> tuple:
+    """The paper's equations for one row and head after the other, S being (dv, dk) as there."""
+    outputs, states = [], []
+    for row in x:
+        heads, final = [], []
+        for h in range(mixer.n_heads):
+            pick = [
+                linear.weight.unflatten(0, (mixer.n_heads, -1))[h] for linear in (mixer.q, mixer.k, mixer.v)
+            ]
+            q, k, v = (row @ weight.T for weight in pick)
+            q, k, v = q * torch.sigmoid(q), k * torch.sigmoid(k), v * torch.sigmoid(v)
+            q, k = q / q.norm(dim=-1, keepdim=True), k / k.norm(dim=-1, keepdim=True)
+            beta = scale * torch.sigmoid(row @ mixer.beta.projection.weight[h])
+            S, steps = torch.zeros(v.shape[1], k.shape[1], dtype=x.dtype), []
+            for t in range(len(row)):
+                old = S @ k[t]
+                S = S + beta[t] * torch.outer(v[t] - old, k[t])
+                o = S @ q[t]
+                steps.append(o / (o.square().mean() + 1e-5).sqrt() * mixer.norm.weight)
+            heads.append(torch.stack(steps))
+            final.append(S.T)
+        o = torch.cat(heads, -1)
+        if gate:
+            g = row @ mixer.gate.weight.T
+            o = o * g * torch.sigmoid(g)
+        outputs.append(o @ mixer.out.weight.T)
+        states.append(torch.stack(final))
+    return torch.stack(outputs), torch.stack(states)
+
+
+def test_the_default_layer_is_the_papers_equations():
+    mixer, x = make().double(), inputs()
+    assert_agree(mixer(x), by_hand(mixer, x, scale=1, gate=False))
+
+
+def test_heads_gate_and_negative_eigenvalues():
+    mixer = make(n_heads=2, d_qk=4, d_v=10, beta="double_sigmoid", output_gate=True).double()
+    with torch.no_grad():
+        # all strengths above one, and a norm that has learned something
+        mixer.beta.projection.weight.copy_(torch.eye(6)[:2])
+        mixer.norm.weight.copy_(torch.arange(1.0, 6.0))
+    x = inputs()
+    x[..., :2] = x[..., :2].abs()
+    assert mixer.beta(x).min() > 1
+    assert_agree(mixer(x), by_hand(mixer, x, scale=2, gate=True))
+
+
+def test_it_recalls_what_was_bound_to_a_key():
+    # strengths of one and orthogonal keys, one for each token: the last value of each is found exactly
+    mixer = make(4, beta="one", feature_map="relu", output_norm="none").double()
+    with torch.no_grad():
+        for linear in (mixer.q, mixer.k, mixer.out):
+            linear.weight.copy_(torch.eye(4))
+        mixer.v.weight.copy_(torch.randn(4, 4, generator=generator()))
+    tokens = torch.tensor([0, 1, 2, 0, 1, 3, 2, 0])
+    strength = torch.arange(1.0, 9.0, dtype=torch.float64)
+    x = strength[:, None] * torch.eye(4, dtype=torch.float64)[tokens]
+    y, _ = mixer(x[None])
+    assert_agree(y[0], torch.nn.functional.silu(mixer.v(x)))
+    _, state = mixer(x[None])
+    last = [7, 4, 6, 5]
+    assert_agree(state[0, 0], torch.nn.functional.silu(mixer.v(x[last])))
+
+
+def test_parity_with_negative_eigenvalues():
+    # one key, v = 0 by construction: the state changes its sign at every one, and keeps it at every zero
+    mixer = make(2, n_heads=1, d_qk=2, d_v=2, beta="double_sigmoid", feature_map="relu").double()
+    with torch.no_grad():
+        mixer.k.weight.copy_(torch.tensor([[1.0, 1.0], [0.0, 0.0]]))
+        mixer.beta.projection.weight.copy_(torch.tensor([[50.0, -50.0]]))
+        mixer.v.weight.zero_()
+    bits = torch.arange(101) % 3 == 0
+    x = torch.nn.functional.one_hot((~bits).long(), 2).double()[None]
+    start = torch.zeros(1, 1, 2, 2, dtype=torch.float64)
+    start[0, 0, 0] = 1
+    _, state = mixer(x, start)
+    assert bits.sum() % 2 == 0
+    assert_agree(state, start)
+    _, state = mixer(x[:, :100], start)
+    assert_agree(state, start)
+    _, state = mixer(x[:, :1], start)
+    assert_agree(state, -start)
+
+
+def test_token_mixing_is_what_values_are_multiplied_by():
+    mixer = make(output_norm="none").double()
+    x = inputs()
+    reset = torch.zeros(2, 7, dtype=torch.bool)
+    reset[1, 3] = True
+    # one head, so that nothing is averaged; signs are in the outputs alone
+    mixing = mixer.token_mixing(x, reset=reset)
+    assert torch.equal(mixing, mixing.tril()) and mixing[1, 3:, :3].count_nonzero() == 0
+    v = torch.nn.functional.silu(mixer.v(x)).requires_grad_()
+    o, _ = mixer._recall(x, v[:, :, None], None, reset)
+    for n in range(7):
+        (gradient,) = torch.autograd.grad(o[0, n].sum(), v, retain_graph=True)
+        assert_agree(mixing[0, n], gradient[0, :, 0].abs())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        # q, k, v and out, one row of beta, and the norm of a head
+        ({}, 4 * D * D + D + D),
+        ({"n_heads": 3}, 4 * D * D + 3 * D + 2),
+        ({"d_qk": 4, "d_v": 8}, 2 * 4 * D + 2 * 8 * D + D + 8),
+        ({"output_gate": True, "output_norm": "none", "beta": "one"}, 5 * D * D),
+    ],
+)
+def test_parameter_counts(arguments, expected):
+    assert sum(parameter.numel() for parameter in make(**arguments).parameters()) == expected
+
+
+def test_matrices_start_xavier_uniform_with_the_papers_gain():
+    mixer = make(128, d_v=384)
+    for linear in (mixer.q, mixer.v, mixer.out):
+        bound = 2**-2.5 * math.sqrt(6 / (linear.in_features + linear.out_features))
+        sample = linear.weight.detach() / bound
+        assert 0.99 < sample.abs().max() <= 1
+        assert abs(sample.square().mean() - 1 / 3) < 0.01
+
+
+def test_heads_are_as_wide_as_the_papers():
+    assert [make(width).n_heads for width in (64, 128, 384, 1024)] == [1, 1, 3, 8]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"n_heads": 4}, "`d_v` must be a positive multiple of `n_heads` = 4; got 6"),
+        ({"d_qk": 5, "n_heads": 2}, "`d_qk` must be a positive multiple of `n_heads` = 2; got 5"),
+        ({"qk_norm": "L2"}, "there is no norm of features 'L2'; did you mean"),
+        ({"beta": "sigmod"}, "there is no `beta` 'sigmod'; did you mean 'sigmoid'"),
+        ({"feature_map": "selu"}, "there is no feature map 'selu'; did you mean"),
+        ({"output_norm": "batch"}, "there is no norm 'batch'"),
+    ],
+)
+def test_argument_errors(arguments, message):
+    with pytest.raises(ValueError) as error:
+        make(**arguments)
+    assert message in str(error.value)

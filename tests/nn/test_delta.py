@@ -1,0 +1,57 @@
+import pytest
+import torch
+
+from linrec.nn.delta import UnitFeatures, WriteStrength
+from linrec.testing import assert_agree, generator
+
+
+def inputs(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=generator(), dtype=torch.float64)
+
+
+def test_features_have_norm_one():
+    x = inputs(50, 6)
+    silu = x * torch.sigmoid(x)
+    assert_agree(UnitFeatures(6)(x), silu / silu.square().sum(-1, keepdim=True).sqrt())
+    positive = torch.where(x > 0, x + 1, x.exp())
+    expected = positive / positive.sum(-1, keepdim=True)
+    assert_agree(UnitFeatures(6, feature_map="elu", norm="l1")(x), expected)
+    dpfp = UnitFeatures(6, feature_map="dpfp")
+    assert dpfp.d_features == 12 and dpfp(x).shape == (50, 12)
+
+
+def test_norms_of_half_precision_inputs_are_exact_to_float32():
+    units = UnitFeatures(64)(inputs(200, 64).bfloat16())
+    assert units.dtype == torch.float32
+    assert (units.double().square().sum(-1) - 1).abs().max() < 1e-6
+
+
+def test_features_of_nothing_are_zero_and_have_finite_gradients():
+    x = torch.tensor([[0.0, 0.0], [-200.0, -300.0], [1e-20, 0.0]], requires_grad=True)
+    y = UnitFeatures(2)(x)
+    y.sum().backward()
+    assert y.abs().max() < 1e-10 and x.grad.isfinite().all()
+
+
+def test_strengths():
+    torch.manual_seed(0)
+    x = inputs(2, 3, 4)
+    single, double = (WriteStrength(4, 2, strength=kind).double() for kind in ("sigmoid", "double_sigmoid"))
+    double.load_state_dict(single.state_dict())
+    expected = torch.sigmoid(x @ single.projection.weight.T)
+    assert_agree(single(x), expected)
+    assert_agree(double(x), 2 * expected)
+    one = WriteStrength(4, 2, strength="one")
+    assert_agree(one(x), torch.ones(2, 3, 2, dtype=torch.float64))
+    assert not list(one.parameters())
+    # as far as rounding may take it, and no further
+    assert double(1e9 * x).max() == 2 and double(1e9 * x).min() == 0
+
+
+def test_errors():
+    with pytest.raises(ValueError, match="there is no norm of features 'l3'; did you mean"):
+        UnitFeatures(4, norm="l3")
+    with pytest.raises(ValueError, match="must have no phase; that of 'cosformer' turns"):
+        UnitFeatures(4, feature_map="cosformer")
+    with pytest.raises(ValueError, match="there is no `beta` 'double'; did you mean 'double_sigmoid'"):
+        WriteStrength(4, 2, strength="double")
