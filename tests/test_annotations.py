@@ -10,10 +10,11 @@ import pytest, torch
 from jaxtyping import TypeCheckError, install_import_hook
 with install_import_hook("linrec", "beartype.beartype"):
     from linrec import mixers, models, nn, ops
-    from linrec.testing import delta_rule_inputs, gate_loop_inputs, reset_mask, scan_inputs
+    from linrec.testing import delta_rule_inputs, gate_loop_inputs, reset_mask, scan_inputs, short_conv_inputs
 
 reset = reset_mask(2, 9)
 ops.scan(**scan_inputs(2, 9, 3), reset=reset)
+ops.short_conv(**short_conv_inputs(2, 9, 3), reset=reset)
 for decay, phase in (("bthk", "bthk"), ("h", "hk"), (None, None)):
     inputs = gate_loop_inputs(2, 9, 3, 4, 5, log_decay=decay, phase=phase)
     ops.gate_loop(**inputs, bonus=torch.ones(3, 4), reset=reset)

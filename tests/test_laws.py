@@ -18,6 +18,7 @@ from linrec.ops import (
     gate_loop_attention,
     normalized_gate_loop,
     scan,
+    short_conv,
     softmax_attention,
 )
 from linrec.testing import (
@@ -27,6 +28,7 @@ from linrec.testing import (
     generator,
     reset_mask,
     scan_inputs,
+    short_conv_inputs,
 )
 from tests.mixers import variants
 
@@ -181,6 +183,13 @@ OPERATORS = {
             "constant": {"log_decay": "h"},
         },
         ("q", "k", "v", "beta", "log_decay"),
+    ),
+    "short_conv": Operator(
+        short_conv,
+        lambda time, **arguments: short_conv_inputs(2, time, 3, **arguments),
+        {"width 4": {}, "width 1": {"width": 1}},
+        ("x",),
+        kept=("weight", "bias"),
     ),
     "gate_loop_attention": Operator(
         gate_loop_attention,

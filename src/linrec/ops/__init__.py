@@ -8,3 +8,4 @@ from linrec.ops.gate_loop import gate_loop as gate_loop
 from linrec.ops.gate_loop import gate_loop_matrix as gate_loop_matrix
 from linrec.ops.gate_loop import normalized_gate_loop as normalized_gate_loop
 from linrec.ops.scan import scan as scan
+from linrec.ops.short_conv import short_conv as short_conv

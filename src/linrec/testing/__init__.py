@@ -21,6 +21,7 @@ from linrec.testing.inputs import (
     generator,
     reset_mask,
     scan_inputs,
+    short_conv_inputs,
 )
 from linrec.testing.laws import (
     check_batch_independence,
@@ -66,5 +67,6 @@ __all__ = [
     "map_tree",
     "reset_mask",
     "scan_inputs",
+    "short_conv_inputs",
     "tolerance",
 ]

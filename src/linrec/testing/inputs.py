@@ -7,7 +7,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-__all__ = ["delta_rule_inputs", "gate_loop_inputs", "generator", "reset_mask", "scan_inputs"]
+__all__ = [
+    "delta_rule_inputs",
+    "gate_loop_inputs",
+    "generator",
+    "reset_mask",
+    "scan_inputs",
+    "short_conv_inputs",
+]
 
 
 def generator(seed: int = 0, device: str = "cpu") -> torch.Generator:
@@ -167,6 +174,38 @@ def delta_rule_inputs(
     keys = torch.nn.functional.normalize(_normal(shape[:4], random, torch.float64), dim=-1)
     beta = torch.rand(shape[:3], generator=random, dtype=torch.float64) * largest_beta
     return inputs | {"k": keys.to(device, dtype), "beta": beta.to(device, dtype)}
+
+
+def short_conv_inputs(
+    batch: int,
+    time: int,
+    channels: int,
+    width: int = 4,
+    *,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+    device: str = "cpu",
+) -> dict[str, Tensor]:
+    """Inputs x, weight, bias and state for `linrec.ops.short_conv`.
+
+    Args:
+        batch: sequences b.
+        time: steps t.
+        channels: channels c.
+        width: taps of each channel.
+        dtype: of all but the state, which has the accumulation dtype.
+        seed: of the values.
+        device: where they live.
+
+    Example:
+        >>> {name: tuple(tensor.shape) for name, tensor in short_conv_inputs(2, 5, 3).items()}
+        {'x': (2, 5, 3), 'weight': (3, 4), 'bias': (3,), 'state': (2, 3, 3)}
+    """
+    random = generator(seed)
+    shapes = {"x": (batch, time, channels), "weight": (channels, width), "bias": (channels,)}
+    inputs = {name: _normal(shape, random, dtype).to(device, dtype) for name, shape in shapes.items()}
+    state = _normal((batch, width - 1, channels), random, dtype)
+    return inputs | {"state": state.to(device, _accumulation(dtype))}
 
 
 def _accumulation(dtype: torch.dtype) -> torch.dtype:

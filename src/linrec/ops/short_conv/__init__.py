@@ -1,0 +1,86 @@
+"""The short convolution: every channel filtered by a few taps of its own, with the tail carried."""
+
+from collections.abc import Callable
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from linrec.ops import splitting
+from linrec.ops.dispatch import Pair, resolve
+from linrec.ops.gate_loop.inputs import accumulation, widened
+from linrec.ops.short_conv.inputs import check
+from linrec.ops.short_conv.reference import short_conv_reference
+from linrec.ops.short_conv.torch import convolution
+
+__all__ = ["PAIRS", "short_conv"]
+
+_RUN: dict[Pair, Callable[..., tuple[Tensor, Tensor]]] = {
+    ("recurrent", "reference"): short_conv_reference,
+    ("convolution", "torch"): convolution,
+}
+PAIRS: tuple[Pair, ...] = tuple(_RUN)
+
+
+def short_conv(
+    x: Float[Tensor, "b t c"],
+    weight: Float[Tensor, "c width"],
+    bias: Float[Tensor, "c"] | None = None,
+    *,
+    state: Float[Tensor, "b width-1 c"] | None = None,
+    reset: Bool[Tensor, "b t"] | None = None,
+    mode: str = "auto",
+    backend: str = "auto",
+) -> tuple[Float[Tensor, "b t c"], Float[Tensor, "b width-1 c"]]:
+    """Filter every channel by its own few taps, causally: a depthwise convolution.
+
+        y_tc = sum_{j=0..width-1} w_cj x_{t-j,c} + b_c
+
+    The first tap is that of the current step. The state is what later outputs need of the past: the last
+    width - 1 inputs, oldest first.
+
+    | mode | backend | what it is |
+    |---|---|---|
+    | recurrent | reference | a loop over time that carries the tail: the oracle, slow |
+    | convolution | torch | a sum of `width` shifted products, for any number of steps |
+
+    Args:
+        x: input (b, t, c) in float32, float64, bfloat16 or float16.
+        weight: taps (c, width), width at least 1, in the dtype of `x`, or in float32 beside an input in half
+            precision. `torch.nn.Conv1d` has them the other way round: pass `conv.weight[:, 0].flip(-1)`.
+        bias: (c,), dtypes as for `weight`.
+        state: the inputs before the first (b, width - 1, c), in any precision; None means zeros.
+        reset: (b, t) bool; true at t hides all steps before t from t and later ones, the state too.
+        mode: "auto", "convolution" or "recurrent".
+        backend: "auto", "torch" or "reference".
+
+    Returns:
+        y (b, t, c) in the dtype of `x`, and the last width - 1 inputs in float32 (float64 for double inputs),
+        with zeros for those that a reset hides and where there were fewer.
+
+    Raises:
+        TypeError: dtypes that are not supported or do not fit together.
+        ValueError: shapes or devices that do not fit together; an unknown (mode, backend).
+
+    Source:
+        Gu and Dao, Mamba (2023), section 3.4, has it in front of its recurrence, as have many since.
+
+    Example:
+        Differences, in two calls:
+
+        >>> import torch
+        >>> x, taps = torch.tensor([1.0, 3.0, 6.0]).reshape(1, 3, 1), torch.tensor([[1.0, -1.0]])
+        >>> y, state = short_conv(x, taps)
+        >>> y.flatten().tolist(), state.flatten().tolist()
+        ([1.0, 2.0, 3.0], [6.0])
+        >>> short_conv(torch.full((1, 1, 1), 10.0), taps, state=state)[0].item()
+        4.0
+    """
+    check(x, weight, bias, state, reset)
+    pair = resolve("short_conv", PAIRS, mode, backend, [("convolution", "torch")])
+    splitting.refuse("short_conv")
+    batch, _, channels = x.shape
+    wide = accumulation(x.dtype)
+    if state is None:
+        state = x.new_zeros(batch, weight.shape[1] - 1, channels, dtype=wide)
+    y, state = _RUN[pair](*widened(x, weight, bias), state.to(wide), reset)
+    return y.to(x.dtype), state

@@ -1,0 +1,31 @@
+"""The convolution as a sum of shifted inputs, which suits a few taps, and one step as well as many.
+
+Arguments and results as in `reference.py`.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def convolution(
+    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, reset: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """y = sum_j w_j (x shifted by j) + b, over the state and the new inputs."""
+    time, past = x.shape[1], state.shape[1]
+    inputs = torch.cat([state, x], dim=1)
+    # steps see those of their own document: the number of resets before
+    document = None if reset is None else functional.pad(reset.cumsum(1), (past, 0))
+    y = x * weight[:, 0]
+    for j in range(1, past + 1):
+        begin = past - j
+        shifted = inputs[:, begin : begin + time]
+        if document is not None:
+            hidden = document[:, begin : begin + time] != document[:, past:]
+            shifted = shifted.masked_fill(hidden[..., None], 0)
+        y = torch.addcmul(y, shifted, weight[:, j])
+    # a view would keep all inputs as long as the state
+    last = inputs[:, time:].clone()
+    if document is not None and past:
+        last = last.masked_fill((document[:, time:] != document[:, -1:])[..., None], 0)
+    return y if bias is None else y + bias, last
