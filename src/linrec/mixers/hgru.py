@@ -27,7 +27,7 @@ from torch.nn import functional
 from linrec.errors import unknown
 from linrec.mixers.base import Mixer, State, Transitions, elementwise_mixing
 from linrec.nn.gates import GateLinear
-from linrec.nn.lower_bounds import LowerBoundKind, LowerBounds
+from linrec.nn.lower_bounds import LowerBoundKind, make_lower_bounds, share_lower_bounds
 from linrec.nn.norms import Norm, make_norm
 from linrec.nn.parameters import mark
 from linrec.ops.scan import scan
@@ -113,11 +113,6 @@ class HGRU(Mixer):
             raise unknown("`output_gate`", output_gate, [*_OUTPUT_GATES, "none"])
         if phase not in ("learned", "data", "none"):
             raise unknown("`phase`", phase, ["learned", "data", "none"])
-        if not isinstance(lower_bound, str) and not 0 <= lower_bound < 1:
-            raise ValueError(
-                f"`lower_bound` must be a number in [0, 1); got {lower_bound}. "
-                "A bound of 1 would never forget and take no input."
-            )
         if forget_gate == "none" and not input_gate:
             raise ValueError(
                 '`forget_gate="none"` needs `input_gate=True`; got False, which leaves the gates no use. '
@@ -133,7 +128,7 @@ class HGRU(Mixer):
         self.complex_input = complex_input
         self.c = nn.Linear(d_model, 2 * d_model if complex_input else d_model)
         self.layer = 0
-        self.bounds = LowerBounds(1, d_model, lower_bound) if isinstance(lower_bound, str) else None
+        self.bounds = make_lower_bounds(lower_bound, d_model)
         self.mu: GateLinear | None = None
         if forget_gate != "bound":
             self.mu = mark(GateLinear(d_model, d_model), group="transition", weight_decay=False)
@@ -206,29 +201,8 @@ class HGRU(Mixer):
 
     @classmethod
     def share(cls, layers: "Sequence[HGRU]") -> None:
-        """Make lower bounds of as many rows as there are layers, and give each layer the same ones.
-
-        A parameter (layers, d_model) takes the place of those that the layers had as stacks of one. Nothing
-        changes where `lower_bound` is a number.
-
-        Args:
-            layers: the mixers, first layer first.
-
-        Raises:
-            ValueError: they differ in width or in `lower_bound`.
-        """
-        of = {(mixer.d_model, mixer.lower_bound) for mixer in layers}
-        if len(of) != 1:
-            raise ValueError(
-                "`layers` must have one `d_model` and one `lower_bound` to share bounds; "
-                f"got {sorted(of, key=str)}. Build them with equal arguments."
-            )
-        ((width, kind),) = of
-        if isinstance(kind, str):
-            weight = layers[0].out.weight
-            bounds = LowerBounds(len(layers), width, kind).to(weight.device, weight.dtype)
-            for layer, mixer in enumerate(layers):
-                mixer.bounds, mixer.layer = bounds, layer
+        """Share lower bounds over the stack; see `linrec.nn.lower_bounds.share_lower_bounds`."""
+        share_lower_bounds(layers, like=layers[0].out.weight)
 
     def _lambda(self, x: Tensor) -> Tensor:
         """lambda_t, also where it is the input gate's alone; one per channel where it is the bound."""

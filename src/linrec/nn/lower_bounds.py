@@ -1,6 +1,7 @@
 """Lower bounds of forget gates, learned over the layers of a stack together (HGRN)."""
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Literal, Protocol
 
 import torch
 from jaxtyping import Float
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from linrec.errors import unknown
 from linrec.nn.parameters import mark
 
-__all__ = ["LowerBoundKind", "LowerBounds"]
+__all__ = ["LowerBoundKind", "LowerBounds", "make_lower_bounds", "share_lower_bounds"]
 
 LowerBoundKind = Literal["increasing", "decreasing", "random"]
 _KINDS = ("increasing", "decreasing", "random")
@@ -67,3 +68,60 @@ class LowerBounds(nn.Module):
             layer = self.n_layers - 1 - layer
         # leaving the first row out of the sum makes the first bound exactly zero
         return torch.softmax(gamma, 0)[1 : layer + 1].sum(0)
+
+
+class _Bounded(Protocol):
+    d_model: int
+    lower_bound: LowerBoundKind | float
+    bounds: LowerBounds | None
+    layer: int
+
+
+def make_lower_bounds(lower_bound: LowerBoundKind | float, width: int) -> LowerBounds | None:
+    """The bounds of a layer that stands alone; None where `lower_bound` is a number, which is not learned.
+
+    Args:
+        lower_bound: "increasing", "decreasing", "random", or a number in [0, 1).
+        width: channels d.
+
+    Raises:
+        ValueError: there is no such kind, or the number is out of range.
+
+    Example:
+        >>> make_lower_bounds("increasing", 4).n_layers, make_lower_bounds(0.5, 4)
+        (1, None)
+    """
+    if isinstance(lower_bound, str):
+        return LowerBounds(1, width, lower_bound)
+    if not 0 <= lower_bound < 1:
+        raise ValueError(
+            f"`lower_bound` must be a number in [0, 1); got {lower_bound}. "
+            "A bound of 1 would never forget and take no input."
+        )
+    return None
+
+
+def share_lower_bounds(layers: Sequence[_Bounded], like: Tensor) -> None:
+    """Make lower bounds of as many rows as there are layers, and give each layer the same ones.
+
+    A parameter (layers, d_model) takes the place of those that the layers had as stacks of one. Nothing
+    changes where `lower_bound` is a number.
+
+    Args:
+        layers: mixers with lower bounds, first layer first.
+        like: a tensor of the device and dtype that the bounds shall have.
+
+    Raises:
+        ValueError: they differ in width or in `lower_bound`.
+    """
+    of = {(mixer.d_model, mixer.lower_bound) for mixer in layers}
+    if len(of) != 1:
+        raise ValueError(
+            "`layers` must have one `d_model` and one `lower_bound` to share bounds; "
+            f"got {sorted(of, key=str)}. Build them with equal arguments."
+        )
+    ((width, kind),) = of
+    if isinstance(kind, str):
+        bounds = LowerBounds(len(layers), width, kind).to(like.device, like.dtype)
+        for layer, mixer in enumerate(layers):
+            mixer.bounds, mixer.layer = bounds, layer

@@ -1,0 +1,178 @@
+"""HGRN2: Gated Linear RNNs with State Expansion (Qin and others, 2024).
+
+    mu_t = Sigmoid(x_t W_g + b_g)
+    g_t = beta^k + (1 - beta^k) * mu_t
+    i_t = SiLU(x_t W_i + b_i)
+    o_t = Sigmoid(x_t W_o + b_o)
+    h_t = Diag(g_t) h_{t-1} + (1 - g_t) i_t^T
+    y_t = LayerNorm(h_t^T o_t) W_out + b_out
+
+x input, g forget gate with its lower bound beta^k in layer k, which is the gamma^k of HGRN, i input, o output
+gate, h hidden state of a head, y output, t time. Seen as linear attention, o is the query, 1 - g the key and
+i the value. Norm and projection at the end are HGRN's, over all heads together.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from linrec.errors import unknown
+from linrec.mixers.base import Mixer, State, Transitions, heads_of, most_heads
+from linrec.nn.gates import GateLinear
+from linrec.nn.lower_bounds import LowerBoundKind, make_lower_bounds, share_lower_bounds
+from linrec.nn.norms import Norm, make_norm
+from linrec.nn.parameters import mark
+from linrec.ops.gate_loop import gate_loop, gate_loop_matrix
+
+__all__ = ["HGRN2"]
+
+InputActivation = Literal["silu", "none"]
+OutputGate = Literal["sigmoid", "silu"]
+_OUTPUT_GATES = {"sigmoid": functional.sigmoid, "silu": functional.silu}
+
+# the expansion ratio of the paper's language models
+CHANNELS_PER_HEAD = 128
+
+
+class HGRN2(Mixer):
+    """h_t = Diag(g_t) h_{t-1} + (1 - g_t) i_t^T with g_t above a learned bound: HGRN with outer products.
+
+    The state of a head is d x d for d channels, without a parameter more than HGRN's real layer has. The
+    lower bounds beta belong to the stack, as in `linrec.mixers.hgru.HGRU`: a model lets its layers share one
+    parameter, by `HGRN2.share`. A layer that stands alone is a stack of one, whose bound is 0 (random with
+    "random"), unless it is given a number.
+
+    | the paper's ablation | argument |
+    |---|---|
+    | expansion ratio n | `n_heads` = `d_model` / n |
+    | without expansion | `n_heads` = `d_model` |
+    | without lower bound | `lower_bound=0.0` |
+
+    The authors' released language models are `input_activation="none", output_gate="silu", bias=False,
+    output_norm="rms"`. When training starts, all projections are as torch's Linear draws them.
+
+    Args:
+        d_model: width of the sequence, and of g, i and o over all heads.
+        n_heads: heads. None is the largest number that divides `d_model` and leaves at least 128 channels to
+            each head, or 1.
+        lower_bound: "increasing", "decreasing" or "random" over the layers (`linrec.nn.LowerBounds`), or a
+            number in [0, 1), which is then the bound of every layer and is not learned.
+        input_activation: of i_t, "silu" or "none".
+        output_gate: activation of o_t, "sigmoid" or "silu".
+        output_norm: over all channels, "layer", "rms" or "none".
+        bias: whether the projections have biases.
+
+    Raises:
+        ValueError: an `n_heads` that does not divide `d_model`, an unknown name of a variant, or a
+            `lower_bound` out of [0, 1).
+
+    Source:
+        HGRN2 (Qin and others, 2024), section 3; HGRN (Qin, Yang and Zhong, 2023), section 3.2, for the
+        lower bounds and the output.
+
+    Example:
+        >>> import torch
+        >>> mixer = HGRN2(64, n_heads=4)
+        >>> y, state = mixer(torch.zeros(2, 10, 64))
+        >>> y.shape, state.shape, state.dtype
+        (torch.Size([2, 10, 64]), torch.Size([2, 4, 16, 16]), torch.float32)
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        n_heads: int | None = None,
+        lower_bound: LowerBoundKind | float = "increasing",
+        input_activation: InputActivation = "silu",
+        output_gate: OutputGate = "sigmoid",
+        output_norm: Norm = "layer",
+        bias: bool = True,
+    ) -> None:
+        super().__init__(d_model)
+        if input_activation not in ("silu", "none"):
+            raise unknown("`input_activation`", input_activation, ["silu", "none"])
+        if output_gate not in _OUTPUT_GATES:
+            raise unknown("`output_gate`", output_gate, _OUTPUT_GATES)
+        self.n_heads = most_heads(d_model, CHANNELS_PER_HEAD) if n_heads is None else n_heads
+        self.d_head = heads_of("d_model", d_model, self.n_heads)
+        self.input_activation, self.output_gate = input_activation, output_gate
+
+        self.lower_bound = lower_bound
+        self.layer = 0
+        self.bounds = make_lower_bounds(lower_bound, d_model)
+        self.g = mark(GateLinear(d_model, d_model, bias=bias), group="transition", weight_decay=False)
+        self.i = nn.Linear(d_model, d_model, bias=bias)
+        self.o = nn.Linear(d_model, d_model, bias=bias)
+        self.norm = make_norm(output_norm, d_model)
+        self.out = nn.Linear(d_model, d_model, bias=bias)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b t d_model"],
+        state: State = None,
+        *,
+        reset: Bool[Tensor, "b t"] | None = None,
+    ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
+        """Mix `x` over time; see `Mixer.forward`. The state is h, (b, h, d, d)."""
+        self.check_input(x)
+        log_g, key = self._forget(x)
+        i = self.i(x)
+        if self.input_activation == "silu":
+            i = functional.silu(i)
+        i = i.unflatten(-1, (self.n_heads, self.d_head))
+        y, state = gate_loop(self._output_gate(x), key.to(i.dtype), i, log_g, state=state, reset=reset)
+        return self.out(self.norm(y.flatten(-2))), state
+
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> Tensor:
+        """Zeros (batch, h, d, d)."""
+        device = self.out.weight.device if device is None else device
+        shape = (batch, self.n_heads, self.d_head, self.d_head)
+        return torch.zeros(shape, dtype=self._state_dtype(), device=device)
+
+    @property
+    def state_size(self) -> int:
+        """Elements of h: d_model times the channels of a head."""
+        return self.d_model * self.d_head
+
+    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions:
+        """g_t, one per channel: c = d_model; see `Mixer.transitions`."""
+        return Transitions.of_heads(self._forget(x)[0], None)
+
+    def token_mixing(
+        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
+    ) -> Float[Tensor, "b t t"]:
+        """Mean over heads of |o_n^T (g_n .. g_{m+1} (1 - g_m))|, which i_m is multiplied by."""
+        log_g, key = self._forget(x)
+        o = self._output_gate(x)
+        return gate_loop_matrix(o, key.to(o.dtype), log_g, reset=reset).abs().mean(1)
+
+    @classmethod
+    def share(cls, layers: "Sequence[HGRN2]") -> None:
+        """Share lower bounds over the stack; see `linrec.nn.lower_bounds.share_lower_bounds`."""
+        share_lower_bounds(layers, like=layers[0].out.weight)
+
+    def _output_gate(self, x: Tensor) -> Tensor:
+        return _OUTPUT_GATES[self.output_gate](self.o(x)).unflatten(-1, (self.n_heads, self.d_head))
+
+    def _forget(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """log g_t and 1 - g_t, (b, t, h, d), each without the rounding of the other."""
+        z, beta = self.g(x), self._beta()
+        key = (1 - beta) * torch.sigmoid(-z)
+        # a bound of zero has no logarithm, and one of the smallest number forgets as completely
+        floor = torch.log(beta.clamp(min=torch.finfo(beta.dtype).tiny))
+        log_g = torch.logaddexp(floor, torch.log1p(-beta) + functional.logsigmoid(z))
+        # rounding alone makes it positive
+        log_g = log_g.clamp(max=0)
+        heads = (self.n_heads, self.d_head)
+        return log_g.unflatten(-1, heads), key.unflatten(-1, heads)
+
+    def _beta(self) -> Tensor:
+        if self.bounds is not None:
+            return self.bounds(self.layer)
+        bound, device = float(self.lower_bound), self.out.weight.device
+        return torch.full((self.d_model,), bound, dtype=self._state_dtype(), device=device)
