@@ -90,7 +90,13 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "paper": {},
         # a floor that is far from rounding, for rectified features vanish together in narrow heads
         "dpfp": {"n_heads": 2, "feature_map": "dpfp", "nu": 2, "floor": 0.1, "bias": False},
-        "NormAttention": {"n_heads": 2, "feature_map": "identity", "normalization": "rms"},
+        "rotary": {"n_heads": 2, "positions": "rotary", "rotary_base": 100.0},
+        "NormAttention": {
+            "n_heads": 2,
+            "feature_map": "identity",
+            "normalization": "rms",
+            "positions": "rotary",
+        },
         "cosFormer": {"feature_map": "cosformer", "max_length": 65_536, "floor": 0.1},
         "Performer": {"feature_map": "performer", "n_features": 6, "orthogonal": False},
         "softmax": {"n_heads": 2, "feature_map": "softmax", "normalization": "none"},
@@ -111,6 +117,13 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "paper": {},
         "heads": {"n_heads": 2, "n_features": 3, "orthogonal": True, "learn_sigma": False},
         "arccos": {"feature_map": "arc_cosine", "gate": False},
+    },
+    "trans_normer": {
+        "paper": {},
+        "decay": {"n_heads": 2, "positions": "decay", "feature_map": "elu", "output_norm": "rms"},
+        "LRPE": {"n_heads": 2, "positions": "lrpe", "output_gate": False},
+        "NormAttention": {"positions": "none", "feature_map": "identity", "output_norm": "layer"},
+        "linear slopes": {"n_heads": 4, "slopes": "linear", "layer_decay": False},
     },
 }
 

@@ -1,0 +1,200 @@
+import math
+
+import pytest
+import torch
+
+from linrec.mixers import build
+from linrec.mixers.linear_attention import LinearAttention
+from linrec.testing import assert_agree, generator
+
+D, TIME = 6, 7
+
+
+def make(d_model: int = D, **arguments) -> LinearAttention:
+    torch.manual_seed(0)
+    mixer = build("linear_attention", d_model, **arguments)
+    assert isinstance(mixer, LinearAttention)
+    return mixer
+
+
+def inputs(time: int = TIME) -> torch.Tensor:
+    return torch.randn(2, time, D, generator=generator(), dtype=torch.float64)
+
+
+def heads(x, linear, n_heads):
+    y = x @ linear.weight.T
+    return (y if linear.bias is None else y + linear.bias).unflatten(-1, (n_heads, -1))
+
+
+def by_hand(mixer, x, phi, *, turn=0.0, normalize=True):
+    """Equations 18 to 20 as sums over all earlier steps, each by the cosine that cosFormer has."""
+    q, k, v = (heads(x, linear, mixer.n_heads) for linear in (mixer.q, mixer.k, mixer.v))
+    outputs = torch.zeros_like(v)
+    for n in range(x.shape[1]):
+        total = 0
+        for m in range(n + 1):
+            weight = (phi(q[:, n]) * phi(k[:, m])).sum(-1, keepdim=True) * math.cos(turn * (n - m))
+            outputs[:, n] += weight * v[:, m]
+            total = total + weight
+        if normalize:
+            outputs[:, n] /= total
+    return outputs.flatten(-2)
+
+
+def elu(x):
+    return torch.where(x > 0, x + 1, x.exp())
+
+
+def relu(x):
+    return torch.where(x > 0, x, 0)
+
+
+FORMULAS = {
+    "paper": ({}, elu, {}),
+    "heads": ({"n_heads": 3, "bias": False}, elu, {}),
+    "relu": ({"feature_map": "relu"}, relu, {}),
+    "softmax": (
+        {"feature_map": "softmax", "n_heads": 2},
+        lambda x: x.exp() / x.exp().sum(-1, keepdim=True),
+        {},
+    ),
+    "cosformer": ({"feature_map": "cosformer", "max_length": 9}, relu, {"turn": math.pi / 18}),
+    "no normaliser": (
+        {"feature_map": "identity", "normalization": "none"},
+        lambda x: x,
+        {"normalize": False},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_outputs_are_the_equations(name):
+    arguments, phi, options = FORMULAS[name]
+    mixer, x = make(**arguments).double(), inputs()
+    y = by_hand(mixer, x, phi, **options) @ mixer.out.weight.T
+    assert_agree(mixer(x)[0], y if mixer.out.bias is None else y + mixer.out.bias)
+
+
+@pytest.mark.parametrize("norm", ["rms", "layer"])
+def test_norm_attention_has_a_norm_in_place_of_the_normaliser(norm):
+    mixer, x = make(feature_map="identity", normalization=norm, n_heads=2).double(), inputs()
+    y = by_hand(mixer, x, lambda x: x, normalize=False)
+    if norm == "layer":
+        y = y - y.mean(-1, keepdim=True)
+    y = y / (y.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    assert_agree(mixer(x)[0], y @ mixer.out.weight.T + mixer.out.bias)
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_rotary_positions_turn_the_sums_of_values_and_not_those_of_keys(running):
+    kind = {} if running else {"feature_map": "identity", "normalization": "none"}
+    mixer, x = make(n_heads=1, positions="rotary", rotary_base=100.0, **kind).double(), inputs()
+    phi = elu if running else lambda x: x
+    q, k = (phi(heads(x, linear, 1)[:, :, 0]) for linear in (mixer.q, mixer.k))
+    v = heads(x, mixer.v, 1)[:, :, 0]
+    # R_n of RoFormer: blocks of turns by n theta_j along the diagonal
+    turned = []
+    for features in (q, k):
+        rows = []
+        for n in range(TIME):
+            turn = torch.zeros(D, D, dtype=torch.float64)
+            for j in range(0, D, 2):
+                angle = n * 100.0 ** (-j / D)
+                turn[j, j] = turn[j + 1, j + 1] = math.cos(angle)
+                turn[j + 1, j] = math.sin(angle)
+                turn[j, j + 1] = -math.sin(angle)
+            rows.append(features[:, n] @ turn.T)
+        turned.append(torch.stack(rows, 1))
+    weights = (turned[0] @ turned[1].mT).tril()
+    if running:
+        weights = weights / (q @ k.mT).tril().sum(-1, keepdim=True)
+    assert_agree(mixer(x)[0], weights @ v @ mixer.out.weight.T + mixer.out.bias)
+    assert_agree(mixer.token_mixing(x), weights.abs())
+    phases = mixer.transitions(x).phase
+    assert_agree(phases, 100.0 ** (-torch.tensor([0, 2, 4], dtype=torch.float64) / D))
+    assert mixer.state_size == D // 2 * D + D * running
+
+
+def test_performer_gives_softmax_attention_when_features_are_many():
+    mixer, x = make(feature_map="performer", n_features=16_384).double(), inputs() / 2
+    q, k, v = (heads(x, linear, 1)[:, :, 0] for linear in (mixer.q, mixer.k, mixer.v))
+    scores = (q @ k.mT / math.sqrt(D)).masked_fill(torch.ones(TIME, TIME).triu(1).bool(), -torch.inf)
+    y = scores.softmax(-1) @ v @ mixer.out.weight.T + mixer.out.bias
+    first, _ = mixer(x)
+    mixer.phi.redraw(generator(1))
+    assert not torch.equal(mixer(x)[0], first)
+    for estimate in (first, mixer(x)[0]):
+        assert (estimate - y).abs().max() < 0.02 * y.abs().max()
+
+
+def test_the_state_is_the_sum_of_outer_products_and_of_keys():
+    mixer, x = make(n_heads=2).double(), inputs()
+    k, v = elu(heads(x, mixer.k, 2)), heads(x, mixer.v, 2)
+    s = torch.einsum("bthk,bthv->bhkv", k, v)
+    assert_agree(mixer(x)[1], torch.cat([s, k.sum(1)[..., None]], -1))
+    assert make(n_heads=2).state_size == 2 * 3 * 4
+    assert make(n_heads=2, feature_map="dpfp", nu=2).state_size == 2 * 12 * 4
+    assert make(feature_map="identity", normalization="rms").state_size == D * D
+
+
+def test_cosformer_turns_its_state():
+    mixer, x = make(n_heads=2, feature_map="cosformer", max_length=9).double(), inputs()
+    magnitude, phase = mixer.transitions(x)
+    assert_agree(magnitude, torch.ones(D))
+    assert_agree(phase, torch.full((D,), math.pi / 18, dtype=torch.float64))
+    one, other = (
+        torch.randn(2, 2, 3, 4, generator=generator(seed), dtype=torch.complex128) for seed in (1, 2)
+    )
+    left, right = (mixer(x[:, :1], state)[1] for state in (one, other))
+    assert_agree(left - right, (one - other) * complex(math.cos(math.pi / 18), math.sin(math.pi / 18)))
+    assert make().transitions(x) is None
+
+
+@pytest.mark.parametrize(
+    "arguments", [{}, {"n_heads": 2}, {"feature_map": "identity", "normalization": "none"}]
+)
+def test_token_mixing_is_what_values_are_multiplied_by(arguments):
+    mixer, x = make(**arguments).double(), inputs()
+    phi = elu if mixer.is_running else lambda x: x
+    q, k = phi(heads(x, mixer.q, mixer.n_heads)), phi(heads(x, mixer.k, mixer.n_heads))
+    reset = torch.zeros(2, TIME, dtype=torch.bool)
+    reset[1, 3] = True
+    weights = torch.einsum("bnhk,bmhk->bhnm", q, k).tril()
+    weights[1, :, 3:, :3] = 0
+    if mixer.is_running:
+        weights = weights / weights.sum(-1, keepdim=True)
+    assert_agree(mixer.token_mixing(x, reset=reset), weights.abs().mean(1))
+
+
+def test_parameters_are_torchs_linear_layers():
+    assert sum(p.numel() for p in make().parameters()) == 4 * (D * D + D)
+    assert sum(p.numel() for p in make(bias=False).parameters()) == 4 * D * D
+    assert sum(p.numel() for p in make(normalization="layer").parameters()) == 4 * (D * D + D) + 2 * D
+    for parameter in make(512).parameters():
+        assert parameter.abs().max() <= 1 / math.sqrt(512)
+        assert parameter.std().item() == pytest.approx(1 / math.sqrt(3 * 512), rel=0.1)
+
+
+def test_heads_have_at_least_32_channels():
+    assert [make(width).n_heads for width in (6, 64, 96, 128, 200)] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"n_heads": 4}, "`d_model` must be a positive multiple of `n_heads` = 4; got 6"),
+        ({"feature_map": "elu1"}, "there is no feature map 'elu1'; did you mean 'elu'"),
+        ({"normalization": "rum"}, "there is no `normalization` 'rum'; did you mean 'rms'"),
+        ({"nu": 2}, "there is no argument of feature map 'elu' called 'nu'"),
+        ({"feature_map": "identity"}, 'those of `feature_map="identity"` may be. Pass `normalization="rms"`'),
+        ({"positions": "rotar"}, "there is no `positions` 'rotar'; did you mean 'rotary'"),
+        ({"positions": "rotary", "n_heads": 2}, '`feature_map="elu"` has 3. Choose an even number'),
+        ({"positions": "rotary", "feature_map": "cosformer"}, "has 6, which it turns itself"),
+        ({"rotary_base": 0.5}, "`rotary_base` must be at least 1; got 0.5"),
+        ({"floor": 0.0}, "`floor` must be positive; got 0.0"),
+    ],
+)
+def test_argument_errors(arguments, message):
+    with pytest.raises(ValueError) as error:
+        make(**arguments)
+    assert message in str(error.value)
