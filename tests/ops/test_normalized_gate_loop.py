@@ -8,7 +8,7 @@ import torch
 
 from linrec.ops import gate_loop, normalized_gate_loop
 from linrec.ops.gate_loop import PAIRS
-from linrec.testing import assert_agree, gate_loop_inputs, generator
+from linrec.testing import assert_agree, check_operator, gate_loop_inputs, generator, reset_mask
 from linrec.testing.trees import double
 
 # Triton's kernels need a GPU
@@ -134,6 +134,26 @@ def test_quotients_are_rounded_once(mode, backend):
     exact, _ = normalized_gate_loop(**double(inputs), mode="recurrent", backend="reference")
     assert (y.dtype, state.dtype) == (torch.bfloat16, torch.float32)
     assert ((y.double() - exact).abs() <= 2.0**-8 * exact.abs() + 1e-6).all()
+
+
+@pytest.mark.parametrize(("mode", "backend"), [pair for pair in HERE if pair[1] != "reference"])
+def test_heads_of_one_channel(mode, backend):
+    # they run as two heads
+    for log_decay, phase in (("h", "bthk"), ("hk", "bth"), ("bth", None), ("bthk", "h"), (None, None)):
+        for time in (1, 20):
+            inputs = gate_loop_inputs(2, time, 3, 1, 1, log_decay=log_decay, phase=phase, bonus=True)
+            wider = gate_loop_inputs(2, time, 3, 1, 2, log_decay=log_decay, phase=phase)
+            inputs |= {"state": wider["state"], "floor": torch.full((2, time, 3), 0.3)}
+            for given in (inputs, inputs | {"bonus": None, "state": None}):
+                options = {"reset": reset_mask(2, time, rate=0.2), "signed": False}
+                check_operator(
+                    normalized_gate_loop,
+                    given,
+                    mode=mode,
+                    backend=backend,
+                    dtype=torch.float32,
+                    options=options,
+                )
 
 
 def test_no_steps_hand_the_state_on():

@@ -143,6 +143,10 @@ def case_a_normaliser():
             over_time = (*OVER_TIME, "floor")
             check_parts(normalized_gate_loop, inputs, over_time, parts, reset=reset, signed=False)
     check_parts(normalized_gate_loop, inputs, over_time, ways()[0], signed=False, backend="reference")
+    one = gate_loop_inputs(3, 11, 2, 1, 2, dtype=torch.float64, bonus=True)
+    one |= {"v": one["v"][..., :1], "floor": inputs["floor"]}
+    for parts in ways():
+        check_parts(normalized_gate_loop, one, over_time, parts, signed=False)
 
 
 def case_a_magnitude_of_zero_passes_nothing():

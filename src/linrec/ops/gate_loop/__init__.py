@@ -19,7 +19,7 @@ from linrec.ops.gate_loop.torch import elementwise, recurrent
 
 __all__ = ["PAIRS", "gate_loop", "gate_loop_matrix", "normalized_gate_loop"]
 
-_OWN = {
+_OWN: dict[Pair, Callable[..., tuple[Tensor, Tensor]]] = {
     ("recurrent", "reference"): gate_loop_reference,
     ("recurrent", "torch"): recurrent,
     ("attention", "torch"): attention,
@@ -219,11 +219,16 @@ def normalized_gate_loop(
     inputs.check_bonus(bonus, q)
     for name, gate in (("log_decay", log_decay), ("phase", phase)):
         inputs.canonical_gate(name, gate, q)
-    pair = _pair("normalized_gate_loop", (*q.shape, v.shape[-1] + 1), q.device.type, mode, backend)
+    b, t, h, dk = q.shape
+    # of heads of one channel, the two values make two heads, for the fused kernels, which one step has no use
+    # for; processes that share a sequence have the same heads, but not the same steps
+    in_heads = dk == v.shape[-1] == 1 and (t > 1 or splitting.current is not None)
+    shape = (b, t, 2 * h, 1, 1) if in_heads else (b, t, h, dk, v.shape[-1] + 1)
+    pair = _pair("normalized_gate_loop", shape, q.device.type, mode, backend)
     dtype = v.dtype
     # the quotient of two rounded numbers would be rounded three times
     q, k, v, log_decay, phase, bonus = inputs.widened(q, k, v, log_decay, phase, bonus)
-    if pair[1] == "reference" and splitting.current is None and q.shape[1] > 0:
+    if pair[1] == "reference" and splitting.current is None and t > 0:
         log_decay = inputs.canonical_gate("log_decay", log_decay, q)
         phase = inputs.canonical_gate("phase", phase, q)
         is_complex = phase is not None or k.is_complex()
@@ -232,18 +237,14 @@ def normalized_gate_loop(
             q, k, v, log_decay, phase, state, reset, bonus, floor, signed
         )
         return y.to(dtype), state
-    y, state = gate_loop(
-        q,
-        k,
-        normalized.with_one(v),
-        log_decay,
-        phase,
-        bonus=bonus,
-        state=state,
-        reset=reset,
-        mode=pair[0],
-        backend=pair[1],
-    )
+    tensors = q, k, normalized.with_one(v), log_decay, phase, bonus, state
+    if in_heads:
+        tensors = normalized.in_heads(*tensors)
+    *given, bonus, state = tensors
+    mode, backend = pair
+    y, state = gate_loop(*given, bonus=bonus, state=state, reset=reset, mode=mode, backend=backend)
+    if in_heads:
+        y, state = y.reshape(b, t, h, 2), state.reshape(b, h, 1, 2)
     return normalized.divided(y, floor, signed).to(dtype), state
 
 

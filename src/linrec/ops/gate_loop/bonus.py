@@ -1,7 +1,8 @@
 """Outputs that see the state before their own step, and the current token by a factor of its own.
 
 No mode needs mathematics of its own for that: the state before step t is the one that step t-1 leaves, so
-the operator answers every query one step early.
+the operator answers every query one step early. The loop over time, which single steps take, has both states
+at hand.
 """
 
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from linrec.ops.gate_loop.torch import read
+from linrec.ops.gate_loop.torch import read, recurrent
 
 
 def with_bonus(
@@ -40,9 +41,12 @@ def with_bonus(
     Returns:
         y (b, t, h, dv), and S_t.
     """
-    following = torch.cat([q[:, 1:], torch.zeros_like(q[:, :1])], dim=1)
-    early, last = run(following, k, v, log_decay, phase, state, reset)
-    past = torch.cat([read(q[:, 0], state)[:, None], early[:, :-1]], dim=1)
+    if run is recurrent:
+        past, last = recurrent(q, k, v, log_decay, phase, state, reset, early=True)
+    else:
+        following = torch.cat([q[:, 1:], torch.zeros_like(q[:, :1])], dim=1)
+        early, last = run(following, k, v, log_decay, phase, state, reset)
+        past = torch.cat([read(q[:, 0], state)[:, None], early[:, :-1]], dim=1)
     if reset is not None:
         past = past.masked_fill(reset[:, :, None, None], 0)
     current = (q * bonus * k).sum(-1, keepdim=True)

@@ -1,6 +1,7 @@
 """The running normaliser: one more value of one, whose outputs are the sums of the weights of the others."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,6 +39,27 @@ def check_state(state: Tensor | None, q: Tensor, v: Tensor) -> None:
 def with_one(v: Tensor) -> Tensor:
     """Values (b, t, h, dv) and a one behind them."""
     return functional.pad(v, (0, 1), value=1.0)
+
+
+def in_heads(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    phase: Tensor | None,
+    bonus: Tensor | None,
+    state: Tensor | None,
+) -> tuple[Any, ...]:
+    """Arguments of `gate_loop` with dk = 1 and dv = 2 as those with h heads more and dv = 1."""
+
+    def repeated(x: Tensor | None) -> Tensor | None:
+        # heads come first where there is no time
+        return x if x is None else x.repeat_interleave(2, dim=2 if x.ndim > 2 else 0)
+
+    if state is not None:
+        state = state.flatten(1)[..., None, None]
+    gates = (repeated(x) for x in (log_decay, phase, bonus))
+    return repeated(q), repeated(k), v.flatten(2)[..., None], *gates, state
 
 
 def divided(y: Tensor, floor: Tensor | float, signed: bool) -> Tensor:

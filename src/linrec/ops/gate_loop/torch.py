@@ -31,8 +31,13 @@ def recurrent(
     phase: Tensor | None,
     state: Tensor,
     reset: Tensor | None,
+    *,
+    early: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Step by step (eq. 7-8): O(t) work, and no memory that grows with t where no gradient is asked for."""
+    """Step by step (eq. 7-8): O(t) work, and no memory that grows with t where no gradient is asked for.
+
+    `early` reads every state before its step: y_t = Re(q_t S_{t-1}), also at resets.
+    """
     t = q.shape[1]
     a = transition(log_decay, phase)
     if reset is not None:
@@ -41,9 +46,10 @@ def recurrent(
     factors = [None] * t if a is None else a[..., None].expand(-1, t, -1, -1, -1).unbind(1)
     outputs = []
     for q_n, k_n, v_n, a_n in zip(q.unbind(1), k.unbind(1), v.unbind(1), factors, strict=True):
+        before = state
         kept = state if a_n is None else a_n * state
         state = kept + k_n[..., :, None] * v_n[..., None, :]
-        outputs.append(read(q_n, state))
+        outputs.append(read(q_n, before if early else state))
     return torch.stack(outputs, dim=1), state
 
 
