@@ -9,7 +9,7 @@ from linrec.testing import assert_agree, generator
 from .variants import arguments, cases
 
 D, TIME = 8, 5
-RECURRENT = cases("gate_loop", "gla", "hgrn2", "hgru", "lru", "retnet")
+RECURRENT = cases("gate_loop", "gla", "hgrn2", "hgru", "lru", "retnet", "trans_normer")
 RESET = torch.tensor([[False] * TIME, [False, True, False, True, False]])
 
 
@@ -56,7 +56,7 @@ def test_transitions_stay_in_float32_under_autocast_and_are_none_where_there_are
         forward = init_state = state_size = None
 
     with torch.autocast("cpu", torch.bfloat16):
-        for name in ("gate_loop", "gate_loop_attention", "gla", "hgrn2", "hgru", "lru", "retnet"):
+        for name in ("gate_loop_attention", *dict(RECURRENT)):
             found = build(name, D).transitions(inputs().float())
             assert {part.dtype for part in found if part is not None} == {torch.float32}, name
     assert Plain(D).transitions(inputs()) is None and Plain(D).token_mixing(inputs()) is None
