@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from linrec.ops import gate_loop
+from linrec.ops import gate_loop, gate_loop_matrix
 from linrec.ops.gate_loop import PAIRS
 from linrec.testing import assert_agree, check_operator, gate_loop_inputs, reset_mask
 from linrec.testing.trees import double
@@ -77,6 +77,22 @@ def test_gates_lengths_and_precisions(mode, backend, sizes):
         check_operator(gate_loop, inputs, mode=mode, backend=backend, dtype=dtype)
 
 
+@pytest.mark.parametrize("time", [1, 7, 40])
+def test_matrix_times_values_is_the_output(time):
+    gates = (None, "h", "hk", "bth", "bthk")
+    for log_decay, phase, complex_qk in itertools.product(gates, gates, (False, True)):
+        inputs = gate_loop_inputs(
+            2, time, 2, 3, 2, log_decay=log_decay, phase=phase, complex_qk=complex_qk, bonus=True
+        )
+        del inputs["state"]
+        for reset in (None, reset_mask(2, time)):
+            y, _ = gate_loop(**inputs, reset=reset, mode="recurrent", backend="torch")
+            given = {name: tensor for name, tensor in inputs.items() if name != "v"}
+            matrix = gate_loop_matrix(**given, reset=reset)
+            assert_agree(torch.einsum("bhnm,bmhd->bnhd", matrix, inputs["v"]), y)
+            assert torch.equal(matrix, matrix.tril())
+
+
 def test_vmap():
     inputs = gate_loop_inputs(2, 9, 2, 3, 2, bonus=True)
     names = list(inputs)
@@ -106,3 +122,5 @@ X = torch.zeros(2, 5, 3, 4)
 def test_errors(bonus, error, words):
     with pytest.raises(error, match=words):
         gate_loop(X, X, X, bonus=bonus)
+    with pytest.raises(error, match=words):
+        gate_loop_matrix(X, X, bonus=bonus)

@@ -12,7 +12,7 @@ from linrec.ops import splitting
 from linrec.ops.dispatch import Pair, exporting, numba_usable, refusal, resolve, triton_usable
 from linrec.ops.gate_loop import fused, inputs, normalized, segments
 from linrec.ops.gate_loop.auto import PAIRS, auto_gate_loop
-from linrec.ops.gate_loop.bonus import with_bonus
+from linrec.ops.gate_loop.bonus import matrix_with_bonus, with_bonus
 from linrec.ops.gate_loop.chunkwise import attention, chunkwise
 from linrec.ops.gate_loop.reference import gate_loop_reference, normalized_gate_loop_reference
 from linrec.ops.gate_loop.torch import elementwise, recurrent
@@ -254,11 +254,14 @@ def gate_loop_matrix(
     log_decay: Float[Tensor, "..."] | None = None,
     phase: Float[Tensor, "..."] | None = None,
     *,
+    bonus: Float[Tensor, "h dk"] | None = None,
     reset: Bool[Tensor, "b t"] | None = None,
 ) -> Float[Tensor, "b h t t"]:
     """Return the token-mixing matrix of `gate_loop`: entry (n, m) is what step m adds to step n.
 
         W_nm = Re(sum_c q_nc k_mc prod_{j=m+1..n} a_jc) for n >= m, else 0;    Y = W V
+
+    With `bonus`, the products end at n-1, and an entry of the diagonal is Re(sum_c q_nc bonus_c k_nc).
 
     Products are exponentials of sums <= 0 over their own steps, so nothing overflows, and what underflows is
     negligible beside the entries that do not.
@@ -268,6 +271,7 @@ def gate_loop_matrix(
         k: input gates (b, t, h, dk), real or complex, of the precision of `q`.
         log_decay: as for `gate_loop`.
         phase: as for `gate_loop`.
+        bonus: as for `gate_loop`.
         reset: (b, t) bool; true at t makes every entry from before t to t or later zero.
 
     Returns:
@@ -293,13 +297,18 @@ def gate_loop_matrix(
     inputs.check_reset(reset, q)
     log_decay = inputs.canonical_gate("log_decay", log_decay, q)
     phase = inputs.canonical_gate("phase", phase, q)
+    inputs.check_bonus(bonus, q)
     b, t, h, _ = q.shape
     if t == 0:
         return q.new_zeros(b, h, 0, 0, dtype=precision)
-    q, k, log_decay, phase = inputs.widened(q.transpose(1, 2), k.transpose(1, 2), log_decay, phase)
+    q, k, log_decay, phase, bonus = inputs.widened(
+        q.transpose(1, 2), k.transpose(1, 2), log_decay, phase, bonus
+    )
     with autocast(q.device.type, enabled=False):
         log_decay, phase = segments.gates(log_decay, phase, reset, k)
-        return segments.matrix(q, k, log_decay, phase).to(precision)
+        if bonus is None:
+            return segments.matrix(q, k, log_decay, phase).to(precision)
+        return matrix_with_bonus(q, k, log_decay, phase, reset, bonus).to(precision)
 
 
 def _runner(pair: Pair, bonus: Tensor | None, *, is_fused: bool) -> Callable[..., tuple[Tensor, Tensor]]:

@@ -9,7 +9,9 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+from linrec.ops.gate_loop import segments
 from linrec.ops.gate_loop.torch import read, recurrent
 
 
@@ -49,5 +51,36 @@ def with_bonus(
         past = torch.cat([read(q[:, 0], state)[:, None], early[:, :-1]], dim=1)
     if reset is not None:
         past = past.masked_fill(reset[:, :, None, None], 0)
-    current = (q * bonus * k).sum(-1, keepdim=True)
-    return past + (current.real if current.is_complex() else current) * v, last
+    return past + _current(q, k, bonus)[..., None] * v, last
+
+
+def matrix_with_bonus(
+    q: Tensor,
+    k: Tensor,
+    log_decay: Tensor | None,
+    phase: Tensor | None,
+    reset: Tensor | None,
+    bonus: Tensor,
+) -> Tensor:
+    """The matrix of which `with_bonus` returns products with v, (b, h, t, t).
+
+    Args:
+        q: (b, h, t, dk), as `segments.matrix` takes it, and so are `k`, `log_decay` and `phase`.
+        k: (b, h, t, dk).
+        log_decay: with resets as -inf.
+        phase: likewise without them.
+        reset: None or (b, t) bool.
+        bonus: (h, dk).
+    """
+    following = torch.cat([q[..., 1:, :], torch.zeros_like(q[..., :1, :])], dim=-2)
+    early = segments.matrix(following, k, log_decay, phase)
+    past = functional.pad(early[..., :-1, :], (0, 0, 1, 0))
+    if reset is not None:
+        past = past.masked_fill(reset[:, None, :, None], 0)
+    return past + torch.diag_embed(_current(q, k, bonus[:, None]))
+
+
+def _current(q: Tensor, k: Tensor, bonus: Tensor) -> Tensor:
+    """Re(q_t diag(bonus) k_t^T), without the last axis."""
+    weight = (q * bonus * k).sum(-1)
+    return weight.real if weight.is_complex() else weight
