@@ -1,7 +1,7 @@
 """Lower bounds of forget gates, learned over the layers of a stack together (HGRN)."""
 
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -70,6 +70,8 @@ class LowerBounds(nn.Module):
         return torch.softmax(gamma, 0)[1 : layer + 1].sum(0)
 
 
+# annotations are checked in tests, which ask for instances
+@runtime_checkable
 class _Bounded(Protocol):
     d_model: int
     lower_bound: LowerBoundKind | float
