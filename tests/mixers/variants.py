@@ -6,6 +6,10 @@ from linrec import mixers
 
 DEFAULTS: dict[str, dict[str, Any]] = {"defaults": {}}
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    "aft": {
+        "simple": {},
+        "bare": {"bias": False, "output_projection": False},
+    },
     "attention": {
         "defaults": {},
         "window": {"n_heads": 2, "window": 4},
