@@ -163,7 +163,7 @@ class GLA(Mixer):
     def token_mixing(
         self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
     ) -> Float[Tensor, "b t t"]:
-        """Mean over heads of |((Q * B) (K / B)^T) * M|, B the running product of alpha (section 4.2)."""
+        """Mean over heads of |((Q * B) (K / B)^T) * M|, B the running product of alpha (section 4.1)."""
         return gate_loop_matrix(*self._queries_and_keys(x), self._log_alpha(x), reset=reset).abs().mean(1)
 
     def _queries_and_keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
