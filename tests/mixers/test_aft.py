@@ -5,9 +5,11 @@ import torch
 
 from linrec.mixers import build
 from linrec.mixers.aft import AFT
-from linrec.testing import assert_agree, generator
+from linrec.testing import assert_agree, check_compile, generator
 
 D, TIME = 6, 7
+FULL = {"variant": "full", "max_length": 20, "rank": 100}
+VARIANTS = [{}, FULL, FULL | {"max_length": 4}]
 
 
 def make(d_model: int = D, **arguments) -> AFT:
@@ -28,13 +30,21 @@ def linear(x, module):
 def weights(mixer, x, reset=None):
     """exp(K_t') over its sum so far, (b, t, t', d), within the sequences that resets make."""
     k = linear(x, mixer.k)
+    w = torch.zeros(TIME, TIME, dtype=torch.float64)
+    if mixer.is_full:
+        table = mixer.position_q @ mixer.position_k.T
+        last = mixer.max_length - 1
+        for t in range(TIME):
+            for s in range(TIME):
+                w[t, s] = table[min(t, last), min(s, last)]
     found = torch.zeros(2, TIME, TIME, D, dtype=torch.float64)
     for b in range(2):
         start = 0
         for t in range(TIME):
             if reset is not None and reset[b, t]:
                 start = t
-            found[b, t, start : t + 1] = k[b, start : t + 1].softmax(0)
+            bias = w[t - start, : t - start + 1, None]
+            found[b, t, start : t + 1] = (k[b, start : t + 1] + bias).softmax(0)
     return found
 
 
@@ -46,8 +56,11 @@ def resets() -> torch.Tensor:
 
 @pytest.mark.parametrize("reset", [None, resets()], ids=["one sequence", "several"])
 @pytest.mark.parametrize("scale", [1.0, 2000.0])
-def test_outputs_are_weighted_means_of_values_also_for_keys_whose_exponential_overflows(scale, reset):
-    mixer, x = make().double(), inputs(scale)
+@pytest.mark.parametrize("arguments", VARIANTS, ids=["simple", "full", "beyond its positions"])
+def test_outputs_are_weighted_means_of_values_also_for_keys_whose_exponential_overflows(
+    arguments, scale, reset
+):
+    mixer, x = make(**arguments).double(), inputs(scale)
     assert (linear(x, mixer.k).abs().max() > 710) == (scale > 1)
     means = torch.einsum("btsd,bsd->btd", weights(mixer, x, reset), linear(x, mixer.v))
     expected = linear(torch.sigmoid(linear(x, mixer.q)) * means, mixer.out)
@@ -93,8 +106,9 @@ def test_a_new_sequence_far_below_the_one_before_keeps_its_precision():
 
 
 @pytest.mark.parametrize("reset", [None, resets()], ids=["one sequence", "several"])
-def test_token_mixing_is_what_values_are_multiplied_by(reset):
-    mixer, x = make().double(), inputs()
+@pytest.mark.parametrize("arguments", VARIANTS, ids=["simple", "full", "beyond its positions"])
+def test_token_mixing_is_what_values_are_multiplied_by(arguments, reset):
+    mixer, x = make(**arguments).double(), inputs()
     expected = torch.sigmoid(linear(x, mixer.q))[:, :, None] * weights(mixer, x, reset)
     assert_agree(mixer.token_mixing(x, reset=reset), expected.mean(-1))
     assert mixer.transitions(x) is None
@@ -103,5 +117,37 @@ def test_token_mixing_is_what_values_are_multiplied_by(reset):
 def test_parameters_are_torchs_linear_layers():
     assert sum(p.numel() for p in make().parameters()) == 4 * (D * D + D)
     assert sum(p.numel() for p in make(bias=False, output_projection=False).parameters()) == 3 * D * D
+    full = sum(p.numel() for p in make(variant="full").parameters())
+    assert full == 4 * (D * D + D) + 2 * 1024 * 128
+    for factor in (make(variant="full").position_q, make(variant="full").position_k):
+        assert factor.std().item() == pytest.approx(0.1, rel=0.02)
     for parameter in make(512).parameters():
         assert parameter.std().item() == pytest.approx(1 / math.sqrt(3 * 512), rel=0.1)
+
+
+def test_full_caches_keys_values_and_positions_which_resets_start_again():
+    mixer, x = make(**FULL).double(), inputs()
+    _, cache = mixer(x[:, :5], reset=resets()[:, :5])
+    assert_agree(cache.k, linear(x[:, :5], mixer.k))
+    assert_agree(cache.v, linear(x[:, :5], mixer.v))
+    assert cache.position.tolist() == [[-1, -1, -1, 0, 1], [-1, -1, 0, 1, 2]]
+    _, cache = mixer(x[:, 5:], cache, reset=torch.tensor([[False, False], [False, True]]))
+    assert cache.position.tolist() == [[-1, -1, -1, 0, 1, 2, 3], [-1, -1, -1, -1, -1, -1, 0]]
+    assert mixer.state_size == 2 * D + 1
+
+
+def test_full_compiles():
+    check_compile(make(**FULL), inputs().float(), compiler="aot_eager")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"variant": "local"}, "there is no `variant` 'local'; did you mean"),
+        ({"max_length": 0}, "`max_length` and `rank` must be at least 1; got 0 and 128"),
+    ],
+)
+def test_argument_errors(arguments, message):
+    with pytest.raises(ValueError) as error:
+        make(**arguments)
+    assert message in str(error.value)

@@ -9,6 +9,8 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "aft": {
         "simple": {},
         "bare": {"bias": False, "output_projection": False},
+        # shorter than some sequences of the laws, and more than two pairs of steps of others
+        "full": {"variant": "full", "max_length": 40, "rank": 3},
     },
     "attention": {
         "defaults": {},
