@@ -16,14 +16,21 @@ from linrec.models import (
 from linrec.ops import gate_loop_matrix
 from linrec.parallel import part, time_parallel
 from linrec.testing import reset_mask
+from linrec.testing.trees import leaves, map_tree
 from tests.mixers import variants
 
 from .compare import check_parts, raises, same, total
 
 D_MODEL = 4
 TIME = 11
-# they compare all pairs of steps
-ATTENTION = {"attention": "softmax_attention", "gate_loop_attention": "gate_loop_attention"}
+# mixers that need all steps of a sequence at once, and what the error calls that
+REFUSED = {
+    "aft": "aft",
+    "attention": "softmax_attention",
+    "delta_net": "delta_rule",
+    "gate_loop_attention": "gate_loop_attention",
+    "gated_delta_net": "delta_rule",
+}
 
 
 def lengths():
@@ -33,26 +40,31 @@ def lengths():
 
 
 def case_every_mixer():
-    for name, variant in variants.cases(*(name for name in mixers.names() if name not in ATTENTION)):
+    for name, variant in variants.cases(*(name for name in mixers.names() if name not in REFUSED)):
         mixer = mixers.build(name, D_MODEL, **variants.arguments(name, variant)).double()
-
-        def run(x, state, reset, mixer=mixer, **parameters):
-            return torch.func.functional_call(mixer, parameters, (x, state), {"reset": reset})
 
         x = torch.randn(2, TIME, D_MODEL, dtype=torch.float64)
         _, state = mixer(x)
-        inputs = {"x": x, "state": state.detach(), **dict(mixer.named_parameters())}
+        states = {f"state {i}": tensor.detach() for i, tensor in enumerate(leaves(state))}
+
+        def run(x, reset, mixer=mixer, state=state, names=tuple(states), **given):
+            tensors = iter([given.pop(name) for name in names])
+            state = map_tree(lambda _: next(tensors), state)
+            y, state = torch.func.functional_call(mixer, given, (x, state), {"reset": reset})
+            return y, torch.cat([tensor.flatten() for tensor in leaves(state)])
+
+        inputs = {"x": x, **states, **dict(mixer.named_parameters())}
         check_parts(run, inputs, ("x",), lengths(), reset=reset_mask(2, TIME))
 
 
 def case_what_needs_all_steps_is_refused():
     x = torch.zeros(1, 2, D_MODEL)
     both_ways = Bidirectional(mixers.build("gate_loop", D_MODEL))
-    runs = {operator: mixers.build(name, D_MODEL) for name, operator in ATTENTION.items()}
-    runs |= {"Bidirectional": both_ways, "gate_loop_matrix": lambda x: gate_loop_matrix(x[None], x[None])}
+    runs = [(words, mixers.build(name, D_MODEL)) for name, words in REFUSED.items()]
+    runs += [("Bidirectional", both_ways), ("gate_loop_matrix", lambda x: gate_loop_matrix(x[None], x[None]))]
     config = SequenceClassifierConfig(n_outputs=2, n_features=D_MODEL, d_model=8)
-    runs["SequenceClassifier"] = SequenceClassifier(config)
-    for name, function in runs.items():
+    runs.append(("SequenceClassifier", SequenceClassifier(config)))
+    for name, function in runs:
         with raises(ValueError, f"`{name}` needs all steps of a sequence in one process"), time_parallel():
             function(x)
 
