@@ -153,6 +153,16 @@ def test_saturated_gates_keep_their_digits_and_gradients():
     assert all(parameter.grad.isfinite().all() for parameter in mixer.parameters())
 
 
+def test_a_learned_bound_that_is_zero_to_rounding_has_gradients():
+    layers = [make() for _ in range(2)]
+    HGRN2.share(layers)
+    with torch.no_grad():
+        layers[0].bounds.gamma[1] = -200
+    assert (layers[1].bounds(1) == 0).all()
+    layers[1](torch.randn(1, 5, D, generator=generator()))[0].sum().backward()
+    assert layers[0].bounds.gamma.grad.isfinite().all()
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
