@@ -113,11 +113,26 @@ def test_token_mixing_is_what_values_are_multiplied_by():
     # one head, so that nothing is averaged; signs are in the outputs alone
     mixing = mixer.token_mixing(x, reset=reset)
     assert torch.equal(mixing, mixing.tril()) and mixing[1, 3:, :3].count_nonzero() == 0
-    v = torch.nn.functional.silu(mixer.v(x)).requires_grad_()
-    o, _ = mixer._recall(x, v[:, :, None], None, reset)
+    q, k, v, _ = mixer._projections(x, None, reset)
+    v = v.detach().requires_grad_()
+    o, _ = mixer._recall(x, q, k, v, None, reset)
     for n in range(7):
         (gradient,) = torch.autograd.grad(o[0, n].sum(), v, retain_graph=True)
-        assert_agree(mixing[0, n], gradient[0, :, 0].abs())
+        assert_agree(mixing[0, n], gradient[0, :, 0, 0].abs())
+
+
+def test_a_convolution_filters_what_the_projections_give():
+    mixer, x = make(conv_size=3).double(), inputs()
+    taps = mixer.conv.weight
+    assert taps.shape == (18, 3) and taps.abs().max() <= 3**-0.5
+    filtered = []
+    for linear, rows in zip((mixer.q, mixer.k, mixer.v), taps.split(6), strict=True):
+        channels = torch.nn.functional.pad(linear(x), (0, 0, 2, 0))
+        filtered.append(sum(rows[:, j] * channels[:, 2 - j : 9 - j] for j in range(3)))
+    q, k, v, tail = mixer._projections(x, None, None)
+    assert_agree((q[:, :, 0], k[:, :, 0]), tuple(mixer.features(part) for part in filtered[:2]))
+    assert_agree(v[:, :, 0], torch.nn.functional.silu(filtered[2]))
+    assert_agree(tail, torch.cat([linear(x)[:, -2:] for linear in (mixer.q, mixer.k, mixer.v)], -1))
 
 
 @pytest.mark.parametrize(
@@ -128,6 +143,7 @@ def test_token_mixing_is_what_values_are_multiplied_by():
         ({"n_heads": 3}, 4 * D * D + 3 * D + 2),
         ({"d_qk": 4, "d_v": 8}, 2 * 4 * D + 2 * 8 * D + D + 8),
         ({"output_gate": True, "output_norm": "none", "beta": "one"}, 5 * D * D),
+        ({"conv_size": 4}, 4 * D * D + D + D + 3 * D * 4),
     ],
 )
 def test_parameter_counts(arguments, expected):
@@ -150,6 +166,7 @@ def test_heads_are_as_wide_as_the_papers():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ({"conv_size": 0}, "`width` of a short convolution must be at least 1 tap; got 0"),
         ({"n_heads": 4}, "`d_v` must be a positive multiple of `n_heads` = 4; got 6"),
         ({"d_qk": 5, "n_heads": 2}, "`d_qk` must be a positive multiple of `n_heads` = 2; got 5"),
         ({"qk_norm": "L2"}, "there is no norm of features 'L2'; did you mean"),

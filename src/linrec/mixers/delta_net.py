@@ -19,6 +19,7 @@ from torch.nn import functional
 from linrec.mixers.base import Mixer, State, heads_of, most_heads
 from linrec.nn.delta import FeatureNorm, Strength, UnitFeatures, WriteStrength
 from linrec.nn.norms import Norm, make_norm
+from linrec.nn.short_convolution import ShortConvolution
 from linrec.ops.delta_rule import delta_rule
 
 __all__ = ["DeltaNet"]
@@ -32,7 +33,8 @@ GAIN = 2**-2.5
 class DeltaNet(Mixer):
     """S_t = S_{t-1} (I - beta_t k_t k_t^T) + beta_t v_t k_t^T: what is under a key moves towards its value.
 
-    The defaults are the paper's layer without its short convolutions.
+    The defaults are the paper's layer without its short convolutions, which `conv_size=4` puts before phi and
+    SiLU.
 
     | the paper's ablation, or an earlier layer | arguments |
     |---|---|
@@ -55,6 +57,8 @@ class DeltaNet(Mixer):
         feature_map: phi, a name of `linrec.nn.feature_maps`.
         qk_norm: "l2", or "l1" for features >= 0.
         beta: "sigmoid", in (0, 1); "double_sigmoid", in (0, 2); or "one".
+        conv_size: taps of a causal convolution of each channel of q, k and v, before phi and SiLU; None is no
+            convolution. The paper has 4.
         output_norm: of each head, "rms", "layer" or "none".
         output_gate: whether the normalised o is multiplied by SiLU(W_G x), as Gated DeltaNet does.
 
@@ -84,6 +88,7 @@ class DeltaNet(Mixer):
         feature_map: str = "silu",
         qk_norm: FeatureNorm = "l2",
         beta: Strength = "sigmoid",
+        conv_size: int | None = None,
         output_norm: Norm = "rms",
         output_gate: bool = False,
     ) -> None:
@@ -99,6 +104,7 @@ class DeltaNet(Mixer):
         self.q = nn.Linear(d_model, d_qk, bias=False)
         self.k = nn.Linear(d_model, d_qk, bias=False)
         self.v = nn.Linear(d_model, d_v, bias=False)
+        self.conv = None if conv_size is None else ShortConvolution(2 * d_qk + d_v, conv_size)
         self.beta = WriteStrength(d_model, self.n_heads, strength=beta)
         self.norm = make_norm(output_norm, self.d_value)
         self.gate = nn.Linear(d_model, d_v, bias=False) if output_gate else None
@@ -113,36 +119,62 @@ class DeltaNet(Mixer):
         state: State = None,
         *,
         reset: Bool[Tensor, "b t"] | None = None,
-    ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
-        """Mix `x` over time; see `Mixer.forward`. The state is S^T, (b, h, dk, dv)."""
+    ) -> tuple[Float[Tensor, "b t d_model"], State]:
+        """Mix `x` over time; see `Mixer.forward`.
+
+        The state is S^T (b, h, dk, dv); with a convolution, its tail and that.
+        """
         self.check_input(x)
-        v = functional.silu(self.v(x)).unflatten(-1, (self.n_heads, self.d_value))
-        o, state = self._recall(x, v, state, reset)
+        tail, S = (None, state) if self.conv is None or state is None else state
+        q, k, v, tail = self._projections(x, tail, reset)
+        o, S = self._recall(x, q, k, v, S, reset)
         y = self.norm(o).flatten(-2).to(x.dtype)
         if self.gate is not None:
             y = y * functional.silu(self.gate(x))
-        return self.out(y), state
+        return self.out(y), S if self.conv is None else (tail, S)
 
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> Tensor:
-        """Zeros (batch, h, dk, dv)."""
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
+        """Zeros (batch, h, dk, dv); with a convolution, zeros (batch, conv_size - 1, channels) and those."""
         device = self.q.weight.device if device is None else device
         shape = (batch, self.n_heads, self.features.d_features, self.d_value)
-        return torch.zeros(shape, dtype=self._state_dtype(), device=device)
+        S = torch.zeros(shape, dtype=self._state_dtype(), device=device)
+        if self.conv is None:
+            return S
+        channels, width = self.conv.weight.shape
+        return torch.zeros(batch, width - 1, channels, dtype=S.dtype, device=device), S
 
     @property
     def state_size(self) -> int:
-        """Elements of S: h dk dv, dk counting features."""
-        return self.n_heads * self.features.d_features * self.d_value
+        """Elements of S, h dk dv with dk counting features, and of the convolution's tail."""
+        size = self.n_heads * self.features.d_features * self.d_value
+        if self.conv is None:
+            return size
+        channels, width = self.conv.weight.shape
+        return size + (width - 1) * channels
 
     def token_mixing(
         self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
     ) -> Float[Tensor, "b t t"]:
         """Mean over heads of the magnitudes of what v is multiplied by."""
+        q, k, _, _ = self._projections(x, None, reset)
         # what the rule makes of the identity is the matrix
         identity = torch.eye(x.shape[1], dtype=x.dtype, device=x.device)[:, None]
-        mixing, _ = self._recall(x, identity.expand(len(x), -1, self.n_heads, -1), None, reset)
+        mixing, _ = self._recall(x, q, k, identity.expand(len(x), -1, self.n_heads, -1), None, reset)
         return mixing.abs().mean(2)
 
-    def _recall(self, x: Tensor, v: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, Tensor]:
-        q, k = (self.features(project(x).unflatten(-1, (self.n_heads, -1))) for project in (self.q, self.k))
-        return delta_rule(q, k, v.to(q), self.beta(x), state=state, reset=reset)
+    def _projections(
+        self, x: Tensor, tail: Tensor | None, reset: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """q, k and v in heads, and the tail of the convolution."""
+        q, k, v = self.q(x), self.k(x), self.v(x)
+        if self.conv is not None:
+            sizes = [part.shape[-1] for part in (q, k, v)]
+            filtered, tail = self.conv(torch.cat([q, k, v], dim=-1), tail, reset=reset)
+            q, k, v = filtered.split(sizes, dim=-1)
+        q, k, v = (part.unflatten(-1, (self.n_heads, -1)) for part in (q, k, v))
+        return self.features(q), self.features(k), functional.silu(v), tail
+
+    def _recall(
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, S: Tensor | None, reset: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        return delta_rule(q, k, v.to(q), self.beta(x), state=S, reset=reset)

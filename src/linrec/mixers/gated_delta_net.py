@@ -26,6 +26,7 @@ from linrec.nn.delta import FeatureNorm, Strength, UnitFeatures, WriteStrength
 from linrec.nn.gates import GateLinear
 from linrec.nn.norms import Norm, make_norm
 from linrec.nn.parameters import mark
+from linrec.nn.short_convolution import ShortConvolution
 from linrec.ops.delta_rule import delta_rule
 
 __all__ = ["GatedDeltaNet"]
@@ -44,7 +45,8 @@ STEP_SIZES = (0.001, 0.1)
 class GatedDeltaNet(Mixer):
     """S_t = S_{t-1} (alpha_t (I - beta_t k_t k_t^T)) + beta_t v_t k_t^T (eq. 10): one decay for a whole head.
 
-    The defaults are the paper's layer without its short convolutions. With d_qk = 3/4 d_model and
+    The defaults are the paper's layer without its short convolutions, which `conv_size=4` puts before phi and
+    SiLU. With d_qk = 3/4 d_model and
     d_v = 2 d_qk its matrices have 6 d_model^2 parameters.
 
     | the paper's ablation | arguments |
@@ -71,6 +73,8 @@ class GatedDeltaNet(Mixer):
         qk_norm: "l2", or "l1" for features >= 0.
         decay: "data", or "none" for alpha = 1.
         beta: "sigmoid", in (0, 1); "double_sigmoid", in (0, 2); or "one".
+        conv_size: taps of a causal convolution of each channel of q, k and v, before phi and SiLU; None is no
+            convolution. The paper has 4.
         output_norm: of each head, "rms", "layer" or "none".
         output_gate: whether the normalised o is multiplied by SiLU(W_g x).
 
@@ -100,6 +104,7 @@ class GatedDeltaNet(Mixer):
         qk_norm: FeatureNorm = "l2",
         decay: Decay = "data",
         beta: Strength = "sigmoid",
+        conv_size: int | None = None,
         output_norm: Norm = "rms",
         output_gate: bool = True,
     ) -> None:
@@ -119,6 +124,7 @@ class GatedDeltaNet(Mixer):
         self.q = nn.Linear(d_model, d_qk, bias=False)
         self.k = nn.Linear(d_model, d_qk, bias=False)
         self.v = nn.Linear(d_model, d_v, bias=False)
+        self.conv = None if conv_size is None else ShortConvolution(2 * d_qk + d_v, conv_size)
         self.alpha: GateLinear | None = None
         if decay == "data":
             self.alpha = GateLinear(d_model, self.n_heads, bias=False)
@@ -144,26 +150,38 @@ class GatedDeltaNet(Mixer):
         state: State = None,
         *,
         reset: Bool[Tensor, "b t"] | None = None,
-    ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
-        """Mix `x` over time; see `Mixer.forward`. The state is S^T, (b, h, dk, dv)."""
+    ) -> tuple[Float[Tensor, "b t d_model"], State]:
+        """Mix `x` over time; see `Mixer.forward`.
+
+        The state is S^T (b, h, dk, dv); with a convolution, its tail and that.
+        """
         self.check_input(x)
-        v = functional.silu(self.v(x)).unflatten(-1, (self.n_heads, self.d_value))
-        o, state = self._recall(x, v, state, reset)
+        tail, S = (None, state) if self.conv is None or state is None else state
+        q, k, v, tail = self._projections(x, tail, reset)
+        o, S = self._recall(x, q, k, v, S, reset)
         y = self.norm(o).flatten(-2).to(x.dtype)
         if self.gate is not None:
             y = y * functional.silu(self.gate(x))
-        return self.out(y), state
+        return self.out(y), S if self.conv is None else (tail, S)
 
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> Tensor:
-        """Zeros (batch, h, dk, dv)."""
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
+        """Zeros (batch, h, dk, dv); with a convolution, zeros (batch, conv_size - 1, channels) and those."""
         device = self.q.weight.device if device is None else device
         shape = (batch, self.n_heads, self.features.d_features, self.d_value)
-        return torch.zeros(shape, dtype=self._state_dtype(), device=device)
+        S = torch.zeros(shape, dtype=self._state_dtype(), device=device)
+        if self.conv is None:
+            return S
+        channels, width = self.conv.weight.shape
+        return torch.zeros(batch, width - 1, channels, dtype=S.dtype, device=device), S
 
     @property
     def state_size(self) -> int:
-        """Elements of S: h dk dv, dk counting features."""
-        return self.n_heads * self.features.d_features * self.d_value
+        """Elements of S, h dk dv with dk counting features, and of the convolution's tail."""
+        size = self.n_heads * self.features.d_features * self.d_value
+        if self.conv is None:
+            return size
+        channels, width = self.conv.weight.shape
+        return size + (width - 1) * channels
 
     def log_decay(self, x: Float[Tensor, "b t d_model"]) -> Float[Tensor, "b t h"] | None:
         """log alpha_t (b, t, h) in float32 or better; None with `decay="none"`."""
@@ -177,11 +195,25 @@ class GatedDeltaNet(Mixer):
         self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
     ) -> Float[Tensor, "b t t"]:
         """Mean over heads of the magnitudes of what v is multiplied by."""
+        q, k, _, _ = self._projections(x, None, reset)
         # what the rule makes of the identity is the matrix
         identity = torch.eye(x.shape[1], dtype=x.dtype, device=x.device)[:, None]
-        mixing, _ = self._recall(x, identity.expand(len(x), -1, self.n_heads, -1), None, reset)
+        mixing, _ = self._recall(x, q, k, identity.expand(len(x), -1, self.n_heads, -1), None, reset)
         return mixing.abs().mean(2)
 
-    def _recall(self, x: Tensor, v: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, Tensor]:
-        q, k = (self.features(project(x).unflatten(-1, (self.n_heads, -1))) for project in (self.q, self.k))
-        return delta_rule(q, k, v.to(q), self.beta(x), self.log_decay(x), state=state, reset=reset)
+    def _projections(
+        self, x: Tensor, tail: Tensor | None, reset: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """q, k and v in heads, and the tail of the convolution."""
+        q, k, v = self.q(x), self.k(x), self.v(x)
+        if self.conv is not None:
+            sizes = [part.shape[-1] for part in (q, k, v)]
+            filtered, tail = self.conv(torch.cat([q, k, v], dim=-1), tail, reset=reset)
+            q, k, v = filtered.split(sizes, dim=-1)
+        q, k, v = (part.unflatten(-1, (self.n_heads, -1)) for part in (q, k, v))
+        return self.features(q), self.features(k), functional.silu(v), tail
+
+    def _recall(
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, S: Tensor | None, reset: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        return delta_rule(q, k, v.to(q), self.beta(x), self.log_decay(x), state=S, reset=reset)

@@ -1,0 +1,56 @@
+"""The short convolution as a layer: its taps, and the tail that it carries."""
+
+import math
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from linrec.ops.short_conv import short_conv
+
+__all__ = ["ShortConvolution"]
+
+
+class ShortConvolution(nn.Module):
+    """y_tc = sum_{j=0..width-1} w_cj x_{t-j,c}: every channel filtered by a few taps of its own, causally.
+
+    Taps start uniform in +- 1 / sqrt(width), as those of torch's Conv1d.
+
+    Args:
+        channels: channels c.
+        width: taps per channel, at least 1; the first is that of the current step.
+
+    Raises:
+        ValueError: a width below 1.
+
+    Source:
+        Gu and Dao, Mamba (2023), section 3.4.
+
+    Example:
+        >>> import torch
+        >>> y, tail = ShortConvolution(8, 4)(torch.zeros(2, 10, 8))
+        >>> y.shape, tail.shape
+        (torch.Size([2, 10, 8]), torch.Size([2, 3, 8]))
+    """
+
+    def __init__(self, channels: int, width: int) -> None:
+        super().__init__()
+        if width < 1:
+            raise ValueError(f"`width` of a short convolution must be at least 1 tap; got {width}.")
+        bound = 1 / math.sqrt(width)
+        self.weight = nn.Parameter(torch.empty(channels, width).uniform_(-bound, bound))
+
+    def forward(
+        self,
+        x: Float[Tensor, "b t c"],
+        tail: Float[Tensor, "b width-1 c"] | None = None,
+        *,
+        reset: Bool[Tensor, "b t"] | None = None,
+    ) -> tuple[Float[Tensor, "b t c"], Float[Tensor, "b width-1 c"]]:
+        """Filter `x` (b, t, c); arguments and results are those of `linrec.ops.short_conv`."""
+        # autocast may have halved the input of float32 taps, which the operator takes
+        return short_conv(x, self.weight, state=tail, reset=reset)
+
+    def extra_repr(self) -> str:
+        """What `print` shows."""
+        return f"channels={self.weight.shape[0]}, width={self.weight.shape[1]}"
