@@ -27,7 +27,7 @@ def linear(x, module):
 
 
 def features(x, w, sigma):
-    """Equation 4 of one head's unit vectors, in directions scaled by sigma."""
+    """phi of one head's unit vectors, in directions scaled by sigma."""
     angle = (x / (x.norm(dim=-1, keepdim=True) + 1e-3)) @ (w * sigma).T
     return torch.cat([angle.sin(), angle.cos()], -1) / math.sqrt(len(w))
 

@@ -1,6 +1,6 @@
 """Linear attention: Transformers are RNNs (Katharopoulos, Vyas, Pappas and Fleuret, 2020).
 
-    Q = x W_Q     K = x W_K     V = x W_V                                (1)
+    Q = x W_Q     K = x W_K     V = x W_V                                (2)
     phi(x) = elu(x) + 1                                                  (7)
     s_i = s_{i-1} + phi(k_i) v_i^T                                      (18)
     z_i = z_{i-1} + phi(k_i)                                            (19)

@@ -1,10 +1,10 @@
 """RFA: Random Feature Attention (Peng, Pappas, Yogatama, Schwartz, Smith and Kong, 2021).
 
     q_t = x_t W_Q     k_t = x_t W_K     v_t = x_t W_V
-    phi(x) = [sin(w_1 x), .., sin(w_D x), cos(w_1 x), .., cos(w_D x)] / sqrt(D)      (4)
+    phi(x) = [sin(w_1 x), .., sin(w_D x), cos(w_1 x), .., cos(w_D x)] / sqrt(D)
     g_t = sigmoid(w_g x_t + b_g)
     S_t = g_t S_{t-1} + (1 - g_t) phi(k_t) v_t^T
-    z_t = g_t z_{t-1} + (1 - g_t) phi(k_t)                                           (7)
+    z_t = g_t z_{t-1} + (1 - g_t) phi(k_t)
     y_t = phi(q_t)^T S_t / (phi(q_t)^T z_t)
 
 x input, q query, k key, v value of a head, phi random features of unit vectors, w_i their directions, which
@@ -30,7 +30,7 @@ __all__ = ["RFA"]
 
 Features = Literal["rfa", "arc_cosine"]
 
-# of the paper's models of WikiText-103: 8 heads in a width of 512
+# as the Transformer's heads, whose place RFA takes
 CHANNELS_PER_HEAD = 64
 
 
