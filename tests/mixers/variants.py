@@ -23,7 +23,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "negative eigenvalues": {"n_heads": 2, "d_qk": 6, "d_v": 10, "beta": "double_sigmoid"},
         "Schlag and others": {"feature_map": "dpfp", "qk_norm": "l1", "output_norm": "none"},
         "no strength": {"beta": "one", "feature_map": "identity", "output_gate": True},
-        "convolution": {"n_heads": 2, "conv_size": 4},
+        "no convolution": {"n_heads": 2, "conv_size": None},
     },
     "decaying_fast_weights": {
         "paper": {},
@@ -62,7 +62,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "gated_delta_net": {
         "paper": {},
-        "convolution": {"d_qk": 4, "conv_size": 3},
+        "no convolution": {"d_qk": 4, "conv_size": None},
         "negative eigenvalues": {"n_heads": 2, "d_qk": 6, "beta": "double_sigmoid", "output_gate": False},
         "no decay": {"decay": "none", "feature_map": "elu", "d_qk": 4, "d_v": 4},
         "features": {"feature_map": "relu", "qk_norm": "l1", "output_norm": "none"},

@@ -27,9 +27,9 @@ TIME = 11
 REFUSED = {
     "aft": "aft",
     "attention": "softmax_attention",
-    "delta_net": "delta_rule",
+    "delta_net": "short_conv",
     "gate_loop_attention": "gate_loop_attention",
-    "gated_delta_net": "delta_rule",
+    "gated_delta_net": "short_conv",
 }
 
 

@@ -7,8 +7,9 @@
     y_t = W_O RMSNorm(o_t)
 
 x input, q query, k key, v value, beta writing strength of a head, S state, o output of a head, y output, phi
-SiLU, t time. The rule is that of Schlag, Irie and Schmidhuber (2021), who have other features and no norm of
-o. The operator's state is the transpose of S.
+SiLU, t time. A convolution of a few steps follows each of W_Q x, W_K x and W_V x. The rule is that of Schlag,
+Irie and Schmidhuber (2021), who have other features, no convolution and no norm of o. The operator's state is
+the transpose of S.
 """
 
 import torch
@@ -33,11 +34,11 @@ GAIN = 2**-2.5
 class DeltaNet(Mixer):
     """S_t = S_{t-1} (I - beta_t k_t k_t^T) + beta_t v_t k_t^T: what is under a key moves towards its value.
 
-    The defaults are the paper's layer without its short convolutions, which `conv_size=4` puts before phi and
-    SiLU.
+    The defaults are the paper's layer.
 
     | the paper's ablation, or an earlier layer | arguments |
     |---|---|
+    | without short convolutions | `conv_size=None` |
     | L1 norm, 1 + ELU | `qk_norm="l1", feature_map="elu"` |
     | L2 norm, 1 + ELU | `feature_map="elu"` |
     | L2 norm, ReLU | `feature_map="relu"` |
@@ -58,7 +59,7 @@ class DeltaNet(Mixer):
         qk_norm: "l2", or "l1" for features >= 0.
         beta: "sigmoid", in (0, 1); "double_sigmoid", in (0, 2); or "one".
         conv_size: taps of a causal convolution of each channel of q, k and v, before phi and SiLU; None is no
-            convolution. The paper has 4.
+            convolution.
         output_norm: of each head, "rms", "layer" or "none".
         output_gate: whether the normalised o is multiplied by SiLU(W_G x), as Gated DeltaNet does.
 
@@ -73,8 +74,8 @@ class DeltaNet(Mixer):
     Example:
         >>> import torch
         >>> mixer = DeltaNet(64, n_heads=4)
-        >>> y, state = mixer(torch.zeros(2, 10, 64))
-        >>> y.shape, state.shape
+        >>> y, (tail, S) = mixer(torch.zeros(2, 10, 64))
+        >>> y.shape, S.shape
         (torch.Size([2, 10, 64]), torch.Size([2, 4, 16, 16]))
     """
 
@@ -88,7 +89,7 @@ class DeltaNet(Mixer):
         feature_map: str = "silu",
         qk_norm: FeatureNorm = "l2",
         beta: Strength = "sigmoid",
-        conv_size: int | None = None,
+        conv_size: int | None = 4,
         output_norm: Norm = "rms",
         output_gate: bool = False,
     ) -> None:

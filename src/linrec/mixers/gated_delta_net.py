@@ -8,8 +8,9 @@
     y_t = W_o (RMSNorm(o_t) * SiLU(W_g x_t))
 
 x input, q query, k key, v value, alpha decay and beta writing strength of a head, A = exp(A_log) and b_dt
-(dt_bias) one learned number per head each, S state, o output of a head, y output, phi SiLU, t time. alpha is
-made as Mamba-2 makes it. The operator's state is the transpose of S.
+(dt_bias) one learned number per head each, S state, o output of a head, y output, phi SiLU, t time. A
+convolution of a few steps follows each of W_q x, W_k x and W_v x. alpha is made as Mamba-2 makes it. The
+operator's state is the transpose of S.
 """
 
 import math
@@ -45,13 +46,13 @@ STEP_SIZES = (0.001, 0.1)
 class GatedDeltaNet(Mixer):
     """S_t = S_{t-1} (alpha_t (I - beta_t k_t k_t^T)) + beta_t v_t k_t^T (eq. 10): one decay for a whole head.
 
-    The defaults are the paper's layer without its short convolutions, which `conv_size=4` puts before phi and
-    SiLU. With d_qk = 3/4 d_model and
+    The defaults are the paper's layer. With d_qk = 3/4 d_model and
     d_v = 2 d_qk its matrices have 6 d_model^2 parameters.
 
     | the paper's ablation | arguments |
     |---|---|
     | without decay: DeltaNet | `decay="none"` |
+    | without short convolutions | `conv_size=None` |
     | without output gate | `output_gate=False` |
     | without output norm | `output_norm="none"` |
     | L1 norm; other features | `qk_norm="l1"`; `feature_map="relu"`, `"elu"` |
@@ -74,7 +75,7 @@ class GatedDeltaNet(Mixer):
         decay: "data", or "none" for alpha = 1.
         beta: "sigmoid", in (0, 1); "double_sigmoid", in (0, 2); or "one".
         conv_size: taps of a causal convolution of each channel of q, k and v, before phi and SiLU; None is no
-            convolution. The paper has 4.
+            convolution.
         output_norm: of each head, "rms", "layer" or "none".
         output_gate: whether the normalised o is multiplied by SiLU(W_g x).
 
@@ -88,8 +89,8 @@ class GatedDeltaNet(Mixer):
     Example:
         >>> import torch
         >>> mixer = GatedDeltaNet(64, n_heads=4)
-        >>> y, state = mixer(torch.zeros(2, 10, 64))
-        >>> y.shape, state.shape
+        >>> y, (tail, S) = mixer(torch.zeros(2, 10, 64))
+        >>> y.shape, S.shape
         (torch.Size([2, 10, 64]), torch.Size([2, 4, 12, 24]))
     """
 
@@ -104,7 +105,7 @@ class GatedDeltaNet(Mixer):
         qk_norm: FeatureNorm = "l2",
         decay: Decay = "data",
         beta: Strength = "sigmoid",
-        conv_size: int | None = None,
+        conv_size: int | None = 4,
         output_norm: Norm = "rms",
         output_gate: bool = True,
     ) -> None:
