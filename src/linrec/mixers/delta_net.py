@@ -139,19 +139,13 @@ class DeltaNet(Mixer):
         device = self.q.weight.device if device is None else device
         shape = (batch, self.n_heads, self.features.d_features, self.d_value)
         S = torch.zeros(shape, dtype=self._state_dtype(), device=device)
-        if self.conv is None:
-            return S
-        channels, width = self.conv.weight.shape
-        return torch.zeros(batch, width - 1, channels, dtype=S.dtype, device=device), S
+        return S if self.conv is None else (self.conv.init_state(batch, dtype=S.dtype, device=device), S)
 
     @property
     def state_size(self) -> int:
         """Elements of S, h dk dv with dk counting features, and of the convolution's tail."""
         size = self.n_heads * self.features.d_features * self.d_value
-        if self.conv is None:
-            return size
-        channels, width = self.conv.weight.shape
-        return size + (width - 1) * channels
+        return size if self.conv is None else size + self.conv.state_size
 
     def token_mixing(
         self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
@@ -169,9 +163,7 @@ class DeltaNet(Mixer):
         """q, k and v in heads, and the tail of the convolution."""
         q, k, v = self.q(x), self.k(x), self.v(x)
         if self.conv is not None:
-            sizes = [part.shape[-1] for part in (q, k, v)]
-            filtered, tail = self.conv(torch.cat([q, k, v], dim=-1), tail, reset=reset)
-            q, k, v = filtered.split(sizes, dim=-1)
+            (q, k, v), tail = self.conv.side_by_side((q, k, v), tail, reset=reset)
         q, k, v = (part.unflatten(-1, (self.n_heads, -1)) for part in (q, k, v))
         return self.features(q), self.features(k), functional.silu(v), tail
 

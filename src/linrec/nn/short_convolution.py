@@ -1,6 +1,7 @@
 """The short convolution as a layer: its taps, and the tail that it carries."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Bool, Float
@@ -50,6 +51,30 @@ class ShortConvolution(nn.Module):
         """Filter `x` (b, t, c); arguments and results are those of `linrec.ops.short_conv`."""
         # autocast may have halved the input of float32 taps, which the operator takes
         return short_conv(x, self.weight, state=tail, reset=reset)
+
+    def side_by_side(
+        self,
+        parts: Sequence[Tensor],
+        tail: Float[Tensor, "b width-1 c"] | None = None,
+        *,
+        reset: Bool[Tensor, "b t"] | None = None,
+    ) -> tuple[tuple[Tensor, ...], Float[Tensor, "b width-1 c"]]:
+        """Filter several tensors (b, t, ..), which have the channels between them, as one."""
+        y, tail = self(torch.cat(list(parts), dim=-1), tail, reset=reset)
+        return y.split([part.shape[-1] for part in parts], dim=-1), tail
+
+    def init_state(
+        self, batch: int, *, dtype: torch.dtype, device: torch.device | str | None = None
+    ) -> Float[Tensor, "b width-1 c"]:
+        """The tail at the start of a sequence: zeros (batch, width - 1, channels)."""
+        channels, width = self.weight.shape
+        return torch.zeros(batch, width - 1, channels, dtype=dtype, device=device)
+
+    @property
+    def state_size(self) -> int:
+        """Elements of the tail, (width - 1) channels."""
+        channels, width = self.weight.shape
+        return (width - 1) * channels
 
     def extra_repr(self) -> str:
         """What `print` shows."""
