@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from linrec.mixers import build
 from linrec.models import Block, LanguageModel, ModelConfig
 from linrec.testing import (
     assert_agree,
@@ -53,6 +54,45 @@ def test_post_norms_stand_after_the_skip_connections():
     assert_agree(block(x)[0], expected)
     with pytest.raises(ValueError, match="did you mean 'post'"):
         make(replace(CONFIG, norm_position="posst"))
+
+
+def test_blocks_without_channel_mixing_mix_time_alone():
+    model = make(replace(CONFIG, channel_mixing="none"))
+    x = model.embedding.weight[tokens()]
+    for block in model.blocks:
+        x = x + block.mixer(functional.layer_norm(x, (8,), *block.mixer_norm.parameters()))[0]
+    expected = model.head(functional.layer_norm(x, (8,), *model.norm.parameters()))
+    assert_agree(model(tokens())[0], expected)
+    assert not any("channel_mixing" in name for name, _ in model.named_parameters())
+
+
+@pytest.mark.parametrize("norm_position", ["pre", "post"])
+def test_a_channel_mixing_that_is_a_mixer_carries_its_state(norm_position):
+    torch.manual_seed(0)
+    block = Block(build("gate_loop", 8), build("hgru", 8), norm_position=norm_position)
+    x = torch.randn(2, 9, 8, generator=generator())
+    check_split(block, x)
+    check_steps(block, x)
+    check_reset(block, x)
+    state = block.init_state(2)
+    assert_agree(block(x, state)[0], block(x)[0])
+    assert sum(part[0].numel() for part in state) == block.state_size == 8 + 8
+
+
+def test_options_of_embedding_and_head():
+    options = {"embedding_norm": True, "head_bias": False, "logit_cap": 0.5, "norm": "rms", "norm_eps": 0.1}
+    model = make(replace(CONFIG, **options))
+    seen = []
+    model.blocks[0].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    logits, _ = model(tokens())
+    embedded = model.embedding.weight[tokens()]
+    expected = embedded / (embedded.square().mean(-1, keepdim=True) + 0.1).sqrt()
+    assert_agree(seen[0], expected * model.embedding_norm.weight)
+    plain = model.hidden(tokens())[0] @ model.head.weight.T
+    assert model.head.bias is None and plain.abs().max() > 0.5
+    assert_agree(logits, 0.5 * torch.tanh(2 * plain))
+    tied = make(ModelConfig(vocab_size=6, d_model=8, tie_embeddings=True, head_bias=True))
+    assert tied.head.bias is not None and tied.head.weight is tied.embedding.weight
 
 
 class TestLaws:

@@ -34,6 +34,18 @@ def test_pieces_agree_with_all_logits_at_once(rows, with_bias):
     torch.testing.assert_close(got, torch.autograd.grad(0.3 * reference, given))
 
 
+@pytest.mark.parametrize("rows", [4, None])
+def test_capped_logits(rows):
+    (x, weight, bias), targets = inputs()
+    loss, predictions = linear_cross_entropy(x, weight, bias, targets, cap=0.7, rows=rows)
+    logits = 0.7 * torch.tanh((x @ weight.T + bias) / 0.7)
+    reference = functional.cross_entropy(logits, targets, ignore_index=-100, reduction="sum")
+    torch.testing.assert_close(loss, reference)
+    assert torch.equal(predictions, logits.argmax(-1))
+    got = torch.autograd.grad(loss, [x, weight, bias])
+    torch.testing.assert_close(got, torch.autograd.grad(reference, [x, weight, bias]))
+
+
 def test_a_frozen_head_gets_no_gradient():
     (x, weight, bias), targets = inputs()
     weight.requires_grad_(False)

@@ -245,7 +245,7 @@ class _Meter:
         rows = max(1, LOGITS // head.weight.shape[0])
         # cut here, where no gradient is needed that the function's own pieces would compute
         losses = [
-            linear_cross_entropy(piece, head.weight, head.bias, wanted, rows=rows)[0]
+            linear_cross_entropy(piece, head.weight, head.bias, wanted, cap=head.cap, rows=rows)[0]
             for piece, wanted in zip(x.split(rows), targets.split(rows), strict=True)
         ]
         return torch.stack(losses).sum()

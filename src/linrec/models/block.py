@@ -2,6 +2,7 @@
 
 from typing import Literal, TypeAlias
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
@@ -24,10 +25,15 @@ class Block(nn.Module):
 
     The paper lists skip connections and layer normalisation and does not say where the norm stands.
 
+    A channel mixing that looks at steps before, as RWKV's does, is a `Mixer` too. The state of the block is
+    then the pair (state of the time mixing, state of the channel mixing); else it is that of the time mixing.
+
     Args:
         mixer: the time mixing.
-        channel_mixing: maps (..., d_model) to (..., d_model), each step alone.
+        channel_mixing: maps (..., d_model) to (..., d_model), each step alone; or a `Mixer`; or None, for
+            models whose blocks mix time alone.
         norm: "layer" or "rms".
+        norm_eps: what the norms add to the variance or the mean square.
         norm_position: "pre" or "post".
         dropout: probability, on the output of each sublayer.
 
@@ -47,9 +53,10 @@ class Block(nn.Module):
     def __init__(
         self,
         mixer: Mixer,
-        channel_mixing: nn.Module,
+        channel_mixing: nn.Module | None,
         *,
         norm: Norm = "layer",
+        norm_eps: float = 1e-5,
         norm_position: NormPosition = "pre",
         dropout: float = 0.0,
     ) -> None:
@@ -57,9 +64,12 @@ class Block(nn.Module):
         if norm_position not in ("pre", "post"):
             raise unknown("`norm_position`", norm_position, ["pre", "post"])
         self.norm_position = norm_position
-        self.mixer_norm = make_norm(norm, mixer.d_model)
+        self.mixer_norm = make_norm(norm, mixer.d_model, eps=norm_eps)
         self.mixer = mixer
-        self.channel_mixing_norm = make_norm(norm, mixer.d_model)
+        # a block without channel mixing has no norm for it, and no parameters that nothing reads
+        self.channel_mixing_norm = make_norm(
+            "none" if channel_mixing is None else norm, mixer.d_model, eps=norm_eps
+        )
         self.channel_mixing = channel_mixing
         self.dropout = nn.Dropout(dropout)
 
@@ -71,11 +81,34 @@ class Block(nn.Module):
         reset: Bool[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b *time d_model"], State]:
         """Apply the block to `x`; arguments and results are those of `Mixer.forward`."""
-        if self.norm_position == "post":
-            y, state = self.mixer(x, state, reset=reset)
-            x = self.mixer_norm(x + self.dropout(y))
-            return self.channel_mixing_norm(x + self.dropout(self.channel_mixing(x))), state
-        y, state = self.mixer(self.mixer_norm(x), state, reset=reset)
+        carries = isinstance(self.channel_mixing, Mixer)
+        over_time, over_channels = state if carries and state is not None else (state, None)
+        y, over_time = self.mixer(self._before(self.mixer_norm, x), over_time, reset=reset)
+        x = self._after(self.mixer_norm, x, y)
+        if self.channel_mixing is None:
+            return x, over_time
+        z = self._before(self.channel_mixing_norm, x)
+        if not isinstance(self.channel_mixing, Mixer):
+            return self._after(self.channel_mixing_norm, x, self.channel_mixing(z)), over_time
+        y, over_channels = self.channel_mixing(z, over_channels, reset=reset)
+        return self._after(self.channel_mixing_norm, x, y), (over_time, over_channels)
+
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
+        """The state at the start of `batch` sequences."""
+        over_time = self.mixer.init_state(batch, device=device)
+        if not isinstance(self.channel_mixing, Mixer):
+            return over_time
+        return over_time, self.channel_mixing.init_state(batch, device=device)
+
+    @property
+    def state_size(self) -> int:
+        """Elements of the state per sequence; see `Mixer.state_size`."""
+        carried = self.channel_mixing.state_size if isinstance(self.channel_mixing, Mixer) else 0
+        return self.mixer.state_size + carried
+
+    def _before(self, norm: nn.Module, x: Tensor) -> Tensor:
+        return norm(x) if self.norm_position == "pre" else x
+
+    def _after(self, norm: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         x = x + self.dropout(y)
-        x = x + self.dropout(self.channel_mixing(self.channel_mixing_norm(x)))
-        return x, state
+        return x if self.norm_position == "pre" else norm(x)

@@ -102,7 +102,9 @@ class ImageClassifier(nn.Module):
             )
 
         self.blocks = make_blocks(config, scan)
-        self.norm = make_norm(config.norm if config.final_norm else "none", config.d_model)
+        self.norm = make_norm(
+            config.norm if config.final_norm else "none", config.d_model, eps=config.norm_eps
+        )
         self.head = nn.Linear(config.d_model, config.n_outputs)
         mark(self.head, group="vocabulary", weight_decay=True)
 

@@ -14,6 +14,7 @@ from linrec.models.block import Block
 from linrec.models.config import ModelConfig
 from linrec.models.stack import make_blocks
 from linrec.nn.embedding import Embedding
+from linrec.nn.head import Head
 from linrec.nn.norms import make_norm
 from linrec.nn.parameters import mark
 
@@ -25,7 +26,7 @@ class LanguageModel(nn.Module):
 
     Initialisation is torch's own for every layer (embedding N(0, 1)), but for a tied embedding, which is
     drawn from N(0, 1 / d_model) so that the logits start at unit scale. The untied head has a bias, the tied
-    one none.
+    one none, unless `config.head_bias` says.
 
     Args:
         config: the model's shape; see `ModelConfig`. `config.mixer` names the time mixer of every block.
@@ -57,10 +58,16 @@ class LanguageModel(nn.Module):
         self.recompute = False
         n_outputs = config.vocab_size if config.n_outputs is None else config.n_outputs
         self.embedding = Embedding(config.vocab_size, config.d_model)
+        self.embedding_norm = make_norm(
+            config.norm if config.embedding_norm else "none", config.d_model, eps=config.norm_eps
+        )
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = make_blocks(config, partial(build, config.mixer, config.d_model, **config.mixer_args))
-        self.norm = make_norm(config.norm if config.final_norm else "none", config.d_model)
-        self.head = nn.Linear(config.d_model, n_outputs, bias=not config.tie_embeddings)
+        self.norm = make_norm(
+            config.norm if config.final_norm else "none", config.d_model, eps=config.norm_eps
+        )
+        bias = not config.tie_embeddings if config.head_bias is None else config.head_bias
+        self.head = Head(config.d_model, n_outputs, bias=bias, cap=config.logit_cap)
         for tokenwise in (self.embedding, self.head):
             mark(tokenwise, group="vocabulary", weight_decay=True)
         if config.tie_embeddings:
@@ -117,7 +124,7 @@ class LanguageModel(nn.Module):
                 f"`state` must have one entry per layer, {len(self.blocks)}; got {len(state)}. "
                 "Pass the state that this model returned."
             )
-        x = self.dropout(self.embedding(tokens))
+        x = self.dropout(self.embedding_norm(self.embedding(tokens)))
         states = []
         for block, block_state in zip(self.blocks, state, strict=True):
             if self.recompute and torch.is_grad_enabled():
@@ -129,14 +136,18 @@ class LanguageModel(nn.Module):
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> tuple[State, ...]:
         """The state at the start of `batch` sequences, one entry per layer."""
-        return tuple(mixer.init_state(batch, device=device) for mixer in self.mixers)
+        return tuple(block.init_state(batch, device=device) for block in self._blocks)
 
     @property
     def state_size(self) -> int:
         """Elements of the state per sequence, over all layers."""
-        return sum(mixer.state_size for mixer in self.mixers)
+        return sum(block.state_size for block in self._blocks)
 
     @property
     def mixers(self) -> list[Mixer]:
         """The time mixers, first layer first."""
-        return [cast(Block, block).mixer for block in self.blocks]
+        return [block.mixer for block in self._blocks]
+
+    @property
+    def _blocks(self) -> list[Block]:
+        return cast(list[Block], [*self.blocks])

@@ -129,7 +129,9 @@ class SequenceClassifier(nn.Module):
             return Bidirectional(make(), make(), combine=config.combine, unshared=config.unshared)
 
         self.blocks = make_blocks(config, both if config.bidirectional else make)
-        self.norm = make_norm(config.norm if config.final_norm else "none", config.d_model)
+        self.norm = make_norm(
+            config.norm if config.final_norm else "none", config.d_model, eps=config.norm_eps
+        )
         self.head = nn.Linear(config.d_model, config.n_outputs)
         mark(self.head, group="vocabulary", weight_decay=True)
 

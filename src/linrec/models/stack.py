@@ -36,6 +36,7 @@ def make_blocks(config: StackConfig, make_mixer: Callable[[], Mixer]) -> nn.Modu
             make_mixer(),
             make_channel_mixing(config.channel_mixing, config.d_model, config.d_channel_mixing),
             norm=config.norm,
+            norm_eps=config.norm_eps,
             norm_position=config.norm_position,
             dropout=config.dropout,
         )

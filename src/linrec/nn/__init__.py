@@ -5,6 +5,7 @@ from linrec.nn.embedding import Embedding
 from linrec.nn.ffn import FeedForward
 from linrec.nn.gates import GateLinear, Transition
 from linrec.nn.glu import GLU
+from linrec.nn.head import Head
 from linrec.nn.lower_bounds import LowerBounds
 from linrec.nn.norms import RMSNorm, make_norm
 from linrec.nn.parameters import ParameterGroup, groups_of, mark
@@ -16,6 +17,7 @@ __all__ = [
     "Embedding",
     "FeedForward",
     "GateLinear",
+    "Head",
     "LowerBounds",
     "ParameterGroup",
     "RMSNorm",

@@ -10,15 +10,15 @@ from linrec.nn.glu import GLU, GLUActivation
 
 __all__ = ["ChannelMixing", "make_channel_mixing"]
 
-ChannelMixing: TypeAlias = Literal["ffn", "glu", "swiglu", "geglu", "bilinear"]
+ChannelMixing: TypeAlias = Literal["ffn", "glu", "swiglu", "geglu", "bilinear", "none"]
 _GATES = {"glu": "sigmoid", "swiglu": "silu", "geglu": "gelu", "bilinear": "identity"}
 
 
-def make_channel_mixing(kind: ChannelMixing, d_model: int, d_hidden: int) -> nn.Module:
-    """Return a `FeedForward` ("ffn"), or the `GLU` of this name.
+def make_channel_mixing(kind: ChannelMixing, d_model: int, d_hidden: int) -> nn.Module | None:
+    """Return a `FeedForward` ("ffn"), the `GLU` of this name, or None ("none").
 
     Args:
-        kind: "ffn", "glu", "swiglu", "geglu" or "bilinear".
+        kind: "ffn", "glu", "swiglu", "geglu", "bilinear", or "none".
         d_model: width of input and output.
         d_hidden: hidden width. A gated unit has three matrices of it, a feed-forward network two.
 
@@ -31,6 +31,8 @@ def make_channel_mixing(kind: ChannelMixing, d_model: int, d_hidden: int) -> nn.
     """
     if kind == "ffn":
         return FeedForward(d_model, d_hidden)
+    if kind == "none":
+        return None
     if kind not in _GATES:
-        raise unknown("channel mixing", kind, ["ffn", *_GATES])
+        raise unknown("channel mixing", kind, ["ffn", *_GATES, "none"])
     return GLU(d_model, d_hidden, activation=cast(GLUActivation, _GATES[kind]))

@@ -8,6 +8,8 @@ from torch import Tensor, autocast
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from linrec.nn.head import soft_cap
+
 __all__ = ["linear_cross_entropy"]
 
 IGNORED = -100
@@ -21,11 +23,13 @@ def linear_cross_entropy(
     bias: Float[Tensor, "v"] | None,
     targets: Int64[Tensor, "*n"],
     *,
+    cap: float | None = None,
     rows: int | None = None,
 ) -> tuple[Float[Tensor, ""], Int64[Tensor, "*n"]]:
     """Cross-entropy of a linear layer's outputs, summed over the positions that have a target.
 
-        logits_n = W x_n + b        loss = sum_n log(sum_v exp(logits_nv)) - logits_n,target_n
+        logits_n = W x_n + b, or cap tanh((W x_n + b) / cap)
+        loss = sum_n log(sum_v exp(logits_nv)) - logits_n,target_n
 
     Where there are more logits than fit into one piece, the gradient of each piece is taken together with its
     loss, so that nothing of the size of the logits is kept or computed twice. The gradient of `weight` is
@@ -37,6 +41,7 @@ def linear_cross_entropy(
         weight: (v, d).
         bias: (v), or None.
         targets: (*n), int64 in [0, v), or -100 where nothing is to be predicted.
+        cap: that of `linrec.nn.Head`; None is none.
         rows: positions in a piece; None makes pieces of 2^28 logits.
 
     Returns:
@@ -57,20 +62,26 @@ def linear_cross_entropy(
     x, targets = x.flatten(0, -2), targets.flatten()
     rows = max(1, LOGITS // weight.shape[0]) if rows is None else rows
     if len(targets) <= rows:
-        logits = _wide(functional.linear(x, weight, bias))
+        logits = soft_cap(_wide(functional.linear(x, weight, bias)), cap)
         loss = functional.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
         return loss, logits.detach().argmax(-1).reshape(shape)
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-    loss, predictions = _InPieces.apply(x.to(dtype), weight, bias, targets, rows)
+    loss, predictions = _InPieces.apply(x.to(dtype), weight, bias, targets, cap, rows)
     return loss, predictions.reshape(shape)
 
 
 class _InPieces(torch.autograd.Function):
-    """loss, predictions = _InPieces.apply(x, weight, bias, targets, rows), in the dtype of `x`."""
+    """loss, predictions = _InPieces.apply(x, weight, bias, targets, cap, rows), in the dtype of `x`."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, rows: int
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        cap: float | None,
+        rows: int,
     ) -> tuple[Tensor, Tensor]:
         needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
         n = len(targets)
@@ -84,7 +95,7 @@ class _InPieces(torch.autograd.Function):
             for start in range(0, n, rows):
                 x_piece = x[start : start + rows]
                 logits = functional.linear(x_piece, w, b)
-                loss, best, dlogits = _piece(logits, targets[start : start + rows])
+                loss, best, dlogits = _piece(logits, targets[start : start + rows], cap)
                 losses.append(loss)
                 predictions.append(best)
                 if needs_x:
@@ -105,12 +116,12 @@ class _InPieces(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dloss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        return *(None if g is None else g * dloss.to(g.dtype) for g in ctx.saved_tensors), None, None
+        return *(None if g is None else g * dloss.to(g.dtype) for g in ctx.saved_tensors), None, None, None
 
 
-def _piece(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Loss, predictions, and the gradient of the loss for the logits in their own dtype."""
-    wide = _wide(logits)
+def _piece(logits: Tensor, targets: Tensor, cap: float | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Loss, predictions, and the gradient of the loss for the logits before the cap, in their own dtype."""
+    wide = soft_cap(_wide(logits), cap)
     top, predictions = wide.max(-1, keepdim=True)
     exps = (wide - top).exp()
     total = exps.sum(-1, keepdim=True)
@@ -119,6 +130,8 @@ def _piece(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     loss = torch.where(valid, total.log() + top - wide.gather(-1, place), 0).sum()
     hit = torch.arange(logits.shape[-1], device=logits.device) == place
     dlogits = torch.where(valid, exps / total - hit.to(wide.dtype), 0)
+    if cap is not None:
+        dlogits = dlogits * (1 - (wide / cap).square())
     return loss, predictions[:, 0], dlogits.to(logits.dtype)
 
 

@@ -29,10 +29,11 @@ class RMSNorm(nn.RMSNorm):
         return super().forward(x.to(self.weight.dtype))
 
 
-def make_norm(kind: Norm, d: int) -> nn.Module:
+def make_norm(kind: Norm, d: int, *, eps: float = 1e-5) -> nn.Module:
     """The normalisation over the last axis of size `d` that `kind` names: "layer", "rms" or "none".
 
-    The first two have a learned weight, LayerNorm a learned bias too; their eps is 1e-5.
+    The first two have a learned weight, LayerNorm a learned bias too. `eps` is added to the variance or the
+    mean square.
 
     Raises:
         ValueError: `kind` is none of the three; the message names the nearest.
@@ -42,9 +43,9 @@ def make_norm(kind: Norm, d: int) -> nn.Module:
         (8,)
     """
     if kind == "layer":
-        return nn.LayerNorm(d, eps=1e-5)
+        return nn.LayerNorm(d, eps=eps)
     if kind == "rms":
-        return RMSNorm(d, eps=1e-5)
+        return RMSNorm(d, eps=eps)
     if kind == "none":
         return nn.Identity()
     raise unknown("norm", kind, ["layer", "rms", "none"])

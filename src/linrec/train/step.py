@@ -56,7 +56,7 @@ class Objective(nn.Module):
         """Return loss and predictions; positions whose target is -100 count for neither."""
         x, _ = self.model.hidden(inputs, reset=reset)
         head = self.model.head
-        loss, predictions = linear_cross_entropy(x, head.weight, head.bias, targets)
+        loss, predictions = linear_cross_entropy(x, head.weight, head.bias, targets, cap=head.cap)
         return Outcome(loss, (predictions == targets).sum(), predictions)
 
 
