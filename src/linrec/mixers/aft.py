@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from linrec.errors import unknown
 from linrec.mixers.base import Mixer, State
+from linrec.nn.running_maximum import running_maximum
 from linrec.ops import splitting
 from linrec.ops.gate_loop import gate_loop_matrix
 from linrec.ops.scan import scan
@@ -205,21 +206,7 @@ class AFT(Mixer):
         """exp(m_{t-1} - m_t), exp(K_t - m_t) and m_t, all (b, t, d_model)."""
         k = self.k(x).to(self._state_dtype())
         # sums over exp(m) are what they are whatever m is, so no gradient passes it
-        largest = _largest_so_far(k.detach(), before.detach(), reset)
-        earlier = torch.cat([before.detach()[:, None].to(k.dtype), largest[:, :-1]], 1)
+        largest = running_maximum(k, before, reset=reset)
+        earlier, largest = largest[:, :-1], largest[:, 1:]
         # where a new sequence starts the largest key may fall, and nothing is left to fade
         return (earlier - largest).clamp(max=0).exp(), (k - largest).exp(), largest
-
-
-def _largest_so_far(k: Tensor, before: Tensor, reset: Tensor | None) -> Tensor:
-    """The largest of `before` (b, d) and k (b, t, d) up to each step, since the last reset."""
-    keys = torch.cat([before[:, None].to(k.dtype), k], 1)
-    if reset is None:
-        return keys.cummax(1).values[:, 1:]
-    # sequences are told apart by lifting each above all before it
-    before = torch.where(before.isinf(), k[:, 0], before.to(k.dtype))
-    low, high = torch.minimum(before, k.amin(1)), torch.maximum(before, k.amax(1))
-    wide = torch.float32 if k.device.type == "mps" else torch.float64
-    lift = (high - low + 1).to(wide)[:, None] * reset.cumsum(1).to(wide)[..., None]
-    lifted = torch.cat([keys[:, :1].to(wide), k.to(wide) + lift], 1)
-    return (lifted.cummax(1).values[:, 1:] - lift).to(k.dtype)

@@ -1,0 +1,54 @@
+"""The largest exponent so far: what sums of exponentials are kept over, so that they do not overflow."""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+__all__ = ["running_maximum"]
+
+
+def running_maximum(
+    x: Float[Tensor, "b t c"],
+    before: Float[Tensor, "b c"],
+    log_decay: Float[Tensor, "*bt c"] | None = None,
+    *,
+    reset: Bool[Tensor, "b t"] | None = None,
+) -> Float[Tensor, "b steps c"]:
+    """m_t = max(m_{t-1} + log_decay_t, x_t), m_0 = before: the largest of exponents that decay.
+
+    A sum s_t = exp(log_decay_t) s_{t-1} + exp(x_t) u_t, kept as exp(-m_t) s_t, neither overflows nor loses
+    its largest part. What is kept times exp(m_t) is the same whatever m is, so m has no gradient here.
+
+    Without decays and resets this is a cumulative maximum; with them, log2(t) passes over the steps, each of
+    which doubles the stretch that a step has looked back.
+
+    Args:
+        x: exponents (b, t, c), not +inf.
+        before: m_0 (b, c), -inf where nothing came before.
+        log_decay: <= 0, (b, t, c), or (c,) where it is constant; None is 0.
+        reset: (b, t) bool; true at t makes m_t = x_t.
+
+    Returns:
+        m_0 .. m_t, (b, t + 1, c), in the dtype of `x`.
+
+    Example:
+        >>> x = torch.tensor([3.0, 1.0, 0.0]).reshape(1, 3, 1)
+        >>> none = torch.full((1, 1), -torch.inf)
+        >>> running_maximum(x, none, torch.tensor([-1.0])).flatten().tolist()
+        [-inf, 3.0, 2.0, 1.0]
+    """
+    largest = torch.cat([before.detach()[:, None].to(x.dtype), x.detach()], 1)
+    if log_decay is None and reset is None:
+        return largest.cummax(1).values
+    fall = torch.zeros_like(x) if log_decay is None else log_decay.detach().to(x.dtype).expand_as(x)
+    if reset is not None:
+        fall = fall.masked_fill(reset[..., None], -torch.inf)
+    # from step t-1 to step t, for t = 1 ..; what is in front of m_0 is never asked for
+    fall = torch.cat([torch.zeros_like(largest[:, :1]), fall], 1)
+    span = 1
+    while span < largest.shape[1]:
+        earlier = largest[:, :-span] + fall[:, span:]
+        largest = torch.cat([largest[:, :span], torch.maximum(largest[:, span:], earlier)], 1)
+        fall = torch.cat([fall[:, :span], fall[:, span:] + fall[:, :-span]], 1)
+        span *= 2
+    return largest
