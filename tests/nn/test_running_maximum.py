@@ -4,7 +4,7 @@ import torch
 from linrec.nn.running_maximum import running_maximum
 from linrec.testing import assert_agree, generator, reset_mask
 
-SHAPE = (2, 13, 3)
+SHAPE = (2, 13, 3, 2)
 
 
 def by_loop(x, before, log_decay, reset):
@@ -12,7 +12,7 @@ def by_loop(x, before, log_decay, reset):
     for t in range(x.shape[1]):
         m = largest[-1] if log_decay is None else largest[-1] + log_decay.expand_as(x)[:, t]
         if reset is not None:
-            m = m.masked_fill(reset[:, t, None], -torch.inf)
+            m = m.masked_fill(reset[:, t, None, None], -torch.inf)
         largest.append(torch.maximum(m, x[:, t]))
     return torch.stack(largest, 1)
 
@@ -23,7 +23,7 @@ def by_loop(x, before, log_decay, reset):
 @pytest.mark.parametrize("time", [0, 1, 2, 8, 13])
 def test_it_is_the_recurrence(time, decay, rate, starts):
     x = 3 * torch.randn(SHAPE, generator=generator(), dtype=torch.float64)[:, :time]
-    before = torch.randn(2, 3, generator=generator(1), dtype=torch.float64) + starts
+    before = torch.randn(2, 3, 2, generator=generator(1), dtype=torch.float64) + starts
     log_decay = None if decay is None else -torch.rand(decay, generator=generator(2), dtype=torch.float64)
     if decay == SHAPE:
         log_decay = log_decay[:, :time]

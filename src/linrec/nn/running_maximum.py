@@ -8,12 +8,12 @@ __all__ = ["running_maximum"]
 
 
 def running_maximum(
-    x: Float[Tensor, "b t c"],
-    before: Float[Tensor, "b c"],
-    log_decay: Float[Tensor, "*bt c"] | None = None,
+    x: Float[Tensor, "b t *c"],
+    before: Float[Tensor, "b *c"],
+    log_decay: Float[Tensor, "..."] | None = None,
     *,
     reset: Bool[Tensor, "b t"] | None = None,
-) -> Float[Tensor, "b steps c"]:
+) -> Float[Tensor, "b steps *c"]:
     """m_t = max(m_{t-1} + log_decay_t, x_t), m_0 = before: the largest of exponents that decay.
 
     A sum s_t = exp(log_decay_t) s_{t-1} + exp(x_t) u_t, kept as exp(-m_t) s_t, neither overflows nor loses
@@ -23,13 +23,13 @@ def running_maximum(
     which doubles the stretch that a step has looked back.
 
     Args:
-        x: exponents (b, t, c), not +inf.
-        before: m_0 (b, c), -inf where nothing came before.
-        log_decay: <= 0, (b, t, c), or (c,) where it is constant; None is 0.
+        x: exponents (b, t, ..), not +inf.
+        before: m_0 (b, ..), -inf where nothing came before.
+        log_decay: <= 0, (b, t, ..), or (..) where it is constant in time; None is 0.
         reset: (b, t) bool; true at t makes m_t = x_t.
 
     Returns:
-        m_0 .. m_t, (b, t + 1, c), in the dtype of `x`.
+        m_0 .. m_t, (b, t + 1, ..), in the dtype of `x`.
 
     Example:
         >>> x = torch.tensor([3.0, 1.0, 0.0]).reshape(1, 3, 1)
@@ -42,7 +42,8 @@ def running_maximum(
         return largest.cummax(1).values
     fall = torch.zeros_like(x) if log_decay is None else log_decay.detach().to(x.dtype).expand_as(x)
     if reset is not None:
-        fall = fall.masked_fill(reset[..., None], -torch.inf)
+        cut = reset.reshape(*reset.shape, *[1] * (x.dim() - 2))
+        fall = fall.masked_fill(cut, -torch.inf)
     # from step t-1 to step t, for t = 1 ..; what is in front of m_0 is never asked for
     fall = torch.cat([torch.zeros_like(largest[:, :1]), fall], 1)
     span = 1
