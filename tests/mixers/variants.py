@@ -31,6 +31,19 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "keys alone": {"n_heads": 2, "decay": "key"},
         "sum": {"decay": "none", "feature_map": "elu"},
     },
+    # larger weights than the paper's, whose outputs would be near zero
+    "flash_gau": {
+        "paper": {"chunk_size": 4, "d_qk": 6, "init_std": 0.5},
+        "chunks apart": {
+            "chunk_size": 7,
+            "d_qk": 4,
+            "linear": False,
+            "activation": "softmax",
+            "position_bias": "rotary",
+            "init_std": 0.5,
+        },
+        "linear alone": {"chunk_size": 3, "quadratic": False, "positions": "none", "init_std": 0.5},
+    },
     "gate_loop": {
         "paper": {},
         "heads": {"n_heads": 2, "phase_activation": "tanh", "bias": False},
@@ -115,6 +128,34 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "larger state": {"d_state": 7},
         "long memory": {"d_state": 3, "r_min": 0.99, "r_max": 0.9999, "max_phase": 0.3},
     },
+    "mamba2": {
+        "paper": {"d_state": 5},
+        "groups": {
+            "n_heads": 4,
+            "d_state": 3,
+            "n_groups": 2,
+            "D": "channel",
+            "norm_before_gate": True,
+            "dt_limit": (0.01, 1.0),
+        },
+        "sequential": {
+            "n_heads": 2,
+            "d_state": 3,
+            "heads": "multi_expand",
+            "projections": "sequential",
+            "feature_map": "identity",
+            "bias": True,
+        },
+        "bare": {
+            "n_heads": 2,
+            "d_state": 3,
+            "heads": "multi_head",
+            "feature_map": "dpfp",
+            "conv_size": None,
+            "D": "none",
+            "output_norm": "none",
+        },
+    },
     "retnet": {
         "paper": {},
         "heads": {"n_heads": 2, "d_v": 6, "rotary_base": 100.0, "output_norm": "rms"},
@@ -125,6 +166,12 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "paper": {},
         "heads": {"n_heads": 2, "n_features": 3, "orthogonal": True, "learn_sigma": False},
         "arccos": {"feature_map": "arc_cosine", "gate": False},
+    },
+    "rwkv4": {
+        # an output projection of zeros would make every law hold
+        "paper": {"zero_init": False},
+        "wide": {"zero_init": False, "d_state": 7, "bonus": False},
+        "without gate and shift": {"zero_init": False, "token_shift": False, "receptance": False},
     },
     "trans_normer": {
         "paper": {},

@@ -28,8 +28,10 @@ REFUSED = {
     "aft": "aft",
     "attention": "softmax_attention",
     "delta_net": "short_conv",
+    "flash_gau": "flash_gau",
     "gate_loop_attention": "gate_loop_attention",
     "gated_delta_net": "short_conv",
+    "mamba2": "short_conv",
 }
 
 

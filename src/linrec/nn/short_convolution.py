@@ -13,13 +13,14 @@ __all__ = ["ShortConvolution"]
 
 
 class ShortConvolution(nn.Module):
-    """y_tc = sum_{j=0..width-1} w_cj x_{t-j,c}: every channel filtered by a few taps of its own, causally.
+    """y_tc = sum_{j=0..width-1} w_cj x_{t-j,c} + b_c: every channel filtered by a few taps, causally.
 
-    Taps start uniform in +- 1 / sqrt(width), as those of torch's Conv1d.
+    Taps and biases start uniform in +- 1 / sqrt(width), as those of torch's Conv1d.
 
     Args:
         channels: channels c.
         width: taps per channel, at least 1; the first is that of the current step.
+        bias: whether there is a b.
 
     Raises:
         ValueError: a width below 1.
@@ -34,12 +35,13 @@ class ShortConvolution(nn.Module):
         (torch.Size([2, 10, 8]), torch.Size([2, 3, 8]))
     """
 
-    def __init__(self, channels: int, width: int) -> None:
+    def __init__(self, channels: int, width: int, *, bias: bool = False) -> None:
         super().__init__()
         if width < 1:
             raise ValueError(f"`width` of a short convolution must be at least 1 tap; got {width}.")
         bound = 1 / math.sqrt(width)
         self.weight = nn.Parameter(torch.empty(channels, width).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(channels).uniform_(-bound, bound)) if bias else None
 
     def forward(
         self,
@@ -50,7 +52,7 @@ class ShortConvolution(nn.Module):
     ) -> tuple[Float[Tensor, "b t c"], Float[Tensor, "b width-1 c"]]:
         """Filter `x` (b, t, c); arguments and results are those of `linrec.ops.short_conv`."""
         # autocast may have halved the input of float32 taps, which the operator takes
-        return short_conv(x, self.weight, state=tail, reset=reset)
+        return short_conv(x, self.weight, self.bias, state=tail, reset=reset)
 
     def side_by_side(
         self,
@@ -78,4 +80,5 @@ class ShortConvolution(nn.Module):
 
     def extra_repr(self) -> str:
         """What `print` shows."""
-        return f"channels={self.weight.shape[0]}, width={self.weight.shape[1]}"
+        channels, width = self.weight.shape
+        return f"channels={channels}, width={width}, bias={self.bias is not None}"

@@ -1,0 +1,262 @@
+"""Mamba-2: Transformers are SSMs, Generalized Models and Efficient Algorithms Through SSD (Dao and Gu, 2024).
+
+    z_t, X_t, B_t, C_t = W u_t
+    X_t, B_t, C_t = SiLU(conv(X, B, C)_t)
+    dt_t = softplus(W_dt u_t + b_dt)
+    a_t = exp(-A dt_t)
+    S_t = a_t S_{t-1} + B_t (dt_t X_t)^T
+    Y_t = S_t^T C_t + D X_t
+    y_t = W_o RMSNorm(Y_t * SiLU(z_t))
+
+u input (the argument `x`), z gate, X value, B key, C query and dt step size of a head, A = exp(A_log), b_dt
+and D learned numbers of a head, a decay, S state, Y output of a head, y output, conv a causal convolution of
+a few steps, t time. The heads of a group share B and C.
+"""
+
+import math
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from linrec.errors import unknown
+from linrec.mixers.base import Mixer, State, Transitions, heads_of, most_heads
+from linrec.nn import feature_maps
+from linrec.nn.gates import GateLinear
+from linrec.nn.group_norm import GroupRMSNorm
+from linrec.nn.parameters import mark
+from linrec.nn.short_convolution import ShortConvolution
+from linrec.ops.gate_loop import gate_loop, gate_loop_matrix
+
+__all__ = ["Mamba2"]
+
+Heads = Literal["multi_input", "multi_contract", "multi_expand", "multi_head"]
+Projections = Literal["parallel", "sequential"]
+Skip = Literal["head", "channel", "none"]
+
+# of the paper's models
+CHANNELS_PER_HEAD = 64
+# which of X, B and C every head has for itself
+_OWN: dict[str, str] = {"multi_input": "X", "multi_contract": "C", "multi_expand": "B", "multi_head": "XBC"}
+
+
+class Mamba2(Mixer):
+    """S_t = a_t S_{t-1} + B_t (dt_t X_t)^T, a_t = exp(-A dt_t): one decay for a whole head.
+
+    The defaults are the paper's layer. It stands alone in its block, without channel mixing, so that a model
+    of it has twice the layers of a Transformer.
+
+    | the paper's ablation | argument |
+    |---|---|
+    | B, C and dt from the convolved X, as in Mamba | `projections="sequential"`, `feature_map="identity"` |
+    | without norm before the output projection | `output_norm="none"` |
+    | heads that share B and C (MVA); X and B (MQA); X and C (MKA); nothing (MHA) | `heads` |
+    | features of B and C | `feature_map="identity"`, `"relu"`, `"elu"`, `"performer"` and others |
+    | state size | `d_state` |
+
+    When training starts, A is uniform in `A_init`, softplus(b_dt) log-uniform in `dt_init` but at least
+    `dt_floor`, D is one, and all else is as torch draws it. A_log, b_dt and D have no weight decay.
+
+    Args:
+        d_model: width of the sequence.
+        expand: width of X over all heads, as a multiple of `d_model`.
+        n_heads: heads h. None is the largest number that leaves at least 64 channels to each head, or 1.
+        d_state: channels of B and C, in front of the feature map.
+        n_groups: groups of heads. What heads share, those of one group share; the norm is over one group.
+        heads: what every head has for itself: "multi_input", its X; "multi_contract", its C; "multi_expand",
+            its B; "multi_head", all three. The groups have the rest.
+        projections: "parallel", all from u, or "sequential", B, C and dt from X.
+        feature_map: of B and C, a name of `linrec.nn.feature_maps`. X has SiLU.
+        conv_size: taps of the convolution of each channel of X, B and C ("sequential": X); None is none.
+        conv_bias: whether the convolution has biases.
+        bias: whether the projections of z, X, B, C and of the output have biases; that of dt always has.
+        D: "head" or "channel", one number for each, or "none".
+        output_norm: "rms" or "none".
+        norm_before_gate: whether it is RMSNorm(Y) * SiLU(z).
+        norm_eps: of the norm.
+        A_init: (low, high), range of A when training starts.
+        dt_init: (low, high), range of dt at u = 0 when training starts.
+        dt_floor: smallest dt of those drawn.
+        dt_limit: (low, high) that dt is clamped to; None is no limit.
+
+    Raises:
+        ValueError: heads that do not divide the width, groups that do not divide the heads, a range that is
+            none, a feature map that turns, or an unknown name of a variant.
+
+    Source:
+        Dao and Gu (2024), sections 7 and 9.4. Constants are those of the released code.
+
+    Example:
+        >>> import torch
+        >>> mixer = Mamba2(64, d_state=16)
+        >>> y, (tail, S) = mixer(torch.zeros(2, 10, 64))
+        >>> y.shape, tail.shape, S.shape
+        (torch.Size([2, 10, 64]), torch.Size([2, 3, 160]), torch.Size([2, 2, 16, 64]))
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        expand: int = 2,
+        n_heads: int | None = None,
+        d_state: int = 128,
+        n_groups: int = 1,
+        heads: Heads = "multi_input",
+        projections: Projections = "parallel",
+        feature_map: str = "silu",
+        conv_size: int | None = 4,
+        conv_bias: bool = True,
+        bias: bool = False,
+        D: Skip = "head",
+        output_norm: Literal["rms", "none"] = "rms",
+        norm_before_gate: bool = False,
+        norm_eps: float = 1e-5,
+        A_init: tuple[float, float] = (1.0, 16.0),
+        dt_init: tuple[float, float] = (0.001, 0.1),
+        dt_floor: float = 1e-4,
+        dt_limit: tuple[float, float] | None = None,
+    ) -> None:
+        super().__init__(d_model)
+        if heads not in _OWN:
+            raise unknown("`heads`", heads, _OWN)
+        if projections not in ("parallel", "sequential"):
+            raise unknown("`projections`", projections, ["parallel", "sequential"])
+        if D not in ("head", "channel", "none"):
+            raise unknown("`D`", D, ["head", "channel", "none"])
+        if output_norm not in ("rms", "none"):
+            raise unknown("`output_norm`", output_norm, ["rms", "none"])
+        d_inner = expand * d_model
+        self.n_heads = most_heads(max(d_inner, 1), CHANNELS_PER_HEAD) if n_heads is None else n_heads
+        self.d_head = heads_of("expand * d_model", d_inner, self.n_heads)
+        if n_groups < 1 or self.n_heads % n_groups:
+            raise ValueError(
+                f"`n_groups` must be a positive divisor of `n_heads` = {self.n_heads}; got {n_groups}."
+            )
+        self.phi = feature_maps.build(feature_map, d_state)
+        if self.phi.phase is not None:
+            raise ValueError(
+                f"`feature_map` of Mamba-2 must have no phase; that of {feature_map!r} turns its features. "
+                'Pass one that does not, such as "silu".'
+            )
+        own = _OWN[heads]
+        self.widths = [
+            width * (self.n_heads if part in own else n_groups)
+            for part, width in (("X", self.d_head), ("B", d_state), ("C", d_state))
+        ]
+        if dt_limit is not None and not 0 <= dt_limit[0] <= dt_limit[1]:
+            raise ValueError(f"`dt_limit` must be (low, high) with 0 <= low <= high; got {tuple(dt_limit)}.")
+        self.dt_limit, self.norm_before_gate = dt_limit, norm_before_gate
+
+        sequential = projections == "sequential"
+        convolved = self.widths[0] if sequential else sum(self.widths)
+        self.zXBC = nn.Linear(d_model, d_inner + convolved, bias=bias)
+        self.conv = None if conv_size is None else ShortConvolution(convolved, conv_size, bias=conv_bias)
+        self.BC = nn.Linear(self.widths[0], sum(self.widths[1:]), bias=bias) if sequential else None
+        self.dt = GateLinear(self.widths[0] if sequential else d_model, self.n_heads)
+        low, high = (math.log(size) for size in _range("dt_init", dt_init))
+        dt = torch.exp(torch.empty(self.n_heads).uniform_(low, high)).clamp(min=dt_floor)
+        with torch.no_grad():
+            # softplus backwards
+            self.dt.bias.copy_(dt + torch.log(-torch.expm1(-dt)))
+        self.A_log = nn.Parameter(torch.empty(self.n_heads).uniform_(*_range("A_init", A_init)).log())
+        mark(self.dt, "bias", group="default", weight_decay=False)
+        mark(self, "A_log", group="default", weight_decay=False)
+        self.D: nn.Parameter | None = None
+        if D != "none":
+            self.D = nn.Parameter(torch.ones(self.n_heads, 1 if D == "head" else self.d_head))
+            mark(self, "D", group="default", weight_decay=False)
+        self.norm: nn.Module = nn.Identity()
+        if output_norm == "rms":
+            self.norm = GroupRMSNorm(d_inner, n_groups=n_groups, eps=norm_eps)
+        self.out = nn.Linear(d_inner, d_model, bias=bias)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b t d_model"],
+        state: State = None,
+        *,
+        reset: Bool[Tensor, "b t"] | None = None,
+    ) -> tuple[Float[Tensor, "b t d_model"], State]:
+        """Mix `x` over time; see `Mixer.forward`.
+
+        The state is S (b, h, N, P), of N features of B and P channels of X; with a convolution, its tail and
+        that.
+        """
+        self.check_input(x)
+        tail, S = (None, state) if self.conv is None or state is None else state
+        z, X, B, C, dt, tail = self._projections(x, tail, reset)
+        Y, S = gate_loop(C, B, (dt[..., None] * X).to(X.dtype), self._log_decay(dt), state=S, reset=reset)
+        if self.D is not None:
+            Y = Y + self.D * X
+        y, gate = Y.flatten(-2), functional.silu(z)
+        y = self.norm(y) * gate if self.norm_before_gate else self.norm(y * gate)
+        return self.out(y.to(x.dtype)), S if self.conv is None else (tail, S)
+
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
+        """Zeros (batch, h, N, P); with a convolution, zeros (batch, conv_size - 1, channels) and those."""
+        device = self.out.weight.device if device is None else device
+        shape = (batch, self.n_heads, self.phi.d_features, self.d_head)
+        S = torch.zeros(shape, dtype=self._state_dtype(), device=device)
+        return S if self.conv is None else (self.conv.init_state(batch, dtype=S.dtype, device=device), S)
+
+    @property
+    def state_size(self) -> int:
+        """Elements of S, h N P, and of the convolution's tail."""
+        size = self.n_heads * self.phi.d_features * self.d_head
+        return size if self.conv is None else size + self.conv.state_size
+
+    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions:
+        """a_t, the same for all N features of a head: c = h N; see `Mixer.transitions`."""
+        log_decay = self._log_decay(self._projections(x, None, None)[4])[..., None]
+        return Transitions.of_heads(log_decay.expand(*log_decay.shape[:-1], self.phi.d_features), None)
+
+    def token_mixing(
+        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
+    ) -> Float[Tensor, "b t t"]:
+        """Mean over heads of |C_n^T B_m dt_m| prod_{j=m+1..n} a_j, what X is multiplied by but for D."""
+        _, _, B, C, dt, _ = self._projections(x, None, reset)
+        # dt is not rounded to the precision of B: both go in as they are made
+        C, B = C.to(dt.dtype), B.to(dt.dtype) * dt[..., None]
+        return gate_loop_matrix(C, B, self._log_decay(dt), reset=reset).abs().mean(1)
+
+    def _projections(
+        self, x: Tensor, tail: Tensor | None, reset: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+        """z, then X, B, C and dt of every head, and the tail of the convolution."""
+        z, XBC = self.zXBC(x).tensor_split([self.out.in_features], dim=-1)
+        if self.conv is not None:
+            XBC, tail = self.conv(XBC, tail, reset=reset)
+        if self.BC is None:
+            X, B, C = XBC.split(self.widths, dim=-1)
+            X, source = functional.silu(X), x
+        else:
+            source = X = functional.silu(XBC)
+            B, C = self.BC(X).split(self.widths[1:], dim=-1)
+        # -log sigmoid(-z) = softplus(z); of the latter, torch 2.13 compiles the gradient with wrong strides
+        dt = -functional.logsigmoid(-self.dt(source))
+        if self.dt_limit is not None:
+            dt = dt.clamp(*self.dt_limit)
+        X, B, C = (
+            self._of_heads(part, width)
+            for part, width in ((X, self.d_head), (B, self.phi.d_head), (C, self.phi.d_head))
+        )
+        return z, X, self.phi(B), self.phi(C), dt, tail
+
+    def _of_heads(self, x: Tensor, width: int) -> Tensor:
+        """`x` (b, t, groups times width) as (b, t, h, width), the heads of a group alike."""
+        x = x.unflatten(-1, (-1, 1, width))
+        return x.expand(-1, -1, -1, self.n_heads // x.shape[2], -1).flatten(2, 3)
+
+    def _log_decay(self, dt: Tensor) -> Tensor:
+        """log a (b, t, h), in float32 or better."""
+        return -torch.exp(self.A_log.to(dt.dtype)) * dt
+
+
+def _range(name: str, given: tuple[float, float]) -> tuple[float, float]:
+    low, high = given
+    if not 0 < low <= high:
+        raise ValueError(f"`{name}` must be (low, high) with 0 < low <= high; got {tuple(given)}.")
+    return low, high

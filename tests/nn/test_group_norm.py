@@ -1,0 +1,28 @@
+import pytest
+import torch
+
+from linrec.nn.group_norm import GroupRMSNorm
+from linrec.testing import assert_agree, generator
+
+
+def test_each_group_has_a_mean_square_of_its_own():
+    norm = GroupRMSNorm(6, n_groups=2, eps=1e-3)
+    torch.nn.init.uniform_(norm.weight)
+    x = torch.randn(2, 3, 6, generator=generator())
+    halves = [half / (half.square().mean(-1, keepdim=True) + 1e-3).sqrt() for half in x.split(3, -1)]
+    assert_agree(norm(x), torch.cat(halves, -1) * norm.weight)
+
+
+def test_it_computes_in_its_weights_dtype():
+    x = torch.randn(2, 6, generator=generator()).bfloat16()
+    norm = GroupRMSNorm(6, n_groups=3)
+    found = norm(x)
+    assert found.dtype == torch.float32
+    assert_agree(found, norm(x.float()))
+
+
+def test_groups_divide_the_width():
+    with pytest.raises(
+        ValueError, match="`n_groups` of a norm must be a positive divisor of its width 6; got 4"
+    ):
+        GroupRMSNorm(6, n_groups=4)
