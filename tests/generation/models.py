@@ -13,6 +13,8 @@ MIXERS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in mi
     "gate_loop heads": ("gate_loop", {"n_heads": 2, "phase_activation": "none", "output_gate": True}),
     "attention window": ("attention", {"n_heads": 2, "window": 4}),
     "gate_loop_attention heads": ("gate_loop_attention", {"n_heads": 2, "transition": "fixed"}),
+    # whose outputs would be zeros
+    "rwkv4": ("rwkv4", {"zero_init": False}),
 }
 
 

@@ -32,6 +32,7 @@ REFUSED = {
     "gate_loop_attention": "gate_loop_attention",
     "gated_delta_net": "short_conv",
     "mamba2": "short_conv",
+    "rwkv4": "rwkv4",
 }
 
 

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-__all__ = ["xavier_linear"]
+__all__ = ["orthogonal_linear", "xavier_linear"]
 
 
 def xavier_linear(d_in: int, d_out: int, *, gain: float = 1.0, bias: bool = False) -> nn.Linear:
@@ -25,4 +25,29 @@ def xavier_linear(d_in: int, d_out: int, *, gain: float = 1.0, bias: bool = Fals
     nn.init.xavier_uniform_(linear.weight, gain=gain)
     if bias:
         nn.init.zeros_(linear.bias)
+    return linear
+
+
+def orthogonal_linear(d_in: int, d_out: int, *, gain: float = 1.0) -> nn.Linear:
+    """y = W x, with the rows of W, or its columns where they are fewer, orthogonal and of length `gain`.
+
+    Args:
+        d_in: width of the input.
+        d_out: width of the output.
+        gain: length of the rows or columns; 0 makes a W of zeros.
+
+    Source:
+        Saxe, McClelland and Ganguli, Exact Solutions to the Nonlinear Dynamics of Learning in Deep Linear
+        Neural Networks (2013).
+
+    Example:
+        >>> W = orthogonal_linear(4, 2, gain=3.0).weight
+        >>> (W @ W.T).abs().round().tolist()
+        [[9.0, 0.0], [0.0, 9.0]]
+    """
+    linear = nn.Linear(d_in, d_out, bias=False)
+    if gain == 0:
+        nn.init.zeros_(linear.weight)
+    else:
+        nn.init.orthogonal_(linear.weight, gain=gain)
     return linear

@@ -1,0 +1,250 @@
+"""RWKV: Reinventing RNNs for the Transformer Era (Peng and others, 2023), its time mixing: RWKV-4.
+
+    r_t = W_r (mu_r * x_t + (1 - mu_r) * x_{t-1})
+    k_t = W_k (mu_k * x_t + (1 - mu_k) * x_{t-1})
+    v_t = W_v (mu_v * x_t + (1 - mu_v) * x_{t-1})
+    wkv_t = (sum_{i<t} exp(-(t - 1 - i) w + k_i) * v_i + exp(u + k_t) * v_t)
+            / (sum_{i<t} exp(-(t - 1 - i) w + k_i) + exp(u + k_t))
+    o_t = W_o (sigmoid(r_t) * wkv_t)
+
+x input, mu shares of the current token, r receptance, k key, v value, w > 0 decay and u bonus of a channel,
+* the product of channels, o output, t time. The sums a (with v) and b (without) are recurrences. They are
+kept over exp(m_t), m_t the largest exponent in them, and read over exp(p_t), so that nothing overflows:
+
+    m_t = max(m_{t-1} - w, k_t)        p_t = max(m_{t-1}, u + k_t)
+    a_t = exp(m_{t-1} - w - m_t) * a_{t-1} + exp(k_t - m_t) * v_t
+    b_t = exp(m_{t-1} - w - m_t) * b_{t-1} + exp(k_t - m_t)
+    wkv_t = (exp(m_{t-1} - p_t) * a_{t-1} + exp(u + k_t - p_t) * v_t)
+            / (exp(m_{t-1} - p_t) * b_{t-1} + exp(u + k_t - p_t))
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from linrec.mixers.base import Mixer, State, Transitions
+from linrec.nn.gates import stable_exponential
+from linrec.nn.parameters import mark
+from linrec.nn.projections import orthogonal_linear
+from linrec.nn.running_maximum import running_maximum
+from linrec.nn.rwkv_start import Place, first_decay, ramp, zigzag
+from linrec.nn.token_shift import token_shift
+from linrec.ops import splitting
+from linrec.ops.gate_loop import gate_loop_matrix
+from linrec.ops.scan import scan
+
+__all__ = ["RWKV4", "RWKV4State"]
+
+# log w of the slowest and the fastest channel when training starts
+SLOWEST, FASTEST = -5.0, 3.0
+
+
+class RWKV4State(NamedTuple):
+    """What RWKV-4 carries from one piece of a sequence to the next.
+
+    Attributes:
+        last: the last input, (b, d_model); None without token shift.
+        sums: a and b side by side, (b, 2 d_state).
+        largest: m, (b, d_state); -inf at the start.
+    """
+
+    last: Float[Tensor, "b d"] | None
+    sums: Float[Tensor, "b two_d"]
+    largest: Float[Tensor, "b d_state"]
+
+
+class RWKV4(Mixer):
+    """o_t = W_o (sigmoid(r_t) * wkv_t), wkv_t a mean of values whose weights fade by exp(-w) per step.
+
+    The defaults are the paper's layer. Its channel mixing is `linrec.nn.RWKVChannelMixing`.
+
+    | variant | argument |
+    |---|---|
+    | without token shift | `token_shift=False`: mu = 1 |
+    | without bonus | `bonus=False`: wkv_t = a_t / b_t |
+    | without receptance | `receptance=False`: 1 in place of sigmoid(r_t) |
+
+    When training starts, with i a channel of d and l a layer of L, as the released code has it:
+
+        mu_k = (i/d)^(1 - l/L)    mu_v = mu_k + 0.3 l/(L - 1)    mu_r = (i/d)^((1 - l/L) / 2)
+        log w = -5 + 8 (i/(d - 1))^(0.7 + 1.3 l/(L - 1))         u = log 0.3 + 0, 0.5, -0.5, 0, ..
+
+    W_v is orthogonal, and W_r, W_k and W_o are zero, so that every output is zero at first. Layers learn
+    their places when a model calls `RWKV4.share`; one that stands alone is the first of one. w is marked as
+    group "transition" without weight decay.
+
+    Args:
+        d_model: width of the sequence.
+        d_state: width of r, k, v, w and u; None is `d_model`.
+        token_shift: whether r, k and v see the input of the step before.
+        bonus: whether the current token has the weight exp(u + k_t) among those of the past.
+        receptance: whether wkv is multiplied by sigmoid(r).
+        zero_init: whether W_r, W_k and W_o start at zero; else orthogonal, as W_v.
+
+    Raises:
+        ValueError: a `d_state` below 1.
+
+    Source:
+        RWKV (Peng and others, 2023), section 3 and its appendix on numerical stability; the initialisation is
+        that of the authors' RWKV-LM.
+
+    Example:
+        >>> import torch
+        >>> mixer = RWKV4(64)
+        >>> y, state = mixer(torch.zeros(2, 10, 64))
+        >>> y.shape, state.last.shape, state.sums.shape
+        (torch.Size([2, 10, 64]), torch.Size([2, 64]), torch.Size([2, 128]))
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        d_state: int | None = None,
+        token_shift: bool = True,
+        bonus: bool = True,
+        receptance: bool = True,
+        zero_init: bool = True,
+    ) -> None:
+        super().__init__(d_model)
+        d_state = d_model if d_state is None else d_state
+        if d_state < 1:
+            raise ValueError(f"`d_state` must be at least 1; got {d_state}.")
+        self.d_state, self.token_shift = d_state, token_shift
+        # a projection that widens keeps the size of each channel
+        wide, first = math.sqrt(max(1, d_state / d_model)), 0.0 if zero_init else 1.0
+        self.r = orthogonal_linear(d_model, d_state, gain=first * wide) if receptance else None
+        self.k = orthogonal_linear(d_model, d_state, gain=first * wide)
+        self.v = orthogonal_linear(d_model, d_state, gain=wide)
+        self.out = orthogonal_linear(d_state, d_model, gain=first * math.sqrt(max(1, d_model / d_state)))
+        shifted = (receptance and token_shift, token_shift, token_shift)
+        self.mu_r, self.mu_k, self.mu_v = (
+            nn.Parameter(torch.empty(d_model)) if on else None for on in shifted
+        )
+        self.log_w = nn.Parameter(torch.empty(d_state))
+        mark(self, "log_w", group="transition", weight_decay=False)
+        self.u = nn.Parameter(math.log(0.3) + 0.5 * zigzag(d_state)) if bonus else None
+        self._start(Place())
+
+    def forward(
+        self,
+        x: Float[Tensor, "b t d_model"],
+        state: State = None,
+        *,
+        reset: Bool[Tensor, "b t"] | None = None,
+    ) -> tuple[Float[Tensor, "b t d_model"], RWKV4State]:
+        """Mix `x` over time; see `Mixer.forward`. The state is an `RWKV4State`."""
+        self.check_input(x)
+        # the largest exponent so far is that of all parts
+        splitting.refuse("rwkv4")
+        state = self.init_state(len(x), device=x.device) if state is None else state
+        (x_r, x_k, x_v), last = self._shifted(x, state.last, reset)
+        log_fade, weight, factors, largest = self._weights(x_k, state.largest, reset)
+        v = self.v(x_v).to(weight.dtype)
+        # a fade of zero is a reset
+        fade, update = log_fade.exp(), torch.cat([weight * v, weight], -1)
+        sums, end = scan(torch.cat([fade, fade], -1), update, state=state.sums)
+        if factors is not None:
+            past, now = factors
+            before = torch.cat([state.sums[:, None].to(sums), sums], 1)[:, :-1]
+            sums = torch.cat([past, past], -1) * before + torch.cat([now * v, now], -1)
+        a, b = sums.chunk(2, -1)
+        wkv = (a / b).to(x.dtype)
+        if self.r is not None:
+            wkv = torch.sigmoid(self.r(x_r)) * wkv
+        return self.out(wkv), RWKV4State(last, end, largest)
+
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> RWKV4State:
+        """Zeros, and largest exponents of -inf."""
+        device = self.out.weight.device if device is None else device
+        last = torch.zeros(batch, self.d_model, dtype=self._state_dtype(), device=device)
+        sums = torch.zeros(batch, 2 * self.d_state, dtype=last.dtype, device=device)
+        largest = torch.full_like(sums[:, : self.d_state], -torch.inf)
+        return RWKV4State(last if self.token_shift else None, sums, largest)
+
+    @property
+    def state_size(self) -> int:
+        """Elements of a, b and m, 3 d_state, and of the last input."""
+        return 3 * self.d_state + (self.d_model if self.token_shift else 0)
+
+    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions:
+        """exp(-w), constant in time: c = d_state; see `Mixer.transitions`."""
+        return Transitions(self._log_decay().exp(), None)
+
+    def token_mixing(
+        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
+    ) -> Float[Tensor, "b t t"]:
+        """Mean over channels of the weights that v is multiplied by, sigmoid(r) among them."""
+        start = self.init_state(len(x), device=x.device)
+        (x_r, x_k, _), _ = self._shifted(x, start.last, reset)
+        log_fade, weight, factors, _ = self._weights(x_k, start.largest, reset)
+        b, _ = scan(log_fade.exp(), weight)
+        gate = torch.ones_like(b) if self.r is None else torch.sigmoid(self.r(x_r)).to(b.dtype)
+        gate = gate / self.d_state
+        if factors is None:
+            return gate_loop_matrix(*_heads(gate / b, weight, log_fade))[:, 0]
+        past, now = factors
+        total = past * functional.pad(b, (0, 0, 1, 0))[:, :-1] + now
+        heads = _heads(gate * past / total, weight, log_fade)
+        mixing = gate_loop_matrix(*heads, bonus=weight.new_zeros(1, self.d_state))[:, 0]
+        return mixing + torch.diag_embed((gate * now / total).sum(-1))
+
+    @classmethod
+    def share(cls, layers: "Sequence[RWKV4]") -> None:
+        """Tell each layer its place in the stack, which its parameters start from."""
+        for layer, mixer in enumerate(layers):
+            mixer._start(Place(layer, len(layers)))
+
+    def _start(self, place: Place) -> None:
+        with torch.no_grad():
+            self.log_w.copy_(first_decay(self.d_state, place, low=SLOWEST, high=FASTEST))
+            share = ramp(self.d_model, place.height)
+            starts = (ramp(self.d_model, 0.5 * place.height), share, share + 0.3 * place.depth)
+            for mu, start in zip((self.mu_r, self.mu_k, self.mu_v), starts, strict=True):
+                if mu is not None:
+                    mu.copy_(start)
+
+    def _shifted(
+        self, x: Tensor, last: Tensor | None, reset: Tensor | None
+    ) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor | None]:
+        """What r, k and v are projections of, and the last input."""
+        if not self.token_shift:
+            return (x, x, x), None
+        before, last = token_shift(x, last, reset=reset)
+        mus = (self.mu_r, self.mu_k, self.mu_v)
+        r, k, v = (x if mu is None else before + mu * (x - before) for mu in mus)
+        return (r, k, v), last
+
+    def _log_decay(self) -> Tensor:
+        """-w."""
+        return stable_exponential(self.log_w.to(self._state_dtype()))
+
+    def _weights(
+        self, x_k: Tensor, before: Tensor, reset: Tensor | None
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None, Tensor]:
+        """The factors of the equations for a, b and wkv, (b, t, d_state), and the last m.
+
+        They are m_{t-1} - w - m_t, exp(k_t - m_t), and exp(m_{t-1} - p_t) with exp(u + k_t - p_t) or None.
+        """
+        k = self.k(x_k).to(self._state_dtype())
+        # no gradient passes m and p, which cancel
+        m = running_maximum(k, before, self._log_decay(), reset=reset)
+        earlier, m, last = m[:, :-1], m[:, 1:], m[:, -1].clone()
+        if reset is not None:
+            earlier = earlier.masked_fill(reset[..., None], -torch.inf)
+        log_fade, weight = earlier + self._log_decay() - m, (k - m).exp()
+        if self.u is None:
+            return log_fade, weight, None, last
+        now = self.u.to(k.dtype) + k
+        p = torch.maximum(earlier, now.detach())
+        return log_fade, weight, ((earlier - p).exp(), (now - p).exp()), last
+
+
+def _heads(*parts: Tensor) -> list[Tensor]:
+    """One head of all channels."""
+    return [part[:, :, None] for part in parts]

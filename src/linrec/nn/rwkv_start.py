@@ -1,0 +1,77 @@
+"""Where the parameters of RWKV's layers start: by channel, and by the layer's place in the stack."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+__all__ = ["Place", "first_bonus", "first_decay", "ramp", "zigzag"]
+
+
+class Place(NamedTuple):
+    """The place of a layer in a stack; one that stands alone is the first of one.
+
+    Args:
+        layer: l, 0 for the first layer.
+        n_layers: layers L of the stack.
+    """
+
+    layer: int = 0
+    n_layers: int = 1
+
+    @property
+    def depth(self) -> float:
+        """l / (L - 1): 0 for the first layer, 1 for the last of several."""
+        return self.layer / max(self.n_layers - 1, 1)
+
+    @property
+    def height(self) -> float:
+        """1 - l / L: 1 for the first layer, 1 / L for the last."""
+        return 1 - self.layer / self.n_layers
+
+
+def ramp(width: int, power: float) -> Float[Tensor, "d"]:
+    """(i / width)^power for channels i = 0 .. width - 1: the share of the current token in a token shift.
+
+    Example:
+        >>> ramp(4, 2.0)
+        tensor([0.0000, 0.0625, 0.2500, 0.5625])
+    """
+    return (torch.arange(width) / width) ** power
+
+
+def first_decay(width: int, place: Place, *, low: float, high: float) -> Float[Tensor, "d"]:
+    """low + (high - low) (i / (width - 1))^(0.7 + 1.3 depth): log(-log w) of each channel, slowest first.
+
+    Deeper layers have more of the slow ones.
+
+    Example:
+        >>> first_decay(3, Place(1, 2), low=-6.0, high=-1.0)
+        tensor([-6.0000, -4.7500, -1.0000])
+    """
+    return low + (high - low) * _fraction(width) ** (0.7 + 1.3 * place.depth)
+
+
+def first_bonus(width: int, place: Place) -> Float[Tensor, "d"]:
+    """depth (1 - i / (width - 1)) + 0.1 z_i with z = 0, 1, -1, 0, ..: u of a matrix state.
+
+    Example:
+        >>> first_bonus(3, Place(1, 2))
+        tensor([ 1.0000,  0.6000, -0.1000])
+    """
+    return place.depth * (1 - _fraction(width)) + 0.1 * zigzag(width)
+
+
+def zigzag(width: int) -> Float[Tensor, "d"]:
+    """0, 1, -1, 0, 1, -1, ..: what tells neighbouring channels apart.
+
+    Example:
+        >>> zigzag(4)
+        tensor([ 0.,  1., -1.,  0.])
+    """
+    return ((torch.arange(width) + 1) % 3 - 1).to(torch.get_default_dtype())
+
+
+def _fraction(width: int) -> Tensor:
+    return torch.arange(width) / max(width - 1, 1)
