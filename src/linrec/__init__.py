@@ -1,6 +1,7 @@
 """Linear recurrent sequence models on one idea: S_t = diag(a_t) S_{t-1} + k_t^T v_t, y_t = Re(q_t S_t).
 
-`linrec.train`, `linrec.report` and `linrec.testing`, which need more than torch, are imported by name.
+`linrec.convert`, `linrec.train`, `linrec.report` and `linrec.testing`, which need more than torch, are
+imported by name.
 """
 
 from linrec import mixers as mixers

@@ -1,0 +1,235 @@
+"""A checkpoint folder of Hugging Face transformers: its options, and its tensors, each to be taken once."""
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from linrec.errors import nearest
+
+__all__ = ["ConversionError", "Options", "Tensors", "open_checkpoint"]
+
+CONFIG, WHOLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+T = TypeVar("T")
+
+
+class ConversionError(ValueError):
+    """A checkpoint that cannot be converted; the message is one line that a user can act on."""
+
+
+class Options:
+    """What config.json says.
+
+    Args:
+        values: options by name.
+        path: of the file, for messages.
+
+    Example:
+        >>> options = Options({"hidden_size": 64, "eps": 1}, "config.json")
+        >>> options.read("hidden_size", int), options.read("eps", float), options.read("bias", bool, False)
+        (64, 1.0, False)
+    """
+
+    def __init__(self, values: Mapping[str, Any], path: str | Path) -> None:
+        self._values, self.path = values, path
+
+    def read(self, name: str, kind: type[T], default: T | None = None) -> T:
+        """Return an option.
+
+        Args:
+            name: of the option.
+            kind: bool, int, float, str or list; an integer is a float too.
+            default: what it is where it is missing or null. None: it must be there. transformers leaves out
+                what is as in all of its models; what belongs to one architecture, it writes.
+
+        Raises:
+            ConversionError: it is missing, or of another kind.
+        """
+        value = self._values.get(name)
+        value = default if value is None else value
+        if value is None:
+            raise ConversionError(f"{self.path} has no `{name}`, which `save_pretrained` would have written.")
+        if kind is float and type(value) is int:
+            value = float(value)
+        # not isinstance: true is an int to Python
+        if type(value) is not kind:
+            raise ConversionError(f"{self.path}: `{name}` must be of type {kind.__name__}; got {value!r}.")
+        return value
+
+    def supported(self, name: str, choices: Sequence[Any], default: Any = None) -> Any:
+        """Return an option that linrec has for some values only.
+
+        Args:
+            name: of the option.
+            choices: the values that linrec has.
+            default: what it is where it is missing; None: it must be there.
+
+        Raises:
+            ConversionError: it is missing, or none of the choices.
+        """
+        value = self._values.get(name, default)
+        if value not in choices:
+            listed = ", ".join(map(repr, choices))
+            raise ConversionError(f"{self.path}: `{name}` is {value!r}; linrec converts {listed} alone.")
+        return value
+
+
+class Tensors:
+    """The tensors of a checkpoint by name; one that nobody takes is an error.
+
+    Args:
+        files: for each tensor, the open file that holds it.
+        folder: the checkpoint, for messages.
+    """
+
+    def __init__(self, files: Mapping[str, Any], folder: Path) -> None:
+        self._files, self._folder = files, folder
+        self._left = dict.fromkeys(files)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._left
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """Return a tensor, and count it as used.
+
+        Args:
+            name: its name in the checkpoint.
+            shape: what config.json implies; no numbers are the shape of a scalar.
+
+        Returns:
+            The tensor, in float32 or float64.
+
+        Raises:
+            ConversionError: it is not there, or of another shape, or not of real numbers.
+        """
+        if name not in self._left:
+            hint = f"; the nearest is `{nearest(name, self._left)}`" if self._left else ""
+            raise ConversionError(
+                f"{self._folder} has no tensor `{name}`{hint}. It must be the checkpoint of a whole causal "
+                "language model."
+            )
+        del self._left[name]
+        found = tuple(self._files[name].get_slice(name).get_shape())
+        if found != shape:
+            raise ConversionError(
+                f"{self._folder}: `{name}` must have shape {shape} by {CONFIG}; got {found}. "
+                "The two are not of one checkpoint."
+            )
+        tensor: Tensor = self._files[name].get_tensor(name)
+        if tensor.dtype not in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+            raise ConversionError(
+                f"{self._folder}: `{name}` must be of float64, float32, bfloat16 or float16; "
+                f"got {str(tensor.dtype).removeprefix('torch.')}. Quantised weights are not converted."
+            )
+        return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+    def take_copy(self, name: str, original: Tensor) -> None:
+        """Take a tensor that may be there as well, and must then equal `original`: a tied weight.
+
+        Raises:
+            ConversionError: it differs.
+        """
+        if name in self and not torch.equal(self.take(name, *original.shape), original):
+            raise ConversionError(
+                f"{self._folder}: `{name}` must equal what {CONFIG} ties it to, and does not. "
+                "Set `tie_word_embeddings` to false there to keep both."
+            )
+
+    def check_all_taken(self) -> None:
+        """Refuse tensors that nobody has taken.
+
+        Raises:
+            ConversionError: there are some.
+        """
+        if self._left:
+            names = [f"`{name}`" for name in self._left]
+            listed = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+            raise ConversionError(
+                f"{self._folder} has tensors that its `model_type` has no use for: {listed}. "
+                "Without them it would be another model."
+            )
+
+
+@contextlib.contextmanager
+def open_checkpoint(folder: Path) -> Iterator[tuple[Options, Tensors]]:
+    """Open a checkpoint folder, as `save_pretrained` writes it.
+
+    Args:
+        folder: with config.json, and with model.safetensors or an index of several such files.
+
+    Returns:
+        A context of the options and the tensors; these are read when they are taken, and no longer after it.
+
+    Raises:
+        ConversionError: a file is missing or cannot be read.
+    """
+    if not folder.is_dir():
+        raise ConversionError(f"there is no folder {folder}; pass one that `save_pretrained` has written.")
+    options = Options(_json(folder / CONFIG), folder / CONFIG)
+    with contextlib.ExitStack() as stack:
+        if (folder / INDEX).is_file():
+            places = _places(folder)
+        elif not (folder / WHOLE).is_file() and (pickled := [n for n in PICKLED if (folder / n).is_file()]):
+            raise ConversionError(
+                f"{folder} has its weights in {pickled[0]} alone, which is not read: unpickling can run any "
+                "code. If you trust where it is from, make safetensors of it with transformers: "
+                "AutoModelForCausalLM.from_pretrained(folder).save_pretrained(another_folder)."
+            )
+        else:
+            places = None
+        opened = {
+            name: stack.enter_context(_open(folder / name))
+            for name in ([WHOLE] if places is None else sorted(set(places.values())))
+        }
+        held = {tensor: file for name, file in opened.items() for tensor in file.keys()}  # noqa: SIM118
+        for tensor, name in ({} if places is None else places).items():
+            if tensor not in held:
+                raise ConversionError(f"{folder / INDEX} says that {name} has `{tensor}`, which it has not.")
+        yield options, Tensors(held, folder)
+
+
+def _places(folder: Path) -> dict[str, str]:
+    """The file of each tensor, by the index of a checkpoint in several files."""
+    places = _json(folder / INDEX).get("weight_map")
+    if not isinstance(places, dict) or not all(
+        isinstance(name, str) and Path(name).name == name for name in places.values()
+    ):
+        raise ConversionError(
+            f"{folder / INDEX} must have a `weight_map`, from names of tensors to names of files beside it."
+        )
+    return places
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"), object_hook=_number)
+    except FileNotFoundError:
+        raise ConversionError(
+            f"there is no {path}; a checkpoint is a folder with {CONFIG} and {WHOLE} (or {INDEX} and what it "
+            "lists)."
+        ) from None
+    except (OSError, ValueError) as error:
+        raise ConversionError(f"{path} cannot be read as JSON: {error}.") from error
+    if not isinstance(content, dict):
+        raise ConversionError(f"{path} must hold a JSON object; got {type(content).__name__}.")
+    return content
+
+
+def _number(content: dict[str, Any]) -> Any:
+    # transformers 5 writes infinity, which JSON has not, as {"__float__": "Infinity"}
+    return float(content["__float__"]) if content.keys() == {"__float__"} else content
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except FileNotFoundError:
+        raise ConversionError(f"there is no {path}; download or copy the checkpoint whole.") from None
+    except (OSError, SafetensorError) as error:
+        raise ConversionError(f"{path} cannot be read as safetensors: {error}.") from error

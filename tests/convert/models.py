@@ -1,0 +1,48 @@
+"""Comparison of a model of transformers with what its checkpoint is converted to."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from linrec.convert import from_hugging_face
+from linrec.models import LanguageModel
+from linrec.testing import generator
+
+
+def randomize(model: torch.nn.Module) -> None:
+    """Give every parameter numbers of its own, those that start as zeros, ones or a sequence too."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator(parameter.numel())))
+
+
+def check_conversion(model: Any, folder: Path, *, time: int = 13, **saved: Any) -> LanguageModel:
+    """Save a model of transformers, convert it, and compare logits: of one pass, and of a prefix and steps.
+
+    Args:
+        model: a causal language model of transformers, in float32.
+        folder: where to save it.
+        time: steps of the sequences.
+        saved: further arguments of `save_pretrained`.
+
+    Returns:
+        The converted model.
+    """
+    randomize(model)
+    model.save_pretrained(folder, **saved)
+    tokens = torch.randint(model.config.vocab_size, (2, time), generator=generator())
+    converted = from_hugging_face(folder)
+    with torch.no_grad():
+        expected = model.eval()(tokens).logits
+        logits, _ = converted(tokens)
+        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+        prefix, state = converted(tokens[:, : time // 2])
+        pieces = [prefix]
+        for step in tokens[:, time // 2 :].split(1, dim=1):
+            logits, state = converted(step, state)
+            pieces.append(logits)
+    torch.testing.assert_close(torch.cat(pieces, 1), expected, rtol=1e-4, atol=1e-4)
+    # what has no effect would agree too
+    assert expected.std(dim=1).min() > 0.01
+    return converted

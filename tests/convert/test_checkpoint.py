@@ -1,0 +1,141 @@
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from linrec import convert
+from linrec.convert import ConversionError, Options, from_hugging_face, model_types
+from linrec.convert.checkpoint import open_checkpoint
+
+TENSORS = {
+    "a": torch.arange(6.0).reshape(2, 3),
+    "b.half": torch.ones(2).bfloat16(),
+    "c": torch.tensor([1, 2]),
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "none such", "top": {"__float__": "Infinity"}}')
+    save_file(TENSORS, tmp_path / "model.safetensors")
+    return tmp_path
+
+
+@pytest.fixture
+def sharded(folder):
+    (folder / "model.safetensors").unlink()
+    places = {}
+    for name, tensor in TENSORS.items():
+        places[name] = f"model-{name[0]}.safetensors"
+        save_file({name: tensor}, folder / places[name])
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    return folder
+
+
+def test_model_types_are_the_files_of_the_folder():
+    files = {path.stem for path in Path(convert.__file__).parent.glob("*.py")}
+    assert set(model_types()) == files - {"__init__", "checkpoint"}
+
+
+@pytest.mark.parametrize("kind", ["folder", "sharded"])
+def test_tensors_are_taken_once_and_in_single_precision_at_least(kind, request):
+    with open_checkpoint(request.getfixturevalue(kind)) as (options, tensors):
+        assert options.read("top", float) == float("inf")
+        assert torch.equal(tensors.take("a", 2, 3), TENSORS["a"])
+        half = tensors.take("b.half", 2)
+        assert half.dtype == torch.float32 and torch.equal(half, TENSORS["b.half"].float())
+        assert "c" in tensors and "a" not in tensors
+        with pytest.raises(ConversionError, match="has tensors that its `model_type` has no use for: `c`"):
+            tensors.check_all_taken()
+        with pytest.raises(ConversionError, match="has no tensor `a`; the nearest is `c`"):
+            tensors.take("a", 2, 3)
+        with pytest.raises(ConversionError, match=r"`c` must be of float64, .* got int64. Quantised"):
+            tensors.take("c", 2)
+        tensors.check_all_taken()
+
+
+def test_shapes_are_those_that_are_asked_for(folder):
+    with (
+        open_checkpoint(folder) as (_, tensors),
+        pytest.raises(ConversionError, match=r"`a` must have shape \(3, 2\) by config.json; got \(2, 3\)"),
+    ):
+        tensors.take("a", 3, 2)
+
+
+def test_options_are_of_their_kind():
+    options = Options({"n": 3, "flag": True, "null": None}, "config.json")
+    assert options.read("n", int) == 3 and options.read("n", float) == 3.0
+    assert options.read("null", int, 5) == options.read("absent", int, 5) == 5
+    assert options.supported("absent", ("silu",), "silu") == "silu"
+    for name, kind in (("flag", int), ("n", bool), ("n", str)):
+        with pytest.raises(ConversionError, match=f"config.json: `{name}` must be of type {kind.__name__}"):
+            options.read(name, kind)
+    for name in ("null", "absent"):
+        with pytest.raises(ConversionError, match=f"config.json has no `{name}`"):
+            options.read(name, int)
+
+
+def test_an_unknown_model_type_gives_the_nearest(folder):
+    (folder / "config.json").write_text('{"model_type": "mamba"}')
+    with pytest.raises(ConversionError, match="there is no `model_type` 'mamba'; did you mean 'mamba2'"):
+        from_hugging_face(folder)
+    # what lies beside the architectures is none
+    (folder / "config.json").write_text('{"model_type": "checkpoint"}')
+    with pytest.raises(ConversionError, match="there is no `model_type` 'checkpoint'"):
+        from_hugging_face(folder)
+
+
+class Bomb:
+    def __reduce__(self):
+        return (pytest.fail, ("unpickled",))
+
+
+def test_nothing_is_unpickled(folder):
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Bomb()))
+    with pytest.raises(ConversionError, match=r"its weights in pytorch_model\.bin alone, which is not read"):
+        from_hugging_face(folder)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("config.json", None, "there is no .*config.json; a checkpoint is a folder with config.json and"),
+        ("config.json", "{", "config.json cannot be read as JSON"),
+        ("config.json", "[]", "config.json must hold a JSON object; got list"),
+        ("config.json", "{}", "config.json has no `model_type`"),
+        ("model.safetensors", None, "there is no .*model.safetensors; download or copy the checkpoint whole"),
+        ("model.safetensors", "x", "model.safetensors cannot be read as safetensors"),
+    ],
+)
+def test_files_that_cannot_be_read(file, content, message, folder):
+    if content is None:
+        (folder / file).unlink()
+    else:
+        (folder / file).write_text(content)
+    with pytest.raises(ConversionError, match=message):
+        from_hugging_face(folder)
+
+
+@pytest.mark.parametrize(
+    ("places", "message"),
+    [
+        ({"a": "model-a.safetensors", "x": "model-a.safetensors"}, "has `x`, which it has not"),
+        ({"a": "model-x.safetensors"}, "there is no .*model-x.safetensors"),
+        ({"a": "../model-a.safetensors"}, "must have a `weight_map`"),
+        ({"a": 1}, "must have a `weight_map`"),
+        (None, "must have a `weight_map`"),
+    ],
+)
+def test_an_index_names_what_is_there(places, message, sharded):
+    (sharded / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    with pytest.raises(ConversionError, match=message):
+        from_hugging_face(sharded)
+
+
+def test_there_is_a_folder(tmp_path):
+    with pytest.raises(ConversionError, match=r"there is no folder .*none; pass one"):
+        from_hugging_face(str(tmp_path / "none"))
