@@ -45,8 +45,9 @@ runs() { # FOLDER RECIPE OPTIONS, a line each
 }
 
 # tokenised once, before many runs want to do so at the same time
-linrec train shakespeare-char --data.path "$text" --loop.steps 1 --optim.warmup-steps 0 --loop.compile off \
-  --out "$out/first"
+[ -e "$out/first/result.json" ] ||
+  linrec train shakespeare-char --data.path "$text" --loop.steps 1 --optim.warmup-steps 0 --loop.compile off \
+    --out "$out/first"
 runs | "$(dirname "$0")/../train-all.sh" "${@:2}"
 
 linrec report "$out/mixers"/*/ --out "$out/mixers-report"
