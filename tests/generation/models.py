@@ -15,6 +15,8 @@ MIXERS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in mi
     "gate_loop_attention heads": ("gate_loop_attention", {"n_heads": 2, "transition": "fixed"}),
     # whose outputs would be zeros
     "rwkv4": ("rwkv4", {"zero_init": False}),
+    "rwkv5": ("rwkv5", {"zero_init": False}),
+    "rwkv6": ("rwkv6", {"zero_init": False}),
 }
 
 

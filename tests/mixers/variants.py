@@ -173,6 +173,17 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "wide": {"zero_init": False, "d_state": 7, "bonus": False},
         "without gate and shift": {"zero_init": False, "token_shift": False, "receptance": False},
     },
+    "rwkv5": {
+        "paper": {"zero_init": False},
+        "heads": {"zero_init": False, "n_heads": 2, "bonus": False, "output_gate": False},
+        "without shift and norm": {"zero_init": False, "token_shift": False, "output_norm": False},
+    },
+    "rwkv6": {
+        "paper": {"zero_init": False, "shift_rank": 3, "decay_rank": 2},
+        "heads": {"zero_init": False, "n_heads": 2, "token_shift": "learned", "output_gate": False},
+        "learned decay": {"zero_init": False, "decay": "learned", "bonus": False, "shift_rank": 2},
+        "without shift and norm": {"zero_init": False, "token_shift": "none", "output_norm": False},
+    },
     "trans_normer": {
         "paper": {},
         "decay": {"n_heads": 2, "positions": "decay", "feature_map": "elu", "output_norm": "rms"},

@@ -1,6 +1,7 @@
+import pytest
 import torch
 
-from linrec.nn.token_shift import token_shift
+from linrec.nn.token_shift import TokenShift, token_shift
 from linrec.testing import check_empty, check_reset, check_split, check_steps, generator
 
 X = torch.randn(2, 5, 3, generator=generator())
@@ -29,3 +30,8 @@ def test_the_state_is_exact_and_wide_and_no_view():
     assert last.dtype == torch.float32 and torch.equal(last.bfloat16(), X[:, -1].bfloat16())
     assert token_shift(X.double())[1].dtype == torch.float64
     assert token_shift(X)[1].untyped_storage().nbytes() == 2 * 3 * 4
+
+
+def test_a_rank_below_1_is_refused():
+    with pytest.raises(ValueError, match="`rank` of a token shift must be at least 1; got 0"):
+        TokenShift(4, 2, rank=0)

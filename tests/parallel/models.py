@@ -33,6 +33,8 @@ REFUSED = {
     "gated_delta_net": "short_conv",
     "mamba2": "short_conv",
     "rwkv4": "rwkv4",
+    "rwkv5": "token_shift",
+    "rwkv6": "token_shift",
 }
 
 

@@ -1,4 +1,4 @@
-"""RWKV: Reinventing RNNs for the Transformer Era (Peng and others, 2023), its time mixing: RWKV-4.
+"""RWKV-4: Reinventing RNNs for the Transformer Era (Peng and others, 2023), its time mixing.
 
     r_t = W_r (mu_r * x_t + (1 - mu_r) * x_{t-1})
     k_t = W_k (mu_k * x_t + (1 - mu_k) * x_{t-1})

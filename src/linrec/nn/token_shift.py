@@ -1,12 +1,19 @@
 """The token shift of RWKV: every step sees the input of the step before."""
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Tensor, nn
 
+from linrec.nn.parameters import mark
+from linrec.nn.projections import orthogonal_linear
 from linrec.ops import splitting
 
-__all__ = ["token_shift"]
+__all__ = ["TokenShift", "token_shift"]
+
+# bound of the entries of B when training starts, as in the released code
+LORA_BOUND = 0.01
 
 
 def token_shift(
@@ -49,3 +56,74 @@ def token_shift(
         before = before.masked_fill(reset[..., None], 0)
     # a view would keep all inputs as long as the state
     return before, inputs[:, -1].to(wide, copy=True)
+
+
+class TokenShift(nn.Module):
+    """x_z = x_t + (x_{t-1} - x_t) * mu_z: n mixtures of the current and the last token, each learned.
+
+    With `rank`, the input chooses them, by projections of low rank of one mixture more:
+
+        x_z = x_t + (x_{t-1} - x_t) * (mu_z + tanh(x_x A_z) B_z)
+        x_x = x_t + (x_{t-1} - x_t) * mu_x
+
+    All mu are zero, no shift at all, until `start` is called; A starts at zero and B uniform in +- 0.01.
+
+    Args:
+        d_model: width of the sequence.
+        n: mixtures.
+        rank: of A_z B_z; None leaves them and mu_x out.
+
+    Raises:
+        ValueError: a `rank` below 1.
+
+    Source:
+        Eagle and Finch (Peng and others, 2024), lerp and ddlerp.
+
+    Example:
+        >>> shift = TokenShift(1, 2)
+        >>> shift.start([torch.tensor([0.5]), torch.tensor([1.0])])
+        >>> (k, v), last = shift(torch.tensor([2.0, 4.0]).reshape(1, 2, 1))
+        >>> k.flatten().tolist(), v.flatten().tolist(), last.item()
+        ([1.0, 3.0], [0.0, 2.0], 4.0)
+    """
+
+    def __init__(self, d_model: int, n: int, *, rank: int | None = None) -> None:
+        super().__init__()
+        if rank is not None and rank < 1:
+            raise ValueError(f"`rank` of a token shift must be at least 1; got {rank}. The paper's is 32.")
+        self.mu = nn.ParameterList(torch.zeros(d_model) for _ in range(n))
+        self.mu_x: nn.Parameter | None = None
+        if rank is not None:
+            self.mu_x = nn.Parameter(torch.zeros(d_model))
+            self.A = mark(orthogonal_linear(d_model, n * rank, gain=0.0), group="default", weight_decay=False)
+            self.B = nn.Parameter(torch.empty(n, rank, d_model).uniform_(-LORA_BOUND, LORA_BOUND))
+            mark(self, "B", group="default", weight_decay=False)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b t d_model"],
+        last: Float[Tensor, "b d_model"] | None = None,
+        *,
+        reset: Bool[Tensor, "b t"] | None = None,
+    ) -> tuple[list[Tensor], Float[Tensor, "b d_model"]]:
+        """Return the mixtures, each (b, t, d_model), and the last input; arguments as for `token_shift`."""
+        before, last = token_shift(x, last, reset=reset)
+        back = before - x
+        if self.mu_x is None:
+            return [x + back * mu for mu in self.mu], last
+        z = torch.tanh(self.A(x + back * self.mu_x)).unflatten(-1, (len(self.mu), -1))
+        parts = (mu + z_n @ B for mu, z_n, B in zip(self.mu, z.unbind(-2), self.B, strict=True))
+        return [x + back * part for part in parts], last
+
+    def start(self, mu: Sequence[Tensor], mu_x: Tensor | None = None) -> None:
+        """Set every mu, and mu_x where there is one, to vectors (d_model,)."""
+        with torch.no_grad():
+            for parameter, value in zip(self.mu, mu, strict=True):
+                parameter.copy_(value)
+            if self.mu_x is not None and mu_x is not None:
+                self.mu_x.copy_(mu_x)
+
+    def extra_repr(self) -> str:
+        """What `print` shows."""
+        rank = None if self.mu_x is None else self.B.shape[1]
+        return f"d_model={len(self.mu[0])}, n={len(self.mu)}, rank={rank}"

@@ -1,0 +1,239 @@
+"""RWKV-6, Finch: RWKV with Matrix-Valued States and Dynamic Recurrence (Peng and others, 2024).
+
+    lora_z(x) = lambda_z + tanh(x A_z) B_z
+    ddlerp_z(a, b) = a + (b - a) * lora_z(a + (b - a) * mu_x)
+    r_t = ddlerp_r(x_t, x_{t-1}) W_r, and so k_t, v_t and g_t
+    d_t = lora_d(ddlerp_w(x_t, x_{t-1}))
+    w_t = exp(-exp(d_t))
+    S_t = diag(w_t) S_{t-1} + k_t^T v_t
+    wkv_t = S_{t-1} + diag(u) k_t^T v_t
+    o_t = concat(SiLU(g_t) * LayerNorm(r_t wkv_t)) W_o
+
+x input, * the product of channels, A and B projections of low rank, lambda and mu_x learned (where they are
+shares of the last token, lambda is `shift.mu`), r receptance, k key, v value, g gate, w decay and u bonus of
+a key channel, S state of a head, o output, t time.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from linrec.errors import unknown
+from linrec.mixers.base import Mixer, State, Transitions, heads_of, most_heads
+from linrec.nn.gates import GateLinear, stable_exponential
+from linrec.nn.head_norm import HeadNorm
+from linrec.nn.parameters import mark
+from linrec.nn.projections import orthogonal_linear
+from linrec.nn.rwkv_start import Place, first_bonus, first_decay, ramp
+from linrec.nn.token_shift import TokenShift
+from linrec.ops.gate_loop import gate_loop, gate_loop_matrix
+
+__all__ = ["RWKV6"]
+
+Shift = Literal["data", "learned", "none"]
+Decay = Literal["data", "learned"]
+
+# of the paper's models
+CHANNELS_PER_HEAD = 64
+# lambda_d of the slowest and the fastest channel, and the bound of B_d, when training starts
+SLOWEST, FASTEST = -6.0, -1.0
+LORA_BOUND = 0.01
+# of the released code, whose 1e-5 is for outputs divided by 8
+EPS = 64e-5
+
+
+class RWKV6(Mixer):
+    """S_t = diag(w_t) S_{t-1} + k_t^T v_t, wkv_t = S_{t-1} + diag(u) k_t^T v_t, w_t of the input: Finch.
+
+    The defaults are the paper's layer. Its channel mixing is `linrec.nn.RWKVChannelMixing`.
+
+    | variant | argument |
+    |---|---|
+    | token shift of RWKV-5; none | `token_shift="learned"`, without A, B and mu_x; "none" |
+    | decay of RWKV-5 | `decay="learned"`: d_t = lambda_d |
+    | without bonus | `bonus=False`: S_t in place of wkv_t |
+    | without gate | `output_gate=False`: 1 in place of SiLU(g_t) |
+    | without norm | `output_norm=False` |
+
+    When training starts, with i a channel of d and l a layer of L, as the released code has it:
+
+        lambda_w = lambda_k = mu_x = 1 - (i/d)^(1 - l/L)          lambda_v = lambda_k - 0.3 l/(L - 1)
+        lambda_r = lambda_g = 1 - (i/d)^((1 - l/L) / 2)
+        lambda_d = -6 + 5 (i/(d - 1))^(0.7 + 1.3 l/(L - 1))
+        u = l/(L - 1) (1 - i/(d - 1)) + 0, 0.1, -0.1, 0, ..
+
+    All A are zero and all B uniform in +- 0.01. W_r, W_k, W_v and W_g are orthogonal with gains 1, 0.1, 1
+    and 0.1, and W_o is zero, so that every output is zero at first. The norm's weights are ((l + 1)/L)^0.7.
+    Layers learn their places when a model calls `RWKV6.share`; one that stands alone is the first of one.
+    What makes d_t is marked as group "transition" without weight decay; the other A and B have no weight
+    decay either.
+
+    Args:
+        d_model: width of the sequence, and of r, k, v and g over all heads.
+        n_heads: heads. None is the largest number that divides `d_model` and leaves at least 64 channels to
+            each head, or 1.
+        token_shift: "data", "learned" or "none".
+        shift_rank: of each A B in the token shift.
+        decay: "data" or "learned".
+        decay_rank: of A_d B_d.
+        bonus: whether the current token has the factor u, beside a state that is not yet decayed.
+        output_gate: whether the normed output is multiplied by SiLU(g).
+        output_norm: whether the output of each head is normalised.
+        zero_init: whether W_o starts at zero; else it is orthogonal.
+
+    Raises:
+        ValueError: an `n_heads` that does not divide `d_model`, a rank below 1, or an unknown name of a
+            variant.
+
+    Source:
+        Eagle and Finch (Peng and others, 2024), the section on Finch; the initialisation is that of the
+        authors' RWKV-LM.
+
+    Example:
+        >>> import torch
+        >>> mixer = RWKV6(64, n_heads=4)
+        >>> y, (last, S) = mixer(torch.zeros(2, 10, 64))
+        >>> y.shape, last.shape, S.shape
+        (torch.Size([2, 10, 64]), torch.Size([2, 64]), torch.Size([2, 4, 16, 16]))
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        n_heads: int | None = None,
+        token_shift: Shift = "data",
+        shift_rank: int = 32,
+        decay: Decay = "data",
+        decay_rank: int = 64,
+        bonus: bool = True,
+        output_gate: bool = True,
+        output_norm: bool = True,
+        zero_init: bool = True,
+    ) -> None:
+        super().__init__(d_model)
+        if token_shift not in ("data", "learned", "none"):
+            raise unknown("`token_shift`", token_shift, ["data", "learned", "none"])
+        if decay not in ("data", "learned"):
+            raise unknown("`decay`", decay, ["data", "learned"])
+        if shift_rank < 1 or decay_rank < 1:
+            raise ValueError(
+                f"`shift_rank` and `decay_rank` must be at least 1; got {shift_rank} and {decay_rank}."
+            )
+        self.n_heads = most_heads(d_model, CHANNELS_PER_HEAD) if n_heads is None else n_heads
+        self.d_head = heads_of("d_model", d_model, self.n_heads)
+        # what is made from a mixture of tokens of its own
+        self.mixtures = ["r", "k", "v"] + ["w"] * (decay == "data") + ["g"] * output_gate
+        self.shift: TokenShift | None = None
+        if token_shift != "none":
+            rank = shift_rank if token_shift == "data" else None
+            self.shift = TokenShift(d_model, len(self.mixtures), rank=rank)
+        self.r = orthogonal_linear(d_model, d_model)
+        self.k = orthogonal_linear(d_model, d_model, gain=0.1)
+        self.v = orthogonal_linear(d_model, d_model)
+        self.gate = orthogonal_linear(d_model, d_model, gain=0.1) if output_gate else None
+        self.lambda_d = nn.Parameter(torch.empty(d_model))
+        mark(self, "lambda_d", group="transition", weight_decay=False)
+        self.d: nn.Sequential | None = None
+        if decay == "data":
+            A, B = GateLinear(d_model, decay_rank, bias=False), GateLinear(decay_rank, d_model, bias=False)
+            nn.init.zeros_(A.weight)
+            nn.init.uniform_(B.weight, -LORA_BOUND, LORA_BOUND)
+            self.d = mark(nn.Sequential(A, nn.Tanh(), B), group="transition", weight_decay=False)
+        self.u = nn.Parameter(torch.empty(d_model)) if bonus else None
+        self.norm = HeadNorm(self.n_heads, self.d_head, eps=EPS, bias=True) if output_norm else None
+        self.out = orthogonal_linear(d_model, d_model, gain=0.0 if zero_init else 1.0)
+        self._start(Place())
+
+    def forward(
+        self,
+        x: Float[Tensor, "b t d_model"],
+        state: State = None,
+        *,
+        reset: Bool[Tensor, "b t"] | None = None,
+    ) -> tuple[Float[Tensor, "b t d_model"], State]:
+        """Mix `x` over time; see `Mixer.forward`.
+
+        The state is the last input (b, d_model) and S (b, h, d, d); without token shift, S alone.
+        """
+        self.check_input(x)
+        last, S = (None, state) if self.shift is None or state is None else state
+        mixed, last = self._shifted(x, last, reset)
+        r, k = self._receptances_and_keys(mixed)
+        v = self._heads(self.v(mixed["v"]))
+        o, S = gate_loop(r, k, v, self._log_w(mixed), bonus=self._bonus(), state=S, reset=reset)
+        o = (o if self.norm is None else self.norm(o)).flatten(-2).to(x.dtype)
+        if self.gate is not None:
+            o = functional.silu(self.gate(mixed["g"])) * o
+        return self.out(o), S if self.shift is None else (last, S)
+
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
+        """Zeros (batch, d_model) and zeros (batch, h, d, d); without token shift, the second alone."""
+        device = self.out.weight.device if device is None else device
+        shape = (batch, self.n_heads, self.d_head, self.d_head)
+        S = torch.zeros(shape, dtype=self._state_dtype(), device=device)
+        return S if self.shift is None else (S.new_zeros(batch, self.d_model), S)
+
+    @property
+    def state_size(self) -> int:
+        """Elements of S, d_model times the channels of a head, and of the last input."""
+        return self.d_model * (self.d_head + (self.shift is not None))
+
+    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions:
+        """w_t, one per channel: c = d_model; see `Mixer.transitions`."""
+        return Transitions.of_heads(self._log_w(self._shifted(x, None, None)[0]), None)
+
+    def token_mixing(
+        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
+    ) -> Float[Tensor, "b t t"]:
+        """Mean over heads of the magnitudes of what v is multiplied by."""
+        mixed, _ = self._shifted(x, None, reset)
+        r, k = self._receptances_and_keys(mixed)
+        return gate_loop_matrix(r, k, self._log_w(mixed), bonus=self._bonus(), reset=reset).abs().mean(1)
+
+    @classmethod
+    def share(cls, layers: "Sequence[RWKV6]") -> None:
+        """Tell each layer its place in the stack, which its parameters start from."""
+        for layer, mixer in enumerate(layers):
+            mixer._start(Place(layer, len(layers)))
+
+    def _start(self, place: Place) -> None:
+        with torch.no_grad():
+            self.lambda_d.copy_(first_decay(self.d_model, place, low=SLOWEST, high=FASTEST))
+            if self.u is not None:
+                self.u.copy_(first_bonus(self.d_model, place))
+            if self.norm is not None:
+                self.norm.weight.fill_(((place.layer + 1) / place.n_layers) ** 0.7)
+        if self.shift is not None:
+            k, r = 1 - ramp(self.d_model, place.height), 1 - ramp(self.d_model, 0.5 * place.height)
+            starts = {"r": r, "k": k, "v": k - 0.3 * place.depth, "w": k, "g": r}
+            self.shift.start([starts[name] for name in self.mixtures], k)
+
+    def _shifted(
+        self, x: Tensor, last: Tensor | None, reset: Tensor | None
+    ) -> tuple[dict[str, Tensor], Tensor | None]:
+        """What r, k, v, w and g are made from, and the last input."""
+        if self.shift is None:
+            return dict.fromkeys(self.mixtures, x), None
+        mixed, last = self.shift(x, last, reset=reset)
+        return dict(zip(self.mixtures, mixed, strict=True)), last
+
+    def _receptances_and_keys(self, mixed: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        return self._heads(self.r(mixed["r"])), self._heads(self.k(mixed["k"]))
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.n_heads, self.d_head))
+
+    def _log_w(self, mixed: dict[str, Tensor]) -> Tensor:
+        """log w_t (b, t, h, d), or (h, d) with `decay="learned"`."""
+        d = self.lambda_d.to(self._state_dtype())
+        if self.d is not None:
+            d = d + self.d(mixed["w"])
+        return self._heads(stable_exponential(d))
+
+    def _bonus(self) -> Tensor | None:
+        return None if self.u is None else self._heads(self.u.to(self._state_dtype()))
