@@ -77,6 +77,8 @@ class GatedDeltaNet(Mixer):
         conv_size: taps of a causal convolution of each channel of q, k and v, before phi and SiLU; None is no
             convolution.
         output_norm: of each head, "rms", "layer" or "none".
+        norm_eps: of that norm. The released code divides q by sqrt(d_qk / n_heads), which the norm undoes but
+            for this number: an eps there is eps d_qk / n_heads here.
         output_gate: whether the normalised o is multiplied by SiLU(W_g x).
 
     Raises:
@@ -107,6 +109,7 @@ class GatedDeltaNet(Mixer):
         beta: Strength = "sigmoid",
         conv_size: int | None = 4,
         output_norm: Norm = "rms",
+        norm_eps: float = 1e-5,
         output_gate: bool = True,
     ) -> None:
         super().__init__(d_model)
@@ -138,7 +141,7 @@ class GatedDeltaNet(Mixer):
             for name in ("A_log", "dt_bias"):
                 mark(self, name, group="default", weight_decay=False)
         self.beta = WriteStrength(d_model, self.n_heads, strength=beta)
-        self.norm = make_norm(output_norm, self.d_value)
+        self.norm = make_norm(output_norm, self.d_value, eps=norm_eps)
         self.gate = nn.Linear(d_model, d_v, bias=False) if output_gate else None
         self.out = nn.Linear(d_v, d_model, bias=False)
         for module in self.modules():
