@@ -35,8 +35,8 @@ from tests.mixers import variants
 D_MODEL = 4
 TIMES = (1, 2, 63, 64, 65)
 LONG = 16_384
-# these form all pairs of steps
-LONG_OF_MIXERS = {"attention": 1024, "gate_loop_attention": 512}
+# all but the last form all pairs of steps; the last is a loop over them
+LONG_OF_MIXERS = {"attention": 1024, "gate_loop_attention": 512, "slstm": 256}
 LONG_OF_MODES = {"attention": 1024}
 
 every_mixer = pytest.mark.parametrize(("name", "variant"), variants.cases())

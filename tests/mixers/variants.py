@@ -156,6 +156,24 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
             "output_norm": "none",
         },
     },
+    # gates that training has opened: they start as constants
+    "mlstm": {
+        "paper": {"gate_std": 0.5},
+        "exponential": {
+            "n_heads": 2,
+            "d_inner": 6,
+            "block_size": 3,
+            "conv_size": None,
+            "forget_gate": "exponential",
+            "gate_std": 1.0,
+        },
+        "without gates": {"n_heads": 2, "input_gate": False, "forget_gate": "none"},
+    },
+    "recurrent_delta_net": {
+        "paper": {"n_heads": 2, "output_recurrence": True},
+        "Delta RNN": {"n_heads": 2, "d_qk": 6, "d_v": 2, "variant": "delta_rnn"},
+        "features": {"feature_map": "elu", "d_qk": 6, "d_v": 2},
+    },
     "retnet": {
         "paper": {},
         "heads": {"n_heads": 2, "d_v": 6, "rotary_base": 100.0, "output_norm": "rms"},
@@ -184,12 +202,21 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "learned decay": {"zero_init": False, "decay": "learned", "bonus": False, "shift_rank": 2},
         "without shift and norm": {"zero_init": False, "token_shift": "none", "output_norm": False},
     },
+    "slstm": {
+        # mixed memories, which start unmixed
+        "paper": {"recurrent_init": "uniform"},
+        "heads": {"n_heads": 2, "conv_size": None, "forget_gate": "exponential"},
+    },
     "trans_normer": {
         "paper": {},
         "decay": {"n_heads": 2, "positions": "decay", "feature_map": "elu", "output_norm": "rms"},
         "LRPE": {"n_heads": 2, "positions": "lrpe", "output_gate": False},
         "NormAttention": {"positions": "none", "feature_map": "identity", "output_norm": "layer"},
         "linear slopes": {"n_heads": 4, "slopes": "linear", "layer_decay": False},
+    },
+    "xlstm_7b": {
+        "paper": {"gate_std": 0.5},
+        "wide": {"n_heads": 2, "d_qk": 6, "d_v": 8, "gate_cap": None, "gate_std": 1.0},
     },
 }
 

@@ -32,9 +32,13 @@ REFUSED = {
     "gate_loop_attention": "gate_loop_attention",
     "gated_delta_net": "short_conv",
     "mamba2": "short_conv",
+    "recurrent_delta_net": "recurrent_delta_net",
+    "mlstm": "short_conv",
     "rwkv4": "rwkv4",
     "rwkv5": "token_shift",
     "rwkv6": "token_shift",
+    "slstm": "slstm",
+    "xlstm_7b": "mlstm",
 }
 
 

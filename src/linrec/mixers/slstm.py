@@ -1,0 +1,236 @@
+"""sLSTM: xLSTM, Extended Long Short-Term Memory (Beck and others, 2024): scalar memories that are mixed.
+
+    c_t = f_t * c_{t-1} + i_t * z_t                                                                      (8)
+    n_t = f_t * n_{t-1} + i_t                                                                            (9)
+    h_t = o_t * c_t / n_t                                                                               (10)
+    z_t = tanh(W_z x_t + R_z h_{t-1} + b_z)                                                             (11)
+    i_t = exp(W_i x'_t + R_i h_{t-1} + b_i)                                                             (12)
+    f_t = sigmoid(W_f x'_t + R_f h_{t-1} + b_f), or exp                                                 (13)
+    o_t = sigmoid(W_o x_t + R_o h_{t-1} + b_o)                                                          (14)
+    m_t = max(log f_t + m_{t-1}, log i_t)                                                               (15)
+    y_t = GroupNorm(h_t)
+
+x input, x' = SiLU(conv(x)), c memory cells, n normaliser, h hidden state, z cell input, i input gate, f
+forget gate, o output gate, m stabiliser, y output, t time, * the product of channels. All W and R are
+block-diagonal, a block per head. c and n are kept times exp(-m_t) (16, 17).
+
+The gates see h_{t-1}, so steps follow one another: this is no linear recurrence, and no scan computes it.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from linrec.errors import unknown
+from linrec.mixers.base import Mixer, State, Transitions, heads_of
+from linrec.nn.block_diagonal import BlockDiagonalLinear
+from linrec.nn.head_norm import HeadNorm
+from linrec.nn.parameters import mark
+from linrec.nn.short_convolution import ShortConvolution
+from linrec.ops import splitting
+
+__all__ = ["SLSTM", "SLSTMState"]
+
+ForgetGate = Literal["sigmoid", "exponential"]
+RecurrentInit = Literal["zeros", "uniform"]
+
+# of the paper's models
+HEADS = 4
+# b_f when training starts falls over a head's channels from the first to the second, in the released code
+FORGET_BIAS = (5.0, -7.0)
+# by a power that rises from the first layer to the last
+POWERS = (0.3, 1.6)
+
+
+class SLSTMState(NamedTuple):
+    """What an sLSTM carries from one piece of a sequence to the next, (b, h, d) but for the tail.
+
+    Attributes:
+        tail: the last inputs of the convolution, (b, conv_size - 1, d_model); None without convolution.
+        hidden: h.
+        cell: c exp(-m).
+        normalizer: n exp(-m).
+        largest: m; -inf at the start.
+    """
+
+    tail: Float[Tensor, "b width-1 c"] | None
+    hidden: Float[Tensor, "b h d"]
+    cell: Float[Tensor, "b h d"]
+    normalizer: Float[Tensor, "b h d"]
+    largest: Float[Tensor, "b h d"]
+
+
+class SLSTM(Mixer):
+    """c_t = f_t * c_{t-1} + i_t * z_t (eq. 8), h_t = o_t * c_t / n_t (eq. 10), gates of x_t and h_{t-1}.
+
+    The defaults are the paper's layer. Its block has a post up-projection, which is the channel mixing of a
+    model: `channel_mixing="geglu"` with `d_channel_mixing` = 4/3 `d_model`. The layer itself ends with the
+    norm.
+
+    Memory mixing, R, lets it track states that no linear recurrence with positive gates tracks, such as
+    parity. The price is a loop over time, in plain torch, with a matrix product and a dozen small operations
+    a step.
+
+    When training starts, as in the released code: W is normal with variance 2 / (5 d_model), R is zero, b_z,
+    b_i and b_o are zero, and b_f falls from 5 to -7 over the d channels of each head,
+    5 - 12 (j / (d - 1))^p, p = 0.3 in the first layer and 1.6 in the last; layers learn their places when a
+    model calls `SLSTM.share`, and one that stands alone is the first. W_f is marked as group "transition"
+    without weight decay.
+
+    Args:
+        d_model: width of the sequence.
+        n_heads: heads; h mixes within each. None is 4, or the largest of 2 and 1 that divides `d_model` where
+            4 does not; 1 up to a width of 4.
+        conv_size: taps of the causal convolution of each channel that i and f see; None is no convolution,
+            x' = x.
+        forget_gate: "sigmoid", or "exponential", which starts at the same f_t.
+        recurrent_init: of R, "zeros", or "uniform" in +- 1 / sqrt(d_model).
+
+    Raises:
+        ValueError: an `n_heads` that does not divide `d_model`, or an unknown `forget_gate` or
+            `recurrent_init`.
+
+    Source:
+        xLSTM (Beck and others, 2024), eq. 8-17 and the figure of the sLSTM block. Constants that it leaves
+        out are those of the released code.
+
+    Example:
+        >>> import torch
+        >>> mixer = SLSTM(64)
+        >>> y, state = mixer(torch.zeros(2, 10, 64))
+        >>> y.shape, state.cell.shape
+        (torch.Size([2, 10, 64]), torch.Size([2, 4, 16]))
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        n_heads: int | None = None,
+        conv_size: int | None = 4,
+        forget_gate: ForgetGate = "sigmoid",
+        recurrent_init: RecurrentInit = "zeros",
+    ) -> None:
+        super().__init__(d_model)
+        if forget_gate not in ("sigmoid", "exponential"):
+            raise unknown("`forget_gate`", forget_gate, ["sigmoid", "exponential"])
+        if recurrent_init not in ("zeros", "uniform"):
+            raise unknown("`recurrent_init`", recurrent_init, ["zeros", "uniform"])
+        if n_heads is None:
+            # the norm of a head of one channel is zero
+            n_heads = math.gcd(HEADS, d_model) if d_model > HEADS else 1
+        self.n_heads = n_heads
+        self.d_head = heads_of("d_model", d_model, self.n_heads)
+        self.sigmoid = forget_gate == "sigmoid"
+
+        self.conv = None if conv_size is None else ShortConvolution(d_model, conv_size, bias=True)
+        std = math.sqrt(2 / (5 * d_model))
+        self.i, self.f, self.z, self.o = (
+            BlockDiagonalLinear(d_model, self.n_heads, std=std, exact=True) for _ in range(4)
+        )
+        mark(self.f, group="transition", weight_decay=False)
+        # both in the order i, f, z, o
+        self.R = nn.Parameter(torch.zeros(self.n_heads, self.d_head, 4 * self.d_head))
+        if recurrent_init == "uniform":
+            nn.init.uniform_(self.R, -1 / math.sqrt(d_model), 1 / math.sqrt(d_model))
+        self.bias = nn.Parameter(torch.zeros(4 * d_model))
+        self.norm = HeadNorm(self.n_heads, self.d_head)
+        self.share([self])
+
+    @classmethod
+    def share(cls, layers: Sequence["SLSTM"]) -> None:
+        """Set b_f of every layer as its place among `layers` has it."""
+        for place, mixer in enumerate(layers):
+            share = place / max(len(layers) - 1, 1)
+            power = POWERS[0] + (POWERS[1] - POWERS[0]) * share
+            fall = torch.arange(mixer.d_head) / max(mixer.d_head - 1, 1)
+            bias = FORGET_BIAS[0] + (FORGET_BIAS[1] - FORGET_BIAS[0]) * fall**power
+            with torch.no_grad():
+                b_f = mixer.bias.unflatten(0, (4, mixer.n_heads, mixer.d_head))[1]
+                b_f.copy_(bias if mixer.sigmoid else functional.logsigmoid(bias))
+
+    def forward(
+        self,
+        x: Float[Tensor, "b t d_model"],
+        state: State = None,
+        *,
+        reset: Bool[Tensor, "b t"] | None = None,
+    ) -> tuple[Float[Tensor, "b t d_model"], SLSTMState]:
+        """Mix `x` over time; see `Mixer.forward`. The state is an `SLSTMState`."""
+        self.check_input(x)
+        splitting.refuse("slstm")
+        past = self.init_state(len(x), device=x.device) if state is None else state
+        if x.shape[1] == 0:
+            return torch.zeros_like(x), past
+        gates, tail = self._gates(x, past.tail, reset)
+        hidden, end = self._loop(gates, past, reset)
+        return self.norm(hidden).flatten(-2).to(x.dtype), SLSTMState(tail, *end)
+
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> SLSTMState:
+        """Zeros, and a stabiliser of -inf."""
+        device = self.R.device if device is None else device
+        dtype = self._state_dtype()
+        zeros = torch.zeros(batch, self.n_heads, self.d_head, dtype=dtype, device=device)
+        tail = None if self.conv is None else self.conv.init_state(batch, dtype=dtype, device=device)
+        return SLSTMState(tail, zeros, zeros, zeros, torch.full_like(zeros, -torch.inf))
+
+    @property
+    def state_size(self) -> int:
+        """Elements of h, c, n and m, 4 d_model, and of the convolution's tail."""
+        return 4 * self.d_model + (0 if self.conv is None else self.conv.state_size)
+
+    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions:
+        """f_t, one per cell: c = d_model."""
+        start = self.init_state(len(x), device=x.device)
+        gates, _ = self._gates(x, None, None)
+        hidden, _ = self._loop(gates, start, None)
+        before = torch.cat([start.hidden[:, None], hidden], 1)[:, : x.shape[1]]
+        # the loop's equation of f, for all steps
+        R_f = self.R.to(gates.dtype).chunk(4, -1)[1]
+        f = gates.chunk(4, -1)[1] + torch.einsum("tbhi,hio->thbo", before.transpose(0, 1), R_f)
+        return Transitions(self._log_forget(f).exp().permute(2, 0, 1, 3).flatten(-2), None)
+
+    def _gates(self, x: Tensor, tail: Tensor | None, reset: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """What x adds to the arguments of i, f, z and o, (t, h, b, 4 d), and the convolution's tail."""
+        c = x
+        if self.conv is not None:
+            c, tail = self.conv(x, tail, reset=reset)
+            c = functional.silu(c)
+        gates = torch.stack([self.i(c), self.f(c), self.z(x), self.o(x)], 2)
+        gates = gates + self.bias.to(gates.dtype).unflatten(0, (4, -1))
+        gates = gates.unflatten(-1, (self.n_heads, self.d_head))
+        # contiguous for each step
+        return gates.permute(1, 3, 0, 2, 4).flatten(-2), tail
+
+    def _loop(
+        self, gates: Tensor, past: SLSTMState, reset: Tensor | None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """h of every step (b, t, h, d), and h, c, n and m of the last."""
+        h, c, n, m = (part.transpose(0, 1).to(gates.dtype) for part in past[1:])
+        m = m.detach()
+        R, hidden = self.R.to(gates.dtype), []
+        cuts = None if reset is None else reset.T[:, None, :, None].unbind(0)
+        with torch.autocast(gates.device.type, enabled=False):
+            for t, of_x in enumerate(gates.unbind(0)):
+                if cuts is not None:
+                    h, c, n = (part.masked_fill(cuts[t], 0) for part in (h, c, n))
+                    m = m.masked_fill(cuts[t], -torch.inf)
+                log_i, f, z, o = torch.baddbmm(of_x, h, R).chunk(4, -1)
+                kept = self._log_forget(f) + m
+                # c / n does not depend on m, so no gradient passes it
+                m = torch.maximum(kept, log_i).detach()
+                i, f = (log_i - m).exp(), (kept - m).exp()
+                c = f * c + i * z.tanh()
+                n = f * n + i
+                h = o.sigmoid() * c / n
+                hidden.append(h)
+        end = tuple(part.transpose(0, 1) for part in (h, c, n, m))
+        return torch.stack(hidden).permute(2, 0, 1, 3), end
+
+    def _log_forget(self, f: Tensor) -> Tensor:
+        return functional.logsigmoid(f) if self.sigmoid else f

@@ -1,0 +1,157 @@
+"""xLSTM 7B: A Recurrent LLM for Fast and Efficient Inference (Beck and others, 2025): its mLSTM layer.
+
+    q_t = W_q x_t      k_t = W_k x_t / sqrt(dk)      v_t = W_v x_t
+    i_t = exp(cap(w_i x_t + b_i))      f_t = sigmoid(cap(w_f x_t + b_f))      cap(z) = 15 tanh(z / 15)
+    C_t = f_t C_{t-1} + i_t v_t k_t^T
+    n_t = f_t n_{t-1} + i_t k_t
+    h_t = C_t q_t / max(|n_t^T q_t|, 1)
+    y_t = W_o (sigmoid(W_g x_t) * LayerNorm(h_t))
+
+x input, q query, k key, v value, i input gate and f forget gate of a head, C matrix memory, n normaliser, h
+output of a head, y output, t time. q and k are half as wide as x.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from linrec.mixers.base import Mixer, State, Transitions, heads_of
+from linrec.nn.head_norm import HeadNorm
+from linrec.nn.matrix_memory import ForgetGate, MatrixMemory, MatrixMemoryState
+
+__all__ = ["XLSTM7B"]
+
+# of the paper's model, whose heads have 256 channels of keys and 512 of values
+HEADS = 8
+# b_i when training starts: little is written
+INPUT_BIAS = -10.0
+
+
+class XLSTM7B(Mixer):
+    """C_t = f_t C_{t-1} + i_t v_t k_t^T, h_t = C_t q_t / max(|n_t^T q_t|, 1), as wide as the sequence.
+
+    The defaults are the paper's layer. Its model has RMSNorms and a SwiGLU of width 8/3 `d_model` beside it,
+    and a soft cap of 30 on the logits: `norm="rms"`, `norm_eps=1e-6`, `channel_mixing="swiglu"` and
+    `logit_cap=30` of a `ModelConfig`. The block of the first xLSTM paper is the mixer `mlstm`.
+
+    C and n are kept over exp(m_t), the largest weight that is remembered, so that exponential gates do not
+    overflow; see `linrec.nn.matrix_memory`.
+
+    When training starts, w_i and w_f are zero, b_i is -10, so that little is written, and b_f runs from 3 to
+    6 over the heads. W_q, W_k, W_v and W_g are normal with variance 2 / (5 d_model), and W_o has standard
+    deviation 2 / (L sqrt(d_model)) in a model of L layers, which draws it by `XLSTM7B.share` (L = 1 in a
+    layer alone). The forget gate is marked as group "transition" without weight decay.
+
+    Args:
+        d_model: width of the sequence.
+        n_heads: heads h. None is 8, or the largest of 4, 2 and 1 that divides `d_qk` and `d_v` where 8 does
+            not.
+        d_qk: width of q and k over all heads. None is `d_model` / 2, rounded down, at least 1.
+        d_v: width of v over all heads. None is `d_model`.
+        forget_gate: "sigmoid", "exponential", or "none" for f_t = 1.
+        gate_cap: the soft cap of the gates, or None.
+        gate_std: standard deviation of w_i and w_f when training starts.
+        norm_eps: what LayerNorm adds to the variance.
+
+    Raises:
+        ValueError: widths that the heads do not divide, an unknown `forget_gate`, or a `gate_cap` that is not
+            positive.
+
+    Source:
+        xLSTM 7B (Beck and others, 2025). The initialisation is that of the authors' code in transformers,
+        which however starts W_g at zero.
+
+    Example:
+        >>> import torch
+        >>> mixer = XLSTM7B(64)
+        >>> y, state = mixer(torch.zeros(2, 10, 64))
+        >>> y.shape, state.memory.shape, state.largest.shape
+        (torch.Size([2, 10, 64]), torch.Size([2, 8, 4, 9]), torch.Size([2, 8]))
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        n_heads: int | None = None,
+        d_qk: int | None = None,
+        d_v: int | None = None,
+        forget_gate: ForgetGate = "sigmoid",
+        gate_cap: float | None = 15.0,
+        gate_std: float = 0.0,
+        norm_eps: float = 1e-6,
+    ) -> None:
+        super().__init__(d_model)
+        d_qk = max(1, d_model // 2) if d_qk is None else d_qk
+        d_v = d_model if d_v is None else d_v
+        self.n_heads = math.gcd(HEADS, d_qk, d_v) if n_heads is None else n_heads
+        d_key, d_value = heads_of("d_qk", d_qk, self.n_heads), heads_of("d_v", d_v, self.n_heads)
+
+        self.q = nn.Linear(d_model, d_qk, bias=False)
+        self.k = nn.Linear(d_model, d_qk, bias=False)
+        self.v = nn.Linear(d_model, d_v, bias=False)
+        self.gate = nn.Linear(d_model, d_v, bias=False)
+        for linear in (self.q, self.k, self.v, self.gate):
+            nn.init.normal_(linear.weight, std=math.sqrt(2 / (5 * d_model)))
+        self.memory = MatrixMemory(
+            d_model,
+            self.n_heads,
+            d_key,
+            d_value,
+            forget_gate=forget_gate,
+            gate_cap=gate_cap,
+            gate_std=gate_std,
+        )
+        if self.memory.i is not None:
+            nn.init.constant_(self.memory.i.bias, INPUT_BIAS)
+        self.norm = HeadNorm(self.n_heads, d_value, eps=norm_eps)
+        self.out = nn.Linear(d_v, d_model, bias=False)
+        self.share([self])
+
+    @classmethod
+    def share(cls, layers: Sequence["XLSTM7B"]) -> None:
+        """Draw W_o of every layer as that of a model of so many."""
+        for mixer in layers:
+            nn.init.normal_(mixer.out.weight, std=2 / (len(layers) * math.sqrt(mixer.d_model)))
+
+    def forward(
+        self,
+        x: Float[Tensor, "b t d_model"],
+        state: State = None,
+        *,
+        reset: Bool[Tensor, "b t"] | None = None,
+    ) -> tuple[Float[Tensor, "b t d_model"], MatrixMemoryState]:
+        """Mix `x` over time; see `Mixer.forward`. The state is a `MatrixMemoryState`."""
+        self.check_input(x)
+        v = self.v(x).unflatten(-1, (self.n_heads, -1))
+        h, state = self.memory(x, *self._queries_and_keys(x), v, state, reset=reset)
+        h = self.norm(h).flatten(-2).to(x.dtype)
+        return self.out(torch.sigmoid(self.gate(x)) * h), state
+
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> MatrixMemoryState:
+        """Zeros, and a stabiliser of -inf."""
+        device = self.q.weight.device if device is None else device
+        return self.memory.init_state(batch, dtype=self._state_dtype(), device=device)
+
+    @property
+    def state_size(self) -> int:
+        """Elements of C, n and m: h (dk (dv + 1) + 1)."""
+        return self.memory.state_size
+
+    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions:
+        """f_t, one per head: c = h."""
+        _, log_f = self.memory.log_gates(x)
+        return Transitions(log_f.exp(), None)
+
+    def token_mixing(
+        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
+    ) -> Float[Tensor, "b t t"]:
+        """Mean over heads of the magnitudes of what v is multiplied by in h."""
+        return self.memory.weights(x, *self._queries_and_keys(x), reset=reset).abs().mean(2)
+
+    def _queries_and_keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        q = self.q(x).unflatten(-1, (self.n_heads, -1))
+        return q, self.k(x).unflatten(-1, (self.n_heads, -1))

@@ -1,0 +1,59 @@
+"""A projection whose matrix is block-diagonal."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+__all__ = ["BlockDiagonalLinear"]
+
+
+class BlockDiagonalLinear(nn.Module):
+    """y = W x with W = diag(W_1, .., W_n): neighbouring channels are projected together, apart from others.
+
+    Args:
+        d: width of input and output.
+        n_blocks: blocks n.
+        std: standard deviation of the normal distribution that W is drawn from.
+        exact: whether y is in float32 (float64 for float64 weights), under autocast too; see `GateLinear`.
+
+    Raises:
+        ValueError: blocks that do not divide the width.
+
+    Source:
+        xLSTM (Beck and others, 2024), the figures of its blocks.
+
+    Example:
+        >>> import torch
+        >>> projection = BlockDiagonalLinear(4, 2, std=1.0)
+        >>> _ = torch.nn.init.ones_(projection.weight)
+        >>> projection(torch.tensor([1.0, 2.0, 10.0, 20.0])).tolist()
+        [3.0, 3.0, 30.0, 30.0]
+    """
+
+    def __init__(self, d: int, n_blocks: int, *, std: float, exact: bool = False) -> None:
+        super().__init__()
+        if n_blocks < 1 or d % n_blocks:
+            raise ValueError(
+                f"`n_blocks` of a block-diagonal projection must be a positive divisor of its width {d}; "
+                f"got {n_blocks}."
+            )
+        self.exact = exact
+        self.weight = nn.Parameter(torch.empty(n_blocks, d // n_blocks, d // n_blocks).normal_(std=std))
+
+    def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
+        """Apply the projection to `x` (..., d)."""
+        blocks = x.unflatten(-1, (len(self.weight), -1))
+        if not self.exact:
+            return self._project(blocks, self.weight)
+        dtype = torch.promote_types(self.weight.dtype, torch.float32)
+        with torch.autocast(x.device.type, enabled=False):
+            return self._project(blocks.to(dtype), self.weight.to(dtype))
+
+    @staticmethod
+    def _project(blocks: Tensor, weight: Tensor) -> Tensor:
+        return torch.einsum("...ni,noi->...no", blocks, weight).flatten(-2)
+
+    def extra_repr(self) -> str:
+        """What `print` shows."""
+        n_blocks, size, _ = self.weight.shape
+        return f"d={n_blocks * size}, n_blocks={n_blocks}, exact={self.exact}"

@@ -1,0 +1,39 @@
+import pytest
+import torch
+
+from linrec.nn.block_diagonal import BlockDiagonalLinear
+from linrec.testing import assert_agree, generator
+
+
+def test_it_is_the_block_diagonal_matrix():
+    torch.manual_seed(0)
+    projection = BlockDiagonalLinear(6, 3, std=1.0).double()
+    x = torch.randn(2, 5, 6, generator=generator(), dtype=torch.float64)
+    assert_agree(projection(x), x @ torch.block_diag(*projection.weight).T)
+
+
+def test_weights_have_the_standard_deviation_that_is_asked_for():
+    torch.manual_seed(0)
+    weight = BlockDiagonalLinear(256, 4, std=0.3).weight
+    assert weight.shape == (4, 64, 64)
+    assert weight.std().item() == pytest.approx(0.3, rel=0.03)
+    assert weight.mean().item() == pytest.approx(0.0, abs=0.01)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_exact_ones_stay_in_float32(exact):
+    torch.manual_seed(0)
+    projection = BlockDiagonalLinear(6, 3, std=1.0, exact=exact)
+    x = torch.randn(4, 6, generator=generator())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = projection(x)
+    assert torch.allclose(y.float(), projection(x), rtol=0, atol=1e-6) == exact
+
+
+@pytest.mark.parametrize("n_blocks", [0, 4])
+def test_argument_errors(n_blocks):
+    message = (
+        f"`n_blocks` of a block-diagonal projection must be a positive divisor of its width 6; got {n_blocks}"
+    )
+    with pytest.raises(ValueError, match=message):
+        BlockDiagonalLinear(6, n_blocks, std=1.0)
