@@ -35,8 +35,14 @@ from tests.mixers import variants
 D_MODEL = 4
 TIMES = (1, 2, 63, 64, 65)
 LONG = 16_384
-# all but the last form all pairs of steps; the last is a loop over them
-LONG_OF_MIXERS = {"attention": 1024, "gate_loop_attention": 512, "slstm": 256}
+# the first two form all pairs of steps; the others are a loop over them
+LONG_OF_MIXERS = {
+    "attention": 1024,
+    "gate_loop_attention": 512,
+    "recurrent_delta_net": 256,
+    "slstm": 256,
+    "srwm": 256,
+}
 LONG_OF_MODES = {"attention": 1024}
 
 every_mixer = pytest.mark.parametrize(("name", "variant"), variants.cases())
