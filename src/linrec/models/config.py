@@ -19,7 +19,8 @@ class StackConfig:
         mixer_args: keyword arguments of the mixer.
         d_channel_mixing: hidden width of the channel mixing.
         channel_mixing: "ffn", two linear layers with a GELU between them, or a gated linear unit: "glu",
-            "swiglu", "geglu" or "bilinear"; or "none": blocks that mix time alone.
+            "swiglu", "geglu" or "bilinear"; "rwkv", which sees the step before; or "none": blocks that mix
+            time alone.
         norm: normalisation in each block and before the head, "layer" or "rms".
         norm_eps: what the norms add to the variance or the mean square.
         norm_position: "pre", before each sublayer, or "post", after each sublayer's skip connection.
@@ -74,7 +75,8 @@ class ModelConfig(StackConfig):
         mixer_args: keyword arguments of the mixer.
         d_channel_mixing: hidden width of the channel mixing.
         channel_mixing: "ffn", two linear layers with a GELU between them, or a gated linear unit: "glu",
-            "swiglu", "geglu" or "bilinear"; or "none": blocks that mix time alone.
+            "swiglu", "geglu" or "bilinear"; "rwkv", which sees the step before; or "none": blocks that mix
+            time alone.
         norm: normalisation in each block and before the head, "layer" or "rms".
         norm_eps: what the norms add to the variance or the mean square.
         norm_position: "pre", before each sublayer, or "post", after each sublayer's skip connection.

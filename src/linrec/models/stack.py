@@ -43,6 +43,8 @@ def make_blocks(config: StackConfig, make_mixer: Callable[[], Mixer]) -> nn.Modu
         for _ in range(config.n_layers)
     ]
     # what belongs to the stack and not to a layer, such as the lower bounds of HGRU
-    mixers = [block.mixer for block in blocks]
-    type(mixers[0]).share(mixers)
+    for layers in ([block.mixer for block in blocks], [block.channel_mixing for block in blocks]):
+        mixers = [layer for layer in layers if isinstance(layer, Mixer)]
+        if mixers:
+            type(mixers[0]).share(mixers)
     return nn.ModuleList(blocks)

@@ -10,6 +10,7 @@ from linrec.nn.lower_bounds import LowerBounds
 from linrec.nn.norms import RMSNorm, make_norm
 from linrec.nn.parameters import ParameterGroup, groups_of, mark
 from linrec.nn.rotary import Rotary
+from linrec.nn.rwkv_channel_mixing import RWKVChannelMixing
 
 __all__ = [
     "GLU",
@@ -21,6 +22,7 @@ __all__ = [
     "LowerBounds",
     "ParameterGroup",
     "RMSNorm",
+    "RWKVChannelMixing",
     "Rotary",
     "Transition",
     "groups_of",

@@ -1,0 +1,106 @@
+"""The channel mixing of RWKV, which sees the input of the step before."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from linrec.mixers.base import Mixer, State
+from linrec.nn.projections import orthogonal_linear
+from linrec.nn.rwkv_start import Place, ramp
+from linrec.nn.token_shift import TokenShift
+
+__all__ = ["RWKVChannelMixing"]
+
+
+class RWKVChannelMixing(Mixer):
+    """y_t = sigmoid(r_t) * (W_v ReLU(k_t)^2), of mixtures of the current and the last token.
+
+        r_t = W_r (x_t + (x_{t-1} - x_t) * mu_r)
+        k_t = W_k (x_t + (x_{t-1} - x_t) * mu_k)
+
+    It is a `Mixer`, since the last input is a state; `linrec.models.Block` takes it as it takes any channel
+    mixing. RWKV-4, 5 and 6 have it alike; mu is 1 less that of the paper of RWKV-4.
+
+    When training starts, mu_r and mu_k are 1 - (i/d)^(1 - l/L), i a channel of d and l a layer of L, W_k is
+    orthogonal, and W_r and W_v are zero, so that every output is zero at first: the released code, that of
+    RWKV-5 and 6. Layers learn their places when a model calls `RWKVChannelMixing.share`; one that stands
+    alone is the first of one.
+
+    Args:
+        d_model: width of input and output.
+        d_hidden: width of k; the papers have 4 `d_model` in RWKV-4, 3.5 `d_model` in RWKV-5 and 6.
+        token_shift: whether r and k see the input of the step before; without, mu = 0, and there is no state.
+        receptance: whether the output is multiplied by sigmoid(r).
+        zero_init: whether W_r and W_v start at zero; else they are orthogonal too.
+
+    Raises:
+        ValueError: a `d_hidden` below 1.
+
+    Source:
+        RWKV (Peng and others, 2023), section 3, channel mixing; Eagle and Finch (Peng and others, 2024).
+
+    Example:
+        >>> import torch
+        >>> y, last = RWKVChannelMixing(64, 256)(torch.zeros(2, 10, 64))
+        >>> y.shape, last.shape
+        (torch.Size([2, 10, 64]), torch.Size([2, 64]))
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        d_hidden: int,
+        *,
+        token_shift: bool = True,
+        receptance: bool = True,
+        zero_init: bool = True,
+    ) -> None:
+        super().__init__(d_model)
+        if d_hidden < 1:
+            raise ValueError(f"`d_hidden` must be at least 1; got {d_hidden}.")
+        first = 0.0 if zero_init else 1.0
+        # of k and r
+        self.shift = TokenShift(d_model, 2 if receptance else 1) if token_shift else None
+        self.k = orthogonal_linear(d_model, d_hidden)
+        self.v = orthogonal_linear(d_hidden, d_model, gain=first)
+        self.r = orthogonal_linear(d_model, d_model, gain=first) if receptance else None
+        self._start(Place())
+
+    def forward(
+        self,
+        x: Float[Tensor, "b t d_model"],
+        state: State = None,
+        *,
+        reset: Bool[Tensor, "b t"] | None = None,
+    ) -> tuple[Float[Tensor, "b t d_model"], State]:
+        """Mix the channels of `x`; see `Mixer.forward`. The state is the last input (b, d_model), or None."""
+        self.check_input(x)
+        mixed, last = [x, x], None
+        if self.shift is not None:
+            mixed, last = self.shift(x, state, reset=reset)
+        y = self.v(torch.relu(self.k(mixed[0])).square())
+        return y if self.r is None else torch.sigmoid(self.r(mixed[1])) * y, last
+
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
+        """Zeros (batch, d_model); None without token shift."""
+        if self.shift is None:
+            return None
+        device = self.v.weight.device if device is None else device
+        return torch.zeros(batch, self.d_model, dtype=self._state_dtype(), device=device)
+
+    @property
+    def state_size(self) -> int:
+        """Elements of the last input: d_model, or 0 without token shift."""
+        return 0 if self.shift is None else self.d_model
+
+    @classmethod
+    def share(cls, layers: "Sequence[RWKVChannelMixing]") -> None:
+        """Tell each layer its place in the stack, which mu starts from."""
+        for layer, mixing in enumerate(layers):
+            mixing._start(Place(layer, len(layers)))
+
+    def _start(self, place: Place) -> None:
+        if self.shift is not None:
+            self.shift.start([1 - ramp(self.d_model, place.height)] * len(self.shift.mu))
