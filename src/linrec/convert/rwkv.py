@@ -1,0 +1,96 @@
+"""RWKV-4, as `RwkvForCausalLM` of transformers has it.
+
+`rescale_every` divides weights and activations by powers of 2 while transformers runs, to keep half precision
+in range; checkpoints are saved without, and it changes no output but for the norms' eps. `context_length` is
+a limit of a kernel.
+"""
+
+from torch import Tensor
+
+from linrec.convert.checkpoint import Options, Tensors
+from linrec.models import ModelConfig
+
+__all__ = ["config", "weights"]
+
+
+def config(options: Options) -> ModelConfig:
+    """The configuration of the model that config.json describes.
+
+    Raises:
+        ConversionError: an option that is missing or that linrec does not have.
+    """
+    # the last norm has this one whatever config.json says
+    norm_eps = options.supported("layer_norm_epsilon", (1e-5,))
+    d_model = options.read("hidden_size", int)
+    return ModelConfig(
+        vocab_size=options.read("vocab_size", int),
+        d_model=d_model,
+        n_layers=options.read("num_hidden_layers", int),
+        mixer="rwkv4",
+        mixer_args={"d_state": options.read("attention_hidden_size", int, d_model)},
+        channel_mixing="rwkv",
+        d_channel_mixing=options.read("intermediate_size", int, 4 * d_model),
+        norm="layer",
+        norm_eps=norm_eps,
+        embedding_norm=True,
+        tie_embeddings=options.read("tie_word_embeddings", bool, False),
+        head_bias=False,
+    )
+
+
+def weights(tensors: Tensors, config: ModelConfig) -> dict[str, Tensor]:
+    """The state_dict of the model, of the checkpoint's tensors.
+
+    Raises:
+        ConversionError: a tensor that is missing or of another shape.
+    """
+    embedding = tensors.take("rwkv.embeddings.weight", config.vocab_size, config.d_model)
+    found = {"embedding.weight": embedding}
+    norms = {"rwkv.blocks.0.pre_ln": "embedding_norm", "rwkv.ln_out": "norm"}
+    for layer in range(config.n_layers):
+        theirs, ours = f"rwkv.blocks.{layer}.", f"blocks.{layer}."
+        norms |= {theirs + "ln1": ours + "mixer_norm", theirs + "ln2": ours + "channel_mixing_norm"}
+        parts = {
+            "mixer.": _time_mixing(tensors, theirs + "attention.", config),
+            "channel_mixing.": _channel_mixing(tensors, theirs + "feed_forward.", config),
+        }
+        for part, taken in parts.items():
+            found |= {ours + part + name: tensor for name, tensor in taken.items()}
+    for theirs, ours in norms.items():
+        for name in ("weight", "bias"):
+            found[f"{ours}.{name}"] = tensors.take(f"{theirs}.{name}", config.d_model)
+    if config.tie_embeddings:
+        tensors.take_copy("head.weight", embedding)
+        return found | {"head.weight": embedding}
+    return found | {"head.weight": tensors.take("head.weight", config.vocab_size, config.d_model)}
+
+
+def _time_mixing(tensors: Tensors, prefix: str, config: ModelConfig) -> dict[str, Tensor]:
+    """The state_dict of one layer's mixer."""
+    d_model, d_state = config.d_model, config.mixer_args["d_state"]
+    found = {
+        "log_w": tensors.take(prefix + "time_decay", d_state),
+        "u": tensors.take(prefix + "time_first", d_state),
+        "out.weight": tensors.take(prefix + "output.weight", d_model, d_state),
+    }
+    for ours, theirs in (("r", "receptance"), ("k", "key"), ("v", "value")):
+        found[f"mu_{ours}"] = tensors.take(f"{prefix}time_mix_{theirs}", 1, 1, d_model).flatten()
+        found[f"{ours}.weight"] = tensors.take(f"{prefix}{theirs}.weight", d_state, d_model)
+    return found
+
+
+def _channel_mixing(tensors: Tensors, prefix: str, config: ModelConfig) -> dict[str, Tensor]:
+    """The state_dict of one layer's channel mixing."""
+    d_model, d_hidden = config.d_model, config.d_channel_mixing
+    # there it is the share of the current token, here that of the last
+    mu = [
+        1 - tensors.take(prefix + name, 1, 1, d_model).flatten()
+        for name in ("time_mix_key", "time_mix_receptance")
+    ]
+    return {
+        "shift.mu.0": mu[0],
+        "shift.mu.1": mu[1],
+        "k.weight": tensors.take(prefix + "key.weight", d_hidden, d_model),
+        "v.weight": tensors.take(prefix + "value.weight", d_model, d_hidden),
+        "r.weight": tensors.take(prefix + "receptance.weight", d_model, d_model),
+    }

@@ -1,0 +1,51 @@
+import json
+
+import pytest
+
+from linrec.convert import ConversionError, from_hugging_face
+
+from .models import check_conversion
+
+transformers = pytest.importorskip("transformers", reason='the extra "text" is not installed')
+
+SMALL = {"vocab_size": 11, "hidden_size": 8, "num_hidden_layers": 2}
+
+
+def make(**options):
+    return transformers.RwkvForCausalLM(transformers.RwkvConfig(**SMALL | options))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"tie_word_embeddings": True, "intermediate_size": 12},
+        # with a state, transformers has one width for both
+        {"attention_hidden_size": 6, "use_cache": False},
+        # there, layers 2 and 3 see half of what they would
+        {"num_hidden_layers": 4, "rescale_every": 2},
+    ],
+)
+def test_logits_are_those_of_transformers(options, tmp_path):
+    converted = check_conversion(make(**options), tmp_path)
+    assert converted.config.tie_embeddings == options.get("tie_word_embeddings", False)
+    assert (converted.head.weight is converted.embedding.weight) == converted.config.tie_embeddings
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"layer_norm_epsilon": 1e-3}, "`layer_norm_epsilon` is 0.001; linrec converts 1e-05 alone"),
+        ({"attention_hidden_size": 6}, "`rwkv.blocks.0.attention.time_decay` must have shape (6,) by"),
+        ({"intermediate_size": 30}, "`rwkv.blocks.0.feed_forward.key.weight` must have shape (30, 8)"),
+        ({"num_hidden_layers": 1}, "has no use for: `rwkv.blocks.1."),
+        ({"hidden_size": None}, "has no `hidden_size`"),
+    ],
+)
+def test_what_does_not_fit_is_named(options, message, tmp_path):
+    make().save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | options))
+    with pytest.raises(ConversionError) as error:
+        from_hugging_face(tmp_path)
+    assert message in str(error.value)
