@@ -207,6 +207,11 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "paper": {"recurrent_init": "uniform"},
         "heads": {"n_heads": 2, "conv_size": None, "forget_gate": "exponential"},
     },
+    # with the paper's rates, weights of heads this narrow grow over long sequences
+    "srwm": {
+        "paper": {"beta_init": -3.0},
+        "one rate": {"n_heads": 2, "rates": "one", "input_softmax": False},
+    },
     "trans_normer": {
         "paper": {},
         "decay": {"n_heads": 2, "positions": "decay", "feature_map": "elu", "output_norm": "rms"},

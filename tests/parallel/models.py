@@ -33,6 +33,7 @@ REFUSED = {
     "gated_delta_net": "short_conv",
     "mamba2": "short_conv",
     "recurrent_delta_net": "recurrent_delta_net",
+    "srwm": "srwm",
     "mlstm": "short_conv",
     "rwkv4": "rwkv4",
     "rwkv5": "token_shift",

@@ -1,0 +1,141 @@
+"""SRWM: A Modern Self-Referential Weight Matrix That Learns to Modify Itself (Irie and others, 2022).
+
+    y_t, k_t, q_t, beta_t = W_{t-1} phi(x_t)
+    v_t = W_{t-1} phi(q_t)     vbar_t = W_{t-1} phi(k_t)
+    W_t = W_{t-1} + (sigmoid(beta_t) * (v_t - vbar_t)) phi(k_t)^T
+
+x input and y output of a head, W_t its weight matrix, k and q key and query that W_t makes for changing
+itself, v and vbar what is under them, beta four learning rates, one for each of the groups of rows that make
+y, k, q and beta, phi softmax, t time. What W answers to the key moves towards what it answers to the query.
+W_0 is learned; the state is W_t - W_0, transposed. Heads side by side are projected. Keys and rates depend on
+all steps before, in no linear way: steps run one by one.
+"""
+
+import math
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from linrec.errors import unknown
+from linrec.mixers.base import Mixer, State, heads_of, most_heads
+from linrec.ops import splitting
+
+__all__ = ["SRWM"]
+
+Rates = Literal["separate", "one"]
+
+# of its authors' earlier fast weight programmers: 8 heads in a width of 128
+CHANNELS_PER_HEAD = 16
+
+
+class SRWM(Mixer):
+    """W_t = W_{t-1} + (sigmoid(beta_t) * (v_t - vbar_t)) phi(k_t)^T: a layer that is what it changes.
+
+    The defaults are the paper's layer.
+
+    | variant | argument |
+    |---|---|
+    | one learning rate for all rows | `rates="one"` |
+    | inputs as they are, an option of the released code: W_{t-1} x_t | `input_softmax=False` |
+
+    Nothing bounds W_t: along phi(k_t), an update multiplies by 1 + sigmoid(beta_t) phi(k_t) . (phi(q_t) -
+    phi(k_t)), which may exceed 1 again and again. Heads of few channels can so grow beyond float32 within
+    some hundred steps; with 16 channels, weights as drawn stay small for thousands. `reset` starts from W_0.
+
+    When training starts, W_0 is normal with a standard deviation of 1 / sqrt(d), d channels of a head, and a
+    mean of zero, or of `beta_init` in the rows of beta; the projection is torch's own.
+
+    Args:
+        d_model: width of the sequence.
+        n_heads: heads h. None is the largest number that divides `d_model` and leaves at least 16 channels to
+            each head, or 1.
+        rates: "separate", of the four groups of rows, or "one".
+        input_softmax: whether x_t passes through phi.
+        beta_init: the mean of the rows of beta in W_0: with phi(x) of sum 1, that of beta.
+
+    Raises:
+        ValueError: `n_heads` that does not divide `d_model`, or an unknown name in `rates`.
+
+    Source:
+        Irie, Schlag, Csordás and Schmidhuber, A Modern Self-Referential Weight Matrix That Learns to Modify
+        Itself (2022), section 3; the initialisation is that of the released code.
+
+    Example:
+        >>> import torch
+        >>> mixer = SRWM(64)
+        >>> y, state = mixer(torch.zeros(2, 10, 64))
+        >>> y.shape, state.shape
+        (torch.Size([2, 10, 64]), torch.Size([2, 4, 16, 52]))
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        n_heads: int | None = None,
+        rates: Rates = "separate",
+        input_softmax: bool = True,
+        beta_init: float = -1.0,
+    ) -> None:
+        super().__init__(d_model)
+        if rates not in ("separate", "one"):
+            raise unknown("`rates`", rates, ["separate", "one"])
+        self.n_heads = most_heads(d_model, CHANNELS_PER_HEAD) if n_heads is None else n_heads
+        self.d_head = heads_of("d_model", d_model, self.n_heads)
+        self.input_softmax = input_softmax
+        # channels of y, k, q and beta
+        self.widths = [self.d_head] * 3 + [4 if rates == "separate" else 1]
+
+        W = torch.randn(self.n_heads, self.d_head, sum(self.widths)) / math.sqrt(self.d_head)
+        W[..., 3 * self.d_head :] += beta_init
+        self.W = nn.Parameter(W)
+        self.out = nn.Linear(d_model, d_model, bias=False)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b t d_model"],
+        state: State = None,
+        *,
+        reset: Bool[Tensor, "b t"] | None = None,
+    ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
+        """Mix `x` over time; see `Mixer.forward`. The state is W_t - W_0, transposed, (b, h, d, rows)."""
+        self.check_input(x)
+        splitting.refuse("srwm")
+        change = self.init_state(len(x), device=x.device) if state is None else state
+        if x.shape[1] == 0:
+            return torch.zeros_like(x), change
+        W_0 = self.W.to(change.dtype)
+        W, outputs = W_0 + change, []
+        inputs = x.to(W.dtype).unflatten(-1, (self.n_heads, 1, -1))
+        if self.input_softmax:
+            inputs = inputs.softmax(-1)
+        # of each learning rate, the columns of W that it is for
+        owned = [W.new_ones(1, width) for width in self.widths]
+        columns = torch.block_diag(*owned) if self.widths[-1] == 4 else torch.cat(owned, -1)
+        # unbound once: the gradient of an index in a loop would be a tensor of all steps, for every step
+        starts: Any = [None] * x.shape[1] if reset is None else reset[:, :, None, None, None].unbind(1)
+        # rounding errors would be fed back
+        with torch.autocast(x.device.type, enabled=False):
+            for x_t, start in zip(inputs.unbind(1), starts, strict=True):
+                if start is not None:
+                    W = torch.where(start, W_0, W)
+                y, k, q, beta = (x_t @ W).split(self.widths, -1)
+                k, q = k.softmax(-1), q.softmax(-1)
+                # v - vbar
+                difference = (q - k) @ W
+                W = W + k.mT * ((torch.sigmoid(beta) @ columns) * difference)
+                outputs.append(y)
+        y = torch.cat(outputs, 2).transpose(1, 2).flatten(-2)
+        return self.out(y.to(x.dtype)), W - W_0
+
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> Tensor:
+        """Zeros (batch, h, d, 3 d + 4), or (batch, h, d, 3 d + 1) with one learning rate."""
+        device = self.W.device if device is None else device
+        return torch.zeros(batch, *self.W.shape, dtype=self._state_dtype(), device=device)
+
+    @property
+    def state_size(self) -> int:
+        """Elements of W: h d (3 d + 4), or h d (3 d + 1) with one learning rate."""
+        return self.W.numel()
