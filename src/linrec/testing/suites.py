@@ -160,12 +160,13 @@ def _outcome(
     results = [tensor for tensor in leaves((y, state)) if tensor.requires_grad]
     cotangents = [_cotangent(tensor, dtype) for tensor in results]
     outcome = {"y": y, "state": state}
+    wanted = [tensor for tensor in leaves(inputs) if tensor.requires_grad]
+    # all of them in one pass backwards, as in training
+    gradients = iter(torch.autograd.grad(results, wanted, cotangents, materialize_grads=True))
     for name, tree in inputs.items():
-        wanted = [tensor for tensor in leaves(tree) if tensor.requires_grad]
-        if wanted:
-            outcome[f"gradient of {name}"] = torch.autograd.grad(
-                results, wanted, cotangents, retain_graph=True, materialize_grads=True
-            )
+        mine = [next(gradients) for tensor in leaves(tree) if tensor.requires_grad]
+        if mine:
+            outcome[f"gradient of {name}"] = mine
     return outcome
 
 
