@@ -1,5 +1,7 @@
 """The fused Triton kernel of the max-headed GateLoop: on a GPU where there is one, else interpreted."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -29,12 +31,35 @@ def test_kernels_in_the_interpreter():
     run_interpreted(__file__)
 
 
+@pytest.fixture
+def small_tiles(monkeypatch):
+    """Have few steps and heads fill several tiles, where every element takes its time."""
+    if INTERPRETED:
+        tiling = Tiling(pieces=2, rows=2, columns=2, vector=1, group=2, groups=2, warps=1)
+        monkeypatch.setattr(fused_triton, "tiling", lambda shape: tiling)
+
+
+@pytest.fixture
+def few_columns(monkeypatch):
+    """Divide time as on a GPU, and leave out the columns that no head fills."""
+    if INTERPRETED:
+        tiling = fused_triton.tiling
+        monkeypatch.setattr(
+            fused_triton, "tiling", lambda shape: dataclasses.replace(tiling(shape), columns=4, vector=2)
+        )
+
+
+small = pytest.mark.usefixtures("small_tiles")
+narrow = pytest.mark.usefixtures("few_columns")
+
+
 def agree(batch, time, heads, *, dtype=torch.float32, options=None, **gates):
     inputs = gate_loop_inputs(batch, time, heads, 1, 1, dtype=dtype, seed=time, device=DEVICE, **gates)
     check_operator(gate_loop, inputs, **PAIR, dtype=dtype, options=options)
 
 
 @on_either
+@narrow
 @pytest.mark.parametrize("time", [1, 2, 16, 17, 65])
 def test_lengths_around_tiles(time):
     agree(2, time, 3)
@@ -42,19 +67,21 @@ def test_lengths_around_tiles(time):
 
 
 @on_either
+@small
 @pytest.mark.parametrize("log_decay", GATES)
 @pytest.mark.parametrize("phase", GATES)
 def test_every_shape_of_the_gates(log_decay, phase):
-    reset = reset_mask(3, 20, rate=0.1, device=DEVICE)
+    reset = reset_mask(2, 10, rate=0.1, device=DEVICE)
     reset[0, 0] = reset[1, -1] = True
-    agree(3, 20, 2, log_decay=log_decay, phase=phase, options={"reset": reset})
+    agree(2, 10, 2, log_decay=log_decay, phase=phase, options={"reset": reset})
 
 
 @on_either
+@small
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("phase", [None, "bthk"])
 def test_dtypes(dtype, phase):
-    agree(2, 20, 3, dtype=dtype, phase=phase)
+    agree(2, 10, 2, dtype=dtype, phase=phase)
 
 
 @on_either
@@ -78,9 +105,9 @@ def test_phases_of_any_size():
     phase = torch.tensor(
         [1e-30, 0.3, 0.8, 1.6, 3.2, -4.0, 7.0, 1e3, -12345.678, 1e5, 3e7, -1e12], device=DEVICE
     )
-    ones = torch.ones(12, 2, 1, 1, device=DEVICE)
-    x = torch.tensor([1.0, 0.0], device=DEVICE).expand(12, 2)[..., None, None]
-    y, state = gate_loop(ones, x, ones, phase=phase[:, None, None].expand(12, 2, 1), **PAIR)
+    ones = torch.ones(1, 2, 12, 1, device=DEVICE)
+    x = torch.tensor([1.0, 0.0], device=DEVICE)[None, :, None, None].expand_as(ones)
+    y, state = gate_loop(ones, x, ones, phase=phase.expand(1, 2, 12), **PAIR)
     expected = torch.polar(torch.ones(12, dtype=torch.float64), phase.cpu().double())
     assert_agree(state.flatten().cpu(), expected.to(torch.complex64))
     assert_agree(y[:, 1].flatten().cpu(), expected.real.float())
@@ -88,8 +115,9 @@ def test_phases_of_any_size():
 
 
 @on_either
+@small
 def test_layout_in_memory_does_not_matter():
-    inputs = gate_loop_inputs(2, 20, 6, 1, 1, device=DEVICE)
+    inputs = gate_loop_inputs(2, 10, 3, 1, 1, device=DEVICE)
     expected = gate_loop(**inputs, **PAIR)
     strided = {
         name: tensor.repeat_interleave(2, dim=-2)[..., ::2, :] if name != "state" else tensor
@@ -103,8 +131,9 @@ def test_layout_in_memory_does_not_matter():
 
 
 @on_either
+@small
 def test_a_magnitude_of_zero_stops_values_and_gives_no_nan():
-    inputs = gate_loop_inputs(2, 20, 3, 1, 1, device=DEVICE)
+    inputs = gate_loop_inputs(2, 10, 2, 1, 1, device=DEVICE)
     inputs["log_decay"][:, 7] = -torch.inf
     check_operator(gate_loop, inputs, **PAIR, dtype=torch.float32)
 
@@ -118,6 +147,7 @@ def test_empty_axes(shape):
 
 
 @on_either
+@small
 def test_gradients_are_finite_differences():
     inputs = gate_loop_inputs(1, 4, 2, 1, 1, dtype=torch.float64, device=DEVICE)
     names, values = list(inputs), [tensor.requires_grad_() for tensor in inputs.values()]
@@ -132,9 +162,10 @@ def test_gradients_are_finite_differences():
 
 
 @on_either
+@small
 @pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex")
 def test_compiles_into_one_graph_and_maps():
-    inputs = {name: t.requires_grad_() for name, t in gate_loop_inputs(2, 20, 3, 1, 1, device=DEVICE).items()}
+    inputs = {name: t.requires_grad_() for name, t in gate_loop_inputs(2, 10, 2, 1, 1, device=DEVICE).items()}
 
     def outcome(function):
         y, last = function(**inputs, **PAIR)
