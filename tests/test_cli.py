@@ -12,6 +12,7 @@ import torch
 
 from linrec import demo
 from linrec.cli import main
+from linrec.report import write_report
 from linrec.train import checkpoint as checkpoint_module
 from linrec.train import load_run
 
@@ -197,17 +198,24 @@ def test_ctrl_c_writes_a_checkpoint_and_resume_finishes(
     assert config["config"]["loop"]["epochs"] == 20_000
 
 
-def test_the_demo_trains_both_arms_and_reports_twice(
+def test_the_demo_trains_both_arms_and_reports_in_place_of_an_earlier_one(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    for _ in range(2):
-        report = demo.run_demo(tmp_path / "demo", options=SMALL)
-        said = capsys.readouterr().out
-        assert "data: step 10/10" in said and "fixed: step 10/10" in said
-        assert report.exists() and str(report) in said
-    for arm in ("data", "fixed"):
-        run = load_run(tmp_path / "demo" / arm)
-        assert run.config.model.mixer_args["transition"] == arm
+    folders = {arm: tmp_path / "demo" / arm for arm in ("data", "fixed")}
+    # what an earlier demo leaves, made without its processes, by half as much training
+    for arm, folder in folders.items():
+        words = ["--model.mixer-args.transition", arm, "--loop.epochs", "1", "--out", str(folder)]
+        assert main([*TRAIN, *words]) == 0
+    earlier = write_report(list(folders.values()), tmp_path / "demo").read_text()
+    capsys.readouterr()
+
+    report = demo.run_demo(tmp_path / "demo", options=SMALL)
+    said = capsys.readouterr().out
+    assert "data: step 10/10" in said and "fixed: step 10/10" in said
+    assert str(report) in said and report.read_text() != earlier
+    for arm, folder in folders.items():
+        run = load_run(folder)
+        assert run.config.model.mixer_args["transition"] == arm and run.config.loop.epochs == 2
         assert run.result is not None
 
 
