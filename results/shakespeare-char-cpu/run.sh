@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# Does it learn? Every mixer with a matrix state, and what it is compared with, for 500 steps of shakespeare-char-cpu: 4
+# layers of width 128, context 64, batch 12; one seed, on the CPU, a few minutes each:
+#
+#     results/shakespeare-char-cpu/run.sh TEXT OUT [RUNS_AT_ONCE] [OPTIONS OF linrec train ...]
+#
+# TEXT is the file that nanoGPT downloads, 1,115,394 characters. Arguments are the defaults of the mixers but where a
+# model has positions, a block or a channel mixing of its own.
+set -euo pipefail
+
+text=${1:?"usage: $0 TEXT OUT [RUNS_AT_ONCE] [OPTIONS OF linrec train ...]"}
+out=${2:?"usage: $0 TEXT OUT [RUNS_AT_ONCE] [OPTIONS OF linrec train ...]"}
+
+runs() { # FOLDER RECIPE OPTIONS, a line each
+  while read -r mixer options; do
+    echo "$mixer shakespeare-char-cpu --data.path $text --loop.steps 500 --loop.seed 0 --model.mixer $mixer $options"
+  done <<'END'
+gate_loop
+retnet
+gla
+hgrn2
+rwkv6 --model.channel-mixing rwkv --model.embedding-norm
+mamba2 --model.channel-mixing none --model.n-layers 8
+mlstm --model.channel-mixing none
+delta_net
+gated_delta_net
+linear_attention --model.mixer-args.positions rotary
+rfa
+decaying_fast_weights
+trans_normer
+rwkv4 --model.channel-mixing rwkv --model.embedding-norm
+rwkv5 --model.channel-mixing rwkv --model.embedding-norm
+xlstm_7b --model.channel-mixing swiglu
+slstm --model.channel-mixing geglu --model.d-channel-mixing 171
+aft --model.mixer-args.variant full --model.mixer-args.max-length 64
+flash_gau --model.channel-mixing none --model.n-layers 8
+recurrent_delta_net
+srwm
+relit
+gate_loop_attention
+hgru
+lru
+attention --model.mixer-args.n-heads 4
+END
+}
+
+runs | "$(dirname "$0")/../train-all.sh" "${@:2}"
