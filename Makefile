@@ -19,7 +19,7 @@ types: $(VENV)/.installed-test
 	$(BIN)/mypy
 
 unit: $(VENV)/.installed-test
-	$(BIN)/pytest -n auto
+	$(BIN)/pytest -n auto --dist loadgroup
 
 docs: $(VENV)/.installed-docs
 	$(BIN)/mkdocs build --strict

@@ -43,6 +43,9 @@ from linrec.train.step import train_step
 from .test_checkpoint import full_disk, truncate
 from .test_loop import assert_same_run, without_times
 
+# one test runner makes the runs, and not each of several
+together = pytest.mark.xdist_group("runs of two processes")
+
 TASK = MemoryHorizon(length=8, n_resets=1, modulus=6, n_samples=28, n_validation=7, n_test=5)
 OPTIM = OptimConfig(lr=0.01, transition_lr=0.003, warmup_steps=3, clip_norm=0.5)
 # 3 epochs of 2 batches
@@ -207,6 +210,7 @@ def assert_near(one: Path, other: Path) -> None:
             torch.testing.assert_close(others[name] / scale, tensor / scale, rtol=0, atol=1e-5, msg=name)
 
 
+@together
 @pytest.mark.parametrize("arm", ARMS)
 def test_two_processes_equal_one(arm: str, runs: Path, tmp_path: Path) -> None:
     with mock.patch.object(MemoryHorizon, "split", uneven):
@@ -216,6 +220,7 @@ def test_two_processes_equal_one(arm: str, runs: Path, tmp_path: Path) -> None:
     assert result is not None and result["processes"] == 2
 
 
+@together
 @pytest.mark.parametrize("arm", ["ddp", "fsdp-hgru"])
 def test_stopped_in_one_process_and_resumed_equals_straight(arm: str, runs: Path) -> None:
     assert_same_run(runs / "stopped_runs" / arm, runs / "stopped_runs" / f"{arm}-stopped")
@@ -224,12 +229,14 @@ def test_stopped_in_one_process_and_resumed_equals_straight(arm: str, runs: Path
     assert not torch.equal(tensors["random.cpu"], tensors["random.cpu.1"])
 
 
+@together
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_a_run_of_one_process_goes_on_with_two(strategy: str, runs: Path, tmp_path: Path) -> None:
     fit(one_process(config_of(strategy)), tmp_path)
     assert_near(tmp_path, runs / "moved_runs" / f"one-{strategy}")
 
 
+@together
 def test_a_run_of_two_processes_goes_on_with_one(runs: Path, tmp_path: Path) -> None:
     config = one_process(config_of("fsdp"))
     fit(config, tmp_path / "straight")
@@ -238,6 +245,7 @@ def test_a_run_of_two_processes_goes_on_with_one(runs: Path, tmp_path: Path) -> 
     assert_near(tmp_path / "straight", tmp_path / "moved")
 
 
+@together
 def test_one_process_rebuilds_the_model_of_two(runs: Path) -> None:
     run = load_run(runs / "equal_runs" / "fsdp-hgru")
     model, split = run.model(), uneven(TASK, "test")
@@ -249,10 +257,12 @@ def test_one_process_rebuilds_the_model_of_two(runs: Path) -> None:
     assert run.result["test"]["loss"] == pytest.approx(loss.item(), rel=1e-5)
 
 
+@together
 def test_a_damaged_checkpoint_of_two_processes_falls_back(runs: Path) -> None:
     assert_same_run(runs / "damaged_runs" / "straight", runs / "damaged_runs" / "damaged")
 
 
+@together
 def test_what_one_process_cannot_do_ends_both_and_leaves_no_result(runs: Path) -> None:
     folder = runs / "failing_runs"
     assert load_run(folder / "full").metrics[-1]["step"] == 4
