@@ -107,6 +107,7 @@ def test_parameters_are_those_of_the_released_code():
     assert mixer.W[..., : 3 * d].mean().abs() < 0.01
     assert mixer.W[..., 3 * d :].std().item() == pytest.approx(1 / math.sqrt(d), rel=0.1)
     assert mixer.W[..., 3 * d :].mean().item() == pytest.approx(-1, abs=0.05)
+    assert make(256, init_scale=3).W[..., : 3 * d].std().item() == pytest.approx(3 / math.sqrt(d), rel=0.05)
     assert mixer.out.weight.std().item() == pytest.approx(1 / math.sqrt(3 * 256), rel=0.05)
 
 

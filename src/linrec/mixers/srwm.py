@@ -44,8 +44,8 @@ class SRWM(Mixer):
     phi(k_t)), which may exceed 1 again and again. Heads of few channels can so grow beyond float32 within
     some hundred steps; with 16 channels, weights as drawn stay small for thousands. `reset` starts from W_0.
 
-    When training starts, W_0 is normal with a standard deviation of 1 / sqrt(d), d channels of a head, and a
-    mean of zero, or of `beta_init` in the rows of beta; the projection is torch's own.
+    When training starts, W_0 is normal with a standard deviation of `init_scale` / sqrt(d), d channels of a
+    head, and a mean of zero, or of `beta_init` in the rows of beta; the projection is torch's own.
 
     Args:
         d_model: width of the sequence.
@@ -54,6 +54,8 @@ class SRWM(Mixer):
         rates: "separate", of the four groups of rows, or "one".
         input_softmax: whether x_t passes through phi.
         beta_init: the mean of the rows of beta in W_0: with phi(x) of sum 1, that of beta.
+        init_scale: factor on W_0 without that mean. Keys and queries of drawn weights are near each other
+            with 1, and so the first changes are small; with 3 and inputs as they are, learning starts sooner.
 
     Raises:
         ValueError: `n_heads` that does not divide `d_model`, or an unknown name in `rates`.
@@ -78,6 +80,7 @@ class SRWM(Mixer):
         rates: Rates = "separate",
         input_softmax: bool = True,
         beta_init: float = -1.0,
+        init_scale: float = 1.0,
     ) -> None:
         super().__init__(d_model)
         if rates not in ("separate", "one"):
@@ -88,7 +91,7 @@ class SRWM(Mixer):
         # channels of y, k, q and beta
         self.widths = [self.d_head] * 3 + [4 if rates == "separate" else 1]
 
-        W = torch.randn(self.n_heads, self.d_head, sum(self.widths)) / math.sqrt(self.d_head)
+        W = torch.randn(self.n_heads, self.d_head, sum(self.widths)) * init_scale / math.sqrt(self.d_head)
         W[..., 3 * self.d_head :] += beta_init
         self.W = nn.Parameter(W)
         self.out = nn.Linear(d_model, d_model, bias=False)
