@@ -174,6 +174,13 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "Delta RNN": {"n_heads": 2, "d_qk": 6, "d_v": 2, "variant": "delta_rnn"},
         "features": {"feature_map": "elu", "d_qk": 6, "d_v": 2},
     },
+    # floors that are far from rounding, for rectified features vanish together in narrow heads
+    "relit": {
+        "paper": {"floor": 0.1},
+        "AReLiT": {"n_heads": 2, "eta": 3, "r": 5, "floor": 0.1},
+        "heads": {"n_heads": 2, "eta": 1, "floor": 0.1},
+        "two terms": {"r": 2, "floor": 0.1},
+    },
     "retnet": {
         "paper": {},
         "heads": {"n_heads": 2, "d_v": 6, "rotary_base": 100.0, "output_norm": "rms"},
