@@ -13,7 +13,10 @@ MIXERS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in mi
     "gate_loop heads": ("gate_loop", {"n_heads": 2, "phase_activation": "none", "output_gate": True}),
     "attention window": ("attention", {"n_heads": 2, "window": 4}),
     "gate_loop_attention heads": ("gate_loop_attention", {"n_heads": 2, "transition": "fixed"}),
-    # whose outputs would be zeros
+    "recurrent_delta_net": ("recurrent_delta_net", {"n_heads": 2, "output_recurrence": True}),
+    "relit terms": ("relit", {"n_heads": 2, "r": 4}),
+    # whose outputs would be zeros, or near them
+    "flash_gau": ("flash_gau", {"chunk_size": 4, "d_qk": 6, "init_std": 0.5}),
     "rwkv4": ("rwkv4", {"zero_init": False}),
     "rwkv5": ("rwkv5", {"zero_init": False}),
     "rwkv6": ("rwkv6", {"zero_init": False}),
