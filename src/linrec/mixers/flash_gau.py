@@ -58,7 +58,7 @@ class FlashGAU(Mixer):
     """O = (U * (V^quad + V^lin)) W_o: attention within chunks, linear attention to the chunks before.
 
     The defaults are the paper's FLASH. It has two such layers where a Transformer has attention and a
-    feed-forward network; a block's channel mixing comes on top here.
+    feed-forward network: a model of them is `channel_mixing="none"` and twice the layers.
 
     | variant | arguments |
     |---|---|
