@@ -15,35 +15,52 @@ import importlib
 import inspect
 import pkgutil
 import re
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, FunctionType
+from typing import TypeAlias
+
+import torch
 
 from linrec import mixers, ops, tasks
 from linrec.train import recipe_names
 from linrec.train.recipes import recipe_summary
 
 README = Path(__file__).parents[1] / "README.md"
+Pairs: TypeAlias = Sequence[tuple[str, str]]
+# of the mixers whose state is counted
+WIDTH = 64
 END = "<!-- end of table -->"
 PLACE = re.compile(rf"<!-- table: (\w+) -->\n(.*?){END}", re.DOTALL)
 
 
 def operators() -> str:
     """Every function of `linrec.ops`: its equation, and the modes and backends where there is a choice."""
-    rows = []
-    for module in _operator_packages():
-        for name in module.__all__:
-            function = getattr(module, name)
-            if inspect.isfunction(function):
-                chooses = "backend" in inspect.signature(function).parameters
-                pairs = _by_mode(module.PAIRS) if chooses else "–"
-                rows.append((f"`{name}`", _equation(function), pairs))
+    rows = [
+        (f"`{name}`", _equation(function), _by_mode(pairs) if pairs else "–")
+        for name, (function, pairs) in _operators().items()
+    ]
     return _table(("operator", "equation", "mode: backends"), sorted(rows, key=lambda row: row[0].strip("`")))
 
 
 def mixer_table() -> str:
-    """Every mixer, by the name that users type."""
-    return _table(("name", "class", "from"), [_named(name, mixers.get(name)) for name in mixers.names()])
+    """Every mixer, by the name that users type: what a call of it runs, in which modes, and what it keeps."""
+    rows = []
+    for name in mixers.names():
+        mixer = mixers.build(name, WIDTH)
+        called = _operators_called(lambda mixer=mixer: mixer(torch.zeros(1, 3, WIDTH)))
+        modes = dict.fromkeys(mode for pairs in called.values() for mode, _ in pairs)
+        rows.append(
+            (
+                f"`{name}`",
+                _first_line(importlib.import_module(type(mixer).__module__)),
+                ", ".join(f"`{operator}`" for operator in called) or "its own loop",
+                ", ".join(modes) or "recurrent",
+                f"{mixer.state_size:,}",
+            )
+        )
+    return _table(("name", "from", "recurrence", "modes", f"state at width {WIDTH}"), rows)
 
 
 def task_table() -> str:
@@ -74,14 +91,49 @@ def filled(markdown: str) -> str:
     return PLACE.sub(lambda place: f"<!-- table: {place[1]} -->\n{TABLES[place[1]]()}{END}", markdown)
 
 
-def _operator_packages() -> Iterator[ModuleType]:
-    for module in pkgutil.iter_modules(ops.__path__):
+def _operators() -> dict[str, tuple[FunctionType, Pairs]]:
+    """Every function of `linrec.ops` by its name, with its (mode, backend) pairs, if there is a choice."""
+    found = {}
+    for entry in pkgutil.iter_modules(ops.__path__):
         # one folder per recurrence; what lies beside the folders is shared by them
-        if module.ispkg:
-            yield importlib.import_module(f"{ops.__name__}.{module.name}")
+        if entry.ispkg:
+            module = importlib.import_module(f"{ops.__name__}.{entry.name}")
+            functions = {name: getattr(module, name) for name in module.__all__}
+            for name, function in functions.items():
+                if inspect.isfunction(function):
+                    chooses = "backend" in inspect.signature(function).parameters
+                    found[name] = function, module.PAIRS if chooses else ()
+    return found
 
 
-def _by_mode(pairs: Sequence[tuple[str, str]]) -> str:
+def _operators_called(call: Callable[[], object]) -> dict[str, Pairs]:
+    """Recurrences that the call runs, in their order, each with its (mode, backend) pairs."""
+    known = {function.__code__: (name, pairs) for name, (function, pairs) in _operators().items() if pairs}
+    called: dict[str, Pairs] = {}
+    depth = 0
+
+    def watch(frame: FrameType, event: str, _: object) -> None:
+        # what an operator calls is its own affair
+        nonlocal depth
+        if frame.f_code in known and event == "call":
+            if depth == 0:
+                name, pairs = known[frame.f_code]
+                called[name] = pairs
+            depth += 1
+        elif frame.f_code in known and event == "return":
+            depth -= 1
+
+    before = sys.getprofile()
+    sys.setprofile(watch)
+    try:
+        call()
+    finally:
+        sys.setprofile(before)
+    # the convolution before a recurrence is no recurrence
+    return {name: pairs for name, pairs in called.items() if name != "short_conv"}
+
+
+def _by_mode(pairs: Pairs) -> str:
     modes = dict.fromkeys(mode for mode, _ in pairs)
     return "<br>".join(
         f"{mode}: {', '.join(backend for other, backend in pairs if other == mode)}" for mode in modes

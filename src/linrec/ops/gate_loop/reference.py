@@ -59,7 +59,13 @@ def normalized_gate_loop_reference(
     """S_n as above, z_n = diag(a_n) z_{n-1} + k_n, y_n = Re(q_n S_n) / denominator(Re(q_n z_n)).
 
     Args:
-        q, k, v, log_decay, phase, reset, bonus: as above.
+        q: as above, and so are `k`, `v`, `log_decay`, `phase`, `reset` and `bonus`.
+        k: as above.
+        v: as above.
+        log_decay: as above.
+        phase: as above.
+        reset: as above.
+        bonus: as above.
         state: S_0 with z_0 as its last column, (b, h, dk, dv + 1).
         floor: the smallest magnitude of a denominator, (b, t, h) or a number.
         signed: whether the denominator keeps its sign.
