@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import tyro
 
+from benchmarks.commands.matrix import MatrixOptions, matrix
 from benchmarks.commands.models import ModelsOptions, models
 from benchmarks.commands.ops import OpsOptions, ops
 from benchmarks.commands.results import RefusedError
@@ -15,6 +16,7 @@ from benchmarks.commands.training import TrainingOptions, training
 
 COMMANDS: dict[str, tuple[type[Any], Callable[[Any, str], int]]] = {
     "ops": (OpsOptions, ops),
+    "matrix": (MatrixOptions, matrix),
     "models": (ModelsOptions, models),
     "training": (TrainingOptions, training),
 }

@@ -38,15 +38,15 @@ def make(row: Row, device: torch.device, seed: int = 0) -> tuple[tuple[Tensor, .
     """Return the inputs of a row, and the gradient dy that its backward pass starts from."""
     random = torch.Generator(device).manual_seed(seed)
     inputs = OPERATIONS[row.operation].inputs(row.shape, DTYPES[row.dtype], random)
-    return inputs, _normal(tuple(inputs[-1].shape), DTYPES[row.dtype], random)
+    return inputs, normal(tuple(inputs[-1].shape), DTYPES[row.dtype], random)
 
 
 def scan_inputs(shape: Shape, dtype: torch.dtype, random: torch.Generator) -> tuple[Tensor, ...]:
     """Return a and x (b, t, c); a complex a has any phase."""
-    a = _decays(shape, dtype.to_real(), random)
+    a = decays(shape, dtype.to_real(), random)
     if dtype.is_complex:
         a = torch.polar(a, _phases(shape, random))
-    return a, _normal(shape, dtype, random)
+    return a, normal(shape, dtype, random)
 
 
 def run_scan(a: Tensor, x: Tensor, *, backend: str = "auto") -> Tensor:
@@ -57,8 +57,8 @@ def run_scan(a: Tensor, x: Tensor, *, backend: str = "auto") -> Tensor:
 def gate_loop_inputs(shape: Shape, dtype: torch.dtype, random: torch.Generator) -> tuple[Tensor, ...]:
     """Return q, k, v, log_decay and phase (b, t, h, 1): the max-headed GateLoop, one channel per head."""
     size = (*shape, 1)
-    q, k, v = (_normal(size, dtype, random) for _ in range(3))
-    return q, k, v, _decays(size, torch.float32, random).log().to(dtype), _phases(size, random).to(dtype)
+    q, k, v = (normal(size, dtype, random) for _ in range(3))
+    return q, k, v, decays(size, torch.float32, random).log().to(dtype), _phases(size, random).to(dtype)
 
 
 def run_gate_loop(
@@ -85,11 +85,11 @@ def outputs_and_gradients(
     return y.detach(), torch.autograd.grad(y, leaves, dy)
 
 
-def _normal(shape: tuple[int, ...], dtype: torch.dtype, random: torch.Generator) -> Tensor:
+def normal(shape: tuple[int, ...], dtype: torch.dtype, random: torch.Generator) -> Tensor:
     return torch.randn(shape, dtype=dtype, device=random.device, generator=random)
 
 
-def _decays(shape: tuple[int, ...], dtype: torch.dtype, random: torch.Generator) -> Tensor:
+def decays(shape: tuple[int, ...], dtype: torch.dtype, random: torch.Generator) -> Tensor:
     # uniform on the logarithm of the time scale: models have as many slow channels as fast ones
     position = torch.rand(shape, device=random.device, generator=random)
     decay = 1 - 1 / (SHORTEST * (LONGEST / SHORTEST) ** position)

@@ -138,10 +138,10 @@ def measure_peer(
         return {name: {"missing": "not installed"} for name in PASSES}
     try:
         calls = peer.prepare(operation, inputs, dy)
-        difference = _difference(calls.output(), y)
+        off = difference(calls.output(), y)
     except Exception as error:
         return {name: {"missing": reason(error)} for name in PASSES}
-    wrong = {"off": difference} if difference > CLOSE else {}
+    wrong = {"off": off} if off > CLOSE else {}
     return {
         name: _time_peer(calls, function, device, budget) | wrong
         for name, function in zip(PASSES, (calls.forward, calls.both), strict=True)
@@ -158,7 +158,7 @@ def _time_peer(
         return {"missing": reason(error)}
 
 
-def _difference(output: Tensor, y: Tensor) -> float:
+def difference(output: Tensor, y: Tensor) -> float:
     output = output.to(y.device)
     # not a number is not close to anything
     return float(((output - y).abs().max() / y.abs().max()).nan_to_num(nan=torch.inf))

@@ -71,7 +71,7 @@ def reason(error: Exception) -> str:
     return line if len(line) <= 120 else line[:117] + "..."
 
 
-def _torch_calls(
+def torch_calls(
     function: Callable[..., Tensor],
     inputs: Inputs,
     dy: Tensor,
@@ -102,7 +102,7 @@ def _real_scan_on_cuda(operation: str, inputs: Inputs) -> None:
 
 def linrec_torch(operation: str, inputs: Inputs, dy: Tensor) -> Calls:
     """linrec itself, by torch operations."""
-    return _torch_calls(partial(OPERATIONS[operation].run, backend="torch"), inputs, dy)
+    return torch_calls(partial(OPERATIONS[operation].run, backend="torch"), inputs, dy)
 
 
 def loop(operation: str, inputs: Inputs, dy: Tensor) -> Calls:
@@ -121,7 +121,7 @@ def loop(operation: str, inputs: Inputs, dy: Tensor) -> Calls:
     def gate_loop(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, phase: Tensor) -> Tensor:
         return (q * scan(torch.polar(log_decay.exp(), phase), torch.complex(k * v, torch.zeros_like(v)))).real
 
-    return _torch_calls(gate_loop if operation == "gate_loop" else scan, inputs, dy)
+    return torch_calls(gate_loop if operation == "gate_loop" else scan, inputs, dy)
 
 
 def fla(operation: str, inputs: Inputs, dy: Tensor) -> Calls:
@@ -131,7 +131,7 @@ def fla(operation: str, inputs: Inputs, dy: Tensor) -> Calls:
 
     a, x = inputs
     log_a = a.float().log().to(a.dtype)
-    return _torch_calls(lambda g, x: chunk_hgrn(x, g)[0], (log_a, x), dy)
+    return torch_calls(lambda g, x: chunk_hgrn(x, g)[0], (log_a, x), dy)
 
 
 def accelerated_scan(operation: str, inputs: Inputs, dy: Tensor) -> Calls:
@@ -143,7 +143,7 @@ def accelerated_scan(operation: str, inputs: Inputs, dy: Tensor) -> Calls:
     from accelerated_scan.warp import scan
 
     turned = tuple(x.transpose(1, 2).contiguous() for x in inputs)
-    return _torch_calls(scan, turned, dy.transpose(1, 2).contiguous(), lambda y: y.transpose(1, 2))
+    return torch_calls(scan, turned, dy.transpose(1, 2).contiguous(), lambda y: y.transpose(1, 2))
 
 
 def torch_scan(operation: str, inputs: Inputs, dy: Tensor) -> Calls:
@@ -159,7 +159,7 @@ def torch_scan(operation: str, inputs: Inputs, dy: Tensor) -> Calls:
     # each size is compiled anew, and after a few of one function torch would give up
     torch.compiler.reset()
     compiled = torch.compile(lambda a, x: associative_scan(combine, (a, x), dim=1)[1], dynamic=False)
-    return _torch_calls(compiled, inputs, dy)
+    return torch_calls(compiled, inputs, dy)
 
 
 def jax_scan(operation: str, inputs: Inputs, dy: Tensor) -> Calls:

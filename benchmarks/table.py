@@ -48,11 +48,11 @@ def _speeds(rows: Sequence[dict[str, Any]]) -> Table:
             table.add_row(
                 row["name"] if name == PASSES[0] else "",
                 SHORT[name],
-                _number(ms["median"]),
-                f"{_number(ms['p20'])}-{_number(ms['p80'])}",
+                number(ms["median"]),
+                f"{number(ms['p20'])}-{number(ms['p80'])}",
                 f"{entry['percent']:.0f}",
-                "" if target is None else f"{target:.0f} {_yes(entry['met'])}",
-                _number(entry["called_ms"]["median"]),
+                "" if target is None else f"{target:.0f} {yes(entry['met'])}",
+                number(entry["called_ms"]["median"]),
             )
     return table
 
@@ -105,13 +105,13 @@ def _lines(lines: Sequence[dict[str, Any]]) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     for line in lines:
         value, target = (f"{line[key]:.3g} {line['unit']}" for key in ("value", "target"))
-        table.add_row(line["name"], line["about"], value, target, _yes(line["met"]))
+        table.add_row(line["name"], line["about"], value, target, yes(line["met"]))
     return table
 
 
-def _number(milliseconds: float) -> str:
+def number(milliseconds: float) -> str:
     return f"{milliseconds:.0f}" if milliseconds >= 1000 else f"{milliseconds:.3g}"
 
 
-def _yes(met: bool) -> str:
+def yes(met: bool) -> str:
     return "yes" if met else "no"

@@ -1,0 +1,89 @@
+"""`python -m benchmarks matrix`: operators with a matrix state per head."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from benchmarks.commands.ops import PEER_PACKAGES
+from benchmarks.commands.results import HERE, Device, RefusedError, about, file_name, say, write
+from benchmarks.matrix import MatrixRow, measure_row, rows_of
+from benchmarks.matrix_peers import MATRIX_PEERS, MatrixPeer
+from benchmarks.matrix_report import show
+from benchmarks.timing import Budget, keep_freed_memory
+from linrec.errors import unknown
+
+
+@dataclass(frozen=True)
+class MatrixOptions:
+    """Speed and memory of gate_loop with large heads and of the delta rule, beside softmax attention.
+
+    Args:
+        device: where to measure; by default on CUDA where there is one.
+        rows: names of the rows to measure, all by default; a name that does not exist lists them.
+        peers: measure other implementations too, those that are installed.
+        without: with --peers, the names of those to leave out.
+        out: folder for DEVICE-matrix.json.
+        quick: tiny sizes and few repetitions, to see that all of it runs; the numbers mean nothing.
+    """
+
+    device: Device = HERE
+    rows: tuple[str, ...] = ()
+    peers: bool = False
+    without: tuple[str, ...] = ()
+    out: Path = Path("results/ops")
+    quick: bool = False
+
+
+def matrix(options: MatrixOptions, command: str) -> int:
+    """Measure the rows, write and print the results; return the exit status.
+
+    Raises:
+        RefusedError: options that do not fit together, or a name that does not exist.
+    """
+    peers = _peers(options)
+    rows = _rows(options)
+    device = torch.device(options.device)
+    budget = Budget(1, 5) if options.quick else Budget()
+    results: dict[str, Any] = {
+        **about(device, command, PEER_PACKAGES),
+        "budget": dataclasses.asdict(budget),
+        "peers": {peer.name: {"about": peer.about, "installed": peer.installed} for peer in peers},
+        "rows": [],
+    }
+    if device.type == "cpu":
+        results["keeps_freed_memory"] = keep_freed_memory()
+    path = options.out / f"{file_name(results)}-matrix.json"
+    for row in rows:
+        say(row.name)
+        results["rows"].append(measure_row(row, device, budget, peers))
+        # what is measured is not lost when the rest is stopped
+        write(path, results)
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    show(Console(width=min(Console().width, 80)), results)
+    print(f"\nwrote {path}")
+    return int(any("error" in row for row in results["rows"]))
+
+
+def _rows(options: MatrixOptions) -> list[MatrixRow]:
+    rows = rows_of(options.device, quick=options.quick)
+    names = [row.name for row in rows]
+    for name in options.rows:
+        if name not in names:
+            raise RefusedError(unknown("row", name, names))
+    return [row for row in rows if not options.rows or row.name in options.rows]
+
+
+def _peers(options: MatrixOptions) -> Sequence[MatrixPeer]:
+    if options.without and not options.peers:
+        raise RefusedError("--without leaves peers out; pass --peers too.")
+    names = [peer.name for peer in MATRIX_PEERS]
+    for name in options.without:
+        if name not in names:
+            raise RefusedError(unknown("peer", name, names))
+    return [peer for peer in MATRIX_PEERS if options.peers and peer.name not in options.without]

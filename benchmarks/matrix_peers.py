@@ -1,0 +1,104 @@
+"""Other implementations of matrix states, imported only when asked for."""
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.nn import functional
+
+from benchmarks.peers import Calls, Inputs, UnsuitedError, torch_calls
+from linrec.ops import delta_rule, gate_loop
+
+
+@dataclass(frozen=True)
+class MatrixPeer:
+    """An implementation to compare with.
+
+    Args:
+        name: heads a column.
+        about: what it is, in one line.
+        module: without which it is not installed.
+        prepare: makes its calls from the operation's name, inputs and dy.
+        same: whether it computes the same; softmax attention does not.
+    """
+
+    name: str
+    about: str
+    module: str
+    prepare: Callable[[str, Inputs, Tensor], Calls]
+    same: bool = True
+
+    @property
+    def installed(self) -> bool:
+        """Whether its package is there; it may still not work."""
+        return importlib.util.find_spec(self.module) is not None
+
+
+def fla(operation: str, inputs: Inputs, dy: Tensor) -> Calls:
+    """flash-linear-attention's chunkwise kernel of the operation."""
+    if not inputs[0].is_cuda:
+        raise UnsuitedError("runs on CUDA alone")
+    function: Callable[..., Tensor]
+    if operation == "linear":
+        from fla.ops.linear_attn import chunk_linear_attn
+
+        def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return chunk_linear_attn(q, k, v, scale=1.0, normalize=False)[0]
+    elif operation == "head":
+        from fla.ops.simple_gla import chunk_simple_gla
+
+        def function(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Tensor:
+            return chunk_simple_gla(q, k, v, g=g, scale=1.0)[0]
+    elif operation == "channel":
+        from fla.ops.gla import chunk_gla
+
+        def function(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Tensor:
+            return chunk_gla(q, k, v, g, scale=1.0)[0]
+    elif operation == "delta":
+        from fla.ops.delta_rule import chunk_delta_rule
+
+        def function(q: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
+            return chunk_delta_rule(q, k, v, beta, scale=1.0)[0]
+    else:
+        from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+
+        def function(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor) -> Tensor:
+            return chunk_gated_delta_rule(q, k, v, g=g, beta=beta, scale=1.0)[0]
+
+    return torch_calls(function, inputs, dy)
+
+
+def attention(operation: str, inputs: Inputs, dy: Tensor) -> Calls:
+    """torch's causal softmax attention of q, k and v, which lie as it wants them."""
+    turned = tuple(x.transpose(1, 2).contiguous() for x in inputs[:3])
+
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    return torch_calls(function, turned, dy.transpose(1, 2).contiguous(), lambda y: y.transpose(1, 2))
+
+
+def torch_backend(operation: str, inputs: Inputs, dy: Tensor) -> Calls:
+    """linrec itself, by torch operations."""
+    return _linrec(operation, inputs, dy, "chunkwise", "torch")
+
+
+def reference(operation: str, inputs: Inputs, dy: Tensor) -> Calls:
+    """linrec's reference, a loop over time."""
+    if inputs[0].is_cuda:
+        raise UnsuitedError("is measured on the CPU alone")
+    return _linrec(operation, inputs, dy, "recurrent", "reference")
+
+
+def _linrec(operation: str, inputs: Inputs, dy: Tensor, mode: str, backend: str) -> Calls:
+    run = delta_rule if "delta" in operation else gate_loop
+    return torch_calls(lambda *xs: run(*xs, mode=mode, backend=backend)[0], inputs, dy)
+
+
+MATRIX_PEERS = (
+    MatrixPeer("torch", "linrec's own torch backend, chunkwise", "torch", torch_backend),
+    MatrixPeer("reference", "linrec's reference, a loop over time", "torch", reference),
+    MatrixPeer("attention", "torch's scaled_dot_product_attention, causal", "torch", attention, same=False),
+    MatrixPeer("fla", "flash-linear-attention's chunk_* of the same recurrence", "fla", fla),
+)
