@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def mlstm_loop(q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Eq. 19-21 for q, k (b, t, h, dk), v (b, t, h, dv) and gates (b, t, h): h, and the last C and n."""
+    """C, n and h for q, k (b, t, h, dk), v (b, t, h, dv) and gates (b, t, h): h, and the last C and n."""
     batch, time, heads, d_key = q.shape
     outputs, matrices, sums = [], [], []
     for b in range(batch):

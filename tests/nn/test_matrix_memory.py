@@ -103,6 +103,12 @@ def test_a_new_sequence_after_one_of_large_gates_keeps_its_precision():
     assert_agree(tuple(state), tuple(end))
 
 
+def test_the_state_keeps_no_more_than_it_is():
+    _, state = make()(*inputs())
+    for part in state:
+        assert part.untyped_storage().nbytes() == part.numel() * part.element_size()
+
+
 def test_weights_are_what_values_are_multiplied_by():
     memory, (x, q, k, v) = make(), inputs()
     weights = memory.weights(x, q, k)

@@ -22,7 +22,7 @@ class GroupRMSNorm(nn.Module):
         ValueError: groups that do not divide the width.
 
     Source:
-        Dao and Gu, Transformers are SSMs (2024), section 8.1.
+        Dao and Gu, Transformers are SSMs (2024), the norm that tensor parallelism asks for.
 
     Example:
         >>> import torch

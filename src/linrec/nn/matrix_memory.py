@@ -70,7 +70,7 @@ class MatrixMemory(nn.Module):
         ValueError: an unknown `forget_gate`, or a `gate_cap` that is not positive.
 
     Source:
-        xLSTM (Beck and others, 2024), eq. 15 and 19-27.
+        xLSTM (Beck and others, 2024), the forward pass of the mLSTM and the stabiliser of the sLSTM's gates.
 
     Example:
         >>> import torch
@@ -154,7 +154,8 @@ class MatrixMemory(nn.Module):
             state=memory,
             reset=reset,
         )
-        return h, MatrixMemoryState(memory, largest[:, -1])
+        # a view would keep m of all steps as long as the state
+        return h, MatrixMemoryState(memory, largest[:, -1].clone())
 
     def log_gates(
         self, x: Float[Tensor, "b t d_gates"]
