@@ -27,7 +27,7 @@ class MovingAverage(Mixer):
         mark(self, "rho")
 
     def forward(self, x, state=None, *, reset=None):
-        self.check_input(x)
+        self.check_input(x, reset)
         v = self.value(x)
         rate = torch.sigmoid(self.rho).to(v.dtype)
         return scan(rate, (1 - rate) * v, state=state, reset=reset)

@@ -120,7 +120,7 @@ class Attention(Mixer):
         reset: Bool[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b t d_model"], State]:
         """Mix `x` over time; see `Mixer.forward`. The state is an `AttentionState`, None without `causal`."""
-        self.check_input(x)
+        self.check_input(x, reset)
         past, seen = (None, _start(x)) if state is None else _checked(state, x)
         q, k = self._queries_and_keys(x, seen)
         v = self.v(x).unflatten(-1, (self.n_heads, self.d_head))

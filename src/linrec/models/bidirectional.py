@@ -84,7 +84,7 @@ class Bidirectional(Directions):
         Raises:
             ValueError: a `state` is given.
         """
-        self.check_input(x)
+        self.check_input(x, reset)
         forwards, backwards = self._runs(state)
         ahead, _ = forwards(x, reset=reset)
         # step t is step n-1-t of the reversed sequence, so the link from t-1 to t ends at n-t there

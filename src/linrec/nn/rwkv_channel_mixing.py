@@ -76,7 +76,7 @@ class RWKVChannelMixing(Mixer):
         reset: Bool[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b t d_model"], State]:
         """Mix the channels of `x`; see `Mixer.forward`. The state is the last input (b, d_model), or None."""
-        self.check_input(x)
+        self.check_input(x, reset)
         mixed, last = [x, x], None
         if self.shift is not None:
             mixed, last = self.shift(x, state, reset=reset)

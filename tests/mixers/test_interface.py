@@ -1,0 +1,34 @@
+"""What every mixer refuses, whatever it computes: variants with all kinds of states."""
+
+import pytest
+import torch
+
+from linrec import mixers
+from tests.mixers import variants
+
+TIME = 5
+RESETS = {
+    "one row": (torch.zeros(TIME, dtype=torch.bool), ValueError, "(batch, time) = (2, 5); got (5,)"),
+    "one row for all": (torch.zeros(1, TIME, dtype=torch.bool), ValueError, "got (1, 5)"),
+    "another length": (torch.zeros(2, TIME + 1, dtype=torch.bool), ValueError, "got (2, 6)"),
+    "numbers": (torch.zeros(2, TIME), TypeError, "`reset` must be bool; got torch.float32"),
+}
+
+
+@pytest.mark.parametrize("kind", RESETS)
+@pytest.mark.parametrize(("name", "variant"), variants.cases())
+def test_a_reset_that_would_broadcast_is_refused(name, variant, kind):
+    reset, error, message = RESETS[kind]
+    mixer = mixers.build(name, 4, **variants.arguments(name, variant))
+    with pytest.raises(error) as raised:
+        mixer(torch.zeros(2, TIME, 4), reset=reset)
+    assert "`reset`" in str(raised.value) and message in str(raised.value)
+
+
+@pytest.mark.parametrize("name", mixers.names())
+def test_inputs_that_are_no_sequences_are_refused(name):
+    mixer = mixers.build(name, 4, **variants.arguments(*variants.cases(name)[0]))
+    with pytest.raises(ValueError, match=r"`x` must have shape .* = \(batch, time, 4\)"):
+        mixer(torch.zeros(TIME, 4))
+    with pytest.raises(TypeError, match=r"`x` must be of a real floating dtype; got torch\.int64"):
+        mixer(torch.zeros(2, TIME, 4, dtype=torch.int64))
