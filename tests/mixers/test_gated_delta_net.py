@@ -105,7 +105,7 @@ def test_parameter_counts(arguments, expected):
     assert sum(parameter.numel() for parameter in make(**arguments).parameters()) == expected
 
 
-def test_widths_are_the_papers():
+def test_widths_are_those_of_the_released_code():
     # 6 d_model^2 parameters in matrices, in heads of 256 keys and 512 values
     mixer = make(1024)
     assert (mixer.n_heads, mixer.features.d_features, mixer.d_value) == (3, 256, 512)

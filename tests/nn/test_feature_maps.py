@@ -73,7 +73,7 @@ def test_orthogonal_rows_and_hyperbolic_pairs_estimate_better():
         estimates(make("performer", n_features=4, **kind).double(), q, k).std() for kind in kinds
     )
     assert orthogonal < 0.9 * plain
-    # lemma 1: at most half the variance
+    # lemma 2 of Performer: at most half the variance
     assert pairs**2 < 0.55 * plain**2
 
 

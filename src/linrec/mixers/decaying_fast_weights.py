@@ -59,8 +59,8 @@ class DecayingFastWeights(Mixer):
             turns its features, or `gate_bias_init` where nothing decays.
 
     Source:
-        Mao, Fine-Tuning Pre-trained Transformers into Decaying Fast Weights (2022), section 3; the form of
-        the two gates as in GLA (Yang and others, 2024), table 1.
+        Mao, Fine-Tuning Pre-trained Transformers into Decaying Fast Weights (2022), its decay rule; the form
+        of the two gates as in GLA (Yang and others, 2023), table 1.
 
     Example:
         >>> import torch

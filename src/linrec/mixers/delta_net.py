@@ -68,7 +68,7 @@ class DeltaNet(Mixer):
 
     Source:
         Yang, Wang, Zhang, Shen and Kim, Parallelizing Linear Transformers with the Delta Rule over Sequence
-        Length (2024), sections 2.2 and 3.3. Constants that it leaves out are those of
+        Length (2024), the layer of its DeltaNet Transformer. Constants that it leaves out are those of
         flash-linear-attention, which its authors released with it.
 
     Example:

@@ -34,7 +34,7 @@ __all__ = ["GatedDeltaNet"]
 
 Decay = Literal["data", "none"]
 
-# of the paper's models; their d_qk is three quarters of d_model, and d_v twice d_qk
+# of the released code, whose d_qk is three quarters of d_model, and d_v twice d_qk
 CHANNELS_PER_HEAD = 256
 # of the released code, for all matrices
 GAIN = 2**-2.5
@@ -46,17 +46,17 @@ STEP_SIZES = (0.001, 0.1)
 class GatedDeltaNet(Mixer):
     """S_t = S_{t-1} (alpha_t (I - beta_t k_t k_t^T)) + beta_t v_t k_t^T (eq. 10): one decay for a whole head.
 
-    The defaults are the paper's layer. With d_qk = 3/4 d_model and
-    d_v = 2 d_qk its matrices have 6 d_model^2 parameters.
+    The defaults are the paper's layer in the released code's widths: with d_qk = 3/4 d_model and d_v = 2 d_qk
+    its matrices have 6 d_model^2 parameters.
 
-    | the paper's ablation | arguments |
+    | the paper's ablation (table S.1) | arguments |
     |---|---|
     | without decay: DeltaNet | `decay="none"` |
     | without short convolutions | `conv_size=None` |
     | without output gate | `output_gate=False` |
     | without output norm | `output_norm="none"` |
     | L1 norm; other features | `qk_norm="l1"`; `feature_map="relu"`, `"elu"` |
-    | smaller heads | `n_heads` = `d_qk` / 64, `d_qk` / 128 |
+    | heads of 64; of 128, the paper's trade-off | `n_heads` = `d_qk` / 64; `d_qk` / 128 |
     | negative eigenvalues (Grazzi and others) | `beta="double_sigmoid"` |
 
     When training starts, A is uniform in (0, 16], softplus(b_dt) is log-uniform in (0.001, 0.1), and all

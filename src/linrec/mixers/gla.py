@@ -71,8 +71,8 @@ class GLA(Mixer):
             or an unknown name of a variant.
 
     Source:
-        GLA (Yang and others, 2023), section 4.4; the ablations are those of its section 5. The
-        initialisation is that of the authors' flash-linear-attention.
+        GLA (Yang and others, 2023), section 4.4; the ablations are those of table 4. The initialisation is
+        that of the authors' flash-linear-attention.
 
     Example:
         >>> import torch

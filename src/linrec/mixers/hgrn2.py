@@ -71,8 +71,8 @@ class HGRN2(Mixer):
             `lower_bound` out of [0, 1).
 
     Source:
-        HGRN2 (Qin and others, 2024), section 3; HGRN (Qin, Yang and Zhong, 2023), section 3.2, for the
-        lower bounds and the output.
+        HGRN2 (Qin and others, 2024), its state expansion by outer products; HGRN (Qin, Yang and Zhong, 2023),
+        section 3.2, for the lower bounds and the output.
 
     Example:
         >>> import torch

@@ -68,8 +68,9 @@ class RFA(Mixer):
             range.
 
     Source:
-        Random Feature Attention (Peng and others, 2021), section 3. The bound of the denominator is from the
-        released code, whose versions differ in its size, 0.001 to 1, and in the scale of the features.
+        Random Feature Attention (Peng and others, 2021), RFA and RFA-Gate. The bound of the denominator is
+        from the released code, whose versions differ in its size, 0.001 to 1, and in the scale of the
+        features.
 
     Example:
         >>> import torch

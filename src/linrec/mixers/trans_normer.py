@@ -82,8 +82,8 @@ class TransNormer(Mixer):
             a variant.
 
     Source:
-        TransNormerLLM (Qin and others, 2023), section 3, and its ablations; TransNormer (Qin and others, The
-        Devil in Linear Transformer, 2022) for the norm.
+        TransNormerLLM (Qin and others, 2023), its improvements of the architecture, and their ablations;
+        TransNormer (Qin and others, The Devil in Linear Transformer, 2022) for the norm.
 
     Example:
         >>> import torch

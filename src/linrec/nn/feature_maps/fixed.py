@@ -55,7 +55,7 @@ class ReLU(FeatureMap):
     """phi(x) = ReLU(x).
 
     Source:
-        cosFormer (Qin and others, 2022), section 3, without its cosine.
+        cosFormer (Qin and others, 2022), without its cosine.
     """
 
     def __init__(self, d_head: int) -> None:
@@ -98,7 +98,7 @@ class CosFormer(FeatureMap):
         ValueError: `max_length` below 1.
 
     Source:
-        cosFormer: Rethinking Softmax in Attention (Qin and others, 2022), section 3.
+        cosFormer: Rethinking Softmax in Attention (Qin and others, 2022).
 
     Example:
         >>> round(CosFormer(4, max_length=90).phase * 180 / math.pi, 6)
@@ -151,8 +151,8 @@ class DPFP(FeatureMap):
         ValueError: `nu` out of range.
 
     Source:
-        Linear Transformers Are Secretly Fast Weight Programmers (Schlag, Irie and Schmidhuber, 2021),
-        section 5: deterministic parameter-free projection.
+        Linear Transformers Are Secretly Fast Weight Programmers (Schlag, Irie and Schmidhuber, 2021), its
+        deterministic parameter-free projection.
 
     Example:
         >>> import torch

@@ -33,7 +33,7 @@ class RandomFeatures(FeatureMap):
         ValueError: `n_features` or `n_heads` below 1.
 
     Source:
-        Performer (Choromanski and others, 2021), section 2.
+        Performer (Choromanski and others, 2021), eq. 5 and section 2.4.
     """
 
     projection: Tensor
@@ -107,7 +107,7 @@ class PositiveFeatures(RandomFeatures):
         n_heads: draws of W, one for each head, or 1 for all heads.
 
     Source:
-        Performer (Choromanski and others, 2021), lemma 1 and section 2.4.
+        Performer (Choromanski and others, 2021), lemma 1; lemma 2 for the variance of pairs.
 
     Example:
         >>> import torch
@@ -193,8 +193,8 @@ class FourierFeatures(RandomFeatures):
         learn_sigma: whether sigma is a parameter; False keeps it at 1.
 
     Source:
-        Random feature attention (Peng and others, 2021), theorem 1 and section 3. Norms are
-        divided by after adding 0.001, as in its released code, where sigma starts at 1.
+        Random feature attention (Peng and others, 2021), with the random features of Rahimi and Recht (2007).
+        Norms are divided by after adding 0.001, as in its released code, where sigma starts at 1.
     """
 
     def __init__(
@@ -232,8 +232,8 @@ class ArcCosine(RandomFeatures):
         n_heads: draws of W, one for each head, or 1 for all heads.
 
     Source:
-        Random feature attention (Peng and others, 2021), section 3; Cho and Saul, Kernel Methods for Deep
-        Learning (2009), eq. 1 and 6.
+        Random feature attention (Peng and others, 2021), RFA-arccos; Cho and Saul, Kernel Methods for Deep
+        Learning (2009), for the kernel.
     """
 
     def __init__(
