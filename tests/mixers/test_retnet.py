@@ -74,6 +74,7 @@ ABLATIONS = {
         {"norm": lambda y: y / (y.square().mean(-1, keepdim=True) + 1e-6).sqrt()},
     ),
     "no decay": ({"decay": "none"}, (1, 1), {}),
+    "decays of the language models": ({"decay": "log_spaced"}, (1 - 1 / 32, 1 - 1 / 512), {}),
     "one decay": ({"decay": "single"}, (127 / 128, 127 / 128), {}),
     "no rotation": ({"rotation": False}, PAPER, {"rotate": False}),
     "linear attention": ({"rotation": False, "decay": "none"}, (1, 1), {"rotate": False}),
@@ -109,6 +110,15 @@ def test_the_state_decays_and_turns_as_the_paper_says():
     assert_agree(magnitude.unflatten(-1, (4, 4))[:, 0], 1 - 2.0 ** -torch.arange(5, 9).double())
     assert_agree(phase[:4], 10_000.0 ** -(torch.arange(4).double() / 3))
     assert_agree(phase.unflatten(-1, (4, 4)), phase[:4].expand(4, 4))
+
+
+def test_decays_of_the_language_models_are_the_same_range_for_any_number_of_heads():
+    for heads in (1, 4, 16):
+        mixer = make(32, n_heads=heads, decay="log_spaced").double()
+        magnitude = mixer.transitions(inputs()).magnitude.unflatten(-1, (heads, -1))
+        # 16 = 512 / 32
+        expected = [1 - 1 / (32 * 16 ** (head / max(1, heads - 1))) for head in range(heads)]
+        assert_agree(magnitude[:, 0], torch.tensor(expected, dtype=torch.float64))
 
 
 def test_constants_keep_their_digits_in_half_precision():

@@ -21,13 +21,14 @@ from torch.nn import functional
 
 from linrec.errors import unknown
 from linrec.mixers.base import Mixer, State, Transitions, heads_of, most_heads
-from linrec.nn.decays import multi_scale_decay
+from linrec.nn.decays import log_spaced_decay, multi_scale_decay
 from linrec.nn.projections import xavier_linear
 from linrec.ops.gate_loop import gate_loop, gate_loop_matrix
 
 __all__ = ["RetNet"]
 
-Decay = Literal["multi_scale", "single", "none"]
+Decay = Literal["multi_scale", "log_spaced", "single", "none"]
+_DECAYS = ("multi_scale", "log_spaced", "single", "none")
 HeadNorm = Literal["layer", "rms", "none"]
 
 # of RetNet's language models, section 3.1
@@ -54,6 +55,9 @@ class RetNet(Mixer):
     | without multi-scale decay | `decay="single"`: gamma = 127/128 in all heads |
     | reduced head dimension | `n_heads` = `d_model` / 64 |
 
+    The paper's language models have `decay="log_spaced"`,
+    gamma = 1 - exp(linspace(log(1/32), log(1/512), h)), the same range in models of all sizes (section 3.1).
+
     Phases are the same in every head, theta_j = base^(-j / (dk/2 - 1)) for j = 0 .. dk/2 - 1, as the released
     code has them. Of GroupNorm only the normalisation of each head is here: W_O holds its scale. It makes the
     size of the scores meaningless, so the divisions by which the released code bounds them in half precision
@@ -67,7 +71,7 @@ class RetNet(Mixer):
         n_heads: heads h. None is the largest number that divides `d_model` and leaves at least 256 channels
             to each head, or 1.
         d_v: width of V over all heads. None is 2 `d_model`.
-        decay: "multi_scale" (eq. 8), "single" or "none".
+        decay: "multi_scale" (eq. 8), "log_spaced" (section 3.1), "single" or "none".
         rotation: whether states turn by theta; without it they are real.
         rotary_base: base of the phases.
         output_norm: of each head, "layer" (GroupNorm), "rms" (the released code) or "none".
@@ -102,8 +106,8 @@ class RetNet(Mixer):
         output_gate: bool = True,
     ) -> None:
         super().__init__(d_model)
-        if decay not in ("multi_scale", "single", "none"):
-            raise unknown("`decay`", decay, ["multi_scale", "single", "none"])
+        if decay not in _DECAYS:
+            raise unknown("`decay`", decay, _DECAYS)
         if output_norm not in ("layer", "rms", "none"):
             raise unknown("`output_norm`", output_norm, ["layer", "rms", "none"])
         if rotary_base < 1:
@@ -191,6 +195,8 @@ class RetNet(Mixer):
         dtype, device = self._state_dtype(), self.q.weight.device
         if self.decay == "multi_scale":
             log_decay = multi_scale_decay(self.n_heads, dtype=dtype, device=device)
+        elif self.decay == "log_spaced":
+            log_decay = log_spaced_decay(self.n_heads, dtype=dtype, device=device)
         elif self.decay == "single":
             log_decay = torch.full((self.n_heads,), SINGLE_DECAY, dtype=dtype, device=device).log()
         if self.rotation:
