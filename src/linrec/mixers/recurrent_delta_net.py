@@ -86,7 +86,7 @@ class RecurrentDeltaNet(Mixer):
 
     Source:
         Irie, Schlag, Csordás and Schmidhuber, Going Beyond Linear Transformers with Recurrent Fast Weight
-        Programmers (2021), section 3. R_y: Tiezzi and others, State-Space Modeling in Long Sequence
+        Programmers (2021). R_y: Tiezzi and others, State-Space Modeling in Long Sequence
         Processing (2024), section 3.
 
     Example:

@@ -80,7 +80,7 @@ class ReLiT(Mixer):
             not positive.
 
     Source:
-        Pramanik, Elelimy, Machado and White, Recurrent Linear Transformers (2023), later AGaLiTe, section 3.
+        Pramanik, Elelimy, Machado and White, Recurrent Linear Transformers (2023), later AGaLiTe.
         A survey (Tiezzi and others, 2024) has the idea in words. 2 / r makes the approximation one; the
         released code has 1 / (2 r), frequencies from -pi to pi, and a time that goes on after resets.
 

@@ -62,7 +62,7 @@ class SRWM(Mixer):
 
     Source:
         Irie, Schlag, Csordás and Schmidhuber, A Modern Self-Referential Weight Matrix That Learns to Modify
-        Itself (2022), section 3; the initialisation is that of the released code.
+        Itself (2022); the initialisation is that of the released code.
 
     Example:
         >>> import torch
