@@ -1,3 +1,4 @@
+import itertools
 import math
 
 import pytest
@@ -53,6 +54,32 @@ def test_the_default_layer_is_the_papers_equations():
             assert_agree(state[b, h], S.T)
         o = torch.cat(heads, -1) * silu(row @ mixer.gate.weight.T)
         assert_agree(y[b], o @ mixer.out.weight.T)
+
+
+def test_token_mixing_is_the_mean_over_heads_of_products_of_transitions():
+    # o_n = sum_m beta_m (k_m^T A_{m+1} .. A_n q_n) v_m with A_j = alpha_j (I - beta_j k_j k_j^T)
+    mixer, x = make(n_heads=2).double(), inputs()
+    with torch.no_grad():
+        # matrices as drawn make decays alike
+        mixer.alpha.weight *= 10
+    reset = torch.zeros(2, len(x[0]), dtype=torch.bool)
+    reset[1, 3] = True
+    expected = torch.zeros(2, 7, 7, dtype=torch.float64)
+    q, k = (
+        torch.nn.functional.normalize(silu(x @ linear.weight.T).unflatten(-1, (2, -1)), dim=-1)
+        for linear in (mixer.q, mixer.k)
+    )
+    beta = torch.sigmoid(x @ mixer.beta.projection.weight.T)
+    dt = torch.log(1 + torch.exp(x @ mixer.alpha.weight.T + mixer.dt_bias))
+    alpha = torch.exp(-torch.exp(mixer.A_log) * dt)
+    for b, h, n in itertools.product(range(2), range(2), range(7)):
+        reached = q[b, n, h]
+        for m in range(n, -1, -1):
+            expected[b, n, m] += (beta[b, m, h] * k[b, m, h] @ reached).abs() / 2
+            if reset[b, m]:
+                break
+            reached = alpha[b, m, h] * (reached - beta[b, m, h] * (k[b, m, h] @ reached) * k[b, m, h])
+    assert_agree(mixer.token_mixing(x, reset=reset), expected)
 
 
 def test_without_decay_it_is_delta_net():

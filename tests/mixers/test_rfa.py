@@ -91,6 +91,24 @@ def test_weights_come_from_the_gaussian_kernel_when_directions_are_many():
     assert 0 < (found - expected).abs().max() < 0.03
 
 
+def test_token_mixing_is_what_values_are_multiplied_by():
+    mixer, x = make(n_heads=2, n_features=5).double(), inputs()
+    reset = torch.zeros(2, TIME, dtype=torch.bool)
+    reset[1, 3] = True
+    expected = torch.zeros(2, TIME, TIME, dtype=torch.float64)
+    with torch.no_grad():
+        mixer.out.weight.copy_(torch.eye(D))
+        mixer.out.bias.zero_()
+    for m in range(TIME):
+        values = torch.zeros_like(x)
+        values[:, m] = 1
+        # values that are 1 at step m alone, in every channel
+        hook = mixer.v.register_forward_hook(lambda *_, values=values: values)
+        expected[:, :, m] = mixer(x, reset=reset)[0].abs().mean(-1)
+        hook.remove()
+    assert_agree(mixer.token_mixing(x, reset=reset), expected)
+
+
 def test_gates_are_the_transitions_of_all_features_of_a_head():
     mixer, x = make(n_heads=2, n_features=5).double(), inputs()
     magnitude, phase = mixer.transitions(x)
