@@ -1,9 +1,11 @@
-"""What every mixer refuses, whatever it computes: variants with all kinds of states."""
+"""What every mixer refuses and tells the optimiser, whatever it computes."""
 
 import pytest
 import torch
+from torch import nn
 
 from linrec import mixers
+from linrec.nn import groups_of
 from tests.mixers import variants
 
 TIME = 5
@@ -32,3 +34,16 @@ def test_inputs_that_are_no_sequences_are_refused(name):
         mixer(torch.zeros(TIME, 4))
     with pytest.raises(TypeError, match=r"`x` must be of a real floating dtype; got torch\.int64"):
         mixer(torch.zeros(2, TIME, 4, dtype=torch.int64))
+
+
+# matrices that are not the weight of a linear layer
+OTHER_MATRICES = {"aft": {"position_q", "position_k"}, "lru": {"C"}}
+
+
+@pytest.mark.parametrize(("name", "variant"), variants.cases())
+def test_what_muon_takes_for_a_matrix_maps_vectors(name, variant):
+    mixer = mixers.build(name, 4, **variants.arguments(name, variant))
+    groups = groups_of(mixer)
+    taken = {key for key, p in mixer.named_parameters() if p.ndim == 2 and groups[key].name == "default"}
+    linear = {f"{key}.weight" for key, module in mixer.named_modules() if isinstance(module, nn.Linear)}
+    assert taken <= linear | OTHER_MATRICES.get(name, set())

@@ -167,7 +167,7 @@ class Mamba2(Mixer):
         self.D: nn.Parameter | None = None
         if D != "none":
             self.D = nn.Parameter(torch.ones(self.n_heads, 1 if D == "head" else self.d_head))
-            mark(self, "D", group="default", weight_decay=False)
+            mark(self, "D", group="channel", weight_decay=False)
         self.norm: nn.Module = nn.Identity()
         if output_norm == "rms":
             self.norm = GroupRMSNorm(d_inner, n_groups=n_groups, eps=norm_eps)

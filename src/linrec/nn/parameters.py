@@ -22,8 +22,10 @@ class ParameterGroup:
     """What the optimiser has to know about a parameter.
 
     Args:
-        name: the group whose learning rate and algorithm apply: "default", "transition", or "vocabulary" for
-            embeddings and heads, whose rows are tokens rather than directions.
+        name: the group whose learning rate and algorithm apply: "default"; "transition"; "vocabulary" for
+            embeddings and heads, whose rows are tokens rather than directions; or "channel" for numbers that
+            belong to single channels, such as the taps of a depthwise convolution: their tensor may have two
+            axes, but it is no matrix that maps vectors.
         weight_decay: False where weight decay must not apply.
     """
 

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from linrec.nn.parameters import mark
 from linrec.ops.short_conv import short_conv
 
 __all__ = ["ShortConvolution"]
@@ -41,6 +42,7 @@ class ShortConvolution(nn.Module):
             raise ValueError(f"`width` of a short convolution must be at least 1 tap; got {width}.")
         bound = 1 / math.sqrt(width)
         self.weight = nn.Parameter(torch.empty(channels, width).uniform_(-bound, bound))
+        mark(self, "weight", group="channel", weight_decay=True)
         self.bias = nn.Parameter(torch.empty(channels).uniform_(-bound, bound)) if bias else None
 
     def forward(

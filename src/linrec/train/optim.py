@@ -16,7 +16,8 @@ def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, An
     """Sort the parameters of a model into the optimisers' groups.
 
     Algorithm: AdamW; with `config.name` "muon", Muon for the matrices that carry no mark of another group
-    (`linrec.nn.parameters.mark`), which leaves embeddings, the head, transitions, biases and norms to AdamW.
+    (`linrec.nn.parameters.mark`), which leaves embeddings, the head, transitions, taps of convolutions,
+    biases and norms to AdamW.
     Peak learning rate: `transition_lr` for parameters that are marked "transition" (GateLoop, appendix C.2),
     `muon_lr` for Muon's, `lr` for all others. Weight decay: none for parameters that are marked so, as those
     of transitions are, and none for those of fewer than two dimensions (biases, norms, constants per

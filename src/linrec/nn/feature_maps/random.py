@@ -210,7 +210,7 @@ class FourierFeatures(RandomFeatures):
         self.sigma: nn.Parameter | None = None
         if learn_sigma:
             self.sigma = nn.Parameter(torch.ones(n_heads, d_head))
-            mark(self, "sigma", group="default", weight_decay=False)
+            mark(self, "sigma", group="channel", weight_decay=False)
 
     def _features(self, x: Tensor, *, scaled: bool) -> Tensor:
         x = x / (x.norm(dim=-1, keepdim=True) + 1e-3)
