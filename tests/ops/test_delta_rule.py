@@ -156,9 +156,12 @@ def test_vmap(mode, backend):
 
 
 def test_auto():
-    assert auto_delta_rule(1)[0] == auto_delta_rule(4)[0] == ("recurrent", "torch")
-    assert auto_delta_rule(5)[0] == auto_delta_rule(4096)[0] == ("chunkwise", "torch")
-    assert set(auto_delta_rule(1)) | set(auto_delta_rule(9)) <= set(PAIRS)
+    for device, numba, exporting in (("cuda", True, False), ("cpu", False, False), ("cpu", True, True)):
+        for time, mode in ((1, "recurrent"), (4, "recurrent"), (5, "chunkwise"), (4096, "chunkwise")):
+            assert auto_delta_rule(time, device, numba=numba, exporting=exporting)[0] == (mode, "torch")
+    for time in (1, 4096):
+        usable = auto_delta_rule(time, "cpu", numba=True)
+        assert usable[0] == ("recurrent", "numba") and set(usable) <= set(PAIRS)
 
 
 X, BETA = torch.zeros(2, 5, 3, 4), torch.ones(2, 5, 3)

@@ -21,6 +21,8 @@ NARROWEST = 256
 rows, is faster than two."""
 
 _LINE = 64
+# bytes of an array from which on NumPy asks for huge pages
+_HUGE = 1 << 22
 
 
 def run(kernels: ModuleType, name: str, arguments: Sequence[Any], lanes: int, threads: int) -> None:
@@ -71,6 +73,8 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     than the writing. For large arrays NumPy asks for huge pages, which torch does not.
     """
     size = math.prod(shape) * dtype.itemsize
+    if size < _HUGE:
+        return torch.empty(shape, dtype=dtype, device="cpu")
     memory = np.empty(size + _LINE, dtype=np.uint8)
     first = -memory.ctypes.data % _LINE
     return torch.from_numpy(memory[first : first + size]).view(dtype).view(*shape)

@@ -6,13 +6,13 @@ from contextlib import nullcontext
 from jaxtyping import Bool, Float
 from torch import Tensor, autocast, is_autocast_enabled
 
-from linrec.ops import splitting
+from linrec.ops import matrix_numba, splitting
 from linrec.ops.delta_rule.auto import PAIRS, auto_delta_rule
 from linrec.ops.delta_rule.chunkwise import chunkwise
 from linrec.ops.delta_rule.inputs import check_beta, check_real
 from linrec.ops.delta_rule.reference import delta_rule_reference
 from linrec.ops.delta_rule.torch import recurrent
-from linrec.ops.dispatch import Pair, resolve
+from linrec.ops.dispatch import Pair, exporting, numba_usable, refusal, resolve
 from linrec.ops.gate_loop import inputs
 
 __all__ = ["PAIRS", "delta_rule"]
@@ -20,6 +20,7 @@ __all__ = ["PAIRS", "delta_rule"]
 _RUN: dict[Pair, Callable[..., tuple[Tensor, Tensor]]] = {
     ("recurrent", "reference"): delta_rule_reference,
     ("recurrent", "torch"): recurrent,
+    ("recurrent", "numba"): matrix_numba.recurrent,
     ("chunkwise", "torch"): chunkwise,
 }
 
@@ -58,10 +59,12 @@ def delta_rule(
     |---|---|---|
     | recurrent | reference | a loop over time: the oracle, slow |
     | recurrent | torch | a loop over time; no memory per step where no gradient is asked for |
+    | recurrent | numba | the same, with the states in the caches of CPU threads |
     | chunkwise | torch | a triangular system per chunk (WY representation), the recurrence between chunks |
 
-    `"auto"` takes the loop for a few steps and chunks else; what is given explicitly is obeyed or refused. A
-    decay of exactly zero, log_decay = -inf, is exact in every mode.
+    `"auto"` takes Numba on the CPU, and elsewhere the loop for a few steps and chunks else (the table is at
+    `linrec.ops.delta_rule.auto.auto_delta_rule`); what is given explicitly is obeyed or refused. A decay of
+    exactly zero, log_decay = -inf, is exact in every mode.
 
     Args:
         q: queries (b, t, h, dk), real, in float32, float64, bfloat16 or float16.
@@ -74,7 +77,7 @@ def delta_rule(
         state: S_0 (b, h, dk, dv), in any precision; None means zeros.
         reset: (b, t) bool; true at t clears the state before step t, at t = 0 the initial one.
         mode: "auto", "recurrent" or "chunkwise".
-        backend: "auto", "reference" or "torch".
+        backend: "auto", "reference", "torch" or "numba".
 
     Returns:
         y (b, t, h, dv) in the dtype of `v`, and S_t (b, h, dk, dv) in float32 (float64 for double inputs).
@@ -108,15 +111,26 @@ def delta_rule(
     inputs.check_values(v, q)
     check_beta(beta, q)
     inputs.check_reset(reset, q)
-    pair = resolve("delta_rule", PAIRS, mode, backend, auto_delta_rule(q.shape[1]))
+    device = q.device.type
+    pair = _pair(q.shape[1], device, mode, backend)
     splitting.refuse("delta_rule")
     log_decay = inputs.canonical_gate("log_decay", log_decay, q)
     state = inputs.canonical_state(state, q, v, is_complex=False)
     if q.shape[1] == 0:
         return v.clone(), state.clone()
     tensors = inputs.widened(q, k, v, beta, log_decay)
-    device = q.device.type
     # accumulation stays in float32 where the caller's matrix products do not
     with autocast(device, enabled=False) if is_autocast_enabled(device) else nullcontext():
         y, state = _RUN[pair](*tensors, state, reset)
     return y.to(v.dtype), state
+
+
+def _pair(time: int, device: str, mode: str, backend: str) -> Pair:
+    """The (mode, backend) that a call of so many steps runs."""
+    numba = device == "cpu" and numba_usable()
+    auto = auto_delta_rule(time, device, numba=numba, exporting=exporting())
+    pair = resolve("delta_rule", PAIRS, mode, backend, auto)
+    refused = refusal("delta_rule", pair[1], device)
+    if refused is not None:
+        raise ValueError(refused)
+    return pair

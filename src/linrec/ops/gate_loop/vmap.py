@@ -11,13 +11,14 @@ def register(forward: Any, backward: Any) -> None:
     """Teach a pair of fused operators to run under vmap.
 
     Args:
-        forward: (q, k, v, log_decay, phase, state, cut) -> (y, last, starts).
-        backward: (the same, starts, dy, dlast) -> the gradients of all but `cut`.
+        forward: (q, k, v, two tensors or None, state, cut, flags...) -> (y, last, starts).
+        backward: (the seven, starts, dy, dlast) -> the gradients of all but `cut`.
     """
 
     def mapped_forward(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> Any:
         outer, batch = info.batch_size, batch_of(inputs[0], in_dims[0])
-        outputs = forward(*(fold(x, dim, outer, batch) for x, dim in zip(inputs, in_dims, strict=True)))
+        folded = (fold(x, dim, outer, batch) for x, dim in zip(inputs[:7], in_dims, strict=False))
+        outputs = forward(*folded, *inputs[7:])
         return tuple(x.unflatten(0, (outer, batch)) for x in outputs), (0, 0, 0)
 
     def mapped_backward(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> Any:

@@ -1,0 +1,269 @@
+"""Matrix states on the CPU: the recurrences of `gate_loop` and `delta_rule`, step by step by Numba.
+
+A state stays in the cache while time runs over it, so that a step costs what its arithmetic does. Of the
+states, one per chunk of steps is kept where a gradient is asked for, from which the adjoint makes the others
+again.
+"""
+
+import functools
+import inspect
+import math
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from linrec.ops import lanes
+from linrec.ops.gate_loop import vmap
+from linrec.ops.operators import differentiated, operator
+
+Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+
+# entries of a state that take as long as one element of the operators that `lanes` was measured with
+_ENTRIES = 8
+
+
+def recurrent(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor | None,
+    log_decay: Tensor | None,
+    state: Tensor,
+    reset: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Run `delta_rule`, or `gate_loop` without phases where `beta` is None.
+
+    Args:
+        q: (b, t, h, dk), float32 or float64, as all of them.
+        k: (b, t, h, dk).
+        v: (b, t, h, dv).
+        beta: None or (b, t, h).
+        log_decay: log a, None or (b or 1, t or 1, h, dk or 1).
+        state: S_0, (b, h, dk, dv).
+        reset: None or (b, t) bool.
+
+    Returns:
+        y (b, t, h, dv), and S_t.
+    """
+    inputs = q, k, v, beta, log_decay, state, reset
+    if differentiated(*inputs[:6]):
+        y, last, _ = MatrixRecurrence.apply(*inputs)
+    else:
+        y, last, _ = forward(*inputs, keep=False)
+    return y, last
+
+
+class MatrixRecurrence(torch.autograd.Function):
+    """y, last, starts = MatrixRecurrence.apply(q, k, v, beta, log_decay, state, cut).
+
+    The states `starts`, which chunks of steps start from, are kept for the adjoint and have no gradient of
+    their own.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        beta: Tensor | None,
+        log_decay: Tensor | None,
+        state: Tensor,
+        cut: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Run the kernel."""
+        return forward(q, k, v, beta, log_decay, state, cut, keep=True)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        """Keep the inputs and a few states."""
+        ctx.mark_non_differentiable(output[2])
+        ctx.save_for_backward(*inputs, output[2])
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor, dlast: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        """Run the adjoint kernel, or torch operations where the gradient is to be differentiated again."""
+        *inputs, starts = ctx.saved_tensors
+        needed = ctx.needs_input_grad[:6]
+        if torch.is_grad_enabled():
+            return (*_differentiable_backward(needed, inputs, dy, dlast), None)
+        gradients = backward(*inputs, starts, dy, dlast)
+        return (*(g if need else None for g, need in zip(gradients, needed, strict=True)), None)
+
+
+# autograd asks for it at every call, and making it takes longer than a small recurrence
+MatrixRecurrence.forward.__signature__ = inspect.signature(MatrixRecurrence.forward)  # type: ignore[attr-defined]
+
+
+def _differentiable_backward(
+    needed: tuple[bool, ...], inputs: list[Any], dy: Tensor, dlast: Tensor
+) -> list[Any]:
+    # the packages of both operators import this module
+    from linrec.ops.delta_rule.chunkwise import chunkwise as delta_rule
+    from linrec.ops.gate_loop.chunkwise import chunkwise as gate_loop
+
+    q, k, v, beta, log_decay, state, cut = inputs
+    if beta is None:
+        outputs = gate_loop(q, k, v, log_decay, None, state, cut)
+    else:
+        outputs = delta_rule(q, k, v, beta, log_decay, state, cut)
+    wanted = [x for x, need in zip(inputs, needed, strict=False) if need]
+    gradients = iter(torch.autograd.grad(outputs, wanted, (dy, dlast), create_graph=True, allow_unused=True))
+    return [next(gradients) if need else None for need in needed]
+
+
+@operator("matrix_recurrence_numba")
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor | None,
+    log_decay: Tensor | None,
+    state: Tensor,
+    cut: Tensor | None,
+    keep: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return y (b, t, h, dv), the last state, and those that chunks start from (b, h, chunks, dk, dv).
+
+    Without `keep` there are no chunks.
+    """
+    y, starts = lanes.empty(v.shape, v.dtype), _starts(q, v, keep=keep)
+    last = state.clone(memory_format=torch.contiguous_format)
+    with lanes.threads_for(q.numel() * v.shape[-1] // _ENTRIES) as threads:
+        width = width_of(v, threads)
+        written = last.numpy(), starts.numpy(), y.numpy()
+        arguments = (*_given(q, k, v, beta, log_decay, cut), *written, chunk_size(q, v), width)
+        lanes.run(_kernels(), "forward", arguments, _count(v, width), threads)
+    return y, last, starts
+
+
+@torch.library.register_fake(forward)
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor | None,
+    log_decay: Tensor | None,
+    state: Tensor,
+    cut: Tensor | None,
+    keep: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return v.new_empty(v.shape), state.new_empty(state.shape), _starts(q, v, keep=keep)
+
+
+@operator("matrix_recurrence_numba_backward")
+def backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor | None,
+    log_decay: Tensor | None,
+    state: Tensor,
+    cut: Tensor | None,
+    starts: Tensor,
+    dy: Tensor,
+    dlast: Tensor,
+) -> Gradients:
+    """Return the gradients of all inputs but `cut`; that of `beta` or `log_decay` which is None is empty."""
+    dv, dstate = lanes.empty(v.shape, v.dtype), dlast.clone(memory_format=torch.contiguous_format)
+    with lanes.threads_for(q.numel() * v.shape[-1] // _ENTRIES) as threads:
+        width = width_of(v, threads)
+        blocks = _blocks(v, width)
+        dq, dk = (lanes.empty((blocks, *q.shape), q.dtype) for _ in range(2))
+        dbeta = q.new_empty(0, 0, 0, 0) if beta is None else lanes.empty((blocks, *beta.shape), q.dtype)
+        ddecay = _sums(log_decay, starts, blocks)
+        gradients = dq, dk, dv, dbeta, ddecay, dstate
+        given = *_given(q, k, v, beta, log_decay, cut), lanes.array(starts), lanes.array(dy)
+        arguments = (*given, *(g.numpy() for g in gradients), chunk_size(q, v), width)
+        lanes.run(_kernels(), "backward", arguments, _count(v, width), threads)
+    dq, dk, dbeta, ddecay = (g[0] if len(g) == 1 else g.sum(0) for g in (dq, dk, dbeta, ddecay))
+    return dq, dk, dv, dbeta, ddecay if log_decay is None else ddecay.sum_to_size(log_decay.shape), dstate
+
+
+@torch.library.register_fake(backward)
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor | None,
+    log_decay: Tensor | None,
+    state: Tensor,
+    cut: Tensor | None,
+    starts: Tensor,
+    dy: Tensor,
+    dlast: Tensor,
+) -> Gradients:
+    return (
+        q.new_empty(q.shape),
+        q.new_empty(q.shape),
+        v.new_empty(v.shape),
+        q.new_empty((0, 0, 0) if beta is None else beta.shape),
+        q.new_empty((0, 0, 0, 0) if log_decay is None else log_decay.shape),
+        state.new_empty(state.shape),
+    )
+
+
+@functools.cache
+def _kernels() -> ModuleType:
+    from linrec.ops import matrix_numba_kernels
+
+    return matrix_numba_kernels
+
+
+def chunk_size(q: Tensor, v: Tensor) -> int:
+    """Return the steps from one kept state to the next.
+
+    The states that the adjoint makes for them stay in the second cache, and what is kept of large states is
+    not much more than queries, keys and values.
+    """
+    return min(64, max(16, (1 << 17) // max(q.shape[-1] * v.shape[-1], 1)))
+
+
+def width_of(v: Tensor, threads: int) -> int:
+    """Return how many value channels a lane has: all, if batch and heads keep all threads busy."""
+    batch, _, heads, values = v.shape
+    rows = batch * heads
+    if rows >= 4 * threads:
+        return max(values, 1)
+    blocks = threads // math.gcd(rows, threads)
+    # whole cache lines: two threads that write to the same one wait for each other
+    return 16 * max(math.ceil(values / blocks / 16), 1)
+
+
+def _blocks(v: Tensor, width: int) -> int:
+    return math.ceil(v.shape[-1] / width)
+
+
+def _count(v: Tensor, width: int) -> int:
+    return v.shape[0] * v.shape[2] * _blocks(v, width)
+
+
+def _starts(q: Tensor, v: Tensor, *, keep: bool) -> Tensor:
+    batch, time, heads, channels = q.shape
+    if not keep:
+        return q.new_empty(batch, 0, 0, 0, 0)
+    return q.new_empty(batch, heads, math.ceil(time / chunk_size(q, v)), channels, v.shape[-1])
+
+
+def _given(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None, log_decay: Tensor | None, cut: Tensor | None
+) -> list[Any]:
+    """Return what forward and backward read: a decay of 1 where there is none, and an empty `beta`."""
+    beta = q.new_empty(0, 0, 0) if beta is None else beta
+    a = q.new_ones(1, 1, q.shape[2], 1) if log_decay is None else log_decay.exp()
+    return [*(lanes.array(x) for x in (q, k, v, beta, a)), lanes.cut_array(cut)]
+
+
+def _sums(log_decay: Tensor | None, starts: Tensor, blocks: int) -> Tensor:
+    """Return zeros that the kernel adds a decay's gradient to: one per chunk where it is constant in time."""
+    if log_decay is None:
+        return starts.new_empty(0, 0, 0, 0, 0)
+    batch, _, chunks = starts.shape[:3]
+    _, time, heads, channels = log_decay.shape
+    return starts.new_zeros(blocks, batch, time if time > 1 else chunks, heads, channels)
+
+
+vmap.register(forward, backward)

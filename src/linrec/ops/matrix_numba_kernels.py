@@ -1,0 +1,237 @@
+"""CPU loops of matrix states; imported at the first use, because importing Numba is slow.
+
+    S_t = diag(a_t) S_{t-1} + k_t w_t^T,    y_t = S_t^T q_t
+    w_t = v_t, or by the delta rule w_t = beta_t e_t with e_t = v_t - (diag(a_t) S_{t-1})^T k_t
+
+A lane is one batch row, one head and a run of value channels, whose state (dk, width) stays in the cache
+while time runs; the innermost loop over value channels is contiguous, so that it becomes vector instructions.
+The state is kept once per chunk of steps; the adjoint makes the states in between again, chunk by chunk.
+
+`beta` (b, t, h) is empty where there is no correction. `a` is (b or 1, t or 1, h, dk or 1), `cut` (b, t) says
+where the state is cleared first, and is empty for nowhere.
+"""
+
+import numba
+import numpy as np
+
+from linrec.ops.lane_kernels import lane_kernel
+
+# the adjoint sums over value channels, in vectors: reordering a sum is allowed, ignoring NaN is not
+_SUMMING = {"contract", "reassoc", "nsz"}
+
+
+@lane_kernel()
+def _forward_lane(q, k, v, beta, a, cut, starts, y, S, w, size, row, head, lo, hi):  # type: ignore[no-untyped-def]
+    zero = np.uint64(0)
+    a_row, a_moves, a_wide = row if a.shape[0] > 1 else zero, a.shape[1] > 1, a.shape[3] > 1
+    channels, width = np.uint64(q.shape[3]), hi - lo
+    for t in range(np.uint64(q.shape[1])):
+        if starts.size > 0 and t % size == zero:
+            chunk = t // size
+            for c in range(channels):
+                for j in range(width):
+                    starts[row, head, chunk, c, lo + j] = S[c, j]
+        if cut.size > 0 and cut[row, t]:
+            for c in range(channels):
+                for j in range(width):
+                    S[c, j] = 0
+        a_t = t if a_moves else zero
+        if beta.size > 0:
+            for j in range(width):
+                w[j] = 0
+            for c in range(channels):
+                key = k[row, t, head, c] * a[a_row, a_t, head, c if a_wide else zero]
+                for j in range(width):
+                    w[j] += key * S[c, j]
+            strength = beta[row, t, head]
+            for j in range(width):
+                w[j] = strength * (v[row, t, head, lo + j] - w[j])
+        else:
+            for j in range(width):
+                w[j] = v[row, t, head, lo + j]
+        for j in range(width):
+            y[row, t, head, lo + j] = 0
+        for c in range(channels):
+            kept, key = a[a_row, a_t, head, c if a_wide else zero], k[row, t, head, c]
+            query = q[row, t, head, c]
+            for j in range(width):
+                S[c, j] = kept * S[c, j] + key * w[j]
+                y[row, t, head, lo + j] += query * S[c, j]
+
+
+@lane_kernel()
+def _refill(k, v, beta, a, cut, starts, D, e, S, w, chunk, row, head, lo, hi, t0, t1):  # type: ignore[no-untyped-def]
+    """Fill D_t = diag(a_t) S_{t-1}, and e_t, or v_t where nothing is corrected, for the steps of a chunk."""
+    zero = np.uint64(0)
+    a_row, a_moves, a_wide = row if a.shape[0] > 1 else zero, a.shape[1] > 1, a.shape[3] > 1
+    channels, width = np.uint64(k.shape[3]), hi - lo
+    for c in range(channels):
+        for j in range(width):
+            S[c, j] = starts[row, head, chunk, c, lo + j]
+    for t in range(t0, t1):
+        i = t - t0
+        if cut.size > 0 and cut[row, t]:
+            for c in range(channels):
+                for j in range(width):
+                    S[c, j] = 0
+        a_t = t if a_moves else zero
+        for j in range(width):
+            w[j] = v[row, t, head, lo + j]
+        for c in range(channels):
+            kept, key = a[a_row, a_t, head, c if a_wide else zero], k[row, t, head, c]
+            for j in range(width):
+                D[i, c, j] = kept * S[c, j]
+            if beta.size > 0:
+                for j in range(width):
+                    w[j] -= key * D[i, c, j]
+        for j in range(width):
+            e[i, j] = w[j]
+        if beta.size > 0:
+            strength = beta[row, t, head]
+            for j in range(width):
+                w[j] *= strength
+        for c in range(channels):
+            key = k[row, t, head, c]
+            for j in range(width):
+                S[c, j] = D[i, c, j] + key * w[j]
+
+
+@lane_kernel(fastmath=_SUMMING)
+def _adjoint(  # type: ignore[no-untyped-def]
+    q, k, beta, a, cut, D, e, dy, dq, dk, dv, dbeta, ddecay, G, w, u, chunk, block, row, head, lo, hi, t0, t1
+):
+    """Walk the steps of a chunk backwards; G carries the gradient of the state from step to step."""
+    zero, one, nothing = np.uint64(0), np.uint64(1), G.dtype.type(0)
+    a_row, a_moves, a_wide = row if a.shape[0] > 1 else zero, a.shape[1] > 1, a.shape[3] > 1
+    channels, width = np.uint64(k.shape[3]), hi - lo
+    for step in range(t1 - t0):
+        i = t1 - t0 - one - step
+        t = t0 + i
+        a_t, da_t = (t, t) if a_moves else (zero, chunk)
+        # u = G^T k, the gradient of w
+        for j in range(width):
+            w[j] = e[i, j]
+            u[j] = 0
+        for c in range(channels):
+            query, key = q[row, t, head, c], k[row, t, head, c]
+            for j in range(width):
+                G[c, j] += query * dy[row, t, head, lo + j]
+                u[j] += key * G[c, j]
+        if beta.size > 0:
+            strength, total = beta[row, t, head], nothing
+            for j in range(width):
+                total += u[j] * e[i, j]
+                w[j] *= strength
+                u[j] *= strength
+            dbeta[block, row, t, head] = total
+        current = nothing
+        for j in range(width):
+            dv[row, t, head, lo + j] = u[j]
+            current += w[j] * dy[row, t, head, lo + j]
+        for c in range(channels):
+            kept, key = a[a_row, a_t, head, c if a_wide else zero], k[row, t, head, c]
+            query_sum, key_sum, decay_sum = nothing, nothing, nothing
+            for j in range(width):
+                query_sum += D[i, c, j] * dy[row, t, head, lo + j]
+                key_sum += G[c, j] * w[j]
+            if beta.size > 0:
+                for j in range(width):
+                    key_sum -= D[i, c, j] * u[j]
+                    G[c, j] -= key * u[j]
+            for j in range(width):
+                decay_sum += G[c, j] * D[i, c, j]
+                G[c, j] *= kept
+            dq[block, row, t, head, c] = query_sum + key * current
+            dk[block, row, t, head, c] = key_sum
+            if ddecay.size > 0:
+                ddecay[block, row, da_t, head, c if a_wide else zero] += decay_sum
+        # zero times infinity would be NaN
+        if cut.size > 0 and cut[row, t]:
+            for c in range(channels):
+                for j in range(width):
+                    G[c, j] = 0
+
+
+@numba.njit(cache=True)
+def forward(q, k, v, beta, a, cut, state, starts, y, size, width, first, stop):  # type: ignore[no-untyped-def]
+    """Fill y (b, t, h, dv) and starts (b, h, chunks, dk, dv), unless empty, for the lanes from first to stop.
+
+    The state (b, h, dk, dv) comes as the first one and goes as the last one. A chunk has `size` steps, a lane
+    `width` value channels.
+    """
+    heads, channels, values = np.uint64(q.shape[2]), np.uint64(q.shape[3]), np.uint64(v.shape[3])
+    size, width = np.uint64(size), np.uint64(width)
+    blocks = (values + width - np.uint64(1)) // width
+    # not in `state` itself, whose rows may be longer
+    S, w = np.empty((channels, width), q.dtype), np.empty(width, q.dtype)
+    for lane in range(np.uint64(first), np.uint64(stop)):
+        row, head, lo = lane // blocks // heads, lane // blocks % heads, lane % blocks * width
+        hi = min(lo + width, values)
+        for c in range(channels):
+            for j in range(hi - lo):
+                S[c, j] = state[row, head, c, lo + j]
+        _forward_lane(q, k, v, beta, a, cut, starts, y, S, w, size, row, head, lo, hi)
+        for c in range(channels):
+            for j in range(hi - lo):
+                state[row, head, c, lo + j] = S[c, j]
+
+
+@numba.njit(cache=True)
+def backward(  # type: ignore[no-untyped-def]
+    q, k, v, beta, a, cut, starts, dy, dq, dk, dv, dbeta, ddecay, dstate, size, width, first, stop
+):
+    """Fill dq, dk, dv and dbeta, and add to ddecay, for the lanes from first to stop.
+
+    With G_t = q_t dy_t^T + diag(a_{t+1}) F_{t+1}, D_t = diag(a_t) S_{t-1} and u_t = beta_t G_t^T k_t, the
+    gradient of D_t is F_t = G_t - k_t u_t^T, or G_t where nothing is corrected, and there u_t = G_t^T k_t:
+
+        dq_t = S_t dy_t,    dk_t = G_t w_t - D_t u_t,    dv_t = u_t,    dbeta_t = e_t^T G_t^T k_t
+        dlog_decay_t = the sums over value channels of F_t D_t
+
+    dstate (b, h, dk, dv) comes as the last state's gradient and goes as the first one's. All but dv have a
+    first axis for the blocks of value channels, to be summed over; ddecay has one step for each chunk where
+    the decay is constant in time, and is empty where there is none.
+    """
+    time, heads = np.uint64(q.shape[1]), np.uint64(q.shape[2])
+    channels, values = np.uint64(q.shape[3]), np.uint64(v.shape[3])
+    size, width, one = np.uint64(size), np.uint64(width), np.uint64(1)
+    blocks, chunks = (values + width - one) // width, (time + size - one) // size
+    D, e = np.empty((size, channels, width), q.dtype), np.empty((size, width), q.dtype)
+    S, G = np.empty((channels, width), q.dtype), np.empty((channels, width), q.dtype)
+    w, u = np.empty(width, q.dtype), np.empty(width, q.dtype)
+    for lane in range(np.uint64(first), np.uint64(stop)):
+        block, row, head = lane % blocks, lane // blocks // heads, lane // blocks % heads
+        lo = block * width
+        hi = min(lo + width, values)
+        for c in range(channels):
+            for j in range(hi - lo):
+                G[c, j] = dstate[row, head, c, lo + j]
+        for after in range(chunks):
+            # memory comes fastest in the order of addresses: only what is in the cache is walked backwards
+            chunk = chunks - one - after
+            t0 = chunk * size
+            t1 = min(t0 + size, time)
+            _refill(k, v, beta, a, cut, starts, D, e, S, w, chunk, row, head, lo, hi, t0, t1)
+            gradients = dq, dk, dv, dbeta, ddecay
+            _adjoint(
+                q, k, beta, a, cut, D, e, dy, *gradients, G, w, u, chunk, block, row, head, lo, hi, t0, t1
+            )
+        for c in range(channels):
+            for j in range(hi - lo):
+                dstate[row, head, c, lo + j] = G[c, j]
+
+
+@numba.njit(cache=True, parallel=True)
+def forward_parallel(q, k, v, beta, a, cut, state, starts, y, size, width, lanes):  # type: ignore[no-untyped-def]
+    """Do the same for all lanes, spread over Numba's threads."""
+    for i in numba.prange(lanes):
+        forward(q, k, v, beta, a, cut, state, starts, y, size, width, i, i + 1)
+
+
+@numba.njit(cache=True, parallel=True)
+def backward_parallel(  # type: ignore[no-untyped-def]
+    q, k, v, beta, a, cut, starts, dy, dq, dk, dv, dbeta, ddecay, dstate, size, width, lanes
+):
+    """Do the same for all lanes, spread over Numba's threads."""
+    for i in numba.prange(lanes):
+        backward(q, k, v, beta, a, cut, starts, dy, dq, dk, dv, dbeta, ddecay, dstate, size, width, i, i + 1)
