@@ -106,6 +106,7 @@ def test_a_tied_head_may_be_there_and_is_then_the_embedding(folder):
             "no use for: `backbone.layers.1.mixer.A_log`, `backbone.layers.1.mixer.D`",
         ),
         ({"tie_word_embeddings": False}, "has no tensor `lm_head.weight`"),
+        ({"tie_word_embeddings": None}, "has no tensor `lm_head.weight`"),
         (
             {"vocab_size": 12},
             "`backbone.embeddings.weight` must have shape (12, 8) by config.json; got (11, 8)",

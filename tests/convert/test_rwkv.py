@@ -32,6 +32,14 @@ def test_logits_are_those_of_transformers(options, tmp_path):
     assert (converted.head.weight is converted.embedding.weight) == converted.config.tie_embeddings
 
 
+def test_embeddings_are_tied_only_where_config_says_so(tmp_path):
+    make().save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"tie_word_embeddings": None}))
+    converted = from_hugging_face(tmp_path)
+    assert (converted.head.weight != converted.embedding.weight).any()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -34,7 +34,7 @@ def block_diagonal(x, projection):
 
 
 def by_hand(mixer, x):
-    """The paper's block, with its cell as a loop."""
+    """The paper's block, with its cell as a loop: y, u, and the last C and n."""
     u, z = (x @ mixer.up.weight.T).chunk(2, -1)
     c = u
     if mixer.conv is not None:
@@ -44,8 +44,11 @@ def by_hand(mixer, x):
         c = silu(functional.conv1d(padded, taps, mixer.conv.bias, groups=len(taps)).mT)
     q, k, v = block_diagonal(c, mixer.q), block_diagonal(c, mixer.k), block_diagonal(u, mixer.v)
     gates = torch.cat([q, k, v], -1)
-    i = torch.exp(gates @ mixer.memory.i.weight.T + mixer.memory.i.bias)
-    f = torch.sigmoid(gates @ mixer.memory.f.weight.T + mixer.memory.f.bias)
+    i = f = torch.ones(2, TIME, mixer.n_heads, dtype=x.dtype)
+    if mixer.memory.i is not None:
+        i = torch.exp(gates @ mixer.memory.i.weight.T + mixer.memory.i.bias)
+    if mixer.memory.f is not None:
+        f = torch.sigmoid(gates @ mixer.memory.f.weight.T + mixer.memory.f.bias)
     heads = [part.unflatten(-1, (mixer.n_heads, -1)) for part in (q, k, v)]
     h, C, n = mlstm_loop(*heads, i, f)
     mean, deviation = h.mean(-1, keepdim=True), h.var(-1, keepdim=True, unbiased=False)
@@ -53,9 +56,15 @@ def by_hand(mixer, x):
     return (normed + mixer.skip * c) * silu(z) @ mixer.down.weight.T, u, C, n
 
 
-@pytest.mark.parametrize("conv_size", [4, None])
-def test_outputs_and_state_are_the_papers_equations(conv_size):
-    mixer, x = make(n_heads=2, conv_size=conv_size, gate_std=1.0).double(), inputs()
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"conv_size": None}, {"input_gate": False}, {"forget_gate": "none", "n_heads": 3, "block_size": 3}],
+)
+def test_outputs_state_and_gradients_are_the_papers_equations(arguments):
+    mixer = make(**{"n_heads": 2, "gate_std": 1.0} | arguments).double()
+    assert (mixer.memory.i is None) == ("input_gate" in arguments)
+    assert (mixer.memory.f is None) == ("forget_gate" in arguments)
+    x = inputs().requires_grad_()
     with torch.no_grad():
         for vector in (mixer.norm.weight, mixer.skip):
             vector.uniform_(0.5, 2)
@@ -64,10 +73,13 @@ def test_outputs_and_state_are_the_papers_equations(conv_size):
     assert_agree(y, expected)
     memory = state.memory * state.largest.exp()[..., None, None]
     assert_agree(memory, torch.cat([C.mT, n[..., None]], -1))
-    if conv_size is None:
+    if mixer.conv is None:
         assert state.tail is None
     else:
         assert_agree(state.tail, u[:, -3:])
+    wanted, weight = [x, *mixer.parameters()], torch.randn(y.shape, generator=generator(5), dtype=y.dtype)
+    found = torch.autograd.grad(y, wanted, weight)
+    assert_agree(found, torch.autograd.grad(expected, wanted, weight), "gradients")
 
 
 def test_token_mixing_is_the_magnitude_of_what_values_are_multiplied_by():

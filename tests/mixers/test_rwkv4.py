@@ -118,6 +118,8 @@ def test_the_state_is_the_last_input_and_both_sums_over_the_largest_exponential(
     assert_agree(largest, exponents.amax(1))
     weight = (exponents - largest[:, None]).exp()
     assert_agree(sums, torch.cat([(weight * v).sum(1), weight.sum(1)], -1))
+    for part in (last, sums, largest):
+        assert part.untyped_storage().nbytes() <= 2 * part.numel() * part.element_size()
     assert make().state_size == 4 * D
     assert make(d_state=9, token_shift=False).state_size == 27
 
@@ -171,6 +173,8 @@ def test_most_matrices_start_at_zero_and_the_others_are_orthogonal():
     for part in (make(d_state=2 * D).r, make(d_state=2 * D).k):
         assert_agree(part.weight.T @ part.weight, 2 * torch.eye(D))
     assert_agree(make().out.weight.T @ make().out.weight, torch.eye(D))
+    narrow = make(d_state=2).out.weight
+    assert_agree(narrow.T @ narrow, D / 2 * torch.eye(2))
 
 
 @pytest.mark.parametrize(

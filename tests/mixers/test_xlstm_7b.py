@@ -32,12 +32,15 @@ def gates(mixer, x, cap):
     i, f = (x @ gate.weight.T + gate.bias for gate in (mixer.memory.i, mixer.memory.f))
     if cap is not None:
         i, f = cap * torch.tanh(i / cap), cap * torch.tanh(f / cap)
-    return torch.exp(i), torch.sigmoid(f)
+    return torch.exp(i), torch.sigmoid(f) if mixer.memory.sigmoid else torch.exp(f)
 
 
+@pytest.mark.parametrize("forget_gate", ["sigmoid", "exponential"])
 @pytest.mark.parametrize("cap", [15.0, 1.0, None])
-def test_outputs_and_state_are_the_papers_equations(cap):
-    mixer, x = make(n_heads=2, d_v=6, gate_cap=cap, gate_std=2.0).double(), inputs()
+def test_outputs_state_and_gradients_are_the_papers_equations(cap, forget_gate):
+    mixer = make(n_heads=2, d_v=6, gate_cap=cap, gate_std=2.0, forget_gate=forget_gate).double()
+    assert mixer.memory.sigmoid == (forget_gate == "sigmoid")
+    x = inputs().requires_grad_()
     with torch.no_grad():
         # many gates within the cap, others not
         mixer.memory.i.bias.zero_()
@@ -50,6 +53,9 @@ def test_outputs_and_state_are_the_papers_equations(cap):
     assert_agree(y, expected)
     memory = state.memory * state.largest.exp()[..., None, None]
     assert_agree(memory, torch.cat([C.mT, n[..., None]], -1))
+    wanted, weight = [x, *mixer.parameters()], torch.randn(y.shape, generator=generator(5), dtype=y.dtype)
+    found = torch.autograd.grad(y, wanted, weight)
+    assert_agree(found, torch.autograd.grad(expected, wanted, weight), "gradients")
 
 
 def test_token_mixing_is_the_magnitude_of_what_values_are_multiplied_by():

@@ -91,6 +91,14 @@ def test_input_gates_whose_exponential_overflows():
     assert_agree(h, y)
 
 
+def test_a_query_that_reads_nothing_gets_zero_also_where_the_floor_of_denominators_underflows():
+    memory, (x, q, k, v) = make().float(), (tensor.float() for tensor in inputs())
+    x = 100 * memory.i.weight.detach().sum(0).expand_as(x)
+    h, state = memory(x, torch.zeros_like(q), k, v)
+    assert not state.largest.neg().exp().any()
+    assert not h.any()
+
+
 def test_a_new_sequence_after_one_of_large_gates_keeps_its_precision():
     memory, (x, q, k, v) = make().float(), (tensor.float() for tensor in inputs())
     x[:, :3] = 300 * memory.i.weight.detach().sum(0)
