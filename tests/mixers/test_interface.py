@@ -1,8 +1,11 @@
 """What every mixer refuses and tells the optimiser, whatever it computes."""
 
+import importlib
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from linrec import mixers
 from linrec.nn import groups_of
@@ -47,3 +50,36 @@ def test_what_muon_takes_for_a_matrix_maps_vectors(name, variant):
     taken = {key for key, p in mixer.named_parameters() if p.ndim == 2 and groups[key].name == "default"}
     linear = {f"{key}.weight" for key, module in mixer.named_modules() if isinstance(module, nn.Linear)}
     assert taken <= linear | OTHER_MATRICES.get(name, set())
+
+
+class OnTheDevice(TorchFunctionMode):
+    """Refuses what a GPU would have to be waited for, which a CUDA graph cannot hold."""
+
+    waits = (
+        torch.tensor,
+        torch.as_tensor,
+        Tensor.new_tensor,
+        Tensor.item,
+        Tensor.tolist,
+        Tensor.__bool__,
+        Tensor.__int__,
+        Tensor.__float__,
+        Tensor.nonzero,
+    )
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        assert function not in self.waits, f"{function.__name__} moves numbers between host and device"
+        return function(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize(("name", "variant"), variants.cases())
+def test_no_numbers_move_between_host_and_device(name, variant, monkeypatch):
+    # on the CPU alone, `delta_rule` looks at the values of beta
+    checks = importlib.import_module("linrec.ops.delta_rule.inputs")
+    monkeypatch.setattr(checks, "_visible", lambda beta: False)
+    mixer = mixers.build(name, 4, **variants.arguments(name, variant))
+    x, reset = torch.randn(2, TIME, 4), torch.zeros(2, TIME, dtype=torch.bool)
+    _, state = mixer(x)
+    with OnTheDevice():
+        y, _ = mixer(x, state, reset=reset)
+        y.sum().backward()

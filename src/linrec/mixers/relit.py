@@ -229,8 +229,9 @@ class ReLiT(Mixer):
 
     def _weights(self, dots: Tensor) -> Tensor:
         """2/r kk^k . phi(q) / (s . phi(q)) of all terms; those of which there are two, twice."""
-        times = [1 if 2 * k in (0, self.r) else 2 for k in range(dots.shape[-1])]
-        return dots / dots[..., :1].clamp(min=self.floor) * (2 / self.r * dots.new_tensor(times))
+        k = torch.arange(dots.shape[-1], device=dots.device)
+        times = torch.where(2 * k % self.r == 0, 1, 2)
+        return dots / dots[..., :1].clamp(min=self.floor) * times * (2 / self.r)
 
     def _queries(self, x: Tensor) -> Tensor:
         """phi(q) (b, t, h, eta dk)."""
