@@ -32,7 +32,7 @@ def inputs(scale: float = 1.0) -> torch.Tensor:
 
 
 def by_hand(mixer, x):
-    """Eq. 8-14 as the paper prints them: h, c, n and f of every step, (b, t, d_model)."""
+    """The equations as the paper prints them: h, c, n and f of every step, (b, t, d_model)."""
     seen = x
     if mixer.conv is not None:
         # torch's convolution has the taps the other way round
@@ -113,6 +113,15 @@ def test_transitions_are_the_forget_gates():
     found = mixer.transitions(x)
     assert_agree(found.magnitude, by_hand(mixer, x)[3])
     assert found.phase is None and mixer.token_mixing(x) is None
+    assert mixer.transitions(x[:, :0]).magnitude.shape == (2, 0, D)
+
+
+def test_the_parts_of_a_first_state_are_apart():
+    mixer = make()
+    state = mixer.init_state(2)
+    state.hidden.fill_(1.0)
+    for found, expected in zip(state[2:], mixer.init_state(2)[2:], strict=True):
+        assert torch.equal(found, expected)
 
 
 def test_weights_start_as_in_the_released_code():

@@ -86,7 +86,8 @@ class Mamba2(Mixer):
             none, a feature map that turns, or an unknown name of a variant.
 
     Source:
-        Dao and Gu (2024), sections 7 and 9.4. Constants are those of the released code.
+        Dao and Gu (2024): the Mamba-2 architecture, and its ablations. Constants are those of the released
+        code.
 
     Example:
         >>> import torch

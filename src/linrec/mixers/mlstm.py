@@ -1,18 +1,18 @@
 """mLSTM: xLSTM, Extended Long Short-Term Memory (Beck and others, 2024), in its block with pre up-projection.
 
     [u_t, z_t] = W_up x_t      c_t = SiLU(conv(u)_t)
-    q_t = W_q c_t      k_t = W_k c_t / sqrt(d)      v_t = W_v u_t                                    (22-24)
-    i_t = exp(w_i [q_t, k_t, v_t] + b_i)                                                                (25)
-    f_t = sigmoid(w_f [q_t, k_t, v_t] + b_f), or exp                                                    (26)
-    C_t = f_t C_{t-1} + i_t v_t k_t^T                                                                   (19)
-    n_t = f_t n_{t-1} + i_t k_t                                                                         (20)
-    h_t = C_t q_t / max(|n_t^T q_t|, 1)                                                                 (21)
+    q_t = W_q c_t      k_t = W_k c_t / sqrt(d)      v_t = W_v u_t
+    i_t = exp(w_i [q_t, k_t, v_t] + b_i)
+    f_t = sigmoid(w_f [q_t, k_t, v_t] + b_f), or exp
+    C_t = f_t C_{t-1} + i_t v_t k_t^T
+    n_t = f_t n_{t-1} + i_t k_t
+    h_t = C_t q_t / max(|n_t^T q_t|, 1)
     y_t = W_down ((GroupNorm(h_t) + s * c_t) * SiLU(z_t))
 
 x input, u what is mixed over time and z its output gate, both wider than x; c convolved u, q query, k key, v
 value, i input gate and f forget gate of a head, C matrix memory, n normaliser, h output of a head, s learned
-skip, y output, t time. W_q, W_k and W_v are block-diagonal. z is in place of the output gate o_t of equations
-21 and 27. The gates see keys before they are divided by sqrt(d), as in the released code.
+skip, y output, t time. W_q, W_k and W_v are block-diagonal. z is in place of the mLSTM's output gate o_t. The
+gates see keys before they are divided by sqrt(d), as in the released code.
 """
 
 import math
@@ -55,7 +55,7 @@ class MLSTMState(NamedTuple):
 
 
 class MLSTM(Mixer):
-    """C_t = f_t C_{t-1} + i_t v_t k_t^T (eq. 19), h_t = C_t q_t / max(|n_t^T q_t|, 1) (eq. 21).
+    """C_t = f_t C_{t-1} + i_t v_t k_t^T, h_t = C_t q_t / max(|n_t^T q_t|, 1), in a block that widens.
 
     The defaults are the paper's block. It widens the sequence itself and has an output gate, so the paper's
     models have no other channel mixing: `channel_mixing="none"` of the model.

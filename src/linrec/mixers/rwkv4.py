@@ -90,8 +90,8 @@ class RWKV4(Mixer):
         ValueError: a `d_state` below 1.
 
     Source:
-        RWKV (Peng and others, 2023), section 3 and its appendix on numerical stability; the initialisation is
-        that of the authors' RWKV-LM.
+        RWKV (Peng and others, 2023): time mixing, and the appendix on numerical stability; the initialisation
+        is that of the authors' RWKV-LM.
 
     Example:
         >>> import torch

@@ -1,18 +1,18 @@
 """sLSTM: xLSTM, Extended Long Short-Term Memory (Beck and others, 2024): scalar memories that are mixed.
 
-    c_t = f_t * c_{t-1} + i_t * z_t                                                                      (8)
-    n_t = f_t * n_{t-1} + i_t                                                                            (9)
-    h_t = o_t * c_t / n_t                                                                               (10)
-    z_t = tanh(W_z x_t + R_z h_{t-1} + b_z)                                                             (11)
-    i_t = exp(W_i x'_t + R_i h_{t-1} + b_i)                                                             (12)
-    f_t = sigmoid(W_f x'_t + R_f h_{t-1} + b_f), or exp                                                 (13)
-    o_t = sigmoid(W_o x_t + R_o h_{t-1} + b_o)                                                          (14)
-    m_t = max(log f_t + m_{t-1}, log i_t)                                                               (15)
+    c_t = f_t * c_{t-1} + i_t * z_t
+    n_t = f_t * n_{t-1} + i_t
+    h_t = o_t * c_t / n_t
+    z_t = tanh(W_z x_t + R_z h_{t-1} + b_z)
+    i_t = exp(W_i x'_t + R_i h_{t-1} + b_i)
+    f_t = sigmoid(W_f x'_t + R_f h_{t-1} + b_f), or exp
+    o_t = sigmoid(W_o x_t + R_o h_{t-1} + b_o)
+    m_t = max(log f_t + m_{t-1}, log i_t)
     y_t = GroupNorm(h_t)
 
 x input, x' = SiLU(conv(x)), c memory cells, n normaliser, h hidden state, z cell input, i input gate, f
 forget gate, o output gate, m stabiliser, y output, t time, * the product of channels. All W and R are
-block-diagonal, a block per head. c and n are kept times exp(-m_t) (16, 17).
+block-diagonal, a block per head. c and n are kept times exp(-m_t).
 
 The gates see h_{t-1}, so steps follow one another: this is no linear recurrence, and no scan computes it.
 """
@@ -66,7 +66,7 @@ class SLSTMState(NamedTuple):
 
 
 class SLSTM(Mixer):
-    """c_t = f_t * c_{t-1} + i_t * z_t (eq. 8), h_t = o_t * c_t / n_t (eq. 10), gates of x_t and h_{t-1}.
+    """c_t = f_t * c_{t-1} + i_t * z_t, h_t = o_t * c_t / n_t, gates of x_t and h_{t-1}.
 
     The defaults are the paper's layer. Its block has a post up-projection, which is the channel mixing of a
     model: `channel_mixing="geglu"` with `d_channel_mixing` = 4/3 `d_model`. The layer itself ends with the
@@ -96,8 +96,8 @@ class SLSTM(Mixer):
             `recurrent_init`.
 
     Source:
-        xLSTM (Beck and others, 2024), eq. 8-17 and the figure of the sLSTM block. Constants that it leaves
-        out are those of the released code.
+        xLSTM (Beck and others, 2024): the sLSTM's equations, its stabilised gates, and the figure of its
+        block. Constants that it leaves out are those of the released code.
 
     Example:
         >>> import torch
@@ -165,8 +165,6 @@ class SLSTM(Mixer):
         self.check_input(x, reset)
         splitting.refuse("slstm")
         past = self.init_state(len(x), device=x.device) if state is None else state
-        if x.shape[1] == 0:
-            return torch.zeros_like(x), past
         gates, tail = self._gates(x, past.tail, reset)
         hidden, end = self._loop(gates, past, reset)
         return self.norm(hidden).flatten(-2).to(x.dtype), SLSTMState(tail, *end)
@@ -175,9 +173,11 @@ class SLSTM(Mixer):
         """Zeros, and a stabiliser of -inf."""
         device = self.R.device if device is None else device
         dtype = self._state_dtype()
-        zeros = torch.zeros(batch, self.n_heads, self.d_head, dtype=dtype, device=device)
+        shape = (batch, self.n_heads, self.d_head)
+        # one tensor each: whoever writes into a state writes into one part of it
+        h, c, n = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(3))
         tail = None if self.conv is None else self.conv.init_state(batch, dtype=dtype, device=device)
-        return SLSTMState(tail, zeros, zeros, zeros, torch.full_like(zeros, -torch.inf))
+        return SLSTMState(tail, h, c, n, torch.full_like(h, -torch.inf))
 
     @property
     def state_size(self) -> int:
@@ -230,7 +230,8 @@ class SLSTM(Mixer):
                 h = o.sigmoid() * c / n
                 hidden.append(h)
         end = tuple(part.transpose(0, 1) for part in (h, c, n, m))
-        return torch.stack(hidden).permute(2, 0, 1, 3), end
+        steps = torch.stack(hidden) if hidden else gates.new_zeros(0, *h.shape)
+        return steps.permute(2, 0, 1, 3), end
 
     def _log_forget(self, f: Tensor) -> Tensor:
         return functional.logsigmoid(f) if self.sigmoid else f

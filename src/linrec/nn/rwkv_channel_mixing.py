@@ -39,7 +39,7 @@ class RWKVChannelMixing(Mixer):
         ValueError: a `d_hidden` below 1.
 
     Source:
-        RWKV (Peng and others, 2023), section 3, channel mixing; Eagle and Finch (Peng and others, 2024).
+        RWKV (Peng and others, 2023), channel mixing; Eagle and Finch (Peng and others, 2024).
 
     Example:
         >>> import torch
