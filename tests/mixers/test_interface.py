@@ -9,6 +9,7 @@ from torch.overrides import TorchFunctionMode
 
 from linrec import mixers
 from linrec.nn import groups_of
+from linrec.testing.trees import leaves
 from tests.mixers import variants
 
 TIME = 5
@@ -83,3 +84,11 @@ def test_no_numbers_move_between_host_and_device(name, variant, monkeypatch):
     with OnTheDevice():
         y, _ = mixer(x, state, reset=reset)
         y.sum().backward()
+
+
+@pytest.mark.parametrize(("name", "variant"), variants.cases())
+def test_a_state_keeps_no_memory_of_the_steps_that_made_it(name, variant):
+    mixer = mixers.build(name, 4, **variants.arguments(name, variant))
+    _, state = mixer(torch.randn(2, 50, 4))
+    for tensor in leaves(state):
+        assert tensor.untyped_storage().nbytes() == tensor.nbytes, tuple(tensor.shape)

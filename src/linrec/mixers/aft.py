@@ -143,7 +143,8 @@ class AFT(Mixer):
             update = torch.cat([weight * self.v(x).to(weight.dtype), weight], -1)
             sums, last = scan(torch.cat([fade, fade], -1), update, state=past.sums, reset=reset)
             n, d = sums.chunk(2, -1)
-            mean, state = n / d, AFTState(last, largest[:, -1])
+            # a view would keep m of all steps as long as the state
+            mean, state = n / d, AFTState(last, largest[:, -1].clone())
         return self.out(torch.sigmoid(self.q(x)) * mean.to(x.dtype)), state
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:

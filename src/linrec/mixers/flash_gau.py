@@ -225,7 +225,9 @@ class FlashGAU(Mixer):
             query = q[:, :, -1:].to(keys.dtype) / size
             older, S = gate_loop(query, late, values[:, :time, None], state=S[:, None], reset=reset)
             mixed, S = mixed + older[:, :, 0], S[:, 0]
-        return mixed, FlashState(keys[:, -size:], values[:, -size:], S, position[:, -1] + 1)
+        # views would keep all steps as long as the state
+        last_k, last_v = keys[:, -size:].clone(), values[:, -size:].clone()
+        return mixed, FlashState(last_k, last_v, S, position[:, -1] + 1)
 
     def _queries_and_keys(self, x: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
         """Q and K (b, t, parts, s), the quadratic part first."""

@@ -51,7 +51,8 @@ def attention(
         values,
         _extended(past.log_decay, log_decay),
         _extended(past.phase, phase),
-        visible[:, -1],
+        # a view would keep all pairs of steps as long as the cache
+        visible[:, -1].clone(),
     )
     if last.log_decay is not None:
         last = last._replace(log_decay=last.log_decay.clamp(min=FORGOTTEN))
