@@ -148,6 +148,7 @@ def test_gates_stay_in_float32():
     [
         ({"forget_gate": "sigmoids"}, "there is no `forget_gate` 'sigmoids'; did you mean 'sigmoid'"),
         ({"gate_cap": 0.0}, "`gate_cap` must be above 0, or None; got 0.0"),
+        ({"gate_std": -1.0}, "`gate_std` must be at least 0, a standard deviation; got -1.0"),
     ],
 )
 def test_argument_errors(arguments, message):

@@ -82,8 +82,8 @@ class Mamba2(Mixer):
         dt_limit: (low, high) that dt is clamped to; None is no limit.
 
     Raises:
-        ValueError: heads that do not divide the width, groups that do not divide the heads, a range that is
-            none, a feature map that turns, or an unknown name of a variant.
+        ValueError: heads that do not divide the width, groups that do not divide the heads, a `d_state` below
+            1, a range that is none, a feature map that turns, or an unknown name of a variant.
 
     Source:
         Dao and Gu (2024): the Mamba-2 architecture, and its ablations. Constants are those of the released
@@ -136,6 +136,8 @@ class Mamba2(Mixer):
             raise ValueError(
                 f"`n_groups` must be a positive divisor of `n_heads` = {self.n_heads}; got {n_groups}."
             )
+        if d_state < 1:
+            raise ValueError(f"`d_state` must be at least 1; got {d_state}. The paper's layer has 128.")
         self.phi = feature_maps.build(feature_map, d_state)
         if self.phi.phase is not None:
             raise ValueError(

@@ -87,8 +87,8 @@ class MLSTM(Mixer):
         gate_std: standard deviation of w_i and w_f when training starts.
 
     Raises:
-        ValueError: an `n_heads` or a `block_size` that does not divide `d_inner`, or an unknown
-            `forget_gate`.
+        ValueError: an `n_heads` or a `block_size` that does not divide `d_inner`, an unknown `forget_gate`,
+            or a `gate_std` below 0.
 
     Source:
         xLSTM (Beck and others, 2024): the mLSTM's equations, and the figure of its block. Constants that it

@@ -57,8 +57,8 @@ class XLSTM7B(Mixer):
         norm_eps: what LayerNorm adds to the variance.
 
     Raises:
-        ValueError: widths that the heads do not divide, an unknown `forget_gate`, or a `gate_cap` that is not
-            positive.
+        ValueError: widths that the heads do not divide, an unknown `forget_gate`, a `gate_cap` that is not
+            positive, or a `gate_std` below 0.
 
     Source:
         xLSTM 7B (Beck and others, 2025). The initialisation is that of the authors' code in transformers,

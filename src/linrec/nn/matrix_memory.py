@@ -67,7 +67,7 @@ class MatrixMemory(nn.Module):
         gate_std: standard deviation of w_i and w_f when training starts.
 
     Raises:
-        ValueError: an unknown `forget_gate`, or a `gate_cap` that is not positive.
+        ValueError: an unknown `forget_gate`, a `gate_cap` that is not positive, or a `gate_std` below 0.
 
     Source:
         xLSTM (Beck and others, 2024), the forward pass of the mLSTM and the stabiliser of the sLSTM's gates.
@@ -98,6 +98,8 @@ class MatrixMemory(nn.Module):
             raise unknown("`forget_gate`", forget_gate, ["sigmoid", "exponential", "none"])
         if gate_cap is not None and not gate_cap > 0:
             raise ValueError(f"`gate_cap` must be above 0, or None; got {gate_cap}.")
+        if not gate_std >= 0:
+            raise ValueError(f"`gate_std` must be at least 0, a standard deviation; got {gate_std}.")
         self.n_heads, self.d_key, self.d_value = n_heads, d_key, d_value
         self.gate_cap, self.sigmoid = gate_cap, forget_gate == "sigmoid"
         self.i = GateLinear(d_gates, n_heads) if input_gate else None

@@ -39,7 +39,10 @@ class ShortConvolution(nn.Module):
     def __init__(self, channels: int, width: int, *, bias: bool = False) -> None:
         super().__init__()
         if width < 1:
-            raise ValueError(f"`width` of a short convolution must be at least 1 tap; got {width}.")
+            raise ValueError(
+                f"`width` of a short convolution, a mixer's `conv_size`, must be at least 1 tap; got {width}."
+                " A mixer with `conv_size=None` has no convolution."
+            )
         bound = 1 / math.sqrt(width)
         self.weight = nn.Parameter(torch.empty(channels, width).uniform_(-bound, bound))
         mark(self, "weight", group="channel", weight_decay=True)
