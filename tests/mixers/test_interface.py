@@ -31,6 +31,17 @@ def test_a_reset_that_would_broadcast_is_refused(name, variant, kind):
     assert "`reset`" in str(raised.value) and message in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "variant"), variants.cases("aft", "delta_net", "flash_gau", "gla", "recurrent_delta_net", "srwm")
+)
+def test_a_state_of_other_rows_is_refused(name, variant):
+    mixer = mixers.build(name, 4, **variants.arguments(name, variant))
+    with pytest.raises(ValueError, match="`state` must"):
+        mixer(torch.zeros(2, TIME, 4), mixer.init_state(3))
+    with pytest.raises(ValueError, match="`state` must"):
+        mixer(torch.zeros(2, TIME, 4), mixer.init_state(1))
+
+
 @pytest.mark.parametrize("name", mixers.names())
 def test_inputs_that_are_no_sequences_are_refused(name):
     mixer = mixers.build(name, 4, **variants.arguments(*variants.cases(name)[0]))

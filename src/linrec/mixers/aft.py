@@ -129,7 +129,7 @@ class AFT(Mixer):
         reset: Bool[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b t d_model"], State]:
         """Mix `x` over time; see `Mixer.forward`. The state is an `AFTState`, or AFT-full's `AFTCache`."""
-        self.check_input(x, reset)
+        self.check_input(x, reset, state)
         # the largest key so far is that of all parts
         splitting.refuse("aft")
         past = self.init_state(len(x), device=x.device) if state is None else state

@@ -136,12 +136,14 @@ class Mixer(nn.Module, ABC):
         """What `print(mixer)` shows beside the submodules."""
         return f"d_model={self.d_model}, state_size={self.state_size}"
 
-    def check_input(self, x: Tensor, reset: Tensor | None = None) -> None:
+    def check_input(self, x: Tensor, reset: Tensor | None = None, state: State = None) -> None:
         """Refuse what `forward` does not take, in the caller's words rather than a matmul's.
 
         Args:
             x: must be (batch, time, d_model).
             reset: must be (batch, time) bool, or None. Other shapes would broadcast, and reset other steps.
+            state: must be of as many sequences as `x`, or None; for mixers that use it without an operator,
+                which would look.
         """
         if x.dim() != 3 or x.shape[-1] != self.d_model:
             raise ValueError(
@@ -150,15 +152,19 @@ class Mixer(nn.Module, ABC):
             )
         if not x.is_floating_point():
             raise TypeError(f"`x` must be of a real floating dtype; got {x.dtype}. Embed tokens first.")
-        if reset is None:
-            return
-        if reset.shape != x.shape[:2]:
+        if reset is not None and reset.shape != x.shape[:2]:
             raise ValueError(
                 f"`reset` must have shape (batch, time) = {tuple(x.shape[:2])}; got {tuple(reset.shape)}. "
                 "Pass one flag per sequence and step."
             )
-        if reset.dtype != torch.bool:
+        if reset is not None and reset.dtype != torch.bool:
             raise TypeError(f"`reset` must be bool; got {reset.dtype}. Pass `reset != 0`.")
+        for part in state if isinstance(state, tuple) else (state,):
+            if isinstance(part, Tensor) and len(part) != len(x):
+                raise ValueError(
+                    f"`state` must be of as many sequences as `x`, {len(x)}; got one of {len(part)}. "
+                    "Pass what the previous call returned for these rows, or None."
+                )
 
     def _state_dtype(self) -> torch.dtype:
         return torch.promote_types(next(self.parameters()).dtype, torch.float32)

@@ -168,7 +168,7 @@ class FlashGAU(Mixer):
         reset: Bool[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b t d_model"], FlashState]:
         """Mix `x` over time; see `Mixer.forward`. The state is a `FlashState`."""
-        self.check_input(x, reset)
+        self.check_input(x, reset, state)
         past = self.init_state(len(x), device=x.device) if state is None else state
         mixed, state = self._attend(x, functional.silu(self.v(x)), past, reset)
         return self.out(functional.silu(self.u(x)) * mixed.to(x.dtype)), state

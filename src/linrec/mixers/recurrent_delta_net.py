@@ -147,7 +147,7 @@ class RecurrentDeltaNet(Mixer):
         reset: Bool[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b t d_model"], RecurrentDeltaState]:
         """Mix `x` over time; see `Mixer.forward`. The state is a `RecurrentDeltaState`."""
-        self.check_input(x, reset)
+        self.check_input(x, reset, state)
         splitting.refuse("recurrent_delta_net")
         past = self.init_state(len(x), device=x.device) if state is None else state
         if x.shape[1] == 0:

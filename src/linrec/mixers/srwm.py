@@ -104,7 +104,7 @@ class SRWM(Mixer):
         reset: Bool[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
         """Mix `x` over time; see `Mixer.forward`. The state is W_t - W_0, transposed, (b, h, d, rows)."""
-        self.check_input(x, reset)
+        self.check_input(x, reset, state)
         splitting.refuse("srwm")
         change = self.init_state(len(x), device=x.device) if state is None else state
         if x.shape[1] == 0:
