@@ -93,8 +93,8 @@ class FlashGAU(Mixer):
             variant, or neither of the two parts.
 
     Source:
-        Hua, Dai, Liu and Le, Transformer Quality in Linear Time (2022), sections 2 and 3. The factors 1 / C
-        and what is learned of b are from the paper's code.
+        Hua, Dai, Liu and Le, Transformer Quality in Linear Time (2022), its gated attention unit and mixed
+        chunk attention. The factors 1 / C and what is learned of b are from the paper's code.
 
     Example:
         >>> import torch

@@ -60,7 +60,9 @@ class RFA(Mixer):
         orthogonal: whether directions are orthogonal in blocks, as Performer draws them.
         learn_sigma: whether sigma is learned, per head and channel; "arc_cosine" has none.
         floor: the smallest denominator: max(|phi(q)^T z|, floor) is divided by. The Gaussian kernel of unit
-            vectors is at least exp(-2) = 0.14 where sigma is 1; what is much smaller is an estimate's error.
+            vectors is at least exp(-2) = 0.14 where sigma is 1; what is much smaller is an estimate's error,
+            or the start of a sequence whose gate is slow: its weights sum to 1 - g_1 .. g_t times that. Where
+            such starts matter, choose a smaller floor.
         bias: whether the projections of q, k, v and of the output have biases.
 
     Raises:
