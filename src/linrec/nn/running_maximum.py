@@ -25,7 +25,7 @@ def running_maximum(
     Args:
         x: exponents (b, t, ..), not +inf.
         before: m_0 (b, ..), -inf where nothing came before.
-        log_decay: <= 0, (b, t, ..), or (..) where it is constant in time; None is 0.
+        log_decay: (b, t, ..), or (..) where it is constant in time, of either sign, not +inf; None is 0.
         reset: (b, t) bool; true at t makes m_t = x_t.
 
     Returns:

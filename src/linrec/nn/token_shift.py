@@ -49,7 +49,7 @@ def token_shift(
     splitting.refuse("token_shift")
     wide = torch.promote_types(x.dtype, torch.float32)
     if last is None:
-        last = torch.zeros_like(x[:, 0]) if x.shape[1] else x.new_zeros(len(x), x.shape[2])
+        last = x.new_zeros(len(x), x.shape[2])
     inputs = torch.cat([last[:, None].to(x.dtype), x], 1)
     before = inputs[:, :-1]
     if reset is not None:
