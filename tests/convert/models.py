@@ -32,7 +32,13 @@ def check_conversion(model: Any, folder: Path, *, time: int = 13, **saved: Any) 
     randomize(model)
     model.save_pretrained(folder, **saved)
     tokens = torch.randint(model.config.vocab_size, (2, time), generator=generator())
+    before = torch.get_rng_state()
     converted = from_hugging_face(folder)
+    assert torch.equal(torch.get_rng_state(), before)
+    for parameter in converted.parameters():
+        # trainable, and no view of a file
+        assert parameter.requires_grad and parameter.dtype == torch.float32
+        assert parameter.untyped_storage().nbytes() == 4 * parameter.numel()
     with torch.no_grad():
         expected = model.eval()(tokens).logits
         logits, _ = converted(tokens)

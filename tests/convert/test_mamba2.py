@@ -2,6 +2,7 @@ import json
 import math
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from linrec.convert import ConversionError, from_hugging_face
@@ -51,11 +52,12 @@ def test_checkpoints_may_be_in_several_files(tmp_path):
     assert len(list(tmp_path.glob("*.safetensors"))) > 1 and not (tmp_path / "model.safetensors").exists()
 
 
-def test_half_precision_is_widened(tmp_path):
-    model = make().bfloat16()
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_models_are_in_single_precision_whatever_the_checkpoint_is_in(dtype, tmp_path):
+    model = make().to(dtype)
     model.save_pretrained(tmp_path)
     converted = from_hugging_face(tmp_path)
-    assert {parameter.dtype for parameter in converted.parameters()} == {model.lm_head.weight.float().dtype}
+    assert {parameter.dtype for parameter in converted.parameters()} == {torch.float32}
     assert (converted.embedding.weight == model.backbone.embeddings.weight.float()).all()
 
 

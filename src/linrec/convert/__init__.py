@@ -14,6 +14,8 @@ import importlib
 import pkgutil
 from pathlib import Path
 
+import torch
+
 from linrec.convert.checkpoint import ConversionError, Options, Tensors, open_checkpoint
 from linrec.errors import unknown
 from linrec.models import LanguageModel
@@ -42,7 +44,8 @@ def from_hugging_face(folder: str | Path) -> LanguageModel:
         folder: the checkpoint, of a causal language model of one of `model_types()`.
 
     Returns:
-        The model on the CPU, in float32 whatever the checkpoint is in, in evaluation mode.
+        The model on the CPU, in float32 whatever the checkpoint is in, in evaluation mode. No random numbers
+        are drawn.
 
     Raises:
         ConversionError: a folder, file, option or tensor is missing, not what it should be, or not known.
@@ -60,6 +63,12 @@ def from_hugging_face(folder: str | Path) -> LanguageModel:
         config = architecture.config(options)
         weights = architecture.weights(tensors, config)
         tensors.check_all_taken()
-    model = LanguageModel(config)
-    model.load_state_dict(weights)
+    # without memory or first weights, which take minutes to draw in large models
+    with torch.device("meta"):
+        model = LanguageModel(config)
+    # copies: what has been read still lies in the files
+    copies = {name: tensor.to(torch.float32, copy=True) for name, tensor in weights.items()}
+    model.load_state_dict(copies, assign=True)
+    if config.tie_embeddings:
+        model.head.weight = model.embedding.weight
     return model.eval()
