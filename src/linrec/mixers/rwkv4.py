@@ -76,7 +76,8 @@ class RWKV4(Mixer):
 
     W_v is orthogonal, and W_r, W_k and W_o are zero, so that every output is zero at first. Layers learn
     their places when a model calls `RWKV4.share`; one that stands alone is the first of one. w is marked as
-    group "transition" without weight decay.
+    group "transition" without weight decay. The released code decays nothing, and trains log w with twice, u
+    with three times the learning rate of the rest.
 
     Args:
         d_model: width of the sequence.

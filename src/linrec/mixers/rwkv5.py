@@ -59,7 +59,7 @@ class RWKV5(Mixer):
     W_r, W_k, W_v and W_g are orthogonal with gains 1, 0.1, 1 and 0.1, and W_o is zero, so that every output
     is zero at first. The norm's weights are ((l + 1)/L)^0.7. Layers learn their places when a model calls
     `RWKV5.share`; one that stands alone is the first of one. omega is marked as group "transition" without
-    weight decay.
+    weight decay; the released code trains it with twice the learning rate of the rest.
 
     Args:
         d_model: width of the sequence, and of r, k, v and g over all heads.

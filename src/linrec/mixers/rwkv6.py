@@ -70,7 +70,7 @@ class RWKV6(Mixer):
     and 0.1, and W_o is zero, so that every output is zero at first. The norm's weights are ((l + 1)/L)^0.7.
     Layers learn their places when a model calls `RWKV6.share`; one that stands alone is the first of one.
     What makes d_t is marked as group "transition" without weight decay; the other A and B have no weight
-    decay either.
+    decay either. The released code trains lambda_d, of that group, with twice the learning rate of the rest.
 
     Args:
         d_model: width of the sequence, and of r, k, v and g over all heads.
