@@ -25,8 +25,8 @@ class RWKVChannelMixing(Mixer):
 
     When training starts, mu_r and mu_k are 1 - (i/d)^(1 - l/L), i a channel of d and l a layer of L, W_k is
     orthogonal, and W_r and W_v are zero, so that every output is zero at first: the released code, that of
-    RWKV-5 and 6, while that of RWKV-4 has a W_k sqrt(d_hidden / d_model) times as large. Layers learn their places when a model calls `RWKVChannelMixing.share`; one that stands
-    alone is the first of one.
+    RWKV-5 and 6, while that of RWKV-4 has a W_k sqrt(d_hidden / d_model) times as large. Layers learn their
+    places when a model calls `RWKVChannelMixing.share`; one that stands alone is the first of one.
 
     Args:
         d_model: width of input and output.
