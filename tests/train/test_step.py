@@ -8,8 +8,8 @@ from torch import nn
 
 from linrec.models import LanguageModel
 from linrec.tasks import NO_TARGET
-from linrec.train import TrainConfig
-from linrec.train.fabric import Fabric, make_fabric
+from linrec.train import LoopConfig, TrainConfig
+from linrec.train.fabric import make_fabric
 from linrec.train.optim import make_optimizers
 from linrec.train.step import Objective, evaluate, train_step
 
@@ -119,7 +119,8 @@ def test_evaluation_does_not_depend_on_the_batch_size(
 
 
 def test_fabrics_advice_on_precision_is_not_shown_and_all_else_is() -> None:
-    logger = logging.getLogger(f"{Fabric.__module__.removesuffix('.fabric')}.utilities.rank_zero")
+    package = type(make_fabric(LoopConfig(device="cpu"))).__module__.removesuffix(".fabric")
+    logger = logging.getLogger(f"{package}.utilities.rank_zero")
     shown: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: shown.append(record.getMessage())  # type: ignore[method-assign]

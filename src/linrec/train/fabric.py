@@ -1,25 +1,28 @@
-"""The one place that imports Lightning Fabric, which comes in two packages."""
+"""The one place that imports Lightning Fabric, which comes in two packages.
+
+It is imported when it is first used: with it comes torch's compiler, which takes two seconds that `--help`
+and a mistake on the command line need not wait for.
+"""
 
 import itertools
 import logging
 import os
 from datetime import timedelta
-from typing import Any, Literal
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-
-try:
-    from lightning_fabric import Fabric
-    from lightning_fabric.plugins.environments import TorchElasticEnvironment
-    from lightning_fabric.strategies import DDPStrategy, ModelParallelStrategy
-except ModuleNotFoundError:
-    from lightning.fabric import Fabric  # type: ignore[import-not-found,no-redef]
-    from lightning.fabric.plugins.environments import TorchElasticEnvironment  # type: ignore[import-not-found,no-redef]
-    from lightning.fabric.strategies import DDPStrategy, ModelParallelStrategy  # type: ignore[import-not-found,no-redef]
 
 from linrec.train.config import LoopConfig
 from linrec.train.errors import ConfigError
 from linrec.train.sharding import shard
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+else:
+    # annotations alone name it
+    Fabric = Any
 
 # advice to choose another precision of matrix products, whatever `loop.matmul_precision` says, and banners
 _NOT_SHOWN = ("Tensor Cores", "Initializing distributed", "distributed_backend=")
@@ -53,20 +56,21 @@ def make_fabric(config: LoopConfig) -> Fabric:
                 f"`loop.strategy` {config.strategy} is for several processes; this is one. Start them with "
                 "torchrun --nproc-per-node N -m linrec train ..., or pass --loop.strategy auto."
             )
-        return Fabric(accelerator=device, devices=1, precision=config.precision)
+        return _lightning("fabric").Fabric(accelerator=device, devices=1, precision=config.precision)
     here = _check_processes(config, device, processes)
-    strategy: Any = DDPStrategy(timeout=_PATIENCE)
+    strategies = _lightning("strategies")
+    strategy = strategies.DDPStrategy(timeout=_PATIENCE)
     if config.strategy == "fsdp":
-        strategy = ModelParallelStrategy(
+        strategy = strategies.ModelParallelStrategy(
             shard, data_parallel_size=processes, tensor_parallel_size=1, timeout=_PATIENCE
         )
-    fabric = Fabric(
+    fabric = _lightning("fabric").Fabric(
         accelerator=device,
         devices=here,
         num_nodes=processes // here,
         strategy=strategy,
         precision=config.precision,
-        plugins=TorchElasticEnvironment(),
+        plugins=_lightning("plugins.environments").TorchElasticEnvironment(),
     )
     fabric.launch()
     return fabric
@@ -80,6 +84,11 @@ def uses_compile(config: LoopConfig, device: torch.device) -> bool:
         False
     """
     return config.compile == "on" or (config.compile == "auto" and device.type == "cuda")
+
+
+def _lightning(module: str) -> Any:
+    package = "lightning_fabric" if find_spec("lightning_fabric") else "lightning.fabric"
+    return import_module(f"{package}.{module}")
 
 
 def _device_type(wanted: str) -> Literal["cpu", "cuda", "mps"]:

@@ -1,15 +1,20 @@
-"""FSDP2: every process keeps its part of each parameter, and gathers those of a block while it is in use."""
+"""FSDP2: every process keeps its part of each parameter, and gathers those of a block while it is in use.
 
+torch.distributed.tensor and .fsdp take a second to import, so what needs them does it where it begins.
+"""
+
+import sys
 import warnings
 from collections import Counter
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
-def shard(objective: nn.Module, mesh: DeviceMesh) -> nn.Module:
+def shard(objective: nn.Module, mesh: "DeviceMesh") -> nn.Module:
     """Split the parameters of an `Objective` over the processes of a mesh, in place.
 
     Each block is gathered as one, before it is used. Embedding, head and last norm are gathered together for
@@ -20,6 +25,8 @@ def shard(objective: nn.Module, mesh: DeviceMesh) -> nn.Module:
         objective: an `Objective`; its parameters become `DTensor`s on the mesh's kind of device.
         mesh: processes, along a dimension "data_parallel".
     """
+    from torch.distributed.fsdp import fully_shard
+
     mesh = mesh["data_parallel"]
     blocks = list(objective.get_submodule("model.blocks").children())
     users = Counter(module for block in blocks for module in block.modules())
@@ -33,15 +40,23 @@ def shard(objective: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return objective
 
 
-def whole(tensor: Tensor) -> Tensor:
+def whole(tensor: Any) -> Tensor:
     """Return a tensor that may be split over the processes as a whole one; all processes must ask for it."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return tensor.full_tensor() if _is_split(tensor) else tensor
 
 
-def placed_like(tensor: Tensor, other: Tensor) -> Tensor:
+def placed_like(tensor: Tensor, other: Any) -> Tensor:
     """Return a whole tensor on the device of another one, split over the processes where that one is."""
     tensor = tensor.to(other.device)
-    if isinstance(other, DTensor) and tensor.shape == other.shape:
+    if _is_split(other) and tensor.shape == other.shape:
+        from torch.distributed.tensor import distribute_tensor
+
         # each process has the whole: nothing need be sent
         return distribute_tensor(tensor, other.device_mesh, other.placements, src_data_rank=None)
     return tensor
+
+
+def _is_split(tensor: Any) -> bool:
+    # where nobody has imported the module, there are no such tensors
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
