@@ -148,6 +148,16 @@ def test_transitions_are_the_decays(decay):
     assert magnitude.dim() == (3 if decay == "data" else 1) and phase is None
 
 
+def test_decays_of_the_input_stay_in_float32():
+    mixer, x = varied(make(token_shift="learned")), inputs()
+    expected = mixer.transitions(x).magnitude
+    mixer = mixer.float()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = mixer.transitions(x.float()).magnitude
+    assert found.dtype == torch.float32
+    assert_agree(found, expected)
+
+
 @pytest.mark.parametrize(("layer", "n_layers"), [(0, 1), (0, 3), (1, 3), (2, 3)])
 def test_constants_start_where_the_released_code_has_them(layer, n_layers):
     layers = [make() for _ in range(n_layers)]

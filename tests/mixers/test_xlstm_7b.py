@@ -98,6 +98,7 @@ def test_widths_and_parameters_are_the_papers():
     assert sum(parameter.numel() for parameter in mixer.parameters()) == expected
     assert mixer.state_size == 8 * (4 * 9 + 1)
     assert [make(d).n_heads for d in (1, 6, 8, 12)] == [1, 1, 4, 2]
+    assert make(8, d_v=6).n_heads == 2
 
 
 def test_no_weight_decay_of_forget_gates():
