@@ -309,7 +309,15 @@ def test_auto():
     assert auto_gate_loop((2, 99, 4, 1, 1), "cuda", numba=False, triton=True)[0] == ("scan", "triton")
     assert auto_gate_loop((2, 99, 4, 1, 1), "cpu", numba=True, triton=False)[0] == ("recurrent", "numba")
     assert auto_gate_loop((2, 99, 4, 1, 1), "mps", **here)[0] == ("scan", "torch")
-    assert auto_gate_loop((2, 99, 4, 1, 2), "cpu", numba=True, triton=True)[0] == ("chunkwise", "torch")
+    assert auto_gate_loop((2, 99, 4, 1, 2), "cpu", numba=True, triton=True)[0] == ("recurrent", "numba")
+    assert auto_gate_loop((2, 99, 4, 1, 2), "cpu", numba=False, triton=True)[0] == ("chunkwise", "torch")
+    exported = auto_gate_loop((2, 99, 4, 1, 2), "cpu", numba=True, triton=True, exporting=True)
+    assert exported[0] == ("chunkwise", "torch")
+    here_alone = {"device_type": "cpu", "numba": True, "triton": False}
+    assert auto_gate_loop((2, 1, 4, 1, 2), **here_alone)[0] == ("recurrent", "numba")
+    assert auto_gate_loop((2, 1, 4, 1, 1), **here_alone)[0] == ("recurrent", "torch")
+    for complicated in ({"plain": False}, {"exporting": True}):
+        assert auto_gate_loop((2, 1, 4, 1, 2), **here_alone, **complicated)[0] == ("recurrent", "torch")
     for shape in itertools.product((1,), (1, 2, 99), (3,), (1, 8), (1, 8)):
         for device in ("cpu", "cuda", "mps"):
             assert set(auto_gate_loop(shape, device, **here)) <= set(PAIRS)

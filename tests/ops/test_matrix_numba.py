@@ -5,21 +5,26 @@ import itertools
 import pytest
 import torch
 
-from linrec.ops import delta_rule, lanes, matrix_numba
+from linrec.ops import delta_rule, gate_loop, lanes, matrix_numba
 from linrec.ops.matrix_numba import chunk_size
-from linrec.testing import assert_agree, check_operator, delta_rule_inputs, reset_mask
+from linrec.testing import assert_agree, check_operator, delta_rule_inputs, gate_loop_inputs, reset_mask
 
 pytest.importorskip("numba")
 PAIR = {"mode": "recurrent", "backend": "numba"}
 DECAYS = (None, "h", "hk", "bth", "bthk")
+TURNS = dict(zip(DECAYS, ("hk", "bthk", "bth", None, "h"), strict=True))
 
 
-def agree(*shape, dtype=torch.float32, **arguments):
-    """delta_rule of (b, t, h, dk, dv) with resets, at both ends of time among others."""
-    inputs = delta_rule_inputs(*shape, dtype=dtype, seed=shape[1], **arguments)
+def agree(*shape, log_decay):
+    """Both operators on (b, t, h, dk, dv) with resets, at both ends of time among others."""
     reset = reset_mask(*shape[:2], rate=0.1)
     reset[0, 0] = reset[-1, -1] = True
-    check_operator(delta_rule, inputs, **PAIR, dtype=dtype, options={"reset": reset})
+    for operator, inputs in (
+        (delta_rule, delta_rule_inputs(*shape, seed=shape[1], log_decay=log_decay)),
+        # every shape of phases, beside another one of decays
+        (gate_loop, gate_loop_inputs(*shape, seed=shape[1], log_decay=log_decay, phase=TURNS[log_decay])),
+    ):
+        check_operator(operator, inputs, **PAIR, dtype=torch.float32, options={"reset": reset})
 
 
 @pytest.mark.parametrize("time", [1, 3, 4, 5, 17])
@@ -81,21 +86,27 @@ def test_empty_axes(shape):
     assert all(not gradient.any() for gradient in gradients)
 
 
-def test_gradients_of_gradients():
+@pytest.mark.parametrize("operator", [delta_rule, gate_loop])
+def test_gradients_of_gradients(operator):
+    make = delta_rule_inputs if operator is delta_rule else gate_loop_inputs
     for log_decay in (None, "h", "bthk"):
-        inputs = delta_rule_inputs(1, 4, 2, 2, 3, dtype=torch.float64, log_decay=log_decay)
+        phase = {"phase": TURNS[log_decay]} if operator is gate_loop else {}
+        inputs = make(1, 4, 2, 2, 3, dtype=torch.float64, log_decay=log_decay, **phase)
         given = {name: x.requires_grad_() for name, x in inputs.items() if x is not None}
 
         def of(*tensors, names=tuple(given)):
-            return delta_rule(**dict(zip(names, tensors, strict=True)), **PAIR)
+            return operator(**dict(zip(names, tensors, strict=True)), **PAIR)
 
         assert torch.autograd.gradgradcheck(of, tuple(given.values()), fast_mode=True)
 
 
-@pytest.mark.parametrize("shared", [(), ("log_decay",), ("k", "beta", "state")])
-def test_maps_with_gradients(shared):
-    for log_decay in ("hk", "bth"):
-        inputs = delta_rule_inputs(2, 9, 2, 3, 2, log_decay=log_decay)
+@pytest.mark.parametrize("operator", [delta_rule, gate_loop])
+@pytest.mark.parametrize("shared", [(), ("log_decay", "phase"), ("k", "beta", "state")])
+def test_maps_with_gradients(operator, shared):
+    make = delta_rule_inputs if operator is delta_rule else gate_loop_inputs
+    for log_decay in ("hk", "bthk"):
+        phase = {"phase": TURNS[log_decay]} if operator is gate_loop else {}
+        inputs = make(2, 9, 2, 3, 2, log_decay=log_decay, **phase)
         axes = {name: None if name in shared else 0 for name in inputs}
         inputs = {
             name: (x if name in shared else torch.stack([x, x.flip(0)])).requires_grad_()
@@ -103,13 +114,13 @@ def test_maps_with_gradients(shared):
         }
 
         def one(inputs):
-            return delta_rule(**inputs, **PAIR)
+            return operator(**inputs, **PAIR)
 
         apart = [one({name: x if name in shared else x[i] for name, x in inputs.items()}) for i in range(2)]
         expected = tuple(torch.stack(pieces) for pieces in zip(*apart, strict=True))
         actual = torch.func.vmap(one, in_dims=(axes,))(inputs)
         assert_agree(actual, expected)
-        losses = (y.square().sum() + last.square().sum() for y, last in (actual, expected))
+        losses = (y.square().sum() + last.abs().square().sum() for y, last in (actual, expected))
         assert_agree(*(torch.autograd.grad(loss, tuple(inputs.values())) for loss in losses))
 
 
@@ -118,13 +129,16 @@ def test_custom_operators_keep_their_promises():
     inputs = delta_rule_inputs(2, 70, 2, 3, 4)
     q, k, v, state = (inputs[name] for name in ("q", "k", "v", "state"))
     betas, cuts = (None, inputs["beta"]), (None, reset_mask(2, 70))
+    phases = None, torch.rand(1, 1, 2, 1), torch.rand(2, 70, 2, 2)
     decays = None, torch.rand(1, 1, 2, 3), inputs["log_decay"][..., None]
     for beta, log_decay, cut in itertools.product(betas, decays, cuts):
         given = q, k, v, beta, log_decay, state, cut
         for keep in (False, True):
             torch.library.opcheck(matrix_numba.forward, (*given, keep), test_utils=utilities)
         y, last, starts = matrix_numba.forward(*given, keep=True)
-        torch.library.opcheck(matrix_numba.backward, (*given, starts, y, last), test_utils=utilities)
+        for phase in phases:
+            backward_given = q, k, v, beta, log_decay, phase, state, cut, starts, y, last
+            torch.library.opcheck(matrix_numba.backward, backward_given, test_utils=utilities)
 
 
 def test_the_states_kept_for_the_adjoint_are_few_and_without_one_none():

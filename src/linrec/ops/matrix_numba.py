@@ -18,7 +18,7 @@ from linrec.ops import lanes
 from linrec.ops.gate_loop import vmap
 from linrec.ops.operators import differentiated, operator
 
-Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 # entries of a state that take as long as one element of the operators that `lanes` was measured with
 _ENTRIES = 8
@@ -32,8 +32,10 @@ def recurrent(
     log_decay: Tensor | None,
     state: Tensor,
     reset: Tensor | None,
+    *,
+    phase: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Run `delta_rule`, or `gate_loop` without phases where `beta` is None.
+    """Run `delta_rule`, or a real `gate_loop` where `beta` is None.
 
     Args:
         q: (b, t, h, dk), float32 or float64, as all of them.
@@ -43,20 +45,21 @@ def recurrent(
         log_decay: log a, None or (b or 1, t or 1, h, dk or 1).
         state: S_0, (b, h, dk, dv).
         reset: None or (b, t) bool.
+        phase: None, or phases (b or 1, t or 1, h, dk / 2 or 1) by which the frame of `real_form` turns. They
+            get their gradient here, and have no part in the values.
 
     Returns:
         y (b, t, h, dv), and S_t.
     """
-    inputs = q, k, v, beta, log_decay, state, reset
-    if differentiated(*inputs[:6]):
-        y, last, _ = MatrixRecurrence.apply(*inputs)
+    if differentiated(q, k, v, beta, log_decay, phase, state):
+        y, last, _ = MatrixRecurrence.apply(q, k, v, beta, log_decay, phase, state, reset)
     else:
-        y, last, _ = forward(*inputs, keep=False)
+        y, last, _ = forward(q, k, v, beta, log_decay, state, reset, keep=False)
     return y, last
 
 
 class MatrixRecurrence(torch.autograd.Function):
-    """y, last, starts = MatrixRecurrence.apply(q, k, v, beta, log_decay, state, cut).
+    """y, last, starts = MatrixRecurrence.apply(q, k, v, beta, log_decay, phase, state, cut).
 
     The states `starts`, which chunks of steps start from, are kept for the adjoint and have no gradient of
     their own.
@@ -71,6 +74,7 @@ class MatrixRecurrence(torch.autograd.Function):
         v: Tensor,
         beta: Tensor | None,
         log_decay: Tensor | None,
+        phase: Tensor | None,
         state: Tensor,
         cut: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -87,7 +91,7 @@ class MatrixRecurrence(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor, dlast: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         """Run the adjoint kernel, or torch operations where the gradient is to be differentiated again."""
         *inputs, starts = ctx.saved_tensors
-        needed = ctx.needs_input_grad[:6]
+        needed = ctx.needs_input_grad[:7]
         if torch.is_grad_enabled():
             return (*_differentiable_backward(needed, inputs, dy, dlast), None)
         gradients = backward(*inputs, starts, dy, dlast)
@@ -105,11 +109,20 @@ def _differentiable_backward(
     from linrec.ops.delta_rule.chunkwise import chunkwise as delta_rule
     from linrec.ops.gate_loop.chunkwise import chunkwise as gate_loop
 
-    q, k, v, beta, log_decay, state, cut = inputs
-    if beta is None:
+    q, k, v, beta, log_decay, phase, state, cut = inputs
+    if beta is not None:
+        outputs = delta_rule(q, k, v, beta, log_decay, state, cut)
+    elif phase is None:
         outputs = gate_loop(q, k, v, log_decay, None, state, cut)
     else:
-        outputs = delta_rule(q, k, v, beta, log_decay, state, cut)
+        # in the frame that turns, phases are zero, whatever their derivatives are
+        q, k = torch.complex(*q.chunk(2, dim=-1)).conj(), torch.complex(*k.chunk(2, dim=-1))
+        decay = log_decay
+        if decay is not None and decay.shape[-1] > 1:
+            decay = decay.chunk(2, dim=-1)[0]
+        start = torch.complex(*state.chunk(2, dim=-2))
+        y, last = gate_loop(q, k, v, decay, phase - phase.detach(), start, cut)
+        outputs = y, torch.cat([last.real, last.imag], dim=-2)
     wanted = [x for x, need in zip(inputs, needed, strict=False) if need]
     gradients = iter(torch.autograd.grad(outputs, wanted, (dy, dlast), create_graph=True, allow_unused=True))
     return [next(gradients) if need else None for need in needed]
@@ -161,26 +174,30 @@ def backward(
     v: Tensor,
     beta: Tensor | None,
     log_decay: Tensor | None,
+    phase: Tensor | None,
     state: Tensor,
     cut: Tensor | None,
     starts: Tensor,
     dy: Tensor,
     dlast: Tensor,
 ) -> Gradients:
-    """Return the gradients of all inputs but `cut`; that of `beta` or `log_decay` which is None is empty."""
+    """Return the gradients of all inputs but `cut`; that of `beta` or of a gate which is None is empty."""
     dv, dstate = lanes.empty(v.shape, v.dtype), dlast.clone(memory_format=torch.contiguous_format)
     with lanes.threads_for(q.numel() * v.shape[-1] // _ENTRIES) as threads:
         width = width_of(v, threads)
         blocks = _blocks(v, width)
         dq, dk = (lanes.empty((blocks, *q.shape), q.dtype) for _ in range(2))
         dbeta = q.new_empty(0, 0, 0, 0) if beta is None else lanes.empty((blocks, *beta.shape), q.dtype)
-        ddecay = _sums(log_decay, starts, blocks)
-        gradients = dq, dk, dv, dbeta, ddecay, dstate
+        ddecay, dphase = (_sums(gate, starts, blocks) for gate in (log_decay, phase))
+        gradients = dq, dk, dv, dbeta, ddecay, dphase, dstate
         given = *_given(q, k, v, beta, log_decay, cut), lanes.array(starts), lanes.array(dy)
         arguments = (*given, *(g.numpy() for g in gradients), chunk_size(q, v), width)
         lanes.run(_kernels(), "backward", arguments, _count(v, width), threads)
-    dq, dk, dbeta, ddecay = (g[0] if len(g) == 1 else g.sum(0) for g in (dq, dk, dbeta, ddecay))
-    return dq, dk, dv, dbeta, ddecay if log_decay is None else ddecay.sum_to_size(log_decay.shape), dstate
+    sums = (g[0] if len(g) == 1 else g.sum(0) for g in (dq, dk, dbeta, ddecay, dphase))
+    dq, dk, dbeta, ddecay, dphase = sums
+    gates = zip((ddecay, dphase), (log_decay, phase), strict=True)
+    ddecay, dphase = (g if gate is None else g.sum_to_size(gate.shape) for g, gate in gates)
+    return dq, dk, dv, dbeta, ddecay, dphase, dstate
 
 
 @torch.library.register_fake(backward)
@@ -190,18 +207,22 @@ def _(
     v: Tensor,
     beta: Tensor | None,
     log_decay: Tensor | None,
+    phase: Tensor | None,
     state: Tensor,
     cut: Tensor | None,
     starts: Tensor,
     dy: Tensor,
     dlast: Tensor,
 ) -> Gradients:
+    gates = log_decay, phase
+    ddecay, dphase = (q.new_empty((0, 0, 0, 0) if gate is None else gate.shape) for gate in gates)
     return (
         q.new_empty(q.shape),
         q.new_empty(q.shape),
         v.new_empty(v.shape),
         q.new_empty((0, 0, 0) if beta is None else beta.shape),
-        q.new_empty((0, 0, 0, 0) if log_decay is None else log_decay.shape),
+        ddecay,
+        dphase,
         state.new_empty(state.shape),
     )
 
@@ -257,12 +278,12 @@ def _given(
     return [*(lanes.array(x) for x in (q, k, v, beta, a)), lanes.cut_array(cut)]
 
 
-def _sums(log_decay: Tensor | None, starts: Tensor, blocks: int) -> Tensor:
-    """Return zeros that the kernel adds a decay's gradient to: one per chunk where it is constant in time."""
-    if log_decay is None:
+def _sums(gate: Tensor | None, starts: Tensor, blocks: int) -> Tensor:
+    """Return zeros that the kernel adds a gate's gradient to: one per chunk where it is constant in time."""
+    if gate is None:
         return starts.new_empty(0, 0, 0, 0, 0)
     batch, _, chunks = starts.shape[:3]
-    _, time, heads, channels = log_decay.shape
+    _, time, heads, channels = gate.shape
     return starts.new_zeros(blocks, batch, time if time > 1 else chunks, heads, channels)
 
 

@@ -98,7 +98,31 @@ def _refill(k, v, beta, a, cut, starts, D, e, S, w, chunk, row, head, lo, hi, t0
 
 @lane_kernel(fastmath=_SUMMING)
 def _adjoint(  # type: ignore[no-untyped-def]
-    q, k, beta, a, cut, D, e, dy, dq, dk, dv, dbeta, ddecay, G, w, u, chunk, block, row, head, lo, hi, t0, t1
+    q,
+    k,
+    beta,
+    a,
+    cut,
+    D,
+    e,
+    dy,
+    dq,
+    dk,
+    dv,
+    dbeta,
+    ddecay,
+    dphase,
+    G,
+    w,
+    u,
+    chunk,
+    block,
+    row,
+    head,
+    lo,
+    hi,
+    t0,
+    t1,
 ):
     """Walk the steps of a chunk backwards; G carries the gradient of the state from step to step."""
     zero, one, nothing = np.uint64(0), np.uint64(1), G.dtype.type(0)
@@ -124,6 +148,13 @@ def _adjoint(  # type: ignore[no-untyped-def]
                 w[j] *= strength
                 u[j] *= strength
             dbeta[block, row, t, head] = total
+        if dphase.size > 0:
+            half, dp_t = channels // np.uint64(2), t if dphase.shape[2] == q.shape[1] else chunk
+            for c in range(half):
+                turn = nothing
+                for j in range(width):
+                    turn += G[half + c, j] * D[i, c, j] - G[c, j] * D[i, half + c, j]
+                dphase[block, row, dp_t, head, c if dphase.shape[4] > 1 else zero] += turn
         current = nothing
         for j in range(width):
             dv[row, t, head, lo + j] = u[j]
@@ -178,9 +209,9 @@ def forward(q, k, v, beta, a, cut, state, starts, y, size, width, first, stop): 
 
 @numba.njit(cache=True)
 def backward(  # type: ignore[no-untyped-def]
-    q, k, v, beta, a, cut, starts, dy, dq, dk, dv, dbeta, ddecay, dstate, size, width, first, stop
+    q, k, v, beta, a, cut, starts, dy, dq, dk, dv, dbeta, ddecay, dphase, dstate, size, width, first, stop
 ):
-    """Fill dq, dk, dv and dbeta, and add to ddecay, for the lanes from first to stop.
+    """Fill dq, dk, dv and dbeta, and add to ddecay and dphase, for the lanes from first to stop.
 
     With G_t = q_t dy_t^T + diag(a_{t+1}) F_{t+1}, D_t = diag(a_t) S_{t-1} and u_t = beta_t G_t^T k_t, the
     gradient of D_t is F_t = G_t - k_t u_t^T, or G_t where nothing is corrected, and there u_t = G_t^T k_t:
@@ -188,9 +219,12 @@ def backward(  # type: ignore[no-untyped-def]
         dq_t = S_t dy_t,    dk_t = G_t w_t - D_t u_t,    dv_t = u_t,    dbeta_t = e_t^T G_t^T k_t
         dlog_decay_t = the sums over value channels of F_t D_t
 
+    Where channels c and c + dk / 2 are the real and imaginary part of one, its phase turns D_t = (R, I) of
+    the gradient F_t = (X, Z) to (-I, R): dphase_t is the sum over value channels of Z R - X I.
+
     dstate (b, h, dk, dv) comes as the last state's gradient and goes as the first one's. All but dv have a
-    first axis for the blocks of value channels, to be summed over; ddecay has one step for each chunk where
-    the decay is constant in time, and is empty where there is none.
+    first axis for the blocks of value channels, to be summed over; ddecay and dphase have one step for each
+    chunk where the gate is constant in time, and are empty where there is none.
     """
     time, heads = np.uint64(q.shape[1]), np.uint64(q.shape[2])
     channels, values = np.uint64(q.shape[3]), np.uint64(v.shape[3])
@@ -212,7 +246,7 @@ def backward(  # type: ignore[no-untyped-def]
             t0 = chunk * size
             t1 = min(t0 + size, time)
             _refill(k, v, beta, a, cut, starts, D, e, S, w, chunk, row, head, lo, hi, t0, t1)
-            gradients = dq, dk, dv, dbeta, ddecay
+            gradients = dq, dk, dv, dbeta, ddecay, dphase
             _adjoint(
                 q, k, beta, a, cut, D, e, dy, *gradients, G, w, u, chunk, block, row, head, lo, hi, t0, t1
             )
@@ -230,7 +264,7 @@ def forward_parallel(q, k, v, beta, a, cut, state, starts, y, size, width, lanes
 
 @numba.njit(cache=True, parallel=True)
 def backward_parallel(  # type: ignore[no-untyped-def]
-    q, k, v, beta, a, cut, starts, dy, dq, dk, dv, dbeta, ddecay, dstate, size, width, lanes
+    q, k, v, beta, a, cut, starts, dy, dq, dk, dv, dbeta, ddecay, dphase, dstate, size, width, lanes
 ):
     """Do the same for all lanes, spread over Numba's threads."""
     for i in numba.prange(lanes):

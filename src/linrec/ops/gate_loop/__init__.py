@@ -14,6 +14,7 @@ from linrec.ops.gate_loop import fused, inputs, normalized, segments
 from linrec.ops.gate_loop.auto import PAIRS, auto_gate_loop
 from linrec.ops.gate_loop.bonus import matrix_with_bonus, with_bonus
 from linrec.ops.gate_loop.chunkwise import attention, chunkwise
+from linrec.ops.gate_loop.numba import recurrent as recurrent_numba
 from linrec.ops.gate_loop.reference import gate_loop_reference, normalized_gate_loop_reference
 from linrec.ops.gate_loop.torch import elementwise, recurrent
 
@@ -22,6 +23,7 @@ __all__ = ["PAIRS", "gate_loop", "gate_loop_matrix", "normalized_gate_loop"]
 _OWN: dict[Pair, Callable[..., tuple[Tensor, Tensor]]] = {
     ("recurrent", "reference"): gate_loop_reference,
     ("recurrent", "torch"): recurrent,
+    ("recurrent", "numba"): recurrent_numba,
     ("attention", "torch"): attention,
     ("chunkwise", "torch"): chunkwise,
 }
@@ -63,14 +65,14 @@ def gate_loop(
     |---|---|---|
     | recurrent | reference | a loop over time: the oracle, slow |
     | recurrent | torch | a loop over time; no memory per step where no gradient is asked for |
+    | recurrent | numba | the same, with the states in the caches of CPU threads |
     | attention | torch | all pairs of steps, O(t^2): the paper's surrogate attention |
     | chunkwise | torch | pairs of steps within chunks, the recurrence between them |
     | scan | torch, triton | an associative scan with one channel per entry of the state |
-    | recurrent | numba | the same channels, step by step on CPU threads |
 
-    The last two keep the state of every step, which is too much for large heads. For dk = dv = 1 (the
-    max-headed GateLoop) with real q and k, they are one fused kernel with Triton and with Numba, which keeps
-    the state once per piece of time and makes it again for the gradient. `"auto"` takes the best pair that
+    The scan keeps the state of every step, which is too much for large heads. For dk = dv = 1 (the max-headed
+    GateLoop) with real q and k, (scan, triton) and (recurrent, numba) are one fused kernel, which keeps the
+    state once per piece of time and makes it again for the gradient. `"auto"` takes the best pair that
     works for the call (the table is at `linrec.ops.gate_loop.auto.auto_gate_loop`); what is given explicitly
     is obeyed or refused.
 
@@ -120,13 +122,14 @@ def gate_loop(
     inputs.check_values(v, q)
     inputs.check_reset(reset, q)
     device = q.device.type
-    pair = _pair("gate_loop", (*q.shape, v.shape[-1]), device, mode, backend)
+    is_complex = phase is not None or k.is_complex()
+    shape = *q.shape, v.shape[-1]
+    pair = _pair("gate_loop", shape, device, mode, backend, plain=not is_complex and bonus is None)
     if splitting.current is not None:
         return splitting.current.gate_loop(q, k, v, log_decay, phase, bonus, state, reset, pair)
     log_decay = inputs.canonical_gate("log_decay", log_decay, q)
     phase = inputs.canonical_gate("phase", phase, q)
     inputs.check_bonus(bonus, q)
-    is_complex = phase is not None or k.is_complex()
     state = inputs.canonical_state(state, q, v, is_complex=is_complex)
     if q.shape[1] == 0:
         return v.clone(), state.clone()
@@ -224,14 +227,15 @@ def normalized_gate_loop(
     # for; processes that share a sequence have the same heads, but not the same steps
     in_heads = dk == v.shape[-1] == 1 and (t > 1 or splitting.current is not None)
     shape = (b, t, 2 * h, 1, 1) if in_heads else (b, t, h, dk, v.shape[-1] + 1)
-    pair = _pair("normalized_gate_loop", shape, q.device.type, mode, backend)
+    is_complex = phase is not None or k.is_complex()
+    plain = not is_complex and bonus is None
+    pair = _pair("normalized_gate_loop", shape, q.device.type, mode, backend, plain=plain)
     dtype = v.dtype
     # the quotient of two rounded numbers would be rounded three times
     q, k, v, log_decay, phase, bonus = inputs.widened(q, k, v, log_decay, phase, bonus)
     if pair[1] == "reference" and splitting.current is None and t > 0:
         log_decay = inputs.canonical_gate("log_decay", log_decay, q)
         phase = inputs.canonical_gate("phase", phase, q)
-        is_complex = phase is not None or k.is_complex()
         state = inputs.canonical_state(state, q, normalized.with_one(v), is_complex=is_complex)
         y, state = normalized_gate_loop_reference(
             q, k, v, log_decay, phase, state, reset, bonus, floor, signed
@@ -324,7 +328,15 @@ def _runner(pair: Pair, bonus: Tensor | None, *, is_fused: bool) -> Callable[...
     return partial(with_bonus, bonus=bonus, run=run)
 
 
-def _pair(op_name: str, shape: tuple[int, int, int, int, int], device: str, mode: str, backend: str) -> Pair:
+def _pair(
+    op_name: str,
+    shape: tuple[int, int, int, int, int],
+    device: str,
+    mode: str,
+    backend: str,
+    *,
+    plain: bool,
+) -> Pair:
     """The (mode, backend) that a call of this (b, t, h, dk, dv) runs."""
     pair = resolve(
         op_name,
@@ -337,6 +349,7 @@ def _pair(op_name: str, shape: tuple[int, int, int, int, int], device: str, mode
             numba=device == "cpu" and numba_usable(),
             triton=triton_usable(device),
             exporting=exporting(),
+            plain=plain,
         ),
     )
     refused = refusal(op_name, pair[1], device)

@@ -10,7 +10,7 @@ OWN: tuple[Pair, ...] = (
     ("chunkwise", "torch"),
 )
 
-# every entry of the state can be a channel of `ops.scan`, whatever runs it
+# every entry of the state can be a channel of `ops.scan`, whatever runs it; with Numba, heads of one channel
 PAIRS: tuple[Pair, ...] = (*OWN, *(pair for pair in SCAN_PAIRS if pair not in OWN))
 
 
@@ -21,13 +21,16 @@ def auto_gate_loop(
     numba: bool,
     triton: bool,
     exporting: bool = False,
+    plain: bool = True,
 ) -> list[Pair]:
     """Return the pairs that `ops.gate_loop` may run on, best first.
 
     | call | first choice | why |
     |---|---|---|
+    | one step, plain, dk dv > 1, CPU with Numba, not exported | (recurrent, numba) | one call |
     | one step | (recurrent, torch) | there is nothing to share between steps |
     | dk = dv = 1 | as `ops.scan` on h channels | the state is no larger than k and v |
+    | CPU with Numba, not exported | (recurrent, numba) | states stay in the cache |
     | else | (chunkwise, torch) | the state is kept once per chunk, not once per step |
 
     Args:
@@ -36,6 +39,7 @@ def auto_gate_loop(
         numba: Numba works on this machine.
         triton: Triton works on this device.
         exporting: torch.export is tracing the call.
+        plain: neither phases, nor complex keys, nor a bonus.
 
     Returns:
         Usable pairs, best first; never empty.
@@ -45,9 +49,11 @@ def auto_gate_loop(
         ('chunkwise', 'torch')
     """
     batch, time, heads, dk, dv = shape
-    if time <= 1:
+    in_cache = numba and device_type == "cpu" and not exporting
+    if time <= 1 and not (in_cache and plain and dk * dv > 1):
         return [("recurrent", "torch")]
     if dk == dv == 1:
         return auto_scan((batch, time, heads), device_type, numba=numba, triton=triton, exporting=exporting)
     # an explicit "recurrent" or "scan" finds the pair that needs least besides torch
-    return [("chunkwise", "torch"), ("recurrent", "torch"), ("scan", "torch")]
+    order: list[Pair] = [("chunkwise", "torch"), ("recurrent", "torch"), ("scan", "torch")]
+    return [("recurrent", "numba"), *order] if in_cache else order

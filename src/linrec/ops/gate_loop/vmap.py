@@ -11,14 +11,16 @@ def register(forward: Any, backward: Any) -> None:
     """Teach a pair of fused operators to run under vmap.
 
     Args:
-        forward: (q, k, v, two tensors or None, state, cut, flags...) -> (y, last, starts).
-        backward: (the seven, starts, dy, dlast) -> the gradients of all but `cut`.
+        forward: (q, k, v, what may be None..., state, cut), and flags -> (y, last, starts).
+        backward: (q, k, v, what may be None..., state, cut, starts, dy, dlast) -> the gradients of all up to
+            the state.
     """
 
     def mapped_forward(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> Any:
         outer, batch = info.batch_size, batch_of(inputs[0], in_dims[0])
-        folded = (fold(x, dim, outer, batch) for x, dim in zip(inputs[:7], in_dims, strict=False))
-        outputs = forward(*folded, *inputs[7:])
+        tensors = [x for x in inputs if not isinstance(x, bool)]
+        folded = (fold(x, dim, outer, batch) for x, dim in zip(tensors, in_dims, strict=False))
+        outputs = forward(*folded, *inputs[len(tensors) :])
         return tuple(x.unflatten(0, (outer, batch)) for x in outputs), (0, 0, 0)
 
     def mapped_backward(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> Any:
@@ -31,7 +33,7 @@ def register(forward: Any, backward: Any) -> None:
                 if batch_of(x, dim) < batch:
                     gradient = gradient.sum(1, keepdim=True)
             unfolded.append(gradient)
-        return tuple(unfolded), tuple(None if x is None else 0 for x in inputs[:6])
+        return tuple(unfolded), tuple(None if x is None else 0 for x in inputs[:-4])
 
     torch.library.register_vmap(forward, mapped_forward)
     torch.library.register_vmap(backward, mapped_backward)

@@ -1,0 +1,30 @@
+"""The recurrence of matrix states on the CPU, by the kernels of `linrec.ops.matrix_numba`."""
+
+from torch import Tensor
+
+from linrec.ops import matrix_numba
+from linrec.ops.gate_loop.real_form import complex_form, real_form
+from linrec.ops.gate_loop.torch import elementwise
+
+
+def recurrent(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    phase: Tensor | None,
+    state: Tensor,
+    reset: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Step by step, with states that stay in the caches of CPU threads.
+
+    Arguments and results as in `torch.py`. Heads of one channel fill vectors as channels of a scan.
+    """
+    if q.shape[-1] == v.shape[-1] == 1:
+        return elementwise(q, k, v, log_decay, phase, state, reset, mode="recurrent", backend="numba")
+    if not state.is_complex():
+        q = q.real if q.is_complex() else q
+        return matrix_numba.recurrent(q, k, v, None, log_decay, state, reset)
+    q, k, log_decay, state, angle = real_form(q, k, log_decay, phase, state)
+    y, state = matrix_numba.recurrent(q, k, v, None, log_decay, state, reset, phase=phase)
+    return y, complex_form(state, angle)
