@@ -9,6 +9,7 @@ from torch import nn
 
 from linrec.errors import unknown
 from linrec.models import LanguageModel
+from linrec.nn import Head
 
 Precision: TypeAlias = Literal["32-true", "bf16-mixed"]
 
@@ -39,8 +40,8 @@ def with_weights_cast(model: LanguageModel, precision: Precision) -> LanguageMod
     tensors = [*model.parameters(), *model.buffers()]
     shared = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
     for module in shared.modules():
-        # subclasses may compute in a precision of their own, as GateLinear does
-        if type(module) is nn.Linear:
+        # other subclasses may compute in a precision of their own, as GateLinear does
+        if type(module) in (nn.Linear, Head):
             for name, parameter in list(module.named_parameters(recurse=False)):
                 cast = nn.Parameter(parameter.detach().bfloat16(), requires_grad=False)
                 setattr(module, name, cast)
