@@ -107,19 +107,19 @@ def test_parity_with_negative_eigenvalues():
 
 
 def test_token_mixing_is_what_values_are_multiplied_by():
-    mixer = make(output_norm="none").double()
+    mixer = make(n_heads=2, output_norm="none").double()
     x = inputs()
     reset = torch.zeros(2, 7, dtype=torch.bool)
     reset[1, 3] = True
-    # one head, so that nothing is averaged; signs are in the outputs alone
     mixing = mixer.token_mixing(x, reset=reset)
     assert torch.equal(mixing, mixing.tril()) and mixing[1, 3:, :3].count_nonzero() == 0
     q, k, v, _ = mixer._projections(x, None, reset)
     v = v.detach().requires_grad_()
     o, _ = mixer._recall(x, q, k, v, None, reset)
     for n in range(7):
-        (gradient,) = torch.autograd.grad(o[0, n].sum(), v, retain_graph=True)
-        assert_agree(mixing[0, n], gradient[0, :, 0, 0].abs())
+        (gradient,) = torch.autograd.grad(o[:, n].sum(), v, retain_graph=True)
+        # every value channel of a head is multiplied by the same
+        assert_agree(mixing[:, n], gradient[..., 0].abs().mean(-1))
 
 
 def test_a_convolution_filters_what_the_projections_give():
@@ -158,6 +158,12 @@ def test_matrices_start_xavier_uniform_with_the_papers_gain():
         sample = linear.weight.detach() / bound
         assert 0.99 < sample.abs().max() <= 1
         assert abs(sample.square().mean() - 1 / 3) < 0.01
+
+
+def test_the_default_convolution_has_four_taps_and_its_tail_is_in_the_states_dtype():
+    mixer = build("delta_net", D).double()
+    assert mixer.conv.weight.shape == (3 * D, 4)
+    assert [part.dtype for part in mixer.init_state(2)] == [torch.float64, torch.float64]
 
 
 def test_heads_are_as_wide_as_the_papers():

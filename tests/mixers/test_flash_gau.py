@@ -167,6 +167,7 @@ def test_parameters_are_those_of_the_paper():
     ]:
         assert sum(p.numel() for p in make(**arguments).parameters()) == expected
     mixer = make(256)
+    assert mixer.activation == "relu2"
     for name, parameter in mixer.named_parameters():
         if name.endswith("bias") or name == "beta":
             assert not parameter.any()

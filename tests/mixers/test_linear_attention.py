@@ -115,6 +115,26 @@ def test_rotary_positions_turn_the_sums_of_values_and_not_those_of_keys(running)
     assert mixer.state_size == D // 2 * D + D * running
 
 
+@pytest.mark.parametrize("positions", ["none", "rotary"])
+def test_sums_below_the_floor_are_divided_by_it(positions):
+    x = inputs()
+    tiny, floored = (
+        make(feature_map="relu", positions=positions, floor=floor).double() for floor in (1e-12, 0.1)
+    )
+    q, k = (relu(heads(x, linear, 1)[:, :, 0]) for linear in (tiny.q, tiny.k))
+    total = (q @ k.mT).tril().sum(-1, keepdim=True)
+    assert (total < 0.1).any() and (total > 0.1).any()
+    assert_agree(floored.token_mixing(x) * total.clamp(min=0.1), tiny.token_mixing(x) * total)
+    assert make().floor == 1e-6
+
+
+def test_rotary_positions_turn_all_features():
+    mixer = make(n_heads=2, feature_map="dpfp", positions="rotary").double()
+    # 6 features of 3 channels
+    expected = 10_000.0 ** (-torch.tensor([0, 2, 4], dtype=torch.float64) / 6)
+    assert_agree(mixer.transitions(inputs()).phase, expected.repeat(2))
+
+
 def test_performer_gives_softmax_attention_when_features_are_many():
     mixer, x = make(feature_map="performer", n_features=16_384).double(), inputs() / 2
     q, k, v = (heads(x, linear, 1)[:, :, 0] for linear in (mixer.q, mixer.k, mixer.v))

@@ -154,6 +154,25 @@ def test_each_head_has_directions_of_its_own_which_can_be_redrawn():
     assert not torch.equal(mixer(x)[0], before)
 
 
+def test_a_gate_that_is_nearly_one_writes_with_what_is_left():
+    mixer = make()
+    with torch.no_grad():
+        mixer.gate.weight.zero_()
+        mixer.gate.bias.fill_(30.0)
+    _, state = mixer(inputs(1).float())
+    k = mixer.phi(mixer.k(inputs(1).float()).unflatten(-1, (1, D)))
+    # beside one, no tolerance would see it
+    assert_agree(state[..., -1] * math.exp(30), k[:, 0])
+
+
+def test_the_defaults_are_the_papers():
+    assert [make(width).n_heads for width in (6, 64, 128, 192)] == [1, 1, 2, 3]
+    assert make().floor == 0.1
+    # directions are independent, hence not orthogonal
+    w = make().phi.projection[0]
+    assert (w @ w.T).triu(1).abs().max() > 0.5
+
+
 def test_state_size_counts_both_sums():
     assert make(n_heads=2, n_features=5).state_size == 2 * 10 * 4
     assert make(feature_map="arc_cosine").state_size == D * (D + 1)
