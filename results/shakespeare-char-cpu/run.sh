@@ -5,7 +5,8 @@
 #     results/shakespeare-char-cpu/run.sh TEXT OUT [RUNS_AT_ONCE] [OPTIONS OF linrec train ...]
 #
 # TEXT is the file that nanoGPT downloads, 1,115,394 characters. Arguments are the defaults of the mixers but where a
-# model has positions, a block or a channel mixing of its own.
+# model has positions, a block or a channel mixing of its own; and for SRWM, which in its paper's start learns no more
+# than pairs of characters in 500 steps.
 set -euo pipefail
 
 text=${1:?"usage: $0 TEXT OUT [RUNS_AT_ONCE] [OPTIONS OF linrec train ...]"}
@@ -35,7 +36,7 @@ slstm --model.channel-mixing geglu --model.d-channel-mixing 171
 aft --model.mixer-args.variant full --model.mixer-args.max-length 64
 flash_gau --model.channel-mixing none --model.n-layers 8
 recurrent_delta_net
-srwm
+srwm --model.mixer-args.no-input-softmax --model.mixer-args.beta-init 0 --model.mixer-args.init-scale 3 --optim.lr 0.004
 relit
 gate_loop_attention
 hgru
