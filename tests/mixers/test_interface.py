@@ -103,3 +103,15 @@ def test_a_state_keeps_no_memory_of_the_steps_that_made_it(name, variant):
     _, state = mixer(torch.randn(2, 50, 4))
     for tensor in leaves(state):
         assert tensor.untyped_storage().nbytes() == tensor.nbytes, tuple(tensor.shape)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(("name", "variant"), variants.cases())
+def test_states_and_outputs_have_the_dtypes_that_init_state_and_inputs_have(name, variant, dtype):
+    mixer = mixers.build(name, 4, **variants.arguments(name, variant)).to(dtype)
+    y, state = mixer(torch.randn(2, TIME, 4, dtype=dtype))
+    assert y.dtype == dtype
+    found = [tensor.dtype for tensor in leaves(state)]
+    # a cache may hold more than it starts with
+    start = [tensor.dtype for tensor in leaves(mixer.init_state(2))]
+    assert start == found[: len(start)]
