@@ -65,10 +65,10 @@ class AFT(Mixer):
     AFT-simple, w = 0, is a recurrence with a state of three vectors. It knows of order by the causal sums
     alone.
 
-    AFT-full has w = u v^T of learned u and v. It is no recurrence, since the weights of past steps change
-    with every step: its state is a cache that grows with every step, and time and memory are quadratic in
-    the length, memory with a factor d_model. Positions start again at a reset. Those from `max_length` on
-    have the biases of the last.
+    AFT-full has w = u v^T of learned u (`position_q`) and v (`position_k`). It is no recurrence, since the
+    weights of past steps change with every step: its state is a cache that grows with every step, and time
+    and memory are quadratic in the length, memory with a factor d_model. Positions start again at a reset.
+    Those from `max_length` on have the biases of the last.
 
     When training starts, u and v are normal with a standard deviation of 0.1, so that w is near zero; the
     linear layers are torch's own.
