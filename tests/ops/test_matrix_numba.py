@@ -39,6 +39,7 @@ def test_value_channels_on_threads(rows, monkeypatch):
     # as if the machine had four threads: blocks of value channels, of which the last one is narrower
     monkeypatch.setattr(lanes, "SERIAL", 0)
     monkeypatch.setattr(matrix_numba, "width_of", lambda v, threads, of=matrix_numba.width_of: of(v, 4))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     batch, heads = rows
     for log_decay in DECAYS:
         agree(batch, 20, heads, 3, 40, log_decay=log_decay)

@@ -268,4 +268,5 @@ def backward_parallel(  # type: ignore[no-untyped-def]
 ):
     """Do the same for all lanes, spread over Numba's threads."""
     for i in numba.prange(lanes):
-        backward(q, k, v, beta, a, cut, starts, dy, dq, dk, dv, dbeta, ddecay, dstate, size, width, i, i + 1)
+        gradients = dq, dk, dv, dbeta, ddecay, dphase, dstate
+        backward(q, k, v, beta, a, cut, starts, dy, *gradients, size, width, i, i + 1)
