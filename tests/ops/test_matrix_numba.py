@@ -1,7 +1,5 @@
 """The Numba kernels of matrix states; test_laws.py compares their operators with the references."""
 
-import itertools
-
 import pytest
 import torch
 
@@ -129,17 +127,18 @@ def test_custom_operators_keep_their_promises():
     utilities = ("test_schema", "test_faketensor")
     inputs = delta_rule_inputs(2, 70, 2, 3, 4)
     q, k, v, state = (inputs[name] for name in ("q", "k", "v", "state"))
-    betas, cuts = (None, inputs["beta"]), (None, reset_mask(2, 70))
-    phases = None, torch.rand(1, 1, 2, 1), torch.rand(2, 70, 2, 2)
-    decays = None, torch.rand(1, 1, 2, 3), inputs["log_decay"][..., None]
-    for beta, log_decay, cut in itertools.product(betas, decays, cuts):
+    reset = reset_mask(2, 70)
+    for keep, beta, log_decay, phase, cut in (
+        (False, None, None, None, None),
+        (True, inputs["beta"], torch.rand(1, 1, 2, 3), None, reset),
+        (True, None, inputs["log_decay"][..., None], torch.rand(1, 1, 2, 1), reset),
+        (True, None, None, torch.rand(2, 70, 2, 2), None),
+    ):
         given = q, k, v, beta, log_decay, state, cut
-        for keep in (False, True):
-            torch.library.opcheck(matrix_numba.forward, (*given, keep), test_utils=utilities)
+        torch.library.opcheck(matrix_numba.forward, (*given, keep), test_utils=utilities)
         y, last, starts = matrix_numba.forward(*given, keep=True)
-        for phase in phases:
-            backward_given = q, k, v, beta, log_decay, phase, state, cut, starts, y, last
-            torch.library.opcheck(matrix_numba.backward, backward_given, test_utils=utilities)
+        given = q, k, v, beta, log_decay, phase, state, cut, starts, y, last
+        torch.library.opcheck(matrix_numba.backward, given, test_utils=utilities)
 
 
 def test_the_states_kept_for_the_adjoint_are_few_and_without_one_none():
