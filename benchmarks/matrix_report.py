@@ -21,7 +21,7 @@ def show(console: Console, results: dict[str, Any]) -> None:
         console.print(f"\nmilliseconds of a call{words}")
         console.print(_speeds(rows, ["linrec", *peers] if memory else []))
     if rows and peers:
-        console.print("\nlinrec's time / the peer's: below 1, linrec is faster; in brackets what is asked")
+        console.print("\nlinrec's time / the peer's: below 1, linrec is faster; whether as asked")
         console.print(_ratios(rows, peers))
     for words in _missing(rows):
         console.print(words, markup=False, highlight=False)
@@ -61,9 +61,8 @@ def _ratios(rows: Sequence[dict[str, Any]], peers: Sequence[str]) -> Table:
 def _ratio(entry: dict[str, Any]) -> str:
     if "ratio" not in entry:
         return "-"
-    if entry["asked"] is None:
-        return f"{entry['ratio']:.3g}"
-    return f"{entry['ratio']:.3g} ({entry['asked']:.2g} {yes(entry['met'])})"
+    met = "" if entry["asked"] is None else f" {yes(entry['met'])}"
+    return f"{entry['ratio']:.2g}{met}"
 
 
 def _gib(n_bytes: int | None) -> str:
