@@ -18,8 +18,9 @@ lint: $(VENV)/.installed-test
 types: $(VENV)/.installed-test
 	$(BIN)/mypy
 
+# a worker for each core and a thread for each worker: with more threads than cores it takes three times as long
 unit: $(VENV)/.installed-test
-	$(BIN)/pytest -n auto --dist loadgroup
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadgroup
 
 docs: $(VENV)/.installed-docs
 	$(BIN)/mkdocs build --strict
