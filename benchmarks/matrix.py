@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.matrix_peers import MatrixPeer
 from benchmarks.memory import peak_bytes, release, why
 from benchmarks.operations import decays, normal, outputs_and_gradients
-from benchmarks.ops import calls, difference
-from benchmarks.peers import Calls
+from benchmarks.ops import CLOSE, calls, difference, joined
+from benchmarks.peers import Calls, Peer
 from benchmarks.rows import DTYPES, PASSES
 from benchmarks.timing import Budget, measure
 from linrec.ops import delta_rule, gate_loop
@@ -21,8 +20,6 @@ from linrec.testing import assert_agree
 CHECKED = (
     "first and last batch row and head, every step, against (chunkwise, torch) in float64; all gradients"
 )
-CLOSE = 0.05
-"""A peer may differ from linrec by so much of the largest output; more is reported."""
 
 Size = tuple[int, int, int, int]
 
@@ -146,7 +143,7 @@ def check(row: MatrixRow, inputs: tuple[Tensor, ...], dy: Tensor) -> None:
 
 
 def measure_row(
-    row: MatrixRow, device: torch.device, budget: Budget, peers: Sequence[MatrixPeer]
+    row: MatrixRow, device: torch.device, budget: Budget, peers: Sequence[Peer]
 ) -> dict[str, Any]:
     """Check and time one row, and the peers on the same inputs.
 
@@ -167,7 +164,7 @@ def measure_row(
     try:
         check(row, inputs, dy)
     except AssertionError as error:
-        return result | {"error": f"wrong, so not timed: {' '.join(str(error).split())}"}
+        return result | {"error": f"wrong, so not timed: {joined(error)}"}
     except Exception as error:
         return result | {"error": f"failed, so not timed: {why(error)}"}
     with torch.no_grad():
@@ -192,7 +189,7 @@ def measure_row(
 
 
 def _measured_peer(
-    peer: MatrixPeer,
+    peer: Peer,
     operation: str,
     inputs: tuple[Tensor, ...],
     dy: Tensor,

@@ -1,38 +1,12 @@
 """Other implementations of matrix states, imported only when asked for."""
 
-import importlib.util
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from torch import Tensor
 from torch.nn import functional
 
-from benchmarks.peers import Calls, Inputs, UnsuitedError, torch_calls
+from benchmarks.peers import Calls, Inputs, Peer, UnsuitedError, torch_calls
 from linrec.ops import delta_rule, gate_loop
-
-
-@dataclass(frozen=True)
-class MatrixPeer:
-    """An implementation to compare with.
-
-    Args:
-        name: heads a column.
-        about: what it is, in one line.
-        module: without which it is not installed.
-        prepare: makes its calls from the operation's name, inputs and dy.
-        same: whether it computes the same; softmax attention does not.
-    """
-
-    name: str
-    about: str
-    module: str
-    prepare: Callable[[str, Inputs, Tensor], Calls]
-    same: bool = True
-
-    @property
-    def installed(self) -> bool:
-        """Whether its package is there; it may still not work."""
-        return importlib.util.find_spec(self.module) is not None
 
 
 def fla(operation: str, inputs: Inputs, dy: Tensor) -> Calls:
@@ -97,8 +71,8 @@ def _linrec(operation: str, inputs: Inputs, dy: Tensor, mode: str, backend: str)
 
 
 MATRIX_PEERS = (
-    MatrixPeer("torch", "linrec's own torch backend, chunkwise", "torch", torch_backend),
-    MatrixPeer("reference", "linrec's reference, a loop over time", "torch", reference),
-    MatrixPeer("attention", "torch's scaled_dot_product_attention, causal", "torch", attention, same=False),
-    MatrixPeer("fla", "flash-linear-attention's chunk_* of the same recurrence", "fla", fla),
+    Peer("torch", "linrec's own torch backend, chunkwise", "torch", torch_backend),
+    Peer("reference", "linrec's reference, a loop over time", "torch", reference),
+    Peer("attention", "torch's scaled_dot_product_attention, causal", "torch", attention, same=False),
+    Peer("fla", "flash-linear-attention's chunk_* of the same recurrence", "fla", fla),
 )

@@ -44,7 +44,7 @@ def measure_row(
     try:
         check(row.operation, operation.run, inputs, dy)
     except AssertionError as error:
-        return result | {"error": f"wrong, so not timed: {_joined(error)}"}
+        return result | {"error": f"wrong, so not timed: {joined(error)}"}
     except Exception as error:
         return result | {"error": f"failed, so not timed: {reason(error)}"}
 
@@ -164,5 +164,5 @@ def difference(output: Tensor, y: Tensor) -> float:
     return float(((output - y).abs().max() / y.abs().max()).nan_to_num(nan=torch.inf))
 
 
-def _joined(error: Exception) -> str:
+def joined(error: Exception) -> str:
     return " ".join(str(error).split())

@@ -49,12 +49,14 @@ class Peer:
         about: what it is, in one line.
         module: without which it is not installed.
         prepare: makes its calls from the operation's name, inputs and dy.
+        same: whether it computes the same; softmax attention does not.
     """
 
     name: str
     about: str
     module: str
     prepare: Callable[[str, Inputs, Tensor], Calls]
+    same: bool = True
 
     @property
     def installed(self) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import torch
 
@@ -13,6 +14,16 @@ Targets = tuple[float | None, float | None]
 PASSES = ("forward", "forward+backward")
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "c64": torch.complex64}
+
+
+class Named(Protocol):
+    """What has a name that --rows takes."""
+
+    @property
+    def name(self) -> str: ...
+
+
+R = TypeVar("R", bound=Named)
 
 
 @dataclass(frozen=True)
@@ -82,7 +93,7 @@ def lines_of(device_type: str, *, quick: bool = False) -> list[str]:
     return [line for line in lines if not (quick and line in ("step-captured", "compile"))]
 
 
-def select(names: Sequence[str], rows: Sequence[Row], lines: Sequence[str]) -> tuple[list[Row], list[str]]:
+def select(names: Sequence[str], rows: Sequence[R], lines: Sequence[str]) -> tuple[list[R], list[str]]:
     """Return the rows and lines of these names, all when there are none.
 
     Raises:

@@ -1,7 +1,6 @@
 """`python -m benchmarks matrix`: operators with a matrix state per head."""
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,13 +8,13 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from benchmarks.commands.ops import PEER_PACKAGES
+from benchmarks.commands.ops import PEER_PACKAGES, chosen
 from benchmarks.commands.results import HERE, Device, RefusedError, about, file_name, say, write
-from benchmarks.matrix import MatrixRow, measure_row, rows_of
-from benchmarks.matrix_peers import MATRIX_PEERS, MatrixPeer
+from benchmarks.matrix import measure_row, rows_of
+from benchmarks.matrix_peers import MATRIX_PEERS
 from benchmarks.matrix_report import show
+from benchmarks.rows import select
 from benchmarks.timing import Budget, keep_freed_memory
-from linrec.errors import unknown
 
 
 @dataclass(frozen=True)
@@ -45,8 +44,11 @@ def matrix(options: MatrixOptions, command: str) -> int:
     Raises:
         RefusedError: options that do not fit together, or a name that does not exist.
     """
-    peers = _peers(options)
-    rows = _rows(options)
+    peers = chosen(MATRIX_PEERS, options.peers, options.without)
+    try:
+        rows, _ = select(options.rows, rows_of(options.device, quick=options.quick), ())
+    except ValueError as error:
+        raise RefusedError(error) from error
     device = torch.device(options.device)
     budget = Budget(1, 5) if options.quick else Budget()
     results: dict[str, Any] = {
@@ -68,22 +70,3 @@ def matrix(options: MatrixOptions, command: str) -> int:
     show(Console(width=min(Console().width, 80)), results)
     print(f"\nwrote {path}")
     return int(any("error" in row for row in results["rows"]))
-
-
-def _rows(options: MatrixOptions) -> list[MatrixRow]:
-    rows = rows_of(options.device, quick=options.quick)
-    names = [row.name for row in rows]
-    for name in options.rows:
-        if name not in names:
-            raise RefusedError(unknown("row", name, names))
-    return [row for row in rows if not options.rows or row.name in options.rows]
-
-
-def _peers(options: MatrixOptions) -> Sequence[MatrixPeer]:
-    if options.without and not options.peers:
-        raise RefusedError("--without leaves peers out; pass --peers too.")
-    names = [peer.name for peer in MATRIX_PEERS]
-    for name in options.without:
-        if name not in names:
-            raise RefusedError(unknown("peer", name, names))
-    return [peer for peer in MATRIX_PEERS if options.peers and peer.name not in options.without]

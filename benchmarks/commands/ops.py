@@ -54,7 +54,7 @@ def ops(options: OpsOptions, command: str) -> int:
     Raises:
         RefusedError: options that do not fit together, or a name that does not exist.
     """
-    peers = _peers(options)
+    peers = chosen(PEERS, options.peers, options.without)
     if options.grow:
         if options.rows:
             raise RefusedError("--grow measures no rows; leave --rows out.")
@@ -117,14 +117,19 @@ def _grow(options: OpsOptions, peers: Sequence[Peer], command: str) -> int:
     return int("error" in growth)
 
 
-def _peers(options: OpsOptions) -> list[Peer]:
-    if options.without and not options.peers:
+def chosen(peers: Sequence[Peer], wanted: bool, without: Sequence[str]) -> list[Peer]:
+    """Return the peers that --peers and --without ask for.
+
+    Raises:
+        RefusedError: peers are left out where none are asked for, or there is none of such a name.
+    """
+    if without and not wanted:
         raise RefusedError("--without leaves peers out; pass --peers too.")
-    names = [peer.name for peer in PEERS]
-    for name in options.without:
+    names = [peer.name for peer in peers]
+    for name in without:
         if name not in names:
             raise RefusedError(unknown("peer", name, names))
-    return [peer for peer in PEERS if options.peers and peer.name not in options.without]
+    return [peer for peer in peers if wanted and peer.name not in without]
 
 
 def _budget(options: OpsOptions) -> Budget:

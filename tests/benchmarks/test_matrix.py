@@ -4,10 +4,11 @@ import pytest
 import torch
 
 import benchmarks.commands.matrix as command
-from benchmarks import matrix, matrix_peers
+from benchmarks import matrix
 from benchmarks.__main__ import main
 from benchmarks.matrix import OPERATIONS, MatrixRow, check, make, measure_row
 from benchmarks.matrix_peers import MATRIX_PEERS
+from benchmarks.peers import Peer, torch_calls
 from benchmarks.timing import Budget, Timing
 from linrec.ops import gate_loop
 
@@ -71,14 +72,14 @@ def test_ratios_and_what_is_asked(monkeypatch):
 
 def test_a_peer_that_computes_something_else_is_named():
     def half(operation, inputs, dy):
-        return matrix_peers.torch_calls(lambda q, *rest: gate_loop(q / 2, *rest)[0], inputs, dy)
+        return torch_calls(lambda q, *rest: gate_loop(q / 2, *rest)[0], inputs, dy)
 
     def broken(operation, inputs, dy):
         raise RuntimeError("no such kernel")
 
     peers = [
-        matrix_peers.MatrixPeer("half", "", "torch", half),
-        matrix_peers.MatrixPeer("broken", "", "torch", broken),
+        Peer("half", "", "torch", half),
+        Peer("broken", "", "torch", broken),
     ]
     passes = measure_row(MatrixRow("linear", SIZE, "f32"), CPU, Budget(0, 0), peers)["passes"]
     for entry in passes.values():
