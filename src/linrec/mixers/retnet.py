@@ -22,6 +22,7 @@ from torch.nn import functional
 from linrec.errors import unknown
 from linrec.mixers.base import Mixer, State, Transitions, heads_of, most_heads
 from linrec.nn.decays import log_spaced_decay, multi_scale_decay
+from linrec.nn.norms import Norm, make_norm
 from linrec.nn.projections import xavier_linear
 from linrec.ops.gate_loop import gate_loop, gate_loop_matrix
 
@@ -29,7 +30,6 @@ __all__ = ["RetNet"]
 
 Decay = Literal["multi_scale", "log_spaced", "single", "none"]
 _DECAYS = ("multi_scale", "log_spaced", "single", "none")
-HeadNorm = Literal["layer", "rms", "none"]
 
 # of RetNet's language models, section 3.1
 CHANNELS_PER_HEAD = 256
@@ -102,7 +102,7 @@ class RetNet(Mixer):
         decay: Decay = "multi_scale",
         rotation: bool = True,
         rotary_base: float = 10_000.0,
-        output_norm: HeadNorm = "layer",
+        output_norm: Norm = "layer",
         output_gate: bool = True,
     ) -> None:
         super().__init__(d_model)
@@ -122,7 +122,7 @@ class RetNet(Mixer):
                 f"{self.n_heads} = {self.d_key}. Choose another `n_heads`, or `rotation=False`."
             )
         self.decay, self.rotation, self.rotary_base = decay, rotation, rotary_base
-        self.output_norm = output_norm
+        self.norm = make_norm(output_norm, self.d_value, eps=EPS, affine=False)
 
         self.q = xavier_linear(d_model, d_model, gain=GAIN)
         self.k = xavier_linear(d_model, d_model, gain=GAIN)
@@ -142,11 +142,7 @@ class RetNet(Mixer):
         q, k = self._queries_and_keys(x)
         v = self.v(x).to(self._state_dtype()).unflatten(-1, (self.n_heads, self.d_value))
         y, state = gate_loop(q, k, v, *self._gates(), state=state, reset=reset)
-        if self.output_norm == "layer":
-            y = functional.layer_norm(y, (self.d_value,), eps=EPS)
-        elif self.output_norm == "rms":
-            y = functional.rms_norm(y, (self.d_value,), eps=EPS)
-        y = y.flatten(-2).to(x.dtype)
+        y = self.norm(y).flatten(-2).to(x.dtype)
         if self.gate is not None:
             y = functional.silu(self.gate(x)) * y
         return self.out(y), state

@@ -13,7 +13,7 @@ Norm = Literal["layer", "rms", "none"]
 
 
 class RMSNorm(nn.RMSNorm):
-    """y = x / sqrt(mean(x^2) + eps) * weight, over the last axis, computed in the weight's dtype.
+    """y = x / sqrt(mean(x^2) + eps) * weight, over the last axis, computed in the weight's dtype, if any.
 
     Under autocast torch's own RMSNorm meets a bfloat16 input with a float32 weight, warns and leaves its
     fused kernel; this one computes in float32 there, as LayerNorm does.
@@ -26,14 +26,14 @@ class RMSNorm(nn.RMSNorm):
 
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
         """Normalise `x` (..., d)."""
-        return super().forward(x.to(self.weight.dtype))
+        return super().forward(x if self.weight is None else x.to(self.weight.dtype))
 
 
-def make_norm(kind: Norm, d: int, *, eps: float = 1e-5) -> nn.Module:
+def make_norm(kind: Norm, d: int, *, eps: float = 1e-5, affine: bool = True) -> nn.Module:
     """The normalisation over the last axis of size `d` that `kind` names: "layer", "rms" or "none".
 
-    The first two have a learned weight, LayerNorm a learned bias too. `eps` is added to the variance or the
-    mean square.
+    Unless `affine` is False, the first two have a learned weight, LayerNorm a learned bias too. `eps` is
+    added to the variance or the mean square.
 
     Raises:
         ValueError: `kind` is none of the three; the message names the nearest.
@@ -43,9 +43,9 @@ def make_norm(kind: Norm, d: int, *, eps: float = 1e-5) -> nn.Module:
         (8,)
     """
     if kind == "layer":
-        return nn.LayerNorm(d, eps=eps)
+        return nn.LayerNorm(d, eps=eps, elementwise_affine=affine)
     if kind == "rms":
-        return RMSNorm(d, eps=eps)
+        return RMSNorm(d, eps=eps, elementwise_affine=affine)
     if kind == "none":
         return nn.Identity()
     raise unknown("norm", kind, ["layer", "rms", "none"])
