@@ -107,10 +107,11 @@ def attention_inputs(time: int, *, seed: int = 0, **arguments: Any) -> dict[str,
     return now | {"state": gate_loop_attention(**before)[1]}
 
 
-def softmax_inputs(time: int, **arguments: Any) -> dict[str, Any]:
+def softmax_inputs(time: int, *, groups: int = 2, **arguments: Any) -> dict[str, Any]:
     inputs = attention_inputs(time, log_decay=None, phase=None, **arguments)
-    q, k, v, state = (inputs[name] for name in ("q", "k", "v", "state"))
-    return {"q": q, "k": k, "v": v, "state": state._replace(k=state.k.to(k), v=state.v.to(v))}
+    state = inputs["state"]
+    k, v, keys, values = (x[:, :, :groups] for x in (inputs["k"], inputs["v"], state.k, state.v))
+    return {"q": inputs["q"], "k": k, "v": v, "state": state._replace(k=keys.to(k), v=values.to(v))}
 
 
 def feature_inputs(time: int, *, bonus: bool = False, **arguments: Any) -> dict[str, Any]:
@@ -211,7 +212,7 @@ OPERATORS = {
     "softmax_attention": Operator(
         softmax_attention,
         softmax_inputs,
-        {"Transformer": {}},
+        {"Transformer": {}, "multi-query": {"groups": 1}},
         ("q", "k", "v"),
         options={"scale": {"scale": 0.5}, "window": {"window": 7}},
         long=200,

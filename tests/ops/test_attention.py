@@ -10,16 +10,18 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from linrec.ops import AttentionCache, gate_loop_attention, softmax_attention
 from linrec.ops.attention import PAIRS
+from linrec.ops.attention.softmax import repeated
 from linrec.testing import assert_agree, check_operator, check_stability, generator, map_tree, reset_mask
 
 every_pair = pytest.mark.parametrize(("mode", "backend"), PAIRS)
 REFERENCE = {"mode": "recurrent", "backend": "reference"}
 
 
-def make(batch, time, heads=2, d_key=3, d_value=4, *, dtype=torch.float64, seed=0):
+def make(batch, time, heads=2, d_key=3, d_value=4, *, groups=None, dtype=torch.float64, seed=0):
     random = generator(seed)
     widths = {"q": d_key, "k": d_key, "v": d_value}
-    shapes = {name: (batch, time, heads, width) for name, width in widths.items()}
+    groups = heads if groups is None else groups
+    shapes = {name: (batch, time, heads if name == "q" else groups, d) for name, d in widths.items()}
     return {
         name: torch.randn(shape, generator=random, dtype=torch.float64).to(dtype)
         for name, shape in shapes.items()
@@ -183,6 +185,64 @@ def test_without_a_mask_the_kernel_is_flash_attention():
         assert nothing.shape == (0, 256, 4, 64)
 
 
+GROUPS = {"multi-query": {"heads": 3, "groups": 1}, "grouped": {"heads": 4, "groups": 2}}
+
+
+def ungrouped(inputs):
+    """The same with a copy of its key and value for each query, one after the other."""
+    group = inputs["q"].shape[2] // inputs["k"].shape[2]
+    copies = {name: inputs[name][:, :, [h // group for h in range(inputs["q"].shape[2])]] for name in "kv"}
+    return inputs | copies
+
+
+@every_pair
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("heads", GROUPS)
+def test_neighbouring_queries_share_keys_and_values(mode, backend, heads, window):
+    inputs, reset = make(2, 9, **GROUPS[heads]), reset_mask(2, 9, rate=0.2)
+    options = {"window": window, "mode": mode, "backend": backend}
+    for causal in (True, False):
+        y, _ = softmax_attention(**inputs, **options, reset=reset, causal=causal)
+        expected = written_out(**ungrouped(inputs), reset=reset, window=window, causal=causal)
+        assert_agree(y, expected)
+    y, cache = softmax_attention(**cut(inputs, 0, 6), **options, reset=reset[:, :6])
+    # the cache is of the heads that keys have
+    assert cache.k.shape == (2, 6 if window is None else 3, GROUPS[heads]["groups"], 3)
+    assert_agree(cache.v, inputs["v"][:, 6 - cache.v.shape[1] : 6])
+    z, _ = softmax_attention(**cut(inputs, 6, None), **options, state=cache, reset=reset[:, 6:])
+    expected = written_out(**ungrouped(inputs), reset=reset, window=window)
+    assert_agree(torch.cat([y, z], 1), expected)
+    nothing, _ = softmax_attention(**cut(inputs, 0, 0), **options)
+    assert nothing.shape == (2, 0, GROUPS[heads]["heads"], 4)
+
+
+@pytest.mark.parametrize("heads", GROUPS)
+def test_gradients_of_shared_keys_are_sums(heads):
+    _, cache = softmax_attention(**make(2, 9, **GROUPS[heads], seed=1), window=6)
+    # long enough to go by blocks too
+    for time, options in ((7, {"window": 6}), (130, {"window": 6}), (7, {"causal": False})):
+        inputs = make(2, time, **GROUPS[heads])
+        state = {"state": cache} if "window" in options else {}
+        check_operator(
+            softmax_attention,
+            inputs | state,
+            mode="attention",
+            backend="torch",
+            dtype=torch.float64,
+            options=options | {"reset": reset_mask(2, time, rate=0.1)},
+        )
+
+
+def test_one_head_of_keys_is_read_in_place_by_flash_attention():
+    inputs = make(2, 9, heads=4, groups=1, d_value=3, dtype=torch.float32)
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        y, cache = softmax_attention(**inputs)
+        step, _ = softmax_attention(**cut(inputs, 0, 1), state=cache)
+    assert_agree(y, softmax_attention(**inputs, **REFERENCE)[0])
+    assert_agree(step, softmax_attention(**cut(inputs, 0, 1), state=cache, **REFERENCE)[0])
+    assert repeated(inputs["k"], inputs["q"]).data_ptr() == inputs["k"].data_ptr()
+
+
 @every_pair
 def test_the_cache_has_the_dtype_of_the_inputs(mode, backend):
     for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
@@ -285,6 +345,9 @@ CACHE = AttentionCache(X[:, :1], X[:, :1], None, None, None)
         ),
         ({"mode": "recurrent", "backend": "torch"}, ValueError, "has no .* = .'recurrent', 'torch'."),
         ({"k": X[:, :4]}, ValueError, r"`k` must have the shape of `q`"),
+        ({"k": X[:, :, :2]}, ValueError, "`k` must have as many heads as `q`, 3, or a number .* got 2"),
+        ({"k": X[:, :, :0]}, ValueError, "`k` must have as many heads as `q`, 3, or a number .* got 0"),
+        ({"k": X[:, :, :1]}, ValueError, "`v` must have as many heads as `k`, 1; got 3"),
         ({"v": X.double()}, TypeError, "`v` must have the real precision of `q`, float32; got float64"),
         ({"q": X.to(torch.complex64)}, TypeError, "`q` must be real; got complex64"),
         ({"k": X.to(torch.complex64)}, TypeError, "`k` must be real; got complex64. `gate_loop_attention`"),

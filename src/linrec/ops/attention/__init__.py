@@ -99,7 +99,7 @@ def gate_loop_attention(
     log_decay, phase = inputs.widened(
         inputs.canonical_gate("log_decay", log_decay, q), inputs.canonical_gate("phase", phase, q)
     )
-    cache = canonical(state, q, k, v, inputs.accumulation(inputs.real_dtype(q.dtype)))
+    cache = canonical(state, k, v, inputs.accumulation(inputs.real_dtype(q.dtype)))
     if q.shape[1] == 0:
         return v.clone(), cache
     steps = cache.k.shape[1]
@@ -118,8 +118,8 @@ def gate_loop_attention(
 
 def softmax_attention(
     q: Float[Tensor, "b t h dk"],
-    k: Float[Tensor, "b t h dk"],
-    v: Float[Tensor, "b t h dv"],
+    k: Float[Tensor, "b t g dk"],
+    v: Float[Tensor, "b t g dv"],
     *,
     state: AttentionCache | None = None,
     reset: Bool[Tensor, "b t"] | None = None,
@@ -146,10 +146,14 @@ def softmax_attention(
     without resets and windows, from an empty cache or for a single new step. Elsewhere they read a mask,
     (b, t, s + t) bool with resets and (t, s + t) without, s being the cached steps.
 
+    With fewer heads of keys and values than of queries, g that divides h, h / g neighbouring queries attend
+    to the same keys: the cache is h / g times smaller. They read one head in place (g = 1, multi-query) and
+    copies of several (grouped queries).
+
     Args:
         q: queries (b, t, h, dk) in float32, float64, bfloat16 or float16.
-        k: keys (b, t, h, dk), in the dtype of `q`.
-        v: values (b, t, h, dv), in the dtype of `q`.
+        k: keys (b, t, g, dk), in the dtype of `q`.
+        v: values (b, t, g, dv), in the dtype of `q`.
         state: the cache that an earlier call returned, or None; it grows by t steps per call.
         reset: (b, t) bool; true at t cuts the sequence before step t: neither side sees the other.
         scale: factor of the scores; None is 1 / sqrt(dk).
@@ -173,7 +177,8 @@ def softmax_attention(
             `causal=False`; `window` or `dropout` out of range; an unknown (mode, backend).
 
     Source:
-        Vaswani and others, Attention Is All You Need (2017), eq. 1, with the mask of section 3.2.3.
+        Vaswani and others, Attention Is All You Need (2017), eq. 1, with the mask of section 3.2.3; Shazeer,
+        Fast Transformer Decoding: One Write-Head is All You Need (2019); Ainslie and others, GQA (2023).
 
     Example:
         >>> import torch
@@ -182,8 +187,9 @@ def softmax_attention(
         >>> y.flatten(), cache.v.flatten()
         (tensor([0.0000, 1.5000, 4.5000]), tensor([6.]))
     """
-    inputs.check_queries_and_keys(q, k)
-    inputs.check_values(v, q)
+    grouped = softmax.of_groups(q, k, v)
+    inputs.check_queries_and_keys(grouped, k)
+    inputs.check_values(v, grouped)
     inputs.check_reset(reset, q)
     if q.is_complex() or k.is_complex():
         name, tensor = ("q", q) if q.is_complex() else ("k", k)
@@ -199,14 +205,14 @@ def softmax_attention(
         )
     pair = resolve("softmax_attention", PAIRS, mode, backend, [("attention", "torch")])
     splitting.refuse("softmax_attention")
-    cache = canonical(state, q, k, v, k.dtype)
+    cache = canonical(state, k, v, k.dtype)
     if cache.log_decay is not None or cache.phase is not None:
         raise ValueError(
             "`state` must have neither decays nor phases; got a cache of `gate_loop_attention`, which has. "
             "Pass the state that an earlier call of `softmax_attention` returned, or None."
         )
     if q.shape[1] == 0:
-        return v.clone(), cache if causal else None
+        return softmax.repeated(v, q).clone(), cache if causal else None
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     # the inputs' dtype decides, and not the caller's matrix products
     with autocast(q.device.type, enabled=False):

@@ -42,10 +42,8 @@ class AttentionCache(NamedTuple):
     alive: Bool[Tensor, "b s"] | None
 
 
-def canonical(
-    cache: AttentionCache | None, q: Tensor, k: Tensor, v: Tensor, dtype: torch.dtype
-) -> AttentionCache:
-    """Return `cache` in the real `dtype`, an empty one for None; raise where it does not fit `q` and `v`."""
+def canonical(cache: AttentionCache | None, k: Tensor, v: Tensor, dtype: torch.dtype) -> AttentionCache:
+    """Return `cache` in the real `dtype`, an empty one for None; raise where it does not fit `k` and `v`."""
     if cache is None:
         cache = AttentionCache(torch.zeros_like(k[:, :0]), torch.zeros_like(v[:, :0]), None, None, None)
     if not isinstance(cache, AttentionCache):
@@ -53,7 +51,7 @@ def canonical(
             f"`state` must be an AttentionCache or None; got {type(cache).__name__}. "
             "Pass the state that an earlier call returned."
         )
-    b, _, h, dk = q.shape
+    b, _, h, dk = k.shape
     s = cache.k.shape[1] if cache.k.ndim == 4 else 0
     gate_shapes: tuple[tuple[int, ...], ...] = ((b, s, h, 1), (b, s, h, dk))
     for name, tensor, allowed in (
@@ -65,7 +63,7 @@ def canonical(
     ):
         if tensor is not None and tensor.shape not in allowed:
             raise ValueError(
-                f"`state.{name}` must have shape {' or '.join(map(str, allowed))} to fit `q` and `v`; "
+                f"`state.{name}` must have shape {' or '.join(map(str, allowed))} to fit `k` and `v`; "
                 f"got {tuple(tensor.shape)}. Pass the state that an earlier call returned, or None."
             )
     return AttentionCache(

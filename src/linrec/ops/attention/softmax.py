@@ -25,6 +25,37 @@ def check_options(window: int | None, dropout: float) -> None:
         raise ValueError(f"`dropout` must be in [0, 1); got {dropout}.")
 
 
+def of_groups(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Queries (b, t, g, dk), one for each head of `k`: of the shape that keys must have.
+
+    Raises:
+        ValueError: heads of `k` that do not divide those of `q`, or are not those of `v`.
+    """
+    if q.ndim != 4 or k.ndim != 4 or v.ndim != 4:
+        return q
+    heads, groups = q.shape[2], k.shape[2]
+    if heads != groups and (groups == 0 or heads % groups):
+        raise ValueError(
+            f"`k` must have as many heads as `q`, {heads}, or a number that divides it; got {groups}. "
+            "Neighbouring queries share the head of a key."
+        )
+    if v.shape[2] != groups:
+        raise ValueError(
+            f"`v` must have as many heads as `k`, {groups}; got {v.shape[2]}. "
+            "Keys and values are shared alike."
+        )
+    return q[:, :, :groups]
+
+
+def repeated(x: Tensor, q: Tensor) -> Tensor:
+    """Keys or values (b, s, g, d) as (b, s, h, d), each head h / g times; a view of one head."""
+    groups, heads = x.shape[2], q.shape[2]
+    if groups == heads:
+        return x
+    # torch's kernels for groups of queries take no mask on some devices, and form all scores there
+    return x[:, :, :, None].expand(-1, -1, -1, heads // groups, -1).flatten(2, 3)
+
+
 def causal(
     q: Tensor,
     k: Tensor,
@@ -39,8 +70,8 @@ def causal(
 
     Args:
         q: (b, t, h, dk), at least one step.
-        k: (b, t, h, dk).
-        v: (b, t, h, dv).
+        k: (b, t, g, dk), with g heads that divide h.
+        v: (b, t, g, dv).
         cache: past steps, without decays and phases.
         reset: None or (b, t) bool.
         scale: factor of the scores.
@@ -99,7 +130,8 @@ def _attend(
     visible: Tensor | None = None,
     is_causal: bool = False,
 ) -> Tensor:
-    """Queries (b, n, h, dk) attend to keys (b, m, h, dk), those `visible` to them, (b or 1, n, m)."""
+    """Queries (b, n, h, dk) attend to keys (b, m, g, dk), those `visible` to them, (b or 1, n, m)."""
+    k, v = repeated(k, q), repeated(v, q)
     if len(q) == 0:
         # on CUDA the kernels return nothing at all for no rows
         return q[..., :1] + v[:, :1]

@@ -26,8 +26,11 @@ def causal_reference(
     Args and returns as in `softmax.causal`.
     """
     kept = None if window is None else window - 1
-    past = canonical(cache, q, k, v, accumulation(q.dtype))
-    wide_q, wide_k, wide_v = widened(q, k, v)
+    past = canonical(cache, k, v, accumulation(q.dtype))
+    # a head of keys and values for each query, and again one for each group in the cache that is returned
+    group = _group(q, k)
+    past = past._replace(k=past.k.repeat_interleave(group, 2), v=past.v.repeat_interleave(group, 2))
+    wide_q, wide_k, wide_v = widened(q, k.repeat_interleave(group, 2), v.repeat_interleave(group, 2))
     outputs = []
     for n in range(q.shape[1]):
         now = slice(n, n + 1)
@@ -44,7 +47,8 @@ def causal_reference(
             dropout,
         )
         outputs.append(y)
-    last = canonical(newest(past, kept), q, k, v, k.dtype)
+    past = newest(past, kept)
+    last = canonical(past._replace(k=past.k[:, :, ::group], v=past.v[:, :, ::group]), k, v, k.dtype)
     if reset is None and cache.alive is None:
         last = last._replace(alive=None)
     return torch.cat(outputs, dim=1).to(v.dtype), last
@@ -64,7 +68,8 @@ def bidirectional_reference(
     Args and returns as in `softmax.bidirectional`.
     """
     b, time = q.shape[:2]
-    wide_q, wide_k, wide_v = widened(q, k, v)
+    group = _group(q, k)
+    wide_q, wide_k, wide_v = widened(q, k.repeat_interleave(group, 2), v.repeat_interleave(group, 2))
     reach = time if window is None else window
     outputs = []
     for n in range(time):
@@ -76,3 +81,8 @@ def bidirectional_reference(
         shares = torch.softmax(scores.masked_fill(~visible[..., None], -math.inf), dim=1)
         outputs.append(torch.sum(functional.dropout(shares, dropout)[..., None] * wide_v, dim=1))
     return torch.stack(outputs, dim=1).to(v.dtype)
+
+
+def _group(q: Tensor, k: Tensor) -> int:
+    """Heads of queries that share one of keys."""
+    return q.shape[2] // k.shape[2] if k.shape[2] else 1
