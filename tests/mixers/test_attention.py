@@ -28,20 +28,24 @@ def inputs(time: int = 7, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     return torch.randn(2, time, D, generator=generator(), dtype=torch.float64).to(dtype)
 
 
-def written_out(mixer, x, *, base=10_000.0, visible=None, first=0):
+def written_out(mixer, x, *, base=10_000.0, visible=None, first=0, turned=None):
     """The file's equations head by head, with positions as complex numbers; `visible` is (t, t)."""
     time, d = x.shape[1], mixer.d_head
+    turned = d if turned is None else turned
     visible = np.tri(time, dtype=bool) if visible is None else visible
-    theta = base ** (-np.arange(0, d, 2) / d)
+    theta = base ** (-np.arange(0, turned, 2) / turned)
     turns = np.exp(1j * np.arange(first, first + time)[:, None] * theta)
     weights = [linear.weight.detach().numpy().T for linear in (mixer.q, mixer.k, mixer.v, mixer.out)]
     outputs = []
     for row in x.detach().numpy():
         heads = []
         for h in range(mixer.n_heads):
-            q, k, v = (row @ weight[:, h * d : (h + 1) * d] for weight in weights[:3])
-            q, k = ((z[:, 0::2] + 1j * z[:, 1::2]) * turns for z in (q, k))
-            scores = np.where(visible, (q @ k.conj().T).real / np.sqrt(d), -np.inf)
+            g = h * mixer.kv_heads // mixer.n_heads
+            places = [slice(i * d, (i + 1) * d) for i in (h, g, g)]
+            q, k, v = (row @ weight[:, place] for weight, place in zip(weights, places, strict=False))
+            scores = q[:, turned:] @ k[:, turned:].T
+            q, k = ((z[:, 0:turned:2] + 1j * z[:, 1:turned:2]) * turns for z in (q, k))
+            scores = np.where(visible, (scores + (q @ k.conj().T).real) / np.sqrt(d), -np.inf)
             shares = np.exp(scores - scores.max(1, keepdims=True))
             heads.append(shares / shares.sum(1, keepdims=True) @ v)
         outputs.append(np.concatenate(heads, 1) @ weights[3])
@@ -54,6 +58,13 @@ def written_out(mixer, x, *, base=10_000.0, visible=None, first=0):
 def test_the_layer_is_its_equations(arguments, base):
     mixer, x = make(**arguments), inputs()
     assert_agree(mixer(x)[0], written_out(mixer, x, base=base))
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_queries_share_keys_and_values(kv_heads):
+    mixer, x = make(n_heads=4, d_head=6, kv_heads=kv_heads, rotary_fraction=0.4), inputs()
+    assert_agree(mixer(x)[0], written_out(mixer, x, turned=2))
+    assert mixer.k.weight.shape == mixer.v.weight.shape == (6 * kv_heads, D)
 
 
 def test_a_window_hides_what_is_older():
@@ -125,7 +136,10 @@ def test_dropout_is_of_shares_and_in_training_alone():
     assert 60 < int(dropped.sum()) < 140
 
 
-@pytest.mark.parametrize("arguments", [{}, {"n_heads": 3, "window": 3}, {"n_heads": 2, "causal": False}])
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"n_heads": 3, "window": 3}, {"n_heads": 2, "causal": False}, {"n_heads": 3, "kv_heads": 1}],
+)
 def test_token_mixing_is_the_mean_of_what_the_values_are_multiplied_by(arguments, monkeypatch):
     mixer, x = make(**arguments), inputs()
     reset = torch.zeros(2, 7, dtype=torch.bool)
@@ -135,7 +149,7 @@ def test_token_mixing_is_the_mean_of_what_the_values_are_multiplied_by(arguments
         mixer.out.weight.copy_(torch.eye(D))
         for m in range(7):
             # values that are 1 at step m and 0 elsewhere
-            values = (torch.arange(7) == m).double()[None, :, None].expand(2, 7, D)
+            values = (torch.arange(7) == m).double()[None, :, None].expand(2, 7, mixer.v.out_features)
             monkeypatch.setattr(mixer.v, "forward", lambda x, values=values: values)
             assert_agree(mixing[..., m], mixer(x, reset=reset)[0].mean(-1))
 
@@ -153,7 +167,8 @@ def test_parameter_count():
 
 def test_the_cache_grows_by_what_state_size_says_up_to_the_window():
     for window in (None, 4):
-        mixer, sizes = make(n_heads=2, window=window), []
+        mixer, sizes = make(n_heads=4, d_head=2, kv_heads=2, window=window), []
+        assert mixer.state_size == 8
         for time in (0, 1, 2, 7):
             _, state = mixer(inputs(time), mixer.init_state(2))
             sizes.append(sum(tensor.numel() for tensor in state.cache if tensor is not None))
@@ -207,6 +222,9 @@ def test_encoders_refuse_states():
         ({"n_heads": 0}, "`n_heads` = 0; got 12"),
         ({"d_head": 0}, "`n_heads` and `d_head` must be at least 1; got 1 and 0"),
         ({"n_heads": 4}, "`d_head` must be a positive even number for rotary positions; got 3"),
+        ({"n_heads": 3, "kv_heads": 2}, "`kv_heads` must be a positive divisor of `n_heads` = 3; got 2"),
+        ({"kv_heads": 0}, "`kv_heads` must be a positive divisor of `n_heads` = 1; got 0"),
+        ({"rotary_fraction": 0.3}, "even number of the 12 channels to turn; got 0.3"),
         ({"positions": "rotry"}, "there is no `positions` 'rotry'; did you mean 'rotary'"),
         ({"rotary_base": 0.0}, "`base` of rotary positions must be positive; got 0"),
         ({"window": 0}, "`window` must be at least 1"),

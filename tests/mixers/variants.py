@@ -14,7 +14,8 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "attention": {
         "defaults": {},
-        "window": {"n_heads": 2, "window": 4},
+        "window": {"n_heads": 2, "kv_heads": 1, "window": 4},
+        "grouped": {"n_heads": 4, "d_head": 4, "kv_heads": 2, "rotary_fraction": 0.5},
         "heads": {"n_heads": 3, "d_head": 2, "bias": True, "rotary_base": 100.0},
         "no positions": {"n_heads": 2, "positions": "none"},
     },

@@ -96,6 +96,7 @@ def test_the_published_weights_have_the_sizes_of_the_presets():
 
 def test_channel_mixing_by_name():
     expected = {"ffn": None, "glu": "sigmoid", "swiglu": "silu", "geglu": "gelu", "bilinear": "identity"}
+    expected |= {"geglu_tanh": "gelu_tanh"}
     for kind, activation in expected.items():
         block = LanguageModel(ModelConfig(vocab_size=6, d_model=8, n_layers=1, channel_mixing=kind)).blocks[0]
         assert getattr(block.channel_mixing, "activation", None) == activation

@@ -12,6 +12,17 @@ def test_it_is_the_block_diagonal_matrix():
     assert_agree(projection(x), x @ torch.block_diag(*projection.weight).T)
 
 
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_bias_starts_at_zero_and_is_added(exact):
+    projection = BlockDiagonalLinear(6, 3, std=1.0, bias=True, exact=exact).double()
+    x = torch.randn(2, 5, 6, generator=generator(), dtype=torch.float64)
+    without = x @ torch.block_diag(*projection.weight).T
+    assert_agree(projection(x), without)
+    bias = torch.randn(6, generator=generator(1), dtype=torch.float64)
+    torch.nn.init.zeros_(projection.bias).data.add_(bias)
+    assert_agree(projection(x), without + bias)
+
+
 def test_weights_have_the_standard_deviation_that_is_asked_for():
     torch.manual_seed(0)
     weight = BlockDiagonalLinear(256, 4, std=0.3).weight

@@ -10,6 +10,7 @@ ACTIVATIONS = {
     "sigmoid": lambda z: 1 / (1 + (-z).exp()),
     "silu": lambda z: z / (1 + (-z).exp()),
     "gelu": lambda z: z * (1 + torch.erf(z / math.sqrt(2))) / 2,
+    "gelu_tanh": lambda z: z * (1 + torch.tanh(math.sqrt(2 / math.pi) * (z + 0.044715 * z**3))) / 2,
     "identity": lambda z: z,
 }
 

@@ -23,6 +23,14 @@ def test_rotary_is_a_complex_product(d_head, base):
     assert_agree(again, 2 * turned)
 
 
+def test_a_fraction_of_the_channels_turns_as_a_narrower_head():
+    x, positions = vectors(2, 5, 3, 10), torch.arange(5)[None]
+    for fraction, channels in ((0.4, 4), (0.25, 2), (1.0, 10)):
+        (turned,) = Rotary(10, base=50.0, fraction=fraction)(positions, x)
+        (expected,) = Rotary(channels, base=50.0)(positions, x[..., :channels])
+        assert_agree(turned, torch.cat([expected, x[..., channels:]], -1))
+
+
 def test_compiled_rotary_is_the_same_function():
     rotary, x = Rotary(6), vectors(2, 5, 3, 6, dtype=torch.bfloat16)
     positions = torch.arange(5)[None]
@@ -86,3 +94,9 @@ def test_pairs_need_an_even_width(d_head):
 def test_the_base_is_positive():
     with pytest.raises(ValueError, match="`base` of rotary positions must be positive; got 0"):
         Rotary(4, base=0)
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.5, 0.1, 1.5])
+def test_a_fraction_leaves_pairs(fraction):
+    with pytest.raises(ValueError, match=f"even number of the 6 channels to turn; got {fraction}"):
+        Rotary(6, fraction=fraction)

@@ -48,6 +48,12 @@ class Attention(Mixer):
     and time is quadratic in the length; `window` bounds the one and makes the other linear. Keys and values
     are kept in the dtype that they come in, which under autocast is bfloat16.
 
+    | variant | arguments |
+    |---|---|
+    | multi-query attention | `kv_heads=1` |
+    | grouped-query attention | `kv_heads` = a number that divides `n_heads` |
+    | Griffin's local attention | `kv_heads=1, window=1024` |
+
     Positions count on over a reset. Nothing but their differences matters, and no step sees beyond a reset.
 
     Args:
@@ -55,8 +61,11 @@ class Attention(Mixer):
         n_heads: heads h. None is the largest number that divides `d_model` and leaves at least 64 channels to
             each head, or 1: 6 at width 384, 12 at 768.
         d_head: channels of q, k and v in a head. None is `d_model` / `n_heads`.
+        kv_heads: heads of keys and values, each shared by `n_heads` / `kv_heads` neighbouring queries. None
+            is `n_heads`.
         positions: "rotary", or "none", which leaves order to the causal mask alone.
         rotary_base: base of the frequencies.
+        rotary_fraction: of the channels of a head that turn, its first ones; the others know no position.
         bias: whether the projections have biases. The paper's are matrices alone.
         window: steps that each step sees, its own included; None is all.
         causal: whether steps see the past alone. False is for encoders: a step sees its whole document, from
@@ -64,13 +73,14 @@ class Attention(Mixer):
         dropout: probability that a share of attention is dropped, in training alone.
 
     Raises:
-        ValueError: `n_heads` that does not divide `d_model`, an odd `d_head` with rotary positions, an
-            unknown name in `positions`, or a number out of range.
+        ValueError: `n_heads` that does not divide `d_model`, `kv_heads` that does not divide `n_heads`, an
+            odd number of channels to turn, an unknown name in `positions`, or a number out of range.
 
     Source:
         Vaswani and others, Attention Is All You Need (2017), section 3.2; Su and others, RoFormer: Enhanced
         Transformer with Rotary Position Embedding (2021), section 3.2. Dropout of shares and windows are not
-        theirs.
+        theirs. Shared keys and values: Shazeer, Fast Transformer Decoding (2019); Ainslie and others, GQA
+        (2023).
 
     Example:
         >>> import torch
@@ -87,8 +97,10 @@ class Attention(Mixer):
         *,
         n_heads: int | None = None,
         d_head: int | None = None,
+        kv_heads: int | None = None,
         positions: Positions = "rotary",
         rotary_base: float = 10_000.0,
+        rotary_fraction: float = 1.0,
         bias: bool = False,
         window: int | None = None,
         causal: bool = True,
@@ -102,14 +114,22 @@ class Attention(Mixer):
         d_head = heads_of("d_model", d_model, n_heads) if d_head is None else d_head
         if n_heads < 1 or d_head < 1:
             raise ValueError(f"`n_heads` and `d_head` must be at least 1; got {n_heads} and {d_head}.")
-        self.n_heads, self.d_head = n_heads, d_head
+        kv_heads = n_heads if kv_heads is None else kv_heads
+        if kv_heads < 1 or n_heads % kv_heads:
+            raise ValueError(
+                f"`kv_heads` must be a positive divisor of `n_heads` = {n_heads}; got {kv_heads}. "
+                "1 is multi-query attention."
+            )
+        self.n_heads, self.kv_heads, self.d_head = n_heads, kv_heads, d_head
         self.window, self.causal, self.dropout = window, causal, dropout
 
         width = n_heads * d_head
         self.q = nn.Linear(d_model, width, bias=bias)
-        self.k = nn.Linear(d_model, width, bias=bias)
-        self.v = nn.Linear(d_model, width, bias=bias)
-        self.rotary = Rotary(d_head, base=rotary_base) if positions == "rotary" else None
+        self.k = nn.Linear(d_model, kv_heads * d_head, bias=bias)
+        self.v = nn.Linear(d_model, kv_heads * d_head, bias=bias)
+        self.rotary: Rotary | None = None
+        if positions == "rotary":
+            self.rotary = Rotary(d_head, base=rotary_base, fraction=rotary_fraction)
         self.out = nn.Linear(width, d_model, bias=bias)
 
     def forward(
@@ -123,7 +143,7 @@ class Attention(Mixer):
         self.check_input(x, reset)
         past, seen = (None, _start(x)) if state is None else _checked(state, x)
         q, k = self._queries_and_keys(x, seen)
-        v = self.v(x).unflatten(-1, (self.n_heads, self.d_head))
+        v = self.v(x).unflatten(-1, (self.kv_heads, self.d_head))
         dropout = self.dropout if self.training else 0.0
         y, cache = softmax_attention(
             q, k, v, state=past, reset=reset, window=self.window, causal=self.causal, dropout=dropout
@@ -138,7 +158,7 @@ class Attention(Mixer):
         if not self.causal:
             return None
         device = self.q.weight.device if device is None else device
-        none = torch.zeros(batch, 0, self.n_heads, self.d_head, dtype=self.q.weight.dtype, device=device)
+        none = torch.zeros(batch, 0, self.kv_heads, self.d_head, dtype=self.q.weight.dtype, device=device)
         position = torch.zeros(batch, dtype=torch.int64, device=device)
         return AttentionState(AttentionCache(none, none, None, None, None), position)
 
@@ -149,12 +169,12 @@ class Attention(Mixer):
         q, k = self._queries_and_keys(x, _start(x))
         # what attention makes of the identity is the matrix
         identity = torch.eye(x.shape[1], dtype=q.dtype, device=x.device)[:, None]
-        v = identity.expand(len(x), -1, self.n_heads, -1)
+        v = identity.expand(len(x), -1, self.kv_heads, -1)
         return softmax_attention(q, k, v, reset=reset, window=self.window, causal=self.causal)[0].mean(2)
 
     def _queries_and_keys(self, x: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
         q = self.q(x).unflatten(-1, (self.n_heads, self.d_head))
-        k = self.k(x).unflatten(-1, (self.n_heads, self.d_head))
+        k = self.k(x).unflatten(-1, (self.kv_heads, self.d_head))
         if self.rotary is None:
             return q, k
         q, k = self.rotary(seen[:, None] + torch.arange(x.shape[1], device=x.device), q, k)
@@ -162,8 +182,8 @@ class Attention(Mixer):
 
     @property
     def state_size(self) -> int:
-        """Elements per cached step, of which there are at most `window` - 1: key and value of every head."""
-        return 2 * self.n_heads * self.d_head if self.causal else 0
+        """Elements per cached step, of which there are at most `window` - 1: key and value of their heads."""
+        return 2 * self.kv_heads * self.d_head if self.causal else 0
 
 
 def _start(x: Tensor) -> Tensor:

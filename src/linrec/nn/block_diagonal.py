@@ -8,12 +8,13 @@ __all__ = ["BlockDiagonalLinear"]
 
 
 class BlockDiagonalLinear(nn.Module):
-    """y = W x with W = diag(W_1, .., W_n): neighbouring channels are projected together, apart from others.
+    """y = W x + b with W = diag(W_1, .., W_n): neighbouring channels are projected together.
 
     Args:
         d: width of input and output.
         n_blocks: blocks n.
         std: standard deviation of the normal distribution that W is drawn from.
+        bias: whether there is a b, which starts at 0.
         exact: whether y is in float32 (float64 for float64 weights), under autocast too; see `GateLinear`.
 
     Raises:
@@ -30,7 +31,7 @@ class BlockDiagonalLinear(nn.Module):
         [3.0, 3.0, 30.0, 30.0]
     """
 
-    def __init__(self, d: int, n_blocks: int, *, std: float, exact: bool = False) -> None:
+    def __init__(self, d: int, n_blocks: int, *, std: float, bias: bool = False, exact: bool = False) -> None:
         super().__init__()
         if n_blocks < 1 or d % n_blocks:
             raise ValueError(
@@ -39,21 +40,24 @@ class BlockDiagonalLinear(nn.Module):
             )
         self.exact = exact
         self.weight = nn.Parameter(torch.empty(n_blocks, d // n_blocks, d // n_blocks).normal_(std=std))
+        self.bias = nn.Parameter(torch.zeros(d)) if bias else None
 
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
         """Apply the projection to `x` (..., d)."""
         blocks = x.unflatten(-1, (len(self.weight), -1))
         if not self.exact:
-            return self._project(blocks, self.weight)
+            return self._project(blocks, self.weight, self.bias)
         dtype = torch.promote_types(self.weight.dtype, torch.float32)
         with torch.autocast(x.device.type, enabled=False):
-            return self._project(blocks.to(dtype), self.weight.to(dtype))
+            bias = None if self.bias is None else self.bias.to(dtype)
+            return self._project(blocks.to(dtype), self.weight.to(dtype), bias)
 
     @staticmethod
-    def _project(blocks: Tensor, weight: Tensor) -> Tensor:
-        return torch.einsum("...ni,noi->...no", blocks, weight).flatten(-2)
+    def _project(blocks: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        y = torch.einsum("...ni,noi->...no", blocks, weight).flatten(-2)
+        return y if bias is None else y + bias
 
     def extra_repr(self) -> str:
         """What `print` shows."""
         n_blocks, size, _ = self.weight.shape
-        return f"d={n_blocks * size}, n_blocks={n_blocks}, exact={self.exact}"
+        return f"d={n_blocks * size}, n_blocks={n_blocks}, bias={self.bias is not None}, exact={self.exact}"

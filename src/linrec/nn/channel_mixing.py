@@ -11,15 +11,21 @@ from linrec.nn.rwkv_channel_mixing import RWKVChannelMixing
 
 __all__ = ["ChannelMixing", "make_channel_mixing"]
 
-ChannelMixing: TypeAlias = Literal["ffn", "glu", "swiglu", "geglu", "bilinear", "rwkv", "none"]
-_GATES = {"glu": "sigmoid", "swiglu": "silu", "geglu": "gelu", "bilinear": "identity"}
+ChannelMixing: TypeAlias = Literal["ffn", "glu", "swiglu", "geglu", "geglu_tanh", "bilinear", "rwkv", "none"]
+_GATES = {
+    "glu": "sigmoid",
+    "swiglu": "silu",
+    "geglu": "gelu",
+    "geglu_tanh": "gelu_tanh",
+    "bilinear": "identity",
+}
 
 
 def make_channel_mixing(kind: ChannelMixing, d_model: int, d_hidden: int) -> nn.Module | None:
     """Return a `FeedForward` ("ffn"), a `GLU` by its name, an `RWKVChannelMixing` ("rwkv"), or None ("none").
 
     Args:
-        kind: "ffn", "glu", "swiglu", "geglu", "bilinear", "rwkv", or "none".
+        kind: "ffn", "glu", "swiglu", "geglu", "geglu_tanh", "bilinear", "rwkv", or "none".
         d_model: width of input and output.
         d_hidden: hidden width. A gated unit has three matrices of it, all others two.
 

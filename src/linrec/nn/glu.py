@@ -1,5 +1,7 @@
 """Gated linear units: channel mixing in which one projection of a step gates another."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 from jaxtyping import Float
@@ -10,11 +12,12 @@ from linrec.errors import unknown
 
 __all__ = ["GLU", "GLUActivation"]
 
-GLUActivation = Literal["sigmoid", "silu", "gelu", "identity"]
-_ACTIVATIONS = {
+GLUActivation = Literal["sigmoid", "silu", "gelu", "gelu_tanh", "identity"]
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": functional.sigmoid,
     "silu": functional.silu,
     "gelu": functional.gelu,
+    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
     "identity": lambda x: x,
 }
 
@@ -27,10 +30,12 @@ class GLU(nn.Module):
     | "sigmoid"    | Sigmoid      | GLU      |
     | "silu"       | SiLU         | SwiGLU   |
     | "gelu"       | GELU         | GEGLU    |
+    | "gelu_tanh"  | GELU by tanh | GEGLU    |
     | "identity"   | none         | Bilinear |
 
     HGRN names the unit without a formula, so the default is the unit of that name. The authors' released
     language models have no activation, "identity"; their models of the Long Range Arena have SiLU.
+    "gelu_tanh" is the approximation z (1 + tanh(sqrt(2 / pi) (z + 0.044715 z^3))) / 2, which Gemma has.
 
     Args:
         d_model: width of input and output.

@@ -13,7 +13,8 @@ class Rotary(nn.Module):
     """z'_nj = z_nj exp(i n theta_j), with theta_j = base^(-2j / d_head) for j = 0 .. d_head / 2 - 1.
 
     z_nj is the complex number whose parts are the channels 2j and 2j + 1 of a query or key at position n. The
-    product of a query and a key so depends on the difference of their positions alone.
+    product of a query and a key so depends on the difference of their positions alone. With a `fraction`, the
+    first channels turn, as a head of so many would, and the others stay as they are.
 
     It has no parameters. Angles are formed in float64, from whole positions: in float32 they are off by up to
     0.03 radians at a position of a million. What is turned is rounded once, to the dtype that it came in.
@@ -21,12 +22,14 @@ class Rotary(nn.Module):
     Args:
         d_head: channels per head, even.
         base: of the frequencies.
+        fraction: of the channels that turn, rounded down to whole ones; above 0, at most 1.
 
     Raises:
-        ValueError: an odd `d_head`, or a `base` that is not positive.
+        ValueError: an odd number of channels to turn, or a `base` or `fraction` out of range.
 
     Source:
-        Su and others, RoFormer: Enhanced Transformer with Rotary Position Embedding (2021), eq. 14 and 15.
+        Su and others, RoFormer: Enhanced Transformer with Rotary Position Embedding (2021), eq. 14 and 15. A
+        fraction of the channels is GPT-J's and GPT-NeoX's.
 
     Example:
         >>> import torch
@@ -37,12 +40,18 @@ class Rotary(nn.Module):
         tensor(2.)
     """
 
-    def __init__(self, d_head: int, *, base: float = 10_000.0) -> None:
+    def __init__(self, d_head: int, *, base: float = 10_000.0, fraction: float = 1.0) -> None:
         super().__init__()
         if d_head < 2 or d_head % 2:
             raise ValueError(
                 f"`d_head` must be a positive even number for rotary positions; got {d_head}. Choose another "
                 "number of heads: pairs of channels turn."
+            )
+        self.d_turned = int(d_head * fraction)
+        if not 0 < fraction <= 1 or self.d_turned < 2 or self.d_turned % 2:
+            raise ValueError(
+                "`fraction` of rotary positions must be in (0, 1] and leave a positive even number of the "
+                f"{d_head} channels to turn; got {fraction}. Try 0.5."
             )
         if base <= 0:
             raise ValueError(f"`base` of rotary positions must be positive; got {base}. RoFormer's is 10000.")
@@ -53,12 +62,15 @@ class Rotary(nn.Module):
     ) -> tuple[Float[Tensor, "b t h d"], ...]:
         """Turn each of `x` (b, t, h, d) by the angles of `positions` (b or 1, t), int64."""
         wide = torch.promote_types(x[0].dtype, torch.float32)
-        cos, sin = _turns(positions, self.d_head, self.base, wide)
-        return tuple(_turned(z, cos, sin) for z in x)
+        cos, sin = _turns(positions, self.d_turned, self.base, wide)
+        if self.d_turned == self.d_head:
+            return tuple(_turned(z, cos, sin) for z in x)
+        parts = (z.tensor_split([self.d_turned], dim=-1) for z in x)
+        return tuple(torch.cat([_turned(first, cos, sin), rest], dim=-1) for first, rest in parts)
 
     def extra_repr(self) -> str:
         """What `print(rotary)` shows."""
-        return f"d_head={self.d_head}, base={self.base}"
+        return f"d_head={self.d_head}, base={self.base}, d_turned={self.d_turned}"
 
 
 # one operation for compilers, which would else form the same angles again for each head, in float64
