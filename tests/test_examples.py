@@ -33,7 +33,14 @@ def run(tmp_path, monkeypatch, capsys):
 
 
 def test_every_example_is_tested_here():
-    tested = {"streaming", "own_mixer", "token_mixing_matrix", "train_in_forty_lines", "time_parallel"}
+    tested = {
+        "online_approximation",
+        "own_mixer",
+        "streaming",
+        "time_parallel",
+        "token_mixing_matrix",
+        "train_in_forty_lines",
+    }
     assert {path.stem for path in EXAMPLES} == tested
 
 
@@ -66,6 +73,15 @@ def test_token_mixing_matrix(run, tmp_path):
         "step 45",
     ]
     assert (tmp_path / "runs/token_mixing_matrix.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_online_approximation(run, tmp_path):
+    out = run("online_approximation")
+    errors = [float(line.split("error ")[1].split()[0]) for line in out.splitlines()[:4]]
+    # the whole past, a window by polynomials, one by waves that jump where its ends differ, a fading past
+    assert max(errors) < 0.15 and errors[1] < 0.005
+    assert out.count("from 64 numbers") == 4
+    assert (tmp_path / "runs/online_approximation.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_train_in_forty_lines(run):

@@ -4,6 +4,7 @@
 imported by name.
 """
 
+from linrec import hippo as hippo
 from linrec import mixers as mixers
 from linrec import models as models
 from linrec import nn as nn

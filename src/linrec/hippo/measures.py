@@ -1,0 +1,134 @@
+"""HiPPO's matrices: the state of x' = A x + B u is the past of u, in coefficients of a basis."""
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from linrec.errors import unknown
+
+__all__ = ["MEASURES", "Measure", "StateSpace", "matrices"]
+
+Measure = Literal["legs", "legt", "lagt", "fout"]
+
+
+class StateSpace(NamedTuple):
+    """x' = A x + B u; once discretised, x_k = A x_{k-1} + B u_k.
+
+    Args:
+        A: (..., N, N), what the state is multiplied by.
+        B: (..., N), what the input is multiplied by.
+    """
+
+    A: Float[Tensor, "*steps N N"]
+    B: Float[Tensor, "*steps N"]
+
+
+def matrices(measure: Measure, N: int, *, dtype: torch.dtype = torch.float64) -> StateSpace:
+    """A and B of x' = A x + B u, whose state has u's past as coefficients of a basis.
+
+        x_n(t) = int_0^inf u(t - s) K_n(s) ds,    K(s) = exp(s A) B
+
+    | measure | A_nk, n > k | A_nn | A_nk, n < k | B_n | K_n(s) |
+    |---|---|---|---|---|---|
+    | "legs" | -r_n r_k | -(n + 1) | 0 | r_n | e^-s r_n P_n(2 e^-s - 1) |
+    | "legt" | -r_n r_k | -r_n r_n | -(-1)^(n-k) r_n r_k | r_n | near r_n P_n(1 - 2 s) for s < 1, else 0 |
+    | "lagt" | -1 | -1/2 | 0 | 1 | e^(-s/2) L_n(s) |
+    | "fout" | D - 2 p p^T | | | 2 p_n | near F_n(s) for s < 1, else 0 |
+
+    P_n are Legendre's polynomials with r_n = sqrt(2n + 1), L_n Laguerre's. F_n are 1, sqrt(2) cos(2 pi s),
+    sqrt(2) sin(2 pi s), sqrt(2) cos(4 pi s), .., with p = F(0), and D differentiates them: F' = D F. Beside
+    1 they are pairs, so an even N has a last coordinate without a function, which stays zero.
+
+    Time is in units of the window ("legt", "fout"), or of what e^-s and e^(-s/2) say. These systems do not
+    change over time. HiPPO's LegS does: x' = (A x + B u) / t, with the same matrices, weighs all of the past
+    alike. In log t, it is the one above.
+
+    Args:
+        measure: how the past is weighed, and so which basis is orthonormal.
+        N: coefficients.
+        dtype: that of the result; it is computed in float64.
+
+    Returns:
+        A (N, N) and B (N,).
+
+    Raises:
+        ValueError: an unknown measure, or an `N` below 1.
+
+    Source:
+        HiPPO (Gu, Dao, Ermon, Rudra and Ré, 2020), LegS, LegT and LagT, with the orthonormal bases; LagT in
+        the form of S4 (Gu, Goel and Ré, 2021), where the basis is Laguerre's functions. How to Train Your
+        HiPPO (Gu, Johnson, Timalsina, Rudra and Ré, 2022), FouT.
+
+    Example:
+        >>> A, B = matrices("lagt", 3)
+        >>> A.tolist(), B.tolist()
+        ([[-0.5, 0.0, 0.0], [-1.0, -0.5, 0.0], [-1.0, -1.0, -0.5]], [1.0, 1.0, 1.0])
+    """
+    check(measure, N)
+    A, B = _MATRICES[measure](N)
+    return StateSpace(A.to(dtype), B.to(dtype))
+
+
+def low_rank(measure: Measure, N: int) -> Float[Tensor, "N rank"]:
+    """P in float64, such that A + P P^T is normal: -mu I and a skew-symmetric matrix, for some mu >= 0."""
+    _, B = matrices(measure, N)
+    if measure == "legt":
+        # the symmetric part of A couples coefficients of equal parity
+        even = torch.arange(N) % 2 == 0
+        return torch.stack([B * even, B * ~even], 1)
+    return (B / 2**0.5)[:, None]
+
+
+def check(measure: str, N: int) -> None:
+    """Refuse an unknown measure, and an N below 1."""
+    if measure not in _MATRICES:
+        raise unknown("HiPPO measure", measure, MEASURES)
+    if N < 1:
+        raise ValueError(f"`N` must be at least 1 coefficient; got {N}.")
+
+
+def _legs(N: int) -> StateSpace:
+    r = _roots(N)
+    # on the diagonal 2n + 1, less n
+    return StateSpace(torch.diag((r**2 - 1) / 2) - torch.outer(r, r).tril(), r)
+
+
+def _legt(N: int) -> StateSpace:
+    r, n = _roots(N), torch.arange(N)
+    odd = (n[:, None] - n) % 2 == 1
+    sign = torch.where(odd.triu(), -1.0, 1.0).double()
+    return StateSpace(-torch.outer(r, r) * sign, r)
+
+
+def _lagt(N: int) -> StateSpace:
+    ones = torch.ones(N, dtype=torch.float64)
+    return StateSpace(torch.diag(ones / 2) - torch.outer(ones, ones).tril(), ones)
+
+
+def _fout(N: int) -> StateSpace:
+    # F(0): cosines are at odd places
+    p = torch.zeros(N, dtype=torch.float64)
+    p[0] = 1
+    p[1 : N - 1 : 2] = 2**0.5
+    frequency = 2 * torch.pi * torch.arange(1, (N + 1) // 2, dtype=torch.float64)
+    above = torch.zeros(N - 1, dtype=torch.float64)
+    above[1 : N - 1 : 2] = frequency
+    # cos' = -frequency sin, which is one place above the diagonal, and sin' = frequency cos
+    D = torch.diag(above, -1) - torch.diag(above, 1)
+    return StateSpace(D - 2 * torch.outer(p, p), 2 * p)
+
+
+def _roots(N: int) -> Tensor:
+    return (2 * torch.arange(N, dtype=torch.float64) + 1).sqrt()
+
+
+_MATRICES: dict[str, Callable[[int], StateSpace]] = {
+    "legs": _legs,
+    "legt": _legt,
+    "lagt": _lagt,
+    "fout": _fout,
+}
+MEASURES: tuple[Measure, ...] = ("legs", "legt", "lagt", "fout")
