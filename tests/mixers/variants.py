@@ -81,6 +81,11 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "no decay": {"decay": "none", "feature_map": "elu", "d_qk": 4, "d_v": 4},
         "features": {"feature_map": "relu", "qk_norm": "l1", "output_norm": "none"},
     },
+    "hawk": {
+        "paper": {},
+        "released": {"d_rnn": 6, "n_blocks": 2, "activation": "gelu_tanh", "start": "whole"},
+        "no convolution": {"conv_size": None, "a_init_of": "a^c"},
+    },
     "hgrn2": {
         "paper": {},
         "released": {
@@ -192,6 +197,11 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "paper": {},
         "heads": {"n_heads": 2, "n_features": 3, "orthogonal": True, "learn_sigma": False},
         "arccos": {"feature_map": "arc_cosine", "gate": False},
+    },
+    "rg_lru": {
+        "paper": {},
+        "released": {"n_blocks": 2, "start": "whole"},
+        "no gates": {"recurrence_gate": False, "input_gate": False},
     },
     "rwkv4": {
         # an output projection of zeros would make every law hold

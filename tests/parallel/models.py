@@ -31,6 +31,7 @@ REFUSED = {
     "flash_gau": "flash_gau",
     "gate_loop_attention": "gate_loop_attention",
     "gated_delta_net": "short_conv",
+    "hawk": "short_conv",
     "mamba2": "short_conv",
     "recurrent_delta_net": "recurrent_delta_net",
     "srwm": "srwm",

@@ -1,0 +1,169 @@
+"""Hawk, of Griffin: Mixing Gated Linear Recurrences with Local Attention (De and others, 2024).
+
+    g_t = GELU(W_g x_t + b_g)
+    u_t = W_u x_t + b_u
+    v_t = sum_{j=0..3} w_j * u_{t-j} + b_v
+    h_t = RG-LRU(v)_t
+    y_t = W_o (g_t * h_t) + b_o
+
+The paper's recurrent block. x input, g gate, u and v input of the recurrence before and behind a convolution
+of four steps, h output of the recurrent unit (`linrec.mixers.rg_lru`), y output, t time. A model of these
+blocks is Hawk; Griffin has local attention in every third layer.
+"""
+
+import math
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from linrec.errors import unknown
+from linrec.mixers.base import Mixer, State, Transitions
+from linrec.mixers.rg_lru import BLOCKS, RGLRU, InitOf, Start
+from linrec.nn.short_convolution import ShortConvolution
+
+__all__ = ["Hawk"]
+
+Activation = Literal["gelu", "gelu_tanh"]
+
+# of the released code: variance of the taps' sum
+TAPS_VARIANCE = 0.01
+
+
+class Hawk(Mixer):
+    """y_t = W_o (GELU(W_g x_t + b_g) * RG-LRU(conv(W_u x + b_u))_t) + b_o: one branch gates the other.
+
+    | model | arguments |
+    |---|---|
+    | Hawk | the defaults |
+    | Griffin | `ModelConfig(mixer=("hawk", "hawk", "attention"))`; the preset "griffin" |
+    | RecurrentGemma | `d_rnn` = `d_model`, `n_blocks=10`, `activation="gelu_tanh"`, `start="whole"` |
+
+    When training starts, the matrices are normal with variance 1 / their inputs, the taps with variance
+    0.01 / `conv_size`, as in the released code, and all biases are 0. (That code also multiplies W_o by
+    sqrt(2 / layers).)
+
+    Args:
+        d_model: width of the sequence.
+        d_rnn: width of the two branches. None is 4/3 `d_model`, or the next smaller multiple of `n_blocks`.
+        n_blocks: blocks of the gates' matrices. None is 16, or the largest number below that divides `d_rnn`.
+        conv_size: taps of the convolution of each channel; None is no convolution.
+        activation: of g, "gelu", or "gelu_tanh", its approximation, which the released models have.
+        c: exponent of the transition; see `RGLRU`.
+        a_init: range that a starts in.
+        a_init_of: what is drawn from it, "a" or "a^c".
+        start: how the first step of a sequence enters the recurrence, "scaled" or "whole"; see `RGLRU`.
+        recurrence_gate: whether the recurrence has one.
+        input_gate: whether the recurrence has one.
+
+    Raises:
+        ValueError: blocks that do not divide `d_rnn`, an unknown name of a variant, or a number out of range.
+
+    Source:
+        Griffin (De and others, 2024), sections 2.3 and 2.4; constants that it leaves out are those of the
+        released code.
+
+    Example:
+        >>> import torch
+        >>> mixer = Hawk(64)
+        >>> y, (tail, h) = mixer(torch.zeros(2, 10, 64))
+        >>> y.shape, tail.shape, h.shape
+        (torch.Size([2, 10, 64]), torch.Size([2, 3, 80]), torch.Size([2, 80]))
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        d_rnn: int | None = None,
+        n_blocks: int | None = None,
+        conv_size: int | None = 4,
+        activation: Activation = "gelu",
+        c: float = 8.0,
+        a_init: tuple[float, float] = (0.9, 0.999),
+        a_init_of: InitOf = "a",
+        start: Start = "scaled",
+        recurrence_gate: bool = True,
+        input_gate: bool = True,
+    ) -> None:
+        super().__init__(d_model)
+        if activation not in ("gelu", "gelu_tanh"):
+            raise unknown("`activation`", activation, ["gelu", "gelu_tanh"])
+        if d_rnn is None:
+            width = 4 * d_model // 3
+            multiple = min(BLOCKS, width) if n_blocks is None else max(n_blocks, 1)
+            d_rnn = max(width // multiple, 1) * multiple
+        if d_rnn < 1:
+            raise ValueError(f"`d_rnn` must be at least 1; got {d_rnn}. None is 4/3 `d_model`.")
+        self.d_rnn = d_rnn
+        self.approximate = "tanh" if activation == "gelu_tanh" else "none"
+
+        self.gate = nn.Linear(d_model, d_rnn)
+        self.u = nn.Linear(d_model, d_rnn)
+        self.conv = None if conv_size is None else ShortConvolution(d_rnn, conv_size, bias=True)
+        self.rg_lru = RGLRU(
+            d_rnn,
+            n_blocks=n_blocks,
+            c=c,
+            a_init=a_init,
+            a_init_of=a_init_of,
+            start=start,
+            recurrence_gate=recurrence_gate,
+            input_gate=input_gate,
+        )
+        self.out = nn.Linear(d_rnn, d_model)
+        for linear in (self.gate, self.u, self.out):
+            nn.init.normal_(linear.weight, std=1 / math.sqrt(linear.in_features))
+            nn.init.zeros_(linear.bias)
+        if self.conv is not None and self.conv.bias is not None:
+            nn.init.normal_(self.conv.weight, std=math.sqrt(TAPS_VARIANCE / self.conv.weight.shape[1]))
+            nn.init.zeros_(self.conv.bias)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b t d_model"],
+        state: State = None,
+        *,
+        reset: Bool[Tensor, "b t"] | None = None,
+    ) -> tuple[Float[Tensor, "b t d_model"], State]:
+        """Mix `x` over time; see `Mixer.forward`.
+
+        The state is the tail of the convolution (b, conv_size - 1, d_rnn) and the state of the recurrence;
+        without a convolution, that alone.
+        """
+        self.check_input(x, reset)
+        tail, h = (None, state) if self.conv is None or state is None else state
+        v, tail = self._v(x, tail, reset)
+        y, h = self.rg_lru(v, h, reset=reset)
+        g = functional.gelu(self.gate(x), approximate=self.approximate)
+        return self.out(g * y), h if self.conv is None else (tail, h)
+
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
+        """Zeros (batch, conv_size - 1, d_rnn), and the start of the recurrence; see `RGLRU.init_state`."""
+        device = self.out.weight.device if device is None else device
+        h = self.rg_lru.init_state(batch, device=device)
+        if self.conv is None:
+            return h
+        return self.conv.init_state(batch, dtype=self._state_dtype(), device=device), h
+
+    @property
+    def state_size(self) -> int:
+        """Elements of the recurrence's state, d_rnn, and of the convolution's tail."""
+        return self.rg_lru.state_size + (0 if self.conv is None else self.conv.state_size)
+
+    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions:
+        """a_t of the recurrence; see `Mixer.transitions`."""
+        return self.rg_lru.transitions(self._v(x, None, None)[0])
+
+    def token_mixing(
+        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
+    ) -> Float[Tensor, "b t t"]:
+        """Mean over channels of the matrix that v, behind the convolution, is multiplied by."""
+        return self.rg_lru.token_mixing(self._v(x, None, reset)[0], reset=reset)
+
+    def _v(self, x: Tensor, tail: Tensor | None, reset: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """What enters the recurrence, and the tail of the convolution."""
+        u = self.u(x)
+        return (u, None) if self.conv is None else self.conv(u, tail, reset=reset)
