@@ -14,6 +14,7 @@ from benchmarks.encoders import MIXER_ARGUMENTS
 from benchmarks.kernels import profiled, summary
 from benchmarks.memory import peak_bytes, release, why
 from benchmarks.timing import calls_per_second
+from linrec.mixers.attention import Attention
 from linrec.models import LanguageModel, ModelConfig, preset
 from linrec.train import LoopConfig, OptimConfig, get_recipe
 from linrec.train.config import complete_mixer_args
@@ -51,7 +52,12 @@ def model_config(name: str, mixer: str | None, *, quick: bool = False) -> ModelC
         config = dataclasses.replace(config, mixer=mixer, mixer_args=dict(MIXER_ARGUMENTS.get(mixer, {})))
     if quick:
         config = dataclasses.replace(
-            config, vocab_size=32, n_outputs=None, d_model=16, n_layers=1, d_channel_mixing=32
+            config,
+            vocab_size=32,
+            n_outputs=None,
+            d_model=16,
+            n_layers=max(len(config.mixer_pattern), len(config.channel_mixing_pattern)),
+            d_channel_mixing=32,
         )
     return dataclasses.replace(config, mixer_args=complete_mixer_args(config.mixer, config.mixer_args))
 
@@ -72,7 +78,7 @@ def flops_per_token(model: LanguageModel, length: int) -> int:
     if not config.tie_embeddings:
         weights -= model.embedding.weight.numel()
     # the state of softmax attention is a key and a value for each step
-    scores = sum(mixer.state_size for mixer in model.mixers) // 2 if config.mixer == "attention" else 0
+    scores = sum(mixer.state_size for mixer in model.mixers if isinstance(mixer, Attention)) // 2
     return 6 * weights + 6 * length * scores
 
 

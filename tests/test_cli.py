@@ -26,6 +26,7 @@ SMALL = [
     *("--loop.device", "cpu"),
 ]
 TRAIN = ["train", "memory-horizon-demo", *SMALL]
+HYBRID = ["--model.n-layers", "4", "--model.mixer"]
 
 
 @pytest.fixture(autouse=True)
@@ -63,6 +64,12 @@ def complaint(words: list[str], status: int, capsys: pytest.CaptureFixture[str])
         ),
         ([*TRAIN, "--model.mixer", "gateloop"], "there is no mixer 'gateloop'; did you mean 'gate_loop'?"),
         ([*TRAIN, "--model.mixer-args.transition", "fixd"], "'fixed')"),
+        ([*TRAIN, *HYBRID, "lru", "atention"], "there is no mixer 'atention'; did you mean 'attention'?"),
+        (
+            [*TRAIN, *HYBRID, "lru", "gla", "--model.mixer-args.n-heads", "2"],
+            "no option --model.mixer-args.n-heads; did you mean --model.mixer-args.gla.n-heads?",
+        ),
+        ([*TRAIN, *HYBRID, *["lru"] * 9], "`mixer` must be a pattern of 1 to 4 names"),
         ([*TRAIN, "--optim.clip-norm", "none"], "could be instantiated from ['none'].\n"),
         ([*TRAIN, "--loop.precision", "16"], "'bf16-mixed'"),
         ([*TRAIN, "--optim.lr", "fast"], "--optim.lr: could not convert string to float: 'fast'"),
@@ -150,6 +157,28 @@ def test_train_resume_and_report(capsys: pytest.CaptureFixture[str], tmp_path: P
     assert "with the recipe 'memory-horizon-demo'" in complaint(
         ["train", "memory-horizon", *resume], 2, capsys
     )
+
+
+def test_a_hybrid_is_a_pattern_of_words(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*TRAIN, *HYBRID, "lru", "gla", "lru", "--out", "hybrid"]
+    words += ["--model.mixer-args.gla.n-heads", "2", "--model.channel-mixing", "none", "ffn"]
+    assert main(words) == 0
+    run = load_run("hybrid")
+    assert run.config.model.mixer == ("lru", "gla", "lru")
+    assert run.config.model.mixer_args["gla"]["n_heads"] == 2
+    assert [*run.config.model.mixer_args] == ["lru", "gla"]
+    model = run.model()
+    assert [type(mixer).__name__ for mixer in model.mixers] == ["LRU", "GLA", "LRU", "LRU"]
+    assert [block.channel_mixing is None for block in model.blocks] == [True, False] * 2
+    capsys.readouterr()
+    assert main(["train", "--resume", "hybrid"]) == 0
+    # named again, the pattern is the one that the run has
+    again = ["train", "--resume", "hybrid", *HYBRID, "lru", "gla", "lru"]
+    assert main(again) == 0
+    capsys.readouterr()
+    assert "model.mixer" in complaint([*again, "gla"], 2, capsys)
+    assert main(["inspect", "hybrid"]) == 0
+    assert "4 layers of lru gla lru" in Path("hybrid/inspection/inspection.html").read_text()
 
 
 def test_a_disk_that_is_full_ends_a_run_with_one_line(

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from linrec.cli.main import COMMANDS
+from linrec.cli.parsing import peek
 from linrec.train import get_recipe
 from linrec.train.options import option_names, options_type
 from tests.markdown import PAGES, ROOT, blocks, commands, execute, prose
@@ -41,7 +42,8 @@ def test_commands_name_what_exists(page):
         elif program == "linrec":
             assert first in COMMANDS
             if first == "train" and not others[0].startswith("-"):
-                known = {"--help", *option_names(options_type(get_recipe(others[0])))}
+                options = options_type(get_recipe(others[0]), peek(others, "--model.mixer"))
+                known = {"--help", *option_names(options)}
                 assert {word for word in others if word.startswith("--")} <= known
 
 

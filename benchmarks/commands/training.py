@@ -81,7 +81,8 @@ def training(options: TrainingOptions, command: str) -> int:
     }
     path = options.out / f"{file_name(results)}.json"
     for name, config in jobs:
-        say(f"{name}, {config.mixer}")
+        mixer = " ".join(config.mixer_pattern)
+        say(f"{name}, {mixer}")
         found = measure_training(
             config, loop, length, device, windows, document=options.document, profile=options.profile
         )
@@ -89,7 +90,7 @@ def training(options: TrainingOptions, command: str) -> int:
             rate = found["tokens_per_second"]["median"] * found["flops_per_token"]
             found |= {"flops_per_second": rate, "share_of_matmul": rate / results["matmul"]["rate"]}
         results["models"].append(
-            {"preset": name, "mixer": config.mixer, "config": dataclasses.asdict(config), **found}
+            {"preset": name, "mixer": mixer, "config": dataclasses.asdict(config), **found}
         )
         # what is measured is not lost when the rest is stopped
         write(path, results)

@@ -9,10 +9,13 @@ from linrec.models import LanguageModel, ModelConfig
 
 VOCAB = 13
 # every mixer that there is; and states that a default does not have
-MIXERS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in mixers.names()} | {
+MIXERS: dict[str, tuple[str | tuple[str, ...], dict[str, Any]]] = {
+    name: (name, {}) for name in mixers.names()
+} | {
     "gate_loop heads": ("gate_loop", {"n_heads": 2, "phase_activation": "none", "output_gate": True}),
     "attention window": ("attention", {"n_heads": 2, "window": 4}),
     "gate_loop_attention heads": ("gate_loop_attention", {"n_heads": 2, "transition": "fixed"}),
+    "hybrid": (("hgru", "attention"), {"attention": {"n_heads": 2, "window": 4}}),
     "recurrent_delta_net": ("recurrent_delta_net", {"n_heads": 2, "output_recurrence": True}),
     "relit terms": ("relit", {"n_heads": 2, "r": 4}),
     # whose outputs would be zeros, or near them

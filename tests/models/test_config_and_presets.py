@@ -94,6 +94,32 @@ def test_the_published_weights_have_the_sizes_of_the_presets():
         assert round(4 * (count(config) - biases) / 1e9, digits) == gigabytes
 
 
+@pytest.mark.parametrize(
+    ("size", "of_7_1", "of_1_0"),
+    [
+        ("125m", 163.7, 163.8),
+        ("350m", 408.4, 409.3),
+        ("760m", 839.7, 840.4),
+        ("1.3b", 1420.1, 1422.6),
+    ],
+)
+def test_xlstms_have_the_sizes_of_the_paper(size, of_7_1, of_1_0):
+    """Without the biases of norms and of the channel mixing, which the released code has not."""
+    config = preset(f"xlstm-7-1-{size}")
+    mlstm = replace(config, mixer="mlstm", channel_mixing="none")
+    for reading, millions in ((config, of_7_1), (mlstm, of_1_0)):
+        with torch.device("meta"):
+            model = LanguageModel(reading)
+        biases = model.norm.bias.numel()
+        for block in model.blocks:
+            layers = [block.mixer_norm]
+            if block.channel_mixing is not None:
+                layers += [block.channel_mixing_norm, *block.channel_mixing.children()]
+            biases += sum(layer.bias.numel() for layer in layers)
+        assert round((count(reading) - biases) / 1e6, 1) == millions
+    assert config.mixer.count("slstm") == (2 if size == "125m" else 6)
+
+
 def test_channel_mixing_by_name():
     expected = {"ffn": None, "glu": "sigmoid", "swiglu": "silu", "geglu": "gelu", "bilinear": "identity"}
     expected |= {"geglu_tanh": "gelu_tanh"}
@@ -113,7 +139,8 @@ def test_the_transitions_of_every_layer_are_marked():
 
 
 def test_preset_names_and_errors():
-    assert [preset(name).mixer for name in preset_names()] == ["gate_loop"] * 2 + ["hgru"] * 5
+    mixers = [preset(name).mixer_pattern[0] for name in preset_names()]
+    assert mixers == ["gate_loop"] * 2 + ["hgru"] * 5 + ["mlstm"] * 4
     assert preset("memory_horizon") == preset("memory-horizon")
     with pytest.raises(ValueError, match="there is no preset 'wikitext'; did you mean 'wikitext103'"):
         preset("wikitext")

@@ -36,12 +36,14 @@ class RunMaker:
         command: str | None = None,
         loop: dict[str, Any] | None = None,
         task: MemoryHorizon = TASK,
+        mixer: str | tuple[str, ...] = "gate_loop",
         **mixer_args: Any,
     ) -> Path:
+        sizes = {"vocab_size": 6, "d_model": 8, "n_layers": 2, "d_channel_mixing": 8}
         config = TrainConfig(
             name=recipe,
             task=task,
-            model=ModelConfig(vocab_size=6, d_model=8, n_layers=2, d_channel_mixing=8, mixer_args=mixer_args),
+            model=ModelConfig(**sizes, mixer=mixer, mixer_args=mixer_args),
             loop=dataclasses.replace(LoopConfig(seed=seed), **(loop or {})),
         )
         folder = self.root / name

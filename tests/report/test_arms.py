@@ -23,6 +23,24 @@ def test_runs_that_differ_in_their_seed_are_one_arm(make_run):
     assert arms[1].settings == {"model.mixer_args.transition": "fixed"}
 
 
+def test_hybrids_are_named_as_they_are_typed_and_their_arguments_by_mixer(make_run):
+    arms = _arms(
+        make_run("a", mixer=("lru", "gla")),
+        make_run("b", mixer=("gla", "lru")),
+        make_run("c", mixer="lru"),
+    )
+    labels = ["mixer: lru gla", "mixer: gla lru", "mixer: lru"]
+    assert [arm.label for arm in arms] == labels
+    arms = _arms(
+        make_run("d", mixer=("lru", "gla"), gla={"n_heads": 2}),
+        make_run("e", mixer=("lru", "gla"), gla={"n_heads": 1}),
+    )
+    assert [(arm.label, arm.slug) for arm in arms] == [
+        ("gla.n_heads: 2", "gla-n-heads-2"),
+        ("gla.n_heads: 1", "gla-n-heads-1"),
+    ]
+
+
 def test_a_single_arm_has_the_name_of_its_recipe(make_run):
     (arm,) = _arms(make_run("a", recipe="memory-horizon"), make_run("b", recipe="memory-horizon", seed=3))
     assert (arm.label, arm.slug, arm.settings) == ("memory-horizon", "memory-horizon", {})

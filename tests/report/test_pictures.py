@@ -191,6 +191,14 @@ def test_transitions_show_every_layer_sorted_and_the_average_with_its_resets():
     assert "|a|" in bar.get_xlabel()
 
 
+def test_transitions_of_a_hybrid_have_the_numbers_of_their_layers():
+    config = ModelConfig(vocab_size=6, d_model=8, n_layers=3, mixer=("lru", "gate_loop", "gate_loop"))
+    found = transition_magnitudes(LanguageModel(config).eval(), TOKENS, reset_token=None)
+    assert found.numbers == (2, 3)
+    labels = [axes.get_ylabel().split("\n")[0] for axes in draw_transitions(found).axes]
+    assert labels[:2] == ["layer 2", "layer 3"]
+
+
 def test_transitions_without_resets_have_nothing_to_enlarge():
     assert len(draw_transitions(_magnitudes(100, [])).axes) == 3 + 1 + 1
 

@@ -1,5 +1,6 @@
 import dataclasses
 import inspect
+import json
 import typing
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 
 from linrec import mixers
 from linrec.train import get_recipe, recipe_names
-from linrec.train.config import complete_mixer_args
+from linrec.train.config import complete_mixer_args, config_from_dict, config_to_dict
 from linrec.train.options import config_of, option_names, options_type
 
 
@@ -31,6 +32,39 @@ def test_every_argument_of_every_mixer_is_an_option_of_its_type(mixer: str) -> N
     assert complete_mixer_args(mixer, {}) == {name: p.default for name, p in expected.items()}
     names = option_names(options)
     assert all(f"--model.mixer-args.{name.replace('_', '-')}" in names for name in expected)
+
+
+def test_options_of_a_hybrid_are_those_of_its_mixers_under_their_names() -> None:
+    config = get_recipe("memory-horizon")
+    arguments = {"attention": {"window": 8}}
+    model = dataclasses.replace(config.model, mixer=("gla", "attention"), mixer_args=arguments)
+    config = dataclasses.replace(config, model=model)
+    assert config.model.mixer_args == {
+        "gla": complete_mixer_args("gla", {}),
+        "attention": complete_mixer_args("attention", {"window": 8}),
+    }
+    options = options_type(config)
+    assert config_of(options(), config.name, config.task.section) == config
+    assert options_type(config, ["gla", "attention"])().model.mixer_args.attention.window == 8
+    # other mixers, and in another order they are other ones, have their defaults
+    turned = options_type(config, ["attention", "gla"])
+    assert turned().model.mixer_args.attention.window is None
+    named = {f"--model.mixer-args.{name}" for name in ("gla.tau", "attention.window")}
+    assert named < {*option_names(turned)}
+    alone = config_of(options_type(config, ["lru"])(), config.name, config.task.section)
+    assert alone.model.mixer == "lru" and alone.model.mixer_args == complete_mixer_args("lru", {})
+
+
+def test_a_hybrids_configuration_survives_json() -> None:
+    config = get_recipe("memory-horizon")
+    arguments = {"gate-loop": {"magnitude_init": (0.5, 0.9)}}
+    model = dataclasses.replace(config.model, mixer=("lru", "gate-loop"), mixer_args=arguments)
+    config = dataclasses.replace(config, model=model)
+    assert config.model.mixer_args["gate_loop"]["magnitude_init"] == (0.5, 0.9)
+    assert config_from_dict(json.loads(json.dumps(config_to_dict(config)))) == config
+    wrong = dataclasses.replace(model, mixer_args={"lru": {"n_heads": 2}})
+    with pytest.raises(ValueError, match="the mixer 'lru' has no argument 'n_heads'"):
+        dataclasses.replace(config, model=wrong)
 
 
 def test_sizes_that_the_task_gives_are_no_options() -> None:

@@ -51,12 +51,13 @@ def _message(text: str) -> str:
     return " ".join(itertools.takewhile(bool, blocks[min(1, len(blocks) - 1)]))
 
 
-def peek(words: list[str], option: str) -> str | None:
-    """Return the value of an option that others depend on: None without it, "" where it has none."""
+def peek(words: list[str], option: str) -> list[str] | None:
+    """Return the values of an option that others depend on: None without it, none where it has none."""
     for place, word in enumerate(words):
         name, _, value = word.partition("=")
         if name == option:
-            return value or next((w for w in words[place + 1 : place + 2] if not w.startswith("-")), "")
+            following = itertools.takewhile(lambda w: not w.startswith("-"), words[place + 1 :])
+            return [value, *following] if value else [*following]
     return None
 
 

@@ -1,6 +1,5 @@
 """`linrec train RECIPE`: train a model, or go on with a run."""
 
-import dataclasses
 import functools
 import math
 import shlex
@@ -31,6 +30,9 @@ examples:
   linrec train memory-horizon --loop.seed 1 --out runs/one
   linrec train memory-horizon \\
       --model.mixer-args.transition fixed
+  linrec train memory-horizon \\
+      --model.mixer gla gla attention \\
+      --model.mixer-args.attention.window 128
   linrec train --resume runs/one
   torchrun --nproc-per-node 2 -m linrec train memory-horizon \\
       --loop.strategy fsdp
@@ -47,15 +49,18 @@ def run(words: list[str]) -> int:
         print(text, end="", file=sys.stdout if words else sys.stderr)
         return 0 if words else 2
     name, rest = ("", words) if words[0].startswith("-") else (words[0], words[1:])
-    resume = peek(rest, "--resume")
-    if resume == "":
+    folder_to_resume = peek(rest, "--resume")
+    if folder_to_resume == []:
         raise ConfigError("--resume needs a run folder: `linrec train --resume runs/memory-horizon`.")
+    resume = None if folder_to_resume is None else folder_to_resume[0]
     if not name and resume is None:
         listed = ", ".join(recipe_names())
         raise ConfigError(f"name a recipe first, or a run folder after --resume; recipes: {listed}.")
 
-    config = _base_config(name, resume, peek(rest, "--model.mixer") or None)
-    options = parse(options_type(config), rest, f"linrec train {config.name}")
+    config = _base_config(name, resume)
+    with one_line_errors():
+        options_of_mixers = options_type(config, peek(rest, "--model.mixer"))
+    options = parse(options_of_mixers, rest, f"linrec train {config.name}")
     if options.resume is not None and options.out not in (None, options.resume):
         raise ConfigError("--resume continues in its own folder; leave --out out.")
     folder = options.resume or options.out or Path("runs") / config.name
@@ -77,22 +82,15 @@ def run(words: list[str]) -> int:
     return 0
 
 
-def _base_config(name: str, resume: str | None, mixer: str | None) -> TrainConfig:
+def _base_config(name: str, resume: str | None) -> TrainConfig:
     """Return the configuration that the options start from."""
     if resume is None:
         with one_line_errors():
-            config = get_recipe(name)
-    else:
-        config = load_run(resume).config
-        if name.replace("_", "-") not in ("", config.name):
-            raise ConfigError(f"{resume} was trained with the recipe {config.name!r}, not {name!r}.")
-    if mixer is None or mixer == config.model.mixer:
-        return config
-    # another mixer has other arguments: its own defaults, not those of the recipe's mixer
-    with one_line_errors():
-        return dataclasses.replace(
-            config, model=dataclasses.replace(config.model, mixer=mixer, mixer_args={})
-        )
+            return get_recipe(name)
+    config = load_run(resume).config
+    if name.replace("_", "-") not in ("", config.name):
+        raise ConfigError(f"{resume} was trained with the recipe {config.name!r}, not {name!r}.")
+    return config
 
 
 def _told(name: str, scores: Mapping[str, Any], scored: bool) -> str:

@@ -84,7 +84,7 @@ def render_page(
         missing: what could not be shown, a sentence each.
         command: the command line, where there is one.
     """
-    name, mixer = run.config.name, run.config.model.mixer
+    name, mixer = run.config.name, " ".join(run.config.model.mixer_pattern)
     n_tokens, blocks = len(tokens.labels), run.config.model.n_layers
     what = f"{tokens.source}, its first {n_tokens:,} of {tokens.of:,} tokens"
     if n_tokens == tokens.of:

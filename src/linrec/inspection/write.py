@@ -105,7 +105,7 @@ def write_inspection(
     model = run.model(device)
     reset = None if tokens.reset is None else tokens.reset.to(device)
     layers = inspect_model(model, tokens.tokens.to(device), reset=reset, token_mixing=matrices)
-    mixer = run.config.model.mixer
+    mixer = " ".join(run.config.model.mixer_pattern)
     if all(layer.magnitude is None and layer.mixing is None for layer in layers):
         cure = "" if matrices else " Leave --no-matrices out to see its token-mixing matrices."
         raise ConfigError(f"nothing can be shown of the mixer {mixer!r}: it has no transitions.{cure}")

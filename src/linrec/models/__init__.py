@@ -8,7 +8,7 @@ from linrec.models.image_scan import ImageScan
 from linrec.models.language_model import LanguageModel
 from linrec.models.presets import image_preset, image_preset_names, preset, preset_names
 from linrec.models.sequence_classifier import SequenceClassifier, SequenceClassifierConfig
-from linrec.models.stack import make_blocks
+from linrec.models.stack import build_mixer, make_blocks
 
 __all__ = [
     "Bidirectional",
@@ -21,6 +21,7 @@ __all__ = [
     "SequenceClassifier",
     "SequenceClassifierConfig",
     "StackConfig",
+    "build_mixer",
     "image_preset",
     "image_preset_names",
     "make_blocks",

@@ -1,16 +1,14 @@
 """A classifier of images after DeiT, with any mixer in the place of attention."""
 
 from dataclasses import dataclass
-from functools import partial
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from linrec.mixers import build
 from linrec.models.config import StackConfig, at_least_one
 from linrec.models.directions import Combine
 from linrec.models.image_scan import ImageDirection, ImageScan, check_directions
-from linrec.models.stack import make_blocks
+from linrec.models.stack import build_mixer, make_blocks
 from linrec.nn.norms import make_norm
 from linrec.nn.parameters import mark
 
@@ -91,11 +89,10 @@ class ImageClassifier(nn.Module):
         # a Linear of each patch, written as a convolution
         self.patches = nn.Conv2d(config.n_channels, config.d_model, size, stride=size)
         self.dropout = nn.Dropout(config.dropout)
-        make = partial(build, config.mixer, config.d_model, **config.mixer_args)
 
-        def scan() -> ImageScan:
+        def scan(layer: int) -> ImageScan:
             return ImageScan(
-                [make() for _ in config.directions],
+                [build_mixer(config, layer) for _ in config.directions],
                 directions=config.directions,
                 combine=config.combine,
                 unshared=config.unshared,

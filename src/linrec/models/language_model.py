@@ -1,7 +1,6 @@
 """The sequence model over tokens: embedding, blocks, head."""
 
 import math
-from functools import partial
 from typing import cast
 
 import torch
@@ -9,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from linrec.mixers import Mixer, State, build
+from linrec.mixers import Mixer, State
 from linrec.models.block import Block
 from linrec.models.config import ModelConfig
 from linrec.models.stack import make_blocks
@@ -29,7 +28,8 @@ class LanguageModel(nn.Module):
     one none, unless `config.head_bias` says.
 
     Args:
-        config: the model's shape; see `ModelConfig`. `config.mixer` names the time mixer of every block.
+        config: the model's shape; see `ModelConfig`. `config.mixer` names the time mixer of every block, or a
+            pattern of mixers.
 
     Attributes:
         recompute: whether the backward pass computes each block again rather than keep what it computed:
@@ -62,7 +62,7 @@ class LanguageModel(nn.Module):
             config.norm if config.embedding_norm else "none", config.d_model, eps=config.norm_eps
         )
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = make_blocks(config, partial(build, config.mixer, config.d_model, **config.mixer_args))
+        self.blocks = make_blocks(config)
         self.norm = make_norm(
             config.norm if config.final_norm else "none", config.d_model, eps=config.norm_eps
         )
@@ -124,7 +124,10 @@ class LanguageModel(nn.Module):
                 f"`state` must have one entry per layer, {len(self.blocks)}; got {len(state)}. "
                 "Pass the state that this model returned."
             )
-        x = self.dropout(self.embedding_norm(self.embedding(tokens)))
+        x = self.embedding(tokens)
+        if self.config.embedding_scale is not None:
+            x = x * self.config.embedding_scale
+        x = self.dropout(self.embedding_norm(x))
         states = []
         for block, block_state in zip(self.blocks, state, strict=True):
             if self.recompute and torch.is_grad_enabled():

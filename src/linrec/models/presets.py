@@ -1,6 +1,7 @@
 """Models of the papers, by name."""
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -42,6 +43,23 @@ def _hgrn(vocab_size: int, d_model: int, n_layers: int, dropout: float = 0.0) ->
     )
 
 
+def _xlstm(d_model: int, n_layers: int, slstm_at: Sequence[int]) -> ModelConfig:
+    # no repetition of a shorter pattern: the few blocks of sLSTM stand where the paper has them
+    blocks = ["slstm" if layer in slstm_at else "mlstm" for layer in range(n_layers)]
+    return ModelConfig(
+        # GPT-2's BPE in a multiple of 64
+        vocab_size=50304,
+        d_model=d_model,
+        n_layers=n_layers,
+        mixer=tuple(blocks),
+        # blocks of mLSTM widen the sequence themselves
+        channel_mixing=tuple("geglu" if block == "slstm" else "none" for block in blocks),
+        # 1.3 d_model, the released code's 4/3, in whole multiples of 64
+        d_channel_mixing=64 * math.ceil(1.3 * d_model / 64),
+        head_bias=False,
+    )
+
+
 def _deit_hgrn(d_model: int) -> ImageClassifierConfig:
     return ImageClassifierConfig(
         n_outputs=1000,
@@ -65,6 +83,10 @@ _PRESETS: dict[str, Callable[[], ModelConfig]] = {
     "hgrn-150m": partial(_hgrn, 50272, 768, 14),
     "hgrn-350m": partial(_hgrn, 50272, 1024, 22),
     "hgrn-1b": partial(_hgrn, 50272, 2048, 16),
+    "xlstm-7-1-125m": partial(_xlstm, 768, 24, (3, 20)),
+    "xlstm-7-1-350m": partial(_xlstm, 1024, 48, (3, 5, 7, 40, 42, 44)),
+    "xlstm-7-1-760m": partial(_xlstm, 1536, 48, (3, 5, 7, 40, 42, 44)),
+    "xlstm-7-1-1.3b": partial(_xlstm, 2048, 48, (3, 5, 7, 40, 42, 44)),
 }
 _IMAGE_PRESETS: dict[str, Callable[[], ImageClassifierConfig]] = {
     "deit-tiny-hgrn": partial(_deit_hgrn, 192),
@@ -95,6 +117,9 @@ def preset(name: str) -> ModelConfig:
       1,536, the 50,257 tokens of GPT-2's BPE; 123.1M parameters.
     - "hgrn-150m", "hgrn-350m", "hgrn-1b": HGRN, tables 3 to 5, on the Pile. 14 layers of width 768, 22 of
       1,024 and 16 of 2,048, units of twice the width, 50,272 tokens; 146.2M, 351.8M and 976.1M parameters.
+    - "xlstm-7-1-125m", "xlstm-7-1-350m", "xlstm-7-1-760m", "xlstm-7-1-1.3b": xLSTM[7:1], hybrids of mLSTM and
+      sLSTM, on SlimPajama. 24 layers of width 768, 48 of 1,024, of 1,536 and of 2,048; 163.7M, 408.5M, 839.9M
+      and 1,420.2M parameters.
 
     GateLoop's paper gives 125M parameters for the second and no count of its parts. Equations 24 and 25 with
     the "simple FNN" of appendix C, all with biases, make 114.3M; with an output projection in the mixer
@@ -112,6 +137,10 @@ def preset(name: str) -> ModelConfig:
     published weights of HGRN-355M and HGRN-1B, 1.41 and 3.9 GB in float32. Of the one of 125M nothing is
     known: with the width of GPT-2 small 11 layers come nearest, and its 12 would make 130.8M.
 
+    Of xLSTM[7:1] a few blocks near the input and near the output are of sLSTM, with a gated unit behind. Shapes
+    and places are the paper's, the units' widths the released code's. Biases of norms and units, which that
+    code has not, are what the counts have more than the paper's 163.7M, 408.4M, 839.7M and 1,420.1M.
+
     Args:
         name: one of `preset_names()`; hyphens and underscores are equal.
 
@@ -120,7 +149,8 @@ def preset(name: str) -> ModelConfig:
 
     Source:
         GateLoop (Katsch, 2023), appendix C, tables 1, 3 and 4; HGRN (Qin, Yang and Zhong, 2023), section 4.1,
-        tables 1 to 5 and 16; the authors' checkpoints OpenNLPLab/HGRN-150M, -355M and -1B.
+        tables 1 to 5 and 16; the authors' checkpoints OpenNLPLab/HGRN-150M, -355M and -1B; xLSTM (Beck and
+        others, 2024), its models of 300B tokens.
 
     Example:
         >>> preset("memory-horizon").n_layers

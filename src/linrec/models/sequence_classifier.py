@@ -1,7 +1,6 @@
 """An encoder of sequences with one output for each, or for each step: classification and regression."""
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal, TypeAlias
 
 import torch
@@ -9,11 +8,10 @@ from jaxtyping import Float, Int, Num
 from torch import Tensor, nn
 
 from linrec.errors import unknown
-from linrec.mixers import build
 from linrec.models.bidirectional import Bidirectional
 from linrec.models.config import StackConfig, at_least_one
 from linrec.models.directions import Combine
-from linrec.models.stack import make_blocks
+from linrec.models.stack import build_mixer, make_blocks
 from linrec.nn.embedding import Embedding
 from linrec.nn.norms import make_norm
 from linrec.nn.parameters import mark
@@ -123,12 +121,12 @@ class SequenceClassifier(nn.Module):
             assert config.n_features is not None
             self.input = nn.Linear(config.n_features, config.d_model)
         self.dropout = nn.Dropout(config.dropout)
-        make = partial(build, config.mixer, config.d_model, **config.mixer_args)
 
-        def both() -> Bidirectional:
-            return Bidirectional(make(), make(), combine=config.combine, unshared=config.unshared)
+        def both(layer: int) -> Bidirectional:
+            ways = (build_mixer(config, layer) for _ in range(2))
+            return Bidirectional(*ways, combine=config.combine, unshared=config.unshared)
 
-        self.blocks = make_blocks(config, both if config.bidirectional else make)
+        self.blocks = make_blocks(config, both if config.bidirectional else None)
         self.norm = make_norm(
             config.norm if config.final_norm else "none", config.d_model, eps=config.norm_eps
         )

@@ -1,50 +1,78 @@
 """The stack of blocks that every model has."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from torch import nn
 
-from linrec.mixers import Mixer
+from linrec.mixers import Mixer, build
 from linrec.models.block import Block
 from linrec.models.config import StackConfig
 from linrec.nn.channel_mixing import make_channel_mixing
 
-__all__ = ["make_blocks"]
+__all__ = ["build_mixer", "make_blocks"]
 
 
-def make_blocks(config: StackConfig, make_mixer: Callable[[], Mixer]) -> nn.ModuleList:
-    """x = block_L(... block_1(x)): the blocks, first layer first, with what their mixers share.
+def build_mixer(config: StackConfig, layer: int) -> Mixer:
+    """Make the time mixer of a block as `config` has it.
 
     Args:
-        config: depth, channel mixing, norms and dropout of the stack.
-        make_mixer: makes the time mixer of one block, of width `config.d_model`; called once per block.
+        config: width, mixer or pattern of mixers, and their arguments.
+        layer: which block, counted from 0.
+
+    Raises:
+        ValueError: there is no such mixer, or it takes no such argument; the message names the nearest.
+
+    Example:
+        >>> config = StackConfig(d_model=8, mixer=("hgru", "lru"))
+        >>> type(build_mixer(config, 3)).__name__
+        'LRU'
+    """
+    name, arguments = config.mixer_of(layer)
+    return build(name, config.d_model, **arguments)
+
+
+def make_blocks(config: StackConfig, make_mixer: Callable[[int], Mixer] | None = None) -> nn.ModuleList:
+    """x = block_L(... block_1(x)): the blocks, first layer first, with what their mixers share.
+
+    In a stack of several kinds of mixers, those of a kind share among themselves, and places in the stack
+    that a paper counts, as for the lower bounds of HGRU, are counted among them.
+
+    Args:
+        config: depth, mixers, channel mixing, norms and dropout of the stack.
+        make_mixer: makes the time mixer of a block, counted from 0, of width `config.d_model`; called once
+            per block. None is `build_mixer`.
 
     Returns:
         `config.n_layers` of `Block`.
 
     Raises:
-        ValueError: `config` names no channel mixing, norm or position of the norm.
+        ValueError: `config` names no mixer, channel mixing, norm or position of the norm, or an argument that
+            a mixer does not take.
 
     Example:
-        >>> from linrec.mixers import build
-        >>> blocks = make_blocks(StackConfig(d_model=8, n_layers=2), lambda: build("hgru", 8))
-        >>> blocks[0].mixer.bounds is blocks[1].mixer.bounds
+        >>> blocks = make_blocks(StackConfig(d_model=8, n_layers=3, mixer=("hgru", "lru")))
+        >>> blocks[0].mixer.bounds is blocks[2].mixer.bounds
         True
     """
     blocks = [
         Block(
-            make_mixer(),
-            make_channel_mixing(config.channel_mixing, config.d_model, config.d_channel_mixing),
+            build_mixer(config, layer) if make_mixer is None else make_mixer(layer),
+            make_channel_mixing(config.channel_mixing_of(layer), config.d_model, config.d_channel_mixing),
             norm=config.norm,
             norm_eps=config.norm_eps,
             norm_position=config.norm_position,
             dropout=config.dropout,
         )
-        for _ in range(config.n_layers)
+        for layer in range(config.n_layers)
     ]
     # what belongs to the stack and not to a layer, such as the lower bounds of HGRU
-    for layers in ([block.mixer for block in blocks], [block.channel_mixing for block in blocks]):
-        mixers = [layer for layer in layers if isinstance(layer, Mixer)]
-        if mixers:
-            type(mixers[0]).share(mixers)
+    names = [config.mixer_of(layer)[0] for layer in range(config.n_layers)]
+    for name in dict.fromkeys(names):
+        _share([block.mixer for block, of in zip(blocks, names, strict=True) if of == name])
+    _share([block.channel_mixing for block in blocks if isinstance(block.channel_mixing, Mixer)])
     return nn.ModuleList(blocks)
+
+
+def _share(mixers: Sequence[Mixer]) -> None:
+    if mixers:
+        type(mixers[0]).share(mixers)

@@ -88,7 +88,7 @@ def group_runs(runs: Iterable[Run]) -> list[Arm]:
     arms: list[Arm] = []
     for fields, members in grouped.values():
         names = [n for n in differing if fields.get(n) != usual.get(n, ...)] if telling is None else telling
-        told = [(name.rpartition(".")[2], fields.get(name)) for name in names]
+        told = [(_short(name), _words(fields.get(name))) for name in names]
         if not told:
             told = [("name", fields["name"] if telling is not None else "baseline")]
         label = ", ".join(str(value) if name == "name" else f"{name}: {value}" for name, value in told)
@@ -113,6 +113,18 @@ def mean_and_spread(values: Sequence[float], digits: int = 3) -> str:
         return "–"
     mean = f"{statistics.fmean(values):,.{digits}f}"
     return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):,.{digits}f}"
+
+
+def _short(name: str) -> str:
+    """Return the last part of a dotted name, and of a hybrid's argument also whose it is."""
+    return name.partition(".mixer_args.")[2] or name.rpartition(".")[2]
+
+
+def _words(value: Any) -> Any:
+    """Return names of a pattern as they are typed, and any other value as it is."""
+    if isinstance(value, tuple) and value and all(isinstance(word, str) for word in value):
+        return " ".join(value)
+    return value
 
 
 def _names(configs: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
+from linrec.models import Block
 from linrec.nn.gates import Transition
 from linrec.report import style
 
@@ -22,12 +23,14 @@ class Magnitudes:
     """Magnitudes |a| of all state transitions of a model over one sequence.
 
     Attributes:
-        layers: one tensor per layer, shape (t, channels), in [0, 1].
+        layers: one tensor per layer that has transitions, shape (t, channels), in [0, 1].
         resets: where the sequence has a reset token, shape (t,), bool.
+        numbers: which layers of the model these are, counted from 1; None where they are all of them.
     """
 
     layers: tuple[Float[Tensor, "t c"], ...]
     resets: Bool[Tensor, "t"]
+    numbers: tuple[int, ...] | None = None
 
     @property
     def mean(self) -> Float[Tensor, "t"]:
@@ -51,7 +54,8 @@ def transition_magnitudes(
     """Run a model over one sequence and collect |a_n| = exp(log_decay_n) of every layer.
 
     Args:
-        model: maps tokens (b, t) to (logits, state); its transitions are modules `linrec.nn.Transition`.
+        model: maps tokens (b, t) to (logits, state); its transitions are modules `linrec.nn.Transition`. Its
+            layers are its modules `Block`, where it has any.
         tokens: the sequence, shape (t,), int64.
         reset_token: the token to mark; None marks nothing.
 
@@ -69,13 +73,15 @@ def transition_magnitudes(
     """
     length = len(tokens)
     layers: list[Tensor] = []
+    blocks = [module for module in model.modules() if isinstance(module, Block)]
+    numbers = [n for n, block in enumerate(blocks, start=1) for m in block.modules() if _is_transition(m)]
 
     def collect(module: nn.Module, inputs: Any, outputs: tuple[Tensor, Tensor | None]) -> None:
         magnitude = outputs[0].exp().cpu()
         # (1, t, h, dk) where data-controlled, (h, dk) where fixed
         layers.append(magnitude.expand(1, length, *magnitude.shape[-2:]).reshape(length, -1))
 
-    hooks = [m.register_forward_hook(collect) for m in model.modules() if isinstance(m, Transition)]
+    hooks = [m.register_forward_hook(collect) for m in model.modules() if _is_transition(m)]
     try:
         with torch.no_grad():
             model(tokens[None])
@@ -83,7 +89,7 @@ def transition_magnitudes(
         for hook in hooks:
             hook.remove()
     resets = torch.zeros(length, dtype=torch.bool) if reset_token is None else tokens.cpu() == reset_token
-    return Magnitudes(tuple(layers), resets) if layers else None
+    return Magnitudes(tuple(layers), resets, tuple(numbers) or None) if layers else None
 
 
 def draw_transitions(magnitudes: Magnitudes) -> Figure:
@@ -129,8 +135,9 @@ def draw_transitions(magnitudes: Magnitudes) -> Figure:
                 extent=(-0.5, length - 0.5, layer.shape[1], 0),
             )
             _mark_resets(axes, resets)
-    for number, axes in enumerate(panels[:-1, 0], start=1):
-        n_channels = magnitudes.layers[number - 1].shape[1]
+    numbers = magnitudes.numbers or range(1, n_layers + 1)
+    for number, layer, axes in zip(numbers, magnitudes.layers, panels[:-1, 0], strict=True):
+        n_channels = layer.shape[1]
         axes.set_ylabel(f"layer {number}\n{n_channels} channels", fontsize=style.LETTERS)
         axes.set_yticks([])
     for axes, (start, end) in zip(panels[-1], windows, strict=True):
@@ -149,6 +156,10 @@ def draw_transitions(magnitudes: Magnitudes) -> Figure:
     bar.set_label("magnitude of the state transition |a|", fontsize=style.LETTERS)
     bar.ax.tick_params(labelsize=style.LETTERS - 1)
     return figure
+
+
+def _is_transition(module: nn.Module) -> bool:
+    return isinstance(module, Transition)
 
 
 def _loneliest(resets: list[int], length: int) -> int:

@@ -150,7 +150,8 @@ def _draw_transitions(arm: Arm, out: Path, missing: list[str]) -> Picture | None
             model, task.split("test").rows(torch.tensor([0])).inputs[0], task.reset_token
         )
         if magnitudes is None:
-            missing.append(f"The mixer {run.config.model.mixer!r} has no state transitions to draw.")
+            mixer = " ".join(run.config.model.mixer_pattern)
+            missing.append(f"The mixer {mixer!r} has no state transitions to draw.")
             return None
         path = style.save(draw_transitions(magnitudes), out / f"transitions-{arm.slug}.png")
         caption = f"{MAGNITUDES} Seed {run.config.loop.seed}."

@@ -219,12 +219,22 @@ def mixer_parameters(mixer: str) -> dict[str, inspect.Parameter]:
     return {p.name: p for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY}
 
 
-def complete_mixer_args(mixer: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def complete_mixer_args(mixer: str | tuple[str, ...], given: Mapping[str, Any]) -> dict[str, Any]:
     """Add the mixer's defaults to the arguments that are given, in the order of its signature.
+
+    Args:
+        mixer: the mixer's name, or a pattern of names.
+        given: its arguments; of a pattern, those of each mixer under its name.
 
     Raises:
         ValueError: the mixer has no such argument; the message gives the nearest match.
+
+    Example:
+        >>> complete_mixer_args(("lru", "gla"), {"lru": {"d_state": 8}})["lru"]["d_state"]
+        8
     """
+    if not isinstance(mixer, str):
+        return {name: complete_mixer_args(name, given.get(name, {})) for name in dict.fromkeys(mixer)}
     parameters = mixer_parameters(mixer)
     for name in given:
         if name not in parameters:

@@ -1,43 +1,52 @@
 """The options of `linrec train`: a configuration as dataclasses that tyro can make a command line of.
 
 The mixer's arguments are not fixed: they are the keyword-only arguments of the chosen mixer's `__init__`, so
-the dataclass of its options is made from its signature.
+the dataclass of its options is made from its signature. Of a pattern, each mixer has one under its name.
 """
 
 import dataclasses
 import functools
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from linrec import mixers
 from linrec.models import ModelConfig
-from linrec.train.config import TrainConfig, mixer_parameters
+from linrec.nn.channel_mixing import ChannelMixing
+from linrec.train.config import TrainConfig, complete_mixer_args, mixer_parameters
 
 # the task says these two
 _FROM_TASK = ("vocab_size", "n_outputs")
 
 
-def options_type(config: TrainConfig) -> type[Any]:
+def options_type(config: TrainConfig, pattern: Sequence[str] | None = None) -> type[Any]:
     """Return a dataclass with the configuration's sections, its values as defaults, and --out and --resume.
 
     Args:
         config: the recipe's configuration, or that of the run to resume.
+        pattern: names of mixers in place of its own, with their own defaults, for other mixers have other
+            arguments; None keeps those of `config`.
+
+    Raises:
+        ValueError: there is no such mixer; the message gives the nearest match.
     """
-    mixer = config.model.mixer
-    parameters = mixer_parameters(mixer)
-    mixer_options = _make(
-        "MixerOptions",
-        mixers.get(mixer).__doc__,
-        [(name, parameters[name].annotation, value) for name, value in config.model.mixer_args.items()],
-    )
+    arguments = config.model.mixer_args
+    if pattern and tuple(pattern) != config.model.mixer_pattern:
+        arguments = complete_mixer_args(_one_or_all(pattern), {})
+    pattern = tuple(pattern or config.model.mixer_pattern)
+    names = typing.cast(Any, tuple(mixers.names()))
     hints = typing.get_type_hints(ModelConfig)
-    hints["mixer"] = Literal[tuple(mixers.names())]
+    # one word, or a pattern of several
+    hints["mixer"] = tuple[Literal[names], ...]  # type: ignore[valid-type]
+    hints["channel_mixing"] = tuple[ChannelMixing, ...]
     model_values = {
         field.name: getattr(config.model, field.name) for field in dataclasses.fields(ModelConfig)
     }
-    model_values["mixer_args"], hints["mixer_args"] = mixer_options(), mixer_options
+    model_values["mixer"] = pattern
+    model_values["channel_mixing"] = config.model.channel_mixing_pattern
+    hints["mixer_args"] = _mixer_options(_one_or_all(pattern), arguments)
+    model_values["mixer_args"] = hints["mixer_args"]()
     model_options = _make(
         "ModelOptions",
         ModelConfig.__doc__,
@@ -76,6 +85,7 @@ def config_of(options: Any, name: str, section: str) -> TrainConfig:
     model = {field.name: getattr(options.model, field.name) for field in dataclasses.fields(options.model)}
     # the task puts the real size in, or its data do when they are read
     model |= {"mixer_args": dataclasses.asdict(options.model.mixer_args), "vocab_size": 1}
+    model["mixer"] = _one_or_all(options.model.mixer)
     task = getattr(options, section)
     return TrainConfig(name, task, ModelConfig(**model), options.optim, options.loop)
 
@@ -101,6 +111,21 @@ def option_names(options: type[Any], prefix: str = "--") -> list[str]:
             if kind is bool:
                 names.append(f"{prefix}no-{field.name.replace('_', '-')}")
     return names
+
+
+def _one_or_all(pattern: Sequence[str]) -> str | tuple[str, ...]:
+    # the arguments of a single mixer are under no name
+    return pattern[0] if len(pattern) == 1 else tuple(pattern)
+
+
+def _mixer_options(mixer: str | tuple[str, ...], arguments: Mapping[str, Any]) -> type[Any]:
+    """Return a dataclass of a mixer's arguments, or of such dataclasses under the names of a pattern."""
+    if isinstance(mixer, str):
+        parameters = mixer_parameters(mixer)
+        fields = [(name, parameters[name].annotation, value) for name, value in arguments.items()]
+        return _make("MixerOptions", mixers.get(mixer).__doc__, fields)
+    inner = {name: _mixer_options(name, arguments[name]) for name in dict.fromkeys(mixer)}
+    return _make("PatternOptions", None, [(name, kind, kind()) for name, kind in inner.items()])
 
 
 def _make(name: str, doc: str | None, fields: Sequence[tuple[str, Any, Any]]) -> type[Any]:
