@@ -14,8 +14,10 @@ import torch
 from linrec import mixers, ops, testing
 from linrec.ops import (
     delta_rule,
+    diagonal_ssm,
     gate_loop,
     gate_loop_attention,
+    long_conv,
     normalized_gate_loop,
     scan,
     short_conv,
@@ -24,8 +26,10 @@ from linrec.ops import (
 from linrec.testing import (
     check_operator,
     delta_rule_inputs,
+    diagonal_ssm_inputs,
     gate_loop_inputs,
     generator,
+    long_conv_inputs,
     reset_mask,
     scan_inputs,
     short_conv_inputs,
@@ -92,6 +96,8 @@ class Operator:
     kept: tuple[str, ...] = ()
     always: dict[str, Any] = field(default_factory=dict)
     options: dict[str, dict[str, Any]] = field(default_factory=dict)
+    # of what is kept, what fits x and the state
+    fitted: Callable[..., dict[str, Any]] = lambda kept, x, state: kept
     # steps over which the oracle can be followed: that of softmax attention keeps all pairs for autograd
     long: int = 1000
 
@@ -128,6 +134,12 @@ def floored_inputs(time: int, **arguments: Any) -> dict[str, Any]:
     inputs = gate_loop_inputs(2, time, 2, 3, 3, **arguments)
     floor = 0.1 + torch.rand(2, time, 2, generator=generator(time)).to(inputs["v"])
     return inputs | {"v": inputs["v"][..., :2], "floor": floor}
+
+
+def cut_kernel(kept: dict[str, Any], x: dict[str, Any], state: Any) -> dict[str, Any]:
+    """No more taps than there are inputs."""
+    past = 0 if state is None else state.shape[1]
+    return kept | {"kernel": kept["kernel"][:, : past + x["u"].shape[1]]}
 
 
 GATES = {
@@ -199,6 +211,22 @@ OPERATORS = {
         {"width 4": {}, "width 1": {"width": 1}},
         ("x",),
         kept=("weight", "bias"),
+    ),
+    "long_conv": Operator(
+        long_conv,
+        lambda time, **arguments: long_conv_inputs(2, time, 3, **arguments),
+        {"taps of all steps": {}, "one tap": {"taps": 1}},
+        ("u",),
+        kept=("kernel",),
+        fitted=cut_kernel,
+        long=200,
+    ),
+    "diagonal_ssm": Operator(
+        diagonal_ssm,
+        lambda time, **arguments: diagonal_ssm_inputs(2, time, 3, 4, **arguments),
+        {"S4D": {}, "EMA": {"is_complex": False}},
+        ("u",),
+        kept=("a", "b", "c"),
     ),
     "gate_loop_attention": Operator(
         gate_loop_attention,
@@ -300,7 +328,8 @@ def over_time(name: str, mode: str, backend: str, time: int) -> tuple[Callable[.
     given = {key: inputs[key].to(device_of(backend)) for key in operator.kept} | operator.always
 
     def function(x: Any, state: Any = None, *, reset: Any = None) -> Any:
-        return operator.function(**x, **given, state=state, reset=reset, mode=mode, backend=backend)
+        kept = operator.fitted(given, x, state)
+        return operator.function(**x, **kept, state=state, reset=reset, mode=mode, backend=backend)
 
     return function, x
 

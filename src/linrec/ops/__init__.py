@@ -4,8 +4,12 @@ from linrec.ops.attention import AttentionCache as AttentionCache
 from linrec.ops.attention import gate_loop_attention as gate_loop_attention
 from linrec.ops.attention import softmax_attention as softmax_attention
 from linrec.ops.delta_rule import delta_rule as delta_rule
+from linrec.ops.diagonal_ssm import diagonal_ssm as diagonal_ssm
 from linrec.ops.gate_loop import gate_loop as gate_loop
 from linrec.ops.gate_loop import gate_loop_matrix as gate_loop_matrix
 from linrec.ops.gate_loop import normalized_gate_loop as normalized_gate_loop
+from linrec.ops.long_conv import discretize_diagonal as discretize_diagonal
+from linrec.ops.long_conv import long_conv as long_conv
+from linrec.ops.long_conv import vandermonde_kernel as vandermonde_kernel
 from linrec.ops.scan import scan as scan
 from linrec.ops.short_conv import short_conv as short_conv

@@ -17,8 +17,10 @@ Example:
 
 from linrec.testing.inputs import (
     delta_rule_inputs,
+    diagonal_ssm_inputs,
     gate_loop_inputs,
     generator,
+    long_conv_inputs,
     reset_mask,
     scan_inputs,
     short_conv_inputs,
@@ -61,9 +63,11 @@ __all__ = [
     "check_state_dict",
     "check_steps",
     "delta_rule_inputs",
+    "diagonal_ssm_inputs",
     "differentiable",
     "gate_loop_inputs",
     "generator",
+    "long_conv_inputs",
     "map_tree",
     "reset_mask",
     "scan_inputs",

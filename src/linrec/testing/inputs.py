@@ -9,8 +9,10 @@ from torch import Tensor
 
 __all__ = [
     "delta_rule_inputs",
+    "diagonal_ssm_inputs",
     "gate_loop_inputs",
     "generator",
+    "long_conv_inputs",
     "reset_mask",
     "scan_inputs",
     "short_conv_inputs",
@@ -208,6 +210,80 @@ def short_conv_inputs(
     return inputs | {"state": state.to(device, _accumulation(dtype))}
 
 
+def long_conv_inputs(
+    batch: int,
+    time: int,
+    channels: int,
+    taps: int | None = None,
+    *,
+    past: int = 5,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+    device: str = "cpu",
+) -> dict[str, Tensor]:
+    """Inputs u, kernel and state for `linrec.ops.long_conv`.
+
+    Args:
+        batch: sequences b.
+        time: steps t.
+        channels: channels d.
+        taps: length of the kernel; None is as long as may be, and at most 40.
+        past: steps of the state.
+        dtype: of all three.
+        seed: of the values.
+        device: where they live.
+
+    Example:
+        >>> {name: tuple(tensor.shape) for name, tensor in long_conv_inputs(2, 4, 3).items()}
+        {'u': (2, 4, 3), 'kernel': (3, 9), 'state': (2, 5, 3)}
+    """
+    random = generator(seed)
+    taps = min(time + past, 40) if taps is None else taps
+    shapes = {"u": (batch, time, channels), "kernel": (channels, taps), "state": (batch, past, channels)}
+    return {name: _normal(shape, random, dtype).to(device, dtype) for name, shape in shapes.items()}
+
+
+def diagonal_ssm_inputs(
+    batch: int,
+    time: int,
+    channels: int,
+    states: int,
+    *,
+    dtype: torch.dtype = torch.float32,
+    is_complex: bool = True,
+    seed: int = 0,
+    device: str = "cpu",
+) -> dict[str, Tensor]:
+    """Inputs u, a, b, c and state for `linrec.ops.diagonal_ssm`, with time scales from 1.05 to 1,000 steps.
+
+    Args:
+        batch: sequences b.
+        time: steps t.
+        channels: channels d.
+        states: states n of each channel.
+        dtype: of u; all others have the accumulation dtype, or its complex one.
+        is_complex: whether all but u are complex.
+        seed: of the values.
+        device: where they live.
+
+    Example:
+        >>> {name: tuple(tensor.shape) for name, tensor in diagonal_ssm_inputs(2, 5, 3, 4).items()}
+        {'u': (2, 5, 3), 'a': (3, 4), 'b': (3, 4), 'c': (3, 4), 'state': (2, 3, 4)}
+    """
+    random = generator(seed)
+    wide = _accumulation(dtype.to_complex() if is_complex else dtype)
+    shape = (channels, states)
+    a = torch.exp(_log_decays(shape, random))
+    inputs = {
+        "a": torch.polar(a, _phases(shape, random)) if is_complex else a,
+        "b": _normal(shape, random, wide),
+        "c": _normal(shape, random, wide) / states**0.5,
+        "state": _normal((batch, *shape), random, wide),
+    }
+    u = _normal((batch, time, channels), random, dtype).to(device, dtype)
+    return {"u": u} | {name: tensor.to(device, wide) for name, tensor in inputs.items()}
+
+
 def _accumulation(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
@@ -215,6 +291,10 @@ def _accumulation(dtype: torch.dtype) -> torch.dtype:
 def _normal(shape: Sequence[int], random: torch.Generator, dtype: torch.dtype) -> Tensor:
     # drawn in double precision, so that the inputs of two dtypes are roundings of the same numbers
     return torch.randn(shape, generator=random, dtype=torch.complex128 if dtype.is_complex else torch.float64)
+
+
+def _log_uniform(shape: Sequence[int], random: torch.Generator, low: float, high: float) -> Tensor:
+    return low * (high / low) ** torch.rand(shape, generator=random, dtype=torch.float64)
 
 
 def _log_decays(shape: Sequence[int], random: torch.Generator) -> Tensor:

@@ -1,0 +1,53 @@
+"""The model as a convolution, and as `scan` on one channel per entry of its state.
+
+Arguments and results as in `reference.py`.
+"""
+
+from torch import Tensor
+
+from linrec.ops.dispatch import Pair
+from linrec.ops.gate_loop.inputs import accumulation
+from linrec.ops.long_conv import long_conv
+from linrec.ops.long_conv.powers import last_power, moments, powers, sums_of_powers
+from linrec.ops.scan import scan
+
+
+def convolution(
+    u: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor | None, reset: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """y = K * u + the response of the initial state; the last state is a sum over all steps."""
+    batch, time, _ = u.shape
+    tables = powers(a, time, batch)
+    y, _ = long_conv(u, sums_of_powers(tables, c * b), reset=reset, mode="convolution", backend="torch")
+    inputs = u.to(accumulation(u.dtype))
+    if reset is not None:
+        # those from the last reset on
+        later = reset.flip(1).cumsum(1).flip(1) - reset.long()
+        inputs = inputs.masked_fill(later[..., None] > 0, 0)
+    last = b * moments(tables, inputs.flip(1).mT)
+    if state is None:
+        return y, last
+    # a step from now, the state is a x, and no other power of a is needed
+    response, through = sums_of_powers(tables, c * a * state).mT, last_power(tables) * a * state
+    if reset is not None:
+        response = response.masked_fill(reset.cumsum(1)[..., None] > 0, 0)
+        through = through.masked_fill(reset.any(1)[:, None, None], 0)
+    return y + response, last + through
+
+
+def recurrence(
+    u: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    state: Tensor | None,
+    reset: Tensor | None,
+    pair: Pair,
+) -> tuple[Tensor, Tensor]:
+    """All states by `scan`, then what they give."""
+    mode, backend = pair
+    inputs = (b * u.to(a.dtype)[..., None]).flatten(-2)
+    before = None if state is None else state.flatten(-2)
+    x, last = scan(a.flatten(), inputs, state=before, reset=reset, mode=mode, backend=backend)
+    y = (c * x.unflatten(-1, a.shape)).sum(-1)
+    return y.real if y.is_complex() else y, last.unflatten(-1, a.shape)

@@ -1,0 +1,91 @@
+"""Diagonal state-space models from continuous to discrete time."""
+
+from typing import Literal, TypeAlias
+
+import torch
+from jaxtyping import Inexact
+from torch import Tensor
+
+from linrec.errors import unknown
+
+Discretization: TypeAlias = Literal["zoh", "bilinear", "euler", "softmax"]
+DISCRETIZATIONS: tuple[Discretization, ...] = ("zoh", "bilinear", "euler", "softmax")
+
+# of the reciprocal in "softmax", which is without bound where a^L is one
+EPSILON = 1e-7
+
+
+def discretize_diagonal(
+    A: Inexact[Tensor, "*dn"],
+    B: Inexact[Tensor, "*dn"],
+    dt: Inexact[Tensor, "*dn"] | float,
+    method: Discretization = "zoh",
+    *,
+    length: int | None = None,
+) -> tuple[Inexact[Tensor, "*dn"], Inexact[Tensor, "*dn"]]:
+    """Discretise x' = A x + B u, A diagonal, in steps of dt.
+
+        x_t = a * x_{t-1} + b u_t
+
+    | method | a | b | |
+    |---|---|---|---|
+    | "zoh" | exp(dt A) | (exp(dt A) - 1) / A * B | exact for an input that is held during the step |
+    | "bilinear" | (1 + dt A / 2) / (1 - dt A / 2) | dt B / (1 - dt A / 2) | |
+    | "euler" | 1 + dt A | dt B | unstable where abs(1 + dt A) > 1 |
+    | "softmax" | exp(dt A) | that of "zoh" over exp(L dt A) - 1 | DSS, for kernels of L steps |
+
+    The first two keep a stable system stable with any dt. With the last, the L taps b a^l of an entry of the
+    state are B / A times a softmax over l of dt A l, whatever the real part of A; where that is positive,
+    states of long sequences grow.
+
+    Args:
+        A: diagonal, any shape, real or complex.
+        B: factors of the input, which broadcast with A.
+        dt: step size in A's unit of time, real, a number or a tensor that broadcasts with A.
+        method: "zoh", "bilinear", "euler" or "softmax".
+        length: L, for "softmax" alone.
+
+    Returns:
+        a and b, of the shape that all broadcast to, differentiable in all; A = 0 is a value like any other,
+        but with "softmax".
+
+    Raises:
+        ValueError: an unknown method; a number dt that is not positive; "softmax" without its length, or
+            another method with one.
+
+    Source:
+        S4D (Gu, Gupta, Goel and Ré, 2022), section on discretisation; "softmax" is DSS (Gupta, Gu and Berant,
+        2022), proposition 1, with its regularised reciprocal.
+
+    Example:
+        >>> import torch
+        >>> A, B = torch.tensor([-1.0, 0.0]), torch.ones(2)
+        >>> for method in ("zoh", "bilinear", "euler"):
+        ...     a, b = discretize_diagonal(A, B, 0.5, method)
+        ...     print([round(x, 3) for x in a.tolist()], [round(x, 3) for x in b.tolist()])
+        [0.607, 1.0] [0.393, 0.5]
+        [0.6, 1.0] [0.4, 0.5]
+        [0.5, 1.0] [0.5, 0.5]
+    """
+    if method not in DISCRETIZATIONS:
+        raise unknown("discretization", method, DISCRETIZATIONS)
+    if (method == "softmax") != (length is not None) or (length is not None and length < 1):
+        raise ValueError(
+            f'`length` must be the steps of the kernel, at least 1, with `method="softmax"`, else None; '
+            f"got {length} with {method!r}."
+        )
+    if not isinstance(dt, Tensor) and not dt > 0:
+        raise ValueError(f"`dt` must be a positive time; got {dt}. A step of zero never moves.")
+    z = dt * A
+    if method == "bilinear":
+        return (1 + z / 2) / (1 - z / 2), dt * B / (1 - z / 2)
+    if method == "euler":
+        return 1 + z, dt * B
+    # (exp(z) - 1) / z, whose value at zero is one
+    small = z.abs() < torch.finfo(z.dtype).eps
+    safe = torch.where(small, 1, z)
+    a, b = torch.exp(z), torch.where(small, 1 + z / 2, torch.expm1(safe) / safe) * (dt * B)
+    if length is not None:
+        over = torch.expm1(length * z)
+        b = b * over.conj() / (over.abs().square() + EPSILON)
+    return a, b

@@ -1,0 +1,150 @@
+"""The causal convolution by FFT and its gradients, some channels at a time.
+
+With time reversed where needed, all three are products of spectra: y = K * u, and for a gradient dy of y
+
+    du_s = sum_t K_{t-s} dy_t        dK_j = sum_{b,t} u_{t-j} dy_t
+
+whose spectra have the conjugates of K's and u's. Transforms are as long as no end wraps onto what is kept.
+"""
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from linrec.ops.gate_loop.inputs import accumulation
+
+# of a piece that is transformed at once: small inputs go in one
+SMALL = 64 << 20
+# real numbers of a transform's length that are alive at once: padded inputs, spectra, their product and its
+# inverse, of which some libraries transform a copy
+ALIVE = 5
+
+
+class Convolution(torch.autograd.Function):
+    """y = Convolution.apply(u, kernel), with u (b, t, d), kernel (d, length) and y as u."""
+
+    @staticmethod
+    def forward(u: Tensor, kernel: Tensor) -> Tensor:
+        """Multiply the spectra of every piece."""
+        size = transform_size(u.shape[1] + kernel.shape[1] - 1)
+        y = u.new_empty(u.shape)
+        for channels, rows in _pieces(u, size):
+            spectrum = torch.fft.rfft(kernel[channels].to(accumulation(u.dtype)), size)
+            for batch in rows:
+                piece = _spectrum(u[batch, :, channels], size).mul_(spectrum)
+                y[batch, :, channels] = torch.fft.irfft(piece, size)[..., : u.shape[1]].mT
+        return y
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        """Keep the inputs; spectra are computed again."""
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Multiply spectra by conjugate ones."""
+        u, kernel = ctx.saved_tensors
+        needs = ctx.needs_input_grad
+        # a gradient that is to be differentiated again is made of convolutions
+        gradients = _differentiable if torch.is_grad_enabled() else _gradients
+        du, dkernel = gradients(u, kernel, dy, *needs)
+        return (
+            du if du is None else du.to(u.dtype),
+            dkernel if dkernel is None else dkernel.to(kernel.dtype),
+        )
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, int | None], u: Tensor, kernel: Tensor
+    ) -> tuple[Tensor, int]:
+        """Lay the mapped axis beside the channels."""
+        u = u.movedim(in_dims[0], 2) if in_dims[0] is not None else _repeated(u, 2, info.batch_size)
+        kernel = (
+            kernel.movedim(in_dims[1], 0) if in_dims[1] is not None else _repeated(kernel, 0, info.batch_size)
+        )
+        y = Convolution.apply(u.flatten(2), kernel.flatten(0, 1))
+        return y.unflatten(2, (info.batch_size, -1)), 2
+
+
+# autograd asks for it at every call
+Convolution.forward.__signature__ = inspect.signature(Convolution.forward)  # type: ignore[attr-defined]
+
+
+def transform_size(least: int) -> int:
+    """The smallest even length of at least `least` whose prime factors are 2, 3 and 5.
+
+    Example:
+        >>> [transform_size(least) for least in (1, 7, 17, 2001, 32767)]
+        [2, 8, 18, 2048, 32768]
+    """
+    best = 1 << max(1, (least - 1).bit_length())
+    five = 1
+    while five < best:
+        three = five
+        while three < best:
+            size = 2 * three
+            while size < least:
+                size *= 2
+            best = min(best, size)
+            three *= 3
+        five *= 5
+    return best
+
+
+def _gradients(
+    u: Tensor, kernel: Tensor, dy: Tensor, needs_u: bool, needs_kernel: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    time, length, wide = u.shape[1], kernel.shape[1], accumulation(u.dtype)
+    size = transform_size(time + length - 1)
+    du = u.new_empty(u.shape) if needs_u else None
+    dkernel = kernel.new_empty(kernel.shape, dtype=wide) if needs_kernel else None
+    for channels, rows in _pieces(u, size):
+        spectrum = torch.fft.rfft(kernel[channels].to(wide), size).conj()
+        total: Tensor | int = 0
+        for batch in rows:
+            piece = _spectrum(dy[batch, :, channels], size)
+            if dkernel is not None:
+                total = total + (_spectrum(u[batch, :, channels], size).conj() * piece).sum(0)
+            if du is not None:
+                du[batch, :, channels] = torch.fft.irfft(piece.mul_(spectrum), size)[..., :time].mT
+        if dkernel is not None:
+            dkernel[channels] = torch.fft.irfft(total, size)[:, :length]
+    return du, dkernel
+
+
+def _differentiable(
+    u: Tensor, kernel: Tensor, dy: Tensor, needs_u: bool, needs_kernel: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    du = Convolution.apply(dy.flip(1), kernel).flip(1) if needs_u else None
+    dkernel = None
+    if needs_kernel:
+        # every row and channel of u is the kernel of its own dy
+        wide = accumulation(u.dtype)
+        rows = u.to(wide).mT.flatten(0, 1)
+        both = Convolution.apply(dy.to(wide).flip(1).mT.flatten(0, 1).mT[None], rows)
+        dkernel = both[0].flip(0).mT.unflatten(0, (len(u), -1)).sum(0)[:, : kernel.shape[1]]
+    return du, dkernel
+
+
+def _spectrum(piece: Tensor, size: int) -> Tensor:
+    """Spectra (b, d, size / 2 + 1) of a piece (b, t, d)."""
+    return torch.fft.rfft(piece.mT.to(accumulation(piece.dtype)), size)
+
+
+def _pieces(u: Tensor, size: int) -> Iterator[tuple[slice, list[slice]]]:
+    """Slices of channels, each with the slices of the batch that go with it."""
+    batch, time, channels = u.shape
+    row = ALIVE * size * accumulation(u.dtype).itemsize
+    rows = max(1, max(SMALL, batch * time * channels * u.element_size()) // row)
+    wide = min(channels, max(1, rows // batch))
+    deep = min(batch, max(1, rows // wide))
+    below = [slice(begin, begin + deep) for begin in range(0, batch, deep)]
+    for begin in range(0, channels, wide):
+        yield slice(begin, begin + wide), below
+
+
+def _repeated(tensor: Tensor, axis: int, times: int) -> Tensor:
+    return tensor.unsqueeze(axis).expand(*tensor.shape[:axis], times, *tensor.shape[axis:])

@@ -1,0 +1,268 @@
+"""long_conv against formulas written apart from it; test_laws.py has the laws."""
+
+import numpy as np
+import pytest
+import torch
+
+from linrec.ops import discretize_diagonal, long_conv, splitting, vandermonde_kernel
+from linrec.ops.long_conv import DISCRETIZATIONS, PAIRS, fft
+from linrec.ops.long_conv.fft import transform_size
+from linrec.testing import assert_agree, check_operator, generator, long_conv_inputs, reset_mask
+
+from .memory import Allocations
+
+every_pair = pytest.mark.parametrize(("mode", "backend"), PAIRS)
+BY_FFT = {"mode": "convolution", "backend": "torch"}
+
+
+def draw(*shape, dtype=torch.float64, seed=0):
+    return torch.randn(shape, generator=generator(seed), dtype=dtype)
+
+
+@every_pair
+def test_each_channel_is_convolved_with_its_kernel(mode, backend):
+    inputs = long_conv_inputs(2, 9, 3, dtype=torch.float64)
+    y, state = long_conv(**inputs, mode=mode, backend=backend)
+    u, kernel, past = (inputs[name].numpy() for name in ("u", "kernel", "state"))
+    every = np.concatenate([past, u], 1)
+    for b in range(2):
+        for d in range(3):
+            expected = np.convolve(every[b, :, d], kernel[d])[5:14]
+            np.testing.assert_allclose(y[b, :, d], expected, atol=1e-12)
+    np.testing.assert_array_equal(state, every)
+
+
+@pytest.mark.parametrize("time", [1, 2, 3, 64, 97, 1000, 1009])
+def test_every_length_of_kernel_and_sequence(time):
+    u = draw(2, time, 3)
+    for taps in {0, 1, time // 2, time - 1, time}:
+        kernel = draw(3, taps, seed=1)
+        y, _ = long_conv(u, kernel, **BY_FFT)
+        for d in range(3):
+            expected = np.convolve(u[1, :, d], kernel[d])[:time] if taps else np.zeros(time)
+            np.testing.assert_allclose(y[1, :, d], expected, atol=1e-11)
+
+
+@pytest.mark.parametrize("time", [7, 33, 100])
+@pytest.mark.parametrize("past", [0, 20])
+def test_gradients_of_long_kernels(time, past):
+    inputs = long_conv_inputs(2, time, 3, time + past, past=past)
+    for options in ({}, {"reset": reset_mask(2, time, rate=0.1)}):
+        check_operator(long_conv, inputs, **BY_FFT, dtype=torch.float32, options=options)
+
+
+@every_pair
+def test_a_reset_hides_what_came_before_also_from_the_state(mode, backend):
+    u, kernel = torch.arange(1.0, 6.0).reshape(1, 5, 1), torch.ones(1, 7)
+    reset = torch.tensor([[False, False, False, True, False]])
+    state = torch.full((1, 2, 1), 10.0)
+    y, last = long_conv(u, kernel, state=state, reset=reset, mode=mode, backend=backend)
+    assert_agree(y.flatten(), torch.tensor([21.0, 23, 26, 4, 9]))
+    assert last.flatten().tolist() == [0, 0, 0, 0, 0, 4, 5]
+
+
+def test_pieces_make_no_difference(monkeypatch):
+    u, kernel = draw(3, 50, 5).requires_grad_(), draw(5, 40, seed=1).requires_grad_()
+    whole, _ = long_conv(u, kernel, **BY_FFT)
+    dy = draw(*whole.shape, seed=2)
+    gradients = torch.autograd.grad(whole, (u, kernel), dy)
+    # a row of one channel at a time
+    monkeypatch.setattr(fft, "ALIVE", 10**6)
+    pieces, _ = long_conv(u, kernel, **BY_FFT)
+    assert_agree(pieces, whole)
+    assert_agree(torch.autograd.grad(pieces, (u, kernel), dy), gradients)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_memory_is_at_most_four_times_the_input(monkeypatch, dtype):
+    monkeypatch.setattr(fft, "SMALL", 0)
+    u, kernel = draw(8, 1024, 64).to(dtype).requires_grad_(), draw(64, 1024).float().requires_grad_()
+    with Allocations() as forward:
+        y, _ = long_conv(u, kernel, **BY_FFT)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+        y, _ = long_conv(u, kernel, **BY_FFT)
+    # what is kept is there anyway
+    assert {x.untyped_storage().data_ptr() for x in kept} == {u.data_ptr(), kernel.data_ptr()}
+    dy = torch.ones_like(y)
+    with Allocations() as backward:
+        torch.autograd.grad(y, (u, kernel), dy)
+    size = u.numel() * u.element_size()
+    assert size < forward.peak <= 4 * size
+    assert size < backward.peak <= 4 * size
+
+
+def test_gradients_are_differentiable_again():
+    u, kernel = draw(2, 6, 3).requires_grad_(), draw(3, 4, seed=1).requires_grad_()
+    assert torch.autograd.gradgradcheck(lambda *x: long_conv(*x, **BY_FFT)[0], (u, kernel))
+
+
+def test_vmap():
+    u, kernel = draw(4, 2, 20, 3), draw(4, 3, 20, seed=1)
+
+    def of(u, kernel):
+        return long_conv(u, kernel)[0]
+
+    apart = torch.stack([of(*pair) for pair in zip(u, kernel, strict=True)])
+    assert_agree(torch.func.vmap(of)(u, kernel), apart)
+    shared = torch.stack([of(u[0], one) for one in kernel])
+    assert_agree(torch.func.vmap(of, (None, 0))(u[0], kernel), shared)
+
+
+@every_pair
+def test_half_precision_is_convolved_in_float32(mode, backend):
+    u, kernel = draw(2, 40, 3).bfloat16(), draw(3, 40, seed=1).float()
+    expected, _ = long_conv(u.float(), kernel, mode=mode, backend=backend)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y, state = long_conv(u, kernel, mode=mode, backend=backend)
+    assert (y.dtype, state.dtype) == (torch.bfloat16, torch.bfloat16)
+    torch.testing.assert_close(y, expected.bfloat16(), rtol=0, atol=0)
+
+
+def test_transforms_have_the_next_even_length_of_small_factors():
+    def is_good(size):
+        for factor in (2, 3, 5):
+            while size % factor == 0:
+                size //= factor
+        return size == 1
+
+    for least in [*range(1, 300), 4097, 30001]:
+        size = transform_size(least)
+        assert size % 2 == 0 and size >= least and is_good(size)
+        assert not any(is_good(other) for other in range(least + least % 2, size, 2))
+
+
+def test_few_steps_are_sums(monkeypatch):
+    monkeypatch.setattr(torch.fft, "rfft", None)
+    state, kernel = draw(1, 100, 2), draw(2, 101)
+    y, _ = long_conv(draw(1, 1, 2, seed=1), kernel, state=state)
+    assert_agree(y[0, 0], (torch.cat([state, draw(1, 1, 2, seed=1)], 1)[0].flip(0) * kernel.T).sum(0))
+    with pytest.raises(TypeError):
+        long_conv(draw(1, 9, 2), draw(2, 9))
+
+
+def test_errors():
+    u, kernel = torch.zeros(2, 5, 3), torch.zeros(3, 5)
+    wrong = {
+        "`u` must have shape": (torch.zeros(5, 3), kernel, {}),
+        "`kernel` must have shape (d, length) = (3, length); got (5, 3)": (u, kernel.T, {}),
+        "at most as many taps as there are inputs, s + t = 0 + 5; got 6. Cut it": (u, torch.zeros(3, 6), {}),
+        "s + t = 2 + 5; got 8": (u, torch.zeros(3, 8), {"state": torch.zeros(2, 2, 3)}),
+        "`state` must have shape (b, s, d) = (2, s, 3)": (u, kernel, {"state": torch.zeros(2, 3)}),
+        "`reset` must have shape": (u, kernel, {"reset": torch.zeros(2, 4, dtype=torch.bool)}),
+        "did you mean 'convolution'": (u, kernel, {"mode": "convolve"}),
+    }
+    for message, (u_, kernel_, options) in wrong.items():
+        with pytest.raises(ValueError) as error:
+            long_conv(u_, kernel_, **options)
+        assert message in str(error.value)
+    for message, arguments in {
+        "`u` must be one of float32": (u.long(), kernel),
+        "`kernel` must be float32; got float64": (u, kernel.double()),
+        "`kernel` must be bfloat16 (as `u`) or float32; got float16": (u.bfloat16(), kernel.half()),
+    }.items():
+        with pytest.raises(TypeError) as error:
+            long_conv(*arguments)
+        assert message in str(error.value)
+    with splitting.using(object()), pytest.raises(ValueError, match="`long_conv` needs all steps"):
+        long_conv(u, kernel)
+
+
+@pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 1000])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+def test_the_kernel_is_a_product_with_vandermondes_matrix(length, dtype):
+    a, w = draw(3, 4, dtype=dtype), draw(2, 3, 4, dtype=dtype, seed=1)
+    # on the circle and inside of it, zero too
+    a = a / a.abs() * torch.linspace(0, 1, 4)
+    a, w = a.requires_grad_(), w.requires_grad_()
+    kernel = vandermonde_kernel(a, w, length)
+    expected, power = [], torch.ones_like(a)
+    for _ in range(length):
+        expected.append((w * power).sum(-1).real)
+        power = power * a
+    expected = torch.stack(expected, -1)
+    assert_agree(kernel, expected)
+    dk = draw(*kernel.shape, seed=2)
+    gradients = (torch.autograd.grad(k, (a, w), dk, materialize_grads=True) for k in (kernel, expected))
+    assert_agree(*gradients)
+
+
+def test_the_kernel_forms_no_states_times_length():
+    a, w = (0.99 * draw(8, 32, dtype=torch.complex64)).requires_grad_(), draw(8, 32, dtype=torch.complex64)
+    with Allocations() as seen:
+        vandermonde_kernel(a / (1 + a.abs()), w, 4096).sum().backward()
+    assert seen.largest < 8 * 32 * 4096 / 8
+
+
+def test_powers_have_the_error_of_rounding_at_a_million_steps():
+    a = torch.polar(torch.tensor([[1.0 - 1e-6]]), torch.tensor([[2.5]]))
+    kernel = vandermonde_kernel(a, torch.ones_like(a), 1_000_000)
+    steps = torch.tensor([1, 1000, 123_457, 999_999])
+    assert_agree(kernel[0, steps], (a.to(torch.complex128)[0, 0] ** steps).real)
+
+
+@pytest.mark.parametrize("method", ["zoh", "bilinear", "euler"])
+def test_discretisations_are_what_they_approximate(method):
+    # x' = A x + B for one unit of time from zero: x = (e^A - 1) / A B
+    A, B = torch.tensor([-1.0 + 2j, -0.5, 0.0, -3.0 + 1j], dtype=torch.complex128), 1.5
+    exact = torch.where(A == 0, B, (torch.exp(A) - 1) / torch.where(A == 0, 1, A) * B)
+    errors = []
+    for steps in (50, 100):
+        a, b = discretize_diagonal(A, torch.full_like(A, B), 1 / steps, method)
+        errors.append(float((vandermonde_kernel(a[None], b[None], steps).sum() - exact.real.sum()).abs()))
+    order = {"zoh": None, "bilinear": 2, "euler": 1}[method]
+    if order is None:
+        assert max(errors) < 1e-12
+    else:
+        assert errors[0] / errors[1] == pytest.approx(2**order, rel=0.1)
+
+
+def test_the_step_responses_of_small_entries_keep_their_digits():
+    A = torch.tensor([-1e-9, -1e-4, -1e-3, -10.0, -1e3, -1e5])
+    _, b = discretize_diagonal(A, torch.ones(6), 0.1)
+    expected = torch.expm1(0.1 * A.double()) / A.double()
+    torch.testing.assert_close(b.double(), expected, rtol=1e-6, atol=0)
+
+
+def test_gradients_of_discretisations():
+    A = torch.tensor([-1.0 + 2j, -0.5, -1e-3], dtype=torch.complex128, requires_grad=True)
+    B = torch.tensor([1.0, 2.0, 0.5 + 1j], dtype=torch.complex128, requires_grad=True)
+    dt = torch.tensor([[0.1], [0.7]], dtype=torch.float64, requires_grad=True)
+    for method in DISCRETIZATIONS:
+        options = {"length": 9} if method == "softmax" else {}
+
+        def of(A, B, dt, method=method, options=options):
+            return discretize_diagonal(A, B, dt, method, **options)
+
+        assert torch.autograd.gradcheck(of, (A, B, dt))
+
+
+def test_softmax_taps_are_a_softmax_over_their_steps():
+    A = torch.tensor([[-0.5 + 3j, -2.0 + 0.3j, 0.3 - 1j]], dtype=torch.complex128)
+    B, length = torch.tensor([[1.0, 0.5 - 2j, 1j]], dtype=torch.complex128), 20
+    a, b = discretize_diagonal(A, B, 0.2, "softmax", length=length)
+    powers = torch.exp(0.2 * A[..., None] * torch.arange(length))
+    expected = (B / A)[..., None] * powers / powers.sum(-1, keepdim=True)
+    torch.testing.assert_close(
+        b[..., None] * a[..., None] ** torch.arange(length), expected, rtol=1e-5, atol=0
+    )
+
+
+def test_errors_of_discretisations_and_kernels():
+    A = -torch.ones(2)
+    with pytest.raises(ValueError, match="did you mean 'bilinear'"):
+        discretize_diagonal(A, A, 0.1, "bilinaer")
+    for dt in (0.0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match="`dt` must be a positive time"):
+            discretize_diagonal(A, A, dt)
+    for options in (
+        {"method": "softmax"},
+        {"method": "zoh", "length": 3},
+        {"method": "softmax", "length": 0},
+    ):
+        with pytest.raises(ValueError, match="`length` must be the steps of the kernel"):
+            discretize_diagonal(A, A, 0.1, **options)
+    with pytest.raises(ValueError, match=r"`a` must have shape \(d, n\)"):
+        vandermonde_kernel(A, A, 3)
+    with pytest.raises(ValueError, match="`length` must be at least 1"):
+        vandermonde_kernel(A[None], A[None], 0)
