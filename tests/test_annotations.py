@@ -10,7 +10,9 @@ import pytest, torch
 from jaxtyping import TypeCheckError, install_import_hook
 with install_import_hook("linrec", "beartype.beartype"):
     from linrec import mixers, models, nn, ops
-    from linrec.testing import delta_rule_inputs, gate_loop_inputs, reset_mask, scan_inputs, short_conv_inputs
+    from linrec.testing import (
+        delta_rule_inputs, gate_loop_inputs, reset_mask, scan_inputs, selective_scan_inputs, short_conv_inputs
+    )
 
 reset = reset_mask(2, 9)
 ops.scan(**scan_inputs(2, 9, 3), reset=reset)
@@ -24,6 +26,8 @@ for decay, phase in (("bthk", "bthk"), ("h", "hk"), (None, None)):
     ops.gate_loop_matrix(**without, reset=reset)
     ops.gate_loop_attention(**without, v=inputs["v"], reset=reset)
     ops.softmax_attention(inputs["q"], inputs["k"], inputs["v"], reset=reset)
+for groups in (None, 3):
+    ops.selective_scan(**selective_scan_inputs(2, 9, 6, 4, groups=groups), reset=reset)
 for decay in ("bthk", "bth", "h", None):
     ops.delta_rule(**delta_rule_inputs(2, 9, 3, 4, 5, log_decay=decay), reset=reset)
 for name in mixers.names():

@@ -20,6 +20,7 @@ from linrec.ops import (
     long_conv,
     normalized_gate_loop,
     scan,
+    selective_scan,
     short_conv,
     softmax_attention,
 )
@@ -32,6 +33,7 @@ from linrec.testing import (
     long_conv_inputs,
     reset_mask,
     scan_inputs,
+    selective_scan_inputs,
     short_conv_inputs,
 )
 from tests.mixers import variants
@@ -204,6 +206,13 @@ OPERATORS = {
             "constant": {"log_decay": "h"},
         },
         ("q", "k", "v", "beta", "log_decay"),
+    ),
+    "selective_scan": Operator(
+        selective_scan,
+        lambda time, **arguments: selective_scan_inputs(2, time, 4, 3, **arguments),
+        {"Mamba": {}, "without D": {"skip": False}, "groups": {"groups": 2}},
+        ("x", "dt", "B", "C"),
+        kept=("A", "D"),
     ),
     "short_conv": Operator(
         short_conv,

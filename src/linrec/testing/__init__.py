@@ -23,6 +23,7 @@ from linrec.testing.inputs import (
     long_conv_inputs,
     reset_mask,
     scan_inputs,
+    selective_scan_inputs,
     short_conv_inputs,
 )
 from linrec.testing.laws import (
@@ -71,6 +72,7 @@ __all__ = [
     "map_tree",
     "reset_mask",
     "scan_inputs",
+    "selective_scan_inputs",
     "short_conv_inputs",
     "tolerance",
 ]

@@ -15,6 +15,7 @@ __all__ = [
     "long_conv_inputs",
     "reset_mask",
     "scan_inputs",
+    "selective_scan_inputs",
     "short_conv_inputs",
 ]
 
@@ -284,6 +285,53 @@ def diagonal_ssm_inputs(
     return {"u": u} | {name: tensor.to(device, wide) for name, tensor in inputs.items()}
 
 
+def selective_scan_inputs(
+    batch: int,
+    time: int,
+    channels: int,
+    d_state: int,
+    *,
+    groups: int | None = None,
+    skip: bool = True,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+    device: str = "cpu",
+) -> dict[str, Tensor | None]:
+    """Inputs x, dt, A, B, C, D and state for `linrec.ops.selective_scan`.
+
+    Step sizes are between 0.01 and 1, and rates between -10 and -0.1.
+
+    Args:
+        batch: sequences b.
+        time: steps t.
+        channels: channels c.
+        d_state: states n of a channel.
+        groups: groups of B and C; None gives them no axis of groups.
+        skip: whether there is a D.
+        dtype: of all but the state, which has the accumulation dtype.
+        seed: of the values.
+        device: where they live.
+
+    Example:
+        >>> inputs = selective_scan_inputs(2, 5, 6, 4, groups=3, skip=False)
+        >>> inputs["A"].shape, inputs["B"].shape, inputs["D"]
+        (torch.Size([6, 4]), torch.Size([2, 5, 3, 4]), None)
+    """
+    random = generator(seed)
+    shared = (batch, time, d_state) if groups is None else (batch, time, groups, d_state)
+    inputs: dict[str, Tensor | None] = {
+        "x": _normal((batch, time, channels), random, dtype),
+        "dt": _log_uniform((batch, time, channels), random, 0.01, 1.0),
+        "A": -_log_uniform((channels, d_state), random, 0.1, 10.0),
+        "B": _normal(shared, random, dtype),
+        "C": _normal(shared, random, dtype) / d_state**0.5,
+        "D": _normal((channels,), random, dtype) if skip else None,
+    }
+    inputs = {name: x if x is None else x.to(device, dtype) for name, x in inputs.items()}
+    state = _normal((batch, channels, d_state), random, dtype)
+    return inputs | {"state": state.to(device, _accumulation(dtype))}
+
+
 def _accumulation(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
@@ -291,6 +339,10 @@ def _accumulation(dtype: torch.dtype) -> torch.dtype:
 def _normal(shape: Sequence[int], random: torch.Generator, dtype: torch.dtype) -> Tensor:
     # drawn in double precision, so that the inputs of two dtypes are roundings of the same numbers
     return torch.randn(shape, generator=random, dtype=torch.complex128 if dtype.is_complex else torch.float64)
+
+
+def _log_uniform(shape: Sequence[int], random: torch.Generator, low: float, high: float) -> Tensor:
+    return low * (high / low) ** torch.rand(shape, generator=random, dtype=torch.float64)
 
 
 def _log_uniform(shape: Sequence[int], random: torch.Generator, low: float, high: float) -> Tensor:

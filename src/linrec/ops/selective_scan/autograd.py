@@ -1,0 +1,83 @@
+"""The gradient of the selective scan, whoever runs it: from the states that chunks of steps start from."""
+
+import inspect
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from linrec.ops.operators import differentiated
+from linrec.ops.selective_scan import numba as numba_backend
+from linrec.ops.selective_scan import torch as torch_backend
+
+_BACKENDS: dict[str, ModuleType] = {
+    "torch": torch_backend,
+    "numba": numba_backend,
+}
+
+
+def run(*inputs: Any) -> tuple[Tensor, Tensor]:
+    """Return (y, last) of x, dt, A, B, C, D, state, cut and the backend, as `SelectiveScan` takes them."""
+    function = SelectiveScan.apply if differentiated(*inputs[:7]) else SelectiveScan.forward
+    y, last, _ = function(*inputs)
+    return y, last
+
+
+class SelectiveScan(torch.autograd.Function):
+    """y, last, starts = SelectiveScan.apply(x, dt, A, B, C, D, state, cut, backend).
+
+    Shapes are those of `linrec.ops.selective_scan.torch.forward`; x, dt, B and C come in any precision. The
+    states `starts`, which chunks of steps start from, are kept for the adjoint and have no gradient of their
+    own.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        x: Tensor,
+        dt: Tensor,
+        A: Tensor,
+        B: Tensor,
+        C: Tensor,
+        D: Tensor,
+        state: Tensor,
+        cut: Tensor | None,
+        backend: str,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Run the recurrence on the backend."""
+        return _BACKENDS[backend].forward(x, dt, A, B, C, D, state, cut)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        """Keep the inputs and a few states."""
+        *tensors, ctx.backend = inputs
+        ctx.mark_non_differentiable(output[2])
+        ctx.save_for_backward(*tensors, output[2])
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor, dlast: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        """Run the adjoint on the same backend, or by autograd where it is to be differentiated again."""
+        *inputs, starts = ctx.saved_tensors
+        needed = ctx.needs_input_grad[:7]
+        if torch.is_grad_enabled():
+            return (*_differentiable_backward(needed, inputs, dy, dlast), None, None)
+        gradients = _BACKENDS[ctx.backend].backward(*inputs, starts, dy, dlast)
+        each = zip(gradients, inputs, needed, strict=False)
+        return (*(g.to(x.dtype) if need else None for g, x, need in each), None, None)
+
+
+# autograd asks for it at every call, and making it takes longer than a small recurrence
+SelectiveScan.forward.__signature__ = inspect.signature(SelectiveScan.forward)  # type: ignore[attr-defined]
+
+
+def _differentiable_backward(
+    needed: tuple[bool, ...], inputs: list[Any], dy: Tensor, dlast: Tensor
+) -> list[Any]:
+    y, last, _ = torch_backend.forward(*inputs)
+    wanted = [x for x, need in zip(inputs, needed, strict=False) if need]
+    gradients = iter(
+        torch.autograd.grad((y, last), wanted, (dy, dlast), create_graph=True, allow_unused=True)
+    )
+    return [next(gradients) if need else None for need in needed]

@@ -1,0 +1,42 @@
+"""The recurrence as a plain loop over time: the oracle that every other mode is tested against."""
+
+import torch
+from torch import Tensor
+
+
+def selective_scan_reference(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    state: Tensor,
+    reset: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """h_t = exp(dt_t A) h_{t-1} + dt_t B_t x_t, y_t = C_t h_t + D x_t.
+
+    Args:
+        x: (b, t, c), in the accumulation dtype, as all of them.
+        dt: (b, t, c).
+        A: (c, n).
+        B: (b, t, g, n); a group is c / g neighbouring channels.
+        C: (b, t, g, n).
+        D: None or (c,).
+        state: h_0 (b, c, n).
+        reset: None or (b, t) bool.
+
+    Returns:
+        y (b, t, c), and h_t.
+    """
+    repeats = x.shape[2] // B.shape[2]
+    B, C = B.repeat_interleave(repeats, dim=2), C.repeat_interleave(repeats, dim=2)
+    outputs = []
+    for t in range(x.shape[1]):
+        if reset is not None:
+            state = torch.where(reset[:, t, None, None], 0, state)
+        step, value = dt[:, t, :, None], x[:, t, :, None]
+        state = torch.exp(step * A) * state + step * B[:, t] * value
+        y = torch.sum(C[:, t] * state, dim=-1)
+        outputs.append(y if D is None else y + D * x[:, t])
+    return torch.stack(outputs, dim=1), state
