@@ -157,6 +157,7 @@ def test_a_config_survives_json():
         ({"vocab_size": 0}, "`vocab_size` must be at least 1; got 0"),
         ({"n_layers": 0}, "`n_layers` must be at least 1; got 0"),
         ({"norm_eps": 0.0}, "`norm_eps` must be above 0; got 0.0"),
+        ({"embedding_scale": 0.0}, "`embedding_scale` must be above 0, or None; got 0.0"),
         ({"logit_cap": -1.0}, "`logit_cap` must be above 0, or None; got -1.0"),
         ({"n_outputs": 0}, "`n_outputs` must be at least 1, or None for `vocab_size`; got 0"),
         ({"dropout": 1.0}, "`dropout` must be in [0, 1); got 1.0"),

@@ -91,6 +91,10 @@ def test_options_of_embedding_and_head():
     plain = model.hidden(tokens())[0] @ model.head.weight.T
     assert model.head.bias is None and plain.abs().max() > 0.5
     assert_agree(logits, 0.5 * torch.tanh(2 * plain))
+    scaled = make(replace(CONFIG, embedding_scale=0.25))
+    scaled.blocks[0].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    scaled(tokens())
+    assert_agree(seen[-1], scaled.embedding.weight[tokens()] / 4)
     tied = make(ModelConfig(vocab_size=6, d_model=8, tie_embeddings=True, head_bias=True))
     assert tied.head.bias is not None and tied.head.weight is tied.embedding.weight
 

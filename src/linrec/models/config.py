@@ -26,8 +26,8 @@ class StackConfig:
             {"attention": {"window": 1024}}. A mixer that is not named has its defaults.
         d_channel_mixing: hidden width of the channel mixing.
         channel_mixing: "ffn", two linear layers with a GELU between them, or a gated linear unit: "glu",
-            "swiglu", "geglu", "geglu_tanh" or "bilinear"; "rwkv", which sees the step before; or "none": blocks that mix
-            time alone; or a pattern of these.
+            "swiglu", "geglu", "geglu_tanh" or "bilinear"; "rwkv", which sees the step before; or "none":
+            blocks that mix time alone; or a pattern of these.
         norm: normalisation in each block and before the head, "layer" or "rms".
         norm_eps: what the norms add to the variance or the mean square.
         norm_position: "pre", before each sublayer, or "post", after each sublayer's skip connection.
@@ -118,8 +118,8 @@ class ModelConfig(StackConfig):
             {"attention": {"window": 1024}}.
         d_channel_mixing: hidden width of the channel mixing.
         channel_mixing: "ffn", two linear layers with a GELU between them, or a gated linear unit: "glu",
-            "swiglu", "geglu", "geglu_tanh" or "bilinear"; "rwkv", which sees the step before; or "none": blocks that mix
-            time alone; or a pattern of these.
+            "swiglu", "geglu", "geglu_tanh" or "bilinear"; "rwkv", which sees the step before; or "none":
+            blocks that mix time alone; or a pattern of these.
         norm: normalisation in each block and before the head, "layer" or "rms".
         norm_eps: what the norms add to the variance or the mean square.
         norm_position: "pre", before each sublayer, or "post", after each sublayer's skip connection.
