@@ -4,6 +4,7 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
+from linrec.convert import Options, recurrent_gemma
 from linrec.models import LanguageModel, ModelConfig, preset, preset_names
 from linrec.nn import FeedForward, groups_of
 
@@ -120,6 +121,50 @@ def test_xlstms_have_the_sizes_of_the_paper(size, of_7_1, of_1_0):
     assert config.mixer.count("slstm") == (2 if size == "125m" else 6)
 
 
+@pytest.mark.parametrize(
+    ("name", "size", "d", "d_rnn", "layers"),
+    [
+        ("griffin", 100e6, 768, 1024, 12),
+        ("griffin-1.3b", 1.3e9, 2048, 2560, 24),
+        ("griffin-7b", 7e9, 4096, 5632, 32),
+        ("hawk", 100e6, 768, 1024, 12),
+        ("hawk-1.3b", 1.3e9, 2048, 2560, 24),
+    ],
+)
+def test_griffins_have_the_sizes_of_their_names(name, size, d, d_rnn, layers):
+    config = preset(name)
+    # gates in 16 blocks, Lambda, four taps and a bias of each channel
+    unit = 2 * (d_rnn * d_rnn // 16 + d_rnn) + d_rnn + 5 * d_rnn
+    hawk = 2 * linear(d, d_rnn) + unit + linear(d_rnn, d)
+    # one head of 128 channels for keys and values
+    attention = 2 * d * d + 2 * d * 128
+    mlp = 2 * linear(d, 3 * d) + linear(3 * d, d)
+    of_attention = layers // 3 if name.startswith("griffin") else 0
+    mixers = (layers - of_attention) * hawk + of_attention * attention
+    expected = 32_000 * d + mixers + layers * (mlp + 2 * d) + d
+    assert count(config) == expected
+    # without the embedding; the smallest has a tenth less
+    assert expected - 32_000 * d == pytest.approx(size, rel=0.11)
+
+
+def test_recurrent_gemma_has_the_size_and_the_configuration_that_are_published():
+    ours = preset("recurrent-gemma-2b")
+    # 2.68B of weights, without the biases that ours has
+    biases = 8 * 12 * 256
+    assert round((count(ours) - biases) / 1e9, 2) == 2.68
+    transformers = pytest.importorskip("transformers", reason='the extra "text" is not installed')
+    # what the published configuration has in place of the defaults
+    published = {"num_key_value_heads": 1, "intermediate_size": 15360}
+    theirs = transformers.RecurrentGemmaConfig(**published).to_dict()
+    converted = recurrent_gemma.config(Options(theirs, "config.json"))
+    given = {
+        name: ours.mixer_args[name].items() <= converted.mixer_args[name].items()
+        for name in converted.mixer_args
+    }
+    assert given == {"hawk": True, "attention": True}
+    assert replace(converted, mixer_args=ours.mixer_args) == ours
+
+
 def test_channel_mixing_by_name():
     expected = {"ffn": None, "glu": "sigmoid", "swiglu": "silu", "geglu": "gelu", "bilinear": "identity"}
     expected |= {"geglu_tanh": "gelu_tanh"}
@@ -140,7 +185,7 @@ def test_the_transitions_of_every_layer_are_marked():
 
 def test_preset_names_and_errors():
     mixers = [preset(name).mixer_pattern[0] for name in preset_names()]
-    assert mixers == ["gate_loop"] * 2 + ["hgru"] * 5 + ["mlstm"] * 4
+    assert mixers == ["gate_loop"] * 2 + ["hgru"] * 5 + ["mlstm"] * 4 + ["hawk"] * 6
     assert preset("memory_horizon") == preset("memory-horizon")
     with pytest.raises(ValueError, match="there is no preset 'wikitext'; did you mean 'wikitext103'"):
         preset("wikitext")

@@ -60,6 +60,55 @@ def _xlstm(d_model: int, n_layers: int, slstm_at: Sequence[int]) -> ModelConfig:
     )
 
 
+def _griffin(d_model: int, d_rnn: int, n_layers: int, *, attention: bool = True) -> ModelConfig:
+    arguments = {
+        "hawk": {"d_rnn": d_rnn},
+        "attention": {"n_heads": d_model // 128, "kv_heads": 1, "window": 1024},
+    }
+    pattern = ("hawk", "hawk", "attention") if attention else ("hawk",)
+    return ModelConfig(
+        # pieces of the tokenizer of MassiveText
+        vocab_size=32_000,
+        d_model=d_model,
+        n_layers=n_layers,
+        mixer=pattern,
+        mixer_args={name: arguments[name] for name in pattern},
+        d_channel_mixing=3 * d_model,
+        channel_mixing="geglu",
+        norm="rms",
+        norm_eps=1e-6,
+        tie_embeddings=True,
+    )
+
+
+def _recurrent_gemma_2b() -> ModelConfig:
+    return ModelConfig(
+        vocab_size=256_000,
+        d_model=2560,
+        n_layers=26,
+        mixer=("hawk", "hawk", "attention"),
+        mixer_args={
+            "hawk": {"d_rnn": 2560, "n_blocks": 10, "activation": "gelu_tanh", "start": "whole"},
+            "attention": {
+                "n_heads": 10,
+                "kv_heads": 1,
+                "window": 2048,
+                "rotary_fraction": 0.5,
+                "bias": True,
+            },
+        },
+        d_channel_mixing=7680,
+        channel_mixing="geglu_tanh",
+        norm="rms",
+        norm_eps=1e-6,
+        tie_embeddings=True,
+        # the root of the width, as bfloat16 has it
+        embedding_scale=50.5,
+        head_bias=False,
+        logit_cap=30.0,
+    )
+
+
 def _deit_hgrn(d_model: int) -> ImageClassifierConfig:
     return ImageClassifierConfig(
         n_outputs=1000,
@@ -87,6 +136,12 @@ _PRESETS: dict[str, Callable[[], ModelConfig]] = {
     "xlstm-7-1-350m": partial(_xlstm, 1024, 48, (3, 5, 7, 40, 42, 44)),
     "xlstm-7-1-760m": partial(_xlstm, 1536, 48, (3, 5, 7, 40, 42, 44)),
     "xlstm-7-1-1.3b": partial(_xlstm, 2048, 48, (3, 5, 7, 40, 42, 44)),
+    "griffin": partial(_griffin, 768, 1024, 12),
+    "griffin-1.3b": partial(_griffin, 2048, 2560, 24),
+    "griffin-7b": partial(_griffin, 4096, 5632, 32),
+    "hawk": partial(_griffin, 768, 1024, 12, attention=False),
+    "hawk-1.3b": partial(_griffin, 2048, 2560, 24, attention=False),
+    "recurrent-gemma-2b": _recurrent_gemma_2b,
 }
 _IMAGE_PRESETS: dict[str, Callable[[], ImageClassifierConfig]] = {
     "deit-tiny-hgrn": partial(_deit_hgrn, 192),
@@ -120,6 +175,13 @@ def preset(name: str) -> ModelConfig:
     - "xlstm-7-1-125m", "xlstm-7-1-350m", "xlstm-7-1-760m", "xlstm-7-1-1.3b": xLSTM[7:1], hybrids of mLSTM and
       sLSTM, on SlimPajama. 24 layers of width 768, 48 of 1,024, of 1,536 and of 2,048; 163.7M, 408.5M, 839.9M
       and 1,420.2M parameters.
+    - "griffin", "griffin-1.3b", "griffin-7b": Griffin's models of 100M, 1.3B and 7B: two layers of Hawk, then
+      one of local multi-query attention. 12 layers of width 768, 24 of 2,048 and 32 of 4,096, recurrences of
+      1,024, 2,560 and 5,632, units of three times the width, 32,000 tokens; 113.9M, 1,308.5M and 6,921.2M
+      parameters.
+    - "hawk", "hawk-1.3b": the same without attention; 118.4M and 1,369.8M parameters.
+    - "recurrent-gemma-2b": RecurrentGemma-2B as released, 26 layers of width 2,560, 256,000 tokens; 2,682.9M
+      parameters. `linrec.convert` makes it of the published weights.
 
     GateLoop's paper gives 125M parameters for the second and no count of its parts. Equations 24 and 25 with
     the "simple FNN" of appendix C, all with biases, make 114.3M; with an output projection in the mixer
@@ -137,9 +199,13 @@ def preset(name: str) -> ModelConfig:
     published weights of HGRN-355M and HGRN-1B, 1.41 and 3.9 GB in float32. Of the one of 125M nothing is
     known: with the width of GPT-2 small 11 layers come nearest, and its 12 would make 130.8M.
 
-    Of xLSTM[7:1] a few blocks near the input and near the output are of sLSTM, with a gated unit behind. Shapes
-    and places are the paper's, the units' widths the released code's. Biases of norms and units, which that
-    code has not, are what the counts have more than the paper's 163.7M, 408.4M, 839.7M and 1,420.1M.
+    Of xLSTM[7:1] a few blocks near the input and near the output are of sLSTM, with a gated unit behind.
+    Shapes and places are the paper's, the units' widths the released code's. Biases of norms and units, which
+    that code has not, are what the counts have more than the paper's 163.7M, 408.4M, 839.7M and 1,420.1M.
+
+    Griffin's paper gives widths, depths and heads, and names its models by their sizes. It leaves open how
+    many channels of attention's heads turn with their positions; here all do, in RecurrentGemma one half.
+    Biases of queries, keys and values, which RecurrentGemma has not, are zeros in what is converted.
 
     Args:
         name: one of `preset_names()`; hyphens and underscores are equal.
@@ -150,7 +216,8 @@ def preset(name: str) -> ModelConfig:
     Source:
         GateLoop (Katsch, 2023), appendix C, tables 1, 3 and 4; HGRN (Qin, Yang and Zhong, 2023), section 4.1,
         tables 1 to 5 and 16; the authors' checkpoints OpenNLPLab/HGRN-150M, -355M and -1B; xLSTM (Beck and
-        others, 2024), its models of 300B tokens.
+        others, 2024), its models of 300B tokens; Griffin (De and others, 2024), the table of its models'
+        hyper-parameters; RecurrentGemma (Botev and others, 2024) and its published configuration.
 
     Example:
         >>> preset("memory-horizon").n_layers
