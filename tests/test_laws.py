@@ -14,6 +14,7 @@ import torch
 from linrec import mixers, ops, testing
 from linrec.ops import (
     delta_rule,
+    dense_ssm,
     diagonal_ssm,
     gate_loop,
     gate_loop_attention,
@@ -27,6 +28,7 @@ from linrec.ops import (
 from linrec.testing import (
     check_operator,
     delta_rule_inputs,
+    dense_ssm_inputs,
     diagonal_ssm_inputs,
     gate_loop_inputs,
     generator,
@@ -236,6 +238,13 @@ OPERATORS = {
         {"S4D": {}, "EMA": {"is_complex": False}},
         ("u",),
         kept=("a", "b", "c"),
+    ),
+    "dense_ssm": Operator(
+        dense_ssm,
+        lambda time, outputs=2, **arguments: dense_ssm_inputs(2, time, 3, 4, outputs, **arguments),
+        {"LSSL": {}, "LMU": {"outputs": None, "shared": True}},
+        ("u",),
+        kept=("A", "B", "C"),
     ),
     "gate_loop_attention": Operator(
         gate_loop_attention,

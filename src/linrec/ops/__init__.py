@@ -4,6 +4,7 @@ from linrec.ops.attention import AttentionCache as AttentionCache
 from linrec.ops.attention import gate_loop_attention as gate_loop_attention
 from linrec.ops.attention import softmax_attention as softmax_attention
 from linrec.ops.delta_rule import delta_rule as delta_rule
+from linrec.ops.dense_ssm import dense_ssm as dense_ssm
 from linrec.ops.diagonal_ssm import diagonal_ssm as diagonal_ssm
 from linrec.ops.gate_loop import gate_loop as gate_loop
 from linrec.ops.gate_loop import gate_loop_matrix as gate_loop_matrix

@@ -17,6 +17,7 @@ Example:
 
 from linrec.testing.inputs import (
     delta_rule_inputs,
+    dense_ssm_inputs,
     diagonal_ssm_inputs,
     gate_loop_inputs,
     generator,
@@ -64,6 +65,7 @@ __all__ = [
     "check_state_dict",
     "check_steps",
     "delta_rule_inputs",
+    "dense_ssm_inputs",
     "diagonal_ssm_inputs",
     "differentiable",
     "gate_loop_inputs",

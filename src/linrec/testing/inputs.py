@@ -9,6 +9,7 @@ from torch import Tensor
 
 __all__ = [
     "delta_rule_inputs",
+    "dense_ssm_inputs",
     "diagonal_ssm_inputs",
     "gate_loop_inputs",
     "generator",
@@ -285,6 +286,51 @@ def diagonal_ssm_inputs(
     return {"u": u} | {name: tensor.to(device, wide) for name, tensor in inputs.items()}
 
 
+def dense_ssm_inputs(
+    batch: int,
+    time: int,
+    channels: int,
+    states: int,
+    outputs: int | None = None,
+    *,
+    shared: bool = False,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+    device: str = "cpu",
+) -> dict[str, Tensor | None]:
+    """Inputs u, A, B, C and state for `linrec.ops.dense_ssm`; no A makes any state larger.
+
+    Args:
+        batch: sequences b.
+        time: steps t.
+        channels: channels d.
+        states: states n of each channel.
+        outputs: rows m of C; None is no C.
+        shared: whether A, B and C are the same for all channels.
+        dtype: of u; all others have the accumulation dtype.
+        seed: of the values.
+        device: where they live.
+
+    Example:
+        >>> inputs = dense_ssm_inputs(2, 5, 3, 4, 6)
+        >>> inputs["A"].shape, inputs["C"].shape, inputs["state"].shape
+        (torch.Size([3, 4, 4]), torch.Size([3, 6, 4]), torch.Size([2, 3, 4]))
+    """
+    random = generator(seed)
+    wide = _accumulation(dtype)
+    each = () if shared else (channels,)
+    # a rotation of states that fade
+    rotation, _ = torch.linalg.qr(_normal((*each, states, states), random, torch.float64))
+    inputs: dict[str, Tensor | None] = {
+        "A": rotation * torch.exp(_log_decays((*each, 1, states), random)),
+        "B": _normal((*each, states), random, wide),
+        "C": None if outputs is None else _normal((*each, outputs, states), random, wide) / states**0.5,
+        "state": _normal((batch, channels, states), random, wide),
+    }
+    inputs = {name: x if x is None else x.to(device, wide) for name, x in inputs.items()}
+    return {"u": _normal((batch, time, channels), random, dtype).to(device, dtype)} | inputs
+
+
 def selective_scan_inputs(
     batch: int,
     time: int,
@@ -339,10 +385,6 @@ def _accumulation(dtype: torch.dtype) -> torch.dtype:
 def _normal(shape: Sequence[int], random: torch.Generator, dtype: torch.dtype) -> Tensor:
     # drawn in double precision, so that the inputs of two dtypes are roundings of the same numbers
     return torch.randn(shape, generator=random, dtype=torch.complex128 if dtype.is_complex else torch.float64)
-
-
-def _log_uniform(shape: Sequence[int], random: torch.Generator, low: float, high: float) -> Tensor:
-    return low * (high / low) ** torch.rand(shape, generator=random, dtype=torch.float64)
 
 
 def _log_uniform(shape: Sequence[int], random: torch.Generator, low: float, high: float) -> Tensor:

@@ -1,0 +1,58 @@
+"""Checks of what `dense_ssm` takes, and its canonical form."""
+
+import torch
+from torch import Tensor
+
+from linrec.ops.gate_loop.inputs import accumulation
+from linrec.ops.long_conv.inputs import SUPPORTED, check_device, check_sequence, name_of
+
+
+def check(
+    u: Tensor, A: Tensor, B: Tensor, C: Tensor | None, state: Tensor | None, reset: Tensor | None
+) -> None:
+    """Raise where shapes, dtypes or devices of the arguments do not fit together."""
+    check_sequence(u, reset)
+    batch, _, channels = u.shape
+    n = A.shape[-1] if A.ndim else 0
+    _check_matrix("A", A, u, (n, n))
+    _check_matrix("B", B, u, (n,))
+    if C is not None:
+        _check_matrix("C", C, u, (C.shape[-2] if C.ndim > 1 else 1, n))
+    if state is None:
+        return
+    if state.shape != (batch, channels, n):
+        raise ValueError(
+            f"`state` must have shape (b, d, n) = {(batch, channels, n)}; got {tuple(state.shape)}. "
+            "Pass the state that the previous call returned, or None for zeros."
+        )
+    if state.dtype not in SUPPORTED:
+        raise TypeError(
+            f"`state` must be {name_of(accumulation(u.dtype))}; got {name_of(state.dtype)}. Cast it."
+        )
+    check_device("state", state, u)
+
+
+def canonical(A: Tensor, B: Tensor, C: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Return A, B and C with an axis for channels, of size 1 where they are the same for all."""
+    if C is None:
+        C = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
+    A, B, C = A.reshape(-1, *A.shape[-2:]), B.reshape(-1, B.shape[-1]), C.reshape(-1, *C.shape[-2:])
+    # the powers of A that they are multiplied by differ from channel to channel
+    if len(A) > 1:
+        B, C = B.expand(len(A), -1), C.expand(len(A), -1, -1)
+    return A, B, C
+
+
+def _check_matrix(name: str, matrix: Tensor, u: Tensor, shape: tuple[int, ...]) -> None:
+    channels, wide = u.shape[-1], accumulation(u.dtype)
+    if tuple(matrix.shape) not in (shape, (channels, *shape)):
+        raise ValueError(
+            f"`{name}` must have shape {shape}, or {(channels, *shape)} with one for each channel of `u`; "
+            f"got {tuple(matrix.shape)}."
+        )
+    if matrix.dtype != wide:
+        raise TypeError(
+            f"`{name}` must be {name_of(wide)} beside `u` in {name_of(u.dtype)}; "
+            f"got {name_of(matrix.dtype)}. Cast it."
+        )
+    check_device(name, matrix, u)
