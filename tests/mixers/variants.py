@@ -220,6 +220,12 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "learned decay": {"zero_init": False, "decay": "learned", "bonus": False, "shift_rank": 2},
         "without shift and norm": {"zero_init": False, "token_shift": "none", "output_norm": False},
     },
+    "s4d": {
+        "paper": {"d_state": 6},
+        "real": {"init": "real", "d_state": 3, "discretization": "bilinear", "output": "linear"},
+        "inverse": {"init": "inv", "d_state": 4, "learn_b": False, "output": "none", "activation": False},
+        "LegS": {"init": "legs", "d_state": 4, "mode": "scan"},
+    },
     "slstm": {
         # mixed memories, which start unmixed
         "paper": {"recurrent_init": "uniform"},

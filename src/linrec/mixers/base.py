@@ -192,6 +192,26 @@ def elementwise_mixing(
     return gate_loop_matrix(mean, keys, magnitude.log()[..., None, :], reset=reset)[:, 0]
 
 
+def kernel_mixing(
+    kernel: Float[Tensor, "c t"], x: Float[Tensor, "b t d_model"], reset: Bool[Tensor, "b t"] | None
+) -> Float[Tensor, "b t t"]:
+    """W_nm = mean_c |K_c,n-m|: `token_mixing` of a convolution with the kernel K.
+
+    Args:
+        kernel: K (c, t), the tap of the current step first.
+        x: the mixer's input, which says b and t.
+        reset: (b, t) bool, or None.
+    """
+    batch, time, _ = x.shape
+    steps = torch.arange(time, device=x.device)
+    apart = steps[:, None] - steps
+    seen = (apart >= 0).expand(batch, time, time)
+    if reset is not None:
+        document = reset.cumsum(1)
+        seen = seen & (document[:, :, None] == document[:, None])
+    return kernel.abs().mean(0)[apart.clamp(min=0)] * seen
+
+
 def heads_of(name: str, width: int, n_heads: int) -> int:
     """Channels per head of a `width` split over `n_heads`, or the error that says which argument is wrong."""
     if n_heads < 1 or width < 1 or width % n_heads:

@@ -1,0 +1,135 @@
+"""S4D: Parameterization and Initialization of Diagonal State Space Models (Gu, Gupta, Goel and Ré, 2022).
+
+    A = -exp(A_log) + i A_imag
+    Abar = exp(dt A)     Bbar = (exp(dt A) - 1) / A * B
+    x_t = Abar * x_{t-1} + Bbar u_t     y_t = 2 Re(C x_t) + D u_t
+    o_t = GLU(W GELU(y_t) + b)
+
+u input of a channel, x state with one entry of each conjugate pair, y output of the channel, o output of the
+layer; A diagonal, B a column, C a row, D a number and dt the step size, all per channel. As a convolution,
+y = K * u + D u with K_l = 2 Re(sum_n C_n Bbar_n Abar_n^l).
+"""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from linrec.errors import unknown
+from linrec.mixers.base import Mixer, State, Transitions, kernel_mixing
+from linrec.nn.state_space import DiagonalSSM, Spectrum
+from linrec.ops.long_conv import Discretization
+
+__all__ = ["S4D"]
+
+Output = Literal["glu", "linear", "none"]
+
+
+class S4D(Mixer):
+    """x_t = Abar * x_{t-1} + Bbar u_t, y_t = 2 Re(C x_t) + D u_t per channel, then GELU and a gated unit.
+
+    Trained as a convolution and streamed as a recurrence, which are the same numbers: `mode` chooses, for
+    tests and measurements; see `linrec.ops.diagonal_ssm`.
+
+    | the paper's variant | argument |
+    |---|---|
+    | S4D-Lin, S4D-Inv, S4D-LegS | `init="lin"`, "inv", "legs" |
+    | S4D-Real | `init="real"`: N real entries, A_n = -(n + 1) |
+    | bilinear transform | `discretization="bilinear"` |
+    | B not trained | `learn_b=False` |
+
+    A and the step sizes are those of the paper, N / 2 = 32 pairs for each channel; B starts at one (HiPPO's
+    with "legs"), C normal with variance 1, D normal, and step sizes log-uniform. A, B and the step sizes are
+    marked as group "transition" without weight decay.
+
+    Args:
+        d_model: width of the sequence, and channels.
+        d_state: N, numbers of the real state of each channel; even, but with "real".
+        init: where A starts, "lin", "inv", "legs" or "real".
+        discretization: "zoh", "bilinear" or "euler".
+        dt_min: smallest step size when training starts.
+        dt_max: largest step size when training starts.
+        learn_b: whether B is learned.
+        activation: whether y goes through GELU.
+        output: "glu", "linear" or "none", what mixes the channels at the end.
+        mode: "auto", "convolution", "recurrent" or "scan".
+
+    Raises:
+        ValueError: an unknown name, a `d_state` that is odd or not positive, a step size that is not
+            positive, or one that makes Euler's steps unstable.
+
+    Source:
+        S4D (Gu et al., 2022); its layer around the models is that of S4 (Gu, Goel and Ré, 2022).
+
+    Example:
+        >>> import torch
+        >>> mixer = S4D(16, d_state=8)
+        >>> y, state = mixer(torch.zeros(2, 50, 16))
+        >>> y.shape, state.shape, state.dtype
+        (torch.Size([2, 50, 16]), torch.Size([2, 16, 4]), torch.complex64)
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        d_state: int = 64,
+        init: Spectrum = "lin",
+        discretization: Discretization = "zoh",
+        dt_min: float = 0.001,
+        dt_max: float = 0.1,
+        learn_b: bool = True,
+        activation: bool = True,
+        output: Output = "glu",
+        mode: str = "auto",
+    ) -> None:
+        super().__init__(d_model)
+        if output not in ("glu", "linear", "none"):
+            raise unknown("`output`", output, ["glu", "linear", "none"])
+        self.ssm = DiagonalSSM(
+            d_model,
+            d_state=d_state,
+            init=init,
+            discretization=discretization,
+            dt_min=dt_min,
+            dt_max=dt_max,
+            learn_b=learn_b,
+            mode=mode,
+        )
+        self.activation, self.output = activation, output
+        wide = 2 * d_model if output == "glu" else d_model
+        self.out = nn.Identity() if output == "none" else nn.Linear(d_model, wide)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b t d_model"],
+        state: State = None,
+        *,
+        reset: Bool[Tensor, "b t"] | None = None,
+    ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
+        """Mix `x` over time; see `Mixer.forward`. The state is x of the equations, (b, d_model, n)."""
+        self.check_input(x, reset)
+        y, state = self.ssm(x, state, reset=reset)
+        o = self.out(functional.gelu(y) if self.activation else y)
+        return functional.glu(o) if self.output == "glu" else o, state
+
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> Tensor:
+        """Zeros (batch, d_model, n): n = N / 2 and complex, or N and real with `init="real"`."""
+        return self.ssm.init_state(batch, device=device)
+
+    @property
+    def state_size(self) -> int:
+        """Elements of x: d_model n, counting a complex number once."""
+        return self.ssm.A_log.numel()
+
+    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions:
+        """Abar, constant in time; see `Mixer.transitions`."""
+        return self.ssm.transitions()
+
+    def token_mixing(
+        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
+    ) -> Float[Tensor, "b t t"]:
+        """Mean over channels of |K_(n - m)|, of the kernel without D."""
+        return kernel_mixing(self.ssm.kernel(x.shape[1]), x, reset)
