@@ -162,6 +162,16 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
             "output_norm": "none",
         },
     },
+    "min_gru": {
+        "paper": {},
+        "refined": {"d_state": 7, "refine": True, "uniform_init": True},
+        "linear": {"candidate": "linear"},
+    },
+    "min_lstm": {
+        "paper": {},
+        "refined": {"d_state": 3, "refine": True, "uniform_init": True, "forget_bias": 1.0},
+        "plain": {"candidate": "linear", "normalize": False},
+    },
     # gates that training has opened: they start as constants
     "mlstm": {
         "paper": {"gate_std": 0.5},

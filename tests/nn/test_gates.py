@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from linrec.nn import GateLinear, Transition, groups_of
+from linrec.nn import Gate, GateLinear, Transition, groups_of
+from linrec.nn.gates import log_refined, positive
 from linrec.testing import assert_agree, generator, tolerance
 
 D = 8
@@ -192,3 +193,66 @@ def test_errors_say_what_was_expected(arguments, message):
     with pytest.raises(ValueError) as error:
         make(**arguments)
     assert message in str(error.value)
+
+
+def test_a_refined_gate_is_the_papers_formula():
+    gate = Gate(D, 2000, refine=True).double()
+    x = 9 * inputs().double()
+    f, r = (torch.sigmoid(x @ linear.weight.T + linear.bias) for linear in (gate.f, gate.r))
+    expected = r * (1 - (1 - f) ** 2) + (1 - r) * f**2
+    assert_agree(gate(x), (expected, 1 - expected))
+    assert_agree(gate.log(x).exp(), expected)
+    plain = Gate(D, 3)
+    f = torch.sigmoid(inputs() @ plain.f.weight.T + plain.f.bias)
+    assert_agree(plain(inputs()), (f, 1 - f))
+    assert_agree(plain.log(inputs()), f.log())
+
+
+def test_refined_gates_keep_their_digits_and_gradients_far_from_one_half():
+    f, r = (torch.tensor(rows) for rows in ([20.0, -20.0, 20.0, -20.0], [50.0, -50.0, -50.0, 50.0]))
+    log_g, log_rest = log_refined(f.requires_grad_(), r)
+    # (1 - f)^2, f^2; 2 (1 - f), 2 f
+    expected = [-40.0, -40.0, math.log(2) - 20, math.log(2) - 20]
+    found = torch.stack([log_rest[0], log_g[1], log_rest[2], log_g[3]])
+    assert_agree(found, torch.tensor(expected))
+    (gradient,) = torch.autograd.grad(found.sum(), f)
+    assert_agree(gradient, torch.tensor([-2.0, 2.0, -1.0, 1.0]))
+    far = torch.tensor([300.0, -300.0])
+    for sign in (1, -1):
+        logs = log_refined(far.requires_grad_(), sign * far)
+        (gradient,) = torch.autograd.grad(sum(part.sum() for part in logs), far)
+        assert all(torch.isfinite(part).all() for part in (*logs, gradient))
+
+
+def test_positive_candidates():
+    u = torch.linspace(-5, 5, 41, dtype=torch.float64)
+    expected = torch.tensor([v + 0.5 if v >= 0 else 1 / (1 + math.exp(-v)) for v in u.tolist()])
+    assert_agree(positive(u), expected.double(), dtype=torch.float32)
+    assert positive(torch.tensor([-1e-9, 0.0, 1e-9])).tolist() == pytest.approx([0.5] * 3)
+
+
+@pytest.mark.parametrize("refine", [False, True])
+def test_gates_start_uniformly_and_refine_gates_against_them(refine):
+    torch.manual_seed(0)
+    gate = Gate(D, 1000, refine=refine, uniform_init=True)
+    start, _ = gate(torch.zeros(1, D))
+    f = torch.sigmoid(gate.f.bias)
+    assert f.min() >= 1e-3 and f.max() <= 1 - 1e-3
+    distance = (f.sort().values - (torch.arange(1000) + 0.5) / 1000).abs().max()
+    assert distance < 2.5 / math.sqrt(1000)
+    if refine:
+        assert torch.equal(gate.r.bias, -gate.f.bias)
+        assert_agree(start[0], (1 - f) * (1 - (1 - f) ** 2) + f**3)
+    else:
+        assert_agree(start[0], f)
+    assert Gate(D, 1, uniform_init=True).f.bias.abs().item() < 1e-6
+    bound = 1 / math.sqrt(D)
+    for linear in (Gate(D, 2000).f, Gate(D, 2000, refine=True).r):
+        assert linear.bias.abs().max() <= bound
+        assert linear.bias.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.05)
+
+
+def test_gates_are_marked():
+    groups = groups_of(Gate(D, 3, refine=True))
+    assert len(groups) == 4
+    assert {(group.name, group.weight_decay) for group in groups.values()} == {("transition", False)}

@@ -3,7 +3,7 @@
 from linrec.nn.channel_mixing import ChannelMixing, make_channel_mixing
 from linrec.nn.embedding import Embedding
 from linrec.nn.ffn import FeedForward
-from linrec.nn.gates import GateLinear, Transition
+from linrec.nn.gates import Gate, GateLinear, Transition
 from linrec.nn.glu import GLU
 from linrec.nn.head import Head
 from linrec.nn.lower_bounds import LowerBounds
@@ -17,6 +17,7 @@ __all__ = [
     "ChannelMixing",
     "Embedding",
     "FeedForward",
+    "Gate",
     "GateLinear",
     "Head",
     "LowerBounds",

@@ -1,4 +1,4 @@
-"""State transitions a = |a| exp(i arg a): activations of magnitude and phase, and their initialisation."""
+"""State transitions a = |a| exp(i arg a), and gates in (0, 1): activations and their initialisation."""
 
 import math
 from collections.abc import Callable
@@ -13,11 +13,14 @@ from linrec.errors import unknown
 from linrec.nn.parameters import mark
 
 __all__ = [
+    "Gate",
     "GateLinear",
     "MagnitudeActivation",
     "PhaseActivation",
     "Transition",
     "TransitionKind",
+    "log_refined",
+    "positive",
     "stable_exponential",
 ]
 
@@ -90,6 +93,115 @@ class GateLinear(nn.Linear):
         bias = None if self.bias is None else self.bias.to(dtype)
         with torch.autocast(x.device.type, enabled=False):
             return functional.linear(x.to(dtype), self.weight.to(dtype), bias)
+
+
+def log_refined(
+    f: Float[Tensor, "*shape"], r: Float[Tensor, "*shape"]
+) -> tuple[Float[Tensor, "*shape"], Float[Tensor, "*shape"]]:
+    """log g and log(1 - g) of g = r (1 - (1 - f)^2) + (1 - r) f^2, f and r the sigmoids of what is given.
+
+    r moves the gate between f^2 and 1 - (1 - f)^2, so that g comes near to 0 and 1 where the gradient of f is
+    not yet lost. Written as g = f (r (2 - f) + (1 - r) f) and 1 - g = (1 - f) (r (1 - f) + (1 - r) (1 + f)),
+    nothing is subtracted, and neither loses digits.
+
+    Args:
+        f: logit of the gate to refine.
+        r: logit of the refine gate.
+
+    Source:
+        Gu, Gulcehre, Paine, Hoffman and Pascanu, Improving the Gating Mechanism of Recurrent Neural Networks
+        (2020), the refine gate.
+
+    Example:
+        >>> import torch
+        >>> log_g, log_rest = log_refined(torch.zeros(1), torch.tensor([20.0]))
+        >>> round(log_g.exp().item(), 4), round(log_rest.exp().item(), 4)
+        (0.75, 0.25)
+    """
+    log_f, log_not_f = functional.logsigmoid(f), functional.logsigmoid(-f)
+    log_r, log_not_r = functional.logsigmoid(r), functional.logsigmoid(-r)
+    up = torch.logaddexp(log_r + torch.log1p(torch.sigmoid(-f)), log_not_r + log_f)
+    down = torch.logaddexp(log_r + log_not_f, log_not_r + torch.log1p(torch.sigmoid(f)))
+    return log_f + up, log_not_f + down
+
+
+def positive(u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """g(u) = u + 1/2 where u >= 0, sigmoid(u) elsewhere: above zero, continuous, linear upwards.
+
+    Source:
+        Feng and others, Were RNNs All We Needed? (2024), candidates in log space.
+
+    Example:
+        >>> import torch
+        >>> positive(torch.tensor([0.0, 1.5])).tolist()
+        [0.5, 2.0]
+    """
+    return torch.where(u >= 0, u + 0.5, torch.sigmoid(u))
+
+
+class Gate(nn.Module):
+    """g = sigmoid(W_f x + b_f), or refined by r = sigmoid(W_r x + b_r): g = r (1 - (1 - f)^2) + (1 - r) f^2.
+
+    | the paper's gates | argument |
+    |---|---|
+    | none: biases as torch's Linear draws them | the defaults |
+    | U, uniform initialisation | `uniform_init=True`: b_f = logit(u), u uniform in [1/d, 1 - 1/d] |
+    | R, refine gate | `refine=True` |
+    | UR, both | both; then b_r = -b_f |
+
+    With U, the time scales 1 / (1 - g) of the d channels start spread over 1 to d steps. Every parameter is
+    marked as group "transition" without weight decay.
+
+    Args:
+        d_in: width of the input.
+        d_out: gates d.
+        refine: whether there is a refine gate.
+        uniform_init: whether gates start uniformly spread.
+
+    Source:
+        Gu, Gulcehre, Paine, Hoffman and Pascanu, Improving the Gating Mechanism of Recurrent Neural Networks
+        (2020), refine gate and uniform gate initialisation.
+
+    Example:
+        >>> import torch
+        >>> g, rest = Gate(8, 4, refine=True, uniform_init=True)(torch.zeros(2, 5, 8))
+        >>> g.shape, bool(torch.allclose(g + rest, torch.ones(2, 5, 4)))
+        (torch.Size([2, 5, 4]), True)
+    """
+
+    def __init__(self, d_in: int, d_out: int, *, refine: bool = False, uniform_init: bool = False) -> None:
+        super().__init__()
+        self.f = GateLinear(d_in, d_out)
+        self.r = GateLinear(d_in, d_out) if refine else None
+        if uniform_init:
+            # of a single gate, one half
+            least = 1 / max(d_out, 2)
+            with torch.no_grad():
+                self.f.bias.uniform_(least, 1 - least).logit_()
+                if self.r is not None:
+                    self.r.bias.copy_(-self.f.bias)
+        mark(self, group="transition", weight_decay=False)
+
+    def forward(
+        self, x: Float[Tensor, "*batch d_in"]
+    ) -> tuple[Float[Tensor, "*batch d_out"], Float[Tensor, "*batch d_out"]]:
+        """g and 1 - g for `x` (..., d_in), in float32 (float64 for float64 weights)."""
+        return self.of_logits(self.f(x), None if self.r is None else self.r(x))
+
+    @staticmethod
+    def of_logits(
+        f: Float[Tensor, "*shape"], r: Float[Tensor, "*shape"] | None
+    ) -> tuple[Float[Tensor, "*shape"], Float[Tensor, "*shape"]]:
+        """g and 1 - g of logits; r is None without refine gate. For gates that see more than one input."""
+        if r is None:
+            return torch.sigmoid(f), torch.sigmoid(-f)
+        log_g, log_rest = log_refined(f, r)
+        return log_g.exp(), log_rest.exp()
+
+    def log(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_out"]:
+        """log g for `x` (..., d_in)."""
+        f = self.f(x)
+        return functional.logsigmoid(f) if self.r is None else log_refined(f, self.r(x))[0]
 
 
 class _Constant(nn.Module):

@@ -1,0 +1,124 @@
+"""minGRU: Were RNNs All We Needed? (Feng and others, 2024): a GRU whose gates do not see its state.
+
+    z_t = sigmoid(Linear_z(x_t))
+    h~_t = g(Linear_h(x_t)),    g(u) = u + 1/2 where u >= 0, sigmoid(u) elsewhere
+    h_t = (1 - z_t) * h_{t-1} + z_t * h~_t
+    y_t = Linear_y(h_t)
+
+x input, z update gate, h~ candidate, h hidden state, y output, * the product of channels. g keeps candidates
+above zero, so that their logarithms exist: the paper's version in log space. Linear_y is there where h is
+wider or narrower than x.
+"""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from linrec.errors import unknown
+from linrec.mixers.base import Mixer, State, Transitions, elementwise_mixing
+from linrec.nn.gates import Gate, positive
+from linrec.ops.scan import scan
+
+__all__ = ["MinGRU"]
+
+Candidate = Literal["positive", "linear"]
+
+
+class MinGRU(Mixer):
+    """h_t = (1 - z_t) * h_{t-1} + z_t * g(Linear_h(x_t)), z_t = sigmoid(Linear_z(x_t)).
+
+    The paper trains in log space, h_t = exp(a_t + logcumsumexp(log z_t + log h~_t - a_t)) with a_t the sum of
+    the log(1 - z) so far, since it divides by a product of decays. `scan` divides by nothing, so the same
+    numbers come from the recurrence as it stands; 1 - z_t is the sigmoid of the negative logit, which keeps
+    its digits. A sequence starts from h_0 = 0.
+
+    | variant of the paper | argument |
+    |---|---|
+    | in log space | the defaults |
+    | in plain space, h~_t = Linear_h(x_t) | `candidate="linear"` |
+
+    Weights start as torch's Linear draws them. Linear_z is marked as group "transition" without weight decay.
+
+    Args:
+        d_model: width of the sequence.
+        d_state: width of h. None is `d_model`; the paper widens it 1 to 4 times. Another width than `d_model`
+            adds Linear_y.
+        candidate: "positive", or "linear" for a candidate of any sign.
+        refine: whether z has a refine gate; see `linrec.nn.Gate`.
+        uniform_init: whether gates start uniformly spread; see `linrec.nn.Gate`.
+
+    Raises:
+        ValueError: a `d_state` below 1, or an unknown `candidate`.
+
+    Source:
+        Feng, Tung, Ahmed, Bengio and Hajimirsadeghi, Were RNNs All We Needed? (2024), minGRU; refine gate and
+        uniform initialisation: Gu and others (2020).
+
+    Example:
+        >>> import torch
+        >>> mixer = MinGRU(64)
+        >>> y, state = mixer(torch.zeros(2, 10, 64))
+        >>> y.shape, state.shape
+        (torch.Size([2, 10, 64]), torch.Size([2, 64]))
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        d_state: int | None = None,
+        candidate: Candidate = "positive",
+        refine: bool = False,
+        uniform_init: bool = False,
+    ) -> None:
+        super().__init__(d_model)
+        self.d_state = d_model if d_state is None else d_state
+        if self.d_state < 1:
+            raise ValueError(f"`d_state` must be at least 1; got {d_state}. None is `d_model`.")
+        if candidate not in ("positive", "linear"):
+            raise unknown("`candidate`", candidate, ["positive", "linear"])
+        self.positive = candidate == "positive"
+
+        self.z = Gate(d_model, self.d_state, refine=refine, uniform_init=uniform_init)
+        self.h = nn.Linear(d_model, self.d_state)
+        self.y = None if self.d_state == d_model else nn.Linear(self.d_state, d_model)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b t d_model"],
+        state: State = None,
+        *,
+        reset: Bool[Tensor, "b t"] | None = None,
+    ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
+        """Mix `x` over time; see `Mixer.forward`. The state is h, (b, d_state)."""
+        self.check_input(x, reset)
+        z, kept = self.z(x)
+        candidate = self.h(x).to(z.dtype)
+        if self.positive:
+            candidate = positive(candidate)
+        h, state = scan(kept, z * candidate, state=state, reset=reset)
+        h = h.to(x.dtype)
+        return h if self.y is None else self.y(h), state
+
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> Tensor:
+        """Zeros (batch, d_state)."""
+        device = self.h.weight.device if device is None else device
+        return torch.zeros(batch, self.d_state, dtype=self._state_dtype(), device=device)
+
+    @property
+    def state_size(self) -> int:
+        """Elements of h: d_state."""
+        return self.d_state
+
+    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions:
+        """1 - z_t; see `Mixer.transitions`."""
+        return Transitions(self.z(x)[1], None)
+
+    def token_mixing(
+        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
+    ) -> Float[Tensor, "b t t"]:
+        """Mean over channels of what h~ is multiplied by in h."""
+        z, kept = self.z(x)
+        return elementwise_mixing(kept, z, x, reset)
