@@ -7,8 +7,8 @@ import sys
 import torch
 import torch.distributed as dist
 
-from linrec.ops import gate_loop, normalized_gate_loop, scan
-from linrec.testing import gate_loop_inputs, reset_mask, scan_inputs
+from linrec.ops import diagonal_ssm, gate_loop, normalized_gate_loop, scan
+from linrec.testing import diagonal_ssm_inputs, gate_loop_inputs, reset_mask, scan_inputs
 
 from .compare import check_parts
 
@@ -46,6 +46,13 @@ def case_scan():
         inputs = scan_inputs(3, 11, 5, dtype=torch.float64)
         for reset in resets(3, parts):
             check_parts(scan, inputs, ("a", "x"), parts, reset=reset, reverse=reverse)
+
+
+def case_diagonal_ssm():
+    inputs = diagonal_ssm_inputs(3, 11, 2, 3, dtype=torch.float64)
+    for parts in ways():
+        for reset in resets(3, parts):
+            check_parts(diagonal_ssm, inputs, ("u",), parts, reset=reset)
 
 
 def case_nothing_imports_the_compiler():
