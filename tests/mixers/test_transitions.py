@@ -9,7 +9,7 @@ from linrec.testing import assert_agree, generator
 from .variants import arguments, cases
 
 D, TIME = 8, 5
-RECURRENT = cases("gate_loop", "gla", "hgrn2", "hgru", "lru", "retnet", "trans_normer")
+RECURRENT = cases("gate_loop", "gilr", "gla", "hgrn2", "hgru", "lru", "retnet", "trans_normer")
 RECURRENT += [("rg_lru", "paper"), ("rg_lru", "no gates")]
 RESET = torch.tensor([[False] * TIME, [False, True, False, True, False]])
 

@@ -67,6 +67,10 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "heads": {"n_heads": 2, "d_v": 4, "output_projection": True, "transition": "fixed", "scale": 0.5},
         "real": {"phase_activation": "none", "magnitude_activation": "stable_exp"},
     },
+    "gilr": {
+        "paper": {},
+        "refined": {"impulse": "relu", "output_projection": True, "refine": True, "uniform_init": True},
+    },
     "gla": {
         "paper": {},
         "heads": {"n_heads": 2, "d_qk": 6, "d_v": 2, "gate_rank": 3, "tau": 4.0, "output_norm": "rms"},
@@ -127,6 +131,23 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "cosFormer": {"feature_map": "cosformer", "max_length": 65_536, "floor": 0.1},
         "Performer": {"feature_map": "performer", "n_features": 6, "orthogonal": False},
         "softmax": {"n_heads": 2, "feature_map": "softmax", "normalization": "none"},
+    },
+    "lmu": {
+        "2021": {"order": 6, "theta": 12.0},
+        "one signal": {
+            "order": 5,
+            "theta": 30.0,
+            "d_memory": 1,
+            "activation": "relu",
+            "memory_activation": "gelu",
+            "bias": False,
+            "discretization": "bilinear",
+        },
+        "2019": {"order": 4, "theta": 9.0, "d_memory": 3, "feedback": True},
+    },
+    "ls_lstm": {
+        "paper": {},
+        "refined": {"impulse": "leaky_relu", "output_projection": True, "refine": True, "uniform_init": True},
     },
     "lru": {
         "paper": {},

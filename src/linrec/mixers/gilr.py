@@ -1,0 +1,121 @@
+"""GILR: Parallelizing Linear Recurrent Neural Nets Over Sequence Length (Martin and Cundy, 2018).
+
+    g_t = sigmoid(U x_t + b_g)
+    i_t = tau(V x_t + b_z)
+    h_t = g_t * h_{t-1} + (1 - g_t) * i_t
+    y_t = h_t
+
+The gated impulse linear recurrence. x input, g gate, i impulse, tau tanh, h hidden state, y output, t time.
+The linear surrogate LSTM, which has one of these inside, is `linrec.mixers.ls_lstm`.
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from linrec.errors import unknown
+from linrec.mixers.base import Mixer, State, Transitions, elementwise_mixing
+from linrec.nn.gates import Gate
+from linrec.ops.scan import scan
+
+__all__ = ["GILR", "Impulse", "impulse_of"]
+
+Impulse = Literal["tanh", "relu", "leaky_relu"]
+_IMPULSES: dict[str, Callable[[Tensor], Tensor]] = {
+    "tanh": torch.tanh,
+    "relu": functional.relu,
+    "leaky_relu": functional.leaky_relu,
+}
+
+
+class GILR(Mixer):
+    """h_t = g_t * h_{t-1} + (1 - g_t) * tau(V x_t + b_z), g_t = sigmoid(U x_t + b_g): a gated average.
+
+    A gate and its opposite weigh the past and the present, so h stays in the range of tau. The paper's layers
+    are this alone, one upon the other.
+
+    Weights start as torch's Linear draws them. U and b_g are marked as group "transition" without weight
+    decay.
+
+    Args:
+        d_model: width of the sequence and of the state.
+        impulse: tau, "tanh", "relu" or "leaky_relu".
+        output_projection: whether y_t = W h_t + b.
+        refine: whether g has a refine gate; see `linrec.nn.Gate`.
+        uniform_init: whether gates start uniformly spread; see `linrec.nn.Gate`.
+
+    Raises:
+        ValueError: an unknown `impulse`.
+
+    Source:
+        Martin and Cundy (2018), the gated impulse linear recurrence; refine gate and uniform initialisation:
+        Gu and others (2020).
+
+    Example:
+        >>> import torch
+        >>> mixer = GILR(64)
+        >>> y, state = mixer(torch.zeros(2, 10, 64))
+        >>> y.shape, state.shape
+        (torch.Size([2, 10, 64]), torch.Size([2, 64]))
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        impulse: Impulse = "tanh",
+        output_projection: bool = False,
+        refine: bool = False,
+        uniform_init: bool = False,
+    ) -> None:
+        super().__init__(d_model)
+        self.impulse = impulse_of(impulse)
+        self.g = Gate(d_model, d_model, refine=refine, uniform_init=uniform_init)
+        self.i = nn.Linear(d_model, d_model)
+        self.out = nn.Linear(d_model, d_model) if output_projection else None
+
+    def forward(
+        self,
+        x: Float[Tensor, "b t d_model"],
+        state: State = None,
+        *,
+        reset: Bool[Tensor, "b t"] | None = None,
+    ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
+        """Mix `x` over time; see `Mixer.forward`. The state is h, (b, d_model)."""
+        self.check_input(x, reset)
+        g, rest = self.g(x)
+        h, state = scan(g, rest * self.impulse(self.i(x)), state=state, reset=reset)
+        y = h.to(x.dtype)
+        return y if self.out is None else self.out(y), state
+
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> Tensor:
+        """Zeros (batch, d_model)."""
+        device = self.i.weight.device if device is None else device
+        return torch.zeros(batch, self.d_model, dtype=self._state_dtype(), device=device)
+
+    @property
+    def state_size(self) -> int:
+        """Elements of h: d_model."""
+        return self.d_model
+
+    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions:
+        """g_t; see `Mixer.transitions`."""
+        return Transitions(self.g(x)[0], None)
+
+    def token_mixing(
+        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
+    ) -> Float[Tensor, "b t t"]:
+        """Mean over channels of what i is multiplied by in h."""
+        g, rest = self.g(x)
+        return elementwise_mixing(g, rest, x, reset)
+
+
+def impulse_of(name: Impulse) -> Callable[[Tensor], Tensor]:
+    """Return tau by its name."""
+    if name not in _IMPULSES:
+        raise unknown("`impulse`", name, _IMPULSES)
+    return _IMPULSES[name]
