@@ -32,6 +32,10 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "keys alone": {"n_heads": 2, "decay": "key"},
         "sum": {"decay": "none", "feature_map": "elu"},
     },
+    "dss": {
+        "softmax": {"d_state": 3, "length": 50},
+        "exp": {"d_state": 4, "kernel": "exp", "init": "lin"},
+    },
     # larger weights than the paper's, whose outputs would be near zero
     "flash_gau": {
         "paper": {"chunk_size": 4, "d_qk": 6, "init_std": 0.5},

@@ -1,0 +1,233 @@
+"""LMU: Legendre Memory Units (Voelker, Kajić and Eliasmith, 2019; in parallel, Chilkuri and Eliasmith, 2021).
+
+    A_ij = (2i + 1) (-1 where i < j, else (-1)^(i-j+1)) / theta     B_i = (2i + 1) (-1)^i / theta
+    u_t = E_x x_t + E_h h_{t-1} + E_m m_{t-1}
+    m_t = Abar m_{t-1} + Bbar u_t
+    h_t = f(W_x x_t + W_h h_{t-1} + W_m m_t)
+
+x input, u what is remembered, m memory: the coefficients of u over the last theta steps, in Legendre
+polynomials; h output, f activation, Abar and Bbar A and B in steps of one by a zero-order hold. Without E_h,
+E_m and W_h, the memory is a convolution (Chilkuri and Eliasmith, 2021):
+
+    u_t = f_u(E_x x_t + b_u)     h_t = f(W_x x_t + W_m m_t + b_h)
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from linrec.errors import unknown
+from linrec.hippo import Discretization, StateSpace, discretize, matrices
+from linrec.mixers.base import Mixer, State, kernel_mixing
+from linrec.ops import dense_ssm, splitting
+
+__all__ = ["LMU", "Memory"]
+
+Activation = Literal["tanh", "relu", "gelu", "none"]
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "tanh": torch.tanh,
+    "relu": functional.relu,
+    "gelu": functional.gelu,
+    "none": lambda x: x,
+}
+
+
+class Memory(NamedTuple):
+    """The state of an LMU with feedback.
+
+    Args:
+        m: (b, d_memory, order), the memories.
+        h: (b, d_model), the last output.
+    """
+
+    m: Float[Tensor, "b d_memory order"]
+    h: Float[Tensor, "b d_model"]
+
+
+class LMU(Mixer):
+    """m_t = Abar m_{t-1} + Bbar u_t, h_t = f(W_x x_t + W_m m_t): a window of u in Legendre polynomials.
+
+    The defaults are the unit of 2021, without feedback, which is trained as a convolution and streamed as a
+    recurrence; `mode` chooses, see `linrec.ops.dense_ssm`.
+
+    | the papers' variant | argument |
+    |---|---|
+    | the LMU of 2019 | `feedback=True`, with `bias=False` to the letter; steps run one by one |
+    | a memory of one signal, as on psMNIST in 2019 | `d_memory=1` with a higher `order` |
+    | several memories (2021) | `d_memory` |
+
+    A and B are not learned. They are formed in double precision, and stay in single precision where the
+    weights are in half. When training starts, E_x and E_h are LeCun's uniform, E_m is zero, the W are
+    Xavier's normal and biases zero.
+
+    Args:
+        d_model: width of the sequence, in and out.
+        order: polynomials of each memory, N.
+        theta: steps that a memory looks back. With many more than `order`, fast changes are lost.
+        d_memory: signals that are remembered, the width of u. None is `d_model`.
+        feedback: whether u and h see the last output, and u the last memory.
+        activation: f, "tanh", "relu", "gelu" or "none".
+        memory_activation: f_u, likewise.
+        bias: whether there are b_u and b_h.
+        discretization: "zoh" or "bilinear"; see `linrec.hippo.discretize`.
+        mode: "auto", "convolution" or "recurrent", where there is no feedback.
+
+    Raises:
+        ValueError: an unknown name, a size below 1, or a `theta` that is not positive.
+
+    Source:
+        Voelker, Kajić and Eliasmith, Legendre Memory Units (2019); Chilkuri and Eliasmith, Parallelizing
+        Legendre Memory Unit Training (2021).
+
+    Example:
+        >>> import torch
+        >>> mixer = LMU(16, order=8, theta=40, d_memory=4)
+        >>> y, state = mixer(torch.zeros(2, 50, 16))
+        >>> y.shape, state.shape
+        (torch.Size([2, 50, 16]), torch.Size([2, 4, 8]))
+    """
+
+    A: Tensor
+    B: Tensor
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        order: int = 16,
+        theta: float = 64.0,
+        d_memory: int | None = None,
+        feedback: bool = False,
+        activation: Activation = "tanh",
+        memory_activation: Activation = "none",
+        bias: bool = True,
+        discretization: Discretization = "zoh",
+        mode: str = "auto",
+    ) -> None:
+        super().__init__(d_model)
+        self.d_memory = d_model if d_memory is None else d_memory
+        for name, size in (("order", order), ("d_memory", self.d_memory)):
+            if size < 1:
+                raise ValueError(f"`{name}` must be at least 1; got {size}.")
+        if not 0 < theta < math.inf:
+            raise ValueError(f"`theta` must be a positive number of steps; got {theta}. A window is finite.")
+        for name, value in (("activation", activation), ("memory_activation", memory_activation)):
+            if value not in _ACTIVATIONS:
+                raise unknown(f"`{name}`", value, _ACTIVATIONS)
+        self.order, self.theta, self.discretization, self.mode = order, theta, discretization, mode
+        self.feedback = feedback
+        self.activation, self.memory_activation = activation, memory_activation
+
+        self.E_x = _uniform(nn.Linear(d_model, self.d_memory, bias=bias))
+        self.W_x = _normal(nn.Linear(d_model, d_model, bias=bias))
+        self.W_m = _normal(nn.Linear(self.d_memory * order, d_model, bias=False))
+        self.E_h: nn.Linear | None = None
+        self.E_m: nn.Linear | None = None
+        self.W_h: nn.Linear | None = None
+        if feedback:
+            self.E_h = _uniform(nn.Linear(d_model, self.d_memory, bias=False))
+            self.E_m = nn.Linear(self.d_memory * order, self.d_memory, bias=False)
+            nn.init.zeros_(self.E_m.weight)
+            self.W_h = _normal(nn.Linear(d_model, d_model, bias=False))
+        A, B = self._system()
+        self.register_buffer("A", A.to(self.W_m.weight), persistent=False)
+        self.register_buffer("B", B.to(self.W_m.weight), persistent=False)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b t d_model"],
+        state: State = None,
+        *,
+        reset: Bool[Tensor, "b t"] | None = None,
+    ) -> tuple[Float[Tensor, "b t d_model"], State]:
+        """Mix `x` over time; see `Mixer.forward`. The state is m, (b, d_memory, order), or a `Memory`."""
+        self.check_input(x, reset, state)
+        if self.feedback:
+            return self._loop(x, state, reset)
+        u = _ACTIVATIONS[self.memory_activation](self.E_x(x))
+        m, state = dense_ssm(u, self.A, self.B, state=state, reset=reset, mode=self.mode)
+        return _ACTIVATIONS[self.activation](self.W_x(x) + self.W_m(m.flatten(-2))), state
+
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
+        """Zeros (batch, d_memory, order), with feedback beside zeros (batch, d_model)."""
+        device = self.A.device if device is None else device
+        m = torch.zeros(batch, self.d_memory, self.order, dtype=self._state_dtype(), device=device)
+        return Memory(m, m.new_zeros(batch, self.d_model)) if self.feedback else m
+
+    @property
+    def state_size(self) -> int:
+        """Elements of m, d_memory order, and of h where there is feedback."""
+        return self.d_memory * self.order + (self.d_model if self.feedback else 0)
+
+    def token_mixing(
+        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
+    ) -> Float[Tensor, "b t t"] | None:
+        """Mean over coefficients of |Abar^(n-m) Bbar|, which u is multiplied by; None with feedback."""
+        if self.feedback:
+            return None
+        impulse = torch.zeros(1, x.shape[1], 1, dtype=self.A.dtype, device=x.device)
+        impulse[:, :1] = 1
+        kernel, _ = dense_ssm(impulse, self.A, self.B, mode=self.mode)
+        return kernel_mixing(kernel[0, :, 0].mT, x, reset)
+
+    def _system(self) -> StateSpace:
+        """Abar and Bbar in double precision, of the polynomials that the paper has."""
+        A, B = discretize(matrices("legt", self.order), 1 / self.theta, self.discretization)
+        # coefficients are sqrt(2i + 1) times the orthonormal ones, and polynomials run the other way
+        i = torch.arange(self.order, dtype=A.dtype)
+        scale = (2 * i + 1).sqrt() * (1 - 2 * (i % 2))
+        return StateSpace(scale[:, None] * A / scale, scale * B)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "LMU":
+        super()._apply(fn, recurse)
+        # rounded to half precision they would be another system, which need not be stable
+        dtype = torch.promote_types(self.A.dtype, torch.float32)
+        if not self.A.is_meta:
+            self.A, self.B = (part.to(self.A.device, dtype) for part in self._system())
+        return self
+
+    def _loop(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, Memory]:
+        """Steps one by one, for what is remembered depends on what was, in no linear way."""
+        splitting.refuse("lmu")
+        assert self.E_h is not None and self.E_m is not None and self.W_h is not None
+        m, h = self.init_state(len(x), device=x.device) if state is None else state
+        f, f_u, outputs = _ACTIVATIONS[self.activation], _ACTIVATIONS[self.memory_activation], []
+        u_x, h_x = self.E_x(x).to(m.dtype), self.W_x(x).to(m.dtype)
+        E_h, E_m, W_h, W_m = (part.weight.to(m.dtype).mT for part in (self.E_h, self.E_m, self.W_h, self.W_m))
+        # unbound once: the gradient of an index in a loop would be a tensor of all steps, for every step
+        starts: Any = [None] * x.shape[1] if reset is None else reset[:, :, None].unbind(1)
+        # rounding errors would be fed back
+        with torch.autocast(x.device.type, enabled=False):
+            for u_t, h_t, start in zip(u_x.unbind(1), h_x.unbind(1), starts, strict=True):
+                if start is not None:
+                    m, h = m.masked_fill(start[..., None], 0), h.masked_fill(start, 0)
+                u = f_u(u_t + h @ E_h + m.flatten(1) @ E_m)
+                m = m @ self.A.mT + u[..., None] * self.B
+                h = f(h_t + h @ W_h + m.flatten(1) @ W_m)
+                outputs.append(h)
+        y = torch.stack(outputs, 1) if outputs else h_x
+        return y.to(x.dtype), Memory(m, h)
+
+
+def _uniform(linear: nn.Linear) -> nn.Linear:
+    """LeCun's: variance 1 / inputs."""
+    bound = math.sqrt(3 / linear.in_features)
+    nn.init.uniform_(linear.weight, -bound, bound)
+    return _without_bias(linear)
+
+
+def _normal(linear: nn.Linear) -> nn.Linear:
+    """Xavier's: variance 2 / (inputs + outputs)."""
+    nn.init.xavier_normal_(linear.weight)
+    return _without_bias(linear)
+
+
+def _without_bias(linear: nn.Linear) -> nn.Linear:
+    if linear.bias is not None:
+        nn.init.zeros_(linear.bias)
+    return linear
