@@ -86,6 +86,10 @@ def discretize_diagonal(
     safe = torch.where(small, 1, z)
     a, b = torch.exp(z), torch.where(small, 1 + z / 2, torch.expm1(safe) / safe) * (dt * B)
     if length is not None:
-        over = torch.expm1(length * z)
-        b = b * over.conj() / (over.abs().square() + EPSILON)
+        # where exp(L z) would overflow, 1 / (exp(L z) - 1) = -exp(-L z) / (exp(-L z) - 1)
+        grows = z.real > 0
+        fading = torch.where(grows, -length * z, length * z)
+        over = torch.expm1(fading)
+        reciprocal = over.conj() / (over.abs().square() + EPSILON)
+        b = b * torch.where(grows, -torch.exp(fading) * reciprocal, reciprocal)
     return a, b

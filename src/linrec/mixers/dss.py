@@ -1,0 +1,165 @@
+"""DSS: Diagonal State Spaces are as Effective as Structured State Spaces (Gupta, Gu and Berant, 2022).
+
+    DSS-exp      Lambda = -exp(Lambda_re) + i Lambda_im
+                 K_l = Re(sum_n w_n (exp(dt lambda_n) - 1) / lambda_n exp(dt lambda_n l))
+    DSS-softmax  Lambda = Lambda_re + i Lambda_im
+                 K_l = Re(sum_n w_n / lambda_n softmax_l(dt lambda_n (0 .. L - 1)))
+    y = K * u + D u
+    o_t = W_o GELU(y_t) + b_o
+
+u input of a channel, K its kernel, y its output, o output of the layer; Lambda diagonal of the transition, the
+same for all channels, dt step size, w a row and D a number per channel. As a recurrence, for either kernel,
+x_t = exp(dt Lambda) x_{t-1} + b u_t and y_t = Re(w x_t) + D u_t, where b is what stands between w_n and the
+powers of exp(dt lambda_n).
+"""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from linrec.errors import unknown
+from linrec.mixers.base import Mixer, State, Transitions, kernel_mixing
+from linrec.nn.parameters import mark
+from linrec.nn.state_space import log_steps, spectrum
+from linrec.ops.diagonal_ssm import diagonal_ssm
+from linrec.ops.long_conv import Discretization, discretize_diagonal, vandermonde_kernel
+
+__all__ = ["DSS"]
+
+Kernel = Literal["exp", "softmax"]
+Spectrum = Literal["legs", "lin", "inv"]
+
+
+class DSS(Mixer):
+    """y = K * u + D u, K_l = Re(sum_n w_n b_n exp(dt lambda_n l)) per channel, then GELU and a projection.
+
+    N complex numbers per channel, of whose sum the real part is taken: they are no conjugate pairs. With the
+    softmax, the taps of an entry add up to w_n / lambda_n over L steps, and the real part of Lambda is free:
+    a negative one weighs recent steps, a positive one those of L steps ago. It starts at -1/2. Where training
+    makes it positive, states of sequences much longer than L grow without bound; "exp" cannot do that.
+
+    The N numbers of Lambda start as those eigenvalues of the normal part of HiPPO-LegS with 2 N coefficients
+    that are above the real axis; parts of w and D are standard normal, steps log-uniform. Lambda and the
+    steps are marked as group "transition" without weight decay.
+
+    | the paper's variant | argument |
+    |---|---|
+    | DSS-exp, DSS-softmax | `kernel="exp"`, "softmax" |
+
+    Args:
+        d_model: width of the sequence, and channels.
+        d_state: N, complex numbers of each channel's state.
+        kernel: "softmax" or "exp".
+        length: L, steps of the softmax, as many as the sequences of training have. None is 1024; with "exp",
+            which has no such number, it must be None.
+        init: where Lambda starts, "legs", "lin" or "inv"; see `linrec.nn.state_space.spectrum`.
+        dt_min: smallest step size when training starts.
+        dt_max: largest step size when training starts.
+        mode: "auto", "convolution", "recurrent" or "scan"; see `linrec.ops.diagonal_ssm`.
+
+    Raises:
+        ValueError: an unknown name, a `d_state` or `length` below 1, a `length` with "exp", or a step size
+            that is not positive.
+
+    Source:
+        DSS (Gupta, Gu and Berant, 2022): proposition 1 for the kernels, and its section on initialisation.
+
+    Example:
+        >>> import torch
+        >>> mixer = DSS(16, d_state=8)
+        >>> y, state = mixer(torch.zeros(2, 50, 16))
+        >>> y.shape, state.shape, state.dtype
+        (torch.Size([2, 50, 16]), torch.Size([2, 16, 8]), torch.complex64)
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        d_state: int = 64,
+        kernel: Kernel = "softmax",
+        length: int | None = None,
+        init: Spectrum = "legs",
+        dt_min: float = 0.001,
+        dt_max: float = 0.1,
+        mode: str = "auto",
+    ) -> None:
+        super().__init__(d_model)
+        if kernel not in ("exp", "softmax"):
+            raise unknown("`kernel`", kernel, ["exp", "softmax"])
+        if init not in ("legs", "lin", "inv"):
+            raise unknown("initialisation `init`", init, ["legs", "lin", "inv"])
+        if length is not None and (kernel == "exp" or length < 1):
+            raise ValueError(
+                f"`length` must be the steps of the softmax, at least 1, or None; got {length} with "
+                f"`kernel={kernel!r}`. Only the softmax has a length."
+            )
+        if d_state < 1:
+            raise ValueError(f"`d_state` must be at least 1; got {d_state}.")
+        self.kernel, self.mode = kernel, mode
+        self.length = None if kernel == "exp" else length or 1024
+
+        # of 2 N eigenvalues in conjugate pairs, N are above the real axis
+        Lambda, _ = spectrum(init, 2 * d_state)
+        self.dt_log = nn.Parameter(log_steps(d_model, dt_min, dt_max))
+        dtype = self.dt_log.dtype
+        real = (-Lambda.real).log() if kernel == "exp" else Lambda.real
+        self.Lambda_re = nn.Parameter(real.to(dtype))
+        self.Lambda_im = nn.Parameter(Lambda.imag.to(dtype))
+        for name in ("dt_log", "Lambda_re", "Lambda_im"):
+            mark(self, name, group="transition", weight_decay=False)
+        self.w = nn.Parameter(torch.randn(d_model, d_state, 2))
+        # of single channels, not a matrix
+        mark(self, "w", group="channel", weight_decay=True)
+        self.D = nn.Parameter(torch.randn(d_model))
+        self.out = nn.Linear(d_model, d_model)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b t d_model"],
+        state: State = None,
+        *,
+        reset: Bool[Tensor, "b t"] | None = None,
+    ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
+        """Mix `x` over time; see `Mixer.forward`. The state is x of the recurrence, (b, d_model, N)."""
+        self.check_input(x, reset)
+        a, b, w = self._discrete()
+        y, state = diagonal_ssm(x, a, b, w, state=state, reset=reset, mode=self.mode)
+        y = y + self.D.to(y.dtype) * x
+        return self.out(functional.gelu(y)), state
+
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> Tensor:
+        """Zeros (batch, d_model, N), complex."""
+        device = self.D.device if device is None else device
+        dtype = self._state_dtype().to_complex()
+        return torch.zeros(batch, *self.w.shape[:2], dtype=dtype, device=device)
+
+    @property
+    def state_size(self) -> int:
+        """Elements of x: d_model N, counting a complex number once."""
+        return self.w.shape[0] * self.w.shape[1]
+
+    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions:
+        """exp(dt Lambda), constant in time; see `Mixer.transitions`."""
+        a = self._discrete()[0].flatten()
+        return Transitions(a.abs(), a.angle())
+
+    def token_mixing(
+        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
+    ) -> Float[Tensor, "b t t"]:
+        """Mean over channels of |K_(n - m)|."""
+        a, b, w = self._discrete()
+        return kernel_mixing(vandermonde_kernel(a, w * b, x.shape[1]), x, reset)
+
+    def _discrete(self) -> tuple[Tensor, Tensor, Tensor]:
+        """exp(dt Lambda), b and w, (d_model, N)."""
+        dtype = self._state_dtype()
+        real, imaginary = self.Lambda_re.to(dtype), self.Lambda_im.to(dtype)
+        Lambda = torch.complex(-real.exp() if self.kernel == "exp" else real, imaginary)
+        method: Discretization = "zoh" if self.kernel == "exp" else "softmax"
+        dt = self.dt_log.to(dtype).exp()[:, None]
+        a, b = discretize_diagonal(Lambda, torch.ones_like(Lambda), dt, method, length=self.length)
+        return a, b, torch.view_as_complex(self.w.to(dtype))

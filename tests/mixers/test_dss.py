@@ -1,0 +1,157 @@
+import math
+
+import pytest
+import torch
+
+from linrec.mixers import build
+from linrec.mixers.dss import DSS
+from linrec.nn import groups_of
+from linrec.nn.state_space import spectrum
+from linrec.ops import discretize_diagonal
+from linrec.testing import assert_agree, generator, reset_mask
+
+D, N, L = 4, 3, 40
+CASES = {"softmax": {"kernel": "softmax", "length": L}, "exp": {"kernel": "exp"}}
+every_case = pytest.mark.parametrize("case", CASES)
+
+
+def make(d_model: int = D, d_state: int = N, **arguments) -> DSS:
+    torch.manual_seed(0)
+    mixer = build("dss", d_model, d_state=d_state, **arguments)
+    assert isinstance(mixer, DSS)
+    return mixer
+
+
+def moved(mixer: DSS) -> DSS:
+    """In float64, every parameter away from where it starts, and one number that grows if it may."""
+    mixer = mixer.double()
+    with torch.no_grad():
+        for seed, parameter in enumerate(mixer.parameters()):
+            parameter += 0.2 * torch.randn(parameter.shape, generator=generator(seed), dtype=parameter.dtype)
+        if mixer.kernel == "softmax":
+            mixer.Lambda_re[0] = 0.4
+    return mixer
+
+
+def inputs(time: int = L) -> torch.Tensor:
+    return torch.randn(2, time, D, generator=generator(), dtype=torch.float64)
+
+
+def kernel_by_hand(mixer: DSS, length: int) -> torch.Tensor:
+    """Proposition 1, with every term, (d, length)."""
+    Lambda = torch.complex(mixer.Lambda_re, mixer.Lambda_im)
+    if mixer.kernel == "exp":
+        Lambda = torch.complex(-mixer.Lambda_re.exp(), mixer.Lambda_im)
+    z = mixer.dt_log.exp()[:, None] * Lambda
+    powers = torch.exp(z[..., None] * torch.arange(length))
+    w = torch.complex(mixer.w[..., 0], mixer.w[..., 1])
+    if mixer.kernel == "exp":
+        weight = (torch.exp(z) - 1) / Lambda
+    else:
+        weight = 1 / Lambda / torch.exp(z[..., None] * torch.arange(mixer.length)).sum(-1)
+    return ((w * weight)[..., None] * powers).sum(1).real
+
+
+def by_hand(mixer: DSS, x: torch.Tensor) -> torch.Tensor:
+    kernel = kernel_by_hand(mixer, x.shape[1])
+    y = torch.stack([(kernel.flip(1)[:, -t - 1 :].T * x[:, : t + 1]).sum(1) for t in range(x.shape[1])], 1)
+    y = y + mixer.D * x
+    y = y * (1 + torch.erf(y / math.sqrt(2))) / 2
+    return y @ mixer.out.weight.T + mixer.out.bias
+
+
+@every_case
+@pytest.mark.parametrize("mode", ["convolution", "recurrent"])
+def test_the_layer_and_its_gradients_are_the_papers_kernels(case, mode):
+    mixer, x = moved(make(**CASES[case], mode=mode)), inputs().requires_grad_()
+    ours, theirs = mixer(x)[0], by_hand(mixer, x)
+    # the paper's reciprocal is regularised by 1e-7
+    tolerance = {"rtol": 1e-4, "atol": 1e-4} if case == "softmax" else {"rtol": 1e-9, "atol": 1e-10}
+    torch.testing.assert_close(ours, theirs, **tolerance)
+    dy = torch.randn(ours.shape, generator=generator(2), dtype=ours.dtype)
+    for mine, other in zip(
+        *(torch.autograd.grad(y, [x, *mixer.parameters()], dy) for y in (ours, theirs)), strict=True
+    ):
+        scale = max(1.0, float(other.abs().max()))
+        torch.testing.assert_close(mine / scale, other / scale, **tolerance)
+
+
+@every_case
+def test_convolution_and_recurrence_agree_over_16384_steps_in_float32(case):
+    x = torch.randn(1, 16_384, 2, generator=generator())
+    arguments = CASES[case] | ({"length": 16_384} if case == "softmax" else {})
+    mixers = (make(2, 64, **arguments, mode=mode) for mode in ("convolution", "recurrent"))
+    (y, last), (z, end) = (mixer(x) for mixer in mixers)
+    for mine, other in ((y.detach(), z.detach()), (last.detach(), end.detach())):
+        assert float((mine - other).abs().max()) < 1e-3 * max(1.0, float(other.abs().max()))
+
+
+def test_softmax_weights_are_finite_where_squares_of_powers_overflow():
+    A = torch.complex(torch.tensor([-400.0, -3.0, 0.2, 0.4, 0.6]), torch.tensor([0.0, 3.0, 1.0, 2.0, 3.0]))
+    # the last has exp(120) after all steps, beyond float32
+    A.requires_grad_()
+    a, b = discretize_diagonal(A, torch.ones_like(A), 0.2, "softmax", length=1000)
+    z = 0.2 * A.detach().to(torch.complex128)
+    powers = torch.exp(z[:, None] * torch.arange(1000))
+    expected = 1 / A.detach() / powers.sum(-1)
+    torch.testing.assert_close(b[:4].to(torch.complex128), expected[:4], rtol=2e-5, atol=0)
+    assert b[4] == 0
+    (gradient,) = torch.autograd.grad(b.abs().sum() + a.abs().sum(), A)
+    assert bool(gradient.isfinite().all())
+
+
+def test_parameters_and_where_they_start():
+    d, n = 400, 8
+    exp, softmax = (make(d, n, kernel=kernel).requires_grad_(False) for kernel in ("exp", "softmax"))
+    for mixer in (exp, softmax):
+        assert sum(p.numel() for p in mixer.parameters()) == 2 * n + d + 2 * d * n + d + d * d + d
+        expected, _ = spectrum("legs", 2 * n)
+        real = -mixer.Lambda_re.exp() if mixer is exp else mixer.Lambda_re
+        assert_agree(torch.complex(real, mixer.Lambda_im), expected)
+        assert float(mixer.w.var()) == pytest.approx(1, abs=0.06)
+        assert float(mixer.w.mean()) == pytest.approx(0, abs=0.05)
+        share = (mixer.dt_log - math.log(0.001)) / math.log(100)
+        assert 0 <= float(share.min()) < 0.02 and 0.98 < float(share.max()) <= 1
+    of = groups_of(exp)
+    assert {
+        name for name, group in of.items() if (group.name, group.weight_decay) == ("transition", False)
+    } == {
+        "dt_log",
+        "Lambda_re",
+        "Lambda_im",
+    }
+    assert of["w"].name == "channel" and of["D"].name == "default"
+    assert softmax.length == 1024 and exp.length is None
+
+
+@every_case
+def test_inspection(case):
+    mixer, x = moved(make(**CASES[case])), inputs(7)
+    one = torch.randn(2, D, N, generator=generator(1), dtype=torch.complex128)
+    left = mixer(x[:, :1], one)[1] - mixer(x[:, :1])[1]
+    assert_agree(left, torch.polar(*mixer.transitions(x)).reshape(D, N) * one)
+    reset = reset_mask(2, 7, rate=0.3)
+    kernel, expected = kernel_by_hand(mixer, 7).abs().mean(0), torch.zeros(2, 7, 7, dtype=torch.float64)
+    for b in range(2):
+        for n in range(7):
+            for m in range(n + 1):
+                if not reset[b, m + 1 : n + 1].any():
+                    expected[b, n, m] = kernel[n - m]
+    torch.testing.assert_close(mixer.token_mixing(x, reset=reset), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_errors():
+    for message, arguments in {
+        "there is no `kernel` 'soft'; did you mean 'softmax'": {"kernel": "soft"},
+        "there is no initialisation `init` 'real'": {"init": "real"},
+        "`length` must be the steps of the softmax, at least 1, or None; got 9 with `kernel='exp'`": {
+            "kernel": "exp",
+            "length": 9,
+        },
+        "`length` must be the steps of the softmax, at least 1, or None; got 0": {"length": 0},
+        "`d_state` must be at least 1; got 0": {"d_state": 0},
+        "0 < dt_min <= dt_max; got 0 and 0.1": {"dt_min": 0},
+    }.items():
+        with pytest.raises(ValueError) as error:
+            make(**arguments)
+        assert message in str(error.value)
