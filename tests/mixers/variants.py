@@ -121,6 +121,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "data-dependent phase": {"phase": "data", "complex_input": False},
         "real": {"phase": "none", "complex_input": False, "lower_bound": 0.99, "forget_gate": "bound"},
     },
+    "ind_rnn": {"paper": {}, "tanh": {"activation": "tanh", "recurrent_init": "long"}},
     "linear_attention": {
         "paper": {},
         # a floor that is far from rounding, for rectified features vanish together in narrow heads
@@ -158,6 +159,17 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "forget gate": {"forget_gate": True},
         "larger state": {"d_state": 7},
         "long memory": {"d_state": 3, "r_min": 0.99, "r_max": 0.9999, "max_phase": 0.3},
+    },
+    "lssl": {
+        "paper": {"d_state": 6},
+        "several outputs": {"d_state": 5, "measure": "legt", "n_outputs": 2, "output": "glu"},
+        "fixed": {
+            "d_state": 8,
+            "measure": "fout",
+            "learn_transition": False,
+            "activation": False,
+            "output": "none",
+        },
     },
     "mamba2": {
         "paper": {"d_state": 5},
@@ -209,6 +221,11 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
             "gate_std": 1.0,
         },
         "without gates": {"n_heads": 2, "input_gate": False, "forget_gate": "none"},
+    },
+    "qrnn": {
+        "paper": {},
+        "wide": {"width": 4, "pooling": "ifo", "refine": True},
+        "f-pooling": {"width": 1, "pooling": "f", "uniform_init": True, "zoneout": 0.2},
     },
     "recurrent_delta_net": {
         "paper": {"n_heads": 2, "output_recurrence": True},
@@ -265,6 +282,11 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         # mixed memories, which start unmixed
         "paper": {"recurrent_init": "uniform"},
         "heads": {"n_heads": 2, "conv_size": None, "forget_gate": "exponential"},
+    },
+    "sru": {
+        "paper": {},
+        "scan": {"recurrent_gates": False, "highway_bias": -1.0},
+        "refined": {"highway": False, "refine": True, "uniform_init": True},
     },
     # with the paper's rates, weights of heads this narrow grow over long sequences
     "srwm": {
