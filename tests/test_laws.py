@@ -49,8 +49,11 @@ TRACING = "aot_eager_default_partitioner"
 LONG_OF_MIXERS = {
     "attention": 1024,
     "gate_loop_attention": 512,
+    "ind_rnn": 256,
+    "mega": 1024,
     "recurrent_delta_net": 256,
     "slstm": 256,
+    "sru": 256,
     "srwm": 256,
 }
 LONG_OF_MODES = {"attention": 1024}

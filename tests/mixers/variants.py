@@ -199,6 +199,11 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
             "output_norm": "none",
         },
     },
+    "mega": {
+        "paper": {"d_qk": 6, "n_averages": 3},
+        "chunks": {"d_qk": 4, "n_averages": 2, "chunk_size": 4, "ema_skip": True},
+        "no bias": {"d_qk": 5, "n_averages": 1, "chunk_size": 5, "position_bias": "none"},
+    },
     "min_gru": {
         "paper": {},
         "refined": {"d_state": 7, "refine": True, "uniform_init": True},
@@ -225,7 +230,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "qrnn": {
         "paper": {},
         "wide": {"width": 4, "pooling": "ifo", "refine": True},
-        "f-pooling": {"width": 1, "pooling": "f", "uniform_init": True, "zoneout": 0.2},
+        "f-pooling": {"width": 1, "pooling": "f", "uniform_init": True},
     },
     "recurrent_delta_net": {
         "paper": {"n_heads": 2, "output_recurrence": True},
@@ -277,6 +282,11 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "real": {"init": "real", "d_state": 3, "discretization": "bilinear", "output": "linear"},
         "inverse": {"init": "inv", "d_state": 4, "learn_b": False, "output": "none", "activation": False},
         "LegS": {"init": "legs", "d_state": 4, "mode": "scan"},
+    },
+    "s5": {
+        "paper": {},
+        "blocks": {"d_state": 12, "n_blocks": 3, "discretization": "bilinear", "output": "glu"},
+        "alone": {"d_state": 2, "activation": False, "output": "none"},
     },
     "slstm": {
         # mixed memories, which start unmixed

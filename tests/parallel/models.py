@@ -36,6 +36,7 @@ REFUSED = {
     "ind_rnn": "ind_rnn",
     "mamba2": "short_conv",
     "qrnn": "token_shift",
+    "mega": "mega",
     "recurrent_delta_net": "recurrent_delta_net",
     "srwm": "srwm",
     "lmu": "dense_ssm",

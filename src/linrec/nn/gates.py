@@ -186,13 +186,19 @@ class Gate(nn.Module):
         self, x: Float[Tensor, "*batch d_in"]
     ) -> tuple[Float[Tensor, "*batch d_out"], Float[Tensor, "*batch d_out"]]:
         """g and 1 - g for `x` (..., d_in), in float32 (float64 for float64 weights)."""
-        return self.of_logits(self.f(x), None if self.r is None else self.r(x))
+        return self.of_logits(*self.logits(x))
+
+    def logits(
+        self, x: Float[Tensor, "*batch d_in"]
+    ) -> tuple[Float[Tensor, "*batch d_out"], Float[Tensor, "*batch d_out"] | None]:
+        """What f and r are the sigmoids of; r is None without refine gate."""
+        return self.f(x), None if self.r is None else self.r(x)
 
     @staticmethod
     def of_logits(
         f: Float[Tensor, "*shape"], r: Float[Tensor, "*shape"] | None
     ) -> tuple[Float[Tensor, "*shape"], Float[Tensor, "*shape"]]:
-        """g and 1 - g of logits; r is None without refine gate. For gates that see more than one input."""
+        """g and 1 - g of logits, for gates that see more than one input; r is None without refine gate."""
         if r is None:
             return torch.sigmoid(f), torch.sigmoid(-f)
         log_g, log_rest = log_refined(f, r)

@@ -1,0 +1,144 @@
+"""IndRNN: Independently Recurrent Neural Network (Li, Li, Cook, Zhu and Gao, 2018).
+
+    h_t = sigma(W x_t + u * h_{t-1} + b)
+    |u| <= gamma^(1/T)
+
+x input, h hidden state and output, u one recurrent weight per channel, sigma an activation, t time, T the
+steps over which a gradient may grow by a factor gamma at most, * the product of channels.
+
+sigma stands between h_{t-1} and h_t, so steps follow one another: this is no linear recurrence, and no scan
+computes it.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from linrec.errors import unknown
+from linrec.mixers.base import Mixer, State
+from linrec.nn.parameters import mark
+from linrec.ops import splitting
+
+__all__ = ["IndRNN"]
+
+Activation = Literal["relu", "tanh"]
+RecurrentInit = Literal["uniform", "long"]
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": functional.relu, "tanh": torch.tanh}
+
+
+class IndRNN(Mixer):
+    """h_t = sigma(W x_t + u * h_{t-1} + b), |u| <= gamma^(1/T): each channel sees its own past alone.
+
+    W x is made for all steps at once; what is left is a loop over time in plain torch, three operations on
+    channels a step. Stacked layers mix the channels, through W and the channel mixing.
+
+    The paper clips u after every update. Here the recurrence sees u clipped, and a gradient that points out
+    of the bound is dropped, so that u moves as if it were clipped and no optimiser has to know.
+
+    Weights and b start as torch's Linear draws them. u is marked as group "transition" without weight decay.
+
+    Args:
+        d_model: width of the sequence and of the state.
+        activation: "relu" or "tanh".
+        max_length: steps T of the sequences to train on.
+        gamma: largest factor by which a gradient grows over T steps.
+        recurrent_init: of u, "uniform" in [0, gamma^(1/T)], or "long" in [gamma^(-1/T), gamma^(1/T)], which
+            the paper has in the last layer of tasks that need the first steps at the end.
+
+    Raises:
+        ValueError: an unknown `activation` or `recurrent_init`, a `max_length` or a `gamma` below 1.
+
+    Source:
+        IndRNN (Li and others, 2018): its equation, the range of recurrent weights, and its initialisation.
+
+    Example:
+        >>> import torch
+        >>> mixer = IndRNN(64)
+        >>> y, state = mixer(torch.zeros(2, 10, 64))
+        >>> y.shape, state.shape
+        (torch.Size([2, 10, 64]), torch.Size([2, 64]))
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        activation: Activation = "relu",
+        max_length: int = 1000,
+        gamma: float = 2.0,
+        recurrent_init: RecurrentInit = "uniform",
+    ) -> None:
+        super().__init__(d_model)
+        if activation not in _ACTIVATIONS:
+            raise unknown("`activation`", activation, _ACTIVATIONS)
+        if recurrent_init not in ("uniform", "long"):
+            raise unknown("`recurrent_init`", recurrent_init, ["uniform", "long"])
+        if max_length < 1:
+            raise ValueError(f"`max_length` must be at least 1 step; got {max_length}.")
+        if gamma < 1:
+            raise ValueError(f"`gamma` must be at least 1, where gradients do not grow; got {gamma}.")
+        self.activation = activation
+        self.bound = gamma ** (1 / max_length)
+
+        self.W = nn.Linear(d_model, d_model)
+        least = 1 / self.bound if recurrent_init == "long" else 0.0
+        self.u = nn.Parameter(torch.empty(d_model).uniform_(least, self.bound))
+        mark(self, "u", group="transition", weight_decay=False)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b t d_model"],
+        state: State = None,
+        *,
+        reset: Bool[Tensor, "b t"] | None = None,
+    ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
+        """Mix `x` over time; see `Mixer.forward`. The state is h, (b, d_model)."""
+        self.check_input(x, reset, state)
+        splitting.refuse("ind_rnn")
+        dtype = self._state_dtype()
+        h = self.init_state(len(x), device=x.device) if state is None else state.to(dtype)
+        u, sigma = _Clipped.apply(self.u.to(dtype), self.bound), _ACTIVATIONS[self.activation]
+        hidden = []
+        for t, of_x in enumerate(self.W(x).to(dtype).unbind(1)):
+            if reset is not None:
+                h = h.masked_fill(reset[:, t, None], 0)
+            h = sigma(of_x + u * h)
+            hidden.append(h)
+        y = torch.stack(hidden, 1) if hidden else x
+        return y.to(x.dtype), h
+
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> Tensor:
+        """Zeros (batch, d_model)."""
+        device = self.u.device if device is None else device
+        return torch.zeros(batch, self.d_model, dtype=self._state_dtype(), device=device)
+
+    @property
+    def state_size(self) -> int:
+        """Elements of h: d_model."""
+        return self.d_model
+
+
+class _Clipped(torch.autograd.Function):
+    """u within [-bound, bound]; descent along its gradient leads back from outside, and never further out."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(u: Tensor, bound: float) -> Tensor:
+        return u.clamp(-bound, bound)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
+        u, bound = inputs
+        ctx.save_for_backward(u)
+        ctx.bound = bound
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (u,) = ctx.saved_tensors
+        outwards = ((u >= ctx.bound) & (gradient < 0)) | ((u <= -ctx.bound) & (gradient > 0))
+        return gradient.masked_fill(outwards, 0), None

@@ -1,0 +1,166 @@
+"""SRU: Simple Recurrent Units for Highly Parallelizable Recurrence (Lei, Zhang, Wang, Dai and Artzi, 2018).
+
+    f_t = sigmoid(W_f x_t + v_f * c_{t-1} + b_f)
+    c_t = f_t * c_{t-1} + (1 - f_t) * (W x_t)
+    r_t = sigmoid(W_r x_t + v_r * c_{t-1} + b_r)
+    h_t = r_t * c_t + (1 - r_t) * x_t alpha
+
+x input, f forget gate, c state, r reset gate of the highway connection, h output, alpha a constant that keeps
+the variance, t time, * the product of channels. v_f and v_r are vectors.
+
+f_t sees c_{t-1}, channel by channel: steps follow one another, and this is no linear recurrence. Without v it
+is one, and `scan` computes it.
+"""
+
+import math
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from linrec.mixers.base import Mixer, State, Transitions, elementwise_mixing
+from linrec.nn.gates import Gate, GateLinear
+from linrec.nn.parameters import mark
+from linrec.ops import splitting
+from linrec.ops.scan import scan
+
+__all__ = ["SRU"]
+
+
+class SRU(Mixer):
+    """c_t = f_t * c_{t-1} + (1 - f_t) * (W x_t), h_t = r_t * c_t + (1 - r_t) * x_t alpha, gates of x and c.
+
+    All projections are made for all steps at once; what is left is a loop over time in plain torch, a few
+    operations on channels a step. Only the forget gate is in the loop: r_t does not act on the state.
+
+    | the paper's ablation | argument |
+    |---|---|
+    | without v * c: gates of the input alone, by `scan` | `recurrent_gates=False` |
+    | without the highway connection: h_t = c_t | `highway=False` |
+    | without scaling: alpha = 1 | `scale=False` |
+
+    When training starts, W is uniform with variance 1 / d_model; W_f and W_r have half of that, and v_f and
+    v_r are uniform with variance 1/2, as in the released code; b_f is zero and b_r the `highway_bias`, by
+    which alpha = sqrt(1 + 2 exp(b_r)). W_f, b_f and v_f are marked as group "transition" without weight
+    decay.
+
+    Args:
+        d_model: width of the sequence and of the state.
+        recurrent_gates: whether there are v_f and v_r.
+        highway: whether the input is added, by 1 - r_t.
+        highway_bias: b_r when training starts. Below zero, deep stacks start near the identity.
+        scale: whether there is an alpha.
+        refine: whether f has a refine gate, which sees x_t alone; see `linrec.nn.Gate`.
+        uniform_init: whether f starts uniformly spread; see `linrec.nn.Gate`.
+
+    Source:
+        SRU (Lei and others, 2018), its architecture and its initialisation; refine gate and uniform
+        initialisation: Gu and others (2020).
+
+    Example:
+        >>> import torch
+        >>> mixer = SRU(64)
+        >>> y, state = mixer(torch.zeros(2, 10, 64))
+        >>> y.shape, state.shape
+        (torch.Size([2, 10, 64]), torch.Size([2, 64]))
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        recurrent_gates: bool = True,
+        highway: bool = True,
+        highway_bias: float = 0.0,
+        scale: bool = True,
+        refine: bool = False,
+        uniform_init: bool = False,
+    ) -> None:
+        super().__init__(d_model)
+        bound = math.sqrt(3 / d_model)
+        self.W = nn.Linear(d_model, d_model, bias=False)
+        nn.init.uniform_(self.W.weight, -bound, bound)
+        self.f = Gate(d_model, d_model, refine=refine, uniform_init=uniform_init)
+        # a gate of x and of c: each has half of the variance
+        nn.init.uniform_(self.f.f.weight, -bound / math.sqrt(2), bound / math.sqrt(2))
+        if not uniform_init:
+            nn.init.zeros_(self.f.f.bias)
+        self.v_f = _vector(d_model) if recurrent_gates else None
+        if self.v_f is not None:
+            mark(self, "v_f", group="transition", weight_decay=False)
+        self.r = GateLinear(d_model, d_model) if highway else None
+        if self.r is not None:
+            nn.init.uniform_(self.r.weight, -bound / math.sqrt(2), bound / math.sqrt(2))
+            nn.init.constant_(self.r.bias, highway_bias)
+        self.v_r = _vector(d_model) if recurrent_gates and highway else None
+        self.alpha = math.sqrt(1 + 2 * math.exp(highway_bias)) if scale else 1.0
+
+    def forward(
+        self,
+        x: Float[Tensor, "b t d_model"],
+        state: State = None,
+        *,
+        reset: Bool[Tensor, "b t"] | None = None,
+    ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
+        """Mix `x` over time; see `Mixer.forward`. The state is c, (b, d_model)."""
+        self.check_input(x, reset, state)
+        _, c, before, end = self._cells(x, state, reset)
+        if self.r is None:
+            return c.to(x.dtype), end
+        r = self.r(x)
+        if self.v_r is not None:
+            r = r + self.v_r * before
+        h = torch.sigmoid(r) * c + torch.sigmoid(-r) * (self.alpha * x)
+        return h.to(x.dtype), end
+
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> Tensor:
+        """Zeros (batch, d_model)."""
+        device = self.W.weight.device if device is None else device
+        return torch.zeros(batch, self.d_model, dtype=self._state_dtype(), device=device)
+
+    @property
+    def state_size(self) -> int:
+        """Elements of c: d_model."""
+        return self.d_model
+
+    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions:
+        """f_t; see `Mixer.transitions`."""
+        return Transitions(self._cells(x, None, None)[0], None)
+
+    def token_mixing(
+        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
+    ) -> Float[Tensor, "b t t"]:
+        """Mean over channels of what W x is multiplied by in c, with the gates that the input makes."""
+        f, *_ = self._cells(x, None, reset)
+        return elementwise_mixing(f, 1 - f, x, reset)
+
+    def _cells(
+        self, x: Tensor, state: Tensor | None, reset: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """f_t, c_t and c_{t-1} of every step, (b, t, d_model), and the last c; after a cut c_{t-1} is 0."""
+        f, r = self.f.logits(x)
+        u = self.W(x).to(f.dtype)
+        if self.v_f is None:
+            f, rest = self.f.of_logits(f, r)
+            c, end = scan(f, rest * u, state=state, reset=reset)
+            # which no gate sees
+            return f, c, c, end
+        splitting.refuse("sru")
+        c = self.init_state(len(x), device=x.device) if state is None else state.to(f.dtype)
+        rows: list[tuple[Tensor, Tensor, Tensor]] = []
+        for t in range(x.shape[1]):
+            if reset is not None:
+                c = c.masked_fill(reset[:, t, None], 0)
+            gate, rest = self.f.of_logits(f[:, t] + self.v_f * c, None if r is None else r[:, t])
+            new = gate * c + rest * u[:, t]
+            rows.append((gate, new, c))
+            c = new
+        if not rows:
+            return f, f, f, c
+        gates, cells, before = (torch.stack(part, 1) for part in zip(*rows, strict=True))
+        return gates, cells, before, c
+
+
+def _vector(d_model: int) -> nn.Parameter:
+    """v, uniform with variance 1/2."""
+    return nn.Parameter(torch.empty(d_model).uniform_(-math.sqrt(1.5), math.sqrt(1.5)))
