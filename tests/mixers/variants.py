@@ -277,6 +277,11 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "learned decay": {"zero_init": False, "decay": "learned", "bonus": False, "shift_rank": 2},
         "without shift and norm": {"zero_init": False, "token_shift": "none", "output_norm": False},
     },
+    "s4": {
+        "paper": {"d_state": 6},
+        "Fourier": {"init": "fout", "d_state": 4, "discretization": "zoh", "output": "glu"},
+        "Legendre": {"init": "legt", "d_state": 4, "output": "none", "activation": False},
+    },
     "s4d": {
         "paper": {"d_state": 6},
         "real": {"init": "real", "d_state": 3, "discretization": "bilinear", "output": "linear"},

@@ -1,0 +1,196 @@
+"""S5: Simplified State Space Layers for Sequence Modeling (Smith, Warrington and Linderman, 2023).
+
+    Lambda = -exp(A_log) + i A_imag     Delta = exp(dt_log)
+    Lambdabar = exp(Lambda Delta)     Bbar = Lambda^-1 (Lambdabar - I) B
+    x_k = Lambdabar * x_{k-1} + Bbar u_k     y_k = 2 Re(C x_k) + D * u_k
+    z_k = GELU(y_k)     o_k = z_k * sigmoid(W z_k + b)
+
+u input, x state, one entry of each conjugate pair, y output of the one system that all channels share, o
+output of the layer; Lambda diagonal, B and C complex matrices (the paper's with a tilde), D a number per
+channel, Delta a step size per entry of the state.
+"""
+
+import math
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from linrec.errors import unknown
+from linrec.hippo import diagonal
+from linrec.mixers.base import Mixer, State, Transitions, elementwise_mixing
+from linrec.nn.parameters import mark
+from linrec.nn.state_space import log_steps
+from linrec.ops import discretize_diagonal, scan
+
+__all__ = ["S5"]
+
+Output = Literal["half_glu", "glu", "linear", "none"]
+
+
+class S5(Mixer):
+    """x_k = Lambdabar * x_{k-1} + Bbar u_k, y_k = 2 Re(C x_k) + D * u_k: one system for all channels.
+
+    Where S4D has a system for each channel, S5 has one of many inputs and outputs, whose state is small
+    enough for a scan.
+
+    | the paper's variant | argument |
+    |---|---|
+    | bilinear transform | `discretization="bilinear"` |
+    | J blocks on HiPPO-N's diagonal | `n_blocks` |
+    | observations at irregular times | `forward(x, intervals=...)` |
+    | what follows the system | `activation`, `output` |
+
+    Lambda starts as the eigenvalues of J blocks of the normal part of HiPPO-LegS, with eigenvectors V; B as
+    V^* times a real normal matrix of variance 1 / d_model; C as a complex normal matrix, whose parts have
+    variance 1 / d_state, times V; D normal, and steps log-uniform. The real part of Lambda stays below zero
+    whatever is learned, which the paper leaves open. Lambda, the steps and B are marked as group "transition"
+    without weight decay, as the authors train them.
+
+    B and C are real matrices of pairs, as `linrec.mixers.lru.LRU` has them.
+
+    Args:
+        d_model: width of the sequence.
+        d_state: P, numbers of the real state, of which one of each pair is kept. None is `d_model`, or the
+            number above it that `2 n_blocks` divides.
+        n_blocks: J.
+        discretization: "zoh" or "bilinear".
+        dt_min: smallest step when training starts.
+        dt_max: largest step when training starts.
+        activation: whether y goes through GELU.
+        output: "half_glu" (z * sigmoid(W z + b)), "glu", "linear" or "none".
+
+    Raises:
+        ValueError: an unknown name, a `d_state` that `2 n_blocks` does not divide, or step sizes without
+            0 < dt_min <= dt_max.
+
+    Source:
+        S5 (Smith et al., 2023); the distributions of B and C, and the steps per state, are those of the
+        released code.
+
+    Example:
+        >>> import torch
+        >>> mixer = S5(16, d_state=8)
+        >>> y, state = mixer(torch.zeros(2, 50, 16))
+        >>> y.shape, state.shape, state.dtype
+        (torch.Size([2, 50, 16]), torch.Size([2, 4]), torch.complex64)
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        d_state: int | None = None,
+        n_blocks: int = 1,
+        discretization: Literal["zoh", "bilinear"] = "zoh",
+        dt_min: float = 0.001,
+        dt_max: float = 0.1,
+        activation: bool = True,
+        output: Output = "half_glu",
+    ) -> None:
+        super().__init__(d_model)
+        if output not in ("half_glu", "glu", "linear", "none"):
+            raise unknown("`output`", output, ["half_glu", "glu", "linear", "none"])
+        if discretization not in ("zoh", "bilinear"):
+            raise unknown("discretization", discretization, ["zoh", "bilinear"])
+        if n_blocks < 1:
+            raise ValueError(f"`n_blocks` must be at least 1; got {n_blocks}.")
+        pairs = 2 * n_blocks
+        self.d_state = -(-d_model // pairs) * pairs if d_state is None else d_state
+        if self.d_state < 1 or self.d_state % pairs:
+            raise ValueError(
+                f"`d_state` must be a positive multiple of 2 `n_blocks` = {pairs}, for blocks of conjugate "
+                f"pairs; got {self.d_state}."
+            )
+        self.discretization: Literal["zoh", "bilinear"] = discretization
+        self.activation, self.output = activation, output
+
+        Lambda, _, V = diagonal("legs", self.d_state // n_blocks)
+        real = torch.randn(n_blocks, len(V), d_model) / math.sqrt(d_model)
+        B = (V.mH @ real.to(V.dtype)).flatten(0, 1)
+        parts = torch.randn(2, n_blocks, d_model, len(V)) / math.sqrt(self.d_state)
+        C = (torch.complex(*parts).to(V.dtype) @ V).movedim(0, 1).flatten(1)
+
+        dtype = torch.get_default_dtype()
+        self.A_log = nn.Parameter((-Lambda.real).log().to(dtype).repeat(n_blocks))
+        self.A_imag = nn.Parameter(Lambda.imag.to(dtype).repeat(n_blocks))
+        self.dt_log = nn.Parameter(log_steps(self.d_state // 2, dt_min, dt_max))
+        # rows 2j and 2j + 1 the parts of row j; columns 2j and 2j + 1 the real part and minus the other
+        self.B = nn.Parameter(torch.view_as_real(B).movedim(-1, 1).flatten(0, 1).to(dtype))
+        self.C = nn.Parameter(torch.view_as_real(C.conj().resolve_conj()).flatten(1).to(dtype))
+        self.D = nn.Parameter(torch.randn(d_model))
+        for name in ("A_log", "A_imag", "dt_log", "B"):
+            mark(self, name, group="transition", weight_decay=False)
+        wide = 2 * d_model if output == "glu" else d_model
+        self.out = nn.Identity() if output == "none" else nn.Linear(d_model, wide)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b t d_model"],
+        state: State = None,
+        *,
+        reset: Bool[Tensor, "b t"] | None = None,
+        intervals: Float[Tensor, "b t"] | None = None,
+    ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
+        """Mix `x` over time; see `Mixer.forward`. The state is x of the equations, (b, d_state / 2).
+
+        Args:
+            x: what `Mixer.forward` takes, as `state` and `reset`.
+            state: likewise.
+            reset: likewise.
+            intervals: (b, t), at least 0: how long each step takes, as a factor of Delta; None is 1.
+
+        Returns:
+            y (b, t, d_model) and the state after the last step.
+        """
+        self.check_input(x, reset)
+        a, b = self._discrete(x, intervals)
+        u = functional.linear(x, self.B).to(self._state_dtype())
+        h, state = scan(a, b * torch.view_as_complex(u.unflatten(-1, (-1, 2))), state=state, reset=reset)
+        y = 2 * functional.linear(torch.view_as_real(h).flatten(-2).to(x.dtype), self.C) + self.D * x
+        z = functional.gelu(y) if self.activation else y
+        if self.output == "half_glu":
+            return z * torch.sigmoid(self.out(z)), state
+        return functional.glu(self.out(z)) if self.output == "glu" else self.out(z), state
+
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> Tensor:
+        """Zeros (batch, d_state / 2), complex."""
+        device = self.D.device if device is None else device
+        return torch.zeros(batch, self.state_size, dtype=self._state_dtype().to_complex(), device=device)
+
+    @property
+    def state_size(self) -> int:
+        """Elements of x: d_state / 2, counting a complex number once."""
+        return self.d_state // 2
+
+    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions:
+        """Lambdabar, constant in time where steps are regular; see `Mixer.transitions`."""
+        a, _ = self._discrete(x, None)
+        return Transitions(a.abs(), a.angle())
+
+    def token_mixing(
+        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
+    ) -> Float[Tensor, "b t t"]:
+        """Mean over entries of the state of |Lambdabar^(n-m) b|, which B u is multiplied by."""
+        a, b = self._discrete(x, None)
+        return elementwise_mixing(a.abs(), b.abs(), x, reset)
+
+    def _discrete(self, x: Tensor, intervals: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Lambdabar, and Lambda^-1 (Lambdabar - I), which B u is multiplied by, (P / 2) or (b, t, P / 2)."""
+        dtype = self._state_dtype()
+        dt = self.dt_log.to(dtype).exp()
+        if intervals is not None:
+            if intervals.shape != x.shape[:2]:
+                raise ValueError(
+                    f"`intervals` must have shape (batch, time) = {tuple(x.shape[:2])}; "
+                    f"got {tuple(intervals.shape)}. Pass how long each step takes, in units of a step."
+                )
+            if not intervals.is_floating_point():
+                raise TypeError(
+                    f"`intervals` must be of a real floating dtype; got {intervals.dtype}. Convert them."
+                )
+            dt = intervals.to(dtype)[..., None] * dt
+        Lambda = torch.complex(-self.A_log.to(dtype).exp(), self.A_imag.to(dtype))
+        return discretize_diagonal(Lambda, torch.ones_like(Lambda), dt, self.discretization)
