@@ -45,6 +45,7 @@ REFUSED = {
     "rwkv4": "rwkv4",
     "rwkv5": "token_shift",
     "rwkv6": "token_shift",
+    "s4": "dense_ssm",
     "slstm": "slstm",
     "sru": "sru",
     "xlstm_7b": "mlstm",

@@ -27,6 +27,7 @@ from torch.nn import functional
 from linrec.errors import unknown
 from linrec.mixers.base import Mixer, State
 from linrec.nn.parameters import mark
+from linrec.nn.positions import positions
 from linrec.nn.rotary import Rotary
 from linrec.ops import splitting
 from linrec.ops.gate_loop import gate_loop
@@ -209,11 +210,7 @@ class FlashGAU(Mixer):
         time, size = x.shape[1], self.chunk_size
         if time == 0:
             return torch.zeros_like(v), past
-        step = torch.arange(time, device=x.device)
-        begin = -past.position[:, None].expand(-1, time)
-        if reset is not None:
-            begin = torch.where(reset, step, begin).cummax(1).values
-        position = step - begin
+        position, seen = positions(past.position, time, reset=reset)
 
         q, k = self._queries_and_keys(x, position)
         keys = torch.cat([past.k, k.flatten(2).to(past.k.dtype)], 1)
@@ -227,7 +224,7 @@ class FlashGAU(Mixer):
             mixed, S = mixed + older[:, :, 0], S[:, 0]
         # views would keep all steps as long as the state
         last_k, last_v = keys[:, -size:].clone(), values[:, -size:].clone()
-        return mixed, FlashState(last_k, last_v, S, position[:, -1] + 1)
+        return mixed, FlashState(last_k, last_v, S, seen)
 
     def _queries_and_keys(self, x: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
         """Q and K (b, t, parts, s), the quadratic part first."""
