@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from linrec.ops import discretize_diagonal, long_conv, splitting, vandermonde_kernel
+from linrec.ops import cauchy_kernel, discretize_diagonal, long_conv, splitting, vandermonde_kernel
 from linrec.ops.long_conv import DISCRETIZATIONS, PAIRS, fft
 from linrec.ops.long_conv.fft import transform_size
 from linrec.testing import assert_agree, check_operator, generator, long_conv_inputs, reset_mask
@@ -266,3 +266,55 @@ def test_errors_of_discretisations_and_kernels():
         vandermonde_kernel(A, A, 3)
     with pytest.raises(ValueError, match="`length` must be at least 1"):
         vandermonde_kernel(A[None], A[None], 0)
+
+
+def low_rank_inputs(rank=2, dtype=torch.complex128):
+    Lambda = torch.complex(-draw(2, 3).exp(), 3 * draw(2, 3, seed=1)).to(dtype)
+    shapes = ((2, 3, rank), (2, 3), (2, 3))
+    P, B, C = (draw(*shape, dtype=torch.complex128, seed=seed).to(dtype) for seed, shape in enumerate(shapes))
+    return Lambda, P, B, C, torch.tensor([0.3, 0.1], dtype=dtype.to_real())
+
+
+def taps_of_low_rank(Lambda, P, B, C, dt, length):
+    """C Abar^l Bbar, with whole matrices."""
+    Lambda, P, B, C = (torch.cat([x, x.conj()], 1) for x in (Lambda, P, B, C))
+    one = torch.eye(Lambda.shape[1], dtype=Lambda.dtype)
+    A = dt[:, None, None] / 2 * (torch.diag_embed(Lambda) - P @ P.mH)
+    Abar = torch.linalg.inv(one - A) @ (one + A)
+    x, taps = torch.linalg.inv(one - A) @ (dt[:, None] * B)[..., None], []
+    for _ in range(length):
+        taps.append((C[:, None] @ x)[:, 0, 0].real)
+        x = Abar @ x
+    return torch.stack(taps, -1)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+@pytest.mark.parametrize("length", [1, 2, 9, 64])
+def test_the_kernel_of_low_rank_is_that_of_whole_matrices(rank, length):
+    given = [x.requires_grad_() for x in low_rank_inputs(rank)]
+    kernel, expected = cauchy_kernel(*given, length), taps_of_low_rank(*given, length)
+    assert_agree(kernel, expected)
+    dk = draw(*kernel.shape, seed=5)
+    wanted = [x for x in given if x.numel()]
+    assert_agree(*(torch.autograd.grad(k, wanted, dk, materialize_grads=True) for k in (kernel, expected)))
+
+
+def test_the_kernel_of_low_rank_in_single_precision_and_without_the_sum_of_all_terms():
+    Lambda, P, B, C, dt = low_rank_inputs(1)
+    # many entries, slow ones, and a kernel that has not faded at its end
+    Lambda, P, B, C = (x.repeat(1, 8, *[1] * (x.ndim - 2)) / 4 for x in (Lambda, P, B, C))
+    expected = taps_of_low_rank(Lambda, P, B, C, dt / 100, 2000)
+    given = [x.to(torch.complex64).requires_grad_() for x in (Lambda, P, B, C)]
+    with Allocations() as seen:
+        kernel = cauchy_kernel(*given, (dt / 100).float(), 2000)
+        kernel.sum().backward()
+    assert_agree(kernel, expected)
+    assert seen.largest < 2 * 2 * 24 * 2000 / 4
+
+
+def test_errors_of_the_kernel_of_low_rank():
+    given = low_rank_inputs()
+    with pytest.raises(ValueError, match=r"got \(2, 3\), \(2, 3\), \(2, 3\), \(2, 3\), \(2,\)"):
+        cauchy_kernel(given[0], given[2], *given[2:], 4)
+    with pytest.raises(ValueError, match="`length` must be at least 1"):
+        cauchy_kernel(*given, 0)

@@ -9,6 +9,7 @@ from linrec.ops.diagonal_ssm import diagonal_ssm as diagonal_ssm
 from linrec.ops.gate_loop import gate_loop as gate_loop
 from linrec.ops.gate_loop import gate_loop_matrix as gate_loop_matrix
 from linrec.ops.gate_loop import normalized_gate_loop as normalized_gate_loop
+from linrec.ops.long_conv import cauchy_kernel as cauchy_kernel
 from linrec.ops.long_conv import discretize_diagonal as discretize_diagonal
 from linrec.ops.long_conv import long_conv as long_conv
 from linrec.ops.long_conv import vandermonde_kernel as vandermonde_kernel

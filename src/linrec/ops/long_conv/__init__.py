@@ -10,7 +10,7 @@ from linrec.ops import splitting
 from linrec.ops.dispatch import Pair, resolve
 from linrec.ops.long_conv.discretization import DISCRETIZATIONS, Discretization, discretize_diagonal
 from linrec.ops.long_conv.inputs import check
-from linrec.ops.long_conv.kernels import vandermonde_kernel
+from linrec.ops.long_conv.kernels import cauchy_kernel, vandermonde_kernel
 from linrec.ops.long_conv.reference import long_conv_reference
 from linrec.ops.long_conv.torch import FEW, by_fft, by_sums
 
@@ -18,6 +18,7 @@ __all__ = [
     "DISCRETIZATIONS",
     "PAIRS",
     "Discretization",
+    "cauchy_kernel",
     "discretize_diagonal",
     "long_conv",
     "vandermonde_kernel",

@@ -1,8 +1,9 @@
 """Kernels of time-invariant state-space models, without the terms that they sum."""
 
-from jaxtyping import Float, Inexact
+from jaxtyping import Complex, Float, Inexact
 from torch import Tensor, autocast
 
+from linrec.ops.long_conv.cauchy import kernel_of_low_rank
 from linrec.ops.long_conv.powers import powers, sums_of_powers
 
 
@@ -46,3 +47,61 @@ def vandermonde_kernel(
     w = w if a.is_complex() or not w.is_complex() else w.real
     with autocast(a.device.type, enabled=False):
         return sums_of_powers(powers(a, length), w.to(a.dtype))
+
+
+def cauchy_kernel(
+    Lambda: Complex[Tensor, "d n"],
+    P: Complex[Tensor, "d n r"],
+    B: Complex[Tensor, "d n"],
+    C: Complex[Tensor, "d n"],
+    dt: Float[Tensor, "d"],
+    length: int,
+) -> Float[Tensor, "d length"]:
+    """Make the kernel of a state-space model that is diagonal plus low rank, after the bilinear transform.
+
+        K_dl = C Abar^l Bbar    x' = (diag(Lambda) - P P^*) x + B u
+
+    Each entry stands for a conjugate pair, as do its rows of P, B and C: the sums are over both. The kernel
+    is the inverse transform of its spectrum at z = exp(-2 pi i k / length),
+
+        C (I - Abar^length) (I - z Abar)^-1 Bbar
+
+    By Woodbury's identity, that is made of products of (1 + r)^2 vectors with a matrix of Cauchy's kind, of
+    entries 1 / ((1 - z) - dt (1 + z) lambda / 2). Spectra are formed at some z at a time, and again for the
+    gradients, so that no numbers of size (d, n, length) exist at once. Abar^length is formed by squaring,
+    in double precision.
+
+    Args:
+        Lambda: diagonal (d, n), complex64 or complex128, with negative real parts.
+        P: (d, n, r), factors of the low rank, all in the dtype of `Lambda`.
+        B: what the input is multiplied by (d, n).
+        C: what states are multiplied by (d, n).
+        dt: step sizes (d,), real.
+        length: how many taps, at least 1.
+
+    Returns:
+        K (d, length), real.
+
+    Raises:
+        ValueError: shapes that do not fit together, or a `length` below 1.
+
+    Source:
+        S4 (Gu, Goel and Ré, 2022), theorem 3 and its appendix on the convolution kernel; -P P^* is the stable
+        form of SaShiMi (Goel, Gu, Donahue and Ré, 2022).
+
+    Example:
+        >>> import torch
+        >>> Lambda, one = torch.tensor([[-1.0 + 0j]]), torch.ones(1, 1, dtype=torch.complex64)
+        >>> cauchy_kernel(Lambda, 0 * one[..., None], one, one / 2, torch.ones(1), 3)
+        tensor([[0.6667, 0.2222, 0.0741]])
+    """
+    shape = Lambda.shape
+    if len(shape) != 2 or (P.shape[:-1], B.shape, C.shape, dt.shape) != (shape, shape, shape, shape[:1]):
+        raise ValueError(
+            "`Lambda`, `P`, `B`, `C` and `dt` must have shapes (d, n), (d, n, r), (d, n), (d, n) and (d,); "
+            f"got {', '.join(str(tuple(x.shape)) for x in (Lambda, P, B, C, dt))}."
+        )
+    if length < 1:
+        raise ValueError(f"`length` must be at least 1 tap; got {length}.")
+    with autocast(Lambda.device.type, enabled=False):
+        return kernel_of_low_rank(Lambda, P, B, C, dt, length)

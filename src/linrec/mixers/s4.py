@@ -1,0 +1,175 @@
+"""S4: Efficiently Modeling Long Sequences with Structured State Spaces (Gu, Goel and Ré, 2022).
+
+    A = diag(Lambda) - P P^*     Lambda = -exp(A_log) + i A_imag
+    Abar = (I - dt/2 A)^-1 (I + dt/2 A)     Bbar = (I - dt/2 A)^-1 dt B
+    x_t = Abar x_{t-1} + Bbar u_t     y_t = 2 Re(C x_t) + D u_t
+    o_t = W GELU(y_t) + b
+
+u input of a channel, x state with one entry of each conjugate pair, y output of the channel, o output of the
+layer; Lambda and P the normal and the low-rank part of A, B a column, C a row, D a number and dt the step
+size, all per channel. As a convolution, y = K * u + D u with K_l = 2 Re(C Abar^l Bbar). That P stands at both
+sides and that the real part of Lambda is negative keeps A stable: SaShiMi (Goel, Gu, Donahue and Ré, 2022).
+"""
+
+import math
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from linrec.errors import unknown
+from linrec.hippo import StateSpace, discretize, normal_plus_low_rank
+from linrec.mixers.base import Mixer, State, kernel_mixing
+from linrec.nn.parameters import mark
+from linrec.nn.state_space import log_steps
+from linrec.ops.dense_ssm import dense_ssm
+
+__all__ = ["S4"]
+
+Measure = Literal["legs", "legt", "fout"]
+Discretization = Literal["bilinear", "zoh"]
+Output = Literal["linear", "glu", "none"]
+
+# the normal parts of "legt" and "fout" do not decay, and have no logarithm
+SMALLEST_DECAY = 1e-4
+
+
+class S4(Mixer):
+    """x_t = Abar x_{t-1} + Bbar u_t, y_t = 2 Re(C x_t) + D u_t with A normal plus low rank, then GELU and W.
+
+    Trained as a convolution and streamed as a recurrence, which are the same numbers: `mode` chooses; see
+    `linrec.ops.dense_ssm`. Between calls the state is exact, so that powers of Abar are needed in any case;
+    the kernel is made from them, and is the one that `linrec.ops.cauchy_kernel` makes from its spectrum.
+
+    The state is kept as real numbers, the real parts of all entries and then the imaginary ones. In these, A
+    has the symmetric part diag(Re Lambda) - 2 P P^T, which is negative: A and every discretisation are stable
+    whatever is learned.
+
+    A and B start as HiPPO's, in the basis where its normal part is diagonal; C is normal with variance 1, D
+    normal, and steps are log-uniform. A, B and the steps are marked as group "transition" without weight
+    decay.
+
+    Args:
+        d_model: width of the sequence, and channels.
+        d_state: N, numbers of the real state of each channel; even.
+        init: measure of HiPPO that A and B start from, "legs", "legt" or "fout".
+        discretization: "bilinear" or "zoh".
+        dt_min: smallest step size when training starts.
+        dt_max: largest step size when training starts.
+        activation: whether y goes through GELU.
+        output: "linear", "glu" or "none", what mixes the channels at the end. Later releases have "glu".
+        mode: "auto", "convolution" or "recurrent".
+
+    Raises:
+        ValueError: an unknown name, a `d_state` that is odd or not positive, or a step size that is not
+            positive.
+
+    Source:
+        S4 (Gu, Goel and Ré, 2022); SaShiMi (Goel et al., 2022) for the stable form; How to Train Your HiPPO
+        (Gu, Johnson, Timalsina, Rudra and Ré, 2022) for "legt" and "fout".
+
+    Example:
+        >>> import torch
+        >>> mixer = S4(16, d_state=8)
+        >>> y, state = mixer(torch.zeros(2, 50, 16))
+        >>> y.shape, state.shape, state.dtype
+        (torch.Size([2, 50, 16]), torch.Size([2, 16, 8]), torch.float32)
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        d_state: int = 64,
+        init: Measure = "legs",
+        discretization: Discretization = "bilinear",
+        dt_min: float = 0.001,
+        dt_max: float = 0.1,
+        activation: bool = True,
+        output: Output = "linear",
+        mode: str = "auto",
+    ) -> None:
+        super().__init__(d_model)
+        if init not in ("legs", "legt", "fout"):
+            raise unknown("initialisation `init`", init, ["legs", "legt", "fout"])
+        if discretization not in ("bilinear", "zoh"):
+            raise unknown("discretization", discretization, ["bilinear", "zoh"])
+        if output not in ("linear", "glu", "none"):
+            raise unknown("`output`", output, ["linear", "glu", "none"])
+        if d_state < 1 or d_state % 2:
+            raise ValueError(
+                f"`d_state` must be a positive even number, of conjugate pairs; got {d_state}. "
+                f"Pass {max(2, d_state + d_state % 2)}."
+            )
+        self.discretization, self.mode = discretization, mode
+        self.activation, self.output = activation, output
+
+        self.dt_log = nn.Parameter(log_steps(d_model, dt_min, dt_max))
+        Lambda, P, B, _ = normal_plus_low_rank(init, d_state)
+        self.A_log = self._of_each_channel((-Lambda.real).clamp(min=SMALLEST_DECAY).log())
+        self.A_imag = self._of_each_channel(Lambda.imag)
+        self.P = self._of_each_channel(torch.view_as_real(P))
+        self.B = self._of_each_channel(torch.view_as_real(B))
+        for name in ("dt_log", "A_log", "A_imag", "P", "B"):
+            mark(self, name, group="transition", weight_decay=False)
+        # of variance 1, half in either part
+        self.C = nn.Parameter(torch.randn(*self.B.shape) / math.sqrt(2))
+        # of single channels, not a matrix
+        mark(self, "C", group="channel", weight_decay=True)
+        self.D = nn.Parameter(torch.randn(d_model))
+        wide = 2 * d_model if output == "glu" else d_model
+        self.out = nn.Identity() if output == "none" else nn.Linear(d_model, wide)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b t d_model"],
+        state: State = None,
+        *,
+        reset: Bool[Tensor, "b t"] | None = None,
+    ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
+        """Mix `x` over time; see `Mixer.forward`. The state is x of the equations, (b, d_model, N), real."""
+        self.check_input(x, reset)
+        Abar, Bbar, C = self.discrete()
+        y, state = dense_ssm(x, Abar, Bbar, C[:, None], state=state, reset=reset, mode=self.mode)
+        y = y.squeeze(-1) + self.D.to(y.dtype) * x
+        o = self.out(functional.gelu(y) if self.activation else y)
+        return functional.glu(o) if self.output == "glu" else o, state
+
+    def discrete(self) -> tuple[Float[Tensor, "d n n"], Float[Tensor, "d n"], Float[Tensor, "d n"]]:
+        """Abar, Bbar and 2 C of the real system x_t = Abar x_{t-1} + Bbar u_t, y_t = 2 C x_t."""
+        dtype = self._state_dtype()
+        real, imaginary = (torch.diag_embed(x.to(dtype)) for x in (-self.A_log.exp(), self.A_imag))
+        normal = torch.cat([torch.cat([real, -imaginary], -1), torch.cat([imaginary, real], -1)], -2)
+        # P^* x of both entries of a pair is twice the real part of one
+        P = torch.cat(self.P.to(dtype).unbind(-1), 1)
+        A = normal - 2 * P @ P.mT
+        B = torch.cat(self.B.to(dtype).unbind(-1), -1)
+        C_real, C_imag = self.C.to(dtype).unbind(-1)
+        Abar, Bbar = discretize(StateSpace(A, B), self.dt_log.to(dtype).exp(), self.discretization)
+        return Abar, Bbar, 2 * torch.cat([C_real, -C_imag], -1)
+
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> Tensor:
+        """Zeros (batch, d_model, N)."""
+        device = self.D.device if device is None else device
+        shape = (batch, self.d_model, 2 * self.A_log.shape[1])
+        return torch.zeros(shape, dtype=self._state_dtype(), device=device)
+
+    @property
+    def state_size(self) -> int:
+        """Numbers of x: d_model N."""
+        return 2 * self.A_log.numel()
+
+    def token_mixing(
+        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
+    ) -> Float[Tensor, "b t t"]:
+        """Mean over channels of |K_(n - m)|, of the kernel without D."""
+        Abar, Bbar, C = self.discrete()
+        impulse = torch.zeros(1, x.shape[1], self.d_model, dtype=Abar.dtype, device=x.device)
+        impulse[:, :1] = 1
+        kernel, _ = dense_ssm(impulse, Abar, Bbar, C[:, None])
+        return kernel_mixing(kernel[0, :, :, 0].mT, x, reset)
+
+    def _of_each_channel(self, start: Tensor) -> nn.Parameter:
+        return nn.Parameter(start.to(self.dt_log.dtype).expand(self.d_model, *start.shape).clone())

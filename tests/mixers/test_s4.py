@@ -1,0 +1,197 @@
+import math
+
+import pytest
+import torch
+
+from linrec.hippo import discretize, matrices, normal_plus_low_rank
+from linrec.mixers import build
+from linrec.mixers.s4 import S4
+from linrec.nn import groups_of
+from linrec.ops import cauchy_kernel
+from linrec.testing import assert_agree, generator, reset_mask
+
+D, N = 4, 6
+CASES = {
+    "paper": {},
+    "Fourier, zero-order hold": {"init": "fout", "discretization": "zoh", "output": "glu"},
+    "Legendre, rank two": {"init": "legt", "output": "none", "activation": False},
+}
+every_case = pytest.mark.parametrize("case", CASES)
+
+
+def make(d_model: int = D, d_state: int = N, **arguments) -> S4:
+    torch.manual_seed(0)
+    mixer = build("s4", d_model, d_state=d_state, **arguments)
+    assert isinstance(mixer, S4)
+    return mixer
+
+
+def make_double(*arguments, **options) -> S4:
+    """With HiPPO's numbers in double precision."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        return make(*arguments, **options)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def moved(mixer: S4) -> S4:
+    """In float64, every parameter away from where it starts."""
+    mixer = mixer.double()
+    with torch.no_grad():
+        for seed, parameter in enumerate(mixer.parameters()):
+            parameter += 0.2 * torch.randn(parameter.shape, generator=generator(seed), dtype=parameter.dtype)
+    return mixer
+
+
+def inputs(time: int = 30) -> torch.Tensor:
+    return torch.randn(2, time, D, generator=generator(), dtype=torch.float64)
+
+
+def kernel_of(mixer: S4, length: int) -> torch.Tensor:
+    x = torch.zeros(1, length, mixer.d_model, dtype=mixer.D.dtype)
+    x[:, 0] = 1
+    Abar, Bbar, C = mixer.discrete()
+    taps, power = [], Bbar
+    for _ in range(length):
+        taps.append((C * power).sum(-1))
+        power = torch.einsum("dmn,dn->dm", Abar, power)
+    return torch.stack(taps, -1)
+
+
+def by_hand(mixer: S4, x: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The equations step by step, conjugate pairs as pairs."""
+    outputs, states, n = [], [], mixer.A_log.shape[1]
+    for d in range(D):
+        Lambda = torch.complex(-mixer.A_log[d].exp(), mixer.A_imag[d])
+        pairs = (torch.view_as_complex(z[d]) for z in (mixer.P, mixer.B, mixer.C))
+        first = torch.complex(state[:, d, :n], state[:, d, n:]).mT
+        Lambda, P, B, C, h = (torch.cat([z, z.conj()]) for z in (Lambda, *pairs, first))
+        A, dt = torch.diag(Lambda) - P @ P.mH, mixer.dt_log[d].exp()
+        one = torch.eye(2 * n, dtype=A.dtype)
+        if mixer.discretization == "bilinear":
+            Abar = torch.linalg.inv(one - dt / 2 * A) @ (one + dt / 2 * A)
+            Bbar = torch.linalg.inv(one - dt / 2 * A) @ (dt * B)
+        else:
+            Abar = torch.matrix_exp(dt * A)
+            Bbar = torch.linalg.inv(A) @ (Abar - one) @ B
+        y = []
+        for t in range(x.shape[1]):
+            h = Abar @ h + Bbar[:, None] * x[:, t, d]
+            y.append((C @ h).real + mixer.D[d] * x[:, t, d])
+        outputs.append(torch.stack(y, 1))
+        states.append(torch.cat([h[:n].real, h[:n].imag]).mT)
+    y, last = torch.stack(outputs, -1), torch.stack(states, 1)
+    if mixer.activation:
+        y = y * (1 + torch.erf(y / math.sqrt(2))) / 2
+    if mixer.output != "none":
+        y = y @ mixer.out.weight.T + mixer.out.bias
+    if mixer.output == "glu":
+        y = y[..., :D] * torch.sigmoid(y[..., D:])
+    return y, last
+
+
+@every_case
+@pytest.mark.parametrize("mode", ["convolution", "recurrent"])
+def test_the_layer_and_its_gradients_are_the_papers_equations(case, mode):
+    mixer, x = moved(make(**CASES[case], mode=mode)), inputs().requires_grad_()
+    state = torch.randn(2, D, N, generator=generator(1), dtype=torch.float64).requires_grad_()
+    ours, theirs = mixer(x, state), by_hand(mixer, x, state)
+    assert_agree(ours, theirs)
+    wanted = [x, state, *mixer.parameters()]
+    cotangents = [torch.randn(tensor.shape, generator=generator(2), dtype=tensor.dtype) for tensor in theirs]
+    assert_agree(
+        torch.autograd.grad(ours, wanted, cotangents), torch.autograd.grad(theirs, wanted, cotangents)
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_the_exact_kernel_is_that_of_hippos_dense_system_in_float64(dtype):
+    # C in HiPPO's basis is real, and C V in that of the normal part's eigenvectors
+    mixer, length = make_double(3, 64, activation=False, output="none"), 1000
+    V = normal_plus_low_rank("legs", 64).V
+    C = torch.randn(3, 64, generator=generator(), dtype=torch.float64)
+    with torch.no_grad():
+        mixer.C.copy_(torch.view_as_real(C.to(V.dtype) @ V))
+        mixer.dt_log.copy_(torch.tensor([1e-3, 1e-2, 1e-1]).log())
+    A, B = discretize(matrices("legs", 64), mixer.dt_log.detach().exp(), "bilinear")
+    expected, power = [], B
+    for _ in range(length):
+        expected.append((C * power).sum(-1))
+        power = torch.einsum("dmn,dn->dm", A, power)
+    expected = torch.stack(expected, -1)
+
+    mixer = mixer.to(dtype)
+    x = torch.zeros(1, length, 3, dtype=dtype)
+    x[:, 0] = 1
+    for mode in ("convolution", "recurrent"):
+        mixer.mode = mode
+        y, _ = mixer(x)
+        assert_agree(y[0].mT - mixer.D[:, None] * x[0].mT, expected)
+    Lambda = torch.complex(-mixer.A_log.exp(), mixer.A_imag)
+    parts = (torch.view_as_complex(part) for part in (mixer.P, mixer.B, mixer.C))
+    assert_agree(cauchy_kernel(Lambda, *parts, mixer.dt_log.exp(), length), expected)
+
+
+@pytest.mark.parametrize("init", ["legs", "fout"])
+def test_convolution_and_recurrence_agree_over_16384_steps_in_float32(init):
+    x = torch.randn(1, 16_384, 2, generator=generator())
+    with torch.no_grad():
+        outcomes = [make(2, 64, init=init, mode=mode)(x) for mode in ("convolution", "recurrent")]
+    for mine, other in zip(*outcomes, strict=True):
+        assert float((mine - other).abs().max()) < 1e-3 * max(1.0, float(other.abs().max()))
+
+
+@every_case
+def test_no_state_grows_whatever_is_learned(case):
+    mixer = make(**CASES[case]).double()
+    with torch.no_grad():
+        for seed, parameter in enumerate(mixer.parameters()):
+            parameter += 3 * torch.randn(parameter.shape, generator=generator(seed), dtype=parameter.dtype)
+        Abar, _, _ = mixer.discrete()
+    assert float(torch.linalg.matrix_norm(Abar, 2).max()) <= 1 + 1e-12
+
+
+def test_parameters_and_where_they_start():
+    d, n = 400, 4
+    mixer = make_double(d, 2 * n).requires_grad_(False)
+    assert sum(p.numel() for p in mixer.parameters()) == d * (1 + 2 * n + 3 * 2 * n + 1) + d * d + d
+    # rank one: the real system is HiPPO's in another basis
+    eigenvalues = torch.linalg.eigvals(matrices("legs", 2 * n).A).real.sort().values
+    dt = mixer.dt_log.exp()[:, None]
+    Abar = torch.linalg.eigvals(mixer.discrete()[0])
+    A = (Abar - 1) / (Abar + 1) * 2 / dt
+    assert_agree(A.real.sort(-1).values, eigenvalues.expand(d, -1), dtype=torch.float32)
+    assert float(mixer.C.square().sum(-1).mean()) == pytest.approx(1, abs=0.06)
+    assert float(mixer.D.var()) == pytest.approx(1, abs=0.15)
+    share = (mixer.dt_log - math.log(0.001)) / math.log(100)
+    assert 0 <= float(share.min()) < 0.02 and 0.98 < float(share.max()) <= 1
+    of = {name: (group.name, group.weight_decay) for name, group in groups_of(mixer).items()}
+    transition = {"dt_log", "A_log", "A_imag", "P", "B"}
+    assert {name for name, group in of.items() if group == ("transition", False)} == transition
+    assert of["C"] == ("channel", True) and of["D"] == ("default", True)
+
+
+def test_token_mixing_is_the_mean_size_of_taps():
+    mixer, x = moved(make()), inputs(7)
+    reset = reset_mask(2, 7, rate=0.3)
+    kernel, expected = kernel_of(mixer, 7).abs().mean(0), torch.zeros(2, 7, 7, dtype=torch.float64)
+    for b in range(2):
+        for n in range(7):
+            for m in range(n + 1):
+                if not reset[b, m + 1 : n + 1].any():
+                    expected[b, n, m] = kernel[n - m]
+    assert_agree(mixer.token_mixing(x, reset=reset), expected)
+
+
+def test_errors():
+    for message, arguments in {
+        "there is no initialisation `init` 'leg'; did you mean 'legs'": {"init": "leg"},
+        "there is no discretization 'euler'": {"discretization": "euler"},
+        "there is no `output` 'gelu'; did you mean 'glu'": {"output": "gelu"},
+        "`d_state` must be a positive even number, of conjugate pairs; got 7. Pass 8": {"d_state": 7},
+        "0 < dt_min <= dt_max; got 0.0 and 0.1. A step of zero never moves": {"dt_min": 0.0},
+    }.items():
+        with pytest.raises(ValueError) as error:
+            make(**arguments)
+        assert message in str(error.value)
