@@ -32,7 +32,10 @@ def test_a_reset_that_would_broadcast_is_refused(name, variant, kind):
 
 
 @pytest.mark.parametrize(
-    ("name", "variant"), variants.cases("aft", "delta_net", "flash_gau", "gla", "recurrent_delta_net", "srwm")
+    ("name", "variant"),
+    variants.cases(
+        *("aft", "delta_net", "flash_gau", "gla", "ind_rnn", "qrnn", "recurrent_delta_net", "sru", "srwm")
+    ),
 )
 def test_a_state_of_other_rows_is_refused(name, variant):
     mixer = mixers.build(name, 4, **variants.arguments(name, variant))

@@ -103,7 +103,7 @@ class QRNN(Mixer):
         reset: Bool[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b t d_model"], QRNNState]:
         """Mix `x` over time; see `Mixer.forward`. The state is a `QRNNState`."""
-        self.check_input(x, reset)
+        self.check_input(x, reset, state)
         tail, cell = (None, None) if state is None else state
         X, tail = self._windows(x, tail, reset)
         f, i = self._gates(X)
