@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 from torch.nn import functional
@@ -106,6 +108,7 @@ def test_parameters_state_and_groups():
 def test_a_forget_bias_is_added_to_what_torch_draws():
     plain, biased = make(64), make(64, forget_bias=3.0)
     assert_agree(biased.f.f.bias, plain.f.f.bias + 3)
+    assert plain.f.f.bias.std().item() == pytest.approx(1 / 8 / math.sqrt(3), rel=0.2)
     assert torch.equal(biased.i.f.bias, plain.i.f.bias)
     start = biased.transitions(torch.zeros(1, 1, 64)).magnitude
     f, i = torch.sigmoid(biased.f.f.bias), torch.sigmoid(biased.i.f.bias)
