@@ -32,7 +32,8 @@ class MinGRU(Mixer):
     The paper trains in log space, h_t = exp(a_t + logcumsumexp(log z_t + log h~_t - a_t)) with a_t the sum of
     the log(1 - z) so far, since it divides by a product of decays. `scan` divides by nothing, so the same
     numbers come from the recurrence as it stands; 1 - z_t is the sigmoid of the negative logit, which keeps
-    its digits. A sequence starts from h_0 = 0.
+    its digits. A sequence starts from h_0 = 0, as the paper's steps do; its code in log space starts from
+    g(h_0), of zeros 1/2, which `state` can be.
 
     | variant of the paper | argument |
     |---|---|
