@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, autocast, cat, is_autocast_enabled
 
 from linrec.ops import splitting
-from linrec.ops.dispatch import Pair, exporting, numba_usable, refusal, resolve
+from linrec.ops.dispatch import Pair, exporting, numba_usable, refusal, resolve, triton_usable
 from linrec.ops.gate_loop.inputs import accumulation, widened
 from linrec.ops.selective_scan.auto import PAIRS, auto_selective_scan
 from linrec.ops.selective_scan.autograd import run
@@ -45,6 +45,7 @@ def selective_scan(
     | recurrent | reference | a loop over time, differentiated by autograd: the oracle, slow |
     | chunkwise | torch | a parallel scan within chunks, the recurrence between them |
     | recurrent | numba | CPU: time in a loop, with the states in the caches of threads |
+    | recurrent | triton | CUDA: time in a loop, with the states in registers |
 
     All but the reference keep the states that chunks of steps start from, and make those of the steps again
     for the gradient: (b, t, c, n) is never in memory. `"auto"` takes the best pair that works for the call
@@ -63,7 +64,7 @@ def selective_scan(
         state: h_0 (b, c, n), in any precision; None means zeros.
         reset: (b, t) bool; true at t clears the state before step t, at t = 0 the initial one.
         mode: "auto", "recurrent" or "chunkwise".
-        backend: "auto", "reference", "torch" or "numba".
+        backend: "auto", "reference", "torch", "numba" or "triton".
 
     Returns:
         y (b, t, c) in the dtype of `x`, and h_t (b, c, n) in float32 (float64 for double inputs). For
@@ -101,7 +102,7 @@ def selective_scan(
     device = x.device.type
     with autocast(device, enabled=False) if is_autocast_enabled(device) else nullcontext():
         if pair[1] == "reference":
-            y, state = selective_scan_reference(*widened(*inputs), state=state, reset=reset)
+            y, state = selective_scan_reference(*(*widened(*inputs), state, reset))
             return y.to(x.dtype), state
         A, D = A.to(wide), x.new_zeros(channels, dtype=wide) if D is None else D.to(wide)
         groups = B.shape[2]
@@ -131,6 +132,7 @@ def _pair(time: int, device: str, mode: str, backend: str) -> Pair:
         time,
         device,
         numba=device == "cpu" and numba_usable(),
+        triton=triton_usable(device),
         exporting=exporting(),
     )
     pair = resolve("selective_scan", PAIRS, mode, backend, auto)

@@ -10,17 +10,22 @@ from torch import Tensor
 from linrec.ops.operators import differentiated
 from linrec.ops.selective_scan import numba as numba_backend
 from linrec.ops.selective_scan import torch as torch_backend
+from linrec.ops.selective_scan import triton as triton_backend
 
 _BACKENDS: dict[str, ModuleType] = {
     "torch": torch_backend,
     "numba": numba_backend,
+    "triton": triton_backend,
 }
 
 
 def run(*inputs: Any) -> tuple[Tensor, Tensor]:
     """Return (y, last) of x, dt, A, B, C, D, state, cut and the backend, as `SelectiveScan` takes them."""
-    function = SelectiveScan.apply if differentiated(*inputs[:7]) else SelectiveScan.forward
-    y, last, _ = function(*inputs)
+    if differentiated(*inputs[:7]):
+        y, last, _ = SelectiveScan.apply(*inputs)
+    else:
+        *given, backend = inputs
+        y, last, _ = _BACKENDS[backend].forward(*given, keep=False)
     return y, last
 
 
@@ -47,7 +52,7 @@ class SelectiveScan(torch.autograd.Function):
         backend: str,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Run the recurrence on the backend."""
-        return _BACKENDS[backend].forward(x, dt, A, B, C, D, state, cut)
+        return _BACKENDS[backend].forward(x, dt, A, B, C, D, state, cut, keep=True)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -75,7 +80,7 @@ SelectiveScan.forward.__signature__ = inspect.signature(SelectiveScan.forward)  
 def _differentiable_backward(
     needed: tuple[bool, ...], inputs: list[Any], dy: Tensor, dlast: Tensor
 ) -> list[Any]:
-    y, last, _ = torch_backend.forward(*inputs)
+    y, last, _ = torch_backend.forward(*(*inputs, False))
     wanted = [x for x, need in zip(inputs, needed, strict=False) if need]
     gradients = iter(
         torch.autograd.grad((y, last), wanted, (dy, dlast), create_graph=True, allow_unused=True)

@@ -25,10 +25,21 @@ _OF_A_LANE = 2048
 
 @operator("selective_scan_numba")
 def forward(
-    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, state: Tensor, cut: Tensor | None
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    state: Tensor,
+    cut: Tensor | None,
+    keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return y (b, t, c), the last state (b, n, c), and those that chunks start from (b, chunks, n, c)."""
-    y, starts = lanes.empty(x.shape, state.dtype), _starts(x, state)
+    """Return y (b, t, c), the last state (b, n, c), and those that chunks start from (b, chunks, n, c).
+
+    Without `keep` there are no chunks.
+    """
+    y, starts = lanes.empty(x.shape, state.dtype), _starts(x, state, keep=keep)
     last = state.clone(memory_format=torch.contiguous_format)
     with lanes.threads_for(x.numel() * A.shape[1] // _ENTRIES) as threads:
         width = width_of(x, A.shape[1], threads)
@@ -39,9 +50,17 @@ def forward(
 
 @torch.library.register_fake(forward)
 def _(
-    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, state: Tensor, cut: Tensor | None
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    state: Tensor,
+    cut: Tensor | None,
+    keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return x.new_empty(x.shape), state.new_empty(state.shape), _starts(x, state)
+    return x.new_empty(x.shape), state.new_empty(state.shape), _starts(x, state, keep=keep)
 
 
 @operator("selective_scan_numba_backward")
@@ -107,9 +126,9 @@ def width_of(x: Tensor, n: int, threads: int) -> int:
     return 16 * max(width, 1)
 
 
-def _starts(x: Tensor, state: Tensor) -> Tensor:
+def _starts(x: Tensor, state: Tensor, *, keep: bool) -> Tensor:
     batch, n, channels = state.shape
-    return state.new_empty(batch, math.ceil(x.shape[1] / CHUNK), n, channels)
+    return state.new_empty(batch, math.ceil(x.shape[1] / CHUNK) if keep else 0, n, channels)
 
 
 def _given(*inputs: Tensor | None) -> list[Any]:

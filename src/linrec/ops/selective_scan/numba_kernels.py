@@ -18,7 +18,7 @@ def _forward_lane(x, dt, A, B, C, D, cut, h, u, out, starts, y, size, row, lo, h
     own, own_D = row if A.shape[0] > 1 else zero, row if D.shape[0] > 1 else zero
     width, states = hi - lo, np.uint64(A.shape[1])
     for t in range(np.uint64(x.shape[1])):
-        if t % size == zero:
+        if starts.size > 0 and t % size == zero:
             for n in range(states):
                 for c in range(width):
                     starts[row, t // size, n, lo + c] = h[n, c]

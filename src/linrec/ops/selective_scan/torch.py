@@ -18,7 +18,15 @@ Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def forward(
-    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, state: Tensor, cut: Tensor | None
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    state: Tensor,
+    cut: Tensor | None,
+    keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Run the recurrence.
 
@@ -31,19 +39,23 @@ def forward(
         D: (1 or b, c), in the accumulation dtype.
         state: h_0 (b, n, c), in the accumulation dtype.
         cut: None, or (b, t), true where nothing comes from the step before.
+        keep: whether the states before the chunks are wanted.
 
     Returns:
-        y (b, t, c) in the dtype of x, the last state, and the states before the chunks (b, chunks, n, c).
+        y (b, t, c) in the dtype of x, the last state, and the states before the chunks
+        (b, chunks, n, c), of which there are none without `keep`.
     """
     outputs, starts = [], []
     for begin in range(0, x.shape[1], CHUNK):
-        starts.append(state)
+        if keep:
+            starts.append(state)
         x_, dt_, B_, C_ = _chunk(begin, x, dt, B, C)
         h = _states(x_, dt_, A, B_, state, _cut(begin, cut))[1]
         state = h[:, -1].clone()
         outputs.append(torch.einsum("btnc,btn->btc", h, C_) + D[:, None] * x_)
     y = torch.cat(outputs, dim=1)
-    return y if y.dtype == x.dtype else y.to(x.dtype), state, torch.stack(starts, dim=1)
+    kept = torch.stack(starts, dim=1) if keep else state.new_empty(len(state), 0, *state.shape[1:])
+    return y if y.dtype == x.dtype else y.to(x.dtype), state, kept
 
 
 def backward(

@@ -1,0 +1,380 @@
+"""GPU kernels of the selective scan; imported at the first use, because importing Triton is slow.
+
+A program has one batch row, a block of channels and a segment of time, and walks through it in chunks of
+STEPS steps. Its states are a tile (PARTS, OWN, COLUMNS) in registers: a thread holds OWN states of one
+channel, and PARTS warps have those of the same channels between them. Sums over states are put together for
+all steps of a chunk at once, since warps wait for each other there. B and C of a step and state lie side by
+side, as the two parts of a complex number.
+
+The forward kernel leaves the states before every chunk; the backward kernel makes the links and states of a
+chunk from them again, in registers. Steps past the end of time are the identity. Strides along time are known
+when a kernel is compiled, so that the addresses of a chunk are one register and constants.
+"""
+
+# tuples grow row by row, as the kernels are unrolled
+# mypy: disable-error-code="assignment"
+
+import triton
+import triton.language as tl
+
+from linrec.ops.triton_tiles import loaded
+
+
+@triton.jit
+def _place(  # type: ignore[no-untyped-def]
+    segments,
+    CHANNELS: tl.constexpr,
+    OWN: tl.constexpr,
+    PARTS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    VECTOR: tl.constexpr,
+):
+    """Return row, segment and block of a program, its channels and its states (PARTS, OWN, COLUMNS)."""
+    blocks = tl.cdiv(CHANNELS, COLUMNS)
+    block = tl.program_id(0) % blocks
+    segment = tl.program_id(0) // blocks % segments
+    row = (tl.program_id(0) // blocks // segments).to(tl.int64)
+    # neighbours of one thread: as if no more could be loaded by one instruction
+    channel = tl.multiple_of(block * COLUMNS + tl.arange(0, COLUMNS)[None, None, :], [1, 1, VECTOR])
+    n = tl.arange(0, PARTS)[:, None, None] * OWN + tl.arange(0, OWN)[None, :, None]
+    return row, segment, block, channel, n
+
+
+@triton.jit
+def _before(step, time, like):  # type: ignore[no-untyped-def]
+    """Return whether a step is one of the sequence, as a mask of the shape of `like`."""
+    # the interpreter spreads no truth values, but numbers
+    return step + 0 * like.to(tl.int32) < time
+
+
+@triton.jit
+def _rows(  # type: ignore[no-untyped-def]
+    ptr,
+    step,
+    time,
+    inside,
+    STEPS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    EVEN: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """Load the rows from `step` on, 0 past the end; `ptr` (1, 1, COLUMNS) points into the first of all."""
+    rows = ()
+    ptr += step.to(tl.int64) * CHANNELS
+    for r in tl.static_range(STEPS):
+        mask = inside if EVEN else inside & _before(step + r, time, inside)
+        rows = rows + (tl.load(ptr + r * CHANNELS, mask=mask, other=0.0).to(WIDE),)  # noqa: RUF005
+    return rows
+
+
+@triton.jit
+def _link(dt, rates, cut_ptr, step, time, HAS_CUT: tl.constexpr, EVEN: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return a = exp(dt A) of a step, where `rates` is A / log 2; 0 where it is cut."""
+    a = tl.exp2(dt * rates)
+    if HAS_CUT:
+        cut = tl.load(cut_ptr + step) if EVEN else tl.load(cut_ptr + step, mask=step < time, other=0)
+        a = tl.where(cut != 0, 0.0, a)
+    return a
+
+
+@triton.jit
+def _weights_from(ptr, offset, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return where a chunk's B and C are; two float64 numbers are two words."""
+    if tl.float64 == WIDE:
+        return ptr + 2 * offset
+    else:
+        return ptr + offset
+
+
+@triton.jit
+def _weights(ptr, n, r, step, time, STATES: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return B and C of the r-th step of a chunk, (PARTS, OWN, 1), 0 past the end."""
+    mask = n >= 0 if EVEN else _before(step + r, time, n)
+    return loaded(ptr, n + r * STATES, mask, 0.0, True, WIDE)
+
+
+@triton.jit
+def _stacked(rows, STEPS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the tiles of all steps as one, with time as its last axis."""
+    joined = rows
+    # first a step with the one half of time later, and so on, so that they come to lie in their order
+    for level in tl.static_range(20):
+        if 2**level < STEPS:
+            pairs = ()
+            for i in tl.static_range(STEPS // 2 ** (level + 1)):
+                pairs = pairs + (tl.join(joined[i], joined[i + STEPS // 2 ** (level + 1)]),)  # noqa: RUF005
+            joined = pairs
+    return joined[0]
+
+
+@triton.jit
+def _store_rows(  # type: ignore[no-untyped-def]
+    ptr,
+    rows,
+    step,
+    time,
+    block,
+    STEPS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    EVEN: tl.constexpr,
+):
+    """Add up what PARTS warps have of each row (PARTS, COLUMNS), and store the sums from `step` on."""
+    total = tl.reshape(tl.sum(_stacked(rows, STEPS), axis=0), [COLUMNS, STEPS])
+    channel = block * COLUMNS + tl.arange(0, COLUMNS)[:, None]
+    r = tl.arange(0, STEPS)[None, :]
+    mask = channel < CHANNELS if EVEN else (channel < CHANNELS) & (step + r < time)
+    tl.store(ptr + step.to(tl.int64) * CHANNELS + (r * CHANNELS + channel), total, mask=mask)
+
+
+@triton.jit
+def _store_sums(  # type: ignore[no-untyped-def]
+    ptr,
+    rows,
+    step,
+    time,
+    STATES: tl.constexpr,
+    STEPS: tl.constexpr,
+    OWN: tl.constexpr,
+    PARTS: tl.constexpr,
+    EVEN: tl.constexpr,
+):
+    """Store the sums over channels (PARTS, OWN) of the steps from `step` on."""
+    total = tl.reshape(_stacked(rows, STEPS), [PARTS, OWN, STEPS])
+    n = tl.arange(0, PARTS)[:, None, None] * OWN + tl.arange(0, OWN)[None, :, None]
+    r = tl.arange(0, STEPS)[None, None, :]
+    mask = n + r >= 0 if EVEN else step + r + 0 * n < time
+    tl.store(ptr + step.to(tl.int64) * STATES + (r * STATES + n), total, mask=mask)
+
+
+@triton.jit
+def ends(  # type: ignore[no-untyped-def]
+    u_ptr,
+    dt_ptr,
+    A_ptr,
+    weights_ptr,
+    cut_ptr,
+    links_ptr,
+    ends_ptr,
+    time,
+    chunks,
+    segments,
+    A_row,
+    ADJOINT: tl.constexpr,
+    HAS_CUT: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    STATES: tl.constexpr,
+    EVEN: tl.constexpr,
+    WIDE: tl.constexpr,
+    STEPS: tl.constexpr,
+    OWN: tl.constexpr,
+    PARTS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    VECTOR: tl.constexpr,
+):
+    """Fill links and ends (b, segments, n, c): a segment takes a state h to link h + end.
+
+    With ADJOINT, u is dy, and what a segment hands to the one before it is link r + end.
+    """
+    row, segment, _, channel, n = _place(segments, CHANNELS, OWN, PARTS, COLUMNS, VECTOR)
+    inside = channel < CHANNELS
+    rates = tl.load(A_ptr + row * A_row + n * CHANNELS + channel, mask=inside, other=0.0) * 1.4426950408889634
+    first = row * time * CHANNELS + channel
+    cut_ptr += row * time
+    each = tl.cdiv(chunks, segments)
+    begin = segment * each
+    end = tl.minimum(begin + each, chunks)
+    value = tl.zeros([PARTS, OWN, COLUMNS], WIDE)
+    link = value + 1.0
+    for index in range(begin, end):
+        step = (begin + end - 1 - index if ADJOINT else index) * STEPS
+        weights = _weights_from(weights_ptr, (row * time + step) * STATES, WIDE)
+        dt = _rows(dt_ptr + first, step, time, inside, STEPS, CHANNELS, EVEN, WIDE)
+        u = _rows(u_ptr + first, step, time, inside, STEPS, CHANNELS, EVEN, WIDE)
+        if ADJOINT:
+            for r in tl.static_range(STEPS - 1, -1, -1):
+                b, c = _weights(weights, n, r, step, time, STATES, EVEN, WIDE)
+                a = _link(dt[r], rates, cut_ptr, step + r, time, HAS_CUT, EVEN)
+                value = a * (value + c * u[r])
+                link *= a
+        else:
+            for r in tl.static_range(STEPS):
+                b, c = _weights(weights, n, r, step, time, STATES, EVEN, WIDE)
+                a = _link(dt[r], rates, cut_ptr, step + r, time, HAS_CUT, EVEN)
+                value = a * value + b * (dt[r] * u[r])
+                link *= a
+    at = ((row * segments + segment) * STATES + n) * CHANNELS + channel
+    tl.store(links_ptr + at, link, mask=inside)
+    tl.store(ends_ptr + at, value, mask=inside)
+
+
+@triton.jit
+def forward(  # type: ignore[no-untyped-def]
+    x_ptr,
+    dt_ptr,
+    A_ptr,
+    weights_ptr,
+    D_ptr,
+    begins_ptr,
+    cut_ptr,
+    y_ptr,
+    starts_ptr,
+    last_ptr,
+    time,
+    chunks,
+    segments,
+    A_row,
+    D_row,
+    KEEP: tl.constexpr,
+    HAS_CUT: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    STATES: tl.constexpr,
+    EVEN: tl.constexpr,
+    WIDE: tl.constexpr,
+    STEPS: tl.constexpr,
+    OWN: tl.constexpr,
+    PARTS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    VECTOR: tl.constexpr,
+):
+    """Fill y (b, t, c), starts (b, chunks, n, c) and last (b, n, c), from the states before all segments."""
+    row, segment, block, channel, n = _place(segments, CHANNELS, OWN, PARTS, COLUMNS, VECTOR)
+    inside = channel < CHANNELS
+    rates = tl.load(A_ptr + row * A_row + n * CHANNELS + channel, mask=inside, other=0.0) * 1.4426950408889634
+    # in one warp of those that are added up
+    part = tl.arange(0, PARTS)[:, None, None]
+    skip = tl.load(D_ptr + row * D_row + channel + 0 * part, mask=inside & (part == 0), other=0.0)
+    first = row * time * CHANNELS + channel
+    cut_ptr += row * time
+    each = tl.cdiv(chunks, segments)
+    begin = segment * each
+    end = tl.minimum(begin + each, chunks)
+    h = tl.load(
+        begins_ptr + ((row * segments + segment) * STATES + n) * CHANNELS + channel, mask=inside, other=0.0
+    )
+    for chunk in range(begin, end):
+        step = chunk * STEPS
+        weights = _weights_from(weights_ptr, (row * time + step) * STATES, WIDE)
+        dt = _rows(dt_ptr + first, step, time, inside, STEPS, CHANNELS, EVEN, WIDE)
+        x = _rows(x_ptr + first, step, time, inside, STEPS, CHANNELS, EVEN, WIDE)
+        if KEEP:
+            tl.store(starts_ptr + ((row * chunks + chunk) * STATES + n) * CHANNELS + channel, h, mask=inside)
+        rows = ()
+        for r in tl.static_range(STEPS):
+            b, c = _weights(weights, n, r, step, time, STATES, EVEN, WIDE)
+            a = _link(dt[r], rates, cut_ptr, step + r, time, HAS_CUT, EVEN)
+            h = a * h + b * (dt[r] * x[r])
+            y = tl.sum(c * h, axis=1, keep_dims=True) + skip * x[r]
+            rows = rows + (tl.reshape(y, [PARTS, COLUMNS]),)  # noqa: RUF005
+        _store_rows(y_ptr + row * time * CHANNELS, rows, step, time, block, STEPS, CHANNELS, COLUMNS, EVEN)
+    if end == chunks:
+        tl.store(last_ptr + (row * STATES + n) * CHANNELS + channel, h, mask=inside)
+
+
+@triton.jit
+def backward(  # type: ignore[no-untyped-def]
+    x_ptr,
+    dt_ptr,
+    A_ptr,
+    weights_ptr,
+    D_ptr,
+    cut_ptr,
+    starts_ptr,
+    dy_ptr,
+    carries_ptr,
+    dx_ptr,
+    ddt_ptr,
+    dA_ptr,
+    dB_ptr,
+    dC_ptr,
+    dD_ptr,
+    dstate_ptr,
+    time,
+    chunks,
+    segments,
+    rows_of_batch,
+    A_row,
+    D_row,
+    HAS_CUT: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    STATES: tl.constexpr,
+    EVEN: tl.constexpr,
+    WIDE: tl.constexpr,
+    STEPS: tl.constexpr,
+    OWN: tl.constexpr,
+    PARTS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    VECTOR: tl.constexpr,
+):
+    """Fill dx and ddt (b, t, c), dB and dC (blocks, b, t, n), and the gradients of what segments share.
+
+    These are dA (b, segments, n, c) and dD (b, segments, c); the first segment has dstate (b, n, c).
+    With g_t = C_t dy_t + a_{t+1} g_{t+1} and w_t = a_t h_{t-1}: dC = sum_c dy h, dB = sum_c g dt x,
+    dx = dt sum_n g B + D dy, ddt = x sum_n g B + sum_n g A w, dA = sum_t g dt w.
+    """
+    row, segment, block, channel, n = _place(segments, CHANNELS, OWN, PARTS, COLUMNS, VECTOR)
+    inside = channel < CHANNELS
+    rates = tl.load(A_ptr + row * A_row + n * CHANNELS + channel, mask=inside, other=0.0) * 1.4426950408889634
+    part = tl.arange(0, PARTS)[:, None, None]
+    skip = tl.load(D_ptr + row * D_row + channel + 0 * part, mask=inside & (part == 0), other=0.0)
+    first = row * time * CHANNELS + channel
+    cut_ptr += row * time
+    # what a block of channels adds to dB and dC
+    sums = (block.to(tl.int64) * rows_of_batch + row) * time * STATES
+    each = tl.cdiv(chunks, segments)
+    begin = segment * each
+    end = tl.minimum(begin + each, chunks)
+    of_segment = (row * segments + segment) * STATES
+    carry = tl.load(carries_ptr + (of_segment + n) * CHANNELS + channel, mask=inside, other=0.0)
+    dA = tl.zeros([PARTS, OWN, COLUMNS], WIDE)
+    dD = tl.zeros([1, 1, COLUMNS], WIDE)
+    for index in range(begin, end):
+        chunk = begin + end - 1 - index
+        step = chunk * STEPS
+        weights = _weights_from(weights_ptr, (row * time + step) * STATES, WIDE)
+        dt = _rows(dt_ptr + first, step, time, inside, STEPS, CHANNELS, EVEN, WIDE)
+        x = _rows(x_ptr + first, step, time, inside, STEPS, CHANNELS, EVEN, WIDE)
+        dy = _rows(dy_ptr + first, step, time, inside, STEPS, CHANNELS, EVEN, WIDE)
+        h = tl.load(
+            starts_ptr + ((row * chunks + chunk) * STATES + n) * CHANNELS + channel, mask=inside, other=0.0
+        )
+        links = ()
+        passed = ()
+        dCs = ()
+        for r in tl.static_range(STEPS):
+            b, c = _weights(weights, n, r, step, time, STATES, EVEN, WIDE)
+            a = _link(dt[r], rates, cut_ptr, step + r, time, HAS_CUT, EVEN)
+            w = a * h
+            h = w + b * (dt[r] * x[r])
+            links = links + (a,)  # noqa: RUF005
+            passed = passed + (w,)  # noqa: RUF005
+            dCs = dCs + (tl.sum(dy[r] * h, axis=2),)  # noqa: RUF005
+        dxs = ()
+        dBs = ()
+        ddts = ()
+        for r in tl.static_range(STEPS - 1, -1, -1):
+            b, c = _weights(weights, n, r, step, time, STATES, EVEN, WIDE)
+            g = carry + c * dy[r]
+            gw = g * passed[r]
+            carry = links[r] * g
+            if HAS_CUT:
+                # zero times infinity would be NaN
+                cut = tl.load(cut_ptr + step + r, mask=step + r < time, other=0)
+                carry = tl.where(cut != 0, 0.0, carry)
+            dA += dt[r] * gw
+            dD += dy[r] * x[r]
+            dBs = (tl.sum(g * (dt[r] * x[r]), axis=2),) + dBs  # noqa: RUF005
+            gB = tl.sum(g * b, axis=1, keep_dims=True)
+            dx = dt[r] * gB + skip * dy[r]
+            ddt = x[r] * gB + tl.sum(gw * rates, axis=1, keep_dims=True) * 0.6931471805599453
+            # the last step comes first
+            dxs = (tl.reshape(dx, [PARTS, COLUMNS]),) + dxs  # noqa: RUF005
+            ddts = (tl.reshape(ddt, [PARTS, COLUMNS]),) + ddts  # noqa: RUF005
+        _store_rows(dx_ptr + row * time * CHANNELS, dxs, step, time, block, STEPS, CHANNELS, COLUMNS, EVEN)
+        _store_rows(ddt_ptr + row * time * CHANNELS, ddts, step, time, block, STEPS, CHANNELS, COLUMNS, EVEN)
+        _store_sums(dB_ptr + sums, dBs, step, time, STATES, STEPS, OWN, PARTS, EVEN)
+        _store_sums(dC_ptr + sums, dCs, step, time, STATES, STEPS, OWN, PARTS, EVEN)
+    tl.store(dA_ptr + (of_segment + n) * CHANNELS + channel, dA, mask=inside)
+    tl.store(dD_ptr + (row * segments + segment) * CHANNELS + channel, dD, mask=inside)
+    if segment == 0:
+        tl.store(dstate_ptr + (row * STATES + n) * CHANNELS + channel, carry, mask=inside)
