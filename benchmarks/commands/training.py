@@ -13,6 +13,7 @@ from benchmarks.timing import Budget, matmul_rate
 from benchmarks.training import FLOPS, OPTIM, Windows, measure_training, model_config
 from benchmarks.training_report import show
 from linrec.models import ModelConfig
+from linrec.models.pattern import spelled
 from linrec.train import LoopConfig
 from linrec.train.state import matmul_precision
 
@@ -81,7 +82,7 @@ def training(options: TrainingOptions, command: str) -> int:
     }
     path = options.out / f"{file_name(results)}.json"
     for name, config in jobs:
-        mixer = " ".join(config.mixer_pattern)
+        mixer = spelled(config.mixer_pattern)
         say(f"{name}, {mixer}")
         found = measure_training(
             config, loop, length, device, windows, document=options.document, profile=options.profile

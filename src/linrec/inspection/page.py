@@ -9,6 +9,7 @@ from linrec.inspection.collect import Layer
 from linrec.inspection.figures import NAMED, draw_histograms, draw_over_text, draw_token_mixing
 from linrec.inspection.statistics import forgetting, reach
 from linrec.inspection.tokens import InspectedTokens
+from linrec.models.pattern import spelled
 from linrec.report import markup, style
 from linrec.report.markup import Picture
 from linrec.train import Run
@@ -84,7 +85,7 @@ def render_page(
         missing: what could not be shown, a sentence each.
         command: the command line, where there is one.
     """
-    name, mixer = run.config.name, " ".join(run.config.model.mixer_pattern)
+    name, mixer = run.config.name, spelled(run.config.model.mixer_pattern)
     n_tokens, blocks = len(tokens.labels), run.config.model.n_layers
     what = f"{tokens.source}, its first {n_tokens:,} of {tokens.of:,} tokens"
     if n_tokens == tokens.of:

@@ -12,6 +12,7 @@ from linrec.inspection.collect import Layer, inspect_model
 from linrec.inspection.page import draw, render_page
 from linrec.inspection.statistics import BINS, forgetting, histogram, reach, time_scales
 from linrec.inspection.tokens import InspectedTokens, choose_tokens
+from linrec.models.pattern import spelled
 from linrec.report import markup
 from linrec.tasks import SplitName
 from linrec.train import ConfigError, Run, RunFolderError
@@ -105,7 +106,7 @@ def write_inspection(
     model = run.model(device)
     reset = None if tokens.reset is None else tokens.reset.to(device)
     layers = inspect_model(model, tokens.tokens.to(device), reset=reset, token_mixing=matrices)
-    mixer = " ".join(run.config.model.mixer_pattern)
+    mixer = spelled(run.config.model.mixer_pattern)
     if all(layer.magnitude is None and layer.mixing is None for layer in layers):
         cure = "" if matrices else " Leave --no-matrices out to see its token-mixing matrices."
         raise ConfigError(f"nothing can be shown of the mixer {mixer!r}: it has no transitions.{cure}")

@@ -1,11 +1,12 @@
 """Patterns: names of what the layers have, tiled over depth."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from linrec.errors import unknown
 
-__all__ = ["arguments_by_name", "settled"]
+__all__ = ["arguments_by_name", "settled", "spelled"]
 
 
 def settled(field: str, names: str | Sequence[str], n_layers: int) -> str | tuple[str, ...]:
@@ -42,6 +43,17 @@ def settled(field: str, names: str | Sequence[str], n_layers: int) -> str | tupl
         )
     folded = tuple(name.replace("-", "_") for name in pattern)
     return folded if len(folded) > 1 else folded[0]
+
+
+def spelled(pattern: Sequence[str]) -> str:
+    """Return a pattern as it is typed, three and more of the same name in a row by their number.
+
+    Example:
+        >>> spelled(("gla", "gla", "attention")), spelled(("mlstm",) * 7 + ("slstm",))
+        ('gla gla attention', '7 x mlstm slstm')
+    """
+    runs = [(name, len(list(run))) for name, run in itertools.groupby(pattern)]
+    return " ".join(f"{n} x {name}" if n > 2 else " ".join([name] * n) for name, n in runs)
 
 
 def arguments_by_name(pattern: Sequence[str], given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from linrec.models.pattern import spelled
 from linrec.train import Run
 from linrec.train.config import config_to_dict, flattened
 
@@ -123,7 +124,7 @@ def _short(name: str) -> str:
 def _words(value: Any) -> Any:
     """Return names of a pattern as they are typed, and any other value as it is."""
     if isinstance(value, tuple) and value and all(isinstance(word, str) for word in value):
-        return " ".join(value)
+        return spelled(value)
     return value
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from linrec.models.pattern import spelled
 from linrec.report import style
 from linrec.report.arms import Arm, group_runs
 from linrec.report.curves import draw_learning_curves
@@ -150,7 +151,7 @@ def _draw_transitions(arm: Arm, out: Path, missing: list[str]) -> Picture | None
             model, task.split("test").rows(torch.tensor([0])).inputs[0], task.reset_token
         )
         if magnitudes is None:
-            mixer = " ".join(run.config.model.mixer_pattern)
+            mixer = spelled(run.config.model.mixer_pattern)
             missing.append(f"The mixer {mixer!r} has no state transitions to draw.")
             return None
         path = style.save(draw_transitions(magnitudes), out / f"transitions-{arm.slug}.png")
