@@ -147,12 +147,15 @@ class SRU(Mixer):
             return f, c, c, end
         splitting.refuse("sru")
         c = self.init_state(len(x), device=x.device) if state is None else state.to(f.dtype)
+        # unbound at once, for the gradient of an index is as large as what it indexes
+        cuts = [None] * x.shape[1] if reset is None else reset[..., None].unbind(1)
+        refine = [None] * x.shape[1] if r is None else r.unbind(1)
         rows: list[tuple[Tensor, Tensor, Tensor]] = []
-        for t in range(x.shape[1]):
-            if reset is not None:
-                c = c.masked_fill(reset[:, t, None], 0)
-            gate, rest = self.f.of_logits(f[:, t] + self.v_f * c, None if r is None else r[:, t])
-            new = gate * c + rest * u[:, t]
+        for of_f, of_r, of_u, cut in zip(f.unbind(1), refine, u.unbind(1), cuts, strict=True):
+            if cut is not None:
+                c = c.masked_fill(cut, 0)
+            gate, rest = self.f.of_logits(torch.addcmul(of_f, self.v_f, c), of_r)
+            new = torch.addcmul(rest * of_u, gate, c)
             rows.append((gate, new, c))
             c = new
         if not rows:
