@@ -11,12 +11,21 @@ from jaxtyping import TypeCheckError, install_import_hook
 with install_import_hook("linrec", "beartype.beartype"):
     from linrec import mixers, models, nn, ops
     from linrec.testing import (
-        delta_rule_inputs, gate_loop_inputs, reset_mask, scan_inputs, selective_scan_inputs, short_conv_inputs
+        delta_rule_inputs, diagonal_ssm_inputs, gate_loop_inputs, long_conv_inputs, reset_mask, scan_inputs,
+        selective_scan_inputs, short_conv_inputs
     )
 
 reset = reset_mask(2, 9)
 ops.scan(**scan_inputs(2, 9, 3), reset=reset)
 ops.short_conv(**short_conv_inputs(2, 9, 3), reset=reset)
+ops.long_conv(**long_conv_inputs(2, 9, 3), reset=reset)
+for is_complex in (True, False):
+    inputs = diagonal_ssm_inputs(2, 9, 3, 4, is_complex=is_complex)
+    ops.diagonal_ssm(**inputs, reset=reset)
+    ops.vandermonde_kernel(inputs["a"], inputs["state"], 9)
+    ops.discretize_diagonal(-inputs["a"].abs(), inputs["b"], torch.rand(3, 1))
+pairs = torch.randn(3, 4, dtype=torch.complex64)
+ops.cauchy_kernel(pairs - 9, pairs[..., None], pairs, pairs, torch.ones(3), 9)
 for decay, phase in (("bthk", "bthk"), ("h", "hk"), (None, None)):
     inputs = gate_loop_inputs(2, 9, 3, 4, 5, log_decay=decay, phase=phase)
     ops.gate_loop(**inputs, bonus=torch.ones(3, 4), reset=reset)
@@ -26,6 +35,7 @@ for decay, phase in (("bthk", "bthk"), ("h", "hk"), (None, None)):
     ops.gate_loop_matrix(**without, reset=reset)
     ops.gate_loop_attention(**without, v=inputs["v"], reset=reset)
     ops.softmax_attention(inputs["q"], inputs["k"], inputs["v"], reset=reset)
+    ops.laplace_attention(inputs["q"], inputs["k"][:, :, :1], inputs["v"][:, :, :1], reset=reset)
 for groups in (None, 3):
     ops.selective_scan(**selective_scan_inputs(2, 9, 6, 4, groups=groups), reset=reset)
 for decay in ("bthk", "bth", "h", None):

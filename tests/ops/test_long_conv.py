@@ -7,6 +7,7 @@ import torch
 from linrec.ops import cauchy_kernel, discretize_diagonal, long_conv, splitting, vandermonde_kernel
 from linrec.ops.long_conv import DISCRETIZATIONS, PAIRS, fft
 from linrec.ops.long_conv.fft import transform_size
+from linrec.ops.long_conv.torch import by_fft
 from linrec.testing import assert_agree, check_operator, generator, long_conv_inputs, reset_mask
 
 from .memory import Allocations
@@ -61,29 +62,41 @@ def test_a_reset_hides_what_came_before_also_from_the_state(mode, backend):
     assert last.flatten().tolist() == [0, 0, 0, 0, 0, 4, 5]
 
 
-def test_pieces_make_no_difference(monkeypatch):
+every_reset = pytest.mark.parametrize("rate", [None, 0.1])
+
+
+def resets(rate, *shape):
+    return None if rate is None else reset_mask(*shape, rate=rate)
+
+
+@every_reset
+def test_pieces_make_no_difference(monkeypatch, rate):
+    options = BY_FFT | {"reset": resets(rate, 3, 50)}
     u, kernel = draw(3, 50, 5).requires_grad_(), draw(5, 40, seed=1).requires_grad_()
-    whole, _ = long_conv(u, kernel, **BY_FFT)
+    whole, _ = long_conv(u, kernel, **options)
     dy = draw(*whole.shape, seed=2)
     gradients = torch.autograd.grad(whole, (u, kernel), dy)
     # a row of one channel at a time
     monkeypatch.setattr(fft, "ALIVE", 10**6)
-    pieces, _ = long_conv(u, kernel, **BY_FFT)
+    pieces, _ = long_conv(u, kernel, **options)
     assert_agree(pieces, whole)
     assert_agree(torch.autograd.grad(pieces, (u, kernel), dy), gradients)
 
 
+@every_reset
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_memory_is_at_most_four_times_the_input(monkeypatch, dtype):
+def test_memory_is_at_most_four_times_the_input(monkeypatch, dtype, rate):
     monkeypatch.setattr(fft, "SMALL", 0)
-    u, kernel = draw(8, 1024, 64).to(dtype).requires_grad_(), draw(64, 1024).float().requires_grad_()
+    options = BY_FFT | {"reset": resets(rate and 0.01, 4, 256)}
+    u, kernel = draw(4, 256, 32).to(dtype).requires_grad_(), draw(32, 256).float().requires_grad_()
     with Allocations() as forward:
-        y, _ = long_conv(u, kernel, **BY_FFT)
+        y = by_fft(u, kernel, None if rate is None else options["reset"].cumsum(1), 0)
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
-        y, _ = long_conv(u, kernel, **BY_FFT)
-    # what is kept is there anyway
-    assert {x.untyped_storage().data_ptr() for x in kept} == {u.data_ptr(), kernel.data_ptr()}
+        y, _ = long_conv(u, kernel, **options)
+    # what is kept is there anyway, but for one number and one flag per step
+    large = {x.untyped_storage().data_ptr() for x in kept if x.is_floating_point() and x.ndim > 1}
+    assert large == {u.data_ptr(), kernel.data_ptr()}
     dy = torch.ones_like(y)
     with Allocations() as backward:
         torch.autograd.grad(y, (u, kernel), dy)
@@ -92,16 +105,19 @@ def test_memory_is_at_most_four_times_the_input(monkeypatch, dtype):
     assert size < backward.peak <= 4 * size
 
 
-def test_gradients_are_differentiable_again():
-    u, kernel = draw(2, 6, 3).requires_grad_(), draw(3, 4, seed=1).requires_grad_()
-    assert torch.autograd.gradgradcheck(lambda *x: long_conv(*x, **BY_FFT)[0], (u, kernel))
+@every_reset
+def test_gradients_are_differentiable_again(rate):
+    u, kernel = draw(2, 5, 2).requires_grad_(), draw(2, 4, seed=1).requires_grad_()
+    options = BY_FFT | {"reset": resets(rate and 0.3, 2, 5)}
+    assert torch.autograd.gradgradcheck(lambda *x: long_conv(*x, **options)[0], (u, kernel))
 
 
-def test_vmap():
-    u, kernel = draw(4, 2, 20, 3), draw(4, 3, 20, seed=1)
+@every_reset
+def test_vmap(rate):
+    u, kernel, reset = draw(4, 2, 20, 3), draw(4, 3, 20, seed=1), resets(rate, 2, 20)
 
     def of(u, kernel):
-        return long_conv(u, kernel)[0]
+        return long_conv(u, kernel, reset=reset)[0]
 
     apart = torch.stack([of(*pair) for pair in zip(u, kernel, strict=True)])
     assert_agree(torch.func.vmap(of)(u, kernel), apart)

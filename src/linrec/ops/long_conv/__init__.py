@@ -55,9 +55,9 @@ def long_conv(
     | convolution | torch | by FFT, O(t log t); with `reset`, O(t log^2 t) |
 
     `"auto"` takes sums for at most 8 steps, else FFTs, which are computed in float32 (float64 for double
-    inputs). Sequences are padded to an even length whose prime factors are 2, 3 and 5, and transformed some
-    channels at a time: beside inputs and outputs, neither pass needs more memory than `u` takes, or 64 MiB.
-    For the gradients, u and K are kept and no spectrum.
+    inputs). Sequences are padded to an even length whose prime factors are 2, 3 and 5 (with `reset`, to a
+    power of two), and transformed some channels at a time: beside inputs and outputs, neither pass needs much
+    more memory than `u` takes, or 64 MiB. For the gradients, u and K are kept and no spectrum.
 
     Args:
         u: input (b, t, d) in float32, float64, bfloat16 or float16.

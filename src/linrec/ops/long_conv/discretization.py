@@ -3,7 +3,7 @@
 from typing import Literal, TypeAlias
 
 import torch
-from jaxtyping import Inexact
+from jaxtyping import Float, Inexact
 from torch import Tensor
 
 from linrec.errors import unknown
@@ -16,13 +16,13 @@ EPSILON = 1e-7
 
 
 def discretize_diagonal(
-    A: Inexact[Tensor, "*dn"],
-    B: Inexact[Tensor, "*dn"],
-    dt: Inexact[Tensor, "*dn"] | float,
+    A: Inexact[Tensor, "..."],
+    B: Inexact[Tensor, "..."],
+    dt: Float[Tensor, "..."] | float,
     method: Discretization = "zoh",
     *,
     length: int | None = None,
-) -> tuple[Inexact[Tensor, "*dn"], Inexact[Tensor, "*dn"]]:
+) -> tuple[Inexact[Tensor, "..."], Inexact[Tensor, "..."]]:
     """Discretise x' = A x + B u, A diagonal, in steps of dt.
 
         x_t = a * x_{t-1} + b u_t

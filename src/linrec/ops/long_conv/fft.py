@@ -31,7 +31,7 @@ class Convolution(torch.autograd.Function):
         """Multiply the spectra of every piece."""
         size = transform_size(u.shape[1] + kernel.shape[1] - 1)
         y = u.new_empty(u.shape)
-        for channels, rows in _pieces(u, size):
+        for channels, rows in pieces(u, size):
             spectrum = torch.fft.rfft(kernel[channels].to(accumulation(u.dtype)), size)
             for batch in rows:
                 piece = _spectrum(u[batch, :, channels], size).mul_(spectrum)
@@ -94,6 +94,23 @@ def transform_size(least: int) -> int:
     return best
 
 
+def pieces(u: Tensor, size: int) -> Iterator[tuple[slice, list[slice]]]:
+    """Slices of channels, each with the slices of the batch that go with it.
+
+    Args:
+        u: what is transformed (b, t, d).
+        size: length of the transforms.
+    """
+    batch, time, channels = u.shape
+    row = ALIVE * size * accumulation(u.dtype).itemsize
+    rows = max(1, max(SMALL, batch * time * channels * u.element_size()) // row)
+    wide = min(channels, max(1, rows // batch))
+    deep = min(batch, max(1, rows // wide))
+    below = [slice(begin, begin + deep) for begin in range(0, batch, deep)]
+    for begin in range(0, channels, wide):
+        yield slice(begin, begin + wide), below
+
+
 def _gradients(
     u: Tensor, kernel: Tensor, dy: Tensor, needs_u: bool, needs_kernel: bool
 ) -> tuple[Tensor | None, Tensor | None]:
@@ -101,7 +118,7 @@ def _gradients(
     size = transform_size(time + length - 1)
     du = u.new_empty(u.shape) if needs_u else None
     dkernel = kernel.new_empty(kernel.shape, dtype=wide) if needs_kernel else None
-    for channels, rows in _pieces(u, size):
+    for channels, rows in pieces(u, size):
         spectrum = torch.fft.rfft(kernel[channels].to(wide), size).conj()
         total: Tensor | int = 0
         for batch in rows:
@@ -132,18 +149,6 @@ def _differentiable(
 def _spectrum(piece: Tensor, size: int) -> Tensor:
     """Spectra (b, d, size / 2 + 1) of a piece (b, t, d)."""
     return torch.fft.rfft(piece.mT.to(accumulation(piece.dtype)), size)
-
-
-def _pieces(u: Tensor, size: int) -> Iterator[tuple[slice, list[slice]]]:
-    """Slices of channels, each with the slices of the batch that go with it."""
-    batch, time, channels = u.shape
-    row = ALIVE * size * accumulation(u.dtype).itemsize
-    rows = max(1, max(SMALL, batch * time * channels * u.element_size()) // row)
-    wide = min(channels, max(1, rows // batch))
-    deep = min(batch, max(1, rows // wide))
-    below = [slice(begin, begin + deep) for begin in range(0, batch, deep)]
-    for begin in range(0, channels, wide):
-        yield slice(begin, begin + wide), below
 
 
 def _repeated(tensor: Tensor, axis: int, times: int) -> Tensor:

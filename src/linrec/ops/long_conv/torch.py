@@ -2,9 +2,9 @@
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from linrec.ops.gate_loop.inputs import accumulation, widened
+from linrec.ops.gate_loop.inputs import widened
+from linrec.ops.long_conv.documents import WithinDocuments
 from linrec.ops.long_conv.fft import Convolution
 from linrec.ops.operators import differentiated
 
@@ -35,34 +35,7 @@ def by_fft(u: Tensor, kernel: Tensor, document: Tensor | None, before: int) -> T
     u = u[:, first:]
     if kernel.shape[1] == 0 or u.numel() == 0:
         return u[:, before - first :] * kernel.sum(1)
-    if document is None:
-        run = Convolution.apply if differentiated(u, kernel) else Convolution.forward
-        y = run(u, kernel)
-    else:
-        y = _within_documents(u, kernel, document[:, first:])
-    return y[:, before - first :]
-
-
-def _within_documents(u: Tensor, kernel: Tensor, document: Tensor) -> Tensor:
-    # an output is its own tap, and for every halving of time that parts it from an input, what the left half
-    # gives to the right one; of those, only the document that spans the middle gives and takes
-    batch, time, channels = u.shape
-    wide = accumulation(u.dtype)
-    size = 1 << max(0, time - 1).bit_length()
-    taps = functional.pad(kernel.to(wide), (0, size - kernel.shape[1]))
-    u = functional.pad(u.to(wide), (0, 0, 0, size - time))
-    document = functional.pad(document, (0, size - time), value=-1)
-    y = taps[:, 0] * u
-    while size > 1:
-        half = size // 2
-        halves = u.reshape(batch, -1, 2, half, channels)
-        owner = document.reshape(batch, -1, 2, half)
-        middle = owner[:, :, 1, :1]
-        left = halves[:, :, 0].masked_fill((owner[:, :, 0] != middle)[..., None], 0)
-        # circularly, over both halves: what would wrap around falls on the left one, which is not read
-        spectrum = torch.fft.rfft(left, size, dim=2) * torch.fft.rfft(taps[:, :size], dim=1).mT
-        given = torch.fft.irfft(spectrum, size, dim=2)[:, :, half:]
-        given = given.masked_fill((owner[:, :, 1] != middle)[..., None], 0)
-        y = y + functional.pad(given, (0, 0, half, 0)).reshape(y.shape)
-        size = half
-    return y[:, :time]
+    inputs = (u, kernel) if document is None else (u, kernel, document[:, first:])
+    function = Convolution if document is None else WithinDocuments
+    run = function.apply if differentiated(u, kernel) else function.forward
+    return run(*inputs)[:, before - first :]
