@@ -87,8 +87,8 @@ def test_pieces_make_no_difference(monkeypatch, rate):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_memory_is_at_most_four_times_the_input(monkeypatch, dtype, rate):
     monkeypatch.setattr(fft, "SMALL", 0)
-    options = BY_FFT | {"reset": resets(rate and 0.01, 4, 256)}
-    u, kernel = draw(4, 256, 32).to(dtype).requires_grad_(), draw(32, 256).float().requires_grad_()
+    options = BY_FFT | {"reset": resets(rate and 0.03, 4, 128)}
+    u, kernel = draw(4, 128, 32).to(dtype).requires_grad_(), draw(32, 128).float().requires_grad_()
     with Allocations() as forward:
         y = by_fft(u, kernel, None if rate is None else options["reset"].cumsum(1), 0)
     kept = []
