@@ -89,9 +89,10 @@ class OnTheDevice(TorchFunctionMode):
 
 @pytest.mark.parametrize(("name", "variant"), variants.cases())
 def test_no_numbers_move_between_host_and_device(name, variant, monkeypatch):
-    # on the CPU alone, `delta_rule` looks at the values of beta
-    checks = importlib.import_module("linrec.ops.delta_rule.inputs")
-    monkeypatch.setattr(checks, "_visible", lambda beta: False)
+    # on the CPU alone, operators look at the values of beta and of dt
+    for operator in ("delta_rule", "selective_scan"):
+        checks = importlib.import_module(f"linrec.ops.{operator}.inputs")
+        monkeypatch.setattr(checks, "_visible", lambda values: False)
     mixer = mixers.build(name, 4, **variants.arguments(name, variant))
     x, reset = torch.randn(2, TIME, 4), torch.zeros(2, TIME, dtype=torch.bool)
     _, state = mixer(x)

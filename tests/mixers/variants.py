@@ -171,6 +171,19 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
             "output": "none",
         },
     },
+    "mamba": {
+        "paper": {"d_state": 3},
+        "selective in part": {
+            "d_state": 2,
+            "dt_rank": 3,
+            "selective": ("B",),
+            "A_init": "random",
+            "conv_size": None,
+            "bias": True,
+            "D": False,
+            "inner_norm": "rms",
+        },
+    },
     "mamba2": {
         "paper": {"d_state": 5},
         "groups": {

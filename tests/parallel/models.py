@@ -34,6 +34,7 @@ REFUSED = {
     "hawk": "short_conv",
     "ls_lstm": "token_shift",
     "ind_rnn": "ind_rnn",
+    "mamba": "short_conv",
     "mamba2": "short_conv",
     "qrnn": "token_shift",
     "mega": "mega",
