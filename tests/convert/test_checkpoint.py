@@ -79,8 +79,8 @@ def test_options_are_of_their_kind():
 
 
 def test_an_unknown_model_type_gives_the_nearest(folder):
-    (folder / "config.json").write_text('{"model_type": "mamba"}')
-    with pytest.raises(ConversionError, match="there is no `model_type` 'mamba'; did you mean 'mamba2'"):
+    (folder / "config.json").write_text('{"model_type": "mamba3"}')
+    with pytest.raises(ConversionError, match="there is no `model_type` 'mamba3'; did you mean 'mamba"):
         from_hugging_face(folder)
     # what lies beside the architectures is none
     (folder / "config.json").write_text('{"model_type": "checkpoint"}')

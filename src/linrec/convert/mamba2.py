@@ -5,13 +5,16 @@ have the norm, behind the gate. `residual_in_fp32` and `chunk_size` are matters 
 """
 
 import math
+from collections.abc import Callable
 
 from torch import Tensor
 
 from linrec.convert.checkpoint import ConversionError, Options, Tensors
 from linrec.models import ModelConfig
 
-__all__ = ["config", "weights"]
+__all__ = ["backbone", "config", "weights"]
+
+Mixer = Callable[[Tensors, str, ModelConfig], dict[str, Tensor]]
 
 
 def config(options: Options) -> ModelConfig:
@@ -62,6 +65,20 @@ def weights(tensors: Tensors, config: ModelConfig) -> dict[str, Tensor]:
     Raises:
         ConversionError: a tensor that is missing or of another shape.
     """
+    return backbone(tensors, config, _mixer)
+
+
+def backbone(tensors: Tensors, config: ModelConfig, mixer: Mixer) -> dict[str, Tensor]:
+    """The state_dict of a model whose mixers alone are another architecture's.
+
+    Args:
+        tensors: of the checkpoint.
+        config: of the model.
+        mixer: makes the state_dict of one layer's mixer from the tensors, its prefix and the configuration.
+
+    Raises:
+        ConversionError: a tensor that is missing or of another shape.
+    """
     d_model = config.d_model
     # its name in checkpoints of 2024
     old = "backbone.embedding.weight"
@@ -71,7 +88,7 @@ def weights(tensors: Tensors, config: ModelConfig) -> dict[str, Tensor]:
     for layer in range(config.n_layers):
         theirs, ours = f"backbone.layers.{layer}.", f"blocks.{layer}."
         found[ours + "mixer_norm.weight"] = tensors.take(theirs + "norm.weight", d_model)
-        for key, tensor in _mixer(tensors, theirs + "mixer.", config).items():
+        for key, tensor in mixer(tensors, theirs + "mixer.", config).items():
             found[f"{ours}mixer.{key}"] = tensor
     if config.tie_embeddings:
         tensors.take_copy("lm_head.weight", embedding)

@@ -1,0 +1,21 @@
+"""FalconMamba, as `FalconMambaForCausalLM` of transformers has it: Mamba with norms of s, B and C."""
+
+import dataclasses
+
+from linrec.convert import mamba
+from linrec.convert.checkpoint import Options
+from linrec.convert.mamba import weights
+from linrec.models import ModelConfig
+
+__all__ = ["config", "weights"]
+
+
+def config(options: Options) -> ModelConfig:
+    """The configuration of the model that config.json describes.
+
+    Raises:
+        ConversionError: an option that is missing or that linrec does not have.
+    """
+    found = mamba.config(options)
+    norm = {"inner_norm": "rms", "norm_eps": options.read("mixer_rms_eps", float)}
+    return dataclasses.replace(found, mixer_args={**found.mixer_args, **norm})
