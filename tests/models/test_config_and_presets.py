@@ -165,6 +165,24 @@ def test_recurrent_gemma_has_the_size_and_the_configuration_that_are_published()
     assert replace(converted, mixer_args=ours.mixer_args) == ours
 
 
+@pytest.mark.parametrize(
+    ("name", "d", "hidden", "layers", "size"),
+    [("samba", 1536, 4096, 12, 421e6), ("samba-1.3b", 2304, 6144, 18, 1.33e9)],
+)
+def test_sambas_have_the_sizes_of_their_names(name, d, hidden, layers, size):
+    config = preset(name)
+    # both projections; four taps and a bias; dt, B and C of x; dt; rates and skip weights of 16 states
+    inner, rank = 2 * d, d // 16
+    mamba = 3 * d * inner + 5 * inner + inner * (rank + 32) + linear(rank, inner) + 17 * inner
+    mlp = 2 * linear(d, hidden) + linear(hidden, d)
+    expected = 32_000 * d + layers // 2 * (mamba + 4 * d * d) + layers * (mlp + 2 * d) + d
+    assert count(config) == expected
+    assert expected == pytest.approx(size, rel=0.003)
+    with torch.device("meta"):
+        mamba, attention, *_ = LanguageModel(config).mixers
+    assert (mamba.d_inner, attention.window, attention.d_head) == (inner, 2048, 128)
+
+
 def test_channel_mixing_by_name():
     expected = {"ffn": None, "glu": "sigmoid", "swiglu": "silu", "geglu": "gelu", "bilinear": "identity"}
     expected |= {"geglu_tanh": "gelu_tanh"}
@@ -185,7 +203,7 @@ def test_the_transitions_of_every_layer_are_marked():
 
 def test_preset_names_and_errors():
     mixers = [preset(name).mixer_pattern[0] for name in preset_names()]
-    assert mixers == ["gate_loop"] * 2 + ["hgru"] * 5 + ["mlstm"] * 4 + ["hawk"] * 6
+    assert mixers == ["gate_loop"] * 2 + ["hgru"] * 5 + ["mlstm"] * 4 + ["hawk"] * 6 + ["mamba"] * 2
     assert preset("memory_horizon") == preset("memory-horizon")
     with pytest.raises(ValueError, match="there is no preset 'wikitext'; did you mean 'wikitext103'"):
         preset("wikitext")

@@ -109,6 +109,21 @@ def _recurrent_gemma_2b() -> ModelConfig:
     )
 
 
+def _samba(d_model: int, n_layers: int, d_channel_mixing: int) -> ModelConfig:
+    return ModelConfig(
+        # pieces of LLaMA's tokenizer
+        vocab_size=32_000,
+        d_model=d_model,
+        n_layers=n_layers,
+        mixer=("mamba", "attention"),
+        mixer_args={"attention": {"n_heads": d_model // 128, "window": 2048}},
+        d_channel_mixing=d_channel_mixing,
+        channel_mixing="swiglu",
+        norm="rms",
+        tie_embeddings=True,
+    )
+
+
 def _deit_hgrn(d_model: int) -> ImageClassifierConfig:
     return ImageClassifierConfig(
         n_outputs=1000,
@@ -142,6 +157,8 @@ _PRESETS: dict[str, Callable[[], ModelConfig]] = {
     "hawk": partial(_griffin, 768, 1024, 12, attention=False),
     "hawk-1.3b": partial(_griffin, 2048, 2560, 24, attention=False),
     "recurrent-gemma-2b": _recurrent_gemma_2b,
+    "samba": partial(_samba, 1536, 12, 4096),
+    "samba-1.3b": partial(_samba, 2304, 18, 6144),
 }
 _IMAGE_PRESETS: dict[str, Callable[[], ImageClassifierConfig]] = {
     "deit-tiny-hgrn": partial(_deit_hgrn, 192),
@@ -182,6 +199,9 @@ def preset(name: str) -> ModelConfig:
     - "hawk", "hawk-1.3b": the same without attention; 118.4M and 1,369.8M parameters.
     - "recurrent-gemma-2b": RecurrentGemma-2B as released, 26 layers of width 2,560, 256,000 tokens; 2,682.9M
       parameters. `linrec.convert` makes it of the published weights.
+    - "samba", "samba-1.3b": Samba, the models of 421M and 1.3B: Mamba and attention to the last 2,048 steps
+      in turn. 12 layers of width 1,536 and 18 of 2,304, SwiGLU of 4,096 and 6,144, 32,000 tokens; 421.9M and
+      1,330.5M parameters.
 
     GateLoop's paper gives 125M parameters for the second and no count of its parts. Equations 24 and 25 with
     the "simple FNN" of appendix C, all with biases, make 114.3M; with an output projection in the mixer
@@ -207,6 +227,8 @@ def preset(name: str) -> ModelConfig:
     many channels of attention's heads turn with their positions; here all do, in RecurrentGemma one half.
     Biases of queries, keys and values, which RecurrentGemma has not, are zeros in what is converted.
 
+    Samba's are the configurations of the released code, whose gated units have no biases.
+
     Args:
         name: one of `preset_names()`; hyphens and underscores are equal.
 
@@ -217,7 +239,8 @@ def preset(name: str) -> ModelConfig:
         GateLoop (Katsch, 2023), appendix C, tables 1, 3 and 4; HGRN (Qin, Yang and Zhong, 2023), section 4.1,
         tables 1 to 5 and 16; the authors' checkpoints OpenNLPLab/HGRN-150M, -355M and -1B; xLSTM (Beck and
         others, 2024), its models of 300B tokens; Griffin (De and others, 2024), the table of its models'
-        hyper-parameters; RecurrentGemma (Botev and others, 2024) and its published configuration.
+        hyper-parameters; RecurrentGemma (Botev and others, 2024) and its published configuration; Samba (Ren
+        and others, 2024) and its released configurations.
 
     Example:
         >>> preset("memory-horizon").n_layers
