@@ -18,6 +18,8 @@ CASES = {
     "released": {"ema_skip": True, "chunk_size": 4, "expansion": 1},
     "no bias": {"position_bias": "none", "d_qk": 5},
     "one average": {"n_averages": 1},
+    "Laplace": {"attention": "laplace"},
+    "Laplace in chunks": {"attention": "laplace", "chunk_size": 3, "position_bias": "none"},
 }
 every_case = pytest.mark.parametrize("case", CASES)
 
@@ -86,11 +88,15 @@ def by_hand(mixer: Mega, x, reset):
             first = begin + (n - begin) // chunk * chunk
             scores = []
             for m in range(first, n + 1):
-                scores.append(q[n] @ k[m] / math.sqrt(mixer.d_qk))
+                tau = math.sqrt(mixer.d_qk) if mixer.attention == "softmax" else n + 1 - first
+                scores.append(q[n] @ k[m] / tau)
                 if mixer.rotary is not None:
                     a, b = (turned(mixer.bias[i], position) for i, position in ((0, n - m), (1, 0)))
                     scores[-1] = scores[-1] + (a * b.conj()).real.sum()
-            weights = torch.softmax(torch.stack(scores), 0)
+            scores = torch.stack(scores)
+            weights = torch.softmax(scores, 0)
+            if mixer.attention == "laplace":
+                weights = (1 + torch.erf((scores - math.sqrt(1 / 2)) * math.sqrt(2 * math.pi))) / 2
             attended.append(weights @ v[first : n + 1])
             shares.append(torch.cat([weights.new_zeros(first), weights, weights.new_zeros(len(row) - n - 1)]))
         gamma, phi = silu(linear(mixer.gamma, averaged)), sigmoid(linear(mixer.phi, averaged))
@@ -193,6 +199,7 @@ def test_what_makes_the_averages_forget_is_marked():
         ({"expansion": 0}, "`d_qk` and `expansion` must be at least 1; got 6 and 0"),
         ({"d_qk": 5}, "`d_qk` must be even where pairs of channels turn; got 5"),
         ({"chunk_size": 0}, "`chunk_size` must be at least 1, or None for no chunks; got 0"),
+        ({"attention": "laplac"}, "there is no `attention` 'laplac'; did you mean 'laplace'"),
         ({"position_bias": "rotry"}, "there is no `position_bias` 'rotry'; did you mean 'rotary'"),
     ],
 )

@@ -138,7 +138,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "softmax": {"n_heads": 2, "feature_map": "softmax", "normalization": "none"},
     },
     "lmu": {
-        "2021": {"order": 6, "theta": 12.0},
+        "2021": {"order": 6, "theta": 12.0, "d_memory": 3},
         "one signal": {
             "order": 5,
             "theta": 30.0,
@@ -215,7 +215,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "mega": {
         "paper": {"d_qk": 6, "n_averages": 3},
         "chunks": {"d_qk": 4, "n_averages": 2, "chunk_size": 4, "ema_skip": True},
-        "no bias": {"d_qk": 5, "n_averages": 1, "chunk_size": 5, "position_bias": "none"},
+        "Laplace": {"d_qk": 5, "n_averages": 1, "attention": "laplace", "position_bias": "none"},
     },
     "min_gru": {
         "paper": {},

@@ -1,6 +1,7 @@
 """softmax_attention against a softmax written out in float64; test_laws.py has the laws."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -8,8 +9,9 @@ import torch
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from linrec.ops import AttentionCache, gate_loop_attention, softmax_attention
+from linrec.ops import AttentionCache, gate_loop_attention, laplace_attention, softmax_attention
 from linrec.ops.attention import PAIRS
+from linrec.ops.attention.laplace import laplace
 from linrec.ops.attention.softmax import repeated
 from linrec.testing import assert_agree, check_operator, check_stability, generator, map_tree, reset_mask
 
@@ -243,6 +245,49 @@ def test_one_head_of_keys_is_read_in_place_by_flash_attention():
     assert repeated(inputs["k"], inputs["q"]).data_ptr() == inputs["k"].data_ptr()
 
 
+def laplace_written_out(q, k, v, *, reset, scale, window):
+    """One weight for each pair of steps; erf is the standard library's."""
+    batch, time, heads, _ = q.shape
+    q, k, v, reset = (x.numpy() for x in (q, k, v, reset))
+    y = np.zeros((batch, time, heads, v.shape[-1]))
+    mu, sigma = math.sqrt(1 / 2), math.sqrt(1 / (4 * math.pi))
+    for b, n, h in itertools.product(range(batch), range(time), range(heads)):
+        for m in range(max(0, n - window + 1), n + 1):
+            if not reset[b, m + 1 : n + 1].any():
+                score = scale * q[b, n, h] @ k[b, m, h]
+                y[b, n, h] += (1 + math.erf((score - mu) / (sigma * math.sqrt(2)))) / 2 * v[b, m, h]
+    return torch.from_numpy(y)
+
+
+@every_pair
+@pytest.mark.parametrize("window", [3, 99])
+def test_laplace_attention_is_its_sum_over_pairs(mode, backend, window):
+    inputs, reset = make(2, 9, heads=4, groups=2), reset_mask(2, 9, rate=0.2)
+    options = {"scale": 0.7, "window": window, "mode": mode, "backend": backend}
+    expected = laplace_written_out(**ungrouped(inputs), reset=reset, scale=0.7, window=window)
+    y, cache = laplace_attention(**cut(inputs, 0, 6), reset=reset[:, :6], **options)
+    z, _ = laplace_attention(**cut(inputs, 6, None), state=cache, reset=reset[:, 6:], **options)
+    assert_agree(torch.cat([y, z], 1), expected)
+    assert cache.k.shape == (2, min(window - 1, 6), 2, 3)
+
+
+def test_laplaces_function_meets_the_squared_relu_at_mu():
+    mu = torch.tensor(0.5**0.5, dtype=torch.float64, requires_grad=True)
+    found = laplace(mu)
+    assert_agree(found, mu**2)
+    assert_agree(torch.autograd.grad(found, mu)[0], 2 * mu)
+
+
+def test_long_windows_of_laplace_attention_go_by_blocks():
+    _, cache = laplace_attention(**make(2, 9), window=6)
+    for time in (150, 300):
+        inputs = make(2, time) | {"state": cache}
+        options = {"window": 6, "reset": reset_mask(2, time, rate=0.05)}
+        check_operator(
+            laplace_attention, inputs, mode="attention", backend="torch", dtype=torch.float64, options=options
+        )
+
+
 @every_pair
 def test_the_cache_has_the_dtype_of_the_inputs(mode, backend):
     for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
@@ -367,3 +412,22 @@ CACHE = AttentionCache(X[:, :1], X[:, :1], None, None, None)
 def test_errors(changed, error, words):
     with pytest.raises(error, match=words):
         softmax_attention(**{"q": X, "k": X, "v": X} | changed)
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "words"),
+    [
+        ({"mode": "scan"}, ValueError, "no mode of `laplace_attention` called 'scan'"),
+        ({"k": X[:, :, :2]}, ValueError, "`k` must have as many heads as `q`, 3, or a number .* got 2"),
+        ({"q": X.to(torch.complex64)}, TypeError, "`q` must be real; got complex64"),
+        ({"window": 0}, ValueError, "`window` must be at least 1, .* got 0"),
+        (
+            {"state": gate_loop_attention(X, X, X, torch.zeros(3))[1]},
+            ValueError,
+            "`state` must have neither decays nor phases; .* `laplace_attention` returned",
+        ),
+    ],
+)
+def test_errors_of_laplace_attention(changed, error, words):
+    with pytest.raises(error, match=words):
+        laplace_attention(**{"q": X, "k": X, "v": X} | changed)

@@ -4,16 +4,17 @@
     h_t = alpha * u_t + (1 - alpha * delta) * h_{t-1}        x'_t = eta^T h_t
     z_t = SiLU(x'_t W_z + b_z)
     q_t = kappa_q * z_t + mu_q     k_t = kappa_k * z_t + mu_k     v_t = SiLU(x_t W_v + b_v)
-    o_n = sum_{m<=n} softmax_m(q_n . k_m / sqrt(s) + b_{n-m}) v_m
+    o_n = sum_{m<=n} softmax_m(q_n . k_m / tau + b_{n-m}) v_m
     gamma_t = SiLU(x'_t W_gamma + b_gamma)     phi_t = sigmoid(x'_t W_phi + b_phi)
     H_t = SiLU(x'_t W_h + (gamma_t * o_t) U_h + b_h)
     y_t = phi_t * H_t + (1 - phi_t) * x_t
 
 x input; u, h and x' input, state and output of a damped moving average, of several dimensions for each
 channel, with weights alpha and damping delta in (0, 1), expansion beta and projection eta; z what queries q
-and keys k share, s its width, v values, b_i = (R_i a) . b of learned a and b, R_i the turn of pairs of
-channels, o output of the attention's one head; gamma reset gate, phi update gate, H candidate, y output, t
-time; vectors are rows.
+and keys k share, s its width, tau = sqrt(s), v values, b_i = (R_i a) . b of learned a and b, R_i the turn of
+pairs of channels, o output of the attention's one head; gamma reset gate, phi update gate, H candidate, y
+output, t time; vectors are rows. Laplace's function in the place of softmax has as tau the number of steps
+that are seen.
 """
 
 import math
@@ -30,11 +31,12 @@ from linrec.nn.parameters import mark
 from linrec.nn.positions import positions
 from linrec.nn.rotary import Rotary
 from linrec.ops import splitting
-from linrec.ops.attention import AttentionCache, softmax_attention
+from linrec.ops.attention import AttentionCache, laplace_attention, softmax_attention
 from linrec.ops.diagonal_ssm import diagonal_ssm
 
 __all__ = ["Mega", "MegaState", "MovingAverage"]
 
+Attention = Literal["softmax", "laplace"]
 PositionBias = Literal["rotary", "none"]
 
 # of the released code: standard deviations of matrices and gains, and of what makes alpha and delta
@@ -123,6 +125,7 @@ class Mega(Mixer):
     |---|---|
     | Mega | the defaults |
     | Mega-chunk: attention within chunks, linear in time | `chunk_size=128` |
+    | Laplace's function of scores divided by their number | `attention="laplace"` |
     | the released code: x' = SiLU(eta^T h + omega * x) | `ema_skip=True` |
     | without positional bias | `position_bias="none"` |
 
@@ -138,6 +141,7 @@ class Mega(Mixer):
         d_qk: s, the width of z, queries and keys; even with a positional bias.
         expansion: v / d_model, of v channels of values.
         chunk_size: steps of a chunk; None is no chunks.
+        attention: function of the scores, "softmax" or "laplace"; see `linrec.ops.laplace_attention`.
         position_bias: b_i, "rotary" or "none".
         ema_skip: whether x' is SiLU(eta^T h + omega * x), with a learned omega for each channel.
 
@@ -145,9 +149,8 @@ class Mega(Mixer):
         ValueError: a size below 1, an odd `d_qk` with a positional bias, or an unknown name of a variant.
 
     Source:
-        Mega (Ma and others, 2022), its moving average, gated attention and Mega-chunk, with softmax. The
-        paper's other function of the scores, the Laplace one, is not here, nor is a learned bias for each
-        distance.
+        Mega (Ma and others, 2022), its moving average, gated attention and Mega-chunk. The released code has
+        a learned bias for each distance too.
 
     Example:
         >>> import torch
@@ -165,6 +168,7 @@ class Mega(Mixer):
         d_qk: int = 64,
         expansion: int = 2,
         chunk_size: int | None = None,
+        attention: Attention = "softmax",
         position_bias: PositionBias = "rotary",
         ema_skip: bool = False,
     ) -> None:
@@ -175,6 +179,8 @@ class Mega(Mixer):
             )
         if chunk_size is not None and chunk_size < 1:
             raise ValueError(f"`chunk_size` must be at least 1, or None for no chunks; got {chunk_size}.")
+        if attention not in ("softmax", "laplace"):
+            raise unknown("`attention`", attention, ["softmax", "laplace"])
         if position_bias not in ("rotary", "none"):
             raise unknown("`position_bias`", position_bias, ["rotary", "none"])
         if position_bias == "rotary" and d_qk % 2:
@@ -182,7 +188,8 @@ class Mega(Mixer):
                 f"`d_qk` must be even where pairs of channels turn; got {d_qk}. "
                 'Pass an even one, or `position_bias="none"`.'
             )
-        self.d_qk, self.d_value, self.chunk_size = d_qk, expansion * d_model, chunk_size
+        self.d_qk, self.d_value = d_qk, expansion * d_model
+        self.chunk_size, self.attention = chunk_size, attention
 
         self.average = MovingAverage(d_model, n_averages)
         self.omega: nn.Parameter | None = None
@@ -256,7 +263,7 @@ class Mega(Mixer):
     def token_mixing(
         self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
     ) -> Float[Tensor, "b t t"]:
-        """The shares that v is multiplied by in o."""
+        """The weights that v is multiplied by in o."""
         start = self.init_state(len(x), device=x.device)
         averaged, _ = self._averaged(x, start.h, reset)
         # what attention makes of the identity is the matrix
@@ -281,25 +288,21 @@ class Mega(Mixer):
     ) -> tuple[Tensor, AttentionCache, Tensor]:
         """o of values (b, t, 1, v), the cache with the new steps, and the next step's position."""
         position, seen = positions(past.position, v.shape[1], reset=reset)
-        z = functional.silu(self.z(averaged))[:, :, None, None]
-        q, k = (z * self.kappa + self.mu).unbind(3)
-        q = q / math.sqrt(self.d_qk)
+        z = functional.silu(self.z(averaged))[:, :, None]
+        # apart, since the cache would keep the queries' memory too
+        q, k = (z * kappa + mu for kappa, mu in zip(self.kappa, self.mu, strict=True))
+        in_chunk = position if self.chunk_size is None else position % self.chunk_size
+        q = q / (math.sqrt(self.d_qk) if self.attention == "softmax" else 1 + in_chunk[..., None, None])
         if self.rotary is not None:
             # a product of more channels: the bias is one of what turns
             a, b = (part.expand(*position.shape, 1, -1) for part in self.bias)
             a, b = self.rotary(position, a, b)
             q, k = torch.cat([q, a], -1), torch.cat([k, b], -1)
         # a chunk is what lies between two resets
-        cut = reset if self.chunk_size is None else position % self.chunk_size == 0
-        o, cache = softmax_attention(
-            q.to(v.dtype),
-            k.to(v.dtype),
-            v,
-            state=past.cache,
-            reset=cut,
-            scale=1.0,
-            window=self.chunk_size,
-        )
+        cut = reset if self.chunk_size is None else in_chunk == 0
+        attend = softmax_attention if self.attention == "softmax" else laplace_attention
+        q, k = q.to(v.dtype), k.to(v.dtype)
+        o, cache = attend(q, k, v, state=past.cache, reset=cut, scale=1.0, window=self.chunk_size)
         # there is none without `causal` alone
         assert cache is not None
         return o, cache, seen

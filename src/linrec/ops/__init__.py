@@ -2,6 +2,7 @@
 
 from linrec.ops.attention import AttentionCache as AttentionCache
 from linrec.ops.attention import gate_loop_attention as gate_loop_attention
+from linrec.ops.attention import laplace_attention as laplace_attention
 from linrec.ops.attention import softmax_attention as softmax_attention
 from linrec.ops.delta_rule import delta_rule as delta_rule
 from linrec.ops.dense_ssm import dense_ssm as dense_ssm

@@ -1,25 +1,26 @@
-"""Softmax attention: plain, and with data-controlled relative positions."""
+"""Attention: by softmax, plain and with data-controlled relative positions, and by Laplace's function."""
 
 import math
+from collections.abc import Callable
 
 from jaxtyping import Bool, Float, Inexact
 from torch import Tensor, autocast
 
 from linrec.ops import splitting
-from linrec.ops.attention import softmax, softmax_reference
+from linrec.ops.attention import laplace, softmax, softmax_reference
 from linrec.ops.attention.cache import AttentionCache, canonical, matched
 from linrec.ops.attention.reference import attention_reference
 from linrec.ops.attention.torch import attention
 from linrec.ops.dispatch import Pair, resolve
 from linrec.ops.gate_loop import inputs
 
-__all__ = ["PAIRS", "AttentionCache", "gate_loop_attention", "softmax_attention"]
+__all__ = ["PAIRS", "AttentionCache", "gate_loop_attention", "laplace_attention", "softmax_attention"]
 
 _RUN = {
     ("recurrent", "reference"): attention_reference,
     ("attention", "torch"): attention,
 }
-_RUN_CAUSAL = {
+_RUN_CAUSAL: dict[Pair, Callable[..., tuple[Tensor, AttentionCache]]] = {
     ("recurrent", "reference"): softmax_reference.causal_reference,
     ("attention", "torch"): softmax.causal,
 }
@@ -27,8 +28,12 @@ _RUN_BIDIRECTIONAL = {
     ("recurrent", "reference"): softmax_reference.bidirectional_reference,
     ("attention", "torch"): softmax.bidirectional,
 }
+_RUN_LAPLACE = {
+    ("recurrent", "reference"): laplace.causal_reference,
+    ("attention", "torch"): laplace.causal,
+}
 
-# of both operators
+# of all three operators
 PAIRS: tuple[Pair, ...] = tuple(_RUN)
 
 
@@ -187,16 +192,7 @@ def softmax_attention(
         >>> y.flatten(), cache.v.flatten()
         (tensor([0.0000, 1.5000, 4.5000]), tensor([6.]))
     """
-    grouped = softmax.of_groups(q, k, v)
-    inputs.check_queries_and_keys(grouped, k)
-    inputs.check_values(v, grouped)
-    inputs.check_reset(reset, q)
-    if q.is_complex() or k.is_complex():
-        name, tensor = ("q", q) if q.is_complex() else ("k", k)
-        raise TypeError(
-            f"`{name}` must be real; got {str(tensor.dtype).removeprefix('torch.')}. "
-            "`gate_loop_attention` takes complex queries and keys."
-        )
+    _check(q, k, v, reset)
     softmax.check_options(window, dropout)
     if not causal and state is not None:
         raise ValueError(
@@ -205,12 +201,7 @@ def softmax_attention(
         )
     pair = resolve("softmax_attention", PAIRS, mode, backend, [("attention", "torch")])
     splitting.refuse("softmax_attention")
-    cache = canonical(state, k, v, k.dtype)
-    if cache.log_decay is not None or cache.phase is not None:
-        raise ValueError(
-            "`state` must have neither decays nor phases; got a cache of `gate_loop_attention`, which has. "
-            "Pass the state that an earlier call of `softmax_attention` returned, or None."
-        )
+    cache = _plain_cache("softmax_attention", state, k, v)
     if q.shape[1] == 0:
         return softmax.repeated(v, q).clone(), cache if causal else None
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
@@ -219,3 +210,94 @@ def softmax_attention(
         if causal:
             return _RUN_CAUSAL[pair](q, k, v, cache, reset, scale, window, dropout)
         return _RUN_BIDIRECTIONAL[pair](q, k, v, reset, scale, window, dropout), None
+
+
+def laplace_attention(
+    q: Float[Tensor, "b t h dk"],
+    k: Float[Tensor, "b t g dk"],
+    v: Float[Tensor, "b t g dv"],
+    *,
+    state: AttentionCache | None = None,
+    reset: Bool[Tensor, "b t"] | None = None,
+    scale: float = 1.0,
+    window: int | None = None,
+    mode: str = "auto",
+    backend: str = "auto",
+) -> tuple[Float[Tensor, "b t h dv"], AttentionCache]:
+    """Attend to past steps by Laplace's function of the scores, each apart from the others.
+
+        y_n = sum_m f(scale q_n . k_m) v_m,    n - window < m <= n
+        f(s) = (1 + erf((s - mu) / (sigma sqrt(2)))) / 2,    mu = sqrt(1/2), sigma = sqrt(1 / (4 pi))
+
+    f is in (0, 1), and has the value and slope of relu(s)^2 at mu. The sum is over the steps since the last
+    reset, and its weights do not add up to one.
+
+    | mode | backend | what it is |
+    |---|---|---|
+    | recurrent | reference | a loop over time: the oracle, slow |
+    | attention | torch | all pairs of steps, O(t^2), or O(t window) with one; the choice of "auto" |
+
+    Args:
+        q: queries (b, t, h, dk) in float32, float64, bfloat16 or float16.
+        k: keys (b, t, g, dk), in the dtype of `q`; g divides h, as in `softmax_attention`.
+        v: values (b, t, g, dv), in the dtype of `q`.
+        state: the cache that an earlier call returned, or None.
+        reset: (b, t) bool; true at t hides all steps before t from step t on.
+        scale: factor of the scores.
+        window: steps that each step sees, its own included; None is all. The cache then has the last
+            window - 1 steps and grows no further.
+        mode: "auto", "recurrent" or "attention".
+        backend: "auto", "reference" or "torch".
+
+    Returns:
+        y (b, t, h, dv) in the dtype of `v`, and the cache with the new steps, in that of the inputs.
+
+    Raises:
+        TypeError: dtypes that are not supported or do not fit together.
+        ValueError: shapes that do not fit together; a cache with decays or phases; `window` out of range; an
+            unknown (mode, backend).
+
+    Source:
+        Ma and others, Mega: Moving Average Equipped Gated Attention (2022), its Laplace attention function.
+
+    Example:
+        >>> import torch
+        >>> v = torch.tensor([1.0, 2.0]).reshape(1, 2, 1, 1)
+        >>> y, cache = laplace_attention(0.5**0.5 * torch.ones_like(v), torch.ones_like(v), v)
+        >>> y.flatten()
+        tensor([0.5000, 1.5000])
+    """
+    _check(q, k, v, reset)
+    softmax.check_options(window, 0.0)
+    pair = resolve("laplace_attention", PAIRS, mode, backend, [("attention", "torch")])
+    splitting.refuse("laplace_attention")
+    cache = _plain_cache("laplace_attention", state, k, v)
+    if q.shape[1] == 0:
+        return softmax.repeated(v, q).clone(), cache
+    with autocast(q.device.type, enabled=False):
+        return _RUN_LAPLACE[pair](q, k, v, cache, reset, scale, window)
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, reset: Tensor | None) -> None:
+    """Raise unless queries and keys are real and all shapes and dtypes fit."""
+    grouped = softmax.of_groups(q, k, v)
+    inputs.check_queries_and_keys(grouped, k)
+    inputs.check_values(v, grouped)
+    inputs.check_reset(reset, q)
+    for letter, tensor in (("q", q), ("k", k)):
+        if tensor.is_complex():
+            raise TypeError(
+                f"`{letter}` must be real; got {str(tensor.dtype).removeprefix('torch.')}. "
+                "`gate_loop_attention` takes complex queries and keys."
+            )
+
+
+def _plain_cache(name: str, state: AttentionCache | None, k: Tensor, v: Tensor) -> AttentionCache:
+    """The cache in the dtype of `k`; raise where it has decays or phases."""
+    cache = canonical(state, k, v, k.dtype)
+    if cache.log_decay is not None or cache.phase is not None:
+        raise ValueError(
+            "`state` must have neither decays nor phases; got a cache of `gate_loop_attention`, which has. "
+            f"Pass the state that an earlier call of `{name}` returned, or None."
+        )
+    return cache

@@ -1,12 +1,18 @@
 """Attention as a plain loop over time, each query against all keys so far: the oracle."""
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from linrec.ops.attention.cache import FORGOTTEN, AttentionCache, alive_in
+
+
+def by_softmax(scores: Tensor, alive: Tensor) -> Tensor:
+    """Shares of the steps that are alive, (b, s, h), and zeros of the others."""
+    return torch.softmax(scores.masked_fill(~alive, -math.inf), dim=1)
 
 
 def attention_reference(
@@ -19,10 +25,12 @@ def attention_reference(
     reset: Tensor | None,
     scale: float,
     dropout: float = 0.0,
+    weigh: Callable[[Tensor, Tensor], Tensor] = by_softmax,
 ) -> tuple[Tensor, AttentionCache]:
     """y_n = sum_{m<=n} softmax_m(scale Re(q_n . k_m prod_{j=m+1..n} a_j)) v_m   (eq. 22-23).
 
-    Args and returns as in `torch.attention`; `dropout` is the probability that a share is dropped.
+    Args and returns as in `torch.attention`; `dropout` is the probability that a share is dropped, and
+    `weigh` makes weights of scores.
     """
     keys, values, decays, angles, _ = cache
     alive = alive_in(cache)
@@ -41,8 +49,7 @@ def attention_reference(
             weights = weights * torch.exp(1j * angles)
         products = torch.sum(q[:, n : n + 1] * keys * weights, dim=-1)
         scores = scale * (products.real if products.is_complex() else products)
-        shares = torch.softmax(scores.masked_fill(~alive[..., None], -math.inf), dim=1)
-        shares = functional.dropout(shares, dropout)
+        shares = functional.dropout(weigh(scores, alive[..., None]), dropout)
         outputs.append(torch.sum(shares[..., None] * values, dim=1))
     decays = None if decays is None else decays.clamp(min=FORGOTTEN)
     angles = None if angles is None else torch.remainder(angles, 2 * math.pi)

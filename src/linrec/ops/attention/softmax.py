@@ -5,6 +5,8 @@ new steps behind cached ones, and for windows. A causal window is attended to bl
 memory linear in the length.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -65,6 +67,7 @@ def causal(
     scale: float,
     window: int | None,
     dropout: float,
+    attend: Callable[..., Tensor] | None = None,
 ) -> tuple[Tensor, AttentionCache]:
     """y_n = sum_{n-window<m<=n} softmax_m(scale q_n . k_m) v_m, over the cached steps and the new ones.
 
@@ -77,10 +80,12 @@ def causal(
         scale: factor of the scores.
         window: steps that each step sees, its own included; None is all.
         dropout: probability that a share is dropped.
+        attend: what is computed of queries and the keys that they see; None is softmax by torch's kernels.
 
     Returns:
         y (b, t, h, dv), and the cache of all steps, or of the last window - 1.
     """
+    attend = _attend if attend is None else attend
     kept = None if window is None else window - 1
     past = newest(cache, kept)
     steps, time = past.k.shape[1], q.shape[1]
@@ -91,13 +96,13 @@ def causal(
     last = newest(AttentionCache(k, v, None, None, alive), kept)
 
     if window is not None and time > max(window, SHORTEST_BLOCK):
-        return _by_blocks(q, k, v, documents, scale, window, dropout), last
+        return _by_blocks(q, k, v, documents, scale, window, dropout, attend), last
     if documents is None and time == 1:
-        return _attend(q, k, v, scale, dropout), last
+        return attend(q, k, v, scale, dropout), last
     if documents is None and steps == 0 and (window is None or time <= window):
-        return _attend(q, k, v, scale, dropout, is_causal=True), last
+        return attend(q, k, v, scale, dropout, is_causal=True), last
     visible = _visible(q, steps, documents, window, is_causal=True)
-    return _attend(q, k, v, scale, dropout, visible=visible), last
+    return attend(q, k, v, scale, dropout, visible=visible), last
 
 
 def bidirectional(
@@ -155,6 +160,7 @@ def _by_blocks(
     scale: float,
     window: int,
     dropout: float,
+    attend: Callable[..., Tensor],
 ) -> Tensor:
     """Attend within a window, each block of queries to the keys of its own block and of the one before."""
     batch, time = q.shape[:2]
@@ -178,7 +184,7 @@ def _by_blocks(
     ages = torch.arange(block, 2 * block, device=k.device)[:, None] - torch.arange(2 * block, device=k.device)
     visible = (same & (ages >= 0) & (ages < window)).expand(batch, -1, -1, -1)
     queries, keys, values, visible = (x.flatten(0, 1) for x in (queries, keys, values, visible))
-    y = _attend(queries, keys, values, scale, dropout, visible=visible)
+    y = attend(queries, keys, values, scale, dropout, visible=visible)
     return y.unflatten(0, (batch, blocks)).flatten(1, 2)[:, :time]
 
 

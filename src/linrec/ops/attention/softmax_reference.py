@@ -1,13 +1,14 @@
 """Softmax attention as a plain loop over time, one query after the other: the oracle."""
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from linrec.ops.attention.cache import AttentionCache, canonical, newest
-from linrec.ops.attention.reference import attention_reference
+from linrec.ops.attention.reference import attention_reference, by_softmax
 from linrec.ops.gate_loop.inputs import accumulation, widened
 
 
@@ -20,10 +21,11 @@ def causal_reference(
     scale: float,
     window: int | None,
     dropout: float,
+    weigh: Callable[[Tensor, Tensor], Tensor] = by_softmax,
 ) -> tuple[Tensor, AttentionCache]:
     """y_n = sum_{n-window<m<=n} softmax_m(scale q_n . k_m) v_m, from a cache that is cut after each step.
 
-    Args and returns as in `softmax.causal`.
+    Args and returns as in `softmax.causal`; `weigh` makes weights of scores.
     """
     kept = None if window is None else window - 1
     past = canonical(cache, k, v, accumulation(q.dtype))
@@ -45,6 +47,7 @@ def causal_reference(
             hides,
             scale,
             dropout,
+            weigh,
         )
         outputs.append(y)
     past = newest(past, kept)
