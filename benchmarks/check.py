@@ -7,6 +7,9 @@ The reference is a loop over time, which nobody waits for at a length of a milli
 cut into windows that the reference runs side by side, each from the output that the operation itself has at
 the step before the window, and with the gradient that it has at the step after. When every window is right
 given its neighbours, all of them are.
+
+A selective scan sums the gradients of B and C over all channels, and those of A and D over all rows. It is
+compared as a whole with its chunkwise torch mode in float64, which the tests compare with the reference.
 """
 
 import math
@@ -16,10 +19,15 @@ import torch
 from torch import Tensor
 
 from benchmarks.operations import outputs_and_gradients
-from linrec.ops import gate_loop, scan
+from linrec.ops import gate_loop, scan, selective_scan
 from linrec.testing import assert_agree
 
-CHECKED = "first and last batch row, 8 channels, every step; outputs and all gradients"
+PARTS = "first and last batch row, 8 channels, every step; outputs and all gradients"
+CHECKED = {
+    "scan": PARTS,
+    "gate_loop": PARTS,
+    "selective": "outputs and all gradients, with the chunkwise torch mode in float64",
+}
 CHANNELS = 8
 WINDOW = 256
 
@@ -31,8 +39,9 @@ def check(operation: str, run: Callable[..., Tensor], inputs: tuple[Tensor, ...]
         AssertionError: they differ by more than the tolerance of the dtype.
     """
     y, gradients = outputs_and_gradients(run, inputs, dy)
-    cut = [_cut(tensor) for tensor in (y, *gradients)]
-    expected = _EXPECTED[operation](*map(_cut, inputs), _cut(dy), *cut)
+    compared = torch.Tensor.double if operation == "selective" else _cut
+    cut = [compared(tensor) for tensor in (y, *gradients)]
+    expected = _EXPECTED[operation](*map(compared, inputs), compared(dy), *cut)
     names = ("y", *(f"gradient of input {number}" for number in range(1, len(cut))))
     for name, mine, right in zip(names, cut, expected, strict=True):
         assert_agree(mine, right, name, dtype=y.dtype)
@@ -64,7 +73,16 @@ def _expected_gate_loop(*tensors: Tensor) -> list[Tensor]:
     return [y, *gradients]
 
 
+def _expected_selective(*tensors: Tensor) -> list[Tensor]:
+    def run(dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, x: Tensor) -> Tensor:
+        return selective_scan(x, dt, A, B, C, D, mode="chunkwise", backend="torch")[0]
+
+    y, gradients = outputs_and_gradients(run, tensors[:6], tensors[6])
+    return [y, *gradients]
+
+
 _EXPECTED: dict[str, Callable[..., list[Tensor]]] = {
     "scan": _expected_scan,
     "gate_loop": _expected_gate_loop,
+    "selective": _expected_selective,
 }

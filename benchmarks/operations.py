@@ -7,10 +7,16 @@ import torch
 from torch import Tensor
 
 from benchmarks.rows import DTYPES, Row, Shape
-from linrec.ops import gate_loop, scan
+from linrec.ops import gate_loop, scan, selective_scan
 
 SHORTEST, LONGEST = 10.0, 1000.0
 """Range of the time scales 1 / (1 - |a|) that decays are drawn from: |a| from 0.9 to 0.999."""
+
+STATES = 16
+"""States of a channel in `selective`, as in the models of Mamba's paper."""
+
+SHORTEST_STEP, LONGEST_STEP = 0.001, 0.1
+"""Range of the step sizes dt, with which Mamba's training starts."""
 
 
 @dataclass(frozen=True)
@@ -68,11 +74,31 @@ def run_gate_loop(
     return gate_loop(q, k, v, log_decay, phase, backend=backend)[0]
 
 
+def selective_inputs(shape: Shape, dtype: torch.dtype, random: torch.Generator) -> tuple[Tensor, ...]:
+    """Return dt (b, t, c), A (c, n), B and C (b, t, n), D (c,) and x (b, t, c) of a Mamba layer, n = 16."""
+    batch, time, channels = shape
+    position = torch.rand(shape, device=random.device, generator=random)
+    dt = SHORTEST_STEP * (LONGEST_STEP / SHORTEST_STEP) ** position
+    A = -torch.arange(1, STATES + 1, dtype=torch.float32, device=random.device).repeat(channels, 1)
+    B, C = (normal((batch, time, STATES), dtype, random) for _ in range(2))
+    D = torch.ones(channels, device=random.device)
+    return dt.to(dtype), A, B, C / STATES**0.5, D, normal(shape, dtype, random)
+
+
+def run_selective(
+    dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, x: Tensor, *, backend: str = "auto"
+) -> Tensor:
+    """h_t = exp(dt_t A) h_{t-1} + dt_t B_t x_t, y_t = C_t h_t + D x_t."""
+    return selective_scan(x, dt, A, B, C, D, backend=backend)[0]
+
+
 OPERATIONS = {
     # forward reads a, x and writes y; backward reads a, y, dy and writes da, dx
     "scan": Operation(scan_inputs, run_scan, (3, 3 + 5)),
     # forward reads five and writes y; backward reads the five and dy, and writes five gradients
     "gate_loop": Operation(gate_loop_inputs, run_gate_loop, (6, 6 + 11)),
+    # forward reads dt, x and writes y; backward reads dt, x, dy and writes their gradients; the rest is small
+    "selective": Operation(selective_inputs, run_selective, (3, 3 + 5)),
 }
 
 

@@ -37,7 +37,7 @@ def measure_row(
         "operation": row.operation,
         "shape": list(row.shape),
         "dtype": str(DTYPES[row.dtype]).removeprefix("torch."),
-        "checked": CHECKED,
+        "checked": CHECKED[row.operation],
     }
     operation = OPERATIONS[row.operation]
     inputs, dy = make(row, device)

@@ -109,6 +109,8 @@ def linrec_torch(operation: str, inputs: Inputs, dy: Tensor) -> Calls:
 
 def loop(operation: str, inputs: Inputs, dy: Tensor) -> Calls:
     """One addcmul per time step."""
+    if operation == "selective":
+        raise UnsuitedError("has no selective")
     if inputs[0].is_cuda:
         raise UnsuitedError("is measured on the CPU alone")
 
@@ -166,6 +168,8 @@ def torch_scan(operation: str, inputs: Inputs, dy: Tensor) -> Calls:
 
 def jax_scan(operation: str, inputs: Inputs, dy: Tensor) -> Calls:
     """jax.lax.associative_scan; for gate_loop as in the paper's listing, with d_h = 1."""
+    if operation == "selective":
+        raise UnsuitedError("has no selective")
     # JAX would take three quarters of the device's memory when it starts
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     import jax
@@ -210,11 +214,30 @@ def jax_scan(operation: str, inputs: Inputs, dy: Tensor) -> Calls:
     )
 
 
+def mamba(operation: str, inputs: Inputs, dy: Tensor) -> Calls:
+    """mamba-ssm's CUDA kernel; its tensors are (b, c, t), contiguous in time."""
+    if operation != "selective":
+        raise UnsuitedError(f"has no {operation}")
+    if not inputs[0].is_cuda:
+        raise UnsuitedError("runs on CUDA alone")
+    from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
+
+    dt, A, B, C, D, x = inputs
+    turned_dt, turned_B, turned_C, turned_x = (z.transpose(1, 2).contiguous() for z in (dt, B, C, x))
+
+    def function(dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, x: Tensor) -> Tensor:
+        return selective_scan_fn(x, dt, A, B, C, D)
+
+    turned = turned_dt, A, turned_B, turned_C, D, turned_x
+    return torch_calls(function, turned, dy.transpose(1, 2).contiguous(), lambda y: y.transpose(1, 2))
+
+
 PEERS = (
     Peer("torch", "linrec's own torch backend", "torch", linrec_torch),
     Peer("loop", "a Python loop over torch.addcmul", "torch", loop),
     Peer("fla", "flash-linear-attention, fla.ops.hgrn.chunk_hgrn", "fla", fla),
     Peer("warp", "accelerated_scan.warp, time contiguous (b, c, t)", "accelerated_scan", accelerated_scan),
     Peer("hop", "torch._higher_order_ops.associative_scan, compiled", "torch", torch_scan),
+    Peer("mamba", "mamba_ssm's selective_scan_fn, time contiguous (b, c, t)", "mamba_ssm", mamba),
     Peer("jax", "jax.lax.associative_scan, jit", "jax", jax_scan),
 )

@@ -62,6 +62,7 @@ CUDA_ROWS = (
     Row("scan", _LARGE, "c64", (85, 80)),
     Row("gate_loop", _LARGE, "f32", (80, 70)),
     Row("gate_loop", _LARGE, "bf16", (60, 50)),
+    Row("selective", _LARGE, "bf16", (None, 55)),
 )
 
 CPU_ROWS = tuple(
@@ -71,6 +72,7 @@ CPU_ROWS = tuple(
         ("scan", "f32", (80, 70)),
         ("scan", "c64", (65, None)),
         ("gate_loop", "f32", (50, None)),
+        ("selective", "f32", (None, None)),
     )
 )
 

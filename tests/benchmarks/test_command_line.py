@@ -9,7 +9,7 @@ from benchmarks import operations
 from benchmarks.__main__ import main
 
 ROOT = Path(__file__).parents[2]
-QUICK = ["scan-f32-2x64x16", "scan-c64-2x64x16", "gate_loop-f32-2x64x16"]
+QUICK = ["scan-f32-2x64x16", "scan-c64-2x64x16", "gate_loop-f32-2x64x16", "selective-f32-2x64x16"]
 
 
 def read(folder, pattern="*.json"):
@@ -45,7 +45,7 @@ def test_everything_runs_in_a_process_of_its_own(tmp_path):
             percent = 100 * entry["bytes"] / (ms["median"] * 1e-3) / entry["rate"]
             assert entry["percent"] == pytest.approx(percent)
             assert entry["met"] == (percent >= entry["target"])
-            assert set(entry["peers"]) == {"torch", "loop", "fla", "warp", "hop", "jax"}
+            assert set(entry["peers"]) == {"torch", "loop", "fla", "warp", "hop", "mamba", "jax"}
             torch_backend = entry["peers"]["torch"]
             assert torch_backend["ratio"] == pytest.approx(ms["median"] / torch_backend["ms"]["median"])
             assert all("ratio" in peer or peer["missing"] for peer in entry["peers"].values())
@@ -58,7 +58,7 @@ def test_a_wrong_operator_is_not_timed_and_the_rest_goes_on(tmp_path, monkeypatc
     monkeypatch.setattr(operations, "scan", lambda a, x, **options: right(a * 1.01, x, **options))
     arguments = ["ops", "--device", "cpu", "--quick", "--out", str(tmp_path), "--rows", *QUICK]
     assert main(arguments) == 1
-    wrong, _, fine = read(tmp_path)["rows"]
+    wrong, *_, fine = read(tmp_path)["rows"]
     assert "passes" not in wrong and wrong["error"].startswith("wrong, so not timed: y: ")
     assert "error" not in fine and fine["passes"]
     shown = capsys.readouterr().out
