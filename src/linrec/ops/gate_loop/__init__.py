@@ -319,7 +319,7 @@ def _runner(pair: Pair, bonus: Tensor | None, *, is_fused: bool) -> Callable[...
     """What runs the pair, as a function of q, k, v, log_decay, phase, state and reset."""
     run = _OWN.get(pair) or partial(elementwise, mode=pair[0], backend=pair[1])
     if is_fused:
-        run = partial(fused.fused, backend=pair[1])
+        run = partial(fused.fused, pair=pair)
     if bonus is None:
         return run
     if pair[1] == "reference":

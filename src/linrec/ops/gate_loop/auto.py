@@ -11,7 +11,7 @@ OWN: tuple[Pair, ...] = (
 )
 
 # every entry of the state can be a channel of `ops.scan`, whatever runs it; with Numba, heads of one channel
-PAIRS: tuple[Pair, ...] = (*OWN, *(pair for pair in SCAN_PAIRS if pair not in OWN))
+PAIRS: tuple[Pair, ...] = (*OWN, *(pair for pair in SCAN_PAIRS if pair not in OWN), ("chunkwise", "triton"))
 
 
 def auto_gate_loop(

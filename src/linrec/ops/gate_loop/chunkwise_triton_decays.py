@@ -1,0 +1,211 @@
+"""Decays of one chunk in the chunkwise GPU kernels: what a step weighs for another, and for the states.
+
+`chunkwise_triton_kernels` has the equations. A chunk's decays are a pair: EXACT, its log decays g and those
+one step on, `later`; else the sums P and that of the last step.
+"""
+
+import triton
+import triton.language as tl
+
+NONE = tl.constexpr(0)
+HEAD = tl.constexpr(1)
+CHANNEL = tl.constexpr(2)
+# the least log decay that is a number above zero in float32, and more than one step's worth of it
+LEAST = tl.constexpr(-100.0)
+
+
+@triton.jit
+def tile(x, b, h, steps, TIME, HEADS: tl.constexpr, WIDTH: tl.constexpr, columns):  # type: ignore[no-untyped-def]
+    """Elements (steps, columns) of a tensor (b, t, h, d), zeros outside of it."""
+    rows = (b.to(tl.int64) * TIME + steps) * HEADS + h
+    inside = (steps < TIME)[:, None] & (columns < WIDTH)[None, :]
+    return tl.load(x + rows[:, None] * WIDTH + columns[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def put(x, value, b, h, steps, TIME, HEADS: tl.constexpr, WIDTH: tl.constexpr, columns):  # type: ignore[no-untyped-def]
+    """Store what `tile` loads."""
+    rows = (b.to(tl.int64) * TIME + steps) * HEADS + h
+    inside = (steps < TIME)[:, None] & (columns < WIDTH)[None, :]
+    tl.store(x + rows[:, None] * WIDTH + columns[None, :], value.to(x.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def log_decays(  # type: ignore[no-untyped-def]
+    decays,
+    reset,
+    b,
+    h,
+    steps,
+    end,
+    TIME,
+    strides,
+    columns,
+    WIDTH: tl.constexpr,
+    DECAY: tl.constexpr,
+    RESET: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """Log decays of these steps, zeros from step `end` on: (steps,), or (steps, columns) of CHANNEL."""
+    here = steps < tl.minimum(TIME, end)
+    rows = b.to(tl.int64) * strides[0] + steps.to(tl.int64) * strides[1] + h * strides[2]
+    if DECAY == CHANNEL:
+        inside = here[:, None] & (columns < WIDTH)[None, :]
+        result = tl.load(decays + rows[:, None] + columns[None, :], mask=inside, other=0.0).to(WIDE)
+    else:
+        result = tl.load(decays + rows, mask=here, other=0.0).to(WIDE)
+    if RESET:
+        cut = tl.load(reset + b.to(tl.int64) * TIME + steps, mask=here, other=0) != 0
+        result = tl.where(rowwise(cut, DECAY), float("-inf"), result)
+    return result
+
+
+@triton.jit
+def rowwise(x, DECAY: tl.constexpr):  # type: ignore[no-untyped-def]
+    """What is one for each step, as one for each step and channel where decays are that."""
+    if DECAY == CHANNEL and len(x.shape) == 1:
+        x = x[:, None]
+    return x
+
+
+@triton.jit
+def factor(x, DECAY: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A weight of steps, or of steps and channels, as a factor of (steps, channels)."""
+    return x if DECAY == CHANNEL else x[:, None]
+
+
+@triton.jit
+def _sums(decays, b, h, steps, TIME, HEADS: tl.constexpr, WIDTH: tl.constexpr, columns, DECAY: tl.constexpr):  # type: ignore[no-untyped-def]
+    """P of these steps; behind the end of time it stays as it is."""
+    rows = (b.to(tl.int64) * TIME + tl.minimum(steps, TIME - 1)) * HEADS + h
+    if DECAY == CHANNEL:
+        inside = (columns < WIDTH)[None, :]
+        sums = tl.load(decays + rows[:, None] * WIDTH + columns[None, :], mask=inside, other=0.0)
+    else:
+        sums = tl.load(decays + rows)
+    return sums
+
+
+@triton.jit
+def of_chunk(  # type: ignore[no-untyped-def]
+    decays,
+    reset,
+    b,
+    h,
+    chunk,
+    TIME,
+    strides,
+    columns,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    DECAY: tl.constexpr,
+    RESET: tl.constexpr,
+    EXACT: tl.constexpr,
+    CHUNK: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """A chunk's decays, as the functions below take them."""
+    steps, end = chunk * CHUNK + tl.arange(0, CHUNK), chunk * CHUNK + CHUNK
+    if EXACT:
+        first = log_decays(decays, reset, b, h, steps, end, TIME, strides, columns, WIDTH, DECAY, RESET, WIDE)
+        second = log_decays(
+            decays, reset, b, h, steps + 1, end, TIME, strides, columns, WIDTH, DECAY, RESET, WIDE
+        )
+    else:
+        first = _sums(decays, b, h, steps, TIME, HEADS, WIDTH, columns, DECAY)
+        row = (b.to(tl.int64) * TIME + tl.minimum(end, TIME) - 1) * HEADS + h
+        if DECAY == CHANNEL:
+            second = tl.load(decays + row * WIDTH + columns, mask=columns < WIDTH, other=0.0)
+        else:
+            second = tl.load(decays + row)
+    return first, second
+
+
+@triton.jit
+def from_start(first, second, EXACT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """e^P."""
+    return tl.exp(tl.cumsum(first, axis=0) if EXACT else first)
+
+
+@triton.jit
+def to_end(first, second, DECAY: tl.constexpr, EXACT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """e^R."""
+    if EXACT:
+        exponent = tl.cumsum(second, axis=0, reverse=True)
+    elif DECAY == CHANNEL:
+        exponent = second[None, :] - first
+    else:
+        exponent = second - first
+    return tl.exp(exponent)
+
+
+@triton.jit
+def whole(first, second, EXACT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """e^{P_C}."""
+    return tl.exp(tl.sum(first, axis=0) if EXACT else second)
+
+
+@triton.jit
+def of_pairs(first, REVERSE: tl.constexpr, EXACT: tl.constexpr, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """D (CHUNK, CHUNK) of one decay per head; its transpose with REVERSE."""
+    n = tl.arange(0, CHUNK)
+    row, column = (n[None, :], n[:, None]) if REVERSE else (n[:, None], n[None, :])
+    if EXACT:
+        # sums of the steps after the column's one, up to the row's one
+        step = first[None, :] if REVERSE else first[:, None]
+        exponent = tl.cumsum(tl.where(row > column, step, 0.0), axis=1 if REVERSE else 0)
+    else:
+        exponent = (first[None, :] - first[:, None]) if REVERSE else (first[:, None] - first[None, :])
+    return tl.where(row >= column, tl.exp(tl.minimum(exponent, 0.0)), 0.0)
+
+
+@triton.jit
+def parting(L: tl.constexpr, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Which pairs of steps (n, m) of a chunk part at a multiple of L."""
+    n = tl.arange(0, CHUNK)
+    right, left = (n // L) % 2 == 1, (n // L) % 2 == 0
+    return (n[:, None] // (2 * L) == n[None, :] // (2 * L)) & right[:, None] & left[None, :]
+
+
+@triton.jit
+def within(x, L: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, REVERSE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Running sums within blocks of L steps, of (CHUNK, BLOCK)."""
+    if L > 1:
+        blocks = tl.reshape(x, (CHUNK // L, L, BLOCK))
+        x = tl.reshape(tl.cumsum(blocks, axis=1, reverse=REVERSE), (CHUNK, BLOCK))
+    return x
+
+
+@triton.jit
+def of_level(  # type: ignore[no-untyped-def]
+    first,
+    second,
+    decays,
+    b,
+    h,
+    chunk,
+    TIME,
+    columns,
+    L: tl.constexpr,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    EXACT: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Factors of what is read and of what is written by pairs that part at a multiple of L; of CHANNEL.
+
+    They matter in the right and left blocks of L steps, in this order, and are <= 1 elsewhere.
+    """
+    n = tl.arange(0, CHUNK)
+    if EXACT:
+        read = tl.exp(within(first, L, CHUNK, BLOCK, False))
+        own = tl.where(((n + 1) % L != 0)[:, None], second, 0.0)
+        written = tl.exp(within(own, L, CHUNK, BLOCK, True))
+    else:
+        # both are taken from where the pair parts, the last step of the left block
+        middle = chunk * CHUNK + n // (2 * L) * (2 * L) + L - 1
+        at_middle = _sums(decays, b, h, middle, TIME, HEADS, WIDTH, columns, CHANNEL)
+        read = tl.exp(-tl.abs(first - at_middle))
+        written = read
+    return read, written

@@ -1,0 +1,422 @@
+"""The chunkwise mode of real recurrences on tensor cores.
+
+Chunks of C steps. With S the state before a chunk, G the gradient of the state after it, and for each key
+channel
+
+    P_n = sum of log decays over 1..n        R_m = sum over m+1..C        D_nm = exp(sum over m+1..n), n >= m
+
+the forward pass is, where A_nm = sum over channels of q_n k_m D_nm,
+
+    Y = A V + (e^P * Q) S              S <- e^{P_C} S + (e^R * K)^T V
+
+and with B = dY V^T below the diagonal and on it, the backward pass is
+
+    dq_n = sum_m B_nm D_nm k_m + e^P_n S dy_n              dV = A^T dY + (e^R * K) G
+    dk_m = sum_n B_nm D_nm q_n + e^R_m G v_m               G <- e^{P_C} G + (e^P * Q)^T dY
+
+The gradient of the log decay of step j has what passes it: pairs n >= j > m, states that are read at n >= j,
+keys of m < j that reach the end, and what crosses the whole chunk.
+
+One decay per head makes D one factor for each pair of steps. With one per channel, pairs are grouped as in
+`segments.matrix`: those whose steps part at a multiple of L = 1, 2, 4, .. C/2, m in the L steps before it and
+n in the L steps from it, are weighed by e^(suffix of m) e^(prefix of n) within these, one matrix product for
+every L.
+
+All exponents are <= 0, and there are two ways to them. EXACT: each is a sum of its own terms, and nothing is
+subtracted, so that a magnitude of zero, or a reset, is a log decay of -inf and nothing else. Else, for inputs
+of 16 bits, they are differences of P, which `chunk_sums` writes once, with -100 for what is less: in float32,
+exp(-100) is no number above zero any more. A difference of sums of up to 64 such terms is off by 5e-4 at
+most, an eighth of what bfloat16 rounds away. What passes a step is then one running sum of q dq - k dk.
+"""
+
+import triton
+import triton.language as tl
+
+from linrec.ops.gate_loop.chunkwise_triton_decays import (
+    CHANNEL,
+    HEAD,
+    LEAST,
+    NONE,
+    factor,
+    from_start,
+    log_decays,
+    of_chunk,
+    of_level,
+    of_pairs,
+    parting,
+    put,
+    tile,
+    to_end,
+    whole,
+    within,
+)
+
+
+@triton.jit
+def chunk_sums(  # type: ignore[no-untyped-def]
+    decays,
+    reset,
+    sums,
+    TIME,
+    strides,
+    WIDTH: tl.constexpr,
+    RESET: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """P (b, t, width) of one chunk and some columns; heads and their channels are columns alike."""
+    columns = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    chunk, b = tl.program_id(1), tl.program_id(2)
+    steps, end = chunk * CHUNK + tl.arange(0, CHUNK), chunk * CHUNK + CHUNK
+    g = log_decays(decays, reset, b, 0, steps, end, TIME, strides, columns, WIDTH, CHANNEL, RESET, tl.float32)
+    put(sums, tl.cumsum(tl.maximum(g, LEAST), axis=0), b, 0, steps, TIME, 1, WIDTH, columns)
+
+
+@triton.jit
+def chunk_states(  # type: ignore[no-untyped-def]
+    keys,
+    values,
+    decays,
+    reset,
+    start,
+    states,
+    end,
+    TIME,
+    CHUNKS,
+    strides,
+    HEADS: tl.constexpr,
+    DK: tl.constexpr,
+    DV: tl.constexpr,
+    DECAY: tl.constexpr,
+    RESET: tl.constexpr,
+    EXACT: tl.constexpr,
+    REVERSE: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    PRECISION: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """The state before each chunk and after the last; with REVERSE, of q and dy, the gradient after each."""
+    b, h = tl.program_id(2) // HEADS, tl.program_id(2) % HEADS
+    rows = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
+    columns = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
+    inside = (rows < DK)[:, None] & (columns < DV)[None, :]
+    at = rows[:, None] * DV + columns[None, :]
+    size = DK * DV
+    matrix = tl.program_id(2).to(tl.int64)
+    state = tl.load(start + matrix * size + at, mask=inside, other=0.0).to(WIDE)
+    for i in range(CHUNKS):
+        chunk = CHUNKS - 1 - i if REVERSE else i
+        place = (matrix * CHUNKS + chunk) * size
+        tl.store(states + place + at, state.to(states.dtype.element_ty), mask=inside)
+        steps = chunk * CHUNK + tl.arange(0, CHUNK)
+        k = tile(keys, b, h, steps, TIME, HEADS, DK, rows)
+        v = tile(values, b, h, steps, TIME, HEADS, DV, columns)
+        if DECAY != NONE:
+            first, second = of_chunk(
+                decays,
+                reset,
+                b,
+                h,
+                chunk,
+                TIME,
+                strides,
+                rows,
+                HEADS,
+                DK,
+                DECAY,
+                RESET,
+                EXACT,
+                CHUNK,
+                WIDE,
+            )
+            weight = from_start(first, second, EXACT) if REVERSE else to_end(first, second, DECAY, EXACT)
+            k = (k * factor(weight, DECAY)).to(k.dtype)
+            total = whole(first, second, EXACT)
+            state = state * (total[:, None] if DECAY == CHANNEL else total)
+        state = tl.dot(tl.trans(k), v, state, input_precision=PRECISION, out_dtype=WIDE)
+    tl.store(end + matrix * size + at, state.to(end.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def mixings(  # type: ignore[no-untyped-def]
+    q,
+    k,
+    decays,
+    reset,
+    matrices,
+    TIME,
+    CHUNKS,
+    strides,
+    HEADS: tl.constexpr,
+    DK: tl.constexpr,
+    DV: tl.constexpr,
+    DECAY: tl.constexpr,
+    RESET: tl.constexpr,
+    EXACT: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    PRECISION: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """A (b, h, chunk, C, C) of one chunk, where each channel decays for itself."""
+    chunk = tl.program_id(1)
+    b, h = tl.program_id(2) // HEADS, tl.program_id(2) % HEADS
+    steps = chunk * CHUNK + tl.arange(0, CHUNK)
+    n = tl.arange(0, CHUNK)
+    mixing = tl.zeros((CHUNK, CHUNK), WIDE)
+    for block in range(tl.cdiv(DK, BLOCK_K)):
+        rows = block * BLOCK_K + tl.arange(0, BLOCK_K)
+        queries = tile(q, b, h, steps, TIME, HEADS, DK, rows)
+        keys = tile(k, b, h, steps, TIME, HEADS, DK, rows)
+        first, second = of_chunk(
+            decays, reset, b, h, chunk, TIME, strides, rows, HEADS, DK, CHANNEL, RESET, EXACT, CHUNK, WIDE
+        )
+        own = tl.sum(queries.to(WIDE) * keys.to(WIDE), axis=1)
+        mixing += tl.where(n[:, None] == n[None, :], own[:, None], 0.0)
+        for level in tl.static_range(6):
+            if (1 << level) < CHUNK:
+                of_q, of_k = of_level(
+                    first,
+                    second,
+                    decays,
+                    b,
+                    h,
+                    chunk,
+                    TIME,
+                    rows,
+                    1 << level,
+                    HEADS,
+                    DK,
+                    EXACT,
+                    CHUNK,
+                    BLOCK_K,
+                )
+                read, written = (queries * of_q).to(queries.dtype), (keys * of_k).to(keys.dtype)
+                pairs = tl.dot(read, tl.trans(written), input_precision=PRECISION, out_dtype=WIDE)
+                mixing += tl.where(parting(1 << level, CHUNK), pairs, 0.0)
+    place = (tl.program_id(2).to(tl.int64) * CHUNKS + chunk) * (CHUNK * CHUNK)
+    tl.store(matrices + place + n[:, None] * CHUNK + n[None, :], mixing.to(matrices.dtype.element_ty))
+
+
+@triton.jit
+def mixed(  # type: ignore[no-untyped-def]
+    q,
+    k,
+    values,
+    decays,
+    reset,
+    matrices,
+    states,
+    out,
+    TIME,
+    CHUNKS,
+    strides,
+    HEADS: tl.constexpr,
+    DK: tl.constexpr,
+    DV: tl.constexpr,
+    DECAY: tl.constexpr,
+    RESET: tl.constexpr,
+    EXACT: tl.constexpr,
+    REVERSE: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    PRECISION: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """Y of one chunk and some columns of v; with REVERSE, of dy and the gradients of states, dV.
+
+    `matrices` are those of `mixings`, which only CHANNEL has; else A is made here.
+    """
+    chunk = tl.program_id(1)
+    b, h = tl.program_id(2) // HEADS, tl.program_id(2) % HEADS
+    steps = chunk * CHUNK + tl.arange(0, CHUNK)
+    n = tl.arange(0, CHUNK)
+    columns = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
+    matrix = tl.program_id(2).to(tl.int64) * CHUNKS + chunk
+    mixing = tl.zeros((CHUNK, CHUNK), WIDE)
+    result = tl.zeros((CHUNK, BLOCK_V), WIDE)
+    for block in range(tl.cdiv(DK, BLOCK_K)):
+        rows = block * BLOCK_K + tl.arange(0, BLOCK_K)
+        x = tile(k if REVERSE else q, b, h, steps, TIME, HEADS, DK, rows)
+        if DECAY == CHANNEL:
+            first, second = of_chunk(
+                decays, reset, b, h, chunk, TIME, strides, rows, HEADS, DK, CHANNEL, RESET, EXACT, CHUNK, WIDE
+            )
+            weight = to_end(first, second, CHANNEL, EXACT) if REVERSE else from_start(first, second, EXACT)
+            x = (x * weight).to(x.dtype)
+        else:
+            other = tile(q if REVERSE else k, b, h, steps, TIME, HEADS, DK, rows)
+            mixing = tl.dot(x, tl.trans(other), mixing, input_precision=PRECISION, out_dtype=WIDE)
+        inside = (rows < DK)[:, None] & (columns < DV)[None, :]
+        at = matrix * (DK * DV) + rows[:, None] * DV + columns[None, :]
+        state = tl.load(states + at, mask=inside, other=0.0)
+        result = tl.dot(x, state.to(x.dtype), result, input_precision=PRECISION, out_dtype=WIDE)
+    given = tile(values, b, h, steps, TIME, HEADS, DV, columns)
+    if DECAY == CHANNEL:
+        at = n[None, :] * CHUNK + n[:, None] if REVERSE else n[:, None] * CHUNK + n[None, :]
+        weights = tl.load(matrices + matrix * (CHUNK * CHUNK) + at)
+    elif DECAY == HEAD:
+        first, second = of_chunk(
+            decays, reset, b, h, chunk, TIME, strides, columns, HEADS, 1, HEAD, RESET, EXACT, CHUNK, WIDE
+        )
+        weight = to_end(first, second, HEAD, EXACT) if REVERSE else from_start(first, second, EXACT)
+        result *= weight[:, None]
+        weights = (mixing * of_pairs(first, REVERSE, EXACT, CHUNK)).to(given.dtype)
+    else:
+        later = n[:, None] <= n[None, :] if REVERSE else n[:, None] >= n[None, :]
+        weights = tl.where(later, mixing, 0.0).to(given.dtype)
+    result = tl.dot(weights, given, result, input_precision=PRECISION, out_dtype=WIDE)
+    put(out, result, b, h, steps, TIME, HEADS, DV, columns)
+
+
+@triton.jit
+def gate_gradients(  # type: ignore[no-untyped-def]
+    q,
+    k,
+    v,
+    decays,
+    reset,
+    states,
+    gradients,
+    dy,
+    dq,
+    dk,
+    ddecays,
+    TIME,
+    CHUNKS,
+    strides,
+    HEADS: tl.constexpr,
+    DK: tl.constexpr,
+    DV: tl.constexpr,
+    DECAY: tl.constexpr,
+    RESET: tl.constexpr,
+    EXACT: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    PRECISION: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """dQ, dK and the decays' gradient of one chunk and some channels.
+
+    `ddecays` is (b, t, h, dk) of CHANNEL, and (b, t, h, blocks of channels) of HEAD, to be summed.
+    """
+    block, chunk = tl.program_id(0), tl.program_id(1)
+    b, h = tl.program_id(2) // HEADS, tl.program_id(2) % HEADS
+    steps = chunk * CHUNK + tl.arange(0, CHUNK)
+    rows = block * BLOCK_K + tl.arange(0, BLOCK_K)
+    place = (tl.program_id(2).to(tl.int64) * CHUNKS + chunk) * (DK * DV)
+    outer = tl.zeros((CHUNK, CHUNK), WIDE)
+    of_q = tl.zeros((CHUNK, BLOCK_K), WIDE)
+    of_k = tl.zeros((CHUNK, BLOCK_K), WIDE)
+    crossing = tl.zeros((BLOCK_K,), WIDE)
+    for i in range(tl.cdiv(DV, BLOCK_V)):
+        columns = i * BLOCK_V + tl.arange(0, BLOCK_V)
+        values = tile(v, b, h, steps, TIME, HEADS, DV, columns)
+        given = tile(dy, b, h, steps, TIME, HEADS, DV, columns)
+        # loaded as they are needed, (dv, dk): of turned tiles, Triton 3.6 makes wrong code in some sizes
+        inside = (columns < DV)[:, None] & (rows < DK)[None, :]
+        at = place + columns[:, None] + rows[None, :] * DV
+        state = tl.load(states + at, mask=inside, other=0.0)
+        gradient = tl.load(gradients + at, mask=inside, other=0.0)
+        outer = tl.dot(given, tl.trans(values), outer, input_precision=PRECISION, out_dtype=WIDE)
+        of_q = tl.dot(given, state.to(given.dtype), of_q, input_precision=PRECISION, out_dtype=WIDE)
+        of_k = tl.dot(values, gradient.to(values.dtype), of_k, input_precision=PRECISION, out_dtype=WIDE)
+        if DECAY != NONE:
+            crossing += tl.sum(state.to(WIDE) * gradient.to(WIDE), axis=0)
+    queries = tile(q, b, h, steps, TIME, HEADS, DK, rows)
+    keys = tile(k, b, h, steps, TIME, HEADS, DK, rows)
+    n = tl.arange(0, CHUNK)
+    if DECAY == NONE:
+        weights = tl.where(n[:, None] >= n[None, :], outer, 0.0).to(queries.dtype)
+        of_q = tl.dot(weights, keys, of_q, input_precision=PRECISION, out_dtype=WIDE)
+        of_k = tl.dot(tl.trans(weights), queries, of_k, input_precision=PRECISION, out_dtype=WIDE)
+    else:
+        first, second = of_chunk(
+            decays,
+            reset,
+            b,
+            h,
+            chunk,
+            TIME,
+            strides,
+            rows,
+            HEADS,
+            DK,
+            DECAY,
+            RESET,
+            EXACT,
+            CHUNK,
+            WIDE,
+        )
+        of_q *= factor(from_start(first, second, EXACT), DECAY)
+        of_k *= factor(to_end(first, second, DECAY, EXACT), DECAY)
+        # what passes every step of the chunk, and what passes some
+        all_of_it = crossing * whole(first, second, EXACT)
+        written = of_k * keys
+        passing = tl.zeros((CHUNK, BLOCK_K), WIDE)
+        if EXACT:
+            passing += tl.cumsum(of_q * queries, axis=0, reverse=True) + tl.cumsum(written, axis=0) - written
+        else:
+            all_of_it += tl.sum(written, axis=0)
+        if DECAY == HEAD:
+            outer *= of_pairs(first, False, EXACT, CHUNK)
+            weights = outer.to(queries.dtype)
+            of_q = tl.dot(weights, keys, of_q, input_precision=PRECISION, out_dtype=WIDE)
+            of_k = tl.dot(tl.trans(weights), queries, of_k, input_precision=PRECISION, out_dtype=WIDE)
+            if EXACT:
+                # pairs that pass j: sums over m < j, then over n >= j
+                pairs = outer * tl.dot(queries, tl.trans(keys), input_precision=PRECISION, out_dtype=WIDE)
+                before = tl.cumsum(pairs, axis=1) - pairs
+                of_head = tl.sum(tl.where(n[:, None] >= n[None, :], before, 0.0), axis=0)
+                of_head += tl.sum(passing, axis=1)
+            else:
+                of_head = tl.cumsum(tl.sum(of_q * queries - of_k * keys, axis=1), axis=0, reverse=True)
+            of_head += tl.sum(all_of_it)
+            at = ((b.to(tl.int64) * TIME + steps) * HEADS + h) * tl.num_programs(0) + block
+            tl.store(ddecays + at, of_head, mask=steps < TIME)
+        else:
+            for level in tl.static_range(6):
+                if (1 << level) < CHUNK:
+                    weights = tl.where(parting(1 << level, CHUNK), outer, 0.0).to(queries.dtype)
+                    to_q, to_k = of_level(
+                        first,
+                        second,
+                        decays,
+                        b,
+                        h,
+                        chunk,
+                        TIME,
+                        rows,
+                        1 << level,
+                        HEADS,
+                        DK,
+                        EXACT,
+                        CHUNK,
+                        BLOCK_K,
+                    )
+                    read, written = queries * to_q, keys * to_k
+                    to_read = tl.dot(
+                        weights, written.to(keys.dtype), input_precision=PRECISION, out_dtype=WIDE
+                    )
+                    to_written = tl.dot(
+                        tl.trans(weights), read.to(queries.dtype), input_precision=PRECISION, out_dtype=WIDE
+                    )
+                    of_q += to_read * to_q
+                    of_k += to_written * to_k
+                    if EXACT:
+                        passing += within(to_read * read, 1 << level, CHUNK, BLOCK_K, True)
+                        written *= to_written
+                        passing += within(written, 1 << level, CHUNK, BLOCK_K, False) - written
+            if not EXACT:
+                passing += tl.cumsum(of_q * queries - of_k * keys, axis=0, reverse=True)
+            put(ddecays, passing + all_of_it[None, :], b, h, steps, TIME, HEADS, DK, rows)
+            own = tl.sum(tl.where(n[:, None] == n[None, :], outer, 0.0), axis=1)[:, None]
+            of_q += own * keys
+            of_k += own * queries
+    put(dq, of_q, b, h, steps, TIME, HEADS, DK, rows)
+    put(dk, of_k, b, h, steps, TIME, HEADS, DK, rows)

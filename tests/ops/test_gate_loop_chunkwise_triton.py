@@ -1,0 +1,140 @@
+"""The chunkwise Triton kernels of matrix states: on a GPU where there is one, else interpreted."""
+
+import pytest
+import torch
+
+from linrec.ops import gate_loop
+from linrec.ops.gate_loop import chunkwise_triton
+from linrec.testing import assert_agree, check_operator, gate_loop_inputs, reset_mask
+
+from .triton_process import DEVICE, INTERPRETED, from_outside, on_a_gpu, on_either, quiet, run_interpreted
+
+pytest.importorskip("triton")
+pytestmark = quiet
+PAIR = {"mode": "chunkwise", "backend": "triton"}
+
+
+@pytest.fixture(autouse=True)
+def short_chunks(monkeypatch):
+    # several chunks of few steps, which the interpreter takes a second for
+    if INTERPRETED:
+        monkeypatch.setattr(chunkwise_triton, "CHUNK", 16)
+
+
+@from_outside
+def test_kernels_in_the_interpreter():
+    run_interpreted(__file__)
+
+
+def agree(batch, time, heads, dk, dv, *, dtype=torch.float32, options=None, **gates):
+    inputs = gate_loop_inputs(
+        batch, time, heads, dk, dv, dtype=dtype, seed=time, device=DEVICE, **{"phase": None, **gates}
+    )
+    check_operator(gate_loop, inputs, **PAIR, dtype=dtype, options=options)
+
+
+@on_either
+@pytest.mark.parametrize("log_decay", [None, "h", "hk", "bth", "bthk"])
+def test_every_shape_of_the_decays(log_decay):
+    reset = reset_mask(2, 37, rate=0.1, device=DEVICE)
+    reset[0, 0] = reset[1, -1] = True
+    agree(2, 37, 2, 20, 24, log_decay=log_decay, options={"reset": reset})
+    agree(1, 20, 1, 3, 5, log_decay=log_decay)
+
+
+@on_either
+@pytest.mark.parametrize("log_decay", ["h", "hk", "bth", "bthk"])
+def test_half_precision_takes_differences_of_sums(log_decay):
+    reset = reset_mask(2, 37, rate=0.1, device=DEVICE)
+    # the interpreter knows no products of bfloat16
+    agree(2, 37, 2, 5, 4, dtype=torch.float16, log_decay=log_decay, options={"reset": reset})
+
+
+@on_either
+@pytest.mark.parametrize("time", [1, 15, 16, 17])
+def test_lengths_around_chunks(time):
+    agree(1, time, 2, 4, 4, log_decay="bthk")
+
+
+@on_either
+@pytest.mark.parametrize(("dk", "dv"), [(1, 7), (40, 1), (80, 16)])
+def test_head_sizes(dk, dv):
+    agree(1, 18, 1, dk, dv, log_decay="bth")
+
+
+@on_either
+@pytest.mark.parametrize("log_decay", ["bth", "bthk"])
+def test_a_magnitude_of_zero_stops_values_and_gives_no_nan(log_decay):
+    inputs = gate_loop_inputs(1, 20, 2, 4, 3, log_decay=log_decay, phase=None, device=DEVICE)
+    inputs["log_decay"][:, 7] = -torch.inf
+    inputs["log_decay"][:, 12, 0] = -torch.inf
+    check_operator(gate_loop, inputs, **PAIR, dtype=torch.float32)
+
+
+@on_either
+@pytest.mark.parametrize("shape", [(0, 5, 3, 2, 2), (2, 5, 0, 2, 2), (2, 0, 3, 2, 2)])
+def test_empty_axes(shape):
+    inputs = gate_loop_inputs(*shape, phase=None, device=DEVICE)
+    y, state = gate_loop(**inputs, **PAIR)
+    assert y.shape == (*shape[:3], shape[4]) and state.shape == (shape[0], *shape[2:])
+
+
+@on_either
+def test_gradients_that_are_differentiated_again():
+    inputs = gate_loop_inputs(1, 5, 1, 2, 2, phase=None, device=DEVICE)
+    inputs = {name: tensor.requires_grad_() for name, tensor in inputs.items() if tensor is not None}
+    names, values = list(inputs), list(inputs.values())
+
+    def penalty(**options):
+        y, _ = gate_loop(**dict(zip(names, values, strict=True)), **options)
+        gradients = torch.autograd.grad(y.square().sum(), values, create_graph=True, allow_unused=True)
+        total = sum(g.square().sum() for g in gradients)
+        return torch.autograd.grad(total, values, allow_unused=True)
+
+    assert_agree(penalty(**PAIR), penalty(mode="chunkwise", backend="torch"))
+
+
+@on_either
+def test_vmap_folds_the_mapped_axis_into_the_batch():
+    q, k, v = torch.randn(3, 2, 1, 9, 2, 4, device=DEVICE)
+    log_decay = -torch.rand(2, 1, 9, 2, device=DEVICE)
+    mapped, _ = torch.vmap(lambda *x: gate_loop(*x, **PAIR))(q, k, v, log_decay)
+    assert_agree(
+        mapped, torch.stack([gate_loop(*x, **PAIR)[0] for x in zip(q, k, v, log_decay, strict=True)])
+    )
+
+
+@on_either
+@pytest.mark.parametrize("phase", ["h", "hk", "bth", "bthk"])
+def test_phases_turn_twice_as_many_channels(phase):
+    reset = reset_mask(2, 37, rate=0.1, device=DEVICE)
+    agree(2, 37, 2, 5, 4, log_decay="bth", phase=phase, options={"reset": reset})
+    agree(1, 20, 1, 5, 4, log_decay="bthk", phase=phase)
+
+
+@on_either
+def test_complex_queries_and_keys():
+    inputs = gate_loop_inputs(1, 20, 2, 4, 3, log_decay="bth", phase=None, complex_qk=True, device=DEVICE)
+    check_operator(gate_loop, inputs, **PAIR, dtype=torch.float32)
+
+
+@on_a_gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("log_decay", [None, "h", "hk", "bth", "bthk"])
+@pytest.mark.parametrize("size", [(64, 64), (128, 128), (256, 96), (24, 200)])
+def test_full_heads_on_a_gpu(dtype, log_decay, size):
+    reset = reset_mask(2, 1000, rate=0.005, device="cuda")
+    agree(2, 1000, 3, *size, dtype=dtype, log_decay=log_decay, options={"reset": reset})
+
+
+@on_a_gpu
+@pytest.mark.parametrize("log_decay", ["bth", "bthk"])
+def test_compiles_into_one_graph(log_decay):
+    inputs = gate_loop_inputs(2, 100, 2, 32, 32, phase=None, log_decay=log_decay, device="cuda")
+    inputs = {name: tensor.requires_grad_() for name, tensor in inputs.items() if tensor is not None}
+
+    def outcome(function):
+        y, last = function(**inputs, **PAIR)
+        return y, last, torch.autograd.grad(y.square().sum() + last.sum(), tuple(inputs.values()))
+
+    assert_agree(outcome(torch.compile(gate_loop, fullgraph=True)), outcome(gate_loop))
