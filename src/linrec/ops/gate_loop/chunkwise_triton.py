@@ -35,14 +35,14 @@ TILES = {
     "chunk_states": (Tiles(64, 64, 4, 3), Tiles(64, 128, 8, 3), Tiles(64, 128, 8, 3)),
     "mixings": (Tiles(64, 16, 8, 1),) * 3,
     "mixed": (Tiles(64, 128, 4, 2), Tiles(64, 128, 4, 2), Tiles(64, 128, 4, 2)),
-    "gate_gradients": (Tiles(64, 64, 4, 3), Tiles(64, 64, 4, 3), Tiles(32, 128, 4, 1)),
+    "gate_gradients": (Tiles(64, 64, 4, 3), Tiles(64, 64, 4, 3), Tiles(64, 64, 8, 2)),
 }
 # float32 and float64, where a decay of every channel needs registers
 EXACT_TILES = {
     "chunk_states": (Tiles(64, 64, 4, 2), Tiles(64, 64, 4, 2), Tiles(32, 64, 8, 2)),
-    "mixings": (Tiles(32, 16, 8, 1),) * 3,
+    "mixings": (Tiles(64, 16, 8, 1),) * 3,
     "mixed": (Tiles(32, 64, 4, 2), Tiles(32, 64, 4, 2), Tiles(32, 64, 4, 2)),
-    "gate_gradients": (Tiles(32, 64, 8, 2), Tiles(32, 64, 8, 2), Tiles(32, 64, 8, 2)),
+    "gate_gradients": (Tiles(64, 64, 8, 2),) * 3,
 }
 # columns of sums of log decays
 SUMS = 32
@@ -146,25 +146,13 @@ def backward(
     dv = call.mixed(dy, call.matrices(), gradients, reverse=True)
     states, _ = call.states(call.k, call.v, state)
     width = {NONE: 0, HEAD: call.blocks_k, CHANNEL: q.shape[-1]}[call.decay]
-    # of blocks of channels, or of steps that share a decay, they are summed below
-    direct = log_decay is not None and log_decay.shape == q.shape
-    dtype = log_decay.dtype if direct and log_decay is not None else state.dtype
-    ddecay = torch.empty(*q.shape[:3], width, dtype=dtype, device=q.device)
-    call.gate_gradients(
-        call.q,
-        call.k,
-        call.v,
-        *call.gates,
-        states,
-        gradients,
-        dy,
-        dq,
-        dk,
-        ddecay,
-    )
+    # what blocks of channels, or steps, have in common is summed below
+    ddecay = torch.empty(*q.shape[:3], width, dtype=state.dtype, device=q.device)
+    call.gate_gradients(call.q, call.k, dy, call.v, *call.gates, states, states, dq, ddecay)
+    call.gate_gradients(call.k, call.q, call.v, dy, *call.gates, gradients, states, dk, ddecay, reverse=True)
     if log_decay is None:
         ddecay = q.new_empty(0)
-    elif not direct:
+    else:
         ddecay = ddecay.sum(-1, keepdim=True) if call.decay == HEAD else ddecay
         ddecay = ddecay.sum_to_size(log_decay.shape).to(log_decay.dtype)
     return dq, dk, dv, ddecay, q.new_empty(0), dstate
@@ -228,7 +216,7 @@ class _Call:
         if self.decay != CHANNEL:
             return self.q
         matrices = self.q.new_empty(self.batch, self.heads, self.chunks, CHUNK, CHUNK)
-        self._per_chunk("mixings", 1, self.q, self.k, *self.gates, matrices)
+        self._per_chunk("mixings", 1, self.q, self.k, *self.gates, matrices, LEVELS=CHUNK.bit_length() - 1)
         return matrices
 
     def mixed(self, values: Tensor, matrices: Tensor, states: Tensor, *, reverse: bool = False) -> Tensor:
@@ -239,9 +227,11 @@ class _Call:
         self._per_chunk("mixed", blocks, *tensors, REVERSE=reverse)
         return out
 
-    def gate_gradients(self, *tensors: Tensor) -> None:
-        """Run the kernel of this name."""
-        self._per_chunk("gate_gradients", self.blocks_k, *tensors)
+    def gate_gradients(self, *tensors: Tensor, reverse: bool = False) -> None:
+        """Make dQ; or, after it, dK."""
+        self._per_chunk(
+            "gate_gradients", self.blocks_k, *tensors, REVERSE=reverse, LEVELS=CHUNK.bit_length() - 1
+        )
 
     def _per_chunk(self, name: str, blocks: int, *tensors: Tensor, **constants: Any) -> None:
         self._run(name, (blocks, self.chunks, self.batch * self.heads), tensors, **constants)
@@ -250,8 +240,12 @@ class _Call:
         tiles = (EXACT_TILES if self.exact else TILES)[name][self.decay]
         # double precision takes twice the registers
         part = 2 if self.q.dtype == torch.float64 else 1
+        # where several products of 16 or 32 columns meet in a kernel, Triton 3.6 to 3.7 read beyond their
+        # tiles (its issue 11366), so the gradients of small heads take wide ones
+        least = 64 // part if name == "gate_gradients" else LEAST
         return tiles._replace(
-            block_k=_block(self.dk, tiles.block_k // part), block_v=_block(self.dv, tiles.block_v // part)
+            block_k=_block(self.dk, tiles.block_k // part, least),
+            block_v=_block(self.dv, tiles.block_v // part, least),
         )
 
     def _sums(self, decays: Tensor) -> Tensor:
@@ -318,8 +312,8 @@ def _kernels() -> ModuleType:
     return chunkwise_triton_kernels
 
 
-def _block(size: int, limit: int) -> int:
-    return min(limit, max(LEAST, power_of_2(size)))
+def _block(size: int, limit: int, least: int) -> int:
+    return min(limit, max(least, power_of_2(size)))
 
 
 vmap.register(forward, backward)

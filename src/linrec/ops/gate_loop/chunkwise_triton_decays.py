@@ -160,20 +160,26 @@ def of_pairs(first, REVERSE: tl.constexpr, EXACT: tl.constexpr, CHUNK: tl.conste
 
 
 @triton.jit
-def parting(L: tl.constexpr, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Which pairs of steps (n, m) of a chunk part at a multiple of L."""
+def parting(level, REVERSE: tl.constexpr, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Which pairs of steps (n, m) of a chunk part at a multiple of L = 2^level; (m, n) with REVERSE."""
     n = tl.arange(0, CHUNK)
-    right, left = (n // L) % 2 == 1, (n // L) % 2 == 0
-    return (n[:, None] // (2 * L) == n[None, :] // (2 * L)) & right[:, None] & left[None, :]
+    row, column = (n[None, :], n[:, None]) if REVERSE else (n[:, None], n[None, :])
+    block = row >> level
+    return ((block ^ 1) == (column >> level)) & ((block & 1) == 1)
 
 
 @triton.jit
-def within(x, L: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, REVERSE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Running sums within blocks of L steps, of (CHUNK, BLOCK)."""
-    if L > 1:
-        blocks = tl.reshape(x, (CHUNK // L, L, BLOCK))
-        x = tl.reshape(tl.cumsum(blocks, axis=1, reverse=REVERSE), (CHUNK, BLOCK))
-    return x
+def _segmented(a, a_starts, b, b_starts):  # type: ignore[no-untyped-def]
+    return tl.where(b_starts != 0, b, a + b), a_starts | b_starts
+
+
+@triton.jit
+def within(x, level, REVERSE: tl.constexpr, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Running sums of (CHUNK, columns) within blocks of L = 2^level steps."""
+    last = (1 << level) - 1
+    place = tl.arange(0, CHUNK) & last
+    starts = (place == (last if REVERSE else 0)).to(tl.int32)[:, None] + tl.zeros(x.shape, tl.int32)
+    return tl.associative_scan((x, starts), 0, _segmented, reverse=REVERSE)[0]
 
 
 @triton.jit
@@ -186,26 +192,24 @@ def of_level(  # type: ignore[no-untyped-def]
     chunk,
     TIME,
     columns,
-    L: tl.constexpr,
+    level,
     HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
     EXACT: tl.constexpr,
     CHUNK: tl.constexpr,
-    BLOCK: tl.constexpr,
 ):
-    """Factors of what is read and of what is written by pairs that part at a multiple of L; of CHANNEL.
+    """Factors of what is read and of what is written by pairs that part at a multiple of L = 2^level.
 
     They matter in the right and left blocks of L steps, in this order, and are <= 1 elsewhere.
     """
     n = tl.arange(0, CHUNK)
     if EXACT:
-        read = tl.exp(within(first, L, CHUNK, BLOCK, False))
-        own = tl.where(((n + 1) % L != 0)[:, None], second, 0.0)
-        written = tl.exp(within(own, L, CHUNK, BLOCK, True))
+        inner = ((n + 1) & ((1 << level) - 1)) != 0
+        read = tl.exp(within(first, level, False, CHUNK))
+        written = tl.exp(within(tl.where(inner[:, None], second, 0.0), level, True, CHUNK))
     else:
         # both are taken from where the pair parts, the last step of the left block
-        middle = chunk * CHUNK + n // (2 * L) * (2 * L) + L - 1
-        at_middle = _sums(decays, b, h, middle, TIME, HEADS, WIDTH, columns, CHANNEL)
-        read = tl.exp(-tl.abs(first - at_middle))
+        middle = chunk * CHUNK + (((n >> level) | 1) << level) - 1
+        read = tl.exp(-tl.abs(first - _sums(decays, b, h, middle, TIME, HEADS, WIDTH, columns, CHANNEL)))
         written = read
     return read, written

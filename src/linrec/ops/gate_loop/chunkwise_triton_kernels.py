@@ -155,6 +155,7 @@ def mixings(  # type: ignore[no-untyped-def]
     DECAY: tl.constexpr,
     RESET: tl.constexpr,
     EXACT: tl.constexpr,
+    LEVELS: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
@@ -176,27 +177,13 @@ def mixings(  # type: ignore[no-untyped-def]
         )
         own = tl.sum(queries.to(WIDE) * keys.to(WIDE), axis=1)
         mixing += tl.where(n[:, None] == n[None, :], own[:, None], 0.0)
-        for level in tl.static_range(6):
-            if (1 << level) < CHUNK:
-                of_q, of_k = of_level(
-                    first,
-                    second,
-                    decays,
-                    b,
-                    h,
-                    chunk,
-                    TIME,
-                    rows,
-                    1 << level,
-                    HEADS,
-                    DK,
-                    EXACT,
-                    CHUNK,
-                    BLOCK_K,
-                )
-                read, written = (queries * of_q).to(queries.dtype), (keys * of_k).to(keys.dtype)
-                pairs = tl.dot(read, tl.trans(written), input_precision=PRECISION, out_dtype=WIDE)
-                mixing += tl.where(parting(1 << level, CHUNK), pairs, 0.0)
+        for level in range(LEVELS):
+            of_q, of_k = of_level(
+                first, second, decays, b, h, chunk, TIME, rows, level, HEADS, DK, EXACT, CHUNK
+            )
+            read, written = (queries * of_q).to(queries.dtype), (keys * of_k).to(keys.dtype)
+            pairs = tl.dot(read, tl.trans(written), input_precision=PRECISION, out_dtype=WIDE)
+            mixing += tl.where(parting(level, False, CHUNK), pairs, 0.0)
     place = (tl.program_id(2).to(tl.int64) * CHUNKS + chunk) * (CHUNK * CHUNK)
     tl.store(matrices + place + n[:, None] * CHUNK + n[None, :], mixing.to(matrices.dtype.element_ty))
 
@@ -275,16 +262,15 @@ def mixed(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def gate_gradients(  # type: ignore[no-untyped-def]
-    q,
-    k,
-    v,
+    x,
+    z,
+    given,
+    other,
     decays,
     reset,
     states,
-    gradients,
-    dy,
-    dq,
-    dk,
+    others,
+    dx,
     ddecays,
     TIME,
     CHUNKS,
@@ -295,128 +281,107 @@ def gate_gradients(  # type: ignore[no-untyped-def]
     DECAY: tl.constexpr,
     RESET: tl.constexpr,
     EXACT: tl.constexpr,
+    REVERSE: tl.constexpr,
+    LEVELS: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
     PRECISION: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """dQ, dK and the decays' gradient of one chunk and some channels.
+    """dQ of one chunk and some channels, of dy, v, k and the states; with REVERSE, dK, of v, dy, q and G.
 
-    `ddecays` is (b, t, h, dk) of CHANNEL, and (b, t, h, blocks of channels) of HEAD, to be summed.
+    What passes the steps is the sum of two parts, one of what is read and one of what is written. The first
+    call stores its own in `ddecays` and the second, REVERSE, adds the other, for which it needs the states as
+    `others`: (b, t, h, dk) of CHANNEL, and (b, t, h, blocks of channels) of HEAD, to be summed.
     """
     block, chunk = tl.program_id(0), tl.program_id(1)
     b, h = tl.program_id(2) // HEADS, tl.program_id(2) % HEADS
     steps = chunk * CHUNK + tl.arange(0, CHUNK)
+    n = tl.arange(0, CHUNK)
     rows = block * BLOCK_K + tl.arange(0, BLOCK_K)
     place = (tl.program_id(2).to(tl.int64) * CHUNKS + chunk) * (DK * DV)
     outer = tl.zeros((CHUNK, CHUNK), WIDE)
-    of_q = tl.zeros((CHUNK, BLOCK_K), WIDE)
-    of_k = tl.zeros((CHUNK, BLOCK_K), WIDE)
+    result = tl.zeros((CHUNK, BLOCK_K), WIDE)
     crossing = tl.zeros((BLOCK_K,), WIDE)
     for i in range(tl.cdiv(DV, BLOCK_V)):
         columns = i * BLOCK_V + tl.arange(0, BLOCK_V)
-        values = tile(v, b, h, steps, TIME, HEADS, DV, columns)
-        given = tile(dy, b, h, steps, TIME, HEADS, DV, columns)
-        # loaded as they are needed, (dv, dk): of turned tiles, Triton 3.6 makes wrong code in some sizes
+        left = tile(given, b, h, steps, TIME, HEADS, DV, columns)
+        right = tile(other, b, h, steps, TIME, HEADS, DV, columns)
         inside = (columns < DV)[:, None] & (rows < DK)[None, :]
         at = place + columns[:, None] + rows[None, :] * DV
         state = tl.load(states + at, mask=inside, other=0.0)
-        gradient = tl.load(gradients + at, mask=inside, other=0.0)
-        outer = tl.dot(given, tl.trans(values), outer, input_precision=PRECISION, out_dtype=WIDE)
-        of_q = tl.dot(given, state.to(given.dtype), of_q, input_precision=PRECISION, out_dtype=WIDE)
-        of_k = tl.dot(values, gradient.to(values.dtype), of_k, input_precision=PRECISION, out_dtype=WIDE)
-        if DECAY != NONE:
-            crossing += tl.sum(state.to(WIDE) * gradient.to(WIDE), axis=0)
-    queries = tile(q, b, h, steps, TIME, HEADS, DK, rows)
-    keys = tile(k, b, h, steps, TIME, HEADS, DK, rows)
-    n = tl.arange(0, CHUNK)
+        outer = tl.dot(left, tl.trans(right), outer, input_precision=PRECISION, out_dtype=WIDE)
+        result = tl.dot(left, state.to(left.dtype), result, input_precision=PRECISION, out_dtype=WIDE)
+        if DECAY != NONE and REVERSE:
+            state_before = tl.load(others + at, mask=inside, other=0.0)
+            crossing += tl.sum(state.to(WIDE) * state_before.to(WIDE), axis=0)
+    mine = tile(x, b, h, steps, TIME, HEADS, DK, rows)
+    its = tile(z, b, h, steps, TIME, HEADS, DK, rows)
     if DECAY == NONE:
-        weights = tl.where(n[:, None] >= n[None, :], outer, 0.0).to(queries.dtype)
-        of_q = tl.dot(weights, keys, of_q, input_precision=PRECISION, out_dtype=WIDE)
-        of_k = tl.dot(tl.trans(weights), queries, of_k, input_precision=PRECISION, out_dtype=WIDE)
+        later = n[:, None] <= n[None, :] if REVERSE else n[:, None] >= n[None, :]
+        weights = tl.where(later, outer, 0.0).to(its.dtype)
+        result = tl.dot(weights, its, result, input_precision=PRECISION, out_dtype=WIDE)
     else:
         first, second = of_chunk(
-            decays,
-            reset,
-            b,
-            h,
-            chunk,
-            TIME,
-            strides,
-            rows,
-            HEADS,
-            DK,
-            DECAY,
-            RESET,
-            EXACT,
-            CHUNK,
-            WIDE,
+            decays, reset, b, h, chunk, TIME, strides, rows, HEADS, DK, DECAY, RESET, EXACT, CHUNK, WIDE
         )
-        of_q *= factor(from_start(first, second, EXACT), DECAY)
-        of_k *= factor(to_end(first, second, DECAY, EXACT), DECAY)
+        weight = to_end(first, second, DECAY, EXACT) if REVERSE else from_start(first, second, EXACT)
+        result *= factor(weight, DECAY)
+        product = result * mine
         # what passes every step of the chunk, and what passes some
-        all_of_it = crossing * whole(first, second, EXACT)
-        written = of_k * keys
+        through = crossing * whole(first, second, EXACT)
         passing = tl.zeros((CHUNK, BLOCK_K), WIDE)
         if EXACT:
-            passing += tl.cumsum(of_q * queries, axis=0, reverse=True) + tl.cumsum(written, axis=0) - written
-        else:
-            all_of_it += tl.sum(written, axis=0)
+            passing += _of_states(product, REVERSE)
+        elif REVERSE:
+            through += tl.sum(product, axis=0)
         if DECAY == HEAD:
-            outer *= of_pairs(first, False, EXACT, CHUNK)
-            weights = outer.to(queries.dtype)
-            of_q = tl.dot(weights, keys, of_q, input_precision=PRECISION, out_dtype=WIDE)
-            of_k = tl.dot(tl.trans(weights), queries, of_k, input_precision=PRECISION, out_dtype=WIDE)
-            if EXACT:
+            outer *= of_pairs(first, REVERSE, EXACT, CHUNK)
+            result = tl.dot(outer.to(its.dtype), its, result, input_precision=PRECISION, out_dtype=WIDE)
+            of_head = tl.sum(passing, axis=1)
+            if EXACT and not REVERSE:
                 # pairs that pass j: sums over m < j, then over n >= j
-                pairs = outer * tl.dot(queries, tl.trans(keys), input_precision=PRECISION, out_dtype=WIDE)
+                pairs = outer * tl.dot(mine, tl.trans(its), input_precision=PRECISION, out_dtype=WIDE)
                 before = tl.cumsum(pairs, axis=1) - pairs
-                of_head = tl.sum(tl.where(n[:, None] >= n[None, :], before, 0.0), axis=0)
-                of_head += tl.sum(passing, axis=1)
-            else:
-                of_head = tl.cumsum(tl.sum(of_q * queries - of_k * keys, axis=1), axis=0, reverse=True)
-            of_head += tl.sum(all_of_it)
-            at = ((b.to(tl.int64) * TIME + steps) * HEADS + h) * tl.num_programs(0) + block
-            tl.store(ddecays + at, of_head, mask=steps < TIME)
+                of_head += tl.sum(tl.where(n[:, None] >= n[None, :], before, 0.0), axis=0)
+            elif not EXACT:
+                of_head = tl.cumsum(tl.sum(result * mine, axis=1), axis=0, reverse=True)
+                of_head = -of_head if REVERSE else of_head
+            of_head += tl.sum(through)
+            at = ddecays + ((b.to(tl.int64) * TIME + steps) * HEADS + h) * tl.num_programs(0) + block
+            if REVERSE:
+                of_head += tl.load(at, mask=steps < TIME, other=0.0)
+            tl.store(at, of_head, mask=steps < TIME)
         else:
-            for level in tl.static_range(6):
-                if (1 << level) < CHUNK:
-                    weights = tl.where(parting(1 << level, CHUNK), outer, 0.0).to(queries.dtype)
-                    to_q, to_k = of_level(
-                        first,
-                        second,
-                        decays,
-                        b,
-                        h,
-                        chunk,
-                        TIME,
-                        rows,
-                        1 << level,
-                        HEADS,
-                        DK,
-                        EXACT,
-                        CHUNK,
-                        BLOCK_K,
-                    )
-                    read, written = queries * to_q, keys * to_k
-                    to_read = tl.dot(
-                        weights, written.to(keys.dtype), input_precision=PRECISION, out_dtype=WIDE
-                    )
-                    to_written = tl.dot(
-                        tl.trans(weights), read.to(queries.dtype), input_precision=PRECISION, out_dtype=WIDE
-                    )
-                    of_q += to_read * to_q
-                    of_k += to_written * to_k
-                    if EXACT:
-                        passing += within(to_read * read, 1 << level, CHUNK, BLOCK_K, True)
-                        written *= to_written
-                        passing += within(written, 1 << level, CHUNK, BLOCK_K, False) - written
-            if not EXACT:
-                passing += tl.cumsum(of_q * queries - of_k * keys, axis=0, reverse=True)
-            put(ddecays, passing + all_of_it[None, :], b, h, steps, TIME, HEADS, DK, rows)
             own = tl.sum(tl.where(n[:, None] == n[None, :], outer, 0.0), axis=1)[:, None]
-            of_q += own * keys
-            of_k += own * queries
-    put(dq, of_q, b, h, steps, TIME, HEADS, DK, rows)
-    put(dk, of_k, b, h, steps, TIME, HEADS, DK, rows)
+            for level in range(LEVELS):
+                of_q, of_k = of_level(
+                    first, second, decays, b, h, chunk, TIME, rows, level, HEADS, DK, EXACT, CHUNK
+                )
+                to_mine, to_its = (of_k, of_q) if REVERSE else (of_q, of_k)
+                weights = tl.where(parting(level, REVERSE, CHUNK), outer, 0.0).to(its.dtype)
+                weighed = (its * to_its).to(its.dtype)
+                found = to_mine * tl.dot(weights, weighed, input_precision=PRECISION, out_dtype=WIDE)
+                result += found
+                if EXACT:
+                    found *= mine
+                    passing += within(found, level, not REVERSE, CHUNK)
+                    if REVERSE:
+                        passing -= found
+            if not EXACT:
+                passing = tl.cumsum(result * mine, axis=0, reverse=True)
+                passing = -passing if REVERSE else passing
+            passing += through[None, :]
+            if REVERSE:
+                passing += tile(ddecays, b, h, steps, TIME, HEADS, DK, rows)
+            put(ddecays, passing, b, h, steps, TIME, HEADS, DK, rows)
+            result += own * its
+    put(dx, result, b, h, steps, TIME, HEADS, DK, rows)
+
+
+@triton.jit
+def _of_states(product, REVERSE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """What passes the steps of reading the first state, n >= j; or of keys m < j that reach the end."""
+    sums = tl.cumsum(product, axis=0, reverse=not REVERSE)
+    return sums - product if REVERSE else sums

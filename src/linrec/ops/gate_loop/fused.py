@@ -133,14 +133,13 @@ def _differentiable_backward(
 ) -> list[Any]:
     *tensors, state, cut = inputs
     wide = widened(*tensors)
-    run: Callable[..., tuple[Tensor, Tensor]]
     if state.ndim == 4:
-        run = chunkwise
-        y, last = run(*wide, state, cut)
+        in_chunks: Callable[..., tuple[Tensor, Tensor]] = chunkwise
+        y, last = in_chunks(*wide, state, cut)
     else:
-        wide = [x if x is None else x[..., None] for x in wide]
-        run = partial(elementwise, mode="scan", backend="torch")
-        y, last = run(*wide, state[..., None, None], cut)
+        by_entry: Callable[..., tuple[Tensor, Tensor]] = partial(elementwise, mode="scan", backend="torch")
+        heads = [x if x is None else x[..., None] for x in wide]
+        y, last = by_entry(*heads, state[..., None, None], cut)
         y, last = y.squeeze(-1), last.flatten(1)
     wanted = [x for x, need in zip(inputs, needed, strict=False) if need]
     outputs = y.to(dy.dtype), last
