@@ -10,6 +10,8 @@ import triton.language as tl
 NONE = tl.constexpr(0)
 HEAD = tl.constexpr(1)
 CHANNEL = tl.constexpr(2)
+# a log decay whose exponential is zero in double precision too, and that can be multiplied by zero
+NOTHING = tl.constexpr(-1e4)
 # the least log decay that is a number above zero in float32, and more than one step's worth of it
 LEAST = tl.constexpr(-100.0)
 
@@ -56,8 +58,8 @@ def log_decays(  # type: ignore[no-untyped-def]
         result = tl.load(decays + rows, mask=here, other=0.0).to(WIDE)
     if RESET:
         cut = tl.load(reset + b.to(tl.int64) * TIME + steps, mask=here, other=0) != 0
-        result = tl.where(rowwise(cut, DECAY), float("-inf"), result)
-    return result
+        result = tl.where(rowwise(cut, DECAY), NOTHING, result)
+    return tl.maximum(result, NOTHING)
 
 
 @triton.jit
@@ -169,17 +171,13 @@ def parting(level, REVERSE: tl.constexpr, CHUNK: tl.constexpr):  # type: ignore[
 
 
 @triton.jit
-def _segmented(a, a_starts, b, b_starts):  # type: ignore[no-untyped-def]
-    return tl.where(b_starts != 0, b, a + b), a_starts | b_starts
-
-
-@triton.jit
 def within(x, level, REVERSE: tl.constexpr, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Running sums of (CHUNK, columns) within blocks of L = 2^level steps."""
-    last = (1 << level) - 1
-    place = tl.arange(0, CHUNK) & last
-    starts = (place == (last if REVERSE else 0)).to(tl.int32)[:, None] + tl.zeros(x.shape, tl.int32)
-    return tl.associative_scan((x, starts), 0, _segmented, reverse=REVERSE)[0]
+    """Running sums of (CHUNK, columns) within blocks of L = 2^level steps, as a product with ones."""
+    n = tl.arange(0, CHUNK)
+    row, column = (n[None, :], n[:, None]) if REVERSE else (n[:, None], n[None, :])
+    ones = ((row >> level) == (column >> level)) & (row >= column)
+    precision: tl.constexpr = "ieee" if x.dtype == tl.float64 else "tf32x3"
+    return tl.dot(ones.to(x.dtype), x, input_precision=precision, out_dtype=x.dtype)
 
 
 @triton.jit

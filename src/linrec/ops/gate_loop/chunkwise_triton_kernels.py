@@ -23,10 +23,11 @@ n in the L steps from it, are weighed by e^(suffix of m) e^(prefix of n) within 
 every L.
 
 All exponents are <= 0, and there are two ways to them. EXACT: each is a sum of its own terms, and nothing is
-subtracted, so that a magnitude of zero, or a reset, is a log decay of -inf and nothing else. Else, for inputs
-of 16 bits, they are differences of P, which `chunk_sums` writes once, with -100 for what is less: in float32,
-exp(-100) is no number above zero any more. A difference of sums of up to 64 such terms is off by 5e-4 at
-most, an eighth of what bfloat16 rounds away. What passes a step is then one running sum of q dq - k dk.
+subtracted; a magnitude of zero, or a reset, is a log decay of -10,000, whose exponential is zero. Else, for
+inputs of 16 bits, they are differences of P, which `chunk_sums` writes once, with -100 for what is less: in
+float32, exp(-100) is no number above zero any more. A difference of sums of up to 64 such terms is off by
+5e-4 at most, an eighth of what bfloat16 rounds away. What passes a step is then one running sum of
+q dq - k dk.
 """
 
 import triton
