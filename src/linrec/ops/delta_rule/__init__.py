@@ -9,6 +9,7 @@ from torch import Tensor, autocast, is_autocast_enabled
 from linrec.ops import matrix_numba, splitting
 from linrec.ops.delta_rule.auto import PAIRS, auto_delta_rule
 from linrec.ops.delta_rule.chunkwise import chunkwise
+from linrec.ops.delta_rule.chunkwise_triton import chunkwise_triton
 from linrec.ops.delta_rule.inputs import check_beta, check_real
 from linrec.ops.delta_rule.reference import delta_rule_reference
 from linrec.ops.delta_rule.torch import recurrent
@@ -22,6 +23,7 @@ _RUN: dict[Pair, Callable[..., tuple[Tensor, Tensor]]] = {
     ("recurrent", "torch"): recurrent,
     ("recurrent", "numba"): matrix_numba.recurrent,
     ("chunkwise", "torch"): chunkwise,
+    ("chunkwise", "triton"): chunkwise_triton,
 }
 
 
@@ -118,7 +120,10 @@ def delta_rule(
     state = inputs.canonical_state(state, q, v, is_complex=False)
     if q.shape[1] == 0:
         return v.clone(), state.clone()
-    tensors = inputs.widened(q, k, v, beta, log_decay)
+    tensors: tuple[Tensor | None, ...] = (q, k, v, beta, log_decay)
+    # tensor cores take half precision as it is
+    if pair[1] != "triton":
+        tensors = tuple(inputs.widened(*tensors))
     # accumulation stays in float32 where the caller's matrix products do not
     with autocast(device, enabled=False) if is_autocast_enabled(device) else nullcontext():
         y, state = _RUN[pair](*tensors, state, reset)

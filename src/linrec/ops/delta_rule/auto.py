@@ -7,6 +7,7 @@ PAIRS: tuple[Pair, ...] = (
     ("recurrent", "torch"),
     ("recurrent", "numba"),
     ("chunkwise", "torch"),
+    ("chunkwise", "triton"),
 )
 
 

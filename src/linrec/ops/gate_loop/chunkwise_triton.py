@@ -103,7 +103,7 @@ def forward(
     cut: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return y (b, t, h, dv) and the last state (b, h, dk, dv); and nothing, (b, 0), as `fused` has it."""
-    call = _Call(q, k, v, log_decay, cut)
+    call = Chunks(q, k, v, log_decay, cut)
     states, last = call.states(call.k, call.v, state)
     y = call.mixed(call.v, call.matrices(), states)
     return y, last, state.new_empty(len(q), 0)
@@ -139,22 +139,16 @@ def backward(
 
     The states before the chunks are made again: keeping them takes as much memory as q, k, v and y together.
     """
-    call = _Call(q, k, v, log_decay, cut)
+    call = Chunks(q, k, v, log_decay, cut)
     dy = dy.contiguous()
     dq, dk = torch.empty_like(call.q), torch.empty_like(call.k)
     gradients, dstate = call.states(call.q, dy, dlast, reverse=True)
     dv = call.mixed(dy, call.matrices(), gradients, reverse=True)
     states, _ = call.states(call.k, call.v, state)
-    width = {NONE: 0, HEAD: call.blocks_k, CHANNEL: q.shape[-1]}[call.decay]
-    # what blocks of channels, or steps, have in common is summed below
-    ddecay = torch.empty(*q.shape[:3], width, dtype=state.dtype, device=q.device)
+    ddecay = call.decay_gradient()
     call.gate_gradients(call.q, call.k, dy, call.v, *call.gates, states, states, dq, ddecay)
     call.gate_gradients(call.k, call.q, call.v, dy, *call.gates, gradients, states, dk, ddecay, reverse=True)
-    if log_decay is None:
-        ddecay = q.new_empty(0)
-    else:
-        ddecay = ddecay.sum(-1, keepdim=True) if call.decay == HEAD else ddecay
-        ddecay = ddecay.sum_to_size(log_decay.shape).to(log_decay.dtype)
+    ddecay = q.new_empty(0) if log_decay is None else call.summed(ddecay, log_decay)
     return dq, dk, dv, ddecay, q.new_empty(0), dstate
 
 
@@ -176,7 +170,7 @@ def _(
     return dq, dk, dv, ddecay, q.new_empty(0), dstate
 
 
-class _Call:
+class Chunks:
     """Tensors as the kernels take them, and the division of the work."""
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, cut: Tensor | None) -> None:
@@ -213,10 +207,13 @@ class _Call:
 
     def matrices(self) -> Tensor:
         """Return A of all chunks (b, h, chunks, C, C), where each channel decays for itself; else nothing."""
-        if self.decay != CHANNEL:
-            return self.q
+        return self.q if self.decay != CHANNEL else self.mixings(self.q)
+
+    def mixings(self, q: Tensor, *, strict: bool = False, inverse: bool = False) -> Tensor:
+        """A of all chunks (b, h, chunks, C, C), of these queries; see the kernel."""
         matrices = self.q.new_empty(self.batch, self.heads, self.chunks, CHUNK, CHUNK)
-        self._per_chunk("mixings", 1, self.q, self.k, *self.gates, matrices, LEVELS=CHUNK.bit_length() - 1)
+        constants = {"LEVELS": CHUNK.bit_length() - 1, "STRICT": strict, "INVERSE": inverse}
+        self.per_chunk("mixings", 1, q, self.k, *self.gates, matrices, **constants)
         return matrices
 
     def mixed(self, values: Tensor, matrices: Tensor, states: Tensor, *, reverse: bool = False) -> Tensor:
@@ -224,16 +221,29 @@ class _Call:
         out = torch.empty_like(self.v)
         blocks = -(-self.dv // self._tiles("mixed").block_v)
         tensors = (self.q, self.k, values, *self.gates, matrices, states, out)
-        self._per_chunk("mixed", blocks, *tensors, REVERSE=reverse)
+        self.per_chunk("mixed", blocks, *tensors, REVERSE=reverse)
         return out
 
-    def gate_gradients(self, *tensors: Tensor, reverse: bool = False) -> None:
-        """Make dQ; or, after it, dK."""
-        self._per_chunk(
-            "gate_gradients", self.blocks_k, *tensors, REVERSE=reverse, LEVELS=CHUNK.bit_length() - 1
-        )
+    def gate_gradients(
+        self, *tensors: Tensor, reverse: bool = False, strict: bool = False, states: bool = True
+    ) -> None:
+        """Make dQ; or, after it, dK; see the kernel."""
+        constants = {"LEVELS": CHUNK.bit_length() - 1, "STRICT": strict, "STATES": states}
+        self.per_chunk("gate_gradients", self.blocks_k, *tensors, REVERSE=reverse, **constants)
 
-    def _per_chunk(self, name: str, blocks: int, *tensors: Tensor, **constants: Any) -> None:
+    def decay_gradient(self) -> Tensor:
+        """Where `gate_gradients` puts what passes each step."""
+        width = {NONE: 0, HEAD: self.blocks_k, CHANNEL: self.dk}[self.decay]
+        dtype = torch.promote_types(self.q.dtype, torch.float32)
+        return self.q.new_empty(*self.q.shape[:3], width, dtype=dtype)
+
+    def summed(self, passing: Tensor, log_decay: Tensor) -> Tensor:
+        """Sum over blocks of channels, and over the steps that share a decay."""
+        passing = passing.sum(-1, keepdim=True) if self.decay == HEAD else passing
+        return passing.sum_to_size(log_decay.shape).to(log_decay.dtype)
+
+    def per_chunk(self, name: str, blocks: int, *tensors: Tensor, **constants: Any) -> None:
+        """Run a kernel with one program for each block of channels, chunk, batch row and head."""
         self._run(name, (blocks, self.chunks, self.batch * self.heads), tensors, **constants)
 
     def _tiles(self, name: str) -> Tiles:
@@ -247,6 +257,9 @@ class _Call:
             block_k=_block(self.dk, tiles.block_k // part, least),
             block_v=_block(self.dv, tiles.block_v // part, least),
         )
+
+    def _kernel(self, name: str) -> Any:
+        return getattr(_kernels(), name)
 
     def _sums(self, decays: Tensor) -> Tensor:
         """Running sums of log decays in each chunk, (b, t, h, dk or 1)."""
@@ -278,7 +291,7 @@ class _Call:
         precision = "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
         tiles = self._tiles(name)
         with _device(self.q):
-            getattr(_kernels(), name)[grid](
+            self._kernel(name)[grid](
                 *tensors,
                 self.time,
                 self.chunks,

@@ -157,13 +157,15 @@ def mixings(  # type: ignore[no-untyped-def]
     RESET: tl.constexpr,
     EXACT: tl.constexpr,
     LEVELS: tl.constexpr,
+    STRICT: tl.constexpr,
+    INVERSE: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
     PRECISION: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """A (b, h, chunk, C, C) of one chunk, where each channel decays for itself."""
+    """A (b, h, chunk, C, C) of one chunk; STRICT without its diagonal; of that the INVERSE, (I + A)^-1."""
     chunk = tl.program_id(1)
     b, h = tl.program_id(2) // HEADS, tl.program_id(2) % HEADS
     steps = chunk * CHUNK + tl.arange(0, CHUNK)
@@ -173,18 +175,41 @@ def mixings(  # type: ignore[no-untyped-def]
         rows = block * BLOCK_K + tl.arange(0, BLOCK_K)
         queries = tile(q, b, h, steps, TIME, HEADS, DK, rows)
         keys = tile(k, b, h, steps, TIME, HEADS, DK, rows)
-        first, second = of_chunk(
-            decays, reset, b, h, chunk, TIME, strides, rows, HEADS, DK, CHANNEL, RESET, EXACT, CHUNK, WIDE
-        )
-        own = tl.sum(queries.to(WIDE) * keys.to(WIDE), axis=1)
-        mixing += tl.where(n[:, None] == n[None, :], own[:, None], 0.0)
-        for level in range(LEVELS):
-            of_q, of_k = of_level(
-                first, second, decays, b, h, chunk, TIME, rows, level, HEADS, DK, EXACT, CHUNK
+        if DECAY == CHANNEL:
+            first, second = of_chunk(
+                decays, reset, b, h, chunk, TIME, strides, rows, HEADS, DK, CHANNEL, RESET, EXACT, CHUNK, WIDE
             )
-            read, written = (queries * of_q).to(queries.dtype), (keys * of_k).to(keys.dtype)
-            pairs = tl.dot(read, tl.trans(written), input_precision=PRECISION, out_dtype=WIDE)
-            mixing += tl.where(parting(level, False, CHUNK), pairs, 0.0)
+            if not STRICT:
+                own = tl.sum(queries.to(WIDE) * keys.to(WIDE), axis=1)
+                mixing += tl.where(n[:, None] == n[None, :], own[:, None], 0.0)
+            for level in range(LEVELS):
+                of_q, of_k = of_level(
+                    first, second, decays, b, h, chunk, TIME, rows, level, HEADS, DK, EXACT, CHUNK
+                )
+                read, written = (queries * of_q).to(queries.dtype), (keys * of_k).to(keys.dtype)
+                pairs = tl.dot(read, tl.trans(written), input_precision=PRECISION, out_dtype=WIDE)
+                mixing += tl.where(parting(level, False, CHUNK), pairs, 0.0)
+        else:
+            mixing = tl.dot(queries, tl.trans(keys), mixing, input_precision=PRECISION, out_dtype=WIDE)
+    if DECAY == HEAD:
+        first, second = of_chunk(
+            decays, reset, b, h, chunk, TIME, strides, n, HEADS, 1, HEAD, RESET, EXACT, CHUNK, WIDE
+        )
+        mixing *= of_pairs(first, False, EXACT, CHUNK)
+    if STRICT:
+        mixing = tl.where(n[:, None] > n[None, :], mixing, 0.0)
+    else:
+        mixing = tl.where(n[:, None] >= n[None, :], mixing, 0.0)
+    if INVERSE:
+        # blocks of L steps have their inverses; two neighbours' is T - T A T, A the pairs that part between
+        precision: tl.constexpr = "ieee" if tl.float64 == WIDE else "tf32x3"
+        ones = tl.where(n[:, None] == n[None, :], 1.0, 0.0).to(WIDE)
+        inverse = ones - tl.where(parting(0, False, CHUNK), mixing, 0.0)
+        for level in range(1, LEVELS):
+            between = tl.where(parting(level, False, CHUNK), mixing, 0.0)
+            left = tl.dot(inverse, between, input_precision=precision, out_dtype=WIDE)
+            inverse -= tl.dot(left, inverse, input_precision=precision, out_dtype=WIDE)
+        mixing = inverse
     place = (tl.program_id(2).to(tl.int64) * CHUNKS + chunk) * (CHUNK * CHUNK)
     tl.store(matrices + place + n[:, None] * CHUNK + n[None, :], mixing.to(matrices.dtype.element_ty))
 
@@ -284,6 +309,8 @@ def gate_gradients(  # type: ignore[no-untyped-def]
     EXACT: tl.constexpr,
     REVERSE: tl.constexpr,
     LEVELS: tl.constexpr,
+    STRICT: tl.constexpr,
+    STATES: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
@@ -294,7 +321,8 @@ def gate_gradients(  # type: ignore[no-untyped-def]
 
     What passes the steps is the sum of two parts, one of what is read and one of what is written. The first
     call stores its own in `ddecays` and the second, REVERSE, adds the other, for which it needs the states as
-    `others`: (b, t, h, dk) of CHANNEL, and (b, t, h, blocks of channels) of HEAD, to be summed.
+    `others`: (b, t, h, dk) of CHANNEL, and (b, t, h, blocks of channels) of HEAD, to be summed. STRICT leaves
+    out what a step has of itself; without STATES, pairs of steps in the chunk are all there is.
     """
     block, chunk = tl.program_id(0), tl.program_id(1)
     b, h = tl.program_id(2) // HEADS, tl.program_id(2) % HEADS
@@ -309,16 +337,19 @@ def gate_gradients(  # type: ignore[no-untyped-def]
         columns = i * BLOCK_V + tl.arange(0, BLOCK_V)
         left = tile(given, b, h, steps, TIME, HEADS, DV, columns)
         right = tile(other, b, h, steps, TIME, HEADS, DV, columns)
-        inside = (columns < DV)[:, None] & (rows < DK)[None, :]
-        at = place + columns[:, None] + rows[None, :] * DV
-        state = tl.load(states + at, mask=inside, other=0.0)
         outer = tl.dot(left, tl.trans(right), outer, input_precision=PRECISION, out_dtype=WIDE)
-        result = tl.dot(left, state.to(left.dtype), result, input_precision=PRECISION, out_dtype=WIDE)
-        if DECAY != NONE and REVERSE:
-            state_before = tl.load(others + at, mask=inside, other=0.0)
-            crossing += tl.sum(state.to(WIDE) * state_before.to(WIDE), axis=0)
+        if STATES:
+            inside = (columns < DV)[:, None] & (rows < DK)[None, :]
+            at = place + columns[:, None] + rows[None, :] * DV
+            state = tl.load(states + at, mask=inside, other=0.0)
+            result = tl.dot(left, state.to(left.dtype), result, input_precision=PRECISION, out_dtype=WIDE)
+            if DECAY != NONE and REVERSE:
+                state_before = tl.load(others + at, mask=inside, other=0.0)
+                crossing += tl.sum(state.to(WIDE) * state_before.to(WIDE), axis=0)
     mine = tile(x, b, h, steps, TIME, HEADS, DK, rows)
     its = tile(z, b, h, steps, TIME, HEADS, DK, rows)
+    if STRICT:
+        outer = tl.where(n[:, None] == n[None, :], 0.0, outer)
     if DECAY == NONE:
         later = n[:, None] <= n[None, :] if REVERSE else n[:, None] >= n[None, :]
         weights = tl.where(later, outer, 0.0).to(its.dtype)

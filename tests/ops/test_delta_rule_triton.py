@@ -1,0 +1,82 @@
+"""The chunkwise Triton kernels of the delta rule: on a GPU where there is one, else interpreted."""
+
+import pytest
+import torch
+
+from linrec.ops import delta_rule
+from linrec.ops.gate_loop import chunkwise_triton
+from linrec.testing import assert_agree, check_operator, delta_rule_inputs, reset_mask
+
+from .triton_process import DEVICE, INTERPRETED, from_outside, on_a_gpu, on_either, quiet, run_interpreted
+
+pytest.importorskip("triton")
+pytestmark = quiet
+PAIR = {"mode": "chunkwise", "backend": "triton"}
+
+
+@pytest.fixture(autouse=True)
+def short_chunks(monkeypatch):
+    # several chunks of few steps, which the interpreter takes a second for
+    if INTERPRETED:
+        monkeypatch.setattr(chunkwise_triton, "CHUNK", 16)
+
+
+@from_outside
+def test_kernels_in_the_interpreter():
+    run_interpreted(__file__)
+
+
+def agree(batch, time, heads, dk, dv, *, dtype=torch.float32, options=None, **arguments):
+    inputs = delta_rule_inputs(batch, time, heads, dk, dv, dtype=dtype, seed=time, **arguments)
+    inputs = {name: tensor if tensor is None else tensor.to(DEVICE) for name, tensor in inputs.items()}
+    check_operator(delta_rule, inputs, **PAIR, dtype=dtype, options=options)
+
+
+@on_either
+@pytest.mark.parametrize("log_decay", [None, "h", "hk", "bth", "bthk"])
+def test_every_shape_of_the_decays(log_decay):
+    reset = reset_mask(2, 37, rate=0.1, device=DEVICE)
+    reset[0, 0] = reset[1, -1] = True
+    agree(2, 37, 2, 5, 6, log_decay=log_decay, largest_beta=2.0, options={"reset": reset})
+
+
+@on_either
+@pytest.mark.parametrize("log_decay", [None, "bth", "bthk"])
+def test_half_precision(log_decay):
+    # the interpreter knows no products of bfloat16
+    agree(1, 37, 1, 5, 4, dtype=torch.float16, log_decay=log_decay)
+
+
+@on_either
+@pytest.mark.parametrize("time", [1, 16, 17])
+def test_lengths_around_chunks(time):
+    agree(1, time, 2, 4, 3, log_decay="bth")
+
+
+@on_either
+def test_double_precision():
+    agree(1, 20, 1, 3, 5, dtype=torch.float64, log_decay="bth")
+
+
+@on_either
+def test_gradients_that_are_differentiated_again():
+    inputs = delta_rule_inputs(1, 5, 1, 2, 2)
+    inputs = {name: x.to(DEVICE).requires_grad_() for name, x in inputs.items() if x is not None}
+    names, values = list(inputs), list(inputs.values())
+
+    def penalty(**options):
+        y, _ = delta_rule(**dict(zip(names, values, strict=True)), **options)
+        gradients = torch.autograd.grad(y.square().sum(), values, create_graph=True, allow_unused=True)
+        total = sum(g.square().sum() for g in gradients)
+        return torch.autograd.grad(total, values, allow_unused=True)
+
+    assert_agree(penalty(**PAIR), penalty(mode="chunkwise", backend="torch"))
+
+
+@on_a_gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("log_decay", [None, "bth", "bthk"])
+@pytest.mark.parametrize("size", [(64, 64), (128, 128), (256, 96), (24, 200)])
+def test_full_heads_on_a_gpu(dtype, log_decay, size):
+    reset = reset_mask(2, 1000, rate=0.005, device="cuda")
+    agree(2, 1000, 3, *size, dtype=dtype, log_decay=log_decay, options={"reset": reset})
