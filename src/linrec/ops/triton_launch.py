@@ -68,8 +68,7 @@ def launch(
     size = chains * rows * planes * tiling.columns if tiles > 1 else 0
     options = {} if registers is None or double or not torch.version.cuda else {"maxnreg": registers}
     words = torch.zeros(size, dtype=torch.int64, device=device)
-    # Triton launches on the current device, whatever the tensors' one
-    with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+    with on_device(device):
         kernel[(chains * tiles,)](
             *arguments,
             words,
@@ -92,6 +91,11 @@ def launch(
             **options,
             **constants,
         )
+
+
+def on_device(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Return what to launch a kernel within: Triton does on the current device, whatever the tensors' one."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 def grouping(chains: int) -> tuple[int, int]:

@@ -1,6 +1,5 @@
 """The chunkwise mode on GPUs: matrix products of chunks on tensor cores."""
 
-import contextlib
 import functools
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -11,7 +10,7 @@ from torch import Tensor
 from linrec.ops.gate_loop import segments, vmap
 from linrec.ops.gate_loop.inputs import real_dtype, widened
 from linrec.ops.operators import operator
-from linrec.ops.triton_launch import power_of_2
+from linrec.ops.triton_launch import on_device, power_of_2
 
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
@@ -267,7 +266,7 @@ class Chunks:
         sums = torch.empty(decays.shape, dtype=torch.float32, device=decays.device)
         grid = -(-width // SUMS), self.chunks, self.batch
         if 0 not in grid:
-            with _device(decays):
+            with on_device(decays.device):
                 _kernels().chunk_sums[grid](
                     decays,
                     self.gates[1],
@@ -290,7 +289,7 @@ class Chunks:
         # three products of ten bits each, where one of 23 has no tensor cores
         precision = "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
         tiles = self._tiles(name)
-        with _device(self.q):
+        with on_device(self.q.device):
             self._kernel(name)[grid](
                 *tensors,
                 self.time,
@@ -311,11 +310,6 @@ class Chunks:
                 num_stages=tiles.stages,
                 **constants,
             )
-
-
-def _device(x: Tensor) -> contextlib.AbstractContextManager[Any]:
-    # Triton launches on the current device, whatever the tensors' one
-    return torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext()
 
 
 @functools.cache

@@ -1,0 +1,173 @@
+"""Matrix states on the GPU, step by step: one kernel, for decoding and short pieces."""
+
+import functools
+import inspect
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from linrec.ops.delta_rule.torch import recurrent as delta_recurrent
+from linrec.ops.gate_loop.torch import recurrent as gate_recurrent
+from linrec.ops.operators import differentiated, operator
+from linrec.ops.triton_launch import on_device, power_of_2
+
+# numbers of a state that one program has in its registers
+STATE = 4096
+NONE, HEAD, CHANNEL = 0, 1, 2
+
+
+def recurrent(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor | None,
+    log_decay: Tensor | None,
+    state: Tensor,
+    reset: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Run `delta_rule`, or `gate_loop` without phases where `beta` is None.
+
+    Args:
+        q: (b, t, h, dk), in any real precision.
+        k: (b, t, h, dk).
+        v: (b, t, h, dv).
+        beta: None or (b, t, h).
+        log_decay: log a, None or (b or 1, t or 1, h, dk or 1).
+        state: S_0, (b, h, dk, dv).
+        reset: None or (b, t) bool.
+
+    Returns:
+        y (b, t, h, dv) in the dtype of v, and S_t.
+    """
+    inputs = q, k, v, beta, log_decay, state, reset
+    run = MatrixSteps.apply if differentiated(*inputs[:6]) else MatrixSteps.forward
+    return run(*inputs)
+
+
+class MatrixSteps(torch.autograd.Function):
+    """y, last = MatrixSteps.apply(q, k, v, beta, log_decay, state, cut).
+
+    The gradient is that of the loop in torch: what is trained has more steps than this mode is for.
+    """
+
+    @staticmethod
+    def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
+        """Run the kernel."""
+        return forward(*inputs)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        """Keep the inputs."""
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor, dlast: Tensor) -> tuple[Tensor | None, ...]:
+        """Run the loop in torch, and its gradient."""
+        *inputs, cut = ctx.saved_tensors
+        again = torch.is_grad_enabled()
+        with torch.enable_grad():
+            if not again:
+                inputs = [x if x is None else x.detach().requires_grad_() for x in inputs]
+            y, last = _in_torch(*inputs, cut)
+            wanted = [x for x, need in zip(inputs, ctx.needs_input_grad, strict=False) if need]
+            outputs = y.to(dy.dtype), last
+            found = torch.autograd.grad(outputs, wanted, (dy, dlast), create_graph=again, allow_unused=True)
+        gradients = iter(found)
+        return (*(next(gradients) if need else None for need in ctx.needs_input_grad[:6]), None)
+
+
+def _in_torch(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor | None,
+    log_decay: Tensor | None,
+    state: Tensor,
+    cut: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    q, k, v = (x.to(state.dtype) for x in (q, k, v))
+    log_decay = None if log_decay is None else log_decay.to(state.dtype)
+    if beta is None:
+        return gate_recurrent(q, k, v, log_decay, None, state, cut)
+    return delta_recurrent(q, k, v, beta.to(state.dtype), log_decay, state, cut)
+
+
+@operator("matrix_steps_triton")
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor | None,
+    log_decay: Tensor | None,
+    state: Tensor,
+    cut: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Return y (b, t, h, dv) and the last state (b, h, dk, dv)."""
+    import triton.language as tl
+
+    q, k, v, state = (x.contiguous() for x in (q, k, v, state))
+    batch, time, heads, dk = q.shape
+    dv = v.shape[-1]
+    y, end = torch.empty_like(v), torch.empty_like(state)
+    # what is not there is never read; any pointer will do
+    decays, decay = q, NONE
+    strides: tuple[int, ...] = (0, 0, 0)
+    if log_decay is not None:
+        decays = log_decay.contiguous().expand(batch, time, -1, -1)
+        strides, decay = decays.stride()[:3], CHANNEL if log_decay.shape[-1] > 1 else HEAD
+    block_k = power_of_2(dk)
+    block_v = max(1, min(power_of_2(dv), STATE // block_k))
+    grid = -(-dv // block_v), batch * heads
+    if 0 not in grid:
+        with on_device(q.device):
+            _kernels().steps[grid](
+                q,
+                k,
+                v,
+                q if beta is None else beta.contiguous(),
+                decays,
+                q if cut is None else cut.contiguous().view(torch.uint8),
+                state,
+                y,
+                end,
+                time,
+                strides,
+                HEADS=heads,
+                DK=dk,
+                DV=dv,
+                DECAY=decay,
+                DELTA=beta is not None,
+                RESET=cut is not None,
+                BLOCK_K=block_k,
+                BLOCK_V=block_v,
+                WIDE=tl.float64 if state.dtype == torch.float64 else tl.float32,
+                num_warps=4,
+                num_stages=1,
+            )
+    return y, end
+
+
+@torch.library.register_fake(forward)
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor | None,
+    log_decay: Tensor | None,
+    state: Tensor,
+    cut: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    return v.new_empty(v.shape), state.new_empty(state.shape)
+
+
+@functools.cache
+def _kernels() -> ModuleType:
+    from linrec.ops import matrix_triton_kernels
+
+    return matrix_triton_kernels
+
+
+# autograd asks for it at every call, and making it takes longer than a small recurrence
+MatrixSteps.forward.__signature__ = inspect.signature(MatrixSteps.forward)  # type: ignore[attr-defined]
