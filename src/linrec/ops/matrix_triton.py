@@ -70,7 +70,8 @@ class MatrixSteps(torch.autograd.Function):
         with torch.enable_grad():
             if not again:
                 inputs = [x if x is None else x.detach().requires_grad_() for x in inputs]
-            y, last = _in_torch(*inputs, cut)
+            q, k, v, beta, log_decay, state = inputs
+            y, last = _in_torch(q, k, v, beta, log_decay, state, cut)
             wanted = [x for x, need in zip(inputs, ctx.needs_input_grad, strict=False) if need]
             outputs = y.to(dy.dtype), last
             found = torch.autograd.grad(outputs, wanted, (dy, dlast), create_graph=again, allow_unused=True)
