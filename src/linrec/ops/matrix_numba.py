@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linrec.ops import lanes
+from linrec.ops import lanes, matrix_torch
 from linrec.ops.gate_loop import vmap
 from linrec.ops.operators import differentiated, operator
 
@@ -93,39 +93,13 @@ class MatrixRecurrence(torch.autograd.Function):
         *inputs, starts = ctx.saved_tensors
         needed = ctx.needs_input_grad[:7]
         if torch.is_grad_enabled():
-            return (*_differentiable_backward(needed, inputs, dy, dlast), None)
+            return (*matrix_torch.gradients(needed, inputs, dy, dlast), None)
         gradients = backward(*inputs, starts, dy, dlast)
         return (*(g if need else None for g, need in zip(gradients, needed, strict=True)), None)
 
 
 # autograd asks for it at every call, and making it takes longer than a small recurrence
 MatrixRecurrence.forward.__signature__ = inspect.signature(MatrixRecurrence.forward)  # type: ignore[attr-defined]
-
-
-def _differentiable_backward(
-    needed: tuple[bool, ...], inputs: list[Any], dy: Tensor, dlast: Tensor
-) -> list[Any]:
-    # the packages of both operators import this module
-    from linrec.ops.delta_rule.chunkwise import chunkwise as delta_rule
-    from linrec.ops.gate_loop.chunkwise import chunkwise as gate_loop
-
-    q, k, v, beta, log_decay, phase, state, cut = inputs
-    if beta is not None:
-        outputs = delta_rule(q, k, v, beta, log_decay, state, cut)
-    elif phase is None:
-        outputs = gate_loop(q, k, v, log_decay, None, state, cut)
-    else:
-        # in the frame that turns, phases are zero, whatever their derivatives are
-        q, k = torch.complex(*q.chunk(2, dim=-1)).conj(), torch.complex(*k.chunk(2, dim=-1))
-        decay = log_decay
-        if decay is not None and decay.shape[-1] > 1:
-            decay = decay.chunk(2, dim=-1)[0]
-        start = torch.complex(*state.chunk(2, dim=-2))
-        y, last = gate_loop(q, k, v, decay, phase - phase.detach(), start, cut)
-        outputs = y, torch.cat([last.real, last.imag], dim=-2)
-    wanted = [x for x, need in zip(inputs, needed, strict=False) if need]
-    gradients = iter(torch.autograd.grad(outputs, wanted, (dy, dlast), create_graph=True, allow_unused=True))
-    return [next(gradients) if need else None for need in needed]
 
 
 @operator("matrix_recurrence_numba")

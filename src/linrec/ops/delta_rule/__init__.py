@@ -7,9 +7,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor, autocast, is_autocast_enabled
 
 from linrec.ops import matrix_numba, splitting
+from linrec.ops.delta_rule import chunkwise_triton
 from linrec.ops.delta_rule.auto import PAIRS, auto_delta_rule
 from linrec.ops.delta_rule.chunkwise import chunkwise
-from linrec.ops.delta_rule.chunkwise_triton import chunkwise_triton
 from linrec.ops.delta_rule.inputs import check_beta, check_real
 from linrec.ops.delta_rule.reference import delta_rule_reference
 from linrec.ops.delta_rule.torch import recurrent
@@ -23,7 +23,7 @@ _RUN: dict[Pair, Callable[..., tuple[Tensor, Tensor]]] = {
     ("recurrent", "torch"): recurrent,
     ("recurrent", "numba"): matrix_numba.recurrent,
     ("chunkwise", "torch"): chunkwise,
-    ("chunkwise", "triton"): chunkwise_triton,
+    ("chunkwise", "triton"): chunkwise_triton.chunkwise,
 }
 
 

@@ -2,23 +2,21 @@
 
 import functools
 import inspect
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from linrec.ops.delta_rule.chunkwise import chunkwise
+from linrec.ops import matrix_torch
 from linrec.ops.gate_loop.chunkwise_triton import Chunks, Tiles
-from linrec.ops.gate_loop.inputs import widened
 from linrec.ops.operators import differentiated, operator
 from linrec.ops.triton_launch import power_of_2
 
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
-def chunkwise_triton(
+def chunkwise(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -51,7 +49,11 @@ class DeltaRule(torch.autograd.Function):
         """Run the adjoint kernels, or torch operations where the gradient is to be differentiated again."""
         inputs, needed = ctx.saved_tensors, ctx.needs_input_grad[:6]
         if torch.is_grad_enabled():
-            return (*_differentiable_backward(needed, inputs, dy, dlast), None)
+            *given, state, cut = inputs
+            found = matrix_torch.gradients(
+                (*needed[:5], False, needed[5]), (*given, None, state, cut), dy, dlast
+            )
+            return (*found[:5], found[6], None)
         gradients = backward(*inputs, dy, dlast)
         return (*(g if need else None for g, need in zip(gradients, needed, strict=True)), None)
 
@@ -103,19 +105,12 @@ def backward(
     states, _, corrected = chunks.corrected(state)
     gradients, dstate, dcorrected = chunks.corrected_gradients(dy, dlast)
     through = chunks.applied(dcorrected, turned=True)
-    dq, dk, dread, dwritten = (torch.empty_like(chunks.q) for _ in range(4))
     passing, within = chunks.decay_gradient(), chunks.decay_gradient()
-    gates, written = chunks.gates, chunks.written
-    run = chunks.gate_gradients
-    run(chunks.q, chunks.k, dy, corrected, *gates, states, states, dq, passing)
-    run(chunks.k, chunks.q, corrected, dy, *gates, gradients, states, dk, passing, reverse=True)
+    dq, dk = chunks.gate_gradients(chunks.q, chunks.k, corrected, dy, states, gradients, passing)
     # what the corrections read under a key
-    less = -through
-    run(written, chunks.k, less, corrected, *gates, states, states, dread, within, strict=True)
-    run(
-        chunks.k, written, corrected, less, *gates, states, states, dwritten, within,
-        reverse=True, strict=True, states=False,
-    )  # fmt: skip
+    dread, dwritten = chunks.gate_gradients(
+        chunks.written, chunks.k, corrected, -through, states, states, within, strict=True
+    )
     strength = beta[..., None]
     wide = dread.float() if dread.dtype.itemsize < 4 else dread
     dbeta = (wide * chunks.k).sum(-1) + (through * chunks.v).sum(-1, dtype=wide.dtype)
@@ -216,15 +211,3 @@ def _kernels() -> ModuleType:
 
 # autograd asks for it at every call, and making it takes longer than a small recurrence
 DeltaRule.forward.__signature__ = inspect.signature(DeltaRule.forward)  # type: ignore[attr-defined]
-
-
-def _differentiable_backward(
-    needed: tuple[bool, ...], inputs: tuple[Any, ...], dy: Tensor, dlast: Tensor
-) -> list[Any]:
-    *tensors, state, cut = inputs
-    run: Callable[..., tuple[Tensor, Tensor]] = chunkwise
-    y, last = run(*widened(*tensors), state, cut)
-    wanted = [x for x, need in zip(inputs, needed, strict=False) if need]
-    outputs = y.to(dy.dtype), last
-    gradients = iter(torch.autograd.grad(outputs, wanted, (dy, dlast), create_graph=True, allow_unused=True))
-    return [next(gradients) if need else None for need in needed]

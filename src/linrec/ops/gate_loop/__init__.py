@@ -10,7 +10,7 @@ from torch import Tensor, autocast, is_autocast_enabled
 
 from linrec.ops import splitting
 from linrec.ops.dispatch import Pair, exporting, numba_usable, refusal, resolve, triton_usable
-from linrec.ops.gate_loop import fused, inputs, normalized, segments
+from linrec.ops.gate_loop import chunkwise_triton, fused, inputs, normalized, segments
 from linrec.ops.gate_loop.auto import PAIRS, auto_gate_loop
 from linrec.ops.gate_loop.bonus import matrix_with_bonus, with_bonus
 from linrec.ops.gate_loop.chunkwise import attention, chunkwise
@@ -26,6 +26,7 @@ _OWN: dict[Pair, Callable[..., tuple[Tensor, Tensor]]] = {
     ("recurrent", "numba"): recurrent_numba,
     ("attention", "torch"): attention,
     ("chunkwise", "torch"): chunkwise,
+    ("chunkwise", "triton"): chunkwise_triton.chunkwise,
 }
 
 
@@ -135,8 +136,9 @@ def gate_loop(
         return v.clone(), state.clone()
     tensors: list[Any] = [q, k, v, log_decay, phase]
     is_fused = fused.applies(pair, q, k, v)
-    # the fused kernels take any precision, but return it: with a bonus, their output is not the last word
-    if bonus is not None or not is_fused:
+    takes_any = is_fused or pair == ("chunkwise", "triton")
+    # these kernels take any precision, but return it: with a bonus, their output is not the last word
+    if bonus is not None or not takes_any:
         *tensors, bonus = inputs.widened(*tensors, bonus)
     run = _runner(pair, bonus, is_fused=is_fused)
     # accumulation stays in float32 where the caller's matrix products do not

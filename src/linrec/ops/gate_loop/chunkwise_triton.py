@@ -1,15 +1,18 @@
 """The chunkwise mode on GPUs: matrix products of chunks on tensor cores."""
 
 import functools
+import inspect
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from linrec.ops.gate_loop import segments, vmap
+from linrec.ops import matrix_torch
+from linrec.ops.gate_loop import vmap
 from linrec.ops.gate_loop.inputs import real_dtype, widened
-from linrec.ops.operators import operator
+from linrec.ops.gate_loop.real_form import complex_form, real_form
+from linrec.ops.operators import differentiated, operator
 from linrec.ops.triton_launch import on_device, power_of_2
 
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -32,9 +35,9 @@ class Tiles(NamedTuple):
 # by kernel, and by what decays: nothing, a head, or every key channel
 TILES = {
     "chunk_states": (Tiles(64, 64, 4, 3), Tiles(64, 128, 8, 3), Tiles(64, 128, 8, 3)),
-    "mixings": (Tiles(64, 16, 8, 1),) * 3,
+    "mixings": (Tiles(64, 16, 4, 1),) * 3,
     "mixed": (Tiles(64, 128, 4, 2), Tiles(64, 128, 4, 2), Tiles(64, 128, 4, 2)),
-    "gate_gradients": (Tiles(64, 64, 4, 3), Tiles(64, 64, 4, 3), Tiles(64, 64, 8, 2)),
+    "gate_gradients": (Tiles(128, 64, 8, 2), Tiles(128, 64, 8, 2), Tiles(64, 64, 4, 2)),
 }
 # float32 and float64, where a decay of every channel needs registers
 EXACT_TILES = {
@@ -47,48 +50,79 @@ EXACT_TILES = {
 SUMS = 32
 
 
-def real_form(
+def chunkwise(
     q: Tensor,
     k: Tensor,
+    v: Tensor,
     log_decay: Tensor | None,
     phase: Tensor | None,
     state: Tensor,
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor]:
-    """Return a complex recurrence as a real one of twice as many key channels, which turns with the phases.
+    reset: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Run the recurrence; arguments and results as in `torch.py`, q, k, v and gates in any precision."""
+    angle = None
+    if state.is_complex():
+        precision = real_dtype(q.dtype)
+        wide_q, wide_k, wide_decay, phase = widened(q, k, log_decay, phase)
+        wide_q, wide_k, log_decay, state, angle = real_form(wide_q, wide_k, wide_decay, phase, state)
+        q, k = wide_q.to(precision), wide_k.to(precision)
+    elif q.is_complex():
+        q = q.real
+    inputs = q, k, v, log_decay, phase, state, reset
+    run = ChunkwiseGateLoop.apply if differentiated(*inputs[:6]) else ChunkwiseGateLoop.forward
+    y, last, _ = run(*inputs)
+    return y, last if angle is None else complex_form(last, angle)
 
-    With Phi_t the sum of phases over 1..t and S'_t = exp(-i Phi_t) S_t
 
-        S'_t = diag(exp(log_decay_t)) S'_{t-1} + (exp(-i Phi_t) k_t)^T v_t,    y_t = Re(q_t exp(i Phi_t) S'_t)
+class ChunkwiseGateLoop(torch.autograd.Function):
+    """y, last, matrices = ChunkwiseGateLoop.apply(q, k, v, log_decay, phase, state, cut).
 
-    and the real part of a product is a real product of (real, -imaginary) and (real, imaginary).
-
-    Args:
-        q: (b, t, h, dk), real or complex; so is `k`.
-        k: likewise.
-        log_decay: None or (b or 1, t or 1, h, dk or 1).
-        phase: likewise.
-        state: S_0 (b, h, dk, dv), complex.
-
-    Returns:
-        q, k (b, t, h, 2 dk), log_decay, S'_0 (b, h, 2 dk, dv), and Phi_t modulo 2 pi, with two axes more.
+    The frame turns with the phases, as `real_form` has it: they get their gradient here, and have no part in
+    the values. The token-mixing matrices of the chunks are kept for the adjoint.
     """
-    if phase is None:
-        total = state.real.new_zeros(1, 1, 1, 1)
-    else:
-        total = phase.to(segments.summation(q.device)).expand(-1, q.shape[1], -1, -1).cumsum(1)
-    precision = real_dtype(q.dtype)
-    wide_q, wide_k = widened(q, k)
-    q = segments.queries(wide_q, None, total).to(precision)
-    k = segments.keys(wide_k, None, -total).to(precision)
-    if log_decay is not None and log_decay.shape[-1] > 1:
-        log_decay = torch.cat([log_decay, log_decay], dim=-1)
-    state = torch.cat([state.real, state.imag], dim=-2)
-    return q, k, log_decay, state, segments.wrapped(total[:, -1, :, :, None], state.dtype)
+
+    generate_vmap_rule = True
+
+    # named parameters, not *arguments: from those, torch.compile without gradients concludes that a context
+    # comes first
+    @staticmethod
+    def forward(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        log_decay: Tensor | None,
+        phase: Tensor | None,
+        state: Tensor,
+        cut: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Run the kernels."""
+        return forward(q, k, v, log_decay, phase, state, cut)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        """Keep the inputs, and the matrices that every channel's own decays made."""
+        ctx.mark_non_differentiable(output[2])
+        ctx.save_for_backward(*inputs, output[2])
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor, dlast: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        """Run the adjoint kernels, or torch operations where the gradient is to be differentiated again."""
+        *inputs, matrices = ctx.saved_tensors
+        needed = ctx.needs_input_grad[:6]
+        if torch.is_grad_enabled():
+            q, k, v, *others = inputs
+            given = q, k, v, None, *others
+            with_beta = *needed[:3], False, *needed[3:]
+            found = matrix_torch.gradients(with_beta, given, dy, dlast)
+            return (*found[:3], *found[4:], None)
+        gradients = backward(*inputs, matrices, dy, dlast)
+        return (*(g if need else None for g, need in zip(gradients, needed, strict=True)), None)
 
 
-def complex_form(state: Tensor, turned: Tensor) -> Tensor:
-    """Return S_t of S'_t and Phi_t, as `real_form` makes them."""
-    return torch.complex(*state.chunk(2, dim=-2)) * torch.complex(turned.cos(), turned.sin())
+# autograd asks for it at every call, and making it takes longer than a small recurrence
+ChunkwiseGateLoop.forward.__signature__ = inspect.signature(  # type: ignore[attr-defined]
+    ChunkwiseGateLoop.forward
+)
 
 
 @operator("gate_loop_chunkwise_triton")
@@ -101,11 +135,15 @@ def forward(
     state: Tensor,
     cut: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return y (b, t, h, dv) and the last state (b, h, dk, dv); and nothing, (b, 0), as `fused` has it."""
+    """Return y (b, t, h, dv), the last state (b, h, dk, dv), and the matrices A (b, h, chunks, C, C).
+
+    The last are (b, 0, 0, 0, 0) but where every channel decays for itself.
+    """
     call = Chunks(q, k, v, log_decay, cut)
     states, last = call.states(call.k, call.v, state)
-    y = call.mixed(call.v, call.matrices(), states)
-    return y, last, state.new_empty(len(q), 0)
+    matrices = call.matrices()
+    y = call.mixed(call.v, matrices, states)
+    return y, last, matrices
 
 
 @torch.library.register_fake(forward)
@@ -118,7 +156,14 @@ def _(
     state: Tensor,
     cut: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return v.new_empty(v.shape), state.new_empty(state.shape), state.new_empty(len(q), 0)
+    return v.new_empty(v.shape), state.new_empty(state.shape), _matrices(q, log_decay)
+
+
+def _matrices(q: Tensor, log_decay: Tensor | None) -> Tensor:
+    batch, time, heads, _ = q.shape
+    if log_decay is None or log_decay.shape[-1] == 1:
+        return q.new_empty(batch, 0, 0, 0, 0)
+    return q.new_empty(batch, heads, -(-time // CHUNK), CHUNK, CHUNK)
 
 
 @operator("gate_loop_chunkwise_triton_backward")
@@ -130,7 +175,7 @@ def backward(
     phase: Tensor | None,
     state: Tensor,
     cut: Tensor | None,
-    starts: Tensor,
+    matrices: Tensor,
     dy: Tensor,
     dlast: Tensor,
 ) -> Gradients:
@@ -140,15 +185,18 @@ def backward(
     """
     call = Chunks(q, k, v, log_decay, cut)
     dy = dy.contiguous()
-    dq, dk = torch.empty_like(call.q), torch.empty_like(call.k)
     gradients, dstate = call.states(call.q, dy, dlast, reverse=True)
-    dv = call.mixed(dy, call.matrices(), gradients, reverse=True)
-    states, _ = call.states(call.k, call.v, state)
-    ddecay = call.decay_gradient()
-    call.gate_gradients(call.q, call.k, dy, call.v, *call.gates, states, states, dq, ddecay)
-    call.gate_gradients(call.k, call.q, call.v, dy, *call.gates, gradients, states, dk, ddecay, reverse=True)
-    ddecay = q.new_empty(0) if log_decay is None else call.summed(ddecay, log_decay)
-    return dq, dk, dv, ddecay, q.new_empty(0), dstate
+    dv = call.mixed(dy, matrices, gradients, reverse=True)
+    states, last = call.states(call.k, call.v, state)
+    passing = call.decay_gradient()
+    dq, dk = call.gate_gradients(call.q, call.k, call.v, dy, states, gradients, passing)
+    ddecay = q.new_empty(0) if log_decay is None else call.summed(passing, log_decay)
+    if phase is None:
+        dphase = q.new_empty(0)
+    else:
+        after = torch.cat([states[:, :, 1:], last[:, :, None].to(states.dtype)], dim=2)
+        dphase = _phase_gradient((call.q, dq), (call.k, dk), (after, gradients), phase)
+    return dq, dk, dv, ddecay, dphase, dstate
 
 
 @torch.library.register_fake(backward)
@@ -160,13 +208,45 @@ def _(
     phase: Tensor | None,
     state: Tensor,
     cut: Tensor | None,
-    starts: Tensor,
+    matrices: Tensor,
     dy: Tensor,
     dlast: Tensor,
 ) -> Gradients:
-    ddecay = q.new_empty(0) if log_decay is None else log_decay.new_empty(log_decay.shape)
+    ddecay, dphase = (q.new_empty(0) if x is None else x.new_empty(x.shape) for x in (log_decay, phase))
     dq, dk, dv, dstate = (x.new_empty(x.shape) for x in (q, k, v, state))
-    return dq, dk, dv, ddecay, q.new_empty(0), dstate
+    return dq, dk, dv, ddecay, dphase, dstate
+
+
+Pair = tuple[Tensor, Tensor]
+
+
+def _phase_gradient(q: Pair, k: Pair, states: Pair, phase: Tensor) -> Tensor:
+    """What turning step j turns: what is read at n >= j, less what is written there, and what goes on.
+
+    Args:
+        q: q of `real_form` (b, t, h, 2 dk), and its gradient; so is `k`.
+        k: likewise.
+        states: after each chunk (b, h, chunks, 2 dk, dv), and their gradients.
+        phase: (b or 1, t or 1, h, dk or 1).
+
+    Returns:
+        The gradient of `phase`. Sums run over a chunk: over a long sequence they would lose their digits.
+    """
+    turned = -_turn(*q) - _turn(*k)
+    going_on = _turn(*(x.movedim(-2, -1) for x in states)).sum(-2).movedim(1, 2)
+    batch, time, *channels = turned.shape
+    missing = -time % CHUNK
+    turned = torch.cat([turned, turned.new_zeros(batch, missing, *channels)], dim=1) if missing else turned
+    sums = turned.unflatten(1, (-1, CHUNK)).flip(2).cumsum(2).flip(2) + going_on[:, :, None]
+    return sums.flatten(1, 2)[:, :time].sum_to_size(phase.shape).to(phase.dtype)
+
+
+def _turn(x: Tensor, gradient: Tensor) -> Tensor:
+    """The gradient of an angle that x (..., 2 dk), as (real, imaginary), turns by."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    real, imaginary = x.to(wide).chunk(2, dim=-1)
+    of_real, of_imaginary = gradient.to(wide).chunk(2, dim=-1)
+    return of_imaginary * real - of_real * imaginary
 
 
 class Chunks:
@@ -206,7 +286,7 @@ class Chunks:
 
     def matrices(self) -> Tensor:
         """Return A of all chunks (b, h, chunks, C, C), where each channel decays for itself; else nothing."""
-        return self.q if self.decay != CHANNEL else self.mixings(self.q)
+        return self.mixings(self.q) if self.decay == CHANNEL else self.q.new_empty(self.batch, 0, 0, 0, 0)
 
     def mixings(self, q: Tensor, *, strict: bool = False, inverse: bool = False) -> Tensor:
         """A of all chunks (b, h, chunks, C, C), of these queries; see the kernel."""
@@ -224,11 +304,23 @@ class Chunks:
         return out
 
     def gate_gradients(
-        self, *tensors: Tensor, reverse: bool = False, strict: bool = False, states: bool = True
-    ) -> None:
-        """Make dQ; or, after it, dK; see the kernel."""
-        constants = {"LEVELS": CHUNK.bit_length() - 1, "STRICT": strict, "STATES": states}
-        self.per_chunk("gate_gradients", self.blocks_k, *tensors, REVERSE=reverse, **constants)
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        dy: Tensor,
+        states: Tensor,
+        gradients: Tensor,
+        passing: Tensor,
+        *,
+        strict: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """Return dq and dk, and fill `passing`; see the kernel."""
+        dq, dk = torch.empty_like(q), torch.empty_like(k)
+        constants = {"LEVELS": CHUNK.bit_length() - 1, "STRICT": strict}
+        tensors = (q, k, v, dy, *self.gates, states, gradients, dq, dk, passing)
+        self.per_chunk("gate_gradients", self.blocks_k, *tensors, **constants)
+        return dq, dk
 
     def decay_gradient(self) -> Tensor:
         """Where `gate_gradients` puts what passes each step."""
@@ -251,7 +343,7 @@ class Chunks:
         part = 2 if self.q.dtype == torch.float64 else 1
         # where several products of 16 or 32 columns meet in a kernel, Triton 3.6 to 3.7 read beyond their
         # tiles (its issue 11366), so the gradients of small heads take wide ones
-        least = 64 // part if name == "gate_gradients" else LEAST
+        least = 64 // part if name in ("gate_gradients", "mixings") else LEAST
         return tiles._replace(
             block_k=_block(self.dk, tiles.block_k // part, least),
             block_v=_block(self.dv, tiles.block_v // part, least),

@@ -162,28 +162,38 @@ def of_pairs(first, REVERSE: tl.constexpr, EXACT: tl.constexpr, CHUNK: tl.conste
 
 
 @triton.jit
-def parting(level, REVERSE: tl.constexpr, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Which pairs of steps (n, m) of a chunk part at a multiple of L = 2^level; (m, n) with REVERSE."""
-    n = tl.arange(0, CHUNK)
-    row, column = (n[None, :], n[:, None]) if REVERSE else (n[:, None], n[None, :])
-    block = row >> level
-    return ((block ^ 1) == (column >> level)) & ((block & 1) == 1)
+def right(level, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Which steps of a chunk are in the right one of two blocks of L = 2^level steps."""
+    return ((tl.arange(0, CHUNK) >> level) & 1) == 1
 
 
 @triton.jit
-def within(x, level, REVERSE: tl.constexpr, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Running sums of (CHUNK, columns) within blocks of L = 2^level steps, as a product with ones."""
+def neighbours(level, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Which two steps of a chunk are in a right and in a left block of L = 2^level steps, in any order."""
+    block = tl.arange(0, CHUNK) >> level
+    return (block[:, None] ^ 1) == block[None, :]
+
+
+@triton.jit
+def segments(level, TURNED: tl.constexpr, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Which steps (n, j) of a chunk are in one block of L = 2^level steps, j <= n in right blocks and
+    j > n in left ones; (j, n) with TURNED."""
     n = tl.arange(0, CHUNK)
-    row, column = (n[None, :], n[:, None]) if REVERSE else (n[:, None], n[None, :])
-    ones = ((row >> level) == (column >> level)) & (row >= column)
+    row, column = (n[None, :], n[:, None]) if TURNED else (n[:, None], n[None, :])
+    block = row >> level
+    return (block == (column >> level)) & ((column <= row) == ((block & 1) == 1))
+
+
+@triton.jit
+def summed(which, x):  # type: ignore[no-untyped-def]
+    """Sums of rows of x (CHUNK, columns), as a product with ones."""
     precision: tl.constexpr = "ieee" if x.dtype == tl.float64 else "tf32x3"
-    return tl.dot(ones.to(x.dtype), x, input_precision=precision, out_dtype=x.dtype)
+    return tl.dot(which.to(x.dtype), x, input_precision=precision, out_dtype=x.dtype)
 
 
 @triton.jit
 def of_level(  # type: ignore[no-untyped-def]
     first,
-    second,
     decays,
     b,
     h,
@@ -196,18 +206,14 @@ def of_level(  # type: ignore[no-untyped-def]
     EXACT: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Factors of what is read and of what is written by pairs that part at a multiple of L = 2^level.
+    """Factors (CHUNK, columns) of pairs that part at a multiple of L = 2^level.
 
-    They matter in the right and left blocks of L steps, in this order, and are <= 1 elsewhere.
+    In right blocks, what decays from the end of the left block up to a step; in left ones, what decays after
+    it, up to that end.
     """
-    n = tl.arange(0, CHUNK)
     if EXACT:
-        inner = ((n + 1) & ((1 << level) - 1)) != 0
-        read = tl.exp(within(first, level, False, CHUNK))
-        written = tl.exp(within(tl.where(inner[:, None], second, 0.0), level, True, CHUNK))
+        exponent = summed(segments(level, False, CHUNK), first)
     else:
-        # both are taken from where the pair parts, the last step of the left block
-        middle = chunk * CHUNK + (((n >> level) | 1) << level) - 1
-        read = tl.exp(-tl.abs(first - _sums(decays, b, h, middle, TIME, HEADS, WIDTH, columns, CHANNEL)))
-        written = read
-    return read, written
+        middle = chunk * CHUNK + (((tl.arange(0, CHUNK) >> level) | 1) << level) - 1
+        exponent = -tl.abs(first - _sums(decays, b, h, middle, TIME, HEADS, WIDTH, columns, CHANNEL))
+    return tl.exp(exponent)

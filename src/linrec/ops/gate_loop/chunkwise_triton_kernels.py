@@ -41,15 +41,17 @@ from linrec.ops.gate_loop.chunkwise_triton_decays import (
     factor,
     from_start,
     log_decays,
+    neighbours,
     of_chunk,
     of_level,
     of_pairs,
-    parting,
     put,
+    right,
+    segments,
+    summed,
     tile,
     to_end,
     whole,
-    within,
 )
 
 
@@ -176,23 +178,22 @@ def mixings(  # type: ignore[no-untyped-def]
         queries = tile(q, b, h, steps, TIME, HEADS, DK, rows)
         keys = tile(k, b, h, steps, TIME, HEADS, DK, rows)
         if DECAY == CHANNEL:
-            first, second = of_chunk(
+            first, _ = of_chunk(
                 decays, reset, b, h, chunk, TIME, strides, rows, HEADS, DK, CHANNEL, RESET, EXACT, CHUNK, WIDE
             )
             if not STRICT:
                 own = tl.sum(queries.to(WIDE) * keys.to(WIDE), axis=1)
                 mixing += tl.where(n[:, None] == n[None, :], own[:, None], 0.0)
             for level in range(LEVELS):
-                of_q, of_k = of_level(
-                    first, second, decays, b, h, chunk, TIME, rows, level, HEADS, DK, EXACT, CHUNK
-                )
-                read, written = (queries * of_q).to(queries.dtype), (keys * of_k).to(keys.dtype)
-                pairs = tl.dot(read, tl.trans(written), input_precision=PRECISION, out_dtype=WIDE)
-                mixing += tl.where(parting(level, False, CHUNK), pairs, 0.0)
+                weight = of_level(first, decays, b, h, chunk, TIME, rows, level, HEADS, DK, EXACT, CHUNK)
+                # a step is read or written, by which block it is in
+                x = (tl.where(right(level, CHUNK)[:, None], queries, keys) * weight).to(keys.dtype)
+                pairs = tl.dot(x, tl.trans(x), input_precision=PRECISION, out_dtype=WIDE)
+                mixing += tl.where(neighbours(level, CHUNK), pairs, 0.0)
         else:
             mixing = tl.dot(queries, tl.trans(keys), mixing, input_precision=PRECISION, out_dtype=WIDE)
     if DECAY == HEAD:
-        first, second = of_chunk(
+        first, _ = of_chunk(
             decays, reset, b, h, chunk, TIME, strides, n, HEADS, 1, HEAD, RESET, EXACT, CHUNK, WIDE
         )
         mixing *= of_pairs(first, False, EXACT, CHUNK)
@@ -204,9 +205,9 @@ def mixings(  # type: ignore[no-untyped-def]
         # blocks of L steps have their inverses; two neighbours' is T - T A T, A the pairs that part between
         precision: tl.constexpr = "ieee" if tl.float64 == WIDE else "tf32x3"
         ones = tl.where(n[:, None] == n[None, :], 1.0, 0.0).to(WIDE)
-        inverse = ones - tl.where(parting(0, False, CHUNK), mixing, 0.0)
+        inverse = ones - tl.where(neighbours(0, CHUNK), mixing, 0.0)
         for level in range(1, LEVELS):
-            between = tl.where(parting(level, False, CHUNK), mixing, 0.0)
+            between = tl.where(neighbours(level, CHUNK), mixing, 0.0)
             left = tl.dot(inverse, between, input_precision=precision, out_dtype=WIDE)
             inverse -= tl.dot(left, inverse, input_precision=precision, out_dtype=WIDE)
         mixing = inverse
@@ -288,16 +289,17 @@ def mixed(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def gate_gradients(  # type: ignore[no-untyped-def]
-    x,
-    z,
-    given,
-    other,
+    q,
+    k,
+    v,
+    dy,
     decays,
     reset,
     states,
-    others,
-    dx,
-    ddecays,
+    gradients,
+    dq,
+    dk,
+    passing,
     TIME,
     CHUNKS,
     strides,
@@ -307,22 +309,19 @@ def gate_gradients(  # type: ignore[no-untyped-def]
     DECAY: tl.constexpr,
     RESET: tl.constexpr,
     EXACT: tl.constexpr,
-    REVERSE: tl.constexpr,
     LEVELS: tl.constexpr,
     STRICT: tl.constexpr,
-    STATES: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
     PRECISION: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """dQ of one chunk and some channels, of dy, v, k and the states; with REVERSE, dK, of v, dy, q and G.
+    """dQ and dK of one chunk and some channels, and what passes its steps.
 
-    What passes the steps is the sum of two parts, one of what is read and one of what is written. The first
-    call stores its own in `ddecays` and the second, REVERSE, adds the other, for which it needs the states as
-    `others`: (b, t, h, dk) of CHANNEL, and (b, t, h, blocks of channels) of HEAD, to be summed. STRICT leaves
-    out what a step has of itself; without STATES, pairs of steps in the chunk are all there is.
+    `states` are those before the chunks, and `gradients` those of the states after them. What passes is
+    (b, t, h, dk) of CHANNEL, and (b, t, h, blocks of channels) of HEAD, to be summed. STRICT leaves out what
+    a step has of itself, and what reaches the end of the chunk: it has no gradients.
     """
     block, chunk = tl.program_id(0), tl.program_id(1)
     b, h = tl.program_id(2) // HEADS, tl.program_id(2) % HEADS
@@ -330,90 +329,95 @@ def gate_gradients(  # type: ignore[no-untyped-def]
     n = tl.arange(0, CHUNK)
     rows = block * BLOCK_K + tl.arange(0, BLOCK_K)
     place = (tl.program_id(2).to(tl.int64) * CHUNKS + chunk) * (DK * DV)
-    outer = tl.zeros((CHUNK, CHUNK), WIDE)
-    result = tl.zeros((CHUNK, BLOCK_K), WIDE)
+    # B below the diagonal and on it, and B^T: of one, a turned copy would do, which Triton 3.4 to 3.7
+    # compile wrongly
+    lower, upper = tl.zeros((CHUNK, CHUNK), WIDE), tl.zeros((CHUNK, CHUNK), WIDE)
+    read, written = tl.zeros((CHUNK, BLOCK_K), WIDE), tl.zeros((CHUNK, BLOCK_K), WIDE)
     crossing = tl.zeros((BLOCK_K,), WIDE)
     for i in range(tl.cdiv(DV, BLOCK_V)):
         columns = i * BLOCK_V + tl.arange(0, BLOCK_V)
-        left = tile(given, b, h, steps, TIME, HEADS, DV, columns)
-        right = tile(other, b, h, steps, TIME, HEADS, DV, columns)
-        outer = tl.dot(left, tl.trans(right), outer, input_precision=PRECISION, out_dtype=WIDE)
-        if STATES:
-            inside = (columns < DV)[:, None] & (rows < DK)[None, :]
-            at = place + columns[:, None] + rows[None, :] * DV
-            state = tl.load(states + at, mask=inside, other=0.0)
-            result = tl.dot(left, state.to(left.dtype), result, input_precision=PRECISION, out_dtype=WIDE)
-            if DECAY != NONE and REVERSE:
-                state_before = tl.load(others + at, mask=inside, other=0.0)
-                crossing += tl.sum(state.to(WIDE) * state_before.to(WIDE), axis=0)
-    mine = tile(x, b, h, steps, TIME, HEADS, DK, rows)
-    its = tile(z, b, h, steps, TIME, HEADS, DK, rows)
+        given = tile(dy, b, h, steps, TIME, HEADS, DV, columns)
+        values = tile(v, b, h, steps, TIME, HEADS, DV, columns)
+        lower = tl.dot(given, tl.trans(values), lower, input_precision=PRECISION, out_dtype=WIDE)
+        upper = tl.dot(values, tl.trans(given), upper, input_precision=PRECISION, out_dtype=WIDE)
+        inside = (columns < DV)[:, None] & (rows < DK)[None, :]
+        at = place + columns[:, None] + rows[None, :] * DV
+        state = tl.load(states + at, mask=inside, other=0.0)
+        read = tl.dot(given, state.to(given.dtype), read, input_precision=PRECISION, out_dtype=WIDE)
+        if not STRICT:
+            gradient = tl.load(gradients + at, mask=inside, other=0.0)
+            written = tl.dot(
+                values, gradient.to(values.dtype), written, input_precision=PRECISION, out_dtype=WIDE
+            )
+            if DECAY != NONE:
+                crossing += tl.sum(state.to(WIDE) * gradient.to(WIDE), axis=0)
+    queries = tile(q, b, h, steps, TIME, HEADS, DK, rows)
+    keys = tile(k, b, h, steps, TIME, HEADS, DK, rows)
     if STRICT:
-        outer = tl.where(n[:, None] == n[None, :], 0.0, outer)
+        lower = tl.where(n[:, None] > n[None, :], lower, 0.0)
+        upper = tl.where(n[:, None] < n[None, :], upper, 0.0)
     if DECAY == NONE:
-        later = n[:, None] <= n[None, :] if REVERSE else n[:, None] >= n[None, :]
-        weights = tl.where(later, outer, 0.0).to(its.dtype)
-        result = tl.dot(weights, its, result, input_precision=PRECISION, out_dtype=WIDE)
+        lower = tl.where(n[:, None] >= n[None, :], lower, 0.0).to(keys.dtype)
+        upper = tl.where(n[:, None] <= n[None, :], upper, 0.0).to(keys.dtype)
+        read = tl.dot(lower, keys, read, input_precision=PRECISION, out_dtype=WIDE)
+        written = tl.dot(upper, queries, written, input_precision=PRECISION, out_dtype=WIDE)
     else:
         first, second = of_chunk(
             decays, reset, b, h, chunk, TIME, strides, rows, HEADS, DK, DECAY, RESET, EXACT, CHUNK, WIDE
         )
-        weight = to_end(first, second, DECAY, EXACT) if REVERSE else from_start(first, second, EXACT)
-        result *= factor(weight, DECAY)
-        product = result * mine
-        # what passes every step of the chunk, and what passes some
+        read *= factor(from_start(first, second, EXACT), DECAY)
         through = crossing * whole(first, second, EXACT)
-        passing = tl.zeros((CHUNK, BLOCK_K), WIDE)
+        passed = tl.zeros((CHUNK, BLOCK_K), WIDE)
         if EXACT:
-            passing += _of_states(product, REVERSE)
-        elif REVERSE:
-            through += tl.sum(product, axis=0)
+            # states that are read from here on
+            passed += tl.cumsum(read * queries, axis=0, reverse=True)
+        if not STRICT:
+            written *= factor(to_end(first, second, DECAY, EXACT), DECAY)
+            reaching = written * keys
+            if EXACT:
+                # keys before this step that reach the end
+                passed += tl.cumsum(reaching, axis=0) - reaching
+            else:
+                through += tl.sum(reaching, axis=0)
         if DECAY == HEAD:
-            outer *= of_pairs(first, REVERSE, EXACT, CHUNK)
-            result = tl.dot(outer.to(its.dtype), its, result, input_precision=PRECISION, out_dtype=WIDE)
-            of_head = tl.sum(passing, axis=1)
-            if EXACT and not REVERSE:
+            lower *= of_pairs(first, False, EXACT, CHUNK)
+            upper *= of_pairs(first, True, EXACT, CHUNK)
+            read = tl.dot(lower.to(keys.dtype), keys, read, input_precision=PRECISION, out_dtype=WIDE)
+            written = tl.dot(
+                upper.to(keys.dtype), queries, written, input_precision=PRECISION, out_dtype=WIDE
+            )
+            if EXACT:
                 # pairs that pass j: sums over m < j, then over n >= j
-                pairs = outer * tl.dot(mine, tl.trans(its), input_precision=PRECISION, out_dtype=WIDE)
+                pairs = lower * tl.dot(queries, tl.trans(keys), input_precision=PRECISION, out_dtype=WIDE)
                 before = tl.cumsum(pairs, axis=1) - pairs
-                of_head += tl.sum(tl.where(n[:, None] >= n[None, :], before, 0.0), axis=0)
-            elif not EXACT:
-                of_head = tl.cumsum(tl.sum(result * mine, axis=1), axis=0, reverse=True)
-                of_head = -of_head if REVERSE else of_head
-            of_head += tl.sum(through)
-            at = ddecays + ((b.to(tl.int64) * TIME + steps) * HEADS + h) * tl.num_programs(0) + block
-            if REVERSE:
-                of_head += tl.load(at, mask=steps < TIME, other=0.0)
-            tl.store(at, of_head, mask=steps < TIME)
+                of_head = tl.sum(tl.where(n[:, None] >= n[None, :], before, 0.0), axis=0)
+                of_head += tl.sum(passed, axis=1)
+            else:
+                of_head = tl.cumsum(tl.sum(read * queries - written * keys, axis=1), axis=0, reverse=True)
+            at = passing + ((b.to(tl.int64) * TIME + steps) * HEADS + h) * tl.num_programs(0) + block
+            tl.store(at, of_head + tl.sum(through), mask=steps < TIME)
         else:
-            own = tl.sum(tl.where(n[:, None] == n[None, :], outer, 0.0), axis=1)[:, None]
+            both = tl.where(n[:, None] >= n[None, :], lower, upper)
+            if not STRICT:
+                own = tl.sum(tl.where(n[:, None] == n[None, :], both, 0.0), axis=1)[:, None]
+                read += own * keys
+                written += own * queries
             for level in range(LEVELS):
-                of_q, of_k = of_level(
-                    first, second, decays, b, h, chunk, TIME, rows, level, HEADS, DK, EXACT, CHUNK
+                weight = of_level(first, decays, b, h, chunk, TIME, rows, level, HEADS, DK, EXACT, CHUNK)
+                # a step is read or written, by which block it is in, and its gradient is of what the other
+                # block writes or reads
+                is_read = right(level, CHUNK)[:, None]
+                x = tl.where(is_read, queries, keys)
+                of_pair = tl.where(neighbours(level, CHUNK), both, 0.0).to(x.dtype)
+                found = weight * tl.dot(
+                    of_pair, (x * weight).to(x.dtype), input_precision=PRECISION, out_dtype=WIDE
                 )
-                to_mine, to_its = (of_k, of_q) if REVERSE else (of_q, of_k)
-                weights = tl.where(parting(level, REVERSE, CHUNK), outer, 0.0).to(its.dtype)
-                weighed = (its * to_its).to(its.dtype)
-                found = to_mine * tl.dot(weights, weighed, input_precision=PRECISION, out_dtype=WIDE)
-                result += found
+                read += tl.where(is_read, found, 0.0)
+                written += tl.where(is_read, 0.0, found)
                 if EXACT:
-                    found *= mine
-                    passing += within(found, level, not REVERSE, CHUNK)
-                    if REVERSE:
-                        passing -= found
+                    passed += summed(segments(level, True, CHUNK), found * x)
             if not EXACT:
-                passing = tl.cumsum(result * mine, axis=0, reverse=True)
-                passing = -passing if REVERSE else passing
-            passing += through[None, :]
-            if REVERSE:
-                passing += tile(ddecays, b, h, steps, TIME, HEADS, DK, rows)
-            put(ddecays, passing, b, h, steps, TIME, HEADS, DK, rows)
-            result += own * its
-    put(dx, result, b, h, steps, TIME, HEADS, DK, rows)
-
-
-@triton.jit
-def _of_states(product, REVERSE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """What passes the steps of reading the first state, n >= j; or of keys m < j that reach the end."""
-    sums = tl.cumsum(product, axis=0, reverse=not REVERSE)
-    return sums - product if REVERSE else sums
+                passed = tl.cumsum(read * queries - written * keys, axis=0, reverse=True)
+            put(passing, passed + through[None, :], b, h, steps, TIME, HEADS, DK, rows)
+    put(dq, read, b, h, steps, TIME, HEADS, DK, rows)
+    put(dk, written, b, h, steps, TIME, HEADS, DK, rows)

@@ -50,14 +50,10 @@ def gates(
     if reset is not None:
         log_decay = torch.where(reset[:, None, :, None], -math.inf, zero if log_decay is None else log_decay)
     if phase is not None:
-        phase = phase.to(summation(k.device)).expand(-1, k.shape[-2], -1, -1).transpose(1, 2)
+        # MPS has nothing wider than float32
+        wide = torch.float32 if k.device.type == "mps" else torch.float64
+        phase = phase.to(wide).expand(-1, k.shape[-2], -1, -1).transpose(1, 2)
     return log_decay, phase
-
-
-def summation(device: torch.device) -> torch.dtype:
-    """Return the dtype that phases are summed in."""
-    # MPS has nothing wider than float32
-    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def prefix(gate: MaybeTensor) -> MaybeTensor:

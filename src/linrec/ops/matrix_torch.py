@@ -1,0 +1,47 @@
+"""Gradients of matrix states in torch operations, for kernels whose gradients are differentiated again."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from linrec.ops.gate_loop.inputs import widened
+
+
+def gradients(needed: Sequence[bool], inputs: Sequence[Any], dy: Tensor, dlast: Tensor) -> list[Any]:
+    """Return the gradients of y and the last state, as functions that autograd knows.
+
+    Args:
+        needed: which of the inputs have one.
+        inputs: q, k, v, beta, log_decay, phase, state and cut; `gate_loop` where beta is None, and with
+            phases in the frame of `real_form`.
+        dy: the gradient of y.
+        dlast: the gradient of the last state.
+
+    Returns:
+        One gradient, or None, for each of `needed`.
+    """
+    # the packages of both operators import this module
+    from linrec.ops.delta_rule.chunkwise import chunkwise as delta_rule
+    from linrec.ops.gate_loop.chunkwise import chunkwise as gate_loop
+
+    *tensors, state, cut = inputs
+    q, k, v, beta, log_decay, phase = widened(*tensors)
+    if beta is not None:
+        y, last = delta_rule(q, k, v, beta, log_decay, state, cut)
+    elif phase is None:
+        y, last = gate_loop(q, k, v, log_decay, None, state, cut)
+    else:
+        # in the frame that turns, phases are zero, whatever their derivatives are
+        q, k = torch.complex(*q.chunk(2, dim=-1)).conj(), torch.complex(*k.chunk(2, dim=-1))
+        decay = log_decay
+        if decay is not None and decay.shape[-1] > 1:
+            decay = decay.chunk(2, dim=-1)[0]
+        start = torch.complex(*state.chunk(2, dim=-2))
+        y, last = gate_loop(q, k, v, decay, phase - phase.detach(), start, cut)
+        last = torch.cat([last.real, last.imag], dim=-2)
+    wanted = [x for x, need in zip(inputs, needed, strict=False) if need]
+    outputs = y.to(dy.dtype), last
+    found = iter(torch.autograd.grad(outputs, wanted, (dy, dlast), create_graph=True, allow_unused=True))
+    return [next(found) if need else None for need in needed]
