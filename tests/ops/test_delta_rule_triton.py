@@ -54,6 +54,22 @@ def test_lengths_around_chunks(time):
 
 
 @on_either
+@pytest.mark.parametrize("log_decay", [None, "bthk"])
+def test_inverses_of_several_blocks(log_decay, monkeypatch):
+    monkeypatch.setattr(chunkwise_triton, "CHUNK", 64)
+    agree(1, 70, 1, 4, 3, log_decay=log_decay, largest_beta=2.0)
+
+
+@on_either
+def test_vmap_folds_the_mapped_axis_into_the_batch():
+    q, k, v = torch.randn(3, 2, 1, 9, 2, 4, device=DEVICE)
+    beta, log_decay = torch.rand(2, 1, 9, 2, device=DEVICE), -torch.rand(2, 1, 9, 2, device=DEVICE)
+    given = q, torch.nn.functional.normalize(k, dim=-1), v, beta, log_decay
+    mapped, _ = torch.vmap(lambda *x: delta_rule(*x, **PAIR))(*given)
+    assert_agree(mapped, torch.stack([delta_rule(*x, **PAIR)[0] for x in zip(*given, strict=True)]))
+
+
+@on_either
 def test_double_precision():
     agree(1, 20, 1, 3, 5, dtype=torch.float64, log_decay="bth")
 

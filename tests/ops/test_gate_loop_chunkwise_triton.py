@@ -57,6 +57,14 @@ def test_lengths_around_chunks(time):
 
 
 @on_either
+@pytest.mark.parametrize("log_decay", [None, "bth", "bthk"])
+def test_time_in_one_piece_and_in_two(log_decay, monkeypatch):
+    for programs in (1, 2):
+        monkeypatch.setattr(chunkwise_triton, "PROGRAMS", programs)
+        agree(1, 70, 1, 4, 4, log_decay=log_decay)
+
+
+@on_either
 @pytest.mark.parametrize(("dk", "dv"), [(1, 7), (40, 1), (80, 16)])
 def test_head_sizes(dk, dv):
     agree(1, 18, 1, dk, dv, log_decay="bth")

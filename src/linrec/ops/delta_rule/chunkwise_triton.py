@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from linrec.ops import matrix_torch
+from linrec.ops.gate_loop import chunkwise_triton, vmap
 from linrec.ops.gate_loop.chunkwise_triton import Chunks, Tiles
 from linrec.ops.operators import differentiated, operator
 from linrec.ops.triton_launch import power_of_2
@@ -28,33 +29,48 @@ def chunkwise(
     """Run the recurrence; arguments and results as in `reference.py`, q, k and v in any precision."""
     inputs = (q, k, v, beta, log_decay, state, reset)
     run = DeltaRule.apply if differentiated(*inputs[:6]) else DeltaRule.forward
-    return run(*inputs)
+    y, last, _ = run(*inputs)
+    return y, last
 
 
 class DeltaRule(torch.autograd.Function):
-    """y, last = DeltaRule.apply(q, k, v, beta, log_decay, state, cut)."""
+    """y, last, inverses = DeltaRule.apply(q, k, v, beta, log_decay, state, cut).
+
+    The inverses T of the chunks are kept for the adjoint, and have no gradient of their own.
+    """
+
+    generate_vmap_rule = True
 
     @staticmethod
-    def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
+    def forward(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        beta: Tensor,
+        log_decay: Tensor | None,
+        state: Tensor,
+        cut: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Run the kernels."""
-        return forward(*inputs)
+        return forward(q, k, v, beta, log_decay, state, cut)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        """Keep the inputs: all else is made again."""
-        ctx.save_for_backward(*inputs)
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        """Keep the inputs and the inverses: all else is made again."""
+        ctx.mark_non_differentiable(output[2])
+        ctx.save_for_backward(*inputs, output[2])
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor, dlast: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dy: Tensor, dlast: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         """Run the adjoint kernels, or torch operations where the gradient is to be differentiated again."""
-        inputs, needed = ctx.saved_tensors, ctx.needs_input_grad[:6]
+        *inputs, inverses = ctx.saved_tensors
+        needed = ctx.needs_input_grad[:6]
         if torch.is_grad_enabled():
             *given, state, cut = inputs
-            found = matrix_torch.gradients(
-                (*needed[:5], False, needed[5]), (*given, None, state, cut), dy, dlast
-            )
+            with_phase = *needed[:5], False, needed[5]
+            found = matrix_torch.gradients(with_phase, (*given, None, state, cut), dy, dlast)
             return (*found[:5], found[6], None)
-        gradients = backward(*inputs, dy, dlast)
+        gradients = backward(*inputs, inverses, dy, dlast)
         return (*(g if need else None for g, need in zip(gradients, needed, strict=True)), None)
 
 
@@ -67,11 +83,12 @@ def forward(
     log_decay: Tensor | None,
     state: Tensor,
     cut: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """Return y (b, t, h, dv) and the last state (b, h, dk, dv)."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return y (b, t, h, dv), the last state (b, h, dk, dv), and the inverses T (b, h, chunks, C, C)."""
     chunks = _DeltaChunks(q, k, v, beta, log_decay, cut)
-    states, last, corrected = chunks.corrected(state)
-    return chunks.mixed(corrected, chunks.matrices(), states), last
+    inverses = _inverses(q)
+    states, last, corrected = chunks.corrected(state, *chunks.corrections(inverses))
+    return chunks.mixed(corrected, chunks.matrices(), states), last, inverses
 
 
 @torch.library.register_fake(forward)
@@ -83,8 +100,14 @@ def _(
     log_decay: Tensor | None,
     state: Tensor,
     cut: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    return v.new_empty(v.shape), state.new_empty(state.shape)
+) -> tuple[Tensor, Tensor, Tensor]:
+    return v.new_empty(v.shape), state.new_empty(state.shape), _inverses(q)
+
+
+def _inverses(q: Tensor) -> Tensor:
+    chunk = chunkwise_triton.CHUNK
+    batch, time, heads, _ = q.shape
+    return q.new_empty(batch, heads, -(-time // chunk), chunk, chunk)
 
 
 @operator("delta_rule_chunkwise_triton_backward")
@@ -96,27 +119,23 @@ def backward(
     log_decay: Tensor | None,
     state: Tensor,
     cut: Tensor | None,
+    inverses: Tensor,
     dy: Tensor,
     dlast: Tensor,
 ) -> Gradients:
     """Return the gradients of all inputs but `cut`; that of `log_decay` is empty where there is none."""
     chunks = _DeltaChunks(q, k, v, beta, log_decay, cut)
     dy = dy.contiguous()
-    states, _, corrected = chunks.corrected(state)
-    gradients, dstate, dcorrected = chunks.corrected_gradients(dy, dlast)
-    through = chunks.applied(dcorrected, turned=True)
-    passing, within = chunks.decay_gradient(), chunks.decay_gradient()
-    dq, dk = chunks.gate_gradients(chunks.q, chunks.k, corrected, dy, states, gradients, passing)
-    # what the corrections read under a key
-    dread, dwritten = chunks.gate_gradients(
-        chunks.written, chunks.k, corrected, -through, states, states, within, strict=True
-    )
-    strength = beta[..., None]
-    wide = dread.float() if dread.dtype.itemsize < 4 else dread
-    dbeta = (wide * chunks.k).sum(-1) + (through * chunks.v).sum(-1, dtype=wide.dtype)
-    dk = (dk.to(wide) + dwritten.to(wide) + strength * wide).to(k.dtype)
-    ddecay = q.new_empty(0) if log_decay is None else chunks.summed(passing + within, log_decay)
-    return dq, dk, (strength * through).to(v.dtype), dbeta.to(beta.dtype), ddecay, dstate
+    read, values = chunks.corrections(inverses, known=True)
+    states, _, corrected = chunks.corrected(state, read, values)
+    gradients, dstate, dcorrected = chunks.corrected_gradients(dy, dlast, read)
+    passing = chunks.decay_gradient()
+    dq, dk = chunks.gate_gradients(dy, corrected, states, gradients, passing)
+    through, dv, of_values = chunks.value_gradients(inverses, dcorrected)
+    of_keys = chunks.correction_gradients(through, corrected, states, dk, passing)
+    dbeta = (of_values.sum(-1) + of_keys.sum(-1)).to(beta.dtype)
+    ddecay = q.new_empty(0) if log_decay is None else chunks.summed(passing, log_decay)
+    return dq, dk, dv, dbeta, ddecay, dstate
 
 
 @torch.library.register_fake(backward)
@@ -128,6 +147,7 @@ def _(
     log_decay: Tensor | None,
     state: Tensor,
     cut: Tensor | None,
+    inverses: Tensor,
     dy: Tensor,
     dlast: Tensor,
 ) -> Gradients:
@@ -139,8 +159,6 @@ def _(
 class _DeltaChunks(Chunks):
     """The calls that the delta rule has beyond those of `gate_loop`."""
 
-    kernels_of_delta = ("applied", "delta_states", "delta_state_gradients")
-
     def __init__(
         self,
         q: Tensor,
@@ -151,55 +169,84 @@ class _DeltaChunks(Chunks):
         cut: Tensor | None,
     ) -> None:
         super().__init__(q, k, v, log_decay, cut)
-        strength = beta[..., None]
-        self.written = (strength * self.k).to(k.dtype).contiguous()
-        self.values = (strength * self.v).to(v.dtype).contiguous()
-        self.inverses = self.mixings(self.written, strict=True, inverse=True)
-        self.read = self.applied(self.written, weighed=True)
+        self.beta = beta.contiguous()
+        self.levels = chunkwise_triton.CHUNK.bit_length() - 1
 
-    def applied(self, x: Tensor, *, turned: bool = False, weighed: bool = False) -> Tensor:
-        """T x, T^T x, or T (e^P * x), of all chunks."""
-        out = torch.empty_like(x)
-        tiles = self._tiles("applied")
-        width, block = (self.dk, tiles.block_k) if weighed else (self.dv, tiles.block_v)
-        constants = {"TURNED": turned, "WEIGHED": weighed}
-        self.per_chunk("applied", -(-width // block), self.inverses, x, *self.gates, out, **constants)
-        return out
+    def corrections(self, inverses: Tensor, *, known: bool = False) -> tuple[Tensor, Tensor]:
+        """Return P and U, and fill `inverses`, unless they are known."""
+        read, values = torch.empty_like(self.k), torch.empty_like(self.v)
+        tensors = (self.k, self.v, self.beta, *self.gates, inverses, read, values)
+        self.per_chunk("corrections", 1, *tensors, LEVELS=self.levels, KNOWN=known)
+        return read, values
 
-    def corrected(self, start: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def corrected(self, start: Tensor, read: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """States before the chunks and after the last, and the corrected values W."""
-        values = self.applied(self.values)
         states = self.k.new_empty(self.batch, self.heads, self.chunks, self.dk, self.dv)
         end = torch.empty_like(start, memory_format=torch.contiguous_format)
         corrected = torch.empty_like(self.v)
-        tensors = (self.k, self.read, values, *self.gates, start.contiguous(), states, end, corrected)
+        tensors = (self.k, read, values, *self.gates, start.contiguous(), states, end, corrected)
         self._run("delta_states", self._over_time("delta_states"), tensors)
         return states, end, corrected
 
-    def corrected_gradients(self, dy: Tensor, dlast: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def corrected_gradients(self, dy: Tensor, dlast: Tensor, read: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of the states after the chunks and before the first, and dW."""
         gradients = self.k.new_empty(self.batch, self.heads, self.chunks, self.dk, self.dv)
         end = torch.empty_like(dlast, memory_format=torch.contiguous_format)
         dcorrected = torch.empty_like(self.v)
-        given = (self.q, self.k, self.read, dy, self.mixings(self.q))
+        given = (self.q, self.k, read, dy, self.mixings())
         tensors = (*given, *self.gates, dlast.contiguous(), gradients, end, dcorrected)
         self._run("delta_state_gradients", self._over_time("delta_state_gradients"), tensors)
         return gradients, end, dcorrected
+
+    def value_gradients(self, inverses: Tensor, dcorrected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return E, dV, and the part of the gradient of beta that comes from the values."""
+        through, dv = torch.empty_like(self.v), torch.empty_like(self.v)
+        blocks = -(-self.dv // self._tiles("value_gradients").block_v)
+        of_values = self._of_steps(blocks)
+        tensors = (inverses, dcorrected, self.v, self.beta, through, dv, of_values)
+        self.per_chunk("value_gradients", blocks, *tensors)
+        return through, dv, of_values
+
+    def correction_gradients(
+        self, through: Tensor, corrected: Tensor, states: Tensor, dk: Tensor, passing: Tensor
+    ) -> Tensor:
+        """Add what the corrections read to `dk` and `passing`, and return its part of beta's gradient."""
+        of_keys = self._of_steps(self.blocks_k)
+        given = (self.k, self.k, corrected, through, *self.gates, states, states, self.beta)
+        tensors = (*given, dk, dk, passing, of_keys)
+        constants = {"LEVELS": self.levels, "CORRECTION": True}
+        self.per_chunk("gate_gradients", self.blocks_k, *tensors, **constants)
+        return of_keys
+
+    def _of_steps(self, blocks: int) -> Tensor:
+        dtype = torch.promote_types(self.q.dtype, torch.float32)
+        return self.q.new_zeros(*self.q.shape[:3], blocks, dtype=dtype)
 
     def _over_time(self, name: str) -> tuple[int, int, int]:
         return -(-self.dv // self._tiles(name).block_v), 1, self.batch * self.heads
 
     def _tiles(self, name: str) -> Tiles:
-        if name not in self.kernels_of_delta:
+        if name not in TILES:
             return super()._tiles(name)
-        if name == "applied":
-            return super()._tiles("mixed")
-        # a state is whole in its key channels, for W reads all of them; 64 columns as in `Chunks._tiles`
-        block_k = max(16, power_of_2(self.dk))
-        return Tiles(block_k, 64, 8 if block_k > 64 else 4, 1 if self.exact else 2)
+        tiles = TILES[name][self.exact]
+        if name.startswith("delta"):
+            # a state is whole in its key channels, for W reads all of them
+            return tiles._replace(block_k=max(16, power_of_2(self.dk)))
+        part = 2 if self.q.dtype == torch.float64 else 1
+        # as in `Chunks._tiles`
+        return tiles._replace(block_k=64 // part, block_v=min(tiles.block_v, max(64, power_of_2(self.dv))))
 
     def _kernel(self, name: str) -> Any:
-        return getattr(_kernels(), name) if name in self.kernels_of_delta else super()._kernel(name)
+        return getattr(_kernels(), name) if name in TILES else super()._kernel(name)
+
+
+# by kernel: inputs of 16 bits, and wider ones
+TILES = {
+    "corrections": (Tiles(64, 128, 4, 2), Tiles(64, 64, 8, 1)),
+    "value_gradients": (Tiles(64, 128, 4, 2), Tiles(64, 64, 8, 1)),
+    "delta_states": (Tiles(0, 64, 8, 2), Tiles(0, 64, 8, 1)),
+    "delta_state_gradients": (Tiles(0, 64, 8, 2), Tiles(0, 64, 8, 1)),
+}
 
 
 @functools.cache
@@ -211,3 +258,6 @@ def _kernels() -> ModuleType:
 
 # autograd asks for it at every call, and making it takes longer than a small recurrence
 DeltaRule.forward.__signature__ = inspect.signature(DeltaRule.forward)  # type: ignore[attr-defined]
+
+
+vmap.register(forward, backward)

@@ -10,8 +10,8 @@ the chunk:
 
     dW = A^T dY + (e^R * K) G        dS = e^{P_C} G + (e^P * Q)^T dY - P^T dW        E = T^T dW
 
-dV is beta * E. What W reads of the keys has the gradients of a `gate_loop` that is read by beta * K, with the
-gradient -E of its outputs, and without a step's own pair.
+dV is beta * E, and that of beta E . V, beside what the corrections read: theirs are the gradients of a
+`gate_loop` that is read by beta * K, with the gradient -E of its outputs, and without a step's own pair.
 """
 
 import triton
@@ -22,21 +22,53 @@ from linrec.ops.gate_loop.chunkwise_triton_decays import (
     NONE,
     factor,
     from_start,
+    neighbours,
     of_chunk,
     put,
     tile,
     to_end,
     whole,
 )
+from linrec.ops.gate_loop.chunkwise_triton_kernels import mixing_of
+
+# steps whose inverse is made row by row
+ROWS = tl.constexpr(16)
 
 
 @triton.jit
-def applied(  # type: ignore[no-untyped-def]
-    matrices,
-    x,
+def _inverse(below, EXACT: tl.constexpr, LEVELS: tl.constexpr, CHUNK: tl.constexpr, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """(I + L)^-1 of a matrix L (CHUNK, CHUNK), which is zero on the diagonal and above it."""
+    BLOCKS: tl.constexpr = CHUNK // ROWS
+    n, m = tl.arange(0, BLOCKS), tl.arange(0, ROWS)
+    same = (n[:, None] == n[None, :])[:, None, :, None]
+    apart = tl.reshape(below, (BLOCKS, ROWS, BLOCKS, ROWS))
+    blocks = tl.sum(tl.where(same, apart, 0.0), axis=2)
+    result = tl.zeros((BLOCKS, ROWS, ROWS), WIDE) + tl.where(m[:, None] == m[None, :], 1.0, 0.0)[None, :, :]
+    for i in range(1, ROWS):
+        here = (m == i)[None, :, None]
+        row = tl.sum(tl.where(here, blocks, 0.0), axis=1)
+        found = tl.sum(row[:, :, None] * result, axis=1)
+        result = tl.where(here, result - found[:, None, :], result)
+    inverse = tl.reshape(tl.where(same, result[:, :, None, :], 0.0), (CHUNK, CHUNK))
+    # blocks of L steps have their inverses; two neighbours' is T - T A T, A the pairs that part between them
+    precision: tl.constexpr = "ieee" if tl.float64 == WIDE else ("tf32x3" if EXACT else "tf32")
+    for level in range(4, LEVELS):
+        between = tl.where(neighbours(level, CHUNK), below, 0.0)
+        left = tl.dot(inverse, between, input_precision=precision, out_dtype=WIDE)
+        inverse -= tl.dot(left, inverse, input_precision=precision, out_dtype=WIDE)
+    return inverse
+
+
+@triton.jit
+def corrections(  # type: ignore[no-untyped-def]
+    k,
+    v,
+    beta,
     decays,
     reset,
-    out,
+    inverses,
+    read,
+    values,
     TIME,
     CHUNKS,
     strides,
@@ -46,33 +78,90 @@ def applied(  # type: ignore[no-untyped-def]
     DECAY: tl.constexpr,
     RESET: tl.constexpr,
     EXACT: tl.constexpr,
-    TURNED: tl.constexpr,
-    WEIGHED: tl.constexpr,
+    LEVELS: tl.constexpr,
+    KNOWN: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
     PRECISION: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """T X, or TURNED T^T X, of one chunk and some columns; of keys WEIGHED, e^P * X."""
-    WIDTH: tl.constexpr = DK if WEIGHED else DV
-    BLOCK: tl.constexpr = BLOCK_K if WEIGHED else BLOCK_V
+    """T of one chunk, unless it is KNOWN; P as `read`, and U as `values`."""
     chunk = tl.program_id(1)
     b, h = tl.program_id(2) // HEADS, tl.program_id(2) % HEADS
-    steps = chunk * CHUNK + tl.arange(0, CHUNK)
     n = tl.arange(0, CHUNK)
-    columns = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    steps = chunk * CHUNK + n
+    strength = tl.load(beta + (b.to(tl.int64) * TIME + steps) * HEADS + h, mask=steps < TIME, other=0.0)
+    strength = strength.to(WIDE)
+    at = (tl.program_id(2).to(tl.int64) * CHUNKS + chunk) * (CHUNK * CHUNK) + n[:, None] * CHUNK + n[None, :]
+    if KNOWN:
+        inverse = tl.load(inverses + at).to(WIDE)
+    else:
+        below = strength[:, None] * mixing_of(
+            k, k, decays, reset, b, h, chunk, TIME, strides,
+            HEADS, DK, DECAY, RESET, EXACT, LEVELS, True, CHUNK, BLOCK_K, PRECISION, WIDE,
+        )  # fmt: skip
+        inverse = _inverse(below, EXACT, LEVELS, CHUNK, WIDE)
+        tl.store(inverses + at, inverse.to(inverses.dtype.element_ty))
+    weights = (inverse * strength[None, :]).to(k.dtype.element_ty)
+    for block in range(tl.cdiv(DK, BLOCK_K)):
+        rows = block * BLOCK_K + tl.arange(0, BLOCK_K)
+        keys = tile(k, b, h, steps, TIME, HEADS, DK, rows)
+        if DECAY != NONE:
+            first, second = of_chunk(
+                decays, reset, b, h, chunk, TIME, strides, rows, HEADS, DK, DECAY, RESET, EXACT, CHUNK, WIDE
+            )
+            keys = (keys * factor(from_start(first, second, EXACT), DECAY)).to(keys.dtype)
+        result = tl.dot(weights, keys, input_precision=PRECISION, out_dtype=WIDE)
+        put(read, result, b, h, steps, TIME, HEADS, DK, rows)
+    for block in range(tl.cdiv(DV, BLOCK_V)):
+        columns = block * BLOCK_V + tl.arange(0, BLOCK_V)
+        given = tile(v, b, h, steps, TIME, HEADS, DV, columns)
+        result = tl.dot(weights, given, input_precision=PRECISION, out_dtype=WIDE)
+        put(values, result, b, h, steps, TIME, HEADS, DV, columns)
+
+
+@triton.jit
+def value_gradients(  # type: ignore[no-untyped-def]
+    inverses,
+    dcorrected,
+    v,
+    beta,
+    through,
+    dv,
+    dbeta,
+    TIME,
+    CHUNKS,
+    strides,
+    HEADS: tl.constexpr,
+    DK: tl.constexpr,
+    DV: tl.constexpr,
+    DECAY: tl.constexpr,
+    RESET: tl.constexpr,
+    EXACT: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    PRECISION: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """E of one chunk and some columns, as `through`, dV, and E . V (b, t, h, blocks of columns)."""
+    chunk = tl.program_id(1)
+    b, h = tl.program_id(2) // HEADS, tl.program_id(2) % HEADS
+    n = tl.arange(0, CHUNK)
+    steps = chunk * CHUNK + n
+    columns = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
     place = (tl.program_id(2).to(tl.int64) * CHUNKS + chunk) * (CHUNK * CHUNK)
-    at = n[None, :] * CHUNK + n[:, None] if TURNED else n[:, None] * CHUNK + n[None, :]
-    matrix = tl.load(matrices + place + at)
-    given = tile(x, b, h, steps, TIME, HEADS, WIDTH, columns)
-    if WEIGHED and DECAY != NONE:
-        first, second = of_chunk(
-            decays, reset, b, h, chunk, TIME, strides, columns, HEADS, DK, DECAY, RESET, EXACT, CHUNK, WIDE
-        )
-        given = (given * factor(from_start(first, second, EXACT), DECAY)).to(given.dtype)
-    result = tl.dot(matrix, given, input_precision=PRECISION, out_dtype=WIDE)
-    put(out, result, b, h, steps, TIME, HEADS, WIDTH, columns)
+    turned = tl.load(inverses + place + n[None, :] * CHUNK + n[:, None])
+    given = tile(dcorrected, b, h, steps, TIME, HEADS, DV, columns)
+    result = tl.dot(turned, given, input_precision=PRECISION, out_dtype=WIDE)
+    put(through, result, b, h, steps, TIME, HEADS, DV, columns)
+    at = (b.to(tl.int64) * TIME + steps) * HEADS + h
+    strength = tl.load(beta + at, mask=steps < TIME, other=0.0).to(WIDE)
+    put(dv, strength[:, None] * result, b, h, steps, TIME, HEADS, DV, columns)
+    values = tile(v, b, h, steps, TIME, HEADS, DV, columns)
+    of_beta = tl.sum(result * values, axis=1)
+    tl.store(dbeta + at * tl.num_programs(0) + tl.program_id(0), of_beta, mask=steps < TIME)
 
 
 @triton.jit

@@ -34,10 +34,10 @@ class Tiles(NamedTuple):
 
 # by kernel, and by what decays: nothing, a head, or every key channel
 TILES = {
-    "chunk_states": (Tiles(64, 64, 4, 3), Tiles(64, 128, 8, 3), Tiles(64, 128, 8, 3)),
+    "chunk_states": (Tiles(64, 128, 4, 3), Tiles(64, 128, 4, 3), Tiles(64, 128, 4, 2)),
     "mixings": (Tiles(64, 16, 4, 1),) * 3,
     "mixed": (Tiles(64, 128, 4, 2), Tiles(64, 128, 4, 2), Tiles(64, 128, 4, 2)),
-    "gate_gradients": (Tiles(128, 64, 8, 2), Tiles(128, 64, 8, 2), Tiles(64, 64, 4, 2)),
+    "gate_gradients": (Tiles(64, 64, 4, 3),) * 3,
 }
 # float32 and float64, where a decay of every channel needs registers
 EXACT_TILES = {
@@ -48,6 +48,8 @@ EXACT_TILES = {
 }
 # columns of sums of log decays
 SUMS = 32
+# programs that keep a GPU busy: with fewer, time is divided too
+PROGRAMS = 256
 
 
 def chunkwise(
@@ -189,7 +191,7 @@ def backward(
     dv = call.mixed(dy, matrices, gradients, reverse=True)
     states, last = call.states(call.k, call.v, state)
     passing = call.decay_gradient()
-    dq, dk = call.gate_gradients(call.q, call.k, call.v, dy, states, gradients, passing)
+    dq, dk = call.gate_gradients(dy, call.v, states, gradients, passing)
     ddecay = q.new_empty(0) if log_decay is None else call.summed(passing, log_decay)
     if phase is None:
         dphase = q.new_empty(0)
@@ -279,20 +281,37 @@ class Chunks:
         states = k.new_empty(self.batch, self.heads, self.chunks, self.dk, self.dv)
         end = torch.empty_like(start, memory_format=torch.contiguous_format)
         tiles = self._tiles("chunk_states")
-        grid = -(-self.dk // tiles.block_k), -(-self.dv // tiles.block_v), self.batch * self.heads
-        tensors = (k, v, *self.gates, start.contiguous(), states, end)
-        self._run("chunk_states", grid, tensors, REVERSE=reverse)
+        blocks = -(-self.dk // tiles.block_k), -(-self.dv // tiles.block_v)
+        matrices = self.batch * self.heads
+        pieces = max(1, min(PROGRAMS // max(blocks[0] * blocks[1] * matrices, 1), self.chunks))
+        length = -(-self.chunks // pieces)
+        pieces = -(-self.chunks // length)
+        left, factors = start, start
+        if pieces > 1:
+            left = start.new_empty(matrices, pieces, self.dk, self.dv)
+            factors = start.new_empty(matrices, pieces, self.dk)
+        tensors = (k, v, *self.gates, start.contiguous(), left, factors, states, end)
+        for local in (True, False) if pieces > 1 else (False,):
+            self._run(
+                "chunk_states",
+                (*blocks, matrices * pieces),
+                tensors,
+                length,
+                REVERSE=reverse,
+                PIECES=pieces,
+                LOCAL=local,
+            )
         return states, end
 
     def matrices(self) -> Tensor:
         """Return A of all chunks (b, h, chunks, C, C), where each channel decays for itself; else nothing."""
-        return self.mixings(self.q) if self.decay == CHANNEL else self.q.new_empty(self.batch, 0, 0, 0, 0)
+        return self.mixings() if self.decay == CHANNEL else self.q.new_empty(self.batch, 0, 0, 0, 0)
 
-    def mixings(self, q: Tensor, *, strict: bool = False, inverse: bool = False) -> Tensor:
-        """A of all chunks (b, h, chunks, C, C), of these queries; see the kernel."""
+    def mixings(self) -> Tensor:
+        """A of all chunks (b, h, chunks, C, C)."""
         matrices = self.q.new_empty(self.batch, self.heads, self.chunks, CHUNK, CHUNK)
-        constants = {"LEVELS": CHUNK.bit_length() - 1, "STRICT": strict, "INVERSE": inverse}
-        self.per_chunk("mixings", 1, q, self.k, *self.gates, matrices, **constants)
+        tensors = (self.q, self.k, *self.gates, matrices)
+        self.per_chunk("mixings", 1, *tensors, LEVELS=CHUNK.bit_length() - 1)
         return matrices
 
     def mixed(self, values: Tensor, matrices: Tensor, states: Tensor, *, reverse: bool = False) -> Tensor:
@@ -304,21 +323,12 @@ class Chunks:
         return out
 
     def gate_gradients(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        dy: Tensor,
-        states: Tensor,
-        gradients: Tensor,
-        passing: Tensor,
-        *,
-        strict: bool = False,
+        self, dy: Tensor, v: Tensor, states: Tensor, gradients: Tensor, passing: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return dq and dk, and fill `passing`; see the kernel."""
-        dq, dk = torch.empty_like(q), torch.empty_like(k)
-        constants = {"LEVELS": CHUNK.bit_length() - 1, "STRICT": strict}
-        tensors = (q, k, v, dy, *self.gates, states, gradients, dq, dk, passing)
+        dq, dk = torch.empty_like(self.q), torch.empty_like(self.k)
+        tensors = (self.q, self.k, v, dy, *self.gates, states, gradients, self.q, dq, dk, passing, self.q)
+        constants = {"LEVELS": CHUNK.bit_length() - 1, "CORRECTION": False}
         self.per_chunk("gate_gradients", self.blocks_k, *tensors, **constants)
         return dq, dk
 
@@ -343,7 +353,7 @@ class Chunks:
         part = 2 if self.q.dtype == torch.float64 else 1
         # where several products of 16 or 32 columns meet in a kernel, Triton 3.6 to 3.7 read beyond their
         # tiles (its issue 11366), so the gradients of small heads take wide ones
-        least = 64 // part if name in ("gate_gradients", "mixings") else LEAST
+        least = 64 // part if name in ("gate_gradients", "mixings", "corrections") else LEAST
         return tiles._replace(
             block_k=_block(self.dk, tiles.block_k // part, least),
             block_v=_block(self.dv, tiles.block_v // part, least),
@@ -373,7 +383,9 @@ class Chunks:
                 )
         return sums
 
-    def _run(self, name: str, grid: tuple[int, ...], tensors: tuple[Tensor, ...], **constants: Any) -> None:
+    def _run(
+        self, name: str, grid: tuple[int, ...], tensors: tuple[Tensor, ...], *numbers: int, **constants: Any
+    ) -> None:
         if 0 in grid:
             return
         import triton.language as tl
@@ -387,6 +399,7 @@ class Chunks:
                 self.time,
                 self.chunks,
                 self.strides,
+                *numbers,
                 HEADS=self.heads,
                 DK=self.dk,
                 DV=self.dv,

@@ -82,11 +82,14 @@ def chunk_states(  # type: ignore[no-untyped-def]
     decays,
     reset,
     start,
+    left,
+    factors,
     states,
     end,
     TIME,
     CHUNKS,
     strides,
+    LENGTH,
     HEADS: tl.constexpr,
     DK: tl.constexpr,
     DV: tl.constexpr,
@@ -94,25 +97,43 @@ def chunk_states(  # type: ignore[no-untyped-def]
     RESET: tl.constexpr,
     EXACT: tl.constexpr,
     REVERSE: tl.constexpr,
+    PIECES: tl.constexpr,
+    LOCAL: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
     PRECISION: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """The state before each chunk and after the last; with REVERSE, of q and dy, the gradient after each."""
-    b, h = tl.program_id(2) // HEADS, tl.program_id(2) % HEADS
+    """The state before each chunk and after the last; with REVERSE, of q and dy, the gradient after each.
+
+    Few heads leave much of a GPU idle, so time comes in PIECES of LENGTH chunks. A first, LOCAL run writes
+    what each of them leaves of zeros, and by which factor it reduces what comes in (b, h, pieces, dk); in the
+    second, a piece begins with what those before it leave.
+    """
+    piece, matrix = tl.program_id(2) % PIECES, (tl.program_id(2) // PIECES).to(tl.int64)
+    b, h = matrix // HEADS, matrix % HEADS
     rows = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
     columns = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
     inside = (rows < DK)[:, None] & (columns < DV)[None, :]
     at = rows[:, None] * DV + columns[None, :]
     size = DK * DV
-    matrix = tl.program_id(2).to(tl.int64)
-    state = tl.load(start + matrix * size + at, mask=inside, other=0.0).to(WIDE)
-    for i in range(CHUNKS):
+    first_piece = matrix * PIECES
+    if LOCAL:
+        state = tl.zeros((BLOCK_K, BLOCK_V), WIDE)
+    else:
+        state = tl.load(start + matrix * size + at, mask=inside, other=0.0).to(WIDE)
+        if PIECES > 1:
+            for i in range(piece):
+                of_piece = tl.load(factors + (first_piece + i) * DK + rows, mask=rows < DK, other=0.0)
+                state *= of_piece[:, None]
+                state += tl.load(left + (first_piece + i) * size + at, mask=inside, other=0.0)
+    reduced = tl.full((BLOCK_K,), 1.0, WIDE)
+    for i in range(piece * LENGTH, tl.minimum((piece + 1) * LENGTH, CHUNKS)):
         chunk = CHUNKS - 1 - i if REVERSE else i
-        place = (matrix * CHUNKS + chunk) * size
-        tl.store(states + place + at, state.to(states.dtype.element_ty), mask=inside)
+        if not LOCAL:
+            place = (matrix * CHUNKS + chunk) * size
+            tl.store(states + place + at, state.to(states.dtype.element_ty), mask=inside)
         steps = chunk * CHUNK + tl.arange(0, CHUNK)
         k = tile(keys, b, h, steps, TIME, HEADS, DK, rows)
         v = tile(values, b, h, steps, TIME, HEADS, DV, columns)
@@ -138,8 +159,14 @@ def chunk_states(  # type: ignore[no-untyped-def]
             k = (k * factor(weight, DECAY)).to(k.dtype)
             total = whole(first, second, EXACT)
             state = state * (total[:, None] if DECAY == CHANNEL else total)
+            if LOCAL:
+                reduced *= total
         state = tl.dot(tl.trans(k), v, state, input_precision=PRECISION, out_dtype=WIDE)
-    tl.store(end + matrix * size + at, state.to(end.dtype.element_ty), mask=inside)
+    if LOCAL:
+        tl.store(left + (first_piece + piece) * size + at, state, mask=inside)
+        tl.store(factors + (first_piece + piece) * DK + rows, reduced, mask=rows < DK)
+    elif piece == PIECES - 1:
+        tl.store(end + matrix * size + at, state.to(end.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -159,19 +186,50 @@ def mixings(  # type: ignore[no-untyped-def]
     RESET: tl.constexpr,
     EXACT: tl.constexpr,
     LEVELS: tl.constexpr,
-    STRICT: tl.constexpr,
-    INVERSE: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
     PRECISION: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """A (b, h, chunk, C, C) of one chunk; STRICT without its diagonal; of that the INVERSE, (I + A)^-1."""
+    """A (b, h, chunk, C, C) of one chunk."""
     chunk = tl.program_id(1)
     b, h = tl.program_id(2) // HEADS, tl.program_id(2) % HEADS
-    steps = chunk * CHUNK + tl.arange(0, CHUNK)
     n = tl.arange(0, CHUNK)
+    mixing = mixing_of(
+        q, k, decays, reset, b, h, chunk, TIME, strides,
+        HEADS, DK, DECAY, RESET, EXACT, LEVELS, False, CHUNK, BLOCK_K, PRECISION, WIDE,
+    )  # fmt: skip
+    place = (tl.program_id(2).to(tl.int64) * CHUNKS + chunk) * (CHUNK * CHUNK)
+    tl.store(matrices + place + n[:, None] * CHUNK + n[None, :], mixing.to(matrices.dtype.element_ty))
+
+
+@triton.jit
+def mixing_of(  # type: ignore[no-untyped-def]
+    q,
+    k,
+    decays,
+    reset,
+    b,
+    h,
+    chunk,
+    TIME,
+    strides,
+    HEADS: tl.constexpr,
+    DK: tl.constexpr,
+    DECAY: tl.constexpr,
+    RESET: tl.constexpr,
+    EXACT: tl.constexpr,
+    LEVELS: tl.constexpr,
+    STRICT: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """A (CHUNK, CHUNK) of one chunk; STRICT without its diagonal."""
+    n = tl.arange(0, CHUNK)
+    steps = chunk * CHUNK + n
     mixing = tl.zeros((CHUNK, CHUNK), WIDE)
     for block in range(tl.cdiv(DK, BLOCK_K)):
         rows = block * BLOCK_K + tl.arange(0, BLOCK_K)
@@ -197,22 +255,8 @@ def mixings(  # type: ignore[no-untyped-def]
             decays, reset, b, h, chunk, TIME, strides, n, HEADS, 1, HEAD, RESET, EXACT, CHUNK, WIDE
         )
         mixing *= of_pairs(first, False, EXACT, CHUNK)
-    if STRICT:
-        mixing = tl.where(n[:, None] > n[None, :], mixing, 0.0)
-    else:
-        mixing = tl.where(n[:, None] >= n[None, :], mixing, 0.0)
-    if INVERSE:
-        # blocks of L steps have their inverses; two neighbours' is T - T A T, A the pairs that part between
-        precision: tl.constexpr = "ieee" if tl.float64 == WIDE else "tf32x3"
-        ones = tl.where(n[:, None] == n[None, :], 1.0, 0.0).to(WIDE)
-        inverse = ones - tl.where(neighbours(0, CHUNK), mixing, 0.0)
-        for level in range(1, LEVELS):
-            between = tl.where(neighbours(level, CHUNK), mixing, 0.0)
-            left = tl.dot(inverse, between, input_precision=precision, out_dtype=WIDE)
-            inverse -= tl.dot(left, inverse, input_precision=precision, out_dtype=WIDE)
-        mixing = inverse
-    place = (tl.program_id(2).to(tl.int64) * CHUNKS + chunk) * (CHUNK * CHUNK)
-    tl.store(matrices + place + n[:, None] * CHUNK + n[None, :], mixing.to(matrices.dtype.element_ty))
+    inside = n[:, None] > n[None, :] if STRICT else n[:, None] >= n[None, :]
+    return tl.where(inside, mixing, 0.0)
 
 
 @triton.jit
@@ -297,9 +341,11 @@ def gate_gradients(  # type: ignore[no-untyped-def]
     reset,
     states,
     gradients,
+    beta,
     dq,
     dk,
     passing,
+    dbeta,
     TIME,
     CHUNKS,
     strides,
@@ -310,7 +356,7 @@ def gate_gradients(  # type: ignore[no-untyped-def]
     RESET: tl.constexpr,
     EXACT: tl.constexpr,
     LEVELS: tl.constexpr,
-    STRICT: tl.constexpr,
+    CORRECTION: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
@@ -320,8 +366,11 @@ def gate_gradients(  # type: ignore[no-untyped-def]
     """dQ and dK of one chunk and some channels, and what passes its steps.
 
     `states` are those before the chunks, and `gradients` those of the states after them. What passes is
-    (b, t, h, dk) of CHANNEL, and (b, t, h, blocks of channels) of HEAD, to be summed. STRICT leaves out what
-    a step has of itself, and what reaches the end of the chunk: it has no gradients.
+    (b, t, h, dk) of CHANNEL, and (b, t, h, blocks of channels) of HEAD, to be summed.
+
+    CORRECTION is what the delta rule reads in order to write: outputs -y are read by keys, `q`, of strengths
+    beta, before a step writes, and nothing passes the end of the chunk. It adds its gradients to `dk` and
+    `passing`, and makes those of beta (b, t, h, blocks of channels), to be summed.
     """
     block, chunk = tl.program_id(0), tl.program_id(1)
     b, h = tl.program_id(2) // HEADS, tl.program_id(2) % HEADS
@@ -337,6 +386,8 @@ def gate_gradients(  # type: ignore[no-untyped-def]
     for i in range(tl.cdiv(DV, BLOCK_V)):
         columns = i * BLOCK_V + tl.arange(0, BLOCK_V)
         given = tile(dy, b, h, steps, TIME, HEADS, DV, columns)
+        if CORRECTION:
+            given = -given
         values = tile(v, b, h, steps, TIME, HEADS, DV, columns)
         lower = tl.dot(given, tl.trans(values), lower, input_precision=PRECISION, out_dtype=WIDE)
         upper = tl.dot(values, tl.trans(given), upper, input_precision=PRECISION, out_dtype=WIDE)
@@ -344,7 +395,7 @@ def gate_gradients(  # type: ignore[no-untyped-def]
         at = place + columns[:, None] + rows[None, :] * DV
         state = tl.load(states + at, mask=inside, other=0.0)
         read = tl.dot(given, state.to(given.dtype), read, input_precision=PRECISION, out_dtype=WIDE)
-        if not STRICT:
+        if not CORRECTION:
             gradient = tl.load(gradients + at, mask=inside, other=0.0)
             written = tl.dot(
                 values, gradient.to(values.dtype), written, input_precision=PRECISION, out_dtype=WIDE
@@ -353,9 +404,12 @@ def gate_gradients(  # type: ignore[no-untyped-def]
                 crossing += tl.sum(state.to(WIDE) * gradient.to(WIDE), axis=0)
     queries = tile(q, b, h, steps, TIME, HEADS, DK, rows)
     keys = tile(k, b, h, steps, TIME, HEADS, DK, rows)
-    if STRICT:
+    strength = tl.full((CHUNK,), 1.0, WIDE)
+    if CORRECTION:
+        strength = tl.load(beta + (b.to(tl.int64) * TIME + steps) * HEADS + h, mask=steps < TIME, other=0.0)
+        strength = strength.to(WIDE)
         lower = tl.where(n[:, None] > n[None, :], lower, 0.0)
-        upper = tl.where(n[:, None] < n[None, :], upper, 0.0)
+        upper = tl.where(n[:, None] < n[None, :], upper * strength[None, :], 0.0)
     if DECAY == NONE:
         lower = tl.where(n[:, None] >= n[None, :], lower, 0.0).to(keys.dtype)
         upper = tl.where(n[:, None] <= n[None, :], upper, 0.0).to(keys.dtype)
@@ -370,8 +424,8 @@ def gate_gradients(  # type: ignore[no-untyped-def]
         passed = tl.zeros((CHUNK, BLOCK_K), WIDE)
         if EXACT:
             # states that are read from here on
-            passed += tl.cumsum(read * queries, axis=0, reverse=True)
-        if not STRICT:
+            passed += tl.cumsum(read * queries * strength[:, None], axis=0, reverse=True)
+        if not CORRECTION:
             written *= factor(to_end(first, second, DECAY, EXACT), DECAY)
             reaching = written * keys
             if EXACT:
@@ -388,17 +442,22 @@ def gate_gradients(  # type: ignore[no-untyped-def]
             )
             if EXACT:
                 # pairs that pass j: sums over m < j, then over n >= j
-                pairs = lower * tl.dot(queries, tl.trans(keys), input_precision=PRECISION, out_dtype=WIDE)
+                pairs = tl.dot(queries, tl.trans(keys), input_precision=PRECISION, out_dtype=WIDE)
+                pairs *= lower * strength[:, None]
                 before = tl.cumsum(pairs, axis=1) - pairs
                 of_head = tl.sum(tl.where(n[:, None] >= n[None, :], before, 0.0), axis=0)
                 of_head += tl.sum(passed, axis=1)
             else:
-                of_head = tl.cumsum(tl.sum(read * queries - written * keys, axis=1), axis=0, reverse=True)
-            at = passing + ((b.to(tl.int64) * TIME + steps) * HEADS + h) * tl.num_programs(0) + block
-            tl.store(at, of_head + tl.sum(through), mask=steps < TIME)
+                of_step = strength * tl.sum(read * queries, axis=1) - tl.sum(written * keys, axis=1)
+                of_head = tl.cumsum(of_step, axis=0, reverse=True)
+            of_head += tl.sum(through)
+            at = ((b.to(tl.int64) * TIME + steps) * HEADS + h) * tl.num_programs(0) + block
+            if CORRECTION:
+                of_head += tl.load(passing + at, mask=steps < TIME, other=0.0)
+            tl.store(passing + at, of_head, mask=steps < TIME)
         else:
             both = tl.where(n[:, None] >= n[None, :], lower, upper)
-            if not STRICT:
+            if not CORRECTION:
                 own = tl.sum(tl.where(n[:, None] == n[None, :], both, 0.0), axis=1)[:, None]
                 read += own * keys
                 written += own * queries
@@ -415,9 +474,19 @@ def gate_gradients(  # type: ignore[no-untyped-def]
                 read += tl.where(is_read, found, 0.0)
                 written += tl.where(is_read, 0.0, found)
                 if EXACT:
-                    passed += summed(segments(level, True, CHUNK), found * x)
+                    x_read = tl.where(is_read, strength[:, None], 1.0)
+                    passed += summed(segments(level, True, CHUNK), found * x * x_read)
             if not EXACT:
-                passed = tl.cumsum(read * queries - written * keys, axis=0, reverse=True)
-            put(passing, passed + through[None, :], b, h, steps, TIME, HEADS, DK, rows)
-    put(dq, read, b, h, steps, TIME, HEADS, DK, rows)
+                of_step = read * queries * strength[:, None] - written * keys
+                passed = tl.cumsum(of_step, axis=0, reverse=True)
+            passed += through[None, :]
+            if CORRECTION:
+                passed += tile(passing, b, h, steps, TIME, HEADS, DK, rows)
+            put(passing, passed, b, h, steps, TIME, HEADS, DK, rows)
+    if CORRECTION:
+        at = ((b.to(tl.int64) * TIME + steps) * HEADS + h) * tl.num_programs(0) + block
+        tl.store(dbeta + at, tl.sum(read * keys, axis=1), mask=steps < TIME)
+        written += strength[:, None] * read + tile(dk, b, h, steps, TIME, HEADS, DK, rows)
+    else:
+        put(dq, read, b, h, steps, TIME, HEADS, DK, rows)
     put(dk, written, b, h, steps, TIME, HEADS, DK, rows)
