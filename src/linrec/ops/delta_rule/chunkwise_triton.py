@@ -229,12 +229,13 @@ class _DeltaChunks(Chunks):
         if name not in TILES:
             return super()._tiles(name)
         tiles = TILES[name][self.exact]
+        # as in `Chunks._tiles`
+        part = 2 if self.q.dtype == torch.float64 else 1
+        block_k = tiles.block_k // part
         if name.startswith("delta"):
             # a state is whole in its key channels, for W reads all of them
-            return tiles._replace(block_k=max(16, power_of_2(self.dk)))
-        part = 2 if self.q.dtype == torch.float64 else 1
-        # as in `Chunks._tiles`
-        return tiles._replace(block_k=64 // part, block_v=min(tiles.block_v, max(64, power_of_2(self.dv))))
+            block_k = max(block_k, power_of_2(self.dk))
+        return tiles._replace(block_k=block_k, block_v=min(tiles.block_v, max(64, power_of_2(self.dv))))
 
     def _kernel(self, name: str) -> Any:
         return getattr(_kernels(), name) if name in TILES else super()._kernel(name)
@@ -242,10 +243,10 @@ class _DeltaChunks(Chunks):
 
 # by kernel: inputs of 16 bits, and wider ones
 TILES = {
-    "corrections": (Tiles(64, 128, 4, 2), Tiles(64, 64, 8, 1)),
-    "value_gradients": (Tiles(64, 128, 4, 2), Tiles(64, 64, 8, 1)),
-    "delta_states": (Tiles(0, 64, 8, 2), Tiles(0, 64, 8, 1)),
-    "delta_state_gradients": (Tiles(0, 64, 8, 2), Tiles(0, 64, 8, 1)),
+    "corrections": (Tiles(64, 64, 4, 2), Tiles(64, 64, 8, 1)),
+    "value_gradients": (Tiles(64, 128, 4, 1), Tiles(64, 64, 8, 1)),
+    "delta_states": (Tiles(64, 64, 4, 2), Tiles(64, 64, 8, 1)),
+    "delta_state_gradients": (Tiles(64, 64, 4, 2), Tiles(64, 64, 8, 1)),
 }
 
 

@@ -31,28 +31,20 @@ from linrec.ops.gate_loop.chunkwise_triton_decays import (
 )
 from linrec.ops.gate_loop.chunkwise_triton_kernels import mixing_of
 
-# steps whose inverse is made row by row
-ROWS = tl.constexpr(16)
-
 
 @triton.jit
 def _inverse(below, EXACT: tl.constexpr, LEVELS: tl.constexpr, CHUNK: tl.constexpr, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """(I + L)^-1 of a matrix L (CHUNK, CHUNK), which is zero on the diagonal and above it."""
-    BLOCKS: tl.constexpr = CHUNK // ROWS
-    n, m = tl.arange(0, BLOCKS), tl.arange(0, ROWS)
-    same = (n[:, None] == n[None, :])[:, None, :, None]
-    apart = tl.reshape(below, (BLOCKS, ROWS, BLOCKS, ROWS))
-    blocks = tl.sum(tl.where(same, apart, 0.0), axis=2)
-    result = tl.zeros((BLOCKS, ROWS, ROWS), WIDE) + tl.where(m[:, None] == m[None, :], 1.0, 0.0)[None, :, :]
-    for i in range(1, ROWS):
-        here = (m == i)[None, :, None]
-        row = tl.sum(tl.where(here, blocks, 0.0), axis=1)
-        found = tl.sum(row[:, :, None] * result, axis=1)
-        result = tl.where(here, result - found[:, None, :], result)
-    inverse = tl.reshape(tl.where(same, result[:, :, None, :], 0.0), (CHUNK, CHUNK))
-    # blocks of L steps have their inverses; two neighbours' is T - T A T, A the pairs that part between them
+    """(I + L)^-1 of a matrix L (CHUNK, CHUNK), which is zero on the diagonal and above it.
+
+    Blocks of steps have their inverses; that of two neighbours is T - T A T, A the pairs that part between
+    them.
+    """
+    # inputs of 16 bits leave what tf32 rounds away unseen
     precision: tl.constexpr = "ieee" if tl.float64 == WIDE else ("tf32x3" if EXACT else "tf32")
-    for level in range(4, LEVELS):
+    n = tl.arange(0, CHUNK)
+    ones = tl.where(n[:, None] == n[None, :], 1.0, 0.0).to(WIDE)
+    inverse = ones - tl.where(neighbours(0, CHUNK), below, 0.0)
+    for level in range(1, LEVELS):
         between = tl.where(neighbours(level, CHUNK), below, 0.0)
         left = tl.dot(inverse, between, input_precision=precision, out_dtype=WIDE)
         inverse -= tl.dot(left, inverse, input_precision=precision, out_dtype=WIDE)

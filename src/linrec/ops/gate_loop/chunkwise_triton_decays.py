@@ -192,7 +192,7 @@ def summed(which, x):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def of_level(  # type: ignore[no-untyped-def]
+def middles(  # type: ignore[no-untyped-def]
     first,
     decays,
     b,
@@ -206,14 +206,21 @@ def of_level(  # type: ignore[no-untyped-def]
     EXACT: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Factors (CHUNK, columns) of pairs that part at a multiple of L = 2^level.
+    """P where pairs part that `neighbours` has: at the last step of a left block of L = 2^level steps."""
+    if EXACT:
+        result = first
+    else:
+        step = chunk * CHUNK + (((tl.arange(0, CHUNK) >> level) | 1) << level) - 1
+        result = _sums(decays, b, h, step, TIME, HEADS, WIDTH, columns, CHANNEL)
+    return result
+
+
+@triton.jit
+def of_level(first, middle, level, EXACT: tl.constexpr, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Factors (CHUNK, columns) of pairs that part at `middle`, the `middles` of this level.
 
     In right blocks, what decays from the end of the left block up to a step; in left ones, what decays after
     it, up to that end.
     """
-    if EXACT:
-        exponent = summed(segments(level, False, CHUNK), first)
-    else:
-        middle = chunk * CHUNK + (((tl.arange(0, CHUNK) >> level) | 1) << level) - 1
-        exponent = -tl.abs(first - _sums(decays, b, h, middle, TIME, HEADS, WIDTH, columns, CHANNEL))
+    exponent = summed(segments(level, False, CHUNK), first) if EXACT else -tl.abs(first - middle)
     return tl.exp(exponent)

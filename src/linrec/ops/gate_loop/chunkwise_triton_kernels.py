@@ -41,6 +41,7 @@ from linrec.ops.gate_loop.chunkwise_triton_decays import (
     factor,
     from_start,
     log_decays,
+    middles,
     neighbours,
     of_chunk,
     of_level,
@@ -242,8 +243,11 @@ def mixing_of(  # type: ignore[no-untyped-def]
             if not STRICT:
                 own = tl.sum(queries.to(WIDE) * keys.to(WIDE), axis=1)
                 mixing += tl.where(n[:, None] == n[None, :], own[:, None], 0.0)
+            middle = middles(first, decays, b, h, chunk, TIME, rows, 0, HEADS, DK, EXACT, CHUNK)
             for level in range(LEVELS):
-                weight = of_level(first, decays, b, h, chunk, TIME, rows, level, HEADS, DK, EXACT, CHUNK)
+                weight = of_level(first, middle, level, EXACT, CHUNK)
+                # for the next level, while this one is at work
+                middle = middles(first, decays, b, h, chunk, TIME, rows, level + 1, HEADS, DK, EXACT, CHUNK)
                 # a step is read or written, by which block it is in
                 x = (tl.where(right(level, CHUNK)[:, None], queries, keys) * weight).to(keys.dtype)
                 pairs = tl.dot(x, tl.trans(x), input_precision=PRECISION, out_dtype=WIDE)
@@ -295,6 +299,8 @@ def mixed(  # type: ignore[no-untyped-def]
     n = tl.arange(0, CHUNK)
     columns = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
     matrix = tl.program_id(2).to(tl.int64) * CHUNKS + chunk
+    # all that can be read is on its way before the first product waits
+    given = tile(values, b, h, steps, TIME, HEADS, DV, columns)
     mixing = tl.zeros((CHUNK, CHUNK), WIDE)
     result = tl.zeros((CHUNK, BLOCK_V), WIDE)
     for block in range(tl.cdiv(DK, BLOCK_K)):
@@ -313,7 +319,6 @@ def mixed(  # type: ignore[no-untyped-def]
         at = matrix * (DK * DV) + rows[:, None] * DV + columns[None, :]
         state = tl.load(states + at, mask=inside, other=0.0)
         result = tl.dot(x, state.to(x.dtype), result, input_precision=PRECISION, out_dtype=WIDE)
-    given = tile(values, b, h, steps, TIME, HEADS, DV, columns)
     if DECAY == CHANNEL:
         at = n[None, :] * CHUNK + n[:, None] if REVERSE else n[:, None] * CHUNK + n[None, :]
         weights = tl.load(matrices + matrix * (CHUNK * CHUNK) + at)
@@ -461,8 +466,11 @@ def gate_gradients(  # type: ignore[no-untyped-def]
                 own = tl.sum(tl.where(n[:, None] == n[None, :], both, 0.0), axis=1)[:, None]
                 read += own * keys
                 written += own * queries
+            middle = middles(first, decays, b, h, chunk, TIME, rows, 0, HEADS, DK, EXACT, CHUNK)
             for level in range(LEVELS):
-                weight = of_level(first, decays, b, h, chunk, TIME, rows, level, HEADS, DK, EXACT, CHUNK)
+                weight = of_level(first, middle, level, EXACT, CHUNK)
+                # for the next level, while this one is at work
+                middle = middles(first, decays, b, h, chunk, TIME, rows, level + 1, HEADS, DK, EXACT, CHUNK)
                 # a step is read or written, by which block it is in, and its gradient is of what the other
                 # block writes or reads
                 is_read = right(level, CHUNK)[:, None]
