@@ -12,8 +12,10 @@ from linrec.ops.delta_rule import PAIRS
 from linrec.ops.delta_rule.auto import auto_delta_rule
 from linrec.testing import assert_agree, check_operator, delta_rule_inputs, reset_mask
 
-FAST = [pair for pair in PAIRS if pair[1] != "reference"]
-every_pair = pytest.mark.parametrize(("mode", "backend"), PAIRS)
+# test_delta_rule_triton.py and test_matrix_triton.py have the others
+HERE = [pair for pair in PAIRS if pair[1] != "triton"]
+FAST = [pair for pair in HERE if pair[1] != "reference"]
+every_pair = pytest.mark.parametrize(("mode", "backend"), HERE)
 every_fast_pair = pytest.mark.parametrize(("mode", "backend"), FAST)
 
 
@@ -156,9 +158,23 @@ def test_vmap(mode, backend):
 
 
 def test_auto():
-    for device, numba, exporting in (("cuda", True, False), ("cpu", False, False), ("cpu", True, True)):
+    in_torch = (
+        {"device_type": "cuda", "numba": True},
+        {"device_type": "cuda", "numba": True, "triton": True, "exporting": True},
+        {"device_type": "cpu", "numba": False, "triton": True},
+        {"device_type": "cpu", "numba": True, "exporting": True},
+    )
+    for call in in_torch:
         for time, mode in ((1, "recurrent"), (4, "recurrent"), (5, "chunkwise"), (4096, "chunkwise")):
-            assert auto_delta_rule(time, device, numba=numba, exporting=exporting)[0] == (mode, "torch")
+            assert auto_delta_rule(time, **call)[0] == (mode, "torch")
+    on_a_gpu = {"device_type": "cuda", "numba": False, "triton": True}
+    for time, fits, pair in (
+        (1, False, ("recurrent", "triton")),
+        (2, True, ("chunkwise", "triton")),
+        (99, False, ("chunkwise", "torch")),
+    ):
+        usable = auto_delta_rule(time, fits=fits, **on_a_gpu)
+        assert usable[0] == pair and set(usable) <= set(PAIRS)
     for time in (1, 4096):
         usable = auto_delta_rule(time, "cpu", numba=True)
         assert usable[0] == ("recurrent", "numba") and set(usable) <= set(PAIRS)

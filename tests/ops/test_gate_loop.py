@@ -305,7 +305,14 @@ def test_the_max_headed_operator_obeys_the_laws():
 
 def test_auto():
     here = {"numba": False, "triton": False}
-    assert auto_gate_loop((2, 1, 4, 64, 64), "cuda", numba=True, triton=True)[0] == ("recurrent", "torch")
+    on_a_gpu = {"device_type": "cuda", "numba": True, "triton": True}
+    assert auto_gate_loop((2, 1, 4, 64, 64), **on_a_gpu)[0] == ("recurrent", "triton")
+    assert auto_gate_loop((2, 1, 4, 64, 64), **on_a_gpu, plain=False)[0] == ("recurrent", "torch")
+    assert auto_gate_loop((2, 1, 4, 1, 1), **on_a_gpu)[0] == ("recurrent", "torch")
+    assert auto_gate_loop((2, 2, 4, 1, 2), **on_a_gpu, plain=False)[0] == ("chunkwise", "triton")
+    for elsewhere in ({"exporting": True}, {"double": True}):
+        assert auto_gate_loop((2, 1, 4, 64, 64), **on_a_gpu, **elsewhere)[0] == ("recurrent", "torch")
+        assert auto_gate_loop((2, 99, 4, 64, 64), **on_a_gpu, **elsewhere)[0] == ("chunkwise", "torch")
     assert auto_gate_loop((2, 99, 4, 1, 1), "cuda", numba=False, triton=True)[0] == ("scan", "triton")
     assert auto_gate_loop((2, 99, 4, 1, 1), "cpu", numba=True, triton=False)[0] == ("recurrent", "numba")
     assert auto_gate_loop((2, 99, 4, 1, 1), "mps", **here)[0] == ("scan", "torch")
@@ -320,7 +327,8 @@ def test_auto():
         assert auto_gate_loop((2, 1, 4, 1, 2), **here_alone, **complicated)[0] == ("recurrent", "torch")
     for shape in itertools.product((1,), (1, 2, 99), (3,), (1, 8), (1, 8)):
         for device in ("cpu", "cuda", "mps"):
-            assert set(auto_gate_loop(shape, device, **here)) <= set(PAIRS)
+            for triton in (False, True):
+                assert set(auto_gate_loop(shape, device, numba=False, triton=triton)) <= set(PAIRS)
 
 
 @pytest.mark.parametrize(

@@ -3,16 +3,15 @@
 import pytest
 import torch
 
-from linrec.ops import matrix_triton
-from linrec.ops.delta_rule.reference import delta_rule_reference
-from linrec.ops.gate_loop.inputs import canonical_gate
-from linrec.ops.gate_loop.reference import gate_loop_reference
-from linrec.testing import assert_agree, delta_rule_inputs, reset_mask
+from linrec.ops import delta_rule, gate_loop
+from linrec.testing import assert_agree, check_operator, delta_rule_inputs, gate_loop_inputs, reset_mask
 
 from .triton_process import DEVICE, from_outside, on_a_gpu, on_either, quiet, run_interpreted
 
 pytest.importorskip("triton")
 pytestmark = quiet
+PAIR = {"mode": "recurrent", "backend": "triton"}
+ORACLE = {"mode": "recurrent", "backend": "reference"}
 
 
 @from_outside
@@ -20,62 +19,77 @@ def test_kernels_in_the_interpreter():
     run_interpreted(__file__)
 
 
-def made(batch, time, heads, dk, dv, *, delta, dtype=torch.float32, **arguments):
-    inputs = delta_rule_inputs(batch, time, heads, dk, dv, dtype=dtype, **arguments)
-    inputs = {name: x if x is None else x.to(DEVICE) for name, x in inputs.items()}
-    inputs["log_decay"] = canonical_gate("log_decay", inputs["log_decay"], inputs["q"])
-    inputs["state"] = inputs["state"].to(torch.promote_types(dtype, torch.float32))
-    return inputs if delta else inputs | {"beta": None}
+def made(operator, *size, **arguments):
+    make = delta_rule_inputs if operator is delta_rule else gate_loop_inputs
+    more = {} if operator is delta_rule else {"phase": None}
+    inputs = make(*size, **more | arguments)
+    return {name: x if x is None else x.to(DEVICE) for name, x in inputs.items()}
 
 
-def expected(q, k, v, beta, log_decay, state, reset):
-    if beta is None:
-        return gate_loop_reference(q, k, v, log_decay, None, state, reset)
-    return delta_rule_reference(q, k, v, beta, log_decay, state, reset)
-
-
-def agree(inputs, reset, dtype):
-    names = [name for name, x in inputs.items() if x is not None]
-
-    def outcome(run, wide):
-        leaves = {
-            name: (inputs[name].double() if wide else inputs[name]).detach().requires_grad_()
-            for name in names
-        }
-        y, last = run(**(inputs | leaves), reset=reset)
-        total = (y * y.detach().cos()).sum() + (last * last.detach().sin()).sum()
-        return y, last, torch.autograd.grad(total, list(leaves.values()))
-
-    assert_agree(outcome(matrix_triton.recurrent, False), outcome(expected, True), "kernel", dtype=dtype)
+def agree(operator, inputs, dtype=torch.float32, reset=None):
+    wide = {
+        name: x if x is None else x.to(torch.complex128 if x.is_complex() else torch.float64)
+        for name, x in inputs.items()
+    }
+    with torch.no_grad():
+        actual = operator(**inputs, reset=reset, **PAIR)
+    assert_agree(actual, operator(**wide, reset=reset, **ORACLE), "kernel", dtype=dtype)
 
 
 @on_either
-@pytest.mark.parametrize("delta", [False, True])
+@pytest.mark.parametrize("operator", [gate_loop, delta_rule])
 @pytest.mark.parametrize("log_decay", [None, "h", "hk", "bth", "bthk"])
-def test_every_shape_of_the_decays(delta, log_decay):
+def test_every_shape_of_the_decays(operator, log_decay):
     reset = reset_mask(2, 7, rate=0.2, device=DEVICE)
-    agree(made(2, 7, 2, 5, 6, delta=delta, log_decay=log_decay), reset, torch.float32)
+    agree(operator, made(operator, 2, 7, 2, 5, 6, log_decay=log_decay), reset=reset)
 
 
 @on_either
-@pytest.mark.parametrize("delta", [False, True])
+@pytest.mark.parametrize("operator", [gate_loop, delta_rule])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
-def test_one_step_in_other_precisions(delta, dtype):
-    agree(made(3, 1, 2, 4, 3, delta=delta, dtype=dtype), None, dtype)
+def test_one_step_in_other_precisions(operator, dtype):
+    agree(operator, made(operator, 3, 1, 2, 4, 3, dtype=dtype), dtype)
+
+
+@on_either
+@pytest.mark.parametrize("phase", ["h", "bthk"])
+def test_phases(phase):
+    reset = reset_mask(2, 7, rate=0.2, device=DEVICE)
+    agree(gate_loop, made(gate_loop, 2, 7, 2, 5, 6, phase=phase), reset=reset)
+
+
+@on_either
+@pytest.mark.parametrize("operator", [gate_loop, delta_rule])
+def test_gradients_are_those_of_the_loop(operator):
+    check_operator(operator, made(operator, 2, 7, 2, 3, 4), **PAIR, dtype=torch.float32)
+
+
+@on_either
+def test_phases_have_gradients_too():
+    inputs = made(gate_loop, 2, 7, 2, 3, 4, phase="bth")
+    check_operator(gate_loop, inputs, **PAIR, dtype=torch.float32)
 
 
 @on_either
 def test_a_magnitude_of_zero_stops_the_state():
-    inputs = made(1, 4, 1, 3, 2, delta=False, log_decay="bth")
+    inputs = made(gate_loop, 1, 4, 1, 3, 2, log_decay="bth")
     inputs["log_decay"][:, 2] = -torch.inf
-    y, _ = matrix_triton.recurrent(**inputs, reset=None)
-    again = {name: x if x is None else x[:, 2:] for name, x in inputs.items()} | {
-        "state": 0 * inputs["state"]
-    }
-    assert_agree(y[:, 2:], matrix_triton.recurrent(**again, reset=None)[0])
+    y, _ = gate_loop(**inputs, **PAIR)
+    later = {name: x if x is None else x[:, 2:] for name, x in inputs.items()}
+    assert_agree(y[:, 2:], gate_loop(**later | {"state": None}, **PAIR)[0])
+
+
+@on_either
+def test_vmap_folds_the_mapped_axis_into_the_batch():
+    q, k, v = torch.randn(3, 2, 1, 3, 2, 4, device=DEVICE)
+    log_decay = -torch.rand(2, 1, 3, 2, device=DEVICE)
+    mapped, _ = torch.vmap(lambda *x: gate_loop(*x, **PAIR))(q, k, v, log_decay)
+    assert_agree(
+        mapped, torch.stack([gate_loop(*x, **PAIR)[0] for x in zip(q, k, v, log_decay, strict=True)])
+    )
 
 
 @on_a_gpu
 @pytest.mark.parametrize("size", [(64, 64), (128, 128), (256, 96), (24, 200), (1, 7)])
 def test_full_heads_on_a_gpu(size):
-    agree(made(2, 33, 3, *size, delta=True, dtype=torch.bfloat16), None, torch.bfloat16)
+    agree(delta_rule, made(delta_rule, 2, 33, 3, *size, dtype=torch.bfloat16), torch.bfloat16)

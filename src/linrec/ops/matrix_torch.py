@@ -1,4 +1,4 @@
-"""Gradients of matrix states in torch operations, for kernels whose gradients are differentiated again."""
+"""Matrix states in torch operations, for what kernels leave out: gradients of gradients, and of few steps."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -45,3 +45,22 @@ def gradients(needed: Sequence[bool], inputs: Sequence[Any], dy: Tensor, dlast: 
     outputs = y.to(dy.dtype), last
     found = iter(torch.autograd.grad(outputs, wanted, (dy, dlast), create_graph=True, allow_unused=True))
     return [next(found) if need else None for need in needed]
+
+
+def recurrent(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor | None,
+    log_decay: Tensor | None,
+    state: Tensor,
+    cut: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Run `delta_rule` step by step, or a real `gate_loop` where `beta` is None."""
+    from linrec.ops.delta_rule.torch import recurrent as delta_rule
+    from linrec.ops.gate_loop.torch import recurrent as gate_loop
+
+    q, k, v, beta, log_decay = widened(q, k, v, beta, log_decay)
+    if beta is None:
+        return gate_loop(q, k, v, log_decay, None, state, cut)
+    return delta_rule(q, k, v, beta, log_decay, state, cut)

@@ -1,16 +1,15 @@
 """Matrix states on the GPU, step by step: one kernel, for decoding and short pieces."""
 
 import functools
-import inspect
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from linrec.ops.delta_rule.torch import recurrent as delta_recurrent
-from linrec.ops.gate_loop.torch import recurrent as gate_recurrent
+from linrec.ops import matrix_torch
 from linrec.ops.operators import differentiated, operator
+from linrec.ops.scan.vmap import batch_of, fold
 from linrec.ops.triton_launch import on_device, power_of_2
 
 # numbers of a state that one program has in its registers
@@ -29,6 +28,9 @@ def recurrent(
 ) -> tuple[Tensor, Tensor]:
     """Run `delta_rule`, or `gate_loop` without phases where `beta` is None.
 
+    Where a gradient is asked for, the loop in torch runs instead: what is trained has more steps than this
+    mode is for.
+
     Args:
         q: (b, t, h, dk), in any real precision.
         k: (b, t, h, dk).
@@ -41,58 +43,9 @@ def recurrent(
     Returns:
         y (b, t, h, dv) in the dtype of v, and S_t.
     """
-    inputs = q, k, v, beta, log_decay, state, reset
-    run = MatrixSteps.apply if differentiated(*inputs[:6]) else MatrixSteps.forward
-    return run(*inputs)
-
-
-class MatrixSteps(torch.autograd.Function):
-    """y, last = MatrixSteps.apply(q, k, v, beta, log_decay, state, cut).
-
-    The gradient is that of the loop in torch: what is trained has more steps than this mode is for.
-    """
-
-    @staticmethod
-    def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
-        """Run the kernel."""
-        return forward(*inputs)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        """Keep the inputs."""
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor, dlast: Tensor) -> tuple[Tensor | None, ...]:
-        """Run the loop in torch, and its gradient."""
-        *inputs, cut = ctx.saved_tensors
-        again = torch.is_grad_enabled()
-        with torch.enable_grad():
-            if not again:
-                inputs = [x if x is None else x.detach().requires_grad_() for x in inputs]
-            q, k, v, beta, log_decay, state = inputs
-            y, last = _in_torch(q, k, v, beta, log_decay, state, cut)
-            wanted = [x for x, need in zip(inputs, ctx.needs_input_grad, strict=False) if need]
-            outputs = y.to(dy.dtype), last
-            found = torch.autograd.grad(outputs, wanted, (dy, dlast), create_graph=again, allow_unused=True)
-        gradients = iter(found)
-        return (*(next(gradients) if need else None for need in ctx.needs_input_grad[:6]), None)
-
-
-def _in_torch(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor | None,
-    log_decay: Tensor | None,
-    state: Tensor,
-    cut: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    q, k, v = (x.to(state.dtype) for x in (q, k, v))
-    log_decay = None if log_decay is None else log_decay.to(state.dtype)
-    if beta is None:
-        return gate_recurrent(q, k, v, log_decay, None, state, cut)
-    return delta_recurrent(q, k, v, beta.to(state.dtype), log_decay, state, cut)
+    if differentiated(q, k, v, beta, log_decay, state):
+        return matrix_torch.recurrent(q, k, v, beta, log_decay, state, reset)
+    return forward(q, k, v, beta, log_decay, state, reset)
 
 
 @operator("matrix_steps_triton")
@@ -163,12 +116,17 @@ def _(
     return v.new_empty(v.shape), state.new_empty(state.shape)
 
 
+def _mapped(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> Any:
+    outer, batch = info.batch_size, batch_of(inputs[0], in_dims[0])
+    outputs = forward(*(fold(x, dim, outer, batch) for x, dim in zip(inputs, in_dims, strict=True)))
+    return tuple(x.unflatten(0, (outer, batch)) for x in outputs), (0, 0)
+
+
+torch.library.register_vmap(forward, _mapped)
+
+
 @functools.cache
 def _kernels() -> ModuleType:
     from linrec.ops import matrix_triton_kernels
 
     return matrix_triton_kernels
-
-
-# autograd asks for it at every call, and making it takes longer than a small recurrence
-MatrixSteps.forward.__signature__ = inspect.signature(MatrixSteps.forward)  # type: ignore[attr-defined]

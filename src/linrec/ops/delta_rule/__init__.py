@@ -4,16 +4,16 @@ from collections.abc import Callable
 from contextlib import nullcontext
 
 from jaxtyping import Bool, Float
-from torch import Tensor, autocast, is_autocast_enabled
+from torch import Tensor, autocast, float64, is_autocast_enabled
 
-from linrec.ops import matrix_numba, splitting
+from linrec.ops import matrix_numba, matrix_triton, splitting
 from linrec.ops.delta_rule import chunkwise_triton
-from linrec.ops.delta_rule.auto import PAIRS, auto_delta_rule
+from linrec.ops.delta_rule.auto import PAIRS, auto_delta_rule, largest
 from linrec.ops.delta_rule.chunkwise import chunkwise
 from linrec.ops.delta_rule.inputs import check_beta, check_real
 from linrec.ops.delta_rule.reference import delta_rule_reference
 from linrec.ops.delta_rule.torch import recurrent
-from linrec.ops.dispatch import Pair, exporting, numba_usable, refusal, resolve
+from linrec.ops.dispatch import Pair, exporting, numba_usable, refusal, resolve, triton_usable
 from linrec.ops.gate_loop import inputs
 
 __all__ = ["PAIRS", "delta_rule"]
@@ -24,6 +24,7 @@ _RUN: dict[Pair, Callable[..., tuple[Tensor, Tensor]]] = {
     ("recurrent", "numba"): matrix_numba.recurrent,
     ("chunkwise", "torch"): chunkwise,
     ("chunkwise", "triton"): chunkwise_triton.chunkwise,
+    ("recurrent", "triton"): matrix_triton.recurrent,
 }
 
 
@@ -62,11 +63,13 @@ def delta_rule(
     | recurrent | reference | a loop over time: the oracle, slow |
     | recurrent | torch | a loop over time; no memory per step where no gradient is asked for |
     | recurrent | numba | the same, with the states in the caches of CPU threads |
-    | chunkwise | torch | a triangular system per chunk (WY representation), the recurrence between chunks |
+    | recurrent | triton | the same in one kernel; where a gradient is asked for, the loop in torch |
+    | chunkwise | torch, triton | a triangular system per chunk (WY representation), the recurrence between |
 
-    `"auto"` takes Numba on the CPU, and elsewhere the loop for a few steps and chunks else (the table is at
-    `linrec.ops.delta_rule.auto.auto_delta_rule`); what is given explicitly is obeyed or refused. A decay of
-    exactly zero, log_decay = -inf, is exact in every mode.
+    (chunkwise, triton) takes keys of up to 256 channels, of up to 128 where each channel decays for itself in
+    single precision. `"auto"` takes Numba on the CPU, Triton on CUDA, and elsewhere the loop for a few steps
+    and chunks else (the table is at `linrec.ops.delta_rule.auto.auto_delta_rule`); what is given explicitly
+    is obeyed or refused. A decay of exactly zero, log_decay = -inf, is exact in every mode.
 
     Args:
         q: queries (b, t, h, dk), real, in float32, float64, bfloat16 or float16.
@@ -79,7 +82,7 @@ def delta_rule(
         state: S_0 (b, h, dk, dv), in any precision; None means zeros.
         reset: (b, t) bool; true at t clears the state before step t, at t = 0 the initial one.
         mode: "auto", "recurrent" or "chunkwise".
-        backend: "auto", "reference", "torch" or "numba".
+        backend: "auto", "reference", "torch", "numba" or "triton".
 
     Returns:
         y (b, t, h, dv) in the dtype of `v`, and S_t (b, h, dk, dv) in float32 (float64 for double inputs).
@@ -87,8 +90,8 @@ def delta_rule(
 
     Raises:
         TypeError: complex inputs; dtypes that are not supported or do not fit together.
-        ValueError: shapes that do not fit together; `beta` out of range; an unknown (mode, backend); a call
-            within `time_parallel`.
+        ValueError: shapes that do not fit together; `beta` out of range; an unknown (mode, backend), or one
+            that does not take the size of the keys; a call within `time_parallel`.
 
     Source:
         Schlag, Irie and Schmidhuber, Linear Transformers Are Secretly Fast Weight Programmers (2021); Yang,
@@ -114,14 +117,14 @@ def delta_rule(
     check_beta(beta, q)
     inputs.check_reset(reset, q)
     device = q.device.type
-    pair = _pair(q.shape[1], device, mode, backend)
-    splitting.refuse("delta_rule")
     log_decay = inputs.canonical_gate("log_decay", log_decay, q)
+    pair = _pair(q, log_decay, mode, backend)
+    splitting.refuse("delta_rule")
     state = inputs.canonical_state(state, q, v, is_complex=False)
     if q.shape[1] == 0:
         return v.clone(), state.clone()
     tensors: tuple[Tensor | None, ...] = (q, k, v, beta, log_decay)
-    # tensor cores take half precision as it is
+    # Triton's kernels take half precision as it is
     if pair[1] != "triton":
         tensors = tuple(inputs.widened(*tensors))
     # accumulation stays in float32 where the caller's matrix products do not
@@ -130,12 +133,26 @@ def delta_rule(
     return y.to(v.dtype), state
 
 
-def _pair(time: int, device: str, mode: str, backend: str) -> Pair:
-    """The (mode, backend) that a call of so many steps runs."""
-    numba = device == "cpu" and numba_usable()
-    auto = auto_delta_rule(time, device, numba=numba, exporting=exporting())
+def _pair(q: Tensor, log_decay: Tensor | None, mode: str, backend: str) -> Pair:
+    """The (mode, backend) that a call runs."""
+    time, channels, device = q.shape[1], q.shape[-1], q.device.type
+    most = largest(q.dtype, per_channel=log_decay is not None and log_decay.shape[-1] > 1)
+    auto = auto_delta_rule(
+        time,
+        device,
+        numba=device == "cpu" and numba_usable(),
+        triton=triton_usable(device),
+        exporting=exporting(),
+        # double precision has no tensor cores here, and torch's products have
+        fits=channels <= most and q.dtype != float64,
+    )
     pair = resolve("delta_rule", PAIRS, mode, backend, auto)
     refused = refusal("delta_rule", pair[1], device)
     if refused is not None:
         raise ValueError(refused)
+    if pair == ("chunkwise", "triton") and channels > most:
+        raise ValueError(
+            "(mode, backend) = ('chunkwise', 'triton') of `delta_rule` takes keys of at most "
+            f"{most} channels here; got {channels}. Use more and smaller heads, or backend='torch'."
+        )
     return pair

@@ -1,5 +1,7 @@
 """Which (mode, backend) pairs `delta_rule` has, and which of them runs where the caller leaves it open."""
 
+import torch
+
 from linrec.ops.dispatch import Pair
 
 PAIRS: tuple[Pair, ...] = (
@@ -8,15 +10,26 @@ PAIRS: tuple[Pair, ...] = (
     ("recurrent", "numba"),
     ("chunkwise", "torch"),
     ("chunkwise", "triton"),
+    ("recurrent", "triton"),
 )
 
 
-def auto_delta_rule(time: int, device_type: str, *, numba: bool, exporting: bool = False) -> list[Pair]:
+def auto_delta_rule(
+    time: int,
+    device_type: str,
+    *,
+    numba: bool,
+    triton: bool = False,
+    exporting: bool = False,
+    fits: bool = True,
+) -> list[Pair]:
     """Return the pairs that `ops.delta_rule` may run on, best first.
 
     | call | first choice | why |
     |---|---|---|
     | CPU with Numba, not exported | (recurrent, numba) | one call, in which states stay in the cache |
+    | one step, CUDA with Triton, not exported | (recurrent, triton) | one kernel |
+    | more, likewise, where heads fit (see `largest`) | (chunkwise, triton) | tensor cores |
     | up to 4 steps | (recurrent, torch) | fewer operations than a triangular system |
     | else | (chunkwise, torch) | matrix products, and the state is kept once per chunk |
 
@@ -24,7 +37,9 @@ def auto_delta_rule(time: int, device_type: str, *, numba: bool, exporting: bool
         time: steps t.
         device_type: "cpu", "cuda", "mps", "meta", ...
         numba: Numba works on this machine.
+        triton: Triton works on this device.
         exporting: torch.export is tracing the call: the program must run where linrec's kernels are not.
+        fits: the kernels for tensor cores take this precision and size of keys.
 
     Returns:
         Usable pairs, best first; never empty.
@@ -33,6 +48,11 @@ def auto_delta_rule(time: int, device_type: str, *, numba: bool, exporting: bool
         >>> auto_delta_rule(4096, "cpu", numba=True)[0]
         ('recurrent', 'numba')
     """
+    if triton and device_type == "cuda" and not exporting:
+        if time <= 1:
+            return [("recurrent", "triton"), ("recurrent", "torch"), ("chunkwise", "torch")]
+        if fits:
+            return [("chunkwise", "triton"), ("chunkwise", "torch"), ("recurrent", "torch")]
     order: list[Pair] = [("recurrent", "torch"), ("chunkwise", "torch")]
     if time > SHORT:
         order.reverse()
@@ -43,3 +63,17 @@ def auto_delta_rule(time: int, device_type: str, *, numba: bool, exporting: bool
 
 SHORT = 4
 """Up to this many steps, a loop over them is faster than one chunk."""
+
+
+def largest(dtype: torch.dtype, *, per_channel: bool) -> int:
+    """Return the most key channels that a program of (chunkwise, triton) has the memory for.
+
+    Args:
+        dtype: of queries, keys and values.
+        per_channel: whether every key channel decays for itself.
+
+    Example:
+        >>> largest(torch.bfloat16, per_channel=True), largest(torch.float32, per_channel=True)
+        (256, 128)
+    """
+    return 128 if per_channel and dtype.itemsize > 2 else 256

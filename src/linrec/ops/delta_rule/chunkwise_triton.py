@@ -10,7 +10,7 @@ from torch import Tensor
 
 from linrec.ops import matrix_torch
 from linrec.ops.gate_loop import chunkwise_triton, vmap
-from linrec.ops.gate_loop.chunkwise_triton import Chunks, Tiles
+from linrec.ops.gate_loop.chunkwise_triton import PROGRAMS, Chunks, Tiles
 from linrec.ops.operators import differentiated, operator
 from linrec.ops.triton_launch import power_of_2
 
@@ -235,6 +235,10 @@ class _DeltaChunks(Chunks):
         if name.startswith("delta"):
             # a state is whole in its key channels, for W reads all of them
             block_k = max(block_k, power_of_2(self.dk))
+            programs = self.batch * self.heads * -(-self.dv // tiles.block_v)
+            if block_k > 128 or (name == "delta_state_gradients" and programs < PROGRAMS):
+                # large states need the registers of more warps, and few programs wait for each product
+                tiles = tiles._replace(warps=8)
         return tiles._replace(block_k=block_k, block_v=min(tiles.block_v, max(64, power_of_2(self.dv))))
 
     def _kernel(self, name: str) -> Any:
@@ -243,7 +247,7 @@ class _DeltaChunks(Chunks):
 
 # by kernel: inputs of 16 bits, and wider ones
 TILES = {
-    "corrections": (Tiles(64, 64, 4, 2), Tiles(64, 64, 8, 1)),
+    "corrections": (Tiles(64, 64, 4, 2, 168), Tiles(64, 64, 8, 1)),
     "value_gradients": (Tiles(64, 128, 4, 1), Tiles(64, 64, 8, 1)),
     "delta_states": (Tiles(64, 64, 4, 2), Tiles(64, 64, 8, 1)),
     "delta_state_gradients": (Tiles(64, 64, 4, 2), Tiles(64, 64, 8, 1)),

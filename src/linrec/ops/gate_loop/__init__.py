@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from jaxtyping import Bool, Float, Inexact
-from torch import Tensor, autocast, is_autocast_enabled
+from torch import Tensor, autocast, float64, is_autocast_enabled
 
 from linrec.ops import splitting
 from linrec.ops.dispatch import Pair, exporting, numba_usable, refusal, resolve, triton_usable
@@ -17,6 +17,7 @@ from linrec.ops.gate_loop.chunkwise import attention, chunkwise
 from linrec.ops.gate_loop.numba import recurrent as recurrent_numba
 from linrec.ops.gate_loop.reference import gate_loop_reference, normalized_gate_loop_reference
 from linrec.ops.gate_loop.torch import elementwise, recurrent
+from linrec.ops.gate_loop.triton import recurrent as recurrent_triton
 
 __all__ = ["PAIRS", "gate_loop", "gate_loop_matrix", "normalized_gate_loop"]
 
@@ -27,7 +28,10 @@ _OWN: dict[Pair, Callable[..., tuple[Tensor, Tensor]]] = {
     ("attention", "torch"): attention,
     ("chunkwise", "torch"): chunkwise,
     ("chunkwise", "triton"): chunkwise_triton.chunkwise,
+    ("recurrent", "triton"): recurrent_triton,
 }
+# matrix states in kernels of their own, which take any precision
+_KERNELS: tuple[Pair, ...] = (("chunkwise", "triton"), ("recurrent", "triton"))
 
 
 def gate_loop(
@@ -67,8 +71,9 @@ def gate_loop(
     | recurrent | reference | a loop over time: the oracle, slow |
     | recurrent | torch | a loop over time; no memory per step where no gradient is asked for |
     | recurrent | numba | the same, with the states in the caches of CPU threads |
+    | recurrent | triton | the same in one kernel; where a gradient is asked for, the loop in torch |
     | attention | torch | all pairs of steps, O(t^2): the paper's surrogate attention |
-    | chunkwise | torch | pairs of steps within chunks, the recurrence between them |
+    | chunkwise | torch, triton | pairs of steps within chunks, the recurrence between them |
     | scan | torch, triton | an associative scan with one channel per entry of the state |
 
     The scan keeps the state of every step, which is too much for large heads. For dk = dv = 1 (the max-headed
@@ -125,7 +130,9 @@ def gate_loop(
     device = q.device.type
     is_complex = phase is not None or k.is_complex()
     shape = *q.shape, v.shape[-1]
-    pair = _pair("gate_loop", shape, device, mode, backend, plain=not is_complex and bonus is None)
+    plain = not is_complex and bonus is None
+    double = v.dtype == float64
+    pair = _pair("gate_loop", shape, device, mode, backend, plain=plain, double=double)
     if splitting.current is not None:
         return splitting.current.gate_loop(q, k, v, log_decay, phase, bonus, state, reset, pair)
     log_decay = inputs.canonical_gate("log_decay", log_decay, q)
@@ -136,7 +143,7 @@ def gate_loop(
         return v.clone(), state.clone()
     tensors: list[Any] = [q, k, v, log_decay, phase]
     is_fused = fused.applies(pair, q, k, v)
-    takes_any = is_fused or pair == ("chunkwise", "triton")
+    takes_any = is_fused or pair in _KERNELS
     # these kernels take any precision, but return it: with a bonus, their output is not the last word
     if bonus is not None or not takes_any:
         *tensors, bonus = inputs.widened(*tensors, bonus)
@@ -231,7 +238,9 @@ def normalized_gate_loop(
     shape = (b, t, 2 * h, 1, 1) if in_heads else (b, t, h, dk, v.shape[-1] + 1)
     is_complex = phase is not None or k.is_complex()
     plain = not is_complex and bonus is None
-    pair = _pair("normalized_gate_loop", shape, q.device.type, mode, backend, plain=plain)
+    double = v.dtype == float64
+    device = q.device.type
+    pair = _pair("normalized_gate_loop", shape, device, mode, backend, plain=plain, double=double)
     dtype = v.dtype
     # the quotient of two rounded numbers would be rounded three times
     q, k, v, log_decay, phase, bonus = inputs.widened(q, k, v, log_decay, phase, bonus)
@@ -321,7 +330,7 @@ def _runner(pair: Pair, bonus: Tensor | None, *, is_fused: bool) -> Callable[...
     """What runs the pair, as a function of q, k, v, log_decay, phase, state and reset."""
     run = _OWN.get(pair) or partial(elementwise, mode=pair[0], backend=pair[1])
     if is_fused:
-        run = partial(fused.fused, pair=pair)
+        run = partial(fused.fused, backend=pair[1])
     if bonus is None:
         return run
     if pair[1] == "reference":
@@ -338,6 +347,7 @@ def _pair(
     backend: str,
     *,
     plain: bool,
+    double: bool,
 ) -> Pair:
     """The (mode, backend) that a call of this (b, t, h, dk, dv) runs."""
     pair = resolve(
@@ -352,6 +362,7 @@ def _pair(
             triton=triton_usable(device),
             exporting=exporting(),
             plain=plain,
+            double=double,
         ),
     )
     refused = refusal(op_name, pair[1], device)

@@ -24,18 +24,22 @@ NONE, HEAD, CHANNEL = 0, 1, 2
 
 
 class Tiles(NamedTuple):
-    """What one program works on at a time, key and value channels, by how many warps, in how many stages."""
+    """What one program works on at a time, key and value channels, by how many warps, in how many stages.
+
+    `registers` of a thread bound how many programs run beside each other; None leaves them to the compiler.
+    """
 
     block_k: int
     block_v: int
     warps: int
     stages: int
+    registers: int | None = None
 
 
 # by kernel, and by what decays: nothing, a head, or every key channel
 TILES = {
     "chunk_states": (Tiles(64, 128, 4, 3), Tiles(64, 128, 4, 3), Tiles(64, 128, 4, 2)),
-    "mixings": (Tiles(64, 16, 4, 1),) * 3,
+    "mixings": (Tiles(64, 16, 8, 1, 128),) * 3,
     "mixed": (Tiles(64, 128, 4, 2), Tiles(64, 128, 4, 2), Tiles(64, 128, 4, 2)),
     "gate_gradients": (Tiles(64, 64, 4, 3),) * 3,
 }
@@ -393,6 +397,8 @@ class Chunks:
         # three products of ten bits each, where one of 23 has no tensor cores
         precision = "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
         tiles = self._tiles(name)
+        # only NVIDIA's compiler knows the option
+        options = {"maxnreg": tiles.registers} if tiles.registers and torch.version.cuda else {}
         with on_device(self.q.device):
             self._kernel(name)[grid](
                 *tensors,
@@ -413,6 +419,7 @@ class Chunks:
                 WIDE=tl.float64 if self.q.dtype == torch.float64 else tl.float32,
                 num_warps=tiles.warps,
                 num_stages=tiles.stages,
+                **options,
                 **constants,
             )
 

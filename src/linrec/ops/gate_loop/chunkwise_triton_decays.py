@@ -14,6 +14,7 @@ CHANNEL = tl.constexpr(2)
 NOTHING = tl.constexpr(-1e4)
 # the least log decay that is a number above zero in float32, and more than one step's worth of it
 LEAST = tl.constexpr(-100.0)
+LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
@@ -124,9 +125,15 @@ def of_chunk(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def power(exponent, EXACT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """e^x; of the sums, which are logarithms to base 2, 2^x."""
+    return tl.exp(exponent) if EXACT else tl.exp2(exponent)
+
+
+@triton.jit
 def from_start(first, second, EXACT: tl.constexpr):  # type: ignore[no-untyped-def]
     """e^P."""
-    return tl.exp(tl.cumsum(first, axis=0) if EXACT else first)
+    return power(tl.cumsum(first, axis=0) if EXACT else first, EXACT)
 
 
 @triton.jit
@@ -138,13 +145,13 @@ def to_end(first, second, DECAY: tl.constexpr, EXACT: tl.constexpr):  # type: ig
         exponent = second[None, :] - first
     else:
         exponent = second - first
-    return tl.exp(exponent)
+    return power(exponent, EXACT)
 
 
 @triton.jit
 def whole(first, second, EXACT: tl.constexpr):  # type: ignore[no-untyped-def]
     """e^{P_C}."""
-    return tl.exp(tl.sum(first, axis=0) if EXACT else second)
+    return power(tl.sum(first, axis=0) if EXACT else second, EXACT)
 
 
 @triton.jit
@@ -158,7 +165,7 @@ def of_pairs(first, REVERSE: tl.constexpr, EXACT: tl.constexpr, CHUNK: tl.conste
         exponent = tl.cumsum(tl.where(row > column, step, 0.0), axis=1 if REVERSE else 0)
     else:
         exponent = (first[None, :] - first[:, None]) if REVERSE else (first[:, None] - first[None, :])
-    return tl.where(row >= column, tl.exp(tl.minimum(exponent, 0.0)), 0.0)
+    return tl.where(row >= column, power(tl.minimum(exponent, 0.0), EXACT), 0.0)
 
 
 @triton.jit
@@ -192,7 +199,7 @@ def summed(which, x):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def middles(  # type: ignore[no-untyped-def]
+def of_level(  # type: ignore[no-untyped-def]
     first,
     decays,
     b,
@@ -206,21 +213,14 @@ def middles(  # type: ignore[no-untyped-def]
     EXACT: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """P where pairs part that `neighbours` has: at the last step of a left block of L = 2^level steps."""
-    if EXACT:
-        result = first
-    else:
-        step = chunk * CHUNK + (((tl.arange(0, CHUNK) >> level) | 1) << level) - 1
-        result = _sums(decays, b, h, step, TIME, HEADS, WIDTH, columns, CHANNEL)
-    return result
-
-
-@triton.jit
-def of_level(first, middle, level, EXACT: tl.constexpr, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Factors (CHUNK, columns) of pairs that part at `middle`, the `middles` of this level.
+    """Factors (CHUNK, columns) of pairs that part at a multiple of L = 2^level.
 
     In right blocks, what decays from the end of the left block up to a step; in left ones, what decays after
     it, up to that end.
     """
-    exponent = summed(segments(level, False, CHUNK), first) if EXACT else -tl.abs(first - middle)
-    return tl.exp(exponent)
+    if EXACT:
+        exponent = summed(segments(level, False, CHUNK), first)
+    else:
+        middle = chunk * CHUNK + (((tl.arange(0, CHUNK) >> level) | 1) << level) - 1
+        exponent = -tl.abs(first - _sums(decays, b, h, middle, TIME, HEADS, WIDTH, columns, CHANNEL))
+    return power(exponent, EXACT)

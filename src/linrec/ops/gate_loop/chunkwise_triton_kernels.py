@@ -37,11 +37,11 @@ from linrec.ops.gate_loop.chunkwise_triton_decays import (
     CHANNEL,
     HEAD,
     LEAST,
+    LOG2_E,
     NONE,
     factor,
     from_start,
     log_decays,
-    middles,
     neighbours,
     of_chunk,
     of_level,
@@ -68,12 +68,12 @@ def chunk_sums(  # type: ignore[no-untyped-def]
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """P (b, t, width) of one chunk and some columns; heads and their channels are columns alike."""
+    """P (b, t, width), to base 2, of one chunk and some columns: heads and their channels alike."""
     columns = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     chunk, b = tl.program_id(1), tl.program_id(2)
     steps, end = chunk * CHUNK + tl.arange(0, CHUNK), chunk * CHUNK + CHUNK
     g = log_decays(decays, reset, b, 0, steps, end, TIME, strides, columns, WIDTH, CHANNEL, RESET, tl.float32)
-    put(sums, tl.cumsum(tl.maximum(g, LEAST), axis=0), b, 0, steps, TIME, 1, WIDTH, columns)
+    put(sums, tl.cumsum(tl.maximum(g, LEAST) * LOG2_E, axis=0), b, 0, steps, TIME, 1, WIDTH, columns)
 
 
 @triton.jit
@@ -240,16 +240,15 @@ def mixing_of(  # type: ignore[no-untyped-def]
             first, _ = of_chunk(
                 decays, reset, b, h, chunk, TIME, strides, rows, HEADS, DK, CHANNEL, RESET, EXACT, CHUNK, WIDE
             )
+            # widened once, not at every level
+            wide_q, wide_k = queries.to(WIDE), keys.to(WIDE)
             if not STRICT:
-                own = tl.sum(queries.to(WIDE) * keys.to(WIDE), axis=1)
+                own = tl.sum(wide_q * wide_k, axis=1)
                 mixing += tl.where(n[:, None] == n[None, :], own[:, None], 0.0)
-            middle = middles(first, decays, b, h, chunk, TIME, rows, 0, HEADS, DK, EXACT, CHUNK)
             for level in range(LEVELS):
-                weight = of_level(first, middle, level, EXACT, CHUNK)
-                # for the next level, while this one is at work
-                middle = middles(first, decays, b, h, chunk, TIME, rows, level + 1, HEADS, DK, EXACT, CHUNK)
+                weight = of_level(first, decays, b, h, chunk, TIME, rows, level, HEADS, DK, EXACT, CHUNK)
                 # a step is read or written, by which block it is in
-                x = (tl.where(right(level, CHUNK)[:, None], queries, keys) * weight).to(keys.dtype)
+                x = (tl.where(right(level, CHUNK)[:, None], wide_q, wide_k) * weight).to(keys.dtype)
                 pairs = tl.dot(x, tl.trans(x), input_precision=PRECISION, out_dtype=WIDE)
                 mixing += tl.where(neighbours(level, CHUNK), pairs, 0.0)
         else:
@@ -299,8 +298,10 @@ def mixed(  # type: ignore[no-untyped-def]
     n = tl.arange(0, CHUNK)
     columns = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
     matrix = tl.program_id(2).to(tl.int64) * CHUNKS + chunk
-    # all that can be read is on its way before the first product waits
-    given = tile(values, b, h, steps, TIME, HEADS, DV, columns)
+    # small heads wait for what they read: all of it is on its way before the first product
+    EARLY: tl.constexpr = DK <= BLOCK_K
+    if EARLY:
+        given = tile(values, b, h, steps, TIME, HEADS, DV, columns)
     mixing = tl.zeros((CHUNK, CHUNK), WIDE)
     result = tl.zeros((CHUNK, BLOCK_V), WIDE)
     for block in range(tl.cdiv(DK, BLOCK_K)):
@@ -319,6 +320,8 @@ def mixed(  # type: ignore[no-untyped-def]
         at = matrix * (DK * DV) + rows[:, None] * DV + columns[None, :]
         state = tl.load(states + at, mask=inside, other=0.0)
         result = tl.dot(x, state.to(x.dtype), result, input_precision=PRECISION, out_dtype=WIDE)
+    if not EARLY:
+        given = tile(values, b, h, steps, TIME, HEADS, DV, columns)
     if DECAY == CHANNEL:
         at = n[None, :] * CHUNK + n[:, None] if REVERSE else n[:, None] * CHUNK + n[None, :]
         weights = tl.load(matrices + matrix * (CHUNK * CHUNK) + at)
@@ -466,11 +469,8 @@ def gate_gradients(  # type: ignore[no-untyped-def]
                 own = tl.sum(tl.where(n[:, None] == n[None, :], both, 0.0), axis=1)[:, None]
                 read += own * keys
                 written += own * queries
-            middle = middles(first, decays, b, h, chunk, TIME, rows, 0, HEADS, DK, EXACT, CHUNK)
             for level in range(LEVELS):
-                weight = of_level(first, middle, level, EXACT, CHUNK)
-                # for the next level, while this one is at work
-                middle = middles(first, decays, b, h, chunk, TIME, rows, level + 1, HEADS, DK, EXACT, CHUNK)
+                weight = of_level(first, decays, b, h, chunk, TIME, rows, level, HEADS, DK, EXACT, CHUNK)
                 # a step is read or written, by which block it is in, and its gradient is of what the other
                 # block writes or reads
                 is_read = right(level, CHUNK)[:, None]
