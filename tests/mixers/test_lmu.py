@@ -167,7 +167,7 @@ def test_parameters_and_where_they_start():
         assert W.weight.abs().max() > 3 * W.weight.std()
     assert not mixer.E_m.weight.any() and not mixer.E_x.bias.any() and not mixer.W_x.bias.any()
     assert mixer.state_size == 16 * 32 + 64 and make(64, order=32).state_size == 3 * 32
-    assert build("lmu", 6).d_memory == 6
+    assert build("lmu", 6).d_memory == 1 and build("lmu", 64).d_memory == 8
 
 
 def test_feedback_compiles():

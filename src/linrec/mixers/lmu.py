@@ -69,7 +69,8 @@ class LMU(Mixer):
         d_model: width of the sequence, in and out.
         order: polynomials of each memory, N.
         theta: steps that a memory looks back. With many more than `order`, fast changes are lost.
-        d_memory: signals that are remembered, the width of u. None is `d_model`.
+        d_memory: signals that are remembered, the width of u. None is an eighth of `d_model`, at least 1:
+            with an `order` of 16, W_m then has 2 d_model^2 numbers.
         feedback: whether u and h see the last output, and u the last memory.
         activation: f, "tanh", "relu", "gelu" or "none".
         memory_activation: f_u, likewise.
@@ -110,7 +111,7 @@ class LMU(Mixer):
         mode: str = "auto",
     ) -> None:
         super().__init__(d_model)
-        self.d_memory = d_model if d_memory is None else d_memory
+        self.d_memory = max(1, d_model // 8) if d_memory is None else d_memory
         for name, size in (("order", order), ("d_memory", self.d_memory)):
             if size < 1:
                 raise ValueError(f"`{name}` must be at least 1; got {size}.")
