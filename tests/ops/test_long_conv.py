@@ -203,6 +203,12 @@ def test_the_kernel_is_a_product_with_vandermondes_matrix(length, dtype):
     assert_agree(*gradients)
 
 
+def test_gradients_of_the_kernel_are_differentiable_again():
+    a, w = (0.5 * draw(1, 2, dtype=torch.complex128, seed=seed) for seed in (0, 1))
+    given = (a.requires_grad_(), w.requires_grad_())
+    assert torch.autograd.gradgradcheck(lambda a, w: vandermonde_kernel(a, w, 7), given)
+
+
 def test_the_kernel_forms_no_states_times_length():
     a, w = (0.99 * draw(8, 32, dtype=torch.complex64)).requires_grad_(), draw(8, 32, dtype=torch.complex64)
     with Allocations() as seen:

@@ -8,7 +8,7 @@ from torch import Tensor
 from linrec.ops.dispatch import Pair
 from linrec.ops.gate_loop.inputs import accumulation
 from linrec.ops.long_conv import long_conv
-from linrec.ops.long_conv.powers import last_power, moments, powers, sums_of_powers
+from linrec.ops.long_conv.powers import last_power, powers, sums_of_powers, weighted_by_age
 from linrec.ops.scan import scan
 
 
@@ -24,7 +24,7 @@ def convolution(
         # those from the last reset on
         later = reset.flip(1).cumsum(1).flip(1) - reset.long()
         inputs = inputs.masked_fill(later[..., None] > 0, 0)
-    last = b * moments(tables, inputs.flip(1).mT)
+    last = b * weighted_by_age(tables, inputs)
     if state is None:
         return y, last
     # a step from now, the state is a x, and no other power of a is needed

@@ -5,7 +5,7 @@ matrices, which sums over the numbers at once. So nothing of size numbers x leng
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,10 +43,8 @@ def powers(a: Tensor, length: int, rows: int = 1) -> Powers:
         ([1.0, 0.5], [1.0, 0.25])
     """
     size = min(length, 1 << round(math.log2(length * max(1, rows)) / 2))
-    wide = a if a.device.type == "mps" else a.to(torch.complex128 if a.is_complex() else torch.float64)
-    near, step = _doubled(wide, size)
-    far, _ = _doubled(step, -(-length // size))
-    return Powers(near.to(a.dtype), far.to(a.dtype), length)
+    near, far = _Tables.apply(a, size, -(-length // size))
+    return Powers(near, far, length)
 
 
 def sums_of_powers(tables: Powers, weight: Tensor) -> Tensor:
@@ -68,24 +66,26 @@ def sums_of_powers(tables: Powers, weight: Tensor) -> Tensor:
     return torch.einsum("...dmn,dnc->...dmc", left, near).flatten(-2)[..., :length]
 
 
-def moments(tables: Powers, values: Tensor) -> Tensor:
-    """Return M_n = sum_l a_n^l v_l: a product with Vandermonde's matrix transposed.
+def weighted_by_age(tables: Powers, values: Tensor) -> Tensor:
+    """Return M_n = sum_l a_n^(length - 1 - l) v_l: a product with Vandermonde's matrix transposed.
 
     Args:
         tables: of a (d, n).
-        values: v (..., d, length), real.
+        values: v (b, length, d), real.
 
     Returns:
-        M (..., d, n), complex where a is.
+        M (b, d, n), complex where a is.
     """
     near, far, length = tables
+    # the last value has the power zero: zeros that are missing go in front
     missing = near.shape[-1] * far.shape[-1] - length
-    blocks = functional.pad(values, (0, missing)).unflatten(-1, (far.shape[-1], near.shape[-1]))
+    blocks = functional.pad(values, (0, 0, missing, 0)).unflatten(1, (far.shape[-1], near.shape[-1]))
+    near, far = near.flip(-1), far.flip(-1)
     if near.is_complex():
         pairs = torch.view_as_real(near)
-        inner = torch.view_as_complex(torch.einsum("...dmc,dncp->...dmnp", blocks, pairs).contiguous())
+        inner = torch.view_as_complex(torch.einsum("bmcd,dncp->bdmnp", blocks, pairs).contiguous())
     else:
-        inner = torch.einsum("...dmc,dnc->...dmn", blocks, near)
+        inner = torch.einsum("bmcd,dnc->bdmn", blocks, near)
     return (inner * far.mT).sum(-2)
 
 
@@ -94,6 +94,48 @@ def last_power(tables: Powers) -> Tensor:
     near, far, length = tables
     i, j = divmod(length - 1, near.shape[-1])
     return far[..., i] * near[..., j]
+
+
+class _Tables(torch.autograd.Function):
+    """near, far = _Tables.apply(a, c, m): a^j for j < c, and a^(c i) for i < m, with nothing kept but a."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(a: Tensor, size: int, count: int) -> tuple[Tensor, Tensor]:
+        """Square in double precision."""
+        near, far = _tables(_widened(a), size, count)
+        return near.to(a.dtype), far.to(a.dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, int, int], output: tuple[Tensor, Tensor]) -> None:
+        """Keep a; the tables are in use elsewhere, but in single precision."""
+        a, ctx.size, ctx.count = inputs
+        ctx.save_for_backward(a)
+
+    @staticmethod
+    def backward(ctx: Any, dnear: Tensor, dfar: Tensor) -> tuple[Tensor, None, None]:
+        """da = sum_j conj(j a^(j-1)) dnear_j + sum_i conj(c i a^(c i - 1)) dfar_i."""
+        (a,) = ctx.saved_tensors
+        near, far = _tables(_widened(a), ctx.size, ctx.count)
+        j, i = (torch.arange(1, x.shape[-1], device=a.device) for x in (near, far))
+        da = (j * near[..., :-1].conj() * dnear[..., 1:]).sum(-1)
+        if ctx.count > 1:
+            # a^(c i - 1) = a^(c (i - 1)) a^(c - 1)
+            steps = (ctx.size * i * far[..., :-1].conj() * dfar[..., 1:]).sum(-1)
+            da = da + near[..., -1].conj() * steps
+        return da.to(a.dtype), None, None
+
+
+def _tables(a: Tensor, size: int, count: int) -> tuple[Tensor, Tensor]:
+    near, step = _doubled(a, size)
+    return near, _doubled(step, count)[0]
+
+
+def _widened(a: Tensor) -> Tensor:
+    if a.device.type == "mps":
+        return a
+    return a.to(torch.complex128 if a.is_complex() else torch.float64)
 
 
 def _doubled(a: Tensor, size: int) -> tuple[Tensor, Tensor]:
