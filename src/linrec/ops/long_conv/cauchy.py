@@ -1,8 +1,16 @@
 """The kernel of a state-space model that is diagonal plus low rank, from its spectrum."""
 
+import inspect
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
+
+from linrec.ops.dispatch import triton_usable
+from linrec.ops.gate_loop.inputs import real_dtype
+from linrec.ops.long_conv import triton as triton_backend
 
 
 def kernel_of_low_rank(Lambda: Tensor, P: Tensor, B: Tensor, C: Tensor, dt: Tensor, length: int) -> Tensor:
@@ -15,22 +23,74 @@ def kernel_of_low_rank(Lambda: Tensor, P: Tensor, B: Tensor, C: Tensor, dt: Tens
     right = torch.cat([B[:, None], P.mT], 1)
     weights = (left[:, :, None] * right[:, None]).flatten(1, 2)
     # those of a real kernel's frequencies that are not the conjugates of others
-    k = torch.arange(length // 2 + 1, device=Lambda.device, dtype=torch.float64)
+    k = torch.arange(length // 2 + 1, device=Lambda.device, dtype=real_dtype(_widest(Lambda)))
     z = torch.polar(torch.ones_like(k), -2 * torch.pi * k / length).to(Lambda.dtype)
-    # as many at a time as make four kernels
-    at_once = max(1, 4 * length // Lambda.shape[1])
-    spectra = [
-        checkpoint(_spectrum, weights, Lambda, dt, some, use_reentrant=False) for some in z.split(at_once)
-    ]
-    return torch.fft.irfft(torch.cat(spectra, -1), length)
+    fused = Lambda.dtype == torch.complex64 and triton_usable(Lambda.device.type)
+    if fused:
+        spectrum = _spectrum(weights, Lambda, dt, z, CauchySums.apply)
+    else:
+        # as many at a time as make four kernels
+        at_once = max(1, 4 * length // Lambda.shape[1])
+        spectrum = torch.cat(
+            [
+                checkpoint(_spectrum, weights, Lambda, dt, some, cauchy_sums, use_reentrant=False)
+                for some in z.split(at_once)
+            ],
+            -1,
+        )
+    return torch.fft.irfft(spectrum, length)
 
 
-def _spectrum(weights: Tensor, Lambda: Tensor, dt: Tensor, z: Tensor) -> Tensor:
+def cauchy_sums(weights: Tensor, Lambda: Tensor, around: Tensor, rest: Tensor) -> Tensor:
+    """S_kf = sum_n w_kn / (rest_f - lambda_n around_f), with the matrix in memory.
+
+    Args:
+        weights: w (d, k, n).
+        Lambda: (d, n).
+        around: (d, f).
+        rest: (f,).
+    """
+    return weights @ (1 / (rest - Lambda[..., None] * around[:, None]))
+
+
+class CauchySums(torch.autograd.Function):
+    """S = CauchySums.apply(weights, Lambda, around, rest) by Triton; rest has no gradient."""
+
+    @staticmethod
+    def forward(weights: Tensor, Lambda: Tensor, around: Tensor, rest: Tensor) -> Tensor:
+        """Run the kernel."""
+        return triton_backend.forward(weights, Lambda, around, rest)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        """Keep the inputs; the matrix is formed again."""
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, dsums: Tensor) -> tuple[Tensor | None, ...]:
+        """Run the kernels of the gradients."""
+        if torch.is_grad_enabled():
+            # gradients that are to be differentiated again are made of torch operations
+            weights, Lambda, around, rest = ctx.saved_tensors
+            inputs = [x for x in (weights, Lambda, around) if x.requires_grad]
+            sums = cauchy_sums(weights, Lambda, around, rest)
+            found = iter(torch.autograd.grad(sums, inputs, dsums, create_graph=True))
+            return *(next(found) if x.requires_grad else None for x in (weights, Lambda, around)), None
+        return *triton_backend.backward(*ctx.saved_tensors, dsums), None
+
+
+# autograd asks for it at every call
+CauchySums.forward.__signature__ = inspect.signature(CauchySums.forward)  # type: ignore[attr-defined]
+
+
+def _spectrum(
+    weights: Tensor, Lambda: Tensor, dt: Tensor, z: Tensor, sums_of: Callable[..., Tensor]
+) -> Tensor:
     """dt C ((1 - z) I - dt (1 + z) A / 2)^-1 B at all z, (d, z)."""
     around = dt[:, None] / 2 * (1 + z)
-    cauchy = 1 / ((1 - z) - Lambda[..., None] * around[:, None])
     rank = round(weights.shape[1] ** 0.5) - 1
-    sums = (weights @ cauchy).unflatten(1, (1 + rank, 1 + rank)).movedim(-1, 1)
+    sums = sums_of(weights, Lambda, around, 1 - z)
+    sums = sums.unflatten(1, (1 + rank, 1 + rank)).movedim(-1, 1)
     inner = torch.eye(rank, dtype=z.dtype, device=z.device) + around[..., None, None] * sums[..., 1:, 1:]
     # what the low rank changes
     change = sums[..., :1, 1:] @ torch.linalg.solve(inner, sums[..., 1:, :1])
@@ -39,9 +99,13 @@ def _spectrum(weights: Tensor, Lambda: Tensor, dt: Tensor, z: Tensor) -> Tensor:
 
 def _after(Lambda: Tensor, P: Tensor, C: Tensor, dt: Tensor, length: int) -> Tensor:
     """C Abar^length, (d, n)."""
-    wide = Lambda.dtype if Lambda.device.type == "mps" else torch.complex128
+    wide = _widest(Lambda)
     Lambda, P, C, half = Lambda.to(wide), P.to(wide), C.to(wide), dt.to(wide)[:, None, None] / 2
     A = half * (torch.diag_embed(Lambda) - P @ P.mH)
     identity = torch.eye(A.shape[-1], dtype=wide, device=A.device)
     Abar = torch.linalg.solve(identity - A, identity + A)
     return (C[:, None] @ torch.linalg.matrix_power(Abar, length))[:, 0]
+
+
+def _widest(x: Tensor) -> torch.dtype:
+    return x.dtype if x.device.type == "mps" else torch.complex128

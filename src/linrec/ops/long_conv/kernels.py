@@ -68,8 +68,8 @@ def cauchy_kernel(
 
     By Woodbury's identity, that is made of products of (1 + r)^2 vectors with a matrix of Cauchy's kind, of
     entries 1 / ((1 - z) - dt (1 + z) lambda / 2). Spectra are formed at some z at a time, and again for the
-    gradients, so that no numbers of size (d, n, length) exist at once. Abar^length is formed by squaring,
-    in double precision.
+    gradients, so that no numbers of size (d, n, length) exist at once; on CUDA, Triton's kernels form the
+    matrix in registers. Abar^length is formed by squaring, in double precision.
 
     Args:
         Lambda: diagonal (d, n), complex64 or complex128, with negative real parts.

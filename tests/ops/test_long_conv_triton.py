@@ -1,0 +1,88 @@
+"""The Triton kernels of cauchy_kernel: on a GPU where there is one, else interpreted on small shapes."""
+
+import pytest
+import torch
+
+from linrec.ops import cauchy_kernel
+from linrec.ops.long_conv import cauchy
+from linrec.testing import assert_agree, generator
+
+from .triton_process import DEVICE, from_outside, on_a_gpu, on_either, quiet, run_interpreted
+
+pytest.importorskip("triton")
+pytestmark = quiet
+
+
+@from_outside
+def test_kernels_in_the_interpreter():
+    run_interpreted(__file__)
+
+
+def draw(*shape, seed):
+    return torch.randn(shape, generator=generator(seed), dtype=torch.complex128)
+
+
+def inputs(models, rows, entries, frequencies):
+    Lambda = torch.complex(-draw(models, entries, seed=0).abs() - 0.1, 3 * draw(models, entries, seed=1).real)
+    rest = 1 - torch.exp(-2j * torch.pi * torch.arange(frequencies) / 50)
+    around = (0.2 + 0.1 * draw(models, frequencies, seed=2)) * (2 - rest)
+    return draw(models, rows, entries, seed=3), Lambda, around, rest
+
+
+@on_either
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (2, 4, 5, 9), (3, 9, 17, 70)])
+def test_sums_and_gradients_are_those_of_the_matrix(shape):
+    given = [x.requires_grad_() for x in inputs(*shape)]
+    expected = cauchy.cauchy_sums(*given)
+    dsums = draw(*expected.shape, seed=4)
+    gradients = torch.autograd.grad(expected, given[:3], dsums)
+    narrow = [x.detach().to(DEVICE, torch.complex64).requires_grad_() for x in given[:3]]
+    # weights as an axis of another layout, and conjugates that were not formed
+    strided = narrow[0].mT.contiguous().mT.conj().conj()
+    sums = cauchy.CauchySums.apply(strided, *narrow[1:], given[3].detach().to(DEVICE, torch.complex64))
+    assert_agree(sums.cpu(), expected)
+    mine = torch.autograd.grad(sums, narrow, dsums.to(DEVICE, torch.complex64))
+    for one, other in zip(mine, gradients, strict=True):
+        scale = max(1.0, float(other.abs().max()))
+        assert_agree(one.cpu() / scale, other / scale)
+
+
+@on_either
+def test_the_kernel_by_triton_is_the_kernel_by_torch(monkeypatch):
+    Lambda, P, B, C = (draw(2, 3, *more, seed=seed) for seed, more in enumerate(((), (2,), (), ())))
+    Lambda = torch.complex(-Lambda.real.exp(), Lambda.imag)
+    dt = torch.tensor([0.3, 0.1], dtype=torch.float64)
+    expected = cauchy_kernel(Lambda, P, B, C, dt, 33)
+    narrow = [x.to(DEVICE, torch.complex64) for x in (Lambda, P, B, C)]
+    monkeypatch.setattr(cauchy, "triton_usable", lambda device: True)
+    monkeypatch.setattr(cauchy, "checkpoint", None)
+    assert_agree(cauchy_kernel(*narrow, dt.to(DEVICE, torch.float32), 33).cpu(), expected)
+
+
+@on_either
+def test_gradients_are_differentiable_again():
+    *wanted, rest = (x.to(DEVICE, torch.complex64) for x in inputs(1, 1, 2, 3))
+    wanted = [x.requires_grad_() for x in wanted]
+
+    def second(sums_of):
+        first = torch.autograd.grad(sums_of(*wanted, rest).abs().sum(), wanted, create_graph=True)
+        return torch.autograd.grad(sum(x.abs().sum() for x in first), wanted)
+
+    assert_agree(second(cauchy.CauchySums.apply), second(cauchy.cauchy_sums))
+
+
+@on_a_gpu
+def test_long_kernels_on_a_gpu():
+    Lambda, P, B, C = (draw(8, 32, *more, seed=seed) for seed, more in enumerate(((), (1,), (), ())))
+    given = [torch.complex(-Lambda.real.exp(), 30 * Lambda.imag), P, B, C, torch.full((8,), 0.01).double()]
+    wide = [x.cuda().requires_grad_() for x in given]
+    narrow = [
+        x.detach().to(torch.complex64 if x.is_complex() else torch.float32).requires_grad_() for x in wide
+    ]
+    kernels = [cauchy_kernel(*some, 4096) for some in (narrow, wide)]
+    assert_agree(*kernels)
+    dk = torch.randn(8, 4096, generator=generator(9)).cuda()
+    found = [torch.autograd.grad(k, some, dk.to(k)) for k, some in zip(kernels, (narrow, wide), strict=True)]
+    for one, other in zip(*found, strict=True):
+        scale = float(other.abs().max())
+        torch.testing.assert_close(one / scale, (other / scale).to(one.dtype), rtol=1e-3, atol=1e-3)
