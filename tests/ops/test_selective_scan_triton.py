@@ -57,9 +57,9 @@ def test_segments_of_time(n_segments, monkeypatch):
 
 
 @on_either
-@pytest.mark.parametrize(("parts", "vector"), [(1, 1), (2, 2), (4, 4)])
-def test_states_and_channels_of_threads(parts, vector, monkeypatch):
-    plan = triton.Plan(steps=4, own=4 // parts, parts=parts, vector=vector, segments=1)
+@pytest.mark.parametrize(("states", "warps", "vector"), [(4, 1, 1), (4, 2, 2), (8, 4, 4)])
+def test_states_and_channels_of_threads(states, warps, vector, monkeypatch):
+    plan = triton.Plan(states, warps, vector, segments=1, steps=4)
     monkeypatch.setattr(triton, "plan_of", lambda *given: plan)
     agree(1, 7, 33, 3)
     agree(2, 8, 40 * vector, 4, skip=False)

@@ -31,16 +31,16 @@ class Plan:
     """How the work is divided among programs; see `linrec.ops.selective_scan.triton_kernels`.
 
     Attributes:
-        own: states of one thread for each of its channels.
-        parts: warps that have the states of the same channels between them.
+        states: states of a channel, a power of two: some more than there are, where those are none.
+        warps: warps of a program, which have the states of its channels between them.
         vector: neighbouring channels of one thread.
         segments: parts of time that run side by side.
         steps: steps of a chunk.
-        registers: most registers of a thread, so that more programs run at the same time.
+        registers: most registers of a thread of the backward kernel, so that more programs run at a time.
     """
 
-    own: int
-    parts: int
+    states: int
+    warps: int
     vector: int
     segments: int
     steps: int = STEPS
@@ -51,21 +51,17 @@ class Plan:
         """Channels of a program."""
         return 32 * self.vector
 
-    @property
-    def states(self) -> int:
-        """States of a channel, with those that fill up threads."""
-        return self.own * self.parts
-
 
 def plan_of(shape: tuple[int, ...], n: int) -> Plan:
     """Return the division for x of this shape (b, t, c) and n states."""
     batch, time, channels = shape
     states = power_of_2(n)
-    parts = min(4, states)
-    warps = max(1, batch * -(-channels // 32) * parts)
+    # four states of a thread: with more, the backward kernel has no registers left
+    warps = max(1, min(16, states // 4))
+    running = max(1, batch * -(-channels // 32) * warps)
     # what segments do to a state is made before they run, which takes as long again: no more than is needed
-    segments = max(1, min(-(-ENOUGH // warps), time // SHORTEST))
-    return Plan(states // parts, parts, 1, segments)
+    segments = max(1, min(-(-ENOUGH // running), time // SHORTEST))
+    return Plan(states, warps, 1, segments, registers=168 if states <= 4 * warps else None)
 
 
 @operator("selective_scan_triton")
@@ -145,6 +141,7 @@ def backward(
     dstate = zeros(batch, plan.states, channels)
     if x.numel() > 0:
         given = _Given(plan, x, dt, A, B, C, D, cut)
+        limited = plan.registers is not None and state.dtype == torch.float32 and torch.version.cuda
         dy = dy.contiguous()
         carries = _padded(dlast, 1, plan.states)[:, None]
         if plan.segments > 1:
@@ -156,6 +153,7 @@ def backward(
             _kernels().backward,
             (given.x, given.dt, given.A, given.weights, *tensors),
             (batch, _row(given.A), _row(given.D)),
+            **({"maxnreg": plan.registers} if limited else {}),
         )
     return (
         dx,
@@ -218,7 +216,7 @@ class _Given:
         return links, ends
 
     def launch(
-        self, kernel: Any, tensors: tuple[Tensor, ...], strides: tuple[int, ...], **flags: bool
+        self, kernel: Any, tensors: tuple[Tensor, ...], strides: tuple[int, ...], **options: Any
     ) -> None:
         """Run a kernel for all rows, segments and blocks of channels."""
         import triton.language as tl
@@ -226,8 +224,6 @@ class _Given:
         (batch, time, channels), plan = self.x.shape, self.plan
         chunks = -(-time // plan.steps)
         grid = batch * plan.segments * -(-channels // plan.columns)
-        limited = plan.registers is not None and torch.version.cuda is not None
-        options = {"maxnreg": plan.registers} if limited else {}
         # Triton launches on the current device, whatever the tensors' one
         on_cuda = self.x.device.type == "cuda"
         with torch.cuda.device(self.x.device) if on_cuda else contextlib.nullcontext():
@@ -243,13 +239,10 @@ class _Given:
                 EVEN=time % plan.steps == 0,
                 WIDE=tl.float64 if self.A.dtype == torch.float64 else tl.float32,
                 STEPS=plan.steps,
-                OWN=plan.own,
-                PARTS=plan.parts,
                 COLUMNS=plan.columns,
                 VECTOR=plan.vector,
-                num_warps=plan.parts,
+                num_warps=plan.warps,
                 **options,
-                **flags,
             )
 
 

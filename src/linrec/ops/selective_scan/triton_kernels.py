@@ -1,8 +1,8 @@
 """GPU kernels of the selective scan; imported at the first use, because importing Triton is slow.
 
 A program has one batch row, a block of channels and a segment of time, and walks through it in chunks of
-STEPS steps. Its states are a tile (PARTS, OWN, COLUMNS) in registers: a thread holds OWN states of one
-channel, and PARTS warps have those of the same channels between them. Sums over states are put together for
+STEPS steps. Its states are a tile (STATES, COLUMNS) in registers: a thread has some states of one channel, or
+of a few, and the warps have those of the same channels between them. Sums over states are put together for
 all steps of a chunk at once, since warps wait for each other there. B and C of a step and state lie side by
 side, as the two parts of a complex number.
 
@@ -22,22 +22,16 @@ from linrec.ops.triton_tiles import loaded
 
 @triton.jit
 def _place(  # type: ignore[no-untyped-def]
-    segments,
-    CHANNELS: tl.constexpr,
-    OWN: tl.constexpr,
-    PARTS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    VECTOR: tl.constexpr,
+    segments, CHANNELS: tl.constexpr, STATES: tl.constexpr, COLUMNS: tl.constexpr, VECTOR: tl.constexpr
 ):
-    """Return row, segment and block of a program, its channels and its states (PARTS, OWN, COLUMNS)."""
+    """Return row, segment and block of a program, its channels (1, COLUMNS) and its states (STATES, 1)."""
     blocks = tl.cdiv(CHANNELS, COLUMNS)
     block = tl.program_id(0) % blocks
     segment = tl.program_id(0) // blocks % segments
     row = (tl.program_id(0) // blocks // segments).to(tl.int64)
     # neighbours of one thread: as if no more could be loaded by one instruction
-    channel = tl.multiple_of(block * COLUMNS + tl.arange(0, COLUMNS)[None, None, :], [1, 1, VECTOR])
-    n = tl.arange(0, PARTS)[:, None, None] * OWN + tl.arange(0, OWN)[None, :, None]
-    return row, segment, block, channel, n
+    channel = tl.multiple_of(block * COLUMNS + tl.arange(0, COLUMNS)[None, :], [1, VECTOR])
+    return row, segment, block, channel, tl.arange(0, STATES)[:, None]
 
 
 @triton.jit
@@ -58,7 +52,7 @@ def _rows(  # type: ignore[no-untyped-def]
     EVEN: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Load the rows from `step` on, 0 past the end; `ptr` (1, 1, COLUMNS) points into the first of all."""
+    """Load the rows from `step` on, 0 past the end; `ptr` (1, COLUMNS) points into the first of all."""
     rows = ()
     ptr += step.to(tl.int64) * CHANNELS
     for r in tl.static_range(STEPS):
@@ -88,7 +82,7 @@ def _weights_from(ptr, offset, WIDE: tl.constexpr):  # type: ignore[no-untyped-d
 
 @triton.jit
 def _weights(ptr, n, r, step, time, STATES: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return B and C of the r-th step of a chunk, (PARTS, OWN, 1), 0 past the end."""
+    """Return B and C of the r-th step of a chunk, (STATES, 1), 0 past the end."""
     mask = n >= 0 if EVEN else _before(step + r, time, n)
     return loaded(ptr, n + r * STATES, mask, 0.0, True, WIDE)
 
@@ -108,9 +102,13 @@ def _stacked(rows, STEPS: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _store_rows(  # type: ignore[no-untyped-def]
-    ptr,
-    rows,
+def _summed(rows, STEPS: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the sums over states of all steps' tiles, (COLUMNS, STEPS)."""
+    return tl.reshape(tl.sum(_stacked(rows, STEPS), axis=0), [COLUMNS, STEPS])
+
+
+@triton.jit
+def _chunk(  # type: ignore[no-untyped-def]
     step,
     time,
     block,
@@ -119,30 +117,21 @@ def _store_rows(  # type: ignore[no-untyped-def]
     COLUMNS: tl.constexpr,
     EVEN: tl.constexpr,
 ):
-    """Add up what PARTS warps have of each row (PARTS, COLUMNS), and store the sums from `step` on."""
-    total = tl.reshape(tl.sum(_stacked(rows, STEPS), axis=0), [COLUMNS, STEPS])
+    """Return the offsets of the rows from `step` on, and the mask of those that are, (COLUMNS, STEPS)."""
     channel = block * COLUMNS + tl.arange(0, COLUMNS)[:, None]
     r = tl.arange(0, STEPS)[None, :]
-    mask = channel < CHANNELS if EVEN else (channel < CHANNELS) & (step + r < time)
-    tl.store(ptr + step.to(tl.int64) * CHANNELS + (r * CHANNELS + channel), total, mask=mask)
+    mask = channel + 0 * r < CHANNELS if EVEN else (channel < CHANNELS) & (step + r < time)
+    return step.to(tl.int64) * CHANNELS + (r * CHANNELS + channel), mask
 
 
 @triton.jit
 def _store_sums(  # type: ignore[no-untyped-def]
-    ptr,
-    rows,
-    step,
-    time,
-    STATES: tl.constexpr,
-    STEPS: tl.constexpr,
-    OWN: tl.constexpr,
-    PARTS: tl.constexpr,
-    EVEN: tl.constexpr,
+    ptr, rows, step, time, STATES: tl.constexpr, STEPS: tl.constexpr, EVEN: tl.constexpr
 ):
-    """Store the sums over channels (PARTS, OWN) of the steps from `step` on."""
-    total = tl.reshape(_stacked(rows, STEPS), [PARTS, OWN, STEPS])
-    n = tl.arange(0, PARTS)[:, None, None] * OWN + tl.arange(0, OWN)[None, :, None]
-    r = tl.arange(0, STEPS)[None, None, :]
+    """Store the sums over channels (STATES,) of the steps from `step` on."""
+    total = tl.reshape(_stacked(rows, STEPS), [STATES, STEPS])
+    n = tl.arange(0, STATES)[:, None]
+    r = tl.arange(0, STEPS)[None, :]
     mask = n + r >= 0 if EVEN else step + r + 0 * n < time
     tl.store(ptr + step.to(tl.int64) * STATES + (r * STATES + n), total, mask=mask)
 
@@ -167,8 +156,6 @@ def ends(  # type: ignore[no-untyped-def]
     EVEN: tl.constexpr,
     WIDE: tl.constexpr,
     STEPS: tl.constexpr,
-    OWN: tl.constexpr,
-    PARTS: tl.constexpr,
     COLUMNS: tl.constexpr,
     VECTOR: tl.constexpr,
 ):
@@ -176,7 +163,7 @@ def ends(  # type: ignore[no-untyped-def]
 
     With ADJOINT, u is dy, and what a segment hands to the one before it is link r + end.
     """
-    row, segment, _, channel, n = _place(segments, CHANNELS, OWN, PARTS, COLUMNS, VECTOR)
+    row, segment, _, channel, n = _place(segments, CHANNELS, STATES, COLUMNS, VECTOR)
     inside = channel < CHANNELS
     rates = tl.load(A_ptr + row * A_row + n * CHANNELS + channel, mask=inside, other=0.0) * 1.4426950408889634
     first = row * time * CHANNELS + channel
@@ -184,7 +171,7 @@ def ends(  # type: ignore[no-untyped-def]
     each = tl.cdiv(chunks, segments)
     begin = segment * each
     end = tl.minimum(begin + each, chunks)
-    value = tl.zeros([PARTS, OWN, COLUMNS], WIDE)
+    value = tl.zeros([STATES, COLUMNS], WIDE)
     link = value + 1.0
     for index in range(begin, end):
         step = (begin + end - 1 - index if ADJOINT else index) * STEPS
@@ -232,18 +219,15 @@ def forward(  # type: ignore[no-untyped-def]
     EVEN: tl.constexpr,
     WIDE: tl.constexpr,
     STEPS: tl.constexpr,
-    OWN: tl.constexpr,
-    PARTS: tl.constexpr,
     COLUMNS: tl.constexpr,
     VECTOR: tl.constexpr,
 ):
     """Fill y (b, t, c), starts (b, chunks, n, c) and last (b, n, c), from the states before all segments."""
-    row, segment, block, channel, n = _place(segments, CHANNELS, OWN, PARTS, COLUMNS, VECTOR)
+    row, segment, block, channel, n = _place(segments, CHANNELS, STATES, COLUMNS, VECTOR)
     inside = channel < CHANNELS
     rates = tl.load(A_ptr + row * A_row + n * CHANNELS + channel, mask=inside, other=0.0) * 1.4426950408889634
-    # in one warp of those that are added up
-    part = tl.arange(0, PARTS)[:, None, None]
-    skip = tl.load(D_ptr + row * D_row + channel + 0 * part, mask=inside & (part == 0), other=0.0)
+    column = block * COLUMNS + tl.arange(0, COLUMNS)[:, None]
+    D = tl.load(D_ptr + row * D_row + column, mask=column < CHANNELS, other=0.0)
     first = row * time * CHANNELS + channel
     cut_ptr += row * time
     each = tl.cdiv(chunks, segments)
@@ -264,9 +248,12 @@ def forward(  # type: ignore[no-untyped-def]
             b, c = _weights(weights, n, r, step, time, STATES, EVEN, WIDE)
             a = _link(dt[r], rates, cut_ptr, step + r, time, HAS_CUT, EVEN)
             h = a * h + b * (dt[r] * x[r])
-            y = tl.sum(c * h, axis=1, keep_dims=True) + skip * x[r]
-            rows = rows + (tl.reshape(y, [PARTS, COLUMNS]),)  # noqa: RUF005
-        _store_rows(y_ptr + row * time * CHANNELS, rows, step, time, block, STEPS, CHANNELS, COLUMNS, EVEN)
+            rows = rows + (c * h,)  # noqa: RUF005
+        # a second time, from the cache, and as it is stored
+        at, mask = _chunk(step, time, block, STEPS, CHANNELS, COLUMNS, EVEN)
+        at += row * time * CHANNELS
+        y = _summed(rows, STEPS, COLUMNS) + D * tl.load(x_ptr + at, mask=mask, other=0.0).to(WIDE)
+        tl.store(y_ptr + at, y, mask=mask)
     if end == chunks:
         tl.store(last_ptr + (row * STATES + n) * CHANNELS + channel, h, mask=inside)
 
@@ -301,8 +288,6 @@ def backward(  # type: ignore[no-untyped-def]
     EVEN: tl.constexpr,
     WIDE: tl.constexpr,
     STEPS: tl.constexpr,
-    OWN: tl.constexpr,
-    PARTS: tl.constexpr,
     COLUMNS: tl.constexpr,
     VECTOR: tl.constexpr,
 ):
@@ -312,11 +297,12 @@ def backward(  # type: ignore[no-untyped-def]
     With g_t = C_t dy_t + a_{t+1} g_{t+1} and w_t = a_t h_{t-1}: dC = sum_c dy h, dB = sum_c g dt x,
     dx = dt sum_n g B + D dy, ddt = x sum_n g B + sum_n g A w, dA = sum_t g dt w.
     """
-    row, segment, block, channel, n = _place(segments, CHANNELS, OWN, PARTS, COLUMNS, VECTOR)
+    row, segment, block, channel, n = _place(segments, CHANNELS, STATES, COLUMNS, VECTOR)
     inside = channel < CHANNELS
-    rates = tl.load(A_ptr + row * A_row + n * CHANNELS + channel, mask=inside, other=0.0) * 1.4426950408889634
-    part = tl.arange(0, PARTS)[:, None, None]
-    skip = tl.load(D_ptr + row * D_row + channel + 0 * part, mask=inside & (part == 0), other=0.0)
+    A = tl.load(A_ptr + row * A_row + n * CHANNELS + channel, mask=inside, other=0.0)
+    rates = A * 1.4426950408889634
+    column = block * COLUMNS + tl.arange(0, COLUMNS)[:, None]
+    D = tl.load(D_ptr + row * D_row + column, mask=column < CHANNELS, other=0.0)
     first = row * time * CHANNELS + channel
     cut_ptr += row * time
     # what a block of channels adds to dB and dC
@@ -326,8 +312,8 @@ def backward(  # type: ignore[no-untyped-def]
     end = tl.minimum(begin + each, chunks)
     of_segment = (row * segments + segment) * STATES
     carry = tl.load(carries_ptr + (of_segment + n) * CHANNELS + channel, mask=inside, other=0.0)
-    dA = tl.zeros([PARTS, OWN, COLUMNS], WIDE)
-    dD = tl.zeros([1, 1, COLUMNS], WIDE)
+    dA = tl.zeros([STATES, COLUMNS], WIDE)
+    dD = tl.zeros([1, COLUMNS], WIDE)
     for index in range(begin, end):
         chunk = begin + end - 1 - index
         step = chunk * STEPS
@@ -348,10 +334,11 @@ def backward(  # type: ignore[no-untyped-def]
             h = w + b * (dt[r] * x[r])
             links = links + (a,)  # noqa: RUF005
             passed = passed + (w,)  # noqa: RUF005
-            dCs = dCs + (tl.sum(dy[r] * h, axis=2),)  # noqa: RUF005
-        dxs = ()
+            dCs = dCs + (tl.sum(dy[r] * h, axis=1),)  # noqa: RUF005
+        _store_sums(dC_ptr + sums, dCs, step, time, STATES, STEPS, EVEN)
+        gBs = ()
+        gAs = ()
         dBs = ()
-        ddts = ()
         for r in tl.static_range(STEPS - 1, -1, -1):
             b, c = _weights(weights, n, r, step, time, STATES, EVEN, WIDE)
             g = carry + c * dy[r]
@@ -363,17 +350,20 @@ def backward(  # type: ignore[no-untyped-def]
                 carry = tl.where(cut != 0, 0.0, carry)
             dA += dt[r] * gw
             dD += dy[r] * x[r]
-            dBs = (tl.sum(g * (dt[r] * x[r]), axis=2),) + dBs  # noqa: RUF005
-            gB = tl.sum(g * b, axis=1, keep_dims=True)
-            dx = dt[r] * gB + skip * dy[r]
-            ddt = x[r] * gB + tl.sum(gw * rates, axis=1, keep_dims=True) * 0.6931471805599453
+            dBs = (tl.sum(g * (dt[r] * x[r]), axis=1),) + dBs  # noqa: RUF005
             # the last step comes first
-            dxs = (tl.reshape(dx, [PARTS, COLUMNS]),) + dxs  # noqa: RUF005
-            ddts = (tl.reshape(ddt, [PARTS, COLUMNS]),) + ddts  # noqa: RUF005
-        _store_rows(dx_ptr + row * time * CHANNELS, dxs, step, time, block, STEPS, CHANNELS, COLUMNS, EVEN)
-        _store_rows(ddt_ptr + row * time * CHANNELS, ddts, step, time, block, STEPS, CHANNELS, COLUMNS, EVEN)
-        _store_sums(dB_ptr + sums, dBs, step, time, STATES, STEPS, OWN, PARTS, EVEN)
-        _store_sums(dC_ptr + sums, dCs, step, time, STATES, STEPS, OWN, PARTS, EVEN)
+            gBs = (g * b,) + gBs  # noqa: RUF005
+            gAs = (gw * A,) + gAs  # noqa: RUF005
+        # a second time, from the cache, and as gradients are stored
+        at, mask = _chunk(step, time, block, STEPS, CHANNELS, COLUMNS, EVEN)
+        at += row * time * CHANNELS
+        gB = _summed(gBs, STEPS, COLUMNS)
+        dx = gB * tl.load(dt_ptr + at, mask=mask, other=0.0).to(WIDE)
+        dx += D * tl.load(dy_ptr + at, mask=mask, other=0.0).to(WIDE)
+        ddt = gB * tl.load(x_ptr + at, mask=mask, other=0.0).to(WIDE) + _summed(gAs, STEPS, COLUMNS)
+        tl.store(dx_ptr + at, dx, mask=mask)
+        tl.store(ddt_ptr + at, ddt, mask=mask)
+        _store_sums(dB_ptr + sums, dBs, step, time, STATES, STEPS, EVEN)
     tl.store(dA_ptr + (of_segment + n) * CHANNELS + channel, dA, mask=inside)
     tl.store(dD_ptr + (row * segments + segment) * CHANNELS + channel, dD, mask=inside)
     if segment == 0:
