@@ -193,7 +193,7 @@ class _DeltaChunks(Chunks):
         gradients = self.k.new_empty(self.batch, self.heads, self.chunks, self.dk, self.dv)
         end = torch.empty_like(dlast, memory_format=torch.contiguous_format)
         dcorrected = torch.empty_like(self.v)
-        given = (self.q, self.k, read, dy, self.mixings())
+        given = (self.q, self.k, read, dy, self.mixings()[0])
         tensors = (*given, *self.gates, dlast.contiguous(), gradients, end, dcorrected)
         self._run("delta_state_gradients", self._over_time("delta_state_gradients"), tensors)
         return gradients, end, dcorrected

@@ -103,8 +103,8 @@ def corrections(  # type: ignore[no-untyped-def]
         inverse = tl.load(inverses + at).to(WIDE)
     else:
         below = strength[:, None] * mixing_of(
-            k, k, decays, reset, b, h, chunk, TIME, strides,
-            HEADS, DK, DECAY, RESET, EXACT, LEVELS, True, CHUNK, BLOCK_K, PRECISION, WIDE,
+            k, k, decays, reset, k, k, b, h, chunk, TIME, strides,
+            HEADS, DK, DECAY, RESET, EXACT, LEVELS, True, False, CHUNK, BLOCK_K, PRECISION, WIDE,
         )  # fmt: skip
         inverse = _inverse(below, EXACT, LEVELS, CHUNK, WIDE)
         tl.store(inverses + at, inverse.to(inverses.dtype.element_ty))

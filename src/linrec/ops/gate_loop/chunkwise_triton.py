@@ -38,7 +38,7 @@ class Tiles(NamedTuple):
 
 # by kernel, and by what decays: nothing, a head, or every key channel
 TILES = {
-    "chunk_states": (Tiles(64, 128, 4, 3), Tiles(64, 128, 4, 3), Tiles(64, 128, 4, 2)),
+    "chunk_states": (Tiles(64, 128, 4, 3), Tiles(64, 128, 4, 3), Tiles(64, 128, 4, 2, 168)),
     "mixings": (Tiles(64, 16, 8, 1, 128),) * 3,
     "mixed": (Tiles(64, 128, 4, 2), Tiles(64, 128, 4, 2), Tiles(64, 128, 4, 2)),
     "gate_gradients": (Tiles(64, 64, 4, 3),) * 3,
@@ -146,9 +146,11 @@ def forward(
     The last are (b, 0, 0, 0, 0) but where every channel decays for itself.
     """
     call = Chunks(q, k, v, log_decay, cut)
-    states, last = call.states(call.k, call.v, state)
-    matrices = call.matrices()
-    y = call.mixed(call.v, matrices, states)
+    # differences of sums are made once, for all that is weighed by them
+    weighed = call.decay == CHANNEL and not call.exact
+    matrices, read, written = call.mixings(weigh=True) if weighed else (call.matrices(), call.q, call.k)
+    states, last = call.states(written, call.v, state, weighed=weighed)
+    y = call.mixed(call.v, matrices, states, read=read if weighed else None)
     return y, last, matrices
 
 
@@ -280,7 +282,9 @@ class Chunks:
                 self.gates = (self._sums(decays), self.gates[1])
         self.blocks_k = -(-self.dk // self._tiles("gate_gradients").block_k)
 
-    def states(self, k: Tensor, v: Tensor, start: Tensor, *, reverse: bool = False) -> tuple[Tensor, Tensor]:
+    def states(
+        self, k: Tensor, v: Tensor, start: Tensor, *, reverse: bool = False, weighed: bool = False
+    ) -> tuple[Tensor, Tensor]:
         """States before each chunk (b, h, chunks, dk, dv), and after the last; or gradients, of q and dy."""
         states = k.new_empty(self.batch, self.heads, self.chunks, self.dk, self.dv)
         end = torch.empty_like(start, memory_format=torch.contiguous_format)
@@ -302,6 +306,7 @@ class Chunks:
                 tensors,
                 length,
                 REVERSE=reverse,
+                WEIGHED=weighed,
                 PIECES=pieces,
                 LOCAL=local,
             )
@@ -309,21 +314,34 @@ class Chunks:
 
     def matrices(self) -> Tensor:
         """Return A of all chunks (b, h, chunks, C, C), where each channel decays for itself; else nothing."""
-        return self.mixings() if self.decay == CHANNEL else self.q.new_empty(self.batch, 0, 0, 0, 0)
+        return self.mixings()[0] if self.decay == CHANNEL else self.q.new_empty(self.batch, 0, 0, 0, 0)
 
-    def mixings(self) -> Tensor:
-        """A of all chunks (b, h, chunks, C, C)."""
+    def mixings(self, *, weigh: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        """A of all chunks (b, h, chunks, C, C), and, to `weigh` them, e^P * q and e^R * k."""
         matrices = self.q.new_empty(self.batch, self.heads, self.chunks, CHUNK, CHUNK)
-        tensors = (self.q, self.k, *self.gates, matrices)
-        self.per_chunk("mixings", 1, *tensors, LEVELS=CHUNK.bit_length() - 1)
-        return matrices
+        read, written = (torch.empty_like(x) if weigh else x for x in (self.q, self.k))
+        tensors = (self.q, self.k, *self.gates, matrices, read, written)
+        self.per_chunk("mixings", 1, *tensors, LEVELS=CHUNK.bit_length() - 1, WEIGH=weigh)
+        return matrices, read, written
 
-    def mixed(self, values: Tensor, matrices: Tensor, states: Tensor, *, reverse: bool = False) -> Tensor:
-        """Y, of v and the states before the chunks; or dV, of dy and the gradients of those after them."""
+    def mixed(
+        self,
+        values: Tensor,
+        matrices: Tensor,
+        states: Tensor,
+        *,
+        reverse: bool = False,
+        read: Tensor | None = None,
+    ) -> Tensor:
+        """Y, of v and the states before the chunks; or dV, of dy and the gradients of those after them.
+
+        `read` is e^P * q, where that has been made.
+        """
         out = torch.empty_like(self.v)
         blocks = -(-self.dv // self._tiles("mixed").block_v)
-        tensors = (self.q, self.k, values, *self.gates, matrices, states, out)
-        self.per_chunk("mixed", blocks, *tensors, REVERSE=reverse)
+        q = self.q if read is None else read
+        tensors = (q, self.k, values, *self.gates, matrices, states, out)
+        self.per_chunk("mixed", blocks, *tensors, REVERSE=reverse, WEIGHED=read is not None)
         return out
 
     def gate_gradients(

@@ -98,6 +98,7 @@ def chunk_states(  # type: ignore[no-untyped-def]
     RESET: tl.constexpr,
     EXACT: tl.constexpr,
     REVERSE: tl.constexpr,
+    WEIGHED: tl.constexpr,
     PIECES: tl.constexpr,
     LOCAL: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -107,6 +108,8 @@ def chunk_states(  # type: ignore[no-untyped-def]
     WIDE: tl.constexpr,
 ):
     """The state before each chunk and after the last; with REVERSE, of q and dy, the gradient after each.
+
+    Keys that come WEIGHED are e^R * K.
 
     Few heads leave much of a GPU idle, so time comes in PIECES of LENGTH chunks. A first, LOCAL run writes
     what each of them leaves of zeros, and by which factor it reduces what comes in (b, h, pieces, dk); in the
@@ -156,8 +159,9 @@ def chunk_states(  # type: ignore[no-untyped-def]
                 CHUNK,
                 WIDE,
             )
-            weight = from_start(first, second, EXACT) if REVERSE else to_end(first, second, DECAY, EXACT)
-            k = (k * factor(weight, DECAY)).to(k.dtype)
+            if not WEIGHED:
+                weight = from_start(first, second, EXACT) if REVERSE else to_end(first, second, DECAY, EXACT)
+                k = (k * factor(weight, DECAY)).to(k.dtype)
             total = whole(first, second, EXACT)
             state = state * (total[:, None] if DECAY == CHANNEL else total)
             if LOCAL:
@@ -177,6 +181,8 @@ def mixings(  # type: ignore[no-untyped-def]
     decays,
     reset,
     matrices,
+    read,
+    written,
     TIME,
     CHUNKS,
     strides,
@@ -187,19 +193,20 @@ def mixings(  # type: ignore[no-untyped-def]
     RESET: tl.constexpr,
     EXACT: tl.constexpr,
     LEVELS: tl.constexpr,
+    WEIGH: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
     PRECISION: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """A (b, h, chunk, C, C) of one chunk."""
+    """A (b, h, chunk, C, C) of one chunk; and, to WEIGH them, e^P * Q as `read` and e^R * K as `written`."""
     chunk = tl.program_id(1)
     b, h = tl.program_id(2) // HEADS, tl.program_id(2) % HEADS
     n = tl.arange(0, CHUNK)
     mixing = mixing_of(
-        q, k, decays, reset, b, h, chunk, TIME, strides,
-        HEADS, DK, DECAY, RESET, EXACT, LEVELS, False, CHUNK, BLOCK_K, PRECISION, WIDE,
+        q, k, decays, reset, read, written, b, h, chunk, TIME, strides,
+        HEADS, DK, DECAY, RESET, EXACT, LEVELS, False, WEIGH, CHUNK, BLOCK_K, PRECISION, WIDE,
     )  # fmt: skip
     place = (tl.program_id(2).to(tl.int64) * CHUNKS + chunk) * (CHUNK * CHUNK)
     tl.store(matrices + place + n[:, None] * CHUNK + n[None, :], mixing.to(matrices.dtype.element_ty))
@@ -211,6 +218,8 @@ def mixing_of(  # type: ignore[no-untyped-def]
     k,
     decays,
     reset,
+    read,
+    written,
     b,
     h,
     chunk,
@@ -223,12 +232,13 @@ def mixing_of(  # type: ignore[no-untyped-def]
     EXACT: tl.constexpr,
     LEVELS: tl.constexpr,
     STRICT: tl.constexpr,
+    WEIGH: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK_K: tl.constexpr,
     PRECISION: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """A (CHUNK, CHUNK) of one chunk; STRICT without its diagonal."""
+    """A (CHUNK, CHUNK) of one chunk; STRICT without its diagonal; see `mixings`."""
     n = tl.arange(0, CHUNK)
     steps = chunk * CHUNK + n
     mixing = tl.zeros((CHUNK, CHUNK), WIDE)
@@ -237,11 +247,16 @@ def mixing_of(  # type: ignore[no-untyped-def]
         queries = tile(q, b, h, steps, TIME, HEADS, DK, rows)
         keys = tile(k, b, h, steps, TIME, HEADS, DK, rows)
         if DECAY == CHANNEL:
-            first, _ = of_chunk(
+            first, second = of_chunk(
                 decays, reset, b, h, chunk, TIME, strides, rows, HEADS, DK, CHANNEL, RESET, EXACT, CHUNK, WIDE
             )
             # widened once, not at every level
             wide_q, wide_k = queries.to(WIDE), keys.to(WIDE)
+            if WEIGH:
+                from_here = wide_q * from_start(first, second, EXACT)
+                put(read, from_here, b, h, steps, TIME, HEADS, DK, rows)
+                to_there = wide_k * to_end(first, second, CHANNEL, EXACT)
+                put(written, to_there, b, h, steps, TIME, HEADS, DK, rows)
             if not STRICT:
                 own = tl.sum(wide_q * wide_k, axis=1)
                 mixing += tl.where(n[:, None] == n[None, :], own[:, None], 0.0)
@@ -282,6 +297,7 @@ def mixed(  # type: ignore[no-untyped-def]
     RESET: tl.constexpr,
     EXACT: tl.constexpr,
     REVERSE: tl.constexpr,
+    WEIGHED: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
@@ -290,7 +306,8 @@ def mixed(  # type: ignore[no-untyped-def]
 ):
     """Y of one chunk and some columns of v; with REVERSE, of dy and the gradients of states, dV.
 
-    `matrices` are those of `mixings`, which only CHANNEL has; else A is made here.
+    `matrices` are those of `mixings`, which only CHANNEL has; else A is made here. Queries that come WEIGHED
+    are e^P * Q.
     """
     chunk = tl.program_id(1)
     b, h = tl.program_id(2) // HEADS, tl.program_id(2) % HEADS
@@ -308,11 +325,15 @@ def mixed(  # type: ignore[no-untyped-def]
         rows = block * BLOCK_K + tl.arange(0, BLOCK_K)
         x = tile(k if REVERSE else q, b, h, steps, TIME, HEADS, DK, rows)
         if DECAY == CHANNEL:
-            first, second = of_chunk(
-                decays, reset, b, h, chunk, TIME, strides, rows, HEADS, DK, CHANNEL, RESET, EXACT, CHUNK, WIDE
-            )
-            weight = to_end(first, second, CHANNEL, EXACT) if REVERSE else from_start(first, second, EXACT)
-            x = (x * weight).to(x.dtype)
+            if not WEIGHED:
+                first, second = of_chunk(
+                    decays, reset, b, h, chunk, TIME, strides, rows,
+                    HEADS, DK, CHANNEL, RESET, EXACT, CHUNK, WIDE,
+                )  # fmt: skip
+                weight = (
+                    to_end(first, second, CHANNEL, EXACT) if REVERSE else from_start(first, second, EXACT)
+                )
+                x = (x * weight).to(x.dtype)
         else:
             other = tile(q if REVERSE else k, b, h, steps, TIME, HEADS, DK, rows)
             mixing = tl.dot(x, tl.trans(other), mixing, input_precision=PRECISION, out_dtype=WIDE)
