@@ -209,6 +209,8 @@ def test_auto():
         usable = auto_selective_scan(time, "cpu", numba=numba_works, triton=False, exporting=exporting)
         assert usable == [("chunkwise", "torch")]
     assert auto_selective_scan(2, "cpu", numba=True, triton=False)[0] == ("recurrent", "numba")
+    assert auto_selective_scan(2, "cuda", numba=False, triton=True)[0] == ("recurrent", "triton")
+    assert auto_selective_scan(2, "cuda", numba=False, triton=False)[0] == ("chunkwise", "torch")
 
 
 X, N = torch.zeros(2, 5, 6), torch.zeros(2, 5, 3)
