@@ -89,6 +89,10 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "no decay": {"decay": "none", "feature_map": "elu", "d_qk": 4, "d_v": 4},
         "features": {"feature_map": "relu", "qk_norm": "l1", "output_norm": "none"},
     },
+    "h3": {
+        "paper": {"d_state": 6},
+        "heads": {"n_heads": 2, "d_state": 3, "init": "real", "discretization": "zoh"},
+    },
     "hawk": {
         "paper": {},
         "released": {"d_rnn": 6, "n_blocks": 2, "activation": "gelu_tanh", "start": "whole"},
@@ -120,6 +124,19 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "no input gate": {"lower_bound": "decreasing", "input_gate": False},
         "data-dependent phase": {"phase": "data", "complex_input": False},
         "real": {"phase": "none", "complex_input": False, "lower_bound": 0.99, "forget_gate": "bound"},
+    },
+    "hyena": {
+        # shorter than the longest sequences of the laws
+        "paper": {"length": 40, "d_filter": 5, "omega": 1.0},
+        "order 3": {
+            "order": 3,
+            "length": 2000,
+            "first_filter": False,
+            "conv_size": None,
+            "d_filter": 3,
+            "filter_depth": 2,
+            "n_bands": 1,
+        },
     },
     "ind_rnn": {"paper": {}, "tanh": {"activation": "tanh", "recurrent_init": "long"}},
     "linear_attention": {

@@ -183,6 +183,33 @@ def test_sambas_have_the_sizes_of_their_names(name, d, hidden, layers, size):
     assert (mamba.d_inner, attention.window, attention.d_head) == (inner, 2048, 128)
 
 
+@pytest.mark.parametrize(
+    ("name", "d", "layers", "attention"),
+    [
+        ("h3-hybrid", 768, 12, [1, 8]),
+        ("h3-125m", 768, 12, [6]),
+        ("h3-355m", 1024, 24, [8, 16]),
+        ("h3-1.3b", 2048, 24, [8, 16]),
+        ("h3-2.7b", 2560, 32, [8, 16, 24]),
+    ],
+)
+def test_h3s_have_their_layers_of_attention_and_the_size_that_is_published(name, d, layers, attention):
+    config = preset(name)
+    assert [layer for layer in range(layers) if config.mixer_of(layer)[0] == "attention"] == attention
+    # B and C of 64 taps; of 32 pairs A, B and C; D of both, and step sizes
+    h3 = 4 * linear(d, d) + 2 * 64 * d + 6 * 32 * d + 3 * d
+    mlp = linear(d, 4 * d) + linear(4 * d, d)
+    mixers = len(attention) * 4 * linear(d, d) + (layers - len(attention)) * h3
+    expected = 50_264 * d + mixers + layers * (mlp + 4 * d) + 2 * d
+    assert count(config) == expected
+    if name == "h3-125m":
+        # which the authors' page prints
+        assert expected == 126_387_456
+    else:
+        sizes = {"hybrid": 125e6, "355m": 355e6, "1.3b": 1.3e9, "2.7b": 2.7e9}
+        assert expected == pytest.approx(sizes[name.removeprefix("h3-")], rel=0.025)
+
+
 def test_channel_mixing_by_name():
     expected = {"ffn": None, "glu": "sigmoid", "swiglu": "silu", "geglu": "gelu", "bilinear": "identity"}
     expected |= {"geglu_tanh": "gelu_tanh"}
@@ -203,7 +230,9 @@ def test_the_transitions_of_every_layer_are_marked():
 
 def test_preset_names_and_errors():
     mixers = [preset(name).mixer_pattern[0] for name in preset_names()]
-    assert mixers == ["gate_loop"] * 2 + ["hgru"] * 5 + ["mlstm"] * 4 + ["hawk"] * 6 + ["mamba"] * 2
+    assert (
+        mixers == ["gate_loop"] * 2 + ["hgru"] * 5 + ["mlstm"] * 4 + ["hawk"] * 6 + ["mamba"] * 2 + ["h3"] * 5
+    )
     assert preset("memory_horizon") == preset("memory-horizon")
     with pytest.raises(ValueError, match="there is no preset 'wikitext'; did you mean 'wikitext103'"):
         preset("wikitext")

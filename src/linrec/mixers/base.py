@@ -193,14 +193,18 @@ def elementwise_mixing(
 
 
 def kernel_mixing(
-    kernel: Float[Tensor, "c t"], x: Float[Tensor, "b t d_model"], reset: Bool[Tensor, "b t"] | None
+    kernel: Float[Tensor, "c t"],
+    x: Float[Tensor, "b t d_model"],
+    reset: Bool[Tensor, "b t"] | None,
+    weights: Float[Tensor, "b c t t"] | None = None,
 ) -> Float[Tensor, "b t t"]:
-    """W_nm = mean_c |K_c,n-m|: `token_mixing` of a convolution with the kernel K.
+    """W_nm = mean_c |K_c,n-m g_c,nm|: `token_mixing` of a convolution with the kernel K.
 
     Args:
         kernel: K (c, t), the tap of the current step first.
         x: the mixer's input, which says b and t.
         reset: (b, t) bool, or None.
+        weights: g, what the pairs of steps are multiplied by beside; None is one.
     """
     batch, time, _ = x.shape
     steps = torch.arange(time, device=x.device)
@@ -209,7 +213,9 @@ def kernel_mixing(
     if reset is not None:
         document = reset.cumsum(1)
         seen = seen & (document[:, :, None] == document[:, None])
-    return kernel.abs().mean(0)[apart.clamp(min=0)] * seen
+    if weights is None:
+        return kernel.abs().mean(0)[apart.clamp(min=0)] * seen
+    return (kernel[:, apart.clamp(min=0)] * weights).abs().mean(1) * seen
 
 
 def heads_of(name: str, width: int, n_heads: int) -> int:

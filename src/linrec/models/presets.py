@@ -124,6 +124,20 @@ def _samba(d_model: int, n_layers: int, d_channel_mixing: int) -> ModelConfig:
     )
 
 
+def _h3(d_model: int, n_layers: int, n_heads: int, attention: Sequence[int]) -> ModelConfig:
+    return ModelConfig(
+        # GPT-2's BPE in a multiple of 8
+        vocab_size=50264,
+        d_model=d_model,
+        n_layers=n_layers,
+        mixer=tuple("attention" if layer in attention else "h3" for layer in range(n_layers)),
+        # the recurrence knows the order of steps
+        mixer_args={"attention": {"n_heads": n_heads, "positions": "none", "bias": True}},
+        d_channel_mixing=4 * d_model,
+        tie_embeddings=True,
+    )
+
+
 def _deit_hgrn(d_model: int) -> ImageClassifierConfig:
     return ImageClassifierConfig(
         n_outputs=1000,
@@ -159,6 +173,12 @@ _PRESETS: dict[str, Callable[[], ModelConfig]] = {
     "recurrent-gemma-2b": _recurrent_gemma_2b,
     "samba": partial(_samba, 1536, 12, 4096),
     "samba-1.3b": partial(_samba, 2304, 18, 6144),
+    # layers of attention, from 0
+    "h3-hybrid": partial(_h3, 768, 12, 12, (1, 8)),
+    "h3-125m": partial(_h3, 768, 12, 12, (6,)),
+    "h3-355m": partial(_h3, 1024, 24, 16, (8, 16)),
+    "h3-1.3b": partial(_h3, 2048, 24, 16, (8, 16)),
+    "h3-2.7b": partial(_h3, 2560, 32, 20, (8, 16, 24)),
 }
 _IMAGE_PRESETS: dict[str, Callable[[], ImageClassifierConfig]] = {
     "deit-tiny-hgrn": partial(_deit_hgrn, 192),
@@ -202,6 +222,11 @@ def preset(name: str) -> ModelConfig:
     - "samba", "samba-1.3b": Samba, the models of 421M and 1.3B: Mamba and attention to the last 2,048 steps
       in turn. 12 layers of width 1,536 and 18 of 2,304, SwiGLU of 4,096 and 6,144, 32,000 tokens; 421.9M and
       1,330.5M parameters.
+    - "h3-hybrid": H3 with attention in two of 12 layers, the second and the ninth. Width 768, the 50,257
+      tokens of GPT-2's BPE in a multiple of 8; 126.1M parameters.
+    - "h3-125m", "h3-355m", "h3-1.3b", "h3-2.7b": H3's published models of the Pile, with attention in one,
+      two, two and three layers. 12 layers of width 768, 24 of 1,024 and of 2,048, 32 of 2,560; 126.4M,
+      361.1M, 1,326.1M and 2,670.3M parameters.
 
     GateLoop's paper gives 125M parameters for the second and no count of its parts. Equations 24 and 25 with
     the "simple FNN" of appendix C, all with biases, make 114.3M; with an output projection in the mixer
@@ -229,6 +254,10 @@ def preset(name: str) -> ModelConfig:
 
     Samba's are the configurations of the released code, whose gated units have no biases.
 
+    H3's are too: the first that of WikiText-103, the others those that the published weights are loaded with.
+    Attention knows no positions there, which the layers of H3 do. The smallest has the 126,387,456 parameters
+    that the authors' page prints.
+
     Args:
         name: one of `preset_names()`; hyphens and underscores are equal.
 
@@ -240,7 +269,8 @@ def preset(name: str) -> ModelConfig:
         tables 1 to 5 and 16; the authors' checkpoints OpenNLPLab/HGRN-150M, -355M and -1B; xLSTM (Beck and
         others, 2024), its models of 300B tokens; Griffin (De and others, 2024), the table of its models'
         hyper-parameters; RecurrentGemma (Botev and others, 2024) and its published configuration; Samba (Ren
-        and others, 2024) and its released configurations.
+        and others, 2024) and its released configurations; H3 (Fu, Dao and others, 2023), the configurations
+        of HazyResearch/safari and HazyResearch/H3.
 
     Example:
         >>> preset("memory-horizon").n_layers

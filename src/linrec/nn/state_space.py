@@ -143,7 +143,9 @@ class DiagonalSSM(nn.Module):
         super().__init__()
         if discretization not in ("zoh", "bilinear", "euler"):
             raise unknown("discretization", discretization, ["zoh", "bilinear", "euler"])
-        A, B = spectrum(init, d_state)
+        # numbers that are looked at, whatever device parameters are made on: "meta" has none
+        with torch.device("cpu"):
+            A, B = spectrum(init, d_state)
         self.dt_log = nn.Parameter(log_steps(channels, dt_min, dt_max))
         largest = float(discretize_diagonal(A, B, dt_max, discretization)[0].abs().max())
         if largest > 1:
@@ -154,16 +156,15 @@ class DiagonalSSM(nn.Module):
             )
         self.channels, self.discretization, self.mode = channels, discretization, mode
         shape = (channels, len(A))
-        dtype = self.dt_log.dtype
-        self.A_log = nn.Parameter((-A.real).log().to(dtype).expand(shape).clone())
+        self.A_log = nn.Parameter((-A.real).log().to(self.dt_log).expand(shape).clone())
         self.A_imag: nn.Parameter | None = None
         C = torch.randn(shape)
         if A.is_complex():
-            self.A_imag = nn.Parameter(A.imag.to(dtype).expand(shape).clone())
+            self.A_imag = nn.Parameter(A.imag.to(self.dt_log).expand(shape).clone())
             B = torch.stack([B, torch.zeros_like(B)], -1)
             # of variance 1, half in either part
             C = torch.randn(*shape, 2) / math.sqrt(2)
-        B = B.to(dtype).expand(C.shape).clone()
+        B = B.to(self.dt_log).expand(C.shape).clone()
         if learn_b:
             self.B = nn.Parameter(B)
         else:
