@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Does it learn? Every mixer with a matrix state, and what it is compared with, for 500 steps of shakespeare-char-cpu: 4
-# layers of width 128, context 64, batch 12; one seed, on the CPU, a few minutes each:
+# Does it learn? Every mixer for 500 steps of shakespeare-char-cpu: 4 layers of width 128, context 64, batch 12; one
+# seed, on the CPU, a few minutes each. First those with a matrix state, and what they are compared with; then state-space
+# models, long convolutions and gated recurrences:
 #
 #     results/shakespeare-char-cpu/run.sh TEXT OUT [RUNS_AT_ONCE] [OPTIONS OF linrec train ...]
 #
@@ -42,6 +43,24 @@ gate_loop_attention
 hgru
 lru
 attention --model.mixer-args.n-heads 4
+mamba --model.channel-mixing none --model.n-layers 8
+s4
+s4d
+dss
+s5
+lssl
+lmu
+h3
+mega
+rg_lru --model.channel-mixing geglu
+hawk
+qrnn
+sru
+gilr
+ls_lstm
+min_gru
+min_lstm
+ind_rnn
 END
 }
 
