@@ -1,0 +1,262 @@
+"""Hyena Hierarchy: Towards Larger Convolutional Language Models (Poli and others, 2023).
+
+    (v, x^1, .., x^N) = ShortConv(W x + b)
+    z^1 = v     z^{n+1}_t = x^n_t * (h^n * z^n)_t     y = z^{N+1}     o = W_o y + b_o
+    h^n_t = (exp(-alpha t / (L - 1)) + shift) FFN^n(PositionalEncoding(t)),  and D^n more for t = 0
+
+x input, v value, x^n gates, h^n filters, one for each channel, N the order, y output of the recurrence, o
+output of the layer; L taps, alpha the decay of a channel's window. FFN has sines between its layers,
+sin(omega z) with a learned omega per unit. PositionalEncoding(t) is t / (L - 1) and the real and imaginary
+parts of exp(-2 pi i f_k t / L), and is not learned.
+"""
+
+import itertools
+import math
+from typing import NamedTuple, cast
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from linrec.mixers.base import Mixer, State
+from linrec.nn.long_filters import Filter, LongFilter
+from linrec.nn.parameters import mark
+from linrec.nn.short_convolution import ShortConvolution
+
+__all__ = ["Hyena", "HyenaState", "ImplicitFilter", "SineNetwork"]
+
+# how much of a window is left at `fast` and at `slow` times L
+FADED = 0.01
+# the lowest frequency of the positional encoding, in periods per L
+LOWEST = 1e-4
+
+
+class HyenaState(NamedTuple):
+    """What Hyena carries from one piece of a sequence to the next.
+
+    Args:
+        tail: of the short convolution (b, conv_size - 1, (N + 1) d_model), or None without one.
+        filters: of each filter: the inputs so far (b, s, d_model), or modes (b, d_model, n) once distilled.
+    """
+
+    tail: Float[Tensor, "b width c"] | None
+    filters: tuple[Tensor, ...]
+
+
+class SineNetwork(nn.Module):
+    """z_1 = sin(omega_1 (W_1 p_t + b_1)), .., z_j = sin(omega_j (W_j z_{j-1} + b_j)): features of positions.
+
+    Args:
+        length: L, steps of a period of the lowest whole frequency.
+        n_bands: frequencies of the positional encoding, which start near 0 and end at n_bands - 1.
+        width: of each layer.
+        depth: layers.
+        omega: where the frequencies of the sines start.
+    """
+
+    def __init__(self, length: int, *, n_bands: int, width: int, depth: int, omega: float) -> None:
+        super().__init__()
+        self.length, self.n_bands = length, n_bands
+        sizes = [1 + 2 * n_bands, *[width] * depth]
+        self.layers = nn.ModuleList(nn.Linear(m, n) for m, n in itertools.pairwise(sizes))
+        self.omega = nn.Parameter(torch.full((depth, 1, width), float(omega)))
+
+    def forward(self, t: Float[Tensor, "taps"]) -> Float[Tensor, "taps width"]:
+        """Features of the positions `t`, in their dtype."""
+        f = torch.linspace(LOWEST, self.n_bands - 1, self.n_bands, dtype=t.dtype, device=t.device)
+        angle = 2 * math.pi / self.length * t[:, None] * f
+        z = torch.cat([t[:, None] / max(1, self.length - 1), angle.cos(), -angle.sin()], 1)
+        for layer, omega in zip(self.layers, self.omega.to(t.dtype), strict=True):
+            weight, bias = (parameter.to(t.dtype) for parameter in layer.parameters())
+            z = torch.sin(omega * functional.linear(z, weight, bias))
+        return z
+
+
+class ImplicitFilter(LongFilter):
+    """h_t = (exp(-alpha t / (L - 1)) + shift) W z(t), and D more for t = 0, for every channel.
+
+    Args:
+        channels: d.
+        network: z, which filters of a layer share.
+        fast: share of L at which the window of the last channel has faded to 0.01.
+        slow: the same of the first channel; alpha is evenly spaced in between.
+        shift: what windows end at.
+    """
+
+    def __init__(
+        self, channels: int, network: SineNetwork, *, fast: float, slow: float, shift: float
+    ) -> None:
+        super().__init__(channels, network.length)
+        if not 0 < fast <= slow:
+            raise ValueError(
+                f"`fast` and `slow` must be shares of `length` with 0 < fast <= slow; got {fast} and {slow}."
+            )
+        self.network, self.fast, self.slow, self.shift = network, fast, slow, shift
+        self.out = nn.Linear(network.omega.shape[-1], channels, bias=False)
+        self.D = nn.Parameter(torch.randn(channels))
+
+    def taps(self, length: int) -> Float[Tensor, "d length"]:
+        """The first taps of h, with D."""
+        device, dtype = self.D.device, torch.promote_types(self.D.dtype, torch.float32)
+        with torch.autocast(device.type, enabled=False):
+            t = torch.arange(length, dtype=dtype, device=device)
+            h = functional.linear(self.network(t), self.out.weight.to(dtype)).mT
+            slowest, fastest = (-math.log(FADED) / share for share in (self.slow, self.fast))
+            alpha = torch.linspace(slowest, fastest, self.channels, dtype=dtype, device=device)
+            h = h * (torch.exp(-alpha[:, None] * t / max(1, self.length - 1)) + self.shift)
+            return torch.cat([h[:, :1] + self.D.to(dtype)[:, None], h[:, 1:]], 1)
+
+
+class Hyena(Mixer):
+    """z^{n+1}_t = x^n_t * (h^n * z^n)_t, n = 1 .. N, from v to y: long convolutions and gates in turn.
+
+    Filters are functions of position with `length` taps, made by a small network; choose `length` as long as
+    the sequences of training. Longer sequences run, too, and no step sees further back than that. The state
+    is the inputs of each filter, up to `length` - 1 steps. `linrec.distillation.distill` turns a trained
+    layer into a recurrence with a state of fixed size.
+
+    | variant | argument |
+    |---|---|
+    | Hyena-2, Hyena-3 | `order=2`, 3 |
+    | the authors' code, whose order N has N - 1 filters: v is not filtered | `first_filter=False` |
+
+    The paper says neither omega nor how windows are spaced; they are those of the authors' code (HyenaDNA).
+    Linear layers start as torch's own; D is normal. The sine networks and their outputs are marked as group
+    "transition" without weight decay, as that code trains them apart.
+
+    Args:
+        d_model: width of the sequence, of v and of each gate.
+        order: N, gates.
+        length: L, taps of each filter.
+        first_filter: whether h^1 filters v, or z^2 = x^1 * v.
+        conv_size: taps of the short convolution; None is none.
+        d_filter: width of the sine network.
+        filter_depth: its layers with sines.
+        n_bands: frequencies of the positional encoding.
+        omega: frequency that sines start with.
+        fast: share of L at which the fastest window has faded to 0.01.
+        slow: the same of the slowest window.
+        shift: what windows end at.
+        bias: whether the projections have biases.
+
+    Raises:
+        ValueError: an `order` below 1, or below 2 without the first filter, another number below 1, or
+            windows without 0 < fast <= slow.
+
+    Source:
+        Hyena Hierarchy (Poli and others, 2023), its definition of the order-N operator, and its section on
+        filters.
+
+    Example:
+        >>> import torch
+        >>> mixer = Hyena(16, length=64)
+        >>> y, state = mixer(torch.zeros(2, 50, 16))
+        >>> y.shape, state.tail.shape, [inputs.shape for inputs in state.filters]
+        (torch.Size([2, 50, 16]), torch.Size([2, 2, 48]), [torch.Size([2, 50, 16]), torch.Size([2, 50, 16])])
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        order: int = 2,
+        length: int = 1024,
+        first_filter: bool = True,
+        conv_size: int | None = 3,
+        d_filter: int = 64,
+        filter_depth: int = 3,
+        n_bands: int = 2,
+        omega: float = 10.0,
+        fast: float = 0.3,
+        slow: float = 1.5,
+        shift: float = 0.05,
+        bias: bool = True,
+    ) -> None:
+        super().__init__(d_model)
+        if order < (1 if first_filter else 2):
+            raise ValueError(
+                f"`order` must be at least 1, and 2 without `first_filter`; got {order}. "
+                "There must be a filter."
+            )
+        for name, number in (("d_filter", d_filter), ("filter_depth", filter_depth), ("n_bands", n_bands)):
+            if number < 1:
+                raise ValueError(f"`{name}` must be at least 1; got {number}.")
+        self.order, self.first_filter = order, first_filter
+        width = (order + 1) * d_model
+        self.inputs = nn.Linear(d_model, width, bias=bias)
+        self.conv = None if conv_size is None else ShortConvolution(width, conv_size, bias=bias)
+        network = SineNetwork(length, n_bands=n_bands, width=d_filter, depth=filter_depth, omega=omega)
+        self.filters = nn.ModuleList(
+            mark(ImplicitFilter(d_model, network, fast=fast, slow=slow, shift=shift))
+            for _ in range(order if first_filter else order - 1)
+        )
+        self.out = nn.Linear(d_model, d_model, bias=bias)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b t d_model"],
+        state: State = None,
+        *,
+        reset: Bool[Tensor, "b t"] | None = None,
+    ) -> tuple[Float[Tensor, "b t d_model"], HyenaState]:
+        """Mix `x` over time; see `Mixer.forward`. The state is a `HyenaState`."""
+        self.check_input(x, reset, state)
+        past = self.init_state(len(x), device=x.device) if state is None else state
+        (z, *gates), tail = self._projections(x, past.tail, reset)
+        filters = []
+        if not self.first_filter:
+            z = gates.pop(0) * z
+        for gate, h, before in zip(gates, self._filters, past.filters, strict=True):
+            filtered, after = h(z, before, reset=reset)
+            z = gate * filtered
+            filters.append(after)
+        return self.out(z), HyenaState(tail, tuple(filters))
+
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> HyenaState:
+        """A tail of zeros, and no inputs of the filters; of a distilled layer, modes of zero."""
+        device = self.out.weight.device if device is None else device
+        dtype = self._state_dtype()
+        tail = None if self.conv is None else self.conv.init_state(batch, dtype=dtype, device=device)
+        return HyenaState(tail, tuple(h.init_state(batch, device=device) for h in self._filters))
+
+    @property
+    def state_size(self) -> int:
+        """Inputs of the filters per step that is kept; of a distilled layer, elements of modes and tail."""
+        size = sum(h.state_size for h in self._filters)
+        if self.conv is None or any(isinstance(h, LongFilter) for h in self._filters):
+            return size
+        return size + self.conv.state_size
+
+    def token_mixing(
+        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
+    ) -> Float[Tensor, "b t t"]:
+        """Mean over channels of |H|, y = H v: the product of gates and filters, of which each is a matrix."""
+        time = x.shape[1]
+        (_, *gates), _ = self._projections(x, None, reset)
+        gates = [gate.mT[..., None].to(self._state_dtype()) for gate in gates]
+        steps = torch.arange(time, device=x.device)
+        apart = steps[:, None] - steps
+        seen = (apart >= 0).expand(len(x), 1, time, time)
+        if reset is not None:
+            document = reset.cumsum(1)
+            seen = seen & (document[:, :, None] == document[:, None])[:, None]
+        H = torch.eye(time, dtype=gates[0].dtype, device=x.device)
+        if not self.first_filter:
+            H = gates.pop(0) * H
+        for gate, h in zip(gates, self._filters, strict=True):
+            H = gate * ((h.kernel(time)[:, apart.clamp(min=0)] * seen) @ H)
+        return H.abs().mean(1)
+
+    def _projections(
+        self, x: Tensor, tail: Tensor | None, reset: Tensor | None
+    ) -> tuple[list[Tensor], Tensor | None]:
+        """v and the gates x^1 .. x^N, after the short convolution, and its tail."""
+        parts = self.inputs(x)
+        if self.conv is not None:
+            parts, tail = self.conv(parts, tail, reset=reset)
+        return list(parts.chunk(self.order + 1, -1)), tail
+
+    @property
+    def _filters(self) -> list[Filter]:
+        return cast(list[Filter], [*self.filters])

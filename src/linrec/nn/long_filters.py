@@ -1,0 +1,182 @@
+"""Causal filters of channels as layers: by taps as many as steps, or by modes, with a state of fixed size."""
+
+from abc import ABC, abstractmethod
+
+import torch
+from jaxtyping import Bool, Complex, Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from linrec.mixers.base import State
+from linrec.nn.parameters import mark
+from linrec.ops.diagonal_ssm import diagonal_ssm
+from linrec.ops.long_conv import long_conv, vandermonde_kernel
+
+__all__ = ["Filter", "LongFilter", "ModalFilter"]
+
+# of a mode's logarithm: slower ones do not fade in float32, faster ones are gone after one step
+SLOWEST, FASTEST = 1e-6, 50.0
+
+
+class Filter(nn.Module, ABC):
+    """y = K * u: every channel filtered by taps of its own, causally, with what that needs of the past.
+
+    Args:
+        channels: d.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.channels = channels
+
+    @abstractmethod
+    def forward(
+        self, u: Float[Tensor, "b t d"], state: State = None, *, reset: Bool[Tensor, "b t"] | None = None
+    ) -> tuple[Float[Tensor, "b t d"], State]:
+        """Filter `u` (b, t, d); state and `reset` are as for a `Mixer`."""
+
+    @abstractmethod
+    def kernel(self, length: int) -> Float[Tensor, "d length"]:
+        """The first taps K, that of the current step first, in float32 or better."""
+
+    @abstractmethod
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> Tensor:
+        """The state at the start of `batch` sequences."""
+
+    @property
+    @abstractmethod
+    def state_size(self) -> int:
+        """Elements of the state per sequence; where it grows, per step that it keeps."""
+
+    def _place(self, device: torch.device | str | None) -> tuple[torch.device | str, torch.dtype]:
+        """Where the state of this filter is, and its dtype where it is real."""
+        parameter = next(self.parameters())
+        dtype = torch.promote_types(parameter.dtype, torch.float32)
+        return parameter.device if device is None else device, dtype
+
+
+class LongFilter(Filter):
+    """y_t = sum_{l < length} K_l u_{t-l}, whose taps `taps` makes: by FFT, with the past inputs as the state.
+
+    The state grows with every step up to the last `length` - 1 inputs, which is all that a step can see. A
+    step costs as much as making and summing that many taps; `linrec.distillation` makes a recurrence of it.
+
+    Args:
+        channels: d.
+        length: how many taps there are at most.
+        decay: what each tap is weaker by than the one before it, if they have such a factor in common.
+
+    Raises:
+        ValueError: a `length` below 1.
+    """
+
+    def __init__(self, channels: int, length: int, *, decay: float | None = None) -> None:
+        super().__init__(channels)
+        if length < 1:
+            raise ValueError(f"`length` must be at least 1 tap; got {length}. 1 is no memory at all.")
+        self.length, self.decay = length, decay
+
+    def forward(
+        self, u: Float[Tensor, "b t d"], state: State = None, *, reset: Bool[Tensor, "b t"] | None = None
+    ) -> tuple[Float[Tensor, "b t d"], Float[Tensor, "b s d"]]:
+        """Filter `u` (b, t, d); the state is the last inputs (b, s, d), s < `length`."""
+        past = 0 if state is None else state.shape[1]
+        taps = self.taps(min(self.length, past + u.shape[1]))
+        y, inputs = long_conv(u, taps, state=state, reset=reset)
+        unseen = max(0, inputs.shape[1] - (self.length - 1))
+        # a copy, for a view would keep all steps as long as the state
+        return y, inputs[:, unseen:].to(self._place(None)[1], copy=True)
+
+    @abstractmethod
+    def taps(self, length: int) -> Float[Tensor, "d length"]:
+        """The first taps, at most as many as there are, in float32 or better."""
+
+    def kernel(self, length: int) -> Float[Tensor, "d length"]:
+        """The first taps, and zeros after the last."""
+        taps = self.taps(min(length, self.length))
+        return functional.pad(taps, (0, length - taps.shape[1]))
+
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> Float[Tensor, "b s d"]:
+        """No inputs, (batch, 0, d)."""
+        device, dtype = self._place(device)
+        return torch.zeros(batch, 0, self.channels, dtype=dtype, device=device)
+
+    @property
+    def state_size(self) -> int:
+        """Elements per step that is kept, of which there are at most `length` - 1: d."""
+        return self.channels
+
+    def extra_repr(self) -> str:
+        """What `print` shows."""
+        return f"channels={self.channels}, length={self.length}"
+
+
+class ModalFilter(Filter):
+    """x_t = a * x_{t-1} + u_t, y_t = Re(sum_n R_n x_tn) + D u_t: a filter in modal form, as a recurrence.
+
+    Its taps are K_l = Re(sum_n R_n a_n^l), and D more for the current step. Parameters are real:
+    a = exp(-exp(decay_log) + i phase), so that the filter is stable whatever is learned.
+
+    Args:
+        poles: a (d, n); what is outside of the unit circle, or on it, is moved just inside.
+        residues: R (d, n).
+        skip: D (d,).
+
+    Source:
+        Laughing Hyena Distillery (Massaroli and others, 2023), its modal form.
+
+    Example:
+        >>> import torch
+        >>> half = torch.full((1, 1), 0.5 + 0j)
+        >>> ModalFilter(half, torch.ones_like(half), torch.ones(1)).kernel(3)
+        tensor([[2.0000, 0.5000, 0.2500]], grad_fn=<CatBackward0>)
+    """
+
+    def __init__(
+        self, poles: Complex[Tensor, "d n"], residues: Complex[Tensor, "d n"], skip: Float[Tensor, "d"]
+    ) -> None:
+        super().__init__(len(poles))
+        self.decay_log = nn.Parameter((-poles.abs().log()).clamp(SLOWEST, FASTEST).log())
+        self.phase = nn.Parameter(poles.angle())
+        for name in ("decay_log", "phase"):
+            mark(self, name, group="transition", weight_decay=False)
+        self.residues = nn.Parameter(torch.view_as_real(residues).clone())
+        # of single channels, not a matrix
+        mark(self, "residues", group="channel", weight_decay=True)
+        self.D = nn.Parameter(skip.clone())
+
+    def forward(
+        self, u: Float[Tensor, "b t d"], state: State = None, *, reset: Bool[Tensor, "b t"] | None = None
+    ) -> tuple[Float[Tensor, "b t d"], Complex[Tensor, "b d n"]]:
+        """Filter `u` (b, t, d); the state is x of the equations, (b, d, n)."""
+        a, R = self._modes()
+        y, state = diagonal_ssm(u, a, torch.ones_like(a), R, state=state, reset=reset)
+        return y + self.D.to(y.dtype) * u, state
+
+    def kernel(self, length: int) -> Float[Tensor, "d length"]:
+        """Taps of the modes, with D in the first."""
+        if length == 0:
+            return self.D[:, None][:, :0]
+        taps = vandermonde_kernel(*self._modes(), length)
+        return torch.cat([taps[:, :1] + self.D.to(taps.dtype)[:, None], taps[:, 1:]], 1)
+
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> Complex[Tensor, "b d n"]:
+        """Zeros (batch, d, n), complex."""
+        device, dtype = self._place(device)
+        return torch.zeros(batch, *self.phase.shape, dtype=dtype.to_complex(), device=device)
+
+    @property
+    def state_size(self) -> int:
+        """Elements of x: d n, counting a complex number once."""
+        return self.phase.numel()
+
+    def _modes(self) -> tuple[Complex[Tensor, "d n"], Complex[Tensor, "d n"]]:
+        """a and R, in the precision of states."""
+        _, dtype = self._place(None)
+        magnitude = torch.exp(-self.decay_log.to(dtype).exp())
+        return torch.polar(magnitude, self.phase.to(dtype)), torch.view_as_complex(self.residues.to(dtype))
+
+    def extra_repr(self) -> str:
+        """What `print` shows."""
+        channels, modes = self.phase.shape
+        return f"channels={channels}, modes={modes}"
