@@ -32,6 +32,10 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "keys alone": {"n_heads": 2, "decay": "key"},
         "sum": {"decay": "none", "feature_map": "elu"},
     },
+    "dlr": {
+        "paper": {"d_state": 5},
+        "products": {"d_state": 3, "kernel": "prod", "angles": "normal"},
+    },
     "dss": {
         "softmax": {"d_state": 3, "length": 50},
         "exp": {"d_state": 4, "kernel": "exp", "init": "lin"},
@@ -88,6 +92,10 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "negative eigenvalues": {"n_heads": 2, "d_qk": 6, "beta": "double_sigmoid", "output_gate": False},
         "no decay": {"decay": "none", "feature_map": "elu", "d_qk": 4, "d_v": 4},
         "features": {"feature_map": "relu", "qk_norm": "l1", "output_norm": "none"},
+    },
+    "gss": {
+        "paper": {"d_ssm": 3, "d_state": 5},
+        "bare": {"d_inner": 6, "d_ssm": 2, "d_state": 3, "norm": "none", "bias": False},
     },
     "h3": {
         "paper": {"d_state": 6},
@@ -153,6 +161,10 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "cosFormer": {"feature_map": "cosformer", "max_length": 65_536, "floor": 0.1},
         "Performer": {"feature_map": "performer", "n_features": 6, "orthogonal": False},
         "softmax": {"n_heads": 2, "feature_map": "softmax", "normalization": "none"},
+    },
+    "liquid_s4": {
+        "PB": {"d_state": 4, "degree": 3},
+        "KB": {"d_state": 3, "kernel": "kb", "init": "real", "output": "linear"},
     },
     "lmu": {
         "2021": {"order": 6, "theta": 12.0, "d_memory": 3},

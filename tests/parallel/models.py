@@ -42,6 +42,7 @@ REFUSED = {
     "mega": "mega",
     "recurrent_delta_net": "recurrent_delta_net",
     "srwm": "srwm",
+    "liquid_s4": "token_shift",
     "lmu": "dense_ssm",
     "lssl": "dense_ssm",
     "mlstm": "short_conv",
