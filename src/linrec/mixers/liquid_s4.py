@@ -1,0 +1,174 @@
+"""Liquid-S4: Liquid Structural State-Space Models (Hasani, Lechner and others, 2022).
+
+    u^p_t = u_t u_{t-1} .. u_{t-p+1}     p = 2 .. P
+    KB    x_t = Abar * x_{t-1} + sum_{p=1..P} Bbar^p u^p_t     y_t = 2 Re(C x_t) + D u_t
+    PB    x_t = Abar * x_{t-1} + Bbar u_t     y_t = 2 Re(C x_t + sum_{p=2..P} C Bbar^p u^p_t) + D u_t
+    o_t = GLU(W GELU(y_t) + b)
+
+u input of a channel, u^p its correlations of order p, x state with one entry of each conjugate pair, y output
+of the channel, o output of the layer, t time; Abar and Bbar diagonal and column, discretised by the bilinear
+transform, C a row and D a number, all per channel. Powers of Bbar are those of its entries.
+
+Both are parts of what the liquid transition x_t = (Abar + Bbar u_t) * x_{t-1} + Bbar u_t unrolls to: of
+products of p inputs, those of neighbours, which are weighed by C Abar^l Bbar^p after l steps. KB, the kernel
+of S4 times powers of B, is these; PB, powers of B alone, leaves the kernel at its first tap.
+"""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from linrec.errors import unknown
+from linrec.mixers.base import Mixer, State, Transitions, kernel_mixing
+from linrec.nn.state_space import DiagonalSSM, Spectrum
+from linrec.nn.token_shift import token_shift
+from linrec.ops.diagonal_ssm import diagonal_ssm
+from linrec.ops.long_conv import Discretization
+
+__all__ = ["LiquidS4"]
+
+Kernel = Literal["pb", "kb"]
+Output = Literal["glu", "linear", "none"]
+
+
+class LiquidS4(Mixer):
+    """S4D whose inputs are also products of neighbouring steps, as an input-dependent transition makes them.
+
+    | the paper's variant | argument |
+    |---|---|
+    | PB, KB | `kernel="pb"`, "kb" |
+    | correlations of up to p inputs | `degree` |
+
+    The released code reverses correlations in time, or takes those of the last steps in any combination,
+    so that outputs depend on later inputs. Here they are causal, and of neighbours, the code's
+    `allcombs=False`. The transition is diagonal, as it is there for correlations in any case.
+
+    Parameters and where they start are those of `linrec.mixers.s4d.S4D`.
+
+    Args:
+        d_model: width of the sequence, and channels.
+        degree: P, inputs in the largest product, at least 2.
+        kernel: "pb" or "kb".
+        d_state: N, numbers of the real state of each channel; even, but with `init="real"`.
+        init: where A starts, "legs", "lin", "inv" or "real".
+        discretization: "bilinear", "zoh" or "euler".
+        dt_min: smallest step size when training starts.
+        dt_max: largest step size when training starts.
+        activation: whether y goes through GELU.
+        output: "glu", "linear" or "none", what mixes the channels at the end.
+        mode: "auto", "convolution", "recurrent" or "scan"; see `linrec.ops.diagonal_ssm`.
+
+    Raises:
+        ValueError: a `degree` below 2, an unknown name, a `d_state` that is odd or not positive, a step size
+            that is not positive, or one that makes Euler's steps unstable.
+
+    Source:
+        Hasani, Lechner, Wang, Chahine, Amini and Rus (2022), its kernels KB and PB.
+
+    Example:
+        >>> import torch
+        >>> mixer = LiquidS4(16, d_state=8, degree=3)
+        >>> y, (products, x) = mixer(torch.zeros(2, 50, 16))
+        >>> y.shape, products.shape, x.shape
+        (torch.Size([2, 50, 16]), torch.Size([2, 2, 16]), torch.Size([2, 16, 4]))
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        degree: int = 2,
+        kernel: Kernel = "pb",
+        d_state: int = 64,
+        init: Spectrum = "legs",
+        discretization: Discretization = "bilinear",
+        dt_min: float = 0.001,
+        dt_max: float = 0.1,
+        activation: bool = True,
+        output: Output = "glu",
+        mode: str = "auto",
+    ) -> None:
+        super().__init__(d_model)
+        if kernel not in ("pb", "kb"):
+            raise unknown("`kernel`", kernel, ["pb", "kb"])
+        if output not in ("glu", "linear", "none"):
+            raise unknown("`output`", output, ["glu", "linear", "none"])
+        if degree < 2:
+            raise ValueError(
+                f"`degree` must be at least 2, a product of two inputs; got {degree}. "
+                'Without products it is the mixer "s4d".'
+            )
+        self.ssm = DiagonalSSM(
+            d_model,
+            d_state=d_state,
+            init=init,
+            discretization=discretization,
+            dt_min=dt_min,
+            dt_max=dt_max,
+            mode=mode,
+        )
+        self.degree, self.kernel = degree, kernel
+        self.activation, self.output = activation, output
+        wide = 2 * d_model if output == "glu" else d_model
+        self.out = nn.Identity() if output == "none" else nn.Linear(d_model, wide)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b t d_model"],
+        state: State = None,
+        *,
+        reset: Bool[Tensor, "b t"] | None = None,
+    ) -> tuple[Float[Tensor, "b t d_model"], State]:
+        """Mix `x` over time; see `Mixer.forward`.
+
+        The state is u^p of the last step for p = 1 .. P - 1, (b, P - 1, d_model), and x of the equations,
+        (b, d_model, n).
+        """
+        self.check_input(x, reset, state)
+        before, S = (None, None) if state is None else state
+        products, last = self._products(x, before, reset)
+        y, S = self.ssm(x, S, reset=reset)
+        a, b, c = self.ssm.discrete()
+        for p, product in enumerate(products, start=2):
+            if self.kernel == "pb":
+                y = y + (c * b**p).sum(1).real.to(y.dtype) * product
+            else:
+                # the same transition: states add up
+                more, end = diagonal_ssm(product, a, b**p, c, reset=reset, mode=self.ssm.mode)
+                y, S = y + more, S + end
+        o = self.out(functional.gelu(y) if self.activation else y)
+        return functional.glu(o) if self.output == "glu" else o, (last, S)
+
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> tuple[Tensor, Tensor]:
+        """Zeros (batch, degree - 1, d_model) and (batch, d_model, n): see `linrec.mixers.s4d.S4D`."""
+        S = self.ssm.init_state(batch, device=device)
+        return S.new_zeros(batch, self.degree - 1, self.d_model, dtype=self._state_dtype()), S
+
+    @property
+    def state_size(self) -> int:
+        """Elements of x, counting a complex number once, and products of the last step."""
+        return self.ssm.A_log.numel() + (self.degree - 1) * self.d_model
+
+    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions:
+        """Abar, constant in time; see `Mixer.transitions`."""
+        return self.ssm.transitions()
+
+    def token_mixing(
+        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
+    ) -> Float[Tensor, "b t t"]:
+        """Mean over channels of |K_(n - m)|, of the kernel of u, without D and without that of products."""
+        return kernel_mixing(self.ssm.kernel(x.shape[1]), x, reset)
+
+    def _products(
+        self, u: Tensor, before: Tensor | None, reset: Tensor | None
+    ) -> tuple[list[Tensor], Tensor]:
+        """u^p for p = 2 .. P, and u^p of the last step for p = 1 .. P - 1."""
+        products, lasts = [u], []
+        for p in range(self.degree - 1):
+            earlier, last = token_shift(products[-1], None if before is None else before[:, p], reset=reset)
+            products.append(u * earlier)
+            lasts.append(last)
+        return products[1:], torch.stack(lasts, 1)
