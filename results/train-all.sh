@@ -26,5 +26,6 @@ train() { # OUT GPUS FOLDER RECIPE OPTIONS...
 }
 export -f train
 
-sed "s|^|$out $gpus |; s|\$| ${options[*]}|" |
+# xargs takes a line that ends in a blank together with the next one
+sed "s|^|$out $gpus |; s|\$| ${options[*]}|; s| *\$||" |
   xargs -L 1 -P $((gpus * per_gpu)) --process-slot-var=SLOT bash -c 'train "$@"' train
