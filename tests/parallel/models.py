@@ -31,7 +31,7 @@ REFUSED = {
     "flash_gau": "flash_gau",
     "gate_loop_attention": "gate_loop_attention",
     "gated_delta_net": "short_conv",
-    "h3": "short_conv",
+    "h3": "long_conv",
     "hawk": "short_conv",
     "ls_lstm": "token_shift",
     "hyena": "short_conv",

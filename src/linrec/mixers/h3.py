@@ -22,8 +22,7 @@ from torch.nn import functional
 from linrec.mixers.base import Mixer, State, Transitions, heads_of, kernel_mixing
 from linrec.nn.parameters import mark
 from linrec.nn.state_space import DiagonalSSM, Spectrum
-from linrec.ops.long_conv import Discretization
-from linrec.ops.short_conv import short_conv
+from linrec.ops.long_conv import Discretization, long_conv
 
 __all__ = ["H3"]
 
@@ -172,7 +171,14 @@ class H3(Mixer):
         self, x: Tensor, tail: Tensor | None, reset: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Q and Kbar in heads, and the last keys."""
-        k, tail = short_conv(self.k(x), self.taps(), state=tail, reset=reset)
+        taps = self.taps()
+        if tail is None:
+            tail = taps.new_zeros(len(x), taps.shape[1] - 1, self.d_model)
+        # no step, which takes none of it, would be too few inputs without one more
+        earlier = functional.pad(tail, (0, 0, 1, 0))
+        k, keys = long_conv(self.k(x), taps, state=earlier, reset=reset)
+        # a view would keep all keys as long as the state
+        tail = keys[:, x.shape[1] + 1 :].to(taps.dtype, copy=True)
         return self._in_heads(self.q(x)), self._in_heads(k), tail
 
     def _in_heads(self, x: Tensor) -> Tensor:
