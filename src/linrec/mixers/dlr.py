@@ -39,8 +39,9 @@ class DLR(Mixer):
 
     Entries of lambda start next to the unit circle, evenly around it: -log |lambda| = dt / 2 with dt
     log-uniform, and angles 2 pi n / N, the frequencies of Fourier's transform of N steps. So N is also about
-    how many steps the taps of a kernel can be chosen freely over: the paper has 1024 and 4096. Parts of w are
-    normal with deviation 1 / N, and D is normal. All of |lambda| stay below 1 whatever is learned.
+    how many steps the taps of a kernel can be chosen freely over: the released code has 1024, and 4096 for
+    very long sequences. Parts of w are normal with deviation 1 / N, and D is normal. No |lambda| gets above
+    1, whatever is learned.
 
     | the paper's variant | argument |
     |---|---|

@@ -33,8 +33,8 @@ class GSS(Mixer):
     products of matrices, has 4 `d_model`. With its gate the layer mixes channels too, and stands alone in its
     block: `ModelConfig(mixer="gss", channel_mixing="none")`.
 
-    When training starts, both parts of Lambda, those of C, and D are standard normal: the paper found nothing
-    in HiPPO's that this has not. Lambda is marked as group "transition" without weight decay.
+    When training starts, logarithms of both parts of Lambda, both parts of C, and D are standard normal: the
+    paper needs no HiPPO. Lambda is marked as group "transition" without weight decay.
 
     Args:
         d_model: width of the sequence, E of the paper.

@@ -37,7 +37,7 @@ class H3(Mixer):
     |---|---|
     | H3 | the defaults: heads of one channel |
     | H3 with attention in two layers | `ModelConfig(mixer=...)`; the preset "h3-hybrid" |
-    | wider heads | `n_heads`; the state has (d_model / n_heads)^2 entries for one |
+    | wider heads | `n_heads`; a head of c channels remembers c^2 products of a key and a value |
 
     When training starts, the shift's B is the first unit vector, its C uniform in +- 1 / sqrt(N), and its D
     normal; the diagonal model is S4D-Lin with the bilinear transform. A, B and the step sizes of both are

@@ -42,9 +42,9 @@ class LiquidS4(Mixer):
     | PB, KB | `kernel="pb"`, "kb" |
     | correlations of up to p inputs | `degree` |
 
-    The released code reverses correlations in time, or takes those of the last steps in any combination,
-    so that outputs depend on later inputs. Here they are causal, and of neighbours, the code's
-    `allcombs=False`. The transition is diagonal, as it is there for correlations in any case.
+    The released code reverses correlations in time, and unless `allcombs=False` takes all combinations of
+    the last steps in place of neighbours, so that outputs depend on later inputs. Here they do not. The
+    transition is diagonal; there it may be S4's, but for the powers of Bbar, which leave its low rank out.
 
     Parameters and where they start are those of `linrec.mixers.s4d.S4D`.
 
