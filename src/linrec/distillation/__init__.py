@@ -1,0 +1,9 @@
+"""Distillation of long convolutions into recurrences, so that a trained model decodes in constant memory.
+
+`distill` turns a model or a mixer; the functions beside it fit the modes of any kernel.
+"""
+
+from linrec.distillation.modes import exact_modes, fit_modes, hankel_singular_values
+from linrec.distillation.replace import distill
+
+__all__ = ["distill", "exact_modes", "fit_modes", "hankel_singular_values"]

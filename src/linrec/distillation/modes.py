@@ -1,0 +1,193 @@
+"""Filters in modal form: poles and residues whose taps are those of a given kernel."""
+
+import math
+
+import torch
+from jaxtyping import Complex, Float
+from torch import Tensor
+from torch.nn import functional
+
+__all__ = ["exact_modes", "fit_modes", "hankel_singular_values"]
+
+# vectors beyond the order, and rounds of products, with which singular subspaces are found
+SPARE, ROUNDS = 32, 6
+# relative to the largest one, singular values below which residues are not resolved
+RESOLVED = 1e-7
+
+
+def hankel_singular_values(kernel: Float[Tensor, "d length"], count: int) -> Float[Tensor, "d count"]:
+    """Return the largest singular values of H_ij = K_{1+i+j}: how many modes a kernel needs.
+
+    Behind its last tap the kernel is zero. No system of order n comes nearer to it, in the spectral norm of
+    H, than value n + 1: the theorem of Adamyan, Arov and Krein. A conjugate pair is one mode, of order 2.
+
+    Args:
+        kernel: K (d, length), the tap of the current step first, which takes no mode.
+        count: how many values; where H is smaller, the others are zero.
+
+    Returns:
+        The values, largest first, in float64 on the CPU.
+
+    Source:
+        Laughing Hyena Distillery (Massaroli and others, 2023), its section on the choice of the order.
+
+    Example:
+        Two real poles:
+
+        >>> import torch
+        >>> t = torch.arange(300.0)
+        >>> values = hankel_singular_values((0.9**t + 0.5**t)[None], 4)
+        >>> (values > 1e-6 * values[:, :1]).sum().item()
+        2
+    """
+    found = torch.zeros(len(kernel), count, dtype=torch.float64)
+    for row, taps in zip(found, kernel.detach().double().cpu(), strict=True):
+        values = _principal(taps[1:], count)[0][:count].abs()
+        row[: len(values)] = values
+    return found
+
+
+def fit_modes(
+    kernel: Float[Tensor, "d length"], modes: int
+) -> tuple[Complex[Tensor, "d n"], Complex[Tensor, "d n"], Float[Tensor, "d"]]:
+    """Fit Re(sum_n R_n a_n^l), l > 0, to the taps K_l of every channel, and to the zeros behind the last.
+
+    The poles are those of the shift that the largest singular vectors of the Hankel matrix H_ij = K_{1+i+j}
+    obey (Kung's method). They are stable, since the filter ends. Residues are then the least-squares solution
+    over the taps and as many zeros. A mode stands for a conjugate pair or for one real pole; the order of the
+    fit is the largest whose poles take no more than `modes` of them. Everything is in float64, and products
+    with H are by FFT, so that long kernels are fitted as well.
+
+    Args:
+        kernel: K (d, length), the tap of the current step first.
+        modes: n, at least 1.
+
+    Returns:
+        a (d, n) and R (d, n) in complex128, and D (d,) in float64 with K_0 = Re(sum_n R_n) + D, on the CPU.
+        Where a channel needs fewer modes, the others are zero.
+
+    Raises:
+        ValueError: `modes` below 1, or a kernel without taps.
+
+    Source:
+        S. Kung, A New Identification and Model Reduction Algorithm via Singular Value Decompositions (1978),
+        in the place of the gradient descent of Laughing Hyena Distillery (Massaroli and others, 2023).
+
+    Example:
+        >>> import torch
+        >>> t = torch.arange(300.0)
+        >>> a, R, D = fit_modes((3 * 0.9**t * torch.cos(t))[None], 1)
+        >>> f"{a.abs().item():.4f} {a.angle().item():.4f} {R.real.item():.4f}"
+        '0.9000 1.0000 3.0000'
+    """
+    if modes < 1:
+        raise ValueError(f"`modes` must be at least 1; got {modes}.")
+    taps = _taps(kernel)
+    poles, residues = torch.zeros(2, len(kernel), modes, dtype=torch.complex128)
+    for row, of_channel in enumerate(taps[:, 1:]):
+        a = _poles(of_channel, modes)
+        poles[row, : len(a)] = a
+        residues[row, : len(a)] = _residues(of_channel, a)
+    return poles, residues, taps[:, 0] - residues.real.sum(1)
+
+
+def exact_modes(
+    kernel: Float[Tensor, "d length"], radius: float
+) -> tuple[Complex[Tensor, "d n"], Complex[Tensor, "d n"], Float[Tensor, "d"]]:
+    """Convert K_l = Re(sum_n R_n a_n^l) exactly, with as many real numbers in the state as there are taps.
+
+    The poles are the roots of unity of order `length` + 1, times the radius, without the root 1 itself, and
+    the residues a discrete Fourier transform of K_l / radius^l. Behind the last tap the recurrence goes on:
+    with minus their sum, then the same again, weaker by the radius with each step.
+
+    Args:
+        kernel: K (d, length), the tap of the current step first.
+        radius: of the poles, above 0 and at most 1: the base of a kernel's exponential decay, if it has one.
+            Rounding errors grow with radius^(-length).
+
+    Returns:
+        a (d, n) and R (d, n) in complex128 with n = ceil(length / 2), one of each conjugate pair, and D (d,),
+        zeros, on the CPU.
+
+    Raises:
+        ValueError: a `radius` out of range, or a kernel without taps.
+
+    Source:
+        Accelerating Toeplitz Neural Network with Constant-time Inference Complexity (Qin and Zhong, 2023),
+        its exact Toeplitz-to-SSM conversion, ETSC.
+
+    Example:
+        >>> import torch
+        >>> a, R, D = exact_modes(torch.tensor([[3.0, 1.0, 2.0]]), 0.9)
+        >>> (R * a**2).sum().real.item()
+        2.0...
+    """
+    if not 0 < radius <= 1:
+        raise ValueError(f"`radius` must be above 0 and at most 1; got {radius}.")
+    taps = _taps(kernel)
+    length = taps.shape[1]
+    taps = taps / radius ** torch.arange(length, dtype=torch.float64)
+    spectrum = torch.fft.rfft(torch.cat([taps, -taps.sum(1, keepdim=True)], 1)) / (length + 1)
+    n = torch.arange(1, spectrum.shape[1])
+    # the middle root, -1, is its own conjugate
+    pairs = torch.where(2 * n == length + 1, 1.0, 2.0).double()
+    angle = 2 * math.pi * n.double() / (length + 1)
+    poles = torch.polar(torch.full_like(angle, radius), angle)
+    return poles.expand(len(taps), -1).clone(), pairs * spectrum[:, 1:], taps.new_zeros(len(taps))
+
+
+def _taps(kernel: Tensor) -> Tensor:
+    if kernel.ndim != 2 or kernel.shape[1] < 1:
+        raise ValueError(
+            f"`kernel` must have shape (d, length) with at least 1 tap; got {tuple(kernel.shape)}."
+        )
+    return kernel.detach().double().cpu()
+
+
+def _principal(taps: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Eigenvalues of H_ij = K_{i+j}, largest magnitude first, and eigenvectors (rows, k)."""
+    rows = len(taps)
+    if rows == 0:
+        return taps, taps[:, None]
+    spectrum = torch.fft.rfft(taps, n=2 * rows)
+
+    def product(vectors: Tensor) -> Tensor:
+        # (H v)_i = sum_j K_{i+j} v_j is a part of the convolution with v turned around
+        turned = torch.fft.rfft(vectors.flip(0), n=2 * rows, dim=0)
+        return torch.fft.irfft(spectrum[:, None] * turned, n=2 * rows, dim=0)[rows - 1 : 2 * rows - 1]
+
+    # a subspace that holds the largest ones, by products alone
+    generator = torch.Generator().manual_seed(0)
+    basis = torch.randn(rows, min(rows, count + SPARE), dtype=taps.dtype, generator=generator)
+    for _ in range(ROUNDS):
+        basis = torch.linalg.qr(product(basis))[0]
+    values, vectors = torch.linalg.eigh(basis.mT @ product(basis))
+    order = values.abs().argsort(descending=True)
+    return values[order], basis @ vectors[:, order]
+
+
+def _poles(taps: Tensor, modes: int) -> Tensor:
+    """At most so many poles of the taps K_1, K_2, .., of conjugate pairs the one above the real axis."""
+    values, vectors = _principal(taps, 2 * modes)
+    resolved = int((values.abs() > RESOLVED**2 * values.abs().sum()).sum())
+    for order in range(min(2 * modes, resolved, len(taps) - 1), 0, -1):
+        subspace = vectors[:, :order]
+        shift = torch.linalg.lstsq(subspace[:-1], subspace[1:]).solution
+        poles = torch.linalg.eigvals(shift)
+        poles = poles[poles.imag >= 0]
+        if len(poles) <= modes:
+            return poles
+    return taps.new_zeros(0, dtype=torch.complex128)
+
+
+def _residues(taps: Tensor, poles: Tensor) -> Tensor:
+    """R of the least sum of squares of K_l - Re(sum_n R_n a_n^l), l = 1, 2, .., behind the last tap, too."""
+    steps = torch.arange(1, 2 * len(taps) + 1)
+    powers = poles ** steps[:, None]
+    # columns of length one, or modes that fade at once would be cut
+    scale = powers.abs().square().sum(0).sqrt()
+    columns = powers / scale
+    matrix = torch.cat([columns.real, -columns.imag], 1)
+    target = functional.pad(taps, (0, len(taps)))[:, None]
+    solution = torch.linalg.lstsq(matrix, target, rcond=RESOLVED, driver="gelsd").solution[:, 0]
+    return torch.complex(*solution.chunk(2)) / scale
