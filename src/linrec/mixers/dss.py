@@ -9,8 +9,8 @@
 
 u input of a channel, K its kernel, y its output, o output of the layer; Lambda diagonal of the transition,
 the same for all channels, dt step size, w a row and D a number per channel. As a recurrence, for either
-kernel, x_t = exp(dt Lambda) x_{t-1} + b u_t and y_t = Re(w x_t) + D u_t, where b is what stands between w_n and
-the powers of exp(dt lambda_n).
+kernel, x_t = exp(dt Lambda) x_{t-1} + b u_t and y_t = Re(w x_t) + D u_t, where b is what stands between w_n
+and the powers of exp(dt lambda_n).
 """
 
 from typing import Literal
