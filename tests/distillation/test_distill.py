@@ -11,10 +11,16 @@ from linrec.testing.trees import leaves
 D, L = 4, 24
 
 
+SMALL = {
+    "hyena": {"length": L, "d_filter": 6, "omega": 1.0},
+    "sgconv": {"length": L, "d_kernel": 3},
+    "tnn": {"length": L, "d_position": 6, "decay": 0.9},
+}
+
+
 def make(name: str = "hyena", **arguments) -> mixers.Mixer:
     torch.manual_seed(0)
-    given = {"length": L, "d_filter": 6, "omega": 1.0} if name == "hyena" else {}
-    return mixers.build(name, D, **given | arguments)
+    return mixers.build(name, D, **SMALL.get(name, {}) | arguments)
 
 
 def songs(rows: int, time: int, seed: int) -> torch.Tensor:
@@ -73,8 +79,9 @@ def test_a_trained_hyena_decodes_as_a_recurrence_with_the_loss_of_the_convolutio
 
 
 @pytest.mark.parametrize("method", ["fit", "exact"])
-def test_laws_of_distilled_mixers(method):
-    testing.check_mixer(distill(make(), 3, method=method), time=9, long=2048, compiler=None)
+@pytest.mark.parametrize("name", SMALL)
+def test_laws_of_distilled_mixers(name, method):
+    testing.check_mixer(distill(make(name), 3, method=method), time=9, long=2048, compiler=None)
 
 
 def test_exact_recurrences_are_the_convolution():

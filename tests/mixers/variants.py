@@ -335,6 +335,17 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "blocks": {"d_state": 12, "n_blocks": 3, "discretization": "bilinear", "output": "glu"},
         "alone": {"d_state": 2, "activation": False, "output": "none"},
     },
+    "sgconv": {
+        "paper": {"length": 40, "d_kernel": 4},
+        "several decays": {
+            "length": 100,
+            "d_kernel": 3,
+            "alpha": (0.25, 1.0),
+            "upsampling": "nearest",
+            "activation": False,
+            "output": "glu",
+        },
+    },
     "slstm": {
         # mixed memories, which start unmixed
         "paper": {"recurrent_init": "uniform"},
@@ -349,6 +360,10 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "srwm": {
         "paper": {"beta_init": -3.0},
         "one rate": {"n_heads": 2, "rates": "one", "input_softmax": False},
+    },
+    "tnn": {
+        "paper": {"d_position": 5},
+        "no decay": {"length": 40, "decay": 1.0, "expansion": 1, "position_depth": 0, "bias": False},
     },
     "trans_normer": {
         "paper": {},

@@ -50,8 +50,10 @@ REFUSED = {
     "rwkv5": "token_shift",
     "rwkv6": "token_shift",
     "s4": "dense_ssm",
+    "sgconv": "long_conv",
     "slstm": "slstm",
     "sru": "sru",
+    "tnn": "long_conv",
     "xlstm_7b": "mlstm",
 }
 

@@ -1,0 +1,166 @@
+"""SGConv: What Makes Convolutional Models Great on Long Sequence Modeling? (Li and others, 2022).
+
+    k_i = alpha^i Upsample(w_i, 2^max(i - 1, 0) d)     i = 0 .. N - 1
+    K = (k_0, k_1, .., k_{N-1}) / Z
+    y = K * u + D u     o_t = W GELU(y_t) + b
+
+u input of a channel, K its kernel, y its output, o output of the layer; w_i the d numbers of a scale, alpha
+the decay, at most 1, D a number and Z the norm of the kernel that training starts with, all per channel. A
+scale is as long as all before it together: the number of parameters grows with the logarithm of the length.
+"""
+
+import math
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from linrec.errors import unknown
+from linrec.mixers.base import Mixer, State, kernel_mixing
+from linrec.nn.long_filters import Filter, LongFilter
+from linrec.nn.parameters import mark
+
+__all__ = ["SGConv"]
+
+Upsampling = Literal["linear", "nearest"]
+Output = Literal["glu", "linear", "none"]
+
+
+class MultiScaleFilter(LongFilter):
+    """K = (k_0, .., k_{N-1}) / Z, k_i = alpha^i Upsample(w_i), cut to `length` taps, and D more in the first.
+
+    Args:
+        channels: how many.
+        length: taps.
+        d_kernel: d, numbers of each scale.
+        alpha: decay of the first and of the last channel; evenly spaced in between.
+        upsampling: "linear" or "nearest".
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        length: int,
+        *,
+        d_kernel: int,
+        alpha: tuple[float, float],
+        upsampling: Upsampling,
+    ) -> None:
+        super().__init__(channels, length)
+        if d_kernel < 1:
+            raise ValueError(f"`d_kernel` must be at least 1; got {d_kernel}.")
+        if not 0 < min(alpha) <= max(alpha) <= 1:
+            raise ValueError(
+                "`alpha` must be decays above 0 and at most 1, of the first and the last channel; "
+                f"got {alpha}."
+            )
+        if upsampling not in ("linear", "nearest"):
+            raise unknown("`upsampling`", upsampling, ["linear", "nearest"])
+        self.alpha, self.upsampling = alpha, upsampling
+        scales = 1 + max(0, math.ceil(math.log2(length / d_kernel)))
+        self.w = nn.Parameter(torch.randn(scales, channels, d_kernel))
+        mark(self, "w", group="transition", weight_decay=True)
+        self.D = nn.Parameter(torch.randn(channels))
+        self.register_buffer("Z", self._scales().detach().norm(dim=1, keepdim=True))
+
+    def taps(self, length: int) -> Float[Tensor, "d length"]:
+        """The first taps of K, with D."""
+        K = self._scales()[:, :length]
+        K = K / self.get_buffer("Z").to(K.dtype)
+        return torch.cat([K[:, :1] + self.D.to(K.dtype)[:, None], K[:, 1:]], 1)
+
+    def _scales(self) -> Float[Tensor, "d taps"]:
+        """(k_0, .., k_{N-1}), at least as many taps as there are."""
+        w = self.w.to(torch.promote_types(self.w.dtype, torch.float32))
+        alpha = torch.linspace(*self.alpha, self.channels, dtype=w.dtype, device=w.device)[:, None]
+        parts = []
+        for i, scale in enumerate(w):
+            factor = float(2 ** max(i - 1, 0))
+            long = functional.interpolate(scale[None], scale_factor=factor, mode=self.upsampling)[0]
+            parts.append(alpha**i * long)
+        return torch.cat(parts, 1)
+
+
+class SGConv(Mixer):
+    """y = K * u + D u with a kernel of scales that double in length and fade, then GELU and a projection.
+
+    Kernels have `length` taps: choose as many as the sequences of training have steps. Longer sequences run,
+    too, and no step sees further back than that. The state is the last `length` - 1 inputs.
+
+    w and D start normal with variance 1. w is marked as group "transition", as the authors train it with a
+    learning rate of its own.
+
+    Args:
+        d_model: width of the sequence, and channels.
+        length: taps of the kernels.
+        d_kernel: d, numbers of each scale.
+        alpha: decay from scale to scale, of the first and of the last channel, evenly spaced in between.
+        upsampling: "linear" or "nearest".
+        activation: whether y goes through GELU.
+        output: "linear", "glu" or "none", what mixes the channels at the end.
+
+    Raises:
+        ValueError: an unknown name, a number below 1, or decays that are not above 0 and at most 1.
+
+    Source:
+        SGConv (Li and others, 2022), its definition of the kernel; the layer around it is that of S4 (Gu,
+        Goel and Ré, 2022).
+
+    Example:
+        >>> import torch
+        >>> mixer = SGConv(16, length=256)
+        >>> y, state = mixer(torch.zeros(2, 50, 16))
+        >>> y.shape, state.shape, mixer.filter.w.shape
+        (torch.Size([2, 50, 16]), torch.Size([2, 50, 16]), torch.Size([3, 16, 64]))
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        length: int = 1024,
+        d_kernel: int = 64,
+        alpha: tuple[float, float] = (0.5, 0.5),
+        upsampling: Upsampling = "linear",
+        activation: bool = True,
+        output: Output = "linear",
+    ) -> None:
+        super().__init__(d_model)
+        if output not in ("linear", "glu", "none"):
+            raise unknown("`output`", output, ["linear", "glu", "none"])
+        self.activation, self.output = activation, output
+        self.filter: Filter = MultiScaleFilter(
+            d_model, length, d_kernel=d_kernel, alpha=alpha, upsampling=upsampling
+        )
+        wide = 2 * d_model if output == "glu" else d_model
+        self.out = nn.Identity() if output == "none" else nn.Linear(d_model, wide)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b t d_model"],
+        state: State = None,
+        *,
+        reset: Bool[Tensor, "b t"] | None = None,
+    ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
+        """Mix `x` over time; see `Mixer.forward`. The state is the last inputs, (b, s, d_model)."""
+        self.check_input(x, reset)
+        y, state = self.filter(x, state, reset=reset)
+        o = self.out(functional.gelu(y) if self.activation else y)
+        return functional.glu(o) if self.output == "glu" else o, state
+
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> Tensor:
+        """No inputs, (batch, 0, d_model); of a distilled layer, modes of zero."""
+        return self.filter.init_state(batch, device=device)
+
+    @property
+    def state_size(self) -> int:
+        """Elements per step that is kept, d_model; of a distilled layer, elements of its modes."""
+        return self.filter.state_size
+
+    def token_mixing(
+        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
+    ) -> Float[Tensor, "b t t"]:
+        """Mean over channels of |K_(n - m)|, with D."""
+        return kernel_mixing(self.filter.kernel(x.shape[1]), x, reset)
