@@ -40,7 +40,7 @@ def long_conv(
     reset: Bool[Tensor, "b t"] | None = None,
     mode: str = "auto",
     backend: str = "auto",
-) -> tuple[Float[Tensor, "b t d"], Float[Tensor, "b s+t d"]]:
+) -> tuple[Float[Tensor, "b t d"], Float[Tensor, "b inputs d"]]:
     """Convolve every channel with its own kernel, causally: y = K * u.
 
         y_td = sum_{j=0..length-1} K_dj u_{t-j,d}
