@@ -44,10 +44,10 @@ class S5(Mixer):
     | what follows the system | `activation`, `output` |
 
     Lambda starts as the eigenvalues of J blocks of the normal part of HiPPO-LegS, with eigenvectors V; B as
-    V^* times a real normal matrix of variance 1 / d_model; C as a complex normal matrix, whose parts have
-    variance 1 / d_state, times V; D normal, and steps log-uniform. The real part of Lambda stays below zero
-    whatever is learned, which the paper leaves open. Lambda, the steps and B are marked as group "transition"
-    without weight decay, as the authors train them.
+    V^* times a real normal matrix and C as a complex one times V, whose parts have variance 1 / d_state; D
+    normal, and steps log-uniform. The real part of Lambda stays below zero whatever is learned, which the
+    paper leaves open. Lambda, the steps and B are marked as group "transition" without weight decay, as the
+    authors train them.
 
     B and C are real matrices of pairs, as `linrec.mixers.lru.LRU` has them.
 
@@ -108,7 +108,8 @@ class S5(Mixer):
         self.activation, self.output = activation, output
 
         Lambda, _, V = diagonal("legs", self.d_state // n_blocks)
-        real = torch.randn(n_blocks, len(V), d_model) / math.sqrt(d_model)
+        # of the matrix (P, d_model), JAX's `lecun_normal` takes the rows for inputs
+        real = torch.randn(n_blocks, len(V), d_model) / math.sqrt(self.d_state)
         B = (V.mH @ real.to(V.dtype)).flatten(0, 1)
         parts = torch.randn(2, n_blocks, d_model, len(V)) / math.sqrt(self.d_state)
         C = (torch.complex(*parts).to(V.dtype) @ V).movedim(0, 1).flatten(1)
