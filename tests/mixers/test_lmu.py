@@ -207,6 +207,10 @@ def test_errors_say_what_is_wrong():
         ({"activation": "tahn"}, "no `activation` 'tahn'; did you mean 'tanh'"),
         ({"memory_activation": "relu6"}, "no `memory_activation` 'relu6'; did you mean 'relu'"),
         ({"discretization": "zho"}, "no discretization 'zho'; did you mean 'zoh'"),
+        (
+            {"feedback": True, "mode": "convolution"},
+            '`mode` must be "auto" or "recurrent" with `feedback=True`; got \'convolution\'',
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             make(**arguments)

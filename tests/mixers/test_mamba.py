@@ -206,6 +206,14 @@ def test_token_mixing_is_what_values_are_multiplied_by():
         ({"A_init": "complex"}, "there is no `A_init` 'complex'"),
         ({"inner_norm": "rmsnorm"}, "there is no `inner_norm` 'rmsnorm'; did you mean 'rms'"),
         ({"dt_init": (0.0, 0.1)}, "`dt_init` must be (low, high) with 0 < low <= high; got (0.0, 0.1)"),
+        (
+            {"dt_init": (0.1, float("inf"))},
+            "with 0 < low <= high; got (0.1, inf). A step of zero never moves",
+        ),
+        ({"dt_floor": -1.0}, "`dt_floor` must be a number of at least 0; got -1.0"),
+        ({"dt_scale": -1.0}, "`dt_scale` must be a number of at least 0; got -1.0"),
+        ({"norm_eps": float("nan")}, "`norm_eps` must be a number of at least 0; got nan"),
+        ({"selective": "dt"}, "`selective` must be a tuple of names; got 'dt'. Pass ('dt',)"),
         ({"conv_size": 0}, "must be at least 1 tap; got 0"),
     ],
 )

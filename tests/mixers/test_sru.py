@@ -114,3 +114,9 @@ def test_parameters_state_and_groups():
     assert make().state_size == D
     kept = {name for name, group in groups_of(make()).items() if not group.weight_decay}
     assert kept == {"f.f.weight", "f.f.bias", "v_f"}
+
+
+@pytest.mark.parametrize("bias", [1000.0, -1000.0, math.nan])
+def test_a_bias_that_closes_a_gate_for_ever_is_refused(bias):
+    with pytest.raises(ValueError, match=f"`highway_bias` must be within .*; got {bias}"):
+        make(highway_bias=bias)

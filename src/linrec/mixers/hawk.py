@@ -94,7 +94,8 @@ class Hawk(Mixer):
         if d_rnn is None:
             width = 4 * d_model // 3
             multiple = min(BLOCKS, width) if n_blocks is None else max(n_blocks, 1)
-            d_rnn = max(width // multiple, 1) * multiple
+            # fewer channels than blocks are refused where the gates are made
+            d_rnn = width // multiple * multiple or width
         if d_rnn < 1:
             raise ValueError(f"`d_rnn` must be at least 1; got {d_rnn}. None is 4/3 `d_model`.")
         self.d_rnn = d_rnn

@@ -10,6 +10,7 @@ sigma stands between h_{t-1} and h_t, so steps follow one another: this is no li
 computes it.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -50,7 +51,8 @@ class IndRNN(Mixer):
             the paper has in the last layer of tasks that need the first steps at the end.
 
     Raises:
-        ValueError: an unknown `activation` or `recurrent_init`, a `max_length` or a `gamma` below 1.
+        ValueError: an unknown `activation` or `recurrent_init`, a `max_length` or a `gamma` below 1, or a
+            `gamma` that is no number.
 
     Source:
         IndRNN (Li and others, 2018): its equation, the range of recurrent weights, and its initialisation.
@@ -79,8 +81,10 @@ class IndRNN(Mixer):
             raise unknown("`recurrent_init`", recurrent_init, ["uniform", "long"])
         if max_length < 1:
             raise ValueError(f"`max_length` must be at least 1 step; got {max_length}.")
-        if gamma < 1:
-            raise ValueError(f"`gamma` must be at least 1, where gradients do not grow; got {gamma}.")
+        if not 1 <= gamma < math.inf:
+            raise ValueError(
+                f"`gamma` must be a finite number of at least 1, where gradients do not grow; got {gamma}."
+            )
         self.activation = activation
         self.bound = gamma ** (1 / max_length)
 

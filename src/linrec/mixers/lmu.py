@@ -76,10 +76,11 @@ class LMU(Mixer):
         memory_activation: f_u, likewise.
         bias: whether there are b_u and b_h.
         discretization: "zoh" or "bilinear"; see `linrec.hippo.discretize`.
-        mode: "auto", "convolution" or "recurrent", where there is no feedback.
+        mode: "auto", "convolution" or "recurrent"; with feedback not "convolution".
 
     Raises:
-        ValueError: an unknown name, a size below 1, or a `theta` that is not positive.
+        ValueError: an unknown name, a size below 1, a `theta` that is not positive, or a `mode` that feedback
+            does not have.
 
     Source:
         Voelker, Kajić and Eliasmith, Legendre Memory Units (2019); Chilkuri and Eliasmith, Parallelizing
@@ -120,6 +121,11 @@ class LMU(Mixer):
         for name, value in (("activation", activation), ("memory_activation", memory_activation)):
             if value not in _ACTIVATIONS:
                 raise unknown(f"`{name}`", value, _ACTIVATIONS)
+        if feedback and mode not in ("auto", "recurrent"):
+            raise ValueError(
+                f'`mode` must be "auto" or "recurrent" with `feedback=True`; got {mode!r}. What is '
+                "fed back is no convolution of the input."
+            )
         self.order, self.theta, self.discretization, self.mode = order, theta, discretization, mode
         self.feedback = feedback
         self.activation, self.memory_activation = activation, memory_activation

@@ -75,7 +75,7 @@ class Mamba(Mixer):
         dt_scale: of the initial W_dt.
 
     Raises:
-        ValueError: sizes below 1, a range that is none, or an unknown name of a variant.
+        ValueError: sizes below 1, a range that is none, a negative number, or an unknown name of a variant.
 
     Source:
         Gu and Dao (2023), section 3; the ablations are those of its section on model ablations. Constants
@@ -112,6 +112,10 @@ class Mamba(Mixer):
         for name, size in (("expand", expand), ("d_state", d_state), ("dt_rank", rank)):
             if size < 1:
                 raise ValueError(f"`{name}` must be at least 1; got {size}.")
+        if isinstance(selective, str):
+            raise ValueError(
+                f"`selective` must be a tuple of names; got {selective!r}. Pass ({selective!r},)."
+            )
         for part in selective:
             if part not in SELECTIVE:
                 raise unknown("part that can be `selective`", part, SELECTIVE)
@@ -120,8 +124,14 @@ class Mamba(Mixer):
         if inner_norm not in ("none", "rms"):
             raise unknown("`inner_norm`", inner_norm, ["none", "rms"])
         low, high = dt_init
-        if not 0 < low <= high:
-            raise ValueError(f"`dt_init` must be (low, high) with 0 < low <= high; got {tuple(dt_init)}.")
+        if not 0 < low <= high < math.inf:
+            raise ValueError(
+                f"`dt_init` must be (low, high) with 0 < low <= high; got {tuple(dt_init)}. "
+                "A step of zero never moves; the paper's are 0.001 and 0.1."
+            )
+        for name, number in (("dt_floor", dt_floor), ("dt_scale", dt_scale), ("norm_eps", norm_eps)):
+            if not 0 <= number < math.inf:
+                raise ValueError(f"`{name}` must be a number of at least 0; got {number}.")
         self.d_inner, self.d_state = expand * d_model, d_state
         self.norm_eps = None if inner_norm == "none" else norm_eps
         widths = {"dt": rank, "B": d_state, "C": d_state}

@@ -11,6 +11,7 @@ state, y output, t time; W_a and W_x are block-diagonal. It is the unit alone; `
 block that the paper's models have around it.
 """
 
+import math
 from typing import Literal
 
 import torch
@@ -96,8 +97,8 @@ class RGLRU(Mixer):
             raise unknown("`a_init_of`", a_init_of, ["a", "a^c"])
         if start not in ("scaled", "whole"):
             raise unknown("`start`", start, ["scaled", "whole"])
-        if not c > 0:
-            raise ValueError(f"`c` must be above 0; got {c}. The paper's is 8.")
+        if not 0 < c < math.inf:
+            raise ValueError(f"`c` must be a finite number above 0; got {c}. The paper's is 8.")
         low, high = a_init
         if not 0 < low <= high < 1:
             raise ValueError(

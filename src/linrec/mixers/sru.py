@@ -26,6 +26,9 @@ from linrec.ops.scan import scan
 
 __all__ = ["SRU"]
 
+# far beyond what a gate tells apart, and far from what exp cannot hold
+LARGEST_BIAS = 88
+
 
 class SRU(Mixer):
     """c_t = f_t * c_{t-1} + (1 - f_t) * (W x_t), h_t = r_t * c_t + (1 - r_t) * x_t alpha, gates of x and c.
@@ -53,6 +56,9 @@ class SRU(Mixer):
         refine: whether f has a refine gate, which sees x_t alone; see `linrec.nn.Gate`.
         uniform_init: whether f starts uniformly spread; see `linrec.nn.Gate`.
 
+    Raises:
+        ValueError: a `highway_bias` that no gate tells from 0 or 1.
+
     Source:
         SRU (Lei and others, 2018), its architecture and its initialisation; refine gate and uniform
         initialisation: Gu and others (2020).
@@ -77,6 +83,11 @@ class SRU(Mixer):
         uniform_init: bool = False,
     ) -> None:
         super().__init__(d_model)
+        if not abs(highway_bias) <= LARGEST_BIAS:
+            raise ValueError(
+                f"`highway_bias` must be within +-{LARGEST_BIAS}, where sigmoid(b_r) is 0 or 1 in single "
+                f"precision; got {highway_bias}. The released code's is 0."
+            )
         bound = math.sqrt(3 / d_model)
         self.W = nn.Linear(d_model, d_model, bias=False)
         nn.init.uniform_(self.W.weight, -bound, bound)
