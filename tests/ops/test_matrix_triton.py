@@ -93,3 +93,15 @@ def test_vmap_folds_the_mapped_axis_into_the_batch():
 @pytest.mark.parametrize("size", [(64, 64), (128, 128), (256, 96), (24, 200), (1, 7)])
 def test_full_heads_on_a_gpu(size):
     agree(delta_rule, made(delta_rule, 2, 33, 3, *size, dtype=torch.bfloat16), torch.bfloat16)
+
+
+@on_a_gpu
+@pytest.mark.parametrize("operator", [gate_loop, delta_rule])
+@pytest.mark.parametrize("time", [1, 2])
+def test_more_heads_than_an_axis_of_a_grid_has_programs(operator, time):
+    q, k, v = torch.randn(3, 66_000, time, 1, 2, device="cuda")
+    more = (torch.rand(66_000, time, 1, device="cuda"),) if operator is delta_rule else ()
+    y, state = operator(q, k, v, *more)
+    rows = [0, 40_000, 65_999]
+    expected = operator(*(x[rows].double() for x in (q, k, v, *more)), **ORACLE)
+    assert_agree((y[rows], state[rows]), expected)

@@ -73,10 +73,10 @@ def forward(
         strides, decay = decays.stride()[:3], CHANNEL if log_decay.shape[-1] > 1 else HEAD
     block_k = power_of_2(dk)
     block_v = max(1, min(power_of_2(dv), STATE // block_k))
-    grid = -(-dv // block_v), batch * heads
-    if 0 not in grid:
+    programs = -(-dv // block_v) * batch * heads
+    if programs:
         with on_device(q.device):
-            _kernels().steps[grid](
+            _kernels().steps[(programs,)](
                 q,
                 k,
                 v,

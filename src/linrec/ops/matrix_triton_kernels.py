@@ -38,11 +38,14 @@ def steps(  # type: ignore[no-untyped-def]
 
     `decays` are log decays, of strides (batch, time, head) and one number per step or, CHANNEL, DK of them.
     """
-    b, h = (tl.program_id(1) // HEADS).to(tl.int64), tl.program_id(1) % HEADS
+    # along one axis, since the others hold 65,535 programs
+    BLOCKS: tl.constexpr = (DV + BLOCK_V - 1) // BLOCK_V
+    block, matrix = tl.program_id(0) % BLOCKS, tl.program_id(0) // BLOCKS
+    b, h = (matrix // HEADS).to(tl.int64), matrix % HEADS
     rows = tl.arange(0, BLOCK_K)
-    columns = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
+    columns = block * BLOCK_V + tl.arange(0, BLOCK_V)
     inside = (rows < DK)[:, None] & (columns < DV)[None, :]
-    at = tl.program_id(1).to(tl.int64) * (DK * DV) + rows[:, None] * DV + columns[None, :]
+    at = matrix.to(tl.int64) * (DK * DV) + rows[:, None] * DV + columns[None, :]
     state = tl.load(start + at, mask=inside, other=0.0).to(WIDE)
     for t in range(TIME):
         place = (b * TIME + t) * HEADS + h

@@ -24,6 +24,7 @@ from linrec.ops.gate_loop.chunkwise_triton_decays import (
     from_start,
     neighbours,
     of_chunk,
+    program,
     put,
     tile,
     to_end,
@@ -92,13 +93,13 @@ def corrections(  # type: ignore[no-untyped-def]
     WIDE: tl.constexpr,
 ):
     """T of one chunk, unless it is KNOWN; P as `read`, and U as `values`."""
-    chunk = tl.program_id(1)
-    b, h = tl.program_id(2) // HEADS, tl.program_id(2) % HEADS
+    _, chunk, matrix = program(1, CHUNKS)
+    b, h = matrix // HEADS, matrix % HEADS
     n = tl.arange(0, CHUNK)
     steps = chunk * CHUNK + n
     strength = tl.load(beta + (b.to(tl.int64) * TIME + steps) * HEADS + h, mask=steps < TIME, other=0.0)
     strength = strength.to(WIDE)
-    at = (tl.program_id(2).to(tl.int64) * CHUNKS + chunk) * (CHUNK * CHUNK) + n[:, None] * CHUNK + n[None, :]
+    at = (matrix.to(tl.int64) * CHUNKS + chunk) * (CHUNK * CHUNK) + n[:, None] * CHUNK + n[None, :]
     if KNOWN:
         inverse = tl.load(inverses + at).to(WIDE)
     else:
@@ -151,12 +152,13 @@ def value_gradients(  # type: ignore[no-untyped-def]
     WIDE: tl.constexpr,
 ):
     """E of one chunk and some columns, as `through`, dV, and E . V (b, t, h, blocks of columns)."""
-    chunk = tl.program_id(1)
-    b, h = tl.program_id(2) // HEADS, tl.program_id(2) % HEADS
+    BLOCKS: tl.constexpr = (DV + BLOCK_V - 1) // BLOCK_V
+    block, chunk, matrix = program(BLOCKS, CHUNKS)
+    b, h = matrix // HEADS, matrix % HEADS
     n = tl.arange(0, CHUNK)
     steps = chunk * CHUNK + n
-    columns = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
-    place = (tl.program_id(2).to(tl.int64) * CHUNKS + chunk) * (CHUNK * CHUNK)
+    columns = block * BLOCK_V + tl.arange(0, BLOCK_V)
+    place = (matrix.to(tl.int64) * CHUNKS + chunk) * (CHUNK * CHUNK)
     turned = tl.load(inverses + place + n[None, :] * CHUNK + n[:, None])
     given = tile(dcorrected, b, h, steps, TIME, HEADS, DV, columns)
     result = tl.dot(turned, given, input_precision=PRECISION, out_dtype=WIDE)
@@ -166,7 +168,7 @@ def value_gradients(  # type: ignore[no-untyped-def]
     put(dv, strength[:, None] * result, b, h, steps, TIME, HEADS, DV, columns)
     values = tile(v, b, h, steps, TIME, HEADS, DV, columns)
     of_beta = tl.sum(result * values, axis=1)
-    tl.store(dbeta + at * tl.num_programs(0) + tl.program_id(0), of_beta, mask=steps < TIME)
+    tl.store(dbeta + at * BLOCKS + block, of_beta, mask=steps < TIME)
 
 
 @triton.jit
@@ -196,13 +198,14 @@ def delta_states(  # type: ignore[no-untyped-def]
     WIDE: tl.constexpr,
 ):
     """W = U - P S of some columns, of P `read` and U `values`; states before the chunks, after the last."""
-    b, h = tl.program_id(2) // HEADS, tl.program_id(2) % HEADS
+    block, _, matrix = program(tl.cdiv(DV, BLOCK_V), 1)
+    b, h = matrix // HEADS, matrix % HEADS
     rows = tl.arange(0, BLOCK_K)
-    columns = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
+    columns = block * BLOCK_V + tl.arange(0, BLOCK_V)
     inside = (rows < DK)[:, None] & (columns < DV)[None, :]
     at = rows[:, None] * DV + columns[None, :]
     size = DK * DV
-    matrix = tl.program_id(2).to(tl.int64)
+    matrix = matrix.to(tl.int64)
     state = tl.load(start + matrix * size + at, mask=inside, other=0.0).to(WIDE)
     for chunk in range(CHUNKS):
         place = (matrix * CHUNKS + chunk) * size
@@ -253,14 +256,15 @@ def delta_state_gradients(  # type: ignore[no-untyped-def]
     WIDE: tl.constexpr,
 ):
     """dW of some columns, and G after each chunk and before the first; `matrices` are A."""
-    b, h = tl.program_id(2) // HEADS, tl.program_id(2) % HEADS
+    block, _, matrix = program(tl.cdiv(DV, BLOCK_V), 1)
+    b, h = matrix // HEADS, matrix % HEADS
     n = tl.arange(0, CHUNK)
     rows = tl.arange(0, BLOCK_K)
-    columns = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
+    columns = block * BLOCK_V + tl.arange(0, BLOCK_V)
     inside = (rows < DK)[:, None] & (columns < DV)[None, :]
     at = rows[:, None] * DV + columns[None, :]
     size = DK * DV
-    matrix = tl.program_id(2).to(tl.int64)
+    matrix = matrix.to(tl.int64)
     gradient = tl.load(start + matrix * size + at, mask=inside, other=0.0).to(WIDE)
     for i in range(CHUNKS):
         chunk = CHUNKS - 1 - i

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import math
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -391,7 +392,7 @@ class Chunks:
         grid = -(-width // SUMS), self.chunks, self.batch
         if 0 not in grid:
             with on_device(decays.device):
-                _kernels().chunk_sums[grid](
+                _kernels().chunk_sums[(math.prod(grid),)](
                     decays,
                     self.gates[1],
                     sums,
@@ -418,7 +419,7 @@ class Chunks:
         # only NVIDIA's compiler knows the option
         options = {"maxnreg": tiles.registers} if tiles.registers and torch.version.cuda else {}
         with on_device(self.q.device):
-            self._kernel(name)[grid](
+            self._kernel(name)[(math.prod(grid),)](
                 *tensors,
                 self.time,
                 self.chunks,

@@ -18,6 +18,16 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
+def program(FIRST, SECOND):  # type: ignore[no-untyped-def]
+    """Which of (FIRST, SECOND, any number) this program is; neighbours differ in the first.
+
+    All programs are along one axis: the others hold 65,535.
+    """
+    n = tl.program_id(0)
+    return n % FIRST, (n // FIRST) % SECOND, n // FIRST // SECOND
+
+
+@triton.jit
 def tile(x, b, h, steps, TIME, HEADS: tl.constexpr, WIDTH: tl.constexpr, columns):  # type: ignore[no-untyped-def]
     """Elements (steps, columns) of a tensor (b, t, h, d), zeros outside of it."""
     rows = (b.to(tl.int64) * TIME + steps) * HEADS + h

@@ -46,6 +46,7 @@ from linrec.ops.gate_loop.chunkwise_triton_decays import (
     of_chunk,
     of_level,
     of_pairs,
+    program,
     put,
     right,
     segments,
@@ -69,8 +70,8 @@ def chunk_sums(  # type: ignore[no-untyped-def]
     BLOCK: tl.constexpr,
 ):
     """P (b, t, width), to base 2, of one chunk and some columns: heads and their channels alike."""
-    columns = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    chunk, b = tl.program_id(1), tl.program_id(2)
+    block, chunk, b = program(tl.cdiv(WIDTH, BLOCK), tl.cdiv(TIME, CHUNK))
+    columns = block * BLOCK + tl.arange(0, BLOCK)
     steps, end = chunk * CHUNK + tl.arange(0, CHUNK), chunk * CHUNK + CHUNK
     g = log_decays(decays, reset, b, 0, steps, end, TIME, strides, columns, WIDTH, CHANNEL, RESET, tl.float32)
     put(sums, tl.cumsum(tl.maximum(g, LEAST) * LOG2_E, axis=0), b, 0, steps, TIME, 1, WIDTH, columns)
@@ -115,10 +116,11 @@ def chunk_states(  # type: ignore[no-untyped-def]
     what each of them leaves of zeros, and by which factor it reduces what comes in (b, h, pieces, dk); in the
     second, a piece begins with what those before it leave.
     """
-    piece, matrix = tl.program_id(2) % PIECES, (tl.program_id(2) // PIECES).to(tl.int64)
+    block_k, block_v, rest = program(tl.cdiv(DK, BLOCK_K), tl.cdiv(DV, BLOCK_V))
+    piece, matrix = rest % PIECES, (rest // PIECES).to(tl.int64)
     b, h = matrix // HEADS, matrix % HEADS
-    rows = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
-    columns = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
+    rows = block_k * BLOCK_K + tl.arange(0, BLOCK_K)
+    columns = block_v * BLOCK_V + tl.arange(0, BLOCK_V)
     inside = (rows < DK)[:, None] & (columns < DV)[None, :]
     at = rows[:, None] * DV + columns[None, :]
     size = DK * DV
@@ -201,14 +203,14 @@ def mixings(  # type: ignore[no-untyped-def]
     WIDE: tl.constexpr,
 ):
     """A (b, h, chunk, C, C) of one chunk; and, to WEIGH them, e^P * Q as `read` and e^R * K as `written`."""
-    chunk = tl.program_id(1)
-    b, h = tl.program_id(2) // HEADS, tl.program_id(2) % HEADS
+    _, chunk, matrix = program(1, CHUNKS)
+    b, h = matrix // HEADS, matrix % HEADS
     n = tl.arange(0, CHUNK)
     mixing = mixing_of(
         q, k, decays, reset, read, written, b, h, chunk, TIME, strides,
         HEADS, DK, DECAY, RESET, EXACT, LEVELS, False, WEIGH, CHUNK, BLOCK_K, PRECISION, WIDE,
     )  # fmt: skip
-    place = (tl.program_id(2).to(tl.int64) * CHUNKS + chunk) * (CHUNK * CHUNK)
+    place = (matrix.to(tl.int64) * CHUNKS + chunk) * (CHUNK * CHUNK)
     tl.store(matrices + place + n[:, None] * CHUNK + n[None, :], mixing.to(matrices.dtype.element_ty))
 
 
@@ -309,12 +311,12 @@ def mixed(  # type: ignore[no-untyped-def]
     `matrices` are those of `mixings`, which only CHANNEL has; else A is made here. Queries that come WEIGHED
     are e^P * Q.
     """
-    chunk = tl.program_id(1)
-    b, h = tl.program_id(2) // HEADS, tl.program_id(2) % HEADS
+    block_v, chunk, matrix = program(tl.cdiv(DV, BLOCK_V), CHUNKS)
+    b, h = matrix // HEADS, matrix % HEADS
     steps = chunk * CHUNK + tl.arange(0, CHUNK)
     n = tl.arange(0, CHUNK)
-    columns = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
-    matrix = tl.program_id(2).to(tl.int64) * CHUNKS + chunk
+    columns = block_v * BLOCK_V + tl.arange(0, BLOCK_V)
+    matrix = matrix.to(tl.int64) * CHUNKS + chunk
     # small heads wait for what they read: all of it is on its way before the first product
     EARLY: tl.constexpr = DK <= BLOCK_K
     if EARLY:
@@ -401,12 +403,13 @@ def gate_gradients(  # type: ignore[no-untyped-def]
     beta, before a step writes, and nothing passes the end of the chunk. It adds its gradients to `dk` and
     `passing`, and makes those of beta (b, t, h, blocks of channels), to be summed.
     """
-    block, chunk = tl.program_id(0), tl.program_id(1)
-    b, h = tl.program_id(2) // HEADS, tl.program_id(2) % HEADS
+    BLOCKS: tl.constexpr = (DK + BLOCK_K - 1) // BLOCK_K
+    block, chunk, matrix = program(BLOCKS, CHUNKS)
+    b, h = matrix // HEADS, matrix % HEADS
     steps = chunk * CHUNK + tl.arange(0, CHUNK)
     n = tl.arange(0, CHUNK)
     rows = block * BLOCK_K + tl.arange(0, BLOCK_K)
-    place = (tl.program_id(2).to(tl.int64) * CHUNKS + chunk) * (DK * DV)
+    place = (matrix.to(tl.int64) * CHUNKS + chunk) * (DK * DV)
     # B below the diagonal and on it, and B^T: of one, a turned copy would do, which Triton 3.4 to 3.7
     # compile wrongly
     lower, upper = tl.zeros((CHUNK, CHUNK), WIDE), tl.zeros((CHUNK, CHUNK), WIDE)
@@ -480,7 +483,7 @@ def gate_gradients(  # type: ignore[no-untyped-def]
                 of_step = strength * tl.sum(read * queries, axis=1) - tl.sum(written * keys, axis=1)
                 of_head = tl.cumsum(of_step, axis=0, reverse=True)
             of_head += tl.sum(through)
-            at = ((b.to(tl.int64) * TIME + steps) * HEADS + h) * tl.num_programs(0) + block
+            at = ((b.to(tl.int64) * TIME + steps) * HEADS + h) * BLOCKS + block
             if CORRECTION:
                 of_head += tl.load(passing + at, mask=steps < TIME, other=0.0)
             tl.store(passing + at, of_head, mask=steps < TIME)
@@ -513,7 +516,7 @@ def gate_gradients(  # type: ignore[no-untyped-def]
                 passed += tile(passing, b, h, steps, TIME, HEADS, DK, rows)
             put(passing, passed, b, h, steps, TIME, HEADS, DK, rows)
     if CORRECTION:
-        at = ((b.to(tl.int64) * TIME + steps) * HEADS + h) * tl.num_programs(0) + block
+        at = ((b.to(tl.int64) * TIME + steps) * HEADS + h) * BLOCKS + block
         tl.store(dbeta + at, tl.sum(read * keys, axis=1), mask=steps < TIME)
         written += strength[:, None] * read + tile(dk, b, h, steps, TIME, HEADS, DK, rows)
     else:
