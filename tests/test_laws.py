@@ -239,7 +239,7 @@ OPERATORS = {
     "diagonal_ssm": Operator(
         diagonal_ssm,
         lambda time, **arguments: diagonal_ssm_inputs(2, time, 3, 4, **arguments),
-        {"S4D": {}, "EMA": {"is_complex": False}},
+        {"S4D": {}, "EMA": {"is_complex": False}, "DLR": {"shared": True}},
         ("u",),
         kept=("a", "b", "c"),
     ),

@@ -126,7 +126,7 @@ class DLR(Mixer):
         return self.out(functional.gelu(y)), state
 
     def recurrence(self) -> tuple[Tensor, Tensor]:
-        """What x is multiplied by at each step, and what by for the output, (d_model, n).
+        """What x is multiplied by at each step, (1, n), and what by for the output, (d_model, n).
 
         These are lambda and w; with "prod", products of pairs n <= m, lambda_n lambda_m and, as Im(z^2) / 2
         has it, -i w_n w_m, one half of that where n = m.
@@ -137,7 +137,7 @@ class DLR(Mixer):
         if self.kernel == "prod":
             n, m = torch.triu_indices(len(lam), len(lam), device=lam.device)
             lam, w = lam[n] * lam[m], w[:, n] * w[:, m] * torch.where(n == m, -0.5j, -1j).to(w)
-        return lam.expand_as(w), w
+        return lam[None], w
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> Tensor:
         """Zeros (batch, d_model, n), complex."""
@@ -153,11 +153,13 @@ class DLR(Mixer):
 
     def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions:
         """Lambda, or its products, of all channels, constant in time; see `Mixer.transitions`."""
-        a = self.recurrence()[0].flatten()
+        a, w = self.recurrence()
+        a = a.expand_as(w).flatten()
         return Transitions(a.abs(), a.angle())
 
     def token_mixing(
         self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
     ) -> Float[Tensor, "b t t"]:
         """Mean over channels of |K_(n - m)|, without D."""
-        return kernel_mixing(vandermonde_kernel(*self.recurrence(), x.shape[1]), x, reset)
+        a, w = self.recurrence()
+        return kernel_mixing(vandermonde_kernel(a.expand_as(w), w, x.shape[1]), x, reset)

@@ -118,7 +118,8 @@ class GSS(Mixer):
 
     def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions:
         """exp(Lambda) of all channels, constant in time; see `Mixer.transitions`."""
-        a = self._discrete()[0].flatten()
+        a, _, C = self._discrete()
+        a = a.expand_as(C).flatten()
         return Transitions(a.abs(), a.angle())
 
     def token_mixing(
@@ -126,12 +127,11 @@ class GSS(Mixer):
     ) -> Float[Tensor, "b t t"]:
         """Mean over channels of the state space of |K_(n - m)|, without D."""
         a, b, C = self._discrete()
-        return kernel_mixing(vandermonde_kernel(a, C * b, x.shape[1]), x, reset)
+        return kernel_mixing(vandermonde_kernel(a.expand_as(C), C * b, x.shape[1]), x, reset)
 
     def _discrete(self) -> tuple[Tensor, Tensor, Tensor]:
-        """exp(Lambda), b and C, (d_ssm, N)."""
+        """exp(Lambda) and b, (1, N), and C, (d_ssm, N)."""
         dtype = self._state_dtype()
         Lambda = torch.complex(-self.Lambda_re.to(dtype).exp(), self.Lambda_im.to(dtype).exp())
         a, b = discretize_diagonal(Lambda, torch.ones_like(Lambda), 1.0)
-        C = torch.view_as_complex(self.C.to(dtype))
-        return a.expand_as(C), b.expand_as(C), C
+        return a[None], b[None], torch.view_as_complex(self.C.to(dtype))

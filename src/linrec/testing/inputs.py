@@ -253,6 +253,7 @@ def diagonal_ssm_inputs(
     *,
     dtype: torch.dtype = torch.float32,
     is_complex: bool = True,
+    shared: bool = False,
     seed: int = 0,
     device: str = "cpu",
 ) -> dict[str, Tensor]:
@@ -265,6 +266,7 @@ def diagonal_ssm_inputs(
         states: states n of each channel.
         dtype: of u; all others have the accumulation dtype, or its complex one.
         is_complex: whether all but u are complex.
+        shared: whether a and b are the same for all channels.
         seed: of the values.
         device: where they live.
 
@@ -275,10 +277,11 @@ def diagonal_ssm_inputs(
     random = generator(seed)
     wide = _accumulation(dtype.to_complex() if is_complex else dtype)
     shape = (channels, states)
-    a = torch.exp(_log_decays(shape, random))
+    rows = (1, states) if shared else shape
+    a = torch.exp(_log_decays(rows, random))
     inputs = {
-        "a": torch.polar(a, _phases(shape, random)) if is_complex else a,
-        "b": _normal(shape, random, wide),
+        "a": torch.polar(a, _phases(rows, random)) if is_complex else a,
+        "b": _normal(rows, random, wide),
         "c": _normal(shape, random, wide) / states**0.5,
         "state": _normal((batch, *shape), random, wide),
     }

@@ -16,8 +16,8 @@ __all__ = ["PAIRS", "diagonal_ssm"]
 
 def diagonal_ssm(
     u: Float[Tensor, "b t d"],
-    a: Inexact[Tensor, "d n"],
-    b: Inexact[Tensor, "d n"],
+    a: Inexact[Tensor, "#d n"],
+    b: Inexact[Tensor, "#d n"],
     c: Inexact[Tensor, "d n"],
     *,
     state: Inexact[Tensor, "b d n"] | None = None,
@@ -39,12 +39,14 @@ def diagonal_ssm(
     | recurrent, scan | any of `scan` | the states of all steps by `linrec.ops.scan`, kept for the gradients |
 
     `"auto"` takes the convolution, and for up to 16 steps, or where time is split over processes, what
-    `linrec.ops.scan` would. K is made by products of matrices, without its terms, (d, n, t) numbers.
+    `linrec.ops.scan` would. K is made by products of matrices, without its terms, (d, n, t) numbers. Where
+    all channels have the same transitions, say so: their powers are formed once then.
 
     Args:
         u: input (b, t, d) in float32, float64, bfloat16 or float16.
-        a: transitions (d, n), real or complex. Nothing limits their size, but |a| > 1 grows exponentially.
-        b: factors of the input (d, n), as `a`. `linrec.ops.long_conv.discretize` makes both.
+        a: transitions, real or complex, (d, n), or (1, n), the same for all channels. Nothing limits their
+            size, but |a| > 1 grows exponentially.
+        b: factors of the input, of the shape of `a`. `linrec.ops.long_conv.discretize` makes both.
         c: factors of the output (d, n). All three are in the precision of sums: float32 (complex64), or
             float64 (complex128) beside double inputs.
         state: x before the first step (b, d, n), in any precision; None means zeros.
@@ -94,7 +96,7 @@ def diagonal_ssm(
         sums = promote_types(sums, complex64)
     # a process without steps still hands on what reaches it
     if u.numel() == 0 and splitting.current is None:
-        return u.clone(), u.new_zeros(len(u), *a.shape, dtype=sums) if state is None else state.to(
+        return u.clone(), u.new_zeros(len(u), *c.shape, dtype=sums) if state is None else state.to(
             sums, copy=True
         )
     # with real states, no imaginary part of c has an effect

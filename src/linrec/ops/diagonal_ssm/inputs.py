@@ -10,16 +10,16 @@ def check(u: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor | None, rese
     """Raise where shapes, dtypes or devices of the arguments do not fit together."""
     check_sequence(u, reset)
     batch, _, channels = u.shape
-    if a.ndim != 2 or len(a) != channels:
+    if a.ndim != 2 or len(a) not in (1, channels):
         raise ValueError(
-            f"`a` must have shape (d, n) = ({channels}, n); got {tuple(a.shape)}. "
-            "Pass n transitions for each channel of `u`, e.g. with .expand."
+            f"`a` must have shape (d, n) = ({channels}, n) or (1, n); got {tuple(a.shape)}. "
+            "Pass n transitions for each channel of `u`, or for all of them."
         )
-    for name, tensor in (("b", b), ("c", c)):
-        if tensor.shape != a.shape:
-            raise ValueError(
-                f"`{name}` must have the shape of `a`, (d, n) = {tuple(a.shape)}; got {tuple(tensor.shape)}."
-            )
+    if b.shape != a.shape:
+        raise ValueError(f"`b` must have the shape of `a`, {tuple(a.shape)}; got {tuple(b.shape)}.")
+    shape = (channels, a.shape[1])
+    if c.shape != shape:
+        raise ValueError(f"`c` must have shape (d, n) = {shape}; got {tuple(c.shape)}.")
     wide = accumulation(u.dtype)
     for name, tensor in (("a", a), ("b", b), ("c", c)):
         if tensor.dtype not in (wide, promote_types(wide, complex64)):
@@ -30,9 +30,9 @@ def check(u: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor | None, rese
         check_device(name, tensor, u)
     if state is None:
         return
-    if state.shape != (batch, *a.shape):
+    if state.shape != (batch, *shape):
         raise ValueError(
-            f"`state` must have shape (b, d, n) = {(batch, *a.shape)}; got {tuple(state.shape)}. "
+            f"`state` must have shape (b, d, n) = {(batch, *shape)}; got {tuple(state.shape)}. "
             "Pass the state that the previous call returned, or None for zeros."
         )
     if not (state.is_floating_point() or state.is_complex()) or real_dtype(state.dtype) not in SUPPORTED:

@@ -11,8 +11,8 @@ def diagonal_ssm_reference(
 
     Args:
         u: (b, t, d), t at least 1.
-        a: (d, n), in the dtype of sums, as b, c and the state.
-        b: (d, n).
+        a: (d, n) or (1, n), in the dtype of sums, as b, c and the state.
+        b: as a.
         c: (d, n).
         state: (b, d, n), or None.
         reset: None or (b, t) bool.
@@ -22,7 +22,7 @@ def diagonal_ssm_reference(
     """
     u = u.to(a.dtype)
     if state is None:
-        state = u.new_zeros(len(u), *a.shape)
+        state = u.new_zeros(len(u), *c.shape)
     outputs = []
     for n in range(u.shape[1]):
         if reset is not None:

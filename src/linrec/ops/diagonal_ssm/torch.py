@@ -48,6 +48,6 @@ def recurrence(
     mode, backend = pair
     inputs = (b * u.to(a.dtype)[..., None]).flatten(-2)
     before = None if state is None else state.flatten(-2)
-    x, last = scan(a.flatten(), inputs, state=before, reset=reset, mode=mode, backend=backend)
-    y = (c * x.unflatten(-1, a.shape)).sum(-1)
-    return y.real if y.is_complex() else y, last.unflatten(-1, a.shape)
+    x, last = scan(a.expand_as(c).flatten(), inputs, state=before, reset=reset, mode=mode, backend=backend)
+    y = (c * x.unflatten(-1, c.shape)).sum(-1)
+    return y.real if y.is_complex() else y, last.unflatten(-1, c.shape)
