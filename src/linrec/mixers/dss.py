@@ -42,12 +42,13 @@ class DSS(Mixer):
     makes it positive, states of sequences much longer than L grow without bound; "exp" cannot do that.
 
     The N numbers of Lambda start as those eigenvalues of the normal part of HiPPO-LegS with 2 N coefficients
-    that are above the real axis; parts of w and D are standard normal, steps log-uniform. Lambda and the
-    steps are marked as group "transition" without weight decay.
+    that are above the real axis; parts of w and D are standard normal, steps log-uniform. Lambda, the steps
+    and w are marked as group "transition" without weight decay: the authors train all of a kernel like that.
 
     | the paper's variant | argument |
     |---|---|
     | DSS-exp, DSS-softmax | `kernel="exp"`, "softmax" |
+    | the released code: steps of their own for decays and for angles | `separate_steps=True` |
 
     Args:
         d_model: width of the sequence, and channels.
@@ -58,6 +59,8 @@ class DSS(Mixer):
         init: where Lambda starts, "legs", "lin" or "inv"; see `linrec.nn.state_space.spectrum`.
         dt_min: smallest step size when training starts.
         dt_max: largest step size when training starts.
+        separate_steps: whether the real and the imaginary part of Lambda have steps of their own, which start
+            equal: exp(dt_1 Re lambda_n + i dt_2 Im lambda_n).
         mode: "auto", "convolution", "recurrent" or "scan"; see `linrec.ops.diagonal_ssm`.
 
     Raises:
@@ -65,7 +68,8 @@ class DSS(Mixer):
             that is not positive.
 
     Source:
-        DSS (Gupta, Gu and Berant, 2022): proposition 1 for the kernels, and its section on initialisation.
+        DSS (Gupta, Gu and Berant, 2022): proposition 1 for the kernels, and its section on initialisation;
+        `separate_steps`, and what has no weight decay, is the released code's.
 
     Example:
         >>> import torch
@@ -85,6 +89,7 @@ class DSS(Mixer):
         init: Spectrum = "legs",
         dt_min: float = 0.001,
         dt_max: float = 0.1,
+        separate_steps: bool = False,
         mode: str = "auto",
     ) -> None:
         super().__init__(d_model)
@@ -104,16 +109,15 @@ class DSS(Mixer):
 
         # of 2 N eigenvalues in conjugate pairs, N are above the real axis
         Lambda, _ = spectrum(init, 2 * d_state)
-        self.dt_log = nn.Parameter(log_steps(d_model, dt_min, dt_max))
+        steps = log_steps(d_model, dt_min, dt_max)
+        self.dt_log = nn.Parameter(steps.repeat(2, 1) if separate_steps else steps)
         dtype = self.dt_log.dtype
         real = (-Lambda.real).log() if kernel == "exp" else Lambda.real
         self.Lambda_re = nn.Parameter(real.to(dtype))
         self.Lambda_im = nn.Parameter(Lambda.imag.to(dtype))
-        for name in ("dt_log", "Lambda_re", "Lambda_im"):
-            mark(self, name, group="transition", weight_decay=False)
         self.w = nn.Parameter(torch.randn(d_model, d_state, 2))
-        # of single channels, not a matrix
-        mark(self, "w", group="channel", weight_decay=True)
+        for name in ("dt_log", "Lambda_re", "Lambda_im", "w"):
+            mark(self, name, group="transition", weight_decay=False)
         self.D = nn.Parameter(torch.randn(d_model))
         self.out = nn.Linear(d_model, d_model)
 
@@ -160,6 +164,10 @@ class DSS(Mixer):
         real, imaginary = self.Lambda_re.to(dtype), self.Lambda_im.to(dtype)
         Lambda = torch.complex(-real.exp() if self.kernel == "exp" else real, imaginary)
         method: Discretization = "zoh" if self.kernel == "exp" else "softmax"
-        dt = self.dt_log.to(dtype).exp()[:, None]
-        a, b = discretize_diagonal(Lambda, torch.ones_like(Lambda), dt, method, length=self.length)
+        dt = self.dt_log.to(dtype).exp()[..., None]
+        if dt.ndim == 2:
+            a, b = discretize_diagonal(Lambda, torch.ones_like(Lambda), dt, method, length=self.length)
+        else:
+            z = torch.complex(dt[0] * Lambda.real, dt[1] * Lambda.imag)
+            a, b = discretize_diagonal(z, z / Lambda, 1.0, method, length=self.length)
         return a, b, torch.view_as_complex(self.w.to(dtype))
