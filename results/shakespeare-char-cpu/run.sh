@@ -51,6 +51,12 @@ s5
 lssl
 lmu
 h3
+gss
+dlr
+liquid_s4
+hyena
+sgconv
+tnn
 mega
 rg_lru --model.channel-mixing geglu
 hawk
