@@ -124,6 +124,13 @@ def test_the_state_is_the_last_inputs():
         assert torch.equal(mixer(x[:, :time])[1], x[:, max(0, time - L + 1) : time])
 
 
+@every_case
+def test_short_sequences_have_the_first_taps(case):
+    h = moved(make(**CASES[case])).filter
+    for length in (0, 1, 3, 4, 6, 7, 12, 13, L, L + 1):
+        assert torch.equal(h.kernel(length), h.kernel(2 * L)[:, :length])
+
+
 def test_token_mixing_is_the_kernel_by_distance():
     mixer, x, reset = moved(make()), inputs(30), reset_mask(2, 30, rate=0.1)
     kernel, found = mixer.filter.kernel(30).abs().mean(0), mixer.token_mixing(x, reset=reset)

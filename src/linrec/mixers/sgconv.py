@@ -63,22 +63,25 @@ class MultiScaleFilter(LongFilter):
         self.w = nn.Parameter(torch.randn(scales, channels, d_kernel))
         mark(self, "w", group="transition", weight_decay=True)
         self.D = nn.Parameter(torch.randn(channels))
-        self.register_buffer("Z", self._scales().detach().norm(dim=1, keepdim=True))
+        self.register_buffer("Z", self._scales(length).detach().norm(dim=1, keepdim=True))
 
     def taps(self, length: int) -> Float[Tensor, "d length"]:
         """The first taps of K, with D."""
-        K = self._scales()[:, :length]
+        K = self._scales(length)[:, :length]
         K = K / self.get_buffer("Z").to(K.dtype)
         return torch.cat([K[:, :1] + self.D.to(K.dtype)[:, None], K[:, 1:]], 1)
 
-    def _scales(self) -> Float[Tensor, "d taps"]:
-        """(k_0, .., k_{N-1}), at least as many taps as there are."""
+    def _scales(self, length: int) -> Float[Tensor, "d taps"]:
+        """(k_0, k_1, ..), so many scales that there are at least `length` taps."""
         w = self.w.to(torch.promote_types(self.w.dtype, torch.float32))
         alpha = torch.linspace(*self.alpha, self.channels, dtype=w.dtype, device=w.device)[:, None]
-        parts = []
+        parts: list[Tensor] = []
         for i, scale in enumerate(w):
-            factor = float(2 ** max(i - 1, 0))
-            long = functional.interpolate(scale[None], scale_factor=factor, mode=self.upsampling)[0]
+            factor = 2 ** max(i - 1, 0)
+            # all scales before have as many taps as this one
+            if i > 0 and factor * scale.shape[1] >= length:
+                break
+            long = functional.interpolate(scale[None], scale_factor=float(factor), mode=self.upsampling)[0]
             parts.append(alpha**i * long)
         return torch.cat(parts, 1)
 
