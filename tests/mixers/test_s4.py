@@ -172,6 +172,18 @@ def test_parameters_and_where_they_start():
     assert of["C"] == ("channel", True) and of["D"] == ("default", True)
 
 
+def test_what_is_not_learned_is_kept_and_saved():
+    learned, fixed = make(), make(learn_transition=False)
+    assert {name for name, _ in fixed.named_parameters()} == {"C", "D", "out.weight", "out.bias"}
+    # the same start, which a checkpoint has as well
+    assert {*fixed.state_dict()} == {*learned.state_dict()}
+    for name, tensor in learned.state_dict().items():
+        assert torch.equal(fixed.state_dict()[name], tensor)
+    x = inputs().float()
+    assert_agree(fixed(x), learned(x))
+    assert fixed.state_size == learned.state_size
+
+
 def test_token_mixing_is_the_mean_size_of_taps():
     mixer, x = moved(make()), inputs(7)
     reset = reset_mask(2, 7, rate=0.3)

@@ -47,6 +47,10 @@ class S4(Mixer):
     has the symmetric part diag(Re Lambda) - 2 P P^T, which is negative: A and every discretisation are stable
     whatever is learned.
 
+    | the paper's ablation | argument |
+    |---|---|
+    | A, B and the steps stay where they start | `learn_transition=False` |
+
     A and B start as HiPPO's, in the basis where its normal part is diagonal; C is normal with variance 1, D
     normal, and steps are log-uniform. A, B and the steps are marked as group "transition" without weight
     decay.
@@ -58,6 +62,7 @@ class S4(Mixer):
         discretization: "bilinear" or "zoh".
         dt_min: smallest step size when training starts.
         dt_max: largest step size when training starts.
+        learn_transition: whether A, B and the steps are learned.
         activation: whether y goes through GELU.
         output: "linear", "glu" or "none", what mixes the channels at the end. Later releases have "glu".
         mode: "auto", "convolution" or "recurrent".
@@ -78,6 +83,12 @@ class S4(Mixer):
         (torch.Size([2, 50, 16]), torch.Size([2, 16, 8]), torch.float32)
     """
 
+    dt_log: Tensor
+    A_log: Tensor
+    A_imag: Tensor
+    P: Tensor
+    B: Tensor
+
     def __init__(
         self,
         d_model: int,
@@ -87,6 +98,7 @@ class S4(Mixer):
         discretization: Discretization = "bilinear",
         dt_min: float = 0.001,
         dt_max: float = 0.1,
+        learn_transition: bool = True,
         activation: bool = True,
         output: Output = "linear",
         mode: str = "auto",
@@ -106,14 +118,24 @@ class S4(Mixer):
         self.discretization, self.mode = discretization, mode
         self.activation, self.output = activation, output
 
-        self.dt_log = nn.Parameter(log_steps(d_model, dt_min, dt_max))
+        steps = log_steps(d_model, dt_min, dt_max)
         Lambda, P, B, _ = normal_plus_low_rank(init, d_state)
-        self.A_log = self._of_each_channel((-Lambda.real).clamp(min=SMALLEST_DECAY).log())
-        self.A_imag = self._of_each_channel(Lambda.imag)
-        self.P = self._of_each_channel(torch.view_as_real(P))
-        self.B = self._of_each_channel(torch.view_as_real(B))
-        for name in ("dt_log", "A_log", "A_imag", "P", "B"):
-            mark(self, name, group="transition", weight_decay=False)
+        of_all_channels = {
+            "A_log": (-Lambda.real).clamp(min=SMALLEST_DECAY).log(),
+            "A_imag": Lambda.imag,
+            "P": torch.view_as_real(P),
+            "B": torch.view_as_real(B),
+        }
+        start = {"dt_log": steps} | {
+            name: tensor.to(steps.dtype).expand(d_model, *tensor.shape).clone()
+            for name, tensor in of_all_channels.items()
+        }
+        for name, tensor in start.items():
+            if learn_transition:
+                self.register_parameter(name, nn.Parameter(tensor))
+                mark(self, name, group="transition", weight_decay=False)
+            else:
+                self.register_buffer(name, tensor)
         # of variance 1, half in either part
         self.C = nn.Parameter(torch.randn(*self.B.shape) / math.sqrt(2))
         # of single channels, not a matrix
@@ -170,6 +192,3 @@ class S4(Mixer):
         impulse[:, :1] = 1
         kernel, _ = dense_ssm(impulse, Abar, Bbar, C[:, None])
         return kernel_mixing(kernel[0, :, :, 0].mT, x, reset)
-
-    def _of_each_channel(self, start: Tensor) -> nn.Parameter:
-        return nn.Parameter(start.to(self.dt_log.dtype).expand(self.d_model, *start.shape).clone())
