@@ -14,6 +14,7 @@ CASES = {
     "paper": {},
     "bilinear": {"discretization": "bilinear", "output": "glu", "n_blocks": 3},
     "alone": {"activation": False, "output": "none"},
+    "one step": {"shared_step": True},
     "linear": {"output": "linear", "discretization": "bilinear"},
 }
 every_case = pytest.mark.parametrize("case", CASES)
@@ -53,7 +54,10 @@ def by_hand(mixer, x, state, intervals):
         torch.cat([B, B.conj()]),
         torch.cat([C, C.conj()], 1),
     )
-    Delta, one = torch.diag(mixer.dt_log.exp().repeat(2) + 0j), torch.eye(len(A), dtype=A.dtype)
+    Delta, one = (
+        torch.diag(mixer.dt_log.exp().expand(P // 2).repeat(2) + 0j),
+        torch.eye(len(A), dtype=A.dtype),
+    )
     h, outputs = torch.cat([state, state.conj()], 1), []
     for k in range(x.shape[1]):
         rows = []
@@ -191,6 +195,7 @@ def test_parameters_and_their_groups():
     groups = groups_of(mixer)
     slow = {name for name, group in groups.items() if group.name == "transition" and not group.weight_decay}
     assert slow == {"A_log", "A_imag", "dt_log", "B"}
+    assert make(shared_step=True).dt_log.shape == (1,)
     # the next number that has pairs in every block
     assert make(5, None).d_state == 6 and make(5, None, n_blocks=4).d_state == 8
 

@@ -40,6 +40,7 @@ class S5(Mixer):
     |---|---|
     | bilinear transform | `discretization="bilinear"` |
     | J blocks on HiPPO-N's diagonal | `n_blocks` |
+    | one step size for the whole state | `shared_step=True` |
     | observations at irregular times | `forward(x, intervals=...)` |
     | what follows the system | `activation`, `output` |
 
@@ -59,6 +60,7 @@ class S5(Mixer):
         discretization: "zoh" or "bilinear".
         dt_min: smallest step when training starts.
         dt_max: largest step when training starts.
+        shared_step: whether Delta is a single number.
         activation: whether y goes through GELU.
         output: "half_glu" (z * sigmoid(W z + b)), "glu", "linear" or "none".
 
@@ -87,6 +89,7 @@ class S5(Mixer):
         discretization: Literal["zoh", "bilinear"] = "zoh",
         dt_min: float = 0.001,
         dt_max: float = 0.1,
+        shared_step: bool = False,
         activation: bool = True,
         output: Output = "half_glu",
     ) -> None:
@@ -117,7 +120,7 @@ class S5(Mixer):
         dtype = torch.get_default_dtype()
         self.A_log = nn.Parameter((-Lambda.real).log().to(dtype).repeat(n_blocks))
         self.A_imag = nn.Parameter(Lambda.imag.to(dtype).repeat(n_blocks))
-        self.dt_log = nn.Parameter(log_steps(self.d_state // 2, dt_min, dt_max))
+        self.dt_log = nn.Parameter(log_steps(1 if shared_step else self.d_state // 2, dt_min, dt_max))
         # rows 2j and 2j + 1 the parts of row j; columns 2j and 2j + 1 the real part and minus the other
         self.B = nn.Parameter(torch.view_as_real(B).movedim(-1, 1).flatten(0, 1).to(dtype))
         self.C = nn.Parameter(torch.view_as_real(C.conj().resolve_conj()).flatten(1).to(dtype))
