@@ -80,9 +80,10 @@ def test_a_magnitude_of_zero_stops_values_and_gives_no_nan(log_decay):
 
 
 @on_either
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("shape", [(0, 5, 3, 2, 2), (2, 5, 0, 2, 2), (2, 0, 3, 2, 2)])
-def test_empty_axes(shape):
-    inputs = gate_loop_inputs(*shape, phase=None, device=DEVICE)
+def test_empty_axes(shape, dtype):
+    inputs = gate_loop_inputs(*shape, phase=None, dtype=dtype, device=DEVICE)
     y, state = gate_loop(**inputs, **PAIR)
     assert y.shape == (*shape[:3], shape[4]) and state.shape == (shape[0], *shape[2:])
 

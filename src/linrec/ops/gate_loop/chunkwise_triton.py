@@ -306,9 +306,9 @@ class Chunks:
                 (*blocks, matrices * pieces),
                 tensors,
                 length,
+                pieces,
                 REVERSE=reverse,
                 WEIGHED=weighed,
-                PIECES=pieces,
                 LOCAL=local,
             )
         return states, end
@@ -387,7 +387,7 @@ class Chunks:
 
     def _sums(self, decays: Tensor) -> Tensor:
         """Running sums of log decays in each chunk, (b, t, h, dk or 1)."""
-        width = decays[0, 0].numel()
+        width = decays.shape[-2] * decays.shape[-1]
         sums = torch.empty(decays.shape, dtype=torch.float32, device=decays.device)
         grid = -(-width // SUMS), self.chunks, self.batch
         if 0 not in grid:

@@ -92,6 +92,7 @@ def chunk_states(  # type: ignore[no-untyped-def]
     CHUNKS,
     strides,
     LENGTH,
+    PIECES,
     HEADS: tl.constexpr,
     DK: tl.constexpr,
     DV: tl.constexpr,
@@ -100,7 +101,6 @@ def chunk_states(  # type: ignore[no-untyped-def]
     EXACT: tl.constexpr,
     REVERSE: tl.constexpr,
     WEIGHED: tl.constexpr,
-    PIECES: tl.constexpr,
     LOCAL: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -129,11 +129,10 @@ def chunk_states(  # type: ignore[no-untyped-def]
         state = tl.zeros((BLOCK_K, BLOCK_V), WIDE)
     else:
         state = tl.load(start + matrix * size + at, mask=inside, other=0.0).to(WIDE)
-        if PIECES > 1:
-            for i in range(piece):
-                of_piece = tl.load(factors + (first_piece + i) * DK + rows, mask=rows < DK, other=0.0)
-                state *= of_piece[:, None]
-                state += tl.load(left + (first_piece + i) * size + at, mask=inside, other=0.0)
+        for i in range(piece):
+            of_piece = tl.load(factors + (first_piece + i) * DK + rows, mask=rows < DK, other=0.0)
+            state *= of_piece[:, None]
+            state += tl.load(left + (first_piece + i) * size + at, mask=inside, other=0.0)
     reduced = tl.full((BLOCK_K,), 1.0, WIDE)
     for i in range(piece * LENGTH, tl.minimum((piece + 1) * LENGTH, CHUNKS)):
         chunk = CHUNKS - 1 - i if REVERSE else i
