@@ -127,8 +127,8 @@ class ModelConfig(StackConfig):
         dropout: probability, on the input of the stack and on the output of each sublayer.
         tie_embeddings: whether the head's weight is the embedding's.
         embedding_norm: whether the embedding is normalised, as RWKV's is.
-        embedding_scale: None, or what the embedding is multiplied by; sqrt(d_model) in Griffin, whose head
-            has the same weight.
+        embedding_scale: None, or what the embedding is multiplied by; sqrt(d_model) in RecurrentGemma, whose
+            head has the same weight.
         head_bias: whether the head has a bias; None: where its weight is not the embedding's.
         logit_cap: None, or a cap > 0: the logits are cap tanh(logits / cap).
 
