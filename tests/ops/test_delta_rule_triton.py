@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from linrec.ops import delta_rule
-from linrec.ops.gate_loop import chunkwise_triton
+from linrec.ops.gate_loop import chunkwise_triton_chunks
 from linrec.testing import assert_agree, check_operator, delta_rule_inputs, reset_mask
 
 from .triton_process import DEVICE, INTERPRETED, from_outside, on_a_gpu, on_either, quiet, run_interpreted
@@ -18,7 +18,7 @@ PAIR = {"mode": "chunkwise", "backend": "triton"}
 def short_chunks(monkeypatch):
     # several chunks of few steps, which the interpreter takes a second for
     if INTERPRETED:
-        monkeypatch.setattr(chunkwise_triton, "CHUNK", 16)
+        monkeypatch.setattr(chunkwise_triton_chunks, "CHUNK", 16)
 
 
 @from_outside
@@ -56,7 +56,7 @@ def test_lengths_around_chunks(time):
 @on_either
 @pytest.mark.parametrize("log_decay", [None, "bthk"])
 def test_inverses_of_several_blocks(log_decay, monkeypatch):
-    monkeypatch.setattr(chunkwise_triton, "CHUNK", 64)
+    monkeypatch.setattr(chunkwise_triton_chunks, "CHUNK", 64)
     agree(1, 70, 1, 4, 3, log_decay=log_decay, largest_beta=2.0)
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from linrec.ops import matrix_torch
-from linrec.ops.gate_loop import chunkwise_triton, vmap
-from linrec.ops.gate_loop.chunkwise_triton import PROGRAMS, Chunks, Tiles
+from linrec.ops.gate_loop import chunkwise_triton_chunks, vmap
+from linrec.ops.gate_loop.chunkwise_triton_chunks import PROGRAMS, Chunks, Tiles
 from linrec.ops.operators import differentiated, operator
 from linrec.ops.triton_launch import power_of_2
 
@@ -105,7 +105,7 @@ def _(
 
 
 def _inverses(q: Tensor) -> Tensor:
-    chunk = chunkwise_triton.CHUNK
+    chunk = chunkwise_triton_chunks.CHUNK
     batch, time, heads, _ = q.shape
     return q.new_empty(batch, heads, -(-time // chunk), chunk, chunk)
 
@@ -170,7 +170,7 @@ class _DeltaChunks(Chunks):
     ) -> None:
         super().__init__(q, k, v, log_decay, cut)
         self.beta = beta.contiguous()
-        self.levels = chunkwise_triton.CHUNK.bit_length() - 1
+        self.levels = chunkwise_triton_chunks.CHUNK.bit_length() - 1
 
     def corrections(self, inverses: Tensor, *, known: bool = False) -> tuple[Tensor, Tensor]:
         """Return P and U, and fill `inverses`, unless they are known."""

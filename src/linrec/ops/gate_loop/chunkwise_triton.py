@@ -1,60 +1,19 @@
 """The chunkwise mode on GPUs: matrix products of chunks on tensor cores."""
 
-import functools
 import inspect
-import math
-from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from linrec.ops import matrix_torch
-from linrec.ops.gate_loop import vmap
+from linrec.ops.gate_loop import chunkwise_triton_chunks, vmap
+from linrec.ops.gate_loop.chunkwise_triton_chunks import CHANNEL, Chunks
 from linrec.ops.gate_loop.inputs import real_dtype, widened
 from linrec.ops.gate_loop.real_form import complex_form, real_form
 from linrec.ops.operators import differentiated, operator
-from linrec.ops.triton_launch import on_device, power_of_2
 
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
-
-CHUNK = 64
-# the least that a tensor core takes
-LEAST = 16
-NONE, HEAD, CHANNEL = 0, 1, 2
-
-
-class Tiles(NamedTuple):
-    """What one program works on at a time, key and value channels, by how many warps, in how many stages.
-
-    `registers` of a thread bound how many programs run beside each other; None leaves them to the compiler.
-    """
-
-    block_k: int
-    block_v: int
-    warps: int
-    stages: int
-    registers: int | None = None
-
-
-# by kernel, and by what decays: nothing, a head, or every key channel
-TILES = {
-    "chunk_states": (Tiles(64, 128, 4, 3), Tiles(64, 128, 4, 3), Tiles(64, 128, 4, 2, 168)),
-    "mixings": (Tiles(64, 16, 8, 1, 128),) * 3,
-    "mixed": (Tiles(64, 128, 4, 2), Tiles(64, 128, 4, 2), Tiles(64, 128, 4, 2)),
-    "gate_gradients": (Tiles(64, 64, 4, 3),) * 3,
-}
-# float32 and float64, where a decay of every channel needs registers
-EXACT_TILES = {
-    "chunk_states": (Tiles(64, 64, 4, 2), Tiles(64, 64, 4, 2), Tiles(32, 64, 8, 2)),
-    "mixings": (Tiles(64, 16, 8, 1),) * 3,
-    "mixed": (Tiles(32, 64, 4, 2), Tiles(32, 64, 4, 2), Tiles(32, 64, 4, 2)),
-    "gate_gradients": (Tiles(64, 64, 8, 2),) * 3,
-}
-# columns of sums of log decays
-SUMS = 32
-# programs that keep a GPU busy: with fewer, time is divided too
-PROGRAMS = 256
 
 
 def chunkwise(
@@ -172,7 +131,8 @@ def _matrices(q: Tensor, log_decay: Tensor | None) -> Tensor:
     batch, time, heads, _ = q.shape
     if log_decay is None or log_decay.shape[-1] == 1:
         return q.new_empty(batch, 0, 0, 0, 0)
-    return q.new_empty(batch, heads, -(-time // CHUNK), CHUNK, CHUNK)
+    chunk = chunkwise_triton_chunks.CHUNK
+    return q.new_empty(batch, heads, -(-time // chunk), chunk, chunk)
 
 
 @operator("gate_loop_chunkwise_triton_backward")
@@ -244,9 +204,10 @@ def _phase_gradient(q: Pair, k: Pair, states: Pair, phase: Tensor) -> Tensor:
     turned = -_turn(*q) - _turn(*k)
     going_on = _turn(*(x.movedim(-2, -1) for x in states)).sum(-2).movedim(1, 2)
     batch, time, *channels = turned.shape
-    missing = -time % CHUNK
+    chunk = chunkwise_triton_chunks.CHUNK
+    missing = -time % chunk
     turned = torch.cat([turned, turned.new_zeros(batch, missing, *channels)], dim=1) if missing else turned
-    sums = turned.unflatten(1, (-1, CHUNK)).flip(2).cumsum(2).flip(2) + going_on[:, :, None]
+    sums = turned.unflatten(1, (-1, chunk)).flip(2).cumsum(2).flip(2) + going_on[:, :, None]
     return sums.flatten(1, 2)[:, :time].sum_to_size(phase.shape).to(phase.dtype)
 
 
@@ -256,202 +217,6 @@ def _turn(x: Tensor, gradient: Tensor) -> Tensor:
     real, imaginary = x.to(wide).chunk(2, dim=-1)
     of_real, of_imaginary = gradient.to(wide).chunk(2, dim=-1)
     return of_imaginary * real - of_real * imaginary
-
-
-class Chunks:
-    """Tensors as the kernels take them, and the division of the work."""
-
-    def __init__(self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, cut: Tensor | None) -> None:
-        self.q, self.k, self.v = q.contiguous(), k.contiguous(), v.contiguous()
-        self.batch, self.time, self.heads, self.dk = q.shape
-        self.dv = v.shape[-1]
-        self.chunks = -(-self.time // CHUNK)
-        self.exact = q.element_size() > 2
-        if log_decay is None and cut is not None:
-            log_decay = torch.zeros(1, 1, self.heads, 1, device=q.device)
-        self.decay = NONE
-        # what is not there is never read; any pointer will do
-        self.gates = (self.q, self.q if cut is None else cut.contiguous().view(torch.uint8))
-        self.strides: tuple[int, ...] = (0, 0, 0)
-        self.reset = cut is not None
-        if log_decay is not None:
-            self.decay = CHANNEL if log_decay.shape[-1] > 1 else HEAD
-            decays = log_decay.contiguous().expand(self.batch, self.time, -1, -1)
-            self.strides = decays.stride()[:3]
-            self.gates = (decays, self.gates[1])
-            if not self.exact:
-                self.gates = (self._sums(decays), self.gates[1])
-        self.blocks_k = -(-self.dk // self._tiles("gate_gradients").block_k)
-
-    def states(
-        self, k: Tensor, v: Tensor, start: Tensor, *, reverse: bool = False, weighed: bool = False
-    ) -> tuple[Tensor, Tensor]:
-        """States before each chunk (b, h, chunks, dk, dv), and after the last; or gradients, of q and dy."""
-        states = k.new_empty(self.batch, self.heads, self.chunks, self.dk, self.dv)
-        end = torch.empty_like(start, memory_format=torch.contiguous_format)
-        tiles = self._tiles("chunk_states")
-        blocks = -(-self.dk // tiles.block_k), -(-self.dv // tiles.block_v)
-        matrices = self.batch * self.heads
-        pieces = max(1, min(PROGRAMS // max(blocks[0] * blocks[1] * matrices, 1), self.chunks))
-        length = -(-self.chunks // pieces)
-        pieces = -(-self.chunks // length)
-        left, factors = start, start
-        if pieces > 1:
-            left = start.new_empty(matrices, pieces, self.dk, self.dv)
-            factors = start.new_empty(matrices, pieces, self.dk)
-        tensors = (k, v, *self.gates, start.contiguous(), left, factors, states, end)
-        for local in (True, False) if pieces > 1 else (False,):
-            self._run(
-                "chunk_states",
-                (*blocks, matrices * pieces),
-                tensors,
-                length,
-                pieces,
-                REVERSE=reverse,
-                WEIGHED=weighed,
-                LOCAL=local,
-            )
-        return states, end
-
-    def matrices(self) -> Tensor:
-        """Return A of all chunks (b, h, chunks, C, C), where each channel decays for itself; else nothing."""
-        return self.mixings()[0] if self.decay == CHANNEL else self.q.new_empty(self.batch, 0, 0, 0, 0)
-
-    def mixings(self, *, weigh: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-        """A of all chunks (b, h, chunks, C, C), and, to `weigh` them, e^P * q and e^R * k."""
-        matrices = self.q.new_empty(self.batch, self.heads, self.chunks, CHUNK, CHUNK)
-        read, written = (torch.empty_like(x) if weigh else x for x in (self.q, self.k))
-        tensors = (self.q, self.k, *self.gates, matrices, read, written)
-        self.per_chunk("mixings", 1, *tensors, LEVELS=CHUNK.bit_length() - 1, WEIGH=weigh)
-        return matrices, read, written
-
-    def mixed(
-        self,
-        values: Tensor,
-        matrices: Tensor,
-        states: Tensor,
-        *,
-        reverse: bool = False,
-        read: Tensor | None = None,
-    ) -> Tensor:
-        """Y, of v and the states before the chunks; or dV, of dy and the gradients of those after them.
-
-        `read` is e^P * q, where that has been made.
-        """
-        out = torch.empty_like(self.v)
-        blocks = -(-self.dv // self._tiles("mixed").block_v)
-        q = self.q if read is None else read
-        tensors = (q, self.k, values, *self.gates, matrices, states, out)
-        self.per_chunk("mixed", blocks, *tensors, REVERSE=reverse, WEIGHED=read is not None)
-        return out
-
-    def gate_gradients(
-        self, dy: Tensor, v: Tensor, states: Tensor, gradients: Tensor, passing: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return dq and dk, and fill `passing`; see the kernel."""
-        dq, dk = torch.empty_like(self.q), torch.empty_like(self.k)
-        tensors = (self.q, self.k, v, dy, *self.gates, states, gradients, self.q, dq, dk, passing, self.q)
-        constants = {"LEVELS": CHUNK.bit_length() - 1, "CORRECTION": False}
-        self.per_chunk("gate_gradients", self.blocks_k, *tensors, **constants)
-        return dq, dk
-
-    def decay_gradient(self) -> Tensor:
-        """Where `gate_gradients` puts what passes each step."""
-        width = {NONE: 0, HEAD: self.blocks_k, CHANNEL: self.dk}[self.decay]
-        dtype = torch.promote_types(self.q.dtype, torch.float32)
-        return self.q.new_empty(*self.q.shape[:3], width, dtype=dtype)
-
-    def summed(self, passing: Tensor, log_decay: Tensor) -> Tensor:
-        """Sum over blocks of channels, and over the steps that share a decay."""
-        passing = passing.sum(-1, keepdim=True) if self.decay == HEAD else passing
-        return passing.sum_to_size(log_decay.shape).to(log_decay.dtype)
-
-    def per_chunk(self, name: str, blocks: int, *tensors: Tensor, **constants: Any) -> None:
-        """Run a kernel with one program for each block of channels, chunk, batch row and head."""
-        self._run(name, (blocks, self.chunks, self.batch * self.heads), tensors, **constants)
-
-    def _tiles(self, name: str) -> Tiles:
-        tiles = (EXACT_TILES if self.exact else TILES)[name][self.decay]
-        # double precision takes twice the registers
-        part = 2 if self.q.dtype == torch.float64 else 1
-        # where several products of 16 or 32 columns meet in a kernel, Triton 3.6 to 3.7 read beyond their
-        # tiles (its issue 11366), so the gradients of small heads take wide ones
-        least = 64 // part if name in ("gate_gradients", "mixings", "corrections") else LEAST
-        return tiles._replace(
-            block_k=_block(self.dk, tiles.block_k // part, least),
-            block_v=_block(self.dv, tiles.block_v // part, least),
-        )
-
-    def _kernel(self, name: str) -> Any:
-        return getattr(_kernels(), name)
-
-    def _sums(self, decays: Tensor) -> Tensor:
-        """Running sums of log decays in each chunk, (b, t, h, dk or 1)."""
-        width = decays.shape[-2] * decays.shape[-1]
-        sums = torch.empty(decays.shape, dtype=torch.float32, device=decays.device)
-        grid = -(-width // SUMS), self.chunks, self.batch
-        if 0 not in grid:
-            with on_device(decays.device):
-                _kernels().chunk_sums[(math.prod(grid),)](
-                    decays,
-                    self.gates[1],
-                    sums,
-                    self.time,
-                    self.strides,
-                    WIDTH=width,
-                    RESET=self.reset,
-                    CHUNK=CHUNK,
-                    BLOCK=SUMS,
-                    num_warps=4,
-                )
-        return sums
-
-    def _run(
-        self, name: str, grid: tuple[int, ...], tensors: tuple[Tensor, ...], *numbers: int, **constants: Any
-    ) -> None:
-        if 0 in grid:
-            return
-        import triton.language as tl
-
-        # three products of ten bits each, where one of 23 has no tensor cores
-        precision = "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
-        tiles = self._tiles(name)
-        # only NVIDIA's compiler knows the option
-        options = {"maxnreg": tiles.registers} if tiles.registers and torch.version.cuda else {}
-        with on_device(self.q.device):
-            self._kernel(name)[(math.prod(grid),)](
-                *tensors,
-                self.time,
-                self.chunks,
-                self.strides,
-                *numbers,
-                HEADS=self.heads,
-                DK=self.dk,
-                DV=self.dv,
-                DECAY=self.decay,
-                RESET=self.reset,
-                EXACT=self.exact,
-                CHUNK=CHUNK,
-                BLOCK_K=tiles.block_k,
-                BLOCK_V=tiles.block_v,
-                PRECISION=precision if self.q.dtype == torch.float32 else "ieee",
-                WIDE=tl.float64 if self.q.dtype == torch.float64 else tl.float32,
-                num_warps=tiles.warps,
-                num_stages=tiles.stages,
-                **options,
-                **constants,
-            )
-
-
-@functools.cache
-def _kernels() -> ModuleType:
-    from linrec.ops.gate_loop import chunkwise_triton_kernels
-
-    return chunkwise_triton_kernels
-
-
-def _block(size: int, limit: int, least: int) -> int:
-    return min(limit, max(least, power_of_2(size)))
 
 
 vmap.register(forward, backward)
