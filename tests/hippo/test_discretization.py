@@ -72,6 +72,21 @@ def test_large_steps_stay_stable(method):
         assert torch.linalg.eigvals(A).abs().max() < 1
 
 
+@pytest.mark.parametrize("method", ["zoh", "bilinear"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_computed_in_single(method, dtype):
+    given = StateSpace(*(x.to(dtype) for x in matrices("legs", 6)))
+    # steps that these dtypes hold exactly
+    steps = torch.tensor([0.5, 0.125], dtype=dtype)
+    for found, expected in zip(
+        discretize(given, steps, method),
+        discretize(StateSpace(*(x.double() for x in given)), steps.double(), method),
+        strict=True,
+    ):
+        assert found.dtype == dtype
+        assert_agree(found, expected)
+
+
 def test_errors_say_what_exists():
     with pytest.raises(ValueError, match="no discretization 'bilinera'; did you mean 'bilinear'"):
         discretize(system(), 0.1, "bilinera")

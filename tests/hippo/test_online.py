@@ -134,6 +134,13 @@ def test_float32_where_it_is_moved_there():
     assert_agree(found, expected)
 
 
+@every_kind
+def test_nothing_is_read_before_the_first_sample(kind):
+    approximation = make(kind)
+    found = approximation.reconstruct(approximation(signals(0))[1], torch.zeros(1))
+    assert torch.equal(found, torch.zeros(2, 1, 3, dtype=torch.float64))
+
+
 def test_it_has_nothing_to_train_and_nothing_to_save():
     approximation = make("legt")
     assert not list(approximation.parameters()) and not approximation.state_dict()
@@ -145,12 +152,19 @@ def test_errors_say_what_is_missing():
         OnlineApproximation("legt", 4)
     with pytest.raises(ValueError, match="`window` must be a positive number of steps; got 0"):
         OnlineApproximation("fout", 4, window=0)
+    with pytest.raises(ValueError, match="`window` must be a positive number of steps; got inf"):
+        OnlineApproximation("legs", 4, window=math.inf)
     with pytest.raises(ValueError, match="did you mean 'lagt'"):
         OnlineApproximation("lagth", 4, window=3)
     with pytest.raises(ValueError, match="no discretization 'zho'; did you mean 'zoh'"):
         OnlineApproximation("legs", 4, discretization="zho")
     with pytest.raises(ValueError, match=r"`u` must have shape \(batch, time, channels\); got \(5,\)"):
         make("legs")(torch.zeros(5))
+    one = make("legs")(signals()[:1])[1]
+    with pytest.raises(
+        ValueError, match=r"`past.x` must have shape \(b, c, N\) = \(2, 3, 6\); got \(1, 3, 6\)"
+    ):
+        make("legs")(signals(), one)
     for kind, oldest in (("legs", "90"), ("legt", "40.5"), ("lagt", "inf")):
         approximation = make(kind)
         _, past = approximation(signals())

@@ -34,7 +34,7 @@ def discretize(
         method: "zoh" or "bilinear".
 
     Returns:
-        Abar (..., N, N) and Bbar (..., N), differentiable in all that is given.
+        Abar (..., N, N) and Bbar (..., N), differentiable in all that is given; computed in float32 at least.
 
     Raises:
         ValueError: an unknown method, or a number h that is not positive.
@@ -55,6 +55,9 @@ def discretize(
         if not step > 0:
             raise ValueError(f"`step` must be a positive time; got {step}. A step of zero never moves.")
         step = A.new_tensor(step)
+    # neither function below is right in half precision
+    dtype = torch.promote_types(step.dtype, A.dtype)
+    A, B, step = (x.to(torch.promote_types(dtype, torch.float32)) for x in (A, B, step))
     A, B = step[..., None, None] * A, step[..., None] * B
     B = B[..., None].expand(*A.shape[:-1], 1)
     if method == "bilinear":
@@ -65,4 +68,5 @@ def discretize(
         # the input is one more coordinate, which does not change; so A needs no inverse
         rows = functional.pad(torch.cat([A, B], -1), (0, 0, 0, 1))
         both = torch.linalg.matrix_exp(rows)[..., :-1, :]
+    both = both.to(dtype)
     return StateSpace(both[..., :-1], both[..., -1])

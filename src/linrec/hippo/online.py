@@ -53,8 +53,8 @@ class OnlineApproximation(nn.Module):
         discretization: "zoh" or "bilinear"; see `linrec.hippo.discretize`.
 
     Raises:
-        ValueError: an unknown name, an `N` below 1, a `window` that is not positive, or none where the
-            measure needs one.
+        ValueError: an unknown name, an `N` below 1, a `window` that is not positive and finite, or none
+            where the measure needs one.
 
     Source:
         HiPPO (Gu, Dao, Ermon, Rudra and Ré, 2020), sections 2 and 3; How to Train Your HiPPO (2022), FouT.
@@ -90,8 +90,11 @@ class OnlineApproximation(nn.Module):
                 f'`window` must be a number of steps for "{measure}"; got None. '
                 'The measure that needs none is "legs".'
             )
-        if window is not None and not window > 0:
-            raise ValueError(f"`window` must be a positive number of steps; got {window}.")
+        if window is not None and not 0 < window < math.inf:
+            raise ValueError(
+                f"`window` must be a positive number of steps; got {window}. "
+                'All of the past is "legs" without one.'
+            )
         self.measure, self.N, self.window = measure, N, window
         self.discretization: Discretization = discretization
         if window is not None:
@@ -113,7 +116,7 @@ class OnlineApproximation(nn.Module):
             The coefficients after every step (b, t, c, N), and what is known after the last one.
 
         Raises:
-            ValueError: signals that are not (b, t, c).
+            ValueError: signals that are not (b, t, c), or a past of other signals.
         """
         if u.dim() != 3:
             raise ValueError(
@@ -123,6 +126,12 @@ class OnlineApproximation(nn.Module):
         batch, time, channels = u.shape
         if past is None:
             past = Past(self.A.new_zeros(batch, channels, self.N), 0)
+        if past.x.shape != (batch, channels, self.N):
+            raise ValueError(
+                f"`past.x` must have shape (b, c, N) = {(batch, channels, self.N)}; "
+                f"got {tuple(past.x.shape)}. "
+                "Pass what the last call on these signals returned, or None."
+            )
         x, states = past.x, []
         for first in range(0, time, _AT_ONCE):
             some = u[:, first : first + _AT_ONCE].to(self.A)
@@ -141,7 +150,7 @@ class OnlineApproximation(nn.Module):
             ages: how many steps ago (ages,). The middle of the last sample is at 0.5.
 
         Returns:
-            The signals at these ages, (b, ages, c).
+            The signals at these ages, (b, ages, c); zeros where there was no sample yet.
 
         Raises:
             ValueError: ages below 0, or beyond the window, or beyond the first sample where there is none.
@@ -153,7 +162,8 @@ class OnlineApproximation(nn.Module):
                 f"`ages` must be from 0 to {oldest} steps; got {ages.min():g} to {ages.max():g}. "
                 "What is older has left the state, or was never in it."
             )
-        s = ages.to(self.A) / window
+        # before the first sample there is no age but 0
+        s = ages.to(self.A) / (window or 1)
         if self.window is None:
             # ages in units of the whole past, and time in its logarithm
             s = -torch.log1p(-s)
