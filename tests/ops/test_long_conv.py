@@ -53,6 +53,18 @@ def test_gradients_of_long_kernels(time, past):
 
 
 @every_pair
+@pytest.mark.parametrize("options", [{}, {"reset": torch.zeros(2, 0, dtype=torch.bool)}])
+def test_without_steps_the_state_goes_through(mode, backend, options):
+    u, kernel, past = (x.requires_grad_() for x in (draw(2, 0, 3), draw(3, 5), draw(2, 6, 3, seed=1)))
+    y, state = long_conv(u, kernel, state=past, **options, mode=mode, backend=backend)
+    assert y.shape == (2, 0, 3) and torch.equal(state, past)
+    found = torch.autograd.grad(
+        (y.sum(), state.sum()), (kernel, past), allow_unused=True, materialize_grads=True
+    )
+    assert not found[0].any() and torch.equal(found[1], torch.ones_like(past))
+
+
+@every_pair
 def test_a_reset_hides_what_came_before_also_from_the_state(mode, backend):
     u, kernel = torch.arange(1.0, 6.0).reshape(1, 5, 1), torch.ones(1, 7)
     reset = torch.tensor([[False, False, False, True, False]])
@@ -288,6 +300,9 @@ def test_errors_of_discretisations_and_kernels():
         vandermonde_kernel(A, A, 3)
     with pytest.raises(ValueError, match="`length` must be at least 1"):
         vandermonde_kernel(A[None], A[None], 0)
+    for dtype in (torch.int64, torch.float16):
+        with pytest.raises(TypeError, match=f"`a` must be float32, .* got {str(dtype)[6:]}"):
+            vandermonde_kernel(A[None].to(dtype), A[None], 3)
 
 
 def low_rank_inputs(rank=2, dtype=torch.complex128):
@@ -340,3 +355,10 @@ def test_errors_of_the_kernel_of_low_rank():
         cauchy_kernel(given[0], given[2], *given[2:], 4)
     with pytest.raises(ValueError, match="`length` must be at least 1"):
         cauchy_kernel(*given, 0)
+    with pytest.raises(TypeError, match="`Lambda` must be complex64 or complex128; got float64"):
+        cauchy_kernel(*(x.real for x in given), 4)
+    for name, place in (("P", 1), ("C", 3), ("dt", 4)):
+        wrong = list(given)
+        wrong[place] = wrong[place].to(torch.complex64 if wrong[place].is_complex() else torch.float32)
+        with pytest.raises(TypeError, match=f"`{name}` must be .* beside `Lambda` in complex128; got"):
+            cauchy_kernel(*wrong, 4)

@@ -46,7 +46,7 @@ def long_conv(
         y_td = sum_{j=0..length-1} K_dj u_{t-j,d}
 
     The state is the inputs so far, oldest first: it grows. A kernel that a state-space model generates needs
-    none of that; `linrec.ops.state_space` has a state of fixed size.
+    none of that; `linrec.ops.diagonal_ssm` has a state of fixed size.
 
     | mode | backend | what it is |
     |---|---|---|

@@ -1,9 +1,12 @@
 """Kernels of time-invariant state-space models, without the terms that they sum."""
 
+import torch
 from jaxtyping import Complex, Float, Inexact
 from torch import Tensor, autocast
 
+from linrec.ops.gate_loop.inputs import real_dtype
 from linrec.ops.long_conv.cauchy import kernel_of_low_rank
+from linrec.ops.long_conv.inputs import name_of
 from linrec.ops.long_conv.powers import powers, sums_of_powers
 
 
@@ -28,6 +31,7 @@ def vandermonde_kernel(
         K (..., d, length), real, in the precision of `a`.
 
     Raises:
+        TypeError: an `a` that is an integer or in half precision.
         ValueError: shapes that do not fit together, or a `length` below 1.
 
     Source:
@@ -41,6 +45,10 @@ def vandermonde_kernel(
     if a.ndim != 2 or w.shape[-2:] != a.shape:
         raise ValueError(
             f"`a` must have shape (d, n), and `w` (..., d, n); got {tuple(a.shape)} and {tuple(w.shape)}."
+        )
+    if a.dtype not in (torch.float32, torch.float64, torch.complex64, torch.complex128):
+        raise TypeError(
+            f"`a` must be float32, float64, complex64 or complex128; got {name_of(a.dtype)}. Cast it."
         )
     if length < 1:
         raise ValueError(f"`length` must be at least 1 tap; got {length}.")
@@ -83,6 +91,7 @@ def cauchy_kernel(
         K (d, length), real.
 
     Raises:
+        TypeError: dtypes that are not complex, or differ in precision.
         ValueError: shapes that do not fit together, or a `length` below 1.
 
     Source:
@@ -101,6 +110,19 @@ def cauchy_kernel(
             "`Lambda`, `P`, `B`, `C` and `dt` must have shapes (d, n), (d, n, r), (d, n), (d, n) and (d,); "
             f"got {', '.join(str(tuple(x.shape)) for x in (Lambda, P, B, C, dt))}."
         )
+    if Lambda.dtype not in (torch.complex64, torch.complex128):
+        raise TypeError(f"`Lambda` must be complex64 or complex128; got {name_of(Lambda.dtype)}. Cast it.")
+    for name, tensor, dtype in (
+        ("P", P, Lambda.dtype),
+        ("B", B, Lambda.dtype),
+        ("C", C, Lambda.dtype),
+        ("dt", dt, real_dtype(Lambda.dtype)),
+    ):
+        if tensor.dtype != dtype:
+            raise TypeError(
+                f"`{name}` must be {name_of(dtype)} beside `Lambda` in {name_of(Lambda.dtype)}; "
+                f"got {name_of(tensor.dtype)}. Cast it."
+            )
     if length < 1:
         raise ValueError(f"`length` must be at least 1 tap; got {length}.")
     with autocast(Lambda.device.type, enabled=False):

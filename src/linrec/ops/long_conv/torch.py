@@ -30,11 +30,11 @@ def by_sums(u: Tensor, kernel: Tensor, document: Tensor | None, before: int) -> 
 
 def by_fft(u: Tensor, kernel: Tensor, document: Tensor | None, before: int) -> Tensor:
     """y = K * u by FFT; with documents, by halves of halves, each of which some document may span."""
+    if kernel.shape[1] == 0 or u[:, before:].numel() == 0:
+        return u[:, before:] * kernel.sum(1)
     # inputs that no tap of the outputs reaches
-    first = max(0, before + 1 - max(1, kernel.shape[1]))
+    first = max(0, before + 1 - kernel.shape[1])
     u = u[:, first:]
-    if kernel.shape[1] == 0 or u.numel() == 0:
-        return u[:, before - first :] * kernel.sum(1)
     inputs = (u, kernel) if document is None else (u, kernel, document[:, first:])
     function = Convolution if document is None else WithinDocuments
     run = function.apply if differentiated(u, kernel) else function.forward
