@@ -88,6 +88,16 @@ def test_a_reset_keeps_even_an_infinity_out(mode, backend):
     assert_agree((y[:, 7:], last), dense_ssm(**alone, mode=mode, backend=backend))
 
 
+@every_pair
+def test_there_may_be_no_outputs(mode, backend):
+    inputs = dense_ssm_inputs(2, 20, 3, 4, 2)
+    _, expected = dense_ssm(**inputs)
+    for shape in ((0, 4), (3, 0, 4)):
+        y, state = dense_ssm(**inputs | {"C": torch.zeros(shape)}, mode=mode, backend=backend)
+        assert y.shape == (2, 20, 3, 0)
+        assert_agree(state, expected)
+
+
 def test_auto_takes_the_loop_for_few_steps(monkeypatch):
     ran = []
     for mode in ("recurrent", "convolution"):

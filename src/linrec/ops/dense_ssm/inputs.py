@@ -36,7 +36,7 @@ def canonical(A: Tensor, B: Tensor, C: Tensor | None) -> tuple[Tensor, Tensor, T
     """Return A, B and C with an axis for channels, of size 1 where they are the same for all."""
     if C is None:
         C = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
-    A, B, C = A.reshape(-1, *A.shape[-2:]), B.reshape(-1, B.shape[-1]), C.reshape(-1, *C.shape[-2:])
+    A, B, C = (x if x.ndim == axes else x[None] for x, axes in ((A, 3), (B, 2), (C, 3)))
     # the powers of A that they are multiplied by differ from channel to channel
     if len(A) > 1:
         B, C = B.expand(len(A), -1), C.expand(len(A), -1, -1)
