@@ -119,3 +119,22 @@ def test_states_and_outputs_have_the_dtypes_that_init_state_and_inputs_have(name
     # a cache may hold more than it starts with
     start = [tensor.dtype for tensor in leaves(mixer.init_state(2))]
     assert start == found[: len(start)]
+
+
+@pytest.mark.parametrize("name", ["ind_rnn", "sru", "srwm"])
+def test_a_state_of_another_width_is_refused(name):
+    """Mixers without an operator, whose loop would broadcast it."""
+    mixer = mixers.build(name, 4)
+    size = mixer.state_size
+    with pytest.raises(
+        ValueError, match=rf"`state` must have {size} numbers per sequence; got shape \(2, 1\)"
+    ):
+        mixer(torch.zeros(2, 3, 4), torch.zeros(2, 1))
+
+
+def test_memories_alone_are_no_state_of_an_lmu_with_feedback():
+    mixer = mixers.build("lmu", 4, feedback=True, order=3)
+    with pytest.raises(
+        ValueError, match=r"`state` must have 7 numbers per sequence; got shape \(2, 1, 3\) for 2"
+    ):
+        mixer(torch.zeros(2, 3, 4), torch.zeros(2, 1, 3))

@@ -142,8 +142,8 @@ class Mixer(nn.Module, ABC):
         Args:
             x: must be (batch, time, d_model).
             reset: must be (batch, time) bool, or None. Other shapes would broadcast, and reset other steps.
-            state: must be of as many sequences as `x`, or None; for mixers that use it without an operator,
-                which would look.
+            state: must be of as many sequences as `x`, a single tensor of `state_size` numbers for each, or
+                None; for mixers that use it without an operator, which would look.
         """
         if x.dim() != 3 or x.shape[-1] != self.d_model:
             raise ValueError(
@@ -165,6 +165,11 @@ class Mixer(nn.Module, ABC):
                     f"`state` must be of as many sequences as `x`, {len(x)}; got one of {len(part)}. "
                     "Pass what the previous call returned for these rows, or None."
                 )
+        if isinstance(state, Tensor) and state.numel() != len(x) * self.state_size:
+            raise ValueError(
+                f"`state` must have {self.state_size} numbers per sequence; got shape {tuple(state.shape)} "
+                f"for {len(x)}. Pass what the previous call returned, or None."
+            )
 
     def _state_dtype(self) -> torch.dtype:
         return torch.promote_types(next(self.parameters()).dtype, torch.float32)
