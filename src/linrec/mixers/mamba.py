@@ -51,7 +51,8 @@ class Mamba(Mixer):
     | numbers that dt is made of | `dt_rank` |
     | state size | `d_state` |
 
-    What is not selective is learned: a step size of each channel, N weights for all.
+    What is not selective is learned: a step size of each channel, N weights for all. The paper's complex
+    rates, A_n = -1/2 + i n, are not here: `selective_scan` is real.
 
     When training starts, softplus(b_dt) is log-uniform in `dt_init` but at least `dt_floor`, W_dt is uniform
     in +- `dt_scale` / sqrt(dt_rank), D is one, and all else is as torch draws it. A_log, b_dt and D have no
