@@ -133,7 +133,8 @@ def test_errors():
     flat = inputs["a"][0]
     for message, changed in {
         "`u` must have shape": {"u": inputs["u"][0]},
-        "`a` must have shape (d, n) = (3, n) or (1, n); got (4,)": {"a": flat},
+        "`a` must have shape (d, n) = (3, n) or (1, n), n at least 1; got (4,)": {"a": flat},
+        "n at least 1; got (3, 0)": {"a": inputs["a"][:, :0]},
         "`b` must have the shape of `a`, (3, 4); got (4,)": {"b": flat},
         "`c` must have shape (d, n) = (3, 4); got (4,)": {"c": flat},
         "`state` must have shape (b, d, n) = (2, 3, 4); got (3, 4)": {"state": inputs["state"][0]},

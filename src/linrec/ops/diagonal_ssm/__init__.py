@@ -46,7 +46,7 @@ def diagonal_ssm(
         u: input (b, t, d) in float32, float64, bfloat16 or float16.
         a: transitions, real or complex, (d, n), or (1, n), the same for all channels. Nothing limits their
             size, but |a| > 1 grows exponentially.
-        b: factors of the input, of the shape of `a`. `linrec.ops.long_conv.discretize` makes both.
+        b: factors of the input, of the shape of `a`. `linrec.ops.discretize_diagonal` makes both.
         c: factors of the output (d, n). All three are in the precision of sums: float32 (complex64), or
             float64 (complex128) beside double inputs.
         state: x before the first step (b, d, n), in any precision; None means zeros.

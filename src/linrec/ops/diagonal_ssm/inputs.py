@@ -10,9 +10,9 @@ def check(u: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor | None, rese
     """Raise where shapes, dtypes or devices of the arguments do not fit together."""
     check_sequence(u, reset)
     batch, _, channels = u.shape
-    if a.ndim != 2 or len(a) not in (1, channels):
+    if a.ndim != 2 or len(a) not in (1, channels) or a.shape[1] == 0:
         raise ValueError(
-            f"`a` must have shape (d, n) = ({channels}, n) or (1, n); got {tuple(a.shape)}. "
+            f"`a` must have shape (d, n) = ({channels}, n) or (1, n), n at least 1; got {tuple(a.shape)}. "
             "Pass n transitions for each channel of `u`, or for all of them."
         )
     if b.shape != a.shape:
