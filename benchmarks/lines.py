@@ -20,6 +20,7 @@ from benchmarks.peers import reason
 from benchmarks.rows import Row
 from benchmarks.timing import Budget, Timing, measure
 from benchmarks.training import make_step
+from linrec.models import ModelConfig
 from linrec.ops import gate_loop, scan
 from linrec.train import get_recipe
 from linrec.train.state import matmul_precision
@@ -87,6 +88,7 @@ def step(device: torch.device, budget: Budget, quick: bool, *, captured: bool) -
 
 def _time_step(device: torch.device, budget: Budget, quick: bool, *, captured: bool) -> Timing:
     config = get_recipe("memory-horizon")
+    assert isinstance(config.model, ModelConfig)
     loop = dataclasses.replace(
         config.loop,
         device="cuda" if device.type == "cuda" else "cpu",

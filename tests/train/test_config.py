@@ -123,6 +123,7 @@ def test_a_task_of_ones_own_is_refused_by_name() -> None:
 
     config = TrainConfig("mine", Mine(), ModelConfig(vocab_size=6))
     with pytest.raises(
-        ConfigError, match="`task` must be one of linrec's, language_modeling, memory_horizon; got Mine"
+        ConfigError,
+        match="one of linrec's, language_modeling, memory_horizon, sequential_images; got Mine",
     ):
         config_to_dict(config)

@@ -8,6 +8,7 @@ from linrec.errors import unknown
 from linrec.tasks.base import NO_TARGET, Batch, ScoredTask, Source, Split, SplitName, Task
 from linrec.tasks.language_modeling import LanguageModeling, TokenSplit
 from linrec.tasks.memory_horizon import MemoryHorizon
+from linrec.tasks.sequential_images import SequentialImages, SequentialSplit
 
 __all__ = [
     "NO_TARGET",
@@ -15,6 +16,8 @@ __all__ = [
     "LanguageModeling",
     "MemoryHorizon",
     "ScoredTask",
+    "SequentialImages",
+    "SequentialSplit",
     "Source",
     "Split",
     "SplitName",

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, get_args, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 SplitName = Literal["train", "validation", "test"]
@@ -17,14 +17,16 @@ class Batch(NamedTuple):
     """Some sequences of a split, as a model and its loss take them.
 
     Args:
-        inputs: input tokens, shape (b, t), int64.
-        targets: target class at every position, shape (b, t), int64; -100 where nothing is to be predicted.
+        inputs: input tokens, shape (b, t), int64; or real features, shape (b, t, f), of a task that has
+            `n_features`.
+        targets: target class at every position, shape (b, t), int64; or of every sequence, shape (b), where
+            there are features; -100 where nothing is to be predicted.
         reset: true where a document begins, so that nothing passes from before it, shape (b, t), bool; None
             where sequences hold one document each.
     """
 
-    inputs: Int64[Tensor, "b t"]
-    targets: Int64[Tensor, "b t"]
+    inputs: Int64[Tensor, "b t"] | Float[Tensor, "b t f"]
+    targets: Int64[Tensor, "b *t"]
     reset: Bool[Tensor, "b t"] | None
 
 
@@ -102,6 +104,9 @@ class Task(Protocol):
     section: ClassVar[str]
     """Name of the section of the command line that the task's fields are in, such as "task" or "data"."""
 
+    n_features: ClassVar[int | None]
+    """Real numbers per step, of a task that classifies sequences of them; None where steps are tokens."""
+
     @property
     def vocab_size(self) -> int | None:
         """Number of input tokens; None where only the data can tell, until the task is `prepared`."""
@@ -140,10 +145,10 @@ class Task(Protocol):
 class ScoredTask(Protocol):
     """A task whose splits are whole in memory, and that scores predictions in a way of its own."""
 
-    def split(self, name: SplitName) -> Split:
+    def split(self, name: SplitName) -> Source:
         """Return the samples of one split; the splits share none."""
         ...
 
-    def score(self, predictions: Int64[Tensor, "n t"], split: Split) -> Mapping[str, Any]:
+    def score(self, predictions: Int64[Tensor, "n *t"], split: Any) -> Mapping[str, Any]:
         """Compare predicted classes with the targets of a split; the result is JSON and has "accuracy"."""
         ...

@@ -210,6 +210,7 @@ class LanguageModeling:
     cache: Path | None = None
     vocab_size: int | None = None
     section: ClassVar[str] = "data"
+    n_features: ClassVar[int | None] = None
 
     def __post_init__(self) -> None:
         # a configuration that was stored as JSON has strings

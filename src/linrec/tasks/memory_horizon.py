@@ -156,6 +156,7 @@ class MemoryHorizon:
     n_test: int = 200
     seed: int = 0
     section: ClassVar[str] = "task"
+    n_features: ClassVar[int | None] = None
 
     def __post_init__(self) -> None:
         for name, least in (

@@ -7,7 +7,7 @@ __all__ = ["DataError"]
 
 
 class DataError(ValueError):
-    """Text or a tokenizer that cannot be used; the message is one line that a user can act on."""
+    """Text, a tokenizer or images that cannot be used; the message is one line that a user can act on."""
 
 
 def require(package: str, purpose: str) -> ModuleType:

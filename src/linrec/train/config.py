@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from linrec import mixers, tasks
 from linrec.errors import nearest, unknown
-from linrec.models import ModelConfig
+from linrec.models import ModelConfig, SequenceClassifierConfig
 from linrec.tasks import Task
 from linrec.train.errors import ConfigError
 
@@ -155,20 +155,21 @@ class LoopConfig:
 class TrainConfig:
     """Everything that a run depends on.
 
-    The model's `vocab_size` and `n_outputs` are taken from the task, once its data have told them, and its
-    `mixer_args` are completed with the mixer's defaults, so that a stored configuration says all that was
-    used.
+    The model's `vocab_size`, or its `n_features`, and `n_outputs` are taken from the task, once its data have
+    told them, and its `mixer_args` are completed with the mixer's defaults, so that a stored configuration
+    says all that was used.
 
     Args:
         name: name of the recipe.
         task: a task's dataclass, such as `linrec.tasks.MemoryHorizon()`.
-        model: the model's configuration.
+        model: the model's configuration: that of a `SequenceClassifier` where the task has `n_features`.
         optim: optimiser and schedule.
         loop: epochs, batches, precision, seed, device.
 
     Raises:
         ValueError: there is no such mixer, or it has no such argument.
-        ConfigError: Muon is to train a model whose parameters are split over processes.
+        ConfigError: Muon is to train a model whose parameters are split over processes; or the model is of
+            another kind than the task needs, or a classifier that is to `recompute` or does not pool.
 
     Example:
         >>> from linrec.tasks import MemoryHorizon
@@ -181,7 +182,7 @@ class TrainConfig:
 
     name: str
     task: Task
-    model: ModelConfig
+    model: ModelConfig | SequenceClassifierConfig
     optim: OptimConfig = field(default_factory=OptimConfig)
     loop: LoopConfig = field(default_factory=LoopConfig)
 
@@ -191,15 +192,52 @@ class TrainConfig:
                 "Muon needs whole matrices, and `loop.strategy` fsdp splits them over the processes; pass "
                 "--loop.strategy ddp, or --optim.name adamw."
             )
+        needed = model_type(self.task)
+        if not isinstance(self.model, needed):
+            raise ConfigError(
+                f"`model` must be a {needed.__name__} for the task {type(self.task).__name__}; "
+                f"got a {type(self.model).__name__}."
+            )
+        if self.loop.recompute and needed is SequenceClassifierConfig:
+            raise ConfigError(
+                "`loop.recompute` is for models over tokens, and this is a classifier of real features; "
+                "leave --loop.recompute out, and save memory with --loop.accumulate."
+            )
+        if isinstance(self.model, SequenceClassifierConfig) and self.model.pooling == "none":
+            raise ConfigError(
+                "`model.pooling` must be 'mean' or 'last', for a sequence has one class; got 'none', which "
+                "gives each step an output."
+            )
         completed = dataclasses.replace(
             self.model,
-            # 1 until the data have told
-            vocab_size=self.task.vocab_size or 1,
-            n_outputs=self.task.n_outputs,
+            **values_from_task(self.task),
             mixer_args=complete_mixer_args(self.model.mixer, self.model.mixer_args),
         )
         # the documented way for a frozen dataclass to derive its own fields
         object.__setattr__(self, "model", completed)
+
+
+def model_type(task: Task) -> type[ModelConfig] | type[SequenceClassifierConfig]:
+    """Return the class of the configuration of the models that a task can train.
+
+    Example:
+        >>> model_type(tasks.SequentialImages()).__name__
+        'SequenceClassifierConfig'
+    """
+    return ModelConfig if task.n_features is None else SequenceClassifierConfig
+
+
+def values_from_task(task: Task) -> dict[str, Any]:
+    """Return the fields of a model's configuration that are not chosen, by name: the task says them.
+
+    Example:
+        >>> values_from_task(tasks.SequentialImages())
+        {'n_features': 1, 'vocab_size': None, 'n_outputs': 10}
+    """
+    if task.n_features is None:
+        # 1 until the data have told
+        return {"vocab_size": task.vocab_size or 1, "n_outputs": task.n_outputs}
+    return {"n_features": task.n_features, "vocab_size": None, "n_outputs": task.n_outputs}
 
 
 def mixer_parameters(mixer: str) -> dict[str, inspect.Parameter]:
@@ -279,7 +317,7 @@ def config_from_dict(stored: Mapping[str, Any]) -> TrainConfig:
         return TrainConfig(
             name=fields["name"],
             task=task,
-            model=ModelConfig(**fields["model"]),
+            model=model_type(task)(**fields["model"]),
             optim=OptimConfig(**fields["optim"]),
             loop=LoopConfig(**fields["loop"]),
         )

@@ -36,6 +36,8 @@ def tokenizer_of(run: Run) -> Tokenizer:
         DataError: there is none.
     """
     tokenizer, vocab_size = read_tokenizer(run.path), run.config.model.vocab_size
+    if vocab_size is None:
+        raise ConfigError(f"{run.path} is no language model: its model takes no tokens.")
     if tokenizer.vocab_size > vocab_size:
         raise ConfigError(
             f"the tokenizer in {run.path} has {tokenizer.vocab_size:,} tokens, its model {vocab_size:,}. "

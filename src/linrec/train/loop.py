@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from linrec.models import LanguageModel, ModelConfig
+from linrec.models import LanguageModel, ModelConfig, SequenceClassifier, SequenceClassifierConfig
 from linrec.train.checkpoint import load_best, load_checkpoint, save_best, save_checkpoint
 from linrec.train.clock import Clock
 from linrec.train.config import TrainConfig, config_to_dict
@@ -113,7 +113,8 @@ def fit(
 
     # model and optimisers
     model = _build(config.model)
-    model.recompute = loop.recompute
+    if isinstance(model, LanguageModel):
+        model.recompute = loop.recompute
     compiled = uses_compile(loop, device)
     objective: nn.Module = Objective(model)
     if compiled:
@@ -255,9 +256,9 @@ def fit(
     return result
 
 
-def _build(config: ModelConfig) -> LanguageModel:
+def _build(config: ModelConfig | SequenceClassifierConfig) -> LanguageModel | SequenceClassifier:
     try:
-        return LanguageModel(config)
+        return LanguageModel(config) if isinstance(config, ModelConfig) else SequenceClassifier(config)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"the model cannot be built: {error}") from error
 

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from linrec import mixers
-from linrec.models import ModelConfig
 from linrec.nn.channel_mixing import ChannelMixing
-from linrec.train.config import TrainConfig, complete_mixer_args, mixer_parameters
-
-# the task says these two
-_FROM_TASK = ("vocab_size", "n_outputs")
+from linrec.train.config import (
+    TrainConfig,
+    complete_mixer_args,
+    mixer_parameters,
+    model_type,
+    values_from_task,
+)
 
 
 def options_type(config: TrainConfig, pattern: Sequence[str] | None = None) -> type[Any]:
@@ -36,21 +38,20 @@ def options_type(config: TrainConfig, pattern: Sequence[str] | None = None) -> t
         arguments = complete_mixer_args(_one_or_all(pattern), {})
     pattern = tuple(pattern or config.model.mixer_pattern)
     names = typing.cast(Any, tuple(mixers.names()))
-    hints = typing.get_type_hints(ModelConfig)
+    shape, from_task = type(config.model), values_from_task(config.task)
+    hints = typing.get_type_hints(shape)
     # one word, or a pattern of several
     hints["mixer"] = tuple[Literal[names], ...]  # type: ignore[valid-type]
     hints["channel_mixing"] = tuple[ChannelMixing, ...]
-    model_values = {
-        field.name: getattr(config.model, field.name) for field in dataclasses.fields(ModelConfig)
-    }
+    model_values = {field.name: getattr(config.model, field.name) for field in dataclasses.fields(shape)}
     model_values["mixer"] = pattern
     model_values["channel_mixing"] = config.model.channel_mixing_pattern
     hints["mixer_args"] = _mixer_options(_one_or_all(pattern), arguments)
     model_values["mixer_args"] = hints["mixer_args"]()
     model_options = _make(
         "ModelOptions",
-        ModelConfig.__doc__,
-        [(name, hints[name], value) for name, value in model_values.items() if name not in _FROM_TASK],
+        shape.__doc__,
+        [(name, hints[name], value) for name, value in model_values.items() if name not in from_task],
     )
     return _make(
         "Options",
@@ -83,11 +84,10 @@ def config_of(options: Any, name: str, section: str) -> TrainConfig:
         ValueError: a combination that the task or the model refuses.
     """
     model = {field.name: getattr(options.model, field.name) for field in dataclasses.fields(options.model)}
-    # the task puts the real size in, or its data do when they are read
-    model |= {"mixer_args": dataclasses.asdict(options.model.mixer_args), "vocab_size": 1}
-    model["mixer"] = _one_or_all(options.model.mixer)
     task = getattr(options, section)
-    return TrainConfig(name, task, ModelConfig(**model), options.optim, options.loop)
+    model |= {"mixer_args": dataclasses.asdict(options.model.mixer_args), **values_from_task(task)}
+    model["mixer"] = _one_or_all(options.model.mixer)
+    return TrainConfig(name, task, model_type(task)(**model), options.optim, options.loop)
 
 
 def option_names(options: type[Any], prefix: str = "--") -> list[str]:

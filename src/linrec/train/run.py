@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from linrec.errors import nearest
-from linrec.models import LanguageModel
+from linrec.models import LanguageModel, ModelConfig, SequenceClassifier, SequenceClassifierConfig
 from linrec.tasks.language_modeling import LanguageModeling
 from linrec.text import read_tokenizer
 from linrec.train.checkpoint import load_best, load_checkpoint
@@ -63,14 +63,28 @@ class Run:
         Raises:
             RunFolderError: there is no checkpoint yet.
             CheckpointError: no checkpoint is usable.
+            ConfigError: the run trained a classifier, which `classifier` rebuilds.
         """
+        if not isinstance(self.config.model, ModelConfig):
+            raise ConfigError(f"{self.path} is a classifier of sequences, not a model over tokens.")
+        model = LanguageModel(self.config.model)
+        model.load_state_dict(self._weights())
+        return model.to(device).eval()
+
+    def classifier(self, device: torch.device | str = "cpu") -> SequenceClassifier:
+        """Rebuild the model of a run that trained a classifier; arguments and errors are those of `model`."""
+        if not isinstance(self.config.model, SequenceClassifierConfig):
+            raise ConfigError(f"{self.path} is a model over tokens, not a classifier of sequences.")
+        model = SequenceClassifier(self.config.model)
+        model.load_state_dict(self._weights())
+        return model.to(device).eval()
+
+    def _weights(self) -> dict[str, torch.Tensor]:
         best = load_best(self.path) if self.config.loop.keep == "best" else None
         checkpoint = best or load_checkpoint(self.path)
         if checkpoint is None:
             raise RunFolderError(f"{self.path} has no checkpoint yet; train it to its first one.")
-        model = LanguageModel(self.config.model)
-        model.load_state_dict(checkpoint.part("model."))
-        return model.to(device).eval()
+        return checkpoint.part("model.")
 
 
 def load_run(path: str | os.PathLike[str]) -> Run:

@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float, Int64, Num
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from linrec.models import LanguageModel
+from linrec.models import LanguageModel, SequenceClassifier
 from linrec.nn.cross_entropy import linear_cross_entropy
 from linrec.tasks import NO_TARGET, Batch, ScoredTask, SplitName, Task
 from linrec.train.data import on_device
@@ -25,12 +25,12 @@ class Outcome(NamedTuple):
     Args:
         loss: cross-entropy in nats, summed over all positions that have a target: a scalar.
         correct: number of those positions that are predicted right: a scalar.
-        predictions: the likeliest class at every position, shape (b, t), int64.
+        predictions: the likeliest class at every position, shape (b, t), int64; or of every sequence, (b).
     """
 
     loss: Float[Tensor, ""]
     correct: Int64[Tensor, ""]
-    predictions: Int64[Tensor, "b t"]
+    predictions: Int64[Tensor, "b *t"]
 
 
 class Objective(nn.Module):
@@ -40,20 +40,26 @@ class Objective(nn.Module):
     in pieces, or by several processes, the same as the batch at once.
 
     Args:
-        model: the model; the logits of a large vocabulary are never all in memory.
+        model: the model; the logits of a large vocabulary are never all in memory. A classifier has one
+            target per sequence.
     """
 
-    def __init__(self, model: LanguageModel) -> None:
+    def __init__(self, model: LanguageModel | SequenceClassifier) -> None:
         super().__init__()
         self.model = model
 
     def forward(
         self,
-        inputs: Int64[Tensor, "b t"],
-        targets: Int64[Tensor, "b t"],
+        inputs: Num[Tensor, "b t *f"],
+        targets: Int64[Tensor, "b *n"],
         reset: Bool[Tensor, "b t"] | None = None,
     ) -> Outcome:
         """Return loss and predictions; positions whose target is -100 count for neither."""
+        if isinstance(self.model, SequenceClassifier):
+            logits = self.model(inputs)
+            loss = F.cross_entropy(logits.float(), targets, ignore_index=NO_TARGET, reduction="sum")
+            predictions = logits.argmax(-1)
+            return Outcome(loss, (predictions == targets).sum(), predictions)
         x, _ = self.model.hidden(inputs, reset=reset)
         head = self.model.head
         loss, predictions = linear_cross_entropy(x, head.weight, head.bias, targets, cap=head.cap)
@@ -61,8 +67,8 @@ class Objective(nn.Module):
 
 
 def train_step(
-    inputs: Int64[Tensor, "b t"],
-    targets: Int64[Tensor, "b t"],
+    inputs: Num[Tensor, "b t *f"],
+    targets: Int64[Tensor, "b *n"],
     reset: Bool[Tensor, "b t"] | None,
     *,
     fabric: Fabric,
@@ -77,7 +83,7 @@ def train_step(
     Several processes take one step together, each with its share of the batch.
 
     Args:
-        inputs: tokens of this process's share of the batch.
+        inputs: tokens, or features, of this process's share of the batch.
         targets: their targets, -100 where there is none.
         reset: true where a document begins, or None.
         fabric: runs the backward pass, and knows the other processes.
@@ -163,12 +169,14 @@ def evaluate(
 
 def _filled(batch: Batch, batch_size: int) -> Batch:
     # with sequences without targets: compiled code sees one shape only
-    missing = (0, 0, 0, batch_size - len(batch.inputs))
-    return Batch(
-        F.pad(batch.inputs, missing),
-        F.pad(batch.targets, missing, value=NO_TARGET),
-        None if batch.reset is None else F.pad(batch.reset, missing),
-    )
+    missing = batch_size - len(batch.inputs)
+
+    def filled(tensor: Tensor, value: int = 0) -> Tensor:
+        # torch counts axes from the last one
+        return F.pad(tensor, (*(0, 0) * (tensor.ndim - 1), 0, missing), value=value)
+
+    inputs, targets, reset = batch
+    return Batch(filled(inputs), filled(targets, NO_TARGET), None if reset is None else filled(reset))
 
 
 class CapturedStep:

@@ -1,0 +1,257 @@
+import dataclasses
+import gzip
+import json
+import math
+import struct
+
+import numpy as np
+import pytest
+import torch
+
+from linrec import tasks
+from linrec.models import ModelConfig, SequenceClassifierConfig
+from linrec.tasks import ScoredTask, SequentialImages, Source, Task
+from linrec.text import DataError
+from linrec.train import ConfigError, LoopConfig, TrainConfig, fit, get_recipe, load_run
+from linrec.train.config import config_from_dict, config_to_dict
+
+FILES = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
+N_TRAIN, N_TEST, ROWS, COLUMNS = 30, 12, 4, 3
+
+
+def idx(array):
+    """An IDX file of unsigned bytes, written from the format's description."""
+    return struct.pack(f">BBBB{array.ndim}i", 0, 0, 8, array.ndim, *array.shape) + array.tobytes()
+
+
+def draw(n, seed):
+    rng = np.random.default_rng(seed)
+    images = rng.integers(0, 256, (n, ROWS, COLUMNS), dtype=np.uint8)
+    # classes of unequal frequency, the lowest the most frequent
+    return images, (rng.integers(0, 10, n) * rng.integers(0, 2, n)).astype(np.uint8)
+
+
+TRAIN, TEST = draw(N_TRAIN, 1), draw(N_TEST, 2)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    path = tmp_path / "images"
+    path.mkdir()
+    for name, array in zip(FILES, (*TRAIN, *TEST), strict=True):
+        (path / name).write_bytes(idx(array))
+    return path
+
+
+def everything(split):
+    return split.rows(torch.arange(len(split)))
+
+
+def test_sequences_are_the_rows_of_the_images_normalised_by_the_training_split(folder):
+    task = SequentialImages(path=folder, n_validation=8)
+    values = TRAIN[0][:-8].astype(np.float64) / 255
+    mean, std = values.mean(), values.std()
+    for name, (images, labels) in {
+        "train": (TRAIN[0][:-8], TRAIN[1][:-8]),
+        "validation": (TRAIN[0][-8:], TRAIN[1][-8:]),
+        "test": TEST,
+    }.items():
+        batch = everything(task.split(name))
+        # row after row, one number each
+        expected = np.stack([np.concatenate([*image]) for image in images]).astype(np.float64)
+        torch.testing.assert_close(
+            batch.inputs[..., 0].double(),
+            torch.from_numpy((expected / 255 - mean) / std),
+            rtol=1e-5,
+            atol=1e-6,
+        )
+        assert batch.inputs.shape == (len(images), ROWS * COLUMNS, 1) and batch.inputs.dtype == torch.float32
+        assert batch.targets.tolist() == labels.tolist() and batch.reset is None
+    inputs = everything(task.split("train")).inputs.double()
+    assert abs(float(inputs.mean())) < 1e-6 and float(inputs.std(correction=0)) == pytest.approx(1, abs=1e-6)
+
+
+def test_compressed_files_are_the_same_data(folder):
+    plain = SequentialImages(path=folder, n_validation=8).split("train")
+    for name in FILES:
+        (folder / f"{name}.gz").write_bytes(gzip.compress((folder / name).read_bytes()))
+        (folder / name).unlink()
+    compressed = SequentialImages(path=folder, n_validation=8).split("train")
+    assert torch.equal(plain.pixels, compressed.pixels) and torch.equal(plain.labels, compressed.labels)
+
+
+def test_permuted_images_have_one_order_that_the_seed_alone_makes(folder):
+    plain = SequentialImages(path=folder, n_validation=8)
+    tasks_of = [SequentialImages(path=folder, n_validation=8, permuted=True, seed=seed) for seed in (0, 0, 1)]
+    # the global random state is neither read nor changed
+    torch.manual_seed(5)
+    np.random.seed(5)
+    before = torch.get_rng_state(), np.random.get_state()[1].copy()
+    orders = []
+    for task in tasks_of:
+        order = torch.from_numpy(np.random.default_rng(task.seed).permutation(ROWS * COLUMNS))
+        assert sorted(order.tolist()) == list(range(ROWS * COLUMNS))
+        for name in ("train", "validation", "test"):
+            pixels = plain.split(name).pixels
+            assert torch.equal(task.split(name).pixels, pixels[:, order])
+            assert not torch.equal(task.split(name).pixels, pixels)
+            assert torch.equal(task.split(name).labels, plain.split(name).labels)
+        orders.append(order.tolist())
+    assert orders[0] == orders[1] != orders[2]
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert (before[1] == np.random.get_state()[1]).all()
+
+
+def test_rows_are_those_asked_for_and_epochs_change_nothing(folder):
+    split = SequentialImages(path=folder, n_validation=8).split("train")
+    index = torch.tensor([4, 0, 4])
+    assert torch.equal(split.rows(index).inputs, everything(split).inputs[index])
+    assert torch.equal(split.rows(index).targets, everything(split).targets[index])
+    assert split.of_epoch(seed=1, epoch=2) is split
+    assert split.to("meta").rows(index).inputs.device.type == "meta"
+
+
+def test_it_is_a_task_and_says_what_needs_no_model(folder):
+    task: Task = SequentialImages(path=folder, n_validation=8)
+    source: Source = task.split("test")
+    assert isinstance(task, ScoredTask) and len(source) == N_TEST and task.prepared() is task
+    assert (task.vocab_size, task.n_features, task.n_outputs, task.chance) == (None, 1, 10, 0.1)
+    assert tasks.get("sequential-images") is SequentialImages
+    majority = np.bincount(TRAIN[1][:-8]).argmax()
+    assert task.trivial_score == pytest.approx((TEST[1] == majority).mean())
+    with pytest.raises(ValueError, match="no split 'tset'; did you mean 'test'"):
+        task.split("tset")
+
+
+def test_scores_are_shares_of_images(folder):
+    task = SequentialImages(path=folder, n_validation=8)
+    split = task.split("test")
+    assert task.score(split.labels, split)["accuracy"] == 1
+    predictions = split.labels.clone()
+    predictions[0] = (predictions[0] + 1) % 10
+    scores = task.score(predictions, split)
+    assert scores["accuracy"] == pytest.approx(1 - 1 / N_TEST)
+    for number, share in enumerate(scores["accuracy_by_class"]):
+        count = int((TEST[1] == number).sum())
+        wrong = number == TEST[1][0]
+        assert share == (pytest.approx(1 - wrong / count) if count else None)
+    assert json.loads(json.dumps(scores)) == scores
+    with pytest.raises(TypeError, match=r"integer classes; got torch.float32. Pass logits.argmax\(-1\)"):
+        task.score(torch.zeros(N_TEST), split)
+    with pytest.raises(ValueError, match=r"shape \(n\) = \(12,\) like the labels; got \(3,\)"):
+        task.score(predictions[:3], split)
+
+
+def replaced(name, change):
+    def damage(folder):
+        (folder / name).write_bytes(change((folder / name).read_bytes()))
+
+    return damage
+
+
+def compressed(change):
+    def damage(folder):
+        (folder / f"{FILES[0]}.gz").write_bytes(change(gzip.compress((folder / FILES[0]).read_bytes())))
+        (folder / FILES[0]).unlink()
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (
+            lambda folder: (folder / FILES[3]).unlink(),
+            "has neither t10k-labels-idx1-ubyte nor t10k-labels.*gz",
+        ),
+        (lambda folder: (folder / FILES[3]).unlink(), "package dataset-fashion-mnist puts .*--data.path"),
+        (
+            replaced(FILES[0], lambda b: b[:-1]),
+            r"must have 360 bytes of shape \(30, 4, 3\); it has 359 after",
+        ),
+        (replaced(FILES[0], lambda b: b + b"x"), "it has 361 after its header"),
+        (replaced(FILES[0], lambda b: b[:9]), "must have sizes in its first 16 bytes.*cut off or damaged"),
+        (replaced(FILES[0], lambda b: b""), "begins with nothing"),
+        (replaced(FILES[0], lambda b: idx(TRAIN[1])), "3 axes .* with 00000803; it begins with 00000801"),
+        (replaced(FILES[1], gzip.compress), "1 axes .* with 00000801; it begins with 1f8b"),
+        (replaced(FILES[1], lambda b: idx(TRAIN[1][:-2])), "as many labels as images; .* has 30, .* 28"),
+        (replaced(FILES[1], lambda b: idx(TRAIN[1] + 10)), "must be 0 to 9; got 1"),
+        (replaced(FILES[2], lambda b: idx(TEST[0][:, 1:])), "have 12 pixels, those for testing 9"),
+        (replaced(FILES[0], lambda b: idx(TRAIN[0] * 0)), "all of one colour"),
+        (replaced(FILES[0], lambda b: idx(TRAIN[0][:, :0])), r"has no pixels: its shape is \(30, 0, 3\)"),
+        (compressed(lambda b: b[:-12]), r"ubyte.gz is cut off: its compressed data has no end"),
+        (compressed(lambda b: b"<html>" + b), "is no gzip file, or damaged: .* drop .gz"),
+        (compressed(lambda b: b[:40] + bytes(20) + b[60:]), "is no gzip file, or damaged"),
+    ],
+)
+def test_files_that_cannot_be_used_are_refused_in_one_line(folder, damage, message):
+    damage(folder)
+    with pytest.raises(DataError, match=message) as caught:
+        SequentialImages(path=folder, n_validation=8).prepared()
+    assert "\n" not in str(caught.value)
+
+
+def test_folders_and_fields_that_cannot_be_used_are_refused(folder):
+    with pytest.raises(DataError, match=r"`path` must be the folder of the images; got none.*fashion-mnist"):
+        SequentialImages().prepared()
+    with pytest.raises(DataError, match=r"there is no folder .*gone. It must have the four files"):
+        SequentialImages(path=folder / "gone").prepared()
+    with pytest.raises(DataError, match="ubyte is no folder"):
+        SequentialImages(path=folder / FILES[0]).prepared()
+    with pytest.raises(DataError, match=r"`n_validation` must be less than the 30 training images.*; got 30"):
+        SequentialImages(path=folder, n_validation=30).prepared()
+    with pytest.raises(ValueError, match="`n_validation` must be at least 1; got 0"):
+        SequentialImages(n_validation=0)
+    with pytest.raises(ValueError, match="`seed` must be at least 0; got -1"):
+        SequentialImages(seed=-1)
+
+
+def tiny(folder, **loop):
+    model = SequenceClassifierConfig(n_outputs=1, n_features=5, d_model=8, n_layers=1, bidirectional=False)
+    options = {"device": "cpu", "batch_size": 5, "steps": 4, **loop}
+    return TrainConfig(
+        "tiny", SequentialImages(path=folder, n_validation=8), model, loop=LoopConfig(**options)
+    )
+
+
+def test_a_classifier_trains_and_its_scores_are_those_of_the_rebuilt_model(folder, tmp_path):
+    config = tiny(folder, keep="best", eval_every=2, accumulate=5)
+    assert (config.model.n_outputs, config.model.n_features) == (10, 1)
+    result = fit(config, tmp_path / "run")
+    run = load_run(tmp_path / "run")
+    assert run.config == config
+    batch = everything(config.task.split("test"))
+    with torch.no_grad():
+        logits = run.classifier()(batch.inputs)
+    # 12 images in batches of 5: what fills the last one counts for nothing
+    loss = torch.nn.functional.cross_entropy(logits.double(), batch.targets)
+    assert result.test["loss"] == pytest.approx(float(loss), rel=1e-5)
+    assert result.test["accuracy"] == pytest.approx(
+        float((logits.argmax(-1) == batch.targets).double().mean())
+    )
+    assert math.isfinite(result.validation["loss"])
+    with pytest.raises(ConfigError, match="is a classifier of sequences, not a model over tokens"):
+        run.model()
+
+
+def test_the_recipe_is_causal_and_survives_json():
+    config = get_recipe("sequential-fashion-mnist")
+    assert config_from_dict(json.loads(json.dumps(config_to_dict(config)))) == config
+    assert not config.model.bidirectional and config.model.mixer_args["d_state"] == 64
+
+
+def test_models_of_the_wrong_kind_are_refused(folder):
+    with pytest.raises(ConfigError, match="must be a SequenceClassifierConfig for the task SequentialImages"):
+        TrainConfig("wrong", SequentialImages(), ModelConfig(vocab_size=4))
+    classifier = SequenceClassifierConfig(n_outputs=10, n_features=1)
+    with pytest.raises(ConfigError, match="must be a ModelConfig for the task MemoryHorizon"):
+        TrainConfig("wrong", tasks.MemoryHorizon(), classifier)
+    with pytest.raises(ConfigError, match=r"`loop.recompute` is for models over tokens"):
+        tiny(folder, recompute=True)
+    with pytest.raises(ConfigError, match=r"`model.pooling` must be 'mean' or 'last'.*; got 'none'"):
+        TrainConfig("wrong", SequentialImages(), dataclasses.replace(classifier, pooling="none"))
