@@ -38,7 +38,7 @@ def test_greedy_is_the_argmax_of_full_passes(name, length):
 
 @every_mixer
 def test_sampling_is_that_of_full_passes(name):
-    model, tokens = build(name), prompt(batch=3)
+    model, tokens = build(name), prompt(batch=6)
 
     def choose(logits, place):
         chosen = []
