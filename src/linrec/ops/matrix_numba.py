@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linrec.ops import lanes, matrix_torch
-from linrec.ops.gate_loop import vmap
+from linrec.ops import lanes, matrix_torch, vmap
 from linrec.ops.operators import differentiated, operator
 
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]

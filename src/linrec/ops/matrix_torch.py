@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linrec.ops.gate_loop.inputs import widened
+from linrec.ops.operators import differentiable_gradients
+from linrec.ops.precision import widened
 
 
 def gradients(needed: Sequence[bool], inputs: Sequence[Any], dy: Tensor, dlast: Tensor) -> list[Any]:
@@ -41,10 +42,7 @@ def gradients(needed: Sequence[bool], inputs: Sequence[Any], dy: Tensor, dlast: 
         start = torch.complex(*state.chunk(2, dim=-2))
         y, last = gate_loop(q, k, v, decay, phase - phase.detach(), start, cut)
         last = torch.cat([last.real, last.imag], dim=-2)
-    wanted = [x for x, need in zip(inputs, needed, strict=False) if need]
-    outputs = y.to(dy.dtype), last
-    found = iter(torch.autograd.grad(outputs, wanted, (dy, dlast), create_graph=True, allow_unused=True))
-    return [next(found) if need else None for need in needed]
+    return differentiable_gradients((y.to(dy.dtype), last), inputs, needed, (dy, dlast))
 
 
 def recurrent(

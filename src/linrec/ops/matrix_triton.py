@@ -9,8 +9,8 @@ from torch import Tensor
 
 from linrec.ops import matrix_torch
 from linrec.ops.operators import differentiated, operator
-from linrec.ops.scan.vmap import batch_of, fold
 from linrec.ops.triton_launch import on_device, power_of_2
+from linrec.ops.vmap import batch_of, fold
 
 # numbers of a state that one program has in its registers
 STATE = 4096

@@ -1,6 +1,6 @@
 """Custom operators: functions that torch.compile, fake tensors and vmap take as one operation."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -57,3 +57,31 @@ def differentiated(*inputs: Tensor | None) -> bool:
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return True
     return any(x is not None and x.requires_grad for x in inputs)
+
+
+def differentiable_gradients(
+    outputs: tuple[Tensor, ...],
+    inputs: Sequence[Any],
+    needed: Sequence[bool],
+    gradients: tuple[Tensor, ...],
+) -> list[Tensor | None]:
+    """Return what a backward pass returns where its gradients are to be differentiated again.
+
+    Args:
+        outputs: what torch operations made of `inputs` in place of a kernel.
+        inputs: of the forward pass.
+        needed: which of them, from the first on, have a gradient.
+        gradients: those of the outputs.
+
+    Returns:
+        One gradient, or None, for each of `needed`.
+
+    Example:
+        >>> x = torch.tensor(3.0, requires_grad=True)
+        >>> (dx, _) = differentiable_gradients((x**2,), (x, None), (True, False), (torch.tensor(1.0),))
+        >>> torch.autograd.grad(dx, x)
+        (tensor(2.),)
+    """
+    wanted = [x for x, need in zip(inputs, needed, strict=False) if need]
+    found = iter(torch.autograd.grad(outputs, wanted, gradients, create_graph=True, allow_unused=True))
+    return [next(found) if need else None for need in needed]

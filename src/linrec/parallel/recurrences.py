@@ -15,6 +15,7 @@ from torch import Tensor, autocast
 from linrec.ops.dispatch import Pair
 from linrec.ops.gate_loop import gate_loop, inputs, segments
 from linrec.ops.gate_loop.torch import transition
+from linrec.ops.precision import real_dtype, widened
 from linrec.ops.scan import scan
 from linrec.ops.scan.dtypes import accumulation
 
@@ -151,8 +152,8 @@ class GateLoop(Recurrence):
         """B: by the operator where that may be one kernel, which reads k once for q too; else as a sum."""
         if k.shape[-1] == v.shape[-1] == 1:
             return self.run((k, k, v, log_decay, phase, None, reset), None)[1]
-        log_decay, phase = inputs.widened(*_four_axes(k, log_decay, phase))
-        k, v = inputs.widened(k.transpose(1, 2), v.transpose(1, 2))
+        log_decay, phase = widened(*_four_axes(k, log_decay, phase))
+        k, v = widened(k.transpose(1, 2), v.transpose(1, 2))
         with autocast(k.device.type, enabled=False):
             log_decay, phase = segments.gates(log_decay, phase, reset, k)
             added = segments.keys(k, segments.suffix(log_decay), segments.suffix(phase)).mT @ v
@@ -177,4 +178,4 @@ def _transition(log_decay: Tensor | None, phase: Tensor | None, state: Tensor) -
 
 
 def _real(state: Tensor) -> torch.dtype:
-    return inputs.real_dtype(state.dtype)
+    return real_dtype(state.dtype)

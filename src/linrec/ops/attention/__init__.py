@@ -13,6 +13,7 @@ from linrec.ops.attention.reference import attention_reference
 from linrec.ops.attention.torch import attention
 from linrec.ops.dispatch import Pair, resolve
 from linrec.ops.gate_loop import inputs
+from linrec.ops.precision import accumulation, real_dtype, widened
 
 __all__ = ["PAIRS", "AttentionCache", "gate_loop_attention", "laplace_attention", "softmax_attention"]
 
@@ -101,10 +102,10 @@ def gate_loop_attention(
     inputs.check_reset(reset, q)
     pair = resolve("gate_loop_attention", PAIRS, mode, backend, [("attention", "torch")])
     splitting.refuse("gate_loop_attention")
-    log_decay, phase = inputs.widened(
+    log_decay, phase = widened(
         inputs.canonical_gate("log_decay", log_decay, q), inputs.canonical_gate("phase", phase, q)
     )
-    cache = canonical(state, k, v, inputs.accumulation(inputs.real_dtype(q.dtype)))
+    cache = canonical(state, k, v, accumulation(real_dtype(q.dtype)))
     if q.shape[1] == 0:
         return v.clone(), cache
     steps = cache.k.shape[1]
@@ -114,7 +115,7 @@ def gate_loop_attention(
     if phase is not None or cache.phase is not None or k.is_complex() or cache.k.is_complex():
         phase, phases = matched(phase, cache.phase, q, steps)
         cache = cache._replace(phase=phases)
-    wide_q, wide_k, wide_v = (x.to(inputs.accumulation(x.dtype)) for x in (q, k, v))
+    wide_q, wide_k, wide_v = (x.to(accumulation(x.dtype)) for x in (q, k, v))
     # accumulation stays in float32 where the caller's matrix products do not
     with autocast(q.device.type, enabled=False):
         y, cache = _RUN[pair](wide_q, wide_k, wide_v, log_decay, phase, cache, reset, scale)

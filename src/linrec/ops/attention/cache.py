@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Inexact
 from torch import Tensor
 
-from linrec.ops.gate_loop.inputs import accumulation, real_dtype
+from linrec.ops.precision import accumulation, real_dtype
 
 # the log decay of what has been forgotten: its exponential is zero in every dtype, and unlike -inf it stays a
 # number in whatever a caller does with a cache

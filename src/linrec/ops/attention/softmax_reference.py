@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from linrec.ops.attention.cache import AttentionCache, canonical, newest
 from linrec.ops.attention.reference import attention_reference, by_softmax
-from linrec.ops.gate_loop.inputs import accumulation, widened
+from linrec.ops.precision import accumulation, widened
 
 
 def causal_reference(

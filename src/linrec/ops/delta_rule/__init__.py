@@ -15,6 +15,7 @@ from linrec.ops.delta_rule.reference import delta_rule_reference
 from linrec.ops.delta_rule.torch import recurrent
 from linrec.ops.dispatch import Pair, exporting, numba_usable, refusal, resolve, triton_usable
 from linrec.ops.gate_loop import inputs
+from linrec.ops.precision import widened
 
 __all__ = ["PAIRS", "delta_rule"]
 
@@ -126,7 +127,7 @@ def delta_rule(
     tensors: tuple[Tensor | None, ...] = (q, k, v, beta, log_decay)
     # Triton's kernels take half precision as it is
     if pair[1] != "triton":
-        tensors = tuple(inputs.widened(*tensors))
+        tensors = tuple(widened(*tensors))
     # accumulation stays in float32 where the caller's matrix products do not
     with autocast(device, enabled=False) if is_autocast_enabled(device) else nullcontext():
         y, state = _RUN[pair](*tensors, state, reset)

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linrec.ops import matrix_torch
-from linrec.ops.gate_loop import chunkwise_triton_chunks, vmap
+from linrec.ops import matrix_torch, vmap
+from linrec.ops.gate_loop import chunkwise_triton_chunks
 from linrec.ops.gate_loop.chunkwise_triton_chunks import PROGRAMS, Chunks, Tiles
 from linrec.ops.operators import differentiated, operator
 from linrec.ops.triton_launch import power_of_2

@@ -10,7 +10,7 @@ from linrec.ops.dense_ssm.inputs import canonical, check
 from linrec.ops.dense_ssm.reference import dense_ssm_reference
 from linrec.ops.dense_ssm.torch import convolution, recurrence
 from linrec.ops.dispatch import SHORT, Pair, resolve
-from linrec.ops.gate_loop.inputs import accumulation
+from linrec.ops.precision import accumulation
 
 __all__ = ["PAIRS", "dense_ssm"]
 

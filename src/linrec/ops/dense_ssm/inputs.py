@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from linrec.ops.gate_loop.inputs import accumulation
 from linrec.ops.long_conv.inputs import SUPPORTED, check_device, check_sequence, name_of
+from linrec.ops.precision import accumulation
 
 
 def check(

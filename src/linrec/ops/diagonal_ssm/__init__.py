@@ -9,7 +9,7 @@ from linrec.ops.diagonal_ssm.inputs import check
 from linrec.ops.diagonal_ssm.reference import diagonal_ssm_reference
 from linrec.ops.diagonal_ssm.torch import convolution, recurrence
 from linrec.ops.dispatch import exporting, numba_usable, resolve, triton_usable
-from linrec.ops.gate_loop.inputs import accumulation
+from linrec.ops.precision import accumulation
 
 __all__ = ["PAIRS", "diagonal_ssm"]
 

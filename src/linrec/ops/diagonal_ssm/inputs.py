@@ -2,8 +2,8 @@
 
 from torch import Tensor, complex64, promote_types
 
-from linrec.ops.gate_loop.inputs import accumulation, real_dtype
 from linrec.ops.long_conv.inputs import SUPPORTED, check_device, check_sequence, name_of
+from linrec.ops.precision import accumulation, real_dtype
 
 
 def check(u: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor | None, reset: Tensor | None) -> None:

@@ -6,9 +6,9 @@ Arguments and results as in `reference.py`.
 from torch import Tensor
 
 from linrec.ops.dispatch import Pair
-from linrec.ops.gate_loop.inputs import accumulation
 from linrec.ops.long_conv import long_conv
 from linrec.ops.long_conv.powers import last_power, powers, sums_of_powers, weighted_by_age
+from linrec.ops.precision import accumulation
 from linrec.ops.scan import scan
 
 

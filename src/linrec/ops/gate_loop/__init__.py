@@ -18,6 +18,7 @@ from linrec.ops.gate_loop.numba import recurrent as recurrent_numba
 from linrec.ops.gate_loop.reference import gate_loop_reference, normalized_gate_loop_reference
 from linrec.ops.gate_loop.torch import elementwise, recurrent
 from linrec.ops.gate_loop.triton import recurrent as recurrent_triton
+from linrec.ops.precision import widened
 
 __all__ = ["PAIRS", "gate_loop", "gate_loop_matrix", "normalized_gate_loop"]
 
@@ -146,7 +147,7 @@ def gate_loop(
     takes_any = is_fused or pair in _KERNELS
     # these kernels take any precision, but return it: with a bonus, their output is not the last word
     if bonus is not None or not takes_any:
-        *tensors, bonus = inputs.widened(*tensors, bonus)
+        *tensors, bonus = widened(*tensors, bonus)
     run = _runner(pair, bonus, is_fused=is_fused)
     # accumulation stays in float32 where the caller's matrix products do not
     with autocast(device, enabled=False) if is_autocast_enabled(device) else nullcontext():
@@ -243,7 +244,7 @@ def normalized_gate_loop(
     pair = _pair("normalized_gate_loop", shape, device, mode, backend, plain=plain, double=double)
     dtype = v.dtype
     # the quotient of two rounded numbers would be rounded three times
-    q, k, v, log_decay, phase, bonus = inputs.widened(q, k, v, log_decay, phase, bonus)
+    q, k, v, log_decay, phase, bonus = widened(q, k, v, log_decay, phase, bonus)
     if pair[1] == "reference" and splitting.current is None and t > 0:
         log_decay = inputs.canonical_gate("log_decay", log_decay, q)
         phase = inputs.canonical_gate("phase", phase, q)
@@ -316,9 +317,7 @@ def gate_loop_matrix(
     b, t, h, _ = q.shape
     if t == 0:
         return q.new_zeros(b, h, 0, 0, dtype=precision)
-    q, k, log_decay, phase, bonus = inputs.widened(
-        q.transpose(1, 2), k.transpose(1, 2), log_decay, phase, bonus
-    )
+    q, k, log_decay, phase, bonus = widened(q.transpose(1, 2), k.transpose(1, 2), log_decay, phase, bonus)
     with autocast(q.device.type, enabled=False):
         log_decay, phase = segments.gates(log_decay, phase, reset, k)
         if bonus is None:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from linrec.ops.gate_loop import segments
-from linrec.ops.gate_loop.inputs import real_dtype
 from linrec.ops.gate_loop.torch import transition
+from linrec.ops.precision import real_dtype
 from linrec.ops.scan import scan
 
 # within a chunk the work per step grows with its length, between chunks it shrinks with it; 64 balances the

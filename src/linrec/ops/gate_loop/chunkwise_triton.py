@@ -6,12 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linrec.ops import matrix_torch
-from linrec.ops.gate_loop import chunkwise_triton_chunks, vmap
+from linrec.ops import matrix_torch, vmap
+from linrec.ops.gate_loop import chunkwise_triton_chunks
 from linrec.ops.gate_loop.chunkwise_triton_chunks import CHANNEL, Chunks
-from linrec.ops.gate_loop.inputs import real_dtype, widened
 from linrec.ops.gate_loop.real_form import complex_form, real_form
 from linrec.ops.operators import differentiated, operator
+from linrec.ops.precision import real_dtype, widened
 
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from linrec.ops.dispatch import Pair
 from linrec.ops.gate_loop import fused_numba, fused_triton
-from linrec.ops.gate_loop.inputs import widened
 from linrec.ops.gate_loop.torch import elementwise
-from linrec.ops.operators import differentiated
+from linrec.ops.operators import differentiable_gradients, differentiated
+from linrec.ops.precision import widened
 
 _BACKENDS: dict[str, ModuleType] = {"numba": fused_numba, "triton": fused_triton}
 PAIRS: tuple[Pair, ...] = (("recurrent", "numba"), ("scan", "triton"))
@@ -107,7 +107,5 @@ def _differentiable_backward(
     wide = [x if x is None else x[..., None] for x in widened(*flat)]
     run: Callable[..., tuple[Tensor, Tensor]] = partial(elementwise, mode="scan", backend="torch")
     y, last = run(*wide, state[..., None, None], cut)
-    wanted = [x for x, need in zip(inputs, needed, strict=False) if need]
     outputs = y.squeeze(-1).to(dy.dtype), last.flatten(1)
-    gradients = iter(torch.autograd.grad(outputs, wanted, (dy, dlast), create_graph=True, allow_unused=True))
-    return [next(gradients) if need else None for need in needed]
+    return differentiable_gradients(outputs, inputs, needed, (dy, dlast))

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linrec.ops import lanes
-from linrec.ops.gate_loop import vmap
+from linrec.ops import lanes, vmap
 from linrec.ops.operators import operator
 
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]

@@ -6,9 +6,9 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from linrec.ops.gate_loop import vmap
-from linrec.ops.gate_loop.inputs import accumulation
+from linrec.ops import vmap
 from linrec.ops.operators import operator
+from linrec.ops.precision import accumulation
 from linrec.ops.triton_launch import Tiling, grouping, launch, n_tiles, real
 
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]

@@ -1,40 +1,12 @@
 """Checks of what the matrix operators take, and its canonical form: one precision, gates of four axes."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-# tables instead of the methods of dtypes, which torch.compile cannot trace
-_REAL = {
-    torch.float16: torch.float16,
-    torch.bfloat16: torch.bfloat16,
-    torch.float32: torch.float32,
-    torch.float64: torch.float64,
-    torch.complex64: torch.float32,
-    torch.complex128: torch.float64,
-}
+from linrec.ops.precision import REAL, accumulation, real_dtype
+
+# a table instead of the method of dtypes, which torch.compile cannot trace
 _COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
-
-
-def real_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of the real part.
-
-    Example:
-        >>> real_dtype(torch.complex64)
-        torch.float32
-    """
-    return _REAL[dtype]
-
-
-def accumulation(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype that sums are kept in: float32 (complex64), or float64 (complex128) for double inputs.
-
-    Example:
-        >>> accumulation(torch.bfloat16), accumulation(torch.complex128)
-        (torch.float32, torch.complex128)
-    """
-    return torch.promote_types(dtype, torch.float32)
 
 
 def check_queries_and_keys(q: Tensor, k: Tensor) -> torch.dtype:
@@ -121,11 +93,6 @@ def check_bonus(bonus: Tensor | None, q: Tensor) -> None:
     check_precision("bonus", bonus, q)
 
 
-def widened(*tensors: Tensor | None) -> list[Any]:
-    """Return the tensors in their accumulation dtypes; None stays None."""
-    return [x if x is None else x.to(accumulation(x.dtype)) for x in tensors]
-
-
 def canonical_state(state: Tensor | None, q: Tensor, v: Tensor, *, is_complex: bool) -> Tensor:
     """Return the initial state (b, h, dk, dv) in the accumulation dtype; zeros where it is None."""
     b, _, h, dk = q.shape
@@ -181,12 +148,12 @@ def _check_device(name: str, x: Tensor, q: Tensor) -> None:
 
 
 def _precision(name: str, x: Tensor) -> torch.dtype:
-    if x.dtype not in _REAL:
+    if x.dtype not in REAL:
         raise TypeError(
             f"`{name}` must be float16, bfloat16, float32, float64, complex64 or complex128; "
             f"got {_name(x.dtype)}. Cast it, for example with `.float()`."
         )
-    return _REAL[x.dtype]
+    return REAL[x.dtype]
 
 
 def _name(dtype: torch.dtype) -> str:

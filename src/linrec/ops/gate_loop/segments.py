@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from linrec.ops.gate_loop.inputs import real_dtype
+from linrec.ops.precision import real_dtype
 
 MaybeTensor = TypeVar("MaybeTensor", Tensor, Tensor | None)
 

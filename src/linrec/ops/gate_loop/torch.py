@@ -7,7 +7,7 @@ an initial state; both return y (b, t, h, dv) and the final state (b, h, dk, dv)
 import torch
 from torch import Tensor
 
-from linrec.ops.gate_loop.inputs import real_dtype
+from linrec.ops.precision import real_dtype
 from linrec.ops.scan import scan
 
 

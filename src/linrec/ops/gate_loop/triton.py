@@ -4,9 +4,9 @@ from torch import Tensor
 
 from linrec.ops import matrix_triton
 from linrec.ops.gate_loop import torch as in_torch
-from linrec.ops.gate_loop.inputs import widened
 from linrec.ops.gate_loop.real_form import complex_form, real_form
 from linrec.ops.operators import differentiated
+from linrec.ops.precision import widened
 
 
 def recurrent(

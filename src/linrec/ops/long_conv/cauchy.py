@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from linrec.ops.dispatch import triton_usable
-from linrec.ops.gate_loop.inputs import real_dtype
 from linrec.ops.long_conv import triton as triton_backend
+from linrec.ops.precision import real_dtype
 
 
 def kernel_of_low_rank(Lambda: Tensor, P: Tensor, B: Tensor, C: Tensor, dt: Tensor, length: int) -> Tensor:

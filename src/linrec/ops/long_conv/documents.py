@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from linrec.ops.gate_loop.inputs import accumulation
 from linrec.ops.long_conv.fft import pieces
+from linrec.ops.precision import accumulation
 
 
 class WithinDocuments(torch.autograd.Function):

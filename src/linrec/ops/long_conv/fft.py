@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linrec.ops.gate_loop.inputs import accumulation
+from linrec.ops.precision import accumulation
 
 # of a piece that is transformed at once: small inputs go in one
 SMALL = 64 << 20

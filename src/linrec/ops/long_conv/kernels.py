@@ -4,10 +4,10 @@ import torch
 from jaxtyping import Complex, Float, Inexact
 from torch import Tensor, autocast
 
-from linrec.ops.gate_loop.inputs import real_dtype
 from linrec.ops.long_conv.cauchy import kernel_of_low_rank
 from linrec.ops.long_conv.inputs import name_of
 from linrec.ops.long_conv.powers import powers, sums_of_powers
+from linrec.ops.precision import real_dtype
 
 
 def vandermonde_kernel(

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from linrec.ops.gate_loop.inputs import widened
+from linrec.ops.precision import widened
 
 
 def long_conv_reference(u: Tensor, kernel: Tensor, document: Tensor | None, before: int) -> Tensor:

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from linrec.ops.gate_loop.inputs import widened
 from linrec.ops.long_conv.documents import WithinDocuments
 from linrec.ops.long_conv.fft import Convolution
 from linrec.ops.operators import differentiated
+from linrec.ops.precision import widened
 
 FEW = 8
 """Up to this many steps, a sum over all taps for each is cheaper than transforming what came before."""

@@ -10,7 +10,7 @@ from torch import Tensor, autocast, cat, is_autocast_enabled
 
 from linrec.ops import splitting
 from linrec.ops.dispatch import Pair, exporting, numba_usable, refusal, resolve, triton_usable
-from linrec.ops.gate_loop.inputs import accumulation, widened
+from linrec.ops.precision import accumulation, widened
 from linrec.ops.selective_scan.auto import PAIRS, auto_selective_scan
 from linrec.ops.selective_scan.autograd import run
 from linrec.ops.selective_scan.inputs import check

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linrec.ops.operators import differentiated
+from linrec.ops.operators import differentiable_gradients, differentiated
 from linrec.ops.selective_scan import numba as numba_backend
 from linrec.ops.selective_scan import torch as torch_backend
 from linrec.ops.selective_scan import triton as triton_backend
@@ -67,7 +67,8 @@ class SelectiveScan(torch.autograd.Function):
         *inputs, starts = ctx.saved_tensors
         needed = ctx.needs_input_grad[:7]
         if torch.is_grad_enabled():
-            return (*_differentiable_backward(needed, inputs, dy, dlast), None, None)
+            y, last, _ = torch_backend.forward(*(*inputs, False))
+            return (*differentiable_gradients((y, last), inputs, needed, (dy, dlast)), None, None)
         gradients = _BACKENDS[ctx.backend].backward(*inputs, starts, dy, dlast)
         each = zip(gradients, inputs, needed, strict=False)
         return (*(g.to(x.dtype) if need else None for g, x, need in each), None, None)
@@ -75,14 +76,3 @@ class SelectiveScan(torch.autograd.Function):
 
 # autograd asks for it at every call, and making it takes longer than a small recurrence
 SelectiveScan.forward.__signature__ = inspect.signature(SelectiveScan.forward)  # type: ignore[attr-defined]
-
-
-def _differentiable_backward(
-    needed: tuple[bool, ...], inputs: list[Any], dy: Tensor, dlast: Tensor
-) -> list[Any]:
-    y, last, _ = torch_backend.forward(*(*inputs, False))
-    wanted = [x for x, need in zip(inputs, needed, strict=False) if need]
-    gradients = iter(
-        torch.autograd.grad((y, last), wanted, (dy, dlast), create_graph=True, allow_unused=True)
-    )
-    return [next(gradients) if need else None for need in needed]

@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linrec.ops import lanes
-from linrec.ops.gate_loop import vmap
-from linrec.ops.gate_loop.inputs import accumulation
+from linrec.ops import lanes, vmap
 from linrec.ops.operators import operator
+from linrec.ops.precision import accumulation
 from linrec.ops.selective_scan.torch import Gradients
 
 CHUNK = 32

@@ -9,7 +9,7 @@ them.
 import torch
 from torch import Tensor
 
-from linrec.ops.gate_loop.inputs import widened
+from linrec.ops.precision import widened
 from linrec.ops.scan import torch as scan
 
 CHUNK = 64

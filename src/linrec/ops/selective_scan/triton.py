@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from linrec.ops.gate_loop import vmap
+from linrec.ops import vmap
 from linrec.ops.operators import operator
 from linrec.ops.scan import triton as scan
 from linrec.ops.selective_scan.torch import Gradients

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from linrec.ops import splitting
 from linrec.ops.dispatch import Pair, resolve
-from linrec.ops.gate_loop.inputs import accumulation, widened
+from linrec.ops.precision import accumulation, widened
 from linrec.ops.short_conv.inputs import check
 from linrec.ops.short_conv.reference import short_conv_reference
 from linrec.ops.short_conv.torch import convolution

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from linrec.ops.gate_loop.inputs import accumulation
+from linrec.ops.precision import accumulation
 
 _SUPPORTED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 

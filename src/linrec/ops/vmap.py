@@ -1,10 +1,9 @@
-"""torch.func.vmap for the fused operators: the mapped axis is folded into the batch."""
+"""torch.func.vmap for the custom operators: the mapped axis is folded into the batch."""
 
 from typing import Any
 
 import torch
-
-from linrec.ops.scan.vmap import batch_of, fold
+from torch import Tensor
 
 
 def register(forward: Any, backward: Any) -> None:
@@ -37,3 +36,16 @@ def register(forward: Any, backward: Any) -> None:
 
     torch.library.register_vmap(forward, mapped_forward)
     torch.library.register_vmap(backward, mapped_backward)
+
+
+def batch_of(tensor: Tensor, dim: int | None) -> int:
+    """Return the size of the batch, the first axis but for the mapped one."""
+    return tensor.shape[0] if dim is None else tensor.movedim(dim, 0).shape[1]
+
+
+def fold(tensor: Tensor | None, dim: int | None, size: int, batch: int) -> Tensor | None:
+    """Return the tensor with the mapped axis and the batch as one."""
+    if tensor is None:
+        return None
+    tensor = tensor.unsqueeze(0) if dim is None else tensor.movedim(dim, 0)
+    return tensor.expand(size, batch, *tensor.shape[2:]).flatten(0, 1)
