@@ -18,11 +18,11 @@ from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import Tensor
 
 from linrec.errors import unknown
 from linrec.mixers.base import Mixer, State, Transitions, kernel_mixing
+from linrec.nn.position_wise import Output, make_output, position_wise
 from linrec.nn.state_space import DiagonalSSM, Spectrum
 from linrec.nn.token_shift import token_shift
 from linrec.ops.diagonal_ssm import diagonal_ssm
@@ -31,7 +31,6 @@ from linrec.ops.long_conv import Discretization
 __all__ = ["LiquidS4"]
 
 Kernel = Literal["pb", "kb"]
-Output = Literal["glu", "linear", "none"]
 
 
 class LiquidS4(Mixer):
@@ -94,8 +93,6 @@ class LiquidS4(Mixer):
         super().__init__(d_model)
         if kernel not in ("pb", "kb"):
             raise unknown("`kernel`", kernel, ["pb", "kb"])
-        if output not in ("glu", "linear", "none"):
-            raise unknown("`output`", output, ["glu", "linear", "none"])
         if degree < 2:
             raise ValueError(
                 f"`degree` must be at least 2, a product of two inputs; got {degree}. "
@@ -112,8 +109,7 @@ class LiquidS4(Mixer):
         )
         self.degree, self.kernel = degree, kernel
         self.activation, self.output = activation, output
-        wide = 2 * d_model if output == "glu" else d_model
-        self.out = nn.Identity() if output == "none" else nn.Linear(d_model, wide)
+        self.out = make_output(output, d_model, d_model)
 
     def forward(
         self,
@@ -139,8 +135,8 @@ class LiquidS4(Mixer):
                 # the same transition: states add up
                 more, end = diagonal_ssm(product, a, b**p, c, reset=reset, mode=self.ssm.mode)
                 y, S = y + more, S + end
-        o = self.out(functional.gelu(y) if self.activation else y)
-        return functional.glu(o) if self.output == "glu" else o, (last, S)
+        o = position_wise(y, self.out, output=self.output, activation=self.activation)
+        return o, (last, S)
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> tuple[Tensor, Tensor]:
         """Zeros (batch, degree - 1, d_model) and (batch, d_model, n): see `linrec.mixers.s4d.S4D`."""

@@ -10,24 +10,19 @@ channels; A and B shared by the channels, C, D and the step size dt of each chan
 y = K * u + D u with K_l = C Abar^l Bbar.
 """
 
-from typing import Literal
-
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch.nn import functional
 
-from linrec.errors import unknown
 from linrec.hippo import Measure, StateSpace, discretize, matrices
 from linrec.hippo.measures import low_rank
 from linrec.mixers.base import Mixer, State, kernel_mixing
 from linrec.nn.parameters import mark
+from linrec.nn.position_wise import Output, make_output, position_wise
 from linrec.nn.state_space import log_steps
 from linrec.ops import dense_ssm
 
 __all__ = ["LSSL"]
-
-Output = Literal["glu", "linear", "none"]
 
 
 class LSSL(Mixer):
@@ -92,8 +87,6 @@ class LSSL(Mixer):
         mode: str = "auto",
     ) -> None:
         super().__init__(d_model)
-        if output not in ("glu", "linear", "none"):
-            raise unknown("`output`", output, ["glu", "linear", "none"])
         for name, size in (("d_state", d_state), ("n_outputs", n_outputs)):
             if size < 1:
                 raise ValueError(f"`{name}` must be at least 1; got {size}.")
@@ -130,8 +123,7 @@ class LSSL(Mixer):
         for name in ("C", "D"):
             # numbers of single channels, not a matrix
             mark(self, name, group="channel", weight_decay=True)
-        wide = 2 * d_model if output == "glu" else d_model
-        self.out = nn.Identity() if output == "none" else nn.Linear(d_model * n_outputs, wide)
+        self.out = make_output(output, d_model * n_outputs, d_model)
 
     def forward(
         self,
@@ -144,8 +136,8 @@ class LSSL(Mixer):
         self.check_input(x, reset)
         y, state = self._run(x, state, reset)
         y = (y + self.D.to(y.dtype) * x[..., None]).flatten(-2)
-        o = self.out(functional.gelu(y) if self.activation else y)
-        return functional.glu(o) if self.output == "glu" else o, state
+        o = position_wise(y, self.out, output=self.output, activation=self.activation)
+        return o, state
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> Tensor:
         """Zeros (batch, d_model, N)."""

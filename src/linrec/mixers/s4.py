@@ -17,12 +17,12 @@ from typing import Literal
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch.nn import functional
 
 from linrec.errors import unknown
 from linrec.hippo import StateSpace, discretize, normal_plus_low_rank
 from linrec.mixers.base import Mixer, State, kernel_mixing
 from linrec.nn.parameters import mark
+from linrec.nn.position_wise import Output, make_output, position_wise
 from linrec.nn.state_space import log_steps
 from linrec.ops.dense_ssm import dense_ssm
 
@@ -30,7 +30,6 @@ __all__ = ["S4"]
 
 Measure = Literal["legs", "legt", "fout"]
 Discretization = Literal["bilinear", "zoh"]
-Output = Literal["linear", "glu", "none"]
 
 # the normal parts of "legt" and "fout" do not decay, and have no logarithm
 SMALLEST_DECAY = 1e-4
@@ -108,8 +107,6 @@ class S4(Mixer):
             raise unknown("initialisation `init`", init, ["legs", "legt", "fout"])
         if discretization not in ("bilinear", "zoh"):
             raise unknown("discretization", discretization, ["bilinear", "zoh"])
-        if output not in ("linear", "glu", "none"):
-            raise unknown("`output`", output, ["linear", "glu", "none"])
         if d_state < 1 or d_state % 2:
             raise ValueError(
                 f"`d_state` must be a positive even number, of conjugate pairs; got {d_state}. "
@@ -141,8 +138,7 @@ class S4(Mixer):
         # of single channels, not a matrix
         mark(self, "C", group="channel", weight_decay=True)
         self.D = nn.Parameter(torch.randn(d_model))
-        wide = 2 * d_model if output == "glu" else d_model
-        self.out = nn.Identity() if output == "none" else nn.Linear(d_model, wide)
+        self.out = make_output(output, d_model, d_model)
 
     def forward(
         self,
@@ -156,8 +152,8 @@ class S4(Mixer):
         Abar, Bbar, C = self.discrete()
         y, state = dense_ssm(x, Abar, Bbar, C[:, None], state=state, reset=reset, mode=self.mode)
         y = y.squeeze(-1) + self.D.to(y.dtype) * x
-        o = self.out(functional.gelu(y) if self.activation else y)
-        return functional.glu(o) if self.output == "glu" else o, state
+        o = position_wise(y, self.out, output=self.output, activation=self.activation)
+        return o, state
 
     def discrete(self) -> tuple[Float[Tensor, "d n n"], Float[Tensor, "d n"], Float[Tensor, "d n"]]:
         """Abar, Bbar and 2 C of the real system x_t = Abar x_{t-1} + Bbar u_t, y_t = 2 C x_t."""

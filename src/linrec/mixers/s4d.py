@@ -10,21 +10,16 @@ layer; A diagonal, B a column, C a row, D a number and dt the step size, all per
 y = K * u + D u with K_l = 2 Re(sum_n C_n Bbar_n Abar_n^l).
 """
 
-from typing import Literal
-
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import Tensor
 
-from linrec.errors import unknown
 from linrec.mixers.base import Mixer, State, Transitions, kernel_mixing
+from linrec.nn.position_wise import Output, make_output, position_wise
 from linrec.nn.state_space import DiagonalSSM, Spectrum
 from linrec.ops.long_conv import Discretization
 
 __all__ = ["S4D"]
-
-Output = Literal["glu", "linear", "none"]
 
 
 class S4D(Mixer):
@@ -86,8 +81,6 @@ class S4D(Mixer):
         mode: str = "auto",
     ) -> None:
         super().__init__(d_model)
-        if output not in ("glu", "linear", "none"):
-            raise unknown("`output`", output, ["glu", "linear", "none"])
         self.ssm = DiagonalSSM(
             d_model,
             d_state=d_state,
@@ -99,8 +92,7 @@ class S4D(Mixer):
             mode=mode,
         )
         self.activation, self.output = activation, output
-        wide = 2 * d_model if output == "glu" else d_model
-        self.out = nn.Identity() if output == "none" else nn.Linear(d_model, wide)
+        self.out = make_output(output, d_model, d_model)
 
     def forward(
         self,
@@ -112,8 +104,8 @@ class S4D(Mixer):
         """Mix `x` over time; see `Mixer.forward`. The state is x of the equations, (b, d_model, n)."""
         self.check_input(x, reset)
         y, state = self.ssm(x, state, reset=reset)
-        o = self.out(functional.gelu(y) if self.activation else y)
-        return functional.glu(o) if self.output == "glu" else o, state
+        o = position_wise(y, self.out, output=self.output, activation=self.activation)
+        return o, state
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> Tensor:
         """Zeros (batch, d_model, n): n = N / 2 and complex, or N and real with `init="real"`."""

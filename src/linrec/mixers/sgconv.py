@@ -21,11 +21,11 @@ from linrec.errors import unknown
 from linrec.mixers.base import Mixer, State, kernel_mixing
 from linrec.nn.long_filters import Filter, LongFilter
 from linrec.nn.parameters import mark
+from linrec.nn.position_wise import Output, make_output, position_wise
 
 __all__ = ["SGConv"]
 
 Upsampling = Literal["linear", "nearest"]
-Output = Literal["glu", "linear", "none"]
 
 
 class MultiScaleFilter(LongFilter):
@@ -131,14 +131,11 @@ class SGConv(Mixer):
         output: Output = "linear",
     ) -> None:
         super().__init__(d_model)
-        if output not in ("linear", "glu", "none"):
-            raise unknown("`output`", output, ["linear", "glu", "none"])
         self.activation, self.output = activation, output
         self.filter: Filter = MultiScaleFilter(
             d_model, length, d_kernel=d_kernel, alpha=alpha, upsampling=upsampling
         )
-        wide = 2 * d_model if output == "glu" else d_model
-        self.out = nn.Identity() if output == "none" else nn.Linear(d_model, wide)
+        self.out = make_output(output, d_model, d_model)
 
     def forward(
         self,
@@ -150,8 +147,8 @@ class SGConv(Mixer):
         """Mix `x` over time; see `Mixer.forward`. The state is the last inputs, (b, s, d_model)."""
         self.check_input(x, reset)
         y, state = self.filter(x, state, reset=reset)
-        o = self.out(functional.gelu(y) if self.activation else y)
-        return functional.glu(o) if self.output == "glu" else o, state
+        o = position_wise(y, self.out, output=self.output, activation=self.activation)
+        return o, state
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> Tensor:
         """No inputs, (batch, 0, d_model); of a distilled layer, modes of zero."""
