@@ -20,7 +20,7 @@ from benchmarks.table import show
 from benchmarks.timing import Budget, copy_rate, keep_freed_memory
 from linrec.errors import unknown
 
-PEER_PACKAGES = ("flash-linear-attention", "fla-core", "accelerated-scan", "jax", "jaxlib")
+PEER_PACKAGES = ("flash-linear-attention", "fla-core", "accelerated-scan", "mamba-ssm", "jax", "jaxlib")
 
 
 @dataclass(frozen=True)
