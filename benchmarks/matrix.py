@@ -10,7 +10,7 @@ from torch import Tensor
 
 from benchmarks.memory import peak_bytes, release, why
 from benchmarks.operations import decays, normal, outputs_and_gradients
-from benchmarks.ops import CLOSE, calls, difference, joined
+from benchmarks.ops import CLOSE, calls, difference, failure
 from benchmarks.peers import Calls, Peer
 from benchmarks.rows import DTYPES, PASSES
 from benchmarks.timing import Budget, measure
@@ -99,6 +99,11 @@ SIZES: dict[str, tuple[Size, ...]] = {
 }
 
 
+def operator(operation: str) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Return what gives y and the last state of the tensors that `make` gives."""
+    return delta_rule if "delta" in operation else gate_loop
+
+
 def rows_of(device_type: str, *, quick: bool = False) -> list[MatrixRow]:
     """Return the rows of a device; `quick` keeps the operations, at a size of no meaning."""
     sizes: tuple[Size, ...] = ((2, 70, 2, 8),) if quick else SIZES[device_type]
@@ -162,12 +167,8 @@ def measure_row(
     }
     inputs, dy = make(row, device)
     operation = OPERATIONS[row.operation]
-    try:
-        check(row, inputs, dy)
-    except AssertionError as error:
-        return result | {"error": f"wrong, so not timed: {joined(error)}"}
-    except Exception as error:
-        return result | {"error": f"failed, so not timed: {why(error)}"}
+    if wrong := failure(lambda: check(row, inputs, dy)):
+        return result | {"error": wrong}
     with torch.no_grad():
         y = operation.run(*inputs)
     mine = _measured(Calls(*calls(operation.run, inputs, dy), output=lambda: y), device, budget)

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from torch import Tensor
 from torch.nn import functional
 
+from benchmarks.matrix import operator
 from benchmarks.peers import Calls, Inputs, Peer, UnsuitedError, torch_calls
-from linrec.ops import delta_rule, gate_loop
 
 
 def fla(operation: str, inputs: Inputs, dy: Tensor) -> Calls:
@@ -66,7 +66,7 @@ def reference(operation: str, inputs: Inputs, dy: Tensor) -> Calls:
 
 
 def _linrec(operation: str, inputs: Inputs, dy: Tensor, mode: str, backend: str) -> Calls:
-    run = delta_rule if "delta" in operation else gate_loop
+    run = operator(operation)
     return torch_calls(lambda *xs: run(*xs, mode=mode, backend=backend)[0], inputs, dy)
 
 

@@ -23,7 +23,7 @@ def show(console: Console, results: dict[str, Any]) -> None:
     if rows and peers:
         console.print("\nlinrec's time / the peer's: below 1, linrec is faster; whether as asked")
         console.print(_ratios(rows, peers))
-    for words in _missing(rows):
+    for words in missing([entry for row in rows for entry in row["passes"].values()]):
         console.print(words, markup=False, highlight=False)
     for row in results["rows"]:
         if "error" in row:
@@ -69,14 +69,9 @@ def _gib(n_bytes: int | None) -> str:
     return "-" if n_bytes is None else f"{n_bytes / 2**30:.2f}"
 
 
-def _missing(rows: Sequence[dict[str, Any]]) -> list[str]:
+def missing(measured: Sequence[dict[str, Any]]) -> list[str]:
     """Why there is no ratio, each reason once, and whose outputs are not linrec's."""
-    found = [
-        (peer, entry)
-        for row in rows
-        for result in row["passes"].values()
-        for peer, entry in result["peers"].items()
-    ]
+    found = [(peer, entry) for result in measured for peer, entry in result["peers"].items()]
     reasons = Counter((peer, entry["missing"]) for peer, entry in found if "missing" in entry)
     off: dict[str, float] = {}
     for peer, entry in found:
@@ -86,7 +81,7 @@ def _missing(rows: Sequence[dict[str, Any]]) -> list[str]:
         f"{peer}: outputs differ from linrec's by up to {most:.0%} of the largest"
         for peer, most in off.items()
     ]
-    total = len(rows) * len(PASSES)
+    total = len(measured)
     return words + [
         f"{peer}: {why}{'' if count == total else f' ({count} of {total})'}"
         for (peer, why), count in reasons.items()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.check import CHECKED, check
+from benchmarks.memory import why
 from benchmarks.operations import OPERATIONS, make
 from benchmarks.peers import Calls, Peer, reason
 from benchmarks.rows import DTYPES, PASSES, Row
@@ -41,54 +42,74 @@ def measure_row(
     }
     operation = OPERATIONS[row.operation]
     inputs, dy = make(row, device)
-    try:
-        check(row.operation, operation.run, inputs, dy)
-    except AssertionError as error:
-        return result | {"error": f"wrong, so not timed: {joined(error)}"}
-    except Exception as error:
-        return result | {"error": f"failed, so not timed: {reason(error)}"}
-
-    rates: tuple[float, float]
-    if copy is None:
-        forward, both = (
-            beside_add(call, n_bytes, inputs[0].dtype, budget)
-            for call, n_bytes in zip(
-                calls(operation.run, inputs, dy), operation.fewest_bytes(inputs), strict=True
-            )
-        )
-        times, rates = (forward[0], both[0]), (forward[1], both[1])
-        called = times
-    else:
-        times, rates = time_passes(operation.run, inputs, dy, device, budget, replayed=True), (copy, copy)
-        # the same where Python launches it, which the device waits for if it takes longer
-        called = time_passes(operation.run, inputs, dy, device, budget)
+    if wrong := failure(lambda: check(row.operation, operation.run, inputs, dy)):
+        return result | {"error": wrong}
     passes: dict[str, Any] = {}
-    sizes = operation.fewest_bytes(inputs)
-    columns = (PASSES, times, called, rates, sizes, row.targets)
-    for name, timing, from_python, rate, n_bytes, target in zip(*columns, strict=True):
-        percent = percent_of(n_bytes, timing.median, rate)
-        passes[name] = {
-            "ms": dataclasses.asdict(timing),
-            "called_ms": dataclasses.asdict(from_python),
-            "bytes": n_bytes,
-            "rate": rate,
-            "percent": percent,
-            "target": target,
-            "met": None if target is None else percent >= target,
-            "peers": {},
-        }
+    columns = (PASSES, calls(operation.run, inputs, dy), operation.fewest_bytes(inputs), row.targets)
+    for name, call, n_bytes, target in zip(*columns, strict=True):
+        entry = timed(call, n_bytes, inputs[0].dtype, device, budget, copy)
+        met = None if target is None else entry["percent"] >= target
+        passes[name] = entry | {"target": target, "met": met, "peers": {}}
     result |= {"passes": passes}
     if peers:
         with torch.no_grad():
             y = operation.run(*inputs)
         for peer in peers:
             measured = measure_peer(peer, row.operation, inputs, dy, y, device, budget)
-            for name, mine in zip(PASSES, times, strict=True):
+            for name in PASSES:
                 entry = measured[name]
                 if "ms" in entry:
-                    entry["ratio"] = mine.median / entry["ms"]["median"]
+                    entry["ratio"] = passes[name]["ms"]["median"] / entry["ms"]["median"]
                 passes[name]["peers"][peer.name] = entry
     return result
+
+
+def failure(check: Callable[[], None]) -> str | None:
+    """Run a check; return why what it checks is not timed, None where it is right."""
+    try:
+        check()
+    except AssertionError as error:
+        return f"wrong, so not timed: {' '.join(str(error).split())}"
+    except Exception as error:
+        return f"failed, so not timed: {why(error)}"
+    return None
+
+
+def timed(
+    call: Callable[[], Any],
+    n_bytes: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    budget: Budget,
+    copy: float | None,
+) -> dict[str, Any]:
+    """Time a call beside the yardstick.
+
+    Args:
+        call: what to time.
+        n_bytes: the least that it must read and write.
+        dtype: that of the addition, where that is the yardstick.
+        device: where.
+        budget: for how long.
+        copy: the device's copy rate in bytes per second; None takes that of an addition of the same size.
+
+    Returns:
+        What JSON holds of it: "ms", "called_ms" as Python launches it, "bytes", "rate" and "percent".
+    """
+    if copy is None:
+        timing, rate = beside_add(call, n_bytes, dtype, budget)
+        called = timing
+    else:
+        timing, rate = measure(call, device, budget, replayed=True), copy
+        # the same where Python launches it, which the device waits for if it takes longer
+        called = measure(call, device, budget)
+    return {
+        "ms": dataclasses.asdict(timing),
+        "called_ms": dataclasses.asdict(called),
+        "bytes": n_bytes,
+        "rate": rate,
+        "percent": percent_of(n_bytes, timing.median, rate),
+    }
 
 
 def time_passes(
@@ -162,7 +183,3 @@ def difference(output: Tensor, y: Tensor) -> float:
     output = output.to(y.device)
     # not a number is not close to anything
     return float(((output - y).abs().max() / y.abs().max()).nan_to_num(nan=torch.inf))
-
-
-def joined(error: Exception) -> str:
-    return " ".join(str(error).split())

@@ -41,27 +41,36 @@ class Calls:
 
 
 @dataclass(frozen=True)
-class Peer:
-    """An implementation to compare with.
+class Implementation:
+    """What `--peers` and `--without` name.
 
     Args:
         name: heads a column.
         about: what it is, in one line.
         module: without which it is not installed.
-        prepare: makes its calls from the operation's name, inputs and dy.
-        same: whether it computes the same; softmax attention does not.
     """
 
     name: str
     about: str
     module: str
-    prepare: Callable[[str, Inputs, Tensor], Calls]
-    same: bool = True
 
     @property
     def installed(self) -> bool:
         """Whether its package is there; it may still not work."""
         return importlib.util.find_spec(self.module) is not None
+
+
+@dataclass(frozen=True)
+class Peer(Implementation):
+    """An implementation to compare with, forward and backward.
+
+    Args:
+        prepare: makes its calls from the operation's name, inputs and dy.
+        same: whether it computes the same; softmax attention does not.
+    """
+
+    prepare: Callable[[str, Inputs, Tensor], Calls]
+    same: bool = True
 
 
 def reason(error: Exception) -> str:

@@ -1,6 +1,5 @@
 """`python -m benchmarks matrix`: operators with a matrix state per head."""
 
-import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,13 +7,13 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from benchmarks.commands.ops import PEER_PACKAGES, chosen
-from benchmarks.commands.results import HERE, Device, RefusedError, about, file_name, say, write
+from benchmarks.commands.ops import budget_of, chosen, protocol
+from benchmarks.commands.results import HERE, Device, RefusedError, file_name, measure_rows
 from benchmarks.matrix import measure_row, rows_of
 from benchmarks.matrix_peers import MATRIX_PEERS
 from benchmarks.matrix_report import show
 from benchmarks.rows import select
-from benchmarks.timing import Budget, keep_freed_memory
+from benchmarks.timing import keep_freed_memory
 
 
 @dataclass(frozen=True)
@@ -50,23 +49,12 @@ def matrix(options: MatrixOptions, command: str) -> int:
     except ValueError as error:
         raise RefusedError(error) from error
     device = torch.device(options.device)
-    budget = Budget(1, 5) if options.quick else Budget()
-    results: dict[str, Any] = {
-        **about(device, command, PEER_PACKAGES),
-        "budget": dataclasses.asdict(budget),
-        "peers": {peer.name: {"about": peer.about, "installed": peer.installed} for peer in peers},
-        "rows": [],
-    }
+    budget = budget_of(quick=options.quick)
+    results: dict[str, Any] = {**protocol(device, budget, peers, command), "rows": []}
     if device.type == "cpu":
         results["keeps_freed_memory"] = keep_freed_memory()
     path = options.out / f"{file_name(results)}-matrix.json"
-    for row in rows:
-        say(row.name)
-        results["rows"].append(measure_row(row, device, budget, peers))
-        # what is measured is not lost when the rest is stopped
-        write(path, results)
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
+    measure_rows(rows, lambda row: measure_row(row, device, budget, peers), results, path)
     show(Console(width=min(Console().width, 80)), results)
     print(f"\nwrote {path}")
     return int(any("error" in row for row in results["rows"]))

@@ -5,22 +5,33 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from rich.console import Console
 
-from benchmarks.commands.results import HERE, Device, RefusedError, about, file_name, say, write
+from benchmarks.commands.results import (
+    HERE,
+    Device,
+    RefusedError,
+    about,
+    file_name,
+    measure_rows,
+    say,
+    write,
+)
 from benchmarks.grow import SHORTEST, draw, measure_growth
 from benchmarks.lines import measure_line
 from benchmarks.ops import measure_row
-from benchmarks.peers import PEERS, Peer
+from benchmarks.peers import PEERS, Implementation, Peer
 from benchmarks.rows import lines_of, rows_of, select
 from benchmarks.table import show
 from benchmarks.timing import Budget, copy_rate, keep_freed_memory
 from linrec.errors import unknown
 
 PEER_PACKAGES = ("flash-linear-attention", "fla-core", "accelerated-scan", "mamba-ssm", "jax", "jaxlib")
+
+P = TypeVar("P", bound=Implementation)
 
 
 @dataclass(frozen=True)
@@ -71,24 +82,13 @@ def ops(options: OpsOptions, command: str) -> int:
         )
     except ValueError as error:
         raise RefusedError(error) from error
-    device, budget = torch.device(options.device), _budget(options)
-    results = _about(device, budget, peers, command)
-    copy = None
-    if device.type == "cuda":
-        copy = copy_rate(device, budget, 2**20 if options.quick else 2**30)
-        results |= {"yardstick": "a copy on the device", "copy_rate": copy}
-    else:
-        results |= {"yardstick": "torch.add(x, y, out=z)", "keeps_freed_memory": keep_freed_memory()}
+    device, budget = torch.device(options.device), budget_of(quick=options.quick)
+    results = protocol(device, budget, peers, command) | yardstick(device, budget, quick=options.quick)
+    copy = results.get("copy_rate")
     results |= {"rows": [], "lines": []}
 
     path = options.out / f"{file_name(results)}.json"
-    for row in rows:
-        say(row.name)
-        results["rows"].append(measure_row(row, device, budget, peers, copy))
-        # what is measured is not lost when the rest is stopped
-        write(path, results)
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
+    measure_rows(rows, lambda row: measure_row(row, device, budget, peers, copy), results, path)
     for line in lines:
         say(line)
         results["lines"].append(measure_line(line, device, budget, quick=options.quick))
@@ -100,8 +100,8 @@ def ops(options: OpsOptions, command: str) -> int:
 
 def _grow(options: OpsOptions, peers: Sequence[Peer], command: str) -> int:
     """Measure time against length, write it, draw it; return the exit status."""
-    device, budget = torch.device(options.device), _budget(options)
-    results = _about(device, budget, peers, command)
+    device, budget = torch.device(options.device), budget_of(quick=options.quick)
+    results = protocol(device, budget, peers, command)
     if device.type == "cpu":
         results["keeps_freed_memory"] = keep_freed_memory()
     longest = options.longest or (2048 if options.quick else 2**21 if device.type == "cuda" else 2**17)
@@ -117,7 +117,7 @@ def _grow(options: OpsOptions, peers: Sequence[Peer], command: str) -> int:
     return int("error" in growth)
 
 
-def chosen(peers: Sequence[Peer], wanted: bool, without: Sequence[str]) -> list[Peer]:
+def chosen(peers: Sequence[P], wanted: bool, without: Sequence[str]) -> list[P]:
     """Return the peers that --peers and --without ask for.
 
     Raises:
@@ -132,11 +132,23 @@ def chosen(peers: Sequence[Peer], wanted: bool, without: Sequence[str]) -> list[
     return [peer for peer in peers if wanted and peer.name not in without]
 
 
-def _budget(options: OpsOptions) -> Budget:
-    return Budget(1, 5) if options.quick else Budget()
+def budget_of(*, quick: bool) -> Budget:
+    """Return how long each call is measured."""
+    return Budget(1, 5) if quick else Budget()
 
 
-def _about(device: torch.device, budget: Budget, peers: Sequence[Peer], command: str) -> dict[str, Any]:
+def yardstick(device: torch.device, budget: Budget, *, quick: bool) -> dict[str, Any]:
+    """Return what JSON holds of what operators are compared with: on CUDA "copy_rate", measured here."""
+    if device.type == "cuda":
+        copy = copy_rate(device, budget, 2**20 if quick else 2**30)
+        return {"yardstick": "a copy on the device", "copy_rate": copy}
+    return {"yardstick": "torch.add(x, y, out=z)", "keeps_freed_memory": keep_freed_memory()}
+
+
+def protocol(
+    device: torch.device, budget: Budget, peers: Sequence[Implementation], command: str
+) -> dict[str, Any]:
+    """Return what JSON holds of where, with what, beside whom and for how long it was measured."""
     return {
         **about(device, command, PEER_PACKAGES),
         "budget": dataclasses.asdict(budget),

@@ -3,13 +3,14 @@
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import torch
 
+from benchmarks.rows import R
 from linrec.train.provenance import provenance
 
 Device: TypeAlias = Literal["cuda", "cpu"]
@@ -46,6 +47,19 @@ def write(path: Path, results: dict[str, Any]) -> None:
     """Write results as JSON; the folder is made if need be."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(results, indent=2) + "\n")
+
+
+def measure_rows(
+    rows: Sequence[R], measure: Callable[[R], dict[str, Any]], results: dict[str, Any], path: Path
+) -> None:
+    """Measure row after row into `results["rows"]`, and write the results after each."""
+    for row in rows:
+        say(row.name)
+        results["rows"].append(measure(row))
+        # what is measured is not lost when the rest is stopped
+        write(path, results)
+        if results["device"]["type"] == "cuda":
+            torch.cuda.empty_cache()
 
 
 def say(what: str) -> None:
