@@ -12,11 +12,13 @@ from benchmarks.commands.matrix import MatrixOptions, matrix
 from benchmarks.commands.models import ModelsOptions, models
 from benchmarks.commands.ops import OpsOptions, ops
 from benchmarks.commands.results import RefusedError
+from benchmarks.commands.steps import StepsOptions, steps
 from benchmarks.commands.training import TrainingOptions, training
 
 COMMANDS: dict[str, tuple[type[Any], Callable[[Any, str], int]]] = {
     "ops": (OpsOptions, ops),
     "matrix": (MatrixOptions, matrix),
+    "steps": (StepsOptions, steps),
     "models": (ModelsOptions, models),
     "training": (TrainingOptions, training),
 }
