@@ -57,9 +57,11 @@ def test_segments_of_time(n_segments, monkeypatch):
 
 
 @on_either
-@pytest.mark.parametrize(("states", "warps", "vector"), [(4, 1, 1), (4, 2, 2), (8, 4, 4)])
-def test_states_and_channels_of_threads(states, warps, vector, monkeypatch):
-    plan = triton.Plan(states, warps, vector, segments=1, steps=4)
+@pytest.mark.parametrize(
+    ("states", "columns", "vector", "warps"), [(4, 32, 1, 1), (4, 64, 2, 2), (8, 16, 4, 1)]
+)
+def test_states_and_channels_of_threads(states, columns, vector, warps, monkeypatch):
+    plan = triton.Plan(states, columns, vector, warps, segments=1, steps=4)
     monkeypatch.setattr(triton, "plan_of", lambda *given: plan)
     agree(1, 7, 33, 3)
     agree(2, 8, 40 * vector, 4, skip=False)

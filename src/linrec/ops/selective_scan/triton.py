@@ -32,36 +32,33 @@ class Plan:
 
     Attributes:
         states: states of a channel, a power of two: some more than there are, where those are none.
+        columns: channels of a program, a power of two.
+        vector: neighbouring channels of a thread.
         warps: warps of a program, which have the states of its channels between them.
-        vector: neighbouring channels of one thread.
         segments: parts of time that run side by side.
         steps: steps of a chunk.
-        registers: most registers of a thread of the backward kernel, so that more programs run at a time.
     """
 
     states: int
-    warps: int
+    columns: int
     vector: int
+    warps: int
     segments: int
     steps: int = STEPS
-    registers: int | None = None
-
-    @property
-    def columns(self) -> int:
-        """Channels of a program."""
-        return 32 * self.vector
 
 
 def plan_of(shape: tuple[int, ...], n: int) -> Plan:
     """Return the division for x of this shape (b, t, c) and n states."""
     batch, time, channels = shape
     states = power_of_2(n)
-    # four states of a thread: with more, the backward kernel has no registers left
-    warps = max(1, min(16, states // 4))
-    running = max(1, batch * -(-channels // 32) * warps)
+    # eight numbers of a thread, two channels by four states where there are 16: with more the backward kernel
+    # has no registers left, and along longer sides of a warp's tile its sums cost more
+    columns = max(16, 256 // states)
+    warps = min(16, states * columns // 256)
+    running = max(1, batch * -(-channels // columns) * warps)
     # what segments do to a state is made before they run, which takes as long again: no more than is needed
     segments = max(1, min(-(-ENOUGH // running), time // SHORTEST))
-    return Plan(states, warps, 1, segments, registers=168 if states <= 4 * warps else None)
+    return Plan(states, columns, 2, warps, segments)
 
 
 @operator("selective_scan_triton")
@@ -141,7 +138,6 @@ def backward(
     dstate = zeros(batch, plan.states, channels)
     if x.numel() > 0:
         given = _Given(plan, x, dt, A, B, C, D, cut)
-        limited = plan.registers is not None and state.dtype == torch.float32 and torch.version.cuda
         dy = dy.contiguous()
         carries = _padded(dlast, 1, plan.states)[:, None]
         if plan.segments > 1:
@@ -153,7 +149,6 @@ def backward(
             _kernels().backward,
             (given.x, given.dt, given.A, given.weights, *tensors),
             (batch, _row(given.A), _row(given.D)),
-            **({"maxnreg": plan.registers} if limited else {}),
         )
     return (
         dx,

@@ -1,10 +1,11 @@
 """GPU kernels of the selective scan; imported at the first use, because importing Triton is slow.
 
 A program has one batch row, a block of channels and a segment of time, and walks through it in chunks of
-STEPS steps. Its states are a tile (STATES, COLUMNS) in registers: a thread has some states of one channel, or
-of a few, and the warps have those of the same channels between them. Sums over states are put together for
-all steps of a chunk at once, since warps wait for each other there. B and C of a step and state lie side by
-side, as the two parts of a complex number.
+STEPS steps. Its states are a tile (STATES, COLUMNS) in registers: a thread has some states of a few
+neighbouring channels, so that sums over states and sums over channels, of which the backward kernel has two
+each, both are half done within a thread. There are few warps, so a chunk's rows are loaded while the one
+before is computed. Sums over states are put together for all steps of a chunk at once, since warps wait for
+each other there. B and C of a step and state lie side by side, as the two parts of a complex number.
 
 The forward kernel leaves the states before every chunk; the backward kernel makes the links and states of a
 chunk from them again, in registers. Steps past the end of time are the identity. Strides along time are known
@@ -50,15 +51,25 @@ def _rows(  # type: ignore[no-untyped-def]
     STEPS: tl.constexpr,
     CHANNELS: tl.constexpr,
     EVEN: tl.constexpr,
-    WIDE: tl.constexpr,
 ):
-    """Load the rows from `step` on, 0 past the end; `ptr` (1, COLUMNS) points into the first of all."""
+    """Load the rows from `step` on, 0 past the end; `ptr` (1, COLUMNS) points into the first of all.
+
+    As they are: a conversion would wait for the memory.
+    """
     rows = ()
     ptr += step.to(tl.int64) * CHANNELS
     for r in tl.static_range(STEPS):
         mask = inside if EVEN else inside & _before(step + r, time, inside)
-        rows = rows + (tl.load(ptr + r * CHANNELS, mask=mask, other=0.0).to(WIDE),)  # noqa: RUF005
+        rows = rows + (tl.load(ptr + r * CHANNELS, mask=mask, other=0.0),)  # noqa: RUF005
     return rows
+
+
+@triton.jit
+def _widened(rows, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]
+    wide = ()
+    for r in tl.static_range(len(rows)):
+        wide = wide + (rows[r].to(WIDE),)  # noqa: RUF005
+    return wide
 
 
 @triton.jit
@@ -176,8 +187,8 @@ def ends(  # type: ignore[no-untyped-def]
     for index in range(begin, end):
         step = (begin + end - 1 - index if ADJOINT else index) * STEPS
         weights = _weights_from(weights_ptr, (row * time + step) * STATES, WIDE)
-        dt = _rows(dt_ptr + first, step, time, inside, STEPS, CHANNELS, EVEN, WIDE)
-        u = _rows(u_ptr + first, step, time, inside, STEPS, CHANNELS, EVEN, WIDE)
+        dt = _widened(_rows(dt_ptr + first, step, time, inside, STEPS, CHANNELS, EVEN), WIDE)
+        u = _widened(_rows(u_ptr + first, step, time, inside, STEPS, CHANNELS, EVEN), WIDE)
         if ADJOINT:
             for r in tl.static_range(STEPS - 1, -1, -1):
                 b, c = _weights(weights, n, r, step, time, STATES, EVEN, WIDE)
@@ -236,11 +247,17 @@ def forward(  # type: ignore[no-untyped-def]
     h = tl.load(
         begins_ptr + ((row * segments + segment) * STATES + n) * CHANNELS + channel, mask=inside, other=0.0
     )
+    next_step = tl.minimum(begin, chunks - 1) * STEPS
+    next_dt = _rows(dt_ptr + first, next_step, time, inside, STEPS, CHANNELS, EVEN)
+    next_x = _rows(x_ptr + first, next_step, time, inside, STEPS, CHANNELS, EVEN)
     for chunk in range(begin, end):
         step = chunk * STEPS
         weights = _weights_from(weights_ptr, (row * time + step) * STATES, WIDE)
-        dt = _rows(dt_ptr + first, step, time, inside, STEPS, CHANNELS, EVEN, WIDE)
-        x = _rows(x_ptr + first, step, time, inside, STEPS, CHANNELS, EVEN, WIDE)
+        dt = _widened(next_dt, WIDE)
+        x = _widened(next_x, WIDE)
+        next_step = tl.minimum(chunk + 1, chunks - 1) * STEPS
+        next_dt = _rows(dt_ptr + first, next_step, time, inside, STEPS, CHANNELS, EVEN)
+        next_x = _rows(x_ptr + first, next_step, time, inside, STEPS, CHANNELS, EVEN)
         if KEEP:
             tl.store(starts_ptr + ((row * chunks + chunk) * STATES + n) * CHANNELS + channel, h, mask=inside)
         rows = ()
@@ -314,16 +331,20 @@ def backward(  # type: ignore[no-untyped-def]
     carry = tl.load(carries_ptr + (of_segment + n) * CHANNELS + channel, mask=inside, other=0.0)
     dA = tl.zeros([STATES, COLUMNS], WIDE)
     dD = tl.zeros([1, COLUMNS], WIDE)
+    starts_ptr += (row * chunks * STATES + n) * CHANNELS + channel
+    next_chunk = end - 1
+    next_step = next_chunk * STEPS
+    next_dt = _rows(dt_ptr + first, next_step, time, inside, STEPS, CHANNELS, EVEN)
+    next_x = _rows(x_ptr + first, next_step, time, inside, STEPS, CHANNELS, EVEN)
+    next_dy = _rows(dy_ptr + first, next_step, time, inside, STEPS, CHANNELS, EVEN)
+    next_h = tl.load(starts_ptr + next_chunk.to(tl.int64) * STATES * CHANNELS, mask=inside, other=0.0)
     for index in range(begin, end):
-        chunk = begin + end - 1 - index
-        step = chunk * STEPS
+        step = (begin + end - 1 - index) * STEPS
         weights = _weights_from(weights_ptr, (row * time + step) * STATES, WIDE)
-        dt = _rows(dt_ptr + first, step, time, inside, STEPS, CHANNELS, EVEN, WIDE)
-        x = _rows(x_ptr + first, step, time, inside, STEPS, CHANNELS, EVEN, WIDE)
-        dy = _rows(dy_ptr + first, step, time, inside, STEPS, CHANNELS, EVEN, WIDE)
-        h = tl.load(
-            starts_ptr + ((row * chunks + chunk) * STATES + n) * CHANNELS + channel, mask=inside, other=0.0
-        )
+        dt = _widened(next_dt, WIDE)
+        x = _widened(next_x, WIDE)
+        dy = _widened(next_dy, WIDE)
+        h = next_h
         links = ()
         passed = ()
         dCs = ()
@@ -336,6 +357,12 @@ def backward(  # type: ignore[no-untyped-def]
             passed = passed + (w,)  # noqa: RUF005
             dCs = dCs + (tl.sum(dy[r] * h, axis=1),)  # noqa: RUF005
         _store_sums(dC_ptr + sums, dCs, step, time, STATES, STEPS, EVEN)
+        next_chunk = tl.maximum(begin + end - 2 - index, 0)
+        next_step = next_chunk * STEPS
+        next_dt = _rows(dt_ptr + first, next_step, time, inside, STEPS, CHANNELS, EVEN)
+        next_x = _rows(x_ptr + first, next_step, time, inside, STEPS, CHANNELS, EVEN)
+        next_dy = _rows(dy_ptr + first, next_step, time, inside, STEPS, CHANNELS, EVEN)
+        next_h = tl.load(starts_ptr + next_chunk.to(tl.int64) * STATES * CHANNELS, mask=inside, other=0.0)
         gBs = ()
         gAs = ()
         dBs = ()
