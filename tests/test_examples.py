@@ -1,5 +1,6 @@
 """The examples run, say what they say, and stay short."""
 
+import json
 import random
 import runpy
 import sys
@@ -7,6 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+
+from linrec.models import ModelConfig
+from linrec.tasks import LanguageModeling
+from linrec.train import LoopConfig, TrainConfig, fit
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 MAX_LINES = 80
@@ -16,10 +21,10 @@ MAX_LINES = 80
 def run(tmp_path, monkeypatch, capsys):
     """Run an example as its reader does, in a folder of its own; returns what it printed."""
 
-    def run(name: str) -> str:
+    def run(name: str, *arguments: str) -> str:
         (path,) = (example for example in EXAMPLES if example.stem == name)
         monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "argv", [str(path)])
+        monkeypatch.setattr(sys, "argv", [str(path), *arguments])
         # the examples seed the global generators, which other tests may rely on
         before = torch.get_rng_state(), random.getstate()
         try:
@@ -34,6 +39,7 @@ def run(tmp_path, monkeypatch, capsys):
 
 def test_every_example_is_tested_here():
     tested = {
+        "distillation",
         "online_approximation",
         "own_mixer",
         "streaming",
@@ -82,6 +88,26 @@ def test_online_approximation(run, tmp_path):
     assert max(errors) < 0.15 and errors[1] < 0.005
     assert out.count("from 64 numbers") == 4
     assert (tmp_path / "runs/online_approximation.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_distillation(run, tmp_path):
+    text = tmp_path / "rose.txt"
+    text.write_text("".join(f"a rose is {'a rose is ' * (n % 3)}a rose\n" for n in range(200)))
+    task = LanguageModeling(path=text, tokenizer="characters", length=16, cache=tmp_path / "tokens")
+    # without a short convolution, all memory is the filters'
+    filters = {"length": 16, "conv_size": None, "d_filter": 8, "omega": 3.0}
+    model = ModelConfig(vocab_size=1, mixer="hyena", mixer_args=filters, d_model=16, n_layers=1)
+    loop = LoopConfig(steps=100, batch_size=16, device="cpu")
+    fit(TrainConfig("rose", task, model, loop=loop), tmp_path / "runs/rose")
+    out = run("distillation", "runs/rose", "6")
+    found = json.loads((tmp_path / "runs/rose/distillation.json").read_text())
+    forgetful, fitted, exact = found["copies"]
+    for copy in found["copies"]:
+        assert copy["loss"] == pytest.approx(copy["loss_at_once"], rel=1e-5)
+        assert f"loss {copy['loss']:.4f}, {100 * (copy['ratio'] - 1):+.2f}%" in out
+    assert forgetful["ratio"] > 1.05 and forgetful["filter_error"] == pytest.approx(1)
+    assert abs(fitted["ratio"] - 1) < 0.01 and fitted["filter_error"] < 0.2
+    assert exact["ratio"] == pytest.approx(1, rel=1e-5) and exact["filter_error"] < 1e-4
 
 
 def test_train_in_forty_lines(run):
