@@ -42,9 +42,7 @@ def convolution(
     kernel = torch.einsum("dfmn,dcn->dmfc", far, near).flatten(-2)[..., :time]
     outputs = kernel.shape[1]
     kernel = kernel.expand(channels, -1, -1).flatten(0, 1)
-    y, _ = long_conv(
-        u.repeat_interleave(outputs, -1), kernel, reset=reset, mode="convolution", backend="torch"
-    )
+    y, _ = long_conv(u.repeat_interleave(outputs, -1), kernel, reset=reset, mode="convolution")
     y = y.unflatten(-1, (channels, outputs))
 
     inputs = u

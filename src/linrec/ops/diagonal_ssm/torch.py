@@ -18,7 +18,7 @@ def convolution(
     """y = K * u + the response of the initial state; the last state is a sum over all steps."""
     batch, time, _ = u.shape
     tables = powers(a, time, batch)
-    y, _ = long_conv(u, sums_of_powers(tables, c * b), reset=reset, mode="convolution", backend="torch")
+    y, _ = long_conv(u, sums_of_powers(tables, c * b), reset=reset, mode="convolution")
     inputs = u.to(accumulation(u.dtype))
     if reset is not None:
         # those from the last reset on

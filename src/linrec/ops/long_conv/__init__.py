@@ -1,13 +1,14 @@
 """The long convolution: every channel filtered by a kernel as long as the sequence, by FFT."""
 
 from collections.abc import Callable
+from functools import partial
 
 from jaxtyping import Bool, Float
 from torch import Tensor, autocast, cat
 from torch.nn import functional
 
 from linrec.ops import splitting
-from linrec.ops.dispatch import Pair, resolve
+from linrec.ops.dispatch import Pair, exporting, refusal, resolve, triton_usable
 from linrec.ops.long_conv.discretization import DISCRETIZATIONS, Discretization, discretize_diagonal
 from linrec.ops.long_conv.inputs import check
 from linrec.ops.long_conv.kernels import cauchy_kernel, vandermonde_kernel
@@ -28,6 +29,7 @@ _RUN: dict[Pair, Callable[[Tensor, Tensor, Tensor | None, int], Tensor]] = {
     ("recurrent", "reference"): long_conv_reference,
     ("recurrent", "torch"): by_sums,
     ("convolution", "torch"): by_fft,
+    ("convolution", "triton"): partial(by_fft, fused=True),
 }
 PAIRS: tuple[Pair, ...] = tuple(_RUN)
 
@@ -53,11 +55,13 @@ def long_conv(
     | recurrent | reference | a loop over time and taps: the oracle, slow |
     | recurrent | torch | a sum over the taps for each step; good for a few steps |
     | convolution | torch | by FFT, O(t log t); with `reset`, O(t log^2 t) |
+    | convolution | triton | the same, with one kernel for all between two FFTs; with `reset`, as by torch |
 
-    `"auto"` takes sums for at most 8 steps, else FFTs, which are computed in float32 (float64 for double
-    inputs). Sequences are padded to an even length whose prime factors are 2, 3 and 5 (with `reset`, to a
-    power of two), and transformed some channels at a time: beside inputs and outputs, neither pass needs much
-    more memory than `u` takes, or 64 MiB. For the gradients, u and K are kept and no spectrum.
+    `"auto"` takes sums for at most 8 steps, else FFTs, on CUDA with Triton's kernels. They are computed in
+    float32 (float64 for double inputs). Sequences are padded to an even length whose prime factors are 2, 3
+    and 5 (with `reset`, to a power of two), and transformed some channels at a time: beside inputs, outputs
+    and gradients, neither pass needs more memory than `u` and K take, or 64 MiB. For the gradients, u and K
+    are kept and no spectrum.
 
     Args:
         u: input (b, t, d) in float32, float64, bfloat16 or float16.
@@ -66,7 +70,7 @@ def long_conv(
         state: the inputs before the first (b, s, d), any s, in any precision; None means none.
         reset: (b, t) bool; true at t hides all steps before t from t and later ones, the state too.
         mode: "auto", "convolution" or "recurrent".
-        backend: "auto", "torch" or "reference".
+        backend: "auto", "torch", "triton" or "reference".
 
     Returns:
         y (b, t, d) in the dtype of `u`, and all s + t inputs in that dtype, with zeros for those that a reset
@@ -76,7 +80,7 @@ def long_conv(
     Raises:
         TypeError: dtypes that are not supported or do not fit together.
         ValueError: shapes or devices that do not fit together; a kernel longer than the inputs; an unknown
-            (mode, backend).
+            (mode, backend), or one that cannot run here.
 
     Source:
         Gu, Goel and Ré, S4 (2022), eq. 4 and 5: a linear state-space model is a convolution.
@@ -94,14 +98,20 @@ def long_conv(
     """
     check(u, kernel, state, reset)
     time = u.shape[1]
-    best: Pair = ("recurrent" if time <= FEW else "convolution", "torch")
-    pair = resolve("long_conv", PAIRS, mode, backend, [best])
+    device = u.device.type
+    best: list[Pair] = [("recurrent", "torch")] if time <= FEW else []
+    if triton_usable(device) and not exporting():
+        best.append(("convolution", "triton"))
+    pair = resolve("long_conv", PAIRS, mode, backend, [*best, ("convolution", "torch")])
+    refused = refusal("long_conv", pair[1], device)
+    if refused is not None:
+        raise ValueError(refused)
     splitting.refuse("long_conv")
     inputs = u if state is None else cat([state.to(u.dtype), u], dim=1)
     before = inputs.shape[1] - time
     # steps see those of their own document: the number of resets before
     document = None if reset is None else functional.pad(reset.cumsum(1), (before, 0))
-    with autocast(u.device.type, enabled=False):
+    with autocast(device, enabled=False):
         y = _RUN[pair](inputs, kernel, document, before)
     if document is not None and time:
         hidden = document != document[:, -1:]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from linrec.ops.long_conv.fft import pieces
+from linrec.ops.long_conv.pieces import pieces
 from linrec.ops.precision import accumulation
 
 
@@ -25,7 +25,7 @@ class WithinDocuments(torch.autograd.Function):
     def forward(u: Tensor, kernel: Tensor, document: Tensor) -> Tensor:
         """Run every piece by itself."""
         y = u.new_empty(u.shape)
-        for channels, rows in pieces(u, 2 * u.shape[1]):
+        for channels, rows in pieces(u, kernel, 2 * u.shape[1]):
             for batch in rows:
                 y[batch, :, channels] = _outputs(u[batch, :, channels], kernel[channels], document[batch])
         return y
@@ -47,7 +47,7 @@ class WithinDocuments(torch.autograd.Function):
             return *(next(found) if need else None for need in ctx.needs_input_grad[:2]), None
         du = u.new_empty(u.shape)
         dkernel = kernel.new_zeros(kernel.shape, dtype=accumulation(u.dtype))
-        for channels, rows in pieces(u, 2 * u.shape[1]):
+        for channels, rows in pieces(u, kernel, 2 * u.shape[1]):
             for batch in rows:
                 given = (u[batch, :, channels], kernel[channels], document[batch], dy[batch, :, channels])
                 du[batch, :, channels], part = _gradients(*given)

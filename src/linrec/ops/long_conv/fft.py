@@ -8,30 +8,30 @@ whose spectra have the conjugates of K's and u's. Transforms are as long as no e
 """
 
 import inspect
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from linrec.ops.long_conv import fft_triton
+from linrec.ops.long_conv.pieces import pieces, transform_size
 from linrec.ops.precision import accumulation
-
-# of a piece that is transformed at once: small inputs go in one
-SMALL = 64 << 20
-# real numbers of a transform's length that are alive at once: padded inputs, spectra, their product and its
-# inverse, of which some libraries transform a copy
-ALIVE = 5
 
 
 class Convolution(torch.autograd.Function):
-    """y = Convolution.apply(u, kernel), with u (b, t, d), kernel (d, length) and y as u."""
+    """y = Convolution.apply(u, kernel, fused), with u (b, t, d), kernel (d, length) and y as u.
+
+    With `fused`, by the kernels of `fft_triton.py`.
+    """
 
     @staticmethod
-    def forward(u: Tensor, kernel: Tensor) -> Tensor:
+    def forward(u: Tensor, kernel: Tensor, fused: bool) -> Tensor:
         """Multiply the spectra of every piece."""
+        if fused:
+            return fft_triton.forward(u, kernel)
         size = transform_size(u.shape[1] + kernel.shape[1] - 1)
         y = u.new_empty(u.shape)
-        for channels, rows in pieces(u, size):
+        for channels, rows in pieces(u, kernel, size):
             spectrum = torch.fft.rfft(kernel[channels].to(accumulation(u.dtype)), size)
             for batch in rows:
                 piece = _spectrum(u[batch, :, channels], size).mul_(spectrum)
@@ -39,33 +39,34 @@ class Convolution(torch.autograd.Function):
         return y
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, bool], output: Tensor) -> None:
         """Keep the inputs; spectra are computed again."""
-        ctx.save_for_backward(*inputs)
+        *tensors, ctx.fused = inputs
+        ctx.save_for_backward(*tensors)
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         """Multiply spectra by conjugate ones."""
         u, kernel = ctx.saved_tensors
-        needs = ctx.needs_input_grad
-        # a gradient that is to be differentiated again is made of convolutions
-        gradients = _differentiable if torch.is_grad_enabled() else _gradients
-        du, dkernel = gradients(u, kernel, dy, *needs)
-        return (
-            du if du is None else du.to(u.dtype),
-            dkernel if dkernel is None else dkernel.to(kernel.dtype),
-        )
+        needs_u, needs_kernel, _ = ctx.needs_input_grad
+        if torch.is_grad_enabled():
+            # a gradient that is to be differentiated again is made of convolutions
+            du, dkernel = _differentiable(u, kernel, dy, needs_u, needs_kernel, ctx.fused)
+        else:
+            gradients = fft_triton.backward if ctx.fused else _gradients
+            du, dkernel = gradients(u, kernel, dy, needs_u, needs_kernel)
+        return du.to(u.dtype) if needs_u else None, dkernel.to(kernel.dtype) if needs_kernel else None, None
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[int | None, int | None], u: Tensor, kernel: Tensor
+        info: Any, in_dims: tuple[int | None, ...], u: Tensor, kernel: Tensor, fused: bool
     ) -> tuple[Tensor, int]:
         """Lay the mapped axis beside the channels."""
         u = u.movedim(in_dims[0], 2) if in_dims[0] is not None else _repeated(u, 2, info.batch_size)
         kernel = (
             kernel.movedim(in_dims[1], 0) if in_dims[1] is not None else _repeated(kernel, 0, info.batch_size)
         )
-        y = Convolution.apply(u.flatten(2), kernel.flatten(0, 1))
+        y = Convolution.apply(u.flatten(2), kernel.flatten(0, 1), fused)
         return y.unflatten(2, (info.batch_size, -1)), 2
 
 
@@ -73,52 +74,12 @@ class Convolution(torch.autograd.Function):
 Convolution.forward.__signature__ = inspect.signature(Convolution.forward)  # type: ignore[attr-defined]
 
 
-def transform_size(least: int) -> int:
-    """The smallest even length of at least `least` whose prime factors are 2, 3 and 5.
-
-    Example:
-        >>> [transform_size(least) for least in (1, 7, 17, 2001, 32767)]
-        [2, 8, 18, 2048, 32768]
-    """
-    best = 1 << max(1, (least - 1).bit_length())
-    five = 1
-    while five < best:
-        three = five
-        while three < best:
-            size = 2 * three
-            while size < least:
-                size *= 2
-            best = min(best, size)
-            three *= 3
-        five *= 5
-    return best
-
-
-def pieces(u: Tensor, size: int) -> Iterator[tuple[slice, list[slice]]]:
-    """Slices of channels, each with the slices of the batch that go with it.
-
-    Args:
-        u: what is transformed (b, t, d).
-        size: length of the transforms.
-    """
-    batch, time, channels = u.shape
-    row = ALIVE * size * accumulation(u.dtype).itemsize
-    rows = max(1, max(SMALL, batch * time * channels * u.element_size()) // row)
-    wide = min(channels, max(1, rows // batch))
-    deep = min(batch, max(1, rows // wide))
-    below = [slice(begin, begin + deep) for begin in range(0, batch, deep)]
-    for begin in range(0, channels, wide):
-        yield slice(begin, begin + wide), below
-
-
-def _gradients(
-    u: Tensor, kernel: Tensor, dy: Tensor, needs_u: bool, needs_kernel: bool
-) -> tuple[Tensor | None, Tensor | None]:
+def _gradients(u: Tensor, kernel: Tensor, dy: Tensor, needs_u: bool, needs_kernel: bool) -> tuple[Any, Any]:
     time, length, wide = u.shape[1], kernel.shape[1], accumulation(u.dtype)
     size = transform_size(time + length - 1)
     du = u.new_empty(u.shape) if needs_u else None
     dkernel = kernel.new_empty(kernel.shape, dtype=wide) if needs_kernel else None
-    for channels, rows in pieces(u, size):
+    for channels, rows in pieces(u, kernel, size):
         spectrum = torch.fft.rfft(kernel[channels].to(wide), size).conj()
         total: Tensor | int = 0
         for batch in rows:
@@ -133,15 +94,15 @@ def _gradients(
 
 
 def _differentiable(
-    u: Tensor, kernel: Tensor, dy: Tensor, needs_u: bool, needs_kernel: bool
-) -> tuple[Tensor | None, Tensor | None]:
-    du = Convolution.apply(dy.flip(1), kernel).flip(1) if needs_u else None
+    u: Tensor, kernel: Tensor, dy: Tensor, needs_u: bool, needs_kernel: bool, fused: bool
+) -> tuple[Any, Any]:
+    du = Convolution.apply(dy.flip(1), kernel, fused).flip(1) if needs_u else None
     dkernel = None
     if needs_kernel:
         # every row and channel of u is the kernel of its own dy
         wide = accumulation(u.dtype)
         rows = u.to(wide).mT.flatten(0, 1)
-        both = Convolution.apply(dy.to(wide).flip(1).mT.flatten(0, 1).mT[None], rows)
+        both = Convolution.apply(dy.to(wide).flip(1).mT.flatten(0, 1).mT[None], rows, fused)
         dkernel = both[0].flip(0).mT.unflatten(0, (len(u), -1)).sum(0)[:, : kernel.shape[1]]
     return du, dkernel
 

@@ -28,14 +28,17 @@ def by_sums(u: Tensor, kernel: Tensor, document: Tensor | None, before: int) -> 
     return torch.cat(outputs, dim=1)
 
 
-def by_fft(u: Tensor, kernel: Tensor, document: Tensor | None, before: int) -> Tensor:
-    """y = K * u by FFT; with documents, by halves of halves, each of which some document may span."""
+def by_fft(u: Tensor, kernel: Tensor, document: Tensor | None, before: int, *, fused: bool = False) -> Tensor:
+    """y = K * u by FFT; with documents, by halves of halves, each of which some document may span.
+
+    Without documents, `fused` has Triton do what lies between the transforms.
+    """
     if kernel.shape[1] == 0 or u[:, before:].numel() == 0:
         return u[:, before:] * kernel.sum(1)
     # inputs that no tap of the outputs reaches
     first = max(0, before + 1 - kernel.shape[1])
     u = u[:, first:]
-    inputs = (u, kernel) if document is None else (u, kernel, document[:, first:])
+    inputs = (u, kernel, fused) if document is None else (u, kernel, document[:, first:])
     function = Convolution if document is None else WithinDocuments
     run = function.apply if differentiated(u, kernel) else function.forward
     return run(*inputs)[:, before - first :]

@@ -1,0 +1,129 @@
+"""The Triton kernels of long_conv: on a GPU where there is one, else interpreted on small shapes."""
+
+import pytest
+import torch
+
+from linrec.ops import long_conv
+from linrec.ops.long_conv import fft_triton, pieces
+from linrec.testing import assert_agree, check_operator, generator, long_conv_inputs, reset_mask
+
+from .triton_process import DEVICE, INTERPRETED, from_outside, on_a_gpu, on_either, quiet, run_interpreted
+
+pytest.importorskip("triton")
+pytestmark = quiet
+PAIR = {"mode": "convolution", "backend": "triton"}
+
+
+@from_outside
+def test_kernels_in_the_interpreter():
+    run_interpreted(__file__)
+
+
+def draw(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(shape, generator=generator(seed), dtype=dtype).to(DEVICE)
+
+
+def agree(*shape, dtype=torch.float32, options=None, **arguments):
+    inputs = long_conv_inputs(*shape, dtype=dtype, device=DEVICE, **arguments)
+    check_operator(long_conv, inputs, **PAIR, dtype=dtype, options=options)
+
+
+@on_either
+@pytest.mark.parametrize("time", [1, 2, 31, 33, 100])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_lengths_around_tiles(time, dtype):
+    agree(2, time, 3, dtype=dtype)
+
+
+@on_either
+@pytest.mark.parametrize("taps", [1, 5, 40])
+def test_short_kernels_and_a_state(taps):
+    agree(2, 30, fft_triton.CHANNELS + 1, taps, past=10)
+
+
+@on_either
+def test_documents():
+    agree(2, 30, 3, options={"reset": reset_mask(2, 30, rate=0.1, device=DEVICE)})
+
+
+@on_either
+def test_more_frequencies_than_a_program_has(monkeypatch):
+    monkeypatch.setattr(fft_triton, "FREQUENCIES", 16)
+    agree(3, 70, 2)
+
+
+@on_either
+# some channels of all rows, two rows of one channel, one row of one channel
+@pytest.mark.parametrize("alive", [4, 30, 1000])
+def test_pieces_make_no_difference(monkeypatch, alive):
+    inputs = draw(3, 50, 35).requires_grad_(), draw(35, 50, seed=1).requires_grad_()
+    dy = draw(3, 50, 35, seed=2)
+
+    def outputs_and_gradients(**options):
+        y, _ = long_conv(*inputs, **options)
+        return y, *torch.autograd.grad(y, inputs, dy)
+
+    expected = outputs_and_gradients(mode="convolution", backend="torch")
+    monkeypatch.setattr(pieces, "SMALL", 0)
+    monkeypatch.setattr(pieces, "ALIVE", alive)
+    assert_agree(outputs_and_gradients(**PAIR), expected)
+
+
+@on_either
+def test_other_layouts_of_memory():
+    u, kernel = draw(3, 2, 20).permute(1, 2, 0), draw(20, 3, seed=1).T
+    expected, _ = long_conv(u, kernel, mode="convolution", backend="torch")
+    assert_agree(long_conv(u, kernel, **PAIR)[0], expected)
+    u.requires_grad_()
+    y, _ = long_conv(u, kernel, **PAIR)
+    # the gradient of a sum has no strides
+    (du,) = torch.autograd.grad(y.sum(), u)
+    assert_agree(du, kernel.cumsum(1).flip(1).mT.expand(2, -1, -1))
+
+
+@on_either
+@pytest.mark.parametrize("needed", ["u", "kernel"])
+def test_one_gradient_alone(needed):
+    given = {"u": draw(2, 20, 3), "kernel": draw(3, 20, seed=1)}
+    given[needed].requires_grad_()
+    dy = draw(2, 20, 3, seed=2)
+    found = [
+        torch.autograd.grad(long_conv(**given, mode="convolution", backend=backend)[0], given[needed], dy)
+        for backend in ("torch", "triton")
+    ]
+    assert_agree(*found)
+
+
+@on_either
+def test_gradients_are_differentiable_again():
+    u, kernel = draw(2, 5, 2).requires_grad_(), draw(2, 4, seed=1).requires_grad_()
+    assert torch.autograd.gradgradcheck(lambda *x: long_conv(*x, **PAIR)[0], (u, kernel))
+
+
+@on_either
+def test_vmap():
+    u, kernel = draw(4, 2, 20, 3), draw(4, 3, 20, seed=1)
+    apart = torch.stack([long_conv(*pair, **PAIR)[0] for pair in zip(u, kernel, strict=True)])
+    assert_agree(torch.func.vmap(lambda *x: long_conv(*x, **PAIR)[0])(u, kernel), apart)
+
+
+@pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="is refused where there is no GPU")
+def test_elsewhere_it_is_refused():
+    with pytest.raises(ValueError, match="backend='triton' of `long_conv` runs on 'cuda'"):
+        long_conv(torch.zeros(1, 9, 1), torch.zeros(1, 9), backend="triton")
+
+
+@on_a_gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(4, 4096, 768), (1, 65536, 96), (2, 10007, 50)])
+def test_memory_on_a_gpu_is_at_most_four_times_the_inputs(dtype, shape):
+    _, time, channels = shape
+    u = draw(*shape).to(dtype).requires_grad_()
+    kernel = draw(channels, time, seed=1).float().requires_grad_()
+    dy = draw(*shape, seed=2).to(dtype)
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    torch.autograd.grad(long_conv(u, kernel, **PAIR)[0], (u, kernel), dy)
+    taken = torch.cuda.max_memory_allocated() - before
+    inputs = sum(x.numel() * x.element_size() for x in (u, kernel))
+    assert taken <= 3 * inputs + max(inputs, pieces.SMALL)
