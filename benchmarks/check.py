@@ -8,8 +8,9 @@ cut into windows that the reference runs side by side, each from the output that
 the step before the window, and with the gradient that it has at the step after. When every window is right
 given its neighbours, all of them are.
 
-A selective scan sums the gradients of B and C over all channels, and those of A and D over all rows. It is
-compared as a whole with its chunkwise torch mode in float64, which the tests compare with the reference.
+A selective scan sums the gradients of B and C over all channels, and those of A and D over all rows; a long
+convolution that of K over all rows. Both are compared as a whole with their torch backend in float64, which
+the tests compare with the reference.
 """
 
 import math
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.operations import outputs_and_gradients
-from linrec.ops import gate_loop, scan, selective_scan
+from linrec.ops import gate_loop, long_conv, scan, selective_scan
 from linrec.testing import assert_agree
 
 PARTS = "first and last batch row, 8 channels, every step; outputs and all gradients"
@@ -27,6 +28,7 @@ CHECKED = {
     "scan": PARTS,
     "gate_loop": PARTS,
     "selective": "outputs and all gradients, with the chunkwise torch mode in float64",
+    "conv": "outputs and all gradients, with the convolution by torch in float64",
 }
 CHANNELS = 8
 WINDOW = 256
@@ -39,7 +41,7 @@ def check(operation: str, run: Callable[..., Tensor], inputs: tuple[Tensor, ...]
         AssertionError: they differ by more than the tolerance of the dtype.
     """
     y, gradients = outputs_and_gradients(run, inputs, dy)
-    compared = torch.Tensor.double if operation == "selective" else _cut
+    compared = _cut if CHECKED[operation] == PARTS else torch.Tensor.double
     cut = [compared(tensor) for tensor in (y, *gradients)]
     expected = _EXPECTED[operation](*map(compared, inputs), compared(dy), *cut)
     names = ("y", *(f"gradient of input {number}" for number in range(1, len(cut))))
@@ -81,8 +83,17 @@ def _expected_selective(*tensors: Tensor) -> list[Tensor]:
     return [y, *gradients]
 
 
+def _expected_long_conv(*tensors: Tensor) -> list[Tensor]:
+    def run(kernel: Tensor, u: Tensor) -> Tensor:
+        return long_conv(u, kernel, mode="convolution", backend="torch")[0]
+
+    y, gradients = outputs_and_gradients(run, tensors[:2], tensors[2])
+    return [y, *gradients]
+
+
 _EXPECTED: dict[str, Callable[..., list[Tensor]]] = {
     "scan": _expected_scan,
     "gate_loop": _expected_gate_loop,
     "selective": _expected_selective,
+    "conv": _expected_long_conv,
 }

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from benchmarks.operations import OPERATIONS, make, outputs_and_gradients
 from benchmarks.peers import reason
-from benchmarks.rows import Row
+from benchmarks.rows import Row, rows_of
 from benchmarks.timing import Budget, Timing, measure
 from benchmarks.training import make_step
 from linrec.models import ModelConfig
@@ -66,6 +66,30 @@ def memory(device: torch.device, budget: Budget, quick: bool, *, dtype: str) -> 
         "target": 1.15,
         "peak_bytes": peak,
         "needed_bytes": needed,
+    }
+
+
+def memory_of_long_conv(device: torch.device, budget: Budget, quick: bool) -> dict[str, Any]:
+    """Peak of forward and backward beside the inputs, over the inputs."""
+    rows = [row for row in rows_of("cuda", quick=quick) if row.operation == "conv"]
+    ratios = {}
+    for row in rows:
+        run = OPERATIONS["conv"].run
+        inputs, dy = make(row, device)
+        # the first call also takes what it keeps for all later ones
+        outputs_and_gradients(run, inputs, dy)
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        outputs_and_gradients(run, inputs, dy)
+        taken = torch.cuda.max_memory_allocated(device) - before
+        ratios[row.name] = taken / sum(x.numel() * x.element_size() for x in inputs)
+    return {
+        "about": "conv: what forward+backward take, results included / (u, K); the largest row",
+        "value": max(ratios.values()),
+        "unit": "x",
+        "target": 4.0,
+        "rows": ratios,
     }
 
 
@@ -171,6 +195,7 @@ def _empty_caches() -> Iterator[dict[str, str]]:
 _LINES: dict[str, Callable[[torch.device, Budget, bool], dict[str, Any]]] = {
     "memory-f32": partial(memory, dtype="f32"),
     "memory-bf16": partial(memory, dtype="bf16"),
+    "memory-conv": memory_of_long_conv,
     "step": partial(step, captured=False),
     "step-captured": partial(step, captured=True),
     "accuracy": accuracy,

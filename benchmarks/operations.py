@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.rows import DTYPES, Row, Shape
-from linrec.ops import gate_loop, scan, selective_scan
+from linrec.ops import gate_loop, long_conv, scan, selective_scan
 
 SHORTEST, LONGEST = 10.0, 1000.0
 """Range of the time scales 1 / (1 - |a|) that decays are drawn from: |a| from 0.9 to 0.999."""
@@ -26,18 +26,21 @@ class Operation:
     Args:
         inputs: makes the tensors that it takes, from shape, dtype, device and a generator.
         run: maps them, and `backend=`, to y.
-        tensors: how many tensors of the size of an input each pass moves at least: what is read once and
-            what is written once, forward, and forward and backward together.
+        tensors: how many tensors of the size of the last input each pass moves at least: what is read once
+            and what is written once, forward, and forward and backward together.
+        others: the same of the size of the first input, where that counts and is another one.
     """
 
     inputs: Callable[[Shape, torch.dtype, torch.Generator], tuple[Tensor, ...]]
     run: Callable[..., Tensor]
     tensors: tuple[int, int]
+    others: tuple[int, int] = (0, 0)
 
     def fewest_bytes(self, inputs: tuple[Tensor, ...]) -> tuple[int, int]:
         """Return the least that forward, and forward and backward, must read and write."""
-        size = inputs[0].numel() * inputs[0].element_size()
-        return self.tensors[0] * size, self.tensors[1] * size
+        first, last = (x.numel() * x.element_size() for x in (inputs[0], inputs[-1]))
+        (forward, both), others = self.tensors, self.others
+        return forward * last + others[0] * first, both * last + others[1] * first
 
 
 def make(row: Row, device: torch.device, seed: int = 0) -> tuple[tuple[Tensor, ...], Tensor]:
@@ -92,6 +95,18 @@ def run_selective(
     return selective_scan(x, dt, A, B, C, D, backend=backend)[0]
 
 
+def long_conv_inputs(shape: Shape, dtype: torch.dtype, random: torch.Generator) -> tuple[Tensor, ...]:
+    """Return K (c, t) in float32, as models make it in autocast too, and u (b, t, c)."""
+    _, time, channels = shape
+    kernel = normal((channels, time), torch.float32, random) / time**0.5
+    return kernel, normal(shape, dtype, random)
+
+
+def run_long_conv(kernel: Tensor, u: Tensor, *, backend: str = "auto") -> Tensor:
+    """y = K * u."""
+    return long_conv(u, kernel, backend=backend)[0]
+
+
 OPERATIONS = {
     # forward reads a, x and writes y; backward reads a, y, dy and writes da, dx
     "scan": Operation(scan_inputs, run_scan, (3, 3 + 5)),
@@ -99,6 +114,8 @@ OPERATIONS = {
     "gate_loop": Operation(gate_loop_inputs, run_gate_loop, (6, 6 + 11)),
     # forward reads dt, x and writes y; backward reads dt, x, dy and writes their gradients; the rest is small
     "selective": Operation(selective_inputs, run_selective, (3, 3 + 5)),
+    # forward reads u, K and writes y; backward reads u, K, dy and writes du, dK
+    "conv": Operation(long_conv_inputs, run_long_conv, (2, 2 + 3), others=(1, 1 + 2)),
 }
 
 

@@ -47,7 +47,7 @@ def measure_row(
     passes: dict[str, Any] = {}
     columns = (PASSES, calls(operation.run, inputs, dy), operation.fewest_bytes(inputs), row.targets)
     for name, call, n_bytes, target in zip(*columns, strict=True):
-        entry = timed(call, n_bytes, inputs[0].dtype, device, budget, copy)
+        entry = timed(call, n_bytes, inputs[-1].dtype, device, budget, copy)
         met = None if target is None else entry["percent"] >= target
         passes[name] = entry | {"target": target, "met": met, "peers": {}}
     result |= {"passes": passes}

@@ -102,6 +102,11 @@ def torch_calls(
     )
 
 
+def _recurrence(operation: str) -> None:
+    if operation not in ("scan", "gate_loop"):
+        raise UnsuitedError(f"has no {operation}")
+
+
 def _real_scan_on_cuda(operation: str, inputs: Inputs) -> None:
     if operation != "scan":
         raise UnsuitedError(f"has no {operation}")
@@ -118,8 +123,7 @@ def linrec_torch(operation: str, inputs: Inputs, dy: Tensor) -> Calls:
 
 def loop(operation: str, inputs: Inputs, dy: Tensor) -> Calls:
     """One addcmul per time step."""
-    if operation == "selective":
-        raise UnsuitedError("has no selective")
+    _recurrence(operation)
     if inputs[0].is_cuda:
         raise UnsuitedError("is measured on the CPU alone")
 
@@ -177,8 +181,7 @@ def torch_scan(operation: str, inputs: Inputs, dy: Tensor) -> Calls:
 
 def jax_scan(operation: str, inputs: Inputs, dy: Tensor) -> Calls:
     """jax.lax.associative_scan; for gate_loop as in the paper's listing, with d_h = 1."""
-    if operation == "selective":
-        raise UnsuitedError("has no selective")
+    _recurrence(operation)
     # JAX would take three quarters of the device's memory when it starts
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     import jax
@@ -241,6 +244,39 @@ def mamba(operation: str, inputs: Inputs, dy: Tensor) -> Calls:
     return torch_calls(function, turned, dy.transpose(1, 2).contiguous(), lambda y: y.transpose(1, 2))
 
 
+def fft(operation: str, inputs: Inputs, dy: Tensor) -> Calls:
+    """torch's transforms of twice the length, of tensors (b, c, t), contiguous in time."""
+    _convolution(operation)
+
+    def function(kernel: Tensor, u: Tensor) -> Tensor:
+        time = u.shape[-1]
+        spectrum = torch.fft.rfft(u.float(), 2 * time) * torch.fft.rfft(kernel, 2 * time)
+        return torch.fft.irfft(spectrum, 2 * time)[..., :time].to(u.dtype)
+
+    kernel, u, dy = inputs[0], *(x.transpose(1, 2).contiguous() for x in (inputs[1], dy))
+    return torch_calls(function, (kernel, u), dy, lambda y: y.transpose(1, 2))
+
+
+def flash_fft(operation: str, inputs: Inputs, dy: Tensor) -> Calls:
+    """flash-fft-conv's fused convolution of tensors (b, c, t), contiguous in time."""
+    _convolution(operation)
+    kernel, u = inputs
+    if u.dtype not in (torch.bfloat16, torch.float16):
+        raise UnsuitedError("runs in half precision alone")
+    from flashfftconv import FlashFFTConv
+
+    run = FlashFFTConv(2 * u.shape[1], dtype=u.dtype).to(u.device)
+    turned = kernel, u.transpose(1, 2).contiguous()
+    return torch_calls(
+        lambda kernel, u: run(u, kernel), turned, dy.transpose(1, 2).contiguous(), lambda y: y.transpose(1, 2)
+    )
+
+
+def _convolution(operation: str) -> None:
+    if operation != "conv":
+        raise UnsuitedError(f"has no {operation}")
+
+
 PEERS = (
     Peer("torch", "linrec's own torch backend", "torch", linrec_torch),
     Peer("loop", "a Python loop over torch.addcmul", "torch", loop),
@@ -248,5 +284,7 @@ PEERS = (
     Peer("warp", "accelerated_scan.warp, time contiguous (b, c, t)", "accelerated_scan", accelerated_scan),
     Peer("hop", "torch._higher_order_ops.associative_scan, compiled", "torch", torch_scan),
     Peer("mamba", "mamba_ssm's selective_scan_fn, time contiguous (b, c, t)", "mamba_ssm", mamba),
+    Peer("fft", "torch.fft.rfft and irfft, time contiguous (b, c, t)", "torch", fft),
+    Peer("flash", "flashfftconv.FlashFFTConv, time contiguous (b, c, t)", "flashfftconv", flash_fft),
     Peer("jax", "jax.lax.associative_scan, jit", "jax", jax_scan),
 )

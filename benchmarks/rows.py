@@ -49,6 +49,15 @@ class Row:
 
 
 _LARGE, _LONG, _LONGEST, _SMALL = (8, 4096, 2048), (1, 65536, 2048), (1, 1048576, 64), (32, 1024, 512)
+# as many numbers each, at first, then as many channels as fit with a million steps
+_CONVOLVED = (
+    (16, 1024, 768),
+    (4, 4096, 768),
+    (1, 16384, 768),
+    (1, 65536, 768),
+    (1, 262144, 192),
+    (1, 1048576, 48),
+)
 
 CUDA_ROWS = (
     Row("scan", _LARGE, "f32", (90, 85)),
@@ -63,6 +72,7 @@ CUDA_ROWS = (
     Row("gate_loop", _LARGE, "f32", (80, 70)),
     Row("gate_loop", _LARGE, "bf16", (60, 50)),
     Row("selective", _LARGE, "bf16", (None, 55)),
+    *(Row("conv", shape, dtype, (None, None)) for shape in _CONVOLVED for dtype in ("f32", "bf16")),
 )
 
 CPU_ROWS = tuple(
@@ -73,10 +83,11 @@ CPU_ROWS = tuple(
         ("scan", "c64", (65, None)),
         ("gate_loop", "f32", (50, None)),
         ("selective", "f32", (None, None)),
+        ("conv", "f32", (None, None)),
     )
 )
 
-CUDA_LINES = ("memory-f32", "memory-bf16", "step", "step-captured", "accuracy", "compile")
+CUDA_LINES = ("memory-f32", "memory-bf16", "memory-conv", "step", "step-captured", "accuracy", "compile")
 CPU_LINES = ("accuracy",)
 
 

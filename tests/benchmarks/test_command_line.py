@@ -10,6 +10,7 @@ from benchmarks.__main__ import main
 
 ROOT = Path(__file__).parents[2]
 QUICK = ["scan-f32-2x64x16", "scan-c64-2x64x16", "gate_loop-f32-2x64x16", "selective-f32-2x64x16"]
+QUICK += ["conv-f32-2x64x16"]
 
 
 def read(folder, pattern="*.json"):
@@ -45,7 +46,17 @@ def test_everything_runs_in_a_process_of_its_own(tmp_path):
             percent = 100 * entry["bytes"] / (ms["median"] * 1e-3) / entry["rate"]
             assert entry["percent"] == pytest.approx(percent)
             assert entry["met"] == (percent >= entry["target"])
-            assert set(entry["peers"]) == {"torch", "loop", "fla", "warp", "hop", "mamba", "jax"}
+            assert set(entry["peers"]) == {
+                "torch",
+                "loop",
+                "fla",
+                "warp",
+                "hop",
+                "mamba",
+                "fft",
+                "flash",
+                "jax",
+            }
             torch_backend = entry["peers"]["torch"]
             assert torch_backend["ratio"] == pytest.approx(ms["median"] / torch_backend["ms"]["median"])
             assert all("ratio" in peer or peer["missing"] for peer in entry["peers"].values())

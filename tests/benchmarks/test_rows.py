@@ -16,7 +16,7 @@ from linrec.ops import gate_loop
 CPU = torch.device("cpu")
 SHORT = Budget(0, 0)
 KINDS = [("scan", "f32"), ("scan", "bf16"), ("scan", "c64"), ("gate_loop", "f32"), ("gate_loop", "bf16")]
-KINDS += [("selective", "f32"), ("selective", "bf16")]
+KINDS += [("selective", "f32"), ("selective", "bf16"), ("conv", "f32"), ("conv", "bf16")]
 
 
 def row(operation="scan", dtype="f32", shape=(2, 48, 4), targets=(50, 80)):
@@ -71,7 +71,7 @@ def test_right_operations_pass_the_check(operation, dtype, time):
     check(operation, OPERATIONS[operation].run, inputs, dy)
 
 
-@pytest.mark.parametrize("operation", ["scan", "gate_loop", "selective"])
+@pytest.mark.parametrize("operation", ["scan", "gate_loop", "selective", "conv"])
 @pytest.mark.parametrize("step", [0, 255, 256, 511])
 def test_one_wrong_output_is_found(operation, step):
     inputs, dy = make(row(operation, shape=(2, 512, 4)), CPU)
@@ -102,8 +102,9 @@ def test_a_wrong_gradient_is_found(operation, n_inputs):
             check(operation, wrong, inputs, dy)
 
 
-def test_a_wrong_gradient_of_a_selective_scan_is_found():
-    inputs, dy = make(row("selective"), CPU)
+@pytest.mark.parametrize("operation", ["selective", "conv"])
+def test_a_wrong_gradient_of_an_operation_that_is_checked_as_a_whole_is_found(operation):
+    inputs, dy = make(row(operation), CPU)
     for number, x in enumerate(inputs):
         factor = torch.ones_like(x)
         # sums over channels and over rows are compared too
@@ -111,12 +112,12 @@ def test_a_wrong_gradient_of_a_selective_scan_is_found():
 
         def wrong(*xs, number=number, factor=factor):
             scaled = xs[number] * factor
-            return OPERATIONS["selective"].run(
+            return OPERATIONS[operation].run(
                 *xs[:number], scaled + (xs[number] - scaled).detach(), *xs[number + 1 :]
             )
 
         with pytest.raises(AssertionError, match=f"gradient of input {number + 1}"):
-            check("selective", wrong, inputs, dy)
+            check(operation, wrong, inputs, dy)
 
 
 def test_a_failing_operation_is_not_timed(monkeypatch):
