@@ -158,5 +158,5 @@ def test_errors():
         with pytest.raises(ValueError) as error:
             make(**arguments)
         assert message in str(error.value)
-    with pytest.raises(ValueError, match="`state` must be of as many sequences"):
+    with pytest.raises(ValueError, match="`state` must be that of Hyena for these rows"):
         make()(torch.zeros(2, 3, D), make().init_state(3))

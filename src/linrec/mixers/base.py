@@ -142,8 +142,8 @@ class Mixer(nn.Module, ABC):
         Args:
             x: must be (batch, time, d_model).
             reset: must be (batch, time) bool, or None. Other shapes would broadcast, and reset other steps.
-            state: must be of as many sequences as `x`, a single tensor of `state_size` numbers for each, or
-                None; for mixers that use it without an operator, which would look.
+            state: must have the structure and the sizes of `init_state`, for as many sequences as `x`, or be
+                None. What starts empty may have grown.
         """
         if x.dim() != 3 or x.shape[-1] != self.d_model:
             raise ValueError(
@@ -159,20 +159,50 @@ class Mixer(nn.Module, ABC):
             )
         if reset is not None and reset.dtype != torch.bool:
             raise TypeError(f"`reset` must be bool; got {reset.dtype}. Pass `reset != 0`.")
-        for part in state if isinstance(state, tuple) else (state,):
-            if isinstance(part, Tensor) and len(part) != len(x):
-                raise ValueError(
-                    f"`state` must be of as many sequences as `x`, {len(x)}; got one of {len(part)}. "
-                    "Pass what the previous call returned for these rows, or None."
-                )
-        if isinstance(state, Tensor) and state.numel() != len(x) * self.state_size:
-            raise ValueError(
-                f"`state` must have {self.state_size} numbers per sequence; got shape {tuple(state.shape)} "
-                f"for {len(x)}. Pass what the previous call returned, or None."
-            )
+        # in a graph, the state to compare with would be one of its steps
+        if state is not None and not torch.compiler.is_compiling():
+            _check_state(type(self).__name__, state, self.init_state(len(x), device="meta"))
 
     def _state_dtype(self) -> torch.dtype:
         return torch.promote_types(next(self.parameters()).dtype, torch.float32)
+
+
+def _check_state(name: str, state: State, start: State) -> None:
+    """Raise unless `state` is made as `start` is, what `init_state` returns."""
+    if _fits(state, start):
+        return
+    raise ValueError(
+        f"`state` must be that of {name} for these rows, {_form(start)}, where sizes of 0 may have grown; "
+        f"got {_form(state)}. Pass what the previous call of this layer returned, or None."
+    )
+
+
+def _fits(state: State, start: State) -> bool:
+    if start is None:
+        # a cache may hold more than it starts with
+        return state is None or isinstance(state, Tensor)
+    if isinstance(start, Tensor):
+        if not isinstance(state, Tensor) or state.dim() != start.dim():
+            return False
+        # rows never grow, not even from none
+        return len(state) == len(start) and all(
+            size in (found, 0) for found, size in zip(state.shape[1:], start.shape[1:], strict=True)
+        )
+    return (
+        type(state) is type(start)
+        and len(state) == len(start)
+        and all(_fits(part, of_start) for part, of_start in zip(state, start, strict=True))
+    )
+
+
+def _form(state: State) -> str:
+    """Structure and sizes of a state, as an error shows them."""
+    if isinstance(state, Tensor):
+        return f"a tensor {tuple(state.shape)}"
+    if isinstance(state, tuple):
+        name = "" if type(state) is tuple else type(state).__name__
+        return f"{name}({', '.join(_form(part) for part in state)})"
+    return "None" if state is None else f"a {type(state).__name__}"
 
 
 def elementwise_mixing(

@@ -119,7 +119,7 @@ class DLR(Mixer):
 
         The state is x of the equations, (b, d_model, N); with "prod" that of pairs, N (N + 1) / 2.
         """
-        self.check_input(x, reset)
+        self.check_input(x, reset, state)
         a, w = self.recurrence()
         y, state = diagonal_ssm(x, a, torch.ones_like(a), w, state=state, reset=reset, mode=self.mode)
         y = y + self.D.to(y.dtype) * x

@@ -129,7 +129,7 @@ class DSS(Mixer):
         reset: Bool[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
         """Mix `x` over time; see `Mixer.forward`. The state is x of the recurrence, (b, d_model, N)."""
-        self.check_input(x, reset)
+        self.check_input(x, reset, state)
         a, b, w = self._discrete()
         y, state = diagonal_ssm(x, a, b, w, state=state, reset=reset, mode=self.mode)
         y = y + self.D.to(y.dtype) * x

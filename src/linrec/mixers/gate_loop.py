@@ -137,7 +137,7 @@ class GateLoop(Mixer):
         reset: Bool[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
         """Mix `x` over time; see `Mixer.forward`. The state is h, (b, h, dk, dv)."""
-        self.check_input(x, reset)
+        self.check_input(x, reset, state)
         q, k = self._queries_and_keys(x)
         v = self.v(x).unflatten(-1, (self.n_heads, self.d_value))
         log_decay, phase = self.transition(x)

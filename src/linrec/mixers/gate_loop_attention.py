@@ -114,7 +114,7 @@ class GateLoopAttention(Mixer):
         reset: Bool[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b t d_model"], AttentionCache]:
         """Mix `x` over time; see `Mixer.forward`. The state is the cache of all steps so far."""
-        self.check_input(x, reset)
+        self.check_input(x, reset, state)
         v = self.v(x).unflatten(-1, (self.n_heads, self.d_value))
         y, state = self._attend(x, v, state, reset)
         return self.out(y.flatten(-2)), state

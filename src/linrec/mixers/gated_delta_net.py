@@ -159,7 +159,7 @@ class GatedDeltaNet(Mixer):
 
         The state is S^T (b, h, dk, dv); with a convolution, its tail and that.
         """
-        self.check_input(x, reset)
+        self.check_input(x, reset, state)
         tail, S = (None, state) if self.conv is None or state is None else state
         q, k, v, tail = self._projections(x, tail, reset)
         o, S = self._recall(x, q, k, v, S, reset)

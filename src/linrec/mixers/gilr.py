@@ -86,7 +86,7 @@ class GILR(Mixer):
         reset: Bool[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
         """Mix `x` over time; see `Mixer.forward`. The state is h, (b, d_model)."""
-        self.check_input(x, reset)
+        self.check_input(x, reset, state)
         g, rest = self.g(x)
         h, state = scan(g, rest * self.impulse(self.i(x)), state=state, reset=reset)
         y = h.to(x.dtype)

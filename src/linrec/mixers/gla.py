@@ -131,7 +131,7 @@ class GLA(Mixer):
         reset: Bool[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
         """Mix `x` over time; see `Mixer.forward`. The state is S, (b, h, dk, dv)."""
-        self.check_input(x, reset)
+        self.check_input(x, reset, state)
         q, k = self._queries_and_keys(x)
         v = self.v(x).unflatten(-1, (self.n_heads, self.d_value))
         o, state = gate_loop(q, k, v, self._log_alpha(x), state=state, reset=reset)

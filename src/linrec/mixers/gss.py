@@ -99,7 +99,7 @@ class GSS(Mixer):
         reset: Bool[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
         """Mix `x` over time; see `Mixer.forward`. The state is h of the recurrence, (b, d_ssm, N)."""
-        self.check_input(x, reset)
+        self.check_input(x, reset, state)
         u, v = self.norm(functional.gelu(self.u(x))).to(x.dtype), functional.gelu(self.v(x))
         y, state = diagonal_ssm(u, *self._discrete(), state=state, reset=reset, mode=self.mode)
         y = y + self.D.to(y.dtype) * u

@@ -134,7 +134,7 @@ class Hawk(Mixer):
         The state is the tail of the convolution (b, conv_size - 1, d_rnn) and the state of the recurrence;
         without a convolution, that alone.
         """
-        self.check_input(x, reset)
+        self.check_input(x, reset, state)
         tail, h = (None, state) if self.conv is None or state is None else state
         v, tail = self._v(x, tail, reset)
         y, h = self.rg_lru(v, h, reset=reset)

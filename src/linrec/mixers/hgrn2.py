@@ -119,7 +119,7 @@ class HGRN2(Mixer):
         reset: Bool[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
         """Mix `x` over time; see `Mixer.forward`. The state is h, (b, h, d, d)."""
-        self.check_input(x, reset)
+        self.check_input(x, reset, state)
         log_g, key = self._forget(x)
         i = self.i(x)
         if self.input_activation == "silu":

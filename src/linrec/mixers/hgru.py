@@ -155,7 +155,7 @@ class HGRU(Mixer):
         reset: Bool[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
         """Mix `x` over time; see `Mixer.forward`. The state is h, (b, d_model)."""
-        self.check_input(x, reset)
+        self.check_input(x, reset, state)
         magnitude = self._lambda(x)
         c = functional.silu(self.c(x)).to(magnitude.dtype)
         # pairs of real numbers up to the scan: compilers fuse them, and leave complex ones alone

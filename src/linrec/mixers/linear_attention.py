@@ -161,7 +161,7 @@ class LinearAttention(Mixer):
 
         The state (b, h, m, dv + 1) is s, its last column z; with rotary positions, a `RotaryState`.
         """
-        self.check_input(x, reset)
+        self.check_input(x, reset, state)
         v = self.v(x).unflatten(-1, (self.n_heads, self.d_head))
         y, state = self._attend(x, v, state, reset)
         return self.out(self.norm(y.flatten(-2).to(x.dtype))), state

@@ -129,7 +129,7 @@ class LRU(Mixer):
         reset: Bool[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
         """Mix `x` over time; see `Mixer.forward`. The state is h, (b, d_state)."""
-        self.check_input(x, reset)
+        self.check_input(x, reset, state)
         magnitude, theta = self._polar(x)
         Lambda = magnitude * torch.polar(torch.ones_like(theta), theta)
         # gamma scales the rows of B, which are fewer than the steps of x

@@ -83,7 +83,7 @@ class LSLSTM(Mixer):
         reset: Bool[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b t d_model"], tuple[Tensor, Tensor]]:
         """Mix `x` over time; see `Mixer.forward`. The state is h~ and c, each (b, d_model)."""
-        self.check_input(x, reset)
+        self.check_input(x, reset, state)
         surrogate, c = (None, None) if state is None else state
         seen, surrogate = self._seen(x, surrogate, reset)
         f, _ = self.f(seen)

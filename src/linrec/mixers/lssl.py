@@ -133,7 +133,7 @@ class LSSL(Mixer):
         reset: Bool[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
         """Mix `x` over time; see `Mixer.forward`. The state is x of the equations, (b, d_model, N)."""
-        self.check_input(x, reset)
+        self.check_input(x, reset, state)
         y, state = self._run(x, state, reset)
         y = (y + self.D.to(y.dtype) * x[..., None]).flatten(-2)
         o = position_wise(y, self.out, output=self.output, activation=self.activation)

@@ -175,7 +175,7 @@ class Mamba(Mixer):
 
         The state is h (b, expand * d_model, N); with a convolution, its tail and that.
         """
-        self.check_input(x, reset)
+        self.check_input(x, reset, state)
         tail, h = (None, state) if self.conv is None or state is None else state
         value, z, dt, B, C, tail = self._projections(x, tail, reset)
         y, h = selective_scan(value, dt, self._rates(dt), B, C, self.D, state=h, reset=reset)

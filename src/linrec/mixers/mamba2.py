@@ -188,7 +188,7 @@ class Mamba2(Mixer):
         The state is S (b, h, N, P), of N features of B and P channels of X; with a convolution, its tail and
         that.
         """
-        self.check_input(x, reset)
+        self.check_input(x, reset, state)
         tail, S = (None, state) if self.conv is None or state is None else state
         z, X, B, C, dt, tail = self._projections(x, tail, reset)
         Y, S = gate_loop(C, B, (dt[..., None] * X).to(X.dtype), self._log_decay(dt), state=S, reset=reset)

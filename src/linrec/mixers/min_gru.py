@@ -94,7 +94,7 @@ class MinGRU(Mixer):
         reset: Bool[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
         """Mix `x` over time; see `Mixer.forward`. The state is h, (b, d_state)."""
-        self.check_input(x, reset)
+        self.check_input(x, reset, state)
         z, kept = self.z(x)
         candidate = self.h(x).to(z.dtype)
         if self.positive:

@@ -103,7 +103,7 @@ class MinLSTM(Mixer):
         reset: Bool[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
         """Mix `x` over time; see `Mixer.forward`. The state is h, (b, d_state)."""
-        self.check_input(x, reset)
+        self.check_input(x, reset, state)
         f, i = self._gates(x)
         candidate = self.h(x).to(f.dtype)
         if self.positive:

@@ -164,7 +164,7 @@ class MLSTM(Mixer):
         reset: Bool[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b t d_model"], MLSTMState]:
         """Mix `x` over time; see `Mixer.forward`. The state is an `MLSTMState`."""
-        self.check_input(x, reset)
+        self.check_input(x, reset, state)
         tail, memory = (None, None) if state is None else (state.tail, MatrixMemoryState(*state[1:]))
         u, z = self.up(x).chunk(2, -1)
         c, tail = self._convolved(u, tail, reset)

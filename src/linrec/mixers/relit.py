@@ -143,7 +143,7 @@ class ReLiT(Mixer):
 
         The state is C^T, its last column s, (b, h, eta dk, dv + 1); of AReLiT, a `ReLiTState`.
         """
-        self.check_input(x, reset)
+        self.check_input(x, reset, state)
         run = self._approximate if self.r else self._exact
         a, state = run(x, state, reset)
         return self.out(a.flatten(-2).to(x.dtype)), state

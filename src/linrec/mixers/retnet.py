@@ -138,7 +138,7 @@ class RetNet(Mixer):
         reset: Bool[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
         """Mix `x` over time; see `Mixer.forward`. The state is S, (b, h, dk / 2, dv) of complex numbers."""
-        self.check_input(x, reset)
+        self.check_input(x, reset, state)
         q, k = self._queries_and_keys(x)
         v = self.v(x).to(self._state_dtype()).unflatten(-1, (self.n_heads, self.d_value))
         y, state = gate_loop(q, k, v, *self._gates(), state=state, reset=reset)

@@ -124,7 +124,7 @@ class RFA(Mixer):
         reset: Bool[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
         """Mix `x` over time; see `Mixer.forward`. The state (b, h, m, dv + 1) is S, its last column z."""
-        self.check_input(x, reset)
+        self.check_input(x, reset, state)
         v = self.v(x).unflatten(-1, (self.n_heads, self.d_head))
         y, state = self._attend(x, v, state, reset)
         return self.out(y.flatten(-2)), state

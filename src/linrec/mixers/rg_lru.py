@@ -138,7 +138,7 @@ class RGLRU(Mixer):
         The state is h (b, d_model); with `start="whole"`, h and the number of steps since the sequence began
         (b, 1).
         """
-        self.check_input(x, reset)
+        self.check_input(x, reset, state)
         h, seen = state if self.start == "whole" and state is not None else (state, None)
         log_a = self._log_a(x)
         gain, seen = self._gain(x, log_a, seen, reset)

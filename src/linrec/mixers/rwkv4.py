@@ -140,7 +140,7 @@ class RWKV4(Mixer):
         reset: Bool[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b t d_model"], RWKV4State]:
         """Mix `x` over time; see `Mixer.forward`. The state is an `RWKV4State`."""
-        self.check_input(x, reset)
+        self.check_input(x, reset, state)
         # the largest exponent so far is that of all parts
         splitting.refuse("rwkv4")
         state = self.init_state(len(x), device=x.device) if state is None else state

@@ -160,7 +160,7 @@ class RWKV6(Mixer):
 
         The state is the last input (b, d_model) and S (b, h, d, d); without token shift, S alone.
         """
-        self.check_input(x, reset)
+        self.check_input(x, reset, state)
         last, S = (None, state) if self.shift is None or state is None else state
         mixed, last = self._shifted(x, last, reset)
         r, k = self._receptances_and_keys(mixed)

@@ -102,7 +102,7 @@ class S4D(Mixer):
         reset: Bool[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
         """Mix `x` over time; see `Mixer.forward`. The state is x of the equations, (b, d_model, n)."""
-        self.check_input(x, reset)
+        self.check_input(x, reset, state)
         y, state = self.ssm(x, state, reset=reset)
         o = position_wise(y, self.out, output=self.output, activation=self.activation)
         return o, state

@@ -149,7 +149,7 @@ class S5(Mixer):
         Returns:
             y (b, t, d_model) and the state after the last step.
         """
-        self.check_input(x, reset)
+        self.check_input(x, reset, state)
         a, b = self._discrete(x, intervals)
         u = functional.linear(x, self.B).to(self._state_dtype())
         h, state = scan(a, b * torch.view_as_complex(u.unflatten(-1, (-1, 2))), state=state, reset=reset)

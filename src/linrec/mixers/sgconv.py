@@ -145,7 +145,7 @@ class SGConv(Mixer):
         reset: Bool[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
         """Mix `x` over time; see `Mixer.forward`. The state is the last inputs, (b, s, d_model)."""
-        self.check_input(x, reset)
+        self.check_input(x, reset, state)
         y, state = self.filter(x, state, reset=reset)
         o = position_wise(y, self.out, output=self.output, activation=self.activation)
         return o, state

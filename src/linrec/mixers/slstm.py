@@ -162,7 +162,7 @@ class SLSTM(Mixer):
         reset: Bool[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b t d_model"], SLSTMState]:
         """Mix `x` over time; see `Mixer.forward`. The state is an `SLSTMState`."""
-        self.check_input(x, reset)
+        self.check_input(x, reset, state)
         splitting.refuse("slstm")
         past = self.init_state(len(x), device=x.device) if state is None else state
         gates, tail = self._gates(x, past.tail, reset)

@@ -134,7 +134,7 @@ class TNN(Mixer):
         reset: Bool[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
         """Mix `x` over time; see `Mixer.forward`. The state is the last v, (b, s, expansion d_model)."""
-        self.check_input(x, reset)
+        self.check_input(x, reset, state)
         u, v = functional.silu(self.u(x)), functional.silu(self.v(x))
         y, state = self.filter(v, state, reset=reset)
         return self.out(u * y), state

@@ -147,7 +147,7 @@ class TransNormer(Mixer):
         reset: Bool[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
         """Mix `x` over time; see `Mixer.forward`. The state is (b, h, dk, dv), complex with theta."""
-        self.check_input(x, reset)
+        self.check_input(x, reset, state)
         q, k = self._queries_and_keys(x)
         v = self.v(x).unflatten(-1, (self.n_heads, self.d_head))
         o, state = gate_loop(q, k, v, *self._gates(), state=state, reset=reset)

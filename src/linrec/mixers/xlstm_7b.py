@@ -125,7 +125,7 @@ class XLSTM7B(Mixer):
         reset: Bool[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b t d_model"], MatrixMemoryState]:
         """Mix `x` over time; see `Mixer.forward`. The state is a `MatrixMemoryState`."""
-        self.check_input(x, reset)
+        self.check_input(x, reset, state)
         v = self.v(x).unflatten(-1, (self.n_heads, -1))
         h, state = self.memory(x, *self._queries_and_keys(x), v, state, reset=reset)
         h = self.norm(h).flatten(-2).to(x.dtype)
