@@ -1,3 +1,5 @@
+import re
+
 import pytest
 import torch
 
@@ -101,6 +103,11 @@ def test_errors():
         fit_modes(torch.ones(1, 4), 0)
     with pytest.raises(ValueError, match="`radius` must be above 0 and at most 1; got 1"):
         exact_modes(torch.ones(1, 4), 1.1)
-    for function in (lambda kernel: fit_modes(kernel, 1), lambda kernel: exact_modes(kernel, 1.0)):
-        with pytest.raises(ValueError, match=r"`kernel` must have shape .* got \(2, 0\)"):
-            function(torch.ones(2, 0))
+    with pytest.raises(ValueError, match="`count` must be at least 1; got 0"):
+        hankel_singular_values(torch.ones(1, 4), 0)
+    for function in (fit_modes, exact_modes, hankel_singular_values):
+        for shape in ((2, 0), (4,)):
+            with pytest.raises(ValueError, match=rf"`kernel` must have shape .* got {re.escape(str(shape))}"):
+                function(torch.ones(shape), 1)
+        with pytest.raises(ValueError, match="`kernel` must be finite; got 2 taps that are not, of 4"):
+            function(torch.tensor([[1.0, torch.nan, 0.0, torch.inf]]), 1)

@@ -93,3 +93,6 @@ def test_errors_say_what_exists():
     for step in (0, -0.5):
         with pytest.raises(ValueError, match=f"`step` must be a positive time; got {step}"):
             discretize(system(), step)
+    for least in ("0", "-0.5", "nan"):
+        with pytest.raises(ValueError, match=f"`step` must be positive times; got values down to {least}"):
+            discretize(system(), torch.tensor([0.1, float(least)]))

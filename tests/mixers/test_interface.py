@@ -85,10 +85,10 @@ class OnTheDevice(TorchFunctionMode):
 
 @pytest.mark.parametrize(("name", "variant"), variants.cases())
 def test_no_numbers_move_between_host_and_device(name, variant, monkeypatch):
-    # on the CPU alone, operators look at the values of beta and of dt
-    for operator in ("delta_rule", "selective_scan"):
-        checks = importlib.import_module(f"linrec.ops.{operator}.inputs")
-        monkeypatch.setattr(checks, "_visible", lambda values: False)
+    # on the CPU alone, the values of beta and of steps are looked at
+    for checks in ("ops.delta_rule.inputs", "ops.selective_scan.inputs", "hippo.discretization"):
+        module = importlib.import_module(f"linrec.{checks}")
+        monkeypatch.setattr(module, "visible", lambda values: False)
     mixer = mixers.build(name, 4, **variants.arguments(name, variant))
     x, reset = torch.randn(2, TIME, 4), torch.zeros(2, TIME, dtype=torch.bool)
     _, state = mixer(x)

@@ -225,3 +225,5 @@ def test_errors_say_what_is_wrong():
         make()(torch.zeros(2, 3, D), intervals=torch.ones(3))
     with pytest.raises(TypeError, match="`intervals` must be of a real floating dtype"):
         make()(torch.zeros(2, 3, D), intervals=torch.ones(2, 3).long())
+    with pytest.raises(ValueError, match=r"`intervals` must be at least 0; got values down to -0\.5"):
+        make()(torch.zeros(2, 3, D), intervals=torch.tensor([[1.0, 0.0, -0.5], [1.0, 1.0, 1.0]]))

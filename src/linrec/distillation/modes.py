@@ -28,6 +28,9 @@ def hankel_singular_values(kernel: Float[Tensor, "d length"], count: int) -> Flo
     Returns:
         The values, largest first, in float64 on the CPU.
 
+    Raises:
+        ValueError: a `count` below 1, or a kernel without taps, or with taps that are not finite.
+
     Source:
         Laughing Hyena Distillery (Massaroli and others, 2023), its section on the choice of the order.
 
@@ -40,8 +43,10 @@ def hankel_singular_values(kernel: Float[Tensor, "d length"], count: int) -> Flo
         >>> (values > 1e-6 * values[:, :1]).sum().item()
         2
     """
+    if count < 1:
+        raise ValueError(f"`count` must be at least 1; got {count}.")
     found = torch.zeros(len(kernel), count, dtype=torch.float64)
-    for row, taps in zip(found, kernel.detach().double().cpu(), strict=True):
+    for row, taps in zip(found, _taps(kernel), strict=True):
         values = _principal(taps[1:], count)[0][:count].abs()
         row[: len(values)] = values
     return found
@@ -58,6 +63,9 @@ def fit_modes(
     fit is the largest whose poles take no more than `modes` of them. Everything is in float64, and products
     with H are by FFT, so that long kernels are fitted as well.
 
+    A smooth kernel needs few modes. One with jumps or with single large taps needs about half as many as it
+    has taps: take `exact_modes` for it.
+
     Args:
         kernel: K (d, length), the tap of the current step first.
         modes: n, at least 1.
@@ -67,7 +75,7 @@ def fit_modes(
         Where a channel needs fewer modes, the others are zero.
 
     Raises:
-        ValueError: `modes` below 1, or a kernel without taps.
+        ValueError: `modes` below 1, or a kernel without taps, or with taps that are not finite.
 
     Source:
         S. Kung, A New Identification and Model Reduction Algorithm via Singular Value Decompositions (1978),
@@ -110,7 +118,7 @@ def exact_modes(
         zeros, on the CPU.
 
     Raises:
-        ValueError: a `radius` out of range, or a kernel without taps.
+        ValueError: a `radius` out of range, or a kernel without taps, or with taps that are not finite.
 
     Source:
         Accelerating Toeplitz Neural Network with Constant-time Inference Complexity (Qin and Zhong, 2023),
@@ -139,9 +147,16 @@ def exact_modes(
 def _taps(kernel: Tensor) -> Tensor:
     if kernel.ndim != 2 or kernel.shape[1] < 1:
         raise ValueError(
-            f"`kernel` must have shape (d, length) with at least 1 tap; got {tuple(kernel.shape)}."
+            f"`kernel` must have shape (d, length) with at least 1 tap; got {tuple(kernel.shape)}. "
+            "Add a channel axis to a single filter: `kernel[None]`."
         )
-    return kernel.detach().double().cpu()
+    taps = kernel.detach().double().cpu()
+    if wrong := int((~taps.isfinite()).sum()):
+        raise ValueError(
+            f"`kernel` must be finite; got {wrong} taps that are not, of {taps.numel()}. "
+            "No recurrence has those: find out where they come from."
+        )
+    return taps
 
 
 def _principal(taps: Tensor, count: int) -> tuple[Tensor, Tensor]:

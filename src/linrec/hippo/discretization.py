@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from linrec.errors import unknown
 from linrec.hippo.measures import StateSpace
+from linrec.ops.visibility import visible
 
 __all__ = ["Discretization", "discretize"]
 
@@ -55,6 +56,10 @@ def discretize(
         if not step > 0:
             raise ValueError(f"`step` must be a positive time; got {step}. A step of zero never moves.")
         step = A.new_tensor(step)
+    elif step.numel() and visible(step) and not (least := float(step.detach().min())) > 0:
+        raise ValueError(
+            f"`step` must be positive times; got values down to {least:.4g}. A step of zero never moves."
+        )
     # neither function below is right in half precision
     dtype = torch.promote_types(step.dtype, A.dtype)
     A, B, step = (x.to(torch.promote_types(dtype, torch.float32)) for x in (A, B, step))

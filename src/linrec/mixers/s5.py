@@ -24,6 +24,7 @@ from linrec.mixers.base import Mixer, State, Transitions, elementwise_mixing
 from linrec.nn.parameters import mark
 from linrec.nn.state_space import log_steps
 from linrec.ops import discretize_diagonal, scan
+from linrec.ops.visibility import visible
 
 __all__ = ["S5"]
 
@@ -195,6 +196,13 @@ class S5(Mixer):
                 raise TypeError(
                     f"`intervals` must be of a real floating dtype; got {intervals.dtype}. Convert them."
                 )
+            if intervals.numel() and visible(intervals):
+                least = float(intervals.detach().min())
+                if not least >= 0:
+                    raise ValueError(
+                        f"`intervals` must be at least 0; got values down to {least:.4g}. Pass the time since "
+                        "the observation before, and sort observations by time."
+                    )
             dt = intervals.to(dtype)[..., None] * dt
         Lambda = torch.complex(-self.A_log.to(dtype).exp(), self.A_imag.to(dtype))
         return discretize_diagonal(Lambda, torch.ones_like(Lambda), dt, self.discretization)

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from linrec.ops.gate_loop.inputs import check_precision
+from linrec.ops.visibility import visible
 
 
 def check_real(**tensors: Tensor | None) -> None:
@@ -27,7 +28,7 @@ def check_beta(beta: Tensor, q: Tensor) -> None:
             "Pass one value per step and head."
         )
     check_precision("beta", beta, q)
-    if beta.numel() == 0 or not _visible(beta):
+    if beta.numel() == 0 or not visible(beta):
         return
     low, high = (float(x) for x in torch.aminmax(beta.detach()))
     if low < 0 or high > 2:
@@ -35,10 +36,3 @@ def check_beta(beta: Tensor, q: Tensor) -> None:
             f"`beta` must be in [0, 2]; got values from {low:.4g} to {high:.4g}. "
             "Pass `sigmoid(...)`, or `2 * sigmoid(...)` for transitions with negative eigenvalues."
         )
-
-
-def _visible(x: Tensor) -> bool:
-    """Whether the values can be read without waiting for a device, and without breaking a graph."""
-    if x.device.type != "cpu" or torch.compiler.is_compiling():
-        return False
-    return not torch._C._are_functorch_transforms_active()

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from linrec.ops.precision import accumulation
+from linrec.ops.visibility import visible
 
 _SUPPORTED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -105,7 +106,7 @@ def _check_dtypes(x: Tensor, given: dict[str, Tensor | None]) -> None:
 
 def _check_values(dt: Tensor, A: Tensor) -> None:
     """Raise where a state would grow; look where that costs no waiting, and breaks no graph."""
-    if not _visible(dt):
+    if not visible(dt):
         return
     if A.numel() and (largest := float(A.detach().max())) > 0:
         raise ValueError(
@@ -116,13 +117,6 @@ def _check_values(dt: Tensor, A: Tensor) -> None:
         raise ValueError(
             f"`dt` must be at least 0; got values down to {smallest:.4g}. Pass `softplus(...)` of them."
         )
-
-
-def _visible(x: Tensor) -> bool:
-    """Whether the values can be read without waiting for a device, and without breaking a graph."""
-    if x.device.type != "cpu" or torch.compiler.is_compiling():
-        return False
-    return not torch._C._are_functorch_transforms_active()
 
 
 def _name(dtype: torch.dtype) -> str:
