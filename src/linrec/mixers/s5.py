@@ -200,8 +200,8 @@ class S5(Mixer):
                 least = float(intervals.detach().min())
                 if not least >= 0:
                     raise ValueError(
-                        f"`intervals` must be at least 0; got values down to {least:.4g}. Pass the time since "
-                        "the observation before, and sort observations by time."
+                        f"`intervals` must be at least 0; got values down to {least:.4g}. Pass the time "
+                        "since the observation before, and sort observations by time."
                     )
             dt = intervals.to(dtype)[..., None] * dt
         Lambda = torch.complex(-self.A_log.to(dtype).exp(), self.A_imag.to(dtype))
