@@ -49,7 +49,7 @@ REFUSED = {
     "rwkv4": "rwkv4",
     "rwkv5": "token_shift",
     "rwkv6": "token_shift",
-    "s4": "dense_ssm",
+    "s4": "dplr_ssm",
     "sgconv": "long_conv",
     "slstm": "slstm",
     "sru": "sru",

@@ -12,10 +12,10 @@ sides and that the real part of Lambda is negative keeps A stable: SaShiMi (Goel
 """
 
 import math
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Complex, Float
 from torch import Tensor, nn
 
 from linrec.errors import unknown
@@ -25,6 +25,8 @@ from linrec.nn.parameters import mark
 from linrec.nn.position_wise import Output, make_output, position_wise
 from linrec.nn.state_space import log_steps
 from linrec.ops.dense_ssm import dense_ssm
+from linrec.ops.dplr_ssm import dplr_ssm
+from linrec.ops.long_conv import discretize_diagonal
 
 __all__ = ["S4"]
 
@@ -35,12 +37,24 @@ Discretization = Literal["bilinear", "zoh"]
 SMALLEST_DECAY = 1e-4
 
 
+class LowRank(NamedTuple):
+    """What `linrec.ops.dplr_ssm` takes."""
+
+    a: Complex[Tensor, "d n"]
+    p: Complex[Tensor, "d n r"]
+    q: Complex[Tensor, "d n r"]
+    b: Complex[Tensor, "d n"]
+    c: Complex[Tensor, "d n"]
+
+
 class S4(Mixer):
     """x_t = Abar x_{t-1} + Bbar u_t, y_t = 2 Re(C x_t) + D u_t with A normal plus low rank, then GELU and W.
 
-    Trained as a convolution and streamed as a recurrence, which are the same numbers: `mode` chooses; see
-    `linrec.ops.dense_ssm`. Between calls the state is exact, so that powers of Abar are needed in any case;
-    the kernel is made from them, and is the one that `linrec.ops.cauchy_kernel` makes from its spectrum.
+    Trained as a convolution and streamed as a recurrence, which are the same numbers: `mode` chooses. After
+    the bilinear transform Abar is diagonal plus low rank again, and `linrec.ops.dplr_ssm` runs it: a step
+    costs N numbers a channel, and the kernel, exact for any length, is the one that
+    `linrec.ops.cauchy_kernel` makes from its spectrum. With "zoh" Abar is a whole matrix, and
+    `linrec.ops.dense_ssm` runs it.
 
     The state is kept as real numbers, the real parts of all entries and then the imaginary ones. In these, A
     has the symmetric part diag(Re Lambda) - 2 P P^T, which is negative: A and every discretisation are stable
@@ -149,9 +163,8 @@ class S4(Mixer):
     ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
         """Mix `x` over time; see `Mixer.forward`. The state is x of the equations, (b, d_model, N), real."""
         self.check_input(x, reset, state)
-        Abar, Bbar, C = self.discrete()
-        y, state = dense_ssm(x, Abar, Bbar, C[:, None], state=state, reset=reset, mode=self.mode)
-        y = y.squeeze(-1) + self.D.to(y.dtype) * x
+        y, state = self._run(x, state, reset)
+        y = y + self.D.to(y.dtype) * x
         o = position_wise(y, self.out, output=self.output, activation=self.activation)
         return o, state
 
@@ -168,6 +181,27 @@ class S4(Mixer):
         Abar, Bbar = discretize(StateSpace(A, B), self.dt_log.to(dtype).exp(), self.discretization)
         return Abar, Bbar, 2 * torch.cat([C_real, -C_imag], -1)
 
+    def low_rank(self) -> LowRank:
+        """Abar = diag(a) - p q^T, Bbar = b and 2 C = c of the bilinear transform, one of each conjugate pair.
+
+        With E = I - dt/2 diag(Lambda), Woodbury's identity has
+
+            (I - dt/2 A)^-1 = E^-1 - E^-1 P (2/dt I + P^* E^-1 P)^-1 P^* E^-1     Abar = 2 (I - dt/2 A)^-1 - I
+        """
+        dtype = self._state_dtype()
+        P, B, C = (torch.view_as_complex(x.to(dtype)) for x in (self.P, self.B, self.C))
+        dt = self.dt_log.to(dtype).exp()
+        Lambda = torch.complex(-self.A_log.to(dtype).exp(), self.A_imag.to(dtype))
+        a, b = discretize_diagonal(Lambda, B, dt[:, None], "bilinear")
+        left, right = (x / (1 - dt[:, None, None] / 2 * Lambda[..., None]) for x in (P, P.conj()))
+        # P^* x of both entries of a pair is twice the real part of one
+        inner = 2 * (P.conj()[..., None] * left[:, :, None]).sum(1).real
+        inner = inner + torch.diag_embed((2 / dt)[:, None].expand(-1, P.shape[-1]))
+        # the inverse on the right of E^-1 P, by a sum that autocast does not round
+        left = (left[..., None] * torch.linalg.inv_ex(inner).inverse[:, None]).sum(-2)
+        b = b - dt[:, None] * (left * 2 * (right * B[..., None]).sum(1, keepdim=True).real).sum(-1)
+        return LowRank(a, 2 * left, 2 * right, b, 2 * C)
+
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> Tensor:
         """Zeros (batch, d_model, N)."""
         device = self.D.device if device is None else device
@@ -183,8 +217,18 @@ class S4(Mixer):
         self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
     ) -> Float[Tensor, "b t t"]:
         """Mean over channels of |K_(n - m)|, of the kernel without D."""
-        Abar, Bbar, C = self.discrete()
-        impulse = torch.zeros(1, x.shape[1], self.d_model, dtype=Abar.dtype, device=x.device)
+        impulse = torch.zeros(1, x.shape[1], self.d_model, dtype=self._state_dtype(), device=x.device)
         impulse[:, :1] = 1
-        kernel, _ = dense_ssm(impulse, Abar, Bbar, C[:, None])
-        return kernel_mixing(kernel[0, :, :, 0].mT, x, reset)
+        kernel, _ = self._run(impulse, None, None)
+        return kernel_mixing(kernel[0].mT, x, reset)
+
+    def _run(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, Tensor]:
+        if self.discretization == "zoh":
+            # an exponential of A is not diagonal plus low rank
+            Abar, Bbar, C = self.discrete()
+            y, state = dense_ssm(x, Abar, Bbar, C[:, None], state=state, reset=reset, mode=self.mode)
+            return y.squeeze(-1), state
+        if state is not None:
+            state = torch.complex(*state.to(self._state_dtype()).chunk(2, -1))
+        y, state = dplr_ssm(x, *self.low_rank(), state=state, reset=reset, mode=self.mode)
+        return y, torch.cat([state.real, state.imag], -1)

@@ -7,6 +7,7 @@ from linrec.ops.attention import softmax_attention as softmax_attention
 from linrec.ops.delta_rule import delta_rule as delta_rule
 from linrec.ops.dense_ssm import dense_ssm as dense_ssm
 from linrec.ops.diagonal_ssm import diagonal_ssm as diagonal_ssm
+from linrec.ops.dplr_ssm import dplr_ssm as dplr_ssm
 from linrec.ops.gate_loop import gate_loop as gate_loop
 from linrec.ops.gate_loop import gate_loop_matrix as gate_loop_matrix
 from linrec.ops.gate_loop import normalized_gate_loop as normalized_gate_loop

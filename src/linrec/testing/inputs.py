@@ -11,6 +11,7 @@ __all__ = [
     "delta_rule_inputs",
     "dense_ssm_inputs",
     "diagonal_ssm_inputs",
+    "dplr_ssm_inputs",
     "gate_loop_inputs",
     "generator",
     "long_conv_inputs",
@@ -332,6 +333,54 @@ def dense_ssm_inputs(
     }
     inputs = {name: x if x is None else x.to(device, wide) for name, x in inputs.items()}
     return {"u": _normal((batch, time, channels), random, dtype).to(device, dtype)} | inputs
+
+
+def dplr_ssm_inputs(
+    batch: int,
+    time: int,
+    channels: int,
+    states: int,
+    rank: int = 1,
+    *,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+    device: str = "cpu",
+) -> dict[str, Tensor]:
+    """Inputs u, a, p, q, b, c and state for `linrec.ops.dplr_ssm`; no transition makes any state larger.
+
+    Args:
+        batch: sequences b.
+        time: steps t.
+        channels: channels d.
+        states: states n of each channel.
+        rank: r, at most 2 n.
+        dtype: of u; all others have the complex dtype of its accumulation.
+        seed: of the values.
+        device: where they live.
+
+    Example:
+        >>> inputs = dplr_ssm_inputs(2, 5, 3, 4)
+        >>> inputs["a"].shape, inputs["p"].shape, inputs["state"].shape
+        (torch.Size([3, 4]), torch.Size([3, 4, 1]), torch.Size([2, 3, 4]))
+    """
+    random = generator(seed)
+    wide = _accumulation(dtype).to_complex()
+    shape = (channels, states)
+    a = torch.polar(torch.exp(_log_decays(shape, random)), _phases(shape, random))
+    # directions of the state, orthonormal as real numbers, of which some share is taken away or turned round
+    directions, _ = torch.linalg.qr(_normal((channels, 2 * states, rank), random, torch.float64))
+    v = torch.complex(directions[:, :states], directions[:, states:])
+    share = 2 * torch.rand(channels, 1, rank, generator=random, dtype=torch.float64)
+    inputs = {
+        "a": a,
+        "p": share * a[..., None] * v,
+        "q": v.conj().resolve_conj(),
+        "b": _normal(shape, random, wide),
+        "c": _normal(shape, random, wide) / states**0.5,
+        "state": _normal((batch, *shape), random, wide),
+    }
+    u = _normal((batch, time, channels), random, dtype).to(device, dtype)
+    return {"u": u} | {name: tensor.to(device, wide) for name, tensor in inputs.items()}
 
 
 def selective_scan_inputs(

@@ -1,0 +1,140 @@
+"""The model as a loop over its states, and as a convolution.
+
+Arguments and results as in `reference.py`; the convolution also takes None for a state of zeros, and `u` in
+half precision.
+
+What the low rank takes from the state, s_t = Re(q^T x_{t-1}), is a signal of its own: given u and s, the
+model is diagonal. With k_xy the taps Re(x a^l y) of diagonal models and z a delay by one step,
+
+    s = (1 + z k_qp)^-1 z k_qb * u    y = k_cb * u - k_cp * s
+
+This is Woodbury's identity for series in z, which end where the sequence does: no power of the whole matrix
+corrects them. The states between stretches of about sqrt(t) steps are what one such power makes of them; it
+is the same identity for a few terms.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from linrec.ops.dplr_ssm.series import FeedBack, delayed, matrices, times
+from linrec.ops.long_conv import long_conv
+from linrec.ops.long_conv.powers import powers, sums_of_powers
+from linrec.ops.precision import accumulation
+
+
+def recurrence(
+    u: Tensor, a: Tensor, p: Tensor, q: Tensor, b: Tensor, c: Tensor, state: Tensor, reset: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """States one after the other, then all outputs at once."""
+    states = []
+    # unbound once: the gradient of an index in a loop would be a tensor of all steps, for every step
+    starts = [None] * u.shape[1] if reset is None else list(reset[:, :, None, None].unbind(1))
+    for bu, start in zip((b * u[..., None]).unbind(1), starts, strict=True):
+        if start is not None:
+            state = state.masked_fill(start, 0)
+        state = _step(state, a, p, q) + bu
+        states.append(state)
+    return (c * torch.stack(states, 1)).sum(-1).real, state
+
+
+def convolution(
+    u: Tensor,
+    a: Tensor,
+    p: Tensor,
+    q: Tensor,
+    b: Tensor,
+    c: Tensor,
+    state: Tensor | None,
+    reset: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """y = K * u + the response of the initial state; states are formed between stretches of time."""
+    time, sums = u.shape[1], accumulation(u.dtype)
+    # taps are small differences of large ones, which single precision would leave few digits of
+    if a.device.type != "mps":
+        a, p, q, b, c = (x.to(torch.complex128) for x in (a, p, q, b, c))
+    # vectors as rows (1 + r, d, n)
+    into, out = (torch.cat([x[None], y.movedim(-1, 0)]) for x, y in ((b, p), (c, q)))
+    tables = powers(a, time)
+    taps = sums_of_powers(tables, out[:, None] * into)
+    back = FeedBack.apply(taps[1:, 1:])
+    of_u, of_s = times(back, taps[1:, :1]), taps[:1, 1:]
+    kernel = (taps[:1, :1] - delayed(times(of_s, of_u))).flatten(0, 2)
+    y, _ = long_conv(u, kernel.to(sums), reset=reset, mode="convolution")
+
+    stretch = _stretch(tables.near, into, out, back, of_u, of_s)
+    size = tables.near.shape[-1]
+    through = _power(a, stretch, size).to(sums)
+    inputs = u.to(sums)
+    if reset is not None:
+        # those from the last reset on
+        later = reset.flip(1).cumsum(1).flip(1) - reset.long()
+        inputs = inputs.masked_fill(later[..., None] > 0, 0)
+    # the first stretch filled up with zeros
+    blocks = functional.pad(inputs.mT, (-time % size, 0)).unflatten(-1, (-1, size))
+    parts = torch.einsum("bdfl,dnl->fdbn", blocks, stretch.inputs.flip(-1).to(sums))
+    last = parts[0]
+    for part in parts[1:]:
+        last = torch.baddbmm(part, last, through)
+    if state is None:
+        return y, _complex(last)
+    # one step, and then whole stretches
+    x = _real(_step(state.to(a), a, p, q).to(state)).transpose(0, 1)
+    starts = [x]
+    for _ in range(len(parts) - 1):
+        starts.append(starts[-1] @ through)
+    response = torch.einsum("fdbn,dnl->bfld", torch.stack(starts), stretch.outputs.to(sums))
+    response = response.flatten(1, 2)[:, :time]
+    whole, rest = divmod(time - 1, size)
+    x = starts[whole] if rest == 0 else starts[whole] @ _power(a, stretch, rest).to(sums)
+    if reset is not None:
+        begun = reset.cumsum(1) > 0
+        response = response.masked_fill(begun[..., None], 0)
+        x = x.masked_fill(begun[:, -1:], 0)
+    return y + response, _complex(last + x)
+
+
+class _Stretch(NamedTuple):
+    """Of a few steps l, with states as real numbers: A^l B, C A^l, q^T A^l, and p a^l, (.., d, 2 n, l)."""
+
+    inputs: Tensor
+    outputs: Tensor
+    taken: Tensor
+    given: Tensor
+    diagonal: Tensor
+
+
+def _stretch(near: Tensor, into: Tensor, out: Tensor, back: Tensor, of_u: Tensor, of_s: Tensor) -> _Stretch:
+    size = near.shape[-1]
+    back, of_u, of_s = (matrices(series, size) for series in (back, of_u, of_s))
+    columns, rows = into[..., None] * near, (out[..., None] * near).conj()
+    columns, rows = (torch.cat([x.real, x.imag], -2) for x in (columns, rows))
+    taken = torch.einsum("sdnl,rsdlm->rdnm", rows[1:], back)
+    outputs = rows[0] - delayed(torch.einsum("sdnl,rsdlm->rdnm", taken, of_s))[0]
+    inputs = columns[0] - delayed(torch.einsum("sdnl,srdlm->rdnm", columns[1:], of_u))[0]
+    return _Stretch(inputs, outputs, taken, columns[1:], near)
+
+
+def _power(a: Tensor, stretch: _Stretch, steps: int) -> Tensor:
+    """A^steps transposed, (d, 2 n, 2 n), for 1 to as many steps as a stretch has."""
+    power = a * stretch.diagonal[..., steps - 1]
+    real, imaginary = torch.diag_embed(power.real), torch.diag_embed(power.imag)
+    diagonal = torch.cat([torch.cat([real, imaginary], -1), torch.cat([-imaginary, real], -1)], -2)
+    given = stretch.given[..., :steps].flip(-1)
+    return diagonal - torch.einsum("rdml,rdnl->dmn", stretch.taken[..., :steps], given)
+
+
+def _step(x: Tensor, a: Tensor, p: Tensor, q: Tensor) -> Tensor:
+    taken = (q * x[..., None]).sum(-2, keepdim=True).real
+    return a * x - (p * taken).sum(-1)
+
+
+def _real(x: Tensor) -> Tensor:
+    return torch.cat([x.real, x.imag], -1)
+
+
+def _complex(x: Tensor) -> Tensor:
+    """States (b, d, n) of real ones (d, b, 2 n)."""
+    return torch.complex(*x.transpose(0, 1).chunk(2, -1))
