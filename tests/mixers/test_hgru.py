@@ -114,6 +114,34 @@ def test_the_layer_and_its_ablations_are_the_papers_equations(name, bound):
         assert_agree(ours, theirs)
 
 
+def test_the_forget_gate_refined_before_its_bound():
+    mixer, x = make(refine=True, lower_bound=0.3).double(), inputs()
+
+    def refined(s):
+        f, r = sigmoid(linear(s["x"], mixer.mu)), sigmoid(linear(s["x"], mixer.r))
+        g = r * (1 - (1 - f) ** 2) + (1 - r) * f**2
+        magnitude = s["gamma"] + (1 - s["gamma"]) * g
+        return s | {"forget": magnitude, "input": 1 - magnitude}
+
+    expected, state = by_hand(mixer, x, torch.full((D,), 0.3, dtype=torch.float64), change=refined)
+    y, h = mixer(x)
+    assert_agree(y, expected)
+    assert_agree(h, state)
+    assert {"r.weight", "r.bias"} <= {n for n, g in groups_of(mixer).items() if g.name == "transition"}
+    assert sum(p.numel() for p in mixer.r.parameters()) == D * D + D
+
+
+def test_uniform_gates_start_spread_and_their_refinement_opposite():
+    mixer = make(1000, refine=True, uniform_init=True, lower_bound=0.0)
+    u = torch.sigmoid(mixer.mu.bias.detach()).sort().values
+    # the order statistics of uniform numbers: within 5 standard deviations, 0.5 / sqrt(n) at most each
+    expected = (torch.arange(1000) + 0.5) / 1000
+    assert float((u - expected).abs().max()) < 5 * 0.5 / 1000**0.5
+    assert u[0] >= 0.001 and u[-1] <= 0.999 + 1e-6
+    assert torch.equal(mixer.r.bias, -mixer.mu.bias)
+    assert make(uniform_init=True).r is None
+
+
 def test_data_dependent_phases_are_a_projection_of_the_input():
     mixer, x = make(phase="data", lower_bound=0.5).double(), inputs()
     expected, state = by_hand(
@@ -266,6 +294,8 @@ class TestStack:
         ({"phase": "learnt"}, "did you mean 'learned'"),
         ({"output_norm": "batch"}, "there is no norm 'batch'"),
         ({"phase_base": 0.5}, "`phase_base` must be at least 1; got 0.5"),
+        ({"forget_gate": "bound", "refine": True}, "`refine` and `uniform_init` are of mu, which"),
+        ({"forget_gate": "bound", "uniform_init": True}, "`refine` and `uniform_init` are of mu, which"),
         ({"forget_gate": "none", "input_gate": False}, "needs `input_gate=True`; got False"),
     ],
 )

@@ -129,7 +129,12 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         },
         "random bound alone": {"lower_bound": "random", "forget_gate": "bound", "output_norm": "rms"},
         "no forget gate": {"lower_bound": 0.9, "forget_gate": "none", "output_gate": "none"},
-        "no input gate": {"lower_bound": "decreasing", "input_gate": False},
+        "no input gate": {
+            "lower_bound": "decreasing",
+            "input_gate": False,
+            "refine": True,
+            "uniform_init": True,
+        },
         "data-dependent phase": {"phase": "data", "complex_input": False},
         "real": {"phase": "none", "complex_input": False, "lower_bound": 0.99, "forget_gate": "bound"},
     },

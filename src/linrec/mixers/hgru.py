@@ -26,7 +26,7 @@ from torch.nn import functional
 
 from linrec.errors import unknown
 from linrec.mixers.base import Mixer, State, Transitions, elementwise_mixing
-from linrec.nn.gates import GateLinear
+from linrec.nn.gates import Gate, GateLinear, spread
 from linrec.nn.lower_bounds import LowerBoundKind, make_lower_bounds, share_lower_bounds
 from linrec.nn.norms import Norm, make_norm
 from linrec.nn.parameters import mark
@@ -61,6 +61,9 @@ class HGRU(Mixer):
     the bounds but the increasing ones), these are the readings taken here. "Without complex" is theta
     removed, to the letter; the second argument takes Im(c) away too, and halves the width of norm and gate.
 
+    `refine` and `uniform_init` are the UR gates of Gu and others: mu_t refined by a gate of its own, and mu
+    spread over time scales of 1 to d steps when training starts.
+
     The authors' released code is `output_gate="silu", gate_before_norm=False, phase_base=1e8`.
 
     Args:
@@ -76,13 +79,16 @@ class HGRU(Mixer):
         phase_base: theta_k = phase_base^(-k/d) for k = 0 .. d - 1 when training starts, in radians per step:
             RoPE over the 2d numbers of the state. 1e8 is RoPE's formula over d with k counted up to d.
         complex_input: whether c_t has an imaginary part.
+        refine: whether mu has a refine gate; see `linrec.nn.Gate`.
+        uniform_init: whether mu starts uniformly spread; see `linrec.nn.Gate`.
 
     Raises:
-        ValueError: an unknown name of a variant, a `lower_bound` out of [0, 1), a `phase_base` below 1, or
-            neither forget nor input gate.
+        ValueError: an unknown name of a variant, a `lower_bound` out of [0, 1), a `phase_base` below 1,
+            neither forget nor input gate, or `refine` or `uniform_init` of mu where there is none.
 
     Source:
-        HGRN (Qin, Yang and Zhong, 2023), section 3.2, eq. 1 to 3, algorithm 1, tables 8 to 11.
+        HGRN (Qin, Yang and Zhong, 2023), section 3.2, eq. 1 to 3, algorithm 1, tables 8 to 11; refine gate
+        and uniform initialisation: Gu and others (2020).
 
     Example:
         >>> import torch
@@ -105,6 +111,8 @@ class HGRU(Mixer):
         phase: Phase = "learned",
         phase_base: float = 10_000.0,
         complex_input: bool = True,
+        refine: bool = False,
+        uniform_init: bool = False,
     ) -> None:
         super().__init__(d_model)
         if forget_gate not in ("data", "bound", "none"):
@@ -118,6 +126,11 @@ class HGRU(Mixer):
                 '`forget_gate="none"` needs `input_gate=True`; got False, which leaves the gates no use. '
                 "Leave out one of the two."
             )
+        if forget_gate == "bound" and (refine or uniform_init):
+            raise ValueError(
+                '`refine` and `uniform_init` are of mu, which `forget_gate="bound"` leaves out. '
+                "Leave them out too, or keep the gate."
+            )
         if phase_base < 1:
             raise ValueError(f"`phase_base` must be at least 1; got {phase_base}. RoPE's is 10000.")
         self.lower_bound = lower_bound
@@ -130,8 +143,13 @@ class HGRU(Mixer):
         self.layer = 0
         self.bounds = make_lower_bounds(lower_bound, d_model)
         self.mu: GateLinear | None = None
+        self.r: GateLinear | None = None
         if forget_gate != "bound":
             self.mu = mark(GateLinear(d_model, d_model), group="transition", weight_decay=False)
+            if refine:
+                self.r = mark(GateLinear(d_model, d_model), group="transition", weight_decay=False)
+            if uniform_init:
+                spread(self.mu, self.r)
         self.theta: nn.Parameter | GateLinear | None = None
         start = phase_base ** (-torch.arange(d_model) / d_model)
         if phase == "learned":
@@ -207,7 +225,10 @@ class HGRU(Mixer):
     def _lambda(self, x: Tensor) -> Tensor:
         """lambda_t, also where it is the input gate's alone; one per channel where it is the bound."""
         gamma = self._gamma()
-        return gamma if self.mu is None else gamma + (1 - gamma) * torch.sigmoid(self.mu(x))
+        if self.mu is None:
+            return gamma
+        mu, _ = Gate.of_logits(self.mu(x), None if self.r is None else self.r(x))
+        return gamma + (1 - gamma) * mu
 
     def _forget(self, magnitude: Tensor) -> Tensor:
         return magnitude.new_ones(self.d_model) if self.forget_gate == "none" else magnitude

@@ -21,6 +21,7 @@ __all__ = [
     "TransitionKind",
     "log_refined",
     "positive",
+    "spread",
     "stable_exponential",
 ]
 
@@ -139,6 +140,16 @@ def positive(u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     return torch.where(u >= 0, u + 0.5, torch.sigmoid(u))
 
 
+def spread(f: GateLinear, r: GateLinear | None) -> None:
+    """Start the d gates of `f` uniformly in [1/d, 1 - 1/d] at x = 0, refined by `r` or not: see `Gate`."""
+    # of a single gate, one half
+    least = 1 / max(len(f.bias), 2)
+    with torch.no_grad():
+        f.bias.uniform_(least, 1 - least).logit_()
+        if r is not None:
+            r.bias.copy_(-f.bias)
+
+
 class Gate(nn.Module):
     """g = sigmoid(W_f x + b_f), or refined by r = sigmoid(W_r x + b_r): g = r (1 - (1 - f)^2) + (1 - r) f^2.
 
@@ -174,12 +185,7 @@ class Gate(nn.Module):
         self.f = GateLinear(d_in, d_out)
         self.r = GateLinear(d_in, d_out) if refine else None
         if uniform_init:
-            # of a single gate, one half
-            least = 1 / max(d_out, 2)
-            with torch.no_grad():
-                self.f.bias.uniform_(least, 1 - least).logit_()
-                if self.r is not None:
-                    self.r.bias.copy_(-self.f.bias)
+            spread(self.f, self.r)
         mark(self, group="transition", weight_decay=False)
 
     def forward(
