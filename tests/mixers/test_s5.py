@@ -16,6 +16,7 @@ CASES = {
     "alone": {"activation": False, "output": "none"},
     "one step": {"shared_step": True},
     "linear": {"output": "linear", "discretization": "bilinear"},
+    "gate of GELU": {"output": "half_glu2", "C_init": "complex_normal"},
 }
 every_case = pytest.mark.parametrize("case", CASES)
 
@@ -80,6 +81,8 @@ def by_hand(mixer, x, state, intervals):
         gate = z @ mixer.out.weight.T + mixer.out.bias
         if mixer.output == "half_glu":
             z = z / (1 + torch.exp(-gate))
+        elif mixer.output == "half_glu2":
+            z = y / (1 + torch.exp(-gate))
         elif mixer.output == "glu":
             z = gate[..., :D] / (1 + torch.exp(-gate[..., D:]))
         else:
@@ -164,6 +167,10 @@ def test_where_matrices_and_steps_start():
     assert C.abs().square().mean() == pytest.approx(2 / d_state, rel=0.05)
     assert B.real.mean().abs() < 0.01 and C.real.mean().abs() < 0.01
     assert mixer.D.var() == pytest.approx(1, rel=0.2)
+    _, C = complex_matrices(make(d_model, d_state, C_init="complex_normal").requires_grad_(False))
+    assert C.shape == (d_model, d_state // 2)
+    assert C.real.var() == pytest.approx(0.5, rel=0.05) and C.imag.var() == pytest.approx(0.5, rel=0.05)
+    assert (C.real * C.imag).mean().abs() < 0.02
     share = (mixer.dt_log - math.log(0.01)) / math.log(100)
     assert mixer.dt_log.shape == (64,) and 0 <= share.min() < 0.1 and 0.9 < share.max() <= 1
 
@@ -215,6 +222,8 @@ def test_errors_say_what_is_wrong():
         ({"n_blocks": 0}, "`n_blocks` must be at least 1; got 0"),
         ({"discretization": "euler"}, "no discretization 'euler'"),
         ({"output": "half-gluu"}, "no `output` 'half-gluu'; did you mean 'half_glu'"),
+        ({"C_init": "normal"}, "no `C_init` 'normal'; did you mean 'complex_normal'"),
+        ({"output": "half_glu2", "activation": False}, "needs `activation=True`, .*; got False"),
         ({"dt_min": 0.0}, "A step of zero never moves"),
     ):
         with pytest.raises(ValueError, match=message):

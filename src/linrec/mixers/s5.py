@@ -28,7 +28,9 @@ from linrec.ops.visibility import visible
 
 __all__ = ["S5"]
 
-Output = Literal["half_glu", "glu", "linear", "none"]
+Output = Literal["half_glu", "half_glu2", "glu", "linear", "none"]
+OUTPUTS = ("half_glu", "half_glu2", "glu", "linear", "none")
+StartOfC = Literal["eigenbasis", "complex_normal"]
 
 
 class S5(Mixer):
@@ -43,13 +45,14 @@ class S5(Mixer):
     | J blocks on HiPPO-N's diagonal | `n_blocks` |
     | one step size for the whole state | `shared_step=True` |
     | observations at irregular times | `forward(x, intervals=...)` |
+    | C that is normal, and not of the eigenvectors | `C_init="complex_normal"` |
     | what follows the system | `activation`, `output` |
 
     Lambda starts as the eigenvalues of J blocks of the normal part of HiPPO-LegS, with eigenvectors V; B as
-    V^* times a real normal matrix and C as a complex one times V, whose parts have variance 1 / d_state; D
-    normal, and steps log-uniform. The real part of Lambda stays below zero whatever is learned, which the
-    paper leaves open. Lambda, the steps and B are marked as group "transition" without weight decay, as the
-    authors train them.
+    V^* times a real normal matrix and C as a complex one times V, whose parts have variance 1 / d_state, or
+    as one without V, of variance 1; D normal, and steps log-uniform. The real part of Lambda stays below zero
+    whatever is learned, which the paper leaves open. Lambda, the steps and B are marked as group "transition"
+    without weight decay, as the authors train them.
 
     B and C are real matrices of pairs, as `linrec.mixers.lru.LRU` has them.
 
@@ -62,16 +65,18 @@ class S5(Mixer):
         dt_min: smallest step when training starts.
         dt_max: largest step when training starts.
         shared_step: whether Delta is a single number.
+        C_init: how C starts, "eigenbasis" or "complex_normal".
         activation: whether y goes through GELU.
-        output: "half_glu" (z * sigmoid(W z + b)), "glu", "linear" or "none".
+        output: "half_glu" (z * sigmoid(W z + b)), "half_glu2" (y * sigmoid(W z + b), z = GELU(y) in the gate
+            alone), "glu", "linear" or "none".
 
     Raises:
         ValueError: an unknown name, a `d_state` that `2 n_blocks` does not divide, or step sizes without
             0 < dt_min <= dt_max.
 
     Source:
-        S5 (Smith et al., 2023); the distributions of B and C, and the steps per state, are those of the
-        released code.
+        S5 (Smith et al., 2023); the distributions of B and C, "half_glu2", and the steps per state, are those
+        of the released code.
 
     Example:
         >>> import torch
@@ -91,12 +96,20 @@ class S5(Mixer):
         dt_min: float = 0.001,
         dt_max: float = 0.1,
         shared_step: bool = False,
+        C_init: StartOfC = "eigenbasis",
         activation: bool = True,
         output: Output = "half_glu",
     ) -> None:
         super().__init__(d_model)
-        if output not in ("half_glu", "glu", "linear", "none"):
-            raise unknown("`output`", output, ["half_glu", "glu", "linear", "none"])
+        if output not in OUTPUTS:
+            raise unknown("`output`", output, OUTPUTS)
+        if output == "half_glu2" and not activation:
+            raise ValueError(
+                '`output="half_glu2"` needs `activation=True`, which it leaves to the gate; got False. '
+                'Without GELU it is "half_glu".'
+            )
+        if C_init not in ("eigenbasis", "complex_normal"):
+            raise unknown("`C_init`", C_init, ["eigenbasis", "complex_normal"])
         if discretization not in ("zoh", "bilinear"):
             raise unknown("discretization", discretization, ["zoh", "bilinear"])
         if n_blocks < 1:
@@ -115,8 +128,11 @@ class S5(Mixer):
         # of the matrix (P, d_model), JAX's `lecun_normal` takes the rows for inputs
         real = torch.randn(n_blocks, len(V), d_model) / math.sqrt(self.d_state)
         B = (V.mH @ real.to(V.dtype)).flatten(0, 1)
-        parts = torch.randn(2, n_blocks, d_model, len(V)) / math.sqrt(self.d_state)
-        C = (torch.complex(*parts).to(V.dtype) @ V).movedim(0, 1).flatten(1)
+        if C_init == "eigenbasis":
+            parts = torch.randn(2, n_blocks, d_model, len(V)) / math.sqrt(self.d_state)
+            C = (torch.complex(*parts).to(V.dtype) @ V).movedim(0, 1).flatten(1)
+        else:
+            C = torch.complex(*(math.sqrt(0.5) * torch.randn(2, d_model, self.d_state // 2)))
 
         dtype = torch.get_default_dtype()
         self.A_log = nn.Parameter((-Lambda.real).log().to(dtype).repeat(n_blocks))
@@ -156,8 +172,8 @@ class S5(Mixer):
         h, state = scan(a, b * torch.view_as_complex(u.unflatten(-1, (-1, 2))), state=state, reset=reset)
         y = 2 * functional.linear(torch.view_as_real(h).flatten(-2).to(x.dtype), self.C) + self.D * x
         z = functional.gelu(y) if self.activation else y
-        if self.output == "half_glu":
-            return z * torch.sigmoid(self.out(z)), state
+        if self.output.startswith("half_glu"):
+            return (z if self.output == "half_glu" else y) * torch.sigmoid(self.out(z)), state
         return functional.glu(self.out(z)) if self.output == "glu" else self.out(z), state
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> Tensor:
