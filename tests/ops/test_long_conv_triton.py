@@ -1,10 +1,10 @@
-"""The Triton kernels of cauchy_kernel: on a GPU where there is one, else interpreted on small shapes."""
+"""The Triton kernels of kernel generators: on a GPU where there is one, else interpreted on small shapes."""
 
 import pytest
 import torch
 
-from linrec.ops import cauchy_kernel
-from linrec.ops.long_conv import cauchy
+from linrec.ops import cauchy_kernel, vandermonde_kernel
+from linrec.ops.long_conv import cauchy, powers
 from linrec.testing import assert_agree, generator
 
 from .triton_process import DEVICE, from_outside, on_a_gpu, on_either, quiet, run_interpreted
@@ -30,18 +30,25 @@ def inputs(models, rows, entries, frequencies):
 
 
 @on_either
-@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (2, 4, 5, 9), (3, 9, 17, 70)])
-def test_sums_and_gradients_are_those_of_the_matrix(shape):
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        ((1, 1, 1, 1), torch.complex64),
+        ((2, 4, 5, 9), torch.complex128),
+        ((3, 9, 17, 70), torch.complex64),
+    ],
+)
+def test_sums_and_gradients_are_those_of_the_matrix(shape, dtype):
     given = [x.requires_grad_() for x in inputs(*shape)]
     expected = cauchy.cauchy_sums(*given)
     dsums = draw(*expected.shape, seed=4)
     gradients = torch.autograd.grad(expected, given[:3], dsums)
-    narrow = [x.detach().to(DEVICE, torch.complex64).requires_grad_() for x in given[:3]]
+    narrow = [x.detach().to(DEVICE, dtype).requires_grad_() for x in given[:3]]
     # weights as an axis of another layout, and conjugates that were not formed
     strided = narrow[0].mT.contiguous().mT.conj().conj()
-    sums = cauchy.CauchySums.apply(strided, *narrow[1:], given[3].detach().to(DEVICE, torch.complex64))
+    sums = cauchy.CauchySums.apply(strided, *narrow[1:], given[3].detach().to(DEVICE, dtype))
     assert_agree(sums.cpu(), expected)
-    mine = torch.autograd.grad(sums, narrow, dsums.to(DEVICE, torch.complex64))
+    mine = torch.autograd.grad(sums, narrow, dsums.to(DEVICE, dtype))
     for one, other in zip(mine, gradients, strict=True):
         scale = max(1.0, float(other.abs().max()))
         assert_agree(one.cpu() / scale, other / scale)
@@ -71,18 +78,76 @@ def test_gradients_are_differentiable_again():
     assert_agree(second(cauchy.CauchySums.apply), second(cauchy.cauchy_sums))
 
 
+@on_either
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        ((1, 1, 1, 1), torch.complex128),
+        ((2, 3, 5, 10), torch.complex64),
+        ((1, 2, 40, 70), torch.complex128),
+        ((9, 1, 33, 100), torch.complex64),
+    ],
+)
+def test_sums_over_powers_and_gradients_are_those_of_products(shape, dtype, monkeypatch):
+    rows, models, entries, length = shape
+    a = draw(models, entries, seed=0)
+    a = 0.99 * a / (1 + a.abs())
+    # rows in two axes, and another layout
+    w = draw(entries, rows, 1, models, seed=1).movedim(0, -1)
+    dk = torch.randn(rows, 1, models, length, generator=generator(2), dtype=torch.float64)
+    outcomes = []
+    for usable, some, device in ((False, torch.complex128, "cpu"), (True, dtype, DEVICE)):
+        monkeypatch.setattr(powers, "triton_usable", lambda device, usable=usable: usable)
+        given = [x.to(device, some).requires_grad_() for x in (a, w)]
+        kernel = vandermonde_kernel(*given, length)
+        gradients = torch.autograd.grad(kernel, given, dk.to(kernel))
+        outcomes.append([x.detach().cpu() for x in (kernel, *gradients)])
+    assert_agree(outcomes[1], outcomes[0])
+
+
+@on_either
+def test_sums_over_powers_are_differentiable_again_and_map():
+    tables = powers.powers(0.5 * draw(2, 3, seed=0).to(DEVICE), 7)
+    given = [x.requires_grad_() for x in (draw(1, 2, 3, seed=1).to(DEVICE), tables.near, tables.far)]
+
+    def sums(*given):
+        return powers.VandermondeSums.apply(*given, 7)
+
+    assert torch.autograd.gradgradcheck(sums, given, fast_mode=True)
+    scale = torch.tensor([1.0, 2.0], dtype=torch.float64, device=DEVICE)
+    mapped = torch.func.vmap(lambda scale: sums(scale * given[0], *given[1:]))(scale)
+    assert_agree(mapped, torch.stack([sums(each * given[0], *given[1:]) for each in scale]))
+
+
+@on_a_gpu
+def test_long_sums_over_powers_on_a_gpu(monkeypatch):
+    a = torch.polar(torch.full((16, 32), 0.999), torch.rand(16, 32, generator=generator()))
+    given = [x.cuda().requires_grad_() for x in (a, draw(4, 16, 32, seed=1).to(torch.complex64))]
+    dk = torch.randn(4, 16, 5000, generator=generator(2)).cuda()
+    outcomes = []
+    for usable in (True, False):
+        monkeypatch.setattr(powers, "triton_usable", lambda device, usable=usable: usable)
+        kernel = vandermonde_kernel(*given, 5000)
+        outcomes.append((kernel.detach(), *torch.autograd.grad(kernel, given, dk)))
+    for one, other in zip(*outcomes, strict=True):
+        scale = float(other.abs().max())
+        assert_agree(one / scale, other / scale)
+
+
 @on_a_gpu
 def test_long_kernels_on_a_gpu():
     Lambda, P, B, C = (draw(8, 32, *more, seed=seed) for seed, more in enumerate(((), (1,), (), ())))
     given = [torch.complex(-Lambda.real.exp(), 30 * Lambda.imag), P, B, C, torch.full((8,), 0.01).double()]
-    wide = [x.cuda().requires_grad_() for x in given]
+    # where torch makes the sums
+    wide = [x.requires_grad_() for x in given]
     narrow = [
-        x.detach().to(torch.complex64 if x.is_complex() else torch.float32).requires_grad_() for x in wide
+        x.detach().to("cuda", torch.complex64 if x.is_complex() else torch.float32).requires_grad_()
+        for x in wide
     ]
     kernels = [cauchy_kernel(*some, 4096) for some in (narrow, wide)]
-    assert_agree(*kernels)
-    dk = torch.randn(8, 4096, generator=generator(9)).cuda()
+    assert_agree(kernels[0].cpu(), kernels[1])
+    dk = torch.randn(8, 4096, generator=generator(9))
     found = [torch.autograd.grad(k, some, dk.to(k)) for k, some in zip(kernels, (narrow, wide), strict=True)]
     for one, other in zip(*found, strict=True):
         scale = float(other.abs().max())
-        torch.testing.assert_close(one / scale, (other / scale).to(one.dtype), rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(one.cpu() / scale, (other / scale).to(one.dtype), rtol=1e-3, atol=1e-3)

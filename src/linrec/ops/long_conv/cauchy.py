@@ -25,8 +25,7 @@ def kernel_of_low_rank(Lambda: Tensor, P: Tensor, B: Tensor, C: Tensor, dt: Tens
     # those of a real kernel's frequencies that are not the conjugates of others
     k = torch.arange(length // 2 + 1, device=Lambda.device, dtype=real_dtype(_widest(Lambda)))
     z = torch.polar(torch.ones_like(k), -2 * torch.pi * k / length).to(Lambda.dtype)
-    fused = Lambda.dtype == torch.complex64 and triton_usable(Lambda.device.type)
-    if fused:
+    if triton_usable(Lambda.device.type):
         spectrum = _spectrum(weights, Lambda, dt, z, CauchySums.apply)
     else:
         # as many at a time as make four kernels

@@ -20,7 +20,8 @@ def vandermonde_kernel(
     It is what x_t = a x_{t-1} + b u_t, y_t = Re(c x_t) answers to an impulse, with w = c b; where an entry of
     the state stands for a conjugate pair, pass twice that. With w = c a x_0, it is what an initial state
     gives. Powers are products of two tables of about sqrt(length) numbers for each a, and the sums are
-    products of matrices: no numbers of size (d, n, length) are formed, for gradients neither.
+    products of matrices, or on CUDA Triton's: no numbers of size (d, n, length) are formed, for gradients
+    neither.
 
     Args:
         a: transitions (d, n), real or complex.

@@ -2,14 +2,19 @@
 
 With l = c i + j, a^l = (a^c)^i a^j: tables of about sqrt(length) powers make all of them by a product of
 matrices, which sums over the numbers at once. So nothing of size numbers x length is formed, in either pass.
+On CUDA, Triton's kernels make the sums.
 """
 
+import inspect
 import math
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from linrec.ops.dispatch import triton_usable
+from linrec.ops.long_conv import vandermonde_triton
 
 
 class Powers(NamedTuple):
@@ -58,12 +63,60 @@ def sums_of_powers(tables: Powers, weight: Tensor) -> Tensor:
         K (..., d, length), real.
     """
     near, far, length = tables
+    # where all channels share the powers, one product of matrices is for all of them
+    own = near.is_complex() and len(near) == weight.shape[-2]
+    if own and weight.numel() and triton_usable(weight.device.type):
+        sums: Tensor = VandermondeSums.apply(weight.reshape(-1, *near.shape[:2]), near, far, length)
+        return sums.view(*weight.shape[:-1], length)
+    return _products(weight, near, far, length)
+
+
+def _products(weight: Tensor, near: Tensor, far: Tensor, length: int) -> Tensor:
     left = (weight[..., None] * far).mT
     if left.is_complex():
         # Re(x y) = (Re x, Im x) . (Re y, -Im y)
         left = torch.view_as_real(left).flatten(-2)
         near = torch.view_as_real(near.conj().resolve_conj()).transpose(-1, -2).flatten(-3, -2)
     return torch.einsum("...dmn,dnc->...dmc", left, near).flatten(-2)[..., :length]
+
+
+class VandermondeSums(torch.autograd.Function):
+    """K = VandermondeSums.apply(w, near, far, length) by Triton, w (k, d, n); both tables have gradients."""
+
+    @staticmethod
+    def forward(weight: Tensor, near: Tensor, far: Tensor, length: int) -> Tensor:
+        """Run the kernel."""
+        sums: Tensor = vandermonde_triton.forward(weight, near, far, length)
+        return sums
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, int], output: Tensor) -> None:
+        """Keep the inputs; terms are formed again."""
+        ctx.save_for_backward(*inputs[:3])
+        ctx.length = inputs[3]
+
+    @staticmethod
+    def backward(ctx: Any, dsums: Tensor) -> tuple[Tensor | None, ...]:
+        """Run the kernels of the gradients."""
+        weight, near, far = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            # gradients that are to be differentiated again are made of torch operations
+            inputs = [x for x in ctx.saved_tensors if x.requires_grad]
+            sums = _products(weight, near, far, ctx.length)
+            found = iter(torch.autograd.grad(sums, inputs, dsums, create_graph=True))
+            return *(next(found) if x.requires_grad else None for x in ctx.saved_tensors), None
+        dleft, dnear = vandermonde_triton.backward(weight, near, far, dsums)
+        dweight, dfar = (dleft * far.conj()).sum(-1), (dleft * weight[..., None].conj()).sum(0)
+        return dweight, dnear, dfar, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:
+        """Map the products of matrices."""
+        return torch.func.vmap(_products, in_dims)(*inputs), 0
+
+
+# autograd asks for it at every call
+VandermondeSums.forward.__signature__ = inspect.signature(VandermondeSums.forward)  # type: ignore[attr-defined]
 
 
 def weighted_by_age(tables: Powers, values: Tensor) -> Tensor:

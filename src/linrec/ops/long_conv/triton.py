@@ -17,12 +17,12 @@ ENTRIES = 16
 
 @operator("cauchy_triton")
 def forward(weights: Tensor, Lambda: Tensor, around: Tensor, rest: Tensor) -> Tensor:
-    """Return S (d, k, f) of weights (d, k, n), Lambda (d, n), around (d, f) and rest (f,), in complex64."""
+    """Return S (d, k, f) of weights (d, k, n), Lambda (d, n), around (d, f) and rest (f,), all complex."""
     sums = _like(around, weights.shape[:2])
     d, k, f = sums.shape
-    with _on(around):
+    with on_device(around):
         _kernels().forward[d, -(-f // FREQUENCIES)](
-            *map(_pairs, (weights, Lambda, around, rest)),
+            *map(pairs, (weights, Lambda, around, rest)),
             torch.view_as_real(sums),
             Lambda.shape[1],
             f,
@@ -47,9 +47,9 @@ def backward(
     dweights, dLambda, daround = map(torch.view_as_real, gradients)
     d, k, f = dsums.shape
     n = Lambda.shape[1]
-    given = [_pairs(x) for x in (weights, Lambda, around, rest, dsums)]
+    given = [pairs(x) for x in (weights, Lambda, around, rest, dsums)]
     shape = {"K": k, "ROWS": _power_of_two(k)}
-    with _on(around):
+    with on_device(around):
         _kernels().backward_entries[d, -(-n // ENTRIES)](
             *given, dweights, dLambda, n, f, **shape, N=ENTRIES, F=max(1, FREQUENCIES // 2)
         )
@@ -70,7 +70,8 @@ def _like(around: Tensor, rows: torch.Size) -> Tensor:
     return torch.empty(*rows, around.shape[1], dtype=around.dtype, device=around.device)
 
 
-def _pairs(x: Tensor) -> Tensor:
+def pairs(x: Tensor) -> Tensor:
+    """Real and imaginary parts of complex numbers, as they lie in memory."""
     return torch.view_as_real(x.resolve_conj().contiguous())
 
 
@@ -78,7 +79,8 @@ def _power_of_two(k: int) -> int:
     return 1 << (k - 1).bit_length()
 
 
-def _on(x: Tensor) -> contextlib.AbstractContextManager[Any]:
+def on_device(x: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """Within it, kernels run where `x` is."""
     # Triton launches on the current device
     return torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext()
 

@@ -14,24 +14,27 @@ import triton.language as tl
 
 
 @triton.jit
-def _pair(ptr, index, mask):  # type: ignore[no-untyped-def]
+def pair(ptr, index, mask):  # type: ignore[no-untyped-def]
+    """A complex number at an index, or zero."""
     return tl.load(ptr + 2 * index, mask=mask, other=0.0), tl.load(ptr + 2 * index + 1, mask=mask, other=0.0)
 
 
 @triton.jit
-def _put(ptr, index, mask, real, imaginary):  # type: ignore[no-untyped-def]
+def put(ptr, index, mask, real, imaginary):  # type: ignore[no-untyped-def]
+    """Store a complex number at an index."""
     tl.store(ptr + 2 * index, real, mask=mask)
     tl.store(ptr + 2 * index + 1, imaginary, mask=mask)
 
 
 @triton.jit
-def _times(a_r, a_i, b_r, b_i):  # type: ignore[no-untyped-def]
+def times(a_r, a_i, b_r, b_i):  # type: ignore[no-untyped-def]
+    """The product of complex numbers."""
     return a_r * b_r - a_i * b_i, a_r * b_i + a_i * b_r
 
 
 @triton.jit
 def _reciprocal(rest_r, rest_i, lambda_r, lambda_i, around_r, around_i):  # type: ignore[no-untyped-def]
-    product_r, product_i = _times(lambda_r, lambda_i, around_r, around_i)
+    product_r, product_i = times(lambda_r, lambda_i, around_r, around_i)
     r, i = rest_r - product_r, rest_i - product_i
     size = r * r + i * i
     # columns past the end have no denominator
@@ -47,17 +50,17 @@ def forward(  # type: ignore[no-untyped-def]
     d = tl.program_id(0).to(tl.int64)
     rows, columns = tl.arange(0, ROWS), tl.program_id(1) * F + tl.arange(0, F)
     inside = columns < f
-    around_r, around_i = _pair(around_ptr, d * f + columns, inside)
-    rest_r, rest_i = _pair(rest_ptr, columns, inside)
-    s_r, s_i = tl.zeros([ROWS, F], tl.float32), tl.zeros([ROWS, F], tl.float32)
+    around_r, around_i = pair(around_ptr, d * f + columns, inside)
+    rest_r, rest_i = pair(rest_ptr, columns, inside)
+    s_r, s_i = tl.zeros([ROWS, F], s_ptr.dtype.element_ty), tl.zeros([ROWS, F], s_ptr.dtype.element_ty)
     for j in range(n):
-        lambda_r, lambda_i = _pair(lambda_ptr, d * n + j, True)
+        lambda_r, lambda_i = pair(lambda_ptr, d * n + j, True)
         r, i = _reciprocal(rest_r, rest_i, lambda_r, lambda_i, around_r, around_i)
-        w_r, w_i = _pair(w_ptr, (d * K + rows) * n + j, rows < K)
-        more_r, more_i = _times(w_r[:, None], w_i[:, None], r[None], i[None])
+        w_r, w_i = pair(w_ptr, (d * K + rows) * n + j, rows < K)
+        more_r, more_i = times(w_r[:, None], w_i[:, None], r[None], i[None])
         s_r, s_i = s_r + more_r, s_i + more_i
     mask = (rows < K)[:, None] & inside[None]
-    _put(s_ptr, (d * K + rows)[:, None] * f + columns[None], mask, s_r, s_i)
+    put(s_ptr, (d * K + rows)[:, None] * f + columns[None], mask, s_r, s_i)
 
 
 @triton.jit
@@ -79,31 +82,31 @@ def backward_entries(  # type: ignore[no-untyped-def]
     """Gradients of w and lambda, of N entries of a model, F frequencies at a time."""
     d = tl.program_id(0).to(tl.int64)
     rows, entries = tl.arange(0, ROWS), tl.program_id(1) * N + tl.arange(0, N)
-    lambda_r, lambda_i = _pair(lambda_ptr, d * n + entries, entries < n)
+    lambda_r, lambda_i = pair(lambda_ptr, d * n + entries, entries < n)
     mask = (rows < K)[:, None] & (entries < n)[None]
     of_w = (d * K + rows)[:, None] * n + entries[None]
-    w_r, w_i = _pair(w_ptr, of_w, mask)
-    dw_r, dw_i = tl.zeros([ROWS, N], tl.float32), tl.zeros([ROWS, N], tl.float32)
-    dlambda_r, dlambda_i = tl.zeros([N], tl.float32), tl.zeros([N], tl.float32)
+    w_r, w_i = pair(w_ptr, of_w, mask)
+    dw_r, dw_i = tl.zeros([ROWS, N], dw_ptr.dtype.element_ty), tl.zeros([ROWS, N], dw_ptr.dtype.element_ty)
+    dlambda_r, dlambda_i = tl.zeros([N], dw_ptr.dtype.element_ty), tl.zeros([N], dw_ptr.dtype.element_ty)
     for begin in range(0, f, F):
         columns = begin + tl.arange(0, F)
-        around_r, around_i = _pair(around_ptr, d * f + columns, columns < f)
-        rest_r, rest_i = _pair(rest_ptr, columns, columns < f)
+        around_r, around_i = pair(around_ptr, d * f + columns, columns < f)
+        rest_r, rest_i = pair(rest_ptr, columns, columns < f)
         of_s = (d * K + rows)[:, None] * f + columns[None]
-        ds_r, ds_i = _pair(ds_ptr, of_s, (rows < K)[:, None] & (columns < f)[None])
+        ds_r, ds_i = pair(ds_ptr, of_s, (rows < K)[:, None] & (columns < f)[None])
         r, i = _reciprocal(
             rest_r[None], rest_i[None], lambda_r[:, None], lambda_i[:, None], around_r[None], around_i[None]
         )
-        more_r, more_i = _times(ds_r[:, None, :], ds_i[:, None, :], r[None], -i[None])
+        more_r, more_i = times(ds_r[:, None, :], ds_i[:, None, :], r[None], -i[None])
         dw_r, dw_i = dw_r + tl.sum(more_r, 2), dw_i + tl.sum(more_i, 2)
-        t_r, t_i = _times(ds_r[:, None, :], ds_i[:, None, :], w_r[:, :, None], -w_i[:, :, None])
+        t_r, t_i = times(ds_r[:, None, :], ds_i[:, None, :], w_r[:, :, None], -w_i[:, :, None])
         t_r, t_i = tl.sum(t_r, 0), tl.sum(t_i, 0)
-        square_r, square_i = _times(r, i, r, i)
-        q_r, q_i = _times(square_r, square_i, around_r[None], around_i[None])
-        more_r, more_i = _times(t_r, t_i, q_r, -q_i)
+        square_r, square_i = times(r, i, r, i)
+        q_r, q_i = times(square_r, square_i, around_r[None], around_i[None])
+        more_r, more_i = times(t_r, t_i, q_r, -q_i)
         dlambda_r, dlambda_i = dlambda_r + tl.sum(more_r, 1), dlambda_i + tl.sum(more_i, 1)
-    _put(dw_ptr, of_w, mask, dw_r, dw_i)
-    _put(dlambda_ptr, d * n + entries, entries < n, dlambda_r, dlambda_i)
+    put(dw_ptr, of_w, mask, dw_r, dw_i)
+    put(dlambda_ptr, d * n + entries, entries < n, dlambda_r, dlambda_i)
 
 
 @triton.jit
@@ -124,18 +127,21 @@ def backward_frequencies(  # type: ignore[no-untyped-def]
     d = tl.program_id(0).to(tl.int64)
     rows, columns = tl.arange(0, ROWS), tl.program_id(1) * F + tl.arange(0, F)
     inside = columns < f
-    around_r, around_i = _pair(around_ptr, d * f + columns, inside)
-    rest_r, rest_i = _pair(rest_ptr, columns, inside)
+    around_r, around_i = pair(around_ptr, d * f + columns, inside)
+    rest_r, rest_i = pair(rest_ptr, columns, inside)
     of_s = (d * K + rows)[:, None] * f + columns[None]
-    ds_r, ds_i = _pair(ds_ptr, of_s, (rows < K)[:, None] & inside[None])
-    daround_r, daround_i = tl.zeros([F], tl.float32), tl.zeros([F], tl.float32)
+    ds_r, ds_i = pair(ds_ptr, of_s, (rows < K)[:, None] & inside[None])
+    daround_r, daround_i = (
+        tl.zeros([F], daround_ptr.dtype.element_ty),
+        tl.zeros([F], daround_ptr.dtype.element_ty),
+    )
     for j in range(n):
-        lambda_r, lambda_i = _pair(lambda_ptr, d * n + j, True)
+        lambda_r, lambda_i = pair(lambda_ptr, d * n + j, True)
         r, i = _reciprocal(rest_r, rest_i, lambda_r, lambda_i, around_r, around_i)
-        w_r, w_i = _pair(w_ptr, (d * K + rows) * n + j, rows < K)
-        t_r, t_i = _times(ds_r, ds_i, w_r[:, None], -w_i[:, None])
-        square_r, square_i = _times(r, i, r, i)
-        q_r, q_i = _times(square_r, square_i, lambda_r, lambda_i)
-        more_r, more_i = _times(tl.sum(t_r, 0), tl.sum(t_i, 0), q_r, -q_i)
+        w_r, w_i = pair(w_ptr, (d * K + rows) * n + j, rows < K)
+        t_r, t_i = times(ds_r, ds_i, w_r[:, None], -w_i[:, None])
+        square_r, square_i = times(r, i, r, i)
+        q_r, q_i = times(square_r, square_i, lambda_r, lambda_i)
+        more_r, more_i = times(tl.sum(t_r, 0), tl.sum(t_i, 0), q_r, -q_i)
         daround_r, daround_i = daround_r + more_r, daround_i + more_i
-    _put(daround_ptr, d * f + columns, inside, daround_r, daround_i)
+    put(daround_ptr, d * f + columns, inside, daround_r, daround_i)
