@@ -9,7 +9,7 @@ from linrec.mixers import build
 from linrec.mixers.mega import Mega, MovingAverage
 from linrec.models import Block
 from linrec.nn import groups_of
-from linrec.testing import assert_agree, generator, reset_mask
+from linrec.testing import assert_agree, check_mixer, generator, reset_mask
 
 D, TIME = 4, 11
 CASES = {
@@ -18,6 +18,7 @@ CASES = {
     "released": {"ema_skip": True, "chunk_size": 4, "expansion": 1},
     "no bias": {"position_bias": "none", "d_qk": 5},
     "one average": {"n_averages": 1},
+    "no averages": {"n_averages": 0, "chunk_size": 4},
     "Laplace": {"attention": "laplace"},
     "Laplace in chunks": {"attention": "laplace", "chunk_size": 3, "position_bias": "none"},
 }
@@ -76,7 +77,7 @@ def by_hand(mixer: Mega, x, reset):
     """The file's equations row by row and pair by pair, less the skip connection; shares too."""
     outputs, matrices = [], []
     for row, cuts in zip(x, reset, strict=True):
-        averaged = averages_by_hand(mixer.average, row, cuts)
+        averaged = row if mixer.average is None else averages_by_hand(mixer.average, row, cuts)
         if mixer.omega is not None:
             averaged = silu(averaged + mixer.omega * row)
         z = silu(linear(mixer.z, averaged))
@@ -116,6 +117,16 @@ def test_the_layer_and_its_gradients_are_the_papers_equations(case):
     wanted = [x, *mixer.parameters()]
     cotangent = torch.randn(ours.shape, generator=generator(2), dtype=ours.dtype)
     assert_agree(torch.autograd.grad(ours, wanted, cotangent), torch.autograd.grad(theirs, wanted, cotangent))
+
+
+def test_without_averages_nothing_passes_from_chunk_to_chunk():
+    mixer, x = moved(make(n_averages=0, chunk_size=4)), inputs()
+    check_mixer(mixer, time=9, long=256, compiler=None)
+    assert mixer.transitions(x) is None
+    changed = x.clone()
+    changed[:, :4] += 1
+    y, z = mixer(x)[0], mixer(changed)[0]
+    assert torch.equal(y[:, 4:], z[:, 4:]) and not torch.equal(y[:, :4], z[:, :4])
 
 
 def test_pieces_know_where_chunks_begin():
@@ -194,7 +205,8 @@ def test_what_makes_the_averages_forget_is_marked():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"n_averages": 0}, "`n_averages` must be at least 1 for each channel; got 0"),
+        ({"n_averages": -1}, "`n_averages` must be at least 1 for each channel; got -1"),
+        ({"n_averages": 0, "ema_skip": True}, "`ema_skip` needs averages to skip; got `n_averages=0`"),
         ({"d_qk": 0}, "`d_qk` and `expansion` must be at least 1; got 0 and 2"),
         ({"expansion": 0}, "`d_qk` and `expansion` must be at least 1; got 6 and 0"),
         ({"d_qk": 5}, "`d_qk` must be even where pairs of channels turn; got 5"),

@@ -128,6 +128,7 @@ class Mega(Mixer):
     | Laplace's function of scores divided by their number | `attention="laplace"` |
     | the released code: x' = SiLU(eta^T h + omega * x) | `ema_skip=True` |
     | without positional bias | `position_bias="none"` |
+    | the paper's ablation without averages: x' = x | `n_averages=0` |
 
     Chunks are counted from the start of each sequence, so from each reset on, and only the averages pass
     from one to the next. Without chunks, the cache grows with every step.
@@ -137,7 +138,7 @@ class Mega(Mixer):
 
     Args:
         d_model: width of the sequence.
-        n_averages: n, moving averages of each channel.
+        n_averages: n, moving averages of each channel; 0 is none.
         d_qk: s, the width of z, queries and keys; even with a positional bias.
         expansion: v / d_model, of v channels of values.
         chunk_size: steps of a chunk; None is no chunks.
@@ -146,7 +147,8 @@ class Mega(Mixer):
         ema_skip: whether x' is SiLU(eta^T h + omega * x), with a learned omega for each channel.
 
     Raises:
-        ValueError: a size below 1, an odd `d_qk` with a positional bias, or an unknown name of a variant.
+        ValueError: a size below 1, an odd `d_qk` with a positional bias, an unknown name of a variant, or
+            `ema_skip` without averages.
 
     Source:
         Mega (Ma and others, 2022), its moving average, gated attention and Mega-chunk. The released code has
@@ -188,10 +190,12 @@ class Mega(Mixer):
                 f"`d_qk` must be even where pairs of channels turn; got {d_qk}. "
                 'Pass an even one, or `position_bias="none"`.'
             )
-        self.d_qk, self.d_value = d_qk, expansion * d_model
+        if ema_skip and n_averages == 0:
+            raise ValueError("`ema_skip` needs averages to skip; got `n_averages=0`. Leave one of them out.")
+        self.d_qk, self.d_value, self.n_averages = d_qk, expansion * d_model, n_averages
         self.chunk_size, self.attention = chunk_size, attention
 
-        self.average = MovingAverage(d_model, n_averages)
+        self.average = None if n_averages == 0 else MovingAverage(d_model, n_averages)
         self.omega: nn.Parameter | None = None
         if ema_skip:
             self.omega = nn.Parameter(torch.randn(d_model))
@@ -237,7 +241,8 @@ class Mega(Mixer):
         """Zeros, a cache of no steps, at position 0."""
         weight = self.z.weight
         device = weight.device if device is None else device
-        h = torch.zeros(batch, *self.average.eta.shape, dtype=self._state_dtype(), device=device)
+        size = (batch, self.d_model, self.n_averages)
+        h = torch.zeros(size, dtype=self._state_dtype(), device=device)
         k, v = (
             torch.zeros(batch, 0, 1, width, dtype=weight.dtype, device=device)
             for width in (self._d_key, self.d_value)
@@ -256,8 +261,10 @@ class Mega(Mixer):
         """
         return self._d_key + self.d_value + (self.chunk_size is not None)
 
-    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions:
-        """1 - alpha * delta of the averages; see `Mixer.transitions`."""
+    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions | None:
+        """1 - alpha * delta of the averages, None without them; see `Mixer.transitions`."""
+        if self.average is None:
+            return None
         return Transitions(self.average.transitions().flatten(), None)
 
     def token_mixing(
@@ -278,6 +285,8 @@ class Mega(Mixer):
 
     def _averaged(self, x: Tensor, h: Tensor, reset: Tensor | None) -> tuple[Tensor, Tensor]:
         """x' and the averages after the last step."""
+        if self.average is None:
+            return x, h
         averaged, h = self.average(x, h, reset=reset)
         if self.omega is not None:
             averaged = functional.silu(averaged + self.omega.to(x.dtype) * x)

@@ -71,8 +71,8 @@ class S5(Mixer):
             alone), "glu", "linear" or "none".
 
     Raises:
-        ValueError: an unknown name, a `d_state` that `2 n_blocks` does not divide, or step sizes without
-            0 < dt_min <= dt_max.
+        ValueError: an unknown name, a `d_state` that `2 n_blocks` does not divide, "half_glu2" without
+            activation, or step sizes without 0 < dt_min <= dt_max.
 
     Source:
         S5 (Smith et al., 2023); the distributions of B and C, "half_glu2", and the steps per state, are those
