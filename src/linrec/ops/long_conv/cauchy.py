@@ -15,9 +15,9 @@ from linrec.ops.precision import real_dtype
 
 def kernel_of_low_rank(Lambda: Tensor, P: Tensor, B: Tensor, C: Tensor, dt: Tensor, length: int) -> Tensor:
     """Return K (d, length); arguments as those of `cauchy_kernel`."""
+    C = C - _after(Lambda, P, C, dt, length).to(C.dtype)
     # both of each conjugate pair
     Lambda, P, B, C = (torch.cat([x, x.conj()], 1) for x in (Lambda, P, B, C))
-    C = C - _after(Lambda, P, C, dt, length).to(C.dtype)
     # all that the sums over the state are weighted with: (C, P^*) times (B, P)
     left = torch.cat([C[:, None], P.mH], 1)
     right = torch.cat([B[:, None], P.mT], 1)
@@ -97,13 +97,19 @@ def _spectrum(
 
 
 def _after(Lambda: Tensor, P: Tensor, C: Tensor, dt: Tensor, length: int) -> Tensor:
-    """C Abar^length, (d, n)."""
+    """C Abar^length of one of each conjugate pair, (d, n), with states as real numbers."""
     wide = _widest(Lambda)
-    Lambda, P, C, half = Lambda.to(wide), P.to(wide), C.to(wide), dt.to(wide)[:, None, None] / 2
-    A = half * (torch.diag_embed(Lambda) - P @ P.mH)
-    identity = torch.eye(A.shape[-1], dtype=wide, device=A.device)
+    Lambda, P, C = Lambda.to(wide), P.to(wide), C.to(wide)
+    real, imaginary = torch.diag_embed(Lambda.real), torch.diag_embed(Lambda.imag)
+    normal = torch.cat([torch.cat([real, -imaginary], -1), torch.cat([imaginary, real], -1)], -2)
+    # P^* x of both entries of a pair is twice the real part of one
+    P = torch.cat([P.real, P.imag], 1)
+    A = dt.to(P.dtype)[:, None, None] / 2 * (normal - 2 * P @ P.mT)
+    identity = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
     Abar = torch.linalg.solve(identity - A, identity + A)
-    return (C[:, None] @ torch.linalg.matrix_power(Abar, length))[:, 0]
+    row = torch.cat([C.real, -C.imag], 1)[:, None] @ torch.linalg.matrix_power(Abar, length)
+    after_real, after_imag = row[:, 0].chunk(2, 1)
+    return torch.complex(after_real, -after_imag)
 
 
 def _widest(x: Tensor) -> torch.dtype:
