@@ -69,7 +69,7 @@ class RunMaker:
             for name in ("test", "validation"):
                 split = task.split(name)
                 wrong = (split.targets + 1) % task.modulus
-                predictions = torch.where(split.span <= right_to_span, split.targets, wrong)
+                predictions = torch.where(split.group <= right_to_span, split.targets, wrong)
                 scores[name] = task.score(predictions, split)
             parameters = sum(p.numel() for p in model.parameters())
             speed = {"parameters": parameters, "steps": 30, "seconds": 90.0, "steps_per_second": 12.5}

@@ -20,7 +20,7 @@ def test_a_split_in_memory_is_the_same_in_every_epoch_and_moves_whole():
     assert split.of_epoch(seed=1, epoch=2) is split
     moved = split.to("meta")
     assert len(moved) == len(split)
-    assert {t.device.type for t in (moved.inputs, moved.targets, moved.span)} == {"meta"}
+    assert {t.device.type for t in (moved.inputs, moved.targets, moved.group)} == {"meta"}
     # rows come from where the split is, wherever the index is
     assert moved.rows(torch.tensor([1])).targets.device.type == "meta"
     assert split.inputs.device.type == "cpu"

@@ -65,7 +65,7 @@ def test_the_vectorised_computation_takes_empty_batches_and_sequences():
 
 def test_targets_and_spans_follow_the_definition(full):
     test = full.split("test")
-    for inputs, targets, spans in zip(test.inputs[:4], test.targets[:4], test.span[:4], strict=True):
+    for inputs, targets, spans in zip(test.inputs[:4], test.targets[:4], test.group[:4], strict=True):
         memory: list[int] = []
         for token, target, span in zip(inputs.tolist(), targets.tolist(), spans.tolist(), strict=True):
             memory = [] if token == full.reset_token else [*memory, token]
@@ -78,8 +78,8 @@ def test_the_defaults_are_the_papers(full):
     assert [len(full.split(name)) for name in ("train", "validation", "test")] == [1700, 100, 200]
     for name in ("train", "validation", "test"):
         split = full.split(name)
-        assert split.inputs.shape == split.targets.shape == split.span.shape == (len(split), 1024)
-        assert split.inputs.dtype == split.targets.dtype == split.span.dtype == torch.int64
+        assert split.inputs.shape == split.targets.shape == split.group.shape == (len(split), 1024)
+        assert split.inputs.dtype == split.targets.dtype == split.group.dtype == torch.int64
         assert ((split.inputs == full.reset_token).sum(1) == 3).all()
         assert split.targets.min() >= 0 and split.targets.max() < 50
 
@@ -116,7 +116,7 @@ def test_data_depends_on_config_seed_and_split_alone():
     torch_state, numpy_state = torch.random.get_rng_state(), np.random.get_state()
     again = dataclasses.replace(SMALL)
     for name in ("test", "train"):
-        for field in ("inputs", "targets", "span"):
+        for field in ("inputs", "targets", "group"):
             assert torch.equal(getattr(SMALL.split(name), field), getattr(again.split(name), field))
     assert torch.equal(torch.random.get_rng_state(), torch_state)
     assert np.array_equal(np.random.get_state()[1], numpy_state[1])
@@ -156,11 +156,11 @@ def test_trivial_score_is_that_of_the_most_frequent_training_target(full):
 
 def test_score_counts_by_span(full):
     test = full.split("test")
-    perfect_to_70 = torch.where(test.span <= 70, test.targets, (test.targets + 1) % 50)
+    perfect_to_70 = torch.where(test.group <= 70, test.targets, (test.targets + 1) % 50)
     score = full.score(perfect_to_70, test)
-    assert score["accuracy"] == pytest.approx((test.span <= 70).double().mean().item())
+    assert score["accuracy"] == pytest.approx((test.group <= 70).double().mean().item())
     by_span = {tuple(entry["span"]): entry for entry in score["accuracy_by_span"]}
-    longest = int(test.span.max())
+    longest = int(test.group.max())
     assert list(by_span) == [(0, 0), (1, 10), (11, 25), (26, 50), (51, 100), (101, 200), (201, longest)]
     assert [by_span[s]["accuracy"] for s in ((0, 0), (1, 10), (26, 50), (101, 200))] == [1, 1, 1, 0]
     assert 0 < by_span[51, 100]["accuracy"] < 1
@@ -169,8 +169,8 @@ def test_score_counts_by_span(full):
 
     curve = score["span_curve"]
     assert curve["accuracy"][:8] == [1, 1, 1, 1, 1, 1, 1, 0]
-    assert curve["count"][1] == int(((test.span >= 11) & (test.span <= 20)).sum())
-    assert sum(curve["count"]) == int((test.span > 0).sum())
+    assert curve["count"][1] == int(((test.group >= 11) & (test.group <= 20)).sum())
+    assert sum(curve["count"]) == int((test.group > 0).sum())
     assert len(curve["count"]) == -(-longest // curve["width"])
     assert len(json.dumps(score)) < 4000
     short = SMALL.split("test")
@@ -181,17 +181,17 @@ def test_score_leaves_out_bins_that_do_not_occur():
     test = SMALL.split("test")
     score = SMALL.score(test.targets, test)
     assert [entry["span"][0] for entry in score["accuracy_by_span"]] == [0, 1, 11, 26]
-    assert score["accuracy_by_span"][-1]["span"][1] == test.span.max()
-    only_resets = dataclasses.replace(test, span=torch.zeros_like(test.span))
+    assert score["accuracy_by_span"][-1]["span"][1] == test.group.max()
+    only_resets = dataclasses.replace(test, group=torch.zeros_like(test.group))
     assert SMALL.score(test.targets, only_resets)["span_curve"]["accuracy"] == []
 
 
 def test_score_ignores_positions_without_target():
     test = SMALL.split("test")
-    masked = dataclasses.replace(test, targets=torch.where(test.span > 5, -100, test.targets))
+    masked = dataclasses.replace(test, targets=torch.where(test.group > 5, -100, test.targets))
     score = SMALL.score(masked.targets, masked)
     assert score["accuracy"] == 1.0
-    assert sum(entry["count"] for entry in score["accuracy_by_span"]) == int((test.span <= 5).sum())
+    assert sum(entry["count"] for entry in score["accuracy_by_span"]) == int((test.group <= 5).sum())
 
 
 def test_score_refuses_logits_and_other_shapes():

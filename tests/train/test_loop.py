@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from linrec.tasks import LanguageModeling
+from linrec.tasks.copying import Copying
 from linrec.train import (
     CheckpointError,
     ConfigError,
@@ -28,6 +29,7 @@ from linrec.train import loop as loop_module
 from linrec.train.checkpoint import CURRENT, PREVIOUS, load_checkpoint
 from linrec.train.interrupt import Interrupt
 from linrec.train.optim import gradient_norm
+from linrec.train.run import RESULT, read_result
 from linrec.train.step import Objective
 
 from .test_checkpoint import full_disk, truncate
@@ -421,3 +423,29 @@ def test_a_part_of_the_validation_split_is_watched_and_the_whole_is_scored(
     ]
     assert watched[0][:-1] != watched[1][:-1] and watched[0][-1] == watched[1][-1]
     assert part.validation == whole.validation
+
+
+def test_probes_are_scored_after_the_run_and_older_results_have_none(tiny: Tiny, tmp_path: Path) -> None:
+    task = Copying(length=6, n_copied=2, n_train=40, n_validation=10, n_test=10, test_lengths=(3, 40))
+    config = dataclasses.replace(tiny(), task=task)
+    result = fit(config, tmp_path / "run")
+    assert set(result.probes) == {"3", "40"}
+    assert set(result.probes["40"]) == {"loss", "accuracy", "exact"}
+    assert result.probes["3"]["loss"] != result.test["loss"]
+    assert read_result(tmp_path / "run") == result
+    stored = json.loads((tmp_path / "run" / RESULT).read_text())
+    del stored["probes"]
+    (tmp_path / "run" / RESULT).write_text(json.dumps(stored))
+    assert read_result(tmp_path / "run").probes == {}
+
+
+def test_every_epoch_of_a_fresh_task_has_samples_of_its_own(tiny: Tiny, tmp_path: Path) -> None:
+    task = Copying(length=6, n_copied=2, n_train=40, n_validation=10, n_test=10, fresh=True)
+    losses = {}
+    for fresh in (False, True):
+        config = dataclasses.replace(tiny(), task=dataclasses.replace(task, fresh=fresh))
+        fit(config, tmp_path / str(fresh))
+        metrics = load_run(tmp_path / str(fresh)).metrics
+        losses[fresh] = [record["loss"] for record in metrics if record["split"] == "train"]
+    # the samples as such are other ones from the first epoch on
+    assert len(losses[True]) == len(losses[False]) and losses[True] != losses[False]

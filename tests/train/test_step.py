@@ -107,7 +107,7 @@ def test_evaluation_does_not_depend_on_the_batch_size(
     model = LanguageModel(MODEL_OF_TASK)
     fabric = make_fabric(tiny().loop)
     objective = fabric.setup_module(Objective(model))
-    scores = evaluate(fabric, objective, TASK, "test", batch_size=batch_size)
+    scores = evaluate(fabric, objective, TASK, TASK.split("test"), batch_size=batch_size)
     assert model.training
 
     split = TASK.split("test")

@@ -5,27 +5,34 @@ import pkgutil
 from typing import Any
 
 from linrec.errors import unknown
-from linrec.tasks.base import NO_TARGET, Batch, ScoredTask, Source, Split, SplitName, Task
+from linrec.tasks.base import NO_TARGET, Batch, ProbedTask, ScoredTask, Source, Split, SplitName, Task
 from linrec.tasks.language_modeling import LanguageModeling, TokenSplit
 from linrec.tasks.memory_horizon import MemoryHorizon
 from linrec.tasks.sequential_images import SequentialImages, SequentialSplit
+from linrec.tasks.synthetic import SyntheticTask
 
 __all__ = [
     "NO_TARGET",
     "Batch",
     "LanguageModeling",
     "MemoryHorizon",
+    "ProbedTask",
     "ScoredTask",
     "SequentialImages",
     "SequentialSplit",
     "Source",
     "Split",
     "SplitName",
+    "SyntheticTask",
     "Task",
     "TokenSplit",
     "get",
     "names",
 ]
+
+
+SHARED = ("base", "synthetic")
+"""Files of what several tasks share."""
 
 
 def names() -> list[str]:
@@ -35,7 +42,7 @@ def names() -> list[str]:
         >>> "memory_horizon" in names()
         True
     """
-    return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name != "base")
+    return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name not in SHARED)
 
 
 def get(name: str) -> type[Any]:

@@ -1,6 +1,6 @@
 """What every task offers: splits of token sequences, batches of them, and scores that need no model."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, get_args, runtime_checkable
 
@@ -58,7 +58,10 @@ class Split:
     Attributes:
         inputs: input tokens, shape (n, t), int64.
         targets: target class at every position, shape (n, t), int64; -100 where nothing is to be predicted.
-        span: how many of the latest inputs the target depends on, shape (n, t), int64.
+        group: what a score distinguishes at every position, shape (n, t), int64, such as how many of the
+            latest inputs the target depends on; None where a task has nothing of the kind.
+        redrawn: gives the split of an epoch, from the keywords `seed` and `epoch`, where every epoch has
+            samples of its own.
 
     Example:
         >>> from linrec.tasks import MemoryHorizon
@@ -70,7 +73,8 @@ class Split:
 
     inputs: Int64[Tensor, "n t"]
     targets: Int64[Tensor, "n t"]
-    span: Int64[Tensor, "n t"]
+    group: Int64[Tensor, "n t"] | None = None
+    redrawn: Callable[..., "Split"] | None = None
 
     def __len__(self) -> int:
         return self.inputs.shape[0]
@@ -85,12 +89,15 @@ class Split:
         return Batch(self.inputs[index], self.targets[index], None)
 
     def of_epoch(self, *, seed: int, epoch: int) -> "Split":
-        """Return the split itself: its samples are the same in every epoch."""
-        return self
+        """Return the samples of an epoch: the split itself, or what is drawn for it, on the same device."""
+        if self.redrawn is None:
+            return self
+        return self.redrawn(seed=seed, epoch=epoch).to(self.inputs.device)
 
     def to(self, device: torch.device | str) -> "Split":
         """Return the split with its tensors on a device."""
-        return Split(self.inputs.to(device), self.targets.to(device), self.span.to(device))
+        group = None if self.group is None else self.group.to(device)
+        return Split(self.inputs.to(device), self.targets.to(device), group, self.redrawn)
 
 
 class Task(Protocol):
@@ -138,6 +145,16 @@ class Task(Protocol):
 
     def split(self, name: SplitName) -> Source:
         """Return the sequences of one split; the splits share none."""
+        ...
+
+
+@runtime_checkable
+class ProbedTask(Protocol):
+    """A task with test samples besides the test split, such as longer ones."""
+
+    @property
+    def probes(self) -> Mapping[str, Source]:
+        """The samples by name; none of them serves for choosing anything."""
         ...
 
 

@@ -139,7 +139,7 @@ class MemoryHorizon:
         >>> test = task.split("test")
         >>> test.inputs[1].tolist()  # 5 is the reset token
         [4, 0, 2, 5, 2, 1, 3, 3, 3, 4, 1, 0]
-        >>> test.span[1].tolist()
+        >>> test.group[1].tolist()
         [1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7, 8]
         >>> test.targets[1].tolist()
         [4, 0, 8, 0, 2, 2, 5, 3, 6, 14, 4, 2]
@@ -228,7 +228,8 @@ class MemoryHorizon:
             name: "train", "validation" or "test".
 
         Returns:
-            Inputs, targets and spans, each of shape (samples, length). Every position has a target.
+            Inputs, targets and, as groups, spans, each of shape (samples, length). Every position has a
+            target.
 
         Raises:
             ValueError: there is no such split.
@@ -266,7 +267,9 @@ class MemoryHorizon:
             )
         counted = split.targets != NO_TARGET
         right = (predictions.cpu() == split.targets)[counted].numpy()
-        span = split.span[counted].numpy()
+        # its own splits have spans
+        assert split.group is not None
+        span = split.group[counted].numpy()
 
         longest = int(span.max(initial=0))
         uppers = [edge for edge in SPAN_EDGES if edge < longest] + [longest]
@@ -312,7 +315,11 @@ class MemoryHorizon:
             "train": slice(held_out, None),
         }
         return {
-            name: Split(*(torch.from_numpy(array[rows[name]].copy()) for array in (inputs, targets, span)))
+            name: Split(
+                inputs=torch.from_numpy(inputs[rows[name]].copy()),
+                targets=torch.from_numpy(targets[rows[name]].copy()),
+                group=torch.from_numpy(span[rows[name]].copy()),
+            )
             for name in SPLIT_NAMES
         }
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from linrec.models import LanguageModel, ModelConfig, SequenceClassifier, SequenceClassifierConfig
+from linrec.tasks import ProbedTask, Source, Task
 from linrec.train.checkpoint import load_best, load_checkpoint, save_best, save_checkpoint
 from linrec.train.clock import Clock
 from linrec.train.config import TrainConfig, config_to_dict
@@ -186,7 +187,7 @@ def fit(
                     # models are compared on the same part of the split, and a last one alone on all of it
                     whole = step == total_steps and loop.keep == "last"
                     with clock.paused():
-                        scores = score("validation", batches=None if whole else loop.eval_batches)
+                        scores = score(task.split("validation"), batches=None if whole else loop.eval_batches)
                         if loop.keep == "best" and scores["loss"] < best_loss:
                             best_loss, best_step = scores["loss"], step
                             about = {"step": step, "loss": best_loss, **described}
@@ -243,8 +244,9 @@ def fit(
         if best is not None:
             restore_weights(best, model)
         result = Result(
-            test=score("test"),
-            validation=score("validation"),
+            test=score(task.split("test")),
+            validation=score(task.split("validation")),
+            probes=_probes(task, score, loop.batch_size, fabric.world_size),
             parameters=sum(parameter.numel() for parameter in model.parameters()),
             steps=step,
             seconds=clock.seconds,
@@ -254,6 +256,21 @@ def fit(
     about = {"recipe": config.name, "seed": loop.seed, **described}
     first(fabric, write_json, folder / RESULT, {**dataclasses.asdict(result), **about})
     return result
+
+
+def _probes(
+    task: Task, score: Callable[..., dict[str, Any]], batch_size: int, processes: int
+) -> dict[str, dict[str, Any]]:
+    """Score a task's probes; longer samples come in smaller batches, of no more tokens than in training."""
+
+    def length(split: Source) -> int:
+        return split.rows(torch.tensor([0])).inputs.shape[1]
+
+    scores = {}
+    for name, split in task.probes.items() if isinstance(task, ProbedTask) else ():
+        n = batch_size * length(task.split("train")) // length(split) // processes
+        scores[name] = score(split, batch_size=min(batch_size, max(1, n) * processes))
+    return scores
 
 
 def _build(config: ModelConfig | SequenceClassifierConfig) -> LanguageModel | SequenceClassifier:

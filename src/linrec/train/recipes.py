@@ -5,8 +5,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from linrec import tasks
 from linrec.errors import unknown
 from linrec.models import ModelConfig, SequenceClassifierConfig, preset
+from linrec.tasks import SyntheticTask
 from linrec.tasks.language_modeling import LanguageModeling
 from linrec.tasks.memory_horizon import MemoryHorizon
 from linrec.tasks.sequential_images import SequentialImages
@@ -327,3 +329,32 @@ def sequential_fashion_mnist() -> TrainConfig:
         ),
         loop=LoopConfig(epochs=10, batch_size=64, matmul_precision="high", eval_every=430, keep="best"),
     )
+
+
+def _synthetic(name: str) -> Callable[[], TrainConfig]:
+    """Return the recipe of a task that is drawn: the same small model and training for all of them."""
+    task = tasks.get(name)
+
+    def make() -> TrainConfig:
+        return TrainConfig(
+            name=name.replace("_", "-"),
+            task=task(),
+            model=ModelConfig(
+                vocab_size=1,  # the task says
+                d_model=128,
+                n_layers=2,
+                mixer="gate_loop",
+                d_channel_mixing=256,
+                channel_mixing="swiglu",
+            ),
+            optim=OptimConfig(lr=0.001, betas=(0.9, 0.98), weight_decay=0.1, warmup_steps=200, clip_norm=1.0),
+            loop=LoopConfig(steps=5000, batch_size=64, matmul_precision="high", keep="best"),
+        )
+
+    make.__doc__ = (task.__doc__ or "").split("\n")[0]
+    return make
+
+
+for _name in tasks.names():
+    if issubclass(tasks.get(_name), SyntheticTask):
+        _RECIPES[_name.replace("_", "-")] = _synthetic(_name)

@@ -1,6 +1,6 @@
 """What a run tells while it goes and when it ends."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -44,6 +44,7 @@ class Result:
         steps: steps made.
         seconds: wall time, evaluation included, of all pieces of a resumed run.
         steps_per_second: median speed of training alone.
+        probes: the same for each of the task's probes, such as longer samples, by name.
         best_step: the step of the lowest validation loss, whose model the scores are of; None where that of
             the last step is kept.
     """
@@ -54,4 +55,5 @@ class Result:
     steps: int
     seconds: float
     steps_per_second: float
+    probes: dict[str, dict[str, Any]] = field(default_factory=dict)
     best_step: int | None = None

@@ -136,7 +136,7 @@ def read_result(folder: Path) -> Result:
                 field.name: stored[field.name]
                 for field in dataclasses.fields(Result)
                 # what newer results have, older ones do without
-                if field.name in stored or field.default is dataclasses.MISSING
+                if field.name in stored or field.default is field.default_factory is dataclasses.MISSING
             }
         )
     except KeyError as error:

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from linrec.models import LanguageModel, SequenceClassifier
 from linrec.nn.cross_entropy import linear_cross_entropy
-from linrec.tasks import NO_TARGET, Batch, ScoredTask, SplitName, Task
+from linrec.tasks import NO_TARGET, Batch, ScoredTask, Source, Task
 from linrec.train.data import on_device
 from linrec.train.fabric import Fabric
 from linrec.train.optim import gradient_norm
@@ -122,7 +122,7 @@ def evaluate(
     fabric: Fabric,
     objective: nn.Module,
     task: Task,
-    name: SplitName,
+    split: Source,
     *,
     batch_size: int,
     batches: int | None = None,
@@ -132,8 +132,8 @@ def evaluate(
     Args:
         fabric: knows the device and the other processes.
         objective: an `Objective` that Fabric has set up; it is left in training mode.
-        task: has the samples, and says how predictions are scored.
-        name: which split.
+        task: says how predictions are scored.
+        split: the samples.
         batch_size: sequences at once, of all processes together.
         batches: how many batches, from the first; None takes the whole split.
 
@@ -141,7 +141,6 @@ def evaluate(
         "loss", the mean over all targets in nats, and "accuracy"; with the whole split, also what the task's
         `score` returns, where it has one. Nothing where the split is empty.
     """
-    split = task.split(name)
     if not len(split):
         return {}
     device, processes = fabric.device, fabric.world_size
@@ -163,7 +162,7 @@ def evaluate(
     loss, correct, n_targets = summed(fabric, sums).tolist()
     scores = {"loss": loss / max(1, n_targets), "accuracy": correct / max(1, n_targets)}
     if scored is not None:
-        scores |= scored.score(torch.cat(predictions), scored.split(name))
+        scores |= scored.score(torch.cat(predictions), split)
     return scores
 
 

@@ -1,0 +1,80 @@
+"""Selective copying: repeat the symbols that lie scattered among blanks.
+
+Source: Mamba (Gu and Dao 2023, arXiv:2312.00752), section 4.1.1 and figure 2. The paper has 4,096 steps, 16
+symbols to copy from an alphabet of 16, and no released code; a small setting of the kind is in MAD (Poli and
+others 2024, arXiv:2403.17844), 256 steps and a vocabulary of 16.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from linrec.tasks.base import NO_TARGET
+from linrec.tasks.synthetic import Drawn, SyntheticTask
+
+__all__ = ["SelectiveCopying"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectiveCopying(SyntheticTask):
+    """Repeat symbols in their order, wherever among blanks they stood.
+
+        x = s_1 .. s_M at random steps of the first `length`, blanks at the others, then marker * M
+        y = none * length, s_1 ... s_M
+
+    What a step means for the memory depends on its token, so that a model with fixed transitions cannot do
+    it. Tokens are the blank 0, the symbols 1 .. `n_symbols`, and the marker `n_symbols` + 1.
+
+    Args:
+        length: steps before the markers, the symbols among them.
+        n_copied: symbols to repeat, M.
+        n_symbols: different symbols.
+
+    Source: Mamba (Gu and Dao 2023), section 4.1.1.
+
+    Example:
+        >>> task = SelectiveCopying(length=6, n_copied=2, n_train=1, n_validation=1, n_test=1)
+        >>> task.split("test").inputs.tolist(), task.split("test").targets[0, -2:].tolist()
+        ([[0, 6, 0, 0, 12, 0, 15, 15]], [6, 12])
+    """
+
+    length: int = 256
+    n_copied: int = 16
+    n_symbols: int = 14
+
+    def __post_init__(self) -> None:
+        self.require(n_copied=1, n_symbols=2)
+        if self.length < self.n_copied:
+            raise ValueError(
+                f"`length` must be at least `n_copied` = {self.n_copied}; got {self.length}. The symbols to "
+                "copy stand at different steps: pass a greater length or fewer symbols."
+            )
+        super().__post_init__()
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of input tokens: blank, symbols, marker."""
+        return self.n_symbols + 2
+
+    @property
+    def n_outputs(self) -> int:
+        """Number of target classes: those of the tokens."""
+        return self.vocab_size
+
+    @property
+    def chance(self) -> float:
+        """Expected accuracy of a uniform guess among the symbols."""
+        return 1 / self.n_symbols
+
+    def draw(self, random: np.random.Generator, n: int) -> Drawn:
+        """Draw n samples of length + n_copied steps."""
+        copied, steps = self.n_copied, self.length + self.n_copied
+        symbols = random.integers(1, self.n_symbols + 1, (n, copied))
+        # where the smallest of independent numbers lie is a uniform choice without repetition
+        places = np.argpartition(random.random((n, self.length)), copied - 1, axis=1)[:, :copied]
+        inputs = np.zeros((n, steps), np.int64)
+        np.put_along_axis(inputs, np.sort(places, axis=1), symbols, axis=1)
+        inputs[:, -copied:] = self.n_symbols + 1
+        targets = np.full((n, steps), NO_TARGET, np.int64)
+        targets[:, -copied:] = symbols
+        return Drawn(inputs, targets)

@@ -1,0 +1,284 @@
+"""What tasks share whose sequences of tokens a generator draws: splits, fresh epochs, probes, scores.
+
+A generator of its own belongs to every split, so that a longer training split leaves the others as they are,
+and the data does not depend on which split is read first. The splits share no sample: one that was drawn
+before, for testing first, then for validation, is drawn again.
+"""
+
+import abc
+import dataclasses
+import functools
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+from numpy.typing import NDArray
+from torch import Tensor
+
+from linrec.errors import unknown
+from linrec.tasks.base import NO_TARGET, SPLIT_NAMES, Split, SplitName
+
+TRIES = 1000
+"""Rounds in which nothing new is drawn before a task has too few different samples."""
+
+
+class Drawn(NamedTuple):
+    """Samples as a generator gives them, all of one length.
+
+    Args:
+        inputs: tokens, shape (n, t), int64.
+        targets: class at every position, shape (n, t), int64; -100 where nothing is to be predicted.
+        group: what the score distinguishes at every position, shape (n, t), int64: number of pairs, distance
+            or the like, as the task's `group_name` says; None where there is nothing.
+    """
+
+    inputs: NDArray[np.int64]
+    targets: NDArray[np.int64]
+    group: NDArray[np.int64] | None = None
+
+    def where(self, chosen: NDArray[np.bool_]) -> "Drawn":
+        """Return the chosen samples."""
+        group = None if self.group is None else self.group[chosen]
+        return Drawn(self.inputs[chosen], self.targets[chosen], group)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyntheticTask(abc.ABC):
+    """A task whose samples are drawn: the fields that all have, and what follows from `draw`.
+
+    Args:
+        length: what decides how long a sample is: its steps, where a task does not say otherwise.
+        n_train: samples of the training split, or of an epoch.
+        n_validation: samples of the validation split.
+        n_test: samples of the test split, and of every probe.
+        fresh: whether every epoch draws training samples of its own; else they are the same again.
+        test_lengths: lengths to probe besides, see `probes`.
+        seed: seed of the data alone.
+
+    Raises:
+        ValueError: a field is out of range, or there are fewer different samples than asked for.
+    """
+
+    length: int
+    n_train: int = 10_000
+    n_validation: int = 1_000
+    n_test: int = 1_000
+    fresh: bool = False
+    test_lengths: tuple[int, ...] = ()
+    seed: int = 0
+    section: ClassVar[str] = "task"
+    n_features: ClassVar[int | None] = None
+    reset_token: ClassVar[int | None] = None
+    group_name: ClassVar[str] = ""
+    """What `Drawn.group` counts, such as "pairs"; empty where a task has no groups."""
+
+    def __post_init__(self) -> None:
+        self.require(n_train=1, n_validation=1, n_test=1, seed=0)
+        for length in self.test_lengths:
+            self.at_length(length)
+
+    def require(self, **least: int) -> None:
+        """Refuse fields that are too small.
+
+        Args:
+            **least: the least value of each field.
+
+        Raises:
+            ValueError: a field is less than that.
+        """
+        for name, value in least.items():
+            if getattr(self, name) < value:
+                raise ValueError(f"`{name}` must be at least {value}; got {getattr(self, name)}.")
+
+    @abc.abstractmethod
+    def draw(self, random: np.random.Generator, n: int) -> Drawn:
+        """Draw n samples; a pure function of the fields and the generator."""
+
+    @property
+    @abc.abstractmethod
+    def vocab_size(self) -> int:
+        """Number of input tokens."""
+
+    @property
+    @abc.abstractmethod
+    def n_outputs(self) -> int:
+        """Number of target classes."""
+
+    @property
+    @abc.abstractmethod
+    def chance(self) -> float:
+        """Expected accuracy of a uniform guess among the classes that occur."""
+
+    def at_length(self, length: int) -> "SyntheticTask":
+        """Return the same task with longer or shorter sequences.
+
+        Args:
+            length: what the field `length` becomes.
+        """
+        return dataclasses.replace(self, length=length, test_lengths=())
+
+    @cached_property
+    def trivial_score(self) -> float:
+        """Test accuracy of always answering the most frequent target of the training split."""
+        targets = self.split("train").targets
+        majority = torch.bincount(targets[targets != NO_TARGET]).argmax()
+        wanted = self.split("test").targets
+        return float((wanted[wanted != NO_TARGET] == majority).double().mean())
+
+    def prepared(self) -> "SyntheticTask":
+        """Return the task itself: its configuration says all."""
+        return self
+
+    def split(self, name: SplitName) -> Split:
+        """Return the samples of one split.
+
+        Args:
+            name: "train", "validation" or "test".
+
+        Returns:
+            Inputs and targets, each of shape (samples, t).
+
+        Raises:
+            ValueError: there is no such split, or there are too few different samples.
+        """
+        if name not in SPLIT_NAMES:
+            raise unknown("split", name, SPLIT_NAMES)
+        return self._splits[name]
+
+    @cached_property
+    def probes(self) -> Mapping[str, Split]:
+        """Further test samples, by name: those of `test_lengths`, each under its length."""
+        return {str(length): self.at_length(length).split("test") for length in self.test_lengths}
+
+    def score(self, predictions: Int64[Tensor, "n t"], split: Split) -> dict[str, Any]:
+        """Compare predictions with the targets of a split.
+
+        Args:
+            predictions: predicted classes, shape (n, t), any integer dtype, on any device.
+            split: what was predicted.
+
+        Returns:
+            "accuracy", the share of right positions among those with a target; "exact", the share of samples
+            that are right at all of them; and, of a task with groups, "accuracy_by_GROUP": a list of
+            {GROUP: number, "accuracy", "count"}.
+
+        Raises:
+            ValueError: `predictions` has another shape than the targets.
+            TypeError: `predictions` are not integers (pass classes, not logits).
+        """
+        right, counted = compared(predictions, split.targets)
+        scores: dict[str, Any] = {
+            "accuracy": float(right[counted].double().mean()),
+            "exact": float((right | ~counted).all(1).double().mean()),
+        }
+        if split.group is not None:
+            of = split.group[counted]
+            scores[f"accuracy_by_{self.group_name}"] = [
+                {
+                    self.group_name: int(value),
+                    "accuracy": float(right[counted][of == value].double().mean()),
+                    "count": int((of == value).sum()),
+                }
+                for value in of.unique()
+            ]
+        return scores
+
+    @cached_property
+    def _splits(self) -> dict[SplitName, Split]:
+        sizes: dict[SplitName, int] = {"test": self.n_test, "validation": self.n_validation}
+        splits: dict[SplitName, Split] = {}
+        held_out: NDArray[np.uint64] = np.empty(0, np.uint64)
+        for name, n in sizes.items():
+            drawn = _new_samples(self, self._random(name), n, held_out, distinct=True)
+            held_out = np.concatenate([held_out, fingerprints(drawn.inputs)])
+            splits[name] = _split_of(drawn)
+        splits["train"] = self._train(held_out, epoch=None, seed=0)
+        return splits
+
+    def _train(self, held_out: NDArray[np.uint64], *, epoch: int | None, seed: int) -> Split:
+        random = self._random("train") if epoch is None else self._random("train", 1 + epoch, seed)
+        samples = _split_of(_new_samples(self, random, self.n_train, held_out, distinct=False))
+        if not self.fresh:
+            return samples
+        return dataclasses.replace(samples, redrawn=functools.partial(self._train, held_out))
+
+    def _random(self, name: SplitName, *more: int) -> np.random.Generator:
+        # a name of its own for each task: two that draw alike have other samples
+        words = f"{type(self).__name__} {name}".encode()
+        return np.random.default_rng([self.seed, zlib.crc32(words), *more])
+
+
+def compared(predictions: Int64[Tensor, "n *t"], targets: Int64[Tensor, "n *t"]) -> tuple[Tensor, Tensor]:
+    """Return where predictions are right, and where there is a target, both of the targets' shape, bool.
+
+    Raises:
+        ValueError: `predictions` has another shape than the targets.
+        TypeError: `predictions` are not integers.
+    """
+    if predictions.is_floating_point() or predictions.is_complex():
+        raise TypeError(
+            f"`predictions` must be integer classes; got {predictions.dtype}. Pass logits.argmax(-1)."
+        )
+    if predictions.shape != targets.shape:
+        raise ValueError(
+            f"`predictions` must have the shape of the targets, {tuple(targets.shape)}; "
+            f"got {tuple(predictions.shape)}."
+        )
+    targets = targets.cpu()
+    return predictions.cpu() == targets, targets != NO_TARGET
+
+
+def fingerprints(rows: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """Return a number for each row, the same for equal rows and, but for rare accidents, no others.
+
+    Args:
+        rows: shape (n, t), int64.
+
+    Returns:
+        Shape (n), uint64. Two different rows agree with a probability of about 2^-64.
+    """
+    weights = np.random.default_rng(rows.shape[1]).integers(0, 2**63, rows.shape[1], dtype=np.uint64)
+    # odd, so that no change of a single token is lost
+    return np.asarray(rows.astype(np.uint64) @ (2 * weights + np.uint64(1)))
+
+
+def _new_samples(
+    task: SyntheticTask, random: np.random.Generator, n: int, taken: NDArray[np.uint64], *, distinct: bool
+) -> Drawn:
+    """Draw until there are n samples that are not `taken`, and, if asked, no two alike."""
+    found: list[Drawn] = []
+    seen = taken
+    missing, in_vain = n, 0
+    while missing > 0:
+        drawn = task.draw(random, missing)
+        prints = fingerprints(drawn.inputs)
+        new = ~np.isin(prints, seen)
+        if distinct:
+            first = np.zeros_like(new)
+            first[np.unique(prints, return_index=True)[1]] = True
+            new &= first
+            seen = np.concatenate([seen, prints[new]])
+        in_vain = 0 if new.any() else in_vain + 1
+        if in_vain == TRIES:
+            raise ValueError(
+                f"{type(task).__name__} has too few different samples: {n - missing} of {n} were found that "
+                "no other split has. Ask for fewer with `n_test` and `n_validation`, or for longer sequences."
+            )
+        found.append(drawn.where(new))
+        missing -= int(new.sum())
+    groups = [drawn.group for drawn in found if drawn.group is not None]
+    return Drawn(
+        np.concatenate([drawn.inputs for drawn in found]),
+        np.concatenate([drawn.targets for drawn in found]),
+        np.concatenate(groups) if groups else None,
+    )
+
+
+def _split_of(drawn: Drawn) -> Split:
+    group = None if drawn.group is None else torch.from_numpy(drawn.group)
+    return Split(torch.from_numpy(drawn.inputs), torch.from_numpy(drawn.targets), group)
