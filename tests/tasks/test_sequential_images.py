@@ -251,7 +251,7 @@ def test_models_of_the_wrong_kind_are_refused(folder):
     classifier = SequenceClassifierConfig(n_outputs=10, n_features=1)
     with pytest.raises(ConfigError, match="must be a ModelConfig for the task MemoryHorizon"):
         TrainConfig("wrong", tasks.MemoryHorizon(), classifier)
-    with pytest.raises(ConfigError, match=r"`loop.recompute` is for models over tokens"):
+    with pytest.raises(ConfigError, match=r"`loop.recompute` is for language models"):
         tiny(folder, recompute=True)
     with pytest.raises(ConfigError, match=r"`model.pooling` must be 'mean' or 'last'.*; got 'none'"):
         TrainConfig("wrong", SequentialImages(), dataclasses.replace(classifier, pooling="none"))

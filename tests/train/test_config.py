@@ -3,6 +3,7 @@ import json
 
 import pytest
 
+from linrec import tasks
 from linrec.models import ModelConfig
 from linrec.tasks import MemoryHorizon
 from linrec.train import ConfigError, LoopConfig, OptimConfig, TrainConfig, get_recipe, recipe_names
@@ -124,6 +125,6 @@ def test_a_task_of_ones_own_is_refused_by_name() -> None:
     config = TrainConfig("mine", Mine(), ModelConfig(vocab_size=6))
     with pytest.raises(
         ConfigError,
-        match="one of linrec's, language_modeling, memory_horizon, sequential_images; got Mine",
+        match=f"one of linrec's, {', '.join(tasks.names())}; got Mine",
     ):
         config_to_dict(config)

@@ -28,7 +28,7 @@ def test_an_epoch_visits_samples_once_and_drops_the_rest() -> None:
     batches = Batches(SPLIT, batch_size=4, seed=0, device=CPU)
     epoch = list(batches.epoch(0))
     assert len(batches) == len(epoch) == 2
-    assert all(inputs.shape == targets.shape == (4, 8) for inputs, targets, _ in epoch)
+    assert all(inputs.shape == targets.shape == (4, 8) for inputs, targets, *_ in epoch)
     rows = epoch_order(11, seed=0, epoch=0)[:8]
     assert torch.equal(torch.cat([batch.inputs for batch in epoch]), SPLIT.inputs[rows])
     assert torch.equal(torch.cat([batch.targets for batch in epoch]), SPLIT.targets[rows])

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from linrec.models import LanguageModel
+from linrec.models import LanguageModel, SequenceClassifier, SequenceClassifierConfig
 from linrec.tasks import NO_TARGET
+from linrec.tasks.labelled import LabelledTokens
 from linrec.train import LoopConfig, TrainConfig
 from linrec.train.fabric import make_fabric
 from linrec.train.optim import make_optimizers
@@ -116,6 +117,56 @@ def test_evaluation_does_not_depend_on_the_batch_size(
     assert scores["loss"] == pytest.approx(loss.item(), rel=1e-5)
     assert scores["accuracy"] == pytest.approx((logits.argmax(-1) == split.targets).float().mean().item())
     assert scores["accuracy_by_span"] == TASK.score(logits.argmax(-1), split)["accuracy_by_span"]
+
+
+def padded() -> LabelledTokens:
+    """Return 7 sequences of 1 to 6 tokens, behind which stands what is no token at all."""
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(5, (7, 6), generator=generator, dtype=torch.uint8)
+    lengths = torch.tensor([3, 6, 1, 4, 2, 5, 6])
+    tokens[torch.arange(6) >= lengths[:, None]] = 255
+    return LabelledTokens(tokens, torch.tensor([0, 1, 2, 2, 1, 0, 1]), lengths)
+
+
+def each_alone(model: SequenceClassifier, split: LabelledTokens) -> torch.Tensor:
+    """Return the logits of every sequence of a split, without any padding."""
+    assert split.lengths is not None
+    sequences = zip(split.tokens.long(), split.lengths.tolist(), strict=True)
+    return torch.cat([model(row[None, :length]) for row, length in sequences])
+
+
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+def test_training_and_evaluation_leave_the_padding_out(
+    pooling: Any, tiny: Callable[..., TrainConfig]
+) -> None:
+    torch.manual_seed(0)
+    config = SequenceClassifierConfig(n_outputs=3, vocab_size=5, d_model=8, n_layers=1, pooling=pooling)
+    model, split = SequenceClassifier(config), padded()
+    fabric = make_fabric(tiny().loop)
+    objective = fabric.setup_module(Objective(model))
+    logits = each_alone(model, split)
+    loss = nn.functional.cross_entropy(logits, split.labels)
+    accuracy = (logits.argmax(-1) == split.labels).float().mean()
+    # the last batch is filled with sequences that count for nothing
+    scores = evaluate(fabric, objective, TASK, split, batch_size=3, batches=3)
+    assert scores["loss"] == pytest.approx(loss.item(), rel=1e-5)
+    assert scores["accuracy"] == pytest.approx(accuracy.item())
+
+    loss.backward()
+    expected = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+    optimizers: Any = [fabric.setup_optimizers(torch.optim.SGD(model.parameters(), lr=0.0))]
+    window = torch.zeros(4)
+    train_step(
+        *split.rows(torch.arange(7)),
+        fabric=fabric,
+        objective=objective,
+        optimizers=optimizers,
+        window=window,
+        accumulate=7,
+    )
+    torch.testing.assert_close(window[:2], torch.stack([loss.detach(), accuracy]))
+    gradients = [parameter.grad for parameter in model.parameters()]
+    torch.testing.assert_close(gradients, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_fabrics_advice_on_precision_is_not_shown_and_all_else_is() -> None:

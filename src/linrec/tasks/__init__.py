@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 
-SHARED = ("base", "synthetic")
+SHARED = ("base", "drawing", "labelled", "state_tracking", "recall", "synthetic")
 """Files of what several tasks share."""
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 SplitName = Literal["train", "validation", "test"]
 SPLIT_NAMES: tuple[SplitName, ...] = get_args(SplitName)
 NO_TARGET = -100
+ObjectiveName = Literal["classification", "regression"]
 
 
 class Batch(NamedTuple):
@@ -19,15 +20,36 @@ class Batch(NamedTuple):
     Args:
         inputs: input tokens, shape (b, t), int64; or real features, shape (b, t, f), of a task that has
             `n_features`.
-        targets: target class at every position, shape (b, t), int64; or of every sequence, shape (b), where
-            there are features; -100 where nothing is to be predicted.
+        targets: target class at every position, shape (b, t), int64; or of every sequence, shape (b), of a
+            task `per_sequence`; -100 where nothing is to be predicted. Of a regression, real numbers,
+            (b, t, f) or (b, f); NaN where nothing is to be predicted.
         reset: true where a document begins, so that nothing passes from before it, shape (b, t), bool; None
             where sequences hold one document each.
+        lengths: steps of each sequence, shape (b), int64, where the task is `per_sequence`; what follows them
+            is padding. None where all have t.
     """
 
     inputs: Int64[Tensor, "b t"] | Float[Tensor, "b t f"]
-    targets: Int64[Tensor, "b *t"]
+    targets: Int64[Tensor, "b *t"] | Float[Tensor, "b *t f"]
     reset: Bool[Tensor, "b t"] | None
+    lengths: Int64[Tensor, "b"] | None = None
+
+
+def has_target(targets: Int64[Tensor, "b *t"] | Float[Tensor, "b *t f"]) -> Bool[Tensor, "b *n"]:
+    """Tell where something is to be predicted: a class, or a real number.
+
+    Args:
+        targets: those of a batch or a split.
+
+    Returns:
+        Of the shape of the targets.
+
+    Example:
+        >>> has_target(torch.tensor([3, NO_TARGET])), has_target(torch.tensor([[0.5], [torch.nan]]))
+        (tensor([ True, False]), tensor([[ True],
+                [False]]))
+    """
+    return ~targets.isnan() if targets.is_floating_point() else targets != NO_TARGET
 
 
 @runtime_checkable
@@ -56,8 +78,9 @@ class Split:
     """The samples of one split, whole and in memory: a `Source`.
 
     Attributes:
-        inputs: input tokens, shape (n, t), int64.
+        inputs: input tokens, shape (n, t), int64; or features, (n, t, f).
         targets: target class at every position, shape (n, t), int64; -100 where nothing is to be predicted.
+            Or what else a `Batch` has.
         group: what a score distinguishes at every position, shape (n, t), int64, such as how many of the
             latest inputs the target depends on; None where a task has nothing of the kind.
         redrawn: gives the split of an epoch, from the keywords `seed` and `epoch`, where every epoch has
@@ -71,8 +94,8 @@ class Split:
         (torch.Size([2, 6]), torch.Size([2, 6]), None)
     """
 
-    inputs: Int64[Tensor, "n t"]
-    targets: Int64[Tensor, "n t"]
+    inputs: Int64[Tensor, "n t"] | Float[Tensor, "n t f"]
+    targets: Int64[Tensor, "n *t"] | Float[Tensor, "n *t f"]
     group: Int64[Tensor, "n t"] | None = None
     redrawn: Callable[..., "Split"] | None = None
 
@@ -106,6 +129,9 @@ class Task(Protocol):
     The dataclass is the task's configuration. Its data is a pure function of that configuration, its seed
     and the files that it names included, and of the split's name: the global random state is neither read nor
     changed. A task that can say more about predictions than their loss and accuracy is a `ScoredTask` too.
+
+    The loss is the cross-entropy of a classification in nats, or the mean squared error of a regression, which
+    has `n_features`, and no accuracy.
     """
 
     section: ClassVar[str]
@@ -114,6 +140,12 @@ class Task(Protocol):
     n_features: ClassVar[int | None]
     """Real numbers per step, of a task that classifies sequences of them; None where steps are tokens."""
 
+    per_sequence: ClassVar[bool]
+    """Whether a sequence has one target, as its class; else every step has its own."""
+
+    objective: ClassVar[ObjectiveName]
+    """Whether targets are classes or real numbers."""
+
     @property
     def vocab_size(self) -> int | None:
         """Number of input tokens; None where only the data can tell, until the task is `prepared`."""
@@ -121,17 +153,17 @@ class Task(Protocol):
 
     @property
     def n_outputs(self) -> int | None:
-        """Number of target classes; None like `vocab_size`."""
+        """Number of target classes, or of real numbers in a target; None like `vocab_size`."""
         ...
 
     @property
     def chance(self) -> float:
-        """Expected accuracy of a uniform guess."""
+        """Expected accuracy of a uniform guess; of a regression, loss of the best guess that knows no data."""
         ...
 
     @property
     def trivial_score(self) -> float:
-        """Test accuracy of the best predictor that never looks at its input."""
+        """Test accuracy, or test loss of a regression, of the best predictor that never looks at its input."""
         ...
 
     @property
@@ -166,6 +198,28 @@ class ScoredTask(Protocol):
         """Return the samples of one split; the splits share none."""
         ...
 
-    def score(self, predictions: Int64[Tensor, "n *t"], split: Any) -> Mapping[str, Any]:
-        """Compare predicted classes with the targets of a split; the result is JSON and has "accuracy"."""
+    def score(self, predictions: Any, split: Any) -> Mapping[str, Any]:
+        """Compare predictions with the targets of a split.
+
+        Returns:
+            JSON: of classes with "accuracy", of real numbers with "nrmse", the root of the mean squared error
+            as a share of the targets' standard deviation.
+        """
         ...
+
+
+def judged_by(task: Task) -> Literal["accuracy", "perplexity", "mse"]:
+    """Return what models of a task are judged by.
+
+    Returns:
+        "mse", the loss of a regression; "accuracy" of a task that scores predicted classes; "perplexity",
+        exp(loss), where the likelihood is all that is known.
+
+    Example:
+        >>> from linrec.tasks import LanguageModeling, MemoryHorizon
+        >>> judged_by(MemoryHorizon()), judged_by(LanguageModeling())
+        ('accuracy', 'perplexity')
+    """
+    if task.objective == "regression":
+        return "mse"
+    return "accuracy" if isinstance(task, ScoredTask) else "perplexity"

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from linrec.errors import unknown
-from linrec.tasks.base import NO_TARGET, SPLIT_NAMES, Batch, SplitName
+from linrec.tasks.base import NO_TARGET, SPLIT_NAMES, Batch, ObjectiveName, SplitName
 from linrec.text import DataError, DatasetRows, Shards, TextCounts, TextFiles, Tokenizer, tokenised
 
 __all__ = ["LanguageModeling", "TokenSplit"]
@@ -211,6 +211,8 @@ class LanguageModeling:
     vocab_size: int | None = None
     section: ClassVar[str] = "data"
     n_features: ClassVar[int | None] = None
+    per_sequence: ClassVar[bool] = False
+    objective: ClassVar[ObjectiveName] = "classification"
 
     def __post_init__(self) -> None:
         # a configuration that was stored as JSON has strings

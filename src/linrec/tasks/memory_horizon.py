@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from linrec.errors import unknown
-from linrec.tasks.base import NO_TARGET, SPLIT_NAMES, Split, SplitName
+from linrec.tasks.base import NO_TARGET, SPLIT_NAMES, ObjectiveName, Split, SplitName
 
 __all__ = ["MemoryHorizon", "compress", "compress_suffixes"]
 
@@ -157,6 +157,8 @@ class MemoryHorizon:
     seed: int = 0
     section: ClassVar[str] = "task"
     n_features: ClassVar[int | None] = None
+    per_sequence: ClassVar[bool] = False
+    objective: ClassVar[ObjectiveName] = "classification"
 
     def __post_init__(self) -> None:
         for name, least in (

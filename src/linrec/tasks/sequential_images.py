@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from linrec.errors import unknown
-from linrec.tasks.base import SPLIT_NAMES, Batch, SplitName
+from linrec.tasks.base import SPLIT_NAMES, Batch, ObjectiveName, SplitName
 from linrec.text import DataError
 
 __all__ = ["SequentialImages", "SequentialSplit"]
@@ -119,6 +119,8 @@ class SequentialImages:
     seed: int = 0
     section: ClassVar[str] = "data"
     n_features: ClassVar[int | None] = 1
+    per_sequence: ClassVar[bool] = True
+    objective: ClassVar[ObjectiveName] = "classification"
 
     def __post_init__(self) -> None:
         # a configuration that was stored as JSON has strings

@@ -73,6 +73,7 @@ class SyntheticTask(abc.ABC):
     seed: int = 0
     section: ClassVar[str] = "task"
     n_features: ClassVar[int | None] = None
+    per_sequence: ClassVar[bool] = False
     reset_token: ClassVar[int | None] = None
     group_name: ClassVar[str] = ""
     """What `Drawn.group` counts, such as "pairs"; empty where a task has no groups."""
@@ -98,6 +99,17 @@ class SyntheticTask(abc.ABC):
     @abc.abstractmethod
     def draw(self, random: np.random.Generator, n: int) -> Drawn:
         """Draw n samples; a pure function of the fields and the generator."""
+
+    def draw_held_out(self, random: np.random.Generator, n: int) -> Drawn:
+        """Draw n samples that validate or test: as `draw`, where a task does not say otherwise.
+
+        A task says so where some samples are so few that training would have none of them left.
+        """
+        return self.draw(random, n)
+
+    def for_training(self, drawn: Drawn) -> Drawn:
+        """Return samples as the training split has them: as they are, or with further targets to learn from."""
+        return drawn
 
     @property
     @abc.abstractmethod
@@ -146,14 +158,25 @@ class SyntheticTask(abc.ABC):
         Raises:
             ValueError: there is no such split, or there are too few different samples.
         """
-        if name not in SPLIT_NAMES:
-            raise unknown("split", name, SPLIT_NAMES)
-        return self._splits[name]
+        # each when it is asked for: a probe of long sequences is its test split alone
+        match name:
+            case "test":
+                return self._test
+            case "validation":
+                return self._validation
+            case "train":
+                return self._training
+        raise unknown("split", name, SPLIT_NAMES)
 
     @cached_property
     def probes(self) -> Mapping[str, Split]:
         """Further test samples, by name: those of `test_lengths`, each under its length."""
-        return {str(length): self.at_length(length).split("test") for length in self.test_lengths}
+        # nobody reads the other splits, and they may be large
+        fewest = {"n_train": 1, "n_validation": 1}
+        return {
+            str(length): dataclasses.replace(self.at_length(length), **fewest).split("test")
+            for length in self.test_lengths
+        }
 
     def score(self, predictions: Int64[Tensor, "n t"], split: Split) -> dict[str, Any]:
         """Compare predictions with the targets of a split.
@@ -189,20 +212,22 @@ class SyntheticTask(abc.ABC):
         return scores
 
     @cached_property
-    def _splits(self) -> dict[SplitName, Split]:
-        sizes: dict[SplitName, int] = {"test": self.n_test, "validation": self.n_validation}
-        splits: dict[SplitName, Split] = {}
-        held_out: NDArray[np.uint64] = np.empty(0, np.uint64)
-        for name, n in sizes.items():
-            drawn = _new_samples(self, self._random(name), n, held_out, distinct=True)
-            held_out = np.concatenate([held_out, fingerprints(drawn.inputs)])
-            splits[name] = _split_of(drawn)
-        splits["train"] = self._train(held_out, epoch=None, seed=0)
-        return splits
+    def _test(self) -> Split:
+        return _split_of(_new_samples(self, self._random("test"), self.n_test, _NONE, distinct=True))
+
+    @cached_property
+    def _validation(self) -> Split:
+        random, taken = self._random("validation"), _taken_by(self._test)
+        return _split_of(_new_samples(self, random, self.n_validation, taken, distinct=True))
+
+    @cached_property
+    def _training(self) -> Split:
+        return self._train(_taken_by(self._test, self._validation), epoch=None, seed=0)
 
     def _train(self, held_out: NDArray[np.uint64], *, epoch: int | None, seed: int) -> Split:
         random = self._random("train") if epoch is None else self._random("train", 1 + epoch, seed)
-        samples = _split_of(_new_samples(self, random, self.n_train, held_out, distinct=False))
+        drawn = _new_samples(self, random, self.n_train, held_out, distinct=False)
+        samples = _split_of(self.for_training(drawn))
         if not self.fresh:
             return samples
         return dataclasses.replace(samples, redrawn=functools.partial(self._train, held_out))
@@ -247,6 +272,13 @@ def fingerprints(rows: NDArray[np.int64]) -> NDArray[np.uint64]:
     return np.asarray(rows.astype(np.uint64) @ (2 * weights + np.uint64(1)))
 
 
+_NONE: NDArray[np.uint64] = np.empty(0, np.uint64)
+
+
+def _taken_by(*splits: Split) -> NDArray[np.uint64]:
+    return np.concatenate([fingerprints(split.inputs.numpy()) for split in splits])
+
+
 def _new_samples(
     task: SyntheticTask, random: np.random.Generator, n: int, taken: NDArray[np.uint64], *, distinct: bool
 ) -> Drawn:
@@ -255,7 +287,7 @@ def _new_samples(
     seen = taken
     missing, in_vain = n, 0
     while missing > 0:
-        drawn = task.draw(random, missing)
+        drawn = task.draw_held_out(random, missing) if distinct else task.draw(random, missing)
         prints = fingerprints(drawn.inputs)
         new = ~np.isin(prints, seen)
         if distinct:

@@ -162,7 +162,7 @@ class TrainConfig:
     Args:
         name: name of the recipe.
         task: a task's dataclass, such as `linrec.tasks.MemoryHorizon()`.
-        model: the model's configuration: that of a `SequenceClassifier` where the task has `n_features`.
+        model: the model's configuration: that of a `SequenceClassifier` where the task is `per_sequence`.
         optim: optimiser and schedule.
         loop: epochs, batches, precision, seed, device.
 
@@ -200,7 +200,7 @@ class TrainConfig:
             )
         if self.loop.recompute and needed is SequenceClassifierConfig:
             raise ConfigError(
-                "`loop.recompute` is for models over tokens, and this is a classifier of real features; "
+                "`loop.recompute` is for language models, and this is a classifier of sequences; "
                 "leave --loop.recompute out, and save memory with --loop.accumulate."
             )
         if isinstance(self.model, SequenceClassifierConfig) and self.model.pooling == "none":
@@ -224,7 +224,7 @@ def model_type(task: Task) -> type[ModelConfig] | type[SequenceClassifierConfig]
         >>> model_type(tasks.SequentialImages()).__name__
         'SequenceClassifierConfig'
     """
-    return ModelConfig if task.n_features is None else SequenceClassifierConfig
+    return SequenceClassifierConfig if task.per_sequence else ModelConfig
 
 
 def values_from_task(task: Task) -> dict[str, Any]:
@@ -234,10 +234,10 @@ def values_from_task(task: Task) -> dict[str, Any]:
         >>> values_from_task(tasks.SequentialImages())
         {'n_features': 1, 'vocab_size': None, 'n_outputs': 10}
     """
-    if task.n_features is None:
-        # 1 until the data have told
-        return {"vocab_size": task.vocab_size or 1, "n_outputs": task.n_outputs}
-    return {"n_features": task.n_features, "vocab_size": None, "n_outputs": task.n_outputs}
+    # 1 until the data have told
+    vocab_size = None if task.n_features is not None else task.vocab_size or 1
+    features = {"n_features": task.n_features} if task.per_sequence else {}
+    return {**features, "vocab_size": vocab_size, "n_outputs": task.n_outputs}
 
 
 def mixer_parameters(mixer: str) -> dict[str, inspect.Parameter]:

@@ -38,8 +38,8 @@ def on_device(batch: Batch, device: torch.device) -> Batch:
             return tensor.pin_memory().to(device, non_blocking=True)
         return tensor.to(device)
 
-    inputs, targets, reset = batch
-    return Batch(moved(inputs), moved(targets), None if reset is None else moved(reset))
+    inputs, targets, *optional = batch
+    return Batch(moved(inputs), moved(targets), *(None if t is None else moved(t) for t in optional))
 
 
 class Batches:

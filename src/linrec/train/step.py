@@ -53,10 +53,11 @@ class Objective(nn.Module):
         inputs: Num[Tensor, "b t *f"],
         targets: Int64[Tensor, "b *n"],
         reset: Bool[Tensor, "b t"] | None = None,
+        lengths: Int64[Tensor, "b"] | None = None,
     ) -> Outcome:
         """Return loss and predictions; positions whose target is -100 count for neither."""
         if isinstance(self.model, SequenceClassifier):
-            logits = self.model(inputs)
+            logits = self.model(inputs, lengths=lengths)
             loss = F.cross_entropy(logits.float(), targets, ignore_index=NO_TARGET, reduction="sum")
             predictions = logits.argmax(-1)
             return Outcome(loss, (predictions == targets).sum(), predictions)
@@ -70,6 +71,7 @@ def train_step(
     inputs: Num[Tensor, "b t *f"],
     targets: Int64[Tensor, "b *n"],
     reset: Bool[Tensor, "b t"] | None,
+    lengths: Int64[Tensor, "b"] | None = None,
     *,
     fabric: Fabric,
     objective: nn.Module,
@@ -86,6 +88,7 @@ def train_step(
         inputs: tokens, or features, of this process's share of the batch.
         targets: their targets, -100 where there is none.
         reset: true where a document begins, or None.
+        lengths: steps of each sequence where padding follows them, or None.
         fabric: runs the backward pass, and knows the other processes.
         objective: an `Objective` that Fabric has set up.
         optimizers: what Fabric has set up.
@@ -99,9 +102,11 @@ def train_step(
     loss, correct = window.new_zeros(()), window.new_zeros(())
     for optimizer in optimizers:
         optimizer.zero_grad()
-    resets = (None,) * accumulate if reset is None else reset.chunk(accumulate)
-    pieces = zip(inputs.chunk(accumulate), targets.chunk(accumulate), resets, strict=True)
-    for place, piece in enumerate(pieces, start=1):
+    parts = [
+        (None,) * accumulate if tensor is None else tensor.chunk(accumulate)
+        for tensor in (inputs, targets, reset, lengths)
+    ]
+    for place, piece in enumerate(zip(*parts, strict=True), start=1):
         # the processes exchange gradients once, with the last piece
         with fabric.no_backward_sync(objective, enabled=place < accumulate):  # type: ignore[arg-type]
             outcome = objective(*piece)
@@ -151,9 +156,9 @@ def evaluate(
     objective.eval()
     for index in torch.arange(len(split)).split(batch_size)[:batches]:
         mine = split.rows(index[fabric.global_rank :: processes])
-        inputs, targets, reset = on_device(_filled(mine, batch_size // processes), device)
-        outcome = objective(inputs, targets, reset)
-        sums += torch.stack([outcome.loss, outcome.correct, (targets != NO_TARGET).sum()])
+        batch = on_device(_filled(mine, batch_size // processes), device)
+        outcome = objective(*batch)
+        sums += torch.stack([outcome.loss, outcome.correct, (batch.targets != NO_TARGET).sum()])
         if scored is not None:
             # sequences are dealt out in turn
             dealt = torch.stack(gathered(fabric, outcome.predictions), dim=1).flatten(0, 1)
@@ -174,8 +179,14 @@ def _filled(batch: Batch, batch_size: int) -> Batch:
         # torch counts axes from the last one
         return F.pad(tensor, (*(0, 0) * (tensor.ndim - 1), 0, missing), value=value)
 
-    inputs, targets, reset = batch
-    return Batch(filled(inputs), filled(targets, NO_TARGET), None if reset is None else filled(reset))
+    inputs, targets, reset, lengths = batch
+    return Batch(
+        filled(inputs),
+        filled(targets, NO_TARGET),
+        None if reset is None else filled(reset),
+        # no sequence is empty
+        None if lengths is None else filled(lengths, 1),
+    )
 
 
 class CapturedStep:
