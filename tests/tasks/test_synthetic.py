@@ -135,6 +135,12 @@ def test_probes_are_test_splits_of_other_lengths():
         small("selective-copying", test_lengths=(5,))
 
 
+def test_a_probe_is_drawn_without_the_other_splits():
+    # a training split of this size fits into no memory
+    task = small("copying", n_train=10**13, n_validation=10**13, test_lengths=(30,))
+    assert task.probes["30"].inputs.shape == (60, 50)
+
+
 def test_too_few_different_samples_and_fields_out_of_range_are_refused():
     with pytest.raises(ValueError, match=r"Copying has too few different samples: 4 of 60 were found"):
         small("copying", n_copied=2, n_symbols=2).split("test")

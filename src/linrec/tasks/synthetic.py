@@ -108,7 +108,7 @@ class SyntheticTask(abc.ABC):
         return self.draw(random, n)
 
     def for_training(self, drawn: Drawn) -> Drawn:
-        """Return samples as the training split has them: as they are, or with further targets to learn from."""
+        """Return samples as the training split has them: as they are, or with further targets."""
         return drawn
 
     @property
@@ -171,12 +171,7 @@ class SyntheticTask(abc.ABC):
     @cached_property
     def probes(self) -> Mapping[str, Split]:
         """Further test samples, by name: those of `test_lengths`, each under its length."""
-        # nobody reads the other splits, and they may be large
-        fewest = {"n_train": 1, "n_validation": 1}
-        return {
-            str(length): dataclasses.replace(self.at_length(length), **fewest).split("test")
-            for length in self.test_lengths
-        }
+        return {str(length): self.at_length(length).split("test") for length in self.test_lengths}
 
     def score(self, predictions: Int64[Tensor, "n t"], split: Split) -> dict[str, Any]:
         """Compare predictions with the targets of a split.
