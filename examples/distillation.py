@@ -38,7 +38,7 @@ def decoded(model):
     """Loss of the text, of each window a quarter read at once and the rest token by token."""
     nats = 0.0
     for index in torch.arange(len(text)).split(ROWS):
-        tokens, targets, _ = text.rows(index)
+        tokens, targets, *_ = text.rows(index)
         outputs, state = [], None
         for piece in tokens.split([length // 4] + [1] * (length - length // 4), dim=1):
             y, state = model(piece, state)

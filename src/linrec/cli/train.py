@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from linrec.cli.parsing import one_line_errors, parse, peek
-from linrec.tasks import ScoredTask
+from linrec.tasks import judged_by
 from linrec.train import ConfigError, TrainConfig, fit, get_recipe, load_run, recipe_names
 from linrec.train.display import Display
 from linrec.train.options import config_of, options_type
@@ -75,7 +75,7 @@ def run(words: list[str]) -> int:
             command=shlex.join([*program(), "train", *words]),
         )
     scores = {"test": result.test, "validation": result.validation}
-    told = [_told(name, of, isinstance(config.task, ScoredTask)) for name, of in scores.items() if of]
+    told = [_told(name, of, judged_by(config.task)) for name, of in scores.items() if of]
     print(", ".join(told) or "no scores: the task has neither test nor validation data")
     best = "" if result.best_step is None else f", the model of step {result.best_step} kept"
     print(f"{result.steps} steps in {result.seconds:.0f} s{best}; all in {folder}")
@@ -93,10 +93,14 @@ def _base_config(name: str, resume: str | None) -> TrainConfig:
     return config
 
 
-def _told(name: str, scores: Mapping[str, Any], scored: bool) -> str:
-    """Return what is said of a split: how much is right, or, of language, how likely it is."""
-    if scored:
+def _told(name: str, scores: Mapping[str, Any], by: str) -> str:
+    """Return what is said of a split: how much is right, how likely or how far off it is."""
+    if by == "accuracy":
         return f"{name} accuracy {scores['accuracy']:.4f}"
+    if by == "mse":
+        # the error as a share of the targets' spread, where they have any
+        share = "" if scores["nrmse"] is None else f" (NRMSE {scores['nrmse']:.4f})"
+        return f"{name} mean squared error {scores['loss']:.4g}{share}"
     return f"{name} loss {scores['loss']:.4f} (perplexity {math.exp(min(scores['loss'], 700)):.2f})"
 
 

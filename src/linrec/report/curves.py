@@ -1,4 +1,4 @@
-"""Learning curves: loss and accuracy over the steps, in training and validation."""
+"""Learning curves: loss, and accuracy where there is one, over the steps, in training and validation."""
 
 import math
 from collections.abc import Sequence
@@ -11,14 +11,17 @@ from matplotlib.lines import Line2D
 from linrec.report import style
 from linrec.report.arms import Arm
 from linrec.report.style import LineStyle
+from linrec.tasks import Task
 from linrec.train import Run
 
 SPLITS: tuple[tuple[str, LineStyle], ...] = (("validation", "-"), ("train", ":"))
 PANELS = (("loss", "cross-entropy (nats)"), ("accuracy", "accuracy"))
+# of regressions alone
+ERROR = (("loss", "mean squared error"),)
 
 
 def draw_learning_curves(arms: Sequence[Arm]) -> Figure | None:
-    """Draw loss and accuracy of every arm over the steps.
+    """Draw loss and accuracy of every arm over the steps; of regressions alone the mean squared error.
 
     Runs that logged at different steps are interpolated linearly; an arm's curve ends where its shortest run
     does.
@@ -38,10 +41,12 @@ def draw_learning_curves(arms: Sequence[Arm]) -> Figure | None:
         >>> [axes.get_ylabel() for axes in draw_learning_curves(group_runs([run])).axes]
         ['cross-entropy (nats)', 'accuracy']
     """
-    figure = style.make_figure(height=6.4)
-    panels = figure.subplots(2, 1, sharex=True)
+    objectives = {run.config.task.objective for arm in arms for run in arm.runs}
+    quantities = ERROR if objectives == {"regression"} else PANELS
+    figure = style.make_figure(height=3.2 * len(quantities))
+    panels = figure.subplots(len(quantities), 1, sharex=True, squeeze=False)[:, 0]
     drawn = False
-    for axes, (quantity, title) in zip(panels, PANELS, strict=True):
+    for axes, (quantity, title) in zip(panels, quantities, strict=True):
         for index, arm in enumerate(arms):
             for split, line in SPLITS:
                 steps, rows = _aligned(arm.runs, split, quantity)
@@ -50,8 +55,12 @@ def draw_learning_curves(arms: Sequence[Arm]) -> Figure | None:
                     style.draw_mean_and_range(axes, steps, rows, colour=style.colour(index), style=line)
         style.finish_axes(axes, y=title)
         _mark_chance(axes, quantity, arms)
-    panels[1].set_ylim(bottom=0)
-    panels[1].set_xlabel("step", fontsize=style.LETTERS)
+    if quantities is ERROR:
+        # errors fall by powers of ten
+        panels[0].set_yscale("log")
+    else:
+        panels[-1].set_ylim(bottom=0)
+    panels[-1].set_xlabel("step", fontsize=style.LETTERS)
 
     handles = [
         Line2D([], [], color=style.colour(index), linewidth=2.5, label=arm.label)
@@ -81,8 +90,9 @@ def _aligned(runs: Sequence[Run], split: str, quantity: str) -> tuple[list[float
 
 
 def _mark_chance(axes: Axes, quantity: str, arms: Sequence[Arm]) -> None:
-    for chance in sorted({run.config.task.chance for arm in arms for run in arm.runs}):
-        level = chance if quantity == "accuracy" else -math.log(chance)
+    tasks = {run.config.task for arm in arms for run in arm.runs}
+    levels = {level for task in tasks if (level := _chance(task, quantity)) is not None}
+    for level in sorted(levels):
         axes.axhline(level, color=style.GREY, linewidth=1, linestyle=(0, (5, 3)))
         axes.annotate(
             "chance",
@@ -95,3 +105,10 @@ def _mark_chance(axes: Axes, quantity: str, arms: Sequence[Arm]) -> None:
             color=style.GREY,
             fontsize=style.LETTERS - 1,
         )
+
+
+def _chance(task: Task, quantity: str) -> float | None:
+    """Return what a guess scores: a uniform one of classes, a constant of real numbers."""
+    if task.objective == "regression":
+        return task.chance if quantity == "loss" else None
+    return task.chance if quantity == "accuracy" else -math.log(task.chance)

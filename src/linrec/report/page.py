@@ -10,10 +10,11 @@ import linrec
 from linrec.report import markup
 from linrec.report.arms import Arm, mean_and_spread
 from linrec.report.perplexity import UNITS, read_perplexity
-from linrec.tasks import ScoredTask
+from linrec.tasks import Task, judged_by
 from linrec.train import Run
 
 SPLITS = ("test", "validation")
+MSE = "mean squared error"
 
 
 def render_page(arms: Sequence[Arm], pictures: Iterable[markup.Picture], missing: Sequence[str]) -> str:
@@ -60,18 +61,7 @@ def _results(arms: Sequence[Arm]) -> str:
         for arm in arms
     ]
     tasks = list(dict.fromkeys(run.config.task for arm in arms for run in arm.runs))
-    # how often the most frequent token is right only the text of a language model can tell
-    rows += [
-        {"arm": "always the most frequent answer", "test accuracy": f"{task.trivial_score:.3f}"}
-        for task in tasks
-        if isinstance(task, ScoredTask)
-    ]
-    rows += [
-        {"arm": "chance", "test accuracy": f"{task.chance:.3f}"}
-        if isinstance(task, ScoredTask)
-        else {"arm": "chance", "validation perplexity": f"{1 / task.chance:,.0f}"}
-        for task in tasks
-    ]
+    rows += [row for task in tasks for row in _without_model(task)]
     head = list(dict.fromkeys(name for row in rows[: len(arms)] for name in row))
     # tasks that differ in nothing that is shown here
     cells = dict.fromkeys(tuple(row.get(name, "") for name in head) for row in rows[len(arms) :])
@@ -80,11 +70,29 @@ def _results(arms: Sequence[Arm]) -> str:
     return markup.table(head, table, numbers=range(1, len(head))) + note
 
 
+def _without_model(task: Task) -> list[dict[str, str]]:
+    """Return the rows of what needs no model."""
+    match judged_by(task):
+        case "accuracy":
+            trivial = {"arm": "always the most frequent answer", "test accuracy": f"{task.trivial_score:.3f}"}
+            return [trivial, {"arm": "chance", "test accuracy": f"{task.chance:.3f}"}]
+        case "mse":
+            return [{"arm": "always the mean", f"test {MSE}": f"{task.trivial_score:.6f}"}]
+    # how often the most frequent token is right only the text of a language model can tell
+    return [{"arm": "chance", "validation perplexity": f"{1 / task.chance:,.0f}"}]
+
+
 def _means(arm: Arm) -> dict[str, str]:
-    """Return what an arm is judged by: accuracies, or perplexities and a loss in nats per token."""
-    if isinstance(arm.runs[0].config.task, ScoredTask):
+    """Return what an arm is judged by: accuracies, squared errors, or perplexities and a loss per token."""
+    by = judged_by(arm.runs[0].config.task)
+    if by == "accuracy":
         return {
             f"{split} accuracy": mean_and_spread([result[split]["accuracy"] for result in arm.results])
+            for split in SPLITS
+        }
+    if by == "mse":
+        return {
+            f"{split} {MSE}": mean_and_spread([result[split]["loss"] for result in arm.results], digits=6)
             for split in SPLITS
         }
     losses = {split: [result[split]["loss"] for result in arm.results if result[split]] for split in SPLITS}
@@ -167,10 +175,13 @@ def _commands(arms: Sequence[Arm]) -> str:
 
 
 def _score(run: Run, scores: Mapping[str, Any]) -> str:
-    """Return the accuracy of a split, or, of language, its loss; a dash where there is none."""
-    name = "accuracy" if isinstance(run.config.task, ScoredTask) else "loss"
+    """Return the accuracy of a split, or its loss where that is what counts; a dash where there is none."""
+    by = judged_by(run.config.task)
+    name = "accuracy" if by == "accuracy" else "loss"
     if name not in scores:
         return "–"
+    if by == "mse":
+        return f"{scores[name]:.4g}"
     return f"{scores[name]:.4f}" + (" nats" if name == "loss" else "")
 
 

@@ -16,7 +16,7 @@ from linrec.report.page import render_page
 from linrec.report.perplexity import read_perplexity
 from linrec.report.spans import draw_accuracy_by_span
 from linrec.report.transitions import draw_transitions, transition_magnitudes
-from linrec.tasks import ScoredTask
+from linrec.tasks import judged_by
 from linrec.train import Run, RunFolderError, TrainError, load_run
 
 RESULT_FIELDS = ("parameters", "steps", "seconds", "steps_per_second")
@@ -36,7 +36,7 @@ MAGNITUDES = (
 def write_report(run_dirs: Iterable[str | os.PathLike[str]], out_dir: str | os.PathLike[str]) -> Path:
     """Write `report.html` and its pictures from run folders alone.
 
-    The pictures are learning_curves.png and, unless the runs are language models, accuracy_by_span.png and
+    The pictures are learning_curves.png and, of tasks that count what is right, accuracy_by_span.png and
     one transitions-<arm>.png per arm. Of language models, the page shows what `linrec eval` found. The page
     holds the pictures inside itself, so that it can be sent as one file. What a run does not have yet (a
     result, a checkpoint) is left out, and the page says so.
@@ -88,13 +88,13 @@ def _load(folder: Path) -> Run:
         absent.append("a step or split in metrics.jsonl")
     if run.result is not None:
         absent += [name for name in RESULT_FIELDS if name not in run.result]
-        scored = isinstance(run.config.task, ScoredTask)
-        wanted = "accuracy" if scored else "loss"
+        by = judged_by(run.config.task)
+        wanted = "accuracy" if by == "accuracy" else "loss"
         absent += [
             f"{name} {wanted}"
             for name in SPLITS
             # a text may have no such split
-            if (scored or run.result.get(name) != {}) and not _has(run.result.get(name), wanted)
+            if (by != "perplexity" or run.result.get(name) != {}) and not _has(run.result.get(name), wanted)
         ]
     if absent:
         raise RunFolderError(f"{folder} cannot be reported: it lacks {', '.join(absent)}.")
@@ -110,24 +110,29 @@ def _draw(arms: Sequence[Arm], out: Path) -> tuple[list[Picture], list[str]]:
     pictures, missing = [], _unfinished(arms)
     if (figure := draw_learning_curves(arms)) is not None:
         path = style.save(figure, out / "learning_curves.png")
-        pictures.append(Picture(path, "Learning curves", f"Loss and accuracy while training. {BANDS}"))
+        shown = "Loss and accuracy" if any(map(_classifies, arms)) else "Mean squared error"
+        pictures.append(Picture(path, "Learning curves", f"{shown} while training. {BANDS}"))
     else:
         missing.append("No run has logged anything yet, so there are no learning curves.")
     if (figure := draw_accuracy_by_span(arms)) is not None:
         path = style.save(figure, out / "accuracy_by_span.png")
         pictures.append(Picture(path, "Test accuracy by required memory span", f"{SPANS} {BANDS}"))
-    elif any(arm.results for arm in arms if _scored(arm)):
+    elif any(arm.results for arm in arms if _counts_right(arm)):
         missing.append("This task's results are not split by memory span.")
     # what a language model keeps of a text is for `linrec inspect` to show
-    for arm in filter(_scored, arms):
+    for arm in filter(_counts_right, arms):
         picture = _draw_transitions(arm, out, missing)
         if picture is not None:
             pictures.append(picture)
     return pictures, missing
 
 
-def _scored(arm: Arm) -> bool:
-    return isinstance(arm.runs[0].config.task, ScoredTask)
+def _counts_right(arm: Arm) -> bool:
+    return judged_by(arm.runs[0].config.task) == "accuracy"
+
+
+def _classifies(arm: Arm) -> bool:
+    return arm.runs[0].config.task.objective == "classification"
 
 
 def _unfinished(arms: Sequence[Arm]) -> list[str]:

@@ -5,18 +5,34 @@ import pkgutil
 from typing import Any
 
 from linrec.errors import unknown
-from linrec.tasks.base import NO_TARGET, Batch, ProbedTask, ScoredTask, Source, Split, SplitName, Task
+from linrec.tasks.base import (
+    NO_TARGET,
+    Batch,
+    ObjectiveName,
+    ProbedTask,
+    ScoredTask,
+    Source,
+    Split,
+    SplitName,
+    Task,
+    has_target,
+    judged_by,
+)
 from linrec.tasks.language_modeling import LanguageModeling, TokenSplit
 from linrec.tasks.memory_horizon import MemoryHorizon
+from linrec.tasks.regression import RegressionTask
 from linrec.tasks.sequential_images import SequentialImages, SequentialSplit
-from linrec.tasks.synthetic import SyntheticTask
+from linrec.tasks.synthetic import DrawnTask, SyntheticTask
 
 __all__ = [
     "NO_TARGET",
     "Batch",
+    "DrawnTask",
     "LanguageModeling",
     "MemoryHorizon",
+    "ObjectiveName",
     "ProbedTask",
+    "RegressionTask",
     "ScoredTask",
     "SequentialImages",
     "SequentialSplit",
@@ -27,12 +43,25 @@ __all__ = [
     "Task",
     "TokenSplit",
     "get",
+    "has_target",
+    "judged_by",
     "names",
 ]
 
 
-SHARED = ("base", "drawing", "labelled", "state_tracking", "recall", "synthetic")
-"""Files of what several tasks share."""
+SHARED = (
+    "base",
+    "cache",
+    "drawing",
+    "labelled",
+    "listops_kernels",
+    "pathfinder_kernels",
+    "recall",
+    "regression",
+    "state_tracking",
+    "synthetic",
+)
+"""Files that are no tasks: what several share, and what is compiled."""
 
 
 def names() -> list[str]:

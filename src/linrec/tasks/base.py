@@ -130,21 +130,23 @@ class Task(Protocol):
     and the files that it names included, and of the split's name: the global random state is neither read nor
     changed. A task that can say more about predictions than their loss and accuracy is a `ScoredTask` too.
 
-    The loss is the cross-entropy of a classification in nats, or the mean squared error of a regression, which
-    has `n_features`, and no accuracy.
+    The loss is the cross-entropy of a classification in nats, or the mean squared error of a regression,
+    which has `n_features`, and no accuracy.
     """
 
     section: ClassVar[str]
     """Name of the section of the command line that the task's fields are in, such as "task" or "data"."""
-
-    n_features: ClassVar[int | None]
-    """Real numbers per step, of a task that classifies sequences of them; None where steps are tokens."""
 
     per_sequence: ClassVar[bool]
     """Whether a sequence has one target, as its class; else every step has its own."""
 
     objective: ClassVar[ObjectiveName]
     """Whether targets are classes or real numbers."""
+
+    @property
+    def n_features(self) -> int | None:
+        """Real numbers per step, where inputs are sequences of them; None where steps are tokens."""
+        ...
 
     @property
     def vocab_size(self) -> int | None:
@@ -158,12 +160,12 @@ class Task(Protocol):
 
     @property
     def chance(self) -> float:
-        """Expected accuracy of a uniform guess; of a regression, loss of the best guess that knows no data."""
+        """Expected accuracy of a uniform guess; of a regression, loss of a constant."""
         ...
 
     @property
     def trivial_score(self) -> float:
-        """Test accuracy, or test loss of a regression, of the best predictor that never looks at its input."""
+        """Test accuracy of the best predictor that never looks at its input; of a regression, its loss."""
         ...
 
     @property

@@ -1,8 +1,9 @@
-"""What tasks share whose sequences of tokens a generator draws: splits, fresh epochs, probes, scores.
+"""What tasks share whose samples a generator draws: splits, fresh epochs, probes, and scores of tokens.
 
 A generator of its own belongs to every split, so that a longer training split leaves the others as they are,
 and the data does not depend on which split is read first. The splits share no sample: one that was drawn
-before, for testing first, then for validation, is drawn again.
+before, for testing first, then for validation, is drawn again. `regression.py` has what is drawn of real
+numbers, where no two samples are alike.
 """
 
 import abc
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from linrec.errors import unknown
-from linrec.tasks.base import NO_TARGET, SPLIT_NAMES, Split, SplitName
+from linrec.tasks.base import NO_TARGET, SPLIT_NAMES, ObjectiveName, Split, SplitName
 
 TRIES = 1000
 """Rounds in which nothing new is drawn before a task has too few different samples."""
@@ -31,14 +32,15 @@ class Drawn(NamedTuple):
     """Samples as a generator gives them, all of one length.
 
     Args:
-        inputs: tokens, shape (n, t), int64.
-        targets: class at every position, shape (n, t), int64; -100 where nothing is to be predicted.
+        inputs: tokens, shape (n, t), int64; or features, (n, t, f), float32.
+        targets: class at every position, shape (n, t), int64; -100 where nothing is to be predicted. Of a
+            regression real numbers, (n, t, f) or (n, f), float32; NaN where nothing is.
         group: what the score distinguishes at every position, shape (n, t), int64: number of pairs, distance
             or the like, as the task's `group_name` says; None where there is nothing.
     """
 
-    inputs: NDArray[np.int64]
-    targets: NDArray[np.int64]
+    inputs: NDArray[np.int64] | NDArray[np.float32]
+    targets: NDArray[np.int64] | NDArray[np.float32]
     group: NDArray[np.int64] | None = None
 
     def where(self, chosen: NDArray[np.bool_]) -> "Drawn":
@@ -48,7 +50,7 @@ class Drawn(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SyntheticTask(abc.ABC):
+class DrawnTask(abc.ABC):
     """A task whose samples are drawn: the fields that all have, and what follows from `draw`.
 
     Args:
@@ -72,11 +74,9 @@ class SyntheticTask(abc.ABC):
     test_lengths: tuple[int, ...] = ()
     seed: int = 0
     section: ClassVar[str] = "task"
-    n_features: ClassVar[int | None] = None
-    per_sequence: ClassVar[bool] = False
     reset_token: ClassVar[int | None] = None
-    group_name: ClassVar[str] = ""
-    """What `Drawn.group` counts, such as "pairs"; empty where a task has no groups."""
+    continuous: ClassVar[bool] = False
+    """Whether samples are real numbers, so that no two are alike and none has to be compared with others."""
 
     def __post_init__(self) -> None:
         self.require(n_train=1, n_validation=1, n_test=1, seed=0)
@@ -111,22 +111,7 @@ class SyntheticTask(abc.ABC):
         """Return samples as the training split has them: as they are, or with further targets."""
         return drawn
 
-    @property
-    @abc.abstractmethod
-    def vocab_size(self) -> int:
-        """Number of input tokens."""
-
-    @property
-    @abc.abstractmethod
-    def n_outputs(self) -> int:
-        """Number of target classes."""
-
-    @property
-    @abc.abstractmethod
-    def chance(self) -> float:
-        """Expected accuracy of a uniform guess among the classes that occur."""
-
-    def at_length(self, length: int) -> "SyntheticTask":
+    def at_length(self, length: int) -> "DrawnTask":
         """Return the same task with longer or shorter sequences.
 
         Args:
@@ -134,15 +119,7 @@ class SyntheticTask(abc.ABC):
         """
         return dataclasses.replace(self, length=length, test_lengths=())
 
-    @cached_property
-    def trivial_score(self) -> float:
-        """Test accuracy of always answering the most frequent target of the training split."""
-        targets = self.split("train").targets
-        majority = torch.bincount(targets[targets != NO_TARGET]).argmax()
-        wanted = self.split("test").targets
-        return float((wanted[wanted != NO_TARGET] == majority).double().mean())
-
-    def prepared(self) -> "SyntheticTask":
+    def prepared(self) -> "DrawnTask":
         """Return the task itself: its configuration says all."""
         return self
 
@@ -172,6 +149,71 @@ class SyntheticTask(abc.ABC):
     def probes(self) -> Mapping[str, Split]:
         """Further test samples, by name: those of `test_lengths`, each under its length."""
         return {str(length): self.at_length(length).split("test") for length in self.test_lengths}
+
+    @cached_property
+    def _test(self) -> Split:
+        return _split_of(_new_samples(self, self._random("test"), self.n_test, _NONE, distinct=True))
+
+    @cached_property
+    def _validation(self) -> Split:
+        random, taken = self._random("validation"), self._taken_by("test")
+        return _split_of(_new_samples(self, random, self.n_validation, taken, distinct=True))
+
+    @cached_property
+    def _training(self) -> Split:
+        return self._train(self._taken_by("test", "validation"), epoch=None, seed=0)
+
+    def _taken_by(self, *names: SplitName) -> NDArray[np.uint64]:
+        if self.continuous:
+            return _NONE
+        return np.concatenate([fingerprints(self.split(name).inputs.numpy()) for name in names])
+
+    def _train(self, held_out: NDArray[np.uint64], *, epoch: int | None, seed: int) -> Split:
+        random = self._random("train") if epoch is None else self._random("train", 1 + epoch, seed)
+        drawn = _new_samples(self, random, self.n_train, held_out, distinct=False)
+        samples = _split_of(self.for_training(drawn))
+        if not self.fresh:
+            return samples
+        return dataclasses.replace(samples, redrawn=functools.partial(self._train, held_out))
+
+    def _random(self, name: SplitName, *more: int) -> np.random.Generator:
+        # a name of its own for each task: two that draw alike have other samples
+        words = f"{type(self).__name__} {name}".encode()
+        return np.random.default_rng([self.seed, zlib.crc32(words), *more])
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyntheticTask(DrawnTask):
+    """A drawn task of tokens, with targets at some or all steps; the fields are those of `DrawnTask`."""
+
+    n_features: ClassVar[int | None] = None
+    per_sequence: ClassVar[bool] = False
+    objective: ClassVar[ObjectiveName] = "classification"
+    group_name: ClassVar[str] = ""
+    """What `Drawn.group` counts, such as "pairs"; empty where a task has no groups."""
+
+    @property
+    @abc.abstractmethod
+    def vocab_size(self) -> int:
+        """Number of input tokens."""
+
+    @property
+    @abc.abstractmethod
+    def n_outputs(self) -> int:
+        """Number of target classes."""
+
+    @property
+    @abc.abstractmethod
+    def chance(self) -> float:
+        """Expected accuracy of a uniform guess among the classes that occur."""
+
+    @cached_property
+    def trivial_score(self) -> float:
+        """Test accuracy of always answering the most frequent target of the training split."""
+        targets = self.split("train").targets
+        majority = torch.bincount(targets[targets != NO_TARGET]).argmax()
+        wanted = self.split("test").targets
+        return float((wanted[wanted != NO_TARGET] == majority).double().mean())
 
     def score(self, predictions: Int64[Tensor, "n t"], split: Split) -> dict[str, Any]:
         """Compare predictions with the targets of a split.
@@ -206,32 +248,6 @@ class SyntheticTask(abc.ABC):
             ]
         return scores
 
-    @cached_property
-    def _test(self) -> Split:
-        return _split_of(_new_samples(self, self._random("test"), self.n_test, _NONE, distinct=True))
-
-    @cached_property
-    def _validation(self) -> Split:
-        random, taken = self._random("validation"), _taken_by(self._test)
-        return _split_of(_new_samples(self, random, self.n_validation, taken, distinct=True))
-
-    @cached_property
-    def _training(self) -> Split:
-        return self._train(_taken_by(self._test, self._validation), epoch=None, seed=0)
-
-    def _train(self, held_out: NDArray[np.uint64], *, epoch: int | None, seed: int) -> Split:
-        random = self._random("train") if epoch is None else self._random("train", 1 + epoch, seed)
-        drawn = _new_samples(self, random, self.n_train, held_out, distinct=False)
-        samples = _split_of(self.for_training(drawn))
-        if not self.fresh:
-            return samples
-        return dataclasses.replace(samples, redrawn=functools.partial(self._train, held_out))
-
-    def _random(self, name: SplitName, *more: int) -> np.random.Generator:
-        # a name of its own for each task: two that draw alike have other samples
-        words = f"{type(self).__name__} {name}".encode()
-        return np.random.default_rng([self.seed, zlib.crc32(words), *more])
-
 
 def compared(predictions: Int64[Tensor, "n *t"], targets: Int64[Tensor, "n *t"]) -> tuple[Tensor, Tensor]:
     """Return where predictions are right, and where there is a target, both of the targets' shape, bool.
@@ -253,7 +269,7 @@ def compared(predictions: Int64[Tensor, "n *t"], targets: Int64[Tensor, "n *t"])
     return predictions.cpu() == targets, targets != NO_TARGET
 
 
-def fingerprints(rows: NDArray[np.int64]) -> NDArray[np.uint64]:
+def fingerprints(rows: NDArray[Any]) -> NDArray[np.uint64]:
     """Return a number for each row, the same for equal rows and, but for rare accidents, no others.
 
     Args:
@@ -270,14 +286,12 @@ def fingerprints(rows: NDArray[np.int64]) -> NDArray[np.uint64]:
 _NONE: NDArray[np.uint64] = np.empty(0, np.uint64)
 
 
-def _taken_by(*splits: Split) -> NDArray[np.uint64]:
-    return np.concatenate([fingerprints(split.inputs.numpy()) for split in splits])
-
-
 def _new_samples(
-    task: SyntheticTask, random: np.random.Generator, n: int, taken: NDArray[np.uint64], *, distinct: bool
+    task: DrawnTask, random: np.random.Generator, n: int, taken: NDArray[np.uint64], *, distinct: bool
 ) -> Drawn:
     """Draw until there are n samples that are not `taken`, and, if asked, no two alike."""
+    if task.continuous:
+        return task.draw_held_out(random, n) if distinct else task.draw(random, n)
     found: list[Drawn] = []
     seen = taken
     missing, in_vain = n, 0

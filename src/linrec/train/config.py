@@ -162,14 +162,16 @@ class TrainConfig:
     Args:
         name: name of the recipe.
         task: a task's dataclass, such as `linrec.tasks.MemoryHorizon()`.
-        model: the model's configuration: that of a `SequenceClassifier` where the task is `per_sequence`.
+        model: the model's configuration: that of a `SequenceClassifier` where the task is `per_sequence` or
+            has `n_features`.
         optim: optimiser and schedule.
         loop: epochs, batches, precision, seed, device.
 
     Raises:
         ValueError: there is no such mixer, or it has no such argument.
         ConfigError: Muon is to train a model whose parameters are split over processes; or the model is of
-            another kind than the task needs, or a classifier that is to `recompute` or does not pool.
+            another kind than the task needs, or a classifier that is to `recompute`, or that pools or not
+            unlike the task's targets.
 
     Example:
         >>> from linrec.tasks import MemoryHorizon
@@ -203,11 +205,17 @@ class TrainConfig:
                 "`loop.recompute` is for language models, and this is a classifier of sequences; "
                 "leave --loop.recompute out, and save memory with --loop.accumulate."
             )
-        if isinstance(self.model, SequenceClassifierConfig) and self.model.pooling == "none":
-            raise ConfigError(
-                "`model.pooling` must be 'mean' or 'last', for a sequence has one class; got 'none', which "
-                "gives each step an output."
-            )
+        if isinstance(self.model, SequenceClassifierConfig):
+            if self.task.per_sequence and self.model.pooling == "none":
+                raise ConfigError(
+                    "`model.pooling` must be 'mean' or 'last', for a sequence has one target; got 'none', "
+                    "which gives each step an output."
+                )
+            if not self.task.per_sequence and self.model.pooling != "none":
+                raise ConfigError(
+                    f"`model.pooling` must be 'none', for each step has a target; got "
+                    f"{self.model.pooling!r}, which gives a sequence one output."
+                )
         completed = dataclasses.replace(
             self.model,
             **values_from_task(self.task),
@@ -224,7 +232,7 @@ def model_type(task: Task) -> type[ModelConfig] | type[SequenceClassifierConfig]
         >>> model_type(tasks.SequentialImages()).__name__
         'SequenceClassifierConfig'
     """
-    return SequenceClassifierConfig if task.per_sequence else ModelConfig
+    return ModelConfig if task.n_features is None and not task.per_sequence else SequenceClassifierConfig
 
 
 def values_from_task(task: Task) -> dict[str, Any]:
@@ -236,7 +244,7 @@ def values_from_task(task: Task) -> dict[str, Any]:
     """
     # 1 until the data have told
     vocab_size = None if task.n_features is not None else task.vocab_size or 1
-    features = {"n_features": task.n_features} if task.per_sequence else {}
+    features = {} if model_type(task) is ModelConfig else {"n_features": task.n_features}
     return {**features, "vocab_size": vocab_size, "n_outputs": task.n_outputs}
 
 

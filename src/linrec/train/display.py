@@ -44,9 +44,10 @@ class Display:
         """Show how far a run is."""
         self._rows[name] = progress
         if not self._console.is_terminal:
+            accuracy = "" if progress.accuracy is None else f"accuracy {progress.accuracy:.3f}, "
             self._console.print(
-                f"{name}: step {progress.step}/{progress.total_steps}, loss {progress.loss:.3f}, "
-                f"accuracy {progress.accuracy:.3f}, {progress.steps_per_second:.1f} steps/s, "
+                f"{name}: step {progress.step}/{progress.total_steps}, loss {_loss(progress)}, "
+                f"{accuracy}{progress.steps_per_second:.1f} steps/s, "
                 f"{_minutes(progress.seconds_left)} left",
                 # one line stays one line, however narrow the place where it is read
                 soft_wrap=True,
@@ -59,23 +60,31 @@ class Display:
         table.add_column("run" if len(self._rows) > 1 else "", no_wrap=True)
         table.add_column("step", justify="right", no_wrap=True)
         table.add_column("", ratio=1, min_width=4)
-        for title in ("loss", "accuracy", "steps/s", "left"):
+        # a regression has none
+        accuracy = any(progress is None or progress.accuracy is not None for progress in self._rows.values())
+        for title in ("loss", *(["accuracy"] if accuracy else []), "steps/s", "left"):
             table.add_column(title, justify="right", no_wrap=True)
         for name, progress in self._rows.items():
             label = name if len(self._rows) > 1 else ""
             if progress is None:
-                table.add_row(label, "starting", ProgressBar(total=1, completed=0), *[""] * 4)
+                table.add_row(label, "starting", ProgressBar(total=1, completed=0))
                 continue
+            right = "" if progress.accuracy is None else f"{progress.accuracy:.3f}"
             table.add_row(
                 label,
                 f"{progress.step}/{progress.total_steps}",
                 ProgressBar(total=progress.total_steps, completed=progress.step),
-                f"{progress.loss:.3f}",
-                f"{progress.accuracy:.3f}",
+                _loss(progress),
+                *([right] if accuracy else []),
                 f"{progress.steps_per_second:.1f}",
                 _minutes(progress.seconds_left),
             )
         return table
+
+
+def _loss(progress: Progress) -> str:
+    # squared errors may be small
+    return f"{progress.loss:.3g}" if progress.accuracy is None else f"{progress.loss:.3f}"
 
 
 def _minutes(seconds: float) -> str:

@@ -205,7 +205,8 @@ def fit(
                     loss, accuracy, grad_norm = (window[:3] / window[3]).tolist()
                     window.zero_()
                     rates.append(clock.lap(step))
-                    metrics = {"loss": loss, "accuracy": accuracy, "grad_norm": grad_norm}
+                    right = {"accuracy": accuracy} if task.objective == "classification" else {}
+                    metrics = {"loss": loss, **right, "grad_norm": grad_norm}
                     tokens_per_second = rates[-1] * loop.batch_size * batch.inputs.shape[1]
                     speed = {"steps_per_second": rates[-1], "tokens_per_second": tokens_per_second}
                     record = {
@@ -218,10 +219,10 @@ def fit(
                     }
                     first(fabric, MetricsLog.append, log, record)
                     if progress is not None and fabric.is_global_zero:
-                        progress(Progress(step, total_steps, loss, accuracy, rates[-1]))
+                        progress(Progress(step, total_steps, loss, right.get("accuracy"), rates[-1]))
 
                 if scores:
-                    metrics = {name: scores[name] for name in ("loss", "accuracy")}
+                    metrics = {name: scores[name] for name in ("loss", "accuracy") if name in scores}
                     record = {**place, "split": "validation", **metrics, "seconds": clock.seconds}
                     first(fabric, MetricsLog.append, log, record)
 

@@ -8,11 +8,11 @@ from typing import Any
 from linrec import tasks
 from linrec.errors import unknown
 from linrec.models import ModelConfig, SequenceClassifierConfig, preset
-from linrec.tasks import SyntheticTask
+from linrec.tasks import DrawnTask
 from linrec.tasks.language_modeling import LanguageModeling
 from linrec.tasks.memory_horizon import MemoryHorizon
 from linrec.tasks.sequential_images import SequentialImages
-from linrec.train.config import LoopConfig, OptimConfig, TrainConfig
+from linrec.train.config import LoopConfig, OptimConfig, TrainConfig, model_type
 
 # the articles as one stream; the rows of this data set are lines
 _WIKITEXT103: dict[str, Any] = {
@@ -334,19 +334,30 @@ def sequential_fashion_mnist() -> TrainConfig:
 def _synthetic(name: str) -> Callable[[], TrainConfig]:
     """Return the recipe of a task that is drawn: the same small model and training for all of them."""
     task = tasks.get(name)
+    stack: dict[str, Any] = {
+        "d_model": 128,
+        "n_layers": 2,
+        "mixer": "gate_loop",
+        "d_channel_mixing": 256,
+        "channel_mixing": "swiglu",
+    }
 
     def make() -> TrainConfig:
+        of = task()
+        # the task says what goes in and out
+        model: ModelConfig | SequenceClassifierConfig = ModelConfig(vocab_size=1, **stack)
+        if model_type(of) is SequenceClassifierConfig:
+            model = SequenceClassifierConfig(
+                n_features=1,
+                n_outputs=1,
+                bidirectional=False,
+                pooling="last" if of.per_sequence else "none",
+                **stack,
+            )
         return TrainConfig(
             name=name.replace("_", "-"),
-            task=task(),
-            model=ModelConfig(
-                vocab_size=1,  # the task says
-                d_model=128,
-                n_layers=2,
-                mixer="gate_loop",
-                d_channel_mixing=256,
-                channel_mixing="swiglu",
-            ),
+            task=of,
+            model=model,
             optim=OptimConfig(lr=0.001, betas=(0.9, 0.98), weight_decay=0.1, warmup_steps=200, clip_norm=1.0),
             loop=LoopConfig(steps=5000, batch_size=64, matmul_precision="high", keep="best"),
         )
@@ -356,5 +367,5 @@ def _synthetic(name: str) -> Callable[[], TrainConfig]:
 
 
 for _name in tasks.names():
-    if issubclass(tasks.get(_name), SyntheticTask):
+    if issubclass(tasks.get(_name), DrawnTask):
         _RECIPES[_name.replace("_", "-")] = _synthetic(_name)

@@ -11,8 +11,8 @@ class Progress:
     Args:
         step: steps made.
         total_steps: steps of the whole run.
-        loss: training loss in nats, averaged over the latest window.
-        accuracy: training accuracy, likewise.
+        loss: training loss, in nats or as a mean squared error, averaged over the latest window.
+        accuracy: training accuracy, likewise; None of a regression.
         steps_per_second: speed in the latest window.
 
     Example:
@@ -23,7 +23,7 @@ class Progress:
     step: int
     total_steps: int
     loss: float
-    accuracy: float
+    accuracy: float | None
     steps_per_second: float
 
     @property
@@ -37,8 +37,8 @@ class Result:
     """What `result.json` holds beside configuration and provenance.
 
     Args:
-        test: "loss" in nats and "accuracy" on the test split, and what else the task's score says; empty
-            where there is no such split.
+        test: "loss" in nats and "accuracy" on the test split, or "loss", the mean squared error, of a
+            regression; and what else the task's score says. Empty where there is no such split.
         validation: the same for the validation split.
         parameters: number of parameters of the model.
         steps: steps made.

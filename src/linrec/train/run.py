@@ -41,8 +41,8 @@ class Run:
     Args:
         path: the run folder.
         config: the configuration, complete.
-        metrics: the records of `metrics.jsonl` in order. All have step, epoch, split, loss, accuracy and
-            seconds; those of split "train" also lr, grad_norm and steps_per_second.
+        metrics: the records of `metrics.jsonl` in order. All have step, epoch, split, loss, accuracy (but of
+            a regression) and seconds; those of split "train" also lr, grad_norm and steps_per_second.
         result: what `result.json` holds; None while the run has not finished.
         about: "recipe", "command", "total_steps", "commit", "dirty", "versions" and "device" of the run, and
             "tokenizer", the fingerprint of a language model's.

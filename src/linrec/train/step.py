@@ -1,5 +1,6 @@
 """One training step, its replay as a CUDA graph, and evaluation."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ from torch.nn import functional as F
 
 from linrec.models import LanguageModel, SequenceClassifier
 from linrec.nn.cross_entropy import linear_cross_entropy
-from linrec.tasks import NO_TARGET, Batch, ScoredTask, Source, Task
+from linrec.tasks import NO_TARGET, Batch, ScoredTask, Source, Task, has_target
 from linrec.train.data import on_device
 from linrec.train.fabric import Fabric
 from linrec.train.optim import gradient_norm
@@ -23,25 +24,27 @@ class Outcome(NamedTuple):
     """What the objective returns.
 
     Args:
-        loss: cross-entropy in nats, summed over all positions that have a target: a scalar.
-        correct: number of those positions that are predicted right: a scalar.
+        loss: cross-entropy in nats, or squared error of real numbers, summed over all targets: a scalar.
+        correct: number of targets that are predicted right, 0 where they are real numbers: a scalar.
         predictions: the likeliest class at every position, shape (b, t), int64; or of every sequence, (b).
+            Real numbers of the shape of the targets where those are such.
     """
 
     loss: Float[Tensor, ""]
     correct: Int64[Tensor, ""]
-    predictions: Int64[Tensor, "b *t"]
+    predictions: Int64[Tensor, "b *t"] | Float[Tensor, "b *t f"]
 
 
 class Objective(nn.Module):
     """A model and its loss in one module, so that they are compiled, and distributed, as one.
 
     The loss is a sum. Its user divides by the number of targets of the whole batch, which makes a batch taken
-    in pieces, or by several processes, the same as the batch at once.
+    in pieces, or by several processes, the same as the batch at once. Targets of real numbers make it a
+    squared error, of which each number counts as a target.
 
     Args:
         model: the model; the logits of a large vocabulary are never all in memory. A classifier has one
-            target per sequence.
+            target per sequence, or without pooling per step.
     """
 
     def __init__(self, model: LanguageModel | SequenceClassifier) -> None:
@@ -51,15 +54,21 @@ class Objective(nn.Module):
     def forward(
         self,
         inputs: Num[Tensor, "b t *f"],
-        targets: Int64[Tensor, "b *n"],
+        targets: Num[Tensor, "b *n"],
         reset: Bool[Tensor, "b t"] | None = None,
         lengths: Int64[Tensor, "b"] | None = None,
     ) -> Outcome:
-        """Return loss and predictions; positions whose target is -100 count for neither."""
+        """Return loss and predictions; positions whose target is -100, or NaN, count for neither."""
         if isinstance(self.model, SequenceClassifier):
-            logits = self.model(inputs, lengths=lengths)
-            loss = F.cross_entropy(logits.float(), targets, ignore_index=NO_TARGET, reduction="sum")
-            predictions = logits.argmax(-1)
+            outputs = self.model(inputs, lengths=lengths).float()
+            if targets.is_floating_point():
+                # a difference from NaN would make the gradient NaN, even where it is masked afterwards
+                error = (outputs - targets.nan_to_num(0.0)) * has_target(targets)
+                return Outcome(error.square().sum(), targets.new_zeros((), dtype=torch.int64), outputs)
+            loss = F.cross_entropy(
+                outputs.flatten(0, -2), targets.flatten(), ignore_index=NO_TARGET, reduction="sum"
+            )
+            predictions = outputs.argmax(-1)
             return Outcome(loss, (predictions == targets).sum(), predictions)
         x, _ = self.model.hidden(inputs, reset=reset)
         head = self.model.head
@@ -69,7 +78,7 @@ class Objective(nn.Module):
 
 def train_step(
     inputs: Num[Tensor, "b t *f"],
-    targets: Int64[Tensor, "b *n"],
+    targets: Num[Tensor, "b *n"],
     reset: Bool[Tensor, "b t"] | None,
     lengths: Int64[Tensor, "b"] | None = None,
     *,
@@ -86,17 +95,18 @@ def train_step(
 
     Args:
         inputs: tokens, or features, of this process's share of the batch.
-        targets: their targets, -100 where there is none.
+        targets: their targets, -100 or NaN where there is none.
         reset: true where a document begins, or None.
         lengths: steps of each sequence where padding follows them, or None.
         fabric: runs the backward pass, and knows the other processes.
         objective: an `Objective` that Fabric has set up.
         optimizers: what Fabric has set up.
         window: (loss, accuracy, gradient norm, 1) of this step is added to it; all are of the whole batch.
+            The accuracy of real numbers is 0.
         accumulate: pieces that the share is taken in; the gradient is that of the whole batch.
         clip_norm: largest norm of the gradient; None never clips.
     """
-    n_targets = summed(fabric, (targets != NO_TARGET).sum()).clamp(min=1)
+    n_targets = summed(fabric, has_target(targets).sum()).clamp(min=1)
     # what the processes average is their sum, so that each divides by its part of the targets alone
     n_targets_each = n_targets / fabric.world_size
     loss, correct = window.new_zeros(()), window.new_zeros(())
@@ -143,8 +153,9 @@ def evaluate(
         batches: how many batches, from the first; None takes the whole split.
 
     Returns:
-        "loss", the mean over all targets in nats, and "accuracy"; with the whole split, also what the task's
-        `score` returns, where it has one. Nothing where the split is empty.
+        "loss", the mean over all targets in nats, and "accuracy"; or "loss" alone, the mean squared error of
+        a regression. With the whole split, also what the task's `score` returns, where it has one. Nothing
+        where the split is empty.
     """
     if not len(split):
         return {}
@@ -158,14 +169,16 @@ def evaluate(
         mine = split.rows(index[fabric.global_rank :: processes])
         batch = on_device(_filled(mine, batch_size // processes), device)
         outcome = objective(*batch)
-        sums += torch.stack([outcome.loss, outcome.correct, (batch.targets != NO_TARGET).sum()])
+        sums += torch.stack([outcome.loss, outcome.correct, has_target(batch.targets).sum()])
         if scored is not None:
             # sequences are dealt out in turn
             dealt = torch.stack(gathered(fabric, outcome.predictions), dim=1).flatten(0, 1)
             predictions.append(dealt[: len(index)].cpu())
     objective.train()
     loss, correct, n_targets = summed(fabric, sums).tolist()
-    scores = {"loss": loss / max(1, n_targets), "accuracy": correct / max(1, n_targets)}
+    scores = {"loss": loss / max(1, n_targets)}
+    if task.objective == "classification":
+        scores["accuracy"] = correct / max(1, n_targets)
     if scored is not None:
         scores |= scored.score(torch.cat(predictions), split)
     return scores
@@ -175,14 +188,14 @@ def _filled(batch: Batch, batch_size: int) -> Batch:
     # with sequences without targets: compiled code sees one shape only
     missing = batch_size - len(batch.inputs)
 
-    def filled(tensor: Tensor, value: int = 0) -> Tensor:
+    def filled(tensor: Tensor, value: float = 0) -> Tensor:
         # torch counts axes from the last one
         return F.pad(tensor, (*(0, 0) * (tensor.ndim - 1), 0, missing), value=value)
 
     inputs, targets, reset, lengths = batch
     return Batch(
         filled(inputs),
-        filled(targets, NO_TARGET),
+        filled(targets, math.nan if targets.is_floating_point() else NO_TARGET),
         None if reset is None else filled(reset),
         # no sequence is empty
         None if lengths is None else filled(lengths, 1),

@@ -1,0 +1,79 @@
+"""LSTM task 2b: keep the first of many symbols, to the end.
+
+Source: Hochreiter and Schmidhuber (1997), experiment 2b, of 100 steps; and the variant of Martin and Cundy
+(2018), arXiv:1709.04057, of 1,024, 8,192 and 1,048,576 steps.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from linrec.tasks.base import NO_TARGET
+from linrec.tasks.synthetic import Drawn, SyntheticTask
+
+__all__ = ["LstmTask2b"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LstmTask2b(SyntheticTask):
+    """Say at the last step which of two symbols came first.
+
+        x = s, a_1, ..., a_{length - 1},   s in {0, 1},   a_i uniform
+        y = none * (length - 1), s
+
+    Tokens are 0 and 1 .. `n_symbols`. They stand for the vectors of Martin and Cundy: 0 for -e_1, and i for
+    e_i, one-hot in `n_symbols` dimensions, of which any may follow, e_1 too. An embedding of tokens is a
+    linear map of such vectors that need not map -e_1 to minus the image of e_1. With `recurs` False neither 0
+    nor 1 comes again: the alphabet of Hochreiter and Schmidhuber, who ask for the next symbol at every step,
+    of which the last alone can be known.
+
+    Args:
+        length: steps; 1,024, 8,192 or 1,048,576 in Martin and Cundy, 100 in Hochreiter and Schmidhuber. Take
+            fewer samples when it is large: each has 8 bytes per step.
+        n_symbols: p, 128 in Martin and Cundy, 100 in Hochreiter and Schmidhuber.
+        recurs: whether the symbol 1 may come again.
+        fresh: whether every epoch draws training samples of its own, as both papers do.
+
+    The other fields are those of `DrawnTask`. Martin and Cundy train in batches of 8 until 5 of them in a row
+    are all right: 550 batches at 1,024 steps.
+
+    Source: Martin and Cundy (2018).
+
+    Example:
+        >>> task = LstmTask2b(length=5, n_symbols=9, n_train=1, n_validation=1, n_test=1)
+        >>> task.split("test").inputs.tolist(), task.split("test").targets.tolist()
+        ([[0, 3, 3, 7, 4]], [[-100, -100, -100, -100, 0]])
+    """
+
+    length: int = 1024
+    n_train: int = 4000
+    n_symbols: int = 128
+    recurs: bool = True
+    fresh: bool = True
+
+    def __post_init__(self) -> None:
+        self.require(length=2, n_symbols=2)
+        super().__post_init__()
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of input tokens."""
+        return self.n_symbols + 1
+
+    @property
+    def n_outputs(self) -> int:
+        """Number of target classes: the two that may come first."""
+        return 2
+
+    @property
+    def chance(self) -> float:
+        """Expected accuracy of a uniform guess: 0.5."""
+        return 1 / 2
+
+    def draw(self, random: np.random.Generator, n: int) -> Drawn:
+        """Draw n samples of `length` steps."""
+        inputs = random.integers(1 if self.recurs else 2, self.n_symbols + 1, (n, self.length))
+        inputs[:, 0] = random.integers(0, 2, n)
+        targets = np.full((n, self.length), NO_TARGET, np.int64)
+        targets[:, -1] = inputs[:, 0]
+        return Drawn(inputs, targets)

@@ -1,0 +1,106 @@
+"""Mackey-Glass: foretell a chaotic series, whose change depends on its own past.
+
+Source: Mackey and Glass (1977) for the equation. The data are those of the Legendre memory unit (Voelker,
+Kajić and Eliasmith 2019) and of S4's code: 5,000 steps, tau = 17, 15 steps ahead, in S4's code 1,024
+sequences to train and 64 to test, integrated by steps of 0.1, and as tanh(x - 1).
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from jaxtyping import Float64
+from numpy.typing import NDArray
+
+from linrec.tasks.regression import RegressionTask
+from linrec.tasks.synthetic import Drawn
+
+__all__ = ["MackeyGlass"]
+
+SUBSTEPS = 10
+"""Steps of the integration in a unit of time, which is a step of the sequence."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MackeyGlass(RegressionTask):
+    """Say at every step what a series will be some steps later.
+
+        dx/ds = 0.2 x(s - tau) / (1 + x(s - tau)^10) - 0.1 x(s)      by Euler's steps of 0.1
+        u_t = tanh(x(washout + t) - 1),    y_t = u_{t + horizon}
+
+    Before the start, x is 1.2 and on average 1.2, uniform within 0.1 of it: each sequence has a past of its
+    own, and chaos parts them. A model must not look ahead: one of two directions reads most answers off its
+    input.
+
+    Args:
+        length: steps.
+        horizon: how many steps ahead the targets lie.
+        tau: delay, in steps; from 17 on the series is chaotic.
+        washout: steps that pass before the sequence begins.
+
+    The other fields are those of `DrawnTask`.
+
+    Source: Voelker, Kajić and Eliasmith (2019), whose score is a normalised root of the error too.
+
+    Example:
+        >>> task = MackeyGlass(length=40, n_train=1, n_validation=1, n_test=1)
+        >>> test = task.split("test")
+        >>> bool((test.inputs[0, 15:] == test.targets[0, :-15]).all())
+        True
+    """
+
+    length: int = 5000
+    n_train: int = 1024
+    n_validation: int = 64
+    n_test: int = 64
+    horizon: int = 15
+    tau: int = 17
+    washout: int = 100
+    n_features: ClassVar[int | None] = 1
+    per_sequence: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        self.require(length=1, horizon=1, tau=1, washout=0)
+        super().__post_init__()
+
+    @property
+    def n_outputs(self) -> int:
+        """Real numbers in a target: the series is one."""
+        return 1
+
+    @property
+    def chance(self) -> float:
+        """Mean squared error of the training mean, as `trivial_score`: no definition gives the variance."""
+        return self.trivial_score
+
+    def draw(self, random: np.random.Generator, n: int) -> Drawn:
+        """Draw n samples of `length` steps."""
+        series = np.tanh(self._series(random, n) - 1).astype(np.float32)[:, :, None]
+        return Drawn(
+            np.ascontiguousarray(series[:, : self.length]), np.ascontiguousarray(series[:, self.horizon :])
+        )
+
+    def _series(self, random: np.random.Generator, n: int) -> Float64[NDArray[np.float64], "n t"]:
+        steps, delay = self.length + self.horizon, self.tau * SUBSTEPS
+        # x of the latest `delay` substeps; the place of the oldest is that of the next
+        past = 1.2 + 0.2 * (random.random((delay, n)) - 0.5)
+        x = np.full(n, 1.2)
+        series = np.empty((steps, n))
+        squares, growth = np.empty(n), np.empty(n)
+        for substep in range((self.washout + steps) * SUBSTEPS):
+            delayed = past[substep % delay]
+            # the tenth power by products, which are many times as fast
+            np.multiply(delayed, delayed, out=squares)
+            np.multiply(squares, squares, out=growth)
+            growth *= growth
+            growth *= squares
+            growth += 1
+            np.divide(delayed, growth, out=growth)
+            growth *= 0.2 / SUBSTEPS
+            delayed[:] = x
+            x *= 1 - 0.1 / SUBSTEPS
+            x += growth
+            step, rest = divmod(substep + 1, SUBSTEPS)
+            if rest == 0 and step > self.washout:
+                series[step - self.washout - 1] = x
+        return series.T
