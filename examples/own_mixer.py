@@ -5,6 +5,10 @@ The mixer is an exponential moving average whose rate each channel learns:
     h_t = r h_{t-1} + (1 - r) v_t,    v_t = Linear(x_t),    r = sigmoid(rho)
 
     python examples/own_mixer.py
+
+It takes part in suites of tasks as any other mixer does:
+
+    PYTHONPATH=examples linrec bench smoke --mixers own_mixer:MovingAverage gla
 """
 
 import torch
@@ -27,7 +31,7 @@ class MovingAverage(Mixer):
         mark(self, "rho")
 
     def forward(self, x, state=None, *, reset=None):
-        self.check_input(x, reset)
+        self.check_input(x, reset, state)
         v = self.value(x)
         rate = torch.sigmoid(self.rho).to(v.dtype)
         return scan(rate, (1 - rate) * v, state=state, reset=reset)
@@ -48,13 +52,14 @@ class Centred(MovingAverage):
         return super().forward(x - x.mean(dim=1, keepdim=True), state, reset=reset)
 
 
-torch.manual_seed(0)
-for mixer in (MovingAverage(8), Centred(8)):
-    name = type(mixer).__name__
-    try:
-        # compiler=None leaves torch.compile out, which takes some seconds; keep it for a mixer that stays
-        check_mixer(mixer, time=20, long=2000, compiler=None)
-    except AssertionError as broken:
-        print(f"{name} breaks a law:\n{broken}")
-    else:
-        print(f"{name} obeys the laws: streaming, causality, batch rows, resets, saving, stability")
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    for mixer in (MovingAverage(8), Centred(8)):
+        name = type(mixer).__name__
+        try:
+            # compiler=None leaves torch.compile out, which takes some seconds; keep it for a mixer that stays
+            check_mixer(mixer, time=20, long=2000, compiler=None)
+        except AssertionError as broken:
+            print(f"{name} breaks a law:\n{broken}")
+        else:
+            print(f"{name} obeys the laws: streaming, causality, batch rows, resets, saving, stability")

@@ -23,6 +23,7 @@ COMMANDS = {
     "eval": "eval RUN       perplexity of a language model by length of context",
     "inspect": "inspect RUN    what a model remembers and forgets",
     "report": "report RUN...  pictures and tables of trained models",
+    "bench": "bench SUITE    compare mixers on the tasks of a suite",
     "demo": "demo           train two small models, and report",
 }
 

@@ -28,6 +28,10 @@ def names() -> list[str]:
 def get(name: str) -> type[Mixer]:
     """The class of the mixer called `name`; hyphens and underscores are equal.
 
+    Args:
+        name: one of `names()`; or where a mixer of your own is, as in "my_package.my_module:MyMixer", a
+            `Mixer` that Python can import.
+
     Raises:
         ValueError: there is no such mixer; the message names the nearest one.
 
@@ -35,6 +39,8 @@ def get(name: str) -> type[Mixer]:
         >>> get("gate_loop").__name__
         'GateLoop'
     """
+    if ":" in name:
+        return _imported(*name.split(":", 1))
     module_name = name.replace("-", "_")
     if module_name not in names():
         raise unknown("mixer", name, names())
@@ -58,3 +64,25 @@ def build(name: str, d_model: int, **arguments: Any) -> Mixer:
         if argument not in known:
             raise unknown(f"argument of mixer {name!r} called", argument, known)
     return mixer(d_model, **arguments)
+
+
+def _imported(module_name: str, class_name: str) -> type[Mixer]:
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ValueError(
+            f"mixer '{module_name}:{class_name}' cannot be imported: {error}. Python looks for modules in "
+            "the folders of PYTHONPATH and among what is installed."
+        ) from error
+    found = getattr(module, class_name, None)
+    if not (isinstance(found, type) and issubclass(found, Mixer)):
+        mixers = [name for name, value in vars(module).items() if _is_mixer(value)]
+        raise ValueError(
+            f"`{class_name}` in module {module_name} is not a linrec.mixers.Mixer; "
+            f"the module has {', '.join(mixers) or 'none'}."
+        )
+    return found
+
+
+def _is_mixer(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, Mixer) and value is not Mixer

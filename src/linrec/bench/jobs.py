@@ -1,0 +1,133 @@
+"""Jobs: one entry of a suite, one mixer, one seed, with a configuration that all of it is in."""
+
+import dataclasses
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from linrec.bench.suites import Entry
+from linrec.bench.widths import Sizes, sizes, with_parameters
+from linrec.train import ConfigError, TrainConfig
+from linrec.train.config import config_to_dict
+from linrec.train.run import write_json
+
+__all__ = ["Job", "make_jobs", "write_job"]
+
+FILE = "job.json"
+RUN = "run"
+NAMED = ("task", "mixer", "seed", "trial", "parameters", "state_size", "chance")
+"""What a row says of a job beside its configuration."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one process trains and scores.
+
+    Args:
+        task: name of the suite's entry.
+        mixer: as the user gave it.
+        seed: of initialisation, order and dropout; data are the same for all.
+        config: what is trained.
+        sizes: of the model.
+        trial: which learning rate is tried, "" where none is.
+    """
+
+    task: str
+    mixer: str
+    seed: int
+    config: TrainConfig
+    sizes: Sizes
+    trial: str = ""
+
+    @property
+    def folder(self) -> Path:
+        """Where it belongs, below the folder of the suite."""
+        mixer = re.sub(r"[^\w.-]+", "-", self.mixer)
+        return Path(self.task) / mixer / "-".join(filter(None, (f"seed-{self.seed}", self.trial)))
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """What a row says of it, by the names of `NAMED`."""
+        of_model = (self.sizes.parameters, self.sizes.state, self.config.task.chance)
+        return dict(zip(NAMED, (self.task, self.mixer, self.seed, self.trial, *of_model), strict=True))
+
+    def at(self, lr: float) -> "Job":
+        """Return the job with another learning rate, as a trial of it."""
+        config = self.config
+        factor = lr / config.optim.lr
+        # what has a rate of its own keeps its distance to the others
+        transition_lr = None if config.optim.transition_lr is None else config.optim.transition_lr * factor
+        optim = dataclasses.replace(config.optim, lr=lr, transition_lr=transition_lr)
+        return dataclasses.replace(self, config=dataclasses.replace(config, optim=optim), trial=f"lr-{lr:g}")
+
+
+def make_jobs(
+    entries: Sequence[Entry], mixers: Sequence[str], seeds: Sequence[int], *, parameters: int | None = None
+) -> list[Job]:
+    """Return the jobs, the first seed of everything first.
+
+    On each task all models have equally many parameters, as nearly as widths that are multiples of 8 allow:
+    by default those of the first mixer at the width of the recipe.
+
+    Args:
+        entries: the suite.
+        mixers: names, or import paths.
+        seeds: whole numbers, at least 0.
+        parameters: how many, instead.
+
+    Raises:
+        ConfigError: a mixer does not exist or cannot be built.
+
+    Example:
+        >>> from linrec.bench import get_suite
+        >>> jobs = make_jobs(get_suite("smoke")[:1], ["gla", "lru"], [0, 1])
+        >>> [str(job.folder) for job in jobs]
+        ['copying/gla/seed-0', 'copying/lru/seed-0', 'copying/gla/seed-1', 'copying/lru/seed-1']
+    """
+    built: list[tuple[Entry, str, TrainConfig, Sizes]] = []
+    for entry in entries:
+        config = entry.config()
+        wanted = parameters
+        for mixer in mixers:
+            try:
+                model = dataclasses.replace(config.model, mixer=mixer, mixer_args={})
+                if wanted is None:
+                    wanted = sizes(model).parameters
+                model = with_parameters(model, wanted)
+                found = sizes(model)
+            except (TypeError, ValueError) as error:
+                raise ConfigError(f"{mixer} on {entry.name}: {error}") from error
+            built.append((entry, mixer, dataclasses.replace(config, model=model), found))
+    return [
+        Job(entry.name, mixer, seed, _seeded(config, seed), found)
+        for seed in seeds
+        for entry, mixer, config, found in built
+    ]
+
+
+def write_job(job: Job, out: Path, about: dict[str, Any]) -> Path:
+    """Make the folder of a job; return it.
+
+    Raises:
+        ConfigError: the folder has a job of another configuration.
+    """
+    folder = out / job.folder
+    # as a file holds it: tuples are lists
+    wanted = json.loads(json.dumps({**job.described, "config": config_to_dict(job.config)}))
+    if (folder / FILE).exists():
+        stored = json.loads((folder / FILE).read_text())
+        if any(stored[name] != value for name, value in wanted.items()):
+            raise ConfigError(
+                f"{folder} has a job of another configuration; give another --out, or remove that folder."
+            )
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / FILE, {**wanted, **about})
+    return folder
+
+
+def _seeded(config: TrainConfig, seed: int) -> TrainConfig:
+    return dataclasses.replace(config, loop=dataclasses.replace(config.loop, seed=seed))

@@ -1,0 +1,93 @@
+"""One row a job: what was trained, how it ended, every score, speed and memory."""
+
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from linrec.bench.jobs import FILE, NAMED, RUN
+from linrec.bench.schedule import outcome_of
+from linrec.train import RunFolderError, load_run
+from linrec.train.errors import TrainError
+
+__all__ = ["make_rows", "write_rows"]
+
+ROWS = "rows.jsonl"
+PARQUET = "rows.parquet"
+
+
+def make_rows(folders: Sequence[Path]) -> list[dict[str, Any]]:
+    """Return the rows of jobs, in their order; one that has not run yet has the status "not run".
+
+    Args:
+        folders: of jobs.
+    """
+    return [_row(folder) for folder in folders]
+
+
+def write_rows(rows: Sequence[dict[str, Any]], out: Path) -> list[Path]:
+    """Write rows as JSON lines, and as Parquet where pyarrow is installed; return the files.
+
+    In Parquet what is nested is JSON text.
+
+    Raises:
+        TrainError: the disk is full, say.
+    """
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    partial = out / f"{ROWS}.partial"
+    try:
+        partial.write_text(lines)
+        partial.replace(out / ROWS)
+    except OSError as error:
+        raise TrainError(f"could not write {out / ROWS}: {error.strerror}.") from error
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        return [out / ROWS]
+    # a job that did not come so far has nothing in the columns of those that did
+    names = dict.fromkeys(name for row in rows for name in row)
+    flat = [{name: _plain(row.get(name)) for name in names} for row in rows]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(flat), out / PARQUET)
+    return [out / ROWS, out / PARQUET]
+
+
+def _plain(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, dict | list) else value
+
+
+def _row(folder: Path) -> dict[str, Any]:
+    job = json.loads((folder / FILE).read_text())
+    outcome = outcome_of(folder) or {"status": "not run", "message": "", "peak_bytes": None}
+    row = {
+        **{name: job[name] for name in NAMED},
+        "status": outcome["status"],
+        "message": outcome["message"],
+        "d_model": job["config"]["model"]["d_model"],
+        "lr": job["config"]["optim"]["lr"],
+        "peak_bytes": outcome["peak_bytes"],
+        "folder": str(folder),
+        "command": job["command"],
+        "config": job["config"],
+    }
+    try:
+        run = load_run(folder / RUN)
+    except RunFolderError:
+        return row
+    trained = [record for record in run.metrics if record["split"] == "train"]
+    speed = [record["tokens_per_second"] for record in trained]
+    row |= {
+        "steps": trained[-1]["step"] if trained else 0,
+        "tokens_per_second": statistics.median(speed) if speed else None,
+        "curve": [
+            [record["step"], record["loss"], record["accuracy"]]
+            for record in run.metrics
+            if record["split"] == "validation"
+        ],
+        **{name: run.about[name] for name in ("commit", "device", "versions")},
+    }
+    if run.result is not None:
+        scores = {name: run.result[name] for name in ("test", "validation")}
+        row |= {"seconds": run.result["seconds"], **scores, "probes": run.result.get("probes", {})}
+    return row

@@ -1,0 +1,113 @@
+"""Where jobs run: one after another, or several at a time by Ray."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from linrec.bench.worker import OUTCOME
+from linrec.train import ConfigError
+from linrec.train.run import write_json
+
+__all__ = ["outcome_of", "run_jobs"]
+
+LOG = "log.txt"
+
+
+def run_jobs(
+    folders: Sequence[Path],
+    *,
+    workers: int = 1,
+    deadline: float | None = None,
+    ended: Callable[[Path], None] | None = None,
+) -> None:
+    """Run the jobs of these folders, each in a process of its own; what fails is written down, not raised.
+
+    Args:
+        folders: of jobs, in the order in which they start.
+        workers: how many run at a time. More than one need Ray, which gives each its share of the GPUs.
+        deadline: `time.monotonic()` after which no more is started; None starts all.
+        ended: called with the folder of each job that has ended.
+
+    Raises:
+        ConfigError: there is no Ray for several workers.
+    """
+    if workers == 1:
+        for folder in folders:
+            if deadline is not None and time.monotonic() >= deadline:
+                return
+            execute(folder)
+            if ended is not None:
+                ended(folder)
+        return
+    ray = _ray()
+    gpus = torch.cuda.device_count()
+    ray.init(num_cpus=workers, num_gpus=gpus, include_dashboard=False, logging_level="error")
+    try:
+        remote = ray.remote(num_cpus=1, num_gpus=gpus / workers, max_retries=0)(_execute_until)
+        # the clocks of processes on one machine agree, but not their monotonic ones
+        until = None if deadline is None else time.time() + deadline - time.monotonic()
+        waiting = {remote.remote(str(folder), until): folder for folder in folders}
+        while waiting:
+            finished, _ = ray.wait([*waiting])
+            for reference in finished:
+                folder = waiting.pop(reference)
+                ray.get(reference)
+                if ended is not None and outcome_of(folder) is not None:
+                    ended(folder)
+    finally:
+        ray.shutdown()
+
+
+def execute(folder: Path) -> None:
+    """Run one job in a process of its own, and write down how it ended where it could not do so itself."""
+    (folder / OUTCOME).unlink(missing_ok=True)
+    command = [sys.executable, "-m", "linrec.bench.worker", str(folder)]
+    with (folder / LOG).open("a") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            status = process.wait()
+        except KeyboardInterrupt:
+            # it was interrupted too, and writes its checkpoint
+            process.wait()
+            raise
+    if (folder / OUTCOME).exists():
+        return
+    message = f"exit status {status}"
+    if status < 0:
+        name = signal.Signals(-status).name
+        often = ", as the system does where memory runs out" if name == "SIGKILL" else ""
+        message = f"killed by {name}{often}"
+    write_json(folder / OUTCOME, {"status": "killed", "message": message, "peak_bytes": None})
+
+
+def outcome_of(folder: Path) -> dict[str, Any] | None:
+    """Return how the job of a folder ended, None if it did not end yet."""
+    try:
+        return json.loads((folder / OUTCOME).read_text())
+    except FileNotFoundError:
+        return None
+
+
+def _execute_until(folder: str, until: float | None) -> None:
+    if until is None or time.time() < until:
+        execute(Path(folder))
+
+
+def _ray() -> Any:
+    # it would tell its makers of every use
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ImportError as error:
+        raise ConfigError(
+            "several workers need Ray: pip install 'linrec[bench]', or leave out --workers."
+        ) from error
+    return ray

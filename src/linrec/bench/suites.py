@@ -1,0 +1,87 @@
+"""The suites: which tasks, how large, how long."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from linrec.errors import unknown
+from linrec.train import TrainConfig, get_recipe
+
+__all__ = ["SUITES", "Entry", "get_suite"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A task of a suite, and how models are trained on it: a recipe, and what differs from it.
+
+    Args:
+        name: unique in a suite; a folder of its jobs is called so.
+        recipe: one of `linrec.train.recipe_names()`.
+        task: fields of the task that differ.
+        model: fields of the model that differ; a job sets mixer and width.
+        optim: fields of the optimiser that differ.
+        loop: fields of the loop that differ.
+
+    Example:
+        >>> Entry("copy", "copying", task={"length": 20}).config().task.length
+        20
+    """
+
+    name: str
+    recipe: str
+    task: Mapping[str, Any] = field(default_factory=dict)
+    model: Mapping[str, Any] = field(default_factory=dict)
+    optim: Mapping[str, Any] = field(default_factory=dict)
+    loop: Mapping[str, Any] = field(default_factory=dict)
+
+    def config(self) -> TrainConfig:
+        """Return the configuration that jobs start from."""
+        recipe = get_recipe(self.recipe)
+        return TrainConfig(
+            name=recipe.name,
+            task=dataclasses.replace(recipe.task, **self.task),  # type: ignore[type-var]
+            model=dataclasses.replace(recipe.model, **self.model),
+            optim=dataclasses.replace(recipe.optim, **self.optim),
+            loop=dataclasses.replace(recipe.loop, **self.loop),
+        )
+
+
+def _smoke(name: str, **task: Any) -> Entry:
+    # enough to see that all of it runs, and that what should be learned begins to be
+    return Entry(
+        name,
+        name,
+        task={"n_train": 2000, "n_validation": 200, "n_test": 200, **task},
+        model={"d_model": 32, "d_channel_mixing": 64},
+        optim={"lr": 0.005, "warmup_steps": 20},
+        loop={"steps": 150, "batch_size": 32, "eval_every": 75, "log_every": 25, "compile": "off"},
+    )
+
+
+SUITES: Mapping[str, tuple[Entry, ...]] = {
+    "smoke": (
+        _smoke("copying", length=5, n_copied=4, test_lengths=(5, 20)),
+        _smoke("selective-copying", length=16, n_copied=4, n_symbols=8),
+    ),
+}
+
+
+def get_suite(name: str) -> tuple[Entry, ...]:
+    """Return the entries of a suite; "all" has those of every other.
+
+    Args:
+        name: a key of `SUITES`, or "all".
+
+    Raises:
+        ValueError: there is no such suite; the message gives the nearest one.
+
+    Example:
+        >>> [entry.name for entry in get_suite("smoke")]
+        ['copying', 'selective-copying']
+    """
+    if name == "all":
+        return tuple({entry.name: entry for suite in SUITES.values() for entry in suite}.values())
+    if name not in SUITES:
+        raise unknown("suite", name, [*SUITES, "all"])
+    return SUITES[name]

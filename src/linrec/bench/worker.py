@@ -1,0 +1,71 @@
+"""`python -m linrec.bench.worker FOLDER`: run the job of a folder, and write how it went."""
+
+import json
+import resource
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from linrec.bench.jobs import FILE, RUN
+from linrec.train import DivergedError, InterruptedRunError, Progress, fit, load_run
+from linrec.train.config import config_from_dict
+from linrec.train.run import write_json
+
+__all__ = ["OUTCOME", "run_job"]
+
+OUTCOME = "outcome.json"
+
+
+def run_job(folder: Path) -> str:
+    """Train what `job.json` says, or go on with it, and write `outcome.json`.
+
+    Args:
+        folder: of the job.
+
+    Returns:
+        The status: "done"; or "diverged", "out of memory", "stopped" or "failed", with a message in the file.
+    """
+    job = json.loads((folder / FILE).read_text())
+    run = folder / RUN
+    status, message = "done", ""
+    try:
+        # a run that has not come to its first line is begun again
+        resume = (run / "config.json").exists()
+        config = load_run(run).config if resume else config_from_dict(job["config"])
+        fit(config, run, resume=resume, progress=_tell, command=job["command"])
+    except DivergedError as error:
+        status, message = "diverged", str(error)
+    except InterruptedRunError as error:
+        status, message = "stopped", str(error)
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        status, message = "out of memory", _first_line(error)
+    except Exception as error:
+        traceback.print_exc()
+        status, message = "failed", _first_line(error)
+    write_json(folder / OUTCOME, {"status": status, "message": message, "peak_bytes": _peak_bytes()})
+    return status
+
+
+def _tell(progress: Progress) -> None:
+    print(f"step {progress.step}/{progress.total_steps}, loss {progress.loss:.4g}", flush=True)
+
+
+def _first_line(error: BaseException) -> str:
+    line = next(iter(str(error).splitlines()), "")
+    return f"{type(error).__name__}: {line}"
+
+
+def _peak_bytes() -> dict[str, Any]:
+    """Most memory in use: on the device, if it is another than the CPU, and by the process."""
+    # in KiB, but on macOS
+    unit = 1 if sys.platform == "darwin" else 1024
+    process = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    device = torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else None
+    return {"device": device, "process": process}
+
+
+if __name__ == "__main__":
+    sys.exit(0 if run_job(Path(sys.argv[1])) == "done" else 1)

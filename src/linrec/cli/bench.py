@@ -1,0 +1,212 @@
+"""`linrec bench SUITE`: compare mixers on the tasks of a suite."""
+
+import shlex
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from linrec.bench import Job, get_suite, make_jobs, make_rows, run_jobs, write_rows
+from linrec.bench.jobs import write_job
+from linrec.bench.schedule import outcome_of
+from linrec.cli.parsing import one_line_errors, parse
+from linrec.errors import unknown
+from linrec.train.errors import InterruptedRunError
+from linrec.train.processes import program
+
+FACTORS = (1 / 3, 1.0, 3.0)
+"""Learning rates of a sweep, times that of the recipe; the same for every mixer."""
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """Compare mixers on the tasks of a suite, with equal parameters, equal steps and several seeds.
+
+    Args:
+        suite: which tasks.
+        mixers: names, or import paths of your own such as my_package.my_module:MyMixer.
+        tasks: those of the suite to run; by default all.
+        seeds: of initialisation and order; the data are the same for all.
+        parameters: of every model; by default those of the first mixer at the recipe's width.
+        sweep: try a third, once and three times the recipe's learning rate with the first seed, and go on
+            with the one of the lowest validation loss.
+        lrs: learning rates to try instead of those.
+        budget: minutes after which no more jobs are started.
+        workers: jobs at a time; more than one need Ray.
+        out: folder of the suite, by default bench/SUITE. What has ended there is not run again.
+    """
+
+    suite: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SUITE")]
+    mixers: tuple[str, ...]
+    tasks: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = (0, 1, 2)
+    parameters: int | None = None
+    sweep: bool = False
+    lrs: tuple[float, ...] = ()
+    budget: float | None = None
+    workers: int = 1
+    out: Path | None = None
+
+
+def run(words: list[str]) -> int:
+    """Run `linrec bench`."""
+    options = parse(BenchOptions, _spread(words), "linrec bench")
+    out = options.out or Path("bench") / options.suite
+    with one_line_errors():
+        entries = get_suite(options.suite)
+        for task in options.tasks:
+            if task not in (names := [entry.name for entry in entries]):
+                raise unknown(f"task of suite {options.suite!r} called", task, names)
+        _check(options)
+        chosen = [entry for entry in entries if entry.name in options.tasks or not options.tasks]
+    jobs = make_jobs(chosen, options.mixers, options.seeds, parameters=options.parameters)
+    console = Console(width=None if sys.stdout.isatty() else 80)
+    _show_models(console, jobs)
+    deadline = None if options.budget is None else time.monotonic() + 60 * options.budget
+    suite = _Suite(options, out, deadline, console)
+    try:
+        first = [job for job in jobs if job.seed == options.seeds[0]]
+        rest = [job for job in jobs if job.seed != options.seeds[0]]
+        factors = FACTORS if options.sweep else ()
+        if options.lrs or factors:
+            trials = {job: [job.at(lr) for lr in options.lrs or _rates(job, factors)] for job in first}
+            suite.run([trial for of_job in trials.values() for trial in of_job])
+            best = {(job.task, job.mixer): suite.best(of_job) for job, of_job in trials.items()}
+            rest = [job.at(best[job.task, job.mixer]) for job in rest]
+        else:
+            suite.run(first)
+        suite.run(rest)
+    except KeyboardInterrupt:
+        raise InterruptedRunError(f"stopped; the same command goes on with what is in {out}") from None
+    finally:
+        rows = suite.rows()
+        files = write_rows(rows, out)
+    _show_scores(console, rows)
+    print(f"all in {out}: {', '.join(file.name for file in files)}")
+    return int(any(row["status"] != "done" for row in rows))
+
+
+class _Suite:
+    """The jobs that were asked for so far, and their folders."""
+
+    def __init__(self, options: BenchOptions, out: Path, deadline: float | None, console: Console) -> None:
+        self._options, self._out, self._deadline, self._console = options, out, deadline, console
+        self._folders: list[Path] = []
+
+    def run(self, jobs: Sequence[Job]) -> None:
+        """Run those that have not ended well yet."""
+        folders = [write_job(job, self._out, {"command": self._command(job)}) for job in jobs]
+        self._folders += folders
+        left = [folder for folder in folders if (outcome_of(folder) or {}).get("status") != "done"]
+        if len(left) < len(folders):
+            self._console.print(f"{len(folders) - len(left)} of {len(folders)} jobs have ended before")
+        run_jobs(left, workers=self._options.workers, deadline=self._deadline, ended=self._tell)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row for each job."""
+        return make_rows(self._folders)
+
+    def best(self, trials: Sequence[Job]) -> float:
+        """The learning rate of the lowest validation loss; that of the recipe's place where none ended."""
+        losses = {
+            trial.config.optim.lr: row["validation"]["loss"]
+            for trial, row in zip(trials, make_rows([self._out / t.folder for t in trials]), strict=True)
+            if row["status"] == "done"
+        }
+        if not losses:
+            return trials[len(trials) // 2].config.optim.lr
+        return min(losses, key=lambda lr: losses[lr])
+
+    def _tell(self, folder: Path) -> None:
+        row = make_rows([folder])[0]
+        score = f"accuracy {row['test']['accuracy']:.4f}" if row["status"] == "done" else row["message"]
+        self._console.print(f"{folder.relative_to(self._out)}: {row['status']}, {score}", highlight=False)
+
+    def _command(self, job: Job) -> str:
+        rate = ["--lrs", f"{job.config.optim.lr:g}"] if job.trial else []
+        words = [self._options.suite, "--mixers", job.mixer, "--tasks", job.task, "--seeds", str(job.seed)]
+        return shlex.join([*program(), "bench", *words, "--parameters", str(job.sizes.parameters), *rate])
+
+
+def _rates(job: Job, factors: Sequence[float]) -> list[float]:
+    return [job.config.optim.lr * factor for factor in factors]
+
+
+def _spread(words: Sequence[str]) -> list[str]:
+    """Names may be divided by commas too, as in --mixers gla,lru."""
+    spread: list[str] = []
+    listed = False
+    for word in words:
+        listed = (listed and not word.startswith("-")) or word in ("--mixers", "--tasks")
+        spread += [part for part in word.split(",") if part] if listed else [word]
+    return spread
+
+
+def _check(options: BenchOptions) -> None:
+    if not options.mixers:
+        raise ValueError("`--mixers` needs one name at least, such as --mixers gate_loop gla attention.")
+    if not options.seeds or min(options.seeds) < 0:
+        raise ValueError(f"`--seeds` needs whole numbers from 0 on; got {list(options.seeds)}.")
+    if len(set(options.seeds)) < len(options.seeds) or len(set(options.mixers)) < len(options.mixers):
+        raise ValueError("`--seeds` and `--mixers` must each be different; one is given twice.")
+    if options.workers < 1:
+        raise ValueError(f"`--workers` must be at least 1; got {options.workers}.")
+    if any(lr <= 0 for lr in options.lrs):
+        raise ValueError(f"`--lrs` must be above 0; got {list(options.lrs)}.")
+    if options.budget is not None and options.budget <= 0:
+        raise ValueError(f"`--budget` must be above 0 minutes; got {options.budget:g}.")
+
+
+def _show_models(console: Console, jobs: Sequence[Job]) -> None:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in ("task", "mixer"):
+        table.add_column(heading)
+    for heading in ("width", "parameters", "state"):
+        table.add_column(heading, justify="right")
+    for job in jobs:
+        if job.seed == jobs[0].seed:
+            sizes = (f"{size:,}" for size in job.sizes)
+            table.add_row(job.task, job.mixer, str(job.config.model.d_model), *sizes)
+    console.print(table)
+
+
+def _show_scores(console: Console, rows: Sequence[dict[str, Any]]) -> None:
+    """Print accuracies on the test split: the mean over seeds, and the standard deviation."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title="test accuracy", title_justify="left")
+    table.add_column("task")
+    table.add_column("chance", justify="right")
+    mixers = list(dict.fromkeys(row["mixer"] for row in rows))
+    for mixer in mixers:
+        table.add_column(mixer, justify="right")
+    for task in dict.fromkeys(row["task"] for row in rows):
+        of_task = [row for row in rows if row["task"] == task]
+        cells = (_score([row for row in of_task if row["mixer"] == mixer]) for mixer in mixers)
+        table.add_row(task, f"{of_task[0]['chance']:.3f}", *cells)
+    console.print(table)
+    for row in rows:
+        if row["status"] not in ("done", "not run"):
+            where = f"{row['task']}/{row['mixer']} seed {row['seed']} {row['trial']}".strip()
+            console.print(f"{where}: {row['status']}: {row['message']}", highlight=False, markup=False)
+    if missing := sum(row["status"] == "not run" for row in rows):
+        console.print(f"{missing} jobs were not run; the same command goes on with them", highlight=False)
+
+
+def _score(rows: Sequence[dict[str, Any]]) -> str:
+    done = [row for row in rows if row["status"] == "done"]
+    # of several rates, the one that was gone on with, or would be
+    if len({row["lr"] for row in done}) > 1:
+        first = [row for row in done if row["seed"] == done[0]["seed"]]
+        rate = min(first, key=lambda row: row["validation"]["loss"])["lr"]
+        done = [row for row in done if row["lr"] == rate]
+    accuracies = [row["test"]["accuracy"] for row in done]
+    if not accuracies:
+        return rows[0]["status"] if rows else ""
+    spread = f" ± {statistics.stdev(accuracies):.3f}" if len(accuracies) > 1 else ""
+    return f"{statistics.mean(accuracies):.3f}{spread}"

@@ -1,0 +1,68 @@
+"""Mixers that a user might bring, by import path."""
+
+import os
+import signal
+
+import torch
+
+from linrec.mixers import Mixer, build
+
+
+class Identity(Mixer):
+    """y_t = x_t."""
+
+    def __init__(self, d_model):
+        super().__init__(d_model)
+        self.scale = torch.nn.Parameter(torch.ones(d_model))
+
+    def forward(self, x, state=None, *, reset=None):
+        return x * self.scale, x.new_zeros(len(x), 0)
+
+    def init_state(self, batch, *, device=None):
+        return self.scale.new_zeros(batch, 0, device=device)
+
+    @property
+    def state_size(self):
+        return 0
+
+
+class Killed(Identity):
+    """Ends its process as the system does where memory runs out."""
+
+    def forward(self, x, state=None, *, reset=None):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Hungry(Identity):
+    """Finds no memory on its device."""
+
+    def forward(self, x, state=None, *, reset=None):
+        raise torch.OutOfMemoryError("tried to allocate 900 GiB\nof 80")
+
+
+class Divergent(Identity):
+    """Has no finite loss."""
+
+    def forward(self, x, state=None, *, reset=None):
+        return x * self.scale * torch.inf, x.new_zeros(len(x), 0)
+
+
+class Wide(Identity):
+    """Can have few widths."""
+
+    def __init__(self, d_model):
+        if d_model % 48:
+            raise ValueError(f"`d_model` must be a multiple of 48; got {d_model}.")
+        super().__init__(d_model)
+        self.inner = build("gla", d_model)
+
+
+class Impossible(Identity):
+    """Can have no width at all."""
+
+    def __init__(self, d_model):
+        raise ValueError("there is no such layer")
+
+
+class NotAMixer:
+    """Something else."""

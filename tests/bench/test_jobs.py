@@ -1,0 +1,111 @@
+import dataclasses
+import json
+
+import pytest
+
+from linrec import mixers
+from linrec.bench import Entry, get_suite, make_jobs
+from linrec.bench.jobs import write_job
+from linrec.bench.suites import SUITES
+from linrec.bench.widths import sizes, with_parameters
+from linrec.mixers import Mixer
+from linrec.models import LanguageModel, ModelConfig
+from linrec.train import ConfigError
+
+OWN = f"{__package__}.own_mixers"
+CONFIG = ModelConfig(vocab_size=16, d_model=32, n_layers=2, d_channel_mixing=64)
+
+
+@pytest.mark.parametrize("mixer", ["gate_loop", "attention", "mamba", "s5", f"{OWN}:Wide"])
+@pytest.mark.parametrize("n", [60_000, 150_000])
+def test_models_have_the_parameters_that_were_asked_for(mixer, n):
+    config = with_parameters(dataclasses.replace(CONFIG, mixer=mixer), n)
+    # a hidden unit of two layers has few
+    assert sizes(config).parameters == pytest.approx(n, rel=0.02)
+    assert sizes(config).parameters == sum(p.numel() for p in LanguageModel(config).parameters())
+    assert config.d_model % (48 if "Wide" in mixer else 8) == 0
+
+
+def test_the_state_of_a_model_is_that_of_its_mixers():
+    config = dataclasses.replace(CONFIG, mixer=("gla", "lru"))
+    both = mixers.build("gla", 32).state_size + mixers.build("lru", 32).state_size
+    assert sizes(config).state == both == LanguageModel(config).state_size
+
+
+def test_jobs_have_equal_parameters_and_the_first_seed_of_everything_comes_first():
+    jobs = make_jobs(get_suite("smoke"), ["attention", f"{OWN}:Identity"], [3, 5])
+    assert [(job.task, job.mixer.split(":")[-1], job.seed) for job in jobs] == [
+        (entry.name, mixer, seed)
+        for seed in (3, 5)
+        for entry in get_suite("smoke")
+        for mixer in ("attention", "Identity")
+    ]
+    of_first = sizes(
+        dataclasses.replace(get_suite("smoke")[0].config().model, mixer="attention", mixer_args={})
+    ).parameters
+    for job in jobs:
+        assert job.config.loop.seed == job.seed and job.config.model.mixer == job.mixer
+        if job.task == get_suite("smoke")[0].name:
+            assert job.sizes.parameters == pytest.approx(of_first, rel=0.02)
+    # the data are the same for all
+    assert len({job.config.task.seed for job in jobs}) == 1
+    assert len({job.folder for job in jobs}) == len(jobs)
+    assert ":" not in str(jobs[1].folder)
+    (job,) = make_jobs(get_suite("smoke")[:1], ["gla"], [0], parameters=50_000)
+    assert job.sizes.parameters == pytest.approx(50_000, rel=0.02)
+
+
+def test_a_trial_scales_the_rates_of_all_parameters():
+    entry = Entry("images", "sequential-fashion-mnist", optim={"lr": 0.004, "transition_lr": 0.001})
+    (job,) = make_jobs([entry], ["s4d"], [0])
+    trial = job.at(0.008)
+    assert (trial.config.optim.lr, trial.config.optim.transition_lr) == (0.008, 0.002)
+    assert trial.trial == "lr-0.008" and trial.folder.name == "seed-0-lr-0.008"
+    assert dataclasses.replace(trial, config=job.config, trial="") == job
+
+
+def test_a_folder_keeps_to_one_configuration(tmp_path):
+    (job,) = make_jobs(get_suite("smoke")[:1], ["gla"], [0])
+    folder = write_job(job, tmp_path, {"command": "linrec bench"})
+    stored = json.loads((folder / "job.json").read_text())
+    assert stored["command"] == "linrec bench" and stored["chance"] == job.config.task.chance
+    assert write_job(job, tmp_path, {"command": "another"}) == folder
+    assert json.loads((folder / "job.json").read_text()) == stored
+    with pytest.raises(ConfigError, match="has a job of another configuration; give another --out"):
+        write_job(dataclasses.replace(job.at(0.1), trial=""), tmp_path, {"command": ""})
+
+
+def test_every_entry_of_every_suite_can_be_made():
+    for suite, entries in SUITES.items():
+        assert len({entry.name for entry in entries}) == len(entries), suite
+        for entry in entries:
+            assert entry.config().loop.steps or entry.config().loop.epochs
+    assert {entry.name for entry in get_suite("all")} == {e.name for s in SUITES.values() for e in s}
+
+
+def test_a_mixer_of_ones_own_is_found_by_its_import_path():
+    found = mixers.get(f"{OWN}:Identity")
+    assert issubclass(found, Mixer) and found.__name__ == "Identity"
+    assert mixers.build(f"{OWN}:Identity", 8).d_model == 8
+
+
+@pytest.mark.parametrize(
+    ("path", "complaint"),
+    [
+        ("no_such_package.mixer:Own", "'no_such_package.mixer:Own' cannot be imported: No module named"),
+        (f"{OWN}:NotAMixer", "`NotAMixer` in module .* is not a .*Mixer; the module has Identity, Killed,"),
+        (f"{OWN}:Identiy", "`Identiy` in module"),
+    ],
+)
+def test_an_import_path_without_a_mixer_is_refused(path, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        mixers.get(path)
+
+
+def test_what_cannot_be_built_is_refused_before_anything_runs():
+    with pytest.raises(ConfigError, match="gate_lop on copying: there is no mixer 'gate_lop'; did you mean"):
+        make_jobs(get_suite("smoke"), ["gate_lop"], [0])
+    with pytest.raises(ConfigError, match="Impossible on copying: there is no such layer"):
+        make_jobs(get_suite("smoke"), ["gla", f"{OWN}:Impossible"], [0])
+    with pytest.raises(ValueError, match="no suite 'smok'; did you mean 'smoke'"):
+        get_suite("smok")

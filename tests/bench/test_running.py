@@ -1,0 +1,130 @@
+"""How jobs end, and what is left of them."""
+
+import dataclasses
+import json
+import time
+
+import pytest
+
+from linrec.bench import Entry, make_jobs, make_rows, run_jobs, write_rows
+from linrec.bench.jobs import write_job
+from linrec.bench.worker import run_job
+from linrec.cli import main
+from linrec.train import ConfigError
+
+OWN = f"{__package__}.own_mixers"
+TINY = Entry(
+    "copying",
+    "copying",
+    task={"length": 3, "n_copied": 3, "n_train": 64, "n_validation": 8, "n_test": 8, "test_lengths": (6,)},
+    model={"d_model": 8, "d_channel_mixing": 16, "n_layers": 1},
+    optim={"warmup_steps": 1},
+    loop={"steps": 4, "batch_size": 8, "eval_every": 2, "log_every": 2, "compile": "off", "device": "cpu"},
+)
+
+
+@pytest.fixture
+def folder_of(tmp_path):
+    """Make the folder of a small job."""
+
+    def make(mixer, seed=0, **task):
+        entry = dataclasses.replace(TINY, task={**TINY.task, **task})
+        (job,) = make_jobs([entry], [mixer], [seed])
+        return write_job(job, tmp_path, {"command": f"linrec bench smoke --mixers {mixer}"})
+
+    return make
+
+
+def test_a_row_has_all_of_a_job_that_is_done(folder_of):
+    folder = folder_of("gla")
+    assert make_rows([folder])[0]["status"] == "not run"
+    assert run_job(folder) == "done"
+    (row,) = make_rows([folder])
+    assert (row["task"], row["mixer"], row["seed"], row["status"], row["steps"]) == (
+        *("copying", "gla", 0, "done"),
+        4,
+    )
+    assert row["test"].keys() == {"loss", "accuracy", "exact"} and row["probes"].keys() == {"6"}
+    assert [step for step, _, _ in row["curve"]] == [2, 4]
+    assert row["tokens_per_second"] > 0 and row["seconds"] > 0 and row["peak_bytes"]["process"] > 2**20
+    assert row["chance"] == 1 / 8 and row["parameters"] > 0 and row["state_size"] > 0
+    assert row["config"]["model"]["mixer"] == "gla" and row["command"].endswith("--mixers gla")
+    assert row["device"]["type"] == "cpu" and row["versions"]["torch"]
+    # what has ended is not trained again
+    before = (folder / "run" / "result.json").read_text()
+    assert run_job(folder) == "done"
+    assert (folder / "run" / "result.json").read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("mixer", "task", "status", "message"),
+    [
+        (f"{OWN}:Divergent", {}, "diverged", "the loss is not finite at step"),
+        (f"{OWN}:Hungry", {}, "out of memory", "OutOfMemoryError: tried to allocate 900 GiB"),
+        ("gla", {"n_test": 2000}, "failed", "ValueError: Copying has too few different samples"),
+    ],
+)
+def test_a_job_that_fails_says_how(folder_of, capsys, mixer, task, status, message):
+    folder = folder_of(mixer, **task)
+    assert run_job(folder) == status
+    (row,) = make_rows([folder])
+    assert row["status"] == status and row["message"].startswith(message) and "\n" not in row["message"]
+    assert "test" not in row
+
+
+def test_a_job_that_is_killed_takes_nothing_else_with_it_and_is_run_again(folder_of, tmp_path, monkeypatch):
+    folders = [folder_of(f"{OWN}:Killed"), folder_of("lru")]
+    ended = []
+    run_jobs(folders, ended=ended.append)
+    assert ended == folders
+    killed, done = make_rows(folders)
+    assert killed["status"] == "killed" and killed["message"].startswith(
+        "killed by SIGKILL, as the system does"
+    )
+    assert done["status"] == "done"
+    assert "step 2/4" in (folders[1] / "log.txt").read_text()
+    files = write_rows([killed, done], tmp_path)
+    assert [json.loads(line)["status"] for line in files[0].read_text().splitlines()] == ["killed", "done"]
+    table = pytest.importorskip("pyarrow.parquet").read_table(files[1]).to_pylist()
+    assert [row["mixer"] for row in table] == [killed["mixer"], "lru"]
+    assert json.loads(table[1]["test"]) == done["test"] and table[0]["test"] is None
+
+
+def test_after_the_deadline_no_job_is_started(folder_of):
+    folder = folder_of("gla")
+    run_jobs([folder], deadline=time.monotonic() - 1)
+    assert make_rows([folder])[0]["status"] == "not run"
+
+
+def test_several_jobs_at_a_time_by_ray(folder_of, monkeypatch):
+    pytest.importorskip("ray")
+    folders = [folder_of("gla", seed) for seed in (0, 1)]
+    ended = []
+    run_jobs(folders, workers=2, ended=ended.append)
+    assert {*ended} == {*folders}
+    assert [row["status"] for row in make_rows(folders)] == ["done", "done"]
+
+
+def test_several_workers_without_ray_name_the_extra(folder_of, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    with pytest.raises(ConfigError, match=r"pip install 'linrec\[bench\]'"):
+        run_jobs([folder_of("gla")], workers=2)
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["smok", "--mixers", "gla"], "no suite 'smok'; did you mean 'smoke'"),
+        (["smoke", "--mixers", "gla", "--tasks", "copyin"], "did you mean 'copying'"),
+        (["smoke", "--mixers", "gla", "--seeds", "0", "0"], "must each be different"),
+        (["smoke", "--mixers", "gla", "--seeds", "-1"], "seeds"),
+        (["smoke", "--mixers", "gla", "--workers", "0"], "`--workers` must be at least 1; got 0"),
+        (["smoke", "--mixers", "gla", "--budget", "0"], "`--budget` must be above 0 minutes; got 0"),
+        (["smoke", "--mixers", "gla", "--lrs", "0"], "`--lrs` must be above 0"),
+        (["smoke"], "mixers"),
+    ],
+)
+def test_what_the_command_line_refuses(words, complaint, capsys, tmp_path):
+    assert main(["bench", *words, "--out", str(tmp_path)]) == 2
+    assert complaint in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
