@@ -73,6 +73,34 @@ def one_of(random: np.random.Generator, eligible: Bool[np.ndarray, "n p"]) -> In
     return np.where(eligible, random.random(eligible.shape), -1).argmax(1)
 
 
+def noisy(random: np.random.Generator, n: int, width: int, noise: float) -> Bool[np.ndarray, "n width"]:
+    """Return which places are noise: each with the same probability, but one of every row, which is none.
+
+    Args:
+        random: the generator.
+        n: rows.
+        width: places of a row.
+        noise: the probability.
+    """
+    chosen = random.random((n, width)) < noise
+    chosen[np.arange(n), random.integers(0, width, n)] = False
+    return chosen
+
+
+def require_noise(noise: float, n_noise: int) -> None:
+    """Refuse what cannot be a task's fields `noise`, a probability, and `n_noise`, a number of tokens.
+
+    Raises:
+        ValueError: one of them is out of range, or there is noise without tokens.
+    """
+    if not 0 <= noise < 1:
+        raise ValueError(f"`noise` must be at least 0 and below 1; got {noise}.")
+    if n_noise < (noise > 0):
+        raise ValueError(
+            f"`n_noise` must be at least {int(noise > 0)} with `noise` = {noise}; got {n_noise}."
+        )
+
+
 def places(kept: Bool[np.ndarray, "n w"]) -> tuple[Int64[np.ndarray, "kept"], Int64[np.ndarray, "kept"]]:
     """Return where the kept entries go when those of each row move together, to the left.
 

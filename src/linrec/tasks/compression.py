@@ -1,0 +1,92 @@
+"""Compression: keep a whole string in one state, and say any symbol of it.
+
+Source: MAD (Poli and others 2024, arXiv:2403.17844), "compression". There a decoder, a multi-layer
+perceptron, is given the output at the last step and a position. Here the model itself is given positions.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from linrec.tasks.base import NO_TARGET
+from linrec.tasks.drawing import noisy, require_noise, without_replacement
+from linrec.tasks.synthetic import Drawn, SyntheticTask
+
+__all__ = ["Compression"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compression(SyntheticTask):
+    """Say the symbol at every position, in random order, when the string is over.
+
+        x = s_1 .. s_L end p_i p_j ..,   i, j, .. a random order of 1 .. L
+        y = s_i at p_i
+
+    What a recurrent model knows at the end of the string it has in its state. Attention looks back instead:
+    unlike MAD's, this task does not make it compress. Tokens are the symbols 0 .. `n_symbols` - 1, noise, the
+    end, and L positions. Noise is never a target, whereas MAD's code asks for it, although it means not to.
+
+    Args:
+        length: symbols and noise before the end, L. `test_lengths` may be at most that: a model has no token
+            for further positions.
+        n_symbols: different symbols.
+        n_noise: different tokens of noise.
+        noise: probability of noise in place of a symbol, at least 0, below 1; one symbol at least stays.
+
+    Source: MAD (Poli and others, 2024): 15 symbols and the end, 31 of them and the end, 12,800 samples and
+        1,280 to test.
+
+    Example:
+        >>> task = Compression(length=4, n_train=1, n_validation=1, n_test=1)
+        >>> task.split("test").inputs.tolist(), task.split("test").targets[0, -4:].tolist()
+        ([[0, 4, 12, 10, 15, 16, 19, 17, 18]], [0, 10, 4, 12])
+    """
+
+    length: int = 31
+    n_symbols: int = 15
+    n_noise: int = 0
+    noise: float = 0.0
+    n_train: int = 12_800
+    n_validation: int = 1_280
+    n_test: int = 1_280
+
+    def __post_init__(self) -> None:
+        self.require(length=1, n_symbols=2)
+        require_noise(self.noise, self.n_noise)
+        for length in self.test_lengths:
+            if length > self.length:
+                raise ValueError(
+                    f"`test_lengths` must be at most `length` = {self.length}, the positions that have a "
+                    f"token; got {length}."
+                )
+        super().__post_init__()
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of input tokens: symbols, noise, end, positions."""
+        return self.n_symbols + self.n_noise + 1 + self.length
+
+    @property
+    def n_outputs(self) -> int:
+        """Number of target classes: the symbols."""
+        return self.n_symbols
+
+    @property
+    def chance(self) -> float:
+        """Expected accuracy of a uniform guess among the symbols."""
+        return 1 / self.n_symbols
+
+    def draw(self, random: np.random.Generator, n: int) -> Drawn:
+        """Draw n samples of 2 * length + 1 steps."""
+        end = self.n_symbols + self.n_noise
+        string = random.integers(0, self.n_symbols, (n, self.length))
+        answers = string
+        if self.noise:
+            noise = noisy(random, n, self.length, self.noise)
+            answers = np.where(noise, NO_TARGET, string)
+            string = np.where(noise, random.integers(self.n_symbols, end, string.shape), string)
+        order = without_replacement(random, n, self.length, self.length)
+        inputs = np.concatenate([string, np.full((n, 1), end), end + 1 + order], axis=1)
+        targets = np.full_like(inputs, NO_TARGET)
+        targets[:, -self.length :] = np.take_along_axis(answers, order, axis=1)
+        return Drawn(inputs, targets)

@@ -1,0 +1,157 @@
+"""Phonebook look-up: find a person's number in a book of names and numbers.
+
+Source: Jelassi and others (2024, arXiv:2402.01032), who ask pretrained language models. The names are
+invented here.
+"""
+
+import dataclasses
+import functools
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from jaxtyping import Int64
+
+from linrec.tasks.base import NO_TARGET
+from linrec.tasks.drawing import places, without_replacement
+from linrec.tasks.synthetic import Drawn, SyntheticTask
+
+__all__ = ["Phonebook"]
+
+CHARACTERS = "0123456789 :\nabcdefghijklmnopqrstuvwxyz"
+"""The characters of tokens 0, 1, 2, ..."""
+
+FIRST_NAMES = """
+bipara bodrema bofairo brinorn brougal bryglix depoxi dougone drelumi drodris dukin dydaixa
+fagloe februmi feogom fisoura fugane futeck fuviano fyteona gliatol glogiso gouweri haireox hazhao heojelo
+jejunda jeskye jikuthe jouvum kadome kadrith kamuthe kavon kermyro kiasuma krefuth kriraxi kryrim kukrys
+leglomo leodyra logluso loplarn mekiami miwuni myparna nevou noquyro panzon pilnine pitarn pofuth pybixo
+pyhish qualyl queolis quomexi rairys rituxo rubole ryhylo ryjul saliarn skethax skysko taifule tedrem thedei
+thybroi tobosha tokryri tumyna vakusi vaplin vypurno wopes zekairn zevora zogemi
+"""
+
+LAST_NAMES = """
+biquourn bislyckby bouthin brefunwyn breonby bryglex daidenby daindbryn delinmor dewuby
+doukesmor doziasott draniash dreoker fezith filglilby fousskeox fylirnwyn fyskex gialelby glojolvek gylommor
+hanilott hefaish henirurn hyfouckby jalaixask jazhyxvek jobainmor jogonvek kebyrwyn keofoxdle kironmor
+kiwaisask kolnomask krasaiurn krykynott kylvemor losaxask lybriack lynockmor malyshurn maspemor moujyck
+myrernask najelvek nouthtym nuxskiam palyxby peplomott pevyrvek plibosmor pliwound plytyth punorndle pyrkrolby
+quojoxask quozhevek quylurn raipanby roboxask rywyrnwyn saidreth siavythby sihilvek skaisyl skamiwyn tawernvek
+thuporurn vefenby vegusvek voulamor vylarott wasvemott wefyrnvek wetermor wulfulask zafounvek zedarn zhipor
+"""
+
+N_PEOPLE = len(FIRST_NAMES.split()) * len(LAST_NAMES.split())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phonebook(SyntheticTask):
+    """Say the number of a person in the book.
+
+        x = name_1: number_1 / name_2: number_2 / .. / name_B: number_B / / name_i: number_i
+        y = number_i, digit by digit, from the blank after the last colon on
+
+    A token is a character, so that a name has to be compared over many steps, and people may share a first or
+    a last name; a slash is a line's end above. No person is in a book twice, digits are uniform, and what is
+    asked for is uniform too. Books shorter than the longest are padded at the end. Scores tell numbers of
+    entries apart, and a probe of `test_lengths` has books of that many entries alone.
+
+    Args:
+        length: entries of the longest book.
+        min_length: entries of the shortest book; numbers of entries are drawn uniformly.
+        n_digits: digits of a phone number.
+        fresh: whether every epoch draws training samples of its own; else they are the same again.
+
+    Source: Jelassi and others (2024): numbers of ten digits, the first of them 6 to 9, and two examples of a
+        question and its answer, which models that are trained on the task need not be shown.
+
+    Example:
+        >>> task = Phonebook(length=2, min_length=2, n_digits=3, n_train=1, n_validation=1, n_test=1)
+        >>> print(Phonebook.text(task.split("test").inputs[0].numpy()))
+        bipara siavythby: 756
+        ryhylo wasvemott: 218
+        <BLANKLINE>
+        ryhylo wasvemott: 21
+    """
+
+    length: int = 20
+    min_length: int = 1
+    n_digits: int = 10
+    fresh: bool = True
+    group_name: ClassVar[str] = "entries"
+
+    def __post_init__(self) -> None:
+        self.require(n_digits=1)
+        if not 1 <= self.min_length <= self.length:
+            raise ValueError(f"`min_length` must be in 1 .. `length` = {self.length}; got {self.min_length}.")
+        if self.length > N_PEOPLE:
+            raise ValueError(f"`length` must be at most {N_PEOPLE}, the people there are; got {self.length}.")
+        super().__post_init__()
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of input tokens: characters and padding."""
+        return len(CHARACTERS) + 1
+
+    @property
+    def n_outputs(self) -> int:
+        """Number of target classes: the digits."""
+        return 10
+
+    @property
+    def chance(self) -> float:
+        """Expected accuracy of a uniform guess among the digits."""
+        return 1 / 10
+
+    @staticmethod
+    def text(tokens: Int64[np.ndarray, "t"]) -> str:
+        """Return a sample as text, without its padding.
+
+        Args:
+            tokens: shape (t), int64.
+        """
+        return "".join(CHARACTERS[token] for token in tokens if token < len(CHARACTERS))
+
+    def at_length(self, length: int) -> "Phonebook":
+        """Return the same task with all books of one number of entries.
+
+        Args:
+            length: entries of every book.
+        """
+        return dataclasses.replace(self, length=length, min_length=length, test_lengths=())
+
+    def draw(self, random: np.random.Generator, n: int) -> Drawn:
+        """Draw n samples, padded to what the longest possible book takes."""
+        entries = random.integers(self.min_length, self.length + 1, (n, 1))
+        people = without_replacement(random, n, self.length, N_PEOPLE)
+        names, digits = _names(), random.integers(0, 10, (n, self.length, self.n_digits))
+        line_end = np.full((n, self.length, 1), CHARACTERS.index("\n"))
+        lines = np.concatenate([names[people], digits, line_end], axis=2)
+        asked = random.integers(0, entries)[:, 0]
+        lines[np.broadcast_to(np.arange(self.length) >= entries, people.shape)] = _NOTHING
+
+        rows = np.arange(n)
+        answer = digits[rows, asked]
+        cells = [lines.reshape(n, -1), line_end[:, 0], names[people[rows, asked]], answer]
+        written = np.concatenate(cells, axis=1)
+        kept = written != _NOTHING
+        inputs = np.full((n, written.shape[1]), len(CHARACTERS))
+        inputs[places(kept)] = written[kept]
+        targets = np.full_like(inputs, NO_TARGET)
+        # the last digit is no input
+        last = kept.sum(1, keepdims=True) - 1
+        np.put_along_axis(inputs, last, len(CHARACTERS), axis=1)
+        np.put_along_axis(targets, last + np.arange(-self.n_digits, 0), answer, axis=1)
+        return Drawn(inputs[:, :-1].copy(), targets[:, :-1].copy(), np.tile(entries, written.shape[1] - 1))
+
+
+_NOTHING = -1
+
+
+@functools.cache
+def _names() -> Int64[np.ndarray, "people width"]:
+    """Return what stands before every person's number, as tokens, then -1."""
+    texts = [f"{first} {last}: " for first in FIRST_NAMES.split() for last in LAST_NAMES.split()]
+    tokens = np.full((N_PEOPLE, max(map(len, texts))), _NOTHING)
+    for row, text in zip(tokens, texts, strict=True):
+        row[: len(text)] = [CHARACTERS.index(character) for character in text]
+    return tokens

@@ -1,0 +1,114 @@
+"""Reversing: say a string backwards.
+
+Source: Delétang and others (2023, arXiv:2207.02098), "Reverse String".
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import numpy as np
+
+from linrec.tasks.base import NO_TARGET
+from linrec.tasks.synthetic import Drawn, SyntheticTask
+
+__all__ = ["Reversing"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reversing(SyntheticTask):
+    """Repeat a string, the last symbol first.
+
+        x = s_1 .. s_L, marker * L
+        y = none * L, s_L .. s_1
+
+    A stack does it; a state of fixed size can for lengths that it has room for. Tokens are the symbols 0 ..
+    `n_symbols` - 1, the marker, and the padding that follows where a string is shorter than the longest. The
+    splits share no string, and of short ones there are few. So only lengths of which there are at least twice
+    as many strings as validation and test hold together serve for these; training has all. Scores tell the
+    lengths apart, and a probe of `test_lengths` has strings of that length alone.
+
+    Args:
+        length: symbols of the longest string.
+        min_length: symbols of the shortest string; lengths are drawn uniformly.
+        n_symbols: different symbols.
+        fresh: whether every epoch draws training samples of its own; else they are the same again.
+
+    Source: Delétang and others (2023): two symbols, lengths 1 to 40 in training and up to 500 in testing,
+        data that is always new.
+
+    Example:
+        >>> task = Reversing(length=3, min_length=3, n_symbols=9, n_train=1, n_validation=1, n_test=1)
+        >>> task.split("test").inputs.tolist(), task.split("test").targets.tolist()
+        ([[3, 2, 3, 9, 9, 9]], [[-100, -100, -100, 3, 2, 3]])
+    """
+
+    length: int = 40
+    min_length: int = 1
+    n_symbols: int = 2
+    fresh: bool = True
+    group_name: ClassVar[str] = "length"
+
+    def __post_init__(self) -> None:
+        self.require(n_symbols=2)
+        if not 1 <= self.min_length <= self.length:
+            raise ValueError(f"`min_length` must be in 1 .. `length` = {self.length}; got {self.min_length}.")
+        if self.shortest_held_out > self.length:
+            raise ValueError(
+                f"`length` = {self.length} must be that of at least twice as many strings as `n_validation` "
+                f"and `n_test` hold together, {self.n_validation + self.n_test}; got "
+                f"{self.n_symbols**self.length}. Ask for fewer, or for longer strings."
+            )
+        super().__post_init__()
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of input tokens: symbols, marker, padding."""
+        return self.n_symbols + 2
+
+    @property
+    def n_outputs(self) -> int:
+        """Number of target classes: the symbols."""
+        return self.n_symbols
+
+    @property
+    def chance(self) -> float:
+        """Expected accuracy of a uniform guess among the symbols."""
+        return 1 / self.n_symbols
+
+    @cached_property
+    def shortest_held_out(self) -> int:
+        """Symbols of the shortest string that validates or tests: of shorter ones there are too few."""
+        enough = 2 * (self.n_validation + self.n_test)
+        length = self.min_length
+        while self.n_symbols**length < enough and length <= self.length:
+            length += 1
+        return length
+
+    def at_length(self, length: int) -> "Reversing":
+        """Return the same task with all strings of one length.
+
+        Args:
+            length: symbols of every string.
+        """
+        return dataclasses.replace(self, length=length, min_length=length, test_lengths=())
+
+    def draw(self, random: np.random.Generator, n: int) -> Drawn:
+        """Draw n samples of uniformly distributed lengths, padded to 2 * length steps."""
+        return self._draw(random, n, self.min_length)
+
+    def draw_held_out(self, random: np.random.Generator, n: int) -> Drawn:
+        """Draw n samples of lengths of which there are enough."""
+        return self._draw(random, n, self.shortest_held_out)
+
+    def _draw(self, random: np.random.Generator, n: int, shortest: int) -> Drawn:
+        lengths = random.integers(shortest, self.length + 1, (n, 1))
+        step = np.arange(2 * self.length)
+        symbols = random.integers(0, self.n_symbols, (n, len(step)))
+        marker = self.n_symbols
+        inputs = np.where(step < lengths, symbols, np.where(step < 2 * lengths, marker, marker + 1))
+        # seen from between string and markers, an answer mirrors what it answers
+        mirrored = np.take_along_axis(inputs, np.clip(2 * lengths - 1 - step, 0, None), axis=1)
+        targets = np.where((step >= lengths) & (step < 2 * lengths), mirrored, NO_TARGET)
+        return Drawn(inputs, targets, np.broadcast_to(lengths, inputs.shape).copy())
