@@ -56,6 +56,17 @@ def test_a_row_has_all_of_a_job_that_is_done(folder_of):
     assert (folder / "run" / "result.json").read_text() == before
 
 
+def test_a_regression_has_errors_and_no_accuracies(tmp_path):
+    fields = {"length": 6, "n_train": 16, "n_validation": 8, "n_test": 8}
+    entry = dataclasses.replace(TINY, name="adding", recipe="adding", task=fields)
+    (job,) = make_jobs([entry], ["gla"], [0])
+    folder = write_job(job, tmp_path, {"command": "linrec bench memory"})
+    assert run_job(folder) == "done"
+    (row,) = make_rows([folder])
+    assert row["test"].keys() == {"loss", "mse", "nrmse"} and row["chance"] == 1 / 6
+    assert [(step, accuracy) for step, _, accuracy in row["curve"]] == [(2, None), (4, None)]
+
+
 @pytest.mark.parametrize(
     ("mixer", "task", "status", "message"),
     [

@@ -81,7 +81,7 @@ def _row(folder: Path) -> dict[str, Any]:
         "steps": trained[-1]["step"] if trained else 0,
         "tokens_per_second": statistics.median(speed) if speed else None,
         "curve": [
-            [record["step"], record["loss"], record["accuracy"]]
+            [record["step"], record["loss"], record.get("accuracy")]
             for record in run.metrics
             if record["split"] == "validation"
         ],
