@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import save_file
 
+from linrec import tensor_files
 from linrec.train import CheckpointError
 from linrec.train import checkpoint as module
 from linrec.train.checkpoint import (
@@ -81,13 +83,13 @@ def full_disk(*_: object, **__: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-@pytest.mark.parametrize("where", ["save_file", "_force_to_disk"])
+@pytest.mark.parametrize("where", ["save_file", "force_to_disk"])
 def test_a_full_disk_leaves_the_older_ones_and_says_so(
     where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_checkpoint(tmp_path, example(1))
     save_checkpoint(tmp_path, example(2))
-    monkeypatch.setattr(module, where, full_disk)
+    monkeypatch.setattr(tensor_files, where, full_disk)
     with pytest.raises(CheckpointError) as caught:
         save_checkpoint(tmp_path, example(3))
     message = str(caught.value)
@@ -186,7 +188,7 @@ def test_when_none_is_usable_the_error_is_one_line(damage: object, tmp_path: Pat
 
 
 def test_a_safetensors_file_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
-    module.save_file({"weight": torch.zeros(2)}, tmp_path / CURRENT)
+    save_file({"weight": torch.zeros(2)}, tmp_path / CURRENT)
     with pytest.raises(CheckpointError, match="not usable"):
         load_checkpoint(tmp_path)
 
@@ -247,7 +249,7 @@ def test_a_folder_that_cannot_be_forced_to_disk_is_told_from_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_checkpoint(tmp_path, example(1))
-    monkeypatch.setattr(module, "_force_to_disk", lambda path: full_disk() if path == tmp_path else None)
+    monkeypatch.setattr(module, "force_to_disk", lambda path: full_disk() if path == tmp_path else None)
     with pytest.raises(CheckpointError, match=f"; {PREVIOUS} from before is untouched"):
         save_checkpoint(tmp_path, example(2))
     (tmp_path / CURRENT).unlink()

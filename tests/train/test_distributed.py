@@ -21,9 +21,11 @@ import torch
 from safetensors.torch import load_file
 from torch import distributed, multiprocessing
 
+from linrec import tensor_files
 from linrec.cli.main import PATIENCE, main
-from linrec.models import ModelConfig
+from linrec.models import ModelConfig, SequenceClassifierConfig
 from linrec.tasks import NO_TARGET, MemoryHorizon, Split
+from linrec.tasks.adding import Adding
 from linrec.train import (
     CheckpointError,
     ConfigError,
@@ -35,7 +37,6 @@ from linrec.train import (
     fit,
     load_run,
 )
-from linrec.train import checkpoint as checkpoint_module
 from linrec.train.checkpoint import CURRENT
 from linrec.train.fabric import make_fabric
 from linrec.train.step import train_step
@@ -96,10 +97,17 @@ def stop(config: TrainConfig, folder: Path, *, after: int, rank: int = 0, at: in
     assert f"stopped at step {at or after} of" in str(caught.value)
 
 
+def regression() -> TrainConfig:
+    model = SequenceClassifierConfig(n_outputs=1, n_features=1, d_model=WIDTH, n_layers=1, pooling="last")
+    loop = dataclasses.replace(LOOP, strategy="ddp", epochs=2)
+    return TrainConfig("two", Adding(length=6, n_train=24, n_validation=7, n_test=5), model, OPTIM, loop)
+
+
 def equal_runs(folder: Path) -> None:
     with mock.patch.object(MemoryHorizon, "split", uneven):
         for arm in ARMS:
             fit(config_of(arm), folder / arm)
+    fit(regression(), folder / "regression")
 
 
 def stopped_runs(folder: Path) -> None:
@@ -124,7 +132,7 @@ def failing_runs(folder: Path) -> None:
     with pytest.raises(RunFolderError, match="holds a run already"):
         fit(config, folder.parent / "equal_runs" / "ddp")
     # the disk is full for the process that writes
-    full = mock.patch.object(checkpoint_module, "save_file", full_disk)
+    full = mock.patch.object(tensor_files, "save_file", full_disk)
     with full if rank == 0 else ExitStack(), pytest.raises(CheckpointError, match="No space left"):
         fit(config, folder / "full")
     # and data that one process alone cannot read
@@ -198,8 +206,9 @@ def assert_near(one: Path, other: Path) -> None:
     for name in ("test", "validation"):
         scores, near_scores = first.result[name], second.result[name]
         assert scores.keys() == near_scores.keys()
-        if scores:
-            assert scores.pop("loss") == pytest.approx(near_scores.pop("loss"), rel=1e-5)
+        for measure in ("loss", "mse", "nrmse"):
+            if measure in scores:
+                assert scores.pop(measure) == pytest.approx(near_scores.pop(measure), rel=1e-5)
         # all else counts right predictions
         assert scores == near_scores
     assert first.result["parameters"] == second.result["parameters"]
@@ -218,6 +227,12 @@ def test_two_processes_equal_one(arm: str, runs: Path, tmp_path: Path) -> None:
     assert_near(tmp_path, runs / "equal_runs" / arm)
     result = load_run(runs / "equal_runs" / arm).result
     assert result is not None and result["processes"] == 2
+
+
+@together
+def test_two_processes_equal_one_on_real_numbers(runs: Path, tmp_path: Path) -> None:
+    fit(one_process(regression()), tmp_path)
+    assert_near(tmp_path, runs / "equal_runs" / "regression")
 
 
 @together

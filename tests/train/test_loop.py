@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from linrec import tensor_files
 from linrec.tasks import LanguageModeling
 from linrec.tasks.copying import Copying
 from linrec.train import (
@@ -199,10 +200,10 @@ def test_a_full_disk_ends_the_run_and_keeps_the_checkpoint(
 ) -> None:
     config = tiny(checkpoint_every=4)
     fit(config, tmp_path / "straight")
-    save = checkpoint_module.save_file
+    save = tensor_files.save_file
     calls = itertools.count()
     monkeypatch.setattr(
-        checkpoint_module, "save_file", lambda *a, **k: save(*a, **k) if next(calls) < 2 else full_disk()
+        tensor_files, "save_file", lambda *a, **k: save(*a, **k) if next(calls) < 2 else full_disk()
     )
     with pytest.raises(CheckpointError, match="No space left on device"):
         fit(config, tmp_path / "full")

@@ -11,20 +11,16 @@ checksum of its tensors, and falls back to the previous one. Nothing is ever unp
 """
 
 import contextlib
-import json
 import os
 import warnings
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
+from linrec.tensor_files import UNREADABLE, UNWRITABLE, force_to_disk, read_tensors, reason, write_tensors
 from linrec.train.errors import CheckpointError
 
 CURRENT = "checkpoint.safetensors"
@@ -79,12 +75,12 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
                 os.replace(previous, current)
             raise
         older = [PREVIOUS]
-        _force_to_disk(folder)
-    except (OSError, SafetensorError) as error:
+        force_to_disk(folder)
+    except UNWRITABLE as error:
         with contextlib.suppress(OSError):
             partial.unlink()
         left = _what_is_left(folder, older)
-        raise CheckpointError(f"could not write {current}: {_reason(error)}; {left}.") from error
+        raise CheckpointError(f"could not write {current}: {reason(error)}; {left}.") from error
 
 
 def save_best(folder: Path, checkpoint: Checkpoint) -> None:
@@ -101,12 +97,12 @@ def save_best(folder: Path, checkpoint: Checkpoint) -> None:
     try:
         _write(partial, checkpoint)
         os.replace(partial, best)
-        _force_to_disk(folder)
-    except (OSError, SafetensorError) as error:
+        force_to_disk(folder)
+    except UNWRITABLE as error:
         with contextlib.suppress(OSError):
             partial.unlink()
         left = _what_is_left(folder, [BEST])
-        raise CheckpointError(f"could not write {best}: {_reason(error)}; {left}.") from error
+        raise CheckpointError(f"could not write {best}: {reason(error)}; {left}.") from error
 
 
 def load_best(folder: Path) -> Checkpoint | None:
@@ -120,9 +116,9 @@ def load_best(folder: Path) -> Checkpoint | None:
         return _read(path)
     except FileNotFoundError:
         return None
-    except (OSError, SafetensorError, ValueError, KeyError) as error:
+    except UNREADABLE as error:
         raise CheckpointError(
-            f"{path} is not usable ({_reason(error)}); without it, the newest checkpoint is taken."
+            f"{path} is not usable ({reason(error)}); without it, the newest checkpoint is taken."
         ) from error
 
 
@@ -148,8 +144,8 @@ def load_checkpoint(folder: Path, *, set_aside: bool = False) -> Checkpoint | No
             checkpoint = _read(path)
         except FileNotFoundError:
             continue
-        except (OSError, SafetensorError, ValueError, KeyError) as error:
-            failures.append(f"{path} is not usable ({_reason(error)})")
+        except UNREADABLE as error:
+            failures.append(f"{path} is not usable ({reason(error)})")
             continue
         if failures:
             if set_aside:
@@ -166,7 +162,7 @@ def _set_aside(folder: Path) -> None:
         os.replace(folder / CURRENT, folder / DAMAGED)
     except OSError as error:
         raise CheckpointError(
-            f"{folder / CURRENT} is not usable, and cannot be renamed to {DAMAGED}: {_reason(error)}; "
+            f"{folder / CURRENT} is not usable, and cannot be renamed to {DAMAGED}: {reason(error)}; "
             "rename it and resume again."
         ) from error
 
@@ -183,43 +179,8 @@ def _what_is_left(folder: Path, older: Sequence[str]) -> str:
 def _write(path: Path, checkpoint: Checkpoint) -> None:
     # copies: safetensors refuses tensors that share memory, and tied weights do
     tensors = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in checkpoint.tensors.items()}
-    metadata = {"linrec": json.dumps(checkpoint.about), "crc32": _checksum(tensors)}
-    path.touch()
-    mode = path.stat().st_mode
-    save_file(tensors, path, metadata=metadata)
-    # safetensors makes files that their owner alone can read
-    path.chmod(mode)
-    _force_to_disk(path)
+    write_tensors(path, tensors, checkpoint.about)
 
 
 def _read(path: Path) -> Checkpoint:
-    # safetensors says of every file that it cannot open that it is not there
-    path.open("rb").close()
-    with safe_open(path, framework="pt") as file:
-        metadata = file.metadata() or {}
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    about = json.loads(metadata["linrec"])
-    if metadata["crc32"] != _checksum(tensors):
-        raise ValueError("its checksum is wrong")
-    return Checkpoint(tensors, about)
-
-
-def _checksum(tensors: Mapping[str, Tensor]) -> str:
-    crc = 0
-    for name in sorted(tensors):
-        # flattened first: a scalar cannot be viewed as bytes
-        crc = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy().data, crc)
-    return f"{crc:08x}"
-
-
-def _force_to_disk(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _reason(error: Exception) -> str:
-    # the system's words without the number and the path, which the message gives already
-    return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return Checkpoint(*read_tensors(path))

@@ -1,0 +1,96 @@
+"""Files of tensors and of JSON that says what they are, with a checksum: safetensors, nothing pickled."""
+
+import json
+import os
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+UNREADABLE = (OSError, SafetensorError, ValueError, KeyError)
+"""What `read_tensors` raises of a file that is missing, damaged or foreign."""
+UNWRITABLE = (OSError, SafetensorError)
+"""What `write_tensors` raises, where a disk is full, say."""
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+    """Write a file and force it to disk.
+
+    Args:
+        path: the file; what is there is overwritten.
+        tensors: by name, contiguous, on the CPU; no two may share memory.
+        about: what else to store, as JSON holds it.
+
+    Raises:
+        OSError, SafetensorError: the file cannot be written.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "numbers.safetensors"
+        >>> write_tensors(path, {"x": torch.arange(3)}, {"name": "three"})
+        >>> read_tensors(path)
+        ({'x': tensor([0, 1, 2])}, {'name': 'three'})
+    """
+    metadata = {"linrec": json.dumps(about), "crc32": _checksum(tensors)}
+    path.touch()
+    mode = path.stat().st_mode
+    save_file(dict(tensors), path, metadata=metadata)
+    # safetensors makes files that their owner alone can read
+    path.chmod(mode)
+    force_to_disk(path)
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read what `write_tensors` wrote.
+
+    Args:
+        path: the file.
+
+    Returns:
+        The tensors, on the CPU, and what is stored with them.
+
+    Raises:
+        FileNotFoundError: it is not there.
+        OSError, SafetensorError, ValueError, KeyError: it is damaged, or another program's.
+    """
+    # safetensors says of every file that it cannot open that it is not there
+    path.open("rb").close()
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata() or {}
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    about = json.loads(metadata["linrec"])
+    if metadata["crc32"] != _checksum(tensors):
+        raise ValueError("its checksum is wrong")
+    return tensors, about
+
+
+def force_to_disk(path: Path) -> None:
+    """Wait until a file, or what a folder lists, is on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def reason(error: Exception) -> str:
+    """Return the system's words without the number and the path, or what another error says.
+
+    Example:
+        >>> reason(OSError(28, "No space left on device", "a.safetensors"))
+        'No space left on device'
+    """
+    return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+
+
+def _checksum(tensors: Mapping[str, Tensor]) -> str:
+    crc = 0
+    for name in sorted(tensors):
+        # flattened first: a scalar cannot be viewed as bytes
+        crc = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy().data, crc)
+    return f"{crc:08x}"
