@@ -44,6 +44,7 @@ def test_a_row_has_all_of_a_job_that_is_done(folder_of):
         *("copying", "gla", 0, "done"),
         4,
     )
+    assert row["metric"] == "accuracy" and row["score"] == row["test"]["accuracy"]
     assert row["test"].keys() == {"loss", "accuracy", "exact"} and row["probes"].keys() == {"6"}
     assert [step for step, _, _ in row["curve"]] == [2, 4]
     assert row["tokens_per_second"] > 0 and row["seconds"] > 0 and row["peak_bytes"]["process"] > 2**20
@@ -139,3 +140,39 @@ def test_what_the_command_line_refuses(words, complaint, capsys, tmp_path):
     assert main(["bench", *words, "--out", str(tmp_path)]) == 2
     assert complaint in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_suite_from_the_command_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("linrec.bench.suites.SUITES", {"tiny": (TINY,)})
+    words = [
+        "bench",
+        "tiny",
+        "--mixers",
+        f"gla,{OWN}:Divergent",
+        "--lrs",
+        "0.001",
+        "0.01",
+        "--out",
+        str(tmp_path),
+    ]
+    # in this process, which is faster
+    monkeypatch.setattr("linrec.bench.schedule.execute", run_job)
+    assert main([*words, "--seeds", "0", "4"]) == 1
+    told = " ".join(capsys.readouterr().out.split())
+    assert "copying/gla/seed-0-lr-0.001: done, accuracy" in told
+    assert "Divergent seed 0 lr-0.01: diverged: the loss is not finite" in told
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    mine = [row for row in rows if row["mixer"] == "gla"]
+    assert [(row["seed"], row["lr"]) for row in mine[:2]] == [(0, 0.001), (0, 0.01)]
+    best = min(mine[:2], key=lambda row: row["validation"]["loss"])["lr"]
+    # the rate of the lowest validation loss is gone on with
+    assert [(row["seed"], row["lr"]) for row in mine[2:]] == [(4, best)]
+    assert mine[2]["command"].endswith(
+        f"--mixers gla --tasks copying --seeds 4 --parameters {mine[2]['parameters']} --lrs {best:g}"
+    )
+    # the same command has nothing left to do but what did not end well
+    before = {row["folder"]: row.get("seconds") for row in rows}
+    assert main([*words, "--seeds", "0", "4"]) == 1
+    again = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert {row["folder"]: row.get("seconds") for row in again} == before
+    assert "2 of 4 jobs have ended before" in capsys.readouterr().out

@@ -10,6 +10,7 @@ from typing import Any
 
 from linrec.bench.suites import Entry
 from linrec.bench.widths import Sizes, sizes, with_parameters
+from linrec.tasks.base import judged_by
 from linrec.train import ConfigError, TrainConfig
 from linrec.train.config import config_to_dict
 from linrec.train.run import write_json
@@ -18,7 +19,7 @@ __all__ = ["Job", "make_jobs", "write_job"]
 
 FILE = "job.json"
 RUN = "run"
-NAMED = ("task", "mixer", "seed", "trial", "parameters", "state_size", "chance")
+NAMED = ("task", "mixer", "seed", "trial", "parameters", "state_size", "metric", "chance")
 """What a row says of a job beside its configuration."""
 
 
@@ -51,8 +52,9 @@ class Job:
     @property
     def described(self) -> dict[str, Any]:
         """What a row says of it, by the names of `NAMED`."""
-        of_model = (self.sizes.parameters, self.sizes.state, self.config.task.chance)
-        return dict(zip(NAMED, (self.task, self.mixer, self.seed, self.trial, *of_model), strict=True))
+        task = self.config.task
+        found = (*self.sizes, judged_by(task), task.chance)
+        return dict(zip(NAMED, (self.task, self.mixer, self.seed, self.trial, *found), strict=True))
 
     def at(self, lr: float) -> "Job":
         """Return the job with another learning rate, as a trial of it."""

@@ -1,6 +1,7 @@
 """One row a job: what was trained, how it ended, every score, speed and memory."""
 
 import json
+import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -89,5 +90,13 @@ def _row(folder: Path) -> dict[str, Any]:
     }
     if run.result is not None:
         scores = {name: run.result[name] for name in ("test", "validation")}
-        row |= {"seconds": run.result["seconds"], **scores, "probes": run.result.get("probes", {})}
+        row |= {"score": _score(row["metric"], scores["test"]), "seconds": run.result["seconds"], **scores}
+        row["probes"] = run.result.get("probes", {})
     return row
+
+
+def _score(metric: str, scores: dict[str, Any]) -> float:
+    """What a task's models are compared by."""
+    if metric == "accuracy":
+        return scores["accuracy"]
+    return scores["loss"] if metric == "mse" else math.exp(min(scores["loss"], 700))

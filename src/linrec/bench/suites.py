@@ -63,6 +63,7 @@ SUITES: Mapping[str, tuple[Entry, ...]] = {
     "smoke": (
         _smoke("copying", length=5, n_copied=4, test_lengths=(5, 20)),
         _smoke("selective-copying", length=16, n_copied=4, n_symbols=8),
+        _smoke("adding", length=20),
     ),
 }
 
@@ -78,7 +79,7 @@ def get_suite(name: str) -> tuple[Entry, ...]:
 
     Example:
         >>> [entry.name for entry in get_suite("smoke")]
-        ['copying', 'selective-copying']
+        ['copying', 'selective-copying', 'adding']
     """
     if name == "all":
         return tuple({entry.name: entry for suite in SUITES.values() for entry in suite}.values())

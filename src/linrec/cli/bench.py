@@ -76,9 +76,9 @@ def run(words: list[str]) -> int:
         rest = [job for job in jobs if job.seed != options.seeds[0]]
         factors = FACTORS if options.sweep else ()
         if options.lrs or factors:
-            trials = {job: [job.at(lr) for lr in options.lrs or _rates(job, factors)] for job in first}
-            suite.run([trial for of_job in trials.values() for trial in of_job])
-            best = {(job.task, job.mixer): suite.best(of_job) for job, of_job in trials.items()}
+            trials = [[job.at(lr) for lr in options.lrs or _rates(job, factors)] for job in first]
+            suite.run([trial for of_job in trials for trial in of_job])
+            best = {(of_job[0].task, of_job[0].mixer): suite.best(of_job) for of_job in trials}
             rest = [job.at(best[job.task, job.mixer]) for job in rest]
         else:
             suite.run(first)
@@ -126,7 +126,7 @@ class _Suite:
 
     def _tell(self, folder: Path) -> None:
         row = make_rows([folder])[0]
-        score = f"accuracy {row['test']['accuracy']:.4f}" if row["status"] == "done" else row["message"]
+        score = f"{row['metric']} {row['score']:.4g}" if row["status"] == "done" else row["message"]
         self._console.print(f"{folder.relative_to(self._out)}: {row['status']}, {score}", highlight=False)
 
     def _command(self, job: Job) -> str:
@@ -178,9 +178,10 @@ def _show_models(console: Console, jobs: Sequence[Job]) -> None:
 
 
 def _show_scores(console: Console, rows: Sequence[dict[str, Any]]) -> None:
-    """Print accuracies on the test split: the mean over seeds, and the standard deviation."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title="test accuracy", title_justify="left")
+    """Print scores on the test split: the mean over seeds, and the standard deviation."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("task")
+    table.add_column("test score")
     table.add_column("chance", justify="right")
     mixers = list(dict.fromkeys(row["mixer"] for row in rows))
     for mixer in mixers:
@@ -188,7 +189,8 @@ def _show_scores(console: Console, rows: Sequence[dict[str, Any]]) -> None:
     for task in dict.fromkeys(row["task"] for row in rows):
         of_task = [row for row in rows if row["task"] == task]
         cells = (_score([row for row in of_task if row["mixer"] == mixer]) for mixer in mixers)
-        table.add_row(task, f"{of_task[0]['chance']:.3f}", *cells)
+        chance = "" if of_task[0]["metric"] == "perplexity" else f"{of_task[0]['chance']:.3f}"
+        table.add_row(task, of_task[0]["metric"], chance, *cells)
     console.print(table)
     for row in rows:
         if row["status"] not in ("done", "not run"):
@@ -205,8 +207,8 @@ def _score(rows: Sequence[dict[str, Any]]) -> str:
         first = [row for row in done if row["seed"] == done[0]["seed"]]
         rate = min(first, key=lambda row: row["validation"]["loss"])["lr"]
         done = [row for row in done if row["lr"] == rate]
-    accuracies = [row["test"]["accuracy"] for row in done]
-    if not accuracies:
+    scores = [row["score"] for row in done]
+    if not scores:
         return rows[0]["status"] if rows else ""
-    spread = f" ± {statistics.stdev(accuracies):.3f}" if len(accuracies) > 1 else ""
-    return f"{statistics.mean(accuracies):.3f}{spread}"
+    spread = f" ± {statistics.stdev(scores):.2g}" if len(scores) > 1 else ""
+    return f"{statistics.mean(scores):.3g}{spread}"
