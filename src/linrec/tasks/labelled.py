@@ -1,12 +1,30 @@
-"""Sequences of tokens that have one label each, as a split holds them: a byte for each token."""
+"""What tasks share whose sequences of tokens have one label each, are drawn, and are kept in files."""
 
+import abc
+import dataclasses
+import zlib
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
-from linrec.tasks.base import Batch
+from linrec.errors import unknown
+from linrec.tasks.base import SPLIT_NAMES, Batch, ObjectiveName, SplitName
+from linrec.tasks.cache import kept
+from linrec.tasks.sequential_images import SequentialSplit
+from linrec.tasks.synthetic import TRIES, compared, fingerprints
+from linrec.text.progress import ReadingDisplay
+
+# samples at once at most: enough to hide what a call costs, and few enough for a bar to move
+CHUNK = 1000
+# fewer are drawn before anybody wonders what takes so long
+SHOWN = 20_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +69,189 @@ class LabelledTokens:
         return self
 
     def to(self, device: torch.device | str) -> "LabelledTokens":
-        """Return the split with its sequences on a device."""
+        """Return the split with its sequences on a device, where a byte is a token."""
         lengths = None if self.lengths is None else self.lengths.to(device)
         return LabelledTokens(self.tokens.to(device), self.labels.to(device), lengths)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledTask(abc.ABC):
+    """A task of drawn sequences of tokens with a class each: the fields, and what follows from `draw`.
+
+    All samples of all splits differ. They are drawn once, and kept in the user's folder for caches.
+
+    Args:
+        n_train: samples of the training split.
+        n_validation: samples of the validation split.
+        n_test: samples of the test split.
+        seed: seed of the data alone.
+        cache: where samples are kept; None is `linrec/tasks` in the user's folder for caches.
+
+    Raises:
+        ValueError: a field is out of range, or there are fewer different samples than asked for.
+    """
+
+    n_train: int
+    n_validation: int
+    n_test: int
+    seed: int = 0
+    cache: Path | None = None
+    section: ClassVar[str] = "task"
+    per_sequence: ClassVar[bool] = True
+    objective: ClassVar[ObjectiveName] = "classification"
+    version: ClassVar[int] = 1
+    """Of the generator: another number where the same fields give other samples."""
+    not_drawn_from: ClassVar[tuple[str, ...]] = ("cache",)
+    """Fields that samples, as they are kept, do not depend on."""
+
+    def __post_init__(self) -> None:
+        # a configuration that was stored as JSON has strings
+        object.__setattr__(self, "cache", None if self.cache is None else Path(self.cache))
+        for name, least in (("n_train", 1), ("n_validation", 1), ("n_test", 1), ("seed", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"`{name}` must be at least {least}; got {getattr(self, name)}.")
+
+    @abc.abstractmethod
+    def draw(self, random: np.random.Generator, n: int) -> LabelledTokens:
+        """Draw up to n samples; a pure function of the fields and the generator."""
+
+    @property
+    @abc.abstractmethod
+    def vocab_size(self) -> int | None:
+        """Number of input tokens; None where a split gives them as real numbers."""
+
+    @property
+    def n_features(self) -> int | None:
+        """Real numbers per step; None where steps are tokens."""
+        return None
+
+    @property
+    @abc.abstractmethod
+    def n_outputs(self) -> int:
+        """Number of target classes."""
+
+    @property
+    def chance(self) -> float:
+        """Expected accuracy of a uniform guess."""
+        return 1 / self.n_outputs
+
+    @cached_property
+    def trivial_score(self) -> float:
+        """Test accuracy of always answering the most frequent class of the training split."""
+        majority = torch.bincount(self.labelled("train").labels).argmax()
+        return float((self.labelled("test").labels == majority).double().mean())
+
+    @property
+    def reset_token(self) -> None:
+        """There is none: a sequence is read as a whole."""
+        return None
+
+    def prepared(self) -> "LabelledTask":
+        """Return the task itself, once its samples are drawn or found."""
+        self.labelled("train")
+        return self
+
+    def split(self, name: SplitName) -> LabelledTokens | SequentialSplit:
+        """Return the samples of one split.
+
+        Args:
+            name: "train", "validation" or "test".
+
+        Raises:
+            ValueError: there is no such split, or there are too few different samples.
+        """
+        return self.labelled(name)
+
+    def labelled(self, name: SplitName) -> LabelledTokens:
+        """Return the samples of one split as they are kept; arguments and errors are those of `split`."""
+        if name not in SPLIT_NAMES:
+            raise unknown("split", name, SPLIT_NAMES)
+        if name not in self._found:
+            # in this order none depends on the size of a later one
+            others: tuple[SplitName, ...] = ("test", "validation", "train")
+            before = [self.labelled(other) for other in others[: others.index(name)]]
+            task = type(self).__name__
+            fields = {n: v for n, v in dataclasses.asdict(self).items() if n not in self.not_drawn_from}
+            about = {"task": task, "version": self.version, "split": name, "fields": fields}
+            drawn = kept(task.lower(), about, lambda: self._drawn(name, before), cache=self.cache)
+            self._found[name] = LabelledTokens(**drawn)
+        return self._found[name]
+
+    def score(
+        self, predictions: Int64[Tensor, "n"], split: LabelledTokens | SequentialSplit
+    ) -> dict[str, Any]:
+        """Compare predictions with the labels of a split.
+
+        Args:
+            predictions: predicted classes, shape (n), any integer dtype, on any device.
+            split: what was predicted.
+
+        Returns:
+            A dictionary that JSON can hold: "accuracy", the share of right predictions, and
+            "accuracy_by_class", that of each class, None where the split has no sample of it.
+
+        Raises:
+            ValueError: `predictions` has another shape than the labels.
+            TypeError: `predictions` are not integers (pass classes, not logits).
+        """
+        labels = split.labels.cpu()
+        right, _ = compared(predictions, labels)
+        of_class = [right[labels == number].double() for number in range(self.n_outputs)]
+        return {
+            "accuracy": float(right.double().mean()),
+            "accuracy_by_class": [float(r.mean()) if len(r) else None for r in of_class],
+        }
+
+    @cached_property
+    def _found(self) -> dict[SplitName, LabelledTokens]:
+        return {}
+
+    def _drawn(self, name: SplitName, before: list[LabelledTokens]) -> dict[str, Tensor]:
+        """Draw as many samples as the split has, none of which is in the splits before or comes twice."""
+        n = {"train": self.n_train, "validation": self.n_validation, "test": self.n_test}[name]
+        # a name of its own for each task and split: two that draw alike have other samples
+        words = f"{type(self).__name__} {name}".encode()
+        random = np.random.default_rng([self.seed, zlib.crc32(words)])
+        seen = {number for split in before for number in _numbers(split)}
+        found: list[LabelledTokens] = []
+        missing, in_vain = n, 0
+        what = f"drawing {type(self).__name__} {name}"
+        with ReadingDisplay().reading(what, n) if n >= SHOWN else nullcontext(_ignored) as advance:
+            while missing:
+                drawn = self.draw(random, min(CHUNK, missing))
+                new: list[int] = []
+                for place, number in enumerate(_numbers(drawn)):
+                    if number not in seen:
+                        seen.add(number)
+                        new.append(place)
+                in_vain = 0 if new else in_vain + 1
+                if in_vain == TRIES:
+                    raise ValueError(
+                        f"{type(self).__name__} has too few different samples: {n - missing} of {n} were "
+                        f"found for the split {name!r}. Ask for fewer with `n_{name}`, or for longer ones."
+                    )
+                found.append(_chosen(drawn, torch.tensor(new, dtype=torch.int64)))
+                missing -= len(new)
+                advance(len(new))
+        parts = {"tokens": torch.cat([split.tokens for split in found])}
+        parts["labels"] = torch.cat([split.labels for split in found])
+        lengths = [split.lengths for split in found if split.lengths is not None]
+        return parts | ({"lengths": torch.cat(lengths)} if lengths else {})
+
+
+def _numbers(split: LabelledTokens) -> list[int]:
+    """Return a number for each sequence, the same for equal ones and no others."""
+    return [
+        number
+        for tokens in split.tokens.split(CHUNK)
+        for number in fingerprints(tokens.numpy().astype(np.int64)).tolist()
+    ]
+
+
+def _chosen(split: LabelledTokens, index: Int64[Tensor, "n"]) -> LabelledTokens:
+    lengths = None if split.lengths is None else split.lengths[index]
+    return LabelledTokens(split.tokens[index], split.labels[index], lengths)
+
+
+def _ignored(advance: int) -> None:
+    """Take no notice of what has been drawn."""

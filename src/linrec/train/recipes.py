@@ -13,6 +13,7 @@ from linrec.tasks.language_modeling import LanguageModeling
 from linrec.tasks.memory_horizon import MemoryHorizon
 from linrec.tasks.sequential_images import SequentialImages
 from linrec.train.config import LoopConfig, OptimConfig, TrainConfig, model_type
+from linrec.train.long_range_arena import lra_listops, lra_path_x, lra_pathfinder
 
 # the articles as one stream; the rows of this data set are lines
 _WIKITEXT103: dict[str, Any] = {
@@ -329,6 +330,10 @@ def sequential_fashion_mnist() -> TrainConfig:
         ),
         loop=LoopConfig(epochs=10, batch_size=64, matmul_precision="high", eval_every=430, keep="best"),
     )
+
+
+for _make in (lra_listops, lra_pathfinder, lra_path_x):
+    recipe(_make)
 
 
 def _synthetic(name: str) -> Callable[[], TrainConfig]:

@@ -1,0 +1,114 @@
+"""ListOps: the value of nested operations on lists of digits, as the Long Range Arena draws them.
+
+Source: Nangia and Bowman (2018), arXiv:1804.06028, in the longer form of the Long Range Arena (Tay et al.,
+2020), arXiv:2011.04006, section 2.2.1, with the numbers of its code. That has no seed, so its files cannot be
+drawn again; here all depends on the seed.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from linrec.tasks.labelled import LabelledTask, LabelledTokens
+
+__all__ = ["ListOps", "expression"]
+
+SYMBOLS = (*"0123456789", "[MIN", "[MAX", "[MED", "[SM", "]")
+"""What the tokens stand for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListOps(LabelledTask):
+    """The value of an expression in prefix notation, a digit.
+
+        [MAX 2 9 [MIN 4 7 ] 0 ]   ->   9
+
+    A node is an operator with a probability of 1/4 and a digit otherwise, and a digit at the largest depth.
+    Operators are MIN, MAX, MED, the median without its fraction, and SM, the sum modulo 10; their number of
+    arguments is uniform, from 2 on. Trees of another length than is asked for are drawn again, and so are
+    those that occurred before. Tokens are the digits 0 to 9, then [MIN, [MAX, [MED, [SM and ].
+
+    Classes are not equally frequent, for MIN and MAX make many 0 and 9: about 17% and 16%, others 7 to 10%.
+
+    Args:
+        length: tokens of the longest expression.
+        min_length: tokens of the shortest one.
+        depth: levels of the tree at most, the root's and the digits' included.
+        n_arguments: arguments of an operator at most.
+        n_train: samples of the training split.
+        n_validation: samples of the validation split.
+        n_test: samples of the test split.
+        seed: seed of the data alone.
+        cache: where samples are kept; None is `linrec/tasks` in the user's folder for caches.
+
+    Raises:
+        ValueError: a field is out of range, or there are fewer different samples than asked for.
+
+    Source: Long Range Arena (Tay et al., 2020), section 2.2.1: more than 500 and fewer than 2,000 tokens, ten
+    levels, up to ten arguments, 96,000 samples for training and 2,000 each for validation and testing.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> sizes = {"n_train": 3, "n_validation": 1, "n_test": 1, "cache": Path(tempfile.mkdtemp())}
+        >>> task = ListOps(length=9, min_length=5, depth=3, n_arguments=3, **sizes)
+        >>> batch = task.split("train").rows(torch.tensor([0]))
+        >>> expression(batch.inputs[0, : batch.lengths[0]].tolist()), batch.targets[0].item()
+        ('[SM 6 [MED 9 4 ] 8 ]', 0)
+    """
+
+    length: int = 1999
+    min_length: int = 501
+    depth: int = 10
+    n_arguments: int = 10
+    n_train: int = 96_000
+    n_validation: int = 2_000
+    n_test: int = 2_000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, least in (("min_length", 1), ("depth", 1), ("n_arguments", 2)):
+            if getattr(self, name) < least:
+                raise ValueError(f"`{name}` must be at least {least}; got {getattr(self, name)}.")
+        if self.length < self.min_length:
+            raise ValueError(
+                f"`length` must be at least `min_length` = {self.min_length}; got {self.length}."
+            )
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of input tokens: ten digits, four operators and the end of one."""
+        return len(SYMBOLS)
+
+    @property
+    def n_outputs(self) -> int:
+        """Number of target classes: the digits."""
+        return 10
+
+    def draw(self, random: np.random.Generator, n: int) -> LabelledTokens:
+        """Draw up to n expressions and their values; fewer where trees of such a length are rare."""
+        # compiled when it is needed, not when the task is looked at
+        from linrec.tasks import listops_kernels
+
+        tokens = np.empty((n, self.length), np.uint8)
+        values, lengths = np.empty(n, np.int64), np.empty(n, np.int64)
+        found = listops_kernels.draw(
+            random, self.depth, self.n_arguments, self.min_length, tokens, values, lengths
+        )
+        tensors = (torch.from_numpy(array[:found]) for array in (tokens, values, lengths))
+        return LabelledTokens(*tensors)
+
+
+def expression(tokens: Iterable[int]) -> str:
+    """Return an expression as text.
+
+    Args:
+        tokens: a sequence of tokens without padding.
+
+    Example:
+        >>> expression([11, 2, 9, 10, 4, 7, 14, 0, 14])
+        '[MAX 2 9 [MIN 4 7 ] 0 ]'
+    """
+    return " ".join(SYMBOLS[token] for token in tokens)
