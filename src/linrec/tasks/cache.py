@@ -5,7 +5,7 @@ import functools
 import hashlib
 import json
 import os
-import tempfile
+import uuid
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -40,7 +40,7 @@ def kept(
         cache: the folder; None is `linrec/tasks` in the user's folder for caches.
 
     Example:
-        >>> import torch
+        >>> import tempfile, torch
         >>> folder = Path(tempfile.mkdtemp())
         >>> for _ in range(2):
         ...     kept("dice", {"version": 1}, lambda: print("drawn") or {"x": torch.ones(2)}, cache=folder)
@@ -66,20 +66,16 @@ def kept(
 
 
 def _keep(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
-    partial = None
+    # a name of its own: several processes may draw the same
+    partial = path.with_name(f"{path.stem}.{uuid.uuid4().hex}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # a name of its own: several processes may draw the same
-        descriptor, opened = tempfile.mkstemp(prefix=f"{path.stem}.", suffix=".partial", dir=path.parent)
-        os.close(descriptor)
-        partial = Path(opened)
         write_tensors(partial, tensors, about)
         os.replace(partial, path)
         force_to_disk(path.parent)
     except UNWRITABLE as error:
-        if partial is not None:
-            with contextlib.suppress(OSError):
-                partial.unlink()
+        with contextlib.suppress(OSError):
+            partial.unlink()
         _warn_once(path.parent, reason(error))
 
 
