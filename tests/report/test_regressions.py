@@ -54,4 +54,5 @@ def test_learning_curves_are_of_the_error_alone(made: Path) -> None:
     drawn = next(line for line in axes.lines if len(line.get_xdata()) == 4)
     assert list(drawn.get_ydata()) == pytest.approx([r["loss"] for r in records])
     assert any(list(line.get_ydata()) == [1 / 6, 1 / 6] for line in axes.lines)
+    assert [text.get_text() for text in axes.texts] == ["a constant"]
     plt.close(figure)

@@ -10,6 +10,7 @@ from linrec.train import InterruptedRunError, TrainConfig, fit, load_run
 from linrec.train.step import EAGER_STEPS, CapturedStep
 
 from .test_loop import assert_same_run, stop_at
+from .test_regression import ADDING, config_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -47,6 +48,13 @@ def test_compiled_and_captured_agrees_with_eager(
         fit(without_dropout(config), tmp_path / mode)
     losses = [[record["loss"] for record in load_run(tmp_path / mode).metrics] for mode in ("off", "on")]
     assert losses[0] == pytest.approx(losses[1], rel=1e-3 if precision == "32-true" else 0.05)
+
+
+def test_a_regression_captured_agrees_with_eager(tmp_path: Path) -> None:
+    for mode in ("off", "on"):
+        fit(config_of(ADDING, device="cuda", compile=mode, accumulate=7, log_every=1), tmp_path / mode)
+    losses = [[record["loss"] for record in load_run(tmp_path / mode).metrics] for mode in ("off", "on")]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
 @pytest.mark.parametrize("mode", ["off", "on"])

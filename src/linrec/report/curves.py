@@ -91,11 +91,11 @@ def _aligned(runs: Sequence[Run], split: str, quantity: str) -> tuple[list[float
 
 def _mark_chance(axes: Axes, quantity: str, arms: Sequence[Arm]) -> None:
     tasks = {run.config.task for arm in arms for run in arm.runs}
-    levels = {level for task in tasks if (level := _chance(task, quantity)) is not None}
-    for level in sorted(levels):
+    levels = {mark for task in tasks if (mark := _chance(task, quantity)) is not None}
+    for level, name in sorted(levels):
         axes.axhline(level, color=style.GREY, linewidth=1, linestyle=(0, (5, 3)))
         axes.annotate(
-            "chance",
+            name,
             (1, level),
             xycoords=("axes fraction", "data"),
             xytext=(0, 2),
@@ -107,8 +107,8 @@ def _mark_chance(axes: Axes, quantity: str, arms: Sequence[Arm]) -> None:
         )
 
 
-def _chance(task: Task, quantity: str) -> float | None:
-    """Return what a guess scores: a uniform one of classes, a constant of real numbers."""
+def _chance(task: Task, quantity: str) -> tuple[float, str] | None:
+    """Return what a guess scores, and its name: a uniform one of classes, a constant of real numbers."""
     if task.objective == "regression":
-        return task.chance if quantity == "loss" else None
-    return task.chance if quantity == "accuracy" else -math.log(task.chance)
+        return (task.chance, "a constant") if quantity == "loss" else None
+    return task.chance if quantity == "accuracy" else -math.log(task.chance), "chance"
