@@ -6,8 +6,19 @@ stopped goes on where it was.
 """
 
 from linrec.bench.jobs import Job, make_jobs
+from linrec.bench.page import write_page
 from linrec.bench.rows import make_rows, write_rows
 from linrec.bench.schedule import run_jobs
 from linrec.bench.suites import SUITES, Entry, get_suite
 
-__all__ = ["SUITES", "Entry", "Job", "get_suite", "make_jobs", "make_rows", "run_jobs", "write_rows"]
+__all__ = [
+    "SUITES",
+    "Entry",
+    "Job",
+    "get_suite",
+    "make_jobs",
+    "make_rows",
+    "run_jobs",
+    "write_page",
+    "write_rows",
+]

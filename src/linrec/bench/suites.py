@@ -55,13 +55,13 @@ def _smoke(name: str, **task: Any) -> Entry:
         task={"n_train": 2000, "n_validation": 200, "n_test": 200, **task},
         model={"d_model": 32, "d_channel_mixing": 64},
         optim={"lr": 0.005, "warmup_steps": 20},
-        loop={"steps": 150, "batch_size": 32, "eval_every": 75, "log_every": 25, "compile": "off"},
+        loop={"steps": 150, "batch_size": 32, "eval_every": 25, "log_every": 25, "compile": "off"},
     )
 
 
 SUITES: Mapping[str, tuple[Entry, ...]] = {
     "smoke": (
-        _smoke("copying", length=5, n_copied=4, test_lengths=(5, 20)),
+        _smoke("copying", length=5, n_copied=4, test_lengths=(5, 10, 20)),
         _smoke("selective-copying", length=16, n_copied=4, n_symbols=8),
         _smoke("adding", length=20),
     ),

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from linrec.bench import Job, get_suite, make_jobs, make_rows, run_jobs, write_rows
 from linrec.bench.jobs import write_job
+from linrec.bench.page import Standing, standings, write_page
 from linrec.bench.schedule import outcome_of
 from linrec.cli.parsing import one_line_errors, parse
 from linrec.errors import unknown
@@ -87,7 +88,7 @@ def run(words: list[str]) -> int:
         raise InterruptedRunError(f"stopped; the same command goes on with what is in {out}") from None
     finally:
         rows = suite.rows()
-        files = write_rows(rows, out)
+        files = [*write_rows(rows, out), write_page(rows, out, title=f"linrec bench {options.suite}")]
     _show_scores(console, rows)
     print(f"all in {out}: {', '.join(file.name for file in files)}")
     return int(any(row["status"] != "done" for row in rows))
@@ -183,14 +184,14 @@ def _show_scores(console: Console, rows: Sequence[dict[str, Any]]) -> None:
     table.add_column("task")
     table.add_column("test score")
     table.add_column("chance", justify="right")
-    mixers = list(dict.fromkeys(row["mixer"] for row in rows))
+    places = {(standing.task, standing.mixer): standing for standing in standings(rows)}
+    mixers = list(dict.fromkeys(mixer for _, mixer in places))
     for mixer in mixers:
         table.add_column(mixer, justify="right")
-    for task in dict.fromkeys(row["task"] for row in rows):
-        of_task = [row for row in rows if row["task"] == task]
-        cells = (_score([row for row in of_task if row["mixer"] == mixer]) for mixer in mixers)
-        chance = "" if of_task[0]["metric"] == "perplexity" else f"{of_task[0]['chance']:.3f}"
-        table.add_row(task, of_task[0]["metric"], chance, *cells)
+    of_tasks = {row["task"]: row for row in rows}
+    for task, row in of_tasks.items():
+        chance = "" if row["metric"] == "perplexity" else f"{row['chance']:.3f}"
+        table.add_row(task, row["metric"], chance, *(_score(places[task, mixer]) for mixer in mixers))
     console.print(table)
     for row in rows:
         if row["status"] not in ("done", "not run"):
@@ -200,15 +201,9 @@ def _show_scores(console: Console, rows: Sequence[dict[str, Any]]) -> None:
         console.print(f"{missing} jobs were not run; the same command goes on with them", highlight=False)
 
 
-def _score(rows: Sequence[dict[str, Any]]) -> str:
-    done = [row for row in rows if row["status"] == "done"]
-    # of several rates, the one that was gone on with, or would be
-    if len({row["lr"] for row in done}) > 1:
-        first = [row for row in done if row["seed"] == done[0]["seed"]]
-        rate = min(first, key=lambda row: row["validation"]["loss"])["lr"]
-        done = [row for row in done if row["lr"] == rate]
-    scores = [row["score"] for row in done]
+def _score(standing: Standing) -> str:
+    scores = standing.scores
     if not scores:
-        return rows[0]["status"] if rows else ""
+        return standing.failed[0]
     spread = f" ± {statistics.stdev(scores):.2g}" if len(scores) > 1 else ""
     return f"{statistics.mean(scores):.3g}{spread}"

@@ -1,0 +1,80 @@
+import html
+import re
+
+import pytest
+
+from linrec.bench import write_page
+from linrec.bench.page import standings
+
+
+def row(
+    mixer, seed=0, *, score=0.5, status="done", task="copying", metric="accuracy", lr=0.01, loss=1.0, **more
+):
+    made = {
+        **{"task": task, "mixer": mixer, "seed": seed, "trial": "", "parameters": 1234, "state_size": 16},
+        **{"metric": metric, "chance": 0.125, "status": status, "message": "", "lr": lr, "d_model": 8},
+        **{"peak_bytes": {"device": None, "process": 2**20}, "folder": f"b/{task}/{mixer}/seed-{seed}"},
+        **{"command": f"linrec bench smoke --mixers {mixer}", "config": {"name": "<recipe> & more"}},
+    }
+    if status == "done":
+        made |= {
+            **{"score": score, "test": {"loss": loss, "accuracy": score}, "validation": {"loss": loss}},
+            **{"curve": [[1, 2.0, 0.1], [2, loss, score]], "tokens_per_second": 10.0, "seconds": 1.0},
+            **{"probes": {"5": {"accuracy": score, "loss": 1}, "20": {"accuracy": 0.2, "loss": 1}}},
+            "device": {"name": "a <device>"},
+        }
+    return made | more
+
+
+def cells(page):
+    body = re.search(r"<tbody>\n(.*?)\n</tbody>", page, re.DOTALL)[1]
+    return [
+        [html.unescape(re.sub("<[^>]*>", "", cell)) for cell in re.findall("<td.*?</td>", line, re.DOTALL)]
+        for line in re.findall("<tr>.*?</tr>", body, re.DOTALL)
+    ]
+
+
+def test_a_page_has_means_and_spreads_and_holds_everything_itself(tmp_path):
+    rows = [row("gla", score=0.5), row("gla", 1, score=0.7), row("lru", score=1.0, state_size=0)]
+    page = write_page(rows, tmp_path, title="a <suite>").read_text()
+    (gla, lru) = cells(page)
+    assert gla[:5] == ["copying", "gla", "accuracy", "0.6", "0.14"]
+    assert gla[5:11] == ["0.125", "2", "1,234", "16", "10", "1"]
+    assert lru[:5] == ["copying", "lru", "accuracy", "1", ""]
+    assert "linrec bench smoke --mixers gla" in gla[-1] and "<recipe> & more" in gla[-1]
+    assert "<h1>a &lt;suite&gt;</h1>" in page and "3 of 3 jobs are done. a &lt;device&gt;" in page
+    # nothing is fetched, and each picture is inside and beside the page
+    assert not re.search(r'(src|href)="(?!data:)', page)
+    names = {path.stem for path in (tmp_path / "pictures").iterdir()}
+    assert names == {"copying-curves", "copying-lengths", "copying-states"}
+    assert page.count("data:image/png;base64,") == 3
+    assert "What is missing" not in page
+
+
+def test_what_failed_and_what_was_not_run_is_said(tmp_path):
+    rows = [row("gla", status="diverged", message="the loss is <not> finite"), row("lru", status="not run")]
+    page = write_page(rows, tmp_path, title="suite").read_text()
+    assert "b/copying/gla/seed-0: diverged: the loss is &lt;not&gt; finite" in page
+    assert "1 jobs have not been run" in page and "0 of 2 jobs are done" in page
+    assert [line[:3] for line in cells(page)] == [
+        ["copying", "gla", "diverged"],
+        ["copying", "lru", "not run"],
+    ]
+    assert not list((tmp_path / "pictures").iterdir())
+
+
+def test_of_several_rates_the_one_of_the_lowest_validation_loss_counts():
+    tried = [row("gla", lr=0.1, loss=0.3, score=0.1), row("gla", lr=0.01, loss=0.2, score=0.9)]
+    (standing,) = standings(
+        [*tried, row("gla", 1, lr=0.01, loss=0.9, score=0.8), row("gla", 2, status="killed")]
+    )
+    assert standing.scores == [0.9, 0.8] and standing.failed == ("killed",)
+
+
+@pytest.mark.parametrize("metric", ["mse", "perplexity"])
+def test_other_scores_than_accuracies(tmp_path, metric):
+    rows = [row("gla", score=0.25, metric=metric, probes={}, curve=[[1, 0.3, None]])]
+    write_page(rows, tmp_path, title="suite")
+    (line,) = cells((tmp_path / "report.html").read_text())
+    # a constant has a squared error; the probability of a text has no chance
+    assert line[2:6] == [metric, "0.25", "", "0.125" if metric == "mse" else ""]
