@@ -18,6 +18,7 @@ from linrec.tasks.base import (
     has_target,
     judged_by,
 )
+from linrec.tasks.labelled import LabelledTask, LabelledTokens
 from linrec.tasks.language_modeling import LanguageModeling, TokenSplit
 from linrec.tasks.memory_horizon import MemoryHorizon
 from linrec.tasks.regression import RegressionTask
@@ -28,6 +29,8 @@ __all__ = [
     "NO_TARGET",
     "Batch",
     "DrawnTask",
+    "LabelledTask",
+    "LabelledTokens",
     "LanguageModeling",
     "MemoryHorizon",
     "ObjectiveName",
