@@ -176,3 +176,10 @@ def test_a_suite_from_the_command_line(tmp_path, capsys, monkeypatch):
     again = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     assert {row["folder"]: row.get("seconds") for row in again} == before
     assert "2 of 4 jobs have ended before" in capsys.readouterr().out
+    # another command in the same folder adds to what is there, and one that is refused takes nothing away
+    assert main(["bench", "tiny", "--mixers", "lru", "--seeds", "0", "--out", str(tmp_path)]) == 1
+    assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == len(rows) + 1
+    monkeypatch.setattr("linrec.bench.suites.SUITES", {"tiny": (dataclasses.replace(TINY, optim={}),)})
+    assert main(["bench", "tiny", "--mixers", "lru", "--seeds", "0", "--out", str(tmp_path)]) == 2
+    assert "has a job of another configuration" in capsys.readouterr().err
+    assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == len(rows) + 1

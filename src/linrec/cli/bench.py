@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from linrec.bench import Job, get_suite, make_jobs, make_rows, run_jobs, write_rows
-from linrec.bench.jobs import write_job
+from linrec.bench.jobs import FILE, write_job
 from linrec.bench.page import Standing, standings, write_page
 from linrec.bench.schedule import outcome_of
 from linrec.cli.parsing import one_line_errors, parse
@@ -85,10 +85,9 @@ def run(words: list[str]) -> int:
             suite.run(first)
         suite.run(rest)
     except KeyboardInterrupt:
+        suite.write()
         raise InterruptedRunError(f"stopped; the same command goes on with what is in {out}") from None
-    finally:
-        rows = suite.rows()
-        files = [*write_rows(rows, out), write_page(rows, out, title=f"linrec bench {options.suite}")]
+    rows, files = suite.write()
     _show_scores(console, rows)
     print(f"all in {out}: {', '.join(file.name for file in files)}")
     return int(any(row["status"] != "done" for row in rows))
@@ -110,9 +109,12 @@ class _Suite:
             self._console.print(f"{len(folders) - len(left)} of {len(folders)} jobs have ended before")
         run_jobs(left, workers=self._options.workers, deadline=self._deadline, ended=self._tell)
 
-    def rows(self) -> list[dict[str, Any]]:
-        """One row for each job."""
-        return make_rows(self._folders)
+    def write(self) -> tuple[list[dict[str, Any]], list[Path]]:
+        """Write rows and page of all jobs in the folder, of earlier commands too; return rows and files."""
+        others = sorted(file.parent for file in self._out.glob(f"*/*/*/{FILE}"))
+        rows = make_rows([*self._folders, *(folder for folder in others if folder not in self._folders)])
+        title = f"linrec bench {self._options.suite}"
+        return rows, [*write_rows(rows, self._out), write_page(rows, self._out, title=title)]
 
     def best(self, trials: Sequence[Job]) -> float:
         """The learning rate of the lowest validation loss; that of the recipe's place where none ended."""
