@@ -79,7 +79,9 @@ def test_every_entry_of_every_suite_can_be_made():
     for suite, entries in SUITES.items():
         assert len({entry.name for entry in entries}) == len(entries), suite
         for entry in entries:
-            assert entry.config().loop.steps or entry.config().loop.epochs
+            assert entry.config().name == entry.recipe
+        # every task is one that models can be built for
+        assert {job.task for job in make_jobs(entries, ["lru"], [0])} == {entry.name for entry in entries}
     assert {entry.name for entry in get_suite("all")} == {e.name for s in SUITES.values() for e in s}
 
 

@@ -59,11 +59,40 @@ def _smoke(name: str, **task: Any) -> Entry:
     )
 
 
+def _as_it_is(*recipes: str) -> tuple[Entry, ...]:
+    return tuple(Entry(recipe, recipe) for recipe in recipes)
+
+
+def _longer(*recipes: str) -> tuple[Entry, ...]:
+    # trained up to length 40, as in the survey of the Chomsky hierarchy, and probed far beyond
+    lengths = (80, 160, 320)
+    return tuple(Entry(recipe, recipe, task={"test_lengths": lengths}) for recipe in recipes)
+
+
 SUITES: Mapping[str, tuple[Entry, ...]] = {
     "smoke": (
         _smoke("copying", length=5, n_copied=4, test_lengths=(5, 10, 20)),
         _smoke("selective-copying", length=16, n_copied=4, n_symbols=8),
         _smoke("adding", length=20),
+    ),
+    "recall": (
+        *_as_it_is("associative-recall", "mqar", "phonebook", "selective-copying"),
+        Entry("induction-heads", "induction-heads", task={"test_lengths": (64, 256, 1024, 4096)}),
+        *_longer("reversing"),
+    ),
+    "state-tracking": (
+        *_longer("parity", "even-pairs", "cycle-navigation", "modular-arithmetic", "word-problem"),
+        Entry("modulo-3", "parity", task={"modulus": 3, "test_lengths": (80, 160, 320)}),
+        *_as_it_is("flip-flop"),
+    ),
+    "memory": (
+        *_as_it_is("copying", "adding", "lstm-task-2b"),
+        Entry("memory-horizon", "memory-horizon-tuned", loop={"steps": 5000}),
+    ),
+    "lra": _as_it_is("lra-listops", "lra-pathfinder", "lra-path-x"),
+    "mad": _as_it_is(
+        *("compression", "in-context-recall", "noisy-recall", "fuzzy-recall", "memorization"),
+        "selective-copying",
     ),
 }
 
