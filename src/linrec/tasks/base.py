@@ -123,6 +123,7 @@ class Split:
         return Split(self.inputs.to(device), self.targets.to(device), group, self.redrawn)
 
 
+@runtime_checkable
 class Task(Protocol):
     """The interface that training and reports rely on; a task is a frozen dataclass that has it.
 
