@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from linrec import demo
+from linrec import demo, tensor_files
 from linrec.cli import main
 from linrec.report import write_report
 from linrec.train import checkpoint as checkpoint_module
@@ -184,7 +184,7 @@ def test_a_hybrid_is_a_pattern_of_words(capsys: pytest.CaptureFixture[str]) -> N
 def test_a_disk_that_is_full_ends_a_run_with_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoint_module, "save_file", full_disk)
+    monkeypatch.setattr(tensor_files, "save_file", full_disk)
     assert "No space left on device; there is no older one" in complaint(TRAIN, 1, capsys)
 
 

@@ -54,10 +54,10 @@ def test_more_frequencies_than_a_program_has(monkeypatch):
 
 @on_either
 # some channels of all rows, two rows of one channel, one row of one channel
-@pytest.mark.parametrize("alive", [4, 30, 1000])
+@pytest.mark.parametrize("alive", [1, 8, 100])
 def test_pieces_make_no_difference(monkeypatch, alive):
-    inputs = draw(3, 50, 35).requires_grad_(), draw(35, 50, seed=1).requires_grad_()
-    dy = draw(3, 50, 35, seed=2)
+    inputs = draw(3, 40, 9).requires_grad_(), draw(9, 40, seed=1).requires_grad_()
+    dy = draw(3, 40, 9, seed=2)
 
     def outputs_and_gradients(**options):
         y, _ = long_conv(*inputs, **options)
@@ -96,7 +96,7 @@ def test_one_gradient_alone(needed):
 
 @on_either
 def test_gradients_are_differentiable_again():
-    u, kernel = draw(2, 5, 2).requires_grad_(), draw(2, 4, seed=1).requires_grad_()
+    u, kernel = draw(1, 3, 1).requires_grad_(), draw(1, 2, seed=1).requires_grad_()
     assert torch.autograd.gradgradcheck(lambda *x: long_conv(*x, **PAIR)[0], (u, kernel))
 
 

@@ -61,6 +61,8 @@ class Mixer(nn.Module, ABC):
         if d_model < 1:
             raise ValueError(f"`d_model` must be at least 1; got {d_model}.")
         self.d_model = d_model
+        # sequences, and how a state for them is made: streams check the same one at every step
+        self._start: tuple[int, State] | None = None
 
     @abstractmethod
     def forward(
@@ -161,7 +163,9 @@ class Mixer(nn.Module, ABC):
             raise TypeError(f"`reset` must be bool; got {reset.dtype}. Pass `reset != 0`.")
         # in a graph, the state to compare with would be one of its steps
         if state is not None and not torch.compiler.is_compiling():
-            _check_state(type(self).__name__, state, self.init_state(len(x), device="meta"))
+            if self._start is None or self._start[0] != len(x):
+                self._start = len(x), self.init_state(len(x), device="meta")
+            _check_state(type(self).__name__, state, self._start[1])
 
     def _state_dtype(self) -> torch.dtype:
         return torch.promote_types(next(self.parameters()).dtype, torch.float32)
@@ -182,6 +186,9 @@ def _fits(state: State, start: State) -> bool:
         # a cache may hold more than it starts with
         return state is None or isinstance(state, Tensor)
     if isinstance(start, Tensor):
+        if state is None:
+            # as of a cache of no steps
+            return start.numel() == 0
         if not isinstance(state, Tensor) or state.dim() != start.dim():
             return False
         # rows never grow, not even from none
