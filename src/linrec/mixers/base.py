@@ -62,7 +62,7 @@ class Mixer(nn.Module, ABC):
             raise ValueError(f"`d_model` must be at least 1; got {d_model}.")
         self.d_model = d_model
         # sequences, and how a state for them is made: streams check the same one at every step
-        self._start: tuple[int, State] | None = None
+        self._state_form: tuple[int, State] | None = None
 
     @abstractmethod
     def forward(
@@ -163,9 +163,9 @@ class Mixer(nn.Module, ABC):
             raise TypeError(f"`reset` must be bool; got {reset.dtype}. Pass `reset != 0`.")
         # in a graph, the state to compare with would be one of its steps
         if state is not None and not torch.compiler.is_compiling():
-            if self._start is None or self._start[0] != len(x):
-                self._start = len(x), self.init_state(len(x), device="meta")
-            _check_state(type(self).__name__, state, self._start[1])
+            if self._state_form is None or self._state_form[0] != len(x):
+                self._state_form = len(x), self.init_state(len(x), device="meta")
+            _check_state(type(self).__name__, state, self._state_form[1])
 
     def _state_dtype(self) -> torch.dtype:
         return torch.promote_types(next(self.parameters()).dtype, torch.float32)
