@@ -6,6 +6,9 @@ import time
 
 import pytest
 
+# now, for doctests leave their last result among the builtins, which tyro cannot be imported with
+import tyro  # noqa: F401
+
 from linrec.bench import Entry, make_jobs, make_rows, run_jobs, write_rows
 from linrec.bench.jobs import write_job
 from linrec.bench.worker import run_job
