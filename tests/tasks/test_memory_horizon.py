@@ -198,7 +198,7 @@ def test_score_refuses_logits_and_other_shapes():
     test = SMALL.split("test")
     with pytest.raises(TypeError, match=r"`predictions` must be integer classes; got torch.float32"):
         SMALL.score(torch.zeros(20, 40, 50), test)
-    with pytest.raises(ValueError, match=r"`predictions` must have shape \(n, t\) = \(20, 40\)"):
+    with pytest.raises(ValueError, match=r"`predictions` must have the shape of the targets, \(20, 40\)"):
         SMALL.score(torch.zeros(20, 39, dtype=torch.int64), test)
 
 

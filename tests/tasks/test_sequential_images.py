@@ -143,7 +143,7 @@ def test_scores_are_shares_of_images(folder):
     assert json.loads(json.dumps(scores)) == scores
     with pytest.raises(TypeError, match=r"integer classes; got torch.float32. Pass logits.argmax\(-1\)"):
         task.score(torch.zeros(N_TEST), split)
-    with pytest.raises(ValueError, match=r"shape \(n\) = \(12,\) like the labels; got \(3,\)"):
+    with pytest.raises(ValueError, match=r"must have the shape of the targets, \(12,\); got \(3,\)"):
         task.score(predictions[:3], split)
 
 

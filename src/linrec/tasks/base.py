@@ -226,3 +226,47 @@ def judged_by(task: Task) -> Literal["accuracy", "perplexity", "mse"]:
     if task.objective == "regression":
         return "mse"
     return "accuracy" if isinstance(task, ScoredTask) else "perplexity"
+
+
+def compared(predictions: Int64[Tensor, "n *t"], targets: Int64[Tensor, "n *t"]) -> tuple[Tensor, Tensor]:
+    """Return where predictions are right, and where there is a target, both of the targets' shape, bool.
+
+    Raises:
+        ValueError: `predictions` has another shape than the targets.
+        TypeError: `predictions` are not integers.
+    """
+    if predictions.is_floating_point() or predictions.is_complex():
+        raise TypeError(
+            f"`predictions` must be integer classes; got {predictions.dtype}. Pass logits.argmax(-1)."
+        )
+    if predictions.shape != targets.shape:
+        raise ValueError(
+            f"`predictions` must have the shape of the targets, {tuple(targets.shape)}; "
+            f"got {tuple(predictions.shape)}."
+        )
+    targets = targets.cpu()
+    return predictions.cpu() == targets, targets != NO_TARGET
+
+
+def scores_by_class(predictions: Int64[Tensor, "n"], labels: Int64[Tensor, "n"], n: int) -> dict[str, Any]:
+    """Return "accuracy" and "accuracy_by_class" of one prediction a sample, None for classes without samples.
+
+    Args:
+        predictions: predicted classes, any integer dtype, on any device.
+        labels: the right ones.
+        n: number of classes.
+
+    Raises:
+        ValueError: `predictions` has another shape than the labels.
+        TypeError: `predictions` are not integers.
+
+    Example:
+        >>> scores_by_class(torch.tensor([0, 1, 1]), torch.tensor([0, 0, 1]), 3)["accuracy_by_class"]
+        [0.5, 1.0, None]
+    """
+    right, _ = compared(predictions, labels)
+    of_class = [right[labels.cpu() == number].double() for number in range(n)]
+    return {
+        "accuracy": float(right.double().mean()),
+        "accuracy_by_class": [float(r.mean()) if len(r) else None for r in of_class],
+    }

@@ -15,10 +15,10 @@ from jaxtyping import Int64, UInt8
 from torch import Tensor
 
 from linrec.errors import unknown
-from linrec.tasks.base import SPLIT_NAMES, Batch, ObjectiveName, SplitName
+from linrec.tasks.base import SPLIT_NAMES, Batch, ObjectiveName, SplitName, scores_by_class
 from linrec.tasks.cache import kept
 from linrec.tasks.sequential_images import SequentialSplit
-from linrec.tasks.synthetic import TRIES, compared, fingerprints
+from linrec.tasks.synthetic import TRIES, fingerprints
 from linrec.text.progress import ReadingDisplay
 
 # samples at once at most: enough to hide what a call costs, and few enough for a bar to move
@@ -194,13 +194,7 @@ class LabelledTask(abc.ABC):
             ValueError: `predictions` has another shape than the labels.
             TypeError: `predictions` are not integers (pass classes, not logits).
         """
-        labels = split.labels.cpu()
-        right, _ = compared(predictions, labels)
-        of_class = [right[labels == number].double() for number in range(self.n_outputs)]
-        return {
-            "accuracy": float(right.double().mean()),
-            "accuracy_by_class": [float(r.mean()) if len(r) else None for r in of_class],
-        }
+        return scores_by_class(predictions, split.labels, self.n_outputs)
 
     @cached_property
     def _found(self) -> dict[SplitName, LabelledTokens]:

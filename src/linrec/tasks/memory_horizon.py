@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from linrec.errors import unknown
-from linrec.tasks.base import NO_TARGET, SPLIT_NAMES, ObjectiveName, Split, SplitName
+from linrec.tasks.base import SPLIT_NAMES, ObjectiveName, Split, SplitName, compared
 
 __all__ = ["MemoryHorizon", "compress", "compress_suffixes"]
 
@@ -258,17 +258,8 @@ class MemoryHorizon:
             ValueError: `predictions` has another shape than the targets.
             TypeError: `predictions` are not integers (pass classes, not logits).
         """
-        if predictions.is_floating_point() or predictions.is_complex():
-            raise TypeError(
-                f"`predictions` must be integer classes; got {predictions.dtype}. Pass logits.argmax(-1)."
-            )
-        if predictions.shape != split.targets.shape:
-            raise ValueError(
-                f"`predictions` must have shape (n, t) = {tuple(split.targets.shape)} like the targets; "
-                f"got {tuple(predictions.shape)}."
-            )
-        counted = split.targets != NO_TARGET
-        right = (predictions.cpu() == split.targets)[counted].numpy()
+        at_each, counted = compared(predictions, split.targets)
+        right = at_each[counted].numpy()
         # its own splits have spans
         assert split.group is not None
         span = split.group[counted].numpy()

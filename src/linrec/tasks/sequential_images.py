@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from linrec.errors import unknown
-from linrec.tasks.base import SPLIT_NAMES, Batch, ObjectiveName, SplitName
+from linrec.tasks.base import SPLIT_NAMES, Batch, ObjectiveName, SplitName, scores_by_class
 from linrec.text import DataError
 
 __all__ = ["SequentialImages", "SequentialSplit"]
@@ -193,22 +193,7 @@ class SequentialImages:
             ValueError: `predictions` has another shape than the labels.
             TypeError: `predictions` are not integers (pass classes, not logits).
         """
-        if predictions.is_floating_point() or predictions.is_complex():
-            raise TypeError(
-                f"`predictions` must be integer classes; got {predictions.dtype}. Pass logits.argmax(-1)."
-            )
-        if predictions.shape != split.labels.shape:
-            raise ValueError(
-                f"`predictions` must have shape (n) = {tuple(split.labels.shape)} like the labels; "
-                f"got {tuple(predictions.shape)}."
-            )
-        labels = split.labels.cpu()
-        right = predictions.cpu() == labels
-        of_class = [right[labels == number].double() for number in range(N_CLASSES)]
-        return {
-            "accuracy": float(right.double().mean()),
-            "accuracy_by_class": [float(r.mean()) if len(r) else None for r in of_class],
-        }
+        return scores_by_class(predictions, split.labels, N_CLASSES)
 
     @cached_property
     def _splits(self) -> dict[SplitName, SequentialSplit]:

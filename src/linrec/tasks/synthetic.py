@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from linrec.errors import unknown
-from linrec.tasks.base import NO_TARGET, SPLIT_NAMES, ObjectiveName, Split, SplitName
+from linrec.tasks.base import NO_TARGET, SPLIT_NAMES, ObjectiveName, Split, SplitName, compared
 
 TRIES = 1000
 """Rounds in which nothing new is drawn before a task has too few different samples."""
@@ -247,26 +247,6 @@ class SyntheticTask(DrawnTask):
                 for value in of.unique()
             ]
         return scores
-
-
-def compared(predictions: Int64[Tensor, "n *t"], targets: Int64[Tensor, "n *t"]) -> tuple[Tensor, Tensor]:
-    """Return where predictions are right, and where there is a target, both of the targets' shape, bool.
-
-    Raises:
-        ValueError: `predictions` has another shape than the targets.
-        TypeError: `predictions` are not integers.
-    """
-    if predictions.is_floating_point() or predictions.is_complex():
-        raise TypeError(
-            f"`predictions` must be integer classes; got {predictions.dtype}. Pass logits.argmax(-1)."
-        )
-    if predictions.shape != targets.shape:
-        raise ValueError(
-            f"`predictions` must have the shape of the targets, {tuple(targets.shape)}; "
-            f"got {tuple(predictions.shape)}."
-        )
-    targets = targets.cpu()
-    return predictions.cpu() == targets, targets != NO_TARGET
 
 
 def fingerprints(rows: NDArray[Any]) -> NDArray[np.uint64]:
