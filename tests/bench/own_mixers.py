@@ -57,6 +57,14 @@ class Wide(Identity):
         self.inner = build("gla", d_model)
 
 
+class Powers(Identity):
+    """Has arguments."""
+
+    def __init__(self, d_model, *, n=2, named=""):
+        super().__init__(d_model)
+        self.n = n
+
+
 class Impossible(Identity):
     """Can have no width at all."""
 

@@ -105,7 +105,7 @@ def test_an_import_path_without_a_mixer_is_refused(path, complaint):
 
 
 def test_what_cannot_be_built_is_refused_before_anything_runs():
-    with pytest.raises(ConfigError, match="gate_lop on copying: there is no mixer 'gate_lop'; did you mean"):
+    with pytest.raises(ConfigError, match="there is no mixer 'gate_lop'; did you mean"):
         make_jobs(get_suite("smoke"), ["gate_lop"], [0])
     with pytest.raises(ConfigError, match="Impossible on copying: there is no such layer"):
         make_jobs(get_suite("smoke"), ["gla", f"{OWN}:Impossible"], [0])

@@ -11,6 +11,7 @@ import tyro  # noqa: F401
 
 from linrec.bench import Entry, make_jobs, make_rows, run_jobs, write_rows
 from linrec.bench.jobs import write_job
+from linrec.bench.variants import folder_name
 from linrec.bench.worker import run_job
 from linrec.cli import main
 from linrec.train import ConfigError
@@ -131,7 +132,8 @@ def test_several_workers_without_ray_name_the_extra(folder_of, monkeypatch):
     [
         (["smok", "--mixers", "gla"], "no suite 'smok'; did you mean 'smoke'"),
         (["smoke", "--mixers", "gla", "--tasks", "copyin"], "did you mean 'copying'"),
-        (["smoke", "--mixers", "gla", "--seeds", "0", "0"], "must each be different"),
+        (["smoke", "--mixers", "gla", "--seeds", "0", "0"], "`--seeds` must be different"),
+        (["smoke", "--mixers", "gla,gla(),lru"], "'gla' is given twice"),
         (["smoke", "--mixers", "gla", "--seeds", "-1"], "seeds"),
         (["smoke", "--mixers", "gla", "--workers", "0"], "`--workers` must be at least 1; got 0"),
         (["smoke", "--mixers", "gla", "--budget", "0"], "`--budget` must be above 0 minutes; got 0"),
@@ -151,7 +153,7 @@ def test_a_suite_from_the_command_line(tmp_path, capsys, monkeypatch):
         "bench",
         "tiny",
         "--mixers",
-        f"gla,{OWN}:Divergent",
+        f"gla(n_heads=2, d_v=8),{OWN}:Divergent",
         "--lrs",
         "0.001",
         "0.01",
@@ -162,16 +164,18 @@ def test_a_suite_from_the_command_line(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("linrec.bench.schedule.execute", run_job)
     assert main([*words, "--seeds", "0", "4"]) == 1
     told = " ".join(capsys.readouterr().out.split())
-    assert "copying/gla/seed-0-lr-0.001: done, accuracy" in told
+    label = "gla(n_heads=2, d_v=8)"
+    assert f"copying/{folder_name(label)}/seed-0-lr-0.001: done, accuracy" in told
     assert "Divergent seed 0 lr-0.01: diverged: the loss is not finite" in told
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
-    mine = [row for row in rows if row["mixer"] == "gla"]
+    mine = [row for row in rows if row["mixer"] == label]
+    assert all(row["mixer_args"]["n_heads"] == 2 for row in mine)
     assert [(row["seed"], row["lr"]) for row in mine[:2]] == [(0, 0.001), (0, 0.01)]
     best = min(mine[:2], key=lambda row: row["validation"]["loss"])["lr"]
     # the rate of the lowest validation loss is gone on with
     assert [(row["seed"], row["lr"]) for row in mine[2:]] == [(4, best)]
     assert mine[2]["command"].endswith(
-        f"--mixers gla --tasks copying --seeds 4 --parameters {mine[2]['parameters']} --lrs {best:g}"
+        f"--mixers '{label}' --tasks copying --seeds 4 --parameters {mine[2]['parameters']} --lrs {best:g}"
     )
     # the same command has nothing left to do but what did not end well
     before = {row["folder"]: row.get("seconds") for row in rows}

@@ -10,14 +10,17 @@ from linrec.bench.page import write_page
 from linrec.bench.rows import make_rows, write_rows
 from linrec.bench.schedule import run_jobs
 from linrec.bench.suites import SUITES, Entry, get_suite
+from linrec.bench.variants import Variant, parse_variant
 
 __all__ = [
     "SUITES",
     "Entry",
     "Job",
+    "Variant",
     "get_suite",
     "make_jobs",
     "make_rows",
+    "parse_variant",
     "run_jobs",
     "write_page",
     "write_rows",

@@ -2,13 +2,13 @@
 
 import dataclasses
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from linrec.bench.suites import Entry
+from linrec.bench.variants import Variant, folder_name, parse_variant
 from linrec.bench.widths import Sizes, sizes, with_parameters
 from linrec.tasks.base import judged_by
 from linrec.train import ConfigError, TrainConfig
@@ -29,7 +29,7 @@ class Job:
 
     Args:
         task: name of the suite's entry.
-        mixer: as the user gave it.
+        mixer: label of its variant: its name, with the arguments that were given.
         seed: of initialisation, order and dropout; data are the same for all.
         config: what is trained.
         sizes: of the model.
@@ -46,8 +46,11 @@ class Job:
     @property
     def folder(self) -> Path:
         """Where it belongs, below the folder of the suite."""
-        mixer = re.sub(r"[^\w.-]+", "-", self.mixer)
-        return Path(self.task) / mixer / "-".join(filter(None, (f"seed-{self.seed}", self.trial)))
+        return (
+            Path(self.task)
+            / folder_name(self.mixer)
+            / "-".join(filter(None, (f"seed-{self.seed}", self.trial)))
+        )
 
     @property
     def described(self) -> dict[str, Any]:
@@ -76,33 +79,39 @@ def make_jobs(
 
     Args:
         entries: the suite.
-        mixers: names, or import paths.
+        mixers: names or import paths, with arguments or without, or patterns of these over depth; see
+            `parse_variant`.
         seeds: whole numbers, at least 0.
         parameters: how many, instead.
 
     Raises:
-        ConfigError: a mixer does not exist or cannot be built.
+        ConfigError: a mixer does not exist, cannot be built, or is given twice.
 
     Example:
         >>> from linrec.bench import get_suite
         >>> jobs = make_jobs(get_suite("smoke")[:1], ["gla", "lru"], [0, 1])
         >>> [str(job.folder) for job in jobs]
         ['copying/gla/seed-0', 'copying/lru/seed-0', 'copying/gla/seed-1', 'copying/lru/seed-1']
+        >>> [job.mixer for job in make_jobs(get_suite("smoke")[:1], ["gla", "gla(n_heads=2)"], [0])]
+        ['gla', 'gla(n_heads=2)']
     """
+    variants = _variants(mixers)
     built: list[tuple[Entry, str, TrainConfig, Sizes]] = []
     for entry in entries:
         config = entry.config()
         wanted = parameters
-        for mixer in mixers:
+        for variant in variants:
             try:
-                model = dataclasses.replace(config.model, mixer=mixer, mixer_args={})
+                model = dataclasses.replace(
+                    config.model, mixer=variant.mixer, mixer_args=dict(variant.mixer_args)
+                )
                 if wanted is None:
                     wanted = sizes(model).parameters
                 model = with_parameters(model, wanted)
                 found = sizes(model)
             except (TypeError, ValueError) as error:
-                raise ConfigError(f"{mixer} on {entry.name}: {error}") from error
-            built.append((entry, mixer, dataclasses.replace(config, model=model), found))
+                raise ConfigError(f"{variant.label} on {entry.name}: {error}") from error
+            built.append((entry, variant.label, dataclasses.replace(config, model=model), found))
     return [
         Job(entry.name, mixer, seed, _seeded(config, seed), found)
         for seed in seeds
@@ -129,6 +138,19 @@ def write_job(job: Job, out: Path, about: dict[str, Any]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / FILE, {**wanted, **about})
     return folder
+
+
+def _variants(mixers: Sequence[str]) -> list[Variant]:
+    found: dict[str, Variant] = {}
+    for mixer in mixers:
+        try:
+            variant = parse_variant(mixer)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(str(error)) from error
+        if variant.label in found:
+            raise ConfigError(f"mixers must be different; {variant.label!r} is given twice.")
+        found[variant.label] = variant
+    return [*found.values()]
 
 
 def _seeded(config: TrainConfig, seed: int) -> TrainConfig:

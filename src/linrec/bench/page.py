@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from linrec.bench.variants import short
 from linrec.report import markup, style
 
 __all__ = ["Standing", "standings", "write_page"]
@@ -65,7 +66,7 @@ class Standing:
 
     Args:
         task: name of the suite's entry.
-        mixer: as the user gave it.
+        mixer: its label, with the arguments that were given.
         rows: of its jobs that are done, of the learning rate that was gone on with; one a seed.
         failed: of its other jobs, how each ended.
     """
@@ -260,7 +261,7 @@ def _figure(
         if first["metric"] != "perplexity":
             axes.axhline(first["chance"], color=style.GREY, linestyle="--", linewidth=1)
     handles = [
-        Line2D([], [], color=style.colour(place), label=standing.mixer.split(":")[-1])
+        Line2D([], [], color=style.colour(place), label=short(standing.mixer))
         for place, standing in enumerate(of_task)
     ]
     style.add_legend(figure, handles)

@@ -65,6 +65,7 @@ def _row(folder: Path) -> dict[str, Any]:
         **{name: job[name] for name in NAMED},
         "status": outcome["status"],
         "message": outcome["message"],
+        "mixer_args": job["config"]["model"]["mixer_args"],
         "d_model": job["config"]["model"]["d_model"],
         "lr": job["config"]["optim"]["lr"],
         "peak_bytes": outcome["peak_bytes"],

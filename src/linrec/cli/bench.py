@@ -17,6 +17,7 @@ from linrec.bench import Job, get_suite, make_jobs, make_rows, run_jobs, write_r
 from linrec.bench.jobs import FILE, write_job
 from linrec.bench.page import Standing, standings, write_page
 from linrec.bench.schedule import outcome_of
+from linrec.bench.variants import split_list
 from linrec.cli.parsing import one_line_errors, parse
 from linrec.errors import unknown
 from linrec.train.errors import InterruptedRunError
@@ -32,7 +33,8 @@ class BenchOptions:
 
     Args:
         suite: which tasks.
-        mixers: names, or import paths of your own such as my_package.my_module:MyMixer.
+        mixers: names, or import paths of your own such as my_package.my_module:MyMixer; with arguments, as
+            in 'gate_loop(n_heads=2)'; with plus signs, patterns over depth, as in gla+attention.
         tasks: those of the suite to run; by default all.
         seeds: of initialisation and order; the data are the same for all.
         parameters: of every model; by default those of the first mixer at the recipe's width.
@@ -143,12 +145,12 @@ def _rates(job: Job, factors: Sequence[float]) -> list[float]:
 
 
 def _spread(words: Sequence[str]) -> list[str]:
-    """Names may be divided by commas too, as in --mixers gla,lru."""
+    """Names may be divided by commas too, as in --mixers gla,lru; those within brackets divide nothing."""
     spread: list[str] = []
     listed = False
     for word in words:
         listed = (listed and not word.startswith("-")) or word in ("--mixers", "--tasks")
-        spread += [part for part in word.split(",") if part] if listed else [word]
+        spread += split_list(word) if listed else [word]
     return spread
 
 
@@ -157,8 +159,8 @@ def _check(options: BenchOptions) -> None:
         raise ValueError("`--mixers` needs one name at least, such as --mixers gate_loop gla attention.")
     if not options.seeds or min(options.seeds) < 0:
         raise ValueError(f"`--seeds` needs whole numbers from 0 on; got {list(options.seeds)}.")
-    if len(set(options.seeds)) < len(options.seeds) or len(set(options.mixers)) < len(options.mixers):
-        raise ValueError("`--seeds` and `--mixers` must each be different; one is given twice.")
+    if len(set(options.seeds)) < len(options.seeds):
+        raise ValueError(f"`--seeds` must be different; got {list(options.seeds)}.")
     if options.workers < 1:
         raise ValueError(f"`--workers` must be at least 1; got {options.workers}.")
     if any(lr <= 0 for lr in options.lrs):

@@ -1,0 +1,168 @@
+"""Mixers as users type them: a name or an import path, with arguments, or a pattern of these over depth."""
+
+import ast
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from linrec.errors import unknown
+from linrec.train.config import mixer_parameters
+
+__all__ = ["Variant", "parse_variant", "split_list"]
+
+LONGEST = 80
+"""Most characters of a label that the name of its folder has."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A mixer with its arguments, or a pattern of mixers over depth.
+
+    Args:
+        mixer: as `ModelConfig` has it.
+        mixer_args: those that were given, as `ModelConfig` has them.
+        label: how it is written, the same for all ways to write it; `parse_variant` reads it.
+    """
+
+    mixer: str | tuple[str, ...]
+    mixer_args: Mapping[str, Any]
+    label: str
+
+
+def parse_variant(text: str) -> Variant:
+    """Read a mixer as it is typed: NAME or NAME(argument=value, ...), several with a plus between them.
+
+    Args:
+        text: names are those of `linrec.mixers.get`, values are Python's literals; nothing is evaluated. With
+            plus signs it is a pattern that is repeated over depth; a mixer that is in it twice has the same
+            arguments at both places.
+
+    Raises:
+        ValueError: it is no such text; there is no such mixer, or it has no such argument: the message gives
+            the nearest one; or a value is none that a configuration can hold.
+
+    Example:
+        >>> parse_variant("gate-loop(n_heads = 2, d_v=8)").label
+        'gate_loop(n_heads=2, d_v=8)'
+        >>> parse_variant("gla+attention(window=16)").mixer_args
+        {'attention': {'window': 16}}
+    """
+    parts = [_part(part, text) for part in _split(text, "+")]
+    label = "+".join(_written(name, arguments) for name, arguments in parts)
+    by_name: dict[str, dict[str, Any]] = {}
+    for name, arguments in parts:
+        if by_name.setdefault(name, arguments) != arguments:
+            raise ValueError(
+                f"mixer {name!r} must have the same arguments at all its places in {text!r}; "
+                f"got {by_name[name]} and {arguments}."
+            )
+    if len(parts) == 1:
+        return Variant(*parts[0], label)
+    given = {name: arguments for name, arguments in by_name.items() if arguments}
+    return Variant(tuple(name for name, _ in parts), given, label)
+
+
+def split_list(text: str) -> list[str]:
+    """Split a text at its commas, but not within brackets and quotes.
+
+    Example:
+        >>> split_list("gla(n_heads=2, d_v=8),lru")
+        ['gla(n_heads=2, d_v=8)', 'lru']
+    """
+    return [part.strip() for part in _split(text, ",") if part.strip()]
+
+
+def folder_name(label: str) -> str:
+    """Return a name that every file system can have, another one for every label.
+
+    Example:
+        >>> folder_name("gate_loop"), folder_name("gla(n_heads=2)")
+        ('gate_loop', 'gla-n_heads-2-f76961')
+    """
+    name = re.sub(r"[^\w.-]+", "-", label).strip("-")
+    if re.fullmatch(r"[\w.:-]+", label) and len(name) <= LONGEST:
+        return name
+    # labels that differ in signs alone have one name, but for this
+    digest = hashlib.sha256(label.encode()).hexdigest()[:6]
+    return f"{name[:LONGEST]}-{digest}"
+
+
+def short(label: str) -> str:
+    """Return a label without the modules of import paths.
+
+    Example:
+        >>> short("my_package.mixers:Mine(n=3)+gla")
+        'Mine(n=3)+gla'
+    """
+    return re.sub(r"[\w.]+:(?=\w)", "", label)
+
+
+def _part(part: str, text: str) -> tuple[str, dict[str, Any]]:
+    """Name and arguments of one mixer, in the order of its signature."""
+    name, bracket, rest = part.strip().partition("(")
+    name = name.strip() if ":" in name else name.strip().replace("-", "_")
+    parameters = mixer_parameters(name)
+    try:
+        call = ast.parse(f"mixer({rest if bracket else ')'}", mode="eval").body
+    except SyntaxError as error:
+        raise ValueError(f"mixer {text!r} must be NAME or NAME(argument=value, ...): {error.msg}.") from error
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+        raise ValueError(f"mixer {text!r} must be NAME or NAME(argument=value, ...), and nothing after it.")
+    if call.args or any(argument.arg is None for argument in call.keywords):
+        raise ValueError(
+            f"the arguments of mixer {name!r} need their names, as in {name}(argument=value); got {text!r}. "
+            f"It has {', '.join(parameters) or 'none'}."
+        )
+    given: dict[str, Any] = {}
+    for argument in call.keywords:
+        assert argument.arg is not None
+        if argument.arg not in parameters:
+            raise unknown(f"argument of mixer {name!r} called", argument.arg, parameters)
+        if argument.arg in given:
+            raise ValueError(f"`{argument.arg}` of mixer {name!r} is given twice in {text!r}.")
+        given[argument.arg] = _value(name, argument)
+    return name, {argument: given[argument] for argument in parameters if argument in given}
+
+
+def _value(name: str, argument: ast.keyword) -> Any:
+    try:
+        return _plain(ast.literal_eval(argument.value))
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"`{argument.arg}` of mixer {name!r} must be a number, a text in quotes, True, False, None, or a "
+            f"tuple or dictionary of these; got {ast.unparse(argument.value)}."
+        ) from None
+
+
+def _plain(value: Any) -> Any:
+    """Return a value that a configuration can hold: no lists, no sets, no bytes."""
+    if isinstance(value, list | tuple):
+        return tuple(_plain(item) for item in value)
+    if isinstance(value, dict) and all(isinstance(name, str) for name in value):
+        return {name: _plain(item) for name, item in value.items()}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError
+
+
+def _written(name: str, arguments: Mapping[str, Any]) -> str:
+    listed = ", ".join(f"{argument}={value!r}" for argument, value in arguments.items())
+    return f"{name}({listed})" if listed else name
+
+
+def _split(text: str, separator: str) -> list[str]:
+    parts, depth, quote = [""], 0, ""
+    for sign in text:
+        if quote:
+            quote = "" if sign == quote else quote
+        elif sign in "'\"":
+            quote = sign
+        else:
+            depth += (sign in "([{") - (sign in ")]}")
+        if sign == separator and not quote and depth <= 0:
+            parts.append("")
+        else:
+            parts[-1] += sign
+    return parts
