@@ -107,6 +107,29 @@ def test_permuted_images_have_one_order_that_the_seed_alone_makes(folder):
     assert (before[1] == np.random.get_state()[1]).all()
 
 
+def test_the_order_of_reversed_bits_is_that_of_the_numbers_below_twelve(folder):
+    plain = SequentialImages(path=folder, n_validation=8).split("test").pixels
+    task = SequentialImages(path=folder, n_validation=8, permuted=True, permutation="bit-reversal")
+    # 0 to 15 of four bits backwards, without what is no pixel: 0000, 1000, 0100, (1100,) 0010, ...
+    order = [0, 8, 4, 2, 10, 6, 1, 9, 5, 3, 11, 7]
+    assert torch.equal(task.split("test").pixels, plain[:, order])
+
+
+def test_row_by_row_a_step_has_the_pixels_of_a_row(folder, tmp_path):
+    with pytest.raises(DataError, match="must have 28 columns to be read row by row; they have 3"):
+        SequentialImages(path=folder, n_validation=8, by_row=True).prepared()
+    wide = tmp_path / "wide"
+    wide.mkdir()
+    images = np.random.default_rng(0).integers(0, 256, (12, 5, 28), dtype=np.uint8)
+    for name in FILES:
+        (wide / name).write_bytes(idx(images if "images" in name else TEST[1]))
+    task = SequentialImages(path=wide, n_validation=2, by_row=True)
+    inputs = everything(task.split("test")).inputs
+    assert inputs.shape == (12, 5, 28) and task.n_features == 28
+    pixels = everything(SequentialImages(path=wide, n_validation=2).split("test")).inputs
+    assert torch.equal(inputs.flatten(1), pixels[..., 0])
+
+
 def test_rows_are_those_asked_for_and_epochs_change_nothing(folder):
     split = SequentialImages(path=folder, n_validation=8).split("train")
     index = torch.tensor([4, 0, 4])
@@ -197,9 +220,9 @@ def test_files_that_cannot_be_used_are_refused_in_one_line(folder, damage, messa
 
 
 def test_folders_and_fields_that_cannot_be_used_are_refused(folder):
-    with pytest.raises(DataError, match=r"`path` must be the folder of the images; got none.*fashion-mnist"):
+    with pytest.raises(DataError, match=r"`path` must say where the files are; got none.*fashion-mnist"):
         SequentialImages().prepared()
-    with pytest.raises(DataError, match=r"there is no folder .*gone. It must have the four files"):
+    with pytest.raises(DataError, match=r"there is nothing at .*gone. It must be .* the four files"):
         SequentialImages(path=folder / "gone").prepared()
     with pytest.raises(DataError, match="ubyte is no folder"):
         SequentialImages(path=folder / FILES[0]).prepared()
@@ -209,6 +232,10 @@ def test_folders_and_fields_that_cannot_be_used_are_refused(folder):
         SequentialImages(n_validation=0)
     with pytest.raises(ValueError, match="`seed` must be at least 0; got -1"):
         SequentialImages(seed=-1)
+    with pytest.raises(ValueError, match="`permutation` = 'bit-reversal' is for `permuted` images"):
+        SequentialImages(permutation="bit-reversal")
+    with pytest.raises(ValueError, match="`permutation` 'bitreversal'.*did you mean 'bit-reversal'"):
+        SequentialImages(permuted=True, permutation="bitreversal")
 
 
 def tiny(folder, **loop):

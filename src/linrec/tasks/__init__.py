@@ -18,11 +18,12 @@ from linrec.tasks.base import (
     has_target,
     judged_by,
 )
+from linrec.tasks.images import SequentialSplit
 from linrec.tasks.labelled import LabelledTask, LabelledTokens
 from linrec.tasks.language_modeling import LanguageModeling, TokenSplit
 from linrec.tasks.memory_horizon import MemoryHorizon
 from linrec.tasks.regression import RegressionTask
-from linrec.tasks.sequential_images import SequentialImages, SequentialSplit
+from linrec.tasks.sequential_images import SequentialImages
 from linrec.tasks.synthetic import DrawnTask, SyntheticTask
 
 __all__ = [
@@ -55,7 +56,9 @@ __all__ = [
 SHARED = (
     "base",
     "cache",
+    "classification",
     "drawing",
+    "images",
     "labelled",
     "listops_kernels",
     "pathfinder_kernels",

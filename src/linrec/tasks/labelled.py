@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -15,9 +15,10 @@ from jaxtyping import Int64, UInt8
 from torch import Tensor
 
 from linrec.errors import unknown
-from linrec.tasks.base import SPLIT_NAMES, Batch, ObjectiveName, SplitName, scores_by_class
+from linrec.tasks.base import SPLIT_NAMES, Batch, SplitName
 from linrec.tasks.cache import kept
-from linrec.tasks.sequential_images import SequentialSplit
+from linrec.tasks.classification import ClassificationTask, require_at_least
+from linrec.tasks.images import SequentialSplit
 from linrec.tasks.synthetic import TRIES, fingerprints
 from linrec.text.progress import ReadingDisplay
 
@@ -75,7 +76,7 @@ class LabelledTokens:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelledTask(abc.ABC):
+class LabelledTask(ClassificationTask):
     """A task of drawn sequences of tokens with a class each: the fields, and what follows from `draw`.
 
     All samples of all splits differ. They are drawn once, and kept in the user's folder for caches.
@@ -97,8 +98,6 @@ class LabelledTask(abc.ABC):
     seed: int = 0
     cache: Path | None = None
     section: ClassVar[str] = "task"
-    per_sequence: ClassVar[bool] = True
-    objective: ClassVar[ObjectiveName] = "classification"
     version: ClassVar[int] = 1
     """Of the generator: another number where the same fields give other samples."""
     not_drawn_from: ClassVar[tuple[str, ...]] = ("cache",)
@@ -107,44 +106,11 @@ class LabelledTask(abc.ABC):
     def __post_init__(self) -> None:
         # a configuration that was stored as JSON has strings
         object.__setattr__(self, "cache", None if self.cache is None else Path(self.cache))
-        for name, least in (("n_train", 1), ("n_validation", 1), ("n_test", 1), ("seed", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"`{name}` must be at least {least}; got {getattr(self, name)}.")
+        require_at_least(self, n_train=1, n_validation=1, n_test=1, seed=0)
 
     @abc.abstractmethod
     def draw(self, random: np.random.Generator, n: int) -> LabelledTokens:
         """Draw up to n samples; a pure function of the fields and the generator."""
-
-    @property
-    @abc.abstractmethod
-    def vocab_size(self) -> int | None:
-        """Number of input tokens; None where a split gives them as real numbers."""
-
-    @property
-    def n_features(self) -> int | None:
-        """Real numbers per step; None where steps are tokens."""
-        return None
-
-    @property
-    @abc.abstractmethod
-    def n_outputs(self) -> int:
-        """Number of target classes."""
-
-    @property
-    def chance(self) -> float:
-        """Expected accuracy of a uniform guess."""
-        return 1 / self.n_outputs
-
-    @cached_property
-    def trivial_score(self) -> float:
-        """Test accuracy of always answering the most frequent class of the training split."""
-        majority = torch.bincount(self.labelled("train").labels).argmax()
-        return float((self.labelled("test").labels == majority).double().mean())
-
-    @property
-    def reset_token(self) -> None:
-        """There is none: a sequence is read as a whole."""
-        return None
 
     def prepared(self) -> "LabelledTask":
         """Return the task itself, once its samples are drawn or found."""
@@ -176,25 +142,6 @@ class LabelledTask(abc.ABC):
             drawn = kept(task.lower(), about, lambda: self._drawn(name, before), cache=self.cache)
             self._found[name] = LabelledTokens(**drawn)
         return self._found[name]
-
-    def score(
-        self, predictions: Int64[Tensor, "n"], split: LabelledTokens | SequentialSplit
-    ) -> dict[str, Any]:
-        """Compare predictions with the labels of a split.
-
-        Args:
-            predictions: predicted classes, shape (n), any integer dtype, on any device.
-            split: what was predicted.
-
-        Returns:
-            A dictionary that JSON can hold: "accuracy", the share of right predictions, and
-            "accuracy_by_class", that of each class, None where the split has no sample of it.
-
-        Raises:
-            ValueError: `predictions` has another shape than the labels.
-            TypeError: `predictions` are not integers (pass classes, not logits).
-        """
-        return scores_by_class(predictions, split.labels, self.n_outputs)
 
     @cached_property
     def _found(self) -> dict[SplitName, LabelledTokens]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from linrec.tasks.classification import require_at_least
 from linrec.tasks.labelled import LabelledTask, LabelledTokens
 
 __all__ = ["ListOps", "expression"]
@@ -69,9 +70,7 @@ class ListOps(LabelledTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, least in (("min_length", 1), ("depth", 1), ("n_arguments", 2)):
-            if getattr(self, name) < least:
-                raise ValueError(f"`{name}` must be at least {least}; got {getattr(self, name)}.")
+        require_at_least(self, min_length=1, depth=1, n_arguments=2)
         if self.length < self.min_length:
             raise ValueError(
                 f"`length` must be at least `min_length` = {self.min_length}; got {self.length}."

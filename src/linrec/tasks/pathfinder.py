@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from linrec.tasks.base import SplitName
+from linrec.tasks.images import SequentialSplit
 from linrec.tasks.labelled import LabelledTask, LabelledTokens
-from linrec.tasks.sequential_images import SequentialSplit
 
 if TYPE_CHECKING:
     from linrec.tasks.pathfinder_kernels import Layout
@@ -160,8 +160,11 @@ class Pathfinder(LabelledTask):
             ValueError: there is no such split.
         """
         found = self.labelled(name)
+        if self.tokens:
+            return found
         # from 0 .. 255 to -1 .. 1
-        return found if self.tokens else SequentialSplit(found.tokens, found.labels, mean=0.5, std=0.5)
+        half = torch.tensor([0.5])
+        return SequentialSplit(found.tokens[:, :, None], found.labels, mean=half, std=half)
 
     def draw(self, random: np.random.Generator, n: int) -> LabelledTokens:
         """Draw n images as sequences, with their labels."""

@@ -1,7 +1,7 @@
 """Sequential images: say what a picture of MNIST or Fashion-MNIST shows after reading it pixel by pixel.
 
 An image of 28 x 28 is a sequence of 784 steps, row after row, of one number each. In the permuted task the
-pixels of all images come in one and the same random order, which takes away what neighbours tell.
+pixels of all images come in one and the same other order, which takes away what neighbours tell.
 
 Source: Le, Jaitly and Hinton (2015), arXiv:1504.00941, section 4.2, for both orders. The data: MNIST (LeCun,
 Bottou, Bengio and Haffner, 1998) and Fashion-MNIST (Xiao, Rasul and Vollgraf, 2017), of the same shape.
@@ -12,23 +12,17 @@ import math
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
-import torch
-from jaxtyping import Int64, UInt8
 from numpy.typing import NDArray
-from torch import Tensor
 
-from linrec.errors import unknown
-from linrec.tasks.base import SPLIT_NAMES, Batch, ObjectiveName, SplitName, scores_by_class
+from linrec.tasks.images import N_CLASSES, Images, PixelTask
 from linrec.text import DataError
 
-__all__ = ["SequentialImages", "SequentialSplit"]
+__all__ = ["SequentialImages"]
 
-N_CLASSES = 10
 # the names that both data sets have, with or without .gz
 FILES: Mapping[str, tuple[str, str]] = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
@@ -42,51 +36,8 @@ WHERE = (
 UNSIGNED_BYTES = b"\x00\x00\x08"
 
 
-@dataclass(frozen=True, eq=False)
-class SequentialSplit:
-    """Images as sequences of pixels, normalised as they are read: a `Source`.
-
-        inputs = (pixels / 255 - mean) / std
-
-    Attributes:
-        pixels: in the order of reading, shape (n, t), uint8.
-        labels: class of each image, shape (n), int64.
-        mean: mean of the training pixels, of which 1 is white.
-        std: their standard deviation.
-    """
-
-    pixels: UInt8[Tensor, "n t"]
-    labels: Int64[Tensor, "n"]
-    mean: float
-    std: float
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def rows(self, index: Int64[Tensor, "b"]) -> Batch:
-        """Return images as a batch, on the device that the split is on.
-
-        Args:
-            index: numbers of images, shape (b), int64, on any device.
-
-        Returns:
-            Inputs, shape (b, t, 1), float32; targets, shape (b), int64; no `reset`.
-        """
-        index = index.to(self.labels.device)
-        pixels = self.pixels[index].float() / 255
-        return Batch(((pixels - self.mean) / self.std)[:, :, None], self.labels[index], None)
-
-    def of_epoch(self, *, seed: int, epoch: int) -> "SequentialSplit":
-        """Return the split itself: its images are the same in every epoch."""
-        return self
-
-    def to(self, device: torch.device | str) -> "SequentialSplit":
-        """Return the split with its images on a device, where a byte is a pixel."""
-        return SequentialSplit(self.pixels.to(device), self.labels.to(device), self.mean, self.std)
-
-
-@dataclass(frozen=True)
-class SequentialImages:
+@dataclass(frozen=True, kw_only=True)
+class SequentialImages(PixelTask):
     """The class of an image that is read pixel by pixel, and the configuration that says of which images.
 
         target = label      after x_1, ..., x_784
@@ -98,14 +49,18 @@ class SequentialImages:
 
     Args:
         path: the folder.
-        permuted: whether the pixels of all images come in one random order.
+        permuted: whether the pixels of all images come in another order than row after row.
+        permutation: which order that is: "random", of `seed`; or "bit-reversal", by the numbers that result
+            when the bits of a pixel's own number are read backwards.
+        by_row: whether a step has 28 pixels, and not one.
         n_validation: how many of the training images, the last ones, validate.
-        seed: seed of that order alone.
+        seed: seed of the random order alone.
 
     Raises:
         ValueError: a field is out of range.
 
-    Source: Le, Jaitly and Hinton (2015), section 4.2.
+    Source: Le, Jaitly and Hinton (2015), section 4.2; the order of reversed bits is that of S4's code (Gu,
+    Goel and Ré, 2022).
 
     Example:
         >>> task = SequentialImages(path=Path("fashion-mnist"), permuted=True)
@@ -113,142 +68,28 @@ class SequentialImages:
         (1, 10, 0.1)
     """
 
-    path: Path | None = None
-    permuted: bool = False
-    n_validation: int = 5000
-    seed: int = 0
-    section: ClassVar[str] = "data"
-    n_features: ClassVar[int | None] = 1
-    per_sequence: ClassVar[bool] = True
-    objective: ClassVar[ObjectiveName] = "classification"
+    wanted: ClassVar[str] = f"It must be a folder with the four files of MNIST or Fashion-MNIST. {WHERE}"
+    n_columns: ClassVar[int] = 28
 
-    def __post_init__(self) -> None:
-        # a configuration that was stored as JSON has strings
-        object.__setattr__(self, "path", None if self.path is None else Path(self.path))
-        for name, least in (("n_validation", 1), ("seed", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"`{name}` must be at least {least}; got {getattr(self, name)}.")
-
-    @property
-    def vocab_size(self) -> None:
-        """There are no tokens: a step is a real number."""
-        return None
-
-    @property
-    def n_outputs(self) -> int:
-        """Number of target classes."""
-        return N_CLASSES
-
-    @property
-    def chance(self) -> float:
-        """Expected accuracy of a uniform guess: 0.1."""
-        return 1 / N_CLASSES
-
-    @cached_property
-    def trivial_score(self) -> float:
-        """Test accuracy of always answering the most frequent class of the training split."""
-        majority = torch.bincount(self.split("train").labels).argmax()
-        return float((self.split("test").labels == majority).double().mean())
-
-    @property
-    def reset_token(self) -> None:
-        """There is none: an image is a sequence of its own."""
-        return None
-
-    def prepared(self) -> "SequentialImages":
-        """Return the task itself, once its files are read.
+    def images(self) -> dict[Literal["train", "test"], Images]:
+        """Read the four files.
 
         Raises:
-            DataError: the folder or a file is missing, damaged, or something else than it should be.
+            DataError: one is missing, damaged, or something else than it should be.
         """
-        self.split("train")
-        return self
-
-    def split(self, name: SplitName) -> SequentialSplit:
-        """Return the images of one split.
-
-        Args:
-            name: "train", "validation" or "test".
-
-        Raises:
-            ValueError: there is no such split.
-            DataError: what `prepared` raises.
-        """
-        if name not in SPLIT_NAMES:
-            raise unknown("split", name, SPLIT_NAMES)
-        return self._splits[name]
-
-    def score(self, predictions: Int64[Tensor, "n"], split: SequentialSplit) -> dict[str, Any]:
-        """Compare predictions with the labels of a split.
-
-        Args:
-            predictions: predicted classes, shape (n), on any device.
-            split: what was predicted.
-
-        Returns:
-            A dictionary that JSON can hold: "accuracy", the share of images whose class is predicted, and
-            "accuracy_by_class", that of each class, None where the split has no image of it.
-
-        Raises:
-            ValueError: `predictions` has another shape than the labels.
-            TypeError: `predictions` are not integers (pass classes, not logits).
-        """
-        return scores_by_class(predictions, split.labels, N_CLASSES)
-
-    @cached_property
-    def _splits(self) -> dict[SplitName, SequentialSplit]:
-        folder = self._folder()
-        images, labels = _read_pair(folder, "train")
-        test_images, test_labels = _read_pair(folder, "test")
-        n_train = len(images) - self.n_validation
-        if n_train < 1:
+        folder = self.folder()
+        train, test = _read_pair(folder, "train"), _read_pair(folder, "test")
+        sizes = [math.prod(images.pixels.shape[1:]) for images in (train, test)]
+        if sizes[0] != sizes[1]:
             raise DataError(
-                f"`n_validation` must be less than the {len(images)} training images of {folder}; "
-                f"got {self.n_validation}."
+                f"the images of {folder} must all have the same size; those for training have {sizes[0]} "
+                f"pixels, those for testing {sizes[1]}. The files are of different data sets."
             )
-        length = images.shape[1]
-        if test_images.shape[1] != length:
-            raise DataError(
-                f"the images of {folder} must all have the same size; those for training have {length} "
-                f"pixels, those for testing {test_images.shape[1]}. The files are of different data sets."
-            )
-        # what is known of the pixels is known from training alone
-        counts = np.bincount(images[:n_train].reshape(-1), minlength=256)
-        values = np.arange(256) / 255
-        mean = float(counts @ values / counts.sum())
-        std = math.sqrt(counts @ (values - mean) ** 2 / counts.sum())
-        if not std > 0:
-            raise DataError(
-                f"the training images of {folder} are all of one colour; they cannot be told apart."
-            )
-        if self.permuted:
-            order = np.random.default_rng(self.seed).permutation(length)
-            images, test_images = images[:, order], test_images[:, order]
-
-        def part(pixels: NDArray[np.uint8], of: NDArray[np.uint8]) -> SequentialSplit:
-            return SequentialSplit(
-                torch.from_numpy(pixels.copy()), torch.from_numpy(of.astype(np.int64)), mean, std
-            )
-
-        return {
-            "train": part(images[:n_train], labels[:n_train]),
-            "validation": part(images[n_train:], labels[n_train:]),
-            "test": part(test_images, test_labels),
-        }
-
-    def _folder(self) -> Path:
-        wanted = f"It must have the four files of MNIST or Fashion-MNIST. {WHERE}"
-        if self.path is None:
-            raise DataError(f"`path` must be the folder of the images; got none. {wanted}")
-        if not self.path.exists():
-            raise DataError(f"there is no folder {self.path}. {wanted}")
-        if not self.path.is_dir():
-            raise DataError(f"{self.path} is no folder. {wanted}")
-        return self.path
+        return {"train": train, "test": test}
 
 
-def _read_pair(folder: Path, part: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Return images (n, t) and labels (n) of a part of the data set, checked against each other."""
+def _read_pair(folder: Path, part: str) -> Images:
+    """Return the images of a part of the data set, checked against their labels."""
     of_images, of_labels = FILES[part]
     images, labels = _read_idx(folder, of_images, n_axes=3), _read_idx(folder, of_labels, n_axes=1)
     if len(images) != len(labels):
@@ -263,7 +104,7 @@ def _read_pair(folder: Path, part: str) -> tuple[NDArray[np.uint8], NDArray[np.u
             f"the labels of {of_labels} in {folder} must be 0 to {N_CLASSES - 1}; got {labels.max()}. "
             "Only data sets of ten classes are read."
         )
-    return images.reshape(len(images), -1), labels
+    return Images(images[..., None], labels)
 
 
 def _read_idx(folder: Path, name: str, *, n_axes: int) -> NDArray[np.uint8]:

@@ -1,0 +1,167 @@
+"""What tasks share whose sequences have one class each, and those of them whose data are files."""
+
+import abc
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from linrec.errors import unknown
+from linrec.tasks.base import SPLIT_NAMES, ObjectiveName, Source, SplitName, scores_by_class
+from linrec.text import DataError
+
+
+class LabelledSource(Source, Protocol):
+    """A split whose sequences have one class each."""
+
+    @property
+    def labels(self) -> Int64[Tensor, "n"]:
+        """Class of each sequence."""
+        ...
+
+
+class ClassificationTask(abc.ABC):
+    """What follows from splits whose sequences have one class each."""
+
+    per_sequence: ClassVar[bool] = True
+    objective: ClassVar[ObjectiveName] = "classification"
+
+    @property
+    @abc.abstractmethod
+    def vocab_size(self) -> int | None:
+        """Number of input tokens; None where a split gives them as real numbers."""
+
+    @property
+    def n_features(self) -> int | None:
+        """Real numbers per step; None where steps are tokens."""
+        return None
+
+    @property
+    @abc.abstractmethod
+    def n_outputs(self) -> int:
+        """Number of target classes."""
+
+    @abc.abstractmethod
+    def split(self, name: SplitName) -> LabelledSource:
+        """Return the sequences of one split: "train", "validation" or "test"."""
+
+    @property
+    def chance(self) -> float:
+        """Expected accuracy of a uniform guess."""
+        return 1 / self.n_outputs
+
+    @cached_property
+    def trivial_score(self) -> float:
+        """Test accuracy of always answering the most frequent class of the training split."""
+        majority = torch.bincount(self.split("train").labels).argmax()
+        return float((self.split("test").labels == majority).double().mean())
+
+    @property
+    def reset_token(self) -> None:
+        """There is none: a sequence is read as a whole."""
+        return None
+
+    def score(self, predictions: Int64[Tensor, "n"], split: LabelledSource) -> dict[str, Any]:
+        """Compare predictions with the labels of a split.
+
+        Args:
+            predictions: predicted classes, shape (n), any integer dtype, on any device.
+            split: what was predicted.
+
+        Returns:
+            A dictionary that JSON can hold: "accuracy", the share of right predictions, and
+            "accuracy_by_class", that of each class, None where the split has no sample of it.
+
+        Raises:
+            ValueError: `predictions` has another shape than the labels.
+            TypeError: `predictions` are not integers (pass classes, not logits).
+        """
+        return scores_by_class(predictions, split.labels, self.n_outputs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileTask(ClassificationTask):
+    """A task whose sequences are in files: the field that says where, and what follows from `read`.
+
+    Args:
+        path: where the files are.
+    """
+
+    path: Path | None = None
+    section: ClassVar[str] = "data"
+    wanted: ClassVar[str]
+    """A sentence that says which files there must be, where to get them, and how to pass them."""
+
+    def __post_init__(self) -> None:
+        # a configuration that was stored as JSON has strings
+        object.__setattr__(self, "path", None if self.path is None else Path(self.path).expanduser())
+
+    @abc.abstractmethod
+    def read(self) -> Mapping[SplitName, LabelledSource]:
+        """Read the files, and return all splits."""
+
+    def prepared(self) -> "FileTask":
+        """Return the task itself, once its files are read.
+
+        Raises:
+            DataError: the files are missing, damaged, or something else than they should be.
+        """
+        self.split("train")
+        return self
+
+    def split(self, name: SplitName) -> Any:
+        """Return the sequences of one split.
+
+        Args:
+            name: "train", "validation" or "test".
+
+        Raises:
+            ValueError: there is no such split.
+            DataError: what `prepared` raises.
+        """
+        if name not in SPLIT_NAMES:
+            raise unknown("split", name, SPLIT_NAMES)
+        return self._splits[name]
+
+    def existing(self) -> Path:
+        """Return the path, which leads to something.
+
+        Raises:
+            DataError: it does not, or there is none.
+        """
+        if self.path is None:
+            raise DataError(f"`path` must say where the files are; got none. {self.wanted}")
+        if not self.path.exists():
+            raise DataError(f"there is nothing at {self.path}. {self.wanted}")
+        return self.path
+
+    def folder(self) -> Path:
+        """Return the path, which is a folder.
+
+        Raises:
+            DataError: it is none, or nothing is there.
+        """
+        path = self.existing()
+        if not path.is_dir():
+            raise DataError(f"{path} is no folder. {self.wanted}")
+        return path
+
+    @cached_property
+    def _splits(self) -> Mapping[SplitName, LabelledSource]:
+        return self.read()
+
+
+def require_at_least(task: object, **least: int) -> None:
+    """Refuse fields of a task that are below their least value.
+
+    Raises:
+        ValueError: one is.
+    """
+    for name, bound in least.items():
+        if getattr(task, name) < bound:
+            raise ValueError(f"`{name}` must be at least {bound}; got {getattr(task, name)}.")

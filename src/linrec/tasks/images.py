@@ -1,0 +1,229 @@
+"""What tasks share that read images step by step: normalised sequences of pixels, and the order of these."""
+
+import abc
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64, UInt8
+from numpy.typing import NDArray
+from torch import Tensor
+
+from linrec.errors import unknown
+from linrec.tasks.base import Batch, SplitName
+from linrec.tasks.classification import FileTask, require_at_least
+from linrec.text import DataError
+
+N_CLASSES = 10
+Permutation: TypeAlias = Literal["random", "bit-reversal"]
+
+
+class Images(NamedTuple):
+    """Images of one size, and what they show.
+
+    Args:
+        pixels: shape (n, rows, columns, channels), uint8.
+        labels: class of each image, shape (n), uint8.
+    """
+
+    pixels: UInt8[np.ndarray, "n rows columns channels"]
+    labels: UInt8[np.ndarray, "n"]
+
+
+@dataclass(frozen=True, eq=False)
+class SequentialSplit:
+    """Images as sequences of pixels, normalised as they are read: a `Source`.
+
+        inputs = (pixels / 255 - mean) / std
+
+    Attributes:
+        pixels: in the order of reading, shape (n, t, f), uint8.
+        labels: class of each image, shape (n), int64.
+        mean: mean of the training pixels for each number of a step, of which 1 is white, shape (f).
+        std: their standard deviation, shape (f).
+    """
+
+    pixels: UInt8[Tensor, "n t f"]
+    labels: Int64[Tensor, "n"]
+    mean: Float[Tensor, "f"]
+    std: Float[Tensor, "f"]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def rows(self, index: Int64[Tensor, "b"]) -> Batch:
+        """Return images as a batch, on the device that the split is on.
+
+        Args:
+            index: numbers of images, shape (b), int64, on any device.
+
+        Returns:
+            Inputs, shape (b, t, f), float32; targets, shape (b), int64; no `reset`.
+        """
+        index = index.to(self.labels.device)
+        pixels = self.pixels[index].float() / 255
+        return Batch((pixels - self.mean) / self.std, self.labels[index], None)
+
+    def of_epoch(self, *, seed: int, epoch: int) -> "SequentialSplit":
+        """Return the split itself: its images are the same in every epoch."""
+        return self
+
+    def to(self, device: torch.device | str) -> "SequentialSplit":
+        """Return the split with its images on a device, where a byte is a pixel."""
+        tensors = (self.pixels, self.labels, self.mean, self.std)
+        return SequentialSplit(*(tensor.to(device) for tensor in tensors))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageTask(FileTask):
+    """The class of an image of ten classes that is read step by step; a subclass says where images come from.
+
+    The last training images validate, and the test split is the data set's own. Each channel is normalised
+    with the mean and the standard deviation of the training split.
+
+    Args:
+        path: where the files are.
+        n_validation: how many of the training images, the last ones, validate.
+        seed: seed of what is drawn.
+
+    Raises:
+        ValueError: a field is out of range.
+    """
+
+    n_validation: int = 5000
+    seed: int = 0
+    n_channels: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(self, n_validation=1, seed=0)
+
+    @abc.abstractmethod
+    def images(self) -> Mapping[Literal["train", "test"], Images]:
+        """Read the images of the data set's two parts.
+
+        Raises:
+            DataError: a file is missing, damaged, or something else than it should be.
+        """
+
+    @abc.abstractmethod
+    def steps(self, pixels: UInt8[np.ndarray, "n rows columns channels"]) -> UInt8[np.ndarray, "n t f"]:
+        """Return images as sequences; each step has whole pixels, channel after channel."""
+
+    @property
+    def vocab_size(self) -> int | None:
+        """There are no tokens: a step is real numbers."""
+        return None
+
+    @property
+    def n_outputs(self) -> int:
+        """Number of target classes."""
+        return N_CLASSES
+
+    def read(self) -> dict[SplitName, Any]:
+        """Read the files, and return all splits."""
+        parts = self.images()
+        train, test = parts["train"], parts["test"]
+        n_train = len(train.labels) - self.n_validation
+        if n_train < 1:
+            raise DataError(
+                f"`n_validation` must be less than the {len(train.labels)} training images of {self.path}; "
+                f"got {self.n_validation}."
+            )
+        # what is known of the pixels is known from training alone
+        mean, std = _statistics(train.pixels[:n_train])
+        if not std.all():
+            raise DataError(
+                f"the training images of {self.path} are all of one colour; they cannot be told apart."
+            )
+        pixels, test_pixels = self.steps(train.pixels), self.steps(test.pixels)
+
+        def part(pixels: NDArray[np.uint8], labels: NDArray[np.uint8]) -> SequentialSplit:
+            # each step has so many whole pixels
+            per_step = pixels.shape[-1] // len(mean)
+            return SequentialSplit(
+                torch.from_numpy(pixels.copy()),
+                torch.from_numpy(labels.astype(np.int64)),
+                *(torch.from_numpy(value).float().repeat(per_step) for value in (mean, std)),
+            )
+
+        return {
+            "train": part(pixels[:n_train], train.labels[:n_train]),
+            "validation": part(pixels[n_train:], train.labels[n_train:]),
+            "test": part(test_pixels, test.labels),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class PixelTask(ImageTask):
+    """The class of an image that is read pixel by pixel, in one of several orders, or row by row.
+
+    Args:
+        path: where the files are.
+        permuted: whether the pixels of all images come in another order than row after row.
+        permutation: which order that is: "random", of `seed`; or "bit-reversal", by the numbers that result
+            when the bits of a pixel's own number are read backwards.
+        by_row: whether a step has as many pixels as an image has columns, and not one.
+        n_validation: how many of the training images, the last ones, validate.
+        seed: seed of the random order alone.
+
+    Raises:
+        ValueError: a field is out of range.
+    """
+
+    permuted: bool = False
+    permutation: Permutation = "random"
+    by_row: bool = False
+    n_columns: ClassVar[int]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.permutation not in ("random", "bit-reversal"):
+            raise unknown("`permutation`", self.permutation, ["random", "bit-reversal"])
+        if self.permutation != "random" and not self.permuted:
+            raise ValueError(
+                f"`permutation` = {self.permutation!r} is for `permuted` images, and these are not. Pass "
+                "`permuted` too."
+            )
+
+    @property
+    def n_features(self) -> int | None:
+        """Real numbers per step: those of one pixel, or of as many as there are columns."""
+        return self.n_channels * (self.n_columns if self.by_row else 1)
+
+    def steps(self, pixels: UInt8[np.ndarray, "n rows columns channels"]) -> UInt8[np.ndarray, "n t f"]:
+        """Return images as sequences of pixels in their order, or of as many of them as there are columns."""
+        n, rows, columns, channels = pixels.shape
+        if self.by_row and columns != self.n_columns:
+            raise DataError(
+                f"the images of {self.path} must have {self.n_columns} columns to be read row by row; they "
+                f"have {columns}."
+            )
+        sequences = pixels.reshape(n, rows * columns, channels)
+        if self.permuted:
+            sequences = sequences[:, _order(self.permutation, rows * columns, self.seed)]
+        return sequences.reshape(n, rows, columns * channels) if self.by_row else sequences
+
+
+def _order(permutation: Permutation, n: int, seed: int) -> Int64[np.ndarray, "n"]:
+    """Return which pixel comes first, second and so on."""
+    if permutation == "random":
+        return np.random.default_rng(seed).permutation(n)
+    # as many bits as the largest number has; those of other numbers begin with zeros
+    bits = max(1, (n - 1).bit_length())
+    return np.array(sorted(range(n), key=lambda number: format(number, f"0{bits}b")[::-1]))
+
+
+def _statistics(pixels: NDArray[np.uint8]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return mean and standard deviation of each channel of images, of which 1 is white, exactly."""
+    values = np.arange(256) / 255
+    found = []
+    for channel in np.moveaxis(pixels, -1, 0):
+        counts = np.bincount(channel.reshape(-1), minlength=256)
+        mean = float(counts @ values / counts.sum())
+        found.append((mean, math.sqrt(counts @ (values - mean) ** 2 / counts.sum())))
+    mean, std = np.array(found).T
+    return mean, std
