@@ -12,6 +12,8 @@ SplitName = Literal["train", "validation", "test"]
 SPLIT_NAMES: tuple[SplitName, ...] = get_args(SplitName)
 NO_TARGET = -100
 ObjectiveName = Literal["classification", "regression"]
+PIECE = 256
+"""Sequences whose targets are looked at together."""
 
 
 class Batch(NamedTuple):
@@ -270,3 +272,56 @@ def scores_by_class(predictions: Int64[Tensor, "n"], labels: Int64[Tensor, "n"],
         "accuracy": float(right.double().mean()),
         "accuracy_by_class": [float(r.mean()) if len(r) else None for r in of_class],
     }
+
+
+def errors_of_numbers(predictions: Float[Tensor, "n *t f"], source: Source) -> dict[str, float | None]:
+    """Return "mse", "mae" and "nrmse" of predicted real numbers; positions without target do not count.
+
+        nrmse = sqrt(sum (prediction - target)^2 / sum (target - mean target)^2)
+
+    Args:
+        predictions: real numbers of the shape of the targets of all sequences, on any device.
+        source: what was predicted; its targets need not be in memory all at once.
+
+    Returns:
+        The mean squared and the mean absolute error, and the root of the former as a share of the targets'
+        standard deviation: 1 is that of the best constant, None where all targets are equal.
+
+    Raises:
+        ValueError: `predictions` has another shape than the targets.
+        TypeError: `predictions` are no real numbers.
+
+    Example:
+        >>> split = Split(torch.zeros(2, 1, 1), torch.tensor([[1.0], [3.0]]))
+        >>> errors_of_numbers(torch.tensor([[1.0], [1.0]]), split)
+        {'mse': 2.0, 'mae': 1.0, 'nrmse': 1.4142135623730951}
+    """
+    if not predictions.is_floating_point():
+        raise TypeError(
+            f"`predictions` must be real numbers; got {predictions.dtype}. Pass the model's outputs."
+        )
+    pieces = torch.arange(len(source)).split(PIECE)
+    shape = (len(source), *source.rows(pieces[0][:1]).targets.shape[1:])
+    if predictions.shape != shape:
+        raise ValueError(
+            f"`predictions` must have the shape of the targets, {shape}; got {tuple(predictions.shape)}."
+        )
+
+    def targets(piece: Tensor) -> tuple[Tensor, Tensor]:
+        found = source.rows(piece).targets.cpu().double()
+        return found, has_target(found)
+
+    total = count = torch.zeros(shape[-1], dtype=torch.float64)
+    for found, asked in map(targets, pieces):
+        total = total + found.nan_to_num(0.0).flatten(0, -2).sum(0)
+        count = count + asked.flatten(0, -2).sum(0)
+    mean = total / count
+    squares, absolute, around = torch.zeros(3, dtype=torch.float64)
+    for piece in pieces:
+        found, asked = targets(piece)
+        error = (predictions[piece].cpu().double() - found)[asked]
+        squares, absolute = squares + error.square().sum(), absolute + error.abs().sum()
+        around = around + (found - mean).square()[asked].sum()
+    n = float(count.sum())
+    nrmse = float((squares / around).sqrt()) if around > 0 else None
+    return {"mse": float(squares) / n, "mae": float(absolute) / n, "nrmse": nrmse}

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from jaxtyping import Float
 from torch import Tensor
 
-from linrec.tasks.base import ObjectiveName, Split, has_target
+from linrec.tasks.base import ObjectiveName, Split, errors_of_numbers
 from linrec.tasks.synthetic import DrawnTask
 
 
@@ -60,18 +60,5 @@ class RegressionTask(DrawnTask):
             ValueError: `predictions` has another shape than the targets.
             TypeError: `predictions` are no real numbers.
         """
-        if not predictions.is_floating_point():
-            raise TypeError(
-                f"`predictions` must be real numbers; got {predictions.dtype}. Pass the model's outputs."
-            )
-        targets = split.targets.cpu().double()
-        if predictions.shape != targets.shape:
-            raise ValueError(
-                f"`predictions` must have the shape of the targets, {tuple(targets.shape)}; "
-                f"got {tuple(predictions.shape)}."
-            )
-        asked = has_target(targets)
-        squares = (predictions.cpu().double() - targets).square()[asked]
-        around = (targets - targets.flatten(0, -2).nanmean(0)).square()[asked].sum()
-        nrmse = float((squares.sum() / around).sqrt()) if around > 0 else None
-        return {"mse": float(squares.mean()), "nrmse": nrmse}
+        errors = errors_of_numbers(predictions, split)
+        return {name: errors[name] for name in ("mse", "nrmse")}
