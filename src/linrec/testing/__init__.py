@@ -15,18 +15,12 @@ Example:
     AssertionError: one step at a time against one pass...
 """
 
+from linrec.testing.draws import generator, reset_mask
 from linrec.testing.inputs import (
     delta_rule_inputs,
-    dense_ssm_inputs,
-    diagonal_ssm_inputs,
-    dplr_ssm_inputs,
     gate_loop_inputs,
-    generator,
-    long_conv_inputs,
-    reset_mask,
     scan_inputs,
     selective_scan_inputs,
-    short_conv_inputs,
 )
 from linrec.testing.laws import (
     check_batch_independence,
@@ -45,6 +39,13 @@ from linrec.testing.suites import (
     check_mixer,
     check_operator,
     check_state_dict,
+)
+from linrec.testing.system_inputs import (
+    dense_ssm_inputs,
+    diagonal_ssm_inputs,
+    dplr_ssm_inputs,
+    long_conv_inputs,
+    short_conv_inputs,
 )
 from linrec.testing.tolerances import assert_agree, tolerance
 from linrec.testing.trees import differentiable, map_tree

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from linrec.mixers.base import Mixer
 from linrec.testing import laws
-from linrec.testing.inputs import generator
+from linrec.testing.draws import generator
 from linrec.testing.laws import Function
 from linrec.testing.tolerances import assert_agree
 from linrec.testing.trees import Tree, differentiable, double, leaves
