@@ -138,5 +138,8 @@ def test_errors_name_the_shape_that_is_wrong():
     refused(ValueError, r"`state` must have shape \(b, d, n\) = \(2, 3, 4\)", state=torch.zeros(2, 4, 3))
     refused(TypeError, "`B` must be float32 beside `u` in float32; got float64", B=torch.zeros(4).double())
     refused(TypeError, "`state` must be float32; got int64", state=torch.zeros(2, 3, 4).long())
+    refused(
+        TypeError, "`state` must be float32; got complex64", state=torch.zeros(2, 3, 4).to(torch.complex64)
+    )
     refused(ValueError, "`u` must have shape", u=torch.zeros(2, 5))
     refused(ValueError, "scan", mode="scan")

@@ -146,14 +146,14 @@ def test_errors():
         assert message in str(error.value)
     real = {name: tensor.real for name, tensor in inputs.items()}
     for message, given in {
-        "`a` must be float32, or complex of that precision, beside `u` in float32; got complex128": (
+        "`a` must be float32 or complex64 beside `u` in float32; got complex128": (
             inputs | {"a": inputs["a"].to(torch.complex128)}
         ),
-        "`c` must be float64": inputs
+        "`c` must be float64 or complex128 beside": inputs
         | {"u": inputs["u"].double(), "a": inputs["a"].to(torch.complex128)}
         | {"b": inputs["b"].to(torch.complex128)},
         "`state` must be real where `a` and `b` are": real | {"state": inputs["state"]},
-        "`state` must be float32 or complex; got int64": inputs | {"state": inputs["state"].real.long()},
+        "`state` must be float32 or complex64; got int64": inputs | {"state": inputs["state"].real.long()},
     }.items():
         with pytest.raises(TypeError) as error:
             diagonal_ssm(**given)

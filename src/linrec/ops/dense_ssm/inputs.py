@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from linrec.ops.long_conv.inputs import SUPPORTED, check_device, check_sequence, name_of
+from linrec.ops.long_conv.inputs import check_factor, check_sequence, check_state
 from linrec.ops.precision import accumulation
 
 
@@ -12,24 +12,13 @@ def check(
 ) -> None:
     """Raise where shapes, dtypes or devices of the arguments do not fit together."""
     check_sequence(u, reset)
-    batch, _, channels = u.shape
+    channels = u.shape[-1]
     n = A.shape[-1] if A.ndim else 0
     _check_matrix("A", A, u, (n, n))
     _check_matrix("B", B, u, (n,))
     if C is not None:
         _check_matrix("C", C, u, (C.shape[-2] if C.ndim > 1 else 1, n))
-    if state is None:
-        return
-    if state.shape != (batch, channels, n):
-        raise ValueError(
-            f"`state` must have shape (b, d, n) = {(batch, channels, n)}; got {tuple(state.shape)}. "
-            "Pass the state that the previous call returned, or None for zeros."
-        )
-    if state.dtype not in SUPPORTED:
-        raise TypeError(
-            f"`state` must be {name_of(accumulation(u.dtype))}; got {name_of(state.dtype)}. Cast it."
-        )
-    check_device("state", state, u)
+    check_state(state, u, (channels, n), (accumulation(u.dtype),))
 
 
 def canonical(A: Tensor, B: Tensor, C: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -44,15 +33,10 @@ def canonical(A: Tensor, B: Tensor, C: Tensor | None) -> tuple[Tensor, Tensor, T
 
 
 def _check_matrix(name: str, matrix: Tensor, u: Tensor, shape: tuple[int, ...]) -> None:
-    channels, wide = u.shape[-1], accumulation(u.dtype)
+    channels = u.shape[-1]
     if tuple(matrix.shape) not in (shape, (channels, *shape)):
         raise ValueError(
             f"`{name}` must have shape {shape}, or {(channels, *shape)} with one for each channel of `u`; "
             f"got {tuple(matrix.shape)}."
         )
-    if matrix.dtype != wide:
-        raise TypeError(
-            f"`{name}` must be {name_of(wide)} beside `u` in {name_of(u.dtype)}; "
-            f"got {name_of(matrix.dtype)}. Cast it."
-        )
-    check_device(name, matrix, u)
+    check_factor(name, matrix, u, (accumulation(u.dtype),))

@@ -6,6 +6,7 @@ from torch import Tensor
 from linrec.ops.precision import accumulation
 
 SUPPORTED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+COMPLEX = (torch.complex64, torch.complex128)
 
 
 def check(u: Tensor, kernel: Tensor, state: Tensor | None, reset: Tensor | None) -> None:
@@ -60,6 +61,36 @@ def check_sequence(u: Tensor, reset: Tensor | None) -> None:
     if reset.shape != u.shape[:2]:
         raise ValueError(f"`reset` must have shape (b, t) = {tuple(u.shape[:2])}; got {tuple(reset.shape)}.")
     check_device("reset", reset, u)
+
+
+def check_factor(name: str, tensor: Tensor, u: Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
+    """Raise unless a factor of a state-space model is where `u` is, in one of the dtypes that fit `u`."""
+    if tensor.dtype not in dtypes:
+        raise TypeError(
+            f"`{name}` must be {' or '.join(map(name_of, dtypes))} beside `u` in {name_of(u.dtype)}; "
+            f"got {name_of(tensor.dtype)}. Cast it."
+        )
+    check_device(name, tensor, u)
+
+
+def check_state(
+    state: Tensor | None, u: Tensor, shape: tuple[int, ...], dtypes: tuple[torch.dtype, ...]
+) -> None:
+    """Raise unless the state of state-space models is (b, d, n), in any precision of one of the dtypes."""
+    if state is None:
+        return
+    expected = (len(u), *shape)
+    if state.shape != expected:
+        raise ValueError(
+            f"`state` must have shape (b, d, n) = {expected}; got {tuple(state.shape)}. "
+            "Pass the state that the previous call returned, or None for zeros."
+        )
+    is_complex = any(dtype.is_complex for dtype in dtypes)
+    if state.dtype not in SUPPORTED + (COMPLEX if is_complex else ()):
+        raise TypeError(
+            f"`state` must be {' or '.join(map(name_of, dtypes))}; got {name_of(state.dtype)}. Cast it."
+        )
+    check_device("state", state, u)
 
 
 def check_device(name: str, tensor: Tensor, u: Tensor) -> None:
