@@ -289,6 +289,19 @@ def test_errors_of_discretisations_and_kernels():
     for dt in (0.0, -1.0, float("nan")):
         with pytest.raises(ValueError, match="`dt` must be a positive time"):
             discretize_diagonal(A, A, dt)
+    with pytest.raises(ValueError, match=r"`dt` must be at least 0; got values down to -1"):
+        discretize_diagonal(A, A, torch.tensor([0.5, -1.0]))
+    with pytest.raises(ValueError, match=r"`A` must be at most 0, .*; got values up to 1"):
+        discretize_diagonal(-A, A, 0.1)
+    pairs = torch.complex(-A, 5 * A)
+    for method in ("zoh", "bilinear", "euler"):
+        with pytest.raises(
+            ValueError, match=r"`A` must have real parts of at most 0, .* up to 1\. .* real parts"
+        ):
+            discretize_diagonal(pairs, A, torch.ones(2), method)
+    # values that are not there to look at, or that may stand still
+    assert torch.vmap(lambda A: discretize_diagonal(A, A, 0.1)[0])(-A).min() > 1
+    assert torch.equal(discretize_diagonal(pairs.conj() - 1, A, torch.zeros(2))[1], torch.zeros_like(pairs))
     for options in (
         {"method": "softmax"},
         {"method": "zoh", "length": 3},
@@ -362,3 +375,9 @@ def test_errors_of_the_kernel_of_low_rank():
         wrong[place] = wrong[place].to(torch.complex64 if wrong[place].is_complex() else torch.float32)
         with pytest.raises(TypeError, match=f"`{name}` must be .* beside `Lambda` in complex128; got"):
             cauchy_kernel(*wrong, 4)
+    with pytest.raises(
+        ValueError, match=r"`Lambda` must have real parts of at most 0, .*`-torch.exp\(Lambda_log"
+    ):
+        cauchy_kernel(-given[0], *given[1:], 4)
+    with pytest.raises(ValueError, match=r"`dt` must be at least 0; got values down to -0\.3"):
+        cauchy_kernel(*given[:4], -given[4], 4)

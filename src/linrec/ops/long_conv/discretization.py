@@ -7,6 +7,7 @@ from jaxtyping import Float, Inexact
 from torch import Tensor
 
 from linrec.errors import unknown
+from linrec.ops.stability import check_rates, check_steps
 
 Discretization: TypeAlias = Literal["zoh", "bilinear", "euler", "softmax"]
 DISCRETIZATIONS: tuple[Discretization, ...] = ("zoh", "bilinear", "euler", "softmax")
@@ -39,9 +40,10 @@ def discretize_diagonal(
     states of long sequences grow.
 
     Args:
-        A: diagonal, any shape, real or complex.
+        A: diagonal, any shape, real or complex, with real parts <= 0, but for "softmax".
         B: factors of the input, which broadcast with A.
-        dt: step size in A's unit of time, real, a number or a tensor that broadcasts with A.
+        dt: step size in A's unit of time, real, a number > 0 or a tensor >= 0 that broadcasts with A. Values
+            of tensors are looked at on the CPU; elsewhere, and under torch.compile, that would mean waiting.
         method: "zoh", "bilinear", "euler" or "softmax".
         length: L, for "softmax" alone.
 
@@ -50,7 +52,7 @@ def discretize_diagonal(
         but with "softmax".
 
     Raises:
-        ValueError: an unknown method; a number dt that is not positive; "softmax" without its length, or
+        ValueError: an unknown method; a step or a real part out of range; "softmax" without its length, or
             another method with one.
 
     Source:
@@ -74,8 +76,12 @@ def discretize_diagonal(
             f'`length` must be the steps of the kernel, at least 1, with `method="softmax"`, else None; '
             f"got {length} with {method!r}."
         )
-    if not isinstance(dt, Tensor) and not dt > 0:
+    if isinstance(dt, Tensor):
+        check_steps("dt", dt)
+    elif not dt > 0:
         raise ValueError(f"`dt` must be a positive time; got {dt}. A step of zero never moves.")
+    if method != "softmax":
+        check_rates("A", A)
     z = dt * A
     if method == "bilinear":
         return (1 + z / 2) / (1 - z / 2), dt * B / (1 - z / 2)

@@ -8,6 +8,7 @@ from linrec.ops.long_conv.cauchy import kernel_of_low_rank
 from linrec.ops.long_conv.inputs import name_of
 from linrec.ops.long_conv.powers import powers, sums_of_powers
 from linrec.ops.precision import real_dtype
+from linrec.ops.stability import check_rates, check_steps
 
 
 def vandermonde_kernel(
@@ -81,11 +82,12 @@ def cauchy_kernel(
     matrix in registers. Abar^length is formed by squaring, in double precision.
 
     Args:
-        Lambda: diagonal (d, n), complex64 or complex128, with negative real parts.
+        Lambda: diagonal (d, n), complex64 or complex128, with real parts <= 0.
         P: (d, n, r), factors of the low rank, all in the dtype of `Lambda`.
         B: what the input is multiplied by (d, n).
         C: what states are multiplied by (d, n).
-        dt: step sizes (d,), real.
+        dt: step sizes (d,), real, >= 0. Values are looked at on the CPU; elsewhere, and under torch.compile,
+            that would mean waiting.
         length: how many taps, at least 1.
 
     Returns:
@@ -93,7 +95,7 @@ def cauchy_kernel(
 
     Raises:
         TypeError: dtypes that are not complex, or differ in precision.
-        ValueError: shapes that do not fit together, or a `length` below 1.
+        ValueError: shapes that do not fit together, values out of range, or a `length` below 1.
 
     Source:
         S4 (Gu, Goel and Ré, 2022), theorem 3 and its appendix on the convolution kernel; -P P^* is the stable
@@ -126,5 +128,7 @@ def cauchy_kernel(
             )
     if length < 1:
         raise ValueError(f"`length` must be at least 1 tap; got {length}.")
+    check_rates("Lambda", Lambda)
+    check_steps("dt", dt)
     with autocast(Lambda.device.type, enabled=False):
         return kernel_of_low_rank(Lambda, P, B, C, dt, length)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from linrec.ops.precision import accumulation
-from linrec.ops.visibility import visible
+from linrec.ops.stability import check_rates, check_steps
 
 _SUPPORTED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -65,7 +65,8 @@ def check(
                 f"`{name}` must be on x's device {str(x.device)!r}; got {str(other.device)!r}. "
                 f"Move it with .to({str(x.device)!r})."
             )
-    _check_values(dt, A)
+    check_rates("A", A)
+    check_steps("dt", dt)
 
 
 def _check_shared(name: str, tensor: Tensor, x: Tensor, n: int) -> None:
@@ -102,21 +103,6 @@ def _check_dtypes(x: Tensor, given: dict[str, Tensor | None]) -> None:
                 raise TypeError(f"`state` must be {_name(wide)}; got {_name(tensor.dtype)}. Cast it.")
         elif tensor.dtype not in (x.dtype, wide):
             raise TypeError(f"`{name}` must be {allowed}; got {_name(tensor.dtype)}. Cast it.")
-
-
-def _check_values(dt: Tensor, A: Tensor) -> None:
-    """Raise where a state would grow; look where that costs no waiting, and breaks no graph."""
-    if not visible(dt):
-        return
-    if A.numel() and (largest := float(A.detach().max())) > 0:
-        raise ValueError(
-            f"`A` must be at most 0, or states grow without bounds; got values up to {largest:.4g}. "
-            "Pass `-torch.exp(A_log)`."
-        )
-    if dt.numel() and (smallest := float(dt.detach().min())) < 0:
-        raise ValueError(
-            f"`dt` must be at least 0; got values down to {smallest:.4g}. Pass `softplus(...)` of them."
-        )
 
 
 def _name(dtype: torch.dtype) -> str:
