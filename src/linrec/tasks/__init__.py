@@ -58,6 +58,7 @@ SHARED = (
     "cache",
     "classification",
     "drawing",
+    "files",
     "images",
     "labelled",
     "listops_kernels",

@@ -4,16 +4,14 @@ import abc
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from linrec.errors import unknown
-from linrec.tasks.base import SPLIT_NAMES, ObjectiveName, Source, SplitName, scores_by_class
-from linrec.text import DataError
+from linrec.tasks.base import ObjectiveName, Source, SplitName, scores_by_class
+from linrec.tasks.files import FromFiles
 
 
 class LabelledSource(Source, Protocol):
@@ -85,75 +83,12 @@ class ClassificationTask(abc.ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FileTask(ClassificationTask):
-    """A task whose sequences are in files: the field that says where, and what follows from `read`.
-
-    Args:
-        path: where the files are.
-    """
-
-    path: Path | None = None
-    section: ClassVar[str] = "data"
-    wanted: ClassVar[str]
-    """A sentence that says which files there must be, where to get them, and how to pass them."""
-
-    def __post_init__(self) -> None:
-        # a configuration that was stored as JSON has strings
-        object.__setattr__(self, "path", None if self.path is None else Path(self.path).expanduser())
+class FileTask(FromFiles, ClassificationTask):
+    """A task whose sequences are in files, and have one class each; the field is that of `FromFiles`."""
 
     @abc.abstractmethod
     def read(self) -> Mapping[SplitName, LabelledSource]:
         """Read the files, and return all splits."""
-
-    def prepared(self) -> "FileTask":
-        """Return the task itself, once its files are read.
-
-        Raises:
-            DataError: the files are missing, damaged, or something else than they should be.
-        """
-        self.split("train")
-        return self
-
-    def split(self, name: SplitName) -> Any:
-        """Return the sequences of one split.
-
-        Args:
-            name: "train", "validation" or "test".
-
-        Raises:
-            ValueError: there is no such split.
-            DataError: what `prepared` raises.
-        """
-        if name not in SPLIT_NAMES:
-            raise unknown("split", name, SPLIT_NAMES)
-        return self._splits[name]
-
-    def existing(self) -> Path:
-        """Return the path, which leads to something.
-
-        Raises:
-            DataError: it does not, or there is none.
-        """
-        if self.path is None:
-            raise DataError(f"`path` must say where the files are; got none. {self.wanted}")
-        if not self.path.exists():
-            raise DataError(f"there is nothing at {self.path}. {self.wanted}")
-        return self.path
-
-    def folder(self) -> Path:
-        """Return the path, which is a folder.
-
-        Raises:
-            DataError: it is none, or nothing is there.
-        """
-        path = self.existing()
-        if not path.is_dir():
-            raise DataError(f"{path} is no folder. {self.wanted}")
-        return path
-
-    @cached_property
-    def _splits(self) -> Mapping[SplitName, LabelledSource]:
-        return self.read()
 
 
 def require_at_least(task: object, **least: int) -> None:
