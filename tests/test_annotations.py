@@ -1,8 +1,12 @@
 """The shapes in the public signatures: checked while operators, mixers and models run, in tests only."""
 
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
+
+import linrec
 
 # in a process of its own, since the hook must come before the first import of linrec
 CHECKED = """
@@ -63,3 +67,10 @@ def test_signatures_say_what_runs():
     command = [sys.executable, "-c", CHECKED]
     result = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert result.returncode == 0, result.stderr
+
+
+def test_shapes_are_of_classes():
+    # from numpy 2.5 on NDArray is an alias, which jaxtyping does not take: modules could not be imported
+    source = Path(linrec.__file__).parent
+    shaped = re.compile(r"\w\[NDArray\b.*\"")
+    assert not [path for path in source.rglob("*.py") if shaped.search(path.read_text())]

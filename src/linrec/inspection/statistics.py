@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float64
-from numpy.typing import NDArray
 
 from linrec.inspection.collect import Layer
 
@@ -79,7 +78,7 @@ def forgetting(layer: Layer) -> Forgetting | None:
     )
 
 
-def time_scales(layer: Layer) -> Float64[NDArray, "c"]:
+def time_scales(layer: Layer) -> Float64[np.ndarray, "c"]:
     """tau_c = -1 / mean_t log |a_tc|: steps after which channel c holds 1/e of what it held, on average.
 
     Args:
@@ -100,7 +99,7 @@ def time_scales(layer: Layer) -> Float64[NDArray, "c"]:
         return 1 / np.abs(rate)
 
 
-def histogram(layer: Layer) -> Float64[NDArray, "bins"]:
+def histogram(layer: Layer) -> Float64[np.ndarray, "bins"]:
     """Shares of the forget values |a| in 50 bins of equal width over [0, 1].
 
     Args:
@@ -139,7 +138,7 @@ def reach(layer: Layer) -> float | None:
     return float((far[reached] / total[reached]).mean()) if reached.any() else None
 
 
-def _values(layer: Layer) -> Float64[NDArray, "*bt c"]:
+def _values(layer: Layer) -> Float64[np.ndarray, "*bt c"]:
     if layer.magnitude is None:
         raise ValueError(f"`layer` must have transitions; layer {layer.name!r} has none.")
     return layer.magnitude.double().numpy()

@@ -10,7 +10,6 @@ from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Float64
-from numpy.typing import NDArray
 
 from linrec.tasks.regression import RegressionTask
 from linrec.tasks.synthetic import Drawn
@@ -80,7 +79,7 @@ class MackeyGlass(RegressionTask):
             np.ascontiguousarray(series[:, : self.length]), np.ascontiguousarray(series[:, self.horizon :])
         )
 
-    def _series(self, random: np.random.Generator, n: int) -> Float64[NDArray[np.float64], "n t"]:
+    def _series(self, random: np.random.Generator, n: int) -> Float64[np.ndarray, "n t"]:
         steps, delay = self.length + self.horizon, self.tau * SUBSTEPS
         # x of the latest `delay` substeps; the place of the oldest is that of the next
         past = 1.2 + 0.2 * (random.random((delay, n)) - 0.5)

@@ -111,7 +111,7 @@ class Pendulum(RegressionTask):
         targets = np.stack([np.sin(angles), np.cos(angles)], axis=-1).astype(np.float32)
         return Drawn(inputs, targets)
 
-    def pictures(self, angles: Float64[NDArray[np.float64], "*n"]) -> NDArray[np.float32]:
+    def pictures(self, angles: Float64[np.ndarray, "*n"]) -> NDArray[np.float32]:
         """Draw a line from the middle towards each angle, which is 0 upwards and grows clockwise.
 
             value = clip(1.5 - distance of the pixel from the line, 0, 1)
