@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from linrec.ops import delta_rule
+from linrec.ops.delta_rule import chunkwise_triton
 from linrec.ops.gate_loop import chunkwise_triton_chunks
 from linrec.testing import assert_agree, check_operator, delta_rule_inputs, reset_mask
 
@@ -51,6 +52,16 @@ def test_half_precision(log_decay):
 @pytest.mark.parametrize("time", [1, 16, 17])
 def test_lengths_around_chunks(time):
     agree(1, time, 2, 4, 3, log_decay="bth")
+
+
+@on_either
+@pytest.mark.parametrize(("log_decay", "dk", "dv"), [(None, 66, 5), ("bth", 5, 66), ("bthk", 5, 6)])
+def test_time_in_pieces_of_one_sequence(log_decay, dk, dv, monkeypatch):
+    # five chunks, in pieces of two, two and one
+    monkeypatch.setattr(chunkwise_triton_chunks, "PROGRAMS", 3 if dv < 66 else 6)
+    monkeypatch.setattr(chunkwise_triton, "LEAST_LENGTH", 1)
+    reset = reset_mask(1, 5 * chunkwise_triton_chunks.CHUNK - 3, rate=0.03, device=DEVICE)
+    agree(1, reset.shape[1], 1, dk, dv, log_decay=log_decay, largest_beta=2.0, options={"reset": reset})
 
 
 @on_either

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from linrec.ops import matrix_torch, vmap
 from linrec.ops.gate_loop import chunkwise_triton_chunks
-from linrec.ops.gate_loop.chunkwise_triton_chunks import PROGRAMS, Chunks, Tiles
+from linrec.ops.gate_loop.chunkwise_triton_chunks import Chunks, Tiles
 from linrec.ops.operators import differentiated, operator
 from linrec.ops.triton_launch import power_of_2
 
@@ -87,7 +87,7 @@ def forward(
     """Return y (b, t, h, dv), the last state (b, h, dk, dv), and the inverses T (b, h, chunks, C, C)."""
     chunks = _DeltaChunks(q, k, v, beta, log_decay, cut)
     inverses = _inverses(q)
-    states, last, corrected = chunks.corrected(state, *chunks.corrections(inverses))
+    states, last, corrected, _ = chunks.corrected(state, *chunks.corrections(inverses))
     return chunks.mixed(corrected, chunks.matrices(), states), last, inverses
 
 
@@ -127,8 +127,8 @@ def backward(
     chunks = _DeltaChunks(q, k, v, beta, log_decay, cut)
     dy = dy.contiguous()
     read, values = chunks.corrections(inverses, known=True)
-    states, _, corrected = chunks.corrected(state, read, values)
-    gradients, dstate, dcorrected = chunks.corrected_gradients(dy, dlast, read)
+    states, _, corrected, transitions = chunks.corrected(state, read, values)
+    gradients, dstate, dcorrected = chunks.corrected_gradients(dy, dlast, read, transitions)
     passing = chunks.decay_gradient()
     dq, dk = chunks.gate_gradients(dy, corrected, states, gradients, passing)
     through, dv, of_values = chunks.value_gradients(inverses, dcorrected)
@@ -179,24 +179,45 @@ class _DeltaChunks(Chunks):
         self.per_chunk("corrections", 1, *tensors, LEVELS=self.levels, KNOWN=known)
         return read, values
 
-    def corrected(self, start: Tensor, read: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """States before the chunks and after the last, and the corrected values W."""
+    def corrected(
+        self, start: Tensor, read: Tensor, values: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """States before the chunks and after the last, the corrected values W, and the pieces' transitions.
+
+        Few programs divide time into pieces, each of which makes M S + N of the state S before it; the
+        transitions M are (b * h, pieces, dk, dk).
+        """
         states = self.k.new_empty(self.batch, self.heads, self.chunks, self.dk, self.dv)
         end = torch.empty_like(start, memory_format=torch.contiguous_format)
         corrected = torch.empty_like(self.v)
-        tensors = (self.k, read, values, *self.gates, start.contiguous(), states, end, corrected)
-        self._run("delta_states", self._over_time("delta_states"), tensors)
-        return states, end, corrected
+        given, found, transitions = (self.k, read, values, *self.gates), (states, end, corrected), None
+        if self.pieces[0] > 1:
+            left, transitions = self._of_pieces(self.dv), self._of_pieces(self.dk)
+            blocks = sum(self._blocks("delta_states", width) for width in (self.dv, self.dk))
+            tensors = (*given, start, left, transitions, *found)
+            self._over_time("delta_states", blocks, tensors, local=True)
+            start = _chained(start, transitions, left)
+        tensors = (*given, start.contiguous(), start, start, *found)
+        self._over_time("delta_states", self._blocks("delta_states", self.dv), tensors)
+        return *found, transitions
 
-    def corrected_gradients(self, dy: Tensor, dlast: Tensor, read: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def corrected_gradients(
+        self, dy: Tensor, dlast: Tensor, read: Tensor, transitions: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of the states after the chunks and before the first, and dW."""
         gradients = self.k.new_empty(self.batch, self.heads, self.chunks, self.dk, self.dv)
         end = torch.empty_like(dlast, memory_format=torch.contiguous_format)
         dcorrected = torch.empty_like(self.v)
-        given = (self.q, self.k, read, dy, self.mixings()[0])
-        tensors = (*given, *self.gates, dlast.contiguous(), gradients, end, dcorrected)
-        self._run("delta_state_gradients", self._over_time("delta_state_gradients"), tensors)
-        return gradients, end, dcorrected
+        given = (self.q, self.k, read, dy, self.mixings()[0], *self.gates)
+        found = gradients, end, dcorrected
+        blocks = self._blocks("delta_state_gradients", self.dv)
+        if transitions is not None:
+            left = self._of_pieces(self.dv)
+            self._over_time("delta_state_gradients", blocks, (*given, dlast, left, *found), local=True)
+            dlast = _chained(dlast, transitions.mT.flip(1), left.flip(1)).flip(1)
+        tensors = (*given, dlast.contiguous(), dlast, *found)
+        self._over_time("delta_state_gradients", blocks, tensors)
+        return found
 
     def value_gradients(self, inverses: Tensor, dcorrected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return E, dV, and the part of the gradient of beta that comes from the values."""
@@ -222,8 +243,27 @@ class _DeltaChunks(Chunks):
         dtype = torch.promote_types(self.q.dtype, torch.float32)
         return self.q.new_zeros(*self.q.shape[:3], blocks, dtype=dtype)
 
-    def _over_time(self, name: str) -> tuple[int, int, int]:
-        return -(-self.dv // self._tiles(name).block_v), 1, self.batch * self.heads
+    @functools.cached_property
+    def pieces(self) -> tuple[int, int]:
+        """Into how many pieces programs divide time, and how many chunks a piece has."""
+        programs = self.batch * self.heads * self._blocks("delta_states", self.dv)
+        most = chunkwise_triton_chunks.PROGRAMS // max(programs, 1)
+        pieces = min(most, self.chunks // LEAST_LENGTH)
+        # in two passes over time, two pieces would gain nothing
+        length = -(-self.chunks // pieces) if pieces > 2 else max(self.chunks, 1)
+        return max(-(-self.chunks // length), 1), length
+
+    def _of_pieces(self, width: int) -> Tensor:
+        dtype = torch.promote_types(self.q.dtype, torch.float32)
+        return self.q.new_empty(self.batch * self.heads, self.pieces[0], self.dk, width, dtype=dtype)
+
+    def _blocks(self, name: str, width: int) -> int:
+        return -(-width // self._tiles(name).block_v)
+
+    def _over_time(self, name: str, blocks: int, tensors: tuple[Tensor, ...], *, local: bool = False) -> None:
+        pieces, length = self.pieces
+        grid = blocks, pieces, self.batch * self.heads
+        self._run(name, grid, tensors, length, pieces, LOCAL=local)
 
     def _tiles(self, name: str) -> Tiles:
         if name not in TILES:
@@ -235,16 +275,29 @@ class _DeltaChunks(Chunks):
         if name.startswith("delta"):
             # a state is whole in its key channels, for W reads all of them
             block_k = max(block_k, power_of_2(self.dk))
-            programs = self.batch * self.heads * -(-self.dv // tiles.block_v)
-            if block_k > 128 or (name == "delta_state_gradients" and programs < PROGRAMS):
+            if block_k > 128 or (name == "delta_state_gradients" and self._few_programs(tiles.block_v)):
                 # large states need the registers of more warps, and few programs wait for each product
                 tiles = tiles._replace(warps=8)
         return tiles._replace(block_k=block_k, block_v=min(tiles.block_v, max(64, power_of_2(self.dv))))
+
+    def _few_programs(self, block_v: int) -> bool:
+        programs = self.batch * self.heads * -(-self.dv // block_v) * self.pieces[0]
+        return programs < chunkwise_triton_chunks.PROGRAMS
 
     def _kernel(self, name: str) -> Any:
         return getattr(_kernels(), name) if name in TILES else super()._kernel(name)
 
 
+def _chained(start: Tensor, transitions: Tensor, left: Tensor) -> Tensor:
+    """S of each piece (b * h, pieces, dk, dv): the first one's is `start`, the next is M S + N."""
+    states = [start.reshape(left[:, 0].shape).to(left.dtype)]
+    for piece in range(left.shape[1] - 1):
+        states.append(torch.baddbmm(left[:, piece], transitions[:, piece], states[-1]))
+    return torch.stack(states, 1)
+
+
+# chunks of a piece of time at least: joining two pieces takes as long as a few chunks
+LEAST_LENGTH = 16
 # by kernel: inputs of 16 bits, and wider ones
 TILES = {
     "corrections": (Tiles(64, 64, 4, 2, 168), Tiles(64, 64, 8, 1)),

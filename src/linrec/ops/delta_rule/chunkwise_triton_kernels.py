@@ -179,26 +179,39 @@ def delta_states(  # type: ignore[no-untyped-def]
     decays,
     reset,
     start,
+    left,
+    transitions,
     states,
     end,
     corrected,
     TIME,
     CHUNKS,
     strides,
+    LENGTH,
+    PIECES,
     HEADS: tl.constexpr,
     DK: tl.constexpr,
     DV: tl.constexpr,
     DECAY: tl.constexpr,
     RESET: tl.constexpr,
     EXACT: tl.constexpr,
+    LOCAL: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
     PRECISION: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """W = U - P S of some columns, of P `read` and U `values`; states before the chunks, after the last."""
-    block, _, matrix = program(tl.cdiv(DV, BLOCK_V), 1)
+    """W = U - P S of some columns, of P `read` and U `values`; states before the chunks, after the last.
+
+    Few heads leave much of a GPU idle, so time comes in PIECES of LENGTH chunks, each with the state before
+    it, `start` (b, h, pieces, dk, dv). These are known from a first, LOCAL run: a piece makes M S + N of the
+    state S before it, N being what it leaves of zeros, and M, its transition, what it leaves of a unit matrix
+    where there are no values. The blocks of columns after those of the values are the unit matrix's.
+    """
+    BLOCKS: tl.constexpr = (DV + BLOCK_V - 1) // BLOCK_V
+    ALL: tl.constexpr = BLOCKS + ((DK + BLOCK_V - 1) // BLOCK_V if LOCAL else 0)
+    block, piece, matrix = program(ALL, PIECES)
     b, h = matrix // HEADS, matrix % HEADS
     rows = tl.arange(0, BLOCK_K)
     columns = block * BLOCK_V + tl.arange(0, BLOCK_V)
@@ -206,15 +219,22 @@ def delta_states(  # type: ignore[no-untyped-def]
     at = rows[:, None] * DV + columns[None, :]
     size = DK * DV
     matrix = matrix.to(tl.int64)
-    state = tl.load(start + matrix * size + at, mask=inside, other=0.0).to(WIDE)
-    for chunk in range(CHUNKS):
-        place = (matrix * CHUNKS + chunk) * size
-        tl.store(states + place + at, state.to(states.dtype.element_ty), mask=inside)
+    this = matrix * PIECES + piece
+    of_unit = columns - BLOCKS * BLOCK_V
+    if LOCAL:
+        state = tl.where(rows[:, None] == of_unit[None, :], 1.0, 0.0).to(WIDE)
+    else:
+        state = tl.load(start + this * size + at, mask=inside, other=0.0).to(WIDE)
+    for chunk in range(piece * LENGTH, tl.minimum((piece + 1) * LENGTH, CHUNKS)):
+        if not LOCAL:
+            place = (matrix * CHUNKS + chunk) * size
+            tl.store(states + place + at, state.to(states.dtype.element_ty), mask=inside)
         steps = chunk * CHUNK + tl.arange(0, CHUNK)
         p = tile(read, b, h, steps, TIME, HEADS, DK, rows)
         w = tile(values, b, h, steps, TIME, HEADS, DV, columns).to(WIDE)
         w -= tl.dot(p, state.to(p.dtype), input_precision=PRECISION, out_dtype=WIDE)
-        put(corrected, w, b, h, steps, TIME, HEADS, DV, columns)
+        if not LOCAL:
+            put(corrected, w, b, h, steps, TIME, HEADS, DV, columns)
         k = tile(keys, b, h, steps, TIME, HEADS, DK, rows)
         if DECAY != NONE:
             first, second = of_chunk(
@@ -224,7 +244,12 @@ def delta_states(  # type: ignore[no-untyped-def]
             total = whole(first, second, EXACT)
             state = state * (total[:, None] if DECAY == CHANNEL else total)
         state = tl.dot(tl.trans(k), w.to(k.dtype), state, input_precision=PRECISION, out_dtype=WIDE)
-    tl.store(end + matrix * size + at, state.to(end.dtype.element_ty), mask=inside)
+    if LOCAL:
+        tl.store(left + this * size + at, state, mask=inside)
+        unit = (rows < DK)[:, None] & ((of_unit >= 0) & (of_unit < DK))[None, :]
+        tl.store(transitions + this * (DK * DK) + rows[:, None] * DK + of_unit[None, :], state, mask=unit)
+    elif piece == PIECES - 1:
+        tl.store(end + matrix * size + at, state.to(end.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -237,26 +262,34 @@ def delta_state_gradients(  # type: ignore[no-untyped-def]
     decays,
     reset,
     start,
+    left,
     gradients,
     end,
     dcorrected,
     TIME,
     CHUNKS,
     strides,
+    LENGTH,
+    PIECES,
     HEADS: tl.constexpr,
     DK: tl.constexpr,
     DV: tl.constexpr,
     DECAY: tl.constexpr,
     RESET: tl.constexpr,
     EXACT: tl.constexpr,
+    LOCAL: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
     PRECISION: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """dW of some columns, and G after each chunk and before the first; `matrices` are A."""
-    block, _, matrix = program(tl.cdiv(DV, BLOCK_V), 1)
+    """dW of some columns, and G after each chunk and before the first; `matrices` are A.
+
+    `start` is the gradient after each piece. Before it, that is M^T G + N, with the same M as forward, and N
+    what a LOCAL run leaves of zeros.
+    """
+    block, piece, matrix = program(tl.cdiv(DV, BLOCK_V), PIECES)
     b, h = matrix // HEADS, matrix % HEADS
     n = tl.arange(0, CHUNK)
     rows = tl.arange(0, BLOCK_K)
@@ -265,11 +298,17 @@ def delta_state_gradients(  # type: ignore[no-untyped-def]
     at = rows[:, None] * DV + columns[None, :]
     size = DK * DV
     matrix = matrix.to(tl.int64)
-    gradient = tl.load(start + matrix * size + at, mask=inside, other=0.0).to(WIDE)
-    for i in range(CHUNKS):
-        chunk = CHUNKS - 1 - i
+    this = matrix * PIECES + piece
+    if LOCAL:
+        gradient = tl.zeros((BLOCK_K, BLOCK_V), WIDE)
+    else:
+        gradient = tl.load(start + this * size + at, mask=inside, other=0.0).to(WIDE)
+    stop = tl.minimum((piece + 1) * LENGTH, CHUNKS)
+    for i in range(stop - piece * LENGTH):
+        chunk = stop - 1 - i
         place = matrix * CHUNKS + chunk
-        tl.store(gradients + place * size + at, gradient.to(gradients.dtype.element_ty), mask=inside)
+        if not LOCAL:
+            tl.store(gradients + place * size + at, gradient.to(gradients.dtype.element_ty), mask=inside)
         steps = chunk * CHUNK + n
         k = tile(keys, b, h, steps, TIME, HEADS, DK, rows)
         q = tile(queries, b, h, steps, TIME, HEADS, DK, rows)
@@ -287,7 +326,11 @@ def delta_state_gradients(  # type: ignore[no-untyped-def]
             total = whole(first, second, EXACT)
             gradient = gradient * (total[:, None] if DECAY == CHANNEL else total)
         w = tl.dot(k, old, w, input_precision=PRECISION, out_dtype=WIDE)
-        put(dcorrected, w, b, h, steps, TIME, HEADS, DV, columns)
+        if not LOCAL:
+            put(dcorrected, w, b, h, steps, TIME, HEADS, DV, columns)
         gradient = tl.dot(tl.trans(q), given, gradient, input_precision=PRECISION, out_dtype=WIDE)
         gradient -= tl.dot(tl.trans(p), w.to(p.dtype), input_precision=PRECISION, out_dtype=WIDE)
-    tl.store(end + matrix * size + at, gradient.to(end.dtype.element_ty), mask=inside)
+    if LOCAL:
+        tl.store(left + this * size + at, gradient, mask=inside)
+    elif piece == 0:
+        tl.store(end + matrix * size + at, gradient.to(end.dtype.element_ty), mask=inside)
