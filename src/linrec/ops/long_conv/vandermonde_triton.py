@@ -2,6 +2,7 @@
 
 import functools
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,9 +10,12 @@ from torch import Tensor
 from linrec.ops.long_conv.triton import on_device, pairs
 from linrec.ops.operators import operator
 from linrec.ops.precision import real_dtype
+from linrec.ops.triton_launch import power_of_2
 
-# of the tile of numbers that a program has at once
-TILE = 32
+# rows, columns and entries of the tiles that a program multiplies
+TILE = 64
+# the least that a tensor core takes
+LEAST = 16
 
 
 @operator("vandermonde_triton")
@@ -20,9 +24,11 @@ def forward(weight: Tensor, near: Tensor, far: Tensor, length: int) -> Tensor:
     sums = _sums(weight, length)
     k, d, n = weight.shape
     c, m = near.shape[-1], far.shape[-1]
+    tiles = _tiles(sums)
+    tiles["ENTRIES"] = min(max(power_of_2(n), LEAST), tiles["ENTRIES"])
     with on_device(weight):
-        _kernels().forward[d, -(-k * m // TILE), -(-c // TILE)](
-            *map(pairs, (weight, near, far)), sums, d, n, k, c, m, length, ROWS=TILE, COLUMNS=TILE
+        _kernels().forward[d, -(-k * m // tiles["ROWS"]), -(-c // tiles["COLUMNS"])](
+            *map(pairs, (weight, near, far)), sums, d, n, k, c, m, length, **tiles
         )
     return sums
 
@@ -41,12 +47,15 @@ def backward(weight: Tensor, near: Tensor, far: Tensor, dsums: Tensor) -> tuple[
     weight, near, far = map(pairs, (weight, near, far))
     dsums = dsums.contiguous()
     shape = (d, n, k, c, m, dsums.shape[-1])
+    # products of 32 columns beside others may read beyond their tiles (issue 11366 of Triton, 3.6 to 3.7)
+    tiles = _tiles(dsums)
+    entries = -(-n // tiles["ENTRIES"])
     with on_device(dsums):
-        _kernels().backward_rows[d, -(-k * m // TILE), -(-n // TILE)](
-            near, dsums, torch.view_as_real(dleft), *shape, ROWS=TILE, ENTRIES=TILE
+        _kernels().backward_rows[d, -(-k * m // tiles["ROWS"]), entries](
+            near, dsums, torch.view_as_real(dleft), *shape, **tiles
         )
-        _kernels().backward_columns[d, -(-n // TILE), -(-c // TILE)](
-            weight, far, dsums, torch.view_as_real(dnear), *shape, ENTRIES=TILE, COLUMNS=TILE
+        _kernels().backward_columns[d, entries, -(-c // tiles["COLUMNS"])](
+            weight, far, dsums, torch.view_as_real(dnear), *shape, **tiles
         )
     return dleft, dnear
 
@@ -54,6 +63,14 @@ def backward(weight: Tensor, near: Tensor, far: Tensor, dsums: Tensor) -> tuple[
 @torch.library.register_fake(backward)
 def _(weight: Tensor, near: Tensor, far: Tensor, dsums: Tensor) -> tuple[Tensor, Tensor]:
     return _gradients(weight, near, far)
+
+
+def _tiles(sums: Tensor) -> dict[str, Any]:
+    double = sums.dtype == torch.float64
+    size = TILE // 2 if double else TILE
+    # three products of ten bits each, where one of 23 has no tensor cores
+    precision = "ieee" if double else "tf32x3"
+    return {"ROWS": size, "COLUMNS": size, "ENTRIES": size, "PRECISION": precision}
 
 
 def _sums(weight: Tensor, length: int) -> Tensor:

@@ -3,11 +3,10 @@
 Imported at the first use, because importing Triton is slow.
 
 Complex numbers are pairs in memory. Taps l = c i + j of K rows of weights, for each model d apart, are
+products of matrices of G = w far, which is formed a tile at a time:
 
-    S_kl = Re sum_n w_kn far_ni near_nj
-    dG_kni = sum_j dS_kl conj(near_nj)        dnear_nj = sum_ki dS_kl conj(w_kn far_ni)
-
-of which dG is the gradient of w_kn far_ni.
+    S_kl = Re sum_n G_kin near_nj
+    dG_kin = sum_j dS_kl conj(near_nj)        dnear_nj = sum_ki dS_kl conj(G_kin)
 """
 
 import triton
@@ -17,51 +16,89 @@ from linrec.ops.long_conv.triton_kernels import pair, put, times
 
 
 @triton.jit
-def _weighted(w_ptr, far_ptr, of_w, of_far, mask):  # type: ignore[no-untyped-def]
-    w_r, w_i = pair(w_ptr, of_w, mask)
-    far_r, far_i = pair(far_ptr, of_far, mask)
+def _weighted(w_ptr, far_ptr, d, models, n, k, m, rows, entries):  # type: ignore[no-untyped-def]
+    """G of rows (k, i) and of entries, and zeros outside."""
+    of_k, of_i = rows // m, rows % m
+    mask = (rows < k * m)[:, None] & (entries < n)[None]
+    w_r, w_i = pair(w_ptr, (of_k * models + d)[:, None] * n + entries[None], mask)
+    far_r, far_i = pair(far_ptr, (d * n + entries)[None] * m + of_i[:, None], mask)
     return times(w_r, w_i, far_r, far_i)
 
 
 @triton.jit
+def _taps(d, models, k, c, m, length, rows, columns):  # type: ignore[no-untyped-def]
+    """Where S of rows (k, i) and of columns j is, and which of it there is."""
+    of_k, of_i = rows // m, rows % m
+    tap = of_i[:, None] * c + columns[None]
+    mask = (rows < k * m)[:, None] & (columns < c)[None] & (tap < length)
+    return (of_k * models + d)[:, None] * length + tap, mask
+
+
+@triton.jit
 def forward(  # type: ignore[no-untyped-def]
-    w_ptr, near_ptr, far_ptr, s_ptr, models, n, k, c, m, length, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+    w_ptr,
+    near_ptr,
+    far_ptr,
+    s_ptr,
+    models,
+    n,
+    k,
+    c,
+    m,
+    length,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ENTRIES: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     """S of ROWS pairs (k, i) and COLUMNS of j, of one model."""
     d = tl.program_id(0).to(tl.int64)
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
-    of_k, of_i = rows // m, rows % m
-    s = tl.zeros([ROWS, COLUMNS], s_ptr.dtype.element_ty)
-    for e in range(n):
-        left_r, left_i = _weighted(
-            w_ptr, far_ptr, (of_k * models + d) * n + e, (d * n + e) * m + of_i, rows < k * m
-        )
-        near_r, near_i = pair(near_ptr, (d * n + e) * c + columns, columns < c)
-        s += left_r[:, None] * near_r[None] - left_i[:, None] * near_i[None]
-    tap = of_i[:, None] * c + columns[None]
-    mask = (rows < k * m)[:, None] & (columns < c)[None] & (tap < length)
-    tl.store(s_ptr + (of_k * models + d)[:, None] * length + tap, s, mask=mask)
+    dtype = s_ptr.dtype.element_ty
+    s = tl.zeros([ROWS, COLUMNS], dtype)
+    for first in range(0, n, ENTRIES):
+        entries = first + tl.arange(0, ENTRIES)
+        left_r, left_i = _weighted(w_ptr, far_ptr, d, models, n, k, m, rows, entries)
+        mask = (entries < n)[:, None] & (columns < c)[None]
+        near_r, near_i = pair(near_ptr, (d * n + entries)[:, None] * c + columns[None], mask)
+        s = tl.dot(left_r, near_r, s, input_precision=PRECISION, out_dtype=dtype)
+        s = tl.dot(-left_i, near_i, s, input_precision=PRECISION, out_dtype=dtype)
+    index, mask = _taps(d, models, k, c, m, length, rows, columns)
+    tl.store(s_ptr + index, s, mask=mask)
 
 
 @triton.jit
 def backward_rows(  # type: ignore[no-untyped-def]
-    near_ptr, ds_ptr, dg_ptr, models, n, k, c, m, length, ROWS: tl.constexpr, ENTRIES: tl.constexpr
+    near_ptr,
+    ds_ptr,
+    dg_ptr,
+    models,
+    n,
+    k,
+    c,
+    m,
+    length,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ENTRIES: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     """dG of ROWS pairs (k, i) and ENTRIES of n, of one model."""
     d = tl.program_id(0).to(tl.int64)
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     entries = tl.program_id(2) * ENTRIES + tl.arange(0, ENTRIES)
+    dtype = ds_ptr.dtype.element_ty
+    dg_r, dg_i = tl.zeros([ROWS, ENTRIES], dtype), tl.zeros([ROWS, ENTRIES], dtype)
+    for first in range(0, c, COLUMNS):
+        columns = first + tl.arange(0, COLUMNS)
+        index, mask = _taps(d, models, k, c, m, length, rows, columns)
+        ds = tl.load(ds_ptr + index, mask=mask, other=0.0)
+        mask = (columns < c)[:, None] & (entries < n)[None]
+        near_r, near_i = pair(near_ptr, (d * n + entries)[None] * c + columns[:, None], mask)
+        dg_r = tl.dot(ds, near_r, dg_r, input_precision=PRECISION, out_dtype=dtype)
+        dg_i = tl.dot(ds, -near_i, dg_i, input_precision=PRECISION, out_dtype=dtype)
     of_k, of_i = rows // m, rows % m
-    dg_r = tl.zeros([ROWS, ENTRIES], ds_ptr.dtype.element_ty)
-    dg_i = tl.zeros([ROWS, ENTRIES], ds_ptr.dtype.element_ty)
-    for j in range(c):
-        tap = of_i * c + j
-        mask = (rows < k * m) & (tap < length)
-        ds = tl.load(ds_ptr + (of_k * models + d) * length + tap, mask=mask, other=0.0)
-        near_r, near_i = pair(near_ptr, (d * n + entries) * c + j, entries < n)
-        dg_r += ds[:, None] * near_r[None]
-        dg_i -= ds[:, None] * near_i[None]
     index = ((of_k * models + d)[:, None] * n + entries[None]) * m + of_i[:, None]
     put(dg_ptr, index, (rows < k * m)[:, None] & (entries < n)[None], dg_r, dg_i)
 
@@ -78,24 +115,23 @@ def backward_columns(  # type: ignore[no-untyped-def]
     c,
     m,
     length,
-    ENTRIES: tl.constexpr,
+    ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    ENTRIES: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     """dnear of ENTRIES of n and COLUMNS of j, of one model."""
     d = tl.program_id(0).to(tl.int64)
     entries = tl.program_id(1) * ENTRIES + tl.arange(0, ENTRIES)
     columns = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
-    dnear_r = tl.zeros([ENTRIES, COLUMNS], ds_ptr.dtype.element_ty)
-    dnear_i = tl.zeros([ENTRIES, COLUMNS], ds_ptr.dtype.element_ty)
-    for row in range(k * m):
-        of_k, i = row // m, row % m
-        left_r, left_i = _weighted(
-            w_ptr, far_ptr, (of_k * models + d) * n + entries, (d * n + entries) * m + i, entries < n
-        )
-        tap = i * c + columns
-        mask = (columns < c) & (tap < length)
-        ds = tl.load(ds_ptr + (of_k * models + d) * length + tap, mask=mask, other=0.0)
-        dnear_r += left_r[:, None] * ds[None]
-        dnear_i -= left_i[:, None] * ds[None]
+    dtype = ds_ptr.dtype.element_ty
+    dnear_r, dnear_i = tl.zeros([ENTRIES, COLUMNS], dtype), tl.zeros([ENTRIES, COLUMNS], dtype)
+    for first in range(0, k * m, ROWS):
+        rows = first + tl.arange(0, ROWS)
+        left_r, left_i = _weighted(w_ptr, far_ptr, d, models, n, k, m, rows, entries)
+        index, mask = _taps(d, models, k, c, m, length, rows, columns)
+        ds = tl.load(ds_ptr + index, mask=mask, other=0.0)
+        dnear_r = tl.dot(tl.trans(left_r), ds, dnear_r, input_precision=PRECISION, out_dtype=dtype)
+        dnear_i = tl.dot(tl.trans(-left_i), ds, dnear_i, input_precision=PRECISION, out_dtype=dtype)
     mask = (entries < n)[:, None] & (columns < c)[None]
     put(dnear_ptr, (d * n + entries)[:, None] * c + columns[None], mask, dnear_r, dnear_i)
