@@ -234,7 +234,7 @@ def test_folders_and_fields_that_cannot_be_used_are_refused(folder):
         SequentialImages(seed=-1)
     with pytest.raises(ValueError, match="`permutation` = 'bit-reversal' is for `permuted` images"):
         SequentialImages(permutation="bit-reversal")
-    with pytest.raises(ValueError, match="`permutation` 'bitreversal'.*did you mean 'bit-reversal'"):
+    with pytest.raises(ValueError, match=r"`permutation` 'bitreversal'.*did you mean 'bit-reversal'"):
         SequentialImages(permuted=True, permutation="bitreversal")
 
 

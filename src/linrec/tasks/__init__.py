@@ -56,6 +56,7 @@ __all__ = [
 SHARED = (
     "base",
     "cache",
+    "cifar_files",
     "classification",
     "drawing",
     "files",

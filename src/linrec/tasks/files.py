@@ -5,11 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from linrec.errors import unknown
 from linrec.tasks.base import SPLIT_NAMES, Source, SplitName
 from linrec.text import DataError
+
+FromFilesT = TypeVar("FromFilesT", bound="FromFiles")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +35,7 @@ class FromFiles(abc.ABC):
     def read(self) -> Mapping[SplitName, Source]:
         """Read the files, and return all splits."""
 
-    def prepared(self) -> "FromFiles":
+    def prepared(self: FromFilesT) -> FromFilesT:
         """Return the task itself, once its files are read.
 
         Raises:

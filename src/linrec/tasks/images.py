@@ -95,7 +95,6 @@ class ImageTask(FileTask):
 
     n_validation: int = 5000
     seed: int = 0
-    n_channels: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -188,6 +187,11 @@ class PixelTask(ImageTask):
                 f"`permutation` = {self.permutation!r} is for `permuted` images, and these are not. Pass "
                 "`permuted` too."
             )
+
+    @property
+    def n_channels(self) -> int:
+        """Numbers of a pixel."""
+        return 1
 
     @property
     def n_features(self) -> int | None:

@@ -11,9 +11,9 @@ from linrec.models import ModelConfig, SequenceClassifierConfig, preset
 from linrec.tasks import DrawnTask
 from linrec.tasks.language_modeling import LanguageModeling
 from linrec.tasks.memory_horizon import MemoryHorizon
-from linrec.tasks.sequential_images import SequentialImages
 from linrec.train.config import LoopConfig, OptimConfig, TrainConfig, model_type
-from linrec.train.long_range_arena import lra_listops, lra_path_x, lra_pathfinder
+from linrec.train.images import noise_padded_cifar, sequential_cifar, sequential_fashion_mnist
+from linrec.train.long_range_arena import lra_image, lra_listops, lra_path_x, lra_pathfinder
 
 # the articles as one stream; the rows of this data set are lines
 _WIKITEXT103: dict[str, Any] = {
@@ -297,42 +297,16 @@ def wikitext103_gateloop() -> TrainConfig:
     )
 
 
-@recipe
-def sequential_fashion_mnist() -> TrainConfig:
-    """Fashion-MNIST or MNIST pixel by pixel, with S4D: give the folder of the files with --data.path.
-
-    Source: chosen here after S4D (Gu et al., 2022), and not tuned: 4 causal layers of width 128 with pre-norm
-    and dropout, the mean over the steps, AdamW with a smaller learning rate and no weight decay for what
-    makes the transition, a cosine over 10 epochs. Unlike theirs, blocks have a gated linear unit too, so that
-    any `--model.mixer` has one. The model of the lowest validation loss is kept.
-    """
-    return TrainConfig(
-        name="sequential-fashion-mnist",
-        task=SequentialImages(),
-        model=SequenceClassifierConfig(
-            n_outputs=10,
-            n_features=1,
-            d_model=128,
-            n_layers=4,
-            mixer="s4d",
-            d_channel_mixing=256,
-            channel_mixing="glu",
-            dropout=0.1,
-            bidirectional=False,
-        ),
-        optim=OptimConfig(
-            lr=0.004,
-            transition_lr=0.001,
-            betas=(0.9, 0.98),
-            weight_decay=0.05,
-            warmup_steps=500,
-            clip_norm=1.0,
-        ),
-        loop=LoopConfig(epochs=10, batch_size=64, matmul_precision="high", eval_every=430, keep="best"),
-    )
-
-
-for _make in (lra_listops, lra_pathfinder, lra_path_x):
+_ELSEWHERE = (
+    sequential_fashion_mnist,
+    sequential_cifar,
+    noise_padded_cifar,
+    lra_listops,
+    lra_image,
+    lra_pathfinder,
+    lra_path_x,
+)
+for _make in _ELSEWHERE:
     recipe(_make)
 
 

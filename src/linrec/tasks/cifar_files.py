@@ -1,0 +1,103 @@
+"""The files of CIFAR-10 in its binary version, in a folder or in the archive that they come in."""
+
+import tarfile
+import zlib
+from collections.abc import Collection, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+import numpy as np
+
+from linrec.tasks.images import N_CLASSES, Images
+from linrec.text import DataError
+
+FILES: Mapping[Literal["train", "test"], tuple[str, ...]] = {
+    "train": tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
+    "test": ("test_batch.bin",),
+}
+FOLDER = "cifar-10-batches-bin"
+# of the version whose files are pickles
+PYTHON_FOLDER, PYTHON_FILE = "cifar-10-batches-py", "data_batch_1"
+WHERE = (
+    "Get https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz, and pass it, or the folder that it unpacks "
+    "to, with --data.path."
+)
+# a row is a label, then the red, the green and the blue values of an image
+CHANNELS, SIDE = 3, 32
+ROW = 1 + CHANNELS * SIDE * SIDE
+
+
+def read_cifar10(path: Path) -> dict[Literal["train", "test"], Images]:
+    """Read the images of CIFAR-10 and their labels, in the order of the files.
+
+    Args:
+        path: the folder with data_batch_1.bin to data_batch_5.bin and test_batch.bin, or that around it; or
+            the archive cifar-10-binary.tar.gz, of which nothing is unpacked to the disk.
+
+    Raises:
+        DataError: a file is missing, damaged, or of the version for Python.
+
+    Source: Krizhevsky (2009), "Learning multiple layers of features from tiny images"; the layout is that of
+    https://www.cs.toronto.edu/~kriz/cifar.html.
+    """
+    contents = _of_folder(path) if path.is_dir() else _of_archive(path)
+    return {part: _images(path, {name: contents[name] for name in names}) for part, names in FILES.items()}
+
+
+def _of_folder(path: Path) -> dict[str, bytes]:
+    folder = path / FOLDER if (path / FOLDER).is_dir() else path
+    try:
+        _require(path, {file.name for file in folder.iterdir()})
+        return {name: (folder / name).read_bytes() for names in FILES.values() for name in names}
+    except OSError as error:
+        raise DataError(f"{error.filename or path} cannot be read: {error.strerror or error}.") from error
+
+
+def _of_archive(path: Path) -> dict[str, bytes]:
+    wanted = {name for names in FILES.values() for name in names}
+    contents: dict[str, bytes] = {}
+    seen = set()
+    try:
+        with tarfile.open(path) as archive:
+            for member in archive:
+                name = PurePosixPath(member.name).name
+                seen.add(name)
+                file = archive.extractfile(member) if name in wanted and member.isfile() else None
+                if file is not None:
+                    contents[name] = file.read()
+    except (tarfile.TarError, EOFError, zlib.error) as error:
+        raise DataError(f"{path} is no tar archive, or cut off or damaged. {WHERE}") from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
+    _require(path, seen if PYTHON_FOLDER in seen or PYTHON_FILE in seen else {*contents})
+    return contents
+
+
+def _require(path: Path, names: Collection[str]) -> None:
+    """Refuse what lacks a file, with a word on the other version of the data set where it is that."""
+    missing = [name for of_part in FILES.values() for name in of_part if name not in names]
+    if not missing:
+        return
+    if PYTHON_FOLDER in names or PYTHON_FILE in names:
+        raise DataError(
+            f"{path} has the Python version of CIFAR-10: pickles, which can run any code and are not read. "
+            f"The binary version has the same images. {WHERE}"
+        )
+    raise DataError(f"{path} has no {missing[0]}, which is one of the six files of CIFAR-10. {WHERE}")
+
+
+def _images(path: Path, contents: Mapping[str, bytes]) -> Images:
+    for name, content in contents.items():
+        if not content or len(content) % ROW:
+            raise DataError(
+                f"{name} of {path} must have rows of {ROW} bytes, a label and {CHANNELS} x {SIDE} x {SIDE} "
+                f"pixels; it has {len(content)} bytes. It is cut off or damaged: get it again."
+            )
+    rows = np.frombuffer(b"".join(contents.values()), dtype=np.uint8).reshape(-1, ROW)
+    labels = rows[:, 0]
+    if labels.max() >= N_CLASSES:
+        raise DataError(
+            f"the labels of {path} must be 0 to {N_CLASSES - 1}; got {labels.max()}. The files are damaged, "
+            "or of CIFAR-100."
+        )
+    return Images(rows[:, 1:].reshape(-1, CHANNELS, SIDE, SIDE).transpose(0, 2, 3, 1), labels)
