@@ -11,7 +11,7 @@ from linrec.errors import unknown
 from linrec.tasks.base import SPLIT_NAMES, Source, SplitName
 from linrec.text import DataError
 
-FromFilesT = TypeVar("FromFilesT", bound="FromFiles")
+OfFiles = TypeVar("OfFiles", bound="FromFiles")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class FromFiles(abc.ABC):
     def read(self) -> Mapping[SplitName, Source]:
         """Read the files, and return all splits."""
 
-    def prepared(self: FromFilesT) -> FromFilesT:
+    def prepared(self: OfFiles) -> OfFiles:
         """Return the task itself, once its files are read.
 
         Raises:
