@@ -14,6 +14,7 @@ from linrec.tasks.memory_horizon import MemoryHorizon
 from linrec.train.config import LoopConfig, OptimConfig, TrainConfig, model_type
 from linrec.train.images import noise_padded_cifar, sequential_cifar, sequential_fashion_mnist
 from linrec.train.long_range_arena import lra_image, lra_listops, lra_path_x, lra_pathfinder
+from linrec.train.time_series import ett
 
 # the articles as one stream; the rows of this data set are lines
 _WIKITEXT103: dict[str, Any] = {
@@ -305,6 +306,7 @@ _ELSEWHERE = (
     lra_image,
     lra_pathfinder,
     lra_path_x,
+    ett,
 )
 for _make in _ELSEWHERE:
     recipe(_make)

@@ -1,0 +1,36 @@
+"""Recipes of signals and time series, in published settings where there are such."""
+
+from linrec.models import SequenceClassifierConfig
+from linrec.tasks.ett import Ett
+from linrec.train.config import LoopConfig, OptimConfig, TrainConfig
+
+
+def ett() -> TrainConfig:
+    """Forecasts of the oil temperature of a transformer, ETT: give its CSV file with --data.path.
+
+    Source: S4's released configuration (Gu, Goel and Ré, 2022) for ETTh1: 2 layers of width 128, N = 64,
+    dropout of 0.25, AdamW with a learning rate of 0.01, 0.001 and no decay for what makes the transition, 10
+    epochs in batches of 50, judged five times an epoch. Here the mixer is S4D-LegS, causal, layers are
+    normalised, a cosine takes the place of a schedule that looks at the validation loss, and the model of the
+    lowest one is kept.
+    """
+    return TrainConfig(
+        name="ett",
+        task=Ett(),
+        model=SequenceClassifierConfig(
+            n_outputs=1,
+            n_features=2,
+            d_model=128,
+            n_layers=2,
+            mixer="s4d",
+            mixer_args={"init": "legs"},
+            channel_mixing="none",
+            dropout=0.25,
+            bidirectional=False,
+            pooling="none",
+        ),
+        optim=OptimConfig(lr=0.01, transition_lr=0.001, betas=(0.9, 0.999), weight_decay=0.01),
+        loop=LoopConfig(
+            epochs=10, batch_size=50, matmul_precision="high", eval_every=32, keep="best", deterministic=False
+        ),
+    )
