@@ -52,6 +52,8 @@ config = models.ModelConfig(vocab_size=6, n_layers=2, d_model=8)
 models.LanguageModel(config)(torch.zeros(2, 9, dtype=torch.int64))
 config = models.SequenceClassifierConfig(n_outputs=3, vocab_size=6, n_layers=1, d_model=8)
 models.SequenceClassifier(config)(torch.zeros(2, 9, dtype=torch.int64), lengths=torch.tensor([9, 4]))
+config = models.SequenceClassifierConfig(n_outputs=3, vocab_size=6, n_layers=1, d_model=8, pairs=True)
+models.SequenceClassifier(config)(torch.zeros(2, 2, 9, dtype=torch.int64), lengths=torch.ones(2, 2).long())
 config = models.ImageClassifierConfig(n_outputs=3, patch_size=2, n_layers=1, d_model=8)
 models.ImageClassifier(config)(torch.randn(2, 3, 4, 6))
 # and they would be seen to be wrong

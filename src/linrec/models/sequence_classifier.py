@@ -14,6 +14,7 @@ from linrec.models.directions import Combine
 from linrec.models.stack import build_mixer, make_blocks
 from linrec.nn.embedding import Embedding
 from linrec.nn.norms import make_norm
+from linrec.nn.pair_head import PairHead
 from linrec.nn.parameters import mark
 from linrec.ops import splitting
 
@@ -37,12 +38,14 @@ class SequenceClassifierConfig(StackConfig):
         combine: what becomes of the outputs of two directions, "sum", "mean" or "concatenate"; see
             `Bidirectional`.
         pooling: "mean" over the steps, "last" step, or "none", which gives each step its output.
+        pairs: whether two sequences have one output together: the encoder makes a vector of each, and a
+            `linrec.nn.PairHead` compares these.
 
     The other arguments, by keyword, are those of `StackConfig`.
 
     Raises:
-        ValueError: a number out of its range, none or two kinds of input, or an option of two directions
-            for one.
+        ValueError: a number out of its range, none or two kinds of input, an option of two directions for
+            one, or pairs without pooling.
 
     Example:
         >>> SequenceClassifierConfig(n_outputs=10, n_features=1, mixer="hgru").bidirectional
@@ -56,6 +59,7 @@ class SequenceClassifierConfig(StackConfig):
     unshared: tuple[str, ...] | None = None
     combine: Combine = "sum"
     pooling: Pooling = "mean"
+    pairs: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -70,6 +74,8 @@ class SequenceClassifierConfig(StackConfig):
                 at_least_one(name, getattr(self, name))
         if self.pooling not in ("mean", "last", "none"):
             raise unknown("`pooling`", self.pooling, ["mean", "last", "none"])
+        if self.pairs and self.pooling == "none":
+            raise ValueError("`pairs` have one output, and `pooling` = 'none' gives one to each step.")
         if self.unshared is not None:
             # JSON has lists alone
             object.__setattr__(self, "unshared", tuple(self.unshared))
@@ -130,18 +136,24 @@ class SequenceClassifier(nn.Module):
         self.norm = make_norm(
             config.norm if config.final_norm else "none", config.d_model, eps=config.norm_eps
         )
-        self.head = nn.Linear(config.d_model, config.n_outputs)
-        mark(self.head, group="vocabulary", weight_decay=True)
+        self.head: nn.Module
+        if config.pairs:
+            self.head = PairHead(config.d_model, config.n_outputs)
+        else:
+            self.head = mark(
+                nn.Linear(config.d_model, config.n_outputs), group="vocabulary", weight_decay=True
+            )
 
     def forward(
-        self, x: Num[Tensor, "b t *features"], *, lengths: Int[Tensor, "b"] | None = None
+        self, x: Num[Tensor, "b t *features"], *, lengths: Int[Tensor, "b *pair"] | None = None
     ) -> Float[Tensor, "b *t n_outputs"]:
-        """Outputs of every sequence.
+        """Outputs of every sequence, or of every pair.
 
         Args:
-            x: (b, t) int64 tokens, or (b, t, n_features) real features.
-            lengths: (b,) int64, the steps of each sequence, from 1 to t; what follows them is padding. None
-                where all have t.
+            x: (b, t) int64 tokens, or (b, t, n_features) real features; of pairs (b, 2, t) or
+                (b, 2, t, n_features).
+            lengths: (b,) int64, of pairs (b, 2), the steps of each sequence, from 1 to t; what follows them
+                is padding. None where all have t.
 
         Returns:
             (b, n_outputs), logits or values; (b, t, n_outputs) with `pooling="none"`, where the outputs of
@@ -155,12 +167,20 @@ class SequenceClassifier(nn.Module):
         return self.head(self.features(x, lengths=lengths))
 
     def features(
-        self, x: Num[Tensor, "b t *features"], *, lengths: Int[Tensor, "b"] | None = None
+        self, x: Num[Tensor, "b t *features"], *, lengths: Int[Tensor, "b *pair"] | None = None
     ) -> Float[Tensor, "b *t d_model"]:
-        """What the head sees, of width `d_model`; arguments are those of `forward`.
+        """What the head sees, of width `d_model`, for a head of one's own; arguments are those of `forward`.
 
-        For two sequences that are judged together, as in retrieval, and for a head of one's own.
+        Of pairs, (b, 2, d_model).
         """
+        if not self.config.pairs:
+            return self._encoded(x, lengths)
+        self._check_pairs(x, lengths)
+        # the two sequences do not see each other
+        encoded = self._encoded(x.flatten(0, 1), None if lengths is None else lengths.flatten())
+        return encoded.unflatten(0, x.shape[:2])
+
+    def _encoded(self, x: Tensor, lengths: Tensor | None) -> Tensor:
         self._check_input(x)
         splitting.refuse(type(self).__name__)
         valid = reset = None
@@ -185,6 +205,19 @@ class SequenceClassifier(nn.Module):
         if self.config.pooling == "mean":
             return y.masked_fill(~valid[:, :, None], 0).sum(1) / lengths
         return y.take_along_dim(lengths[:, :, None] - 1, 1).squeeze(1)
+
+    def _check_pairs(self, x: Tensor, lengths: Tensor | None) -> None:
+        features = () if self.config.n_features is None else (self.config.n_features,)
+        if x.ndim != 3 + len(features) or x.shape[1] != 2:
+            shape = ", ".join(["batch", "2", "time", *map(str, features)])
+            raise ValueError(
+                f"`x` must be pairs of sequences ({shape}); got {tuple(x.shape)}. Stack them: "
+                "`torch.stack([first, second], dim=1)`."
+            )
+        if lengths is not None and lengths.shape != x.shape[:2]:
+            raise ValueError(
+                f"`lengths` must have shape (batch, 2) = {tuple(x.shape[:2])}; got {tuple(lengths.shape)}."
+            )
 
     def _check_input(self, x: Tensor) -> None:
         if self.config.vocab_size is not None:

@@ -8,6 +8,7 @@ from linrec.nn.glu import GLU
 from linrec.nn.head import Head
 from linrec.nn.lower_bounds import LowerBounds
 from linrec.nn.norms import RMSNorm, make_norm
+from linrec.nn.pair_head import PairHead
 from linrec.nn.parameters import ParameterGroup, groups_of, mark
 from linrec.nn.rotary import Rotary
 from linrec.nn.rwkv_channel_mixing import RWKVChannelMixing
@@ -21,6 +22,7 @@ __all__ = [
     "GateLinear",
     "Head",
     "LowerBounds",
+    "PairHead",
     "ParameterGroup",
     "RMSNorm",
     "RWKVChannelMixing",

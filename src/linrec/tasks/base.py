@@ -21,20 +21,20 @@ class Batch(NamedTuple):
 
     Args:
         inputs: input tokens, shape (b, t), int64; or real features, shape (b, t, f), of a task that has
-            `n_features`.
+            `n_features`. Of a `PairedTask` two sequences, (b, 2, t) or (b, 2, t, f).
         targets: target class at every position, shape (b, t), int64; or of every sequence, shape (b), of a
             task `per_sequence`; -100 where nothing is to be predicted. Of a regression, real numbers,
             (b, t, f) or (b, f); NaN where nothing is to be predicted.
         reset: true where a document begins, so that nothing passes from before it, shape (b, t), bool; None
             where sequences hold one document each.
-        lengths: steps of each sequence, shape (b), int64, where the task is `per_sequence`; what follows them
-            is padding. None where all have t.
+        lengths: steps of each sequence, shape (b), or (b, 2) of pairs, int64, where the task is
+            `per_sequence`; what follows them is padding. None where all have t.
     """
 
-    inputs: Int64[Tensor, "b t"] | Float[Tensor, "b t f"]
+    inputs: Int64[Tensor, "b *pair t"] | Float[Tensor, "b *pair t f"]
     targets: Int64[Tensor, "b *t"] | Float[Tensor, "b *t f"]
     reset: Bool[Tensor, "b t"] | None
-    lengths: Int64[Tensor, "b"] | None = None
+    lengths: Int64[Tensor, "b *pair"] | None = None
 
 
 def has_target(targets: Int64[Tensor, "b *t"] | Float[Tensor, "b *t f"]) -> Bool[Tensor, "b *n"]:
@@ -183,6 +183,14 @@ class Task(Protocol):
     def split(self, name: SplitName) -> Source:
         """Return the sequences of one split; the splits share none."""
         ...
+
+
+@runtime_checkable
+class PairedTask(Protocol):
+    """A task `per_sequence` whose sequences come in pairs, of which each has one target."""
+
+    pairs: ClassVar[bool]
+    """True."""
 
 
 @runtime_checkable

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from linrec import mixers, tasks
 from linrec.errors import nearest, unknown
 from linrec.models import ModelConfig, SequenceClassifierConfig
-from linrec.tasks import Task
+from linrec.tasks import PairedTask, Task
 from linrec.train.errors import ConfigError
 
 
@@ -155,9 +155,9 @@ class LoopConfig:
 class TrainConfig:
     """Everything that a run depends on.
 
-    The model's `vocab_size`, or its `n_features`, and `n_outputs` are taken from the task, once its data have
-    told them, and its `mixer_args` are completed with the mixer's defaults, so that a stored configuration
-    says all that was used.
+    The model's `vocab_size`, or its `n_features`, `n_outputs` and `pairs` are taken from the task, once its
+    data have told them, and its `mixer_args` are completed with the mixer's defaults, so that a stored
+    configuration says all that was used.
 
     Args:
         name: name of the recipe.
@@ -240,12 +240,14 @@ def values_from_task(task: Task) -> dict[str, Any]:
 
     Example:
         >>> values_from_task(tasks.SequentialImages())
-        {'n_features': 1, 'vocab_size': None, 'n_outputs': 10}
+        {'vocab_size': None, 'n_outputs': 10, 'n_features': 1, 'pairs': False}
     """
     # 1 until the data have told
     vocab_size = None if task.n_features is not None else task.vocab_size or 1
-    features = {} if model_type(task) is ModelConfig else {"n_features": task.n_features}
-    return {**features, "vocab_size": vocab_size, "n_outputs": task.n_outputs}
+    values = {"vocab_size": vocab_size, "n_outputs": task.n_outputs}
+    if model_type(task) is ModelConfig:
+        return values
+    return {**values, "n_features": task.n_features, "pairs": isinstance(task, PairedTask)}
 
 
 def mixer_parameters(mixer: str) -> dict[str, inspect.Parameter]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from linrec.models import LanguageModel, ModelConfig, SequenceClassifier, SequenceClassifierConfig
-from linrec.tasks import ProbedTask, Source, Task
+from linrec.tasks import Batch, ProbedTask, Source, Task
 from linrec.train.checkpoint import load_best, load_checkpoint, save_best, save_checkpoint
 from linrec.train.clock import Clock
 from linrec.train.config import TrainConfig, config_to_dict
@@ -207,7 +207,7 @@ def fit(
                     rates.append(clock.lap(step))
                     right = {"accuracy": accuracy} if task.objective == "classification" else {}
                     metrics = {"loss": loss, **right, "grad_norm": grad_norm}
-                    tokens_per_second = rates[-1] * loop.batch_size * batch.inputs.shape[1]
+                    tokens_per_second = rates[-1] * loop.batch_size * _steps(task, batch)
                     speed = {"steps_per_second": rates[-1], "tokens_per_second": tokens_per_second}
                     record = {
                         **place,
@@ -265,13 +265,18 @@ def _probes(
     """Score a task's probes; longer samples come in smaller batches, of no more tokens than in training."""
 
     def length(split: Source) -> int:
-        return split.rows(torch.tensor([0])).inputs.shape[1]
+        return _steps(task, split.rows(torch.tensor([0])))
 
     scores = {}
     for name, split in task.probes.items() if isinstance(task, ProbedTask) else ():
         n = batch_size * length(task.split("train")) // length(split) // processes
         scores[name] = score(split, batch_size=min(batch_size, max(1, n) * processes))
     return scores
+
+
+def _steps(task: Task, batch: Batch) -> int:
+    """Steps of a sample, those of both sequences of a pair."""
+    return batch.inputs[0].numel() // (task.n_features or 1)
 
 
 def _build(config: ModelConfig | SequenceClassifierConfig) -> LanguageModel | SequenceClassifier:

@@ -56,7 +56,7 @@ class Objective(nn.Module):
         inputs: Num[Tensor, "b t *f"],
         targets: Num[Tensor, "b *n"],
         reset: Bool[Tensor, "b t"] | None = None,
-        lengths: Int64[Tensor, "b"] | None = None,
+        lengths: Int64[Tensor, "b *pair"] | None = None,
     ) -> Outcome:
         """Return loss and predictions; positions whose target is -100, or NaN, count for neither."""
         if isinstance(self.model, SequenceClassifier):
@@ -80,7 +80,7 @@ def train_step(
     inputs: Num[Tensor, "b t *f"],
     targets: Num[Tensor, "b *n"],
     reset: Bool[Tensor, "b t"] | None,
-    lengths: Int64[Tensor, "b"] | None = None,
+    lengths: Int64[Tensor, "b *pair"] | None = None,
     *,
     fabric: Fabric,
     objective: nn.Module,
