@@ -4,7 +4,7 @@ import re
 import pytest
 
 from linrec.bench import write_page
-from linrec.bench.page import standings
+from linrec.bench.standings import standings
 
 
 def row(
@@ -12,7 +12,8 @@ def row(
 ):
     made = {
         **{"task": task, "mixer": mixer, "seed": seed, "trial": "", "parameters": 1234, "state_size": 16},
-        **{"metric": metric, "chance": 0.125, "status": status, "message": "", "lr": lr, "d_model": 8},
+        **{"chance": None, "trivial_score": None, "speed_by_length": None},
+        **{"metric": metric, "status": status, "message": "", "lr": lr, "d_model": 8},
         **{"peak_bytes": {"device": None, "process": 2**20}, "folder": f"b/{task}/{mixer}/seed-{seed}"},
         **{"command": f"linrec bench smoke --mixers {mixer}", "config": {"name": "<recipe> & more"}},
     }
@@ -21,7 +22,11 @@ def row(
             **{"score": score, "test": {"loss": loss, "accuracy": score}, "validation": {"loss": loss}},
             **{"curve": [[1, 2.0, 0.1], [2, loss, score]], "tokens_per_second": 10.0, "seconds": 1.0},
             **{"probes": {"5": {"accuracy": score, "loss": 1}, "20": {"accuracy": 0.2, "loss": 1}}},
-            "device": {"name": "a <device>"},
+            **{"device": {"name": "a <device>"}, "chance": 0.125, "trivial_score": 0.55},
+            "speed_by_length": [
+                {"length": length, "batch_size": 1, "tokens_per_second": 9.0, "step_bytes": length * 2**20}
+                for length in (5, 20, 80)
+            ],
         }
     return made | more
 
@@ -39,15 +44,15 @@ def test_a_page_has_means_and_spreads_and_holds_everything_itself(tmp_path):
     page = write_page(rows, tmp_path, title="a <suite>").read_text()
     (gla, lru) = cells(page)
     assert gla[:5] == ["copying", "gla", "accuracy", "0.6", "0.14"]
-    assert gla[5:11] == ["0.125", "2", "1,234", "16", "10", "1"]
+    assert gla[5:12] == ["0.125", "0.55", "2", "1,234", "16", "10", "1"]
     assert lru[:5] == ["copying", "lru", "accuracy", "1", ""]
     assert "linrec bench smoke --mixers gla" in gla[-1] and "<recipe> & more" in gla[-1]
     assert "<h1>a &lt;suite&gt;</h1>" in page and "3 of 3 jobs are done. a &lt;device&gt;" in page
     # nothing is fetched, and each picture is inside and beside the page
     assert not re.search(r'(src|href)="(?!data:)', page)
     names = {path.stem for path in (tmp_path / "pictures").iterdir()}
-    assert names == {"copying-curves", "copying-lengths", "copying-states"}
-    assert page.count("data:image/png;base64,") == 3
+    assert names == {"copying-curves", "copying-lengths", "copying-states", "copying-speed"}
+    assert page.count("data:image/png;base64,") == 4
     assert "What is missing" not in page
 
 
@@ -76,5 +81,4 @@ def test_other_scores_than_accuracies(tmp_path, metric):
     rows = [row("gla", score=0.25, metric=metric, probes={}, curve=[[1, 0.3, None]])]
     write_page(rows, tmp_path, title="suite")
     (line,) = cells((tmp_path / "report.html").read_text())
-    # a constant has a squared error; the probability of a text has no chance
-    assert line[2:6] == [metric, "0.25", "", "0.125" if metric == "mse" else ""]
+    assert line[2:7] == [metric, "0.25", "", "0.125", "0.55"]

@@ -1,6 +1,7 @@
 """How jobs end, and what is left of them."""
 
 import dataclasses
+import importlib.util
 import json
 import time
 
@@ -9,12 +10,12 @@ import pytest
 # now, for doctests leave their last result among the builtins, which tyro cannot be imported with
 import tyro  # noqa: F401
 
-from linrec.bench import Entry, make_jobs, make_rows, run_jobs, write_rows
+from linrec.bench import Entry, make_jobs, make_rows, run_jobs, write_page, write_rows
 from linrec.bench.jobs import write_job
 from linrec.bench.variants import folder_name
 from linrec.bench.worker import run_job
 from linrec.cli import main
-from linrec.train import ConfigError
+from linrec.train import ConfigError, load_run
 
 OWN = f"{__package__}.own_mixers"
 TINY = Entry(
@@ -53,12 +54,20 @@ def test_a_row_has_all_of_a_job_that_is_done(folder_of):
     assert [step for step, _, _ in row["curve"]] == [2, 4]
     assert row["tokens_per_second"] > 0 and row["seconds"] > 0 and row["peak_bytes"]["process"] > 2**20
     assert row["chance"] == 1 / 8 and row["parameters"] > 0 and row["state_size"] > 0
+    assert row["trivial_score"] == load_run(folder / "run").config.task.trivial_score
+    assert [found["length"] for found in row["speed_by_length"]][:2] == [2, 9]
     assert row["config"]["model"]["mixer"] == "gla" and row["command"].endswith("--mixers gla")
     assert row["device"]["type"] == "cpu" and row["versions"]["torch"]
     # what has ended is not trained again
     before = (folder / "run" / "result.json").read_text()
     assert run_job(folder) == "done"
     assert (folder / "run" / "result.json").read_text() == before
+    # what is lost is said to be so
+    (folder / "run" / "result.json").unlink()
+    assert make_rows([folder])[0]["message"] == f"{folder / 'run'} has no result; run the job again."
+    (folder / "run" / "config.json").unlink()
+    (row,) = make_rows([folder])
+    assert row["status"] == "failed" and "config.json" in row["message"]
 
 
 def test_a_regression_has_errors_and_no_accuracies(tmp_path):
@@ -80,19 +89,23 @@ def test_a_regression_has_errors_and_no_accuracies(tmp_path):
         ("gla", {"n_test": 2000}, "failed", "ValueError: Copying has too few different samples"),
     ],
 )
-def test_a_job_that_fails_says_how(folder_of, capsys, mixer, task, status, message):
+def test_a_job_that_fails_says_how(folder_of, tmp_path, mixer, task, status, message):
     folder = folder_of(mixer, **task)
     assert run_job(folder) == status
     (row,) = make_rows([folder])
     assert row["status"] == status and row["message"].startswith(message) and "\n" not in row["message"]
     assert "test" not in row
+    page = write_page([row], tmp_path, title="suite").read_text()
+    assert f"{status}: {row['message']}" in page and "0 of 1 jobs are done" in page
 
 
-def test_a_job_that_is_killed_takes_nothing_else_with_it_and_is_run_again(folder_of, tmp_path, monkeypatch):
+def test_a_job_that_is_killed_takes_nothing_else_with_it(folder_of, tmp_path):
+    # side by side where there is Ray; one after another they are run by the examples of docs/bench.md too
+    workers = 2 if importlib.util.find_spec("ray") else 1
     folders = [folder_of(f"{OWN}:Killed"), folder_of("lru")]
     ended = []
-    run_jobs(folders, ended=ended.append)
-    assert ended == folders
+    run_jobs(folders, workers=workers, ended=ended.append)
+    assert {*ended} == {*folders}
     killed, done = make_rows(folders)
     assert killed["status"] == "killed" and killed["message"].startswith(
         "killed by SIGKILL, as the system does"
@@ -101,6 +114,7 @@ def test_a_job_that_is_killed_takes_nothing_else_with_it_and_is_run_again(folder
     assert "step 2/4" in (folders[1] / "log.txt").read_text()
     files = write_rows([killed, done], tmp_path)
     assert [json.loads(line)["status"] for line in files[0].read_text().splitlines()] == ["killed", "done"]
+    assert killed["message"] in write_page([killed, done], tmp_path, title="suite").read_text()
     table = pytest.importorskip("pyarrow.parquet").read_table(files[1]).to_pylist()
     assert [row["mixer"] for row in table] == [killed["mixer"], "lru"]
     assert json.loads(table[1]["test"]) == done["test"] and table[0]["test"] is None
@@ -110,15 +124,6 @@ def test_after_the_deadline_no_job_is_started(folder_of):
     folder = folder_of("gla")
     run_jobs([folder], deadline=time.monotonic() - 1)
     assert make_rows([folder])[0]["status"] == "not run"
-
-
-def test_several_jobs_at_a_time_by_ray(folder_of, monkeypatch):
-    pytest.importorskip("ray")
-    folders = [folder_of("gla", seed) for seed in (0, 1)]
-    ended = []
-    run_jobs(folders, workers=2, ended=ended.append)
-    assert {*ended} == {*folders}
-    assert [row["status"] for row in make_rows(folders)] == ["done", "done"]
 
 
 def test_several_workers_without_ray_name_the_extra(folder_of, monkeypatch):
@@ -162,6 +167,7 @@ def test_a_suite_from_the_command_line(tmp_path, capsys, monkeypatch):
     ]
     # in this process, which is faster
     monkeypatch.setattr("linrec.bench.schedule.execute", run_job)
+    monkeypatch.setattr("linrec.bench.worker.speed_by_length", lambda *_, **__: [])
     assert main([*words, "--seeds", "0", "4"]) == 1
     told = " ".join(capsys.readouterr().out.split())
     label = "gla(n_heads=2, d_v=8)"

@@ -11,6 +11,7 @@ from linrec.bench.suites import Entry
 from linrec.bench.variants import Variant, folder_name, parse_variant
 from linrec.bench.widths import Sizes, sizes, with_parameters
 from linrec.tasks.base import judged_by
+from linrec.text import DataError
 from linrec.train import ConfigError, TrainConfig
 from linrec.train.config import config_to_dict
 from linrec.train.run import write_json
@@ -18,8 +19,10 @@ from linrec.train.run import write_json
 __all__ = ["Job", "make_jobs", "write_job"]
 
 FILE = "job.json"
+OUTCOME = "outcome.json"
 RUN = "run"
-NAMED = ("task", "mixer", "seed", "trial", "parameters", "state_size", "metric", "chance")
+NO_DATA = "no data"
+NAMED = ("task", "mixer", "seed", "trial", "parameters", "state_size", "metric")
 """What a row says of a job beside its configuration."""
 
 
@@ -32,16 +35,18 @@ class Job:
         mixer: label of its variant: its name, with the arguments that were given.
         seed: of initialisation, order and dropout; data are the same for all.
         config: what is trained.
-        sizes: of the model.
+        sizes: of the model; None where only the data could tell, and they are missing.
         trial: which learning rate is tried, "" where none is.
+        missing: what is said of data that the model cannot be made without; "" where they are there.
     """
 
     task: str
     mixer: str
     seed: int
     config: TrainConfig
-    sizes: Sizes
+    sizes: Sizes | None
     trial: str = ""
+    missing: str = ""
 
     @property
     def folder(self) -> Path:
@@ -55,8 +60,7 @@ class Job:
     @property
     def described(self) -> dict[str, Any]:
         """What a row says of it, by the names of `NAMED`."""
-        task = self.config.task
-        found = (*self.sizes, judged_by(task), task.chance)
+        found = (*(self.sizes or (None, None)), judged_by(self.config.task))
         return dict(zip(NAMED, (self.task, self.mixer, self.seed, self.trial, *found), strict=True))
 
     def at(self, lr: float) -> "Job":
@@ -75,7 +79,8 @@ def make_jobs(
     """Return the jobs, the first seed of everything first.
 
     On each task all models have equally many parameters, as nearly as widths that are multiples of 8 allow:
-    by default those of the first mixer at the width of the recipe.
+    by default those of the first mixer at the width of the recipe. A task whose vocabulary is that of missing
+    data has jobs that say so, with models of no size.
 
     Args:
         entries: the suite.
@@ -96,31 +101,39 @@ def make_jobs(
         ['gla', 'gla(n_heads=2)']
     """
     variants = _variants(mixers)
-    built: list[tuple[Entry, str, TrainConfig, Sizes]] = []
+    built: list[tuple[Entry, str, TrainConfig, Sizes | None, str]] = []
     for entry in entries:
-        config = entry.config()
+        recipe, missing = _prepared(entry)
         wanted = parameters
         for variant in variants:
             try:
                 model = dataclasses.replace(
-                    config.model, mixer=variant.mixer, mixer_args=dict(variant.mixer_args)
+                    recipe.model, mixer=variant.mixer, mixer_args=dict(variant.mixer_args)
                 )
-                if wanted is None:
-                    wanted = sizes(model).parameters
-                model = with_parameters(model, wanted)
-                found = sizes(model)
+                found = None
+                if not missing:
+                    if wanted is not None:
+                        model = with_parameters(model, wanted)
+                    found = sizes(model)
+                    wanted = wanted or found.parameters
+                config = dataclasses.replace(recipe, model=model)
             except (TypeError, ValueError) as error:
                 raise ConfigError(f"{variant.label} on {entry.name}: {error}") from error
-            built.append((entry, variant.label, dataclasses.replace(config, model=model), found))
+            built.append((entry, variant.label, config, found, missing))
     return [
-        Job(entry.name, mixer, seed, _seeded(config, seed), found)
+        Job(entry.name, mixer, seed, _seeded(config, seed), found, missing=missing)
         for seed in seeds
-        for entry, mixer, config, found in built
+        for entry, mixer, config, found, missing in built
     ]
 
 
+def without_data(task: str, error: DataError) -> str:
+    """Say what is missing, and what to do about it."""
+    return f"{error} In a suite, --data {task}=PATH says where the files are."
+
+
 def write_job(job: Job, out: Path, about: dict[str, Any]) -> Path:
-    """Make the folder of a job; return it.
+    """Make the folder of a job, and write down that its data are missing if they are; return it.
 
     Raises:
         ConfigError: the folder has a job of another configuration.
@@ -130,14 +143,30 @@ def write_job(job: Job, out: Path, about: dict[str, Any]) -> Path:
     wanted = json.loads(json.dumps({**job.described, "config": config_to_dict(job.config)}))
     if (folder / FILE).exists():
         stored = json.loads((folder / FILE).read_text())
-        if any(stored[name] != value for name, value in wanted.items()):
+        # a job whose data were missing is another one now
+        if stored["parameters"] is not None and any(stored[name] != wanted[name] for name in wanted):
             raise ConfigError(
                 f"{folder} has a job of another configuration; give another --out, or remove that folder."
             )
-        return folder
+        if stored["parameters"] is not None:
+            return folder
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / FILE, {**wanted, **about})
+    if job.missing:
+        outcome = {"status": NO_DATA, "message": job.missing, "peak_bytes": None}
+        write_json(folder / OUTCOME, outcome)
     return folder
+
+
+def _prepared(entry: Entry) -> tuple[TrainConfig, str]:
+    """Configuration of an entry, with what the width depends on; and what is said where that is missing."""
+    config = entry.config()
+    if config.task.vocab_size is None and config.task.n_features is None:
+        try:
+            return dataclasses.replace(config, task=config.task.prepared()), ""
+        except DataError as error:
+            return config, without_data(entry.name, error)
+    return config, ""
 
 
 def _variants(mixers: Sequence[str]) -> list[Variant]:

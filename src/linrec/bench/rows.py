@@ -69,14 +69,15 @@ def _row(folder: Path) -> dict[str, Any]:
         "d_model": job["config"]["model"]["d_model"],
         "lr": job["config"]["optim"]["lr"],
         "peak_bytes": outcome["peak_bytes"],
+        **{name: outcome.get(name) for name in ("chance", "trivial_score", "speed_by_length")},
         "folder": str(folder),
         "command": job["command"],
         "config": job["config"],
     }
     try:
         run = load_run(folder / RUN)
-    except RunFolderError:
-        return row
+    except RunFolderError as error:
+        return row | _lost(row, str(error))
     trained = [record for record in run.metrics if record["split"] == "train"]
     speed = [record["tokens_per_second"] for record in trained]
     row |= {
@@ -89,11 +90,23 @@ def _row(folder: Path) -> dict[str, Any]:
         ],
         **{name: run.about[name] for name in ("commit", "device", "versions")},
     }
-    if run.result is not None:
+    if run.result is None:
+        row |= _lost(row, f"{run.path} has no result; run the job again.")
+    else:
         scores = {name: run.result[name] for name in ("test", "validation")}
-        row |= {"score": _score(row["metric"], scores["test"]), "seconds": run.result["seconds"], **scores}
-        row["probes"] = run.result.get("probes", {})
+        row |= {"seconds": run.result["seconds"], **scores, "probes": run.result.get("probes", {})}
+        # a text need not have a test split
+        judged = next((name for name in ("test", "validation") if scores[name]), None)
+        if judged is None:
+            message = "there is neither a test nor a validation split that could be scored."
+            return row | {"status": "failed", "message": message}
+        row |= {"score": _score(row["metric"], scores[judged]), "scored_on": judged}
     return row
+
+
+def _lost(row: dict[str, Any], message: str) -> dict[str, Any]:
+    """What a row says where the run of a job that was done can't be read."""
+    return {"status": "failed", "message": message} if row["status"] == "done" else {}
 
 
 def _score(metric: str, scores: dict[str, Any]) -> float:

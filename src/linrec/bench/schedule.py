@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from linrec.bench.worker import OUTCOME
+from linrec.bench.jobs import OUTCOME
 from linrec.train import ConfigError
 from linrec.train.run import write_json
 

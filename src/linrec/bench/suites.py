@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from linrec.errors import unknown
@@ -34,6 +35,27 @@ class Entry:
     model: Mapping[str, Any] = field(default_factory=dict)
     optim: Mapping[str, Any] = field(default_factory=dict)
     loop: Mapping[str, Any] = field(default_factory=dict)
+
+    def reading(self, path: Path) -> "Entry":
+        """Return the entry with data from local files.
+
+        Args:
+            path: as the task's field of that name says.
+
+        Raises:
+            ValueError: the task has no files.
+
+        Example:
+            >>> (entry,) = (entry for entry in get_suite("lm") if entry.name == "wikitext103")
+            >>> entry.config().task.dataset, entry.reading(Path("texts")).config().task.dataset
+            ('Salesforce/wikitext', None)
+        """
+        fields = {field.name for field in dataclasses.fields(get_recipe(self.recipe).task)}  # type: ignore[arg-type]
+        if "path" not in fields:
+            raise ValueError(f"`path` is of tasks that have files; {self.name} draws its samples.")
+        # one place alone
+        elsewhere: dict[str, Any] = {name: None for name in ("dataset", "dataset_config") if name in fields}
+        return dataclasses.replace(self, task={**self.task, **elsewhere, "path": path})
 
     def config(self) -> TrainConfig:
         """Return the configuration that jobs start from."""
@@ -69,6 +91,11 @@ def _longer(*recipes: str) -> tuple[Entry, ...]:
     return tuple(Entry(recipe, recipe, task={"test_lengths": lengths}) for recipe in recipes)
 
 
+def _shakespeare(recipe: str) -> Entry:
+    # the same nine tenths train; half of what validates there is for testing
+    return Entry(recipe, recipe, task={"validation_share": 0.05, "test_share": 0.05})
+
+
 SUITES: Mapping[str, tuple[Entry, ...]] = {
     "smoke": (
         _smoke("copying", length=5, n_copied=4, test_lengths=(5, 10, 20)),
@@ -90,6 +117,11 @@ SUITES: Mapping[str, tuple[Entry, ...]] = {
         Entry("memory-horizon", "memory-horizon-tuned", loop={"steps": 5000}),
     ),
     "lra": _as_it_is("lra-listops", "lra-pathfinder", "lra-path-x"),
+    "lm": (
+        _shakespeare("shakespeare-char-cpu"),
+        _shakespeare("shakespeare-char"),
+        Entry("wikitext103", "wikitext103-hgrn"),
+    ),
     "mad": _as_it_is(
         *("compression", "in-context-recall", "noisy-recall", "fuzzy-recall", "memorization"),
         "selective-copying",

@@ -1,5 +1,6 @@
 """`python -m linrec.bench.worker FOLDER`: run the job of a folder, and write how it went."""
 
+import dataclasses
 import json
 import resource
 import sys
@@ -9,14 +10,15 @@ from typing import Any
 
 import torch
 
-from linrec.bench.jobs import FILE, RUN
-from linrec.train import DivergedError, InterruptedRunError, Progress, fit, load_run
+from linrec.bench.jobs import FILE, NO_DATA, OUTCOME, RUN, without_data
+from linrec.bench.speed import speed_by_length
+from linrec.tasks.base import judged_by
+from linrec.text import DataError
+from linrec.train import DivergedError, InterruptedRunError, Progress, Result, TrainConfig, fit, load_run
 from linrec.train.config import config_from_dict
 from linrec.train.run import write_json
 
-__all__ = ["OUTCOME", "run_job"]
-
-OUTCOME = "outcome.json"
+__all__ = ["run_job"]
 
 
 def run_job(folder: Path) -> str:
@@ -26,7 +28,8 @@ def run_job(folder: Path) -> str:
         folder: of the job.
 
     Returns:
-        The status: "done"; or "diverged", "out of memory", "stopped" or "failed", with a message in the file.
+        The status: "done"; or "no data", "diverged", "out of memory", "stopped" or "failed", and the file
+        says why.
     """
     job = json.loads((folder / FILE).read_text())
     run = folder / RUN
@@ -35,7 +38,9 @@ def run_job(folder: Path) -> str:
         # a run that has not come to its first line is begun again
         resume = (run / "config.json").exists()
         config = load_run(run).config if resume else config_from_dict(job["config"])
-        fit(config, run, resume=resume, progress=_tell, command=job["command"])
+        result = fit(config, run, resume=resume, progress=_tell, command=job["command"])
+    except DataError as error:
+        status, message = NO_DATA, without_data(job["task"], error)
     except DivergedError as error:
         status, message = "diverged", str(error)
     except InterruptedRunError as error:
@@ -45,8 +50,29 @@ def run_job(folder: Path) -> str:
     except Exception as error:
         traceback.print_exc()
         status, message = "failed", _first_line(error)
-    write_json(folder / OUTCOME, {"status": status, "message": message, "peak_bytes": _peak_bytes()})
+    outcome = {"status": status, "message": message, "peak_bytes": _peak_bytes()}
+    write_json(folder / OUTCOME, outcome)
+    if status == "done":
+        try:
+            write_json(folder / OUTCOME, {**outcome, **_measured(config, result)})
+        except Exception:
+            # the model is trained all the same
+            traceback.print_exc()
     return status
+
+
+def _measured(config: TrainConfig, result: Result) -> dict[str, Any]:
+    """What is known of the task, now that its data are there, and of the model, now that it is built."""
+    config = dataclasses.replace(config, task=config.task.prepared())
+    task = config.task
+    likelihood = judged_by(task) == "perplexity"
+    speed = result.steps_per_second * config.loop.batch_size
+    return {
+        # of a uniform guess among n tokens the perplexity is n
+        "chance": 1 / task.chance if likelihood else task.chance,
+        "trivial_score": None if likelihood else task.trivial_score,
+        "speed_by_length": speed_by_length(config, sequences_per_second=speed),
+    }
 
 
 def _tell(progress: Progress) -> None:

@@ -1,5 +1,6 @@
 """`linrec bench SUITE`: compare mixers on the tasks of a suite."""
 
+import math
 import shlex
 import statistics
 import sys
@@ -14,9 +15,10 @@ from rich.console import Console
 from rich.table import Table
 
 from linrec.bench import Job, get_suite, make_jobs, make_rows, run_jobs, write_rows
-from linrec.bench.jobs import FILE, write_job
-from linrec.bench.page import Standing, standings, write_page
+from linrec.bench.jobs import FILE, NO_DATA, write_job
+from linrec.bench.page import write_page
 from linrec.bench.schedule import outcome_of
+from linrec.bench.standings import Standing, level, standings
 from linrec.bench.variants import split_list
 from linrec.cli.parsing import one_line_errors, parse
 from linrec.errors import unknown
@@ -36,6 +38,7 @@ class BenchOptions:
         mixers: names, or import paths of your own such as my_package.my_module:MyMixer; with arguments, as
             in 'gate_loop(n_heads=2)'; with plus signs, patterns over depth, as in gla+attention.
         tasks: those of the suite to run; by default all.
+        data: where the files of a task are, as in shakespeare-char=input.txt; see the task's own `path`.
         seeds: of initialisation and order; the data are the same for all.
         parameters: of every model; by default those of the first mixer at the recipe's width.
         sweep: try a third, once and three times the recipe's learning rate with the first seed, and go on
@@ -49,6 +52,7 @@ class BenchOptions:
     suite: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SUITE")]
     mixers: tuple[str, ...]
     tasks: tuple[str, ...] = ()
+    data: tuple[str, ...] = ()
     seeds: tuple[int, ...] = (0, 1, 2)
     parameters: int | None = None
     sweep: bool = False
@@ -63,12 +67,14 @@ def run(words: list[str]) -> int:
     options = parse(BenchOptions, _spread(words), "linrec bench")
     out = options.out or Path("bench") / options.suite
     with one_line_errors():
-        entries = get_suite(options.suite)
-        for task in options.tasks:
-            if task not in (names := [entry.name for entry in entries]):
-                raise unknown(f"task of suite {options.suite!r} called", task, names)
+        entries = {entry.name: entry for entry in get_suite(options.suite)}
+        given = [_data(word) for word in options.data]
+        for task in (*options.tasks, *(task for task, _ in given)):
+            if task not in entries:
+                raise unknown(f"task of suite {options.suite!r} called", task, entries)
         _check(options)
-        chosen = [entry for entry in entries if entry.name in options.tasks or not options.tasks]
+        entries |= {task: entries[task].reading(path) for task, path in given}
+        chosen = [entries[task] for task in entries if task in options.tasks or not options.tasks]
     jobs = make_jobs(chosen, options.mixers, options.seeds, parameters=options.parameters)
     console = Console(width=None if sys.stdout.isatty() else 80)
     _show_models(console, jobs)
@@ -106,9 +112,14 @@ class _Suite:
         """Run those that have not ended well yet."""
         folders = [write_job(job, self._out, {"command": self._command(job)}) for job in jobs]
         self._folders += folders
-        left = [folder for folder in folders if (outcome_of(folder) or {}).get("status") != "done"]
-        if len(left) < len(folders):
-            self._console.print(f"{len(folders) - len(left)} of {len(folders)} jobs have ended before")
+        ended = [folder for folder in folders if (outcome_of(folder) or {}).get("status") == "done"]
+        if ended:
+            self._console.print(f"{len(ended)} of {len(folders)} jobs have ended before")
+        missing = {folder for job, folder in zip(jobs, folders, strict=True) if job.missing}
+        for folder in folders:
+            if folder in missing:
+                self._tell(folder)
+        left = [folder for folder in folders if folder not in {*ended, *missing}]
         run_jobs(left, workers=self._options.workers, deadline=self._deadline, ended=self._tell)
 
     def write(self) -> tuple[list[dict[str, Any]], list[Path]]:
@@ -121,7 +132,7 @@ class _Suite:
     def best(self, trials: Sequence[Job]) -> float:
         """The learning rate of the lowest validation loss; that of the recipe's place where none ended."""
         losses = {
-            trial.config.optim.lr: row["validation"]["loss"]
+            trial.config.optim.lr: row["validation"].get("loss", math.inf)
             for trial, row in zip(trials, make_rows([self._out / t.folder for t in trials]), strict=True)
             if row["status"] == "done"
         }
@@ -137,11 +148,21 @@ class _Suite:
     def _command(self, job: Job) -> str:
         rate = ["--lrs", f"{job.config.optim.lr:g}"] if job.trial else []
         words = [self._options.suite, "--mixers", job.mixer, "--tasks", job.task, "--seeds", str(job.seed)]
-        return shlex.join([*program(), "bench", *words, "--parameters", str(job.sizes.parameters), *rate])
+        path = getattr(job.config.task, "path", None)
+        data = ["--data", f"{job.task}={path}"] if path is not None else []
+        size = ["--parameters", str(job.sizes.parameters)] if job.sizes else []
+        return shlex.join([*program(), "bench", *words, *data, *size, *rate])
 
 
 def _rates(job: Job, factors: Sequence[float]) -> list[float]:
     return [job.config.optim.lr * factor for factor in factors]
+
+
+def _data(word: str) -> tuple[str, Path]:
+    task, _, path = word.partition("=")
+    if not task or not path:
+        raise ValueError(f"`--data` must be TASK=PATH, such as shakespeare-char=input.txt; got {word!r}.")
+    return task, Path(path)
 
 
 def _spread(words: Sequence[str]) -> list[str]:
@@ -177,8 +198,9 @@ def _show_models(console: Console, jobs: Sequence[Job]) -> None:
         table.add_column(heading, justify="right")
     for job in jobs:
         if job.seed == jobs[0].seed:
-            sizes = (f"{size:,}" for size in job.sizes)
-            table.add_row(job.task, job.mixer, str(job.config.model.d_model), *sizes)
+            sizes = (job.config.model.d_model, *job.sizes) if job.sizes else ()
+            shown = [f"{size:,}" for size in sizes] or [NO_DATA]
+            table.add_row(job.task, job.mixer, *shown)
     console.print(table)
 
 
@@ -188,14 +210,16 @@ def _show_scores(console: Console, rows: Sequence[dict[str, Any]]) -> None:
     table.add_column("task")
     table.add_column("test score")
     table.add_column("chance", justify="right")
+    table.add_column("trivial", justify="right")
     places = {(standing.task, standing.mixer): standing for standing in standings(rows)}
     mixers = list(dict.fromkeys(mixer for _, mixer in places))
     for mixer in mixers:
-        table.add_column(mixer, justify="right")
-    of_tasks = {row["task"]: row for row in rows}
-    for task, row in of_tasks.items():
-        chance = "" if row["metric"] == "perplexity" else f"{row['chance']:.3f}"
-        table.add_row(task, row["metric"], chance, *(_score(places[task, mixer]) for mixer in mixers))
+        # a label that is too long for its column goes on in the next line
+        table.add_column(mixer, justify="right", overflow="fold")
+    for task, metric in {row["task"]: row["metric"] for row in rows}.items():
+        levels = (level(rows, task, name) for name in ("chance", "trivial_score"))
+        known = ("" if value is None else f"{value:.3g}" for value in levels)
+        table.add_row(task, metric, *known, *(_score(places.get((task, mixer))) for mixer in mixers))
     console.print(table)
     for row in rows:
         if row["status"] not in ("done", "not run"):
@@ -205,7 +229,9 @@ def _show_scores(console: Console, rows: Sequence[dict[str, Any]]) -> None:
         console.print(f"{missing} jobs were not run; the same command goes on with them", highlight=False)
 
 
-def _score(standing: Standing) -> str:
+def _score(standing: Standing | None) -> str:
+    if standing is None:
+        return ""
     scores = standing.scores
     if not scores:
         return standing.failed[0]

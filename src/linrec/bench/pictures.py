@@ -1,0 +1,180 @@
+"""The pictures of a suite: learning curves, scores by length and by state, speed and memory by length."""
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from linrec.bench.standings import Standing, level
+from linrec.bench.variants import short
+from linrec.report import style
+
+__all__ = ["Drawing", "drawings"]
+
+# dashes and dots of the lines that need no model
+LEVELS = {"chance": "--", "trivial_score": ":"}
+AND_LEVELS = "Chance is dashed, the trivial predictor dotted."
+
+
+class Drawing(NamedTuple):
+    """A picture, and what is to be seen.
+
+    Args:
+        name: of its file.
+        title: its heading.
+        caption: the sentence below.
+        figure: the picture.
+    """
+
+    name: str
+    title: str
+    caption: str
+    figure: Figure
+
+
+def drawings(task: str, table: Sequence[Standing]) -> list[Drawing]:
+    """Return what a task has to show; nothing where none of its jobs is done.
+
+    Args:
+        task: name of the suite's entry.
+        table: of `standings`.
+    """
+    shown = [standing for standing in table if standing.task == task and standing.rows]
+    rows = [row for standing in shown for row in standing.rows]
+    if not rows:
+        return []
+    found, metric = [], rows[0]["metric"]
+    if any(row["curve"] for row in rows):
+        # a likelihood is the loss itself
+        panels = [_panel(_curve(1), "step", "validation loss")]
+        if metric == "accuracy":
+            panels.append(_panel(_curve(2), "step", "validation accuracy", levels=True))
+        elif metric == "mse":
+            panels = [_panel(_curve(1), "step", "validation mse", levels=True)]
+        caption = "On the validation split while training: mean over seeds, and lowest to highest."
+        caption += f" {AND_LEVELS}" * (metric != "perplexity")
+        found.append(Drawing("curves", "learning curves", caption, _figure(shown, panels)))
+    if any(len(row["probes"]) > 1 for row in rows):
+        lengths = {int(name) for row in rows for name in row["probes"] if name.isdigit()}
+        caption = f"Score on samples of other lengths than those of training. {AND_LEVELS}"
+        panel = _panel(_draw_probes, "length", metric, ticks=lengths, levels=True)
+        found.append(Drawing("lengths", "score by length", caption, _figure(shown, [panel])))
+    if len(shown) > 1:
+        caption = (
+            "Score of every seed against the elements of a sequence's state, of attention those that a step "
+            f"adds. {AND_LEVELS}"
+        )
+        panel = _panel(_draw_state, "state size", metric, ticks={*map(_state, shown)}, levels=True)
+        found.append(Drawing("states", "score by state size", caption, _figure(shown, [panel])))
+    if speeds := [found for row in rows for found in row["speed_by_length"] or ()]:
+        caption = (
+            "Training steps on random inputs, without the compiler, in batches of as many tokens: mean over "
+            "seeds, and lowest to highest. Memory is what a step takes beyond model and optimiser."
+        )
+        lengths = {speed["length"] for speed in speeds}
+        panels = [_panel(_by_length("tokens_per_second", 1), "length", "tokens/s", ticks=lengths, log=True)]
+        if any(speed["step_bytes"] is not None for speed in speeds):
+            memory = _by_length("step_bytes", 2**20)
+            panels.append(_panel(memory, "length", "MiB of a step", ticks=lengths, log=True))
+        found.append(Drawing("speed", "speed and memory by length", caption, _figure(shown, panels)))
+    return [
+        drawing._replace(name=f"{task}-{drawing.name}", title=f"{task}: {drawing.title}") for drawing in found
+    ]
+
+
+Draw = Callable[[Axes, Standing, str], None]
+
+
+class _Panel(NamedTuple):
+    """How one part of a picture is drawn; with `ticks`, on a logarithmic axis of these numbers."""
+
+    draw: Draw
+    x: str
+    y: str
+    ticks: Collection[int]
+    levels: bool
+    log: bool
+
+
+def _panel(
+    draw: Draw, x: str, y: str, *, ticks: Collection[int] = (), levels: bool = False, log: bool = False
+) -> _Panel:
+    return _Panel(draw, x, y, ticks, levels, log)
+
+
+def _figure(shown: Sequence[Standing], panels: Sequence[_Panel]) -> Figure:
+    """Draw every mixer in every panel, one below the other, for narrow screens."""
+    figure = style.make_figure(height=2.9 * len(panels))
+    rows = [row for standing in shown for row in standing.rows]
+    for panel, axes in zip(panels, figure.subplots(len(panels), squeeze=False)[:, 0], strict=True):
+        for place, standing in enumerate(shown):
+            panel.draw(axes, standing, style.colour(place))
+        style.finish_axes(axes, x=panel.x, y=panel.y)
+        if panel.ticks:
+            axes.set_xscale("log")
+            axes.minorticks_off()
+            # few enough that their labels have room
+            ticks = sorted(panel.ticks)[:: -(-len(panel.ticks) // 6)]
+            axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+        if panel.log:
+            axes.set_yscale("log")
+        for name, dashes in LEVELS.items() if panel.levels else ():
+            if (value := level(rows, shown[0].task, name)) is not None:
+                axes.axhline(value, color=style.GREY, linestyle=dashes, linewidth=1)
+    handles = [
+        Line2D([], [], color=style.colour(place), label=short(standing.mixer))
+        for place, standing in enumerate(shown)
+    ]
+    style.add_legend(figure, handles)
+    return figure
+
+
+def _curve(column: int) -> Draw:
+    """Draw the loss, column 1 of a curve, or the accuracy, column 2."""
+
+    def draw(axes: Axes, standing: Standing, colour: str) -> None:
+        curves = [row["curve"] for row in standing.rows if row["curve"]]
+        # a run that ended early has fewer points than the others
+        steps = [point[0] for point in min(curves, key=len, default=[])]
+        values = [[point[column] for point in curve[: len(steps)]] for curve in curves]
+        style.draw_mean_and_range(axes, steps, values, colour=colour)
+
+    return draw
+
+
+def _by_length(name: str, unit: float) -> Draw:
+    """Draw a number of the rows' speeds, as far as every seed has it."""
+
+    def draw(axes: Axes, standing: Standing, colour: str) -> None:
+        seeds: list[dict[int, Any]] = [
+            {speed["length"]: speed[name] for speed in row["speed_by_length"] or ()} for row in standing.rows
+        ]
+        lengths = [length for length in seeds[0] if all(seed.get(length) is not None for seed in seeds)]
+        values = [[seed[length] / unit for length in lengths] for seed in seeds]
+        style.draw_mean_and_range(axes, lengths, values, colour=colour)
+        axes.plot(lengths, [sum(of) / len(of) for of in zip(*values, strict=True)], "o", color=colour)
+
+    return draw
+
+
+def _draw_probes(axes: Axes, standing: Standing, colour: str) -> None:
+    key = "accuracy" if standing.rows[0]["metric"] == "accuracy" else "loss"
+    lengths = sorted(standing.rows[0]["probes"], key=_number)
+    if lengths and all(length.isdigit() for length in lengths):
+        scores = [[row["probes"][length][key] for length in lengths] for row in standing.rows]
+        style.draw_mean_and_range(axes, [int(length) for length in lengths], scores, colour=colour)
+
+
+def _number(name: str) -> int:
+    return int(name) if name.isdigit() else 0
+
+
+def _draw_state(axes: Axes, standing: Standing, colour: str) -> None:
+    axes.plot([_state(standing)] * len(standing.scores), standing.scores, "o", color=colour, alpha=0.8)
+
+
+def _state(standing: Standing) -> int:
+    # a state of none has a place on a logarithmic axis too
+    return max(1, standing.rows[0]["state_size"])

@@ -1,0 +1,134 @@
+"""How fast a model is trained, and how much memory a step takes, by length of its sequences."""
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from linrec.models import LanguageModel, ModelConfig, SequenceClassifier
+from linrec.tasks import Batch
+from linrec.train import TrainConfig
+from linrec.train.data import on_device
+from linrec.train.fabric import make_fabric
+from linrec.train.optim import make_optimizers
+from linrec.train.state import matmul_precision
+from linrec.train.step import Objective, train_step
+
+__all__ = ["speed_by_length"]
+
+LONGEST = 16_384
+STEP_SECONDS = 0.1
+"""How long a step should take at most: a batch is as large as that allows, up to that of training."""
+
+SECONDS = 1.5
+"""After so many no other length is begun."""
+
+
+def speed_by_length(config: TrainConfig, *, sequences_per_second: float) -> list[dict[str, Any]]:
+    """Measure training steps at the length of the task, at a quarter of it and at four times as many steps.
+
+    Steps are those of training but for the compiler, which would take longer than all of them: the model as
+    it is initialised, random inputs, forward, backward, optimiser. A batch has as many tokens at all lengths,
+    those of training or fewer where steps would take long.
+
+    Args:
+        config: what is trained.
+        sequences_per_second: of training, from which the time is guessed that steps take.
+
+    Returns:
+        By ascending length, up to 16,384: "length", "batch_size", "tokens_per_second", the mean of all steps
+        but the first; and "step_bytes", the most memory that a step takes beyond that of model and optimiser.
+        Both are None where there was no memory for a step. A length that would take too long is left out.
+    """
+    length = config.task.split("train").rows(torch.tensor([0])).inputs.shape[1]
+    tokens_per_second = sequences_per_second * length
+    # at least a sequence of the task
+    tokens = max(length, int(min(config.loop.batch_size * length, STEP_SECONDS * tokens_per_second)))
+    start, measured = time.perf_counter(), []
+    lengths = (length, max(1, length // 4), min(4 * length, max(LONGEST, length)))
+    for steps in dict.fromkeys(lengths):
+        if time.perf_counter() - start > SECONDS or steps > SECONDS * tokens_per_second:
+            continue
+        batch_size = max(1, tokens // steps)
+        try:
+            found = _measured(config, _random_batch(config, batch_size, steps))
+        except torch.OutOfMemoryError:
+            found = {"tokens_per_second": None, "step_bytes": None}
+        measured.append({"length": steps, "batch_size": batch_size, **found})
+    return sorted(measured, key=lambda found: found["length"])
+
+
+def _measured(config: TrainConfig, batch: Batch) -> dict[str, Any]:
+    loop = dataclasses.replace(config.loop, accumulate=1, strategy="auto")
+    fabric = make_fabric(loop)
+    device = fabric.device
+    of = config.model
+    model = LanguageModel(of) if isinstance(of, ModelConfig) else SequenceClassifier(of)
+    objective = fabric.setup_module(Objective(model))
+    steppers: Any = [fabric.setup_optimizers(made) for made in make_optimizers(model, config.optim)]
+    step = functools.partial(
+        train_step,
+        *on_device(batch, device),
+        fabric=fabric,
+        objective=objective,
+        optimizers=steppers,
+        window=torch.zeros(4, device=device),
+        clip_norm=config.optim.clip_norm,
+    )
+    with matmul_precision(loop.matmul_precision):
+        # compiles kernels, and makes the state of the optimiser
+        step()
+        step_bytes = _step_bytes(step, device)
+        _wait(device)
+        start, n, passed = time.perf_counter(), 0, 0.0
+        while passed < STEP_SECONDS:
+            step()
+            _wait(device)
+            n, passed = n + 1, time.perf_counter() - start
+    return {"tokens_per_second": n * batch.inputs.shape[:2].numel() / passed, "step_bytes": step_bytes}
+
+
+def _step_bytes(step: Callable[[], None], device: torch.device) -> int | None:
+    """Most memory of a step's tensors at a time, beyond what was there before; None where torch can't say."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        step()
+        return torch.cuda.max_memory_allocated(device) - before
+    if device.type != "cpu":
+        return None
+    # the process's own peak is that of all it did before
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
+        step()
+    taken = most = 0
+    for event in profile.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            taken += event.nbytes()
+            most = max(most, taken)
+    return most
+
+
+def _wait(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+def _random_batch(config: TrainConfig, n: int, steps: int) -> Batch:
+    """Inputs and targets of the task's kind: what they are makes no step slower."""
+    task = config.task
+    shape = (n,) if task.per_sequence else (n, steps)
+    outputs = config.model.n_outputs or config.model.vocab_size or 1
+    inputs: Tensor
+    if task.n_features is None:
+        inputs = torch.randint(config.model.vocab_size or 1, (n, steps))
+    else:
+        inputs = torch.randn(n, steps, task.n_features)
+    if task.objective == "regression":
+        return Batch(inputs, torch.randn(*shape, outputs), None)
+    return Batch(inputs, torch.randint(outputs, shape), None)

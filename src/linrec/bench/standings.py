@@ -1,0 +1,70 @@
+"""What rows have in common: the seeds of a mixer on a task, and what a task says of scores."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Standing", "better", "level", "standings"]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A mixer on a task: what its seeds have in common, and their scores.
+
+    Args:
+        task: name of the suite's entry.
+        mixer: its label, with the arguments that were given.
+        rows: of its jobs that are done, of the learning rate that was gone on with; one a seed.
+        failed: of its other jobs, how each ended.
+    """
+
+    task: str
+    mixer: str
+    rows: tuple[dict[str, Any], ...]
+    failed: tuple[str, ...] = ()
+
+    @property
+    def scores(self) -> list[float]:
+        """Score of every seed on the test split."""
+        return [row["score"] for row in self.rows]
+
+
+def standings(rows: Sequence[dict[str, Any]]) -> list[Standing]:
+    """Group rows by task and mixer; of several learning rates, the one of the lowest validation loss counts.
+
+    Args:
+        rows: of `make_rows`.
+
+    Returns:
+        In the order of the rows.
+    """
+    grouped: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        grouped.setdefault((row["task"], row["mixer"]), []).append(row)
+    found = []
+    for (task, mixer), of_both in grouped.items():
+        done = [row for row in of_both if row["status"] == "done"]
+        # the rates were tried with one seed
+        tried = [row for row in done if row["seed"] == done[0]["seed"]]
+        losses = {row["lr"]: row["validation"].get("loss", math.inf) for row in tried}
+        rate = min(losses, key=lambda lr: losses[lr]) if tried else None
+        failed = tuple(row["status"] for row in of_both if row["status"] != "done")
+        found.append(Standing(task, mixer, tuple(row for row in done if row["lr"] == rate), failed))
+    return found
+
+
+def level(rows: Sequence[dict[str, Any]], task: str, name: str) -> float | None:
+    """Return what a task says of scores, "chance" or "trivial_score"; None where no job came so far."""
+    known = (row.get(name) for row in rows if row["task"] == task)
+    return next((value for value in known if value is not None), None)
+
+
+def better(metric: str, score: float, other: float) -> bool:
+    """Tell whether a score is better than another: accuracies are where they are higher.
+
+    Example:
+        >>> better("accuracy", 0.9, 0.5), better("mse", 0.9, 0.5)
+        (True, False)
+    """
+    return score > other if metric == "accuracy" else score < other
