@@ -57,6 +57,7 @@ __all__ = [
 
 SHARED = (
     "base",
+    "byte_texts",
     "cache",
     "cifar_files",
     "classification",

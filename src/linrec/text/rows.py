@@ -43,8 +43,8 @@ class DatasetRows:
     def __init__(self, dataset: str, *, config: str | None = None, column: str = "text") -> None:
         self._about = {"dataset": dataset, "config": config, "column": column}
         self._column = column
+        self._rows = load_splits(dataset, config=config)
         datasets = require("datasets", f"the data set {dataset!r}")
-        self._rows = _load(datasets, dataset, config)
         if "train" not in self._rows:
             raise DataError(
                 f"`dataset` = {dataset} has no split 'train', only {', '.join(map(repr, self._rows))}."
@@ -93,7 +93,17 @@ class DatasetRows:
             advance(len(texts))
 
 
-def _load(datasets: Any, dataset: str, config: str | None) -> dict[str, Any]:
+def load_splits(dataset: str, *, config: str | None = None) -> dict[str, Any]:
+    """Load a data set of Hugging Face, and return its rows for training, validation and testing.
+
+    Args:
+        dataset: a name on the hub, a folder or a file, as `DatasetRows` takes it.
+        config: which configuration of the data set, where it has several.
+
+    Raises:
+        DataError: the package `datasets` is missing, or the data set cannot be loaded.
+    """
+    datasets = require("datasets", f"the data set {dataset!r}")
     path = Path(dataset).expanduser()
     try:
         if any((path / name).is_file() for name in SAVED):
@@ -107,7 +117,7 @@ def _load(datasets: Any, dataset: str, config: str | None) -> dict[str, Any]:
     # the package raises many kinds of errors, most of them about files and the network
     except Exception as error:
         raise DataError(
-            f"`dataset` = {dataset} cannot be loaded: {one_line(error)}. Check the name, `dataset_config` "
+            f"`dataset` = {dataset} cannot be loaded: {one_line(error)}. Check the name, its configuration "
             "and the network, or pass a local file or folder."
         ) from error
     if isinstance(loaded, datasets.Dataset):

@@ -13,7 +13,14 @@ from linrec.tasks.language_modeling import LanguageModeling
 from linrec.tasks.memory_horizon import MemoryHorizon
 from linrec.train.config import LoopConfig, OptimConfig, TrainConfig, model_type
 from linrec.train.images import noise_padded_cifar, sequential_cifar, sequential_fashion_mnist
-from linrec.train.long_range_arena import lra_image, lra_listops, lra_path_x, lra_pathfinder
+from linrec.train.long_range_arena import (
+    lra_image,
+    lra_listops,
+    lra_path_x,
+    lra_pathfinder,
+    lra_retrieval,
+    lra_text,
+)
 from linrec.train.time_series import ett
 
 # the articles as one stream; the rows of this data set are lines
@@ -303,6 +310,8 @@ _ELSEWHERE = (
     sequential_cifar,
     noise_padded_cifar,
     lra_listops,
+    lra_text,
+    lra_retrieval,
     lra_image,
     lra_pathfinder,
     lra_path_x,

@@ -1,0 +1,179 @@
+"""Retrieval in the ACL Anthology Network: say whether one paper cites the other, after the bytes of both.
+
+Source: Long Range Arena (Tay et al., 2020), arXiv:2011.04006, section 2.2.3. The data: Radev, Muthukrishnan,
+Qazvinian and Abu-Jbara (2013), "The ACL anthology network corpus".
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from jaxtyping import Int64, UInt8
+from torch import Tensor
+
+from linrec.tasks.base import Batch, SplitName
+from linrec.tasks.byte_texts import VOCAB_SIZE, as_tokens
+from linrec.tasks.classification import FileTask, require_at_least
+from linrec.text import DataError
+from linrec.text.progress import ReadingDisplay
+
+__all__ = ["AAN", "TextPairs"]
+
+# the names of the Arena's release
+FILES: dict[SplitName, str] = {
+    "train": "new_aan_pairs.train.tsv",
+    "validation": "new_aan_pairs.eval.tsv",
+    "test": "new_aan_pairs.test.tsv",
+}
+FOLDER = "tsv_data"
+WHERE = (
+    "They are in lra_release/lra_release/tsv_data of "
+    "https://storage.googleapis.com/long-range-arena/lra_release.gz, a tar archive: pass that folder with "
+    "--data.path."
+)
+
+
+@dataclass(frozen=True, eq=False)
+class TextPairs:
+    """Pairs of texts with a class each: a `Source` of a `PairedTask`.
+
+    Attributes:
+        texts: bytes of each different text, shape (m, t), uint8; what follows a text is padding.
+        lengths: bytes of each text, shape (m), int64.
+        pairs: which two texts, shape (n, 2), int64.
+        labels: class of each pair, shape (n), int64.
+
+    Example:
+        >>> texts, lengths = as_tokens([b"abc", b"de"], 3)
+        >>> split = TextPairs(texts, lengths, torch.tensor([[0, 1], [1, 1]]), torch.tensor([1, 0]))
+        >>> batch = split.rows(torch.tensor([0]))
+        >>> batch.inputs.tolist(), batch.targets.tolist(), batch.lengths.tolist()
+        ([[[97, 98, 99], [100, 101, 0]]], [1], [[3, 2]])
+    """
+
+    texts: UInt8[Tensor, "m t"]
+    lengths: Int64[Tensor, "m"]
+    pairs: Int64[Tensor, "n 2"]
+    labels: Int64[Tensor, "n"]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def rows(self, index: Int64[Tensor, "b"]) -> Batch:
+        """Return pairs as a batch, on the device that the split is on.
+
+        Args:
+            index: numbers of pairs, shape (b), int64, on any device.
+
+        Returns:
+            Inputs, shape (b, 2, t), int64; targets, shape (b), int64; no `reset`; the lengths, shape (b, 2).
+        """
+        index = index.to(self.labels.device)
+        pairs = self.pairs[index]
+        return Batch(self.texts[pairs].long(), self.labels[index], None, self.lengths[pairs])
+
+    def of_epoch(self, *, seed: int, epoch: int) -> "TextPairs":
+        """Return the split itself: its pairs are the same in every epoch."""
+        return self
+
+    def to(self, device: torch.device | str) -> "TextPairs":
+        """Return the split with its texts on a device, each of them once."""
+        tensors = (self.texts, self.lengths, self.pairs, self.labels)
+        return TextPairs(*(tensor.to(device) for tensor in tensors))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AAN(FileTask):
+    """Whether two papers are connected by a citation.
+
+        target = 0 or 1      after x_1, ..., x_n and y_1, ..., y_m      bytes of the one and of the other
+
+    The folder has three files of the Arena's release, whose splits these are: new_aan_pairs.train.tsv,
+    new_aan_pairs.eval.tsv and new_aan_pairs.test.tsv. A line is a pair: label, two names, two texts, with
+    tabs between them. A text is taken as it stands there, in the spelling of Python's bytes, b'...', as the
+    Arena and S4 read it. Papers are in several pairs, and pairs of different splits may share one.
+
+    Args:
+        path: the folder, or that around tsv_data.
+        length: bytes of a paper at most; what follows them is left out.
+
+    Raises:
+        ValueError: a field is out of range.
+
+    Source: Long Range Arena (Tay et al., 2020), section 2.2.3: 4,000 bytes of each paper, which are encoded
+    apart from each other.
+
+    Example:
+        >>> task = AAN(path=Path("lra_release/lra_release/tsv_data"))
+        >>> task.vocab_size, task.n_outputs, task.pairs
+        (256, 2, True)
+    """
+
+    length: int = 4000
+    pairs: ClassVar[bool] = True
+    wanted: ClassVar[str] = f"It must be the folder with {', '.join(FILES.values())}. {WHERE}"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(self, length=1)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of input tokens: the bytes."""
+        return VOCAB_SIZE
+
+    @property
+    def n_outputs(self) -> int:
+        """Number of target classes: no citation, or one."""
+        return 2
+
+    def read(self) -> dict[SplitName, TextPairs]:
+        """Read the three files, and return all splits."""
+        folder = self.folder()
+        folder = folder / FOLDER if (folder / FOLDER).is_dir() else folder
+        for name in FILES.values():
+            if not (folder / name).is_file():
+                raise DataError(f"{folder} has no {name}. {self.wanted}")
+        return {split: self._split(folder / name) for split, name in FILES.items()}
+
+    def _split(self, path: Path) -> TextPairs:
+        # a paper is in many pairs, and kept once
+        numbers: dict[bytes, int] = {}
+        pairs, labels = [], []
+        for label, *pair in _lines(path):
+            pairs.append([numbers.setdefault(text[: self.length], len(numbers)) for text in pair])
+            labels.append(label)
+        if not labels:
+            raise DataError(f"{path} is empty. {self.wanted}")
+        texts, lengths = as_tokens([*numbers], self.length)
+        return TextPairs(texts, lengths, torch.tensor(pairs), torch.tensor(labels))
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes, bytes]]:
+    """Yield label and texts of each pair of a file."""
+    try:
+        with (
+            path.open("rb") as file,
+            ReadingDisplay().reading(f"reading {path.name}", path.stat().st_size) as advance,
+        ):
+            for number, line in enumerate(file, start=1):
+                yield _pair(line, f"line {number} of {path}")
+                advance(len(line))
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
+
+
+def _pair(line: bytes, place: str) -> tuple[int, bytes, bytes]:
+    fields = line.rstrip(b"\r\n").split(b"\t")
+    if len(fields) != 5:
+        raise DataError(
+            f"{place} must have 5 fields, label, two names and two texts, with tabs between them; it has "
+            f"{len(fields)}. The release has files of names alone, only_ids.tsv, which do not do."
+        )
+    label, _, _, first, second = fields
+    # written as an integer or as a real number
+    if label not in (b"0", b"1", b"0.0", b"1.0"):
+        raise DataError(f"{place} must begin with the label 0 or 1; it begins with {label[:20]!r}.")
+    return int(label[:1]), first, second

@@ -1,0 +1,170 @@
+"""IMDb reviews, byte by byte: say whether a review of a film is positive, the Long Range Arena's Text task.
+
+Source: Long Range Arena (Tay et al., 2020), arXiv:2011.04006, section 2.2.2. The data: Maas et al. (2011),
+"Learning word vectors for sentiment analysis".
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+
+from linrec.errors import unknown
+from linrec.tasks.base import SplitName
+from linrec.tasks.byte_texts import VOCAB_SIZE, as_tokens
+from linrec.tasks.classification import FileTask, require_at_least
+from linrec.tasks.labelled import LabelledTokens
+from linrec.text import DataError
+from linrec.text.progress import ReadingDisplay
+from linrec.text.rows import load_splits
+
+__all__ = ["IMDb"]
+
+FOLDER = "aclImdb"
+# folders of a part, in the order of the classes
+CLASSES = ("neg", "pos")
+WHERE = (
+    "Unpack https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz, and pass its folder aclImdb "
+    "with --data.path; or pass --data.dataset stanfordnlp/imdb."
+)
+
+
+class Review(NamedTuple):
+    """A review and its class: 0 is negative, 1 positive."""
+
+    text: bytes
+    label: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class IMDb(FileTask):
+    """Whether a review is positive, after its bytes.
+
+        target = 0 or 1      after x_1, ..., x_n      x_i a byte of the review in UTF-8
+
+    Of the 25,000 reviews for training, some that `seed` chooses validate; a review that is among those twice
+    is not trained on. The test split is the data set's own 25,000. One of `path` and `dataset` says where
+    they are, which makes no difference to the data.
+
+    Args:
+        path: the folder aclImdb, or that around it.
+        dataset: name or path of a data set of Hugging Face, such as stanfordnlp/imdb, with the columns "text"
+            and "label"; needs the extra "text".
+        length: bytes of a review at most; what follows them is left out.
+        n_validation: how many of the reviews for training validate.
+        seed: seed of which these are.
+
+    Raises:
+        ValueError: a field is out of range, or both `path` and `dataset` are given.
+
+    Source: Long Range Arena (Tay et al., 2020), section 2.2.2, which reads 4,000 bytes. S4 (Gu, Goel and Ré,
+    2022) reads 4,096 characters, of which those that occur fewer than 15 times are one, and an end. Both
+    validate on the test split.
+
+    Example:
+        >>> task = IMDb(path=Path("aclImdb"))
+        >>> task.vocab_size, task.n_outputs, task.chance
+        (256, 2, 0.5)
+    """
+
+    dataset: str | None = None
+    length: int = 4096
+    n_validation: int = 2500
+    seed: int = 0
+    wanted: ClassVar[str] = f"It must be the folder of the IMDb reviews. {WHERE}"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(self, length=1, n_validation=1, seed=0)
+        if self.path is not None and self.dataset is not None:
+            raise ValueError(
+                f"one of `path` and `dataset` must be given; got both, {self.path} and {self.dataset}."
+            )
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of input tokens: the bytes."""
+        return VOCAB_SIZE
+
+    @property
+    def n_outputs(self) -> int:
+        """Number of target classes: negative and positive."""
+        return len(CLASSES)
+
+    def read(self) -> dict[SplitName, LabelledTokens]:
+        """Read the reviews, and return all splits."""
+        if self.path is None and self.dataset is None:
+            raise DataError(f"one of `path` and `dataset` must be given; got neither. {WHERE}")
+        # in an order that does not depend on where they come from
+        train, test = map(sorted, self._reviews())
+        if self.n_validation >= len(train):
+            raise DataError(
+                f"`n_validation` must be less than the {len(train)} reviews for training; got "
+                f"{self.n_validation}."
+            )
+        order = np.random.default_rng(self.seed).permutation(len(train)).tolist()
+        validation = [train[number] for number in order[: self.n_validation]]
+        held_out = {review.text for review in validation}
+        rest = [train[number] for number in order[self.n_validation :]]
+        return {
+            "train": self._split([review for review in rest if review.text not in held_out]),
+            "validation": self._split(validation),
+            "test": self._split(test),
+        }
+
+    def _split(self, reviews: Sequence[Review]) -> LabelledTokens:
+        tokens, lengths = as_tokens([review.text for review in reviews], self.length)
+        return LabelledTokens(tokens, torch.tensor([review.label for review in reviews]), lengths)
+
+    def _reviews(self) -> tuple[list[Review], list[Review]]:
+        """Return those for training, and those for testing."""
+        if self.dataset is not None:
+            return _of_dataset(self.dataset)
+        folder = self.folder()
+        folder = folder / FOLDER if (folder / FOLDER).is_dir() else folder
+        return _of_folder(folder / "train"), _of_folder(folder / "test")
+
+
+def _of_folder(folder: Path) -> list[Review]:
+    found = [(file, label) for label, name in enumerate(CLASSES) for file in _files(folder / name)]
+    reviews = []
+    try:
+        with ReadingDisplay().reading(f"reading {folder}", len(found)) as advance:
+            for file, label in found:
+                reviews.append(Review(file.read_bytes(), label))
+                advance(1)
+    except OSError as error:
+        raise DataError(f"{error.filename} cannot be read: {error.strerror or error}.") from error
+    return reviews
+
+
+def _files(folder: Path) -> list[Path]:
+    files = [*folder.glob("*.txt")]
+    if not files:
+        raise DataError(f"{folder} must have reviews, files that end in .txt; there is none. {WHERE}")
+    return files
+
+
+def _of_dataset(dataset: str) -> tuple[list[Review], list[Review]]:
+    try:
+        splits = load_splits(dataset)
+    except DataError as error:
+        raise DataError(f"{error} {WHERE}") from error
+    for part in ("train", "test"):
+        if part not in splits:
+            raise DataError(f"`dataset` = {dataset} has no split {part!r}. {WHERE}")
+    return _of_rows(splits["train"], dataset), _of_rows(splits["test"], dataset)
+
+
+def _of_rows(rows: Any, dataset: str) -> list[Review]:
+    for column in ("text", "label"):
+        if column not in rows.column_names:
+            raise DataError(f"`dataset` = {dataset}: {unknown('column', column, rows.column_names)}")
+    columns: dict[str, Any] = rows.with_format(None)[:]
+    if wrong := {*columns["label"]} - {*range(len(CLASSES))}:
+        raise DataError(f"the labels of `dataset` = {dataset} must be 0 and 1; got {wrong.pop()}.")
+    texts = (text.encode() for text in columns["text"])
+    return [Review(text, label) for text, label in zip(texts, columns["label"], strict=True)]
