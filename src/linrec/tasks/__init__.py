@@ -65,6 +65,7 @@ SHARED = (
     "files",
     "images",
     "labelled",
+    "labelled_series",
     "listops_kernels",
     "pathfinder_kernels",
     "recall",

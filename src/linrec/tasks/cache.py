@@ -83,7 +83,7 @@ def _keep(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -
 def _warn_once(folder: Path, why: str) -> None:
     warnings.warn(
         f"what was drawn cannot be kept in {folder} ({why}); it will be drawn again each time. Make room, or "
-        "name another folder: --task.cache.",
+        "name another folder: --task.cache, or --data.cache.",
         RuntimeWarning,
         stacklevel=4,
     )

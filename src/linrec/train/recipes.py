@@ -21,7 +21,7 @@ from linrec.train.long_range_arena import (
     lra_retrieval,
     lra_text,
 )
-from linrec.train.time_series import ett
+from linrec.train.time_series import ett, speech_commands
 
 # the articles as one stream; the rows of this data set are lines
 _WIKITEXT103: dict[str, Any] = {
@@ -315,6 +315,7 @@ _ELSEWHERE = (
     lra_image,
     lra_pathfinder,
     lra_path_x,
+    speech_commands,
     ett,
 )
 for _make in _ELSEWHERE:
