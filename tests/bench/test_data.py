@@ -87,6 +87,28 @@ def test_a_job_whose_files_are_missing_says_so(tmp_path):
     assert row["message"].endswith("--data images=PATH says where the files are.")
 
 
+def test_a_model_of_known_size_waits_for_its_files_too(tmp_path):
+    entry = Entry("retrieval", "lra-retrieval", task={"length": 12}, model=TINY.model, loop=TINY.loop)
+    entry = dataclasses.replace(entry, optim=TINY.optim)
+    (job,) = make_jobs([entry], ["lru"], [0])
+    assert job.sizes.parameters > 0 and job.config.model.pairs
+    folder = write_job(job, tmp_path, {"command": ""})
+    assert run_job(folder) == "no data"
+    for part, n in (("train", 8), ("eval", 3), ("test", 3)):
+        lines = [f"{i % 2}\ta\tb\tone {i}\tother\n" for i in range(n)]
+        (tmp_path / f"new_aan_pairs.{part}.tsv").write_text("".join(lines))
+    (job,) = make_jobs([entry.reading(tmp_path)], ["lru"], [0])
+    # in the folder of the job that lacked them
+    assert write_job(job, tmp_path, {"command": ""}) == folder and run_job(folder) == "done"
+    (row,) = make_rows([folder])
+    assert row["chance"] == 0.5 and 0 <= row["score"] <= 1
+    # both sequences of a pair have such lengths
+    assert [speed["length"] for speed in row["speed_by_length"]] == [3, 12, 48]
+    other = make_jobs([entry.reading(tmp_path / "other")], ["lru"], [0])[0]
+    with pytest.raises(ConfigError, match="has a job of another configuration"):
+        write_job(other, tmp_path, {"command": ""})
+
+
 def test_local_files_take_the_place_of_a_data_set():
     entry = next(entry for entry in get_suite("lm") if entry.name == "wikitext103")
     task = entry.reading(Path("texts")).config().task

@@ -141,21 +141,29 @@ def write_job(job: Job, out: Path, about: dict[str, Any]) -> Path:
     folder = out / job.folder
     # as a file holds it: tuples are lists
     wanted = json.loads(json.dumps({**job.described, "config": config_to_dict(job.config)}))
-    if (folder / FILE).exists():
+    # a job whose data were missing may be another one now
+    if (folder / FILE).exists() and not _lacked_data(folder):
         stored = json.loads((folder / FILE).read_text())
-        # a job whose data were missing is another one now
-        if stored["parameters"] is not None and any(stored[name] != wanted[name] for name in wanted):
+        if any(stored[name] != wanted[name] for name in wanted):
             raise ConfigError(
                 f"{folder} has a job of another configuration; give another --out, or remove that folder."
             )
-        if stored["parameters"] is not None:
-            return folder
+        return folder
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / FILE, {**wanted, **about})
     if job.missing:
         outcome = {"status": NO_DATA, "message": job.missing, "peak_bytes": None}
         write_json(folder / OUTCOME, outcome)
     return folder
+
+
+def _lacked_data(folder: Path) -> bool:
+    """Tell whether a job ended before it began, because its data were missing."""
+    try:
+        status = json.loads((folder / OUTCOME).read_text())["status"]
+    except FileNotFoundError:
+        return False
+    return status == NO_DATA and not (folder / RUN).exists()
 
 
 def _prepared(entry: Entry) -> tuple[TrainConfig, str]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import statistics
 import time
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from linrec.models import LanguageModel, ModelConfig, SequenceClassifier
-from linrec.tasks import Batch
+from linrec.tasks import Batch, PairedTask
 from linrec.train import TrainConfig
 from linrec.train.data import on_device
 from linrec.train.fabric import make_fabric
@@ -40,11 +41,10 @@ def speed_by_length(config: TrainConfig, *, sequences_per_second: float) -> list
         sequences_per_second: of training, from which the time is guessed that steps take.
 
     Returns:
-        By ascending length, up to 16,384: "length", "batch_size", "tokens_per_second", the mean of all steps
-        but the first; and "step_bytes", the most memory that a step takes beyond that of model and optimiser.
+        By ascending length, up to 16,384: "length", "batch_size", "tokens_per_second", of the median step; and "step_bytes", the most memory that a step takes beyond that of model and optimiser.
         Both are None where there was no memory for a step. A length that would take too long is left out.
     """
-    length = config.task.split("train").rows(torch.tensor([0])).inputs.shape[1]
+    length = config.task.split("train").rows(torch.tensor([0])).inputs.shape[1 + len(_pair(config))]
     tokens_per_second = sequences_per_second * length
     # at least a sequence of the task
     tokens = max(length, int(min(config.loop.batch_size * length, STEP_SECONDS * tokens_per_second)))
@@ -89,7 +89,8 @@ def _measured(config: TrainConfig, batch: Batch) -> dict[str, Any]:
             step()
             _wait(device)
             n, passed = n + 1, time.perf_counter() - start
-    return {"tokens_per_second": n * batch.inputs.shape[:2].numel() / passed, "step_bytes": step_bytes}
+    tokens = batch.inputs.shape[: 2 + len(_pair(config))].numel()
+    return {"tokens_per_second": n * tokens / passed, "step_bytes": step_bytes}
 
 
 def _step_bytes(step: Callable[[], None], device: torch.device) -> int | None:
@@ -119,6 +120,11 @@ def _wait(device: torch.device) -> None:
         torch.accelerator.synchronize(device)
 
 
+def _pair(config: TrainConfig) -> tuple[int, ...]:
+    """Axes of inputs between that of the batch and that of time: one of two sequences, or none."""
+    return (2,) if isinstance(config.task, PairedTask) else ()
+
+
 def _random_batch(config: TrainConfig, n: int, steps: int) -> Batch:
     """Inputs and targets of the task's kind: what they are makes no step slower."""
     task = config.task
@@ -126,9 +132,9 @@ def _random_batch(config: TrainConfig, n: int, steps: int) -> Batch:
     outputs = config.model.n_outputs or config.model.vocab_size or 1
     inputs: Tensor
     if task.n_features is None:
-        inputs = torch.randint(config.model.vocab_size or 1, (n, steps))
+        inputs = torch.randint(config.model.vocab_size or 1, (n, *_pair(config), steps))
     else:
-        inputs = torch.randn(n, steps, task.n_features)
+        inputs = torch.randn(n, *_pair(config), steps, task.n_features)
     if task.objective == "regression":
         return Batch(inputs, torch.randn(*shape, outputs), None)
     return Batch(inputs, torch.randint(outputs, shape), None)

@@ -116,7 +116,9 @@ SUITES: Mapping[str, tuple[Entry, ...]] = {
         *_as_it_is("copying", "adding", "lstm-task-2b"),
         Entry("memory-horizon", "memory-horizon-tuned", loop={"steps": 5000}),
     ),
-    "lra": _as_it_is("lra-listops", "lra-pathfinder", "lra-path-x"),
+    "lra": _as_it_is(
+        *("lra-listops", "lra-text", "lra-retrieval", "lra-image", "lra-pathfinder", "lra-path-x")
+    ),
     "lm": (
         _shakespeare("shakespeare-char-cpu"),
         _shakespeare("shakespeare-char"),
