@@ -26,10 +26,9 @@ def forward(weight: Tensor, near: Tensor, far: Tensor, length: int) -> Tensor:
     c, m = near.shape[-1], far.shape[-1]
     tiles = _tiles(sums)
     tiles["ENTRIES"] = min(max(power_of_2(n), LEAST), tiles["ENTRIES"])
+    grid = d, k * -(-m // tiles["ROWS"]), -(-c // tiles["COLUMNS"])
     with on_device(weight):
-        _kernels().forward[d, -(-k * m // tiles["ROWS"]), -(-c // tiles["COLUMNS"])](
-            *map(pairs, (weight, near, far)), sums, d, n, k, c, m, length, **tiles
-        )
+        _kernels().forward[grid](pairs(weight), _parts(near), _parts(far), sums, d, n, c, m, length, **tiles)
     return sums
 
 
@@ -41,28 +40,27 @@ def _(weight: Tensor, near: Tensor, far: Tensor, length: int) -> Tensor:
 @operator("vandermonde_triton_backward")
 def backward(weight: Tensor, near: Tensor, far: Tensor, dsums: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradients of weight * far (k, d, n, m), and of near."""
-    dleft, dnear = _gradients(weight, near, far)
     k, d, n = weight.shape
     c, m = near.shape[-1], far.shape[-1]
-    weight, near, far = map(pairs, (weight, near, far))
+    dleft, dnear = dsums.new_empty(2, k, d, n, m), dsums.new_empty(2, d, n, c)
     dsums = dsums.contiguous()
     shape = (d, n, k, c, m, dsums.shape[-1])
     # products of 32 columns beside others may read beyond their tiles (issue 11366 of Triton, 3.6 to 3.7)
     tiles = _tiles(dsums)
     entries = -(-n // tiles["ENTRIES"])
     with on_device(dsums):
-        _kernels().backward_rows[d, -(-k * m // tiles["ROWS"]), entries](
-            near, dsums, torch.view_as_real(dleft), *shape, **tiles
+        _kernels().backward_rows[d, k * -(-m // tiles["ROWS"]), entries](
+            _parts(near), dsums, dleft, *shape, **tiles
         )
         _kernels().backward_columns[d, entries, -(-c // tiles["COLUMNS"])](
-            weight, far, dsums, torch.view_as_real(dnear), *shape, **tiles
+            pairs(weight), _parts(far), dsums, dnear, *shape, **tiles
         )
-    return dleft, dnear
+    return torch.complex(*dleft), torch.complex(*dnear)
 
 
 @torch.library.register_fake(backward)
 def _(weight: Tensor, near: Tensor, far: Tensor, dsums: Tensor) -> tuple[Tensor, Tensor]:
-    return _gradients(weight, near, far)
+    return weight.new_empty(*weight.shape, far.shape[-1]), near.new_empty(near.shape)
 
 
 def _tiles(sums: Tensor) -> dict[str, Any]:
@@ -77,8 +75,9 @@ def _sums(weight: Tensor, length: int) -> Tensor:
     return weight.new_empty(*weight.shape[:2], length, dtype=real_dtype(weight.dtype))
 
 
-def _gradients(weight: Tensor, near: Tensor, far: Tensor) -> tuple[Tensor, Tensor]:
-    return weight.new_empty(*weight.shape, far.shape[-1]), near.new_empty(near.shape)
+def _parts(x: Tensor) -> Tensor:
+    """Real and imaginary parts (2, ...) of complex numbers."""
+    return torch.view_as_real(x.resolve_conj()).movedim(-1, 0).contiguous()
 
 
 @functools.cache
