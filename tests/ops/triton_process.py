@@ -31,7 +31,7 @@ if INTERPRETED:
     put_in_place = interpreter._patch_lang
 
     def put_in_place_once(function):
-        """What `_patch_lang` does, unless its functions are there: looking for all takes as long as to run them."""
+        """What `_patch_lang` does, unless its functions are there: finding them takes as long as they do."""
         seen = [x for x in function.__globals__.values() if x is language or x is language.core]
         if any(language.core.is_builtin(module.load) for module in seen):
             return put_in_place(function)
