@@ -1,6 +1,7 @@
 """`report.html` of a suite: one page that holds everything and opens without a network."""
 
 import json
+import re
 import statistics
 from collections.abc import Sequence
 from html import escape
@@ -15,6 +16,8 @@ __all__ = ["write_page"]
 
 PAGE = "report.html"
 PICTURES = "pictures"
+NUMBERS = ("score", "±", "chance", "trivial", "seeds", "parameters", "state", "tokens/s", "MiB")
+HEAD = ("task", "mixer", *NUMBERS[:2], "metric", *NUMBERS[2:], "job")
 
 # sorts a table by the column whose heading is clicked, and hides the rows that lack the words of the filter
 SCRIPT = """
@@ -46,11 +49,17 @@ for (const table of document.querySelectorAll("table.sortable")) {
 """
 STYLE = """
 <style>
+body { max-width: 84rem; }
+body > p, aside { max-width: 60rem; }
 th button { all: unset; cursor: pointer; }
 th button:focus-visible { outline: 2px solid currentColor; }
 th[aria-sort=ascending] button::after { content: " ↑"; }
 th[aria-sort=descending] button::after { content: " ↓"; }
 #filter { font: inherit; padding: .3rem .6rem; width: 100%; max-width: 24rem; }
+.label { white-space: normal; overflow-wrap: anywhere; min-width: 9rem; }
+.pictures { columns: 30rem; column-gap: 2rem; }
+.pictures section { break-inside: avoid; padding-top: 2.5rem; }
+.pictures h2 { margin-top: 0; }
 td details pre { max-width: 40rem; white-space: pre-wrap; overflow-wrap: anywhere; }
 </style>
 """
@@ -71,9 +80,11 @@ def write_page(rows: Sequence[dict[str, Any]], out: Path, *, title: str) -> Path
     pictures = out / PICTURES
     pictures.mkdir(exist_ok=True)
     drawn = [
-        markup.Picture(style.save(figure, pictures / f"{name}.png"), heading, caption)
+        [
+            markup.Picture(style.save(figure, pictures / f"{name}.png"), heading, caption)
+            for name, heading, caption, figure in drawings(task, table)
+        ]
         for task in dict.fromkeys(standing.task for standing in table)
-        for name, heading, caption, figure in drawings(task, table)
     ]
     ended = sum(row["status"] == "done" for row in rows)
     where = sorted({row["device"]["name"] for row in rows if "device" in row})
@@ -95,7 +106,7 @@ def write_page(rows: Sequence[dict[str, Any]], out: Path, *, title: str) -> Path
             "A heading sorts; mse and perplexity are better where they are lower. Chance is a uniform guess; "
             "trivial is the best predictor that never looks at its input, and scores no better than that are "
             "grey.</p>",
-            *map(markup.picture, drawn),
+            *(f'<div class="pictures">{"".join(map(_section, of_task))}</div>' for of_task in drawn),
             SCRIPT,
         ],
     )
@@ -103,13 +114,16 @@ def write_page(rows: Sequence[dict[str, Any]], out: Path, *, title: str) -> Path
     return out / PAGE
 
 
+def _section(picture: markup.Picture) -> str:
+    return f"<section>{markup.picture(picture)}</section>"
+
+
 def _leaderboard(table: Sequence[Standing], rows: Sequence[dict[str, Any]]) -> str:
-    head = (
-        *("task", "mixer", "metric", "score", "±", "chance", "trivial"),
-        *("seeds", "parameters", "state", "tokens/s", "MiB", "job"),
-    )
-    titles = "".join(f'<th aria-sort="none"><button>{title}</button></th>' for title in head)
     body = "\n".join(f"<tr>{_cells(standing, rows)}</tr>" for standing in table)
+    titles = "".join(
+        f'<th aria-sort="none"{" class=number" * (title in NUMBERS)}><button>{title}</button></th>'
+        for title in HEAD
+    )
     return (
         f'<div class="scroll"><table class="sortable">\n<thead><tr>{titles}</tr></thead>\n'
         f"<tbody>\n{body}\n</tbody></table></div>"
@@ -117,18 +131,22 @@ def _leaderboard(table: Sequence[Standing], rows: Sequence[dict[str, Any]]) -> s
 
 
 def _cells(standing: Standing, of_all: Sequence[dict[str, Any]]) -> str:
-    scores, rows = standing.scores, standing.rows
     chance, trivial = (level(of_all, standing.task, name) for name in ("chance", "trivial_score"))
+    names = f'<td>{escape(standing.task)}</td><td class="label">{_breakable(standing.mixer)}</td>'
+    scores, rows = standing.scores, standing.rows
     if not rows:
-        failed = ", ".join(dict.fromkeys(standing.failed))
-        numbers = [_number(None, ""), _number(None, ""), _number(chance, ".3g"), _number(trivial, ".3g")]
-        return _words(standing.task, standing.mixer, failed) + "".join(numbers) + "<td></td>" * 6
+        failed = escape(", ".join(dict.fromkeys(standing.failed)))
+        cells = [f'<td class="number" data-value="">{failed}</td>', _number(None), "<td></td>"]
+        cells += [_number(chance, ".3g"), _number(trivial, ".3g"), *[_number(None)] * 5, "<td></td>"]
+        return names + "".join(cells)
     first, score = rows[0], statistics.mean(scores)
-    spread = statistics.stdev(scores) if len(scores) > 1 else None
     weak = trivial is not None and not better(first["metric"], score, trivial)
-    numbers = [
+    config = escape(json.dumps(first["config"], indent=1))
+    told = f"<pre>{escape(first['command'])}\n\n{config}</pre>"
+    cells = [
         _number(score, ".4g", soft=weak),
-        _number(spread, ".2g"),
+        _number(statistics.stdev(scores) if len(scores) > 1 else None, ".2g"),
+        f"<td>{escape(first['metric'])}</td>",
         _number(chance, ".3g"),
         _number(trivial, ".3g"),
         _number(len(rows), "d"),
@@ -136,18 +154,16 @@ def _cells(standing: Standing, of_all: Sequence[dict[str, Any]]) -> str:
         _number(first["state_size"], ",d"),
         _number(_mean([row["tokens_per_second"] for row in rows]), ",.0f"),
         _number(_mean([_memory(row) for row in rows]), ",.0f"),
+        f"<td><details><summary>seed {first['seed']}</summary>{told}</details></td>",
     ]
-    config = escape(json.dumps(first["config"], indent=1))
-    told = f"<pre>{escape(first['command'])}\n\n{config}</pre>"
-    details = f"<td><details><summary>seed {first['seed']}</summary>{told}</details></td>"
-    return _words(standing.task, standing.mixer, first["metric"]) + "".join(numbers) + details
+    return names + "".join(cells)
 
 
-def _words(*words: str) -> str:
-    return "".join(f"<td>{escape(word)}</td>" for word in words)
+def _breakable(label: str) -> str:
+    return re.sub(r"([(,+:=])", r"\1<wbr>", escape(label, quote=False))
 
 
-def _number(value: float | None, form: str, *, soft: bool = False) -> str:
+def _number(value: float | None, form: str = "", *, soft: bool = False) -> str:
     """Return a cell that sorts by its value, not by how that is written."""
     classes = "number soft" if soft else "number"
     if value is None:

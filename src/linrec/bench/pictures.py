@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
 
 from linrec.bench.standings import Standing, level
 from linrec.bench.variants import short
@@ -120,6 +121,9 @@ def _figure(shown: Sequence[Standing], panels: Sequence[_Panel]) -> Figure:
             axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
         if panel.log:
             axes.set_yscale("log")
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.yaxis.set_major_formatter(EngFormatter(sep=""))
+            axes.yaxis.set_minor_locator(NullLocator())
         for name, dashes in LEVELS.items() if panel.levels else ():
             if (value := level(rows, shown[0].task, name)) is not None:
                 axes.axhline(value, color=style.GREY, linestyle=dashes, linewidth=1)

@@ -41,8 +41,9 @@ def speed_by_length(config: TrainConfig, *, sequences_per_second: float) -> list
         sequences_per_second: of training, from which the time is guessed that steps take.
 
     Returns:
-        By ascending length, up to 16,384: "length", "batch_size", "tokens_per_second", of the median step; and "step_bytes", the most memory that a step takes beyond that of model and optimiser.
-        Both are None where there was no memory for a step. A length that would take too long is left out.
+        By ascending length, up to 16,384: "length", "batch_size", "tokens_per_second" of the median step, and
+        "step_bytes", the most memory that a step takes beyond that of model and optimiser; both are None
+        where there was no memory for a step. A length that would take too long is left out.
     """
     length = config.task.split("train").rows(torch.tensor([0])).inputs.shape[1 + len(_pair(config))]
     tokens_per_second = sequences_per_second * length
@@ -84,13 +85,14 @@ def _measured(config: TrainConfig, batch: Batch) -> dict[str, Any]:
         step()
         step_bytes = _step_bytes(step, device)
         _wait(device)
-        start, n, passed = time.perf_counter(), 0, 0.0
-        while passed < STEP_SECONDS:
+        seconds: list[float] = []
+        while sum(seconds) < STEP_SECONDS:
+            start = time.perf_counter()
             step()
             _wait(device)
-            n, passed = n + 1, time.perf_counter() - start
+            seconds.append(time.perf_counter() - start)
     tokens = batch.inputs.shape[: 2 + len(_pair(config))].numel()
-    return {"tokens_per_second": n * tokens / passed, "step_bytes": step_bytes}
+    return {"tokens_per_second": tokens / statistics.median(seconds), "step_bytes": step_bytes}
 
 
 def _step_bytes(step: Callable[[], None], device: torch.device) -> int | None:

@@ -1,0 +1,84 @@
+"""The page in a real browser, without a window: what a parser of HTML can't tell."""
+
+import shutil
+from types import SimpleNamespace
+
+import pytest
+
+from linrec.bench import write_page
+from tests.bench.test_page import row
+
+CHROMIUM = shutil.which("chromium")
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="needs the browser chromium: apt-get install chromium"),
+    # they share a browser
+    pytest.mark.xdist_group("browser"),
+]
+LABEL = f"my_package.my_module:{'Long' * 10}(n_heads=2, d_v=8)"
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory):
+    """The page, opened from its file, and all that it complained about."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
+    rows = [
+        row("gla", score=0.09),
+        row("gla", 1, score=0.13),
+        row(LABEL, score=0.7, state_size=2000, message="m" * 200),
+        row("lru", status="diverged", message="x" * 300),
+        row("gla", task="adding", metric="mse", score=1e-5, probes={}, curve=[[1, 0.3, None]]),
+    ]
+    file = write_page(rows, tmp_path_factory.mktemp("suite"), title="a suite")
+    with playwright.sync_playwright() as started:
+        # a container has no namespaces to lock the browser in, and nothing but our own page is opened
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1280, "height": 900})
+        complaints: list[str] = []
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on(
+            "request", lambda request: complaints.append(request.url) if request.url[:4] == "http" else None
+        )
+        page.goto(file.as_uri())
+        yield SimpleNamespace(page=page, complaints=complaints)
+        browser.close()
+
+
+def column(page, number):
+    """The cells of a column, of the rows that are shown."""
+    return page.locator(f"tbody tr:visible td:nth-child({number})").all_inner_texts()
+
+
+def test_a_heading_sorts_and_the_filter_hides(opened):
+    page = opened.page
+    assert column(page, 3) == ["0.11", "0.7", "diverged", "1e-05"]
+    page.get_by_role("button", name="score").click()
+    # by value, and what has none comes last
+    assert column(page, 3) == ["1e-05", "0.11", "0.7", "diverged"]
+    page.get_by_role("button", name="score").click()
+    assert column(page, 3) == ["0.7", "0.11", "1e-05", "diverged"]
+    assert page.locator("th[aria-sort=descending]").all_inner_texts() == ["score"]
+    page.get_by_role("button", name="mixer").click()
+    assert column(page, 2) == ["gla", "gla", "lru", LABEL]
+    page.get_by_role("searchbox").fill("GLA cop")
+    assert column(page, 1) == ["copying"]
+    page.get_by_role("searchbox").fill("")
+    assert len(column(page, 1)) == 4
+    page.locator("summary").first.click()
+    assert "linrec bench smoke --mixers gla" in page.locator("pre:visible").inner_text()
+    assert opened.complaints == []
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+def test_every_picture_is_seen_and_nothing_is_wider_than_the_screen(opened, width):
+    page = opened.page
+    page.set_viewport_size({"width": width, "height": 900})
+    pictures = page.locator("img, svg").all()
+    assert len(pictures) == 6
+    for picture in pictures:
+        box = picture.bounding_box()
+        assert picture.is_visible() and box["width"] > 200 and box["height"] > 100
+        assert box["x"] >= 0 and box["x"] + box["width"] <= width
+        assert picture.evaluate("image => image.naturalWidth") > 500
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert opened.complaints == []
