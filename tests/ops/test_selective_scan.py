@@ -64,6 +64,8 @@ def test_every_size_of_a_state(mode, backend, channels, d_state):
     agree(mode, backend, 1, 20, channels, d_state, skip=False)
 
 
+# on one worker: Numba takes ten seconds for kernels of several threads, once
+@pytest.mark.xdist_group("selective scan on threads")
 @pytest.mark.parametrize(("batch", "channels"), [(1, 300), (3, 40), (9, 33)])
 def test_lanes_on_threads(batch, channels, monkeypatch):
     # as if the machine had four threads: rows are cut into blocks, of which the last one is narrower
