@@ -26,10 +26,11 @@ __all__ = ["IMDb"]
 FOLDER = "aclImdb"
 # folders of a part, in the order of the classes
 CLASSES = ("neg", "pos")
-WHERE = (
+UNPACKED = (
     "Unpack https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz, and pass its folder aclImdb "
-    "with --data.path; or pass --data.dataset stanfordnlp/imdb."
+    "with --data.path"
 )
+WHERE = f"{UNPACKED}; or pass --data.dataset stanfordnlp/imdb."
 
 
 class Review(NamedTuple):
@@ -152,7 +153,7 @@ def _of_dataset(dataset: str) -> tuple[list[Review], list[Review]]:
     try:
         splits = load_splits(dataset)
     except DataError as error:
-        raise DataError(f"{error} {WHERE}") from error
+        raise DataError(f"{error} {UNPACKED}.") from error
     for part in ("train", "test"):
         if part not in splits:
             raise DataError(f"`dataset` = {dataset} has no split {part!r}. {WHERE}")
