@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from linrec.bench.pictures import drawings
-from linrec.bench.standings import Standing, better, level, standings
+from linrec.bench.standings import Standing, level, standings
 from linrec.report import markup, style
+from linrec.report.scores import better
 
 __all__ = ["write_page"]
 

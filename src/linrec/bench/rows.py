@@ -1,7 +1,6 @@
 """One row a job: what was trained, how it ended, every score, speed and memory."""
 
 import json
-import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 
 from linrec.bench.jobs import FILE, NAMED, RUN
 from linrec.bench.schedule import outcome_of
+from linrec.report.scores import score_of
 from linrec.train import RunFolderError, load_run
 from linrec.train.errors import TrainError
 
@@ -95,22 +95,14 @@ def _row(folder: Path) -> dict[str, Any]:
     else:
         scores = {name: run.result[name] for name in ("test", "validation")}
         row |= {"seconds": run.result["seconds"], **scores, "probes": run.result.get("probes", {})}
-        # a text need not have a test split
-        judged = next((name for name in ("test", "validation") if scores[name]), None)
-        if judged is None:
+        scored = score_of(row["metric"], scores)
+        if scored is None:
             message = "there is neither a test nor a validation split that could be scored."
             return row | {"status": "failed", "message": message}
-        row |= {"score": _score(row["metric"], scores[judged]), "scored_on": judged}
+        row |= dict(zip(("score", "scored_on"), scored, strict=True))
     return row
 
 
 def _lost(row: dict[str, Any], message: str) -> dict[str, Any]:
     """What a row says where the run of a job that was done can't be read."""
     return {"status": "failed", "message": message} if row["status"] == "done" else {}
-
-
-def _score(metric: str, scores: dict[str, Any]) -> float:
-    """What a task's models are compared by."""
-    if metric == "accuracy":
-        return scores["accuracy"]
-    return scores["loss"] if metric == "mse" else math.exp(min(scores["loss"], 700))

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Standing", "better", "level", "standings"]
+__all__ = ["Standing", "level", "standings"]
 
 
 @dataclass(frozen=True)
@@ -58,13 +58,3 @@ def level(rows: Sequence[dict[str, Any]], task: str, name: str) -> float | None:
     """Return what a task says of scores, "chance" or "trivial_score"; None where no job came so far."""
     known = (row.get(name) for row in rows if row["task"] == task)
     return next((value for value in known if value is not None), None)
-
-
-def better(metric: str, score: float, other: float) -> bool:
-    """Tell whether a score is better than another: accuracies are where they are higher.
-
-    Example:
-        >>> better("accuracy", 0.9, 0.5), better("mse", 0.9, 0.5)
-        (True, False)
-    """
-    return score > other if metric == "accuracy" else score < other

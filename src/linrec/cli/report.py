@@ -8,7 +8,8 @@ from typing import Annotated
 import tyro
 
 from linrec.cli.parsing import parse
-from linrec.report import write_report
+from linrec.report import compare_runs, write_report
+from linrec.report.arms import mean_and_spread
 from linrec.train import ConfigError, load_run
 
 
@@ -19,12 +20,15 @@ class Options:
     Args:
         runs: run folders.
         out: folder for the report; by default that of the one run, or the one that all runs lie in.
+        baseline: rows.jsonl of a suite, or result.json of earlier runs, to compare runs of the same settings
+            with. The exit status is 1 where one has become worse.
     """
 
     runs: Annotated[
         tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...", help_behavior_hint="")
     ]
     out: Path | None = None
+    baseline: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="FILE ...", help_behavior_hint="")] = ()
 
 
 def run(words: list[str]) -> int:
@@ -36,5 +40,9 @@ def run(words: list[str]) -> int:
         load_run(run)
     together = Path(os.path.commonpath([run.absolute().parent for run in options.runs]))
     out = options.out or (options.runs[0] if len(options.runs) == 1 else together)
-    print(f"wrote {write_report(options.runs, out)}")
-    return 0
+    print(f"wrote {write_report(options.runs, out, baseline=options.baseline)}")
+    worse = [found for found in compare_runs(options.runs, options.baseline) if found.verdict == "regression"]
+    for found in worse:
+        scores = f"{mean_and_spread(found.scores, 4)} against {mean_and_spread(found.baseline, 4)}"
+        print(f"regression: {found.label}: {found.metric} {scores} of the baseline")
+    return int(bool(worse))

@@ -1,6 +1,7 @@
 """Tables and pictures of trained runs, made from run folders alone."""
 
 from linrec.report.arms import Arm, group_runs
+from linrec.report.baseline import Comparison, compare_runs
 from linrec.report.curves import draw_learning_curves
 from linrec.report.spans import draw_accuracy_by_span
 from linrec.report.transitions import Magnitudes, draw_transitions, transition_magnitudes
@@ -8,7 +9,9 @@ from linrec.report.write import write_report
 
 __all__ = [
     "Arm",
+    "Comparison",
     "Magnitudes",
+    "compare_runs",
     "draw_accuracy_by_span",
     "draw_learning_curves",
     "draw_transitions",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from linrec.models.pattern import spelled
-from linrec.train import Run
+from linrec.train import Run, TrainConfig
 from linrec.train.config import config_to_dict, flattened
 
 # how a run was watched and where it ran, not what was trained
@@ -72,13 +72,7 @@ def group_runs(runs: Iterable[Run]) -> list[Arm]:
     """
     grouped: dict[str, tuple[dict[str, Any], list[Run]]] = {}
     for run in runs:
-        fields = {
-            name: value
-            for name, value in flattened(config_to_dict(run.config)).items()
-            if name not in IGNORED and name.rpartition(".")[2] != "seed"
-        }
-        key = json.dumps(fields, sort_keys=True)
-        grouped.setdefault(key, (fields, []))[1].append(run)
+        grouped.setdefault(arm_key(run.config), (_fields(run.config), []))[1].append(run)
 
     configs = [fields for fields, _ in grouped.values()]
     differing = [
@@ -103,6 +97,11 @@ def group_runs(runs: Iterable[Run]) -> list[Arm]:
     return arms
 
 
+def arm_key(config: TrainConfig) -> str:
+    """Return a text that is the same for the runs of an arm, and another for those of others."""
+    return json.dumps(_fields(config), sort_keys=True)
+
+
 def mean_and_spread(values: Sequence[float], digits: int = 3) -> str:
     """Return "mean ± standard deviation" of a sample, the mean alone of one value, a dash of none.
 
@@ -114,6 +113,15 @@ def mean_and_spread(values: Sequence[float], digits: int = 3) -> str:
         return "–"
     mean = f"{statistics.fmean(values):,.{digits}f}"
     return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):,.{digits}f}"
+
+
+def _fields(config: TrainConfig) -> dict[str, Any]:
+    """Return what sets arms apart, by dotted name."""
+    return {
+        name: value
+        for name, value in flattened(config_to_dict(config)).items()
+        if name not in IGNORED and name.rpartition(".")[2] != "seed"
+    }
 
 
 def _short(name: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import linrec
 from linrec.report import markup
 from linrec.report.arms import Arm, mean_and_spread
+from linrec.report.baseline import Comparison
 from linrec.report.perplexity import UNITS, read_perplexity
 from linrec.tasks import Task, judged_by
 from linrec.train import Run
@@ -17,13 +18,19 @@ SPLITS = ("test", "validation")
 MSE = "mean squared error"
 
 
-def render_page(arms: Sequence[Arm], pictures: Iterable[markup.Picture], missing: Sequence[str]) -> str:
+def render_page(
+    arms: Sequence[Arm],
+    pictures: Iterable[markup.Picture],
+    missing: Sequence[str],
+    comparisons: Sequence[Comparison] = (),
+) -> str:
     """Return the page as HTML.
 
     Args:
         arms: the arms of the results' table.
         pictures: pictures in order; they are stored inside the page.
         missing: what could not be shown, a sentence each.
+        comparisons: with a baseline, where there is one.
     """
     title = " and ".join(dict.fromkeys(run.config.name for arm in arms for run in arm.runs))
     parts = [
@@ -32,6 +39,7 @@ def render_page(arms: Sequence[Arm], pictures: Iterable[markup.Picture], missing
         markup.missing(missing),
         "<h2>Results</h2>",
         _results(arms),
+        _comparisons(comparisons),
         _perplexities(arms),
         *map(markup.picture, pictures),
         _settings(arms),
@@ -101,6 +109,29 @@ def _means(arm: Arm) -> dict[str, str]:
         for split in SPLITS
     }
     return told | {"validation loss": mean_and_spread(losses["validation"], digits=4)}
+
+
+def _comparisons(comparisons: Sequence[Comparison]) -> str:
+    """Return a table of arms beside their baselines, regressions first."""
+    if not comparisons:
+        return ""
+    head = ["arm", "score", "baseline", "spread", "metric", "verdict"]
+    rows = [
+        [
+            comparison.label,
+            mean_and_spread(comparison.scores, digits=6),
+            mean_and_spread(comparison.baseline, digits=6),
+            f"{comparison.spread:.2g}",
+            comparison.metric,
+            comparison.verdict,
+        ]
+        for comparison in sorted(comparisons, key=lambda comparison: comparison.verdict != "regression")
+    ]
+    note = (
+        '<p class="soft">Better or a regression where the means differ by more than the spread: the standard '
+        "deviation of the baseline's seeds, and at least a hundredth of its mean.</p>"
+    )
+    return "<h2>Against the baseline</h2>" + markup.table(head, rows, numbers=range(1, 4)) + note
 
 
 def _perplexities(arms: Sequence[Arm]) -> str:

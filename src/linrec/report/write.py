@@ -10,6 +10,7 @@ import torch
 from linrec.models.pattern import spelled
 from linrec.report import style
 from linrec.report.arms import Arm, group_runs
+from linrec.report.baseline import compare_arms
 from linrec.report.curves import draw_learning_curves
 from linrec.report.markup import Picture, write
 from linrec.report.page import render_page
@@ -33,7 +34,12 @@ MAGNITUDES = (
 )
 
 
-def write_report(run_dirs: Iterable[str | os.PathLike[str]], out_dir: str | os.PathLike[str]) -> Path:
+def write_report(
+    run_dirs: Iterable[str | os.PathLike[str]],
+    out_dir: str | os.PathLike[str],
+    *,
+    baseline: Sequence[str | os.PathLike[str]] = (),
+) -> Path:
     """Write `report.html` and its pictures from run folders alone.
 
     The pictures are learning_curves.png and, of tasks that count what is right, accuracy_by_span.png and
@@ -44,12 +50,14 @@ def write_report(run_dirs: Iterable[str | os.PathLike[str]], out_dir: str | os.P
     Args:
         run_dirs: run folders of `linrec train`, finished or not; at least one. The same folder counts once.
         out_dir: where to write; made if need be, files of the same names are replaced.
+        baseline: rows or results of earlier runs to compare with; see `compare_runs`.
 
     Returns:
         The path of the page.
 
     Raises:
-        ValueError: there are no run folders, one of them cannot be read, or `out_dir` cannot be written to.
+        ValueError: there are no run folders, one of them cannot be read, or `out_dir` cannot be written to;
+            the baseline cannot be read, or has nothing to do with the runs.
 
     Example:
         >>> import tempfile
@@ -69,12 +77,16 @@ def write_report(run_dirs: Iterable[str | os.PathLike[str]], out_dir: str | os.P
     if not folders:
         raise RunFolderError("`run_dirs` must name at least one run folder; got none.")
     arms = group_runs([_load(folder) for folder in folders])
+    comparisons = compare_arms(arms, baseline)
+    compared = {comparison.label for comparison in comparisons}
+    alone = [arm.label for arm in arms if baseline and arm.results and arm.label not in compared]
     out = Path(out_dir)
     try:
         out.mkdir(parents=True, exist_ok=True)
         pictures, missing = _draw(arms, out)
+        missing += [f"The baseline has no run like those of {label}." for label in alone]
         page = out / "report.html"
-        write(page, render_page(arms, pictures, missing))
+        write(page, render_page(arms, pictures, missing, comparisons))
     except OSError as error:
         raise RunFolderError(f"could not write the report to {out}: {error.strerror or error}.") from error
     return page

@@ -1,0 +1,125 @@
+"""Runs beside earlier ones of the same configuration: which of them have become worse."""
+
+import json
+import os
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from linrec.report.arms import Arm, arm_key, group_runs
+from linrec.report.scores import better, score_of
+from linrec.tasks import judged_by
+from linrec.train import ConfigError, load_run
+from linrec.train.config import config_from_dict
+
+__all__ = ["Comparison", "compare_arms", "compare_runs"]
+
+LEAST = 0.01
+"""A change of less than this share of the baseline is none, however close to each other its seeds are."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """An arm beside the runs of its configuration in a baseline.
+
+        spread = max(standard deviation of the baseline's seeds, 0.01 |mean of the baseline|)
+
+    Attributes:
+        label: of the arm.
+        metric: "accuracy", "mse" or "perplexity".
+        scores: of the arm's seeds.
+        baseline: scores of the baseline's seeds.
+    """
+
+    label: str
+    metric: str
+    scores: tuple[float, ...]
+    baseline: tuple[float, ...]
+
+    @property
+    def spread(self) -> float:
+        """What the means may differ by."""
+        deviation = statistics.stdev(self.baseline) if len(self.baseline) > 1 else 0.0
+        return max(deviation, LEAST * abs(statistics.fmean(self.baseline)))
+
+    @property
+    def verdict(self) -> Literal["regression", "better", "as before"]:
+        """Whether the mean is worse, or better, than the baseline's by more than the spread.
+
+        Example:
+            >>> Comparison("gla", "accuracy", (0.7, 0.8), (0.9, 0.94)).verdict
+            'regression'
+            >>> Comparison("gla", "mse", (0.0105,), (0.01, 0.011)).verdict
+            'as before'
+        """
+        mean, before = statistics.fmean(self.scores), statistics.fmean(self.baseline)
+        # what is no number is no better than anything
+        if not abs(mean - before) > self.spread and mean == mean:
+            return "as before"
+        return "better" if better(self.metric, mean, before) else "regression"
+
+
+def compare_runs(
+    run_dirs: Iterable[str | os.PathLike[str]], baseline: Sequence[str | os.PathLike[str]]
+) -> list[Comparison]:
+    """Compare finished runs with those of a baseline that have the same configuration but for the seed.
+
+    Args:
+        run_dirs: run folders of `linrec train`, or of the jobs of `linrec bench`.
+        baseline: `rows.jsonl` of a suite, or `result.json` of runs; several together are one baseline.
+
+    Returns:
+        One for every arm that has results and a baseline.
+
+    Raises:
+        ConfigError: a file of the baseline cannot be read, or none of its runs has the configuration of any
+            of these.
+        RunFolderError: one of `run_dirs` is no run.
+    """
+    return compare_arms(group_runs(load_run(folder) for folder in run_dirs), baseline)
+
+
+def compare_arms(arms: Sequence[Arm], baseline: Sequence[str | os.PathLike[str]]) -> list[Comparison]:
+    """Compare arms as `group_runs` makes them; arguments, result and errors are those of `compare_runs`."""
+    known: dict[str, list[float]] = {}
+    for file in baseline:
+        for key, score in _scores(Path(file)):
+            known.setdefault(key, []).append(score)
+    keys = [arm_key(arm.runs[0].config) for arm in arms]
+    if baseline and not known.keys() & set(keys):
+        raise ConfigError(
+            "no run of the baseline has the configuration of one of these: all settings of task, model, "
+            "optimiser and loop must be equal, seeds aside. Give the rows or results of the same recipe."
+        )
+    found = []
+    for arm, key in zip(arms, keys, strict=True):
+        metric = judged_by(arm.runs[0].config.task)
+        scores = [scored[0] for result in arm.results if (scored := score_of(metric, result)) is not None]
+        if scores and key in known:
+            found.append(Comparison(arm.label, metric, tuple(scores), tuple(known[key])))
+    return found
+
+
+def _scores(file: Path) -> list[tuple[str, float]]:
+    """Key of the arm and score of every run of a file that has ended."""
+    try:
+        text = file.read_text(encoding="utf-8")
+        # one result in many lines, or a row in each
+        stored = [json.loads(text)] if file.suffix == ".json" else [*map(json.loads, text.splitlines())]
+        ended = [row for row in stored if row.get("status", "done") == "done"]
+        return [scored for row in ended if (scored := _scored(row)) is not None]
+    except OSError as error:
+        raise ConfigError(f"the baseline {file} cannot be read: {error.strerror or error}.") from error
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"the baseline {file} must be rows.jsonl of linrec bench, or result.json of a run; it cannot be "
+            f"used: {type(error).__name__}: {error}."
+        ) from error
+
+
+def _scored(row: Mapping[str, Any]) -> tuple[str, float] | None:
+    config = config_from_dict(row["config"])
+    scored = score_of(judged_by(config.task), row)
+    return None if scored is None else (arm_key(config), scored[0])

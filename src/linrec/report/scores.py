@@ -1,0 +1,41 @@
+"""What models of a task are compared by: one number, and which way it is better."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["better", "score_of"]
+
+
+def score_of(metric: str, result: Mapping[str, Any]) -> tuple[float, str] | None:
+    """Return the score of a result, and the split it is of.
+
+    Args:
+        metric: what `linrec.tasks.judged_by` says of the task.
+        result: with the scores of "test" and "validation"; a text need not have a test split.
+
+    Returns:
+        None where neither split has scores.
+
+    Example:
+        >>> score_of("mse", {"test": {}, "validation": {"loss": 0.25}})
+        (0.25, 'validation')
+    """
+    split = next((name for name in ("test", "validation") if result[name]), None)
+    if split is None:
+        return None
+    if metric == "accuracy":
+        return result[split]["accuracy"], split
+    loss = result[split]["loss"]
+    # more than that no float holds
+    return (loss if metric == "mse" else math.exp(min(loss, 700))), split
+
+
+def better(metric: str, score: float, other: float) -> bool:
+    """Tell whether a score is better than another: accuracies are where they are higher.
+
+    Example:
+        >>> better("accuracy", 0.9, 0.5), better("mse", 0.9, 0.5)
+        (True, False)
+    """
+    return score > other if metric == "accuracy" else score < other
