@@ -27,7 +27,7 @@ class Options:
     runs: Annotated[
         tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...", help_behavior_hint="")
     ]
-    out: Path | None = None
+    out: Annotated[Path | None, tyro.conf.arg(metavar="PATH")] = None
     baseline: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="FILE ...", help_behavior_hint="")] = ()
 
 
