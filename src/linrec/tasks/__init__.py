@@ -72,6 +72,7 @@ SHARED = (
     "regression",
     "state_tracking",
     "synthetic",
+    "ts_files",
 )
 """Files that are no tasks: what several share, and what is compiled."""
 

@@ -95,7 +95,7 @@ def stratified(
         >>> [np.bincount(part >= 4).tolist() for part in parts]
         [[2, 4], [1, 2], [1, 2]]
     """
-    parts: list[list[NDArray[np.int64]]] = [[] for _ in shares]
+    parts: list[list[NDArray[np.int64]]] = [[np.empty(0, np.int64)] for _ in shares]
     for label in np.unique(labels):
         of_class = random.permutation(np.flatnonzero(labels == label))
         cuts = np.rint(np.cumsum(shares)[:-1] * len(of_class)).astype(np.int64)

@@ -224,7 +224,7 @@ class SpeechCommands(FileTask):
         # shorter ones are left out
         whole = [clip for clip in clips if len(_samples(folder / clip.name)) == RATE]
         labels = np.array([clip.label for clip in whole], dtype=np.int64)
-        parts = stratified(labels, SHARES, np.random.default_rng(self.seed)) if len(whole) else [labels] * 3
+        parts = stratified(labels, SHARES, np.random.default_rng(self.seed))
         return {name: [whole[place] for place in part] for name, part in zip(SPLIT_NAMES, parts, strict=True)}
 
     def _read(self, folder: Path, clips: list[Clip], listed: Mapping[str, SplitName]) -> dict[str, Tensor]:

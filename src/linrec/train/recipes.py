@@ -21,7 +21,7 @@ from linrec.train.long_range_arena import (
     lra_retrieval,
     lra_text,
 )
-from linrec.train.time_series import ett, speech_commands
+from linrec.train.time_series import ett, speech_commands, uea
 
 # the articles as one stream; the rows of this data set are lines
 _WIKITEXT103: dict[str, Any] = {
@@ -317,6 +317,7 @@ _ELSEWHERE = (
     lra_path_x,
     speech_commands,
     ett,
+    uea,
 )
 for _make in _ELSEWHERE:
     recipe(_make)

@@ -1,0 +1,114 @@
+"""The .ts files of the UEA and UCR archives of time series.
+
+Lines that begin with # are comments, those with @ say what the file has, up to @data. Then each line is a
+series: its dimensions, with colons between, each of values with commas between; and, after a last colon, its
+class. A value that is missing is a question mark.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int64
+from numpy.typing import NDArray
+
+from linrec.text import DataError
+from linrec.text.progress import ReadingDisplay
+
+
+class TsFile(NamedTuple):
+    """What a file has.
+
+    Args:
+        classes: names of the classes, in the order of the header.
+        series: one array for each, shape (t, f), float32, with t of its own; NaN where a value is missing.
+        labels: number of the class of each series, shape (n).
+    """
+
+    classes: tuple[str, ...]
+    series: list[Float[np.ndarray, "t f"]]
+    labels: Int64[np.ndarray, "n"]
+
+
+def read_ts(path: Path) -> TsFile:
+    """Read a file of series that have classes, and no time stamps.
+
+    Raises:
+        DataError: it cannot be read, is damaged, or has something else.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "Steps_TRAIN.ts"
+        >>> text = "@timeStamps false\\n@classLabel true up down\\n@data\\n1,2,?:0,0,1:up\\n5,4:1,1:down\\n"
+        >>> _ = path.write_text(text)
+        >>> file = read_ts(path)
+        >>> file.classes, file.labels.tolist(), file.series[1].tolist()
+        (('up', 'down'), [0, 1], [[5.0, 1.0], [4.0, 1.0]])
+    """
+    header: dict[str, list[str]] = {}
+    series: list[NDArray[np.float32]] = []
+    labels: list[int] = []
+    numbers: dict[str, int] = {}
+    try:
+        # names in comments may be of another encoding
+        with (
+            path.open(encoding="utf-8", errors="replace") as file,
+            ReadingDisplay().reading(f"reading {path.name}", path.stat().st_size) as advance,
+        ):
+            for place, line in enumerate(file, start=1):
+                advance(len(line))
+                text = line.strip()
+                if not text or text.startswith("#"):
+                    continue
+                if "data" not in header:
+                    if not text.startswith("@"):
+                        raise DataError(
+                            f"{path} must begin with lines of @, up to @data; got {text[:40]!r} in line "
+                            f"{place}. It is no .ts file."
+                        )
+                    name, *values = text[1:].split()
+                    header[name.lower()] = values
+                    if name.lower() == "data":
+                        numbers = {name: number for number, name in enumerate(_classes(path, header))}
+                    continue
+                try:
+                    one, label = _series(text, numbers)
+                    if series and one.shape[1] != series[0].shape[1]:
+                        raise ValueError(f"{one.shape[1]} dimensions after {series[0].shape[1]} in the first")
+                except ValueError as error:
+                    raise DataError(
+                        f"{path} must have values, between commas and colons, and a class in each line; got "
+                        f"{error} in line {place}. It is damaged: get it again."
+                    ) from error
+                series.append(one)
+                labels.append(label)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
+    if not series:
+        raise DataError(f"{path} has no series after its header. It is cut off: get it again.")
+    return TsFile(tuple(numbers), series, np.array(labels))
+
+
+def _classes(path: Path, header: dict[str, list[str]]) -> list[str]:
+    """Return the names of the classes that a header has, once it is one that can be used."""
+    if header.get("timestamps", ["false"])[0].lower() != "false":
+        raise DataError(f"{path} has time stamps; only series without them are read.")
+    has_classes, *names = header.get("classlabel", ["false"])
+    if has_classes.lower() != "true" or len(set(names)) != len(names) or not names:
+        raise DataError(
+            f"{path} must name its classes in a line such as @classLabel true 1 2; got "
+            f"{' '.join(header.get('classlabel', ['none']))!r}. Only data sets of classes are read."
+        )
+    return names
+
+
+def _series(line: str, numbers: dict[str, int]) -> tuple[NDArray[np.float32], int]:
+    *dimensions, label = line.split(":")
+    if label.strip() not in numbers:
+        raise ValueError(f"a class {label.strip()[:40]!r} that the header has not")
+    if not dimensions:
+        raise ValueError("no values")
+    columns = [np.array(d.replace("?", "nan").split(","), dtype=np.float32) for d in dimensions]
+    if len({len(column) for column in columns}) > 1:
+        raise ValueError(f"dimensions of {sorted({len(column) for column in columns})} values")
+    return np.stack(columns, axis=1), numbers[label.strip()]
