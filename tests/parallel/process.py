@@ -30,6 +30,8 @@ LIMIT = 300
 EXAMPLE = Path(__file__).parents[2] / "examples/time_parallel.py"
 # they take long, and do not depend on how many parts there are
 FOR_TWO = {
+    "operators.a_bonus",
+    "operators.a_normaliser",
     "operators.every_mode_and_backend",
     "operators.every_shape_of_the_gates",
     "operators.complex_queries_and_keys",
