@@ -26,7 +26,13 @@ THOROUGH = ("hgru", "attention", "mamba")
 every_mixer = pytest.mark.parametrize(
     ("name", "documents"),
     [
-        pytest.param(name, documents, id=f"{name}-{'documents' if documents else 'stream'}")
+        # one worker compiles the kernels of a mixer, and not each
+        pytest.param(
+            name,
+            documents,
+            id=f"{name}-{'documents' if documents else 'stream'}",
+            marks=pytest.mark.xdist_group(f"perplexity of {name}"),
+        )
         for name in MIXERS
         for documents in ((False, True) if name in THOROUGH else (True,))
     ],

@@ -14,6 +14,8 @@ from linrec.train.recipes import get_recipe
 
 LABELLED = [name for name in tasks.names() if issubclass(tasks.get(name), LabelledTask)]
 SPLITS = ("train", "validation", "test")
+# one worker compiles what draws them, and not each
+pytestmark = pytest.mark.xdist_group("labelled sequences")
 
 
 @pytest.fixture(params=LABELLED)
