@@ -4,13 +4,14 @@ import json
 import pytest
 
 from linrec import mixers
-from linrec.bench import Entry, get_suite, make_jobs
+from linrec.bench import Entry, get_suite, make_jobs, make_rows
 from linrec.bench.jobs import write_job
 from linrec.bench.suites import SUITES
 from linrec.bench.widths import sizes, with_parameters
 from linrec.mixers import Mixer
 from linrec.models import LanguageModel, ModelConfig
 from linrec.tasks import LanguageModeling
+from linrec.tasks.mackey_glass import MackeyGlass
 from linrec.train import ConfigError
 
 OWN = f"{__package__}.own_mixers"
@@ -74,6 +75,16 @@ def test_a_folder_keeps_to_one_configuration(tmp_path):
     assert json.loads((folder / "job.json").read_text()) == stored
     with pytest.raises(ConfigError, match="has a job of another configuration; give another --out"):
         write_job(dataclasses.replace(job.at(0.1), trial=""), tmp_path, {"command": ""})
+
+
+def test_to_make_jobs_no_data_are_drawn(tmp_path, monkeypatch):
+    def draw(*_):
+        raise AssertionError("that takes seconds")
+
+    # what chance gets there only the data say
+    monkeypatch.setattr(MackeyGlass, "draw", draw)
+    (job,) = make_jobs([Entry("mackey-glass", "mackey-glass")], ["lru"], [0])
+    assert make_rows([write_job(job, tmp_path, {"command": ""})])[0]["chance"] is None
 
 
 def test_every_entry_of_every_suite_can_be_made(monkeypatch):

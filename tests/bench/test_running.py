@@ -70,6 +70,17 @@ def test_a_row_has_all_of_a_job_that_is_done(folder_of):
     assert row["status"] == "failed" and "config.json" in row["message"]
 
 
+def test_a_model_that_cannot_be_measured_is_trained_all_the_same(folder_of, monkeypatch):
+    def measured(*_, **__):
+        raise RuntimeError("a kernel is missing")
+
+    monkeypatch.setattr("linrec.bench.worker.speed_by_length", measured)
+    folder = folder_of("gla")
+    assert run_job(folder) == "done"
+    (row,) = make_rows([folder])
+    assert (row["status"], row["chance"], row["speed_by_length"]) == ("done", 1 / 8, None)
+
+
 def test_a_regression_has_errors_and_no_accuracies(tmp_path):
     fields = {"length": 6, "n_train": 16, "n_validation": 8, "n_test": 8}
     entry = dataclasses.replace(TINY, name="adding", recipe="adding", task=fields)

@@ -43,7 +43,8 @@ def speed_by_length(config: TrainConfig, *, sequences_per_second: float) -> list
     Returns:
         By ascending length, up to 16,384: "length", "batch_size", "tokens_per_second" of the median step, and
         "step_bytes", the most memory that a step takes beyond that of model and optimiser; both are None
-        where there was no memory for a step. A length that would take too long is left out.
+        where there was no memory for a step, or where the model refuses the length. A length that would take
+        too long is left out.
     """
     length = config.task.split("train").rows(torch.tensor([0])).inputs.shape[1 + len(_pair(config))]
     tokens_per_second = sequences_per_second * length
@@ -57,7 +58,7 @@ def speed_by_length(config: TrainConfig, *, sequences_per_second: float) -> list
         batch_size = max(1, tokens // steps)
         try:
             found = _measured(config, _random_batch(config, batch_size, steps))
-        except torch.OutOfMemoryError:
+        except (torch.OutOfMemoryError, ValueError):
             found = {"tokens_per_second": None, "step_bytes": None}
         measured.append({"length": steps, "batch_size": batch_size, **found})
     return sorted(measured, key=lambda found: found["length"])

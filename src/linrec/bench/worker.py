@@ -12,9 +12,9 @@ import torch
 
 from linrec.bench.jobs import FILE, NO_DATA, OUTCOME, RUN, without_data
 from linrec.bench.speed import speed_by_length
-from linrec.tasks.base import judged_by
+from linrec.tasks import Task, judged_by
 from linrec.text import DataError
-from linrec.train import DivergedError, InterruptedRunError, Progress, Result, TrainConfig, fit, load_run
+from linrec.train import DivergedError, InterruptedRunError, Progress, fit, load_run
 from linrec.train.config import config_from_dict
 from linrec.train.run import write_json
 
@@ -50,29 +50,28 @@ def run_job(folder: Path) -> str:
     except Exception as error:
         traceback.print_exc()
         status, message = "failed", _first_line(error)
-    outcome = {"status": status, "message": message, "peak_bytes": _peak_bytes()}
+    outcome: dict[str, Any] = {"status": status, "message": message, "peak_bytes": _peak_bytes()}
     write_json(folder / OUTCOME, outcome)
     if status == "done":
+        # whatever becomes of that, the model is trained
         try:
-            write_json(folder / OUTCOME, {**outcome, **_measured(config, result)})
+            task = config.task.prepared()
+            outcome |= _levels(task)
+            config = dataclasses.replace(config, task=task)
+            speed = result.steps_per_second * config.loop.batch_size
+            outcome["speed_by_length"] = speed_by_length(config, sequences_per_second=speed)
         except Exception:
-            # the model is trained all the same
             traceback.print_exc()
+        write_json(folder / OUTCOME, outcome)
     return status
 
 
-def _measured(config: TrainConfig, result: Result) -> dict[str, Any]:
-    """What is known of the task, now that its data are there, and of the model, now that it is built."""
-    config = dataclasses.replace(config, task=config.task.prepared())
-    task = config.task
-    likelihood = judged_by(task) == "perplexity"
-    speed = result.steps_per_second * config.loop.batch_size
-    return {
-        # of a uniform guess among n tokens the perplexity is n
-        "chance": 1 / task.chance if likelihood else task.chance,
-        "trivial_score": None if likelihood else task.trivial_score,
-        "speed_by_length": speed_by_length(config, sequences_per_second=speed),
-    }
+def _levels(task: Task) -> dict[str, float | None]:
+    """What needs no model, now that the data are there."""
+    if judged_by(task) == "perplexity":
+        # of a uniform guess among n tokens it is n
+        return {"chance": 1 / task.chance, "trivial_score": None}
+    return {"chance": task.chance, "trivial_score": task.trivial_score}
 
 
 def _tell(progress: Progress) -> None:
