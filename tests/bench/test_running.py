@@ -150,6 +150,7 @@ def test_several_workers_without_ray_name_the_extra(folder_of, monkeypatch):
         (["smoke", "--mixers", "gla", "--tasks", "copyin"], "did you mean 'copying'"),
         (["smoke", "--mixers", "gla", "--seeds", "0", "0"], "`--seeds` must be different"),
         (["smoke", "--mixers", "gla,gla(),lru"], "'gla' is given twice"),
+        (["smoke", "--mixers=lru,gla(d_v=8, n_head=2)", "--seeds", "0"], "did you mean 'n_heads'"),
         (["smoke", "--mixers", "gla", "--seeds", "-1"], "seeds"),
         (["smoke", "--mixers", "gla", "--workers", "0"], "`--workers` must be at least 1; got 0"),
         (["smoke", "--mixers", "gla", "--budget", "0"], "`--budget` must be above 0 minutes; got 0"),

@@ -170,8 +170,13 @@ def _spread(words: Sequence[str]) -> list[str]:
     spread: list[str] = []
     listed = False
     for word in words:
-        listed = (listed and not word.startswith("-")) or word in ("--mixers", "--tasks")
-        spread += split_list(word) if listed else [word]
+        option, equals, value = word.partition("=")
+        if option in ("--mixers", "--tasks"):
+            listed = True
+            spread += [option, *split_list(value)] if equals else [option]
+        else:
+            listed = listed and not word.startswith("-")
+            spread += split_list(word) if listed else [word]
     return spread
 
 
