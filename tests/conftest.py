@@ -16,3 +16,8 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     gc.set_threshold(20_000, 10, 10)
     gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    # what Python collects when it ends, or extensions report it as lost
+    gc.unfreeze()
