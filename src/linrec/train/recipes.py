@@ -21,7 +21,7 @@ from linrec.train.long_range_arena import (
     lra_retrieval,
     lra_text,
 )
-from linrec.train.time_series import ett, speech_commands, uea
+from linrec.train.time_series import bouncing_digits, ett, speech_commands, uea
 
 # the articles as one stream; the rows of this data set are lines
 _WIKITEXT103: dict[str, Any] = {
@@ -318,6 +318,7 @@ _ELSEWHERE = (
     speech_commands,
     ett,
     uea,
+    bouncing_digits,
 )
 for _make in _ELSEWHERE:
     recipe(_make)
