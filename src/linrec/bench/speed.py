@@ -25,8 +25,11 @@ LONGEST = 16_384
 STEP_SECONDS = 0.1
 """How long a step should take at most: a batch is as large as that allows, up to that of training."""
 
-SECONDS = 1.5
-"""After so many no other length is begun."""
+SEQUENCE_SECONDS = 1.5
+"""A length whose sequences would take longer is left out."""
+
+SECONDS = 6.0
+"""After so many no other length is begun; what compiles its kernels for each takes most of them for that."""
 
 
 def speed_by_length(config: TrainConfig, *, sequences_per_second: float) -> list[dict[str, Any]]:
@@ -53,7 +56,7 @@ def speed_by_length(config: TrainConfig, *, sequences_per_second: float) -> list
     start, measured = time.perf_counter(), []
     lengths = (length, max(1, length // 4), min(4 * length, max(LONGEST, length)))
     for steps in dict.fromkeys(lengths):
-        if time.perf_counter() - start > SECONDS or steps > SECONDS * tokens_per_second:
+        if time.perf_counter() - start > SECONDS or steps > SEQUENCE_SECONDS * tokens_per_second:
             continue
         batch_size = max(1, tokens // steps)
         try:
