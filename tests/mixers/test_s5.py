@@ -17,6 +17,7 @@ CASES = {
     "one step": {"shared_step": True},
     "linear": {"output": "linear", "discretization": "bilinear"},
     "gate of GELU": {"output": "half_glu2", "C_init": "complex_normal"},
+    "no pairs": {"pairs": False, "n_blocks": 2},
 }
 every_case = pytest.mark.parametrize("case", CASES)
 
@@ -42,24 +43,23 @@ def draw(*shape, seed=0, dtype=torch.float64):
 
 
 def complex_matrices(mixer):
-    """B (P / 2, d_model) and C (d_model, P / 2)."""
+    """B (P / 2, d_model) and C (d_model, P / 2), or all P."""
     return mixer.B[0::2] + 1j * mixer.B[1::2], mixer.C[:, 0::2] - 1j * mixer.C[:, 1::2]
 
 
 def by_hand(mixer, x, state, intervals):
-    """The paper's equations step by step, with both of each pair and matrices for what is diagonal."""
+    """The paper's equations step by step, with both of each pair and matrices for what is diagonal.
+
+    Without pairs, an entry has no other beside it, and the real part of y is taken.
+    """
     B, C = complex_matrices(mixer)
     Lambda = -mixer.A_log.exp() + 1j * mixer.A_imag
-    A, B, C = (
-        torch.diag(torch.cat([Lambda, Lambda.conj()])),
-        torch.cat([B, B.conj()]),
-        torch.cat([C, C.conj()], 1),
-    )
-    Delta, one = (
-        torch.diag(mixer.dt_log.exp().expand(P // 2).repeat(2) + 0j),
-        torch.eye(len(A), dtype=A.dtype),
-    )
-    h, outputs = torch.cat([state, state.conj()], 1), []
+    dt, h, outputs = mixer.dt_log.exp().expand(len(Lambda)), state, []
+    if mixer.pairs:
+        Lambda, B = torch.cat([Lambda, Lambda.conj()]), torch.cat([B, B.conj()])
+        C, h, dt = torch.cat([C, C.conj()], 1), torch.cat([state, state.conj()], 1), dt.repeat(2)
+    A, Delta = torch.diag(Lambda), torch.diag(dt + 0j)
+    one = torch.eye(len(A), dtype=A.dtype)
     for k in range(x.shape[1]):
         rows = []
         for b in range(len(x)):
@@ -73,7 +73,7 @@ def by_hand(mixer, x, state, intervals):
             rows.append(Abar @ h[b] + Bbar @ (x[b, k] + 0j))
         h = torch.stack(rows)
         y = h @ C.T
-        assert y.imag.abs().max() < 1e-10
+        assert not mixer.pairs or y.imag.abs().max() < 1e-10
         outputs.append(y.real + mixer.D * x[:, k])
     y = torch.stack(outputs, 1)
     z = y * (1 + torch.erf(y / math.sqrt(2))) / 2 if mixer.activation else y
@@ -95,7 +95,7 @@ def by_hand(mixer, x, state, intervals):
 def test_the_layer_and_its_gradients_are_the_papers_equations(case, irregular):
     mixer = moved(make(**CASES[case]))
     x = draw(2, 7, D).requires_grad_()
-    state = draw(2, P // 2, seed=1, dtype=torch.complex128).requires_grad_()
+    state = draw(2, mixer.state_size, seed=1, dtype=torch.complex128).requires_grad_()
     intervals = 3 * torch.rand(2, 7, generator=generator(2), dtype=torch.float64)
     intervals = (intervals if irregular else torch.ones_like(intervals)).requires_grad_()
     ours = mixer(x, state, intervals=intervals if irregular else None)
@@ -205,6 +205,22 @@ def test_parameters_and_their_groups():
     assert make(shared_step=True).dt_log.shape == (1,)
     # the next number that has pairs in every block
     assert make(5, None).d_state == 6 and make(5, None, n_blocks=4).d_state == 8
+    assert make(5, None, pairs=False).d_state == 5
+
+
+def test_without_conjugate_symmetry_a_state_starts_with_both_of_each_pair():
+    one, both = make(), make(pairs=False)
+    assert one.state_size == P // 2 and both.state_size == P
+    values = torch.complex(-both.A_log.exp(), both.A_imag)
+    expected = torch.complex(-one.A_log.exp(), one.A_imag)
+    found = values[values.imag > 0]
+    assert_agree(found[found.imag.argsort()], expected[expected.imag.argsort()])
+    assert_agree(values.imag.sort().values, -values.imag.sort(descending=True).values)
+    B, _ = complex_matrices(both)
+    up, down = both.A_imag > 0, both.A_imag < 0
+    order = [both.A_imag[side].abs().argsort() for side in (up, down)]
+    # of a real matrix, what conjugate eigenvectors give is conjugate
+    assert_agree(B[up][order[0]], B[down][order[1]].conj())
 
 
 def test_transitions_are_lambdabar():
@@ -219,6 +235,7 @@ def test_errors_say_what_is_wrong():
         ({"d_state": 5}, "`d_state` must be a positive multiple of 2 `n_blocks` = 2.*; got 5"),
         ({"d_state": 0}, "`d_state` must be a positive multiple of 2 `n_blocks` = 2.*; got 0"),
         ({"n_blocks": 2}, "`d_state` must be a positive multiple of 2 `n_blocks` = 4.*; got 6"),
+        ({"n_blocks": 4, "pairs": False}, "`d_state` must be a positive multiple of `n_blocks` = 4.*; got 6"),
         ({"n_blocks": 0}, "`n_blocks` must be at least 1; got 0"),
         ({"discretization": "euler"}, "no discretization 'euler'"),
         ({"output": "half-gluu"}, "no `output` 'half-gluu'; did you mean 'half_glu'"),

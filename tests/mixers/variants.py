@@ -339,6 +339,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "paper": {},
         "blocks": {"d_state": 12, "n_blocks": 3, "discretization": "bilinear", "output": "glu"},
         "alone": {"d_state": 2, "activation": False, "output": "none"},
+        "no pairs": {"d_state": 3, "pairs": False},
     },
     "sgconv": {
         "paper": {"length": 40, "d_kernel": 4},

@@ -46,6 +46,7 @@ class S5(Mixer):
     | one step size for the whole state | `shared_step=True` |
     | observations at irregular times | `forward(x, intervals=...)` |
     | C that is normal, and not of the eigenvectors | `C_init="complex_normal"` |
+    | no conjugate symmetry: entries of the state are no pairs, y = Re(C x) + D * u | `pairs=False` |
     | what follows the system | `activation`, `output` |
 
     Lambda starts as the eigenvalues of J blocks of the normal part of HiPPO-LegS, with eigenvectors V; B as
@@ -59,19 +60,21 @@ class S5(Mixer):
     Args:
         d_model: width of the sequence.
         d_state: P, numbers of the real state, of which one of each pair is kept. None is `d_model`, or the
-            number above it that `2 n_blocks` divides.
+            number above it that `2 n_blocks` divides, or `n_blocks` without pairs.
         n_blocks: J.
         discretization: "zoh" or "bilinear".
         dt_min: smallest step when training starts.
         dt_max: largest step when training starts.
         shared_step: whether Delta is a single number.
         C_init: how C starts, "eigenbasis" or "complex_normal".
+        pairs: whether an entry of the state stands for itself and its conjugate. Without, there are P complex
+            ones, of which both of each pair are learned apart.
         activation: whether y goes through GELU.
         output: "half_glu" (z * sigmoid(W z + b)), "half_glu2" (y * sigmoid(W z + b), z = GELU(y) in the gate
             alone), "glu", "linear" or "none".
 
     Raises:
-        ValueError: an unknown name, a `d_state` that `2 n_blocks` does not divide, "half_glu2" without
+        ValueError: an unknown name, a `d_state` that blocks do not divide, "half_glu2" without
             activation, or step sizes without 0 < dt_min <= dt_max.
 
     Source:
@@ -97,6 +100,7 @@ class S5(Mixer):
         dt_max: float = 0.1,
         shared_step: bool = False,
         C_init: StartOfC = "eigenbasis",
+        pairs: bool = True,
         activation: bool = True,
         output: Output = "half_glu",
     ) -> None:
@@ -114,17 +118,18 @@ class S5(Mixer):
             raise unknown("discretization", discretization, ["zoh", "bilinear"])
         if n_blocks < 1:
             raise ValueError(f"`n_blocks` must be at least 1; got {n_blocks}.")
-        pairs = 2 * n_blocks
-        self.d_state = -(-d_model // pairs) * pairs if d_state is None else d_state
-        if self.d_state < 1 or self.d_state % pairs:
+        of, unit = ("2 `n_blocks`", 2 * n_blocks) if pairs else ("`n_blocks`", n_blocks)
+        self.d_state = -(-d_model // unit) * unit if d_state is None else d_state
+        if self.d_state < 1 or self.d_state % unit:
             raise ValueError(
-                f"`d_state` must be a positive multiple of 2 `n_blocks` = {pairs}, for blocks of conjugate "
-                f"pairs; got {self.d_state}."
+                f"`d_state` must be a positive multiple of {of} = {unit}, for blocks "
+                f"{'of conjugate pairs' if pairs else 'of one size'}; got {self.d_state}."
             )
+        self.pairs = pairs
         self.discretization: Literal["zoh", "bilinear"] = discretization
         self.activation, self.output = activation, output
 
-        Lambda, _, V = diagonal("legs", self.d_state // n_blocks)
+        Lambda, _, V = diagonal("legs", self.d_state // n_blocks, pairs=pairs)
         # of the matrix (P, d_model), JAX's `lecun_normal` takes the rows for inputs
         real = torch.randn(n_blocks, len(V), d_model) / math.sqrt(self.d_state)
         B = (V.mH @ real.to(V.dtype)).flatten(0, 1)
@@ -132,12 +137,12 @@ class S5(Mixer):
             parts = torch.randn(2, n_blocks, d_model, len(V)) / math.sqrt(self.d_state)
             C = (torch.complex(*parts).to(V.dtype) @ V).movedim(0, 1).flatten(1)
         else:
-            C = torch.complex(*(math.sqrt(0.5) * torch.randn(2, d_model, self.d_state // 2)))
+            C = torch.complex(*(math.sqrt(0.5) * torch.randn(2, d_model, self.state_size)))
 
         dtype = torch.get_default_dtype()
         self.A_log = nn.Parameter((-Lambda.real).log().to(dtype).repeat(n_blocks))
         self.A_imag = nn.Parameter(Lambda.imag.to(dtype).repeat(n_blocks))
-        self.dt_log = nn.Parameter(log_steps(1 if shared_step else self.d_state // 2, dt_min, dt_max))
+        self.dt_log = nn.Parameter(log_steps(1 if shared_step else self.state_size, dt_min, dt_max))
         # rows 2j and 2j + 1 the parts of row j; columns 2j and 2j + 1 the real part and minus the other
         self.B = nn.Parameter(torch.view_as_real(B).movedim(-1, 1).flatten(0, 1).to(dtype))
         self.C = nn.Parameter(torch.view_as_real(C.conj().resolve_conj()).flatten(1).to(dtype))
@@ -155,7 +160,7 @@ class S5(Mixer):
         reset: Bool[Tensor, "b t"] | None = None,
         intervals: Float[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
-        """Mix `x` over time; see `Mixer.forward`. The state is x of the equations, (b, d_state / 2).
+        """Mix `x` over time; see `Mixer.forward`. The state is x of the equations, (b, state_size).
 
         Args:
             x: what `Mixer.forward` takes, as `state` and `reset`.
@@ -170,21 +175,22 @@ class S5(Mixer):
         a, b = self._discrete(x, intervals)
         u = functional.linear(x, self.B).to(self._state_dtype())
         h, state = scan(a, b * torch.view_as_complex(u.unflatten(-1, (-1, 2))), state=state, reset=reset)
-        y = 2 * functional.linear(torch.view_as_real(h).flatten(-2).to(x.dtype), self.C) + self.D * x
+        y = functional.linear(torch.view_as_real(h).flatten(-2).to(x.dtype), self.C)
+        y = (2 * y if self.pairs else y) + self.D * x
         z = functional.gelu(y) if self.activation else y
         if self.output.startswith("half_glu"):
             return (z if self.output == "half_glu" else y) * torch.sigmoid(self.out(z)), state
         return functional.glu(self.out(z)) if self.output == "glu" else self.out(z), state
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> Tensor:
-        """Zeros (batch, d_state / 2), complex."""
+        """Zeros (batch, state_size), complex."""
         device = self.D.device if device is None else device
         return torch.zeros(batch, self.state_size, dtype=self._state_dtype().to_complex(), device=device)
 
     @property
     def state_size(self) -> int:
-        """Elements of x: d_state / 2, counting a complex number once."""
-        return self.d_state // 2
+        """Elements of x, counting a complex number once: d_state / 2, or d_state without pairs."""
+        return self.d_state // 2 if self.pairs else self.d_state
 
     def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions:
         """Lambdabar, constant in time where steps are regular; see `Mixer.transitions`."""
@@ -199,7 +205,7 @@ class S5(Mixer):
         return elementwise_mixing(a.abs(), b.abs(), x, reset)
 
     def _discrete(self, x: Tensor, intervals: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Lambdabar, and Lambda^-1 (Lambdabar - I), which B u is multiplied by, (P / 2) or (b, t, P / 2)."""
+        """Lambdabar, and Lambda^-1 (Lambdabar - I), which B u is multiplied by, (n) or (b, t, n)."""
         dtype = self._state_dtype()
         dt = self.dt_log.to(dtype).exp()
         if intervals is not None:
