@@ -139,6 +139,18 @@ def test_a_classifier_of_pairs_trains_and_its_scores_are_those_of_the_rebuilt_mo
     assert all(s["tokens_per_second"] == pytest.approx(s["steps_per_second"] * 4 * 80) for s in speeds)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.filterwarnings(r"ignore:\s*Online softmax is disabled")
+def test_pairs_compiled_and_captured_agree_with_eager(folder, tmp_path):
+    model = SequenceClassifierConfig(n_outputs=1, vocab_size=1, d_model=8, n_layers=1, mixer="gla")
+    for mode in ("off", "on"):
+        loop = LoopConfig(device="cuda", compile=mode, batch_size=4, steps=8, eval_every=4, log_every=1)
+        fit(TrainConfig("tiny", AAN(path=folder, length=40), model, loop=loop), tmp_path / mode)
+    losses = [[record["loss"] for record in load_run(tmp_path / mode).metrics] for mode in ("off", "on")]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+
+
 def test_the_recipe_compares_pairs_and_survives_json():
     config = get_recipe("lra-retrieval")
     assert config_from_dict(json.loads(json.dumps(config_to_dict(config)))) == config
