@@ -235,6 +235,13 @@ def test_powers_have_the_error_of_rounding_at_a_million_steps():
     assert_agree(kernel[0, steps], (a.to(torch.complex128)[0, 0] ** steps).real)
 
 
+def test_the_kernel_is_traced_for_lengths_that_vary():
+    a = 0.9 * torch.exp(1j * draw(2, 3)).to(torch.complex64)
+    traced = torch.compile(vandermonde_kernel, backend="eager", dynamic=True)
+    for length in (5, 9, 70):
+        assert_agree(traced(a, a, length), vandermonde_kernel(a, a, length))
+
+
 @pytest.mark.parametrize("method", ["zoh", "bilinear", "euler"])
 def test_discretisations_are_what_they_approximate(method):
     # x' = A x + B for one unit of time from zero: x = (e^A - 1) / A B

@@ -127,11 +127,16 @@ def backward(
     chunks = _DeltaChunks(q, k, v, beta, log_decay, cut)
     dy = dy.contiguous()
     read, values = chunks.corrections(inverses, known=True)
+    # what nothing reads any more makes room for what follows
     states, _, corrected, transitions = chunks.corrected(state, read, values)
+    del values
     gradients, dstate, dcorrected = chunks.corrected_gradients(dy, dlast, read, transitions)
+    del read
     passing = chunks.decay_gradient()
     dq, dk = chunks.gate_gradients(dy, corrected, states, gradients, passing)
+    del gradients
     through, dv, of_values = chunks.value_gradients(inverses, dcorrected)
+    del dcorrected
     of_keys = chunks.correction_gradients(through, corrected, states, dk, passing)
     dbeta = (of_values.sum(-1) + of_keys.sum(-1)).to(beta.dtype)
     ddecay = q.new_empty(0) if log_decay is None else chunks.summed(passing, log_decay)

@@ -6,7 +6,6 @@ On CUDA, Triton's kernels make the sums.
 """
 
 import inspect
-import math
 from typing import Any, NamedTuple
 
 import torch
@@ -47,7 +46,11 @@ def powers(a: Tensor, length: int, rows: int = 1) -> Powers:
         >>> near.flatten().tolist(), far.flatten().tolist()
         ([1.0, 0.5], [1.0, 0.25])
     """
-    size = min(length, 1 << round(math.log2(length * max(1, rows)) / 2))
+    # by comparisons alone, which torch.compile knows for lengths that it takes as variables
+    size = 1
+    while 2 * size * size <= length * max(1, rows):
+        size *= 2
+    size = min(length, size)
     near, far = _Tables.apply(a, size, -(-length // size))
     return Powers(near, far, length)
 
