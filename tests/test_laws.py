@@ -284,7 +284,7 @@ OPERATORS = {
         softmax_inputs,
         {"Mega": {}, "multi-query": {"groups": 1}},
         ("q", "k", "v"),
-        options={"scale": {"scale": 0.5}, "window": {"window": 7}},
+        options={"scale": {"scale": 0.5}, "window": {"window": 7}, "relu2": {"function": "relu2"}},
         long=200,
     ),
 }

@@ -20,6 +20,7 @@ CASES = {
     "one average": {"n_averages": 1},
     "no averages": {"n_averages": 0, "chunk_size": 4},
     "Laplace": {"attention": "laplace"},
+    "squared ReLU": {"attention": "relu2"},
     "Laplace in chunks": {"attention": "laplace", "chunk_size": 3, "position_bias": "none"},
 }
 every_case = pytest.mark.parametrize("case", CASES)
@@ -96,7 +97,9 @@ def by_hand(mixer: Mega, x, reset):
                     scores[-1] = scores[-1] + (a * b.conj()).real.sum()
             scores = torch.stack(scores)
             weights = torch.softmax(scores, 0)
-            if mixer.attention == "laplace":
+            if mixer.attention == "relu2":
+                weights = scores.clamp(min=0) ** 2
+            elif mixer.attention == "laplace":
                 weights = (1 + torch.erf((scores - math.sqrt(1 / 2)) * math.sqrt(2 * math.pi))) / 2
             attended.append(weights @ v[first : n + 1])
             shares.append(torch.cat([weights.new_zeros(first), weights, weights.new_zeros(len(row) - n - 1)]))

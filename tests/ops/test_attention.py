@@ -245,7 +245,7 @@ def test_one_head_of_keys_is_read_in_place_by_flash_attention():
     assert repeated(inputs["k"], inputs["q"]).data_ptr() == inputs["k"].data_ptr()
 
 
-def laplace_written_out(q, k, v, *, reset, scale, window):
+def laplace_written_out(q, k, v, *, reset, scale, window, function):
     """One weight for each pair of steps; erf is the standard library's."""
     batch, time, heads, _ = q.shape
     q, k, v, reset = (x.numpy() for x in (q, k, v, reset))
@@ -255,16 +255,20 @@ def laplace_written_out(q, k, v, *, reset, scale, window):
         for m in range(max(0, n - window + 1), n + 1):
             if not reset[b, m + 1 : n + 1].any():
                 score = scale * q[b, n, h] @ k[b, m, h]
-                y[b, n, h] += (1 + math.erf((score - mu) / (sigma * math.sqrt(2)))) / 2 * v[b, m, h]
+                weight = (1 + math.erf((score - mu) / (sigma * math.sqrt(2)))) / 2
+                if function == "relu2":
+                    weight = score**2 if score > 0 else 0
+                y[b, n, h] += weight * v[b, m, h]
     return torch.from_numpy(y)
 
 
 @every_pair
-@pytest.mark.parametrize("window", [3, 99])
-def test_laplace_attention_is_its_sum_over_pairs(mode, backend, window):
+@pytest.mark.parametrize(("window", "function"), [(3, "laplace"), (99, "laplace"), (4, "relu2")])
+def test_laplace_attention_is_its_sum_over_pairs(mode, backend, window, function):
     inputs, reset = make(2, 9, heads=4, groups=2), reset_mask(2, 9, rate=0.2)
-    options = {"scale": 0.7, "window": window, "mode": mode, "backend": backend}
-    expected = laplace_written_out(**ungrouped(inputs), reset=reset, scale=0.7, window=window)
+    of = {"scale": 0.7, "window": window, "function": function}
+    options = of | {"mode": mode, "backend": backend}
+    expected = laplace_written_out(**ungrouped(inputs), reset=reset, **of)
     y, cache = laplace_attention(**cut(inputs, 0, 6), reset=reset[:, :6], **options)
     z, _ = laplace_attention(**cut(inputs, 6, None), state=cache, reset=reset[:, 6:], **options)
     assert_agree(torch.cat([y, z], 1), expected)
@@ -418,6 +422,7 @@ def test_errors(changed, error, words):
     ("changed", "error", "words"),
     [
         ({"mode": "scan"}, ValueError, "no mode of `laplace_attention` called 'scan'"),
+        ({"function": "relu"}, ValueError, "no `function` 'relu'; did you mean 'relu2'"),
         ({"k": X[:, :, :2]}, ValueError, "`k` must have as many heads as `q`, 3, or a number .* got 2"),
         ({"q": X.to(torch.complex64)}, TypeError, "`q` must be real; got complex64"),
         ({"window": 0}, ValueError, "`window` must be at least 1, .* got 0"),

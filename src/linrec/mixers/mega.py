@@ -13,11 +13,12 @@ x input; u, h and x' input, state and output of a damped moving average, of seve
 channel, with weights alpha and damping delta in (0, 1), expansion beta and projection eta; z what queries q
 and keys k share, s its width, tau = sqrt(s), v values, b_i = (R_i a) . b of learned a and b, R_i the turn of
 pairs of channels, o output of the attention's one head; gamma reset gate, phi update gate, H candidate, y
-output, t time; vectors are rows. Laplace's function in the place of softmax has as tau the number of steps
-that are seen.
+output, t time; vectors are rows. Laplace's function or relu^2 in the place of softmax has as tau the number
+of steps that are seen.
 """
 
 import math
+from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
@@ -36,7 +37,8 @@ from linrec.ops.diagonal_ssm import diagonal_ssm
 
 __all__ = ["Mega", "MegaState", "MovingAverage"]
 
-Attention = Literal["softmax", "laplace"]
+Attention = Literal["softmax", "laplace", "relu2"]
+ATTENTIONS = ("softmax", "laplace", "relu2")
 PositionBias = Literal["rotary", "none"]
 
 # of the released code: standard deviations of matrices and gains, and of what makes alpha and delta
@@ -126,6 +128,7 @@ class Mega(Mixer):
     | Mega | the defaults |
     | Mega-chunk: attention within chunks, linear in time | `chunk_size=128` |
     | Laplace's function of scores divided by their number | `attention="laplace"` |
+    | relu^2 of them, which it approximates | `attention="relu2"` |
     | the released code: x' = SiLU(eta^T h + omega * x) | `ema_skip=True` |
     | without positional bias | `position_bias="none"` |
     | the paper's ablation without averages: x' = x | `n_averages=0` |
@@ -142,7 +145,8 @@ class Mega(Mixer):
         d_qk: s, the width of z, queries and keys; even with a positional bias.
         expansion: v / d_model, of v channels of values.
         chunk_size: steps of a chunk; None is no chunks.
-        attention: function of the scores, "softmax" or "laplace"; see `linrec.ops.laplace_attention`.
+        attention: function of the scores, "softmax", "laplace" or "relu2"; see
+            `linrec.ops.laplace_attention`.
         position_bias: b_i, "rotary" or "none".
         ema_skip: whether x' is SiLU(eta^T h + omega * x), with a learned omega for each channel.
 
@@ -181,8 +185,8 @@ class Mega(Mixer):
             )
         if chunk_size is not None and chunk_size < 1:
             raise ValueError(f"`chunk_size` must be at least 1, or None for no chunks; got {chunk_size}.")
-        if attention not in ("softmax", "laplace"):
-            raise unknown("`attention`", attention, ["softmax", "laplace"])
+        if attention not in ATTENTIONS:
+            raise unknown("`attention`", attention, ATTENTIONS)
         if position_bias not in ("rotary", "none"):
             raise unknown("`position_bias`", position_bias, ["rotary", "none"])
         if position_bias == "rotary" and d_qk % 2:
@@ -309,8 +313,11 @@ class Mega(Mixer):
             q, k = torch.cat([q, a], -1), torch.cat([k, b], -1)
         # a chunk is what lies between two resets
         cut = reset if self.chunk_size is None else in_chunk == 0
-        attend = softmax_attention if self.attention == "softmax" else laplace_attention
         q, k = q.to(v.dtype), k.to(v.dtype)
+        if self.attention == "softmax":
+            attend = softmax_attention
+        else:
+            attend = partial(laplace_attention, function=self.attention)
         o, cache = attend(q, k, v, state=past.cache, reset=cut, scale=1.0, window=self.chunk_size)
         # there is none without `causal` alone
         assert cache is not None

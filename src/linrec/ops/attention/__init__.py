@@ -1,4 +1,4 @@
-"""Attention: by softmax, plain and with data-controlled relative positions, and by Laplace's function."""
+"""Attention: by softmax, plain and with data-controlled relative positions, and by weights of scores."""
 
 import math
 from collections.abc import Callable
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from jaxtyping import Bool, Float, Inexact
 from torch import Tensor, autocast
 
+from linrec.errors import unknown
 from linrec.ops import splitting
 from linrec.ops.attention import laplace, softmax, softmax_reference
 from linrec.ops.attention.cache import AttentionCache, canonical, matched
@@ -222,6 +223,7 @@ def laplace_attention(
     reset: Bool[Tensor, "b t"] | None = None,
     scale: float = 1.0,
     window: int | None = None,
+    function: laplace.Weigher = "laplace",
     mode: str = "auto",
     backend: str = "auto",
 ) -> tuple[Float[Tensor, "b t h dv"], AttentionCache]:
@@ -230,8 +232,8 @@ def laplace_attention(
         y_n = sum_m f(scale q_n . k_m) v_m,    n - window < m <= n
         f(s) = (1 + erf((s - mu) / (sigma sqrt(2)))) / 2,    mu = sqrt(1/2), sigma = sqrt(1 / (4 pi))
 
-    f is in (0, 1), and has the value and slope of relu(s)^2 at mu. The sum is over the steps since the last
-    reset, and its weights do not add up to one.
+    f is in (0, 1), and has the value and slope of relu(s)^2 at mu, which `function="relu2"` has in its place.
+    The sum is over the steps since the last reset, and its weights do not add up to one.
 
     | mode | backend | what it is |
     |---|---|---|
@@ -247,6 +249,7 @@ def laplace_attention(
         scale: factor of the scores.
         window: steps that each step sees, its own included; None is all. The cache then has the last
             window - 1 steps and grows no further.
+        function: f, "laplace" or "relu2".
         mode: "auto", "recurrent" or "attention".
         backend: "auto", "reference" or "torch".
 
@@ -256,7 +259,7 @@ def laplace_attention(
     Raises:
         TypeError: dtypes that are not supported or do not fit together.
         ValueError: shapes that do not fit together; a cache with decays or phases; `window` out of range; an
-            unknown (mode, backend).
+            unknown function or (mode, backend).
 
     Source:
         Ma and others, Mega: Moving Average Equipped Gated Attention (2022), its Laplace attention function.
@@ -270,13 +273,15 @@ def laplace_attention(
     """
     _check(q, k, v, reset)
     softmax.check_options(window, 0.0)
+    if function not in laplace.WEIGHERS:
+        raise unknown("`function`", function, list(laplace.WEIGHERS))
     pair = resolve("laplace_attention", PAIRS, mode, backend, [("attention", "torch")])
     splitting.refuse("laplace_attention")
     cache = _plain_cache("laplace_attention", state, k, v)
     if q.shape[1] == 0:
         return softmax.repeated(v, q).clone(), cache
     with autocast(q.device.type, enabled=False):
-        return _RUN_LAPLACE[pair](q, k, v, cache, reset, scale, window)
+        return _RUN_LAPLACE[pair](q, k, v, cache, reset, scale, window, function)
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, reset: Tensor | None) -> None:

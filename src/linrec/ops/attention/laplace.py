@@ -1,12 +1,17 @@
-"""Attention by Laplace's function, which weighs each pair of steps apart from the others."""
+"""Attention by Laplace's function or a squared ReLU, which weigh each pair of steps apart from the others."""
 
 import math
+from collections.abc import Callable
+from functools import partial
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from linrec.ops.attention import softmax, softmax_reference
 from linrec.ops.attention.cache import AttentionCache
+
+Weigher: TypeAlias = Literal["laplace", "relu2"]
 
 # at mu, f and its slope are those of relu(s)^2
 MU, SIGMA = math.sqrt(1 / 2), math.sqrt(1 / (4 * math.pi))
@@ -17,6 +22,14 @@ def laplace(scores: Tensor) -> Tensor:
     return 0.5 * (1 + torch.erf((scores - MU) / (SIGMA * math.sqrt(2))))
 
 
+def relu2(scores: Tensor) -> Tensor:
+    """f(s) = max(s, 0)^2."""
+    return torch.relu(scores).square()
+
+
+WEIGHERS: dict[Weigher, Callable[[Tensor], Tensor]] = {"laplace": laplace, "relu2": relu2}
+
+
 def causal(
     q: Tensor,
     k: Tensor,
@@ -25,9 +38,11 @@ def causal(
     reset: Tensor | None,
     scale: float,
     window: int | None,
+    function: Weigher,
 ) -> tuple[Tensor, AttentionCache]:
-    """y_n = sum_{n-window<m<=n} f(scale q_n . k_m) v_m; args and returns as in `softmax.causal`."""
-    return softmax.causal(q, k, v, cache, reset, scale, window, 0.0, _attend)
+    """y_n = sum_{n-window<m<=n} f(scale q_n . k_m) v_m; other args and returns as in `softmax.causal`."""
+    attend = partial(_attend, function=function)
+    return softmax.causal(q, k, v, cache, reset, scale, window, 0.0, attend)
 
 
 def causal_reference(
@@ -38,11 +53,12 @@ def causal_reference(
     reset: Tensor | None,
     scale: float,
     window: int | None,
+    function: Weigher,
 ) -> tuple[Tensor, AttentionCache]:
-    """The same by the loop over time; args and returns as in `softmax.causal`."""
+    """The same by the loop over time; other args and returns as in `softmax.causal`."""
 
     def weigh(scores: Tensor, alive: Tensor) -> Tensor:
-        return laplace(scores) * alive
+        return WEIGHERS[function](scores) * alive
 
     return softmax_reference.causal_reference(q, k, v, cache, reset, scale, window, 0.0, weigh)
 
@@ -56,13 +72,14 @@ def _attend(
     *,
     visible: Tensor | None = None,
     is_causal: bool = False,
+    function: Weigher,
 ) -> Tensor:
     """Queries (b, n, h, dk) attend to keys (b, m, g, dk), those `visible` to them, (b or 1, n, m)."""
     assert dropout == 0
     q, k, v = (x.transpose(1, 2) for x in (q, softmax.repeated(k, q), softmax.repeated(v, q)))
-    # f is steep around its middle, where half precision would round it
+    # Laplace's function is steep around its middle, where half precision would round it
     scores = scale * (q @ k.mT).to(torch.promote_types(q.dtype, torch.float32))
-    weights = laplace(scores)
+    weights = WEIGHERS[function](scores)
     if is_causal:
         weights = weights.tril()
     elif visible is not None:
