@@ -12,6 +12,7 @@ from linrec.mixers import Mixer
 from linrec.models import LanguageModel, ModelConfig
 from linrec.tasks import LanguageModeling
 from linrec.tasks.mackey_glass import MackeyGlass
+from linrec.tasks.uea import Uea
 from linrec.train import ConfigError
 
 OWN = f"{__package__}.own_mixers"
@@ -90,6 +91,7 @@ def test_to_make_jobs_no_data_are_drawn(tmp_path, monkeypatch):
 def test_every_entry_of_every_suite_can_be_made(monkeypatch):
     # nothing is downloaded
     monkeypatch.setattr(LanguageModeling, "prepared", lambda task: dataclasses.replace(task, vocab_size=65))
+    monkeypatch.setattr(Uea, "prepared", lambda task: dataclasses.replace(task, n_dimensions=6, n_classes=5))
     for suite, entries in SUITES.items():
         assert len({entry.name for entry in entries}) == len(entries), suite
         for entry in entries:

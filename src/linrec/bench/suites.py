@@ -124,6 +124,10 @@ SUITES: Mapping[str, tuple[Entry, ...]] = {
         _shakespeare("shakespeare-char"),
         Entry("wikitext103", "wikitext103-hgrn"),
     ),
+    "signals": (
+        *_as_it_is("mackey-glass", "pendulum", "ett", "bouncing-digits", "speech-commands"),
+        Entry("eigenworms", "uea"),
+    ),
     "mad": _as_it_is(
         *("compression", "in-context-recall", "noisy-recall", "fuzzy-recall", "memorization"),
         "selective-copying",

@@ -90,9 +90,9 @@ class Uea(FileTask):
         require_at_least(self, seed=0)
 
     @property
-    def n_features(self) -> int:
-        """Real numbers per step; 1 until the task is `prepared`, unless it is given."""
-        return self.n_dimensions or 1
+    def n_features(self) -> int | None:
+        """Real numbers per step; None until the task is `prepared`, unless it is given."""
+        return self.n_dimensions
 
     @property
     def n_outputs(self) -> int:
