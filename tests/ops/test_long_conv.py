@@ -33,6 +33,25 @@ def test_each_channel_is_convolved_with_its_kernel(mode, backend):
     np.testing.assert_array_equal(state, every)
 
 
+def test_forward_mode_goes_through_the_sums_alone():
+    inputs = long_conv_inputs(1, 9, 2, dtype=torch.float64)
+    turned = {name: draw(*x.shape, seed=seed) for seed, (name, x) in enumerate(inputs.items())}
+
+    def jvp(mode, backend):
+        return torch.func.jvp(lambda x: long_conv(**x, mode=mode, backend=backend)[0], (inputs,), (turned,))
+
+    step = 1e-5
+    ahead, behind = (
+        long_conv(**{k: x + sign * step * turned[k] for k, x in inputs.items()})[0] for sign in (1, -1)
+    )
+    for backend in ("reference", "torch"):
+        torch.testing.assert_close(
+            jvp("recurrent", backend)[1], (ahead - behind) / (2 * step), rtol=0, atol=1e-8
+        )
+    with pytest.raises(NotImplementedError, match="jvp"):
+        jvp("convolution", "torch")
+
+
 @pytest.mark.parametrize("time", [1, 2, 3, 64, 97, 1000, 1009])
 def test_every_length_of_kernel_and_sequence(time):
     u = draw(2, time, 3)

@@ -61,7 +61,7 @@ def long_conv(
     float32 (float64 for double inputs). Sequences are padded to an even length whose prime factors are 2, 3
     and 5 (with `reset`, to a power of two), and transformed some channels at a time: beside inputs, outputs
     and gradients, neither pass needs more memory than `u` and K take, or 64 MiB. For the gradients, u and K
-    are kept and no spectrum.
+    are kept and no spectrum. Forward mode (`torch.func.jvp`) goes through the sums alone.
 
     Args:
         u: input (b, t, d) in float32, float64, bfloat16 or float16.
