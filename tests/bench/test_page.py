@@ -4,7 +4,7 @@ import re
 import pytest
 
 from linrec.bench import write_page
-from linrec.bench.standings import standings
+from linrec.bench.standings import level, standings
 
 
 def row(
@@ -66,6 +66,12 @@ def test_what_failed_and_what_was_not_run_is_said(tmp_path):
         ["copying", "lru", "not run"],
     ]
     assert not list((tmp_path / "pictures").iterdir())
+
+
+def test_a_level_is_what_any_job_of_the_task_says():
+    rows = [row("gla", status="killed"), row("lru"), row("lru", task="adding", status="killed")]
+    assert level(rows, "copying", "chance") == 0.125 and level(rows, "copying", "trivial_score") == 0.55
+    assert level(rows, "adding", "chance") is None
 
 
 def test_of_several_rates_the_one_of_the_lowest_validation_loss_counts():

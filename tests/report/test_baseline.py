@@ -44,7 +44,9 @@ def rows_of(*folders: Path) -> str:
     for folder in folders:
         stored, result = (json.loads((folder / f"{name}.json").read_text()) for name in ("config", "result"))
         rows.append({"status": "done", **result, "config": stored["config"]})
-    return "".join(json.dumps(row) + "\n" for row in [*rows, {**rows[0], "status": "killed", "test": None}])
+    return "".join(
+        json.dumps(row) + "\n" for row in [*rows, {"status": "killed", "config": rows[0]["config"]}]
+    )
 
 
 @pytest.fixture
