@@ -52,6 +52,13 @@ class Films:
         shrink: rows and columns of the squares that are one pixel of a frame.
         shown: frames that are shown; None shows all.
         redrawn: gives the films of an epoch, from the keywords `seed` and `epoch`, where they differ.
+
+    Example:
+        >>> dot, places = torch.full((1, 1, 1), 255, dtype=torch.uint8), torch.tensor([[[[0, 0]], [[1, 0]]]])
+        >>> films = Films(dot, torch.tensor([[0]]), places, size=2, shrink=1, shown=None)
+        >>> batch = films.rows(torch.tensor([0]))
+        >>> batch.inputs.tolist(), batch.targets.tolist()
+        ([[[1.0, 0.0, 0.0, 0.0]]], [[[0.0, 0.0, 1.0, 0.0]]])
     """
 
     images: UInt8[Tensor, "m h w"]
