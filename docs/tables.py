@@ -101,7 +101,7 @@ def _operators() -> dict[str, tuple[FunctionType, Pairs]]:
             functions = {name: getattr(module, name) for name in module.__all__}
             for name, function in functions.items():
                 if inspect.isfunction(function):
-                    chooses = "backend" in inspect.signature(function).parameters
+                    chooses = "mode" in inspect.signature(function).parameters
                     found[name] = function, module.PAIRS if chooses else ()
     return found
 

@@ -311,10 +311,10 @@ every_fast_pair = pytest.mark.parametrize(("name", "mode", "backend"), pairs(ref
 
 
 def operators_of(folder: str) -> dict[str, Callable[..., Any]]:
-    """What a folder of `linrec.ops` exports and runs on a choice of backends."""
+    """What a folder of `linrec.ops` exports and runs in a choice of modes."""
     package = importlib.import_module(f"{ops.__name__}.{folder}")
     functions = {name: getattr(package, name) for name in package.__all__ if name.islower()}
-    return {name: f for name, f in functions.items() if "backend" in inspect.signature(f).parameters}
+    return {name: f for name, f in functions.items() if "mode" in inspect.signature(f).parameters}
 
 
 def test_every_operator_is_listed():

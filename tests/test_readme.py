@@ -45,7 +45,7 @@ def test_every_operator_has_a_row_with_all_its_pairs(package):
     assert operators
     for operator in operators:
         (cell,) = (row[-1] for row in rows("operator") if row[0] == f"`{operator.__name__}`")
-        if "backend" in inspect.signature(operator).parameters:
+        if "mode" in inspect.signature(operator).parameters:
             modes = (part.split(": ") for part in cell.split("<br>"))
             pairs = [(mode, backend) for mode, backends in modes for backend in backends.split(", ")]
             assert sorted(pairs) == sorted(module.PAIRS)

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from linrec.ops import cauchy_kernel, vandermonde_kernel
-from linrec.ops.long_conv import cauchy, powers
+from linrec.ops.long_conv import cauchy, kernels, powers
 from linrec.testing import assert_agree, generator
 
-from .triton_process import DEVICE, from_outside, on_a_gpu, on_either, quiet, run_interpreted
+from .triton_process import DEVICE, INTERPRETED, from_outside, on_a_gpu, on_either, quiet, run_interpreted
 
 pytest.importorskip("triton")
 pytestmark = quiet
@@ -60,10 +60,14 @@ def test_the_kernel_by_triton_is_the_kernel_by_torch(monkeypatch):
     Lambda = torch.complex(-Lambda.real.exp(), Lambda.imag)
     dt = torch.tensor([0.3, 0.1], dtype=torch.float64)
     expected = cauchy_kernel(Lambda, P, B, C, dt, 33)
-    narrow = [x.to(DEVICE, torch.complex64) for x in (Lambda, P, B, C)]
-    monkeypatch.setattr(cauchy, "triton_usable", lambda device: True)
-    monkeypatch.setattr(cauchy, "checkpoint", None)
-    assert_agree(cauchy_kernel(*narrow, dt.to(DEVICE, torch.float32), 33).cpu(), expected)
+    narrow = [x.to(DEVICE, torch.complex64) for x in (Lambda, P, B, C)] + [dt.to(DEVICE, torch.float32)]
+    monkeypatch.setattr(kernels, "triton_usable", lambda device: True)
+    # what one backend runs is missing for the other
+    for backends, missing in ((("auto", "triton"), "cauchy_sums"), (("torch",), "CauchySums")):
+        with monkeypatch.context() as patch:
+            patch.setattr(cauchy, missing, None)
+            for backend in backends:
+                assert_agree(cauchy_kernel(*narrow, 33, backend=backend).cpu(), expected)
 
 
 @on_either
@@ -88,7 +92,7 @@ def test_gradients_are_differentiable_again():
         ((9, 1, 33, 100), torch.complex64),
     ],
 )
-def test_sums_over_powers_and_gradients_are_those_of_products(shape, dtype, monkeypatch):
+def test_sums_over_powers_and_gradients_are_those_of_products(shape, dtype):
     rows, models, entries, length = shape
     a = draw(models, entries, seed=0)
     a = 0.99 * a / (1 + a.abs())
@@ -96,10 +100,9 @@ def test_sums_over_powers_and_gradients_are_those_of_products(shape, dtype, monk
     w = draw(entries, rows, 1, models, seed=1).movedim(0, -1)
     dk = torch.randn(rows, 1, models, length, generator=generator(2), dtype=torch.float64)
     outcomes = []
-    for usable, some, device in ((False, torch.complex128, "cpu"), (True, dtype, DEVICE)):
-        monkeypatch.setattr(powers, "triton_usable", lambda device, usable=usable: usable)
+    for backend, some, device in (("torch", torch.complex128, "cpu"), ("triton", dtype, DEVICE)):
         given = [x.to(device, some).requires_grad_() for x in (a, w)]
-        kernel = vandermonde_kernel(*given, length)
+        kernel = vandermonde_kernel(*given, length, backend=backend)
         gradients = torch.autograd.grad(kernel, given, dk.to(kernel))
         outcomes.append([x.detach().cpu() for x in (kernel, *gradients)])
     assert_agree(outcomes[1], outcomes[0])
@@ -119,15 +122,48 @@ def test_sums_over_powers_are_differentiable_again_and_map():
     assert_agree(mapped, torch.stack([sums(each * given[0], *given[1:]) for each in scale]))
 
 
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter takes tensors of the CPU")
+@pytest.mark.parametrize("generate", [vandermonde_kernel, cauchy_kernel])
+def test_a_backend_that_cannot_run_is_refused(generate):
+    one = -torch.ones(1, 1, dtype=torch.complex64)
+    given = (one, one) if generate is vandermonde_kernel else (one, one[..., None], one, one, torch.ones(1))
+    name = generate.__name__
+    with pytest.raises(
+        ValueError, match=f"backend='triton' of `{name}` runs on 'cuda'; got tensors on 'cpu'"
+    ):
+        generate(*given, 3, backend="triton")
+    with pytest.raises(
+        ValueError, match=rf"no backend of `{name}` called 'numba'; .* from: 'auto', 'torch', 'triton'\."
+    ):
+        generate(*given, 3, backend="numba")
+
+
+@on_either
+def test_sums_over_powers_by_triton_are_asked_for(monkeypatch):
+    a, w = (0.5 * draw(2, 3, seed=seed).to(DEVICE, torch.complex64) for seed in (0, 1))
+    monkeypatch.setattr(kernels, "triton_usable", lambda device: True)
+    expected = vandermonde_kernel(a, w, 7, backend="triton")
+    none = vandermonde_kernel(a[:, :0], w[None, :, :0], 7, backend="triton")
+    assert none.shape == (1, 2, 7) and not none.any()
+    with pytest.raises(
+        ValueError, match=r"'triton' of `vandermonde_kernel` takes a complex `a`; got float32"
+    ):
+        vandermonde_kernel(a.real, w.real, 7, backend="triton")
+    monkeypatch.setattr(powers, "VandermondeSums", None)
+    for backend in ("auto", "torch"):
+        assert_agree(vandermonde_kernel(a, w, 7, backend=backend), expected)
+    with pytest.raises(AttributeError):
+        vandermonde_kernel(a, w, 7, backend="triton")
+
+
 @on_a_gpu
-def test_long_sums_over_powers_on_a_gpu(monkeypatch):
+def test_long_sums_over_powers_on_a_gpu():
     a = torch.polar(torch.full((16, 32), 0.999), torch.rand(16, 32, generator=generator()))
     given = [x.cuda().requires_grad_() for x in (a, draw(4, 16, 32, seed=1).to(torch.complex64))]
     dk = torch.randn(4, 16, 5000, generator=generator(2)).cuda()
     outcomes = []
-    for usable in (True, False):
-        monkeypatch.setattr(powers, "triton_usable", lambda device, usable=usable: usable)
-        kernel = vandermonde_kernel(*given, 5000)
+    for backend in ("triton", "torch"):
+        kernel = vandermonde_kernel(*given, 5000, backend=backend)
         outcomes.append((kernel.detach(), *torch.autograd.grad(kernel, given, dk)))
     for one, other in zip(*outcomes, strict=True):
         scale = float(other.abs().max())

@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from linrec.ops.dispatch import triton_usable
 from linrec.ops.long_conv import triton as triton_backend
 from linrec.ops.precision import real_dtype
 
 
-def kernel_of_low_rank(Lambda: Tensor, P: Tensor, B: Tensor, C: Tensor, dt: Tensor, length: int) -> Tensor:
-    """Return K (d, length); arguments as those of `cauchy_kernel`."""
+def kernel_of_low_rank(
+    Lambda: Tensor, P: Tensor, B: Tensor, C: Tensor, dt: Tensor, length: int, *, fused: bool
+) -> Tensor:
+    """Return K (d, length); arguments as those of `cauchy_kernel`, `fused` has Triton make the sums."""
     C = C - _after(Lambda, P, C, dt, length).to(C.dtype)
     # both of each conjugate pair
     Lambda, P, B, C = (torch.cat([x, x.conj()], 1) for x in (Lambda, P, B, C))
@@ -25,7 +26,7 @@ def kernel_of_low_rank(Lambda: Tensor, P: Tensor, B: Tensor, C: Tensor, dt: Tens
     # those of a real kernel's frequencies that are not the conjugates of others
     k = torch.arange(length // 2 + 1, device=Lambda.device, dtype=real_dtype(_widest(Lambda)))
     z = torch.polar(torch.ones_like(k), -2 * torch.pi * k / length).to(Lambda.dtype)
-    if triton_usable(Lambda.device.type):
+    if fused:
         spectrum = _spectrum(weights, Lambda, dt, z, CauchySums.apply)
     else:
         # as many at a time as make four kernels

@@ -4,15 +4,22 @@ import torch
 from jaxtyping import Complex, Float, Inexact
 from torch import Tensor, autocast
 
+from linrec.ops.dispatch import Pair, refusal, resolve, triton_usable
 from linrec.ops.long_conv.cauchy import kernel_of_low_rank
 from linrec.ops.long_conv.inputs import name_of
 from linrec.ops.long_conv.powers import powers, sums_of_powers
 from linrec.ops.precision import real_dtype
 from linrec.ops.stability import check_rates, check_steps
 
+PAIRS: tuple[Pair, ...] = (("convolution", "torch"), ("convolution", "triton"))
+
 
 def vandermonde_kernel(
-    a: Inexact[Tensor, "d n"], w: Inexact[Tensor, "*more d n"], length: int
+    a: Inexact[Tensor, "d n"],
+    w: Inexact[Tensor, "*more d n"],
+    length: int,
+    *,
+    backend: str = "auto",
 ) -> Float[Tensor, "*more d length"]:
     """Sum the powers of many transitions: the kernel of a diagonal state-space model.
 
@@ -21,20 +28,24 @@ def vandermonde_kernel(
     It is what x_t = a x_{t-1} + b u_t, y_t = Re(c x_t) answers to an impulse, with w = c b; where an entry of
     the state stands for a conjugate pair, pass twice that. With w = c a x_0, it is what an initial state
     gives. Powers are products of two tables of about sqrt(length) numbers for each a, and the sums are
-    products of matrices, or on CUDA Triton's: no numbers of size (d, n, length) are formed, for gradients
-    neither.
+    products of matrices: no numbers of size (d, n, length) are formed, for gradients neither.
+
+    `"auto"` takes torch: on an H200, Triton's kernels took a little less time for 784 taps, and more from
+    1,024 taps on.
 
     Args:
         a: transitions (d, n), real or complex.
         w: weights (..., d, n), in the precision of `a`, real or complex.
         length: how many taps, at least 1.
+        backend: "auto", "torch" or "triton". Triton takes a complex `a`.
 
     Returns:
         K (..., d, length), real, in the precision of `a`.
 
     Raises:
         TypeError: an `a` that is an integer or in half precision.
-        ValueError: shapes that do not fit together, or a `length` below 1.
+        ValueError: shapes that do not fit together, a `length` below 1, or a `backend` that is unknown or
+            cannot run here.
 
     Source:
         S4D (Gu, Gupta, Goel and Ré, 2022), where the kernel is a product with Vandermonde's matrix.
@@ -54,9 +65,15 @@ def vandermonde_kernel(
         )
     if length < 1:
         raise ValueError(f"`length` must be at least 1 tap; got {length}.")
+    chosen = _chosen("vandermonde_kernel", backend, a, "torch")
+    if chosen == "triton" and not a.is_complex():
+        raise ValueError(
+            f"backend='triton' of `vandermonde_kernel` takes a complex `a`; got {name_of(a.dtype)}. "
+            "Use backend='torch'."
+        )
     w = w if a.is_complex() or not w.is_complex() else w.real
     with autocast(a.device.type, enabled=False):
-        return sums_of_powers(powers(a, length), w.to(a.dtype))
+        return sums_of_powers(powers(a, length), w.to(a.dtype), fused=chosen == "triton")
 
 
 def cauchy_kernel(
@@ -66,6 +83,8 @@ def cauchy_kernel(
     C: Complex[Tensor, "d n"],
     dt: Float[Tensor, "d"],
     length: int,
+    *,
+    backend: str = "auto",
 ) -> Float[Tensor, "d length"]:
     """Make the kernel of a state-space model that is diagonal plus low rank, after the bilinear transform.
 
@@ -77,9 +96,11 @@ def cauchy_kernel(
         C (I - Abar^length) (I - z Abar)^-1 Bbar
 
     By Woodbury's identity, that is made of products of (1 + r)^2 vectors with a matrix of Cauchy's kind, of
-    entries 1 / ((1 - z) - dt (1 + z) lambda / 2). Spectra are formed at some z at a time, and again for the
-    gradients, so that no numbers of size (d, n, length) exist at once; on CUDA, Triton's kernels form the
+    entries 1 / ((1 - z) - dt (1 + z) lambda / 2). By torch, spectra are formed at some z at a time, and again
+    for the gradients, so that no numbers of size (d, n, length) exist at once; Triton's kernels form the
     matrix in registers. Abar^length is formed by squaring, in double precision.
+
+    `"auto"` takes Triton on CUDA, else torch.
 
     Args:
         Lambda: diagonal (d, n), complex64 or complex128, with real parts <= 0.
@@ -89,13 +110,15 @@ def cauchy_kernel(
         dt: step sizes (d,), real, >= 0. Values are looked at on the CPU; elsewhere, and under torch.compile,
             that would mean waiting.
         length: how many taps, at least 1.
+        backend: "auto", "torch" or "triton".
 
     Returns:
         K (d, length), real.
 
     Raises:
         TypeError: dtypes that are not complex, or differ in precision.
-        ValueError: shapes that do not fit together, values out of range, or a `length` below 1.
+        ValueError: shapes that do not fit together, values out of range, a `length` below 1, or a `backend`
+            that is unknown or cannot run here.
 
     Source:
         S4 (Gu, Goel and Ré, 2022), theorem 3 and its appendix on the convolution kernel; -P P^* is the stable
@@ -130,5 +153,16 @@ def cauchy_kernel(
         raise ValueError(f"`length` must be at least 1 tap; got {length}.")
     check_rates("Lambda", Lambda)
     check_steps("dt", dt)
+    auto = "triton" if triton_usable(Lambda.device.type) else "torch"
+    chosen = _chosen("cauchy_kernel", backend, Lambda, auto)
     with autocast(Lambda.device.type, enabled=False):
-        return kernel_of_low_rank(Lambda, P, B, C, dt, length)
+        return kernel_of_low_rank(Lambda, P, B, C, dt, length, fused=chosen == "triton")
+
+
+def _chosen(op_name: str, backend: str, x: Tensor, auto: str) -> str:
+    """Who runs a call on the device of `x`: the backend that is given, or the one for "auto"."""
+    _, chosen = resolve(op_name, PAIRS, "auto", backend, [("convolution", auto)])
+    refused = refusal(op_name, chosen, x.device.type)
+    if refused is not None:
+        raise ValueError(refused)
+    return chosen

@@ -2,7 +2,7 @@
 
 With l = c i + j, a^l = (a^c)^i a^j: tables of about sqrt(length) powers make all of them by a product of
 matrices, which sums over the numbers at once. So nothing of size numbers x length is formed, in either pass.
-On CUDA, Triton's kernels make the sums.
+Triton's kernels can make the sums too.
 """
 
 import inspect
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from linrec.ops.dispatch import triton_usable
 from linrec.ops.long_conv import vandermonde_triton
 
 
@@ -55,20 +54,19 @@ def powers(a: Tensor, length: int, rows: int = 1) -> Powers:
     return Powers(near, far, length)
 
 
-def sums_of_powers(tables: Powers, weight: Tensor) -> Tensor:
+def sums_of_powers(tables: Powers, weight: Tensor, *, fused: bool = False) -> Tensor:
     """Return K_l = Re sum_n w_n a_n^l for all l: a product with Vandermonde's matrix.
 
     Args:
         tables: of a (d, n).
         weight: w (..., d, n), complex exactly where a is.
+        fused: have Triton's kernels make the sums; of complex numbers, each channel with its own powers.
 
     Returns:
         K (..., d, length), real.
     """
     near, far, length = tables
-    # where all channels share the powers, one product of matrices is for all of them
-    own = near.is_complex() and len(near) == weight.shape[-2]
-    if own and weight.numel() and triton_usable(weight.device.type):
+    if fused and weight.numel():
         sums: Tensor = VandermondeSums.apply(weight.reshape(-1, *near.shape[:2]), near, far, length)
         return sums.view(*weight.shape[:-1], length)
     return _products(weight, near, far, length)
