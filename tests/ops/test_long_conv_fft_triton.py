@@ -1,11 +1,22 @@
 """The Triton kernels of long_conv: on a GPU where there is one, else interpreted on small shapes."""
 
+import importlib
+
 import pytest
 import torch
 
-from linrec.ops import long_conv
+from linrec.ops import dense_ssm, diagonal_ssm, dplr_ssm, long_conv
 from linrec.ops.long_conv import fft_triton, pieces
-from linrec.testing import assert_agree, check_operator, generator, long_conv_inputs, reset_mask
+from linrec.testing import (
+    assert_agree,
+    check_operator,
+    dense_ssm_inputs,
+    diagonal_ssm_inputs,
+    dplr_ssm_inputs,
+    generator,
+    long_conv_inputs,
+    reset_mask,
+)
 
 from .triton_process import DEVICE, INTERPRETED, from_outside, on_a_gpu, on_either, quiet, run_interpreted
 
@@ -111,6 +122,20 @@ def test_vmap():
 def test_elsewhere_it_is_refused():
     with pytest.raises(ValueError, match="backend='triton' of `long_conv` runs on 'cuda'"):
         long_conv(torch.zeros(1, 9, 1), torch.zeros(1, 9), backend="triton")
+
+
+@pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="is refused where there is no GPU")
+@pytest.mark.parametrize(
+    ("operator", "inputs"),
+    [(dense_ssm, dense_ssm_inputs), (diagonal_ssm, diagonal_ssm_inputs), (dplr_ssm, dplr_ssm_inputs)],
+)
+def test_models_hand_on_their_backend(operator, inputs, monkeypatch):
+    given = inputs(1, 20, 2, 3)
+    # as if on CUDA: "auto" would take Triton
+    monkeypatch.setattr(importlib.import_module("linrec.ops.long_conv"), "triton_usable", lambda device: True)
+    operator(**given, mode="convolution", backend="torch")
+    with pytest.raises(ValueError, match="backend='triton' of `long_conv` runs on 'cuda'"):
+        operator(**given, mode="convolution")
 
 
 @on_a_gpu

@@ -48,7 +48,8 @@ def dense_ssm(
     | convolution | torch | `linrec.ops.long_conv` with K; no states but the last are formed |
 
     `"auto"` takes the loop for at most 16 steps, else the convolution. K is made from about sqrt(t) powers of
-    A on B and as many on C, which are formed by squaring A in double precision.
+    A on B and as many on C, which are formed by squaring A in double precision; `backend` is handed on to
+    `long_conv`, which chooses for itself with "auto".
 
     Args:
         u: input (b, t, d) in float32, float64, bfloat16 or float16.
@@ -92,7 +93,9 @@ def dense_ssm(
     if u.numel() == 0:
         return u.new_zeros(batch, time, channels, C.shape[-2]), x.clone()
     with autocast(u.device.type, enabled=False):
-        # the convolution leaves out what an initial state of zeros would add
-        given = None if state is None and pair[0] == "convolution" else x
-        y, last = _RUN[pair](u.to(sums), A, B, C, given, reset)
+        if pair[0] == "convolution":
+            # it leaves out what an initial state of zeros would add
+            y, last = _RUN[pair](u.to(sums), A, B, C, None if state is None else x, reset, backend)
+        else:
+            y, last = _RUN[pair](u.to(sums), A, B, C, x, reset)
     return y.to(u.dtype), last

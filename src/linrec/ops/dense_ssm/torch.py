@@ -26,7 +26,7 @@ def recurrence(
 
 
 def convolution(
-    u: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor | None, reset: Tensor | None
+    u: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor | None, reset: Tensor | None, backend: str
 ) -> tuple[Tensor, Tensor]:
     """y = K * u + the response of the initial state; the last state is a sum over all steps."""
     _, time, channels = u.shape
@@ -42,7 +42,9 @@ def convolution(
     kernel = torch.einsum("dfmn,dcn->dmfc", far, near).flatten(-2)[..., :time]
     outputs = kernel.shape[1]
     kernel = kernel.expand(channels, -1, -1).flatten(0, 1)
-    y, _ = long_conv(u.repeat_interleave(outputs, -1), kernel, reset=reset, mode="convolution")
+    y, _ = long_conv(
+        u.repeat_interleave(outputs, -1), kernel, reset=reset, mode="convolution", backend=backend
+    )
     y = y.unflatten(-1, (channels, outputs))
 
     inputs = u

@@ -39,8 +39,9 @@ def diagonal_ssm(
     | recurrent, scan | any of `scan` | the states of all steps by `linrec.ops.scan`, kept for the gradients |
 
     `"auto"` takes the convolution, and for up to 16 steps, or where time is split over processes, what
-    `linrec.ops.scan` would. K is made by products of matrices, without its terms, (d, n, t) numbers. Where
-    all channels have the same transitions, say so: their powers are formed once then.
+    `linrec.ops.scan` would. K is made by products of matrices, without its terms, (d, n, t) numbers, and
+    by torch on every device; `backend` is handed on to `long_conv`, which chooses for itself with "auto".
+    Where all channels have the same transitions, say so: their powers are formed once then.
 
     Args:
         u: input (b, t, d) in float32, float64, bfloat16 or float16.
@@ -104,7 +105,7 @@ def diagonal_ssm(
     arguments = (u, a.to(sums), b.to(sums), c, None if state is None else state.to(sums), reset)
     with autocast(device, enabled=False):
         if pair == ("convolution", "torch"):
-            y, last = convolution(*arguments)
+            y, last = convolution(*arguments, backend)
         elif pair == ("recurrent", "reference") and splitting.current is None:
             y, last = diagonal_ssm_reference(*arguments)
         else:

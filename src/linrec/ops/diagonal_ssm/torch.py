@@ -13,12 +13,18 @@ from linrec.ops.scan import scan
 
 
 def convolution(
-    u: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor | None, reset: Tensor | None
+    u: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    state: Tensor | None,
+    reset: Tensor | None,
+    backend: str,
 ) -> tuple[Tensor, Tensor]:
     """y = K * u + the response of the initial state; the last state is a sum over all steps."""
     batch, time, _ = u.shape
     tables = powers(a, time, batch)
-    y, _ = long_conv(u, sums_of_powers(tables, c * b), reset=reset, mode="convolution")
+    y, _ = long_conv(u, sums_of_powers(tables, c * b), reset=reset, mode="convolution", backend=backend)
     inputs = u.to(accumulation(u.dtype))
     if reset is not None:
         # those from the last reset on

@@ -52,7 +52,8 @@ def dplr_ssm(
     `"auto"` takes the loop for at most 16 steps, else the convolution. Its taps are those of (1 + r)^2
     diagonal models, joined by Woodbury's identity for power series that end where the sequence does; so they
     are exact for any number of steps, without a high power of the matrix. Taps are computed in double
-    precision.
+    precision, by torch on every device; `backend` is handed on to `long_conv`, which chooses for itself with
+    "auto".
 
     Args:
         u: input (b, t, d) in float32, float64, bfloat16 or float16.
@@ -97,7 +98,7 @@ def dplr_ssm(
     with autocast(u.device.type, enabled=False):
         if pair[0] == "convolution":
             # it leaves out what an initial state of zeros would add
-            y, last = convolution(u, a, p, q, b, c, None if state is None else x, reset)
+            y, last = convolution(u, a, p, q, b, c, None if state is None else x, reset, backend)
         else:
             y, last = _RUN[pair](u.to(accumulation(u.dtype)), a, p, q, b, c, x, reset)
     return y.to(u.dtype), last

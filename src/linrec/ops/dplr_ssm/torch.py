@@ -49,6 +49,7 @@ def convolution(
     c: Tensor,
     state: Tensor | None,
     reset: Tensor | None,
+    backend: str,
 ) -> tuple[Tensor, Tensor]:
     """y = K * u + the response of the initial state; states are formed between stretches of time."""
     time, sums = u.shape[1], accumulation(u.dtype)
@@ -62,7 +63,7 @@ def convolution(
     back = FeedBack.apply(taps[1:, 1:])
     of_u, of_s = times(back, taps[1:, :1]), taps[:1, 1:]
     kernel = (taps[:1, :1] - delayed(times(of_s, of_u))).flatten(0, 2)
-    y, _ = long_conv(u, kernel.to(sums), reset=reset, mode="convolution")
+    y, _ = long_conv(u, kernel.to(sums), reset=reset, mode="convolution", backend=backend)
 
     stretch = _stretch(tables.near, into, out, back, of_u, of_s)
     size = tables.near.shape[-1]
