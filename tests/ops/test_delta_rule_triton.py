@@ -7,6 +7,7 @@ from linrec.ops import delta_rule
 from linrec.ops.delta_rule import chunkwise_triton
 from linrec.ops.gate_loop import chunkwise_triton_chunks
 from linrec.testing import assert_agree, check_operator, delta_rule_inputs, reset_mask
+from linrec.train.state import matmul_precision
 
 from .triton_process import DEVICE, INTERPRETED, from_outside, on_a_gpu, on_either, quiet, run_interpreted
 
@@ -122,3 +123,17 @@ def test_full_heads_on_a_gpu(dtype, log_decay, size):
         size = (128, *size[1:])
     reset = reset_mask(2, 1000, rate=0.005, device="cuda")
     agree(2, 1000, 3, *size, dtype=dtype, log_decay=log_decay, options={"reset": reset})
+
+
+@on_a_gpu
+def test_wide_heads_of_products_of_ten_bits():
+    inputs = delta_rule_inputs(2, 130, 2, 136, 136, log_decay="bth")
+    inputs = {name: x.cuda().requires_grad_() for name, x in inputs.items() if x is not None}
+    found = []
+    with matmul_precision("high"):
+        for options in (PAIR, {"mode": "chunkwise", "backend": "torch"}):
+            y, state = delta_rule(**inputs, **options)
+            total = y.square().sum() + state.sum()
+            found.append((y, state, *torch.autograd.grad(total, list(inputs.values()))))
+    # as exact as bfloat16, whose eight bits are two fewer
+    assert_agree(found[0], found[1], dtype=torch.bfloat16)

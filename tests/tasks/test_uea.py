@@ -166,7 +166,11 @@ def test_a_dimension_that_never_changes_is_zero(tmp_path):
 def test_the_files_tell_sizes_and_a_prepared_task_keeps_them(folder):
     task = Uea(path=folder)
     checked: Task = task
-    assert isinstance(task, ScoredTask) and (task.n_features, task.n_outputs, task.vocab_size) == (None, 1, None)
+    assert isinstance(task, ScoredTask) and (task.n_features, task.n_outputs, task.vocab_size) == (
+        None,
+        1,
+        None,
+    )
     prepared = checked.prepared()
     assert (prepared.n_features, prepared.n_outputs) == (3, 3)
     assert prepared.split("test") is task.split("test")

@@ -285,6 +285,10 @@ class _DeltaChunks(Chunks):
                 tiles = tiles._replace(warps=8)
         return tiles._replace(block_k=block_k, block_v=min(tiles.block_v, max(64, power_of_2(self.dv))))
 
+    def _precision(self, tiles: Tiles) -> str:
+        # one product takes its factors from shared memory, which has no room for so many channels
+        return "tf32x3" if tiles.block_k > 128 else super()._precision(tiles)
+
     def _few_programs(self, block_v: int) -> bool:
         programs = self.batch * self.heads * -(-self.dv // block_v) * self.pieces[0]
         return programs < chunkwise_triton_chunks.PROGRAMS

@@ -173,6 +173,10 @@ class Chunks:
             block_v=_block(self.dv, tiles.block_v // part, least),
         )
 
+    def _precision(self, tiles: Tiles) -> str:
+        """Of products of float32: three of ten bits each, where one of 23 has no tensor cores, or one."""
+        return "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+
     def _kernel(self, name: str) -> Any:
         return getattr(_adjoint() if name == "gate_gradients" else _kernels(), name)
 
@@ -204,8 +208,6 @@ class Chunks:
             return
         import triton.language as tl
 
-        # three products of ten bits each, where one of 23 has no tensor cores
-        precision = "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
         tiles = self._tiles(name)
         # only NVIDIA's compiler knows the option
         options = {"maxnreg": tiles.registers} if tiles.registers and torch.version.cuda else {}
@@ -225,7 +227,7 @@ class Chunks:
                 CHUNK=CHUNK,
                 BLOCK_K=tiles.block_k,
                 BLOCK_V=tiles.block_v,
-                PRECISION=precision if self.q.dtype == torch.float32 else "ieee",
+                PRECISION=self._precision(tiles) if self.q.dtype == torch.float32 else "ieee",
                 WIDE=tl.float64 if self.q.dtype == torch.float64 else tl.float32,
                 num_warps=tiles.warps,
                 num_stages=tiles.stages,
