@@ -149,6 +149,13 @@ def test_gates_start_uniform_where_asked():
         assert (start - steps).abs().max() < 1.63 / math.sqrt(len(start))
 
 
+def test_the_forget_gate_starts_where_asked():
+    gates = make("ls_lstm", forget_bias_init=5.0)
+    assert (gates.f.f.bias == 5).all() and not (gates.surrogate.g.f.bias == 5).any()
+    with pytest.raises(ValueError, match=r"got 5\.0 beside uniform_init=True\. Leave one out\."):
+        make("ls_lstm", forget_bias_init=5.0, uniform_init=True)
+
+
 def test_what_forgets_is_marked():
     def marked(name, **arguments):
         groups = groups_of(make(name, **arguments))

@@ -40,13 +40,15 @@ class LSLSTM(Mixer):
         output_projection: whether y_t = W h_t + b.
         refine: whether f and the gate of h~ have refine gates; see `linrec.nn.Gate`.
         uniform_init: whether these two start uniformly spread; see `linrec.nn.Gate`.
+        forget_bias_init: initial b_f, None for torch's own. The authors' code has 5: cells start to forget
+            after 150 steps, where torch's biases make it two.
 
     Raises:
-        ValueError: an unknown `impulse`.
+        ValueError: an unknown `impulse`, or `forget_bias_init` beside `uniform_init`.
 
     Source:
-        Martin and Cundy (2018), the linear surrogate LSTM and GILR-LSTM; refine gate and uniform
-        initialisation: Gu and others (2020).
+        Martin and Cundy (2018), the linear surrogate LSTM and GILR-LSTM; its code (layers_new.py) for the
+        bias; refine gate and uniform initialisation: Gu and others (2020).
 
     Example:
         >>> import torch
@@ -64,12 +66,20 @@ class LSLSTM(Mixer):
         output_projection: bool = False,
         refine: bool = False,
         uniform_init: bool = False,
+        forget_bias_init: float | None = None,
     ) -> None:
+        if uniform_init and forget_bias_init is not None:
+            raise ValueError(
+                "`forget_bias_init` and `uniform_init` both say how the forget gate starts; "
+                f"got {forget_bias_init} beside uniform_init=True. Leave one out."
+            )
         super().__init__(d_model)
         self.impulse = impulse_of(impulse)
         self.surrogate = GILR(d_model, impulse=impulse, refine=refine, uniform_init=uniform_init)
         # U and V side by side
         self.f = Gate(2 * d_model, d_model, refine=refine, uniform_init=uniform_init)
+        if forget_bias_init is not None:
+            nn.init.constant_(self.f.f.bias, forget_bias_init)
         self.i = nn.Linear(2 * d_model, d_model)
         self.o = nn.Linear(2 * d_model, d_model)
         self.z = nn.Linear(2 * d_model, d_model)
