@@ -75,6 +75,15 @@ def test_a_review_that_occurs_twice_is_on_one_side(folder):
     assert on_both
 
 
+def test_a_review_that_is_tested_is_neither_trained_on_nor_validates(folder):
+    for number, (text, label) in enumerate(TEST[:3]):
+        (folder / "train" / ("neg", "pos")[label] / f"{100 + number}_1.txt").write_bytes(text.encode())
+    task = IMDb(path=folder, length=64, n_validation=9)
+    train, validation, test = (reviews_of(task.split(name)) for name in ("train", "validation", "test"))
+    assert sorted(test) == encoded(TEST) and len(validation) == 9
+    assert {*train} | {*validation} == {*encoded(TRAIN)}
+
+
 def test_the_seed_chooses_what_validates_whatever_the_files_are_called(folder):
     splits = [
         reviews_of(IMDb(path=folder, length=64, n_validation=9, seed=s).split("validation"))
@@ -142,7 +151,8 @@ def test_what_cannot_be_used_is_refused(folder):
     ):
         IMDb(path=folder / "train").prepared()
     with pytest.raises(
-        DataError, match="`n_validation` must be less than the 30 reviews for training; got 30"
+        DataError,
+        match="`n_validation` must leave reviews to train on; got 30, and there are 30 for training",
     ):
         IMDb(path=folder, n_validation=30).prepared()
     with pytest.raises(ValueError, match="`length` must be at least 1; got 0"):
@@ -153,6 +163,7 @@ def test_it_is_a_task_and_a_classifier_trains(folder, tmp_path):
     task: Task = IMDb(path=folder, length=64, n_validation=9)
     assert isinstance(task, Task) and isinstance(task, ScoredTask)
     majority = np.bincount([label for _, label in reviews_of(task.split("train"))]).argmax()
+    assert task.chance == 0.5
     assert task.trivial_score == pytest.approx(np.mean([label == majority for _, label in TEST]))
     config = get_recipe("lra-text")
     assert config_from_dict(json.loads(json.dumps(config_to_dict(config)))) == config

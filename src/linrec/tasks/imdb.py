@@ -46,9 +46,10 @@ class IMDb(FileTask):
 
         target = 0 or 1      after x_1, ..., x_n      x_i a byte of the review in UTF-8
 
-    Of the 25,000 reviews for training, some that `seed` chooses validate; a review that is among those twice
-    is not trained on. The test split is the data set's own 25,000. One of `path` and `dataset` says where
-    they are, which makes no difference to the data.
+    Of the 25,000 reviews for training, some that `seed` chooses validate. The test split is the data set's
+    own 25,000. Reviews occur more than once: those for training that are tested too are left out, and those
+    that validate are not trained on. One of `path` and `dataset` says where they are, which makes no
+    difference to the data.
 
     Args:
         path: the folder aclImdb, or that around it.
@@ -100,18 +101,19 @@ class IMDb(FileTask):
         if self.path is None and self.dataset is None:
             raise DataError(f"one of `path` and `dataset` must be given; got neither. {WHERE}")
         # in an order that does not depend on where they come from
-        train, test = map(sorted, self._reviews())
-        if self.n_validation >= len(train):
+        known, test = map(sorted, self._reviews())
+        # what is tested is neither learned from nor chosen by
+        known = _without(known, test)
+        order = np.random.default_rng(self.seed).permutation(len(known)).tolist()
+        validation = [known[number] for number in order[: self.n_validation]]
+        train = _without([known[number] for number in order[self.n_validation :]], validation)
+        if not train:
             raise DataError(
-                f"`n_validation` must be less than the {len(train)} reviews for training; got "
-                f"{self.n_validation}."
+                f"`n_validation` must leave reviews to train on; got {self.n_validation}, and there are "
+                f"{len(known)} for training that are not tested."
             )
-        order = np.random.default_rng(self.seed).permutation(len(train)).tolist()
-        validation = [train[number] for number in order[: self.n_validation]]
-        held_out = {review.text for review in validation}
-        rest = [train[number] for number in order[self.n_validation :]]
         return {
-            "train": self._split([review for review in rest if review.text not in held_out]),
+            "train": self._split(train),
             "validation": self._split(validation),
             "test": self._split(test),
         }
@@ -127,6 +129,11 @@ class IMDb(FileTask):
         folder = self.folder()
         folder = folder / FOLDER if (folder / FOLDER).is_dir() else folder
         return _of_folder(folder / "train"), _of_folder(folder / "test")
+
+
+def _without(reviews: list[Review], others: list[Review]) -> list[Review]:
+    texts = {review.text for review in others}
+    return [review for review in reviews if review.text not in texts]
 
 
 def _of_folder(folder: Path) -> list[Review]:
