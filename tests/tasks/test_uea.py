@@ -96,6 +96,13 @@ def test_a_file_is_read_as_it_is_written(folder):
         np.testing.assert_array_equal(read, written.astype(np.float32))
 
 
+def test_a_mark_of_the_encoding_is_no_part_of_a_file(folder):
+    path = folder / "Worms_TEST.ts"
+    before = read_ts(path)
+    path.write_text("\ufeff" + path.read_text(encoding="latin-1"), encoding="utf-8")
+    assert read_ts(path).labels.tolist() == before.labels.tolist()
+
+
 def test_splits_of_the_archive_test_its_test_file_and_learn_nothing_of_it(folder):
     task = Uea(path=folder, validation_share=0.25)
     train, validation = (numbers_of(task.split(name)) for name in ("train", "validation"))
@@ -231,6 +238,7 @@ def third(line):
             in_header("@classLabel true wild goa-1 unc-1", "@targetLabel true"),
             "got 'none'. Only data sets of classes",
         ),
+        (in_header("@classLabel true wild goa-1 unc-1", "@"), "got 'none'. Only data sets of classes"),
         (in_header("wild goa-1 unc-1", "wild unc-1 goa-1"), "must have the same classes; those for training"),
         (
             in_header("@data\n", ""),
@@ -245,6 +253,8 @@ def third(line):
             third("1,2:3,4x:5,6:wild"),
             "got could not convert string to float: '4x' in line 14",
         ),
+        (third("1,2:3,-inf:5,6:wild"), "got -inf, which is no finite number of 32 bits, in line 14"),
+        (third("1,2:3,1e39:5,6:wild"), r"got 1e\+39, which is no finite number of 32 bits, in line 14"),
         (third("1,2:3:5,6:wild"), r"got dimensions of \[1, 2\] values in line 14"),
         (
             third("1,2:3,4:wild"),

@@ -52,7 +52,7 @@ def read_ts(path: Path) -> TsFile:
     try:
         # names in comments may be of another encoding
         with (
-            path.open(encoding="utf-8", errors="replace") as file,
+            path.open(encoding="utf-8-sig", errors="replace") as file,
             ReadingDisplay().reading(f"reading {path.name}", path.stat().st_size) as advance,
         ):
             for place, line in enumerate(file, start=1):
@@ -66,7 +66,7 @@ def read_ts(path: Path) -> TsFile:
                             f"{path} must begin with lines of @, up to @data; got {text[:40]!r} in line "
                             f"{place}. It is no .ts file."
                         )
-                    name, *values = text[1:].split()
+                    name, *values = text[1:].split() or [""]
                     header[name.lower()] = values
                     if name.lower() == "data":
                         numbers = {name: number for number, name in enumerate(_classes(path, header))}
@@ -108,7 +108,10 @@ def _series(line: str, numbers: dict[str, int]) -> tuple[NDArray[np.float32], in
         raise ValueError(f"a class {label.strip()[:40]!r} that the header has not")
     if not dimensions:
         raise ValueError("no values")
-    columns = [np.array(d.replace("?", "nan").split(","), dtype=np.float32) for d in dimensions]
+    columns = [np.array(d.replace("?", "nan").split(","), dtype=np.float64) for d in dimensions]
     if len({len(column) for column in columns}) > 1:
         raise ValueError(f"dimensions of {sorted({len(column) for column in columns})} values")
-    return np.stack(columns, axis=1), numbers[label.strip()]
+    one = np.stack(columns, axis=1)
+    if len(infinite := one[np.abs(one) > np.finfo(np.float32).max]):
+        raise ValueError(f"{infinite[0]}, which is no finite number of 32 bits,")
+    return one.astype(np.float32), numbers[label.strip()]
