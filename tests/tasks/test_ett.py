@@ -156,6 +156,11 @@ def test_a_split_is_the_same_in_every_epoch_and_moves_to_a_device(path):
         ),
         (lambda lines: [lines[0], *lines[1::2]], "an hour or a quarter of an hour apart; the first two are"),
         (lambda lines: [*lines[:2], *lines[1:]], "an hour or a quarter of an hour apart"),
+        (
+            lambda lines: [*lines[:9], *lines[12:]],
+            "all be 3600 seconds apart; got 2016-07-01T11:00:00 after 2016-07-01T07:00:00 in line 10",
+        ),
+        (lambda lines: [*lines[:9], lines[8], *lines[9:]], "T07:00:00 after 2016-07-01T07:00:00 in line 10"),
         (lambda lines: lines[:-31], "at least 14400 lines of numbers, 20 months; it has 14399.*cut off"),
         (
             lambda lines: [lines[0], *(line.rsplit(",", 1)[0] + ",2" for line in lines[1:])],

@@ -197,11 +197,17 @@ class Ett(FromFiles):
         """
         path = self.existing()
         dates, values = _table(path, self.wanted)
-        per_hour = PER_HOUR.get((dates[1] - dates[0]).astype(int))
+        apart = np.diff(dates)
+        per_hour = PER_HOUR.get(apart[0].astype(int))
         if per_hour is None:
             raise DataError(
                 f"the lines of {path} must be an hour or a quarter of an hour apart; the first two are "
                 f"{dates[0]} and {dates[1]}. {self.wanted}"
+            )
+        if len(uneven := np.flatnonzero(apart != apart[0])):
+            raise DataError(
+                f"the lines of {path} must all be {apart[0]} apart; got {dates[uneven[0] + 1]} after "
+                f"{dates[uneven[0]]} in line {uneven[0] + 3}. It is damaged: get it again."
             )
         month = MONTH * per_hour
         needed = month * MONTHS["test"][1]
