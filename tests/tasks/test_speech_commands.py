@@ -188,6 +188,15 @@ def replaced(name, write):
     return damage
 
 
+def cut_off(name, n):
+    def damage(path):
+        content = (path / name).read_bytes()
+        (path / name).unlink()
+        (path / name).write_bytes(content[:-n])
+
+    return damage
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -208,6 +217,7 @@ def replaced(name, write):
             "is no wav file, or damaged: it ends too soon",
         ),
         (replaced("bed/0_nohash_0.wav", lambda p: p.write_bytes(bytes(99))), "damaged: file does not start"),
+        (cut_off("bed/0_nohash_0.wav", 999), "have 32000 bytes of samples; it has 31001. It is cut off"),
         (
             replaced("bed/0_nohash_0.wav", lambda p: write_wav(p, np.zeros(9), rate=8000)),
             "must have 1 channel of 16 bits at 16000 Hz; it has 1 of 16 bits at 8000 Hz",

@@ -257,6 +257,7 @@ def _samples(path: Path) -> NDArray[np.int16]:
     try:
         with wave.open(str(path), "rb") as file:
             kind = (file.getnchannels(), 8 * file.getsampwidth(), file.getframerate())
+            n_bytes = file.getnframes() * file.getnchannels() * file.getsampwidth()
             content = file.readframes(file.getnframes())
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
@@ -268,7 +269,12 @@ def _samples(path: Path) -> NDArray[np.int16]:
             f"{path} must have 1 channel of 16 bits at {RATE} Hz; it has {kind[0]} of {kind[1]} bits at "
             f"{kind[2]} Hz."
         )
-    samples = np.frombuffer(content[: len(content) // 2 * 2], dtype="<i2")
+    if len(content) != n_bytes:
+        raise DataError(
+            f"{path} must have {n_bytes} bytes of samples; it has {len(content)}. It is cut off: unpack it "
+            "again."
+        )
+    samples = np.frombuffer(content, dtype="<i2")
     if len(samples) > RATE:
         raise DataError(f"{path} must have at most {RATE} samples, a second; it has {len(samples)}.")
     return samples
