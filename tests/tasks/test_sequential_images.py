@@ -204,7 +204,10 @@ def compressed(change):
         (replaced(FILES[1], gzip.compress), "1 axes .* with 00000801; it begins with 1f8b"),
         (replaced(FILES[1], lambda b: idx(TRAIN[1][:-2])), "as many labels as images; .* has 30, .* 28"),
         (replaced(FILES[1], lambda b: idx(TRAIN[1] + 10)), "must be 0 to 9; got 1"),
-        (replaced(FILES[2], lambda b: idx(TEST[0][:, 1:])), "have 12 pixels, those for testing 9"),
+        (
+            replaced(FILES[2], lambda b: idx(TEST[0][:, 1:])),
+            "have 4 x 3 pixels, those for testing 3 x 3",
+        ),
         (replaced(FILES[0], lambda b: idx(TRAIN[0] * 0)), "all of one colour"),
         (replaced(FILES[0], lambda b: idx(TRAIN[0][:, :0])), r"has no pixels: its shape is \(30, 0, 3\)"),
         (compressed(lambda b: b[:-12]), r"ubyte.gz is cut off: its compressed data has no end"),

@@ -79,11 +79,12 @@ class SequentialImages(PixelTask):
         """
         folder = self.folder()
         train, test = _read_pair(folder, "train"), _read_pair(folder, "test")
-        sizes = [math.prod(images.pixels.shape[1:]) for images in (train, test)]
+        sizes = [images.pixels.shape[1:3] for images in (train, test)]
         if sizes[0] != sizes[1]:
+            of_train, of_test = (f"{rows} x {columns}" for rows, columns in sizes)
             raise DataError(
-                f"the images of {folder} must all have the same size; those for training have {sizes[0]} "
-                f"pixels, those for testing {sizes[1]}. The files are of different data sets."
+                f"the images of {folder} must all have the same size; those for training have {of_train} "
+                f"pixels, those for testing {of_test}. The files are of different data sets."
             )
         return {"train": train, "test": test}
 
