@@ -22,12 +22,12 @@ def idx(array):
     return struct.pack(f">BBBB{array.ndim}i", 0, 0, 8, array.ndim, *array.shape) + array.tobytes()
 
 
-def make(path, seed):
+def make(path, seed, shape=(ROWS, COLUMNS)):
     """The four files, of images without black pixels whose corners say which they are; return the images."""
     path.mkdir()
     images = {}
     for place, (part, n) in enumerate({"train": N_IMAGES, "t10k": N_TESTING}.items()):
-        images[part] = np.random.default_rng(seed).integers(1, 100, (n, ROWS, COLUMNS), dtype=np.uint8)
+        images[part] = np.random.default_rng(seed).integers(1, 100, (n, *shape), dtype=np.uint8)
         images[part][:, 0, 0] = 100 + 100 * place + np.arange(n)
         (path / f"{part}-images-idx3-ubyte").write_bytes(idx(images[part]))
         (path / f"{part}-labels-idx1-ubyte").write_bytes(idx(np.zeros(n, np.uint8)))
@@ -194,6 +194,14 @@ def test_folders_and_fields_that_cannot_be_used_are_refused(folder, tmp_path):
         BouncingDigits(path=folder, n_validation_images=20).prepared()
     with pytest.raises(DataError, match="frames of `size` = 3 rows and columns; they have 4 x 3"):
         BouncingDigits(path=folder, **FEW | {"size": 3}).prepared()
+    # known before a model is trained
+    with pytest.raises(DataError, match=r"there is nothing at .*gone"):
+        BouncingDigits(path=folder, other=tmp_path / "gone", **FEW).prepared()
+    for side, other in ((3, "small"), (11, "large")):
+        make(tmp_path / other, 2, shape=(side, 2))
+    BouncingDigits(path=folder, other=tmp_path / "small", **FEW).prepared()
+    with pytest.raises(DataError, match=r"images of .*large must fit .* = 10 rows and columns; .* 11 x 2"):
+        BouncingDigits(path=folder, other=tmp_path / "large", **FEW).prepared()
     for shown in (0, 20):
         with pytest.raises(
             ValueError, match=f"`shown` must be from 1 to `length` - 1 = 19, or None; got {shown}"

@@ -223,8 +223,8 @@ class BouncingDigits(FromFiles):
         """Films of the same places as those of the test split, with images of `other`, by its name."""
         if self.other is None:
             return {}
-        images = SequentialImages(path=self.other).images()["test"].pixels[..., 0]
-        return {self.other.name: self._films("test", images)}
+        images = self._images(self.other)["test"]
+        return {self.other.resolve().name: self._films("test", images)}
 
     def score(self, predictions: Float[Tensor, "n t f"], split: Films) -> dict[str, Any]:
         """Compare predictions with the targets of a split.
@@ -258,19 +258,16 @@ class BouncingDigits(FromFiles):
         Raises:
             DataError: one is missing, damaged, or something else than it should be.
         """
-        found = SequentialImages(path=self.path).images()
-        images, test = found["train"].pixels[..., 0], found["test"].pixels[..., 0]
+        found = self._images(self.path)
+        images, test = found["train"], found["test"]
         n_train = len(images) - self.n_validation_images
         if n_train < 1:
             raise DataError(
                 f"`n_validation_images` must be less than the {len(images)} training images of {self.path}; "
                 f"got {self.n_validation_images}."
             )
-        if max(images.shape[1:]) > self.size:
-            raise DataError(
-                f"the images of {self.path} must fit into frames of `size` = {self.size} rows and columns; "
-                f"they have {images.shape[1]} x {images.shape[2]}."
-            )
+        # training is long, and what is missing after it had better be known before
+        _ = self.probes
         train = self._films("train", images[:n_train])
         if self.fresh:
             train = dataclasses.replace(train, redrawn=functools.partial(self._fresh, train))
@@ -279,6 +276,17 @@ class BouncingDigits(FromFiles):
             "validation": self._films("validation", images[n_train:]),
             "test": self._films("test", test),
         }
+
+    def _images(self, path: Path | None) -> dict[str, NDArray[np.uint8]]:
+        parts = SequentialImages(path=path).images()
+        found: dict[str, NDArray[np.uint8]] = {name: part.pixels[..., 0] for name, part in parts.items()}
+        _, rows, columns = found["train"].shape
+        if max(rows, columns) > self.size:
+            raise DataError(
+                f"the images of {path} must fit into frames of `size` = {self.size} rows and columns; they "
+                f"have {rows} x {columns}."
+            )
+        return found
 
     def _error(self, frame: Float[Tensor, "f"]) -> float:
         errors = [
