@@ -40,6 +40,27 @@ class Hungry(Identity):
         raise torch.OutOfMemoryError("tried to allocate 900 GiB\nof 80")
 
 
+class Huge(Identity):
+    """Finds no memory on the CPU."""
+
+    def forward(self, x, state=None, *, reset=None):
+        return x.new_empty(2**50), None
+
+
+class Wordless(Identity):
+    """Finds no memory, and says no more than that."""
+
+    def forward(self, x, state=None, *, reset=None):
+        raise MemoryError
+
+
+class Mute(Identity):
+    """Fails with words that look like colours to a terminal."""
+
+    def forward(self, x, state=None, *, reset=None):
+        raise RuntimeError("no [/red] and [bold]")
+
+
 class Divergent(Identity):
     """Has no finite loss."""
 

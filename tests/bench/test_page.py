@@ -65,6 +65,10 @@ def test_what_failed_and_what_was_not_run_is_said(tmp_path):
         ["copying", "gla", "diverged"],
         ["copying", "lru", "not run"],
     ]
+    # what was to be run is there all the same
+    for line in cells(page):
+        assert line[4] == "accuracy" and line[7:12] == ["", "1,234", "16", "", ""]
+        assert f"linrec bench smoke --mixers {line[1]}" in line[-1] and "<recipe> & more" in line[-1]
     assert not list((tmp_path / "pictures").iterdir())
 
 
@@ -79,7 +83,13 @@ def test_of_several_rates_the_one_of_the_lowest_validation_loss_counts():
     (standing,) = standings(
         [*tried, row("gla", 1, lr=0.01, loss=0.9, score=0.8), row("gla", 2, status="killed")]
     )
-    assert standing.scores == [0.9, 0.8] and standing.failed == ("killed",)
+    assert standing.scores == [0.9, 0.8] and [row["status"] for row in standing.failed] == ["killed"]
+
+
+def test_a_loss_that_is_no_number_is_the_lowest_of_none():
+    tried = [row("gla", lr=0.1, loss=float("nan"), score=0.1), row("gla", lr=0.01, loss=0.2, score=0.9)]
+    (standing,) = standings(tried)
+    assert standing.scores == [0.9]
 
 
 @pytest.mark.parametrize("metric", ["mse", "perplexity"])

@@ -1,8 +1,10 @@
 """How jobs end, and what is left of them."""
 
 import dataclasses
+import html
 import importlib.util
 import json
+import shutil
 import time
 
 import pytest
@@ -97,6 +99,8 @@ def test_a_regression_has_errors_and_no_accuracies(tmp_path):
     [
         (f"{OWN}:Divergent", {}, "diverged", "the loss is not finite at step"),
         (f"{OWN}:Hungry", {}, "out of memory", "OutOfMemoryError: tried to allocate 900 GiB"),
+        (f"{OWN}:Huge", {}, "out of memory", "RuntimeError: "),
+        (f"{OWN}:Wordless", {}, "out of memory", "MemoryError"),
         ("gla", {"n_test": 2000}, "failed", "ValueError: Copying has too few different samples"),
     ],
 )
@@ -107,7 +111,7 @@ def test_a_job_that_fails_says_how(folder_of, tmp_path, mixer, task, status, mes
     assert row["status"] == status and row["message"].startswith(message) and "\n" not in row["message"]
     assert "test" not in row
     page = write_page([row], tmp_path, title="suite").read_text()
-    assert f"{status}: {row['message']}" in page and "0 of 1 jobs are done" in page
+    assert html.escape(f"{status}: {row['message']}") in page and "0 of 1 jobs are done" in page
 
 
 def test_a_job_that_is_killed_takes_nothing_else_with_it(folder_of, tmp_path):
@@ -129,6 +133,16 @@ def test_a_job_that_is_killed_takes_nothing_else_with_it(folder_of, tmp_path):
     table = pytest.importorskip("pyarrow.parquet").read_table(files[1]).to_pylist()
     assert [row["mixer"] for row in table] == [killed["mixer"], "lru"]
     assert json.loads(table[1]["test"]) == done["test"] and table[0]["test"] is None
+
+
+def test_a_job_that_leaves_its_process_has_failed(folder_of, monkeypatch):
+    folder = folder_of("gla")
+    # in place of Python, for it takes seconds to start
+    monkeypatch.setattr("sys.executable", shutil.which("false"))
+    run_jobs([folder])
+    (row,) = make_rows([folder])
+    assert row["status"] == "failed"
+    assert row["message"] == f"its process left with exit status 1; {folder / 'log.txt'} has what it said"
 
 
 def test_after_the_deadline_no_job_is_started(folder_of):
@@ -195,6 +209,8 @@ def test_a_suite_from_the_command_line(tmp_path, capsys, monkeypatch):
     assert mine[2]["command"].endswith(
         f"--mixers '{label}' --tasks copying --seeds 4 --parameters {mine[2]['parameters']} --lrs {best:g}"
     )
+    assert main([*words[:3], f"{OWN}:Mute", "--seeds", "0", "--out", str(tmp_path / "mute")]) == 1
+    assert "failed, RuntimeError: no [/red] and [bold]" in " ".join(capsys.readouterr().out.split())
     # the same command has nothing left to do but what did not end well
     before = {row["folder"]: row.get("seconds") for row in rows}
     assert main([*words, "--seeds", "0", "4"]) == 1

@@ -135,22 +135,23 @@ def _cells(standing: Standing, of_all: Sequence[dict[str, Any]]) -> str:
     chance, trivial = (level(of_all, standing.task, name) for name in ("chance", "trivial_score"))
     names = f'<td>{escape(standing.task)}</td><td class="label">{_breakable(standing.mixer)}</td>'
     scores, rows = standing.scores, standing.rows
-    if not rows:
-        failed = escape(", ".join(dict.fromkeys(standing.failed)))
-        cells = [f'<td class="number" data-value="">{failed}</td>', _number(None), "<td></td>"]
-        cells += [_number(chance, ".3g"), _number(trivial, ".3g"), *[_number(None)] * 5, "<td></td>"]
-        return names + "".join(cells)
-    first, score = rows[0], statistics.mean(scores)
-    weak = trivial is not None and not better(first["metric"], score, trivial)
+    first = (rows or standing.failed)[0]
+    if rows:
+        score = statistics.mean(scores)
+        weak = trivial is not None and not better(first["metric"], score, trivial)
+        reached = _number(score, ".4g", soft=weak)
+    else:
+        failed = escape(", ".join(dict.fromkeys(row["status"] for row in standing.failed)))
+        reached = f'<td class="number" data-value="">{failed}</td>'
     config = escape(json.dumps(first["config"], indent=1))
     told = f"<pre>{escape(first['command'])}\n\n{config}</pre>"
     cells = [
-        _number(score, ".4g", soft=weak),
+        reached,
         _number(statistics.stdev(scores) if len(scores) > 1 else None, ".2g"),
         f"<td>{escape(first['metric'])}</td>",
         _number(chance, ".3g"),
         _number(trivial, ".3g"),
-        _number(len(rows), "d"),
+        _number(len(rows) or None, "d"),
         _number(first["parameters"], ",d"),
         _number(first["state_size"], ",d"),
         _number(_mean([row["tokens_per_second"] for row in rows]), ",.0f"),

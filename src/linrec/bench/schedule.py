@@ -80,12 +80,12 @@ def execute(folder: Path) -> None:
             raise
     if (folder / OUTCOME).exists():
         return
-    message = f"exit status {status}"
+    ended, message = "failed", f"its process left with exit status {status}; {folder / LOG} has what it said"
     if status < 0:
         name = signal.Signals(-status).name
         often = ", as the system does where memory runs out" if name == "SIGKILL" else ""
-        message = f"killed by {name}{often}"
-    write_json(folder / OUTCOME, {"status": "killed", "message": message, "peak_bytes": None})
+        ended, message = "killed", f"killed by {name}{often}"
+    write_json(folder / OUTCOME, {"status": ended, "message": message, "peak_bytes": None})
 
 
 def outcome_of(folder: Path) -> dict[str, Any] | None:

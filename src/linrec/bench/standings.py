@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Standing", "level", "standings"]
+__all__ = ["Standing", "level", "standings", "validation_loss"]
 
 
 @dataclass(frozen=True)
@@ -16,13 +16,13 @@ class Standing:
         task: name of the suite's entry.
         mixer: its label, with the arguments that were given.
         rows: of its jobs that are done, of the learning rate that was gone on with; one a seed.
-        failed: of its other jobs, how each ended.
+        failed: rows of its other jobs.
     """
 
     task: str
     mixer: str
     rows: tuple[dict[str, Any], ...]
-    failed: tuple[str, ...] = ()
+    failed: tuple[dict[str, Any], ...] = ()
 
     @property
     def scores(self) -> list[float]:
@@ -47,11 +47,17 @@ def standings(rows: Sequence[dict[str, Any]]) -> list[Standing]:
         done = [row for row in of_both if row["status"] == "done"]
         # the rates were tried with one seed
         tried = [row for row in done if row["seed"] == done[0]["seed"]]
-        losses = {row["lr"]: row["validation"].get("loss", math.inf) for row in tried}
+        losses = {row["lr"]: validation_loss(row) for row in tried}
         rate = min(losses, key=lambda lr: losses[lr]) if tried else None
-        failed = tuple(row["status"] for row in of_both if row["status"] != "done")
+        failed = tuple(row for row in of_both if row["status"] != "done")
         found.append(Standing(task, mixer, tuple(row for row in done if row["lr"] == rate), failed))
     return found
+
+
+def validation_loss(row: dict[str, Any]) -> float:
+    """Return the loss that learning rates are chosen by; infinity for none, and for what is no number."""
+    loss: float = row["validation"].get("loss", math.inf)
+    return math.inf if math.isnan(loss) else loss
 
 
 def level(rows: Sequence[dict[str, Any]], task: str, name: str) -> float | None:

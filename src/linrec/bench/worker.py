@@ -49,7 +49,9 @@ def run_job(folder: Path) -> str:
         status, message = "out of memory", _first_line(error)
     except Exception as error:
         traceback.print_exc()
-        status, message = "failed", _first_line(error)
+        # the CPU's allocator has no error of its own
+        status = "out of memory" if "can't allocate memory" in str(error) else "failed"
+        message = _first_line(error)
     outcome: dict[str, Any] = {"status": status, "message": message, "peak_bytes": _peak_bytes()}
     write_json(folder / OUTCOME, outcome)
     if status == "done":
@@ -79,8 +81,7 @@ def _tell(progress: Progress) -> None:
 
 
 def _first_line(error: BaseException) -> str:
-    line = next(iter(str(error).splitlines()), "")
-    return f"{type(error).__name__}: {line}"
+    return ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
 
 
 def _peak_bytes() -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """`linrec bench SUITE`: compare mixers on the tasks of a suite."""
 
-import math
 import shlex
 import statistics
 import sys
@@ -18,7 +17,7 @@ from linrec.bench import Job, get_suite, make_jobs, make_rows, run_jobs, write_r
 from linrec.bench.jobs import FILE, NO_DATA, write_job
 from linrec.bench.page import write_page
 from linrec.bench.schedule import outcome_of
-from linrec.bench.standings import Standing, level, standings
+from linrec.bench.standings import Standing, level, standings, validation_loss
 from linrec.bench.variants import split_list
 from linrec.cli.parsing import one_line_errors, parse
 from linrec.errors import unknown
@@ -76,7 +75,8 @@ def run(words: list[str]) -> int:
         entries |= {task: entries[task].reading(path) for task, path in given}
         chosen = [entries[task] for task in entries if task in options.tasks or not options.tasks]
     jobs = make_jobs(chosen, options.mixers, options.seeds, parameters=options.parameters)
-    console = Console(width=None if sys.stdout.isatty() else 80)
+    # what failed may say anything, square brackets too
+    console = Console(width=None if sys.stdout.isatty() else 80, markup=False)
     _show_models(console, jobs)
     deadline = None if options.budget is None else time.monotonic() + 60 * options.budget
     suite = _Suite(options, out, deadline, console)
@@ -132,7 +132,7 @@ class _Suite:
     def best(self, trials: Sequence[Job]) -> float:
         """The learning rate of the lowest validation loss; that of the recipe's place where none ended."""
         losses = {
-            trial.config.optim.lr: row["validation"].get("loss", math.inf)
+            trial.config.optim.lr: validation_loss(row)
             for trial, row in zip(trials, make_rows([self._out / t.folder for t in trials]), strict=True)
             if row["status"] == "done"
         }
@@ -229,7 +229,7 @@ def _show_scores(console: Console, rows: Sequence[dict[str, Any]]) -> None:
     for row in rows:
         if row["status"] not in ("done", "not run"):
             where = f"{row['task']}/{row['mixer']} seed {row['seed']} {row['trial']}".strip()
-            console.print(f"{where}: {row['status']}: {row['message']}", highlight=False, markup=False)
+            console.print(f"{where}: {row['status']}: {row['message']}", highlight=False)
     if missing := sum(row["status"] == "not run" for row in rows):
         console.print(f"{missing} jobs were not run; the same command goes on with them", highlight=False)
 
@@ -239,6 +239,6 @@ def _score(standing: Standing | None) -> str:
         return ""
     scores = standing.scores
     if not scores:
-        return standing.failed[0]
+        return str(standing.failed[0]["status"])
     spread = f" ± {statistics.stdev(scores):.2g}" if len(scores) > 1 else ""
     return f"{statistics.mean(scores):.3g}{spread}"
