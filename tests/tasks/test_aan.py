@@ -17,15 +17,16 @@ SIZES = {"train": 23, "validation": 5, "test": 7}
 WHERE = "They are in .*/tsv_data of https://.*lra_release.gz.*: pass that folder with --data.path"
 
 
-def draw(n, seed):
-    """Label, names and texts of pairs; of a few papers, so that most are in several pairs."""
-    rng = np.random.default_rng(seed)
-    papers = [(f"P{i}", "b'" + 'A paper\'s \\n \\xc3\\xa9 "text" ' * i + "'") for i in range(6)]
-    picked = rng.integers(6, size=(n, 2)).tolist()
-    return [(int(rng.integers(2)), papers[one], papers[other]) for one, other in picked]
+def draw():
+    """Label, names and texts of pairs, none of which comes twice; of a few papers, each in several pairs."""
+    rng = np.random.default_rng(0)
+    papers = [(f"P{i}", "b'" + 'A paper\'s \\n \\xc3\\xa9 "text" ' * i + "'") for i in range(9)]
+    both = rng.permutation([(one, other) for one in range(9) for other in range(one + 1)])
+    pairs = [(int(rng.integers(2)), papers[one], papers[other]) for one, other in rng.permuted(both, axis=1)]
+    return {split: [pairs.pop() for _ in range(n)] for split, n in SIZES.items()}
 
 
-PAIRS = {split: draw(n, seed) for seed, (split, n) in enumerate(SIZES.items())}
+PAIRS = draw()
 
 
 def line(label, first, second):
@@ -76,6 +77,40 @@ def test_an_empty_text_is_one_byte(folder):
     assert batch.lengths.tolist() == [[1, 3]] and batch.inputs.tolist() == [[[0, 0, 0, 0], [97, 98, 99, 0]]]
 
 
+def test_a_pair_that_is_tested_or_validates_is_not_trained_on(folder):
+    def write(split, *pairs):
+        path = folder / f"new_aan_pairs.{NAMES[split]}.tsv"
+        path.write_text("".join(line(*pair) for pair in (*PAIRS[split], *pairs)))
+
+    def backwards(split):
+        label, first, second = PAIRS[split][0]
+        return label, second, first
+
+    splits = [AAN(path=folder, length=9).split(name) for name in SIZES]
+    write("validation", backwards("test"), PAIRS["validation"][1])
+    write("train", PAIRS["test"][1], backwards("validation"), PAIRS["train"][0])
+    for name, before in zip(SIZES, splits, strict=True):
+        now = AAN(path=folder, length=9).split(name)
+        # what comes twice within a split is left there
+        again = [*range(SIZES[name]), *({"train": [0], "validation": [1]}.get(name, []))]
+        for found, expected in zip(
+            now.rows(torch.arange(len(now))), before.rows(torch.tensor(again)), strict=True
+        ):
+            assert (found is expected is None) or torch.equal(found, expected)
+    (folder / "new_aan_pairs.train.tsv").write_bytes((folder / "new_aan_pairs.eval.tsv").read_bytes())
+    with pytest.raises(DataError, match=r"train.tsv has no pair, or none that is not tested too. It must be"):
+        AAN(path=folder).prepared()
+
+
+def test_what_needs_no_model(folder):
+    task = AAN(path=folder, length=40)
+    labels = {split: np.array([label for label, *_ in pairs]) for split, pairs in PAIRS.items()}
+    majority = np.bincount(labels["train"]).argmax()
+    assert task.chance == 0.5
+    assert task.trivial_score == pytest.approx((labels["test"] == majority).mean())
+    assert task.score(torch.from_numpy(labels["test"]), task.split("test"))["accuracy"] == 1
+
+
 def replaced(text):
     def damage(folder):
         (folder / "new_aan_pairs.test.tsv").write_text(text)
@@ -96,7 +131,7 @@ def replaced(text):
             f"no new_aan_pairs.eval.tsv. .*{WHERE}",
         ),
         (lambda folder: folder / "new_aan_pairs.eval.tsv", f"is no folder. .*{WHERE}"),
-        (replaced(""), "test.tsv is empty"),
+        (replaced(""), "test.tsv has no pair"),
         (
             replaced("1\ta\tb\n"),
             "line 1 of .* must have 5 fields, .* it has 3. .*only_ids.tsv, which do not do",

@@ -4,6 +4,7 @@ Source: Long Range Arena (Tay et al., 2020), arXiv:2011.04006, section 2.2.3. Th
 Qazvinian and Abu-Jbara (2013), "The ACL anthology network corpus".
 """
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,7 +94,8 @@ class AAN(FileTask):
     The folder has three files of the Arena's release, whose splits these are: new_aan_pairs.train.tsv,
     new_aan_pairs.eval.tsv and new_aan_pairs.test.tsv. A line is a pair: label, two names, two texts, with
     tabs between them. A text is taken as it stands there, in the spelling of Python's bytes, b'...', as the
-    Arena and S4 read it. Papers are in several pairs, and pairs of different splits may share one.
+    Arena and S4 read it. Papers are in several pairs, and pairs of different splits may share one. A pair
+    that two files have, in any order, is left in the one that tests, or else in the one that validates.
 
     Args:
         path: the folder, or that around tsv_data.
@@ -136,17 +138,33 @@ class AAN(FileTask):
         for name in FILES.values():
             if not (folder / name).is_file():
                 raise DataError(f"{folder} has no {name}. {self.wanted}")
-        return {split: self._split(folder / name) for split, name in FILES.items()}
+        # what is tested is neither learned from nor chosen by
+        seen: set[bytes] = set()
+        test = self._split(folder / FILES["test"], seen)
+        validation = self._split(folder / FILES["validation"], seen)
+        return {
+            "train": self._split(folder / FILES["train"], seen),
+            "validation": validation,
+            "test": test,
+        }
 
-    def _split(self, path: Path) -> TextPairs:
+    def _split(self, path: Path, seen: set[bytes]) -> TextPairs:
+        """Return the pairs of a file that were not seen in files before, and have them seen."""
         # a paper is in many pairs, and kept once
         numbers: dict[bytes, int] = {}
         pairs, labels = [], []
+        new: set[bytes] = set()
         for label, *pair in _lines(path):
+            # in any order, by the whole texts
+            known_by = hashlib.sha256(b"\t".join(sorted(pair))).digest()
+            if known_by in seen:
+                continue
+            new.add(known_by)
             pairs.append([numbers.setdefault(text[: self.length], len(numbers)) for text in pair])
             labels.append(label)
         if not labels:
-            raise DataError(f"{path} is empty. {self.wanted}")
+            raise DataError(f"{path} has no pair, or none that is not tested too. {self.wanted}")
+        seen |= new
         texts, lengths = as_tokens([*numbers], self.length)
         return TextPairs(texts, lengths, torch.tensor(pairs), torch.tensor(labels))
 
