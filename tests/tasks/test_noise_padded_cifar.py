@@ -2,11 +2,11 @@ import numpy as np
 import pytest
 import torch
 
-from linrec.tasks import Source
+from linrec.tasks import ScoredTask, Source, Task
 from linrec.tasks.noise_padded_cifar import NoisePaddedCIFAR
 from linrec.tasks.sequential_cifar import SequentialCIFAR
 from linrec.text import DataError
-from tests.tasks.cifar import TEST, folder
+from tests.tasks.cifar import TEST, TRAIN, folder
 
 __all__ = ["folder"]
 
@@ -78,6 +78,16 @@ def test_fixed_noise_is_the_same_for_all(folder):
     assert noises[0][0].std() > 0.9
     other = make(folder, noise="fixed", seed=1).split("test").rows(torch.tensor([0])).inputs[0, 32:]
     assert not torch.isin(other, noises[0][0]).any()
+
+
+def test_it_is_a_task_and_says_what_needs_no_model(folder):
+    task: Task = make(folder)
+    assert isinstance(task, Task) and isinstance(task, ScoredTask)
+    assert (task.vocab_size, task.n_features, task.n_outputs, task.chance) == (None, 96, 10, 0.1)
+    majority = np.bincount(TRAIN[1][:-7]).argmax()
+    assert task.trivial_score == pytest.approx((TEST[1] == majority).mean()) and majority in TEST[1]
+    test = task.split("test")
+    assert task.score(test.labels, test)["accuracy"] == 1
 
 
 def test_what_is_refused():
