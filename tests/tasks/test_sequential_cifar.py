@@ -146,10 +146,11 @@ def test_it_is_a_task_and_survives_json(folder):
     assert isinstance(task, Task) and isinstance(task, ScoredTask) and task.prepared() is task
     majority = np.bincount(TRAIN[1][:-7]).argmax()
     assert task.trivial_score == pytest.approx((TEST[1] == majority).mean())
-    for name, features in (("sequential-cifar", 3), ("lra-image", 1)):
+    for name, features in (("sequential-cifar", 3), ("lra-image", 1), ("lra-image-colour", 3)):
         config = get_recipe(name)
         assert config_from_dict(json.loads(json.dumps(config_to_dict(config)))) == config
         assert config.model.n_features == features and config.model.n_outputs == 10
+        assert config.name == name
     with pytest.raises(DataError, match=f"`path` must say where the files are; got none. .* {WHERE}"):
         get_recipe("lra-image").task.prepared()
 

@@ -88,7 +88,7 @@ def lra_image() -> TrainConfig:
 
     Source: S4's released configuration (Gu, Goel and Ré, 2022) for CIFAR-10 in grey: as for ListOps, with
     width 512, N = 64, dropout of 0.1, 18,000 steps of warm-up and 200 epochs in batches of 50. It reached
-    88.5%. What differs here is what differs in `lra-listops`. In colour it is `--data.no-grey`.
+    88.5%. What differs here is what differs in `lra-listops`. In colour it is `lra-image-colour`.
     """
     listops = lra_listops()
     return dataclasses.replace(
@@ -106,6 +106,15 @@ def lra_image() -> TrainConfig:
             listops.loop, epochs=200, batch_size=50, eval_every=1800, checkpoint_every=1800
         ),
     )
+
+
+def lra_image_colour() -> TrainConfig:
+    """`lra-image` in colour, which is no task of the Arena: give the binary version with --data.path.
+
+    Source: HGRN (Qin, Yang and Zhong, 2023), whose released scripts for the Image task read colours. All else
+    is that of `lra-image`. Accuracies are not those of the Arena's task.
+    """
+    return dataclasses.replace(lra_image(), name="lra-image-colour", task=SequentialCIFAR())
 
 
 def lra_pathfinder() -> TrainConfig:

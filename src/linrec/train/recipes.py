@@ -15,6 +15,7 @@ from linrec.train.config import LoopConfig, OptimConfig, TrainConfig, model_type
 from linrec.train.images import noise_padded_cifar, sequential_cifar, sequential_fashion_mnist
 from linrec.train.long_range_arena import (
     lra_image,
+    lra_image_colour,
     lra_listops,
     lra_path_x,
     lra_pathfinder,
@@ -313,6 +314,7 @@ _ELSEWHERE = (
     lra_text,
     lra_retrieval,
     lra_image,
+    lra_image_colour,
     lra_pathfinder,
     lra_path_x,
     speech_commands,
