@@ -5,6 +5,7 @@ import html
 import importlib.util
 import json
 import shutil
+import signal
 import time
 
 import pytest
@@ -149,6 +150,44 @@ def test_after_the_deadline_no_job_is_started(folder_of):
     folder = folder_of("gla")
     run_jobs([folder], deadline=time.monotonic() - 1)
     assert make_rows([folder])[0]["status"] == "not run"
+
+
+def test_a_command_that_is_ended_leaves_a_page(tmp_path, capsys, monkeypatch):
+    pages = []
+
+    def ended(folder):
+        # what a command that is killed now has left
+        pages.append((tmp_path / "report.html").read_text())
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr("linrec.bench.suites.SUITES", {"tiny": (TINY,)})
+    monkeypatch.setattr("linrec.bench.schedule.execute", ended)
+    before = signal.getsignal(signal.SIGTERM)
+    words = ["bench", "tiny", "--mixers", "gla", "lru", "--seeds", "0", "--out"]
+    assert main([*words, str(tmp_path)]) == 130
+    assert "stopped; the same command goes on" in capsys.readouterr().err
+    assert len(pages) == 1 and "2 jobs have not been run" in pages[0]
+    assert signal.getsignal(signal.SIGTERM) == before
+    # a file where the folder should be
+    assert main([*words, str(tmp_path / "rows.jsonl")]) == 1
+    assert "rows.jsonl cannot be written: " in capsys.readouterr().err
+
+
+def test_a_job_is_asked_to_stop_with_its_command(folder_of, monkeypatch):
+    asked = []
+
+    class Process:
+        def wait(self):
+            if not asked:
+                raise KeyboardInterrupt
+
+        def terminate(self):
+            asked.append(self)
+
+    monkeypatch.setattr("subprocess.Popen", lambda *_, **__: Process())
+    with pytest.raises(KeyboardInterrupt):
+        run_jobs([folder_of("gla")])
+    assert len(asked) == 1
 
 
 def test_several_workers_without_ray_name_the_extra(folder_of, monkeypatch):

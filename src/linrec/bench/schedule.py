@@ -75,7 +75,8 @@ def execute(folder: Path) -> None:
         try:
             status = process.wait()
         except KeyboardInterrupt:
-            # it was interrupted too, and writes its checkpoint
+            # it writes its checkpoint; where a terminal has interrupted it too, this changes nothing
+            process.terminate()
             process.wait()
             raise
     if (folder / OUTCOME).exists():

@@ -1,6 +1,7 @@
 """`linrec bench SUITE`: compare mixers on the tasks of a suite."""
 
 import shlex
+import signal
 import statistics
 import sys
 import time
@@ -21,7 +22,7 @@ from linrec.bench.standings import Standing, level, standings, validation_loss
 from linrec.bench.variants import split_list
 from linrec.cli.parsing import one_line_errors, parse
 from linrec.errors import unknown
-from linrec.train.errors import InterruptedRunError
+from linrec.train.errors import InterruptedRunError, TrainError
 from linrec.train.processes import program
 
 FACTORS = (1 / 3, 1.0, 3.0)
@@ -80,6 +81,8 @@ def run(words: list[str]) -> int:
     _show_models(console, jobs)
     deadline = None if options.budget is None else time.monotonic() + 60 * options.budget
     suite = _Suite(options, out, deadline, console)
+    # a scheduler that ends us is as good as Ctrl-C
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         first = [job for job in jobs if job.seed == options.seeds[0]]
         rest = [job for job in jobs if job.seed != options.seeds[0]]
@@ -95,6 +98,10 @@ def run(words: list[str]) -> int:
     except KeyboardInterrupt:
         suite.write()
         raise InterruptedRunError(f"stopped; the same command goes on with what is in {out}") from None
+    except OSError as error:
+        raise TrainError(f"{out} cannot be written: {error}.") from error
+    finally:
+        signal.signal(signal.SIGTERM, before)
     rows, files = suite.write()
     _show_scores(console, rows)
     print(f"all in {out}: {', '.join(file.name for file in files)}")
@@ -107,6 +114,7 @@ class _Suite:
     def __init__(self, options: BenchOptions, out: Path, deadline: float | None, console: Console) -> None:
         self._options, self._out, self._deadline, self._console = options, out, deadline, console
         self._folders: list[Path] = []
+        self._next = 0.0
 
     def run(self, jobs: Sequence[Job]) -> None:
         """Run those that have not ended well yet."""
@@ -119,8 +127,9 @@ class _Suite:
         for folder in folders:
             if folder in missing:
                 self._tell(folder)
+        self._keep()
         left = [folder for folder in folders if folder not in {*ended, *missing}]
-        run_jobs(left, workers=self._options.workers, deadline=self._deadline, ended=self._tell)
+        run_jobs(left, workers=self._options.workers, deadline=self._deadline, ended=self._ended)
 
     def write(self) -> tuple[list[dict[str, Any]], list[Path]]:
         """Write rows and page of all jobs in the folder, of earlier commands too; return rows and files."""
@@ -139,6 +148,17 @@ class _Suite:
         if not losses:
             return trials[len(trials) // 2].config.optim.lr
         return min(losses, key=lambda lr: losses[lr])
+
+    def _ended(self, folder: Path) -> None:
+        self._tell(folder)
+        self._keep()
+
+    def _keep(self) -> None:
+        """Leave a page, should the command be killed; a twentieth of its time goes into that at most."""
+        start = time.monotonic()
+        if start >= self._next:
+            self.write()
+            self._next = start + 20 * (time.monotonic() - start)
 
     def _tell(self, folder: Path) -> None:
         row = make_rows([folder])[0]
