@@ -95,7 +95,7 @@ def test_a_model_of_known_size_waits_for_its_files_too(tmp_path):
     folder = write_job(job, tmp_path, {"command": ""})
     assert run_job(folder) == "no data"
     for part, n in (("train", 8), ("eval", 3), ("test", 3)):
-        lines = [f"{i % 2}\ta\tb\tone {i}\tother\n" for i in range(n)]
+        lines = [f"{i % 2}\ta\tb\t{part} {i}\tother\n" for i in range(n)]
         (tmp_path / f"new_aan_pairs.{part}.tsv").write_text("".join(lines))
     (job,) = make_jobs([entry.reading(tmp_path)], ["lru"], [0])
     # in the folder of the job that lacked them
