@@ -60,7 +60,7 @@ def test_what_failed_and_what_was_not_run_is_said(tmp_path):
     rows = [row("gla", status="diverged", message="the loss is <not> finite"), row("lru", status="not run")]
     page = write_page(rows, tmp_path, title="suite").read_text()
     assert "b/copying/gla/seed-0: diverged: the loss is &lt;not&gt; finite" in page
-    assert "1 jobs have not been run" in page and "0 of 2 jobs are done" in page
+    assert "Jobs that have not been run: 1" in page and "0 of 2 jobs are done" in page
     assert [line[:3] for line in cells(page)] == [
         ["copying", "gla", "diverged"],
         ["copying", "lru", "not run"],

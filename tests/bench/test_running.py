@@ -166,7 +166,7 @@ def test_a_command_that_is_ended_leaves_a_page(tmp_path, capsys, monkeypatch):
     words = ["bench", "tiny", "--mixers", "gla", "lru", "--seeds", "0", "--out"]
     assert main([*words, str(tmp_path)]) == 130
     assert "stopped; the same command goes on" in capsys.readouterr().err
-    assert len(pages) == 1 and "2 jobs have not been run" in pages[0]
+    assert len(pages) == 1 and "Jobs that have not been run: 2" in pages[0]
     assert signal.getsignal(signal.SIGTERM) == before
     # a file where the folder should be
     assert main([*words, str(tmp_path / "rows.jsonl")]) == 1

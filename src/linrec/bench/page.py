@@ -92,7 +92,7 @@ def write_page(rows: Sequence[dict[str, Any]], out: Path, *, title: str) -> Path
     bad = [row for row in rows if row["status"] not in ("done", "not run")]
     sentences = [f"{row['folder']}: {row['status']}: {row['message']}" for row in bad]
     if left := sum(row["status"] == "not run" for row in rows):
-        sentences.append(f"{left} jobs have not been run; the command of the suite goes on with them.")
+        sentences.append(f"Jobs that have not been run: {left}; the command of the suite goes on with them.")
     page = markup.document(
         title,
         [

@@ -232,31 +232,31 @@ def _show_models(console: Console, jobs: Sequence[Job]) -> None:
 def _show_scores(console: Console, rows: Sequence[dict[str, Any]]) -> None:
     """Print scores on the test split: the mean over seeds, and the standard deviation."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("task")
-    table.add_column("test score")
-    table.add_column("chance", justify="right")
-    table.add_column("trivial", justify="right")
-    places = {(standing.task, standing.mixer): standing for standing in standings(rows)}
-    mixers = list(dict.fromkeys(mixer for _, mixer in places))
-    for mixer in mixers:
-        # a label that is too long for its column goes on in the next line
-        table.add_column(mixer, justify="right", overflow="fold")
+    # a label that is too long for its column goes on in the next line
+    table.add_column("task", overflow="fold")
+    table.add_column("mixer", overflow="fold")
+    table.add_column("test score", justify="right", no_wrap=True)
+    table.add_column("of", no_wrap=True)
+    for heading in ("chance", "trivial"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    found = standings(rows)
     for task, metric in {row["task"]: row["metric"] for row in rows}.items():
         levels = (level(rows, task, name) for name in ("chance", "trivial_score"))
-        known = ("" if value is None else f"{value:.3g}" for value in levels)
-        table.add_row(task, metric, *known, *(_score(places.get((task, mixer))) for mixer in mixers))
+        name, of_task = task, (metric, *("" if value is None else f"{value:.3g}" for value in levels))
+        for standing in (standing for standing in found if standing.task == task):
+            table.add_row(name, standing.mixer, _score(standing), *of_task)
+            # what is the same for all of a task stands once
+            name, of_task = "", ()
     console.print(table)
     for row in rows:
         if row["status"] not in ("done", "not run"):
             where = f"{row['task']}/{row['mixer']} seed {row['seed']} {row['trial']}".strip()
             console.print(f"{where}: {row['status']}: {row['message']}", highlight=False)
     if missing := sum(row["status"] == "not run" for row in rows):
-        console.print(f"{missing} jobs were not run; the same command goes on with them", highlight=False)
+        console.print(f"jobs that were not run: {missing}; the same command goes on", highlight=False)
 
 
-def _score(standing: Standing | None) -> str:
-    if standing is None:
-        return ""
+def _score(standing: Standing) -> str:
     scores = standing.scores
     if not scores:
         return str(standing.failed[0]["status"])

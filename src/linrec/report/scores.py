@@ -15,20 +15,22 @@ def score_of(metric: str, result: Mapping[str, Any]) -> tuple[float, str] | None
         result: with the scores of "test" and "validation"; a text need not have a test split.
 
     Returns:
-        None where neither split has scores.
+        None where neither split has scores, or what it has is no number, which JSON holds as null.
 
     Example:
         >>> score_of("mse", {"test": {}, "validation": {"loss": 0.25}})
         (0.25, 'validation')
+        >>> score_of("accuracy", {"test": {"accuracy": None}, "validation": {}}) is None
+        True
     """
     split = next((name for name in ("test", "validation") if result[name]), None)
     if split is None:
         return None
-    if metric == "accuracy":
-        return result[split]["accuracy"], split
-    loss = result[split]["loss"]
+    score = result[split]["accuracy" if metric == "accuracy" else "loss"]
+    if score is None:
+        return None
     # more than that no float holds
-    return (loss if metric == "mse" else math.exp(min(loss, 700))), split
+    return (math.exp(min(score, 700)) if metric == "perplexity" else score), split
 
 
 def better(metric: str, score: float, other: float) -> bool:
