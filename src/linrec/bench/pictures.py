@@ -1,5 +1,6 @@
 """The pictures of a suite: learning curves, scores by length and by state, speed and memory by length."""
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
@@ -105,6 +106,21 @@ def _panel(
     return _Panel(draw, x, y, ticks, levels, log)
 
 
+def _apart(ticks: Collection[int]) -> list[int]:
+    """Numbers of a logarithmic axis whose labels have room beside each other.
+
+    Example:
+        >>> _apart([11664, 4608, 144, 4864])
+        [144, 4608, 11664]
+    """
+    room = (math.log(max(ticks)) - math.log(min(ticks))) / 7
+    kept: list[int] = []
+    for tick in sorted(set(ticks)):
+        if not kept or math.log(tick) - math.log(kept[-1]) >= room:
+            kept.append(tick)
+    return kept
+
+
 def _figure(shown: Sequence[Standing], panels: Sequence[_Panel]) -> Figure:
     """Draw every mixer in every panel, one below the other, for narrow screens."""
     figure = style.make_figure(height=2.9 * len(panels))
@@ -116,8 +132,7 @@ def _figure(shown: Sequence[Standing], panels: Sequence[_Panel]) -> Figure:
         if panel.ticks:
             axes.set_xscale("log")
             axes.minorticks_off()
-            # few enough that their labels have room
-            ticks = sorted(panel.ticks)[:: -(-len(panel.ticks) // 6)]
+            ticks = _apart(panel.ticks)
             axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
         if panel.log:
             axes.set_yscale("log")
