@@ -14,9 +14,9 @@ import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
-from linrec.tasks.base import Batch, SplitName
+from linrec.tasks.base import Batch, SplitName, require_at_least
 from linrec.tasks.byte_texts import VOCAB_SIZE, as_tokens
-from linrec.tasks.classification import FileTask, require_at_least
+from linrec.tasks.classification import FileTask
 from linrec.text import DataError
 from linrec.text.progress import ReadingDisplay
 

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from linrec.tasks.base import require_at_least
 from linrec.tasks.regression import RegressionTask
 from linrec.tasks.synthetic import Drawn
 
@@ -47,7 +48,7 @@ class Adding(RegressionTask):
     per_sequence: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        self.require(length=2)
+        require_at_least(self, length=2)
         super().__post_init__()
 
     @property

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from linrec.tasks.base import NO_TARGET
+from linrec.tasks.base import NO_TARGET, require_at_least
 from linrec.tasks.drawing import first_alike, one_of
 from linrec.tasks.recall import RecallTask
 from linrec.tasks.synthetic import Drawn
@@ -52,7 +52,7 @@ class AssociativeRecall(RecallTask):
     n_test: int = 500
 
     def __post_init__(self) -> None:
-        self.require(length=2, n_keys=2, n_values=2)
+        require_at_least(self, length=2, n_keys=2, n_values=2)
         if self.length % 2:
             raise ValueError(f"`length` must be even, two tokens a pair; got {self.length}.")
         super().__post_init__()

@@ -333,3 +333,14 @@ def errors_of_numbers(predictions: Float[Tensor, "n *t f"], source: Source) -> d
     n = float(count.sum())
     nrmse = float((squares / around).sqrt()) if around > 0 else None
     return {"mse": float(squares) / n, "mae": float(absolute) / n, "nrmse": nrmse}
+
+
+def require_at_least(task: object, **least: int) -> None:
+    """Refuse fields of a task that are below their least value.
+
+    Raises:
+        ValueError: one is.
+    """
+    for name, bound in least.items():
+        if getattr(task, name) < bound:
+            raise ValueError(f"`{name}` must be at least {bound}; got {getattr(task, name)}.")

@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from linrec.tasks.base import PIECE, Batch, ObjectiveName, SplitName, errors_of_numbers
-from linrec.tasks.classification import require_at_least
+from linrec.tasks.base import PIECE, Batch, ObjectiveName, SplitName, errors_of_numbers, require_at_least
 from linrec.tasks.files import FromFiles
 from linrec.tasks.sequential_images import SequentialImages
 from linrec.text import DataError

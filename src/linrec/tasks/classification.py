@@ -89,14 +89,3 @@ class FileTask(FromFiles, ClassificationTask):
     @abc.abstractmethod
     def read(self) -> Mapping[SplitName, LabelledSource]:
         """Read the files, and return all splits."""
-
-
-def require_at_least(task: object, **least: int) -> None:
-    """Refuse fields of a task that are below their least value.
-
-    Raises:
-        ValueError: one is.
-    """
-    for name, bound in least.items():
-        if getattr(task, name) < bound:
-            raise ValueError(f"`{name}` must be at least {bound}; got {getattr(task, name)}.")

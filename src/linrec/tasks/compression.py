@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from linrec.tasks.base import NO_TARGET
+from linrec.tasks.base import NO_TARGET, require_at_least
 from linrec.tasks.drawing import noisy, require_noise, without_replacement
 from linrec.tasks.synthetic import Drawn, SyntheticTask
 
@@ -51,7 +51,7 @@ class Compression(SyntheticTask):
     n_test: int = 1_280
 
     def __post_init__(self) -> None:
-        self.require(length=1, n_symbols=2)
+        require_at_least(self, length=1, n_symbols=2)
         require_noise(self.noise, self.n_noise)
         for length in self.test_lengths:
             if length > self.length:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from linrec.tasks.base import NO_TARGET
+from linrec.tasks.base import NO_TARGET, require_at_least
 from linrec.tasks.synthetic import Drawn, SyntheticTask
 
 __all__ = ["Copying"]
@@ -45,7 +45,7 @@ class Copying(SyntheticTask):
     reverse: bool = False
 
     def __post_init__(self) -> None:
-        self.require(length=0, n_copied=1, n_symbols=2)
+        require_at_least(self, length=0, n_copied=1, n_symbols=2)
         super().__post_init__()
 
     @property

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from linrec.tasks.base import require_at_least
 from linrec.tasks.state_tracking import Lengths, StateTracking, Steps
 
 __all__ = ["CycleNavigation"]
@@ -37,7 +38,7 @@ class CycleNavigation(StateTracking):
     n_places: int = 5
 
     def __post_init__(self) -> None:
-        self.require(n_places=2)
+        require_at_least(self, n_places=2)
         super().__post_init__()
 
     @property

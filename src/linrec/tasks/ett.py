@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from linrec.errors import unknown
-from linrec.tasks.base import Batch, ObjectiveName, SplitName, errors_of_numbers
-from linrec.tasks.classification import require_at_least
+from linrec.tasks.base import Batch, ObjectiveName, SplitName, errors_of_numbers, require_at_least
 from linrec.tasks.files import FromFiles
 from linrec.text import DataError
 

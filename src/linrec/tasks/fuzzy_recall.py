@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from linrec.tasks.base import NO_TARGET
+from linrec.tasks.base import NO_TARGET, require_at_least
 from linrec.tasks.drawing import first_alike, one_of, places, without_replacement
 from linrec.tasks.recall import RecallTask
 from linrec.tasks.synthetic import Drawn
@@ -58,7 +58,9 @@ class FuzzyRecall(RecallTask):
     group_name: ClassVar[str] = "key_size"
 
     def __post_init__(self) -> None:
-        self.require(key_size=1, value_size=1, n_keys=max(2, self.key_size), n_values=max(2, self.value_size))
+        require_at_least(
+            self, key_size=1, value_size=1, n_keys=max(2, self.key_size), n_values=max(2, self.value_size)
+        )
         if self.length < 2 * self.widest:
             raise ValueError(
                 f"`length` must be at least 2 (`key_size` + `value_size`) = {2 * self.widest}, so that a "

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from linrec.errors import unknown
-from linrec.tasks.base import Batch, SplitName
-from linrec.tasks.classification import FileTask, require_at_least
+from linrec.tasks.base import Batch, SplitName, require_at_least
+from linrec.tasks.classification import FileTask
 from linrec.text import DataError
 
 N_CLASSES = 10

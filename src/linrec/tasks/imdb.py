@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from linrec.errors import unknown
-from linrec.tasks.base import SplitName
+from linrec.tasks.base import SplitName, require_at_least
 from linrec.tasks.byte_texts import VOCAB_SIZE, as_tokens
-from linrec.tasks.classification import FileTask, require_at_least
+from linrec.tasks.classification import FileTask
 from linrec.tasks.labelled import LabelledTokens
 from linrec.text import DataError
 from linrec.text.progress import ReadingDisplay

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool
 
-from linrec.tasks.base import NO_TARGET
+from linrec.tasks.base import NO_TARGET, require_at_least
 from linrec.tasks.drawing import first_alike, one_of
 from linrec.tasks.recall import RecallTask
 from linrec.tasks.synthetic import Drawn
@@ -51,7 +51,7 @@ class InContextRecall(RecallTask):
     n_test: int = 1_280
 
     def __post_init__(self) -> None:
-        self.require(length=4, n_keys=2, n_values=2)
+        require_at_least(self, length=4, n_keys=2, n_values=2)
         if self.length % 2:
             raise ValueError(f"`length` must be even, two tokens a pair; got {self.length}.")
         super().__post_init__()

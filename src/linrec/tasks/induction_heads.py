@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from linrec.tasks.base import NO_TARGET
+from linrec.tasks.base import NO_TARGET, require_at_least
 from linrec.tasks.recall import RecallTask
 from linrec.tasks.synthetic import Drawn
 
@@ -50,7 +50,7 @@ class InductionHeads(RecallTask):
     fresh: bool = True
 
     def __post_init__(self) -> None:
-        self.require(n_symbols=2, n_copied=1)
+        require_at_least(self, n_symbols=2, n_copied=1)
         if self.length < 1 + self.n_copied:
             raise ValueError(
                 f"`length` must be at least 1 + `n_copied` = {1 + self.n_copied}; got {self.length}. A "

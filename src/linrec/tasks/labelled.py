@@ -15,9 +15,9 @@ from jaxtyping import Int64, UInt8
 from torch import Tensor
 
 from linrec.errors import unknown
-from linrec.tasks.base import SPLIT_NAMES, Batch, SplitName
+from linrec.tasks.base import SPLIT_NAMES, Batch, SplitName, require_at_least
 from linrec.tasks.cache import kept
-from linrec.tasks.classification import ClassificationTask, require_at_least
+from linrec.tasks.classification import ClassificationTask
 from linrec.tasks.images import SequentialSplit
 from linrec.tasks.synthetic import TRIES, fingerprints
 from linrec.text.progress import ReadingDisplay

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from linrec.tasks.classification import require_at_least
+from linrec.tasks.base import require_at_least
 from linrec.tasks.labelled import LabelledTask, LabelledTokens
 
 __all__ = ["ListOps", "expression"]

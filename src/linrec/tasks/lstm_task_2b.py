@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from linrec.tasks.base import NO_TARGET
+from linrec.tasks.base import NO_TARGET, require_at_least
 from linrec.tasks.synthetic import Drawn, SyntheticTask
 
 __all__ = ["LstmTask2b"]
@@ -52,7 +52,7 @@ class LstmTask2b(SyntheticTask):
     fresh: bool = True
 
     def __post_init__(self) -> None:
-        self.require(length=2, n_symbols=2)
+        require_at_least(self, length=2, n_symbols=2)
         super().__post_init__()
 
     @property

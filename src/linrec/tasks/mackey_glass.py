@@ -11,6 +11,7 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Float64
 
+from linrec.tasks.base import require_at_least
 from linrec.tasks.regression import RegressionTask
 from linrec.tasks.synthetic import Drawn
 
@@ -59,7 +60,7 @@ class MackeyGlass(RegressionTask):
     per_sequence: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        self.require(length=1, horizon=1, tau=1, washout=0)
+        require_at_least(self, length=1, horizon=1, tau=1, washout=0)
         super().__post_init__()
 
     @property

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 from jaxtyping import Int64
 
-from linrec.tasks.base import NO_TARGET
+from linrec.tasks.base import NO_TARGET, require_at_least
 from linrec.tasks.drawing import noisy, require_noise
 from linrec.tasks.synthetic import Drawn, SyntheticTask
 
@@ -51,7 +51,7 @@ class Memorization(SyntheticTask):
     n_test: int = 1_280
 
     def __post_init__(self) -> None:
-        self.require(length=2, n_facts=2)
+        require_at_least(self, length=2, n_facts=2)
         if self.length % 2:
             raise ValueError(f"`length` must be even, a key and a blank each; got {self.length}.")
         require_noise(self.noise, self.n_noise)

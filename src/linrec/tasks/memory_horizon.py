@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from linrec.errors import unknown
-from linrec.tasks.base import SPLIT_NAMES, ObjectiveName, Split, SplitName, compared
+from linrec.tasks.base import SPLIT_NAMES, ObjectiveName, Split, SplitName, compared, require_at_least
 
 __all__ = ["MemoryHorizon", "compress", "compress_suffixes"]
 
@@ -161,18 +161,9 @@ class MemoryHorizon:
     objective: ClassVar[ObjectiveName] = "classification"
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("max_number", 0),
-            ("length", 1),
-            ("n_resets", 0),
-            ("modulus", 1),
-            ("n_validation", 1),
-            ("n_test", 1),
-            ("seed", 0),
-        ):
-            value = getattr(self, name)
-            if value < least:
-                raise ValueError(f"`{name}` must be at least {least}; got {value}.")
+        require_at_least(
+            self, max_number=0, length=1, n_resets=0, modulus=1, n_validation=1, n_test=1, seed=0
+        )
         if self.n_resets > self.length:
             raise ValueError(
                 f"`n_resets` must be at most `length` = {self.length}; got {self.n_resets}. "

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int64
 
-from linrec.tasks.base import NO_TARGET
+from linrec.tasks.base import NO_TARGET, require_at_least
 from linrec.tasks.state_tracking import Lengths, StateTracking, Steps
 
 __all__ = ["ModularArithmetic"]
@@ -52,7 +52,7 @@ class ModularArithmetic(StateTracking):
     brackets: bool = False
 
     def __post_init__(self) -> None:
-        self.require(modulus=2)
+        require_at_least(self, modulus=2)
         used = set(self.operators)
         if not used or len(used) < len(self.operators) or not used <= set("+-*"):
             raise ValueError(f"`operators` must be some of '+-*', each once; got {self.operators!r}.")

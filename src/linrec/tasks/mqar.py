@@ -12,7 +12,7 @@ from typing import ClassVar, Literal, get_args
 
 import numpy as np
 
-from linrec.tasks.base import NO_TARGET, Split
+from linrec.tasks.base import NO_TARGET, Split, require_at_least
 from linrec.tasks.drawing import without_replacement
 from linrec.tasks.synthetic import Drawn, SyntheticTask
 
@@ -72,7 +72,7 @@ class MQAR(SyntheticTask):
     group_name: ClassVar[str] = "pairs"
 
     def __post_init__(self) -> None:
-        self.require(n_pairs=1)
+        require_at_least(self, n_pairs=1)
         if self.filler not in FILLERS:
             raise ValueError(f"`filler` must be 'zero' or 'random'; got {self.filler!r}.")
         most = max(pairs for _, pairs, _ in self.kinds)

@@ -17,9 +17,8 @@ from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
 from linrec.errors import unknown
-from linrec.tasks.base import Batch, SplitName
+from linrec.tasks.base import Batch, SplitName, require_at_least
 from linrec.tasks.cifar_files import CHANNELS, SIDE, WHERE, read_cifar10
-from linrec.tasks.classification import require_at_least
 from linrec.tasks.images import Images, ImageTask, SequentialSplit
 
 __all__ = ["NoisePaddedCIFAR", "NoisePaddedSplit"]

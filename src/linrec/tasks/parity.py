@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from linrec.tasks.base import require_at_least
 from linrec.tasks.state_tracking import Lengths, StateTracking, Steps
 
 __all__ = ["Parity"]
@@ -36,7 +37,7 @@ class Parity(StateTracking):
     modulus: int = 2
 
     def __post_init__(self) -> None:
-        self.require(modulus=2)
+        require_at_least(self, modulus=2)
         super().__post_init__()
 
     @property

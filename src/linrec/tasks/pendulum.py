@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Float64
 from numpy.typing import NDArray
 
+from linrec.tasks.base import require_at_least
 from linrec.tasks.drawing import without_replacement
 from linrec.tasks.regression import RegressionTask
 from linrec.tasks.synthetic import Drawn
@@ -70,7 +71,7 @@ class Pendulum(RegressionTask):
     per_sequence: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        self.require(length=1, size=2, push=0)
+        require_at_least(self, length=1, size=2, push=0)
         if self.length > self.n_frames:
             raise ValueError(
                 f"`length` must be at most `n_frames` = {self.n_frames}; got {self.length}. Each picture is "

@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Int64
 
-from linrec.tasks.base import NO_TARGET
+from linrec.tasks.base import NO_TARGET, require_at_least
 from linrec.tasks.drawing import places, without_replacement
 from linrec.tasks.synthetic import Drawn, SyntheticTask
 
@@ -80,7 +80,7 @@ class Phonebook(SyntheticTask):
     group_name: ClassVar[str] = "entries"
 
     def __post_init__(self) -> None:
-        self.require(n_digits=1)
+        require_at_least(self, n_digits=1)
         if not 1 <= self.min_length <= self.length:
             raise ValueError(f"`min_length` must be in 1 .. `length` = {self.length}; got {self.min_length}.")
         if self.length > N_PEOPLE:

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from linrec.tasks.base import NO_TARGET
+from linrec.tasks.base import NO_TARGET, require_at_least
 from linrec.tasks.synthetic import Drawn, SyntheticTask
 
 __all__ = ["Reversing"]
@@ -51,7 +51,7 @@ class Reversing(SyntheticTask):
     group_name: ClassVar[str] = "length"
 
     def __post_init__(self) -> None:
-        self.require(n_symbols=2)
+        require_at_least(self, n_symbols=2)
         if not 1 <= self.min_length <= self.length:
             raise ValueError(f"`min_length` must be in 1 .. `length` = {self.length}; got {self.min_length}.")
         if self.shortest_held_out > self.length:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from linrec.tasks.base import NO_TARGET
+from linrec.tasks.base import NO_TARGET, require_at_least
 from linrec.tasks.synthetic import Drawn, SyntheticTask
 
 __all__ = ["SelectiveCopying"]
@@ -43,7 +43,7 @@ class SelectiveCopying(SyntheticTask):
     n_symbols: int = 14
 
     def __post_init__(self) -> None:
-        self.require(n_copied=1, n_symbols=2)
+        require_at_least(self, n_copied=1, n_symbols=2)
         if self.length < self.n_copied:
             raise ValueError(
                 f"`length` must be at least `n_copied` = {self.n_copied}; got {self.length}. The symbols to "

@@ -19,9 +19,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from linrec.tasks.base import SPLIT_NAMES, SplitName
+from linrec.tasks.base import SPLIT_NAMES, SplitName, require_at_least
 from linrec.tasks.cache import kept
-from linrec.tasks.classification import FileTask, require_at_least
+from linrec.tasks.classification import FileTask
 from linrec.tasks.labelled_series import LabelledSeries, stratified
 from linrec.text import DataError
 from linrec.text.progress import ReadingDisplay

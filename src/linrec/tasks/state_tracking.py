@@ -15,7 +15,7 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Int64
 
-from linrec.tasks.base import NO_TARGET
+from linrec.tasks.base import NO_TARGET, require_at_least
 from linrec.tasks.synthetic import Drawn, SyntheticTask
 
 Lengths = Int64[np.ndarray, "n"]
@@ -50,7 +50,7 @@ class StateTracking(SyntheticTask):
     group_name: ClassVar[str] = "length"
 
     def __post_init__(self) -> None:
-        self.require(n_train=1, n_validation=1, n_test=1, length=1)
+        require_at_least(self, n_train=1, n_validation=1, n_test=1, length=1)
         if not 1 <= self.shortest <= self.length:
             raise ValueError(f"`min_length` must be in 1 .. `length` = {self.length}; got {self.min_length}.")
         if any(length <= self.length for length in self.test_lengths):

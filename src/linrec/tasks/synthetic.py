@@ -22,7 +22,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from linrec.errors import unknown
-from linrec.tasks.base import NO_TARGET, SPLIT_NAMES, ObjectiveName, Split, SplitName, compared
+from linrec.tasks.base import (
+    NO_TARGET,
+    SPLIT_NAMES,
+    ObjectiveName,
+    Split,
+    SplitName,
+    compared,
+    require_at_least,
+)
 
 TRIES = 1000
 """Rounds in which nothing new is drawn before a task has too few different samples."""
@@ -79,22 +87,9 @@ class DrawnTask(abc.ABC):
     """Whether samples are real numbers, so that no two are alike and none has to be compared with others."""
 
     def __post_init__(self) -> None:
-        self.require(n_train=1, n_validation=1, n_test=1, seed=0)
+        require_at_least(self, n_train=1, n_validation=1, n_test=1, seed=0)
         for length in self.test_lengths:
             self.at_length(length)
-
-    def require(self, **least: int) -> None:
-        """Refuse fields that are too small.
-
-        Args:
-            **least: the least value of each field.
-
-        Raises:
-            ValueError: a field is less than that.
-        """
-        for name, value in least.items():
-            if getattr(self, name) < value:
-                raise ValueError(f"`{name}` must be at least {value}; got {getattr(self, name)}.")
 
     @abc.abstractmethod
     def draw(self, random: np.random.Generator, n: int) -> Drawn:

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from linrec.errors import unknown
-from linrec.tasks.base import SplitName, scores_by_class
-from linrec.tasks.classification import FileTask, LabelledSource, require_at_least
+from linrec.tasks.base import SplitName, require_at_least, scores_by_class
+from linrec.tasks.classification import FileTask, LabelledSource
 from linrec.tasks.labelled_series import LabelledSeries, stratified
 from linrec.tasks.ts_files import TsFile, read_ts
 from linrec.text import DataError
