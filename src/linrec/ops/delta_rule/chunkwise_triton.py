@@ -202,6 +202,7 @@ class _DeltaChunks(Chunks):
             tensors = (*given, start, left, transitions, *found)
             self._over_time("delta_states", blocks, tensors, local=True)
             start = _chained(start, transitions, left)
+        # what only a local run writes can be any pointer
         tensors = (*given, start.contiguous(), start, start, *found)
         self._over_time("delta_states", self._blocks("delta_states", self.dv), tensors)
         return *found, transitions
@@ -245,8 +246,7 @@ class _DeltaChunks(Chunks):
         return of_keys
 
     def _of_steps(self, blocks: int) -> Tensor:
-        dtype = torch.promote_types(self.q.dtype, torch.float32)
-        return self.q.new_zeros(*self.q.shape[:3], blocks, dtype=dtype)
+        return self.q.new_zeros(*self.q.shape[:3], blocks, dtype=self.wide)
 
     @functools.cached_property
     def pieces(self) -> tuple[int, int]:
@@ -259,8 +259,7 @@ class _DeltaChunks(Chunks):
         return max(-(-self.chunks // length), 1), length
 
     def _of_pieces(self, width: int) -> Tensor:
-        dtype = torch.promote_types(self.q.dtype, torch.float32)
-        return self.q.new_empty(self.batch * self.heads, self.pieces[0], self.dk, width, dtype=dtype)
+        return self.q.new_empty(self.batch * self.heads, self.pieces[0], self.dk, width, dtype=self.wide)
 
     def _blocks(self, name: str, width: int) -> int:
         return -(-width // self._tiles(name).block_v)

@@ -58,6 +58,7 @@ class Chunks:
         self.dv = v.shape[-1]
         self.chunks = -(-self.time // CHUNK)
         self.exact = q.element_size() > 2
+        self.wide = torch.promote_types(q.dtype, torch.float32)
         if log_decay is None and cut is not None:
             log_decay = torch.zeros(1, 1, self.heads, 1, device=q.device)
         self.decay = NONE
@@ -149,8 +150,7 @@ class Chunks:
     def decay_gradient(self) -> Tensor:
         """Where `gate_gradients` puts what passes each step."""
         width = {NONE: 0, HEAD: self.blocks_k, CHANNEL: self.dk}[self.decay]
-        dtype = torch.promote_types(self.q.dtype, torch.float32)
-        return self.q.new_empty(*self.q.shape[:3], width, dtype=dtype)
+        return self.q.new_empty(*self.q.shape[:3], width, dtype=self.wide)
 
     def summed(self, passing: Tensor, log_decay: Tensor) -> Tensor:
         """Sum over blocks of channels, and over the steps that share a decay."""
