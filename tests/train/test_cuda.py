@@ -9,8 +9,8 @@ import torch
 from linrec.train import InterruptedRunError, TrainConfig, fit, load_run
 from linrec.train.step import EAGER_STEPS, CapturedStep
 
-from .test_loop import assert_same_run, stop_at
 from .test_regression import ADDING, config_of
+from .test_resume import assert_same_run, stop_at
 
 pytestmark = [
     pytest.mark.gpu,

@@ -42,7 +42,7 @@ from linrec.train.fabric import make_fabric
 from linrec.train.step import train_step
 
 from .test_checkpoint import full_disk, truncate
-from .test_loop import assert_same_run, without_times
+from .test_resume import assert_same_run, without_times
 
 # one test runner makes the runs, and not each of several
 together = pytest.mark.xdist_group("runs of two processes")

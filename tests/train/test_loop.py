@@ -2,7 +2,6 @@ import dataclasses
 import functools
 import itertools
 import json
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,14 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from linrec import tensor_files
 from linrec.tasks import LanguageModeling
 from linrec.tasks.copying import Copying
 from linrec.train import (
-    CheckpointError,
     ConfigError,
     DivergedError,
-    InterruptedRunError,
     Progress,
     RunFolderError,
     TrainConfig,
@@ -27,52 +23,14 @@ from linrec.train import (
 )
 from linrec.train import checkpoint as checkpoint_module
 from linrec.train import loop as loop_module
-from linrec.train.checkpoint import CURRENT, PREVIOUS, load_checkpoint
-from linrec.train.interrupt import Interrupt
+from linrec.train.checkpoint import load_checkpoint
 from linrec.train.optim import gradient_norm
 from linrec.train.run import RESULT, read_result
 from linrec.train.step import Objective
 
-from .test_checkpoint import full_disk, truncate
+from .test_resume import TIMES, assert_same_run
 
 Tiny = Callable[..., TrainConfig]
-TIMES = ("seconds", "steps_per_second", "tokens_per_second")
-
-
-def without_times(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{name: value for name, value in record.items() if name not in TIMES} for record in records]
-
-
-def stop_at(step: int, number: int = signal.SIGINT) -> Callable[[Progress], None]:
-    asked = []
-
-    def progress(progress: Progress) -> None:
-        # once: a second Ctrl-C would not wait for the step to end
-        if progress.step >= step and not asked:
-            asked.append(step)
-            signal.raise_signal(number)
-
-    return progress
-
-
-def crash_at(step: int) -> Callable[[Progress], None]:
-    def progress(progress: Progress) -> None:
-        if progress.step >= step:
-            raise RuntimeError("as if the power were cut")
-
-    return progress
-
-
-def assert_same_run(one: Path, other: Path) -> None:
-    """Metrics to the last bit, the final state to the last bit, the same scores."""
-    first, second = load_run(one), load_run(other)
-    assert without_times(first.metrics) == without_times(second.metrics)
-    assert first.result is not None and second.result is not None
-    assert first.result["test"] == second.result["test"]
-    tensors, others = load_file(one / CURRENT), load_file(other / CURRENT)
-    assert set(tensors) == set(others)
-    for name, tensor in tensors.items():
-        assert torch.equal(tensor, others[name]), name
 
 
 def test_a_run_leaves_everything_in_its_folder(tiny: Tiny, tmp_path: Path) -> None:
@@ -128,110 +86,6 @@ def test_equal_seeds_give_equal_runs_and_others_do_not(tiny: Tiny, tmp_path: Pat
 
 
 # step 5 ends an epoch; with log_every 3 the window that is open when the run stops is carried over
-@pytest.mark.parametrize(("step", "log_every"), [(2, 2), (5, 1), (6, 3), (12, 2)])
-def test_interrupted_and_resumed_equals_straight(
-    step: int, log_every: int, tiny: Tiny, tmp_path: Path
-) -> None:
-    config = tiny(log_every=log_every, optim={"clip_norm": 0.5})
-    fit(config, tmp_path / "straight")
-    with pytest.raises(
-        InterruptedRunError, match=r"stopped at step \d+ of 15; continue with: linrec train --resume"
-    ):
-        fit(config, tmp_path / "pieces", progress=stop_at(step))
-    assert load_run(tmp_path / "pieces").result is None
-    # whatever happens in between must not matter
-    torch.manual_seed(99)
-    result = fit(config, tmp_path / "pieces", resume=True)
-    assert result.steps == 15
-    assert_same_run(tmp_path / "straight", tmp_path / "pieces")
-
-
-def test_muon_resumes_to_the_bit_too(tiny: Tiny, tmp_path: Path) -> None:
-    config = tiny(optim={"name": "muon"})
-    fit(config, tmp_path / "straight")
-    with pytest.raises(InterruptedRunError):
-        fit(config, tmp_path / "pieces", progress=stop_at(5))
-    fit(config, tmp_path / "pieces", resume=True)
-    assert_same_run(tmp_path / "straight", tmp_path / "pieces")
-
-
-def test_a_run_can_be_stopped_many_times(tiny: Tiny, tmp_path: Path) -> None:
-    config = tiny()
-    fit(config, tmp_path / "straight")
-    for piece, step in enumerate((2, 6, 12)):
-        with pytest.raises(InterruptedRunError):
-            fit(config, tmp_path / "pieces", resume=piece > 0, progress=stop_at(step, signal.SIGTERM))
-    fit(config, tmp_path / "pieces", resume=True)
-    assert_same_run(tmp_path / "straight", tmp_path / "pieces")
-
-
-def test_a_crash_goes_on_from_the_last_checkpoint(tiny: Tiny, tmp_path: Path) -> None:
-    config = tiny(checkpoint_every=4)
-    fit(config, tmp_path / "straight")
-    with pytest.raises(RuntimeError):
-        fit(config, tmp_path / "crashed", progress=crash_at(10))
-    assert load_run(tmp_path / "crashed").metrics[-1]["step"] == 10
-    fit(config, tmp_path / "crashed", resume=True)
-    assert_same_run(tmp_path / "straight", tmp_path / "crashed")
-
-
-def test_a_crash_before_the_first_checkpoint_starts_again(tiny: Tiny, tmp_path: Path) -> None:
-    config = tiny()
-    fit(config, tmp_path / "straight")
-    with pytest.raises(RuntimeError):
-        fit(config, tmp_path / "crashed", progress=crash_at(4))
-    fit(config, tmp_path / "crashed", resume=True)
-    assert_same_run(tmp_path / "straight", tmp_path / "crashed")
-
-
-def test_a_truncated_checkpoint_goes_on_from_the_previous(tiny: Tiny, tmp_path: Path) -> None:
-    config = tiny(checkpoint_every=4)
-    fit(config, tmp_path / "straight")
-    with pytest.raises(RuntimeError):
-        fit(config, tmp_path / "crashed", progress=crash_at(10))
-    truncate(tmp_path / "crashed" / CURRENT)
-    with pytest.warns(UserWarning, match=f"going on from {PREVIOUS}"):
-        fit(config, tmp_path / "crashed", resume=True)
-    assert_same_run(tmp_path / "straight", tmp_path / "crashed")
-
-
-def test_a_full_disk_ends_the_run_and_keeps_the_checkpoint(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = tiny(checkpoint_every=4)
-    fit(config, tmp_path / "straight")
-    save = tensor_files.save_file
-    calls = itertools.count()
-    monkeypatch.setattr(
-        tensor_files, "save_file", lambda *a, **k: save(*a, **k) if next(calls) < 2 else full_disk()
-    )
-    with pytest.raises(CheckpointError, match="No space left on device"):
-        fit(config, tmp_path / "full")
-    monkeypatch.undo()
-    fit(config, tmp_path / "full", resume=True)
-    assert_same_run(tmp_path / "straight", tmp_path / "full")
-
-
-def test_resuming_a_finished_run_returns_its_result(tiny: Tiny, tmp_path: Path) -> None:
-    config = tiny()
-    result = fit(config, tmp_path)
-    before = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
-    assert fit(config, tmp_path, resume=True) == result
-    assert {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
-
-
-def test_a_run_that_died_in_its_last_evaluation_is_finished_by_resume(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fit(tiny(), tmp_path / "straight")
-    (tmp_path / "straight").rename(tmp_path / "died")
-    expected = json.loads((tmp_path / "died" / "result.json").read_text())
-    (tmp_path / "died" / "result.json").unlink()
-    result = fit(tiny(), tmp_path / "died", resume=True)
-    assert result.test == expected["test"]
-    assert len(load_run(tmp_path / "died").metrics) == 12
-
-
 def test_a_folder_that_is_in_use_is_refused(tiny: Tiny, tmp_path: Path) -> None:
     fit(tiny(), tmp_path / "run")
     with pytest.raises(RunFolderError, match=r"holds a run already; continue it with --resume .*/run"):
@@ -242,15 +96,6 @@ def test_a_folder_that_is_in_use_is_refused(tiny: Tiny, tmp_path: Path) -> None:
         fit(tiny(), tmp_path / "notes")
     (tmp_path / "empty").mkdir()
     fit(tiny(), tmp_path / "empty")
-
-
-def test_resuming_another_configuration_or_nothing_is_refused(tiny: Tiny, tmp_path: Path) -> None:
-    with pytest.raises(InterruptedRunError):
-        fit(tiny(), tmp_path / "run", progress=stop_at(2))
-    with pytest.raises(RunFolderError, match=r"started with optim.lr = 0.01, not 0.5"):
-        fit(tiny(optim={"lr": 0.5}), tmp_path / "run", resume=True)
-    with pytest.raises(RunFolderError, match=r"no run folder .*rum; did you mean .*run\?"):
-        fit(tiny(), tmp_path / "rum", resume=True)
 
 
 def test_what_cannot_be_trained_leaves_no_folder(tiny: Tiny, tmp_path: Path) -> None:
@@ -314,18 +159,6 @@ def test_the_best_model_is_kept_and_patience_ends_the_run(tiny: Tiny, tmp_path: 
     assert fit(config, tmp_path, resume=True) == result
 
 
-def test_the_best_model_survives_an_interrupt_and_patience_counts_on(tiny: Tiny, tmp_path: Path) -> None:
-    config = tiny(epochs=4, eval_every=2, keep="best", patience=3, log_every=1, optim={"lr": 0.3})
-    straight = fit(config, tmp_path / "straight")
-    assert straight.best_step is not None
-    with pytest.raises(InterruptedRunError):
-        fit(config, tmp_path / "pieces", progress=stop_at(straight.best_step + 3))
-    result = fit(config, tmp_path / "pieces", resume=True)
-    assert (result.best_step, result.steps) == (straight.best_step, straight.steps)
-    assert result.validation == straight.validation
-    assert_same_run(tmp_path / "straight", tmp_path / "pieces")
-
-
 def test_keeping_the_best_needs_something_to_judge_by(tiny: Tiny, tmp_path: Path) -> None:
     config = tiny(keep="best")
     (tmp_path / "text.txt").write_text("a rose is a rose\n" * 20)
@@ -340,15 +173,6 @@ def test_keeping_the_best_needs_something_to_judge_by(tiny: Tiny, tmp_path: Path
         tiny(patience=2)
     with pytest.raises(ValueError, match="there is no `keep` 'beast'; did you mean 'best'"):
         tiny(keep="beast")
-
-
-def test_the_second_ctrl_c_stops_at_once() -> None:
-    before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt), Interrupt() as interrupt:
-        signal.raise_signal(signal.SIGINT)
-        assert interrupt.requested
-        signal.raise_signal(signal.SIGINT)
-    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_a_compiled_run_agrees_with_an_eager_one(
@@ -401,16 +225,6 @@ def test_a_gradient_that_is_not_finite_pushes_no_good_checkpoint_out(
     with pytest.raises(DivergedError, match="the gradient is not finite at step 10"):
         fit(tiny(checkpoint_every=5), tmp_path)
     assert load_checkpoint(tmp_path).about["step"] == 5
-
-
-def test_a_run_of_so_many_steps_ends_within_an_epoch_and_resumes(tiny: Tiny, tmp_path: Path) -> None:
-    # 5 batches an epoch
-    fit(tiny(steps=7, log_every=1), tmp_path / "straight")
-    with pytest.raises(InterruptedRunError, match="of 7"):
-        fit(tiny(steps=7, log_every=1), tmp_path / "stopped", progress=stop_at(5))
-    result = fit(tiny(steps=7, log_every=1), tmp_path / "stopped", resume=True)
-    assert result.steps == 7
-    assert_same_run(tmp_path / "straight", tmp_path / "stopped")
 
 
 def test_a_part_of_the_validation_split_is_watched_and_the_whole_is_scored(
