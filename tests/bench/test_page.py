@@ -12,7 +12,7 @@ def row(
 ):
     made = {
         **{"task": task, "mixer": mixer, "seed": seed, "trial": "", "parameters": 1234, "state_size": 16},
-        **{"chance": None, "trivial_score": None, "speed_by_length": None},
+        **{"chance": None, "trivial_score": None, "speed_by_length": None, "state_elements": None},
         **{"metric": metric, "status": status, "message": "", "lr": lr, "d_model": 8},
         **{"peak_bytes": {"device": None, "process": 2**20}, "folder": f"b/{task}/{mixer}/seed-{seed}"},
         **{"command": f"linrec bench smoke --mixers {mixer}", "config": {"name": "<recipe> & more"}},
@@ -70,6 +70,12 @@ def test_what_failed_and_what_was_not_run_is_said(tmp_path):
         assert line[4] == "accuracy" and line[7:12] == ["", "1,234", "16", "", ""]
         assert f"linrec bench smoke --mixers {line[1]}" in line[-1] and "<recipe> & more" in line[-1]
     assert not list((tmp_path / "pictures").iterdir())
+
+
+def test_seeds_that_are_missing_and_states_that_grow(tmp_path):
+    rows = [row("attention", state_elements=2048), row("attention", 1, status="killed")]
+    (line,) = cells(write_page(rows, tmp_path, title="suite").read_text())
+    assert line[7:10] == ["1 of 2", "1,234", "2,048"]
 
 
 def test_a_level_is_what_any_job_of_the_task_says():

@@ -15,6 +15,7 @@ import tyro  # noqa: F401
 
 from linrec.bench import Entry, make_jobs, make_rows, run_jobs, write_page, write_rows
 from linrec.bench.jobs import write_job
+from linrec.bench.schedule import _gpu_share
 from linrec.bench.variants import folder_name
 from linrec.bench.worker import run_job
 from linrec.cli import main
@@ -59,6 +60,7 @@ def test_a_row_has_all_of_a_job_that_is_done(folder_of):
     assert row["chance"] == 1 / 8 and row["parameters"] > 0 and row["state_size"] > 0
     assert row["trivial_score"] == load_run(folder / "run").config.task.trivial_score
     assert [found["length"] for found in row["speed_by_length"]][:2] == [2, 9]
+    assert row["state_elements"] == row["state_size"]
     assert row["config"]["model"]["mixer"] == "gla" and row["command"].endswith("--mixers gla")
     assert row["device"]["type"] == "cpu" and row["versions"]["torch"]
     # what has ended is not trained again
@@ -188,6 +190,12 @@ def test_a_job_is_asked_to_stop_with_its_command(folder_of, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         run_jobs([folder_of("gla")])
     assert len(asked) == 1
+
+
+def test_jobs_share_a_gpu_only_where_there_are_more_of_them():
+    assert [_gpu_share(gpus, 2) for gpus in (0, 1, 2, 3)] == [0, 1 / 2, 1, 1]
+    # three on two GPUs: two thirds each would leave one waiting
+    assert _gpu_share(2, 3) == 1 / 2
 
 
 def test_several_workers_without_ray_name_the_extra(folder_of, monkeypatch):

@@ -3,8 +3,8 @@ import dataclasses
 import pytest
 import torch
 
-from linrec.bench import make_jobs
-from linrec.bench.speed import _step_bytes, speed_by_length
+from linrec.bench import Entry, make_jobs
+from linrec.bench.speed import _step_bytes, speed_by_length, state_elements
 from tests.bench.test_running import TINY
 
 OWN = f"{__package__}.own_mixers"
@@ -46,6 +46,19 @@ def test_steps_are_measured_at_several_lengths(monkeypatch):
     # of a device on which a sequence takes a tenth of a second, smaller batches, and no sequences of seconds
     slow = speed_by_length(job.config, sequences_per_second=1.0)
     assert [(speed["length"], speed["batch_size"]) for speed in slow] == [(2, 4), (9, 1)]
+
+
+def test_the_state_is_counted_at_the_end_of_a_sequence():
+    jobs = make_jobs([TINY], ["attention", "attention(window=4)", "gla"], [0])
+    grows, window, stays = (state_elements(job.config) for job in jobs)
+    # 9 steps of 16 elements of keys and values, and their number; the cache of a window has one step less
+    assert (grows, window) == (9 * 16 + 1, 3 * 16 + 1)
+    assert stays == jobs[2].sizes.state
+    # of both directions
+    task = {"length": 8, "n_train": 16, "n_validation": 8, "n_test": 8}
+    adding = Entry("adding", "adding", task=task, model={**TINY.model, "bidirectional": True})
+    (job,) = make_jobs([adding], ["gla"], [0])
+    assert state_elements(job.config) == job.sizes.state == 2 * stays
 
 
 def test_a_length_without_memory_says_so_and_a_regression_is_measured_too():

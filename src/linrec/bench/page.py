@@ -151,9 +151,9 @@ def _cells(standing: Standing, of_all: Sequence[dict[str, Any]]) -> str:
         f"<td>{escape(first['metric'])}</td>",
         _number(chance, ".3g"),
         _number(trivial, ".3g"),
-        _number(len(rows) or None, "d"),
+        _number(len(rows) or None, "d", after="" if len(rows) == standing.seeds else f" of {standing.seeds}"),
         _number(first["parameters"], ",d"),
-        _number(first["state_size"], ",d"),
+        _number(standing.state, ",d"),
         _number(_mean([row["tokens_per_second"] for row in rows]), ",.0f"),
         _number(_mean([_memory(row) for row in rows]), ",.0f"),
         f"<td><details><summary>seed {first['seed']}</summary>{told}</details></td>",
@@ -165,12 +165,12 @@ def _breakable(label: str) -> str:
     return re.sub(r"([(,+:=])", r"\1<wbr>", escape(label, quote=False))
 
 
-def _number(value: float | None, form: str = "", *, soft: bool = False) -> str:
+def _number(value: float | None, form: str = "", *, soft: bool = False, after: str = "") -> str:
     """Return a cell that sorts by its value, not by how that is written."""
     classes = "number soft" if soft else "number"
     if value is None:
         return f'<td class="{classes}" data-value=""></td>'
-    return f'<td class="{classes}" data-value="{value}">{format(value, form)}</td>'
+    return f'<td class="{classes}" data-value="{value}">{format(value, form)}{after}</td>'
 
 
 def _memory(row: dict[str, Any]) -> float | None:

@@ -65,8 +65,8 @@ def drawings(task: str, table: Sequence[Standing]) -> list[Drawing]:
         found.append(Drawing("lengths", "score by length", caption, _figure(shown, [panel])))
     if len(shown) > 1:
         caption = (
-            "Score of every seed against the elements of a sequence's state, of attention those that a step "
-            f"adds. {AND_LEVELS}"
+            "Score of every seed against the elements of a sequence's state at its end, of attention all it "
+            f"keeps. {AND_LEVELS}"
         )
         panel = _panel(_draw_state, "state size", metric, ticks={*map(_state, shown)}, levels=True)
         found.append(Drawing("states", "score by state size", caption, _figure(shown, [panel])))
@@ -196,4 +196,4 @@ def _draw_state(axes: Axes, standing: Standing, colour: str) -> None:
 
 def _state(standing: Standing) -> int:
     # a state of none has a place on a logarithmic axis too
-    return max(1, standing.rows[0]["state_size"])
+    return max(1, standing.state)

@@ -17,6 +17,9 @@ __all__ = ["make_rows", "write_rows"]
 ROWS = "rows.jsonl"
 PARQUET = "rows.parquet"
 
+MEASURED = ("chance", "trivial_score", "state_elements", "speed_by_length")
+"""What a worker finds out when the model is trained."""
+
 
 def make_rows(folders: Sequence[Path]) -> list[dict[str, Any]]:
     """Return the rows of jobs, in their order; one that has not run yet has the status "not run".
@@ -69,7 +72,7 @@ def _row(folder: Path) -> dict[str, Any]:
         "d_model": job["config"]["model"]["d_model"],
         "lr": job["config"]["optim"]["lr"],
         "peak_bytes": outcome["peak_bytes"],
-        **{name: outcome.get(name) for name in ("chance", "trivial_score", "speed_by_length")},
+        **{name: outcome.get(name) for name in MEASURED},
         "folder": str(folder),
         "command": job["command"],
         "config": job["config"],

@@ -1,6 +1,7 @@
 """Where jobs run: one after another, or several at a time by Ray."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -32,7 +33,7 @@ def run_jobs(
 
     Args:
         folders: of jobs, in the order in which they start.
-        workers: how many run at a time. More than one need Ray, which gives each its share of the GPUs.
+        workers: how many run at a time. More than one need Ray, which gives each a GPU, or its share of one.
         deadline: `time.monotonic()` after which no more is started; None starts all.
         ended: called with the folder of each job that has ended.
 
@@ -49,9 +50,10 @@ def run_jobs(
         return
     ray = _ray()
     gpus = torch.cuda.device_count()
-    ray.init(num_cpus=workers, num_gpus=gpus, include_dashboard=False, logging_level="error")
+    # of its own: a cluster that happens to run here was not asked for
+    ray.init("local", num_cpus=workers, num_gpus=gpus, include_dashboard=False, logging_level="error")
     try:
-        remote = ray.remote(num_cpus=1, num_gpus=gpus / workers, max_retries=0)(_execute_until)
+        remote = ray.remote(num_cpus=1, num_gpus=_gpu_share(gpus, workers), max_retries=0)(_execute_until)
         # the clocks of processes on one machine agree, but not their monotonic ones
         until = None if deadline is None else time.time() + deadline - time.monotonic()
         waiting = {remote.remote(str(folder), until): folder for folder in folders}
@@ -95,6 +97,11 @@ def outcome_of(folder: Path) -> dict[str, Any] | None:
         return json.loads((folder / OUTCOME).read_text())
     except FileNotFoundError:
         return None
+
+
+def _gpu_share(gpus: int, workers: int) -> float:
+    """What a job takes of a GPU: jobs share one, as few as possible, but none is spread over several."""
+    return 1 / math.ceil(workers / gpus) if gpus else 0.0
 
 
 def _execute_until(folder: str, until: float | None) -> None:

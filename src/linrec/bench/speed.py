@@ -1,4 +1,4 @@
-"""How fast a model is trained, and how much memory a step takes, by length of its sequences."""
+"""What running a model tells: the size of its state, and speed and memory of training by length."""
 
 import dataclasses
 import functools
@@ -8,8 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
+from linrec.mixers import Mixer
 from linrec.models import LanguageModel, ModelConfig, SequenceClassifier
 from linrec.tasks import Batch, PairedTask
 from linrec.train import TrainConfig
@@ -19,7 +21,7 @@ from linrec.train.optim import make_optimizers
 from linrec.train.state import matmul_precision
 from linrec.train.step import Objective, train_step
 
-__all__ = ["speed_by_length"]
+__all__ = ["speed_by_length", "state_elements"]
 
 LONGEST = 16_384
 STEP_SECONDS = 0.1
@@ -30,6 +32,28 @@ SEQUENCE_SECONDS = 1.5
 
 SECONDS = 6.0
 """After so many no other length is begun; what compiles its kernels for each takes most of them for that."""
+
+
+def state_elements(config: TrainConfig) -> int:
+    """Count the elements of the state that a sequence of the task leaves, of all mixers.
+
+    Args:
+        config: what is trained.
+    """
+    model = make_fabric(config.loop).setup_module(_model(config)).eval()
+    counts: list[int] = []
+
+    def count(_: nn.Module, __: Any, result: Any) -> None:
+        tensors = [leaf for leaf in tree_leaves(result[1]) if isinstance(leaf, Tensor)]
+        counts.append(sum(tensor[0].numel() for tensor in tensors))
+
+    for module in model.modules():
+        if isinstance(module, Mixer):
+            module.register_forward_hook(count)
+    batch = _random_batch(config, 1, _length(config))
+    with torch.no_grad():
+        model(batch.inputs.to(next(model.parameters()).device))
+    return sum(counts)
 
 
 def speed_by_length(config: TrainConfig, *, sequences_per_second: float) -> list[dict[str, Any]]:
@@ -49,7 +73,7 @@ def speed_by_length(config: TrainConfig, *, sequences_per_second: float) -> list
         where there was no memory for a step, or where the model refuses the length. A length that would take
         too long is left out.
     """
-    length = config.task.split("train").rows(torch.tensor([0])).inputs.shape[1 + len(_pair(config))]
+    length = _length(config)
     tokens_per_second = sequences_per_second * length
     # at least a sequence of the task
     tokens = max(length, int(min(config.loop.batch_size * length, STEP_SECONDS * tokens_per_second)))
@@ -71,8 +95,7 @@ def _measured(config: TrainConfig, batch: Batch) -> dict[str, Any]:
     loop = dataclasses.replace(config.loop, accumulate=1, strategy="auto")
     fabric = make_fabric(loop)
     device = fabric.device
-    of = config.model
-    model = LanguageModel(of) if isinstance(of, ModelConfig) else SequenceClassifier(of)
+    model = _model(config)
     objective = fabric.setup_module(Objective(model))
     steppers: Any = [fabric.setup_optimizers(made) for made in make_optimizers(model, config.optim)]
     step = functools.partial(
@@ -124,6 +147,16 @@ def _step_bytes(step: Callable[[], None], device: torch.device) -> int | None:
 def _wait(device: torch.device) -> None:
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
+
+
+def _model(config: TrainConfig) -> LanguageModel | SequenceClassifier:
+    of = config.model
+    return LanguageModel(of) if isinstance(of, ModelConfig) else SequenceClassifier(of)
+
+
+def _length(config: TrainConfig) -> int:
+    """Steps of the task's sequences."""
+    return config.task.split("train").rows(torch.tensor([0])).inputs.shape[1 + len(_pair(config))]
 
 
 def _pair(config: TrainConfig) -> tuple[int, ...]:

@@ -29,6 +29,17 @@ class Standing:
         """Score of every seed on the test split."""
         return [row["score"] for row in self.rows]
 
+    @property
+    def seeds(self) -> int:
+        """How many seeds were asked for, those that failed too."""
+        return len({row["seed"] for row in (*self.rows, *self.failed)})
+
+    @property
+    def state(self) -> int:
+        """Elements of a sequence's state at its end; until a model has run, those that it says it has."""
+        first = (self.rows or self.failed)[0]
+        return first["state_size"] if first.get("state_elements") is None else first["state_elements"]
+
 
 def standings(rows: Sequence[dict[str, Any]]) -> list[Standing]:
     """Group rows by task and mixer; of several learning rates, the one of the lowest validation loss counts.

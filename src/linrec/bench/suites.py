@@ -104,6 +104,16 @@ SUITES: Mapping[str, tuple[Entry, ...]] = {
     ),
     "recall": (
         *_as_it_is("associative-recall", "mqar", "phonebook", "selective-copying"),
+        # from few pairs, which attention learns first, to more than small states can hold
+        Entry(
+            "mqar-mixed",
+            "mqar",
+            task={
+                "mix": ((64, 4, 1), (64, 8, 1), (64, 16, 1), (128, 32, 1)),
+                **{"length": 128, "n_pairs": 32, "n_tokens": 256},
+            },
+            loop={"steps": 4000, "batch_size": 128},
+        ),
         Entry("induction-heads", "induction-heads", task={"test_lengths": (64, 256, 1024, 4096)}),
         *_longer("reversing"),
     ),

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from linrec.bench.jobs import FILE, NO_DATA, OUTCOME, RUN, without_data
-from linrec.bench.speed import speed_by_length
+from linrec.bench.speed import speed_by_length, state_elements
 from linrec.tasks import Task, judged_by
 from linrec.text import DataError
 from linrec.train import DivergedError, InterruptedRunError, Progress, fit, load_run
@@ -60,6 +60,7 @@ def run_job(folder: Path) -> str:
             task = config.task.prepared()
             outcome |= _levels(task)
             config = dataclasses.replace(config, task=task)
+            outcome["state_elements"] = state_elements(config)
             speed = result.steps_per_second * config.loop.batch_size
             outcome["speed_by_length"] = speed_by_length(config, sequences_per_second=speed)
         except Exception:

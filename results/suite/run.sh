@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# Trains what docs/results/suite.md shows: three seeds of each model, a folder and a page for each question.
+#
+#   results/suite/run.sh RUNS [WORKERS] [QUESTION ...]
+#
+# RUNS is the folder for runs, WORKERS how many jobs share the GPUs (8 took half an hour of one H200), and the
+# questions are the names of the functions below, by default all.
+set -euo pipefail
+runs=${1:?"usage: $0 RUNS [WORKERS] [QUESTION ...]"}
+workers=${2:-1}
+shift $(($# < 2 ? $# : 2))
+
+suite() { linrec bench "$1" --workers "$workers" --out "$runs/$2" "${@:3}"; }
+
+# transitions that depend on the data, and such that do not
+selective-copying() {
+  suite recall selective-copying --tasks selective-copying --lrs 0.001 0.003 --mixers mamba gla delta_net s4d lru
+}
+induction-heads() {
+  suite recall induction-heads --tasks induction-heads --lrs 0.001 0.003 --mixers mamba gla delta_net s4d lru
+}
+# transitions that are complex, negative, or neither
+state-tracking() {
+  suite state-tracking state-tracking --tasks parity modulo-3 --mixers \
+    gate_loop "gate_loop(phase_activation='none')" \
+    "delta_net(n_heads=4, beta='double_sigmoid')" "delta_net(n_heads=4)"
+}
+# states of several sizes, and one that grows
+mqar() {
+  suite recall mqar --tasks mqar-mixed --mixers \
+    attention "delta_net(n_heads=4)" "delta_net(n_heads=16)" "delta_net(n_heads=32)"
+}
+adding() {
+  suite memory adding --tasks adding --lrs 0.003 --mixers hgru "ls_lstm(uniform_init=True)" mamba s4d
+}
+lstm-task-2b() {
+  suite memory lstm-task-2b --tasks lstm-task-2b --mixers "ls_lstm(forget_bias_init=5.0)" hgru mamba s4d
+}
+
+questions=("$@")
+((${#questions[@]})) || questions=(selective-copying induction-heads state-tracking mqar adding lstm-task-2b)
+for question in "${questions[@]}"; do
+  "$question"
+done
