@@ -31,7 +31,7 @@ mqar() {
     attention "delta_net(n_heads=4)" "delta_net(n_heads=16)" "delta_net(n_heads=32)"
 }
 adding() {
-  suite memory adding --tasks adding --lrs 0.003 --mixers hgru "ls_lstm(uniform_init=True)" mamba s4d
+  suite memory adding --tasks adding --lrs 0.003 --mixers hgru "ls_lstm(uniform_init=True)" s4d
 }
 lstm-task-2b() {
   suite memory lstm-task-2b --tasks lstm-task-2b --mixers "ls_lstm(forget_bias_init=5.0)" hgru mamba s4d

@@ -28,7 +28,7 @@ MIXERS: dict[str, tuple[str | tuple[str, ...], dict[str, Any]]] = {
 
 def build(name: str, *, seed: int = 0, dtype: torch.dtype = torch.float64, **config: Any) -> LanguageModel:
     mixer, arguments = MIXERS[name]
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         shape = {"vocab_size": VOCAB, "d_model": 8, "n_layers": 2, "d_channel_mixing": 16} | config
         model = LanguageModel(ModelConfig(mixer=mixer, mixer_args=arguments, **shape))

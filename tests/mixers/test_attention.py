@@ -127,7 +127,7 @@ def test_dropout_is_of_shares_and_in_training_alone():
     mixer, x = make(dropout=0.5), inputs(time=1)
     shown, _ = mixer.eval()(x)
     assert_agree(shown, mixer.out(mixer.v(x)))
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         trained, _ = mixer.train()(x.repeat(100, 1, 1))
     # a single step has one share, which is dropped or doubled

@@ -354,7 +354,7 @@ def test_dropout_drops_shares_and_raises_the_others(mode, backend, causal):
     inputs["v"] = torch.eye(time, dtype=torch.float64)[None, :, None].expand(8, -1, 2, -1).contiguous()
     options = {"causal": causal, "mode": mode, "backend": backend}
     shares, _ = softmax_attention(**inputs, **options)
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         y, _ = softmax_attention(**inputs, **options, dropout=0.25)
     kept = y != 0
