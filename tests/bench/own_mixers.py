@@ -68,6 +68,13 @@ class Divergent(Identity):
         return x * self.scale * torch.inf, x.new_zeros(len(x), 0)
 
 
+class DivergentLater(Identity):
+    """Has a finite loss in training alone."""
+
+    def forward(self, x, state=None, *, reset=None):
+        return x * self.scale * (1.0 if self.training else torch.nan), x.new_zeros(len(x), 0)
+
+
 class Wide(Identity):
     """Can have few widths."""
 

@@ -44,7 +44,7 @@ def test_a_page_has_means_and_spreads_and_holds_everything_itself(tmp_path):
     page = write_page(rows, tmp_path, title="a <suite>").read_text()
     (gla, lru) = cells(page)
     assert gla[:5] == ["copying", "gla", "0.6", "0.14", "accuracy"]
-    assert gla[5:12] == ["0.125", "0.55", "2", "1,234", "16", "10", "1"]
+    assert gla[5:13] == ["0.125", "0.55", "0.2 at 20", "2", "1,234", "16", "10", "1"]
     assert lru[:5] == ["copying", "lru", "1", "", "accuracy"]
     assert "linrec bench smoke --mixers gla" in gla[-1] and "<recipe> & more" in gla[-1]
     assert "<h1>a &lt;suite&gt;</h1>" in page and "3 of 3 jobs are done. a &lt;device&gt;" in page
@@ -67,7 +67,7 @@ def test_what_failed_and_what_was_not_run_is_said(tmp_path):
     ]
     # what was to be run is there all the same
     for line in cells(page):
-        assert line[4] == "accuracy" and line[7:12] == ["", "1,234", "16", "", ""]
+        assert line[4] == "accuracy" and line[7:13] == ["", "", "1,234", "16", "", ""]
         assert f"linrec bench smoke --mixers {line[1]}" in line[-1] and "<recipe> & more" in line[-1]
     assert not list((tmp_path / "pictures").iterdir())
 
@@ -75,7 +75,7 @@ def test_what_failed_and_what_was_not_run_is_said(tmp_path):
 def test_seeds_that_are_missing_and_states_that_grow(tmp_path):
     rows = [row("attention", state_elements=2048), row("attention", 1, status="killed")]
     (line,) = cells(write_page(rows, tmp_path, title="suite").read_text())
-    assert line[7:10] == ["1 of 2", "1,234", "2,048"]
+    assert line[8:11] == ["1 of 2", "1,234", "2,048"]
 
 
 def test_a_level_is_what_any_job_of_the_task_says():
@@ -103,4 +103,4 @@ def test_other_scores_than_accuracies(tmp_path, metric):
     rows = [row("gla", score=0.25, metric=metric, probes={}, curve=[[1, 0.3, None]])]
     write_page(rows, tmp_path, title="suite")
     (line,) = cells((tmp_path / "report.html").read_text())
-    assert line[2:7] == ["0.25", "", metric, "0.125", "0.55"]
+    assert line[2:8] == ["0.25", "", metric, "0.125", "0.55", ""]

@@ -12,14 +12,15 @@ import pytest
 
 # now, for doctests leave their last result among the builtins, which tyro cannot be imported with
 import tyro  # noqa: F401
+from filelock import FileLock
 
 from linrec.bench import Entry, make_jobs, make_rows, run_jobs, write_page, write_rows
 from linrec.bench.jobs import write_job
-from linrec.bench.schedule import _gpu_share
+from linrec.bench.schedule import _gpu_share, outcome_of
 from linrec.bench.variants import folder_name
 from linrec.bench.worker import run_job
 from linrec.cli import main
-from linrec.train import ConfigError, load_run
+from linrec.train import ConfigError, InterruptedRunError, load_run
 
 OWN = f"{__package__}.own_mixers"
 TINY = Entry(
@@ -101,6 +102,7 @@ def test_a_regression_has_errors_and_no_accuracies(tmp_path):
     ("mixer", "task", "status", "message"),
     [
         (f"{OWN}:Divergent", {}, "diverged", "the loss is not finite at step"),
+        (f"{OWN}:DivergentLater", {}, "diverged", "the loss on the validation split is not finite"),
         (f"{OWN}:Hungry", {}, "out of memory", "OutOfMemoryError: tried to allocate 900 GiB"),
         (f"{OWN}:Huge", {}, "out of memory", "RuntimeError: "),
         (f"{OWN}:Wordless", {}, "out of memory", "MemoryError"),
@@ -170,9 +172,22 @@ def test_a_command_that_is_ended_leaves_a_page(tmp_path, capsys, monkeypatch):
     assert "stopped; the same command goes on" in capsys.readouterr().err
     assert len(pages) == 1 and "Jobs that have not been run: 2" in pages[0]
     assert signal.getsignal(signal.SIGTERM) == before
+    with FileLock(tmp_path / ".lock"):
+        assert main([*words, str(tmp_path)]) == 2
+    assert "another linrec bench is at work in" in capsys.readouterr().err
     # a file where the folder should be
     assert main([*words, str(tmp_path / "rows.jsonl")]) == 1
     assert "rows.jsonl cannot be written: " in capsys.readouterr().err
+
+
+def test_a_job_that_is_stopped_names_the_command_of_its_suite(folder_of, monkeypatch):
+    def stopped(*_, **__):
+        raise InterruptedRunError("stopped at step 2 of 4; continue with: linrec train --resume")
+
+    monkeypatch.setattr("linrec.bench.worker.fit", stopped)
+    folder = folder_of("gla")
+    assert run_job(folder) == "stopped"
+    assert outcome_of(folder)["message"] == "stopped with a checkpoint; the same command goes on from there."
 
 
 def test_a_job_is_asked_to_stop_with_its_command(folder_of, monkeypatch):

@@ -17,7 +17,7 @@ __all__ = ["write_page"]
 
 PAGE = "report.html"
 PICTURES = "pictures"
-NUMBERS = ("score", "±", "chance", "trivial", "seeds", "parameters", "state", "tokens/s", "MiB")
+NUMBERS = ("score", "±", "chance", "trivial", "longest", "seeds", "parameters", "state", "tokens/s", "MiB")
 HEAD = ("task", "mixer", *NUMBERS[:2], "metric", *NUMBERS[2:], "job")
 
 # sorts a table by the column whose heading is clicked, and hides the rows that lack the words of the filter
@@ -106,7 +106,7 @@ def write_page(rows: Sequence[dict[str, Any]], out: Path, *, title: str) -> Path
             '<p class="soft">Mean over seeds and standard deviation on the test split. '
             "A heading sorts; mse and perplexity are better where they are lower. Chance is a uniform guess; "
             "trivial is the best predictor that never looks at its input, and scores no better than that are "
-            "grey.</p>",
+            "grey. Longest is the score on the longest samples that the task is probed with.</p>",
             *(f'<div class="pictures">{"".join(map(_section, of_task))}</div>' for of_task in drawn),
             SCRIPT,
         ],
@@ -151,6 +151,7 @@ def _cells(standing: Standing, of_all: Sequence[dict[str, Any]]) -> str:
         f"<td>{escape(first['metric'])}</td>",
         _number(chance, ".3g"),
         _number(trivial, ".3g"),
+        _longest(standing),
         _number(len(rows) or None, "d", after="" if len(rows) == standing.seeds else f" of {standing.seeds}"),
         _number(first["parameters"], ",d"),
         _number(standing.state, ",d"),
@@ -159,6 +160,13 @@ def _cells(standing: Standing, of_all: Sequence[dict[str, Any]]) -> str:
         f"<td><details><summary>seed {first['seed']}</summary>{told}</details></td>",
     ]
     return names + "".join(cells)
+
+
+def _longest(standing: Standing) -> str:
+    if not standing.by_length:
+        return _number(None)
+    length, scores = max(standing.by_length.items())
+    return _number(statistics.mean(scores), ".4g", after=f" at {length:,}")
 
 
 def _breakable(label: str) -> str:

@@ -58,8 +58,7 @@ def drawings(task: str, table: Sequence[Standing]) -> list[Drawing]:
         caption = "On the validation split while training: mean over seeds, and lowest to highest."
         caption += f" {AND_LEVELS}" * (metric != "perplexity")
         found.append(Drawing("curves", "learning curves", caption, _figure(shown, panels)))
-    if any(len(row["probes"]) > 1 for row in rows):
-        lengths = {int(name) for row in rows for name in row["probes"] if name.isdigit()}
+    if len(lengths := {length for standing in shown for length in standing.by_length}) > 1:
         caption = f"Score on samples of other lengths than those of training. {AND_LEVELS}"
         panel = _panel(_draw_probes, "length", metric, ticks=lengths, levels=True)
         found.append(Drawing("lengths", "score by length", caption, _figure(shown, [panel])))
@@ -179,15 +178,9 @@ def _by_length(name: str, unit: float) -> Draw:
 
 
 def _draw_probes(axes: Axes, standing: Standing, colour: str) -> None:
-    key = "accuracy" if standing.rows[0]["metric"] == "accuracy" else "loss"
-    lengths = sorted(standing.rows[0]["probes"], key=_number)
-    if lengths and all(length.isdigit() for length in lengths):
-        scores = [[row["probes"][length][key] for length in lengths] for row in standing.rows]
-        style.draw_mean_and_range(axes, [int(length) for length in lengths], scores, colour=colour)
-
-
-def _number(name: str) -> int:
-    return int(name) if name.isdigit() else 0
+    if scores := standing.by_length:
+        seeds = [list(of_seed) for of_seed in zip(*scores.values(), strict=True)]
+        style.draw_mean_and_range(axes, [*scores], seeds, colour=colour)
 
 
 def _draw_state(axes: Axes, standing: Standing, colour: str) -> None:

@@ -93,6 +93,9 @@ def _row(folder: Path) -> dict[str, Any]:
         ],
         **{name: run.about[name] for name in ("commit", "device", "versions")},
     }
+    # what did not end well has no scores, whatever is there
+    if outcome["status"] != "done":
+        return row
     if run.result is None:
         row |= _lost(row, f"{run.path} has no result; run the job again.")
     else:

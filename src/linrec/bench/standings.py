@@ -30,6 +30,14 @@ class Standing:
         return [row["score"] for row in self.rows]
 
     @property
+    def by_length(self) -> dict[int, list[float]]:
+        """Score of every seed at the lengths that are probed, by ascending length."""
+        first = (*self.rows, {"metric": "", "probes": {}})[0]
+        key = "accuracy" if first["metric"] == "accuracy" else "loss"
+        lengths = sorted(int(name) for name in first["probes"] if name.isdigit())
+        return {length: [row["probes"][str(length)][key] for row in self.rows] for length in lengths}
+
+    @property
     def seeds(self) -> int:
         """How many seeds were asked for, those that failed too."""
         return len({row["seed"] for row in (*self.rows, *self.failed)})

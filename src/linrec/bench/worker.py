@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import resource
 import sys
 import traceback
@@ -39,12 +40,16 @@ def run_job(folder: Path) -> str:
         resume = (run / "config.json").exists()
         config = load_run(run).config if resume else config_from_dict(job["config"])
         result = fit(config, run, resume=resume, progress=_tell, command=job["command"])
+        for split, scores in (("validation", result.validation), ("test", result.test)):
+            if not math.isfinite(scores.get("loss", 0.0)):
+                raise DivergedError(f"the loss on the {split} split is not finite; that of training was.")
     except DataError as error:
         status, message = NO_DATA, without_data(job["task"], error)
     except DivergedError as error:
         status, message = "diverged", str(error)
-    except InterruptedRunError as error:
-        status, message = "stopped", str(error)
+    except InterruptedRunError:
+        # the run itself names another command, for runs without a suite
+        status, message = "stopped", "stopped with a checkpoint; the same command goes on from there."
     except (torch.OutOfMemoryError, MemoryError) as error:
         status, message = "out of memory", _first_line(error)
     except Exception as error:

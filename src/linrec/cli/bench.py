@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
+from filelock import FileLock, Timeout
 from rich.console import Console
 from rich.table import Table
 
@@ -22,8 +23,11 @@ from linrec.bench.standings import Standing, level, standings, validation_loss
 from linrec.bench.variants import split_list
 from linrec.cli.parsing import one_line_errors, parse
 from linrec.errors import unknown
-from linrec.train.errors import InterruptedRunError, TrainError
+from linrec.train.errors import ConfigError, InterruptedRunError, TrainError
 from linrec.train.processes import program
+
+LOCK = ".lock"
+"""Held while a command is at work in a folder: two would train the same jobs, and lose each other's rows."""
 
 FACTORS = (1 / 3, 1.0, 3.0)
 """Learning rates of a sweep, times that of the recipe; the same for every mixer."""
@@ -83,7 +87,10 @@ def run(words: list[str]) -> int:
     suite = _Suite(options, out, deadline, console)
     # a scheduler that ends us is as good as Ctrl-C
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    lock = FileLock(out / LOCK)
     try:
+        out.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=0)
         first = [job for job in jobs if job.seed == options.seeds[0]]
         rest = [job for job in jobs if job.seed != options.seeds[0]]
         factors = FACTORS if options.sweep else ()
@@ -95,12 +102,17 @@ def run(words: list[str]) -> int:
         else:
             suite.run(first)
         suite.run(rest)
+    except Timeout:
+        raise ConfigError(
+            f"another linrec bench is at work in {out}; wait until it has ended, or give another --out."
+        ) from None
     except KeyboardInterrupt:
         suite.write()
         raise InterruptedRunError(f"stopped; the same command goes on with what is in {out}") from None
     except OSError as error:
         raise TrainError(f"{out} cannot be written: {error}.") from error
     finally:
+        lock.release()
         signal.signal(signal.SIGTERM, before)
     rows, files = suite.write()
     _show_scores(console, rows)
@@ -240,13 +252,17 @@ def _show_scores(console: Console, rows: Sequence[dict[str, Any]]) -> None:
     for heading in ("chance", "trivial"):
         table.add_column(heading, justify="right", no_wrap=True)
     found = standings(rows)
+    probed = any(standing.by_length for standing in found)
+    if probed:
+        table.add_column("longest", justify="right", no_wrap=True)
     for task, metric in {row["task"]: row["metric"] for row in rows}.items():
         levels = (level(rows, task, name) for name in ("chance", "trivial_score"))
         name, of_task = task, (metric, *("" if value is None else f"{value:.3g}" for value in levels))
         for standing in (standing for standing in found if standing.task == task):
-            table.add_row(name, standing.mixer, _score(standing), *of_task)
+            beyond = [_longest(standing)] if probed else []
+            table.add_row(name, standing.mixer, _score(standing), *of_task, *beyond)
             # what is the same for all of a task stands once
-            name, of_task = "", ()
+            name, of_task = "", ("", "", "")
     console.print(table)
     for row in rows:
         if row["status"] not in ("done", "not run"):
@@ -262,3 +278,10 @@ def _score(standing: Standing) -> str:
         return str(standing.failed[0]["status"])
     spread = f" ± {statistics.stdev(scores):.2g}" if len(scores) > 1 else ""
     return f"{statistics.mean(scores):.3g}{spread}"
+
+
+def _longest(standing: Standing) -> str:
+    if not standing.by_length:
+        return ""
+    length, scores = max(standing.by_length.items())
+    return f"{statistics.mean(scores):.3g} at {length:,}"
