@@ -13,6 +13,7 @@ from benchmarks.commands.models import ModelsOptions, models
 from benchmarks.commands.ops import OpsOptions, ops
 from benchmarks.commands.results import RefusedError
 from benchmarks.commands.steps import StepsOptions, steps
+from benchmarks.commands.tasks import TasksOptions, tasks
 from benchmarks.commands.training import TrainingOptions, training
 
 COMMANDS: dict[str, tuple[type[Any], Callable[[Any, str], int]]] = {
@@ -21,6 +22,7 @@ COMMANDS: dict[str, tuple[type[Any], Callable[[Any, str], int]]] = {
     "steps": (StepsOptions, steps),
     "models": (ModelsOptions, models),
     "training": (TrainingOptions, training),
+    "tasks": (TasksOptions, tasks),
 }
 HELP = (
     f"usage: python -m benchmarks {{{','.join(COMMANDS)}}} ...\n\n"
