@@ -20,7 +20,8 @@ def test_every_task_that_is_drawn_is_measured(tmp_path, capsys):
 
 
 def test_what_is_asked_is_compared_in_its_unit(monkeypatch):
-    monkeypatch.setattr("time.perf_counter", lambda clock=itertools.count(): float(next(clock)))
+    clock = itertools.count(0.0)
+    monkeypatch.setattr("time.perf_counter", lambda: next(clock))
     (row,) = (row for row in task_rows() if row.name == "adding")
     for unit, met in (("tokens", True), ("samples", False)):
         monkeypatch.setitem(ASKED, "adding", (30.0, unit))
