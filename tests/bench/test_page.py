@@ -92,6 +92,15 @@ def test_of_several_rates_the_one_of_the_lowest_validation_loss_counts():
     assert standing.scores == [0.9, 0.8] and [row["status"] for row in standing.failed] == ["killed"]
 
 
+def test_lengths_are_those_that_all_seeds_were_probed_with():
+    of_more = {str(length): {"accuracy": length / 100, "loss": 1.0} for length in (5, 20, 40)}
+    kinds = {"64x4": {"accuracy": 1.0, "loss": 0.0}}
+    (standing,) = standings(
+        [row("gla", probes=of_more), row("gla", 1, probes=of_more | kinds), row("gla", 2)]
+    )
+    assert standing.by_length == {5: [0.05, 0.05, 0.5], 20: [0.2, 0.2, 0.2]}
+
+
 def test_a_loss_that_is_no_number_is_the_lowest_of_none():
     tried = [row("gla", lr=0.1, loss=float("nan"), score=0.1), row("gla", lr=0.01, loss=0.2, score=0.9)]
     (standing,) = standings(tried)

@@ -31,10 +31,12 @@ class Standing:
 
     @property
     def by_length(self) -> dict[int, list[float]]:
-        """Score of every seed at the lengths that are probed, by ascending length."""
-        first = (*self.rows, {"metric": "", "probes": {}})[0]
-        key = "accuracy" if first["metric"] == "accuracy" else "loss"
-        lengths = sorted(int(name) for name in first["probes"] if name.isdigit())
+        """Score of every seed at the lengths that are probed with all of them, by ascending length."""
+        if not self.rows:
+            return {}
+        key = "accuracy" if self.rows[0]["metric"] == "accuracy" else "loss"
+        names = set.intersection(*({*row["probes"]} for row in self.rows))
+        lengths = sorted(int(name) for name in names if name.isdigit())
         return {length: [row["probes"][str(length)][key] for row in self.rows] for length in lengths}
 
     @property
