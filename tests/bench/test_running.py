@@ -4,6 +4,7 @@ import dataclasses
 import html
 import importlib.util
 import json
+import re
 import shutil
 import signal
 import time
@@ -257,8 +258,15 @@ def test_a_suite_from_the_command_line(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("linrec.bench.schedule.execute", run_job)
     monkeypatch.setattr("linrec.bench.worker.speed_by_length", lambda *_, **__: [])
     assert main([*words, "--seeds", "0", "4"]) == 1
-    told = " ".join(capsys.readouterr().out.split())
+    lines = capsys.readouterr().out.splitlines()
+    told = " ".join(" ".join(lines).split())
     label = "gla(n_heads=2, d_v=8)"
+    # mixers and what needs none, in a table for 80 columns; the longest probe has 6 steps
+    start = next(place for place, line in enumerate(lines) if line.split()[2:4] == ["test", "score"])
+    (scored, *_, chance, trivial) = lines[start + 1 : start + 6]
+    assert scored.startswith(f"copying  {label}  ") and re.search(r" ± .* accuracy  0\.\d+ at 6$", scored)
+    assert chance.split() == ["chance", "0.125"] and trivial.split()[:2] == ["trivial", "predictor"]
+    assert max(map(len, lines[start : start + 6])) <= 80
     assert f"copying/{folder_name(label)}/seed-0-lr-0.001: done, accuracy" in told
     assert "Divergent seed 0 lr-0.01: diverged: the loss is not finite" in told
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]

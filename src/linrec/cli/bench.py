@@ -1,5 +1,6 @@
 """`linrec bench SUITE`: compare mixers on the tasks of a suite."""
 
+import re
 import shlex
 import signal
 import statistics
@@ -243,26 +244,30 @@ def _show_models(console: Console, jobs: Sequence[Job]) -> None:
 
 def _show_scores(console: Console, rows: Sequence[dict[str, Any]]) -> None:
     """Print scores on the test split: the mean over seeds, and the standard deviation."""
+    found = standings(rows)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    # a label that is too long for its column goes on in the next line
-    table.add_column("task", overflow="fold")
+    table.add_column("task", no_wrap=True)
     table.add_column("mixer", overflow="fold")
     table.add_column("test score", justify="right", no_wrap=True)
     table.add_column("of", no_wrap=True)
-    for heading in ("chance", "trivial"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    found = standings(rows)
     probed = any(standing.by_length for standing in found)
     if probed:
         table.add_column("longest", justify="right", no_wrap=True)
+    # what the other columns leave
+    room = console.width - max(map(len, (row["task"] for row in rows))) - (46 if probed else 30)
     for task, metric in {row["task"]: row["metric"] for row in rows}.items():
-        levels = (level(rows, task, name) for name in ("chance", "trivial_score"))
-        name, of_task = task, (metric, *("" if value is None else f"{value:.3g}" for value in levels))
-        for standing in (standing for standing in found if standing.task == task):
-            beyond = [_longest(standing)] if probed else []
-            table.add_row(name, standing.mixer, _score(standing), *of_task, *beyond)
-            # what is the same for all of a task stands once
-            name, of_task = "", ("", "", "")
+        lines = [
+            (_in_lines(standing.mixer, room), _score(standing), _longest(standing))
+            for standing in found
+            if standing.task == task
+        ]
+        for label, name in (("chance", "chance"), ("trivial predictor", "trivial_score")):
+            if (value := level(rows, task, name)) is not None:
+                lines.append((label, f"{value:.3g}", ""))
+        # what is the same for all of a task stands once
+        of_task = [(task, metric), *(("", "") for _ in lines[1:])]
+        for (task_name, of), (label, score, longest) in zip(of_task, lines, strict=True):
+            table.add_row(task_name, label, score, of, *([longest] if probed else []))
     console.print(table)
     for row in rows:
         if row["status"] not in ("done", "not run"):
@@ -278,6 +283,21 @@ def _score(standing: Standing) -> str:
         return str(standing.failed[0]["status"])
     spread = f" ± {statistics.stdev(scores):.2g}" if len(scores) > 1 else ""
     return f"{statistics.mean(scores):.3g}{spread}"
+
+
+def _in_lines(label: str, width: int) -> str:
+    """Break a label where its parts end; a column would break it anywhere.
+
+    Example:
+        >>> _in_lines("delta_net(n_heads=4, beta='double_sigmoid')", 24).splitlines()
+        ['delta_net(n_heads=4,', "beta='double_sigmoid')"]
+    """
+    lines = [""]
+    for part in re.findall(r"[^(,+:]+[(,+:]? ?|.", label):
+        if lines[-1] and len(lines[-1] + part.rstrip()) > width:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def _longest(standing: Standing) -> str:
