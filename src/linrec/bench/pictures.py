@@ -72,8 +72,8 @@ def drawings(task: str, table: Sequence[Standing]) -> list[Drawing]:
     if speeds := [found for row in rows for found in row["speed_by_length"] or ()]:
         caption = (
             "Training steps on random inputs, without the compiler, in batches of as many tokens: mean over "
-            "seeds, and lowest to highest. Jobs that shared a device slowed each other. Memory is what a step "
-            "takes beyond model and optimiser."
+            "seeds, and lowest to highest. Jobs that shared a device slowed each other. Memory is what a "
+            "step takes beyond model and optimiser."
         )
         lengths = {speed["length"] for speed in speeds}
         panels = [_panel(_by_length("tokens_per_second", 1), "length", "tokens/s", ticks=lengths, log=True)]
