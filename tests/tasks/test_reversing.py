@@ -30,18 +30,28 @@ def test_lengths_are_uniform_and_scores_tell_them_apart():
 
 
 def test_short_strings_are_left_to_training_and_probes_are_of_one_length():
-    task = Reversing(length=9, n_train=4000, n_validation=30, n_test=40, test_lengths=(9, 30))
+    task = Reversing(length=9, n_train=4000, n_validation=30, n_test=40, test_lengths=(10, 30))
     # of seven bits there are 128 strings, and of six fewer than 2 (30 + 40)
     assert task.shortest_held_out == 8
     lengths = {name: set(task.split(name).group[:, 0].tolist()) for name in ("train", "validation", "test")}
     assert lengths == {"train": set(range(1, 10)), "validation": {8, 9}, "test": {8, 9}}
-    for length in (9, 30):
+    for length in (10, 30):
         probe = task.probes[str(length)]
         assert probe.inputs.shape == (40, 2 * length) and (probe.inputs[:, length:] == 2).all()
     ones = Counter(
         map(tuple, task.split("train").inputs[task.split("train").group[:, 0] == 1][:, :1].tolist())
     )
     assert set(ones) == {(0,), (1,)}
+
+
+def test_probes_have_strings_of_lengths_that_training_cannot_have():
+    # of 4,096 strings of twelve bits training would have had some that a probe has
+    with pytest.raises(
+        ValueError, match=r"`test_lengths` must be greater than `length` = 14.*got \(20, 12\)"
+    ):
+        Reversing(length=14, n_validation=100, n_test=500, test_lengths=(20, 12))
+    with pytest.raises(ValueError, match=r"`test_lengths` must be greater than `length` = 40.*got \(40,\)"):
+        Reversing(test_lengths=(40,))
 
 
 def test_fields_out_of_range_are_refused():

@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from linrec.tasks.base import NO_TARGET, require_at_least
-from linrec.tasks.synthetic import Drawn, SyntheticTask
+from linrec.tasks.synthetic import Drawn, SyntheticTask, require_longer_probes
 
 __all__ = ["Reversing"]
 
@@ -35,6 +35,10 @@ class Reversing(SyntheticTask):
         n_symbols: different symbols.
         fresh: whether every epoch draws training samples of its own; else they are the same again.
 
+    Raises:
+        ValueError: a field is out of range, `test_lengths` are not beyond those of training, or there are too
+            few strings for the splits to share none.
+
     Source: Delétang and others (2023): two symbols, lengths 1 to 40 in training and up to 500 in testing,
         data that is always new.
 
@@ -54,6 +58,7 @@ class Reversing(SyntheticTask):
         require_at_least(self, n_symbols=2)
         if not 1 <= self.min_length <= self.length:
             raise ValueError(f"`min_length` must be in 1 .. `length` = {self.length}; got {self.min_length}.")
+        require_longer_probes(self)
         if self.shortest_held_out > self.length:
             raise ValueError(
                 f"`length` = {self.length} must be that of at least twice as many strings as `n_validation` "

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from linrec.tasks.base import NO_TARGET, require_at_least
-from linrec.tasks.synthetic import Drawn, SyntheticTask
+from linrec.tasks.synthetic import Drawn, SyntheticTask, require_longer_probes
 
 Lengths = Int64[np.ndarray, "n"]
 Steps = Int64[np.ndarray, "n t"]
@@ -53,11 +53,7 @@ class StateTracking(SyntheticTask):
         require_at_least(self, n_train=1, n_validation=1, n_test=1, length=1)
         if not 1 <= self.shortest <= self.length:
             raise ValueError(f"`min_length` must be in 1 .. `length` = {self.length}; got {self.min_length}.")
-        if any(length <= self.length for length in self.test_lengths):
-            raise ValueError(
-                f"`test_lengths` must be greater than `length` = {self.length}, that of the longest string "
-                f"in training; got {self.test_lengths}. The score of the test split tells shorter ones apart."
-            )
+        require_longer_probes(self)
         if self.shortest_held_out > self.length:
             raise ValueError(
                 f"{type(self).__name__} has too few different samples: of `length` = {self.length} there are "

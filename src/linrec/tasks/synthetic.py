@@ -244,6 +244,19 @@ class SyntheticTask(DrawnTask):
         return scores
 
 
+def require_longer_probes(task: DrawnTask) -> None:
+    """Refuse probes of a length that training has strings of: a probe is not kept apart from these.
+
+    Raises:
+        ValueError: one of `test_lengths` is not beyond `length`.
+    """
+    if any(length <= task.length for length in task.test_lengths):
+        raise ValueError(
+            f"`test_lengths` must be greater than `length` = {task.length}, that of the longest string "
+            f"in training; got {task.test_lengths}. The score of the test split tells shorter ones apart."
+        )
+
+
 def fingerprints(rows: NDArray[Any]) -> NDArray[np.uint64]:
     """Return a number for each row, the same for equal rows and, but for rare accidents, no others.
 
