@@ -22,6 +22,8 @@ from linrec.tasks.synthetic import Drawn
 __all__ = ["Pendulum"]
 
 GRAVITY = 9.81
+RESTORING = 3 * GRAVITY
+"""Of sin(theta): the torque m g l by the inertia m l^2 / 3 of a rod, as in the code of Becker and others."""
 FRICTION = 0.1
 CLEAN = 5
 """Frames without noise at the beginning."""
@@ -33,16 +35,16 @@ AT_ONCE = 64
 class Pendulum(RegressionTask):
     """Say at every picture where the pendulum is.
 
-        theta'' = g sin(theta) - friction theta',   theta(0) ~ U(0, 2 pi),   theta'(0) = 0
+        theta'' = 3 g sin(theta) - friction theta',   theta(0) ~ U(0, 2 pi),   theta'(0) = 0
         x_i = (picture at the time of frame s_i, s_i - s_{i-1}),   y_i = (sin theta, cos theta) there
 
-    The pendulum of length 1 and mass 1 stands upright at 0. Its frames are `dt` apart, and at each one its
-    velocity gets a push ~ N(0, push^2). A picture is a line from the middle to where the pendulum points, and
-    fades into uniform noise and back. Its share is a random walk over the frames that starts anywhere in
-    [0, 1], stays there, and has steps ~ U(-0.2, 0.2); then it is stretched so that what is below
-    t_1 ~ U(0, 0.25) becomes 0 and what is above t_2 ~ U(0.75, 1) becomes 1, with thresholds of each sequence.
-    The first 5 frames are clean. The last feature is the number of frames since the picture before; of the
-    first one, since before the start.
+    The pendulum of length 1 and mass 1 stands upright at 0, and has the inertia of a rod, 1/3. Its frames are
+    `dt` apart, and at each one its velocity gets a push ~ N(0, push^2). A picture is a line from the middle to
+    where the pendulum points, and fades into uniform noise and back. Its share is a random walk over the
+    frames that starts anywhere in [0, 1], stays there, and has steps ~ U(-0.2, 0.2); then it is stretched so
+    that what is below t_1 ~ U(0, 0.25) becomes 0 and what is above t_2 ~ U(0.75, 1) becomes 1, with
+    thresholds of each sequence. The first 5 frames are clean. The last feature is the number of frames since
+    the picture before; of the first one, since before the start.
 
     Args:
         length: pictures of a sequence, of frames that are chosen at random.
@@ -158,7 +160,7 @@ def _moved(
     """Return angle and velocity after a time, by one step of Runge and Kutta's fourth order."""
 
     def change(angle: NDArray[np.float64], velocity: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.stack([velocity, GRAVITY * np.sin(angle) - FRICTION * velocity])
+        return np.stack([velocity, RESTORING * np.sin(angle) - FRICTION * velocity])
 
     here = np.stack([angle, velocity])
     one = change(*here)
