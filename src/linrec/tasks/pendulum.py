@@ -39,8 +39,8 @@ class Pendulum(RegressionTask):
         x_i = (picture at the time of frame s_i, s_i - s_{i-1}),   y_i = (sin theta, cos theta) there
 
     The pendulum of length 1 and mass 1 stands upright at 0, and has the inertia of a rod, 1/3. Its frames are
-    `dt` apart, and at each one its velocity gets a push ~ N(0, push^2). A picture is a line from the middle to
-    where the pendulum points, and fades into uniform noise and back. Its share is a random walk over the
+    `dt` apart, and at each one its velocity gets a push ~ N(0, push^2). A picture is a line from the middle
+    to where the pendulum points, and fades into uniform noise and back. Its share is a random walk over the
     frames that starts anywhere in [0, 1], stays there, and has steps ~ U(-0.2, 0.2); then it is stretched so
     that what is below t_1 ~ U(0, 0.25) becomes 0 and what is above t_2 ~ U(0.75, 1) becomes 1, with
     thresholds of each sequence. The first 5 frames are clean. The last feature is the number of frames since
