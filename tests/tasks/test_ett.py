@@ -146,13 +146,21 @@ def test_a_split_is_the_same_in_every_epoch_and_moves_to_a_device(path):
         (lambda lines: lines[:2], "at least two lines; it has 1 lines, and 0 other"),
         (
             lambda lines: [*lines[:9], "2016-07-01,1,2", *lines[9:]],
-            "a date and 7 numbers in each line; got 3 entries in line 10",
+            "a date like 2016-.* and 7 numbers in each line; got 3 entries in line 10",
         ),
         (lambda lines: [*lines[:9], lines[9] + "x"], "could not convert .* in line 10. It is damaged"),
         (lambda lines: [*lines[:9], lines[9][:-5] + "nan"], "it has 9 lines, and 1 other numbers"),
         (
             lambda lines: [lines[0], "x" + lines[1], *lines[2:]],
-            "must have dates like 2016-.*; got Error parsing",
+            "must have a date like 2016-.*; got Invalid isoformat string: 'x2016-.*' in line 2",
+        ),
+        (
+            lambda lines: [*lines[:4], lines[4].replace(",", "+02:00,", 1), *lines[5:]],
+            r"got 2016-07-01 03:00:00\+02:00, which has a time zone, in line 5",
+        ),
+        (
+            lambda lines: [*lines[:4], "," + lines[4].split(",", 1)[1], *lines[5:]],
+            "got Invalid isoformat string: '' in line 5",
         ),
         (lambda lines: [lines[0], *lines[1::2]], "an hour or a quarter of an hour apart; the first two are"),
         (lambda lines: [*lines[:2], *lines[1:]], "an hour or a quarter of an hour apart"),
@@ -174,6 +182,13 @@ def test_files_that_cannot_be_used_are_refused_in_one_line(path, tmp_path, chang
     with pytest.raises(DataError, match=message) as caught:
         Ett(path=changed).prepared()
     assert "\n" not in str(caught.value)
+
+
+def test_a_mark_of_the_encoding_is_no_part_of_a_file(path, tmp_path):
+    marked = tmp_path / "ETTh1.csv"
+    marked.write_text("\ufeff" + path.read_text(), encoding="utf-8")
+    expected, found = (Ett(path=p).split("test").series for p in (path, marked))
+    assert torch.equal(expected, found)
 
 
 def test_missing_files_and_fields_out_of_range_are_refused(path, tmp_path):

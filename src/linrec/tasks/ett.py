@@ -6,6 +6,7 @@ Source: Zhou and others (2021), arXiv:2012.07436 (Informer), for the data and th
 
 import csv
 import dataclasses
+import datetime
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -240,10 +241,11 @@ class Ett(FromFiles):
 def _table(path: Path, wanted: str) -> tuple[NDArray[np.datetime64], NDArray[np.float64]]:
     """Return the dates and the numbers of a file, shape (n) and (n, f)."""
     names = ["date", *SERIES]
-    dates: list[str] = []
+    dates: list[datetime.datetime] = []
     values: list[list[float]] = []
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        # a spreadsheet may have put a mark of the encoding first
+        with path.open(newline="", encoding="utf-8-sig") as file:
             lines = csv.reader(file)
             header = next(lines, [])
             if header != names:
@@ -255,27 +257,31 @@ def _table(path: Path, wanted: str) -> tuple[NDArray[np.datetime64], NDArray[np.
                 if len(line) != len(names):
                     raise ValueError(f"{len(line)} entries")
                 values.append([float(entry) for entry in line[1:]])
-                dates.append(line[0])
+                dates.append(_date(line[0]))
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
     except (csv.Error, ValueError) as error:
         if isinstance(error, DataError):
             raise
         raise DataError(
-            f"{path} must have a date and {len(SERIES)} numbers in each line; got {error} in line "
-            f"{len(dates) + 2}. It is damaged: get it again."
+            f"{path} must have a date like 2016-07-01 00:00:00 and {len(SERIES)} numbers in each line; got "
+            f"{error} in line {len(dates) + 2}. It is damaged: get it again."
         ) from error
-    found = np.array(values)
-    try:
-        times = np.array(dates, dtype="datetime64[s]")
-    except ValueError as error:
-        raise DataError(f"{path} must have dates like 2016-07-01 00:00:00; got {error}.") from error
+    found, times = np.array(values), np.array(dates, dtype="datetime64[s]")
     if len(times) < 2 or not np.isfinite(found).all():
         raise DataError(
             f"{path} must have finite numbers in at least two lines; it has {len(times)} lines, and "
             f"{np.size(found) - np.isfinite(found).sum()} other numbers. It is damaged: get it again."
         )
     return times, found
+
+
+def _date(entry: str) -> datetime.datetime:
+    date = datetime.datetime.fromisoformat(entry)
+    # hours of another zone would make another calendar
+    if date.tzinfo is not None:
+        raise ValueError(f"{entry[:40]}, which has a time zone,")
+    return date
 
 
 def _calendar(dates: NDArray[np.datetime64]) -> NDArray[np.float32]:
