@@ -103,6 +103,20 @@ def test_a_mark_of_the_encoding_is_no_part_of_a_file(folder):
     assert read_ts(path).labels.tolist() == before.labels.tolist()
 
 
+def test_of_several_versions_of_a_data_set_the_original_is_read(folder):
+    expected = everything(Uea(path=folder).split("test"))
+    for variant in ("eq", "nmv"):
+        for part in ("TRAIN", "TEST"):
+            write(folder / f"Worms_{variant}_{part}.ts", [one[:4] for one in TEST[0][:9]], TEST[1][:9])
+    found = everything(Uea(path=folder).split("test"))
+    assert torch.equal(found.inputs, expected.inputs) and torch.equal(found.lengths, expected.lengths)
+    for part in ("TRAIN", "TEST"):
+        (folder / f"Worms_{part}.ts").unlink()
+        (folder / f"Worms_nmv_{part}.ts").unlink()
+    # one that is alone is a data set like others
+    assert everything(Uea(path=folder, splits="pooled").split("test")).inputs.shape[1:] == (4, DIMENSIONS)
+
+
 def test_splits_of_the_archive_test_its_test_file_and_learn_nothing_of_it(folder):
     task = Uea(path=folder, validation_share=0.25)
     train, validation = (numbers_of(task.split(name)) for name in ("train", "validation"))
@@ -230,6 +244,7 @@ def third(line):
             "it has Other_TRAIN.ts, Worms_TEST.ts, Worms_TRAIN.ts",
         ),
         (in_header("@timeStamps false", "@timeStamps true"), "has time stamps; only series without"),
+        (in_header("@timeStamps false", "@timeStamps"), "has time stamps; only series without"),
         (
             in_header("@classLabel true wild goa-1 unc-1", "@classLabel false"),
             "such as @classLabel true 1 2; got 'false'",
@@ -237,6 +252,10 @@ def third(line):
         (
             in_header("@classLabel true wild goa-1 unc-1", "@targetLabel true"),
             "got 'none'. Only data sets of classes",
+        ),
+        (
+            in_header("@classLabel true wild goa-1 unc-1", "@classLabel"),
+            "such as @classLabel true 1 2; got ''",
         ),
         (in_header("@classLabel true wild goa-1 unc-1", "@"), "got 'none'. Only data sets of classes"),
         (in_header("wild goa-1 unc-1", "wild unc-1 goa-1"), "must have the same classes; those for training"),

@@ -91,9 +91,9 @@ def read_ts(path: Path) -> TsFile:
 
 def _classes(path: Path, header: dict[str, list[str]]) -> list[str]:
     """Return the names of the classes that a header has, once it is one that can be used."""
-    if header.get("timestamps", ["false"])[0].lower() != "false":
+    if [word.lower() for word in header.get("timestamps", ["false"])] != ["false"]:
         raise DataError(f"{path} has time stamps; only series without them are read.")
-    has_classes, *names = header.get("classlabel", ["false"])
+    has_classes, *names = header.get("classlabel") or ["false"]
     if has_classes.lower() != "true" or len(set(names)) != len(names) or not names:
         raise DataError(
             f"{path} must name its classes in a line such as @classLabel true 1 2; got "

@@ -28,6 +28,8 @@ __all__ = ["Uea"]
 
 POOLED = (0.7, 0.85)
 """Where all series are cut, of which the first part trains and the second validates."""
+VARIANTS = ("_eq", "_nmv", "_eq_nmv")
+"""What names of further versions end in: cut to one length, or with numbers in place of missing values."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,10 +38,11 @@ class Uea(FileTask):
 
         target = class      after x_1, ..., x_t, each of f numbers
 
-    The folder has NAME_TRAIN.ts and NAME_TEST.ts. A series that is there twice is taken once, so that splits
-    share none. Each dimension is normalised with mean and standard deviation of the training split. Series
-    may have lengths of their own; all are padded to the longest one, and the batch tells their lengths. A
-    value that is missing is the mean.
+    The folder has NAME_TRAIN.ts and NAME_TEST.ts. Versions of the same data, NAME_eq of one length and
+    NAME_nmv without missing values, are not read where it has NAME. A series that is there twice is taken
+    once, so that splits share none. Each dimension is normalised with mean and standard deviation of the
+    training split. Series may have lengths of their own; all are padded to the longest one, and the batch
+    tells their lengths. A value that is missing is the mean.
 
     Args:
         path: the folder.
@@ -162,7 +165,9 @@ class Uea(FileTask):
 
     def _files(self) -> tuple[TsFile, TsFile]:
         folder = self.folder()
-        names = sorted(path.name.removesuffix("_TRAIN.ts") for path in folder.glob("*_TRAIN.ts"))
+        found = {path.name.removesuffix("_TRAIN.ts") for path in folder.glob("*_TRAIN.ts")}
+        # archives of series of unequal length have a second version of them
+        names = sorted(found - {name + variant for name in found for variant in VARIANTS})
         if len(names) != 1 or not (folder / f"{names[0]}_TEST.ts").exists():
             raise DataError(
                 f"{folder} must have the files NAME_TRAIN.ts and NAME_TEST.ts of one data set; it has "
