@@ -132,6 +132,9 @@ def archived(change):
         (replaced(NAMES[5], lambda b: b""), "test_batch.bin of .* rows of 3073 bytes.*; it has 0 bytes"),
         (replaced(NAMES[5], lambda b: rows(TEST[0], TEST[1] + 10)), "must be 0 to 9; got 1.*or of CIFAR-100"),
         (archived(lambda b: b[: len(b) // 2]), "is no tar archive, or cut off or damaged"),
+        (archived(lambda b: b[:-4]), "is no tar archive, or cut off or damaged"),
+        # the sum of its content, before its length
+        (archived(lambda b: b[:-8] + bytes(4) + b[-4:]), "is no tar archive, or cut off or damaged"),
         (archived(lambda b: b"<html>"), f"is no tar archive, or cut off or damaged. {WHERE}"),
     ],
 )

@@ -1,5 +1,6 @@
 """The files of CIFAR-10 in its binary version, in a folder or in the archive that they come in."""
 
+import gzip
 import tarfile
 import zlib
 from collections.abc import Collection, Mapping
@@ -65,7 +66,11 @@ def _of_archive(path: Path) -> dict[str, bytes]:
                 file = archive.extractfile(member) if name in wanted and member.isfile() else None
                 if file is not None:
                     contents[name] = file.read()
-    except (tarfile.TarError, EOFError, zlib.error) as error:
+            # the sum that tells whether bytes have changed comes last, behind the end of the archive
+            while archive.fileobj is not None and archive.fileobj.read(2**20):
+                pass
+    # before OSError, of which the last one is one
+    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"{path} is no tar archive, or cut off or damaged. {WHERE}") from error
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
