@@ -35,6 +35,12 @@ def test_each_key_that_was_shown_is_equally_likely_to_be_asked_for():
     )
 
 
+def test_where_keys_may_be_absent_all_are_equally_likely_to_be_asked_for():
+    task = AssociativeRecall(length=6, n_keys=8, absent=True, n_train=8000, n_validation=1, n_test=1)
+    asked = task.split("train").inputs[:, -1].bincount(minlength=8)
+    assert asked.sum() == 8000 and (asked - 1000).abs().max() < 4 * 1000**0.5
+
+
 def test_the_training_split_may_ask_for_all_tokens():
     check_next_tokens(AssociativeRecall(predict_all=True, **FEW), AssociativeRecall(**FEW))
 

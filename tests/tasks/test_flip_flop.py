@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 
 from linrec.tasks.flip_flop import FlipFlop
@@ -49,6 +51,9 @@ def test_instructions_have_the_published_frequencies():
             if letter != "r"
         ]
         assert sum(bits) / len(bits) == pytest.approx(0.5, abs=2 / len(bits) ** 0.5)
+        # none depends on the one before
+        changes = [one != other for one, other in itertools.pairwise(bits)]
+        assert sum(changes) / len(changes) == pytest.approx(0.5, abs=2 / len(changes) ** 0.5)
     assert task.chance == 0.5
     assert task.trivial_score == pytest.approx(0.5, abs=0.15)
 

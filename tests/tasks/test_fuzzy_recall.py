@@ -67,6 +67,17 @@ def test_sizes_and_tokens_are_uniform():
     assert int((task.split("train").inputs == 15).sum(1).max()) < 12
 
 
+def test_each_pair_is_as_likely_to_be_that_which_comes_again():
+    # of so many tokens no key is drawn twice, but for a few
+    task = FuzzyRecall(length=40, n_keys=500, n_train=2000, n_validation=1, n_test=1)
+    places = []
+    for inputs in task.split("train").inputs.tolist():
+        *pairs, (last, _, _) = pairs_of(inputs, 500, 508)
+        places.append(([key for key, _, _ in pairs].index(last) + 0.5) / len(pairs))
+    assert sum(places) / 2000 == pytest.approx(0.5, abs=4 / (12 * 2000) ** 0.5)
+    assert {int(4 * place) for place in places} == {0, 1, 2, 3}
+
+
 def test_the_training_split_may_ask_for_all_tokens_but_padding():
     check_next_tokens(FuzzyRecall(predict_all=True, **FEW), FuzzyRecall(**FEW), masked=(15,))
 

@@ -37,6 +37,13 @@ def test_noise_between_the_pairs_changes_nothing(noise):
     assert task.vocab_size == 12 and task.n_outputs == 9
 
 
+def test_keys_and_values_are_uniform_everywhere():
+    train = InContextRecall(length=12, n_train=8000, n_validation=1, n_test=1).split("train")
+    for step, tokens in enumerate(train.inputs.T):
+        counts = tokens.bincount(minlength=16)[8:] if step % 2 else tokens.bincount(minlength=8)
+        assert counts.sum() == 8000 and (counts - 1000).abs().max() < 4 * 1000**0.5
+
+
 def test_the_share_of_noise_is_that_of_the_pairs():
     task = NoisyRecall(length=22, noise=0.4, n_train=3000, n_validation=1, n_test=1)
     noise = (task.split("train").inputs[:, ::2] >= 16).double()

@@ -34,13 +34,17 @@ def test_every_key_is_asked_for_once_and_has_its_value(filler, n_tokens):
     assert task.chance == 1 / len(range(n_tokens // 2, n_tokens))
 
 
-def test_distances_follow_the_power_law_without_replacement():
-    task = MQAR(length=10, n_pairs=2, n_tokens=30, power=0.5, n_train=20_000, n_validation=1, n_test=1)
+def test_tokens_are_uniform_and_distances_follow_the_power_law_without_replacement():
+    task = MQAR(length=10, n_pairs=2, n_tokens=30, power=0.2, n_train=20_000, n_validation=1, n_test=1)
     train = task.split("train")
+    # keys 1 to 14 and values 15 to 29 are each as likely as another in the first pair and in the second
+    for step, (first, n) in enumerate([(1, 14), (15, 15)] * 2):
+        counts = train.inputs[:, step].bincount(minlength=30)[first : first + n]
+        assert counts.sum() == 20_000 and (counts - 20_000 / n).abs().max() < 4 * (20_000 / n) ** 0.5
     found = Counter()
     for inputs in train.inputs.tolist():
         found[tuple(inputs.index(key, 4) // 2 - 2 for key in inputs[0:4:2])] += 1
-    weights = [1, 2**-0.5, 3**-0.5]
+    weights = [1, 2**-0.8, 3**-0.8]
     for first, second in itertools.permutations(range(3), 2):
         p = weights[first] / sum(weights) * weights[second] / (sum(weights) - weights[first])
         assert found[first, second] / 20_000 == pytest.approx(p, abs=4 * (p / 20_000) ** 0.5)

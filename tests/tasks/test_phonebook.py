@@ -1,4 +1,5 @@
 import re
+from collections import Counter
 
 import pytest
 
@@ -49,13 +50,16 @@ def test_a_number_is_that_of_the_person_in_the_book():
 
 
 def test_every_entry_is_as_likely_to_be_asked_for_and_digits_are_uniform():
-    task = Phonebook(length=4, min_length=4, n_digits=1, n_train=2000, n_validation=1, n_test=1)
-    asked, digits = [0] * 4, [0] * 10
+    task = Phonebook(length=4, min_length=3, n_digits=1, n_train=2000, n_validation=1, n_test=1)
+    asked, digits = Counter(), [0] * 10
     for text, _, _ in samples(task.split("train")):
         numbers, answers = look_up(text, 1)
-        asked[list(numbers).index(text.split("\n\n")[1].split(":")[0])] += 1
+        asked[len(numbers), list(numbers).index(text.split("\n\n")[1].split(":")[0])] += 1
         digits[next(iter(answers.values()))] += 1
-    assert max(abs(count - 500) for count in asked) < 4 * 500**0.5
+    # half of the books have three entries
+    expected = {(entries, place): 1000 / entries for entries in (3, 4) for place in range(entries)}
+    assert asked.keys() == expected.keys()
+    assert all(abs(asked[kind] - count) < 4 * count**0.5 for kind, count in expected.items())
     assert max(abs(count - 200) for count in digits) < 4 * 200**0.5
 
 

@@ -76,6 +76,9 @@ def test_half_of_the_strings_of_the_only_length_are_left_to_training():
     }
     assert [len(rows[name]) for name in ("test", "validation", "train")] == [64, 64, 128]
     assert len(rows["test"] | rows["validation"] | rows["train"]) == 256
+    # so it is in every epoch
+    epoch = task.split("train").of_epoch(seed=0, epoch=3)
+    assert {tuple(row) for row in epoch.inputs.tolist()} == rows["train"]
 
 
 def test_too_few_strings_are_refused_at_once():

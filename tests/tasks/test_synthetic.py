@@ -25,21 +25,31 @@ def name(request):
     return request.param
 
 
+def global_state():
+    _, keys, place, *_ = np.random.get_state()
+    return torch.get_rng_state().tolist(), keys.tolist(), place
+
+
 def test_data_depend_on_the_fields_alone_and_leave_the_global_random_state(name):
-    torch.manual_seed(1)
-    np.random.seed(1)
-    before = torch.get_rng_state(), np.random.get_state()[1].copy()
-    one = [small(name).split(split).inputs for split in SPLITS]
-    torch.manual_seed(2)
-    # another order of reading, and more to train on
-    other_task = small(name, n_train=400)
-    other = [other_task.split(split).inputs for split in reversed(SPLITS)][::-1]
-    assert torch.equal(one[1], other[1]) and torch.equal(one[2], other[2])
-    assert torch.equal(small(name).split("train").inputs, one[0])
-    assert not torch.equal(small(name, seed=1).split("test").inputs, one[2])
-    torch.manual_seed(1)
-    assert torch.equal(torch.get_rng_state(), before[0])
-    assert np.array_equal(np.random.get_state()[1], before[1])
+    found = []
+    # another state, another order of reading, and more to train on
+    for seed, order, n_train in ((1, SPLITS, 300), (2, SPLITS[::-1], 400)):
+        torch.manual_seed(seed)
+        np.random.seed(seed)
+        before = global_state()
+        task = small(name, n_train=n_train)
+        found.append({split: task.split(split).inputs for split in order})
+        task.split("train").of_epoch(seed=0, epoch=0)
+        assert global_state() == before
+    one, other = found
+    assert torch.equal(one["test"], other["test"]) and torch.equal(one["validation"], other["validation"])
+    assert torch.equal(small(name).split("train").inputs, one["train"])
+    assert not torch.equal(small(name, seed=1).split("test").inputs, one["test"])
+
+
+def test_tasks_that_draw_alike_have_other_samples():
+    bits = [small(name).split("train").inputs for name in ("parity", "even_pairs")]
+    assert bits[0].shape == bits[1].shape and not torch.equal(*bits)
 
 
 def test_splits_share_no_sample_and_held_out_samples_differ(name):
@@ -65,7 +75,9 @@ def test_tokens_and_targets_are_in_range_and_every_sample_has_a_target(name):
 
 
 def test_chance_and_the_trivial_score_are_what_guesses_reach(name):
-    task = small(name, n_train=2000, n_test=500)
+    # so few values that all of them occur
+    fields = {"n_tokens": 64} if name == "mqar" else {}
+    task = small(name, n_train=2000, n_test=500, **fields)
     test = task.split("test")
     asked = test.targets != NO_TARGET
     classes = torch.unique(test.targets[asked])
@@ -77,7 +89,13 @@ def test_chance_and_the_trivial_score_are_what_guesses_reach(name):
     off = 4 * (task.chance * (1 - task.chance) / n) ** 0.5 + 0.1 * task.chance
     assert task.score(guesses, test)["accuracy"] == pytest.approx(task.chance, abs=off)
     targets = task.split("train").targets
-    majority = torch.mode(targets[targets != NO_TARGET]).values
+    targets = targets[targets != NO_TARGET]
+    # all answers that are to be guessed from occur, and about as often as each other
+    counts = targets.bincount()
+    counts = counts[counts > 0]
+    assert len(counts) == round(1 / task.chance)
+    assert counts.min() > 0.7 * len(targets) / len(counts)
+    majority = torch.mode(targets).values
     trivial = task.score(torch.full_like(test.targets, int(majority)), test)["accuracy"]
     assert task.trivial_score == pytest.approx(trivial, abs=4 / n**0.5)
 
@@ -115,7 +133,8 @@ def test_fresh_epochs_have_samples_of_their_own_that_no_split_has(name):
     assert not torch.equal(train.of_epoch(seed=1, epoch=1).inputs, second.inputs)
     held_out = {tuple(row) for split in SPLITS[1:] for row in task.split(split).inputs.tolist()}
     assert not held_out & {tuple(row) for row in second.inputs.tolist()}
-    assert small(name).split("train").of_epoch(seed=0, epoch=1) is not None
+    always = small(name, fresh=False).split("train")
+    assert always.of_epoch(seed=0, epoch=1) is always
 
 
 def test_a_task_is_a_configuration_that_a_file_holds(name):
