@@ -192,7 +192,10 @@ def compressed(change):
             lambda folder: (folder / FILES[3]).unlink(),
             "has neither t10k-labels-idx1-ubyte nor t10k-labels.*gz",
         ),
-        (lambda folder: (folder / FILES[3]).unlink(), "package dataset-fashion-mnist puts .*--data.path"),
+        (
+            lambda folder: (folder / FILES[3]).unlink(),
+            r"package dataset-fashion-mnist puts .* of MNIST are in https://.*mnist/\. .*--data.path",
+        ),
         (
             replaced(FILES[0], lambda b: b[:-1]),
             r"must have 360 bytes of shape \(30, 4, 3\); it has 359 after",

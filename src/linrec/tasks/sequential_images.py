@@ -30,7 +30,8 @@ FILES: Mapping[str, tuple[str, str]] = {
 }
 WHERE = (
     "Debian's package dataset-fashion-mnist puts those of Fashion-MNIST into "
-    "/usr/share/datasets/fashion-mnist: pass it with --data.path."
+    "/usr/share/datasets/fashion-mnist; those of MNIST are in "
+    "https://ossci-datasets.s3.amazonaws.com/mnist/. Pass the folder with --data.path."
 )
 # of the IDX format: two zeros, 8 for unsigned bytes, then the number of axes
 UNSIGNED_BYTES = b"\x00\x00\x08"
