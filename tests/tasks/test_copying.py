@@ -17,6 +17,12 @@ def test_symbols_are_repeated_where_markers_ask_for_them(reverse):
         assert targets == [-100] * 11 + (symbols[::-1] if reverse else symbols)
 
 
+def test_new_symbols_are_drawn_in_every_epoch():
+    train = Copying(length=7, **FEW).split("train")
+    first, second = (train.of_epoch(seed=0, epoch=epoch) for epoch in (0, 1))
+    assert not {tuple(row) for row in first.inputs.tolist()} & {tuple(row) for row in second.inputs.tolist()}
+
+
 def test_scattered_symbols_are_repeated_in_their_order():
     task = SelectiveCopying(length=9, n_copied=4, n_symbols=5, **FEW)
     test = task.split("test")

@@ -30,6 +30,8 @@ class Copying(SyntheticTask):
         n_copied: symbols to repeat, M.
         n_symbols: different symbols.
         reverse: whether the last symbol is asked for first.
+        fresh: whether every epoch draws training samples of its own, as in S4's code, of 10,000 too; else
+            they are the same again.
 
     Source: Arjovsky, Shah and Bengio (2016), section 5.1.
 
@@ -43,6 +45,7 @@ class Copying(SyntheticTask):
     n_copied: int = 10
     n_symbols: int = 8
     reverse: bool = False
+    fresh: bool = True
 
     def __post_init__(self) -> None:
         require_at_least(self, length=0, n_copied=1, n_symbols=2)
