@@ -10,6 +10,9 @@ def test_the_first_symbol_is_asked_for_at_the_end(recurs):
     test = task.split("test")
     for tokens, targets in zip(test.inputs.tolist(), test.targets.tolist(), strict=True):
         assert targets == [-100] * 5 + tokens[:1] and tokens[0] in (0, 1)
+    # the docstring says how much memory a step of a sample takes
+    assert test.inputs.element_size() + test.targets.element_size() == 16
+    assert test.inputs.shape == test.targets.shape == (600, 6)
     counts = torch.bincount(test.inputs[:, 1:].flatten(), minlength=13)
     first, share = (1, 1 / 12) if recurs else (2, 1 / 11)
     assert counts[:first].sum() == 0

@@ -22,8 +22,10 @@ __all__ = ["Adding"]
 class Adding(RegressionTask):
     """Add two marked numbers of many.
 
-        x_t = (u_t, m_t),  u_t ~ U(0, 1),  m_t = 1 at step i < length / 2 and at step j >= length / 2, else 0
+        x_t = (u_t, m_t),  u_t ~ U(0, 1),  m_t = 1 at step i < h and at step j >= h, else 0
         y = u_i + u_j
+
+    with h the half of `length`, rounded down, and steps from 0 on.
 
     Answering 1 whatever comes has a mean squared error of 1/6, the variance of the sum.
 

@@ -31,7 +31,7 @@ class FuzzyRecall(RecallTask):
 
     Args:
         length: tokens of pairs and padding. The last one is only asked for, so that a sample has one step
-            less.
+            less; MAD has one step of padding more.
         n_keys: different tokens of keys.
         n_values: different tokens of values.
         key_size: most tokens of a key.

@@ -29,7 +29,7 @@ class LstmTask2b(SyntheticTask):
 
     Args:
         length: steps; 1,024, 8,192 or 1,048,576 in Martin and Cundy, 100 in Hochreiter and Schmidhuber. Take
-            fewer samples when it is large: each has 8 bytes per step.
+            fewer samples when it is large: each has 16 bytes per step, half of them for its targets.
         n_symbols: p, 128 in Martin and Cundy, 100 in Hochreiter and Schmidhuber.
         recurs: whether the symbol 1 may come again.
         fresh: whether every epoch draws training samples of its own, as both papers do.

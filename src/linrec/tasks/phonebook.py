@@ -61,8 +61,9 @@ class Phonebook(SyntheticTask):
         n_digits: digits of a phone number.
         fresh: whether every epoch draws training samples of its own; else they are the same again.
 
-    Source: Jelassi and others (2024): numbers of ten digits, the first of them 6 to 9, and two examples of a
-        question and its answer, which models that are trained on the task need not be shown.
+    Source: Jelassi and others (2024): numbers of ten digits, the first of them 6 to 9 (here any, so that all
+        are as hard to guess), and two examples of a question and its answer, which models that are trained on
+        the task need not be shown.
 
     Example:
         >>> task = Phonebook(length=2, min_length=2, n_digits=3, n_train=1, n_validation=1, n_test=1)

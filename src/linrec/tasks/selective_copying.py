@@ -2,7 +2,9 @@
 
 Source: Mamba (Gu and Dao 2023, arXiv:2312.00752), section 4.1.1 and figure 2. The paper has 4,096 steps, 16
 symbols to copy from an alphabet of 16, and no released code; a small setting of the kind is in MAD (Poli and
-others 2024, arXiv:2403.17844), 256 steps and a vocabulary of 16.
+others 2024, arXiv:2403.17844), 256 steps and a vocabulary of 16. The layout is that of S4's generator, with
+as many markers as symbols. MAD has one, and blanks where the answers are due, all within its 256 steps; after
+the last symbol its code puts no blank.
 """
 
 from dataclasses import dataclass
@@ -29,6 +31,8 @@ class SelectiveCopying(SyntheticTask):
         length: steps before the markers, the symbols among them.
         n_copied: symbols to repeat, M.
         n_symbols: different symbols.
+        fresh: whether every epoch draws training samples of its own, as for Mamba; else they are the same
+            again, as in MAD, which has 12,800 of them, and 1,280 to test.
 
     Source: Mamba (Gu and Dao 2023), section 4.1.1.
 
