@@ -74,5 +74,7 @@ def test_books_without_room_or_people_are_refused():
         Phonebook(min_length=21)
     with pytest.raises(ValueError, match="`length` must be at most 6400, the people there are; got 6401"):
         Phonebook(length=6401)
+    with pytest.raises(ValueError, match="`length` must be at least 1; got 0"):
+        Phonebook(test_lengths=(0,))
     with pytest.raises(ValueError, match="`n_digits` must be at least 1; got 0"):
         Phonebook(n_digits=0)

@@ -59,5 +59,7 @@ def test_fields_out_of_range_are_refused():
         Reversing(min_length=41)
     with pytest.raises(ValueError, match=r"`length` = 5 must be that of .* hold together, 2000; got 32"):
         Reversing(length=5)
+    with pytest.raises(ValueError, match="`length` must be at least 1; got 0"):
+        Reversing(length=0)
     with pytest.raises(ValueError, match="`n_symbols` must be at least 2; got 1"):
         Reversing(n_symbols=1)

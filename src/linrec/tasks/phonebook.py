@@ -81,7 +81,7 @@ class Phonebook(SyntheticTask):
     group_name: ClassVar[str] = "entries"
 
     def __post_init__(self) -> None:
-        require_at_least(self, n_digits=1)
+        require_at_least(self, length=1, n_digits=1)
         if not 1 <= self.min_length <= self.length:
             raise ValueError(f"`min_length` must be in 1 .. `length` = {self.length}; got {self.min_length}.")
         if self.length > N_PEOPLE:

@@ -55,7 +55,7 @@ class Reversing(SyntheticTask):
     group_name: ClassVar[str] = "length"
 
     def __post_init__(self) -> None:
-        require_at_least(self, n_symbols=2)
+        require_at_least(self, length=1, n_symbols=2)
         if not 1 <= self.min_length <= self.length:
             raise ValueError(f"`min_length` must be in 1 .. `length` = {self.length}; got {self.min_length}.")
         require_longer_probes(self)
