@@ -52,6 +52,16 @@ def test_data_depend_on_the_fields_alone_and_leave_the_global_random_state(small
     assert np.array_equal(np.random.get_state()[1], before[1])
 
 
+def test_another_version_of_a_generator_does_not_read_what_an_older_one_drew(small, tmp_path, monkeypatch):
+    small().split("test")
+    older = set(tmp_path.iterdir())
+    small().split("test")
+    assert set(tmp_path.iterdir()) == older
+    monkeypatch.setattr(type(small()), "version", type(small()).version + 1)
+    small().split("test")
+    assert len(set(tmp_path.iterdir()) - older) == len(older) == 1
+
+
 def test_all_samples_of_all_splits_differ(small):
     rows = [tuple(row) for split in SPLITS for row in small().labelled(split).tokens.tolist()]
     assert len(set(rows)) == len(rows) == 100

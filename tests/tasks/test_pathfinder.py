@@ -103,6 +103,31 @@ def test_paths_are_laid_out_as_defined(size, contour_length):
     assert task.chance == 0.5
 
 
+# of the builders in the Arena's code: contrast is a path's times a paddle's, and numbers are whole paths
+ARENA = {
+    32: ((1,), 1, 2, 0.5, 1.5, 7, 1.0, 2 * 0.75, 20),
+    64: ((1,), 1, 5, 1, 2.5, 12, 1.8, 0.8, 22),
+    128: ((2, 3), 1, 5, 1.5, 3, 20, 1.8, 0.9, 35),
+    256: ((3,), 22, 5, 2, 5, 27, 1.8, 1.0, 30),
+}
+
+
+@pytest.mark.parametrize("size", ARENA)
+def test_numbers_are_those_of_the_arena(size):
+    *numbers, n_distracting = ARENA[size]
+    layouts = Pathfinder(size=size, **FEW).layouts()
+    assert tuple(layout.margin for layout in layouts) == numbers[0]
+    for layout in layouts:
+        radius, distance = layout.marker_radius, layout.seed_distance
+        of_paddles = layout.length, layout.thickness, radius, distance, layout.continuity, layout.contrast
+        assert [layout.padding, *of_paddles] == numbers[1:] and layout.window == size
+    for contour_length in (14, 9, 6):
+        # the Arena divides whole numbers twice
+        short = contour_length // 3
+        paddles = drawn(size, contour_length, 1)[1].paddles
+        assert paddles.shape[1] == 2 * contour_length + n_distracting // short * short
+
+
 def test_turns_are_distributed_as_cosine_squared():
     random = np.random.default_rng(0)
     for continuity in (1.0, 1.8):

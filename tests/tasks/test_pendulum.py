@@ -75,6 +75,34 @@ def test_pictures_are_of_the_targets_and_drown_in_noise_that_lasts():
     assert correlation > 0.6
 
 
+def fading(random, n):
+    """How large the share of a picture is, frame by frame, as RKN's generator has it."""
+    shares = []
+    for _ in range(n):
+        walk = [random.uniform(0, 1)]
+        for _ in range(99):
+            walk.append(min(1, max(0, walk[-1] + random.uniform(-0.2, 0.2))))
+        low, high = random.uniform(0, 0.25), random.uniform(0.75, 1)
+        shares.append([min(1, max(0, (share - low) / (high - low))) for share in walk])
+    return np.array(shares)[:, 5:]
+
+
+def test_pictures_fade_as_in_the_published_generator():
+    task = Pendulum(length=100, size=16, n_test=300, **FEW)
+    test = task.split("test")
+    angles = torch.atan2(*test.targets.unbind(-1)).numpy()
+    black = torch.from_numpy(task.pictures(angles) == 0)
+    # where the picture is black, noise from 0 to 1 is all there is: of some 200 pixels the brightest
+    found = 1 - test.inputs[..., :-1].masked_fill(~black, 0).amax(-1).double().numpy()[:, 5:]
+    expected = fading(np.random.default_rng(0), 2000)
+    for measure, close in (
+        (lambda shares: np.abs(np.diff(shares)).mean(), 0.003),
+        (lambda shares: (shares > 0.98).mean(), 0.05),
+        (lambda shares: (shares < 0.02).mean(), 0.05),
+    ):
+        assert measure(found) == pytest.approx(measure(expected), abs=close)
+
+
 def test_the_last_feature_counts_the_frames_between_pictures():
     task = Pendulum(length=5, n_frames=9, size=2, n_test=3000, **FEW)
     intervals = task.split("test").inputs[..., -1]

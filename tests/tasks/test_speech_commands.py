@@ -134,6 +134,14 @@ def test_probes_are_the_test_split_at_lower_rates(task):
     assert {name: p.values.shape[1] for name, p in slow.probes.items()} == {"16000": 16000, "2286": 2286}
 
 
+def test_another_version_of_the_reader_reads_again(ten, tmp_path, monkeypatch):
+    SpeechCommands(path=ten, n_words=10, cache=tmp_path).prepared()
+    older = set(tmp_path.iterdir())
+    monkeypatch.setattr(SpeechCommands, "version", SpeechCommands.version + 1)
+    SpeechCommands(path=ten, n_words=10, cache=tmp_path).prepared()
+    assert len(set(tmp_path.iterdir()) - older) == len(older) == 1
+
+
 def test_files_are_read_once_and_again_where_one_has_changed(folder, tmp_path):
     def read():
         return SpeechCommands(path=folder, cache=tmp_path / "kept").split("test").values
