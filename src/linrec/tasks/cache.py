@@ -74,9 +74,11 @@ def _keep(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -
         os.replace(partial, path)
         force_to_disk(path.parent)
     except UNWRITABLE as error:
+        _warn_once(path.parent, reason(error))
+    finally:
+        # also where writing was interrupted; on success it has the other name
         with contextlib.suppress(OSError):
             partial.unlink()
-        _warn_once(path.parent, reason(error))
 
 
 @functools.cache
