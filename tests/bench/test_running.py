@@ -4,9 +4,11 @@ import dataclasses
 import html
 import importlib.util
 import json
+import os
 import re
 import shutil
 import signal
+import threading
 import time
 
 import pytest
@@ -19,9 +21,10 @@ from linrec.bench import Entry, make_jobs, make_rows, run_jobs, write_page, writ
 from linrec.bench.jobs import write_job
 from linrec.bench.schedule import _gpu_share, outcome_of
 from linrec.bench.variants import folder_name
-from linrec.bench.worker import run_job
+from linrec.bench.worker import _main, _stop_without, run_job
 from linrec.cli import main
 from linrec.train import ConfigError, InterruptedRunError, load_run
+from linrec.train.interrupt import Interrupt
 
 OWN = f"{__package__}.own_mixers"
 TINY = Entry(
@@ -206,6 +209,45 @@ def test_a_job_is_asked_to_stop_with_its_command(folder_of, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         run_jobs([folder_of("gla")])
     assert len(asked) == 1
+
+
+def test_a_job_stops_when_the_command_that_started_it_is_killed(folder_of, monkeypatch):
+    started = []
+
+    class Process:
+        def __init__(self, command, **_):
+            started.append(command)
+
+        def wait(self):
+            return 1
+
+    monkeypatch.setattr("subprocess.Popen", Process)
+    folder = folder_of("gla")
+    run_jobs([folder])
+    # the process to watch is this one
+    assert started[0][-2:] == [str(folder), str(os.getpid())]
+    with Interrupt() as interrupt:
+        watch = threading.Thread(target=_stop_without, args=(os.getppid(), 0.01), daemon=True)
+        watch.start()
+        watch.join(0.1)
+        assert watch.is_alive() and not interrupt.requested
+        # as if that one were no more
+        monkeypatch.setattr("os.getppid", lambda: 1)
+        watch.join()
+        assert interrupt.requested
+
+
+def test_a_job_waits_for_a_process_that_is_still_at_work_on_it(folder_of, monkeypatch):
+    folder = folder_of("gla")
+    at_work = []
+    monkeypatch.setattr("linrec.bench.worker.run_job", lambda folder: at_work.append(folder) or "done")
+    with FileLock(folder / ".lock"):
+        waiting = threading.Thread(target=_main, args=([str(folder)],))
+        waiting.start()
+        waiting.join(0.2)
+        assert not at_work
+    waiting.join()
+    assert at_work == [folder]
 
 
 def test_jobs_share_a_gpu_only_where_there_are_more_of_them():

@@ -71,7 +71,7 @@ def run_jobs(
 def execute(folder: Path) -> None:
     """Run one job in a process of its own, and write down how it ended where it could not do so itself."""
     (folder / OUTCOME).unlink(missing_ok=True)
-    command = [sys.executable, "-m", "linrec.bench.worker", str(folder)]
+    command = [sys.executable, "-m", "linrec.bench.worker", str(folder), str(os.getpid())]
     with (folder / LOG).open("a") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         try:

@@ -1,15 +1,21 @@
-"""`python -m linrec.bench.worker FOLDER`: run the job of a folder, and write how it went."""
+"""`python -m linrec.bench.worker FOLDER [STARTER]`: run the job of a folder, and write how it went."""
 
 import dataclasses
 import json
 import math
+import os
 import resource
+import signal
 import sys
+import threading
+import time
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 
 from linrec.bench.jobs import FILE, NO_DATA, OUTCOME, RUN, without_data
 from linrec.bench.speed import speed_by_length, state_elements
@@ -20,6 +26,9 @@ from linrec.train.config import config_from_dict
 from linrec.train.run import write_json
 
 __all__ = ["run_job"]
+
+LOCK = ".lock"
+"""Held while a process is at work on a job: two would write the same run."""
 
 
 def run_job(folder: Path) -> str:
@@ -99,5 +108,25 @@ def _peak_bytes() -> dict[str, Any]:
     return {"device": device, "process": process}
 
 
+def _stop_without(starter: int, every: float = 1.0) -> None:
+    """Stop this process, with a checkpoint, once the process that started it is no more.
+
+    A command that is killed takes nothing with it: its job would go on, and beside it the same job of the
+    next command.
+    """
+    while os.getppid() == starter:
+        time.sleep(every)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _main(words: Sequence[str]) -> int:
+    folder, *starter = words
+    for process in starter:
+        threading.Thread(target=_stop_without, args=(int(process),), daemon=True).start()
+    # one that is about to stop may still be writing its checkpoint
+    with FileLock(Path(folder) / LOCK):
+        return 0 if run_job(Path(folder)) == "done" else 1
+
+
 if __name__ == "__main__":
-    sys.exit(0 if run_job(Path(sys.argv[1])) == "done" else 1)
+    sys.exit(_main(sys.argv[1:]))
