@@ -93,11 +93,42 @@ class Powers(Identity):
         self.n = n
 
 
+class Halved(Identity):
+    """Can have few widths, and says so as users do."""
+
+    def __init__(self, d_model):
+        assert d_model % 16 == 0, "heads"
+        super().__init__(d_model)
+
+
+class Rounded(Identity):
+    """Looks at its numbers when it is made."""
+
+    def __init__(self, d_model):
+        super().__init__(d_model)
+        self.radius = torch.linalg.eigvals(0.5 * torch.eye(d_model)).abs().max().item()
+
+
+class Streamless(Identity):
+    """Cannot start a state."""
+
+    def init_state(self, batch, *, device=None):
+        raise NotImplementedError
+
+
+class Large(Identity):
+    """Has most of its parameters whatever its width."""
+
+    def __init__(self, d_model):
+        super().__init__(d_model)
+        self.table = torch.nn.Parameter(torch.zeros(5000))
+
+
 class Impossible(Identity):
     """Can have no width at all."""
 
     def __init__(self, d_model):
-        raise ValueError("there is no such layer")
+        raise RuntimeError("there is no such layer")
 
 
 class NotAMixer:

@@ -4,7 +4,7 @@ import json
 import pytest
 
 from linrec import mixers
-from linrec.bench import Entry, get_suite, make_jobs, make_rows
+from linrec.bench import Entry, get_suite, make_jobs, make_rows, write_page
 from linrec.bench.jobs import write_job
 from linrec.bench.suites import SUITES
 from linrec.bench.widths import sizes, with_parameters
@@ -121,10 +121,57 @@ def test_an_import_path_without_a_mixer_is_refused(path, complaint):
         mixers.get(path)
 
 
+def test_a_model_that_one_task_cannot_have_takes_no_other_job_with_it(tmp_path):
+    entries = get_suite("smoke")[:2]
+    narrow = dataclasses.replace(entries[1], model={"d_model": 24, "d_channel_mixing": 24})
+    # at the width of the recipe, for it comes first
+    copying, other, fits, after = make_jobs([entries[0], narrow], [f"{OWN}:Halved", "lru"], [0])
+    assert (copying.ended, other.ended, after.ended) == (None, None, None)
+    assert fits.sizes is None and fits.ended == ("failed", "its model cannot be built: AssertionError: heads")
+    # the next says how many parameters all have
+    assert (after.config.model.d_model, after.config.model.d_channel_mixing) == (24, 24)
+    folder = write_job(fits, tmp_path, {"command": "linrec bench"})
+    (row,) = make_rows([folder])
+    assert (row["status"], row["message"], row["parameters"]) == (*fits.ended, None)
+    assert fits.ended[1] in write_page([row], tmp_path, title="suite").read_text()
+    # once it can be built, it is another job in the same folder
+    (mended,) = make_jobs([narrow], [f"{OWN}:Halved"], [0], parameters=after.sizes.parameters)
+    assert mended.config.model.d_model % 16 == 0 and mended.ended is None
+    assert write_job(mended, tmp_path, {"command": "linrec bench"}) == folder
+    assert json.loads((folder / "job.json").read_text())["parameters"] == mended.sizes.parameters
+
+
+def test_a_mixer_that_looks_at_its_numbers_is_built_with_memory():
+    config = ModelConfig(vocab_size=10, d_model=16, n_layers=1, mixer=f"{OWN}:Rounded")
+    # the largest eigenvalue of a half times the identity, as a number
+    assert sizes(config).parameters == sum(p.numel() for p in LanguageModel(config).parameters())
+
+
+def test_numbers_of_parameters_may_fall_from_a_width_to_the_next():
+    # blocks are as many as divide the width: 8 at 264, 16 at 272
+    config = ModelConfig(vocab_size=10, d_model=256, n_layers=1, mixer="rg_lru", channel_mixing="none")
+    wide, wider = (sizes(dataclasses.replace(config, d_model=width)).parameters for width in (264, 272))
+    assert wide > wider
+    for n in (wider - 200, wider, wider + 200):
+        found = with_parameters(config, n)
+        assert found.d_model == 272
+        assert with_parameters(config, sizes(found).parameters) == found
+
+
+@pytest.mark.parametrize("mixer", ["attention", "hyena", "gla", f"{OWN}:Identity", f"{OWN}:Streamless"])
+def test_a_state_that_grows_is_told_from_one_that_does_not(mixer):
+    of_all = sizes(dataclasses.replace(CONFIG, mixer=(mixer, "lru")))
+    lru = mixers.build("lru", 32).state_size
+    assert of_all.grows == (of_all.state - lru if mixer in ("attention", "hyena") else 0)
+    assert of_all.state > lru or ":" in mixer
+
+
 def test_what_cannot_be_built_is_refused_before_anything_runs():
     with pytest.raises(ConfigError, match="there is no mixer 'gate_lop'; did you mean"):
         make_jobs(get_suite("smoke"), ["gate_lop"], [0])
-    with pytest.raises(ConfigError, match="Impossible on copying: there is no such layer"):
+    with pytest.raises(ConfigError, match="Impossible on copying: its model cannot be built: RuntimeError: "):
         make_jobs(get_suite("smoke"), ["gla", f"{OWN}:Impossible"], [0])
+    with pytest.raises(ConfigError, match=r"gla.* on adding: .* ValueError: `d_qk` must be a positive"):
+        make_jobs(get_suite("smoke")[2:], ["gla(n_heads=0)"], [0])
     with pytest.raises(ValueError, match="no suite 'smok'; did you mean 'smoke'"):
         get_suite("smok")

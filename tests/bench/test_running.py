@@ -262,6 +262,25 @@ def test_several_workers_without_ray_name_the_extra(folder_of, monkeypatch):
         run_jobs([folder_of("gla")], workers=2)
 
 
+def test_the_table_before_the_run_says_what_is_unequal_and_what_grows(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("linrec.bench.suites.SUITES", {"tiny": (TINY,)})
+    monkeypatch.setattr("linrec.bench.schedule.execute", lambda folder: None)
+    label = "delta_net(n_heads=2, beta='double_sigmoid', conv_size=3)"
+    words = ["--mixers", "attention", f"{OWN}:Large", label, "--seeds", "0", "--out", str(tmp_path)]
+    assert main(["bench", "tiny", *words]) == 1
+    heading, attention, large, *others = capsys.readouterr().out.splitlines()
+    assert heading.split() == ["task", "mixer", "width", "parameters", "state"]
+    assert re.fullmatch(r"copying +attention +8 +[\d,]+ +16 a step *", attention)
+    assert re.fullmatch(r"copying +\S+:Large +8 +[\d,]+ +0 *", large)
+    # a long label is whole
+    assert "conv_size=3)" in "".join(others) and "…" not in "".join(others)
+    n, most = attention.split()[3], large.split()[3]
+    wrapped = " ".join(" ".join(others).split())
+    assert f"copying/{OWN}:Large: {most} parameters, for no width comes nearer to {n}" in wrapped
+    page = (tmp_path / "report.html").read_text()
+    assert f"{OWN}:Large has {most}." in page
+
+
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
@@ -273,7 +292,11 @@ def test_several_workers_without_ray_name_the_extra(folder_of, monkeypatch):
         (["smoke", "--mixers", "gla", "--seeds", "-1"], "seeds"),
         (["smoke", "--mixers", "gla", "--workers", "0"], "`--workers` must be at least 1; got 0"),
         (["smoke", "--mixers", "gla", "--budget", "0"], "`--budget` must be above 0 minutes; got 0"),
+        (["smoke", "--mixers", "gla", "--budget", "nan"], "`--budget` must be above 0 minutes; got nan"),
         (["smoke", "--mixers", "gla", "--lrs", "0"], "`--lrs` must be above 0"),
+        (["smoke", "--mixers", "gla", "--lrs", "nan"], "`--lrs` must be above 0, and finite; got [nan]"),
+        (["smoke", "--mixers", "gla", "--lrs", "0.1", "0.1"], "`--lrs` must be different; got [0.1, 0.1]"),
+        (["smoke", "--mixers", "gla", "--parameters", "0"], "`--parameters` must be at least 1; got 0"),
         (["smoke"], "mixers"),
     ],
 )

@@ -22,6 +22,7 @@ FILE = "job.json"
 OUTCOME = "outcome.json"
 RUN = "run"
 NO_DATA = "no data"
+FAILED = "failed"
 NAMED = ("task", "mixer", "seed", "trial", "parameters", "state_size", "metric")
 """What a row says of a job beside its configuration."""
 
@@ -35,9 +36,9 @@ class Job:
         mixer: label of its variant: its name, with the arguments that were given.
         seed: of initialisation, order and dropout; data are the same for all.
         config: what is trained.
-        sizes: of the model; None where only the data could tell, and they are missing.
+        sizes: of the model; None where only the data could tell, and they are missing, or it cannot be built.
         trial: which learning rate is tried, "" where none is.
-        missing: what is said of data that the model cannot be made without; "" where they are there.
+        ended: status and message of a job that cannot begin, without data or a model; None of any other.
     """
 
     task: str
@@ -46,7 +47,7 @@ class Job:
     config: TrainConfig
     sizes: Sizes | None
     trial: str = ""
-    missing: str = ""
+    ended: tuple[str, str] | None = None
 
     @property
     def folder(self) -> Path:
@@ -60,7 +61,7 @@ class Job:
     @property
     def described(self) -> dict[str, Any]:
         """What a row says of it, by the names of `NAMED`."""
-        found = (*(self.sizes or (None, None)), judged_by(self.config.task))
+        found = (*(self.sizes[:2] if self.sizes else (None, None)), judged_by(self.config.task))
         return dict(zip(NAMED, (self.task, self.mixer, self.seed, self.trial, *found), strict=True))
 
     def at(self, lr: float) -> "Job":
@@ -80,7 +81,7 @@ def make_jobs(
 
     On each task all models have equally many parameters, as nearly as widths that are multiples of 8 allow:
     by default those of the first mixer at the width of the recipe. A task whose vocabulary is that of missing
-    data has jobs that say so, with models of no size.
+    data has jobs that say so, with models of no size; so has one that a mixer of others cannot be built for.
 
     Args:
         entries: the suite.
@@ -90,7 +91,7 @@ def make_jobs(
         parameters: how many, instead.
 
     Raises:
-        ConfigError: a mixer does not exist, cannot be built, or is given twice.
+        ConfigError: a mixer does not exist, can be built for none of the tasks, or is given twice.
 
     Example:
         >>> from linrec.bench import get_suite
@@ -101,7 +102,8 @@ def make_jobs(
         ['gla', 'gla(n_heads=2)']
     """
     variants = _variants(mixers)
-    built: list[tuple[Entry, str, TrainConfig, Sizes | None, str]] = []
+    built: list[tuple[Entry, str, TrainConfig, Sizes | None, tuple[str, str] | None]] = []
+    unfit: dict[str, list[Exception]] = {variant.label: [] for variant in variants}
     for entry in entries:
         recipe, missing = _prepared(entry)
         wanted = parameters
@@ -110,21 +112,33 @@ def make_jobs(
                 model = dataclasses.replace(
                     recipe.model, mixer=variant.mixer, mixer_args=dict(variant.mixer_args)
                 )
-                found = None
-                if not missing:
+            except (TypeError, ValueError) as error:
+                raise ConfigError(f"{variant.label} on {entry.name}: {error}") from error
+            found, ended = None, (NO_DATA, missing) if missing else None
+            if not missing:
+                try:
                     if wanted is not None:
                         model = with_parameters(model, wanted)
                     found = sizes(model)
                     wanted = wanted or found.parameters
-                config = dataclasses.replace(recipe, model=model)
-            except (TypeError, ValueError) as error:
-                raise ConfigError(f"{variant.label} on {entry.name}: {error}") from error
-            built.append((entry, variant.label, config, found, missing))
+                except Exception as error:
+                    unfit[variant.label].append(error)
+                    ended = (FAILED, _unbuilt(error))
+            built.append((entry, variant.label, dataclasses.replace(recipe, model=model), found, ended))
+    for label, errors in unfit.items():
+        # nothing can come of it: a mistake that is best known at once
+        if errors and len(errors) == len(entries):
+            raise ConfigError(f"{label} on {entries[0].name}: {_unbuilt(errors[0])}") from errors[0]
     return [
-        Job(entry.name, mixer, seed, _seeded(config, seed), found, missing=missing)
+        Job(entry.name, mixer, seed, _seeded(config, seed), found, ended=ended)
         for seed in seeds
-        for entry, mixer, config, found, missing in built
+        for entry, mixer, config, found, ended in built
     ]
+
+
+def first_line(error: BaseException) -> str:
+    """Say in one line what went wrong."""
+    return ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
 
 
 def without_data(task: str, error: DataError) -> str:
@@ -132,8 +146,12 @@ def without_data(task: str, error: DataError) -> str:
     return f"{error} In a suite, --data {task}=PATH says where the files are."
 
 
+def _unbuilt(error: Exception) -> str:
+    return f"its model cannot be built: {first_line(error)}"
+
+
 def write_job(job: Job, out: Path, about: dict[str, Any]) -> Path:
-    """Make the folder of a job, and write down that its data are missing if they are; return it.
+    """Make the folder of a job, and write down how it ended if it cannot begin; return it.
 
     Raises:
         ConfigError: the folder has a job of another configuration.
@@ -141,8 +159,8 @@ def write_job(job: Job, out: Path, about: dict[str, Any]) -> Path:
     folder = out / job.folder
     # as a file holds it: tuples are lists
     wanted = json.loads(json.dumps({**job.described, "config": config_to_dict(job.config)}))
-    # a job whose data were missing may be another one now
-    if (folder / FILE).exists() and not _lacked_data(folder):
+    # a job whose data or model were missing may be another one now
+    if (folder / FILE).exists() and not _never_began(folder):
         stored = json.loads((folder / FILE).read_text())
         if any(stored[name] != wanted[name] for name in wanted):
             raise ConfigError(
@@ -151,19 +169,15 @@ def write_job(job: Job, out: Path, about: dict[str, Any]) -> Path:
         return folder
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / FILE, {**wanted, **about})
-    if job.missing:
-        outcome = {"status": NO_DATA, "message": job.missing, "peak_bytes": None}
-        write_json(folder / OUTCOME, outcome)
+    if job.ended:
+        status, message = job.ended
+        write_json(folder / OUTCOME, {"status": status, "message": message, "peak_bytes": None})
     return folder
 
 
-def _lacked_data(folder: Path) -> bool:
-    """Tell whether a job ended before it began, because its data were missing."""
-    try:
-        status = json.loads((folder / OUTCOME).read_text())["status"]
-    except FileNotFoundError:
-        return False
-    return status == NO_DATA and not (folder / RUN).exists()
+def _never_began(folder: Path) -> bool:
+    """Tell whether a job ended before it began, because its data or its model were missing."""
+    return (folder / OUTCOME).exists() and not (folder / RUN).exists()
 
 
 def _prepared(entry: Entry) -> tuple[TrainConfig, str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from linrec.bench.pictures import drawings
 from linrec.bench.standings import Standing, level, standings
+from linrec.bench.widths import equally_many
 from linrec.report import markup, style
 from linrec.report.scores import better
 
@@ -78,6 +79,7 @@ def write_page(rows: Sequence[dict[str, Any]], out: Path, *, title: str) -> Path
         OSError: the disk is full, say.
     """
     table = standings(rows)
+    tasks = dict.fromkeys(standing.task for standing in table)
     pictures = out / PICTURES
     pictures.mkdir(exist_ok=True)
     drawn = [
@@ -85,7 +87,7 @@ def write_page(rows: Sequence[dict[str, Any]], out: Path, *, title: str) -> Path
             markup.Picture(style.save(figure, pictures / f"{name}.png"), heading, caption)
             for name, heading, caption, figure in drawings(task, table)
         ]
-        for task in dict.fromkeys(standing.task for standing in table)
+        for task in tasks
     ]
     ended = sum(row["status"] == "done" for row in rows)
     where = sorted({row["device"]["name"] for row in rows if "device" in row})
@@ -93,6 +95,7 @@ def write_page(rows: Sequence[dict[str, Any]], out: Path, *, title: str) -> Path
     sentences = [f"{row['folder']}: {row['status']}: {row['message']}" for row in bad]
     if left := sum(row["status"] == "not run" for row in rows):
         sentences.append(f"Jobs that have not been run: {left}; the command of the suite goes on with them.")
+    sentences += [*filter(None, (_unequal(task, table) for task in tasks))]
     page = markup.document(
         title,
         [
@@ -106,13 +109,24 @@ def write_page(rows: Sequence[dict[str, Any]], out: Path, *, title: str) -> Path
             '<p class="soft">Mean over seeds and standard deviation on the test split. '
             "A heading sorts; mse and perplexity are better where they are lower. Chance is a uniform guess; "
             "trivial is the best predictor that never looks at its input, and scores no better than that are "
-            "grey. Longest is the score on the longest samples that the task is probed with.</p>",
+            "grey. Longest is the score on the longest samples that the task is probed with. State is what a "
+            "sequence leaves at its end, in elements.</p>",
             *(f'<div class="pictures">{"".join(map(_section, of_task))}</div>' for of_task in drawn),
             SCRIPT,
         ],
     )
     markup.write(out / PAGE, page)
     return out / PAGE
+
+
+def _unequal(task: str, table: Sequence[Standing]) -> str:
+    """Say between what the parameters of a task's models lie, if they differ by much; "" if they do not."""
+    sizes = [(standing.parameters, standing.mixer) for standing in table if standing.task == task]
+    known = sorted((n, mixer) for n, mixer in sizes if n is not None)
+    if not known or equally_many(known[0][0], known[-1][0]):
+        return ""
+    (fewest, smallest), (most, largest) = known[0], known[-1]
+    return f"{task}: equal parameters: {smallest} has {fewest:,} parameters, {largest} has {most:,}."
 
 
 def _section(picture: markup.Picture) -> str:
@@ -153,8 +167,8 @@ def _cells(standing: Standing, of_all: Sequence[dict[str, Any]]) -> str:
         _number(trivial, ".3g"),
         _longest(standing),
         _number(len(rows) or None, "d", after="" if len(rows) == standing.seeds else f" of {standing.seeds}"),
-        _number(first["parameters"], ",d"),
-        _number(standing.state, ",d"),
+        _number(standing.parameters, ",d"),
+        _number(standing.state if rows else None, ",d"),
         _number(_mean([row["tokens_per_second"] for row in rows]), ",.0f"),
         _number(_mean([_memory(row) for row in rows]), ",.0f"),
         f"<td><details><summary>seed {first['seed']}</summary>{told}</details></td>",

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from linrec.bench.jobs import OUTCOME
+from linrec.bench.jobs import FAILED, OUTCOME
 from linrec.train import ConfigError
 from linrec.train.run import write_json
 
@@ -83,7 +83,7 @@ def execute(folder: Path) -> None:
             raise
     if (folder / OUTCOME).exists():
         return
-    ended, message = "failed", f"its process left with exit status {status}; {folder / LOG} has what it said"
+    ended, message = FAILED, f"its process left with exit status {status}; {folder / LOG} has what it said"
     if status < 0:
         name = signal.Signals(-status).name
         often = ", as the system does where memory runs out" if name == "SIGKILL" else ""

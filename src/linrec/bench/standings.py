@@ -45,6 +45,12 @@ class Standing:
         return len({row["seed"] for row in (*self.rows, *self.failed)})
 
     @property
+    def parameters(self) -> int | None:
+        """Of its models; None where they cannot be built."""
+        parameters: int | None = (self.rows or self.failed)[0]["parameters"]
+        return parameters
+
+    @property
     def state(self) -> int:
         """Elements of a sequence's state at its end; until a model has run, those that it says it has."""
         first = (self.rows or self.failed)[0]

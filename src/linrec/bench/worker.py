@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from filelock import FileLock
 
-from linrec.bench.jobs import FILE, NO_DATA, OUTCOME, RUN, without_data
+from linrec.bench.jobs import FAILED, FILE, NO_DATA, OUTCOME, RUN, first_line, without_data
 from linrec.bench.speed import speed_by_length, state_elements
 from linrec.tasks import Task, judged_by
 from linrec.text import DataError
@@ -60,12 +60,12 @@ def run_job(folder: Path) -> str:
         # the run itself names another command, for runs without a suite
         status, message = "stopped", "stopped with a checkpoint; the same command goes on from there."
     except (torch.OutOfMemoryError, MemoryError) as error:
-        status, message = "out of memory", _first_line(error)
+        status, message = "out of memory", first_line(error)
     except Exception as error:
         traceback.print_exc()
         # the CPU's allocator has no error of its own
-        status = "out of memory" if "can't allocate memory" in str(error) else "failed"
-        message = _first_line(error)
+        status = "out of memory" if "can't allocate memory" in str(error) else FAILED
+        message = first_line(error)
     outcome: dict[str, Any] = {"status": status, "message": message, "peak_bytes": _peak_bytes()}
     write_json(folder / OUTCOME, outcome)
     if status == "done":
@@ -93,10 +93,6 @@ def _levels(task: Task) -> dict[str, float | None]:
 
 def _tell(progress: Progress) -> None:
     print(f"step {progress.step}/{progress.total_steps}, loss {progress.loss:.4g}", flush=True)
-
-
-def _first_line(error: BaseException) -> str:
-    return ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
 
 
 def _peak_bytes() -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """`linrec bench SUITE`: compare mixers on the tasks of a suite."""
 
+import math
 import re
 import shlex
 import signal
@@ -17,11 +18,12 @@ from rich.console import Console
 from rich.table import Table
 
 from linrec.bench import Job, get_suite, make_jobs, make_rows, run_jobs, write_rows
-from linrec.bench.jobs import FILE, NO_DATA, write_job
+from linrec.bench.jobs import FILE, write_job
 from linrec.bench.page import write_page
 from linrec.bench.schedule import outcome_of
 from linrec.bench.standings import Standing, level, standings, validation_loss
 from linrec.bench.variants import split_list
+from linrec.bench.widths import Sizes, equally_many
 from linrec.cli.parsing import one_line_errors, parse
 from linrec.errors import unknown
 from linrec.train.errors import ConfigError, InterruptedRunError, TrainError
@@ -83,7 +85,7 @@ def run(words: list[str]) -> int:
     jobs = make_jobs(chosen, options.mixers, options.seeds, parameters=options.parameters)
     # what failed may say anything, square brackets too
     console = Console(width=None if sys.stdout.isatty() else 80, markup=False)
-    _show_models(console, jobs)
+    _show_models(console, jobs, options.parameters)
     deadline = None if options.budget is None else time.monotonic() + 60 * options.budget
     suite = _Suite(options, out, deadline, console)
     # a scheduler that ends us is as good as Ctrl-C
@@ -136,12 +138,12 @@ class _Suite:
         ended = [folder for folder in folders if (outcome_of(folder) or {}).get("status") == "done"]
         if ended:
             self._console.print(f"{len(ended)} of {len(folders)} jobs have ended before")
-        missing = {folder for job, folder in zip(jobs, folders, strict=True) if job.missing}
+        unfit = {folder for job, folder in zip(jobs, folders, strict=True) if job.ended}
         for folder in folders:
-            if folder in missing:
+            if folder in unfit:
                 self._tell(folder)
         self._keep()
-        left = [folder for folder in folders if folder not in {*ended, *missing}]
+        left = [folder for folder in folders if folder not in {*ended, *unfit}]
         run_jobs(left, workers=self._options.workers, deadline=self._deadline, ended=self._ended)
 
     def write(self) -> tuple[list[dict[str, Any]], list[Path]]:
@@ -222,24 +224,52 @@ def _check(options: BenchOptions) -> None:
         raise ValueError(f"`--seeds` must be different; got {list(options.seeds)}.")
     if options.workers < 1:
         raise ValueError(f"`--workers` must be at least 1; got {options.workers}.")
-    if any(lr <= 0 for lr in options.lrs):
-        raise ValueError(f"`--lrs` must be above 0; got {list(options.lrs)}.")
-    if options.budget is not None and options.budget <= 0:
+    if not all(0 < lr < math.inf for lr in options.lrs):
+        raise ValueError(f"`--lrs` must be above 0, and finite; got {list(options.lrs)}.")
+    if len(set(options.lrs)) < len(options.lrs):
+        raise ValueError(f"`--lrs` must be different; got {list(options.lrs)}.")
+    if options.parameters is not None and options.parameters < 1:
+        raise ValueError(f"`--parameters` must be at least 1; got {options.parameters}.")
+    if options.budget is not None and not options.budget > 0:
         raise ValueError(f"`--budget` must be above 0 minutes; got {options.budget:g}.")
 
 
-def _show_models(console: Console, jobs: Sequence[Job]) -> None:
+def _show_models(console: Console, jobs: Sequence[Job], parameters: int | None) -> None:
+    """Print how large the models are, and which are not as large as they should be."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in ("task", "mixer"):
-        table.add_column(heading)
+    table.add_column("task", no_wrap=True)
+    table.add_column("mixer", overflow="fold")
     for heading in ("width", "parameters", "state"):
-        table.add_column(heading, justify="right")
-    for job in jobs:
-        if job.seed == jobs[0].seed:
-            sizes = (job.config.model.d_model, *job.sizes) if job.sizes else ()
-            shown = [f"{size:,}" for size in sizes] or [NO_DATA]
-            table.add_row(job.task, job.mixer, *shown)
+        table.add_column(heading, justify="right", no_wrap=True)
+    first = [job for job in jobs if job.seed == jobs[0].seed]
+    # what the other columns leave
+    states = [len(_state(job.sizes)) for job in first if job.sizes]
+    room = console.width - max(len(job.task) for job in first) - max([5, *states]) - 23
+    for job in first:
+        shown = [job.ended[0]] if job.ended else []
+        if job.sizes:
+            shown = [f"{job.config.model.d_model:,}", f"{job.sizes.parameters:,}", _state(job.sizes)]
+        table.add_row(job.task, _in_lines(job.mixer, room), *shown)
     console.print(table)
+    of_task: dict[str, int] = {}
+    for job in first:
+        if job.sizes:
+            wanted = of_task.setdefault(job.task, parameters or job.sizes.parameters)
+            if not equally_many(wanted, job.sizes.parameters):
+                sentence = f"{job.sizes.parameters:,} parameters, for no width comes nearer to {wanted:,}"
+                console.print(f"{job.task}/{job.mixer}: {sentence}", highlight=False)
+
+
+def _state(of: Sizes) -> str:
+    """Write what a sequence keeps, and what it keeps of each step.
+
+    Example:
+        >>> _state(Sizes(parameters=1000, state=768, grows=512))
+        '256 + 512 a step'
+    """
+    constant = of.state - of.grows
+    parts = [f"{constant:,}"] * (constant > 0 or not of.grows) + [f"{of.grows:,} a step"] * (of.grows > 0)
+    return " + ".join(parts)
 
 
 def _show_scores(console: Console, rows: Sequence[dict[str, Any]]) -> None:
