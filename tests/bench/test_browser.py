@@ -64,9 +64,26 @@ def test_a_heading_sorts_and_the_filter_hides(opened):
     assert column(page, 1) == ["copying"]
     page.get_by_role("searchbox").fill("")
     assert len(column(page, 1)) == 4
-    page.locator("summary").first.click()
+    told = page.locator("summary").first
+    told.click()
     assert "linrec bench smoke --mixers gla" in page.locator("pre:visible").inner_text()
+    # what it says of a row is below that row, and not in the width of a column
+    top = told.bounding_box()["y"]
+    assert abs(page.locator("tbody td").first.bounding_box()["y"] - top) < 20
+    assert page.locator("pre:visible").bounding_box()["width"] > 900
+    told.click()
     assert opened.complaints == []
+
+
+def test_the_whole_table_is_on_paper(opened):
+    page = opened.page
+    # as wide as A4 is between its margins
+    page.set_viewport_size({"width": 718, "height": 1000})
+    page.emulate_media(media="print")
+    assert not page.get_by_role("searchbox").is_visible()
+    table = page.locator("table").bounding_box()
+    assert table["x"] >= 0 and table["x"] + table["width"] <= 718
+    page.emulate_media(media="screen")
 
 
 @pytest.mark.parametrize("width", [1280, 400])

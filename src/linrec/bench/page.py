@@ -62,7 +62,21 @@ th[aria-sort=descending] button::after { content: " ↓"; }
 .pictures { columns: 30rem; column-gap: 2rem; }
 .pictures section { break-inside: avoid; padding-top: 2.5rem; }
 .pictures h2 { margin-top: 0; }
-td details pre { max-width: 40rem; white-space: pre-wrap; overflow-wrap: anywhere; }
+td { vertical-align: top; }
+/* below its row rather than in its column */
+td details { --wide: min(60rem, 100vw - 4rem); width: 6rem; }
+td details pre {
+  width: var(--wide); margin-left: calc(6rem - var(--wide)); white-space: pre-wrap; overflow-wrap: anywhere;
+}
+@media print {
+  /* nothing scrolls on paper */
+  .scroll { overflow: visible; }
+  .sortable { font-size: .6rem; }
+  .sortable :is(th, td) { padding-right: .5rem; }
+  .sortable .label { min-width: 5rem; }
+  .pictures { columns: auto; }
+  #filter, .sortable :is(th, td):last-child { display: none; }
+}
 </style>
 """
 
