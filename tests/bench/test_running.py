@@ -10,6 +10,7 @@ import shutil
 import signal
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -198,7 +199,7 @@ def test_a_job_is_asked_to_stop_with_its_command(folder_of, monkeypatch):
     asked = []
 
     class Process:
-        def wait(self):
+        def wait(self, timeout=None):
             if not asked:
                 raise KeyboardInterrupt
 
@@ -218,7 +219,7 @@ def test_a_job_stops_when_the_command_that_started_it_is_killed(folder_of, monke
         def __init__(self, command, **_):
             started.append(command)
 
-        def wait(self):
+        def wait(self, timeout=None):
             return 1
 
     monkeypatch.setattr("subprocess.Popen", Process)
@@ -248,6 +249,29 @@ def test_a_job_waits_for_a_process_that_is_still_at_work_on_it(folder_of, monkey
         assert not at_work
     waiting.join()
     assert at_work == [folder]
+
+
+def test_jobs_of_several_workers_are_let_finish_their_step(folder_of, monkeypatch):
+    asked, at_the_end = [], []
+
+    def wait(references, num_returns=1):
+        if not asked:
+            raise KeyboardInterrupt
+        at_the_end.append((len(references), num_returns, [*asked]))
+
+    ray = SimpleNamespace(
+        init=lambda *_, **__: None,
+        remote=lambda **_: lambda _: SimpleNamespace(remote=lambda folder, until: folder),
+        wait=wait,
+        cancel=asked.append,
+        shutdown=lambda: at_the_end.append("shut down"),
+    )
+    monkeypatch.setattr("linrec.bench.schedule._ray", lambda: ray)
+    folders = [folder_of("gla"), folder_of("lru")]
+    with pytest.raises(KeyboardInterrupt):
+        run_jobs(folders, workers=2)
+    names = [str(folder) for folder in folders]
+    assert at_the_end == [(2, 2, names), "shut down"]
 
 
 def test_jobs_share_a_gpu_only_where_there_are_more_of_them():

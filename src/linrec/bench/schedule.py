@@ -52,11 +52,12 @@ def run_jobs(
     gpus = torch.cuda.device_count()
     # of its own: a cluster that happens to run here was not asked for
     ray.init("local", num_cpus=workers, num_gpus=gpus, include_dashboard=False, logging_level="error")
+    waiting: dict[Any, Path] = {}
     try:
         remote = ray.remote(num_cpus=1, num_gpus=_gpu_share(gpus, workers), max_retries=0)(_execute_until)
         # the clocks of processes on one machine agree, but not their monotonic ones
         until = None if deadline is None else time.time() + deadline - time.monotonic()
-        waiting = {remote.remote(str(folder), until): folder for folder in folders}
+        waiting.update({remote.remote(str(folder), until): folder for folder in folders})
         while waiting:
             finished, _ = ray.wait([*waiting])
             for reference in finished:
@@ -64,6 +65,12 @@ def run_jobs(
                 ray.get(reference)
                 if ended is not None and outcome_of(folder) is not None:
                     ended(folder)
+    except KeyboardInterrupt:
+        # shutting down kills; this lets those that run write their checkpoints
+        for reference in waiting:
+            ray.cancel(reference)
+        ray.wait([*waiting], num_returns=len(waiting))
+        raise
     finally:
         ray.shutdown()
 
@@ -75,7 +82,7 @@ def execute(folder: Path) -> None:
     with (folder / LOG).open("a") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         try:
-            status = process.wait()
+            status = _wait(process)
         except KeyboardInterrupt:
             # it writes its checkpoint; where a terminal has interrupted it too, this changes nothing
             process.terminate()
@@ -89,6 +96,15 @@ def execute(folder: Path) -> None:
         often = ", as the system does where memory runs out" if name == "SIGKILL" else ""
         ended, message = "killed", f"killed by {name}{often}"
     write_json(folder / OUTCOME, {"status": ended, "message": message, "peak_bytes": None})
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int:
+    while True:
+        try:
+            # Ray's way to cancel, unlike a signal, is seen between system calls alone
+            return process.wait(timeout=1)
+        except subprocess.TimeoutExpired:
+            continue
 
 
 def outcome_of(folder: Path) -> dict[str, Any] | None:
