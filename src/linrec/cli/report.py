@@ -37,6 +37,7 @@ def run(words: list[str]) -> int:
     if not options.runs:
         raise ConfigError("name at least one run folder: linrec report RUN ...")
     for run in options.runs:
+        _refuse_suite(run)
         load_run(run)
     together = Path(os.path.commonpath([run.absolute().parent for run in options.runs]))
     out = options.out or (options.runs[0] if len(options.runs) == 1 else together)
@@ -46,3 +47,11 @@ def run(words: list[str]) -> int:
         scores = f"{mean_and_spread(found.scores, 4)} against {mean_and_spread(found.baseline, 4)}"
         print(f"regression: {found.label}: {found.metric} {scores} of the baseline")
     return int(bool(worse))
+
+
+def _refuse_suite(folder: Path) -> None:
+    """A suite and its jobs are no runs, but have some; `load_run` would name the file that is missing."""
+    for below in ("run", "*/*/*/run"):
+        if not (folder / "config.json").exists() and any(folder.glob(f"{below}/config.json")):
+            runs = f"linrec report {folder / below}"
+            raise ConfigError(f"{folder} is a folder of linrec bench; give the runs below it: {runs}.")
