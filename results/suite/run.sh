@@ -34,12 +34,16 @@ mqar() {
 adding() {
   suite memory adding --tasks adding --lrs 0.003 --mixers hgru "ls_lstm(uniform_init=True)" s4d
 }
+# the six tasks of MAD, each with what one of the mixers is made for
+mad() {
+  suite mad mad --mixers attention mamba delta_net gate_loop hgru s4d
+}
 lstm-task-2b() {
   suite memory lstm-task-2b --tasks lstm-task-2b --mixers "ls_lstm(forget_bias_init=5.0)" hgru mamba s4d
 }
 
 questions=("$@")
-((${#questions[@]})) || questions=(selective-copying induction-heads state-tracking mqar adding lstm-task-2b)
+((${#questions[@]})) || questions=(selective-copying induction-heads state-tracking mqar adding lstm-task-2b mad)
 for question in "${questions[@]}"; do
   "$question"
 done
