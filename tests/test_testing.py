@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from linrec import testing
 from linrec.mixers import Mixer
 from linrec.ops import scan
+from linrec.ops.operators import operator
 from linrec.testing import assert_agree, check_mixer, generator, scan_inputs, tolerance
 
 
@@ -233,9 +234,33 @@ def test_wrong_operators_fail_law_1():
         return y, state if kwargs["backend"] == "reference" else y[:, 0]
 
     testing.check_operator(scan, given, **arguments)
-    for operator, what in ((off, "y"), (cut_gradient, "gradient of state"), (wrong_state, "state")):
+    for wrong, what in ((off, "y"), (cut_gradient, "gradient of state"), (wrong_state, "state")):
         with pytest.raises(AssertionError, match=rf"\('scan', 'torch'\): {what}"):
-            testing.check_operator(operator, given, **arguments)
+            testing.check_operator(wrong, given, **arguments)
+
+
+def test_an_operator_that_returns_other_strides_than_it_says_fails_law_1():
+    @operator("padded_for_this_test")
+    def padded(x: Tensor) -> Tensor:
+        return torch.cat([x, x], dim=1)[:, : x.shape[1]]
+
+    @torch.library.register_fake(padded)
+    def _(x):
+        return torch.empty_like(x)
+
+    def through(*, x, **arguments):
+        y, state = scan(x=x, **arguments)
+        return y, padded(state[:, None]).detach()
+
+    def layouts(name):
+        return rf"{name}.*says .*\(2, 4, 3\), \[12, 3, 1\].*returned .*\(2, 4, 3\), \[24, 3, 1\]"
+
+    with testing.KeepsItsWord(), pytest.raises(AssertionError, match=layouts("padded_for_this_test")):
+        padded(torch.ones(2, 4, 3))
+    with pytest.raises(AssertionError, match="padded_for_this_test"):
+        testing.check_operator(
+            through, scan_inputs(2, 9, 3), mode="scan", backend="torch", dtype=torch.float32
+        )
 
 
 def test_tolerances_are_of_assert_close_and_grow_with_the_rounding():

@@ -36,7 +36,9 @@ adding() {
 }
 # the six tasks of MAD, each with what one of the mixers is made for
 mad() {
-  suite mad mad --mixers attention mamba delta_net gate_loop hgru s4d
+  suite mad mad --mixers attention mamba delta_net hgru s4d gate_loop \
+    "gate_loop(phase_activation='none', magnitude_init=(0.9, 0.999))" \
+    "gate_loop(n_heads=4, phase_activation='none', magnitude_init=(0.9, 0.999))"
 }
 lstm-task-2b() {
   suite memory lstm-task-2b --tasks lstm-task-2b --mixers "ls_lstm(forget_bias_init=5.0)" hgru mamba s4d

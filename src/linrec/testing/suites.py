@@ -11,6 +11,7 @@ from torch import Tensor
 from linrec.mixers.base import Mixer
 from linrec.testing import laws
 from linrec.testing.draws import generator
+from linrec.testing.fakes import KeepsItsWord
 from linrec.testing.laws import Function
 from linrec.testing.tolerances import assert_agree
 from linrec.testing.trees import Tree, differentiable, double, leaves
@@ -127,6 +128,8 @@ def check_operator(
 ) -> None:
     """Law 1: a (mode, backend) agrees with the float64 reference in output, final state and every gradient.
 
+    What the kernels return has the shapes, dtypes and strides, too, that `torch.compile` is told beforehand.
+
     Args:
         operator: takes `inputs` and `options` as keyword arguments and returns (y, state).
         inputs: tensors, trees of tensors, and None; the gradient of every floating tensor is compared.
@@ -146,7 +149,8 @@ def check_operator(
     """
     options = dict(options or {})
     given = dict(inputs)
-    actual = _outcome(operator, given, dtype, **options, mode=mode, backend=backend)
+    with KeepsItsWord():
+        actual = _outcome(operator, given, dtype, **options, mode=mode, backend=backend)
     expected = _outcome(operator, double(given), dtype, **options, mode="recurrent", backend="reference")
     for name, value in actual.items():
         assert_agree(value, expected[name], f"({mode!r}, {backend!r}): {name}", dtype=dtype)

@@ -208,7 +208,8 @@ def _phase_gradient(q: Pair, k: Pair, states: Pair, phase: Tensor) -> Tensor:
     missing = -time % chunk
     turned = torch.cat([turned, turned.new_zeros(batch, missing, *channels)], dim=1) if missing else turned
     sums = turned.unflatten(1, (-1, chunk)).flip(2).cumsum(2).flip(2) + going_on[:, :, None]
-    return sums.flatten(1, 2)[:, :time].sum_to_size(phase.shape).to(phase.dtype)
+    # compiled code is told of a tensor without the steps that were added
+    return sums.flatten(1, 2)[:, :time].sum_to_size(phase.shape).to(phase.dtype).contiguous()
 
 
 def _turn(x: Tensor, gradient: Tensor) -> Tensor:
