@@ -259,7 +259,7 @@ def test_an_operator_that_returns_other_strides_than_it_says_fails_law_1():
         padded(torch.ones(2, 4, 3))
     with pytest.raises(AssertionError, match="padded_for_this_test"):
         testing.check_operator(
-            through, scan_inputs(2, 9, 3), mode="scan", backend="torch", dtype=torch.float32
+            through, scan_inputs(2, 9, 3), mode="recurrent", backend="numba", dtype=torch.float32
         )
 
 

@@ -55,7 +55,7 @@ def run_job(folder: Path) -> str:
     except DataError as error:
         status, message = NO_DATA, without_data(job["task"], error)
     except DivergedError as error:
-        status, message = "diverged", str(error)
+        status, message = "diverged", f"{error} In a suite, --lrs says the learning rate."
     except InterruptedRunError:
         # the run itself names another command, for runs without a suite
         status, message = "stopped", "stopped with a checkpoint; the same command goes on from there."

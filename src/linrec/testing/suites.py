@@ -3,6 +3,7 @@
 import copy
 import io
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -149,7 +150,8 @@ def check_operator(
     """
     options = dict(options or {})
     given = dict(inputs)
-    with KeepsItsWord():
+    # looking at every operation takes time, and torch's own keep theirs
+    with nullcontext() if backend in ("torch", "reference") else KeepsItsWord():
         actual = _outcome(operator, given, dtype, **options, mode=mode, backend=backend)
     expected = _outcome(operator, double(given), dtype, **options, mode="recurrent", backend="reference")
     for name, value in actual.items():
