@@ -16,7 +16,7 @@ Example:
 """
 
 from linrec.testing.draws import generator, reset_mask
-from linrec.testing.fakes import KeepsItsWord
+from linrec.testing.fakes import CheckFakeKernels
 from linrec.testing.inputs import (
     delta_rule_inputs,
     gate_loop_inputs,
@@ -52,7 +52,7 @@ from linrec.testing.tolerances import assert_agree, tolerance
 from linrec.testing.trees import differentiable, map_tree
 
 __all__ = [
-    "KeepsItsWord",
+    "CheckFakeKernels",
     "assert_agree",
     "check_autocast",
     "check_batch_independence",

@@ -1,4 +1,4 @@
-"""Whether custom operators return what their fake versions say."""
+"""Whether custom operators return what their fake kernels say."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,13 +10,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from linrec.testing.trees import leaves, map_tree
 
-__all__ = ["KeepsItsWord"]
+__all__ = ["CheckFakeKernels"]
 
 
-class KeepsItsWord(TorchDispatchMode):
-    """Within it, every operator `linrec::*` returns what its fake version says.
+class CheckFakeKernels(TorchDispatchMode):
+    """Within it, every operator `linrec::*` must return what its fake kernel says.
 
-    `torch.compile` makes code from the fake version. Where a stride is another one than it says, the code
+    `torch.compile` makes code from the fake kernel. Where a stride is another one than it says, the code
     stops, or reads other numbers; tracing alone does not see it.
 
     Raises:
@@ -25,7 +25,7 @@ class KeepsItsWord(TorchDispatchMode):
     Example:
         >>> import torch
         >>> from linrec.ops import scan
-        >>> with KeepsItsWord():
+        >>> with CheckFakeKernels():
         ...     y, _ = scan(torch.ones(1, 3, 2), torch.ones(1, 3, 2))
     """
 
@@ -44,7 +44,7 @@ class KeepsItsWord(TorchDispatchMode):
                 args, kwargs = map_tree(mode.from_tensor, (args, kwargs))
                 said = func(*args, **kwargs)
             said, found = ([_layout(tensor) for tensor in leaves(tree)] for tree in (said, returned))
-            assert said == found, f"{func}: its fake version says {said}, it returned {found}"
+            assert said == found, f"{func}: its fake kernel says {said}, it returned {found}"
         return returned
 
 
