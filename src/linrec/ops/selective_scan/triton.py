@@ -197,7 +197,8 @@ class _Given:
         self.x, self.dt, self.D = x.contiguous(), dt.contiguous(), D.contiguous()
         self.A = _padded(A, 1, plan.states).contiguous()
         weights = torch.complex(*(_padded(shared.to(A.dtype), 2, plan.states) for shared in (B, C)))
-        self.weights = real(weights)
+        # torch.complex keeps the strides of B, and kernels read rows
+        self.weights = real(weights.contiguous())
         # what is None is never read; any pointer will do
         self.cut = self.x if cut is None else cut.contiguous().view(torch.uint8)
         self.has_cut = cut is not None
