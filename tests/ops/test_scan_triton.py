@@ -175,6 +175,19 @@ def test_compiles_into_one_graph_and_maps():
 
 
 @on_a_gpu
+@pytest.mark.parametrize("channels", [1, 2, 12, 32])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.complex64])
+def test_few_channels_on_a_gpu(channels, dtype):
+    # neighbours in memory are steps, for which Triton would choose another layout of registers
+    for time in (2, 16, 33, 200):
+        agree(2, time, channels, dtype=dtype)
+        agree(1, time, channels, dtype=dtype, reverse=True, decay="constant")
+    inputs = scan_inputs(2, 70, channels, dtype=dtype, device="cuda")
+    inputs = {n: x.mT.contiguous().mT if x.ndim == 3 else x for n, x in inputs.items()}
+    check_operator(scan, inputs, **PAIR, dtype=dtype)
+
+
+@on_a_gpu
 def test_runs_are_the_same_to_the_bit():
     inputs = scan_inputs(4, 300, 3, decay="channel", device="cuda")
     inputs = {name: tensor.requires_grad_() for name, tensor in inputs.items()}

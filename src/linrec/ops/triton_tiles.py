@@ -32,7 +32,9 @@ def program(chains, CHANNELS: tl.constexpr, COLUMNS: tl.constexpr, VECTOR: tl.co
     tile = tl.program_id(0) // chains
     row = (chain // tl.cdiv(CHANNELS, COLUMNS)).to(tl.int64)
     channel = (chain % tl.cdiv(CHANNELS, COLUMNS)) * COLUMNS
-    columns = tl.max_contiguous(tl.arange(0, COLUMNS), VECTOR)[None, None, :]
+    # neighbours in memory, so that threads differ in columns and not in rows, but aligned for no more than
+    # VECTOR of them, so that one instruction loads as many
+    columns = tl.multiple_of(tl.arange(0, COLUMNS), VECTOR)[None, None, :]
     return chain, tile, row, channel, columns
 
 
@@ -345,7 +347,7 @@ def carried(  # type: ignore[no-untyped-def]
         STRIDE: tl.constexpr = COLUMNS * (2 if COMPLEX else 1) * (2 if tl.float64 == WIDE else 1)
         LAST: tl.constexpr = 0 if BACKWARDS else PIECES - 1
         piece = tl.arange(0, PIECES)[:, None, None]
-        columns = tl.max_contiguous(tl.arange(0, COLUMNS), VECTOR)[None, None, :] + 0 * piece
+        columns = tl.multiple_of(tl.arange(0, COLUMNS), VECTOR)[None, None, :] + 0 * piece
         groups = tl.cdiv(tiles, GROUP)
         of_tiles = words_ptr + tl.cast(chain, tl.int64) * tiles * STRIDE
         of_groups = words_ptr + tl.cast(chains, tl.int64) * tiles * STRIDE

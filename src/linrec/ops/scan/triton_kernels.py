@@ -51,6 +51,7 @@ def _places(  # type: ignore[no-untyped-def]
     time,
     inside,
     FALLING: tl.constexpr,
+    STEPS_TOUCH: tl.constexpr,
     EVEN: tl.constexpr,
     PIECES: tl.constexpr,
     ROWS: tl.constexpr,
@@ -59,7 +60,8 @@ def _places(  # type: ignore[no-untyped-def]
     """Return where the steps of a tile lie: index, index < time, the same where `inside`; t, origin.
 
     The index counts from the start of the recurrence that runs here, and origin + t from that of the tensors;
-    the two run against each other when time is FALLING.
+    the two run against each other when time is FALLING. STEPS_TOUCH: the next step of some tensor is the next
+    element.
     """
     LENGTH: tl.constexpr = PIECES * ROWS
     step = ROWS * tl.arange(0, PIECES)[:, None, None] + tl.arange(0, ROWS)[None, :, None]
@@ -70,7 +72,11 @@ def _places(  # type: ignore[no-untyped-def]
         t = LENGTH - 1 - step
         origin = (time - (tile + 1) * LENGTH).to(tl.int64)
     else:
+        # where neighbours in memory are steps, Triton would spread the rows of a piece over threads, which it
+        # scans wrongly or not at all; behind a factor that only the launch knows to be 1 it cannot see them
         t = step
+        if STEPS_TOUCH:
+            t = step * tl.where(time > 0, 1, 0)
         origin = tl.cast(tile, tl.int64) * LENGTH
     return index, valid, mask, t, origin
 
@@ -114,7 +120,8 @@ def forward(  # type: ignore[no-untyped-def]
     """Fill y (b, t, c) and last (b, c), both contiguous. UNIT is the number of elements of a number."""
     chain, tile, row, channel, columns = program(chains, CHANNELS, COLUMNS, VECTOR)
     inside = channel + columns < CHANNELS
-    _, valid, mask, t, origin = _places(tile, time, inside, REVERSE, EVEN, PIECES, ROWS, COLUMNS)
+    TOUCH: tl.constexpr = CHANNELS == 1 or A_STEP == 1 or X_STEP == 1
+    _, valid, mask, t, origin = _places(tile, time, inside, REVERSE, TOUCH, EVEN, PIECES, ROWS, COLUMNS)
 
     a_ptr += (row * a_row + origin * A_STEP + channel * A_CHANNEL) * UNIT
     x_ptr += (row * x_row + origin * X_STEP + channel * X_CHANNEL) * UNIT
@@ -197,7 +204,10 @@ def backward(  # type: ignore[no-untyped-def]
     """
     chain, tile, row, channel, columns = program(chains, CHANNELS, COLUMNS, VECTOR)
     inside = channel + columns < CHANNELS
-    index, valid, mask, t, origin = _places(tile, time, inside, not REVERSE, EVEN, PIECES, ROWS, COLUMNS)
+    TOUCH: tl.constexpr = CHANNELS == 1 or A_STEP == 1 or DY_STEP == 1
+    index, valid, mask, t, origin = _places(
+        tile, time, inside, not REVERSE, TOUCH, EVEN, PIECES, ROWS, COLUMNS
+    )
     # from t to the step that the recurrence took next
     NEXT: tl.constexpr = -1 if REVERSE else 1
 
