@@ -275,6 +275,26 @@ def test_laplace_attention_is_its_sum_over_pairs(mode, backend, window, function
     assert cache.k.shape == (2, min(window - 1, 6), 2, 3)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tensors_that_begin_anywhere_in_memory(dtype):
+    flat = torch.randn(3 + 2 * 9 * 2 * 8, device="cuda", dtype=dtype, requires_grad=True)
+    for first in (0, 1, 3):
+        x = flat[first : first + 288].view(2, 9, 2, 8)
+        reset = torch.zeros(2, 9, dtype=torch.bool, device="cuda")
+        for options in ({}, {"reset": reset}):
+            y, _ = softmax_attention(x, x, x, **options)
+            expected, _ = softmax_attention(*(x.double() for _ in range(3)), **options)
+            torch.testing.assert_close(y.double(), expected, rtol=2e-2, atol=2e-2)
+            torch.autograd.grad(y.sum(), flat)
+
+
+def test_laplaces_function_keeps_its_digits_where_it_is_small():
+    scores = torch.linspace(-2.5, 2, 50)
+    torch.testing.assert_close(laplace(scores), laplace(scores.double()).float(), rtol=1e-5, atol=0)
+
+
 def test_laplaces_function_meets_the_squared_relu_at_mu():
     mu = torch.tensor(0.5**0.5, dtype=torch.float64, requires_grad=True)
     found = laplace(mu)

@@ -19,7 +19,8 @@ MU, SIGMA = math.sqrt(1 / 2), math.sqrt(1 / (4 * math.pi))
 
 def laplace(scores: Tensor) -> Tensor:
     """f(s) = (1 + erf((s - mu) / (sigma sqrt(2)))) / 2."""
-    return 0.5 * (1 + torch.erf((scores - MU) / (SIGMA * math.sqrt(2))))
+    # erfc keeps its digits where f is small, and 1 + erf has none left
+    return 0.5 * torch.erfc((MU - scores) / (SIGMA * math.sqrt(2)))
 
 
 def relu2(scores: Tensor) -> Tensor:

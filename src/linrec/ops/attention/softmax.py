@@ -140,16 +140,23 @@ def _attend(
     if len(q) == 0:
         # on CUDA the kernels return nothing at all for no rows
         return q[..., :1] + v[:, :1]
+    q, k, v = (_aligned(x).transpose(1, 2) for x in (q, k, v))
     y = functional.scaled_dot_product_attention(
-        q.transpose(1, 2),
-        k.transpose(1, 2),
-        v.transpose(1, 2),
+        q,
+        k,
+        v,
         attn_mask=None if visible is None else visible[:, None],
         dropout_p=dropout,
         is_causal=is_causal,
         scale=scale,
     )
     return y.transpose(1, 2)
+
+
+def _aligned(x: Tensor) -> Tensor:
+    """Return the tensor, copied where it is not aligned to the 16 bytes that torch's CUDA kernels load."""
+    on_a_word = x.device.type != "cuda" or x.storage_offset() * x.element_size() % 16 == 0
+    return x if on_a_word else x.clone(memory_format=torch.contiguous_format)
 
 
 def _by_blocks(
