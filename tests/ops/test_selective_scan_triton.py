@@ -35,6 +35,17 @@ def short(monkeypatch):
 
 
 @on_either
+def test_axes_may_lie_in_any_order_in_memory():
+    # as many states as kernels have, so that nothing is copied on the way
+    inputs = selective_scan_inputs(2, 5, 4, 4, device=DEVICE)
+    inputs["B"] = inputs["B"].mT.contiguous().mT
+    inputs["C"] = inputs["C"].repeat_interleave(2, dim=1)[:, ::2]
+    inputs["x"], inputs["dt"] = (inputs[name].mT.contiguous().mT for name in ("x", "dt"))
+    inputs["A"] = inputs["A"].T.contiguous().T
+    check_operator(selective_scan, inputs, **PAIR, dtype=torch.float32)
+
+
+@on_either
 @pytest.mark.parametrize("time", [1, 8, 9, 20])
 def test_lengths_around_chunks(time):
     reset = reset_mask(2, time, rate=0.2, device=DEVICE)

@@ -8,7 +8,7 @@ from torch import Tensor, autocast, float64, is_autocast_enabled
 
 from linrec.ops import matrix_numba, matrix_triton, splitting
 from linrec.ops.delta_rule import chunkwise_triton
-from linrec.ops.delta_rule.auto import PAIRS, auto_delta_rule, largest
+from linrec.ops.delta_rule.auto import LARGEST, PAIRS, auto_delta_rule
 from linrec.ops.delta_rule.chunkwise import chunkwise
 from linrec.ops.delta_rule.inputs import check_beta, check_real
 from linrec.ops.delta_rule.reference import delta_rule_reference
@@ -119,7 +119,7 @@ def delta_rule(
     inputs.check_reset(reset, q)
     device = q.device.type
     log_decay = inputs.canonical_gate("log_decay", log_decay, q)
-    pair = _pair(q, log_decay, mode, backend)
+    pair = _pair(q, mode, backend)
     splitting.refuse("delta_rule")
     state = inputs.canonical_state(state, q, v, is_complex=False)
     if q.shape[1] == 0:
@@ -134,10 +134,9 @@ def delta_rule(
     return y.to(v.dtype), state
 
 
-def _pair(q: Tensor, log_decay: Tensor | None, mode: str, backend: str) -> Pair:
+def _pair(q: Tensor, mode: str, backend: str) -> Pair:
     """The (mode, backend) that a call runs."""
     time, channels, device = q.shape[1], q.shape[-1], q.device.type
-    most = largest(q.dtype, per_channel=log_decay is not None and log_decay.shape[-1] > 1)
     auto = auto_delta_rule(
         time,
         device,
@@ -145,15 +144,15 @@ def _pair(q: Tensor, log_decay: Tensor | None, mode: str, backend: str) -> Pair:
         triton=triton_usable(device),
         exporting=exporting(),
         # double precision has no tensor cores here, and torch's products have
-        fits=channels <= most and q.dtype != float64,
+        fits=channels <= LARGEST and q.dtype != float64,
     )
     pair = resolve("delta_rule", PAIRS, mode, backend, auto)
     refused = refusal("delta_rule", pair[1], device)
     if refused is not None:
         raise ValueError(refused)
-    if pair == ("chunkwise", "triton") and channels > most:
+    if pair == ("chunkwise", "triton") and channels > LARGEST:
         raise ValueError(
             "(mode, backend) = ('chunkwise', 'triton') of `delta_rule` takes keys of at most "
-            f"{most} channels here; got {channels}. Use more and smaller heads, or backend='torch'."
+            f"{LARGEST} channels; got {channels}. Use more and smaller heads, or backend='torch'."
         )
     return pair

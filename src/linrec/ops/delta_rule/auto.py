@@ -1,7 +1,5 @@
 """Which (mode, backend) pairs `delta_rule` has, and which of them runs where the caller leaves it open."""
 
-import torch
-
 from linrec.ops.dispatch import Pair
 
 PAIRS: tuple[Pair, ...] = (
@@ -29,7 +27,7 @@ def auto_delta_rule(
     |---|---|---|
     | CPU with Numba, not exported | (recurrent, numba) | one call, in which states stay in the cache |
     | one step, CUDA with Triton, not exported | (recurrent, triton) | one kernel |
-    | more, likewise, where heads fit (see `largest`) | (chunkwise, triton) | tensor cores |
+    | more, likewise, where keys fit (`LARGEST`), not in float64 | (chunkwise, triton) | tensor cores |
     | up to 4 steps | (recurrent, torch) | fewer operations than a triangular system |
     | else | (chunkwise, torch) | matrix products, and the state is kept once per chunk |
 
@@ -39,7 +37,7 @@ def auto_delta_rule(
         numba: Numba works on this machine.
         triton: Triton works on this device.
         exporting: torch.export is tracing the call: the program must run where linrec's kernels are not.
-        fits: the kernels for tensor cores take this precision and size of keys.
+        fits: the kernels for tensor cores take this precision and this size of keys.
 
     Returns:
         Usable pairs, best first; never empty.
@@ -65,15 +63,5 @@ SHORT = 4
 """Up to this many steps, a loop over them is faster than one chunk."""
 
 
-def largest(dtype: torch.dtype, *, per_channel: bool) -> int:
-    """Return the most key channels that a program of (chunkwise, triton) has the memory for.
-
-    Args:
-        dtype: of queries, keys and values.
-        per_channel: whether every key channel decays for itself.
-
-    Example:
-        >>> largest(torch.bfloat16, per_channel=True), largest(torch.float32, per_channel=True)
-        (256, 128)
-    """
-    return 128 if per_channel and dtype.itemsize > 2 else 256
+LARGEST = 512
+"""Key channels of a head, at most, in (chunkwise, triton): a program holds all of them."""

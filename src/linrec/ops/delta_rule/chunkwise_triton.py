@@ -10,7 +10,7 @@ from torch import Tensor
 
 from linrec.ops import matrix_torch, vmap
 from linrec.ops.gate_loop import chunkwise_triton_chunks
-from linrec.ops.gate_loop.chunkwise_triton_chunks import Chunks, Tiles
+from linrec.ops.gate_loop.chunkwise_triton_chunks import LEAST, Chunks, Tiles
 from linrec.ops.operators import differentiated, operator
 from linrec.ops.triton_launch import power_of_2
 
@@ -86,7 +86,7 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return y (b, t, h, dv), the last state (b, h, dk, dv), and the inverses T (b, h, chunks, C, C)."""
     chunks = _DeltaChunks(q, k, v, beta, log_decay, cut)
-    inverses = _inverses(q)
+    inverses = _inverses(q, log_decay)
     states, last, corrected, _ = chunks.corrected(state, *chunks.corrections(inverses))
     return chunks.mixed(corrected, chunks.matrices(), states), last, inverses
 
@@ -101,11 +101,11 @@ def _(
     state: Tensor,
     cut: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return v.new_empty(v.shape), state.new_empty(state.shape), _inverses(q)
+    return v.new_empty(v.shape), state.new_empty(state.shape), _inverses(q, log_decay)
 
 
-def _inverses(q: Tensor) -> Tensor:
-    chunk = chunkwise_triton_chunks.CHUNK
+def _inverses(q: Tensor, log_decay: Tensor | None) -> Tensor:
+    chunk = chunk_of(q, log_decay)
     batch, time, heads, _ = q.shape
     return q.new_empty(batch, heads, -(-time // chunk), chunk, chunk)
 
@@ -173,9 +173,8 @@ class _DeltaChunks(Chunks):
         log_decay: Tensor | None,
         cut: Tensor | None,
     ) -> None:
-        super().__init__(q, k, v, log_decay, cut)
+        super().__init__(q, k, v, log_decay, cut, chunk_of(q, log_decay))
         self.beta = beta.contiguous()
-        self.levels = chunkwise_triton_chunks.CHUNK.bit_length() - 1
 
     def corrections(self, inverses: Tensor, *, known: bool = False) -> tuple[Tensor, Tensor]:
         """Return P and U, and fill `inverses`, unless they are known."""
@@ -282,7 +281,11 @@ class _DeltaChunks(Chunks):
             if block_k > 128 or (name == "delta_state_gradients" and self._few_programs(tiles.block_v)):
                 # large states need the registers of more warps, and few programs wait for each product
                 tiles = tiles._replace(warps=8)
-        return tiles._replace(block_k=block_k, block_v=min(tiles.block_v, max(64, power_of_2(self.dv))))
+        block_v = min(tiles.block_v, max(64, power_of_2(self.dv)))
+        while block_k > 256 and block_k * block_v * self.q.element_size() > LARGE:
+            # a state is a factor of products, which lies in shared memory too
+            block_v //= 2
+        return tiles._replace(block_k=block_k, block_v=block_v)
 
     def _precision(self, tiles: Tiles) -> str:
         # one product takes its factors from shared memory, which has no room for so many channels
@@ -296,6 +299,16 @@ class _DeltaChunks(Chunks):
         return getattr(_kernels(), name) if name in TILES else super()._kernel(name)
 
 
+def chunk_of(q: Tensor, log_decay: Tensor | None) -> int:
+    """Return the steps of a chunk: below 64 where that many keys would not fit into shared memory."""
+    chunk, row = chunkwise_triton_chunks.CHUNK, power_of_2(q.shape[-1]) * q.element_size()
+    weighed = log_decay is not None and log_decay.shape[-1] > 1 and q.element_size() > 2
+    most = SMALL if q.shape[-1] > 256 or (weighed and q.shape[-1] > 128) else LARGE
+    while chunk > LEAST and chunk * row > most:
+        chunk //= 2
+    return chunk
+
+
 def _chained(start: Tensor, transitions: Tensor, left: Tensor) -> Tensor:
     """S of each piece (b * h, pieces, dk, dv): the first one's is `start`, the next is M S + N."""
     states = [start.reshape(left[:, 0].shape).to(left.dtype)]
@@ -304,6 +317,8 @@ def _chained(start: Tensor, transitions: Tensor, left: Tensor) -> Tensor:
     return torch.stack(states, 1)
 
 
+# bytes of a chunk's keys, at most: three such tiles meet in a kernel, and beside them what weighs them
+LARGE, SMALL = 1 << 16, 1 << 15
 # chunks of a piece of time at least: joining two pieces takes as long as a few chunks
 LEAST_LENGTH = 16
 # by kernel: inputs of 16 bits, and wider ones

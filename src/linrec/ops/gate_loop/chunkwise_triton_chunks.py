@@ -14,6 +14,8 @@ CHUNK = 64
 # the least that a tensor core takes
 LEAST = 16
 NONE, HEAD, CHANNEL = 0, 1, 2
+# the log decay of a reset: its exponential is zero in double precision too
+NOTHING = -1e4
 
 
 class Tiles(NamedTuple):
@@ -52,15 +54,28 @@ PROGRAMS = 256
 class Chunks:
     """Tensors as the kernels take them, and the division of the work."""
 
-    def __init__(self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, cut: Tensor | None) -> None:
+    def __init__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        log_decay: Tensor | None,
+        cut: Tensor | None,
+        chunk: int | None = None,
+    ) -> None:
+        self.chunk = CHUNK if chunk is None else chunk
+        self.levels = self.chunk.bit_length() - 1
         self.q, self.k, self.v = q.contiguous(), k.contiguous(), v.contiguous()
         self.batch, self.time, self.heads, self.dk = q.shape
         self.dv = v.shape[-1]
-        self.chunks = -(-self.time // CHUNK)
+        self.chunks = -(-self.time // self.chunk)
         self.exact = q.element_size() > 2
         self.wide = torch.promote_types(q.dtype, torch.float32)
         if log_decay is None and cut is not None:
-            log_decay = torch.zeros(1, 1, self.heads, 1, device=q.device)
+            log_decay = torch.zeros(1, 1, self.heads, 1, dtype=self.wide, device=q.device)
+        if log_decay is not None and cut is not None and q.dtype == torch.float64:
+            # Triton 3.6 to 3.9 cannot compile float64 products of values that depend on the 8 bits of a reset
+            log_decay, cut = log_decay.masked_fill(cut[..., None, None], NOTHING), None
         self.decay = NONE
         # what is not there is never read; any pointer will do
         self.gates = (self.q, self.q if cut is None else cut.contiguous().view(torch.uint8))
@@ -111,10 +126,10 @@ class Chunks:
 
     def mixings(self, *, weigh: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         """A of all chunks (b, h, chunks, C, C), and, to `weigh` them, e^P * q and e^R * k."""
-        matrices = self.q.new_empty(self.batch, self.heads, self.chunks, CHUNK, CHUNK)
+        matrices = self.q.new_empty(self.batch, self.heads, self.chunks, self.chunk, self.chunk)
         read, written = (torch.empty_like(x) if weigh else x for x in (self.q, self.k))
         tensors = (self.q, self.k, *self.gates, matrices, read, written)
-        self.per_chunk("mixings", 1, *tensors, LEVELS=CHUNK.bit_length() - 1, WEIGH=weigh)
+        self.per_chunk("mixings", 1, *tensors, LEVELS=self.levels, WEIGH=weigh)
         return matrices, read, written
 
     def mixed(
@@ -143,7 +158,7 @@ class Chunks:
         """Return dq and dk, and fill `passing`; see the kernel."""
         dq, dk = torch.empty_like(self.q), torch.empty_like(self.k)
         tensors = (self.q, self.k, v, dy, *self.gates, states, gradients, self.q, dq, dk, passing, self.q)
-        constants = {"LEVELS": CHUNK.bit_length() - 1, "CORRECTION": False}
+        constants = {"LEVELS": self.levels, "CORRECTION": False}
         self.per_chunk("gate_gradients", self.blocks_k, *tensors, **constants)
         return dq, dk
 
@@ -195,7 +210,7 @@ class Chunks:
                     self.strides,
                     WIDTH=width,
                     RESET=self.reset,
-                    CHUNK=CHUNK,
+                    CHUNK=self.chunk,
                     BLOCK=SUMS,
                     num_warps=4,
                 )
@@ -210,9 +225,16 @@ class Chunks:
 
         tiles = self._tiles(name)
         # only NVIDIA's compiler knows the option
-        options = {"maxnreg": tiles.registers} if tiles.registers and torch.version.cuda else {}
+        options: dict[str, Any] = {}
+        if tiles.registers and torch.version.cuda:
+            options["maxnreg"] = tiles.registers
+        # exclusive sums are sums minus the own term, which must be rounded as in the sum
+        options["enable_fp_fusion"] = not (self.exact and name == "gate_gradients")
         with on_device(self.q.device):
-            self._kernel(name)[(math.prod(grid),)](
+            launch_staged(
+                self._kernel(name),
+                math.prod(grid),
+                tiles.stages,
                 *tensors,
                 self.time,
                 self.chunks,
@@ -224,16 +246,30 @@ class Chunks:
                 DECAY=self.decay,
                 RESET=self.reset,
                 EXACT=self.exact,
-                CHUNK=CHUNK,
+                CHUNK=self.chunk,
                 BLOCK_K=tiles.block_k,
                 BLOCK_V=tiles.block_v,
                 PRECISION=self._precision(tiles) if self.q.dtype == torch.float32 else "ieee",
                 WIDE=tl.float64 if self.q.dtype == torch.float64 else tl.float32,
                 num_warps=tiles.warps,
-                num_stages=tiles.stages,
                 **options,
                 **constants,
             )
+
+
+def launch_staged(kernel: Any, programs: int, stages: int, *arguments: Any, **constants: Any) -> None:
+    """Run a kernel, with fewer stages of loads where so many do not fit into shared memory."""
+    from triton.runtime.errors import OutOfResources
+
+    while True:
+        try:
+            # a kernel that does not fit says so before it is launched
+            kernel[(programs,)](*arguments, num_stages=stages, **constants)
+            return
+        except OutOfResources:
+            if stages == 1:
+                raise
+            stages -= 1
 
 
 @functools.cache

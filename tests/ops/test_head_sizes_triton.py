@@ -1,0 +1,36 @@
+"""The chunkwise Triton kernels of both matrix operators at every head size."""
+
+import pytest
+import torch
+
+from linrec.ops import delta_rule, gate_loop
+from linrec.testing import check_operator, delta_rule_inputs, gate_loop_inputs, reset_mask
+
+from .triton_process import on_a_gpu, quiet
+
+pytest.importorskip("triton")
+pytestmark = quiet
+SIZES = [1, 2, 3, 8, 15, 16, 17, 64, 100, 128, 192, 256, 257, 512]
+# each size of keys with four sizes of values, the same and the largest among them
+PAIRS = [(dk, dv) for i, dk in enumerate(SIZES) for dv in (dk, 512, SIZES[i - 3], SIZES[i - 8])]
+DECAYS = (None, "bth", "bthk")
+
+
+@on_a_gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("place", range(len(PAIRS)))
+@pytest.mark.parametrize("operator", [gate_loop, delta_rule])
+def test_head_size(operator, place, dtype):
+    dk, dv = PAIRS[place]
+    # neighbouring places differ in the kind of decays, lengths and resets
+    decay, time, reset = DECAYS[place % 3], (17, 70, 1, 130)[place // 3 % 4], None
+    if place % 5 < 3:
+        reset = reset_mask(1, time, rate=0.05, device="cuda")
+    shape, gates = (1, time, 2, dk, dv), {"dtype": dtype, "seed": place, "log_decay": decay}
+    if operator is delta_rule:
+        inputs = delta_rule_inputs(*shape, **gates)
+    else:
+        inputs = gate_loop_inputs(*shape, **gates, phase="bth" if place % 4 == 0 else None)
+    inputs = {name: x if x is None else x.cuda() for name, x in inputs.items()}
+    options = {} if reset is None else {"reset": reset}
+    check_operator(operator, inputs, mode="chunkwise", backend="triton", dtype=dtype, options=options)
