@@ -288,6 +288,14 @@ def test_tensors_that_begin_anywhere_in_memory(dtype):
             expected, _ = softmax_attention(*(x.double() for _ in range(3)), **options)
             torch.testing.assert_close(y.double(), expected, rtol=2e-2, atol=2e-2)
             torch.autograd.grad(y.sum(), flat)
+    # rows of nine numbers, of which heads take eight
+    x = torch.randn(2, 9, 2, 9, device="cuda", dtype=dtype, requires_grad=True)
+    y, _ = softmax_attention(x[..., :8], x[..., :8], x[..., :4], reset=reset)
+    expected, _ = softmax_attention(
+        x[..., :8].double(), x[..., :8].double(), x[..., :4].double(), reset=reset
+    )
+    torch.testing.assert_close(y.double(), expected, rtol=2e-2, atol=2e-2)
+    torch.autograd.grad(y.sum(), x)
 
 
 def test_laplaces_function_keeps_its_digits_where_it_is_small():

@@ -154,9 +154,13 @@ def _attend(
 
 
 def _aligned(x: Tensor) -> Tensor:
-    """Return the tensor, copied where it is not aligned to the 16 bytes that torch's CUDA kernels load."""
-    on_a_word = x.device.type != "cuda" or x.storage_offset() * x.element_size() % 16 == 0
-    return x if on_a_word else x.clone(memory_format=torch.contiguous_format)
+    """Return the tensor, copied where rows are not aligned to the 16 bytes that torch's kernels load."""
+    if x.device.type != "cuda":
+        return x
+    steps = x.storage_offset(), *(() if x.is_contiguous() else x.stride()[:-1])
+    if all(step * x.element_size() % 16 == 0 for step in steps):
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
 
 
 def _by_blocks(
