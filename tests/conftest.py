@@ -3,6 +3,19 @@
 import gc
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# a call of an operator takes from a millisecond to a second, the first time that a kernel is compiled
+settings.register_profile(
+    "default",
+    derandomize=True,
+    database=None,
+    max_examples=10,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+settings.register_profile("long", settings.get_profile("default"), derandomize=False, max_examples=2000)
+settings.load_profile("default")
 
 
 def pytest_collection() -> None:
