@@ -80,14 +80,17 @@ def stored_last(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def compose(a1, x1, a2, x2):  # type: ignore[no-untyped-def]
-    """Apply y -> a1 y + x1, then y -> a2 y + x2."""
-    return a2 * a1, a2 * x1 + x2
+    """Apply y -> a1 y + x1, then y -> a2 y + x2. A link of 0 passes nothing, not even NaN."""
+    cut = a2 == 0.0
+    return tl.where(cut, 0.0, a2 * a1), tl.where(cut, x2, a2 * x1 + x2)
 
 
 @triton.jit
 def compose_complex(a1, b1, x1, z1, a2, b2, x2, z2):  # type: ignore[no-untyped-def]
     """Do the same with links a + ib and inputs x + iz."""
-    return a2 * a1 - b2 * b1, a2 * b1 + b2 * a1, x2 - b2 * z1 + a2 * x1, z2 + b2 * x1 + a2 * z1
+    cut = (a2 == 0.0) & (b2 == 0.0)
+    a, b = tl.where(cut, 0.0, a2 * a1 - b2 * b1), tl.where(cut, 0.0, a2 * b1 + b2 * a1)
+    return a, b, tl.where(cut, x2, x2 - b2 * z1 + a2 * x1), tl.where(cut, z2, z2 + b2 * x1 + a2 * z1)
 
 
 @triton.jit
@@ -115,20 +118,22 @@ def scanned(a, a_i, x, x_i, COMPLEX: tl.constexpr):  # type: ignore[no-untyped-d
 
 @triton.jit
 def applied(a, a_i, x, x_i, y, y_i, COMPLEX: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return a y + x."""
+    """Return a y + x. A link of 0 passes nothing, not even NaN."""
     if COMPLEX:
-        return x - a_i * y_i + a * y, x_i + a_i * y + a * y_i
+        cut = (a == 0.0) & (a_i == 0.0)
+        return tl.where(cut, x, x - a_i * y_i + a * y), tl.where(cut, x_i, x_i + a_i * y + a * y_i)
     else:
-        return a * y + x, y_i
+        return tl.where(a == 0.0, x, a * y + x), y_i
 
 
 @triton.jit
 def times(a, a_i, y, y_i, COMPLEX: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return a y; `applied` to an input of zero would add the zero."""
+    """Return a y, as `applied` to an input of zero, without adding the zero."""
     if COMPLEX:
-        return a * y - a_i * y_i, a * y_i + a_i * y
+        cut = (a == 0.0) & (a_i == 0.0)
+        return tl.where(cut, 0.0, a * y - a_i * y_i), tl.where(cut, 0.0, a * y_i + a_i * y)
     else:
-        return a * y, y_i
+        return tl.where(a == 0.0, 0.0, a * y), y_i
 
 
 @triton.jit

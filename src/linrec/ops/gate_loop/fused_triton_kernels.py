@@ -133,11 +133,12 @@ def _links(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _stepped(a, a_i, x, y, y_i, COMPLEX: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return a y + x for real x."""
+    """Return a y + x for real x. A link of 0 passes nothing, not even NaN."""
     if COMPLEX:
-        return x - a_i * y_i + a * y, a * y_i + a_i * y
+        cut = (a == 0.0) & (a_i == 0.0)
+        return tl.where(cut, x, x - a_i * y_i + a * y), tl.where(cut, 0.0, a * y_i + a_i * y)
     else:
-        return a * y + x, y_i
+        return tl.where(a == 0.0, x, a * y + x), y_i
 
 
 @triton.jit

@@ -83,6 +83,12 @@ def _link(dt, rates, cut_ptr, step, time, HAS_CUT: tl.constexpr, EVEN: tl.conste
 
 
 @triton.jit
+def _passed(a, h, HAS_CUT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return a h; over a link of 0, which a reset makes, nothing, not even NaN."""
+    return tl.where(a == 0.0, 0.0, a * h) if HAS_CUT else a * h
+
+
+@triton.jit
 def _weights_from(ptr, offset, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]
     """Return where a chunk's B and C are; two float64 numbers are two words."""
     if tl.float64 == WIDE:
@@ -193,14 +199,14 @@ def ends(  # type: ignore[no-untyped-def]
             for r in tl.static_range(STEPS - 1, -1, -1):
                 b, c = _weights(weights, n, r, step, time, STATES, EVEN, WIDE)
                 a = _link(dt[r], rates, cut_ptr, step + r, time, HAS_CUT, EVEN)
-                value = a * (value + c * u[r])
-                link *= a
+                value = _passed(a, value + c * u[r], HAS_CUT)
+                link = _passed(a, link, HAS_CUT)
         else:
             for r in tl.static_range(STEPS):
                 b, c = _weights(weights, n, r, step, time, STATES, EVEN, WIDE)
                 a = _link(dt[r], rates, cut_ptr, step + r, time, HAS_CUT, EVEN)
-                value = a * value + b * (dt[r] * u[r])
-                link *= a
+                value = _passed(a, value, HAS_CUT) + b * (dt[r] * u[r])
+                link = _passed(a, link, HAS_CUT)
     at = ((row * segments + segment) * STATES + n) * CHANNELS + channel
     tl.store(links_ptr + at, link, mask=inside)
     tl.store(ends_ptr + at, value, mask=inside)
@@ -264,7 +270,7 @@ def forward(  # type: ignore[no-untyped-def]
         for r in tl.static_range(STEPS):
             b, c = _weights(weights, n, r, step, time, STATES, EVEN, WIDE)
             a = _link(dt[r], rates, cut_ptr, step + r, time, HAS_CUT, EVEN)
-            h = a * h + b * (dt[r] * x[r])
+            h = _passed(a, h, HAS_CUT) + b * (dt[r] * x[r])
             rows = rows + (c * h,)  # noqa: RUF005
         # a second time, from the cache, and as it is stored
         at, mask = _chunk(step, time, block, STEPS, CHANNELS, COLUMNS, EVEN)
@@ -351,7 +357,7 @@ def backward(  # type: ignore[no-untyped-def]
         for r in tl.static_range(STEPS):
             b, c = _weights(weights, n, r, step, time, STATES, EVEN, WIDE)
             a = _link(dt[r], rates, cut_ptr, step + r, time, HAS_CUT, EVEN)
-            w = a * h
+            w = _passed(a, h, HAS_CUT)
             h = w + b * (dt[r] * x[r])
             links = links + (a,)  # noqa: RUF005
             passed = passed + (w,)  # noqa: RUF005
@@ -370,11 +376,7 @@ def backward(  # type: ignore[no-untyped-def]
             b, c = _weights(weights, n, r, step, time, STATES, EVEN, WIDE)
             g = carry + c * dy[r]
             gw = g * passed[r]
-            carry = links[r] * g
-            if HAS_CUT:
-                # zero times infinity would be NaN
-                cut = tl.load(cut_ptr + step + r, mask=step + r < time, other=0)
-                carry = tl.where(cut != 0, 0.0, carry)
+            carry = _passed(links[r], g, HAS_CUT)
             dA += dt[r] * gw
             dD += dy[r] * x[r]
             dBs = (tl.sum(g * (dt[r] * x[r]), axis=1),) + dBs  # noqa: RUF005
