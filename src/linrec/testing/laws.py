@@ -1,8 +1,9 @@
 """The laws of one function over time, as functions that raise AssertionError."""
 
 import functools
+import math
 from collections.abc import Callable, Iterable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ __all__ = [
     "check_causality",
     "check_compile",
     "check_empty",
+    "check_isolation",
     "check_layout",
     "check_reset",
     "check_split",
@@ -123,6 +125,68 @@ def check_reset(function: Function, x: Tree, reset: Tensor | None = None) -> Non
                 )
 
 
+def check_isolation(function: Function, x: Tree) -> None:
+    """Law 5: no NaN or infinity passes a reset, forward or backward in time, in outputs, states or gradients.
+
+    Every row has three documents. In turn, each of them gets numbers that are not finite: at the first and
+    the last step of its inputs (in all tensors of `x`, and in each of them alone), in the gradients of its
+    outputs, and in the state that the first document starts from. Everything that belongs to the other two
+    must stay as it is, and the outputs at a step with NaN must not be finite.
+
+    Args:
+        function: the mixer or operator.
+        x: inputs over time, at least six steps; run once for the state that the sequences start from.
+    """
+    given = x
+    x = differentiable(x)
+    y, state = function(x)
+    state = differentiable(state)
+    batch, time = y.shape[:2]
+    reset = torch.zeros(batch, time, dtype=torch.bool, device=y.device)
+    for row in range(batch):
+        # the second document of every other row is a single step
+        reset[row, [time // 2, time // 2 + 1 if row % 2 else time - 2]] = True
+    document = reset.cumsum(1)
+    ends = reset | reset.roll(-1, 1)
+    ends[:, [0, -1]] = True
+    cotangent = torch.randn(y.shape, generator=generator(1), dtype=torch.float64).to(y)
+
+    def outcome(x: Tree, state: State, cotangent: Tensor = cotangent, reset: Tensor = reset) -> dict[str, Any]:
+        y, last = function(x, state, reset=reset)
+        wanted = [tensor for tensor in leaves((x, state)) if tensor.requires_grad]
+        found = torch.autograd.grad(y, wanted, cotangent, materialize_grads=True)
+        count = sum(tensor.requires_grad for tensor in leaves(x))
+        future, _ = function(given, last)
+        return {"y": y, "x": found[:count], "state": found[count:], "future": future}
+
+    def compare(found: dict[str, Any], number: int, what: str) -> None:
+        others = document != number
+        assert_agree(found["y"][others], expected["y"][others], f"outputs of other documents, {what}")
+        for mine, other in zip(found["x"], expected["x"], strict=True):
+            assert_agree(mine[others], other[others], f"gradients of other documents' inputs, {what}")
+        if number != 0:
+            assert_agree(found["state"], expected["state"], f"gradients of the first state, {what}")
+        if number != 2:
+            assert_agree(found["future"], expected["future"], f"state after the last step, {what}")
+
+    expected = outcome(x, state)
+    for number in range(3):
+        own = document == number
+        where = ends & own
+        for bad in (math.nan, math.inf, -math.inf):
+            what = f"with {bad} in the inputs of document {number}"
+            found = outcome(map_tree(functools.partial(_replaced, where, bad), x), state)
+            compare(found, number, what)
+            if math.isnan(bad) and found["y"][where].isfinite().flatten(1).all(1).any():
+                raise AssertionError(f"outputs of a step are finite, {what}")
+            compare(outcome(x, state, _replaced(where, bad, cotangent)), number, f"{what[:-21]} gradients")
+        for place in range(len(leaves(x))):
+            count = iter(range(len(leaves(x))))
+            one = map_tree(lambda t: _replaced(where & (next(count) == place), math.nan, t), x)  # noqa: B023
+            compare(outcome(one, state), number, f"with NaN in input {place} of document {number}")
+    compare(outcome(x, map_tree(_spoilt, state)), 0, "with NaN in the first state")
+
+
 def check_compile(
     function: Function, x: Tree, *, compiler: str = "inductor", dynamic: bool | None = False
 ) -> None:
@@ -191,6 +255,17 @@ def _changed_where(mask: Tensor, tensor: Tensor) -> Tensor:
     mask = mask.reshape(1, -1, *[1] * (tensor.dim() - 2))
     # leaves what is between zero and one between them
     return torch.where(mask, 1 - tensor, tensor)
+
+
+def _replaced(mask: Tensor, value: float, tensor: Tensor) -> Tensor:
+    changed = tensor.detach().masked_fill(mask.reshape(*mask.shape, *[1] * (tensor.dim() - 2)), value)
+    return changed.requires_grad_(tensor.requires_grad)
+
+
+def _spoilt(tensor: Tensor) -> Tensor:
+    if not tensor.requires_grad:
+        return tensor
+    return torch.full_like(tensor, math.nan, requires_grad=True)
 
 
 def _time(x: Tree) -> int:

@@ -75,11 +75,27 @@ def canonical(cache: AttentionCache | None, k: Tensor, v: Tensor, dtype: torch.d
     )
 
 
+def without_dead(cache: AttentionCache) -> AttentionCache:
+    """The cache with zeros for the steps that a reset has cut off: their share of zero would let NaN pass."""
+    if cache.alive is None:
+        return cache
+    dead = ~cache.alive[..., None, None]
+    *tensors, alive = cache
+    return AttentionCache(*(x if x is None else x.masked_fill(dead, 0) for x in tensors), alive)
+
+
 def alive_in(cache: AttentionCache) -> Tensor:
     """Whether later steps may attend to each cached one, (b, s), also where the cache leaves it out."""
     if cache.alive is not None:
         return cache.alive
     return torch.ones(cache.k.shape[:2], dtype=torch.bool, device=cache.k.device)
+
+
+def documents_of(past: AttentionCache, reset: Tensor | None, time: int) -> Tensor:
+    """Numbers of the documents of cached and new steps (b, s + t), -1 where dead."""
+    old = alive_in(past).long() - 1
+    new = old.new_zeros(len(old), time) if reset is None else reset.cumsum(1)
+    return torch.cat([old, new], dim=1)
 
 
 def newest(cache: AttentionCache, steps: int | None) -> AttentionCache:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from linrec.ops.attention.cache import FORGOTTEN, AttentionCache, alive_in
+from linrec.ops.attention.cache import FORGOTTEN, AttentionCache, alive_in, without_dead
 
 
 def by_softmax(scores: Tensor, alive: Tensor) -> Tensor:
@@ -38,6 +38,8 @@ def attention_reference(
     for n in range(q.shape[1]):
         if reset is not None:
             alive = alive & ~reset[:, n : n + 1]
+            cut = AttentionCache(keys, values, decays, angles, alive)
+            keys, values, decays, angles, alive = without_dead(cut)
         keys, values = _append(keys, k[:, n]), _append(values, v[:, n])
         alive = _append(alive, alive.new_ones(len(alive)))
         weights = torch.ones_like(keys)

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from linrec.ops.attention.cache import AttentionCache, alive_in, newest
+from linrec.ops.attention.cache import AttentionCache, documents_of, newest, without_dead
+from linrec.ops.isolation import Isolation
 
 # shorter blocks keep too little of a GPU busy
 SHORTEST_BLOCK = 128
@@ -89,20 +90,28 @@ def causal(
     kept = None if window is None else window - 1
     past = newest(cache, kept)
     steps, time = past.k.shape[1], q.shape[1]
-    documents = _documents(past, reset, time)
+    documents = None if past.alive is None and reset is None else documents_of(past, reset, time)
     alive = None if documents is None else documents == documents[:, -1:]
     if steps:
         k, v = torch.cat([past.k, k], dim=1), torch.cat([past.v, v], dim=1)
     last = newest(AttentionCache(k, v, None, None, alive), kept)
+    if documents is not None and reset is not None:
+        # what earlier resets hide is zero in the cache
+        last = without_dead(last)
+        isolation = Isolation(documents)
+        q = isolation.enter(q, begin=steps, carried=False)
+        k, v = isolation.enter(k, begin=0), isolation.enter(v, begin=0)
 
     if window is not None and time > max(window, SHORTEST_BLOCK):
-        return _by_blocks(q, k, v, documents, scale, window, dropout, attend), last
-    if documents is None and time == 1:
-        return attend(q, k, v, scale, dropout), last
-    if documents is None and steps == 0 and (window is None or time <= window):
-        return attend(q, k, v, scale, dropout, is_causal=True), last
-    visible = _visible(q, steps, documents, window, is_causal=True)
-    return attend(q, k, v, scale, dropout, visible=visible), last
+        y = _by_blocks(q, k, v, documents, scale, window, dropout, attend)
+    elif documents is None and time == 1:
+        y = attend(q, k, v, scale, dropout)
+    elif documents is None and steps == 0 and (window is None or time <= window):
+        y = attend(q, k, v, scale, dropout, is_causal=True)
+    else:
+        visible = _visible(q, steps, documents, window, is_causal=True)
+        y = attend(q, k, v, scale, dropout, visible=visible)
+    return y if reset is None else isolation.leave(y, window=window), last
 
 
 def bidirectional(
@@ -122,7 +131,13 @@ def bidirectional(
         return _attend(q, k, v, scale, dropout)
     documents = None if reset is None else reset.cumsum(1)
     visible = _visible(q, 0, documents, window, is_causal=False)
-    return _attend(q, k, v, scale, dropout, visible=visible)
+    if documents is None:
+        return _attend(q, k, v, scale, dropout, visible=visible)
+    isolation = Isolation(documents)
+    q = isolation.enter(q, begin=0, carried=False)
+    k, v = isolation.enter(k, begin=0), isolation.enter(v, begin=0)
+    y = _attend(q, k, v, scale, dropout, visible=visible)
+    return isolation.leave(y, window=window, causal=False)
 
 
 def _attend(
@@ -197,15 +212,6 @@ def _by_blocks(
     queries, keys, values, visible = (x.flatten(0, 1) for x in (queries, keys, values, visible))
     y = attend(queries, keys, values, scale, dropout, visible=visible)
     return y.unflatten(0, (batch, blocks)).flatten(1, 2)[:, :time]
-
-
-def _documents(past: AttentionCache, reset: Tensor | None, time: int) -> Tensor | None:
-    """Numbers of the documents of cached and new steps (b, s + t), -1 where dead; None where all is one."""
-    if past.alive is None and reset is None:
-        return None
-    old = alive_in(past).long() - 1
-    new = old.new_zeros(len(old), time) if reset is None else reset.cumsum(1)
-    return torch.cat([old, new], dim=1)
 
 
 def _visible(

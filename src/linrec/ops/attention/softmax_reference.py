@@ -80,9 +80,10 @@ def bidirectional_reference(
         for m in range(max(0, n - reach + 1), min(time, n + reach)):
             first, last = min(n, m), max(n, m)
             visible[:, m] = True if reset is None else ~reset[:, first + 1 : last + 1].any(1)
-        scores = scale * torch.sum(wide_q[:, n : n + 1] * wide_k, dim=-1)
+        keys, values = (x.masked_fill(~visible[..., None, None], 0) for x in (wide_k, wide_v))
+        scores = scale * torch.sum(wide_q[:, n : n + 1] * keys, dim=-1)
         shares = torch.softmax(scores.masked_fill(~visible[..., None], -math.inf), dim=1)
-        outputs.append(torch.sum(functional.dropout(shares, dropout)[..., None] * wide_v, dim=1))
+        outputs.append(torch.sum(functional.dropout(shares, dropout)[..., None] * values, dim=1))
     return torch.stack(outputs, dim=1).to(v.dtype)
 
 

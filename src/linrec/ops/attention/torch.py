@@ -5,8 +5,9 @@ import math
 import torch
 from torch import Tensor
 
-from linrec.ops.attention.cache import FORGOTTEN, AttentionCache, alive_in
+from linrec.ops.attention.cache import FORGOTTEN, AttentionCache, alive_in, documents_of, without_dead
 from linrec.ops.gate_loop import segments
+from linrec.ops.isolation import Isolation
 
 
 def attention(
@@ -34,31 +35,52 @@ def attention(
     Returns:
         y (b, t, h, dv), and the cache with the new steps.
     """
+    last = _grown(cache, k, v, log_decay, phase)
+    if reset is not None:
+        steps, documents = cache.k.shape[1], documents_of(cache, reset, q.shape[1])
+        last = without_dead(last._replace(alive=documents == documents[:, -1:]))
+        isolation = Isolation(documents)
+        q = isolation.enter(q, begin=steps, carried=False)
+        k, v, phase = (x if x is None else isolation.enter(x, begin=steps) for x in (k, v, phase))
+        *cached, alive = cache
+        cache = AttentionCache(*(x if x is None else isolation.enter(x, begin=0) for x in cached), alive)
+        if log_decay is not None:
+            log_decay = isolation.enter(log_decay, begin=steps, decays=True)
+
     past = _heads_first_in(cache)
     q, k, v = _heads_first(q), _heads_first(k), _heads_first(v)
     log_decay, phase = segments.gates(log_decay, phase, None, k)
-
     # a past step reaches a new one through the newest cached step: both exponents are <= 0
     queries = segments.queries(q, segments.prefix(log_decay), segments.prefix(phase))
     keys = segments.keys(past.k, past.log_decay, past.phase)
     scores = torch.cat([queries @ keys.mT, segments.matrix(q, k, log_decay, phase)], dim=-1)
     visible = _visible(alive_in(cache), reset, q.shape[-2])
     shares = torch.softmax((scale * scores).masked_fill(~visible[:, None], -math.inf), dim=-1)
-    values = torch.cat([past.v, v], dim=-2)
+    y = _heads_first(shares @ torch.cat([past.v, v], dim=-2))
+    return y if reset is None else isolation.leave(y), last
 
-    last = AttentionCache(
-        torch.cat([past.k, k], dim=-2),
-        values,
-        _extended(past.log_decay, log_decay),
-        _extended(past.phase, phase),
-        # a view would keep all pairs of steps as long as the cache
-        visible[:, -1].clone(),
+
+def _grown(
+    cache: AttentionCache, k: Tensor, v: Tensor, log_decay: Tensor | None, phase: Tensor | None
+) -> AttentionCache:
+    """The cache with the new steps, and with sums of decays and phases to the newest one."""
+    log_decay, phase = segments.gates(log_decay, phase, None, _heads_first(k))
+    decays = _extended(_heads_first(cache.log_decay), log_decay)
+    angles = _extended(_heads_first(cache.phase), phase)
+    return AttentionCache(
+        torch.cat([cache.k, k], dim=1),
+        torch.cat([cache.v, v], dim=1),
+        None if decays is None else _heads_first(decays.clamp(min=FORGOTTEN)),
+        None if angles is None else _heads_first(segments.wrapped(angles, v.dtype)),
+        torch.cat([alive_in(cache), torch.ones(k.shape[:2], dtype=torch.bool, device=k.device)], dim=1),
     )
-    if last.log_decay is not None:
-        last = last._replace(log_decay=last.log_decay.clamp(min=FORGOTTEN))
-    if last.phase is not None:
-        last = last._replace(phase=segments.wrapped(last.phase, values.dtype))
-    return _heads_first(shares @ values), _heads_first_in(last)
+
+
+def _extended(past: Tensor | None, new: Tensor | None) -> Tensor | None:
+    """Sums to the newest step, of cached and new steps: (b, h, s, d) and (b, h, t, d) to (b, h, s + t, d)."""
+    if past is None or new is None:
+        return None
+    return torch.cat([past + new.sum(-2, keepdim=True), segments.suffix(new)], dim=-2)
 
 
 def _visible(alive: Tensor, reset: Tensor | None, time: int) -> Tensor:
@@ -70,13 +92,6 @@ def _visible(alive: Tensor, reset: Tensor | None, time: int) -> Tensor:
         visible = visible & (segment[:, :, None] == segment[:, None])
         past = past & (segment == 0)[:, :, None]
     return torch.cat([past, visible], dim=-1)
-
-
-def _extended(past: Tensor | None, new: Tensor | None) -> Tensor | None:
-    """Sums to the newest step, of cached and new steps: (b, h, s, d) and (b, h, t, d) to (b, h, s + t, d)."""
-    if past is None or new is None:
-        return None
-    return torch.cat([past + new.sum(-2, keepdim=True), segments.suffix(new)], dim=-2)
 
 
 def _heads_first(x: segments.MaybeTensor) -> segments.MaybeTensor:

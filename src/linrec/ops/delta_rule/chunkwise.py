@@ -19,11 +19,13 @@ import torch
 from torch import Tensor
 
 from linrec.ops.gate_loop import segments
+from linrec.ops.isolation import isolated
 
 # longer chunks are fewer steps of the loop between them, and more work in their triangular systems
 CHUNK = 64
 
 
+@isolated(log_decay=4)
 def chunkwise(
     q: Tensor,
     k: Tensor,

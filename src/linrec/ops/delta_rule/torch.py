@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from linrec.ops.gate_loop.torch import transition
+from linrec.ops.gate_loop.torch import cleared_before, transition
 
 
 def recurrent(
@@ -24,13 +24,13 @@ def recurrent(
     """
     t = q.shape[1]
     a = transition(log_decay, None)
-    if reset is not None:
-        a = torch.where(reset[:, :, None, None], 0, 1 if a is None else a)
+    cuts = cleared_before(reset, t)
     # unbound once: the gradient of an index in a loop would be a tensor of all steps, for every step
     factors = [None] * t if a is None else a[..., None].expand(-1, t, -1, -1, -1).unbind(1)
     rows = ((x[..., None, :]).unbind(1) for x in (q, k, v, beta[..., None]))
     outputs = []
-    for q_n, k_n, v_n, beta_n, a_n in zip(*rows, factors, strict=True):
+    for q_n, k_n, v_n, beta_n, a_n, cut in zip(*rows, factors, cuts, strict=True):
+        state = state if cut is None else state.masked_fill(cut, 0)
         kept = state if a_n is None else a_n * state
         state = kept + k_n.mT * (beta_n * (v_n - k_n @ kept))
         outputs.append((q_n @ state).squeeze(-2))

@@ -46,11 +46,13 @@ def with_bonus(
     if run is recurrent:
         past, last = recurrent(q, k, v, log_decay, phase, state, reset, early=True)
     else:
-        following = torch.cat([q[:, 1:], torch.zeros_like(q[:, :1])], dim=1)
+        asking = q if reset is None else q.masked_fill(reset[:, :, None, None], 0)
+        following = torch.cat([asking[:, 1:], torch.zeros_like(q[:, :1])], dim=1)
         early, last = run(following, k, v, log_decay, phase, state, reset)
-        past = torch.cat([read(q[:, 0], state)[:, None], early[:, :-1]], dim=1)
-    if reset is not None:
-        past = past.masked_fill(reset[:, :, None, None], 0)
+        past = torch.cat([read(asking[:, 0], state)[:, None], early[:, :-1]], dim=1)
+        if reset is not None:
+            # zero times a state that is not finite is not zero
+            past = past.masked_fill(reset[:, :, None, None], 0)
     return past + _current(q, k, bonus)[..., None] * v, last
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from linrec.ops.gate_loop import segments
 from linrec.ops.gate_loop.torch import transition
+from linrec.ops.isolation import isolated
 from linrec.ops.precision import real_dtype
 from linrec.ops.scan import scan
 
@@ -32,6 +33,7 @@ def attention(
     return chunkwise(q, k, v, log_decay, phase, state, reset, chunk=q.shape[1])
 
 
+@isolated(log_decay=3)
 def chunkwise(
     q: Tensor,
     k: Tensor,

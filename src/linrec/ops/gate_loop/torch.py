@@ -4,6 +4,8 @@ Both take (b, t, h, d) tensors in the accumulation dtype, gates as `inputs.canon
 an initial state; both return y (b, t, h, dv) and the final state (b, h, dk, dv).
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -36,21 +38,26 @@ def recurrent(
 ) -> tuple[Tensor, Tensor]:
     """Step by step (eq. 7-8): O(t) work, and no memory that grows with t where no gradient is asked for.
 
-    `early` reads every state before its step: y_t = Re(q_t S_{t-1}), also at resets.
+    `early` reads every state before its step: y_t = Re(q_t S_{t-1}), zero at resets.
     """
     t = q.shape[1]
     a = transition(log_decay, phase)
-    if reset is not None:
-        a = torch.where(reset[:, :, None, None], 0, 1 if a is None else a)
+    cuts = cleared_before(reset, t)
     # unbound once: the gradient of an index in a loop would be a tensor of all steps, for every step
     factors = [None] * t if a is None else a[..., None].expand(-1, t, -1, -1, -1).unbind(1)
     outputs = []
-    for q_n, k_n, v_n, a_n in zip(q.unbind(1), k.unbind(1), v.unbind(1), factors, strict=True):
-        before = state
+    for q_n, k_n, v_n, a_n, cut in zip(q.unbind(1), k.unbind(1), v.unbind(1), factors, cuts, strict=True):
+        before = state = state if cut is None else state.masked_fill(cut, 0)
         kept = state if a_n is None else a_n * state
         state = kept + k_n[..., :, None] * v_n[..., None, :]
         outputs.append(read(q_n, before if early else state))
     return torch.stack(outputs, dim=1), state
+
+
+def cleared_before(reset: Tensor | None, time: int) -> list[Any]:
+    """Masks (b, 1, 1, 1) of the states that are cleared before each step, or None for each."""
+    # as a factor of zero, a reset would let NaN and infinity pass
+    return [None] * time if reset is None else list(reset[:, :, None, None, None].unbind(1))
 
 
 def elementwise(

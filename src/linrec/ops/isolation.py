@@ -1,0 +1,190 @@
+"""Keeps NaN and infinity within their documents, where a reset is a product with zero.
+
+Forms that weigh pairs of steps multiply by zero what a reset hides, and zero times NaN is NaN, forward and in
+gradients. So such a form gets zeros for the steps that are not finite, and the outputs that these steps reach
+become NaN afterwards. In the backward pass the same happens to the gradients of the outputs: a document with
+anything that is not finite gets NaN for all its gradients.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from linrec.ops.operators import differentiated
+
+
+class Isolation:
+    """Takes the inputs of a form, and returns its outputs, of the documents of a batch.
+
+    Args:
+        document: (b, n), equal numbers for the steps of a document, which follow each other.
+
+    Example:
+        >>> v = torch.tensor([[torch.nan, 1.0, 2.0]])[..., None]
+        >>> isolation = Isolation(torch.tensor([[0, 1, 1]]))
+        >>> isolation.leave(isolation.enter(v, begin=0).cumsum(1)).flatten()
+        tensor([nan, 1., 3.])
+    """
+
+    def __init__(self, document: Tensor) -> None:
+        self.document = document
+        self.carried = self.own = torch.zeros_like(document, dtype=torch.bool)
+        self.mark = torch.zeros(document.shape, device=document.device)
+
+    def enter(
+        self, x: Tensor, *, begin: int | None = None, carried: bool = True, decays: bool = False
+    ) -> Tensor:
+        """Return an input with zeros for the steps that are not finite.
+
+        Args:
+            x: (b, m, ..), or (1, 1, ..) where it is constant.
+            begin: the first of its m steps; None is a constant, which all steps share.
+            carried: whether later outputs depend on the input too.
+            decays: whether -inf is allowed, the logarithm of a decay of zero.
+        """
+        run = _Enter.apply if differentiated(x) else _Enter.forward
+        x, *rows = run(x, decays)
+        if begin is not None:
+            around = begin, self.document.shape[1] - begin - x.shape[1]
+            rows = [functional.pad(row, around) for row in rows]
+        bad, mark = rows
+        self.mark = self.mark + mark
+        if carried:
+            self.carried = self.carried | bad
+        else:
+            self.own = self.own | bad
+        return x
+
+    def leave(self, y: Tensor, *, window: int | None = None, causal: bool = True) -> Tensor:
+        """Return an output with NaN for the steps that inputs reach which are not finite.
+
+        Args:
+            y: (b, m, ..), the last m steps.
+            window: steps that an input reaches, its own included; None is all later ones of its document.
+            causal: whether inputs reach later steps alone.
+        """
+        reached = _reached(self.carried, self.document, window)
+        if not causal:
+            reached = reached | _flipped(_reached, self.carried, self.document, window)
+        tainted = _in_document(self.carried | self.own, self.document)
+        hidden = (reached | self.own)[:, self.document.shape[1] - y.shape[1] :]
+        run = _Leave.apply if differentiated(y, self.mark) else _Leave.forward
+        left: Tensor = run(y, self.mark, hidden, tainted, self.document)
+        return left
+
+
+def isolated(log_decay: int) -> Callable[[Callable[..., Any]], Callable[..., tuple[Tensor, Tensor]]]:
+    """Return a decorator that keeps NaN and infinity within documents where there are resets.
+
+    It is for functions of (q, .., state, reset) with time second, where only the own step depends on q.
+
+    Args:
+        log_decay: which of the arguments are log decays.
+    """
+
+    def decorate(run: Callable[..., Any]) -> Callable[..., tuple[Tensor, Tensor]]:
+        @functools.wraps(run)
+        def wrapper(*arguments: Any, **options: Any) -> tuple[Tensor, Tensor]:
+            *inputs, state, reset = arguments
+            if reset is None:
+                y, last = run(*arguments, **options)
+                return y, last
+            # the state is a step before the first
+            isolation = Isolation(functional.pad(reset.cumsum(1), (1, 0)))
+            state = isolation.enter(state[:, None], begin=0)[:, 0]
+            for place, x in enumerate(inputs):
+                if x is not None:
+                    begin = 1 if x.shape[1] == reset.shape[1] else None
+                    inputs[place] = isolation.enter(
+                        x, begin=begin, carried=place > 0, decays=place == log_decay
+                    )
+            y, last = run(*inputs, state, reset, **options)
+            return isolation.leave(y), isolation.leave(last[:, None])[:, 0]
+
+        return wrapper
+
+    return decorate
+
+
+class _Enter(torch.autograd.Function):
+    """cleared, bad, mark = _Enter.apply(x, decays).
+
+    The gradient of the mark, zeros (b, m), says which steps get NaN for their gradient.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, decays: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Clear steps that are not finite."""
+        good = x < torch.inf if decays else x.isfinite()
+        bad = ~good.flatten(2).all(-1)
+        return _filled(x, bad, 0.0), bad, torch.zeros(bad.shape, device=x.device)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, bool], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        """Keep nothing."""
+        ctx.mark_non_differentiable(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, dx: Tensor, _: Tensor, dmark: Tensor) -> tuple[Tensor, None]:
+        """Give NaN to the marked steps."""
+        return _filled(dx, dmark > 0, torch.nan), None
+
+
+class _Leave(torch.autograd.Function):
+    """y = _Leave.apply(y, mark, hidden, tainted, document)."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(y: Tensor, mark: Tensor, hidden: Tensor, tainted: Tensor, document: Tensor) -> Tensor:
+        """Give NaN to the hidden steps."""
+        return _filled(y, hidden, torch.nan)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        """Keep the documents."""
+        ctx.save_for_backward(*inputs[3:])
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        """Clear steps whose gradient is not finite, and mark their documents."""
+        tainted, document = ctx.saved_tensors
+        bad = ~dy.isfinite().flatten(2).all(-1)
+        before = document.shape[1] - bad.shape[1]
+        marked = tainted | _in_document(functional.pad(bad, (before, 0)), document)
+        return _filled(dy, bad, 0.0), marked.float(), None, None, None
+
+
+# autograd asks for them at every call
+_Enter.forward.__signature__ = inspect.signature(_Enter.forward)  # type: ignore[attr-defined]
+_Leave.forward.__signature__ = inspect.signature(_Leave.forward)  # type: ignore[attr-defined]
+
+
+def _filled(x: Tensor, rows: Tensor, value: float) -> Tensor:
+    return x.masked_fill(rows.reshape(*rows.shape, *[1] * (x.ndim - 2)), value)
+
+
+def _reached(bad: Tensor, document: Tensor, window: int | None) -> Tensor:
+    """Whether one of the last `window` steps of the same document is bad, up to each step."""
+    step = torch.arange(bad.shape[1], device=bad.device)
+    begins = functional.pad(document[:, 1:] != document[:, :-1], (1, 0), value=True)
+    first = torch.where(begins, step, 0).cummax(1).values
+    if window is not None:
+        first = torch.maximum(first, step - (window - 1))
+    return torch.where(bad, step, -1).cummax(1).values >= first
+
+
+def _flipped(function: Callable[..., Tensor], bad: Tensor, document: Tensor, window: int | None) -> Tensor:
+    return function(bad.flip(1), document.flip(1), window).flip(1)
+
+
+def _in_document(bad: Tensor, document: Tensor) -> Tensor:
+    """Whether any step of the same document is bad."""
+    return _reached(bad, document, None) | _flipped(_reached, bad, document, None)
