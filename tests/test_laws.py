@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import math
 import pkgutil
 from collections import ChainMap
 from collections.abc import Callable
@@ -109,6 +110,8 @@ class Operator:
     kept: tuple[str, ...] = ()
     always: dict[str, Any] = field(default_factory=dict)
     options: dict[str, dict[str, Any]] = field(default_factory=dict)
+    # of what the operator checks the values of, the least and the largest
+    bounds: dict[str, tuple[float, float]] = field(default_factory=dict)
     # of what is kept, what fits x and the state
     fitted: Callable[..., dict[str, Any]] = lambda kept, x, state: kept
     # steps over which the oracle can be followed: that of softmax attention keeps all pairs for autograd
@@ -217,6 +220,7 @@ OPERATORS = {
             "constant": {"log_decay": "h"},
         },
         ("q", "k", "v", "beta", "log_decay"),
+        bounds={"beta": (0.0, 2.0)},
     ),
     "selective_scan": Operator(
         selective_scan,
@@ -224,6 +228,7 @@ OPERATORS = {
         {"Mamba": {}, "without D": {"skip": False}, "groups": {"groups": 2}},
         ("x", "dt", "B", "C"),
         kept=("A", "D"),
+        bounds={"dt": (0.0, math.inf)},
     ),
     "short_conv": Operator(
         short_conv,
@@ -362,15 +367,21 @@ def test_every_pair_agrees_in_every_dtype(name, mode, backend):
         agree(name, mode, backend, 65, options={}, dtype=dtype)
 
 
-def over_time(name: str, mode: str, backend: str, time: int) -> tuple[Callable[..., Any], dict[str, Any]]:
+def over_time(
+    name: str, mode: str, backend: str, time: int, *, options: dict[str, Any] | None = None, **arguments: Any
+) -> tuple[Callable[..., Any], dict[str, Any]]:
     """The operator as a function of its inputs over time, and such inputs."""
     operator = OPERATORS[name]
-    inputs = operator.inputs(time)
-    x = {key: inputs[key].to(device_of(backend)) for key in operator.over_time}
-    given = {key: inputs[key].to(device_of(backend)) for key in operator.kept} | operator.always
+    inputs = operator.inputs(time, **arguments)
+    del inputs["state"]
+    inputs = testing.map_tree(lambda tensor: tensor.to(device_of(backend)), inputs)
+    # some cases have inputs that are constant, or None
+    x = {key: inputs[key] for key in operator.over_time if inputs[key] is not None and inputs[key].ndim > 2}
+    given = {key: inputs[key] for key in inputs if key not in x} | operator.always | (options or {})
 
     def function(x: Any, state: Any = None, *, reset: Any = None) -> Any:
         kept = operator.fitted(given, x, state)
+        x = x | {key: x[key].clamp(*bounds) for key, bounds in operator.bounds.items()}
         return operator.function(**x, **kept, state=state, reset=reset, mode=mode, backend=backend)
 
     return function, x
@@ -386,6 +397,26 @@ def test_laws_of_operators(name, mode, backend):
     testing.check_reset(function, x)
     testing.check_empty(function, x)
     testing.check_layout(function, x)
+
+
+@every_pair
+def test_nothing_passes_a_reset(name, mode, backend):
+    operator = OPERATORS[name]
+    for case in operator.cases.values():
+        testing.check_isolation(*over_time(name, mode, backend, 17, **case))
+    for options in operator.options.values():
+        if "reverse" not in options:
+            testing.check_isolation(*over_time(name, mode, backend, 17, options=options))
+    # several chunks, and for scans blocks of blocks
+    time = 33 if backend == "reference" else 530 if name == "scan" else 150
+    testing.check_isolation(*over_time(name, mode, backend, time))
+
+
+@every_mixer
+def test_nothing_passes_a_reset_of_mixers(name, variant):
+    time = min(70, LONG_OF_MIXERS.get(name, 70))
+    x = torch.randn(2, time, D_MODEL, generator=generator(time))
+    testing.check_isolation(make(name, variant), x)
 
 
 @every_fast_pair

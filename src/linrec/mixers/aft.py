@@ -136,8 +136,8 @@ class AFT(Mixer):
         if x.shape[1] == 0:
             return self.out(torch.zeros_like(x)), past
         if self.is_full:
-            share, state = self._pairs(x, past, reset)
-            mean = (share * state.v[:, None]).sum(2)
+            share, v, state = self._pairs(x, past, reset)
+            mean = (share * v).sum(2)
         else:
             fade, weight, largest = self._weights(x, past.largest, reset)
             update = torch.cat([weight * self.v(x).to(weight.dtype), weight], -1)
@@ -167,7 +167,7 @@ class AFT(Mixer):
         """Mean over channels of the weights that V is multiplied by, sigmoid(Q) among them."""
         start, gate = self.init_state(len(x), device=x.device), torch.sigmoid(self.q(x))
         if self.is_full:
-            share, _ = self._pairs(x, start, reset)
+            share, *_ = self._pairs(x, start, reset)
             return (gate[:, :, None].to(share.dtype) * share).mean(-1)
         fade, weight, _ = self._weights(x, start.largest, reset)
         d, _ = scan(fade, weight, reset=reset)
@@ -175,13 +175,13 @@ class AFT(Mixer):
         heads = (part[:, :, None] for part in (share, weight, fade.log()))
         return gate_loop_matrix(*heads, reset=reset)[:, 0]
 
-    def _pairs(self, x: Tensor, past: AFTCache, reset: Tensor | None) -> tuple[Tensor, AFTCache]:
-        """Shares (b, t, n + t, d_model) of all steps so far in each step's mean, and the cache with `x`."""
+    def _pairs(self, x: Tensor, past: AFTCache, reset: Tensor | None) -> tuple[Tensor, Tensor, AFTCache]:
+        """Shares (b, t, n + t, d_model) of all steps so far in each step's mean, their v, and the cache."""
         batch, time = x.shape[:2]
         step = torch.arange(time, device=x.device).expand(batch, -1)
-        reset = torch.zeros_like(step, dtype=torch.bool) if reset is None else reset
-        document = reset.cumsum(1)
-        begin = torch.where(reset, step, -1).cummax(1).values
+        cut = torch.zeros_like(step, dtype=torch.bool) if reset is None else reset
+        document = cut.cumsum(1)
+        begin = torch.where(cut, step, -1).cummax(1).values
         seen = past.position[:, -1:] + 1 if past.position.shape[1] else torch.zeros_like(step[:, :1])
         position = torch.where(begin < 0, seen + step, step - begin)
 
@@ -200,8 +200,13 @@ class AFT(Mixer):
         with torch.autocast(x.device.type, enabled=False):
             scores = k[:, None] + (rows @ columns.mT)[..., None]
         share = scores.masked_fill(~seen_by[..., None], -torch.inf).softmax(2)
+        values = v[:, None]
+        if reset is not None:
+            # a share of zero would let NaN pass
+            values = values.masked_fill(~seen_by[..., None], 0)
+            k, v = (part.masked_fill(~seen_by[:, -1, :, None], 0) for part in (k, v))
         # what the last step sees is what its successors may see
-        return share, AFTCache(k, v, torch.where(seen_by[:, -1], positions, -1))
+        return share, values, AFTCache(k, v, torch.where(seen_by[:, -1], positions, -1))
 
     def _weights(self, x: Tensor, before: Tensor, reset: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """exp(m_{t-1} - m_t), exp(K_t - m_t) and m_t, all (b, t, d_model)."""

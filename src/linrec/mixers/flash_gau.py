@@ -31,6 +31,7 @@ from linrec.nn.positions import positions
 from linrec.nn.rotary import Rotary
 from linrec.ops import splitting
 from linrec.ops.gate_loop import gate_loop
+from linrec.ops.isolation import Isolation
 
 __all__ = ["FlashGAU", "FlashState"]
 
@@ -215,15 +216,32 @@ class FlashGAU(Mixer):
         q, k = self._queries_and_keys(x, position)
         keys = torch.cat([past.k, k.flatten(2).to(past.k.dtype)], 1)
         values = torch.cat([past.v, v.to(past.v.dtype)], 1)
-        mixed, S = self._pairs(q.to(keys.dtype), keys, values, position), past.S
+        # views would keep all steps as long as the state
+        S, last_k, last_v = past.S, keys[:, -size:].clone(), values[:, -size:].clone()
         if S is not None:
             # a key that is C steps late is of this sequence from its step C on
-            late = keys[:, :time, None, -self.d_qk :].where((position >= size)[..., None, None], 0)
+            own = (position >= size)[..., None, None]
+            late_k, late_v = keys[:, :time, None, -self.d_qk :].where(own, 0), values[:, :time, None]
+            if reset is not None:
+                late_v = late_v.where(own, 0)
             query = q[:, :, -1:].to(keys.dtype) / size
-            older, S = gate_loop(query, late, values[:, :time, None], state=S[:, None], reset=reset)
-            mixed, S = mixed + older[:, :, 0], S[:, 0]
-        # views would keep all steps as long as the state
-        last_k, last_v = keys[:, -size:].clone(), values[:, -size:].clone()
+            older, S = gate_loop(query, late_k, late_v, state=S[:, None], reset=reset)
+            S = S[:, 0]
+        q = q.to(keys.dtype)
+        if reset is None:
+            mixed = self._pairs(q, keys, values, position)
+        else:
+            # a weight of zero would let NaN pass
+            age = torch.arange(size, 0, -1, device=x.device)
+            document = torch.cat([(age <= past.position[:, None]).long() - 1, reset.cumsum(1)], 1)
+            other = (document != document[:, -1:])[:, -size:, None]
+            last_k, last_v = last_k.masked_fill(other, 0), last_v.masked_fill(other, 0)
+            isolation = Isolation(document)
+            q = isolation.enter(q, begin=size, carried=False)
+            keys, values = isolation.enter(keys, begin=0), isolation.enter(values, begin=0)
+            mixed = isolation.leave(self._pairs(q, keys, values, position), window=size)
+        if S is not None:
+            mixed = mixed + older[:, :, 0]
         return mixed, FlashState(last_k, last_v, S, seen)
 
     def _queries_and_keys(self, x: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:

@@ -147,12 +147,13 @@ class RWKV4(Mixer):
         (x_r, x_k, x_v), last = self._shifted(x, state.last, reset)
         log_fade, weight, factors, largest = self._weights(x_k, state.largest, reset)
         v = self.v(x_v).to(weight.dtype)
-        # a fade of zero is a reset
         fade, update = log_fade.exp(), torch.cat([weight * v, weight], -1)
-        sums, end = scan(torch.cat([fade, fade], -1), update, state=state.sums)
+        sums, end = scan(torch.cat([fade, fade], -1), update, state=state.sums, reset=reset)
         if factors is not None:
             past, now = factors
             before = torch.cat([state.sums[:, None].to(sums), sums], 1)[:, :-1]
+            if reset is not None:
+                before = before.masked_fill(reset[..., None], 0)
             sums = torch.cat([past, past], -1) * before + torch.cat([now * v, now], -1)
         a, b = sums.chunk(2, -1)
         wkv = (a / b).to(x.dtype)
@@ -184,7 +185,7 @@ class RWKV4(Mixer):
         start = self.init_state(len(x), device=x.device)
         (x_r, x_k, _), _ = self._shifted(x, start.last, reset)
         log_fade, weight, factors, _ = self._weights(x_k, start.largest, reset)
-        b, _ = scan(log_fade.exp(), weight)
+        b, _ = scan(log_fade.exp(), weight, reset=reset)
         gate = torch.ones_like(b) if self.r is None else torch.sigmoid(self.r(x_r)).to(b.dtype)
         gate = gate / self.d_state
         if factors is None:

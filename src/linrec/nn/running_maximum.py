@@ -3,6 +3,7 @@
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.nn import functional
 
 __all__ = ["running_maximum"]
 
@@ -41,14 +42,18 @@ def running_maximum(
     if log_decay is None and reset is None:
         return largest.cummax(1).values
     fall = torch.zeros_like(x) if log_decay is None else log_decay.detach().to(x.dtype).expand_as(x)
-    if reset is not None:
-        cut = reset.reshape(*reset.shape, *[1] * (x.dim() - 2))
-        fall = fall.masked_fill(cut, -torch.inf)
     # from step t-1 to step t, for t = 1 ..; what is in front of m_0 is never asked for
     fall = torch.cat([torch.zeros_like(largest[:, :1]), fall], 1)
+    cut = None
+    if reset is not None:
+        cut = functional.pad(reset, (1, 0))[(..., *[None] * (x.dim() - 2))]
     span = 1
     while span < largest.shape[1]:
         earlier = largest[:, :-span] + fall[:, span:]
+        if cut is not None:
+            # the sum of -inf and NaN would be NaN
+            earlier = earlier.masked_fill(cut[:, span:], -torch.inf)
+            cut = torch.cat([cut[:, :span], cut[:, span:] | cut[:, :-span]], 1)
         largest = torch.cat([largest[:, :span], torch.maximum(largest[:, span:], earlier)], 1)
         fall = torch.cat([fall[:, :span], fall[:, span:] + fall[:, :-span]], 1)
         span *= 2

@@ -94,9 +94,9 @@ def isolated(log_decay: int) -> Callable[[Callable[..., Any]], Callable[..., tup
             if reset is None:
                 y, last = run(*arguments, **options)
                 return y, last
-            # the state is a step before the first
+            # the state is a step before the first, which a reset there drops
             isolation = Isolation(functional.pad(reset.cumsum(1), (1, 0)))
-            state = isolation.enter(state[:, None], begin=0)[:, 0]
+            state = isolation.enter(entering(state, reset)[:, None], begin=0)[:, 0]
             for place, x in enumerate(inputs):
                 if x is not None:
                     begin = 1 if x.shape[1] == reset.shape[1] else None
@@ -109,6 +109,19 @@ def isolated(log_decay: int) -> Callable[[Callable[..., Any]], Callable[..., tup
         return wrapper
 
     return decorate
+
+
+def entering(state: Tensor, reset: Tensor | None) -> Tensor:
+    """Return the state (b, ..) with zeros for the rows that a reset at the first step parts from it.
+
+    So it has no part in the gradients of what all documents share.
+
+    Example:
+        >>> entering(torch.tensor([[torch.inf], [2.0]]), torch.tensor([[True, False], [False, True]]))
+        tensor([[0.],
+                [2.]])
+    """
+    return state if reset is None or reset.shape[1] == 0 else _filled(state, reset[:, 0], 0.0)
 
 
 class _Enter(torch.autograd.Function):
@@ -168,7 +181,7 @@ _Leave.forward.__signature__ = inspect.signature(_Leave.forward)  # type: ignore
 
 
 def _filled(x: Tensor, rows: Tensor, value: float) -> Tensor:
-    return x.masked_fill(rows.reshape(*rows.shape, *[1] * (x.ndim - 2)), value)
+    return x.masked_fill(rows.reshape(*rows.shape, *[1] * (x.ndim - rows.ndim)), value)
 
 
 def _reached(bad: Tensor, document: Tensor, window: int | None) -> Tensor:

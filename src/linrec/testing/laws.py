@@ -128,19 +128,18 @@ def check_reset(function: Function, x: Tree, reset: Tensor | None = None) -> Non
 def check_isolation(function: Function, x: Tree) -> None:
     """Law 5: no NaN or infinity passes a reset, forward or backward in time, in outputs, states or gradients.
 
-    Every row has three documents. In turn, each of them gets numbers that are not finite: at the first and
-    the last step of its inputs (in all tensors of `x`, and in each of them alone), in the gradients of its
-    outputs, and in the state that the first document starts from. Everything that belongs to the other two
-    must stay as it is, and the outputs at a step with NaN must not be finite.
+    Every row has three documents. In turn, each of them gets numbers that are not finite: in the inputs of
+    its first and its last step (in all tensors of `x`, and in each of them alone), in the gradients of these
+    steps' outputs, and in the state that the first document starts from. Everything that belongs to the other
+    two must stay as it is, and the outputs of a step with NaN must not become finite. A state that a reset at
+    the first step drops must change nothing, the gradients of parameters included.
 
     Args:
         function: the mixer or operator.
         x: inputs over time, at least six steps; run once for the state that the sequences start from.
     """
-    given = x
-    x = differentiable(x)
-    y, state = function(x)
-    state = differentiable(state)
+    y, last = function(x)
+    given, state = differentiable(x), differentiable(last)
     batch, time = y.shape[:2]
     reset = torch.zeros(batch, time, dtype=torch.bool, device=y.device)
     for row in range(batch):
@@ -151,40 +150,50 @@ def check_isolation(function: Function, x: Tree) -> None:
     ends[:, [0, -1]] = True
     cotangent = torch.randn(y.shape, generator=generator(1), dtype=torch.float64).to(y)
 
-    def outcome(x: Tree, state: State, cotangent: Tensor = cotangent, reset: Tensor = reset) -> dict[str, Any]:
-        y, last = function(x, state, reset=reset)
-        wanted = [tensor for tensor in leaves((x, state)) if tensor.requires_grad]
-        found = torch.autograd.grad(y, wanted, cotangent, materialize_grads=True)
-        count = sum(tensor.requires_grad for tensor in leaves(x))
-        future, _ = function(given, last)
-        return {"y": y, "x": found[:count], "state": found[count:], "future": future}
+    def outcome(inputs: Tree, start: State, gradient: Tensor = cotangent) -> dict[str, Any]:
+        y, last = function(inputs, start, reset=reset)
+        wanted = [tensor for tensor in leaves((inputs, start)) if tensor.requires_grad]
+        found = torch.autograd.grad(y, wanted, gradient, materialize_grads=True)
+        count = sum(tensor.requires_grad for tensor in leaves(inputs))
+        # a state is compared by the outputs that follow from it
+        return {"y": y, "x": found[:count], "state": found[count:], "future": function(x, last)[0]}
 
     def compare(found: dict[str, Any], number: int, what: str) -> None:
         others = document != number
-        assert_agree(found["y"][others], expected["y"][others], f"outputs of other documents, {what}")
+        assert_agree(found["y"][others], expected["y"][others], f"outputs of other documents with {what}")
         for mine, other in zip(found["x"], expected["x"], strict=True):
-            assert_agree(mine[others], other[others], f"gradients of other documents' inputs, {what}")
+            assert_agree(mine[others], other[others], f"gradients of other documents' inputs with {what}")
         if number != 0:
-            assert_agree(found["state"], expected["state"], f"gradients of the first state, {what}")
+            assert_agree(found["state"], expected["state"], f"gradients of the first state with {what}")
         if number != 2:
-            assert_agree(found["future"], expected["future"], f"state after the last step, {what}")
+            assert_agree(found["future"], expected["future"], f"state after the last step with {what}")
 
-    expected = outcome(x, state)
+    expected = outcome(given, state)
     for number in range(3):
-        own = document == number
-        where = ends & own
+        where = ends & (document == number)
         for bad in (math.nan, math.inf, -math.inf):
-            what = f"with {bad} in the inputs of document {number}"
-            found = outcome(map_tree(functools.partial(_replaced, where, bad), x), state)
+            what = f"{bad} in the inputs of document {number}"
+            found = outcome(_spoilt(given, where, bad), state)
             compare(found, number, what)
             if math.isnan(bad) and found["y"][where].isfinite().flatten(1).all(1).any():
-                raise AssertionError(f"outputs of a step are finite, {what}")
-            compare(outcome(x, state, _replaced(where, bad, cotangent)), number, f"{what[:-21]} gradients")
+                raise AssertionError(f"outputs are finite with {what}")
         for place in range(len(leaves(x))):
-            count = iter(range(len(leaves(x))))
-            one = map_tree(lambda t: _replaced(where & (next(count) == place), math.nan, t), x)  # noqa: B023
-            compare(outcome(one, state), number, f"with NaN in input {place} of document {number}")
-    compare(outcome(x, map_tree(_spoilt, state)), 0, "with NaN in the first state")
+            what = f"NaN in tensor {place} of the inputs of document {number}"
+            compare(outcome(_spoilt(given, where, math.nan, place), state), number, what)
+        what = f"NaN in the gradients of document {number}"
+        compare(outcome(given, state, _spoilt(cotangent, where, math.nan)), number, what)
+    everywhere = torch.ones((), dtype=torch.bool, device=y.device)
+    spoilt = _spoilt(state, everywhere, math.nan)
+    compare(outcome(given, spoilt), 0, "NaN in the first state")
+
+    reset[:, 0] = True
+    dropped, _ = function(given, spoilt, reset=reset)
+    alone, _ = function(given, reset=reset)
+    assert_agree(dropped, alone, "outputs with NaN in a state that is dropped")
+    gradients = _gradients(function, alone, given)
+    assert_agree(
+        _gradients(function, dropped, given), gradients, "gradients with NaN in a state that is dropped"
+    )
 
 
 def check_compile(
@@ -257,15 +266,17 @@ def _changed_where(mask: Tensor, tensor: Tensor) -> Tensor:
     return torch.where(mask, 1 - tensor, tensor)
 
 
-def _replaced(mask: Tensor, value: float, tensor: Tensor) -> Tensor:
-    changed = tensor.detach().masked_fill(mask.reshape(*mask.shape, *[1] * (tensor.dim() - 2)), value)
-    return changed.requires_grad_(tensor.requires_grad)
+def _spoilt(x: Tree, mask: Tensor, value: float, place: int | None = None) -> Tree:
+    """The floating tensors, or the one at `place`, with `value` for the steps of `mask` (b, t), or all."""
+    places = iter(range(len(leaves(x))))
 
+    def spoil(tensor: Tensor) -> Tensor:
+        if place not in (None, next(places)) or not (tensor.is_floating_point() or tensor.is_complex()):
+            return tensor
+        shaped = mask.reshape(*mask.shape, *[1] * (tensor.dim() - mask.dim()))
+        return tensor.detach().masked_fill(shaped, value).requires_grad_(tensor.requires_grad)
 
-def _spoilt(tensor: Tensor) -> Tensor:
-    if not tensor.requires_grad:
-        return tensor
-    return torch.full_like(tensor, math.nan, requires_grad=True)
+    return map_tree(spoil, x)
 
 
 def _time(x: Tree) -> int:

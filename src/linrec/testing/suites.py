@@ -56,6 +56,7 @@ def check_mixer(
     laws.check_causality(mixer, x)
     laws.check_batch_independence(mixer, x)
     laws.check_reset(mixer, x)
+    laws.check_isolation(mixer, x)
     laws.check_empty(mixer, x)
     laws.check_layout(mixer, x)
     if compiler is not None:

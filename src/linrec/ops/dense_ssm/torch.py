@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from linrec.ops.isolation import entering
 from linrec.ops.long_conv import long_conv
 
 
@@ -55,6 +56,7 @@ def convolution(
     last = _last_state(inputs, near, squares[near_bits:-1])
     if state is None:
         return y, last
+    state = entering(state, reset)
     # C A^(t+1) x, and A^t x after t steps
     after = _krylov(squares[:near_bits], _applied(A, state))
     response = torch.einsum("dfmn,bdcn->bfcdm", far.expand(channels, -1, -1, -1), after)

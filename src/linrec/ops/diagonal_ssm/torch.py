@@ -6,6 +6,7 @@ Arguments and results as in `reference.py`.
 from torch import Tensor
 
 from linrec.ops.dispatch import Pair
+from linrec.ops.isolation import entering
 from linrec.ops.long_conv import long_conv
 from linrec.ops.long_conv.powers import last_power, powers, sums_of_powers, weighted_by_age
 from linrec.ops.precision import accumulation
@@ -33,6 +34,7 @@ def convolution(
     last = b * weighted_by_age(tables, inputs)
     if state is None:
         return y, last
+    state = entering(state, reset)
     # a step from now, the state is a x, and no other power of a is needed
     response, through = sums_of_powers(tables, c * a * state).mT, last_power(tables) * a * state
     if reset is not None:

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from linrec.ops.dplr_ssm.series import FeedBack, delayed, matrices, times
+from linrec.ops.isolation import entering
 from linrec.ops.long_conv import long_conv
 from linrec.ops.long_conv.powers import powers, sums_of_powers
 from linrec.ops.precision import accumulation
@@ -82,7 +83,7 @@ def convolution(
     if state is None:
         return y, _complex(last)
     # one step, and then whole stretches
-    x = _real(_step(state.to(a), a, p, q).to(state)).transpose(0, 1)
+    x = _real(_step(entering(state, reset).to(a), a, p, q).to(state)).transpose(0, 1)
     starts = [x]
     for _ in range(len(parts) - 1):
         starts.append(starts[-1] @ through)

@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from linrec.ops import splitting
 from linrec.ops.dispatch import Pair, exporting, refusal, resolve, triton_usable
+from linrec.ops.isolation import entering
 from linrec.ops.long_conv.discretization import DISCRETIZATIONS, Discretization, discretize_diagonal
 from linrec.ops.long_conv.inputs import check
 from linrec.ops.long_conv.kernels import cauchy_kernel, vandermonde_kernel
@@ -107,7 +108,7 @@ def long_conv(
     if refused is not None:
         raise ValueError(refused)
     splitting.refuse("long_conv")
-    inputs = u if state is None else cat([state.to(u.dtype), u], dim=1)
+    inputs = u if state is None else cat([entering(state, reset).to(u.dtype), u], dim=1)
     before = inputs.shape[1] - time
     # steps see those of their own document: the number of resets before
     document = None if reset is None else functional.pad(reset.cumsum(1), (before, 0))
