@@ -239,7 +239,7 @@ class FlashGAU(Mixer):
             isolation = Isolation(document)
             q = isolation.enter(q, begin=size, carried=False)
             keys, values = isolation.enter(keys, begin=0), isolation.enter(values, begin=0)
-            mixed = isolation.leave(self._pairs(q, keys, values, position), window=size)
+            mixed = isolation.leave(self._pairs(q, keys, values, position), begin=size, window=size)
         if S is not None:
             mixed = mixed + older[:, :, 0]
         return mixed, FlashState(last_k, last_v, S, seen)

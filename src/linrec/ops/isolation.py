@@ -8,8 +8,8 @@ anything that is not finite gets NaN for all its gradients.
 
 import functools
 import inspect
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,16 +23,17 @@ class Isolation:
 
     Args:
         document: (b, n), equal numbers for the steps of a document, which follow each other.
+        reverse: whether inputs reach earlier steps in place of later ones.
 
     Example:
         >>> v = torch.tensor([[torch.nan, 1.0, 2.0]])[..., None]
         >>> isolation = Isolation(torch.tensor([[0, 1, 1]]))
-        >>> isolation.leave(isolation.enter(v, begin=0).cumsum(1)).flatten()
+        >>> isolation.leave(isolation.enter(v, begin=0).cumsum(1), begin=0).flatten()
         tensor([nan, 1., 3.])
     """
 
-    def __init__(self, document: Tensor) -> None:
-        self.document = document
+    def __init__(self, document: Tensor, *, reverse: bool = False) -> None:
+        self.document, self.reverse = document, reverse
         self.carried = self.own = torch.zeros_like(document, dtype=torch.bool)
         self.mark = torch.zeros(document.shape, device=document.device)
 
@@ -60,21 +61,23 @@ class Isolation:
             self.own = self.own | bad
         return x
 
-    def leave(self, y: Tensor, *, window: int | None = None, causal: bool = True) -> Tensor:
+    def leave(self, y: Tensor, *, begin: int, window: int | None = None, causal: bool = True) -> Tensor:
         """Return an output with NaN for the steps that inputs reach which are not finite.
 
         Args:
-            y: (b, m, ..), the last m steps.
-            window: steps that an input reaches, its own included; None is all later ones of its document.
-            causal: whether inputs reach later steps alone.
+            y: (b, m, ..).
+            begin: the first of its m steps.
+            window: steps that an input reaches, its own included; None is all of its document.
+            causal: whether inputs reach steps on one side alone.
         """
-        reached = _reached(self.carried, self.document, window)
+        find = _reached_backwards if self.reverse else _reached
+        reached = find(self.carried, self.document, window)
         if not causal:
-            reached = reached | _flipped(_reached, self.carried, self.document, window)
+            reached = reached | _reached_backwards(self.carried, self.document, window)
         tainted = _in_document(self.carried | self.own, self.document)
-        hidden = (reached | self.own)[:, self.document.shape[1] - y.shape[1] :]
+        hidden = (reached | self.own)[:, begin : begin + y.shape[1]]
         run = _Leave.apply if differentiated(y, self.mark) else _Leave.forward
-        left: Tensor = run(y, self.mark, hidden, tainted, self.document)
+        left: Tensor = run(y, self.mark, hidden, tainted, self.document, begin)
         return left
 
 
@@ -94,21 +97,65 @@ def isolated(log_decay: int) -> Callable[[Callable[..., Any]], Callable[..., tup
             if reset is None:
                 y, last = run(*arguments, **options)
                 return y, last
-            # the state is a step before the first, which a reset there drops
-            isolation = Isolation(functional.pad(reset.cumsum(1), (1, 0)))
-            state = isolation.enter(entering(state, reset)[:, None], begin=0)[:, 0]
-            for place, x in enumerate(inputs):
-                if x is not None:
-                    begin = 1 if x.shape[1] == reset.shape[1] else None
-                    inputs[place] = isolation.enter(
-                        x, begin=begin, carried=place > 0, decays=place == log_decay
-                    )
-            y, last = run(*inputs, state, reset, **options)
-            return isolation.leave(y), isolation.leave(last[:, None])[:, 0]
+            sides = [
+                None if x is None else Input(x, carried=place > 0, decays=place == log_decay)
+                for place, x in enumerate(inputs)
+            ]
+            return run_isolated(functools.partial(run, **options), sides, state, reset)
 
         return wrapper
 
     return decorate
+
+
+class Input(NamedTuple):
+    """An input of a recurrence, (b or 1, t or 1, ..), constant where it has one of more steps.
+
+    Attributes:
+        x: the tensor.
+        carried: whether later outputs depend on it too.
+        decays: whether -inf is allowed, the logarithm of a decay of zero.
+    """
+
+    x: Tensor
+    carried: bool = True
+    decays: bool = False
+
+
+def run_isolated(
+    run: Callable[..., Any],
+    inputs: Sequence[Input | None],
+    state: Tensor,
+    reset: Tensor,
+    *,
+    reverse: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Return y and the last state of `run(*inputs, state, reset)`, with documents kept apart.
+
+    Args:
+        run: the recurrence.
+        inputs: what it takes before the state.
+        state: the state that it starts from (b, ..).
+        reset: (b, t) bool.
+        reverse: whether time runs from the last step to the first.
+    """
+    time, document = reset.shape[1], reset.cumsum(1)
+    # the state is a step of its own, before the first or after the last
+    first, at = (0, time) if reverse else (1, 0)
+    document = torch.cat([document, document[:, -1:]], 1) if reverse else functional.pad(document, (1, 0))
+    isolation = Isolation(document, reverse=reverse)
+    state = state if reverse else entering(state, reset)
+    state = isolation.enter(state[:, None], begin=at)[:, 0]
+    entered: list[Tensor | None] = []
+    for given in inputs:
+        if given is None:
+            entered.append(None)
+        else:
+            begin = first if given.x.shape[1] == time else None
+            entered.append(isolation.enter(given.x, begin=begin, carried=given.carried, decays=given.decays))
+    y, last = run(*entered, state, reset)
+    end = 0 if reverse else time
+    return isolation.leave(y, begin=first), isolation.leave(last[:, None], begin=end)[:, 0]
 
 
 def entering(state: Tensor, reset: Tensor | None) -> Tensor:
@@ -151,28 +198,31 @@ class _Enter(torch.autograd.Function):
 
 
 class _Leave(torch.autograd.Function):
-    """y = _Leave.apply(y, mark, hidden, tainted, document)."""
+    """y = _Leave.apply(y, mark, hidden, tainted, document, begin)."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(y: Tensor, mark: Tensor, hidden: Tensor, tainted: Tensor, document: Tensor) -> Tensor:
+    def forward(
+        y: Tensor, mark: Tensor, hidden: Tensor, tainted: Tensor, document: Tensor, begin: int
+    ) -> Tensor:
         """Give NaN to the hidden steps."""
         return _filled(y, hidden, torch.nan)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         """Keep the documents."""
-        ctx.save_for_backward(*inputs[3:])
+        *tensors, ctx.begin = inputs
+        ctx.save_for_backward(*tensors[3:])
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         """Clear steps whose gradient is not finite, and mark their documents."""
         tainted, document = ctx.saved_tensors
         bad = ~dy.isfinite().flatten(2).all(-1)
-        before = document.shape[1] - bad.shape[1]
-        marked = tainted | _in_document(functional.pad(bad, (before, 0)), document)
-        return _filled(dy, bad, 0.0), marked.float(), None, None, None
+        around = ctx.begin, document.shape[1] - ctx.begin - bad.shape[1]
+        marked = tainted | _in_document(functional.pad(bad, around), document)
+        return _filled(dy, bad, 0.0), marked.float(), None, None, None, None
 
 
 # autograd asks for them at every call
@@ -194,10 +244,11 @@ def _reached(bad: Tensor, document: Tensor, window: int | None) -> Tensor:
     return torch.where(bad, step, -1).cummax(1).values >= first
 
 
-def _flipped(function: Callable[..., Tensor], bad: Tensor, document: Tensor, window: int | None) -> Tensor:
-    return function(bad.flip(1), document.flip(1), window).flip(1)
+def _reached_backwards(bad: Tensor, document: Tensor, window: int | None) -> Tensor:
+    """Whether one of the next `window` steps of the same document is bad, from each step on."""
+    return _reached(bad.flip(1), document.flip(1), window).flip(1)
 
 
 def _in_document(bad: Tensor, document: Tensor) -> Tensor:
     """Whether any step of the same document is bad."""
-    return _reached(bad, document, None) | _flipped(_reached, bad, document, None)
+    return _reached(bad, document, None) | _reached_backwards(bad, document, None)

@@ -55,7 +55,8 @@ def attention_reference(
         outputs.append(torch.sum(shares[..., None] * values, dim=1))
     decays = None if decays is None else decays.clamp(min=FORGOTTEN)
     angles = None if angles is None else torch.remainder(angles, 2 * math.pi)
-    return torch.stack(outputs, dim=1), AttentionCache(keys, values, decays, angles, alive)
+    last = AttentionCache(keys, values, decays, angles, alive)
+    return torch.stack(outputs, dim=1), last if reset is None else without_dead(last)
 
 
 def _append(steps: Tensor, step: Tensor) -> Tensor:

@@ -111,7 +111,7 @@ def causal(
     else:
         visible = _visible(q, steps, documents, window, is_causal=True)
         y = attend(q, k, v, scale, dropout, visible=visible)
-    return y if reset is None else isolation.leave(y, window=window), last
+    return y if reset is None else isolation.leave(y, begin=steps, window=window), last
 
 
 def bidirectional(
@@ -137,7 +137,7 @@ def bidirectional(
     q = isolation.enter(q, begin=0, carried=False)
     k, v = isolation.enter(k, begin=0), isolation.enter(v, begin=0)
     y = _attend(q, k, v, scale, dropout, visible=visible)
-    return isolation.leave(y, window=window, causal=False)
+    return isolation.leave(y, begin=0, window=window, causal=False)
 
 
 def _attend(

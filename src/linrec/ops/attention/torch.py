@@ -57,7 +57,7 @@ def attention(
     visible = _visible(alive_in(cache), reset, q.shape[-2])
     shares = torch.softmax((scale * scores).masked_fill(~visible[:, None], -math.inf), dim=-1)
     y = _heads_first(shares @ torch.cat([past.v, v], dim=-2))
-    return y if reset is None else isolation.leave(y), last
+    return y if reset is None else isolation.leave(y, begin=steps), last
 
 
 def _grown(

@@ -11,12 +11,14 @@ from torch import Tensor
 from linrec.ops import matrix_torch, vmap
 from linrec.ops.gate_loop import chunkwise_triton_chunks
 from linrec.ops.gate_loop.chunkwise_triton_chunks import LEAST, Chunks, Tiles
+from linrec.ops.isolation import isolated
 from linrec.ops.operators import differentiated, operator
 from linrec.ops.triton_launch import power_of_2
 
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
+@isolated(log_decay=4)
 def chunkwise(
     q: Tensor,
     k: Tensor,
