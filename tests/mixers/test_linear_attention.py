@@ -1,3 +1,4 @@
+import copy
 import math
 
 import pytest
@@ -145,6 +146,82 @@ def test_performer_gives_softmax_attention_when_features_are_many():
     assert not torch.equal(mixer(x)[0], first)
     for estimate in (first, mixer(x)[0]):
         assert (estimate - y).abs().max() < 0.02 * y.abs().max()
+
+
+def softmax_of_features(mixer, x, reset):
+    """Equation 20 with sums of exponentials over their own largest term, in double precision."""
+    q, k, v = (heads(x, linear, 1) for linear in (mixer.q, mixer.k, mixer.v))
+    (of_q, log_q), (of_k, log_k) = mixer.phi.logarithms(q), mixer.phi.logarithms(k)
+    document = reset.cumsum(1)
+    seen = (document[:, :, None] == document[:, None]).tril()
+    exponent = (log_q + log_k.transpose(1, 2)).masked_fill(~seen[..., None], -torch.inf)
+    exponent = exponent - exponent.detach().amax((2, 3), keepdim=True)
+    weights = (of_q * of_k.transpose(1, 2) * exponent.exp()).sum(-1)
+    return weights / weights.sum(-1, keepdim=True) @ v[:, :, 0] @ mixer.out.weight.T + mixer.out.bias
+
+
+@pytest.mark.parametrize("arguments", [{}, {"n_features": 16}])
+def test_features_of_large_keys_neither_vanish_nor_overflow(arguments):
+    mixer = make(64, n_heads=1, feature_map="performer", **arguments)
+    with torch.no_grad():
+        mixer.q.weight *= 8
+        mixer.k.weight *= 8
+    x = torch.randn(2, 70, 64, generator=generator())
+    reset = torch.zeros(2, 70, dtype=torch.bool)
+    reset[1, [20, 65]] = True
+    ways = {
+        "one pass": lambda mixer, x: mixer(x, reset=reset)[0],
+        "two pieces": lambda mixer, x: in_pieces(mixer, x, reset, (33, 37)),
+        "steps": lambda mixer, x: in_pieces(mixer, x, reset, [1] * 70),
+    }
+    wide, given = copy.deepcopy(mixer).double(), x.double().requires_grad_()
+    expected = softmax_of_features(wide, given, reset)
+    cotangent = torch.randn(expected.shape, generator=generator(1), dtype=torch.float64)
+    wanted = [wide.q.weight, wide.k.weight, wide.v.weight, given]
+    gradients = torch.autograd.grad(expected, wanted, cotangent)
+    for name, run in ways.items():
+        leaf = x.clone().requires_grad_()
+        y = run(mixer, leaf)
+        assert_agree(y, expected.float(), name)
+        found = torch.autograd.grad(
+            y, [mixer.q.weight, mixer.k.weight, mixer.v.weight, leaf], cotangent.float()
+        )
+        for mine, other in zip(found, gradients, strict=True):
+            assert (mine - other).abs().max() < 1e-4 * other.abs().max(), name
+
+
+def in_pieces(mixer, x, reset, sizes):
+    outputs, state = [], None
+    for piece, cut in zip(x.split(sizes, 1), reset.split(sizes, 1), strict=True):
+        y, state = mixer(piece, state, reset=cut)
+        outputs.append(y)
+    return torch.cat(outputs, 1)
+
+
+def test_a_turned_performer_is_its_formula():
+    mixer, x = make(feature_map="performer", positions="rotary", rotary_base=100.0).double(), inputs()
+    q, k = (mixer.phi(heads(x, linear, 1))[:, :, 0] for linear in (mixer.q, mixer.k))
+    theta = 100.0 ** (-torch.tensor([0, 2, 4], dtype=torch.float64) / D)
+    turns = torch.polar(torch.ones(TIME, 3, dtype=torch.float64), torch.arange(TIME)[:, None] * theta)
+    turned_q, turned_k = (torch.view_as_complex(x.unflatten(-1, (-1, 2))) * turns for x in (q, k))
+    weights = (turned_q @ turned_k.mH).real.tril() / (q @ k.mT).tril().sum(-1, keepdim=True)
+    y = weights @ heads(x, mixer.v, 1)[:, :, 0] @ mixer.out.weight.T + mixer.out.bias
+    assert_agree(mixer(x)[0], y)
+    assert mixer.state_size == D // 2 * D + D + D // 2
+
+
+def test_the_sums_of_a_performer_are_kept_over_their_largest_terms():
+    mixer, x = make(feature_map="performer").double(), inputs()
+    k, v = mixer.phi(heads(x, mixer.k, 1)), heads(x, mixer.v, 1)
+    sums, largest = mixer(x)[1]
+    assert_agree(largest, mixer.phi.logarithms(heads(x, mixer.k, 1))[1].amax(1))
+    s = torch.einsum("bthk,bthv->bhkv", k, v)
+    assert_agree(sums * largest.exp()[..., None], torch.cat([s, k.sum(1)[..., None]], -1))
+    assert mixer.state_size == D * (D + 2)
+    # checkpoints of any version have these names
+    linear = ("k", "out", "q", "v")
+    names = sorted([*(f"{x}.{y}" for x in linear for y in ("bias", "weight")), "phi.projection"])
+    assert sorted(mixer.state_dict()) == names
 
 
 def test_the_state_is_the_sum_of_outer_products_and_of_keys():

@@ -165,6 +165,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         },
         "cosFormer": {"feature_map": "cosformer", "max_length": 65_536, "floor": 0.1},
         "Performer": {"feature_map": "performer", "n_features": 6, "orthogonal": False},
+        "turned Performer": {"feature_map": "performer", "n_features": 6, "positions": "rotary"},
         "softmax": {"n_heads": 2, "feature_map": "softmax", "normalization": "none"},
     },
     "liquid_s4": {

@@ -11,6 +11,11 @@ of a head, i time. Heads side by side are projected by W_O, as in the Transforme
 pairs of m features, read as complex numbers, turn by theta_j = base^(-2j/m) per step, in s and not in z:
 
     s_i = e^(i theta) s_{i-1} + conj(phi(k_i)) v_i^T          RoFormer (19)
+
+Where features are exponentials, phi(k) = c exp(e), s and z are kept times exp(-m_i), with the largest
+exponent so far, m_i = max(m_{i-1}, e_i), of each feature. y does not depend on m:
+
+    s_i = exp(m_{i-1} - m_i) s_{i-1} + c_i exp(e_i - m_i) v_i^T
 """
 
 from typing import Literal, NamedTuple
@@ -23,9 +28,11 @@ from linrec.errors import unknown
 from linrec.mixers.base import Mixer, State, Transitions, heads_of, most_heads
 from linrec.nn import feature_maps
 from linrec.nn.norms import make_norm
+from linrec.nn.running_maximum import running_maximum
+from linrec.ops import splitting
 from linrec.ops.gate_loop import gate_loop, normalized_gate_loop
 
-__all__ = ["LinearAttention", "RotaryState"]
+__all__ = ["LinearAttention", "RotaryState", "ScaledState"]
 
 Normalization = Literal["running", "layer", "rms", "none"]
 Positions = Literal["none", "rotary"]
@@ -44,6 +51,19 @@ class RotaryState(NamedTuple):
 
     s: Tensor
     z: Tensor | None
+
+
+class ScaledState(NamedTuple):
+    """What linear attention with exponential features and a running normaliser carries on.
+
+    Attributes:
+        sums: s with z as its last column (b, h, m, dv + 1), or a `RotaryState`; both times exp(-largest).
+        largest: the largest exponent so far of each feature (b, h, m), or of each pair of features that turns
+            (b, h, m / 2); -inf at the start.
+    """
+
+    sums: State
+    largest: Tensor
 
 
 class LinearAttention(Mixer):
@@ -80,7 +100,8 @@ class LinearAttention(Mixer):
         positions: "none", or "rotary".
         rotary_base: base of the phases of rotary positions.
         floor: the smallest magnitude of phi(q)^T z. Rectified features of few channels vanish together now
-            and then; a larger floor keeps gradients small there.
+            and then; a larger floor keeps gradients small there. Sums of exponential features are over their
+            largest term, which makes those of "performer" at least 1 / m.
         bias: whether the projections have biases, as they have in the paper's code.
 
     Raises:
@@ -143,6 +164,7 @@ class LinearAttention(Mixer):
                 'does not turn, or `positions="none"`.'
             )
         self.is_running, self.floor = normalization == "running", floor
+        self.is_scaled = self.is_running and self.phi.exponential
 
         self.q = nn.Linear(d_model, d_model, bias=bias)
         self.k = nn.Linear(d_model, d_model, bias=bias)
@@ -159,7 +181,8 @@ class LinearAttention(Mixer):
     ) -> tuple[Float[Tensor, "b t d_model"], State]:
         """Mix `x` over time; see `Mixer.forward`.
 
-        The state (b, h, m, dv + 1) is s, its last column z; with rotary positions, a `RotaryState`.
+        The state (b, h, m, dv + 1) is s, its last column z; with rotary positions, a `RotaryState`; with
+        exponential features and a running normaliser, a `ScaledState` of one of these.
         """
         self.check_input(x, reset, state)
         v = self.v(x).unflatten(-1, (self.n_heads, self.d_head))
@@ -167,23 +190,35 @@ class LinearAttention(Mixer):
         return self.out(self.norm(y.flatten(-2).to(x.dtype))), state
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Zeros: (batch, h, m, dv + 1), or (batch, h, m, dv) without z; or a `RotaryState` of zeros."""
+        """Zeros: (batch, h, m, dv + 1), or (batch, h, m, dv) without z; or a `RotaryState` of zeros.
+
+        With exponential features and a running normaliser, a `ScaledState` of them, and of -inf.
+        """
         real = self._state_dtype()
         device = self.q.weight.device if device is None else device
         heads, m = (batch, self.n_heads), self.phi.d_features
-        if not self.is_rotary:
+        if self.is_rotary:
+            s = torch.zeros((*heads, m // 2, self.d_head), dtype=real.to_complex(), device=device)
+            z = torch.zeros((*heads, m, 1), dtype=real, device=device) if self.is_running else None
+            sums: State = RotaryState(s, z)
+        else:
             shape = (*heads, m, self.d_head + self.is_running)
             dtype = real if self.phi.phase is None else real.to_complex()
-            return torch.zeros(shape, dtype=dtype, device=device)
-        s = torch.zeros((*heads, m // 2, self.d_head), dtype=real.to_complex(), device=device)
-        z = torch.zeros((*heads, m, 1), dtype=real, device=device) if self.is_running else None
-        return RotaryState(s, z)
+            sums = torch.zeros(shape, dtype=dtype, device=device)
+        if not self.is_scaled:
+            return sums
+        width = m // (1 + self.is_rotary)
+        return ScaledState(sums, torch.full((*heads, width), -torch.inf, dtype=real, device=device))
 
     @property
     def state_size(self) -> int:
-        """Elements of s, h m dv of m features, and of z, h m; complex numbers are counted once."""
+        """Elements of s, h m dv of m features, of z, h m, and of their largest exponents, h m.
+
+        Complex numbers, and the exponents of what turns together, are counted once.
+        """
         m = self.phi.d_features
-        return self.n_heads * (m * self.d_head // (1 + self.is_rotary) + m * self.is_running)
+        each = m // (1 + self.is_rotary)
+        return self.n_heads * (each * self.d_head + m * self.is_running + each * self.is_scaled)
 
     def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions | None:
         """Magnitudes of 1 and the phases of s, c = h m or h m / 2; None where nothing turns."""
@@ -203,26 +238,71 @@ class LinearAttention(Mixer):
         return shares.abs().mean(2)
 
     def _attend(self, x: Tensor, v: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
-        q = self.q(x).unflatten(-1, (self.n_heads, self.d_head))
-        k = self.phi(self.k(x).unflatten(-1, (self.n_heads, self.d_head)))
+        q, k = (linear(x).unflatten(-1, (self.n_heads, self.d_head)) for linear in (self.q, self.k))
+        if self.is_scaled:
+            # the largest exponent so far is that of all parts
+            splitting.refuse("linear_attention with exponential features")
+            sums, before = self.init_state(len(x), device=x.device) if state is None else state
+            q, k, log_fade, largest = self._scaled(q, k, before, reset)
+            y, sums = self._recall(q, k, v, log_fade, self._phase(x), sums, reset)
+            return y, ScaledState(sums, largest)
         q = self.phi.queries(q) if self.is_running else self.phi(q)
-        phase = self._phase(x)
+        return self._recall(q, self.phi(k), v, None, self._phase(x), state, reset)
+
+    def _scaled(
+        self, q: Tensor, k: Tensor, before: Tensor, reset: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """phi(q) exp(m_i) over its largest factor, phi(k) exp(-m_i), m_{i-1} - m_i, and the last m."""
+        (of_q, log_q), (of_k, log_k) = self.phi.logarithms(q), self.phi.logarithms(k)
+        # features that turn together fade together
+        pair = 1 + self.is_rotary
+        # no gradient passes m, which cancels
+        m = running_maximum(log_k.unflatten(-1, (-1, pair)).amax(-1), before, reset=reset)
+        earlier, m, last = m[:, :-1], m[:, 1:], m[:, -1].clone()
+        if reset is not None:
+            earlier = earlier.masked_fill(reset[..., None, None], -torch.inf)
+        each = m.repeat_interleave(pair, -1)
+        log_q = log_q + each
+        log_q = log_q - log_q.detach().amax(-1, keepdim=True)
+        return (of_q * log_q.exp()).to(q), (of_k * (log_k - each).exp()).to(k), earlier - m, last
+
+    def _recall(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        log_fade: Tensor | None,
+        phase: Tensor | None,
+        state: State,
+        reset: Tensor | None,
+    ) -> tuple[Tensor, State]:
+        """What features of queries find, whose sums fade by `log_fade` where they are scaled anew."""
         if self.is_rotary:
-            return self._attend_rotary(q, k, v, phase, state, reset)
+            return self._recall_rotary(q, k, v, log_fade, phase, state, reset)
         if not self.is_running:
             return gate_loop(q, k, v.to(q), phase=phase, state=state, reset=reset)
-        return normalized_gate_loop(q, k, v.to(q), phase=phase, floor=self.floor, state=state, reset=reset)
+        return normalized_gate_loop(
+            q, k, v.to(q), log_fade, phase, floor=self.floor, state=state, reset=reset
+        )
 
-    def _attend_rotary(
-        self, q: Tensor, k: Tensor, v: Tensor, phase: Tensor | None, state: State, reset: Tensor | None
+    def _recall_rotary(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        log_fade: Tensor | None,
+        phase: Tensor | None,
+        state: State,
+        reset: Tensor | None,
     ) -> tuple[Tensor, RotaryState]:
         q, k, v = (part.to(self._state_dtype()) for part in (q, k, v))
         s, z = (None, None) if state is None else state
         pairs_q, pairs_k = (torch.view_as_complex(part.unflatten(-1, (-1, 2))) for part in (q, k))
-        y, s = gate_loop(pairs_q, pairs_k.conj(), v, phase=phase, state=s, reset=reset)
+        y, s = gate_loop(pairs_q, pairs_k.conj(), v, log_fade, phase, state=s, reset=reset)
         if self.is_running:
+            each = None if log_fade is None else log_fade.repeat_interleave(2, -1)
             # what does not turn is not negative
-            total, z = gate_loop(q, k, torch.ones_like(q[..., :1]), state=z, reset=reset)
+            total, z = gate_loop(q, k, torch.ones_like(q[..., :1]), each, state=z, reset=reset)
             y = y / total.clamp(min=self.floor)
         return y, RotaryState(s, z)
 

@@ -20,6 +20,7 @@ class FeatureMap(nn.Module, ABC):
     Attributes:
         positive: whether sim(q, k) is never negative, or estimates what never is. Weights that may be
             negative have no running normaliser to be divided by.
+        exponential: whether features are products with exponentials, which `logarithms` returns.
         phase: radians that a key's features turn by at each step, the argument `phase` of `gate_loop`; None
             where they do not turn.
 
@@ -32,6 +33,7 @@ class FeatureMap(nn.Module, ABC):
     """
 
     positive: bool = True
+    exponential: bool = False
     phase: float | None = None
 
     def __init__(self, d_head: int, d_features: int) -> None:
@@ -52,6 +54,16 @@ class FeatureMap(nn.Module, ABC):
         """
         features: Tensor = self(q)
         return features
+
+    def logarithms(self, x: Float[Tensor, "*batch h d"]) -> tuple[Tensor, Tensor]:
+        """Return factors and exponents (..., h, d_features) with phi(x) = factors * exp(exponents).
+
+        They are in float32 or better. What sums features can keep exponentials over the largest one.
+
+        Raises:
+            NotImplementedError: the features are not `exponential`.
+        """
+        raise NotImplementedError(f"features of {type(self).__name__} are not exponentials")
 
     def extra_repr(self) -> str:
         """What `print(feature_map)` shows."""

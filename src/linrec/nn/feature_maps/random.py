@@ -65,16 +65,13 @@ class RandomFeatures(FeatureMap):
 
     def forward(self, x: Float[Tensor, "*batch h d"]) -> Float[Tensor, "*batch h m"]:
         """phi(x) (..., h, d_features) of (..., h, d_head), in the dtype of `x`."""
-        return self._of(x, scaled=False).to(x.dtype)
-
-    def _of(self, x: Tensor, *, scaled: bool) -> Tensor:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         with torch.autocast(x.device.type, enabled=False):
-            return self._features(wide, scaled=scaled) / math.sqrt(self.n_features)
+            return (self._features(wide) / math.sqrt(self.n_features)).to(x.dtype)
 
     @abstractmethod
-    def _features(self, x: Tensor, *, scaled: bool) -> Tensor:
-        """h(x) [f_1(W x), ..] of a wide `x`; with `scaled`, up to a positive factor for each of its rows."""
+    def _features(self, x: Tensor) -> Tensor:
+        """h(x) [f_1(W x), ..] of a wide `x`."""
 
     def _projected(self, x: Tensor) -> Tensor:
         w = self.projection.to(x.dtype)
@@ -93,7 +90,34 @@ class RandomFeatures(FeatureMap):
         return q.mT.flatten(0, 1)[:rows] * normal.norm(dim=-1, keepdim=True)
 
 
-class PositiveFeatures(RandomFeatures):
+class _ExponentialFeatures(RandomFeatures):
+    """Random features that are products with exponentials."""
+
+    exponential = True
+
+    def queries(self, q: Float[Tensor, "*batch h d"]) -> Float[Tensor, "*batch h m"]:
+        """phi(q) over the largest of its exponentials; see `FeatureMap.queries`."""
+        factors, exponents = self.logarithms(q)
+        # the maximum is a constant of each row, so no gradient passes it
+        return (factors * (exponents - exponents.detach().amax(-1, keepdim=True)).exp()).to(q.dtype)
+
+    def logarithms(self, x: Float[Tensor, "*batch h d"]) -> tuple[Tensor, Tensor]:
+        """Factors and exponents of phi(x); see `FeatureMap.logarithms`."""
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        with torch.autocast(x.device.type, enabled=False):
+            factors, exponents = self._logarithms(wide)
+            return factors / math.sqrt(self.n_features), exponents
+
+    def _features(self, x: Tensor) -> Tensor:
+        factors, exponents = self._logarithms(x)
+        return factors * exponents.exp()
+
+    @abstractmethod
+    def _logarithms(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Factors and exponents of h(x) [f_1(W x), ..] of a wide `x`."""
+
+
+class PositiveFeatures(_ExponentialFeatures):
     """phi(x) = exp(W x' - |x'|^2 / 2) / sqrt(m), x' = x / d^(1/4).
 
     E phi(q) . phi(k) = exp(q . k / sqrt(d)), the kernel of softmax attention, from weights that are positive.
@@ -132,26 +156,20 @@ class PositiveFeatures(RandomFeatures):
         )
         self.hyperbolic = hyperbolic
 
-    def queries(self, q: Float[Tensor, "*batch h d"]) -> Float[Tensor, "*batch h m"]:
-        """phi(q) over its largest feature; see `FeatureMap.queries`."""
-        return self._of(q, scaled=True).to(q.dtype)
-
-    def _features(self, x: Tensor, *, scaled: bool) -> Tensor:
+    def _logarithms(self, x: Tensor) -> tuple[Tensor, Tensor]:
         x = x * self.d_head**-0.25
         exponent = self._projected(x)
         if self.hyperbolic:
             exponent = torch.cat([exponent, -exponent], -1) - math.log(2) / 2
-        # the maximum is a constant of each row, so no gradient passes it
-        shift = exponent.detach().amax(-1, keepdim=True) if scaled else x.square().sum(-1, keepdim=True) / 2
-        return (exponent - shift).exp()
+        return torch.ones_like(exponent), exponent - x.square().sum(-1, keepdim=True) / 2
 
 
-class TrigonometricFeatures(RandomFeatures):
+class TrigonometricFeatures(_ExponentialFeatures):
     """phi(x) = exp(|x'|^2 / 2) [sin(W x'), cos(W x')] / sqrt(m), x' = x / d^(1/4).
 
     E phi(q) . phi(k) = exp(q . k / sqrt(d)) as for `PositiveFeatures`, but an estimate may be negative, and
-    varies most where the kernel is small. The paper shows that training with it is unstable; keys of a norm
-    above 13 d^(1/4) overflow in float32.
+    varies most where the kernel is small. The paper shows that training with it is unstable; features of a
+    norm of x above 13 d^(1/4) overflow in float32.
 
     Args:
         d_head: channels d of a query or key.
@@ -168,14 +186,10 @@ class TrigonometricFeatures(RandomFeatures):
     ) -> None:
         super().__init__(d_head, 2, n_features=n_features, orthogonal=orthogonal, n_heads=n_heads)
 
-    def queries(self, q: Float[Tensor, "*batch h d"]) -> Float[Tensor, "*batch h m"]:
-        """phi(q) without its factor exp(|q'|^2 / 2); see `FeatureMap.queries`."""
-        return self._of(q, scaled=True).to(q.dtype)
-
-    def _features(self, x: Tensor, *, scaled: bool) -> Tensor:
+    def _logarithms(self, x: Tensor) -> tuple[Tensor, Tensor]:
         x = x * self.d_head**-0.25
         waves = _waves(self._projected(x))
-        return waves if scaled else (x.square().sum(-1, keepdim=True) / 2).exp() * waves
+        return waves, (x.square().sum(-1, keepdim=True) / 2).expand_as(waves)
 
 
 class FourierFeatures(RandomFeatures):
@@ -212,7 +226,7 @@ class FourierFeatures(RandomFeatures):
             self.sigma = nn.Parameter(torch.ones(n_heads, d_head))
             mark(self, "sigma", group="channel", weight_decay=False)
 
-    def _features(self, x: Tensor, *, scaled: bool) -> Tensor:
+    def _features(self, x: Tensor) -> Tensor:
         x = x / (x.norm(dim=-1, keepdim=True) + 1e-3)
         if self.sigma is not None:
             x = x * self.sigma.to(x.dtype)
@@ -241,7 +255,7 @@ class ArcCosine(RandomFeatures):
     ) -> None:
         super().__init__(d_head, 1, n_features=n_features, orthogonal=orthogonal, n_heads=n_heads)
 
-    def _features(self, x: Tensor, *, scaled: bool) -> Tensor:
+    def _features(self, x: Tensor) -> Tensor:
         return functional.relu(self._projected(x))
 
 
