@@ -95,6 +95,37 @@ class ResetsEveryRow(Decay):
         return super().forward(x, state, reset=None if reset is None else reset.any(0).expand_as(reset))
 
 
+class ResetsByAProduct(Decay):
+    def forward(self, x, state=None, *, reset=None):
+        h, outputs = self.init_state(len(x)) if state is None else state, []
+        for n in range(x.shape[1]):
+            link = self.decay if reset is None else self.decay * ~reset[:, n, None]
+            h = link * h + self.weight * x[:, n]
+            outputs.append(h.to(x.dtype))
+        return torch.stack(outputs, 1) if outputs else x, h
+
+
+class _AddsZeros(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, dx):
+        return dx + 0 * dx.sum(1, keepdim=True)
+
+
+class MixesGradientsOfDocuments(Decay):
+    def forward(self, x, state=None, *, reset=None):
+        y, state = super().forward(x, state, reset=reset)
+        return _AddsZeros.apply(y), state
+
+
+class HidesNaN(Decay):
+    def forward(self, x, state=None, *, reset=None):
+        return super().forward(x.nan_to_num(), state, reset=reset)
+
+
 class DiffersWhenCompiled(Decay):
     def forward(self, x, state=None, *, reset=None):
         y, state = super().forward(x, state, reset=reset)
@@ -180,6 +211,9 @@ def test_a_right_mixer_passes_every_law():
         (ResetsOneStepLate, testing.check_reset, "against its pieces apart"),
         (KeepsTheGivenStateThroughReset, testing.check_reset, "with resets at [0] against its pieces"),
         (ResetsEveryRow, testing.check_reset, "against its pieces apart"),
+        (ResetsByAProduct, testing.check_isolation, "outputs of other documents with nan in the inputs"),
+        (MixesGradientsOfDocuments, testing.check_isolation, "NaN in the gradients of document 0"),
+        (HidesNaN, testing.check_isolation, "outputs are finite with nan in the inputs of document 0"),
         (HidesItsWeight, testing.check_state_dict, "after loading"),
         (ReadsNoWeights, testing.check_state_dict, "do not change with the weights"),
         (MiscountsItsState, testing.check_init_state, "holds 3.0 elements per sequence; `state_size` is 4"),

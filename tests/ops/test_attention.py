@@ -13,7 +13,15 @@ from linrec.ops import AttentionCache, gate_loop_attention, laplace_attention, s
 from linrec.ops.attention import PAIRS
 from linrec.ops.attention.laplace import laplace
 from linrec.ops.attention.softmax import repeated
-from linrec.testing import assert_agree, check_operator, check_stability, generator, map_tree, reset_mask
+from linrec.testing import (
+    assert_agree,
+    check_isolation,
+    check_operator,
+    check_stability,
+    generator,
+    map_tree,
+    reset_mask,
+)
 
 every_pair = pytest.mark.parametrize(("mode", "backend"), PAIRS)
 REFERENCE = {"mode": "recurrent", "backend": "reference"}
@@ -86,7 +94,7 @@ def test_long_windows_go_by_blocks(time, window):
         expected = written_out(**inputs, **options, reset=mask)
         assert_agree(y, expected[:, before:])
         assert_agree(softmax_attention(**inputs, **options, reset=mask)[0], expected)
-        assert_agree(last.k, inputs["k"][:, before + time - (window - 1) :])
+        assert_agree(last.k, of_the_last_document(inputs["k"], mask)[:, before + time - (window - 1) :])
 
 
 def test_blocks_have_the_gradients_of_the_loop():
@@ -210,12 +218,39 @@ def test_neighbouring_queries_share_keys_and_values(mode, backend, heads, window
     y, cache = softmax_attention(**cut(inputs, 0, 6), **options, reset=reset[:, :6])
     # the cache is of the heads that keys have
     assert cache.k.shape == (2, 6 if window is None else 3, GROUPS[heads]["groups"], 3)
-    assert_agree(cache.v, inputs["v"][:, 6 - cache.v.shape[1] : 6])
+    assert_agree(cache.v, of_the_last_document(inputs["v"][:, :6], reset[:, :6])[:, 6 - cache.v.shape[1] :])
     z, _ = softmax_attention(**cut(inputs, 6, None), **options, state=cache, reset=reset[:, 6:])
     expected = written_out(**ungrouped(inputs), reset=reset, window=window)
     assert_agree(torch.cat([y, z], 1), expected)
     nothing, _ = softmax_attention(**cut(inputs, 0, 0), **options)
     assert nothing.shape == (2, 0, GROUPS[heads]["heads"], 4)
+
+
+def of_the_last_document(x, reset):
+    """Zeros for what a cache keeps a place for alone."""
+    document = torch.zeros(x.shape[:2]) if reset is None else reset.cumsum(1)
+    return torch.where((document == document[:, -1:])[..., None, None], x, 0)
+
+
+@every_pair
+@pytest.mark.parametrize("window", [None, 3])
+def test_nothing_passes_a_reset_both_ways(mode, backend, window):
+    def attend(x, state=None, *, reset=None):
+        options = {"window": window, "mode": mode, "backend": backend, "causal": False}
+        return softmax_attention(**x, reset=reset, **options)
+
+    check_isolation(attend, make(2, 9))
+
+
+@pytest.mark.parametrize("attend", [softmax_attention, laplace_attention])
+def test_a_window_moves_on_from_nan(attend):
+    inputs = make(1, 12)
+    expected, _ = attend(**inputs, window=3, reset=torch.zeros(1, 12, dtype=torch.bool))
+    inputs["v"][:, 4] = torch.nan
+    y, _ = attend(**inputs, window=3, reset=torch.zeros(1, 12, dtype=torch.bool))
+    assert y[0, 4:7].isnan().all()
+    others = [*range(4), *range(7, 12)]
+    assert_agree(y[:, others], expected[:, others])
 
 
 @pytest.mark.parametrize("heads", GROUPS)

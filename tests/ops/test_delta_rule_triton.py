@@ -9,7 +9,16 @@ from linrec.ops.gate_loop import chunkwise_triton_chunks
 from linrec.testing import assert_agree, check_operator, delta_rule_inputs, reset_mask
 from linrec.train.state import matmul_precision
 
-from .triton_process import DEVICE, INTERPRETED, from_outside, on_a_gpu, on_either, quiet, run_interpreted
+from .triton_process import (
+    DEVICE,
+    INTERPRETED,
+    check_two_documents,
+    from_outside,
+    on_a_gpu,
+    on_either,
+    quiet,
+    run_interpreted,
+)
 
 pytest.importorskip("triton")
 pytestmark = quiet
@@ -32,6 +41,12 @@ def agree(batch, time, heads, dk, dv, *, dtype=torch.float32, options=None, **ar
     inputs = delta_rule_inputs(batch, time, heads, dk, dv, dtype=dtype, seed=time, **arguments)
     inputs = {name: tensor if tensor is None else tensor.to(DEVICE) for name, tensor in inputs.items()}
     check_operator(delta_rule, inputs, **PAIR, dtype=dtype, options=options)
+
+
+@on_either
+def test_nothing_passes_a_reset():
+    inputs = delta_rule_inputs(1, 20, 1, 3, 2, device=DEVICE)
+    check_two_documents(delta_rule, inputs, ("q", "k", "v", "beta", "log_decay"), 10, **PAIR)
 
 
 @on_either

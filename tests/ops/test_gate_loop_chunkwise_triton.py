@@ -7,7 +7,16 @@ from linrec.ops import gate_loop
 from linrec.ops.gate_loop import chunkwise_triton_chunks
 from linrec.testing import assert_agree, check_operator, gate_loop_inputs, reset_mask
 
-from .triton_process import DEVICE, INTERPRETED, from_outside, on_a_gpu, on_either, quiet, run_interpreted
+from .triton_process import (
+    DEVICE,
+    INTERPRETED,
+    check_two_documents,
+    from_outside,
+    on_a_gpu,
+    on_either,
+    quiet,
+    run_interpreted,
+)
 
 pytest.importorskip("triton")
 pytestmark = quiet
@@ -48,6 +57,14 @@ def test_half_precision_takes_differences_of_sums(log_decay):
     reset = reset_mask(2, 37, rate=0.1, device=DEVICE)
     # the interpreter knows no products of bfloat16
     agree(2, 37, 2, 5, 4, dtype=torch.float16, log_decay=log_decay, options={"reset": reset})
+
+
+@on_either
+@pytest.mark.parametrize("phase", [None, "bth"])
+def test_nothing_passes_a_reset(phase):
+    inputs = gate_loop_inputs(1, 20, 1, 3, 2, phase=phase, device=DEVICE)
+    names = [name for name in ("q", "k", "v", "log_decay", "phase") if inputs[name] is not None]
+    check_two_documents(gate_loop, inputs, names, 10, **PAIR)
 
 
 @on_either

@@ -14,6 +14,7 @@ from .triton_process import (
     DEVICE,
     INTERPRETED,
     PAIR,
+    check_two_documents,
     from_outside,
     on_a_gpu,
     on_either,
@@ -56,6 +57,13 @@ narrow = pytest.mark.usefixtures("few_columns")
 def agree(batch, time, heads, *, dtype=torch.float32, options=None, **gates):
     inputs = gate_loop_inputs(batch, time, heads, 1, 1, dtype=dtype, seed=time, device=DEVICE, **gates)
     check_operator(gate_loop, inputs, **PAIR, dtype=dtype, options=options)
+
+
+@on_either
+@small
+def test_nothing_passes_a_reset():
+    inputs = gate_loop_inputs(1, 10, 3, 1, 1, device=DEVICE)
+    check_two_documents(gate_loop, inputs, ("q", "k", "v", "log_decay", "phase"), 5, **PAIR)
 
 
 @on_either

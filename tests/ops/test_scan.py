@@ -8,7 +8,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from linrec.ops import scan
 from linrec.ops.scan import PAIRS
-from linrec.testing import assert_agree, check_operator, generator, reset_mask, scan_inputs
+from linrec.testing import (
+    assert_agree,
+    check_isolation,
+    check_operator,
+    generator,
+    reset_mask,
+    scan_inputs,
+)
 
 ON_CPU = [pair for pair in PAIRS if pair[1] != "triton"]
 FAST = [pair for pair in ON_CPU if pair[1] != "reference"]
@@ -35,6 +42,17 @@ def test_values_by_hand(mode, backend):
     assert run(series(2.0, 0.0, -1.0), x, state=torch.tensor([[5.0]]), reverse=True) == ([5, 2, -2], [5])
     quarter_turn = torch.tensor(1j)
     assert run(quarter_turn, series(1, 0, 0, 0).cfloat()) == ([1, 1j, -1, -1j], [-1j])
+
+
+@every_pair
+def test_nothing_passes_a_reset_in_reversed_time(mode, backend):
+    def run(x, state=None, *, reset=None):
+        y, _ = scan(**x, reset=reset, reverse=True, mode=mode, backend=backend)
+        return y, state
+
+    for time in (9, 70):
+        inputs = scan_inputs(2, time, 3)
+        check_isolation(run, {name: inputs[name] for name in ("a", "x")})
 
 
 @every_pair

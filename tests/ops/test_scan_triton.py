@@ -14,6 +14,7 @@ from .triton_process import (
     DEVICE,
     INTERPRETED,
     PAIR,
+    check_two_documents,
     from_outside,
     on_a_gpu,
     on_either,
@@ -55,6 +56,14 @@ def test_kernels_in_the_interpreter():
 def agree(batch, time, channels, *, dtype=torch.float32, decay="step", **options):
     inputs = scan_inputs(batch, time, channels, dtype=dtype, decay=decay, seed=time, device=DEVICE)
     check_operator(scan, inputs, **PAIR, dtype=dtype, options=options)
+
+
+@on_either
+@small
+@pytest.mark.parametrize("reverse", [False, True])
+def test_nothing_passes_a_reset(reverse):
+    inputs = scan_inputs(1, 20, 3, device=DEVICE)
+    check_two_documents(scan, inputs, ("a", "x"), 10, **PAIR, reverse=reverse)
 
 
 @on_either

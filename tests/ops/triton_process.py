@@ -11,6 +11,8 @@ import sys
 import pytest
 import torch
 
+from linrec.testing import assert_agree
+
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
 PAIR = {"mode": "scan", "backend": "triton"}
@@ -37,6 +39,32 @@ if INTERPRETED:
             return put_in_place(function)
 
     interpreter._patch_lang = put_in_place_once
+
+
+def check_two_documents(operator, inputs, over_time, at, **options):
+    """What `linrec.testing.check_isolation` looks at, for two documents: the interpreter takes its time."""
+    given = {name: x for name, x in inputs.items() if x is not None}
+    reset = torch.zeros(given[over_time[0]].shape[:2], dtype=torch.bool, device=DEVICE)
+    reset[:, at] = True
+
+    def outcome(spoilt=slice(0), of_outputs=False):
+        leaves = {name: x.detach().clone() for name, x in given.items()}
+        for name in () if of_outputs else over_time:
+            leaves[name][:, spoilt] = torch.nan
+        leaves = {name: x.requires_grad_() for name, x in leaves.items()}
+        y, _ = operator(**{**inputs, **leaves}, reset=reset, **options)
+        cotangent = torch.ones_like(y)
+        if of_outputs:
+            cotangent[:, spoilt] = torch.nan
+        return y, *torch.autograd.grad(y, [leaves[name] for name in over_time], cotangent)
+
+    expected = outcome()
+    for spoilt, other in ((slice(at), slice(at, None)), (slice(at, None), slice(at))):
+        for of_outputs in (False, True):
+            found = outcome(spoilt, of_outputs)
+            assert_agree([x[:, other] for x in found], [x[:, other] for x in expected])
+            assert not found[1][:, spoilt].isfinite().all()
+        assert found[0].isfinite().all() and outcome(spoilt)[0][:, spoilt].isnan().any()
 
 
 def on_a_gpu(test):

@@ -16,8 +16,9 @@ FORGOTTEN = -10_000.0
 class AttentionCache(NamedTuple):
     """Keys and values of s past steps, and how each of them reaches the newest one.
 
-    A step that a reset has cut off keeps its place and is not `alive`. Tensors have the accumulation dtype
-    where `gate_loop_attention` made them, and the dtype of the keys where `softmax_attention` did.
+    A step that a reset has cut off keeps its place, with zeros, and is not `alive`. Tensors have the
+    accumulation dtype where `gate_loop_attention` made them, and the dtype of the keys where
+    `softmax_attention` did.
 
     Attributes:
         k: keys (b, s, h, dk), as they were given.
