@@ -2,8 +2,8 @@
 
 Forms that weigh pairs of steps multiply by zero what a reset hides, and zero times NaN is NaN, forward and in
 gradients. So such a form gets zeros for the steps that are not finite, and the outputs that these steps reach
-become NaN afterwards. In the backward pass the same happens to the gradients of the outputs: a document with
-anything that is not finite gets NaN for all its gradients.
+become NaN afterwards. In the backward pass, the gradients of these outputs and those that are not finite are
+replaced by zeros. A document gets NaN for all its gradients where one of them was not zero.
 """
 
 import functools
@@ -74,10 +74,9 @@ class Isolation:
         reached = find(self.carried, self.document, window)
         if not causal:
             reached = reached | _reached_backwards(self.carried, self.document, window)
-        tainted = _in_document(self.carried | self.own, self.document)
         hidden = (reached | self.own)[:, begin : begin + y.shape[1]]
         run = _Leave.apply if differentiated(y, self.mark) else _Leave.forward
-        left: Tensor = run(y, self.mark, hidden, tainted, self.document, begin)
+        left: Tensor = run(y, self.mark, hidden, self.document, begin)
         return left
 
 
@@ -198,14 +197,12 @@ class _Enter(torch.autograd.Function):
 
 
 class _Leave(torch.autograd.Function):
-    """y = _Leave.apply(y, mark, hidden, tainted, document, begin)."""
+    """y = _Leave.apply(y, mark, hidden, document, begin)."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(
-        y: Tensor, mark: Tensor, hidden: Tensor, tainted: Tensor, document: Tensor, begin: int
-    ) -> Tensor:
+    def forward(y: Tensor, mark: Tensor, hidden: Tensor, document: Tensor, begin: int) -> Tensor:
         """Give NaN to the hidden steps."""
         return _filled(y, hidden, torch.nan)
 
@@ -213,16 +210,17 @@ class _Leave(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         """Keep the documents."""
         *tensors, ctx.begin = inputs
-        ctx.save_for_backward(*tensors[3:])
+        ctx.save_for_backward(*tensors[2:])
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         """Clear steps whose gradient is not finite, and mark their documents."""
-        tainted, document = ctx.saved_tensors
-        bad = ~dy.isfinite().flatten(2).all(-1)
+        hidden, document = ctx.saved_tensors
+        flat = dy.flatten(2)
+        bad = ~flat.isfinite().all(-1) | (hidden & (flat != 0).any(-1))
         around = ctx.begin, document.shape[1] - ctx.begin - bad.shape[1]
-        marked = tainted | _in_document(functional.pad(bad, around), document)
-        return _filled(dy, bad, 0.0), marked.float(), None, None, None, None
+        marked = _in_document(functional.pad(bad, around), document)
+        return _filled(dy, bad, 0.0), marked.float(), None, None, None
 
 
 # autograd asks for them at every call
