@@ -46,7 +46,7 @@ def running_maximum(
     fall = torch.cat([torch.zeros_like(largest[:, :1]), fall], 1)
     cut = None
     if reset is not None:
-        cut = functional.pad(reset, (1, 0))[(..., *[None] * (x.dim() - 2))]
+        cut = functional.pad(reset, (1, 0)).reshape(*largest.shape[:2], *[1] * (x.dim() - 2))
     span = 1
     while span < largest.shape[1]:
         earlier = largest[:, :-span] + fall[:, span:]

@@ -1,5 +1,6 @@
 """The steps that softmax attention has seen: what it carries from one piece of a sequence to the next."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -76,13 +77,19 @@ def canonical(cache: AttentionCache | None, k: Tensor, v: Tensor, dtype: torch.d
     )
 
 
+def mapped(cache: AttentionCache, change: Callable[[Tensor], Tensor]) -> AttentionCache:
+    """The cache with all that it keeps of its steps changed alike."""
+    k, v, log_decay, phase, alive = cache
+    log_decay = None if log_decay is None else change(log_decay)
+    return AttentionCache(change(k), change(v), log_decay, None if phase is None else change(phase), alive)
+
+
 def without_dead(cache: AttentionCache) -> AttentionCache:
     """The cache with zeros for the steps that a reset has cut off: their share of zero would let NaN pass."""
     if cache.alive is None:
         return cache
     dead = ~cache.alive[..., None, None]
-    *tensors, alive = cache
-    return AttentionCache(*(x if x is None else x.masked_fill(dead, 0) for x in tensors), alive)
+    return mapped(cache, lambda x: x.masked_fill(dead, 0))
 
 
 def alive_in(cache: AttentionCache) -> Tensor:

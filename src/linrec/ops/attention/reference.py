@@ -38,8 +38,8 @@ def attention_reference(
     for n in range(q.shape[1]):
         if reset is not None:
             alive = alive & ~reset[:, n : n + 1]
-            cut = AttentionCache(keys, values, decays, angles, alive)
-            keys, values, decays, angles, alive = without_dead(cut)
+            cache = without_dead(AttentionCache(keys, values, decays, angles, alive))
+            keys, values, decays, angles, _ = cache
         keys, values = _append(keys, k[:, n]), _append(values, v[:, n])
         alive = _append(alive, alive.new_ones(len(alive)))
         weights = torch.ones_like(keys)

@@ -1,11 +1,19 @@
 """Attention in matrix products, with the decays and phases between steps summed segment by segment."""
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from linrec.ops.attention.cache import FORGOTTEN, AttentionCache, alive_in, documents_of, without_dead
+from linrec.ops.attention.cache import (
+    FORGOTTEN,
+    AttentionCache,
+    alive_in,
+    documents_of,
+    mapped,
+    without_dead,
+)
 from linrec.ops.gate_loop import segments
 from linrec.ops.isolation import Isolation
 
@@ -41,13 +49,14 @@ def attention(
         last = without_dead(last._replace(alive=documents == documents[:, -1:]))
         isolation = Isolation(documents)
         q = isolation.enter(q, begin=steps, carried=False)
-        k, v, phase = (x if x is None else isolation.enter(x, begin=steps) for x in (k, v, phase))
-        *cached, alive = cache
-        cache = AttentionCache(*(x if x is None else isolation.enter(x, begin=0) for x in cached), alive)
+        k, v = isolation.enter(k, begin=steps), isolation.enter(v, begin=steps)
+        if phase is not None:
+            phase = isolation.enter(phase, begin=steps)
         if log_decay is not None:
             log_decay = isolation.enter(log_decay, begin=steps, decays=True)
+        cache = mapped(cache, partial(isolation.enter, begin=0))
 
-    past = _heads_first_in(cache)
+    past = mapped(cache, _heads_first)
     q, k, v = _heads_first(q), _heads_first(k), _heads_first(v)
     log_decay, phase = segments.gates(log_decay, phase, None, k)
     # a past step reaches a new one through the newest cached step: both exponents are <= 0
@@ -65,8 +74,8 @@ def _grown(
 ) -> AttentionCache:
     """The cache with the new steps, and with sums of decays and phases to the newest one."""
     log_decay, phase = segments.gates(log_decay, phase, None, _heads_first(k))
-    decays = _extended(_heads_first(cache.log_decay), log_decay)
-    angles = _extended(_heads_first(cache.phase), phase)
+    past = mapped(cache, _heads_first)
+    decays, angles = _extended(past.log_decay, log_decay), _extended(past.phase, phase)
     return AttentionCache(
         torch.cat([cache.k, k], dim=1),
         torch.cat([cache.v, v], dim=1),
@@ -94,16 +103,6 @@ def _visible(alive: Tensor, reset: Tensor | None, time: int) -> Tensor:
     return torch.cat([past, visible], dim=-1)
 
 
-def _heads_first(x: segments.MaybeTensor) -> segments.MaybeTensor:
+def _heads_first(x: Tensor) -> Tensor:
     """(b, t, h, d) to (b, h, t, d), and back."""
-    return None if x is None else x.transpose(1, 2)
-
-
-def _heads_first_in(cache: AttentionCache) -> AttentionCache:
-    return AttentionCache(
-        _heads_first(cache.k),
-        _heads_first(cache.v),
-        _heads_first(cache.log_decay),
-        _heads_first(cache.phase),
-        cache.alive,
-    )
+    return x.transpose(1, 2)
