@@ -402,3 +402,19 @@ def test_complex_half_is_refused():
 def test_gates_of_half_precision_inputs_may_be_of_two_dtypes():
     with pytest.raises(TypeError, match=r"`phase` must be bfloat16 \(as `q`\) or float32; got float16"):
         gate_loop(*[X.bfloat16()] * 3, phase=X.half())
+
+
+@pytest.mark.parametrize("bonus", [False, True])
+def test_rows_of_the_matrix_have_nan_of_their_own_document_alone(bonus):
+    inputs = gate_loop_inputs(1, 9, 2, 3, 2, bonus=bonus)
+    del inputs["v"], inputs["state"]
+    reset = torch.zeros(1, 9, dtype=torch.bool)
+    reset[0, [3, 6]] = True
+    expected = gate_loop_matrix(**inputs, reset=reset)
+    for name in ("q", "k", "log_decay", "phase"):
+        spoilt = inputs[name].clone()
+        spoilt[:, 4] = torch.nan
+        matrix = gate_loop_matrix(**inputs | {name: spoilt}, reset=reset)
+        assert matrix[..., 4, :].isnan().any()
+        others = [*range(4), *range(6, 9)]
+        assert_agree(matrix[..., others, :], expected[..., others, :], name)

@@ -18,7 +18,7 @@ from linrec.ops.gate_loop.numba import recurrent as recurrent_numba
 from linrec.ops.gate_loop.reference import gate_loop_reference, normalized_gate_loop_reference
 from linrec.ops.gate_loop.torch import elementwise, recurrent
 from linrec.ops.gate_loop.triton import recurrent as recurrent_triton
-from linrec.ops.isolation import isolated
+from linrec.ops.isolation import Isolation, isolated
 from linrec.ops.precision import widened
 
 __all__ = ["PAIRS", "gate_loop", "gate_loop_matrix", "normalized_gate_loop"]
@@ -318,12 +318,25 @@ def gate_loop_matrix(
     b, t, h, _ = q.shape
     if t == 0:
         return q.new_zeros(b, h, 0, 0, dtype=precision)
+    if reset is not None:
+        isolation = Isolation(reset.cumsum(1))
+        q, k = isolation.enter(q, begin=0, carried=False), isolation.enter(k, begin=0)
+        log_decay, phase = (
+            x
+            if x is None
+            else isolation.enter(x, begin=0 if x.shape[1] == t else None, decays=x is log_decay)
+            for x in (log_decay, phase)
+        )
     q, k, log_decay, phase, bonus = widened(q.transpose(1, 2), k.transpose(1, 2), log_decay, phase, bonus)
     with autocast(q.device.type, enabled=False):
         log_decay, phase = segments.gates(log_decay, phase, reset, k)
         if bonus is None:
-            return segments.matrix(q, k, log_decay, phase).to(precision)
-        return matrix_with_bonus(q, k, log_decay, phase, reset, bonus).to(precision)
+            matrix = segments.matrix(q, k, log_decay, phase)
+        else:
+            matrix = matrix_with_bonus(q, k, log_decay, phase, reset, bonus)
+    if reset is not None:
+        matrix = isolation.leave(matrix.transpose(1, 2), begin=0).transpose(1, 2)
+    return matrix.to(precision)
 
 
 def _runner(pair: Pair, bonus: Tensor | None, *, is_fused: bool) -> Callable[..., tuple[Tensor, Tensor]]:
