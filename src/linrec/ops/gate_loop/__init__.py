@@ -321,12 +321,11 @@ def gate_loop_matrix(
     if reset is not None:
         isolation = Isolation(reset.cumsum(1))
         q, k = isolation.enter(q, begin=0, carried=False), isolation.enter(k, begin=0)
-        log_decay, phase = (
-            x
-            if x is None
-            else isolation.enter(x, begin=0 if x.shape[1] == t else None, decays=x is log_decay)
-            for x in (log_decay, phase)
-        )
+        if log_decay is not None:
+            begin = 0 if log_decay.shape[1] == t else None
+            log_decay = isolation.enter(log_decay, begin=begin, decays=True)
+        if phase is not None:
+            phase = isolation.enter(phase, begin=0 if phase.shape[1] == t else None)
     q, k, log_decay, phase, bonus = widened(q.transpose(1, 2), k.transpose(1, 2), log_decay, phase, bonus)
     with autocast(q.device.type, enabled=False):
         log_decay, phase = segments.gates(log_decay, phase, reset, k)
