@@ -8,9 +8,18 @@ import torch
 import torch.distributed as dist
 
 from linrec.ops import diagonal_ssm, gate_loop, normalized_gate_loop, scan
-from linrec.testing import diagonal_ssm_inputs, gate_loop_inputs, reset_mask, scan_inputs
+from linrec.parallel import time_parallel
+from linrec.testing import (
+    assert_agree,
+    diagonal_ssm_inputs,
+    differentiable,
+    gate_loop_inputs,
+    reset_mask,
+    scan_inputs,
+)
 
-from .compare import check_parts
+from . import compare
+from .compare import check_parts, here
 
 OVER_TIME = ("q", "k", "v", "log_decay", "phase")
 # ways to part eleven steps: nearly even, and with parts of one step and of none
@@ -46,6 +55,32 @@ def case_scan():
         inputs = scan_inputs(3, 11, 5, dtype=torch.float64)
         for reset in resets(3, parts):
             check_parts(scan, inputs, ("a", "x"), parts, reset=reset, reverse=reverse)
+
+
+def case_nothing_passes_a_reset():
+    reset = torch.zeros(2, 11, dtype=torch.bool, device=compare.device)
+    reset[:, 4] = True
+    scans = scan_inputs(2, 11, 3, dtype=torch.float64), ("a", "x")
+    runs = [(scan, *scans, {}), (scan, *scans, {"reverse": True})]
+    runs.append((gate_loop, gate_loop_inputs(2, 11, 2, 3, 2, dtype=torch.float64), OVER_TIME, {}))
+    for (function, inputs, names, options), parts in itertools.product(runs, ways()):
+        inputs = {name: inputs[name].to(compare.device) for name in names}
+        leaves = differentiable(inputs)
+        y, _ = function(**leaves, reset=reset, **options)
+        expected = y, *torch.autograd.grad(y.sum(), list(leaves.values()))
+        for spoilt in (slice(4), slice(4, None)):
+            other = torch.ones(11, dtype=torch.bool, device=compare.device)
+            other[spoilt] = False
+            mine = {name: x.clone() for name, x in inputs.items()}
+            for x in mine.values():
+                x[:, spoilt] = torch.nan
+            mine = differentiable({name: x[:, here(parts)] for name, x in mine.items()})
+            with time_parallel():
+                y, _ = function(**mine, reset=reset[:, here(parts)], **options)
+            found = y, *compare.gradients(y.sum(), mine).values()
+            for actual, whole in zip(found, expected, strict=True):
+                of_other = actual[:, other[here(parts)]]
+                assert_agree(of_other, whole[:, here(parts)][:, other[here(parts)]], function.__name__)
 
 
 def case_diagonal_ssm():

@@ -164,5 +164,12 @@ def _flat(state: Tensor) -> Tensor:
 
 def _over_parts(a: Tensor, x: Tensor, state: Tensor, *, reverse: bool) -> tuple[Tensor, Tensor]:
     """S_r = A_r S_{r-1} + B_r for (b, parts, rows, 1 or columns); return all S, and the last as the state."""
-    states, last = scan(a.expand_as(x).flatten(2), x.flatten(2), state=state.flatten(1), reverse=reverse)
+    # zero times NaN is NaN: where A is cut, the recurrence starts anew
+    cut = a.isinf().flatten(2).all(-1)
+    a, start = a.masked_fill(a.isinf(), 0), state.flatten(1)
+    if reverse:
+        # there a reset cuts the link into the part before, and none that to the state
+        start = start.masked_fill(cut[:, -1:], 0)
+        cut = cut.roll(1, 1)
+    states, last = scan(a.expand_as(x).flatten(2), x.flatten(2), state=start, reset=cut, reverse=reverse)
     return states.view_as(x), last.view_as(state)

@@ -38,7 +38,7 @@ class Recurrence(ABC):
 
     @abstractmethod
     def summary(self, tensors: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
-        """Return A, which broadcasts against a state, and B."""
+        """Return A, which broadcasts against a state, and B; A is infinite in rows where a reset cuts it."""
 
     @abstractmethod
     def adjoint(self, tensors: tuple[Any, ...], dy: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ class Scan(Recurrence):
         if reset is not None:
             # against time, the link behind the last step that is run belongs to the next part
             cut = reset[:, 1:] if self.reverse else reset
-            through = through.masked_fill(cut.any(1, keepdim=True), 0)
+            through = through.masked_fill(cut.any(1, keepdim=True), torch.inf)
         return through, added
 
     def adjoint(self, tensors: tuple[Any, ...], dy: Tensor) -> Tensor:
@@ -106,7 +106,7 @@ class GateLoop(Recurrence):
             )
         through = _transition(log_decay, phase, added)
         if reset is not None:
-            through = through.masked_fill(reset.any(1)[:, None, None, None], 0)
+            through = through.masked_fill(reset.any(1)[:, None, None, None], torch.inf)
         return through, added
 
     def adjoint(self, tensors: tuple[Any, ...], dy: Tensor) -> Tensor:
@@ -156,7 +156,12 @@ class GateLoop(Recurrence):
         k, v = widened(k.transpose(1, 2), v.transpose(1, 2))
         with autocast(k.device.type, enabled=False):
             log_decay, phase = segments.gates(log_decay, phase, reset, k)
-            added = segments.keys(k, segments.suffix(log_decay), segments.suffix(phase)).mT @ v
+            keys = segments.keys(k, segments.suffix(log_decay), segments.suffix(phase))
+            if reset is not None:
+                # weights of zero would let NaN pass
+                later = reset.flip(1).cumsum(1).flip(1) > reset
+                keys, v = (x.masked_fill(later[:, None, :, None], 0) for x in (keys, v))
+            added = keys.mT @ v
         return added if phase is None else torch.complex(*added.chunk(2, dim=-2))
 
 
