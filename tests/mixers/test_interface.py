@@ -117,6 +117,23 @@ def test_states_and_outputs_have_the_dtypes_that_init_state_and_inputs_have(name
     assert start == found[: len(start)]
 
 
+# rwkv starts with outputs of zero
+DEFAULTS = [(name, {}) for name in mixers.names() if not name.startswith("rwkv")]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"), DEFAULTS + [(name, variants.arguments(name, v)) for name, v in variants.cases()]
+)
+def test_a_mixer_in_bfloat16_computes_what_it_does_in_float32(name, arguments):
+    torch.manual_seed(0)
+    mixer = mixers.build(name, 64, **arguments)
+    x = torch.randn(1, 1024, 64).bfloat16()
+    with torch.no_grad():
+        expected, found = mixer(x.float())[0], mixer.bfloat16()(x)[0]
+    # about ten roundings by 2^-9 each; one decay or phase in bfloat16 makes it tens of percent
+    assert (found - expected).norm() < 0.05 * expected.norm()
+
+
 STRUCTURES = {
     "in a tuple": lambda state: (state,),
     "more parts": lambda state: (*state, state) if isinstance(state, tuple) else (state, state),

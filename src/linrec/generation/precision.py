@@ -10,6 +10,7 @@ from torch import nn
 from linrec.errors import unknown
 from linrec.models import LanguageModel
 from linrec.nn import Head
+from linrec.precision import Float32Module
 
 Precision: TypeAlias = Literal["32-true", "bf16-mixed"]
 
@@ -23,8 +24,8 @@ def with_weights_cast(model: LanguageModel, precision: Precision) -> LanguageMod
     """Return the model, or one that shares its tensors but for those that autocast would cast at every step.
 
     These are the weights and biases of plain linear layers, which under autocast compute in bfloat16
-    whatever they are kept in. A step for one sequence reads every weight once, so that casting them in it
-    would cost more than it saves.
+    whatever they are kept in, unless a `Float32Module` keeps them in float32. A step for one sequence reads
+    every weight once, so that casting them in it would cost more than it saves.
 
     Args:
         model: left as it is.
@@ -39,10 +40,17 @@ def with_weights_cast(model: LanguageModel, precision: Precision) -> LanguageMod
         return model
     tensors = [*model.parameters(), *model.buffers()]
     shared = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
+    kept = {
+        id(tensor)
+        for module in shared.modules()
+        if isinstance(module, Float32Module)
+        for tensor in module.kept_in_float32()
+    }
     for module in shared.modules():
         # other subclasses may compute in a precision of their own, as GateLinear does
         if type(module) in (nn.Linear, Head):
             for name, parameter in list(module.named_parameters(recurse=False)):
-                cast = nn.Parameter(parameter.detach().bfloat16(), requires_grad=False)
-                setattr(module, name, cast)
+                if id(parameter) not in kept:
+                    cast = nn.Parameter(parameter.detach().bfloat16(), requires_grad=False)
+                    setattr(module, name, cast)
     return shared

@@ -6,9 +6,10 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from linrec.ops.gate_loop import gate_loop_matrix
+from linrec.precision import Float32Module
 
 __all__ = ["Mixer", "State", "Transitions"]
 
@@ -36,7 +37,7 @@ class Transitions(NamedTuple):
         return cls(log_decay.exp().flatten(-2), None if phase is None else phase.flatten(-2))
 
 
-class Mixer(nn.Module, ABC):
+class Mixer(Float32Module, ABC):
     """Maps a sequence to a sequence, causally, carrying a state: (x, state) -> (y, state).
 
     A subclass is one paper's layer. Its configuration is the keyword-only arguments of its `__init__`; it

@@ -102,6 +102,7 @@ class DLR(Mixer):
         self.theta = nn.Parameter(circle if angles == "even" else torch.randn(d_state))
         for name in ("r", "theta"):
             mark(self, name, group="transition", weight_decay=False)
+        self.keep_float32("r", "theta")
         self.w = nn.Parameter(torch.randn(d_model, d_state, 2) / d_state)
         # of single channels, not a matrix
         mark(self, "w", group="channel", weight_decay=False)

@@ -118,6 +118,7 @@ class DSS(Mixer):
         self.w = nn.Parameter(torch.randn(d_model, d_state, 2))
         for name in ("dt_log", "Lambda_re", "Lambda_im", "w"):
             mark(self, name, group="transition", weight_decay=False)
+        self.keep_float32("dt_log", "Lambda_re", "Lambda_im")
         self.D = nn.Parameter(torch.randn(d_model))
         self.out = nn.Linear(d_model, d_model)
 

@@ -140,6 +140,7 @@ class GatedDeltaNet(Mixer):
             self.dt_bias = nn.Parameter(dt + torch.log(-torch.expm1(-dt)))
             for name in ("A_log", "dt_bias"):
                 mark(self, name, group="default", weight_decay=False)
+            self.keep_float32("A_log", "dt_bias")
         self.beta = WriteStrength(d_model, self.n_heads, strength=beta)
         self.norm = make_norm(output_norm, self.d_value, eps=norm_eps)
         self.gate = nn.Linear(d_model, d_v, bias=False) if output_gate else None

@@ -84,6 +84,7 @@ class GSS(Mixer):
         self.Lambda_im = nn.Parameter(torch.randn(d_state))
         for name in ("Lambda_re", "Lambda_im"):
             mark(self, name, group="transition", weight_decay=False)
+        self.keep_float32("Lambda_re", "Lambda_im")
         self.C = nn.Parameter(torch.randn(d_ssm, d_state, 2))
         # of single channels, not a matrix
         mark(self, "C", group="channel", weight_decay=True)

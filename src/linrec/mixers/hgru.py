@@ -155,6 +155,7 @@ class HGRU(Mixer):
         if phase == "learned":
             self.theta = nn.Parameter(start)
             mark(self, "theta", group="transition", weight_decay=False)
+            self.keep_float32("theta")
         elif phase == "data":
             self.theta = mark(GateLinear(d_model, d_model), group="transition", weight_decay=False)
             with torch.no_grad():

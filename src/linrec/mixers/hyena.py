@@ -23,6 +23,7 @@ from linrec.mixers.base import Mixer, State
 from linrec.nn.long_filters import Filter, LongFilter
 from linrec.nn.parameters import mark
 from linrec.nn.short_convolution import ShortConvolution
+from linrec.precision import Float32Module
 
 __all__ = ["Hyena", "HyenaState", "ImplicitFilter", "SineNetwork"]
 
@@ -44,7 +45,7 @@ class HyenaState(NamedTuple):
     filters: tuple[Tensor, ...]
 
 
-class SineNetwork(nn.Module):
+class SineNetwork(Float32Module):
     """z_1 = sin(omega_1 (W_1 p_t + b_1)), .., z_j = sin(omega_j (W_j z_{j-1} + b_j)): features of positions.
 
     Args:
@@ -61,6 +62,7 @@ class SineNetwork(nn.Module):
         sizes = [1 + 2 * n_bands, *[width] * depth]
         self.layers = nn.ModuleList(nn.Linear(m, n) for m, n in itertools.pairwise(sizes))
         self.omega = nn.Parameter(torch.full((depth, 1, width), float(omega)))
+        self.keep_float32("layers", "omega")
 
     def forward(self, t: Float[Tensor, "taps"]) -> Float[Tensor, "taps width"]:
         """Features of the positions `t`, in their dtype."""
@@ -94,6 +96,7 @@ class ImplicitFilter(LongFilter):
             )
         self.network, self.fast, self.slow, self.shift = network, fast, slow, shift
         self.out = nn.Linear(network.omega.shape[-1], channels, bias=False)
+        self.keep_float32("out")
         self.D = nn.Parameter(torch.randn(channels))
 
     def taps(self, length: int) -> Float[Tensor, "d length"]:

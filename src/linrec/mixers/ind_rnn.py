@@ -92,6 +92,7 @@ class IndRNN(Mixer):
         least = 1 / self.bound if recurrent_init == "long" else 0.0
         self.u = nn.Parameter(torch.empty(d_model).uniform_(least, self.bound))
         mark(self, "u", group="transition", weight_decay=False)
+        self.keep_float32("u")
 
     def forward(
         self,

@@ -144,6 +144,8 @@ class LMU(Mixer):
         A, B = self._system()
         self.register_buffer("A", A.to(self.W_m.weight), persistent=False)
         self.register_buffer("B", B.to(self.W_m.weight), persistent=False)
+        # rounded to half precision they would be another system, which need not be stable
+        self.keep_float32("A", "B")
 
     def forward(
         self,
@@ -192,10 +194,9 @@ class LMU(Mixer):
 
     def _apply(self, fn: Any, recurse: bool = True) -> "LMU":
         super()._apply(fn, recurse)
-        # rounded to half precision they would be another system, which need not be stable
-        dtype = torch.promote_types(self.A.dtype, torch.float32)
+        # no checkpoint holds them, and double precision has more of their digits
         if not self.A.is_meta:
-            self.A, self.B = (part.to(self.A.device, dtype) for part in self._system())
+            self.A, self.B = (part.to(self.A) for part in self._system())
         return self
 
     def _loop(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, Memory]:

@@ -110,6 +110,7 @@ class LRU(Mixer):
         else:
             self.nu_log = nn.Parameter(nu_log)
             mark(self, "nu_log", group="transition", weight_decay=False)
+            self.keep_float32("nu_log")
         self.theta_log = nn.Parameter(theta_log)
         # log sqrt(1 - |lambda|^2), which keeps its digits near |lambda| = 1
         gamma_log = torch.log(-torch.expm1(2 * stable_exponential(nu_log))) / 2
@@ -118,6 +119,7 @@ class LRU(Mixer):
         self.B = nn.Parameter(B)
         for name in ("theta_log", "gamma_log", "B"):
             mark(self, name, group="transition", weight_decay=False)
+        self.keep_float32("theta_log", "gamma_log")
         self.C = nn.Parameter(torch.randn(d_model, 2 * self.d_state) / math.sqrt(self.d_state))
         self.D = nn.Parameter(torch.randn(d_model))
 

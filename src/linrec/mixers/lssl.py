@@ -116,8 +116,10 @@ class LSSL(Mixer):
                 mark(self, name, group="transition", weight_decay=False)
             else:
                 self.register_buffer(name, tensor)
+        self.keep_float32(*start)
         self.B = nn.Parameter(B.to(dtype))
         mark(self, "B", group="transition", weight_decay=False)
+        self.keep_float32("B")
         self.C = nn.Parameter(torch.randn(d_model, n_outputs, d_state))
         self.D = nn.Parameter(torch.randn(d_model, n_outputs))
         for name in ("C", "D"):

@@ -152,12 +152,14 @@ class Mamba(Mixer):
         else:
             self.b_dt = nn.Parameter(b_dt)
             mark(self, "b_dt", group="default", weight_decay=False)
+            self.keep_float32("b_dt")
         # normal, so that the states of a channel differ
         for name in ("B", "C"):
             if name not in self.widths:
                 self.register_parameter(name, nn.Parameter(torch.randn(d_state)))
         self.A_log = nn.Parameter(_log_rates(A_init, self.d_inner, d_state))
         mark(self, "A_log", group="channel", weight_decay=False)
+        self.keep_float32("A_log")
         self.D: nn.Parameter | None = None
         if D:
             self.D = nn.Parameter(torch.ones(self.d_inner))

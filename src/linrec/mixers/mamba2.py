@@ -167,6 +167,7 @@ class Mamba2(Mixer):
         self.A_log = nn.Parameter(torch.empty(self.n_heads).uniform_(*_range("A_init", A_init)).log())
         mark(self.dt, "bias", group="default", weight_decay=False)
         mark(self, "A_log", group="default", weight_decay=False)
+        self.keep_float32("A_log")
         self.D: nn.Parameter | None = None
         if D != "none":
             self.D = nn.Parameter(torch.ones(self.n_heads, 1 if D == "head" else self.d_head))

@@ -34,6 +34,7 @@ from linrec.nn.rotary import Rotary
 from linrec.ops import splitting
 from linrec.ops.attention import AttentionCache, laplace_attention, softmax_attention
 from linrec.ops.diagonal_ssm import diagonal_ssm
+from linrec.precision import Float32Module
 
 __all__ = ["Mega", "MegaState", "MovingAverage"]
 
@@ -60,7 +61,7 @@ class MegaState(NamedTuple):
     position: Int[Tensor, "b"]
 
 
-class MovingAverage(nn.Module):
+class MovingAverage(Float32Module):
     """h_t = alpha * beta * x_t + (1 - alpha * delta) * h_{t-1}, y_t = eta^T h_t: n averages of every channel.
 
     It runs as a convolution on long sequences and as a recurrence on short ones; see
@@ -97,6 +98,7 @@ class MovingAverage(nn.Module):
         self.eta = nn.Parameter(torch.randn(channels, n) / math.sqrt(n))
         for name in ("alpha", "delta", "beta"):
             mark(self, name, group="transition", weight_decay=False)
+        self.keep_float32("alpha", "delta")
         mark(self, "eta", group="channel", weight_decay=True)
 
     def forward(

@@ -125,6 +125,7 @@ class RGLRU(Mixer):
         # logit(a)
         self.Lambda = nn.Parameter(log_a - torch.log(-torch.expm1(log_a)))
         mark(self, "Lambda")
+        self.keep_float32("Lambda")
 
     def forward(
         self,

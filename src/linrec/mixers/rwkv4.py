@@ -129,6 +129,7 @@ class RWKV4(Mixer):
         )
         self.log_w = nn.Parameter(torch.empty(d_state))
         mark(self, "log_w", group="transition", weight_decay=False)
+        self.keep_float32("log_w")
         self.u = nn.Parameter(math.log(0.3) + 0.5 * zigzag(d_state)) if bonus else None
         self._start(Place())
 

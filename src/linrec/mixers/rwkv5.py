@@ -109,6 +109,7 @@ class RWKV5(Mixer):
         self.gate = orthogonal_linear(d_model, d_model, gain=0.1) if output_gate else None
         self.omega = nn.Parameter(torch.empty(d_model))
         mark(self, "omega", group="transition", weight_decay=False)
+        self.keep_float32("omega")
         self.u = nn.Parameter(torch.empty(d_model)) if bonus else None
         self.norm = HeadNorm(self.n_heads, self.d_head, eps=EPS, bias=True) if output_norm else None
         self.out = orthogonal_linear(d_model, d_model, gain=0.0 if zero_init else 1.0)

@@ -138,6 +138,7 @@ class RWKV6(Mixer):
         self.gate = orthogonal_linear(d_model, d_model, gain=0.1) if output_gate else None
         self.lambda_d = nn.Parameter(torch.empty(d_model))
         mark(self, "lambda_d", group="transition", weight_decay=False)
+        self.keep_float32("lambda_d")
         self.d: nn.Sequential | None = None
         if decay == "data":
             A, B = GateLinear(d_model, decay_rank, bias=False), GateLinear(decay_rank, d_model, bias=False)

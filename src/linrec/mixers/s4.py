@@ -147,6 +147,7 @@ class S4(Mixer):
                 mark(self, name, group="transition", weight_decay=False)
             else:
                 self.register_buffer(name, tensor)
+        self.keep_float32(*start)
         # of variance 1, half in either part
         self.C = nn.Parameter(torch.randn(*self.B.shape) / math.sqrt(2))
         # of single channels, not a matrix

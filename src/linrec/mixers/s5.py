@@ -149,6 +149,7 @@ class S5(Mixer):
         self.D = nn.Parameter(torch.randn(d_model))
         for name in ("A_log", "A_imag", "dt_log", "B"):
             mark(self, name, group="transition", weight_decay=False)
+        self.keep_float32("A_log", "A_imag", "dt_log")
         wide = 2 * d_model if output == "glu" else d_model
         self.out = nn.Identity() if output == "none" else nn.Linear(d_model, wide)
 

@@ -139,6 +139,7 @@ class SLSTM(Mixer):
         if recurrent_init == "uniform":
             nn.init.uniform_(self.R, -1 / math.sqrt(d_model), 1 / math.sqrt(d_model))
         self.bias = nn.Parameter(torch.zeros(4 * d_model))
+        self.keep_float32("bias")
         self.norm = HeadNorm(self.n_heads, self.d_head)
         self.share([self])
 

@@ -53,6 +53,7 @@ class RelativePositionFilter(LongFilter):
         self.inputs = nn.Linear(1, width)
         self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
         self.out = nn.Linear(width, channels)
+        self.keep_float32("inputs", "layers", "out")
 
     def taps(self, length: int) -> Float[Tensor, "d length"]:
         """The first taps t_0, t_1, .."""

@@ -133,6 +133,7 @@ class TransNormer(Mixer):
             theta = lrpe_base ** (-2 * torch.arange(d_model) / d_model)
             self.theta = nn.Parameter(theta.unflatten(0, (self.n_heads, self.d_head)))
             mark(self, "theta", group="transition", weight_decay=False)
+            self.keep_float32("theta")
         self.norm: nn.Module
         if output_norm == "simple_rms":
             self.norm = nn.RMSNorm(d_model, eps=EPS, elementwise_affine=False)

@@ -12,12 +12,14 @@ from linrec.nn.pair_head import PairHead
 from linrec.nn.parameters import ParameterGroup, groups_of, mark
 from linrec.nn.rotary import Rotary
 from linrec.nn.rwkv_channel_mixing import RWKVChannelMixing
+from linrec.precision import Float32Module
 
 __all__ = [
     "GLU",
     "ChannelMixing",
     "Embedding",
     "FeedForward",
+    "Float32Module",
     "Gate",
     "GateLinear",
     "Head",

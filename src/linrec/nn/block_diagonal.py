@@ -4,10 +4,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from linrec.precision import Float32Module
+
 __all__ = ["BlockDiagonalLinear"]
 
 
-class BlockDiagonalLinear(nn.Module):
+class BlockDiagonalLinear(Float32Module):
     """y = W x + b with W = diag(W_1, .., W_n): neighbouring channels are projected together.
 
     Args:
@@ -41,6 +43,8 @@ class BlockDiagonalLinear(nn.Module):
         self.exact = exact
         self.weight = nn.Parameter(torch.empty(n_blocks, d // n_blocks, d // n_blocks).normal_(std=std))
         self.bias = nn.Parameter(torch.zeros(d)) if bias else None
+        if bias and exact:
+            self.keep_float32("bias")
 
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
         """Apply the projection to `x` (..., d)."""

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from linrec.errors import unknown
 from linrec.nn.parameters import mark
+from linrec.precision import Float32Module
 
 __all__ = [
     "Gate",
@@ -73,13 +74,13 @@ _PHASES = {
 }
 
 
-class GateLinear(nn.Linear):
+class GateLinear(Float32Module, nn.Linear):
     """y = W x + b in float32 (float64 for float64 weights), under autocast too.
 
     A transition acts once per step, so its rounding error acts as often: bfloat16 has 8 significant bits,
     a phase of 1 rad is then off by up to 0.004 rad, and a thousand steps make that half a turn. Near
     |a| = 1 the error of the logit is the relative error of the time scale. The projection is a small part
-    of a layer's work, so it is kept exact.
+    of a layer's work, so it is kept exact. In a module in half precision, b stays in float32.
 
     Example:
         >>> import torch
@@ -87,6 +88,10 @@ class GateLinear(nn.Linear):
         ...     GateLinear(2, 2)(torch.ones(1, 2, dtype=torch.bfloat16)).dtype
         torch.float32
     """
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
+        super().__init__(in_features, out_features, bias)
+        self.keep_float32("bias")
 
     def forward(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_out"]:
         """Apply the projection to `x` (..., d_in)."""
@@ -216,13 +221,14 @@ class Gate(nn.Module):
         return functional.logsigmoid(f) if self.r is None else log_refined(f, self.r(x))[0]
 
 
-class _Constant(nn.Module):
+class _Constant(Float32Module):
     """GateLinear without its weight: y = b, whatever x is. Drawn as a Linear's bias is."""
 
     def __init__(self, d_in: int, d_out: int) -> None:
         super().__init__()
         bound = 1 / math.sqrt(d_in)
         self.bias = nn.Parameter(torch.empty(d_out).uniform_(-bound, bound))
+        self.keep_float32("bias")
 
     def forward(self, x: Tensor) -> Tensor:
         return self.bias.to(torch.promote_types(self.bias.dtype, torch.float32))

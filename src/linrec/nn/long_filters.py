@@ -11,6 +11,7 @@ from linrec.mixers.base import State
 from linrec.nn.parameters import mark
 from linrec.ops.diagonal_ssm import diagonal_ssm
 from linrec.ops.long_conv import long_conv, vandermonde_kernel
+from linrec.precision import Float32Module
 
 __all__ = ["Filter", "LongFilter", "ModalFilter"]
 
@@ -18,7 +19,7 @@ __all__ = ["Filter", "LongFilter", "ModalFilter"]
 SLOWEST, FASTEST = 1e-6, 50.0
 
 
-class Filter(nn.Module, ABC):
+class Filter(Float32Module, ABC):
     """y = K * u: every channel filtered by taps of its own, causally, with what that needs of the past.
 
     Args:
@@ -140,6 +141,7 @@ class ModalFilter(Filter):
         self.phase = nn.Parameter(poles.angle())
         for name in ("decay_log", "phase"):
             mark(self, name, group="transition", weight_decay=False)
+        self.keep_float32("decay_log", "phase")
         self.residues = nn.Parameter(torch.view_as_real(residues).clone())
         # of single channels, not a matrix
         mark(self, "residues", group="channel", weight_decay=True)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from linrec.errors import unknown
 from linrec.nn.parameters import mark
+from linrec.precision import Float32Module
 
 __all__ = ["LowerBoundKind", "LowerBounds", "make_lower_bounds", "share_lower_bounds"]
 
@@ -16,7 +17,7 @@ LowerBoundKind = Literal["increasing", "decreasing", "random"]
 _KINDS = ("increasing", "decreasing", "random")
 
 
-class LowerBounds(nn.Module):
+class LowerBounds(Float32Module):
     """gamma^k = sum_{i=2..k} P_i with P = Softmax(Gamma) over H layers: the bounds of layer k.
 
     That is, for each channel, the cumulative sum over the layers minus its first row: 0 for the first layer,
@@ -57,6 +58,7 @@ class LowerBounds(nn.Module):
         start = torch.logit(torch.rand(n_layers, width), eps=1e-6) if kind == "random" else None
         self.gamma = nn.Parameter(torch.zeros(n_layers, width) if start is None else start)
         mark(self, "gamma", group="transition", weight_decay=False)
+        self.keep_float32("gamma")
 
     def forward(self, layer: int) -> Float[Tensor, "d"]:
         """The bounds (d,) in [0, 1) of a layer, counted from 0, in float32 or better."""

@@ -13,6 +13,7 @@ from linrec.mixers.base import State, Transitions
 from linrec.nn.parameters import mark
 from linrec.ops.diagonal_ssm import diagonal_ssm
 from linrec.ops.long_conv import Discretization, discretize_diagonal, vandermonde_kernel
+from linrec.precision import Float32Module
 
 __all__ = ["SPECTRA", "DiagonalSSM", "Spectrum", "log_steps", "spectrum"]
 
@@ -96,7 +97,7 @@ def log_steps(channels: int, dt_min: float, dt_max: float) -> Float[Tensor, "cha
     return torch.empty(channels).uniform_(math.log(dt_min), math.log(dt_max))
 
 
-class DiagonalSSM(nn.Module):
+class DiagonalSSM(Float32Module):
     """A diagonal state-space model for every channel, with S4D's parameters: x' = A x + B u, y = C x + D u.
 
     Parameters are real: A = -exp(A_log) + i A_imag, so that models are stable whatever is learned; steps are
@@ -171,13 +172,11 @@ class DiagonalSSM(nn.Module):
             self.register_buffer("B", B)
         self.C = nn.Parameter(C)
         self.D = nn.Parameter(torch.randn(channels))
-        learned = [
-            name
-            for name in ("dt_log", "A_log", "A_imag", "B")
-            if isinstance(getattr(self, name), nn.Parameter)
-        ]
-        for name in learned:
-            mark(self, name, group="transition", weight_decay=False)
+        sensitive = [name for name in ("dt_log", "A_log", "A_imag", "B") if getattr(self, name) is not None]
+        self.keep_float32(*sensitive)
+        for name in sensitive:
+            if isinstance(getattr(self, name), nn.Parameter):
+                mark(self, name, group="transition", weight_decay=False)
         # taps of single channels, not a matrix
         mark(self, "C", group="channel", weight_decay=True)
 
