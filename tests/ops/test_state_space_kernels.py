@@ -1,5 +1,7 @@
 """Kernels of state-space models, and how systems are made discrete, against formulas apart from them."""
 
+import math
+
 import pytest
 import torch
 
@@ -81,6 +83,40 @@ def test_the_step_responses_of_small_entries_keep_their_digits():
     _, b = discretize_diagonal(A, torch.ones(6), 0.1)
     expected = torch.expm1(0.1 * A.double()) / A.double()
     torch.testing.assert_close(b.double(), expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("turn", [-1.0, 1j, -0.6 + 0.8j], ids=["real", "imaginary", "complex"])
+@pytest.mark.parametrize("step", [1e-5, 1e-2, 1.0])
+def test_zero_order_hold_and_its_gradients_are_exact_to_rounding(turn, step):
+    sizes = torch.cat([torch.logspace(-12, 1, 400, dtype=torch.float64), torch.linspace(0.45, 0.55, 50)])
+    real = isinstance(turn, float)
+    A = (turn * sizes / step).to(torch.float32 if real else torch.complex64).requires_grad_()
+    B = torch.full_like(A, 1.3 if real else 1.3 - 0.4j).requires_grad_()
+    dt = torch.full(A.shape, step, dtype=torch.float32).requires_grad_()
+    a, b = discretize_diagonal(A, B, dt)
+    # autograd conjugates derivatives of complex numbers
+    gradients = torch.autograd.grad(b.real.sum(), (A, B, dt))
+
+    exact_A, exact_B, exact_dt = (x.detach().to(torch.complex128) for x in (A, B, dt))
+    z = exact_A * exact_dt
+    # (exp(z) - 1) / z and its derivative, as power series that end when 10^k / k! is below rounding
+    value, slope = torch.zeros_like(z), torch.zeros_like(z)
+    for n in range(80, 0, -1):
+        value = 1 / math.factorial(n) + z * value
+        slope = n / math.factorial(n + 1) + z * slope
+    # the size of all but the first beside their units; near 2 pi i they are differences of such numbers
+    size = 1 / (4 * z.abs().clamp(min=1))
+    moved = torch.exp(z) * exact_B
+    expected = {
+        "a": (a, torch.exp(z), 0),
+        "b": (b, exact_dt * value * exact_B, size * exact_dt.abs() * exact_B.abs()),
+        "A": (gradients[0].conj(), exact_dt**2 * slope * exact_B, size * exact_dt.abs() ** 2 * exact_B.abs()),
+        "B": (gradients[1].conj(), exact_dt * value, size * exact_dt.abs()),
+        "dt": (gradients[2], moved.real, moved.abs()),
+    }
+    for name, (found, correct, scale) in expected.items():
+        error = (found.detach().to(torch.complex128) - correct).abs()
+        assert (error < 2e-6 * torch.maximum(correct.abs(), torch.as_tensor(scale))).all(), name
 
 
 def test_gradients_of_discretisations():

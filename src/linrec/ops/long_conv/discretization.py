@@ -7,10 +7,16 @@ from jaxtyping import Float, Inexact
 from torch import Tensor
 
 from linrec.errors import unknown
+from linrec.ops.precision import real_dtype
 from linrec.ops.stability import check_rates, check_steps
 
 Discretization: TypeAlias = Literal["zoh", "bilinear", "euler", "softmax"]
 DISCRETIZATIONS: tuple[Discretization, ...] = ("zoh", "bilinear", "euler", "softmax")
+
+# of dt A, where (exp(dt A) - 1) / (dt A) is a power series
+SMALL = 0.5
+# terms after which the series and its derivative are exact to rounding there, in single and double precision
+TERMS = 9, 16
 
 # of the reciprocal in "softmax", which is without bound where a^L is one
 EPSILON = 1e-7
@@ -87,10 +93,11 @@ def discretize_diagonal(
         return (1 + z / 2) / (1 - z / 2), dt * B / (1 - z / 2)
     if method == "euler":
         return 1 + z, dt * B
-    # (exp(z) - 1) / z, whose value at zero is one
-    small = z.abs() < torch.finfo(z.dtype).eps
-    safe = torch.where(small, 1, z)
-    a, b = torch.exp(z), torch.where(small, 1 + z / 2, torch.expm1(safe) / safe) * (dt * B)
+    a = torch.exp(z)
+    # the difference a - 1 has few digits near zero, and the gradient of (a - 1) / A fewer still
+    small = z.abs() < SMALL
+    held = torch.where(small, dt * _series(torch.where(small, z, 0)), (a - 1) / torch.where(small, 1, A))
+    b = held * B
     if length is not None:
         # where exp(L z) would overflow, 1 / (exp(L z) - 1) = -exp(-L z) / (exp(-L z) - 1)
         grows = z.real > 0
@@ -99,3 +106,11 @@ def discretize_diagonal(
         reciprocal = over.conj() / (over.abs().square() + EPSILON)
         b = b * torch.where(grows, -torch.exp(fading) * reciprocal, reciprocal)
     return a, b
+
+
+def _series(z: Tensor) -> Tensor:
+    """(exp(z) - 1) / z = sum_k z^k / (k + 1)!, for |z| < `SMALL`."""
+    total = torch.ones_like(z)
+    for k in range(TERMS[real_dtype(z.dtype) == torch.float64], 1, -1):
+        total = 1 + total * z / k
+    return total
