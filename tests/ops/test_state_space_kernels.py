@@ -210,6 +210,22 @@ def test_the_kernel_of_low_rank_is_that_of_whole_matrices(rank, length):
     assert_agree(*(torch.autograd.grad(k, wanted, dk, materialize_grads=True) for k in (kernel, expected)))
 
 
+@pytest.mark.parametrize("length", [1, 2, 9, 64])
+def test_the_kernel_of_low_rank_where_nothing_moves(length):
+    Lambda, P, B, C, dt = low_rank_inputs(1)
+    # steps of zero, and an entry that stays as it is
+    dt = dt * (torch.arange(len(dt)) > 0)
+    Lambda, P = (
+        x * (torch.arange(x.shape[1]) > 0).unflatten(0, (-1, *[1] * (x.ndim - 2))) for x in (Lambda, P)
+    )
+    given = [x.detach().requires_grad_() for x in (Lambda, P, B, C, dt)]
+    kernel, expected = cauchy_kernel(*given, length), taps_of_low_rank(*given, length)
+    assert_agree(kernel, expected)
+    assert (kernel[0] == 0).all() and (kernel[1:] != 0).all()
+    dk = draw(*kernel.shape, seed=5)
+    assert_agree(*(torch.autograd.grad(k, given, dk) for k in (kernel, expected)))
+
+
 def test_the_kernel_of_low_rank_in_single_precision_and_without_the_sum_of_all_terms():
     Lambda, P, B, C, dt = low_rank_inputs(1)
     # many entries, slow ones, and a kernel that has not faded at its end

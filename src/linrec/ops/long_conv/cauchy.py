@@ -16,16 +16,20 @@ def kernel_of_low_rank(
     Lambda: Tensor, P: Tensor, B: Tensor, C: Tensor, dt: Tensor, length: int, *, fused: bool
 ) -> Tensor:
     """Return K (d, length); arguments as those of `cauchy_kernel`, `fused` has Triton make the sums."""
-    C = C - _after(Lambda, P, C, dt, length).to(C.dtype)
+    C = C + _after(Lambda, P, C, dt, length).to(C.dtype)
     # both of each conjugate pair
     Lambda, P, B, C = (torch.cat([x, x.conj()], 1) for x in (Lambda, P, B, C))
     # all that the sums over the state are weighted with: (C, P^*) times (B, P)
     left = torch.cat([C[:, None], P.mH], 1)
     right = torch.cat([B[:, None], P.mT], 1)
     weights = (left[:, :, None] * right[:, None]).flatten(1, 2)
-    # those of a real kernel's frequencies that are not the conjugates of others
-    k = torch.arange(length // 2 + 1, device=Lambda.device, dtype=real_dtype(_widest(Lambda)))
-    z = torch.polar(torch.ones_like(k), -2 * torch.pi * k / length).to(Lambda.dtype)
+    # halfway between the roots of unity, of which 1 is a pole where Lambda or dt is zero: those that are not
+    # the conjugates of others
+    half = (length + 1) // 2
+    steps = torch.arange(length, device=Lambda.device, dtype=real_dtype(_widest(Lambda)))
+    turn = torch.polar(torch.ones_like(steps), torch.pi * steps / length)
+    z = torch.polar(torch.ones_like(steps[:half]), -torch.pi * (2 * steps[:half] + 1) / length)
+    turn, z = turn.to(Lambda.dtype), z.to(Lambda.dtype)
     if fused:
         spectrum = _spectrum(weights, Lambda, dt, z, CauchySums.apply)
     else:
@@ -38,7 +42,9 @@ def kernel_of_low_rank(
             ],
             -1,
         )
-    return torch.fft.irfft(spectrum, length)
+    spectrum = torch.cat([spectrum, spectrum[:, : length // 2].conj().flip(-1)], -1)
+    # the transform of K_l exp(-i pi l / length)
+    return (turn * torch.fft.ifft(spectrum)).real
 
 
 def cauchy_sums(weights: Tensor, Lambda: Tensor, around: Tensor, rest: Tensor) -> Tensor:

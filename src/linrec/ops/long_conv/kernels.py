@@ -91,9 +91,9 @@ def cauchy_kernel(
         K_dl = C Abar^l Bbar    x' = (diag(Lambda) - P P^*) x + B u
 
     Each entry stands for a conjugate pair, as do its rows of P, B and C: the sums are over both. The kernel
-    is the inverse transform of its spectrum at z = exp(-2 pi i k / length),
+    is the inverse transform of its spectrum at z = exp(-pi i (2 k + 1) / length), none of which is 1,
 
-        C (I - Abar^length) (I - z Abar)^-1 Bbar
+        C (I + Abar^length) (I - z Abar)^-1 Bbar
 
     By Woodbury's identity, that is made of products of (1 + r)^2 vectors with a matrix of Cauchy's kind, of
     entries 1 / ((1 - z) - dt (1 + z) lambda / 2). By torch, spectra are formed at some z at a time, and again
