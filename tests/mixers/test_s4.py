@@ -152,6 +152,17 @@ def test_no_state_grows_whatever_is_learned(case):
     assert float(torch.linalg.matrix_norm(Abar, 2).max()) <= 1 + 1e-12
 
 
+@pytest.mark.parametrize("mode", ["convolution", "recurrent"])
+@pytest.mark.parametrize("init", ["legs", "legt", "fout"])
+@pytest.mark.parametrize("discretization", ["bilinear", "zoh"])
+def test_outputs_in_float32_are_those_of_float64(discretization, init, mode):
+    mixer = make(4, d_state=64, init=init, discretization=discretization, mode=mode, output="none")
+    x = torch.randn(1, 500, 4, generator=generator())
+    with torch.no_grad():
+        found, expected = mixer(x)[0], mixer.double()(x.double())[0]
+    assert (found - expected).norm() < 2e-5 * expected.norm()
+
+
 def test_parameters_and_where_they_start():
     d, n = 400, 4
     mixer = make_double(d, 2 * n).requires_grad_(False)

@@ -35,7 +35,8 @@ def discretize(
         method: "zoh" or "bilinear".
 
     Returns:
-        Abar (..., N, N) and Bbar (..., N), differentiable in all that is given; computed in float32 at least.
+        Abar (..., N, N) and Bbar (..., N), differentiable in all that is given; computed in float32 at least,
+        and the exponential in float64.
 
     Raises:
         ValueError: an unknown method, or a number h that is not positive.
@@ -72,6 +73,8 @@ def discretize(
     else:
         # the input is one more coordinate, which does not change; so A needs no inverse
         rows = functional.pad(torch.cat([A, B], -1), (0, 0, 0, 1))
-        both = torch.linalg.matrix_exp(rows)[..., :-1, :]
+        # it is squared as often as its norm is halved until it is small, with an error that doubles each time
+        wide = rows.dtype if rows.device.type == "mps" else torch.float64
+        both = torch.linalg.matrix_exp(rows.to(wide))[..., :-1, :]
     both = both.to(dtype)
     return StateSpace(both[..., :-1], both[..., -1])
