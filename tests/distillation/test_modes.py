@@ -1,3 +1,4 @@
+import itertools
 import re
 
 import pytest
@@ -74,6 +75,27 @@ def test_fits_are_between_what_theory_allows_and_what_it_promises(modes):
     assert bool((nearest >= values[:, order] * (1 - 1e-9)).all())
     # balanced truncation's bound, for an order that takes so many modes at least: all poles real
     assert bool((difference.norm(dim=1) <= 2 * values[:, modes:].sum(1)).all())
+
+
+@pytest.mark.parametrize("kind", ["noise", "cut off", "fading noise", "one tap"])
+@pytest.mark.parametrize("length", [33, 64])
+def test_more_modes_make_no_fit_worse(kind, length):
+    t = torch.arange(length, dtype=torch.float64)
+    noise = torch.randn(1, length, generator=generator(), dtype=torch.float64)
+    kernel = {
+        "noise": noise,
+        "cut off": (0.99**t * torch.cos(0.3 * t))[None],
+        "fading noise": 0.8**t * noise,
+        "one tap": (t == length // 2).double()[None],
+    }[kind]
+    padded = torch.nn.functional.pad(kernel, (0, length))
+    errors = [
+        (response(*fit_modes(kernel, modes), 2 * length) - padded).norm() / kernel.norm()
+        for modes in range(1, length // 2 + 3)
+    ]
+    for fewer, more in itertools.pairwise(errors):
+        assert more <= fewer + 1e-6
+    assert errors[0] <= 1
 
 
 @pytest.mark.parametrize("length", [1, 2, 7, 8])

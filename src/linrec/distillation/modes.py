@@ -9,7 +9,7 @@ from torch.nn import functional
 
 __all__ = ["exact_modes", "fit_modes", "hankel_singular_values"]
 
-# vectors beyond the order, and rounds of products, with which singular subspaces are found
+# vectors beyond the order, at least, and rounds of products, with which singular subspaces are found
 SPARE, ROUNDS = 32, 6
 # relative to the largest one, singular values below which residues are not resolved
 RESOLVED = 1e-7
@@ -59,12 +59,14 @@ def fit_modes(
 
     The poles are those of the shift that the largest singular vectors of the Hankel matrix H_ij = K_{1+i+j}
     obey (Kung's method). They are stable, since the filter ends. Residues are then the least-squares solution
-    over the taps and as many zeros. A mode stands for a conjugate pair or for one real pole; the order of the
-    fit is the largest whose poles take no more than `modes` of them. Everything is in float64, and products
-    with H are by FFT, so that long kernels are fitted as well.
+    over the taps and as many zeros. A mode stands for a conjugate pair or for one real pole. Of all orders
+    whose poles take no more than `modes` of them, the fit is the one with the least sum of squares, so that
+    more modes make no fit worse. Everything is in float64, and products with H are by FFT, so that long
+    kernels are fitted as well.
 
     A smooth kernel needs few modes. One with jumps or with single large taps needs about half as many as it
-    has taps: take `exact_modes` for it.
+    has taps: take `exact_modes` for it. The poles of as many modes come together at zero, where sums of modes
+    lose their digits; the fit then has fewer.
 
     Args:
         kernel: K (d, length), the tap of the current step first.
@@ -93,7 +95,7 @@ def fit_modes(
     taps = _taps(kernel)
     poles, residues = torch.zeros(2, len(kernel), modes, dtype=torch.complex128)
     for row, of_channel in enumerate(taps[:, 1:]):
-        a = _poles(of_channel, modes)
+        a = _best(of_channel, modes)
         poles[row, : len(a)] = a
         residues[row, : len(a)] = _residues(of_channel, a)
     return poles, residues, taps[:, 0] - residues.real.sum(1)
@@ -173,7 +175,8 @@ def _principal(taps: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
     # a subspace that holds the largest ones, by products alone
     generator = torch.Generator().manual_seed(0)
-    basis = torch.randn(rows, min(rows, count + SPARE), dtype=taps.dtype, generator=generator)
+    width = 1 << (count + SPARE - 1).bit_length()
+    basis = torch.randn(rows, min(rows, width), dtype=taps.dtype, generator=generator)
     for _ in range(ROUNDS):
         basis = torch.linalg.qr(product(basis))[0]
     values, vectors = torch.linalg.eigh(basis.mT @ product(basis))
@@ -181,28 +184,65 @@ def _principal(taps: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return values[order], basis @ vectors[:, order]
 
 
-def _poles(taps: Tensor, modes: int) -> Tensor:
-    """At most so many poles of the taps K_1, K_2, .., of conjugate pairs the one above the real axis."""
+def _best(taps: Tensor, modes: int) -> Tensor:
+    """At most so many poles of the taps K_1, K_2, .., whose fit has the least sum of squares."""
     values, vectors = _principal(taps, 2 * modes)
-    resolved = int((values.abs() > RESOLVED**2 * values.abs().sum()).sum())
+    sizes, shifted = values.abs(), vectors[:-1].mT @ vectors[1:]
+    resolved = int((sizes > RESOLVED**2 * sizes.sum()).sum())
+    best, least = taps.new_zeros(0, dtype=torch.complex128), taps.norm()
     for order in range(min(2 * modes, resolved, len(taps) - 1), 0, -1):
-        subspace = vectors[:, :order]
-        shift = torch.linalg.lstsq(subspace[:-1], subspace[1:]).solution
-        poles = torch.linalg.eigvals(shift)
-        poles = poles[poles.imag >= 0]
-        if len(poles) <= modes:
-            return poles
-    return taps.new_zeros(0, dtype=torch.complex128)
+        # the largest of the singular values left out bounds the errors of this order and of all below it
+        if order < len(sizes) and sizes[order] > math.sqrt(2 * len(taps)) * least:
+            break
+        poles = _poles(shifted[:order, :order], vectors[-1, :order])
+        if len(poles) <= modes and (error := _error(taps, poles)) < least:
+            best, least = poles, error
+    return best
+
+
+def _poles(shifted: Tensor, end: Tensor) -> Tensor:
+    """Poles of V_1^+ V_2, of conjugate pairs the one above the real axis.
+
+    V_1 are the rows but the last of orthonormal columns, V_2 those but the first; `shifted` is V_1^T V_2 and
+    `end` the last row, which makes V_1^T V_1 = I - end end^T.
+    """
+    shift = shifted + end[:, None] * (end @ shifted) / (1 - end @ end)
+    poles = torch.linalg.eigvals(shift)
+    return poles[poles.imag >= 0]
+
+
+def _error(taps: Tensor, poles: Tensor) -> Tensor:
+    """Norm of what `_residues` leaves, to `RESOLVED` of the norm of the taps, from sums in closed form."""
+    steps = 2 * len(taps) + 1
+
+    def sums(x: Tensor) -> Tensor:
+        return x * (1 - x**steps) / (1 - x)
+
+    scale = sums(poles.abs().square()).sqrt()
+    outer = sums(poles[:, None] * poles.conj()) / (scale[:, None] * scale)
+    inner = sums(poles[:, None] * poles) / (scale[:, None] * scale)
+    crossed = (outer.imag - inner.imag) / 2
+    real, imaginary = (outer.real + inner.real) / 2, (outer.real - inner.real) / 2
+    gram = torch.cat([torch.cat([real, crossed], 1), torch.cat([crossed.mT, imaginary], 1)])
+    powers = torch.ones(1, len(poles), dtype=poles.dtype)
+    factor = poles
+    while len(powers) <= len(taps):
+        powers, factor = torch.cat([powers, powers * factor]), factor * factor
+    products = (taps.to(poles) @ powers[1 : len(taps) + 1]) / scale
+    sizes, vectors = torch.linalg.eigh(gram)
+    explained = (torch.cat([products.real, -products.imag]) @ vectors).square() / sizes
+    left = taps.square().sum() - explained[sizes > RESOLVED**2 * sizes[-1]].sum()
+    return left.clamp(min=RESOLVED**2 * taps.square().sum()).sqrt()
 
 
 def _residues(taps: Tensor, poles: Tensor) -> Tensor:
-    """R of the least sum of squares of K_l - Re(sum_n R_n a_n^l), l = 1, 2, .., behind the last tap, too."""
-    steps = torch.arange(1, 2 * len(taps) + 1)
+    """R of the least sum of squares of K_l - Re(sum_n R_n a_n^l), over the taps and as many zeros."""
+    steps = torch.arange(1, 2 * len(taps) + 2)
     powers = poles ** steps[:, None]
     # columns of length one, or modes that fade at once would be cut
     scale = powers.abs().square().sum(0).sqrt()
     columns = powers / scale
     matrix = torch.cat([columns.real, -columns.imag], 1)
-    target = functional.pad(taps, (0, len(taps)))[:, None]
+    target = functional.pad(taps, (0, len(taps) + 1))[:, None]
     solution = torch.linalg.lstsq(matrix, target, rcond=RESOLVED, driver="gelsd").solution[:, 0]
     return torch.complex(*solution.chunk(2)) / scale
