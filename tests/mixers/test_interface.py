@@ -1,6 +1,7 @@
 """What every mixer refuses and tells the optimiser, whatever it computes."""
 
 import importlib
+import inspect
 import re
 
 import pytest
@@ -132,6 +133,15 @@ def test_a_mixer_in_bfloat16_computes_what_it_does_in_float32(name, arguments):
         expected, found = mixer(x.float())[0], mixer.bfloat16()(x)[0]
     # about ten roundings by 2^-9 each; one decay or phase in bfloat16 makes it tens of percent
     assert (found - expected).norm() < 0.05 * expected.norm()
+
+
+MODAL = [name for name in mixers.names() if "mode" in inspect.signature(mixers.get(name)).parameters]
+
+
+@pytest.mark.parametrize("name", MODAL)
+def test_an_unknown_mode_is_refused_when_the_mixer_is_made(name):
+    with pytest.raises(ValueError, match="called 'convolutoin'; did you mean 'convolution'"):
+        mixers.build(name, 4, mode="convolutoin")
 
 
 STRUCTURES = {

@@ -24,7 +24,8 @@ from linrec.errors import unknown
 from linrec.mixers.base import Mixer, State, Transitions, kernel_mixing
 from linrec.nn.parameters import mark
 from linrec.nn.state_space import log_steps, spectrum
-from linrec.ops.diagonal_ssm import diagonal_ssm
+from linrec.ops.diagonal_ssm import PAIRS, diagonal_ssm
+from linrec.ops.dispatch import check_mode
 from linrec.ops.long_conv import Discretization, discretize_diagonal, vandermonde_kernel
 
 __all__ = ["DSS"]
@@ -93,6 +94,7 @@ class DSS(Mixer):
         mode: str = "auto",
     ) -> None:
         super().__init__(d_model)
+        check_mode("diagonal_ssm", PAIRS, mode)
         if kernel not in ("exp", "softmax"):
             raise unknown("`kernel`", kernel, ["exp", "softmax"])
         if init not in ("legs", "lin", "inv"):

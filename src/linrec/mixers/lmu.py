@@ -24,7 +24,9 @@ from torch.nn import functional
 from linrec.errors import unknown
 from linrec.hippo import Discretization, StateSpace, discretize, matrices
 from linrec.mixers.base import Mixer, State, kernel_mixing
-from linrec.ops import dense_ssm, splitting
+from linrec.ops import splitting
+from linrec.ops.dense_ssm import PAIRS, dense_ssm
+from linrec.ops.dispatch import check_mode
 
 __all__ = ["LMU", "Memory"]
 
@@ -112,6 +114,7 @@ class LMU(Mixer):
         mode: str = "auto",
     ) -> None:
         super().__init__(d_model)
+        check_mode("dense_ssm", PAIRS, mode)
         self.d_memory = max(1, d_model // 8) if d_memory is None else d_memory
         for name, size in (("order", order), ("d_memory", self.d_memory)):
             if size < 1:

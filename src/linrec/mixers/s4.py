@@ -25,7 +25,8 @@ from linrec.nn.parameters import mark
 from linrec.nn.position_wise import Output, make_output, position_wise
 from linrec.nn.state_space import log_steps
 from linrec.ops.dense_ssm import dense_ssm
-from linrec.ops.dplr_ssm import dplr_ssm
+from linrec.ops.dispatch import check_mode
+from linrec.ops.dplr_ssm import PAIRS, dplr_ssm
 from linrec.ops.long_conv import discretize_diagonal
 
 __all__ = ["S4"]
@@ -117,6 +118,8 @@ class S4(Mixer):
         mode: str = "auto",
     ) -> None:
         super().__init__(d_model)
+        # `dense_ssm` has the same modes
+        check_mode("dplr_ssm", PAIRS, mode)
         if init not in ("legs", "legt", "fout"):
             raise unknown("initialisation `init`", init, ["legs", "legt", "fout"])
         if discretization not in ("bilinear", "zoh"):

@@ -40,10 +40,8 @@ def resolve(op_name: str, pairs: Sequence[Pair], mode: str, backend: str, auto: 
         >>> resolve("scan", pairs, "auto", "torch", auto=[("scan", "triton"), ("scan", "torch")])
         ('scan', 'torch')
     """
-    modes = list(dict.fromkeys(pair[0] for pair in pairs))
+    check_mode(op_name, pairs, mode)
     backends = list(dict.fromkeys(pair[1] for pair in pairs))
-    if mode != "auto" and mode not in modes:
-        raise unknown(f"mode of `{op_name}` called", mode, ["auto", *modes])
     if backend != "auto" and backend not in backends:
         raise unknown(f"backend of `{op_name}` called", backend, ["auto", *backends])
     for pair in [*auto, *pairs]:
@@ -54,6 +52,25 @@ def resolve(op_name: str, pairs: Sequence[Pair], mode: str, backend: str, auto: 
         f"`{op_name}` has no (mode, backend) = ({mode!r}, {backend!r}); the pairs that exist are {listed}. "
         f'Leave one of the two at "auto" to have it chosen.'
     )
+
+
+def check_mode(op_name: str, pairs: Sequence[Pair], mode: str) -> None:
+    """Refuse a mode that the operator does not have, as `resolve` does when it runs.
+
+    Args:
+        op_name: the operator's name.
+        pairs: every pair that exists.
+        mode: a mode, or "auto".
+
+    Raises:
+        ValueError: an unknown mode; the message names the nearest one.
+
+    Example:
+        >>> check_mode("scan", [("recurrent", "torch"), ("scan", "torch")], "auto")
+    """
+    modes = ["auto", *dict.fromkeys(pair[0] for pair in pairs)]
+    if mode not in modes:
+        raise unknown(f"mode of `{op_name}` called", mode, modes)
 
 
 def auto_scan(
