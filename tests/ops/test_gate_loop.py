@@ -46,6 +46,28 @@ def test_every_shape_of_the_gates(mode, backend, complex_qk):
             )
 
 
+@every_pair
+@pytest.mark.parametrize("axes", ["h", "bth"])
+@pytest.mark.parametrize("dk", [1, 3])
+def test_a_last_axis_of_one_broadcasts_over_the_channels(mode, backend, axes, dk):
+    dv = 1 if dk == 1 else 2
+    inputs = gate_loop_inputs(2, 19, 2, dk, dv, log_decay=axes, phase=axes)
+    options = {"reset": reset_mask(2, 19, rate=0.1), "mode": mode, "backend": backend}
+    outcomes = []
+    for size in (1, dk):
+        gates = {
+            name: inputs[name][..., None].expand(*inputs[name].shape, size).clone().requires_grad_()
+            for name in ("log_decay", "phase")
+        }
+        y, state = gate_loop(**{**inputs, **gates}, **options)
+        gradients = torch.autograd.grad(y.square().sum() + state.abs().sum(), list(gates.values()))
+        outcomes.append((y, state, *(x.sum(-1) for x in gradients)))
+    assert_agree(*outcomes)
+    for shape in ((2, 2), (2, 19, 2, 2)):
+        with pytest.raises(ValueError, match="a last axis of 1 broadcasts over the channels"):
+            gate_loop(inputs["q"], inputs["k"], inputs["v"], torch.zeros(shape))
+
+
 @every_fast_pair
 def test_every_size_of_a_head(mode, backend):
     for dk, dv in ((1, 5), (5, 1), (2, 7), (8, 3)):

@@ -70,7 +70,8 @@ def gate_loop_attention(
             complex128.
         k: keys (b, t, h, dk), real or complex, of the precision of `q`.
         v: values (b, t, h, dv), real, of the precision of `q`.
-        log_decay: natural logarithm of the magnitude, <= 0: None, (h,), (h, dk), (b, t, h) or (b, t, h, dk).
+        log_decay: natural logarithm of the magnitude, <= 0: None, (h,), (h, dk), (b, t, h) or (b, t, h, dk);
+            a last axis of size 1 broadcasts over the key channels.
         phase: radians per step; shapes and dtypes as for `log_decay`.
         state: the cache that an earlier call returned, or None; it grows by t steps per call.
         reset: (b, t) bool; true at t hides all steps before t from step t on.

@@ -59,6 +59,8 @@ def delta_rule(
     | (b, t, h) | Gated DeltaNet | step and head |
     | (b, t, h, dk) | Kimi Delta Attention | step, head and key channel |
 
+    A last axis of size 1, as in (h, 1) and (b, t, h, 1), broadcasts over the key channels.
+
     | mode | backend | what it is |
     |---|---|---|
     | recurrent | reference | a loop over time: the oracle, slow |

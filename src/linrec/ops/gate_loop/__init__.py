@@ -68,6 +68,8 @@ def gate_loop(
     | (b, t, h) | Mamba-2 | step and head |
     | (b, t, h, dk) | GLA; GateLoop with `phase` | step, head and key channel |
 
+    A last axis of size 1, as in (h, 1) and (b, t, h, 1), broadcasts over the key channels.
+
     | mode | backend | what it is |
     |---|---|---|
     | recurrent | reference | a loop over time: the oracle, slow |

@@ -56,7 +56,8 @@ def canonical_gate(name: str, gate: Tensor | None, q: Tensor) -> Tensor | None:
 
     Args:
         name: the argument's name, for errors.
-        gate: None, (h,), (h, dk), (b, t, h) or (b, t, h, dk), in the precision of `q` or the accumulation's.
+        gate: None, (h,), (h, dk), (b, t, h) or (b, t, h, dk), where 1 may stand for dk, in the precision of
+            `q` or the accumulation's.
         q: queries (b, t, h, dk), already checked.
 
     Returns:
@@ -67,15 +68,15 @@ def canonical_gate(name: str, gate: Tensor | None, q: Tensor) -> Tensor | None:
     b, t, h, dk = q.shape
     if gate.shape == (h,):
         gate = gate[None, None, :, None]
-    elif gate.shape == (h, dk):
+    elif gate.shape in ((h, dk), (h, 1)):
         gate = gate[None, None]
     elif gate.shape == (b, t, h):
         gate = gate[..., None]
-    elif gate.shape != (b, t, h, dk):
+    elif gate.shape not in ((b, t, h, dk), (b, t, h, 1)):
         raise ValueError(
             f"`{name}` must have shape (h,), (h, dk), (b, t, h) or (b, t, h, dk) = "
             f"{(h,)}, {(h, dk)}, {(b, t, h)} or {(b, t, h, dk)}; got {tuple(gate.shape)}. "
-            "Pass one value per head or per key channel."
+            "Pass one value per head or per key channel; a last axis of 1 broadcasts over the channels."
         )
     check_precision(name, gate, q)
     return gate
