@@ -146,6 +146,39 @@ def test_dtype_of_a_mixture(mode, backend, a, x, y):
 
 
 @every_fast_pair
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("decay", ["step", "head", "channel", "constant"])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_in_float32_beside_inputs_in_half_precision(mode, backend, half, decay, reverse):
+    inputs = scan_inputs(2, 70, 3, decay=decay)
+    inputs["x"] = inputs["x"].to(half)
+    options = {"reset": reset_mask(2, 70, rate=0.1), "reverse": reverse}
+    check_operator(scan, inputs, mode=mode, backend=backend, dtype=half, options=options)
+
+
+@every_pair
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_a_in_float32_is_not_rounded_to_the_precision_of_x(mode, backend, half):
+    # in bfloat16, 0.999 is 1
+    a = torch.full((1, 500, 2), 0.999).requires_grad_()
+    x = torch.ones(1, 500, 2, dtype=half).requires_grad_()
+    y, state = scan(a, x, mode=mode, backend=backend)
+    assert (y.dtype, state.dtype) == (half, torch.float32)
+    steps = torch.arange(1, 501, dtype=torch.float64)[None, :, None].expand(1, -1, 2)
+    expected = (1 - 0.999**steps) / 0.001
+    torch.testing.assert_close(state.double(), expected[:, -1], rtol=1e-5, atol=0)
+    assert_agree(y, expected, dtype=half)
+    state.sum().backward()
+    assert (a.grad.dtype, x.grad.dtype) == (torch.float32, half)
+    assert_agree(x.grad, 0.999 ** (500 - steps), dtype=half)
+    # y before each step is read in the precision of y
+    before = torch.cat([torch.zeros_like(expected[:, :1]), expected[:, :-1]], 1)
+    assert_agree(a.grad, 0.999 ** (500 - steps) * before, dtype=half)
+    nothing, _ = scan(a[:, :0], x[:, :0], mode=mode, backend=backend)
+    assert nothing.dtype == half
+
+
+@every_fast_pair
 def test_half_precision_accumulates_in_float32(mode, backend):
     # in bfloat16, 256 + 1 is 256: a carry of that precision would stand still
     x = torch.ones(1, 1024, 1, dtype=torch.bfloat16)

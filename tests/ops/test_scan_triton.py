@@ -100,6 +100,22 @@ def test_half_precision(dtype):
 
 @on_either
 @small
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("decay", ["step", "channel"])
+def test_a_in_float32_beside_inputs_in_half_precision(half, decay):
+    inputs = scan_inputs(2, 10, 3, decay=decay, device=DEVICE)
+    inputs["x"] = inputs["x"].to(half)
+    options = {"reset": reset_mask(2, 10, rate=0.2, device=DEVICE)}
+    check_operator(scan, inputs, **PAIR, dtype=half, options=options)
+    # in bfloat16, 0.999 is 1
+    a = torch.full((1, 20, 1), 0.999, device=DEVICE)
+    y, state = scan(a, torch.ones(1, 20, 1, dtype=half, device=DEVICE), **PAIR)
+    assert (y.dtype, state.dtype) == (half, torch.float32)
+    assert state.item() == pytest.approx((1 - 0.999**20) / 0.001, rel=1e-6)
+
+
+@on_either
+@small
 @pytest.mark.parametrize("decay", ["head", "channel", "constant"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
 def test_a_broadcasts(decay, dtype):

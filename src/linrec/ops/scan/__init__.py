@@ -57,7 +57,8 @@ def scan(
         a: decay or transition of each step, broadcast against x: (b, t, c), (t, c), (b, t, 1), (c,), or a
             scalar tensor. Nothing limits its size, but |a| > 1 grows exponentially.
         x: input (b, t, c) in float32, float64, bfloat16, float16, complex64 or complex128. One of a and x may
-            be real and the other complex, of equal precision.
+            be real and the other complex, of equal precision; beside an x in half precision, `a` may be in
+            float32, and is not rounded.
         state: value before the first step (b, c), in any precision; None means zeros.
         reset: (b, t) bool; true at t cuts the link between steps t-1 and t; forward, at t = 0, that is the
             link to `state`.
@@ -66,7 +67,7 @@ def scan(
         backend: "auto", "reference", "torch", "numba" or "triton".
 
     Returns:
-        y (b, t, c) in the dtype that a and x promote to, and the last value that was computed (b, c): y at
+        y (b, t, c) in the dtype of x, complex where `a` is, and the last value that was computed (b, c): y at
         the last step, or at step 0 with `reverse=True`; for zero-length time, the given state. The state has
         the dtype in which the recurrence is accumulated: float32 (complex64), or float64 (complex128) where
         the inputs are double.
@@ -109,11 +110,12 @@ def scan(
         raise ValueError(refused)
     if splitting.current is not None:
         return splitting.current.scan(a, x, state, reset, reverse, pair)
-    wide = accumulation(promoted(a.dtype, x.dtype))
+    dtype = promoted(a.dtype, x.dtype)
+    wide = accumulation(dtype)
     if state is not None:
         state = state.to(wide)
     if time == 0:
-        return a * x, x.new_zeros(batch, channels, dtype=wide) if state is None else state.clone()
+        return (a * x).to(dtype), x.new_zeros(batch, channels, dtype=wide) if state is None else state.clone()
     if pair[1] == "reference":
         start = x.new_zeros(batch, channels, dtype=wide) if state is None else state
         return scan_reference(a.expand(x.shape), x, start, reset, reverse)
@@ -149,7 +151,7 @@ def _check(a: Tensor, x: Tensor, state: Tensor | None, reset: Tensor | None) -> 
     if not mixable(a.dtype, x.dtype):
         raise TypeError(
             f"`a` and `x` must have the same precision, real or complex; got {_name(a)} and {_name(x)}. "
-            "Convert one to the other's precision."
+            "Convert one to the other's precision; beside an `x` in half precision, `a` may be float32."
         )
     if x.ndim != 3:
         raise ValueError(

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from linrec.ops.scan.dtypes import promoted
+
 
 def scan_reference(
     a: Tensor, x: Tensor, state: Tensor, reset: Tensor | None, reverse: bool
@@ -17,7 +19,7 @@ def scan_reference(
         reverse: run from the last step to the first.
 
     Returns:
-        y (b, t, c) in the promoted dtype of a and x, and the last value (b, c) in state's dtype.
+        y (b, t, c) in the dtype that `promoted` says, and the last value (b, c) in state's dtype.
 
     Example:
         >>> a, x = torch.full((1, 3, 1), 0.5), torch.ones(1, 3, 1)
@@ -34,4 +36,4 @@ def scan_reference(
             y = torch.where(reset[:, link, None], 0, y)
         y = a[:, t] * y + x[:, t]
         ys[t] = y
-    return torch.stack(ys, dim=1).to(torch.promote_types(a.dtype, x.dtype)), y
+    return torch.stack(ys, dim=1).to(promoted(a.dtype, x.dtype)), y

@@ -21,7 +21,7 @@ def forward(
     y, last = _outputs(x, dtype)
     if y.numel() == 0:
         return y, last
-    a, x = a.to(dtype).expand(x.shape), x.to(dtype)
+    a, x = _read(a, dtype).expand(x.shape), _read(x, dtype)
     launch(
         _kernels().forward,
         tiling(y),
@@ -69,15 +69,13 @@ def backward(
     batch, time, channels = y.shape
     dx, dstate = _outputs(y, y.dtype)
     summed = a.shape[1] < time or time == 1
-    whole = a.shape == y.shape
     plan = tiling(y)
     da = y.new_empty(0)
     if needs_a:
-        # what is still to be summed keeps all its digits until then
         shape = (batch, n_tiles(time, plan) if summed else time, channels)
-        da = y.new_empty(shape, dtype=y.dtype if whole else accumulation(y.dtype))
+        da = y.new_empty(shape, dtype=_of_a(a, y))
     if y.numel() > 0:
-        a_wide, dy = a.to(y.dtype).expand(y.shape), dy.to(y.dtype)
+        a_wide, dy = _read(a, y.dtype).expand(y.shape), dy.to(y.dtype)
         launch(
             _kernels().backward,
             plan,
@@ -107,7 +105,7 @@ def backward(
             SUMMED=summed,
             AGAIN=_again(y),
         )
-    return da if not needs_a or whole else da.sum_to_size(a.shape), dx, dstate
+    return da.sum_to_size(a.shape) if needs_a else da, dx, dstate
 
 
 @torch.library.register_fake(backward)
@@ -122,8 +120,7 @@ def _(
     needs_a: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     dx, dstate = _outputs(y, y.dtype)
-    wide = y.dtype if a.shape == y.shape else accumulation(y.dtype)
-    return y.new_empty(a.shape, dtype=wide) if needs_a else y.new_empty(0), dx, dstate
+    return y.new_empty(a.shape, dtype=_of_a(a, y)) if needs_a else y.new_empty(0), dx, dstate
 
 
 @functools.cache
@@ -137,6 +134,17 @@ def _outputs(like: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     batch, time, channels = like.shape
     steps = torch.empty(batch, time, channels, dtype=dtype, device=like.device)
     return steps, steps.new_empty(batch, channels, dtype=accumulation(dtype))
+
+
+def _read(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return what kernels read: real numbers in any precision, but complex ones where y is complex."""
+    return tensor.to(dtype) if dtype.is_complex else tensor
+
+
+def _of_a(a: Tensor, y: Tensor) -> torch.dtype:
+    """Return the dtype of da, complex where y is."""
+    # what is still to be summed keeps all its digits until then
+    return torch.promote_types(a.dtype, y.dtype) if a.shape == y.shape else accumulation(y.dtype)
 
 
 def _unit(dtype: torch.dtype) -> int:
