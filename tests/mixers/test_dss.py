@@ -1,7 +1,10 @@
+import copy
+import itertools
 import math
 
 import pytest
 import torch
+from torch.nn import functional
 
 from linrec.mixers import build
 from linrec.mixers.dss import DSS
@@ -90,6 +93,91 @@ def test_convolution_and_recurrence_agree_over_16384_steps_in_float32(case):
     (y, last), (z, end) = (mixer(x) for mixer in mixers)
     for mine, other in ((y.detach(), z.detach()), (last.detach(), end.detach())):
         assert float((mine - other).abs().max()) < 1e-3 * max(1.0, float(other.abs().max()))
+
+
+def softmax_layer(growth: float, mode: str, length: int = 200, separate_steps: bool = False) -> DSS:
+    """Entries of e^growth over all steps of the softmax and less, beside one that decays."""
+    mixer = make(3, 5, length=length, mode=mode, dt_min=0.05, dt_max=0.1, separate_steps=separate_steps)
+    with torch.no_grad():
+        mixer.Lambda_re.copy_(torch.tensor([-0.5, 0.1, 0.3, 0.7, 1.0]) * growth / (0.1 * length))
+        mixer.Lambda_im.copy_(torch.tensor([0.5, 0.0, 3.0, 10.0, 25.0]))
+        mixer.D.zero_()
+    return mixer
+
+
+def softmax_by_hand(mixer: DSS, x: torch.Tensor) -> torch.Tensor:
+    """The layer by softmaxes whose largest exponent is subtracted, in the precision of the mixer."""
+    Lambda = torch.complex(mixer.Lambda_re, mixer.Lambda_im)
+    dt = mixer.dt_log.exp().expand(2, -1)[..., None]
+    z = dt[0] * Lambda.real + 1j * dt[1] * Lambda.imag
+    largest = z.real.clamp(min=0)[..., None] * (mixer.length - 1)
+    powers = torch.exp(z[..., None] * torch.arange(mixer.length) - largest)
+    w = torch.complex(mixer.w[..., 0], mixer.w[..., 1])
+    kernel = ((w / Lambda)[..., None] * powers / powers.sum(-1, keepdim=True)).sum(1).real
+    time = x.shape[1]
+    apart = torch.arange(time)[:, None] - torch.arange(time)
+    matrix = kernel[:, apart.clamp(min=0)] * (apart >= 0)
+    y = torch.einsum("dnm,bmd->bnd", matrix, x)
+    return functional.linear(functional.gelu(y), mixer.out.weight, mixer.out.bias)
+
+
+@pytest.mark.parametrize("mode", ["auto", "convolution", "recurrent", "scan"])
+@pytest.mark.parametrize("growth", [20.0, 100.0, 500.0, 5000.0])
+@pytest.mark.parametrize("separate_steps", [False, True])
+@pytest.mark.parametrize("time", [1, 90, 200])
+def test_growing_entries_are_exact_in_float32(mode, growth, separate_steps, time):
+    mixer = softmax_layer(growth, mode, separate_steps=separate_steps)
+    exact = copy.deepcopy(mixer).double()
+    x = torch.randn(2, time, 3, generator=generator())
+    found, expected = mixer(x)[0], softmax_by_hand(exact, x.double())
+    # the paper's reciprocal is regularised by 1e-7
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
+    dy = torch.randn(found.shape, generator=generator(1))
+    wanted = ["Lambda_re", "Lambda_im", "w", "dt_log"]
+    gradients = torch.autograd.grad(found, [getattr(mixer, name) for name in wanted], dy)
+    correct = torch.autograd.grad(expected, [getattr(exact, name) for name in wanted], dy.double())
+    for mine, other in zip(gradients, correct, strict=True):
+        scale = max(1.0, float(other.abs().max()))
+        torch.testing.assert_close(mine.double() / scale, other / scale, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("mode", ["convolution", "recurrent", "scan"])
+@pytest.mark.parametrize("growth", [20.0, 150.0])
+def test_pieces_and_resets_of_growing_entries(mode, growth):
+    mixer = softmax_layer(growth, mode)
+    x, reset = torch.randn(2, 200, 3, generator=generator()), reset_mask(2, 200, rate=0.02)
+    with torch.no_grad():
+        whole, last = mixer(x)
+        state, pieces = None, []
+        for piece in x.split([1, 60, 3, 100, 36], 1):
+            y, state = mixer(piece, state)
+            pieces.append(y)
+        torch.testing.assert_close(torch.cat(pieces, 1), whole, rtol=1e-4, atol=1e-4)
+        assert bool(last.isfinite().all() and state.isfinite().all())
+        start = mixer(x[:, :7])[1]
+        y, _ = mixer(x[:, 7:], start, reset=reset[:, 7:])
+        for row in range(2):
+            document = [0, *(reset[row, 7:].nonzero().flatten() + 7).tolist(), 200]
+            for first, end in itertools.pairwise(document):
+                expected = mixer(x[row : row + 1, first:end])[0][0, max(0, 7 - first) :]
+                torch.testing.assert_close(
+                    y[row, max(first, 7) - 7 : end - 7], expected, rtol=1e-4, atol=1e-4
+                )
+
+
+@pytest.mark.parametrize("mode", ["convolution", "recurrent", "scan"])
+def test_sequences_longer_than_the_softmax_grow(mode):
+    x = torch.randn(1, 120, 3, generator=generator())
+    mixer = softmax_layer(20.0, mode, length=50)
+    found, expected = mixer(x)[0], copy.deepcopy(mixer).double()(x.double())[0]
+    assert (found - expected).abs().max() < 1e-4 * expected.abs().max()
+    assert expected[:, 100:].abs().max() > 1e3 * expected[:, :50].abs().max()
+
+
+@pytest.mark.parametrize("mode", ["recurrent", "scan"])
+def test_outputs_are_right_until_they_leave_the_range(mode):
+    mixer, x = softmax_layer(500.0, mode, length=50), torch.randn(1, 120, 3, generator=generator())
+    torch.testing.assert_close(mixer(x)[0][:, :50], mixer(x[:, :50])[0], rtol=1e-4, atol=1e-4)
 
 
 def test_softmax_weights_are_finite_where_squares_of_powers_overflow():

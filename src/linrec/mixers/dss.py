@@ -25,8 +25,10 @@ from linrec.mixers.base import Mixer, State, Transitions, kernel_mixing
 from linrec.nn.parameters import mark
 from linrec.nn.state_space import log_steps, spectrum
 from linrec.ops.diagonal_ssm import PAIRS, diagonal_ssm
+from linrec.ops.diagonal_ssm.growing import growing_kernel, growing_ssm
 from linrec.ops.dispatch import check_mode
-from linrec.ops.long_conv import Discretization, discretize_diagonal, vandermonde_kernel
+from linrec.ops.long_conv import discretize_diagonal, vandermonde_kernel
+from linrec.ops.long_conv.discretization import softmax_factors
 
 __all__ = ["DSS"]
 
@@ -40,7 +42,10 @@ class DSS(Mixer):
     N complex numbers per channel, of whose sum the real part is taken: they are no conjugate pairs. With the
     softmax, the taps of an entry add up to w_n / lambda_n over L steps, and the real part of Lambda is free:
     a negative one weighs recent steps, a positive one those of L steps ago. It starts at -1/2. Where training
-    makes it positive, states of sequences much longer than L grow without bound; "exp" cannot do that.
+    makes it positive, states of sequences much longer than L grow without bound; "exp" cannot do that. Outputs
+    of up to L steps are exact in every mode however fast an entry grows, since states are scaled with time.
+    The state that is returned is e^(g (L - 1) / 2) x, g = dt Re lambda_n where that is positive, else x: in
+    float32 it can be continued from as long as g L is below 170.
 
     The N numbers of Lambda start as those eigenvalues of the normal part of HiPPO-LegS with 2 N coefficients
     that are above the real axis; parts of w and D are standard normal, steps log-uniform. Lambda, the steps
@@ -133,8 +138,11 @@ class DSS(Mixer):
     ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
         """Mix `x` over time; see `Mixer.forward`. The state is x of the recurrence, (b, d_model, N)."""
         self.check_input(x, reset, state)
-        a, b, w = self._discrete()
-        y, state = diagonal_ssm(x, a, b, w, state=state, reset=reset, mode=self.mode)
+        a, g, b, w = self._discrete()
+        if self.length is None:
+            y, state = diagonal_ssm(x, a, b, w, state=state, reset=reset, mode=self.mode)
+        else:
+            y, state = growing_ssm(x, a, g, b, w, self.length - 1, state=state, reset=reset, mode=self.mode)
         y = y + self.D.to(y.dtype) * x
         return self.out(functional.gelu(y)), state
 
@@ -151,26 +159,33 @@ class DSS(Mixer):
 
     def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions:
         """exp(dt Lambda), constant in time; see `Mixer.transitions`."""
-        a = self._discrete()[0].flatten()
-        return Transitions(a.abs(), a.angle())
+        a, g, *_ = self._discrete()
+        return Transitions((a.abs() * torch.exp(g)).flatten(), a.angle().flatten())
 
     def token_mixing(
         self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
     ) -> Float[Tensor, "b t t"]:
         """Mean over channels of |K_(n - m)|."""
-        a, b, w = self._discrete()
-        return kernel_mixing(vandermonde_kernel(a, w * b, x.shape[1]), x, reset)
+        a, g, b, w = self._discrete()
+        if self.length is None:
+            kernel = vandermonde_kernel(a, w * b, x.shape[1])
+        else:
+            kernel = growing_kernel(a, g, w * b, self.length - 1, x.shape[1])
+        return kernel_mixing(kernel, x, reset)
 
-    def _discrete(self) -> tuple[Tensor, Tensor, Tensor]:
-        """exp(dt Lambda), b and w, (d_model, N)."""
+    def _discrete(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """a and g with exp(dt Lambda) = a e^g, b and w, (d_model, N); with "exp", g is zero."""
         dtype = self._state_dtype()
         real, imaginary = self.Lambda_re.to(dtype), self.Lambda_im.to(dtype)
         Lambda = torch.complex(-real.exp() if self.kernel == "exp" else real, imaginary)
-        method: Discretization = "zoh" if self.kernel == "exp" else "softmax"
-        dt = self.dt_log.to(dtype).exp()[..., None]
-        if dt.ndim == 2:
-            a, b = discretize_diagonal(Lambda, torch.ones_like(Lambda), dt, method, length=self.length)
-        else:
-            z = torch.complex(dt[0] * Lambda.real, dt[1] * Lambda.imag)
-            a, b = discretize_diagonal(z, z / Lambda, 1.0, method, length=self.length)
-        return a, b, torch.view_as_complex(self.w.to(dtype))
+        dt: Tensor | float = self.dt_log.to(dtype).exp()[..., None]
+        A, B = Lambda, torch.ones_like(Lambda)
+        if dt.ndim > 2:
+            A = torch.complex(dt[0] * Lambda.real, dt[1] * Lambda.imag)
+            B, dt = A / Lambda, 1.0
+        w = torch.view_as_complex(self.w.to(dtype))
+        if self.length is not None:
+            a, b, growth = softmax_factors(A, B, dt, self.length)
+            return a, growth, b, w
+        a, b = discretize_diagonal(A, B, dt)
+        return a, a.real.new_zeros(()), b, w

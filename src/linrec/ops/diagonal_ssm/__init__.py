@@ -4,11 +4,10 @@ from jaxtyping import Bool, Float, Inexact
 from torch import Tensor, autocast, complex64, promote_types
 
 from linrec.ops import splitting
-from linrec.ops.diagonal_ssm.auto import PAIRS, auto_diagonal_ssm
+from linrec.ops.diagonal_ssm.auto import PAIRS, pair_of
 from linrec.ops.diagonal_ssm.inputs import check
 from linrec.ops.diagonal_ssm.reference import diagonal_ssm_reference
 from linrec.ops.diagonal_ssm.torch import convolution, recurrence
-from linrec.ops.dispatch import exporting, numba_usable, resolve, triton_usable
 from linrec.ops.precision import accumulation
 
 __all__ = ["PAIRS", "diagonal_ssm"]
@@ -77,21 +76,7 @@ def diagonal_ssm(
         1.875
     """
     check(u, a, b, c, state, reset)
-    device = u.device.type
-    pair = resolve(
-        "diagonal_ssm",
-        PAIRS,
-        mode,
-        backend,
-        auto_diagonal_ssm(
-            (*u.shape, a.shape[1]),
-            device,
-            numba=device == "cpu" and numba_usable(),
-            triton=triton_usable(device),
-            exporting=exporting(),
-            split=splitting.current is not None,
-        ),
-    )
+    pair = pair_of(u, a.shape[1], mode, backend)
     sums = accumulation(u.dtype)
     if any(tensor is not None and tensor.is_complex() for tensor in (a, b, state)):
         sums = promote_types(sums, complex64)
@@ -103,7 +88,7 @@ def diagonal_ssm(
     # with real states, no imaginary part of c has an effect
     c = c.to(sums) if sums.is_complex or not c.is_complex() else c.real
     arguments = (u, a.to(sums), b.to(sums), c, None if state is None else state.to(sums), reset)
-    with autocast(device, enabled=False):
+    with autocast(u.device.type, enabled=False):
         if pair == ("convolution", "torch"):
             y, last = convolution(*arguments, backend)
         elif pair == ("recurrent", "reference") and splitting.current is None:

@@ -1,12 +1,34 @@
 """Which (mode, backend) pairs `diagonal_ssm` has, and which of them runs where the caller leaves it open."""
 
-from linrec.ops.dispatch import SHORT, Pair, auto_scan
+from torch import Tensor
+
+from linrec.ops import splitting
+from linrec.ops.dispatch import SHORT, Pair, auto_scan, exporting, numba_usable, resolve, triton_usable
 from linrec.ops.scan import PAIRS as SCAN_PAIRS
 
 OWN: tuple[Pair, ...] = (("recurrent", "reference"), ("convolution", "torch"))
 
 # every entry of the state is a channel of `ops.scan`, whatever runs it
 PAIRS: tuple[Pair, ...] = (*OWN, *(pair for pair in SCAN_PAIRS if pair not in OWN))
+
+
+def pair_of(u: Tensor, states: int, mode: str, backend: str) -> Pair:
+    """Return the (mode, backend) that a call with inputs `u` (b, t, d) and so many states a channel runs."""
+    device = u.device.type
+    return resolve(
+        "diagonal_ssm",
+        PAIRS,
+        mode,
+        backend,
+        auto_diagonal_ssm(
+            (*u.shape, states),
+            device,
+            numba=device == "cpu" and numba_usable(),
+            triton=triton_usable(device),
+            exporting=exporting(),
+            split=splitting.current is not None,
+        ),
+    )
 
 
 def auto_diagonal_ssm(

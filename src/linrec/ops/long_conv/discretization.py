@@ -93,19 +93,37 @@ def discretize_diagonal(
         return (1 + z / 2) / (1 - z / 2), dt * B / (1 - z / 2)
     if method == "euler":
         return 1 + z, dt * B
-    a = torch.exp(z)
-    # the difference a - 1 has few digits near zero, and the gradient of (a - 1) / A fewer still
-    small = z.abs() < SMALL
-    held = torch.where(small, dt * _series(torch.where(small, z, 0)), (a - 1) / torch.where(small, 1, A))
-    b = held * B
     if length is not None:
-        # where exp(L z) would overflow, 1 / (exp(L z) - 1) = -exp(-L z) / (exp(-L z) - 1)
-        grows = z.real > 0
-        fading = torch.where(grows, -length * z, length * z)
-        over = torch.expm1(fading)
-        reciprocal = over.conj() / (over.abs().square() + EPSILON)
-        b = b * torch.where(grows, -torch.exp(fading) * reciprocal, reciprocal)
-    return a, b
+        a, b, growth = softmax_factors(A, B, dt, length)
+        return a * torch.exp(growth), b * torch.exp(-growth * (length - 1))
+    a = torch.exp(z)
+    return a, _held(z, A, dt, a, 1) * B
+
+
+def softmax_factors(A: Tensor, B: Tensor, dt: Tensor | float, length: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return a, b and g >= 0 whose taps b a^l exp(g (l - L + 1)) are those of "softmax": none is too large.
+
+    Where the real part of A is positive, |a| = 1, and g = 0 elsewhere.
+    """
+    z = dt * A
+    grows = z.real > 0
+    growth = torch.where(grows, z.real, 0)
+    a = torch.exp(z - growth)
+    fading = torch.where(grows, -length * z, length * z)
+    over = torch.expm1(fading)
+    reciprocal = over.conj() / (over.abs().square() + EPSILON)
+    # 1 / (exp(L z) - 1) = -exp(-L z) / (exp(-L z) - 1), whose magnitude is in g, but for that of one step
+    turn = torch.exp(-1j * length * z.imag) if z.is_complex() else torch.ones_like(z)
+    b = _held(z, A, dt, a, torch.exp(-growth)) * B * torch.where(grows, -turn, 1) * reciprocal
+    return a, b, growth
+
+
+def _held(z: Tensor, A: Tensor, dt: Tensor | float, a: Tensor, scale: Tensor | int) -> Tensor:
+    """(exp(z) - 1) / A times a scale, of which `a` is the part of exp(z)."""
+    # the difference has few digits near zero, and its gradient fewer still
+    small = z.abs() < SMALL
+    series = scale * dt * _series(torch.where(small, z, 0))
+    return torch.where(small, series, (a - scale) / torch.where(small, 1, A))
 
 
 def _series(z: Tensor) -> Tensor:
