@@ -42,8 +42,8 @@ class DSS(Mixer):
     N complex numbers per channel, of whose sum the real part is taken: they are no conjugate pairs. With the
     softmax, the taps of an entry add up to w_n / lambda_n over L steps, and the real part of Lambda is free:
     a negative one weighs recent steps, a positive one those of L steps ago. It starts at -1/2. Where training
-    makes it positive, states of sequences much longer than L grow without bound; "exp" cannot do that. Outputs
-    of up to L steps are exact in every mode however fast an entry grows, since states are scaled with time.
+    makes it positive, states of sequences much longer than L grow without bound; "exp" cannot do that.
+    Outputs of up to L steps are exact in every mode however fast an entry grows: states are scaled with time.
     The state that is returned is e^(g (L - 1) / 2) x, g = dt Re lambda_n where that is positive, else x: in
     float32 it can be continued from as long as g L is below 170.
 
@@ -178,11 +178,11 @@ class DSS(Mixer):
         dtype = self._state_dtype()
         real, imaginary = self.Lambda_re.to(dtype), self.Lambda_im.to(dtype)
         Lambda = torch.complex(-real.exp() if self.kernel == "exp" else real, imaginary)
-        dt: Tensor | float = self.dt_log.to(dtype).exp()[..., None]
+        dt = self.dt_log.to(dtype).exp()[..., None]
         A, B = Lambda, torch.ones_like(Lambda)
         if dt.ndim > 2:
             A = torch.complex(dt[0] * Lambda.real, dt[1] * Lambda.imag)
-            B, dt = A / Lambda, 1.0
+            B, dt = A / Lambda, torch.ones_like(dt[0])
         w = torch.view_as_complex(self.w.to(dtype))
         if self.length is not None:
             a, b, growth = softmax_factors(A, B, dt, self.length)
