@@ -118,6 +118,8 @@ def test_states_and_outputs_have_the_dtypes_that_init_state_and_inputs_have(name
     assert start == found[: len(start)]
 
 
+# outputs that are fed back into their own queries, and exponential gates of large logits
+LOOSER = {"recurrent_delta_net": 0.05, "xlstm_7b": 0.05}
 # rwkv starts with outputs of zero
 DEFAULTS = [(name, {}) for name in mixers.names() if not name.startswith("rwkv")]
 
@@ -131,8 +133,8 @@ def test_a_mixer_in_bfloat16_computes_what_it_does_in_float32(name, arguments):
     x = torch.randn(1, 1024, 64).bfloat16()
     with torch.no_grad():
         expected, found = mixer(x.float())[0], mixer.bfloat16()(x)[0]
-    # about ten roundings by 2^-9 each; one decay or phase in bfloat16 makes it tens of percent
-    assert (found - expected).norm() < 0.05 * expected.norm()
+    # about ten roundings by 2^-9 each; one decay or phase in bfloat16 makes it up to tens of percent
+    assert (found - expected).norm() < LOOSER.get(name, 0.02) * expected.norm()
 
 
 MODAL = [name for name in mixers.names() if "mode" in inspect.signature(mixers.get(name)).parameters]
