@@ -111,6 +111,16 @@ def test_fits_follow_the_filters_to_their_end_and_behind_it():
         assert after.kernel(0).shape == (D, 0)
 
 
+@pytest.mark.parametrize("name", ["hyena", "sgconv", "tnn"])
+def test_distilled_layers_in_bfloat16_compute_what_they_do_in_float32(name):
+    torch.manual_seed(0)
+    mixer = distill(mixers.build(name, 32, length=256), 16)
+    x = torch.randn(2, 512, 32, generator=generator()).bfloat16()
+    with torch.no_grad():
+        expected, found = mixer(x.float())[0], mixer.bfloat16()(x)[0]
+    assert (found - expected).norm() < 0.02 * expected.norm()
+
+
 def test_the_original_stays_and_the_copy_loads_and_learns():
     mixer = make().eval()
     weights = {name: tensor.clone() for name, tensor in mixer.state_dict().items()}

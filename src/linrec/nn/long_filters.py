@@ -141,19 +141,22 @@ class ModalFilter(Filter):
         self.phase = nn.Parameter(poles.angle())
         for name in ("decay_log", "phase"):
             mark(self, name, group="transition", weight_decay=False)
-        self.keep_float32("decay_log", "phase")
         self.residues = nn.Parameter(torch.view_as_real(residues).clone())
         # of single channels, not a matrix
         mark(self, "residues", group="channel", weight_decay=True)
         self.D = nn.Parameter(skip.clone())
+        # large residues cancel each other, and D in the first tap
+        self.keep_float32("decay_log", "phase", "residues", "D")
 
     def forward(
         self, u: Float[Tensor, "b t d"], state: State = None, *, reset: Bool[Tensor, "b t"] | None = None
     ) -> tuple[Float[Tensor, "b t d"], Complex[Tensor, "b d n"]]:
         """Filter `u` (b, t, d); the state is x of the equations, (b, d, n)."""
         a, R = self._modes()
-        y, state = diagonal_ssm(u, a, torch.ones_like(a), R, state=state, reset=reset)
-        return y + self.D.to(y.dtype) * u, state
+        # modes and D cancel each other in the first tap: their sum is rounded, and not they
+        wide = u.to(R.real.dtype)
+        y, state = diagonal_ssm(wide, a, torch.ones_like(a), R, state=state, reset=reset)
+        return (y + self.D.to(y.dtype) * wide).to(u.dtype), state
 
     def kernel(self, length: int) -> Float[Tensor, "d length"]:
         """Taps of the modes, with D in the first."""
