@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from linrec.ops.precision import without_autocast
 from linrec.precision import Float32Module
 
 __all__ = ["BlockDiagonalLinear"]
@@ -52,7 +53,7 @@ class BlockDiagonalLinear(Float32Module):
         if not self.exact:
             return self._project(blocks, self.weight, self.bias)
         dtype = torch.promote_types(self.weight.dtype, torch.float32)
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x.device.type):
             bias = None if self.bias is None else self.bias.to(dtype)
             return self._project(blocks.to(dtype), self.weight.to(dtype), bias)
 

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from linrec.errors import unknown
 from linrec.nn.parameters import mark
+from linrec.ops.precision import without_autocast
 from linrec.precision import Float32Module
 
 __all__ = [
@@ -97,7 +98,7 @@ class GateLinear(Float32Module, nn.Linear):
         """Apply the projection to `x` (..., d_in)."""
         dtype = torch.promote_types(self.weight.dtype, torch.float32)
         bias = None if self.bias is None else self.bias.to(dtype)
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x.device.type):
             return functional.linear(x.to(dtype), self.weight.to(dtype), bias)
 
 

@@ -1,5 +1,6 @@
 """The dtypes that operators compute in."""
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -39,3 +40,19 @@ def accumulation(dtype: torch.dtype) -> torch.dtype:
 def widened(*tensors: Tensor | None) -> list[Any]:
     """Return the tensors in their accumulation dtypes; None stays None."""
     return [x if x is None else x.to(accumulation(x.dtype)) for x in tensors]
+
+
+def without_autocast(device_type: str) -> AbstractContextManager[Any]:
+    """Return a context in which operations run in the dtypes of their inputs.
+
+    Where the caller has no autocast, it is empty: a context costs time at every call, and torch.export would
+    put it into the program.
+
+    Example:
+        >>> with torch.autocast("cpu", dtype=torch.bfloat16), without_autocast("cpu"):
+        ...     (torch.ones(1, 1) @ torch.ones(1, 1)).dtype
+        torch.float32
+    """
+    if torch.is_autocast_enabled(device_type):
+        return torch.autocast(device_type, enabled=False)
+    return nullcontext()

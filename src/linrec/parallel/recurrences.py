@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, autocast
+from torch import Tensor
 
 from linrec.ops.dispatch import Pair
 from linrec.ops.gate_loop import gate_loop, inputs, segments
 from linrec.ops.gate_loop.torch import transition
-from linrec.ops.precision import real_dtype, widened
+from linrec.ops.precision import real_dtype, widened, without_autocast
 from linrec.ops.scan import scan
 from linrec.ops.scan.dtypes import accumulation
 
@@ -154,7 +154,7 @@ class GateLoop(Recurrence):
             return self.run((k, k, v, log_decay, phase, None, reset), None)[1]
         log_decay, phase = widened(*_four_axes(k, log_decay, phase))
         k, v = widened(k.transpose(1, 2), v.transpose(1, 2))
-        with autocast(k.device.type, enabled=False):
+        with without_autocast(k.device.type):
             log_decay, phase = segments.gates(log_decay, phase, reset, k)
             keys = segments.keys(k, segments.suffix(log_decay), segments.suffix(phase))
             if reset is not None:

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from linrec.nn.feature_maps.base import FeatureMap
 from linrec.nn.parameters import mark
+from linrec.ops.precision import without_autocast
 
 __all__ = ["ArcCosine", "FourierFeatures", "PositiveFeatures", "RandomFeatures", "TrigonometricFeatures"]
 
@@ -66,7 +67,7 @@ class RandomFeatures(FeatureMap):
     def forward(self, x: Float[Tensor, "*batch h d"]) -> Float[Tensor, "*batch h m"]:
         """phi(x) (..., h, d_features) of (..., h, d_head), in the dtype of `x`."""
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x.device.type):
             return (self._features(wide) / math.sqrt(self.n_features)).to(x.dtype)
 
     @abstractmethod
@@ -104,7 +105,7 @@ class _ExponentialFeatures(RandomFeatures):
     def logarithms(self, x: Float[Tensor, "*batch h d"]) -> tuple[Tensor, Tensor]:
         """Factors and exponents of phi(x); see `FeatureMap.logarithms`."""
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x.device.type):
             factors, exponents = self._logarithms(wide)
             return factors / math.sqrt(self.n_features), exponents
 

@@ -1,10 +1,9 @@
 """The delta rule: S_t = (I - beta_t k_t k_t^T) diag(a_t) S_{t-1} + beta_t k_t v_t^T, y_t = S_t^T q_t."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
 
 from jaxtyping import Bool, Float
-from torch import Tensor, autocast, float64, is_autocast_enabled
+from torch import Tensor, float64
 
 from linrec.ops import matrix_numba, matrix_triton, splitting
 from linrec.ops.delta_rule import chunkwise_triton
@@ -15,7 +14,7 @@ from linrec.ops.delta_rule.reference import delta_rule_reference
 from linrec.ops.delta_rule.torch import recurrent
 from linrec.ops.dispatch import Pair, exporting, numba_usable, refusal, resolve, triton_usable
 from linrec.ops.gate_loop import inputs
-from linrec.ops.precision import widened
+from linrec.ops.precision import widened, without_autocast
 
 __all__ = ["PAIRS", "delta_rule"]
 
@@ -131,7 +130,7 @@ def delta_rule(
     if pair[1] != "triton":
         tensors = tuple(widened(*tensors))
     # accumulation stays in float32 where the caller's matrix products do not
-    with autocast(device, enabled=False) if is_autocast_enabled(device) else nullcontext():
+    with without_autocast(device):
         y, state = _RUN[pair](*tensors, state, reset)
     return y.to(v.dtype), state
 

@@ -1,12 +1,11 @@
 """The general operator: S_t = diag(a_t) S_{t-1} + k_t^T v_t, y_t = Re(q_t S_t)."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 from jaxtyping import Bool, Float, Inexact
-from torch import Tensor, autocast, float64, is_autocast_enabled
+from torch import Tensor, float64
 
 from linrec.ops import splitting
 from linrec.ops.dispatch import Pair, exporting, numba_usable, refusal, resolve, triton_usable
@@ -19,7 +18,7 @@ from linrec.ops.gate_loop.reference import gate_loop_reference, normalized_gate_
 from linrec.ops.gate_loop.torch import elementwise, recurrent
 from linrec.ops.gate_loop.triton import recurrent as recurrent_triton
 from linrec.ops.isolation import Isolation, isolated
-from linrec.ops.precision import widened
+from linrec.ops.precision import widened, without_autocast
 
 __all__ = ["PAIRS", "gate_loop", "gate_loop_matrix", "normalized_gate_loop"]
 
@@ -153,7 +152,7 @@ def gate_loop(
         *tensors, bonus = widened(*tensors, bonus)
     run = _runner(pair, bonus, is_fused=is_fused)
     # accumulation stays in float32 where the caller's matrix products do not
-    with autocast(device, enabled=False) if is_autocast_enabled(device) else nullcontext():
+    with without_autocast(device):
         y, state = run(*tensors, state, reset)
     return y.to(v.dtype), state
 
@@ -329,7 +328,7 @@ def gate_loop_matrix(
         if phase is not None:
             phase = isolation.enter(phase, begin=0 if phase.shape[1] == t else None)
     q, k, log_decay, phase, bonus = widened(q.transpose(1, 2), k.transpose(1, 2), log_decay, phase, bonus)
-    with autocast(q.device.type, enabled=False):
+    with without_autocast(q.device.type):
         log_decay, phase = segments.gates(log_decay, phase, reset, k)
         if bonus is None:
             matrix = segments.matrix(q, k, log_decay, phase)

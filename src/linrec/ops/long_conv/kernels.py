@@ -2,13 +2,13 @@
 
 import torch
 from jaxtyping import Complex, Float, Inexact
-from torch import Tensor, autocast
+from torch import Tensor
 
 from linrec.ops.dispatch import Pair, refusal, resolve, triton_usable
 from linrec.ops.long_conv.cauchy import kernel_of_low_rank
 from linrec.ops.long_conv.inputs import name_of
 from linrec.ops.long_conv.powers import powers, sums_of_powers
-from linrec.ops.precision import real_dtype
+from linrec.ops.precision import real_dtype, without_autocast
 from linrec.ops.stability import check_rates, check_steps
 
 PAIRS: tuple[Pair, ...] = (("convolution", "torch"), ("convolution", "triton"))
@@ -72,7 +72,7 @@ def vandermonde_kernel(
             "Use backend='torch'."
         )
     w = w if a.is_complex() or not w.is_complex() else w.real
-    with autocast(a.device.type, enabled=False):
+    with without_autocast(a.device.type):
         return sums_of_powers(powers(a, length), w.to(a.dtype), fused=chosen == "triton")
 
 
@@ -155,7 +155,7 @@ def cauchy_kernel(
     check_steps("dt", dt)
     auto = "triton" if triton_usable(Lambda.device.type) else "torch"
     chosen = _chosen("cauchy_kernel", backend, Lambda, auto)
-    with autocast(Lambda.device.type, enabled=False):
+    with without_autocast(Lambda.device.type):
         return kernel_of_low_rank(Lambda, P, B, C, dt, length, fused=chosen == "triton")
 
 

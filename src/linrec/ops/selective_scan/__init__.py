@@ -1,16 +1,15 @@
 """The selective state space: h_t = exp(dt_t A) h_{t-1} + dt_t B_t x_t, y_t = C_t h_t + D x_t."""
 
-from contextlib import nullcontext
 from typing import Any
 
 from jaxtyping import Bool, Float
 
 # by name, since `torch` is a module of this package
-from torch import Tensor, autocast, cat, is_autocast_enabled
+from torch import Tensor, cat
 
 from linrec.ops import splitting
 from linrec.ops.dispatch import Pair, exporting, numba_usable, refusal, resolve, triton_usable
-from linrec.ops.precision import accumulation, widened
+from linrec.ops.precision import accumulation, widened, without_autocast
 from linrec.ops.selective_scan.auto import PAIRS, auto_selective_scan
 from linrec.ops.selective_scan.autograd import run
 from linrec.ops.selective_scan.inputs import check
@@ -100,7 +99,7 @@ def selective_scan(
     inputs: list[Any] = [x, dt, A, B, C, D]
     # accumulation stays in float32 where the caller's matrix products do not
     device = x.device.type
-    with autocast(device, enabled=False) if is_autocast_enabled(device) else nullcontext():
+    with without_autocast(device):
         if pair[1] == "reference":
             y, state = selective_scan_reference(*(*widened(*inputs), state, reset))
             return y.to(x.dtype), state
