@@ -23,6 +23,7 @@ from linrec.errors import unknown
 from linrec.mixers.base import Mixer, State
 from linrec.nn.parameters import mark
 from linrec.ops import splitting
+from linrec.ops.loop import Step, Tensors, loop
 
 __all__ = ["IndRNN"]
 
@@ -105,16 +106,21 @@ class IndRNN(Mixer):
         self.check_input(x, reset, state)
         splitting.refuse("ind_rnn")
         dtype = self._state_dtype()
-        h = self.init_state(len(x), device=x.device) if state is None else state.to(dtype)
+        h = self.init_state(x.shape[0], device=x.device) if state is None else state.to(dtype)
         u, sigma = _Clipped.apply(self.u.to(dtype), self.bound), _ACTIVATIONS[self.activation]
-        hidden = []
-        for t, of_x in enumerate(self.W(x).to(dtype).unbind(1)):
-            if reset is not None:
-                h = h.masked_fill(reset[:, t, None], 0)
+        if x.shape[1] == 0:
+            return x, h
+
+        def step(state: Tensors, of_x: Tensor, cut: Tensor | None) -> Step:
+            (h,) = state
+            if cut is not None:
+                h = h.masked_fill(cut, 0)
             h = sigma(of_x + u * h)
-            hidden.append(h)
-        y = torch.stack(hidden, 1) if hidden else x
-        return y.to(x.dtype), h
+            return (h,), (h,)
+
+        cuts = None if reset is None else reset[..., None]
+        (h,), (hidden,) = loop(step, (h,), [self.W(x).to(dtype), cuts])
+        return hidden.to(x.dtype), h
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> Tensor:
         """Zeros (batch, d_model)."""

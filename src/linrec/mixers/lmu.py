@@ -27,6 +27,8 @@ from linrec.mixers.base import Mixer, State, kernel_mixing
 from linrec.ops import splitting
 from linrec.ops.dense_ssm import PAIRS, dense_ssm
 from linrec.ops.dispatch import check_mode
+from linrec.ops.loop import Step, Tensors, loop
+from linrec.ops.precision import without_autocast
 
 __all__ = ["LMU", "Memory"]
 
@@ -206,22 +208,26 @@ class LMU(Mixer):
         """Steps one by one, for what is remembered depends on what was, in no linear way."""
         splitting.refuse("lmu")
         assert self.E_h is not None and self.E_m is not None and self.W_h is not None
-        m, h = self.init_state(len(x), device=x.device) if state is None else state
-        f, f_u, outputs = _ACTIVATIONS[self.activation], _ACTIVATIONS[self.memory_activation], []
+        m, h = self.init_state(x.shape[0], device=x.device) if state is None else state
+        f, f_u = _ACTIVATIONS[self.activation], _ACTIVATIONS[self.memory_activation]
         u_x, h_x = self.E_x(x).to(m.dtype), self.W_x(x).to(m.dtype)
         E_h, E_m, W_h, W_m = (part.weight.to(m.dtype).mT for part in (self.E_h, self.E_m, self.W_h, self.W_m))
-        # unbound once: the gradient of an index in a loop would be a tensor of all steps, for every step
-        starts: Any = [None] * x.shape[1] if reset is None else reset[:, :, None].unbind(1)
+        if x.shape[1] == 0:
+            return h_x.to(x.dtype), Memory(m, h)
+
+        def step(state: Tensors, u_t: Tensor, h_t: Tensor, start: Tensor | None) -> Step:
+            m, h = state
+            if start is not None:
+                m, h = m.masked_fill(start[..., None], 0), h.masked_fill(start, 0)
+            u = f_u(u_t + h @ E_h + m.flatten(1) @ E_m)
+            m = m @ self.A.mT + u[..., None] * self.B
+            h = f(h_t + h @ W_h + m.flatten(1) @ W_m)
+            return (m, h), (h,)
+
+        starts = None if reset is None else reset[:, :, None]
         # rounding errors would be fed back
-        with torch.autocast(x.device.type, enabled=False):
-            for u_t, h_t, start in zip(u_x.unbind(1), h_x.unbind(1), starts, strict=True):
-                if start is not None:
-                    m, h = m.masked_fill(start[..., None], 0), h.masked_fill(start, 0)
-                u = f_u(u_t + h @ E_h + m.flatten(1) @ E_m)
-                m = m @ self.A.mT + u[..., None] * self.B
-                h = f(h_t + h @ W_h + m.flatten(1) @ W_m)
-                outputs.append(h)
-        y = torch.stack(outputs, 1) if outputs else h_x
+        with without_autocast(x.device.type):
+            (m, h), (y,) = loop(step, (m, h), [u_x, h_x, starts])
         return y.to(x.dtype), Memory(m, h)
 
 

@@ -19,8 +19,7 @@ The state has the transposes of W_t and R_t.
 """
 
 import math
-from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -33,6 +32,8 @@ from linrec.nn.delta import UnitFeatures
 from linrec.nn.gates import GateLinear
 from linrec.ops import splitting
 from linrec.ops.delta_rule import delta_rule
+from linrec.ops.loop import Step, Tensors, loop
+from linrec.ops.precision import without_autocast
 
 __all__ = ["RecurrentDeltaNet", "RecurrentDeltaState"]
 
@@ -149,7 +150,7 @@ class RecurrentDeltaNet(Mixer):
         """Mix `x` over time; see `Mixer.forward`. The state is a `RecurrentDeltaState`."""
         self.check_input(x, reset, state)
         splitting.refuse("recurrent_delta_net")
-        past = self.init_state(len(x), device=x.device) if state is None else state
+        past = self.init_state(x.shape[0], device=x.device) if state is None else state
         if x.shape[1] == 0:
             return torch.zeros_like(x), past
         run = self._delta_rnn if self.is_rnn else self._recurrent_delta_net
@@ -175,50 +176,57 @@ class RecurrentDeltaNet(Mixer):
     def _recurrent_delta_net(
         self, x: Tensor, past: State, reset: Tensor | None
     ) -> tuple[Tensor, RecurrentDeltaState]:
-        W, y, outputs = past.W, past.y[..., None, :], []
+        W, y = past.W, past.y[..., None, :]
         parts = (self.q(x), self.k(x), self.v(x), self.beta(x))
         made = torch.cat([part.to(W.dtype).unflatten(-1, (self.n_heads, 1, -1)) for part in parts], -1)
         made = functional.pad(made, (0, self.widths[-1]))
         R = self.R.to(W.dtype)
+
+        def step(state: Tensors, made_t: Tensor, fresh: Tensor | None) -> Step:
+            W, y = state
+            if fresh is not None:
+                W, y = W.masked_fill(fresh, 0), y.masked_fill(fresh, 0)
+            qk, v, beta, added = (made_t + y.tanh() @ R).split(self.widths, -1)
+            q, k = self.features(qk.unflatten(-1, (2, -1))).unbind(-2)
+            W = _written(W, k, v, torch.sigmoid(beta))
+            y = q @ W
+            if added.shape[-1]:
+                y = y + added
+            return (W, y), (y,)
+
         # rounding errors would be fed back
-        with torch.autocast(x.device.type, enabled=False):
-            for fresh, made_t in _steps(reset, made):
-                if fresh is not None:
-                    W, y = W.masked_fill(fresh, 0), y.masked_fill(fresh, 0)
-                qk, v, beta, added = (made_t + y.tanh() @ R).split(self.widths, -1)
-                q, k = self.features(qk.unflatten(-1, (2, -1))).unbind(-2)
-                W = _written(W, k, v, torch.sigmoid(beta))
-                y = q @ W
-                if added.shape[-1]:
-                    y = y + added
-                outputs.append(y)
-        return torch.cat(outputs, 2).transpose(1, 2), RecurrentDeltaState(W, y[..., 0, :], None)
+        with without_autocast(x.device.type):
+            (W, y), (outputs,) = loop(step, (W, y), [made, _fresh(reset)])
+        return outputs[..., 0, :], RecurrentDeltaState(W, y[..., 0, :], None)
 
     def _delta_rnn(self, x: Tensor, past: State, reset: Tensor | None) -> tuple[Tensor, RecurrentDeltaState]:
         heads = (self.n_heads, -1)
         q, k = (self.features(part.unflatten(-1, heads)) for part in (self.q(x), self.k(x)))
         v = self.v(x).unflatten(-1, heads).to(q)
         z, W = delta_rule(q, k, v, torch.sigmoid(self.beta(x)), state=past.W, reset=reset)
-        R, y, outputs = past.R, past.y[..., None, :], []
-        recurrent_k = self.recurrent_k(x).unflatten(-1, heads).to(R.dtype).softmax(-1)
-        recurrent_v = self.recurrent_v(x).unflatten(-1, heads).to(R.dtype)
+        recurrent_k = self.recurrent_k(x).unflatten(-1, heads).to(past.R.dtype).softmax(-1)
+        recurrent_v = self.recurrent_v(x).unflatten(-1, heads).to(past.R.dtype)
         recurrent_beta = torch.sigmoid(self.recurrent_beta(x))[..., None]
-        rows = (part[..., None, :] for part in (z, recurrent_k, recurrent_v, recurrent_beta))
-        with torch.autocast(x.device.type, enabled=False):
-            for fresh, z_t, k_t, v_t, beta_t in _steps(reset, *rows):
-                if fresh is not None:
-                    R, y = R.masked_fill(fresh, 0), y.masked_fill(fresh, 0)
-                R = _written(R, k_t, v_t, beta_t)
-                y = z_t + y.softmax(-1) @ R
-                outputs.append(y)
-        return torch.cat(outputs, 2).transpose(1, 2), RecurrentDeltaState(W, y[..., 0, :], R)
+        rows = [part[..., None, :] for part in (z, recurrent_k, recurrent_v, recurrent_beta)]
+
+        def step(
+            state: Tensors, z_t: Tensor, k_t: Tensor, v_t: Tensor, beta_t: Tensor, fresh: Tensor | None
+        ) -> Step:
+            R, y = state
+            if fresh is not None:
+                R, y = R.masked_fill(fresh, 0), y.masked_fill(fresh, 0)
+            R = _written(R, k_t, v_t, beta_t)
+            y = z_t + y.softmax(-1) @ R
+            return (R, y), (y,)
+
+        with without_autocast(x.device.type):
+            (R, y), (outputs,) = loop(step, (past.R, past.y[..., None, :]), [*rows, _fresh(reset)])
+        return outputs[..., 0, :], RecurrentDeltaState(W, y[..., 0, :], R)
 
 
-def _steps(reset: Tensor | None, *parts: Tensor) -> Iterator[tuple[Any, ...]]:
-    """Step by step: whether a sequence starts (None: it does not), and rows of parts (b, t, h, 1, d)."""
-    # unbound once: the gradient of an index in a loop would be a tensor of all steps, for every step
-    fresh = [None] * parts[0].shape[1] if reset is None else reset[:, :, None, None, None].unbind(1)
-    return zip(fresh, *(part.unbind(1) for part in parts), strict=True)
+def _fresh(reset: Tensor | None) -> Tensor | None:
+    """Where a sequence starts, beside rows (b, t, h, 1, d)."""
+    return None if reset is None else reset[:, :, None, None, None]
 
 
 def _written(W: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:

@@ -33,6 +33,8 @@ from linrec.nn.head_norm import HeadNorm
 from linrec.nn.parameters import mark
 from linrec.nn.short_convolution import ShortConvolution
 from linrec.ops import splitting
+from linrec.ops.loop import Step, Tensors, loop
+from linrec.ops.precision import without_autocast
 
 __all__ = ["SLSTM", "SLSTMState"]
 
@@ -165,7 +167,7 @@ class SLSTM(Mixer):
         """Mix `x` over time; see `Mixer.forward`. The state is an `SLSTMState`."""
         self.check_input(x, reset, state)
         splitting.refuse("slstm")
-        past = self.init_state(len(x), device=x.device) if state is None else state
+        past = self.init_state(x.shape[0], device=x.device) if state is None else state
         gates, tail = self._gates(x, past.tail, reset)
         hidden, end = self._loop(gates, past, reset)
         return self.norm(hidden).flatten(-2).to(x.dtype), SLSTMState(tail, *end)
@@ -187,7 +189,7 @@ class SLSTM(Mixer):
 
     def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions:
         """f_t, one per cell: c = d_model."""
-        start = self.init_state(len(x), device=x.device)
+        start = self.init_state(x.shape[0], device=x.device)
         gates, _ = self._gates(x, None, None)
         hidden, _ = self._loop(gates, start, None)
         before = torch.cat([start.hidden[:, None], hidden], 1)[:, : x.shape[1]]
@@ -214,25 +216,30 @@ class SLSTM(Mixer):
         """h of every step (b, t, h, d), and h, c, n and m of the last."""
         h, c, n, m = (part.transpose(0, 1).to(gates.dtype) for part in past[1:])
         m = m.detach()
-        R, hidden = self.R.to(gates.dtype), []
-        cuts = None if reset is None else reset.T[:, None, :, None].unbind(0)
-        with torch.autocast(gates.device.type, enabled=False):
-            for t, of_x in enumerate(gates.unbind(0)):
-                if cuts is not None:
-                    h, c, n = (part.masked_fill(cuts[t], 0) for part in (h, c, n))
-                    m = m.masked_fill(cuts[t], -torch.inf)
-                log_i, f, z, o = torch.baddbmm(of_x, h, R).chunk(4, -1)
-                kept = self._log_forget(f) + m
-                # c / n does not depend on m, so no gradient passes it
-                m = torch.maximum(kept, log_i).detach()
-                i, f = (log_i - m).exp(), (kept - m).exp()
-                c = f * c + i * z.tanh()
-                n = f * n + i
-                h = o.sigmoid() * c / n
-                hidden.append(h)
-        end = tuple(part.transpose(0, 1) for part in (h, c, n, m))
-        steps = torch.stack(hidden) if hidden else gates.new_zeros(0, *h.shape)
-        return steps.permute(2, 0, 1, 3), end
+        R = self.R.to(gates.dtype)
+
+        def step(state: Tensors, of_x: Tensor, cut: Tensor | None) -> Step:
+            h, c, n, m = state
+            if cut is not None:
+                h, c, n = (part.masked_fill(cut, 0) for part in (h, c, n))
+                m = m.masked_fill(cut, -torch.inf)
+            log_i, f, z, o = torch.baddbmm(of_x, h, R).chunk(4, -1)
+            kept = self._log_forget(f) + m
+            # c / n does not depend on m, so no gradient passes it
+            m = torch.maximum(kept, log_i).detach()
+            i, f = (log_i - m).exp(), (kept - m).exp()
+            c = f * c + i * z.tanh()
+            n = f * n + i
+            h = o.sigmoid() * c / n
+            return (h, c, n, m), (h,)
+
+        end: Tensors = (h, c, n, m)
+        hidden = gates.new_zeros(0, *h.shape)
+        if gates.shape[0] > 0:
+            cuts = None if reset is None else reset.T[:, None, :, None]
+            with without_autocast(gates.device.type):
+                end, (hidden,) = loop(step, end, [gates, cuts], axis=0)
+        return hidden.permute(2, 0, 1, 3), tuple(part.transpose(0, 1) for part in end)
 
     def _log_forget(self, f: Tensor) -> Tensor:
         return functional.logsigmoid(f) if self.sigmoid else f

@@ -22,6 +22,7 @@ from linrec.mixers.base import Mixer, State, Transitions, elementwise_mixing
 from linrec.nn.gates import Gate, GateLinear
 from linrec.nn.parameters import mark
 from linrec.ops import splitting
+from linrec.ops.loop import Step, Tensors, loop
 from linrec.ops.scan import scan
 
 __all__ = ["SRU"]
@@ -157,21 +158,22 @@ class SRU(Mixer):
             # which no gate sees
             return f, c, c, end
         splitting.refuse("sru")
-        c = self.init_state(len(x), device=x.device) if state is None else state.to(f.dtype)
-        # unbound at once, for the gradient of an index is as large as what it indexes
-        cuts = [None] * x.shape[1] if reset is None else reset[..., None].unbind(1)
-        refine = [None] * x.shape[1] if r is None else r.unbind(1)
-        rows: list[tuple[Tensor, Tensor, Tensor]] = []
-        for of_f, of_r, of_u, cut in zip(f.unbind(1), refine, u.unbind(1), cuts, strict=True):
+        c = self.init_state(x.shape[0], device=x.device) if state is None else state.to(f.dtype)
+        if x.shape[1] == 0:
+            return f, f, f, c
+        v_f = self.v_f
+
+        def step(state: Tensors, of_f: Tensor, of_r: Tensor | None, of_u: Tensor, cut: Tensor | None) -> Step:
+            (c,) = state
             if cut is not None:
                 c = c.masked_fill(cut, 0)
-            gate, rest = self.f.of_logits(torch.addcmul(of_f, self.v_f, c), of_r)
+            gate, rest = self.f.of_logits(torch.addcmul(of_f, v_f, c), of_r)
             new = torch.addcmul(rest * of_u, gate, c)
-            rows.append((gate, new, c))
-            c = new
-        if not rows:
-            return f, f, f, c
-        gates, cells, before = (torch.stack(part, 1) for part in zip(*rows, strict=True))
+            return (new,), (gate, new, c)
+
+        (c,), (gates, cells, before) = loop(
+            step, (c,), [f, r, u, None if reset is None else reset[..., None]]
+        )
         return gates, cells, before, c
 
 

@@ -12,7 +12,7 @@ all steps before, in no linear way: steps run one by one.
 """
 
 import math
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float
@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from linrec.errors import unknown
 from linrec.mixers.base import Mixer, State, heads_of, most_heads
 from linrec.ops import splitting
+from linrec.ops.loop import Step, Tensors, loop
+from linrec.ops.precision import without_autocast
 
 __all__ = ["SRWM"]
 
@@ -106,32 +108,33 @@ class SRWM(Mixer):
         """Mix `x` over time; see `Mixer.forward`. The state is W_t - W_0, transposed, (b, h, d, rows)."""
         self.check_input(x, reset, state)
         splitting.refuse("srwm")
-        change = self.init_state(len(x), device=x.device) if state is None else state
+        change = self.init_state(x.shape[0], device=x.device) if state is None else state
         if x.shape[1] == 0:
             return torch.zeros_like(x), change
         W_0 = self.W.to(change.dtype)
-        W, outputs = W_0 + change, []
-        inputs = x.to(W.dtype).unflatten(-1, (self.n_heads, 1, -1))
+        inputs = x.to(W_0.dtype).unflatten(-1, (self.n_heads, 1, -1))
         if self.input_softmax:
             inputs = inputs.softmax(-1)
         # of each learning rate, the columns of W that it is for
-        owned = [W.new_ones(1, width) for width in self.widths]
+        owned = [W_0.new_ones(1, width) for width in self.widths]
         columns = torch.block_diag(*owned) if self.widths[-1] == 4 else torch.cat(owned, -1)
-        # unbound once: the gradient of an index in a loop would be a tensor of all steps, for every step
-        starts: Any = [None] * x.shape[1] if reset is None else reset[:, :, None, None, None].unbind(1)
+
+        def step(state: Tensors, x_t: Tensor, start: Tensor | None) -> Step:
+            (W,) = state
+            if start is not None:
+                W = torch.where(start, W_0, W)
+            y, k, q, beta = (x_t @ W).split(self.widths, -1)
+            k, q = k.softmax(-1), q.softmax(-1)
+            # v - vbar
+            difference = (q - k) @ W
+            W = W + k.mT * ((torch.sigmoid(beta) @ columns) * difference)
+            return (W,), (y,)
+
+        starts = None if reset is None else reset[:, :, None, None, None]
         # rounding errors would be fed back
-        with torch.autocast(x.device.type, enabled=False):
-            for x_t, start in zip(inputs.unbind(1), starts, strict=True):
-                if start is not None:
-                    W = torch.where(start, W_0, W)
-                y, k, q, beta = (x_t @ W).split(self.widths, -1)
-                k, q = k.softmax(-1), q.softmax(-1)
-                # v - vbar
-                difference = (q - k) @ W
-                W = W + k.mT * ((torch.sigmoid(beta) @ columns) * difference)
-                outputs.append(y)
-        y = torch.cat(outputs, 2).transpose(1, 2).flatten(-2)
-        return self.out(y.to(x.dtype)), W - W_0
+        with without_autocast(x.device.type):
+            (W,), (y,) = loop(step, (W_0 + change,), [inputs, starts])
+        return self.out(y.flatten(2).to(x.dtype)), W - W_0
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> Tensor:
         """Zeros (batch, h, d, 3 d + 4), or (batch, h, d, 3 d + 1) with one learning rate."""
