@@ -64,6 +64,9 @@ def test_refusals_name_what_exists(mode, backend, message):
         (2, "cpu", True, False, False, ("recurrent", "numba")),
         (4096, "cpu", True, False, False, ("recurrent", "numba")),
         (4096, "cpu", True, False, True, ("scan", "torch")),
+        # exported programs have one form for all lengths but 1
+        (2, "cpu", True, False, True, ("scan", "torch")),
+        (1, "cpu", True, False, True, ("recurrent", "torch")),
         (4096, "cpu", False, False, False, ("scan", "torch")),
         (16, "cpu", False, False, False, ("recurrent", "torch")),
         (17, "cpu", False, False, False, ("scan", "torch")),

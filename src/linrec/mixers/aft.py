@@ -23,6 +23,7 @@ from linrec.mixers.base import Mixer, State
 from linrec.nn.running_maximum import running_maximum
 from linrec.ops import splitting
 from linrec.ops.gate_loop import gate_loop_matrix
+from linrec.ops.precision import without_autocast
 from linrec.ops.scan import scan
 
 __all__ = ["AFT", "AFTCache", "AFTState"]
@@ -132,7 +133,7 @@ class AFT(Mixer):
         self.check_input(x, reset, state)
         # the largest key so far is that of all parts
         splitting.refuse("aft")
-        past = self.init_state(len(x), device=x.device) if state is None else state
+        past = self.init_state(x.shape[0], device=x.device) if state is None else state
         if x.shape[1] == 0:
             return self.out(torch.zeros_like(x)), past
         if self.is_full:
@@ -165,7 +166,7 @@ class AFT(Mixer):
         self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
     ) -> Float[Tensor, "b t t"]:
         """Mean over channels of the weights that V is multiplied by, sigmoid(Q) among them."""
-        start, gate = self.init_state(len(x), device=x.device), torch.sigmoid(self.q(x))
+        start, gate = self.init_state(x.shape[0], device=x.device), torch.sigmoid(self.q(x))
         if self.is_full:
             share, *_ = self._pairs(x, start, reset)
             return (gate[:, :, None].to(share.dtype) * share).mean(-1)
@@ -197,7 +198,7 @@ class AFT(Mixer):
         before = (past.position >= 0)[:, None] & (document == 0)[..., None]
         now = (document[..., None] == document[:, None]) & (step[:, :, None] >= step[:, None])
         seen_by = torch.cat([before, now], -1)
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x.device.type):
             scores = k[:, None] + (rows @ columns.mT)[..., None]
         share = scores.masked_fill(~seen_by[..., None], -torch.inf).softmax(2)
         values = v[:, None]

@@ -30,8 +30,10 @@ from linrec.nn.parameters import mark
 from linrec.nn.positions import positions
 from linrec.nn.rotary import Rotary
 from linrec.ops import splitting
+from linrec.ops.dispatch import exporting
 from linrec.ops.gate_loop import gate_loop
 from linrec.ops.isolation import Isolation
+from linrec.ops.unbounded import blocks, joined
 
 __all__ = ["FlashGAU", "FlashState"]
 
@@ -171,7 +173,7 @@ class FlashGAU(Mixer):
     ) -> tuple[Float[Tensor, "b t d_model"], FlashState]:
         """Mix `x` over time; see `Mixer.forward`. The state is a `FlashState`."""
         self.check_input(x, reset, state)
-        past = self.init_state(len(x), device=x.device) if state is None else state
+        past = self.init_state(x.shape[0], device=x.device) if state is None else state
         mixed, state = self._attend(x, functional.silu(self.v(x)), past, reset)
         return self.out(functional.silu(self.u(x)) * mixed.to(x.dtype)), state
 
@@ -256,17 +258,23 @@ class FlashGAU(Mixer):
     def _pairs(self, q: Tensor, keys: Tensor, values: Tensor, position: Tensor) -> Tensor:
         """What each step gets of the steps less than C before it, block of queries by block."""
         time, size = q.shape[1], self.chunk_size
-        block = min(time, size)
-        missing = -time % block
-        queries = functional.pad(q, (0, 0, 0, 0, 0, missing)).unflatten(1, (-1, block)).transpose(2, 3)
         # a block sees itself and the C steps before it, the first of which is too old
-        keys, values = (
-            functional.pad(part, (0, 0, 0, missing)).unfold(1, size + block, block) for part in (keys, values)
-        )
+        if exporting():
+            block = size
+            queries, position = blocks(q, size, 1).transpose(2, 3), blocks(position, size, 1)[..., None]
+            keys, values = (blocks(part, size, 1, overlap=size).mT for part in (keys, values))
+        else:
+            block = min(time, size)
+            missing = -time % block
+            queries = functional.pad(q, (0, 0, 0, 0, 0, missing)).unflatten(1, (-1, block)).transpose(2, 3)
+            position = functional.pad(position, (0, missing)).unflatten(1, (-1, block))[..., None]
+            keys, values = (
+                functional.pad(part, (0, 0, 0, missing)).unfold(1, size + block, block)
+                for part in (keys, values)
+            )
         products = (queries @ keys.unflatten(2, (-1, self.d_qk))).unbind(2)
         age = torch.arange(size, size + block, device=q.device)[:, None]
         age = age - torch.arange(size + block, device=q.device)
-        position = functional.pad(position, (0, missing)).unflatten(1, (-1, block))[..., None]
         in_chunk = age <= position % size
 
         weights = torch.zeros((), dtype=q.dtype, device=q.device)
@@ -275,7 +283,8 @@ class FlashGAU(Mixer):
         if self.linear:
             before = ~in_chunk & (age < size) & (age <= position)
             weights = weights + (products[-1] / size).masked_fill(~before, 0)
-        return (weights.to(values.dtype) @ values.mT).flatten(1, 2)[:, :time]
+        mixed = weights.to(values.dtype) @ values.mT
+        return joined(mixed, time, 1) if exporting() else mixed.flatten(1, 2)[:, :time]
 
     def _weights(self, scores: Tensor, age: Tensor, seen: Tensor) -> Tensor:
         """The weights of V^quad for Q^quad . K^quad of all pairs, zero where a pair is not `seen`."""

@@ -173,7 +173,7 @@ class H3(Mixer):
         """Q and Kbar in heads, and the last keys."""
         taps = self.taps()
         if tail is None:
-            tail = taps.new_zeros(len(x), taps.shape[1] - 1, self.d_model)
+            tail = taps.new_zeros(x.shape[0], taps.shape[1] - 1, self.d_model)
         # no step, which takes none of it, would be too few inputs without one more
         earlier = functional.pad(tail, (0, 0, 1, 0))
         k, keys = long_conv(self.k(x), taps, state=earlier, reset=reset)

@@ -205,7 +205,7 @@ class Hyena(Mixer):
     ) -> tuple[Float[Tensor, "b t d_model"], HyenaState]:
         """Mix `x` over time; see `Mixer.forward`. The state is a `HyenaState`."""
         self.check_input(x, reset, state)
-        past = self.init_state(len(x), device=x.device) if state is None else state
+        past = self.init_state(x.shape[0], device=x.device) if state is None else state
         (z, *gates), tail = self._projections(x, past.tail, reset)
         filters = []
         if not self.first_filter:

@@ -235,7 +235,7 @@ class Mega(Mixer):
         """Mix `x` over time; see `Mixer.forward`. The state is a `MegaState`."""
         self.check_input(x, reset, state)
         splitting.refuse("mega")
-        past = self.init_state(len(x), device=x.device) if state is None else state
+        past = self.init_state(x.shape[0], device=x.device) if state is None else state
         averaged, h = self._averaged(x, past.h, reset)
         v = functional.silu(self.v(x))
         o, cache, position = self._attend(averaged, v[:, :, None], past, reset)
@@ -277,7 +277,7 @@ class Mega(Mixer):
         self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
     ) -> Float[Tensor, "b t t"]:
         """The weights that v is multiplied by in o."""
-        start = self.init_state(len(x), device=x.device)
+        start = self.init_state(x.shape[0], device=x.device)
         averaged, _ = self._averaged(x, start.h, reset)
         # what attention makes of the identity is the matrix
         identity = torch.eye(x.shape[1], dtype=averaged.dtype, device=x.device)[None, :, None]

@@ -207,7 +207,7 @@ class ReLiT(Mixer):
         return a[..., :-1] / a[..., -1:].clamp(min=self.floor), last.unflatten(-1, decay.shape[2:])
 
     def _approximate(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, ReLiTState]:
-        past = self.init_state(len(x), device=x.device) if state is None else state
+        past = self.init_state(x.shape[0], device=x.device) if state is None else state
         (k, log_key), (v, log_value) = self._keys(x), self._values(x)
         cosines, t = self._cosines(x, past.t, reset)
         # kk^k . phi(q) for all k

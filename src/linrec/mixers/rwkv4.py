@@ -144,7 +144,7 @@ class RWKV4(Mixer):
         self.check_input(x, reset, state)
         # the largest exponent so far is that of all parts
         splitting.refuse("rwkv4")
-        state = self.init_state(len(x), device=x.device) if state is None else state
+        state = self.init_state(x.shape[0], device=x.device) if state is None else state
         (x_r, x_k, x_v), last = self._shifted(x, state.last, reset)
         log_fade, weight, factors, largest = self._weights(x_k, state.largest, reset)
         v = self.v(x_v).to(weight.dtype)
@@ -183,7 +183,7 @@ class RWKV4(Mixer):
         self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
     ) -> Float[Tensor, "b t t"]:
         """Mean over channels of the weights that v is multiplied by, sigmoid(r) among them."""
-        start = self.init_state(len(x), device=x.device)
+        start = self.init_state(x.shape[0], device=x.device)
         (x_r, x_k, _), _ = self._shifted(x, start.last, reset)
         log_fade, weight, factors, _ = self._weights(x_k, start.largest, reset)
         b, _ = scan(log_fade.exp(), weight, reset=reset)

@@ -138,7 +138,7 @@ class MatrixMemory(nn.Module):
         splitting.refuse("mlstm")
         log_i, log_f = self.log_gates(x)
         memory, before = (
-            (None, log_i.new_full((len(x), self.n_heads), -torch.inf)) if state is None else state
+            (None, log_i.new_full((x.shape[0], self.n_heads), -torch.inf)) if state is None else state
         )
         largest = running_maximum(log_i.clamp(min=0), before, log_f, reset=reset)
         earlier, m = largest[:, :-1], largest[:, 1:]

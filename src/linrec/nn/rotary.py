@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from linrec.ops.dispatch import exporting
 from linrec.ops.operators import operator
 
 __all__ = ["Rotary"]
@@ -62,7 +63,9 @@ class Rotary(nn.Module):
     ) -> tuple[Float[Tensor, "b t h d"], ...]:
         """Turn each of `x` (b, t, h, d) by the angles of `positions` (b or 1, t), int64."""
         wide = torch.promote_types(x[0].dtype, torch.float32)
-        cos, sin = _turns(positions, self.d_turned, self.base, wide)
+        # an exported program holds no operator of linrec
+        turns = _turns if exporting() else _turns_at_once
+        cos, sin = turns(positions, self.d_turned, self.base, wide)
         if self.d_turned == self.d_head:
             return tuple(_turned(z, cos, sin) for z in x)
         parts = (z.tensor_split([self.d_turned], dim=-1) for z in x)
@@ -73,8 +76,6 @@ class Rotary(nn.Module):
         return f"d_head={self.d_head}, base={self.base}, d_turned={self.d_turned}"
 
 
-# one operation for compilers, which would else form the same angles again for each head, in float64
-@operator("rotary_turns")
 def _turns(positions: Tensor, d_head: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     # MPS has nothing wider than float32
     wide = torch.float32 if positions.device.type == "mps" else torch.float64
@@ -83,7 +84,11 @@ def _turns(positions: Tensor, d_head: int, base: float, dtype: torch.dtype) -> t
     return angle.cos().to(dtype), angle.sin().to(dtype)
 
 
-@torch.library.register_fake(_turns)
+# one operation for compilers, which would else form the same angles again for each head, in float64
+_turns_at_once = operator("rotary_turns")(_turns)
+
+
+@torch.library.register_fake(_turns_at_once)
 def _(positions: Tensor, d_head: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     shape = (*positions.shape, 1, d_head // 2)
     return positions.new_empty(shape, dtype=dtype), positions.new_empty(shape, dtype=dtype)

@@ -5,6 +5,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional
 
+from linrec.ops.dispatch import exporting
+from linrec.ops.unbounded import raised, recurrence
+
 __all__ = ["running_maximum"]
 
 
@@ -42,6 +45,12 @@ def running_maximum(
     if log_decay is None and reset is None:
         return largest.cummax(1).values
     fall = torch.zeros_like(x) if log_decay is None else log_decay.detach().to(x.dtype).expand_as(x)
+    if exporting():
+        if reset is not None:
+            fall = fall.masked_fill(reset.reshape(*reset.shape, *[1] * (x.dim() - 2)), -torch.inf)
+        start = largest[:, 0]
+        later = recurrence(fall, x.detach(), start, product=raised, plus=torch.maximum, zero=-torch.inf)
+        return torch.cat([largest[:, :1], later], 1)
     # from step t-1 to step t, for t = 1 ..; what is in front of m_0 is never asked for
     fall = torch.cat([torch.zeros_like(largest[:, :1]), fall], 1)
     cut = None

@@ -49,7 +49,7 @@ def token_shift(
     splitting.refuse("token_shift")
     wide = torch.promote_types(x.dtype, torch.float32)
     if last is None:
-        last = x.new_zeros(len(x), x.shape[2])
+        last = x.new_zeros(x.shape[0], x.shape[2])
     inputs = torch.cat([last[:, None].to(x.dtype), x], 1)
     before = inputs[:, :-1]
     if reset is not None:

@@ -103,7 +103,8 @@ def auto_scan(
     """
     time = shape[1]
     order: list[Pair] = [("scan", "torch"), ("recurrent", "torch")]
-    if time <= SHORT:
+    # one program serves all lengths from 2 on: a comparison with any other number would limit them
+    if time <= 1 or (not exporting and time <= SHORT):
         order.reverse()
     if exporting or time <= 1:
         return order
@@ -143,10 +144,15 @@ def exporting() -> bool:
 def numba_usable() -> bool:
     """Return whether Numba compiles and caches on this machine; warn once when it does not.
 
+    While torch.export is tracing, no kernel is usable: exported programs run where linrec is not installed.
+
     Example:
         >>> numba_usable() in (True, False)
         True
     """
+    # within a trace the probe itself would fail, and its result is kept for the process
+    if exporting():
+        return False
     problem = _numba_problem()
     if problem is not None:
         _warn_about_numba(problem)
@@ -155,7 +161,7 @@ def numba_usable() -> bool:
 
 @_constant_in_graphs
 def triton_usable(device_type: str) -> bool:
-    """Return whether Triton kernels run on tensors of this device type.
+    """Return whether Triton kernels run on tensors of this device type; not while torch.export is tracing.
 
     Args:
         device_type: "cpu", "cuda", ...
@@ -164,7 +170,7 @@ def triton_usable(device_type: str) -> bool:
         >>> triton_usable("meta")
         False
     """
-    return device_type == "cuda" and _triton_problem() is None
+    return device_type == "cuda" and not exporting() and _triton_problem() is None
 
 
 @_constant_in_graphs
@@ -181,6 +187,8 @@ def refusal(op_name: str, backend: str, device_type: str) -> str | None:
         backend='numba' of `scan` runs on 'cpu'; got tensors on 'cuda'. Move them, or choose another backend.
     """
     called = f"backend={backend!r} of `{op_name}`"
+    if exporting() and backend in ("numba", "triton"):
+        return f'{called} cannot be exported: a program holds ATen operators only. Leave it at "auto".'
     elsewhere = f"got tensors on {device_type!r}. Move them, or choose another backend."
     if backend == "numba":
         if device_type != "cpu":

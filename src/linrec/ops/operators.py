@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from linrec.ops.dispatch import exporting
+
 _LIBRARY = torch.library.Library("linrec", "FRAGMENT")
 
 
@@ -51,7 +53,8 @@ def differentiated(*inputs: Tensor | None) -> bool:
         >>> differentiated(x, None), differentiated(x.detach(), None)
         (True, False)
     """
-    if not torch.is_grad_enabled():
+    # autograd differentiates an exported program operation by operation
+    if not torch.is_grad_enabled() or exporting():
         return False
     # while torch.compile traces, calls cost nothing; within torch.func, only its own layers know
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():

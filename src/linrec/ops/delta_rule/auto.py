@@ -28,6 +28,7 @@ def auto_delta_rule(
     | CPU with Numba, not exported | (recurrent, numba) | one call, in which states stay in the cache |
     | one step, CUDA with Triton, not exported | (recurrent, triton) | one kernel |
     | more, likewise, where keys fit (`LARGEST`), not in float64 | (chunkwise, triton) | tensor cores |
+    | being exported, from 2 steps on | (chunkwise, torch) | one program serves all lengths |
     | up to 4 steps | (recurrent, torch) | fewer operations than a triangular system |
     | else | (chunkwise, torch) | matrix products, and the state is kept once per chunk |
 
@@ -52,7 +53,8 @@ def auto_delta_rule(
         if fits:
             return [("chunkwise", "triton"), ("chunkwise", "torch"), ("recurrent", "torch")]
     order: list[Pair] = [("recurrent", "torch"), ("chunkwise", "torch")]
-    if time > SHORT:
+    # one program serves all lengths from 2 on: a comparison with any other number would limit them
+    if time > 1 and (exporting or time > SHORT):
         order.reverse()
     if numba and device_type == "cpu" and not exporting:
         return [("recurrent", "numba"), *order]

@@ -13,13 +13,13 @@ chunk's product of transitions (Bischof and Van Loan, 1987). U and P do not need
 once, and what is left between them is two matrix products each.
 """
 
-import math
-
 import torch
 from torch import Tensor
 
+from linrec.ops.dispatch import exporting
 from linrec.ops.gate_loop import segments
 from linrec.ops.isolation import isolated
+from linrec.ops.unbounded import matrix_product, recurrence
 
 # longer chunks are fewer steps of the loop between them, and more work in their triangular systems
 CHUNK = 64
@@ -40,13 +40,10 @@ def chunkwise(
     Arguments and results as in `reference.py`.
     """
     t = q.shape[1]
-    # one chunk has the size that `segments.matrix` would bring it to
-    count, size = (1, math.prod(segments.leaves(t))) if t <= CHUNK else (math.ceil(t / CHUNK), CHUNK)
     q, k, v, beta = (x.transpose(1, 2) for x in (q, k, v, beta[..., None]))
     log_decay, _ = segments.gates(log_decay, None, reset, k)
     # steps that are added at the end have k = 0, beta = 0 and a = 1: they leave the state as it is
-    q, k, v, beta = (segments.blocked(x, count, size) for x in (q, k, v, beta))
-    log_decay = segments.blocked(log_decay, count, size)
+    q, k, v, beta, log_decay = segments.chunked(CHUNK, q, k, v, beta, log_decay)
 
     # what reaches step n from step m: to be read by q_n, and to be corrected by k_n
     reading, meeting = segments.matrix(torch.stack([q, k]), k, log_decay, None)
@@ -59,16 +56,23 @@ def chunkwise(
     keys = segments.keys(k, segments.suffix(log_decay), None)
     before, W, state = _chunk_states(U, P, keys, log_decay, state)
     y = reading @ W + segments.queries(q, from_start, None) @ before
-    return y.flatten(-3, -2)[..., :t, :].transpose(1, 2), state
+    return segments.joined(y, t).transpose(1, 2), state
 
 
 def _chunk_states(
     U: Tensor, P: Tensor, keys: Tensor, log_decay: Tensor | None, state: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """States before all chunks (b, h, chunks, dk, dv), corrected values W, and the state after the last."""
-    count = U.shape[2]
     # as a factor of the rows of a state
-    decays = [None] * count if log_decay is None else log_decay.sum(-2).exp()[..., None].unbind(2)
+    a = None if log_decay is None else log_decay.sum(-2).exp()[..., None]
+    if exporting():
+        kept = torch.eye(keys.shape[-1], dtype=P.dtype, device=P.device)
+        through = (kept if a is None else a * kept) - keys.mT @ P
+        through, added = through.transpose(1, 2), (keys.mT @ U).transpose(1, 2)
+        after = recurrence(through, added, state, product=matrix_product).transpose(1, 2)
+        states = torch.cat([state[:, :, None], after[:, :, :-1]], dim=2)
+        return states, U - P @ states, after[:, :, -1]
+    decays = [None] * U.shape[2] if a is None else a.unbind(2)
     before, corrected = [], []
     for U_c, P_c, keys_c, a_c in zip(U.unbind(2), P.unbind(2), keys.unbind(2), decays, strict=True):
         before.append(state)

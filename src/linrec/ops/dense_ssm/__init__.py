@@ -3,14 +3,14 @@
 from collections.abc import Callable
 
 from jaxtyping import Bool, Float
-from torch import Tensor, autocast
+from torch import Tensor
 
 from linrec.ops import splitting
 from linrec.ops.dense_ssm.inputs import canonical, check
 from linrec.ops.dense_ssm.reference import dense_ssm_reference
 from linrec.ops.dense_ssm.torch import convolution, recurrence
-from linrec.ops.dispatch import SHORT, Pair, resolve
-from linrec.ops.precision import accumulation
+from linrec.ops.dispatch import SHORT, Pair, exporting, resolve
+from linrec.ops.precision import accumulation, without_autocast
 
 __all__ = ["PAIRS", "dense_ssm"]
 
@@ -83,7 +83,9 @@ def dense_ssm(
         ([[1.0, 1.0], [2.0, 3.0], [3.0, 6.0]], [3.0, 6.0])
     """
     check(u, A, B, C, state, reset)
-    best: Pair = ("recurrent" if u.shape[1] <= SHORT else "convolution", "torch")
+    # one program serves all lengths from 2 on: a comparison with any other number would limit them
+    few = u.shape[1] <= 1 or (not exporting() and u.shape[1] <= SHORT)
+    best: Pair = ("recurrent" if few else "convolution", "torch")
     pair = resolve("dense_ssm", PAIRS, mode, backend, [best])
     splitting.refuse("dense_ssm")
     A, B, C = canonical(A, B, C)
@@ -92,7 +94,7 @@ def dense_ssm(
     x = u.new_zeros(batch, channels, B.shape[-1], dtype=sums) if state is None else state.to(sums)
     if u.numel() == 0:
         return u.new_zeros(batch, time, channels, C.shape[-2]), x.clone()
-    with autocast(u.device.type, enabled=False):
+    with without_autocast(u.device.type):
         if pair[0] == "convolution":
             # it leaves out what an initial state of zeros would add
             y, last = _RUN[pair](u.to(sums), A, B, C, None if state is None else x, reset, backend)

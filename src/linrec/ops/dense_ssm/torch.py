@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from linrec.ops import stationary
+from linrec.ops.dispatch import exporting
 from linrec.ops.isolation import entering
 from linrec.ops.long_conv import long_conv
 
@@ -30,6 +32,8 @@ def convolution(
     u: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor | None, reset: Tensor | None, backend: str
 ) -> tuple[Tensor, Tensor]:
     """y = K * u + the response of the initial state; the last state is a sum over all steps."""
+    if exporting():
+        return any_length(u, A, B, C, state, reset)
     _, time, channels = u.shape
     # A^l = (A^c)^i A^j with l = c i + j: about sqrt(t) of each, c and their number powers of two
     near_bits = (time - 1).bit_length() // 2
@@ -69,6 +73,20 @@ def convolution(
         response = response.masked_fill(reset.cumsum(1)[..., None, None] > 0, 0)
         through = through.masked_fill(reset.any(1)[:, None, None], 0)
     return y + response, last + through
+
+
+def any_length(
+    u: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor | None, reset: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """`convolution` for torch.export, where the number of steps is open; matrices in any precision."""
+    squares = _squares(A, stationary.BLOCK.bit_length())
+    B, C = B.to(squares[0]), C.to(squares[0])
+    columns = _krylov(squares[:-1], B[None])[0]
+    rows = _krylov([square.mT for square in squares[:-1]], (C @ squares[0])[None])[0]
+    taps = torch.einsum("dmn,dln->dml", C, columns)
+    made = (x.to(u) for x in (columns.mT, rows.transpose(1, 2), taps))
+    tables = stationary.Tables([square.to(u) for square in squares], *made)
+    return stationary.stationary(u, tables, state, reset)
 
 
 def _squares(A: Tensor, count: int) -> list[Tensor]:

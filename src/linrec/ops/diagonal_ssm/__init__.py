@@ -1,14 +1,14 @@
 """Diagonal state-space models, one per channel, constant in time: as a convolution and as a recurrence."""
 
 from jaxtyping import Bool, Float, Inexact
-from torch import Tensor, autocast, complex64, promote_types
+from torch import Tensor, complex64, promote_types
 
 from linrec.ops import splitting
 from linrec.ops.diagonal_ssm.auto import PAIRS, pair_of
 from linrec.ops.diagonal_ssm.inputs import check
 from linrec.ops.diagonal_ssm.reference import diagonal_ssm_reference
 from linrec.ops.diagonal_ssm.torch import convolution, recurrence
-from linrec.ops.precision import accumulation
+from linrec.ops.precision import accumulation, without_autocast
 
 __all__ = ["PAIRS", "diagonal_ssm"]
 
@@ -82,13 +82,13 @@ def diagonal_ssm(
         sums = promote_types(sums, complex64)
     # a process without steps still hands on what reaches it
     if u.numel() == 0 and splitting.current is None:
-        return u.clone(), u.new_zeros(len(u), *c.shape, dtype=sums) if state is None else state.to(
+        return u.clone(), u.new_zeros(u.shape[0], *c.shape, dtype=sums) if state is None else state.to(
             sums, copy=True
         )
     # with real states, no imaginary part of c has an effect
     c = c.to(sums) if sums.is_complex or not c.is_complex() else c.real
     arguments = (u, a.to(sums), b.to(sums), c, None if state is None else state.to(sums), reset)
-    with autocast(u.device.type, enabled=False):
+    with without_autocast(u.device.type):
         if pair == ("convolution", "torch"):
             y, last = convolution(*arguments, backend)
         elif pair == ("recurrent", "reference") and splitting.current is None:

@@ -44,6 +44,7 @@ def auto_diagonal_ssm(
 
     | call | first choice | why |
     |---|---|---|
+    | being exported, from 2 steps on | (convolution, torch) | one program serves all lengths |
     | at most 16 steps | as `ops.scan` on d n channels | there is little to convolve, and few states |
     | time is split over processes | as `ops.scan` on d n channels | a convolution needs all steps |
     | else | (convolution, torch) | the states of all steps are n times as large as the input |
@@ -69,7 +70,7 @@ def auto_diagonal_ssm(
     states_at_once = auto_scan(
         (batch, time, channels * states), device_type, numba=numba, triton=triton, exporting=exporting
     )
-    if time <= SHORT or split:
+    if time <= 1 or split or (not exporting and time <= SHORT):
         return states_at_once
     # an explicit "recurrent" or "scan" finds what `scan` would take
     return [("convolution", "torch"), *states_at_once]

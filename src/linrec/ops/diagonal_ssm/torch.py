@@ -5,10 +5,11 @@ Arguments and results as in `reference.py`.
 
 from torch import Tensor
 
-from linrec.ops.dispatch import Pair
+from linrec.ops import stationary
+from linrec.ops.dispatch import Pair, exporting
 from linrec.ops.isolation import entering
 from linrec.ops.long_conv import long_conv
-from linrec.ops.long_conv.powers import last_power, powers, sums_of_powers, weighted_by_age
+from linrec.ops.long_conv.powers import last_power, power_tables, powers, sums_of_powers, weighted_by_age
 from linrec.ops.precision import accumulation
 from linrec.ops.scan import scan
 
@@ -23,6 +24,8 @@ def convolution(
     backend: str,
 ) -> tuple[Tensor, Tensor]:
     """y = K * u + the response of the initial state; the last state is a sum over all steps."""
+    if exporting():
+        return _any_length(u, a, b, c, state, reset)
     batch, time, _ = u.shape
     tables = powers(a, time, batch)
     y, _ = long_conv(u, sums_of_powers(tables, c * b), reset=reset, mode="convolution", backend=backend)
@@ -41,6 +44,19 @@ def convolution(
         response = response.masked_fill(reset.cumsum(1)[..., None] > 0, 0)
         through = through.masked_fill(reset.any(1)[:, None, None], 0)
     return y + response, last + through
+
+
+def _any_length(
+    u: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor | None, reset: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    near, far = (table.to(a.dtype) for table in power_tables(a, stationary.BLOCK, 2))
+    columns, rows = b[..., None] * near, ((c * a)[..., None] * near).mT[:, None]
+    taps = (c[..., None] * columns).sum(1, keepdim=True)
+    squares = [near[..., 1 << bit] for bit in range(stationary.BLOCK.bit_length() - 1)]
+    taps = taps.real if taps.is_complex() else taps
+    tables = stationary.Tables([*squares, far[..., 1]], columns, rows, taps)
+    y, last = stationary.stationary(u.to(accumulation(u.dtype)), tables, state, reset)
+    return (y.real if y.is_complex() else y)[..., 0], last
 
 
 def recurrence(

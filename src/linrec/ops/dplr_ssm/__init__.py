@@ -3,14 +3,14 @@
 from collections.abc import Callable
 
 from jaxtyping import Bool, Complex, Float, Inexact
-from torch import Tensor, autocast
+from torch import Tensor
 
 from linrec.ops import splitting
-from linrec.ops.dispatch import SHORT, Pair, resolve
+from linrec.ops.dispatch import SHORT, Pair, exporting, resolve
 from linrec.ops.dplr_ssm.inputs import check
 from linrec.ops.dplr_ssm.reference import dplr_ssm_reference
 from linrec.ops.dplr_ssm.torch import convolution, recurrence
-from linrec.ops.precision import accumulation
+from linrec.ops.precision import accumulation, without_autocast
 
 __all__ = ["PAIRS", "dplr_ssm"]
 
@@ -89,13 +89,15 @@ def dplr_ssm(
         ([1.0, 1.0, 1.0], [[[(1+0j)]]])
     """
     check(u, a, p, q, b, c, state, reset)
-    best: Pair = ("recurrent" if u.shape[1] <= SHORT else "convolution", "torch")
+    # one program serves all lengths from 2 on: a comparison with any other number would limit them
+    few = u.shape[1] <= 1 or (not exporting() and u.shape[1] <= SHORT)
+    best: Pair = ("recurrent" if few else "convolution", "torch")
     pair = resolve("dplr_ssm", PAIRS, mode, backend, [best])
     splitting.refuse("dplr_ssm")
-    x = u.new_zeros(len(u), *a.shape, dtype=a.dtype) if state is None else state.to(a.dtype)
+    x = u.new_zeros(u.shape[0], *a.shape, dtype=a.dtype) if state is None else state.to(a.dtype)
     if u.numel() == 0:
         return u.clone(), x.clone()
-    with autocast(u.device.type, enabled=False):
+    with without_autocast(u.device.type):
         if pair[0] == "convolution":
             # it leaves out what an initial state of zeros would add
             y, last = convolution(u, a, p, q, b, c, None if state is None else x, reset, backend)

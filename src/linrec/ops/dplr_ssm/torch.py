@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from linrec.ops.dense_ssm.torch import any_length
+from linrec.ops.dispatch import exporting
 from linrec.ops.dplr_ssm.series import FeedBack, delayed, matrices, times
 from linrec.ops.isolation import entering
 from linrec.ops.long_conv import long_conv
@@ -54,6 +56,10 @@ def convolution(
 ) -> tuple[Tensor, Tensor]:
     """y = K * u + the response of the initial state; states are formed between stretches of time."""
     time, sums = u.shape[1], accumulation(u.dtype)
+    if exporting():
+        before = None if state is None else torch.cat([state.real, state.imag], -1)
+        y, last = any_length(u.to(sums), *_real_form(a, p, q, b, c), before, reset)
+        return y[..., 0], torch.complex(*last.chunk(2, -1))
     # taps are small differences of large ones, which single precision would leave few digits of
     if a.device.type != "mps":
         a, p, q, b, c = (x.to(torch.complex128) for x in (a, p, q, b, c))
@@ -98,6 +104,18 @@ def convolution(
     return y + response, _complex(last + x)
 
 
+def _real_form(a: Tensor, p: Tensor, q: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """A (d, 2 n, 2 n), B (d, 2 n) and C (d, 1, 2 n) of the model on states as (real, imaginary)."""
+    taken = torch.cat([p.real, p.imag], -2) @ torch.cat([q.real, -q.imag], -2).mT
+    return _turning(a) - taken, torch.cat([b.real, b.imag], -1), torch.cat([c.real, -c.imag], -1)[:, None]
+
+
+def _turning(a: Tensor) -> Tensor:
+    """The product with numbers a (d, n) as matrices (d, 2 n, 2 n)."""
+    real, imaginary = torch.diag_embed(a.real), torch.diag_embed(a.imag)
+    return torch.cat([torch.cat([real, -imaginary], -1), torch.cat([imaginary, real], -1)], -2)
+
+
 class _Stretch(NamedTuple):
     """Of a few steps l, with states as real numbers: A^l B, C A^l, q^T A^l, and p a^l, (.., d, 2 n, l)."""
 
@@ -121,9 +139,7 @@ def _stretch(near: Tensor, into: Tensor, out: Tensor, back: Tensor, of_u: Tensor
 
 def _power(a: Tensor, stretch: _Stretch, steps: int) -> Tensor:
     """A^steps transposed, (d, 2 n, 2 n), for 1 to as many steps as a stretch has."""
-    power = a * stretch.diagonal[..., steps - 1]
-    real, imaginary = torch.diag_embed(power.real), torch.diag_embed(power.imag)
-    diagonal = torch.cat([torch.cat([real, imaginary], -1), torch.cat([-imaginary, real], -1)], -2)
+    diagonal = _turning(a * stretch.diagonal[..., steps - 1]).mT
     given = stretch.given[..., :steps].flip(-1)
     return diagonal - torch.einsum("rdml,rdnl->dmn", stretch.taken[..., :steps], given)
 

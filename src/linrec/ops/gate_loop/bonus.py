@@ -47,9 +47,10 @@ def with_bonus(
         past, last = recurrent(q, k, v, log_decay, phase, state, reset, early=True)
     else:
         asking = q if reset is None else q.masked_fill(reset[:, :, None, None], 0)
-        following = torch.cat([asking[:, 1:], torch.zeros_like(q[:, :1])], dim=1)
+        following = asking.roll(-1, dims=1)
+        following[:, -1] = 0
         early, last = run(following, k, v, log_decay, phase, state, reset)
-        past = torch.cat([read(asking[:, 0], state)[:, None], early[:, :-1]], dim=1)
+        past = torch.cat([read(asking[:, 0], state)[:, None], early], dim=1)[:, :-1]
         if reset is not None:
             # zero times a state that is not finite is not zero
             past = past.masked_fill(reset[:, :, None, None], 0)

@@ -4,8 +4,6 @@ Arguments and results as in `torch.py`. Complex numbers appear in the states bet
 chunks `segments` splits them into real and imaginary channels.
 """
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -47,19 +45,16 @@ def chunkwise(
 ) -> tuple[Tensor, Tensor]:
     """Pairs of steps within chunks (eq. 21), the recurrence over chunks between them (eq. 7)."""
     t = q.shape[1]
-    # one chunk has the size that `segments.matrix` would bring it to
-    count, size = (1, math.prod(segments.leaves(t))) if t <= chunk else (math.ceil(t / chunk), chunk)
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     log_decay, phase = segments.gates(log_decay, phase, reset, k)
     # steps that are added at the end have k = 0 and a = 1: they leave the state as it is
-    q, k, v = (segments.blocked(x, count, size) for x in (q, k, v))
-    log_decay, phase = segments.blocked(log_decay, count, size), segments.blocked(phase, count, size)
+    q, k, v, log_decay, phase = segments.chunked(chunk, q, k, v, log_decay, phase)
 
     keys = segments.keys(k, segments.suffix(log_decay), segments.suffix(phase))
     before, state = _chunk_states(_total(log_decay), _total(phase), keys.mT @ v, state)
     queries = segments.queries(q, segments.prefix(log_decay), segments.prefix(phase))
     y = segments.matrix(q, k, log_decay, phase) @ v + queries @ before
-    return y.flatten(-3, -2)[..., :t, :].transpose(1, 2), state
+    return segments.joined(y, t).transpose(1, 2), state
 
 
 def _total(gate: Tensor | None) -> Tensor | None:

@@ -66,20 +66,21 @@ def canonical_gate(name: str, gate: Tensor | None, q: Tensor) -> Tensor | None:
     if gate is None:
         return None
     b, t, h, dk = q.shape
-    if gate.shape == (h,):
-        gate = gate[None, None, :, None]
-    elif gate.shape in ((h, dk), (h, 1)):
-        gate = gate[None, None]
-    elif gate.shape == (b, t, h):
-        gate = gate[..., None]
-    elif gate.shape not in ((b, t, h, dk), (b, t, h, 1)):
+    # sizes are compared with those of as many axes alone: a program that torch.export makes for all batches
+    # and lengths must not ask whether a batch is as large as a head
+    shape = {1: (h,), 2: (h, dk), 3: (b, t, h), 4: (b, t, h, dk)}.get(gate.ndim)
+    per_channel = gate.ndim in (2, 4)
+    if shape is None or gate.shape not in ((shape, (*shape[:-1], 1)) if per_channel else (shape,)):
         raise ValueError(
             f"`{name}` must have shape (h,), (h, dk), (b, t, h) or (b, t, h, dk) = "
             f"{(h,)}, {(h, dk)}, {(b, t, h)} or {(b, t, h, dk)}; got {tuple(gate.shape)}. "
             "Pass one value per head or per key channel; a last axis of 1 broadcasts over the channels."
         )
     check_precision(name, gate, q)
-    return gate
+    # (h,) and (b, t, h) have one value for all channels
+    if gate.ndim in (1, 3):
+        gate = gate[..., None]
+    return gate if gate.ndim == 4 else gate[None, None]
 
 
 def check_bonus(bonus: Tensor | None, q: Tensor) -> None:

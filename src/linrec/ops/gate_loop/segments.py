@@ -13,12 +13,14 @@ is off by 0.001, and reducing as one goes would add the rounding error of 2 pi a
 """
 
 import math
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from linrec.ops import unbounded
+from linrec.ops.dispatch import exporting
 from linrec.ops.precision import real_dtype
 
 MaybeTensor = TypeVar("MaybeTensor", Tensor, Tensor | None)
@@ -152,6 +154,23 @@ def leaves(time: int) -> tuple[int, int]:
     while size > 1 and count * (size - 1) >= time:
         size -= 1
     return count, size
+
+
+def chunked(longest: int, *tensors: Tensor | None) -> list[Any]:
+    """Return tensors (..., t, d) in chunks of at most `longest` steps, with zeros for steps beyond t."""
+    if exporting():
+        return [x if x is None else unbounded.blocks(x, longest, x.dim() - 2) for x in tensors]
+    t = next(x.shape[-2] for x in tensors if x is not None)
+    # one chunk has the size that `matrix` would bring it to
+    count, size = (1, math.prod(leaves(t))) if t <= longest else (math.ceil(t / longest), longest)
+    return [blocked(x, count, size) for x in tensors]
+
+
+def joined(x: Tensor, time: int) -> Tensor:
+    """Return the first `time` steps (..., t, d) of chunks."""
+    if exporting():
+        return unbounded.joined(x, time, x.dim() - 3)
+    return x.flatten(-3, -2)[..., :time, :]
 
 
 def blocked(x: MaybeTensor, count: int, size: int) -> MaybeTensor:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 
 from jaxtyping import Bool, Float
-from torch import Tensor, autocast, cat
+from torch import Tensor, cat
 from torch.nn import functional
 
 from linrec.ops import splitting
@@ -15,6 +15,7 @@ from linrec.ops.long_conv.inputs import check
 from linrec.ops.long_conv.kernels import cauchy_kernel, vandermonde_kernel
 from linrec.ops.long_conv.reference import long_conv_reference
 from linrec.ops.long_conv.torch import FEW, by_fft, by_sums
+from linrec.ops.precision import without_autocast
 
 __all__ = [
     "DISCRETIZATIONS",
@@ -100,8 +101,10 @@ def long_conv(
     check(u, kernel, state, reset)
     time = u.shape[1]
     device = u.device.type
-    best: list[Pair] = [("recurrent", "torch")] if time <= FEW else []
-    if triton_usable(device) and not exporting():
+    # one program serves all lengths from 2 on: a comparison with any other number would limit them
+    few = time <= 1 or (not exporting() and time <= FEW)
+    best: list[Pair] = [("recurrent", "torch")] if few else []
+    if triton_usable(device):
         best.append(("convolution", "triton"))
     pair = resolve("long_conv", PAIRS, mode, backend, [*best, ("convolution", "torch")])
     refused = refusal("long_conv", pair[1], device)
@@ -112,7 +115,7 @@ def long_conv(
     before = inputs.shape[1] - time
     # steps see those of their own document: the number of resets before
     document = None if reset is None else functional.pad(reset.cumsum(1), (before, 0))
-    with autocast(device, enabled=False):
+    with without_autocast(device):
         y = _RUN[pair](inputs, kernel, document, before)
     if document is not None and time:
         hidden = document != document[:, -1:]

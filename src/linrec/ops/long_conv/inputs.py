@@ -79,7 +79,7 @@ def check_state(
     """Raise unless the state of state-space models is (b, d, n), in any precision of one of the dtypes."""
     if state is None:
         return
-    expected = (len(u), *shape)
+    expected = (u.shape[0], *shape)
     if state.shape != expected:
         raise ValueError(
             f"`state` must have shape (b, d, n) = {expected}; got {tuple(state.shape)}. "

@@ -158,7 +158,7 @@ class _Tables(torch.autograd.Function):
     @staticmethod
     def forward(a: Tensor, size: int, count: int) -> tuple[Tensor, Tensor]:
         """Square in double precision."""
-        near, far = _tables(_widened(a), size, count)
+        near, far = power_tables(a, size, count)
         return near.to(a.dtype), far.to(a.dtype)
 
     @staticmethod
@@ -171,7 +171,7 @@ class _Tables(torch.autograd.Function):
     def backward(ctx: Any, dnear: Tensor, dfar: Tensor) -> tuple[Tensor, None, None]:
         """da = sum_j conj(j a^(j-1)) dnear_j + sum_i conj(c i a^(c i - 1)) dfar_i."""
         (a,) = ctx.saved_tensors
-        near, far = _tables(_widened(a), ctx.size, ctx.count)
+        near, far = power_tables(a, ctx.size, ctx.count)
         j, i = (torch.arange(1, x.shape[-1], device=a.device) for x in (near, far))
         da = (j * near[..., :-1].conj() * dnear[..., 1:]).sum(-1)
         if ctx.count > 1:
@@ -181,15 +181,12 @@ class _Tables(torch.autograd.Function):
         return da.to(a.dtype), None, None
 
 
-def _tables(a: Tensor, size: int, count: int) -> tuple[Tensor, Tensor]:
+def power_tables(a: Tensor, size: int, count: int) -> tuple[Tensor, Tensor]:
+    """Return a^j for j < size, (d, n, size), and a^(size i) for i < count, in double precision."""
+    if a.device.type != "mps":
+        a = a.to(torch.complex128 if a.is_complex() else torch.float64)
     near, step = _doubled(a, size)
     return near, _doubled(step, count)[0]
-
-
-def _widened(a: Tensor) -> Tensor:
-    if a.device.type == "mps":
-        return a
-    return a.to(torch.complex128 if a.is_complex() else torch.float64)
 
 
 def _doubled(a: Tensor, size: int) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,9 @@
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+from linrec.ops.dispatch import exporting
 from linrec.ops.long_conv.documents import WithinDocuments
 from linrec.ops.long_conv.fft import Convolution
 from linrec.ops.operators import differentiated
@@ -33,6 +35,8 @@ def by_fft(u: Tensor, kernel: Tensor, document: Tensor | None, before: int, *, f
 
     Without documents, `fused` has Triton do what lies between the transforms.
     """
+    if exporting():
+        return _by_taps(u, kernel, document, before)
     if kernel.shape[1] == 0 or u[:, before:].numel() == 0:
         return u[:, before:] * kernel.sum(1)
     # inputs that no tap of the outputs reaches
@@ -42,3 +46,20 @@ def by_fft(u: Tensor, kernel: Tensor, document: Tensor | None, before: int, *, f
     function = Convolution if document is None else WithinDocuments
     run = function.apply if differentiated(u, kernel) else function.forward
     return run(*inputs)[:, before - first :]
+
+
+def _by_taps(u: Tensor, kernel: Tensor, document: Tensor | None, before: int) -> Tensor:
+    """y = sum_j K_j (u shifted by j), for torch.export: transforms have sizes that depend on the length."""
+    u, kernel = widened(u, kernel)
+    time, past = u.shape[1] - before, kernel.shape[1] - 1
+    inputs = functional.pad(u, (0, 0, past, 0))
+    owner = None if document is None else functional.pad(document, (past, 0), value=-1)
+    y = torch.zeros_like(u[:, before:])
+    for j, taps in enumerate(kernel.unbind(1)):
+        begin = before + past - j
+        shifted = inputs[:, begin : begin + time]
+        if document is not None and owner is not None:
+            hidden = owner[:, begin : begin + time] != document[:, before:]
+            shifted = shifted.masked_fill(hidden[..., None], 0)
+        y = torch.addcmul(y, shifted, taps)
+    return y

@@ -11,7 +11,9 @@ Where a link is cut, what would pass it is replaced by zero: NaN times zero is N
 import torch
 from torch import Tensor
 
+from linrec.ops.dispatch import exporting
 from linrec.ops.scan.dtypes import accumulation, promoted
+from linrec.ops.unbounded import recurrence
 
 BLOCK = 16
 
@@ -22,9 +24,21 @@ def forward(
     """Return (y, last value); `a` has three axes of full size or 1, `cut` says where it is taken as zero."""
     dtype = promoted(a.dtype, x.dtype)
     wide = accumulation(dtype)
-    links, inputs = _cleared(a.to(accumulation(a.dtype)), cut), x.to(accumulation(x.dtype))
+    links = _cleared(a.to(accumulation(a.dtype)), cut)
+    if blocked and exporting():
+        y, last = _any_length(links, x.to(wide), _entering(state, x, wide), reverse)
+        return _cast(y, dtype), last
+    inputs = x.to(accumulation(x.dtype))
     y, last = _run(links, inputs, cut, _entering(state, x, wide), reverse, False, blocked)
     return _cast(y, dtype), _cast(last, wide)
+
+
+def _any_length(a: Tensor, x: Tensor, carry: Tensor, reverse: bool) -> tuple[Tensor, Tensor]:
+    a = a.expand(-1, x.shape[1], -1)
+    if reverse:
+        a, x = a.flip(1), x.flip(1)
+    y = recurrence(a.expand_as(x), x, carry)
+    return y.flip(1) if reverse else y, y[:, -1]
 
 
 def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:

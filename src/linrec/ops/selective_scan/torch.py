@@ -9,6 +9,7 @@ them.
 import torch
 from torch import Tensor
 
+from linrec.ops.dispatch import exporting
 from linrec.ops.precision import widened
 from linrec.ops.scan import torch as scan
 
@@ -45,6 +46,12 @@ def forward(
         y (b, t, c) in the dtype of x, the last state, and the states before the chunks
         (b, chunks, n, c), of which there are none without `keep`.
     """
+    if exporting():
+        # of any number of steps: the states of all of them at once
+        x_, dt_, B_, C_ = widened(x, dt, B, C)
+        h = _states(x_, dt_, A, B_, state, cut)[1]
+        y = torch.einsum("btnc,btn->btc", h, C_) + D[:, None] * x_
+        return y.to(x.dtype), h[:, -1].clone(), state.new_empty(state.shape[0], 0, *state.shape[1:])
     outputs, starts = [], []
     for begin in range(0, x.shape[1], CHUNK):
         if keep:
@@ -54,7 +61,7 @@ def forward(
         state = h[:, -1].clone()
         outputs.append(torch.einsum("btnc,btn->btc", h, C_) + D[:, None] * x_)
     y = torch.cat(outputs, dim=1)
-    kept = torch.stack(starts, dim=1) if keep else state.new_empty(len(state), 0, *state.shape[1:])
+    kept = torch.stack(starts, dim=1) if keep else state.new_empty(state.shape[0], 0, *state.shape[1:])
     return y if y.dtype == x.dtype else y.to(x.dtype), state, kept
 
 

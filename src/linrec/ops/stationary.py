@@ -1,0 +1,95 @@
+"""State-space models constant in time, for sequences of any length, as ATen operations: for torch.export.
+
+The model is a convolution within blocks of steps, and a recurrence from block to block. So there is no
+transform whose size the length decides, and of the states only those between blocks are formed.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from linrec.ops.unbounded import blocks, joined, matrix_product, recurrence
+
+BLOCK = 32
+"""Steps of a block, a power of two."""
+
+
+class Tables(NamedTuple):
+    """Of x_t = A x_{t-1} + B u_t and y_t = C x_t, for l = 0 .. BLOCK - 1; d is 1 or the channels.
+
+    Args:
+        powers: A, A^2, A^4 .. A^BLOCK, each (d, n) where A is diagonal, or (d, n, n).
+        columns: A^l B, (d, n, l).
+        rows: C A^(l+1), (d, m, l, n).
+        taps: C A^l B, (d, m, l), real.
+    """
+
+    powers: list[Tensor]
+    columns: Tensor
+    rows: Tensor
+    taps: Tensor
+
+
+def stationary(
+    u: Tensor, tables: Tables, state: Tensor | None, reset: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Run the model.
+
+    Args:
+        u: (b, t, d), any number of steps, in the real dtype of the tables.
+        tables: those of the model.
+        state: x before the first step (b, d, n), or None for zeros.
+        reset: None or (b, t) bool.
+
+    Returns:
+        y (b, t, d, m) and the last state, in the dtype of the tables.
+    """
+    pieces, columns, through = blocks(u, BLOCK, 1), tables.columns, tables.powers[-1]
+    if state is None:
+        state = u.new_zeros(u.shape[0], u.shape[2], columns.shape[1], dtype=columns.dtype)
+    step = torch.arange(BLOCK, device=u.device)
+    lag = step[:, None] - step
+    weights = tables.taps[..., lag.clamp(min=0)].masked_fill(lag < 0, 0)
+    kept, document = pieces, None
+    passing = through.expand(*pieces.shape[:2], u.shape[2], *through.shape[1:])
+    if reset is None:
+        y = torch.einsum("dmij,bcjd->bcidm", weights, pieces)
+    else:
+        # resets so far in the block: what enters it is part of document 0
+        document = blocks(reset.long(), BLOCK, 1).cumsum(2)
+        apart = document[:, :, :, None] != document[:, :, None]
+        seen = pieces[:, :, None].masked_fill(apart[..., None], 0)
+        y = torch.einsum("dmij,bcijd->bcidm", weights, seen)
+        kept = seen[:, :, -1]
+        ended = document[:, :, -1] > 0
+        passing = passing.masked_fill(ended.reshape(*ended.shape, *[1] * (passing.dim() - 2)), 0)
+    added = torch.einsum("dnj,bcjd->bcdn", columns.flip(-1), kept.to(columns.dtype))
+    product = None if through.dim() == 2 else matrix_product
+    after = recurrence(passing, added, state, product=product)
+    before = torch.cat([state[:, None], after], dim=1)[:, :-1]
+    response = torch.einsum("dmin,bcdn->bcidm", tables.rows, before)
+    if document is not None:
+        response = response.masked_fill((document > 0)[..., None, None], 0)
+    last = _last(pieces, u.shape[1], tables, before, document)
+    return joined(y + response, u.shape[1], 1), last
+
+
+def _last(pieces: Tensor, time: int, tables: Tables, before: Tensor, document: Tensor | None) -> Tensor:
+    """The state after the last step, of its block's inputs and of the state before the block."""
+    final = torch.arange(time - 1, time, device=pieces.device)
+    u, x = (part.index_select(1, final // BLOCK)[:, 0] for part in (pieces, before))
+    age = final % BLOCK - torch.arange(BLOCK, device=u.device)
+    kept = age >= 0
+    if document is not None:
+        document = document.index_select(1, final // BLOCK)[:, 0]
+        current = document.index_select(1, final % BLOCK)
+        kept, x = kept & (document == current), x.masked_fill(current[..., None] > 0, 0)
+    for bit, power in enumerate(tables.powers):
+        x = torch.where((final % BLOCK + 1 >> bit) & 1 > 0, _applied(power, x), x)
+    u = u.where(kept[..., None], 0).to(tables.columns.dtype)
+    return x + torch.einsum("dnj,bjd->bdn", tables.columns.index_select(2, age.clamp(min=0)), u)
+
+
+def _applied(power: Tensor, x: Tensor) -> Tensor:
+    return power * x if power.dim() == 2 else (power @ x[..., None])[..., 0]

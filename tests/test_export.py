@@ -1,0 +1,158 @@
+"""Programs that torch.export makes of mixers: for all lengths, of ATen operators, run without linrec."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.export import Dim
+from torch.utils._pytree import tree_leaves, tree_map
+
+from linrec import mixers
+from linrec.ops import scan
+from linrec.testing import assert_agree
+from tests.mixers.variants import DEFAULTS, VARIANTS
+
+TRACED = 20
+STEP_BY_STEP = ("ind_rnn", "recurrent_delta_net", "slstm", "sru", "srwm")
+"""Recurrences that are not linear: theirs is a loop, which ATen has no operator for."""
+
+
+def grows(name):
+    state = mixers.build(name, 8).init_state(1)
+    return any(part.numel() == 0 for part in tree_leaves(state) if part is not None)
+
+
+CONSTANT = [name for name in mixers.names() if not grows(name)]
+
+
+def exported(mixer, time, batch=None, *, reset=False):
+    """The program of a mixer, for lengths `time` and, where it is given, batches `batch`."""
+    x, state = torch.randn(2, TRACED, mixer.d_model), mixer.init_state(2)
+    rows = {} if batch is None else {0: batch}
+    shapes = {"x": {**rows, 1: time}, "state": tree_map(lambda part: None if part is None else rows, state)}
+    arguments = {}
+    if reset:
+        arguments["reset"], shapes["reset"] = torch.zeros(2, TRACED, dtype=torch.bool), {**rows, 1: time}
+    return torch.export.export(mixer, (x, state), arguments, dynamic_shapes=shapes)
+
+
+def operators(program):
+    """Names of what a program calls, in loops too, without Python's arithmetic on sizes."""
+    graphs = (module.graph for module in program.graph_module.modules() if hasattr(module, "graph"))
+    called = {node.target for graph in graphs for node in graph.nodes if node.op == "call_function"}
+    return {
+        str(target) for target in called if getattr(target, "__module__", "") not in ("_operator", "math")
+    }
+
+
+@torch.no_grad
+def check(program, mixer, lengths, *, batch=2, reset=False):
+    """Compare outputs and states with the mixer's, from the start and from the state of what came before."""
+    run = program.module()
+    for time in lengths:
+        state = mixer.init_state(batch)
+        for _ in range(2):
+            x = torch.randn(batch, time, mixer.d_model)
+            arguments = {"reset": torch.rand(batch, time) < 0.2} if reset else {}
+            expected = mixer(x, state, **arguments)
+            assert_agree(run(x, state, **arguments), expected)
+            state = expected[1]
+
+
+@pytest.mark.parametrize("name", CONSTANT)
+def test_a_program_serves_all_lengths(name):
+    torch.manual_seed(0)
+    mixer = mixers.build(name, 8, **next(iter(VARIANTS.get(name, DEFAULTS).values())))
+    program = exported(mixer, Dim("time", min=2, max=1024))
+    loops = {"scan"} if name in STEP_BY_STEP else set()
+    assert all(op.startswith("aten.") for op in operators(program) - loops)
+    check(program, mixer, (2, 3, 17, 64, 300))
+
+
+# a scan with a running maximum, chunks, blocks of a model constant in time, and a loop
+@pytest.mark.parametrize("name", ["aft", "gla", "s4d", "sru"])
+def test_a_program_takes_resets_any_batch_and_lengths_without_limit(name):
+    torch.manual_seed(0)
+    mixer = mixers.build(name, 4)
+    program = exported(mixer, Dim("time", min=2), Dim("batch"), reset=True)
+    check(program, mixer, (2, 65, 5000), batch=3, reset=True)
+
+
+def test_a_program_can_be_trained():
+    torch.manual_seed(0)
+    mixer = mixers.build("gate_loop", 4)
+    program = exported(mixer, Dim("time", min=2)).module()
+    x, state = torch.randn(2, 50, 4), torch.randn_like(mixer.init_state(2))
+    for module in (program, mixer):
+        y, last = module(x, state)
+        (y.square().sum() + last.abs().square().sum()).backward()
+    trained = dict(program.named_parameters())
+    assert trained.keys() == dict(mixer.named_parameters()).keys()
+    for name, parameter in mixer.named_parameters():
+        assert_agree(trained[name].grad, parameter.grad, name)
+
+
+ELSEWHERE = """
+import sys
+sys.modules["linrec"] = None
+import torch
+program = torch.export.load(sys.argv[1]).module()
+for x, state, y, last in torch.load(sys.argv[2]):
+    found = program(x, state)
+    torch.testing.assert_close(found, (y, last))
+print([name for name in sys.modules if name.startswith("linrec.")])
+"""
+
+
+def test_a_saved_program_runs_without_linrec(tmp_path):
+    torch.manual_seed(0)
+    mixer = mixers.build("gla", 8).eval()
+    torch.export.save(exported(mixer, Dim("time", min=2, max=4096)), tmp_path / "gla.pt2")
+    cases, state = [], mixer.init_state(2)
+    with torch.no_grad():
+        for time in (2, 33, 200):
+            x = torch.randn(2, time, 8)
+            y, last = mixer(x, state)
+            cases.append((x, state, y, last))
+            state = last
+    torch.save(cases, tmp_path / "cases.pt")
+    # neither this folder nor what PYTHONPATH names is looked at
+    command = [sys.executable, "-I", "-c", ELSEWHERE, str(tmp_path / "gla.pt2"), str(tmp_path / "cases.pt")]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip() == "[]"
+
+
+FIRST = """
+import torch
+from linrec import mixers
+from linrec.ops import scan
+from linrec.ops import dispatch, scan
+from linrec.ops.scan import numba as kernels
+mixer = mixers.build("min_gru", 4)
+torch.export.export(mixer, (torch.zeros(2, 20, 4), mixer.init_state(2)))
+calls, forward = [], kernels.forward
+kernels.forward = lambda *arguments: calls.append(1) or forward(*arguments)
+scan(torch.tensor(0.5), torch.ones(1, 20, 1))
+print(dispatch.numba_usable(), len(calls))
+"""
+
+
+def test_exporting_first_leaves_numba_usable():
+    pytest.importorskip("numba")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    command = [sys.executable, "-W", "error::RuntimeWarning", "-c", FIRST]
+    result = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == ["True", "1"]
+
+
+def test_kernels_are_refused_in_programs():
+    class Module(torch.nn.Module):
+        def forward(self, x):
+            return scan(torch.tensor(0.5), x, backend="numba")
+
+    with pytest.raises(ValueError, match=r"backend='numba' of `scan` cannot be exported"):
+        torch.export.export(Module(), (torch.ones(1, 20, 1),))
