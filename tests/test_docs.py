@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from linrec.cli.main import COMMANDS
+from linrec.cli.dispatch import COMMANDS
 from linrec.cli.parsing import peek
 from linrec.train import get_recipe
 from linrec.train.options import option_names, options_type

@@ -4,11 +4,29 @@
 imported by name.
 """
 
-from linrec import hippo as hippo
-from linrec import mixers as mixers
-from linrec import models as models
-from linrec import nn as nn
-from linrec import ops as ops
-from linrec import tasks as tasks
+import importlib
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from linrec import hippo as hippo
+    from linrec import mixers as mixers
+    from linrec import models as models
+    from linrec import nn as nn
+    from linrec import ops as ops
+    from linrec import tasks as tasks
 
 __version__ = "0.1.0"
+
+_MODULES = ("hippo", "mixers", "models", "nn", "ops", "tasks")
+
+
+def __getattr__(name: str) -> ModuleType:
+    # on first use: the command line starts, and can be stopped, before torch is imported
+    if name in _MODULES:
+        return importlib.import_module(f"linrec.{name}")
+    raise AttributeError(f"module 'linrec' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULES})

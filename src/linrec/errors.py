@@ -1,7 +1,11 @@
-"""Errors that name the cure: the nearest match of an unknown name, and everything that exists."""
+"""Messages: errors that name the cure, and names from files that must not steer the terminal."""
 
 import difflib
+import unicodedata
 from collections.abc import Iterable
+
+# writing direction and isolation, which make a text look like another one
+DIRECTIONS = {*"\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"}
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:
@@ -55,5 +59,42 @@ def unknown(kind: str, name: object, choices: Iterable[str]) -> ValueError:
     )
 
 
+def printable(text: object) -> str:
+    r"""Return a text with control characters spelt out, such as the escape that begins a terminal's commands.
+
+    New lines and tabs stay. Bytes of a file's name that are no UTF-8, which cannot be printed, are spelt out.
+
+    Example:
+        >>> printable("run\x1b[31m")
+        'run\\x1b[31m'
+    """
+    return "".join(map(_spelt, str(text)))
+
+
+def memory_error(error: BaseException) -> str | None:
+    """Return how much memory could not be had, in one line; None of any other error.
+
+    Args:
+        error: what was raised. PyTorch raises a plain RuntimeError where the CPU's memory runs out.
+
+    Example:
+        >>> memory_error(RuntimeError("can't allocate memory: you tried to allocate 8 bytes"))
+        'you tried to allocate 8 bytes'
+        >>> memory_error(RuntimeError("shapes do not match")) is None
+        True
+    """
+    line = (str(error).splitlines() or [type(error).__name__])[0]
+    for words in ("can't allocate memory: ", "Storage size calculation overflowed"):
+        if isinstance(error, RuntimeError) and words in line:
+            return line.partition(words)[2] if words.endswith(" ") else line
+    # by name: this module does without PyTorch
+    return line if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" else None
+
+
 def _folded(name: str) -> str:
     return name.lower().replace("-", "_")
+
+
+def _spelt(character: str) -> str:
+    harmless = unicodedata.category(character) not in ("Cc", "Cs") and character not in DIRECTIONS
+    return character if harmless or character in "\n\t" else ascii(character)[1:-1]

@@ -1,7 +1,6 @@
 """Files of tensors and of JSON that says what they are, with a checksum: safetensors, nothing pickled."""
 
 import json
-import os
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +11,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from linrec.files import parse_json
+
 UNREADABLE = (OSError, SafetensorError, ValueError, KeyError)
 """What `read_tensors` raises of a file that is missing, damaged or foreign."""
 UNWRITABLE = (OSError, SafetensorError)
@@ -19,7 +20,7 @@ UNWRITABLE = (OSError, SafetensorError)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
-    """Write a file and force it to disk.
+    """Write a file of tensors; within `linrec.files.replacing`, whole or not at all.
 
     Args:
         path: the file; what is there is overwritten.
@@ -37,12 +38,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str,
         ({'x': tensor([0, 1, 2])}, {'name': 'three'})
     """
     metadata = {"linrec": json.dumps(about), "crc32": _checksum(tensors)}
-    path.touch()
-    mode = path.stat().st_mode
     save_file(dict(tensors), path, metadata=metadata)
-    # safetensors makes files that their owner alone can read
-    path.chmod(mode)
-    force_to_disk(path)
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -63,29 +59,10 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata() or {}
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    about = json.loads(metadata["linrec"])
+    about = parse_json(metadata["linrec"])
     if metadata["crc32"] != _checksum(tensors):
         raise ValueError("its checksum is wrong")
     return tensors, about
-
-
-def force_to_disk(path: Path) -> None:
-    """Wait until a file, or what a folder lists, is on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def reason(error: Exception) -> str:
-    """Return the system's words without the number and the path, or what another error says.
-
-    Example:
-        >>> reason(OSError(28, "No space left on device", "a.safetensors"))
-        'No space left on device'
-    """
-    return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
 
 
 def _checksum(tensors: Mapping[str, Tensor]) -> str:

@@ -179,7 +179,7 @@ def test_a_command_that_is_ended_leaves_a_page(tmp_path, capsys, monkeypatch):
     assert signal.getsignal(signal.SIGTERM) == before
     with FileLock(tmp_path / ".lock"):
         assert main([*words, str(tmp_path)]) == 2
-    assert "another linrec bench is at work in" in capsys.readouterr().err
+    assert "runs linrec bench here" in capsys.readouterr().err
     # a file where the folder should be
     assert main([*words, str(tmp_path / "rows.jsonl")]) == 1
     assert "rows.jsonl cannot be written: " in capsys.readouterr().err

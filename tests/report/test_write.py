@@ -146,7 +146,7 @@ def test_a_damaged_checkpoint_is_missing_not_fatal(make_run, tmp_path):
         ),
         ("result.json", '{"test": null, "validation": {"accuracy": "high"}}', "test accuracy, validation"),
         ("metrics.jsonl", "no json\n", "metrics of .* cannot be read"),
-        ("metrics.jsonl", '{"loss": 1.0}\n', "lacks a step or split in metrics.jsonl"),
+        ("metrics.jsonl", '{"loss": 1.0}\n', "line 1 of metrics.jsonl must be an object"),
     ],
 )
 def test_an_unreadable_run_folder_is_one_line(make_run, tmp_path, name, content, message):

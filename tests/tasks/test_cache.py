@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import linrec.files
 from linrec import tensor_files
 from linrec.tasks import cache
 from linrec.tasks.cache import kept
@@ -86,12 +87,12 @@ def test_a_damaged_or_foreign_file_is_made_again(spoil, dice, tmp_path):
     assert files(tmp_path) == [path.name]
 
 
-@pytest.mark.parametrize("where", ["save_file", "force_to_disk"])
-def test_a_full_disk_is_told_once_and_nothing_is_left(where, dice, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("of", "where"), [(tensor_files, "save_file"), (linrec.files, "force_to_disk")])
+def test_a_full_disk_is_told_once_and_nothing_is_left(of, where, dice, tmp_path, monkeypatch):
     def full_disk(*_, **__):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(tensor_files, where, full_disk)
+    monkeypatch.setattr(of, where, full_disk)
     cache._warn_once.cache_clear()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

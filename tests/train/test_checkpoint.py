@@ -4,18 +4,19 @@ import resource
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from linrec import tensor_files
+from linrec import files, tensor_files
+from linrec.files import partial_of
 from linrec.train import CheckpointError
 from linrec.train import checkpoint as module
 from linrec.train.checkpoint import (
     CURRENT,
-    PARTIAL,
     PREVIOUS,
     Checkpoint,
     load_checkpoint,
@@ -83,13 +84,13 @@ def full_disk(*_: object, **__: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-@pytest.mark.parametrize("where", ["save_file", "force_to_disk"])
+@pytest.mark.parametrize(("of", "where"), [(tensor_files, "save_file"), (module, "force_to_disk")])
 def test_a_full_disk_leaves_the_older_ones_and_says_so(
-    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    of: ModuleType, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_checkpoint(tmp_path, example(1))
     save_checkpoint(tmp_path, example(2))
-    monkeypatch.setattr(tensor_files, where, full_disk)
+    monkeypatch.setattr(of, where, full_disk)
     with pytest.raises(CheckpointError) as caught:
         save_checkpoint(tmp_path, example(3))
     message = str(caught.value)
@@ -131,10 +132,11 @@ def test_a_stop_between_the_renames_leaves_a_usable_one(
         save_checkpoint(tmp_path, example(3))
     monkeypatch.undo()
     assert step_of(tmp_path) == 2
-    # what was left half done is in nobody's way
-    assert (tmp_path / PARTIAL).exists()
+    assert not partial_of(tmp_path / CURRENT).exists()
+    # a process that is killed leaves what it was writing, and that is in nobody's way
+    partial_of(tmp_path / CURRENT).write_text("half")
     save_checkpoint(tmp_path, example(4))
-    assert step_of(tmp_path) == 4 and not (tmp_path / PARTIAL).exists()
+    assert step_of(tmp_path) == 4 and not partial_of(tmp_path / CURRENT).exists()
 
 
 def truncate(path: Path) -> None:
@@ -249,7 +251,7 @@ def test_a_folder_that_cannot_be_forced_to_disk_is_told_from_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_checkpoint(tmp_path, example(1))
-    monkeypatch.setattr(module, "force_to_disk", lambda path: full_disk() if path == tmp_path else None)
+    monkeypatch.setattr(files, "force_to_disk", lambda path: full_disk() if path == tmp_path else None)
     with pytest.raises(CheckpointError, match=f"; {PREVIOUS} from before is untouched"):
         save_checkpoint(tmp_path, example(2))
     (tmp_path / CURRENT).unlink()

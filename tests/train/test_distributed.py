@@ -22,7 +22,8 @@ from safetensors.torch import load_file
 from torch import distributed, multiprocessing
 
 from linrec import tensor_files
-from linrec.cli.main import PATIENCE, main
+from linrec.cli import main
+from linrec.cli.dispatch import PATIENCE
 from linrec.models import ModelConfig, SequenceClassifierConfig
 from linrec.tasks import NO_TARGET, MemoryHorizon, Split
 from linrec.tasks.adding import Adding

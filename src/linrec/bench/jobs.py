@@ -10,6 +10,7 @@ from typing import Any
 from linrec.bench.suites import Entry
 from linrec.bench.variants import Variant, folder_name, parse_variant
 from linrec.bench.widths import Sizes, sizes, with_parameters
+from linrec.files import make_subfolder, read_json
 from linrec.tasks.base import judged_by
 from linrec.text import DataError
 from linrec.train import ConfigError, TrainConfig
@@ -161,13 +162,13 @@ def write_job(job: Job, out: Path, about: dict[str, Any]) -> Path:
     wanted = json.loads(json.dumps({**job.described, "config": config_to_dict(job.config)}))
     # a job whose data or model were missing may be another one now
     if (folder / FILE).exists() and not _never_began(folder):
-        stored = json.loads((folder / FILE).read_text())
+        stored = read_json(folder / FILE)
         if any(stored[name] != wanted[name] for name in wanted):
             raise ConfigError(
                 f"{folder} has a job of another configuration; give another --out, or remove that folder."
             )
         return folder
-    folder.mkdir(parents=True, exist_ok=True)
+    make_subfolder(out, job.folder)
     write_json(folder / FILE, {**wanted, **about})
     if job.ended:
         status, message = job.ended

@@ -11,6 +11,7 @@ from typing import Any
 from linrec.bench.pictures import drawings
 from linrec.bench.standings import Standing, level, standings
 from linrec.bench.widths import equally_many
+from linrec.files import make_subfolder, write_text
 from linrec.report import markup, style
 from linrec.report.scores import better
 
@@ -94,8 +95,7 @@ def write_page(rows: Sequence[dict[str, Any]], out: Path, *, title: str) -> Path
     """
     table = standings(rows)
     tasks = dict.fromkeys(standing.task for standing in table)
-    pictures = out / PICTURES
-    pictures.mkdir(exist_ok=True)
+    pictures = make_subfolder(out, PICTURES)
     drawn = [
         [
             markup.Picture(style.save(figure, pictures / f"{name}.png"), heading, caption)
@@ -129,7 +129,7 @@ def write_page(rows: Sequence[dict[str, Any]], out: Path, *, title: str) -> Path
             SCRIPT,
         ],
     )
-    markup.write(out / PAGE, page)
+    write_text(out / PAGE, page)
     return out / PAGE
 
 

@@ -8,9 +8,10 @@ from typing import Any
 
 from linrec.bench.jobs import FILE, NAMED, RUN
 from linrec.bench.schedule import outcome_of
+from linrec.files import read_json, reason, replacing, write_text
 from linrec.report.scores import score_of
-from linrec.train import RunFolderError, load_run
-from linrec.train.errors import TrainError
+from linrec.train import RunFolderError, TrainError
+from linrec.train.run import read_records
 
 __all__ = ["make_rows", "write_rows"]
 
@@ -39,12 +40,10 @@ def write_rows(rows: Sequence[dict[str, Any]], out: Path) -> list[Path]:
         TrainError: the disk is full, say.
     """
     lines = "".join(json.dumps(row) + "\n" for row in rows)
-    partial = out / f"{ROWS}.partial"
     try:
-        partial.write_text(lines)
-        partial.replace(out / ROWS)
+        write_text(out / ROWS, lines)
     except OSError as error:
-        raise TrainError(f"could not write {out / ROWS}: {error.strerror}.") from error
+        raise TrainError(f"could not write {out / ROWS}: {reason(error)}.") from error
     try:
         import pyarrow
         import pyarrow.parquet
@@ -53,7 +52,11 @@ def write_rows(rows: Sequence[dict[str, Any]], out: Path) -> list[Path]:
     # a job that did not come so far has nothing in the columns of those that did
     names = dict.fromkeys(name for row in rows for name in row)
     flat = [{name: _plain(row.get(name)) for name in names} for row in rows]
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(flat), out / PARQUET)
+    try:
+        with replacing(out / PARQUET) as partial:
+            pyarrow.parquet.write_table(pyarrow.Table.from_pylist(flat), partial)
+    except OSError as error:
+        raise TrainError(f"could not write {out / PARQUET}: {reason(error)}.") from error
     return [out / ROWS, out / PARQUET]
 
 
@@ -62,7 +65,7 @@ def _plain(value: Any) -> Any:
 
 
 def _row(folder: Path) -> dict[str, Any]:
-    job = json.loads((folder / FILE).read_text())
+    job = read_json(folder / FILE)
     outcome = outcome_of(folder) or {"status": "not run", "message": "", "peak_bytes": None}
     row = {
         **{name: job[name] for name in NAMED},
@@ -78,29 +81,30 @@ def _row(folder: Path) -> dict[str, Any]:
         "config": job["config"],
     }
     try:
-        run = load_run(folder / RUN)
+        # without the configuration: other commands' mixers may be code that this one was not told to run
+        about, metrics, result = read_records(folder / RUN)
     except RunFolderError as error:
         return row | _lost(row, str(error))
-    trained = [record for record in run.metrics if record["split"] == "train"]
+    trained = [record for record in metrics if record["split"] == "train"]
     speed = [record["tokens_per_second"] for record in trained]
     row |= {
         "steps": trained[-1]["step"] if trained else 0,
         "tokens_per_second": statistics.median(speed) if speed else None,
         "curve": [
             [record["step"], record["loss"], record.get("accuracy")]
-            for record in run.metrics
+            for record in metrics
             if record["split"] == "validation"
         ],
-        **{name: run.about[name] for name in ("commit", "device", "versions")},
+        **{name: about[name] for name in ("commit", "device", "versions")},
     }
     # what did not end well has no scores, whatever is there
     if outcome["status"] != "done":
         return row
-    if run.result is None:
-        row |= _lost(row, f"{run.path} has no result; run the job again.")
+    if result is None:
+        row |= _lost(row, f"{folder / RUN} has no result; run the job again.")
     else:
-        scores = {name: run.result[name] for name in ("test", "validation")}
-        row |= {"seconds": run.result["seconds"], **scores, "probes": run.result.get("probes", {})}
+        scores = {name: result[name] for name in ("test", "validation")}
+        row |= {"seconds": result["seconds"], **scores, "probes": result.get("probes", {})}
         scored = score_of(row["metric"], scores)
         if scored is None:
             message = "there is neither a test nor a validation split that could be scored."

@@ -1,6 +1,5 @@
 """Where jobs run: one after another, or several at a time by Ray."""
 
-import json
 import math
 import os
 import signal
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 
 from linrec.bench.jobs import FAILED, OUTCOME
+from linrec.files import append_to, read_json
 from linrec.train import ConfigError
 from linrec.train.run import write_json
 
@@ -79,7 +79,7 @@ def execute(folder: Path) -> None:
     """Run one job in a process of its own, and write down how it ended where it could not do so itself."""
     (folder / OUTCOME).unlink(missing_ok=True)
     command = [sys.executable, "-m", "linrec.bench.worker", str(folder), str(os.getpid())]
-    with (folder / LOG).open("a") as log:
+    with append_to(folder / LOG) as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         try:
             status = _wait(process)
@@ -110,7 +110,7 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
 def outcome_of(folder: Path) -> dict[str, Any] | None:
     """Return how the job of a folder ended, None if it did not end yet."""
     try:
-        return json.loads((folder / OUTCOME).read_text())
+        return read_json(folder / OUTCOME)
     except FileNotFoundError:
         return None
 

@@ -1,7 +1,6 @@
 """`python -m linrec.bench.worker FOLDER [STARTER]`: run the job of a folder, and write how it went."""
 
 import dataclasses
-import json
 import math
 import os
 import resource
@@ -15,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock
 
 from linrec.bench.jobs import FAILED, FILE, NO_DATA, OUTCOME, RUN, first_line, without_data
 from linrec.bench.speed import speed_by_length, state_elements
+from linrec.errors import memory_error
+from linrec.files import locked, read_json
 from linrec.tasks import Task, judged_by
 from linrec.text import DataError
 from linrec.train import DivergedError, InterruptedRunError, Progress, fit, load_run
@@ -26,9 +26,6 @@ from linrec.train.config import config_from_dict
 from linrec.train.run import write_json
 
 __all__ = ["run_job"]
-
-LOCK = ".lock"
-"""Held while a process is at work on a job: two would write the same run."""
 
 
 def run_job(folder: Path) -> str:
@@ -41,13 +38,16 @@ def run_job(folder: Path) -> str:
         The status: "done"; or "no data", "diverged", "out of memory", "stopped" or "failed", and the file
         says why.
     """
-    job = json.loads((folder / FILE).read_text())
+    job = read_json(folder / FILE)
     run = folder / RUN
     status, message = "done", ""
     try:
         # a run that has not come to its first line is begun again
         resume = (run / "config.json").exists()
-        config = load_run(run).config if resume else config_from_dict(job["config"])
+        # the command that wrote job.json was given the mixer
+        config = config_from_dict(job["config"], trust_code=True)
+        if resume:
+            config = load_run(run, trust_code=config.model.mixer_pattern).config
         result = fit(config, run, resume=resume, progress=_tell, command=job["command"])
         for split, scores in (("validation", result.validation), ("test", result.test)):
             if not math.isfinite(scores.get("loss", 0.0)):
@@ -59,13 +59,11 @@ def run_job(folder: Path) -> str:
     except InterruptedRunError:
         # the run itself names another command, for runs without a suite
         status, message = "stopped", "stopped with a checkpoint; the same command goes on from there."
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        status, message = "out of memory", first_line(error)
     except Exception as error:
-        traceback.print_exc()
-        # the CPU's allocator has no error of its own
-        status = "out of memory" if "can't allocate memory" in str(error) else FAILED
+        status = FAILED if memory_error(error) is None else "out of memory"
         message = first_line(error)
+        if status == FAILED:
+            traceback.print_exc()
     outcome: dict[str, Any] = {"status": status, "message": message, "peak_bytes": _peak_bytes()}
     write_json(folder / OUTCOME, outcome)
     if status == "done":
@@ -120,7 +118,7 @@ def _main(words: Sequence[str]) -> int:
     for process in starter:
         threading.Thread(target=_stop_without, args=(int(process),), daemon=True).start()
     # one that is about to stop may still be writing its checkpoint
-    with FileLock(Path(folder) / LOCK):
+    with locked(Path(folder), wait=True):
         return 0 if run_job(Path(folder)) == "done" else 1
 
 

@@ -1,5 +1,6 @@
 """`linrec bench SUITE`: compare mixers on the tasks of a suite."""
 
+import contextlib
 import math
 import re
 import shlex
@@ -13,7 +14,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
-from filelock import FileLock, Timeout
 from rich.console import Console
 from rich.table import Table
 
@@ -24,13 +24,12 @@ from linrec.bench.schedule import outcome_of
 from linrec.bench.standings import Standing, level, standings, validation_loss
 from linrec.bench.variants import split_list
 from linrec.bench.widths import Sizes, equally_many
+from linrec.cli.output import say
 from linrec.cli.parsing import one_line_errors, parse
-from linrec.errors import unknown
+from linrec.errors import printable, unknown
+from linrec.files import FolderInUseError, locked
 from linrec.train.errors import ConfigError, InterruptedRunError, TrainError
 from linrec.train.processes import program
-
-LOCK = ".lock"
-"""Held while a command is at work in a folder: two would train the same jobs, and lose each other's rows."""
 
 FACTORS = (1 / 3, 1.0, 3.0)
 """Learning rates of a sweep, times that of the recipe; the same for every mixer."""
@@ -90,10 +89,11 @@ def run(words: list[str]) -> int:
     suite = _Suite(options, out, deadline, console)
     # a scheduler that ends us is as good as Ctrl-C
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    lock = FileLock(out / LOCK)
+    lock = contextlib.ExitStack()
     try:
         out.mkdir(parents=True, exist_ok=True)
-        lock.acquire(timeout=0)
+        # two would train the same jobs, and lose each other's rows
+        lock.enter_context(locked(out))
         first = [job for job in jobs if job.seed == options.seeds[0]]
         rest = [job for job in jobs if job.seed != options.seeds[0]]
         factors = FACTORS if options.sweep else ()
@@ -105,9 +105,9 @@ def run(words: list[str]) -> int:
         else:
             suite.run(first)
         suite.run(rest)
-    except Timeout:
+    except FolderInUseError as error:
         raise ConfigError(
-            f"another linrec bench is at work in {out}; wait until it has ended, or give another --out."
+            f"{out}: {error.process} runs linrec bench here; wait until it has ended, or give another --out."
         ) from None
     except KeyboardInterrupt:
         suite.write()
@@ -115,11 +115,11 @@ def run(words: list[str]) -> int:
     except OSError as error:
         raise TrainError(f"{out} cannot be written: {error}.") from error
     finally:
-        lock.release()
+        lock.close()
         signal.signal(signal.SIGTERM, before)
     rows, files = suite.write()
     _show_scores(console, rows)
-    print(f"all in {out}: {', '.join(file.name for file in files)}")
+    say(f"all in {out}: {', '.join(file.name for file in files)}")
     return int(any(row["status"] != "done" for row in rows))
 
 
@@ -178,7 +178,8 @@ class _Suite:
     def _tell(self, folder: Path) -> None:
         row = make_rows([folder])[0]
         score = f"{row['metric']} {row['score']:.4g}" if row["status"] == "done" else row["message"]
-        self._console.print(f"{folder.relative_to(self._out)}: {row['status']}, {score}", highlight=False)
+        told = f"{folder.relative_to(self._out)}: {row['status']}, {score}"
+        self._console.print(printable(told), highlight=False)
 
     def _command(self, job: Job) -> str:
         rate = ["--lrs", f"{job.config.optim.lr:g}"] if job.trial else []
@@ -297,12 +298,12 @@ def _show_scores(console: Console, rows: Sequence[dict[str, Any]]) -> None:
         # what is the same for all of a task stands once
         of_task = [(task, metric), *(("", "") for _ in lines[1:])]
         for (task_name, of), (label, score, longest) in zip(of_task, lines, strict=True):
-            table.add_row(task_name, label, score, of, *([longest] if probed else []))
+            table.add_row(*map(printable, (task_name, label, score, of, *([longest] if probed else []))))
     console.print(table)
     for row in rows:
         if row["status"] not in ("done", "not run"):
             where = f"{row['task']}/{row['mixer']} seed {row['seed']} {row['trial']}".strip()
-            console.print(f"{where}: {row['status']}: {row['message']}", highlight=False)
+            console.print(printable(f"{where}: {row['status']}: {row['message']}"), highlight=False)
     if missing := sum(row["status"] == "not run" for row in rows):
         console.print(f"jobs that were not run: {missing}; the same command goes on", highlight=False)
 

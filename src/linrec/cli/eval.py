@@ -12,6 +12,7 @@ from rich.table import Table
 
 from linrec.cli.device import DeviceName, device_of
 from linrec.cli.parsing import one_line_errors, parse
+from linrec.errors import printable
 from linrec.evaluation import Evaluation, Score, choose_text, evaluate_run, parse_lengths
 from linrec.evaluation.perplexity import BATCH_TOKENS
 from linrec.generation.precision import Precision
@@ -57,6 +58,7 @@ class Options:
         carry: also evaluate with the state carried through the whole text.
         out: folder for the results; by default the run folder.
         device: where to compute; "auto" takes CUDA, then MPS, then the CPU.
+        trust_code: run the code of a mixer that the run names by an import path.
         precision: float32 throughout, or bfloat16 autocast.
         batch_tokens: tokens that go through the model at once; fewer need less memory.
     """
@@ -68,6 +70,7 @@ class Options:
     carry: bool = False
     out: Path | None = None
     device: DeviceName = "auto"
+    trust_code: bool = False
     precision: Precision = "32-true"
     batch_tokens: int = BATCH_TOKENS
 
@@ -77,7 +80,7 @@ def run(words: list[str]) -> int:
     options = parse(Options, words, "linrec eval")
     with one_line_errors():
         lengths = None if options.lengths is None else parse_lengths(options.lengths)
-        device, trained = device_of(options.device), load_run(options.run)
+        device, trained = device_of(options.device), load_run(options.run, trust_code=options.trust_code)
         text = choose_text(trained, **vars(options.data), split=options.split)
         found = evaluate_run(
             trained,
@@ -90,11 +93,14 @@ def run(words: list[str]) -> int:
             batch_tokens=options.batch_tokens,
             command=shlex.join(["linrec", "eval", *words]),
         )
-    console = Console()
+    # names of files may have square brackets
+    console = Console(markup=False)
     counts = found.text.tokens.counts
     console.print(
-        f"{found.text.title}: {counts.tokens:,} tokens, {counts.words:,} words in {counts.lines:,} lines, "
-        f"{counts.bytes:,} bytes",
+        printable(
+            f"{found.text.title}: {counts.tokens:,} tokens, {counts.words:,} words in {counts.lines:,} "
+            f"lines, {counts.bytes:,} bytes"
+        ),
         soft_wrap=True,
         highlight=False,
     )
@@ -102,7 +108,9 @@ def run(words: list[str]) -> int:
     if any(score.length == found.trained for score in found.scores):
         console.print("* the length of training", style="dim")
     console.print(
-        f"wrote perplexity.json and perplexity.png to {found.folder}", soft_wrap=True, highlight=False
+        printable(f"wrote perplexity.json and perplexity.png to {found.folder}"),
+        soft_wrap=True,
+        highlight=False,
     )
     return 0
 

@@ -12,6 +12,7 @@ import tyro
 
 from linrec.cli.device import DeviceName, device_of
 from linrec.cli.parsing import one_line_errors, parse
+from linrec.errors import printable
 from linrec.generation import Sampling, TokenStream, load_state, save_state, stream
 from linrec.generation.precision import Precision
 from linrec.text import StreamDecoder, Tokenizer
@@ -38,6 +39,7 @@ class Options:
         save_state: file to keep the state in when all is generated.
         load_state: file that --save-state wrote, to go on from; the prompt, if there is one, follows.
         device: where to compute; "auto" takes CUDA, then MPS, then the CPU.
+        trust_code: run the code of a mixer that the run names by an import path.
         precision: float32 throughout, or bfloat16 autocast.
     """
 
@@ -52,6 +54,7 @@ class Options:
     save_state: Path | None = None
     load_state: Path | None = None
     device: DeviceName = "auto"
+    trust_code: bool = False
     precision: Precision = "32-true"
 
 
@@ -72,7 +75,7 @@ def _run(options: Options) -> int:
             f"--save-state {options.save_state}: there is no folder {options.save_state.parent}."
         )
     device = device_of(options.device)
-    trained = load_run(options.run)
+    trained = load_run(options.run, trust_code=options.trust_code)
     task, tokenizer = language_task(trained), tokenizer_of(trained)
     prompt = _encoded(options, tokenizer)
     if len(prompt) > task.length:
@@ -122,6 +125,8 @@ def _run(options: Options) -> int:
 
 def _write(numbers: TokenStream, most: int, tokenizer: Tokenizer, before: list[int]) -> list[float]:
     """Write the text of tokens as they come; return the seconds that each took."""
+    # programs that read the text get every character of it
+    shown = printable if sys.stdout.isatty() else str
     decoder = StreamDecoder(tokenizer)
     for token in before:
         decoder.feed(token)
@@ -132,9 +137,9 @@ def _write(numbers: TokenStream, most: int, tokenizer: Tokenizer, before: list[i
         seconds.append(time.perf_counter() - begun)
         if token == tokenizer.end_of_document:
             break
-        sys.stdout.write(decoder.feed(token))
+        sys.stdout.write(shown(decoder.feed(token)))
         sys.stdout.flush()
-    sys.stdout.write(decoder.finish() + "\n")
+    sys.stdout.write(shown(decoder.finish()) + "\n")
     sys.stdout.flush()
     return seconds
 

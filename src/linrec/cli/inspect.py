@@ -11,6 +11,7 @@ from rich.table import Table
 
 from linrec.cli.device import DeviceName, device_of
 from linrec.cli.parsing import one_line_errors, parse
+from linrec.errors import printable
 from linrec.inspection import write_inspection
 from linrec.inspection.page import table
 from linrec.inspection.write import N_TOKENS
@@ -33,6 +34,7 @@ class Options:
         matrices: token-mixing matrices, which are possible up to 1,024 tokens.
         out: folder to write to; by default RUN/inspection.
         device: where to compute; "auto" takes CUDA, then MPS, then the CPU.
+        trust_code: run the code of a mixer that the run names by an import path.
     """
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
@@ -43,6 +45,7 @@ class Options:
     matrices: bool = True
     out: Path | None = None
     device: DeviceName = "auto"
+    trust_code: bool = False
 
 
 def run(words: list[str]) -> int:
@@ -50,7 +53,7 @@ def run(words: list[str]) -> int:
     options = parse(Options, words, "linrec inspect")
     with one_line_errors():
         found = write_inspection(
-            load_run(options.run),
+            load_run(options.run, trust_code=options.trust_code),
             prompt=options.prompt,
             path=options.data,
             split=options.split,
@@ -60,9 +63,9 @@ def run(words: list[str]) -> int:
             device=device_of(options.device),
             command=shlex.join(["linrec", "inspect", *words]),
         )
-    n_tokens, tokens, console = len(found.tokens.labels), found.tokens, Console()
+    n_tokens, tokens, console = len(found.tokens.labels), found.tokens, Console(markup=False)
     some = f"the first {n_tokens:,} of" if n_tokens < tokens.of else "all"
-    console.print(f"{tokens.source}: {some} {tokens.of:,} tokens", soft_wrap=True, highlight=False)
+    console.print(printable(f"{tokens.source}: {some} {tokens.of:,} tokens"), soft_wrap=True, highlight=False)
     head, rows = table(found.layers)
     shown = Table(box=None, padding=(0, 1, 0, 0), show_edge=False, header_style="dim")
     for title in head:
@@ -71,6 +74,6 @@ def run(words: list[str]) -> int:
         shown.add_row(*row)
     console.print(shown)
     for sentence in found.missing:
-        console.print(sentence, soft_wrap=True, highlight=False)
-    console.print(f"wrote {found.page}", soft_wrap=True, highlight=False)
+        console.print(printable(sentence), soft_wrap=True, highlight=False)
+    console.print(printable(f"wrote {found.page}"), soft_wrap=True, highlight=False)
     return 0

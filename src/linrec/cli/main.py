@@ -1,48 +1,15 @@
-"""From the words of a command line to a command, and from its errors to a line and an exit status."""
+"""The start of every command, before the second in which its modules are imported."""
 
 import contextlib
 import importlib
 import os
+import signal
 import sys
-import time
-import warnings
+import threading
 from collections.abc import Iterator, Sequence
-from typing import Any
+from types import FrameType
 
-from torch import distributed
-
-from linrec import __version__
-from linrec.errors import unknown
-from linrec.text import DataError
-from linrec.train.errors import ConfigError, InterruptedRunError, RunFolderError, TrainError
-
-# each is a file of this folder, imported when it is asked for
-COMMANDS = {
-    "train": "train RECIPE   train a model",
-    "generate": "generate RUN   continue a text with a language model",
-    "eval": "eval RUN       perplexity of a language model by length of context",
-    "inspect": "inspect RUN    what a model remembers and forgets",
-    "report": "report RUN...  pictures and tables of trained models",
-    "bench": "bench SUITE    compare mixers on the tasks of a suite",
-    "demo": "demo           train two small models, and report",
-}
-
-# seconds that a process which failed gives the first one to fail too
-PATIENCE = 20
-
-HELP = """\
-usage: linrec COMMAND ...
-
-Linear recurrent sequence models.
-
-commands:
-{commands}
-
-options:
-  --version      print the version
-
-`linrec COMMAND --help` says more.
-"""
+__all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -59,10 +26,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         0.1.0
         0
     """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    with _stopped_in_one_line():
+        dispatch = importlib.import_module("linrec.cli.dispatch")
     try:
-        with _one_voice():
-            status = _run(list(sys.argv[1:] if arguments is None else arguments))
-            sys.stdout.flush()
+        status: int = dispatch.run(words)
+        sys.stdout.flush()
     except BrokenPipeError:
         # whoever read our output has left, as `head` does; the interpreter flushes again, and must not fail
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -70,70 +39,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
-def _is_first() -> bool:
-    return int(os.environ.get("WORLD_SIZE", "1")) == 1 or int(os.environ.get("RANK", "0")) == 0
-
-
 @contextlib.contextmanager
-def _one_voice() -> Iterator[None]:
-    """Let the first process that torchrun started speak for all; the traceback of a bug comes from each."""
-    if _is_first():
+def _stopped_in_one_line() -> Iterator[None]:
+    """Let Ctrl-C end the process at once: modules that are half imported turn it into other errors."""
+    ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not ours or threading.current_thread() is not threading.main_thread():
         yield
         return
-    with (
-        open(os.devnull, "w") as nowhere,
-        contextlib.redirect_stdout(nowhere),
-        contextlib.redirect_stderr(nowhere),
-    ):
-        yield
 
+    def stop(number: int, frame: FrameType | None) -> None:
+        os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, b"linrec: stopped.\n")
+        os._exit(130)
 
-def _run(words: list[str]) -> int:
-    text = HELP.format(commands="\n".join(f"  {line}" for line in COMMANDS.values()))
-    if not words:
-        print(text, end="", file=sys.stderr)
-        return 2
-    if words[0] in ("-h", "--help"):
-        print(text, end="")
-        return 0
-    if words[0] == "--version":
-        print(__version__)
-        return 0
+    signal.signal(signal.SIGINT, stop)
     try:
-        if words[0] not in COMMANDS:
-            raise ConfigError(unknown("command", words[0], COMMANDS))
-        with warnings.catch_warnings():
-            warnings.showwarning = _show_warning
-            # complex states have kernels of their own; nothing is lost, and users can change nothing about it
-            warnings.filterwarnings(
-                "ignore", message="Torchinductor does not support code generation for complex"
-            )
-            command = importlib.import_module(f"linrec.cli.{words[0]}")
-            status: int = command.run(words[1:])
-            return status
-    except (ConfigError, DataError, RunFolderError) as error:
-        return _say(error, 2)
-    except InterruptedRunError as error:
-        return _say(error, 130)
-    except KeyboardInterrupt:
-        return _say("stopped.", 130)
-    except SystemExit:
-        # help was asked for and given
-        return 0
-    except TrainError as error:
-        return _say(error, 1)
-
-
-def _show_warning(message: Warning | str, *rest: Any, **named: Any) -> None:
-    print(f"linrec: {message}", file=sys.stderr)
-
-
-def _say(message: object, status: int) -> int:
-    stream = sys.stderr
-    connected = distributed.is_available() and distributed.is_initialized()
-    if not _is_first() and not connected and status != 130:
-        # torchrun ends all when one has failed: the first may be about to say the same, or know nothing of it
-        time.sleep(PATIENCE)
-        stream = sys.__stderr__ or stream
-    print(f"linrec: {message}", file=stream)
-    return status
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import tyro
 
+from linrec.cli.output import say
 from linrec.cli.parsing import parse
 from linrec.report import compare_runs, write_report
 from linrec.report.arms import mean_and_spread
@@ -22,6 +23,7 @@ class Options:
         out: folder for the report; by default that of the one run, or the one that all runs lie in.
         baseline: rows.jsonl of a suite, or result.json of earlier runs, to compare runs of the same settings
             with. The exit status is 1 where one has become worse.
+        trust_code: run the code of mixers that runs name by an import path.
     """
 
     runs: Annotated[
@@ -29,6 +31,7 @@ class Options:
     ]
     out: Annotated[Path | None, tyro.conf.arg(metavar="PATH")] = None
     baseline: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="FILE ...", help_behavior_hint="")] = ()
+    trust_code: bool = False
 
 
 def run(words: list[str]) -> int:
@@ -38,14 +41,15 @@ def run(words: list[str]) -> int:
         raise ConfigError("name at least one run folder: linrec report RUN ...")
     for run in options.runs:
         _refuse_suite(run)
-        load_run(run)
+        load_run(run, trust_code=options.trust_code)
     together = Path(os.path.commonpath([run.absolute().parent for run in options.runs]))
     out = options.out or (options.runs[0] if len(options.runs) == 1 else together)
-    print(f"wrote {write_report(options.runs, out, baseline=options.baseline)}")
-    worse = [found for found in compare_runs(options.runs, options.baseline) if found.verdict == "regression"]
+    trust = {"baseline": options.baseline, "trust_code": options.trust_code}
+    say(f"wrote {write_report(options.runs, out, **trust)}")
+    worse = [found for found in compare_runs(options.runs, **trust) if found.verdict == "regression"]
     for found in worse:
         scores = f"{mean_and_spread(found.scores, 4)} against {mean_and_spread(found.baseline, 4)}"
-        print(f"regression: {found.label}: {found.metric} {scores} of the baseline")
+        say(f"regression: {found.label}: {found.metric} {scores} of the baseline")
     return int(bool(worse))
 
 

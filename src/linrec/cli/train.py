@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from linrec.cli.output import say
 from linrec.cli.parsing import one_line_errors, parse, peek
 from linrec.tasks import judged_by
 from linrec.train import ConfigError, TrainConfig, fit, get_recipe, load_run, recipe_names
@@ -57,7 +58,7 @@ def run(words: list[str]) -> int:
         listed = ", ".join(recipe_names())
         raise ConfigError(f"name a recipe first, or a run folder after --resume; recipes: {listed}.")
 
-    config = _base_config(name, resume)
+    config = _base_config(name, resume, trust_code="--trust-code" in rest)
     with one_line_errors():
         options_of_mixers = options_type(config, peek(rest, "--model.mixer"))
     options = parse(options_of_mixers, rest, f"linrec train {config.name}")
@@ -76,18 +77,18 @@ def run(words: list[str]) -> int:
         )
     scores = {"test": result.test, "validation": result.validation}
     told = [_told(name, of, judged_by(config.task)) for name, of in scores.items() if of]
-    print(", ".join(told) or "no scores: the task has neither test nor validation data")
+    say(", ".join(told) or "no scores: the task has neither test nor validation data")
     best = "" if result.best_step is None else f", the model of step {result.best_step} kept"
-    print(f"{result.steps} steps in {result.seconds:.0f} s{best}; all in {folder}")
+    say(f"{result.steps} steps in {result.seconds:.0f} s{best}; all in {folder}")
     return 0
 
 
-def _base_config(name: str, resume: str | None) -> TrainConfig:
+def _base_config(name: str, resume: str | None, *, trust_code: bool) -> TrainConfig:
     """Return the configuration that the options start from."""
     if resume is None:
         with one_line_errors():
             return get_recipe(name)
-    config = load_run(resume).config
+    config = load_run(resume, trust_code=trust_code).config
     if name.replace("_", "-") not in ("", config.name):
         raise ConfigError(f"{resume} was trained with the recipe {config.name!r}, not {name!r}.")
     return config

@@ -1,7 +1,6 @@
 """A checkpoint folder of Hugging Face transformers: its options, and its tensors, each to be taken once."""
 
 import contextlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from linrec.errors import nearest
+from linrec.files import read_json
 
 __all__ = ["ConversionError", "Options", "Tensors", "open_checkpoint"]
 
@@ -208,7 +208,7 @@ def _places(folder: Path) -> dict[str, str]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"), object_hook=_number)
+        content = read_json(path, object_hook=_number)
     except FileNotFoundError:
         raise ConversionError(
             f"there is no {path}; a checkpoint is a folder with {CONFIG} and {WHOLE} (or {INDEX} and what it "

@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from linrec import __version__
+from linrec.files import parse_json, replacing
 from linrec.generation.state import GenerationState, filled, named
 from linrec.models import LanguageModel
 
@@ -81,13 +82,8 @@ def save_state(path: str | os.PathLike[str], state: GenerationState, model: Lang
         "model": fingerprint(model),
         "versions": {"linrec": __version__, "torch": str(torch.__version__)},
     }
-    partial = path.with_name(path.name + ".partial")
-    try:
+    with replacing(path) as partial:
         partial.write_bytes(safetensors.torch.save(tensors, metadata={"generation": json.dumps(about)}))
-        os.replace(partial, path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
 
 
 def load_state(path: str | os.PathLike[str], model: LanguageModel) -> GenerationState:
@@ -110,7 +106,7 @@ def load_state(path: str | os.PathLike[str], model: LanguageModel) -> Generation
         with safe_open(path, framework="pt") as file:
             stored = (file.metadata() or {}).get("generation")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        about = None if stored is None else json.loads(stored)
+        about = None if stored is None else parse_json(stored)
     except OSError as error:
         raise StateFileError(f"the state {path} cannot be read: {error.strerror or error}.") from error
     except (SafetensorError, ValueError) as error:

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
+from linrec.files import make_subfolder, write_text
 from linrec.inspection.collect import Layer, inspect_model
 from linrec.inspection.page import draw, render_page
 from linrec.inspection.statistics import BINS, forgetting, histogram, reach, time_scales
 from linrec.inspection.tokens import InspectedTokens, choose_tokens
 from linrec.models.pattern import spelled
-from linrec.report import markup
 from linrec.tasks import SplitName
 from linrec.train import ConfigError, Run, RunFolderError
 from linrec.train.provenance import provenance
@@ -21,6 +21,7 @@ from linrec.train.run import write_json
 
 __all__ = ["Inspection", "write_inspection"]
 
+FOLDER = "inspection"
 PAGE = "inspection.html"
 JSON = "inspection.json"
 N_TOKENS = 256
@@ -110,11 +111,13 @@ def write_inspection(
     if all(layer.magnitude is None and layer.mixing is None for layer in layers):
         cure = "" if matrices else " Leave --no-matrices out to see its token-mixing matrices."
         raise ConfigError(f"nothing can be shown of the mixer {mixer!r}: it has no transitions.{cure}")
-    folder = run.path / "inspection" if out is None else Path(out)
+    folder = run.path / FOLDER if out is None else Path(out)
     try:
+        if out is None:
+            make_subfolder(run.path, FOLDER)
         folder.mkdir(parents=True, exist_ok=True)
         pictures, missing = draw(layers, tokens, folder)
-        markup.write(folder / PAGE, render_page(run, tokens, layers, pictures, missing, command))
+        write_text(folder / PAGE, render_page(run, tokens, layers, pictures, missing, command))
     except OSError as error:
         raise RunFolderError(f"could not write to {folder}: {error.strerror or error}.") from error
     content = {

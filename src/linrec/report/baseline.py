@@ -1,17 +1,17 @@
 """Runs beside earlier ones of the same configuration: which of them have become worse."""
 
-import json
 import os
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from linrec.files import parse_json
 from linrec.report.arms import Arm, arm_key, group_runs
 from linrec.report.scores import better, score_of
 from linrec.tasks import judged_by
-from linrec.train import ConfigError, load_run
+from linrec.train import ConfigError, UntrustedCodeError, load_run
 from linrec.train.config import config_from_dict
 
 __all__ = ["Comparison", "compare_arms", "compare_runs"]
@@ -62,13 +62,17 @@ class Comparison:
 
 
 def compare_runs(
-    run_dirs: Iterable[str | os.PathLike[str]], baseline: Sequence[str | os.PathLike[str]]
+    run_dirs: Iterable[str | os.PathLike[str]],
+    baseline: Sequence[str | os.PathLike[str]],
+    *,
+    trust_code: bool = False,
 ) -> list[Comparison]:
     """Compare finished runs with those of a baseline that have the same configuration but for the seed.
 
     Args:
         run_dirs: run folders of `linrec train`, or of the jobs of `linrec bench`.
         baseline: `rows.jsonl` of a suite, or `result.json` of runs; several together are one baseline.
+        trust_code: whether to import mixers that the runs name by import paths; see `load_run`.
 
     Returns:
         One for every arm that has results and a baseline.
@@ -78,14 +82,16 @@ def compare_runs(
             of these.
         RunFolderError: one of `run_dirs` is no run.
     """
-    return compare_arms(group_runs(load_run(folder) for folder in run_dirs), baseline)
+    return compare_arms(group_runs(load_run(folder, trust_code=trust_code) for folder in run_dirs), baseline)
 
 
 def compare_arms(arms: Sequence[Arm], baseline: Sequence[str | os.PathLike[str]]) -> list[Comparison]:
     """Compare arms as `group_runs` makes them; arguments, result and errors are those of `compare_runs`."""
     known: dict[str, list[float]] = {}
+    # the runs name these mixers too, and the caller trusts them
+    trusted = {mixer for arm in arms for mixer in arm.runs[0].config.model.mixer_pattern}
     for file in baseline:
-        for key, score in _scores(Path(file)):
+        for key, score in _scores(Path(file), trusted):
             known.setdefault(key, []).append(score)
     keys = [arm_key(arm.runs[0].config) for arm in arms]
     if baseline and not known.keys() & set(keys):
@@ -102,14 +108,14 @@ def compare_arms(arms: Sequence[Arm], baseline: Sequence[str | os.PathLike[str]]
     return found
 
 
-def _scores(file: Path) -> list[tuple[str, float]]:
+def _scores(file: Path, trusted: Collection[str]) -> list[tuple[str, float]]:
     """Key of the arm and score of every run of a file that has ended."""
     try:
         text = file.read_text(encoding="utf-8")
         # one result in many lines, or a row in each
-        stored = [json.loads(text)] if file.suffix == ".json" else [*map(json.loads, text.splitlines())]
+        stored = [parse_json(text)] if file.suffix == ".json" else [*map(parse_json, text.splitlines())]
         ended = [row for row in stored if row.get("status", "done") == "done"]
-        return [scored for row in ended if (scored := _scored(row)) is not None]
+        return [scored for row in ended if (scored := _scored(row, trusted)) is not None]
     except OSError as error:
         raise ConfigError(f"the baseline {file} cannot be read: {error.strerror or error}.") from error
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -119,7 +125,11 @@ def _scores(file: Path) -> list[tuple[str, float]]:
         ) from error
 
 
-def _scored(row: Mapping[str, Any]) -> tuple[str, float] | None:
-    config = config_from_dict(row["config"])
+def _scored(row: Mapping[str, Any], trusted: Collection[str]) -> tuple[str, float] | None:
+    try:
+        config = config_from_dict(row["config"], trust_code=trusted)
+    except UntrustedCodeError:
+        # of a mixer that no run has
+        return None
     scored = score_of(judged_by(config.task), row)
     return None if scored is None else (arm_key(config), scored[0])

@@ -76,13 +76,6 @@ def document(title: str, parts: Iterable[str]) -> str:
     )
 
 
-def write(path: Path, page: str) -> None:
-    """Write a page, whole or not at all."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(page, encoding="utf-8")
-    partial.replace(path)
-
-
 def missing(sentences: Sequence[str]) -> str:
     """Return a box with what could not be shown, a sentence each; nothing where there is none."""
     if not sentences:

@@ -1,6 +1,5 @@
 """Perplexity over the length of the windows: train short, test long (HGRN, table 14)."""
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter
 
+from linrec.files import read_json
 from linrec.report import style
 from linrec.train import RunFolderError
 
@@ -29,7 +29,7 @@ def read_perplexity(folder: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        content: dict[str, Any] = read_json(path)
         numbers = [score[name] for score in content["scores"] for name in ("length", *UNITS)]
         whole = all(isinstance(number, int | float | None) for number in numbers)
         whole = whole and isinstance(content["data"], str) and "trained_length" in content

@@ -10,6 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from linrec.files import replacing
+
 LineStyle: TypeAlias = Literal["-", ":"]
 
 # Okabe and Ito's palette without its yellow, which is too light for lines on white
@@ -79,8 +81,7 @@ def add_legend(figure: Figure, handles: Sequence[Line2D]) -> None:
 
 def save(figure: Figure, path: Path) -> Path:
     """Write the picture as PNG, whole or not at all, and return its path."""
-    partial = path.with_name(path.name + ".partial")
-    # no software version inside: the same data makes the same file
-    figure.savefig(partial, format="png", metadata={"Software": None})
-    partial.replace(path)
+    with replacing(path) as partial:
+        # no software version inside: the same data makes the same file
+        figure.savefig(partial, format="png", metadata={"Software": None})
     return path

@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 
+from linrec.files import write_text
 from linrec.models.pattern import spelled
 from linrec.report import style
 from linrec.report.arms import Arm, group_runs
 from linrec.report.baseline import compare_arms
 from linrec.report.curves import draw_learning_curves
-from linrec.report.markup import Picture, write
+from linrec.report.markup import Picture
 from linrec.report.page import render_page
 from linrec.report.perplexity import read_perplexity
 from linrec.report.spans import draw_accuracy_by_span
@@ -39,6 +40,7 @@ def write_report(
     out_dir: str | os.PathLike[str],
     *,
     baseline: Sequence[str | os.PathLike[str]] = (),
+    trust_code: bool = False,
 ) -> Path:
     """Write `report.html` and its pictures from run folders alone.
 
@@ -51,6 +53,7 @@ def write_report(
         run_dirs: run folders of `linrec train`, finished or not; at least one. The same folder counts once.
         out_dir: where to write; made if need be, files of the same names are replaced.
         baseline: rows or results of earlier runs to compare with; see `compare_runs`.
+        trust_code: whether to import mixers that the runs name by import paths; see `load_run`.
 
     Returns:
         The path of the page.
@@ -76,7 +79,7 @@ def write_report(
     folders = list({Path(folder).resolve(): Path(folder) for folder in run_dirs}.values())
     if not folders:
         raise RunFolderError("`run_dirs` must name at least one run folder; got none.")
-    arms = group_runs([_load(folder) for folder in folders])
+    arms = group_runs([_load(folder, trust_code) for folder in folders])
     comparisons = compare_arms(arms, baseline)
     compared = {comparison.label for comparison in comparisons}
     alone = [arm.label for arm in arms if baseline and arm.results and arm.label not in compared]
@@ -86,18 +89,16 @@ def write_report(
         pictures, missing = _draw(arms, out)
         missing += [f"The baseline has no run like those of {label}." for label in alone]
         page = out / "report.html"
-        write(page, render_page(arms, pictures, missing, comparisons))
+        write_text(page, render_page(arms, pictures, missing, comparisons))
     except OSError as error:
         raise RunFolderError(f"could not write the report to {out}: {error.strerror or error}.") from error
     return page
 
 
-def _load(folder: Path) -> Run:
-    run = load_run(folder)
+def _load(folder: Path, trust_code: bool) -> Run:
+    run = load_run(folder, trust_code=trust_code)
     # all that the report takes for granted, so that a file of another origin is refused here and in one line
     absent = []
-    if not all(isinstance(record, dict) and {"step", "split"} <= record.keys() for record in run.metrics):
-        absent.append("a step or split in metrics.jsonl")
     if run.result is not None:
         absent += [name for name in RESULT_FIELDS if name not in run.result]
         by = judged_by(run.config.task)

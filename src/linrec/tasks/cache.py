@@ -1,11 +1,8 @@
 """What takes long to draw is kept in files: later calls find it by a hash of all that it depends on."""
 
-import contextlib
 import functools
 import hashlib
 import json
-import os
-import uuid
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,7 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from linrec.tensor_files import UNREADABLE, UNWRITABLE, force_to_disk, read_tensors, reason, write_tensors
+from linrec.files import reason, replacing
+from linrec.tensor_files import UNREADABLE, UNWRITABLE, read_tensors, write_tensors
 from linrec.text import default_cache
 
 FOLDER = "tasks"
@@ -66,19 +64,13 @@ def kept(
 
 
 def _keep(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
-    # a name of its own: several processes may draw the same
-    partial = path.with_name(f"{path.stem}.{uuid.uuid4().hex}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_tensors(partial, tensors, about)
-        os.replace(partial, path)
-        force_to_disk(path.parent)
+        # several processes may draw the same
+        with replacing(path, shared=True) as partial:
+            write_tensors(partial, tensors, about)
     except UNWRITABLE as error:
         _warn_once(path.parent, reason(error))
-    finally:
-        # also where writing was interrupted; on success it has the other name
-        with contextlib.suppress(OSError):
-            partial.unlink()
 
 
 @functools.cache

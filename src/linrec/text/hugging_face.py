@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from linrec.files import read_json, write_text
 from linrec.text.errors import DataError, one_line, require
 from linrec.text.tokenizer import FILE, Tokenizer
 
@@ -63,7 +64,7 @@ class HuggingFaceTokenizer(Tokenizer):
         beside = path.parent / CONFIG_FILE
         try:
             backend = tokenizers.Tokenizer.from_file(str(path))
-            about = json.loads(beside.read_text(encoding="utf-8")) if beside.is_file() else {}
+            about = read_json(beside) if beside.is_file() else {}
         # the package raises bare exceptions
         except Exception as error:
             raise DataError(f"{path} is no tokenizer that can be read: {one_line(error)}.") from error
@@ -81,7 +82,7 @@ class HuggingFaceTokenizer(Tokenizer):
         """
         transformers = require("transformers", f"the tokenizer {name!r}, one of Hugging Face's,")
         try:
-            loaded = transformers.AutoTokenizer.from_pretrained(name, use_fast=True)
+            loaded = transformers.AutoTokenizer.from_pretrained(name, use_fast=True, trust_remote_code=False)
         # the package raises many kinds of errors, all for the same few reasons
         except Exception as error:
             raise DataError(
@@ -109,9 +110,9 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def save(self, folder: Path) -> None:
         """Write `tokenizer.json` and `tokenizer_config.json`, which Hugging Face's packages read too."""
-        (folder / FILE).write_text(self.backend.to_str(), encoding="utf-8")
+        write_text(folder / FILE, self.backend.to_str())
         about = {"name_or_path": self.name, "eos_token": self._end}
-        (folder / CONFIG_FILE).write_text(json.dumps(about), encoding="utf-8")
+        write_text(folder / CONFIG_FILE, json.dumps(about))
 
     def _decode(self, ids: list[int]) -> str:
         decoded: str = self.backend.decode(ids, skip_special_tokens=True)

@@ -1,9 +1,9 @@
 """Tokenizers by name, by path, and from the folders that they were saved into."""
 
-import json
 import os
 from pathlib import Path
 
+from linrec.files import read_json
 from linrec.text.errors import DataError
 from linrec.text.hugging_face import HuggingFaceTokenizer
 from linrec.text.tokenizer import FILE, ByteTokenizer, CharacterTokenizer, Tokenizer
@@ -74,7 +74,7 @@ def read_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
 
 def _read(path: Path) -> Tokenizer:
     try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
+        stored = read_json(path)
     except (OSError, ValueError) as error:
         raise DataError(f"{path} is no tokenizer that can be read: {error}.") from error
     kind = stored.get("kind") if isinstance(stored, dict) else None

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from linrec.files import read_json
 from linrec.text.errors import DataError
 from linrec.text.load import read_tokenizer
 from linrec.text.pieces import Counter, TextCounts, batches, pieces
@@ -38,7 +39,7 @@ class Shards:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         try:
-            index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+            index = read_json(folder / INDEX)
             self._dtype = np.dtype(index["dtype"])
             self._files: dict[str, int] = index["files"]
             self._counts = {split: TextCounts(**counts) for split, counts in index["splits"].items()}

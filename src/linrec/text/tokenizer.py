@@ -10,6 +10,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from linrec.files import write_text
 from linrec.text.errors import DataError
 
 __all__ = ["ByteTokenizer", "CharacterTokenizer", "StreamDecoder", "Tokenizer"]
@@ -71,7 +72,7 @@ class Tokenizer(ABC):
 
     def save(self, folder: Path) -> None:
         """Write `tokenizer.json` into a folder; `read_tokenizer` reads it."""
-        (folder / FILE).write_text(json.dumps(self._definition()), encoding="utf-8")
+        write_text(folder / FILE, json.dumps(self._definition()))
 
     @abstractmethod
     def _definition(self) -> dict[str, object]:

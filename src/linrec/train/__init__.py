@@ -8,6 +8,7 @@ from linrec.train.errors import (
     InterruptedRunError,
     RunFolderError,
     TrainError,
+    UntrustedCodeError,
 )
 from linrec.train.loop import fit
 from linrec.train.recipes import get_recipe, recipe_names
@@ -27,6 +28,7 @@ __all__ = [
     "RunFolderError",
     "TrainConfig",
     "TrainError",
+    "UntrustedCodeError",
     "fit",
     "get_recipe",
     "load_run",

@@ -4,9 +4,8 @@
     checkpoint.previous.safetensors  the one before
     checkpoint.damaged.safetensors   a newest one that a resumed run could not read, set aside
     best.safetensors                 weights alone: the model of the lowest validation loss, where it is kept
-    checkpoint.partial               being written; a leftover of an interrupted write, never read
 
-A file is written under the last name, forced to disk, and renamed. Loading checks the file's length and the
+Each is written by `linrec.files.replacing`. Loading checks the file's length and the
 checksum of its tensors, and falls back to the previous one. Nothing is ever unpickled.
 """
 
@@ -18,15 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from linrec.tensor_files import UNREADABLE, UNWRITABLE, force_to_disk, read_tensors, reason, write_tensors
+from linrec.files import force_to_disk, reason, replacing
+from linrec.tensor_files import UNREADABLE, UNWRITABLE, read_tensors, write_tensors
 from linrec.train.errors import CheckpointError
 
 CURRENT = "checkpoint.safetensors"
 PREVIOUS = "checkpoint.previous.safetensors"
 DAMAGED = "checkpoint.damaged.safetensors"
-PARTIAL = "checkpoint.partial"
 BEST = "best.safetensors"
 
 
@@ -60,25 +59,23 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
         CheckpointError: the file could not be written (a full disk, say); the newest before it is untouched,
             in the file that the message names.
     """
-    partial, current, previous = folder / PARTIAL, folder / CURRENT, folder / PREVIOUS
-    # where the newest from before is, should anything fail
-    older = [CURRENT, PREVIOUS]
+    current, previous = folder / CURRENT, folder / PREVIOUS
+    moved = False
     try:
-        _write(partial, checkpoint)
-        # none there: this is the first, or the newest was set aside
-        with contextlib.suppress(FileNotFoundError):
-            os.replace(current, previous)
-        try:
-            os.replace(partial, current)
-        except OSError:
+        with replacing(current) as partial:
+            _write(partial, checkpoint)
+            # before the newest is moved
+            force_to_disk(partial)
+            # none there: this is the first, or the newest was set aside
+            with contextlib.suppress(FileNotFoundError):
+                os.replace(current, previous)
+            moved = True
+    except UNWRITABLE as error:
+        # where the newest from before is
+        older = [PREVIOUS] if moved and os.path.exists(current) else [CURRENT, PREVIOUS]
+        if moved and not os.path.exists(current):
             with contextlib.suppress(OSError):
                 os.replace(previous, current)
-            raise
-        older = [PREVIOUS]
-        force_to_disk(folder)
-    except UNWRITABLE as error:
-        with contextlib.suppress(OSError):
-            partial.unlink()
         left = _what_is_left(folder, older)
         raise CheckpointError(f"could not write {current}: {reason(error)}; {left}.") from error
 
@@ -93,14 +90,11 @@ def save_best(folder: Path, checkpoint: Checkpoint) -> None:
     Raises:
         CheckpointError: the file could not be written; the one before is untouched.
     """
-    partial, best = folder / PARTIAL, folder / BEST
+    best = folder / BEST
     try:
-        _write(partial, checkpoint)
-        os.replace(partial, best)
-        force_to_disk(folder)
+        with replacing(best) as partial:
+            _write(partial, checkpoint)
     except UNWRITABLE as error:
-        with contextlib.suppress(OSError):
-            partial.unlink()
         left = _what_is_left(folder, [BEST])
         raise CheckpointError(f"could not write {best}: {reason(error)}; {left}.") from error
 
@@ -155,6 +149,44 @@ def load_checkpoint(folder: Path, *, set_aside: bool = False) -> Checkpoint | No
     if failures:
         raise CheckpointError(f"{' and '.join(failures)}; start again with another --out.")
     return None
+
+
+def check_weights(checkpoint: Checkpoint, model: nn.Module, folder: Path) -> None:
+    """Refuse the weights of a model of another configuration.
+
+    Args:
+        checkpoint: the checkpoint.
+        model: the model that the configuration describes.
+        folder: the run folder, for the message.
+
+    Raises:
+        CheckpointError: a tensor is missing, has no place in the model, or has another shape.
+    """
+    stored = {name: tuple(tensor.shape) for name, tensor in checkpoint.part("model.").items()}
+    wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    for name in [*wanted, *stored]:
+        if stored.get(name) != wanted.get(name):
+            has = f"the shape {stored[name]}" if name in stored else "no such tensor"
+            needs = f"the shape {wanted[name]}" if name in wanted else "no such tensor"
+            raise CheckpointError(
+                f"the weights in {folder} are of another configuration than its config.json: `{name}` has "
+                f"{has}, and the configuration needs {needs}. Put the files of one run together."
+            )
+
+
+def check_state(checkpoint: Checkpoint, folder: Path) -> None:
+    """Refuse a checkpoint that no run can go on from, such as the best model's.
+
+    Raises:
+        CheckpointError: something is missing.
+    """
+    absent = [name for name in ("step", "seconds", "python_random") if name not in checkpoint.about]
+    absent += [name for name in ("metrics.window",) if name not in checkpoint.tensors]
+    if absent:
+        raise CheckpointError(
+            f"the checkpoint in {folder} cannot be resumed: it has no {', '.join(absent)}. Start a new run "
+            "with --out."
+        )
 
 
 def _set_aside(folder: Path) -> None:

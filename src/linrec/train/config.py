@@ -2,16 +2,21 @@
 
 import dataclasses
 import inspect
-from collections.abc import Mapping
+import math
+import typing
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from linrec import mixers, tasks
 from linrec.errors import nearest, unknown
 from linrec.models import ModelConfig, SequenceClassifierConfig
 from linrec.tasks import PairedTask, Task
-from linrec.train.errors import ConfigError
+from linrec.train.errors import ConfigError, UntrustedCodeError
+from linrec.train.field_types import check_types
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -223,6 +228,7 @@ class TrainConfig:
         )
         # the documented way for a frozen dataclass to derive its own fields
         object.__setattr__(self, "model", completed)
+        _check_numbers(flattened(dataclasses.asdict(self)))
 
 
 def model_type(task: Task) -> type[ModelConfig] | type[SequenceClassifierConfig]:
@@ -314,25 +320,60 @@ def config_to_dict(config: TrainConfig) -> dict[str, Any]:
     return fields
 
 
-def config_from_dict(stored: Mapping[str, Any]) -> TrainConfig:
+def config_from_dict(stored: Any, *, trust_code: bool | Collection[str] = False) -> TrainConfig:
     """Return the configuration that `config_to_dict` stored.
 
+    Args:
+        stored: what JSON holds.
+        trust_code: whether to import mixers by import paths, as in "my_package.my_module:MyMixer", which runs
+            their code; or the import paths that may be imported.
+
     Raises:
-        ConfigError: a field is missing or unknown, as in a run of another version of linrec.
+        UntrustedCodeError: a mixer is an import path that is not trusted.
+        ConfigError: a field is missing or unknown, as in a run of another version of linrec, or of another
+            type.
     """
     try:
-        fields = {name: _lists_to_tuples(value) for name, value in stored.items()}
-        task_fields = dict(fields["task"])
-        task = tasks.get(task_fields.pop("name"))(**task_fields)
+        check_types({"config": dict}, {"config": stored})
+        fields = _lists_to_tuples(stored)
+        check_types({"name": str, **dict.fromkeys(("task", "model", "optim", "loop"), dict)}, fields)
+        values = dict(fields["task"])
+        check_types({"name": str}, values, "task.")
+        task = _from_fields(tasks.get(values.pop("name")), values, "task.")
+        model = _from_fields(model_type(task), fields["model"], "model.")
+        _check_trusted(model.mixer_pattern, trust_code)
+        for mixer, arguments in map(model.mixer_of, range(len(model.mixer_pattern))):
+            hints = {name: parameter.annotation for name, parameter in mixer_parameters(mixer).items()}
+            check_types(hints, arguments, f"{mixer}.")
         return TrainConfig(
             name=fields["name"],
             task=task,
-            model=model_type(task)(**fields["model"]),
-            optim=OptimConfig(**fields["optim"]),
-            loop=LoopConfig(**fields["loop"]),
+            model=model,
+            optim=_from_fields(OptimConfig, fields["optim"], "optim."),
+            loop=_from_fields(LoopConfig, fields["loop"], "loop."),
         )
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except UntrustedCodeError:
+        raise
+    except KeyError as error:
+        raise ConfigError(
+            f"the stored configuration does not fit this version of linrec: it has no {error}."
+        ) from error
+    except (AttributeError, OverflowError, TypeError, ValueError) as error:
         raise ConfigError(f"the stored configuration does not fit this version of linrec: {error}") from error
+
+
+def _from_fields(kind: Callable[..., T], values: Mapping[str, Any], section: str) -> T:
+    check_types(typing.get_type_hints(kind), values, section)
+    return kind(**values)
+
+
+def _check_trusted(mixers: Sequence[str], trust_code: bool | Collection[str]) -> None:
+    for name in mixers:
+        if ":" in name and trust_code is not True and (trust_code is False or name not in trust_code):
+            raise UntrustedCodeError(
+                f"the mixer {name!r} is code outside of linrec, which reading the configuration would run. "
+                "Pass --trust-code, or `trust_code=True` in Python, if you trust the code and the folder."
+            )
 
 
 def differences(one: TrainConfig, other: TrainConfig) -> dict[str, tuple[Any, Any]]:
@@ -367,12 +408,27 @@ def _lists_to_tuples(value: Any) -> Any:
 def _check_positive(config: object, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
-        if value is not None and not value > 0:
-            raise ValueError(f"`{name}` must be greater than 0; got {value}.")
+        if value is not None and not 0 < value < math.inf:
+            finite = " and finite" if value == math.inf else ""
+            raise ValueError(f"`{name}` must be greater than 0{finite}; got {value}.")
 
 
 def _check_at_least(config: object, least: int, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
-        if not value >= least:
-            raise ValueError(f"`{name}` must be at least {least}; got {value}.")
+        if not least <= value < math.inf:
+            finite = " and finite" if value == math.inf else ""
+            raise ValueError(f"`{name}` must be at least {least}{finite}; got {value}.")
+
+
+def _check_numbers(values: Mapping[str, Any]) -> None:
+    """Refuse numbers, by dotted name, that no computation of a run can hold."""
+    for name, value in values.items():
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, int) and number.bit_length() > 63:
+                raise ValueError(
+                    f"`{name}` must be a whole number of 64 bits, at most {2**63 - 1:,}; got "
+                    f"{number.bit_length() + 1} bits."
+                )
+            if isinstance(number, float) and math.isnan(number):
+                raise ValueError(f"`{name}` must be a number; got nan.")

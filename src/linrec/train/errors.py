@@ -9,6 +9,10 @@ class ConfigError(TrainError, ValueError):
     """A configuration that cannot be trained."""
 
 
+class UntrustedCodeError(ConfigError):
+    """A stored configuration that would run code of others."""
+
+
 class RunFolderError(TrainError, ValueError):
     """A folder that is not, or not yet, or already a run."""
 

@@ -6,7 +6,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,14 @@ from torch import Tensor, nn
 
 from linrec.models import LanguageModel, ModelConfig, SequenceClassifier, SequenceClassifierConfig
 from linrec.tasks import Batch, ProbedTask, Source, Task
-from linrec.train.checkpoint import load_best, load_checkpoint, save_best, save_checkpoint
+from linrec.train.checkpoint import (
+    check_state,
+    check_weights,
+    load_best,
+    load_checkpoint,
+    save_best,
+    save_checkpoint,
+)
 from linrec.train.clock import Clock
 from linrec.train.config import TrainConfig, config_to_dict
 from linrec.train.data import Batches
@@ -75,8 +82,10 @@ def fit(
 
     Raises:
         ConfigError: the configuration cannot be trained.
-        RunFolderError: `out_dir` holds something already, or, with `resume`, no run or another one.
-        CheckpointError: a checkpoint could not be written or read; older ones are untouched.
+        RunFolderError: `out_dir` holds something already, or, with `resume`, no run or another one; or
+            another process trains there.
+        CheckpointError: a checkpoint could not be written or read, or is of another model; older ones are
+            untouched.
         DivergedError: the loss or its gradient is not finite.
         InterruptedRunError: SIGINT or SIGTERM came; the checkpoint is written.
 
@@ -91,7 +100,21 @@ def fit(
         ...     fit(config, folder).steps
         3
     """
-    folder, loop = Path(out_dir), config.loop
+    # holds the lock of the run folder
+    with ExitStack() as held:
+        return _fit(config, Path(out_dir), held, resume=resume, progress=progress, command=command)
+
+
+def _fit(
+    config: TrainConfig,
+    folder: Path,
+    held: ExitStack,
+    *,
+    resume: bool,
+    progress: Callable[[Progress], None] | None,
+    command: str | None,
+) -> Result:
+    loop = config.loop
     fabric = make_fabric(loop)
     device = fabric.device
     seed_all(loop.seed)
@@ -143,18 +166,22 @@ def fit(
     # the run folder, and the step to start from
     origin = {**provenance(device), "processes": fabric.world_size}
     about = {"command": command, "total_steps": total_steps, **origin}
-    command = first(fabric, open_run_folder, folder, config, about, resume=resume)
+    command = first(fabric, open_run_folder, folder, config, about, held, resume=resume)
     described = {"config": config_to_dict(config), "command": command, **origin}
     checkpoint = first_ahead(fabric, load_checkpoint, folder, set_aside=True) if resume else None
     step, seconds = 0, 0.0
     if checkpoint is not None:
+        check_state(checkpoint, folder)
+        check_weights(checkpoint, model, folder)
         restore_state(fabric, checkpoint, model, optimizers, window)
         step, seconds = checkpoint.about["step"], checkpoint.about["seconds"]
     if resume and (folder / RESULT).exists():
         return read_result(folder)
     best_loss, best_step = math.inf, 0
-    if resume and loop.keep == "best" and (best := first_ahead(fabric, load_best, folder)) is not None:
-        best_loss, best_step = best.about["loss"], best.about["step"]
+    # the best model of a run that starts again is of no step of it
+    kept = first_ahead(fabric, load_best, folder) if checkpoint is not None and loop.keep == "best" else None
+    if kept is not None:
+        best_loss, best_step = kept.about["loss"], kept.about["step"]
 
     def ended() -> bool:
         waits = math.inf if loop.patience is None else loop.patience * loop.eval_every

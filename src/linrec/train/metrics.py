@@ -2,11 +2,11 @@
 
 import contextlib
 import json
-import os
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from linrec.files import append_to, make_subfolder, parse_json, reason, write_text
 from linrec.train.errors import TrainError
 from linrec.train.processes import program
 
@@ -21,14 +21,20 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
         folder: the run folder.
 
     Raises:
-        ValueError: a line is no JSON.
+        ValueError: a line is no JSON object with a step and a split.
     """
     try:
         lines = (folder / FILE).read_bytes().split(b"\n")
     except FileNotFoundError:
         return []
     # whole lines end in a newline, so what follows the last one is empty or was cut off
-    return [json.loads(line) for line in lines[:-1]]
+    records = [parse_json(line) for line in lines[:-1]]
+    for number, record in enumerate(records, start=1):
+        if not (isinstance(record, dict) and isinstance(record.get("step"), int) and "split" in record):
+            raise ValueError(
+                f"line {number} of {FILE} must be an object with a whole number `step` and a `split`"
+            )
+    return records
 
 
 class MetricsLog:
@@ -46,12 +52,10 @@ class MetricsLog:
 
         self._path = folder / FILE
         kept = [record for record in read_metrics(folder) if record["step"] <= step]
-        partial = folder / f"{FILE}.partial"
         try:
-            partial.write_text("".join(json.dumps(record) + "\n" for record in kept))
-            os.replace(partial, self._path)
-            self._file = self._path.open("a")
-            self._board = SummaryWriter(str(folder / TENSORBOARD), purge_step=step + 1)
+            write_text(self._path, "".join(json.dumps(record) + "\n" for record in kept))
+            self._file = append_to(self._path)
+            self._board = SummaryWriter(str(make_subfolder(folder, TENSORBOARD)), purge_step=step + 1)
         except OSError as error:
             raise self._unwritable(error, step) from error
 
@@ -67,7 +71,7 @@ class MetricsLog:
         except OSError as failure:
             # an error that is on its way says more than this one, which follows from it
             if error is None:
-                raise TrainError(f"could not write {self._path}: {failure.strerror}.") from failure
+                raise TrainError(f"could not write {self._path}: {reason(failure)}.") from failure
 
     def append(self, record: dict[str, Any]) -> None:
         """Write one record: "step", "split", and numbers.
@@ -87,6 +91,6 @@ class MetricsLog:
 
     def _unwritable(self, error: OSError, step: int) -> TrainError:
         return TrainError(
-            f"could not write {self._path} at step {step}: {error.strerror}; "
+            f"could not write {self._path} at step {step}: {reason(error)}; "
             f"make room and continue with: {' '.join(program())} train --resume {self._path.parent}"
         )

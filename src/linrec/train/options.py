@@ -23,7 +23,7 @@ from linrec.train.config import (
 
 
 def options_type(config: TrainConfig, pattern: Sequence[str] | None = None) -> type[Any]:
-    """Return a dataclass with the configuration's sections, its values as defaults, and --out and --resume.
+    """Return a dataclass of all options: the configuration's sections, its values as defaults, and the rest.
 
     Args:
         config: the recipe's configuration, or that of the run to resume.
@@ -60,10 +60,12 @@ def options_type(config: TrainConfig, pattern: Sequence[str] | None = None) -> t
         Args:
             out: run folder to make; by default runs/RECIPE.
             resume: run folder to continue, with the configuration stored there.
+            trust_code: run the code of a mixer that the stored configuration names by an import path.
         """,
         [
             ("out", Path | None, None),
             ("resume", Path | None, None),
+            ("trust_code", bool, False),
             (config.task.section, type(config.task), config.task),
             ("model", model_options, model_options()),
             ("optim", type(config.optim), config.optim),

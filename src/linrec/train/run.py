@@ -7,31 +7,45 @@ checkpoint.safetensors, checkpoint.previous.safetensors
 best.safetensors  the model of the lowest validation loss, where it is kept
 tokenizer.json    of a language model: what its tokens mean, so that the data need not be there to use it
 result.json       written at the end
+.lock             locked while a process trains here; holds the number of the process
 """
 
 import dataclasses
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from linrec.errors import nearest
+from linrec.files import LOCK, FolderInUseError, locked, partial_of, read_json, reason, write_text
 from linrec.models import LanguageModel, ModelConfig, SequenceClassifier, SequenceClassifierConfig
 from linrec.tasks.language_modeling import LanguageModeling
 from linrec.text import read_tokenizer
-from linrec.train.checkpoint import load_best, load_checkpoint
+from linrec.train.checkpoint import (
+    BEST,
+    CURRENT,
+    DAMAGED,
+    PREVIOUS,
+    check_weights,
+    load_best,
+    load_checkpoint,
+)
 from linrec.train.config import TrainConfig, config_from_dict, config_to_dict, differences
-from linrec.train.errors import ConfigError, RunFolderError, TrainError
+from linrec.train.errors import ConfigError, RunFolderError, TrainError, UntrustedCodeError
 from linrec.train.metrics import read_metrics
 from linrec.train.result import Result
 
 CONFIG = "config.json"
 RESULT = "result.json"
+# files that a new run must not replace
+VALUABLE = (RESULT, CURRENT, PREVIOUS, DAMAGED, BEST)
+# files of a run that could not write its configuration
+LEFT_BEHIND = {LOCK, partial_of(Path(CONFIG)).name}
 
 
 @dataclass(frozen=True)
@@ -62,13 +76,13 @@ class Run:
 
         Raises:
             RunFolderError: there is no checkpoint yet.
-            CheckpointError: no checkpoint is usable.
+            CheckpointError: no checkpoint is usable, or it is of another configuration.
             ConfigError: the run trained a classifier, which `classifier` rebuilds.
         """
         if not isinstance(self.config.model, ModelConfig):
             raise ConfigError(f"{self.path} is a classifier of sequences, not a model over tokens.")
         model = LanguageModel(self.config.model)
-        model.load_state_dict(self._weights())
+        self._load_weights(model)
         return model.to(device).eval()
 
     def classifier(self, device: torch.device | str = "cpu") -> SequenceClassifier:
@@ -76,28 +90,42 @@ class Run:
         if not isinstance(self.config.model, SequenceClassifierConfig):
             raise ConfigError(f"{self.path} is a model over tokens, not a classifier of sequences.")
         model = SequenceClassifier(self.config.model)
-        model.load_state_dict(self._weights())
+        self._load_weights(model)
         return model.to(device).eval()
 
-    def _weights(self) -> dict[str, torch.Tensor]:
+    def _load_weights(self, model: torch.nn.Module) -> None:
         best = load_best(self.path) if self.config.loop.keep == "best" else None
         checkpoint = best or load_checkpoint(self.path)
         if checkpoint is None:
             raise RunFolderError(f"{self.path} has no checkpoint yet; train it to its first one.")
-        return checkpoint.part("model.")
+        check_weights(checkpoint, model, self.path)
+        model.load_state_dict(checkpoint.part("model."))
 
 
-def load_run(path: str | os.PathLike[str]) -> Run:
+class Records(NamedTuple):
+    """What a run folder holds beside configuration and weights; the fields are those of `Run`."""
+
+    about: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    result: dict[str, Any] | None
+
+
+def load_run(path: str | os.PathLike[str], *, trust_code: bool | Collection[str] = False) -> Run:
     """Read a run folder.
+
+    A mixer that the configuration names by an import path, as in "my_package.my_module:MyMixer", is code
+    that runs when the configuration is read. So `load_run` refuses it unless the caller trusts it.
 
     Args:
         path: the folder that `linrec train --out` made.
+        trust_code: whether to import mixers by import paths; or the import paths that may be imported.
 
     Returns:
         The run; its model is rebuilt only when `run.model()` is called.
 
     Raises:
         RunFolderError: there is no such folder, or it is no run; the message says which, and what is near.
+        UntrustedCodeError: the configuration names a mixer by an import path that is not trusted.
 
     Example:
         >>> load_run("runs/no-such-run")
@@ -106,21 +134,31 @@ def load_run(path: str | os.PathLike[str]) -> Run:
     """
     folder = Path(path)
     with _one_line(folder):
-        return _load_run(folder)
+        stored = _read_json(folder, CONFIG)
+        try:
+            config = config_from_dict(stored.get("config"), trust_code=trust_code)
+        except UntrustedCodeError as error:
+            raise UntrustedCodeError(f"{folder / CONFIG}: {error}") from error
+        except ConfigError as error:
+            raise RunFolderError(f"{folder / CONFIG} cannot be used: {error}") from error
+    records = read_records(folder)
+    return Run(folder, config, records.metrics, records.result, records.about)
 
 
-def _load_run(folder: Path) -> Run:
-    stored = _read_json(folder, CONFIG)
-    try:
-        config = config_from_dict(stored["config"])
-    except (ConfigError, KeyError, TypeError) as error:
-        raise RunFolderError(f"{folder / CONFIG} cannot be used: {error}") from error
-    result = _read_json(folder, RESULT) if (folder / RESULT).exists() else None
-    about = {name: value for name, value in stored.items() if name != "config"}
-    try:
-        return Run(folder, config, read_metrics(folder), result, about)
-    except (OSError, ValueError) as error:
-        raise RunFolderError(f"the metrics of {folder} cannot be read: {error}") from error
+def read_records(folder: Path) -> Records:
+    """Read a run folder without its configuration, so that no code of others can run.
+
+    Raises:
+        RunFolderError: there is no such folder, or it is no run.
+    """
+    with _one_line(folder):
+        stored = _read_json(folder, CONFIG)
+        result = _read_json(folder, RESULT) if (folder / RESULT).exists() else None
+        about = {name: value for name, value in stored.items() if name != "config"}
+        try:
+            return Records(about, read_metrics(folder), result)
+        except ValueError as error:
+            raise RunFolderError(f"the metrics of {folder} cannot be read: {error}") from error
 
 
 def read_result(folder: Path) -> Result:
@@ -143,24 +181,32 @@ def read_result(folder: Path) -> Result:
         raise RunFolderError(f"{folder / RESULT} cannot be used: it has no {error}.") from error
 
 
-def open_run_folder(folder: Path, config: TrainConfig, about: dict[str, Any], *, resume: bool) -> str | None:
-    """Make the folder of a new run, or check that it is the one to resume.
+def open_run_folder(
+    folder: Path, config: TrainConfig, about: dict[str, Any], held: ExitStack, *, resume: bool
+) -> str | None:
+    """Make the folder of a new run, or check that it is the one to resume, and lock it.
+
+    A run that left neither a checkpoint nor a result is started again, by its command as by `resume`.
 
     Args:
         folder: the run folder.
         config: the configuration of the run.
         about: command, steps and provenance, for `config.json`.
+        held: holds the lock until it is closed.
         resume: whether to go on with the run that is there.
 
     Returns:
         The command that the run was started with.
 
     Raises:
-        RunFolderError: a new run would overwrite something, or the run to resume is another one.
+        RunFolderError: a new run would overwrite something, the run to resume is another one, or another
+            process trains in the folder.
     """
     tokenizer = config.task.tokenizer_object() if isinstance(config.task, LanguageModeling) else None
     if resume:
-        run = load_run(folder)
+        # what the caller's own configuration names is trusted
+        run = load_run(folder, trust_code=config.model.mixer_pattern)
+        _lock(folder, held)
         changed = differences(run.config, config)
         # another number of processes may need another one
         changed.pop("loop.strategy", None)
@@ -169,24 +215,49 @@ def open_run_folder(folder: Path, config: TrainConfig, about: dict[str, Any], *,
                 f"{folder} was started with {name} = {stored}, not {given}; "
                 "a resumed run keeps its configuration: leave the option out, or start a new run with --out."
             )
-        if tokenizer is not None and read_tokenizer(folder).fingerprint != tokenizer.fingerprint:
-            raise RunFolderError(
-                f"{folder} was trained on the tokens of another tokenizer than {tokenizer.name!r} is now; "
-                "put the text and the tokenizer back as they were, or start a new run with --out."
-            )
-        return run.about.get("command")
-    with _one_line(folder):
+        about = {**about, "command": run.about.get("command")}
+        if _valuable(folder):
+            if tokenizer is not None and read_tokenizer(folder).fingerprint != tokenizer.fingerprint:
+                raise RunFolderError(
+                    f"{folder} was trained on the tokens of another tokenizer than {tokenizer.name!r} is "
+                    "now; put the text and the tokenizer back as they were, or start a new run with --out."
+                )
+            return about["command"]
+    else:
+        # before the lock too, which must not be left in a folder of something else
         _check_unused(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunFolderError(f"could not make the folder {folder}: {error.strerror}.") from error
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunFolderError(f"could not make the folder {folder}: {reason(error)}.") from error
+        _lock(folder, held)
+        _check_unused(folder)
     if tokenizer is not None:
-        tokenizer.save(folder)
         about = {**about, "tokenizer": tokenizer.fingerprint}
+    # first of all: it makes the folder one that can be resumed
     write_json(folder / CONFIG, {"recipe": config.name, **about, "config": config_to_dict(config)})
-    command: str | None = about["command"]
-    return command
+    if tokenizer is not None:
+        try:
+            tokenizer.save(folder)
+        except OSError as error:
+            raise TrainError(f"could not write the tokenizer to {folder}: {reason(error)}.") from error
+    return about["command"]
+
+
+def _lock(folder: Path, held: ExitStack) -> None:
+    try:
+        held.enter_context(locked(folder))
+    except FolderInUseError as error:
+        raise RunFolderError(
+            f"{folder}: {error.process} trains here; wait until it has ended, or stop it, or pass "
+            "another --out."
+        ) from error
+    except OSError as error:
+        raise RunFolderError(f"{folder / LOCK} cannot be locked: {reason(error)}.") from error
+
+
+def _valuable(folder: Path) -> bool:
+    return any(os.path.lexists(folder / name) for name in VALUABLE)
 
 
 @contextmanager
@@ -195,16 +266,23 @@ def _one_line(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise RunFolderError(f"{folder} cannot be read: {error.strerror or error}.") from error
+        raise RunFolderError(f"{folder} cannot be read: {reason(error)}.") from error
 
 
 def _check_unused(folder: Path) -> None:
-    if (folder / CONFIG).exists():
-        raise RunFolderError(
-            f"{folder} holds a run already; continue it with --resume {folder}, or pass another --out."
-        )
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise RunFolderError(f"{folder} is not an empty folder; pass another --out.")
+    """Refuse a folder that a new run may not write to."""
+    with _one_line(folder):
+        if not folder.exists():
+            return
+        names = set(os.listdir(folder)) - LEFT_BEHIND if folder.is_dir() else {folder.name}
+        # other programs have files of this name too
+        is_run = CONFIG in names and {"recipe", "config"} <= _read_json(folder, CONFIG).keys()
+        if names and not is_run:
+            raise RunFolderError(f"{folder} is not an empty folder; pass another --out.")
+        if _valuable(folder):
+            raise RunFolderError(
+                f"{folder} holds a run already; continue it with --resume {folder}, or pass another --out."
+            )
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
@@ -213,12 +291,10 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     Raises:
         TrainError: the disk is full, say.
     """
-    partial = path.with_name(path.name + ".partial")
     try:
-        partial.write_text(json.dumps(content, indent=2) + "\n")
-        os.replace(partial, path)
+        write_text(path, json.dumps(content, indent=2) + "\n")
     except OSError as error:
-        raise TrainError(f"could not write {path}: {error.strerror}.") from error
+        raise TrainError(f"could not write {path}: {reason(error)}.") from error
 
 
 def _read_json(folder: Path, name: str) -> dict[str, Any]:
@@ -232,9 +308,14 @@ def _read_json(folder: Path, name: str) -> dict[str, Any]:
         hint = f"; did you mean {beside / nearest(folder.name, others)}?" if others else "."
         raise RunFolderError(f"there is no run folder {folder}{hint}")
     if not (folder / name).exists():
-        raise RunFolderError(f"{folder} is not a run folder: it has no {name}.")
+        cure = (
+            " Start the run again with the command that made it."
+            if set(os.listdir(folder)) <= LEFT_BEHIND
+            else ""
+        )
+        raise RunFolderError(f"{folder} is not a run folder: it has no {name}.{cure}")
     try:
-        content = json.loads((folder / name).read_text())
+        content = read_json(folder / name)
     except (OSError, ValueError) as error:
         raise RunFolderError(f"{folder / name} cannot be read: {error}") from error
     if not isinstance(content, dict):

@@ -1,0 +1,135 @@
+"""From the words of a command line to a command, and from its errors to a line and an exit status."""
+
+import contextlib
+import importlib
+import os
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from torch import distributed
+
+from linrec import __version__
+from linrec.cli.output import say
+from linrec.errors import memory_error, unknown
+from linrec.text import DataError
+from linrec.train.errors import ConfigError, InterruptedRunError, RunFolderError, TrainError
+
+# each is a file of this folder, imported when it is asked for
+COMMANDS = {
+    "train": "train RECIPE   train a model",
+    "generate": "generate RUN   continue a text with a language model",
+    "eval": "eval RUN       perplexity of a language model by length of context",
+    "inspect": "inspect RUN    what a model remembers and forgets",
+    "report": "report RUN...  pictures and tables of trained models",
+    "bench": "bench SUITE    compare mixers on the tasks of a suite",
+    "demo": "demo           train two small models, and report",
+}
+
+# by command, what makes it need less memory
+LESS_MEMORY = {
+    "train": "Pass a smaller --loop.batch-size, a larger --loop.accumulate, or a smaller --model.d-model.",
+    "generate": "Pass a shorter prompt, or another --device.",
+    "eval": "Pass fewer --batch-tokens, shorter --lengths, or another --device.",
+    "inspect": "Pass fewer --tokens, --no-matrices, or another --device.",
+    "bench": "Pass fewer --parameters, or fewer --workers.",
+}
+
+# seconds that a process which failed gives the first one to fail too
+PATIENCE = 20
+
+HELP = """\
+usage: linrec COMMAND ...
+
+Linear recurrent sequence models.
+
+commands:
+{commands}
+
+options:
+  --version      print the version
+
+`linrec COMMAND --help` says more.
+"""
+
+
+def run(words: list[str]) -> int:
+    """Run the command that the words after "linrec" name, and return the exit status."""
+    with _one_voice():
+        return _run(words)
+
+
+def _is_first() -> bool:
+    return int(os.environ.get("WORLD_SIZE", "1")) == 1 or int(os.environ.get("RANK", "0")) == 0
+
+
+@contextlib.contextmanager
+def _one_voice() -> Iterator[None]:
+    """Let the first process that torchrun started speak for all; the traceback of a bug comes from each."""
+    if _is_first():
+        yield
+        return
+    with (
+        open(os.devnull, "w") as nowhere,
+        contextlib.redirect_stdout(nowhere),
+        contextlib.redirect_stderr(nowhere),
+    ):
+        yield
+
+
+def _run(words: list[str]) -> int:
+    text = HELP.format(commands="\n".join(f"  {line}" for line in COMMANDS.values()))
+    if not words:
+        print(text, end="", file=sys.stderr)
+        return 2
+    if words[0] in ("-h", "--help"):
+        print(text, end="")
+        return 0
+    if words[0] == "--version":
+        print(__version__)
+        return 0
+    try:
+        if words[0] not in COMMANDS:
+            raise ConfigError(unknown("command", words[0], COMMANDS))
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            # complex states have kernels of their own; nothing is lost, and users can change nothing about it
+            warnings.filterwarnings(
+                "ignore", message="Torchinductor does not support code generation for complex"
+            )
+            command = importlib.import_module(f"linrec.cli.{words[0]}")
+            status: int = command.run(words[1:])
+            return status
+    except (ConfigError, DataError, RunFolderError) as error:
+        return _say(error, 2)
+    except InterruptedRunError as error:
+        return _say(error, 130)
+    except KeyboardInterrupt:
+        return _say("stopped.", 130)
+    except SystemExit:
+        # help was asked for and given
+        return 0
+    except TrainError as error:
+        return _say(error, 1)
+    except (MemoryError, RuntimeError) as error:
+        missing = memory_error(error)
+        if missing is None:
+            raise
+        return _say(f"memory ran out: {missing}. {LESS_MEMORY.get(words[0], '')}".strip(), 1)
+
+
+def _show_warning(message: Warning | str, *rest: Any, **named: Any) -> None:
+    say(f"linrec: {message}", file=sys.stderr)
+
+
+def _say(message: object, status: int) -> int:
+    stream = sys.stderr
+    connected = distributed.is_available() and distributed.is_initialized()
+    if not _is_first() and not connected and status != 130:
+        # torchrun ends all when one has failed: the first may be about to say the same, or know nothing of it
+        time.sleep(PATIENCE)
+        stream = sys.__stderr__ or stream
+    say(f"linrec: {message}", file=stream)
+    return status

@@ -1,0 +1,12 @@
+"""What commands print."""
+
+from typing import TextIO
+
+from linrec.errors import printable
+
+__all__ = ["say"]
+
+
+def say(text: object, *, file: TextIO | None = None) -> None:
+    """Print a text as `printable` makes it, on standard output by default."""
+    print(printable(text), file=file)

@@ -1,0 +1,229 @@
+"""Files that are written whole or not at all, never through a symbolic link, and locks of folders.
+
+A run folder may come from a stranger, with `metrics.jsonl` a link to a file of the user. So a file is written
+under a temporary name that did not exist, and renamed over the link; a file that grows, and a folder inside,
+are refused where they are links. The folder that the user names may itself be a link.
+"""
+
+import contextlib
+import errno
+import json
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+from filelock import FileLock, Timeout
+
+__all__ = [
+    "LOCK",
+    "FolderInUseError",
+    "append_to",
+    "force_to_disk",
+    "locked",
+    "make_subfolder",
+    "parse_json",
+    "partial_of",
+    "read_json",
+    "reason",
+    "replacing",
+    "write_text",
+]
+
+LOCK = ".lock"
+
+
+class FolderInUseError(Exception):
+    """Another process holds the lock of a folder.
+
+    Args:
+        process: "another process (pid 123)", without the number where it is not known.
+    """
+
+    def __init__(self, process: str) -> None:
+        super().__init__(process)
+        self.process = process
+
+
+@contextlib.contextmanager
+def replacing(path: Path, *, shared: bool = False) -> Iterator[Path]:
+    """Yield the name of an empty file, and rename the file to `path` once it is written and on disk.
+
+    After an error the file is removed, and what stood at `path` is untouched. A symbolic link at `path` is
+    replaced; the file that it points to is not.
+
+    Args:
+        path: the file to write.
+        shared: whether several processes may write the file at a time; the last to end wins.
+
+    Raises:
+        OSError: the disk is full, or nothing can be written there.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "numbers.txt"
+        >>> with replacing(path) as partial:
+        ...     _ = partial.write_text("1 2 3")
+        ...     path.exists()
+        False
+        >>> path.read_text()
+        '1 2 3'
+    """
+    partial = partial_of(path, f".{uuid.uuid4().hex}" if shared else "")
+    try:
+        # what a killed process left, or a link
+        partial.unlink(missing_ok=True)
+        # O_EXCL follows no links
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        mode = os.fstat(descriptor).st_mode
+        os.close(descriptor)
+        yield partial
+        # safetensors makes files that their owner alone can read
+        partial.chmod(mode)
+        force_to_disk(partial)
+        os.replace(partial, path)
+        force_to_disk(path.parent)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise
+
+
+def partial_of(path: Path, tag: str = "") -> Path:
+    """Return the temporary name of a file that is being written."""
+    return path.with_name(f"{path.name}{tag}.partial")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file in UTF-8, whole or not at all; see `replacing`."""
+    with replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def append_to(path: Path) -> TextIO:
+    """Open a text file in UTF-8 for appending, and make it if need be.
+
+    Raises:
+        OSError: the file cannot be written, or is a symbolic link.
+    """
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise _is_link(path) from error
+        raise
+    return os.fdopen(descriptor, "a", encoding="utf-8")
+
+
+def make_subfolder(folder: Path, name: str | os.PathLike[str]) -> Path:
+    """Make a folder below another, with those between them, and return its path.
+
+    Args:
+        folder: made if need be; may be a symbolic link.
+        name: relative path below `folder`.
+
+    Raises:
+        OSError: a folder cannot be made, or one below `folder` is a symbolic link.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for part in Path(name).parts:
+        folder = folder / part
+        if folder.is_symlink():
+            raise _is_link(folder)
+        folder.mkdir(exist_ok=True)
+    return folder
+
+
+def read_json(path: Path, *, object_hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
+    """Return what a JSON file holds.
+
+    Args:
+        path: the file.
+        object_hook: replaces each object; see `json.loads`.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: the file is no JSON, or is nested too deeply.
+    """
+    return parse_json(path.read_text(encoding="utf-8"), object_hook=object_hook)
+
+
+def parse_json(text: str | bytes, *, object_hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
+    """Return what a JSON text holds; arguments as for `read_json`.
+
+    Raises:
+        ValueError: the text is no JSON, or is nested too deeply.
+
+    Example:
+        >>> parse_json("[" * 100_000)
+        Traceback (most recent call last):
+        ValueError: its JSON is nested too deeply
+    """
+    try:
+        return json.loads(text, object_hook=object_hook)
+    except RecursionError:
+        raise ValueError("its JSON is nested too deeply") from None
+
+
+@contextlib.contextmanager
+def locked(folder: Path, *, wait: bool = False) -> Iterator[None]:
+    """Hold the lock of a folder, which the system releases when the process dies.
+
+    Args:
+        folder: holds `.lock`, with the number of the process inside.
+        wait: whether to wait for another process to release the lock.
+
+    Raises:
+        FolderInUseError: another process, or another call in this process, holds the lock.
+        OSError: the lock cannot be written, or is a symbolic link.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> with locked(folder), locked(folder):
+        ...     pass
+        Traceback (most recent call last):
+        linrec.files.FolderInUseError: another process (pid ...)
+    """
+    path = folder / LOCK
+    # not every version of filelock refuses links, or leaves what is inside to a process that does not get it
+    if path.is_symlink():
+        raise _is_link(path)
+    try:
+        holder = f" (pid {int(path.read_bytes())})"
+    except (OSError, ValueError):
+        holder = ""
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=-1 if wait else 0)
+    except Timeout:
+        raise FolderInUseError(f"another process{holder}") from None
+    try:
+        path.write_text(f"{os.getpid()}\n")
+        yield
+    finally:
+        lock.release()
+
+
+def force_to_disk(path: Path) -> None:
+    """Wait until a file, or what a folder lists, is on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def reason(error: Exception) -> str:
+    """Return the system's words without the number and the path, or what another error says.
+
+    Example:
+        >>> reason(OSError(28, "No space left on device", "a.safetensors"))
+        'No space left on device'
+    """
+    return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+
+
+def _is_link(path: Path) -> OSError:
+    return OSError(errno.ELOOP, "is a symbolic link, which is not followed; remove it", str(path))
