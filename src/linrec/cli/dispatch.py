@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import os
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Iterator
@@ -93,7 +94,7 @@ def _run(words: list[str]) -> int:
     try:
         if words[0] not in COMMANDS:
             raise ConfigError(unknown("command", words[0], COMMANDS))
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _quiet_threads():
             warnings.showwarning = _show_warning
             # complex states have kernels of their own; nothing is lost, and users can change nothing about it
             warnings.filterwarnings(
@@ -118,6 +119,22 @@ def _run(words: list[str]) -> int:
         if missing is None:
             raise
         return _say(f"memory ran out: {missing}. {LESS_MEMORY.get(words[0], '')}".strip(), 1)
+
+
+@contextlib.contextmanager
+def _quiet_threads() -> Iterator[None]:
+    """Leave a full disk in TensorBoard's thread to the thread that writes next, which gets the same error."""
+    before = threading.excepthook
+
+    def hook(arguments: threading.ExceptHookArgs) -> None:
+        if not issubclass(arguments.exc_type, OSError):
+            before(arguments)
+
+    threading.excepthook = hook
+    try:
+        yield
+    finally:
+        threading.excepthook = before
 
 
 def _show_warning(message: Warning | str, *rest: Any, **named: Any) -> None:

@@ -29,8 +29,8 @@ class Options:
     runs: Annotated[
         tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...", help_behavior_hint="")
     ]
-    out: Annotated[Path | None, tyro.conf.arg(metavar="PATH")] = None
-    baseline: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="FILE ...", help_behavior_hint="")] = ()
+    out: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
+    baseline: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="RESULTS ...", help_behavior_hint="")] = ()
     trust_code: bool = False
 
 

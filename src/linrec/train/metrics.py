@@ -54,8 +54,13 @@ class MetricsLog:
         kept = [record for record in read_metrics(folder) if record["step"] <= step]
         try:
             write_text(self._path, "".join(json.dumps(record) + "\n" for record in kept))
-            self._file = append_to(self._path)
-            self._board = SummaryWriter(str(make_subfolder(folder, TENSORBOARD)), purge_step=step + 1)
+            with contextlib.ExitStack() as opened:
+                self._file = opened.enter_context(append_to(self._path))
+                events = str(make_subfolder(folder, TENSORBOARD))
+                self._board = opened.enter_context(
+                    contextlib.closing(SummaryWriter(events, purge_step=step + 1))
+                )
+                self._opened = opened.pop_all()
         except OSError as error:
             raise self._unwritable(error, step) from error
 
@@ -66,8 +71,7 @@ class MetricsLog:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            with contextlib.closing(self._board), contextlib.closing(self._file):
-                pass
+            self._opened.close()
         except OSError as failure:
             # an error that is on its way says more than this one, which follows from it
             if error is None:

@@ -1,0 +1,426 @@
+"""Run folders of others: no code of theirs runs unasked, and what is wrong with them is said in one line."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from linrec.bench import get_suite, make_jobs, make_rows
+from linrec.bench.jobs import write_job
+from linrec.bench.worker import run_job
+from linrec.cli import main
+from linrec.errors import printable
+from linrec.models import ModelConfig
+from linrec.report import compare_runs, write_report
+from linrec.tasks import LanguageModeling
+from linrec.text import DataError, load_tokenizer, read_tokenizer
+from linrec.train import (
+    CheckpointError,
+    ConfigError,
+    LoopConfig,
+    RunFolderError,
+    TrainConfig,
+    UntrustedCodeError,
+    fit,
+    load_run,
+)
+
+CODE = """
+import pathlib
+pathlib.Path("ran").touch()
+from linrec.mixers.min_gru import MinGRU
+class Mine(MinGRU):
+    pass
+"""
+MINE = "foreign_code:Mine"
+DEEP = "[" * 100_000
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a run of a tiny language model."""
+    place = tmp_path_factory.mktemp("trained")
+    (place / "text").write_text("a rose is a rose is a rose. " * 40)
+    task = LanguageModeling(place / "text", tokenizer="bytes", length=8, cache=place / "cache")
+    model = ModelConfig(vocab_size=1, d_model=8, n_layers=1, mixer="min_gru")
+    loop = LoopConfig(steps=2, batch_size=2, log_every=1, device="cpu")
+    fit(TrainConfig("text", task, model, loop=loop), place / "run")
+    return place / "run"
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a copy of the run, called "run", in the folder where the test is."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(trained, "run")
+    return Path("run")
+
+
+@pytest.fixture
+def foreign(run: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a run whose mixer is code outside of linrec, which leaves a file "ran" when it is imported."""
+    Path("foreign_code.py").write_text(CODE)
+    monkeypatch.syspath_prepend(Path.cwd())
+    edit(run, lambda config: config["model"].update(mixer=MINE))
+    yield run
+    sys.modules.pop("foreign_code", None)
+
+
+def edit(run: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    stored = json.loads((run / "config.json").read_text())
+    change(stored["config"])
+    (run / "config.json").write_text(json.dumps(stored))
+
+
+def complaint(words: list[str], status: int, capsys: pytest.CaptureFixture[str]) -> str:
+    """Run a command that must fail with one line on standard error; returns the line."""
+    assert main(words) == status
+    said = capsys.readouterr().err
+    assert said.startswith("linrec: ") and said.count("\n") == 1, said
+    return said
+
+
+COMMANDS = [
+    ["generate", "run", "--prompt", "a", "--tokens", "2", "--device", "cpu"],
+    ["eval", "run", "--lengths", "8", "--device", "cpu"],
+    ["inspect", "run", "--prompt", "a rose", "--device", "cpu"],
+    ["report", "run"],
+    ["train", "--resume", "run"],
+]
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])
+@pytest.mark.parametrize("pattern", [False, True])
+def test_code_of_others_runs_only_where_it_is_trusted(
+    words: list[str], pattern: bool, foreign: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if pattern:
+        # named second, and with arguments under its name
+        edit(
+            foreign, lambda config: config["model"].update(mixer=["min_gru", MINE], mixer_args={}, n_layers=2)
+        )
+    said = complaint(words, 2, capsys)
+    assert f"run/config.json: the mixer '{MINE}' is code outside of linrec" in said and "--trust-code" in said
+    assert not Path("ran").exists()
+    if not pattern:
+        assert main([*words, "--trust-code"]) == 0
+        assert Path("ran").exists()
+
+
+def test_python_has_the_same_rule(foreign: Path) -> None:
+    for refused in (
+        load_run,
+        lambda folder: write_report([folder], "out"),
+        lambda folder: compare_runs([folder], []),
+    ):
+        with pytest.raises(UntrustedCodeError, match="trust_code=True"):
+            refused(foreign)
+    with pytest.raises(UntrustedCodeError):
+        load_run(foreign, trust_code=["other:Mixer"])
+    assert not Path("ran").exists()
+    assert load_run(foreign, trust_code=[MINE]).config.model.mixer == MINE
+    write_report([foreign], "out", trust_code=True)
+    compare_runs([foreign], [], trust_code=True)
+
+
+def test_a_resumed_run_trusts_what_its_caller_names(foreign: Path) -> None:
+    config = load_run(foreign, trust_code=True).config
+    assert fit(config, foreign, resume=True).steps == 2
+    edit(foreign, lambda stored: stored["model"].update(mixer="another_one:Mine"))
+    with pytest.raises(UntrustedCodeError, match="another_one:Mine"):
+        fit(config, foreign, resume=True)
+
+
+def test_rows_of_a_baseline_run_no_code(run: Path, foreign: Path) -> None:
+    stored = json.loads((foreign / "config.json").read_text())
+    row = {"config": stored["config"], "test": {"loss": 1.0}, "validation": {"loss": 1.0}}
+    Path("rows.jsonl").write_text(json.dumps(row) + "\n")
+    edit(foreign, lambda config: config["model"].update(mixer="min_gru"))
+    with pytest.raises(ConfigError, match="no run of the baseline has the configuration"):
+        compare_runs([run], ["rows.jsonl"])
+    assert not Path("ran").exists()
+
+
+def test_a_suite_runs_and_lists_the_mixers_of_its_command(foreign: Path) -> None:
+    (job,) = make_jobs(get_suite("smoke")[:1], [MINE], [0])
+    folder = write_job(job, Path("suite"), {"command": "linrec bench"})
+    # as in the process of a job, and in a later command that was not given the mixer
+    sys.modules.pop("foreign_code")
+    (folder / "run").mkdir()
+    assert run_job(folder) == "done"
+    sys.modules.pop("foreign_code")
+    Path("ran").unlink()
+    (row,) = make_rows([folder])
+    assert row["status"] == "done" and row["score"] is not None
+    assert not Path("ran").exists()
+
+
+WRONG: list[tuple[str, str, Any, str]] = [
+    ("optim", "lr", "fast", "`optim.lr` must be a number; got 'fast'"),
+    ("optim", "lr", None, "`optim.lr` must be a number; got None"),
+    ("optim", "lr", True, "`optim.lr` must be a number; got True"),
+    ("optim", "lr", float("nan"), "`lr` must be greater than 0; got nan"),
+    ("optim", "lr", float("inf"), "`lr` must be greater than 0 and finite; got inf"),
+    ("optim", "betas", [0.9], "`optim.betas` must be a list of 2 (a number); got (0.9,)"),
+    ("optim", "betas", {}, "`optim.betas` must be a list of 2 (a number)"),
+    ("optim", "name", "sgd", "`optim.name` must be 'adamw' or 'muon'; got 'sgd'"),
+    ("loop", "steps", 1e30, "`loop.steps` must be a whole number or null; got 1e+30"),
+    ("loop", "steps", 10**30, "`loop.steps` must be a whole number of 64 bits"),
+    ("loop", "seed", [1], "`loop.seed` must be a whole number; got (1,)"),
+    ("loop", "compile", 1, "`loop.compile` must be 'auto' or 'on' or 'off'; got 1"),
+    ("loop", "colour", 1, "colour"),
+    ("model", "d_model", "wide", "`model.d_model` must be a whole number; got 'wide'"),
+    ("model", "mixer", 5, "`model.mixer` must be a text without control characters or a list"),
+    ("model", "mixer", ["min_gru", None], "`model.mixer` must be"),
+    ("model", "mixer", "min\x1b[31mgru", r"got 'min\x1b[31mgru'"),
+    ("model", "mixer_args", [], "`model.mixer_args` must be an object; got ()"),
+    ("model", "mixer_args", {"normalize": "x"}, "has no argument 'normalize'"),
+    ("model", "norm_eps", float("nan"), "`norm_eps` must be above 0; got nan"),
+    ("model", "logit_cap", "high", "`model.logit_cap` must be a number or null; got 'high'"),
+    ("task", "name", 3, "`task.name` must be a text"),
+    ("task", "length", "long", "`task.length` must be a whole number"),
+    ("task", "path", 7, "`task.path` must be a text"),
+]
+
+
+@pytest.mark.parametrize(("section", "field", "value", "message"), WRONG)
+def test_a_value_of_another_type_names_its_field(
+    section: str, field: str, value: Any, message: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    edit(run, lambda config: config[section].update({field: value}))
+    for words in (["generate", "run", "--prompt", "a"], ["train", "--resume", "run"]):
+        said = complaint(words, 2, capsys)
+        assert message in said and "run/config.json" in said, said
+
+
+@pytest.mark.parametrize("missing", ["task", "model", "optim", "loop", "name"])
+def test_a_configuration_without_a_section_says_which(missing: str, run: Path) -> None:
+    edit(run, lambda config: config.pop(missing))
+    with pytest.raises(RunFolderError, match=rf"it has no '{missing}'"):
+        load_run(run)
+    edit(run, lambda config: config.update({missing: 3}))
+    with pytest.raises(RunFolderError, match=rf"`{missing}` must be"):
+        load_run(run)
+
+
+def test_an_argument_of_a_mixer_has_the_type_of_its_signature(run: Path) -> None:
+    edit(run, lambda config: config["model"].update(mixer="gla", mixer_args={"n_heads": "two"}))
+    with pytest.raises(RunFolderError, match=r"`gla\.n_heads` must be a whole number"):
+        load_run(run)
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "metrics.jsonl", "result.json", "tokenizer.json", "perplexity.json"]
+)
+def test_json_that_is_nested_too_deeply_is_one_line(
+    name: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / name).write_text(DEEP + "\n")
+    words = ["report", "run"] if name == "perplexity.json" else ["generate", "run", "--prompt", "a"]
+    assert name.partition(".")[0] in complaint(words, 2, capsys)
+    with pytest.raises((RunFolderError, DataError, ValueError)):
+        write_report(["run"], "out")
+        read_tokenizer("run")
+
+
+def test_a_tokenizer_file_that_is_nested_too_deeply_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(DEEP)
+    with pytest.raises(DataError, match="nested too deeply"):
+        load_tokenizer(tmp_path / "tokenizer.json")
+
+
+@pytest.mark.parametrize("line", ["[]", "{}", '{"step": "x", "split": "train"}', "3"])
+def test_metrics_that_are_no_records_are_one_line(
+    line: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / "metrics.jsonl").write_text(line + "\n")
+    (run / "result.json").unlink()
+    assert "line 1 of metrics.jsonl must be an object" in complaint(["train", "--resume", "run"], 2, capsys)
+
+
+def test_weights_of_another_configuration_are_one_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / "result.json").unlink()
+    edit(run, lambda config: config["model"].update(d_model=16))
+    for words in (["generate", "run", "--prompt", "a"], ["eval", "run"], ["train", "--resume", "run"]):
+        said = complaint([*words], 1, capsys)
+        assert "the weights in run are of another configuration than its config.json: `" in said
+        assert "has the shape (" in said
+    edit(run, lambda config: config["model"].update(d_model=8, n_layers=2))
+    with pytest.raises(CheckpointError, match="has no such tensor, and the configuration needs the shape"):
+        load_run(run).model()
+    edit(run, lambda config: config["model"].update(n_layers=1, channel_mixing="none"))
+    with pytest.raises(CheckpointError, match="and the configuration needs no such tensor"):
+        load_run(run).model()
+
+
+def test_weights_alone_are_no_checkpoint_to_go_on_from(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from linrec.train.checkpoint import load_checkpoint, save_checkpoint
+
+    checkpoint = load_checkpoint(run)
+    (run / "result.json").unlink()
+    save_checkpoint(run, type(checkpoint)(checkpoint.tensors, {"step": 1}))
+    said = complaint(["train", "--resume", "run"], 1, capsys)
+    assert "the checkpoint in run cannot be resumed: it has no seconds, python_random." in said
+
+
+ALLOCATOR = (
+    "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to"
+)
+FAILED = [
+    (RuntimeError(f"{ALLOCATOR} allocate 4000 bytes. Error code 12"), "you tried to allocate 4000 bytes"),
+    (
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore."),
+        "Tried to allocate 2 GiB.",
+    ),
+    (RuntimeError("Storage size calculation overflowed with sizes=[9, 9]"), "sizes=[9, 9]"),
+    (MemoryError("Unable to allocate 4 TiB for an array"), "Unable to allocate 4 TiB"),
+]
+
+
+@pytest.mark.parametrize(("error", "message"), FAILED)
+@pytest.mark.parametrize(
+    ("words", "cure"),
+    [
+        (COMMANDS[0], "Pass a shorter prompt"),
+        (COMMANDS[1], "--batch-tokens"),
+        (COMMANDS[2], "Pass fewer --tokens"),
+        (COMMANDS[4], "--loop.batch-size"),
+    ],
+)
+def test_memory_that_runs_out_is_one_line_with_a_cure(
+    error: Exception,
+    message: str,
+    words: list[str],
+    cure: str,
+    run: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise error
+
+    (run / "result.json").unlink()
+    monkeypatch.setattr("linrec.mixers.min_gru.MinGRU.__init__", fails)
+    said = complaint(words, 1, capsys)
+    assert said.startswith("linrec: memory ran out: ") and message in said and cure in said
+
+
+def test_an_allocation_that_really_fails_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", "memory-horizon-demo", "--loop.device", "cpu", "--out", str(tmp_path / "run")]
+    said = complaint([*words, "--model.d-model", str(10**9)], 1, capsys)
+    assert "memory ran out" in said and "--model.d-model" in said
+    said = complaint([*words, "--model.d-model", str(10**12)], 1, capsys)
+    assert "memory ran out" in said
+
+
+def test_other_errors_are_bugs_and_keep_their_traceback(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("linrec.mixers.min_gru.MinGRU.__init__", fails)
+    with pytest.raises(RuntimeError, match="a bug"):
+        main(COMMANDS[0])
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain é 漢 🙂\n\tas it is", "plain é 漢 🙂\n\tas it is"),
+        ("\x1b]0;title\x07", r"\x1b]0;title\x07"),
+        ("over\rwritten\x08", r"over\rwritten\x08"),
+        ("\x9b31m\x7f\0", r"\x9b31m\x7f\x00"),
+        ("a\u202eb", r"a\u202eb"),
+        ("\udcff", r"\udcff"),
+    ],
+)
+def test_control_characters_are_spelt_out(text: str, shown: str) -> None:
+    assert printable(text) == shown
+
+
+EVIL = "run\x1b]0;title\x07\x1b[31m[bold]"
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])
+def test_no_command_prints_the_control_characters_of_a_folder(
+    words: list[str], run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.rename(EVIL)
+    assert main([EVIL if word == "run" else word for word in words]) == 0
+    said = "".join(capsys.readouterr())
+    assert not {"\x1b", "\x07"} & {*said}
+    if words[0] != "generate":
+        assert r"run\x1b]0;title\x07\x1b[31m[bold]" in said.replace("\n", "")
+    # in complaints too
+    shutil.rmtree(EVIL)
+    Path(EVIL).touch()
+    assert main([EVIL if word == "run" else word for word in words]) == 2
+    assert not {"\x1b", "\x07"} & {*"".join(capsys.readouterr())}
+
+
+def test_a_folder_whose_name_is_no_utf_8_can_be_used(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = os.fsdecode(b"run\xff")
+    run.rename(name)
+    assert main(["train", "--resume", name]) == 0
+    assert r"all in run\udcff" in capsys.readouterr().out
+
+
+class Terminal:
+    """Standard output that says that it is a terminal."""
+
+    def __init__(self) -> None:
+        self.written = ""
+
+    def write(self, text: str) -> None:
+        self.written += text
+
+    def flush(self) -> None:
+        """Do nothing."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_generated_text_steers_no_terminal_and_is_whole_for_programs(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        "linrec.text.tokenizer.ByteTokenizer._decode", lambda self, ids: "\x1b[31m" * len(ids)
+    )
+    assert main(COMMANDS[0]) == 0
+    assert "\x1b[31m" in capsys.readouterr().out
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stdout", terminal)
+    assert main(COMMANDS[0]) == 0
+    assert r"\x1b[31m" in terminal.written and "\x1b" not in terminal.written
+
+
+@pytest.mark.parametrize(
+    "command", [["-m", "linrec"], ["-c", "from linrec.cli import main; raise SystemExit(main())"]]
+)
+@pytest.mark.parametrize("after", [0.05, 0.3, 0.7, 1.2])
+def test_ctrl_c_while_modules_are_imported_is_one_line(command: list[str], after: float, run: Path) -> None:
+    words = [sys.executable, "-X", "importtime", *command, *COMMANDS[4], "--loop.steps", "7"]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        said = []
+        for line in process.stderr:
+            said.append(line)
+            # Python itself has started, and knows Ctrl-C
+            if "linrec.cli.main" in line or "signal" in line:
+                break
+        time.sleep(after)
+        process.send_signal(signal.SIGINT)
+        said = [line for line in process.stderr if not line.startswith("import time:")]
+    if process.returncode != 2:
+        assert (process.returncode, said) == (130, ["linrec: stopped.\n"])
