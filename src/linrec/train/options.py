@@ -37,7 +37,8 @@ def options_type(config: TrainConfig, pattern: Sequence[str] | None = None) -> t
     if pattern and tuple(pattern) != config.model.mixer_pattern:
         arguments = complete_mixer_args(_one_or_all(pattern), {})
     pattern = tuple(pattern or config.model.mixer_pattern)
-    names = typing.cast(Any, tuple(mixers.names()))
+    # an import path was trusted by who typed it, or by who read the configuration
+    names = typing.cast(Any, (*mixers.names(), *(name for name in pattern if ":" in name)))
     shape, from_task = type(config.model), values_from_task(config.task)
     hints = typing.get_type_hints(shape)
     # one word, or a pattern of several
