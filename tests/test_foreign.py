@@ -16,6 +16,7 @@ import torch
 
 from linrec.bench import get_suite, make_jobs, make_rows
 from linrec.bench.jobs import write_job
+from linrec.bench.schedule import execute
 from linrec.bench.worker import run_job
 from linrec.cli import main
 from linrec.errors import printable
@@ -420,3 +421,75 @@ def test_ctrl_c_while_modules_are_imported_is_one_line(command: list[str], after
         said = [line for line in process.stderr if not line.startswith("import time:")]
     if process.returncode != 2:
         assert (process.returncode, said) == (130, ["linrec: stopped.\n"])
+
+
+NUMBERS = [
+    (["--optim.lr", "nan"], "`lr` must be greater than 0; got nan"),
+    (["--optim.lr", "inf"], "`lr` must be greater than 0 and finite; got inf"),
+    (["--optim.weight-decay", "nan"], "`weight_decay` must be at least 0; got nan"),
+    (["--optim.min-lr", "inf"], "`min_lr` must be at least 0 and finite; got inf"),
+    (["--loop.steps", "1e30"], "--loop.steps"),
+    (["--loop.steps", "1" + "0" * 30], "`loop.steps` must be a whole number of 64 bits"),
+    (["--loop.seed", "1" + "0" * 30], "`loop.seed` must be a whole number of 64 bits"),
+    (["--task.max-number", "1" + "0" * 30], "`task.max_number` must be a whole number of 64 bits"),
+    (["--model.d-model", "1" + "0" * 30], "`model.d_model` must be a whole number of 64 bits"),
+    (["--model.mixer-args.gate-bias-init", "nan"], "`model.mixer_args.gate_bias_init` must be a number"),
+    (
+        ["--model.mixer", "s4d", "--model.mixer-args.dt-min", "nan"],
+        "`model.mixer_args.dt_min` must be a number",
+    ),
+    (["--model.mixer", "lssl", "--model.mixer-args.dt-min", "1e-60"], "which would underflow"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), NUMBERS, ids=lambda value: str(value)[:40])
+def test_numbers_that_no_run_can_hold_are_one_line(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = ["--loop.device", "cpu", "--out", str(tmp_path / "run")]
+    assert message in complaint(["train", "memory-horizon-demo", *words, *out], 2, capsys)
+    assert not (tmp_path / "run").exists()
+
+
+LINKED = {
+    "eval": ("perplexity.json", "perplexity.json.partial", "perplexity.png"),
+    "report": ("report.html", "report.html.partial", "learning_curves.png"),
+    "inspect": ("inspection/inspection.html", "inspection/inspection.json", "inspection/text.png"),
+}
+
+
+@pytest.mark.parametrize("command", LINKED)
+def test_no_command_writes_through_a_link(command: str, run: Path) -> None:
+    Path("precious").write_text("mine")
+    (run / "inspection").mkdir()
+    for name in LINKED[command]:
+        (run / name).symlink_to(Path("precious").absolute())
+    words = next(words for words in COMMANDS if words[0] == command)
+    assert main(words) == 0
+    assert Path("precious").read_text() == "mine"
+    assert not [name for name in LINKED[command] if (run / name).is_symlink()]
+
+
+def test_the_folder_of_an_inspection_is_no_link(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("elsewhere").mkdir()
+    (run / "inspection").symlink_to(Path("elsewhere").absolute())
+    assert "is a symbolic link, which is not followed" in complaint(COMMANDS[2], 2, capsys)
+    assert not any(Path("elsewhere").iterdir())
+    # the user's own link is the user's
+    assert main([*COMMANDS[2], "--out", "run/inspection"]) == 0
+
+
+def test_jobs_of_a_suite_write_through_no_link(run: Path) -> None:
+    jobs = make_jobs(get_suite("smoke")[:1], ["min_gru"], [0, 1])
+    folder = write_job(jobs[0], Path("suite"), {"command": "linrec bench"})
+    Path("precious").write_text("mine")
+    (folder / "log.txt").symlink_to(Path("precious").absolute())
+    with pytest.raises(OSError, match="is a symbolic link"):
+        execute(folder)
+    assert Path("precious").read_text() == "mine"
+    shutil.rmtree(folder.parent)
+    Path("elsewhere").mkdir()
+    folder.parent.symlink_to(Path("elsewhere").absolute())
+    with pytest.raises(OSError, match="is a symbolic link"):
+        write_job(jobs[1], Path("suite"), {"command": "linrec bench"})
+    assert not any(Path("elsewhere").iterdir())

@@ -16,7 +16,7 @@ from linrec.train.errors import InterruptedRunError, RunFolderError, TrainError
 from linrec.train.interrupt import Interrupt
 from linrec.train.metrics import FILE as METRICS
 from linrec.train.result import Progress
-from linrec.train.run import CONFIG, load_run
+from linrec.train.run import CONFIG, load_run, lock_run_folder, never_began
 
 RECIPE = "memory-horizon-demo"
 ARMS = ("data", "fixed")
@@ -76,9 +76,10 @@ def _clear(folder: Path) -> None:
     """Remove the run of an earlier demo, and nothing else."""
     if not folder.exists():
         return
-    if not (folder / CONFIG).exists():
+    if not (folder / CONFIG).exists() and not (folder.is_dir() and never_began(folder)):
         raise RunFolderError(f"{folder} is in the way and no run of an earlier demo; pass another --out.")
-    shutil.rmtree(folder)
+    with lock_run_folder(folder):
+        shutil.rmtree(folder)
 
 
 @contextmanager

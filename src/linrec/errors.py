@@ -71,6 +71,10 @@ def printable(text: object) -> str:
     return "".join(map(_spelt, str(text)))
 
 
+class StepSizeError(ValueError):
+    """A tensor of step sizes of which one is zero or no number, as a learned one may become."""
+
+
 def memory_error(error: BaseException) -> str | None:
     """Return how much memory could not be had, in one line; None of any other error.
 

@@ -149,6 +149,7 @@ def test_errors_say_what_is_wrong():
         ({"output": "gluu"}, "no `output` 'gluu'; did you mean 'glu'"),
         ({"output": "none", "n_outputs": 2}, '`output="none"` needs `n_outputs=1`; got 2'),
         ({"dt_min": 0.0}, "A step of zero never moves"),
+        ({"dt_min": 1e-60}, "`dt_min` must be at least 1.18e-38, .* got 1e-60, which would underflow"),
     ):
         with pytest.raises(ValueError, match=message):
             make(**arguments)

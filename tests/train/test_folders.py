@@ -1,5 +1,6 @@
 """Run folders: locked while a process trains there, and begun again where nothing of value is left."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -191,6 +192,13 @@ def test_what_is_of_value_is_not_overwritten(name: str, tiny: Tiny, tmp_path: Pa
     (tmp_path / name).write_text("{}")
     with pytest.raises(RunFolderError, match="holds a run already; continue it with --resume"):
         fit(tiny(), tmp_path)
+
+
+def test_a_step_size_that_underflows_while_it_is_learned_is_divergence(tiny: Tiny, tmp_path: Path) -> None:
+    config = tiny(optim={"lr": 100.0, "transition_lr": 1000.0})
+    model = dataclasses.replace(config.model, mixer="lssl", mixer_args={"d_state": 4})
+    with pytest.raises(DivergedError, match=r"`step` must be positive times.*A smaller --optim\.lr"):
+        fit(dataclasses.replace(config, model=model), tmp_path)
 
 
 @pytest.mark.parametrize(

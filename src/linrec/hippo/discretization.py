@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from linrec.errors import unknown
+from linrec.errors import StepSizeError, unknown
 from linrec.hippo.measures import StateSpace
 from linrec.ops.visibility import visible
 
@@ -58,7 +58,7 @@ def discretize(
             raise ValueError(f"`step` must be a positive time; got {step}. A step of zero never moves.")
         step = A.new_tensor(step)
     elif step.numel() and visible(step) and not (least := float(step.detach().min())) > 0:
-        raise ValueError(
+        raise StepSizeError(
             f"`step` must be positive times; got values down to {least:.4g}. A step of zero never moves."
         )
     # neither function below is right in half precision

@@ -81,7 +81,7 @@ def log_steps(channels: int, dt_min: float, dt_max: float) -> Float[Tensor, "cha
         dt_max: largest step.
 
     Raises:
-        ValueError: step sizes without 0 < dt_min <= dt_max < infinity.
+        ValueError: step sizes without 0 < dt_min <= dt_max < infinity, or one that underflows to zero.
 
     Source:
         S4 (Gu, Goel and Ré, 2022), whose steps start between 0.001 and 0.1.
@@ -94,6 +94,12 @@ def log_steps(channels: int, dt_min: float, dt_max: float) -> Float[Tensor, "cha
         raise ValueError(
             f"`dt_min` and `dt_max` must be step sizes with 0 < dt_min <= dt_max; got {dt_min} and {dt_max}. "
             "A step of zero never moves; S4's are 0.001 and 0.1."
+        )
+    least = torch.finfo(torch.get_default_dtype()).tiny
+    if dt_min < least:
+        raise ValueError(
+            f"`dt_min` must be at least {least:.3g}, the smallest normal number of "
+            f"{str(torch.get_default_dtype()).removeprefix('torch.')}; got {dt_min}, which would underflow."
         )
     return torch.empty(channels).uniform_(math.log(dt_min), math.log(dt_max))
 

@@ -102,7 +102,7 @@ def compress_suffixes(numbers: NDArray[np.int64], span: NDArray[np.int64], modul
         # a list of one number is the middle itself, not its square
         current = x.copy() if size == 1 else x[:n_lists] * x[size - 1 :] - two_shorter[1 : n_lists + 1]
         here = by_span[ends[size - 1] : ends[size]]
-        result[here] = current.ravel()[here - (size - 1) * batch] % modulus
+        result[here] = current.ravel()[here - (size - 1) * batch] % np.int64(modulus)
         two_shorter, one_shorter = one_shorter, current
     return result.reshape(length, batch).T
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from linrec.errors import StepSizeError
 from linrec.models import LanguageModel, ModelConfig, SequenceClassifier, SequenceClassifierConfig
 from linrec.tasks import Batch, ProbedTask, Source, Task
 from linrec.train.checkpoint import (
@@ -86,7 +87,7 @@ def fit(
             another process trains there.
         CheckpointError: a checkpoint could not be written or read, or is of another model; older ones are
             untouched.
-        DivergedError: the loss or its gradient is not finite.
+        DivergedError: the loss, its gradient or a step size is not finite, or a step size is zero.
         InterruptedRunError: SIGINT or SIGTERM came; the checkpoint is written.
 
     Example:
@@ -102,7 +103,13 @@ def fit(
     """
     # holds the lock of the run folder
     with ExitStack() as held:
-        return _fit(config, Path(out_dir), held, resume=resume, progress=progress, command=command)
+        try:
+            return _fit(config, Path(out_dir), held, resume=resume, progress=progress, command=command)
+        except StepSizeError as error:
+            raise DivergedError(
+                f"a step size that the model learns is no longer positive: {error} A smaller --optim.lr or "
+                "--optim.transition-lr may cure it."
+            ) from error
 
 
 def _fit(

@@ -206,7 +206,7 @@ def open_run_folder(
     if resume:
         # what the caller's own configuration names is trusted
         run = load_run(folder, trust_code=config.model.mixer_pattern)
-        _lock(folder, held)
+        held.enter_context(lock_run_folder(folder))
         changed = differences(run.config, config)
         # another number of processes may need another one
         changed.pop("loop.strategy", None)
@@ -230,7 +230,7 @@ def open_run_folder(
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunFolderError(f"could not make the folder {folder}: {reason(error)}.") from error
-        _lock(folder, held)
+        held.enter_context(lock_run_folder(folder))
         _check_unused(folder)
     if tokenizer is not None:
         about = {**about, "tokenizer": tokenizer.fingerprint}
@@ -244,7 +244,13 @@ def open_run_folder(
     return about["command"]
 
 
-def _lock(folder: Path, held: ExitStack) -> None:
+def lock_run_folder(folder: Path) -> ExitStack:
+    """Return a context that holds the lock of a run folder.
+
+    Raises:
+        RunFolderError: another process trains in the folder, or the lock cannot be written.
+    """
+    held = ExitStack()
     try:
         held.enter_context(locked(folder))
     except FolderInUseError as error:
@@ -254,6 +260,12 @@ def _lock(folder: Path, held: ExitStack) -> None:
         ) from error
     except OSError as error:
         raise RunFolderError(f"{folder / LOCK} cannot be locked: {reason(error)}.") from error
+    return held
+
+
+def never_began(folder: Path) -> bool:
+    """Tell whether a folder holds nothing but what a run leaves that could not write its configuration."""
+    return set(os.listdir(folder)) <= LEFT_BEHIND
 
 
 def _valuable(folder: Path) -> bool:
@@ -308,11 +320,7 @@ def _read_json(folder: Path, name: str) -> dict[str, Any]:
         hint = f"; did you mean {beside / nearest(folder.name, others)}?" if others else "."
         raise RunFolderError(f"there is no run folder {folder}{hint}")
     if not (folder / name).exists():
-        cure = (
-            " Start the run again with the command that made it."
-            if set(os.listdir(folder)) <= LEFT_BEHIND
-            else ""
-        )
+        cure = " Start the run again with the command that made it." if never_began(folder) else ""
         raise RunFolderError(f"{folder} is not a run folder: it has no {name}.{cure}")
     try:
         content = read_json(folder / name)
