@@ -116,6 +116,18 @@ def test_code_of_others_runs_only_where_it_is_trusted(
         assert Path("ran").exists()
 
 
+def test_a_mixer_on_the_command_line_needs_no_option(
+    foreign: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", "memory-horizon-demo", "--loop.device", "cpu", "--task.n-samples", "40"]
+    words += ["--task.n-validation", "4", "--task.n-test", "4", "--task.length", "8", "--task.n-resets", "1"]
+    words += ["--loop.steps", "1", "--optim.warmup-steps", "0", "--model.d-model", "8", "--out", "own"]
+    assert main([*words, "--model.mixer", MINE]) == 0
+    capsys.readouterr()
+    assert "--trust-code" in complaint(["train", "--resume", "own"], 2, capsys)
+    assert main(["train", "--resume", "own", "--trust-code"]) == 0
+
+
 def test_python_has_the_same_rule(foreign: Path) -> None:
     for refused in (
         load_run,

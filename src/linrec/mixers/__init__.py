@@ -30,7 +30,7 @@ def get(name: str) -> type[Mixer]:
 
     Args:
         name: one of `names()`; or where a mixer of your own is, as in "my_package.my_module:MyMixer", a
-            `Mixer` that Python can import.
+            `Mixer` that Python can import; importing runs the module's code.
 
     Raises:
         ValueError: there is no such mixer; the message names the nearest one.
