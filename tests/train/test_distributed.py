@@ -24,6 +24,7 @@ from torch import distributed, multiprocessing
 from linrec import tensor_files
 from linrec.cli import main
 from linrec.cli.dispatch import PATIENCE
+from linrec.files import locked
 from linrec.models import ModelConfig, SequenceClassifierConfig
 from linrec.tasks import NO_TARGET, MemoryHorizon, Split
 from linrec.tasks.adding import Adding
@@ -132,6 +133,10 @@ def failing_runs(folder: Path) -> None:
     config = config_of("ddp", checkpoint_every=4)
     with pytest.raises(RunFolderError, match="holds a run already"):
         fit(config, folder.parent / "equal_runs" / "ddp")
+    # all are told that the first one cannot have the folder
+    taken = folder.parent / "equal_runs" / "ddp"
+    with locked(taken) if rank == 0 else ExitStack(), pytest.raises(RunFolderError, match="trains here"):
+        fit(config, taken, resume=True)
     # the disk is full for the process that writes
     full = mock.patch.object(tensor_files, "save_file", full_disk)
     with full if rank == 0 else ExitStack(), pytest.raises(CheckpointError, match="No space left"):

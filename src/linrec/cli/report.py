@@ -44,9 +44,10 @@ def run(words: list[str]) -> int:
         load_run(run, trust_code=options.trust_code)
     together = Path(os.path.commonpath([run.absolute().parent for run in options.runs]))
     out = options.out or (options.runs[0] if len(options.runs) == 1 else together)
-    trust = {"baseline": options.baseline, "trust_code": options.trust_code}
-    say(f"wrote {write_report(options.runs, out, **trust)}")
-    worse = [found for found in compare_runs(options.runs, **trust) if found.verdict == "regression"]
+    baseline, trust_code = options.baseline, options.trust_code
+    say(f"wrote {write_report(options.runs, out, baseline=baseline, trust_code=trust_code)}")
+    compared = compare_runs(options.runs, baseline, trust_code=trust_code)
+    worse = [found for found in compared if found.verdict == "regression"]
     for found in worse:
         scores = f"{mean_and_spread(found.scores, 4)} against {mean_and_spread(found.baseline, 4)}"
         say(f"regression: {found.label}: {found.metric} {scores} of the baseline")

@@ -4,10 +4,10 @@ import dataclasses
 import inspect
 import math
 import typing
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from linrec import mixers, tasks
 from linrec.errors import nearest, unknown
@@ -15,8 +15,6 @@ from linrec.models import ModelConfig, SequenceClassifierConfig
 from linrec.tasks import PairedTask, Task
 from linrec.train.errors import ConfigError, UntrustedCodeError
 from linrec.train.field_types import check_types
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -339,8 +337,10 @@ def config_from_dict(stored: Any, *, trust_code: bool | Collection[str] = False)
         check_types({"name": str, **dict.fromkeys(("task", "model", "optim", "loop"), dict)}, fields)
         values = dict(fields["task"])
         check_types({"name": str}, values, "task.")
-        task = _from_fields(tasks.get(values.pop("name")), values, "task.")
-        model = _from_fields(model_type(task), fields["model"], "model.")
+        task_type = tasks.get(values.pop("name"))
+        task = task_type(**_checked(task_type, values, "task."))
+        shape = model_type(task)
+        model = shape(**_checked(shape, fields["model"], "model."))
         _check_trusted(model.mixer_pattern, trust_code)
         for mixer, arguments in map(model.mixer_of, range(len(model.mixer_pattern))):
             hints = {name: parameter.annotation for name, parameter in mixer_parameters(mixer).items()}
@@ -349,8 +349,8 @@ def config_from_dict(stored: Any, *, trust_code: bool | Collection[str] = False)
             name=fields["name"],
             task=task,
             model=model,
-            optim=_from_fields(OptimConfig, fields["optim"], "optim."),
-            loop=_from_fields(LoopConfig, fields["loop"], "loop."),
+            optim=OptimConfig(**_checked(OptimConfig, fields["optim"], "optim.")),
+            loop=LoopConfig(**_checked(LoopConfig, fields["loop"], "loop.")),
         )
     except UntrustedCodeError:
         raise
@@ -362,9 +362,9 @@ def config_from_dict(stored: Any, *, trust_code: bool | Collection[str] = False)
         raise ConfigError(f"the stored configuration does not fit this version of linrec: {error}") from error
 
 
-def _from_fields(kind: Callable[..., T], values: Mapping[str, Any], section: str) -> T:
+def _checked(kind: type, values: dict[str, Any], section: str) -> dict[str, Any]:
     check_types(typing.get_type_hints(kind), values, section)
-    return kind(**values)
+    return values
 
 
 def _check_trusted(mixers: Sequence[str], trust_code: bool | Collection[str]) -> None:
