@@ -244,6 +244,19 @@ def test_json_that_is_nested_too_deeply_is_one_line(
         read_tokenizer("run")
 
 
+@pytest.mark.parametrize("depth", [300, 600, 900])
+def test_a_configuration_that_is_nested_less_deeply_is_one_line_too(depth: int, run: Path) -> None:
+    text = (
+        (run / "config.json")
+        .read_text()
+        .replace('"betas": [', '"betas": [' + "[" * depth + "]" * depth + ",")
+    )
+    (run / "config.json").write_text(text)
+    with pytest.raises(RunFolderError, match=r"config\.json") as caught:
+        load_run(run)
+    assert len(str(caught.value)) < 500
+
+
 def test_a_tokenizer_file_that_is_nested_too_deeply_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(DEEP)
     with pytest.raises(DataError, match="nested too deeply"):

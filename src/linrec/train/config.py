@@ -358,7 +358,7 @@ def config_from_dict(stored: Any, *, trust_code: bool | Collection[str] = False)
         raise ConfigError(
             f"the stored configuration does not fit this version of linrec: it has no {error}."
         ) from error
-    except (AttributeError, OverflowError, TypeError, ValueError) as error:
+    except (AttributeError, OverflowError, RecursionError, TypeError, ValueError) as error:
         raise ConfigError(f"the stored configuration does not fit this version of linrec: {error}") from error
 
 
