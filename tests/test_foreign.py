@@ -456,6 +456,7 @@ NUMBERS = [
     (["--loop.steps", "1e30"], "--loop.steps"),
     (["--loop.steps", "1" + "0" * 30], "`loop.steps` must be a whole number of 64 bits"),
     (["--loop.seed", "1" + "0" * 30], "`loop.seed` must be a whole number of 64 bits"),
+    (["--task.length", "1" + "0" * 30], "`task.length` must be a whole number of 64 bits"),
     (["--task.max-number", "1" + "0" * 30], "`task.max_number` must be a whole number of 64 bits"),
     (["--model.d-model", "1" + "0" * 30], "`model.d_model` must be a whole number of 64 bits"),
     (["--model.mixer-args.gate-bias-init", "nan"], "`model.mixer_args.gate_bias_init` must be a number"),

@@ -176,7 +176,8 @@ class MemoryHorizon:
                 "It counts the samples of all three splits together."
             )
         n_numbers = self.length - self.n_resets
-        n_sequences = math.comb(self.length, self.n_resets) * (self.max_number + 1) ** n_numbers
+        # a power of more than 64 bits exceeds every number of samples, and may take for ever
+        n_sequences = math.comb(self.length, self.n_resets) * (self.max_number + 1) ** min(n_numbers, 64)
         if self.n_samples > n_sequences:
             raise ValueError(
                 f"`n_samples` must be at most {n_sequences}, the number of different sequences that "
