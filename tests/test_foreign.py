@@ -435,9 +435,7 @@ def test_ctrl_c_while_modules_are_imported_is_one_line(command: list[str], after
     words = [sys.executable, "-X", "importtime", *command, *COMMANDS[4], "--loop.steps", "7"]
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
-        said = []
         for line in process.stderr:
-            said.append(line)
             # the first module of the command line is there; those that take a second follow
             if "linrec.cli.main" in line:
                 break
