@@ -80,60 +80,90 @@ def stored_last(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def compose(a1, x1, a2, x2):  # type: ignore[no-untyped-def]
-    """Apply y -> a1 y + x1, then y -> a2 y + x2. A link of 0 passes nothing, not even NaN."""
-    cut = a2 == 0.0
-    return tl.where(cut, 0.0, a2 * a1), tl.where(cut, x2, a2 * x1 + x2)
+    """Apply y -> a1 y + x1, then y -> a2 y + x2."""
+    return a2 * a1, a2 * x1 + x2
 
 
 @triton.jit
 def compose_complex(a1, b1, x1, z1, a2, b2, x2, z2):  # type: ignore[no-untyped-def]
     """Do the same with links a + ib and inputs x + iz."""
+    return a2 * a1 - b2 * b1, a2 * b1 + b2 * a1, x2 - b2 * z1 + a2 * x1, z2 + b2 * x1 + a2 * z1
+
+
+@triton.jit
+def _compose_cut(a1, x1, a2, x2):  # type: ignore[no-untyped-def]
+    """Do what `compose` does, where a link of 0 passes nothing, not even NaN."""
+    a, x = compose(a1, x1, a2, x2)
+    return tl.where(a2 == 0.0, 0.0, a), tl.where(a2 == 0.0, x2, x)
+
+
+@triton.jit
+def _compose_complex_cut(a1, b1, x1, z1, a2, b2, x2, z2):  # type: ignore[no-untyped-def]
+    """Do the same with complex numbers."""
+    a, b, x, z = compose_complex(a1, b1, x1, z1, a2, b2, x2, z2)
     cut = (a2 == 0.0) & (b2 == 0.0)
-    a, b = tl.where(cut, 0.0, a2 * a1 - b2 * b1), tl.where(cut, 0.0, a2 * b1 + b2 * a1)
-    return a, b, tl.where(cut, x2, x2 - b2 * z1 + a2 * x1), tl.where(cut, z2, z2 + b2 * x1 + a2 * z1)
+    return tl.where(cut, 0.0, a), tl.where(cut, 0.0, b), tl.where(cut, x2, x), tl.where(cut, z2, z)
 
 
 @triton.jit
 def composed(  # type: ignore[no-untyped-def]
-    a1, b1, x1, z1, a2, b2, x2, z2, COMPLEX: tl.constexpr
+    a1, b1, x1, z1, a2, b2, x2, z2, CUT: tl.constexpr, COMPLEX: tl.constexpr
 ):
-    """Return the link and the input of the first pair and then the second."""
+    """Return the link and the input of the first pair and then the second. CUT: some links may be cut."""
     if COMPLEX:
-        a, a_i, x, x_i = compose_complex(a1, b1, x1, z1, a2, b2, x2, z2)
+        if CUT:
+            a, a_i, x, x_i = _compose_complex_cut(a1, b1, x1, z1, a2, b2, x2, z2)
+        else:
+            a, a_i, x, x_i = compose_complex(a1, b1, x1, z1, a2, b2, x2, z2)
     else:
-        a, x = compose(a1, x1, a2, x2)
+        if CUT:
+            a, x = _compose_cut(a1, x1, a2, x2)
+        else:
+            a, x = compose(a1, x1, a2, x2)
         a_i, x_i = a, x
     return a, a_i, x, x_i
 
 
 @triton.jit
-def scanned(a, a_i, x, x_i, COMPLEX: tl.constexpr):  # type: ignore[no-untyped-def]
+def scanned(a, a_i, x, x_i, CUT: tl.constexpr, COMPLEX: tl.constexpr):  # type: ignore[no-untyped-def]
     """Compose all steps up to each one along the middle one of three axes."""
     if COMPLEX:
-        a, a_i, x, x_i = tl.associative_scan((a, a_i, x, x_i), 1, compose_complex)
+        combine: tl.constexpr = _compose_complex_cut if CUT else compose_complex
+        a, a_i, x, x_i = tl.associative_scan((a, a_i, x, x_i), 1, combine)
     else:
-        a, x = tl.associative_scan((a, x), 1, compose)
+        combine: tl.constexpr = _compose_cut if CUT else compose
+        a, x = tl.associative_scan((a, x), 1, combine)
     return a, a_i, x, x_i
 
 
 @triton.jit
-def applied(a, a_i, x, x_i, y, y_i, COMPLEX: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return a y + x. A link of 0 passes nothing, not even NaN."""
+def applied(a, a_i, x, x_i, y, y_i, CUT: tl.constexpr, COMPLEX: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return a y + x. CUT: some links may be cut, and a link of 0 passes nothing, not even NaN."""
     if COMPLEX:
-        cut = (a == 0.0) & (a_i == 0.0)
-        return tl.where(cut, x, x - a_i * y_i + a * y), tl.where(cut, x_i, x_i + a_i * y + a * y_i)
+        result, result_i = x - a_i * y_i + a * y, x_i + a_i * y + a * y_i
+        if CUT:
+            cut = (a == 0.0) & (a_i == 0.0)
+            result, result_i = tl.where(cut, x, result), tl.where(cut, x_i, result_i)
     else:
-        return tl.where(a == 0.0, x, a * y + x), y_i
+        result, result_i = a * y + x, y_i
+        if CUT:
+            result = tl.where(a == 0.0, x, result)
+    return result, result_i
 
 
 @triton.jit
-def times(a, a_i, y, y_i, COMPLEX: tl.constexpr):  # type: ignore[no-untyped-def]
+def times(a, a_i, y, y_i, CUT: tl.constexpr, COMPLEX: tl.constexpr):  # type: ignore[no-untyped-def]
     """Return a y, as `applied` to an input of zero, without adding the zero."""
     if COMPLEX:
-        cut = (a == 0.0) & (a_i == 0.0)
-        return tl.where(cut, 0.0, a * y - a_i * y_i), tl.where(cut, 0.0, a * y_i + a_i * y)
+        result, result_i = a * y - a_i * y_i, a * y_i + a_i * y
+        if CUT:
+            cut = (a == 0.0) & (a_i == 0.0)
+            result, result_i = tl.where(cut, 0.0, result), tl.where(cut, 0.0, result_i)
     else:
-        return tl.where(a == 0.0, 0.0, a * y), y_i
+        result, result_i = a * y, y_i
+        if CUT:
+            result = tl.where(a == 0.0, 0.0, result)
+    return result, result_i
 
 
 @triton.jit
@@ -145,17 +175,25 @@ def _compose_twice(b1, z1, a1, x1, b2, z2, a2, x2):  # type: ignore[no-untyped-d
 
 
 @triton.jit
+def _compose_twice_cut(b1, z1, a1, x1, b2, z2, a2, x2):  # type: ignore[no-untyped-def]
+    """Do the same where links may be cut."""
+    b, z = _compose_cut(a1, x1, b2, z2)
+    a, x = _compose_cut(a1, x1, a2, x2)
+    return b, z, a, x
+
+
+@triton.jit
 def _compose_twice_complex(  # type: ignore[no-untyped-def]
     b1, d1, z1, w1, a1, c1, x1, u1, b2, d2, z2, w2, a2, c2, x2, u2
 ):
-    """Do the same with complex numbers."""
-    b, d, z, w = compose_complex(a1, c1, x1, u1, b2, d2, z2, w2)
-    a, c, x, u = compose_complex(a1, c1, x1, u1, a2, c2, x2, u2)
+    """Do the same with complex numbers, of which links may be cut."""
+    b, d, z, w = _compose_complex_cut(a1, c1, x1, u1, b2, d2, z2, w2)
+    a, c, x, u = _compose_complex_cut(a1, c1, x1, u1, a2, c2, x2, u2)
     return b, d, z, w, a, c, x, u
 
 
 @triton.jit
-def _up_to(a, a_i, x, x_i, COMPLEX: tl.constexpr, BACKWARDS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _up_to(a, a_i, x, x_i, CUT: tl.constexpr, COMPLEX: tl.constexpr, BACKWARDS: tl.constexpr):  # type: ignore[no-untyped-def]
     """Compose the pieces (PIECES, 1, COLUMNS) up to each one, without it and with it."""
     one = tl.zeros_like(a) + 1.0
     zero = tl.zeros_like(a)
@@ -164,7 +202,8 @@ def _up_to(a, a_i, x, x_i, COMPLEX: tl.constexpr, BACKWARDS: tl.constexpr):  # t
             (one, zero, zero, zero, a, a_i, x, x_i), 0, _compose_twice_complex, reverse=BACKWARDS
         )
     else:
-        b, z, a, x = tl.associative_scan((one, zero, a, x), 0, _compose_twice, reverse=BACKWARDS)
+        combine: tl.constexpr = _compose_twice_cut if CUT else _compose_twice
+        b, z, a, x = tl.associative_scan((one, zero, a, x), 0, combine, reverse=BACKWARDS)
         b_i, z_i, a_i, x_i = b, z, a, x
     return b, b_i, z, z_i, a, a_i, x, x_i
 
@@ -284,6 +323,7 @@ def _before(  # type: ignore[no-untyped-def]
     n,
     columns,
     identity,
+    CUT: tl.constexpr,
     COMPLEX: tl.constexpr,
     WIDE: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -302,7 +342,7 @@ def _before(  # type: ignore[no-untyped-def]
             c, c_i, w, w_i = _awaited(ptr + ((first + i) * STRIDE + columns), needed, COMPLEX, WIDE, COLUMNS)
             c, c_i = tl.where(needed, c, 1.0), tl.where(needed, c_i, 0.0)
             w, w_i = tl.where(needed, w, 0.0), tl.where(needed, w_i, 0.0)
-            c, c_i, w, w_i = scanned(c, c_i, w, w_i, COMPLEX)
+            c, c_i, w, w_i = scanned(c, c_i, w, w_i, CUT, COMPLEX)
             b, b_i, z, z_i = entries(c, c_i, w, w_i, N - 1, COMPLEX)
     return b, b_i, z, z_i
 
@@ -320,6 +360,7 @@ def carried(  # type: ignore[no-untyped-def]
     chains,
     tile,
     tiles,
+    CUT: tl.constexpr,
     COMPLEX: tl.constexpr,
     CHAINED: tl.constexpr,
     WIDE: tl.constexpr,
@@ -342,7 +383,7 @@ def carried(  # type: ignore[no-untyped-def]
     the number of threads of a piece.
     """
     # of the tile up to each piece, without it and with it
-    b, b_i, z, z_i, a, a_i, x, x_i = _up_to(a, a_i, x, x_i, COMPLEX, BACKWARDS)
+    b, b_i, z, z_i, a, a_i, x, x_i = _up_to(a, a_i, x, x_i, CUT, COMPLEX, BACKWARDS)
     identity = tl.zeros([PIECES, 1, COLUMNS], WIDE)
     start, start_i = start + identity, start_i + identity
 
@@ -364,17 +405,17 @@ def carried(  # type: ignore[no-untyped-def]
         if (in_group < GROUP - 1) & (tile < tiles - 1):
             _publish(own, a, a_i, x, x_i, piece == LAST, COMPLEX, WIDE, COLUMNS)
         f, f_i, m, m_i = _before(
-            of_tiles, tile - in_group, in_group, columns, identity, COMPLEX, WIDE, COLUMNS, GROUP, STRIDE
+            of_tiles, tile - in_group, in_group, columns, identity, CUT, COMPLEX, WIDE, COLUMNS, GROUP, STRIDE
         )
         if (in_group == GROUP - 1) & (group < GROUPS - 1) & (tile < tiles - 1):
-            c, c_i, w, w_i = composed(f, f_i, m, m_i, a, a_i, x, x_i, COMPLEX)
+            c, c_i, w, w_i = composed(f, f_i, m, m_i, a, a_i, x, x_i, CUT, COMPLEX)
             whole = of_groups + (tile // GROUP * STRIDE + columns)
             _publish(whole, c, c_i, w, w_i, piece == LAST, COMPLEX, WIDE, COLUMNS)
         at = tile // GROUP - group
         c, c_i, w, w_i = _before(
-            of_groups, at, group, columns, identity, COMPLEX, WIDE, COLUMNS, GROUPS, STRIDE
+            of_groups, at, group, columns, identity, CUT, COMPLEX, WIDE, COLUMNS, GROUPS, STRIDE
         )
-        f, f_i, m, m_i = composed(c, c_i, w, w_i, f, f_i, m, m_i, COMPLEX)
+        f, f_i, m, m_i = composed(c, c_i, w, w_i, f, f_i, m, m_i, CUT, COMPLEX)
         if tile >= GROUP * GROUPS:
             left = tile // (GROUP * GROUPS) * (GROUP * GROUPS) - 1
             # the last tile hands the value on, and loses no time
@@ -385,8 +426,8 @@ def carried(  # type: ignore[no-untyped-def]
             start, start_i = _numbers(word, WIDE)
             if tl.float64 == WIDE:
                 start_i, _ = _numbers(other, WIDE)
-        start, start_i = applied(f, f_i, m, m_i, start, start_i, COMPLEX)
-    after, after_i = applied(a, a_i, x, x_i, start, start_i, COMPLEX)
+        start, start_i = applied(f, f_i, m, m_i, start, start_i, CUT, COMPLEX)
+    after, after_i = applied(a, a_i, x, x_i, start, start_i, CUT, COMPLEX)
     if CHAINED:  # noqa: SIM102
         if (tile % (GROUP * GROUPS) == GROUP * GROUPS - 1) & (tile < tiles - 1):
             tl.atomic_xchg(own, _word(after, after_i, WIDE), mask=piece == LAST, sem="relaxed")
@@ -394,5 +435,5 @@ def carried(  # type: ignore[no-untyped-def]
                 tl.atomic_xchg(
                     own + COLUMNS, _word(after_i, after_i, WIDE), mask=piece == LAST, sem="relaxed"
                 )
-    start, start_i = applied(b, b_i, z, z_i, start, start_i, COMPLEX)
+    start, start_i = applied(b, b_i, z, z_i, start, start_i, CUT, COMPLEX)
     return start, start_i, after, after_i

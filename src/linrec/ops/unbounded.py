@@ -38,7 +38,7 @@ def recurrence(
         a: transitions (b, t, ...), of any length t, which may be symbolic.
         x: inputs (b, t, ...).
         state: (b, ...).
-        product: of a transition and a transition or a state, `passed` where it is None, `raised` or `matrix_product`.
+        product: of a transition and a transition or a state: `raised` or `matrix_product`; None is `passed`.
         plus: the sum, which `product` distributes over.
         zero: every entry of the transition that nothing passes.
 

@@ -17,7 +17,7 @@ from linrec.ops.gate_loop.numba import recurrent as recurrent_numba
 from linrec.ops.gate_loop.reference import gate_loop_reference, normalized_gate_loop_reference
 from linrec.ops.gate_loop.torch import elementwise, recurrent
 from linrec.ops.gate_loop.triton import recurrent as recurrent_triton
-from linrec.ops.isolation import Isolation, isolated
+from linrec.ops.isolation import Isolation
 from linrec.ops.precision import widened, without_autocast
 
 __all__ = ["PAIRS", "gate_loop", "gate_loop_matrix", "normalized_gate_loop"]
@@ -344,9 +344,6 @@ def _runner(pair: Pair, bonus: Tensor | None, *, is_fused: bool) -> Callable[...
     run = _OWN.get(pair) or partial(elementwise, mode=pair[0], backend=pair[1])
     if is_fused:
         run = partial(fused.fused, backend=pair[1])
-        if pair[1] == "triton":
-            # tiles of steps are joined by products of links
-            run = isolated(log_decay=3)(run)
     if bonus is None:
         return run
     if pair[1] == "reference":

@@ -121,24 +121,30 @@ def _links(  # type: ignore[no-untyped-def]
     for r in tl.static_range(N):
         # exp2 flushes what is subnormal, which exp spends three more instructions on
         a = tl.exp2(decays[r] * 1.4426950408889634)
-        if HAS_CUT:
-            a = tl.where(tl.load(cut_ptr + begin + r, mask=begin + r < time, other=0) == 0, a, 0.0)
         a_i = a
         if PHASE != NONE:
             a, a_i = turned(a, phases[r], WIDE)
+        if HAS_CUT:
+            linked = tl.load(cut_ptr + begin + r, mask=begin + r < time, other=0) == 0
+            a, a_i = tl.where(linked, a, 0.0), tl.where(linked, a_i, 0.0)
         links = links + (a,)  # noqa: RUF005
         links_i = links_i + (a_i,)  # noqa: RUF005
     return links, links_i
 
 
 @triton.jit
-def _stepped(a, a_i, x, y, y_i, COMPLEX: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return a y + x for real x. A link of 0 passes nothing, not even NaN."""
+def _stepped(a, a_i, x, y, y_i, CUT: tl.constexpr, COMPLEX: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return a y + x for real x. CUT: some links may be cut, and a link of 0 passes nothing, not even NaN."""
     if COMPLEX:
-        cut = (a == 0.0) & (a_i == 0.0)
-        return tl.where(cut, x, x - a_i * y_i + a * y), tl.where(cut, 0.0, a * y_i + a_i * y)
+        result, result_i = x - a_i * y_i + a * y, a * y_i + a_i * y
+        if CUT:
+            cut = (a == 0.0) & (a_i == 0.0)
+            result, result_i = tl.where(cut, x, result), tl.where(cut, 0.0, result_i)
     else:
-        return tl.where(a == 0.0, x, a * y + x), y_i
+        result, result_i = a * y + x, y_i
+        if CUT:
+            result = tl.where(a == 0.0, x, result)
+    return result, result_i
 
 
 @triton.jit
@@ -217,19 +223,19 @@ def forward(  # type: ignore[no-untyped-def]
     link, link_i, h = a[0], a_i[0], k[0] * v[0]
     h_i = tl.zeros_like(h)
     for r in tl.static_range(1, ROWS):
-        h, h_i = _stepped(a[r], a_i[r], k[r] * v[r], h, h_i, COMPLEX)
-        link, link_i = times(a[r], a_i[r], link, link_i, COMPLEX)
+        h, h_i = _stepped(a[r], a_i[r], k[r] * v[r], h, h_i, HAS_CUT, COMPLEX)
+        link, link_i = times(a[r], a_i[r], link, link_i, HAS_CUT, COMPLEX)
     vector = row * CHANNELS + channel + columns
     start, start_i = loaded(state_ptr, vector, channel + columns < CHANNELS, 0.0, COMPLEX, WIDE)
     start, start_i, after, after_i = carried(
         link, link_i, h, h_i, start, start_i, words_ptr, chain, chains, tile, tiles,
-        COMPLEX, CHAINED, WIDE, PIECES, COLUMNS, VECTOR, GROUP, GROUPS,
+        HAS_CUT, COMPLEX, CHAINED, WIDE, PIECES, COLUMNS, VECTOR, GROUP, GROUPS,
     )  # fmt: skip
     before = ((row * tiles + tile) * PIECES + piece) * CHANNELS + column
     stored(starts_ptr, before, start, start_i, inside & (piece >= 0), COMPLEX, WIDE)
     h, h_i = start, start_i
     for r in tl.static_range(ROWS):
-        h, h_i = _stepped(a[r], a_i[r], k[r] * v[r], h, h_i, COMPLEX)
+        h, h_i = _stepped(a[r], a_i[r], k[r] * v[r], h, h_i, HAS_CUT, COMPLEX)
         tl.store(y_ptr + out + at + r * CHANNELS, q[r] * h, mask=_within(begin + r, time, inside, EVEN))
     if tile == tiles - 1:
         stored_last(last_ptr, vector, after, after_i, channel + columns < CHANNELS, COMPLEX, WIDE, PIECES)
@@ -299,7 +305,7 @@ def backward(  # type: ignore[no-untyped-def]
     states = ()
     states_i = ()
     for r in tl.static_range(ROWS):
-        h, h_i = _stepped(a[r], a_i[r], k[r] * v[r], h, h_i, COMPLEX)
+        h, h_i = _stepped(a[r], a_i[r], k[r] * v[r], h, h_i, HAS_CUT, COMPLEX)
         tl.store(dq_ptr + out + at + r * CHANNELS, dy[r] * h, mask=_within(begin + r, time, inside, EVEN))
         states = states + (h,)  # noqa: RUF005
         states_i = states_i + (h_i,)  # noqa: RUF005
@@ -307,18 +313,18 @@ def backward(  # type: ignore[no-untyped-def]
     link, link_i, g = a[ROWS], -a_i[ROWS], q[ROWS - 1] * dy[ROWS - 1]
     g_i = tl.zeros_like(g)
     for r in tl.static_range(ROWS - 2, -1, -1):
-        g, g_i = _stepped(a[r + 1], -a_i[r + 1], q[r] * dy[r], g, g_i, COMPLEX)
-        link, link_i = times(a[r + 1], -a_i[r + 1], link, link_i, COMPLEX)
+        g, g_i = _stepped(a[r + 1], -a_i[r + 1], q[r] * dy[r], g, g_i, HAS_CUT, COMPLEX)
+        link, link_i = times(a[r + 1], -a_i[r + 1], link, link_i, HAS_CUT, COMPLEX)
     vector = row * CHANNELS + channel + columns
     start, start_i = loaded(dlast_ptr, vector, channel + columns < CHANNELS, 0.0, COMPLEX, WIDE)
     g, g_i, _, _ = carried(
         link, link_i, g, g_i, start, start_i, words_ptr, chain, chains, tile, tiles,
-        COMPLEX, CHAINED, WIDE, PIECES, COLUMNS, VECTOR, GROUP, GROUPS, True,
+        HAS_CUT, COMPLEX, CHAINED, WIDE, PIECES, COLUMNS, VECTOR, GROUP, GROUPS, True,
     )  # fmt: skip
     total = tl.zeros_like(g)
     total_i = tl.zeros_like(g)
     for r in tl.static_range(ROWS - 1, -1, -1):
-        g, g_i = _stepped(a[r + 1], -a_i[r + 1], q[r] * dy[r], g, g_i, COMPLEX)
+        g, g_i = _stepped(a[r + 1], -a_i[r + 1], q[r] * dy[r], g, g_i, HAS_CUT, COMPLEX)
         mask = _within(begin + r, time, inside, EVEN)
         tl.store(dk_ptr + out + at + r * CHANNELS, g * v[r], mask=mask)
         tl.store(dv_ptr + out + at + r * CHANNELS, g * k[r], mask=mask)
@@ -346,5 +352,5 @@ def backward(  # type: ignore[no-untyped-def]
         )
     if tile == tiles - 1:
         # over the link of the first step into the initial state
-        dstate, dstate_i = times(a[0], -a_i[0], g, g_i, COMPLEX)
+        dstate, dstate_i = times(a[0], -a_i[0], g, g_i, HAS_CUT, COMPLEX)
         stored(dstate_ptr, vector + 0 * piece, dstate, dstate_i, inside & (piece == 0), COMPLEX, WIDE)

@@ -1,13 +1,10 @@
 """The elementwise recurrence y_t = a_t y_{t-1} + x_t, real or complex."""
 
-from functools import partial
-
 from jaxtyping import Bool, Inexact
 from torch import Tensor
 
 from linrec.ops import splitting
 from linrec.ops.dispatch import Pair, auto_scan, exporting, numba_usable, refusal, resolve, triton_usable
-from linrec.ops.isolation import Input, run_isolated
 from linrec.ops.operators import differentiated
 from linrec.ops.scan.autograd import Scan
 from linrec.ops.scan.dtypes import SUPPORTED, accumulation, mixable, promoted
@@ -120,17 +117,6 @@ def scan(
         start = x.new_zeros(batch, channels, dtype=wide) if state is None else state
         return scan_reference(a.expand(x.shape), x, start, reset, reverse)
     a = a.reshape((1,) * (3 - a.ndim) + a.shape)
-    if reset is not None and pair[1] == "triton":
-        # tiles of steps are joined by products of links
-        start = x.new_zeros(batch, channels, dtype=wide) if state is None else state
-        run = partial(_run, reverse=reverse, pair=pair)
-        return run_isolated(run, (Input(a), Input(x)), start, reset, reverse=reverse)
-    return _run(a, x, state, reset, reverse=reverse, pair=pair)
-
-
-def _run(
-    a: Tensor, x: Tensor, state: Tensor | None, reset: Tensor | None, *, reverse: bool, pair: Pair
-) -> tuple[Tensor, Tensor]:
     # time runs backwards over the same links: the one into step t, from t+1, is cut by the reset at t+1
     cut = reset
     if reset is not None and reverse:

@@ -136,21 +136,21 @@ def forward(  # type: ignore[no-untyped-def]
     if HAS_STATE:
         start, start_i = loaded(state_ptr, vector, inside, 0.0, COMPLEX, WIDE)
 
-    b, b_i, y, y_i = scanned(a, a_i, x, x_i, COMPLEX)
+    b, b_i, y, y_i = scanned(a, a_i, x, x_i, HAS_CUT, COMPLEX)
     whole, whole_i, end, end_i = entries(b, b_i, y, y_i, ROWS - 1, COMPLEX)
     start, start_i, after, after_i = carried(
         whole, whole_i, end, end_i, start, start_i, words_ptr, chain, chains, tile, tiles,
-        COMPLEX, CHAINED, WIDE, PIECES, COLUMNS, VECTOR, GROUP, GROUPS,
+        HAS_CUT, COMPLEX, CHAINED, WIDE, PIECES, COLUMNS, VECTOR, GROUP, GROUPS,
     )  # fmt: skip
     if AGAIN:
         a, a_i, x, x_i = _steps(
             a_ptr, a_at, mask, x_ptr, x_at, mask, cut_ptr + t, valid, HAS_CUT, COMPLEX, WIDE
         )
-        y, y_i = applied(a, a_i, x, x_i, start, start_i, COMPLEX)
+        y, y_i = applied(a, a_i, x, x_i, start, start_i, HAS_CUT, COMPLEX)
         first = tl.arange(0, ROWS)[None, :, None] == 0
-        _, _, y, y_i = scanned(a, a_i, tl.where(first, y, x), tl.where(first, y_i, x_i), COMPLEX)
+        _, _, y, y_i = scanned(a, a_i, tl.where(first, y, x), tl.where(first, y_i, x_i), HAS_CUT, COMPLEX)
     else:
-        y, y_i = applied(b, b_i, y, y_i, start, start_i, COMPLEX)
+        y, y_i = applied(b, b_i, y, y_i, start, start_i, HAS_CUT, COMPLEX)
     stored(y_ptr, t * CHANNELS + columns, y, y_i, mask, COMPLEX, WIDE)
     if tile == tiles - 1:
         stored_last(last_ptr, vector, after, after_i, inside, COMPLEX, WIDE, PIECES)
@@ -231,11 +231,11 @@ def backward(  # type: ignore[no-untyped-def]
         y, y_i = loaded(y_ptr + out - NEXT * CHANNELS * UNIT, at, inner, 0.0, COMPLEX, WIDE)
     start, start_i = loaded(dlast_ptr, vector, inside, 0.0, COMPLEX, WIDE)
 
-    b, b_i, z, z_i = scanned(a, -a_i, g, g_i, COMPLEX)
+    b, b_i, z, z_i = scanned(a, -a_i, g, g_i, HAS_CUT, COMPLEX)
     whole, whole_i, end, end_i = entries(b, b_i, z, z_i, ROWS - 1, COMPLEX)
     start, start_i, after, after_i = carried(
         whole, whole_i, end, end_i, start, start_i, words_ptr, chain, chains, tile, tiles,
-        COMPLEX, CHAINED, WIDE, PIECES, COLUMNS, VECTOR, GROUP, GROUPS,
+        HAS_CUT, COMPLEX, CHAINED, WIDE, PIECES, COLUMNS, VECTOR, GROUP, GROUPS,
     )  # fmt: skip
     if AGAIN:
         a, a_i, g, g_i = _steps(
@@ -243,11 +243,11 @@ def backward(  # type: ignore[no-untyped-def]
         )
         if NEEDS_A:
             y, y_i = loaded(y_ptr + out - NEXT * CHANNELS * UNIT, at, inner, 0.0, COMPLEX, WIDE)
-        z, z_i = applied(a, -a_i, g, g_i, start, start_i, COMPLEX)
+        z, z_i = applied(a, -a_i, g, g_i, start, start_i, HAS_CUT, COMPLEX)
         first = tl.arange(0, ROWS)[None, :, None] == 0
-        _, _, g, g_i = scanned(a, -a_i, tl.where(first, z, g), tl.where(first, z_i, g_i), COMPLEX)
+        _, _, g, g_i = scanned(a, -a_i, tl.where(first, z, g), tl.where(first, z_i, g_i), HAS_CUT, COMPLEX)
     else:
-        g, g_i = applied(b, b_i, z, z_i, start, start_i, COMPLEX)
+        g, g_i = applied(b, b_i, z, z_i, start, start_i, HAS_CUT, COMPLEX)
     stored(dx_ptr + out, at, g, g_i, mask, COMPLEX, WIDE)
     if NEEDS_A:
         if HAS_STATE:
@@ -280,5 +280,5 @@ def backward(  # type: ignore[no-untyped-def]
             is_cut = tl.load(cut_ptr + at_first) != 0
             link = tl.where(is_cut, 0.0, link)
             link_i = tl.where(is_cut, 0.0, link_i)
-        dstate, dstate_i = times(link, -link_i, after, after_i, COMPLEX)
+        dstate, dstate_i = times(link, -link_i, after, after_i, HAS_CUT, COMPLEX)
         stored_last(dstate_ptr, vector, dstate, dstate_i, inside, COMPLEX, WIDE, PIECES)

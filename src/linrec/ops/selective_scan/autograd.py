@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linrec.ops.isolation import Input, run_isolated
 from linrec.ops.operators import differentiable_gradients, differentiated
 from linrec.ops.selective_scan import numba as numba_backend
 from linrec.ops.selective_scan import torch as torch_backend
@@ -20,36 +19,13 @@ _BACKENDS: dict[str, ModuleType] = {
 }
 
 
-def run(
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor,
-    state: Tensor,
-    cut: Tensor | None,
-    backend: str,
-) -> tuple[Tensor, Tensor]:
-    """Return (y, last) of what `SelectiveScan` takes."""
-    if cut is None or backend != "triton":
-        return _run(x, dt, A, B, C, D, state, cut, backend=backend)
-
-    def segmented(
-        x: Tensor, dt: Tensor, B: Tensor, C: Tensor, A: Tensor, D: Tensor, state: Tensor, cut: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        return _run(x, dt, A[:, 0], B, C, D[:, 0], state, cut, backend=backend)
-
-    # segments of time are joined by products of links
-    inputs = Input(x), Input(dt), Input(B), Input(C, carried=False), Input(A[:, None]), Input(D[:, None])
-    return run_isolated(segmented, inputs, state, cut)
-
-
-def _run(*inputs: Tensor | None, backend: str) -> tuple[Tensor, Tensor]:
+def run(*inputs: Any) -> tuple[Tensor, Tensor]:
+    """Return (y, last) of x, dt, A, B, C, D, state, cut and the backend, as `SelectiveScan` takes them."""
     if differentiated(*inputs[:7]):
-        y, last, _ = SelectiveScan.apply(*inputs, backend)
+        y, last, _ = SelectiveScan.apply(*inputs)
     else:
-        y, last, _ = _BACKENDS[backend].forward(*inputs, keep=False)
+        *given, backend = inputs
+        y, last, _ = _BACKENDS[backend].forward(*given, keep=False)
     return y, last
 
 

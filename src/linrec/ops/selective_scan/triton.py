@@ -84,9 +84,8 @@ def forward(
         given = _Given(plan, x, dt, A, B, C, D, cut)
         begins = _padded(state, 1, plan.states)[:, None]
         if plan.segments > 1:
-            links, ends = given.ends(given.x, adjoint=False)
-            after, _ = scan.forward(links.flatten(2), ends.flatten(2), begins.flatten(1), None, False)
-            begins = torch.cat([begins, after.view_as(ends)[:, :-1]], dim=1)
+            after = given.joined(given.x, begins, adjoint=False)
+            begins = torch.cat([begins, after[:, :-1]], dim=1)
         tensors = given.D, begins.contiguous(), given.cut, y, starts, last
         given.launch(
             _kernels().forward,
@@ -141,9 +140,8 @@ def backward(
         dy = dy.contiguous()
         carries = _padded(dlast, 1, plan.states)[:, None]
         if plan.segments > 1:
-            links, ends = given.ends(dy, adjoint=True)
-            after, _ = scan.forward(links.flatten(2), ends.flatten(2), carries.flatten(1), None, True)
-            carries = torch.cat([after.view_as(ends)[:, 1:], carries], dim=1)
+            after = given.joined(dy, carries, adjoint=True)
+            carries = torch.cat([after[:, 1:], carries], dim=1)
         tensors = given.D, given.cut, starts, dy, carries.contiguous(), dx, ddt, dA, dB, dC, dD, dstate
         given.launch(
             _kernels().backward,
@@ -203,13 +201,19 @@ class _Given:
         self.cut = self.x if cut is None else cut.contiguous().view(torch.uint8)
         self.has_cut = cut is not None
 
-    def ends(self, u: Tensor, *, adjoint: bool) -> tuple[Tensor, Tensor]:
-        """What each segment does to a state, or to what its adjoint hands on: link h + end."""
+    def joined(self, u: Tensor, begin: Tensor, *, adjoint: bool) -> Tensor:
+        """Return the states after all segments (b, segments, n, c), or what their adjoints hand on.
+
+        A segment makes link h + end of the state h before it; `u` is x, or dy of the adjoint.
+        """
         (batch, _, channels), plan = self.x.shape, self.plan
         links, ends = (self.A.new_empty(batch, plan.segments, plan.states, channels) for _ in range(2))
         tensors = u, self.dt, self.A, self.weights, self.cut, links, ends
         self.launch(_kernels().ends, tensors, (_row(self.A),), ADJOINT=adjoint)
-        return links, ends
+        # a reset within a segment cuts every channel's link
+        cut = (links == 0).flatten(2).all(-1) if self.has_cut else None
+        after, _ = scan.forward(links.flatten(2), ends.flatten(2), begin.flatten(1), cut, adjoint)
+        return after.view_as(ends)
 
     def launch(
         self, kernel: Any, tensors: tuple[Tensor, ...], strides: tuple[int, ...], **options: Any
