@@ -128,11 +128,15 @@ def composed(  # type: ignore[no-untyped-def]
 def scanned(a, a_i, x, x_i, CUT: tl.constexpr, COMPLEX: tl.constexpr):  # type: ignore[no-untyped-def]
     """Compose all steps up to each one along the middle one of three axes."""
     if COMPLEX:
-        combine: tl.constexpr = _compose_complex_cut if CUT else compose_complex
-        a, a_i, x, x_i = tl.associative_scan((a, a_i, x, x_i), 1, combine)
+        if CUT:
+            a, a_i, x, x_i = tl.associative_scan((a, a_i, x, x_i), 1, _compose_complex_cut)
+        else:
+            a, a_i, x, x_i = tl.associative_scan((a, a_i, x, x_i), 1, compose_complex)
     else:
-        combine: tl.constexpr = _compose_cut if CUT else compose
-        a, x = tl.associative_scan((a, x), 1, combine)
+        if CUT:
+            a, x = tl.associative_scan((a, x), 1, _compose_cut)
+        else:
+            a, x = tl.associative_scan((a, x), 1, compose)
     return a, a_i, x, x_i
 
 
@@ -202,8 +206,10 @@ def _up_to(a, a_i, x, x_i, CUT: tl.constexpr, COMPLEX: tl.constexpr, BACKWARDS: 
             (one, zero, zero, zero, a, a_i, x, x_i), 0, _compose_twice_complex, reverse=BACKWARDS
         )
     else:
-        combine: tl.constexpr = _compose_twice_cut if CUT else _compose_twice
-        b, z, a, x = tl.associative_scan((one, zero, a, x), 0, combine, reverse=BACKWARDS)
+        if CUT:
+            b, z, a, x = tl.associative_scan((one, zero, a, x), 0, _compose_twice_cut, reverse=BACKWARDS)
+        else:
+            b, z, a, x = tl.associative_scan((one, zero, a, x), 0, _compose_twice, reverse=BACKWARDS)
         b_i, z_i, a_i, x_i = b, z, a, x
     return b, b_i, z, z_i, a, a_i, x, x_i
 

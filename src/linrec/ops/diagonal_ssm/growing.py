@@ -12,15 +12,16 @@ the range.
 import math
 
 import torch
-from torch import Tensor, autocast
+from torch import Tensor
 
 from linrec.ops import splitting
 from linrec.ops.diagonal_ssm import diagonal_ssm
 from linrec.ops.diagonal_ssm.auto import pair_of
-from linrec.ops.dispatch import Pair
+from linrec.ops.dispatch import Pair, exporting
+from linrec.ops.isolation import entering
 from linrec.ops.long_conv import long_conv
 from linrec.ops.long_conv.powers import Powers, last_power, powers, sums_of_powers, weighted_by_age
-from linrec.ops.precision import real_dtype
+from linrec.ops.precision import real_dtype, without_autocast
 from linrec.ops.scan import scan
 
 
@@ -39,15 +40,16 @@ def growing_ssm(
     """Run the model; arguments and results are those of `diagonal_ssm` beside g (d, n) and H.
 
     Outputs are right for sequences of up to H + 1 steps however large g is, and longer ones until they grow
-    out of range. The state is e^(g H / 2) x, and right for g H < 170 in single precision.
+    out of range. The state is e^(g H / 2) x, and right for g H < 170 in single precision. The same bound holds
+    for the outputs of exported programs, and where time is split over processes.
     """
-    if splitting.current is not None or u.numel() == 0:
-        # the steps of a call are not counted from its first one
+    if splitting.current is not None or exporting() or u.numel() == 0:
+        # the first step of a call, or its length, is not known here
         half = torch.exp(-growth * (horizon / 2))
         return diagonal_ssm(u, a * torch.exp(growth), b * half, c * half, state=state, reset=reset, mode=mode)
     pair = pair_of(u, a.shape[1], mode, "auto")
-    state = None if state is None else state.to(a.dtype)
-    with autocast(u.device.type, enabled=False):
+    state = None if state is None else entering(state.to(a.dtype), reset)
+    with without_autocast(u.device.type):
         if pair[0] == "convolution":
             y, last = _convolution(u, a, growth, b, c, horizon, state, reset)
         else:

@@ -181,8 +181,8 @@ class Chunks:
         # double precision takes twice the registers
         part = 2 if self.q.dtype == torch.float64 else 1
         # where several products of 16 or 32 columns meet in a kernel, Triton 3.6 to 3.7 read beyond their
-        # tiles (its issue 11366), so the gradients of small heads take wide ones
-        least = 64 // part if name in ("gate_gradients", "mixings", "corrections") else LEAST
+        # tiles (its issue 11366), so small heads take wide ones
+        least = LEAST if name == "chunk_states" else 64 // part
         return tiles._replace(
             block_k=_block(self.dk, tiles.block_k // part, least),
             block_v=_block(self.dv, tiles.block_v // part, least),
