@@ -40,8 +40,8 @@ def growing_ssm(
     """Run the model; arguments and results are those of `diagonal_ssm` beside g (d, n) and H.
 
     Outputs are right for sequences of up to H + 1 steps however large g is, and longer ones until they grow
-    out of range. The state is e^(g H / 2) x, and right for g H < 170 in single precision. The same bound holds
-    for the outputs of exported programs, and where time is split over processes.
+    out of range. The state is e^(g H / 2) x, and right for g H < 170 in single precision. The same bound
+    holds for the outputs of exported programs, and where time is split over processes.
     """
     if splitting.current is not None or exporting() or u.numel() == 0:
         # the first step of a call, or its length, is not known here
