@@ -88,9 +88,9 @@ def delta_rule(
 
     Returns:
         y (b, t, h, dv) in the dtype of `v`, and S_t (b, h, dk, dv) in float32 (float64 for double inputs).
-        For zero-length time S_t is S_0. For inputs in half precision, (chunkwise, triton) multiplies on tensor
-        cores numbers that it rounded to the inputs' dtype: S_t is off by up to 1% of its largest value in
-        bfloat16, and by 0.1% in float16, more where keys of nearly the same direction follow each other.
+        For zero-length time S_t is S_0. For inputs in half precision, (chunkwise, triton) rounds the factors
+        of its products to the inputs' dtype: S_t is off by up to 1% of its largest value in bfloat16, and by
+        0.1% in float16, more where keys of nearly the same direction follow each other.
 
     Raises:
         TypeError: complex inputs; dtypes that are not supported or do not fit together.

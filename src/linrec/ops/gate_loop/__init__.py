@@ -106,9 +106,8 @@ def gate_loop(
     Returns:
         y (b, t, h, dv) in the dtype of `v`, and S_t (b, h, dk, dv) in float32 (float64 for double inputs) or,
         where `phase` is given or `k` is complex, complex64 (complex128). For zero-length time S_t is S_0.
-        For inputs in half precision, (chunkwise, triton) multiplies on tensor cores keys that it weighed by
-        decays and rounded to the inputs' dtype: S_t is off by up to 0.3% of its largest value in bfloat16, and
-        by 0.07% in float16.
+        For inputs in half precision, (chunkwise, triton) rounds the factors of its products to the inputs'
+        dtype: S_t is off by up to 0.3% of its largest value in bfloat16, and by 0.07% in float16.
 
     Raises:
         TypeError: dtypes that are not supported or do not fit together, a complex state of a real recurrence.
