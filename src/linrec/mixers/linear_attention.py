@@ -242,7 +242,9 @@ class LinearAttention(Mixer):
         if self.is_scaled:
             # the largest exponent so far is that of all parts
             splitting.refuse("linear_attention with exponential features")
-            sums, before = self.init_state(len(x), device=x.device) if state is None else state
+            start = self.init_state(len(x), device=x.device) if state is None else state
+            # without a state, values of any width may be summed
+            sums, before = None if state is None else start.sums, start.largest
             q, k, log_fade, largest = self._scaled(q, k, before, reset)
             y, sums = self._recall(q, k, v, log_fade, self._phase(x), sums, reset)
             return y, ScaledState(sums, largest)

@@ -1,0 +1,29 @@
+"""Results of every operator and mixer stay as they were; `tests.goldens` says how they are made."""
+
+import pytest
+
+from tests import goldens
+from tests.mixers import variants
+
+
+def same(kind, name, found):
+    expected = goldens.read(kind)
+    if expected["torch"] != goldens.VERSION:
+        pytest.skip(f"made with torch {expected['torch']}, whose random numbers may differ")
+    assert goldens.differences(found, expected[name]) == []
+
+
+@pytest.mark.parametrize("case", goldens.operator_cases(), ids=" | ".join)
+def test_operators(case):
+    same("operators", " | ".join(case), goldens.of_operator(*case))
+
+
+@pytest.mark.parametrize("case", variants.cases(), ids=" | ".join)
+def test_mixers(case):
+    same("mixers", " | ".join(case), goldens.of_mixer(*case))
+
+
+def test_every_case_is_there():
+    names = {" | ".join(case) for case in goldens.operator_cases()}
+    assert goldens.read("operators").keys() == names | {"torch"}
+    assert goldens.read("mixers").keys() == {" | ".join(case) for case in variants.cases()} | {"torch"}
