@@ -135,3 +135,11 @@ def test_another_device_is_refused(name):
     inputs = short_conv_inputs(1, 2, 3) | {"reset": torch.zeros(1, 2).bool()}
     with pytest.raises(ValueError, match=rf"`{name}` must be on x's device 'cpu'; got 'meta'"):
         short_conv(**inputs | {name: inputs[name].to("meta")})
+
+
+@every_pair
+def test_the_state_after_no_steps_is_a_copy(mode, backend):
+    state = torch.ones(2, 3, 3)
+    _, last = short_conv(X[:, :0], W, state=state, mode=mode, backend=backend)
+    last.zero_()
+    assert (state == 1).all()
