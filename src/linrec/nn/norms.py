@@ -7,9 +7,25 @@ from torch import Tensor, nn
 
 from linrec.errors import unknown
 
-__all__ = ["Norm", "RMSNorm", "make_norm"]
+__all__ = ["LayerNorm", "Norm", "RMSNorm", "make_norm"]
 
 Norm = Literal["layer", "rms", "none"]
+
+
+class LayerNorm(nn.LayerNorm):
+    """y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias, over the last axis, in the dtype of the weight.
+
+    torch's own LayerNorm refuses a float32 input beside weights in half precision.
+
+    Example:
+        >>> import torch
+        >>> LayerNorm(2).bfloat16()(torch.tensor([3.0, 5.0]))
+        tensor([-1.,  1.], dtype=torch.bfloat16, grad_fn=<NativeLayerNormBackward0>)
+    """
+
+    def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
+        """Normalise `x` (..., d)."""
+        return super().forward(x if self.weight is None else x.to(self.weight.dtype))
 
 
 class RMSNorm(nn.RMSNorm):
@@ -43,7 +59,7 @@ def make_norm(kind: Norm, d: int, *, eps: float = 1e-5, affine: bool = True) -> 
         (8,)
     """
     if kind == "layer":
-        return nn.LayerNorm(d, eps=eps, elementwise_affine=affine)
+        return LayerNorm(d, eps=eps, elementwise_affine=affine)
     if kind == "rms":
         return RMSNorm(d, eps=eps, elementwise_affine=affine)
     if kind == "none":

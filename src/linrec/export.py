@@ -1,0 +1,58 @@
+"""Mixers for `torch.export`: with plain tuples in place of the mixers' own types of states."""
+
+from typing import Any
+
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from linrec.mixers.base import Mixer
+
+__all__ = ["Exportable"]
+
+
+class Exportable(nn.Module):
+    """A mixer whose states are tensors and plain tuples of tensors, as programs without linrec need them.
+
+    A program of `torch.export` returns the types that the module returns. Many mixers return a named tuple of
+    their own, which `torch.export.save` refuses and a process without linrec does not know.
+
+    Args:
+        mixer: a mixer with a state of constant size.
+
+    Example:
+        >>> import torch
+        >>> from linrec import mixers
+        >>> module = Exportable(mixers.build("rwkv4", 4))
+        >>> program = torch.export.export(module, (torch.zeros(2, 20, 4), module.init_state(2)))
+        >>> y, state = program.module()(torch.zeros(2, 20, 4), module.init_state(2))
+        >>> type(state)
+        <class 'tuple'>
+    """
+
+    def __init__(self, mixer: Mixer) -> None:
+        super().__init__()
+        self.mixer = mixer
+        # the types of a state, whose tensors are never read
+        self._types = mixer.init_state(1)
+
+    def init_state(self, batch: int) -> Any:
+        """Return the state before the first step, of so many rows, as tensors and plain tuples."""
+        return _plain(self.mixer.init_state(batch))
+
+    def forward(
+        self, x: Float[Tensor, "b t d_model"], state: Any = None, *, reset: Bool[Tensor, "b t"] | None = None
+    ) -> tuple[Float[Tensor, "b t d_model"], Any]:
+        """Run the mixer; arguments and results are those of the mixer, states apart."""
+        y, last = self.mixer(x, None if state is None else _typed(state, self._types), reset=reset)
+        return y, _plain(last)
+
+
+def _plain(state: Any) -> Any:
+    return tuple(_plain(part) for part in state) if isinstance(state, tuple) else state
+
+
+def _typed(state: Any, types: Any) -> Any:
+    if not isinstance(types, tuple):
+        return state
+    parts = [_typed(part, of) for part, of in zip(state, types, strict=True)]
+    return tuple(parts) if type(types) is tuple else type(types)(*parts)
