@@ -28,12 +28,15 @@ from linrec.train import (
     CheckpointError,
     ConfigError,
     LoopConfig,
+    OptimConfig,
     RunFolderError,
     TrainConfig,
     UntrustedCodeError,
     fit,
     load_run,
 )
+from linrec.train.errors import TrainError
+from linrec.train.metrics import MetricsLog, read_metrics
 
 CODE = """
 import pathlib
@@ -287,6 +290,41 @@ def test_weights_of_another_configuration_are_one_line(run: Path, capsys: pytest
         load_run(run).model()
 
 
+def test_a_checkpoint_that_the_configuration_cannot_go_on_from_is_one_line(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from linrec.train.checkpoint import load_checkpoint, save_checkpoint
+
+    checkpoint = load_checkpoint(run)
+    (run / "result.json").unlink()
+    save_checkpoint(run, type(checkpoint)(checkpoint.tensors, {**checkpoint.about, "step": 1000}))
+    said = complaint(["train", "--resume", "run"], 1, capsys)
+    assert "the checkpoint in run has made 1000 steps, and the run of its configuration has" in said
+    save_checkpoint(run, checkpoint)
+    edit(run, lambda config: config["optim"].update(name="muon"))
+    said = complaint(["train", "--resume", "run"], 1, capsys)
+    assert "the checkpoint in run is of another optimiser than its config.json: `" in said
+    assert "the configuration needs momentum" in said
+
+
+def test_a_run_that_starts_again_reads_no_damaged_metrics(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 2, "spl\n')
+    with MetricsLog(tmp_path, step=0) as log:
+        log.append({"step": 1, "split": "train", "loss": 0.5})
+    assert [record["step"] for record in read_metrics(tmp_path)] == [1]
+
+
+def test_a_link_that_is_not_followed_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tensorboard").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(TrainError, match=r"could not write .*tensorboard at step 0: is a symbolic link"):
+        MetricsLog(tmp_path, step=0)
+
+
+def test_whole_numbers_of_a_file_are_numbers_for_adamw() -> None:
+    assert OptimConfig(betas=(0, 0.9)).betas == (0.0, 0.9)
+    assert all(isinstance(beta, float) for beta in OptimConfig(betas=(0, 0.9)).betas)
+
+
 def test_weights_alone_are_no_checkpoint_to_go_on_from(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from linrec.train.checkpoint import load_checkpoint, save_checkpoint
 
@@ -448,6 +486,11 @@ def test_ctrl_c_while_modules_are_imported_is_one_line(command: list[str], after
 
 NUMBERS = [
     (["--optim.lr", "nan"], "`lr` must be greater than 0; got nan"),
+    (["--optim.lr", "1e39"], "`optim.lr` must be at most 3.403e+38 in size"),
+    (
+        ["--model.mixer-args.gate-bias-init", "1e39"],
+        "`model.mixer_args.gate_bias_init` must be at most 3.403e+38",
+    ),
     (["--optim.lr", "inf"], "`lr` must be greater than 0 and finite; got inf"),
     (["--optim.weight-decay", "nan"], "`weight_decay` must be at least 0; got nan"),
     (["--optim.min-lr", "inf"], "`min_lr` must be at least 0 and finite; got inf"),

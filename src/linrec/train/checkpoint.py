@@ -12,7 +12,7 @@ checksum of its tensors, and falls back to the previous one. Nothing is ever unp
 import contextlib
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -174,11 +174,19 @@ def check_weights(checkpoint: Checkpoint, model: nn.Module, folder: Path) -> Non
             )
 
 
-def check_state(checkpoint: Checkpoint, folder: Path) -> None:
-    """Refuse a checkpoint that no run can go on from, such as the best model's.
+def check_state(
+    checkpoint: Checkpoint, folder: Path, moments: Mapping[str, Set[str]], total_steps: int
+) -> None:
+    """Refuse a checkpoint that the run of a configuration cannot go on from, such as the best model's.
+
+    Args:
+        checkpoint: the checkpoint.
+        folder: the run folder, for the message.
+        moments: names of what the optimiser keeps, by parameter.
+        total_steps: steps of the whole run.
 
     Raises:
-        CheckpointError: something is missing.
+        CheckpointError: something is missing, of another optimiser, or of more steps than the run has.
     """
     absent = [name for name in ("step", "seconds", "python_random") if name not in checkpoint.about]
     absent += [name for name in ("metrics.window",) if name not in checkpoint.tensors]
@@ -187,6 +195,20 @@ def check_state(checkpoint: Checkpoint, folder: Path) -> None:
             f"the checkpoint in {folder} cannot be resumed: it has no {', '.join(absent)}. Start a new run "
             "with --out."
         )
+    if checkpoint.about["step"] > total_steps:
+        raise CheckpointError(
+            f"the checkpoint in {folder} has made {checkpoint.about['step']} steps, and the run of its "
+            f"configuration has {total_steps}: ask for more epochs or steps."
+        )
+    for name, wanted in moments.items():
+        # a parameter that had no gradient yet has none
+        stored = checkpoint.part(f"optimizer.{name}.").keys()
+        if stored and stored != wanted:
+            raise CheckpointError(
+                f"the checkpoint in {folder} is of another optimiser than its config.json: `{name}` has "
+                f"{', '.join(sorted(stored))}, and the configuration needs {', '.join(sorted(wanted))}. "
+                "Put the files of one run together."
+            )
 
 
 def _set_aside(folder: Path) -> None:

@@ -16,6 +16,9 @@ from linrec.tasks import PairedTask, Task
 from linrec.train.errors import ConfigError, UntrustedCodeError
 from linrec.train.field_types import check_types
 
+LARGEST = 3.4028234663852886e38
+"""The largest number of float32."""
+
 
 @dataclass(frozen=True)
 class OptimConfig:
@@ -70,6 +73,8 @@ class OptimConfig:
             raise ValueError(f"`min_lr` must be at most `lr` = {self.lr}; got {self.min_lr}.")
         if not 0 <= self.muon_momentum < 1:
             raise ValueError(f"`muon_momentum` must be in [0, 1); got {self.muon_momentum}.")
+        # AdamW takes no whole numbers, which files may hold
+        object.__setattr__(self, "betas", tuple(float(beta) for beta in self.betas))
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"`betas` must be two numbers in [0, 1); got {self.betas}.")
 
@@ -432,3 +437,7 @@ def _check_numbers(values: Mapping[str, Any]) -> None:
                 )
             if isinstance(number, float) and math.isnan(number):
                 raise ValueError(f"`{name}` must be a number; got nan.")
+            if isinstance(number, float) and LARGEST < abs(number) < math.inf:
+                raise ValueError(
+                    f"`{name}` must be at most {LARGEST:.4g} in size, a number of float32; got {number}."
+                )

@@ -43,6 +43,7 @@ from linrec.train.state import (
     gather_state,
     gather_weights,
     matmul_precision,
+    moments,
     restore_state,
     restore_weights,
     seed_all,
@@ -178,7 +179,7 @@ def _fit(
     checkpoint = first_ahead(fabric, load_checkpoint, folder, set_aside=True) if resume else None
     step, seconds = 0, 0.0
     if checkpoint is not None:
-        check_state(checkpoint, folder)
+        check_state(checkpoint, folder, moments(model, optimizers), total_steps)
         check_weights(checkpoint, model, folder)
         restore_state(fabric, checkpoint, model, optimizers, window)
         step, seconds = checkpoint.about["step"], checkpoint.about["seconds"]

@@ -51,7 +51,8 @@ class MetricsLog:
         from torch.utils.tensorboard import SummaryWriter
 
         self._path = folder / FILE
-        kept = [record for record in read_metrics(folder) if record["step"] <= step]
+        # a run that starts again needs nothing of what is there
+        kept = [record for record in read_metrics(folder) if record["step"] <= step] if step else []
         try:
             write_text(self._path, "".join(json.dumps(record) + "\n" for record in kept))
             with contextlib.ExitStack() as opened:
@@ -95,6 +96,6 @@ class MetricsLog:
 
     def _unwritable(self, error: OSError, step: int) -> TrainError:
         return TrainError(
-            f"could not write {self._path} at step {step}: {reason(error)}; "
+            f"could not write {error.filename or self._path} at step {step}: {reason(error)}; "
             f"make room and continue with: {' '.join(program())} train --resume {self._path.parent}"
         )

@@ -3,7 +3,7 @@
 import os
 import random
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from linrec.train.checkpoint import Checkpoint
 from linrec.train.fabric import Fabric
+from linrec.train.muon import Muon
 from linrec.train.processes import gathered
 from linrec.train.sharding import placed_like, whole
 
@@ -84,6 +85,16 @@ def restore_state(
             set_random(state)
     version, internal, gauss = checkpoint.about["python_random"]
     random.setstate((version, tuple(internal), gauss))
+
+
+def moments(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Set[str]]:
+    """Return the names of what the optimisers keep, by the name of the parameter."""
+    owners = _owners(optimizers)
+    adamw, muon = {"step", "exp_avg", "exp_avg_sq"}, {"momentum"}
+    return {
+        name: muon if isinstance(owners[parameter], Muon) else adamw
+        for name, parameter in model.named_parameters()
+    }
 
 
 def _weights(model: nn.Module) -> dict[str, Tensor]:
