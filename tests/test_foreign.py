@@ -314,6 +314,34 @@ def test_a_run_that_starts_again_reads_no_damaged_metrics(tmp_path: Path) -> Non
     assert [record["step"] for record in read_metrics(tmp_path)] == [1]
 
 
+FIELDS = [
+    ("config.json", lambda stored: stored["device"].update(name=0), "`device.name` must be a text"),
+    ("config.json", lambda stored: stored.update(command=5), "`command` must be a text"),
+    ("result.json", lambda stored: stored.update(seconds=None), "`seconds` must be a number; got None"),
+    ("result.json", lambda stored: stored.update(test="x"), "`test` must be an object; got 'x'"),
+]
+
+
+@pytest.mark.parametrize(("name", "change", "message"), FIELDS)
+def test_a_field_of_another_type_is_named_wherever_it_stands(
+    name: str, change: Callable[[Any], Any], message: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stored = json.loads((run / name).read_text())
+    change(stored)
+    (run / name).write_text(json.dumps(stored))
+    for words in (["report", "run"], ["train", "--resume", "run"]):
+        said = complaint(words, 2, capsys)
+        assert message in said and f"run/{name}" in said, said
+
+
+def test_a_folder_name_that_is_no_utf_8_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = ["--loop.device", "cpu", "--out", str(tmp_path / os.fsdecode(b"run\xff"))]
+    assert "must be UTF-8" in complaint(["train", "memory-horizon-demo", *out], 2, capsys)
+    assert not os.listdir(tmp_path)
+
+
 def test_a_link_that_is_not_followed_is_named(tmp_path: Path) -> None:
     (tmp_path / "tensorboard").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(TrainError, match=r"could not write .*tensorboard at step 0: is a symbolic link"):

@@ -34,6 +34,9 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
             raise ValueError(
                 f"line {number} of {FILE} must be an object with a whole number `step` and a `split`"
             )
+        for name, value in record.items():
+            if name != "split" and not isinstance(value, (int, float)):
+                raise ValueError(f"`{name}` in line {number} of {FILE} must be a number; got {value!r}")
     return records
 
 

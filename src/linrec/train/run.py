@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import torch
 
@@ -37,6 +37,7 @@ from linrec.train.checkpoint import (
 )
 from linrec.train.config import TrainConfig, config_from_dict, config_to_dict, differences
 from linrec.train.errors import ConfigError, RunFolderError, TrainError, UntrustedCodeError
+from linrec.train.field_types import check_types
 from linrec.train.metrics import read_metrics
 from linrec.train.result import Result
 
@@ -102,6 +103,18 @@ class Run:
         model.load_state_dict(checkpoint.part("model."))
 
 
+# of what stands in config.json beside the configuration, what readers rely on
+ABOUT = {
+    "recipe": str | None,
+    "command": str | None,
+    "total_steps": int,
+    "commit": str | None,
+    "versions": dict,
+    "device": dict,
+}
+DEVICE = {"type": str, "name": str, "threads": int}
+
+
 class Records(NamedTuple):
     """What a run folder holds beside configuration and weights; the fields are those of `Run`."""
 
@@ -155,6 +168,9 @@ def read_records(folder: Path) -> Records:
         stored = _read_json(folder, CONFIG)
         result = _read_json(folder, RESULT) if (folder / RESULT).exists() else None
         about = {name: value for name, value in stored.items() if name != "config"}
+        _check_fields(folder / CONFIG, ABOUT, about)
+        _check_fields(folder / CONFIG, DEVICE, about.get("device", {}), "device.")
+        _check_fields(folder / RESULT, get_type_hints(Result), result or {})
         try:
             return Records(about, read_metrics(folder), result)
         except ValueError as error:
@@ -168,6 +184,7 @@ def read_result(folder: Path) -> Result:
         RunFolderError: `result.json` is not there, or damaged.
     """
     stored = _read_json(folder, RESULT)
+    _check_fields(folder / RESULT, get_type_hints(Result), stored)
     try:
         return Result(
             **{
@@ -224,6 +241,13 @@ def open_run_folder(
                 )
             return about["command"]
     else:
+        try:
+            str(folder).encode()
+        except UnicodeEncodeError as error:
+            # checkpoints cannot be written there
+            raise RunFolderError(
+                f"the name of the run folder {folder} must be UTF-8: choose another."
+            ) from error
         # before the lock too, which must not be left in a folder of something else
         _check_unused(folder)
         try:
@@ -307,6 +331,13 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
         write_text(path, json.dumps(content, indent=2) + "\n")
     except OSError as error:
         raise TrainError(f"could not write {path}: {reason(error)}.") from error
+
+
+def _check_fields(path: Path, hints: dict[str, Any], values: dict[str, Any], section: str = "") -> None:
+    try:
+        check_types(hints, values, section)
+    except TypeError as error:
+        raise RunFolderError(f"{path} cannot be used: {error}") from error
 
 
 def _read_json(folder: Path, name: str) -> dict[str, Any]:
