@@ -1,15 +1,15 @@
 """Keeps NaN and infinity within their documents, where a reset is a product with zero.
 
-Forms that weigh pairs of steps multiply by zero what a reset hides, and zero times NaN is NaN, forward and in
-gradients. So such a form gets zeros for the steps that are not finite, and the outputs that these steps reach
-become NaN afterwards. In the backward pass, the gradients of these outputs and those that are not finite are
-replaced by zeros. A document gets NaN for all its gradients where one of them was not zero.
+Forms that weigh pairs of steps multiply the values behind a reset by zero, and zero times NaN is NaN, forward
+and in gradients. So the form gets zeros for the steps that are not finite. Afterwards the outputs that these
+steps reach become NaN. The backward pass replaces the gradients of these outputs, and gradients that are not
+finite, by zeros. If one of the replaced gradients was not zero, all gradients of its document become NaN.
 """
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +23,6 @@ class Isolation:
 
     Args:
         document: (b, n), equal numbers for the steps of a document, which follow each other.
-        reverse: whether inputs reach earlier steps in place of later ones.
 
     Example:
         >>> v = torch.tensor([[torch.nan, 1.0, 2.0]])[..., None]
@@ -32,8 +31,8 @@ class Isolation:
         tensor([nan, 1., 3.])
     """
 
-    def __init__(self, document: Tensor, *, reverse: bool = False) -> None:
-        self.document, self.reverse = document, reverse
+    def __init__(self, document: Tensor) -> None:
+        self.document = document
         self.carried = self.own = torch.zeros_like(document, dtype=torch.bool)
         self.mark = torch.zeros(document.shape, device=document.device)
 
@@ -70,8 +69,7 @@ class Isolation:
             window: steps that an input reaches, its own included; None is all of its document.
             causal: whether inputs reach steps on one side alone.
         """
-        find = _reached_backwards if self.reverse else _reached
-        reached = find(self.carried, self.document, window)
+        reached = _reached(self.carried, self.document, window)
         if not causal:
             reached = reached | _reached_backwards(self.carried, self.document, window)
         hidden = (reached | self.own)[:, begin : begin + y.shape[1]]
@@ -96,65 +94,27 @@ def isolated(log_decay: int) -> Callable[[Callable[..., Any]], Callable[..., tup
             if reset is None:
                 y, last = run(*arguments, **options)
                 return y, last
-            sides = [
-                None if x is None else Input(x, carried=place > 0, decays=place == log_decay)
+            time = reset.shape[1]
+            # the state is a step of its own, before the first
+            isolation = Isolation(functional.pad(reset.cumsum(1), (1, 0)))
+            state = isolation.enter(entering(state, reset)[:, None], begin=0)[:, 0]
+            entered = [
+                x
+                if x is None
+                else isolation.enter(
+                    x,
+                    begin=1 if x.shape[1] == time else None,
+                    carried=place > 0,
+                    decays=place == log_decay,
+                )
                 for place, x in enumerate(inputs)
             ]
-            return run_isolated(functools.partial(run, **options), sides, state, reset)
+            y, last = run(*entered, state, reset, **options)
+            return isolation.leave(y, begin=1), isolation.leave(last[:, None], begin=time)[:, 0]
 
         return wrapper
 
     return decorate
-
-
-class Input(NamedTuple):
-    """An input of a recurrence, (b or 1, t or 1, ..), constant where it has one of more steps.
-
-    Attributes:
-        x: the tensor.
-        carried: whether later outputs depend on it too.
-        decays: whether -inf is allowed, the logarithm of a decay of zero.
-    """
-
-    x: Tensor
-    carried: bool = True
-    decays: bool = False
-
-
-def run_isolated(
-    run: Callable[..., Any],
-    inputs: Sequence[Input | None],
-    state: Tensor,
-    reset: Tensor,
-    *,
-    reverse: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """Return y and the last state of `run(*inputs, state, reset)`, with documents kept apart.
-
-    Args:
-        run: the recurrence.
-        inputs: what it takes before the state.
-        state: the state that it starts from (b, ..).
-        reset: (b, t) bool.
-        reverse: whether time runs from the last step to the first.
-    """
-    time, document = reset.shape[1], reset.cumsum(1)
-    # the state is a step of its own, before the first or after the last
-    first, at = (0, time) if reverse else (1, 0)
-    document = torch.cat([document, document[:, -1:]], 1) if reverse else functional.pad(document, (1, 0))
-    isolation = Isolation(document, reverse=reverse)
-    state = state if reverse else entering(state, reset)
-    state = isolation.enter(state[:, None], begin=at)[:, 0]
-    entered: list[Tensor | None] = []
-    for given in inputs:
-        if given is None:
-            entered.append(None)
-        else:
-            begin = first if given.x.shape[1] == time else None
-            entered.append(isolation.enter(given.x, begin=begin, carried=given.carried, decays=given.decays))
-    y, last = run(*entered, state, reset)
-    end = 0 if reverse else time
-    return isolation.leave(y, begin=first), isolation.leave(last[:, None], begin=end)[:, 0]
 
 
 def entering(state: Tensor, reset: Tensor | None) -> Tensor:

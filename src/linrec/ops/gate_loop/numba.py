@@ -1,11 +1,12 @@
 """The recurrence of matrix states on the CPU, by the kernels of `linrec.ops.matrix_numba`."""
 
+from typing import Any
+
 from torch import Tensor
 
 from linrec.ops import matrix_numba
-from linrec.ops.gate_loop.real_form import complex_form, real_form
+from linrec.ops.gate_loop.real_form import in_real_form
 from linrec.ops.gate_loop.torch import elementwise
-from linrec.ops.isolation import isolated
 
 
 def recurrent(
@@ -26,20 +27,8 @@ def recurrent(
     if not state.is_complex():
         q = q.real if q.is_complex() else q
         return matrix_numba.recurrent(q, k, v, None, log_decay, state, reset)
-    return _turning(q, k, v, log_decay, phase, state, reset)
+    return in_real_form(q, k, v, log_decay, phase, state, reset, run=_real)
 
 
-# the frame turns on over resets
-@isolated(log_decay=3)
-def _turning(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor | None,
-    phase: Tensor | None,
-    state: Tensor,
-    reset: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    q, k, log_decay, state, angle = real_form(q, k, log_decay, phase, state)
-    y, state = matrix_numba.recurrent(q, k, v, None, log_decay, state, reset, phase=phase)
-    return y, complex_form(state, angle)
+def _real(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, phase: Tensor, *rest: Any) -> Any:
+    return matrix_numba.recurrent(q, k, v, None, log_decay, *rest, phase=phase)

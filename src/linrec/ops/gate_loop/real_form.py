@@ -1,9 +1,12 @@
 """A complex recurrence as a real one of twice as many key channels, for kernels of real numbers."""
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
+
+from linrec.ops.isolation import isolated
 
 Angle = tuple[Tensor, Tensor]
 """Cosine and sine of Phi_t at the last step, (b or 1, h, dk or 1, 1)."""
@@ -60,3 +63,22 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     if not x.is_complex():
         return torch.cat([x * cos, -(x * sin)], dim=-1)
     return torch.cat([x.real * cos - x.imag * sin, -(x.real * sin + x.imag * cos)], dim=-1)
+
+
+# the frame of a document turns on from the frame of the document before it
+@isolated(log_decay=3)
+def in_real_form(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    phase: Tensor | None,
+    state: Tensor,
+    reset: Tensor | None,
+    *,
+    run: Callable[..., tuple[Tensor, Tensor]],
+) -> tuple[Tensor, Tensor]:
+    """Run a recurrence with phases by `run`, a real one of the same arguments; returns as in `torch.py`."""
+    q, k, log_decay, state, angle = real_form(q, k, log_decay, phase, state)
+    y, last = run(q, k, v, log_decay, phase, state, reset)
+    return y, complex_form(last, angle)
