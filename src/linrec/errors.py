@@ -76,10 +76,10 @@ class StepSizeError(ValueError):
 
 
 def memory_error(error: BaseException) -> str | None:
-    """Return how much memory could not be had, in one line; None of any other error.
+    """Return the allocation that failed, in one line, or None for another error.
 
     Args:
-        error: what was raised. PyTorch raises a plain RuntimeError where the CPU's memory runs out.
+        error: the exception. PyTorch raises a plain RuntimeError where the CPU's memory runs out.
 
     Example:
         >>> memory_error(RuntimeError("can't allocate memory: you tried to allocate 8 bytes"))

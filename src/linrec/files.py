@@ -72,7 +72,7 @@ def replacing(path: Path, *, shared: bool = False) -> Iterator[Path]:
     """
     partial = partial_of(path, f".{uuid.uuid4().hex}" if shared else "")
     try:
-        # what a killed process left, or a link
+        # a leftover of a killed process, or a link
         partial.unlink(missing_ok=True)
         # O_EXCL follows no links
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
@@ -136,7 +136,7 @@ def make_subfolder(folder: Path, name: str | os.PathLike[str]) -> Path:
 
 
 def read_json(path: Path, *, object_hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
-    """Return what a JSON file holds.
+    """Return the content of a JSON file.
 
     Args:
         path: the file.
@@ -150,7 +150,7 @@ def read_json(path: Path, *, object_hook: Callable[[dict[str, Any]], Any] | None
 
 
 def parse_json(text: str | bytes, *, object_hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
-    """Return what a JSON text holds; arguments as for `read_json`.
+    """Return the content of a JSON text; arguments as for `read_json`.
 
     Raises:
         ValueError: the text is no JSON, or is nested too deeply.
@@ -187,7 +187,7 @@ def locked(folder: Path, *, wait: bool = False) -> Iterator[None]:
         linrec.files.FolderInUseError: another process (pid ...)
     """
     path = folder / LOCK
-    # not every version of filelock refuses links, or leaves what is inside to a process that does not get it
+    # some versions of filelock follow links, or empty the file of a process that holds the lock
     if path.is_symlink():
         raise _is_link(path)
     try:
@@ -207,7 +207,7 @@ def locked(folder: Path, *, wait: bool = False) -> Iterator[None]:
 
 
 def force_to_disk(path: Path) -> None:
-    """Wait until a file, or what a folder lists, is on disk."""
+    """Wait until a file, or the listing of a folder, is on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -23,9 +23,9 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str,
     """Write a file of tensors; within `linrec.files.replacing`, whole or not at all.
 
     Args:
-        path: the file; what is there is overwritten.
+        path: the file; an existing file is overwritten.
         tensors: by name, contiguous, on the CPU; no two may share memory.
-        about: what else to store, as JSON holds it.
+        about: further values to store, as JSON holds them.
 
     Raises:
         OSError, SafetensorError: the file cannot be written.

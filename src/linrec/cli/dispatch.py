@@ -29,7 +29,7 @@ COMMANDS = {
     "demo": "demo           train two small models, and report",
 }
 
-# by command, what makes it need less memory
+# by command, the options that reduce its memory
 LESS_MEMORY = {
     "train": "Pass a smaller --loop.batch-size, a larger --loop.accumulate, or a smaller --model.d-model.",
     "generate": "Pass a shorter prompt, or another --device.",

@@ -43,7 +43,7 @@ class Data:
 class Options:
     """Measure perplexity from windows of several lengths: train short, test long.
 
-    Windows do not overlap, and nothing is known before a window begins.
+    Windows do not overlap, and each window starts from an empty state.
 
     Every token but the first is predicted once, whatever the length.
 

@@ -25,7 +25,7 @@ CONTEXT = 8
 
 @dataclass(frozen=True)
 class Options:
-    """Continue a text; what is generated goes to standard output, and everything else to standard error.
+    """Continue a text; the generated text goes to standard output, messages go to standard error.
 
     Args:
         run: run folder of a language model.

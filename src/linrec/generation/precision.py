@@ -21,11 +21,11 @@ def autocast(precision: Precision, device: torch.device) -> AbstractContextManag
 
 
 def with_weights_cast(model: LanguageModel, precision: Precision) -> LanguageModel:
-    """Return the model, or one that shares its tensors but for those that autocast would cast at every step.
+    """Return the model, or a copy with the weights cast that autocast would cast at every step.
 
-    These are the weights and biases of plain linear layers, which under autocast compute in bfloat16
-    whatever they are kept in, unless a `Float32Module` keeps them in float32. A step for one sequence reads
-    every weight once, so that casting them in it would cost more than it saves.
+    The cast tensors are the weights and biases of plain linear layers. Under autocast these layers compute
+    in bfloat16, unless a `Float32Module` keeps their tensors in float32. All other tensors are shared. A step
+    for one sequence reads every weight once, so a cast in every step would cost more than it saves.
 
     Args:
         model: left as it is.

@@ -44,8 +44,8 @@ class DSS(Mixer):
     a negative one weighs recent steps, a positive one those of L steps ago. It starts at -1/2. Where training
     makes it positive, states of sequences much longer than L grow without bound; "exp" cannot do that.
     Outputs of up to L steps are exact in every mode however fast an entry grows: states are scaled with time.
-    The state that is returned is e^(g (L - 1) / 2) x, g = dt Re lambda_n where that is positive, else x: in
-    float32 it can be continued from as long as g L is below 170.
+    The returned state is e^(g (L - 1) / 2) x with g = max(dt Re lambda_n, 0). In float32, a later call can
+    start from the state while g L is below 170.
 
     The N numbers of Lambda start as those eigenvalues of the normal part of HiPPO-LegS with 2 N coefficients
     that are above the real axis; parts of w and D are standard normal, steps log-uniform. Lambda, the steps

@@ -54,7 +54,7 @@ class RotaryState(NamedTuple):
 
 
 class ScaledState(NamedTuple):
-    """What linear attention with exponential features and a running normaliser carries on.
+    """The state of linear attention with exponential features and a running normaliser.
 
     Attributes:
         sums: s with z as its last column (b, h, m, dv + 1), or a `RotaryState`; both times exp(-largest).
@@ -212,9 +212,9 @@ class LinearAttention(Mixer):
 
     @property
     def state_size(self) -> int:
-        """Elements of s, h m dv of m features, of z, h m, and of their largest exponents, h m.
+        """Elements of s, h m dv for m features, of z, h m, and of the largest exponents, h m.
 
-        Complex numbers, and the exponents of what turns together, are counted once.
+        A complex number counts once, and so does the exponent of two features that turn together.
         """
         m = self.phi.d_features
         each = m // (1 + self.is_rotary)
@@ -278,7 +278,7 @@ class LinearAttention(Mixer):
         state: State,
         reset: Tensor | None,
     ) -> tuple[Tensor, State]:
-        """What features of queries find, whose sums fade by `log_fade` where they are scaled anew."""
+        """Read the running sums with the features of queries; `log_fade` rescales the sums at every step."""
         if self.is_rotary:
             return self._recall_rotary(q, k, v, log_fade, phase, state, reset)
         if not self.is_running:

@@ -225,7 +225,7 @@ class RecurrentDeltaNet(Mixer):
 
 
 def _fresh(reset: Tensor | None) -> Tensor | None:
-    """Where a sequence starts, beside rows (b, t, h, 1, d)."""
+    """Return `reset` with the axes of rows (b, t, h, 1, d)."""
     return None if reset is None else reset[:, :, None, None, None]
 
 

@@ -128,11 +128,11 @@ def check_reset(function: Function, x: Tree, reset: Tensor | None = None) -> Non
 def check_isolation(function: Function, x: Tree) -> None:
     """Law 5: no NaN or infinity passes a reset, forward or backward in time, in outputs, states or gradients.
 
-    Every row has three documents. In turn, each of them gets numbers that are not finite: in the inputs of
-    its first and its last step (in all tensors of `x`, and in each of them alone), in the gradients of these
-    steps' outputs, and in the state that the first document starts from. Everything that belongs to the other
-    two must stay as it is, and the outputs of a step with NaN must not become finite. A state that a reset at
-    the first step drops must change nothing, the gradients of parameters included.
+    Every row has three documents. Each document in turn gets numbers that are not finite: in the inputs of
+    its first and last step (in all tensors of `x`, then in one tensor), or in the gradients of these steps'
+    outputs. The state before the first document gets such numbers too. The results of the other documents
+    must not change, and the outputs of a step with NaN must not become finite. A state that a reset at the
+    first step drops must not change any result, gradients of parameters included.
 
     Args:
         function: the mixer or operator.

@@ -201,7 +201,7 @@ def check_state(
             f"configuration has {total_steps}: ask for more epochs or steps."
         )
     for name, wanted in moments.items():
-        # a parameter that had no gradient yet has none
+        # a parameter without a gradient so far has no moments
         stored = checkpoint.part(f"optimizer.{name}.").keys()
         if stored and stored != wanted:
             raise CheckpointError(

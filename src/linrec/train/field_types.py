@@ -25,7 +25,7 @@ def check_types(hints: Mapping[str, Any], values: Mapping[str, Any], section: st
     Args:
         hints: type hint by name of a field. Types that JSON cannot hold are not checked.
         values: value by name; lists as tuples. Names without a type hint are not checked.
-        section: what the names of the fields begin with in messages.
+        section: prefix of the names of the fields in messages.
 
     Raises:
         TypeError: a value has another type; the message names the field.

@@ -54,7 +54,7 @@ class MetricsLog:
         from torch.utils.tensorboard import SummaryWriter
 
         self._path = folder / FILE
-        # a run that starts again needs nothing of what is there
+        # a run that starts again drops the records of the run before
         kept = [record for record in read_metrics(folder) if record["step"] <= step] if step else []
         try:
             write_text(self._path, "".join(json.dumps(record) + "\n" for record in kept))

@@ -116,7 +116,7 @@ DEVICE = {"type": str, "name": str, "threads": int}
 
 
 class Records(NamedTuple):
-    """What a run folder holds beside configuration and weights; the fields are those of `Run`."""
+    """The contents of a run folder beside configuration and weights; `Run` documents the fields."""
 
     about: dict[str, Any]
     metrics: list[dict[str, Any]]
@@ -221,7 +221,7 @@ def open_run_folder(
     """
     tokenizer = config.task.tokenizer_object() if isinstance(config.task, LanguageModeling) else None
     if resume:
-        # what the caller's own configuration names is trusted
+        # mixers of the caller's own configuration are trusted
         run = load_run(folder, trust_code=config.model.mixer_pattern)
         held.enter_context(lock_run_folder(folder))
         changed = differences(run.config, config)
@@ -288,7 +288,7 @@ def lock_run_folder(folder: Path) -> ExitStack:
 
 
 def never_began(folder: Path) -> bool:
-    """Tell whether a folder holds nothing but what a run leaves that could not write its configuration."""
+    """Return whether a folder holds only the files of a run that could not write its configuration."""
     return set(os.listdir(folder)) <= LEFT_BEHIND
 
 

@@ -88,7 +88,7 @@ def restore_state(
 
 
 def moments(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Set[str]]:
-    """Return the names of what the optimisers keep, by the name of the parameter."""
+    """Return the names of the optimiser's moments of every parameter, by the parameter's name."""
     owners = _owners(optimizers)
     adamw, muon = {"step", "exp_avg", "exp_avg_sq"}, {"momentum"}
     return {

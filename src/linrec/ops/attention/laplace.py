@@ -19,7 +19,7 @@ MU, SIGMA = math.sqrt(1 / 2), math.sqrt(1 / (4 * math.pi))
 
 def laplace(scores: Tensor) -> Tensor:
     """f(s) = (1 + erf((s - mu) / (sigma sqrt(2)))) / 2."""
-    # erfc keeps its digits where f is small, and 1 + erf has none left
+    # where f is small, 1 + erf cancels to zero, and erfc keeps its digits
     return 0.5 * torch.erfc((MU - scores) / (SIGMA * math.sqrt(2)))
 
 

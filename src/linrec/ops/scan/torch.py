@@ -1,11 +1,11 @@
 """The elementwise recurrence in torch operations: step by step, or as a blocked parallel scan of O(t) work.
 
 The scan cuts time into blocks of `BLOCK` steps. One block maps the value that enters it to the value that
-leaves it by `leaving = A * entering + B`; a first pass makes A and B of all blocks at once, the recurrence
-over blocks is the same problem with t / BLOCK steps, and a second pass walks all blocks at once from their
-entering values. It neither divides nor takes logarithms, so a decay of 0 is as exact as any other.
+leaves it by `leaving = A * entering + B`. A first pass makes A and B of all blocks at once. The recurrence
+over blocks is the same problem with t / BLOCK steps. A second pass walks all blocks at once from their
+entering values. The scan neither divides nor takes logarithms, so a decay of 0 is as exact as any other.
 
-Where a link is cut, what would pass it is replaced by zero: NaN times zero is NaN.
+At a reset, zeros replace the value before it, since NaN times zero is NaN.
 """
 
 import torch

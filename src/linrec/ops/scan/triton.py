@@ -143,7 +143,7 @@ def _read(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _of_a(a: Tensor, y: Tensor) -> torch.dtype:
     """Return the dtype of da, complex where y is."""
-    # what is still to be summed keeps all its digits until then
+    # gradients that are still to be summed keep all their digits
     return torch.promote_types(a.dtype, y.dtype) if a.shape == y.shape else accumulation(y.dtype)
 
 
