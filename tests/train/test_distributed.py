@@ -170,6 +170,9 @@ def work(rank: int, port: int, folder: Path) -> None:
     torch.set_num_threads(1)
     for job in JOBS:
         job(folder / job.__name__)
+    # a process that ends while threads of the group run may abort
+    distributed.barrier()
+    distributed.destroy_process_group()
 
 
 def free_port() -> int:
