@@ -98,7 +98,7 @@ def _operators() -> dict[str, tuple[FunctionType, Pairs]]:
         # one folder per recurrence; what lies beside the folders is shared by them
         if entry.ispkg:
             module = importlib.import_module(f"{ops.__name__}.{entry.name}")
-            functions = {name: getattr(module, name) for name in module.__all__}
+            functions = {name: getattr(module, name) for name in getattr(module, "__all__", ())}
             for name, function in functions.items():
                 if inspect.isfunction(function):
                     chooses = "mode" in inspect.signature(function).parameters

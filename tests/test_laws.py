@@ -318,13 +318,13 @@ every_fast_pair = pytest.mark.parametrize(("name", "mode", "backend"), pairs(ref
 def operators_of(folder: str) -> dict[str, Callable[..., Any]]:
     """What a folder of `linrec.ops` exports and runs in a choice of modes."""
     package = importlib.import_module(f"{ops.__name__}.{folder}")
-    functions = {name: getattr(package, name) for name in package.__all__ if name.islower()}
+    # folders without functions hold what operators share
+    functions = {name: getattr(package, name) for name in getattr(package, "__all__", ()) if name.islower()}
     return {name: f for name, f in functions.items() if "mode" in inspect.signature(f).parameters}
 
 
 def test_every_operator_is_listed():
     folders = [operators_of(module.name) for module in pkgutil.iter_modules(ops.__path__) if module.ispkg]
-    assert all(folders)
     assert ChainMap(*folders) == {name.split()[0]: operator.function for name, operator in OPERATORS.items()}
 
 

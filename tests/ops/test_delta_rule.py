@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from linrec.ops import delta_rule, gate_loop, splitting
+from linrec.ops import delta_rule, gate_loop
 from linrec.ops.delta_rule import PAIRS
 from linrec.ops.delta_rule.auto import auto_delta_rule
 from linrec.testing import assert_agree, check_operator, delta_rule_inputs, reset_mask
@@ -232,11 +232,3 @@ def test_beta_is_not_looked_at_where_that_would_break_a_graph():
     assert_agree(compiled, mapped[0])
     # and what is not a number passes, so that who looks for it in a loss finds it there
     assert of(BETA * math.nan).isnan().any()
-
-
-def test_parts_of_time_are_refused():
-    class Anyone(splitting.Split):
-        scan = gate_loop = None
-
-    with splitting.using(Anyone()), pytest.raises(ValueError, match="`delta_rule` needs all steps"):
-        delta_rule(X, X, X, BETA)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from linrec.hippo import discretize, matrices
-from linrec.ops import dense_ssm, splitting
+from linrec.ops import dense_ssm
 from linrec.ops.dense_ssm import _RUN as RUN
 from linrec.ops.dense_ssm import PAIRS
 from linrec.testing import assert_agree, check_operator, dense_ssm_inputs, generator, reset_mask
@@ -108,17 +108,6 @@ def test_auto_takes_the_loop_for_few_steps(monkeypatch):
     for time in (1, 16, 17):
         dense_ssm(**dense_ssm_inputs(1, time, 2, 3))
     assert ran == ["recurrent", "recurrent", "convolution"]
-
-
-def test_a_split_over_processes_is_refused():
-    class Other(splitting.Split):
-        def scan(self, *arguments):
-            raise NotImplementedError
-
-        gate_loop = scan
-
-    with splitting.using(Other()), pytest.raises(ValueError, match="`dense_ssm` needs all steps"):
-        dense_ssm(**dense_ssm_inputs(1, 4, 2, 3))
 
 
 def test_errors_name_the_shape_that_is_wrong():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from linrec.ops import diagonal_ssm, splitting
+from linrec.ops import diagonal_ssm
 from linrec.ops.diagonal_ssm import PAIRS, auto
 from linrec.testing import assert_agree, diagonal_ssm_inputs, generator, reset_mask
 
@@ -158,5 +158,3 @@ def test_errors():
         with pytest.raises(TypeError) as error:
             diagonal_ssm(**given)
         assert message in str(error.value)
-    with splitting.using(object()), pytest.raises(ValueError, match="`long_conv` needs all steps"):
-        diagonal_ssm(**inputs, mode="convolution")

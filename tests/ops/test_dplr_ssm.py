@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from linrec.ops import diagonal_ssm, dplr_ssm, splitting
+from linrec.ops import diagonal_ssm, dplr_ssm
 from linrec.ops.dplr_ssm import _RUN as RUN
 from linrec.ops.dplr_ssm import PAIRS
 from linrec.ops.dplr_ssm.series import FeedBack, times
@@ -128,17 +128,6 @@ def test_auto_takes_the_loop_for_few_steps(monkeypatch):
     for time in (1, 16, 17):
         dplr_ssm(**dplr_ssm_inputs(1, time, 2, 3))
     assert ran == [1, 16]
-
-
-def test_a_split_over_processes_is_refused():
-    class Other(splitting.Split):
-        def scan(self, *arguments):
-            raise NotImplementedError
-
-        gate_loop = scan
-
-    with splitting.using(Other()), pytest.raises(ValueError, match="`dplr_ssm` needs all steps"):
-        dplr_ssm(**dplr_ssm_inputs(1, 4, 2, 3))
 
 
 def test_errors_name_the_shape_that_is_wrong():

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from linrec.ops import gate_loop, lanes
+from linrec.ops import gate_loop
 from linrec.ops.gate_loop import fused_numba
 from linrec.ops.gate_loop.fused_numba import chunk_size
+from linrec.ops.kernels import lanes
 from linrec.testing import assert_agree, check_operator, gate_loop_inputs, reset_mask
 
 numba = pytest.importorskip("numba")
@@ -164,7 +165,7 @@ def test_the_states_kept_for_the_adjoint_are_few():
 @pytest.fixture(scope="module")
 def functions():
     """The kernels' e^x, sin x and cos x of an array, compiled as in the kernels."""
-    from linrec.ops.gate_loop import fused_numba_kernels as kernels
+    from linrec.ops.kernels.elementwise import max_headed_numba as kernels
 
     @numba.njit(fastmath={"contract"})
     def fill(x, exponentials, sines, cosines):

@@ -7,7 +7,7 @@ import torch
 
 from linrec.ops import gate_loop
 from linrec.ops.gate_loop import fused_triton
-from linrec.ops.triton_launch import Tiling
+from linrec.ops.kernels.launch import Tiling
 from linrec.testing import assert_agree, check_operator, gate_loop_inputs, reset_mask
 
 from .triton_process import (

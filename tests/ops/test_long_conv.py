@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from linrec.ops import long_conv, splitting
+from linrec.ops import long_conv
 from linrec.ops.long_conv import PAIRS, pieces
 from linrec.ops.long_conv.pieces import transform_size
 from linrec.ops.long_conv.torch import by_fft
@@ -211,5 +211,3 @@ def test_errors():
         with pytest.raises(TypeError) as error:
             long_conv(*arguments)
         assert message in str(error.value)
-    with splitting.using(object()), pytest.raises(ValueError, match="`long_conv` needs all steps"):
-        long_conv(u, kernel)

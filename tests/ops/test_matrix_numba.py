@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from linrec.ops import delta_rule, gate_loop, lanes, matrix_numba
+from linrec.ops import delta_rule, gate_loop, matrix_numba
+from linrec.ops.kernels import lanes
 from linrec.ops.matrix_numba import chunk_size
 from linrec.testing import assert_agree, check_operator, delta_rule_inputs, gate_loop_inputs, reset_mask
 

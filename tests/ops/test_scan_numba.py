@@ -9,9 +9,12 @@ import torch
 from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 
-from linrec.ops import lanes, scan
+from linrec.ops import scan
+from linrec.ops.kernels import lanes
 from linrec.ops.scan import numba as numba_backend
+from linrec.ops.scan.torch import Scan
 from linrec.testing import check_operator, reset_mask, scan_inputs
+from tests.ops.opcheck import check_operators
 
 
 def test_a_compiled_graph_holds_kernels_and_not_their_loops():
@@ -33,12 +36,8 @@ def test_custom_operators_keep_their_promises(dtype):
     inputs = scan_inputs(2, 20, 3, dtype=dtype, decay="head")
     a, x, state = inputs["a"], inputs["x"], inputs["state"]
     cut = reset_mask(2, 20)
-    utilities = ("test_schema", "test_faketensor")
-    torch.library.opcheck(numba_backend.forward, (a, x, state, cut, False), test_utils=utilities)
-    y, last = numba_backend.forward(a, x, None, None, True)
-    for needs_a in (False, True):
-        arguments = (a, y, state, cut, torch.ones_like(y), last, True, needs_a)
-        torch.library.opcheck(numba_backend.backward, arguments, test_utils=utilities)
+    check_operators(numba_backend.recurrent, Scan(a, x, state, cut, False))
+    check_operators(numba_backend.recurrent, Scan(a, x, None, None, True))
 
 
 def test_numba_uses_as_many_threads_as_torch_and_puts_its_own_setting_back():

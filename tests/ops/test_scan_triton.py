@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from linrec.ops import scan
+from linrec.ops.kernels.launch import Tiling
 from linrec.ops.scan import triton as triton_backend
-from linrec.ops.triton_launch import Tiling
 from linrec.testing import assert_agree, check_operator, generator, reset_mask, scan_inputs
 
 from .triton_process import (

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from linrec.ops import gate_loop, lanes, selective_scan, splitting
+from linrec.ops import gate_loop, selective_scan
+from linrec.ops.kernels import lanes
 from linrec.ops.selective_scan import PAIRS, numba
 from linrec.ops.selective_scan import torch as torch_backend
 from linrec.ops.selective_scan.auto import auto_selective_scan
@@ -260,11 +261,3 @@ def test_another_device_is_refused(name):
     inputs = selective_scan_inputs(1, 2, 1, 1)
     with pytest.raises(ValueError, match=rf"`{name}` must be on x's device 'cpu'; got 'meta'"):
         selective_scan(**inputs | {name: inputs[name].to("meta")})
-
-
-def test_parts_of_time_are_refused():
-    class Anyone(splitting.Split):
-        scan = gate_loop = None
-
-    with splitting.using(Anyone()), pytest.raises(ValueError, match="`selective_scan` needs all steps"):
-        selective_scan(X, X, -X[0, :3].T, N, N)

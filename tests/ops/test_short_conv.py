@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from linrec.ops import short_conv, splitting
+from linrec.ops import short_conv
 from linrec.ops.short_conv import PAIRS
 from linrec.testing import assert_agree, check_operator, reset_mask, short_conv_inputs
 
@@ -82,15 +82,6 @@ def test_vmap():
     expected = [of(*(tensor[i] for tensor in stacked)) for i in range(2)]
     for actual, pieces in zip(torch.func.vmap(of)(*stacked), zip(*expected, strict=True), strict=True):
         assert_agree(actual, torch.stack(pieces))
-
-
-def test_time_parallelism_is_refused():
-    class Anyone(splitting.Split):
-        scan = gate_loop = None
-
-    words = "`short_conv` needs all steps of a sequence in one process"
-    with splitting.using(Anyone()), pytest.raises(ValueError, match=words):
-        short_conv(X, W)
 
 
 X, W = torch.zeros(2, 5, 3), torch.zeros(3, 4)

@@ -10,7 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from linrec.ops import scan, splitting
+from linrec.ops import scan
+from linrec.ops.core.handlers import TimeSplit, handling, refuse_split_time
 from linrec.parallel import part, time_parallel
 
 ROOT = Path(__file__).parents[2]
@@ -64,9 +65,10 @@ def test_a_group_of_one_changes_nothing(alone):
 
 
 def test_the_context_ends_with_an_error():
-    class Anyone(splitting.Split):
-        scan = gate_loop = None
+    class Anyone(TimeSplit):
+        def run(self, call):
+            raise AssertionError
 
-    with pytest.raises(RuntimeError, match="within"), splitting.using(Anyone()):
+    with pytest.raises(RuntimeError, match="within"), handling(Anyone()):
         raise RuntimeError("within")
-    splitting.refuse("anything")
+    refuse_split_time("anything")

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from linrec.errors import unknown
 from linrec.mixers.base import Mixer, State
 from linrec.nn.running_maximum import running_maximum
-from linrec.ops import splitting
+from linrec.ops.core.handlers import refuse_split_time
 from linrec.ops.gate_loop import gate_loop_matrix
 from linrec.ops.precision import without_autocast
 from linrec.ops.scan import scan
@@ -132,7 +132,7 @@ class AFT(Mixer):
         """Mix `x` over time; see `Mixer.forward`. The state is an `AFTState`, or AFT-full's `AFTCache`."""
         self.check_input(x, reset, state)
         # the largest key so far is that of all parts
-        splitting.refuse("aft")
+        refuse_split_time("aft")
         past = self.init_state(x.shape[0], device=x.device) if state is None else state
         if x.shape[1] == 0:
             return self.out(torch.zeros_like(x)), past

@@ -29,11 +29,11 @@ from linrec.mixers.base import Mixer, State
 from linrec.nn.parameters import mark
 from linrec.nn.positions import positions
 from linrec.nn.rotary import Rotary
-from linrec.ops import splitting
+from linrec.ops.core.handlers import refuse_split_time
+from linrec.ops.core.isolation import Isolation
+from linrec.ops.core.unbounded import blocks, joined
 from linrec.ops.dispatch import exporting
 from linrec.ops.gate_loop import gate_loop
-from linrec.ops.isolation import Isolation
-from linrec.ops.unbounded import blocks, joined
 
 __all__ = ["FlashGAU", "FlashState"]
 
@@ -209,7 +209,7 @@ class FlashGAU(Mixer):
     ) -> tuple[Tensor, FlashState]:
         """V^quad + V^lin for values v (b, t, e), in the dtype of the state, and the state after them."""
         # values of other steps enter a sum here
-        splitting.refuse("flash_gau")
+        refuse_split_time("flash_gau")
         time, size = x.shape[1], self.chunk_size
         if time == 0:
             return torch.zeros_like(v), past

@@ -22,8 +22,8 @@ from torch.nn import functional
 from linrec.errors import unknown
 from linrec.mixers.base import Mixer, State
 from linrec.nn.parameters import mark
-from linrec.ops import splitting
-from linrec.ops.loop import Step, Tensors, loop
+from linrec.ops.core.handlers import refuse_split_time
+from linrec.ops.core.loop import Step, Tensors, loop
 
 __all__ = ["IndRNN"]
 
@@ -104,7 +104,7 @@ class IndRNN(Mixer):
     ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
         """Mix `x` over time; see `Mixer.forward`. The state is h, (b, d_model)."""
         self.check_input(x, reset, state)
-        splitting.refuse("ind_rnn")
+        refuse_split_time("ind_rnn")
         dtype = self._state_dtype()
         h = self.init_state(x.shape[0], device=x.device) if state is None else state.to(dtype)
         u, sigma = _Clipped.apply(self.u.to(dtype), self.bound), _ACTIVATIONS[self.activation]

@@ -29,7 +29,7 @@ from linrec.mixers.base import Mixer, State, Transitions, heads_of, most_heads
 from linrec.nn import feature_maps
 from linrec.nn.norms import make_norm
 from linrec.nn.running_maximum import running_maximum
-from linrec.ops import splitting
+from linrec.ops.core.handlers import refuse_split_time
 from linrec.ops.gate_loop import gate_loop, normalized_gate_loop
 
 __all__ = ["LinearAttention", "RotaryState", "ScaledState"]
@@ -241,7 +241,7 @@ class LinearAttention(Mixer):
         q, k = (linear(x).unflatten(-1, (self.n_heads, self.d_head)) for linear in (self.q, self.k))
         if self.is_scaled:
             # the largest exponent so far is that of all parts
-            splitting.refuse("linear_attention with exponential features")
+            refuse_split_time("linear_attention with exponential features")
             start = self.init_state(len(x), device=x.device) if state is None else state
             # without a state, values of any width may be summed
             sums, before = None if state is None else start.sums, start.largest

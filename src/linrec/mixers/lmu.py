@@ -24,10 +24,10 @@ from torch.nn import functional
 from linrec.errors import unknown
 from linrec.hippo import Discretization, StateSpace, discretize, matrices
 from linrec.mixers.base import Mixer, State, kernel_mixing
-from linrec.ops import splitting
+from linrec.ops.core.handlers import refuse_split_time
+from linrec.ops.core.loop import Step, Tensors, loop
 from linrec.ops.dense_ssm import PAIRS, dense_ssm
 from linrec.ops.dispatch import check_mode
-from linrec.ops.loop import Step, Tensors, loop
 from linrec.ops.precision import without_autocast
 
 __all__ = ["LMU", "Memory"]
@@ -206,7 +206,7 @@ class LMU(Mixer):
 
     def _loop(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, Memory]:
         """Steps one by one, for what is remembered depends on what was, in no linear way."""
-        splitting.refuse("lmu")
+        refuse_split_time("lmu")
         assert self.E_h is not None and self.E_m is not None and self.W_h is not None
         m, h = self.init_state(x.shape[0], device=x.device) if state is None else state
         f, f_u = _ACTIVATIONS[self.activation], _ACTIVATIONS[self.memory_activation]

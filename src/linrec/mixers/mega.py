@@ -31,8 +31,8 @@ from linrec.mixers.base import Mixer, State, Transitions
 from linrec.nn.parameters import mark
 from linrec.nn.positions import positions
 from linrec.nn.rotary import Rotary
-from linrec.ops import splitting
 from linrec.ops.attention import AttentionCache, laplace_attention, softmax_attention
+from linrec.ops.core.handlers import refuse_split_time
 from linrec.ops.diagonal_ssm import diagonal_ssm
 from linrec.precision import Float32Module
 
@@ -234,7 +234,7 @@ class Mega(Mixer):
     ) -> tuple[Float[Tensor, "b t d_model"], MegaState]:
         """Mix `x` over time; see `Mixer.forward`. The state is a `MegaState`."""
         self.check_input(x, reset, state)
-        splitting.refuse("mega")
+        refuse_split_time("mega")
         past = self.init_state(x.shape[0], device=x.device) if state is None else state
         averaged, h = self._averaged(x, past.h, reset)
         v = functional.silu(self.v(x))

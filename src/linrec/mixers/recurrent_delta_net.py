@@ -30,9 +30,9 @@ from linrec.errors import unknown
 from linrec.mixers.base import Mixer, State, heads_of, most_heads
 from linrec.nn.delta import UnitFeatures
 from linrec.nn.gates import GateLinear
-from linrec.ops import splitting
+from linrec.ops.core.handlers import refuse_split_time
+from linrec.ops.core.loop import Step, Tensors, loop
 from linrec.ops.delta_rule import delta_rule
-from linrec.ops.loop import Step, Tensors, loop
 from linrec.ops.precision import without_autocast
 
 __all__ = ["RecurrentDeltaNet", "RecurrentDeltaState"]
@@ -149,7 +149,7 @@ class RecurrentDeltaNet(Mixer):
     ) -> tuple[Float[Tensor, "b t d_model"], RecurrentDeltaState]:
         """Mix `x` over time; see `Mixer.forward`. The state is a `RecurrentDeltaState`."""
         self.check_input(x, reset, state)
-        splitting.refuse("recurrent_delta_net")
+        refuse_split_time("recurrent_delta_net")
         past = self.init_state(x.shape[0], device=x.device) if state is None else state
         if x.shape[1] == 0:
             return torch.zeros_like(x), past

@@ -34,7 +34,7 @@ from linrec.nn.projections import orthogonal_linear
 from linrec.nn.running_maximum import running_maximum
 from linrec.nn.rwkv_start import Place, first_decay, ramp, zigzag
 from linrec.nn.token_shift import token_shift
-from linrec.ops import splitting
+from linrec.ops.core.handlers import refuse_split_time
 from linrec.ops.gate_loop import gate_loop_matrix
 from linrec.ops.scan import scan
 
@@ -143,7 +143,7 @@ class RWKV4(Mixer):
         """Mix `x` over time; see `Mixer.forward`. The state is an `RWKV4State`."""
         self.check_input(x, reset, state)
         # the largest exponent so far is that of all parts
-        splitting.refuse("rwkv4")
+        refuse_split_time("rwkv4")
         state = self.init_state(x.shape[0], device=x.device) if state is None else state
         (x_r, x_k, x_v), last = self._shifted(x, state.last, reset)
         log_fade, weight, factors, largest = self._weights(x_k, state.largest, reset)

@@ -32,8 +32,8 @@ from linrec.nn.block_diagonal import BlockDiagonalLinear
 from linrec.nn.head_norm import HeadNorm
 from linrec.nn.parameters import mark
 from linrec.nn.short_convolution import ShortConvolution
-from linrec.ops import splitting
-from linrec.ops.loop import Step, Tensors, loop
+from linrec.ops.core.handlers import refuse_split_time
+from linrec.ops.core.loop import Step, Tensors, loop
 from linrec.ops.precision import without_autocast
 
 __all__ = ["SLSTM", "SLSTMState"]
@@ -166,7 +166,7 @@ class SLSTM(Mixer):
     ) -> tuple[Float[Tensor, "b t d_model"], SLSTMState]:
         """Mix `x` over time; see `Mixer.forward`. The state is an `SLSTMState`."""
         self.check_input(x, reset, state)
-        splitting.refuse("slstm")
+        refuse_split_time("slstm")
         past = self.init_state(x.shape[0], device=x.device) if state is None else state
         gates, tail = self._gates(x, past.tail, reset)
         hidden, end = self._loop(gates, past, reset)

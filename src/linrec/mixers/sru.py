@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from linrec.mixers.base import Mixer, State, Transitions, elementwise_mixing
 from linrec.nn.gates import Gate, GateLinear
 from linrec.nn.parameters import mark
-from linrec.ops import splitting
-from linrec.ops.loop import Step, Tensors, loop
+from linrec.ops.core.handlers import refuse_split_time
+from linrec.ops.core.loop import Step, Tensors, loop
 from linrec.ops.scan import scan
 
 __all__ = ["SRU"]
@@ -157,7 +157,7 @@ class SRU(Mixer):
             c, end = scan(f, rest * u, state=state, reset=reset)
             # which no gate sees
             return f, c, c, end
-        splitting.refuse("sru")
+        refuse_split_time("sru")
         c = self.init_state(x.shape[0], device=x.device) if state is None else state.to(f.dtype)
         if x.shape[1] == 0:
             return f, f, f, c

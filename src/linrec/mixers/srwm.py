@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from linrec.errors import unknown
 from linrec.mixers.base import Mixer, State, heads_of, most_heads
-from linrec.ops import splitting
-from linrec.ops.loop import Step, Tensors, loop
+from linrec.ops.core.handlers import refuse_split_time
+from linrec.ops.core.loop import Step, Tensors, loop
 from linrec.ops.precision import without_autocast
 
 __all__ = ["SRWM"]
@@ -107,7 +107,7 @@ class SRWM(Mixer):
     ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
         """Mix `x` over time; see `Mixer.forward`. The state is W_t - W_0, transposed, (b, h, d, rows)."""
         self.check_input(x, reset, state)
-        splitting.refuse("srwm")
+        refuse_split_time("srwm")
         change = self.init_state(x.shape[0], device=x.device) if state is None else state
         if x.shape[1] == 0:
             return torch.zeros_like(x), change

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from linrec.errors import unknown
 from linrec.mixers import Mixer, State
-from linrec.ops import splitting
+from linrec.ops.core.handlers import refuse_split_time
 
 __all__ = ["Combine", "Directions"]
 
@@ -105,7 +105,7 @@ class Directions(Mixer):
                 f"`state` must be None for {type(self).__name__}; got {type(state).__name__}. Its outputs "
                 "depend on later steps, so an input cannot be continued: pass the whole of it at once."
             )
-        splitting.refuse(type(self).__name__)
+        refuse_split_time(type(self).__name__)
         return cast(list[Mixer], [*self.mixers]) * (len(self.directions) // len(self.mixers))
 
     def _tie(self) -> None:

@@ -16,7 +16,7 @@ from linrec.nn.embedding import Embedding
 from linrec.nn.norms import make_norm
 from linrec.nn.pair_head import PairHead
 from linrec.nn.parameters import mark
-from linrec.ops import splitting
+from linrec.ops.core.handlers import refuse_split_time
 
 __all__ = ["Pooling", "SequenceClassifier", "SequenceClassifierConfig"]
 
@@ -182,7 +182,7 @@ class SequenceClassifier(nn.Module):
 
     def _encoded(self, x: Tensor, lengths: Tensor | None) -> Tensor:
         self._check_input(x)
-        splitting.refuse(type(self).__name__)
+        refuse_split_time(type(self).__name__)
         valid = reset = None
         if lengths is not None:
             self._check_lengths(lengths, x)

@@ -13,7 +13,7 @@ from linrec.nn.gates import GateLinear
 from linrec.nn.head import soft_cap
 from linrec.nn.parameters import mark
 from linrec.nn.running_maximum import running_maximum
-from linrec.ops import splitting
+from linrec.ops.core.handlers import refuse_split_time
 from linrec.ops.gate_loop import normalized_gate_loop
 
 __all__ = ["ForgetGate", "MatrixMemory", "MatrixMemoryState"]
@@ -135,7 +135,7 @@ class MatrixMemory(nn.Module):
             reset: (b, t) bool.
         """
         # the largest exponent so far is that of all parts
-        splitting.refuse("mlstm")
+        refuse_split_time("mlstm")
         log_i, log_f = self.log_gates(x)
         memory, before = (
             (None, log_i.new_full((x.shape[0], self.n_heads), -torch.inf)) if state is None else state

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from linrec.nn.parameters import mark
 from linrec.nn.projections import orthogonal_linear
-from linrec.ops import splitting
+from linrec.ops.core.handlers import refuse_split_time
 
 __all__ = ["TokenShift", "token_shift"]
 
@@ -46,7 +46,7 @@ def token_shift(
         ([0.0, 1.0, 2.0], 3.0)
     """
     # the first step of a part comes after the last one of another process
-    splitting.refuse("token_shift")
+    refuse_split_time("token_shift")
     wide = torch.promote_types(x.dtype, torch.float32)
     if last is None:
         last = x.new_zeros(x.shape[0], x.shape[2])

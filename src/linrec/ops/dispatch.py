@@ -1,16 +1,12 @@
 """Chooses who runs an operator: pure functions of shape, device and what is installed, and the probes."""
 
-import functools
-import warnings
-from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, TypeVar
-
-import torch
+from collections.abc import Sequence
 
 from linrec.errors import unknown
-
-P = ParamSpec("P")
-T = TypeVar("T")
+from linrec.ops.core.machine import exporting as exporting
+from linrec.ops.core.machine import numba_usable as numba_usable
+from linrec.ops.core.machine import refusal as refusal
+from linrec.ops.core.machine import usable
 
 Pair = tuple[str, str]
 """(mode, backend): the mathematics, and who runs it."""
@@ -119,136 +115,6 @@ SHORT = 16
 """Up to this many steps, a loop over time in torch launches fewer operations than the blocked scan."""
 
 
-def _constant_in_graphs(function: Callable[P, T]) -> Callable[P, T]:
-    """Have torch.compile call the function while it traces: no import or trial belongs into a graph."""
-    # as torch.compiler.assume_constant_result does, which imports the compiler, and that takes a second
-    marked: Any = function
-    marked._dynamo_marked_constant = True
-    return function
-
-
-@_constant_in_graphs
-def exporting() -> bool:
-    """Return whether torch.export is tracing.
-
-    `torch.compiler.is_exporting` means the same, but in torch 2.11 it is true under torch.compile as well.
-
-    Example:
-        >>> exporting()
-        False
-    """
-    return torch.compiler._is_exporting_flag
-
-
-@_constant_in_graphs
-def numba_usable() -> bool:
-    """Return whether Numba compiles and caches on this machine; warn once when it does not.
-
-    While torch.export is tracing, no kernel is usable: exported programs run where linrec is not installed.
-
-    Example:
-        >>> numba_usable() in (True, False)
-        True
-    """
-    # within a trace the probe itself would fail, and its result is kept for the process
-    if exporting():
-        return False
-    problem = _numba_problem()
-    if problem is not None:
-        _warn_about_numba(problem)
-    return problem is None
-
-
-@_constant_in_graphs
 def triton_usable(device_type: str) -> bool:
-    """Return whether Triton kernels run on tensors of this device type; not while torch.export is tracing.
-
-    Args:
-        device_type: "cpu", "cuda", ...
-
-    Example:
-        >>> triton_usable("meta")
-        False
-    """
-    return device_type == "cuda" and not exporting() and _triton_problem() is None
-
-
-@_constant_in_graphs
-def refusal(op_name: str, backend: str, device_type: str) -> str | None:
-    """Return why an explicitly chosen backend cannot run on this device and machine, or None.
-
-    Args:
-        op_name: the operator's name.
-        backend: an existing backend.
-        device_type: where the tensors are.
-
-    Example:
-        >>> print(refusal("scan", "numba", "cuda"))
-        backend='numba' of `scan` runs on 'cpu'; got tensors on 'cuda'. Move them, or choose another backend.
-    """
-    called = f"backend={backend!r} of `{op_name}`"
-    if exporting() and backend in ("numba", "triton"):
-        return f'{called} cannot be exported: a program holds ATen operators only. Leave it at "auto".'
-    elsewhere = f"got tensors on {device_type!r}. Move them, or choose another backend."
-    if backend == "numba":
-        if device_type != "cpu":
-            return f"{called} runs on 'cpu'; {elsewhere}"
-        problem = _numba_problem()
-        return problem and f"{called} needs a working Numba; it fails with {problem}. {_NUMBA_CURE}"
-    if backend == "triton":
-        problem = _triton_problem()
-        if problem is not None:
-            return f"{called} needs Triton; it fails with {problem}. Install `triton`."
-        if device_type != "cuda" and not _triton_interprets():
-            return f"{called} runs on 'cuda'; {elsewhere}"
-    return None
-
-
-_NUMBA_CURE = "Install a working `numba`, or set NUMBA_CACHE_DIR to a directory that can be written."
-
-
-@functools.cache
-def _numba_problem() -> str | None:
-    # an absent package, a broken LLVM and an unwritable cache each raise something else, and none of them may
-    # stop a caller who did not ask for Numba
-    try:
-        import numba
-
-        @numba.njit(cache=True)
-        def successor(number: float) -> float:
-            return number + 1.0
-
-        successor(1.0)
-        # starting Numba's OpenMP threads sets the number of threads that torch uses too: start them now, and
-        # put it back
-        threads = torch.get_num_threads()
-        numba.set_num_threads(numba.get_num_threads())
-        torch.set_num_threads(threads)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return None
-
-
-@functools.cache
-def _warn_about_numba(problem: str) -> None:
-    warnings.warn(
-        f"Numba does not work here ({problem}); linrec uses its slower torch backend. {_NUMBA_CURE}",
-        RuntimeWarning,
-        # the line that called the operator
-        stacklevel=4,
-    )
-
-
-@functools.cache
-def _triton_problem() -> str | None:
-    try:
-        import triton  # noqa: F401
-    except ImportError as error:
-        return f"{type(error).__name__}: {error}"
-    return None
-
-
-def _triton_interprets() -> bool:
-    import triton
-
-    return bool(triton.knobs.runtime.interpret)
+    """Return whether Triton kernels run on tensors of this device type."""
+    return usable("triton", device_type)

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linrec.ops import lanes, matrix_torch, vmap
+from linrec.ops import matrix_torch, vmap
+from linrec.ops.kernels import lanes
 from linrec.ops.operators import differentiated, operator
 
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -202,7 +203,7 @@ def _(
 
 @functools.cache
 def _kernels() -> ModuleType:
-    from linrec.ops import matrix_numba_kernels
+    from linrec.ops.kernels.matrix import numba as matrix_numba_kernels
 
     return matrix_numba_kernels
 

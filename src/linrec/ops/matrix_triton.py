@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from linrec.ops import matrix_torch
+from linrec.ops.kernels.launch import on_device, power_of_2
 from linrec.ops.operators import differentiated, operator
-from linrec.ops.triton_launch import on_device, power_of_2
 from linrec.ops.vmap import batch_of, fold
 
 # numbers of a state that one program has in its registers
@@ -127,6 +127,6 @@ torch.library.register_vmap(forward, _mapped)
 
 @functools.cache
 def _kernels() -> ModuleType:
-    from linrec.ops import matrix_triton_kernels
+    from linrec.ops.kernels.matrix import steps_triton as matrix_triton_kernels
 
     return matrix_triton_kernels

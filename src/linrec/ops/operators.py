@@ -1,12 +1,12 @@
 """Custom operators: functions that torch.compile, fake tensors and vmap take as one operation."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from linrec.ops.dispatch import exporting
+from linrec.ops.core.kernel import differentiable_gradients as differentiable_gradients
+from linrec.ops.core.kernel import differentiated as differentiated
 
 _LIBRARY = torch.library.Library("linrec", "FRAGMENT")
 
@@ -40,51 +40,3 @@ def operator(name: str) -> Callable[[Callable[..., Any]], Any]:
         return getattr(torch.ops.linrec, name).default
 
     return register
-
-
-def differentiated(*inputs: Tensor | None) -> bool:
-    """Return whether autograd has to see what is made of these tensors.
-
-    A call that it need not see is spared what `torch.autograd.Function` does, which takes longer than a small
-    recurrence.
-
-    Example:
-        >>> x = torch.ones(2, requires_grad=True)
-        >>> differentiated(x, None), differentiated(x.detach(), None)
-        (True, False)
-    """
-    # autograd differentiates an exported program operation by operation
-    if not torch.is_grad_enabled() or exporting():
-        return False
-    # while torch.compile traces, calls cost nothing; within torch.func, only its own layers know
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-        return True
-    return any(x is not None and x.requires_grad for x in inputs)
-
-
-def differentiable_gradients(
-    outputs: tuple[Tensor, ...],
-    inputs: Sequence[Any],
-    needed: Sequence[bool],
-    gradients: tuple[Tensor, ...],
-) -> list[Tensor | None]:
-    """Return what a backward pass returns where its gradients are to be differentiated again.
-
-    Args:
-        outputs: what torch operations made of `inputs` in place of a kernel.
-        inputs: of the forward pass.
-        needed: which of them, from the first on, have a gradient.
-        gradients: those of the outputs.
-
-    Returns:
-        One gradient, or None, for each of `needed`.
-
-    Example:
-        >>> x = torch.tensor(3.0, requires_grad=True)
-        >>> (dx, _) = differentiable_gradients((x**2,), (x, None), (True, False), (torch.tensor(1.0),))
-        >>> torch.autograd.grad(dx, x)
-        (tensor(2.),)
-    """
-    wanted = [x for x, need in zip(inputs, needed, strict=False) if need]
-    found = iter(torch.autograd.grad(outputs, wanted, gradients, create_graph=True, allow_unused=True))
-    return [next(found) if need else None for need in needed]

@@ -1,58 +1,16 @@
-"""The dtypes that operators compute in."""
+"""Until all operators are on `core`."""
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import torch
 from torch import Tensor
 
-# a table instead of the method of dtypes, which torch.compile cannot trace
-REAL = {
-    torch.float16: torch.float16,
-    torch.bfloat16: torch.bfloat16,
-    torch.float32: torch.float32,
-    torch.float64: torch.float64,
-    torch.complex64: torch.float32,
-    torch.complex128: torch.float64,
-}
-
-
-def real_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of the real part.
-
-    Example:
-        >>> real_dtype(torch.complex64)
-        torch.float32
-    """
-    return REAL[dtype]
-
-
-def accumulation(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype that sums are kept in: float32 (complex64), or float64 (complex128) for double inputs.
-
-    Example:
-        >>> accumulation(torch.bfloat16), accumulation(torch.complex128)
-        (torch.float32, torch.complex128)
-    """
-    return torch.promote_types(dtype, torch.float32)
+from linrec.ops.core.precision import REAL as REAL
+from linrec.ops.core.precision import accumulation as accumulation
+from linrec.ops.core.precision import real_dtype as real_dtype
+from linrec.ops.core.precision import wide
+from linrec.ops.core.precision import without_autocast as without_autocast
 
 
 def widened(*tensors: Tensor | None) -> list[Any]:
     """Return the tensors in their accumulation dtypes; None stays None."""
-    return [x if x is None else x.to(accumulation(x.dtype)) for x in tensors]
-
-
-def without_autocast(device_type: str) -> AbstractContextManager[Any]:
-    """Return a context in which operations run in the dtypes of their inputs.
-
-    Where the caller has no autocast, it is empty: a context costs time at every call, and torch.export would
-    put it into the program.
-
-    Example:
-        >>> with torch.autocast("cpu", dtype=torch.bfloat16), without_autocast("cpu"):
-        ...     (torch.ones(1, 1) @ torch.ones(1, 1)).dtype
-        torch.float32
-    """
-    if torch.is_autocast_enabled(device_type):
-        return torch.autocast(device_type, enabled=False)
-    return nullcontext()
+    return [wide(x) for x in tensors]

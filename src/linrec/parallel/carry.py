@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linrec.ops import splitting
+from linrec.ops.core.handlers import unhandled
 from linrec.ops.scan import scan
 from linrec.parallel.ranks import Call, Ranks
 from linrec.parallel.recurrences import Recurrence
@@ -42,7 +42,7 @@ def run(
     lengths = ranks.agree(call, start.device)
     order = [rank for rank, steps in enumerate(lengths) if steps]
     part = Part(ranks, call, order[::-1] if call.reverse else order, recurrence)
-    with splitting.using(None):
+    with unhandled():
         if not order:
             return recurrence.run(tensors, state)
         with torch.no_grad():
@@ -151,7 +151,7 @@ class Joined(torch.autograd.Function):
         part: Part = ctx.part
         through, state, *tensors = ctx.saved_tensors
         part.ranks.agree(part.call._replace(backward=1), dfinal.device)
-        with splitting.using(None):
+        with unhandled():
             dlast = part.backward(through, tuple(tensors), dy, dfinal)
         elsewhere = None if state is None or part.place == 0 else torch.zeros_like(state)
         return (None, dy, dlast, None, None, elsewhere, *(None for _ in tensors))

@@ -8,13 +8,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from linrec.ops import splitting
+from linrec.ops.core.handlers import Call as OperatorCall
+from linrec.ops.core.handlers import Result, TimeSplit, handling
+from linrec.ops.core.precision import accumulation
 from linrec.ops.dispatch import Pair
 from linrec.ops.gate_loop import inputs
 from linrec.ops.operators import differentiated
-from linrec.ops.scan.dtypes import accumulation, promoted
+from linrec.ops.scan.torch import entering, promoted
 from linrec.parallel import carry
-from linrec.parallel.ranks import DTYPES, Call, Ranks
+from linrec.parallel.ranks import DTYPES, OPERATORS, Call, Ranks
 from linrec.parallel.recurrences import GateLoop, Recurrence, Scan
 
 __all__ = ["time_parallel"]
@@ -76,24 +78,27 @@ def time_parallel(group: dist.ProcessGroup | None = None) -> Iterator[Ranks]:
         >>> dist.destroy_process_group()
     """
     ranks = Ranks(group)
-    with splitting.using(None if ranks.size == 1 else TimeParallel(ranks)):
+    if ranks.size == 1:
+        yield ranks
+        return
+    with handling(TimeParallel(ranks)):
         yield ranks
 
 
-class TimeParallel(splitting.Split):
+class TimeParallel(TimeSplit):
     """Runs operators on this rank's part of the steps; see `time_parallel`."""
+
+    operators = OPERATORS
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
 
-    def scan(
-        self, a: Tensor, x: Tensor, state: Tensor | None, reset: Tensor | None, reverse: bool, pair: Pair
-    ) -> tuple[Tensor, Tensor]:
-        """Run `linrec.ops.scan`."""
-        batch, steps, channels = x.shape
-        dtype = accumulation(promoted(a.dtype, x.dtype))
-        start = x.new_zeros(batch, channels, dtype=dtype) if state is None else state.to(dtype)
-        return self._run(Scan(pair, reverse), (a, x, reset), state, start, steps)
+    def run(self, call: OperatorCall) -> Result:
+        """Run a call in parts."""
+        a, x, state, reset, reverse = call.inputs
+        start = entering(state, x, accumulation(promoted(a.dtype, x.dtype)))
+        pair = call.backend.mode, call.backend.name
+        return self._run(Scan(pair, reverse), (a, x, reset), state, start, x.shape[1])
 
     def gate_loop(
         self,

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from linrec.ops.core.precision import accumulation
 from linrec.ops.dispatch import Pair
 from linrec.ops.gate_loop import gate_loop, inputs, segments
 from linrec.ops.gate_loop.torch import transition
 from linrec.ops.precision import real_dtype, widened, without_autocast
 from linrec.ops.scan import scan
-from linrec.ops.scan.dtypes import accumulation
 
 
 @dataclass(frozen=True)

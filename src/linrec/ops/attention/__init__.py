@@ -7,11 +7,11 @@ from jaxtyping import Bool, Float, Inexact
 from torch import Tensor, autocast
 
 from linrec.errors import unknown
-from linrec.ops import splitting
 from linrec.ops.attention import laplace, softmax, softmax_reference
 from linrec.ops.attention.cache import AttentionCache, canonical, matched
 from linrec.ops.attention.reference import attention_reference
 from linrec.ops.attention.torch import attention
+from linrec.ops.core.handlers import refuse_split_time
 from linrec.ops.dispatch import Pair, resolve
 from linrec.ops.gate_loop import inputs
 from linrec.ops.precision import accumulation, real_dtype, widened
@@ -103,7 +103,7 @@ def gate_loop_attention(
     inputs.check_values(v, q)
     inputs.check_reset(reset, q)
     pair = resolve("gate_loop_attention", PAIRS, mode, backend, [("attention", "torch")])
-    splitting.refuse("gate_loop_attention")
+    refuse_split_time("gate_loop_attention")
     log_decay, phase = widened(
         inputs.canonical_gate("log_decay", log_decay, q), inputs.canonical_gate("phase", phase, q)
     )
@@ -203,7 +203,7 @@ def softmax_attention(
             "future cannot be run in pieces: pass whole sequences, or `causal=True`."
         )
     pair = resolve("softmax_attention", PAIRS, mode, backend, [("attention", "torch")])
-    splitting.refuse("softmax_attention")
+    refuse_split_time("softmax_attention")
     cache = _plain_cache("softmax_attention", state, k, v)
     if q.shape[1] == 0:
         return softmax.repeated(v, q).clone(), cache if causal else None
@@ -277,7 +277,7 @@ def laplace_attention(
     if function not in laplace.WEIGHERS:
         raise unknown("`function`", function, list(laplace.WEIGHERS))
     pair = resolve("laplace_attention", PAIRS, mode, backend, [("attention", "torch")])
-    splitting.refuse("laplace_attention")
+    refuse_split_time("laplace_attention")
     cache = _plain_cache("laplace_attention", state, k, v)
     if q.shape[1] == 0:
         return softmax.repeated(v, q).clone(), cache

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from linrec.ops.attention.cache import AttentionCache, documents_of, newest, without_dead
-from linrec.ops.isolation import Isolation
+from linrec.ops.core.isolation import Isolation
 
 # shorter blocks keep too little of a GPU busy
 SHORTEST_BLOCK = 128

@@ -14,8 +14,8 @@ from linrec.ops.attention.cache import (
     mapped,
     without_dead,
 )
+from linrec.ops.core.isolation import Isolation
 from linrec.ops.gate_loop import segments
-from linrec.ops.isolation import Isolation
 
 
 def attention(

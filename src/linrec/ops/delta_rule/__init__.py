@@ -5,7 +5,8 @@ from collections.abc import Callable
 from jaxtyping import Bool, Float
 from torch import Tensor, float64
 
-from linrec.ops import matrix_numba, matrix_triton, splitting
+from linrec.ops import matrix_numba, matrix_triton
+from linrec.ops.core.handlers import refuse_split_time
 from linrec.ops.delta_rule import chunkwise_triton
 from linrec.ops.delta_rule.auto import LARGEST, PAIRS, auto_delta_rule
 from linrec.ops.delta_rule.chunkwise import chunkwise
@@ -123,7 +124,7 @@ def delta_rule(
     device = q.device.type
     log_decay = inputs.canonical_gate("log_decay", log_decay, q)
     pair = _pair(q, mode, backend)
-    splitting.refuse("delta_rule")
+    refuse_split_time("delta_rule")
     state = inputs.canonical_state(state, q, v, is_complex=False)
     if q.shape[1] == 0:
         return v.clone(), state.clone()

@@ -16,10 +16,10 @@ once, and what is left between them is two matrix products each.
 import torch
 from torch import Tensor
 
+from linrec.ops.core.isolation import isolated
+from linrec.ops.core.unbounded import matrix_product, recurrence
 from linrec.ops.dispatch import exporting
 from linrec.ops.gate_loop import segments
-from linrec.ops.isolation import isolated
-from linrec.ops.unbounded import matrix_product, recurrence
 
 # longer chunks are fewer steps of the loop between them, and more work in their triangular systems
 CHUNK = 64

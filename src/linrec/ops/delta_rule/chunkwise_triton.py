@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from linrec.ops import matrix_torch, vmap
+from linrec.ops.core.isolation import isolated
 from linrec.ops.gate_loop import chunkwise_triton_chunks
 from linrec.ops.gate_loop.chunkwise_triton_chunks import LEAST, Chunks, Tiles
-from linrec.ops.isolation import isolated
+from linrec.ops.kernels.launch import power_of_2
 from linrec.ops.operators import differentiated, operator
-from linrec.ops.triton_launch import power_of_2
 
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
@@ -334,7 +334,7 @@ TILES = {
 
 @functools.cache
 def _kernels() -> ModuleType:
-    from linrec.ops.delta_rule import chunkwise_triton_kernels
+    from linrec.ops.kernels.matrix import delta_triton as chunkwise_triton_kernels
 
     return chunkwise_triton_kernels
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from linrec.ops import splitting
+from linrec.ops.core.handlers import refuse_split_time
 from linrec.ops.dense_ssm.inputs import canonical, check
 from linrec.ops.dense_ssm.reference import dense_ssm_reference
 from linrec.ops.dense_ssm.torch import convolution, recurrence
@@ -87,7 +87,7 @@ def dense_ssm(
     few = u.shape[1] <= 1 or (not exporting() and u.shape[1] <= SHORT)
     best: Pair = ("recurrent" if few else "convolution", "torch")
     pair = resolve("dense_ssm", PAIRS, mode, backend, [best])
-    splitting.refuse("dense_ssm")
+    refuse_split_time("dense_ssm")
     A, B, C = canonical(A, B, C)
     sums = accumulation(u.dtype)
     batch, time, channels = u.shape

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from linrec.ops import stationary
+from linrec.ops.core import stationary
+from linrec.ops.core.isolation import entering
 from linrec.ops.dispatch import exporting
-from linrec.ops.isolation import entering
 from linrec.ops.long_conv import long_conv
 
 

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from linrec.ops import splitting
+from linrec.ops.core.isolation import entering
 from linrec.ops.diagonal_ssm import diagonal_ssm
 from linrec.ops.diagonal_ssm.auto import pair_of
 from linrec.ops.dispatch import Pair, exporting
-from linrec.ops.isolation import entering
 from linrec.ops.long_conv import long_conv
 from linrec.ops.long_conv.powers import Powers, last_power, powers, sums_of_powers, weighted_by_age
 from linrec.ops.precision import real_dtype, without_autocast

@@ -5,9 +5,9 @@ Arguments and results as in `reference.py`.
 
 from torch import Tensor
 
-from linrec.ops import stationary
+from linrec.ops.core import stationary
+from linrec.ops.core.isolation import entering
 from linrec.ops.dispatch import Pair, exporting
-from linrec.ops.isolation import entering
 from linrec.ops.long_conv import long_conv
 from linrec.ops.long_conv.powers import last_power, power_tables, powers, sums_of_powers, weighted_by_age
 from linrec.ops.precision import accumulation

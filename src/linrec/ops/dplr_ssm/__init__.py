@@ -5,7 +5,7 @@ from collections.abc import Callable
 from jaxtyping import Bool, Complex, Float, Inexact
 from torch import Tensor
 
-from linrec.ops import splitting
+from linrec.ops.core.handlers import refuse_split_time
 from linrec.ops.dispatch import SHORT, Pair, exporting, resolve
 from linrec.ops.dplr_ssm.inputs import check
 from linrec.ops.dplr_ssm.reference import dplr_ssm_reference
@@ -93,7 +93,7 @@ def dplr_ssm(
     few = u.shape[1] <= 1 or (not exporting() and u.shape[1] <= SHORT)
     best: Pair = ("recurrent" if few else "convolution", "torch")
     pair = resolve("dplr_ssm", PAIRS, mode, backend, [best])
-    splitting.refuse("dplr_ssm")
+    refuse_split_time("dplr_ssm")
     x = u.new_zeros(u.shape[0], *a.shape, dtype=a.dtype) if state is None else state.to(a.dtype)
     if u.numel() == 0:
         return u.clone(), x.clone()

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from linrec.ops.core.isolation import entering
 from linrec.ops.dense_ssm.torch import any_length
 from linrec.ops.dispatch import exporting
 from linrec.ops.dplr_ssm.series import FeedBack, delayed, matrices, times
-from linrec.ops.isolation import entering
 from linrec.ops.long_conv import long_conv
 from linrec.ops.long_conv.powers import powers, sums_of_powers
 from linrec.ops.precision import accumulation

@@ -8,6 +8,8 @@ from jaxtyping import Bool, Float, Inexact
 from torch import Tensor, float64
 
 from linrec.ops import splitting
+from linrec.ops.core.handlers import refuse_split_time
+from linrec.ops.core.isolation import Isolation
 from linrec.ops.dispatch import Pair, exporting, numba_usable, refusal, resolve, triton_usable
 from linrec.ops.gate_loop import chunkwise_triton, fused, inputs, normalized, segments
 from linrec.ops.gate_loop.auto import PAIRS, auto_gate_loop
@@ -17,7 +19,6 @@ from linrec.ops.gate_loop.numba import recurrent as recurrent_numba
 from linrec.ops.gate_loop.reference import gate_loop_reference, normalized_gate_loop_reference
 from linrec.ops.gate_loop.torch import elementwise, recurrent
 from linrec.ops.gate_loop.triton import recurrent as recurrent_triton
-from linrec.ops.isolation import Isolation
 from linrec.ops.precision import widened, without_autocast
 
 __all__ = ["PAIRS", "gate_loop", "gate_loop_matrix", "normalized_gate_loop"]
@@ -312,7 +313,7 @@ def gate_loop_matrix(
                 [0.5000, 1.0000, 0.0000],
                 [0.2500, 0.5000, 1.0000]])
     """
-    splitting.refuse("gate_loop_matrix")
+    refuse_split_time("gate_loop_matrix")
     precision = inputs.check_queries_and_keys(q, k)
     inputs.check_reset(reset, q)
     log_decay = inputs.canonical_gate("log_decay", log_decay, q)

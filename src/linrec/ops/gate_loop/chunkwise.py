@@ -7,9 +7,9 @@ chunks `segments` splits them into real and imaginary channels.
 import torch
 from torch import Tensor
 
+from linrec.ops.core.isolation import isolated
 from linrec.ops.gate_loop import segments
 from linrec.ops.gate_loop.torch import transition
-from linrec.ops.isolation import isolated
 from linrec.ops.precision import real_dtype
 from linrec.ops.scan import scan
 

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from linrec.ops import matrix_torch, vmap
+from linrec.ops.core.isolation import isolated
 from linrec.ops.gate_loop import chunkwise_triton_chunks
 from linrec.ops.gate_loop.chunkwise_triton_chunks import CHANNEL, Chunks
 from linrec.ops.gate_loop.real_form import complex_form, real_form
-from linrec.ops.isolation import isolated
 from linrec.ops.operators import differentiated, operator
 from linrec.ops.precision import real_dtype, widened
 

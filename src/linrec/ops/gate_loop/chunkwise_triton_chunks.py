@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from linrec.ops.triton_launch import on_device, power_of_2
+from linrec.ops.kernels.launch import on_device, power_of_2
 
 CHUNK = 64
 # the least that a tensor core takes
@@ -274,14 +274,14 @@ def launch_staged(kernel: Any, programs: int, stages: int, *arguments: Any, **co
 
 @functools.cache
 def _kernels() -> ModuleType:
-    from linrec.ops.gate_loop import chunkwise_triton_kernels
+    from linrec.ops.kernels.matrix import chunks_triton as chunkwise_triton_kernels
 
     return chunkwise_triton_kernels
 
 
 @functools.cache
 def _adjoint() -> ModuleType:
-    from linrec.ops.gate_loop import chunkwise_triton_adjoint
+    from linrec.ops.kernels.matrix import adjoint_triton as chunkwise_triton_adjoint
 
     return chunkwise_triton_adjoint
 

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linrec.ops import lanes, vmap
+from linrec.ops import vmap
+from linrec.ops.kernels import lanes
 from linrec.ops.operators import operator
 
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -102,7 +103,7 @@ def _(
 
 @functools.cache
 def _kernels() -> ModuleType:
-    from linrec.ops.gate_loop import fused_numba_kernels
+    from linrec.ops.kernels.elementwise import max_headed_numba as fused_numba_kernels
 
     return fused_numba_kernels
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from linrec.ops import vmap
+from linrec.ops.kernels.launch import Tiling, grouping, launch, n_tiles, real
 from linrec.ops.operators import operator
 from linrec.ops.precision import accumulation
-from linrec.ops.triton_launch import Tiling, grouping, launch, n_tiles, real
 
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
@@ -137,7 +137,7 @@ def _(
 
 @functools.cache
 def _kernels() -> ModuleType:
-    from linrec.ops.gate_loop import fused_triton_kernels
+    from linrec.ops.kernels.elementwise import max_headed_triton as fused_triton_kernels
 
     return fused_triton_kernels
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from linrec.ops.isolation import isolated
+from linrec.ops.core.isolation import isolated
 
 Angle = tuple[Tensor, Tensor]
 """Cosine and sine of Phi_t at the last step, (b or 1, h, dk or 1, 1)."""

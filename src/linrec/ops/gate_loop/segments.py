@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from linrec.ops import unbounded
+from linrec.ops.core import unbounded
 from linrec.ops.dispatch import exporting
 from linrec.ops.precision import real_dtype
 

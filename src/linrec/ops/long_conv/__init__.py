@@ -7,9 +7,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor, cat
 from torch.nn import functional
 
-from linrec.ops import splitting
+from linrec.ops.core.handlers import refuse_split_time
+from linrec.ops.core.isolation import entering
 from linrec.ops.dispatch import Pair, exporting, refusal, resolve, triton_usable
-from linrec.ops.isolation import entering
 from linrec.ops.long_conv.discretization import DISCRETIZATIONS, Discretization, discretize_diagonal
 from linrec.ops.long_conv.inputs import check
 from linrec.ops.long_conv.kernels import cauchy_kernel, vandermonde_kernel
@@ -110,7 +110,7 @@ def long_conv(
     refused = refusal("long_conv", pair[1], device)
     if refused is not None:
         raise ValueError(refused)
-    splitting.refuse("long_conv")
+    refuse_split_time("long_conv")
     inputs = u if state is None else cat([entering(state, reset).to(u.dtype), u], dim=1)
     before = inputs.shape[1] - time
     # steps see those of their own document: the number of resets before

@@ -10,10 +10,10 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from linrec.ops.kernels.launch import on_device
 from linrec.ops.long_conv.pieces import pieces, transform_size
 from linrec.ops.operators import operator
 from linrec.ops.precision import accumulation
-from linrec.ops.triton_launch import on_device
 
 STEPS, CHANNELS = 64, 32
 """Sides of a tile of a sequence."""
@@ -147,6 +147,6 @@ def _tiles(batch: int, time: int, channels: int) -> int:
 
 @functools.cache
 def _kernels() -> ModuleType:
-    from linrec.ops.long_conv import fft_triton_kernels
+    from linrec.ops.kernels.fft import long_conv_triton as fft_triton_kernels
 
     return fft_triton_kernels

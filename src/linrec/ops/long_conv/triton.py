@@ -87,6 +87,6 @@ def on_device(x: Tensor) -> contextlib.AbstractContextManager[Any]:
 
 @functools.cache
 def _kernels() -> ModuleType:
-    from linrec.ops.long_conv import triton_kernels
+    from linrec.ops.kernels.fft import cauchy_triton as triton_kernels
 
     return triton_kernels

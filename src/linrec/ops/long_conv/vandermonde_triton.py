@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from linrec.ops.kernels.launch import power_of_2
 from linrec.ops.long_conv.triton import on_device, pairs
 from linrec.ops.operators import operator
 from linrec.ops.precision import real_dtype
-from linrec.ops.triton_launch import power_of_2
 
 # rows, columns and entries of the tiles that a program multiplies
 TILE = 64
@@ -82,6 +82,6 @@ def _parts(x: Tensor) -> Tensor:
 
 @functools.cache
 def _kernels() -> ModuleType:
-    from linrec.ops.long_conv import vandermonde_triton_kernels
+    from linrec.ops.kernels.fft import vandermonde_triton as vandermonde_triton_kernels
 
     return vandermonde_triton_kernels

@@ -1,26 +1,100 @@
 """The elementwise recurrence y_t = a_t y_{t-1} + x_t, real or complex."""
 
+from collections.abc import Callable
+from functools import partial
+
 from jaxtyping import Bool, Inexact
-from torch import Tensor
+from torch import Tensor, float32
 
-from linrec.ops import splitting
-from linrec.ops.dispatch import Pair, auto_scan, exporting, numba_usable, refusal, resolve, triton_usable
-from linrec.ops.operators import differentiated
-from linrec.ops.scan.autograd import Scan
-from linrec.ops.scan.dtypes import SUPPORTED, accumulation, mixable, promoted
+from linrec.ops.core.backends import Backend, few, never
+from linrec.ops.core.call import Operator, documented
+from linrec.ops.core.checks import check_axes, check_supported, name_of
+from linrec.ops.core.precision import accumulation
+from linrec.ops.scan.numba import recurrent as recurrent_numba
 from linrec.ops.scan.reference import scan_reference
+from linrec.ops.scan.torch import Scan, Values, in_blocks, promoted, recurrent
+from linrec.ops.scan.triton import scan as scan_triton
 
-__all__ = ["PAIRS", "scan"]
+__all__ = ["OPERATOR", "PAIRS", "scan"]
 
-PAIRS: tuple[Pair, ...] = (
-    ("recurrent", "reference"),
-    ("recurrent", "torch"),
-    ("scan", "torch"),
-    ("recurrent", "numba"),
-    ("scan", "triton"),
+
+def _canonical(given: Scan) -> Scan:
+    """Check shapes and dtypes, and give `a` three axes."""
+    a, x, state, reset, reverse = given
+    check_axes("x", x, "(batch, time, channels)", "Add the missing axes, or flatten heads into channels.")
+    precisions = [check_supported(name, tensor, complex_too=True) for name, tensor in (("a", a), ("x", x))]
+    if precisions[0] != precisions[1] and (a.dtype, accumulation(x.dtype)) != (float32, float32):
+        raise TypeError(
+            f"`a` and `x` must have the same precision, real or complex; got {name_of(a.dtype)} and "
+            f"{name_of(x.dtype)}. Convert one to the other's precision; beside an `x` in half precision, `a` "
+            "may be float32."
+        )
+    batch, time, channels = x.shape
+    if a.ndim > 3 or any(
+        size not in (1, full) for size, full in zip(a.shape[::-1], x.shape[::-1], strict=False)
+    ):
+        raise ValueError(
+            f"`a` must broadcast to x's shape (b, t, c) = {(batch, time, channels)}; got {tuple(a.shape)}. "
+            f"Pass one decay per step and channel {(batch, time, channels)}, per step {(batch, time, 1)}, "
+            f"per channel {(channels,)}, or one in all ()."
+        )
+    return Scan(a.reshape((1,) * (3 - a.ndim) + a.shape), x, state, reset, reverse)
+
+
+def _linked(run: Callable[[Scan], Values]) -> Callable[[Scan], Values]:
+    """Return the run of a backend that looks for resets at the link into each step, in the order of time."""
+
+    def linked(given: Scan) -> Values:
+        if given.reset is None or not given.reverse:
+            return run(given)
+        # time runs backwards over the same links: the one into step t, from t+1, is cut by the reset at t+1
+        cut = given.reset.roll(-1, dims=1)
+        cut[:, -1] = False
+        return run(given._replace(reset=cut))
+
+    return linked
+
+
+# backends convert half precision themselves, and return y in it: y is kept for the gradient
+_Backend = partial(Backend, widen=False)
+BACKENDS = (
+    # the launch of a kernel costs more than one step; for a few steps, a loop is fewer operations than blocks
+    _Backend("recurrent", "torch", _linked(recurrent), "a loop over time", auto=lambda x: x.x.shape[1] <= 1),
+    _Backend("scan", "triton", _linked(scan_triton), "batch rows and channels in parallel, time in tiles"),
+    _Backend(
+        "recurrent", "numba", _linked(recurrent_numba), "batch rows and channels in parallel, time in a loop"
+    ),
+    _Backend(
+        "scan",
+        "torch",
+        _linked(in_blocks),
+        "a blocked parallel scan of O(t) work",
+        auto=lambda given: not few(given.x.shape[1], 16),
+    ),
+    _Backend(
+        "recurrent",
+        "reference",
+        _linked(scan_reference),
+        "a loop over time, differentiated by autograd: the oracle, slow",
+        auto=never,
+    ),
 )
+OPERATOR = Operator(
+    "scan",
+    Scan,
+    sequence="x",
+    canonical=_canonical,
+    output=lambda given: (given.x.shape, promoted(given.a.dtype, given.x.dtype)),
+    axes="(b, c)",
+    state=lambda x: ((x.x.shape[0], x.x.shape[2]), accumulation(promoted(x.a.dtype, x.x.dtype))),
+    # a zero that is not read costs nothing
+    zeros=False,
+    backends=BACKENDS,
+)
+PAIRS = OPERATOR.pairs
 
 
+@documented(OPERATOR)
 def scan(
     a: Inexact[Tensor, "..."],
     x: Inexact[Tensor, "b t c"],
@@ -37,18 +111,11 @@ def scan(
 
     With `reverse=True` time runs backwards: y_t = a_t * y_{t+1} + x_t, and `state` follows the last step.
 
-    | mode | backend | what it is |
-    |---|---|---|
-    | recurrent | reference | a loop over time, differentiated by autograd: the oracle, slow |
-    | recurrent | torch | a loop over time in torch operations; good for a few steps |
-    | scan | torch | a blocked parallel scan of O(t) work, on any device |
-    | recurrent | numba | CPU: batch rows and channels in parallel, time in a loop |
-    | scan | triton | CUDA: batch rows and channels in parallel, time in tiles |
+    {backends}
 
-    `"auto"` takes the best pair that works for the call (the table is at `linrec.ops.dispatch.auto_scan`);
-    what is given explicitly is obeyed or refused. To stream, pass the state from call to call; a single step
-    is a sequence of length 1. Gradients that are to be differentiated again, as under `torch.func.grad`, are
-    made by the torch backend.
+    `"auto"` takes the first backend of `BACKENDS` that works for the call; what is given explicitly is obeyed
+    or refused. To stream, pass the state from call to call; a single step is a sequence of length 1.
+    Gradients that are to be differentiated again, as under `torch.func.grad`, are made by the torch backend.
 
     Args:
         a: decay or transition of each step, broadcast against x: (b, t, c), (t, c), (b, t, 1), (c,), or a
@@ -86,102 +153,4 @@ def scan(
         >>> scan(a, x, state=state, reset=torch.tensor([[False, False, True, False]]))[0].flatten().tolist()
         [1.9375, 1.96875, 1.0, 1.5]
     """
-    _check(a, x, state, reset)
-    batch, time, channels = x.shape
-    device = x.device.type
-    pair = resolve(
-        "scan",
-        PAIRS,
-        mode,
-        backend,
-        auto_scan(
-            (batch, time, channels),
-            device,
-            numba=device == "cpu" and numba_usable(),
-            triton=triton_usable(device),
-            exporting=exporting(),
-        ),
-    )
-    refused = refusal("scan", pair[1], device)
-    if refused is not None:
-        raise ValueError(refused)
-    if splitting.current is not None:
-        return splitting.current.scan(a, x, state, reset, reverse, pair)
-    dtype = promoted(a.dtype, x.dtype)
-    wide = accumulation(dtype)
-    if state is not None:
-        state = state.to(wide)
-    if time == 0:
-        return (a * x).to(dtype), x.new_zeros(batch, channels, dtype=wide) if state is None else state.clone()
-    if pair[1] == "reference":
-        start = x.new_zeros(batch, channels, dtype=wide) if state is None else state
-        return scan_reference(a.expand(x.shape), x, start, reset, reverse)
-    a = a.reshape((1,) * (3 - a.ndim) + a.shape)
-    # time runs backwards over the same links: the one into step t, from t+1, is cut by the reset at t+1
-    cut = reset
-    if reset is not None and reverse:
-        cut = reset.roll(-1, dims=1)
-        cut[:, -1] = False
-    run = Scan.apply if differentiated(a, x, state) else Scan.forward
-    return run(a, x, state, cut, reverse, pair)
-
-
-def _check(a: Tensor, x: Tensor, state: Tensor | None, reset: Tensor | None) -> None:
-    names = ", ".join(str(dtype).removeprefix("torch.") for dtype in SUPPORTED)
-    for name, tensor in (("a", a), ("x", x), ("state", state)):
-        if tensor is not None and tensor.dtype not in SUPPORTED:
-            raise TypeError(
-                f"`{name}` must be one of {names}; got {_name(tensor)}. "
-                "Convert it, e.g. with .to(torch.float32)."
-            )
-    if not mixable(a.dtype, x.dtype):
-        raise TypeError(
-            f"`a` and `x` must have the same precision, real or complex; got {_name(a)} and {_name(x)}. "
-            "Convert one to the other's precision; beside an `x` in half precision, `a` may be float32."
-        )
-    if x.ndim != 3:
-        raise ValueError(
-            f"`x` must have shape (batch, time, channels); got {tuple(x.shape)}. "
-            "Add the missing axes, or flatten heads into channels."
-        )
-    batch, time, channels = x.shape
-    if not _broadcasts(a.shape, x.shape):
-        raise ValueError(
-            f"`a` must broadcast to x's shape (b, t, c) = {(batch, time, channels)}; got {tuple(a.shape)}. "
-            f"Pass one decay per step and channel {(batch, time, channels)}, per step {(batch, time, 1)}, "
-            f"per channel {(channels,)}, or one in all ()."
-        )
-    if state is not None and state.shape != (batch, channels):
-        raise ValueError(
-            f"`state` must have shape (b, c) = {(batch, channels)}; got {tuple(state.shape)}. "
-            "Pass the state that the previous call returned, or None for zeros."
-        )
-    if state is not None and state.is_complex() and not (a.is_complex() or x.is_complex()):
-        raise TypeError(
-            f"`state` must be real where `a` and `x` are; got {_name(state)}. "
-            "Pass its real part, or a complex `x`."
-        )
-    if reset is not None:
-        if str(reset.dtype) != "torch.bool":
-            raise TypeError(f"`reset` must be bool; got {_name(reset)}. Convert it, e.g. with `reset != 0`.")
-        if reset.shape != (batch, time):
-            raise ValueError(
-                f"`reset` must have shape (b, t) = {(batch, time)}; got {tuple(reset.shape)}. "
-                "Pass one flag per sequence and step."
-            )
-    for name, tensor in (("a", a), ("state", state), ("reset", reset)):
-        if tensor is not None and tensor.device != x.device:
-            raise ValueError(
-                f"`{name}` must be on x's device {str(x.device)!r}; got {str(tensor.device)!r}. "
-                f"Move it with .to({str(x.device)!r})."
-            )
-
-
-def _broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
-    return len(shape) <= len(target) and all(
-        size in (1, full) for size, full in zip(reversed(shape), reversed(target), strict=False)
-    )
-
-
-def _name(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
+    return OPERATOR(Scan(a, x, state, reset, reverse), mode, backend)

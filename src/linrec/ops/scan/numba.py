@@ -1,101 +1,86 @@
-"""The elementwise recurrence on the CPU by Numba, as operators that torch.compile leaves whole."""
+"""The elementwise recurrence on the CPU by Numba."""
 
-import functools
 import math
-from types import ModuleType
+from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from linrec.ops import lanes
-from linrec.ops.operators import operator
-from linrec.ops.scan import vmap
-from linrec.ops.scan.dtypes import accumulation, promoted
+from linrec.ops.core.kernel import NOTHING, Memory, kernel_op, like
+from linrec.ops.core.precision import accumulation, wide
+from linrec.ops.kernels import Kernels, lanes
+from linrec.ops.scan import torch as in_torch
+from linrec.ops.scan.torch import Scan, Values, promoted
+
+KERNELS = Kernels("elementwise.scan_numba")
 
 
-@operator("scan_numba")
-def forward(
-    a: Tensor, x: Tensor, state: Tensor | None, cut: Tensor | None, reverse: bool
-) -> tuple[Tensor, Tensor]:
-    """Return (y, last value); `a` has three axes of full size or 1, `cut` says where it is taken as zero."""
-    dtype = promoted(a.dtype, x.dtype)
-    y = lanes.empty(x.shape, accumulation(dtype))
-    last = torch.from_numpy(_entering(state, y).copy())
+def _memory(given: Scan, keep: bool) -> Any:
+    dtype = promoted(given.a.dtype, given.x.dtype)
+    batch, _, channels = given.x.shape
+    return like(given.x, dtype), Memory((batch, channels), accumulation(dtype))
+
+
+def _forward(out: Values, given: Scan) -> None:
+    a, x, state, cut, reverse = given
+    y = out.y if out.y.dtype == out.last.dtype else lanes.empty(x.shape, out.last.dtype)
+    _start(out.last, state)
     with lanes.threads_for(x.numel()) as threads:
         width = lanes.width_of(x, threads)
-        arrays = _array(a), _array(x), lanes.cut_array(cut), last.numpy(), y.numpy()
-        lanes.run(_kernels(), "forward", (*arrays, width, reverse), lanes.count(x, width), threads)
-    return y.to(dtype), last
+        arrays = _array(a), _array(x), lanes.cut_array(cut), out.last.numpy(), y.numpy()
+        lanes.run(KERNELS, "forward", (*arrays, width, reverse), lanes.count(x, width), threads)
+    if y is not out.y:
+        out.y.copy_(y)
 
 
-@torch.library.register_fake(forward)
-def _(a: Tensor, x: Tensor, state: Tensor | None, cut: Tensor | None, reverse: bool) -> tuple[Tensor, Tensor]:
-    dtype = promoted(a.dtype, x.dtype)
-    y = x.new_empty(x.shape, dtype=dtype)
-    return y, y.new_empty(x.shape[0], x.shape[2], dtype=accumulation(dtype))
+def _gradients(given: Scan, kept: Values, d: Values, needs: Sequence[bool]) -> Any:
+    dtype = accumulation(kept.y.dtype)
+    return like(given.a if needs[0] else None, dtype), like(kept.y, dtype), like(d.last), NOTHING
 
 
-@operator("scan_numba_backward")
-def backward(
-    a: Tensor,
-    y: Tensor,
-    state: Tensor | None,
-    cut: Tensor | None,
-    dy: Tensor,
-    dlast: Tensor,
-    reverse: bool,
-    needs_a: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of a (empty unless needed), x and the state, in the accumulation dtype."""
-    dx = lanes.empty(y.shape, accumulation(y.dtype))
-    dstate = torch.from_numpy(_array(dlast).copy())
+def _adjoint(out: Any, given: Scan, kept: Values, d: Values) -> None:
+    a, _, state, cut, reverse = given
+    y, dx, dstate = kept.y, out.x, out.state
+    dstate.copy_(d.last)
+    before = dstate.new_empty(dstate.shape)
+    _start(before, state)
     with lanes.threads_for(y.numel()) as threads:
         width = lanes.width_of(y, threads)
-        da = lanes.empty(_partial_sums(a, y, width) if needs_a else (0, 0, 0), dx.dtype)
+        sums = (0, 0, 0) if out.a is None else _partial_sums(a, y, width)
+        da = out.a if out.a is not None and out.a.shape == sums else lanes.empty(sums, dx.dtype)
         # what the kernel adds up, it does not write first
         if 1 in a.shape[1:]:
             da.zero_()
-        given = _array(a), _array(y), lanes.cut_array(cut), _entering(state, dx)[:, None], _array(dy)
-        arguments = (*given, da.numpy(), dx.numpy(), dstate.numpy(), width, reverse)
-        lanes.run(_kernels(), "backward", arguments, lanes.count(y, width), threads)
-    return da.sum_to_size(a.shape) if needs_a else da, dx, dstate
-
-
-@torch.library.register_fake(backward)
-def _(
-    a: Tensor,
-    y: Tensor,
-    state: Tensor | None,
-    cut: Tensor | None,
-    dy: Tensor,
-    dlast: Tensor,
-    reverse: bool,
-    needs_a: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    dx = y.new_empty(y.shape, dtype=accumulation(y.dtype))
-    return dx.new_empty(a.shape if needs_a else (0, 0, 0)), dx, dx.new_empty(y.shape[0], y.shape[2])
-
-
-@functools.cache
-def _kernels() -> ModuleType:
-    from linrec.ops.scan import numba_kernels
-
-    return numba_kernels
+        arrays = _array(a), _array(y), lanes.cut_array(cut), before[:, None].numpy(), _array(d.y)
+        gradients = da.numpy(), dx.numpy(), dstate.numpy()
+        lanes.run(KERNELS, "backward", (*arrays, *gradients, width, reverse), lanes.count(y, width), threads)
+    if out.a is not None and da is not out.a:
+        out.a.copy_(da.sum_to_size(a.shape))
 
 
 def _partial_sums(a: Tensor, y: Tensor, width: int) -> tuple[int, int, int]:
     batch, time, channels = y.shape
-    steps = time if a.shape[1] > 1 else math.ceil(time / _kernels().SPAN)
+    steps = time if a.shape[1] > 1 else math.ceil(time / KERNELS.SPAN)
     return batch, steps, channels if a.shape[2] > 1 else math.ceil(channels / width)
 
 
 def _array(tensor: Tensor) -> Any:
-    return lanes.array(tensor.to(accumulation(tensor.dtype)))
+    return lanes.array(wide(tensor))
 
 
-def _entering(state: Tensor | None, like: Tensor) -> Any:
-    return _array(like.new_zeros(like.shape[0], like.shape[2]) if state is None else state)
+def _start(carry: Tensor, state: Tensor | None) -> None:
+    carry.zero_() if state is None else carry.copy_(state)
 
 
-vmap.register(forward, backward)
+recurrent = kernel_op(
+    "scan_numba",
+    Scan,
+    Values,
+    _memory,
+    _forward,
+    _adjoint,
+    gradients=_gradients,
+    again=in_torch.adjoint,
+    batch="x",
+    saves=in_torch.SAVED,
+)

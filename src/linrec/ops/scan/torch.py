@@ -8,29 +8,66 @@ entering values. The scan neither divides nor takes logarithms, so a decay of 0 
 At a reset, zeros replace the value before it, since NaN times zero is NaN.
 """
 
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
 import torch
 from torch import Tensor
 
-from linrec.ops.dispatch import exporting
-from linrec.ops.scan.dtypes import accumulation, promoted
-from linrec.ops.unbounded import recurrence
+from linrec.ops.core.kernel import Differentiable
+from linrec.ops.core.machine import exporting
+from linrec.ops.core.precision import accumulation, wide
+from linrec.ops.core.unbounded import recurrence
 
 BLOCK = 16
 
 
-def forward(
-    a: Tensor, x: Tensor, state: Tensor | None, cut: Tensor | None, reverse: bool, blocked: bool
-) -> tuple[Tensor, Tensor]:
-    """Return (y, last value); `a` has three axes of full size or 1, `cut` says where it is taken as zero."""
+class Scan(NamedTuple):
+    """What backends take.
+
+    Attributes:
+        a: three axes, each of x's size or 1.
+        x: (b, t, c).
+        state: (b, c) in the accumulation dtype, or None for zeros.
+        reset: (b, t); true where a_t counts as zero, which in reversed time is the step before the reset.
+        reverse: run from the last step to the first.
+    """
+
+    a: Tensor
+    x: Tensor
+    state: Tensor | None
+    reset: Tensor | None
+    reverse: bool
+
+
+class Values(NamedTuple):
+    """What backends return: y (b, t, c), and the last value (b, c) in the accumulation dtype."""
+
+    y: Tensor
+    last: Tensor
+
+
+def promoted(a: torch.dtype, x: torch.dtype) -> torch.dtype:
+    """Return the dtype of y: of x, but complex where `a` is.
+
+    Example:
+        >>> promoted(torch.float32, torch.complex64), promoted(torch.float32, torch.bfloat16)
+        (torch.complex64, torch.bfloat16)
+    """
+    return a if a.is_complex else x
+
+
+def forward(given: Scan, blocked: bool) -> Values:
+    """Run the recurrence, step by step or blocked."""
+    a, x, state, cut, reverse = given
     dtype = promoted(a.dtype, x.dtype)
-    wide = accumulation(dtype)
-    links = _cleared(a.to(accumulation(a.dtype)), cut)
+    sums = accumulation(dtype)
+    links, start = _cleared(wide(a), cut), entering(state, x, sums)
     if blocked and exporting():
-        y, last = _any_length(links, x.to(wide), _entering(state, x, wide), reverse)
-        return _cast(y, dtype), last
-    inputs = x.to(accumulation(x.dtype))
-    y, last = _run(links, inputs, cut, _entering(state, x, wide), reverse, False, blocked)
-    return _cast(y, dtype), _cast(last, wide)
+        y, last = _any_length(links, x.to(sums), start, reverse)
+        return Values(_cast(y, dtype), last)
+    y, last = _run(links, wide(x), cut, start, reverse, False, blocked)
+    return Values(_cast(y, dtype), _cast(last, sums))
 
 
 def _any_length(a: Tensor, x: Tensor, carry: Tensor, reverse: bool) -> tuple[Tensor, Tensor]:
@@ -46,31 +83,47 @@ def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor if tensor.dtype == dtype else tensor.to(dtype)
 
 
-def backward(
-    a: Tensor,
-    y: Tensor,
-    state: Tensor | None,
-    cut: Tensor | None,
-    dy: Tensor,
-    dlast: Tensor,
-    reverse: bool,
-    needs_a: bool,
-    blocked: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of a (empty unless needed), x and the state, in the accumulation dtype."""
-    wide = accumulation(y.dtype)
+def adjoint(
+    given: Scan, kept: Values, d: Values, needs: Sequence[bool], blocked: bool = True
+) -> tuple[Any, ...]:
+    """Return the gradients of a (if it needs one), x and the state, in the accumulation dtype.
+
+    With y_t = a_t y_{t-1} + x_t and the gradients dy of the outputs and dlast of the final state, the
+    gradient of step t is g_t = dy_t + conj(a_{t+1}) g_{t+1}, to which dlast is added at the last step. Then
+
+        dx_t = g_t        da_t = g_t conj(y_{t-1})        dstate = conj(a_1) g_1
+    """
+    a, _, state, cut, reverse = given
+    y, dy, dlast = kept.y, *d
+    sums = accumulation(y.dtype)
     # the adjoint runs against time: it adds dy_t, gives dx_t, and goes on multiplied with conj(a_t)
-    links = _cleared(a.to(accumulation(a.dtype)), cut).conj()
-    dx, dstate = _run(links, dy.to(wide), cut, dlast, not reverse, True, blocked)
-    if not needs_a:
-        return dx.new_empty(0), dx, dstate
-    first = _entering(state, y, wide).unsqueeze(1)
-    before = [y[:, 1:].to(wide), first] if reverse else [first, y[:, :-1].to(wide)]
+    links = _cleared(wide(a), cut).conj()
+    dx, dstate = _run(links, dy.to(sums), cut, dlast, not reverse, True, blocked)
+    if not needs[0]:
+        return None, dx, dstate, None, None
+    first = entering(state, y, sums).unsqueeze(1)
+    before = [y[:, 1:].to(sums), first] if reverse else [first, y[:, :-1].to(sums)]
     da = _cleared(dx * torch.cat(before, dim=1).conj(), cut)
-    return da.sum_to_size(a.shape), dx, dstate
+    return da.sum_to_size(a.shape), dx, dstate, None, None
 
 
-def _entering(state: Tensor | None, x: Tensor, dtype: torch.dtype) -> Tensor:
+# the adjoint reads a and y, and not x
+SAVED = ("a", "state", "reset", "y")
+recurrent = Differentiable(
+    Scan,
+    Values,
+    lambda given, keep: forward(given, False),
+    lambda given, kept, d, needs: adjoint(given, kept, d, needs, False),
+    again=lambda given, kept, d, needs: adjoint(given, kept, d, needs, False),
+    saves=SAVED,
+)
+in_blocks = Differentiable(
+    Scan, Values, lambda given, keep: forward(given, True), adjoint, again=adjoint, saves=SAVED
+)
+
+
+def entering(state: Tensor | None, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the value before the first step, zeros where it is None."""
     return x.new_zeros(x.shape[0], x.shape[2], dtype=dtype) if state is None else state
 
 

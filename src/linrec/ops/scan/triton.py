@@ -1,29 +1,32 @@
-"""The elementwise recurrence on GPUs by Triton, as operators that torch.compile leaves whole."""
+"""The elementwise recurrence on GPUs by Triton."""
 
-import functools
-from types import ModuleType
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from linrec.ops.operators import operator
-from linrec.ops.scan import vmap
-from linrec.ops.scan.dtypes import accumulation, promoted
-from linrec.ops.triton_launch import Tiling, grouping, launch, n_tiles, power_of_2, real
+from linrec.ops.core.kernel import NOTHING, Memory, kernel_op, like
+from linrec.ops.core.precision import accumulation
+from linrec.ops.kernels import Kernels
+from linrec.ops.kernels.launch import Tiling, grouping, launch, mask, n_tiles, power_of_2, real
+from linrec.ops.scan import torch as in_torch
+from linrec.ops.scan.torch import Scan, Values, promoted
+
+KERNELS = Kernels("elementwise.scan_triton")
 
 
-@operator("scan_triton")
-def forward(
-    a: Tensor, x: Tensor, state: Tensor | None, cut: Tensor | None, reverse: bool
-) -> tuple[Tensor, Tensor]:
-    """Return (y, last value); `a` has three axes of full size or 1, `cut` says where it is taken as zero."""
-    dtype = promoted(a.dtype, x.dtype)
-    y, last = _outputs(x, dtype)
-    if y.numel() == 0:
-        return y, last
-    a, x = _read(a, dtype).expand(x.shape), _read(x, dtype)
+def _memory(given: Scan, keep: bool) -> Any:
+    dtype = promoted(given.a.dtype, given.x.dtype)
+    batch, _, channels = given.x.shape
+    return like(given.x, dtype), Memory((batch, channels), accumulation(dtype))
+
+
+def _forward(out: Values, given: Scan) -> None:
+    y, last = out
+    a, x = _read(given.a, y.dtype).expand(y.shape), _read(given.x, y.dtype)
     launch(
-        _kernels().forward,
+        KERNELS.forward,
         tiling(y),
         y.shape,
         last.dtype,
@@ -31,8 +34,8 @@ def forward(
         168 if y.element_size() <= 4 else None,
         real(a),
         real(x),
-        real(last if state is None else state.contiguous()),
-        real(y) if cut is None else cut.contiguous().view(torch.uint8),
+        real(last if given.state is None else given.state.contiguous()),
+        mask(given.reset, y),
         real(y),
         real(last),
         scalars=(a.stride(0), x.stride(0)),
@@ -40,111 +43,65 @@ def forward(
         A_CHANNEL=a.stride(2),
         X_STEP=x.stride(1),
         X_CHANNEL=x.stride(2),
-        UNIT=_unit(dtype),
-        REVERSE=reverse,
-        HAS_STATE=state is not None,
-        HAS_CUT=cut is not None,
+        UNIT=_unit(y.dtype),
+        REVERSE=given.reverse,
+        HAS_STATE=given.state is not None,
+        HAS_CUT=given.reset is not None,
         AGAIN=_again(y),
     )
-    return y, last
 
 
-@torch.library.register_fake(forward)
-def _(a: Tensor, x: Tensor, state: Tensor | None, cut: Tensor | None, reverse: bool) -> tuple[Tensor, Tensor]:
-    return _outputs(x, promoted(a.dtype, x.dtype))
+def _gradients(given: Scan, kept: Values, d: Values, needs: Sequence[bool]) -> Any:
+    a, y = given.a, kept.y
+    # a sum over steps or rows keeps all its digits
+    dtype = torch.promote_types(a.dtype, y.dtype) if a.shape == y.shape else accumulation(y.dtype)
+    return like(a if needs[0] else None, dtype), like(y), like(d.last), NOTHING
 
 
-@operator("scan_triton_backward")
-def backward(
-    a: Tensor,
-    y: Tensor,
-    state: Tensor | None,
-    cut: Tensor | None,
-    dy: Tensor,
-    dlast: Tensor,
-    reverse: bool,
-    needs_a: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of a (empty unless needed), x and the state, real only where y is."""
-    batch, time, channels = y.shape
-    dx, dstate = _outputs(y, y.dtype)
-    summed = a.shape[1] < time or time == 1
-    plan = tiling(y)
-    da = y.new_empty(0)
-    if needs_a:
-        shape = (batch, n_tiles(time, plan) if summed else time, channels)
-        da = y.new_empty(shape, dtype=_of_a(a, y))
-    if y.numel() > 0:
-        a_wide, dy = _read(a, y.dtype).expand(y.shape), dy.to(y.dtype)
-        launch(
-            _kernels().backward,
-            plan,
-            y.shape,
-            dstate.dtype,
-            y.device,
-            None,
-            real(a_wide),
-            real(y.contiguous()),
-            real(dstate if state is None else state.contiguous()),
-            real(y) if cut is None else cut.contiguous().view(torch.uint8),
-            real(dy),
-            real(dlast.contiguous()),
-            real(da),
-            real(dx),
-            real(dstate),
-            scalars=(a_wide.stride(0), dy.stride(0)),
-            A_STEP=a_wide.stride(1),
-            A_CHANNEL=a_wide.stride(2),
-            DY_STEP=dy.stride(1),
-            DY_CHANNEL=dy.stride(2),
-            UNIT=_unit(y.dtype),
-            REVERSE=reverse,
-            HAS_STATE=state is not None,
-            HAS_CUT=cut is not None,
-            NEEDS_A=needs_a,
-            SUMMED=summed,
-            AGAIN=_again(y),
-        )
-    return da.sum_to_size(a.shape) if needs_a else da, dx, dstate
-
-
-@torch.library.register_fake(backward)
-def _(
-    a: Tensor,
-    y: Tensor,
-    state: Tensor | None,
-    cut: Tensor | None,
-    dy: Tensor,
-    dlast: Tensor,
-    reverse: bool,
-    needs_a: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    dx, dstate = _outputs(y, y.dtype)
-    return y.new_empty(a.shape, dtype=_of_a(a, y)) if needs_a else y.new_empty(0), dx, dstate
-
-
-@functools.cache
-def _kernels() -> ModuleType:
-    from linrec.ops.scan import triton_kernels
-
-    return triton_kernels
-
-
-def _outputs(like: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    batch, time, channels = like.shape
-    steps = torch.empty(batch, time, channels, dtype=dtype, device=like.device)
-    return steps, steps.new_empty(batch, channels, dtype=accumulation(dtype))
+def _adjoint(out: Any, given: Scan, kept: Values, d: Values) -> None:
+    y, dy, plan = kept.y, d.y.to(kept.y.dtype), tiling(kept.y)
+    a = _read(given.a, y.dtype).expand(y.shape)
+    # where `a` is constant in time, the kernel sums its gradient over a tile
+    summed = given.a.shape[1] < y.shape[1] or y.shape[1] == 1
+    da = out.a
+    if da is not None and (summed or da.shape != y.shape):
+        da = da.new_empty(y.shape[0], n_tiles(y.shape[1], plan) if summed else y.shape[1], y.shape[2])
+    launch(
+        KERNELS.backward,
+        plan,
+        y.shape,
+        out.state.dtype,
+        y.device,
+        None,
+        real(a),
+        real(y.contiguous()),
+        real(out.state if given.state is None else given.state.contiguous()),
+        mask(given.reset, y),
+        real(dy),
+        real(d.last.contiguous()),
+        real(y if da is None else da),
+        real(out.x),
+        real(out.state),
+        scalars=(a.stride(0), dy.stride(0)),
+        A_STEP=a.stride(1),
+        A_CHANNEL=a.stride(2),
+        DY_STEP=dy.stride(1),
+        DY_CHANNEL=dy.stride(2),
+        UNIT=_unit(y.dtype),
+        REVERSE=given.reverse,
+        HAS_STATE=given.state is not None,
+        HAS_CUT=given.reset is not None,
+        NEEDS_A=da is not None,
+        SUMMED=summed,
+        AGAIN=_again(y),
+    )
+    if da is not None and da is not out.a:
+        out.a.copy_(da.sum_to_size(given.a.shape))
 
 
 def _read(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """Return what kernels read: real numbers in any precision, but complex ones where y is complex."""
     return tensor.to(dtype) if dtype.is_complex else tensor
-
-
-def _of_a(a: Tensor, y: Tensor) -> torch.dtype:
-    """Return the dtype of da, complex where y is."""
-    # gradients that are still to be summed keep all their digits
-    return torch.promote_types(a.dtype, y.dtype) if a.shape == y.shape else accumulation(y.dtype)
 
 
 def _unit(dtype: torch.dtype) -> int:
@@ -173,4 +130,15 @@ def tiling(y: Tensor) -> Tiling:
     return Tiling(pieces, rows, columns, columns // 32, *groups, warps=pieces)
 
 
-vmap.register(forward, backward)
+scan = kernel_op(
+    "scan_triton",
+    Scan,
+    Values,
+    _memory,
+    _forward,
+    _adjoint,
+    gradients=_gradients,
+    again=in_torch.adjoint,
+    batch="x",
+    saves=in_torch.SAVED,
+)

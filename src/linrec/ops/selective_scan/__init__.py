@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 # by name, since `torch` is a module of this package
 from torch import Tensor, cat
 
-from linrec.ops import splitting
+from linrec.ops.core.handlers import refuse_split_time
 from linrec.ops.dispatch import Pair, exporting, numba_usable, refusal, resolve, triton_usable
 from linrec.ops.precision import accumulation, widened, without_autocast
 from linrec.ops.selective_scan.auto import PAIRS, auto_selective_scan
@@ -89,7 +89,7 @@ def selective_scan(
     check(x, dt, A, B, C, D, state, reset)
     batch, time, channels = x.shape
     pair = _pair(time, x.device.type, mode, backend)
-    splitting.refuse("selective_scan")
+    refuse_split_time("selective_scan")
     wide = accumulation(x.dtype)
     shape = batch, channels, A.shape[1]
     state = x.new_zeros(shape, dtype=wide) if state is None else state.to(wide)

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linrec.ops import lanes, vmap
+from linrec.ops import vmap
+from linrec.ops.kernels import lanes
 from linrec.ops.operators import operator
 from linrec.ops.precision import accumulation
 from linrec.ops.selective_scan.torch import Gradients
@@ -112,7 +113,7 @@ def _(
 
 @functools.cache
 def _kernels() -> ModuleType:
-    from linrec.ops.selective_scan import numba_kernels
+    from linrec.ops.kernels.selective import numba as numba_kernels
 
     return numba_kernels
 

@@ -92,8 +92,9 @@ def backward(
         before, cut_ = starts[:, begin // CHUNK], _cut(begin, cut)
         a, h = _states(x_, dt_, A, B_, before, cut_)
         seen = dy_[:, :, None] * C_[..., None]
-        flat = a.flatten(2), h.flatten(2), before.flatten(1), cut_, seen.flatten(2), carry.flatten(1)
-        da, g, carry = scan.backward(*flat, False, True, True)
+        given = scan.Scan(a.flatten(2), h, before.flatten(1), cut_, False)
+        d = scan.Values(seen.flatten(2), carry.flatten(1))
+        da, g, carry, *_ = scan.adjoint(given, scan.Values(h.flatten(2), carry), d, (True,))
         carry, g, gw = carry.view_as(before), g.view_as(h), da.view_as(h) * a
         gB = torch.einsum("btnc,btn->btc", g, B_)
         ddt = x_ * gB + torch.sum(gw * A[:, None], dim=2)
@@ -120,5 +121,5 @@ def _states(
     """a_t = exp(dt_t A) and h_t for the steps of a chunk, (b, t, n, c)."""
     a = torch.exp(dt[:, :, None] * A[:, None])
     added = B[..., None] * (dt * x)[:, :, None]
-    h, _ = scan.forward(a.flatten(2), added.flatten(2), state.flatten(1), cut, False, True)
+    h, _ = scan.forward(scan.Scan(a.flatten(2), added.flatten(2), state.flatten(1), cut, False), True)
     return a, h.view_as(added)

@@ -11,10 +11,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from linrec.ops import vmap
+from linrec.ops.kernels.launch import power_of_2, real
 from linrec.ops.operators import operator
 from linrec.ops.scan import triton as scan
+from linrec.ops.scan.torch import Scan
 from linrec.ops.selective_scan.torch import Gradients
-from linrec.ops.triton_launch import power_of_2, real
 
 STEPS = 8
 """Steps of a chunk, a power of two: the states before each chunk are kept."""
@@ -28,7 +29,7 @@ SHORTEST = 128
 
 @dataclass(frozen=True)
 class Plan:
-    """How the work is divided among programs; see `linrec.ops.selective_scan.triton_kernels`.
+    """How the work is divided among programs; see `linrec.ops.kernels.selective.triton`.
 
     Attributes:
         states: states of a channel, a power of two: some more than there are, where those are none.
@@ -212,7 +213,9 @@ class _Given:
         self.launch(_kernels().ends, tensors, (_row(self.A),), ADJOINT=adjoint)
         # a reset within a segment cuts every channel's link
         cut = (links == 0).flatten(2).all(-1) if self.has_cut else None
-        after, _ = scan.forward(links.flatten(2), ends.flatten(2), begin.flatten(1), cut, adjoint)
+        after, _ = scan.scan.forward(
+            Scan(links.flatten(2), ends.flatten(2), begin.flatten(1), cut, adjoint), False
+        )
         return after.view_as(ends)
 
     def launch(
@@ -248,7 +251,7 @@ class _Given:
 
 @functools.cache
 def _kernels() -> ModuleType:
-    from linrec.ops.selective_scan import triton_kernels
+    from linrec.ops.kernels.selective import triton as triton_kernels
 
     return triton_kernels
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from linrec.ops import splitting
+from linrec.ops.core.handlers import refuse_split_time
 from linrec.ops.dispatch import Pair, resolve
 from linrec.ops.precision import accumulation, widened
 from linrec.ops.short_conv.inputs import check
@@ -77,7 +77,7 @@ def short_conv(
     """
     check(x, weight, bias, state, reset)
     pair = resolve("short_conv", PAIRS, mode, backend, [("convolution", "torch")])
-    splitting.refuse("short_conv")
+    refuse_split_time("short_conv")
     batch, _, channels = x.shape
     wide = accumulation(x.dtype)
     if state is None:

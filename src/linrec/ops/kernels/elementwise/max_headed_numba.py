@@ -16,7 +16,7 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
-from linrec.ops.lane_kernels import lane_kernel
+from linrec.ops.kernels.lanes import lane_kernel
 
 _CONTRACT = {"fastmath": {"contract"}}
 

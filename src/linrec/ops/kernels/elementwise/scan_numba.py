@@ -11,7 +11,7 @@ unsigned, because a signed one may count from the end, and then loops do not bec
 import numba
 import numpy as np
 
-from linrec.ops.lane_kernels import lane_kernel
+from linrec.ops.kernels.lanes import lane_kernel
 
 SPAN = 256
 """Where `a` is constant in time, its gradient is summed over runs of so many steps, and the runs by torch:

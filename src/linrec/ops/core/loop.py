@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from linrec.ops.dispatch import exporting
+from linrec.ops.core.machine import exporting
 
 Tensors = tuple[Tensor, ...]
 

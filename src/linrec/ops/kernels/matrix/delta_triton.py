@@ -17,7 +17,8 @@ dV is beta * E, and that of beta E . V, beside what the corrections read: theirs
 import triton
 import triton.language as tl
 
-from linrec.ops.gate_loop.chunkwise_triton_decays import (
+from linrec.ops.kernels.matrix.chunks_triton import mixing_of
+from linrec.ops.kernels.matrix.decays_triton import (
     CHANNEL,
     NONE,
     factor,
@@ -30,7 +31,6 @@ from linrec.ops.gate_loop.chunkwise_triton_decays import (
     to_end,
     whole,
 )
-from linrec.ops.gate_loop.chunkwise_triton_kernels import mixing_of
 
 
 @triton.jit

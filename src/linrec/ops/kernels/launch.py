@@ -10,12 +10,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Tiling:
-    """How a recurrence is divided among programs; see `linrec.ops.triton_tiles`.
+    """How a recurrence is divided among programs; see `linrec.ops.kernels.elementwise.tiles`.
 
     Attributes:
         pieces: parts of a tile that follow each other in time, one a warp.
         rows: steps of a piece, which one thread scans.
-        columns: channels of a tile, at least 32 (see `linrec.ops.triton_tiles.carried`).
+        columns: channels of a tile, at least 32 (see `linrec.ops.kernels.elementwise.tiles.carried`).
         vector: neighbouring channels of one thread, as many as 32 threads need for all columns.
         group: tiles of a group.
         groups: groups of a supergroup.
@@ -128,3 +128,8 @@ def real(tensor: Tensor) -> Tensor:
     if tensor.dtype == torch.complex128:
         return torch.view_as_real(tensor.resolve_conj().resolve_neg())
     return tensor.resolve_neg()
+
+
+def mask(cut: Tensor | None, other: Tensor) -> Tensor:
+    """Return the cut links as bytes; where there are none, which is never read, any other tensor."""
+    return real(other) if cut is None else cut.contiguous().view(torch.uint8)

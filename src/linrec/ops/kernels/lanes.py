@@ -1,17 +1,18 @@
-"""How the CPU kernels are called: lanes spread over threads, tensors as arrays, memory for what they return.
+"""How the CPU kernels are compiled and called: lanes spread over threads, tensors as arrays.
 
 A lane is one batch row and a run of channels, which one thread walks through time.
 """
 
 import contextlib
+import functools
 import math
 from collections.abc import Iterator, Sequence
-from types import ModuleType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
+
+from linrec.ops.core.kernel import Memory, allocated
 
 SERIAL = 1 << 15
 """Below this many elements, waking a second thread takes longer than the work."""
@@ -20,12 +21,8 @@ NARROWEST = 256
 """Bytes of a lane's row, at least: shorter pieces come so slowly from memory that one thread alone, on whole
 rows, is faster than two."""
 
-_LINE = 64
-# bytes of an array from which on NumPy asks for huge pages
-_HUGE = 1 << 22
 
-
-def run(kernels: ModuleType, name: str, arguments: Sequence[Any], lanes: int, threads: int) -> None:
+def run(kernels: Any, name: str, arguments: Sequence[Any], lanes: int, threads: int) -> None:
     """Call the kernel `name` on all lanes, on one thread or on several."""
     if threads == 1 or lanes == 1:
         getattr(kernels, name)(*arguments, 0, lanes)
@@ -67,17 +64,8 @@ def count(x: Tensor, width: int) -> int:
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Return memory for an output, not yet written, from the start of a cache line.
-
-    Memory that is new to the process is mapped page by page as it is written, which takes three times longer
-    than the writing. For large arrays NumPy asks for huge pages, which torch does not.
-    """
-    size = math.prod(shape) * dtype.itemsize
-    if size < _HUGE:
-        return torch.empty(shape, dtype=dtype, device="cpu")
-    memory = np.empty(size + _LINE, dtype=np.uint8)
-    first = -memory.ctypes.data % _LINE
-    return torch.from_numpy(memory[first : first + size]).view(dtype).view(*shape)
+    """Return memory on the CPU, not yet written."""
+    return allocated(Memory(shape, dtype), torch.device("cpu"))
 
 
 def array(tensor: Tensor) -> Any:
@@ -88,3 +76,30 @@ def array(tensor: Tensor) -> Any:
 def cut_array(cut: Tensor | None) -> Any:
     """Return where links are cut (b, t), or an empty array for nowhere."""
     return array(torch.empty(0, 0, dtype=torch.bool, device="cpu") if cut is None else cut)
+
+
+def lane_kernel(**options: Any) -> Any:
+    """Return Numba's decorator for functions that walk a lane."""
+    import numba
+
+    # fused multiply-add is allowed, reordering sums and ignoring NaN is not
+    return numba.njit(
+        **{"cache": True, "fastmath": {"contract"}, "pipeline_class": _distinct_arrays()} | options
+    )
+
+
+@functools.cache
+def _distinct_arrays() -> Any:
+    """Return Numba's compiler, told that no array that a function writes overlaps another of its arguments.
+
+    Otherwise each loop over channels first asks that of every pair of arrays, and is not made of vector
+    instructions where the loop around it runs backwards.
+    """
+    from numba.core.compiler import CompilerBase, DefaultPassBuilder
+
+    class DistinctArrays(CompilerBase):
+        def define_pipelines(self):  # type: ignore[no-untyped-def]
+            self.state.flags.noalias = True
+            return [DefaultPassBuilder.define_nopython_pipeline(self.state)]
+
+    return DistinctArrays

@@ -33,7 +33,7 @@ q dq - k dk.
 import triton
 import triton.language as tl
 
-from linrec.ops.gate_loop.chunkwise_triton_decays import (
+from linrec.ops.kernels.matrix.decays_triton import (
     CHANNEL,
     HEAD,
     LEAST,

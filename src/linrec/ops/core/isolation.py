@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from linrec.ops.operators import differentiated
+from linrec.ops.core.kernel import differentiated
 
 
 class Isolation:

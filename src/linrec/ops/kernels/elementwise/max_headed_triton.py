@@ -2,7 +2,7 @@
 
 Links and inputs are made in registers: a = exp(log_decay + i phase) and k v are never written, and the
 states are not either. The forward kernel leaves the value before every piece of a tile, from which the
-backward kernel makes the states again. `linrec.ops.triton_tiles` says how time is divided. Steps past the end
+backward kernel makes the states again. `tiles` says how time is divided. Steps past the end
 are the identity. A thread holds its rows in tuples, so that both directions of time run through the same
 registers.
 """
@@ -13,7 +13,7 @@ registers.
 import triton
 import triton.language as tl
 
-from linrec.ops.triton_tiles import carried, loaded, program, stored, stored_last, times
+from linrec.ops.kernels.elementwise.tiles import carried, loaded, program, stored, stored_last, times
 
 # how a gate comes: not at all, (b, t, h), or (h)
 NONE = tl.constexpr(0)

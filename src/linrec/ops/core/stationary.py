@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from linrec.ops.unbounded import blocks, joined, matrix_product, recurrence
+from linrec.ops.core.unbounded import blocks, joined, matrix_product, recurrence
 
 BLOCK = 32
 """Steps of a block, a power of two."""

@@ -15,7 +15,7 @@ a tile to be neighbours in memory.
 import triton
 import triton.language as tl
 
-from linrec.ops.long_conv.triton_kernels import pair, times
+from linrec.ops.kernels.fft.cauchy_triton import pair, times
 
 
 @triton.jit

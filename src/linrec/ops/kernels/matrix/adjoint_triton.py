@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from linrec.ops.gate_loop.chunkwise_triton_decays import (
+from linrec.ops.kernels.matrix.decays_triton import (
     HEAD,
     NONE,
     factor,

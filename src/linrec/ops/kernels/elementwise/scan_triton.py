@@ -1,6 +1,6 @@
 """GPU kernels of the elementwise recurrence; imported at the first use, because importing Triton is slow.
 
-`linrec.ops.triton_tiles` says how time is divided and how numbers lie in memory. Steps past the end of time
+`tiles` says how time is divided and how numbers lie in memory. Steps past the end of time
 are the identity (link 1, input 0). Strides are known when a kernel is compiled, so that the addresses of a
 tile are one register and constants.
 """
@@ -8,7 +8,7 @@ tile are one register and constants.
 import triton
 import triton.language as tl
 
-from linrec.ops.triton_tiles import (
+from linrec.ops.kernels.elementwise.tiles import (
     applied,
     carried,
     entries,

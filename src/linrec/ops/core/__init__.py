@@ -1,0 +1,1 @@
+"""What all operators share, written once: the table of backends, the call, kernels, checks, precision."""

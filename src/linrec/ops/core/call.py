@@ -1,0 +1,117 @@
+"""The way of every public call, from the arguments to the backend.
+
+1. Tensors: each argument is a dense tensor on one device, and `reset` is bool (`checks.check_tensors`).
+2. The operator checks shapes, dtypes and values, and returns its inputs in canonical form; the state is
+   checked here.
+3. The table says which backend runs (`backends.choose`).
+4. Handlers, if there are any, take over or look on (`handlers`).
+5. Where an axis is empty, there is nothing to compute.
+6. Inputs in half precision are widened, unless the backend takes them as they are; autocast is off.
+7. The backend runs, and the output gets its dtype.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from linrec.ops.core.backends import Backend, Pair, choose, never, pairs, table
+from linrec.ops.core.checks import check_reset, check_state, check_tensors, tensor_fields
+from linrec.ops.core.handlers import Call, handled, handlers, time_is_split
+from linrec.ops.core.precision import widened, without_autocast
+
+Result = tuple[Any, Any]
+Space = tuple[Sequence[int], torch.dtype]
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(eq=False)
+class Operator:
+    """An operator: its table of backends, and what every call does before one of them runs.
+
+    Attributes:
+        name: the name that users type.
+        inputs: the named tuple of its inputs, as arguments and as backends take them.
+        sequence: the input whose axes begin with (batch, time), and on whose device all tensors are.
+        canonical: checks the arguments, and returns the inputs of the backends.
+        output: shape and dtype of y.
+        axes: names of the axes of the state, as "(b, c)".
+        state: shape and dtype of the state; None where the operator checks its state itself.
+        backends: the table, in order of preference.
+        zeros: whether backends get zeros for a state of None.
+        is_empty: whether there is nothing to compute though y has no empty axis.
+        composed: whether all backends call other operators, so that these may run where time is split.
+    """
+
+    name: str
+    inputs: type[Any]
+    sequence: str
+    canonical: Callable[[Any], Any]
+    output: Callable[[Any], Space]
+    axes: str
+    state: Callable[[Any], Space] | None
+    backends: Sequence[Backend]
+    zeros: bool = True
+    is_empty: Callable[[Any], bool] = never
+    composed: bool = False
+
+    def __post_init__(self) -> None:
+        self._tensors = tensor_fields(self.inputs)
+
+    @property
+    def pairs(self) -> tuple[Pair, ...]:
+        """The (mode, backend) pairs of the table."""
+        return pairs(self.backends)
+
+    def __call__(self, inputs: Any, mode: str, backend: str) -> Result:
+        """Run the operator on its arguments, and return y and the state."""
+        sequence = check_tensors(inputs, self._tensors, self.sequence)
+        inputs = self.canonical(inputs)
+        check_reset(inputs.reset, sequence)
+        if self.state is not None and inputs.state is not None:
+            shape, dtype = self.state(inputs)
+            check_state(inputs.state, self.axes, shape, dtype)
+            if inputs.state.dtype != dtype:
+                inputs = inputs._replace(state=inputs.state.to(dtype))
+        entry = choose(self.name, self.backends, inputs, sequence.device.type, mode, backend)
+        if handlers:
+            return handled(Call(self, inputs, entry), lambda: self.run(inputs, entry))
+        return self.run(inputs, entry)
+
+    def run(self, inputs: Any, entry: Backend) -> Result:
+        """Run an entry of the table on canonical inputs."""
+        sequence = getattr(inputs, self.sequence)
+        shape, dtype = self.output(inputs)
+        is_empty = (0 in shape or self.is_empty(inputs)) and self.state is not None
+        # a process without steps still hands on the state that reaches it
+        is_empty = is_empty and not (self.composed and time_is_split())
+        if self.state is not None and inputs.state is None and (self.zeros or is_empty):
+            of_state, wide = self.state(inputs)
+            inputs = inputs._replace(state=sequence.new_zeros(of_state, dtype=wide))
+        if is_empty:
+            return _zeros(shape, dtype, inputs), inputs.state.clone()
+        with without_autocast(sequence.device.type):
+            y, state = entry.run(widened(inputs) if entry.widen else inputs)
+        return y.to(dtype), state
+
+
+def _zeros(shape: Sequence[int], dtype: torch.dtype, inputs: Any) -> Tensor:
+    """Return zeros that are a function of all inputs, so that each has a gradient."""
+    tensors = [x for x in inputs if isinstance(x, Tensor) and x.dtype != torch.bool]
+    zeros = torch.zeros(shape, dtype=dtype, device=tensors[0].device)
+    for x in tensors:
+        zeros = zeros + x.flatten()[:0].sum().real.to(dtype)
+    return zeros
+
+
+def documented(operator: Operator) -> Callable[[F], F]:
+    """Return a decorator that puts the operator's table in the place of `{backends}` in a docstring."""
+
+    def decorate(function: F) -> F:
+        if function.__doc__ is not None:
+            function.__doc__ = function.__doc__.replace("{backends}", table(operator.backends))
+        return function
+
+    return decorate

@@ -1,0 +1,166 @@
+"""Checks of arguments, each of which raises one error: what was expected, what came, and the cure."""
+
+from collections.abc import Sequence
+from typing import Any, get_args, get_type_hints
+
+import torch
+from torch import Tensor
+
+from linrec.ops.core.precision import REAL, accumulation
+
+
+def check_tensors(inputs: Any, fields: Sequence[tuple[int, str, bool]], sequence: str) -> Tensor:
+    """Raise unless the tensors of a named tuple are dense, and on the device of one of them; return that one.
+
+    Args:
+        inputs: the arguments of an operator.
+        fields: of its tensors, as `tensor_fields` returns them.
+        sequence: the name of the argument that has the batch and time.
+    """
+    first = getattr(inputs, sequence)
+    for place, name, optional in fields:
+        x = inputs[place]
+        if x is None and optional:
+            continue
+        if not isinstance(x, Tensor):
+            got = "None" if x is None else type(x).__name__
+            raise TypeError(
+                f"`{name}` must be a tensor{' or None' * optional}; got {got}. Use `torch.as_tensor`."
+            )
+        if x.layout != torch.strided:
+            raise TypeError(f"`{name}` must be a dense tensor; got {x.layout}. Pass `{name}.to_dense()`.")
+        if x.device != first.device:
+            device = str(first.device)
+            raise ValueError(
+                f"`{name}` must be on the device of `{sequence}`, {device!r}; got {str(x.device)!r}. "
+                f"Move it with .to({device!r})."
+            )
+    return first
+
+
+def tensor_fields(kind: type) -> list[tuple[int, str, bool]]:
+    """Return place and name of the tensors of a named tuple, and whether each may be None."""
+    fields = [
+        (place, name, type(None) in get_args(hint))
+        for place, (name, hint) in enumerate(get_type_hints(kind).items())
+        if hint is Tensor or Tensor in get_args(hint)
+    ]
+    # required ones first
+    return sorted(fields, key=lambda field: field[2])
+
+
+def check_reset(reset: Tensor | None, sequence: Tensor) -> None:
+    """Raise unless `reset` is None or a bool for each step of each sequence, (b, t)."""
+    if reset is None:
+        return
+    if str(reset.dtype) != "torch.bool":
+        raise TypeError(f"`reset` must be bool; got {name_of(reset.dtype)}. Pass `reset != 0`.")
+    if reset.shape != sequence.shape[:2]:
+        raise ValueError(
+            f"`reset` must have shape (b, t) = {tuple(sequence.shape[:2])}; got {tuple(reset.shape)}. "
+            "Pass one flag per sequence and step."
+        )
+
+
+def check_shape(name: str, x: Tensor | None, axes: str, shape: Sequence[int], cure: str) -> None:
+    """Raise unless a tensor is None or has the shape, whose axes are named."""
+    if x is not None and x.shape != torch.Size(shape):
+        raise ValueError(f"`{name}` must have shape {axes} = {tuple(shape)}; got {tuple(x.shape)}. {cure}")
+
+
+def check_axes(name: str, x: Tensor, axes: str, cure: str) -> None:
+    """Raise unless a tensor has as many axes as are named, as "(b, t, c)"."""
+    if x.ndim != axes.count(",") + 1:
+        raise ValueError(f"`{name}` must have shape {axes}; got {tuple(x.shape)}. {cure}")
+
+
+def check_supported(name: str, x: Tensor, *, complex_too: bool = False) -> torch.dtype:
+    """Return the dtype of the real part; raise for integers, and for complex numbers unless allowed."""
+    dtype = REAL.get(x.dtype)
+    if dtype is None or (x.is_complex() and not complex_too):
+        allowed = "float16, bfloat16, float32" + (
+            ", float64, complex64 or complex128" if complex_too else " or float64"
+        )
+        raise TypeError(
+            f"`{name}` must be {allowed}; got {name_of(x.dtype)}. Cast it, for example with `.float()`."
+        )
+    return dtype
+
+
+def check_precision(name: str, x: Tensor | None, like: Tensor, beside: str) -> None:
+    """Raise unless a tensor is None or real, in the precision of another or of its accumulation.
+
+    Args:
+        name: the tensor's name.
+        x: the tensor.
+        like: the other one.
+        beside: the name of the other one.
+    """
+    precision = REAL[like.dtype]
+    total = accumulation(precision)
+    if x is not None and x.dtype not in (precision, total):
+        allowed = name_of(total)
+        if precision != total:
+            allowed = f"{name_of(precision)} (as `{beside}`) or {allowed}"
+        raise TypeError(f"`{name}` must be {allowed}; got {name_of(x.dtype)}. Cast it.")
+
+
+def check_state(state: Tensor, axes: str, shape: Sequence[int], dtype: torch.dtype) -> None:
+    """Raise unless an initial state has the shape, and is no complex state of a real recurrence.
+
+    Args:
+        state: the state.
+        axes: the names of its axes, as "(b, c)".
+        shape: its shape.
+        dtype: the accumulation dtype.
+    """
+    check_shape(
+        "state", state, axes, shape, "Pass the state that an earlier call returned, or None for zeros."
+    )
+    if state.dtype not in REAL:
+        raise TypeError(f"`state` must be {name_of(dtype)}; got {name_of(state.dtype)}. Cast it.")
+    if state.is_complex() and not dtype.is_complex:
+        raise TypeError(
+            f"`state` must be real ({name_of(dtype)}) where the recurrence is; got {name_of(state.dtype)}. "
+            "Pass its real part."
+        )
+
+
+def check_rates(name: str, A: Tensor) -> None:
+    """Raise where an entry of x' = A x, A diagonal, would grow; values are read only where that is free."""
+    if A.numel() and visible(A) and (largest := float(A.detach().real.max())) > 0:
+        be = "have real parts of" if A.is_complex() else "be"
+        raise ValueError(
+            f"`{name}` must {be} at most 0, or states grow without bounds; got values up to {largest:.4g}. "
+            f"Pass `-torch.exp({name}_log)`{' as real parts' if A.is_complex() else ''}."
+        )
+
+
+def check_steps(name: str, dt: Tensor) -> None:
+    """Raise where a step would go back in time; one of zero leaves a state as it is."""
+    if dt.numel() and visible(dt) and (smallest := float(dt.detach().min())) < 0:
+        raise ValueError(
+            f"`{name}` must be at least 0; got values down to {smallest:.4g}. Pass `softplus(...)` of them."
+        )
+
+
+def visible(x: Tensor) -> bool:
+    """Return whether values can be read without waiting for a device, and without breaking a graph.
+
+    Example:
+        >>> visible(torch.ones(1)), visible(torch.ones(1, device="meta"))
+        (True, False)
+    """
+    if x.device.type != "cpu" or torch.compiler.is_compiling():
+        return False
+    return not torch._C._are_functorch_transforms_active()
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """Return the dtype's name as errors give it.
+
+    Example:
+        >>> name_of(torch.float32)
+        'float32'
+    """
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,420 @@
+"""Kernels as functions that autograd, torch.compile, fake tensors and torch.func know.
+
+A kernel is a function that fills memory for its outputs, and a second one, its adjoint, that fills memory for
+the gradients. Both take named tuples, whose fields are declared once:
+
+    class Inputs(NamedTuple):          class Outputs(NamedTuple):
+        x: Tensor                          y: Tensor
+        state: Tensor | None               starts: Tensor
+        reverse: bool
+
+    def forward(out: Outputs, given: Inputs) -> None: ...
+    def adjoint(out: Inputs, given: Inputs, kept: Outputs, d: Outputs) -> None: ...
+
+`kernel_op` makes a `Differentiable` of them. Functions of torch operations can be one without being kernels.
+"""
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar, cast, get_type_hints
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from linrec.ops.core.machine import exporting
+
+In = TypeVar("In", bound=tuple[Any, ...])
+Out = TypeVar("Out", bound=tuple[Any, ...])
+
+Adjoint = Callable[[Any, Any, Any, Sequence[bool]], Sequence[Any]]
+"""(given, kept, d, needs) -> gradients; see `Differentiable`."""
+
+
+class Memory(NamedTuple):
+    """Shape and dtype of a contiguous tensor."""
+
+    shape: Sequence[int]
+    dtype: torch.dtype
+
+
+def like(x: Any, dtype: torch.dtype | None = None) -> Memory:
+    """Return memory as a tensor takes it, in its own dtype or the given one; none for what is no tensor."""
+    return Memory(x.shape, x.dtype if dtype is None else dtype) if isinstance(x, Tensor) else NOTHING
+
+
+NOTHING = Memory((0,), torch.float32)
+"""Memory of a tensor that is not there."""
+
+
+def differentiated(*inputs: Any) -> bool:
+    """Return whether autograd has to see what is made of these tensors; what is no tensor is passed over.
+
+    A call that it need not see is spared what `torch.autograd.Function` does, which takes longer than a small
+    recurrence.
+
+    Example:
+        >>> x = torch.ones(2, requires_grad=True)
+        >>> differentiated(x, None), differentiated(x.detach(), None)
+        (True, False)
+    """
+    # autograd differentiates an exported program operation by operation
+    if not torch.is_grad_enabled() or exporting():
+        return False
+    # while torch.compile traces, calls cost nothing; within torch.func, only its own layers know
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return True
+    return any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
+
+
+class Differentiable(Generic[In, Out]):
+    """A function of a named tuple with an adjoint of its own; calling it returns the named tuple of outputs.
+
+    Args:
+        inputs: the named tuple that the function takes: tensors, None and flags.
+        outputs: the named tuple that it returns.
+        forward: (given, keep) -> outputs; without `keep`, outputs that only the adjoint reads may be empty.
+        adjoint: (given, kept, d, needs) -> one gradient per input, None for inputs without one. `d` has the
+            gradients of the outputs, `needs` says for each input whether it needs one.
+        again: the same in torch operations, for gradients that are differentiated again.
+        plain: the function in torch operations, which runs in place of `forward` under vmap.
+        kept: outputs that only the adjoint reads.
+        saves: inputs and outputs that the adjoint reads; it gets None for the others. The default is all
+            inputs, and the outputs of `kept`.
+    """
+
+    def __init__(
+        self,
+        inputs: type[In],
+        outputs: type[Out],
+        forward: Callable[[In, bool], Out],
+        adjoint: Adjoint,
+        *,
+        again: Adjoint,
+        plain: Callable[[In], Any] | None = None,
+        kept: Sequence[str] = (),
+        saves: Sequence[str] | None = None,
+    ) -> None:
+        hints = get_type_hints(inputs)
+        results: Sequence[str] = outputs._fields  # type: ignore[attr-defined]
+        names = (*hints, *kept) if saves is None else saves
+        is_tensor = tuple(hint in (Tensor, Tensor | None) for hint in hints.values())
+        is_kept = tuple(name in kept for name in results)
+        # places of the inputs and of the outputs that are saved, and of the flags
+        of_inputs = tuple(i for i, name in enumerate(hints) if is_tensor[i] and name in names)
+        of_outputs = tuple(i for i, name in enumerate(results) if name in names)
+        flags = tuple(i for i, tensor in enumerate(is_tensor) if not tensor)
+
+        # torch.compile follows what is below: plain functions and tuples are what it knows to take from here
+        class Function(torch.autograd.Function):
+            generate_vmap_rule = plain is None
+
+            @staticmethod
+            def forward(*given: Any) -> Any:
+                return tuple(forward(inputs(*given), True))
+
+            @staticmethod
+            def setup_context(ctx: Any, given: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+                ctx.flags = [given[i] for i in flags]
+                ctx.dtypes = [x.dtype if isinstance(x, Tensor) else None for x in given]
+                ctx.mark_non_differentiable(*[x for x, keep in zip(output, is_kept, strict=True) if keep])
+                found: list[Any] = [output[i] for i in of_outputs]
+                # a compiler also keeps the real view that a caller takes of a complex output, and writes over
+                # one of two tensors in the backward pass without seeing that they share memory (torch 2.13):
+                # there must be no second one. Only the output itself has a derivative in turn, which compiled
+                # code does not have anyway
+                ctx.real = [torch.compiler.is_compiling() and x.is_complex() for x in found]
+                found = [
+                    torch.view_as_real(x) if real else x for x, real in zip(found, ctx.real, strict=True)
+                ]
+                saved: list[Any] = [given[i] for i in of_inputs]
+                ctx.save_for_backward(*saved, *found)
+
+            @staticmethod
+            def backward(ctx: Any, *d: Any) -> tuple[Tensor | None, ...]:
+                given: list[Any] = [None] * len(is_tensor)
+                found: list[Any] = [None] * len(is_kept)
+                saved = ctx.saved_tensors
+                for i, x in zip(of_inputs, saved[: len(of_inputs)], strict=True):
+                    given[i] = x
+                for i, x, real in zip(of_outputs, saved[len(of_inputs) :], ctx.real, strict=True):
+                    found[i] = torch.view_as_complex(x) if real else x
+                for i, flag in zip(flags, ctx.flags, strict=True):
+                    given[i] = flag
+                needs = ctx.needs_input_grad
+                of_d = [None if keep else x for x, keep in zip(d, is_kept, strict=True)]
+                # kernels have no derivative of their own: a gradient that is to be differentiated again, as
+                # under torch.func.grad, is made of torch operations
+                run = again if torch.is_grad_enabled() else adjoint
+                gradients = run(inputs(*given), outputs(*found), outputs(*cast(Any, of_d)), needs)
+                return tuple(
+                    _reduced(g, dtype) if need and g is not None else None
+                    for g, need, dtype in zip(gradients, needs, ctx.dtypes, strict=True)
+                )
+
+        if plain is not None:
+
+            def vmap(info: Any, in_dims: tuple[int | None, ...], *given: Any) -> Any:
+                mapped = torch.func.vmap(lambda *given: tuple(plain(inputs(*given))), in_dims)(*given)
+                return mapped, (0,) * len(mapped)
+
+            Function.vmap = staticmethod(vmap)  # type: ignore[method-assign]
+        # autograd asks for it at every call, and making it takes longer than a small recurrence; and
+        # torch.compile takes the first of *given for a context where it does not know how many there are
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        Function.forward.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in hints])  # type: ignore[attr-defined]
+        self.outputs, self.forward, self.function = outputs, forward, Function
+        self.operators: tuple[Any, ...] = ()
+
+    def __call__(self, given: In) -> Out:
+        """Run the function, and have autograd see it where it has to."""
+        if differentiated(*given):
+            return self.outputs(*self.function.apply(*given))
+        return self.forward(given, False)
+
+
+def _reduced(gradient: Tensor, dtype: torch.dtype) -> Tensor:
+    # the gradient of a real number is the real part of the complex one
+    if gradient.is_complex() and not dtype.is_complex:
+        gradient = gradient.real
+    return gradient.to(dtype)
+
+
+def differentiable_gradients(
+    outputs: Sequence[Tensor], inputs: Sequence[Any], needs: Sequence[bool], gradients: Sequence[Tensor]
+) -> list[Tensor | None]:
+    """Return the gradients of torch operations, as functions that autograd knows.
+
+    Args:
+        outputs: what torch operations made of `inputs`.
+        inputs: of the forward pass.
+        needs: which of them need a gradient.
+        gradients: of the outputs.
+
+    Returns:
+        One gradient, or None, for each of `needs`.
+
+    Example:
+        >>> x = torch.tensor(3.0, requires_grad=True)
+        >>> (dx, _) = differentiable_gradients((x**2,), (x, None), (True, False), (torch.tensor(1.0),))
+        >>> torch.autograd.grad(dx, x)
+        (tensor(2.),)
+    """
+    wanted = [x for x, need in zip(inputs, needs, strict=False) if need]
+    found = iter(torch.autograd.grad(outputs, wanted, gradients, create_graph=True, allow_unused=True))
+    return [next(found) if need else None for need in needs]
+
+
+def by_autograd(twin: Callable[[Any], Sequence[Tensor]]) -> Callable[..., list[Tensor | None]]:
+    """Return the adjoint of a function of torch operations, which returns the first outputs of a kernel."""
+
+    def again(given: Any, kept: Any, d: Any, needs: Sequence[bool]) -> list[Tensor | None]:
+        outputs = twin(given)
+        return differentiable_gradients(outputs, given, needs, d[: len(outputs)])
+
+    return again
+
+
+def kernel_op(
+    name: str,
+    inputs: type[In],
+    outputs: type[Out],
+    memory: Callable[[In, bool], Any],
+    forward: Callable[[Out, In], None],
+    adjoint: Callable[[Any, In, Out, Out], None],
+    *,
+    again: Adjoint,
+    gradients: Callable[[In, Out, Out, Sequence[bool]], Sequence[Memory]] | None = None,
+    batch: str | None = None,
+    plain: Callable[[In], Any] | None = None,
+    kept: Sequence[str] = (),
+    saves: Sequence[str] | None = None,
+) -> Differentiable[In, Out]:
+    """Return a kernel and its adjoint as one function.
+
+    They are registered as `linrec::name` and `linrec::name_backward`, so that torch.compile, fake tensors and
+    vmap take either as one operation. Outputs and gradients are allocated here, contiguous, from declared
+    shapes, so that the kernel and its fake implementation cannot disagree.
+
+    Args:
+        name: the operator's name in the library.
+        inputs: as for `Differentiable`.
+        outputs: as for `Differentiable`.
+        memory: (given, keep) -> a `Memory` for each output.
+        forward: (out, given): fills the outputs.
+        adjoint: (out, given, kept, d): fills the gradients `out`, None for those without memory.
+        again: as for `Differentiable`.
+        gradients: (given, kept, d, needs) -> a `Memory` for each tensor of the inputs, `NOTHING` for a
+            gradient that the adjoint leaves out. By default, every gradient is like its input.
+        batch: the input whose first axis is the batch. All tensors have it first, or an axis of 1, and vmap
+            folds the mapped axis into it. Without, `plain` runs under vmap.
+        plain: as for `Differentiable`.
+        kept: as for `Differentiable`.
+        saves: as for `Differentiable`.
+    """
+    hints = get_type_hints(inputs)
+    n, m = len(hints), len(outputs._fields)  # type: ignore[attr-defined]
+    tensors = [i for i, hint in enumerate(hints.values()) if hint in (Tensor, Tensor | None)]
+    folds = batch is not None
+    lead = list(hints).index(batch) if batch is not None else tensors[0]
+
+    def fill(out: Sequence[Tensor], *flat: Any) -> None:
+        forward(outputs(*out), inputs(*flat[:n]))
+
+    run = _registered(
+        name,
+        [*hints.items(), ("keep", bool)],
+        m,
+        lambda *flat: memory(inputs(*flat[:n]), flat[n]),
+        fill,
+        lead,
+        folds,
+    )
+
+    def parts(flat: Sequence[Any]) -> tuple[In, Out, Out]:
+        return inputs(*flat[:n]), outputs(*flat[n : n + m]), outputs(*flat[n + m : n + 2 * m])
+
+    def space(*flat: Any) -> Sequence[Memory]:
+        if gradients is None:
+            return [like(flat[i]) for i in tensors]
+        return gradients(*parts(flat), flat[-1])
+
+    def fill_gradients(out: Sequence[Tensor], *flat: Any) -> None:
+        found: list[Any] = [None] * n
+        for i, gradient, memory in zip(tensors, out, space(*flat), strict=True):
+            found[i] = None if memory is NOTHING else gradient
+        adjoint(inputs(*found), *parts(flat))
+
+    taken = [(name, Tensor | None if i in tensors else hint) for i, (name, hint) in enumerate(hints.items())]
+    taken += [(f"{kind}_{name}", Tensor | None) for kind in ("kept", "d") for name in outputs._fields]  # type: ignore[attr-defined]
+    run_adjoint = _registered(
+        f"{name}_backward",
+        [*taken, ("needs", Sequence[bool])],
+        len(tensors),
+        space,
+        fill_gradients,
+        n + m,
+        folds,
+        tensors,
+    )
+
+    def backwards(given: In, kept: Out, d: Out, needs: Sequence[bool]) -> list[Tensor | None]:
+        found: list[Tensor | None] = [None] * n
+        gradients = run_adjoint(*given, *kept, *d, list(needs))
+        for i, gradient in zip(tensors, gradients, strict=True):
+            found[i] = gradient
+        return found
+
+    kernel = Differentiable(
+        inputs,
+        outputs,
+        lambda given, keep: outputs(*run(*given, keep)),
+        backwards,
+        again=again,
+        plain=plain,
+        kept=kept,
+        saves=saves,
+    )
+    kernel.operators = tuple(getattr(torch.ops.linrec, op).default for op in (name, f"{name}_backward"))
+    return kernel
+
+
+def _registered(
+    name: str,
+    arguments: Sequence[tuple[str, Any]],
+    returned: int,
+    memory: Callable[..., Sequence[Memory]],
+    fill: Callable[..., None],
+    lead: int,
+    folds: bool,
+    gradients_of: Sequence[int] = (),
+) -> Callable[..., Sequence[Tensor]]:
+    """Return the operator `linrec::name`, a function of flat arguments that returns a tuple of tensors.
+
+    `lead` is the place of an argument that has the device and the batch of all. Under vmap, the mapped axis
+    `folds` into the batch. `gradients_of` says whose gradients the outputs are.
+
+    As `torch.library.custom_op` does, but without its layers for autograd, which `Differentiable` has: they
+    take longer than a small recurrence, and the first call imports torch's compiler, which takes a second.
+    """
+
+    def run(*flat: Any) -> Any:
+        out = tuple(allocated(space, flat[lead].device) for space in memory(*flat))
+        fill(out, *flat)
+        return out if returned > 1 else out[0]
+
+    def fake(*flat: Any) -> Any:
+        out = tuple(flat[lead].new_empty(space.shape, dtype=space.dtype) for space in memory(*flat))
+        return out if returned > 1 else out[0]
+
+    def mapped(info: Any, in_dims: tuple[Any, ...], *flat: Any) -> Any:
+        size, batch = info.batch_size, _batch_of(flat[lead], in_dims[lead])
+        folded = [
+            _folded(x, dim, size, batch) if isinstance(x, Tensor) else x
+            for x, dim in zip(flat, in_dims, strict=True)
+        ]
+        unfolded, out_dims = [], []
+        for i, x in enumerate(call(*folded)):
+            # what is not needed is `NOTHING`, and has no batch
+            mapped = x.ndim > 1
+            x = x.unflatten(0, (size, batch)) if mapped else x
+            given = flat[gradients_of[i]] if gradients_of else None
+            if mapped and given is not None and _batch_of(given, in_dims[gradients_of[i]]) < batch:
+                x = x.sum(1, keepdim=True)
+            unfolded.append(x)
+            out_dims.append(0 if mapped else None)
+        if returned == 1:
+            return unfolded[0], out_dims[0]
+        return tuple(unfolded), tuple(out_dims)
+
+    listed = ", ".join(f"{_SCHEMA[hint]} {argument}" for argument, hint in arguments)
+    _LIBRARY.define(
+        f"{name}({listed}) -> ({', '.join(['Tensor'] * returned)})", tags=(torch.Tag.pt2_compliant_tag,)
+    )
+    _LIBRARY.impl(name, run, "CompositeExplicitAutograd")
+    op = getattr(torch.ops.linrec, name).default
+    torch.library.register_fake(op, fake)
+    if folds:
+        torch.library.register_vmap(op, mapped)
+    call: Callable[..., Sequence[Tensor]] = op if returned > 1 else lambda *flat: (op(*flat),)
+    return call
+
+
+_LIBRARY = torch.library.Library("linrec", "FRAGMENT")
+_SCHEMA = {
+    Tensor: "Tensor",
+    Tensor | None: "Tensor?",
+    bool: "bool",
+    int: "int",
+    float: "float",
+    Sequence[bool]: "bool[]",
+}
+_LINE = 64
+# bytes of a tensor from which on NumPy asks for huge pages
+_HUGE = 1 << 22
+
+
+def allocated(space: Memory, device: torch.device) -> Tensor:
+    """Return memory that is not yet written.
+
+    Memory that is new to the process is mapped page by page as it is written, which takes three times longer
+    than the writing. For large arrays on the CPU NumPy asks for huge pages, which torch does not.
+    """
+    size = math.prod(space.shape) * space.dtype.itemsize
+    if size < _HUGE or device.type != "cpu":
+        return torch.empty(space.shape, dtype=space.dtype, device=device)
+    memory = np.empty(size + _LINE, dtype=np.uint8)
+    first = -memory.ctypes.data % _LINE
+    return torch.from_numpy(memory[first : first + size]).view(space.dtype).view(*space.shape)
+
+
+def _batch_of(x: Tensor, dim: int | None) -> int:
+    """Return the size of the batch, the first axis but for the mapped one."""
+    return x.shape[0] if dim is None else x.movedim(dim, 0).shape[1]
+
+
+def _folded(x: Tensor, dim: int | None, size: int, batch: int) -> Tensor:
+    """Return the tensor with the mapped axis and the batch as one."""
+    x = x.unsqueeze(0) if dim is None else x.movedim(dim, 0)
+    return x.expand(size, batch, *x.shape[2:]).flatten(0, 1)

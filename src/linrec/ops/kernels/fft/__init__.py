@@ -1,0 +1,1 @@
+"""Kernels of long convolutions and of the sums that make their taps."""
