@@ -9,35 +9,16 @@ import pytest
 import torch
 
 from linrec.ops import scan
-from linrec.ops.core import backends, machine
+from linrec.ops.core import machine
 from linrec.ops.core.backends import Backend, choose
 from linrec.ops.core.machine import refusal, usable
-from linrec.ops.scan import BACKENDS
+from linrec.ops.scan import OPERATOR
 from linrec.ops.scan.torch import Scan
 
 
-def inputs(time, device="cpu"):
-    x = torch.empty(2, time, 3, device=device)
+def inputs(time):
+    x = torch.empty(2, time, 3)
     return Scan(x, x, None, None, False)
-
-
-def chosen(time=40, device="cpu", mode="auto", backend="auto"):
-    entry = choose("scan", BACKENDS, inputs(time, "meta"), device, mode, backend)
-    return entry.mode, entry.name
-
-
-@pytest.fixture
-def machine_with(monkeypatch):
-    """Pretend that Numba or Triton work or not, or that a program is exported."""
-
-    def pretend(*, numba=False, triton=False, exporting=False):
-        monkeypatch.setattr(machine, "_numba_problem", lambda: None if numba else "none here")
-        monkeypatch.setattr(machine, "_triton_problem", lambda: None if triton else "none here")
-        monkeypatch.setattr(machine, "_warn_about_numba", lambda problem: None)
-        for module in (machine, backends):
-            monkeypatch.setattr(module, "exporting", lambda: exporting)
-
-    return pretend
 
 
 @pytest.mark.parametrize(
@@ -60,9 +41,9 @@ def machine_with(monkeypatch):
         (0, "meta", {"numba": True, "triton": True}, ("recurrent", "torch")),
     ],
 )
-def test_auto_takes_the_first_entry_that_works(machine_with, time, device, machine, expected):
+def test_auto_takes_the_first_entry_that_works(machine_with, chosen, time, device, machine, expected):
     machine_with(**machine)
-    assert chosen(time, device) == expected
+    assert chosen(OPERATOR, inputs(time), device) == expected
 
 
 @pytest.mark.parametrize(
@@ -76,9 +57,11 @@ def test_auto_takes_the_first_entry_that_works(machine_with, time, device, machi
         ("auto", "numba", 1, ("recurrent", "numba")),
     ],
 )
-def test_explicit_choices_are_obeyed_and_auto_is_filled_in(machine_with, mode, backend, time, expected):
+def test_explicit_choices_are_obeyed_and_auto_is_filled_in(
+    machine_with, chosen, mode, backend, time, expected
+):
     machine_with(numba=True)
-    assert chosen(time, mode=mode, backend=backend) == expected
+    assert chosen(OPERATOR, inputs(time), mode=mode, backend=backend) == expected
 
 
 @pytest.mark.parametrize(
@@ -97,9 +80,9 @@ def test_explicit_choices_are_obeyed_and_auto_is_filled_in(machine_with, mode, b
         ),
     ],
 )
-def test_refusals_name_what_exists(mode, backend, message):
+def test_refusals_name_what_exists(chosen, mode, backend, message):
     with pytest.raises(ValueError) as caught:
-        chosen(mode=mode, backend=backend)
+        chosen(OPERATOR, inputs(40), mode=mode, backend=backend)
     assert str(caught.value).startswith(message)
 
 

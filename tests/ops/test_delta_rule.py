@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from linrec.ops import delta_rule, gate_loop
-from linrec.ops.delta_rule import PAIRS
-from linrec.ops.delta_rule.auto import auto_delta_rule
+from linrec.ops.delta_rule import OPERATOR, PAIRS
+from linrec.ops.delta_rule.torch import DeltaRule
 from linrec.testing import assert_agree, check_operator, delta_rule_inputs, reset_mask
 
 # test_delta_rule_triton.py and test_matrix_triton.py have the others
@@ -157,29 +157,29 @@ def test_vmap(mode, backend):
         assert_agree(actual, torch.stack(pieces))
 
 
-def test_auto():
-    in_torch = (
-        {"device_type": "cuda", "numba": True},
-        {"device_type": "cpu", "numba": False, "triton": True},
-    )
-    for call in in_torch:
-        for time, mode in ((1, "recurrent"), (4, "recurrent"), (5, "chunkwise"), (4096, "chunkwise")):
-            assert auto_delta_rule(time, **call)[0] == (mode, "torch")
-    for device in ("cpu", "cuda"):
-        for time, mode in ((1, "recurrent"), (2, "chunkwise"), (4096, "chunkwise")):
-            usable = auto_delta_rule(time, device, numba=True, triton=True, exporting=True)
-            assert usable[0] == (mode, "torch")
-    on_a_gpu = {"device_type": "cuda", "numba": False, "triton": True}
-    for time, fits, pair in (
-        (1, False, ("recurrent", "triton")),
-        (2, True, ("chunkwise", "triton")),
-        (99, False, ("chunkwise", "torch")),
-    ):
-        usable = auto_delta_rule(time, fits=fits, **on_a_gpu)
-        assert usable[0] == pair and set(usable) <= set(PAIRS)
-    for time in (1, 4096):
-        usable = auto_delta_rule(time, "cpu", numba=True)
-        assert usable[0] == ("recurrent", "numba") and set(usable) <= set(PAIRS)
+@pytest.mark.parametrize(
+    ("device", "machine", "time", "changed", "expected"),
+    [
+        ("cpu", {}, 1, {}, ("recurrent", "torch")),
+        ("cpu", {}, 4, {}, ("recurrent", "torch")),
+        ("cpu", {"triton": True}, 5, {}, ("chunkwise", "torch")),
+        ("cuda", {"numba": True}, 99, {}, ("chunkwise", "torch")),
+        ("cpu", {"numba": True}, 1, {}, ("recurrent", "numba")),
+        ("cpu", {"numba": True}, 99, {}, ("recurrent", "numba")),
+        ("cpu", {"numba": True, "exporting": True}, 1, {}, ("recurrent", "torch")),
+        ("cpu", {"numba": True, "exporting": True}, 2, {}, ("chunkwise", "torch")),
+        ("cuda", {"triton": True, "exporting": True}, 99, {}, ("chunkwise", "torch")),
+        ("cuda", {"triton": True}, 1, {"dk": 600}, ("recurrent", "triton")),
+        ("cuda", {"triton": True}, 2, {}, ("chunkwise", "triton")),
+        ("cuda", {"triton": True}, 99, {"dk": 600}, ("chunkwise", "torch")),
+        ("cuda", {"triton": True}, 99, {"dtype": torch.float64}, ("chunkwise", "torch")),
+    ],
+)
+def test_auto(machine_with, chosen, device, machine, time, changed, expected):
+    machine_with(**machine)
+    dk = changed.pop("dk", 3)
+    given = DeltaRule(reset=None, **delta_rule_inputs(1, time, 2, dk, 2, **changed))
+    assert chosen(OPERATOR, given, device) == expected
 
 
 X, BETA = torch.zeros(2, 5, 3, 4), torch.ones(2, 5, 3)
@@ -189,7 +189,11 @@ X, BETA = torch.zeros(2, 5, 3, 4), torch.ones(2, 5, 3)
     ("changed", "error", "words"),
     [
         ({"q": X[0]}, ValueError, r"`q` must have shape \(b, t, h, dk\); got \(5, 3, 4\)"),
-        ({"k": X[..., :2]}, ValueError, r"`k` must have the shape of `q`, .*; got \(2, 5, 3, 2\)"),
+        (
+            {"k": X[..., :2]},
+            ValueError,
+            r"`k` must have shape .*, that of `q`, .*; got \(2, 5, 3, 2\)",
+        ),
         ({"v": X[:, :4]}, ValueError, r"`v` must have .*\(2, 5, 3\) as `q` has; got \(2, 4, 3, 4\)"),
         ({"beta": X}, ValueError, r"`beta` must have shape \(b, t, h\) = \(2, 5, 3\); got \(2, 5, 3, 4\)"),
         ({"log_decay": X[..., 0, 0]}, ValueError, r"`log_decay` must have .*\(2, 5, 3, 4\); got \(2, 5\)"),

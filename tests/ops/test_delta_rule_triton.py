@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from linrec.ops import delta_rule
-from linrec.ops.delta_rule import chunkwise_triton
-from linrec.ops.gate_loop import chunkwise_triton_chunks
+from linrec.ops.delta_rule import triton
+from linrec.ops.gate_loop import chunks
 from linrec.testing import assert_agree, check_operator, delta_rule_inputs, reset_mask
 from linrec.train.state import matmul_precision
 
@@ -29,7 +29,7 @@ PAIR = {"mode": "chunkwise", "backend": "triton"}
 def short_chunks(monkeypatch):
     # several chunks of few steps, which the interpreter takes a second for
     if INTERPRETED:
-        monkeypatch.setattr(chunkwise_triton_chunks, "CHUNK", 16)
+        monkeypatch.setattr(chunks, "CHUNK", 16)
 
 
 @from_outside
@@ -74,16 +74,16 @@ def test_lengths_around_chunks(time):
 @pytest.mark.parametrize(("log_decay", "dk", "dv"), [(None, 66, 5), ("bth", 5, 66), ("bthk", 5, 6)])
 def test_time_in_pieces_of_one_sequence(log_decay, dk, dv, monkeypatch):
     # five chunks, in pieces of two, two and one
-    monkeypatch.setattr(chunkwise_triton_chunks, "PROGRAMS", 3 if dv < 66 else 6)
-    monkeypatch.setattr(chunkwise_triton, "LEAST_LENGTH", 1)
-    reset = reset_mask(1, 5 * chunkwise_triton_chunks.CHUNK - 3, rate=0.03, device=DEVICE)
+    monkeypatch.setattr(chunks, "PROGRAMS", 3 if dv < 66 else 6)
+    monkeypatch.setattr(triton, "LEAST_LENGTH", 1)
+    reset = reset_mask(1, 5 * chunks.CHUNK - 3, rate=0.03, device=DEVICE)
     agree(1, reset.shape[1], 1, dk, dv, log_decay=log_decay, largest_beta=2.0, options={"reset": reset})
 
 
 @on_either
 @pytest.mark.parametrize("log_decay", [None, "bthk"])
 def test_inverses_of_several_blocks(log_decay, monkeypatch):
-    monkeypatch.setattr(chunkwise_triton_chunks, "CHUNK", 64)
+    monkeypatch.setattr(chunks, "CHUNK", 64)
     agree(1, 70, 1, 4, 3, log_decay=log_decay, largest_beta=2.0)
 
 
@@ -132,7 +132,7 @@ def test_what_does_not_pass_a_step_has_no_part_in_its_decay(log_decay):
 def test_keys_that_no_program_has_the_memory_for():
     inputs = delta_rule_inputs(1, 3, 1, 513, 2, log_decay="bth")
     inputs = {name: x.to(DEVICE) for name, x in inputs.items() if x is not None}
-    with pytest.raises(ValueError, match=r"takes keys of at most 512 channels; got 513\."):
+    with pytest.raises(ValueError, match=r"takes keys of at most 512 channels\."):
         delta_rule(**inputs, **PAIR)
     # "auto" takes another pair
     delta_rule(**inputs)

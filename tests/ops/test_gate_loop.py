@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from linrec.ops import gate_loop, gate_loop_matrix
-from linrec.ops.gate_loop import PAIRS
-from linrec.ops.gate_loop.auto import auto_gate_loop
+from linrec.ops.gate_loop import OPERATOR, PAIRS
+from linrec.ops.gate_loop.inputs import GateLoop
 from linrec.testing import (
     assert_agree,
     check_compile,
@@ -325,32 +325,51 @@ def test_the_max_headed_operator_obeys_the_laws():
     check_compile(max_headed, inputs, compiler="aot_eager")
 
 
-def test_auto():
-    here = {"numba": False, "triton": False}
-    on_a_gpu = {"device_type": "cuda", "numba": True, "triton": True}
-    assert auto_gate_loop((2, 1, 4, 64, 64), **on_a_gpu)[0] == ("recurrent", "triton")
-    assert auto_gate_loop((2, 1, 4, 64, 64), **on_a_gpu, plain=False)[0] == ("recurrent", "torch")
-    assert auto_gate_loop((2, 1, 4, 1, 1), **on_a_gpu)[0] == ("recurrent", "torch")
-    assert auto_gate_loop((2, 2, 4, 1, 2), **on_a_gpu, plain=False)[0] == ("chunkwise", "triton")
-    for elsewhere in ({"exporting": True}, {"double": True}):
-        assert auto_gate_loop((2, 1, 4, 64, 64), **on_a_gpu, **elsewhere)[0] == ("recurrent", "torch")
-        assert auto_gate_loop((2, 99, 4, 64, 64), **on_a_gpu, **elsewhere)[0] == ("chunkwise", "torch")
-    assert auto_gate_loop((2, 99, 4, 1, 1), "cuda", numba=False, triton=True)[0] == ("scan", "triton")
-    assert auto_gate_loop((2, 99, 4, 1, 1), "cpu", numba=True, triton=False)[0] == ("recurrent", "numba")
-    assert auto_gate_loop((2, 99, 4, 1, 1), "mps", **here)[0] == ("scan", "torch")
-    assert auto_gate_loop((2, 99, 4, 1, 2), "cpu", numba=True, triton=True)[0] == ("recurrent", "numba")
-    assert auto_gate_loop((2, 99, 4, 1, 2), "cpu", numba=False, triton=True)[0] == ("chunkwise", "torch")
-    exported = auto_gate_loop((2, 99, 4, 1, 2), "cpu", numba=True, triton=True, exporting=True)
-    assert exported[0] == ("chunkwise", "torch")
-    here_alone = {"device_type": "cpu", "numba": True, "triton": False}
-    assert auto_gate_loop((2, 1, 4, 1, 2), **here_alone)[0] == ("recurrent", "numba")
-    assert auto_gate_loop((2, 1, 4, 1, 1), **here_alone)[0] == ("recurrent", "torch")
-    for complicated in ({"plain": False}, {"exporting": True}):
-        assert auto_gate_loop((2, 1, 4, 1, 2), **here_alone, **complicated)[0] == ("recurrent", "torch")
-    for shape in itertools.product((1,), (1, 2, 99), (3,), (1, 8), (1, 8)):
-        for device in ("cpu", "cuda", "mps"):
-            for triton in (False, True):
-                assert set(auto_gate_loop(shape, device, numba=False, triton=triton)) <= set(PAIRS)
+CPU, CUDA = ("cpu", {"numba": True}), ("cuda", {"triton": True})
+NEITHER = {"numba": False, "triton": False}
+PLAIN, EXPORTED = {"phase": None}, {"exporting": True}
+
+
+@pytest.mark.parametrize(
+    ("machine", "sizes", "gates", "expected"),
+    [
+        (CUDA, (1, 64, 64), PLAIN, ("recurrent", "triton")),
+        (CUDA, (1, 64, 64), {}, ("recurrent", "torch")),
+        (CUDA, (1, 1, 1), PLAIN, ("recurrent", "torch")),
+        (CUDA, (2, 1, 2), {}, ("chunkwise", "triton")),
+        (CUDA, (99, 1, 1), {}, ("scan", "triton")),
+        (CUDA, (1, 64, 64), PLAIN | {"dtype": torch.float64}, ("recurrent", "torch")),
+        (CUDA, (99, 64, 64), {"dtype": torch.float64}, ("chunkwise", "torch")),
+        (("cuda", {"triton": True} | EXPORTED), (1, 64, 64), PLAIN, ("recurrent", "torch")),
+        (("cuda", {"triton": True} | EXPORTED), (99, 64, 64), {}, ("chunkwise", "torch")),
+        (CPU, (99, 1, 1), {}, ("recurrent", "numba")),
+        (CPU, (99, 1, 2), {}, ("recurrent", "numba")),
+        (CPU, (1, 1, 2), PLAIN, ("recurrent", "numba")),
+        (CPU, (1, 1, 2), {}, ("recurrent", "torch")),
+        (CPU, (1, 1, 1), PLAIN, ("recurrent", "torch")),
+        (("cpu", {"numba": True} | EXPORTED), (1, 1, 2), PLAIN, ("recurrent", "torch")),
+        (("cpu", {"numba": True} | EXPORTED), (99, 1, 2), {}, ("chunkwise", "torch")),
+        (("cpu", NEITHER), (99, 1, 2), {}, ("chunkwise", "torch")),
+        (("mps", NEITHER), (99, 1, 1), {}, ("scan", "torch")),
+        (("mps", NEITHER), (9, 1, 1), {}, ("recurrent", "torch")),
+    ],
+)
+def test_auto(machine_with, chosen, machine, sizes, gates, expected):
+    device, parts = machine
+    machine_with(**parts)
+    time, dk, dv = sizes
+    given = GateLoop(bonus=None, reset=None, **gate_loop_inputs(2, time, 3, dk, dv, **gates))
+    assert chosen(OPERATOR, given, device) == expected
+
+
+def test_a_step_with_gradients_runs_in_torch(machine_with, chosen):
+    # the kernel of single steps has no gradients
+    machine_with(triton=True)
+    inputs = gate_loop_inputs(2, 1, 3, 64, 64, phase=None)
+    given = GateLoop(bonus=None, reset=None, **inputs | {"v": inputs["v"].requires_grad_()})
+    assert chosen(OPERATOR, given, "cuda") == ("recurrent", "torch")
+    with pytest.raises(ValueError, match=r"\('recurrent', 'triton'\) of `gate_loop` has no gradients"):
+        chosen(OPERATOR, given, "cuda", "recurrent", "triton")
 
 
 @pytest.mark.parametrize(
@@ -378,7 +397,7 @@ X = torch.zeros(2, 5, 3, 4)
         (
             {"k": X[..., :2]},
             ValueError,
-            r"`k` must have the shape of `q`, .*\(2, 5, 3, 4\); got \(2, 5, 3, 2\)",
+            r"`k` must have shape \(b, t, h, dk\), that of `q`, = \(2, 5, 3, 4\); got \(2, 5, 3, 2\)",
         ),
         ({"v": X[:, :4]}, ValueError, r"`v` must have .*\(2, 5, 3\) as `q` has; got \(2, 4, 3, 4\)"),
         ({"log_decay": X[..., 0, 0]}, ValueError, r"`log_decay` must have .*\(2, 5, 3, 4\); got \(2, 5\)"),
@@ -399,7 +418,7 @@ X = torch.zeros(2, 5, 3, 4)
         (
             {"state": torch.zeros(2, 3, 4, 4).to(torch.complex64)},
             TypeError,
-            r"`state` must be float32 where `phase` is None and `k` is real; got complex64",
+            r"`state` must be real \(float32\) where the recurrence is; got complex64",
         ),
     ],
 )

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from linrec.ops import gate_loop
-from linrec.ops.gate_loop import chunkwise_triton_chunks
+from linrec.ops.gate_loop import chunks
 from linrec.testing import assert_agree, check_operator, gate_loop_inputs, reset_mask
 
 from .triton_process import (
@@ -27,7 +27,7 @@ PAIR = {"mode": "chunkwise", "backend": "triton"}
 def short_chunks(monkeypatch):
     # several chunks of few steps, which the interpreter takes a second for
     if INTERPRETED:
-        monkeypatch.setattr(chunkwise_triton_chunks, "CHUNK", 16)
+        monkeypatch.setattr(chunks, "CHUNK", 16)
 
 
 @from_outside
@@ -77,7 +77,7 @@ def test_lengths_around_chunks(time):
 @pytest.mark.parametrize("log_decay", [None, "bth", "bthk"])
 def test_time_in_one_piece_and_in_two(log_decay, monkeypatch):
     for programs in (1, 2):
-        monkeypatch.setattr(chunkwise_triton_chunks, "PROGRAMS", programs)
+        monkeypatch.setattr(chunks, "PROGRAMS", programs)
         agree(1, 70, 1, 4, 4, log_decay=log_decay)
 
 

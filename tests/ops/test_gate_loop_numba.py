@@ -5,10 +5,11 @@ import pytest
 import torch
 
 from linrec.ops import gate_loop
-from linrec.ops.gate_loop import fused_numba
-from linrec.ops.gate_loop.fused_numba import chunk_size
+from linrec.ops.gate_loop import max_headed
+from linrec.ops.gate_loop.max_headed import MaxHeaded, chunk_size
 from linrec.ops.kernels import lanes
 from linrec.testing import assert_agree, check_operator, gate_loop_inputs, reset_mask
+from tests.ops.opcheck import check_operators
 
 numba = pytest.importorskip("numba")
 PAIR = {"mode": "recurrent", "backend": "numba"}
@@ -23,7 +24,7 @@ def agree(batch, time, heads, *, dtype=torch.float32, options=None, **gates):
 @pytest.mark.parametrize("time", [1, 2, 15, 16, 17, 64, 130])
 def test_lengths_around_chunks(time, monkeypatch):
     agree(2, time, 3)
-    monkeypatch.setattr(fused_numba, "chunk_size", lambda channels: 16)
+    monkeypatch.setattr(max_headed, "chunk_size", lambda channels: 16)
     agree(2, time, 3)
     for gates in ("h", "bth"):
         reset = reset_mask(1, time, rate=0.2)
@@ -145,20 +146,18 @@ def test_maps_with_gradients(gates, shared):
 
 def test_custom_operators_keep_their_promises():
     q, k, v = torch.rand(3, 2, 20, 3)
-    utilities = ("test_schema", "test_faketensor")
     for gate, dtype in ((None, torch.float32), (torch.rand(1, 1, 3), torch.complex64)):
         state = torch.rand(2, 3, dtype=dtype)
-        given = q, k, v, torch.rand(2, 20, 3), gate, state, reset_mask(2, 20)
-        torch.library.opcheck(fused_numba.forward, given, test_utils=utilities)
-        y, last, starts = fused_numba.forward(*given)
-        torch.library.opcheck(fused_numba.backward, (*given, starts, y, last), test_utils=utilities)
+        given = MaxHeaded(q, k, v, torch.rand(2, 20, 3), gate, state, reset_mask(2, 20))
+        check_operators(max_headed.NUMBA_OP, given)
 
 
 def test_the_states_kept_for_the_adjoint_are_few():
     inputs = gate_loop_inputs(2, 160, 1024, 1, 1)
     assert chunk_size(1024) == 16
     flat = (inputs[name].squeeze(-1) for name in ("q", "k", "v", "log_decay", "phase"))
-    _, _, starts = fused_numba.forward(*flat, inputs["state"].flatten(1), None)
+    given = MaxHeaded(*flat, inputs["state"].flatten(1), None)
+    _, _, starts = max_headed.NUMBA_OP.forward(given, True)
     assert starts.numel() == 2 * 2 * 10 * 1024
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from linrec.ops import gate_loop
-from linrec.ops.gate_loop import fused_triton
+from linrec.ops.gate_loop import max_headed
 from linrec.ops.kernels.launch import Tiling
 from linrec.testing import assert_agree, check_operator, gate_loop_inputs, reset_mask
 
@@ -37,16 +37,16 @@ def small_tiles(monkeypatch):
     """Have few steps and heads fill several tiles, where every element takes its time."""
     if INTERPRETED:
         tiling = Tiling(pieces=2, rows=2, columns=2, vector=1, group=2, groups=2, warps=1)
-        monkeypatch.setattr(fused_triton, "tiling", lambda shape: tiling)
+        monkeypatch.setattr(max_headed, "tiling", lambda shape: tiling)
 
 
 @pytest.fixture
 def few_columns(monkeypatch):
     """Divide time as on a GPU, and leave out the columns that no head fills."""
     if INTERPRETED:
-        tiling = fused_triton.tiling
+        tiling = max_headed.tiling
         monkeypatch.setattr(
-            fused_triton, "tiling", lambda shape: dataclasses.replace(tiling(shape), columns=4, vector=2)
+            max_headed, "tiling", lambda shape: dataclasses.replace(tiling(shape), columns=4, vector=2)
         )
 
 
@@ -102,7 +102,7 @@ def test_more_heads_than_one_program_has():
 def test_groups_of_tiles(phase, monkeypatch):
     # a chain of ten tiles, groups of two, supergroups of four
     tiling = Tiling(pieces=2, rows=2, columns=4, vector=2, group=2, groups=2, warps=1)
-    monkeypatch.setattr(fused_triton, "tiling", lambda shape: tiling)
+    monkeypatch.setattr(max_headed, "tiling", lambda shape: tiling)
     agree(1, 38, 6, phase=phase, options={"reset": reset_mask(1, 38, rate=0.05, device=DEVICE)})
     agree(1, 38, 6, phase=phase, dtype=torch.float64)
 

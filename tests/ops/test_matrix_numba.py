@@ -3,10 +3,13 @@
 import pytest
 import torch
 
-from linrec.ops import delta_rule, gate_loop, matrix_numba
+from linrec.ops import delta_rule, gate_loop
+from linrec.ops.gate_loop import numba as matrix_numba
+from linrec.ops.gate_loop.inputs import Matrix
+from linrec.ops.gate_loop.numba import chunk_size, matrix_recurrence
 from linrec.ops.kernels import lanes
-from linrec.ops.matrix_numba import chunk_size
 from linrec.testing import assert_agree, check_operator, delta_rule_inputs, gate_loop_inputs, reset_mask
+from tests.ops.opcheck import check_operators
 
 pytest.importorskip("numba")
 PAIR = {"mode": "recurrent", "backend": "numba"}
@@ -125,21 +128,16 @@ def test_maps_with_gradients(operator, shared):
 
 
 def test_custom_operators_keep_their_promises():
-    utilities = ("test_schema", "test_faketensor")
     inputs = delta_rule_inputs(2, 70, 2, 3, 4)
     q, k, v, state = (inputs[name] for name in ("q", "k", "v", "state"))
     reset = reset_mask(2, 70)
-    for keep, beta, log_decay, phase, cut in (
-        (False, None, None, None, None),
-        (True, inputs["beta"], torch.rand(1, 1, 2, 3), None, reset),
-        (True, None, inputs["log_decay"][..., None], torch.rand(1, 1, 2, 1), reset),
-        (True, None, None, torch.rand(2, 70, 2, 2), None),
+    for beta, log_decay, phase, cut in (
+        (None, None, None, None),
+        (inputs["beta"], torch.rand(1, 1, 2, 3), None, reset),
+        (None, inputs["log_decay"][..., None], torch.rand(1, 1, 2, 1), reset),
+        (None, None, torch.rand(2, 70, 2, 2), None),
     ):
-        given = q, k, v, beta, log_decay, state, cut
-        torch.library.opcheck(matrix_numba.forward, (*given, keep), test_utils=utilities)
-        y, last, starts = matrix_numba.forward(*given, keep=True)
-        given = q, k, v, beta, log_decay, phase, state, cut, starts, y, last
-        torch.library.opcheck(matrix_numba.backward, given, test_utils=utilities)
+        check_operators(matrix_recurrence, Matrix(q, k, v, beta, log_decay, phase, state, cut))
 
 
 def test_the_states_kept_for_the_adjoint_are_few_and_without_one_none():
@@ -147,5 +145,5 @@ def test_the_states_kept_for_the_adjoint_are_few_and_without_one_none():
     q, k, v, beta, state = (inputs[name] for name in ("q", "k", "v", "beta", "state"))
     assert chunk_size(q, v) == 16
     for keep, count in ((True, 10), (False, 0)):
-        _, _, starts = matrix_numba.forward(q, k, v, beta, None, state, None, keep=keep)
+        _, _, starts = matrix_recurrence.forward(Matrix(q, k, v, beta, None, None, state, None), keep)
         assert starts.numel() == 2 * count * 96 * 96

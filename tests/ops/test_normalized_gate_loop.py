@@ -186,7 +186,7 @@ X = torch.zeros(2, 5, 3, 4)
         (
             {"state": torch.zeros(2, 3, 4, 4)},
             ValueError,
-            r"`state` must have shape \(b, h, dk, dv \+ 1\) = \(2, 3, 4, 5\), .* got \(2, 3, 4, 4\)",
+            r"`state` must have shape \(b, h, dk, dv \+ 1\) = \(2, 3, 4, 5\); got \(2, 3, 4, 4\)",
         ),
         ({"v": X.double()}, TypeError, r"`v` must have the real precision of `q`, float32; got float64"),
         ({"log_decay": X.bfloat16()}, TypeError, r"`log_decay` must be float32; got bfloat16"),

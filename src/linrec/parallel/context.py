@@ -10,11 +10,7 @@ from torch import Tensor
 
 from linrec.ops.core.handlers import Call as OperatorCall
 from linrec.ops.core.handlers import Result, TimeSplit, handling
-from linrec.ops.core.precision import accumulation
-from linrec.ops.dispatch import Pair
-from linrec.ops.gate_loop import inputs
 from linrec.ops.operators import differentiated
-from linrec.ops.scan.torch import entering, promoted
 from linrec.parallel import carry
 from linrec.parallel.ranks import DTYPES, OPERATORS, Call, Ranks
 from linrec.parallel.recurrences import GateLoop, Recurrence, Scan
@@ -95,32 +91,17 @@ class TimeParallel(TimeSplit):
 
     def run(self, call: OperatorCall) -> Result:
         """Run a call in parts."""
-        a, x, state, reset, reverse = call.inputs
-        start = entering(state, x, accumulation(promoted(a.dtype, x.dtype)))
-        pair = call.backend.mode, call.backend.name
-        return self._run(Scan(pair, reverse), (a, x, reset), state, start, x.shape[1])
-
-    def gate_loop(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        log_decay: Tensor | None,
-        phase: Tensor | None,
-        bonus: Tensor | None,
-        state: Tensor | None,
-        reset: Tensor | None,
-        pair: Pair,
-    ) -> tuple[Tensor, Tensor]:
-        """Run `linrec.ops.gate_loop`."""
-        # what is wrong has to be found before the ranks wait for each other
-        for name, gate in (("log_decay", log_decay), ("phase", phase)):
-            inputs.canonical_gate(name, gate, q)
-        inputs.check_bonus(bonus, q)
-        is_complex = phase is not None or k.is_complex()
-        start = inputs.canonical_state(state, q, v, is_complex=is_complex)
-        tensors = q, k, v, log_decay, phase, bonus, reset
-        return self._run(GateLoop(pair), tensors, state, start, q.shape[1])
+        inputs = call.inputs
+        sequence = getattr(inputs, call.operator.sequence)
+        shape, dtype = call.operator.state(inputs)
+        start = sequence.new_zeros(shape, dtype=dtype) if inputs.state is None else inputs.state
+        recurrence: Recurrence = GateLoop(call)
+        if call.operator.name == "scan":
+            recurrence = Scan(call, inputs.reverse)
+            tensors: tuple[Any, ...] = inputs.a, inputs.x, inputs.reset
+        else:
+            tensors = (*inputs[:6], inputs.reset)
+        return self._run(recurrence, tensors, inputs.state, start, sequence.shape[1])
 
     def _run(
         self,

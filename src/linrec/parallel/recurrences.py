@@ -12,24 +12,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linrec.ops.core.precision import accumulation
-from linrec.ops.dispatch import Pair
-from linrec.ops.gate_loop import gate_loop, inputs, segments
+from linrec.ops.core.handlers import Call
+from linrec.ops.core.precision import accumulation, real_dtype, wide, without_autocast
+from linrec.ops.gate_loop import segments
+from linrec.ops.gate_loop.inputs import GateLoop as GateLoopInputs
 from linrec.ops.gate_loop.torch import transition
-from linrec.ops.precision import real_dtype, widened, without_autocast
-from linrec.ops.scan import scan
+from linrec.ops.scan.torch import Scan as ScanInputs
 
 
 @dataclass(frozen=True)
 class Recurrence(ABC):
-    """An operator with its options. `tensors` are its inputs without the state, `reset` the last of them.
+    """A call of an operator. `tensors` are its canonical inputs without the state, `reset` the last of them.
 
     Args:
-        pair: (mode, backend) that it runs with.
+        call: the operator, and the backend that it runs.
         reverse: whether it runs from the last step to the first.
     """
 
-    pair: Pair
+    call: Call
     reverse: bool = False
 
     @abstractmethod
@@ -57,7 +57,7 @@ class Scan(Recurrence):
         """A = prod_t a_t; B by the operator, from no state."""
         a, x, reset = tensors
         _, added = self.run(tensors, None)
-        steps = _with_time(a).expand(-1, x.shape[1], -1)
+        steps = a.expand(-1, x.shape[1], -1)
         through = steps.prod(1, dtype=accumulation(a.dtype)).to(added.dtype).expand_as(added)
         if reset is not None:
             # against time, the link behind the last step that is run belongs to the next part
@@ -68,7 +68,6 @@ class Scan(Recurrence):
     def adjoint(self, tensors: tuple[Any, ...], dy: Tensor) -> Tensor:
         """C = conj(a_1) g_1, where g_t = dy_t + conj(a_{t+1}) g_{t+1}: the operator, the other way."""
         a, _, reset = tensors
-        a = _with_time(a)
         first, shift = (-1, 1) if self.reverse else (0, -1)
         # the transition that comes around to the other end meets a state of zeros
         _, last = self._scan(a.roll(shift, 1).conj(), dy, reset, None, not self.reverse)
@@ -80,8 +79,7 @@ class Scan(Recurrence):
     def _scan(
         self, a: Tensor, x: Tensor, reset: Tensor | None, state: Tensor | None, reverse: bool
     ) -> tuple[Tensor, Tensor]:
-        mode, backend = self.pair
-        return scan(a, x, state=state, reset=reset, reverse=reverse, mode=mode, backend=backend)
+        return self.call.operator.run(ScanInputs(a, x, state, reset, reverse), self.call.backend)
 
 
 class GateLoop(Recurrence):
@@ -89,15 +87,13 @@ class GateLoop(Recurrence):
 
     def run(self, tensors: tuple[Any, ...], state: Tensor | None) -> tuple[Tensor, Tensor]:
         """Run the operator."""
-        *given, bonus, reset = tensors
-        mode, backend = self.pair
-        return gate_loop(*given, bonus=bonus, state=state, reset=reset, mode=mode, backend=backend)
+        inputs: tuple[Any, ...] = *tensors[:-1], state, tensors[-1]
+        return self.call.operator.run(GateLoopInputs(*inputs), self.call.backend)
 
     def summary(self, tensors: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
         """A = exp(sum_t log_decay_t + i phase_t), B = sum_t (prod_{j>t} a_j) k_t^T v_t."""
         q, k, v, log_decay, phase, _, reset = tensors
         added = self._added(k, v, log_decay, phase, reset)
-        log_decay, phase = _four_axes(q, log_decay, phase)
         if log_decay is not None:
             log_decay = log_decay.expand(-1, q.shape[1], -1, -1).sum(1, dtype=_real(added))
         if phase is not None:
@@ -126,7 +122,7 @@ class GateLoop(Recurrence):
             order = steps.flip(0)
             if reset is not None:
                 dy = dy.masked_fill(reset[:, :, None, None], 0)
-        turned = [x if x is None or x.ndim < 3 else x[:, order] for x in (log_decay, phase)]
+        turned = [x if x is None or x.shape[1] == 1 else x[:, order] for x in (log_decay, phase)]
         gradient = self._added(
             keys.flip(1),
             dy.flip(1),
@@ -138,9 +134,7 @@ class GateLoop(Recurrence):
             gradient = gradient.to(torch.promote_types(gradient.dtype, torch.complex64))
         if bonus is not None:
             return gradient
-        log_decay, phase = (
-            x if x is None else x[:, 0].to(_real(gradient)) for x in _four_axes(q, log_decay, phase)
-        )
+        log_decay, phase = (x if x is None else x[:, 0].to(_real(gradient)) for x in (log_decay, phase))
         gradient = _transition(log_decay, phase, gradient).conj() * gradient
         if reset is not None:
             gradient = gradient.masked_fill(reset[:, 0, None, None, None], 0)
@@ -152,8 +146,8 @@ class GateLoop(Recurrence):
         """B: by the operator where that may be one kernel, which reads k once for q too; else as a sum."""
         if k.shape[-1] == v.shape[-1] == 1:
             return self.run((k, k, v, log_decay, phase, None, reset), None)[1]
-        log_decay, phase = widened(*_four_axes(k, log_decay, phase))
-        k, v = widened(k.transpose(1, 2), v.transpose(1, 2))
+        log_decay, phase = wide(log_decay), wide(phase)
+        k, v = wide(k.transpose(1, 2)), wide(v.transpose(1, 2))
         with without_autocast(k.device.type):
             log_decay, phase = segments.gates(log_decay, phase, reset, k)
             keys = segments.keys(k, segments.suffix(log_decay), segments.suffix(phase))
@@ -163,16 +157,6 @@ class GateLoop(Recurrence):
                 keys, v = (x.masked_fill(later[:, None, :, None], 0) for x in (keys, v))
             added = keys.mT @ v
         return added if phase is None else torch.complex(*added.chunk(2, dim=-2))
-
-
-def _with_time(a: Tensor) -> Tensor:
-    """Transitions of `scan` (b or 1, t or 1, c or 1)."""
-    return a.reshape((1,) * (3 - a.ndim) + a.shape)
-
-
-def _four_axes(q: Tensor, log_decay: Tensor | None, phase: Tensor | None) -> list[Any]:
-    """Gates of `gate_loop` (b or 1, t or 1, h, dk or 1)."""
-    return [inputs.canonical_gate("log_decay", log_decay, q), inputs.canonical_gate("phase", phase, q)]
 
 
 def _transition(log_decay: Tensor | None, phase: Tensor | None, state: Tensor) -> Tensor:

@@ -127,6 +127,7 @@ def check_operator(
     backend: str,
     dtype: torch.dtype,
     options: Mapping[str, Any] | None = None,
+    gradients: bool = True,
 ) -> None:
     """Law 1: a (mode, backend) agrees with the float64 reference in output, final state and every gradient.
 
@@ -139,6 +140,7 @@ def check_operator(
         backend: the backend to check.
         dtype: whose tolerance applies: the lowest precision among the inputs.
         options: further keyword arguments, such as `reset`.
+        gradients: whether to compare gradients; some backends have none.
 
     Raises:
         AssertionError: they differ.
@@ -153,15 +155,20 @@ def check_operator(
     given = dict(inputs)
     # looking at every operation takes time, and torch's own keep theirs
     with nullcontext() if backend in ("torch", "reference") else CheckFakeKernels():
-        actual = _outcome(operator, given, dtype, **options, mode=mode, backend=backend)
-    expected = _outcome(operator, double(given), dtype, **options, mode="recurrent", backend="reference")
+        actual = _outcome(operator, given, dtype, gradients, **options, mode=mode, backend=backend)
+    options |= {"mode": "recurrent", "backend": "reference"}
+    expected = _outcome(operator, double(given), dtype, gradients, **options)
     for name, value in actual.items():
         assert_agree(value, expected[name], f"({mode!r}, {backend!r}): {name}", dtype=dtype)
 
 
 def _outcome(
-    operator: Function, inputs: dict[str, Tree], dtype: torch.dtype, **options: Any
+    operator: Function, inputs: dict[str, Tree], dtype: torch.dtype, gradients: bool, **options: Any
 ) -> dict[str, Tree]:
+    if not gradients:
+        with torch.no_grad():
+            y, state = operator(**inputs, **options)
+        return {"y": y, "state": state}
     inputs = {name: differentiable(tree) for name, tree in inputs.items()}
     y, state = operator(**inputs, **options)
     results = [tensor for tensor in leaves((y, state)) if tensor.requires_grad]
@@ -169,9 +176,9 @@ def _outcome(
     outcome = {"y": y, "state": state}
     wanted = [tensor for tensor in leaves(inputs) if tensor.requires_grad]
     # all of them in one pass backwards, as in training
-    gradients = iter(torch.autograd.grad(results, wanted, cotangents, materialize_grads=True))
+    found = iter(torch.autograd.grad(results, wanted, cotangents, materialize_grads=True))
     for name, tree in inputs.items():
-        mine = [next(gradients) for tensor in leaves(tree) if tensor.requires_grad]
+        mine = [next(found) for tensor in leaves(tree) if tensor.requires_grad]
         if mine:
             outcome[f"gradient of {name}"] = mine
     return outcome

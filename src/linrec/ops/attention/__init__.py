@@ -11,6 +11,7 @@ from linrec.ops.attention import laplace, softmax, softmax_reference
 from linrec.ops.attention.cache import AttentionCache, canonical, matched
 from linrec.ops.attention.reference import attention_reference
 from linrec.ops.attention.torch import attention
+from linrec.ops.core.checks import check_reset
 from linrec.ops.core.handlers import refuse_split_time
 from linrec.ops.dispatch import Pair, resolve
 from linrec.ops.gate_loop import inputs
@@ -101,7 +102,7 @@ def gate_loop_attention(
     """
     inputs.check_queries_and_keys(q, k)
     inputs.check_values(v, q)
-    inputs.check_reset(reset, q)
+    check_reset(reset, q)
     pair = resolve("gate_loop_attention", PAIRS, mode, backend, [("attention", "torch")])
     refuse_split_time("gate_loop_attention")
     log_decay, phase = widened(
@@ -290,7 +291,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor, reset: Tensor | None) -> None:
     grouped = softmax.of_groups(q, k, v)
     inputs.check_queries_and_keys(grouped, k)
     inputs.check_values(v, grouped)
-    inputs.check_reset(reset, q)
+    check_reset(reset, q)
     for letter, tensor in (("q", q), ("k", k)):
         if tensor.is_complex():
             raise TypeError(

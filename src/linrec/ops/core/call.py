@@ -75,7 +75,12 @@ class Operator:
             check_state(inputs.state, self.axes, shape, dtype)
             if inputs.state.dtype != dtype:
                 inputs = inputs._replace(state=inputs.state.to(dtype))
-        entry = choose(self.name, self.backends, inputs, sequence.device.type, mode, backend)
+        return self.proceed(inputs, mode, backend)
+
+    def proceed(self, inputs: Any, mode: str, backend: str) -> Result:
+        """Choose a backend for canonical inputs, ask the handlers, and run it."""
+        device = getattr(inputs, self.sequence).device.type
+        entry = choose(self.name, self.backends, inputs, device, mode, backend)
         if handlers:
             return handled(Call(self, inputs, entry), lambda: self.run(inputs, entry))
         return self.run(inputs, entry)

@@ -1,31 +1,50 @@
 """Checks of arguments, each of which raises one error: what was expected, what came, and the cure."""
 
 from collections.abc import Sequence
-from typing import Any, get_args, get_type_hints
+from typing import Any, TypeAlias, get_args, get_type_hints
 
 import torch
 from torch import Tensor
 
 from linrec.ops.core.precision import REAL, accumulation
 
+State: TypeAlias = Any
+"""Type of the field `state` of a named tuple: a tensor or None as an argument, and a tensor for backends."""
 
-def check_tensors(inputs: Any, fields: Sequence[tuple[int, str, bool]], sequence: str) -> Tensor:
+Field = tuple[int, str, tuple[type, ...]]
+"""Place and name of a field of a named tuple, and the types that it may have beside a tensor."""
+
+
+def tensor_fields(kind: type) -> list[Field]:
+    """Return the fields of a named tuple that take tensors, the required ones first."""
+    fields = []
+    for place, (name, hint) in enumerate(get_type_hints(kind).items()):
+        if name == "state" and hint is State:
+            hint = Tensor | None
+        if hint is Tensor or Tensor in get_args(hint):
+            others = tuple(other for other in get_args(hint) if other is not Tensor)
+            fields.append((place, name, (*others, int) if float in others else others))
+    return sorted(fields, key=lambda field: len(field[2]))
+
+
+def check_tensors(inputs: Any, fields: Sequence[Field], sequence: str) -> Tensor:
     """Raise unless the tensors of a named tuple are dense, and on the device of one of them; return that one.
 
     Args:
         inputs: the arguments of an operator.
-        fields: of its tensors, as `tensor_fields` returns them.
+        fields: those that take tensors, of `tensor_fields`.
         sequence: the name of the argument that has the batch and time.
     """
     first = getattr(inputs, sequence)
-    for place, name, optional in fields:
+    for place, name, others in fields:
         x = inputs[place]
-        if x is None and optional:
-            continue
         if not isinstance(x, Tensor):
+            if isinstance(x, others):
+                continue
+            kinds = "".join(f" or {'None' if other is type(None) else other.__name__}" for other in others)
             got = "None" if x is None else type(x).__name__
             raise TypeError(
-                f"`{name}` must be a tensor{' or None' * optional}; got {got}. Use `torch.as_tensor`."
+                f"`{name}` must be a tensor{kinds}; got {got}. Pass `torch.as_tensor(...)` of it."
             )
         if x.layout != torch.strided:
             raise TypeError(f"`{name}` must be a dense tensor; got {x.layout}. Pass `{name}.to_dense()`.")
@@ -36,17 +55,6 @@ def check_tensors(inputs: Any, fields: Sequence[tuple[int, str, bool]], sequence
                 f"Move it with .to({device!r})."
             )
     return first
-
-
-def tensor_fields(kind: type) -> list[tuple[int, str, bool]]:
-    """Return place and name of the tensors of a named tuple, and whether each may be None."""
-    fields = [
-        (place, name, type(None) in get_args(hint))
-        for place, (name, hint) in enumerate(get_type_hints(kind).items())
-        if hint is Tensor or Tensor in get_args(hint)
-    ]
-    # required ones first
-    return sorted(fields, key=lambda field: field[2])
 
 
 def check_reset(reset: Tensor | None, sequence: Tensor) -> None:

@@ -78,43 +78,32 @@ class Isolation:
         return left
 
 
-def isolated(log_decay: int) -> Callable[[Callable[..., Any]], Callable[..., tuple[Tensor, Tensor]]]:
-    """Return a decorator that keeps NaN and infinity within documents where there are resets.
+def isolated(run: Callable[[Any], tuple[Tensor, Tensor]]) -> Callable[[Any], tuple[Tensor, Tensor]]:
+    """Return a backend that keeps NaN and infinity within documents where there are resets.
 
-    It is for functions of (q, .., state, reset) with time second, where only the own step depends on q.
-
-    Args:
-        log_decay: which of the arguments are log decays.
+    Its inputs are a named tuple of tensors (b or 1, t or 1, ..) with `q`, which only the own step depends on,
+    `log_decay`, `state` and `reset`.
     """
 
-    def decorate(run: Callable[..., Any]) -> Callable[..., tuple[Tensor, Tensor]]:
-        @functools.wraps(run)
-        def wrapper(*arguments: Any, **options: Any) -> tuple[Tensor, Tensor]:
-            *inputs, state, reset = arguments
-            if reset is None:
-                y, last = run(*arguments, **options)
-                return y, last
-            time = reset.shape[1]
-            # the state is a step of its own, before the first
-            isolation = Isolation(functional.pad(reset.cumsum(1), (1, 0)))
-            state = isolation.enter(entering(state, reset)[:, None], begin=0)[:, 0]
-            entered = [
-                x
-                if x is None
-                else isolation.enter(
-                    x,
-                    begin=1 if x.shape[1] == time else None,
-                    carried=place > 0,
-                    decays=place == log_decay,
+    @functools.wraps(run)
+    def wrapper(given: Any) -> tuple[Tensor, Tensor]:
+        if given.reset is None:
+            return run(given)
+        state, reset = given.state, given.reset
+        time = reset.shape[1]
+        # the state is a step of its own, before the first
+        isolation = Isolation(functional.pad(reset.cumsum(1), (1, 0)))
+        entered = {"state": isolation.enter(entering(state, reset)[:, None], begin=0)[:, 0]}
+        for name, x in given._asdict().items():
+            if isinstance(x, Tensor) and name not in ("state", "reset"):
+                begin = 1 if x.shape[1] == time else None
+                entered[name] = isolation.enter(
+                    x, begin=begin, carried=name != "q", decays=name == "log_decay"
                 )
-                for place, x in enumerate(inputs)
-            ]
-            y, last = run(*entered, state, reset, **options)
-            return isolation.leave(y, begin=1), isolation.leave(last[:, None], begin=time)[:, 0]
+        y, last = run(given._replace(**entered))
+        return isolation.leave(y, begin=1), isolation.leave(last[:, None], begin=time)[:, 0]
 
-        return wrapper
-
-    return decorate
+    return wrapper
 
 
 def entering(state: Tensor, reset: Tensor | None) -> Tensor:

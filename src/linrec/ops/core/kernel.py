@@ -216,6 +216,31 @@ def by_autograd(twin: Callable[[Any], Sequence[Tensor]]) -> Callable[..., list[T
     return again
 
 
+def forward_op(
+    name: str,
+    inputs: type[In],
+    outputs: type[Out],
+    memory: Callable[[In, bool], Any],
+    forward: Callable[[Out, In], None],
+    *,
+    batch: str | None = None,
+) -> Callable[..., Out]:
+    """Return a kernel without an adjoint as a function (given, keep=False) -> outputs; see `kernel_op`."""
+    names = inputs._fields  # type: ignore[attr-defined]
+    n, m = len(names), len(outputs._fields)  # type: ignore[attr-defined]
+
+    def fill(out: Sequence[Tensor], *flat: Any) -> None:
+        forward(outputs(*out), inputs(*flat[:n]))
+
+    def space(*flat: Any) -> Sequence[Memory]:
+        return memory(inputs(*flat[:n]), flat[n])
+
+    listed = [*get_type_hints(inputs).items(), ("keep", bool)]
+    lead = names.index(batch) if batch is not None else 0
+    run = _registered(name, listed, m, space, fill, lead, batch is not None)
+    return lambda given, keep=False: outputs(*run(*given, keep))
+
+
 def kernel_op(
     name: str,
     inputs: type[In],
@@ -256,21 +281,7 @@ def kernel_op(
     hints = get_type_hints(inputs)
     n, m = len(hints), len(outputs._fields)  # type: ignore[attr-defined]
     tensors = [i for i, hint in enumerate(hints.values()) if hint in (Tensor, Tensor | None)]
-    folds = batch is not None
-    lead = list(hints).index(batch) if batch is not None else tensors[0]
-
-    def fill(out: Sequence[Tensor], *flat: Any) -> None:
-        forward(outputs(*out), inputs(*flat[:n]))
-
-    run = _registered(
-        name,
-        [*hints.items(), ("keep", bool)],
-        m,
-        lambda *flat: memory(inputs(*flat[:n]), flat[n]),
-        fill,
-        lead,
-        folds,
-    )
+    run = forward_op(name, inputs, outputs, memory, forward, batch=batch)
 
     def parts(flat: Sequence[Any]) -> tuple[In, Out, Out]:
         return inputs(*flat[:n]), outputs(*flat[n : n + m]), outputs(*flat[n + m : n + 2 * m])
@@ -295,7 +306,7 @@ def kernel_op(
         space,
         fill_gradients,
         n + m,
-        folds,
+        batch is not None,
         tensors,
     )
 
@@ -309,7 +320,7 @@ def kernel_op(
     kernel = Differentiable(
         inputs,
         outputs,
-        lambda given, keep: outputs(*run(*given, keep)),
+        run,
         backwards,
         again=again,
         plain=plain,

@@ -126,7 +126,7 @@ def _warn_about_numba(problem: str) -> None:
         f"Numba does not work here ({problem}); linrec uses its slower torch backend. {_NUMBA_CURE}",
         RuntimeWarning,
         # the line that called the operator
-        stacklevel=8,
+        stacklevel=9,
     )
 
 

@@ -1,34 +1,113 @@
 """The delta rule: S_t = (I - beta_t k_t k_t^T) diag(a_t) S_{t-1} + beta_t k_t v_t^T, y_t = S_t^T q_t."""
 
 from collections.abc import Callable
+from typing import Any
 
 from jaxtyping import Bool, Float
-from torch import Tensor, float64
+from torch import Tensor, aminmax, float64
 
-from linrec.ops import matrix_numba, matrix_triton
-from linrec.ops.core.handlers import refuse_split_time
-from linrec.ops.delta_rule import chunkwise_triton
-from linrec.ops.delta_rule.auto import LARGEST, PAIRS, auto_delta_rule
-from linrec.ops.delta_rule.chunkwise import chunkwise
-from linrec.ops.delta_rule.inputs import check_beta, check_real
+from linrec.ops.core.backends import Backend, few, never
+from linrec.ops.core.call import Operator, documented
+from linrec.ops.core.checks import check_precision, check_shape, name_of, visible
+from linrec.ops.core.precision import accumulation
+from linrec.ops.delta_rule import triton
 from linrec.ops.delta_rule.reference import delta_rule_reference
-from linrec.ops.delta_rule.torch import recurrent
-from linrec.ops.dispatch import Pair, exporting, numba_usable, refusal, resolve, triton_usable
-from linrec.ops.gate_loop import inputs
-from linrec.ops.precision import widened, without_autocast
+from linrec.ops.delta_rule.torch import DeltaRule, chunkwise, recurrent
+from linrec.ops.gate_loop import inputs, numba
+from linrec.ops.gate_loop.inputs import Matrix
+from linrec.ops.gate_loop.triton import run_steps
 
-__all__ = ["PAIRS", "delta_rule"]
-
-_RUN: dict[Pair, Callable[..., tuple[Tensor, Tensor]]] = {
-    ("recurrent", "reference"): delta_rule_reference,
-    ("recurrent", "torch"): recurrent,
-    ("recurrent", "numba"): matrix_numba.recurrent,
-    ("chunkwise", "torch"): chunkwise,
-    ("chunkwise", "triton"): chunkwise_triton.chunkwise,
-    ("recurrent", "triton"): matrix_triton.recurrent,
-}
+__all__ = ["OPERATOR", "PAIRS", "delta_rule"]
 
 
+def _canonical(given: DeltaRule) -> DeltaRule:
+    """Check the inputs, and give the decay four axes."""
+    q, k, v, beta, log_decay, state, reset = given
+    for name, x in (("q", q), ("k", k), ("v", v), ("state", state)):
+        if x is not None and x.is_complex():
+            raise TypeError(
+                f"`{name}` of `delta_rule` must be real; got {name_of(x.dtype)}. Pass real and imaginary "
+                "parts as channels, or use `gate_loop`, which takes complex q and k."
+            )
+    inputs.check_queries_and_keys(q, k)
+    inputs.check_values(v, q)
+    check_shape("beta", beta, "(b, t, h)", q.shape[:3], "Pass one value per step and head.")
+    check_precision("beta", beta, q, "q")
+    if beta.numel() and visible(beta):
+        low, high = (float(x) for x in aminmax(beta.detach()))
+        if low < 0 or high > 2:
+            raise ValueError(
+                f"`beta` must be in [0, 2]; got values from {low:.4g} to {high:.4g}. "
+                "Pass `sigmoid(...)`, or `2 * sigmoid(...)` for transitions with negative eigenvalues."
+            )
+    return DeltaRule(q, k, v, beta, inputs.canonical_gate("log_decay", log_decay, q), state, reset)
+
+
+def _matrix(run: Callable[[Matrix], Any]) -> Callable[[DeltaRule], Any]:
+    """Return a backend from a kernel of matrix states."""
+
+    def backend(given: DeltaRule) -> Any:
+        q, k, v, beta, log_decay, state, reset = given
+        return run(Matrix(q, k, v, beta, log_decay, None, state, reset))
+
+    return backend
+
+
+BACKENDS = (
+    Backend(
+        "recurrent",
+        "triton",
+        _matrix(run_steps),
+        "the loop in one kernel, without gradients",
+        auto=lambda given: given.q.shape[1] <= 1,
+        differentiable=False,
+        widen=False,
+    ),
+    Backend(
+        "chunkwise",
+        "triton",
+        triton.chunkwise,
+        "as by torch, on tensor cores; keys of up to 512 channels",
+        accepts=lambda given: given.q.shape[-1] <= triton.LARGEST,
+        requires=f"keys of at most {triton.LARGEST} channels",
+        # double precision has no tensor cores here, and torch's products have
+        auto=lambda given: given.q.shape[1] > 1 and given.q.dtype != float64,
+        widen=False,
+    ),
+    Backend(
+        "recurrent",
+        "numba",
+        _matrix(numba.run),
+        "a loop over time, with states in the caches of threads",
+    ),
+    # for a few steps, a loop over them is fewer operations than a triangular system
+    Backend("recurrent", "torch", recurrent, "a loop over time", auto=lambda given: few(given.q.shape[1], 4)),
+    Backend(
+        "chunkwise",
+        "torch",
+        chunkwise,
+        "a triangular system per chunk (WY representation), the recurrence between chunks",
+    ),
+    Backend("recurrent", "reference", delta_rule_reference, "a loop over time: the oracle, slow", auto=never),
+)
+OPERATOR = Operator(
+    "delta_rule",
+    DeltaRule,
+    sequence="q",
+    canonical=_canonical,
+    output=lambda given: (given.v.shape, given.v.dtype),
+    axes="(b, h, dk, dv)",
+    state=lambda given: (
+        (given.q.shape[0], *given.q.shape[2:], given.v.shape[-1]),
+        accumulation(given.v.dtype),
+    ),
+    backends=BACKENDS,
+    is_empty=lambda given: 0 in given.q.shape,
+)
+PAIRS = OPERATOR.pairs
+
+
+@documented(OPERATOR)
 def delta_rule(
     q: Float[Tensor, "b t h dk"],
     k: Float[Tensor, "b t h dk"],
@@ -61,18 +140,10 @@ def delta_rule(
 
     A last axis of size 1, as in (h, 1) and (b, t, h, 1), broadcasts over the key channels.
 
-    | mode | backend | what it is |
-    |---|---|---|
-    | recurrent | reference | a loop over time: the oracle, slow |
-    | recurrent | torch | a loop over time; no memory per step where no gradient is asked for |
-    | recurrent | numba | the same, with the states in the caches of CPU threads |
-    | recurrent | triton | the same in one kernel; where a gradient is asked for, the loop in torch |
-    | chunkwise | torch, triton | a triangular system per chunk (WY representation), the recurrence between |
+    {backends}
 
-    (chunkwise, triton) takes keys of up to 256 channels, of up to 128 where each channel decays for itself in
-    single precision. `"auto"` takes Numba on the CPU, Triton on CUDA, and elsewhere the loop for a few steps
-    and chunks else (the table is at `linrec.ops.delta_rule.auto.auto_delta_rule`); what is given explicitly
-    is obeyed or refused. A decay of exactly zero, log_decay = -inf, is exact in every mode.
+    `"auto"` takes the first entry that works for the call; what is given explicitly is obeyed or refused. A
+    decay of exactly zero, log_decay = -inf, is exact in every mode.
 
     Args:
         q: queries (b, t, h, dk), real, in float32, float64, bfloat16 or float16.
@@ -116,47 +187,4 @@ def delta_rule(
         >>> y.flatten().tolist(), state.flatten().tolist()
         ([4.0, 6.0], [6.0])
     """
-    check_real(q=q, k=k, v=v, state=state)
-    inputs.check_queries_and_keys(q, k)
-    inputs.check_values(v, q)
-    check_beta(beta, q)
-    inputs.check_reset(reset, q)
-    device = q.device.type
-    log_decay = inputs.canonical_gate("log_decay", log_decay, q)
-    pair = _pair(q, mode, backend)
-    refuse_split_time("delta_rule")
-    state = inputs.canonical_state(state, q, v, is_complex=False)
-    if q.shape[1] == 0:
-        return v.clone(), state.clone()
-    tensors: tuple[Tensor | None, ...] = (q, k, v, beta, log_decay)
-    # Triton's kernels take half precision as it is
-    if pair[1] != "triton":
-        tensors = tuple(widened(*tensors))
-    # accumulation stays in float32 where the caller's matrix products do not
-    with without_autocast(device):
-        y, state = _RUN[pair](*tensors, state, reset)
-    return y.to(v.dtype), state
-
-
-def _pair(q: Tensor, mode: str, backend: str) -> Pair:
-    """The (mode, backend) that a call runs."""
-    time, channels, device = q.shape[1], q.shape[-1], q.device.type
-    auto = auto_delta_rule(
-        time,
-        device,
-        numba=device == "cpu" and numba_usable(),
-        triton=triton_usable(device),
-        exporting=exporting(),
-        # double precision has no tensor cores here, and torch's products have
-        fits=channels <= LARGEST and q.dtype != float64,
-    )
-    pair = resolve("delta_rule", PAIRS, mode, backend, auto)
-    refused = refusal("delta_rule", pair[1], device)
-    if refused is not None:
-        raise ValueError(refused)
-    if pair == ("chunkwise", "triton") and channels > LARGEST:
-        raise ValueError(
-            "(mode, backend) = ('chunkwise', 'triton') of `delta_rule` takes keys of at most "
-            f"{LARGEST} channels; got {channels}. Use more and smaller heads, or backend='torch'."
-        )
-    return pair
+    return OPERATOR(DeltaRule(q, k, v, beta, log_decay, state, reset), mode, backend)

@@ -3,30 +3,12 @@
 import torch
 from torch import Tensor
 
+from linrec.ops.delta_rule.torch import DeltaRule
 
-def delta_rule_reference(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor,
-    log_decay: Tensor | None,
-    state: Tensor,
-    reset: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """S_n = (I - beta_n k_n k_n^T) diag(a_n) S_{n-1} + beta_n k_n v_n^T, y_n = S_n^T q_n.
 
-    Args:
-        q: (b, t, h, dk).
-        k: (b, t, h, dk).
-        v: (b, t, h, dv).
-        beta: (b, t, h).
-        log_decay: log a, None or (b or 1, t or 1, h, dk or 1).
-        state: S_0, (b, h, dk, dv).
-        reset: None or (b, t) bool.
-
-    Returns:
-        y (b, t, h, dv), and S_t.
-    """
+def delta_rule_reference(given: DeltaRule) -> tuple[Tensor, Tensor]:
+    """S_n = (I - beta_n k_n k_n^T) diag(a_n) S_{n-1} + beta_n k_n v_n^T, y_n = S_n^T q_n."""
+    q, k, v, beta, log_decay, state, reset = given
     a = torch.exp(torch.zeros_like(q) if log_decay is None else log_decay + torch.zeros_like(q))
     identity = torch.eye(q.shape[-1], dtype=q.dtype, device=q.device)
 

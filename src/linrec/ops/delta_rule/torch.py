@@ -1,27 +1,65 @@
-"""The mode that walks the state itself, step by step."""
+"""The delta rule in torch operations: step by step, and in chunks.
+
+A step adds k_n w_n^T to the decayed state, w_n = beta_n (v_n - (diag(a_n) S_{n-1})^T k_n). So the delta rule
+is `gate_loop` with corrected values, and the corrections of a chunk come from its steps and from the state S
+before it:
+
+    w_n = beta_n (v_n - S^T A_{1..n} k_n - sum_{m<n} w_m (k_m^T A_{m+1..n} k_n))
+
+where A_{m+1..n} is the product of diag(a) over those steps. That is one triangular system for all of them,
+(I + L) W = V' - K' S, with L the entries beta_n k_m^T A_{m+1..n} k_n below the diagonal, V' the rows
+beta_n v_n^T and K' the rows beta_n k_n^T A_{1..n}. Its solution W = U - P S is the WY representation of the
+chunk's product of transitions (Bischof and Van Loan, 1987). U and P do not need S: all chunks are solved at
+once, and what is left between them is two matrix products each.
+"""
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from linrec.ops.core.checks import State
+from linrec.ops.core.isolation import isolated
+from linrec.ops.core.machine import exporting
+from linrec.ops.core.unbounded import matrix_product, recurrence
+from linrec.ops.gate_loop import segments
 from linrec.ops.gate_loop.torch import cleared_before, transition
 
+# longer chunks are fewer steps of the loop between them, and more work in their triangular systems
+CHUNK = 64
 
-def recurrent(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor,
-    log_decay: Tensor | None,
-    state: Tensor,
-    reset: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+
+class DeltaRule(NamedTuple):
+    """What backends take.
+
+    Attributes:
+        q: (b, t, h, dk).
+        k: (b, t, h, dk).
+        v: (b, t, h, dv).
+        beta: (b, t, h).
+        log_decay: log a, None or (b or 1, t or 1, h, dk or 1).
+        state: S_0 (b, h, dk, dv) in the accumulation dtype.
+        reset: None or (b, t) bool.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    beta: Tensor
+    log_decay: Tensor | None
+    state: State
+    reset: Tensor | None
+
+
+def recurrent(given: DeltaRule) -> tuple[Tensor, Tensor]:
     """What the state holds under a key is read, and moved towards the value: O(dk dv) work per step.
 
         w_n = beta_n (v_n - (diag(a_n) S_{n-1})^T k_n),    S_n = diag(a_n) S_{n-1} + k_n w_n^T
 
-    Arguments and results as in `reference.py`. There is no memory that grows with time where no gradient is
+    There is no memory that grows with time where no gradient is
     asked for.
     """
+    q, k, v, beta, log_decay, state, reset = given
     t = q.shape[1]
     a = transition(log_decay, None)
     cuts = cleared_before(reset, t)
@@ -35,3 +73,50 @@ def recurrent(
         state = kept + k_n.mT * (beta_n * (v_n - k_n @ kept))
         outputs.append((q_n @ state).squeeze(-2))
     return torch.stack(outputs, dim=1), state
+
+
+@isolated
+def chunkwise(given: DeltaRule) -> tuple[Tensor, Tensor]:
+    """Triangular systems within chunks, the recurrence over chunks between them."""
+    q, k, v, beta, log_decay, state, reset = given
+    t = q.shape[1]
+    q, k, v, beta = (x.transpose(1, 2) for x in (q, k, v, beta[..., None]))
+    log_decay, _ = segments.gates(log_decay, None, reset, k)
+    # steps that are added at the end have k = 0, beta = 0 and a = 1: they leave the state as it is
+    q, k, v, beta, log_decay = segments.chunked(CHUNK, q, k, v, beta, log_decay)
+
+    # what reaches step n from step m: to be read by q_n, and to be corrected by k_n
+    reading, meeting = segments.matrix(torch.stack([q, k]), k, log_decay, None)
+    from_start = segments.prefix(log_decay)
+    known = torch.cat([v, segments.queries(k, from_start, None)], dim=-1)
+    # the diagonal is taken for ones, and the system for a lower triangular one
+    solved = torch.linalg.solve_triangular(beta * meeting, beta * known, upper=False, unitriangular=True)
+    U, P = solved.split([v.shape[-1], k.shape[-1]], dim=-1)
+
+    keys = segments.keys(k, segments.suffix(log_decay), None)
+    before, W, state = _chunk_states(U, P, keys, log_decay, state)
+    y = reading @ W + segments.queries(q, from_start, None) @ before
+    return segments.joined(y, t).transpose(1, 2), state
+
+
+def _chunk_states(
+    U: Tensor, P: Tensor, keys: Tensor, log_decay: Tensor | None, state: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """States before all chunks (b, h, chunks, dk, dv), corrected values W, and the state after the last."""
+    # as a factor of the rows of a state
+    a = None if log_decay is None else log_decay.sum(-2).exp()[..., None]
+    if exporting():
+        kept = torch.eye(keys.shape[-1], dtype=P.dtype, device=P.device)
+        through = (kept if a is None else a * kept) - keys.mT @ P
+        through, added = through.transpose(1, 2), (keys.mT @ U).transpose(1, 2)
+        after = recurrence(through, added, state, product=matrix_product).transpose(1, 2)
+        states = torch.cat([state[:, :, None], after[:, :, :-1]], dim=2)
+        return states, U - P @ states, after[:, :, -1]
+    decays = [None] * U.shape[2] if a is None else a.unbind(2)
+    before, corrected = [], []
+    for U_c, P_c, keys_c, a_c in zip(U.unbind(2), P.unbind(2), keys.unbind(2), decays, strict=True):
+        before.append(state)
+        corrected.append(U_c - P_c @ state)
+        kept = state if a_c is None else a_c * state
+        state = kept + keys_c.mT @ corrected[-1]
+    return torch.stack(before, dim=2), torch.stack(corrected, dim=2), state

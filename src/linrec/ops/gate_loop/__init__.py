@@ -1,41 +1,156 @@
 """The general operator: S_t = diag(a_t) S_{t-1} + k_t^T v_t, y_t = Re(q_t S_t)."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxtyping import Bool, Float, Inexact
 from torch import Tensor, float64
 
-from linrec.ops import splitting
-from linrec.ops.core.handlers import refuse_split_time
+from linrec.ops.core.backends import Backend, few, never
+from linrec.ops.core.call import Operator, documented
+from linrec.ops.core.checks import check_reset, check_tensors, tensor_fields
+from linrec.ops.core.handlers import refuse_split_time, time_is_split
 from linrec.ops.core.isolation import Isolation
-from linrec.ops.dispatch import Pair, exporting, numba_usable, refusal, resolve, triton_usable
-from linrec.ops.gate_loop import chunkwise_triton, fused, inputs, normalized, segments
-from linrec.ops.gate_loop.auto import PAIRS, auto_gate_loop
+from linrec.ops.core.precision import wide, without_autocast
+from linrec.ops.gate_loop import inputs, max_headed, numba, segments, triton
+from linrec.ops.gate_loop import normalized as normalization
 from linrec.ops.gate_loop.bonus import matrix_with_bonus, with_bonus
 from linrec.ops.gate_loop.chunkwise import attention, chunkwise
-from linrec.ops.gate_loop.numba import recurrent as recurrent_numba
+from linrec.ops.gate_loop.inputs import GateLoop
+from linrec.ops.gate_loop.normalized import Normalized
 from linrec.ops.gate_loop.reference import gate_loop_reference, normalized_gate_loop_reference
 from linrec.ops.gate_loop.torch import elementwise, recurrent
-from linrec.ops.gate_loop.triton import recurrent as recurrent_triton
-from linrec.ops.precision import widened, without_autocast
 
-__all__ = ["PAIRS", "gate_loop", "gate_loop_matrix", "normalized_gate_loop"]
-
-_OWN: dict[Pair, Callable[..., tuple[Tensor, Tensor]]] = {
-    ("recurrent", "reference"): gate_loop_reference,
-    ("recurrent", "torch"): recurrent,
-    ("recurrent", "numba"): recurrent_numba,
-    ("attention", "torch"): attention,
-    ("chunkwise", "torch"): chunkwise,
-    ("chunkwise", "triton"): chunkwise_triton.chunkwise,
-    ("recurrent", "triton"): recurrent_triton,
-}
-# matrix states in kernels of their own, which take any precision
-_KERNELS: tuple[Pair, ...] = (("chunkwise", "triton"), ("recurrent", "triton"))
+__all__ = ["NORMALIZED", "OPERATOR", "PAIRS", "gate_loop", "gate_loop_matrix", "normalized_gate_loop"]
 
 
+def _one_step(given: Any) -> bool:
+    return given.q.shape[1] <= 1
+
+
+def _one_channel(given: Any) -> bool:
+    """Whether heads have one channel: the state is no larger than k and v."""
+    return given.q.shape[-1] == given.v.shape[-1] == 1
+
+
+def _plain(given: Any) -> bool:
+    """Whether there are neither phases, nor complex keys, nor a bonus."""
+    return given.phase is None and given.bonus is None and not given.k.is_complex()
+
+
+def _on_tensor_cores(given: Any) -> bool:
+    # torch's products of double precision have tensor cores, and Triton's have none
+    return not _one_channel(given) and given.v.dtype != float64
+
+
+def _entry(mode: str, name: str, run: Callable[..., Any], about: str, **options: Any) -> Backend:
+    return Backend(mode, name, with_bonus(run), about, **options)
+
+
+def _by_scan(mode: str, name: str, **options: Any) -> Backend:
+    run = partial(elementwise, mode=mode, backend=name)
+    about = "`scan` with one channel per entry of the state, which it keeps for every step"
+    return _entry(mode, name, run, about, kernel="elementwise", **options)
+
+
+BACKENDS = (
+    _entry(
+        "recurrent",
+        "triton",
+        triton.recurrent,
+        "the loop in one kernel, without gradients",
+        auto=lambda given: _one_step(given) and _plain(given) and _on_tensor_cores(given),
+        differentiable=False,
+        widen=False,
+    ),
+    _entry(
+        "recurrent",
+        "numba",
+        numba.recurrent,
+        "a loop over time, with states in the caches of threads",
+        kernel="matrix",
+        accepts=lambda given: not _one_channel(given),
+        auto=lambda given: not _one_step(given) or _plain(given),
+    ),
+    # there is nothing to share between steps
+    _entry("recurrent", "torch", recurrent, "a loop over time", auto=_one_step),
+    _entry(
+        "scan",
+        "triton",
+        max_headed.scan_triton,
+        "heads of one channel and real q and k: one fused kernel",
+        kernel="max-headed",
+        accepts=max_headed.takes,
+        widen=False,
+    ),
+    _entry(
+        "recurrent",
+        "numba",
+        max_headed.recurrent_numba,
+        "heads of one channel and real q and k: one fused kernel",
+        kernel="max-headed",
+        accepts=max_headed.takes,
+    ),
+    _by_scan("scan", "triton", auto=_one_channel),
+    _by_scan("recurrent", "numba", accepts=_one_channel),
+    _by_scan("scan", "torch", auto=lambda given: _one_channel(given) and not few(given.q.shape[1], 16)),
+    _entry(
+        "chunkwise",
+        "triton",
+        triton.chunkwise,
+        "pairs of steps within chunks on tensor cores, the recurrence between them",
+        auto=_on_tensor_cores,
+        widen=False,
+    ),
+    # the state is kept once per chunk, not once per step
+    _entry(
+        "chunkwise",
+        "torch",
+        chunkwise,
+        "pairs of steps within chunks, the recurrence between them",
+        auto=lambda given: not _one_channel(given),
+    ),
+    _entry("attention", "torch", attention, "all pairs of steps, O(t^2)", auto=never),
+    Backend("recurrent", "reference", gate_loop_reference, "a loop over time: the oracle, slow", auto=never),
+)
+OPERATOR = Operator(
+    "gate_loop",
+    GateLoop,
+    sequence="q",
+    canonical=inputs.canonical,
+    output=lambda given: (given.v.shape, given.v.dtype),
+    axes="(b, h, dk, dv)",
+    state=inputs.state_of,
+    backends=BACKENDS,
+    is_empty=lambda given: 0 in given.q.shape,
+)
+PAIRS = OPERATOR.pairs
+
+
+def _normalized_reference(given: Normalized) -> tuple[Tensor, Tensor]:
+    """The oracle; where time is split, that of `gate_loop` in parts."""
+    return (_BY_REFERENCE.run if time_is_split() else normalized_gate_loop_reference)(given)
+
+
+_OF_NORMALIZED = [normalization.normalized(entry, OPERATOR.proceed) for entry in BACKENDS]
+_BY_REFERENCE = _OF_NORMALIZED[-1]
+NORMALIZED = Operator(
+    "normalized_gate_loop",
+    Normalized,
+    sequence="q",
+    canonical=normalization.canonical,
+    output=lambda given: (given.v.shape, given.v.dtype),
+    axes="(b, h, dk, dv + 1)",
+    state=normalization.state_of,
+    backends=(*_OF_NORMALIZED[:-1], replace(_BY_REFERENCE, run=_normalized_reference)),
+    is_empty=lambda given: 0 in given.q.shape,
+    composed=True,
+)
+
+
+@documented(OPERATOR)
 def gate_loop(
     q: Inexact[Tensor, "b t h dk"],
     k: Inexact[Tensor, "b t h dk"],
@@ -70,21 +185,12 @@ def gate_loop(
 
     A last axis of size 1, as in (h, 1) and (b, t, h, 1), broadcasts over the key channels.
 
-    | mode | backend | what it is |
-    |---|---|---|
-    | recurrent | reference | a loop over time: the oracle, slow |
-    | recurrent | torch | a loop over time; no memory per step where no gradient is asked for |
-    | recurrent | numba | the same, with the states in the caches of CPU threads |
-    | recurrent | triton | the same in one kernel; where a gradient is asked for, the loop in torch |
-    | attention | torch | all pairs of steps, O(t^2): the paper's surrogate attention |
-    | chunkwise | torch, triton | pairs of steps within chunks, the recurrence between them |
-    | scan | torch, triton | an associative scan with one channel per entry of the state |
+    {backends}
 
     The scan keeps the state of every step, which is too much for large heads. For dk = dv = 1 (the max-headed
     GateLoop) with real q and k, (scan, triton) and (recurrent, numba) are one fused kernel, which keeps the
-    state once per piece of time and makes it again for the gradient. `"auto"` takes the best pair that
-    works for the call (the table is at `linrec.ops.gate_loop.auto.auto_gate_loop`); what is given explicitly
-    is obeyed or refused.
+    state once per piece of time and makes it again for the gradient. `"auto"` takes the first entry that
+    works for the call; what is given explicitly is obeyed or refused.
 
     A magnitude of exactly zero, log_decay = -inf, is exact in every mode: nothing passes that step, and no
     gradient is NaN. Phases of any size are used modulo 2 pi.
@@ -130,36 +236,10 @@ def gate_loop(
         >>> y.flatten().round(decimals=4).tolist()
         [1.0, 1.0, 0.0]
     """
-    inputs.check_queries_and_keys(q, k)
-    inputs.check_values(v, q)
-    inputs.check_reset(reset, q)
-    device = q.device.type
-    is_complex = phase is not None or k.is_complex()
-    shape = *q.shape, v.shape[-1]
-    plain = not is_complex and bonus is None
-    double = v.dtype == float64
-    pair = _pair("gate_loop", shape, device, mode, backend, plain=plain, double=double)
-    if splitting.current is not None:
-        return splitting.current.gate_loop(q, k, v, log_decay, phase, bonus, state, reset, pair)
-    log_decay = inputs.canonical_gate("log_decay", log_decay, q)
-    phase = inputs.canonical_gate("phase", phase, q)
-    inputs.check_bonus(bonus, q)
-    state = inputs.canonical_state(state, q, v, is_complex=is_complex)
-    if q.shape[1] == 0:
-        return v.clone(), state.clone()
-    tensors: list[Any] = [q, k, v, log_decay, phase]
-    is_fused = fused.applies(pair, q, k, v)
-    takes_any = is_fused or pair in _KERNELS
-    # these kernels take any precision, but return it: with a bonus, their output is not the last word
-    if bonus is not None or not takes_any:
-        *tensors, bonus = widened(*tensors, bonus)
-    run = _runner(pair, bonus, is_fused=is_fused)
-    # accumulation stays in float32 where the caller's matrix products do not
-    with without_autocast(device):
-        y, state = run(*tensors, state, reset)
-    return y.to(v.dtype), state
+    return OPERATOR(GateLoop(q, k, v, log_decay, phase, bonus, state, reset), mode, backend)
 
 
+@documented(NORMALIZED)
 def normalized_gate_loop(
     q: Inexact[Tensor, "b t h dk"],
     k: Inexact[Tensor, "b t h dk"],
@@ -229,44 +309,20 @@ def normalized_gate_loop(
         >>> y.flatten().tolist(), state.flatten().tolist()
         ([3.0, 2.0, 3.0], [9.0, 3.0])
     """
-    inputs.check_queries_and_keys(q, k)
-    inputs.check_values(v, q)
-    inputs.check_reset(reset, q)
-    normalized.check_floor(floor, q)
-    normalized.check_state(state, q, v)
-    inputs.check_bonus(bonus, q)
-    for name, gate in (("log_decay", log_decay), ("phase", phase)):
-        inputs.canonical_gate(name, gate, q)
-    b, t, h, dk = q.shape
-    # of heads of one channel, the two values make two heads, for the fused kernels, which one step has no use
-    # for; processes that share a sequence have the same heads, but not the same steps
-    in_heads = dk == v.shape[-1] == 1 and (t > 1 or splitting.current is not None)
-    shape = (b, t, 2 * h, 1, 1) if in_heads else (b, t, h, dk, v.shape[-1] + 1)
-    is_complex = phase is not None or k.is_complex()
-    plain = not is_complex and bonus is None
-    double = v.dtype == float64
-    device = q.device.type
-    pair = _pair("normalized_gate_loop", shape, device, mode, backend, plain=plain, double=double)
-    dtype = v.dtype
-    # the quotient of two rounded numbers would be rounded three times
-    q, k, v, log_decay, phase, bonus = widened(q, k, v, log_decay, phase, bonus)
-    if pair[1] == "reference" and splitting.current is None and t > 0:
-        log_decay = inputs.canonical_gate("log_decay", log_decay, q)
-        phase = inputs.canonical_gate("phase", phase, q)
-        state = inputs.canonical_state(state, q, normalized.with_one(v), is_complex=is_complex)
-        y, state = normalized_gate_loop_reference(
-            q, k, v, log_decay, phase, state, reset, bonus, floor, signed
-        )
-        return y.to(dtype), state
-    tensors = q, k, normalized.with_one(v), log_decay, phase, bonus, state
-    if in_heads:
-        tensors = normalized.in_heads(*tensors)
-    *given, bonus, state = tensors
-    mode, backend = pair
-    y, state = gate_loop(*given, bonus=bonus, state=state, reset=reset, mode=mode, backend=backend)
-    if in_heads:
-        y, state = y.reshape(b, t, h, 2), state.reshape(b, h, 1, 2)
-    return normalized.divided(y, floor, signed).to(dtype), state
+    given = Normalized(q, k, v, log_decay, phase, bonus, floor, signed, state, reset)
+    return NORMALIZED(given, mode, backend)
+
+
+class _Mixing(NamedTuple):
+    q: Tensor
+    k: Tensor
+    log_decay: Tensor | None
+    phase: Tensor | None
+    bonus: Tensor | None
+    reset: Tensor | None
+
+
+_MIXING_FIELDS = tensor_fields(_Mixing)
 
 
 def gate_loop_matrix(
@@ -313,15 +369,17 @@ def gate_loop_matrix(
                 [0.5000, 1.0000, 0.0000],
                 [0.2500, 0.5000, 1.0000]])
     """
+    given = _Mixing(q, k, log_decay, phase, bonus, reset)
+    check_tensors(given, _MIXING_FIELDS, "q")
     refuse_split_time("gate_loop_matrix")
     precision = inputs.check_queries_and_keys(q, k)
-    inputs.check_reset(reset, q)
+    check_reset(reset, q)
     log_decay = inputs.canonical_gate("log_decay", log_decay, q)
     phase = inputs.canonical_gate("phase", phase, q)
     inputs.check_bonus(bonus, q)
     b, t, h, _ = q.shape
-    if t == 0:
-        return q.new_zeros(b, h, 0, 0, dtype=precision)
+    if 0 in q.shape:
+        return q.new_zeros(b, h, t, t, dtype=precision)
     if reset is not None:
         isolation = Isolation(reset.cumsum(1))
         q, k = isolation.enter(q, begin=0, carried=False), isolation.enter(k, begin=0)
@@ -330,7 +388,7 @@ def gate_loop_matrix(
             log_decay = isolation.enter(log_decay, begin=begin, decays=True)
         if phase is not None:
             phase = isolation.enter(phase, begin=0 if phase.shape[1] == t else None)
-    q, k, log_decay, phase, bonus = widened(q.transpose(1, 2), k.transpose(1, 2), log_decay, phase, bonus)
+    q, k, log_decay, phase, bonus = map(wide, (q.transpose(1, 2), k.transpose(1, 2), log_decay, phase, bonus))
     with without_autocast(q.device.type):
         log_decay, phase = segments.gates(log_decay, phase, reset, k)
         if bonus is None:
@@ -340,48 +398,3 @@ def gate_loop_matrix(
     if reset is not None:
         matrix = isolation.leave(matrix.transpose(1, 2), begin=0).transpose(1, 2)
     return matrix.to(precision)
-
-
-def _runner(pair: Pair, bonus: Tensor | None, *, is_fused: bool) -> Callable[..., tuple[Tensor, Tensor]]:
-    """What runs the pair, as a function of q, k, v, log_decay, phase, state and reset."""
-    run = _OWN.get(pair) or partial(elementwise, mode=pair[0], backend=pair[1])
-    if is_fused:
-        run = partial(fused.fused, backend=pair[1])
-    if bonus is None:
-        return run
-    if pair[1] == "reference":
-        # the oracle has a loop of its own for it
-        return partial(gate_loop_reference, bonus=bonus)
-    return partial(with_bonus, bonus=bonus, run=run)
-
-
-def _pair(
-    op_name: str,
-    shape: tuple[int, int, int, int, int],
-    device: str,
-    mode: str,
-    backend: str,
-    *,
-    plain: bool,
-    double: bool,
-) -> Pair:
-    """The (mode, backend) that a call of this (b, t, h, dk, dv) runs."""
-    pair = resolve(
-        op_name,
-        PAIRS,
-        mode,
-        backend,
-        auto_gate_loop(
-            shape,
-            device,
-            numba=device == "cpu" and numba_usable(),
-            triton=triton_usable(device),
-            exporting=exporting(),
-            plain=plain,
-            double=double,
-        ),
-    )
-    refused = refusal(op_name, pair[1], device)
-    if refused is not None:
-        raise ValueError(refused)
-    return pair

@@ -11,50 +11,39 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from linrec.ops.core.precision import widened
 from linrec.ops.gate_loop import segments
+from linrec.ops.gate_loop.inputs import GateLoop
 from linrec.ops.gate_loop.torch import read, recurrent
 
+Run = Callable[[GateLoop], tuple[Tensor, Tensor]]
 
-def with_bonus(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor | None,
-    phase: Tensor | None,
-    state: Tensor,
-    reset: Tensor | None,
-    *,
-    bonus: Tensor,
-    run: Callable[..., tuple[Tensor, Tensor]],
-) -> tuple[Tensor, Tensor]:
-    """y_t = Re(q_t S_{t-1}) + Re(q_t diag(bonus) k_t^T) v_t, by a mode that returns Re(q_t S_t).
 
-    Args:
-        q: (b, t, h, dk), real or complex, at least one step; it and what follows in the accumulation dtype.
-        k: (b, t, h, dk), real or complex.
-        v: (b, t, h, dv).
-        log_decay: as `run` takes it.
-        phase: likewise.
-        state: S_0, (b, h, dk, dv).
-        reset: None or (b, t) bool.
-        bonus: (h, dk).
-        run: the mode, a function of the seven tensors.
+def with_bonus(run: Run) -> Run:
+    """Return a backend with y_t = Re(q_t S_{t-1}) + Re(q_t diag(bonus) k_t^T) v_t, from one without bonus."""
 
-    Returns:
-        y (b, t, h, dv), and S_t.
-    """
-    if run is recurrent:
-        past, last = recurrent(q, k, v, log_decay, phase, state, reset, early=True)
-    else:
-        asking = q if reset is None else q.masked_fill(reset[:, :, None, None], 0)
-        following = asking.roll(-1, dims=1)
-        following[:, -1] = 0
-        early, last = run(following, k, v, log_decay, phase, state, reset)
-        past = torch.cat([read(asking[:, 0], state)[:, None], early], dim=1)[:, :-1]
-        if reset is not None:
-            # zero times a state that is not finite is not zero
-            past = past.masked_fill(reset[:, :, None, None], 0)
-    return past + _current(q, k, bonus)[..., None] * v, last
+    def wrapper(given: GateLoop) -> tuple[Tensor, Tensor]:
+        if given.bonus is None:
+            return run(given)
+        # the output of a backend that takes half precision is not the last word
+        given = widened(given)
+        q, k, v, bonus, state, reset = given.q, given.k, given.v, given.bonus, given.state, given.reset
+        assert bonus is not None
+        given = given._replace(bonus=None)
+        if run is recurrent:
+            past, last = recurrent(given, early=True)
+        else:
+            asking = q if reset is None else q.masked_fill(reset[:, :, None, None], 0)
+            following = asking.roll(-1, dims=1)
+            following[:, -1] = 0
+            early, last = run(given._replace(q=following))
+            past = torch.cat([read(asking[:, 0], state)[:, None], early], dim=1)[:, :-1]
+            if reset is not None:
+                # zero times a state that is not finite is not zero
+                past = past.masked_fill(reset[:, :, None, None], 0)
+        return past + _current(q, k, bonus)[..., None] * v, last
+
+    return wrapper
 
 
 def matrix_with_bonus(

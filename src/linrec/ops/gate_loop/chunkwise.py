@@ -1,6 +1,6 @@
 """The modes that weigh pairs of steps: all pairs (attention), or those within chunks (chunkwise).
 
-Arguments and results as in `torch.py`. Complex numbers appear in the states between chunks only; within
+Inputs and results as in `torch.py`. Complex numbers appear in the states between chunks only; within
 chunks `segments` splits them into real and imaginary channels.
 """
 
@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from linrec.ops.core.isolation import isolated
+from linrec.ops.core.precision import real_dtype
 from linrec.ops.gate_loop import segments
+from linrec.ops.gate_loop.inputs import GateLoop
 from linrec.ops.gate_loop.torch import transition
-from linrec.ops.precision import real_dtype
 from linrec.ops.scan import scan
 
 # within a chunk the work per step grows with its length, between chunks it shrinks with it; 64 balances the
@@ -18,32 +19,9 @@ from linrec.ops.scan import scan
 CHUNK = 64
 
 
-def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor | None,
-    phase: Tensor | None,
-    state: Tensor,
-    reset: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """All pairs of steps at once (eq. 14-21): O(t^2), one chunk as long as the sequence."""
-    return chunkwise(q, k, v, log_decay, phase, state, reset, chunk=q.shape[1])
-
-
-@isolated(log_decay=3)
-def chunkwise(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor | None,
-    phase: Tensor | None,
-    state: Tensor,
-    reset: Tensor | None,
-    *,
-    chunk: int = CHUNK,
-) -> tuple[Tensor, Tensor]:
-    """Pairs of steps within chunks (eq. 21), the recurrence over chunks between them (eq. 7)."""
+def _in_chunks(given: GateLoop, chunk: int) -> tuple[Tensor, Tensor]:
+    """Return the outputs and the last state, with pairs of steps within chunks of this length."""
+    q, k, v, log_decay, phase, _, state, reset = given
     t = q.shape[1]
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     log_decay, phase = segments.gates(log_decay, phase, reset, k)
@@ -55,6 +33,12 @@ def chunkwise(
     queries = segments.queries(q, segments.prefix(log_decay), segments.prefix(phase))
     y = segments.matrix(q, k, log_decay, phase) @ v + queries @ before
     return segments.joined(y, t).transpose(1, 2), state
+
+
+attention = isolated(lambda given: _in_chunks(given, given.q.shape[1]))
+"""All pairs of steps at once (eq. 14-21): O(t^2), one chunk as long as the sequence."""
+chunkwise = isolated(lambda given: _in_chunks(given, CHUNK))
+"""Pairs of steps within chunks (eq. 21), the recurrence over chunks between them (eq. 7)."""
 
 
 def _total(gate: Tensor | None) -> Tensor | None:

@@ -1,32 +1,94 @@
-"""Checks of what the matrix operators take, and its canonical form: one precision, gates of four axes."""
+"""What the matrix operators take, checked, and in canonical form."""
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from linrec.ops.precision import REAL, accumulation, real_dtype
+from linrec.ops.core.checks import State, check_axes, check_precision, check_shape, check_supported, name_of
+from linrec.ops.core.precision import COMPLEX, accumulation, real_dtype
 
-# a table instead of the method of dtypes, which torch.compile cannot trace
-_COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
+
+class GateLoop(NamedTuple):
+    """What backends of `gate_loop` take.
+
+    Attributes:
+        q: (b, t, h, dk), real or complex.
+        k: (b, t, h, dk), real or complex.
+        v: (b, t, h, dv), real.
+        log_decay: log |a|, None or (b or 1, t or 1, h, dk or 1).
+        phase: arg a in radians, as `log_decay`.
+        bonus: None or (h, dk).
+        state: S_0 (b, h, dk, dv) in the accumulation dtype, complex where `phase` is given or `k` is complex.
+        reset: None or (b, t) bool.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    log_decay: Tensor | None
+    phase: Tensor | None
+    bonus: Tensor | None
+    state: State
+    reset: Tensor | None
+
+
+class Matrix(NamedTuple):
+    """What kernels of matrix states take: those of `delta_rule`, and of `gate_loop` where `beta` is None.
+
+    Attributes:
+        q: (b, t, h, dk), real, as all tensors.
+        k: (b, t, h, dk).
+        v: (b, t, h, dv).
+        beta: None or (b, t, h).
+        log_decay: log a, None or (b or 1, t or 1, h, dk or 1).
+        phase: None, or phases (b or 1, t or 1, h, dk / 2 or 1) by which the frame of `real_form` turns. They
+            get their gradient from the kernel, and have no part in the values.
+        state: S_0 (b, h, dk, dv).
+        cut: None, or (b, t), true where the state before a step is cleared.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    beta: Tensor | None
+    log_decay: Tensor | None
+    phase: Tensor | None
+    state: Tensor
+    cut: Tensor | None
+
+
+class Values(NamedTuple):
+    """What kernels of matrix states return: y, the last state, and what is kept for the adjoint."""
+
+    y: Tensor
+    last: Tensor
+    kept: Tensor
+
+
+def canonical(given: GateLoop) -> GateLoop:
+    """Check the inputs, and give gates four axes."""
+    q, k, v, log_decay, phase, bonus, state, reset = given
+    check_queries_and_keys(q, k)
+    check_values(v, q)
+    check_bonus(bonus, q)
+    log_decay, phase = canonical_gate("log_decay", log_decay, q), canonical_gate("phase", phase, q)
+    return GateLoop(q, k, v, log_decay, phase, bonus, state, reset)
+
+
+def state_of(given: GateLoop) -> tuple[tuple[int, ...], torch.dtype]:
+    """Return shape and dtype of the state."""
+    (b, _, h, dk), dtype = given.q.shape, accumulation(given.v.dtype)
+    is_complex = given.phase is not None or given.k.is_complex()
+    return (b, h, dk, given.v.shape[-1]), COMPLEX[dtype] if is_complex else dtype
 
 
 def check_queries_and_keys(q: Tensor, k: Tensor) -> torch.dtype:
     """Return the real dtype that `q` and `k`, both (b, t, h, dk), share; raise where they do not."""
-    if q.ndim != 4:
-        raise ValueError(
-            f"`q` must have shape (b, t, h, dk); got {tuple(q.shape)}. "
-            "Use `unflatten(-1, (h, dk))` to split channels into heads."
-        )
-    if k.shape != q.shape:
-        raise ValueError(
-            f"`k` must have the shape of `q`, (b, t, h, dk) = {tuple(q.shape)}; got {tuple(k.shape)}."
-        )
-    precision = _precision("q", q)
-    if _precision("k", k) != precision:
-        raise TypeError(
-            f"`k` must have the real precision of `q`, {_name(precision)}; got {_name(k.dtype)}. "
-            "Cast one of them."
-        )
-    _check_device("k", k, q)
+    check_axes("q", q, "(b, t, h, dk)", "Use `unflatten(-1, (h, dk))` to split channels into heads.")
+    precision = check_supported("q", q, complex_too=True)
+    check_shape("k", k, "(b, t, h, dk), that of `q`,", q.shape, "Give both the same heads and channels.")
+    _check_same_precision("k", k, q)
     return precision
 
 
@@ -39,16 +101,10 @@ def check_values(v: Tensor, q: Tensor) -> None:
         )
     if v.is_complex():
         raise TypeError(
-            f"`v` must be real; got {_name(v.dtype)}. Pass its real and its imaginary part as two values, "
+            f"`v` must be real; got {name_of(v.dtype)}. Pass its real and its imaginary part as two values, "
             "along dv."
         )
-    precision = real_dtype(q.dtype)
-    if _precision("v", v) != precision:
-        raise TypeError(
-            f"`v` must have the real precision of `q`, {_name(precision)}; got {_name(v.dtype)}. "
-            "Cast one of them."
-        )
-    _check_device("v", v, q)
+    _check_same_precision("v", v, q)
 
 
 def canonical_gate(name: str, gate: Tensor | None, q: Tensor) -> Tensor | None:
@@ -76,7 +132,7 @@ def canonical_gate(name: str, gate: Tensor | None, q: Tensor) -> Tensor | None:
             f"{(h,)}, {(h, dk)}, {(b, t, h)} or {(b, t, h, dk)}; got {tuple(gate.shape)}. "
             "Pass one value per head or per key channel; a last axis of 1 broadcasts over the channels."
         )
-    check_precision(name, gate, q)
+    check_precision(name, gate, q, "q")
     # (h,) and (b, t, h) have one value for all channels
     if gate.ndim in (1, 3):
         gate = gate[..., None]
@@ -85,78 +141,14 @@ def canonical_gate(name: str, gate: Tensor | None, q: Tensor) -> Tensor | None:
 
 def check_bonus(bonus: Tensor | None, q: Tensor) -> None:
     """Raise unless `bonus` is None or real (h, dk), in the precision of `q` or the accumulation's."""
-    if bonus is None:
-        return
-    if bonus.shape != q.shape[2:]:
-        raise ValueError(
-            f"`bonus` must have shape (h, dk) = {tuple(q.shape[2:])}; got {tuple(bonus.shape)}. "
-            "Pass one factor per head and key channel."
-        )
-    check_precision("bonus", bonus, q)
+    check_shape("bonus", bonus, "(h, dk)", q.shape[2:], "Pass one factor per head and key channel.")
+    check_precision("bonus", bonus, q, "q")
 
 
-def canonical_state(state: Tensor | None, q: Tensor, v: Tensor, *, is_complex: bool) -> Tensor:
-    """Return the initial state (b, h, dk, dv) in the accumulation dtype; zeros where it is None."""
-    b, _, h, dk = q.shape
-    shape = (b, h, dk, v.shape[-1])
-    dtype = accumulation(real_dtype(q.dtype))
-    if is_complex:
-        dtype = _COMPLEX[dtype]
-    if state is None:
-        return torch.zeros(shape, dtype=dtype, device=q.device)
-    if state.shape != shape:
-        raise ValueError(
-            f"`state` must have shape (b, h, dk, dv) = {shape}; got {tuple(state.shape)}. "
-            "Pass the state that an earlier call returned, or None."
-        )
-    if not (state.is_floating_point() or state.is_complex()):
-        raise TypeError(f"`state` must be {_name(dtype)}; got {_name(state.dtype)}. Cast it.")
-    if state.is_complex() and not is_complex:
-        raise TypeError(
-            f"`state` must be {_name(dtype)} where `phase` is None and `k` is real; "
-            f"got {_name(state.dtype)}. Pass `state.real`, or the phase that made it complex."
-        )
-    _check_device("state", state, q)
-    return state.to(dtype)
-
-
-def check_reset(reset: Tensor | None, q: Tensor) -> None:
-    """Raise unless `reset` is None or a bool tensor (b, t)."""
-    if reset is None:
-        return
-    if reset.shape != q.shape[:2]:
-        raise ValueError(f"`reset` must have shape (b, t) = {tuple(q.shape[:2])}; got {tuple(reset.shape)}.")
-    if reset.dtype != torch.bool:
-        raise TypeError(f"`reset` must be bool; got {_name(reset.dtype)}. Pass `reset != 0`.")
-    _check_device("reset", reset, q)
-
-
-def check_precision(name: str, x: Tensor, q: Tensor) -> None:
-    """Raise unless `x` is real, in the precision of `q` or the accumulation's, on the device of `q`."""
+def _check_same_precision(name: str, x: Tensor, q: Tensor) -> None:
     precision = real_dtype(q.dtype)
-    total = accumulation(precision)
-    if x.dtype not in (precision, total):
-        allowed = _name(total) if precision == total else f"{_name(precision)} (as `q`) or {_name(total)}"
-        raise TypeError(f"`{name}` must be {allowed}; got {_name(x.dtype)}. Cast it.")
-    _check_device(name, x, q)
-
-
-def _check_device(name: str, x: Tensor, q: Tensor) -> None:
-    if x.device != q.device:
-        raise ValueError(
-            f"`{name}` must be on the device of `q`, {str(q.device)!r}; got {str(x.device)!r}. "
-            f"Move it with .to({str(q.device)!r})."
-        )
-
-
-def _precision(name: str, x: Tensor) -> torch.dtype:
-    if x.dtype not in REAL:
+    if check_supported(name, x, complex_too=True) != precision:
         raise TypeError(
-            f"`{name}` must be float16, bfloat16, float32, float64, complex64 or complex128; "
-            f"got {_name(x.dtype)}. Cast it, for example with `.float()`."
+            f"`{name}` must have the real precision of `q`, {name_of(precision)}; got {name_of(x.dtype)}. "
+            "Cast one of them."
         )
-    return REAL[x.dtype]
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -7,7 +7,10 @@ import torch
 from torch import Tensor
 
 from linrec.ops.core.isolation import isolated
+from linrec.ops.core.precision import widened
+from linrec.ops.gate_loop.inputs import GateLoop, Matrix
 
+Result = tuple[Tensor, Tensor]
 Angle = tuple[Tensor, Tensor]
 """Cosine and sine of Phi_t at the last step, (b or 1, h, dk or 1, 1)."""
 
@@ -65,20 +68,22 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([x.real * cos - x.imag * sin, -(x.real * sin + x.imag * cos)], dim=-1)
 
 
-# the frame of a document turns on from the frame of the document before it
-@isolated(log_decay=3)
 def in_real_form(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor | None,
-    phase: Tensor | None,
-    state: Tensor,
-    reset: Tensor | None,
-    *,
-    run: Callable[..., tuple[Tensor, Tensor]],
-) -> tuple[Tensor, Tensor]:
-    """Run a recurrence with phases by `run`, a real one of the same arguments; returns as in `torch.py`."""
-    q, k, log_decay, state, angle = real_form(q, k, log_decay, phase, state)
-    y, last = run(q, k, v, log_decay, phase, state, reset)
-    return y, complex_form(last, angle)
+    run: Callable[[Matrix], tuple[Tensor, Tensor]],
+) -> Callable[[GateLoop], tuple[Tensor, Tensor]]:
+    """Return a backend of `gate_loop` from the recurrence of real numbers that `run` is."""
+
+    # the frame of a document turns on from the frame of the document before it
+    @isolated
+    def turned(given: GateLoop) -> Result:
+        q, k, log_decay, state, angle = real_form(given.q, given.k, given.log_decay, given.phase, given.state)
+        y, last = run(Matrix(q, k, given.v, None, log_decay, given.phase, state, given.reset))
+        return y, complex_form(last, angle)
+
+    def real(given: GateLoop) -> Result:
+        if given.state.is_complex():
+            return turned(widened(given))
+        q, k, v, log_decay, _, _, state, reset = given
+        return run(Matrix(q.real if q.is_complex() else q, k, v, None, log_decay, None, state, reset))
+
+    return real

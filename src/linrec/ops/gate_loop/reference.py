@@ -3,34 +3,16 @@
 import torch
 from torch import Tensor
 
+from linrec.ops.gate_loop.inputs import GateLoop
+from linrec.ops.gate_loop.normalized import Normalized
 
-def gate_loop_reference(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor | None,
-    phase: Tensor | None,
-    state: Tensor,
-    reset: Tensor | None,
-    bonus: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+
+def gate_loop_reference(given: GateLoop) -> tuple[Tensor, Tensor]:
     """S_n = diag(a_n) S_{n-1} + k_n^T v_n, y_n = Re(q_n S_n)   (eq. 7, 8, 25).
 
     With `bonus`, y_n = Re(q_n (S_{n-1} + diag(bonus) k_n^T v_n)).
-
-    Args:
-        q: (b, t, h, dk), real or complex.
-        k: (b, t, h, dk), real or complex.
-        v: (b, t, h, dv), real.
-        log_decay: log |a|, None or (b or 1, t or 1, h, dk or 1).
-        phase: arg a in radians, as `log_decay`.
-        state: S_0, (b, h, dk, dv), complex where `phase` is given or `k` is complex.
-        reset: None or (b, t) bool.
-        bonus: None or (h, dk).
-
-    Returns:
-        y (b, t, h, dv), and S_t.
     """
+    q, k, v, log_decay, phase, bonus, state, reset = given
     a = _transition(q, log_decay, phase)
     outputs = []
     for n in range(q.shape[1]):
@@ -44,35 +26,12 @@ def gate_loop_reference(
     return torch.stack(outputs, dim=1), state
 
 
-def normalized_gate_loop_reference(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor | None,
-    phase: Tensor | None,
-    state: Tensor,
-    reset: Tensor | None,
-    bonus: Tensor | None,
-    floor: Tensor | float,
-    signed: bool,
-) -> tuple[Tensor, Tensor]:
+def normalized_gate_loop_reference(given: Normalized) -> tuple[Tensor, Tensor]:
     """S_n as above, z_n = diag(a_n) z_{n-1} + k_n, y_n = Re(q_n S_n) / denominator(Re(q_n z_n)).
 
-    Args:
-        q: as above, and so are `k`, `v`, `log_decay`, `phase`, `reset` and `bonus`.
-        k: as above.
-        v: as above.
-        log_decay: as above.
-        phase: as above.
-        reset: as above.
-        bonus: as above.
-        state: S_0 with z_0 as its last column, (b, h, dk, dv + 1).
-        floor: the smallest magnitude of a denominator, (b, t, h) or a number.
-        signed: whether the denominator keeps its sign.
-
-    Returns:
-        y (b, t, h, dv), and S_t with z_t.
+    The state has z_n as its last column.
     """
+    q, k, v, log_decay, phase, bonus, floor, signed, state, reset = given
     a = _transition(q, log_decay, phase)
     outputs = []
     matrix, sums = state[..., :-1], state[..., -1]

@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from linrec.ops.core import unbounded
-from linrec.ops.dispatch import exporting
-from linrec.ops.precision import real_dtype
+from linrec.ops.core.machine import exporting
+from linrec.ops.core.precision import real_dtype
 
 MaybeTensor = TypeVar("MaybeTensor", Tensor, Tensor | None)
 

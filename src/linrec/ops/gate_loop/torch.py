@@ -1,7 +1,6 @@
 """The modes that walk the state itself: step by step, and as an elementwise scan.
 
-Both take (b, t, h, d) tensors in the accumulation dtype, gates as `inputs.canonical_gate` returns them and
-an initial state; both return y (b, t, h, dv) and the final state (b, h, dk, dv).
+Both take inputs in the accumulation dtype, and return y (b, t, h, dv) and the final state (b, h, dk, dv).
 """
 
 from typing import Any
@@ -9,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linrec.ops.precision import real_dtype
+from linrec.ops.core.precision import real_dtype
+from linrec.ops.gate_loop.inputs import GateLoop
 from linrec.ops.scan import scan
 
 
@@ -25,21 +25,12 @@ def transition(log_decay: Tensor | None, phase: Tensor | None) -> Tensor | None:
     return torch.complex(real, imaginary)
 
 
-def recurrent(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor | None,
-    phase: Tensor | None,
-    state: Tensor,
-    reset: Tensor | None,
-    *,
-    early: bool = False,
-) -> tuple[Tensor, Tensor]:
+def recurrent(given: GateLoop, *, early: bool = False) -> tuple[Tensor, Tensor]:
     """Step by step (eq. 7-8): O(t) work, and no memory that grows with t where no gradient is asked for.
 
     `early` reads every state before its step: y_t = Re(q_t S_{t-1}), zero at resets.
     """
+    q, k, v, log_decay, phase, _, state, reset = given
     t = q.shape[1]
     a = transition(log_decay, phase)
     cuts = cleared_before(reset, t)
@@ -60,19 +51,9 @@ def cleared_before(reset: Tensor | None, time: int) -> list[Any]:
     return [None] * time if reset is None else list(reset[:, :, None, None, None].unbind(1))
 
 
-def elementwise(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor | None,
-    phase: Tensor | None,
-    state: Tensor,
-    reset: Tensor | None,
-    *,
-    mode: str,
-    backend: str,
-) -> tuple[Tensor, Tensor]:
+def elementwise(given: GateLoop, mode: str, backend: str) -> tuple[Tensor, Tensor]:
     """Every entry of the state as one channel of `ops.scan` (eq. 13), in any of its modes and backends."""
+    q, k, v, log_decay, phase, _, state, reset = given
     size = state.shape[1:]
     a = transition(log_decay, phase)
     if a is None:

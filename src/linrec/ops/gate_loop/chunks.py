@@ -1,14 +1,16 @@
 """What the chunkwise GPU kernels are called with: tensors as they take them, and the division of the work."""
 
-import functools
 import math
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from linrec.ops.kernels.launch import on_device, power_of_2
+from linrec.ops.gate_loop.inputs import Matrix
+from linrec.ops.kernels import Kernels
+from linrec.ops.kernels.launch import mask, on_device, power_of_2
+
+KERNELS, ADJOINT = Kernels("matrix.chunks_triton"), Kernels("matrix.adjoint_triton")
 
 CHUNK = 64
 # the least that a tensor core takes
@@ -54,15 +56,8 @@ PROGRAMS = 256
 class Chunks:
     """Tensors as the kernels take them, and the division of the work."""
 
-    def __init__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        log_decay: Tensor | None,
-        cut: Tensor | None,
-        chunk: int | None = None,
-    ) -> None:
+    def __init__(self, given: Matrix, chunk: int | None = None) -> None:
+        q, k, v, _, log_decay, _, _, cut = given
         self.chunk = CHUNK if chunk is None else chunk
         self.levels = self.chunk.bit_length() - 1
         self.q, self.k, self.v = q.contiguous(), k.contiguous(), v.contiguous()
@@ -78,7 +73,7 @@ class Chunks:
             log_decay, cut = log_decay.masked_fill(cut[..., None, None], NOTHING), None
         self.decay = NONE
         # what is not there is never read; any pointer will do
-        self.gates = (self.q, self.q if cut is None else cut.contiguous().view(torch.uint8))
+        self.gates = (self.q, mask(cut, self.q))
         self.strides: tuple[int, ...] = (0, 0, 0)
         self.reset = cut is not None
         if log_decay is not None:
@@ -91,11 +86,20 @@ class Chunks:
         self.blocks_k = -(-self.dk // self._tiles("gate_gradients").block_k)
 
     def states(
-        self, k: Tensor, v: Tensor, start: Tensor, *, reverse: bool = False, weighed: bool = False
-    ) -> tuple[Tensor, Tensor]:
-        """States before each chunk (b, h, chunks, dk, dv), and after the last; or gradients, of q and dy."""
+        self,
+        k: Tensor,
+        v: Tensor,
+        start: Tensor,
+        end: Tensor,
+        *,
+        reverse: bool = False,
+        weighed: bool = False,
+    ) -> Tensor:
+        """Return the states before each chunk (b, h, chunks, dk, dv), and fill that after the last, `end`.
+
+        In reverse, the gradients of the states, of q and dy.
+        """
         states = k.new_empty(self.batch, self.heads, self.chunks, self.dk, self.dv)
-        end = torch.empty_like(start, memory_format=torch.contiguous_format)
         tiles = self._tiles("chunk_states")
         blocks = -(-self.dk // tiles.block_k), -(-self.dv // tiles.block_v)
         matrices = self.batch * self.heads
@@ -118,49 +122,48 @@ class Chunks:
                 WEIGHED=weighed,
                 LOCAL=local,
             )
-        return states, end
+        return states
 
-    def matrices(self) -> Tensor:
-        """Return A of all chunks (b, h, chunks, C, C), where each channel decays for itself; else nothing."""
-        return self.mixings()[0] if self.decay == CHANNEL else self.q.new_empty(self.batch, 0, 0, 0, 0)
-
-    def mixings(self, *, weigh: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-        """A of all chunks (b, h, chunks, C, C), and, to `weigh` them, e^P * q and e^R * k."""
-        matrices = self.q.new_empty(self.batch, self.heads, self.chunks, self.chunk, self.chunk)
+    def mixings(self, matrices: Tensor, *, weigh: bool = False) -> tuple[Tensor, Tensor]:
+        """Fill A of all chunks (b, h, chunks, C, C), and return, to `weigh` them, e^P * q and e^R * k."""
         read, written = (torch.empty_like(x) if weigh else x for x in (self.q, self.k))
         tensors = (self.q, self.k, *self.gates, matrices, read, written)
         self.per_chunk("mixings", 1, *tensors, LEVELS=self.levels, WEIGH=weigh)
-        return matrices, read, written
+        return read, written
 
     def mixed(
         self,
+        out: Tensor,
         values: Tensor,
         matrices: Tensor,
         states: Tensor,
         *,
         reverse: bool = False,
         read: Tensor | None = None,
-    ) -> Tensor:
-        """Y, of v and the states before the chunks; or dV, of dy and the gradients of those after them.
+    ) -> None:
+        """Fill y, of v and the states before the chunks; or dv, of dy and the gradients of those after them.
 
         `read` is e^P * q, where that has been made.
         """
-        out = torch.empty_like(self.v)
         blocks = -(-self.dv // self._tiles("mixed").block_v)
         q = self.q if read is None else read
         tensors = (q, self.k, values, *self.gates, matrices, states, out)
         self.per_chunk("mixed", blocks, *tensors, REVERSE=reverse, WEIGHED=read is not None)
-        return out
 
     def gate_gradients(
-        self, dy: Tensor, v: Tensor, states: Tensor, gradients: Tensor, passing: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return dq and dk, and fill `passing`; see the kernel."""
-        dq, dk = torch.empty_like(self.q), torch.empty_like(self.k)
+        self,
+        dq: Tensor,
+        dk: Tensor,
+        dy: Tensor,
+        v: Tensor,
+        states: Tensor,
+        gradients: Tensor,
+        passing: Tensor,
+    ) -> None:
+        """Fill the gradients of q and k, and `passing`; see the kernel."""
         tensors = (self.q, self.k, v, dy, *self.gates, states, gradients, self.q, dq, dk, passing, self.q)
         constants = {"LEVELS": self.levels, "CORRECTION": False}
         self.per_chunk("gate_gradients", self.blocks_k, *tensors, **constants)
-        return dq, dk
 
     def decay_gradient(self) -> Tensor:
         """Where `gate_gradients` puts what passes each step."""
@@ -170,7 +173,7 @@ class Chunks:
     def summed(self, passing: Tensor, log_decay: Tensor) -> Tensor:
         """Sum over blocks of channels, and over the steps that share a decay."""
         passing = passing.sum(-1, keepdim=True) if self.decay == HEAD else passing
-        return passing.sum_to_size(log_decay.shape).to(log_decay.dtype)
+        return passing.sum_to_size(log_decay.shape)
 
     def per_chunk(self, name: str, blocks: int, *tensors: Tensor, **constants: Any) -> None:
         """Run a kernel with one program for each block of channels, chunk, batch row and head."""
@@ -193,7 +196,7 @@ class Chunks:
         return "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
 
     def _kernel(self, name: str) -> Any:
-        return getattr(_adjoint() if name == "gate_gradients" else _kernels(), name)
+        return getattr(ADJOINT if name == "gate_gradients" else KERNELS, name)
 
     def _sums(self, decays: Tensor) -> Tensor:
         """Running sums of log decays in each chunk, (b, t, h, dk or 1)."""
@@ -202,7 +205,7 @@ class Chunks:
         grid = -(-width // SUMS), self.chunks, self.batch
         if 0 not in grid:
             with on_device(decays.device):
-                _kernels().chunk_sums[(math.prod(grid),)](
+                KERNELS.chunk_sums[(math.prod(grid),)](
                     decays,
                     self.gates[1],
                     sums,
@@ -270,20 +273,6 @@ def launch_staged(kernel: Any, programs: int, stages: int, *arguments: Any, **co
             if stages == 1:
                 raise
             stages -= 1
-
-
-@functools.cache
-def _kernels() -> ModuleType:
-    from linrec.ops.kernels.matrix import chunks_triton as chunkwise_triton_kernels
-
-    return chunkwise_triton_kernels
-
-
-@functools.cache
-def _adjoint() -> ModuleType:
-    from linrec.ops.kernels.matrix import adjoint_triton as chunkwise_triton_adjoint
-
-    return chunkwise_triton_adjoint
 
 
 def _block(size: int, limit: int, least: int) -> int:

@@ -1,0 +1,241 @@
+"""The chunkwise mode of the delta rule on GPUs."""
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from linrec.ops.core.isolation import isolated
+from linrec.ops.core.kernel import Memory, by_autograd, kernel_op, like
+from linrec.ops.delta_rule.torch import DeltaRule
+from linrec.ops.gate_loop import chunks
+from linrec.ops.gate_loop.chunks import LEAST, Chunks, Tiles
+from linrec.ops.gate_loop.inputs import Matrix, Values
+from linrec.ops.gate_loop.numba import twin
+from linrec.ops.kernels import Kernels
+from linrec.ops.kernels.launch import power_of_2
+
+KERNELS = Kernels("matrix.delta_triton")
+LARGEST = 512
+"""Key channels of a head, at most: a program holds all of them."""
+
+
+def _memory(given: Matrix, keep: bool) -> Any:
+    # the inverses T of the chunks are kept for the adjoint; all else is made again
+    (batch, time, heads, _), chunk = given.q.shape, chunk_of(given.q, given.log_decay)
+    inverses = Memory((batch, heads, -(-time // chunk), chunk, chunk), given.q.dtype)
+    return like(given.v), like(given.state), inverses
+
+
+def _forward(out: Values, given: Matrix) -> None:
+    call = _DeltaChunks(given)
+    states, corrected, _ = call.corrected(given.state, out.last, *call.corrections(out.kept))
+    matrices = call.q.new_empty(call.batch, 0, 0, 0, 0)
+    if call.decay == chunks.CHANNEL:
+        matrices = torch.empty_like(out.kept)
+        call.mixings(matrices)
+    call.mixed(out.y, corrected, matrices, states)
+
+
+def _adjoint(out: Any, given: Matrix, kept: Values, d: Values) -> None:
+    call, dy, inverses = _DeltaChunks(given), d.y.contiguous(), kept.kept
+    read, values = call.corrections(inverses, known=True)
+    # what nothing reads any more makes room for what follows
+    last = torch.empty_like(out.state)
+    states, corrected, transitions = call.corrected(given.state, last, read, values)
+    del values, last
+    gradients, dcorrected = call.corrected_gradients(dy, d.last, out.state, read, transitions)
+    del read
+    passing = call.decay_gradient()
+    call.gate_gradients(out.q, out.k, dy, corrected, states, gradients, passing)
+    del gradients
+    through, of_values = call.value_gradients(out.v, inverses, dcorrected)
+    del dcorrected
+    of_keys = call.correction_gradients(through, corrected, states, out.k, passing)
+    out.beta.copy_(of_values.sum(-1) + of_keys.sum(-1))
+    if out.log_decay is not None:
+        out.log_decay.copy_(call.summed(passing, out.log_decay))
+
+
+class _DeltaChunks(Chunks):
+    """The calls that the delta rule has beyond those of `gate_loop`."""
+
+    def __init__(self, given: Matrix) -> None:
+        super().__init__(given, chunk_of(given.q, given.log_decay))
+        assert given.beta is not None
+        self.beta = given.beta.contiguous()
+
+    def corrections(self, inverses: Tensor, *, known: bool = False) -> tuple[Tensor, Tensor]:
+        """Return P and U, and fill `inverses`, unless they are known."""
+        read, values = torch.empty_like(self.k), torch.empty_like(self.v)
+        tensors = (self.k, self.v, self.beta, *self.gates, inverses, read, values)
+        self.per_chunk("corrections", 1, *tensors, LEVELS=self.levels, KNOWN=known)
+        return read, values
+
+    def corrected(
+        self, start: Tensor, end: Tensor, read: Tensor, values: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the states before the chunks, the corrected values W, and the pieces' transitions.
+
+        Fills `end`, the state after the last chunk. Few programs divide time into pieces, each of which makes
+        M S + N of the state S before it; the transitions M are (b * h, pieces, dk, dk).
+        """
+        states = self.k.new_empty(self.batch, self.heads, self.chunks, self.dk, self.dv)
+        corrected = torch.empty_like(self.v)
+        given, found, transitions = (self.k, read, values, *self.gates), (states, end, corrected), None
+        if self.pieces[0] > 1:
+            left, transitions = self._of_pieces(self.dv), self._of_pieces(self.dk)
+            blocks = sum(self._blocks("delta_states", width) for width in (self.dv, self.dk))
+            tensors = (*given, start, left, transitions, *found)
+            self._over_time("delta_states", blocks, tensors, local=True)
+            start = _chained(start, transitions, left)
+        # what only a local run writes can be any pointer
+        tensors = (*given, start.contiguous(), start, start, *found)
+        self._over_time("delta_states", self._blocks("delta_states", self.dv), tensors)
+        return states, corrected, transitions
+
+    def corrected_gradients(
+        self, dy: Tensor, dlast: Tensor, dstate: Tensor, read: Tensor, transitions: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the gradients of the states after the chunks, and dW; fill `dstate`, of the first one."""
+        gradients = self.k.new_empty(self.batch, self.heads, self.chunks, self.dk, self.dv)
+        dcorrected = torch.empty_like(self.v)
+        matrices = self.q.new_empty(self.batch, self.heads, self.chunks, self.chunk, self.chunk)
+        self.mixings(matrices)
+        given = (self.q, self.k, read, dy, matrices, *self.gates)
+        found = gradients, dstate, dcorrected
+        blocks = self._blocks("delta_state_gradients", self.dv)
+        if transitions is not None:
+            left = self._of_pieces(self.dv)
+            self._over_time("delta_state_gradients", blocks, (*given, dlast, left, *found), local=True)
+            dlast = _chained(dlast, transitions.mT.flip(1), left.flip(1)).flip(1)
+        tensors = (*given, dlast.contiguous(), dlast, *found)
+        self._over_time("delta_state_gradients", blocks, tensors)
+        return gradients, dcorrected
+
+    def value_gradients(self, dv: Tensor, inverses: Tensor, dcorrected: Tensor) -> tuple[Tensor, Tensor]:
+        """Fill dv; return E, and the part of the gradient of beta that comes from the values."""
+        through = torch.empty_like(self.v)
+        blocks = -(-self.dv // self._tiles("value_gradients").block_v)
+        of_values = self._of_steps(blocks)
+        tensors = (inverses, dcorrected, self.v, self.beta, through, dv, of_values)
+        self.per_chunk("value_gradients", blocks, *tensors)
+        return through, of_values
+
+    def correction_gradients(
+        self, through: Tensor, corrected: Tensor, states: Tensor, dk: Tensor, passing: Tensor
+    ) -> Tensor:
+        """Add what the corrections read to `dk` and `passing`, and return its part of beta's gradient."""
+        of_keys = self._of_steps(self.blocks_k)
+        given = (self.k, self.k, corrected, through, *self.gates, states, states, self.beta)
+        tensors = (*given, dk, dk, passing, of_keys)
+        constants = {"LEVELS": self.levels, "CORRECTION": True}
+        self.per_chunk("gate_gradients", self.blocks_k, *tensors, **constants)
+        return of_keys
+
+    def _of_steps(self, blocks: int) -> Tensor:
+        return self.q.new_zeros(*self.q.shape[:3], blocks, dtype=self.wide)
+
+    @functools.cached_property
+    def pieces(self) -> tuple[int, int]:
+        """Into how many pieces programs divide time, and how many chunks a piece has."""
+        programs = self.batch * self.heads * self._blocks("delta_states", self.dv)
+        most = chunks.PROGRAMS // max(programs, 1)
+        pieces = min(most, self.chunks // LEAST_LENGTH)
+        # in two passes over time, two pieces would gain nothing
+        length = -(-self.chunks // pieces) if pieces > 2 else max(self.chunks, 1)
+        return max(-(-self.chunks // length), 1), length
+
+    def _of_pieces(self, width: int) -> Tensor:
+        return self.q.new_empty(self.batch * self.heads, self.pieces[0], self.dk, width, dtype=self.wide)
+
+    def _blocks(self, name: str, width: int) -> int:
+        return -(-width // self._tiles(name).block_v)
+
+    def _over_time(self, name: str, blocks: int, tensors: tuple[Tensor, ...], *, local: bool = False) -> None:
+        pieces, length = self.pieces
+        grid = blocks, pieces, self.batch * self.heads
+        self._run(name, grid, tensors, length, pieces, LOCAL=local)
+
+    def _tiles(self, name: str) -> Tiles:
+        if name not in TILES:
+            return super()._tiles(name)
+        tiles = TILES[name][self.exact]
+        # as in `Chunks._tiles`
+        part = 2 if self.q.dtype == torch.float64 else 1
+        block_k = tiles.block_k // part
+        if name.startswith("delta"):
+            # a state is whole in its key channels, for W reads all of them
+            block_k = max(block_k, power_of_2(self.dk))
+            if block_k > 128 or (name == "delta_state_gradients" and self._few_programs(tiles.block_v)):
+                # large states need the registers of more warps, and few programs wait for each product
+                tiles = tiles._replace(warps=8)
+        block_v = min(tiles.block_v, max(64, power_of_2(self.dv)))
+        while block_k > 256 and block_k * block_v * self.q.element_size() > LARGE:
+            # a state is a factor of products, which lies in shared memory too
+            block_v //= 2
+        return tiles._replace(block_k=block_k, block_v=block_v)
+
+    def _precision(self, tiles: Tiles) -> str:
+        # one product takes its factors from shared memory, which has no room for so many channels
+        return "tf32x3" if tiles.block_k > 128 else super()._precision(tiles)
+
+    def _few_programs(self, block_v: int) -> bool:
+        programs = self.batch * self.heads * -(-self.dv // block_v) * self.pieces[0]
+        return programs < chunks.PROGRAMS
+
+    def _kernel(self, name: str) -> Any:
+        return getattr(KERNELS, name) if name in TILES else super()._kernel(name)
+
+
+def chunk_of(q: Tensor, log_decay: Tensor | None) -> int:
+    """Return the steps of a chunk: below 64 where that many keys would not fit into shared memory."""
+    chunk, row = chunks.CHUNK, power_of_2(q.shape[-1]) * q.element_size()
+    weighed = log_decay is not None and log_decay.shape[-1] > 1 and q.element_size() > 2
+    most = SMALL if q.shape[-1] > 256 or (weighed and q.shape[-1] > 128) else LARGE
+    while chunk > LEAST and chunk * row > most:
+        chunk //= 2
+    return chunk
+
+
+def _chained(start: Tensor, transitions: Tensor, left: Tensor) -> Tensor:
+    """S of each piece (b * h, pieces, dk, dv): the first one's is `start`, the next is M S + N."""
+    states = [start.reshape(left[:, 0].shape).to(left.dtype)]
+    for piece in range(left.shape[1] - 1):
+        states.append(torch.baddbmm(left[:, piece], transitions[:, piece], states[-1]))
+    return torch.stack(states, 1)
+
+
+# bytes of a chunk's keys, at most: three such tiles meet in a kernel, and beside them what weighs them
+LARGE, SMALL = 1 << 16, 1 << 15
+# chunks of a piece of time at least: joining two pieces takes as long as a few chunks
+LEAST_LENGTH = 16
+# by kernel: inputs of 16 bits, and wider ones
+TILES = {
+    "corrections": (Tiles(64, 64, 4, 2, 168), Tiles(64, 64, 8, 1)),
+    "value_gradients": (Tiles(64, 128, 4, 1), Tiles(64, 64, 8, 1)),
+    "delta_states": (Tiles(64, 64, 4, 2), Tiles(64, 64, 8, 1)),
+    "delta_state_gradients": (Tiles(64, 64, 4, 2), Tiles(64, 64, 8, 1)),
+}
+
+
+_chunkwise = kernel_op(
+    "delta_rule_chunkwise_triton",
+    Matrix,
+    Values,
+    _memory,
+    _forward,
+    _adjoint,
+    again=by_autograd(twin),
+    batch="q",
+    kept=("kept",),
+)
+
+
+@isolated
+def chunkwise(given: DeltaRule) -> tuple[Tensor, Tensor]:
+    """Pairs of steps within chunks on tensor cores; inputs in any precision."""
+    q, k, v, beta, log_decay, state, reset = given
+    y, last, _ = _chunkwise(Matrix(q, k, v, beta, log_decay, None, state, reset))
+    return y, last
