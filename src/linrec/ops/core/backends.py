@@ -100,10 +100,10 @@ def choose(
             if (
                 mode in ("auto", entry.mode)
                 and backend in ("auto", entry.name)
+                and _can_run(op_name, entry.name, device_type, named=backend != "auto")
                 and (not preferred or entry.auto(inputs))
                 and entry.accepts(inputs)
                 and (entry.differentiable or not differentiated(*inputs))
-                and _can_run(op_name, entry.name, device_type, named=backend != "auto")
             ):
                 return entry
     raise ValueError(_refused(op_name, backends, inputs, device_type, mode, backend))

@@ -36,6 +36,7 @@ def check_tensors(inputs: Any, fields: Sequence[Field], sequence: str) -> Tensor
         sequence: the name of the argument that has the batch and time.
     """
     first = getattr(inputs, sequence)
+    home = first.device if isinstance(first, Tensor) else None
     for place, name, others in fields:
         x = inputs[place]
         if not isinstance(x, Tensor):
@@ -48,8 +49,8 @@ def check_tensors(inputs: Any, fields: Sequence[Field], sequence: str) -> Tensor
             )
         if x.layout != torch.strided:
             raise TypeError(f"`{name}` must be a dense tensor; got {x.layout}. Pass `{name}.to_dense()`.")
-        if x.device != first.device:
-            device = str(first.device)
+        if x.device != home:
+            device = str(home)
             raise ValueError(
                 f"`{name}` must be on the device of `{sequence}`, {device!r}; got {str(x.device)!r}. "
                 f"Move it with .to({device!r})."
@@ -72,13 +73,13 @@ def check_reset(reset: Tensor | None, sequence: Tensor) -> None:
 
 def check_shape(name: str, x: Tensor | None, axes: str, shape: Sequence[int], cure: str) -> None:
     """Raise unless a tensor is None or has the shape, whose axes are named."""
-    if x is not None and x.shape != torch.Size(shape):
+    if x is not None and x.shape != shape:
         raise ValueError(f"`{name}` must have shape {axes} = {tuple(shape)}; got {tuple(x.shape)}. {cure}")
 
 
-def check_axes(name: str, x: Tensor, axes: str, cure: str) -> None:
-    """Raise unless a tensor has as many axes as are named, as "(b, t, c)"."""
-    if x.ndim != axes.count(",") + 1:
+def check_axes(name: str, x: Tensor, count: int, axes: str, cure: str) -> None:
+    """Raise unless a tensor has as many axes as it should, whose names are given."""
+    if x.ndim != count:
         raise ValueError(f"`{name}` must have shape {axes}; got {tuple(x.shape)}. {cure}")
 
 

@@ -22,6 +22,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast, get_type_hints
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from linrec.ops.core.machine import exporting
 
@@ -118,16 +119,16 @@ class Differentiable(Generic[In, Out]):
             def setup_context(ctx: Any, given: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
                 ctx.flags = [given[i] for i in flags]
                 ctx.dtypes = [x.dtype if isinstance(x, Tensor) else None for x in given]
-                ctx.mark_non_differentiable(*[x for x, keep in zip(output, is_kept, strict=True) if keep])
+                if kept:
+                    ctx.mark_non_differentiable(*[x for x, keep in zip(output, is_kept, strict=True) if keep])
                 found: list[Any] = [output[i] for i in of_outputs]
                 # a compiler also keeps the real view that a caller takes of a complex output, and writes over
                 # one of two tensors in the backward pass without seeing that they share memory (torch 2.13):
                 # there must be no second one. Only the output itself has a derivative in turn, which compiled
                 # code does not have anyway
-                ctx.real = [torch.compiler.is_compiling() and x.is_complex() for x in found]
-                found = [
-                    torch.view_as_real(x) if real else x for x, real in zip(found, ctx.real, strict=True)
-                ]
+                ctx.real = torch.compiler.is_compiling()
+                if ctx.real:
+                    found = [torch.view_as_real(x) if x.is_complex() else x for x in found]
                 saved: list[Any] = [given[i] for i in of_inputs]
                 ctx.save_for_backward(*saved, *found)
 
@@ -138,8 +139,8 @@ class Differentiable(Generic[In, Out]):
                 saved = ctx.saved_tensors
                 for i, x in zip(of_inputs, saved[: len(of_inputs)], strict=True):
                     given[i] = x
-                for i, x, real in zip(of_outputs, saved[len(of_inputs) :], ctx.real, strict=True):
-                    found[i] = torch.view_as_complex(x) if real else x
+                for i, x in zip(of_outputs, saved[len(of_inputs) :], strict=True):
+                    found[i] = torch.view_as_complex(x) if ctx.real and x.dim() > d[i].dim() else x
                 for i, flag in zip(flags, ctx.flags, strict=True):
                     given[i] = flag
                 needs = ctx.needs_input_grad
@@ -291,10 +292,10 @@ def kernel_op(
             return [like(flat[i]) for i in tensors]
         return gradients(*parts(flat), flat[-1])
 
-    def fill_gradients(out: Sequence[Tensor], *flat: Any) -> None:
+    def fill_gradients(out: Sequence[Tensor | None], *flat: Any) -> None:
         found: list[Any] = [None] * n
-        for i, gradient, memory in zip(tensors, out, space(*flat), strict=True):
-            found[i] = None if memory is NOTHING else gradient
+        for i, gradient in zip(tensors, out, strict=True):
+            found[i] = gradient
         adjoint(inputs(*found), *parts(flat))
 
     taken = [(name, Tensor | None if i in tensors else hint) for i, (name, hint) in enumerate(hints.items())]
@@ -351,9 +352,11 @@ def _registered(
     """
 
     def run(*flat: Any) -> Any:
-        out = tuple(allocated(space, flat[lead].device) for space in memory(*flat))
+        device = flat[lead].device
+        out = [None if space is NOTHING else allocated(space, device) for space in memory(*flat)]
         fill(out, *flat)
-        return out if returned > 1 else out[0]
+        made = tuple(allocated(NOTHING, device) if x is None else x for x in out)
+        return made if returned > 1 else made[0]
 
     def fake(*flat: Any) -> Any:
         out = tuple(flat[lead].new_empty(space.shape, dtype=space.dtype) for space in memory(*flat))
@@ -388,8 +391,24 @@ def _registered(
     torch.library.register_fake(op, fake)
     if folds:
         torch.library.register_vmap(op, mapped)
-    call: Callable[..., Sequence[Tensor]] = op if returned > 1 else lambda *flat: (op(*flat),)
+
+    def call(*flat: Any) -> Any:
+        # where nobody looks on, what the dispatcher does would take as long as a small kernel
+        found = op(*flat) if torch.compiler.is_compiling() or _is_seen(flat) else run(*flat)
+        return found if returned > 1 else (found,)
+
     return call
+
+
+def _is_seen(flat: Sequence[Any]) -> bool:
+    """Return whether a mode, a transform or a subclass of tensors has to see what is done to the tensors."""
+    if torch._C._len_torch_dispatch_stack() > 0 or torch._C._are_functorch_transforms_active():
+        return True
+    return any(
+        type(x) not in (Tensor, Parameter) or torch._C._functorch.is_legacy_batchedtensor(x)
+        for x in flat
+        if isinstance(x, Tensor)
+    )
 
 
 _LIBRARY = torch.library.Library("linrec", "FRAGMENT")
@@ -412,12 +431,13 @@ def allocated(space: Memory, device: torch.device) -> Tensor:
     Memory that is new to the process is mapped page by page as it is written, which takes three times longer
     than the writing. For large arrays on the CPU NumPy asks for huge pages, which torch does not.
     """
-    size = math.prod(space.shape) * space.dtype.itemsize
+    shape, dtype = space
+    size = math.prod(shape) * dtype.itemsize
     if size < _HUGE or device.type != "cpu":
-        return torch.empty(space.shape, dtype=space.dtype, device=device)
+        return torch.empty(shape, dtype=dtype, device=device)
     memory = np.empty(size + _LINE, dtype=np.uint8)
     first = -memory.ctypes.data % _LINE
-    return torch.from_numpy(memory[first : first + size]).view(space.dtype).view(*space.shape)
+    return torch.from_numpy(memory[first : first + size]).view(dtype).view(*shape)
 
 
 def _batch_of(x: Tensor, dim: int | None) -> int:

@@ -16,6 +16,7 @@ REAL = {
     torch.complex128: torch.float64,
 }
 COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
+_HALF = (torch.float16, torch.bfloat16)
 _ACCUMULATION = REAL | {
     torch.float16: torch.float32,
     torch.bfloat16: torch.float32,
@@ -54,7 +55,9 @@ def wide(x: Any) -> Any:
 
 def widened(inputs: Any) -> Any:
     """Return a named tuple with every tensor of numbers in its accumulation dtype."""
-    return type(inputs)(*map(wide, inputs))
+    if any(isinstance(x, Tensor) and x.dtype in _HALF for x in inputs):
+        return type(inputs)(*map(wide, inputs))
+    return inputs
 
 
 def without_autocast(device_type: str) -> AbstractContextManager[Any]:

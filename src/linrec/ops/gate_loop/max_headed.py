@@ -120,8 +120,8 @@ def _arrays(given: MaxHeaded) -> list[Any]:
     """Return the inputs: a magnitude of 1 and a phase that is not there where gates are None."""
     q, k, v, log_decay, phase, _, cut = given
     log_decay = q.new_zeros(1, 1, q.shape[2]) if log_decay is None else log_decay
-    phase = q.new_empty(0, 0, 0) if phase is None else phase
-    return [*(lanes.array(x) for x in (q, k, v, log_decay, phase)), lanes.cut_array(cut)]
+    turns = lanes.nothing(3, q.dtype) if phase is None else lanes.array(phase)
+    return [*map(lanes.array, (q, k, v, log_decay)), turns, lanes.cut_array(cut)]
 
 
 def _parts(state: Tensor) -> Tensor:

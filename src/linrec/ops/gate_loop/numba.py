@@ -99,9 +99,9 @@ def _count(v: Tensor, width: int) -> int:
 def _arrays(given: Matrix) -> list[Any]:
     """Return what forward and adjoint read: a decay of 1 where there is none, and an empty `beta`."""
     q, k, v, beta, log_decay, _, _, cut = given
-    beta = q.new_empty(0, 0, 0) if beta is None else beta
+    strengths = lanes.nothing(3, q.dtype) if beta is None else lanes.array(beta)
     a = q.new_ones(1, 1, q.shape[2], 1) if log_decay is None else log_decay.exp()
-    return [*(lanes.array(x) for x in (q, k, v, beta, a)), lanes.cut_array(cut)]
+    return [*map(lanes.array, (q, k, v)), strengths, lanes.array(a), lanes.cut_array(cut)]
 
 
 def _sums(gate: Tensor | None, starts: Tensor, blocks: int) -> Tensor:

@@ -70,12 +70,20 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 def array(tensor: Tensor) -> Any:
     """Return the tensor as a contiguous array, a copy only where that needs one."""
-    return tensor.resolve_conj().resolve_neg().contiguous().numpy()
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    return tensor.contiguous().numpy()
 
 
 def cut_array(cut: Tensor | None) -> Any:
     """Return where links are cut (b, t), or an empty array for nowhere."""
-    return array(torch.empty(0, 0, dtype=torch.bool, device="cpu") if cut is None else cut)
+    return nothing(2, torch.bool) if cut is None else array(cut)
+
+
+@functools.cache
+def nothing(axes: int, dtype: torch.dtype) -> Any:
+    """Return an empty array, for a tensor that is not there."""
+    return torch.empty((0,) * axes, dtype=dtype, device="cpu").numpy()
 
 
 def lane_kernel(**options: Any) -> Any:

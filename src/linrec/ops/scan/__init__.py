@@ -20,25 +20,26 @@ __all__ = ["OPERATOR", "PAIRS", "scan"]
 
 def _canonical(given: Scan) -> Scan:
     """Check shapes and dtypes, and give `a` three axes."""
-    a, x, state, reset, reverse = given
-    check_axes("x", x, "(batch, time, channels)", "Add the missing axes, or flatten heads into channels.")
-    precisions = [check_supported(name, tensor, complex_too=True) for name, tensor in (("a", a), ("x", x))]
-    if precisions[0] != precisions[1] and (a.dtype, accumulation(x.dtype)) != (float32, float32):
+    a, x = given.a, given.x
+    check_axes("x", x, 3, "(batch, time, channels)", "Add the missing axes, or flatten heads into channels.")
+    of_a, of_x = check_supported("a", a, complex_too=True), check_supported("x", x, complex_too=True)
+    if of_a != of_x and (a.dtype, accumulation(x.dtype)) != (float32, float32):
         raise TypeError(
             f"`a` and `x` must have the same precision, real or complex; got {name_of(a.dtype)} and "
             f"{name_of(x.dtype)}. Convert one to the other's precision; beside an `x` in half precision, `a` "
             "may be float32."
         )
+    if a.shape == x.shape:
+        return given
     batch, time, channels = x.shape
-    if a.ndim > 3 or any(
-        size not in (1, full) for size, full in zip(a.shape[::-1], x.shape[::-1], strict=False)
-    ):
+    sizes = zip(a.shape[::-1], x.shape[::-1], strict=False)
+    if a.ndim > 3 or any(size not in (1, full) for size, full in sizes):
         raise ValueError(
             f"`a` must broadcast to x's shape (b, t, c) = {(batch, time, channels)}; got {tuple(a.shape)}. "
             f"Pass one decay per step and channel {(batch, time, channels)}, per step {(batch, time, 1)}, "
             f"per channel {(channels,)}, or one in all ()."
         )
-    return Scan(a.reshape((1,) * (3 - a.ndim) + a.shape), x, state, reset, reverse)
+    return given._replace(a=a.reshape((1,) * (3 - a.ndim) + a.shape))
 
 
 def _linked(run: Callable[[Scan], Values]) -> Callable[[Scan], Values]:
