@@ -72,12 +72,7 @@ def check_mode(op_name: str, backends: Sequence[Backend], mode: str) -> None:
 
 
 def choose(
-    op_name: str,
-    backends: Sequence[Backend],
-    inputs: Any,
-    device_type: str,
-    mode: str,
-    backend: str,
+    op_name: str, backends: Sequence[Backend], inputs: Any, device_type: str, mode: str, backend: str
 ) -> Backend:
     """Return the backend that a call runs.
 

@@ -318,16 +318,7 @@ def kernel_op(
             found[i] = gradient
         return found
 
-    kernel = Differentiable(
-        inputs,
-        outputs,
-        run,
-        backwards,
-        again=again,
-        plain=plain,
-        kept=kept,
-        saves=saves,
-    )
+    kernel = Differentiable(inputs, outputs, run, backwards, again=again, plain=plain, kept=kept, saves=saves)
     kernel.operators = tuple(getattr(torch.ops.linrec, op).default for op in (name, f"{name}_backward"))
     return kernel
 

@@ -14,11 +14,7 @@ Step = tuple[Tensors, Tensors]
 
 
 def loop(
-    step: Callable[..., Step],
-    state: Tensors,
-    inputs: Sequence[Tensor | None],
-    *,
-    axis: int = 1,
+    step: Callable[..., Step], state: Tensors, inputs: Sequence[Tensor | None], *, axis: int = 1
 ) -> Step:
     """Run state, outputs = step(state, *inputs_t) for every step t.
 

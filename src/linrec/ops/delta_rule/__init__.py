@@ -75,10 +75,7 @@ BACKENDS = (
         widen=False,
     ),
     Backend(
-        "recurrent",
-        "numba",
-        _matrix(numba.run),
-        "a loop over time, with states in the caches of threads",
+        "recurrent", "numba", _matrix(numba.run), "a loop over time, with states in the caches of threads"
     ),
     # for a few steps, a loop over them is fewer operations than a triangular system
     Backend("recurrent", "torch", recurrent, "a loop over time", auto=lambda given: few(given.q.shape[1], 4)),

@@ -48,7 +48,7 @@ def _adjoint(out: Any, given: Matrix, kept: Values, d: Values) -> None:
     gradients, dcorrected = call.corrected_gradients(dy, d.last, out.state, read, transitions)
     del read
     passing = call.decay_gradient()
-    call.gate_gradients(out.q, out.k, dy, corrected, states, gradients, passing)
+    call.gate_gradients(out, dy, corrected, states, gradients, passing=passing)
     del gradients
     through, of_values = call.value_gradients(out.v, inverses, dcorrected)
     del dcorrected

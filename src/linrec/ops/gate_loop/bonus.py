@@ -47,12 +47,7 @@ def with_bonus(run: Run) -> Run:
 
 
 def matrix_with_bonus(
-    q: Tensor,
-    k: Tensor,
-    log_decay: Tensor | None,
-    phase: Tensor | None,
-    reset: Tensor | None,
-    bonus: Tensor,
+    q: Tensor, k: Tensor, log_decay: Tensor | None, phase: Tensor | None, reset: Tensor | None, bonus: Tensor
 ) -> Tensor:
     """The matrix of which `with_bonus` returns products with v, (b, h, t, t).
 

@@ -86,14 +86,7 @@ class Chunks:
         self.blocks_k = -(-self.dk // self._tiles("gate_gradients").block_k)
 
     def states(
-        self,
-        k: Tensor,
-        v: Tensor,
-        start: Tensor,
-        end: Tensor,
-        *,
-        reverse: bool = False,
-        weighed: bool = False,
+        self, k: Tensor, v: Tensor, start: Tensor, end: Tensor, reverse: bool = False, weighed: bool = False
     ) -> Tensor:
         """Return the states before each chunk (b, h, chunks, dk, dv), and fill that after the last, `end`.
 
@@ -112,16 +105,9 @@ class Chunks:
             factors = start.new_empty(matrices, pieces, self.dk)
         tensors = (k, v, *self.gates, start.contiguous(), left, factors, states, end)
         for local in (True, False) if pieces > 1 else (False,):
-            self._run(
-                "chunk_states",
-                (*blocks, matrices * pieces),
-                tensors,
-                length,
-                pieces,
-                REVERSE=reverse,
-                WEIGHED=weighed,
-                LOCAL=local,
-            )
+            grid = *blocks, matrices * pieces
+            flags = {"REVERSE": reverse, "WEIGHED": weighed, "LOCAL": local}
+            self._run("chunk_states", grid, tensors, length, pieces, **flags)
         return states
 
     def mixings(self, matrices: Tensor, *, weigh: bool = False) -> tuple[Tensor, Tensor]:
@@ -131,37 +117,21 @@ class Chunks:
         self.per_chunk("mixings", 1, *tensors, LEVELS=self.levels, WEIGH=weigh)
         return read, written
 
-    def mixed(
-        self,
-        out: Tensor,
-        values: Tensor,
-        matrices: Tensor,
-        states: Tensor,
-        *,
-        reverse: bool = False,
-        read: Tensor | None = None,
-    ) -> None:
-        """Fill y, of v and the states before the chunks; or dv, of dy and the gradients of those after them.
+    def mixed(self, out: Tensor, *given: Tensor, reverse: bool = False, read: Tensor | None = None) -> None:
+        """Fill y, of v, the matrices and the states before the chunks.
 
-        `read` is e^P * q, where that has been made.
+        In reverse fill dv, of dy, the matrices and the gradients of the states after the chunks. `read` is
+        e^P * q, where that has been made.
         """
         blocks = -(-self.dv // self._tiles("mixed").block_v)
+        values, matrices, states = given
         q = self.q if read is None else read
         tensors = (q, self.k, values, *self.gates, matrices, states, out)
         self.per_chunk("mixed", blocks, *tensors, REVERSE=reverse, WEIGHED=read is not None)
 
-    def gate_gradients(
-        self,
-        dq: Tensor,
-        dk: Tensor,
-        dy: Tensor,
-        v: Tensor,
-        states: Tensor,
-        gradients: Tensor,
-        passing: Tensor,
-    ) -> None:
-        """Fill the gradients of q and k, and `passing`; see the kernel."""
-        tensors = (self.q, self.k, v, dy, *self.gates, states, gradients, self.q, dq, dk, passing, self.q)
+    def gate_gradients(self, out: Any, dy: Tensor, v: Tensor, *states: Tensor, passing: Tensor) -> None:
+        """Fill the gradients of q and k, and `passing`, of the states and their gradients; see the kernel."""
+        tensors = (self.q, self.k, v, dy, *self.gates, *states, self.q, out.q, out.k, passing, self.q)
         constants = {"LEVELS": self.levels, "CORRECTION": False}
         self.per_chunk("gate_gradients", self.blocks_k, *tensors, **constants)
 
@@ -206,17 +176,9 @@ class Chunks:
         if 0 not in grid:
             with on_device(decays.device):
                 KERNELS.chunk_sums[(math.prod(grid),)](
-                    decays,
-                    self.gates[1],
-                    sums,
-                    self.time,
-                    self.strides,
-                    WIDTH=width,
-                    RESET=self.reset,
-                    CHUNK=self.chunk,
-                    BLOCK=SUMS,
-                    num_warps=4,
-                )
+                    decays, self.gates[1], sums, self.time, self.strides,
+                    WIDTH=width, RESET=self.reset, CHUNK=self.chunk, BLOCK=SUMS, num_warps=4,
+                )  # fmt: skip
         return sums
 
     def _run(
@@ -235,29 +197,14 @@ class Chunks:
         options["enable_fp_fusion"] = not (self.exact and name == "gate_gradients")
         with on_device(self.q.device):
             launch_staged(
-                self._kernel(name),
-                math.prod(grid),
-                tiles.stages,
-                *tensors,
-                self.time,
-                self.chunks,
-                self.strides,
-                *numbers,
-                HEADS=self.heads,
-                DK=self.dk,
-                DV=self.dv,
-                DECAY=self.decay,
-                RESET=self.reset,
-                EXACT=self.exact,
-                CHUNK=self.chunk,
-                BLOCK_K=tiles.block_k,
-                BLOCK_V=tiles.block_v,
+                self._kernel(name), math.prod(grid), tiles.stages,
+                *tensors, self.time, self.chunks, self.strides, *numbers,
+                HEADS=self.heads, DK=self.dk, DV=self.dv, DECAY=self.decay, RESET=self.reset,
+                EXACT=self.exact, CHUNK=self.chunk, BLOCK_K=tiles.block_k, BLOCK_V=tiles.block_v,
                 PRECISION=self._precision(tiles) if self.q.dtype == torch.float32 else "ieee",
                 WIDE=tl.float64 if self.q.dtype == torch.float64 else tl.float32,
-                num_warps=tiles.warps,
-                **options,
-                **constants,
-            )
+                num_warps=tiles.warps, **options, **constants,
+            )  # fmt: skip
 
 
 def launch_staged(kernel: Any, programs: int, stages: int, *arguments: Any, **constants: Any) -> None:

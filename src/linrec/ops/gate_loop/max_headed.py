@@ -144,21 +144,11 @@ def _memory_triton(given: MaxHeaded, keep: bool) -> Any:
 def _forward_triton(out: Values, given: MaxHeaded) -> None:
     q, k, v, log_decay, phase, state, cut = given
     launch(
-        TRITON.forward,
-        tiling(q.shape),
-        q.shape,
-        state.dtype,
-        q.device,
-        104,
+        TRITON.forward, tiling(q.shape), q.shape, state.dtype, q.device, 104,
         *(real((q if x is None else x).contiguous()) for x in (q, k, v, log_decay, phase, state)),
-        mask(cut, q),
-        out.y,
-        real(out.kept),
-        real(out.last),
-        DECAY=_kind(log_decay, q),
-        PHASE=_kind(phase, q),
-        HAS_CUT=cut is not None,
-    )
+        mask(cut, q), out.y, real(out.kept), real(out.last),
+        DECAY=_kind(log_decay, q), PHASE=_kind(phase, q), HAS_CUT=cut is not None,
+    )  # fmt: skip
 
 
 def _adjoint_triton(out: Any, given: MaxHeaded, kept: Values, d: Values) -> None:
@@ -171,24 +161,12 @@ def _adjoint_triton(out: Any, given: MaxHeaded, kept: Values, d: Values) -> None
         for x in (out.log_decay, out.phase)
     ]
     launch(
-        TRITON.backward,
-        plan,
-        q.shape,
-        given.state.dtype,
-        q.device,
-        168,
+        TRITON.backward, plan, q.shape, given.state.dtype, q.device, 168,
         *(real((q if x is None else x).contiguous()) for x in (q, k, v, log_decay, phase)),
-        mask(cut, q),
-        *(real(x.contiguous()) for x in (kept.kept, d.y, d.last)),
-        out.q,
-        out.k,
-        out.v,
-        *gates,
-        real(out.state),
-        DECAY=_kind(log_decay, q),
-        PHASE=_kind(phase, q),
-        HAS_CUT=cut is not None,
-    )
+        mask(cut, q), *(real(x.contiguous()) for x in (kept.kept, d.y, d.last)),
+        out.q, out.k, out.v, *gates, real(out.state),
+        DECAY=_kind(log_decay, q), PHASE=_kind(phase, q), HAS_CUT=cut is not None,
+    )  # fmt: skip
     for x, sums in zip((out.log_decay, out.phase), gates, strict=True):
         if x is not None and x is not sums:
             x.copy_(sums.sum((0, 1), keepdim=True))

@@ -38,29 +38,11 @@ def _forward_steps(out: Values, given: Matrix) -> None:
     block_v = max(1, min(power_of_2(dv), STATE // block_k))
     with on_device(q.device):
         STEPS.steps[(-(-dv // block_v) * batch * heads,)](
-            q,
-            k,
-            v,
-            q if beta is None else beta.contiguous(),
-            decays,
-            mask(cut, q),
-            state,
-            out.y,
-            out.last,
-            time,
-            strides,
-            HEADS=heads,
-            DK=dk,
-            DV=dv,
-            DECAY=decay,
-            DELTA=beta is not None,
-            RESET=cut is not None,
-            BLOCK_K=block_k,
-            BLOCK_V=block_v,
-            WIDE=tl.float64 if state.dtype == torch.float64 else tl.float32,
-            num_warps=4,
-            num_stages=1,
-        )
+            q, k, v, q if beta is None else beta.contiguous(), decays, mask(cut, q), state, out.y, out.last,
+            time, strides, HEADS=heads, DK=dk, DV=dv, DECAY=decay, DELTA=beta is not None,
+            RESET=cut is not None, BLOCK_K=block_k, BLOCK_V=block_v,
+            WIDE=tl.float64 if state.dtype == torch.float64 else tl.float32, num_warps=4, num_stages=1,
+        )  # fmt: skip
 
 
 steps = forward_op(
@@ -114,7 +96,7 @@ def _adjoint(out: Any, given: Matrix, kept: Values, d: Values) -> None:
     last = torch.empty_like(out.state)
     states = call.states(call.k, call.v, given.state, last)
     passing = call.decay_gradient()
-    call.gate_gradients(out.q, out.k, dy, call.v, states, gradients, passing)
+    call.gate_gradients(out, dy, call.v, states, gradients, passing=passing)
     if out.log_decay is not None:
         out.log_decay.copy_(call.summed(passing, out.log_decay))
     if out.phase is not None:

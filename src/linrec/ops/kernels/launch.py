@@ -70,27 +70,13 @@ def launch(
     words = torch.zeros(size, dtype=torch.int64, device=device)
     with on_device(device):
         kernel[(chains * tiles,)](
-            *arguments,
-            words,
-            time,
-            chains,
-            tiles,
-            *scalars,
-            CHANNELS=channels,
-            COMPLEX=dtype.is_complex,
+            *arguments, words, time, chains, tiles, *scalars,
+            CHANNELS=channels, COMPLEX=dtype.is_complex, CHAINED=tiles > 1,
             EVEN=time % (tiling.pieces * tiling.rows) == 0 and channels % tiling.columns == 0,
-            CHAINED=tiles > 1,
-            WIDE=tl.float64 if double else tl.float32,
-            PIECES=tiling.pieces,
-            ROWS=tiling.rows,
-            COLUMNS=tiling.columns,
-            VECTOR=tiling.vector,
-            GROUP=tiling.group,
-            GROUPS=tiling.groups,
-            num_warps=tiling.warps,
-            **options,
-            **constants,
-        )
+            WIDE=tl.float64 if double else tl.float32, PIECES=tiling.pieces, ROWS=tiling.rows,
+            COLUMNS=tiling.columns, VECTOR=tiling.vector, GROUP=tiling.group, GROUPS=tiling.groups,
+            num_warps=tiling.warps, **options, **constants,
+        )  # fmt: skip
 
 
 def on_device(device: torch.device) -> contextlib.AbstractContextManager[Any]:

@@ -25,30 +25,13 @@ def _memory(given: Scan, keep: bool) -> Any:
 def _forward(out: Values, given: Scan) -> None:
     y, last = out
     a, x = _read(given.a, y.dtype).expand(y.shape), _read(given.x, y.dtype)
+    start = last if given.state is None else given.state.contiguous()
     launch(
-        KERNELS.forward,
-        tiling(y),
-        y.shape,
-        last.dtype,
-        y.device,
-        168 if y.element_size() <= 4 else None,
-        real(a),
-        real(x),
-        real(last if given.state is None else given.state.contiguous()),
-        mask(given.reset, y),
-        real(y),
-        real(last),
-        scalars=(a.stride(0), x.stride(0)),
-        A_STEP=a.stride(1),
-        A_CHANNEL=a.stride(2),
-        X_STEP=x.stride(1),
-        X_CHANNEL=x.stride(2),
-        UNIT=_unit(y.dtype),
-        REVERSE=given.reverse,
-        HAS_STATE=given.state is not None,
-        HAS_CUT=given.reset is not None,
-        AGAIN=_again(y),
-    )
+        KERNELS.forward, tiling(y), y.shape, last.dtype, y.device, 168 if y.element_size() <= 4 else None,
+        real(a), real(x), real(start), mask(given.reset, y), real(y), real(last),
+        scalars=(a.stride(0), x.stride(0)), A_STEP=a.stride(1), A_CHANNEL=a.stride(2),
+        X_STEP=x.stride(1), X_CHANNEL=x.stride(2), **_constants(given, y),
+    )  # fmt: skip
 
 
 def _gradients(given: Scan, kept: Values, d: Values, needs: Sequence[bool]) -> Any:
@@ -66,35 +49,15 @@ def _adjoint(out: Any, given: Scan, kept: Values, d: Values) -> None:
     da = out.a
     if da is not None and (summed or da.shape != y.shape):
         da = da.new_empty(y.shape[0], n_tiles(y.shape[1], plan) if summed else y.shape[1], y.shape[2])
+    start = out.state if given.state is None else given.state.contiguous()
     launch(
-        KERNELS.backward,
-        plan,
-        y.shape,
-        out.state.dtype,
-        y.device,
-        None,
-        real(a),
-        real(y.contiguous()),
-        real(out.state if given.state is None else given.state.contiguous()),
-        mask(given.reset, y),
-        real(dy),
-        real(d.last.contiguous()),
-        real(y if da is None else da),
-        real(out.x),
-        real(out.state),
-        scalars=(a.stride(0), dy.stride(0)),
-        A_STEP=a.stride(1),
-        A_CHANNEL=a.stride(2),
-        DY_STEP=dy.stride(1),
-        DY_CHANNEL=dy.stride(2),
-        UNIT=_unit(y.dtype),
-        REVERSE=given.reverse,
-        HAS_STATE=given.state is not None,
-        HAS_CUT=given.reset is not None,
-        NEEDS_A=da is not None,
-        SUMMED=summed,
-        AGAIN=_again(y),
-    )
+        KERNELS.backward, plan, y.shape, out.state.dtype, y.device, None,
+        real(a), real(y.contiguous()), real(start), mask(given.reset, y), real(dy), real(d.last.contiguous()),
+        real(y if da is None else da), real(out.x), real(out.state),
+        scalars=(a.stride(0), dy.stride(0)), A_STEP=a.stride(1), A_CHANNEL=a.stride(2),
+        DY_STEP=dy.stride(1), DY_CHANNEL=dy.stride(2), NEEDS_A=da is not None, SUMMED=summed,
+        **_constants(given, y),
+    )  # fmt: skip
     if da is not None and da is not out.a:
         out.a.copy_(da.sum_to_size(given.a.shape))
 
@@ -104,19 +67,18 @@ def _read(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.to(dtype) if dtype.is_complex else tensor
 
 
-def _unit(dtype: torch.dtype) -> int:
-    # complex128 numbers are pairs for the kernels
-    return 2 if dtype == torch.complex128 else 1
+def _constants(given: Scan, y: Tensor) -> dict[str, Any]:
+    """Return the constants that both kernels have.
 
-
-def _again(y: Tensor) -> bool:
-    """Return whether inputs are loaded a second time, from a cache, rather than kept until the value comes.
-
-    That doubles the tiles which run at the same time: good for one long sequence, whose tiles spend most of
-    their time waiting, and for 16-bit inputs, which leave the cache bandwidth for it. Measured, on an H200.
+    AGAIN has a kernel load its inputs a second time, from a cache, rather than keep them until the value
+    comes. That doubles the tiles which run at the same time: good for one long sequence, whose tiles spend
+    most of their time waiting, and for 16-bit inputs, which leave the cache bandwidth for it. Measured, on an
+    H200.
     """
-    batch, _, channels = y.shape
-    return y.element_size() == 2 and batch * -(-channels // 64) < 4
+    again = y.element_size() == 2 and y.shape[0] * -(-y.shape[2] // 64) < 4
+    # complex128 numbers are pairs for the kernels
+    flags = {"UNIT": 2 if y.dtype == torch.complex128 else 1, "REVERSE": given.reverse, "AGAIN": again}
+    return flags | {"HAS_STATE": given.state is not None, "HAS_CUT": given.reset is not None}
 
 
 def tiling(y: Tensor) -> Tiling:

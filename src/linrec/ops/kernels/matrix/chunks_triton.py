@@ -142,21 +142,7 @@ def chunk_states(  # type: ignore[no-untyped-def]
         v = tile(values, b, h, steps, TIME, HEADS, DV, columns)
         if DECAY != NONE:
             first, second = of_chunk(
-                decays,
-                reset,
-                b,
-                h,
-                chunk,
-                TIME,
-                strides,
-                rows,
-                HEADS,
-                DK,
-                DECAY,
-                RESET,
-                EXACT,
-                CHUNK,
-                WIDE,
+                decays, reset, b, h, chunk, TIME, strides, rows, HEADS, DK, DECAY, RESET, EXACT, CHUNK, WIDE
             )
             if not WEIGHED:
                 weight = from_start(first, second, EXACT) if REVERSE else to_end(first, second, DECAY, EXACT)

@@ -44,13 +44,7 @@ def _before(step, time, like):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _rows(  # type: ignore[no-untyped-def]
-    ptr,
-    step,
-    time,
-    inside,
-    STEPS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    EVEN: tl.constexpr,
+    ptr, step, time, inside, STEPS: tl.constexpr, CHANNELS: tl.constexpr, EVEN: tl.constexpr
 ):
     """Load the rows from `step` on, 0 past the end; `ptr` (1, COLUMNS) points into the first of all.
 
@@ -126,13 +120,7 @@ def _summed(rows, STEPS: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[n
 
 @triton.jit
 def _chunk(  # type: ignore[no-untyped-def]
-    step,
-    time,
-    block,
-    STEPS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    EVEN: tl.constexpr,
+    step, time, block, STEPS: tl.constexpr, CHANNELS: tl.constexpr, COLUMNS: tl.constexpr, EVEN: tl.constexpr
 ):
     """Return the offsets of the rows from `step` on, and the mask of those that are, (COLUMNS, STEPS)."""
     channel = block * COLUMNS + tl.arange(0, COLUMNS)[:, None]
