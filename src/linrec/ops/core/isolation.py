@@ -7,15 +7,14 @@ finite, by zeros. If one of the replaced gradients was not zero, all gradients o
 """
 
 import functools
-import inspect
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from linrec.ops.core.kernel import differentiated
+from linrec.ops.core.kernel import Differentiable
 
 
 class Isolation:
@@ -47,8 +46,7 @@ class Isolation:
             carried: whether later outputs depend on the input too.
             decays: whether -inf is allowed, the logarithm of a decay of zero.
         """
-        run = _Enter.apply if differentiated(x) else _Enter.forward
-        x, *rows = run(x, decays)
+        x, *rows = _ENTER(_Entering(x, decays))
         if begin is not None:
             around = begin, self.document.shape[1] - begin - x.shape[1]
             rows = [functional.pad(row, around) for row in rows]
@@ -73,9 +71,7 @@ class Isolation:
         if not causal:
             reached = reached | _reached_backwards(self.carried, self.document, window)
         hidden = (reached | self.own)[:, begin : begin + y.shape[1]]
-        run = _Leave.apply if differentiated(y, self.mark) else _Leave.forward
-        left: Tensor = run(y, self.mark, hidden, self.document, begin)
-        return left
+        return _LEAVE(_Leaving(y, self.mark, hidden, self.document, begin)).y
 
 
 def isolated(run: Callable[[Any], tuple[Tensor, Tensor]]) -> Callable[[Any], tuple[Tensor, Tensor]]:
@@ -119,62 +115,64 @@ def entering(state: Tensor, reset: Tensor | None) -> Tensor:
     return state if reset is None or reset.shape[1] == 0 else _filled(state, reset[:, 0], 0.0)
 
 
-class _Enter(torch.autograd.Function):
-    """cleared, bad, mark = _Enter.apply(x, decays).
+class _Entering(NamedTuple):
+    x: Tensor
+    decays: bool
 
-    The gradient of the mark, zeros (b, m), says which steps get NaN for their gradient.
+
+class _Entered(NamedTuple):
+    """An input with zeros for steps that are not finite, which steps these are, and a mark, zeros (b, m).
+
+    The gradient of the mark says which steps get NaN for their gradient.
     """
 
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, decays: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Clear steps that are not finite."""
-        good = x < torch.inf if decays else x.isfinite()
-        bad = ~good.flatten(2).all(-1)
-        return _filled(x, bad, 0.0), bad, torch.zeros(bad.shape, device=x.device)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, bool], output: tuple[Tensor, Tensor, Tensor]) -> None:
-        """Keep nothing."""
-        ctx.mark_non_differentiable(output[1])
-
-    @staticmethod
-    def backward(ctx: Any, dx: Tensor, _: Tensor, dmark: Tensor) -> tuple[Tensor, None]:
-        """Give NaN to the marked steps."""
-        return _filled(dx, dmark > 0, torch.nan), None
+    cleared: Tensor
+    bad: Tensor
+    mark: Tensor
 
 
-class _Leave(torch.autograd.Function):
-    """y = _Leave.apply(y, mark, hidden, document, begin)."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(y: Tensor, mark: Tensor, hidden: Tensor, document: Tensor, begin: int) -> Tensor:
-        """Give NaN to the hidden steps."""
-        return _filled(y, hidden, torch.nan)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Keep the documents."""
-        *tensors, ctx.begin = inputs
-        ctx.save_for_backward(*tensors[2:])
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        """Clear steps whose gradient is not finite, and mark their documents."""
-        hidden, document = ctx.saved_tensors
-        flat = dy.flatten(2)
-        bad = ~flat.isfinite().all(-1) | (hidden & (flat != 0).any(-1))
-        around = ctx.begin, document.shape[1] - ctx.begin - bad.shape[1]
-        marked = _in_document(functional.pad(bad, around), document)
-        return _filled(dy, bad, 0.0), marked.float(), None, None, None
+def _enter(given: _Entering, keep: bool) -> _Entered:
+    x, decays = given
+    good = x < torch.inf if decays else x.isfinite()
+    bad = ~good.flatten(2).all(-1)
+    return _Entered(_filled(x, bad, 0.0), bad, torch.zeros(bad.shape, device=x.device))
 
 
-# autograd asks for them at every call
-_Enter.forward.__signature__ = inspect.signature(_Enter.forward)  # type: ignore[attr-defined]
-_Leave.forward.__signature__ = inspect.signature(_Leave.forward)  # type: ignore[attr-defined]
+def _enter_adjoint(given: _Entering, kept: _Entered, d: _Entered, needs: Sequence[bool]) -> Any:
+    return _filled(d.cleared, d.mark > 0, torch.nan), None
+
+
+class _Leaving(NamedTuple):
+    y: Tensor
+    mark: Tensor
+    hidden: Tensor
+    document: Tensor
+    begin: int
+
+
+class _Left(NamedTuple):
+    y: Tensor
+
+
+def _leave(given: _Leaving, keep: bool) -> _Left:
+    return _Left(_filled(given.y, given.hidden, torch.nan))
+
+
+def _leave_adjoint(given: _Leaving, kept: _Left, d: _Left, needs: Sequence[bool]) -> Any:
+    """Clear steps whose gradient is not finite, and mark their documents."""
+    flat = d.y.flatten(2)
+    bad = ~flat.isfinite().all(-1) | (given.hidden & (flat != 0).any(-1))
+    around = given.begin, given.document.shape[1] - given.begin - bad.shape[1]
+    marked = _in_document(functional.pad(bad, around), given.document)
+    return _filled(d.y, bad, 0.0), marked.float(), None, None, None
+
+
+_ENTER = Differentiable(
+    _Entering, _Entered, _enter, _enter_adjoint, again=_enter_adjoint, kept=("bad",), saves=()
+)
+_LEAVE = Differentiable(
+    _Leaving, _Left, _leave, _leave_adjoint, again=_leave_adjoint, saves=("hidden", "document")
+)
 
 
 def _filled(x: Tensor, rows: Tensor, value: float) -> Tensor:
