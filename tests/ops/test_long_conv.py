@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from linrec.ops import long_conv
-from linrec.ops.long_conv import PAIRS, pieces
-from linrec.ops.long_conv.pieces import transform_size
-from linrec.ops.long_conv.torch import by_fft
+from linrec.ops.long_conv import PAIRS, fft
+from linrec.ops.long_conv.fft import transform_size
+from linrec.ops.long_conv.torch import Filter, by_fft
 from linrec.testing import assert_agree, check_operator, generator, long_conv_inputs, reset_mask
 
 from .memory import Allocations
@@ -108,7 +108,7 @@ def test_pieces_make_no_difference(monkeypatch, rate):
     dy = draw(*whole.shape, seed=2)
     gradients = torch.autograd.grad(whole, (u, kernel), dy)
     # a row of one channel at a time
-    monkeypatch.setattr(pieces, "ALIVE", 10**6)
+    monkeypatch.setattr(fft, "ALIVE", 10**6)
     divided, _ = long_conv(u, kernel, **options)
     assert_agree(divided, whole)
     assert_agree(torch.autograd.grad(divided, (u, kernel), dy), gradients)
@@ -117,11 +117,11 @@ def test_pieces_make_no_difference(monkeypatch, rate):
 @every_reset
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_memory_is_at_most_four_times_the_input(monkeypatch, dtype, rate):
-    monkeypatch.setattr(pieces, "SMALL", 0)
+    monkeypatch.setattr(fft, "SMALL", 0)
     options = BY_FFT | {"reset": resets(rate and 0.03, 4, 128)}
     u, kernel = draw(4, 128, 32).to(dtype).requires_grad_(), draw(32, 128).float().requires_grad_()
     with Allocations() as forward:
-        y = by_fft(u, kernel, None if rate is None else options["reset"].cumsum(1), 0)
+        y = by_fft(Filter(u, kernel, None if rate is None else options["reset"].cumsum(1), 0))
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
         y, _ = long_conv(u, kernel, **options)
@@ -204,7 +204,7 @@ def test_errors():
             long_conv(u_, kernel_, **options)
         assert message in str(error.value)
     for message, arguments in {
-        "`u` must be one of float32": (u.long(), kernel),
+        "`u` must be float16, bfloat16, float32 or float64; got int64": (u.long(), kernel),
         "`kernel` must be float32; got float64": (u, kernel.double()),
         "`kernel` must be bfloat16 (as `u`) or float32; got float16": (u.bfloat16(), kernel.half()),
     }.items():

@@ -1,16 +1,30 @@
-"""The Triton kernels of kernel generators: on a GPU where there is one, else interpreted on small shapes."""
+"""The Triton kernels of long_conv: on a GPU where there is one, else interpreted on small shapes."""
 
 import pytest
 import torch
 
-from linrec.ops import cauchy_kernel, vandermonde_kernel
-from linrec.ops.long_conv import cauchy, kernels, powers
-from linrec.testing import assert_agree, generator
+from linrec.ops import dense_ssm, diagonal_ssm, dplr_ssm, long_conv
+from linrec.ops.core import backends
+from linrec.ops.core.handlers import handling
+from linrec.ops.long_conv import BACKENDS, fft, triton
+from linrec.ops.long_conv.fft import Convolution
+from linrec.testing import (
+    assert_agree,
+    check_operator,
+    dense_ssm_inputs,
+    diagonal_ssm_inputs,
+    dplr_ssm_inputs,
+    generator,
+    long_conv_inputs,
+    reset_mask,
+)
 
+from .opcheck import check_operators
 from .triton_process import DEVICE, INTERPRETED, from_outside, on_a_gpu, on_either, quiet, run_interpreted
 
 pytest.importorskip("triton")
 pytestmark = quiet
+PAIR = {"mode": "convolution", "backend": "triton"}
 
 
 @from_outside
@@ -18,172 +32,146 @@ def test_kernels_in_the_interpreter():
     run_interpreted(__file__)
 
 
-def draw(*shape, seed):
-    return torch.randn(shape, generator=generator(seed), dtype=torch.complex128)
+def draw(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(shape, generator=generator(seed), dtype=dtype).to(DEVICE)
 
 
-def inputs(models, rows, entries, frequencies):
-    Lambda = torch.complex(-draw(models, entries, seed=0).abs() - 0.1, 3 * draw(models, entries, seed=1).real)
-    rest = 1 - torch.exp(-2j * torch.pi * torch.arange(frequencies) / 50)
-    around = (0.2 + 0.1 * draw(models, frequencies, seed=2)) * (2 - rest)
-    return draw(models, rows, entries, seed=3), Lambda, around, rest
-
-
-@on_either
-@pytest.mark.parametrize(
-    ("shape", "dtype"),
-    [
-        ((1, 1, 1, 1), torch.complex64),
-        ((2, 4, 5, 9), torch.complex128),
-        ((3, 9, 17, 70), torch.complex64),
-    ],
-)
-def test_sums_and_gradients_are_those_of_the_matrix(shape, dtype):
-    given = [x.requires_grad_() for x in inputs(*shape)]
-    expected = cauchy.cauchy_sums(*given)
-    dsums = draw(*expected.shape, seed=4)
-    gradients = torch.autograd.grad(expected, given[:3], dsums)
-    narrow = [x.detach().to(DEVICE, dtype).requires_grad_() for x in given[:3]]
-    # weights as an axis of another layout, and conjugates that were not formed
-    strided = narrow[0].mT.contiguous().mT.conj().conj()
-    sums = cauchy.CauchySums.apply(strided, *narrow[1:], given[3].detach().to(DEVICE, dtype))
-    assert_agree(sums.cpu(), expected)
-    mine = torch.autograd.grad(sums, narrow, dsums.to(DEVICE, dtype))
-    for one, other in zip(mine, gradients, strict=True):
-        scale = max(1.0, float(other.abs().max()))
-        assert_agree(one.cpu() / scale, other / scale)
+def agree(*shape, dtype=torch.float32, options=None, **arguments):
+    inputs = long_conv_inputs(*shape, dtype=dtype, device=DEVICE, **arguments)
+    check_operator(long_conv, inputs, **PAIR, dtype=dtype, options=options)
 
 
 @on_either
-def test_the_kernel_by_triton_is_the_kernel_by_torch(monkeypatch):
-    Lambda, P, B, C = (draw(2, 3, *more, seed=seed) for seed, more in enumerate(((), (2,), (), ())))
-    Lambda = torch.complex(-Lambda.real.exp(), Lambda.imag)
-    dt = torch.tensor([0.3, 0.1], dtype=torch.float64)
-    expected = cauchy_kernel(Lambda, P, B, C, dt, 33)
-    narrow = [x.to(DEVICE, torch.complex64) for x in (Lambda, P, B, C)] + [dt.to(DEVICE, torch.float32)]
-    monkeypatch.setattr(kernels, "triton_usable", lambda device: True)
-    # what one backend runs is missing for the other
-    for backends, missing in ((("auto", "triton"), "cauchy_sums"), (("torch",), "CauchySums")):
-        with monkeypatch.context() as patch:
-            patch.setattr(cauchy, missing, None)
-            for backend in backends:
-                assert_agree(cauchy_kernel(*narrow, 33, backend=backend).cpu(), expected)
+@pytest.mark.parametrize("time", [1, 2, 31, 33, 100])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_lengths_around_tiles(time, dtype):
+    agree(2, time, 3, dtype=dtype)
+
+
+@on_either
+@pytest.mark.parametrize("taps", [1, 5, 40])
+def test_short_kernels_and_a_state(taps):
+    agree(2, 30, triton.CHANNELS + 1, taps, past=10)
+
+
+@on_either
+def test_documents_are_refused_and_auto_takes_torch(monkeypatch):
+    inputs = long_conv_inputs(2, 30, 3, device=DEVICE) | {"reset": reset_mask(2, 30, rate=0.1, device=DEVICE)}
+    with pytest.raises(ValueError, match=r"'triton'\) of `long_conv` takes calls without `reset`"):
+        long_conv(**inputs, **PAIR)
+    monkeypatch.setattr(backends, "usable", lambda backend, device: True)
+    expected = long_conv(**inputs, mode="convolution", backend="torch")
+    assert_agree(long_conv(**inputs), expected)
+
+
+@on_either
+def test_the_kernel_keeps_what_its_declaration_promises():
+    given = Convolution(draw(2, 10, 3), draw(3, 7, seed=1), None)
+    check_operators(triton.convolution, given)
+
+
+@on_either
+def test_more_frequencies_than_a_program_has(monkeypatch):
+    monkeypatch.setattr(triton, "FREQUENCIES", 16)
+    agree(3, 70, 2)
+
+
+@on_either
+# some channels of all rows, two rows of one channel, one row of one channel
+@pytest.mark.parametrize("alive", [1, 8, 100])
+def test_pieces_make_no_difference(monkeypatch, alive):
+    inputs = draw(3, 40, 9).requires_grad_(), draw(9, 40, seed=1).requires_grad_()
+    dy = draw(3, 40, 9, seed=2)
+
+    def outputs_and_gradients(**options):
+        y, _ = long_conv(*inputs, **options)
+        return y, *torch.autograd.grad(y, inputs, dy)
+
+    expected = outputs_and_gradients(mode="convolution", backend="torch")
+    monkeypatch.setattr(fft, "SMALL", 0)
+    monkeypatch.setattr(fft, "ALIVE", alive)
+    assert_agree(outputs_and_gradients(**PAIR), expected)
+
+
+@on_either
+def test_other_layouts_of_memory():
+    u, kernel = draw(3, 2, 20).permute(1, 2, 0), draw(20, 3, seed=1).T
+    expected, _ = long_conv(u, kernel, mode="convolution", backend="torch")
+    assert_agree(long_conv(u, kernel, **PAIR)[0], expected)
+    u.requires_grad_()
+    y, _ = long_conv(u, kernel, **PAIR)
+    # the gradient of a sum has no strides
+    (du,) = torch.autograd.grad(y.sum(), u)
+    assert_agree(du, kernel.cumsum(1).flip(1).mT.expand(2, -1, -1))
+
+
+@on_either
+@pytest.mark.parametrize("needed", ["u", "kernel"])
+def test_one_gradient_alone(needed):
+    given = {"u": draw(2, 20, 3), "kernel": draw(3, 20, seed=1)}
+    given[needed].requires_grad_()
+    dy = draw(2, 20, 3, seed=2)
+    found = [
+        torch.autograd.grad(long_conv(**given, mode="convolution", backend=backend)[0], given[needed], dy)
+        for backend in ("torch", "triton")
+    ]
+    assert_agree(*found)
 
 
 @on_either
 def test_gradients_are_differentiable_again():
-    *wanted, rest = (x.to(DEVICE, torch.complex64) for x in inputs(1, 1, 2, 3))
-    wanted = [x.requires_grad_() for x in wanted]
-
-    def second(sums_of):
-        first = torch.autograd.grad(sums_of(*wanted, rest).abs().sum(), wanted, create_graph=True)
-        return torch.autograd.grad(sum(x.abs().sum() for x in first), wanted)
-
-    assert_agree(second(cauchy.CauchySums.apply), second(cauchy.cauchy_sums))
+    u, kernel = draw(1, 3, 1).requires_grad_(), draw(1, 2, seed=1).requires_grad_()
+    assert torch.autograd.gradgradcheck(lambda *x: long_conv(*x, **PAIR)[0], (u, kernel))
 
 
 @on_either
+def test_vmap():
+    u, kernel = draw(4, 2, 20, 3), draw(4, 3, 20, seed=1)
+    apart = torch.stack([long_conv(*pair, **PAIR)[0] for pair in zip(u, kernel, strict=True)])
+    assert_agree(torch.func.vmap(lambda *x: long_conv(*x, **PAIR)[0])(u, kernel), apart)
+
+
+@pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="is refused where there is no GPU")
+def test_elsewhere_it_is_refused():
+    with pytest.raises(ValueError, match="backend='triton' of `long_conv` runs on 'cuda'"):
+        long_conv(torch.zeros(1, 9, 1), torch.zeros(1, 9), backend="triton")
+
+
+@pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="is refused where there is no GPU")
 @pytest.mark.parametrize(
-    ("shape", "dtype"),
-    [
-        ((1, 1, 1, 1), torch.complex128),
-        ((2, 3, 5, 10), torch.complex64),
-        ((1, 2, 40, 70), torch.complex128),
-        ((9, 1, 33, 100), torch.complex64),
-    ],
+    ("operator", "inputs"),
+    [(dense_ssm, dense_ssm_inputs), (diagonal_ssm, diagonal_ssm_inputs), (dplr_ssm, dplr_ssm_inputs)],
 )
-def test_sums_over_powers_and_gradients_are_those_of_products(shape, dtype):
-    rows, models, entries, length = shape
-    a = draw(models, entries, seed=0)
-    a = 0.99 * a / (1 + a.abs())
-    # rows in two axes, and another layout
-    w = draw(entries, rows, 1, models, seed=1).movedim(0, -1)
-    dk = torch.randn(rows, 1, models, length, generator=generator(2), dtype=torch.float64)
-    outcomes = []
-    for backend, some, device in (("torch", torch.complex128, "cpu"), ("triton", dtype, DEVICE)):
-        given = [x.to(device, some).requires_grad_() for x in (a, w)]
-        kernel = vandermonde_kernel(*given, length, backend=backend)
-        gradients = torch.autograd.grad(kernel, given, dk.to(kernel))
-        outcomes.append([x.detach().cpu() for x in (kernel, *gradients)])
-    assert_agree(outcomes[1], outcomes[0])
+def test_models_hand_on_their_backend(operator, inputs, monkeypatch):
+    given = inputs(1, 20, 2, 3)
+    # as if on CUDA: "auto" takes Triton, whose place torch takes
+    monkeypatch.setattr(backends, "usable", lambda backend, device: backend == "triton")
+    (by_torch,) = (entry for entry in BACKENDS if (entry.mode, entry.name) == ("convolution", "torch"))
+    chosen = []
 
+    def replaced(call, proceed):
+        if call.operator.name != "long_conv":
+            return proceed()
+        chosen.append(call.backend.name)
+        return call.operator.run(call.inputs, by_torch)
 
-@on_either
-def test_sums_over_powers_are_differentiable_again_and_map():
-    tables = powers.powers(0.5 * draw(2, 3, seed=0).to(DEVICE), 7)
-    given = [x.requires_grad_() for x in (draw(1, 2, 3, seed=1).to(DEVICE), tables.near, tables.far)]
-
-    def sums(*given):
-        return powers.VandermondeSums.apply(*given, 7)
-
-    assert torch.autograd.gradgradcheck(sums, given, fast_mode=True)
-    scale = torch.tensor([1.0, 2.0], dtype=torch.float64, device=DEVICE)
-    mapped = torch.func.vmap(lambda scale: sums(scale * given[0], *given[1:]))(scale)
-    assert_agree(mapped, torch.stack([sums(each * given[0], *given[1:]) for each in scale]))
-
-
-@pytest.mark.skipif(INTERPRETED, reason="the interpreter takes tensors of the CPU")
-@pytest.mark.parametrize("generate", [vandermonde_kernel, cauchy_kernel])
-def test_a_backend_that_cannot_run_is_refused(generate):
-    one = -torch.ones(1, 1, dtype=torch.complex64)
-    given = (one, one) if generate is vandermonde_kernel else (one, one[..., None], one, one, torch.ones(1))
-    name = generate.__name__
-    with pytest.raises(
-        ValueError, match=f"backend='triton' of `{name}` runs on 'cuda'; got tensors on 'cpu'"
-    ):
-        generate(*given, 3, backend="triton")
-    with pytest.raises(
-        ValueError, match=rf"no backend of `{name}` called 'numba'; .* from: 'auto', 'torch', 'triton'\."
-    ):
-        generate(*given, 3, backend="numba")
-
-
-@on_either
-def test_sums_over_powers_by_triton_are_asked_for(monkeypatch):
-    a, w = (0.5 * draw(2, 3, seed=seed).to(DEVICE, torch.complex64) for seed in (0, 1))
-    monkeypatch.setattr(kernels, "triton_usable", lambda device: True)
-    expected = vandermonde_kernel(a, w, 7, backend="triton")
-    none = vandermonde_kernel(a[:, :0], w[None, :, :0], 7, backend="triton")
-    assert none.shape == (1, 2, 7) and not none.any()
-    with pytest.raises(
-        ValueError, match=r"'triton' of `vandermonde_kernel` takes a complex `a`; got float32"
-    ):
-        vandermonde_kernel(a.real, w.real, 7, backend="triton")
-    monkeypatch.setattr(powers, "VandermondeSums", None)
-    for backend in ("auto", "torch"):
-        assert_agree(vandermonde_kernel(a, w, 7, backend=backend), expected)
-    with pytest.raises(AttributeError):
-        vandermonde_kernel(a, w, 7, backend="triton")
+    with handling(replaced):
+        operator(**given, mode="convolution", backend="torch")
+        operator(**given, mode="convolution")
+    assert chosen == ["torch", "triton"]
 
 
 @on_a_gpu
-def test_long_sums_over_powers_on_a_gpu():
-    a = torch.polar(torch.full((16, 32), 0.999), torch.rand(16, 32, generator=generator()))
-    given = [x.cuda().requires_grad_() for x in (a, draw(4, 16, 32, seed=1).to(torch.complex64))]
-    dk = torch.randn(4, 16, 5000, generator=generator(2)).cuda()
-    outcomes = []
-    for backend in ("triton", "torch"):
-        kernel = vandermonde_kernel(*given, 5000, backend=backend)
-        outcomes.append((kernel.detach(), *torch.autograd.grad(kernel, given, dk)))
-    for one, other in zip(*outcomes, strict=True):
-        scale = float(other.abs().max())
-        assert_agree(one / scale, other / scale)
-
-
-@on_a_gpu
-def test_long_kernels_on_a_gpu():
-    Lambda, P, B, C = (draw(8, 32, *more, seed=seed) for seed, more in enumerate(((), (1,), (), ())))
-    given = [torch.complex(-Lambda.real.exp(), 30 * Lambda.imag), P, B, C, torch.full((8,), 0.01).double()]
-    # where torch makes the sums
-    wide = [x.requires_grad_() for x in given]
-    narrow = [
-        x.detach().to("cuda", torch.complex64 if x.is_complex() else torch.float32).requires_grad_()
-        for x in wide
-    ]
-    kernels = [cauchy_kernel(*some, 4096) for some in (narrow, wide)]
-    assert_agree(kernels[0].cpu(), kernels[1])
-    dk = torch.randn(8, 4096, generator=generator(9))
-    found = [torch.autograd.grad(k, some, dk.to(k)) for k, some in zip(kernels, (narrow, wide), strict=True)]
-    for one, other in zip(*found, strict=True):
-        scale = float(other.abs().max())
-        torch.testing.assert_close(one.cpu() / scale, (other / scale).to(one.dtype), rtol=1e-3, atol=1e-3)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(4, 4096, 768), (1, 65536, 96), (2, 10007, 50)])
+def test_memory_on_a_gpu_is_at_most_four_times_the_inputs(dtype, shape):
+    _, time, channels = shape
+    u = draw(*shape).to(dtype).requires_grad_()
+    kernel = draw(channels, time, seed=1).float().requires_grad_()
+    dy = draw(*shape, seed=2).to(dtype)
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    torch.autograd.grad(long_conv(u, kernel, **PAIR)[0], (u, kernel), dy)
+    taken = torch.cuda.max_memory_allocated() - before
+    inputs = sum(x.numel() * x.element_size() for x in (u, kernel))
+    assert taken <= 3 * inputs + max(inputs, fft.SMALL)

@@ -29,7 +29,7 @@ class Backend:
     Attributes:
         mode: the mathematics: "recurrent", "scan", "chunkwise", "attention" or "convolution".
         name: who computes: "reference", "torch", "numba" or "triton".
-        run: a function of the operator's canonical inputs that returns (y, state).
+        run: a function of the operator's canonical inputs that returns (y, state), or y of a function without.
         about: a few words for the tables of the documentation.
         kernel: a name for the entry, where several stand behind one pair.
         accepts: whether the backend takes these inputs. It looks at dtypes, flags, heads and sizes, and of
@@ -42,7 +42,7 @@ class Backend:
 
     mode: str
     name: str
-    run: Callable[[Any], tuple[Any, Any]]
+    run: Callable[[Any], Any]
     about: str
     kernel: str = ""
     accepts: Callable[[Any], bool] = always

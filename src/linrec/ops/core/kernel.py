@@ -407,7 +407,7 @@ _SCHEMA = {
     Tensor: "Tensor",
     Tensor | None: "Tensor?",
     bool: "bool",
-    int: "int",
+    int: "SymInt",
     float: "float",
     Sequence[bool]: "bool[]",
 }

@@ -116,6 +116,11 @@ def real(tensor: Tensor) -> Tensor:
     return tensor.resolve_neg()
 
 
+def pairs(tensor: Tensor) -> Tensor:
+    """Return complex numbers as contiguous pairs of real ones."""
+    return torch.view_as_real(tensor.resolve_conj().contiguous())
+
+
 def mask(cut: Tensor | None, other: Tensor) -> Tensor:
     """Return the cut links as bytes; where there are none, which is never read, any other tensor."""
     return real(other) if cut is None else cut.contiguous().view(torch.uint8)

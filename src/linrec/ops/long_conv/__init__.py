@@ -1,24 +1,26 @@
-"""The long convolution: every channel filtered by a kernel as long as the sequence, by FFT."""
+"""The long convolution: every channel filtered by a kernel as long as the sequence."""
 
 from collections.abc import Callable
-from functools import partial
+from typing import NamedTuple
 
 from jaxtyping import Bool, Float
 from torch import Tensor, cat
 from torch.nn import functional
 
-from linrec.ops.core.handlers import refuse_split_time
+from linrec.ops.core.backends import Backend, few, never
+from linrec.ops.core.call import Operator, documented
+from linrec.ops.core.checks import check_axes, check_precision, check_supported
 from linrec.ops.core.isolation import entering
-from linrec.ops.dispatch import Pair, exporting, refusal, resolve, triton_usable
+from linrec.ops.long_conv.cauchy import cauchy_kernel
 from linrec.ops.long_conv.discretization import DISCRETIZATIONS, Discretization, discretize_diagonal
-from linrec.ops.long_conv.inputs import check
-from linrec.ops.long_conv.kernels import cauchy_kernel, vandermonde_kernel
 from linrec.ops.long_conv.reference import long_conv_reference
-from linrec.ops.long_conv.torch import FEW, by_fft, by_sums
-from linrec.ops.precision import without_autocast
+from linrec.ops.long_conv.torch import Filter, by_fft, by_sums
+from linrec.ops.long_conv.triton import convolution as convolution_triton
+from linrec.ops.long_conv.vandermonde import vandermonde_kernel
 
 __all__ = [
     "DISCRETIZATIONS",
+    "OPERATOR",
     "PAIRS",
     "Discretization",
     "cauchy_kernel",
@@ -27,15 +29,123 @@ __all__ = [
     "vandermonde_kernel",
 ]
 
-_RUN: dict[Pair, Callable[[Tensor, Tensor, Tensor | None, int], Tensor]] = {
-    ("recurrent", "reference"): long_conv_reference,
-    ("recurrent", "torch"): by_sums,
-    ("convolution", "torch"): by_fft,
-    ("convolution", "triton"): partial(by_fft, fused=True),
-}
-PAIRS: tuple[Pair, ...] = tuple(_RUN)
+FEW = 8
+"""Up to this many steps, a sum over all taps for each is cheaper than a transform of all inputs."""
 
 
+class LongConv(NamedTuple):
+    """The operator's inputs.
+
+    Attributes:
+        u: (b, t, d).
+        kernel: (d, length).
+        state: (b, s, d), or None for no step.
+        reset: (b, t), or None.
+    """
+
+    u: Tensor
+    kernel: Tensor
+    state: Tensor | None
+    reset: Tensor | None
+
+
+def _canonical(given: LongConv) -> LongConv:
+    """Check shapes and dtypes; the state is checked here, for it has any number of steps."""
+    u, kernel, state, _ = given
+    check_axes("u", u, "(batch, time, channels)", "Add the missing axes, or flatten heads into channels.")
+    check_supported("u", u)
+    batch, time, channels = u.shape
+    if kernel.ndim != 2 or len(kernel) != channels:
+        raise ValueError(
+            f"`kernel` must have shape (d, length) = ({channels}, length); got {tuple(kernel.shape)}. "
+            "Pass one row of taps per channel, the tap of the current step first."
+        )
+    check_precision("kernel", kernel, u, "u")
+    past = 0
+    if state is not None:
+        if state.ndim != 3 or (state.shape[0], state.shape[2]) != (batch, channels):
+            raise ValueError(
+                f"`state` must have shape (b, s, d) = ({batch}, s, {channels}), s steps; "
+                f"got {tuple(state.shape)}. Pass the state that the previous call returned, or None."
+            )
+        check_supported("state", state)
+        past = state.shape[1]
+    if kernel.shape[1] > past + time:
+        raise ValueError(
+            f"`kernel` must have at most as many taps as there are inputs, s + t = {past} + {time}; "
+            f"got {kernel.shape[1]}. Cut it to `kernel[:, :{past + time}]`: no input reaches further taps."
+        )
+    return given
+
+
+def _of_all_inputs(convolve: Callable[[Filter], Tensor]) -> Callable[[LongConv], tuple[Tensor, Tensor]]:
+    """Return the run of a backend: y of all inputs so far, and these inputs as the state."""
+
+    def run(given: LongConv) -> tuple[Tensor, Tensor]:
+        u, kernel, state, reset = given
+        inputs = u if state is None else cat([entering(state, reset).to(u.dtype), u], dim=1)
+        before = inputs.shape[1] - u.shape[1]
+        # the document of a step is the number of resets up to it
+        document = None if reset is None else functional.pad(reset.cumsum(1), (before, 0))
+        y = convolve(Filter(inputs, kernel, document, before))
+        if document is not None and u.shape[1]:
+            hidden = document != document[:, -1:]
+            inputs = inputs.masked_fill(hidden[..., None], 0)
+        return y, inputs
+
+    return run
+
+
+# `widen=False`: the state keeps the dtype of u, and FFTs are widened piece by piece
+BACKENDS = (
+    Backend(
+        "recurrent",
+        "torch",
+        _of_all_inputs(by_sums),
+        "a sum over the taps for each step; good for a few steps",
+        auto=lambda given: few(given.u.shape[1], FEW),
+        widen=False,
+    ),
+    Backend(
+        "convolution",
+        "triton",
+        _of_all_inputs(lambda given: by_fft(given, convolution_triton)),
+        "by FFT, with one kernel for all between two transforms; without `reset`",
+        # documents are levels of many small transforms
+        accepts=lambda given: given.reset is None,
+        requires="calls without `reset`",
+        widen=False,
+    ),
+    Backend(
+        "convolution",
+        "torch",
+        _of_all_inputs(by_fft),
+        "by FFT, O(t log t); with `reset`, O(t log^2 t)",
+        widen=False,
+    ),
+    Backend(
+        "recurrent",
+        "reference",
+        _of_all_inputs(long_conv_reference),
+        "a loop over time and taps: the oracle, slow",
+        auto=never,
+        widen=False,
+    ),
+)
+OPERATOR = Operator(
+    "long_conv",
+    LongConv,
+    sequence="u",
+    canonical=_canonical,
+    output=lambda given: (given.u.shape, given.u.dtype),
+    axes="(b, s, d)",
+    state=None,
+    backends=BACKENDS,
+)
+PAIRS = OPERATOR.pairs
+
+
+@documented(OPERATOR)
 def long_conv(
     u: Float[Tensor, "b t d"],
     kernel: Float[Tensor, "d length"],
@@ -52,25 +162,22 @@ def long_conv(
     The state is the inputs so far, oldest first: it grows. A kernel that a state-space model generates needs
     none of that; `linrec.ops.diagonal_ssm` has a state of fixed size.
 
-    | mode | backend | what it is |
-    |---|---|---|
-    | recurrent | reference | a loop over time and taps: the oracle, slow |
-    | recurrent | torch | a sum over the taps for each step; good for a few steps |
-    | convolution | torch | by FFT, O(t log t); with `reset`, O(t log^2 t) |
-    | convolution | triton | the same, with one kernel for all between two FFTs; with `reset`, as by torch |
+    {backends}
 
-    `"auto"` takes sums for at most 8 steps, else FFTs, on CUDA with Triton's kernels. They are computed in
-    float32 (float64 for double inputs). Sequences are padded to an even length whose prime factors are 2, 3
-    and 5 (with `reset`, to a power of two), and transformed some channels at a time: beside inputs, outputs
-    and gradients, neither pass needs more memory than `u` and K take, or 64 MiB. For the gradients, u and K
-    are kept and no spectrum. Forward mode (`torch.func.jvp`) goes through the sums alone.
+    `"auto"` takes sums for at most 8 steps, else FFTs: on CUDA by Triton's kernels, unless there is a `reset`.
+    All are computed in float32 (float64 for double inputs). Sequences are padded to an even length whose prime
+    factors are 2, 3 and 5 (with `reset`, to a power of two), and transformed some channels at a time: beside
+    inputs, outputs and gradients, neither pass needs more memory than `u` and K take, or 64 MiB. Gradients
+    need u and K alone, and no spectrum is kept for them. Forward mode (`torch.func.jvp`) goes through the sums
+    alone, and `torch.func.vmap` of FFTs runs torch's on all channels at once.
 
     Args:
         u: input (b, t, d) in float32, float64, bfloat16 or float16.
         kernel: K (d, length), the tap of the current step first, in the dtype of `u`, or in float32 beside an
             input in half precision. At most as long as all inputs, s + t: cut what is longer.
         state: the inputs before the first (b, s, d), any s, in any precision; None means none.
-        reset: (b, t) bool; true at t hides all steps before t from t and later ones, the state too.
+        reset: (b, t) bool; true at t hides all steps before t from t and later ones, the state too. Triton's
+            backend takes None alone.
         mode: "auto", "convolution" or "recurrent".
         backend: "auto", "torch", "triton" or "reference".
 
@@ -98,26 +205,4 @@ def long_conv(
         >>> long_conv(torch.zeros(1, 1, 1), 0.5 ** torch.arange(4.0)[None], state=state)[0].item()
         2.125
     """
-    check(u, kernel, state, reset)
-    time = u.shape[1]
-    device = u.device.type
-    # one program serves all lengths from 2 on: a comparison with any other number would limit them
-    few = time <= 1 or (not exporting() and time <= FEW)
-    best: list[Pair] = [("recurrent", "torch")] if few else []
-    if triton_usable(device):
-        best.append(("convolution", "triton"))
-    pair = resolve("long_conv", PAIRS, mode, backend, [*best, ("convolution", "torch")])
-    refused = refusal("long_conv", pair[1], device)
-    if refused is not None:
-        raise ValueError(refused)
-    refuse_split_time("long_conv")
-    inputs = u if state is None else cat([entering(state, reset).to(u.dtype), u], dim=1)
-    before = inputs.shape[1] - time
-    # steps see those of their own document: the number of resets before
-    document = None if reset is None else functional.pad(reset.cumsum(1), (before, 0))
-    with without_autocast(device):
-        y = _RUN[pair](inputs, kernel, document, before)
-    if document is not None and time:
-        hidden = document != document[:, -1:]
-        inputs = inputs.masked_fill(hidden[..., None], 0)
-    return y.to(u.dtype), inputs
+    return OPERATOR(LongConv(u, kernel, state, reset), mode, backend)

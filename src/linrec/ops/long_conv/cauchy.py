@@ -1,27 +1,135 @@
-"""The kernel of a state-space model that is diagonal plus low rank, from its spectrum."""
+"""Kernels of state-space models that are diagonal plus low rank: products with a matrix of Cauchy's kind.
 
-import inspect
+Triton's kernels form that matrix in registers alone.
+"""
+
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Complex, Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from linrec.ops.long_conv import triton as triton_backend
-from linrec.ops.precision import real_dtype
+from linrec.ops.core.backends import Backend, choose
+from linrec.ops.core.checks import check_rates, check_steps, check_tensors, name_of, tensor_fields
+from linrec.ops.core.kernel import NOTHING, Memory, by_autograd, kernel_op, like
+from linrec.ops.core.precision import real_dtype, without_autocast
+from linrec.ops.kernels import Kernels
+from linrec.ops.kernels.launch import on_device, pairs, power_of_2
+
+KERNELS = Kernels("fft.cauchy_triton")
+FREQUENCIES, ENTRIES = 64, 16
+"""Frequencies and entries of the state that a program has at once."""
 
 
-def kernel_of_low_rank(
-    Lambda: Tensor, P: Tensor, B: Tensor, C: Tensor, dt: Tensor, length: int, *, fused: bool
-) -> Tensor:
-    """Return K (d, length); arguments as those of `cauchy_kernel`, `fused` has Triton make the sums."""
+class LowRank(NamedTuple):
+    """The arguments of `cauchy_kernel`."""
+
+    Lambda: Tensor
+    P: Tensor
+    B: Tensor
+    C: Tensor
+    dt: Tensor
+    length: int
+
+
+class Cauchy(NamedTuple):
+    """Weights and matrix of a product.
+
+    Attributes:
+        weights: w (d, k, n).
+        Lambda: (d, n).
+        around: (d, f).
+        rest: (f,), without a gradient.
+    """
+
+    weights: Tensor
+    Lambda: Tensor
+    around: Tensor
+    rest: Tensor
+
+
+class Sums(NamedTuple):
+    """S_kf = sum_n w_kn / (rest_f - lambda_n around_f), (d, k, f)."""
+
+    sums: Tensor
+
+
+def sums_by_torch(given: Cauchy) -> Sums:
+    """Return the sums, with the matrix in memory."""
+    weights, Lambda, around, rest = given
+    return Sums(weights @ (1 / (rest - Lambda[..., None] * around[:, None])))
+
+
+def _forward(out: Sums, given: Cauchy) -> None:
+    d, k, f = out.sums.shape
+    with on_device(out.sums.device):
+        KERNELS.forward[d, -(-f // FREQUENCIES)](
+            *map(pairs, given),
+            torch.view_as_real(out.sums),
+            given.Lambda.shape[1],
+            f,
+            K=k,
+            ROWS=power_of_2(k),
+            F=FREQUENCIES,
+        )
+
+
+def _adjoint(out: Any, given: Cauchy, kept: Sums, d: Sums) -> None:
+    models, k, f = d.sums.shape
+    n = given.Lambda.shape[1]
+    read = [pairs(x) for x in (*given, d.sums)]
+    dweights, dLambda, daround = map(torch.view_as_real, out[:3])
+    rows = {"K": k, "ROWS": power_of_2(k)}
+    with on_device(d.sums.device):
+        KERNELS.backward_entries[models, -(-n // ENTRIES)](
+            *read, dweights, dLambda, n, f, **rows, N=ENTRIES, F=max(1, FREQUENCIES // 2)
+        )
+        KERNELS.backward_frequencies[models, -(-f // FREQUENCIES)](
+            *read, daround, n, f, **rows, F=FREQUENCIES
+        )
+
+
+sums_by_triton = kernel_op(
+    "cauchy_triton",
+    Cauchy,
+    Sums,
+    lambda given, keep: [Memory((*given.weights.shape[:2], given.around.shape[1]), given.around.dtype)],
+    _forward,
+    _adjoint,
+    gradients=lambda given, kept, d, needs: [*map(like, given[:3]), NOTHING],
+    again=by_autograd(sums_by_torch),
+    plain=sums_by_torch,
+)
+
+
+def _kernel_by_torch(given: LowRank) -> Tensor:
+    # as many frequencies at a time as make four kernels
+    at_once = max(1, 4 * given.length // max(1, 2 * given.Lambda.shape[1]))
+
+    def spectrum(*arguments: Tensor) -> Tensor:
+        *others, z = arguments
+        some = [
+            checkpoint(_spectrum, *others, part, sums_by_torch, use_reentrant=False)
+            for part in z.split(at_once)
+        ]
+        return torch.cat(some, -1)
+
+    return _kernel(given, spectrum)
+
+
+def _kernel_by_triton(given: LowRank) -> Tensor:
+    return _kernel(given, lambda *arguments: _spectrum(*arguments, sums_by_triton))
+
+
+def _kernel(given: LowRank, spectrum_of: Callable[..., Tensor]) -> Tensor:
+    Lambda, P, B, C, dt, length = given
     C = C + _after(Lambda, P, C, dt, length).to(C.dtype)
     # both of each conjugate pair
     Lambda, P, B, C = (torch.cat([x, x.conj()], 1) for x in (Lambda, P, B, C))
-    # all that the sums over the state are weighted with: (C, P^*) times (B, P)
-    left = torch.cat([C[:, None], P.mH], 1)
-    right = torch.cat([B[:, None], P.mT], 1)
+    # all weights of the sums over the state: (C, P^*) times (B, P)
+    left, right = torch.cat([C[:, None], P.mH], 1), torch.cat([B[:, None], P.mT], 1)
     weights = (left[:, :, None] * right[:, None]).flatten(1, 2)
     # halfway between the roots of unity, of which 1 is a pole where Lambda or dt is zero: those that are not
     # the conjugates of others
@@ -30,72 +138,19 @@ def kernel_of_low_rank(
     turn = torch.polar(torch.ones_like(steps), torch.pi * steps / length)
     z = torch.polar(torch.ones_like(steps[:half]), -torch.pi * (2 * steps[:half] + 1) / length)
     turn, z = turn.to(Lambda.dtype), z.to(Lambda.dtype)
-    if fused:
-        spectrum = _spectrum(weights, Lambda, dt, z, CauchySums.apply)
-    else:
-        # as many at a time as make four kernels
-        at_once = max(1, 4 * length // Lambda.shape[1])
-        spectrum = torch.cat(
-            [
-                checkpoint(_spectrum, weights, Lambda, dt, some, cauchy_sums, use_reentrant=False)
-                for some in z.split(at_once)
-            ],
-            -1,
-        )
+    spectrum = spectrum_of(weights, Lambda, dt, z)
     spectrum = torch.cat([spectrum, spectrum[:, : length // 2].conj().flip(-1)], -1)
     # the transform of K_l exp(-i pi l / length)
     return (turn * torch.fft.ifft(spectrum)).real
 
 
-def cauchy_sums(weights: Tensor, Lambda: Tensor, around: Tensor, rest: Tensor) -> Tensor:
-    """S_kf = sum_n w_kn / (rest_f - lambda_n around_f), with the matrix in memory.
-
-    Args:
-        weights: w (d, k, n).
-        Lambda: (d, n).
-        around: (d, f).
-        rest: (f,).
-    """
-    return weights @ (1 / (rest - Lambda[..., None] * around[:, None]))
-
-
-class CauchySums(torch.autograd.Function):
-    """S = CauchySums.apply(weights, Lambda, around, rest) by Triton; rest has no gradient."""
-
-    @staticmethod
-    def forward(weights: Tensor, Lambda: Tensor, around: Tensor, rest: Tensor) -> Tensor:
-        """Run the kernel."""
-        return triton_backend.forward(weights, Lambda, around, rest)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        """Keep the inputs; the matrix is formed again."""
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, dsums: Tensor) -> tuple[Tensor | None, ...]:
-        """Run the kernels of the gradients."""
-        if torch.is_grad_enabled():
-            # gradients that are to be differentiated again are made of torch operations
-            weights, Lambda, around, rest = ctx.saved_tensors
-            inputs = [x for x in (weights, Lambda, around) if x.requires_grad]
-            sums = cauchy_sums(weights, Lambda, around, rest)
-            found = iter(torch.autograd.grad(sums, inputs, dsums, create_graph=True))
-            return *(next(found) if x.requires_grad else None for x in (weights, Lambda, around)), None
-        return *triton_backend.backward(*ctx.saved_tensors, dsums), None
-
-
-# autograd asks for it at every call
-CauchySums.forward.__signature__ = inspect.signature(CauchySums.forward)  # type: ignore[attr-defined]
-
-
 def _spectrum(
-    weights: Tensor, Lambda: Tensor, dt: Tensor, z: Tensor, sums_of: Callable[..., Tensor]
+    weights: Tensor, Lambda: Tensor, dt: Tensor, z: Tensor, sums_of: Callable[[Cauchy], Sums]
 ) -> Tensor:
-    """dt C ((1 - z) I - dt (1 + z) A / 2)^-1 B at all z, (d, z)."""
+    """Return dt C ((1 - z) I - dt (1 + z) A / 2)^-1 B at all z, (d, z)."""
     around = dt[:, None] / 2 * (1 + z)
     rank = round(weights.shape[1] ** 0.5) - 1
-    sums = sums_of(weights, Lambda, around, 1 - z)
+    sums = sums_of(Cauchy(weights, Lambda, around, 1 - z)).sums
     sums = sums.unflatten(1, (1 + rank, 1 + rank)).movedim(-1, 1)
     inner = torch.eye(rank, dtype=z.dtype, device=z.device) + around[..., None, None] * sums[..., 1:, 1:]
     # what the low rank changes
@@ -104,7 +159,7 @@ def _spectrum(
 
 
 def _after(Lambda: Tensor, P: Tensor, C: Tensor, dt: Tensor, length: int) -> Tensor:
-    """C Abar^length of one of each conjugate pair, (d, n), with states as real numbers."""
+    """Return C Abar^length of one of each conjugate pair, (d, n), with states as real numbers."""
     wide = _widest(Lambda)
     Lambda, P, C = Lambda.to(wide), P.to(wide), C.to(wide)
     real, imaginary = torch.diag_embed(Lambda.real), torch.diag_embed(Lambda.imag)
@@ -121,3 +176,91 @@ def _after(Lambda: Tensor, P: Tensor, C: Tensor, dt: Tensor, length: int) -> Ten
 
 def _widest(x: Tensor) -> torch.dtype:
     return x.dtype if x.device.type == "mps" else torch.complex128
+
+
+BACKENDS = (
+    Backend("convolution", "triton", _kernel_by_triton, "the matrix is formed in registers"),
+    Backend("convolution", "torch", _kernel_by_torch, "the matrix is formed for some frequencies at a time"),
+)
+_TENSORS = tensor_fields(LowRank)
+
+
+def cauchy_kernel(
+    Lambda: Complex[Tensor, "d n"],
+    P: Complex[Tensor, "d n r"],
+    B: Complex[Tensor, "d n"],
+    C: Complex[Tensor, "d n"],
+    dt: Float[Tensor, "d"],
+    length: int,
+    *,
+    backend: str = "auto",
+) -> Float[Tensor, "d length"]:
+    """Make the kernel of a state-space model that is diagonal plus low rank, after the bilinear transform.
+
+        K_dl = C Abar^l Bbar    x' = (diag(Lambda) - P P^*) x + B u
+
+    Each entry stands for a conjugate pair, as do its rows of P, B and C: the sums are over both. The kernel
+    is the inverse transform of its spectrum at z = exp(-pi i (2 k + 1) / length), none of which is 1,
+
+        C (I + Abar^length) (I - z Abar)^-1 Bbar
+
+    By Woodbury's identity, that is made of products of (1 + r)^2 vectors with a matrix of Cauchy's kind, of
+    entries 1 / ((1 - z) - dt (1 + z) lambda / 2). By torch, spectra are formed at some z at a time, and again
+    for the gradients, so that no numbers of size (d, n, length) exist at once; Triton's kernels form the
+    matrix in registers. Abar^length is formed by squaring, in double precision.
+
+    `"auto"` takes Triton on CUDA, else torch.
+
+    Args:
+        Lambda: diagonal (d, n), complex64 or complex128, with real parts <= 0.
+        P: (d, n, r), factors of the low rank, all in the dtype of `Lambda`.
+        B: what the input is multiplied by (d, n).
+        C: what states are multiplied by (d, n).
+        dt: step sizes (d,), real, >= 0. Values are looked at on the CPU; elsewhere, and under torch.compile,
+            that would mean waiting.
+        length: how many taps, at least 1.
+        backend: "auto", "torch" or "triton".
+
+    Returns:
+        K (d, length), real.
+
+    Raises:
+        TypeError: dtypes that are not complex, or differ in precision.
+        ValueError: shapes that do not fit together, values out of range, a `length` below 1, or a `backend`
+            that is unknown or cannot run here.
+
+    Source:
+        S4 (Gu, Goel and Ré, 2022), theorem 3 and its appendix on the convolution kernel; -P P^* is the stable
+        form of SaShiMi (Goel, Gu, Donahue and Ré, 2022).
+
+    Example:
+        >>> import torch
+        >>> Lambda, one = torch.tensor([[-1.0 + 0j]]), torch.ones(1, 1, dtype=torch.complex64)
+        >>> cauchy_kernel(Lambda, 0 * one[..., None], one, one / 2, torch.ones(1), 3)
+        tensor([[0.6667, 0.2222, 0.0741]])
+    """
+    given = LowRank(Lambda, P, B, C, dt, length)
+    check_tensors(given, _TENSORS, "Lambda")
+    shape = Lambda.shape
+    if len(shape) != 2 or (P.shape[:-1], B.shape, C.shape, dt.shape) != (shape, shape, shape, shape[:1]):
+        raise ValueError(
+            "`Lambda`, `P`, `B`, `C` and `dt` must have shapes (d, n), (d, n, r), (d, n), (d, n) and (d,); "
+            f"got {', '.join(str(tuple(x.shape)) for x in given[:5])}."
+        )
+    if Lambda.dtype not in (torch.complex64, torch.complex128):
+        raise TypeError(f"`Lambda` must be complex64 or complex128; got {name_of(Lambda.dtype)}. Cast it.")
+    for name, x in (("P", P), ("B", B), ("C", C), ("dt", dt)):
+        dtype = real_dtype(Lambda.dtype) if name == "dt" else Lambda.dtype
+        if x.dtype != dtype:
+            raise TypeError(
+                f"`{name}` must be {name_of(dtype)} beside `Lambda` in {name_of(Lambda.dtype)}; "
+                f"got {name_of(x.dtype)}. Cast it."
+            )
+    if length < 1:
+        raise ValueError(f"`length` must be at least 1 tap; got {length}.")
+    check_rates("Lambda", Lambda)
+    check_steps("dt", dt)
+    entry = choose("cauchy_kernel", BACKENDS, given, Lambda.device.type, "auto", backend)
+    with without_autocast(Lambda.device.type):
+        kernel: Tensor = entry.run(given)
+    return kernel

@@ -7,8 +7,8 @@ from jaxtyping import Float, Inexact
 from torch import Tensor
 
 from linrec.errors import unknown
-from linrec.ops.precision import real_dtype
-from linrec.ops.stability import check_rates, check_steps
+from linrec.ops.core.checks import check_rates, check_steps
+from linrec.ops.core.precision import real_dtype
 
 Discretization: TypeAlias = Literal["zoh", "bilinear", "euler", "softmax"]
 DISCRETIZATIONS: tuple[Discretization, ...] = ("zoh", "bilinear", "euler", "softmax")

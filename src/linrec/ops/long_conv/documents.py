@@ -1,87 +1,22 @@
 """The convolution where documents follow each other in a row, by halves of halves of time.
 
-An output is its own tap, and for every halving of time that parts it from an input, what the left half gives
-to the right one. Of those, only the document that spans the middle gives and takes. So each level is a
-circular convolution of the left halves over both: what would wrap around falls on the left half, which is not
-read.
+An output is the sum of its own tap and, for every halving of time that separates it from an input, of a
+contribution of the left half to the right half. Only the document that spans the middle contributes. So each
+level is a circular convolution of the left halves over both: what would wrap around falls on the left half,
+which is not read.
 """
 
-import inspect
 from collections.abc import Iterator
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from linrec.ops.long_conv.pieces import pieces
-from linrec.ops.precision import accumulation
+from linrec.ops.core.precision import accumulation
 
 
-class WithinDocuments(torch.autograd.Function):
-    """y = WithinDocuments.apply(u, kernel, document), with u (b, t, d), kernel (d, length) and y as u."""
-
-    @staticmethod
-    def forward(u: Tensor, kernel: Tensor, document: Tensor) -> Tensor:
-        """Run every piece by itself."""
-        y = u.new_empty(u.shape)
-        for channels, rows in pieces(u, kernel, 2 * u.shape[1]):
-            for batch in rows:
-                y[batch, :, channels] = _outputs(u[batch, :, channels], kernel[channels], document[batch])
-        return y
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
-        """Keep the inputs; spectra are computed again."""
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        """Give every right half's gradient to the left one, and to the taps between them."""
-        u, kernel, document = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            # a gradient that is to be differentiated again is made by autograd
-            y = _outputs(u, kernel, document).to(dy.dtype)
-            wanted = [x for x, need in zip((u, kernel), ctx.needs_input_grad, strict=False) if need]
-            found = iter(torch.autograd.grad(y, wanted, dy, create_graph=True))
-            return *(next(found) if need else None for need in ctx.needs_input_grad[:2]), None
-        du = u.new_empty(u.shape)
-        dkernel = kernel.new_zeros(kernel.shape, dtype=accumulation(u.dtype))
-        for channels, rows in pieces(u, kernel, 2 * u.shape[1]):
-            for batch in rows:
-                given = (u[batch, :, channels], kernel[channels], document[batch], dy[batch, :, channels])
-                du[batch, :, channels], part = _gradients(*given)
-                dkernel[channels] += part
-        return du, dkernel.to(kernel.dtype), None
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor) -> tuple[Tensor, int]:
-        """Map the levels; each is made of plain operations."""
-        return torch.func.vmap(_outputs, in_dims)(*inputs).to(inputs[0].dtype), 0
-
-
-# autograd asks for it at every call
-WithinDocuments.forward.__signature__ = inspect.signature(WithinDocuments.forward)  # type: ignore[attr-defined]
-
-
-class _Level(NamedTuple):
-    """One halving: its size, and what does not give or take."""
-
-    size: int
-    left: Tensor
-    right: Tensor
-
-
-def _levels(document: Tensor) -> Iterator[_Level]:
-    size = document.shape[1]
-    while size > 1:
-        owner = document.reshape(len(document), -1, 2, size // 2, 1)
-        middle = owner[:, :, 1, :1]
-        yield _Level(size, owner[:, :, 0] != middle, owner[:, :, 1] != middle)
-        size //= 2
-
-
-def _outputs(u: Tensor, kernel: Tensor, document: Tensor) -> Tensor:
+def outputs(u: Tensor, kernel: Tensor, document: Tensor) -> Tensor:
+    """Return y (b, t, d) of u (b, t, d), kernel (d, length) and document (b, t)."""
     time = u.shape[1]
     u, taps, document = _to_power_of_two(u, kernel, document)
     y = taps[:, 0] * u
@@ -93,12 +28,12 @@ def _outputs(u: Tensor, kernel: Tensor, document: Tensor) -> Tensor:
     return y[:, :time]
 
 
-def _gradients(u: Tensor, kernel: Tensor, document: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
+def gradients(u: Tensor, kernel: Tensor, document: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradients of u and of the kernel, in the accumulation dtype."""
     time, length = u.shape[1], kernel.shape[1]
     u, taps, document = _to_power_of_two(u, kernel, document)
     dy = functional.pad(dy.to(u.dtype), (0, 0, 0, u.shape[1] - time))
-    du, dtaps = taps[:, 0] * dy, torch.zeros_like(taps)
-    dtaps[:, 0] = (u * dy).sum((0, 1))
+    du, dtaps = taps[:, 0] * dy, functional.pad((u * dy).sum((0, 1))[:, None], (0, taps.shape[1] - 1))
     for size, hidden_left, hidden_right in _levels(document):
         half = size // 2
         left = _halves(u, size)[:, :, 0].masked_fill(hidden_left, 0)
@@ -112,14 +47,24 @@ def _gradients(u: Tensor, kernel: Tensor, document: Tensor, dy: Tensor) -> tuple
     return du[:, :time], dtaps[:, :length]
 
 
+def _levels(document: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Yield every halving: its size, and the steps of left and right halves that are not of its document."""
+    size = document.shape[1]
+    while size > 1:
+        owner = document.reshape(len(document), -1, 2, size // 2, 1)
+        middle = owner[:, :, 1, :1]
+        yield size, owner[:, :, 0] != middle, owner[:, :, 1] != middle
+        size //= 2
+
+
 def _halves(x: Tensor, size: int) -> Tensor:
     return x.reshape(len(x), -1, 2, size // 2, x.shape[-1])
 
 
 def _to_power_of_two(u: Tensor, kernel: Tensor, document: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    time, wide = u.shape[1], accumulation(u.dtype)
+    time, sums = u.shape[1], accumulation(u.dtype)
     size = 1 << max(0, time - 1).bit_length()
-    u = functional.pad(u.to(wide), (0, 0, 0, size - time))
-    taps = functional.pad(kernel.to(wide), (0, size - kernel.shape[1]))
-    # what follows the end belongs to no document
+    u = functional.pad(u.to(sums), (0, 0, 0, size - time))
+    taps = functional.pad(kernel.to(sums), (0, size - kernel.shape[1]))
+    # steps after the end belong to no document
     return u, taps, functional.pad(document, (0, size - time), value=-1)

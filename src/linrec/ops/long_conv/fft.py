@@ -4,113 +4,148 @@ With time reversed where needed, all three are products of spectra: y = K * u, a
 
     du_s = sum_t K_{t-s} dy_t        dK_j = sum_{b,t} u_{t-j} dy_t
 
-whose spectra have the conjugates of K's and u's. Transforms are as long as no end wraps onto what is kept.
+whose spectra have the conjugates of the spectra of K and u. Transforms are so long that no end wraps onto the
+steps that are kept. No spectrum is kept for the gradients.
 """
 
-import inspect
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from linrec.ops.long_conv import fft_triton
-from linrec.ops.long_conv.pieces import pieces, transform_size
-from linrec.ops.precision import accumulation
+from linrec.ops.core.kernel import Differentiable, by_autograd
+from linrec.ops.core.precision import accumulation
+from linrec.ops.long_conv import documents
+
+SMALL = 64 << 20
+"""Bytes of a piece that is transformed at once: small inputs are one piece."""
+
+ALIVE = 4
+"""Real numbers of a transform's length that are alive at once for every row and channel: spectra of the input
+and of the output's gradient, the product, and the library's copy of it."""
+
+SHARED = 2
+"""The same for every channel: the spectra of the kernel and of its gradient."""
+
+ALIGNED = 16
+"""The channels of a piece are a multiple of this if possible: then those of each step start at an aligned
+address."""
 
 
-class Convolution(torch.autograd.Function):
-    """y = Convolution.apply(u, kernel, fused), with u (b, t, d), kernel (d, length) and y as u.
+class Convolution(NamedTuple):
+    """What is convolved, none of it empty: u (b, t, d), kernel (d, length), and None or document (b, t)."""
 
-    With `fused`, by the kernels of `fft_triton.py`.
+    u: Tensor
+    kernel: Tensor
+    document: Tensor | None
+
+
+class Convolved(NamedTuple):
+    """y (b, t, d) in the dtype of u."""
+
+    y: Tensor
+
+
+def transform_size(least: int) -> int:
+    """Return the smallest even length of at least `least` whose prime factors are 2, 3 and 5.
+
+    Example:
+        >>> [transform_size(least) for least in (1, 7, 17, 2001, 32767)]
+        [2, 8, 18, 2048, 32768]
     """
-
-    @staticmethod
-    def forward(u: Tensor, kernel: Tensor, fused: bool) -> Tensor:
-        """Multiply the spectra of every piece."""
-        if fused:
-            return fft_triton.forward(u, kernel)
-        size = transform_size(u.shape[1] + kernel.shape[1] - 1)
-        y = u.new_empty(u.shape)
-        for channels, rows in pieces(u, kernel, size):
-            spectrum = torch.fft.rfft(kernel[channels].to(accumulation(u.dtype)), size)
-            for batch in rows:
-                piece = _spectrum(u[batch, :, channels], size).mul_(spectrum)
-                y[batch, :, channels] = torch.fft.irfft(piece, size)[..., : u.shape[1]].mT
-        return y
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, bool], output: Tensor) -> None:
-        """Keep the inputs; spectra are computed again."""
-        *tensors, ctx.fused = inputs
-        ctx.save_for_backward(*tensors)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        """Multiply spectra by conjugate ones."""
-        u, kernel = ctx.saved_tensors
-        needs_u, needs_kernel, _ = ctx.needs_input_grad
-        if torch.is_grad_enabled():
-            # a gradient that is to be differentiated again is made of convolutions
-            du, dkernel = _differentiable(u, kernel, dy, needs_u, needs_kernel, ctx.fused)
-        else:
-            gradients = fft_triton.backward if ctx.fused else _gradients
-            du, dkernel = gradients(u, kernel, dy, needs_u, needs_kernel)
-        return du.to(u.dtype) if needs_u else None, dkernel.to(kernel.dtype) if needs_kernel else None, None
-
-    @staticmethod
-    def vmap(
-        info: Any, in_dims: tuple[int | None, ...], u: Tensor, kernel: Tensor, fused: bool
-    ) -> tuple[Tensor, int]:
-        """Lay the mapped axis beside the channels."""
-        u = u.movedim(in_dims[0], 2) if in_dims[0] is not None else _repeated(u, 2, info.batch_size)
-        kernel = (
-            kernel.movedim(in_dims[1], 0) if in_dims[1] is not None else _repeated(kernel, 0, info.batch_size)
-        )
-        y = Convolution.apply(u.flatten(2), kernel.flatten(0, 1), fused)
-        return y.unflatten(2, (info.batch_size, -1)), 2
+    best = 1 << max(1, (least - 1).bit_length())
+    five = 1
+    while five < best:
+        three = five
+        while three < best:
+            size = 2 * three
+            while size < least:
+                size *= 2
+            best = min(best, size)
+            three *= 3
+        five *= 5
+    return best
 
 
-# autograd asks for it at every call
-Convolution.forward.__signature__ = inspect.signature(Convolution.forward)  # type: ignore[attr-defined]
+def size_of(given: Convolution) -> int:
+    """Return the length of the transforms."""
+    time = given.u.shape[1]
+    return transform_size(time + given.kernel.shape[1] - 1) if given.document is None else 2 * time
 
 
-def _gradients(u: Tensor, kernel: Tensor, dy: Tensor, needs_u: bool, needs_kernel: bool) -> tuple[Any, Any]:
-    time, length, wide = u.shape[1], kernel.shape[1], accumulation(u.dtype)
-    size = transform_size(time + length - 1)
-    du = u.new_empty(u.shape) if needs_u else None
-    dkernel = kernel.new_empty(kernel.shape, dtype=wide) if needs_kernel else None
-    for channels, rows in pieces(u, kernel, size):
-        spectrum = torch.fft.rfft(kernel[channels].to(wide), size).conj()
-        total: Tensor | int = 0
-        for batch in rows:
-            piece = _spectrum(dy[batch, :, channels], size)
-            if dkernel is not None:
-                total = total + (_spectrum(u[batch, :, channels], size).conj() * piece).sum(0)
-            if du is not None:
-                du[batch, :, channels] = torch.fft.irfft(piece.mul_(spectrum), size)[..., :time].mT
+def pieces(given: Convolution) -> Iterator[tuple[tuple[slice, slice, slice], Convolution]]:
+    """Yield pieces whose transforms take no more memory than the inputs, each after its place in u."""
+    u, kernel, document = given
+    batch, _, channels = u.shape
+    inputs = sum(x.numel() * x.element_size() for x in (u, kernel))
+    at_once = max(SMALL, inputs) // (size_of(given) * accumulation(u.dtype).itemsize)
+    most = min(channels, max(1, at_once // (ALIVE * batch + SHARED)))
+    # all of one width: the library makes a plan for each width
+    wide = -(-channels // -(-channels // most))
+    wide = min(most, -(-wide // ALIGNED) * ALIGNED)
+    deep = min(batch, max(1, (at_once - SHARED * wide) // (ALIVE * wide)))
+    for begin in range(0, channels, wide):
+        columns = slice(begin, begin + wide)
+        for row in range(0, batch, deep):
+            rows = slice(row, row + deep)
+            owner = None if document is None else document[rows]
+            yield (rows, slice(None), columns), Convolution(u[rows, :, columns], kernel[columns], owner)
+
+
+def _outputs(given: Convolution) -> Tensor:
+    u, kernel, document = given
+    if document is not None:
+        return documents.outputs(u, kernel, document).to(u.dtype)
+    size = size_of(given)
+    spectrum = _spectrum(u.mT, size, u) * _spectrum(kernel, size, u)
+    return torch.fft.irfft(spectrum, size)[..., : u.shape[1]].mT.to(u.dtype)
+
+
+def _gradients(given: Convolution, dy: Tensor, needs: Sequence[bool]) -> tuple[Any, Any]:
+    u, kernel, document = given
+    if document is not None:
+        return documents.gradients(u, kernel, document, dy)
+    size, du, dkernel = size_of(given), None, None
+    spectrum = _spectrum(dy.mT, size, u)
+    if needs[1]:
+        total = (_spectrum(u.mT, size, u).conj() * spectrum).sum(0)
+        dkernel = torch.fft.irfft(total, size)[:, : kernel.shape[1]]
+    if needs[0]:
+        spectrum = spectrum.mul_(_spectrum(kernel, size, u).conj())
+        du = torch.fft.irfft(spectrum, size)[..., : u.shape[1]].mT
+    return du, dkernel
+
+
+def _spectrum(x: Tensor, size: int, u: Tensor) -> Tensor:
+    return torch.fft.rfft(x.to(accumulation(u.dtype)), size)
+
+
+def _forward(given: Convolution, keep: bool) -> Convolved:
+    y = given.u.new_empty(given.u.shape)
+    for place, piece in pieces(given):
+        y[place] = _outputs(piece)
+    return Convolved(y)
+
+
+def _adjoint(given: Convolution, kept: Convolved, d: Convolved, needs: Sequence[bool]) -> tuple[Any, ...]:
+    u, kernel, _ = given
+    # mapped where dy is
+    du = d.y.new_empty(u.shape) if needs[0] else None
+    dkernel = d.y.new_zeros(kernel.shape, dtype=accumulation(u.dtype)) if needs[1] else None
+    for place, piece in pieces(given):
+        of_u, of_kernel = _gradients(piece, d.y[place], needs)
+        if du is not None:
+            du[place] = of_u
         if dkernel is not None:
-            dkernel[channels] = torch.fft.irfft(total, size)[:, :length]
-    return du, dkernel
+            dkernel[place[2]] += of_kernel
+    return du, dkernel, None
 
 
-def _differentiable(
-    u: Tensor, kernel: Tensor, dy: Tensor, needs_u: bool, needs_kernel: bool, fused: bool
-) -> tuple[Any, Any]:
-    du = Convolution.apply(dy.flip(1), kernel, fused).flip(1) if needs_u else None
-    dkernel = None
-    if needs_kernel:
-        # every row and channel of u is the kernel of its own dy
-        wide = accumulation(u.dtype)
-        rows = u.to(wide).mT.flatten(0, 1)
-        both = Convolution.apply(dy.to(wide).flip(1).mT.flatten(0, 1).mT[None], rows, fused)
-        dkernel = both[0].flip(0).mT.unflatten(0, (len(u), -1)).sum(0)[:, : kernel.shape[1]]
-    return du, dkernel
+def plain(given: Convolution) -> Convolved:
+    """Return the convolution of all channels at once, as operations that autograd and vmap know."""
+    return Convolved(_outputs(given))
 
 
-def _spectrum(piece: Tensor, size: int) -> Tensor:
-    """Spectra (b, d, size / 2 + 1) of a piece (b, t, d)."""
-    return torch.fft.rfft(piece.mT.to(accumulation(piece.dtype)), size)
-
-
-def _repeated(tensor: Tensor, axis: int, times: int) -> Tensor:
-    return tensor.unsqueeze(axis).expand(*tensor.shape[:axis], times, *tensor.shape[axis:])
+again = by_autograd(plain)
+convolution = Differentiable(Convolution, Convolved, _forward, _adjoint, again=again, plain=plain)

@@ -5,20 +5,30 @@ matrices, which sums over the numbers at once. So nothing of size numbers x leng
 Triton's kernels can make the sums too.
 """
 
-import inspect
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from linrec.ops.long_conv import vandermonde_triton
+from linrec.ops.core.kernel import Differentiable, Memory, by_autograd, kernel_op
+from linrec.ops.core.precision import real_dtype
+from linrec.ops.kernels import Kernels
+from linrec.ops.kernels.launch import on_device, pairs, power_of_2
+
+KERNELS = Kernels("fft.vandermonde_triton")
+TILE = 64
+"""Rows, columns and entries of the tiles that a program multiplies."""
+
+LEAST = 16
+"""The least that a tensor core takes."""
 
 
 class Powers(NamedTuple):
     """The powers a^0 .. a^(length - 1) of numbers a (d, n), as two tables.
 
-    Args:
+    Attributes:
         near: a^j for j < c, (d, n, c).
         far: a^(c i) for i < m, (d, n, m), with c m >= length.
         length: how many powers there are.
@@ -50,8 +60,23 @@ def powers(a: Tensor, length: int, rows: int = 1) -> Powers:
     while 2 * size * size <= length * max(1, rows):
         size *= 2
     size = min(length, size)
-    near, far = _Tables.apply(a, size, -(-length // size))
+    near, far = power_tables_of(Base(a, size, -(-length // size)))
     return Powers(near, far, length)
+
+
+class Weighted(NamedTuple):
+    """What is summed: weight (k, d, n), near (d, n, c), far (d, n, m), all complex, for so many powers."""
+
+    weight: Tensor
+    near: Tensor
+    far: Tensor
+    length: int
+
+
+class Sums(NamedTuple):
+    """Re sum_n w_n a_n^l, (k, d, length)."""
+
+    sums: Tensor
 
 
 def sums_of_powers(tables: Powers, weight: Tensor, *, fused: bool = False) -> Tensor:
@@ -67,57 +92,79 @@ def sums_of_powers(tables: Powers, weight: Tensor, *, fused: bool = False) -> Te
     """
     near, far, length = tables
     if fused and weight.numel():
-        sums: Tensor = VandermondeSums.apply(weight.reshape(-1, *near.shape[:2]), near, far, length)
+        sums = sums_by_triton(Weighted(weight.reshape(-1, *near.shape[:2]), near, far, length)).sums
         return sums.view(*weight.shape[:-1], length)
-    return _products(weight, near, far, length)
+    return _sums_by_torch(Weighted(weight, near, far, length)).sums
 
 
-def _products(weight: Tensor, near: Tensor, far: Tensor, length: int) -> Tensor:
+def _sums_by_torch(given: Weighted) -> Sums:
+    weight, near, far, length = given
     left = (weight[..., None] * far).mT
     if left.is_complex():
         # Re(x y) = (Re x, Im x) . (Re y, -Im y)
         left = torch.view_as_real(left).flatten(-2)
         near = torch.view_as_real(near.conj().resolve_conj()).transpose(-1, -2).flatten(-3, -2)
-    return torch.einsum("...dmn,dnc->...dmc", left, near).flatten(-2)[..., :length]
+    return Sums(torch.einsum("...dmn,dnc->...dmc", left, near).flatten(-2)[..., :length])
 
 
-class VandermondeSums(torch.autograd.Function):
-    """K = VandermondeSums.apply(w, near, far, length) by Triton, w (k, d, n); both tables have gradients."""
-
-    @staticmethod
-    def forward(weight: Tensor, near: Tensor, far: Tensor, length: int) -> Tensor:
-        """Run the kernel."""
-        sums: Tensor = vandermonde_triton.forward(weight, near, far, length)
-        return sums
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, int], output: Tensor) -> None:
-        """Keep the inputs; terms are formed again."""
-        ctx.save_for_backward(*inputs[:3])
-        ctx.length = inputs[3]
-
-    @staticmethod
-    def backward(ctx: Any, dsums: Tensor) -> tuple[Tensor | None, ...]:
-        """Run the kernels of the gradients."""
-        weight, near, far = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            # gradients that are to be differentiated again are made of torch operations
-            inputs = [x for x in ctx.saved_tensors if x.requires_grad]
-            sums = _products(weight, near, far, ctx.length)
-            found = iter(torch.autograd.grad(sums, inputs, dsums, create_graph=True))
-            return *(next(found) if x.requires_grad else None for x in ctx.saved_tensors), None
-        dleft, dnear = vandermonde_triton.backward(weight, near, far, dsums)
-        dweight, dfar = (dleft * far.conj()).sum(-1), (dleft * weight[..., None].conj()).sum(0)
-        return dweight, dnear, dfar, None
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:
-        """Map the products of matrices."""
-        return torch.func.vmap(_products, in_dims)(*inputs), 0
+def _forward(out: Sums, given: Weighted) -> None:
+    weight, near, far, length = given
+    k, d, n = weight.shape
+    c, m = near.shape[-1], far.shape[-1]
+    tiles = _tiles(out.sums)
+    tiles["ENTRIES"] = min(max(power_of_2(n), LEAST), tiles["ENTRIES"])
+    grid = d, k * -(-m // tiles["ROWS"]), -(-c // tiles["COLUMNS"])
+    with on_device(weight.device):
+        KERNELS.forward[grid](pairs(weight), _parts(near), _parts(far), out.sums, d, n, c, m, length, **tiles)
 
 
-# autograd asks for it at every call
-VandermondeSums.forward.__signature__ = inspect.signature(VandermondeSums.forward)  # type: ignore[attr-defined]
+def _adjoint(out: Any, given: Weighted, kept: Sums, d_sums: Sums) -> None:
+    weight, near, far, length = given
+    k, d, n = weight.shape
+    c, m = near.shape[-1], far.shape[-1]
+    dsums = d_sums.sums.contiguous()
+    # of weight * far, and of near
+    dleft, dnear = dsums.new_empty(2, k, d, n, m), dsums.new_empty(2, d, n, c)
+    shape = (d, n, k, c, m, length)
+    # products of 32 columns beside others may read beyond their tiles (issue 11366 of Triton, 3.6 to 3.7)
+    tiles = _tiles(dsums)
+    entries = -(-n // tiles["ENTRIES"])
+    with on_device(dsums.device):
+        KERNELS.backward_rows[d, k * -(-m // tiles["ROWS"]), entries](
+            _parts(near), dsums, dleft, *shape, **tiles
+        )
+        KERNELS.backward_columns[d, entries, -(-c // tiles["COLUMNS"])](
+            pairs(weight), _parts(far), dsums, dnear, *shape, **tiles
+        )
+    of_left = torch.complex(*dleft)
+    out.weight.copy_((of_left * far.conj()).sum(-1))
+    out.near.copy_(torch.complex(*dnear))
+    out.far.copy_((of_left * weight[..., None].conj()).sum(0))
+
+
+def _tiles(sums: Tensor) -> dict[str, Any]:
+    double = sums.dtype == torch.float64
+    size = TILE // 2 if double else TILE
+    # three products of ten bits each, where one of 23 has no tensor cores
+    precision = "ieee" if double else "tf32x3"
+    return {"ROWS": size, "COLUMNS": size, "ENTRIES": size, "PRECISION": precision}
+
+
+def _parts(x: Tensor) -> Tensor:
+    """Real and imaginary parts (2, ...) of complex numbers."""
+    return torch.view_as_real(x.resolve_conj()).movedim(-1, 0).contiguous()
+
+
+sums_by_triton = kernel_op(
+    "vandermonde_triton",
+    Weighted,
+    Sums,
+    lambda given, keep: [Memory((*given.weight.shape[:2], given.length), real_dtype(given.weight.dtype))],
+    _forward,
+    _adjoint,
+    again=by_autograd(_sums_by_torch),
+    plain=_sums_by_torch,
+)
 
 
 def weighted_by_age(tables: Powers, values: Tensor) -> Tensor:
@@ -150,37 +197,6 @@ def last_power(tables: Powers) -> Tensor:
     return far[..., i] * near[..., j]
 
 
-class _Tables(torch.autograd.Function):
-    """near, far = _Tables.apply(a, c, m): a^j for j < c, and a^(c i) for i < m, with nothing kept but a."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(a: Tensor, size: int, count: int) -> tuple[Tensor, Tensor]:
-        """Square in double precision."""
-        near, far = power_tables(a, size, count)
-        return near.to(a.dtype), far.to(a.dtype)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, int, int], output: tuple[Tensor, Tensor]) -> None:
-        """Keep a; the tables are in use elsewhere, but in single precision."""
-        a, ctx.size, ctx.count = inputs
-        ctx.save_for_backward(a)
-
-    @staticmethod
-    def backward(ctx: Any, dnear: Tensor, dfar: Tensor) -> tuple[Tensor, None, None]:
-        """da = sum_j conj(j a^(j-1)) dnear_j + sum_i conj(c i a^(c i - 1)) dfar_i."""
-        (a,) = ctx.saved_tensors
-        near, far = power_tables(a, ctx.size, ctx.count)
-        j, i = (torch.arange(1, x.shape[-1], device=a.device) for x in (near, far))
-        da = (j * near[..., :-1].conj() * dnear[..., 1:]).sum(-1)
-        if ctx.count > 1:
-            # a^(c i - 1) = a^(c (i - 1)) a^(c - 1)
-            steps = (ctx.size * i * far[..., :-1].conj() * dfar[..., 1:]).sum(-1)
-            da = da + near[..., -1].conj() * steps
-        return da.to(a.dtype), None, None
-
-
 def power_tables(a: Tensor, size: int, count: int) -> tuple[Tensor, Tensor]:
     """Return a^j for j < size, (d, n, size), and a^(size i) for i < count, in double precision."""
     if a.device.type != "mps":
@@ -196,3 +212,41 @@ def _doubled(a: Tensor, size: int) -> tuple[Tensor, Tensor]:
         table = torch.cat([table, table * step[..., None]], dim=-1)
         step = step * step
     return table[..., :size], step
+
+
+class Base(NamedTuple):
+    """Numbers a (d, n), and how many powers each table has."""
+
+    a: Tensor
+    size: int
+    count: int
+
+
+class Tables(NamedTuple):
+    """a^j for j < size, and a^(size i) for i < count."""
+
+    near: Tensor
+    far: Tensor
+
+
+def _tables(given: Base, keep: bool) -> Tables:
+    a, size, count = given
+    near, far = power_tables(a, size, count)
+    return Tables(near.to(a.dtype), far.to(a.dtype))
+
+
+def _gradient_of_tables(given: Base, kept: Tables, d: Tables, needs: Sequence[bool]) -> tuple[Any, ...]:
+    """Return da = sum_j conj(j a^(j-1)) dnear_j + sum_i conj(c i a^(c i - 1)) dfar_i."""
+    a, size, count = given
+    near, far = power_tables(a, size, count)
+    j, i = (torch.arange(1, x.shape[-1], device=a.device) for x in (near, far))
+    da = (j * near[..., :-1].conj() * d.near[..., 1:]).sum(-1)
+    if count > 1:
+        # a^(c i - 1) = a^(c (i - 1)) a^(c - 1)
+        steps = (size * i * far[..., :-1].conj() * d.far[..., 1:]).sum(-1)
+        da = da + near[..., -1].conj() * steps
+    return da, None, None
+
+
+# nothing is kept but a: the tables are in use elsewhere, but in single precision
+power_tables_of = Differentiable(Base, Tables, _tables, _gradient_of_tables, again=_gradient_of_tables)

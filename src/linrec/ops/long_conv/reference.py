@@ -1,24 +1,16 @@
-"""The convolution as a plain loop over time: the oracle that the other modes are tested against."""
+"""The convolution as a plain loop over time and taps: the oracle that the other backends are tested against."""
 
 import torch
 from torch import Tensor
 
-from linrec.ops.precision import widened
+from linrec.ops.core.precision import wide
+from linrec.ops.long_conv.torch import Filter
 
 
-def long_conv_reference(u: Tensor, kernel: Tensor, document: Tensor | None, before: int) -> Tensor:
-    """y_n = sum_j K_j u_{n-j}, over the steps of the same document.
-
-    Args:
-        u: (b, s + t, d), the steps of the state in front.
-        kernel: (d, length).
-        document: None or (b, s + t) integers that grow at resets.
-        before: s.
-
-    Returns:
-        y (b, t, d) in float32 or float64.
-    """
-    u, kernel = widened(u, kernel)
+def long_conv_reference(given: Filter) -> Tensor:
+    """Return y_n = sum_j K_j u_{n-j}, over the steps of the same document, in float32 or float64."""
+    u, kernel, document, before = given
+    u, kernel = wide(u), wide(kernel)
     outputs = [u[:, :0]]
     for n in range(before, u.shape[1]):
         y = torch.zeros_like(u[:, 0])

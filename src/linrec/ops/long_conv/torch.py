@@ -1,24 +1,38 @@
-"""The convolution as sums over taps, and by FFT. Arguments and results as in `reference.py`."""
+"""The convolution in torch operations: as a sum over taps for each step, and by FFT."""
+
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from linrec.ops.dispatch import exporting
-from linrec.ops.long_conv.documents import WithinDocuments
-from linrec.ops.long_conv.fft import Convolution
-from linrec.ops.operators import differentiated
-from linrec.ops.precision import widened
-
-FEW = 8
-"""Up to this many steps, a sum over all taps for each is cheaper than transforming what came before."""
+from linrec.ops.core.machine import exporting
+from linrec.ops.core.precision import wide
+from linrec.ops.long_conv.fft import Convolution, Convolved, convolution
 
 
-def by_sums(u: Tensor, kernel: Tensor, document: Tensor | None, before: int) -> Tensor:
-    """y_n = sum_j K_j u_{n-j}, one step after the other, each as one sum over the taps."""
-    u, kernel = widened(u, kernel)
-    # taps as the inputs lie in time: the last is that of the current step
-    taps = kernel.flip(1).mT
+class Filter(NamedTuple):
+    """What backends take; they return y (b, t, d).
+
+    Attributes:
+        u: (b, s + t, d), the s steps of the state in front.
+        kernel: (d, length).
+        document: (b, s + t) integers that grow at resets, or None.
+        before: s.
+    """
+
+    u: Tensor
+    kernel: Tensor
+    document: Tensor | None
+    before: int
+
+
+def by_sums(given: Filter) -> Tensor:
+    """Return y_n = sum_j K_j u_{n-j}, one step after the other, each as one sum over the taps."""
+    u, kernel, document, before = given
+    # taps in the order of the inputs: the last one is for the current step
+    u, taps = wide(u), wide(kernel).flip(1).mT
     outputs = [u[:, :0]]
     for n in range(before, u.shape[1]):
         begin = max(0, n + 1 - len(taps))
@@ -30,27 +44,23 @@ def by_sums(u: Tensor, kernel: Tensor, document: Tensor | None, before: int) -> 
     return torch.cat(outputs, dim=1)
 
 
-def by_fft(u: Tensor, kernel: Tensor, document: Tensor | None, before: int, *, fused: bool = False) -> Tensor:
-    """y = K * u by FFT; with documents, by halves of halves, each of which some document may span.
-
-    Without documents, `fused` has Triton do what lies between the transforms.
-    """
+def by_fft(given: Filter, convolve: Callable[[Convolution], Convolved] = convolution) -> Tensor:
+    """Return y = K * u by FFT."""
+    u, kernel, document, before = given
     if exporting():
-        return _by_taps(u, kernel, document, before)
+        return _by_shifts(given)
     if kernel.shape[1] == 0 or u[:, before:].numel() == 0:
         return u[:, before:] * kernel.sum(1)
-    # inputs that no tap of the outputs reaches
+    # the first input that a tap of an output reaches
     first = max(0, before + 1 - kernel.shape[1])
-    u = u[:, first:]
-    inputs = (u, kernel, fused) if document is None else (u, kernel, document[:, first:])
-    function = Convolution if document is None else WithinDocuments
-    run = function.apply if differentiated(u, kernel) else function.forward
-    return run(*inputs)[:, before - first :]
+    document = None if document is None else document[:, first:]
+    return convolve(Convolution(u[:, first:], kernel, document)).y[:, before - first :]
 
 
-def _by_taps(u: Tensor, kernel: Tensor, document: Tensor | None, before: int) -> Tensor:
-    """y = sum_j K_j (u shifted by j), for torch.export: transforms have sizes that depend on the length."""
-    u, kernel = widened(u, kernel)
+def _by_shifts(given: Filter) -> Tensor:
+    """Return y = sum_j K_j (u shifted by j), for torch.export: the length decides the sizes of transforms."""
+    u, kernel, document, before = given
+    u, kernel = wide(u), wide(kernel)
     time, past = u.shape[1] - before, kernel.shape[1] - 1
     inputs = functional.pad(u, (0, 0, past, 0))
     owner = None if document is None else functional.pad(document, (past, 0), value=-1)
