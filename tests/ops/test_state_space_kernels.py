@@ -241,7 +241,7 @@ def test_the_kernel_of_low_rank_in_single_precision_and_without_the_sum_of_all_t
 
 def test_errors_of_the_kernel_of_low_rank():
     given = low_rank_inputs()
-    with pytest.raises(ValueError, match=r"got \(2, 3\), \(2, 3\), \(2, 3\), \(2, 3\), \(2,\)"):
+    with pytest.raises(ValueError, match=r"`P` must have shape \(d, n, r\) = \(2, 3, r\); got \(2, 3\)"):
         cauchy_kernel(given[0], given[2], *given[2:], 4)
     with pytest.raises(ValueError, match="`length` must be at least 1"):
         cauchy_kernel(*given, 0)

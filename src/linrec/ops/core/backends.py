@@ -29,7 +29,7 @@ class Backend:
     Attributes:
         mode: the mathematics: "recurrent", "scan", "chunkwise", "attention" or "convolution".
         name: who computes: "reference", "torch", "numba" or "triton".
-        run: a function of the operator's canonical inputs that returns (y, state), or y of a function without.
+        run: a function of the operator's canonical inputs that returns (y, state); y where there is no state.
         about: a few words for the tables of the documentation.
         kernel: a name for the entry, where several stand behind one pair.
         accepts: whether the backend takes these inputs. It looks at dtypes, flags, heads and sizes, and of

@@ -71,15 +71,19 @@ def check_reset(reset: Tensor | None, sequence: Tensor) -> None:
         )
 
 
-def check_shape(name: str, x: Tensor | None, axes: str, shape: Sequence[int], cure: str) -> None:
-    """Raise unless a tensor is None or has the shape, whose axes are named."""
-    if x is not None and x.shape != shape:
-        raise ValueError(f"`{name}` must have shape {axes} = {tuple(shape)}; got {tuple(x.shape)}. {cure}")
+def check_shape(name: str, x: Tensor | None, axes: str, shape: Sequence[int | str], cure: str) -> None:
+    """Raise unless a tensor is None or has the shape, whose axes are named; a name as a size is any."""
+    if x is None or x.shape == shape:
+        return
+    sizes = [actual if isinstance(size, str) else size for actual, size in zip(x.shape, shape, strict=False)]
+    if x.ndim != len(shape) or list(x.shape) != sizes:
+        expected = str(tuple(shape)).replace("'", "")
+        raise ValueError(f"`{name}` must have shape {axes} = {expected}; got {tuple(x.shape)}. {cure}")
 
 
-def check_axes(name: str, x: Tensor, count: int, axes: str, cure: str) -> None:
-    """Raise unless a tensor has as many axes as it should, whose names are given."""
-    if x.ndim != count:
+def check_axes(name: str, x: Tensor, axes: str, cure: str) -> None:
+    """Raise unless a tensor has as many axes as are named, as "(b, t, c)"."""
+    if x.ndim != axes.count(",") + 1:
         raise ValueError(f"`{name}` must have shape {axes}; got {tuple(x.shape)}. {cure}")
 
 

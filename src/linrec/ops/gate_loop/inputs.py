@@ -85,7 +85,7 @@ def state_of(given: GateLoop) -> tuple[tuple[int, ...], torch.dtype]:
 
 def check_queries_and_keys(q: Tensor, k: Tensor) -> torch.dtype:
     """Return the real dtype that `q` and `k`, both (b, t, h, dk), share; raise where they do not."""
-    check_axes("q", q, 4, "(b, t, h, dk)", "Use `unflatten(-1, (h, dk))` to split channels into heads.")
+    check_axes("q", q, "(b, t, h, dk)", "Use `unflatten(-1, (h, dk))` to split channels into heads.")
     precision = check_supported("q", q, complex_too=True)
     check_shape("k", k, "(b, t, h, dk), that of `q`,", q.shape, "Give both the same heads and channels.")
     _check_same_precision("k", k, q)

@@ -1,6 +1,7 @@
 """The long convolution: every channel filtered by a kernel as long as the sequence."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from jaxtyping import Bool, Float
@@ -9,7 +10,7 @@ from torch.nn import functional
 
 from linrec.ops.core.backends import Backend, few, never
 from linrec.ops.core.call import Operator, documented
-from linrec.ops.core.checks import check_axes, check_precision, check_supported
+from linrec.ops.core.checks import check_axes, check_precision, check_shape, check_supported
 from linrec.ops.core.isolation import entering
 from linrec.ops.long_conv.cauchy import cauchy_kernel
 from linrec.ops.long_conv.discretization import DISCRETIZATIONS, Discretization, discretize_diagonal
@@ -55,19 +56,13 @@ def _canonical(given: LongConv) -> LongConv:
     check_axes("u", u, "(batch, time, channels)", "Add the missing axes, or flatten heads into channels.")
     check_supported("u", u)
     batch, time, channels = u.shape
-    if kernel.ndim != 2 or len(kernel) != channels:
-        raise ValueError(
-            f"`kernel` must have shape (d, length) = ({channels}, length); got {tuple(kernel.shape)}. "
-            "Pass one row of taps per channel, the tap of the current step first."
-        )
+    cure = "Pass one row of taps per channel, the tap of the current step first."
+    check_shape("kernel", kernel, "(d, length)", (channels, "length"), cure)
     check_precision("kernel", kernel, u, "u")
+    cure = "Pass the state that the previous call returned, or None."
+    check_shape("state", state, "(b, s, d)", (batch, "s", channels), cure)
     past = 0
     if state is not None:
-        if state.ndim != 3 or (state.shape[0], state.shape[2]) != (batch, channels):
-            raise ValueError(
-                f"`state` must have shape (b, s, d) = ({batch}, s, {channels}), s steps; "
-                f"got {tuple(state.shape)}. Pass the state that the previous call returned, or None."
-            )
         check_supported("state", state)
         past = state.shape[1]
     if kernel.shape[1] > past + time:
@@ -78,58 +73,39 @@ def _canonical(given: LongConv) -> LongConv:
     return given
 
 
-def _of_all_inputs(convolve: Callable[[Filter], Tensor]) -> Callable[[LongConv], tuple[Tensor, Tensor]]:
+def _run(convolve: Callable[[Filter], Tensor]) -> Callable[[LongConv], tuple[Tensor, Tensor]]:
     """Return the run of a backend: y of all inputs so far, and these inputs as the state."""
 
     def run(given: LongConv) -> tuple[Tensor, Tensor]:
         u, kernel, state, reset = given
         inputs = u if state is None else cat([entering(state, reset).to(u.dtype), u], dim=1)
         before = inputs.shape[1] - u.shape[1]
+        if reset is None:
+            return convolve(Filter(inputs, kernel, None, before)), inputs
         # the document of a step is the number of resets up to it
-        document = None if reset is None else functional.pad(reset.cumsum(1), (before, 0))
-        y = convolve(Filter(inputs, kernel, document, before))
-        if document is not None and u.shape[1]:
-            hidden = document != document[:, -1:]
-            inputs = inputs.masked_fill(hidden[..., None], 0)
-        return y, inputs
+        document = functional.pad(reset.cumsum(1), (before, 0))
+        hidden = (document != document[:, -1:])[..., None]
+        return convolve(Filter(inputs, kernel, document, before)), inputs.masked_fill(hidden, 0)
 
     return run
 
 
-# `widen=False`: the state keeps the dtype of u, and FFTs are widened piece by piece
+# the state keeps the dtype of u, and what is transformed is widened piece by piece
+_Backend = partial(Backend, widen=False)
+_SUMS, _FFT = "a sum over the taps for each step; good for a few steps", "by FFT, O(t log t)"
 BACKENDS = (
-    Backend(
-        "recurrent",
-        "torch",
-        _of_all_inputs(by_sums),
-        "a sum over the taps for each step; good for a few steps",
-        auto=lambda given: few(given.u.shape[1], FEW),
-        widen=False,
-    ),
-    Backend(
+    _Backend("recurrent", "torch", _run(by_sums), _SUMS, auto=lambda given: few(given.u.shape[1], FEW)),
+    _Backend(
         "convolution",
         "triton",
-        _of_all_inputs(lambda given: by_fft(given, convolution_triton)),
-        "by FFT, with one kernel for all between two transforms; without `reset`",
-        # documents are levels of many small transforms
+        _run(lambda given: by_fft(given, convolution_triton)),
+        f"{_FFT}, with one kernel for all between two transforms; without `reset`",
         accepts=lambda given: given.reset is None,
         requires="calls without `reset`",
-        widen=False,
     ),
-    Backend(
-        "convolution",
-        "torch",
-        _of_all_inputs(by_fft),
-        "by FFT, O(t log t); with `reset`, O(t log^2 t)",
-        widen=False,
-    ),
-    Backend(
-        "recurrent",
-        "reference",
-        _of_all_inputs(long_conv_reference),
-        "a loop over time and taps: the oracle, slow",
-        auto=never,
-        widen=False,
+    _Backend("convolution", "torch", _run(by_fft), f"{_FFT}; with `reset`, O(t log^2 t)"),
+    _Backend(
+        "recurrent", "reference", _run(long_conv_reference), "a loop over time and taps, slow", auto=never
     ),
 )
 OPERATOR = Operator(
@@ -164,12 +140,12 @@ def long_conv(
 
     {backends}
 
-    `"auto"` takes sums for at most 8 steps, else FFTs: on CUDA by Triton's kernels, unless there is a `reset`.
-    All are computed in float32 (float64 for double inputs). Sequences are padded to an even length whose prime
+    `"auto"` takes sums for at most 8 steps, else FFTs: on CUDA by Triton, unless there is a `reset`. Both are
+    computed in float32 (float64 for double inputs). Sequences are padded to an even length whose prime
     factors are 2, 3 and 5 (with `reset`, to a power of two), and transformed some channels at a time: beside
     inputs, outputs and gradients, neither pass needs more memory than `u` and K take, or 64 MiB. Gradients
-    need u and K alone, and no spectrum is kept for them. Forward mode (`torch.func.jvp`) goes through the sums
-    alone, and `torch.func.vmap` of FFTs runs torch's on all channels at once.
+    need u and K alone, and no spectrum is kept for them. Forward mode (`torch.func.jvp`) goes through the
+    sums alone. Under `torch.func.vmap`, torch transforms all channels at once.
 
     Args:
         u: input (b, t, d) in float32, float64, bfloat16 or float16.

@@ -4,6 +4,7 @@ Triton's kernels form that matrix in registers alone.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -11,10 +12,10 @@ from jaxtyping import Complex, Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from linrec.ops.core import checks
 from linrec.ops.core.backends import Backend, choose
-from linrec.ops.core.checks import check_rates, check_steps, check_tensors, name_of, tensor_fields
 from linrec.ops.core.kernel import NOTHING, Memory, by_autograd, kernel_op, like
-from linrec.ops.core.precision import real_dtype, without_autocast
+from linrec.ops.core.precision import COMPLEX, real_dtype, without_autocast
 from linrec.ops.kernels import Kernels
 from linrec.ops.kernels.launch import on_device, pairs, power_of_2
 
@@ -63,25 +64,17 @@ def sums_by_torch(given: Cauchy) -> Sums:
 
 
 def _forward(out: Sums, given: Cauchy) -> None:
-    d, k, f = out.sums.shape
-    with on_device(out.sums.device):
+    (d, k, f), n, sums = out.sums.shape, given.Lambda.shape[1], torch.view_as_real(out.sums)
+    with on_device(sums.device):
         KERNELS.forward[d, -(-f // FREQUENCIES)](
-            *map(pairs, given),
-            torch.view_as_real(out.sums),
-            given.Lambda.shape[1],
-            f,
-            K=k,
-            ROWS=power_of_2(k),
-            F=FREQUENCIES,
+            *map(pairs, given), sums, n, f, K=k, ROWS=power_of_2(k), F=FREQUENCIES
         )
 
 
 def _adjoint(out: Any, given: Cauchy, kept: Sums, d: Sums) -> None:
-    models, k, f = d.sums.shape
-    n = given.Lambda.shape[1]
-    read = [pairs(x) for x in (*given, d.sums)]
+    (models, k, f), n = d.sums.shape, given.Lambda.shape[1]
+    read, rows = [pairs(x) for x in (*given, d.sums)], {"K": k, "ROWS": power_of_2(k)}
     dweights, dLambda, daround = map(torch.view_as_real, out[:3])
-    rows = {"K": k, "ROWS": power_of_2(k)}
     with on_device(d.sums.device):
         KERNELS.backward_entries[models, -(-n // ENTRIES)](
             *read, dweights, dLambda, n, f, **rows, N=ENTRIES, F=max(1, FREQUENCIES // 2)
@@ -104,27 +97,11 @@ sums_by_triton = kernel_op(
 )
 
 
-def _kernel_by_torch(given: LowRank) -> Tensor:
-    # as many frequencies at a time as make four kernels
-    at_once = max(1, 4 * given.length // max(1, 2 * given.Lambda.shape[1]))
-
-    def spectrum(*arguments: Tensor) -> Tensor:
-        *others, z = arguments
-        some = [
-            checkpoint(_spectrum, *others, part, sums_by_torch, use_reentrant=False)
-            for part in z.split(at_once)
-        ]
-        return torch.cat(some, -1)
-
-    return _kernel(given, spectrum)
-
-
-def _kernel_by_triton(given: LowRank) -> Tensor:
-    return _kernel(given, lambda *arguments: _spectrum(*arguments, sums_by_triton))
-
-
-def _kernel(given: LowRank, spectrum_of: Callable[..., Tensor]) -> Tensor:
+def _kernel(given: LowRank, *, fused: bool) -> Tensor:
+    """Return K (d, length); `fused` has Triton make the sums."""
     Lambda, P, B, C, dt, length = given
+    if Lambda.numel() == 0:
+        return (dt * C.sum(1).real)[:, None].repeat(1, length)
     C = C + _after(Lambda, P, C, dt, length).to(C.dtype)
     # both of each conjugate pair
     Lambda, P, B, C = (torch.cat([x, x.conj()], 1) for x in (Lambda, P, B, C))
@@ -138,7 +115,11 @@ def _kernel(given: LowRank, spectrum_of: Callable[..., Tensor]) -> Tensor:
     turn = torch.polar(torch.ones_like(steps), torch.pi * steps / length)
     z = torch.polar(torch.ones_like(steps[:half]), -torch.pi * (2 * steps[:half] + 1) / length)
     turn, z = turn.to(Lambda.dtype), z.to(Lambda.dtype)
-    spectrum = spectrum_of(weights, Lambda, dt, z)
+    # by torch, as many at a time as make four kernels
+    at_once = half if fused else max(1, 4 * length // Lambda.shape[1])
+    run: Callable[..., Tensor] = _spectrum if fused else partial(checkpoint, _spectrum, use_reentrant=False)
+    sums_of = sums_by_triton if fused else sums_by_torch
+    spectrum = torch.cat([run(weights, Lambda, dt, some, sums_of) for some in z.split(at_once)], -1)
     spectrum = torch.cat([spectrum, spectrum[:, : length // 2].conj().flip(-1)], -1)
     # the transform of K_l exp(-i pi l / length)
     return (turn * torch.fft.ifft(spectrum)).real
@@ -179,10 +160,10 @@ def _widest(x: Tensor) -> torch.dtype:
 
 
 BACKENDS = (
-    Backend("convolution", "triton", _kernel_by_triton, "the matrix is formed in registers"),
-    Backend("convolution", "torch", _kernel_by_torch, "the matrix is formed for some frequencies at a time"),
+    Backend("convolution", "triton", partial(_kernel, fused=True), "the matrix is formed in registers"),
+    Backend("convolution", "torch", partial(_kernel, fused=False), "the matrix is formed in parts"),
 )
-_TENSORS = tensor_fields(LowRank)
+_TENSORS = checks.tensor_fields(LowRank)
 
 
 def cauchy_kernel(
@@ -240,26 +221,25 @@ def cauchy_kernel(
         tensor([[0.6667, 0.2222, 0.0741]])
     """
     given = LowRank(Lambda, P, B, C, dt, length)
-    check_tensors(given, _TENSORS, "Lambda")
-    shape = Lambda.shape
-    if len(shape) != 2 or (P.shape[:-1], B.shape, C.shape, dt.shape) != (shape, shape, shape, shape[:1]):
-        raise ValueError(
-            "`Lambda`, `P`, `B`, `C` and `dt` must have shapes (d, n), (d, n, r), (d, n), (d, n) and (d,); "
-            f"got {', '.join(str(tuple(x.shape)) for x in given[:5])}."
-        )
-    if Lambda.dtype not in (torch.complex64, torch.complex128):
-        raise TypeError(f"`Lambda` must be complex64 or complex128; got {name_of(Lambda.dtype)}. Cast it.")
-    for name, x in (("P", P), ("B", B), ("C", C), ("dt", dt)):
-        dtype = real_dtype(Lambda.dtype) if name == "dt" else Lambda.dtype
+    checks.check_tensors(given, _TENSORS, "Lambda")
+    checks.check_axes("Lambda", Lambda, "(d, n)", "Pass the eigenvalues of every channel.")
+    kind, d, n = Lambda.dtype, *Lambda.shape
+    if kind not in COMPLEX.values():
+        raise TypeError(f"`Lambda` must be complex64 or complex128; got {checks.name_of(kind)}. Cast it.")
+    for name, x, axes, shape, dtype in (
+        ("P", P, "(d, n, r)", (d, n, "r"), kind),
+        ("B", B, "(d, n)", (d, n), kind),
+        ("C", C, "(d, n)", (d, n), kind),
+        ("dt", dt, "(d,)", (d,), real_dtype(kind)),
+    ):
+        checks.check_shape(name, x, axes, shape, "Pass as many channels and entries as `Lambda` has.")
         if x.dtype != dtype:
-            raise TypeError(
-                f"`{name}` must be {name_of(dtype)} beside `Lambda` in {name_of(Lambda.dtype)}; "
-                f"got {name_of(x.dtype)}. Cast it."
-            )
+            expected, given_as, got = map(checks.name_of, (dtype, kind, x.dtype))
+            raise TypeError(f"`{name}` must be {expected} beside `Lambda` in {given_as}; got {got}. Cast it.")
     if length < 1:
         raise ValueError(f"`length` must be at least 1 tap; got {length}.")
-    check_rates("Lambda", Lambda)
-    check_steps("dt", dt)
+    checks.check_rates("Lambda", Lambda)
+    checks.check_steps("dt", dt)
     entry = choose("cauchy_kernel", BACKENDS, given, Lambda.device.type, "auto", backend)
     with without_autocast(Lambda.device.type):
         kernel: Tensor = entry.run(given)

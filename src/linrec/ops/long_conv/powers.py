@@ -91,7 +91,9 @@ def sums_of_powers(tables: Powers, weight: Tensor, *, fused: bool = False) -> Te
         K (..., d, length), real.
     """
     near, far, length = tables
-    if fused and weight.numel():
+    if weight.numel() == 0:
+        return (weight * near[..., 0]).sum(-1, keepdim=True).real.repeat_interleave(length, -1)
+    if fused:
         sums = sums_by_triton(Weighted(weight.reshape(-1, *near.shape[:2]), near, far, length)).sums
         return sums.view(*weight.shape[:-1], length)
     return _sums_by_torch(Weighted(weight, near, far, length)).sums
@@ -109,9 +111,7 @@ def _sums_by_torch(given: Weighted) -> Sums:
 
 def _forward(out: Sums, given: Weighted) -> None:
     weight, near, far, length = given
-    k, d, n = weight.shape
-    c, m = near.shape[-1], far.shape[-1]
-    tiles = _tiles(out.sums)
+    (k, d, n), c, m, tiles = weight.shape, near.shape[-1], far.shape[-1], _tiles(out.sums)
     tiles["ENTRIES"] = min(max(power_of_2(n), LEAST), tiles["ENTRIES"])
     grid = d, k * -(-m // tiles["ROWS"]), -(-c // tiles["COLUMNS"])
     with on_device(weight.device):
@@ -120,14 +120,11 @@ def _forward(out: Sums, given: Weighted) -> None:
 
 def _adjoint(out: Any, given: Weighted, kept: Sums, d_sums: Sums) -> None:
     weight, near, far, length = given
-    k, d, n = weight.shape
-    c, m = near.shape[-1], far.shape[-1]
-    dsums = d_sums.sums.contiguous()
+    (k, d, n), c, m, tiles = weight.shape, near.shape[-1], far.shape[-1], _tiles(d_sums.sums)
+    dsums, shape = d_sums.sums.contiguous(), (d, n, k, c, m, length)
     # of weight * far, and of near
     dleft, dnear = dsums.new_empty(2, k, d, n, m), dsums.new_empty(2, d, n, c)
-    shape = (d, n, k, c, m, length)
     # products of 32 columns beside others may read beyond their tiles (issue 11366 of Triton, 3.6 to 3.7)
-    tiles = _tiles(dsums)
     entries = -(-n // tiles["ENTRIES"])
     with on_device(dsums.device):
         KERNELS.backward_rows[d, k * -(-m // tiles["ROWS"]), entries](
@@ -143,10 +140,8 @@ def _adjoint(out: Any, given: Weighted, kept: Sums, d_sums: Sums) -> None:
 
 
 def _tiles(sums: Tensor) -> dict[str, Any]:
-    double = sums.dtype == torch.float64
-    size = TILE // 2 if double else TILE
-    # three products of ten bits each, where one of 23 has no tensor cores
-    precision = "ieee" if double else "tf32x3"
+    # "tf32x3" is three products of ten bits each, where one of 23 has no tensor cores
+    size, precision = (TILE // 2, "ieee") if sums.dtype == torch.float64 else (TILE, "tf32x3")
     return {"ROWS": size, "COLUMNS": size, "ENTRIES": size, "PRECISION": precision}
 
 
@@ -219,29 +214,29 @@ class Base(NamedTuple):
 
     a: Tensor
     size: int
-    count: int
+    blocks: int
 
 
 class Tables(NamedTuple):
-    """a^j for j < size, and a^(size i) for i < count."""
+    """a^j for j < size, and a^(size i) for i < blocks."""
 
     near: Tensor
     far: Tensor
 
 
 def _tables(given: Base, keep: bool) -> Tables:
-    a, size, count = given
-    near, far = power_tables(a, size, count)
+    a, size, blocks = given
+    near, far = power_tables(a, size, blocks)
     return Tables(near.to(a.dtype), far.to(a.dtype))
 
 
 def _gradient_of_tables(given: Base, kept: Tables, d: Tables, needs: Sequence[bool]) -> tuple[Any, ...]:
     """Return da = sum_j conj(j a^(j-1)) dnear_j + sum_i conj(c i a^(c i - 1)) dfar_i."""
-    a, size, count = given
-    near, far = power_tables(a, size, count)
+    a, size, blocks = given
+    near, far = power_tables(a, size, blocks)
     j, i = (torch.arange(1, x.shape[-1], device=a.device) for x in (near, far))
     da = (j * near[..., :-1].conj() * d.near[..., 1:]).sum(-1)
-    if count > 1:
+    if blocks > 1:
         # a^(c i - 1) = a^(c (i - 1)) a^(c - 1)
         steps = (size * i * far[..., :-1].conj() * d.far[..., 1:]).sum(-1)
         da = da + near[..., -1].conj() * steps

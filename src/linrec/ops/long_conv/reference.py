@@ -1,4 +1,4 @@
-"""The convolution as a plain loop over time and taps: the oracle that the other backends are tested against."""
+"""The convolution as a plain loop over time and taps: the oracle of the tests."""
 
 import torch
 from torch import Tensor

@@ -30,35 +30,41 @@ def _forward(out: Convolved, given: Convolution) -> None:
     with on_device(given.u.device):
         for place, (u, kernel, _) in pieces(given):
             taps, spectrum = _spectrum_of_taps(kernel, size, dtype), _spectrum(u, size, dtype)
-            batch, channels, frequencies = spectrum.shape
-            KERNELS.multiply[batch * channels * -(-frequencies // FREQUENCIES),](
-                torch.view_as_real(spectrum), torch.view_as_real(taps), channels, frequencies, F=FREQUENCIES
+            batch, channels, f = spectrum.shape
+            KERNELS.multiply[batch * channels * -(-f // FREQUENCIES),](
+                torch.view_as_real(spectrum), torch.view_as_real(taps), channels, f, F=FREQUENCIES
             )
-            _cut(_inverse(spectrum, size), out.y[place])
+            _cut(spectrum, size, out.y[place])
 
 
 def _space(given: Convolution, kept: Convolved, d: Convolved, needs: Sequence[bool]) -> Any:
     u, kernel, _ = given
-    sums = accumulation(u.dtype)
-    return like(u if needs[0] else None), like(kernel if needs[1] else None, sums), NOTHING
+    return like(u if needs[0] else None), like(kernel if needs[1] else None, accumulation(u.dtype)), NOTHING
 
 
 def _adjoint(out: Any, given: Convolution, kept: Convolved, d: Convolved) -> None:
-    size, dtype = size_of(given), given.u.dtype
-    if out.kernel is not None:
+    size, dtype, needs_u, needs_k = size_of(given), given.u.dtype, out.u is not None, out.kernel is not None
+    if needs_k:
         out.kernel.zero_()
     with on_device(given.u.device):
         for place, (u, kernel, _) in pieces(given):
-            taps = None if out.u is None else _spectrum_of_taps(kernel, size, dtype)
-            inputs = None if out.kernel is None else _spectrum(u, size, dtype)
+            taps = _spectrum_of_taps(kernel, size, dtype) if needs_u else None
+            inputs = _spectrum(u, size, dtype) if needs_k else None
             spectrum = _spectrum(d.y[place], size, dtype)
-            total = _multiply_by_conjugates(spectrum, inputs, taps, size)
-            del inputs
-            if out.u is not None:
-                _cut(_inverse(spectrum, size), out.u[place])
+            batch, channels, f = spectrum.shape
+            total = spectrum.new_empty(channels, f) if needs_k else None
+            # the spectrum becomes that of du
+            read = [torch.view_as_real(spectrum if x is None else x) for x in (spectrum, inputs, taps, total)]
+            KERNELS.gradients[channels * -(-f // FREQUENCIES),](
+                *read, batch, channels, f, size, NEEDS_U=needs_u, NEEDS_K=needs_k, F=FREQUENCIES
+            )
+            del inputs, read
+            if needs_u:
+                _cut(spectrum, size, out.u[place])
             del spectrum
-            if total is not None:
-                out.kernel[place[2]] += _inverse(total, size)[:, : kernel.shape[1]]
+            if needs_k:
+                taken = torch.fft.irfft(total, size, norm="forward")
+                out.kernel[place[2]] += taken[:, : kernel.shape[1]]
 
 
 def _spectrum(x: Tensor, size: int, dtype: torch.dtype, *, scaled: bool = False) -> Tensor:
@@ -76,28 +82,10 @@ def _spectrum_of_taps(kernel: Tensor, size: int, dtype: torch.dtype) -> Tensor:
     return _spectrum(kernel.mT[None], size, dtype, scaled=True)[0]
 
 
-def _multiply_by_conjugates(dy: Tensor, u: Tensor | None, taps: Tensor | None, size: int) -> Tensor | None:
-    """Multiply dy (b, d, f) by taps^*, in place, and return the sum of u^* dy over b, over size."""
-    batch, channels, frequencies = dy.shape
-    total = None if u is None else torch.empty_like(dy[0])
-    KERNELS.gradients[channels * -(-frequencies // FREQUENCIES),](
-        *[torch.view_as_real(dy if x is None else x) for x in (dy, u, taps, total)],
-        *(batch, channels, frequencies, size),
-        NEEDS_U=taps is not None,
-        NEEDS_K=u is not None,
-        F=FREQUENCIES,
-    )
-    return total
-
-
-def _inverse(spectra: Tensor, size: int) -> Tensor:
-    """Return sequences (..., size) of spectra that are divided by the size already."""
-    return torch.fft.irfft(spectra, size, norm="forward")
-
-
-def _cut(x: Tensor, out: Tensor) -> None:
-    """Write the first steps of x (b, d, size) to out (b, t, d)."""
-    KERNELS.cut[_tiles(*out.shape),](x, out, *out.shape[1:], x.shape[2], *out.stride(), T=STEPS, C=CHANNELS)
+def _cut(spectra: Tensor, size: int, out: Tensor) -> None:
+    """Write the first steps of the sequences of spectra (b, d, f), which are over size, to out (b, t, d)."""
+    x = torch.fft.irfft(spectra, size, norm="forward")
+    KERNELS.cut[_tiles(*out.shape),](x, out, *out.shape[1:], size, *out.stride(), T=STEPS, C=CHANNELS)
 
 
 def _tiles(batch: int, time: int, channels: int) -> int:

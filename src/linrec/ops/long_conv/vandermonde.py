@@ -1,5 +1,6 @@
 """Kernels of diagonal state-space models: products with Vandermonde's matrix."""
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -7,7 +8,7 @@ from jaxtyping import Float, Inexact
 from torch import Tensor
 
 from linrec.ops.core.backends import Backend, choose
-from linrec.ops.core.checks import check_tensors, name_of, tensor_fields
+from linrec.ops.core.checks import check_axes, check_shape, check_tensors, name_of, tensor_fields
 from linrec.ops.core.precision import without_autocast
 from linrec.ops.long_conv.powers import powers, sums_of_powers
 
@@ -20,7 +21,7 @@ class Vandermonde(NamedTuple):
     length: int
 
 
-def _kernel(given: Vandermonde, *, fused: bool = False) -> Tensor:
+def _kernel(given: Vandermonde, *, fused: bool) -> Tensor:
     a, w, length = given
     w = w if a.is_complex() or not w.is_complex() else w.real
     return sums_of_powers(powers(a, length), w.to(a.dtype), fused=fused)
@@ -28,12 +29,12 @@ def _kernel(given: Vandermonde, *, fused: bool = False) -> Tensor:
 
 # on an H200, Triton's kernels take a little less time for 784 taps, and more from 1,024 taps on
 BACKENDS = (
-    Backend("convolution", "torch", _kernel, "products of two tables of powers"),
+    Backend("convolution", "torch", partial(_kernel, fused=False), "products of two tables of powers"),
     Backend(
         "convolution",
         "triton",
-        lambda given: _kernel(given, fused=True),
-        "the same products, formed tile by tile",
+        partial(_kernel, fused=True),
+        "the same, tile by tile",
         accepts=lambda given: given.a.is_complex(),
         requires="a complex `a`",
     ),
@@ -80,10 +81,8 @@ def vandermonde_kernel(
     """
     given = Vandermonde(a, w, length)
     check_tensors(given, _TENSORS, "a")
-    if a.ndim != 2 or w.shape[-2:] != a.shape:
-        raise ValueError(
-            f"`a` must have shape (d, n), and `w` (..., d, n); got {tuple(a.shape)} and {tuple(w.shape)}."
-        )
+    check_axes("a", a, "(d, n)", "Pass the transitions of every channel.")
+    check_shape("w", w, "(..., d, n)", (*w.shape[:-2], *a.shape), "Pass a weight for every transition.")
     if a.dtype not in (torch.float32, torch.float64, torch.complex64, torch.complex128):
         raise TypeError(
             f"`a` must be float32, float64, complex64 or complex128; got {name_of(a.dtype)}. Cast it."

@@ -21,7 +21,7 @@ __all__ = ["OPERATOR", "PAIRS", "scan"]
 def _canonical(given: Scan) -> Scan:
     """Check shapes and dtypes, and give `a` three axes."""
     a, x = given.a, given.x
-    check_axes("x", x, 3, "(batch, time, channels)", "Add the missing axes, or flatten heads into channels.")
+    check_axes("x", x, "(batch, time, channels)", "Add the missing axes, or flatten heads into channels.")
     of_a, of_x = check_supported("a", a, complex_too=True), check_supported("x", x, complex_too=True)
     if of_a != of_x and (a.dtype, accumulation(x.dtype)) != (float32, float32):
         raise TypeError(
