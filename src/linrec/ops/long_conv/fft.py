@@ -8,7 +8,7 @@ whose spectra have the conjugates of the spectra of K and u. Transforms are so l
 steps that are kept. No spectrum is kept for the gradients.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -93,12 +93,13 @@ def pieces(given: Convolution) -> Iterator[tuple[tuple[slice, slice, slice], Con
             yield (rows, slice(None), columns), Convolution(u[rows, :, columns], kernel[columns], owner)
 
 
-def _outputs(given: Convolution) -> Tensor:
+def _outputs(given: Convolution, product: Callable[[Tensor, Tensor], Tensor] = torch.mul) -> Tensor:
     u, kernel, document = given
     if document is not None:
         return documents.outputs(u, kernel, document).to(u.dtype)
     size = size_of(given)
-    spectrum = _spectrum(u.mT, size, u) * _spectrum(kernel, size, u)
+    taps = _spectrum(kernel, size, u)
+    spectrum = product(_spectrum(u.mT, size, u), taps)
     return torch.fft.irfft(spectrum, size)[..., : u.shape[1]].mT.to(u.dtype)
 
 
@@ -124,7 +125,7 @@ def _spectrum(x: Tensor, size: int, u: Tensor) -> Tensor:
 def _forward(given: Convolution, keep: bool) -> Convolved:
     y = given.u.new_empty(given.u.shape)
     for place, piece in pieces(given):
-        y[place] = _outputs(piece)
+        y[place] = _outputs(piece, Tensor.mul_)
     return Convolved(y)
 
 
