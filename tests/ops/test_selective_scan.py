@@ -7,11 +7,14 @@ import pytest
 import torch
 
 from linrec.ops import gate_loop, selective_scan
+from linrec.ops.core import machine
+from linrec.ops.core.backends import choose
 from linrec.ops.kernels import lanes
-from linrec.ops.selective_scan import PAIRS, numba
+from linrec.ops.selective_scan import OPERATOR, PAIRS, numba
 from linrec.ops.selective_scan import torch as torch_backend
-from linrec.ops.selective_scan.auto import auto_selective_scan
+from linrec.ops.selective_scan.torch import Selective
 from linrec.testing import assert_agree, check_operator, reset_mask, selective_scan_inputs
+from tests.ops.opcheck import check_operators
 
 ON_CPU = [pair for pair in PAIRS if pair[1] != "triton"]
 FAST = [pair for pair in ON_CPU if pair[1] != "reference"]
@@ -188,32 +191,70 @@ def kernel_inputs(batch, time, channels, d_state):
     """What backends take: states with neighbouring channels next to each other."""
     inputs = selective_scan_inputs(batch, time, channels, d_state)
     A, D, state = inputs["A"].mT[None], inputs["D"][None], inputs["state"].mT
-    return inputs["x"], inputs["dt"], A, inputs["B"], inputs["C"], D, state, reset_mask(batch, time)
+    return Selective(
+        inputs["x"], inputs["dt"], A, inputs["B"], inputs["C"], D, state, reset_mask(batch, time)
+    )
 
 
 def test_custom_operators_keep_their_promises():
-    utilities = ("test_schema", "test_faketensor")
-    given = kernel_inputs(2, 70, 3, 4)
-    torch.library.opcheck(numba.forward, (*given, False), test_utils=utilities)
-    torch.library.opcheck(numba.forward, (*given, True), test_utils=utilities)
-    y, last, starts = numba.forward(*given, keep=True)
-    torch.library.opcheck(numba.backward, (*given, starts, y, last), test_utils=utilities)
+    check_operators(numba.recurrent, kernel_inputs(2, 70, 3, 4))
+    check_operators(numba.recurrent, kernel_inputs(1, 7, 3, 4)._replace(reset=None))
 
 
 def test_the_states_kept_for_the_adjoint_are_few_and_without_one_none():
     given = kernel_inputs(2, 320, 3, 4)
-    for backend, chunks in ((numba, 10), (torch_backend, 5)):
-        assert backend.forward(*given, keep=True)[2].shape == (2, chunks, 4, 3)
-        assert backend.forward(*given, keep=False)[2].numel() == 0
+    for kernel, chunks in ((numba.recurrent, 10), (torch_backend.chunkwise, 5)):
+        assert kernel.forward(given, True).starts.shape == (2, chunks, 4, 3)
+        assert kernel.forward(given, False).starts.numel() == 0
 
 
-def test_auto():
-    for numba_works, exporting, time in ((False, False, 4096), (True, True, 4096), (True, False, 1)):
-        usable = auto_selective_scan(time, "cpu", numba=numba_works, triton=False, exporting=exporting)
-        assert usable == [("chunkwise", "torch")]
-    assert auto_selective_scan(2, "cpu", numba=True, triton=False)[0] == ("recurrent", "numba")
-    assert auto_selective_scan(2, "cuda", numba=False, triton=True)[0] == ("recurrent", "triton")
-    assert auto_selective_scan(2, "cuda", numba=False, triton=False)[0] == ("chunkwise", "torch")
+@every_pair
+@pytest.mark.parametrize("groups", [1, 2, 3])
+def test_channels_of_a_group_share_their_weights(mode, backend, groups):
+    inputs = selective_scan_inputs(2, 9, 6, 4, groups=groups, dtype=torch.float64)
+    options = {"reset": reset_mask(2, 9), "mode": mode, "backend": backend}
+    size = 6 // groups
+    ys, states = zip(
+        *(
+            selective_scan(
+                **{name: inputs[name][..., i * size : (i + 1) * size] for name in ("x", "dt", "D")},
+                A=inputs["A"][i * size : (i + 1) * size],
+                B=inputs["B"][:, :, i],
+                C=inputs["C"][:, :, i],
+                state=inputs["state"][:, i * size : (i + 1) * size],
+                **options,
+            )
+            for i in range(groups)
+        ),
+        strict=True,
+    )
+    y, state = selective_scan(**inputs, **options)
+    assert torch.equal(y, torch.cat(ys, 2)) and torch.equal(state, torch.cat(states, 1))
+
+
+@pytest.mark.parametrize(
+    ("time", "device", "works", "expected"),
+    [
+        (4096, "cpu", {}, ("chunkwise", "torch")),
+        (4096, "cpu", {"numba", "exporting"}, ("chunkwise", "torch")),
+        (1, "cpu", {"numba"}, ("chunkwise", "torch")),
+        (2, "cpu", {"numba"}, ("recurrent", "numba")),
+        (1, "cuda", {"triton"}, ("chunkwise", "torch")),
+        (2, "cuda", {"triton"}, ("recurrent", "triton")),
+        (2, "cuda", {"triton", "exporting"}, ("chunkwise", "torch")),
+        (2, "cuda", {"numba"}, ("chunkwise", "torch")),
+    ],
+)
+def test_auto(time, device, works, expected, monkeypatch):
+    for name in ("numba", "triton"):
+        monkeypatch.setattr(
+            machine, f"_{name}_problem", lambda name=name: None if name in works else "none here"
+        )
+    monkeypatch.setattr(machine, "_warn_about_numba", lambda problem: None)
+    monkeypatch.setattr(machine, "exporting", lambda: "exporting" in works)
+    given = Selective(*(torch.zeros(2, time, 3) for _ in range(5)), None, None, None)
+    entry = choose("selective_scan", OPERATOR.backends, given, device, "auto", "auto")
+    assert (entry.mode, entry.name) == expected
 
 
 X, N = torch.zeros(2, 5, 6), torch.zeros(2, 5, 3)
@@ -223,17 +264,27 @@ X, N = torch.zeros(2, 5, 6), torch.zeros(2, 5, 3)
     ("changed", "error", "words"),
     [
         ({"x": X[0]}, ValueError, r"`x` must have shape \(b, t, c\); got \(5, 6\)"),
-        ({"dt": X[..., :1]}, ValueError, r"`dt` must have the shape of `x`, .*\(2, 5, 6\); got \(2, 5, 1\)"),
+        ({"dt": X[..., :1]}, ValueError, r"`dt` must have shape \(b, t, c\) = \(2, 5, 6\); got \(2, 5, 1\)"),
         ({"A": X[0, :3]}, ValueError, r"`A` must have shape \(c, n\) = \(6, n\), .*; got \(3, 6\)"),
         ({"B": X}, ValueError, r"`B` must have shape .* \(2, 5, 3\); got \(2, 5, 6\)"),
         ({"C": N[:, :4]}, ValueError, r"`C` must have shape .* \(2, 5, 3\); got \(2, 4, 3\)"),
-        ({"B": N[:, :, None].expand(2, 5, 4, 3)}, ValueError, r"`B` .* divides the channels, 6; got 4"),
-        ({"B": N[:, :, None].expand(2, 5, 2, 3)}, ValueError, r"same groups; got 2 and 1"),
+        (
+            {name: N[:, :, None].expand(2, 5, 4, 3) for name in "BC"},
+            ValueError,
+            r"`B` and `C` .* which divides the 6 channels; got 4 and 4",
+        ),
+        ({name: N[:, :, None][:, :, :0] for name in "BC"}, ValueError, r"divides .*; got 0 and 0 groups"),
+        ({"B": N[:, :, None].expand(2, 5, 2, 3)}, ValueError, r"same number of groups.*; got 2 and 1"),
+        (
+            {"A": X[0, 0, :, None][:, :0], "B": N[..., :0], "C": N[..., :0]},
+            ValueError,
+            r"`A` must have shape \(c, n\) = \(6, n\), n at least 1; got \(6, 0\)",
+        ),
         ({"D": X[0, 0, :5]}, ValueError, r"`D` must have shape \(c,\) = \(6,\); got \(5,\)"),
         ({"state": X}, ValueError, r"`state` must have shape \(b, c, n\) = \(2, 6, 3\); got \(2, 5, 6\)"),
-        ({"reset": torch.zeros(2, 4)}, ValueError, r"`reset` must have shape \(b, t\) = \(2, 5\)"),
+        ({"reset": torch.zeros(2, 4).bool()}, ValueError, r"`reset` must have shape \(b, t\) = \(2, 5\)"),
         ({"reset": torch.zeros(2, 5)}, TypeError, r"`reset` must be bool; got float32"),
-        ({"x": X.long()}, TypeError, r"`x` of `selective_scan` must be float16, .*; got int64"),
+        ({"x": X.long()}, TypeError, r"`x` must be float16, .*; got int64"),
         (
             {"A": X[0, 0, :, None].expand(6, 3).to(torch.complex64)},
             TypeError,
@@ -259,5 +310,5 @@ def test_errors(changed, error, words):
 @pytest.mark.parametrize("name", ["dt", "A", "B", "C", "D", "state"])
 def test_another_device_is_refused(name):
     inputs = selective_scan_inputs(1, 2, 1, 1)
-    with pytest.raises(ValueError, match=rf"`{name}` must be on x's device 'cpu'; got 'meta'"):
+    with pytest.raises(ValueError, match=rf"`{name}` must be on the device of `x`, 'cpu'; got 'meta'"):
         selective_scan(**inputs | {name: inputs[name].to("meta")})

@@ -7,8 +7,10 @@ import torch
 
 from linrec.ops import selective_scan
 from linrec.ops.selective_scan import triton
+from linrec.ops.selective_scan.torch import Selective
 from linrec.testing import assert_agree, check_operator, reset_mask, selective_scan_inputs
 
+from .opcheck import check_operators
 from .triton_process import (
     DEVICE,
     INTERPRETED,
@@ -118,6 +120,16 @@ def test_layout_in_memory_does_not_matter():
     assert_agree((y, state), expected)
     # the gradient of a sum is an expanded number
     torch.autograd.grad(y.sum(), x)
+
+
+@on_either
+@pytest.mark.usefixtures("short")
+def test_custom_operators_keep_their_promises():
+    inputs = selective_scan_inputs(2, 5, 3, 3, device=DEVICE)
+    A, D, state = inputs["A"].mT[None], inputs["D"][None], inputs["state"].mT
+    of_time = (inputs[name].bfloat16() for name in ("x", "dt"))
+    reset = reset_mask(2, 5, device=DEVICE)
+    check_operators(triton.recurrent, Selective(*of_time, A, inputs["B"], inputs["C"], D, state, reset))
 
 
 @on_either

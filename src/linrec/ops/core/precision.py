@@ -48,8 +48,10 @@ def accumulation(dtype: torch.dtype) -> torch.dtype:
 
 def wide(x: Any) -> Any:
     """Return a tensor of numbers in its accumulation dtype, and anything else as it is."""
-    if isinstance(x, Tensor) and x.dtype in _ACCUMULATION:
-        return x.to(_ACCUMULATION[x.dtype])
+    if isinstance(x, Tensor):
+        dtype = _ACCUMULATION.get(x.dtype, x.dtype)
+        # even a conversion to the same dtype costs time at every call
+        return x if dtype == x.dtype else x.to(dtype)
     return x
 
 

@@ -1,5 +1,7 @@
 """The selective state space: h_t = exp(dt_t A) h_{t-1} + dt_t B_t x_t, y_t = C_t h_t + D x_t."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from jaxtyping import Bool, Float
@@ -7,17 +9,98 @@ from jaxtyping import Bool, Float
 # by name, since `torch` is a module of this package
 from torch import Tensor, cat
 
-from linrec.ops.core.handlers import refuse_split_time
-from linrec.ops.dispatch import Pair, exporting, numba_usable, refusal, resolve, triton_usable
-from linrec.ops.precision import accumulation, widened, without_autocast
-from linrec.ops.selective_scan.auto import PAIRS, auto_selective_scan
-from linrec.ops.selective_scan.autograd import run
-from linrec.ops.selective_scan.inputs import check
+from linrec.ops.core import checks
+from linrec.ops.core.backends import Backend, never
+from linrec.ops.core.call import Operator, documented
+from linrec.ops.core.precision import accumulation
+from linrec.ops.selective_scan.numba import recurrent as recurrent_numba
 from linrec.ops.selective_scan.reference import selective_scan_reference
+from linrec.ops.selective_scan.torch import Outputs, Selective, chunkwise
+from linrec.ops.selective_scan.triton import recurrent as recurrent_triton
 
-__all__ = ["PAIRS", "selective_scan"]
+__all__ = ["OPERATOR", "PAIRS", "selective_scan"]
 
 
+def _canonical(given: Selective) -> Selective:
+    """Check shapes, dtypes and values, and give B and C their axis of groups."""
+    x, dt, A, B, C, D, _, _ = given
+    checks.check_axes("x", x, "(b, t, c)", "Add the missing axes, or flatten heads into channels.")
+    checks.check_supported("x", x)
+    batch, time, channels = x.shape
+    checks.check_shape("dt", dt, "(b, t, c)", x.shape, "Pass one step size per step and channel, as `x` has.")
+    if A.ndim != 2 or A.shape[0] != channels or A.shape[1] == 0:
+        raise ValueError(
+            f"`A` must have shape (c, n) = ({channels}, n), n at least 1; got {tuple(A.shape)}. "
+            "Pass one number per channel and state."
+        )
+    n = A.shape[1]
+    for name, shared in (("B", B), ("C", C)):
+        if shared.ndim not in (3, 4) or shared.shape[:2] != x.shape[:2] or shared.shape[-1] != n:
+            raise ValueError(
+                f"`{name}` must have shape (b, t, n) or (b, t, groups, n), (b, t, n) = {(batch, time, n)}; "
+                f"got {tuple(shared.shape)}. Pass one weight per step and state."
+            )
+    B, C = (shared if shared.ndim == 4 else shared[:, :, None] for shared in (B, C))
+    groups = B.shape[2]
+    if C.shape[2] != groups or groups == 0 or channels % groups:
+        raise ValueError(
+            f"`B` and `C` must have the same number of groups, which divides the {channels} channels; got "
+            f"{groups} and {C.shape[2]} groups. `expand` what groups share."
+        )
+    checks.check_shape("D", D, "(c,)", (channels,), "Pass one number per channel, or None.")
+    for name, tensor in (("dt", dt), ("A", A), ("B", B), ("C", C), ("D", D)):
+        checks.check_precision(name, tensor, x, "x")
+    checks.check_rates("A", A)
+    checks.check_steps("dt", dt)
+    return given._replace(B=B, C=C)
+
+
+def _by_group(run: Callable[[Selective], Outputs]) -> Callable[[Selective], tuple[Tensor, Tensor]]:
+    """Return the run of a backend that takes one group of channels at a time."""
+
+    def by_group(given: Any) -> tuple[Tensor, Tensor]:
+        x, dt, A, B, C, D, state, reset = given
+        wide, groups = state.dtype, B.shape[2]
+        D = x.new_zeros(x.shape[2], dtype=wide) if D is None else D.to(wide)
+        # states of kernels have neighbouring channels next to each other: here channels are the last axis
+        by_channel = x, dt, A.to(wide).mT[None], D[None], state.mT
+        x, dt, A, D, state = ([t] if groups == 1 else t.chunk(groups, -1) for t in by_channel)
+        parts = map(Selective, x, dt, A, B.unbind(2), C.unbind(2), D, state, [reset] * groups)
+        ys, lasts, _ = zip(*map(run, parts), strict=True)
+        return (ys[0], lasts[0].mT) if groups == 1 else (cat(ys, 2), cat(lasts, 2).mT)
+
+    return by_group
+
+
+# backends convert half precision themselves, a chunk at a time
+_Backend = partial(Backend, widen=False)
+BACKENDS = (
+    # one step has nothing to make again, and costs less than the launch of a kernel
+    _Backend(
+        "chunkwise",
+        "torch",
+        _by_group(chunkwise),
+        "a parallel scan within chunks, the recurrence between them",
+        auto=lambda given: given.x.shape[1] <= 1,
+    ),
+    _Backend("recurrent", "triton", _by_group(recurrent_triton), "CUDA: a loop, with states in registers"),
+    _Backend("recurrent", "numba", _by_group(recurrent_numba), "CPU: a loop, with states in caches"),
+    Backend("recurrent", "reference", selective_scan_reference, "a loop over time: the oracle", auto=never),
+)
+OPERATOR = Operator(
+    "selective_scan",
+    Selective,
+    sequence="x",
+    canonical=_canonical,
+    output=lambda given: (given.x.shape, given.x.dtype),
+    axes="(b, c, n)",
+    state=lambda x: ((x.x.shape[0], *x.A.shape), accumulation(x.x.dtype)),
+    backends=BACKENDS,
+)
+PAIRS = OPERATOR.pairs
+
+
+@documented(OPERATOR)
 def selective_scan(
     x: Float[Tensor, "b t c"],
     dt: Float[Tensor, "b t c"],
@@ -39,17 +122,12 @@ def selective_scan(
     exp(dt A) is the zero-order hold of the system h' = A h + B x over a step of length dt; that of B is
     replaced by dt B, as in the paper's code. All channels, or those of a group, share B and C.
 
-    | mode | backend | what it is |
-    |---|---|---|
-    | recurrent | reference | a loop over time, differentiated by autograd: the oracle, slow |
-    | chunkwise | torch | a parallel scan within chunks, the recurrence between them |
-    | recurrent | numba | CPU: time in a loop, with the states in the caches of threads |
-    | recurrent | triton | CUDA: time in a loop, with the states in registers |
+    {backends}
 
     All but the reference keep the states that chunks of steps start from, and make those of the steps again
-    for the gradient: (b, t, c, n) is never in memory. `"auto"` takes the best pair that works for the call
-    (the table is at `linrec.ops.selective_scan.auto.auto_selective_scan`); what is given explicitly is obeyed
-    or refused. Gradients that are to be differentiated again are made by torch operations.
+    for the gradient: (b, t, c, n) is never in memory. `"auto"` takes the first backend of `BACKENDS` that
+    works for the call; what is given explicitly is obeyed or refused. Gradients that are to be differentiated
+    again are made by torch operations.
 
     Args:
         x: input (b, t, c), real, in float32, float64, bfloat16 or float16.
@@ -86,56 +164,4 @@ def selective_scan(
         >>> y.flatten().tolist(), state.flatten().tolist()
         ([0.5, 0.75, 0.875], [0.875])
     """
-    check(x, dt, A, B, C, D, state, reset)
-    batch, time, channels = x.shape
-    pair = _pair(time, x.device.type, mode, backend)
-    refuse_split_time("selective_scan")
-    wide = accumulation(x.dtype)
-    shape = batch, channels, A.shape[1]
-    state = x.new_zeros(shape, dtype=wide) if state is None else state.to(wide)
-    if time == 0:
-        return x.clone(), state.clone()
-    B, C = (shared if shared.ndim == 4 else shared[:, :, None] for shared in (B, C))
-    inputs: list[Any] = [x, dt, A, B, C, D]
-    # accumulation stays in float32 where the caller's matrix products do not
-    device = x.device.type
-    with without_autocast(device):
-        if pair[1] == "reference":
-            y, state = selective_scan_reference(*(*widened(*inputs), state, reset))
-            return y.to(x.dtype), state
-        A, D = A.to(wide), x.new_zeros(channels, dtype=wide) if D is None else D.to(wide)
-        groups = B.shape[2]
-        outputs, states = [], []
-        for group in range(groups):
-            part = slice(group * channels // groups, (group + 1) * channels // groups)
-            y, last = run(
-                x[..., part],
-                dt[..., part],
-                # states of kernels have neighbouring channels next to each other
-                A[part].mT[None],
-                B[:, :, group],
-                C[:, :, group],
-                D[part][None],
-                state[:, part].mT,
-                reset,
-                pair[1],
-            )
-            outputs.append(y)
-            states.append(last.mT)
-        return (outputs[0], states[0]) if groups == 1 else (cat(outputs, 2), cat(states, 1))
-
-
-def _pair(time: int, device: str, mode: str, backend: str) -> Pair:
-    """The (mode, backend) that a call of so many steps runs."""
-    auto = auto_selective_scan(
-        time,
-        device,
-        numba=device == "cpu" and numba_usable(),
-        triton=triton_usable(device),
-        exporting=exporting(),
-    )
-    pair = resolve("selective_scan", PAIRS, mode, backend, auto)
-    refused = refusal("selective_scan", pair[1], device)
-    if refused is not None:
-        raise ValueError(refused)
-    return pair
+    return OPERATOR(Selective(x, dt, A, B, C, D, state, reset), mode, backend)

@@ -3,32 +3,13 @@
 import torch
 from torch import Tensor
 
+from linrec.ops.selective_scan.torch import Selective
 
-def selective_scan_reference(
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    state: Tensor,
-    reset: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """h_t = exp(dt_t A) h_{t-1} + dt_t B_t x_t, y_t = C_t h_t + D x_t.
 
-    Args:
-        x: (b, t, c), in the accumulation dtype, as all of them.
-        dt: (b, t, c).
-        A: (c, n).
-        B: (b, t, g, n); a group is c / g neighbouring channels.
-        C: (b, t, g, n).
-        D: None or (c,).
-        state: h_0 (b, c, n).
-        reset: None or (b, t) bool.
-
-    Returns:
-        y (b, t, c), and h_t.
-    """
+def selective_scan_reference(given: Selective) -> tuple[Tensor, Tensor]:
+    """h_t = exp(dt_t A) h_{t-1} + dt_t B_t x_t, y_t = C_t h_t + D x_t."""
+    x, dt, A, B, C, D, state, reset = given
+    assert state is not None
     repeats = x.shape[2] // B.shape[2]
     B, C = B.repeat_interleave(repeats, dim=2), C.repeat_interleave(repeats, dim=2)
     outputs = []

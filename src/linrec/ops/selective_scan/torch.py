@@ -6,113 +6,131 @@ chunk is kept, from which the adjoint makes the others again. Here states are (n
 them.
 """
 
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
 import torch
 from torch import Tensor
 
-from linrec.ops.dispatch import exporting
-from linrec.ops.precision import widened
+from linrec.ops.core.kernel import NOTHING, Differentiable, Memory, allocated, by_autograd, kernel_op, like
+from linrec.ops.core.machine import exporting
+from linrec.ops.core.precision import wide
 from linrec.ops.scan import torch as scan
 
 CHUNK = 64
 
-Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
+class Selective(NamedTuple):
+    """What backends take.
 
-def forward(
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor,
-    state: Tensor,
-    cut: Tensor | None,
-    keep: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Run the recurrence.
+    All but the reference run one group of channels at a time, in the form of the second column.
 
-    Args:
-        x: (b, t, c), at least one step.
+    Attributes:
+        x: (b, t, c).
         dt: (b, t, c).
-        A: (1 or b, n, c), in the accumulation dtype.
-        B: (b, t, n).
-        C: (b, t, n).
-        D: (1 or b, c), in the accumulation dtype.
-        state: h_0 (b, n, c), in the accumulation dtype.
-        cut: None, or (b, t), true where nothing comes from the step before.
-        keep: whether the states before the chunks are wanted.
-
-    Returns:
-        y (b, t, c) in the dtype of x, the last state, and the states before the chunks
-        (b, chunks, n, c), of which there are none without `keep`.
+        A: (c, n)           | (1 or b, n, c) in the accumulation dtype.
+        B: (b, t, groups, n)| (b, t, n).
+        C: (b, t, groups, n)| (b, t, n).
+        D: (c,) or None     | (1 or b, c) in the accumulation dtype.
+        state: (b, c, n)    | (b, n, c), in the accumulation dtype.
+        reset: (b, t) bool, or None.
     """
-    if exporting():
-        # of any number of steps: the states of all of them at once
-        x_, dt_, B_, C_ = widened(x, dt, B, C)
-        h = _states(x_, dt_, A, B_, state, cut)[1]
-        y = torch.einsum("btnc,btn->btc", h, C_) + D[:, None] * x_
-        return y.to(x.dtype), h[:, -1].clone(), state.new_empty(state.shape[0], 0, *state.shape[1:])
-    outputs, starts = [], []
-    for begin in range(0, x.shape[1], CHUNK):
+
+    x: Tensor
+    dt: Tensor
+    A: Tensor
+    B: Tensor
+    C: Tensor
+    D: Tensor | None
+    state: Tensor | None
+    reset: Tensor | None
+
+
+class Outputs(NamedTuple):
+    """What backends of one group return: y (b, t, c), the last state, and those before chunks of steps.
+
+    The states before chunks (b, chunks, n, c) are kept for the adjoint; without one there are no chunks.
+    """
+
+    y: Tensor
+    last: Tensor
+    starts: Tensor
+
+
+def outputs(given: Any, chunks: int, states: int, y: torch.dtype) -> tuple[Memory, Memory, Memory]:
+    """Return the memory of the outputs of a kernel: y of a dtype, and so many states before chunks."""
+    batch, _, channels = given.state.shape
+    starts = Memory((batch, chunks, states, channels), given.state.dtype)
+    return like(given.x, y), like(given.state), starts
+
+
+def gradients(given: Any, kept: Outputs, d: Outputs, needs: Sequence[bool]) -> list[Memory]:
+    """Return the memory of the gradients of a kernel, all in the accumulation dtype."""
+    return [*(like(x, d.last.dtype) for x in given[:7]), NOTHING]
+
+
+def terms(total: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return memory for the terms of a sum, or the sum itself where it has this shape."""
+    return total if total.shape == shape else allocated(Memory(shape, total.dtype), total.device)
+
+
+def add_up(total: Tensor, terms: Tensor) -> None:
+    """Sum over the axes along which the total has one entry; along others, leave out the padding."""
+    if terms is not total:
+        wanted = tuple(slice(size if size > 1 else None) for size in total.shape)
+        total.copy_(terms[wanted].sum_to_size(total.shape))
+
+
+def forward(given: Any, keep: bool) -> Outputs:
+    """Run the recurrence; y has the accumulation dtype."""
+    x, dt, A, B, C, D, state, cut = given
+    starts, ys = [], []
+    # a program is exported for any number of steps: it makes the states of all of them at once
+    for piece in [slice(None)] if exporting() else _chunks(x):
         if keep:
             starts.append(state)
-        x_, dt_, B_, C_ = _chunk(begin, x, dt, B, C)
-        h = _states(x_, dt_, A, B_, state, _cut(begin, cut))[1]
+        x_, dt_, B_, C_ = (wide(tensor[:, piece]) for tensor in (x, dt, B, C))
+        h = _states(x_, dt_, A, B_, state, None if cut is None else cut[:, piece])[1]
         state = h[:, -1].clone()
-        outputs.append(torch.einsum("btnc,btn->btc", h, C_) + D[:, None] * x_)
-    y = torch.cat(outputs, dim=1)
+        ys.append(torch.addcmul(torch.matmul(C_[:, :, None], h)[:, :, 0], D[:, None], x_))
     kept = torch.stack(starts, dim=1) if keep else state.new_empty(state.shape[0], 0, *state.shape[1:])
-    return y if y.dtype == x.dtype else y.to(x.dtype), state, kept
+    return Outputs(ys[0] if len(ys) == 1 else torch.cat(ys, dim=1), state, kept)
 
 
-def backward(
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor,
-    state: Tensor,
-    cut: Tensor | None,
-    starts: Tensor,
-    dy: Tensor,
-    dlast: Tensor,
-) -> Gradients:
-    """Return the gradients of all inputs but `cut`, in the accumulation dtype.
+def adjoint(given: Any, kept: Outputs, d: Outputs, needs: Sequence[bool]) -> list[Any]:
+    """Return the gradients of all inputs but `reset`, in the accumulation dtype.
 
     With g_t = C_t dy_t + a_{t+1} g_{t+1} and w_t = a_t h_{t-1}: dC = sum_c dy h, dB = sum_c g dt x,
     dx = dt sum_n g B + D dy, ddt = x sum_n g B + sum_n g A w, dA = sum_t g dt w.
     """
+    x, dt, A, B, C, D, _, cut = given
     pieces: list[tuple[Tensor, ...]] = []
-    dA = torch.zeros_like(starts[:, 0])
+    dA = torch.zeros_like(kept.starts[:, 0])
     dD = torch.zeros_like(dA[:, 0])
-    carry = dlast
-    for begin in reversed(range(0, x.shape[1], CHUNK)):
-        x_, dt_, B_, C_, dy_ = _chunk(begin, x, dt, B, C, dy)
-        before, cut_ = starts[:, begin // CHUNK], _cut(begin, cut)
+    carry = d.last
+    for chunk, piece in reversed(list(enumerate(_chunks(x)))):
+        x_, dt_, B_, C_, dy = (wide(tensor[:, piece]) for tensor in (x, dt, B, C, d.y))
+        before, cut_ = kept.starts[:, chunk], None if cut is None else cut[:, piece]
         a, h = _states(x_, dt_, A, B_, before, cut_)
-        seen = dy_[:, :, None] * C_[..., None]
-        given = scan.Scan(a.flatten(2), h, before.flatten(1), cut_, False)
-        d = scan.Values(seen.flatten(2), carry.flatten(1))
-        da, g, carry, *_ = scan.adjoint(given, scan.Values(h.flatten(2), carry), d, (True,))
+        seen = dy[:, :, None] * C_[..., None]
+        scanned = scan.Scan(a.flatten(2), h, before.flatten(1), cut_, False)
+        of_h = scan.Values(seen.flatten(2), carry.flatten(1))
+        da, g, carry, *_ = scan.adjoint(scanned, scan.Values(h.flatten(2), carry), of_h, (True,))
         carry, g, gw = carry.view_as(before), g.view_as(h), da.view_as(h) * a
         gB = torch.einsum("btnc,btn->btc", g, B_)
         ddt = x_ * gB + torch.sum(gw * A[:, None], dim=2)
         dB = torch.einsum("btnc,btc->btn", g, dt_ * x_)
-        dC = torch.einsum("btnc,btc->btn", h, dy_)
-        pieces.append((dt_ * gB + D[:, None] * dy_, ddt, dB, dC))
+        dC = torch.einsum("btnc,btc->btn", h, dy)
+        pieces.append((dt_ * gB + D[:, None] * dy, ddt, dB, dC))
         dA = dA + torch.einsum("btnc,btc->bnc", gw, dt_)
-        dD = dD + torch.sum(dy_ * x_, dim=1)
+        dD = dD + torch.sum(dy * x_, dim=1)
     dx, ddt, dB, dC = (torch.cat(steps[::-1], dim=1) for steps in zip(*pieces, strict=True))
-    return dx, ddt, dA.sum_to_size(A.shape), dB, dC, dD.sum_to_size(D.shape), carry
+    return [dx, ddt, dA.sum_to_size(A.shape), dB, dC, dD.sum_to_size(D.shape), carry, None]
 
 
-def _chunk(begin: int, *tensors: Tensor) -> list[Tensor]:
-    return widened(*(tensor[:, begin : begin + CHUNK] for tensor in tensors))
-
-
-def _cut(begin: int, cut: Tensor | None) -> Tensor | None:
-    return None if cut is None else cut[:, begin : begin + CHUNK]
+def _chunks(x: Tensor) -> list[slice]:
+    return [slice(begin, begin + CHUNK) for begin in range(0, x.shape[1], CHUNK)]
 
 
 def _states(
@@ -121,5 +139,14 @@ def _states(
     """a_t = exp(dt_t A) and h_t for the steps of a chunk, (b, t, n, c)."""
     a = torch.exp(dt[:, :, None] * A[:, None])
     added = B[..., None] * (dt * x)[:, :, None]
+    if x.shape[1] == 1:
+        before = state[:, None] if cut is None else state[:, None].masked_fill(cut[..., None, None], 0)
+        return a, torch.addcmul(added, a, before)
     h, _ = scan.forward(scan.Scan(a.flatten(2), added.flatten(2), state.flatten(1), cut, False), True)
     return a, h.view_as(added)
+
+
+again = by_autograd(lambda given: forward(given, False)[:2])
+chunkwise = Differentiable(Selective, Outputs, forward, adjoint, again=again, kept=("starts",))
+kernel = partial(kernel_op, inputs=Selective, outputs=Outputs, again=again, batch="x", kept=("starts",))
+"""Returns the kernels of a backend as one function; see `linrec.ops.core.kernel.kernel_op`."""

@@ -1,21 +1,21 @@
 """The selective scan on GPUs by Triton: time in a loop, states in registers."""
 
-import contextlib
-import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from linrec.ops import vmap
-from linrec.ops.kernels.launch import power_of_2, real
-from linrec.ops.operators import operator
+from linrec.ops.core.kernel import Memory, like
+from linrec.ops.kernels import Kernels
+from linrec.ops.kernels.launch import mask, on_device, power_of_2, real
 from linrec.ops.scan import triton as scan
 from linrec.ops.scan.torch import Scan
-from linrec.ops.selective_scan.torch import Gradients
+from linrec.ops.selective_scan.torch import Outputs, add_up, gradients, kernel, outputs, terms
+
+KERNELS = Kernels("selective.triton")
 
 STEPS = 8
 """Steps of a chunk, a power of two: the states before each chunk are kept."""
@@ -32,7 +32,7 @@ class Plan:
     """How the work is divided among programs; see `linrec.ops.kernels.selective.triton`.
 
     Attributes:
-        states: states of a channel, a power of two: some more than there are, where those are none.
+        states: states of a channel, padded to a power of two.
         columns: channels of a program, a power of two.
         vector: neighbouring channels of a thread.
         warps: warps of a program, which have the states of its channels between them.
@@ -62,215 +62,103 @@ def plan_of(shape: tuple[int, ...], n: int) -> Plan:
     return Plan(states, columns, 2, warps, segments)
 
 
-@operator("selective_scan_triton")
-def forward(
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor,
-    state: Tensor,
-    cut: Tensor | None,
-    keep: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return y (b, t, c), the last state (b, n, c), and those before the chunks (b, chunks, n, c).
-
-    Without `keep` there are no chunks.
-    """
-    plan = plan_of(x.shape, A.shape[1])
-    y, starts = torch.empty(x.shape, dtype=x.dtype, device=x.device), _starts(x, state, plan, keep=keep)
-    last = torch.empty(starts.shape[0], *starts.shape[2:], dtype=state.dtype, device=x.device)
-    if x.numel() > 0:
-        given = _Given(plan, x, dt, A, B, C, D, cut)
-        begins = _padded(state, 1, plan.states)[:, None]
-        if plan.segments > 1:
-            after = given.joined(given.x, begins, adjoint=False)
-            begins = torch.cat([begins, after[:, :-1]], dim=1)
-        tensors = given.D, begins.contiguous(), given.cut, y, starts, last
-        given.launch(
-            _kernels().forward,
-            (given.x, given.dt, given.A, given.weights, *tensors),
-            (_row(given.A), _row(given.D)),
-            KEEP=keep,
-        )
-    return y, last[:, : A.shape[1]].contiguous(), starts
-
-
-@torch.library.register_fake(forward)
-def _(
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor,
-    state: Tensor,
-    cut: Tensor | None,
-    keep: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    plan = plan_of(x.shape, A.shape[1])
-    return x.new_empty(x.shape), state.new_empty(state.shape), _starts(x, state, plan, keep=keep)
-
-
-@operator("selective_scan_triton_backward")
-def backward(
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor,
-    state: Tensor,
-    cut: Tensor | None,
-    starts: Tensor,
-    dy: Tensor,
-    dlast: Tensor,
-) -> Gradients:
-    """Return the gradients of all inputs but `cut`: of x and dt in their dtypes, else of accumulation."""
-    plan = plan_of(x.shape, A.shape[1])
-    (batch, time, channels), n = x.shape, A.shape[1]
-    dx, ddt = (torch.empty(g.shape, dtype=g.dtype, device=x.device) for g in (x, dt))
-    blocks = -(-channels // plan.columns)
-    zeros = functools.partial(torch.empty if x.numel() else torch.zeros, dtype=state.dtype, device=x.device)
-    dA, dD = zeros(batch, plan.segments, plan.states, channels), zeros(batch, plan.segments, channels)
-    dB, dC = (zeros(blocks, batch, time, plan.states) for _ in range(2))
-    dstate = zeros(batch, plan.states, channels)
-    if x.numel() > 0:
-        given = _Given(plan, x, dt, A, B, C, D, cut)
-        dy = dy.contiguous()
-        carries = _padded(dlast, 1, plan.states)[:, None]
-        if plan.segments > 1:
-            after = given.joined(dy, carries, adjoint=True)
-            carries = torch.cat([after[:, 1:], carries], dim=1)
-        tensors = given.D, given.cut, starts, dy, carries.contiguous(), dx, ddt, dA, dB, dC, dD, dstate
-        given.launch(
-            _kernels().backward,
-            (given.x, given.dt, given.A, given.weights, *tensors),
-            (batch, _row(given.A), _row(given.D)),
-        )
-    return (
-        dx,
-        ddt,
-        dA[:, :, :n].sum(1).sum_to_size(A.shape),
-        dB.sum(0)[..., :n].contiguous(),
-        dC.sum(0)[..., :n].contiguous(),
-        dD.sum(1).sum_to_size(D.shape),
-        dstate[:, :n].contiguous(),
-    )
-
-
-@torch.library.register_fake(backward)
-def _(
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor,
-    state: Tensor,
-    cut: Tensor | None,
-    starts: Tensor,
-    dy: Tensor,
-    dlast: Tensor,
-) -> Gradients:
-    dA, dB, dC, dD, dstate = (state.new_empty(given.shape) for given in (A, B, C, D, state))
-    return x.new_empty(x.shape), dt.new_empty(dt.shape), dA, dB, dC, dD, dstate
-
-
-class _Given:
+class _Work:
     """What all kernels read, as they take it, and how they are launched."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        x: Tensor,
-        dt: Tensor,
-        A: Tensor,
-        B: Tensor,
-        C: Tensor,
-        D: Tensor,
-        cut: Tensor | None,
-    ) -> None:
-        self.plan = plan
-        self.x, self.dt, self.D = x.contiguous(), dt.contiguous(), D.contiguous()
-        self.A = _padded(A, 1, plan.states).contiguous()
-        weights = torch.complex(*(_padded(shared.to(A.dtype), 2, plan.states) for shared in (B, C)))
+    def __init__(self, given: Any) -> None:
+        self.plan = plan = plan_of(given.x.shape, given.A.shape[1])
+        self.x, self.dt, self.D = given.x.contiguous(), given.dt.contiguous(), given.D.contiguous()
+        self.A = _padded(given.A, 1, plan.states).contiguous()
+        weights = torch.complex(*(_padded(x.to(self.A.dtype), 2, plan.states) for x in (given.B, given.C)))
         # torch.complex keeps the strides of B, and kernels read rows
         self.weights = real(weights.contiguous())
-        # what is None is never read; any pointer will do
-        self.cut = self.x if cut is None else cut.contiguous().view(torch.uint8)
-        self.has_cut = cut is not None
+        self.cut, self.has_cut = mask(given.reset, self.x), given.reset is not None
 
-    def joined(self, u: Tensor, begin: Tensor, *, adjoint: bool) -> Tensor:
-        """Return the states after all segments (b, segments, n, c), or what their adjoints hand on.
+    def around(self, u: Tensor, begin: Tensor, *, adjoint: bool) -> Tensor:
+        """Return the states (b, segments, n, c) before all segments, or what adjoints take from the next.
 
-        A segment makes link h + end of the state h before it; `u` is x, or dy of the adjoint.
+        A segment makes link h + end of the state h before it; `u` is x, or dy of the adjoint. `begin` is the
+        state (b, n, c) before the first, or what the adjoint of the last takes.
         """
         (batch, _, channels), plan = self.x.shape, self.plan
+        begin = _padded(begin, 1, plan.states)[:, None].contiguous()
+        if plan.segments == 1:
+            return begin
         links, ends = (self.A.new_empty(batch, plan.segments, plan.states, channels) for _ in range(2))
         tensors = u, self.dt, self.A, self.weights, self.cut, links, ends
-        self.launch(_kernels().ends, tensors, (_row(self.A),), ADJOINT=adjoint)
+        self.launch(KERNELS.ends, tensors, (_row(self.A),), ADJOINT=adjoint)
         # a reset within a segment cuts every channel's link
         cut = (links == 0).flatten(2).all(-1) if self.has_cut else None
-        after, _ = scan.scan.forward(
-            Scan(links.flatten(2), ends.flatten(2), begin.flatten(1), cut, adjoint), False
-        )
-        return after.view_as(ends)
+        inputs = Scan(links.flatten(2), ends.flatten(2), begin.flatten(1), cut, adjoint)
+        after = scan.scan.forward(inputs, False).y.view_as(ends)
+        return torch.cat([after[:, 1:], begin] if adjoint else [begin, after[:, :-1]], dim=1)
 
-    def launch(
-        self, kernel: Any, tensors: tuple[Tensor, ...], strides: tuple[int, ...], **options: Any
-    ) -> None:
+    def launch(self, kernel: Any, tensors: Sequence[Tensor], scalars: Sequence[int], **options: Any) -> None:
         """Run a kernel for all rows, segments and blocks of channels."""
         import triton.language as tl
 
         (batch, time, channels), plan = self.x.shape, self.plan
-        chunks = -(-time // plan.steps)
-        grid = batch * plan.segments * -(-channels // plan.columns)
-        # Triton launches on the current device, whatever the tensors' one
-        on_cuda = self.x.device.type == "cuda"
-        with torch.cuda.device(self.x.device) if on_cuda else contextlib.nullcontext():
-            kernel[(grid,)](
-                *tensors,
-                time,
-                chunks,
-                plan.segments,
-                *strides,
-                HAS_CUT=self.has_cut,
-                CHANNELS=channels,
-                STATES=plan.states,
-                EVEN=time % plan.steps == 0,
-                WIDE=tl.float64 if self.A.dtype == torch.float64 else tl.float32,
-                STEPS=plan.steps,
-                COLUMNS=plan.columns,
-                VECTOR=plan.vector,
-                num_warps=plan.warps,
-                **options,
-            )
-
-
-@functools.cache
-def _kernels() -> ModuleType:
-    from linrec.ops.kernels.selective import triton as triton_kernels
-
-    return triton_kernels
+        chunks, wide = -(-time // plan.steps), tl.float64 if self.A.dtype == torch.float64 else tl.float32
+        options |= {"CHANNELS": channels, "EVEN": time % plan.steps == 0, "HAS_CUT": self.has_cut}
+        options |= {"STATES": plan.states, "STEPS": plan.steps, "COLUMNS": plan.columns}
+        options |= {"VECTOR": plan.vector, "WIDE": wide, "num_warps": plan.warps}
+        grid = (batch * plan.segments * -(-channels // plan.columns),)
+        with on_device(self.x.device):
+            kernel[grid](*tensors, time, chunks, plan.segments, *scalars, **options)
 
 
 def _padded(tensor: Tensor, dim: int, size: int) -> Tensor:
-    """The tensor with zeros for the states that are missing."""
+    """Return the tensor with zeros for the missing states."""
     missing = size - tensor.shape[dim]
     after = (0, 0) * (tensor.ndim - 1 - dim)
     return functional.pad(tensor, (*after, 0, missing)) if missing else tensor
 
 
 def _row(tensor: Tensor) -> int:
-    """Numbers from one row of the batch to the next: none where all have the same."""
+    """Return the numbers from one row of the batch to the next: 0 where all rows have the same ones."""
     return tensor[0].numel() if len(tensor) > 1 else 0
 
 
-def _starts(x: Tensor, state: Tensor, plan: Plan, *, keep: bool) -> Tensor:
-    batch, time, channels = x.shape
-    return state.new_empty(batch, -(-time // plan.steps) if keep else 0, plan.states, channels)
+def _memory(given: Any, keep: bool) -> Any:
+    plan = plan_of(given.x.shape, given.A.shape[1])
+    chunks = -(-given.x.shape[1] // plan.steps) if keep else 0
+    return outputs(given, chunks, plan.states, given.x.dtype)
 
 
-vmap.register(forward, backward)
+def _forward(out: Outputs, given: Any) -> None:
+    work = _Work(given)
+    begins = work.around(work.x, given.state, adjoint=False)
+    last = terms(out.last, (len(begins), *begins.shape[2:]))
+    read = work.x, work.dt, work.A, work.weights, work.D, begins, work.cut
+    # `starts` without chunks is not written
+    scalars = _row(work.A), _row(work.D)
+    work.launch(KERNELS.forward, (*read, out.y, out.starts, last), scalars, KEEP=out.starts.shape[1] > 0)
+    add_up(out.last, last)
+
+
+def _gradients(given: Any, kept: Outputs, d: Outputs, needs: Sequence[bool]) -> list[Memory]:
+    return [like(given.x), like(given.dt), *gradients(given, kept, d, needs)[2:]]
+
+
+def _adjoint(out: Any, given: Any, kept: Outputs, d: Outputs) -> None:
+    work = _Work(given)
+    plan, dy = work.plan, d.y.contiguous()
+    carries = work.around(dy, d.last, adjoint=True)
+    batch, time, channels = given.x.shape
+    blocks = -(-channels // plan.columns)
+    # sums over batch rows and segments, and over blocks of channels; and the state, which is padded
+    totals = out.A[:, None], out.B[None], out.C[None], out.D[:, None], out.state
+    shared = blocks, batch, time, plan.states
+    of_channels = batch, plan.states, channels
+    shapes = (batch, plan.segments, *of_channels[1:]), shared, shared, (batch, plan.segments, channels)
+    parts = list(map(terms, totals, (*shapes, of_channels)))
+    read = work.x, work.dt, work.A, work.weights, work.D, work.cut, kept.starts, dy, carries
+    scalars = batch, _row(work.A), _row(work.D)
+    work.launch(KERNELS.backward, (*read, out.x, out.dt, *parts), scalars)
+    for total, part in zip(totals, parts, strict=True):
+        add_up(total, part)
+
+
+recurrent = kernel(
+    "selective_scan_triton", memory=_memory, forward=_forward, adjoint=_adjoint, gradients=_gradients
+)

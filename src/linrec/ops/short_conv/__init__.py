@@ -1,26 +1,53 @@
 """The short convolution: every channel filtered by a few taps of its own, with the tail carried."""
 
-from collections.abc import Callable
-
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from linrec.ops.core.handlers import refuse_split_time
-from linrec.ops.dispatch import Pair, resolve
-from linrec.ops.precision import accumulation, widened
-from linrec.ops.short_conv.inputs import check
+from linrec.ops.core.backends import Backend, never
+from linrec.ops.core.call import Operator, documented
+from linrec.ops.core.checks import check_axes, check_precision, check_shape, check_supported
+from linrec.ops.core.precision import accumulation
 from linrec.ops.short_conv.reference import short_conv_reference
-from linrec.ops.short_conv.torch import convolution
+from linrec.ops.short_conv.torch import ShortConv, convolution
 
-__all__ = ["PAIRS", "short_conv"]
-
-_RUN: dict[Pair, Callable[..., tuple[Tensor, Tensor]]] = {
-    ("recurrent", "reference"): short_conv_reference,
-    ("convolution", "torch"): convolution,
-}
-PAIRS: tuple[Pair, ...] = tuple(_RUN)
+__all__ = ["OPERATOR", "PAIRS", "short_conv"]
 
 
+def _canonical(given: ShortConv) -> ShortConv:
+    """Check shapes and dtypes."""
+    x, weight, bias, _, _ = given
+    check_axes("x", x, "(batch, time, channels)", "Add the missing axes, or flatten heads into channels.")
+    check_supported("x", x)
+    channels = x.shape[2]
+    if weight.ndim != 2 or weight.shape[0] != channels or weight.shape[1] == 0:
+        raise ValueError(
+            f"`weight` must have shape (c, width) = ({channels}, width), width at least 1; got "
+            f"{tuple(weight.shape)}. Of a depthwise torch.nn.Conv1d, pass `conv.weight[:, 0].flip(-1)`."
+        )
+    check_shape("bias", bias, "(c,)", (channels,), "Pass one number per channel.")
+    for name, parameter in (("weight", weight), ("bias", bias)):
+        check_precision(name, parameter, x, "x")
+    return given
+
+
+BACKENDS = (
+    Backend("convolution", "torch", convolution, "a sum of `width` shifted products, for any length"),
+    Backend("recurrent", "reference", short_conv_reference, "a loop over time: the oracle, slow", auto=never),
+)
+OPERATOR = Operator(
+    "short_conv",
+    ShortConv,
+    sequence="x",
+    canonical=_canonical,
+    output=lambda given: (given.x.shape, given.x.dtype),
+    axes="(b, width - 1, c)",
+    state=lambda x: ((x.x.shape[0], x.weight.shape[1] - 1, x.x.shape[2]), accumulation(x.x.dtype)),
+    backends=BACKENDS,
+)
+PAIRS = OPERATOR.pairs
+
+
+@documented(OPERATOR)
 def short_conv(
     x: Float[Tensor, "b t c"],
     weight: Float[Tensor, "c width"],
@@ -38,10 +65,7 @@ def short_conv(
     The first tap is that of the current step. The state is what later outputs need of the past: the last
     width - 1 inputs, oldest first.
 
-    | mode | backend | what it is |
-    |---|---|---|
-    | recurrent | reference | a loop over time that carries the tail: the oracle, slow |
-    | convolution | torch | a sum of `width` shifted products, for any number of steps |
+    {backends}
 
     Args:
         x: input (b, t, c) in float32, float64, bfloat16 or float16.
@@ -75,12 +99,4 @@ def short_conv(
         >>> short_conv(torch.full((1, 1, 1), 10.0), taps, state=state)[0].item()
         4.0
     """
-    check(x, weight, bias, state, reset)
-    pair = resolve("short_conv", PAIRS, mode, backend, [("convolution", "torch")])
-    refuse_split_time("short_conv")
-    batch, _, channels = x.shape
-    wide = accumulation(x.dtype)
-    if state is None:
-        state = x.new_zeros(batch, weight.shape[1] - 1, channels, dtype=wide)
-    y, state = _RUN[pair](*widened(x, weight, bias), state.to(wide), reset)
-    return y.to(x.dtype), state
+    return OPERATOR(ShortConv(x, weight, bias, state, reset), mode, backend)

@@ -1,17 +1,34 @@
-"""The convolution as a sum of shifted inputs, which suits a few taps, and one step as well as many.
+"""The convolution as a sum of shifted inputs, which suits a few taps, and one step as well as many."""
 
-Arguments and results as in `reference.py`.
-"""
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 
-def convolution(
-    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, reset: Tensor | None
-) -> tuple[Tensor, Tensor]:
+class ShortConv(NamedTuple):
+    """What backends take.
+
+    Attributes:
+        x: (b, t, c).
+        weight: (c, width).
+        bias: None or (c,).
+        state: the inputs before the first (b, width - 1, c), oldest first.
+        reset: None or (b, t) bool.
+    """
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    state: Tensor | None
+    reset: Tensor | None
+
+
+def convolution(given: ShortConv) -> tuple[Tensor, Tensor]:
     """y = sum_j w_j (x shifted by j) + b, over the state and the new inputs."""
+    x, weight, bias, state, reset = given
+    assert state is not None
     time, past = x.shape[1], state.shape[1]
     inputs = torch.cat([state, x], dim=1)
     # steps see those of their own document: the number of resets before
