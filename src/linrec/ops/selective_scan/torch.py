@@ -93,7 +93,7 @@ def forward(given: Any, keep: bool) -> Outputs:
         x_, dt_, B_, C_ = (wide(tensor[:, piece]) for tensor in (x, dt, B, C))
         h = _states(x_, dt_, A, B_, state, None if cut is None else cut[:, piece])[1]
         state = h[:, -1].clone()
-        ys.append(torch.addcmul(torch.matmul(C_[:, :, None], h)[:, :, 0], D[:, None], x_))
+        ys.append(torch.matmul(C_[:, :, None], h)[:, :, 0] + D[:, None] * x_)
     kept = torch.stack(starts, dim=1) if keep else state.new_empty(state.shape[0], 0, *state.shape[1:])
     return Outputs(ys[0] if len(ys) == 1 else torch.cat(ys, dim=1), state, kept)
 
