@@ -1,4 +1,4 @@
-"""selective_scan and short_conv at the edges: empty axes, tensors without data, arguments that are no tensors."""
+"""selective_scan and short_conv at the edges: empty axes, tensors without data, no tensors."""
 
 import pytest
 import torch
@@ -38,9 +38,7 @@ def test_empty_axes(operator, inputs_of, mode, backend, shape, dtype):
     assert y.shape == shape and y.dtype == dtype
     assert state.dtype == torch.float32 and torch.equal(state, given["state"].float())
     # every input has a gradient, which is zero but for the state's
-    found = dict(
-        zip(given, torch.autograd.grad(y.sum() + state.sum(), tuple(given.values())), strict=True)
-    )
+    found = dict(zip(given, torch.autograd.grad(y.sum() + state.sum(), tuple(given.values())), strict=True))
     assert found.pop("state").eq(1).all()
     assert all(not gradient.any() for gradient in found.values())
     _, zeros = operator(**given | {"state": None}, mode=mode, backend=backend)

@@ -9,9 +9,16 @@ from jaxtyping import Bool, Float
 # by name, since `torch` is a module of this package
 from torch import Tensor, cat
 
-from linrec.ops.core import checks
 from linrec.ops.core.backends import Backend, never
 from linrec.ops.core.call import Operator, documented
+from linrec.ops.core.checks import (
+    check_axes,
+    check_precision,
+    check_rates,
+    check_shape,
+    check_steps,
+    check_supported,
+)
 from linrec.ops.core.precision import accumulation
 from linrec.ops.selective_scan.numba import recurrent as recurrent_numba
 from linrec.ops.selective_scan.reference import selective_scan_reference
@@ -24,10 +31,10 @@ __all__ = ["OPERATOR", "PAIRS", "selective_scan"]
 def _canonical(given: Selective) -> Selective:
     """Check shapes, dtypes and values, and give B and C their axis of groups."""
     x, dt, A, B, C, D, _, _ = given
-    checks.check_axes("x", x, "(b, t, c)", "Add the missing axes, or flatten heads into channels.")
-    checks.check_supported("x", x)
+    check_axes("x", x, "(b, t, c)", "Add the missing axes, or flatten heads into channels.")
+    check_supported("x", x)
     batch, time, channels = x.shape
-    checks.check_shape("dt", dt, "(b, t, c)", x.shape, "Pass one step size per step and channel, as `x` has.")
+    check_shape("dt", dt, "(b, t, c)", x.shape, "Pass one step size per step and channel, as `x` has.")
     if A.ndim != 2 or A.shape[0] != channels or A.shape[1] == 0:
         raise ValueError(
             f"`A` must have shape (c, n) = ({channels}, n), n at least 1; got {tuple(A.shape)}. "
@@ -47,11 +54,11 @@ def _canonical(given: Selective) -> Selective:
             f"`B` and `C` must have the same number of groups, which divides the {channels} channels; got "
             f"{groups} and {C.shape[2]} groups. `expand` what groups share."
         )
-    checks.check_shape("D", D, "(c,)", (channels,), "Pass one number per channel, or None.")
+    check_shape("D", D, "(c,)", (channels,), "Pass one number per channel, or None.")
     for name, tensor in (("dt", dt), ("A", A), ("B", B), ("C", C), ("D", D)):
-        checks.check_precision(name, tensor, x, "x")
-    checks.check_rates("A", A)
-    checks.check_steps("dt", dt)
+        check_precision(name, tensor, x, "x")
+    check_rates("A", A)
+    check_steps("dt", dt)
     return given._replace(B=B, C=C)
 
 

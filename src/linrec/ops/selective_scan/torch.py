@@ -77,9 +77,12 @@ def terms(total: Tensor, shape: Sequence[int]) -> Tensor:
 
 def add_up(total: Tensor, terms: Tensor) -> None:
     """Sum over the axes along which the total has one entry; along others, leave out the padding."""
-    if terms is not total:
-        wanted = tuple(slice(size if size > 1 else None) for size in total.shape)
-        total.copy_(terms[wanted].sum_to_size(total.shape))
+    if terms is total:
+        return
+    for axis, size in enumerate(total.shape):
+        if 1 < size < terms.shape[axis]:
+            terms = terms.narrow(axis, 0, size)
+    total.copy_(terms.sum_to_size(total.shape))
 
 
 def forward(given: Any, keep: bool) -> Outputs:
