@@ -67,7 +67,7 @@ def test_tensors_without_data(operator, inputs_of, backend):
 def test_arguments_that_are_no_dense_tensors_are_refused_by_name(operator, inputs_of):
     given = inputs_of(2, 5, 4)
     for name, x in given.items():
-        with pytest.raises(TypeError, match=rf"`{name}` must be a tensor.*; got list\. Use `torch.as_tens"):
+        with pytest.raises(TypeError, match=rf"`{name}` must be a tensor.*; got list\. Pass `torch.as_tens"):
             operator(**given | {name: x.tolist()})
         with pytest.raises(TypeError, match=rf"`{name}` must be a dense tensor; got torch.sparse_coo"):
             operator(**given | {name: x.to_sparse()})

@@ -7,8 +7,6 @@ import pytest
 import torch
 
 from linrec.ops import gate_loop, selective_scan
-from linrec.ops.core import machine
-from linrec.ops.core.backends import choose
 from linrec.ops.kernels import lanes
 from linrec.ops.selective_scan import OPERATOR, PAIRS, numba
 from linrec.ops.selective_scan import torch as torch_backend
@@ -233,28 +231,22 @@ def test_channels_of_a_group_share_their_weights(mode, backend, groups):
 
 
 @pytest.mark.parametrize(
-    ("time", "device", "works", "expected"),
+    ("time", "device", "machine", "expected"),
     [
         (4096, "cpu", {}, ("chunkwise", "torch")),
-        (4096, "cpu", {"numba", "exporting"}, ("chunkwise", "torch")),
-        (1, "cpu", {"numba"}, ("chunkwise", "torch")),
-        (2, "cpu", {"numba"}, ("recurrent", "numba")),
-        (1, "cuda", {"triton"}, ("chunkwise", "torch")),
-        (2, "cuda", {"triton"}, ("recurrent", "triton")),
-        (2, "cuda", {"triton", "exporting"}, ("chunkwise", "torch")),
-        (2, "cuda", {"numba"}, ("chunkwise", "torch")),
+        (4096, "cpu", {"numba": True, "exporting": True}, ("chunkwise", "torch")),
+        (1, "cpu", {"numba": True}, ("chunkwise", "torch")),
+        (2, "cpu", {"numba": True}, ("recurrent", "numba")),
+        (1, "cuda", {"triton": True}, ("chunkwise", "torch")),
+        (2, "cuda", {"triton": True}, ("recurrent", "triton")),
+        (2, "cuda", {"triton": True, "exporting": True}, ("chunkwise", "torch")),
+        (2, "cuda", {"numba": True}, ("chunkwise", "torch")),
     ],
 )
-def test_auto(time, device, works, expected, monkeypatch):
-    for name in ("numba", "triton"):
-        monkeypatch.setattr(
-            machine, f"_{name}_problem", lambda name=name: None if name in works else "none here"
-        )
-    monkeypatch.setattr(machine, "_warn_about_numba", lambda problem: None)
-    monkeypatch.setattr(machine, "exporting", lambda: "exporting" in works)
+def test_auto(machine_with, chosen, time, device, machine, expected):
+    machine_with(**machine)
     given = Selective(*(torch.zeros(2, time, 3) for _ in range(5)), None, None, None)
-    entry = choose("selective_scan", OPERATOR.backends, given, device, "auto", "auto")
-    assert (entry.mode, entry.name) == expected
+    assert chosen(OPERATOR, given, device) == expected
 
 
 X, N = torch.zeros(2, 5, 6), torch.zeros(2, 5, 3)

@@ -9,7 +9,6 @@ from linrec.ops.short_conv.torch import ShortConv
 def short_conv_reference(given: ShortConv) -> tuple[Tensor, Tensor]:
     """y_n = sum_j w_j x_{n-j} + b."""
     x, weight, bias, state, reset = given
-    assert state is not None
     outputs = []
     for n in range(x.shape[1]):
         if reset is not None:

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from linrec.ops.core.checks import State
+
 
 class ShortConv(NamedTuple):
     """What backends take.
@@ -21,14 +23,13 @@ class ShortConv(NamedTuple):
     x: Tensor
     weight: Tensor
     bias: Tensor | None
-    state: Tensor | None
+    state: State
     reset: Tensor | None
 
 
 def convolution(given: ShortConv) -> tuple[Tensor, Tensor]:
     """y = sum_j w_j (x shifted by j) + b, over the state and the new inputs."""
     x, weight, bias, state, reset = given
-    assert state is not None
     time, past = x.shape[1], state.shape[1]
     inputs = torch.cat([state, x], dim=1)
     # steps see those of their own document: the number of resets before
