@@ -98,13 +98,13 @@ class _Work:
         import triton.language as tl
 
         (batch, time, channels), plan = self.x.shape, self.plan
-        chunks, wide = -(-time // plan.steps), tl.float64 if self.A.dtype == torch.float64 else tl.float32
-        options |= {"CHANNELS": channels, "EVEN": time % plan.steps == 0, "HAS_CUT": self.has_cut}
-        options |= {"STATES": plan.states, "STEPS": plan.steps, "COLUMNS": plan.columns}
-        options |= {"VECTOR": plan.vector, "WIDE": wide, "num_warps": plan.warps}
-        grid = (batch * plan.segments * -(-channels // plan.columns),)
         with on_device(self.x.device):
-            kernel[grid](*tensors, time, chunks, plan.segments, *scalars, **options)
+            kernel[(batch * plan.segments * -(-channels // plan.columns),)](
+                *tensors, time, -(-time // plan.steps), plan.segments, *scalars, HAS_CUT=self.has_cut,
+                CHANNELS=channels, STATES=plan.states, EVEN=time % plan.steps == 0, STEPS=plan.steps,
+                COLUMNS=plan.columns, VECTOR=plan.vector, num_warps=plan.warps,
+                WIDE=tl.float64 if self.A.dtype == torch.float64 else tl.float32, **options,
+            )  # fmt: skip
 
 
 def _padded(tensor: Tensor, dim: int, size: int) -> Tensor:
