@@ -1,5 +1,6 @@
 """diagonal_ssm against formulas written apart from it; test_laws.py has the laws."""
 
+import contextlib
 import math
 
 import numpy as np
@@ -7,7 +8,10 @@ import pytest
 import torch
 
 from linrec.ops import diagonal_ssm
-from linrec.ops.diagonal_ssm import PAIRS, auto
+from linrec.ops.core import backends, machine
+from linrec.ops.core.handlers import TimeSplit, handling
+from linrec.ops.diagonal_ssm import OPERATOR, PAIRS
+from linrec.ops.diagonal_ssm.torch import DiagonalSSM
 from linrec.testing import assert_agree, diagonal_ssm_inputs, generator, reset_mask
 
 from .memory import Allocations
@@ -96,15 +100,65 @@ def test_a_transition_of_zero_forgets_at_once():
         assert_agree(da, later + (inputs["c"] * inputs["state"][0]).conj())
 
 
-def test_what_auto_takes():
-    def best(time, split=False, device="cpu"):
-        return auto.auto_diagonal_ssm((2, time, 8, 4), device, numba=True, triton=True, split=split)[0]
+class Splits(TimeSplit):
+    """Runs nothing: whoever asks whether time is split gets a yes."""
 
-    assert best(1) == ("recurrent", "torch")
-    assert best(16) == ("recurrent", "numba")
-    assert best(17) == best(16_384, device="cuda") == ("convolution", "torch")
-    assert best(1000, split=True) == ("recurrent", "numba")
-    assert best(1000, split=True, device="cuda") == ("scan", "triton")
+    def run(self, call):
+        raise AssertionError("this test runs nothing")
+
+
+@pytest.fixture
+def chosen(monkeypatch):
+    """The pair that a call takes on a machine that has everything, or not."""
+    monkeypatch.setattr(machine, "_triton_problem", lambda: None)
+
+    def choose(time, *, split=False, device="cpu", reset=False, mode="auto", backend="auto", exporting=False):
+        monkeypatch.setattr(machine, "_numba_problem", lambda: None if device == "cpu" else "none here")
+        for module in (machine, backends):
+            monkeypatch.setattr(module, "exporting", lambda: exporting)
+        u, a, c = (torch.empty(shape, device="meta") for shape in ((2, time, 8), (8, 4), (8, 4)))
+        flags = torch.empty(2, time, dtype=torch.bool, device="meta") if reset else None
+        given = DiagonalSSM(u, a, a, c, None, flags)
+        with handling(Splits()) if split else contextlib.nullcontext():
+            entry = backends.choose("diagonal_ssm", OPERATOR.backends, given, device, mode, backend)
+        return entry.mode, entry.name
+
+    return choose
+
+
+def test_what_auto_takes(chosen):
+    assert chosen(1) == chosen(1, device="cuda") == ("recurrent", "torch")
+    assert chosen(16) == ("recurrent", "numba")
+    assert chosen(16, device="cuda") == ("scan", "triton")
+    assert chosen(16, device="mps") == ("recurrent", "torch")
+    assert chosen(17) == chosen(16_384, device="mps") == ("convolution", "torch")
+    assert chosen(17, device="cuda") == ("convolution", "triton")
+    assert chosen(17, device="cuda", reset=True) == ("convolution", "torch")
+    assert chosen(1000, split=True) == ("recurrent", "numba")
+    assert chosen(1000, split=True, device="cuda") == ("scan", "triton")
+    assert chosen(1000, split=True, device="mps") == ("scan", "torch")
+
+
+def test_what_auto_takes_in_exported_programs(chosen):
+    # one program serves all lengths from 2 on
+    for device in ("cpu", "cuda"):
+        assert chosen(1, device=device, exporting=True) == ("recurrent", "torch")
+        assert chosen(2, device=device, exporting=True) == ("convolution", "torch")
+
+
+def test_auto_is_filled_in_beside_an_explicit_choice(chosen):
+    assert chosen(100, mode="recurrent") == ("recurrent", "numba")
+    assert chosen(100, mode="recurrent", device="mps") == ("recurrent", "torch")
+    assert chosen(100, mode="scan") == chosen(4, mode="scan") == ("scan", "torch")
+    assert chosen(4, mode="convolution") == ("convolution", "torch")
+    assert chosen(4, mode="convolution", device="cuda") == ("convolution", "triton")
+    assert chosen(4, backend="torch") == ("recurrent", "torch")
+    assert chosen(100, backend="torch", device="cuda") == ("convolution", "torch")
+    assert chosen(100, backend="triton", device="cuda") == ("convolution", "triton")
+    assert chosen(100, backend="triton", device="cuda", reset=True) == ("scan", "triton")
+    assert chosen(100, backend="reference") == ("recurrent", "reference")
+    with pytest.raises(ValueError, match=r"'triton'.* takes calls without `reset`"):
+        chosen(100, mode="convolution", backend="triton", device="cuda", reset=True)
 
 
 def test_half_precision_is_summed_in_float32():
@@ -135,7 +189,7 @@ def test_errors():
         "`u` must have shape": {"u": inputs["u"][0]},
         "`a` must have shape (d, n) = (3, n) or (1, n), n at least 1; got (4,)": {"a": flat},
         "n at least 1; got (3, 0)": {"a": inputs["a"][:, :0]},
-        "`b` must have the shape of `a`, (3, 4); got (4,)": {"b": flat},
+        "`b` must have shape (d, n) = (3, 4); got (4,)": {"b": flat},
         "`c` must have shape (d, n) = (3, 4); got (4,)": {"c": flat},
         "`state` must have shape (b, d, n) = (2, 3, 4); got (3, 4)": {"state": inputs["state"][0]},
         "`reset` must have shape": {"reset": torch.zeros(5, dtype=torch.bool)},
@@ -152,8 +206,9 @@ def test_errors():
         "`c` must be float64 or complex128 beside": inputs
         | {"u": inputs["u"].double(), "a": inputs["a"].to(torch.complex128)}
         | {"b": inputs["b"].to(torch.complex128)},
-        "`state` must be real where `a` and `b` are": real | {"state": inputs["state"]},
-        "`state` must be float32 or complex64; got int64": inputs | {"state": inputs["state"].real.long()},
+        "`state` must be real (float32) where the recurrence is; got complex64": real
+        | {"state": inputs["state"]},
+        "`state` must be complex64; got int64": inputs | {"state": inputs["state"].real.long()},
     }.items():
         with pytest.raises(TypeError) as error:
             diagonal_ssm(**given)

@@ -22,8 +22,7 @@ from linrec.errors import unknown
 from linrec.mixers.base import Mixer, State, Transitions, kernel_mixing
 from linrec.nn.parameters import mark
 from linrec.nn.state_space import log_steps
-from linrec.ops.diagonal_ssm import PAIRS, diagonal_ssm
-from linrec.ops.dispatch import check_mode
+from linrec.ops.diagonal_ssm import OPERATOR, diagonal_ssm
 from linrec.ops.long_conv import vandermonde_kernel
 
 __all__ = ["DLR"]
@@ -90,7 +89,7 @@ class DLR(Mixer):
         mode: str = "auto",
     ) -> None:
         super().__init__(d_model)
-        check_mode("diagonal_ssm", PAIRS, mode)
+        OPERATOR.check_mode(mode)
         if kernel not in STATES:
             raise unknown("`kernel`", kernel, STATES)
         if angles not in ("even", "normal"):

@@ -24,9 +24,8 @@ from linrec.errors import unknown
 from linrec.mixers.base import Mixer, State, Transitions, kernel_mixing
 from linrec.nn.parameters import mark
 from linrec.nn.state_space import log_steps, spectrum
-from linrec.ops.diagonal_ssm import PAIRS, diagonal_ssm
-from linrec.ops.diagonal_ssm.growing import growing_kernel, growing_ssm
-from linrec.ops.dispatch import check_mode
+from linrec.ops.diagonal_ssm import OPERATOR, diagonal_ssm
+from linrec.ops.diagonal_ssm.growing import GrowingSSM, growing_kernel, growing_ssm
 from linrec.ops.long_conv import discretize_diagonal, vandermonde_kernel
 from linrec.ops.long_conv.discretization import softmax_factors
 
@@ -99,7 +98,7 @@ class DSS(Mixer):
         mode: str = "auto",
     ) -> None:
         super().__init__(d_model)
-        check_mode("diagonal_ssm", PAIRS, mode)
+        OPERATOR.check_mode(mode)
         if kernel not in ("exp", "softmax"):
             raise unknown("`kernel`", kernel, ["exp", "softmax"])
         if init not in ("legs", "lin", "inv"):
@@ -142,7 +141,7 @@ class DSS(Mixer):
         if self.length is None:
             y, state = diagonal_ssm(x, a, b, w, state=state, reset=reset, mode=self.mode)
         else:
-            y, state = growing_ssm(x, a, g, b, w, self.length - 1, state=state, reset=reset, mode=self.mode)
+            y, state = growing_ssm(GrowingSSM(x, a, g, b, w, self.length - 1, state, reset), self.mode)
         y = y + self.D.to(y.dtype) * x
         return self.out(functional.gelu(y)), state
 

@@ -20,8 +20,7 @@ from torch.nn import functional
 from linrec.mixers.base import Mixer, State, Transitions, kernel_mixing
 from linrec.nn.norms import Norm, make_norm
 from linrec.nn.parameters import mark
-from linrec.ops.diagonal_ssm import PAIRS, diagonal_ssm
-from linrec.ops.dispatch import check_mode
+from linrec.ops.diagonal_ssm import OPERATOR, diagonal_ssm
 from linrec.ops.long_conv import discretize_diagonal, vandermonde_kernel
 
 __all__ = ["GSS"]
@@ -72,7 +71,7 @@ class GSS(Mixer):
         mode: str = "auto",
     ) -> None:
         super().__init__(d_model)
-        check_mode("diagonal_ssm", PAIRS, mode)
+        OPERATOR.check_mode(mode)
         d_inner = 4 * d_model if d_inner is None else d_inner
         d_ssm = max(d_model // 4, 1) if d_ssm is None else d_ssm
         for name, size in (("d_inner", d_inner), ("d_ssm", d_ssm), ("d_state", d_state)):

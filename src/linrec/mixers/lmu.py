@@ -26,8 +26,7 @@ from linrec.hippo import Discretization, StateSpace, discretize, matrices
 from linrec.mixers.base import Mixer, State, kernel_mixing
 from linrec.ops.core.handlers import refuse_split_time
 from linrec.ops.core.loop import Step, Tensors, loop
-from linrec.ops.dense_ssm import PAIRS, dense_ssm
-from linrec.ops.dispatch import check_mode
+from linrec.ops.dense_ssm import OPERATOR, dense_ssm
 from linrec.ops.precision import without_autocast
 
 __all__ = ["LMU", "Memory"]
@@ -116,7 +115,7 @@ class LMU(Mixer):
         mode: str = "auto",
     ) -> None:
         super().__init__(d_model)
-        check_mode("dense_ssm", PAIRS, mode)
+        OPERATOR.check_mode(mode)
         self.d_memory = max(1, d_model // 8) if d_memory is None else d_memory
         for name, size in (("order", order), ("d_memory", self.d_memory)):
             if size < 1:

@@ -20,8 +20,7 @@ from linrec.mixers.base import Mixer, State, kernel_mixing
 from linrec.nn.parameters import mark
 from linrec.nn.position_wise import Output, make_output, position_wise
 from linrec.nn.state_space import log_steps
-from linrec.ops.dense_ssm import PAIRS, dense_ssm
-from linrec.ops.dispatch import check_mode
+from linrec.ops.dense_ssm import OPERATOR, dense_ssm
 
 __all__ = ["LSSL"]
 
@@ -88,7 +87,7 @@ class LSSL(Mixer):
         mode: str = "auto",
     ) -> None:
         super().__init__(d_model)
-        check_mode("dense_ssm", PAIRS, mode)
+        OPERATOR.check_mode(mode)
         for name, size in (("d_state", d_state), ("n_outputs", n_outputs)):
             if size < 1:
                 raise ValueError(f"`{name}` must be at least 1; got {size}.")

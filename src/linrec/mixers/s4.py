@@ -25,8 +25,7 @@ from linrec.nn.parameters import mark
 from linrec.nn.position_wise import Output, make_output, position_wise
 from linrec.nn.state_space import log_steps
 from linrec.ops.dense_ssm import dense_ssm
-from linrec.ops.dispatch import check_mode
-from linrec.ops.dplr_ssm import PAIRS, dplr_ssm
+from linrec.ops.dplr_ssm import OPERATOR, dplr_ssm
 from linrec.ops.long_conv import discretize_diagonal
 
 __all__ = ["S4"]
@@ -119,7 +118,7 @@ class S4(Mixer):
     ) -> None:
         super().__init__(d_model)
         # `dense_ssm` has the same modes
-        check_mode("dplr_ssm", PAIRS, mode)
+        OPERATOR.check_mode(mode)
         if init not in ("legs", "legt", "fout"):
             raise unknown("initialisation `init`", init, ["legs", "legt", "fout"])
         if discretization not in ("bilinear", "zoh"):

@@ -11,8 +11,7 @@ from linrec.errors import unknown
 from linrec.hippo import diagonal
 from linrec.mixers.base import State, Transitions
 from linrec.nn.parameters import mark
-from linrec.ops.diagonal_ssm import PAIRS, diagonal_ssm
-from linrec.ops.dispatch import check_mode
+from linrec.ops.diagonal_ssm import OPERATOR, diagonal_ssm
 from linrec.ops.long_conv import Discretization, discretize_diagonal, vandermonde_kernel
 from linrec.precision import Float32Module
 
@@ -149,7 +148,7 @@ class DiagonalSSM(Float32Module):
         mode: str = "auto",
     ) -> None:
         super().__init__()
-        check_mode("diagonal_ssm", PAIRS, mode)
+        OPERATOR.check_mode(mode)
         if discretization not in ("zoh", "bilinear", "euler"):
             raise unknown("discretization", discretization, ["zoh", "bilinear", "euler"])
         # numbers that are looked at, whatever device parameters are made on: "meta" has none

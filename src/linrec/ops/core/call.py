@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from linrec.ops.core.backends import Backend, Pair, choose, never, pairs, table
+from linrec.ops.core.backends import Backend, Pair, check_mode, choose, never, pairs, table
 from linrec.ops.core.checks import check_reset, check_state, check_tensors, tensor_fields
 from linrec.ops.core.handlers import Call, handled, handlers, time_is_split
 from linrec.ops.core.precision import widened, without_autocast
@@ -65,6 +65,10 @@ class Operator:
         """The (mode, backend) pairs of the table."""
         return pairs(self.backends)
 
+    def check_mode(self, mode: str) -> None:
+        """Raise ValueError for a mode that the operator does not have, before it is called."""
+        check_mode(self.name, self.backends, mode)
+
     def __call__(self, inputs: Any, mode: str, backend: str) -> Result:
         """Run the operator on its arguments, and return y and the state."""
         sequence = check_tensors(inputs, self._tensors, self.sequence)
@@ -89,7 +93,11 @@ class Operator:
         """Run an entry of the table on canonical inputs."""
         sequence = getattr(inputs, self.sequence)
         shape, dtype = self.output(inputs)
-        is_empty = (0 in shape or self.is_empty(inputs)) and self.state is not None
+        is_empty = self.state is not None and (
+            self.is_empty(inputs)
+            # without outputs, there may still be a state
+            or (0 in shape and (0 in sequence.shape or 0 in self.state(inputs)[0]))
+        )
         # a process without steps still hands on the state that reaches it
         is_empty = is_empty and not (self.composed and time_is_split())
         if self.state is not None and inputs.state is None and (self.zeros or is_empty):

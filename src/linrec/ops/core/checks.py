@@ -1,12 +1,12 @@
 """Checks of arguments, each of which raises one error: what was expected, what came, and the cure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, get_args, get_type_hints
 
 import torch
 from torch import Tensor
 
-from linrec.ops.core.precision import REAL, accumulation
+from linrec.ops.core.precision import COMPLEX, REAL, accumulation
 
 State: TypeAlias = Any
 """Type of the field `state` of a named tuple: a tensor or None as an argument, and a tensor for backends."""
@@ -98,6 +98,27 @@ def check_supported(name: str, x: Tensor, *, complex_too: bool = False) -> torch
             f"`{name}` must be {allowed}; got {name_of(x.dtype)}. Cast it, for example with `.float()`."
         )
     return dtype
+
+
+def check_factors(u: Tensor, factors: Mapping[str, Tensor], kinds: Sequence[str]) -> torch.dtype:
+    """Return the accumulation dtype of u; raise unless u is a real (b, t, d), and its factors fit it.
+
+    Args:
+        u: the input of a state-space model.
+        factors: the tensors of the model by name, in the accumulation dtype.
+        kinds: what they may be: "real", "complex" or both.
+    """
+    check_axes("u", u, "(batch, time, channels)", "Add the missing axes, or flatten heads into channels.")
+    check_supported("u", u)
+    sums = accumulation(u.dtype)
+    allowed = [{"real": sums, "complex": COMPLEX[sums]}[kind] for kind in kinds]
+    for name, x in factors.items():
+        if x.dtype not in allowed:
+            raise TypeError(
+                f"`{name}` must be {' or '.join(map(name_of, allowed))} beside `u` in {name_of(u.dtype)}; "
+                f"got {name_of(x.dtype)}. Cast it."
+            )
+    return sums
 
 
 def check_precision(name: str, x: Tensor | None, like: Tensor, beside: str) -> None:

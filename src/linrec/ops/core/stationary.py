@@ -1,14 +1,18 @@
-"""State-space models constant in time, for sequences of any length, as ATen operations: for torch.export.
+"""State-space models constant in time: a loop, a convolution, and both in blocks for torch.export.
 
-The model is a convolution within blocks of steps, and a recurrence from block to block. So there is no
-transform whose size the length decides, and of the states only those between blocks are formed.
+In `stationary`, the model is a convolution within blocks of steps, and a recurrence from block to block. So
+there is no transform whose size the length decides, and of the states only those between blocks are formed.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from linrec.ops.core.backends import Backend, always
+from linrec.ops.core.isolation import entering
 from linrec.ops.core.unbounded import blocks, joined, matrix_product, recurrence
 
 BLOCK = 32
@@ -29,6 +33,78 @@ class Tables(NamedTuple):
     columns: Tensor
     rows: Tensor
     taps: Tensor
+
+
+def convolutions(
+    run: Callable[..., tuple[Tensor, Tensor]], auto: Callable[[Any], bool] = always
+) -> tuple[Backend, Backend]:
+    """Return the entries of a model as a convolution, `run(inputs, backend=...)` by `long_conv`."""
+    entry = partial(Backend, "convolution", auto=auto, widen=False)
+    return (
+        entry(
+            "triton",
+            partial(run, backend="triton"),
+            "taps by torch, then `linrec.ops.long_conv` by Triton; without `reset`",
+            accepts=lambda given: given.reset is None,
+            requires="calls without `reset`",
+        ),
+        entry("torch", partial(run, backend="torch"), "`linrec.ops.long_conv`; few states are formed"),
+    )
+
+
+def states(
+    added: Tensor, state: Tensor | None, reset: Tensor | None, step: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Return the states x_t = step(x_{t-1}) + added_t of all steps, and the last one.
+
+    Args:
+        added: (b, t, d, n).
+        state: x before the first step (b, d, n), or None for zeros.
+        reset: None or (b, t) bool.
+        step: the linear map from state to state.
+    """
+    x = torch.zeros_like(added[:, 0]) if state is None else state
+    made = []
+    # unbound once: the gradient of an index in a loop would be a tensor of all steps, for every step
+    starts = [None] * added.shape[1] if reset is None else list(reset[:, :, None, None].unbind(1))
+    for added_t, start in zip(added.unbind(1), starts, strict=True):
+        x = step(x if start is None else x.masked_fill(start, 0)) + added_t
+        made.append(x)
+    return torch.stack(made, 1), x
+
+
+def convolved(
+    y: Tensor,
+    u: Tensor,
+    state: Tensor | None,
+    reset: Tensor | None,
+    last: Callable[[Tensor], Tensor],
+    response: Callable[[Tensor], tuple[Tensor, Tensor]],
+) -> tuple[Tensor, Tensor]:
+    """Return the outputs and the last state of a model, from its outputs K * u without an initial state.
+
+    Args:
+        y: K * u, (b, t, ..).
+        u: (b, t, d), in the accumulation dtype.
+        state: x before the first step (b, d, n), or None for zeros.
+        reset: None or (b, t) bool.
+        last: from u to the last state, without an initial state.
+        response: from a state before the first step to its outputs, as y, and its part in the last state.
+    """
+    if reset is None:
+        x = last(u)
+    else:
+        # the last state is of the inputs from the last reset on
+        later = reset.flip(1).cumsum(1).flip(1) - reset.long()
+        x = last(u.masked_fill(later[..., None] > 0, 0))
+    if state is None:
+        return y, x
+    outputs, through = response(entering(state, reset))
+    if reset is not None:
+        begun = reset.cumsum(1) > 0
+        outputs = outputs.masked_fill(begun.view(*begun.shape, *[1] * (y.ndim - 2)), 0)
+        through = through.masked_fill(begun[:, -1, None, None], 0)
+    return y + outputs, x + through
 
 
 def stationary(

@@ -1,27 +1,72 @@
 """State-space models with whole matrices, constant in time: as a convolution and as a recurrence."""
 
-from collections.abc import Callable
-
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from linrec.ops.core.handlers import refuse_split_time
-from linrec.ops.dense_ssm.inputs import canonical, check
+from linrec.ops.core.backends import Backend, few, never
+from linrec.ops.core.call import Operator, documented
+from linrec.ops.core.checks import check_factors
+from linrec.ops.core.stationary import convolutions
 from linrec.ops.dense_ssm.reference import dense_ssm_reference
-from linrec.ops.dense_ssm.torch import convolution, recurrence
-from linrec.ops.dispatch import SHORT, Pair, exporting, resolve
-from linrec.ops.precision import accumulation, without_autocast
+from linrec.ops.dense_ssm.torch import DenseSSM, convolution, recurrence
 
-__all__ = ["PAIRS", "dense_ssm"]
-
-_RUN: dict[Pair, Callable[..., tuple[Tensor, Tensor]]] = {
-    ("recurrent", "reference"): dense_ssm_reference,
-    ("recurrent", "torch"): recurrence,
-    ("convolution", "torch"): convolution,
-}
-PAIRS: tuple[Pair, ...] = tuple(_RUN)
+__all__ = ["OPERATOR", "PAIRS", "dense_ssm"]
 
 
+def _canonical(given: DenseSSM) -> DenseSSM:
+    """Check shapes and dtypes, and give the matrices an axis for channels."""
+    u, A, B, C, state, reset = given
+    matrices = {"A": A, "B": B} | ({} if C is None else {"C": C})
+    check_factors(u, matrices, ("real",))
+    n = A.shape[-1] if A.ndim else 0
+    shapes = {"A": (n, n), "B": (n,), "C": (C.shape[-2] if C is not None and C.ndim > 1 else 1, n)}
+    for name, matrix in matrices.items():
+        shape, each = shapes[name], (u.shape[2], *shapes[name])
+        if tuple(matrix.shape) not in (shape, each):
+            raise ValueError(
+                f"`{name}` must have shape {shape}, or {each} with one for each channel of `u`; "
+                f"got {tuple(matrix.shape)}."
+            )
+        if matrix.shape == shape:
+            matrix = matrix[None]
+        # the powers of A that the others are multiplied by differ from channel to channel
+        matrices[name] = (
+            matrix if name == "A" else matrix.expand(max(len(matrix), len(matrices["A"])), *shape)
+        )
+    return DenseSSM(u, matrices["A"], matrices["B"], matrices.get("C"), state, reset)
+
+
+def _outputs(given: DenseSSM) -> int:
+    return given.B.shape[-1] if given.C is None else given.C.shape[-2]
+
+
+OPERATOR = Operator(
+    "dense_ssm",
+    DenseSSM,
+    sequence="u",
+    canonical=_canonical,
+    output=lambda given: ((*given.u.shape, _outputs(given)), given.u.dtype),
+    axes="(b, d, n)",
+    state=lambda given: ((given.u.shape[0], given.u.shape[2], given.B.shape[-1]), given.B.dtype),
+    backends=(
+        Backend(
+            "recurrent",
+            "torch",
+            recurrence,
+            "a loop for the states alone",
+            auto=lambda x: few(x.u.shape[1], 16),
+        ),
+        *convolutions(convolution),
+        Backend("recurrent", "reference", dense_ssm_reference, "a loop over time: the oracle", auto=never),
+    ),
+    # the convolution leaves out what zeros would add
+    zeros=False,
+    is_empty=lambda given: given.B.shape[-1] == 0,
+)
+PAIRS = OPERATOR.pairs
+
+
+@documented(OPERATOR)
 def dense_ssm(
     u: Float[Tensor, "b t d"],
     A: Float[Tensor, "*d n n"],
@@ -41,15 +86,11 @@ def dense_ssm(
     which the initial state adds its response C A^(t+1) x_0. Where A is diagonal, `linrec.ops.diagonal_ssm`
     has far less to do.
 
-    | mode | backend | what it is |
-    |---|---|---|
-    | recurrent | reference | a loop over time: the oracle, slow |
-    | recurrent | torch | a loop over time for the states alone |
-    | convolution | torch | `linrec.ops.long_conv` with K; no states but the last are formed |
+    {backends}
 
     `"auto"` takes the loop for at most 16 steps, else the convolution. K is made from about sqrt(t) powers of
-    A on B and as many on C, which are formed by squaring A in double precision; `backend` is handed on to
-    `long_conv`, which chooses for itself with "auto".
+    A on B and as many on C, which are formed by squaring A in double precision, by torch on every device;
+    `backend` says who convolves.
 
     Args:
         u: input (b, t, d) in float32, float64, bfloat16 or float16.
@@ -61,14 +102,15 @@ def dense_ssm(
         state: x before the first step (b, d, n), in any precision; None means zeros.
         reset: (b, t) bool; true at t clears the state before step t.
         mode: "auto", "convolution" or "recurrent".
-        backend: "auto", "torch" or "reference".
+        backend: "auto", "torch", "triton" or "reference".
 
     Returns:
         y (b, t, d, m) in the dtype of `u`, and x after the last step, in the precision of sums.
 
     Raises:
         TypeError: dtypes that are not supported or do not fit together.
-        ValueError: shapes or devices that do not fit together; an unknown (mode, backend).
+        ValueError: shapes or devices that do not fit together; a (mode, backend) that does not exist, or that
+            cannot run here.
 
     Source:
         Gu and others, LSSL (2021), section 3: the recurrent and the convolutional view.
@@ -82,22 +124,4 @@ def dense_ssm(
         >>> y[0, :, 0].tolist(), state[0, 0].tolist()
         ([[1.0, 1.0], [2.0, 3.0], [3.0, 6.0]], [3.0, 6.0])
     """
-    check(u, A, B, C, state, reset)
-    # one program serves all lengths from 2 on: a comparison with any other number would limit them
-    few = u.shape[1] <= 1 or (not exporting() and u.shape[1] <= SHORT)
-    best: Pair = ("recurrent" if few else "convolution", "torch")
-    pair = resolve("dense_ssm", PAIRS, mode, backend, [best])
-    refuse_split_time("dense_ssm")
-    A, B, C = canonical(A, B, C)
-    sums = accumulation(u.dtype)
-    batch, time, channels = u.shape
-    x = u.new_zeros(batch, channels, B.shape[-1], dtype=sums) if state is None else state.to(sums)
-    if u.numel() == 0:
-        return u.new_zeros(batch, time, channels, C.shape[-2]), x.clone()
-    with without_autocast(u.device.type):
-        if pair[0] == "convolution":
-            # it leaves out what an initial state of zeros would add
-            y, last = _RUN[pair](u.to(sums), A, B, C, None if state is None else x, reset, backend)
-        else:
-            y, last = _RUN[pair](u.to(sums), A, B, C, x, reset)
-    return y.to(u.dtype), last
+    return OPERATOR(DenseSSM(u, A, B, C, state, reset), mode, backend)

@@ -3,27 +3,18 @@
 import torch
 from torch import Tensor
 
+from linrec.ops.dense_ssm.torch import DenseSSM
 
-def dense_ssm_reference(
-    u: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor, reset: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """x_t = A x_{t-1} + B u_t, y_t = C x_t.
 
-    Args:
-        u: (b, t, d), t at least 1, in the dtype of sums, as all others.
-        A: (d, n, n), or (1, n, n).
-        B: (d, n), or (1, n).
-        C: (d, m, n), or (1, m, n).
-        state: (b, d, n).
-        reset: None or (b, t) bool.
-
-    Returns:
-        y (b, t, d, m) and the last state.
-    """
-    outputs = []
+def dense_ssm_reference(given: DenseSSM) -> tuple[Tensor, Tensor]:
+    """x_t = A x_{t-1} + B u_t, y_t = C x_t."""
+    u, A, B, C, x, reset = given
+    if x is None:
+        x = u.new_zeros(u.shape[0], u.shape[2], B.shape[1])
+    ys = []
     for t in range(u.shape[1]):
         if reset is not None:
-            state = torch.where(reset[:, t, None, None], 0, state)
-        state = (A * state[..., None, :]).sum(-1) + B * u[:, t, :, None]
-        outputs.append((C * state[..., None, :]).sum(-1))
-    return torch.stack(outputs, 1), state
+            x = torch.where(reset[:, t, None, None], 0, x)
+        x = (A * x[..., None, :]).sum(-1) + B * u[:, t, :, None]
+        ys.append(x if C is None else (C * x[..., None, :]).sum(-1))
+    return torch.stack(ys, 1), x

@@ -1,39 +1,50 @@
-"""The model as a loop over its states, and as a convolution.
+"""The model as a loop over its states, and as a convolution."""
 
-Arguments and results as in `reference.py`; the convolution also takes None for a state of zeros.
-"""
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from linrec.ops.core import stationary
-from linrec.ops.core.isolation import entering
-from linrec.ops.dispatch import exporting
+from linrec.ops.core.machine import exporting
+from linrec.ops.core.precision import wide
+from linrec.ops.core.stationary import BLOCK, Tables, convolved, states, stationary
 from linrec.ops.long_conv import long_conv
 
 
-def recurrence(
-    u: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor, reset: Tensor | None
-) -> tuple[Tensor, Tensor]:
+class DenseSSM(NamedTuple):
+    """What backends take: each matrix for every channel, or with an axis of 1 for all.
+
+    Attributes:
+        u: (b, t, d).
+        A: (d, n, n) or (1, n, n).
+        B: (d, n), or (1, n) where A is (1, n, n).
+        C: (d, m, n), or (1, m, n) where A is (1, n, n); None is the identity.
+        state: (b, d, n), or None for zeros.
+        reset: (b, t) bool, or None.
+    """
+
+    u: Tensor
+    A: Tensor
+    B: Tensor
+    C: Tensor | None
+    state: Tensor | None
+    reset: Tensor | None
+
+
+def recurrence(given: DenseSSM) -> tuple[Tensor, Tensor]:
     """States one after the other, then all outputs at once."""
-    states = []
-    # unbound once: the gradient of an index in a loop would be a tensor of all steps, for every step
-    starts = [None] * u.shape[1] if reset is None else list(reset[:, :, None, None].unbind(1))
-    for Bu, start in zip((B * u[..., None]).unbind(1), starts, strict=True):
-        if start is not None:
-            state = state.masked_fill(start, 0)
-        state = _applied(A, state) + Bu
-        states.append(state)
-    return _applied(C, torch.stack(states, 1).movedim(1, 2)).movedim(2, 1), state
+    u, A, B, C, state, reset = given
+    x, last = states(B * u[..., None], state, reset, lambda x: _applied(A, x))
+    return x if C is None else _applied(C, x.movedim(1, 2)).movedim(2, 1), last
 
 
-def convolution(
-    u: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor | None, reset: Tensor | None, backend: str
-) -> tuple[Tensor, Tensor]:
+def convolution(given: DenseSSM, backend: str) -> tuple[Tensor, Tensor]:
     """y = K * u + the response of the initial state; the last state is a sum over all steps."""
     if exporting():
-        return any_length(u, A, B, C, state, reset)
+        return any_length(given)
+    u, A, B, C, state, reset = given
+    u, C = wide(u), _identity(A) if C is None else C
     _, time, channels = u.shape
     # A^l = (A^c)^i A^j with l = c i + j: about sqrt(t) of each, c and their number powers of two
     near_bits = (time - 1).bit_length() // 2
@@ -46,47 +57,37 @@ def convolution(
 
     kernel = torch.einsum("dfmn,dcn->dmfc", far, near).flatten(-2)[..., :time]
     outputs = kernel.shape[1]
-    kernel = kernel.expand(channels, -1, -1).flatten(0, 1)
-    y, _ = long_conv(
-        u.repeat_interleave(outputs, -1), kernel, reset=reset, mode="convolution", backend=backend
-    )
+    kernel, repeated = kernel.expand(channels, -1, -1).flatten(0, 1), u.repeat_interleave(outputs, -1)
+    y, _ = long_conv(repeated, kernel, reset=reset, mode="convolution", backend=backend)
+
+    def response(x: Tensor) -> tuple[Tensor, Tensor]:
+        # C A^(t+1) x, and A^t x after t steps
+        after = _krylov(squares[:near_bits], _applied(A, x))
+        made = torch.einsum("dfmn,bdcn->bfcdm", far.expand(channels, -1, -1, -1), after).flatten(1, 2)
+        for bit, square in enumerate(squares):
+            if time >> bit & 1:
+                x = _applied(square, x)
+        return made[:, :time], x
+
     y = y.unflatten(-1, (channels, outputs))
-
-    inputs = u
-    if reset is not None:
-        # those from the last reset on
-        later = reset.flip(1).cumsum(1).flip(1) - reset.long()
-        inputs = inputs.masked_fill(later[..., None] > 0, 0)
-    last = _last_state(inputs, near, squares[near_bits:-1])
-    if state is None:
-        return y, last
-    state = entering(state, reset)
-    # C A^(t+1) x, and A^t x after t steps
-    after = _krylov(squares[:near_bits], _applied(A, state))
-    response = torch.einsum("dfmn,bdcn->bfcdm", far.expand(channels, -1, -1, -1), after)
-    response = response.flatten(1, 2)[:, :time]
-    through = state
-    for bit, square in enumerate(squares):
-        if time >> bit & 1:
-            through = _applied(square, through)
-    if reset is not None:
-        response = response.masked_fill(reset.cumsum(1)[..., None, None] > 0, 0)
-        through = through.masked_fill(reset.any(1)[:, None, None], 0)
-    return y + response, last + through
+    return convolved(y, u, state, reset, lambda u: _last_state(u, near, squares[near_bits:-1]), response)
 
 
-def any_length(
-    u: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor | None, reset: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def any_length(given: DenseSSM) -> tuple[Tensor, Tensor]:
     """`convolution` for torch.export, where the number of steps is open; matrices in any precision."""
-    squares = _squares(A, stationary.BLOCK.bit_length())
+    u, A, B, C, state, reset = given
+    u, C = wide(u), _identity(A) if C is None else C
+    squares = _squares(A, BLOCK.bit_length())
     B, C = B.to(squares[0]), C.to(squares[0])
     columns = _krylov(squares[:-1], B[None])[0]
     rows = _krylov([square.mT for square in squares[:-1]], (C @ squares[0])[None])[0]
     taps = torch.einsum("dmn,dln->dml", C, columns)
     made = (x.to(u) for x in (columns.mT, rows.transpose(1, 2), taps))
-    tables = stationary.Tables([square.to(u) for square in squares], *made)
-    return stationary.stationary(u, tables, state, reset)
+    return stationary(u, Tables([square.to(u) for square in squares], *made), state, reset)
+
+
+def _identity(A: Tensor) -> Tensor:
+    return torch.eye(A.shape[-1], dtype=A.dtype, device=A.device).expand_as(A)
 
 
 def _squares(A: Tensor, count: int) -> list[Tensor]:

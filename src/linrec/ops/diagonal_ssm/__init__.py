@@ -1,18 +1,65 @@
 """Diagonal state-space models, one per channel, constant in time: as a convolution and as a recurrence."""
 
 from jaxtyping import Bool, Float, Inexact
-from torch import Tensor, complex64, promote_types
+from torch import Tensor
 
-from linrec.ops import splitting
-from linrec.ops.diagonal_ssm.auto import PAIRS, pair_of
-from linrec.ops.diagonal_ssm.inputs import check
+from linrec.ops.core.backends import Backend, never
+from linrec.ops.core.call import Operator, documented
+from linrec.ops.core.checks import check_factors, check_shape
+from linrec.ops.core.handlers import time_is_split
+from linrec.ops.core.precision import COMPLEX
 from linrec.ops.diagonal_ssm.reference import diagonal_ssm_reference
-from linrec.ops.diagonal_ssm.torch import convolution, recurrence
-from linrec.ops.precision import accumulation, without_autocast
+from linrec.ops.diagonal_ssm.torch import DiagonalSSM, backends, convolution, recurrence
 
-__all__ = ["PAIRS", "diagonal_ssm"]
+__all__ = ["OPERATOR", "PAIRS", "diagonal_ssm"]
 
 
+def _canonical(given: DiagonalSSM) -> DiagonalSSM:
+    """Check shapes and dtypes, and give the factors one dtype."""
+    u, a, b, c, state, reset = given
+    sums = check_factors(u, {"a": a, "b": b, "c": c}, ("real", "complex"))
+    channels = u.shape[2]
+    if a.ndim != 2 or len(a) not in (1, channels) or a.shape[1] == 0:
+        raise ValueError(
+            f"`a` must have shape (d, n) = ({channels}, n) or (1, n), n at least 1; got {tuple(a.shape)}. "
+            "Pass n transitions for each channel of `u`, or for all of them."
+        )
+    check_shape("b", b, "(d, n)", a.shape, "Give it the shape of `a`.")
+    check_shape("c", c, "(d, n)", (channels, a.shape[1]), "Pass n factors for each channel of `u`.")
+    if a.is_complex() or b.is_complex():
+        sums = COMPLEX[sums]
+    # beside real states, the imaginary part of c has no effect
+    c = c.real if c.is_complex() and not sums.is_complex else c
+    return DiagonalSSM(u, a.to(sums), b.to(sums), c.to(sums), state, reset)
+
+
+def _reference(given: DiagonalSSM) -> tuple[Tensor, Tensor]:
+    # where time is split, `scan` has to see the call
+    if time_is_split():
+        return recurrence(given, "recurrent", "reference")
+    return diagonal_ssm_reference(given)
+
+
+OPERATOR = Operator(
+    "diagonal_ssm",
+    DiagonalSSM,
+    sequence="u",
+    canonical=_canonical,
+    output=lambda given: (given.u.shape, given.u.dtype),
+    axes="(b, d, n)",
+    state=lambda given: ((given.u.shape[0], *given.c.shape), given.a.dtype),
+    backends=(
+        *backends(convolution, recurrence),
+        Backend("recurrent", "reference", _reference, "a loop over time: the oracle, slow", auto=never),
+    ),
+    # the convolution leaves out what zeros would add
+    zeros=False,
+    composed=True,
+)
+PAIRS = OPERATOR.pairs
+
+
+@documented(OPERATOR)
 def diagonal_ssm(
     u: Float[Tensor, "b t d"],
     a: Inexact[Tensor, "#d n"],
@@ -31,15 +78,11 @@ def diagonal_ssm(
     Nothing depends on time, so the model is also a convolution: y = K * u with K_l = Re(sum_n c_n b_n a_n^l),
     to which the initial state adds its response. Where a state stands for a conjugate pair, pass 2 c.
 
-    | mode | backend | what it is |
-    |---|---|---|
-    | recurrent | reference | a loop over time: the oracle, slow |
-    | convolution | torch | `linrec.ops.long_conv` with K; states are formed once per stretch of time |
-    | recurrent, scan | any of `scan` | the states of all steps by `linrec.ops.scan`, kept for the gradients |
+    {backends}
 
     `"auto"` takes the convolution, and for up to 16 steps, or where time is split over processes, what
     `linrec.ops.scan` would. K is made by products of matrices, without its terms, (d, n, t) numbers, and
-    by torch on every device; `backend` is handed on to `long_conv`, which chooses for itself with "auto".
+    by torch on every device; `backend` says who convolves.
     Where all channels have the same transitions, say so: their powers are formed once then.
 
     Args:
@@ -75,24 +118,4 @@ def diagonal_ssm(
         >>> diagonal_ssm(u[:, :1], half, one, one, state=state)[0].item()
         1.875
     """
-    check(u, a, b, c, state, reset)
-    pair = pair_of(u, a.shape[1], mode, backend)
-    sums = accumulation(u.dtype)
-    if any(tensor is not None and tensor.is_complex() for tensor in (a, b, state)):
-        sums = promote_types(sums, complex64)
-    # a process without steps still hands on what reaches it
-    if u.numel() == 0 and splitting.current is None:
-        return u.clone(), u.new_zeros(u.shape[0], *c.shape, dtype=sums) if state is None else state.to(
-            sums, copy=True
-        )
-    # with real states, no imaginary part of c has an effect
-    c = c.to(sums) if sums.is_complex or not c.is_complex() else c.real
-    arguments = (u, a.to(sums), b.to(sums), c, None if state is None else state.to(sums), reset)
-    with without_autocast(u.device.type):
-        if pair == ("convolution", "torch"):
-            y, last = convolution(*arguments, backend)
-        elif pair == ("recurrent", "reference") and splitting.current is None:
-            y, last = diagonal_ssm_reference(*arguments)
-        else:
-            y, last = recurrence(*arguments, pair)
-    return y.to(u.dtype), last
+    return OPERATOR(DiagonalSSM(u, a, b, c, state, reset), mode, backend)

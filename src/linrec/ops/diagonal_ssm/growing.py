@@ -10,51 +10,62 @@ the range.
 """
 
 import math
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from linrec.ops import splitting
+from linrec.ops.core.handlers import time_is_split
 from linrec.ops.core.isolation import entering
+from linrec.ops.core.machine import exporting
+from linrec.ops.core.precision import real_dtype
+from linrec.ops.core.stationary import convolved
+from linrec.ops.diagonal_ssm import OPERATOR as DIAGONAL
 from linrec.ops.diagonal_ssm import diagonal_ssm
-from linrec.ops.diagonal_ssm.auto import pair_of
-from linrec.ops.dispatch import Pair, exporting
+from linrec.ops.diagonal_ssm.torch import backends
 from linrec.ops.long_conv import long_conv
 from linrec.ops.long_conv.powers import Powers, last_power, powers, sums_of_powers, weighted_by_age
-from linrec.ops.precision import real_dtype, without_autocast
 from linrec.ops.scan import scan
 
 
-def growing_ssm(
-    u: Tensor,
-    a: Tensor,
-    growth: Tensor,
-    b: Tensor,
-    c: Tensor,
-    horizon: int,
-    *,
-    state: Tensor | None,
-    reset: Tensor | None,
-    mode: str,
-) -> tuple[Tensor, Tensor]:
-    """Run the model; arguments and results are those of `diagonal_ssm` beside g (d, n) and H.
+class GrowingSSM(NamedTuple):
+    """What backends take: the inputs of `diagonal_ssm`, with g and H.
+
+    Attributes:
+        u: (b, t, d).
+        a: (d, n), as all factors.
+        growth: g, real.
+        b: in the dtype of a.
+        c: in the dtype of a.
+        horizon: H, in steps.
+        state: (b, d, n), or None for zeros.
+        reset: (b, t) bool, or None.
+    """
+
+    u: Tensor
+    a: Tensor
+    growth: Tensor
+    b: Tensor
+    c: Tensor
+    horizon: int
+    state: Tensor | None
+    reset: Tensor | None
+
+
+def growing_ssm(given: GrowingSSM, mode: str) -> tuple[Tensor, Tensor]:
+    """Run the model, and return y and the state as `diagonal_ssm` does.
 
     Outputs are right for sequences of up to H + 1 steps however large g is, and longer ones until they grow
     out of range. The state is e^(g H / 2) x, and right for g H < 170 in single precision. The same bound
     holds for the outputs of exported programs, and where time is split over processes.
     """
-    if splitting.current is not None or exporting() or u.numel() == 0:
+    if time_is_split() or exporting():
         # the first step of a call, or its length, is not known here
+        u, a, growth, b, c, horizon, state, reset = given
         half = torch.exp(-growth * (horizon / 2))
         return diagonal_ssm(u, a * torch.exp(growth), b * half, c * half, state=state, reset=reset, mode=mode)
-    pair = pair_of(u, a.shape[1], mode, "auto")
-    state = None if state is None else entering(state.to(a.dtype), reset)
-    with without_autocast(u.device.type):
-        if pair[0] == "convolution":
-            y, last = _convolution(u, a, growth, b, c, horizon, state, reset)
-        else:
-            y, last = _recurrence(u, a, growth, b, c, horizon, state, reset, pair)
-    return y.to(u.dtype), last
+    return OPERATOR(given, mode, "auto")
 
 
 def growing_kernel(a: Tensor, growth: Tensor, w: Tensor, horizon: int, length: int) -> Tensor:
@@ -62,62 +73,51 @@ def growing_kernel(a: Tensor, growth: Tensor, w: Tensor, horizon: int, length: i
     return _taps(_tables(a, growth, length), a, growth, w, horizon)
 
 
-def _recurrence(
-    u: Tensor,
-    a: Tensor,
-    growth: Tensor,
-    b: Tensor,
-    c: Tensor,
-    horizon: int,
-    state: Tensor | None,
-    reset: Tensor | None,
-    pair: Pair,
-) -> tuple[Tensor, Tensor]:
-    mode, backend = pair
+def _recurrence(given: GrowingSSM, mode: str, backend: str) -> tuple[Tensor, Tensor]:
+    u, a, growth, b, c, horizon, state, reset = given
     time = u.shape[1]
     # of step s, the scale is e^(g (n - s)): as large as it can be without an input getting large
     n = time - 1 + min(horizon / 2, horizon - time + 1)
     s = torch.arange(time, device=u.device, dtype=growth.dtype)[:, None, None]
     inputs = (b * torch.exp(-growth * (horizon - n + s))) * u.to(growth.dtype)[..., None]
-    before = None if state is None else _raised(state, growth * (n + 1 - horizon / 2)).flatten(-2)
-    x, last = scan(a.flatten(), inputs.flatten(-2), state=before, reset=reset, mode=mode, backend=backend)
+    if state is not None:
+        state = _raised(entering(state, reset), growth * (n + 1 - horizon / 2)).flatten(-2)
+    x, last = scan(a.flatten(), inputs.flatten(-2), state=state, reset=reset, mode=mode, backend=backend)
     y = (c * _raised(x.unflatten(-1, a.shape), growth * (s - n))).sum(-1).real
     return y, _raised(last.unflatten(-1, a.shape), growth * (time - 1 - n + horizon / 2))
 
 
-def _convolution(
-    u: Tensor,
-    a: Tensor,
-    growth: Tensor,
-    b: Tensor,
-    c: Tensor,
-    horizon: int,
-    state: Tensor | None,
-    reset: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    batch, time, _ = u.shape
-    tables = _tables(a, growth, time, batch)
-    y, _ = long_conv(u, _taps(tables, a, growth, c * b, horizon), reset=reset, mode="convolution")
-    inputs = u.to(growth.dtype)
-    if reset is not None:
-        # those from the last reset on
-        later = reset.flip(1).cumsum(1).flip(1) - reset.long()
-        inputs = inputs.masked_fill(later[..., None] > 0, 0)
+def _convolution(given: GrowingSSM, backend: str) -> tuple[Tensor, Tensor]:
+    u, a, growth, b, c, horizon, state, reset = given
+    time = u.shape[1]
+    tables = _tables(a, growth, time, u.shape[0])
+    kernel = _taps(tables, a, growth, c * b, horizon)
+    y, _ = long_conv(u, kernel, reset=reset, mode="convolution", backend=backend)
     grows, turned = growth > 0, _turned(a, growth, time)
-    from_first = _raised(turned * weighted_by_age(tables, inputs.flip(1)), growth * (time - 1 - horizon / 2))
-    last = b * torch.where(grows, from_first, weighted_by_age(tables, inputs))
-    if state is None:
-        return y, last
-    # a step from now, and at the end
-    now, end = a * state, a * turned * state
-    weights = torch.stack([c * now * ~grows, c * _raised(end, growth * (time - horizon / 2)) * grows])
-    forwards, backwards = sums_of_powers(tables, weights)
-    response = (forwards + backwards.flip(-1)).mT
-    through = torch.where(grows, _raised(end, growth * time), last_power(tables) * now)
-    if reset is not None:
-        response = response.masked_fill(reset.cumsum(1)[..., None] > 0, 0)
-        through = through.masked_fill(reset.any(1)[:, None, None], 0)
-    return y + response, last + through
+
+    def last(u: Tensor) -> Tensor:
+        from_first = turned * weighted_by_age(tables, u.flip(1))
+        from_first = _raised(from_first, growth * (time - 1 - horizon / 2))
+        return b * torch.where(grows, from_first, weighted_by_age(tables, u))
+
+    def response(state: Tensor) -> tuple[Tensor, Tensor]:
+        # a step from now, and at the end
+        now, end = a * state, a * turned * state
+        weights = torch.stack([c * now * ~grows, c * _raised(end, growth * (time - horizon / 2)) * grows])
+        forwards, backwards = sums_of_powers(tables, weights)
+        through = torch.where(grows, _raised(end, growth * time), last_power(tables) * now)
+        return (forwards + backwards.flip(-1)).mT, through
+
+    return convolved(y, u.to(growth.dtype), state, reset, last, response)
+
+
+OPERATOR = replace(
+    DIAGONAL,
+    name="growing_ssm",
+    inputs=GrowingSSM,
+    canonical=lambda given: given,
+    backends=backends(_convolution, _recurrence),
+)
 
 
 def _tables(a: Tensor, growth: Tensor, time: int, rows: int = 1) -> Powers:

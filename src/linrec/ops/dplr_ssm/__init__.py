@@ -1,27 +1,65 @@
 """State-space models that are diagonal plus low rank: as a convolution and as a recurrence."""
 
-from collections.abc import Callable
-
 from jaxtyping import Bool, Complex, Float, Inexact
 from torch import Tensor
 
-from linrec.ops.core.handlers import refuse_split_time
-from linrec.ops.dispatch import SHORT, Pair, exporting, resolve
-from linrec.ops.dplr_ssm.inputs import check
+from linrec.ops.core.backends import Backend, few, never
+from linrec.ops.core.call import Operator, documented
+from linrec.ops.core.checks import check_factors, check_shape
+from linrec.ops.core.stationary import convolutions
 from linrec.ops.dplr_ssm.reference import dplr_ssm_reference
-from linrec.ops.dplr_ssm.torch import convolution, recurrence
-from linrec.ops.precision import accumulation, without_autocast
+from linrec.ops.dplr_ssm.torch import DPLRSSM, convolution, recurrence
 
-__all__ = ["PAIRS", "dplr_ssm"]
-
-_RUN: dict[Pair, Callable[..., tuple[Tensor, Tensor]]] = {
-    ("recurrent", "reference"): dplr_ssm_reference,
-    ("recurrent", "torch"): recurrence,
-    ("convolution", "torch"): convolution,
-}
-PAIRS: tuple[Pair, ...] = tuple(_RUN)
+__all__ = ["OPERATOR", "PAIRS", "dplr_ssm"]
 
 
+def _canonical(given: DPLRSSM) -> DPLRSSM:
+    """Check shapes and dtypes."""
+    u, a, p, q, b, c, _, _ = given
+    check_factors(u, {"a": a, "p": p, "q": q, "b": b, "c": c}, ("complex",))
+    channels = u.shape[2]
+    if a.ndim != 2 or len(a) != channels or a.shape[1] == 0:
+        raise ValueError(
+            f"`a` must have shape (d, n) = ({channels}, n), n at least 1; got {tuple(a.shape)}. "
+            "Pass n transitions for each channel of `u`."
+        )
+    if p.ndim != 3 or p.shape[:2] != a.shape or p.shape[2] == 0:
+        raise ValueError(
+            f"`p` must have shape (d, n, r) = ({channels}, {a.shape[1]}, r), r at least 1; got "
+            f"{tuple(p.shape)}. Pass the rank's factors as columns; of rank 0, `diagonal_ssm` has less to do."
+        )
+    check_shape("q", q, "(d, n, r)", p.shape, "Give it the shape of `p`.")
+    for name, x in (("b", b), ("c", c)):
+        check_shape(name, x, "(d, n)", a.shape, "Give it the shape of `a`.")
+    return given
+
+
+OPERATOR = Operator(
+    "dplr_ssm",
+    DPLRSSM,
+    sequence="u",
+    canonical=_canonical,
+    output=lambda given: (given.u.shape, given.u.dtype),
+    axes="(b, d, n)",
+    state=lambda given: ((given.u.shape[0], *given.a.shape), given.a.dtype),
+    backends=(
+        Backend(
+            "recurrent",
+            "torch",
+            recurrence,
+            "a loop for the states alone",
+            auto=lambda x: few(x.u.shape[1], 16),
+        ),
+        *convolutions(convolution),
+        Backend("recurrent", "reference", dplr_ssm_reference, "a loop over time: the oracle", auto=never),
+    ),
+    # the convolution leaves out what zeros would add
+    zeros=False,
+)
+PAIRS = OPERATOR.pairs
+
+
+@documented(OPERATOR)
 def dplr_ssm(
     u: Float[Tensor, "b t d"],
     a: Complex[Tensor, "d n"],
@@ -43,17 +81,12 @@ def dplr_ssm(
     model is also a convolution, to which the initial state adds its response. Without p and q, it is
     `linrec.ops.diagonal_ssm`; with a whole matrix, `linrec.ops.dense_ssm`.
 
-    | mode | backend | what it is |
-    |---|---|---|
-    | recurrent | reference | a loop over time: the oracle, slow |
-    | recurrent | torch | a loop over time for the states alone, n (1 + r) numbers a step and no n x n |
-    | convolution | torch | `linrec.ops.long_conv`; states are formed once per stretch of time |
+    {backends}
 
     `"auto"` takes the loop for at most 16 steps, else the convolution. Its taps are those of (1 + r)^2
     diagonal models, joined by Woodbury's identity for power series that end where the sequence does; so they
     are exact for any number of steps, without a high power of the matrix. Taps are computed in double
-    precision, by torch on every device; `backend` is handed on to `long_conv`, which chooses for itself with
-    "auto".
+    precision, by torch on every device; `backend` says who convolves.
 
     Args:
         u: input (b, t, d) in float32, float64, bfloat16 or float16.
@@ -66,14 +99,15 @@ def dplr_ssm(
         state: x before the first step (b, d, n), in any precision; None means zeros.
         reset: (b, t) bool; true at t clears the state before step t.
         mode: "auto", "convolution" or "recurrent".
-        backend: "auto", "torch" or "reference".
+        backend: "auto", "torch", "triton" or "reference".
 
     Returns:
         y (b, t, d) in the dtype of `u`, and x after the last step, complex64 or complex128.
 
     Raises:
         TypeError: dtypes that are not supported or do not fit together.
-        ValueError: shapes or devices that do not fit together; an unknown (mode, backend).
+        ValueError: shapes or devices that do not fit together; a (mode, backend) that does not exist, or that
+            cannot run here.
 
     Source:
         S4 (Gu, Goel and Ré, 2022): the recurrence after the bilinear transform, and Woodbury's identity for
@@ -88,19 +122,4 @@ def dplr_ssm(
         >>> y.flatten().tolist(), state.tolist()
         ([1.0, 1.0, 1.0], [[[(1+0j)]]])
     """
-    check(u, a, p, q, b, c, state, reset)
-    # one program serves all lengths from 2 on: a comparison with any other number would limit them
-    few = u.shape[1] <= 1 or (not exporting() and u.shape[1] <= SHORT)
-    best: Pair = ("recurrent" if few else "convolution", "torch")
-    pair = resolve("dplr_ssm", PAIRS, mode, backend, [best])
-    refuse_split_time("dplr_ssm")
-    x = u.new_zeros(u.shape[0], *a.shape, dtype=a.dtype) if state is None else state.to(a.dtype)
-    if u.numel() == 0:
-        return u.clone(), x.clone()
-    with without_autocast(u.device.type):
-        if pair[0] == "convolution":
-            # it leaves out what an initial state of zeros would add
-            y, last = convolution(u, a, p, q, b, c, None if state is None else x, reset, backend)
-        else:
-            y, last = _RUN[pair](u.to(accumulation(u.dtype)), a, p, q, b, c, x, reset)
-    return y.to(u.dtype), last
+    return OPERATOR(DPLRSSM(u, a, p, q, b, c, state, reset), mode, backend)

@@ -3,37 +3,19 @@
 import torch
 from torch import Tensor
 
+from linrec.ops.dplr_ssm.torch import DPLRSSM
 
-def dplr_ssm_reference(
-    u: Tensor,
-    a: Tensor,
-    p: Tensor,
-    q: Tensor,
-    b: Tensor,
-    c: Tensor,
-    state: Tensor,
-    reset: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """x_t = a * x_{t-1} - p Re(q^T x_{t-1}) + b u_t, y_t = Re(sum_n c_n x_tn).
 
-    Args:
-        u: (b, t, d), t at least 1, in the dtype of sums.
-        a: (d, n), complex, as all but u.
-        p: (d, n, r).
-        q: (d, n, r).
-        b: (d, n).
-        c: (d, n).
-        state: (b, d, n).
-        reset: None or (b, t) bool.
-
-    Returns:
-        y (b, t, d) and the last state.
-    """
-    outputs = []
+def dplr_ssm_reference(given: DPLRSSM) -> tuple[Tensor, Tensor]:
+    """x_t = a * x_{t-1} - p Re(q^T x_{t-1}) + b u_t, y_t = Re(sum_n c_n x_tn)."""
+    u, a, p, q, b, c, x, reset = given
+    if x is None:
+        x = a.new_zeros(u.shape[0], *a.shape)
+    ys = []
     for t in range(u.shape[1]):
         if reset is not None:
-            state = torch.where(reset[:, t, None, None], 0, state)
-        taken = (q * state[..., None]).sum(-2, keepdim=True).real
-        state = a * state - (p * taken).sum(-1) + b * u[:, t, :, None]
-        outputs.append((c * state).sum(-1).real)
-    return torch.stack(outputs, 1), state
+            x = torch.where(reset[:, t, None, None], 0, x)
+        taken = (q * x[..., None]).sum(-2, keepdim=True).real
+        x = a * x - (p * taken).sum(-1) + b * u[:, t, :, None]
+        ys.append((c * x).sum(-1).real)
+    return torch.stack(ys, 1), x

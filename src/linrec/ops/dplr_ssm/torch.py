@@ -1,8 +1,5 @@
 """The model as a loop over its states, and as a convolution.
 
-Arguments and results as in `reference.py`; the convolution also takes None for a state of zeros, and `u` in
-half precision.
-
 What the low rank takes from the state, s_t = Re(q^T x_{t-1}), is a signal of its own: given u and s, the
 model is diagonal. With k_xy the taps Re(x a^l y) of diagonal models and z a delay by one step,
 
@@ -19,47 +16,54 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from linrec.ops.core.isolation import entering
-from linrec.ops.dense_ssm.torch import any_length
-from linrec.ops.dispatch import exporting
-from linrec.ops.dplr_ssm.series import FeedBack, delayed, matrices, times
+from linrec.ops.core.machine import exporting
+from linrec.ops.core.precision import wide
+from linrec.ops.core.stationary import convolved, states
+from linrec.ops.dense_ssm.torch import DenseSSM, any_length
+from linrec.ops.dplr_ssm.series import delayed, fed_back, matrices, times
 from linrec.ops.long_conv import long_conv
 from linrec.ops.long_conv.powers import powers, sums_of_powers
-from linrec.ops.precision import accumulation
 
 
-def recurrence(
-    u: Tensor, a: Tensor, p: Tensor, q: Tensor, b: Tensor, c: Tensor, state: Tensor, reset: Tensor | None
-) -> tuple[Tensor, Tensor]:
+class DPLRSSM(NamedTuple):
+    """What backends take; all factors are complex.
+
+    Attributes:
+        u: (b, t, d).
+        a: (d, n).
+        p: (d, n, r).
+        q: (d, n, r).
+        b: (d, n).
+        c: (d, n).
+        state: (b, d, n), or None for zeros.
+        reset: (b, t) bool, or None.
+    """
+
+    u: Tensor
+    a: Tensor
+    p: Tensor
+    q: Tensor
+    b: Tensor
+    c: Tensor
+    state: Tensor | None
+    reset: Tensor | None
+
+
+def recurrence(given: DPLRSSM) -> tuple[Tensor, Tensor]:
     """States one after the other, then all outputs at once."""
-    states = []
-    # unbound once: the gradient of an index in a loop would be a tensor of all steps, for every step
-    starts = [None] * u.shape[1] if reset is None else list(reset[:, :, None, None].unbind(1))
-    for bu, start in zip((b * u[..., None]).unbind(1), starts, strict=True):
-        if start is not None:
-            state = state.masked_fill(start, 0)
-        state = _step(state, a, p, q) + bu
-        states.append(state)
-    return (c * torch.stack(states, 1)).sum(-1).real, state
+    u, a, p, q, b, c, state, reset = given
+    x, last = states(b * u[..., None], state, reset, lambda x: _step(x, a, p, q))
+    return (c * x).sum(-1).real, last
 
 
-def convolution(
-    u: Tensor,
-    a: Tensor,
-    p: Tensor,
-    q: Tensor,
-    b: Tensor,
-    c: Tensor,
-    state: Tensor | None,
-    reset: Tensor | None,
-    backend: str,
-) -> tuple[Tensor, Tensor]:
+def convolution(given: DPLRSSM, backend: str) -> tuple[Tensor, Tensor]:
     """y = K * u + the response of the initial state; states are formed between stretches of time."""
-    time, sums = u.shape[1], accumulation(u.dtype)
+    u, a, p, q, b, c, state, reset = given
+    inputs, time = wide(u), u.shape[1]
     if exporting():
-        before = None if state is None else torch.cat([state.real, state.imag], -1)
-        y, last = any_length(u.to(sums), *_real_form(a, p, q, b, c), before, reset)
-        return y[..., 0], torch.complex(*last.chunk(2, -1))
+        before = None if state is None else _real(state)
+        y, x = any_length(DenseSSM(inputs, *_real_form(a, p, q, b, c), before, reset))
+        return y[..., 0], torch.complex(*x.chunk(2, -1))
     # taps are small differences of large ones, which single precision would leave few digits of
     if a.device.type != "mps":
         a, p, q, b, c = (x.to(torch.complex128) for x in (a, p, q, b, c))
@@ -67,41 +71,34 @@ def convolution(
     into, out = (torch.cat([x[None], y.movedim(-1, 0)]) for x, y in ((b, p), (c, q)))
     tables = powers(a, time)
     taps = sums_of_powers(tables, out[:, None] * into)
-    back = FeedBack.apply(taps[1:, 1:])
+    back = fed_back(taps[1:, 1:])
     of_u, of_s = times(back, taps[1:, :1]), taps[:1, 1:]
-    kernel = (taps[:1, :1] - delayed(times(of_s, of_u))).flatten(0, 2)
-    y, _ = long_conv(u, kernel.to(sums), reset=reset, mode="convolution", backend=backend)
+    kernel = (taps[:1, :1] - delayed(times(of_s, of_u))).flatten(0, 2).to(inputs)
+    y, _ = long_conv(u, kernel, reset=reset, mode="convolution", backend=backend)
 
-    stretch = _stretch(tables.near, into, out, back, of_u, of_s)
-    size = tables.near.shape[-1]
-    through = _power(a, stretch, size).to(sums)
-    inputs = u.to(sums)
-    if reset is not None:
-        # those from the last reset on
-        later = reset.flip(1).cumsum(1).flip(1) - reset.long()
-        inputs = inputs.masked_fill(later[..., None] > 0, 0)
-    # the first stretch filled up with zeros
-    blocks = functional.pad(inputs.mT, (-time % size, 0)).unflatten(-1, (-1, size))
-    parts = torch.einsum("bdfl,dnl->fdbn", blocks, stretch.inputs.flip(-1).to(sums))
-    last = parts[0]
-    for part in parts[1:]:
-        last = torch.baddbmm(part, last, through)
-    if state is None:
-        return y, _complex(last)
-    # one step, and then whole stretches
-    x = _real(_step(entering(state, reset).to(a), a, p, q).to(state)).transpose(0, 1)
-    starts = [x]
-    for _ in range(len(parts) - 1):
-        starts.append(starts[-1] @ through)
-    response = torch.einsum("fdbn,dnl->bfld", torch.stack(starts), stretch.outputs.to(sums))
-    response = response.flatten(1, 2)[:, :time]
-    whole, rest = divmod(time - 1, size)
-    x = starts[whole] if rest == 0 else starts[whole] @ _power(a, stretch, rest).to(sums)
-    if reset is not None:
-        begun = reset.cumsum(1) > 0
-        response = response.masked_fill(begun[..., None], 0)
-        x = x.masked_fill(begun[:, -1:], 0)
-    return y + response, _complex(last + x)
+    stretch, size = _stretch(tables.near, into, out, back, of_u, of_s), tables.near.shape[-1]
+    through = _power(a, stretch, size).to(inputs)
+
+    def last(u: Tensor) -> Tensor:
+        # the first stretch filled up with zeros
+        blocks = functional.pad(u.mT, (-time % size, 0)).unflatten(-1, (-1, size))
+        first, *parts = torch.einsum("bdfl,dnl->fdbn", blocks, stretch.inputs.flip(-1).to(u))
+        x = first
+        for part in parts:
+            x = torch.baddbmm(part, x, through)
+        return _complex(x)
+
+    def response(state: Tensor) -> tuple[Tensor, Tensor]:
+        # one step, and then whole stretches
+        starts = [_real(_step(state.to(a), a, p, q).to(state)).transpose(0, 1)]
+        whole, rest = divmod(time - 1, size)
+        for _ in range(whole):
+            starts.append(starts[-1] @ through)
+        outputs = torch.einsum("fdbn,dnl->bfld", torch.stack(starts), stretch.outputs.to(inputs))
+        x = starts[-1] if rest == 0 else starts[-1] @ _power(a, stretch, rest).to(inputs)
+        return outputs.flatten(1, 2)[:, :time], _complex(x)
+
+    return convolved(y, inputs, state, reset, last, response)
 
 
 def _real_form(a: Tensor, p: Tensor, q: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
