@@ -7,7 +7,7 @@ from numpy.polynomial import legendre
 from linrec import testing
 from linrec.mixers import build
 from linrec.mixers.lmu import LMU, Memory
-from linrec.ops.splitting import Split, using
+from linrec.ops.core.handlers import TimeSplit, handling
 from linrec.testing import assert_agree, generator, reset_mask
 
 D, N, THETA, SIGNALS = 4, 5, 12.0, 3
@@ -191,10 +191,11 @@ def test_the_token_mixing_matrix_is_what_a_step_adds_to_later_memories():
 
 
 def test_feedback_needs_all_steps():
-    class Other(Split):
-        scan = gate_loop = None
+    class Other(TimeSplit):
+        def run(self, call):
+            raise AssertionError("no operator runs")
 
-    with using(Other()), pytest.raises(ValueError, match="`lmu` needs all steps"):
+    with handling(Other()), pytest.raises(ValueError, match="`lmu` needs all steps"):
         make(feedback=True)(torch.zeros(1, 2, D))
 
 

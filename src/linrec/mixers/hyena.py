@@ -23,6 +23,7 @@ from linrec.mixers.base import Mixer, State
 from linrec.nn.long_filters import Filter, LongFilter
 from linrec.nn.parameters import mark
 from linrec.nn.short_convolution import ShortConvolution
+from linrec.ops.core.precision import without_autocast
 from linrec.precision import Float32Module
 
 __all__ = ["Hyena", "HyenaState", "ImplicitFilter", "SineNetwork"]
@@ -102,7 +103,7 @@ class ImplicitFilter(LongFilter):
     def taps(self, length: int) -> Float[Tensor, "d length"]:
         """The first taps of h, with D."""
         device, dtype = self.D.device, torch.promote_types(self.D.dtype, torch.float32)
-        with torch.autocast(device.type, enabled=False):
+        with without_autocast(device.type):
             t = torch.arange(length, dtype=dtype, device=device)
             h = functional.linear(self.network(t), self.out.weight.to(dtype)).mT
             slowest, fastest = (-math.log(FADED) / share for share in (self.slow, self.fast))

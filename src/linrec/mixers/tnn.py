@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from linrec.mixers.base import Mixer, State, kernel_mixing
 from linrec.nn.long_filters import Filter, LongFilter
+from linrec.ops.core.precision import without_autocast
 
 __all__ = ["TNN", "RelativePositionFilter"]
 
@@ -58,7 +59,7 @@ class RelativePositionFilter(LongFilter):
     def taps(self, length: int) -> Float[Tensor, "d length"]:
         """The first taps t_0, t_1, .."""
         device, dtype = self._place(None)
-        with torch.autocast(torch.device(device).type, enabled=False):
+        with without_autocast(torch.device(device).type):
             i = torch.arange(length, dtype=dtype, device=device)
             z = i[:, None]
             for layer in (self.inputs, *self.layers, self.out):
