@@ -137,14 +137,13 @@ FIRST = """
 import torch
 from linrec import mixers
 from linrec.ops import scan
-from linrec.ops import dispatch, scan
-from linrec.ops.scan import numba as kernels
+from linrec.ops.core.handlers import recording
+from linrec.ops.core.machine import numba_usable
 mixer = mixers.build("min_gru", 4)
 torch.export.export(mixer, (torch.zeros(2, 20, 4), mixer.init_state(2)))
-calls, forward = [], kernels.forward
-kernels.forward = lambda *arguments: calls.append(1) or forward(*arguments)
-scan(torch.tensor(0.5), torch.ones(1, 20, 1))
-print(dispatch.numba_usable(), len(calls))
+with recording() as calls:
+    scan(torch.tensor(0.5), torch.ones(1, 20, 1))
+print(numba_usable(), *(call.backend.name for call in calls))
 """
 
 
@@ -154,7 +153,7 @@ def test_exporting_first_leaves_numba_usable():
     command = [sys.executable, "-W", "error::RuntimeWarning", "-c", FIRST]
     result = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.split() == ["True", "1"]
+    assert result.stdout.split() == ["True", "numba"]
 
 
 def test_kernels_are_refused_in_programs():

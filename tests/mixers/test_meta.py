@@ -13,7 +13,7 @@ WIDTH = 4
 
 
 def outcomes(name: str, variant: str, device: str) -> list[Any]:
-    """Outputs and states of a call with resets, and of calls that go on from its state; then the gradients."""
+    """Outputs and states of a call with resets, and of calls that follow it; then the gradients."""
     with torch.device(device):
         mixer = mixers.build(name, WIDTH, **variants.arguments(name, variant))
         found, state, total = [], None, 0

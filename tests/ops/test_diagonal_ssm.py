@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from linrec.ops import diagonal_ssm
-from linrec.ops.core import backends, machine
 from linrec.ops.core.handlers import TimeSplit, handling
 from linrec.ops.diagonal_ssm import OPERATOR, PAIRS
 from linrec.ops.diagonal_ssm.torch import DiagonalSSM
@@ -108,57 +107,53 @@ class Splits(TimeSplit):
 
 
 @pytest.fixture
-def chosen(monkeypatch):
-    """The pair that a call takes on a machine that has everything, or not."""
-    monkeypatch.setattr(machine, "_triton_problem", lambda: None)
+def taken(machine_with, chosen):
+    """The pair that a call takes on a machine with Numba and Triton."""
 
-    def choose(time, *, split=False, device="cpu", reset=False, mode="auto", backend="auto", exporting=False):
-        monkeypatch.setattr(machine, "_numba_problem", lambda: None if device == "cpu" else "none here")
-        for module in (machine, backends):
-            monkeypatch.setattr(module, "exporting", lambda: exporting)
-        u, a, c = (torch.empty(shape, device="meta") for shape in ((2, time, 8), (8, 4), (8, 4)))
+    def pair(time, device="cpu", mode="auto", backend="auto", *, split=False, reset=False, exporting=False):
+        machine_with(numba=True, triton=True, exporting=exporting)
+        inputs = diagonal_ssm_inputs(2, time, 8, 4, device="meta")
         flags = torch.empty(2, time, dtype=torch.bool, device="meta") if reset else None
-        given = DiagonalSSM(u, a, a, c, None, flags)
+        given = DiagonalSSM(**inputs, reset=flags)
         with handling(Splits()) if split else contextlib.nullcontext():
-            entry = backends.choose("diagonal_ssm", OPERATOR.backends, given, device, mode, backend)
-        return entry.mode, entry.name
+            return chosen(OPERATOR, given, device, mode, backend)
 
-    return choose
-
-
-def test_what_auto_takes(chosen):
-    assert chosen(1) == chosen(1, device="cuda") == ("recurrent", "torch")
-    assert chosen(16) == ("recurrent", "numba")
-    assert chosen(16, device="cuda") == ("scan", "triton")
-    assert chosen(16, device="mps") == ("recurrent", "torch")
-    assert chosen(17) == chosen(16_384, device="mps") == ("convolution", "torch")
-    assert chosen(17, device="cuda") == ("convolution", "triton")
-    assert chosen(17, device="cuda", reset=True) == ("convolution", "torch")
-    assert chosen(1000, split=True) == ("recurrent", "numba")
-    assert chosen(1000, split=True, device="cuda") == ("scan", "triton")
-    assert chosen(1000, split=True, device="mps") == ("scan", "torch")
+    return pair
 
 
-def test_what_auto_takes_in_exported_programs(chosen):
+def test_what_auto_takes(taken):
+    assert taken(1) == taken(1, "cuda") == ("recurrent", "torch")
+    assert taken(16) == ("recurrent", "numba")
+    assert taken(16, "cuda") == ("scan", "triton")
+    assert taken(16, "mps") == ("recurrent", "torch")
+    assert taken(17) == taken(16_384, "mps") == ("convolution", "torch")
+    assert taken(17, "cuda") == ("convolution", "triton")
+    assert taken(17, "cuda", reset=True) == ("convolution", "torch")
+    assert taken(1000, split=True) == ("recurrent", "numba")
+    assert taken(1000, "cuda", split=True) == ("scan", "triton")
+    assert taken(1000, "mps", split=True) == ("scan", "torch")
+
+
+def test_what_auto_takes_in_exported_programs(taken):
     # one program serves all lengths from 2 on
     for device in ("cpu", "cuda"):
-        assert chosen(1, device=device, exporting=True) == ("recurrent", "torch")
-        assert chosen(2, device=device, exporting=True) == ("convolution", "torch")
+        assert taken(1, device, exporting=True) == ("recurrent", "torch")
+        assert taken(2, device, exporting=True) == ("convolution", "torch")
 
 
-def test_auto_is_filled_in_beside_an_explicit_choice(chosen):
-    assert chosen(100, mode="recurrent") == ("recurrent", "numba")
-    assert chosen(100, mode="recurrent", device="mps") == ("recurrent", "torch")
-    assert chosen(100, mode="scan") == chosen(4, mode="scan") == ("scan", "torch")
-    assert chosen(4, mode="convolution") == ("convolution", "torch")
-    assert chosen(4, mode="convolution", device="cuda") == ("convolution", "triton")
-    assert chosen(4, backend="torch") == ("recurrent", "torch")
-    assert chosen(100, backend="torch", device="cuda") == ("convolution", "torch")
-    assert chosen(100, backend="triton", device="cuda") == ("convolution", "triton")
-    assert chosen(100, backend="triton", device="cuda", reset=True) == ("scan", "triton")
-    assert chosen(100, backend="reference") == ("recurrent", "reference")
+def test_auto_is_filled_in_beside_an_explicit_choice(taken):
+    assert taken(100, mode="recurrent") == ("recurrent", "numba")
+    assert taken(100, "mps", mode="recurrent") == ("recurrent", "torch")
+    assert taken(100, mode="scan") == taken(4, mode="scan") == ("scan", "torch")
+    assert taken(4, mode="convolution") == ("convolution", "torch")
+    assert taken(4, "cuda", mode="convolution") == ("convolution", "triton")
+    assert taken(4, backend="torch") == ("recurrent", "torch")
+    assert taken(100, "cuda", backend="torch") == ("convolution", "torch")
+    assert taken(100, "cuda", backend="triton") == ("convolution", "triton")
+    assert taken(100, "cuda", backend="triton", reset=True) == ("scan", "triton")
+    assert taken(100, backend="reference") == ("recurrent", "reference")
     with pytest.raises(ValueError, match=r"'triton'.* takes calls without `reset`"):
-        chosen(100, mode="convolution", backend="triton", device="cuda", reset=True)
+        taken(100, "cuda", "convolution", "triton", reset=True)
 
 
 def test_half_precision_is_summed_in_float32():
