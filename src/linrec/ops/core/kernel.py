@@ -26,8 +26,8 @@ from torch.nn import Parameter
 
 from linrec.ops.core.machine import exporting
 
-In = TypeVar("In", bound=tuple[Any, ...])
-Out = TypeVar("Out", bound=tuple[Any, ...])
+In = TypeVar("In", bound=tuple)
+Out = TypeVar("Out", bound=tuple)
 
 Adjoint = Callable[[Any, Any, Any, Sequence[bool]], Sequence[Any]]
 """(given, kept, d, needs) -> gradients; see `Differentiable`."""
