@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from linrec.ops.core.backends import Backend, always
+from linrec.ops.core.backends import Backend, always, few, never
 from linrec.ops.core.isolation import entering
 from linrec.ops.core.unbounded import blocks, joined, matrix_product, recurrence
 
@@ -35,20 +35,37 @@ class Tables(NamedTuple):
     taps: Tensor
 
 
-def convolutions(
-    run: Callable[..., tuple[Tensor, Tensor]], auto: Callable[[Any], bool] = always
-) -> tuple[Backend, Backend]:
+Run = Callable[..., tuple[Tensor, Tensor]]
+
+
+def backends(recurrence: Run, convolution: Run, reference: Run) -> tuple[Backend, ...]:
+    """Return the table of a model: a loop for few steps, else the convolution."""
+    return (
+        Backend(
+            "recurrent",
+            "torch",
+            recurrence,
+            "a loop for the states alone",
+            auto=lambda x: few(x.u.shape[1], 16),
+        ),
+        *convolutions(convolution),
+        Backend("recurrent", "reference", reference, "a loop over time: the oracle, slow", auto=never),
+    )
+
+
+def convolutions(run: Run, auto: Callable[[Any], bool] = always) -> tuple[Backend, Backend]:
     """Return the entries of a model as a convolution, `run(inputs, backend=...)` by `long_conv`."""
     entry = partial(Backend, "convolution", auto=auto, widen=False)
+    about = "`linrec.ops.long_conv` with taps by torch"
     return (
         entry(
             "triton",
             partial(run, backend="triton"),
-            "taps by torch, then `linrec.ops.long_conv` by Triton; without `reset`",
+            f"{about}; without `reset`",
             accepts=lambda given: given.reset is None,
             requires="calls without `reset`",
         ),
-        entry("torch", partial(run, backend="torch"), "`linrec.ops.long_conv`; few states are formed"),
+        entry("torch", partial(run, backend="torch"), f"{about}; no states of all steps are formed"),
     )
 
 

@@ -3,10 +3,9 @@
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from linrec.ops.core.backends import Backend, few, never
 from linrec.ops.core.call import Operator, documented
 from linrec.ops.core.checks import check_factors
-from linrec.ops.core.stationary import convolutions
+from linrec.ops.core.stationary import backends
 from linrec.ops.dense_ssm.reference import dense_ssm_reference
 from linrec.ops.dense_ssm.torch import DenseSSM, convolution, recurrence
 
@@ -48,17 +47,7 @@ OPERATOR = Operator(
     output=lambda given: ((*given.u.shape, _outputs(given)), given.u.dtype),
     axes="(b, d, n)",
     state=lambda given: ((given.u.shape[0], given.u.shape[2], given.B.shape[-1]), given.B.dtype),
-    backends=(
-        Backend(
-            "recurrent",
-            "torch",
-            recurrence,
-            "a loop for the states alone",
-            auto=lambda x: few(x.u.shape[1], 16),
-        ),
-        *convolutions(convolution),
-        Backend("recurrent", "reference", dense_ssm_reference, "a loop over time: the oracle", auto=never),
-    ),
+    backends=backends(recurrence, convolution, dense_ssm_reference),
     # the convolution leaves out what zeros would add
     zeros=False,
     is_empty=lambda given: given.B.shape[-1] == 0,

@@ -82,8 +82,8 @@ def diagonal_ssm(
 
     `"auto"` takes the convolution, and for up to 16 steps, or where time is split over processes, what
     `linrec.ops.scan` would. K is made by products of matrices, without its terms, (d, n, t) numbers, and
-    by torch on every device; `backend` says who convolves.
-    Where all channels have the same transitions, say so: their powers are formed once then.
+    by torch on every device; `backend` says who convolves. Where all channels have the same transitions, say
+    so: their powers are formed once then.
 
     Args:
         u: input (b, t, d) in float32, float64, bfloat16 or float16.
@@ -99,7 +99,7 @@ def diagonal_ssm(
 
     Returns:
         y (b, t, d) in the dtype of `u`, and x after the last step, in the precision of sums: complex where
-        any of `a`, `b` and `state` is.
+        `a` or `b` is.
 
     Raises:
         TypeError: dtypes that are not supported or do not fit together.

@@ -1,6 +1,5 @@
 """The model as a convolution, and as `scan` on one channel per entry of its state."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -10,7 +9,7 @@ from linrec.ops.core.backends import Backend, few
 from linrec.ops.core.handlers import time_is_split
 from linrec.ops.core.machine import exporting
 from linrec.ops.core.precision import wide
-from linrec.ops.core.stationary import BLOCK, Tables, convolutions, convolved, stationary
+from linrec.ops.core.stationary import BLOCK, Run, Tables, convolutions, convolved, stationary
 from linrec.ops.long_conv import long_conv
 from linrec.ops.long_conv.powers import last_power, power_tables, powers, sums_of_powers, weighted_by_age
 from linrec.ops.scan import BACKENDS, scan
@@ -37,9 +36,7 @@ class DiagonalSSM(NamedTuple):
     reset: Tensor | None
 
 
-def backends(
-    convolution: Callable[..., tuple[Tensor, Tensor]], recurrence: Callable[..., tuple[Tensor, Tensor]]
-) -> list[Backend]:
+def backends(convolution: Run, recurrence: Run) -> list[Backend]:
     """Return the table of a diagonal model.
 
     The states of all steps are n times as large as the input. They are formed for few steps, of which there

@@ -3,10 +3,9 @@
 from jaxtyping import Bool, Complex, Float, Inexact
 from torch import Tensor
 
-from linrec.ops.core.backends import Backend, few, never
 from linrec.ops.core.call import Operator, documented
 from linrec.ops.core.checks import check_factors, check_shape
-from linrec.ops.core.stationary import convolutions
+from linrec.ops.core.stationary import backends
 from linrec.ops.dplr_ssm.reference import dplr_ssm_reference
 from linrec.ops.dplr_ssm.torch import DPLRSSM, convolution, recurrence
 
@@ -42,17 +41,7 @@ OPERATOR = Operator(
     output=lambda given: (given.u.shape, given.u.dtype),
     axes="(b, d, n)",
     state=lambda given: ((given.u.shape[0], *given.a.shape), given.a.dtype),
-    backends=(
-        Backend(
-            "recurrent",
-            "torch",
-            recurrence,
-            "a loop for the states alone",
-            auto=lambda x: few(x.u.shape[1], 16),
-        ),
-        *convolutions(convolution),
-        Backend("recurrent", "reference", dplr_ssm_reference, "a loop over time: the oracle", auto=never),
-    ),
+    backends=backends(recurrence, convolution, dplr_ssm_reference),
     # the convolution leaves out what zeros would add
     zeros=False,
 )
