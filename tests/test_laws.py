@@ -328,13 +328,9 @@ def test_every_operator_is_listed():
     assert ChainMap(*folders) == {name.split()[0]: operator.function for name, operator in OPERATORS.items()}
 
 
-# kernels that refuse `reset`; with it, the law holds for what "auto" chooses
-WITHOUT_RESET = {("long_conv", "triton")}
-
-
-def allowed(name: str, backend: str, reset: Any) -> str:
-    """The backend, or "auto" where it refuses the call."""
-    return "auto" if reset is not None and (name, backend) in WITHOUT_RESET else backend
+def allowed(mode: str, backend: str, reset: Any) -> str:
+    """The backend, or "auto" where it refuses the call: Triton's convolutions take no resets."""
+    return "auto" if reset is not None and (mode, backend) == ("convolution", "triton") else backend
 
 
 def agree(
@@ -346,7 +342,7 @@ def agree(
     inputs, options = testing.map_tree(lambda tensor: tensor.to(device), (inputs, options))
     dtype = arguments.get("dtype", torch.float32)
     options = options | operator.always
-    backend = allowed(name, backend, options.get("reset"))
+    backend = allowed(mode, backend, options.get("reset"))
     check_operator(operator.function, inputs, mode=mode, backend=backend, dtype=dtype, options=options)
 
 
@@ -392,7 +388,7 @@ def over_time(
     def function(x: Any, state: Any = None, *, reset: Any = None) -> Any:
         kept = operator.fitted(given, x, state)
         x = x | {key: x[key].clamp(*bounds) for key, bounds in operator.bounds.items()}
-        chosen = allowed(name, backend, reset)
+        chosen = allowed(mode, backend, reset)
         return operator.function(**x, **kept, state=state, reset=reset, mode=mode, backend=chosen)
 
     return function, x
