@@ -108,7 +108,7 @@ def check_factors(u: Tensor, factors: Mapping[str, Tensor], kinds: Sequence[str]
         factors: the tensors of the model by name, in the accumulation dtype.
         kinds: what they may be: "real", "complex" or both.
     """
-    check_axes("u", u, 3, "(batch, time, channels)", "Add the missing axes, or flatten heads into channels.")
+    check_axes("u", u, "(batch, time, channels)", "Add the missing axes, or flatten heads into channels.")
     check_supported("u", u)
     sums = accumulation(u.dtype)
     allowed = [{"real": sums, "complex": COMPLEX[sums]}[kind] for kind in kinds]

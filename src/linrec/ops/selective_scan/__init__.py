@@ -31,7 +31,7 @@ __all__ = ["OPERATOR", "PAIRS", "selective_scan"]
 def _canonical(given: Selective) -> Selective:
     """Check shapes, dtypes and values, and give B and C their axis of groups."""
     x, dt, A, B, C, D, _, _ = given
-    check_axes("x", x, 3, "(b, t, c)", "Add the missing axes, or flatten heads into channels.")
+    check_axes("x", x, "(b, t, c)", "Add the missing axes, or flatten heads into channels.")
     check_supported("x", x)
     batch, time, channels = x.shape
     check_shape("dt", dt, "(b, t, c)", x.shape, "Pass one step size per step and channel, as `x` has.")

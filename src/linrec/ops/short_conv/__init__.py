@@ -16,7 +16,7 @@ __all__ = ["OPERATOR", "PAIRS", "short_conv"]
 def _canonical(given: ShortConv) -> ShortConv:
     """Check shapes and dtypes."""
     x, weight, bias, _, _ = given
-    check_axes("x", x, 3, "(batch, time, channels)", "Add the missing axes, or flatten heads into channels.")
+    check_axes("x", x, "(batch, time, channels)", "Add the missing axes, or flatten heads into channels.")
     check_supported("x", x)
     channels = x.shape[2]
     if weight.ndim != 2 or weight.shape[0] != channels or weight.shape[1] == 0:
