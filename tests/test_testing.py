@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from linrec import testing
 from linrec.mixers import Mixer
 from linrec.ops import scan
-from linrec.ops.operators import operator
 from linrec.testing import assert_agree, check_mixer, generator, scan_inputs, tolerance
 
 
@@ -274,9 +273,14 @@ def test_wrong_operators_fail_law_1():
 
 
 def test_an_operator_that_returns_other_strides_than_it_says_fails_law_1():
-    @operator("padded_for_this_test")
-    def padded(x: Tensor) -> Tensor:
-        return torch.cat([x, x], dim=1)[:, : x.shape[1]]
+    library = torch.library.Library("linrec", "FRAGMENT")
+    library.define("padded_for_this_test(Tensor x) -> Tensor")
+    library.impl(
+        "padded_for_this_test",
+        lambda x: torch.cat([x, x], dim=1)[:, : x.shape[1]],
+        "CompositeExplicitAutograd",
+    )
+    padded = torch.ops.linrec.padded_for_this_test.default
 
     @torch.library.register_fake(padded)
     def _(x):

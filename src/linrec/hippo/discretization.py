@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from linrec.errors import StepSizeError, unknown
 from linrec.hippo.measures import StateSpace
-from linrec.ops.visibility import visible
+from linrec.ops.core.checks import visible
 
 __all__ = ["Discretization", "discretize"]
 

@@ -22,8 +22,8 @@ from linrec.errors import unknown
 from linrec.mixers.base import Mixer, State
 from linrec.nn.running_maximum import running_maximum
 from linrec.ops.core.handlers import refuse_split_time
+from linrec.ops.core.precision import without_autocast
 from linrec.ops.gate_loop import gate_loop_matrix
-from linrec.ops.precision import without_autocast
 from linrec.ops.scan import scan
 
 __all__ = ["AFT", "AFTCache", "AFTState"]

@@ -26,8 +26,8 @@ from linrec.hippo import Discretization, StateSpace, discretize, matrices
 from linrec.mixers.base import Mixer, State, kernel_mixing
 from linrec.ops.core.handlers import refuse_split_time
 from linrec.ops.core.loop import Step, Tensors, loop
+from linrec.ops.core.precision import without_autocast
 from linrec.ops.dense_ssm import OPERATOR, dense_ssm
-from linrec.ops.precision import without_autocast
 
 __all__ = ["LMU", "Memory"]
 

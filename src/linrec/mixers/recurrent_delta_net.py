@@ -32,8 +32,8 @@ from linrec.nn.delta import UnitFeatures
 from linrec.nn.gates import GateLinear
 from linrec.ops.core.handlers import refuse_split_time
 from linrec.ops.core.loop import Step, Tensors, loop
+from linrec.ops.core.precision import without_autocast
 from linrec.ops.delta_rule import delta_rule
-from linrec.ops.precision import without_autocast
 
 __all__ = ["RecurrentDeltaNet", "RecurrentDeltaState"]
 

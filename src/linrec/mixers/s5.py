@@ -24,7 +24,7 @@ from linrec.mixers.base import Mixer, State, Transitions, elementwise_mixing
 from linrec.nn.parameters import mark
 from linrec.nn.state_space import log_steps
 from linrec.ops import discretize_diagonal, scan
-from linrec.ops.visibility import visible
+from linrec.ops.core.checks import visible
 
 __all__ = ["S5"]
 

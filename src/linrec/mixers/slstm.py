@@ -34,7 +34,7 @@ from linrec.nn.parameters import mark
 from linrec.nn.short_convolution import ShortConvolution
 from linrec.ops.core.handlers import refuse_split_time
 from linrec.ops.core.loop import Step, Tensors, loop
-from linrec.ops.precision import without_autocast
+from linrec.ops.core.precision import without_autocast
 
 __all__ = ["SLSTM", "SLSTMState"]
 

@@ -22,7 +22,7 @@ from linrec.errors import unknown
 from linrec.mixers.base import Mixer, State, heads_of, most_heads
 from linrec.ops.core.handlers import refuse_split_time
 from linrec.ops.core.loop import Step, Tensors, loop
-from linrec.ops.precision import without_autocast
+from linrec.ops.core.precision import without_autocast
 
 __all__ = ["SRWM"]
 

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from linrec.ops.precision import without_autocast
+from linrec.ops.core.precision import without_autocast
 from linrec.precision import Float32Module
 
 __all__ = ["BlockDiagonalLinear"]

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from linrec.errors import unknown
 from linrec.nn.parameters import mark
-from linrec.ops.precision import without_autocast
+from linrec.ops.core.precision import without_autocast
 from linrec.precision import Float32Module
 
 __all__ = [

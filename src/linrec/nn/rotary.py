@@ -1,11 +1,13 @@
 """Rotary position embeddings: queries and keys that turn with their position (RoFormer)."""
 
+from typing import NamedTuple
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from linrec.ops.dispatch import exporting
-from linrec.ops.operators import operator
+from linrec.ops.core.kernel import Memory, forward_op
+from linrec.ops.core.machine import exporting
 
 __all__ = ["Rotary"]
 
@@ -65,7 +67,7 @@ class Rotary(nn.Module):
         wide = torch.promote_types(x[0].dtype, torch.float32)
         # an exported program holds no operator of linrec
         turns = _turns if exporting() else _turns_at_once
-        cos, sin = turns(positions, self.d_turned, self.base, wide)
+        cos, sin = turns(_Angles(positions, self.d_turned, self.base, wide))
         if self.d_turned == self.d_head:
             return tuple(_turned(z, cos, sin) for z in x)
         parts = (z.tensor_split([self.d_turned], dim=-1) for z in x)
@@ -76,22 +78,39 @@ class Rotary(nn.Module):
         return f"d_head={self.d_head}, base={self.base}, d_turned={self.d_turned}"
 
 
-def _turns(positions: Tensor, d_head: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+class _Angles(NamedTuple):
+    positions: Tensor
+    d_head: int
+    base: float
+    dtype: torch.dtype
+
+
+class _Turns(NamedTuple):
+    cos: Tensor
+    sin: Tensor
+
+
+def _turns(given: _Angles) -> _Turns:
+    positions, d_head, base, dtype = given
     # MPS has nothing wider than float32
     wide = torch.float32 if positions.device.type == "mps" else torch.float64
     channel = torch.arange(0, d_head, 2, dtype=wide, device=positions.device)
     angle = (positions[..., None] * base ** (-channel / d_head))[:, :, None]
-    return angle.cos().to(dtype), angle.sin().to(dtype)
+    return _Turns(angle.cos().to(dtype), angle.sin().to(dtype))
+
+
+def _memory(given: _Angles, keep: bool) -> tuple[Memory, Memory]:
+    space = Memory((*given.positions.shape, 1, given.d_head // 2), given.dtype)
+    return space, space
+
+
+def _fill(out: _Turns, given: _Angles) -> None:
+    for made, turns in zip(out, _turns(given), strict=True):
+        made.copy_(turns)
 
 
 # one operation for compilers, which would else form the same angles again for each head, in float64
-_turns_at_once = operator("rotary_turns")(_turns)
-
-
-@torch.library.register_fake(_turns_at_once)
-def _(positions: Tensor, d_head: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    shape = (*positions.shape, 1, d_head // 2)
-    return positions.new_empty(shape, dtype=dtype), positions.new_empty(shape, dtype=dtype)
+_turns_at_once = forward_op("rotary_turns", _Angles, _Turns, _memory, _fill)
 
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from linrec.ops.core.handlers import Call as OperatorCall
 from linrec.ops.core.handlers import Result, TimeSplit, handling
-from linrec.ops.operators import differentiated
+from linrec.ops.core.kernel import differentiated
 from linrec.parallel import carry
 from linrec.parallel.ranks import DTYPES, OPERATORS, Call, Ranks
 from linrec.parallel.recurrences import GateLoop, Recurrence, Scan

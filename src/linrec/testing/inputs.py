@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from linrec.ops.precision import accumulation
+from linrec.ops.core.precision import accumulation
 from linrec.testing.draws import generator, log_decays, log_uniform, normal, phases
 
 __all__ = ["delta_rule_inputs", "gate_loop_inputs", "scan_inputs", "selective_scan_inputs"]

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from linrec.ops.precision import accumulation
+from linrec.ops.core.precision import accumulation
 from linrec.testing.draws import generator, log_decays, normal, phases
 
 __all__ = [

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from linrec.nn.feature_maps.base import FeatureMap
 from linrec.nn.parameters import mark
-from linrec.ops.precision import without_autocast
+from linrec.ops.core.precision import without_autocast
 
 __all__ = ["ArcCosine", "FourierFeatures", "PositiveFeatures", "RandomFeatures", "TrigonometricFeatures"]
 

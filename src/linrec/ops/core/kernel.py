@@ -409,6 +409,7 @@ _SCHEMA = {
     bool: "bool",
     int: "SymInt",
     float: "float",
+    torch.dtype: "ScalarType",
     Sequence[bool]: "bool[]",
 }
 _LINE = 64
