@@ -11,8 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from linrec.ops import AttentionCache, gate_loop_attention, laplace_attention, softmax_attention
 from linrec.ops.attention import PAIRS
-from linrec.ops.attention.laplace import laplace
-from linrec.ops.attention.softmax import repeated
+from linrec.ops.attention.torch import laplace, repeated
 from linrec.testing import (
     assert_agree,
     check_isolation,
@@ -459,7 +458,7 @@ CACHE = AttentionCache(X[:, :1], X[:, :1], None, None, None)
         ({"k": X[:, :4]}, ValueError, r"`k` must have the shape of `q`"),
         ({"k": X[:, :, :2]}, ValueError, "`k` must have as many heads as `q`, 3, or a number .* got 2"),
         ({"k": X[:, :, :0]}, ValueError, "`k` must have as many heads as `q`, 3, or a number .* got 0"),
-        ({"k": X[:, :, :1]}, ValueError, "`v` must have as many heads as `k`, 1; got 3"),
+        ({"k": X[:, :, :1]}, ValueError, "`v` must have shape .b, t, h, dv. = .2, 5, 1, 4.; got .2, 5, 3, 4"),
         ({"v": X.double()}, TypeError, "`v` must have the real precision of `q`, float32; got float64"),
         ({"q": X.to(torch.complex64)}, TypeError, "`q` must be real; got complex64"),
         ({"k": X.to(torch.complex64)}, TypeError, "`k` must be real; got complex64. `gate_loop_attention`"),
@@ -492,7 +491,7 @@ def test_errors(changed, error, words):
         (
             {"state": gate_loop_attention(X, X, X, torch.zeros(3))[1]},
             ValueError,
-            "`state` must have neither decays nor phases; .* `laplace_attention` returned",
+            "`state` must have neither decays nor phases; got a cache of `gate_loop_attention`",
         ),
     ],
 )

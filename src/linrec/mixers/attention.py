@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from linrec.errors import unknown
 from linrec.mixers.base import Mixer, State, heads_of, most_heads
 from linrec.nn.rotary import Rotary
-from linrec.ops.attention import AttentionCache, softmax_attention
-from linrec.ops.attention.softmax import check_options
+from linrec.ops.attention import AttentionCache, check_options, softmax_attention
 
 __all__ = ["Attention", "AttentionState"]
 

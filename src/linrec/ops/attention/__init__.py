@@ -1,45 +1,128 @@
 """Attention: by softmax, plain and with data-controlled relative positions, and by weights of scores."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Literal
 
 from jaxtyping import Bool, Float, Inexact
-from torch import Tensor, autocast
+from torch import Tensor
 
 from linrec.errors import unknown
-from linrec.ops.attention import laplace, softmax, softmax_reference
-from linrec.ops.attention.cache import AttentionCache, canonical, matched
+from linrec.ops.attention.cache import Attention, AttentionCache, Result, alive_in, fitted, matched
 from linrec.ops.attention.reference import attention_reference
-from linrec.ops.attention.torch import attention
-from linrec.ops.core.checks import check_reset
-from linrec.ops.core.handlers import refuse_split_time
-from linrec.ops.dispatch import Pair, resolve
-from linrec.ops.gate_loop import inputs
-from linrec.ops.precision import accumulation, real_dtype, widened
+from linrec.ops.attention.torch import WEIGHERS, attention
+from linrec.ops.core.backends import Backend, never
+from linrec.ops.core.call import Operator, Space, documented, zeros_of
+from linrec.ops.core.checks import check_shape, name_of
+from linrec.ops.core.precision import accumulation, real_dtype
+from linrec.ops.gate_loop.inputs import canonical_gate, check_queries_and_keys, check_values
 
-__all__ = ["PAIRS", "AttentionCache", "gate_loop_attention", "laplace_attention", "softmax_attention"]
+__all__ = [
+    "OPERATORS",
+    "PAIRS",
+    "AttentionCache",
+    "gate_loop_attention",
+    "laplace_attention",
+    "softmax_attention",
+]
 
-_RUN = {
-    ("recurrent", "reference"): attention_reference,
-    ("attention", "torch"): attention,
-}
-_RUN_CAUSAL: dict[Pair, Callable[..., tuple[Tensor, AttentionCache]]] = {
-    ("recurrent", "reference"): softmax_reference.causal_reference,
-    ("attention", "torch"): softmax.causal,
-}
-_RUN_BIDIRECTIONAL = {
-    ("recurrent", "reference"): softmax_reference.bidirectional_reference,
-    ("attention", "torch"): softmax.bidirectional,
-}
-_RUN_LAPLACE = {
-    ("recurrent", "reference"): laplace.causal_reference,
-    ("attention", "torch"): laplace.causal,
-}
 
+def check_options(window: int | None, dropout: float) -> None:
+    """Raise unless `window` is None or at least 1, and `dropout` in [0, 1)."""
+    if window is not None and window < 1:
+        raise ValueError(
+            f"`window` must be at least 1, the step itself, or None for all steps; got {window}."
+        )
+    if not 0 <= dropout < 1:
+        raise ValueError(f"`dropout` must be in [0, 1); got {dropout}.")
+
+
+def _canonical(given: Attention, functions: Sequence[str]) -> Attention:
+    """Check shapes, dtypes and options, and give the cache its dtype: with gates, the accumulation's."""
+    q, k, v, log_decay, phase, state, *_, window, causal, dropout, function = given
+    gated, grouped = function == "gates", q
+    if not gated and q.ndim == k.ndim == v.ndim == 4:
+        heads, groups = q.shape[2], k.shape[2]
+        if heads != groups and (groups == 0 or heads % groups):
+            raise ValueError(
+                f"`k` must have as many heads as `q`, {heads}, or a number that divides it; got {groups}. "
+                "Neighbouring queries share the head of a key."
+            )
+        grouped = q[:, :, :groups]
+    check_queries_and_keys(grouped, k)
+    if v.ndim == 4:
+        check_shape("v", v, "(b, t, h, dv)", (*k.shape[:3], v.shape[3]), "Pass as many heads as `k` has.")
+    check_values(v, grouped)
+    for letter, tensor in (("q", q), ("k", k)):
+        if not gated and tensor.is_complex():
+            raise TypeError(
+                f"`{letter}` must be real; got {name_of(tensor.dtype)}. `gate_loop_attention` takes complex "
+                "queries and keys."
+            )
+    check_options(window, dropout)
+    if function not in functions:
+        raise unknown("`function`", function, functions)
+    if not causal and state is not None:
+        raise ValueError(
+            f"`state` must be None with `causal=False`; got {type(state).__name__}. Steps that see the "
+            "future cannot be run in pieces: pass whole sequences, or `causal=True`."
+        )
+    cache = fitted(state, k, v, accumulation(real_dtype(q.dtype)) if gated else k.dtype)
+    if gated:
+        log_decay, phase = canonical_gate("log_decay", log_decay, q), canonical_gate("phase", phase, q)
+        steps, turns = cache.k.shape[1], k.is_complex() or cache.k.is_complex()
+        log_decay = matched(log_decay, cache.log_decay, q, steps)
+        phase = matched(phase, cache.phase, q, steps, needed=turns)
+        cache = cache._replace(alive=alive_in(cache))
+    elif cache.log_decay is not None or cache.phase is not None:
+        raise ValueError(
+            "`state` must have neither decays nor phases; got a cache of `gate_loop_attention`, which has. "
+            "Pass the state that an earlier call of this operator returned, or None."
+        )
+    scale = 1 / math.sqrt(max(1, q.shape[-1])) if given.scale is None else given.scale
+    return given._replace(log_decay=log_decay, phase=phase, state=cache, scale=scale)
+
+
+def _output(given: Attention) -> Space:
+    return (*given.q.shape[:3], given.v.shape[-1]), given.v.dtype
+
+
+def _stepping(run: Callable[[Attention], Result]) -> Callable[[Attention], Result]:
+    """Return a backend for any number of steps, made of one for at least one step."""
+
+    def stepped(given: Attention) -> Result:
+        if given.q.shape[1] > 0:
+            return run(given)
+        return zeros_of(*_output(given), given), given.state if given.causal else None
+
+    return stepped
+
+
+def _operator(name: str, functions: Sequence[str], about: str, *, widen: bool = False) -> Operator:
+    loop = _stepping(attention_reference)
+    backends = (
+        Backend("attention", "torch", _stepping(attention), about, widen=widen),
+        Backend("recurrent", "reference", loop, "a loop over time: the oracle, slow", auto=never),
+    )
+    check = partial(_canonical, functions=functions)
+    return Operator(name, Attention, "q", check, _output, axes="", state=None, backends=backends)
+
+
+GATE_LOOP = _operator("gate_loop_attention", ["gates"], "all pairs of steps, O(t^2)", widen=True)
+# of the inputs' dtype, which decides what torch's kernels do
+SOFTMAX = _operator(
+    "softmax_attention", ["softmax"], "torch's fused kernels, O(t^2), or O(t window) with one"
+)
+LAPLACE = _operator(
+    "laplace_attention", list(WEIGHERS), "all pairs of steps, O(t^2), or O(t window) with one"
+)
+OPERATORS = (GATE_LOOP, SOFTMAX, LAPLACE)
 # of all three operators
-PAIRS: tuple[Pair, ...] = tuple(_RUN)
+PAIRS = SOFTMAX.pairs
 
 
+@documented(GATE_LOOP)
 def gate_loop_attention(
     q: Inexact[Tensor, "b t h dk"],
     k: Inexact[Tensor, "b t h dk"],
@@ -61,10 +144,7 @@ def gate_loop_attention(
     The scores are the entries of `gate_loop_matrix`. A magnitude of zero makes the scores across it zero,
     which softmax still gives a share; only `reset` hides steps.
 
-    | mode | backend | what it is |
-    |---|---|---|
-    | recurrent | reference | a loop over time: the oracle, slow |
-    | attention | torch | all pairs of steps, O(t^2); the choice of "auto" |
+    {backends}
 
     Args:
         q: queries (b, t, h, dk), real or complex, in float32, float64, bfloat16, float16, complex64 or
@@ -100,31 +180,12 @@ def gate_loop_attention(
         >>> y.flatten(), cache.k.shape
         (tensor([0.0000, 0.6667]), torch.Size([1, 2, 1, 1]))
     """
-    inputs.check_queries_and_keys(q, k)
-    inputs.check_values(v, q)
-    check_reset(reset, q)
-    pair = resolve("gate_loop_attention", PAIRS, mode, backend, [("attention", "torch")])
-    refuse_split_time("gate_loop_attention")
-    log_decay, phase = widened(
-        inputs.canonical_gate("log_decay", log_decay, q), inputs.canonical_gate("phase", phase, q)
+    return GATE_LOOP(
+        Attention(q, k, v, log_decay, phase, state, reset, scale, function="gates"), mode, backend
     )
-    cache = canonical(state, k, v, accumulation(real_dtype(q.dtype)))
-    if q.shape[1] == 0:
-        return v.clone(), cache
-    steps = cache.k.shape[1]
-    if log_decay is not None or cache.log_decay is not None:
-        log_decay, decays = matched(log_decay, cache.log_decay, q, steps)
-        cache = cache._replace(log_decay=decays)
-    if phase is not None or cache.phase is not None or k.is_complex() or cache.k.is_complex():
-        phase, phases = matched(phase, cache.phase, q, steps)
-        cache = cache._replace(phase=phases)
-    wide_q, wide_k, wide_v = (x.to(accumulation(x.dtype)) for x in (q, k, v))
-    # accumulation stays in float32 where the caller's matrix products do not
-    with autocast(q.device.type, enabled=False):
-        y, cache = _RUN[pair](wide_q, wide_k, wide_v, log_decay, phase, cache, reset, scale)
-    return y.to(v.dtype), cache
 
 
+@documented(SOFTMAX)
 def softmax_attention(
     q: Float[Tensor, "b t h dk"],
     k: Float[Tensor, "b t g dk"],
@@ -146,10 +207,7 @@ def softmax_attention(
     The sum is over the steps since the last reset. With `causal=False` it is over those of the whole
     document, before and after n, with |n - m| < window.
 
-    | mode | backend | what it is |
-    |---|---|---|
-    | recurrent | reference | a loop over time: the oracle, slow |
-    | attention | torch | torch's fused kernels, O(t^2), or O(t window) with one; the choice of "auto" |
+    {backends}
 
     The fused kernels are fastest without a mask. They have none where no step is hidden but the future ones:
     without resets and windows, from an empty cache or for a single new step. Elsewhere they read a mask,
@@ -196,26 +254,12 @@ def softmax_attention(
         >>> y.flatten(), cache.v.flatten()
         (tensor([0.0000, 1.5000, 4.5000]), tensor([6.]))
     """
-    _check(q, k, v, reset)
-    softmax.check_options(window, dropout)
-    if not causal and state is not None:
-        raise ValueError(
-            f"`state` must be None with `causal=False`; got {type(state).__name__}. Steps that see the "
-            "future cannot be run in pieces: pass whole sequences, or `causal=True`."
-        )
-    pair = resolve("softmax_attention", PAIRS, mode, backend, [("attention", "torch")])
-    refuse_split_time("softmax_attention")
-    cache = _plain_cache("softmax_attention", state, k, v)
-    if q.shape[1] == 0:
-        return softmax.repeated(v, q).clone(), cache if causal else None
-    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    # the inputs' dtype decides, and not the caller's matrix products
-    with autocast(q.device.type, enabled=False):
-        if causal:
-            return _RUN_CAUSAL[pair](q, k, v, cache, reset, scale, window, dropout)
-        return _RUN_BIDIRECTIONAL[pair](q, k, v, reset, scale, window, dropout), None
+    return SOFTMAX(
+        Attention(q, k, v, None, None, state, reset, scale, window, causal, dropout), mode, backend
+    )
 
 
+@documented(LAPLACE)
 def laplace_attention(
     q: Float[Tensor, "b t h dk"],
     k: Float[Tensor, "b t g dk"],
@@ -225,7 +269,7 @@ def laplace_attention(
     reset: Bool[Tensor, "b t"] | None = None,
     scale: float = 1.0,
     window: int | None = None,
-    function: laplace.Weigher = "laplace",
+    function: Literal["laplace", "relu2"] = "laplace",
     mode: str = "auto",
     backend: str = "auto",
 ) -> tuple[Float[Tensor, "b t h dv"], AttentionCache]:
@@ -237,10 +281,7 @@ def laplace_attention(
     f is in (0, 1), and has the value and slope of relu(s)^2 at mu, which `function="relu2"` has in its place.
     The sum is over the steps since the last reset, and its weights do not add up to one.
 
-    | mode | backend | what it is |
-    |---|---|---|
-    | recurrent | reference | a loop over time: the oracle, slow |
-    | attention | torch | all pairs of steps, O(t^2), or O(t window) with one; the choice of "auto" |
+    {backends}
 
     Args:
         q: queries (b, t, h, dk) in float32, float64, bfloat16 or float16.
@@ -273,39 +314,6 @@ def laplace_attention(
         >>> y.flatten()
         tensor([0.5000, 1.5000])
     """
-    _check(q, k, v, reset)
-    softmax.check_options(window, 0.0)
-    if function not in laplace.WEIGHERS:
-        raise unknown("`function`", function, list(laplace.WEIGHERS))
-    pair = resolve("laplace_attention", PAIRS, mode, backend, [("attention", "torch")])
-    refuse_split_time("laplace_attention")
-    cache = _plain_cache("laplace_attention", state, k, v)
-    if q.shape[1] == 0:
-        return softmax.repeated(v, q).clone(), cache
-    with autocast(q.device.type, enabled=False):
-        return _RUN_LAPLACE[pair](q, k, v, cache, reset, scale, window, function)
-
-
-def _check(q: Tensor, k: Tensor, v: Tensor, reset: Tensor | None) -> None:
-    """Raise unless queries and keys are real and all shapes and dtypes fit."""
-    grouped = softmax.of_groups(q, k, v)
-    inputs.check_queries_and_keys(grouped, k)
-    inputs.check_values(v, grouped)
-    check_reset(reset, q)
-    for letter, tensor in (("q", q), ("k", k)):
-        if tensor.is_complex():
-            raise TypeError(
-                f"`{letter}` must be real; got {str(tensor.dtype).removeprefix('torch.')}. "
-                "`gate_loop_attention` takes complex queries and keys."
-            )
-
-
-def _plain_cache(name: str, state: AttentionCache | None, k: Tensor, v: Tensor) -> AttentionCache:
-    """The cache in the dtype of `k`; raise where it has decays or phases."""
-    cache = canonical(state, k, v, k.dtype)
-    if cache.log_decay is not None or cache.phase is not None:
-        raise ValueError(
-            "`state` must have neither decays nor phases; got a cache of `gate_loop_attention`, which has. "
-            f"Pass the state that an earlier call of `{name}` returned, or None."
-        )
-    return cache
+    return LAPLACE(
+        Attention(q, k, v, None, None, state, reset, scale, window, function=function), mode, backend
+    )

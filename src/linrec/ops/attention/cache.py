@@ -1,13 +1,16 @@
-"""The steps that softmax attention has seen: what it carries from one piece of a sequence to the next."""
+"""Inputs and state of attention: the state is a cache of the steps seen so far."""
 
-from collections.abc import Callable
-from typing import NamedTuple
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Inexact
 from torch import Tensor
+from torch.nn import functional
 
-from linrec.ops.precision import accumulation, real_dtype
+from linrec.ops.core.checks import check_tensors
+from linrec.ops.core.precision import accumulation, real_dtype, wide
 
 # the log decay of what has been forgotten: its exponential is zero in every dtype, and unlike -inf it stays a
 # number in whatever a caller does with a cache
@@ -44,71 +47,95 @@ class AttentionCache(NamedTuple):
     alive: Bool[Tensor, "b s"] | None
 
 
-def canonical(cache: AttentionCache | None, k: Tensor, v: Tensor, dtype: torch.dtype) -> AttentionCache:
+Result = tuple[Tensor, AttentionCache | None]
+
+
+class Attention(NamedTuple):
+    """What backends take.
+
+    Attributes:
+        q: (b, t, h, dk), real or complex.
+        k: (b, t, g, dk), with g heads that divide h.
+        v: (b, t, g, dv), real.
+        log_decay: None, or the cache's sums and then the gates of the new steps, (b, s + t, h, d), where d is
+            1 or dk.
+        phase: likewise; not None where a key is complex.
+        state: an `AttentionCache` in the dtype that the returned cache has.
+        reset: None or (b, t).
+        scale: factor of the scores.
+        window: steps that each step sees, its own included; None is all.
+        causal: whether steps see the past alone.
+        dropout: probability that a share is dropped.
+        function: what makes weights of scores: "softmax", "laplace", "relu2", or for the softmax of scores
+            that decay and turn, "gates".
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    log_decay: Tensor | None
+    phase: Tensor | None
+    state: AttentionCache | Any
+    reset: Tensor | None
+    scale: Any
+    window: int | None = None
+    causal: bool = True
+    dropout: float = 0.0
+    function: str = "softmax"
+
+
+def fitted(cache: AttentionCache | None, k: Tensor, v: Tensor, dtype: torch.dtype) -> AttentionCache:
     """Return `cache` in the real `dtype`, an empty one for None; raise where it does not fit `k` and `v`."""
     if cache is None:
         cache = AttentionCache(torch.zeros_like(k[:, :0]), torch.zeros_like(v[:, :0]), None, None, None)
     if not isinstance(cache, AttentionCache):
         raise TypeError(
-            f"`state` must be an AttentionCache or None; got {type(cache).__name__}. "
-            "Pass the state that an earlier call returned."
+            f"`state` must be an AttentionCache or None; got {type(cache).__name__}. Pass the state that an "
+            "earlier call returned."
         )
+    fields = [(i, f"state.{name}", (type(None),) if i > 1 else ()) for i, name in enumerate(cache._fields)]
+    check_tensors(cache, fields, "k", k)
     b, _, h, dk = k.shape
     s = cache.k.shape[1] if cache.k.ndim == 4 else 0
-    gate_shapes: tuple[tuple[int, ...], ...] = ((b, s, h, 1), (b, s, h, dk))
-    for name, tensor, allowed in (
-        ("k", cache.k, ((b, s, h, dk),)),
-        ("v", cache.v, ((b, s, h, v.shape[-1]),)),
-        ("log_decay", cache.log_decay, gate_shapes),
-        ("phase", cache.phase, gate_shapes),
-        ("alive", cache.alive, ((b, s),)),
-    ):
+    gates = (b, s, h, 1), (b, s, h, dk)
+    shapes = ((b, s, h, dk),), ((b, s, h, v.shape[-1]),), gates, gates, ((b, s),)
+    for name, tensor, allowed in zip(cache._fields, cache, shapes, strict=True):
         if tensor is not None and tensor.shape not in allowed:
             raise ValueError(
                 f"`state.{name}` must have shape {' or '.join(map(str, allowed))} to fit `k` and `v`; "
                 f"got {tuple(tensor.shape)}. Pass the state that an earlier call returned, or None."
             )
-    return AttentionCache(
-        cache.k.to(torch.promote_types(dtype, torch.complex64) if cache.k.is_complex() else dtype),
-        cache.v.to(dtype),
-        None if cache.log_decay is None else cache.log_decay.to(dtype),
-        None if cache.phase is None else cache.phase.to(dtype),
-        cache.alive,
-    )
+    return converted(cache, dtype)
+
+
+def converted(cache: AttentionCache, dtype: torch.dtype) -> AttentionCache:
+    """Return the cache in a real dtype, or the complex one of equal precision for complex keys."""
+    of_complex = torch.promote_types(dtype, torch.complex64)
+    return mapped(cache, lambda x: x.to(of_complex if x.is_complex() else dtype))
 
 
 def mapped(cache: AttentionCache, change: Callable[[Tensor], Tensor]) -> AttentionCache:
-    """The cache with all that it keeps of its steps changed alike."""
-    k, v, log_decay, phase, alive = cache
-    log_decay = None if log_decay is None else change(log_decay)
-    return AttentionCache(change(k), change(v), log_decay, None if phase is None else change(phase), alive)
-
-
-def without_dead(cache: AttentionCache) -> AttentionCache:
-    """The cache with zeros for the steps that a reset has cut off: their share of zero would let NaN pass."""
-    if cache.alive is None:
-        return cache
-    dead = ~cache.alive[..., None, None]
-    return mapped(cache, lambda x: x.masked_fill(dead, 0))
+    """Return the cache with all that it keeps of its steps changed alike."""
+    k, v, *gates, alive = cache
+    log_decay, phase = (None if gate is None else change(gate) for gate in gates)
+    return AttentionCache(change(k), change(v), log_decay, phase, alive)
 
 
 def alive_in(cache: AttentionCache) -> Tensor:
-    """Whether later steps may attend to each cached one, (b, s), also where the cache leaves it out."""
-    if cache.alive is not None:
-        return cache.alive
-    return torch.ones(cache.k.shape[:2], dtype=torch.bool, device=cache.k.device)
+    """Return whether later steps may attend to each cached one, (b, s), also where `alive` is None."""
+    return torch.ones_like(cache.k[..., 0, 0], dtype=torch.bool) if cache.alive is None else cache.alive
 
 
 def documents_of(past: AttentionCache, reset: Tensor | None, time: int) -> Tensor:
-    """Numbers of the documents of cached and new steps (b, s + t), -1 where dead."""
+    """Return numbers of the documents of cached and new steps (b, s + t), -1 where dead."""
     old = alive_in(past).long() - 1
     new = old.new_zeros(len(old), time) if reset is None else reset.cumsum(1)
     return torch.cat([old, new], dim=1)
 
 
-def newest(cache: AttentionCache, steps: int | None) -> AttentionCache:
-    """The last `steps` steps of a cache without decays and phases; all of them where it is None."""
-    first = 0 if steps is None else max(0, cache.k.shape[1] - steps)
+def newest(cache: AttentionCache, window: int | None) -> AttentionCache:
+    """Return the steps of a cache that a window lets the next step see, without gates; None keeps all."""
+    first = 0 if window is None else max(0, cache.k.shape[1] - (window - 1))
     if first == 0:
         return cache
     # copies, since views would keep the memory of the steps that are dropped
@@ -116,18 +143,48 @@ def newest(cache: AttentionCache, steps: int | None) -> AttentionCache:
     return AttentionCache(cache.k[:, first:].clone(), cache.v[:, first:].clone(), None, None, alive)
 
 
-def matched(gate: Tensor | None, cached: Tensor | None, q: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-    """Return the gate of new steps (b, t, h, d) and of cached steps (b, s, h, d); zeros for what is None.
+def grown(
+    given: Attention, k: Tensor, v: Tensor, gates: Sequence[Tensor | None], documents: Tensor | None
+) -> AttentionCache | None:
+    """Return the cache of all steps, those that later steps see, in the dtype of the given one.
+
+    Args:
+        given: the inputs.
+        k: keys of cached and new steps (b, s + t, g, dk).
+        v: values of cached and new steps.
+        gates: None, or the sum from after each step to the newest, of log decays and of phases.
+        documents: of cached and new steps, as `documents_of` returns them; None where there is but one.
+    """
+    if not given.causal:
+        return None
+    log_decay = None if gates[0] is None else gates[0].clamp(min=FORGOTTEN)
+    phase = None if gates[1] is None else gates[1].remainder(2 * math.pi)
+    alive = None if documents is None else documents == documents[:, -1:]
+    last = newest(AttentionCache(k, v, log_decay, phase, alive), given.window)
+    if given.reset is not None and last.alive is not None:
+        # a share of zero would let NaN pass
+        dead = ~last.alive[..., None, None]
+        last = mapped(last, lambda x: x.masked_fill(dead, 0))
+    return converted(last, given.state.v.dtype)
+
+
+def matched(
+    gate: Tensor | None, cached: Tensor | None, q: Tensor, steps: int, *, needed: bool = False
+) -> Tensor | None:
+    """Return the gate of cached and new steps, (b, s + t, h, d), with zeros for None; None for two None.
 
     Args:
         gate: None or (b or 1, t or 1, h, dk or 1).
         cached: None or (b, s, h, dk or 1).
         q: queries (b, t, h, dk).
         steps: cached steps s.
+        needed: whether zeros are returned for two None too.
     """
-    b, t, h, _ = q.shape
+    if gate is None and cached is None and not needed:
+        return None
     zero = torch.zeros(1, 1, 1, 1, dtype=accumulation(real_dtype(q.dtype)), device=q.device)
-    gate = zero if gate is None else gate
-    cached = zero if cached is None else cached
-    d = max(gate.shape[-1], cached.shape[-1])
-    return gate.expand(b, t, h, d), cached.expand(b, steps, h, d)
+    both = [zero if x is None else wide(x) for x in (cached, gate)]
+    # a gate of no channels becomes a gate of one
+    both = [functional.pad(x, (0, 1)) if x.shape[-1] == 0 else x for x in both]
+    b, t, h, d = *q.shape[:3], max(x.shape[-1] for x in both)
+    return torch.cat([both[0].expand(b, steps, h, d), both[1].expand(b, t, h, d)], dim=1)

@@ -1,63 +1,51 @@
-"""Attention as a plain loop over time, each query against all keys so far: the oracle."""
+"""Attention as a plain loop over time, each query against the keys that it sees: the oracle."""
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from linrec.ops.attention.cache import FORGOTTEN, AttentionCache, alive_in, without_dead
+from linrec.ops.attention.cache import Attention, Result, documents_of, grown, mapped
+from linrec.ops.attention.torch import WEIGHERS
+from linrec.ops.core.precision import wide
 
 
-def by_softmax(scores: Tensor, alive: Tensor) -> Tensor:
-    """Shares of the steps that are alive, (b, s, h), and zeros of the others."""
-    return torch.softmax(scores.masked_fill(~alive, -math.inf), dim=1)
-
-
-def attention_reference(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor | None,
-    phase: Tensor | None,
-    cache: AttentionCache,
-    reset: Tensor | None,
-    scale: float,
-    dropout: float = 0.0,
-    weigh: Callable[[Tensor, Tensor], Tensor] = by_softmax,
-) -> tuple[Tensor, AttentionCache]:
-    """y_n = sum_{m<=n} softmax_m(scale Re(q_n . k_m prod_{j=m+1..n} a_j)) v_m   (eq. 22-23).
-
-    Args and returns as in `torch.attention`; `dropout` is the probability that a share is dropped, and
-    `weigh` makes weights of scores.
-    """
-    keys, values, decays, angles, _ = cache
-    alive = alive_in(cache)
+def attention_reference(given: Attention) -> Result:
+    """y_n = sum_{m<=n} softmax_m(scale Re(q_n . k_m prod_{j=m+1..n} a_j)) v_m   (eq. 22-23)."""
+    q, k, v, log_decay, phase, state, reset, scale, window, causal, dropout, function = given
+    past = mapped(state, wide)
+    steps, time, group = past.k.shape[1], q.shape[1], q.shape[2] // max(1, k.shape[2])
+    documents = documents_of(past, reset, time)
+    decays, angles = (None if gate is None else gate[:, :steps] for gate in (log_decay, phase))
+    place = torch.arange(steps + time, device=q.device)
+    k, v = torch.cat([past.k, k], dim=1), torch.cat([past.v, v], dim=1)
+    every_k, every_v = k.repeat_interleave(group, 2), v.repeat_interleave(group, 2)
     outputs = []
-    for n in range(q.shape[1]):
-        if reset is not None:
-            alive = alive & ~reset[:, n : n + 1]
-            cache = without_dead(AttentionCache(keys, values, decays, angles, alive))
-            keys, values, decays, angles, _ = cache
-        keys, values = _append(keys, k[:, n]), _append(values, v[:, n])
-        alive = _append(alive, alive.new_ones(len(alive)))
-        weights = torch.ones_like(keys)
+    for n in range(steps, steps + time):
+        reached = slice(n + 1 if causal else steps + time)
+        visible = documents[:, reached] == documents[:, n, None]
+        if window is not None:
+            visible = visible & ((place[reached] - n).abs() < window)
+        hidden = ~visible[..., None, None]
+        keys, values = (x[:, reached].masked_fill(hidden, 0) for x in (every_k, every_v))
         if log_decay is not None and decays is not None:
-            decays = _append(decays + log_decay[:, n : n + 1], torch.zeros_like(log_decay[:, n]))
-            weights = weights * torch.exp(decays)
+            decays = _onwards(decays, log_decay[:, n])
+            keys = keys * torch.exp(decays.masked_fill(hidden, 0))
         if phase is not None and angles is not None:
-            angles = _append(angles + phase[:, n : n + 1], torch.zeros_like(phase[:, n]))
-            weights = weights * torch.exp(1j * angles)
-        products = torch.sum(q[:, n : n + 1] * keys * weights, dim=-1)
-        scores = scale * (products.real if products.is_complex() else products)
-        shares = functional.dropout(weigh(scores, alive[..., None]), dropout)
-        outputs.append(torch.sum(shares[..., None] * values, dim=1))
-    decays = None if decays is None else decays.clamp(min=FORGOTTEN)
-    angles = None if angles is None else torch.remainder(angles, 2 * math.pi)
-    last = AttentionCache(keys, values, decays, angles, alive)
-    return torch.stack(outputs, dim=1), last if reset is None else without_dead(last)
+            angles = _onwards(angles, phase[:, n])
+            keys = keys * torch.exp(1j * angles.masked_fill(hidden, 0))
+        products = torch.sum(q[:, n - steps, None] * keys, dim=-1)
+        scores, seen = scale * (products.real if products.is_complex() else products), visible[..., None]
+        if function in WEIGHERS:
+            weights = WEIGHERS[function](scores) * seen
+        else:
+            weights = torch.softmax(scores.masked_fill(~seen, -math.inf), dim=1)
+        outputs.append(torch.sum(functional.dropout(weights, dropout)[..., None] * values, dim=1))
+    hides = state.alive is not None or reset is not None
+    return torch.stack(outputs, dim=1), grown(given, k, v, (decays, angles), documents if hides else None)
 
 
-def _append(steps: Tensor, step: Tensor) -> Tensor:
-    return torch.cat([steps, step[:, None]], dim=1)
+def _onwards(sums: Tensor, gate: Tensor) -> Tensor:
+    """Return sums of gates to one step later, that step's own, zero, included."""
+    return torch.cat([sums + gate[:, None], torch.zeros_like(gate)[:, None]], dim=1)

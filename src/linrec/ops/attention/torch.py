@@ -1,108 +1,183 @@
-"""Attention in matrix products, with the decays and phases between steps summed segment by segment."""
+"""Attention in matrix products, and softmax attention by torch's fused kernels.
+
+With gates, decays and phases between steps are summed segment by segment. Without, softmax attention forms no
+matrix of scores. The fused kernels are fastest without a mask, so a mask is made only where it says
+something: after resets, for several new steps behind cached ones, and for windows. A causal window is
+attended to block by block, in time and memory linear in the length.
+"""
 
 import math
+from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from linrec.ops.attention.cache import (
-    FORGOTTEN,
-    AttentionCache,
-    alive_in,
-    documents_of,
-    mapped,
-    without_dead,
-)
+from linrec.ops.attention.cache import Attention, Result, documents_of, grown, newest
+from linrec.ops.core.call import zeros_of
 from linrec.ops.core.isolation import Isolation
 from linrec.ops.gate_loop import segments
 
+# shorter blocks keep too little of a GPU busy
+SHORTEST_BLOCK = 128
+# at mu, Laplace's function and its slope are those of relu(s)^2
+MU, SIGMA = math.sqrt(1 / 2), math.sqrt(1 / (4 * math.pi))
 
-def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor | None,
-    phase: Tensor | None,
-    cache: AttentionCache,
-    reset: Tensor | None,
-    scale: float,
-) -> tuple[Tensor, AttentionCache]:
-    """Softmax(M_{-inf}(Re(Qbar Kbar^T))) V   (eq. 22-23), over the cached steps and the new ones.
 
-    Args:
-        q: (b, t, h, dk), real or complex.
-        k: (b, t, h, dk), real or complex.
-        v: (b, t, h, dv), real.
-        log_decay: None here and in the cache, or in both, as `cache.matched` returns them.
-        phase: likewise; not None where a key is complex.
-        cache: past steps.
-        reset: None or (b, t) bool.
-        scale: factor of the scores.
+def laplace(scores: Tensor) -> Tensor:
+    """f(s) = (1 + erf((s - mu) / (sigma sqrt(2)))) / 2."""
+    # where f is small, 1 + erf cancels to zero, and erfc keeps its digits
+    return 0.5 * torch.erfc((MU - scores) / (SIGMA * math.sqrt(2)))
 
-    Returns:
-        y (b, t, h, dv), and the cache with the new steps.
-    """
-    last = _grown(cache, k, v, log_decay, phase)
-    if reset is not None:
-        steps, documents = cache.k.shape[1], documents_of(cache, reset, q.shape[1])
-        last = without_dead(last._replace(alive=documents == documents[:, -1:]))
+
+WEIGHERS = {"laplace": laplace, "relu2": lambda scores: torch.relu(scores).square()}
+
+
+def attention(given: Attention) -> Result:
+    """y_n = sum_m softmax_m(s_nm) v_m over the steps that n sees, or other weights of the scores s_nm."""
+    q, k, v, log_decay, phase, state, reset, _, window, causal, _, function = given
+    past = newest(state, window)
+    steps, time = past.k.shape[1], q.shape[1]
+    documents = None if past.alive is None and reset is None else documents_of(past, reset, time)
+    if steps:
+        k, v = torch.cat([past.k, k], dim=1), torch.cat([past.v, v], dim=1)
+    last = grown(given, k, v, _summed(_gates(log_decay, phase, steps, k)), documents)
+    if documents is not None and reset is not None:
+        # what earlier resets hide is zero in the cache
         isolation = Isolation(documents)
-        q = isolation.enter(q, begin=steps, carried=False)
-        k, v = isolation.enter(k, begin=steps), isolation.enter(v, begin=steps)
-        if phase is not None:
-            phase = isolation.enter(phase, begin=steps)
-        if log_decay is not None:
-            log_decay = isolation.enter(log_decay, begin=steps, decays=True)
-        cache = mapped(cache, partial(isolation.enter, begin=0))
+        enter = partial(isolation.enter, begin=0)
+        q, k, v = isolation.enter(q, begin=steps, carried=False), enter(k), enter(v)
+        log_decay = None if log_decay is None else enter(log_decay, decays=True)
+        phase = None if phase is None else enter(phase)
 
-    past = mapped(cache, _heads_first)
-    q, k, v = _heads_first(q), _heads_first(k), _heads_first(v)
-    log_decay, phase = segments.gates(log_decay, phase, None, k)
+    near = window is None or (causal and time <= window)
+    if function == "gates":
+        visible = _visible(steps, documents, given)
+        y = _attend_with_gates(q, k, v, _gates(log_decay, phase, steps, k), visible, given.scale)
+    elif causal and window is not None and time > max(window, SHORTEST_BLOCK):
+        y = _by_blocks(q, k, v, documents, given)
+    elif documents is None and (time == 1 or (near and not causal)):
+        y = _attend(q, k, v, given)
+    elif documents is None and near and steps == 0 and function == "softmax":
+        y = _attend(q, k, v, given, is_causal=True)
+    else:
+        y = _attend(q, k, v, given, _visible(steps, documents, given))
+    return y if reset is None else isolation.leave(y, begin=steps, window=window, causal=causal), last
+
+
+def _gates(log_decay: Tensor | None, phase: Tensor | None, steps: int, k: Tensor) -> list[Any]:
+    """Return decays and phases of cached steps, and of new steps as `segments` takes them, heads first."""
+    old = [None if x is None else x[:, :steps].transpose(1, 2) for x in (log_decay, phase)]
+    new = [None if x is None else x[:, steps:] for x in (log_decay, phase)]
+    return [*old, *segments.gates(new[0], new[1], None, k[:, steps:].transpose(1, 2))]
+
+
+def _summed(gates: Sequence[Any]) -> list[Tensor | None]:
+    """Return sums of decays and phases from each cached and new step to the newest."""
+    return [
+        # cached steps go through all new ones
+        new if new is None else torch.cat([old + new.sum(-2, True), segments.suffix(new)], -2).transpose(1, 2)
+        for old, new in zip(gates[:2], gates[2:], strict=True)
+    ]
+
+
+def _attend_with_gates(
+    q: Tensor, k: Tensor, v: Tensor, gates: Sequence[Any], visible: Tensor, scale: float
+) -> Tensor:
+    """Softmax(M_{-inf}(Re(Qbar Kbar^T))) V   (eq. 22-23), of cached and new keys and values."""
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    old, new = k.tensor_split([k.shape[2] - q.shape[2]], dim=2)
+    decays, angles, log_decay, phase = gates
     # a past step reaches a new one through the newest cached step: both exponents are <= 0
     queries = segments.queries(q, segments.prefix(log_decay), segments.prefix(phase))
-    keys = segments.keys(past.k, past.log_decay, past.phase)
-    scores = torch.cat([queries @ keys.mT, segments.matrix(q, k, log_decay, phase)], dim=-1)
-    visible = _visible(alive_in(cache), reset, q.shape[-2])
+    keys = segments.keys(old, decays, angles)
+    scores = torch.cat([queries @ keys.mT, segments.matrix(q, new, log_decay, phase)], dim=-1)
     shares = torch.softmax((scale * scores).masked_fill(~visible[:, None], -math.inf), dim=-1)
-    y = _heads_first(shares @ torch.cat([past.v, v], dim=-2))
-    return y if reset is None else isolation.leave(y, begin=steps), last
+    return (shares @ v).transpose(1, 2)
 
 
-def _grown(
-    cache: AttentionCache, k: Tensor, v: Tensor, log_decay: Tensor | None, phase: Tensor | None
-) -> AttentionCache:
-    """The cache with the new steps, and with sums of decays and phases to the newest one."""
-    log_decay, phase = segments.gates(log_decay, phase, None, _heads_first(k))
-    past = mapped(cache, _heads_first)
-    decays, angles = _extended(past.log_decay, log_decay), _extended(past.phase, phase)
-    return AttentionCache(
-        torch.cat([cache.k, k], dim=1),
-        torch.cat([cache.v, v], dim=1),
-        None if decays is None else _heads_first(decays.clamp(min=FORGOTTEN)),
-        None if angles is None else _heads_first(segments.wrapped(angles, v.dtype)),
-        torch.cat([alive_in(cache), torch.ones(k.shape[:2], dtype=torch.bool, device=k.device)], dim=1),
-    )
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, given: Attention, visible: Tensor | None = None, is_causal: bool = False
+) -> Tensor:
+    """Queries (b, n, h, dk) attend to keys (b, m, g, dk), those `visible` to them, (b or 1, n, m)."""
+    k, v = repeated(k, q), repeated(v, q)
+    shape = *q.shape[:3], v.shape[-1]
+    if 0 in shape:
+        # on CUDA the kernels return nothing at all for no rows
+        return zeros_of(shape, v.dtype, (q, k, v))
+    visible = None if visible is None else visible[:, None]
+    if given.function == "softmax":
+        if q.shape[-1] == 0:
+            # the kernels divide by the number of channels
+            q, k = functional.pad(q, (0, 1)), functional.pad(k, (0, 1))
+        q, k, v = (_aligned(x).transpose(1, 2) for x in (q, k, v))
+        options = {"dropout_p": given.dropout, "is_causal": is_causal, "scale": given.scale}
+        y = functional.scaled_dot_product_attention(q, k, v, attn_mask=visible, **options)
+        return y.transpose(1, 2)
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    # Laplace's function is steep around its middle, where half precision would round it
+    scores = given.scale * (q @ k.mT).to(torch.promote_types(q.dtype, torch.float32))
+    weights = WEIGHERS[given.function](scores)
+    weights = weights if visible is None else weights * visible
+    return (weights.to(v.dtype) @ v).transpose(1, 2)
 
 
-def _extended(past: Tensor | None, new: Tensor | None) -> Tensor | None:
-    """Sums to the newest step, of cached and new steps: (b, h, s, d) and (b, h, t, d) to (b, h, s + t, d)."""
-    if past is None or new is None:
-        return None
-    return torch.cat([past + new.sum(-2, keepdim=True), segments.suffix(new)], dim=-2)
+def repeated(x: Tensor, q: Tensor) -> Tensor:
+    """Return keys or values (b, s, g, d) as (b, s, h, d), each head h / g times; a view of one head."""
+    groups, heads = x.shape[2], q.shape[2]
+    if groups == heads:
+        return x
+    # torch's kernels for groups of queries take no mask on some devices, and form all scores there
+    return x[:, :, :, None].expand(-1, -1, -1, heads // groups, -1).flatten(2, 3)
 
 
-def _visible(alive: Tensor, reset: Tensor | None, time: int) -> Tensor:
-    """Whether new step n may attend to each cached and new step, (b, t, s + t)."""
-    visible = torch.ones(time, time, dtype=torch.bool, device=alive.device).tril().expand(len(alive), -1, -1)
-    past = alive[:, None].expand(-1, time, -1)
-    if reset is not None:
-        segment = reset.cumsum(1)
-        visible = visible & (segment[:, :, None] == segment[:, None])
-        past = past & (segment == 0)[:, :, None]
-    return torch.cat([past, visible], dim=-1)
+def _aligned(x: Tensor) -> Tensor:
+    """Return the tensor, copied where rows are not aligned to the 16 bytes that torch's kernels load."""
+    if x.device.type != "cuda":
+        return x
+    steps = x.storage_offset(), *(() if x.is_contiguous() else x.stride()[:-1])
+    if all(step * x.element_size() % 16 == 0 for step in steps):
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
 
 
-def _heads_first(x: Tensor) -> Tensor:
-    """(b, t, h, d) to (b, h, t, d), and back."""
-    return x.transpose(1, 2)
+def _by_blocks(q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None, given: Attention) -> Tensor:
+    """Attend within a window, each block of queries to the keys of its own block and of the one before."""
+    batch, time = q.shape[:2]
+    steps = k.shape[1] - time
+    block = max(given.window or 0, SHORTEST_BLOCK)
+    blocks = -(-time // block)
+    # one block of keys more: the cached steps, behind what pads them
+    ends = block - steps, blocks * block - time
+
+    def pairs(x: Tensor) -> Tensor:
+        x = x.unflatten(1, (blocks + 1, block))
+        return torch.cat([x[:, :-1], x[:, 1:]], dim=2)
+
+    queries = functional.pad(q, (0, 0, 0, 0, 0, ends[1])).unflatten(1, (blocks, block))
+    keys, values = (pairs(functional.pad(x, (0, 0, 0, 0, *ends))) for x in (k, v))
+    if documents is None:
+        documents = torch.zeros(1, k.shape[1], dtype=torch.int64, device=k.device)
+    # no step has the number of the padding, but the padding itself, which so attends to something
+    documents = functional.pad(documents, ends, value=-2)
+    same = documents[:, block:].unflatten(1, (blocks, block))[..., None] == pairs(documents)[:, :, None]
+    visible = (same & _in_reach(block, 2 * block, given, q)).expand(batch, -1, -1, -1)
+    queries, keys, values, visible = (x.flatten(0, 1) for x in (queries, keys, values, visible))
+    y = _attend(queries, keys, values, given, visible)
+    return y.unflatten(0, (batch, blocks)).flatten(1, 2)[:, :time]
+
+
+def _visible(steps: int, documents: Tensor | None, given: Attention) -> Tensor:
+    """Return which of `steps` cached and t new steps each new one sees, (b or 1, t, s + t)."""
+    visible = _in_reach(steps, steps + given.q.shape[1], given, given.q)[None]
+    return visible if documents is None else visible & (documents[:, steps:, None] == documents[:, None])
+
+
+def _in_reach(begin: int, end: int, given: Attention, like: Tensor) -> Tensor:
+    """Return which of the steps 0 .. end - 1 those from `begin` on see, resets aside."""
+    step = torch.arange(end, device=like.device)
+    ages = step[begin:, None] - step
+    visible = ages >= 0 if given.causal else torch.ones_like(ages, dtype=torch.bool)
+    return visible if given.window is None else visible & (ages.abs() < given.window)

@@ -104,14 +104,14 @@ class Operator:
             of_state, wide = self.state(inputs)
             inputs = inputs._replace(state=sequence.new_zeros(of_state, dtype=wide))
         if is_empty:
-            return _zeros(shape, dtype, inputs), inputs.state.clone()
+            return zeros_of(shape, dtype, inputs), inputs.state.clone()
         with without_autocast(sequence.device.type):
             y, state = entry.run(widened(inputs) if entry.widen else inputs)
         return y.to(dtype), state
 
 
-def _zeros(shape: Sequence[int], dtype: torch.dtype, inputs: Any) -> Tensor:
-    """Return zeros that are a function of all inputs, so that each has a gradient."""
+def zeros_of(shape: Sequence[int], dtype: torch.dtype, inputs: Any) -> Tensor:
+    """Return zeros that are a function of all tensors among the inputs, so that each has a gradient."""
     tensors = [x for x in inputs if isinstance(x, Tensor) and x.dtype != torch.bool]
     zeros = torch.zeros(shape, dtype=dtype, device=tensors[0].device)
     for x in tensors:

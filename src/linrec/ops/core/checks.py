@@ -27,15 +27,18 @@ def tensor_fields(kind: type) -> list[Field]:
     return sorted(fields, key=lambda field: len(field[2]))
 
 
-def check_tensors(inputs: Any, fields: Sequence[Field], sequence: str) -> Tensor:
+def check_tensors(
+    inputs: Any, fields: Sequence[Field], sequence: str, beside: Tensor | None = None
+) -> Tensor:
     """Raise unless the tensors of a named tuple are dense, and on the device of one of them; return that one.
 
     Args:
         inputs: the arguments of an operator.
         fields: those that take tensors, of `tensor_fields`.
         sequence: the name of the argument that has the batch and time.
+        beside: that argument, where it is not one of `inputs`.
     """
-    first = getattr(inputs, sequence)
+    first = getattr(inputs, sequence) if beside is None else beside
     home = first.device if isinstance(first, Tensor) else None
     for place, name, others in fields:
         x = inputs[place]
