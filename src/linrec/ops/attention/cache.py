@@ -123,7 +123,7 @@ def mapped(cache: AttentionCache, change: Callable[[Tensor], Tensor]) -> Attenti
 
 def alive_in(cache: AttentionCache) -> Tensor:
     """Return whether later steps may attend to each cached one, (b, s), also where `alive` is None."""
-    return torch.ones_like(cache.k[..., 0, 0], dtype=torch.bool) if cache.alive is None else cache.alive
+    return cache.k.new_ones(cache.k.shape[:2], dtype=torch.bool) if cache.alive is None else cache.alive
 
 
 def documents_of(past: AttentionCache, reset: Tensor | None, time: int) -> Tensor:
