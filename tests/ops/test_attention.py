@@ -455,7 +455,7 @@ CACHE = AttentionCache(X[:, :1], X[:, :1], None, None, None)
             "no mode of `softmax_attention` called 'attn'; did you mean 'attention'",
         ),
         ({"mode": "recurrent", "backend": "torch"}, ValueError, "has no .* = .'recurrent', 'torch'."),
-        ({"k": X[:, :4]}, ValueError, r"`k` must have the shape of `q`"),
+        ({"k": X[:, :4]}, ValueError, "`k` must have shape .b, t, h, dk., that of `q`"),
         ({"k": X[:, :, :2]}, ValueError, "`k` must have as many heads as `q`, 3, or a number .* got 2"),
         ({"k": X[:, :, :0]}, ValueError, "`k` must have as many heads as `q`, 3, or a number .* got 0"),
         ({"k": X[:, :, :1]}, ValueError, "`v` must have shape .b, t, h, dv. = .2, 5, 1, 4.; got .2, 5, 3, 4"),

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Inexact
 from torch import Tensor
 
 from linrec.errors import unknown
-from linrec.ops.attention.cache import Attention, AttentionCache, Result, alive_in, fitted, matched
+from linrec.ops.attention.cache import Attention, AttentionCache, Result, fitted, matched
 from linrec.ops.attention.reference import attention_reference
 from linrec.ops.attention.torch import WEIGHERS, attention
 from linrec.ops.core.backends import Backend, never
@@ -74,7 +74,6 @@ def _canonical(given: Attention, functions: Sequence[str]) -> Attention:
         steps, turns = cache.k.shape[1], k.is_complex() or cache.k.is_complex()
         log_decay = matched(log_decay, cache.log_decay, q, steps)
         phase = matched(phase, cache.phase, q, steps, needed=turns)
-        cache = cache._replace(alive=alive_in(cache))
     elif cache.log_decay is not None or cache.phase is not None:
         raise ValueError(
             "`state` must have neither decays nor phases; got a cache of `gate_loop_attention`, which has. "

@@ -87,7 +87,8 @@ class Attention(NamedTuple):
 def fitted(cache: AttentionCache | None, k: Tensor, v: Tensor, dtype: torch.dtype) -> AttentionCache:
     """Return `cache` in the real `dtype`, an empty one for None; raise where it does not fit `k` and `v`."""
     if cache is None:
-        cache = AttentionCache(torch.zeros_like(k[:, :0]), torch.zeros_like(v[:, :0]), None, None, None)
+        nothing = AttentionCache(torch.zeros_like(k[:, :0]), torch.zeros_like(v[:, :0]), None, None, None)
+        return converted(nothing, dtype)
     if not isinstance(cache, AttentionCache):
         raise TypeError(
             f"`state` must be an AttentionCache or None; got {type(cache).__name__}. Pass the state that an "
@@ -165,6 +166,8 @@ def grown(
         # a share of zero would let NaN pass
         dead = ~last.alive[..., None, None]
         last = mapped(last, lambda x: x.masked_fill(dead, 0))
+    if given.function == "gates":
+        last = last._replace(alive=alive_in(last))
     return converted(last, given.state.v.dtype)
 
 
@@ -187,4 +190,5 @@ def matched(
     # a gate of no channels becomes a gate of one
     both = [functional.pad(x, (0, 1)) if x.shape[-1] == 0 else x for x in both]
     b, t, h, d = *q.shape[:3], max(x.shape[-1] for x in both)
-    return torch.cat([both[0].expand(b, steps, h, d), both[1].expand(b, t, h, d)], dim=1)
+    new = both[1].expand(b, t, h, d)
+    return torch.cat([both[0].expand(b, steps, h, d), new], dim=1) if steps else new

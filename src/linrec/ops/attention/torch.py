@@ -60,7 +60,7 @@ def attention(given: Attention) -> Result:
         y = _by_blocks(q, k, v, documents, given)
     elif documents is None and (time == 1 or (near and not causal)):
         y = _attend(q, k, v, given)
-    elif documents is None and near and steps == 0 and function == "softmax":
+    elif documents is None and near and steps == 0:
         y = _attend(q, k, v, given, is_causal=True)
     else:
         y = _attend(q, k, v, given, _visible(steps, documents, given))
@@ -69,6 +69,8 @@ def attention(given: Attention) -> Result:
 
 def _gates(log_decay: Tensor | None, phase: Tensor | None, steps: int, k: Tensor) -> list[Any]:
     """Return decays and phases of cached steps, and of new steps as `segments` takes them, heads first."""
+    if log_decay is None and phase is None:
+        return [None] * 4
     old = [None if x is None else x[:, :steps].transpose(1, 2) for x in (log_decay, phase)]
     new = [None if x is None else x[:, steps:] for x in (log_decay, phase)]
     return [*old, *segments.gates(new[0], new[1], None, k[:, steps:].transpose(1, 2))]
@@ -120,7 +122,10 @@ def _attend(
     # Laplace's function is steep around its middle, where half precision would round it
     scores = given.scale * (q @ k.mT).to(torch.promote_types(q.dtype, torch.float32))
     weights = WEIGHERS[given.function](scores)
-    weights = weights if visible is None else weights * visible
+    if is_causal:
+        weights = weights.tril()
+    elif visible is not None:
+        weights = weights * visible
     return (weights.to(v.dtype) @ v).transpose(1, 2)
 
 
