@@ -10,13 +10,13 @@ from torch import Tensor
 
 from linrec.errors import unknown
 from linrec.ops.attention.cache import Attention, AttentionCache, Result, fitted, matched
-from linrec.ops.attention.reference import attention_reference
+from linrec.ops.attention.reference import loop
 from linrec.ops.attention.torch import WEIGHERS, attention
 from linrec.ops.core.backends import Backend, never
 from linrec.ops.core.call import Operator, Space, documented, zeros_of
 from linrec.ops.core.checks import check_shape, name_of
 from linrec.ops.core.precision import accumulation, real_dtype
-from linrec.ops.gate_loop.inputs import canonical_gate, check_queries_and_keys, check_values
+from linrec.ops.gate_loop.inputs import check_queries_and_keys, check_values
 
 __all__ = [
     "OPERATORS",
@@ -70,10 +70,8 @@ def _canonical(given: Attention, functions: Sequence[str]) -> Attention:
         )
     cache = fitted(state, k, v, accumulation(real_dtype(q.dtype)) if gated else k.dtype)
     if gated:
-        log_decay, phase = canonical_gate("log_decay", log_decay, q), canonical_gate("phase", phase, q)
-        steps, turns = cache.k.shape[1], k.is_complex() or cache.k.is_complex()
-        log_decay = matched(log_decay, cache.log_decay, q, steps)
-        phase = matched(phase, cache.phase, q, steps, needed=turns)
+        log_decay = matched("log_decay", given, cache)
+        phase = matched("phase", given, cache, needed=k.is_complex() or cache.k.is_complex())
     elif cache.log_decay is not None or cache.phase is not None:
         raise ValueError(
             "`state` must have neither decays nor phases; got a cache of `gate_loop_attention`, which has. "
@@ -99,23 +97,18 @@ def _stepping(run: Callable[[Attention], Result]) -> Callable[[Attention], Resul
 
 
 def _operator(name: str, functions: Sequence[str], about: str, *, widen: bool = False) -> Operator:
-    loop = _stepping(attention_reference)
     backends = (
         Backend("attention", "torch", _stepping(attention), about, widen=widen),
-        Backend("recurrent", "reference", loop, "a loop over time: the oracle, slow", auto=never),
+        Backend("recurrent", "reference", _stepping(loop), "a loop over time: the oracle, slow", auto=never),
     )
     check = partial(_canonical, functions=functions)
     return Operator(name, Attention, "q", check, _output, axes="", state=None, backends=backends)
 
 
 GATE_LOOP = _operator("gate_loop_attention", ["gates"], "all pairs of steps, O(t^2)", widen=True)
-# of the inputs' dtype, which decides what torch's kernels do
-SOFTMAX = _operator(
-    "softmax_attention", ["softmax"], "torch's fused kernels, O(t^2), or O(t window) with one"
-)
-LAPLACE = _operator(
-    "laplace_attention", list(WEIGHERS), "all pairs of steps, O(t^2), or O(t window) with one"
-)
+# not widened: the inputs' dtype decides which of torch's kernels run
+SOFTMAX = _operator("softmax_attention", ["softmax"], "torch's fused kernels, O(t^2), or O(t window)")
+LAPLACE = _operator("laplace_attention", list(WEIGHERS), "all pairs of steps, O(t^2), or O(t window)")
 OPERATORS = (GATE_LOOP, SOFTMAX, LAPLACE)
 # of all three operators
 PAIRS = SOFTMAX.pairs
@@ -179,9 +172,7 @@ def gate_loop_attention(
         >>> y.flatten(), cache.k.shape
         (tensor([0.0000, 0.6667]), torch.Size([1, 2, 1, 1]))
     """
-    return GATE_LOOP(
-        Attention(q, k, v, log_decay, phase, state, reset, scale, function="gates"), mode, backend
-    )
+    return GATE_LOOP(Attention(q, k, v, log_decay, phase, state, reset, scale), mode, backend)
 
 
 @documented(SOFTMAX)
@@ -253,9 +244,8 @@ def softmax_attention(
         >>> y.flatten(), cache.v.flatten()
         (tensor([0.0000, 1.5000, 4.5000]), tensor([6.]))
     """
-    return SOFTMAX(
-        Attention(q, k, v, None, None, state, reset, scale, window, causal, dropout), mode, backend
-    )
+    given = Attention(q, k, v, None, None, state, reset, scale, window, causal, dropout, "softmax")
+    return SOFTMAX(given, mode, backend)
 
 
 @documented(LAPLACE)
@@ -313,6 +303,5 @@ def laplace_attention(
         >>> y.flatten()
         tensor([0.5000, 1.5000])
     """
-    return LAPLACE(
-        Attention(q, k, v, None, None, state, reset, scale, window, function=function), mode, backend
-    )
+    given = Attention(q, k, v, None, None, state, reset, scale, window, function=function)
+    return LAPLACE(given, mode, backend)

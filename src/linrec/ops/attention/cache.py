@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from linrec.ops.core.checks import check_tensors
 from linrec.ops.core.precision import accumulation, real_dtype, wide
+from linrec.ops.gate_loop.inputs import canonical_gate
 
 # the log decay of what has been forgotten: its exponential is zero in every dtype, and unlike -inf it stays a
 # number in whatever a caller does with a cache
@@ -81,7 +82,7 @@ class Attention(NamedTuple):
     window: int | None = None
     causal: bool = True
     dropout: float = 0.0
-    function: str = "softmax"
+    function: str = "gates"
 
 
 def fitted(cache: AttentionCache | None, k: Tensor, v: Tensor, dtype: torch.dtype) -> AttentionCache:
@@ -171,18 +172,17 @@ def grown(
     return converted(last, given.state.v.dtype)
 
 
-def matched(
-    gate: Tensor | None, cached: Tensor | None, q: Tensor, steps: int, *, needed: bool = False
-) -> Tensor | None:
-    """Return the gate of cached and new steps, (b, s + t, h, d), with zeros for None; None for two None.
+def matched(name: str, given: Attention, cache: AttentionCache, *, needed: bool = False) -> Tensor | None:
+    """Return a gate of cached and new steps, (b, s + t, h, d), with zeros for None; None for two None.
 
     Args:
-        gate: None or (b or 1, t or 1, h, dk or 1).
-        cached: None or (b, s, h, dk or 1).
-        q: queries (b, t, h, dk).
-        steps: cached steps s.
+        name: "log_decay" or "phase".
+        given: the arguments, with checked queries.
+        cache: the cache, as `fitted` returns it.
         needed: whether zeros are returned for two None too.
     """
+    q, steps, cached = given.q, cache.k.shape[1], getattr(cache, name)
+    gate = canonical_gate(name, getattr(given, name), q)
     if gate is None and cached is None and not needed:
         return None
     zero = torch.zeros(1, 1, 1, 1, dtype=accumulation(real_dtype(q.dtype)), device=q.device)

@@ -11,7 +11,7 @@ from linrec.ops.attention.torch import WEIGHERS
 from linrec.ops.core.precision import wide
 
 
-def attention_reference(given: Attention) -> Result:
+def loop(given: Attention) -> Result:
     """y_n = sum_{m<=n} softmax_m(scale Re(q_n . k_m prod_{j=m+1..n} a_j)) v_m   (eq. 22-23)."""
     q, k, v, log_decay, phase, state, reset, scale, window, causal, dropout, function = given
     past = mapped(state, wide)

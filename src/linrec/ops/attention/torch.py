@@ -7,7 +7,6 @@ attended to block by block, in time and memory linear in the length.
 """
 
 import math
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -55,13 +54,11 @@ def attention(given: Attention) -> Result:
     near = window is None or (causal and time <= window)
     if function == "gates":
         visible = _visible(steps, documents, given)
-        y = _attend_with_gates(q, k, v, _gates(log_decay, phase, steps, k), visible, given.scale)
+        y = _attend_gated(q, k, v, _gates(log_decay, phase, steps, k), visible, given.scale)
     elif causal and window is not None and time > max(window, SHORTEST_BLOCK):
         y = _by_blocks(q, k, v, documents, given)
-    elif documents is None and (time == 1 or (near and not causal)):
-        y = _attend(q, k, v, given)
-    elif documents is None and near and steps == 0:
-        y = _attend(q, k, v, given, is_causal=True)
+    elif documents is None and (time == 1 or (near and steps == 0)):
+        y = _attend(q, k, v, given, is_causal=causal and time > 1)
     else:
         y = _attend(q, k, v, given, _visible(steps, documents, given))
     return y if reset is None else isolation.leave(y, begin=steps, window=window, causal=causal), last
@@ -76,7 +73,7 @@ def _gates(log_decay: Tensor | None, phase: Tensor | None, steps: int, k: Tensor
     return [*old, *segments.gates(new[0], new[1], None, k[:, steps:].transpose(1, 2))]
 
 
-def _summed(gates: Sequence[Any]) -> list[Tensor | None]:
+def _summed(gates: list[Any]) -> list[Tensor | None]:
     """Return sums of decays and phases from each cached and new step to the newest."""
     return [
         # cached steps go through all new ones
@@ -85,9 +82,7 @@ def _summed(gates: Sequence[Any]) -> list[Tensor | None]:
     ]
 
 
-def _attend_with_gates(
-    q: Tensor, k: Tensor, v: Tensor, gates: Sequence[Any], visible: Tensor, scale: float
-) -> Tensor:
+def _attend_gated(q: Tensor, k: Tensor, v: Tensor, gates: list[Any], visible: Tensor, scale: float) -> Tensor:
     """Softmax(M_{-inf}(Re(Qbar Kbar^T))) V   (eq. 22-23), of cached and new keys and values."""
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     old, new = k.tensor_split([k.shape[2] - q.shape[2]], dim=2)
