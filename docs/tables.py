@@ -13,22 +13,22 @@ in the file; this brings them up to date, and a test fails as long as they are n
 
 import importlib
 import inspect
-import pkgutil
 import re
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType, FunctionType
+from types import FunctionType
 from typing import TypeAlias
 
 import torch
 
 from linrec import mixers, ops, tasks
+from linrec.ops.core.backends import Pair
+from linrec.ops.core.handlers import Call, Result, handling, unhandled
 from linrec.train import recipe_names
 from linrec.train.recipes import recipe_summary
 
 README = Path(__file__).parents[1] / "README.md"
-Pairs: TypeAlias = Sequence[tuple[str, str]]
+Pairs: TypeAlias = Sequence[Pair]
 # of the mixers whose state is counted
 WIDTH = 64
 END = "<!-- end of table -->"
@@ -93,42 +93,28 @@ def filled(markdown: str) -> str:
 
 def _operators() -> dict[str, tuple[FunctionType, Pairs]]:
     """Every function of `linrec.ops` by its name, with its (mode, backend) pairs, if there is a choice."""
-    found = {}
-    for entry in pkgutil.iter_modules(ops.__path__):
-        # one folder per recurrence; what lies beside the folders is shared by them
-        if entry.ispkg:
-            module = importlib.import_module(f"{ops.__name__}.{entry.name}")
-            functions = {name: getattr(module, name) for name in getattr(module, "__all__", ())}
-            for name, function in functions.items():
-                if inspect.isfunction(function):
-                    chooses = "mode" in inspect.signature(function).parameters
-                    found[name] = function, module.PAIRS if chooses else ()
-    return found
+    functions = {name: function for name, function in vars(ops).items() if inspect.isfunction(function)}
+    return {
+        name: (function, function.operator.pairs if hasattr(function, "operator") else ())
+        for name, function in functions.items()
+    }
 
 
 def _operators_called(call: Callable[[], object]) -> dict[str, Pairs]:
     """Recurrences that the call runs, in their order, each with its (mode, backend) pairs."""
-    known = {function.__code__: (name, pairs) for name, (function, pairs) in _operators().items() if pairs}
     called: dict[str, Pairs] = {}
-    depth = 0
 
-    def watch(frame: FrameType, event: str, _: object) -> None:
+    def look(each: Call, proceed: Callable[[], Result]) -> Result:
+        # one that no function offers is made of others
+        if each.operator.name not in _operators():
+            return proceed()
+        called[each.operator.name] = each.operator.pairs
         # what an operator calls is its own affair
-        nonlocal depth
-        if frame.f_code in known and event == "call":
-            if depth == 0:
-                name, pairs = known[frame.f_code]
-                called[name] = pairs
-            depth += 1
-        elif frame.f_code in known and event == "return":
-            depth -= 1
+        with unhandled():
+            return proceed()
 
-    before = sys.getprofile()
-    sys.setprofile(watch)
-    try:
+    with handling(look):
         call()
-    finally:
-        sys.setprofile(before)
     # the convolution before a recurrence is no recurrence
     return {name: pairs for name, pairs in called.items() if name != "short_conv"}
 

@@ -1,5 +1,6 @@
 """The laws, for every mixer and every operator that exists, found by their files."""
 
+import functools
 import importlib
 import inspect
 import math
@@ -28,6 +29,8 @@ from linrec.ops import (
     short_conv,
     softmax_attention,
 )
+from linrec.ops.core.backends import Backend
+from linrec.ops.core.handlers import recording
 from linrec.testing import (
     check_operator,
     delta_rule_inputs,
@@ -43,6 +46,7 @@ from linrec.testing import (
     short_conv_inputs,
 )
 from tests.mixers import variants
+from tests.ops.entries import canonical, runs
 
 D_MODEL = 4
 TIMES = (1, 2, 63, 64, 65)
@@ -119,7 +123,14 @@ class Operator:
 
     @property
     def pairs(self) -> tuple[tuple[str, str], ...]:
-        return importlib.import_module(self.function.__module__).PAIRS
+        return self.function.operator.pairs
+
+    def call(self, time: int, **arguments: Any) -> dict[str, Any]:
+        return self.inputs(time, **arguments) | self.always
+
+
+def matrix_inputs(time: int, *, heads: tuple[int, int, int] = (2, 3, 2), **arguments: Any) -> dict[str, Any]:
+    return gate_loop_inputs(2, time, *heads, **arguments)
 
 
 def attention_inputs(time: int, *, seed: int = 0, **arguments: Any) -> dict[str, Any]:
@@ -145,11 +156,12 @@ def feature_inputs(time: int, *, bonus: bool = False, **arguments: Any) -> dict[
     return inputs | {name: inputs[name].abs() for name in changed}
 
 
-def floored_inputs(time: int, **arguments: Any) -> dict[str, Any]:
+def floored_inputs(time: int, *, heads: tuple[int, int, int] = (2, 3, 2), **arguments: Any) -> dict[str, Any]:
     """Inputs whose denominators may be zero, and a floor for each."""
-    inputs = gate_loop_inputs(2, time, 2, 3, 3, **arguments)
-    floor = 0.1 + torch.rand(2, time, 2, generator=generator(time)).to(inputs["v"])
-    return inputs | {"v": inputs["v"][..., :2], "floor": floor}
+    h, dk, dv = heads
+    inputs = gate_loop_inputs(2, time, h, dk, dv + 1, **arguments)
+    floor = 0.1 + torch.rand(2, time, h, generator=generator(time)).to(inputs["v"])
+    return inputs | {"v": inputs["v"][..., :dv], "floor": floor}
 
 
 def cut_kernel(kept: dict[str, Any], x: dict[str, Any], state: Any) -> dict[str, Any]:
@@ -166,6 +178,9 @@ GATES = {
     "phases alone": {"log_decay": None, "phase": "bth"},
     "linear attention, complex q and k": {"log_decay": None, "phase": None, "complex_qk": True},
 }
+# kernels of their own for heads of one channel, with real and with complex q and k
+MAX_HEADED = {"max-headed GateLoop": {"heads": (3, 1, 1)}}
+COMPLEX_MAX_HEADED = {"max-headed, complex q and k": {"heads": (3, 1, 1), "complex_qk": True}}
 OPERATORS = {
     "scan": Operator(
         scan,
@@ -183,13 +198,13 @@ OPERATORS = {
     ),
     "gate_loop": Operator(
         gate_loop,
-        lambda time, **arguments: gate_loop_inputs(2, time, 2, 3, 2, **arguments),
-        GATES,
+        matrix_inputs,
+        GATES | MAX_HEADED | COMPLEX_MAX_HEADED,
         ("q", "k", "v", "log_decay", "phase"),
     ),
     "gate_loop with bonus": Operator(
         gate_loop,
-        lambda time, **arguments: gate_loop_inputs(2, time, 2, 3, 2, bonus=True, **arguments),
+        functools.partial(matrix_inputs, bonus=True),
         {"GateLoop": {}, "RWKV-6": {"phase": None}},
         ("q", "k", "v", "log_decay", "phase"),
         kept=("bonus",),
@@ -198,14 +213,18 @@ OPERATORS = {
     "normalized_gate_loop": Operator(
         normalized_gate_loop,
         feature_inputs,
-        {"linear attention": {"log_decay": None}, "RFA": {"log_decay": "bth"}, "RWKV": {"bonus": True}},
+        {
+            "linear attention": {"log_decay": None},
+            "RFA": {"log_decay": "bth"},
+            "RWKV": {"bonus": True},
+        },
         ("q", "k", "v", "log_decay"),
         options={"floor": {"floor": 0.5}},
     ),
     "normalized_gate_loop with floors": Operator(
         normalized_gate_loop,
         floored_inputs,
-        {"GateLoop": {}, "mLSTM": {"log_decay": "bth", "phase": None}},
+        {"GateLoop": {}, "mLSTM": {"log_decay": "bth", "phase": None}} | MAX_HEADED | COMPLEX_MAX_HEADED,
         ("q", "k", "v", "log_decay", "phase", "floor"),
         always={"signed": False},
         long=200,
@@ -295,24 +314,43 @@ OPERATORS = {
 }
 
 
-def pairs(*, reference: bool = True) -> list[Any]:
-    """(operator, mode, backend) of everything that exists; Triton needs a GPU."""
+def cases_of(name: str, entry: Backend) -> list[dict[str, Any]]:
+    """Return the cases in which a call with the mode and name of an entry runs it."""
+    operator = OPERATORS[name]
+    table = operator.function.operator
+    return [case for key, case in operator.cases.items() if runs(table, entry, canonical_case(name, key))]
+
+
+@functools.cache
+def canonical_case(name: str, case: str) -> Any:
+    operator = OPERATORS[name]
+    return canonical(operator.function, **operator.call(9, **operator.cases[case]))
+
+
+def entries(*, reference: bool = True, differentiable: bool = False) -> list[Any]:
+    """(operator, entry of its table) where a case reaches the entry; Triton needs a GPU."""
     # a list, since several tests share it: a generator would be empty from the second one on
     listed = []
     for name, operator in OPERATORS.items():
-        for mode, backend in operator.pairs:
-            if backend != "reference" or reference:
-                marks = on_a_gpu if backend == "triton" else []
-                listed.append(pytest.param(name, mode, backend, marks=marks, id=f"{name}-{mode}-{backend}"))
+        for entry in operator.function.operator.backends:
+            wanted = (reference or entry.name != "reference") and (entry.differentiable or not differentiable)
+            if wanted and cases_of(name, entry):
+                marks = on_a_gpu if entry.name == "triton" else []
+                parts = (name, entry.mode, entry.name, *filter(None, [entry.kernel]))
+                listed.append(pytest.param(name, entry, marks=marks, id="-".join(parts)))
     return listed
 
 
-def device_of(backend: str) -> str:
-    return "cuda" if backend == "triton" else "cpu"
+def device_of(entry: Backend) -> str:
+    return "cuda" if entry.name == "triton" else "cpu"
 
 
-every_pair = pytest.mark.parametrize(("name", "mode", "backend"), pairs())
-every_fast_pair = pytest.mark.parametrize(("name", "mode", "backend"), pairs(reference=False))
+every_entry = pytest.mark.parametrize(("name", "entry"), entries())
+every_fast_entry = pytest.mark.parametrize(("name", "entry"), entries(reference=False))
+every_entry_with_gradients = pytest.mark.parametrize(("name", "entry"), entries(differentiable=True))
+every_fast_entry_with_gradients = pytest.mark.parametrize(
+    ("name", "entry"), entries(reference=False, differentiable=True)
+)
 
 
 def operators_of(folder: str) -> dict[str, Callable[..., Any]]:
@@ -328,59 +366,89 @@ def test_every_operator_is_listed():
     assert ChainMap(*folders) == {name.split()[0]: operator.function for name, operator in OPERATORS.items()}
 
 
-def allowed(mode: str, backend: str, reset: Any) -> str:
-    """The backend, or "auto" where it refuses the call: Triton's convolutions take no resets."""
-    return "auto" if reset is not None and (mode, backend) == ("convolution", "triton") else backend
+@pytest.mark.parametrize(
+    "function", list(dict.fromkeys(operator.function for operator in OPERATORS.values()))
+)
+def test_every_entry_is_reached(function):
+    reached = [
+        entry
+        for name, operator in OPERATORS.items()
+        for entry in function.operator.backends
+        if operator.function is function and cases_of(name, entry)
+    ]
+    for entry in function.operator.backends:
+        assert entry in reached
 
 
-def agree(
-    name: str, mode: str, backend: str, time: int, *, options: dict[str, Any], **arguments: Any
-) -> None:
+def takes(name: str, entry: Backend, inputs: dict[str, Any]) -> bool:
+    function = OPERATORS[name].function
+    return runs(function.operator, entry, canonical(function, **inputs))
+
+
+def agree(name: str, entry: Backend, time: int, *, options: dict[str, Any], **arguments: Any) -> None:
+    """Law 1, where the entry takes the options: it agrees, and it is what ran."""
     operator = OPERATORS[name]
-    device = device_of(backend)
-    inputs = operator.inputs(time, **arguments)
-    inputs, options = testing.map_tree(lambda tensor: tensor.to(device), (inputs, options))
-    dtype = arguments.get("dtype", torch.float32)
-    options = options | operator.always
-    backend = allowed(mode, backend, options.get("reset"))
-    check_operator(operator.function, inputs, mode=mode, backend=backend, dtype=dtype, options=options)
+    inputs, options = operator.inputs(time, **arguments), options | operator.always
+    if not takes(name, entry, inputs | options):
+        return
+    inputs, options = testing.map_tree(lambda tensor: tensor.to(device_of(entry)), (inputs, options))
+    with recording() as calls:
+        check_operator(
+            operator.function,
+            inputs,
+            mode=entry.mode,
+            backend=entry.name,
+            dtype=arguments.get("dtype", torch.float32),
+            options=options,
+            gradients=entry.differentiable,
+        )
+    assert calls[0].operator is operator.function.operator
+    assert calls[0].backend is entry
 
 
-@every_fast_pair
-def test_every_pair_agrees_with_the_float64_reference(name, mode, backend):
-    for case in OPERATORS[name].cases.values():
+@every_fast_entry
+def test_every_entry_agrees_with_the_float64_reference(name, entry):
+    for case in cases_of(name, entry):
         for time in TIMES:
-            agree(name, mode, backend, time, options={}, seed=time, **case)
+            agree(name, entry, time, options={}, seed=time, **case)
 
 
-@every_fast_pair
-def test_every_pair_agrees_under_options(name, mode, backend):
+@every_fast_entry
+def test_every_entry_agrees_under_options(name, entry):
     reset = {"reset": reset_mask(2, 65, rate=0.05)}
-    for case in OPERATORS[name].cases.values():
+    for case in cases_of(name, entry):
         for options in ({}, *OPERATORS[name].options.values()):
-            agree(name, mode, backend, 65, options=options | reset, **case)
+            agree(name, entry, 65, options=options | reset, **case)
 
 
-@every_fast_pair
-def test_every_pair_agrees_over_long_sequences(name, mode, backend):
+@every_fast_entry
+def test_every_entry_agrees_over_long_sequences(name, entry):
     time = OPERATORS[name].long
-    agree(name, mode, backend, time, options={"reset": reset_mask(2, time, rate=0.003)})
+    options = {"reset": reset_mask(2, time, rate=0.003)}
+    agree(name, entry, time, options=options, **cases_of(name, entry)[0])
 
 
-@every_pair
-def test_every_pair_agrees_in_every_dtype(name, mode, backend):
-    for dtype in (torch.float64, torch.bfloat16, torch.float16):
-        agree(name, mode, backend, 65, options={}, dtype=dtype)
+@every_entry
+def test_every_entry_agrees_in_every_dtype(name, entry):
+    case = cases_of(name, entry)[0]
+    # there are no complex numbers in half precision
+    for dtype in (torch.float64, *([] if "complex_qk" in case else [torch.bfloat16, torch.float16])):
+        agree(name, entry, 65, options={}, **case | {"dtype": dtype})
 
 
 def over_time(
-    name: str, mode: str, backend: str, time: int, *, options: dict[str, Any] | None = None, **arguments: Any
+    name: str,
+    entry: Backend,
+    time: int,
+    *,
+    options: dict[str, Any] | None = None,
+    case: dict[str, Any] | None = None,
 ) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """The operator as a function of its inputs over time, and such inputs."""
+    """The operator as a function of its inputs over time, and such inputs of a case, by default the first."""
     operator = OPERATORS[name]
-    inputs = operator.inputs(time, **arguments)
+    inputs = operator.inputs(time, **(cases_of(name, entry)[0] if case is None else case))
     del inputs["state"]
-    inputs = testing.map_tree(lambda tensor: tensor.to(device_of(backend)), inputs)
+    inputs = testing.map_tree(lambda tensor: tensor.to(device_of(entry)), inputs)
     # some cases have inputs that are constant, or None
     x = {key: inputs[key] for key in operator.over_time if inputs[key] is not None and inputs[key].ndim > 2}
     given = {key: inputs[key] for key in inputs if key not in x} | operator.always | (options or {})
@@ -388,35 +456,45 @@ def over_time(
     def function(x: Any, state: Any = None, *, reset: Any = None) -> Any:
         kept = operator.fitted(given, x, state)
         x = x | {key: x[key].clamp(*bounds) for key, bounds in operator.bounds.items()}
-        chosen = allowed(mode, backend, reset)
-        return operator.function(**x, **kept, state=state, reset=reset, mode=mode, backend=chosen)
+        pair = {"mode": entry.mode, "backend": entry.name}
+        return operator.function(**x, **kept, state=state, reset=reset, **pair)
 
     return function, x
 
 
-@every_pair
-def test_laws_of_operators(name, mode, backend):
-    function, x = over_time(name, mode, backend, 17)
-    testing.check_split(function, x)
-    testing.check_steps(function, x)
-    testing.check_causality(function, x)
-    testing.check_batch_independence(function, x)
-    testing.check_reset(function, x)
-    testing.check_empty(function, x)
-    testing.check_layout(function, x)
+def takes_resets(name: str, entry: Backend) -> bool:
+    inputs = OPERATORS[name].call(9, **cases_of(name, entry)[0])
+    return takes(name, entry, inputs | {"reset": reset_mask(2, 9)})
 
 
-@every_pair
-def test_nothing_passes_a_reset(name, mode, backend):
+@every_entry
+def test_laws_of_operators(name, entry):
+    function, x = over_time(name, entry, 17)
+    if entry.differentiable:
+        testing.check_split(function, x)
+    with torch.no_grad():
+        testing.check_steps(function, x)
+        testing.check_causality(function, x)
+        testing.check_batch_independence(function, x)
+        if takes_resets(name, entry):
+            testing.check_reset(function, x)
+        testing.check_empty(function, x)
+        testing.check_layout(function, x)
+
+
+@every_entry_with_gradients
+def test_nothing_passes_a_reset(name, entry):
+    if not takes_resets(name, entry):
+        pytest.skip("it refuses resets")
     operator = OPERATORS[name]
-    for case in operator.cases.values():
-        testing.check_isolation(*over_time(name, mode, backend, 17, **case))
+    for case in cases_of(name, entry):
+        testing.check_isolation(*over_time(name, entry, 17, case=case))
     for options in operator.options.values():
         if "reverse" not in options:
-            testing.check_isolation(*over_time(name, mode, backend, 17, options=options))
+            testing.check_isolation(*over_time(name, entry, 17, options=options))
     # several chunks, and for scans blocks of blocks
-    time = 33 if backend == "reference" else 530 if name == "scan" else 150
-    testing.check_isolation(*over_time(name, mode, backend, time))
+    time = 33 if entry.name == "reference" else 530 if name == "scan" else 150
+    testing.check_isolation(*over_time(name, entry, time))
 
 
 @every_mixer
@@ -426,23 +504,25 @@ def test_nothing_passes_a_reset_of_mixers(name, variant):
     testing.check_isolation(make(name, variant), x)
 
 
-@every_fast_pair
-def test_operators_compile(name, mode, backend):
-    function, x = over_time(name, mode, backend, 6)
+@every_fast_entry_with_gradients
+def test_operators_compile(name, entry):
+    function, x = over_time(name, entry, 6)
     # a second entry of an operator runs the same recurrence
     testing.check_compile(function, x, compiler=FOLLOWING if " with " in name else TRACING)
 
 
-@every_fast_pair
+@every_fast_entry_with_gradients
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_operators_are_stable(name, mode, backend, dtype):
+def test_operators_are_stable(name, entry, dtype):
     # a second entry of an operator runs the same recurrence, as an operator of sums over two of another does;
     # and in bfloat16 a loop in Python differs by what goes in and comes out, not by what it adds up over time
-    looped = (mode, backend) == ("recurrent", "torch") and (
+    looped = (entry.mode, entry.name) == ("recurrent", "torch") and (
         dtype == torch.bfloat16 or name == "normalized_gate_loop"
     )
     long = 2048 if " with " in name or looped else LONG
-    function, x = over_time(name, mode, backend, min(long, LONG_OF_MODES.get(mode, LONG)))
+    if "complex_qk" in cases_of(name, entry)[0] and dtype == torch.bfloat16:
+        pytest.skip("there are no complex numbers in half precision")
+    function, x = over_time(name, entry, min(long, LONG_OF_MODES.get(entry.mode, LONG)))
     time = next(iter(x.values())).shape[1]
     # magnitudes from exactly zero to one within rounding, in every row of steps
     steps = torch.arange(time)
@@ -452,24 +532,25 @@ def test_operators_are_stable(name, mode, backend, dtype):
         if key in x:
             shaped = log_decay.reshape(-1, *[1] * (x[key].dim() - 2)).expand_as(x[key]).clone()
             x[key] = (shaped if key == "log_decay" else shaped.exp()).to(x[key])
-    testing.check_stability(function, {key: tensor.to(dtype) for key, tensor in x.items()})
+    x = {key: tensor if tensor.is_complex() else tensor.to(dtype) for key, tensor in x.items()}
+    testing.check_stability(function, x)
 
 
 @pytest.mark.parametrize("name", [name for name in OPERATORS if "attention" not in name])
 def test_gradients_are_finite_differences(name):
     operator = OPERATORS[name]
     reset = torch.tensor([[False, False, True, False], [True, False, False, False]])
-    cases = operator.cases.values()
-    if name == "scan":
-        cases = [{"dtype": torch.float64}, {"dtype": torch.complex128}]
-    for mode, backend in operator.pairs:
-        if backend == "triton":
+    for entry in operator.function.operator.backends:
+        if entry.name == "triton":
             continue
+        cases = cases_of(name, entry)
+        if name == "scan":
+            cases = [{"dtype": torch.float64}, {"dtype": torch.complex128}]
         for case in cases:
             for options in ({}, {"reset": reset}, *operator.options.values()):
                 inputs = operator.inputs(4, **({"dtype": torch.float64} | case))
-                options = options | operator.always
-                check_finite_differences(operator.function, inputs, mode=mode, backend=backend, **options)
+                options = options | operator.always | {"mode": entry.mode, "backend": entry.name}
+                check_finite_differences(operator.function, inputs, **options)
 
 
 def check_finite_differences(function: Callable[..., Any], inputs: dict[str, Any], **options: Any) -> None:

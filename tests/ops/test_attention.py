@@ -10,7 +10,6 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from linrec.ops import AttentionCache, gate_loop_attention, laplace_attention, softmax_attention
-from linrec.ops.attention import PAIRS
 from linrec.ops.attention.torch import laplace, repeated
 from linrec.testing import (
     assert_agree,
@@ -22,7 +21,7 @@ from linrec.testing import (
     reset_mask,
 )
 
-every_pair = pytest.mark.parametrize(("mode", "backend"), PAIRS)
+every_pair = pytest.mark.parametrize(("mode", "backend"), softmax_attention.operator.pairs)
 REFERENCE = {"mode": "recurrent", "backend": "reference"}
 
 

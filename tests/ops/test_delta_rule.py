@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from linrec.ops import delta_rule, gate_loop
-from linrec.ops.delta_rule import OPERATOR, PAIRS
+from linrec.ops.delta_rule import OPERATOR
 from linrec.ops.delta_rule.torch import DeltaRule
 from linrec.testing import assert_agree, check_operator, delta_rule_inputs, reset_mask
 
 # test_delta_rule_triton.py and test_matrix_triton.py have the others
-HERE = [pair for pair in PAIRS if pair[1] != "triton"]
+HERE = [pair for pair in OPERATOR.pairs if pair[1] != "triton"]
 FAST = [pair for pair in HERE if pair[1] != "reference"]
 every_pair = pytest.mark.parametrize(("mode", "backend"), HERE)
 every_fast_pair = pytest.mark.parametrize(("mode", "backend"), FAST)

@@ -7,10 +7,9 @@ import torch
 from linrec.hippo import discretize, matrices
 from linrec.ops import dense_ssm
 from linrec.ops.core.handlers import recording
-from linrec.ops.dense_ssm import PAIRS
 from linrec.testing import assert_agree, check_operator, dense_ssm_inputs, generator, reset_mask
 
-ON_CPU = [pair for pair in PAIRS if pair[1] != "triton"]
+ON_CPU = [pair for pair in dense_ssm.operator.pairs if pair[1] != "triton"]
 every_pair = pytest.mark.parametrize(("mode", "backend"), ON_CPU)
 fast_pairs = pytest.mark.parametrize(("mode", "backend"), [pair for pair in ON_CPU if pair[1] != "reference"])
 

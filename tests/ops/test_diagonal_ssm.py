@@ -9,13 +9,13 @@ import torch
 
 from linrec.ops import diagonal_ssm
 from linrec.ops.core.handlers import TimeSplit, handling
-from linrec.ops.diagonal_ssm import OPERATOR, PAIRS
+from linrec.ops.diagonal_ssm import OPERATOR
 from linrec.ops.diagonal_ssm.torch import DiagonalSSM
 from linrec.testing import assert_agree, diagonal_ssm_inputs, generator, reset_mask
 
 from .memory import Allocations
 
-ON_CPU = [pair for pair in PAIRS if pair[1] != "triton"]
+ON_CPU = [pair for pair in OPERATOR.pairs if pair[1] != "triton"]
 every_pair = pytest.mark.parametrize(("mode", "backend"), ON_CPU)
 
 

@@ -6,13 +6,12 @@ import torch
 
 from linrec.ops import diagonal_ssm, dplr_ssm
 from linrec.ops.core.handlers import recording
-from linrec.ops.dplr_ssm import PAIRS
 from linrec.ops.dplr_ssm.series import fed_back, times
 from linrec.testing import assert_agree, check_operator, dplr_ssm_inputs, generator, reset_mask
 
 from .memory import Allocations
 
-ON_CPU = [pair for pair in PAIRS if pair[1] != "triton"]
+ON_CPU = [pair for pair in dplr_ssm.operator.pairs if pair[1] != "triton"]
 every_pair = pytest.mark.parametrize(("mode", "backend"), ON_CPU)
 
 

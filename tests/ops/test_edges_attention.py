@@ -7,7 +7,6 @@ import torch
 from torch.nn import functional
 
 from linrec.ops import AttentionCache, gate_loop_attention, laplace_attention, softmax_attention
-from linrec.ops.attention import PAIRS
 from linrec.testing import assert_agree, generator, reset_mask
 from linrec.testing.trees import leaves
 
@@ -22,7 +21,7 @@ OPERATORS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 # batch, time, heads, key and value channels
 FULL = (2, 4, 3, 2, 5)
-every_pair = pytest.mark.parametrize(("mode", "backend"), PAIRS)
+every_pair = pytest.mark.parametrize(("mode", "backend"), softmax_attention.operator.pairs)
 every_operator = pytest.mark.parametrize("name", OPERATORS)
 
 

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from linrec.ops import cauchy_kernel, long_conv, vandermonde_kernel
-from linrec.ops.long_conv import PAIRS
 from linrec.testing import assert_agree, generator, long_conv_inputs, reset_mask
 
 from .triton_process import INTERPRETED, from_outside, quiet, run_interpreted
@@ -13,7 +12,7 @@ pytestmark = quiet
 # Triton's kernels run in its interpreter
 BACKENDS = ["triton"] if INTERPRETED else ["torch"]
 every_pair = pytest.mark.parametrize(
-    ("mode", "backend"), [pair for pair in PAIRS if (pair[1] == "triton") == INTERPRETED]
+    ("mode", "backend"), [pair for pair in long_conv.operator.pairs if (pair[1] == "triton") == INTERPRETED]
 )
 every_backend = pytest.mark.parametrize("backend", BACKENDS)
 in_torch = pytest.mark.skipif(INTERPRETED, reason="needs no kernel")

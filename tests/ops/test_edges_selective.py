@@ -4,8 +4,6 @@ import pytest
 import torch
 
 from linrec.ops import selective_scan, short_conv
-from linrec.ops.selective_scan import PAIRS as OF_SELECTIVE_SCAN
-from linrec.ops.short_conv import PAIRS as OF_SHORT_CONV
 from linrec.testing import reset_mask, selective_scan_inputs, short_conv_inputs
 
 
@@ -16,8 +14,8 @@ def selective_inputs(batch, time, channels, *, groups=1):
 PAIRS = [
     (operator, inputs, mode, backend)
     for operator, inputs, pairs in (
-        (selective_scan, selective_inputs, OF_SELECTIVE_SCAN),
-        (short_conv, short_conv_inputs, OF_SHORT_CONV),
+        (selective_scan, selective_inputs, selective_scan.operator.pairs),
+        (short_conv, short_conv_inputs, short_conv.operator.pairs),
     )
     for mode, backend in pairs
 ]
@@ -45,7 +43,9 @@ def test_empty_axes(operator, inputs_of, mode, backend, shape, dtype):
     assert zeros.shape == state.shape and not zeros.any()
 
 
-@pytest.mark.parametrize(("mode", "backend"), [pair for pair in OF_SELECTIVE_SCAN if pair[1] != "triton"])
+@pytest.mark.parametrize(
+    ("mode", "backend"), [pair for pair in selective_scan.operator.pairs if pair[1] != "triton"]
+)
 def test_empty_axes_of_groups(mode, backend):
     for shape in ((0, 5, 4), (2, 0, 4), (2, 5, 0)):
         y, state = selective_scan(**selective_inputs(*shape, groups=2), mode=mode, backend=backend)

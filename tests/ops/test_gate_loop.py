@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from linrec.ops import gate_loop, gate_loop_matrix
-from linrec.ops.gate_loop import OPERATOR, PAIRS
+from linrec.ops.gate_loop import OPERATOR
 from linrec.ops.gate_loop.inputs import GateLoop
 from linrec.testing import (
     assert_agree,
@@ -25,7 +25,7 @@ from linrec.testing.trees import differentiable, double
 
 GATES = [None, "h", "hk", "bth", "bthk"]
 # Triton's kernels have files of their own
-HERE = [pair for pair in PAIRS if pair[1] != "triton"]
+HERE = [pair for pair in OPERATOR.pairs if pair[1] != "triton"]
 FAST = [pair for pair in HERE if pair[1] != "reference"]
 every_pair = pytest.mark.parametrize(("mode", "backend"), HERE)
 every_fast_pair = pytest.mark.parametrize(("mode", "backend"), FAST)

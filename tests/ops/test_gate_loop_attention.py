@@ -9,12 +9,11 @@ import torch
 from torch.nn import functional
 
 from linrec.ops import AttentionCache, gate_loop_attention, gate_loop_matrix
-from linrec.ops.attention import PAIRS
 from linrec.testing import assert_agree, check_operator, check_stability, gate_loop_inputs, reset_mask
 from linrec.testing.trees import double, leaves
 
 GATES = [None, "h", "hk", "bth", "bthk"]
-every_pair = pytest.mark.parametrize(("mode", "backend"), PAIRS)
+every_pair = pytest.mark.parametrize(("mode", "backend"), gate_loop_attention.operator.pairs)
 
 
 def make(batch, time, heads, d_key, d_value, **arguments):

@@ -7,12 +7,11 @@ import pytest
 import torch
 
 from linrec.ops import gate_loop, gate_loop_matrix
-from linrec.ops.gate_loop import PAIRS
 from linrec.testing import assert_agree, check_operator, gate_loop_inputs, reset_mask
 from linrec.testing.trees import double
 
 # Triton's kernels need a GPU
-HERE = [pair for pair in PAIRS if pair[1] != "triton"]
+HERE = [pair for pair in gate_loop.operator.pairs if pair[1] != "triton"]
 every_pair = pytest.mark.parametrize(("mode", "backend"), HERE)
 every_fast_pair = pytest.mark.parametrize(
     ("mode", "backend"), [pair for pair in HERE if pair[1] != "reference"]

@@ -5,14 +5,16 @@ import pytest
 import torch
 
 from linrec.ops import long_conv
-from linrec.ops.long_conv import PAIRS, fft
+from linrec.ops.long_conv import fft
 from linrec.ops.long_conv.fft import transform_size
 from linrec.ops.long_conv.torch import Filter, by_fft
 from linrec.testing import assert_agree, check_operator, generator, long_conv_inputs, reset_mask
 
 from .memory import Allocations
 
-every_pair = pytest.mark.parametrize(("mode", "backend"), [pair for pair in PAIRS if pair[1] != "triton"])
+every_pair = pytest.mark.parametrize(
+    ("mode", "backend"), [pair for pair in long_conv.operator.pairs if pair[1] != "triton"]
+)
 BY_FFT = {"mode": "convolution", "backend": "torch"}
 
 

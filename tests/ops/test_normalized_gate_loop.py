@@ -7,12 +7,11 @@ import pytest
 import torch
 
 from linrec.ops import gate_loop, normalized_gate_loop
-from linrec.ops.gate_loop import PAIRS
 from linrec.testing import assert_agree, check_operator, gate_loop_inputs, generator, reset_mask
 from linrec.testing.trees import double
 
 # Triton's kernels need a GPU
-HERE = [pair for pair in PAIRS if pair[1] != "triton"]
+HERE = [pair for pair in normalized_gate_loop.operator.pairs if pair[1] != "triton"]
 every_pair = pytest.mark.parametrize(("mode", "backend"), HERE)
 
 

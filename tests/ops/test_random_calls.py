@@ -9,7 +9,6 @@ A few calls of each operator, the same in every run, are part of the tests. The 
 With a CUDA device, the calls marked `gpu` run every Triton kernel.
 """
 
-import importlib
 import inspect
 import math
 from collections.abc import Callable
@@ -35,6 +34,7 @@ from linrec.testing import (
     short_conv_inputs,
 )
 
+from .entries import canonical, runs
 from .triton_process import on_a_gpu, quiet
 
 hypothesis = pytest.importorskip("hypothesis")
@@ -222,19 +222,31 @@ def check_call(name: str, draw: Draw, device: str) -> None:
     if draw(st.booleans()):
         inputs |= {"state": None}
     options |= resets(draw, first.shape[0], first.shape[1])
-    pairs = importlib.import_module(operator.__module__).PAIRS
-    fast = [pair for pair in pairs if pair[1] != "reference" and refusal(name, pair[1], device) is None]
-    if name == "long_conv" and "reset" in options:
-        fast = [pair for pair in fast if pair[1] != "triton"]
+    table, given = operator.operator, canonical(operator, **inputs, **options)
+    fast = [
+        entry
+        for entry in table.backends
+        if entry.name != "reference"
+        and refusal(name, entry.name, device) is None
+        and runs(table, entry, given)
+    ]
     if device == "cuda":
-        fast = [pair for pair in fast if pair[1] == "triton"] or fast
-    mode, backend = draw(st.sampled_from(fast))
+        fast = [entry for entry in fast if entry.name == "triton"] or fast
+    entry = draw(st.sampled_from(fast))
+    mode, backend = entry.mode, entry.name
     if (name, mode, backend, lowest) == ("delta_rule", "chunkwise", "triton", torch.float16):
         # corrected values are rounded several times
         lowest = torch.bfloat16
     moved = {key: x if x is None else laid_out(draw, x.to(device)) for key, x in inputs.items()}
     options = {key: x.to(device) if isinstance(x, Tensor) else x for key, x in options.items()}
-    check_operator(operator, moved, mode=mode, backend=backend, dtype=lowest, options=options)
+    function = operator
+    if moved.get("phase") is not None and "reset" in options and bool(options["reset"].all()):
+        # where every step resets, the gradient of a phase is what sums that cancel leave of rounding
+        def function(phase: Tensor, **arguments: Any) -> Any:
+            return operator(phase=phase.detach(), **arguments)
+
+    chosen = {"mode": mode, "backend": backend, "gradients": entry.differentiable}
+    check_operator(function, moved, dtype=lowest, options=options, **chosen)
 
 
 @pytest.mark.parametrize("name", CALLS)

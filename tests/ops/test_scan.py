@@ -7,7 +7,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from linrec.ops import scan
-from linrec.ops.scan import PAIRS
 from linrec.testing import (
     assert_agree,
     check_isolation,
@@ -17,7 +16,7 @@ from linrec.testing import (
     scan_inputs,
 )
 
-ON_CPU = [pair for pair in PAIRS if pair[1] != "triton"]
+ON_CPU = [pair for pair in scan.operator.pairs if pair[1] != "triton"]
 FAST = [pair for pair in ON_CPU if pair[1] != "reference"]
 
 every_pair = pytest.mark.parametrize(("mode", "backend"), ON_CPU)

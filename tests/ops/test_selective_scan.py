@@ -8,13 +8,13 @@ import torch
 
 from linrec.ops import gate_loop, selective_scan
 from linrec.ops.kernels import lanes
-from linrec.ops.selective_scan import OPERATOR, PAIRS, numba
+from linrec.ops.selective_scan import OPERATOR, numba
 from linrec.ops.selective_scan import torch as torch_backend
 from linrec.ops.selective_scan.torch import Selective
 from linrec.testing import assert_agree, check_operator, reset_mask, selective_scan_inputs
 from tests.ops.opcheck import check_operators
 
-ON_CPU = [pair for pair in PAIRS if pair[1] != "triton"]
+ON_CPU = [pair for pair in OPERATOR.pairs if pair[1] != "triton"]
 FAST = [pair for pair in ON_CPU if pair[1] != "reference"]
 every_pair = pytest.mark.parametrize(("mode", "backend"), ON_CPU)
 every_fast_pair = pytest.mark.parametrize(("mode", "backend"), FAST)

@@ -6,10 +6,9 @@ import torch
 from torch import nn
 
 from linrec.ops import short_conv
-from linrec.ops.short_conv import PAIRS
 from linrec.testing import assert_agree, check_operator, reset_mask, short_conv_inputs
 
-every_pair = pytest.mark.parametrize(("mode", "backend"), PAIRS)
+every_pair = pytest.mark.parametrize(("mode", "backend"), short_conv.operator.pairs)
 
 
 @every_pair

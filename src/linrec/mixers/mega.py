@@ -18,6 +18,7 @@ of steps that are seen.
 """
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -316,9 +317,8 @@ class Mega(Mixer):
         # a chunk is what lies between two resets
         cut = reset if self.chunk_size is None else in_chunk == 0
         q, k = q.to(v.dtype), k.to(v.dtype)
-        if self.attention == "softmax":
-            attend = softmax_attention
-        else:
+        attend: Callable[..., tuple[Tensor, AttentionCache | None]] = softmax_attention
+        if self.attention != "softmax":
             attend = partial(laplace_attention, function=self.attention)
         o, cache = attend(q, k, v, state=past.cache, reset=cut, scale=1.0, window=self.chunk_size)
         # there is none without `causal` alone

@@ -20,7 +20,6 @@ from linrec.ops.gate_loop.inputs import check_queries_and_keys, check_values
 
 __all__ = [
     "OPERATORS",
-    "PAIRS",
     "AttentionCache",
     "gate_loop_attention",
     "laplace_attention",

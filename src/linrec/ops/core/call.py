@@ -12,7 +12,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar, cast, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -24,7 +24,8 @@ from linrec.ops.core.precision import widened, without_autocast
 
 Result = tuple[Any, Any]
 Space = tuple[Sequence[int], torch.dtype]
-F = TypeVar("F", bound=Callable[..., Any])
+P = ParamSpec("P")
+R_co = TypeVar("R_co", covariant=True)
 
 
 @dataclass(eq=False)
@@ -119,12 +120,37 @@ def zeros_of(shape: Sequence[int], dtype: torch.dtype, inputs: Any) -> Tensor:
     return zeros
 
 
-def documented(operator: Operator) -> Callable[[F], F]:
-    """Return a decorator that puts the operator's table in the place of `{backends}` in a docstring."""
+@runtime_checkable
+class Public(Protocol[P, R_co]):
+    """The public function of an operator.
 
-    def decorate(function: F) -> F:
+    Attributes:
+        operator: the operator that it calls.
+    """
+
+    operator: Operator
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
+        """Run the operator."""
+
+
+def documented(operator: Operator) -> Callable[[Callable[P, R_co]], Public[P, R_co]]:
+    """Return a decorator for the public function of an operator.
+
+    The function gets the operator as its attribute `operator`, and the operator's table in the place of
+    `{backends}` in its docstring.
+
+    Example:
+        >>> from linrec.ops import scan
+        >>> scan.operator.pairs[0], "{backends}" in scan.__doc__
+        (('recurrent', 'torch'), False)
+    """
+
+    def decorate(function: Callable[P, R_co]) -> Public[P, R_co]:
         if function.__doc__ is not None:
             function.__doc__ = function.__doc__.replace("{backends}", table(operator.backends))
-        return function
+        public = cast(Public[P, R_co], function)
+        public.operator = operator
+        return public
 
     return decorate

@@ -52,7 +52,7 @@ def check_tensors(
             )
         if x.layout != torch.strided:
             raise TypeError(f"`{name}` must be a dense tensor; got {x.layout}. Pass `{name}.to_dense()`.")
-        if x.device != home:
+        if home is not None and x.device != home:
             device = str(home)
             raise ValueError(
                 f"`{name}` must be on the device of `{sequence}`, {device!r}; got {str(x.device)!r}. "

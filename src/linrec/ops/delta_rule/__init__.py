@@ -17,7 +17,7 @@ from linrec.ops.gate_loop import inputs, numba
 from linrec.ops.gate_loop.inputs import Matrix
 from linrec.ops.gate_loop.triton import run_steps
 
-__all__ = ["OPERATOR", "PAIRS", "delta_rule"]
+__all__ = ["OPERATOR", "delta_rule"]
 
 
 def _canonical(given: DeltaRule) -> DeltaRule:

@@ -9,7 +9,7 @@ from linrec.ops.core.stationary import backends
 from linrec.ops.dense_ssm.reference import dense_ssm_reference
 from linrec.ops.dense_ssm.torch import DenseSSM, convolution, recurrence
 
-__all__ = ["OPERATOR", "PAIRS", "dense_ssm"]
+__all__ = ["OPERATOR", "dense_ssm"]
 
 
 def _canonical(given: DenseSSM) -> DenseSSM:

@@ -11,7 +11,7 @@ from linrec.ops.core.precision import COMPLEX
 from linrec.ops.diagonal_ssm.reference import diagonal_ssm_reference
 from linrec.ops.diagonal_ssm.torch import DiagonalSSM, backends, convolution, recurrence
 
-__all__ = ["OPERATOR", "PAIRS", "diagonal_ssm"]
+__all__ = ["OPERATOR", "diagonal_ssm"]
 
 
 def _canonical(given: DiagonalSSM) -> DiagonalSSM:

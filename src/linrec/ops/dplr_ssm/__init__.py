@@ -9,7 +9,7 @@ from linrec.ops.core.stationary import backends
 from linrec.ops.dplr_ssm.reference import dplr_ssm_reference
 from linrec.ops.dplr_ssm.torch import DPLRSSM, convolution, recurrence
 
-__all__ = ["OPERATOR", "PAIRS", "dplr_ssm"]
+__all__ = ["OPERATOR", "dplr_ssm"]
 
 
 def _canonical(given: DPLRSSM) -> DPLRSSM:

@@ -23,7 +23,7 @@ from linrec.ops.gate_loop.normalized import Normalized
 from linrec.ops.gate_loop.reference import gate_loop_reference, normalized_gate_loop_reference
 from linrec.ops.gate_loop.torch import elementwise, recurrent
 
-__all__ = ["NORMALIZED", "OPERATOR", "PAIRS", "gate_loop", "gate_loop_matrix", "normalized_gate_loop"]
+__all__ = ["NORMALIZED", "OPERATOR", "gate_loop", "gate_loop_matrix", "normalized_gate_loop"]
 
 
 def _one_step(given: Any) -> bool:

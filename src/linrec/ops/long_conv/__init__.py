@@ -22,7 +22,6 @@ from linrec.ops.long_conv.vandermonde import vandermonde_kernel
 __all__ = [
     "DISCRETIZATIONS",
     "OPERATOR",
-    "PAIRS",
     "Discretization",
     "cauchy_kernel",
     "discretize_diagonal",

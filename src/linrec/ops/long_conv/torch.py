@@ -33,7 +33,9 @@ def by_sums(given: Filter) -> Tensor:
     u, kernel, document, before = given
     # taps in the order of the inputs: the last one is for the current step
     u, taps = wide(u), wide(kernel).flip(1).mT
-    outputs = [u[:, :0]]
+    if u.shape[1] == before:
+        return u[:, before:] * kernel.sum(1)
+    outputs = []
     for n in range(before, u.shape[1]):
         begin = max(0, n + 1 - len(taps))
         seen = u[:, begin : n + 1]

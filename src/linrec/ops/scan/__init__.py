@@ -15,7 +15,7 @@ from linrec.ops.scan.reference import scan_reference
 from linrec.ops.scan.torch import Scan, Values, in_blocks, promoted, recurrent
 from linrec.ops.scan.triton import scan as scan_triton
 
-__all__ = ["OPERATOR", "PAIRS", "scan"]
+__all__ = ["OPERATOR", "scan"]
 
 
 def _canonical(given: Scan) -> Scan:
@@ -114,8 +114,7 @@ def scan(
 
     {backends}
 
-    `"auto"` takes the first backend of `BACKENDS` that works for the call; what is given explicitly is obeyed
-    or refused. To stream, pass the state from call to call; a single step is a sequence of length 1.
+    `"auto"` takes the first of these that works for the call; what is given explicitly is obeyed or refused. To stream, pass the state from call to call; a single step is a sequence of length 1.
     Gradients that are to be differentiated again, as under `torch.func.grad`, are made by the torch backend.
 
     Args:

@@ -25,7 +25,7 @@ from linrec.ops.selective_scan.reference import selective_scan_reference
 from linrec.ops.selective_scan.torch import Outputs, Selective, chunkwise
 from linrec.ops.selective_scan.triton import recurrent as recurrent_triton
 
-__all__ = ["OPERATOR", "PAIRS", "selective_scan"]
+__all__ = ["OPERATOR", "selective_scan"]
 
 
 def _canonical(given: Selective) -> Selective:
@@ -132,7 +132,7 @@ def selective_scan(
     {backends}
 
     All but the reference keep the states that chunks of steps start from, and make those of the steps again
-    for the gradient: (b, t, c, n) is never in memory. `"auto"` takes the first backend of `BACKENDS` that
+    for the gradient: (b, t, c, n) is never in memory. `"auto"` takes the first of these that
     works for the call; what is given explicitly is obeyed or refused. Gradients that are to be differentiated
     again are made by torch operations.
 

@@ -10,7 +10,7 @@ from linrec.ops.core.precision import accumulation
 from linrec.ops.short_conv.reference import short_conv_reference
 from linrec.ops.short_conv.torch import ShortConv, convolution
 
-__all__ = ["OPERATOR", "PAIRS", "short_conv"]
+__all__ = ["OPERATOR", "short_conv"]
 
 
 def _canonical(given: ShortConv) -> ShortConv:

@@ -1,0 +1,31 @@
+"""The tables of the operators, as tests go through them."""
+
+from collections.abc import Callable
+from typing import Any
+
+from linrec.ops.core.backends import Backend
+from linrec.ops.core.call import Operator
+from linrec.ops.core.handlers import handling
+
+
+def canonical(function: Callable[..., Any], /, **arguments: Any) -> Any:
+    """Return the canonical inputs of a call of an operator; no backend runs."""
+    found = []
+
+    def stop(call: Any, proceed: Callable[[], Any]) -> tuple[None, None]:
+        found.append(call.inputs)
+        return None, None
+
+    with handling(stop):
+        function(**arguments)
+    return found[0]
+
+
+def runs(operator: Operator, entry: Backend, given: Any) -> bool:
+    """Return whether a call with the mode and the name of an entry runs it, and no other one of the pair."""
+    pair = entry.mode, entry.name
+    taking = [
+        other for other in operator.backends if pair == (other.mode, other.name) and other.accepts(given)
+    ]
+    # those that "auto" does not choose come last
+    return bool(taking) and min(taking, key=lambda other: not other.auto(given)) is entry
