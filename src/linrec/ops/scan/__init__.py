@@ -114,8 +114,9 @@ def scan(
 
     {backends}
 
-    `"auto"` takes the first of these that works for the call; what is given explicitly is obeyed or refused. To stream, pass the state from call to call; a single step is a sequence of length 1.
-    Gradients that are to be differentiated again, as under `torch.func.grad`, are made by the torch backend.
+    `"auto"` takes the first of these that works for the call; what is given explicitly is obeyed or refused.
+    To stream, pass the state from call to call; a single step is a sequence of length 1. Gradients that are
+    to be differentiated again, as under `torch.func.grad`, are made by the torch backend.
 
     Args:
         a: decay or transition of each step, broadcast against x: (b, t, c), (t, c), (b, t, 1), (c,), or a
