@@ -5,9 +5,8 @@ import pytest
 import torch
 
 from linrec.ops import long_conv
-from linrec.ops.long_conv import fft
-from linrec.ops.long_conv.fft import transform_size
-from linrec.ops.long_conv.torch import Filter, by_fft
+from linrec.ops.long_conv import torch as in_torch
+from linrec.ops.long_conv.torch import Convolution, by_fft, transform_size
 from linrec.testing import assert_agree, check_operator, generator, long_conv_inputs, reset_mask
 
 from .memory import Allocations
@@ -110,7 +109,7 @@ def test_pieces_make_no_difference(monkeypatch, rate):
     dy = draw(*whole.shape, seed=2)
     gradients = torch.autograd.grad(whole, (u, kernel), dy)
     # a row of one channel at a time
-    monkeypatch.setattr(fft, "ALIVE", 10**6)
+    monkeypatch.setattr(in_torch, "ALIVE", 10**6)
     divided, _ = long_conv(u, kernel, **options)
     assert_agree(divided, whole)
     assert_agree(torch.autograd.grad(divided, (u, kernel), dy), gradients)
@@ -119,11 +118,11 @@ def test_pieces_make_no_difference(monkeypatch, rate):
 @every_reset
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_memory_is_at_most_four_times_the_input(monkeypatch, dtype, rate):
-    monkeypatch.setattr(fft, "SMALL", 0)
+    monkeypatch.setattr(in_torch, "SMALL", 0)
     options = BY_FFT | {"reset": resets(rate and 0.03, 4, 128)}
     u, kernel = draw(4, 128, 32).to(dtype).requires_grad_(), draw(32, 128).float().requires_grad_()
     with Allocations() as forward:
-        y = by_fft(Filter(u, kernel, None if rate is None else options["reset"].cumsum(1), 0))
+        y = by_fft(Convolution(u, kernel, None if rate is None else options["reset"].cumsum(1)), 0)
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
         y, _ = long_conv(u, kernel, **options)

@@ -6,8 +6,9 @@ import torch
 from linrec.ops import dense_ssm, diagonal_ssm, dplr_ssm, long_conv
 from linrec.ops.core import backends
 from linrec.ops.core.handlers import handling
-from linrec.ops.long_conv import BACKENDS, fft, triton
-from linrec.ops.long_conv.fft import Convolution
+from linrec.ops.long_conv import BACKENDS, triton
+from linrec.ops.long_conv import torch as in_torch
+from linrec.ops.long_conv.torch import Convolution
 from linrec.testing import (
     assert_agree,
     check_operator,
@@ -88,8 +89,8 @@ def test_pieces_make_no_difference(monkeypatch, alive):
         return y, *torch.autograd.grad(y, inputs, dy)
 
     expected = outputs_and_gradients(mode="convolution", backend="torch")
-    monkeypatch.setattr(fft, "SMALL", 0)
-    monkeypatch.setattr(fft, "ALIVE", alive)
+    monkeypatch.setattr(in_torch, "SMALL", 0)
+    monkeypatch.setattr(in_torch, "ALIVE", alive)
     assert_agree(outputs_and_gradients(**PAIR), expected)
 
 
@@ -174,4 +175,4 @@ def test_memory_on_a_gpu_is_at_most_four_times_the_inputs(dtype, shape):
     torch.autograd.grad(long_conv(u, kernel, **PAIR)[0], (u, kernel), dy)
     taken = torch.cuda.max_memory_allocated() - before
     inputs = sum(x.numel() * x.element_size() for x in (u, kernel))
-    assert taken <= 3 * inputs + max(inputs, fft.SMALL)
+    assert taken <= 3 * inputs + max(inputs, in_torch.SMALL)

@@ -22,6 +22,10 @@ def never(inputs: Any) -> bool:
     return False
 
 
+WITHOUT_RESET: Any = {"accepts": lambda given: given.reset is None, "requires": "calls without `reset`"}
+"""What a backend says that has no resets."""
+
+
 @dataclass(frozen=True)
 class Backend:
     """One way to run an operator: an entry of its table.

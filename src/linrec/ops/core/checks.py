@@ -116,12 +116,15 @@ def check_factors(u: Tensor, factors: Mapping[str, Tensor], kinds: Sequence[str]
     sums = accumulation(u.dtype)
     allowed = [{"real": sums, "complex": COMPLEX[sums]}[kind] for kind in kinds]
     for name, x in factors.items():
-        if x.dtype not in allowed:
-            raise TypeError(
-                f"`{name}` must be {' or '.join(map(name_of, allowed))} beside `u` in {name_of(u.dtype)}; "
-                f"got {name_of(x.dtype)}. Cast it."
-            )
+        check_dtype(name, x, allowed, f" beside `u` in {name_of(u.dtype)}")
     return sums
+
+
+def check_dtype(name: str, x: Tensor, allowed: Sequence[torch.dtype], beside: str = "") -> None:
+    """Raise unless a tensor has one of the dtypes."""
+    if x.dtype not in allowed:
+        kinds = ", ".join(map(name_of, allowed[:-1])) + " or " * (len(allowed) > 1) + name_of(allowed[-1])
+        raise TypeError(f"`{name}` must be {kinds}{beside}; got {name_of(x.dtype)}. Cast it.")
 
 
 def check_precision(name: str, x: Tensor | None, like: Tensor, beside: str) -> None:

@@ -16,7 +16,7 @@ the gradients. Both take named tuples, whose fields are declared once:
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar, cast, get_type_hints
 
 import numpy as np
@@ -78,8 +78,11 @@ class Differentiable(Generic[In, Out]):
         forward: (given, keep) -> outputs; without `keep`, outputs that only the adjoint reads may be empty.
         adjoint: (given, kept, d, needs) -> one gradient per input, None for inputs without one. `d` has the
             gradients of the outputs, `needs` says for each input whether it needs one.
-        again: the same in torch operations, for gradients that are differentiated again.
+        again: the same in torch operations, for gradients that are differentiated again. The default is
+            autograd of `plain`, and without `plain` the adjoint itself.
         plain: the function in torch operations, which runs in place of `forward` under vmap.
+        beside: an axis of each output and of some inputs. Where vmap maps these inputs alone, `forward` runs
+            with the mapped axis folded into these axes, in place of `plain`.
         kept: outputs that only the adjoint reads.
         saves: inputs and outputs that the adjoint reads; it gets None for the others. The default is all
             inputs, and the outputs of `kept`.
@@ -92,11 +95,13 @@ class Differentiable(Generic[In, Out]):
         forward: Callable[[In, bool], Out],
         adjoint: Adjoint,
         *,
-        again: Adjoint,
+        again: Adjoint | None = None,
         plain: Callable[[In], Any] | None = None,
+        beside: Mapping[str, int] | None = None,
         kept: Sequence[str] = (),
         saves: Sequence[str] | None = None,
     ) -> None:
+        again = again or (adjoint if plain is None else by_autograd(plain))
         hints = get_type_hints(inputs)
         results: Sequence[str] = outputs._fields  # type: ignore[attr-defined]
         names = (*hints, *kept) if saves is None else saves
@@ -157,6 +162,15 @@ class Differentiable(Generic[In, Out]):
         if plain is not None:
 
             def vmap(info: Any, in_dims: tuple[int | None, ...], *given: Any) -> Any:
+                axes, size = [None if beside is None else beside.get(name) for name in hints], info.batch_size
+                places = list(zip(given, in_dims, axes, strict=True))
+                if beside is not None and all(dim is None or axis is not None for _, dim, axis in places):
+                    found = Function.apply(*[_beside(*place, size) for place in places])
+                    out_dims = tuple(beside[name] for name in results)
+                    unfolded = [
+                        x.unflatten(axis, (size, -1)) for x, axis in zip(found, out_dims, strict=True)
+                    ]
+                    return tuple(unfolded), out_dims
                 mapped = torch.func.vmap(lambda *given: tuple(plain(inputs(*given))), in_dims)(*given)
                 return mapped, (0,) * len(mapped)
 
@@ -167,10 +181,13 @@ class Differentiable(Generic[In, Out]):
         Function.forward.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in hints])  # type: ignore[attr-defined]
         self.outputs, self.forward, self.function = outputs, forward, Function
         self.operators: tuple[Any, ...] = ()
+        self.mapped = plain is not None
 
     def __call__(self, given: In) -> Out:
         """Run the function, and have autograd see it where it has to."""
-        if differentiated(*given):
+        # `forward` may know nothing of vmap
+        is_mapped = self.mapped and torch._C._are_functorch_transforms_active()
+        if is_mapped or differentiated(*given):
             return self.outputs(*self.function.apply(*given))
         return self.forward(given, False)
 
@@ -250,10 +267,11 @@ def kernel_op(
     forward: Callable[[Out, In], None],
     adjoint: Callable[[Any, In, Out, Out], None],
     *,
-    again: Adjoint,
+    again: Adjoint | None = None,
     gradients: Callable[[In, Out, Out, Sequence[bool]], Sequence[Memory]] | None = None,
     batch: str | None = None,
     plain: Callable[[In], Any] | None = None,
+    beside: Mapping[str, int] | None = None,
     kept: Sequence[str] = (),
     saves: Sequence[str] | None = None,
 ) -> Differentiable[In, Out]:
@@ -270,15 +288,17 @@ def kernel_op(
         memory: (given, keep) -> a `Memory` for each output.
         forward: (out, given): fills the outputs.
         adjoint: (out, given, kept, d): fills the gradients `out`, None for those without memory.
-        again: as for `Differentiable`.
+        again: as for `Differentiable`, but needed without `plain`: the adjoint cannot be differentiated.
         gradients: (given, kept, d, needs) -> a `Memory` for each tensor of the inputs, `NOTHING` for a
             gradient that the adjoint leaves out. By default, every gradient is like its input.
         batch: the input whose first axis is the batch. All tensors have it first, or an axis of 1, and vmap
             folds the mapped axis into it. Without, `plain` runs under vmap.
         plain: as for `Differentiable`.
+        beside: as for `Differentiable`.
         kept: as for `Differentiable`.
         saves: as for `Differentiable`.
     """
+    assert again is not None or plain is not None
     hints = get_type_hints(inputs)
     n, m = len(hints), len(outputs._fields)  # type: ignore[attr-defined]
     tensors = [i for i, hint in enumerate(hints.values()) if hint in (Tensor, Tensor | None)]
@@ -318,7 +338,8 @@ def kernel_op(
             found[i] = gradient
         return found
 
-    kernel = Differentiable(inputs, outputs, run, backwards, again=again, plain=plain, kept=kept, saves=saves)
+    options: Any = {"again": again, "plain": plain, "beside": beside, "kept": kept, "saves": saves}
+    kernel = Differentiable(inputs, outputs, run, backwards, **options)
     kernel.operators = tuple(getattr(torch.ops.linrec, op).default for op in (name, f"{name}_backward"))
     return kernel
 
@@ -435,6 +456,14 @@ def allocated(space: Memory, device: torch.device) -> Tensor:
 def _batch_of(x: Tensor, dim: int | None) -> int:
     """Return the size of the batch, the first axis but for the mapped one."""
     return x.shape[0] if dim is None else x.movedim(dim, 0).shape[1]
+
+
+def _beside(x: Any, dim: int | None, axis: int | None, size: int) -> Any:
+    """Return a tensor with the mapped axis folded into another axis; one that is not mapped is repeated."""
+    if axis is None:
+        return x
+    x = x.unsqueeze(axis) if dim is None else x.movedim(dim, axis)
+    return x.expand(*x.shape[:axis], size, *x.shape[axis + 1 :]).flatten(axis, axis + 1)
 
 
 def _folded(x: Tensor, dim: int | None, size: int, batch: int) -> Tensor:

@@ -55,6 +55,11 @@ def wide(x: Any) -> Any:
     return x
 
 
+def in_double(x: Tensor) -> Tensor:
+    """Return a tensor in double precision, but on Apple's GPUs, which have none."""
+    return x if x.device.type == "mps" else x.to(torch.complex128 if x.is_complex() else torch.float64)
+
+
 def widened(inputs: Any) -> Any:
     """Return a named tuple with every tensor of numbers in its accumulation dtype."""
     if any(isinstance(x, Tensor) and x.dtype in _HALF for x in inputs):

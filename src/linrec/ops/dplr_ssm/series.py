@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from linrec.ops.core.kernel import Differentiable
-from linrec.ops.long_conv.fft import transform_size
+from linrec.ops.long_conv.torch import transform_size
 
 
 def delayed(series: Tensor) -> Tensor:

@@ -2,22 +2,22 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxtyping import Bool, Float
 from torch import Tensor, cat
 from torch.nn import functional
 
-from linrec.ops.core.backends import Backend, few, never
+from linrec.ops.core.backends import WITHOUT_RESET, Backend, few, never
 from linrec.ops.core.call import Operator, documented
 from linrec.ops.core.checks import check_axes, check_precision, check_shape, check_supported
 from linrec.ops.core.isolation import entering
 from linrec.ops.long_conv.cauchy import cauchy_kernel
 from linrec.ops.long_conv.discretization import DISCRETIZATIONS, Discretization, discretize_diagonal
+from linrec.ops.long_conv.powers import vandermonde_kernel
 from linrec.ops.long_conv.reference import long_conv_reference
-from linrec.ops.long_conv.torch import Filter, by_fft, by_sums
+from linrec.ops.long_conv.torch import Convolution, by_fft, by_sums
 from linrec.ops.long_conv.triton import convolution as convolution_triton
-from linrec.ops.long_conv.vandermonde import vandermonde_kernel
 
 __all__ = [
     "DISCRETIZATIONS",
@@ -72,40 +72,32 @@ def _canonical(given: LongConv) -> LongConv:
     return given
 
 
-def _run(convolve: Callable[[Filter], Tensor]) -> Callable[[LongConv], tuple[Tensor, Tensor]]:
-    """Return the run of a backend: y of all inputs so far, and these inputs as the state."""
-
-    def run(given: LongConv) -> tuple[Tensor, Tensor]:
-        u, kernel, state, reset = given
-        inputs = u if state is None else cat([entering(state, reset).to(u.dtype), u], dim=1)
-        before = inputs.shape[1] - u.shape[1]
-        if reset is None:
-            return convolve(Filter(inputs, kernel, None, before)), inputs
-        # the document of a step is the number of resets up to it
-        document = functional.pad(reset.cumsum(1), (before, 0))
-        hidden = (document != document[:, -1:])[..., None]
-        return convolve(Filter(inputs, kernel, document, before)), inputs.masked_fill(hidden, 0)
-
-    return run
+def _run(given: LongConv, convolve: Callable[[Convolution, int], Tensor]) -> tuple[Tensor, Tensor]:
+    """Return y of all inputs so far, and these inputs as the state."""
+    u, kernel, state, reset = given
+    inputs = u if state is None else cat([entering(state, reset).to(u.dtype), u], dim=1)
+    before = inputs.shape[1] - u.shape[1]
+    if reset is None:
+        return convolve(Convolution(inputs, kernel, None), before), inputs
+    # the document of a step is the number of resets up to it
+    document = functional.pad(reset.cumsum(1), (before, 0))
+    hidden = (document != document[:, -1:])[..., None]
+    return convolve(Convolution(inputs, kernel, document), before), inputs.masked_fill(hidden, 0)
 
 
-# the state keeps the dtype of u, and what is transformed is widened piece by piece
-_Backend = partial(Backend, widen=False)
+def _entry(mode: str, name: str, convolve: Callable[..., Tensor], about: str, **options: Any) -> Backend:
+    # the state keeps the dtype of u, and what is transformed is widened piece by piece
+    return Backend(mode, name, partial(_run, convolve=convolve), about, widen=False, **options)
+
+
 _SUMS, _FFT = "a sum over the taps for each step; good for a few steps", "by FFT, O(t log t)"
+_FUSED = f"{_FFT}, with one kernel for all between two transforms; without `reset`"
+_BY_TRITON = partial(by_fft, convolve=convolution_triton)
 BACKENDS = (
-    _Backend("recurrent", "torch", _run(by_sums), _SUMS, auto=lambda given: few(given.u.shape[1], FEW)),
-    _Backend(
-        "convolution",
-        "triton",
-        _run(lambda given: by_fft(given, convolution_triton)),
-        f"{_FFT}, with one kernel for all between two transforms; without `reset`",
-        accepts=lambda given: given.reset is None,
-        requires="calls without `reset`",
-    ),
-    _Backend("convolution", "torch", _run(by_fft), f"{_FFT}; with `reset`, O(t log^2 t)"),
-    _Backend(
-        "recurrent", "reference", _run(long_conv_reference), "a loop over time and taps, slow", auto=never
-    ),
+    _entry("recurrent", "torch", by_sums, _SUMS, auto=lambda given: few(given.u.shape[1], FEW)),
+    _entry("convolution", "triton", _BY_TRITON, _FUSED, **WITHOUT_RESET),
+    _entry("convolution", "torch", by_fft, f"{_FFT}; with `reset`, O(t log^2 t)"),
+    _entry("recurrent", "reference", long_conv_reference, "a loop over time and taps, slow", auto=never),
 )
 OPERATOR = Operator(
     "long_conv",
@@ -144,7 +136,7 @@ def long_conv(
     factors are 2, 3 and 5 (with `reset`, to a power of two), and transformed some channels at a time: beside
     inputs, outputs and gradients, neither pass needs more memory than `u` and K take, or 64 MiB. Gradients
     need u and K alone, and no spectrum is kept for them. Forward mode (`torch.func.jvp`) goes through the
-    sums alone. Under `torch.func.vmap`, torch transforms all channels at once.
+    sums alone.
 
     Args:
         u: input (b, t, d) in float32, float64, bfloat16 or float16.

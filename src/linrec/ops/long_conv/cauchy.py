@@ -13,11 +13,12 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from linrec.ops.core import checks
-from linrec.ops.core.backends import Backend, choose
-from linrec.ops.core.kernel import NOTHING, Memory, by_autograd, kernel_op, like
-from linrec.ops.core.precision import COMPLEX, real_dtype, without_autocast
+from linrec.ops.core.backends import Backend
+from linrec.ops.core.kernel import NOTHING, Memory, kernel_op, like
+from linrec.ops.core.precision import COMPLEX, in_double, real_dtype
 from linrec.ops.kernels import Kernels
 from linrec.ops.kernels.launch import on_device, pairs, power_of_2
+from linrec.ops.long_conv.powers import Sums, made_by
 
 KERNELS = Kernels("fft.cauchy_triton")
 FREQUENCIES, ENTRIES = 64, 16
@@ -51,37 +52,28 @@ class Cauchy(NamedTuple):
     rest: Tensor
 
 
-class Sums(NamedTuple):
-    """S_kf = sum_n w_kn / (rest_f - lambda_n around_f), (d, k, f)."""
-
-    sums: Tensor
-
-
 def sums_by_torch(given: Cauchy) -> Sums:
-    """Return the sums, with the matrix in memory."""
+    """Return S_kf = sum_n w_kn / (rest_f - lambda_n around_f), (d, k, f), with the matrix in memory."""
     weights, Lambda, around, rest = given
     return Sums(weights @ (1 / (rest - Lambda[..., None] * around[:, None])))
 
 
 def _forward(out: Sums, given: Cauchy) -> None:
     (d, k, f), n, sums = out.sums.shape, given.Lambda.shape[1], torch.view_as_real(out.sums)
+    grid, constants = (d, -(-f // FREQUENCIES)), {"K": k, "ROWS": power_of_2(k), "F": FREQUENCIES}
     with on_device(sums.device):
-        KERNELS.forward[d, -(-f // FREQUENCIES)](
-            *map(pairs, given), sums, n, f, K=k, ROWS=power_of_2(k), F=FREQUENCIES
-        )
+        KERNELS.forward[grid](*map(pairs, given), sums, n, f, **constants)
 
 
 def _adjoint(out: Any, given: Cauchy, kept: Sums, d: Sums) -> None:
     (models, k, f), n = d.sums.shape, given.Lambda.shape[1]
     read, rows = [pairs(x) for x in (*given, d.sums)], {"K": k, "ROWS": power_of_2(k)}
     dweights, dLambda, daround = map(torch.view_as_real, out[:3])
+    entries, frequencies = -(-n // ENTRIES), -(-f // FREQUENCIES)
+    constants = {"F": max(1, FREQUENCIES // 2), "N": ENTRIES} | rows
     with on_device(d.sums.device):
-        KERNELS.backward_entries[models, -(-n // ENTRIES)](
-            *read, dweights, dLambda, n, f, **rows, N=ENTRIES, F=max(1, FREQUENCIES // 2)
-        )
-        KERNELS.backward_frequencies[models, -(-f // FREQUENCIES)](
-            *read, daround, n, f, **rows, F=FREQUENCIES
-        )
+        KERNELS.backward_entries[models, entries](*read, dweights, dLambda, n, f, **constants)
+        KERNELS.backward_frequencies[models, frequencies](*read, daround, n, f, **rows, F=FREQUENCIES)
 
 
 sums_by_triton = kernel_op(
@@ -92,7 +84,6 @@ sums_by_triton = kernel_op(
     _forward,
     _adjoint,
     gradients=lambda given, kept, d, needs: [*map(like, given[:3]), NOTHING],
-    again=by_autograd(sums_by_torch),
     plain=sums_by_torch,
 )
 
@@ -111,7 +102,7 @@ def _kernel(given: LowRank, *, fused: bool) -> Tensor:
     # halfway between the roots of unity, of which 1 is a pole where Lambda or dt is zero: those that are not
     # the conjugates of others
     half = (length + 1) // 2
-    steps = torch.arange(length, device=Lambda.device, dtype=real_dtype(_widest(Lambda)))
+    steps = torch.arange(length, device=Lambda.device, dtype=in_double(dt).dtype)
     turn = torch.polar(torch.ones_like(steps), torch.pi * steps / length)
     z = torch.polar(torch.ones_like(steps[:half]), -torch.pi * (2 * steps[:half] + 1) / length)
     turn, z = turn.to(Lambda.dtype), z.to(Lambda.dtype)
@@ -141,13 +132,10 @@ def _spectrum(
 
 def _after(Lambda: Tensor, P: Tensor, C: Tensor, dt: Tensor, length: int) -> Tensor:
     """Return C Abar^length of one of each conjugate pair, (d, n), with states as real numbers."""
-    wide = _widest(Lambda)
-    Lambda, P, C = Lambda.to(wide), P.to(wide), C.to(wide)
-    real, imaginary = torch.diag_embed(Lambda.real), torch.diag_embed(Lambda.imag)
-    normal = torch.cat([torch.cat([real, -imaginary], -1), torch.cat([imaginary, real], -1)], -2)
+    Lambda, P, C = map(in_double, (Lambda, P, C))
     # P^* x of both entries of a pair is twice the real part of one
     P = torch.cat([P.real, P.imag], 1)
-    A = dt.to(P.dtype)[:, None, None] / 2 * (normal - 2 * P @ P.mT)
+    A = dt.to(P.dtype)[:, None, None] / 2 * (turning(Lambda) - 2 * P @ P.mT)
     identity = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
     Abar = torch.linalg.solve(identity - A, identity + A)
     row = torch.cat([C.real, -C.imag], 1)[:, None] @ torch.linalg.matrix_power(Abar, length)
@@ -155,8 +143,10 @@ def _after(Lambda: Tensor, P: Tensor, C: Tensor, dt: Tensor, length: int) -> Ten
     return torch.complex(after_real, -after_imag)
 
 
-def _widest(x: Tensor) -> torch.dtype:
-    return x.dtype if x.device.type == "mps" else torch.complex128
+def turning(a: Tensor) -> Tensor:
+    """Return the product with numbers a (d, n) as matrices (d, 2 n, 2 n) on states as (real, imaginary)."""
+    real, imaginary = torch.diag_embed(a.real), torch.diag_embed(a.imag)
+    return torch.cat([torch.cat([real, -imaginary], -1), torch.cat([imaginary, real], -1)], -2)
 
 
 BACKENDS = (
@@ -224,23 +214,14 @@ def cauchy_kernel(
     checks.check_tensors(given, _TENSORS, "Lambda")
     checks.check_axes("Lambda", Lambda, "(d, n)", "Pass the eigenvalues of every channel.")
     kind, d, n = Lambda.dtype, *Lambda.shape
-    if kind not in COMPLEX.values():
-        raise TypeError(f"`Lambda` must be complex64 or complex128; got {checks.name_of(kind)}. Cast it.")
-    for name, x, axes, shape, dtype in (
-        ("P", P, "(d, n, r)", (d, n, "r"), kind),
-        ("B", B, "(d, n)", (d, n), kind),
-        ("C", C, "(d, n)", (d, n), kind),
-        ("dt", dt, "(d,)", (d,), real_dtype(kind)),
-    ):
-        checks.check_shape(name, x, axes, shape, "Pass as many channels and entries as `Lambda` has.")
-        if x.dtype != dtype:
-            expected, given_as, got = map(checks.name_of, (dtype, kind, x.dtype))
-            raise TypeError(f"`{name}` must be {expected} beside `Lambda` in {given_as}; got {got}. Cast it.")
-    if length < 1:
-        raise ValueError(f"`length` must be at least 1 tap; got {length}.")
+    checks.check_dtype("Lambda", Lambda, [*COMPLEX.values()])
+    cure, beside = "Pass as many as `Lambda` has.", f" beside `Lambda` in {checks.name_of(kind)}"
+    of_n = ("(d, n)", (d, n))
+    expected = {"P": ("(d, n, r)", (d, n, "r")), "B": of_n, "C": of_n, "dt": ("(d,)", (d,))}
+    for name, (axes, shape) in expected.items():
+        x = getattr(given, name)
+        checks.check_shape(name, x, axes, shape, cure)
+        checks.check_dtype(name, x, [real_dtype(kind) if name == "dt" else kind], beside)
     checks.check_rates("Lambda", Lambda)
     checks.check_steps("dt", dt)
-    entry = choose("cauchy_kernel", BACKENDS, given, Lambda.device.type, "auto", backend)
-    with without_autocast(Lambda.device.type):
-        kernel: Tensor = entry.run(given)
-    return kernel
+    return made_by("cauchy_kernel", BACKENDS, given, backend)

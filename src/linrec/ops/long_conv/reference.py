@@ -4,12 +4,12 @@ import torch
 from torch import Tensor
 
 from linrec.ops.core.precision import wide
-from linrec.ops.long_conv.torch import Filter
+from linrec.ops.long_conv.torch import Convolution
 
 
-def long_conv_reference(given: Filter) -> Tensor:
-    """Return y_n = sum_j K_j u_{n-j}, over the steps of the same document, in float32 or float64."""
-    u, kernel, document, before = given
+def long_conv_reference(given: Convolution, before: int) -> Tensor:
+    """Return y_n = sum_j K_j u_{n-j}, over the steps of the same document, from `before` on."""
+    u, kernel, document = given
     u, kernel = wide(u), wide(kernel)
     # a function of both, also where there are no steps
     outputs = [u[:, :0] * kernel.sum()]

@@ -1,36 +1,68 @@
-"""The convolution in torch operations: as a sum over taps for each step, and by FFT."""
+"""The convolution in torch operations: as a sum over taps for each step, and by FFT.
 
-from collections.abc import Callable
-from typing import NamedTuple
+By FFT, with time reversed where needed, outputs and gradients are products of spectra: y = K * u, and for a
+gradient dy of y
+
+    du_s = sum_t K_{t-s} dy_t        dK_j = sum_{b,t} u_{t-j} dy_t
+
+whose spectra have the conjugates of the spectra of K and u. Transforms are so long that no end wraps onto the
+steps that are kept. No spectrum is kept for the gradients. Some channels are transformed at a time.
+
+Where documents follow each other in a row, an output is the sum of its own tap and, for every halving of time
+that separates it from an input, of a contribution of the left half to the right half. Only the document that
+spans the middle contributes. So each level is a circular convolution of the left halves over both: what would
+wrap around falls on the left half, which is not read.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from linrec.ops.core.kernel import Differentiable, by_autograd
 from linrec.ops.core.machine import exporting
-from linrec.ops.core.precision import wide
-from linrec.ops.long_conv.fft import Convolution, Convolved, convolution
+from linrec.ops.core.precision import accumulation, wide
+
+SMALL = 64 << 20
+"""Bytes of a piece that is transformed at once: small inputs are one piece."""
+
+ALIVE = 4
+"""Real numbers of a transform's length that are alive at once for every row and channel: spectra of the input
+and of the output's gradient, the product, and the library's copy of it."""
+
+SHARED = 2
+"""The same for every channel: the spectra of the kernel and of its gradient."""
+
+ALIGNED = 16
+"""The channels of a piece are a multiple of this if possible: then those of each step start at an aligned
+address."""
 
 
-class Filter(NamedTuple):
-    """What backends take; they return y (b, t, d).
+class Convolution(NamedTuple):
+    """What is convolved.
 
     Attributes:
-        u: (b, s + t, d), the s steps of the state in front.
+        u: (b, t, d), the steps of the state in front.
         kernel: (d, length).
-        document: (b, s + t) integers that grow at resets, or None.
-        before: s.
+        document: (b, t) integers that grow at resets, or None.
     """
 
     u: Tensor
     kernel: Tensor
     document: Tensor | None
-    before: int
 
 
-def by_sums(given: Filter) -> Tensor:
-    """Return y_n = sum_j K_j u_{n-j}, one step after the other, each as one sum over the taps."""
-    u, kernel, document, before = given
+class Convolved(NamedTuple):
+    """y (b, t, d) in the dtype of u."""
+
+    y: Tensor
+
+
+def by_sums(given: Convolution, before: int) -> Tensor:
+    """Return y_n = sum_j K_j u_{n-j} of the steps from `before` on, each as one sum over the taps."""
+    u, kernel, document = given
     # taps in the order of the inputs: the last one is for the current step
     u, taps = wide(u), wide(kernel).flip(1).mT
     if u.shape[1] == before:
@@ -46,22 +78,9 @@ def by_sums(given: Filter) -> Tensor:
     return torch.cat(outputs, dim=1)
 
 
-def by_fft(given: Filter, convolve: Callable[[Convolution], Convolved] = convolution) -> Tensor:
-    """Return y = K * u by FFT."""
-    u, kernel, document, before = given
-    if exporting():
-        return _by_shifts(given)
-    if kernel.shape[1] == 0 or u[:, before:].numel() == 0:
-        return u[:, before:] * kernel.sum(1)
-    # the first input that a tap of an output reaches
-    first = max(0, before + 1 - kernel.shape[1])
-    document = None if document is None else document[:, first:]
-    return convolve(Convolution(u[:, first:], kernel, document)).y[:, before - first :]
-
-
-def _by_shifts(given: Filter) -> Tensor:
+def by_shifts(given: Convolution, before: int) -> Tensor:
     """Return y = sum_j K_j (u shifted by j), for torch.export: the length decides the sizes of transforms."""
-    u, kernel, document, before = given
+    u, kernel, document = given
     u, kernel = wide(u), wide(kernel)
     time, past = u.shape[1] - before, kernel.shape[1] - 1
     inputs = functional.pad(u, (0, 0, past, 0))
@@ -75,3 +94,199 @@ def _by_shifts(given: Filter) -> Tensor:
             shifted = shifted.masked_fill(hidden[..., None], 0)
         y = torch.addcmul(y, shifted, taps)
     return y
+
+
+def transform_size(least: int) -> int:
+    """Return the smallest even length of at least `least` whose prime factors are 2, 3 and 5.
+
+    Example:
+        >>> [transform_size(least) for least in (1, 7, 17, 2001, 32767)]
+        [2, 8, 18, 2048, 32768]
+    """
+    best = 1 << max(1, (least - 1).bit_length())
+    five = 1
+    while five < best:
+        three = five
+        while three < best:
+            size = 2 * three
+            while size < least:
+                size *= 2
+            best = min(best, size)
+            three *= 3
+        five *= 5
+    return best
+
+
+def size_of(given: Convolution) -> int:
+    """Return the length of the transforms."""
+    time = given.u.shape[1]
+    return transform_size(time + given.kernel.shape[1] - 1) if given.document is None else 2 * time
+
+
+def pieces(given: Convolution) -> Iterator[tuple[tuple[slice, slice, slice], Convolution]]:
+    """Yield pieces whose transforms take no more memory than the inputs, each after its place in u."""
+    u, kernel, document = given
+    batch, _, channels = u.shape
+    inputs = sum(x.numel() * x.element_size() for x in (u, kernel))
+    at_once = max(SMALL, inputs) // (size_of(given) * accumulation(u.dtype).itemsize)
+    most = min(channels, max(1, at_once // (ALIVE * batch + SHARED)))
+    # all of one width: the library makes a plan for each width
+    wide = -(-channels // -(-channels // most))
+    wide = min(most, -(-wide // ALIGNED) * ALIGNED)
+    deep = min(batch, max(1, (at_once - SHARED * wide) // (ALIVE * wide)))
+    for begin in range(0, channels, wide):
+        columns = slice(begin, begin + wide)
+        for row in range(0, batch, deep):
+            rows = slice(row, row + deep)
+            owner = None if document is None else document[rows]
+            yield (rows, slice(None), columns), Convolution(u[rows, :, columns], kernel[columns], owner)
+
+
+def _outputs(given: Convolution, product: Callable[[Tensor, Tensor], Tensor] = torch.mul) -> Tensor:
+    u, kernel, document = given
+    if document is not None:
+        return _outputs_of_documents(given, document).to(u.dtype)
+    size = size_of(given)
+    taps = _spectrum(kernel, size)
+    spectrum = product(_spectrum(u.mT, size), taps)
+    return torch.fft.irfft(spectrum, size)[..., : u.shape[1]].mT.to(u.dtype)
+
+
+def _gradients(given: Convolution, dy: Tensor, needs: Sequence[bool]) -> tuple[Any, Any]:
+    u, kernel, document = given
+    if document is not None:
+        return _gradients_of_documents(given, document, dy)
+    size, du, dkernel = size_of(given), None, None
+    spectrum = _spectrum(dy.mT, size)
+    if needs[1]:
+        total = (_spectrum(u.mT, size).conj() * spectrum).sum(0)
+        dkernel = torch.fft.irfft(total, size)[:, : kernel.shape[1]]
+    if needs[0]:
+        spectrum = spectrum.mul_(_spectrum(kernel, size).conj())
+        du = torch.fft.irfft(spectrum, size)[..., : u.shape[1]].mT
+    return du, dkernel
+
+
+def _spectrum(x: Tensor, size: int) -> Tensor:
+    return torch.fft.rfft(wide(x), size)
+
+
+def _outputs_of_documents(given: Convolution, document: Tensor) -> Tensor:
+    u, taps, document = _to_power_of_two(given, document)
+    y = taps[:, 0] * u
+    for size, hidden_left, hidden_right in _levels(document):
+        left = _halves(u, size)[:, :, 0].masked_fill(hidden_left, 0)
+        spectrum = torch.fft.rfft(left, size, dim=2) * torch.fft.rfft(taps[:, :size]).mT
+        added = torch.fft.irfft(spectrum, size, dim=2)[:, :, size // 2 :].masked_fill(hidden_right, 0)
+        y = y + functional.pad(added, (0, 0, size // 2, 0)).reshape(y.shape)
+    return y[:, : given.u.shape[1]]
+
+
+def _gradients_of_documents(given: Convolution, document: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
+    u, taps, document = _to_power_of_two(given, document)
+    dy = functional.pad(dy.to(u.dtype), (0, 0, 0, u.shape[1] - dy.shape[1]))
+    du, dtaps = taps[:, 0] * dy, functional.pad((u * dy).sum((0, 1))[:, None], (0, taps.shape[1] - 1))
+    for size, hidden_left, hidden_right in _levels(document):
+        half = size // 2
+        left = _halves(u, size)[:, :, 0].masked_fill(hidden_left, 0)
+        right = _halves(dy, size)[:, :, 1].masked_fill(hidden_right, 0)
+        spectrum = torch.fft.rfft(functional.pad(right, (0, 0, half, 0)), dim=2)
+        change = (torch.fft.rfft(left, size, dim=2).conj() * spectrum).sum((0, 1))
+        dtaps[:, :size] += torch.fft.irfft(change, size, dim=0).mT
+        spectrum = spectrum * torch.fft.rfft(taps[:, :size]).conj().mT
+        taken = torch.fft.irfft(spectrum, size, dim=2)[:, :, :half].masked_fill(hidden_left, 0)
+        du = du + functional.pad(taken, (0, 0, 0, half)).reshape(du.shape)
+    return du[:, : given.u.shape[1]], dtaps[:, : given.kernel.shape[1]]
+
+
+def _levels(document: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Yield every halving: its size, and the steps of left and right halves that are not of its document."""
+    size = document.shape[1]
+    while size > 1:
+        owner = document.reshape(len(document), -1, 2, size // 2, 1)
+        middle = owner[:, :, 1, :1]
+        yield size, owner[:, :, 0] != middle, owner[:, :, 1] != middle
+        size //= 2
+
+
+def _halves(x: Tensor, size: int) -> Tensor:
+    return x.reshape(len(x), -1, 2, size // 2, x.shape[-1])
+
+
+def _to_power_of_two(given: Convolution, document: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    u, kernel, time = wide(given.u), wide(given.kernel), given.u.shape[1]
+    size = 1 << (time - 1).bit_length()
+    u, taps = functional.pad(u, (0, 0, 0, size - time)), functional.pad(kernel, (0, size - kernel.shape[1]))
+    # steps after the end belong to no document
+    return u, taps, functional.pad(document, (0, size - time), value=-1)
+
+
+def _forward(given: Convolution, keep: bool) -> Convolved:
+    y = given.u.new_empty(given.u.shape)
+    for place, piece in pieces(given):
+        y[place] = _outputs(piece, Tensor.mul_)
+    return Convolved(y)
+
+
+def _adjoint(given: Convolution, kept: Convolved, d: Convolved, needs: Sequence[bool]) -> tuple[Any, ...]:
+    u, kernel, _ = given
+    # mapped where dy is
+    du = d.y.new_empty(u.shape) if needs[0] else None
+    dkernel = d.y.new_zeros(kernel.shape, dtype=accumulation(u.dtype)) if needs[1] else None
+    for place, piece in pieces(given):
+        of_u, of_kernel = _gradients(piece, d.y[place], needs)
+        if du is not None:
+            du[place] = of_u
+        if dkernel is not None:
+            dkernel[place[2]] += of_kernel
+    return du, dkernel, None
+
+
+def plain(given: Convolution) -> Convolved:
+    """Return the convolution of all channels at once, as operations that autograd and vmap know."""
+    return Convolved(_outputs(given))
+
+
+def gradients_by(
+    convolve: Callable[[Convolution], Convolved], given: Convolution, d: Convolved, needs: Sequence[bool]
+) -> Sequence[Tensor | None]:
+    """Return the gradients as convolutions, which may be differentiated again."""
+    u, kernel, document = given
+    if document is not None:
+        return by_autograd(plain)(given, None, d, needs)
+    du = convolve(Convolution(d.y.flip(1), kernel, None)).y.flip(1) if needs[0] else None
+    if not needs[1]:
+        return du, None, None
+    # every row and channel of u is the kernel of its own dy
+    dy = wide(d.y).flip(1).mT.flatten(0, 1).mT[None]
+    both = convolve(Convolution(dy, wide(u).mT.flatten(0, 1), None)).y[0].flip(0)
+    return du, both.mT.unflatten(0, (len(u), -1)).sum(0)[:, : kernel.shape[1]], None
+
+
+BESIDE = {"u": 2, "kernel": 0, "y": 2}
+"""Under vmap, the mapped axis is laid beside the channels."""
+
+convolution = Differentiable(
+    Convolution,
+    Convolved,
+    _forward,
+    _adjoint,
+    again=lambda given, kept, d, needs: gradients_by(convolution, given, d, needs),
+    plain=plain,
+    beside=BESIDE,
+)
+
+
+def by_fft(
+    given: Convolution, before: int, convolve: Callable[[Convolution], Convolved] = convolution
+) -> Tensor:
+    """Return y = K * u of the steps from `before` on, by FFT; `convolve` takes inputs that are not empty."""
+    u, kernel, document = given
+    if exporting():
+        return by_shifts(given, before)
+    if kernel.shape[1] == 0 or u[:, before:].numel() == 0:
+        return u[:, before:] * kernel.sum(1)
+    # the first input that a tap of an output reaches
+    first = max(0, before + 1 - kernel.shape[1])
+    document = None if document is None else document[:, first:]
+    return convolve(Convolution(u[:, first:], kernel, document)).y[:, before - first :]

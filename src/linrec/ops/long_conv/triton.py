@@ -1,6 +1,6 @@
 """The convolution by FFT on GPUs: torch's transforms, and one kernel by Triton for all between two of them.
 
-Formulas are in `fft.py`. Transforms need neither copies of their inputs with time laid out anew, nor a
+Formulas are in `torch.py`. Transforms need neither copies of their inputs with time laid out anew, nor a
 division by their length: the kernel that pads does both.
 """
 
@@ -14,8 +14,7 @@ from linrec.ops.core.kernel import NOTHING, kernel_op, like
 from linrec.ops.core.precision import accumulation
 from linrec.ops.kernels import Kernels
 from linrec.ops.kernels.launch import on_device
-from linrec.ops.long_conv import fft
-from linrec.ops.long_conv.fft import Convolution, Convolved, pieces, size_of
+from linrec.ops.long_conv.torch import BESIDE, Convolution, Convolved, gradients_by, pieces, plain, size_of
 
 KERNELS = Kernels("fft.long_conv_triton")
 STEPS, CHANNELS = 64, 32
@@ -100,6 +99,7 @@ convolution = kernel_op(
     _forward,
     _adjoint,
     gradients=_space,
-    again=fft.again,
-    plain=fft.plain,
+    again=lambda given, kept, d, needs: gradients_by(convolution, given, d, needs),
+    plain=plain,
+    beside=BESIDE,
 )
