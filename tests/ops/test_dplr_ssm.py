@@ -6,7 +6,7 @@ import torch
 
 from linrec.ops import diagonal_ssm, dplr_ssm
 from linrec.ops.core.handlers import recording
-from linrec.ops.dplr_ssm.series import fed_back, times
+from linrec.ops.dplr_ssm.torch import fed_back, times
 from linrec.testing import assert_agree, check_operator, dplr_ssm_inputs, generator, reset_mask
 
 from .memory import Allocations
@@ -138,9 +138,11 @@ def test_errors_name_the_shape_that_is_wrong():
     def zeros(*shape, dtype=torch.complex64):
         return torch.zeros(shape, dtype=dtype)
 
-    refused(ValueError, r"`a` must have shape \(d, n\) = \(3, n\), .* got \(2, 4\)", a=zeros(2, 4))
-    refused(ValueError, r"`p` must have shape \(d, n, r\) = \(3, 4, r\), .* got \(3, 4\)", p=zeros(3, 4))
-    refused(ValueError, "of rank 0, `diagonal_ssm` has less to do", p=zeros(3, 4, 0), q=zeros(3, 4, 0))
+    refused(ValueError, r"`a` must have shape \(d, n\) = \(3, n\); got \(2, 4\)", a=zeros(2, 4))
+    refused(ValueError, r"`p` must have shape \(d, n, r\) = \(3, 4, r\); got \(3, 4\)", p=zeros(3, 4))
+    none = {name: zeros(3, 0) for name in "abc"} | {name: zeros(3, 0, 1) for name in "pq"}
+    refused(ValueError, r"n and r of at least 1; got \(3, 0\)", **none)
+    refused(ValueError, "Of rank 0, `diagonal_ssm` has less to do", p=zeros(3, 4, 0), q=zeros(3, 4, 0))
     refused(ValueError, r"`q` must have shape \(d, n, r\) = \(3, 4, 1\); got \(3, 4, 2\)", q=zeros(3, 4, 2))
     refused(ValueError, r"`b` must have shape \(d, n\) = \(3, 4\); got \(4,\)", b=zeros(4))
     refused(ValueError, r"`state` must have shape \(b, d, n\) = \(2, 3, 4\)", state=zeros(2, 4, 3))

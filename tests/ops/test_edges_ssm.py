@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from linrec.ops import dense_ssm, diagonal_ssm, dplr_ssm
-from linrec.ops.diagonal_ssm.growing import GrowingSSM, growing_ssm
+from linrec.ops.diagonal_ssm import growing_ssm
+from linrec.ops.diagonal_ssm.torch import GrowingSSM
 from linrec.testing import dense_ssm_inputs, diagonal_ssm_inputs, dplr_ssm_inputs, reset_mask
 
 OPERATORS = {

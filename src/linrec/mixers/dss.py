@@ -24,8 +24,8 @@ from linrec.errors import unknown
 from linrec.mixers.base import Mixer, State, Transitions, kernel_mixing
 from linrec.nn.parameters import mark
 from linrec.nn.state_space import log_steps, spectrum
-from linrec.ops.diagonal_ssm import OPERATOR, diagonal_ssm
-from linrec.ops.diagonal_ssm.growing import GrowingSSM, growing_kernel, growing_ssm
+from linrec.ops.diagonal_ssm import OPERATOR, diagonal_ssm, growing_ssm
+from linrec.ops.diagonal_ssm.torch import GrowingSSM, growing_kernel
 from linrec.ops.long_conv import discretize_diagonal, vandermonde_kernel
 from linrec.ops.long_conv.discretization import softmax_factors
 

@@ -101,7 +101,7 @@ class Differentiable(Generic[In, Out]):
         kept: Sequence[str] = (),
         saves: Sequence[str] | None = None,
     ) -> None:
-        again = again or (adjoint if plain is None else by_autograd(plain))
+        twice: Adjoint = again or (adjoint if plain is None else by_autograd(plain))
         hints = get_type_hints(inputs)
         results: Sequence[str] = outputs._fields  # type: ignore[attr-defined]
         names = (*hints, *kept) if saves is None else saves
@@ -152,7 +152,7 @@ class Differentiable(Generic[In, Out]):
                 of_d = [None if keep else x for x, keep in zip(d, is_kept, strict=True)]
                 # kernels have no derivative of their own: a gradient that is to be differentiated again, as
                 # under torch.func.grad, is made of torch operations
-                run = again if torch.is_grad_enabled() else adjoint
+                run = twice if torch.is_grad_enabled() else adjoint
                 gradients = run(inputs(*given), outputs(*found), outputs(*cast(Any, of_d)), needs)
                 return tuple(
                     _reduced(g, dtype) if need and g is not None else None
@@ -181,15 +181,19 @@ class Differentiable(Generic[In, Out]):
         Function.forward.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in hints])  # type: ignore[attr-defined]
         self.outputs, self.forward, self.function = outputs, forward, Function
         self.operators: tuple[Any, ...] = ()
+        # under vmap, `forward` itself cannot run
         self.mapped = plain is not None
 
     def __call__(self, given: In) -> Out:
         """Run the function, and have autograd see it where it has to."""
-        # `forward` may know nothing of vmap
-        is_mapped = self.mapped and torch._C._are_functorch_transforms_active()
-        if is_mapped or differentiated(*given):
+        if differentiated(*given) or (self.mapped and _transformed()):
             return self.outputs(*self.function.apply(*given))
         return self.forward(given, False)
+
+
+def _transformed() -> bool:
+    # while torch.compile traces, this is not known
+    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
 
 
 def _reduced(gradient: Tensor, dtype: torch.dtype) -> Tensor:

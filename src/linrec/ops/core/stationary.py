@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from linrec.ops.core.backends import Backend, always, few, never
+from linrec.ops.core.backends import WITHOUT_RESET, Backend, always, few, never
+from linrec.ops.core.call import Operator
 from linrec.ops.core.isolation import entering
+from linrec.ops.core.precision import wide
 from linrec.ops.core.unbounded import blocks, joined, matrix_product, recurrence
 
 BLOCK = 32
@@ -35,22 +37,27 @@ class Tables(NamedTuple):
     taps: Tensor
 
 
-Run = Callable[..., tuple[Tensor, Tensor]]
+Values = tuple[Tensor, Tensor]
+Run = Callable[..., Values]
+
+
+def _as_u(given: Any) -> tuple[torch.Size, torch.dtype]:
+    return given.u.shape, given.u.dtype
+
+
+def _as_c(given: Any) -> tuple[tuple[int, ...], torch.dtype]:
+    return (given.u.shape[0], *given.c.shape), given.c.dtype
+
+
+# `zeros`: the convolution leaves out what a state of zeros would add
+model = partial(Operator, sequence="u", output=_as_u, axes="(b, d, n)", state=_as_c, zeros=False)
+"""Makes the operator of a model, of `name`, `inputs`, `canonical` and `backends`."""
 
 
 def backends(recurrence: Run, convolution: Run, reference: Run) -> tuple[Backend, ...]:
     """Return the table of a model: a loop for few steps, else the convolution."""
-    return (
-        Backend(
-            "recurrent",
-            "torch",
-            recurrence,
-            "a loop for the states alone",
-            auto=lambda x: few(x.u.shape[1], 16),
-        ),
-        *convolutions(convolution),
-        Backend("recurrent", "reference", reference, "a loop over time: the oracle, slow", auto=never),
-    )
+    loop = Backend("recurrent", "torch", recurrence, "a loop for the states alone", auto=is_short)
+    return (loop, *convolutions(convolution), oracle(reference))
 
 
 def convolutions(run: Run, auto: Callable[[Any], bool] = always) -> tuple[Backend, Backend]:
@@ -58,15 +65,19 @@ def convolutions(run: Run, auto: Callable[[Any], bool] = always) -> tuple[Backen
     entry = partial(Backend, "convolution", auto=auto, widen=False)
     about = "`linrec.ops.long_conv` with taps by torch"
     return (
-        entry(
-            "triton",
-            partial(run, backend="triton"),
-            f"{about}; without `reset`",
-            accepts=lambda given: given.reset is None,
-            requires="calls without `reset`",
-        ),
+        entry("triton", partial(run, backend="triton"), f"{about}; without `reset`", **WITHOUT_RESET),
         entry("torch", partial(run, backend="torch"), f"{about}; no states of all steps are formed"),
     )
+
+
+def oracle(run: Run) -> Backend:
+    """Return the entry of the reference."""
+    return Backend("recurrent", "reference", run, "a loop over time: the oracle, slow", auto=never)
+
+
+def is_short(given: Any) -> bool:
+    """Return whether there are so few steps that their states cost less than a convolution."""
+    return few(given.u.shape[1], 16)
 
 
 def states(
@@ -91,23 +102,17 @@ def states(
 
 
 def convolved(
-    y: Tensor,
-    u: Tensor,
-    state: Tensor | None,
-    reset: Tensor | None,
-    last: Callable[[Tensor], Tensor],
-    response: Callable[[Tensor], tuple[Tensor, Tensor]],
-) -> tuple[Tensor, Tensor]:
+    y: Tensor, given: Any, last: Callable[[Tensor], Tensor], response: Callable[[Tensor], Values]
+) -> Values:
     """Return the outputs and the last state of a model, from its outputs K * u without an initial state.
 
     Args:
         y: K * u, (b, t, ..).
-        u: (b, t, d), in the accumulation dtype.
-        state: x before the first step (b, d, n), or None for zeros.
-        reset: None or (b, t) bool.
+        given: the inputs of the model: u (b, t, d), state (b, d, n) or None, and reset (b, t) or None.
         last: from u to the last state, without an initial state.
         response: from a state before the first step to its outputs, as y, and its part in the last state.
     """
+    u, state, reset = wide(given.u), given.state, given.reset
     if reset is None:
         x = last(u)
     else:
@@ -124,20 +129,18 @@ def convolved(
     return y + outputs, x + through
 
 
-def stationary(
-    u: Tensor, tables: Tables, state: Tensor | None, reset: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def stationary(given: Any, tables: Tables) -> Values:
     """Run the model.
 
     Args:
-        u: (b, t, d), any number of steps, in the real dtype of the tables.
-        tables: those of the model.
-        state: x before the first step (b, d, n), or None for zeros.
-        reset: None or (b, t) bool.
+        given: the inputs of the model: u (b, t, d), any number of steps, state (b, d, n) or None, and reset
+            (b, t) or None.
+        tables: those of the model, in the accumulation dtype.
 
     Returns:
         y (b, t, d, m) and the last state, in the dtype of the tables.
     """
+    u, state, reset = wide(given.u), given.state, given.reset
     pieces, columns, through = blocks(u, BLOCK, 1), tables.columns, tables.powers[-1]
     if state is None:
         state = u.new_zeros(u.shape[0], u.shape[2], columns.shape[1], dtype=columns.dtype)

@@ -1,11 +1,11 @@
 """State-space models with whole matrices, constant in time: as a convolution and as a recurrence."""
 
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Tensor, dtype
 
-from linrec.ops.core.call import Operator, documented
+from linrec.ops.core.call import documented
 from linrec.ops.core.checks import check_factors
-from linrec.ops.core.stationary import backends
+from linrec.ops.core.stationary import backends, model
 from linrec.ops.dense_ssm.reference import dense_ssm_reference
 from linrec.ops.dense_ssm.torch import DenseSSM, convolution, recurrence
 
@@ -14,42 +14,33 @@ __all__ = ["OPERATOR", "dense_ssm"]
 
 def _canonical(given: DenseSSM) -> DenseSSM:
     """Check shapes and dtypes, and give the matrices an axis for channels."""
-    u, A, B, C, state, reset = given
-    matrices = {"A": A, "B": B} | ({} if C is None else {"C": C})
-    check_factors(u, matrices, ("real",))
-    n = A.shape[-1] if A.ndim else 0
-    shapes = {"A": (n, n), "B": (n,), "C": (C.shape[-2] if C is not None and C.ndim > 1 else 1, n)}
-    for name, matrix in matrices.items():
-        shape, each = shapes[name], (u.shape[2], *shapes[name])
-        if tuple(matrix.shape) not in (shape, each):
-            raise ValueError(
-                f"`{name}` must have shape {shape}, or {each} with one for each channel of `u`; "
-                f"got {tuple(matrix.shape)}."
-            )
-        if matrix.shape == shape:
-            matrix = matrix[None]
+    matrices = {"A": given.A, "B": given.B} | ({} if given.C is None else {"C": given.C})
+    check_factors(given.u, matrices, ("real",))
+    channels, n = given.u.shape[2], given.A.shape[-1] if given.A.ndim else 0
+    outputs = 1 if given.C is None or given.C.ndim < 2 else given.C.shape[-2]
+    for (name, x), shape in zip(matrices.items(), ((n, n), (n,), (outputs, n)), strict=False):
+        each = (channels, *shape)
+        if x.shape not in (shape, each):
+            expected = f"{shape}, or {each} with one for each channel of `u`"
+            raise ValueError(f"`{name}` must have shape {expected}; got {tuple(x.shape)}.")
+        x = x[None] if x.shape == shape else x
         # the powers of A that the others are multiplied by differ from channel to channel
-        matrices[name] = (
-            matrix if name == "A" else matrix.expand(max(len(matrix), len(matrices["A"])), *shape)
-        )
-    return DenseSSM(u, matrices["A"], matrices["B"], matrices.get("C"), state, reset)
+        matrices[name] = x if name == "A" else x.expand(max(len(x), len(matrices["A"])), *shape)
+    return given._replace(**matrices)
 
 
-def _outputs(given: DenseSSM) -> int:
-    return given.B.shape[-1] if given.C is None else given.C.shape[-2]
+def _output(given: DenseSSM) -> tuple[tuple[int, ...], dtype]:
+    outputs = given.B.shape[-1] if given.C is None else given.C.shape[-2]
+    return (*given.u.shape, outputs), given.u.dtype
 
 
-OPERATOR = Operator(
+OPERATOR = model(
     "dense_ssm",
     DenseSSM,
-    sequence="u",
     canonical=_canonical,
-    output=lambda given: ((*given.u.shape, _outputs(given)), given.u.dtype),
-    axes="(b, d, n)",
+    output=_output,
     state=lambda given: ((given.u.shape[0], given.u.shape[2], given.B.shape[-1]), given.B.dtype),
     backends=backends(recurrence, convolution, dense_ssm_reference),
-    # the convolution leaves out what zeros would add
-    zeros=False,
     is_empty=lambda given: given.B.shape[-1] == 0,
 )
 PAIRS = OPERATOR.pairs

@@ -9,8 +9,7 @@ from linrec.ops.dense_ssm.torch import DenseSSM
 def dense_ssm_reference(given: DenseSSM) -> tuple[Tensor, Tensor]:
     """x_t = A x_{t-1} + B u_t, y_t = C x_t."""
     u, A, B, C, x, reset = given
-    if x is None:
-        x = u.new_zeros(u.shape[0], u.shape[2], B.shape[1])
+    x = u.new_zeros(u.shape[0], u.shape[2], B.shape[1]) if x is None else x
     ys = []
     for t in range(u.shape[1]):
         if reset is not None:

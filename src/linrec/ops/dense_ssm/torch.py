@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from linrec.ops.core.machine import exporting
-from linrec.ops.core.precision import wide
-from linrec.ops.core.stationary import BLOCK, Tables, convolved, states, stationary
+from linrec.ops.core.precision import in_double, wide
+from linrec.ops.core.stationary import BLOCK, Tables, Values, convolved, states, stationary
 from linrec.ops.long_conv import long_conv
 
 
@@ -32,18 +32,18 @@ class DenseSSM(NamedTuple):
     reset: Tensor | None
 
 
-def recurrence(given: DenseSSM) -> tuple[Tensor, Tensor]:
+def recurrence(given: DenseSSM) -> Values:
     """States one after the other, then all outputs at once."""
     u, A, B, C, state, reset = given
     x, last = states(B * u[..., None], state, reset, lambda x: _applied(A, x))
     return x if C is None else _applied(C, x.movedim(1, 2)).movedim(2, 1), last
 
 
-def convolution(given: DenseSSM, backend: str) -> tuple[Tensor, Tensor]:
+def convolution(given: DenseSSM, backend: str) -> Values:
     """y = K * u + the response of the initial state; the last state is a sum over all steps."""
     if exporting():
         return any_length(given)
-    u, A, B, C, state, reset = given
+    u, A, B, C, _, reset = given
     u, C = wide(u), _identity(A) if C is None else C
     _, time, channels = u.shape
     # A^l = (A^c)^i A^j with l = c i + j: about sqrt(t) of each, c and their number powers of two
@@ -69,13 +69,15 @@ def convolution(given: DenseSSM, backend: str) -> tuple[Tensor, Tensor]:
                 x = _applied(square, x)
         return made[:, :time], x
 
-    y = y.unflatten(-1, (channels, outputs))
-    return convolved(y, u, state, reset, lambda u: _last_state(u, near, squares[near_bits:-1]), response)
+    def last(u: Tensor) -> Tensor:
+        return _last_state(u, near, squares[near_bits:-1])
+
+    return convolved(y.unflatten(-1, (channels, outputs)), given, last, response)
 
 
-def any_length(given: DenseSSM) -> tuple[Tensor, Tensor]:
+def any_length(given: DenseSSM) -> Values:
     """`convolution` for torch.export, where the number of steps is open; matrices in any precision."""
-    u, A, B, C, state, reset = given
+    u, A, B, C, _, _ = given
     u, C = wide(u), _identity(A) if C is None else C
     squares = _squares(A, BLOCK.bit_length())
     B, C = B.to(squares[0]), C.to(squares[0])
@@ -83,7 +85,7 @@ def any_length(given: DenseSSM) -> tuple[Tensor, Tensor]:
     rows = _krylov([square.mT for square in squares[:-1]], (C @ squares[0])[None])[0]
     taps = torch.einsum("dmn,dln->dml", C, columns)
     made = (x.to(u) for x in (columns.mT, rows.transpose(1, 2), taps))
-    return stationary(u, Tables([square.to(u) for square in squares], *made), state, reset)
+    return stationary(given, Tables([square.to(u) for square in squares], *made))
 
 
 def _identity(A: Tensor) -> Tensor:
@@ -92,7 +94,7 @@ def _identity(A: Tensor) -> Tensor:
 
 def _squares(A: Tensor, count: int) -> list[Tensor]:
     """A, A^2, A^4, .., in double precision, so that a high power has the error of rounding alone."""
-    squares = [A if A.device.type == "mps" else A.double()]
+    squares = [in_double(A)]
     for _ in range(count - 1):
         squares.append(squares[-1] @ squares[-1])
     return squares

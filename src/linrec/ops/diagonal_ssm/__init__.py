@@ -1,15 +1,17 @@
 """Diagonal state-space models, one per channel, constant in time: as a convolution and as a recurrence."""
 
 from jaxtyping import Bool, Float, Inexact
-from torch import Tensor
+from torch import Tensor, exp
 
-from linrec.ops.core.backends import Backend, never
-from linrec.ops.core.call import Operator, documented
+from linrec.ops.core.call import documented
 from linrec.ops.core.checks import check_factors, check_shape
 from linrec.ops.core.handlers import time_is_split
+from linrec.ops.core.machine import exporting
 from linrec.ops.core.precision import COMPLEX
+from linrec.ops.core.stationary import model, oracle
+from linrec.ops.diagonal_ssm import torch as in_torch
 from linrec.ops.diagonal_ssm.reference import diagonal_ssm_reference
-from linrec.ops.diagonal_ssm.torch import DiagonalSSM, backends, convolution, recurrence
+from linrec.ops.diagonal_ssm.torch import DiagonalSSM, GrowingSSM, backends, recurrence
 
 __all__ = ["OPERATOR", "diagonal_ssm"]
 
@@ -36,26 +38,12 @@ def _canonical(given: DiagonalSSM) -> DiagonalSSM:
 def _reference(given: DiagonalSSM) -> tuple[Tensor, Tensor]:
     # where time is split, `scan` has to see the call
     if time_is_split():
-        return recurrence(given, "recurrent", "reference")
+        return recurrence(given, mode="recurrent", backend="reference")
     return diagonal_ssm_reference(given)
 
 
-OPERATOR = Operator(
-    "diagonal_ssm",
-    DiagonalSSM,
-    sequence="u",
-    canonical=_canonical,
-    output=lambda given: (given.u.shape, given.u.dtype),
-    axes="(b, d, n)",
-    state=lambda given: ((given.u.shape[0], *given.c.shape), given.a.dtype),
-    backends=(
-        *backends(convolution, recurrence),
-        Backend("recurrent", "reference", _reference, "a loop over time: the oracle, slow", auto=never),
-    ),
-    # the convolution leaves out what zeros would add
-    zeros=False,
-    composed=True,
-)
+_BACKENDS = [*backends(in_torch.convolution, recurrence), oracle(_reference)]
+OPERATOR = model("diagonal_ssm", DiagonalSSM, canonical=_canonical, backends=_BACKENDS, composed=True)
 PAIRS = OPERATOR.pairs
 
 
@@ -119,3 +107,22 @@ def diagonal_ssm(
         1.875
     """
     return OPERATOR(DiagonalSSM(u, a, b, c, state, reset), mode, backend)
+
+
+_OF_GROWTH = backends(in_torch.growing_convolution, in_torch.growing_recurrence)
+_GROWING = model("growing_ssm", GrowingSSM, canonical=lambda given: given, backends=_OF_GROWTH, composed=True)
+
+
+def growing_ssm(given: GrowingSSM, mode: str) -> tuple[Tensor, Tensor]:
+    """Run the model, and return y and the state as `diagonal_ssm` does.
+
+    Outputs are right for sequences of up to H + 1 steps however large g is, and longer ones until they grow
+    out of range. The state is e^(g H / 2) x, and right for g H < 170 in single precision. The same bound
+    holds for the outputs of exported programs, and where time is split over processes.
+    """
+    if time_is_split() or exporting():
+        # the first step of a call, or its length, is not known here
+        u, a, growth, b, c, horizon, state, reset = given
+        half = exp(-growth * (horizon / 2))
+        return diagonal_ssm(u, a * exp(growth), b * half, c * half, state=state, reset=reset, mode=mode)
+    return _GROWING(given, mode, "auto")

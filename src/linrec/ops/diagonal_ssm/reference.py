@@ -9,8 +9,7 @@ from linrec.ops.diagonal_ssm.torch import DiagonalSSM
 def diagonal_ssm_reference(given: DiagonalSSM) -> tuple[Tensor, Tensor]:
     """x_t = a * x_{t-1} + b u_t, y_t = Re(sum_n c_n x_tn)."""
     u, a, b, c, x, reset = given
-    if x is None:
-        x = a.new_zeros(u.shape[0], *c.shape)
+    x = a.new_zeros(u.shape[0], *c.shape) if x is None else x
     ys = []
     for t in range(u.shape[1]):
         if reset is not None:

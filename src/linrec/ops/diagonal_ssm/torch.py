@@ -1,17 +1,32 @@
-"""The model as a convolution, and as `scan` on one channel per entry of its state."""
+"""The model as a convolution, and as `scan` on one channel per entry of its state.
 
+The model of `GrowingSSM` has entries that may grow, until a horizon H at which their taps are largest.
+
+    x_t = a e^g * x_{t-1} + b e^(-g H) u_t    y_t = Re(sum_n c_n x_tn)
+    K_l = Re(sum_n c_n b_n a_n^l e^(g_n (l - H)))
+
+with g >= 0, and |a| = 1 where g > 0. No tap up to the horizon is large, but e^(g H) and its reciprocal are
+out of range in single precision where g H > 88. So states are scaled with time during a call: at its step s,
+e^(g (n - s)) x_s has transitions of a alone. The state that a call returns is e^(g H / 2) x, in the middle of
+the range.
+"""
+
+import math
 from functools import partial
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
-from linrec.ops.core.backends import Backend, few
+from linrec.ops.core import stationary
+from linrec.ops.core.backends import Backend
 from linrec.ops.core.handlers import time_is_split
+from linrec.ops.core.isolation import entering
 from linrec.ops.core.machine import exporting
-from linrec.ops.core.precision import wide
-from linrec.ops.core.stationary import BLOCK, Run, Tables, convolutions, convolved, stationary
+from linrec.ops.core.precision import real_dtype
+from linrec.ops.core.stationary import BLOCK, Run, Values, convolved
 from linrec.ops.long_conv import long_conv
-from linrec.ops.long_conv.powers import last_power, power_tables, powers, sums_of_powers, weighted_by_age
+from linrec.ops.long_conv.powers import Powers, power_tables, powers, sums_of_powers, weighted_by_age
 from linrec.ops.scan import BACKENDS, scan
 from linrec.ops.scan.torch import Scan
 
@@ -36,6 +51,30 @@ class DiagonalSSM(NamedTuple):
     reset: Tensor | None
 
 
+class GrowingSSM(NamedTuple):
+    """What backends take: the inputs of `diagonal_ssm`, with g and H.
+
+    Attributes:
+        u: (b, t, d).
+        a: (d, n), as all factors.
+        growth: g, real.
+        b: in the dtype of a.
+        c: in the dtype of a.
+        horizon: H, in steps.
+        state: (b, d, n), or None for zeros.
+        reset: (b, t) bool, or None.
+    """
+
+    u: Tensor
+    a: Tensor
+    growth: Tensor
+    b: Tensor
+    c: Tensor
+    horizon: int
+    state: Tensor | None
+    reset: Tensor | None
+
+
 def backends(convolution: Run, recurrence: Run) -> list[Backend]:
     """Return the table of a diagonal model.
 
@@ -54,41 +93,121 @@ def backends(convolution: Run, recurrence: Run) -> list[Backend]:
         run = partial(recurrence, mode=entry.mode, backend=entry.name)
         return Backend(entry.mode, entry.name, run, f"all states by `scan`: {entry.about}", auto=auto)
 
+    def is_long(given: Any) -> bool:
+        return not stationary.is_short(given) and not time_is_split()
+
     # one step is the first of `scan`
     first, *others = [by_scan(entry) for entry in BACKENDS if entry.name != "reference"]
-    long = convolutions(convolution, lambda given: not few(given.u.shape[1], 16) and not time_is_split())
-    return [first, *long, *others]
+    return [first, *stationary.convolutions(convolution, is_long), *others]
 
 
-def convolution(given: DiagonalSSM, backend: str) -> tuple[Tensor, Tensor]:
+def convolution(given: DiagonalSSM, backend: str) -> Values:
     """y = K * u + the response of the initial state; the last state is a sum over all steps."""
+    u, a, b, c, _, reset = given
     if exporting():
         return _any_length(given)
-    u, a, b, c, state, reset = given
     tables = powers(a, u.shape[1], u.shape[0])
     y, _ = long_conv(u, sums_of_powers(tables, c * b), reset=reset, mode="convolution", backend=backend)
 
-    def response(x: Tensor) -> tuple[Tensor, Tensor]:
+    def response(x: Tensor) -> Values:
         # a step from now, the state is a x, and no other power of a is needed
-        return sums_of_powers(tables, c * a * x).mT, last_power(tables) * a * x
+        return sums_of_powers(tables, c * a * x).mT, tables.last * a * x
 
-    return convolved(y, wide(u), state, reset, lambda u: b * weighted_by_age(tables, u), response)
+    return convolved(y, given, lambda u: b * weighted_by_age(tables, u), response)
 
 
-def _any_length(given: DiagonalSSM) -> tuple[Tensor, Tensor]:
-    u, a, b, c, state, reset = given
+def _any_length(given: DiagonalSSM) -> Values:
+    _, a, b, c, _, _ = given
     near, far = (table.to(a.dtype) for table in power_tables(a, BLOCK, 2))
     columns, rows = b[..., None] * near, ((c * a)[..., None] * near).mT[:, None]
     taps = (c[..., None] * columns).sum(1, keepdim=True).real
     squares = [near[..., 1 << bit] for bit in range(BLOCK.bit_length() - 1)]
-    y, last = stationary(wide(u), Tables([*squares, far[..., 1]], columns, rows, taps), state, reset)
+    tables = stationary.Tables([*squares, far[..., 1]], columns, rows, taps)
+    y, last = stationary.stationary(given, tables)
     return y.real[..., 0], last
 
 
-def recurrence(given: DiagonalSSM, mode: str, backend: str) -> tuple[Tensor, Tensor]:
+def recurrence(given: DiagonalSSM, mode: str, backend: str) -> Values:
     """All states by `scan`, then the outputs."""
     u, a, b, c, state, reset = given
+    x, last = _states(a.expand_as(c), b * u[..., None], state, reset, mode, backend)
+    return (c * x).sum(-1).real, last
+
+
+def _states(
+    a: Tensor, inputs: Tensor, state: Tensor | None, reset: Tensor | None, mode: str, backend: str
+) -> Values:
+    """Return x_t = a * x_{t-1} + inputs_t of all steps, and the last one."""
     state = None if state is None else state.flatten(-2)
-    inputs = (b * u[..., None]).flatten(-2)
-    x, last = scan(a.expand_as(c).flatten(), inputs, state=state, reset=reset, mode=mode, backend=backend)
-    return (c * x.unflatten(-1, c.shape)).sum(-1).real, last.unflatten(-1, c.shape)
+    x, last = scan(a.flatten(), inputs.flatten(-2), state=state, reset=reset, mode=mode, backend=backend)
+    return x.unflatten(-1, a.shape), last.unflatten(-1, a.shape)
+
+
+def growing_kernel(a: Tensor, growth: Tensor, w: Tensor, horizon: int, length: int) -> Tensor:
+    """Return the taps K (d, length), with w = c b."""
+    return _taps(_tables(a, growth, length), a, growth, w, horizon)
+
+
+def growing_recurrence(given: GrowingSSM, mode: str, backend: str) -> Values:
+    """All states by `scan`, then the outputs."""
+    u, a, growth, b, c, horizon, state, reset = given
+    time = u.shape[1]
+    # of step s, the scale is e^(g (n - s)): as large as it can be without an input getting large
+    n = time - 1 + min(horizon / 2, horizon - time + 1)
+    s = torch.arange(time, device=u.device, dtype=growth.dtype)[:, None, None]
+    inputs = (b * torch.exp(-growth * (horizon - n + s))) * u.to(growth.dtype)[..., None]
+    if state is not None:
+        state = _raised(entering(state, reset), growth * (n + 1 - horizon / 2))
+    x, last = _states(a, inputs, state, reset, mode, backend)
+    y = (c * _raised(x, growth * (s - n))).sum(-1).real
+    return y, _raised(last, growth * (time - 1 - n + horizon / 2))
+
+
+def growing_convolution(given: GrowingSSM, backend: str) -> Values:
+    """y = K * u + the response of the initial state; the last state is a sum over all steps."""
+    u, a, growth, b, c, horizon, _, reset = given
+    time = u.shape[1]
+    tables = _tables(a, growth, time, u.shape[0])
+    kernel = _taps(tables, a, growth, c * b, horizon)
+    y, _ = long_conv(u, kernel, reset=reset, mode="convolution", backend=backend)
+    grows, turned = growth > 0, _turned(a, growth, time)
+
+    def last(u: Tensor) -> Tensor:
+        from_first = turned * weighted_by_age(tables, u.flip(1))
+        from_first = _raised(from_first, growth * (time - 1 - horizon / 2))
+        return b * torch.where(grows, from_first, weighted_by_age(tables, u))
+
+    def response(state: Tensor) -> Values:
+        # a step from now, and at the end
+        now, end = a * state, a * turned * state
+        weights = torch.stack([c * now * ~grows, c * _raised(end, growth * (time - horizon / 2)) * grows])
+        forwards, backwards = sums_of_powers(tables, weights)
+        through = torch.where(grows, _raised(end, growth * time), tables.last * now)
+        return (forwards + backwards.flip(-1)).mT, through
+
+    return convolved(y, given, last, response)
+
+
+def _tables(a: Tensor, growth: Tensor, time: int, rows: int = 1) -> Powers:
+    """Powers of a, or of 1 / (a e^g) where it grows."""
+    return powers(torch.where(growth > 0, a.conj(), a) * torch.exp(-growth), time, rows)
+
+
+def _turned(a: Tensor, growth: Tensor, time: int) -> Tensor:
+    """a^(time - 1) where it grows, else 1."""
+    return powers(torch.where(growth > 0, a, 1), time).last
+
+
+def _taps(tables: Powers, a: Tensor, growth: Tensor, w: Tensor, horizon: int) -> Tensor:
+    """K of w = c b; taps that grow are made from the last to the first."""
+    time, grows = tables.length, growth > 0
+    last = _raised(w * _turned(a, growth, time), growth * (time - 1 - horizon))
+    forwards, backwards = sums_of_powers(tables, torch.stack([w * ~grows, last * grows]))
+    return forwards + backwards.flip(-1)
+
+
+def _raised(x: Tensor, exponent: Tensor) -> Tensor:
+    """x e^exponent, zero where x is, and right where x is as small as the exponential is large."""
+    largest = math.log(torch.finfo(real_dtype(x.dtype)).max)
+    half = torch.exp(exponent.clamp(max=2 * largest) / 2)
+    return x * half * half

@@ -3,9 +3,9 @@
 from jaxtyping import Bool, Complex, Float, Inexact
 from torch import Tensor
 
-from linrec.ops.core.call import Operator, documented
+from linrec.ops.core.call import documented
 from linrec.ops.core.checks import check_factors, check_shape
-from linrec.ops.core.stationary import backends
+from linrec.ops.core.stationary import backends, model
 from linrec.ops.dplr_ssm.reference import dplr_ssm_reference
 from linrec.ops.dplr_ssm.torch import DPLRSSM, convolution, recurrence
 
@@ -16,35 +16,19 @@ def _canonical(given: DPLRSSM) -> DPLRSSM:
     """Check shapes and dtypes."""
     u, a, p, q, b, c, _, _ = given
     check_factors(u, {"a": a, "p": p, "q": q, "b": b, "c": c}, ("complex",))
-    channels = u.shape[2]
-    if a.ndim != 2 or len(a) != channels or a.shape[1] == 0:
-        raise ValueError(
-            f"`a` must have shape (d, n) = ({channels}, n), n at least 1; got {tuple(a.shape)}. "
-            "Pass n transitions for each channel of `u`."
-        )
-    if p.ndim != 3 or p.shape[:2] != a.shape or p.shape[2] == 0:
-        raise ValueError(
-            f"`p` must have shape (d, n, r) = ({channels}, {a.shape[1]}, r), r at least 1; got "
-            f"{tuple(p.shape)}. Pass the rank's factors as columns; of rank 0, `diagonal_ssm` has less to do."
-        )
+    check_shape("a", a, "(d, n)", (u.shape[2], "n"), "Pass n transitions for each channel of `u`.")
+    check_shape("p", p, "(d, n, r)", (*a.shape, "r"), "Pass the rank's factors as columns.")
+    if 0 in (a.shape[1], p.shape[2]):
+        got = f"`a` and `p` must have n and r of at least 1; got {tuple(a.shape)} and {tuple(p.shape)}. "
+        raise ValueError(f"{got}Of rank 0, `diagonal_ssm` has less to do.")
     check_shape("q", q, "(d, n, r)", p.shape, "Give it the shape of `p`.")
     for name, x in (("b", b), ("c", c)):
         check_shape(name, x, "(d, n)", a.shape, "Give it the shape of `a`.")
     return given
 
 
-OPERATOR = Operator(
-    "dplr_ssm",
-    DPLRSSM,
-    sequence="u",
-    canonical=_canonical,
-    output=lambda given: (given.u.shape, given.u.dtype),
-    axes="(b, d, n)",
-    state=lambda given: ((given.u.shape[0], *given.a.shape), given.a.dtype),
-    backends=backends(recurrence, convolution, dplr_ssm_reference),
-    # the convolution leaves out what zeros would add
-    zeros=False,
-)
+_BACKENDS = backends(recurrence, convolution, dplr_ssm_reference)
+OPERATOR = model("dplr_ssm", DPLRSSM, canonical=_canonical, backends=_BACKENDS)
 PAIRS = OPERATOR.pairs
 
 

@@ -8,21 +8,29 @@ model is diagonal. With k_xy the taps Re(x a^l y) of diagonal models and z a del
 This is Woodbury's identity for series in z, which end where the sequence does: no power of the whole matrix
 corrects them. The states between stretches of about sqrt(t) steps are what one such power makes of them; it
 is the same identity for a few terms.
+
+Series in z have small matrices for coefficients, and are cut after as many terms as a sequence has steps.
+They are the taps of causal filters: a product of series is one filter after the other, and 1 / (1 + z f) is
+what feeding f back a step later makes of a signal. Series are (r, s, d, t): r x s matrices for each of d
+channels and t powers of z.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from linrec.ops.core.kernel import Differentiable
 from linrec.ops.core.machine import exporting
-from linrec.ops.core.precision import wide
-from linrec.ops.core.stationary import convolved, states
+from linrec.ops.core.precision import in_double, wide
+from linrec.ops.core.stationary import Values, convolved, states
 from linrec.ops.dense_ssm.torch import DenseSSM, any_length
-from linrec.ops.dplr_ssm.series import delayed, fed_back, matrices, times
 from linrec.ops.long_conv import long_conv
+from linrec.ops.long_conv.cauchy import turning
 from linrec.ops.long_conv.powers import powers, sums_of_powers
+from linrec.ops.long_conv.torch import transform_size
 
 
 class DPLRSSM(NamedTuple):
@@ -49,14 +57,14 @@ class DPLRSSM(NamedTuple):
     reset: Tensor | None
 
 
-def recurrence(given: DPLRSSM) -> tuple[Tensor, Tensor]:
+def recurrence(given: DPLRSSM) -> Values:
     """States one after the other, then all outputs at once."""
     u, a, p, q, b, c, state, reset = given
     x, last = states(b * u[..., None], state, reset, lambda x: _step(x, a, p, q))
     return (c * x).sum(-1).real, last
 
 
-def convolution(given: DPLRSSM, backend: str) -> tuple[Tensor, Tensor]:
+def convolution(given: DPLRSSM, backend: str) -> Values:
     """y = K * u + the response of the initial state; states are formed between stretches of time."""
     u, a, p, q, b, c, state, reset = given
     inputs, time = wide(u), u.shape[1]
@@ -65,8 +73,7 @@ def convolution(given: DPLRSSM, backend: str) -> tuple[Tensor, Tensor]:
         y, x = any_length(DenseSSM(inputs, *_real_form(a, p, q, b, c), before, reset))
         return y[..., 0], torch.complex(*x.chunk(2, -1))
     # taps are small differences of large ones, which single precision would leave few digits of
-    if a.device.type != "mps":
-        a, p, q, b, c = (x.to(torch.complex128) for x in (a, p, q, b, c))
+    a, p, q, b, c = map(in_double, (a, p, q, b, c))
     # vectors as rows (1 + r, d, n)
     into, out = (torch.cat([x[None], y.movedim(-1, 0)]) for x, y in ((b, p), (c, q)))
     tables = powers(a, time)
@@ -88,7 +95,7 @@ def convolution(given: DPLRSSM, backend: str) -> tuple[Tensor, Tensor]:
             x = torch.baddbmm(part, x, through)
         return _complex(x)
 
-    def response(state: Tensor) -> tuple[Tensor, Tensor]:
+    def response(state: Tensor) -> Values:
         # one step, and then whole stretches
         starts = [_real(_step(state.to(a), a, p, q).to(state)).transpose(0, 1)]
         whole, rest = divmod(time - 1, size)
@@ -98,19 +105,13 @@ def convolution(given: DPLRSSM, backend: str) -> tuple[Tensor, Tensor]:
         x = starts[-1] if rest == 0 else starts[-1] @ _power(a, stretch, rest).to(inputs)
         return outputs.flatten(1, 2)[:, :time], _complex(x)
 
-    return convolved(y, inputs, state, reset, last, response)
+    return convolved(y, given, last, response)
 
 
 def _real_form(a: Tensor, p: Tensor, q: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """A (d, 2 n, 2 n), B (d, 2 n) and C (d, 1, 2 n) of the model on states as (real, imaginary)."""
-    taken = torch.cat([p.real, p.imag], -2) @ torch.cat([q.real, -q.imag], -2).mT
-    return _turning(a) - taken, torch.cat([b.real, b.imag], -1), torch.cat([c.real, -c.imag], -1)[:, None]
-
-
-def _turning(a: Tensor) -> Tensor:
-    """The product with numbers a (d, n) as matrices (d, 2 n, 2 n)."""
-    real, imaginary = torch.diag_embed(a.real), torch.diag_embed(a.imag)
-    return torch.cat([torch.cat([real, -imaginary], -1), torch.cat([imaginary, real], -1)], -2)
+    taken = _real(p, -2) @ _real(q.conj(), -2).mT
+    return turning(a) - taken, _real(b), _real(c.conj())[:, None]
 
 
 class _Stretch(NamedTuple):
@@ -126,8 +127,7 @@ class _Stretch(NamedTuple):
 def _stretch(near: Tensor, into: Tensor, out: Tensor, back: Tensor, of_u: Tensor, of_s: Tensor) -> _Stretch:
     size = near.shape[-1]
     back, of_u, of_s = (matrices(series, size) for series in (back, of_u, of_s))
-    columns, rows = into[..., None] * near, (out[..., None] * near).conj()
-    columns, rows = (torch.cat([x.real, x.imag], -2) for x in (columns, rows))
+    columns, rows = _real(into[..., None] * near, -2), _real((out[..., None] * near).conj(), -2)
     taken = torch.einsum("sdnl,rsdlm->rdnm", rows[1:], back)
     outputs = rows[0] - delayed(torch.einsum("sdnl,rsdlm->rdnm", taken, of_s))[0]
     inputs = columns[0] - delayed(torch.einsum("sdnl,srdlm->rdnm", columns[1:], of_u))[0]
@@ -136,7 +136,7 @@ def _stretch(near: Tensor, into: Tensor, out: Tensor, back: Tensor, of_u: Tensor
 
 def _power(a: Tensor, stretch: _Stretch, steps: int) -> Tensor:
     """A^steps transposed, (d, 2 n, 2 n), for 1 to as many steps as a stretch has."""
-    diagonal = _turning(a * stretch.diagonal[..., steps - 1]).mT
+    diagonal = turning(a * stretch.diagonal[..., steps - 1]).mT
     given = stretch.given[..., :steps].flip(-1)
     return diagonal - torch.einsum("rdml,rdnl->dmn", stretch.taken[..., :steps], given)
 
@@ -146,10 +146,81 @@ def _step(x: Tensor, a: Tensor, p: Tensor, q: Tensor) -> Tensor:
     return a * x - (p * taken).sum(-1)
 
 
-def _real(x: Tensor) -> Tensor:
-    return torch.cat([x.real, x.imag], -1)
+def _real(x: Tensor, dim: int = -1) -> Tensor:
+    return torch.cat([x.real, x.imag], dim)
 
 
 def _complex(x: Tensor) -> Tensor:
     """States (b, d, n) of real ones (d, b, 2 n)."""
     return torch.complex(*x.transpose(0, 1).chunk(2, -1))
+
+
+def delayed(series: Tensor) -> Tensor:
+    """z f, with as many terms as f."""
+    return functional.pad(series, (1, 0))[..., :-1]
+
+
+def times(f: Tensor, g: Tensor) -> Tensor:
+    """f g, of f (r, s, d, t) and g (s, k, d, t)."""
+    length = f.shape[-1]
+    size = transform_size(2 * length - 1)
+    return torch.fft.irfft(_product(torch.fft.rfft(f, size), torch.fft.rfft(g, size)), size)[..., :length]
+
+
+def matrices(f: Tensor, length: int) -> Tensor:
+    """M with g M = f g for rows g of so many terms: (.., t) to (.., length, length)."""
+    return functional.pad(f[..., :length], (length - 1, 0)).unfold(-1, length, 1).flip(-2)
+
+
+class Series(NamedTuple):
+    """f (r, r, d, t)."""
+
+    f: Tensor
+
+
+class Inverse(NamedTuple):
+    """v = (1 + z f)^-1, as f."""
+
+    v: Tensor
+
+
+def fed_back(f: Tensor) -> Tensor:
+    """Return (1 + z f)^-1 of f (r, r, d, t), by Newton's iteration on its first terms."""
+    return _fed_back(Series(f)).v
+
+
+def _inverse(given: Series, keep: bool) -> Inverse:
+    """Double the terms that are right: v <- v - v ((1 + z f) v - 1)."""
+    f = given.f
+    time = f.shape[-1]
+    identity = torch.eye(len(f), dtype=f.dtype, device=f.device)[..., None, None]
+    h = torch.cat([identity.expand_as(f[..., :1]), f[..., : time - 1]], -1)
+    lengths = [time]
+    while lengths[-1] > 1:
+        lengths.append((lengths[-1] + 1) // 2)
+    v = h[..., :1]
+    for length in reversed(lengths[:-1]):
+        known = v.shape[-1]
+        # what wraps around falls on the terms that are known
+        size = transform_size(length)
+        spectrum = torch.fft.rfft(v, size)
+        error = torch.fft.irfft(_product(torch.fft.rfft(h[..., :length], size), spectrum), size)
+        error = functional.pad(error[..., known:length], (known, 0))
+        change = torch.fft.irfft(_product(spectrum, torch.fft.rfft(error, size)), size)
+        v = torch.cat([v, -change[..., known:length]], -1)
+    return Inverse(v)
+
+
+def _adjoint(given: Series, kept: Inverse, d: Inverse, needs: Sequence[bool]) -> tuple[Tensor]:
+    """df of dv = -v z df v: products with time reversed."""
+    v = kept.v.transpose(0, 1)
+    dh = -times(times(v, d.v.flip(-1)), v).flip(-1)
+    return (functional.pad(dh[..., 1:], (0, 1)),)
+
+
+_fed_back = Differentiable(Series, Inverse, _inverse, _adjoint, saves=("v",))
+
+
+def _product(f: Tensor, g: Tensor) -> Tensor:
+    # matrices are of one or two rows, which products of matrices are slow for
+    return (f[:, :, None] * g[None]).sum(1)

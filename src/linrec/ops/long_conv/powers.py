@@ -42,6 +42,12 @@ class Powers(NamedTuple):
     far: Tensor
     length: int
 
+    @property
+    def last(self) -> Tensor:
+        """The last power, a^(length - 1), (d, n)."""
+        i, j = divmod(self.length - 1, self.near.shape[-1])
+        return self.far[..., i] * self.near[..., j]
+
 
 def powers(a: Tensor, length: int, rows: int = 1) -> Powers:
     """Return tables of the powers of `a`, with the dtype of `a`.
@@ -186,13 +192,6 @@ def weighted_by_age(tables: Powers, values: Tensor) -> Tensor:
     else:
         inner = torch.einsum("bmcd,dnc->bdmn", blocks, near)
     return (inner * far.mT).sum(-2)
-
-
-def last_power(tables: Powers) -> Tensor:
-    """Return a^(length - 1), (d, n)."""
-    near, far, length = tables
-    i, j = divmod(length - 1, near.shape[-1])
-    return far[..., i] * near[..., j]
 
 
 def power_tables(a: Tensor, size: int, count: int) -> tuple[Tensor, Tensor]:

@@ -266,7 +266,7 @@ def gradients_by(
 BESIDE = {"u": 2, "kernel": 0, "y": 2}
 """Under vmap, the mapped axis is laid beside the channels."""
 
-convolution = Differentiable(
+convolution: Differentiable[Convolution, Convolved] = Differentiable(
     Convolution,
     Convolved,
     _forward,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linrec.ops.core.kernel import NOTHING, kernel_op, like
+from linrec.ops.core.kernel import NOTHING, Differentiable, kernel_op, like
 from linrec.ops.core.precision import accumulation
 from linrec.ops.kernels import Kernels
 from linrec.ops.kernels.launch import on_device
@@ -91,7 +91,7 @@ def _tiles(batch: int, time: int, channels: int) -> int:
     return batch * -(-time // STEPS) * -(-channels // CHANNELS)
 
 
-convolution = kernel_op(
+convolution: Differentiable[Convolution, Convolved] = kernel_op(
     "long_conv_triton",
     Convolution,
     Convolved,
