@@ -157,6 +157,41 @@ def test_vmap(rate):
     assert_agree(torch.func.vmap(of, (None, 0))(u[0], kernel), shared)
 
 
+@every_reset
+@pytest.mark.parametrize("grad", [True, False])
+def test_vmap_goes_piece_by_piece(monkeypatch, rate, grad):
+    monkeypatch.setattr(in_torch, "SMALL", 0)
+    u, kernel, reset = draw(2, 128, 32), draw(4, 32, 128, seed=1), resets(rate and 0.03, 2, 128)
+    sizes = []
+    pieces = in_torch.pieces
+
+    def counted(given, size):
+        for place, piece in pieces(given, size):
+            sizes.append(piece.u.shape[2])
+            yield place, piece
+
+    monkeypatch.setattr(in_torch, "pieces", counted)
+    with torch.set_grad_enabled(grad):
+        y = torch.func.vmap(lambda kernel: long_conv(u, kernel, reset=reset, **BY_FFT)[0])(kernel)
+        assert sum(sizes) == 4 * 32 and len(sizes) > 1
+        apart = torch.stack([long_conv(u, one, reset=reset, **BY_FFT)[0] for one in kernel])
+    assert_agree(y, apart)
+
+
+@every_reset
+def test_gradients_of_samples(rate):
+    u, kernel, reset = draw(4, 2, 20, 3), draw(3, 20, seed=1), resets(rate, 2, 20)
+
+    def loss(u, kernel):
+        return long_conv(u, kernel, reset=reset, **BY_FFT)[0].square().sum()
+
+    found = torch.func.vmap(torch.func.grad(loss, (0, 1)), (0, None))(u, kernel)
+    each = [torch.func.grad(loss, (0, 1))(one, kernel) for one in u]
+    leaves = [x.clone().requires_grad_() for x in (u[0], kernel)]
+    assert_agree(each[0], torch.autograd.grad(loss(*leaves), leaves))
+    assert_agree(found, tuple(torch.stack(x) for x in zip(*each, strict=True)))
+
+
 @every_pair
 def test_half_precision_is_convolved_in_float32(mode, backend):
     u, kernel = draw(2, 40, 3).bfloat16(), draw(3, 40, seed=1).float()

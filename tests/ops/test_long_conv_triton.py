@@ -95,6 +95,23 @@ def test_pieces_make_no_difference(monkeypatch, alive):
 
 
 @on_either
+def test_vmap_runs_the_kernels_once_for_all(monkeypatch):
+    u, kernels, calls = draw(2, 20, 3), draw(4, 3, 20, seed=1), []
+    forward = triton.KERNELS.multiply
+
+    class Counted:
+        def __getitem__(self, grid):
+            calls.append(grid)
+            return forward[grid]
+
+    monkeypatch.setattr(triton.KERNELS, "multiply", Counted(), raising=False)
+    y = torch.func.vmap(lambda kernel: long_conv(u, kernel, **PAIR)[0])(kernels)
+    assert len(calls) == 1
+    expected = [long_conv(u, kernel, mode="convolution", backend="torch")[0] for kernel in kernels]
+    assert_agree(y, torch.stack(expected))
+
+
+@on_either
 def test_other_layouts_of_memory():
     u, kernel = draw(3, 2, 20).permute(1, 2, 0), draw(20, 3, seed=1).T
     expected, _ = long_conv(u, kernel, mode="convolution", backend="torch")
@@ -147,6 +164,7 @@ def test_models_hand_on_their_backend(operator, inputs, monkeypatch):
     given = inputs(1, 20, 2, 3)
     # as if on CUDA: "auto" takes Triton, whose place torch takes
     monkeypatch.setattr(backends, "usable", lambda backend, device: backend == "triton")
+    monkeypatch.setattr(backends, "refusal", lambda *called: None)
     (by_torch,) = (entry for entry in BACKENDS if (entry.mode, entry.name) == ("convolution", "torch"))
     chosen = []
 

@@ -123,12 +123,12 @@ def size_of(given: Convolution) -> int:
     return transform_size(time + given.kernel.shape[1] - 1) if given.document is None else 2 * time
 
 
-def pieces(given: Convolution) -> Iterator[tuple[tuple[slice, slice, slice], Convolution]]:
+def pieces(given: Convolution, size: int) -> Iterator[tuple[tuple[slice, slice, slice], Convolution]]:
     """Yield pieces whose transforms take no more memory than the inputs, each after its place in u."""
     u, kernel, document = given
     batch, _, channels = u.shape
     inputs = sum(x.numel() * x.element_size() for x in (u, kernel))
-    at_once = max(SMALL, inputs) // (size_of(given) * accumulation(u.dtype).itemsize)
+    at_once = max(SMALL, inputs) // (size * accumulation(u.dtype).itemsize)
     most = min(channels, max(1, at_once // (ALIVE * batch + SHARED)))
     # all of one width: the library makes a plan for each width
     wide = -(-channels // -(-channels // most))
@@ -142,22 +142,20 @@ def pieces(given: Convolution) -> Iterator[tuple[tuple[slice, slice, slice], Con
             yield (rows, slice(None), columns), Convolution(u[rows, :, columns], kernel[columns], owner)
 
 
-def _outputs(given: Convolution, product: Callable[[Tensor, Tensor], Tensor] = torch.mul) -> Tensor:
+def _outputs(given: Convolution, size: int, product: Callable[..., Tensor] = torch.mul) -> Tensor:
     u, kernel, document = given
     if document is not None:
         return _outputs_of_documents(given, document).to(u.dtype)
-    size = size_of(given)
     taps = _spectrum(kernel, size)
     spectrum = product(_spectrum(u.mT, size), taps)
     return torch.fft.irfft(spectrum, size)[..., : u.shape[1]].mT.to(u.dtype)
 
 
-def _gradients(given: Convolution, dy: Tensor, needs: Sequence[bool]) -> tuple[Any, Any]:
+def _gradients(given: Convolution, size: int, dy: Tensor, needs: Sequence[bool]) -> tuple[Any, Any]:
     u, kernel, document = given
     if document is not None:
         return _gradients_of_documents(given, document, dy)
-    size, du, dkernel = size_of(given), None, None
-    spectrum = _spectrum(dy.mT, size)
+    du, dkernel, spectrum = None, None, _spectrum(dy.mT, size)
     if needs[1]:
         total = (_spectrum(u.mT, size).conj() * spectrum).sum(0)
         dkernel = torch.fft.irfft(total, size)[:, : kernel.shape[1]]
@@ -222,19 +220,19 @@ def _to_power_of_two(given: Convolution, document: Tensor) -> tuple[Tensor, Tens
 
 
 def _forward(given: Convolution, keep: bool) -> Convolved:
-    y = given.u.new_empty(given.u.shape)
-    for place, piece in pieces(given):
-        y[place] = _outputs(piece, Tensor.mul_)
+    y, size = given.u.new_empty(given.u.shape), size_of(given)
+    for place, piece in pieces(given, size):
+        y[place] = _outputs(piece, size, Tensor.mul_)
     return Convolved(y)
 
 
 def _adjoint(given: Convolution, kept: Convolved, d: Convolved, needs: Sequence[bool]) -> tuple[Any, ...]:
-    u, kernel, _ = given
+    u, kernel, size = given.u, given.kernel, size_of(given)
     # mapped where dy is
     du = d.y.new_empty(u.shape) if needs[0] else None
     dkernel = d.y.new_zeros(kernel.shape, dtype=accumulation(u.dtype)) if needs[1] else None
-    for place, piece in pieces(given):
-        of_u, of_kernel = _gradients(piece, d.y[place], needs)
+    for place, piece in pieces(given, size):
+        of_u, of_kernel = _gradients(piece, size, d.y[place], needs)
         if du is not None:
             du[place] = of_u
         if dkernel is not None:
@@ -244,7 +242,7 @@ def _adjoint(given: Convolution, kept: Convolved, d: Convolved, needs: Sequence[
 
 def plain(given: Convolution) -> Convolved:
     """Return the convolution of all channels at once, as operations that autograd and vmap know."""
-    return Convolved(_outputs(given))
+    return Convolved(_outputs(given, size_of(given)))
 
 
 def gradients_by(

@@ -27,7 +27,7 @@ FREQUENCIES = 256
 def _forward(out: Convolved, given: Convolution) -> None:
     size, dtype = size_of(given), given.u.dtype
     with on_device(given.u.device):
-        for place, (u, kernel, _) in pieces(given):
+        for place, (u, kernel, _) in pieces(given, size):
             taps, spectrum = _spectrum_of_taps(kernel, size, dtype), _spectrum(u, size, dtype)
             batch, channels, f = spectrum.shape
             KERNELS.multiply[batch * channels * -(-f // FREQUENCIES),](
@@ -46,7 +46,7 @@ def _adjoint(out: Any, given: Convolution, kept: Convolved, d: Convolved) -> Non
     if needs_k:
         out.kernel.zero_()
     with on_device(given.u.device):
-        for place, (u, kernel, _) in pieces(given):
+        for place, (u, kernel, _) in pieces(given, size):
             taps = _spectrum_of_taps(kernel, size, dtype) if needs_u else None
             inputs = _spectrum(u, size, dtype) if needs_k else None
             spectrum = _spectrum(d.y[place], size, dtype)
