@@ -60,7 +60,7 @@ def convolution(given: DenseSSM, backend: str) -> Values:
     kernel, repeated = kernel.expand(channels, -1, -1).flatten(0, 1), u.repeat_interleave(outputs, -1)
     y, _ = long_conv(repeated, kernel, reset=reset, mode="convolution", backend=backend)
 
-    def response(x: Tensor) -> tuple[Tensor, Tensor]:
+    def response(x: Tensor) -> Values:
         # C A^(t+1) x, and A^t x after t steps
         after = _krylov(squares[:near_bits], _applied(A, x))
         made = torch.einsum("dfmn,bdcn->bfcdm", far.expand(channels, -1, -1, -1), after).flatten(1, 2)

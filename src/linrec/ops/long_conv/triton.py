@@ -28,7 +28,8 @@ def _forward(out: Convolved, given: Convolution) -> None:
     size, dtype = size_of(given), given.u.dtype
     with on_device(given.u.device):
         for place, (u, kernel, _) in pieces(given, size):
-            taps, spectrum = _spectrum_of_taps(kernel, size, dtype), _spectrum(u, size, dtype)
+            taps = _spectrum(kernel.mT[None], size, dtype, scaled=True)[0]
+            spectrum = _spectrum(u, size, dtype)
             batch, channels, f = spectrum.shape
             KERNELS.multiply[batch * channels * -(-f // FREQUENCIES),](
                 torch.view_as_real(spectrum), torch.view_as_real(taps), channels, f, F=FREQUENCIES
@@ -47,7 +48,7 @@ def _adjoint(out: Any, given: Convolution, kept: Convolved, d: Convolved) -> Non
         out.kernel.zero_()
     with on_device(given.u.device):
         for place, (u, kernel, _) in pieces(given, size):
-            taps = _spectrum_of_taps(kernel, size, dtype) if needs_u else None
+            taps = _spectrum(kernel.mT[None], size, dtype, scaled=True)[0] if needs_u else None
             inputs = _spectrum(u, size, dtype) if needs_k else None
             spectrum = _spectrum(d.y[place], size, dtype)
             batch, channels, f = spectrum.shape
@@ -74,11 +75,6 @@ def _spectrum(x: Tensor, size: int, dtype: torch.dtype, *, scaled: bool = False)
         x.resolve_neg(), padded, time, channels, size, *x.stride(), SCALED=scaled, T=STEPS, C=CHANNELS
     )
     return torch.fft.rfft(padded)
-
-
-def _spectrum_of_taps(kernel: Tensor, size: int, dtype: torch.dtype) -> Tensor:
-    """Return spectra (d, size / 2 + 1) of a kernel, over size."""
-    return _spectrum(kernel.mT[None], size, dtype, scaled=True)[0]
 
 
 def _cut(spectra: Tensor, size: int, out: Tensor) -> None:
