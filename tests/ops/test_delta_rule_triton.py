@@ -5,7 +5,7 @@ import torch
 
 from linrec.ops import delta_rule
 from linrec.ops.delta_rule import triton
-from linrec.ops.gate_loop import chunks
+from linrec.ops.gate_loop import triton as chunks
 from linrec.testing import assert_agree, check_operator, delta_rule_inputs, reset_mask
 from linrec.train.state import matmul_precision
 

@@ -137,7 +137,7 @@ def test_custom_operators_keep_their_promises():
         (None, inputs["log_decay"][..., None], torch.rand(1, 1, 2, 1), reset),
         (None, None, torch.rand(2, 70, 2, 2), None),
     ):
-        check_operators(matrix_recurrence, Matrix(q, k, v, beta, log_decay, phase, state, cut))
+        check_operators(matrix_recurrence, Matrix(q, k, v, beta, log_decay, state, cut, phase))
 
 
 def test_the_states_kept_for_the_adjoint_are_few_and_without_one_none():
@@ -145,5 +145,5 @@ def test_the_states_kept_for_the_adjoint_are_few_and_without_one_none():
     q, k, v, beta, state = (inputs[name] for name in ("q", "k", "v", "beta", "state"))
     assert chunk_size(q, v) == 16
     for keep, count in ((True, 10), (False, 0)):
-        _, _, starts = matrix_recurrence.forward(Matrix(q, k, v, beta, None, None, state, None), keep)
+        _, _, starts = matrix_recurrence.forward(Matrix(q, k, v, beta, None, state, None), keep)
         assert starts.numel() == 2 * count * 96 * 96

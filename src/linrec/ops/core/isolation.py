@@ -58,6 +58,20 @@ class Isolation:
             self.own = self.own | bad
         return x
 
+    def entered(self, inputs: dict[str, Any], *, begin: int) -> dict[str, Any]:
+        """Return the tensors among named inputs as `enter` does.
+
+        Args:
+            inputs: `q`, which only the own step depends on, `log_decay` and others, (b or 1, t or 1, ..).
+            begin: the first of the t steps.
+        """
+        time, found = self.document.shape[1] - begin, {}
+        for name, x in inputs.items():
+            if isinstance(x, Tensor):
+                first = begin if x.shape[1] == time else None
+                found[name] = self.enter(x, begin=first, carried=name != "q", decays=name == "log_decay")
+        return found
+
     def leave(self, y: Tensor, *, begin: int, window: int | None = None, causal: bool = True) -> Tensor:
         """Return an output with NaN for the steps that inputs reach which are not finite.
 
@@ -86,18 +100,12 @@ def isolated(run: Callable[[Any], tuple[Tensor, Tensor]]) -> Callable[[Any], tup
         if given.reset is None:
             return run(given)
         state, reset = given.state, given.reset
-        time = reset.shape[1]
         # the state is a step of its own, before the first
         isolation = Isolation(functional.pad(reset.cumsum(1), (1, 0)))
         entered = {"state": isolation.enter(entering(state, reset)[:, None], begin=0)[:, 0]}
-        for name, x in given._asdict().items():
-            if isinstance(x, Tensor) and name not in ("state", "reset"):
-                begin = 1 if x.shape[1] == time else None
-                entered[name] = isolation.enter(
-                    x, begin=begin, carried=name != "q", decays=name == "log_decay"
-                )
-        y, last = run(given._replace(**entered))
-        return isolation.leave(y, begin=1), isolation.leave(last[:, None], begin=time)[:, 0]
+        others = {name: x for name, x in given._asdict().items() if name not in ("state", "reset")}
+        y, last = run(given._replace(**entered, **isolation.entered(others, begin=1)))
+        return isolation.leave(y, begin=1), isolation.leave(last[:, None], begin=reset.shape[1])[:, 0]
 
     return wrapper
 

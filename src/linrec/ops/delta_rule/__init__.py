@@ -1,21 +1,19 @@
 """The delta rule: S_t = (I - beta_t k_t k_t^T) diag(a_t) S_{t-1} + beta_t k_t v_t^T, y_t = S_t^T q_t."""
 
-from collections.abc import Callable
 from typing import Any
 
 from jaxtyping import Bool, Float
 from torch import Tensor, aminmax, float64
 
 from linrec.ops.core.backends import Backend, few, never
-from linrec.ops.core.call import Operator, documented
+from linrec.ops.core.call import documented
 from linrec.ops.core.checks import check_precision, check_shape, name_of, visible
-from linrec.ops.core.precision import accumulation
 from linrec.ops.delta_rule import triton
 from linrec.ops.delta_rule.reference import delta_rule_reference
 from linrec.ops.delta_rule.torch import DeltaRule, chunkwise, recurrent
 from linrec.ops.gate_loop import inputs, numba
 from linrec.ops.gate_loop.inputs import Matrix
-from linrec.ops.gate_loop.triton import run_steps
+from linrec.ops.gate_loop.triton import steps, steps_entry
 
 __all__ = ["OPERATOR", "delta_rule"]
 
@@ -25,10 +23,8 @@ def _canonical(given: DeltaRule) -> DeltaRule:
     q, k, v, beta, log_decay, state, reset = given
     for name, x in (("q", q), ("k", k), ("v", v), ("state", state)):
         if x is not None and x.is_complex():
-            raise TypeError(
-                f"`{name}` of `delta_rule` must be real; got {name_of(x.dtype)}. Pass real and imaginary "
-                "parts as channels, or use `gate_loop`, which takes complex q and k."
-            )
+            cure = "Pass both parts as channels, or use `gate_loop`, which takes complex q and k."
+            raise TypeError(f"`{name}` of `delta_rule` must be real; got {name_of(x.dtype)}. {cure}")
     inputs.check_queries_and_keys(q, k)
     inputs.check_values(v, q)
     check_shape("beta", beta, "(b, t, h)", q.shape[:3], "Pass one value per step and head.")
@@ -43,26 +39,13 @@ def _canonical(given: DeltaRule) -> DeltaRule:
     return DeltaRule(q, k, v, beta, inputs.canonical_gate("log_decay", log_decay, q), state, reset)
 
 
-def _matrix(run: Callable[[Matrix], Any]) -> Callable[[DeltaRule], Any]:
-    """Return a backend from a kernel of matrix states."""
-
-    def backend(given: DeltaRule) -> Any:
-        q, k, v, beta, log_decay, state, reset = given
-        return run(Matrix(q, k, v, beta, log_decay, None, state, reset))
-
-    return backend
+def _on_tensor_cores(given: Any) -> bool:
+    # double precision has no tensor cores here, and torch's products have
+    return given.q.shape[1] > 1 and given.q.dtype != float64
 
 
 BACKENDS = (
-    Backend(
-        "recurrent",
-        "triton",
-        _matrix(run_steps),
-        "the loop in one kernel, without gradients",
-        auto=lambda given: given.q.shape[1] <= 1,
-        differentiable=False,
-        widen=False,
-    ),
+    steps_entry(lambda given: steps(Matrix(*given))[:2], auto=lambda given: given.q.shape[1] <= 1),
     Backend(
         "chunkwise",
         "triton",
@@ -70,37 +53,18 @@ BACKENDS = (
         "as by torch, on tensor cores; keys of up to 512 channels",
         accepts=lambda given: given.q.shape[-1] <= triton.LARGEST,
         requires=f"keys of at most {triton.LARGEST} channels",
-        # double precision has no tensor cores here, and torch's products have
-        auto=lambda given: given.q.shape[1] > 1 and given.q.dtype != float64,
+        auto=_on_tensor_cores,
         widen=False,
     ),
-    Backend(
-        "recurrent", "numba", _matrix(numba.run), "a loop over time, with states in the caches of threads"
-    ),
+    Backend("recurrent", "numba", lambda given: numba.matrix_recurrence(Matrix(*given))[:2], numba.ABOUT),
     # for a few steps, a loop over them is fewer operations than a triangular system
     Backend("recurrent", "torch", recurrent, "a loop over time", auto=lambda given: few(given.q.shape[1], 4)),
     Backend(
-        "chunkwise",
-        "torch",
-        chunkwise,
-        "a triangular system per chunk (WY representation), the recurrence between chunks",
+        "chunkwise", "torch", chunkwise, "a triangular system per chunk (WY representation), then a loop"
     ),
     Backend("recurrent", "reference", delta_rule_reference, "a loop over time: the oracle, slow", auto=never),
 )
-OPERATOR = Operator(
-    "delta_rule",
-    DeltaRule,
-    sequence="q",
-    canonical=_canonical,
-    output=lambda given: (given.v.shape, given.v.dtype),
-    axes="(b, h, dk, dv)",
-    state=lambda given: (
-        (given.q.shape[0], *given.q.shape[2:], given.v.shape[-1]),
-        accumulation(given.v.dtype),
-    ),
-    backends=BACKENDS,
-    is_empty=lambda given: 0 in given.q.shape,
-)
+OPERATOR = inputs.matrix_operator("delta_rule", DeltaRule, _canonical, BACKENDS, is_complex=never)
 PAIRS = OPERATOR.pairs
 
 

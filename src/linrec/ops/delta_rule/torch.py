@@ -23,7 +23,7 @@ from linrec.ops.core.isolation import isolated
 from linrec.ops.core.machine import exporting
 from linrec.ops.core.unbounded import matrix_product, recurrence
 from linrec.ops.gate_loop import segments
-from linrec.ops.gate_loop.torch import cleared_before, transition
+from linrec.ops.gate_loop.torch import of_steps
 
 # longer chunks are fewer steps of the loop between them, and more work in their triangular systems
 CHUNK = 64
@@ -56,18 +56,13 @@ def recurrent(given: DeltaRule) -> tuple[Tensor, Tensor]:
 
         w_n = beta_n (v_n - (diag(a_n) S_{n-1})^T k_n),    S_n = diag(a_n) S_{n-1} + k_n w_n^T
 
-    There is no memory that grows with time where no gradient is
-    asked for.
+    There is no memory that grows with time where no gradient is asked for.
     """
     q, k, v, beta, log_decay, state, reset = given
-    t = q.shape[1]
-    a = transition(log_decay, None)
-    cuts = cleared_before(reset, t)
-    # unbound once: the gradient of an index in a loop would be a tensor of all steps, for every step
-    factors = [None] * t if a is None else a[..., None].expand(-1, t, -1, -1, -1).unbind(1)
-    rows = ((x[..., None, :]).unbind(1) for x in (q, k, v, beta[..., None]))
+    of_time = of_steps(log_decay, None, reset, q.shape[1])
+    rows = (x[..., None, :].unbind(1) for x in (q, k, v, beta[..., None]))
     outputs = []
-    for q_n, k_n, v_n, beta_n, a_n, cut in zip(*rows, factors, cuts, strict=True):
+    for q_n, k_n, v_n, beta_n, a_n, cut in zip(*rows, *of_time, strict=True):
         state = state if cut is None else state.masked_fill(cut, 0)
         kept = state if a_n is None else a_n * state
         state = kept + k_n.mT * (beta_n * (v_n - k_n @ kept))

@@ -7,12 +7,11 @@ import torch
 from torch import Tensor
 
 from linrec.ops.core.isolation import isolated
-from linrec.ops.core.kernel import Memory, by_autograd, kernel_op, like
-from linrec.ops.delta_rule.torch import DeltaRule
-from linrec.ops.gate_loop import chunks
-from linrec.ops.gate_loop.chunks import LEAST, Chunks, Tiles
+from linrec.ops.core.kernel import Memory, like
+from linrec.ops.gate_loop import triton as chunks
 from linrec.ops.gate_loop.inputs import Matrix, Values
-from linrec.ops.gate_loop.numba import twin
+from linrec.ops.gate_loop.torch import matrix_kernel
+from linrec.ops.gate_loop.triton import LEAST, Chunks, Tiles
 from linrec.ops.kernels import Kernels
 from linrec.ops.kernels.launch import power_of_2
 
@@ -220,22 +219,6 @@ TILES = {
 }
 
 
-_chunkwise = kernel_op(
-    "delta_rule_chunkwise_triton",
-    Matrix,
-    Values,
-    _memory,
-    _forward,
-    _adjoint,
-    again=by_autograd(twin),
-    batch="q",
-    kept=("kept",),
-)
-
-
-@isolated
-def chunkwise(given: DeltaRule) -> tuple[Tensor, Tensor]:
-    """Pairs of steps within chunks on tensor cores; inputs in any precision."""
-    q, k, v, beta, log_decay, state, reset = given
-    y, last, _ = _chunkwise(Matrix(q, k, v, beta, log_decay, None, state, reset))
-    return y, last
+_chunkwise = matrix_kernel("delta_rule_chunkwise_triton", _memory, _forward, _adjoint)
+# inputs in any precision
+chunkwise = isolated(lambda given: _chunkwise(Matrix(*given))[:2])

@@ -3,25 +3,22 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from jaxtyping import Bool, Float, Inexact
 from torch import Tensor, float64
 
 from linrec.ops.core.backends import Backend, few, never
-from linrec.ops.core.call import Operator, documented
+from linrec.ops.core.call import documented
 from linrec.ops.core.checks import check_reset, check_tensors, tensor_fields
 from linrec.ops.core.handlers import refuse_split_time, time_is_split
 from linrec.ops.core.isolation import Isolation
 from linrec.ops.core.precision import wide, without_autocast
 from linrec.ops.gate_loop import inputs, max_headed, numba, segments, triton
-from linrec.ops.gate_loop import normalized as normalization
-from linrec.ops.gate_loop.bonus import matrix_with_bonus, with_bonus
-from linrec.ops.gate_loop.chunkwise import attention, chunkwise
-from linrec.ops.gate_loop.inputs import GateLoop
-from linrec.ops.gate_loop.normalized import Normalized
+from linrec.ops.gate_loop.inputs import GateLoop, Normalized, matrix_operator
 from linrec.ops.gate_loop.reference import gate_loop_reference, normalized_gate_loop_reference
-from linrec.ops.gate_loop.torch import elementwise, recurrent
+from linrec.ops.gate_loop.torch import attention, chunkwise, elementwise, recurrent
+from linrec.ops.gate_loop.variants import matrix_with_bonus, normalized, with_bonus
 
 __all__ = ["NORMALIZED", "OPERATOR", "gate_loop", "gate_loop_matrix", "normalized_gate_loop"]
 
@@ -35,6 +32,10 @@ def _one_channel(given: Any) -> bool:
     return given.q.shape[-1] == given.v.shape[-1] == 1
 
 
+def _matrices(given: Any) -> bool:
+    return not _one_channel(given)
+
+
 def _plain(given: Any) -> bool:
     """Whether there are neither phases, nor complex keys, nor a bonus."""
     return given.phase is None and given.bonus is None and not given.k.is_complex()
@@ -42,11 +43,27 @@ def _plain(given: Any) -> bool:
 
 def _on_tensor_cores(given: Any) -> bool:
     # torch's products of double precision have tensor cores, and Triton's have none
-    return not _one_channel(given) and given.v.dtype != float64
+    return _matrices(given) and given.v.dtype != float64
+
+
+def _plain_step(given: Any) -> bool:
+    return _one_step(given) and _plain(given) and _on_tensor_cores(given)
+
+
+def _by_loop(given: Any) -> bool:
+    return not _one_step(given) or _plain(given)
+
+
+_IN_CHUNKS = "pairs of steps within chunks, the recurrence between them"
 
 
 def _entry(mode: str, name: str, run: Callable[..., Any], about: str, **options: Any) -> Backend:
     return Backend(mode, name, with_bonus(run), about, **options)
+
+
+def _max_headed(mode: str, name: str, run: Callable[..., Any], **options: Any) -> Backend:
+    about = "heads of one channel and real q and k: one fused kernel"
+    return _entry(mode, name, run, about, kernel="max-headed", accepts=max_headed.takes, **options)
 
 
 def _by_scan(mode: str, name: str, **options: Any) -> Backend:
@@ -56,43 +73,14 @@ def _by_scan(mode: str, name: str, **options: Any) -> Backend:
 
 
 BACKENDS = (
+    triton.steps_entry(with_bonus(triton.recurrent), _plain_step),
     _entry(
-        "recurrent",
-        "triton",
-        triton.recurrent,
-        "the loop in one kernel, without gradients",
-        auto=lambda given: _one_step(given) and _plain(given) and _on_tensor_cores(given),
-        differentiable=False,
-        widen=False,
-    ),
-    _entry(
-        "recurrent",
-        "numba",
-        numba.recurrent,
-        "a loop over time, with states in the caches of threads",
-        kernel="matrix",
-        accepts=lambda given: not _one_channel(given),
-        auto=lambda given: not _one_step(given) or _plain(given),
+        "recurrent", "numba", numba.recurrent, numba.ABOUT, kernel="matrix", accepts=_matrices, auto=_by_loop
     ),
     # there is nothing to share between steps
     _entry("recurrent", "torch", recurrent, "a loop over time", auto=_one_step),
-    _entry(
-        "scan",
-        "triton",
-        max_headed.scan_triton,
-        "heads of one channel and real q and k: one fused kernel",
-        kernel="max-headed",
-        accepts=max_headed.takes,
-        widen=False,
-    ),
-    _entry(
-        "recurrent",
-        "numba",
-        max_headed.recurrent_numba,
-        "heads of one channel and real q and k: one fused kernel",
-        kernel="max-headed",
-        accepts=max_headed.takes,
-    ),
+    _max_headed("scan", "triton", max_headed.scan_triton, widen=False),
+    _max_headed("recurrent", "numba", max_headed.recurrent_numba),
     _by_scan("scan", "triton", auto=_one_channel),
     _by_scan("recurrent", "numba", accepts=_one_channel),
     _by_scan("scan", "torch", auto=lambda given: _one_channel(given) and not few(given.q.shape[1], 16)),
@@ -100,32 +88,16 @@ BACKENDS = (
         "chunkwise",
         "triton",
         triton.chunkwise,
-        "pairs of steps within chunks on tensor cores, the recurrence between them",
+        f"{_IN_CHUNKS}, on tensor cores",
         auto=_on_tensor_cores,
         widen=False,
     ),
     # the state is kept once per chunk, not once per step
-    _entry(
-        "chunkwise",
-        "torch",
-        chunkwise,
-        "pairs of steps within chunks, the recurrence between them",
-        auto=lambda given: not _one_channel(given),
-    ),
+    _entry("chunkwise", "torch", chunkwise, _IN_CHUNKS, auto=_matrices),
     _entry("attention", "torch", attention, "all pairs of steps, O(t^2)", auto=never),
     Backend("recurrent", "reference", gate_loop_reference, "a loop over time: the oracle, slow", auto=never),
 )
-OPERATOR = Operator(
-    "gate_loop",
-    GateLoop,
-    sequence="q",
-    canonical=inputs.canonical,
-    output=lambda given: (given.v.shape, given.v.dtype),
-    axes="(b, h, dk, dv)",
-    state=inputs.state_of,
-    backends=BACKENDS,
-    is_empty=lambda given: 0 in given.q.shape,
-)
+OPERATOR = matrix_operator("gate_loop", GateLoop, inputs.canonical, BACKENDS)
 PAIRS = OPERATOR.pairs
 
 
@@ -134,18 +106,14 @@ def _normalized_reference(given: Normalized) -> tuple[Tensor, Tensor]:
     return (_BY_REFERENCE.run if time_is_split() else normalized_gate_loop_reference)(given)
 
 
-_OF_NORMALIZED = [normalization.normalized(entry, OPERATOR.proceed) for entry in BACKENDS]
+_OF_NORMALIZED = [normalized(entry, OPERATOR.proceed) for entry in BACKENDS]
 _BY_REFERENCE = _OF_NORMALIZED[-1]
-NORMALIZED = Operator(
+NORMALIZED = matrix_operator(
     "normalized_gate_loop",
     Normalized,
-    sequence="q",
-    canonical=normalization.canonical,
-    output=lambda given: (given.v.shape, given.v.dtype),
-    axes="(b, h, dk, dv + 1)",
-    state=normalization.state_of,
-    backends=(*_OF_NORMALIZED[:-1], replace(_BY_REFERENCE, run=_normalized_reference)),
-    is_empty=lambda given: 0 in given.q.shape,
+    inputs.canonical_of_normalized,
+    (*_OF_NORMALIZED[:-1], replace(_BY_REFERENCE, run=_normalized_reference)),
+    columns=1,
     composed=True,
 )
 
@@ -309,20 +277,11 @@ def normalized_gate_loop(
         >>> y.flatten().tolist(), state.flatten().tolist()
         ([3.0, 2.0, 3.0], [9.0, 3.0])
     """
-    given = Normalized(q, k, v, log_decay, phase, bonus, floor, signed, state, reset)
+    given = Normalized(q, k, v, log_decay, phase, bonus, state, reset, floor, signed)
     return NORMALIZED(given, mode, backend)
 
 
-class _Mixing(NamedTuple):
-    q: Tensor
-    k: Tensor
-    log_decay: Tensor | None
-    phase: Tensor | None
-    bonus: Tensor | None
-    reset: Tensor | None
-
-
-_MIXING_FIELDS = tensor_fields(_Mixing)
+_OF_MATRIX = [field for field in tensor_fields(GateLoop) if field[1] != "v"]
 
 
 def gate_loop_matrix(
@@ -369,8 +328,7 @@ def gate_loop_matrix(
                 [0.5000, 1.0000, 0.0000],
                 [0.2500, 0.5000, 1.0000]])
     """
-    given = _Mixing(q, k, log_decay, phase, bonus, reset)
-    check_tensors(given, _MIXING_FIELDS, "q")
+    check_tensors(GateLoop(q, k, q, log_decay, phase, bonus, None, reset), _OF_MATRIX, "q")
     refuse_split_time("gate_loop_matrix")
     precision = inputs.check_queries_and_keys(q, k)
     check_reset(reset, q)
@@ -380,15 +338,12 @@ def gate_loop_matrix(
     b, t, h, _ = q.shape
     if 0 in q.shape:
         return q.new_zeros(b, h, t, t, dtype=precision)
+    given = {"q": q, "k": k, "log_decay": log_decay, "phase": phase}
     if reset is not None:
         isolation = Isolation(reset.cumsum(1))
-        q, k = isolation.enter(q, begin=0, carried=False), isolation.enter(k, begin=0)
-        if log_decay is not None:
-            begin = 0 if log_decay.shape[1] == t else None
-            log_decay = isolation.enter(log_decay, begin=begin, decays=True)
-        if phase is not None:
-            phase = isolation.enter(phase, begin=0 if phase.shape[1] == t else None)
-    q, k, log_decay, phase, bonus = map(wide, (q.transpose(1, 2), k.transpose(1, 2), log_decay, phase, bonus))
+        given |= isolation.entered(given, begin=0)
+    q, k, log_decay, phase, bonus = map(wide, (*given.values(), bonus))
+    q, k = q.transpose(1, 2), k.transpose(1, 2)
     with without_autocast(q.device.type):
         log_decay, phase = segments.gates(log_decay, phase, reset, k)
         if bonus is None:

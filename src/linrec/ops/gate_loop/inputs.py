@@ -1,10 +1,14 @@
 """What the matrix operators take, checked, and in canonical form."""
 
-from typing import NamedTuple
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from linrec.ops.core.backends import Backend
+from linrec.ops.core.call import Operator, Space
 from linrec.ops.core.checks import State, check_axes, check_precision, check_shape, check_supported, name_of
 from linrec.ops.core.precision import COMPLEX, accumulation, real_dtype
 
@@ -33,6 +37,21 @@ class GateLoop(NamedTuple):
     reset: Tensor | None
 
 
+class Normalized(NamedTuple):
+    """Inputs of `normalized_gate_loop`: those of `gate_loop`, a state of one column more, and a floor."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    log_decay: Tensor | None
+    phase: Tensor | None
+    bonus: Tensor | None
+    state: State
+    reset: Tensor | None
+    floor: Tensor | float
+    signed: bool
+
+
 class Matrix(NamedTuple):
     """What kernels of matrix states take: those of `delta_rule`, and of `gate_loop` where `beta` is None.
 
@@ -42,10 +61,10 @@ class Matrix(NamedTuple):
         v: (b, t, h, dv).
         beta: None or (b, t, h).
         log_decay: log a, None or (b or 1, t or 1, h, dk or 1).
+        state: S_0 (b, h, dk, dv).
+        reset: None, or (b, t), true where the state before a step is cleared.
         phase: None, or phases (b or 1, t or 1, h, dk / 2 or 1) by which the frame of `real_form` turns. They
             get their gradient from the kernel, and have no part in the values.
-        state: S_0 (b, h, dk, dv).
-        cut: None, or (b, t), true where the state before a step is cleared.
     """
 
     q: Tensor
@@ -53,9 +72,9 @@ class Matrix(NamedTuple):
     v: Tensor
     beta: Tensor | None
     log_decay: Tensor | None
-    phase: Tensor | None
     state: Tensor
-    cut: Tensor | None
+    reset: Tensor | None
+    phase: Tensor | None = None
 
 
 class Values(NamedTuple):
@@ -64,6 +83,29 @@ class Values(NamedTuple):
     y: Tensor
     last: Tensor
     kept: Tensor
+
+
+def matrix_operator(
+    name: str,
+    inputs: type[Any],
+    canonical: Callable[[Any], Any],
+    backends: Sequence[Backend],
+    *,
+    is_complex: Callable[[Any], bool] = lambda given: given.phase is not None or given.k.is_complex(),
+    columns: int = 0,
+    **options: Any,
+) -> Operator:
+    """Return an operator with outputs like `v`, and so many columns of the state beyond those of `v`."""
+
+    def state(given: Any) -> Space:
+        (b, _, h, dk), dtype = given.q.shape, accumulation(given.v.dtype)
+        return (b, h, dk, given.v.shape[-1] + columns), COMPLEX[dtype] if is_complex(given) else dtype
+
+    axes = f"(b, h, dk, dv{f' + {columns}' if columns else ''})"
+    return Operator(
+        name, inputs, "q", canonical, lambda given: (given.v.shape, given.v.dtype), axes, state, backends,
+        is_empty=lambda given: 0 in given.q.shape, **options,
+    )  # fmt: skip
 
 
 def canonical(given: GateLoop) -> GateLoop:
@@ -76,11 +118,20 @@ def canonical(given: GateLoop) -> GateLoop:
     return GateLoop(q, k, v, log_decay, phase, bonus, state, reset)
 
 
-def state_of(given: GateLoop) -> tuple[tuple[int, ...], torch.dtype]:
-    """Return shape and dtype of the state."""
-    (b, _, h, dk), dtype = given.q.shape, accumulation(given.v.dtype)
-    is_complex = given.phase is not None or given.k.is_complex()
-    return (b, h, dk, given.v.shape[-1]), COMPLEX[dtype] if is_complex else dtype
+def canonical_of_normalized(given: Normalized) -> Normalized:
+    """Check the inputs, and give gates four axes."""
+    *inputs, floor, signed = given
+    inputs = canonical(GateLoop(*inputs))
+    if isinstance(floor, Tensor):
+        check_shape(
+            "floor", floor, "(b, t, h)", given.q.shape[:3], "Pass a number, or one per step and head."
+        )
+        check_precision("floor", floor, given.q, "q")
+    elif not 0 < floor < math.inf:
+        raise ValueError(
+            f"`floor` must be positive and finite; got {floor}. It keeps a denominator from being zero."
+        )
+    return Normalized(*inputs, floor, signed)
 
 
 def check_queries_and_keys(q: Tensor, k: Tensor) -> torch.dtype:
@@ -100,11 +151,16 @@ def check_values(v: Tensor, q: Tensor) -> None:
             f"got {tuple(v.shape)}."
         )
     if v.is_complex():
-        raise TypeError(
-            f"`v` must be real; got {name_of(v.dtype)}. Pass its real and its imaginary part as two values, "
-            "along dv."
-        )
+        cure = "Pass its real and its imaginary part as two values, along dv."
+        raise TypeError(f"`v` must be real; got {name_of(v.dtype)}. {cure}")
     _check_same_precision("v", v, q)
+
+
+def _check_same_precision(name: str, x: Tensor, q: Tensor) -> None:
+    precision = real_dtype(q.dtype)
+    if check_supported(name, x, complex_too=True) != precision:
+        expected = f"the real precision of `q`, {name_of(precision)}"
+        raise TypeError(f"`{name}` must have {expected}; got {name_of(x.dtype)}. Cast one of them.")
 
 
 def canonical_gate(name: str, gate: Tensor | None, q: Tensor) -> Tensor | None:
@@ -119,9 +175,7 @@ def canonical_gate(name: str, gate: Tensor | None, q: Tensor) -> Tensor | None:
     Returns:
         The gate with four axes that broadcast against `q`, or None.
     """
-    if gate is None:
-        return None
-    if gate.shape == q.shape and gate.dtype == q.dtype and not q.is_complex():
+    if gate is None or (gate.shape == q.shape and gate.dtype == q.dtype and not q.is_complex()):
         return gate
     b, t, h, dk = q.shape
     # sizes are compared with those of as many axes alone: a program that torch.export makes for all batches
@@ -136,8 +190,7 @@ def canonical_gate(name: str, gate: Tensor | None, q: Tensor) -> Tensor | None:
         )
     check_precision(name, gate, q, "q")
     # (h,) and (b, t, h) have one value for all channels
-    if gate.ndim in (1, 3):
-        gate = gate[..., None]
+    gate = gate if per_channel else gate[..., None]
     return gate if gate.ndim == 4 else gate[None, None]
 
 
@@ -145,12 +198,3 @@ def check_bonus(bonus: Tensor | None, q: Tensor) -> None:
     """Raise unless `bonus` is None or real (h, dk), in the precision of `q` or the accumulation's."""
     check_shape("bonus", bonus, "(h, dk)", q.shape[2:], "Pass one factor per head and key channel.")
     check_precision("bonus", bonus, q, "q")
-
-
-def _check_same_precision(name: str, x: Tensor, q: Tensor) -> None:
-    precision = real_dtype(q.dtype)
-    if check_supported(name, x, complex_too=True) != precision:
-        raise TypeError(
-            f"`{name}` must have the real precision of `q`, {name_of(precision)}; got {name_of(x.dtype)}. "
-            "Cast one of them."
-        )

@@ -5,7 +5,8 @@ Of the states, one per piece of time is kept, from which the adjoint makes the o
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -70,6 +71,19 @@ def _flat(run: Callable[[MaxHeaded], Values]) -> Callable[[GateLoop], tuple[Tens
     return backend
 
 
+def _of_gates(
+    out: MaxHeaded, nothing: Tensor, is_each: Callable[[Tensor], bool], terms: Callable[[], Tensor]
+) -> list[Tensor]:
+    """Return where kernels put the gradients of both gates: in terms of a sum where a gate is constant."""
+    return [nothing if x is None else x if is_each(x) else terms() for x in (out.log_decay, out.phase)]
+
+
+def _add_up(out: MaxHeaded, gates: Sequence[Tensor]) -> None:
+    for x, terms in zip((out.log_decay, out.phase), gates, strict=True):
+        if x is not None and x is not terms:
+            x.copy_(terms.sum_to_size(x.shape))
+
+
 # on the CPU
 
 
@@ -81,30 +95,32 @@ def _memory_numba(given: MaxHeaded, keep: bool) -> Any:
 
 
 def _forward_numba(out: Values, given: MaxHeaded) -> None:
-    q, last = given.q, _parts(out.last)
+    last = _parts(out.last)
     last.copy_(_parts(given.state))
-    with lanes.threads_for(q.numel()) as threads:
-        width, size = lanes.width_of(q, threads), chunk_size(q.shape[2])
-        arguments = (*_arrays(given), last.numpy(), out.kept.numpy(), out.y.numpy(), size, width)
-        lanes.run(NUMBA, "forward", arguments, lanes.count(q, width), threads)
+    _walk("forward", given, last.numpy(), out.kept.numpy(), out.y.numpy())
 
 
 def _adjoint_numba(out: Any, given: MaxHeaded, kept: Values, d: Values) -> None:
-    q, starts, dstate = given.q, kept.kept, _parts(out.state)
+    starts, dstate = kept.kept, _parts(out.state)
     dstate.copy_(_parts(d.last))
     # gradients of constant gates are summed once per chunk
-    gates = [
-        q.new_empty(0, 0, 0) if x is None else x if x.shape[1] > 1 else torch.zeros_like(starts[:, 0])
-        for x in (out.log_decay, out.phase)
-    ]
+    nothing, of_chunks = starts.new_empty(0, 0, 0), partial(torch.zeros_like, starts[:, 0])
+    gates = _of_gates(out, nothing, lambda x: x.shape[1] > 1, of_chunks)
+    gradients = (x.numpy() for x in (out.q, out.k, out.v, *gates, dstate))
+    _walk("backward", given, lanes.array(starts), lanes.array(d.y), *gradients)
+    _add_up(out, gates)
+
+
+def _walk(name: str, given: MaxHeaded, *arrays: Any) -> None:
+    """Run a kernel: with a magnitude of 1, and a phase that is not there, where gates are None."""
+    q, k, v, log_decay, phase, _, cut = given
+    log_decay = q.new_zeros(1, 1, q.shape[2]) if log_decay is None else log_decay
+    turns = lanes.nothing(3, q.dtype) if phase is None else lanes.array(phase)
     with lanes.threads_for(q.numel()) as threads:
-        width, size = lanes.width_of(q, threads), chunk_size(q.shape[2])
-        arrays = *_arrays(given), lanes.array(starts), lanes.array(d.y)
-        gradients = [x.numpy() for x in (out.q, out.k, out.v, *gates, dstate)]
-        lanes.run(NUMBA, "backward", (*arrays, *gradients, size, width), lanes.count(q, width), threads)
-    for x, sums in zip((out.log_decay, out.phase), gates, strict=True):
-        if x is not None and x is not sums:
-            x.copy_(sums.sum_to_size(x.shape))
+        width = lanes.width_of(q, threads)
+        inputs = *map(lanes.array, (q, k, v, log_decay)), turns, lanes.cut_array(cut)
+        arguments = (*inputs, *arrays, chunk_size(q.shape[2]), width)
+        lanes.run(NUMBA, name, arguments, lanes.count(q, width), threads)
 
 
 def chunk_size(channels: int) -> int:
@@ -114,14 +130,6 @@ def chunk_size(channels: int) -> int:
     come fast from memory.
     """
     return max(16, 8192 // max(channels, 1))
-
-
-def _arrays(given: MaxHeaded) -> list[Any]:
-    """Return the inputs: a magnitude of 1 and a phase that is not there where gates are None."""
-    q, k, v, log_decay, phase, _, cut = given
-    log_decay = q.new_zeros(1, 1, q.shape[2]) if log_decay is None else log_decay
-    turns = lanes.nothing(3, q.dtype) if phase is None else lanes.array(phase)
-    return [*map(lanes.array, (q, k, v, log_decay)), turns, lanes.cut_array(cut)]
 
 
 def _parts(state: Tensor) -> Tensor:
@@ -142,34 +150,26 @@ def _memory_triton(given: MaxHeaded, keep: bool) -> Any:
 
 
 def _forward_triton(out: Values, given: MaxHeaded) -> None:
-    q, k, v, log_decay, phase, state, cut = given
-    launch(
-        TRITON.forward, tiling(q.shape), q.shape, state.dtype, q.device, 104,
-        *(real((q if x is None else x).contiguous()) for x in (q, k, v, log_decay, phase, state)),
-        mask(cut, q), out.y, real(out.kept), real(out.last),
-        DECAY=_kind(log_decay, q), PHASE=_kind(phase, q), HAS_CUT=cut is not None,
-    )  # fmt: skip
+    _launch(TRITON.forward, 104, given, given.state.contiguous(), out.y, out.kept, out.last)
 
 
 def _adjoint_triton(out: Any, given: MaxHeaded, kept: Values, d: Values) -> None:
-    q, k, v, log_decay, phase, _, cut = given
-    plan = tiling(q.shape)
+    q, tensors = given.q, (x.contiguous() for x in (kept.kept, d.y, d.last))
     # gradients of constant gates are summed in a tile by the kernel, and over tiles and the batch below
-    shape = q.shape[0], n_tiles(q.shape[1], plan), q.shape[2]
-    gates = [
-        q if x is None else x if _kind(x, q) == 1 else x.new_empty(shape, dtype=accumulation(x.dtype))
-        for x in (out.log_decay, out.phase)
-    ]
+    shape = q.shape[0], n_tiles(q.shape[1], tiling(q.shape)), q.shape[2]
+    of_tiles = partial(q.new_empty, shape, dtype=accumulation(q.dtype))
+    gates = _of_gates(out, q, lambda x: x.shape == q.shape, of_tiles)
+    _launch(TRITON.backward, 168, given, *tensors, out.q, out.k, out.v, *gates, out.state)
+    _add_up(out, gates)
+
+
+def _launch(kernel: Any, registers: int, given: MaxHeaded, *tensors: Tensor) -> None:
+    q, _, _, log_decay, phase, state, cut = given
     launch(
-        TRITON.backward, plan, q.shape, given.state.dtype, q.device, 168,
-        *(real((q if x is None else x).contiguous()) for x in (q, k, v, log_decay, phase)),
-        mask(cut, q), *(real(x.contiguous()) for x in (kept.kept, d.y, d.last)),
-        out.q, out.k, out.v, *gates, real(out.state),
+        kernel, tiling(q.shape), q.shape, state.dtype, q.device, registers,
+        *(real((q if x is None else x).contiguous()) for x in given[:5]), mask(cut, q), *map(real, tensors),
         DECAY=_kind(log_decay, q), PHASE=_kind(phase, q), HAS_CUT=cut is not None,
     )  # fmt: skip
-    for x, sums in zip((out.log_decay, out.phase), gates, strict=True):
-        if x is not None and x is not sums:
-            x.copy_(sums.sum((0, 1), keepdim=True))
 
 
 def tiling(shape: tuple[int, ...]) -> Tiling:

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linrec.ops.core.kernel import Memory, by_autograd, kernel_op, like
-from linrec.ops.core.precision import widened
-from linrec.ops.gate_loop.chunkwise import chunkwise
-from linrec.ops.gate_loop.inputs import GateLoop, Matrix, Values
-from linrec.ops.gate_loop.real_form import in_real_form
+from linrec.ops.core.kernel import Memory, like
+from linrec.ops.gate_loop.inputs import Matrix, Values
+from linrec.ops.gate_loop.torch import matrix_kernel
+from linrec.ops.gate_loop.variants import in_real_form
 from linrec.ops.kernels import Kernels, lanes
 
 KERNELS = Kernels("matrix.numba")
+ABOUT = "a loop over time, with states in the caches of threads"
 # entries of a state that take as long as one element of the operators that `lanes` was measured with
 _ENTRIES = 8
 
@@ -31,13 +31,12 @@ def _memory(given: Matrix, keep: bool) -> Any:
 
 
 def _forward(out: Values, given: Matrix) -> None:
-    q, v = given.q, given.v
     out.last.copy_(given.state)
+    q, v = given.q, given.v
     with lanes.threads_for(q.numel() * v.shape[-1] // _ENTRIES) as threads:
         width = width_of(v, threads)
-        written = out.last.numpy(), out.kept.numpy(), out.y.numpy()
-        arguments = (*_arrays(given), *written, chunk_size(q, v), width)
-        lanes.run(KERNELS, "forward", arguments, _count(v, width), threads)
+        arrays = *_arrays(given), out.last.numpy(), out.kept.numpy(), out.y.numpy()
+        lanes.run(KERNELS, "forward", (*arrays, chunk_size(q, v), width), _count(v, width), threads)
 
 
 def _adjoint(out: Any, given: Matrix, kept: Values, d: Values) -> None:
@@ -46,26 +45,19 @@ def _adjoint(out: Any, given: Matrix, kept: Values, d: Values) -> None:
     with lanes.threads_for(q.numel() * v.shape[-1] // _ENTRIES) as threads:
         width = width_of(v, threads)
         blocks = _blocks(v, width)
-        # each block of value channels has sums of its own; the only one has the gradients themselves
-        sums = [
-            starts.new_empty((0,) * (starts.dim() - 1))
-            if x is None
-            else x[None]
-            if blocks == 1
-            else lanes.empty((blocks, *x.shape), x.dtype)
-            for x in (out.q, out.k, out.beta)
-        ]
+        dq, dk = _parts(out.q, blocks), _parts(out.k, blocks)
+        dbeta = q.new_empty(0, 0, 0, 0) if out.beta is None else _parts(out.beta, blocks)
         ddecay, dphase = (_sums(gate, starts, blocks) for gate in (given.log_decay, given.phase))
-        dq, dk, dbeta = sums
-        gradients = dq, dk, out.v, dbeta, ddecay, dphase, out.state
-        arrays = *_arrays(given), lanes.array(starts), lanes.array(d.y), *(g.numpy() for g in gradients)
+        gradients = (x.numpy() for x in (dq, dk, out.v, dbeta, ddecay, dphase, out.state))
+        arrays = *_arrays(given), lanes.array(starts), lanes.array(d.y), *gradients
         lanes.run(KERNELS, "backward", (*arrays, chunk_size(q, v), width), _count(v, width), threads)
-    for x, partial in zip((out.q, out.k, out.beta), sums, strict=True):
-        if x is not None and blocks > 1:
-            torch.sum(partial, 0, out=x)
-    for gate, partial in ((out.log_decay, ddecay), (out.phase, dphase)):
+    if blocks > 1:
+        for x, parts in ((out.q, dq), (out.k, dk), (out.beta, dbeta)):
+            if x is not None:
+                torch.sum(parts, 0, out=x)
+    for gate, sums in ((out.log_decay, ddecay), (out.phase, dphase)):
         if gate is not None:
-            gate.copy_(partial.sum(0).sum_to_size(gate.shape))
+            gate.copy_(sums.sum(0).sum_to_size(gate.shape))
 
 
 def chunk_size(q: Tensor, v: Tensor) -> int:
@@ -98,10 +90,15 @@ def _count(v: Tensor, width: int) -> int:
 
 def _arrays(given: Matrix) -> list[Any]:
     """Return what forward and adjoint read: a decay of 1 where there is none, and an empty `beta`."""
-    q, k, v, beta, log_decay, _, _, cut = given
+    q, k, v, beta, log_decay, _, reset, _ = given
     strengths = lanes.nothing(3, q.dtype) if beta is None else lanes.array(beta)
     a = q.new_ones(1, 1, q.shape[2], 1) if log_decay is None else log_decay.exp()
-    return [*map(lanes.array, (q, k, v)), strengths, lanes.array(a), lanes.cut_array(cut)]
+    return [*map(lanes.array, (q, k, v)), strengths, lanes.array(a), lanes.cut_array(reset)]
+
+
+def _parts(x: Tensor, blocks: int) -> Tensor:
+    """Return memory for the sums of each block of value channels; the only one has the gradient itself."""
+    return x[None] if blocks == 1 else lanes.empty((blocks, *x.shape), x.dtype)
 
 
 def _sums(gate: Tensor | None, starts: Tensor, blocks: int) -> Tensor:
@@ -113,45 +110,5 @@ def _sums(gate: Tensor | None, starts: Tensor, blocks: int) -> Tensor:
     return starts.new_zeros(blocks, batch, time if time > 1 else chunks, heads, channels)
 
 
-def twin(given: Matrix) -> tuple[Tensor, Tensor]:
-    """Return y and the last state by torch operations, which gradients of gradients go through."""
-    # the delta rule imports this module
-    from linrec.ops.delta_rule.torch import DeltaRule
-    from linrec.ops.delta_rule.torch import chunkwise as delta_rule
-
-    q, k, v, beta, log_decay, phase, state, cut = widened(given)
-    if beta is not None:
-        y, last = delta_rule(DeltaRule(q, k, v, beta, log_decay, state, cut))
-    elif phase is None:
-        y, last = chunkwise(GateLoop(q, k, v, log_decay, None, None, state, cut))
-    else:
-        # in the frame that turns, phases are zero, whatever their derivatives are
-        q, k = torch.complex(*q.chunk(2, dim=-1)).conj(), torch.complex(*k.chunk(2, dim=-1))
-        if log_decay is not None and log_decay.shape[-1] > 1:
-            log_decay = log_decay.chunk(2, dim=-1)[0]
-        start = torch.complex(*state.chunk(2, dim=-2))
-        y, last = chunkwise(GateLoop(q, k, v, log_decay, phase - phase.detach(), None, start, cut))
-        last = torch.cat([last.real, last.imag], dim=-2)
-    return y.to(given.v.dtype), last
-
-
-matrix_recurrence = kernel_op(
-    "matrix_recurrence_numba",
-    Matrix,
-    Values,
-    _memory,
-    _forward,
-    _adjoint,
-    again=by_autograd(twin),
-    batch="q",
-    kept=("kept",),
-)
-
-
-def run(given: Matrix) -> tuple[Tensor, Tensor]:
-    """Return y and the last state."""
-    y, last, _ = matrix_recurrence(given)
-    return y, last
-
-
-recurrent = in_real_form(run)
+matrix_recurrence = matrix_kernel("matrix_recurrence_numba", _memory, _forward, _adjoint)
+recurrent = in_real_form(matrix_recurrence)

@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from linrec.ops.gate_loop.inputs import GateLoop
-from linrec.ops.gate_loop.normalized import Normalized
+from linrec.ops.gate_loop.inputs import GateLoop, Normalized
 
 
 def gate_loop_reference(given: GateLoop) -> tuple[Tensor, Tensor]:
@@ -31,7 +30,7 @@ def normalized_gate_loop_reference(given: Normalized) -> tuple[Tensor, Tensor]:
 
     The state has z_n as its last column.
     """
-    q, k, v, log_decay, phase, bonus, floor, signed, state, reset = given
+    q, k, v, log_decay, phase, bonus, state, reset, floor, signed = given
     a = _transition(q, log_decay, phase)
     outputs = []
     matrix, sums = state[..., :-1], state[..., -1]

@@ -1,16 +1,27 @@
-"""The modes that walk the state itself: step by step, and as an elementwise scan.
+"""The modes in torch operations: step by step, as an elementwise scan, and by weighing pairs of steps.
 
-Both take inputs in the accumulation dtype, and return y (b, t, h, dv) and the final state (b, h, dk, dv).
+All take inputs in the accumulation dtype, and return y (b, t, h, dv) and the final state (b, h, dk, dv). The
+modes that weigh pairs weigh all of them (attention), or those within chunks (chunkwise). There, complex
+numbers appear in the states between chunks only; within chunks `segments` splits them into real and imaginary
+channels.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from linrec.ops.core.precision import real_dtype
-from linrec.ops.gate_loop.inputs import GateLoop
+from linrec.ops.core.isolation import isolated
+from linrec.ops.core.kernel import Differentiable, by_autograd, kernel_op
+from linrec.ops.core.precision import real_dtype, widened
+from linrec.ops.gate_loop import segments
+from linrec.ops.gate_loop.inputs import GateLoop, Matrix, Values
 from linrec.ops.scan import scan
+
+# within a chunk the work per step grows with its length, between chunks it shrinks with it; 64 balances the
+# two for heads of 64
+CHUNK = 64
 
 
 def transition(log_decay: Tensor | None, phase: Tensor | None) -> Tensor | None:
@@ -31,13 +42,9 @@ def recurrent(given: GateLoop, *, early: bool = False) -> tuple[Tensor, Tensor]:
     `early` reads every state before its step: y_t = Re(q_t S_{t-1}), zero at resets.
     """
     q, k, v, log_decay, phase, _, state, reset = given
-    t = q.shape[1]
-    a = transition(log_decay, phase)
-    cuts = cleared_before(reset, t)
-    # unbound once: the gradient of an index in a loop would be a tensor of all steps, for every step
-    factors = [None] * t if a is None else a[..., None].expand(-1, t, -1, -1, -1).unbind(1)
+    decays, cuts = of_steps(log_decay, phase, reset, q.shape[1])
     outputs = []
-    for q_n, k_n, v_n, a_n, cut in zip(q.unbind(1), k.unbind(1), v.unbind(1), factors, cuts, strict=True):
+    for q_n, k_n, v_n, a_n, cut in zip(q.unbind(1), k.unbind(1), v.unbind(1), decays, cuts, strict=True):
         before = state = state if cut is None else state.masked_fill(cut, 0)
         kept = state if a_n is None else a_n * state
         state = kept + k_n[..., :, None] * v_n[..., None, :]
@@ -45,24 +52,37 @@ def recurrent(given: GateLoop, *, early: bool = False) -> tuple[Tensor, Tensor]:
     return torch.stack(outputs, dim=1), state
 
 
-def cleared_before(reset: Tensor | None, time: int) -> list[Any]:
-    """Masks (b, 1, 1, 1) of the states that are cleared before each step, or None for each."""
+def of_steps(
+    log_decay: Tensor | None, phase: Tensor | None, reset: Tensor | None, time: int
+) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Return the transition of each step and the mask (b, 1, 1, 1) of states cleared before it, or Nones."""
+    a = transition(log_decay, phase)
+    # unbound once: the gradient of an index in a loop would be a tensor of all steps, for every step
+    factors = [None] * time if a is None else a[..., None].expand(-1, time, -1, -1, -1).unbind(1)
     # as a factor of zero, a reset would let NaN and infinity pass
-    return [None] * time if reset is None else list(reset[:, :, None, None, None].unbind(1))
+    return factors, [None] * time if reset is None else reset[:, :, None, None, None].unbind(1)
 
 
 def elementwise(given: GateLoop, mode: str, backend: str) -> tuple[Tensor, Tensor]:
     """Every entry of the state as one channel of `ops.scan` (eq. 13), in any of its modes and backends."""
     q, k, v, log_decay, phase, _, state, reset = given
+    added = k[..., :, None] * v[..., None, :]
+    states, last = _scanned(log_decay, phase, added, state, reset=reset, mode=mode, backend=backend)
+    return read(q, states), last
+
+
+def _scanned(
+    log_decay: Tensor | None, phase: Tensor | None, added: Tensor, state: Tensor, **options: Any
+) -> tuple[Tensor, Tensor]:
+    """States S_t = a_t S_{t-1} + added_t of all steps (b, t, h, dk, dv), and the last one."""
     size = state.shape[1:]
     a = transition(log_decay, phase)
     if a is None:
-        a = torch.ones(1, dtype=real_dtype(q.dtype), device=q.device)
+        a = torch.ones(1, dtype=real_dtype(added.dtype), device=added.device)
     else:
         a = a[..., None].expand(-1, -1, *size).flatten(2)
-    x = (k[..., :, None] * v[..., None, :]).flatten(2)
-    hidden, state = scan(a, x, state=state.flatten(1), reset=reset, mode=mode, backend=backend)
-    return read(q, hidden.unflatten(-1, size)), state.unflatten(-1, size)
+    states, last = scan(a, added.flatten(2), state=state.flatten(1), **options)
+    return states.unflatten(-1, size), last.unflatten(-1, size)
 
 
 def read(q: Tensor, state: Tensor) -> Tensor:
@@ -79,3 +99,75 @@ def _product(q: Tensor, state: Tensor) -> Tensor:
     if q.shape[-1] == 1:
         return q * state.squeeze(-2)
     return (q[..., None, :] @ state).squeeze(-2)
+
+
+def _in_chunks(given: GateLoop, chunk: int) -> tuple[Tensor, Tensor]:
+    """Return the outputs and the last state, with pairs of steps within chunks of this length."""
+    q, k, v, log_decay, phase, _, state, reset = given
+    t = q.shape[1]
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    log_decay, phase = segments.gates(log_decay, phase, reset, k)
+    # steps that are added at the end have k = 0 and a = 1: they leave the state as it is
+    q, k, v, log_decay, phase = segments.chunked(chunk, q, k, v, log_decay, phase)
+
+    keys = segments.keys(k, segments.suffix(log_decay), segments.suffix(phase))
+    before, state = _chunk_states(_total(log_decay), _total(phase), keys.mT @ v, state)
+    queries = segments.queries(q, segments.prefix(log_decay), segments.prefix(phase))
+    y = segments.matrix(q, k, log_decay, phase) @ v + queries @ before
+    return segments.joined(y, t).transpose(1, 2), state
+
+
+attention = isolated(lambda given: _in_chunks(given, given.q.shape[1]))
+"""All pairs of steps at once (eq. 14-21): O(t^2), one chunk as long as the sequence."""
+chunkwise = isolated(lambda given: _in_chunks(given, CHUNK))
+"""Pairs of steps within chunks (eq. 21), the recurrence over chunks between them (eq. 7)."""
+
+
+def _total(gate: Tensor | None) -> Tensor | None:
+    """(b, h, chunks, size, d) to (b, chunks, h, d)."""
+    return None if gate is None else gate.sum(-2).transpose(1, 2)
+
+
+def _chunk_states(
+    log_decay: Tensor | None, phase: Tensor | None, update: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """States before all chunks, (b, h, chunks, d, dv) as `segments.keys` splits them, and after the last."""
+    update = update.transpose(1, 2)
+    if state.is_complex():
+        update = torch.complex(*update.chunk(2, dim=-2))
+    angle = None if phase is None else segments.wrapped(phase, real_dtype(update.dtype))
+    after, last = _scanned(log_decay, angle, update, state, backend="torch")
+    before = torch.cat([state[:, None], after[:, :-1]], dim=1)
+    if before.is_complex():
+        before = torch.cat([before.real, before.imag], dim=-2)
+    return before.transpose(1, 2), last
+
+
+def twin(given: Matrix) -> tuple[Tensor, Tensor]:
+    """Return y and the last state by torch operations, which gradients of gradients go through."""
+    # the delta rule imports this module
+    from linrec.ops.delta_rule.torch import DeltaRule
+    from linrec.ops.delta_rule.torch import chunkwise as delta_rule
+
+    q, k, v, beta, log_decay, state, reset, phase = widened(given)
+    if beta is not None:
+        y, last = delta_rule(DeltaRule(q, k, v, beta, log_decay, state, reset))
+    elif phase is None:
+        y, last = chunkwise(GateLoop(q, k, v, log_decay, None, None, state, reset))
+    else:
+        # in the frame that turns, phases are zero, whatever their derivatives are
+        q, k = torch.complex(*q.chunk(2, dim=-1)).conj(), torch.complex(*k.chunk(2, dim=-1))
+        if log_decay is not None and log_decay.shape[-1] > 1:
+            log_decay = log_decay.chunk(2, dim=-1)[0]
+        start = torch.complex(*state.chunk(2, dim=-2))
+        y, last = chunkwise(GateLoop(q, k, v, log_decay, phase - phase.detach(), None, start, reset))
+        last = torch.cat([last.real, last.imag], dim=-2)
+    return y.to(given.v.dtype), last
+
+
+def matrix_kernel(
+    name: str, memory: Any, forward: Callable[[Values, Matrix], None], adjoint: Any
+) -> Differentiable[Matrix, Values]:
+    """Return a kernel of matrix states and its adjoint as one function; see `kernel_op`."""
+    again = by_autograd(twin)
+    return kernel_op(name, Matrix, Values, memory, forward, adjoint, again=again, batch="q", kept=("kept",))

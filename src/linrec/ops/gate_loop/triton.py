@@ -1,77 +1,272 @@
 """Matrix states on GPUs: chunks on tensor cores, and step by step for decoding."""
 
-from typing import Any
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from linrec.ops.core.isolation import isolated
-from linrec.ops.core.kernel import NOTHING, Memory, by_autograd, forward_op, kernel_op, like
-from linrec.ops.core.precision import real_dtype, widened
-from linrec.ops.gate_loop import chunks
-from linrec.ops.gate_loop.chunks import CHANNEL, HEAD, NONE, Chunks
-from linrec.ops.gate_loop.inputs import GateLoop, Matrix, Values
-from linrec.ops.gate_loop.numba import twin
-from linrec.ops.gate_loop.real_form import complex_form, in_real_form, real_form
+from linrec.ops.core.backends import Backend
+from linrec.ops.core.kernel import NOTHING, Memory, forward_op, like
+from linrec.ops.gate_loop.inputs import Matrix, Values
+from linrec.ops.gate_loop.torch import matrix_kernel
+from linrec.ops.gate_loop.variants import in_real_form, phase_gradient
 from linrec.ops.kernels import Kernels
 from linrec.ops.kernels.launch import mask, on_device, power_of_2
 
 STEPS = Kernels("matrix.steps_triton")
+KERNELS, ADJOINT = Kernels("matrix.chunks_triton"), Kernels("matrix.adjoint_triton")
+
 # numbers of a state that one program has in its registers
 STATE = 4096
+CHUNK = 64
+# the least that a tensor core takes
+LEAST = 16
+NONE, HEAD, CHANNEL = 0, 1, 2
+# the log decay of a reset: its exponential is zero in double precision too
+RESET = -1e4
+# columns of sums of log decays
+SUMS = 32
+# programs that keep a GPU busy: with fewer, time is divided too
+PROGRAMS = 256
 
 
 def _forward_steps(out: Values, given: Matrix) -> None:
     import triton.language as tl
 
-    q, k, v, beta, log_decay, _, state, cut = given
-    q, k, v, state = (x.contiguous() for x in (q, k, v, state))
-    batch, time, heads, dk = q.shape
-    dv = v.shape[-1]
-    # what is not there is never read; any pointer will do
-    decays, decay = q, NONE
-    strides: tuple[int, ...] = (0, 0, 0)
-    if log_decay is not None:
-        decays = log_decay.contiguous().expand(batch, time, -1, -1)
-        strides, decay = decays.stride()[:3], CHANNEL if log_decay.shape[-1] > 1 else HEAD
+    beta, reset = given.beta, given.reset
+    q, k, v, state = (x.contiguous() for x in (given.q, given.k, given.v, given.state))
+    (batch, time, heads, dk), dv = q.shape, v.shape[-1]
+    decay, decays, strides = _decays(given.log_decay, q)
     block_k = power_of_2(dk)
     block_v = max(1, min(power_of_2(dv), STATE // block_k))
     with on_device(q.device):
         STEPS.steps[(-(-dv // block_v) * batch * heads,)](
-            q, k, v, q if beta is None else beta.contiguous(), decays, mask(cut, q), state, out.y, out.last,
+            q, k, v, q if beta is None else beta.contiguous(), decays, mask(reset, q), state, out.y, out.last,
             time, strides, HEADS=heads, DK=dk, DV=dv, DECAY=decay, DELTA=beta is not None,
-            RESET=cut is not None, BLOCK_K=block_k, BLOCK_V=block_v,
+            RESET=reset is not None, BLOCK_K=block_k, BLOCK_V=block_v,
             WIDE=tl.float64 if state.dtype == torch.float64 else tl.float32, num_warps=4, num_stages=1,
         )  # fmt: skip
 
 
-steps = forward_op(
-    "matrix_steps_triton",
-    Matrix,
-    Values,
-    lambda given, keep: (like(given.v), like(given.state), NOTHING),
-    _forward_steps,
-    batch="q",
-)
+def _decays(log_decay: Tensor | None, q: Tensor) -> tuple[int, Tensor, tuple[int, ...]]:
+    """Return what decays, log decays (b, t, h, dk or 1), and their first three strides."""
+    if log_decay is None:
+        # what is not there is never read; any pointer will do
+        return NONE, q, (0, 0, 0)
+    decays = log_decay.contiguous().expand(*q.shape[:2], -1, -1)
+    return CHANNEL if log_decay.shape[-1] > 1 else HEAD, decays, decays.stride()[:3]
 
 
-def run_steps(given: Matrix) -> tuple[Tensor, Tensor]:
-    """Return y and the last state."""
-    y, last, _ = steps(given)
-    return y, last
+def _memory_steps(given: Matrix, keep: bool) -> Any:
+    return like(given.v), like(given.state), NOTHING
 
 
-recurrent = in_real_form(run_steps)
+steps = forward_op("matrix_steps_triton", Matrix, Values, _memory_steps, _forward_steps, batch="q")
+recurrent = in_real_form(steps)
+
+
+def steps_entry(run: Callable[[Any], tuple[Tensor, Tensor]], auto: Callable[[Any], bool]) -> Backend:
+    """Return the entry of `steps` in a table."""
+    about = "the loop in one kernel, without gradients"
+    return Backend("recurrent", "triton", run, about, auto=auto, differentiable=False, widen=False)
+
+
+class Tiles(NamedTuple):
+    """What one program works on at a time, key and value channels, by how many warps, in how many stages.
+
+    `registers` of a thread bound how many programs run beside each other; None leaves them to the compiler.
+    """
+
+    block_k: int
+    block_v: int
+    warps: int
+    stages: int
+    registers: int | None = None
+
+
+# by kernel; for inputs of 16 bits, and for wider ones; for decays of heads or none, and of every key channel,
+# which need registers
+TILES = {
+    "chunk_states": (
+        (Tiles(64, 128, 4, 3), Tiles(64, 128, 4, 2, 168)),
+        (Tiles(64, 64, 4, 2), Tiles(32, 64, 8, 2)),
+    ),
+    "mixings": ((Tiles(64, 16, 8, 1, 128),) * 2, (Tiles(64, 16, 8, 1),) * 2),
+    "mixed": ((Tiles(64, 128, 4, 2),) * 2, (Tiles(32, 64, 4, 2),) * 2),
+    "gate_gradients": ((Tiles(64, 64, 4, 3),) * 2, (Tiles(64, 64, 8, 2),) * 2),
+}
+
+
+class Chunks:
+    """Tensors as the kernels take them, and the division of the work."""
+
+    def __init__(self, given: Matrix, chunk: int | None = None) -> None:
+        q, v, log_decay, reset = given.q, given.v, given.log_decay, given.reset
+        self.chunk = CHUNK if chunk is None else chunk
+        self.levels = self.chunk.bit_length() - 1
+        self.q, self.k, self.v = q.contiguous(), given.k.contiguous(), v.contiguous()
+        (self.batch, self.time, self.heads, self.dk), self.dv = q.shape, v.shape[-1]
+        self.chunks = -(-self.time // self.chunk)
+        self.exact = q.element_size() > 2
+        self.wide = torch.promote_types(q.dtype, torch.float32)
+        if log_decay is None and reset is not None:
+            log_decay = torch.zeros(1, 1, self.heads, 1, dtype=self.wide, device=q.device)
+        if log_decay is not None and reset is not None and q.dtype == torch.float64:
+            # Triton 3.6 to 3.9 cannot compile float64 products of values that depend on the 8 bits of a reset
+            log_decay, reset = log_decay.masked_fill(reset[..., None, None], RESET), None
+        self.reset = reset is not None
+        self.decay, decays, self.strides = _decays(log_decay, self.q)
+        self.gates = decays, mask(reset, self.q)
+        if self.decay != NONE and not self.exact:
+            self.gates = self._sums(*self.gates), self.gates[1]
+        self.blocks_k = -(-self.dk // self._tiles("gate_gradients").block_k)
+
+    def states(
+        self, k: Tensor, v: Tensor, start: Tensor, end: Tensor, reverse: bool = False, weighed: bool = False
+    ) -> Tensor:
+        """Return the states before each chunk (b, h, chunks, dk, dv), and fill that after the last, `end`.
+
+        In reverse, the gradients of the states, of q and dy.
+        """
+        states = k.new_empty(self.batch, self.heads, self.chunks, self.dk, self.dv)
+        tiles = self._tiles("chunk_states")
+        blocks = -(-self.dk // tiles.block_k), -(-self.dv // tiles.block_v)
+        matrices = self.batch * self.heads
+        pieces = max(1, min(PROGRAMS // max(blocks[0] * blocks[1] * matrices, 1), self.chunks))
+        length = -(-self.chunks // pieces)
+        pieces = -(-self.chunks // length)
+        left, factors = start, start
+        if pieces > 1:
+            left = start.new_empty(matrices, pieces, self.dk, self.dv)
+            factors = start.new_empty(matrices, pieces, self.dk)
+        tensors = (k, v, *self.gates, start.contiguous(), left, factors, states, end)
+        for local in (True, False) if pieces > 1 else (False,):
+            grid = *blocks, matrices * pieces
+            flags = {"REVERSE": reverse, "WEIGHED": weighed, "LOCAL": local}
+            self._run("chunk_states", grid, tensors, length, pieces, **flags)
+        return states
+
+    def mixings(self, matrices: Tensor, *, weigh: bool = False) -> tuple[Tensor, Tensor]:
+        """Fill A of all chunks (b, h, chunks, C, C), and return, to `weigh` them, e^P * q and e^R * k."""
+        read, written = (torch.empty_like(x) if weigh else x for x in (self.q, self.k))
+        tensors = (self.q, self.k, *self.gates, matrices, read, written)
+        self.per_chunk("mixings", 1, *tensors, LEVELS=self.levels, WEIGH=weigh)
+        return read, written
+
+    def mixed(self, out: Tensor, *given: Tensor, reverse: bool = False, read: Tensor | None = None) -> None:
+        """Fill y, of v, the matrices and the states before the chunks.
+
+        In reverse fill dv, of dy, the matrices and the gradients of the states after the chunks. `read` is
+        e^P * q, where that has been made.
+        """
+        blocks = -(-self.dv // self._tiles("mixed").block_v)
+        values, matrices, states = given
+        q = self.q if read is None else read
+        tensors = (q, self.k, values, *self.gates, matrices, states, out)
+        self.per_chunk("mixed", blocks, *tensors, REVERSE=reverse, WEIGHED=read is not None)
+
+    def gate_gradients(self, out: Any, dy: Tensor, v: Tensor, *states: Tensor, passing: Tensor) -> None:
+        """Fill the gradients of q and k, and `passing`, of the states and their gradients; see the kernel."""
+        tensors = (self.q, self.k, v, dy, *self.gates, *states, self.q, out.q, out.k, passing, self.q)
+        constants = {"LEVELS": self.levels, "CORRECTION": False}
+        self.per_chunk("gate_gradients", self.blocks_k, *tensors, **constants)
+
+    def decay_gradient(self) -> Tensor:
+        """Where `gate_gradients` puts what passes each step."""
+        width = {NONE: 0, HEAD: self.blocks_k, CHANNEL: self.dk}[self.decay]
+        return self.q.new_empty(*self.q.shape[:3], width, dtype=self.wide)
+
+    def summed(self, passing: Tensor, log_decay: Tensor) -> Tensor:
+        """Sum over blocks of channels, and over the steps that share a decay."""
+        passing = passing.sum(-1, keepdim=True) if self.decay == HEAD else passing
+        return passing.sum_to_size(log_decay.shape)
+
+    def per_chunk(self, name: str, blocks: int, *tensors: Tensor, **constants: Any) -> None:
+        """Run a kernel with one program for each block of channels, chunk, batch row and head."""
+        self._run(name, (blocks, self.chunks, self.batch * self.heads), tensors, **constants)
+
+    def _tiles(self, name: str) -> Tiles:
+        tiles = TILES[name][self.exact][self.decay == CHANNEL]
+        # double precision takes twice the registers
+        part = 2 if self.q.dtype == torch.float64 else 1
+        # where several products of 16 or 32 columns meet in a kernel, Triton 3.6 to 3.7 read beyond their
+        # tiles (its issue 11366), so small heads take wide ones
+        least = LEAST if name == "chunk_states" else 64 // part
+        return tiles._replace(
+            block_k=_block(self.dk, tiles.block_k // part, least),
+            block_v=_block(self.dv, tiles.block_v // part, least),
+        )
+
+    def _precision(self, tiles: Tiles) -> str:
+        """Of products of float32: three of ten bits each, where one of 23 has no tensor cores, or one."""
+        return "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+
+    def _kernel(self, name: str) -> Any:
+        return getattr(ADJOINT if name == "gate_gradients" else KERNELS, name)
+
+    def _sums(self, decays: Tensor, reset: Tensor) -> Tensor:
+        """Running sums of log decays in each chunk, (b, t, h, dk or 1)."""
+        width = decays.shape[-2] * decays.shape[-1]
+        sums = torch.empty(decays.shape, dtype=torch.float32, device=decays.device)
+        grid = -(-width // SUMS), self.chunks, self.batch
+        if 0 not in grid:
+            with on_device(decays.device):
+                KERNELS.chunk_sums[(math.prod(grid),)](
+                    decays, reset, sums, self.time, self.strides,
+                    WIDTH=width, RESET=self.reset, CHUNK=self.chunk, BLOCK=SUMS, num_warps=4,
+                )  # fmt: skip
+        return sums
+
+    def _run(
+        self, name: str, grid: tuple[int, ...], tensors: tuple[Tensor, ...], *numbers: int, **constants: Any
+    ) -> None:
+        if 0 in grid:
+            return
+        import triton.language as tl
+
+        tiles = self._tiles(name)
+        # only NVIDIA's compiler knows the option
+        options = {"maxnreg": tiles.registers} if tiles.registers and torch.version.cuda else {}
+        # exclusive sums are sums minus the own term, which must be rounded as in the sum
+        fusion = not (self.exact and name == "gate_gradients")
+        with on_device(self.q.device):
+            _launch_staged(
+                self._kernel(name), math.prod(grid), tiles.stages,
+                *tensors, self.time, self.chunks, self.strides, *numbers,
+                HEADS=self.heads, DK=self.dk, DV=self.dv, DECAY=self.decay, RESET=self.reset,
+                EXACT=self.exact, CHUNK=self.chunk, BLOCK_K=tiles.block_k, BLOCK_V=tiles.block_v,
+                PRECISION=self._precision(tiles) if self.q.dtype == torch.float32 else "ieee",
+                WIDE=tl.float64 if self.q.dtype == torch.float64 else tl.float32,
+                num_warps=tiles.warps, enable_fp_fusion=fusion, **options, **constants,
+            )  # fmt: skip
+
+
+def _launch_staged(kernel: Any, programs: int, stages: int, *arguments: Any, **constants: Any) -> None:
+    """Run a kernel, with fewer stages of loads where so many do not fit into shared memory."""
+    from triton.runtime.errors import OutOfResources
+
+    try:
+        # a kernel that does not fit says so before it is launched
+        kernel[(programs,)](*arguments, num_stages=stages, **constants)
+    except OutOfResources:
+        if stages == 1:
+            raise
+        _launch_staged(kernel, programs, stages - 1, *arguments, **constants)
+
+
+def _block(size: int, limit: int, least: int) -> int:
+    return min(limit, max(least, power_of_2(size)))
 
 
 def _memory(given: Matrix, keep: bool) -> Any:
-    q, log_decay = given.q, given.log_decay
-    batch, time, heads, _ = q.shape
+    (batch, time, heads, _), log_decay = given.q.shape, given.log_decay
     # the matrices A of chunks (b, h, chunks, C, C), where every channel decays for itself
-    shape = batch, heads, -(-time // chunks.CHUNK), chunks.CHUNK, chunks.CHUNK
+    shape = batch, heads, -(-time // CHUNK), CHUNK, CHUNK
     if log_decay is None or log_decay.shape[-1] == 1:
         shape = batch, 0, 0, 0, 0
-    return like(given.v), like(given.state), Memory(shape, q.dtype)
+    return like(given.v), like(given.state), Memory(shape, given.q.dtype)
 
 
 def _forward(out: Values, given: Matrix) -> None:
@@ -101,67 +296,9 @@ def _adjoint(out: Any, given: Matrix, kept: Values, d: Values) -> None:
         out.log_decay.copy_(call.summed(passing, out.log_decay))
     if out.phase is not None:
         after = torch.cat([states[:, :, 1:], last[:, :, None].to(states.dtype)], dim=2)
-        out.phase.copy_(_phase_gradient((call.q, out.q), (call.k, out.k), (after, gradients), out.phase))
+        found = phase_gradient((call.q, out.q), (call.k, out.k), (after, gradients), out.phase, CHUNK)
+        out.phase.copy_(found)
 
 
-Pair = tuple[Tensor, Tensor]
-
-
-def _phase_gradient(q: Pair, k: Pair, states: Pair, phase: Tensor) -> Tensor:
-    """What turning step j turns: what is read at n >= j, less what is written there, and what goes on.
-
-    Args:
-        q: q of `real_form` (b, t, h, 2 dk), and its gradient; so is `k`.
-        k: likewise.
-        states: after each chunk (b, h, chunks, 2 dk, dv), and their gradients.
-        phase: (b or 1, t or 1, h, dk or 1).
-
-    Returns:
-        The gradient of `phase`. Sums run over a chunk: over a long sequence they would lose their digits.
-    """
-    turned = -_turn(*q) - _turn(*k)
-    going_on = _turn(*(x.movedim(-2, -1) for x in states)).sum(-2).movedim(1, 2)
-    batch, time, *channels = turned.shape
-    chunk = chunks.CHUNK
-    missing = -time % chunk
-    turned = torch.cat([turned, turned.new_zeros(batch, missing, *channels)], dim=1) if missing else turned
-    sums = turned.unflatten(1, (-1, chunk)).flip(2).cumsum(2).flip(2) + going_on[:, :, None]
-    # compiled code is told of a tensor without the steps that were added
-    return sums.flatten(1, 2)[:, :time].sum_to_size(phase.shape).to(phase.dtype).contiguous()
-
-
-def _turn(x: Tensor, gradient: Tensor) -> Tensor:
-    """The gradient of an angle that x (..., 2 dk), as (real, imaginary), turns by."""
-    wide = torch.promote_types(x.dtype, torch.float32)
-    real, imaginary = x.to(wide).chunk(2, dim=-1)
-    of_real, of_imaginary = gradient.to(wide).chunk(2, dim=-1)
-    return of_imaginary * real - of_real * imaginary
-
-
-matrix_chunks = kernel_op(
-    "gate_loop_chunkwise_triton",
-    Matrix,
-    Values,
-    _memory,
-    _forward,
-    _adjoint,
-    again=by_autograd(twin),
-    batch="q",
-    kept=("kept",),
-)
-
-
-@isolated
-def chunkwise(given: GateLoop) -> tuple[Tensor, Tensor]:
-    """Pairs of steps within chunks on tensor cores, the recurrence between them; inputs in any precision."""
-    q, k, v, log_decay, phase, _, state, reset = given
-    angle = None
-    if state.is_complex():
-        precision, turned = real_dtype(q.dtype), widened(given)
-        phase = turned.phase
-        q, k, log_decay, state, angle = real_form(turned.q, turned.k, turned.log_decay, phase, state)
-        q, k = q.to(precision), k.to(precision)
-    elif q.is_complex():
-        q = q.real
-    y, last, _ = matrix_chunks(Matrix(q, k, v, None, log_decay, phase, state, reset))
-    return y, last if angle is None else complex_form(last, angle)
+matrix_chunks = matrix_kernel("gate_loop_chunkwise_triton", _memory, _forward, _adjoint)
+chunkwise = in_real_form(matrix_chunks, weighs_pairs=True)

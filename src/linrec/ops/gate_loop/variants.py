@@ -1,0 +1,222 @@
+"""What runs a plain recurrence in place of another one: with a bonus, of complex numbers, or normalised.
+
+- No mode needs mathematics of its own for a bonus: the state before step t is the one that step t-1 leaves,
+  so the operator answers every query one step early. The loop over time, which single steps take, has both
+  states at hand.
+- For kernels of real numbers, a complex recurrence is a real one of twice as many key channels.
+- A running normaliser is one more value of one, whose outputs are the sums of the weights of the others.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from linrec.ops.core.backends import Backend
+from linrec.ops.core.handlers import time_is_split
+from linrec.ops.core.isolation import isolated
+from linrec.ops.core.precision import widened
+from linrec.ops.gate_loop import segments
+from linrec.ops.gate_loop.inputs import GateLoop, Matrix, Normalized, Values
+from linrec.ops.gate_loop.torch import read, recurrent
+
+Result = tuple[Tensor, Tensor]
+Run = Callable[[GateLoop], Result]
+Pair = tuple[Tensor, Tensor]
+Angle = tuple[Tensor, Tensor]
+"""Cosine and sine of Phi_t at the last step, (b or 1, h, dk or 1, 1)."""
+
+
+def with_bonus(run: Run) -> Run:
+    """Return a backend with y_t = Re(q_t S_{t-1}) + Re(q_t diag(bonus) k_t^T) v_t, from one without bonus."""
+
+    def wrapper(given: GateLoop) -> Result:
+        if given.bonus is None:
+            return run(given)
+        # the output of a backend that takes half precision is not the last word
+        given = widened(given)
+        q, k, v, _, _, bonus, state, reset = given
+        given = given._replace(bonus=None)
+        if run is recurrent:
+            past, last = recurrent(given, early=True)
+        else:
+            asking = q if reset is None else q.masked_fill(reset[:, :, None, None], 0)
+            following = asking.roll(-1, dims=1)
+            following[:, -1] = 0
+            early, last = run(given._replace(q=following))
+            past = torch.cat([read(asking[:, 0], state)[:, None], early], dim=1)[:, :-1]
+            if reset is not None:
+                # zero times a state that is not finite is not zero
+                past = past.masked_fill(reset[:, :, None, None], 0)
+        return past + _current(q, k, bonus)[..., None] * v, last
+
+    return wrapper
+
+
+def matrix_with_bonus(
+    q: Tensor, k: Tensor, log_decay: Tensor | None, phase: Tensor | None, reset: Tensor | None, bonus: Tensor
+) -> Tensor:
+    """The matrix of which `with_bonus` returns products with v, (b, h, t, t).
+
+    Args:
+        q: (b, h, t, dk), as `segments.matrix` takes it, and so are `k`, `log_decay` and `phase`.
+        k: (b, h, t, dk).
+        log_decay: with resets as -inf.
+        phase: likewise without them.
+        reset: None or (b, t) bool.
+        bonus: (h, dk).
+    """
+    following = torch.cat([q[..., 1:, :], torch.zeros_like(q[..., :1, :])], dim=-2)
+    early = segments.matrix(following, k, log_decay, phase)
+    past = functional.pad(early[..., :-1, :], (0, 0, 1, 0))
+    if reset is not None:
+        past = past.masked_fill(reset[:, None, :, None], 0)
+    return past + torch.diag_embed(_current(q, k, bonus[:, None]))
+
+
+def _current(q: Tensor, k: Tensor, bonus: Tensor) -> Tensor:
+    """Re(q_t diag(bonus) k_t^T), without the last axis."""
+    weight = (q * bonus * k).sum(-1)
+    return weight.real if weight.is_complex() else weight
+
+
+def real_form(given: GateLoop) -> tuple[Matrix, Angle]:
+    """Return the recurrence in a frame that turns with the phases, which is given and has no gradient.
+
+    With Phi_t the sum of phases over 1..t and S'_t = exp(-i Phi_t) S_t
+
+        S'_t = diag(exp(log_decay_t)) S'_{t-1} + (exp(-i Phi_t) k_t)^T v_t,    y_t = Re(q_t exp(i Phi_t) S'_t)
+
+    and the real part of a product is a real product of (real, -imaginary) and (real, imaginary).
+
+    Args:
+        given: inputs in the accumulation dtype, with a complex state.
+
+    Returns:
+        Inputs with q and k (b, t, h, 2 dk) and the state (b, h, 2 dk, dv), and what `complex_form` takes.
+    """
+    q, k, v, log_decay, phase, _, state, reset = given
+    if phase is None:
+        total = state.real.new_zeros(1, 1, 1, 1)
+    else:
+        total = phase.detach()
+        if q.shape[1] > 1:
+            # thousands of radians lose their digits in float32, and a gradient through their sum loses its
+            # own, which cancels over the whole sequence
+            total = total.to(torch.float64).expand(-1, q.shape[1], -1, -1).cumsum(1)
+            total = total.remainder(2 * math.pi).to(phase.dtype)
+    cos, sin = total.cos(), total.sin()
+    # the conjugate of conj(k) exp(i Phi) is k exp(-i Phi)
+    q, k = _turned(q, cos, sin), _turned(k.conj(), cos, sin)
+    if log_decay is not None and log_decay.shape[-1] > 1:
+        log_decay = torch.cat([log_decay, log_decay], dim=-1)
+    parts = torch.cat([state.real, state.imag], dim=-2)
+    angle = cos[:, -1, :, :, None], sin[:, -1, :, :, None]
+    return Matrix(q, k, v, None, log_decay, parts, reset, phase), angle
+
+
+def complex_form(state: Tensor, angle: Angle) -> Tensor:
+    """Return S_t of S'_t and of the angle that `real_form` returns."""
+    real, imaginary = state.chunk(2, dim=-2)
+    cos, sin = angle
+    return torch.complex(real * cos - imaginary * sin, real * sin + imaginary * cos)
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """The conjugate of x exp(i Phi), as (real, imaginary)."""
+    if not x.is_complex():
+        return torch.cat([x * cos, -(x * sin)], dim=-1)
+    return torch.cat([x.real * cos - x.imag * sin, -(x.real * sin + x.imag * cos)], dim=-1)
+
+
+def in_real_form(run: Callable[[Matrix], Values], *, weighs_pairs: bool = False) -> Run:
+    """Return a backend of `gate_loop` from a kernel of real numbers.
+
+    Args:
+        run: the kernel.
+        weighs_pairs: whether the kernel multiplies what is behind a reset by zero, and takes half precision.
+    """
+
+    def backend(given: GateLoop) -> Result:
+        q, k, v, log_decay, _, _, state, reset = given
+        if not state.is_complex():
+            return run(Matrix(q.real if q.is_complex() else q, k, v, None, log_decay, state, reset))[:2]
+        turned, angle = real_form(widened(given))
+        if weighs_pairs:
+            turned = turned._replace(q=turned.q.to(v.dtype), k=turned.k.to(v.dtype), v=v)
+        y, last, _ = run(turned)
+        return y, complex_form(last, angle)
+
+    alone = isolated(backend)
+    # the frame of a document turns on from the frame of the document before it
+    return lambda given: (alone if weighs_pairs or given.state.is_complex() else backend)(given)
+
+
+def phase_gradient(q: Pair, k: Pair, states: Pair, phase: Tensor, chunk: int) -> Tensor:
+    """Return the gradient of phases.
+
+    A step j turns what is read at n >= j, less what is written there, and what goes on.
+
+    Args:
+        q: q of `real_form` (b, t, h, 2 dk), and its gradient; so is `k`.
+        k: likewise.
+        states: after each chunk (b, h, chunks, 2 dk, dv), and their gradients.
+        phase: (b or 1, t or 1, h, dk or 1).
+        chunk: steps that sums run over: over a long sequence they would lose their digits.
+    """
+    turned = -_torque(*q) - _torque(*k)
+    going_on = _torque(*(x.movedim(-2, -1) for x in states)).sum(-2).movedim(1, 2)
+    batch, time, *channels = turned.shape
+    missing = -time % chunk
+    turned = torch.cat([turned, turned.new_zeros(batch, missing, *channels)], dim=1) if missing else turned
+    sums = turned.unflatten(1, (-1, chunk)).flip(2).cumsum(2).flip(2) + going_on[:, :, None]
+    # compiled code is told of a tensor without the steps that were added
+    return sums.flatten(1, 2)[:, :time].sum_to_size(phase.shape).to(phase.dtype).contiguous()
+
+
+def _torque(x: Tensor, gradient: Tensor) -> Tensor:
+    """The gradient of an angle that x (..., 2 dk), as (real, imaginary), turns by."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    real, imaginary = x.to(wide).chunk(2, dim=-1)
+    of_real, of_imaginary = gradient.to(wide).chunk(2, dim=-1)
+    return of_imaginary * real - of_real * imaginary
+
+
+def normalized(entry: Backend, run: Callable[[GateLoop, str, str], Result]) -> Backend:
+    """Return the backend of `normalized_gate_loop` that runs an entry of the table of `gate_loop`.
+
+    Args:
+        entry: the entry.
+        run: `gate_loop` of canonical inputs, a mode and a backend.
+    """
+
+    def backend(given: Normalized) -> Result:
+        q, k, v, *others, floor, signed = given
+        b, t, h, _ = q.shape
+        inputs = GateLoop(q, k, functional.pad(v, (0, 1), value=1.0), *others)
+        # of heads of one channel, the two values make two heads, for the fused kernels, which one step has no
+        # use for; processes that share a sequence have the same heads, but not the same steps
+        in_heads = q.shape[-1] == v.shape[-1] == 1 and (t > 1 or time_is_split())
+        y, last = run(_in_heads(inputs) if in_heads else inputs, entry.mode, entry.name)
+        if in_heads:
+            y, last = y.reshape(b, t, h, 2), last.reshape(b, h, 1, 2)
+        numerator, total = y[..., :-1], y[..., -1:]
+        least = floor[..., None].to(y.dtype) if isinstance(floor, Tensor) else floor
+        size = total.abs().clamp(min=least)
+        return numerator / (torch.where(total < 0, -size, size) if signed else size), last
+
+    # the quotient of two rounded numbers would be rounded three times: all inputs are widened
+    return replace(entry, run=backend, widen=True)
+
+
+def _in_heads(given: GateLoop) -> GateLoop:
+    """Inputs with dk = 1 and dv = 2 as those with h heads more and dv = 1."""
+    q, k, v, log_decay, phase, bonus, state, reset = given
+    q, k = q.repeat_interleave(2, 2), k.repeat_interleave(2, 2)
+    log_decay, phase = (x if x is None else x.repeat_interleave(2, 2) for x in (log_decay, phase))
+    bonus = bonus if bonus is None else bonus.repeat_interleave(2, 0)
+    v, state = v.flatten(2)[..., None], state.flatten(1)[..., None, None]
+    return GateLoop(q, k, v, log_decay, phase, bonus, state, reset)
