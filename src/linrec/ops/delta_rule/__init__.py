@@ -64,7 +64,7 @@ BACKENDS = (
     ),
     Backend("recurrent", "reference", delta_rule_reference, "a loop over time: the oracle, slow", auto=never),
 )
-OPERATOR = inputs.matrix_operator("delta_rule", DeltaRule, _canonical, BACKENDS, is_complex=never)
+OPERATOR = inputs.matrix_operator("delta_rule", DeltaRule, _canonical, BACKENDS)
 PAIRS = OPERATOR.pairs
 
 

@@ -10,7 +10,7 @@ from linrec.ops.core.isolation import isolated
 from linrec.ops.core.kernel import Memory, like
 from linrec.ops.gate_loop import triton as chunks
 from linrec.ops.gate_loop.inputs import Matrix, Values
-from linrec.ops.gate_loop.torch import matrix_kernel
+from linrec.ops.gate_loop.torch import kernel, twin
 from linrec.ops.gate_loop.triton import LEAST, Chunks, Tiles
 from linrec.ops.kernels import Kernels
 from linrec.ops.kernels.launch import power_of_2
@@ -116,7 +116,7 @@ class _DeltaChunks(Chunks):
     def value_gradients(self, dv: Tensor, inverses: Tensor, dcorrected: Tensor) -> tuple[Tensor, Tensor]:
         """Fill dv; return E, and the part of the gradient of beta that comes from the values."""
         through = torch.empty_like(self.v)
-        blocks = -(-self.dv // self._tiles("value_gradients").block_v)
+        blocks = self._blocks("value_gradients", self.dv)
         of_values = self._of_steps(blocks)
         tensors = (inverses, dcorrected, self.v, self.beta, through, dv, of_values)
         self.per_chunk("value_gradients", blocks, *tensors)
@@ -129,8 +129,7 @@ class _DeltaChunks(Chunks):
         of_keys = self._of_steps(self.blocks_k)
         given = (self.k, self.k, corrected, through, *self.gates, states, states, self.beta)
         tensors = (*given, dk, dk, passing, of_keys)
-        constants = {"LEVELS": self.levels, "CORRECTION": True}
-        self.per_chunk("gate_gradients", self.blocks_k, *tensors, **constants)
+        self.per_chunk("gate_gradients", self.blocks_k, *tensors, LEVELS=self.levels, CORRECTION=True)
         return of_keys
 
     def _of_steps(self, blocks: int) -> Tensor:
@@ -148,9 +147,6 @@ class _DeltaChunks(Chunks):
 
     def _of_pieces(self, width: int) -> Tensor:
         return self.q.new_empty(self.batch * self.heads, self.pieces[0], self.dk, width, dtype=self.wide)
-
-    def _blocks(self, name: str, width: int) -> int:
-        return -(-width // self._tiles(name).block_v)
 
     def _over_time(self, name: str, blocks: int, tensors: tuple[Tensor, ...], *, local: bool = False) -> None:
         pieces, length = self.pieces
@@ -219,6 +215,6 @@ TILES = {
 }
 
 
-_chunkwise = matrix_kernel("delta_rule_chunkwise_triton", _memory, _forward, _adjoint)
+_chunkwise = kernel("delta_rule_chunkwise_triton", Matrix, twin, _memory, _forward, _adjoint)
 # inputs in any precision
 chunkwise = isolated(lambda given: _chunkwise(Matrix(*given))[:2])

@@ -54,7 +54,7 @@ def _by_loop(given: Any) -> bool:
     return not _one_step(given) or _plain(given)
 
 
-_IN_CHUNKS = "pairs of steps within chunks, the recurrence between them"
+_PAIRS = "pairs of steps within chunks, the recurrence between them"
 
 
 def _entry(mode: str, name: str, run: Callable[..., Any], about: str, **options: Any) -> Backend:
@@ -88,12 +88,12 @@ BACKENDS = (
         "chunkwise",
         "triton",
         triton.chunkwise,
-        f"{_IN_CHUNKS}, on tensor cores",
+        f"{_PAIRS}, on tensor cores",
         auto=_on_tensor_cores,
         widen=False,
     ),
     # the state is kept once per chunk, not once per step
-    _entry("chunkwise", "torch", chunkwise, _IN_CHUNKS, auto=_matrices),
+    _entry("chunkwise", "torch", chunkwise, _PAIRS, auto=_matrices),
     _entry("attention", "torch", attention, "all pairs of steps, O(t^2)", auto=never),
     Backend("recurrent", "reference", gate_loop_reference, "a loop over time: the oracle, slow", auto=never),
 )

@@ -1,7 +1,7 @@
 """What the matrix operators take, checked, and in canonical form."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -86,22 +86,17 @@ class Values(NamedTuple):
 
 
 def matrix_operator(
-    name: str,
-    inputs: type[Any],
-    canonical: Callable[[Any], Any],
-    backends: Sequence[Backend],
-    *,
-    is_complex: Callable[[Any], bool] = lambda given: given.phase is not None or given.k.is_complex(),
-    columns: int = 0,
-    **options: Any,
+    name: str, inputs: Any, canonical: Any, backends: Sequence[Backend], *, columns: int = 0, **options: Any
 ) -> Operator:
     """Return an operator with outputs like `v`, and so many columns of the state beyond those of `v`."""
+    turns = "phase" in inputs._fields
 
     def state(given: Any) -> Space:
         (b, _, h, dk), dtype = given.q.shape, accumulation(given.v.dtype)
-        return (b, h, dk, given.v.shape[-1] + columns), COMPLEX[dtype] if is_complex(given) else dtype
+        is_complex = turns and (given.phase is not None or given.k.is_complex())
+        return (b, h, dk, given.v.shape[-1] + columns), COMPLEX[dtype] if is_complex else dtype
 
-    axes = f"(b, h, dk, dv{f' + {columns}' if columns else ''})"
+    axes = f"(b, h, dk, dv + {columns})" if columns else "(b, h, dk, dv)"
     return Operator(
         name, inputs, "q", canonical, lambda given: (given.v.shape, given.v.dtype), axes, state, backends,
         is_empty=lambda given: 0 in given.q.shape, **options,
@@ -120,18 +115,15 @@ def canonical(given: GateLoop) -> GateLoop:
 
 def canonical_of_normalized(given: Normalized) -> Normalized:
     """Check the inputs, and give gates four axes."""
-    *inputs, floor, signed = given
-    inputs = canonical(GateLoop(*inputs))
+    q, floor, inputs = given.q, given.floor, canonical(GateLoop(*given[:8]))
     if isinstance(floor, Tensor):
-        check_shape(
-            "floor", floor, "(b, t, h)", given.q.shape[:3], "Pass a number, or one per step and head."
-        )
-        check_precision("floor", floor, given.q, "q")
+        check_shape("floor", floor, "(b, t, h)", q.shape[:3], "Pass a number, or one per step and head.")
+        check_precision("floor", floor, q, "q")
     elif not 0 < floor < math.inf:
         raise ValueError(
             f"`floor` must be positive and finite; got {floor}. It keeps a denominator from being zero."
         )
-    return Normalized(*inputs, floor, signed)
+    return Normalized(*inputs, floor, given.signed)
 
 
 def check_queries_and_keys(q: Tensor, k: Tensor) -> torch.dtype:

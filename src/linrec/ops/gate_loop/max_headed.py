@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from linrec.ops.core.kernel import Differentiable, Memory, by_autograd, kernel_op, like
+from linrec.ops.core.kernel import Memory, like
 from linrec.ops.core.precision import accumulation, wide
 from linrec.ops.gate_loop.inputs import GateLoop, Values
-from linrec.ops.gate_loop.torch import elementwise
+from linrec.ops.gate_loop.torch import elementwise, kernel
 from linrec.ops.kernels import Kernels, lanes
 from linrec.ops.kernels.launch import Tiling, grouping, launch, mask, n_tiles, real
 
@@ -163,10 +163,10 @@ def _adjoint_triton(out: Any, given: MaxHeaded, kept: Values, d: Values) -> None
     _add_up(out, gates)
 
 
-def _launch(kernel: Any, registers: int, given: MaxHeaded, *tensors: Tensor) -> None:
+def _launch(run: Any, registers: int, given: MaxHeaded, *tensors: Tensor) -> None:
     q, _, _, log_decay, phase, state, cut = given
     launch(
-        kernel, tiling(q.shape), q.shape, state.dtype, q.device, registers,
+        run, tiling(q.shape), q.shape, state.dtype, q.device, registers,
         *(real((q if x is None else x).contiguous()) for x in given[:5]), mask(cut, q), *map(real, tensors),
         DECAY=_kind(log_decay, q), PHASE=_kind(phase, q), HAS_CUT=cut is not None,
     )  # fmt: skip
@@ -189,13 +189,6 @@ def _kind(gate: Tensor | None, q: Tensor) -> int:
     return 0 if gate is None else 1 if gate.shape == q.shape else 2
 
 
-def _kernel(name: str, memory: Any, forward: Any, adjoint: Any) -> Differentiable[MaxHeaded, Values]:
-    again = by_autograd(_twin)
-    return kernel_op(
-        name, MaxHeaded, Values, memory, forward, adjoint, again=again, batch="q", kept=("kept",)
-    )
-
-
-NUMBA_OP = _kernel("gate_loop_numba", _memory_numba, _forward_numba, _adjoint_numba)
-TRITON_OP = _kernel("gate_loop_triton", _memory_triton, _forward_triton, _adjoint_triton)
+NUMBA_OP = kernel("gate_loop_numba", MaxHeaded, _twin, _memory_numba, _forward_numba, _adjoint_numba)
+TRITON_OP = kernel("gate_loop_triton", MaxHeaded, _twin, _memory_triton, _forward_triton, _adjoint_triton)
 recurrent_numba, scan_triton = _flat(NUMBA_OP), _flat(TRITON_OP)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from linrec.ops.core.kernel import Memory, like
 from linrec.ops.gate_loop.inputs import Matrix, Values
-from linrec.ops.gate_loop.torch import matrix_kernel
+from linrec.ops.gate_loop.torch import kernel, twin
 from linrec.ops.gate_loop.variants import in_real_form
 from linrec.ops.kernels import Kernels, lanes
 
@@ -110,5 +110,5 @@ def _sums(gate: Tensor | None, starts: Tensor, blocks: int) -> Tensor:
     return starts.new_zeros(blocks, batch, time if time > 1 else chunks, heads, channels)
 
 
-matrix_recurrence = matrix_kernel("matrix_recurrence_numba", _memory, _forward, _adjoint)
+matrix_recurrence = kernel("matrix_recurrence_numba", Matrix, twin, _memory, _forward, _adjoint)
 recurrent = in_real_form(matrix_recurrence)

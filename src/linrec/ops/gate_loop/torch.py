@@ -19,6 +19,8 @@ from linrec.ops.gate_loop import segments
 from linrec.ops.gate_loop.inputs import GateLoop, Matrix, Values
 from linrec.ops.scan import scan
 
+Result = tuple[Tensor, Tensor]
+
 # within a chunk the work per step grows with its length, between chunks it shrinks with it; 64 balances the
 # two for heads of 64
 CHUNK = 64
@@ -36,7 +38,7 @@ def transition(log_decay: Tensor | None, phase: Tensor | None) -> Tensor | None:
     return torch.complex(real, imaginary)
 
 
-def recurrent(given: GateLoop, *, early: bool = False) -> tuple[Tensor, Tensor]:
+def recurrent(given: GateLoop, *, early: bool = False) -> Result:
     """Step by step (eq. 7-8): O(t) work, and no memory that grows with t where no gradient is asked for.
 
     `early` reads every state before its step: y_t = Re(q_t S_{t-1}), zero at resets.
@@ -63,7 +65,7 @@ def of_steps(
     return factors, [None] * time if reset is None else reset[:, :, None, None, None].unbind(1)
 
 
-def elementwise(given: GateLoop, mode: str, backend: str) -> tuple[Tensor, Tensor]:
+def elementwise(given: GateLoop, mode: str, backend: str) -> Result:
     """Every entry of the state as one channel of `ops.scan` (eq. 13), in any of its modes and backends."""
     q, k, v, log_decay, phase, _, state, reset = given
     added = k[..., :, None] * v[..., None, :]
@@ -73,7 +75,7 @@ def elementwise(given: GateLoop, mode: str, backend: str) -> tuple[Tensor, Tenso
 
 def _scanned(
     log_decay: Tensor | None, phase: Tensor | None, added: Tensor, state: Tensor, **options: Any
-) -> tuple[Tensor, Tensor]:
+) -> Result:
     """States S_t = a_t S_{t-1} + added_t of all steps (b, t, h, dk, dv), and the last one."""
     size = state.shape[1:]
     a = transition(log_decay, phase)
@@ -101,7 +103,7 @@ def _product(q: Tensor, state: Tensor) -> Tensor:
     return (q[..., None, :] @ state).squeeze(-2)
 
 
-def _in_chunks(given: GateLoop, chunk: int) -> tuple[Tensor, Tensor]:
+def _in_chunks(given: GateLoop, chunk: int) -> Result:
     """Return the outputs and the last state, with pairs of steps within chunks of this length."""
     q, k, v, log_decay, phase, _, state, reset = given
     t = q.shape[1]
@@ -128,9 +130,7 @@ def _total(gate: Tensor | None) -> Tensor | None:
     return None if gate is None else gate.sum(-2).transpose(1, 2)
 
 
-def _chunk_states(
-    log_decay: Tensor | None, phase: Tensor | None, update: Tensor, state: Tensor
-) -> tuple[Tensor, Tensor]:
+def _chunk_states(log_decay: Tensor | None, phase: Tensor | None, update: Tensor, state: Tensor) -> Result:
     """States before all chunks, (b, h, chunks, d, dv) as `segments.keys` splits them, and after the last."""
     update = update.transpose(1, 2)
     if state.is_complex():
@@ -143,7 +143,7 @@ def _chunk_states(
     return before.transpose(1, 2), last
 
 
-def twin(given: Matrix) -> tuple[Tensor, Tensor]:
+def twin(given: Matrix) -> Result:
     """Return y and the last state by torch operations, which gradients of gradients go through."""
     # the delta rule imports this module
     from linrec.ops.delta_rule.torch import DeltaRule
@@ -165,9 +165,9 @@ def twin(given: Matrix) -> tuple[Tensor, Tensor]:
     return y.to(given.v.dtype), last
 
 
-def matrix_kernel(
-    name: str, memory: Any, forward: Callable[[Values, Matrix], None], adjoint: Any
-) -> Differentiable[Matrix, Values]:
-    """Return a kernel of matrix states and its adjoint as one function; see `kernel_op`."""
+def kernel(
+    name: str, inputs: type[Any], twin: Callable[[Any], Result], memory: Any, forward: Any, adjoint: Any
+) -> Differentiable[Any, Values]:
+    """Return a kernel with outputs `Values`, and its adjoint, as one function; see `kernel_op`."""
     again = by_autograd(twin)
-    return kernel_op(name, Matrix, Values, memory, forward, adjoint, again=again, batch="q", kept=("kept",))
+    return kernel_op(name, inputs, Values, memory, forward, adjoint, again=again, batch="q", kept=("kept",))

@@ -10,13 +10,13 @@ from torch import Tensor
 from linrec.ops.core.backends import Backend
 from linrec.ops.core.kernel import NOTHING, Memory, forward_op, like
 from linrec.ops.gate_loop.inputs import Matrix, Values
-from linrec.ops.gate_loop.torch import matrix_kernel
+from linrec.ops.gate_loop.torch import kernel, twin
 from linrec.ops.gate_loop.variants import in_real_form, phase_gradient
 from linrec.ops.kernels import Kernels
 from linrec.ops.kernels.launch import mask, on_device, power_of_2
 
 STEPS = Kernels("matrix.steps_triton")
-KERNELS, ADJOINT = Kernels("matrix.chunks_triton"), Kernels("matrix.adjoint_triton")
+KERNELS, GATES = Kernels("matrix.chunks_triton"), Kernels("matrix.gates_triton")
 
 # numbers of a state that one program has in its registers
 STATE = 4096
@@ -59,11 +59,10 @@ def _decays(log_decay: Tensor | None, q: Tensor) -> tuple[int, Tensor, tuple[int
     return CHANNEL if log_decay.shape[-1] > 1 else HEAD, decays, decays.stride()[:3]
 
 
-def _memory_steps(given: Matrix, keep: bool) -> Any:
-    return like(given.v), like(given.state), NOTHING
-
-
-steps = forward_op("matrix_steps_triton", Matrix, Values, _memory_steps, _forward_steps, batch="q")
+steps = forward_op(
+    "matrix_steps_triton", Matrix, Values, lambda given, keep: (like(given.v), like(given.state), NOTHING),
+    _forward_steps, batch="q",
+)  # fmt: skip
 recurrent = in_real_form(steps)
 
 
@@ -132,9 +131,9 @@ class Chunks:
         """
         states = k.new_empty(self.batch, self.heads, self.chunks, self.dk, self.dv)
         tiles = self._tiles("chunk_states")
-        blocks = -(-self.dk // tiles.block_k), -(-self.dv // tiles.block_v)
+        blocks = -(-self.dk // tiles.block_k), self._blocks("chunk_states", self.dv)
         matrices = self.batch * self.heads
-        pieces = max(1, min(PROGRAMS // max(blocks[0] * blocks[1] * matrices, 1), self.chunks))
+        pieces = max(1, min(PROGRAMS // max(math.prod(blocks) * matrices, 1), self.chunks))
         length = -(-self.chunks // pieces)
         pieces = -(-self.chunks // length)
         left, factors = start, start
@@ -142,10 +141,10 @@ class Chunks:
             left = start.new_empty(matrices, pieces, self.dk, self.dv)
             factors = start.new_empty(matrices, pieces, self.dk)
         tensors = (k, v, *self.gates, start.contiguous(), left, factors, states, end)
+        flags = {"REVERSE": reverse, "WEIGHED": weighed}
         for local in (True, False) if pieces > 1 else (False,):
             grid = *blocks, matrices * pieces
-            flags = {"REVERSE": reverse, "WEIGHED": weighed, "LOCAL": local}
-            self._run("chunk_states", grid, tensors, length, pieces, **flags)
+            self._run("chunk_states", grid, tensors, length, pieces, LOCAL=local, **flags)
         return states
 
     def mixings(self, matrices: Tensor, *, weigh: bool = False) -> tuple[Tensor, Tensor]:
@@ -161,17 +160,15 @@ class Chunks:
         In reverse fill dv, of dy, the matrices and the gradients of the states after the chunks. `read` is
         e^P * q, where that has been made.
         """
-        blocks = -(-self.dv // self._tiles("mixed").block_v)
         values, matrices, states = given
-        q = self.q if read is None else read
+        q, flags = self.q if read is None else read, {"REVERSE": reverse, "WEIGHED": read is not None}
         tensors = (q, self.k, values, *self.gates, matrices, states, out)
-        self.per_chunk("mixed", blocks, *tensors, REVERSE=reverse, WEIGHED=read is not None)
+        self.per_chunk("mixed", self._blocks("mixed", self.dv), *tensors, **flags)
 
     def gate_gradients(self, out: Any, dy: Tensor, v: Tensor, *states: Tensor, passing: Tensor) -> None:
         """Fill the gradients of q and k, and `passing`, of the states and their gradients; see the kernel."""
         tensors = (self.q, self.k, v, dy, *self.gates, *states, self.q, out.q, out.k, passing, self.q)
-        constants = {"LEVELS": self.levels, "CORRECTION": False}
-        self.per_chunk("gate_gradients", self.blocks_k, *tensors, **constants)
+        self.per_chunk("gate_gradients", self.blocks_k, *tensors, LEVELS=self.levels, CORRECTION=False)
 
     def decay_gradient(self) -> Tensor:
         """Where `gate_gradients` puts what passes each step."""
@@ -194,17 +191,19 @@ class Chunks:
         # where several products of 16 or 32 columns meet in a kernel, Triton 3.6 to 3.7 read beyond their
         # tiles (its issue 11366), so small heads take wide ones
         least = LEAST if name == "chunk_states" else 64 // part
-        return tiles._replace(
-            block_k=_block(self.dk, tiles.block_k // part, least),
-            block_v=_block(self.dv, tiles.block_v // part, least),
-        )
+        block_k = min(tiles.block_k // part, max(least, power_of_2(self.dk)))
+        block_v = min(tiles.block_v // part, max(least, power_of_2(self.dv)))
+        return tiles._replace(block_k=block_k, block_v=block_v)
+
+    def _blocks(self, name: str, width: int) -> int:
+        return -(-width // self._tiles(name).block_v)
 
     def _precision(self, tiles: Tiles) -> str:
         """Of products of float32: three of ten bits each, where one of 23 has no tensor cores, or one."""
         return "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
 
     def _kernel(self, name: str) -> Any:
-        return getattr(ADJOINT if name == "gate_gradients" else KERNELS, name)
+        return getattr(GATES if name == "gate_gradients" else KERNELS, name)
 
     def _sums(self, decays: Tensor, reset: Tensor) -> Tensor:
         """Running sums of log decays in each chunk, (b, t, h, dk or 1)."""
@@ -225,39 +224,30 @@ class Chunks:
         if 0 in grid:
             return
         import triton.language as tl
+        from triton.runtime.errors import OutOfResources
 
-        tiles = self._tiles(name)
+        tiles, dtype = self._tiles(name), self.q.dtype
         # only NVIDIA's compiler knows the option
         options = {"maxnreg": tiles.registers} if tiles.registers and torch.version.cuda else {}
         # exclusive sums are sums minus the own term, which must be rounded as in the sum
         fusion = not (self.exact and name == "gate_gradients")
-        with on_device(self.q.device):
-            _launch_staged(
-                self._kernel(name), math.prod(grid), tiles.stages,
-                *tensors, self.time, self.chunks, self.strides, *numbers,
-                HEADS=self.heads, DK=self.dk, DV=self.dv, DECAY=self.decay, RESET=self.reset,
-                EXACT=self.exact, CHUNK=self.chunk, BLOCK_K=tiles.block_k, BLOCK_V=tiles.block_v,
-                PRECISION=self._precision(tiles) if self.q.dtype == torch.float32 else "ieee",
-                WIDE=tl.float64 if self.q.dtype == torch.float64 else tl.float32,
-                num_warps=tiles.warps, enable_fp_fusion=fusion, **options, **constants,
-            )  # fmt: skip
-
-
-def _launch_staged(kernel: Any, programs: int, stages: int, *arguments: Any, **constants: Any) -> None:
-    """Run a kernel, with fewer stages of loads where so many do not fit into shared memory."""
-    from triton.runtime.errors import OutOfResources
-
-    try:
-        # a kernel that does not fit says so before it is launched
-        kernel[(programs,)](*arguments, num_stages=stages, **constants)
-    except OutOfResources:
-        if stages == 1:
-            raise
-        _launch_staged(kernel, programs, stages - 1, *arguments, **constants)
-
-
-def _block(size: int, limit: int, least: int) -> int:
-    return min(limit, max(least, power_of_2(size)))
+        # with fewer stages of loads where so many do not fit into shared memory
+        for stages in range(tiles.stages, 0, -1):
+            try:
+                # a kernel that does not fit says so before it is launched
+                with on_device(self.q.device):
+                    self._kernel(name)[(math.prod(grid),)](
+                        *tensors, self.time, self.chunks, self.strides, *numbers,
+                        HEADS=self.heads, DK=self.dk, DV=self.dv, DECAY=self.decay, RESET=self.reset,
+                        EXACT=self.exact, CHUNK=self.chunk, BLOCK_K=tiles.block_k, BLOCK_V=tiles.block_v,
+                        PRECISION=self._precision(tiles) if dtype == torch.float32 else "ieee",
+                        WIDE=tl.float64 if dtype == torch.float64 else tl.float32, num_warps=tiles.warps,
+                        num_stages=stages, enable_fp_fusion=fusion, **options, **constants,
+                    )  # fmt: skip
+                return
+            except OutOfResources:
+                if stages == 1:
+                    raise
 
 
 def _memory(given: Matrix, keep: bool) -> Any:
@@ -300,5 +290,5 @@ def _adjoint(out: Any, given: Matrix, kept: Values, d: Values) -> None:
         out.phase.copy_(found)
 
 
-matrix_chunks = matrix_kernel("gate_loop_chunkwise_triton", _memory, _forward, _adjoint)
+matrix_chunks = kernel("gate_loop_chunkwise_triton", Matrix, twin, _memory, _forward, _adjoint)
 chunkwise = in_real_form(matrix_chunks, weighs_pairs=True)

@@ -10,6 +10,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -77,7 +78,7 @@ def matrix_with_bonus(
     return past + torch.diag_embed(_current(q, k, bonus[:, None]))
 
 
-def _current(q: Tensor, k: Tensor, bonus: Tensor) -> Tensor:
+def _current(q: Tensor, k: Tensor, bonus: Any) -> Tensor:
     """Re(q_t diag(bonus) k_t^T), without the last axis."""
     weight = (q * bonus * k).sum(-1)
     return weight.real if weight.is_complex() else weight

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from linrec.ops.kernels.matrix.chunks_triton import mixing_of
-from linrec.ops.kernels.matrix.decays_triton import (
+from linrec.ops.kernels.matrix.gates_triton import (
     CHANNEL,
     NONE,
     factor,

@@ -1,0 +1,350 @@
+"""Gates of one chunk in the chunkwise GPU kernels: what decays weigh, and the gradients of q, k and decays.
+
+`chunks_triton` has the equations. A chunk's decays are a pair: EXACT, its log decays g and those
+one step on, `later`; else the sums P and that of the last step.
+"""
+
+import triton
+import triton.language as tl
+
+NONE = tl.constexpr(0)
+HEAD = tl.constexpr(1)
+CHANNEL = tl.constexpr(2)
+# a log decay whose exponential is zero in double precision too, and that can be multiplied by zero
+NOTHING = tl.constexpr(-1e4)
+# the least log decay that is a number above zero in float32, and more than one step's worth of it
+LEAST = tl.constexpr(-100.0)
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def program(FIRST, SECOND):  # type: ignore[no-untyped-def]
+    """Which of (FIRST, SECOND, any number) this program is; neighbours differ in the first.
+
+    All programs are along one axis: the others hold 65,535.
+    """
+    n = tl.program_id(0)
+    return n % FIRST, (n // FIRST) % SECOND, n // FIRST // SECOND
+
+
+@triton.jit
+def tile(x, b, h, steps, TIME, HEADS: tl.constexpr, WIDTH: tl.constexpr, columns):  # type: ignore[no-untyped-def]
+    """Elements (steps, columns) of a tensor (b, t, h, d), zeros outside of it."""
+    rows = (b.to(tl.int64) * TIME + steps) * HEADS + h
+    inside = (steps < TIME)[:, None] & (columns < WIDTH)[None, :]
+    return tl.load(x + rows[:, None] * WIDTH + columns[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def put(x, value, b, h, steps, TIME, HEADS: tl.constexpr, WIDTH: tl.constexpr, columns):  # type: ignore[no-untyped-def]
+    """Store what `tile` loads."""
+    rows = (b.to(tl.int64) * TIME + steps) * HEADS + h
+    inside = (steps < TIME)[:, None] & (columns < WIDTH)[None, :]
+    tl.store(x + rows[:, None] * WIDTH + columns[None, :], value.to(x.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def log_decays(  # type: ignore[no-untyped-def]
+    decays, reset, b, h, steps, end, TIME, strides, columns, WIDTH: tl.constexpr, DECAY: tl.constexpr,
+    RESET: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Log decays of these steps, zeros from step `end` on: (steps,), or (steps, columns) of CHANNEL."""
+    here = steps < tl.minimum(TIME, end)
+    rows = b.to(tl.int64) * strides[0] + steps.to(tl.int64) * strides[1] + h * strides[2]
+    if DECAY == CHANNEL:
+        inside = here[:, None] & (columns < WIDTH)[None, :]
+        result = tl.load(decays + rows[:, None] + columns[None, :], mask=inside, other=0.0).to(WIDE)
+    else:
+        result = tl.load(decays + rows, mask=here, other=0.0).to(WIDE)
+    if RESET:
+        cut = tl.load(reset + b.to(tl.int64) * TIME + steps, mask=here, other=0) != 0
+        result = tl.where(rowwise(cut, DECAY), NOTHING, result)
+    return tl.maximum(result, NOTHING)
+
+
+@triton.jit
+def rowwise(x, DECAY: tl.constexpr):  # type: ignore[no-untyped-def]
+    """What is one for each step, as one for each step and channel where decays are that."""
+    if DECAY == CHANNEL and len(x.shape) == 1:
+        x = x[:, None]
+    return x
+
+
+@triton.jit
+def factor(x, DECAY: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A weight of steps, or of steps and channels, as a factor of (steps, channels)."""
+    return x if DECAY == CHANNEL else x[:, None]
+
+
+@triton.jit
+def _sums(decays, b, h, steps, TIME, HEADS: tl.constexpr, WIDTH: tl.constexpr, columns, DECAY: tl.constexpr):  # type: ignore[no-untyped-def]
+    """P of these steps; behind the end of time it stays as it is."""
+    rows = (b.to(tl.int64) * TIME + tl.minimum(steps, TIME - 1)) * HEADS + h
+    if DECAY == CHANNEL:
+        inside = (columns < WIDTH)[None, :]
+        sums = tl.load(decays + rows[:, None] * WIDTH + columns[None, :], mask=inside, other=0.0)
+    else:
+        sums = tl.load(decays + rows)
+    return sums
+
+
+@triton.jit
+def of_chunk(  # type: ignore[no-untyped-def]
+    decays, reset, b, h, chunk, TIME, strides, columns, HEADS: tl.constexpr, WIDTH: tl.constexpr,
+    DECAY: tl.constexpr, RESET: tl.constexpr, EXACT: tl.constexpr, CHUNK: tl.constexpr,
+    WIDE: tl.constexpr,
+):  # fmt: skip
+    """A chunk's decays, as the functions below take them."""
+    steps, end = chunk * CHUNK + tl.arange(0, CHUNK), chunk * CHUNK + CHUNK
+    if EXACT:
+        first = log_decays(decays, reset, b, h, steps, end, TIME, strides, columns, WIDTH, DECAY, RESET, WIDE)
+        second = log_decays(
+            decays, reset, b, h, steps + 1, end, TIME, strides, columns, WIDTH, DECAY, RESET, WIDE
+        )
+    else:
+        first = _sums(decays, b, h, steps, TIME, HEADS, WIDTH, columns, DECAY)
+        row = (b.to(tl.int64) * TIME + tl.minimum(end, TIME) - 1) * HEADS + h
+        if DECAY == CHANNEL:
+            second = tl.load(decays + row * WIDTH + columns, mask=columns < WIDTH, other=0.0)
+        else:
+            second = tl.load(decays + row)
+    return first, second
+
+
+@triton.jit
+def power(exponent, EXACT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """e^x; of the sums, which are logarithms to base 2, 2^x."""
+    return tl.exp(exponent) if EXACT else tl.exp2(exponent)
+
+
+@triton.jit
+def from_start(first, second, EXACT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """e^P."""
+    return power(tl.cumsum(first, axis=0) if EXACT else first, EXACT)
+
+
+@triton.jit
+def to_end(first, second, DECAY: tl.constexpr, EXACT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """e^R."""
+    if EXACT:
+        exponent = tl.cumsum(second, axis=0, reverse=True)
+    elif DECAY == CHANNEL:
+        exponent = second[None, :] - first
+    else:
+        exponent = second - first
+    return power(exponent, EXACT)
+
+
+@triton.jit
+def whole(first, second, EXACT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """e^{P_C}."""
+    return power(tl.sum(first, axis=0) if EXACT else second, EXACT)
+
+
+@triton.jit
+def of_pairs(first, REVERSE: tl.constexpr, EXACT: tl.constexpr, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """D (CHUNK, CHUNK) of one decay per head; its transpose with REVERSE."""
+    n = tl.arange(0, CHUNK)
+    row, column = (n[None, :], n[:, None]) if REVERSE else (n[:, None], n[None, :])
+    if EXACT:
+        # sums of the steps after the column's one, up to the row's one
+        step = first[None, :] if REVERSE else first[:, None]
+        exponent = tl.cumsum(tl.where(row > column, step, 0.0), axis=1 if REVERSE else 0)
+    else:
+        exponent = (first[None, :] - first[:, None]) if REVERSE else (first[:, None] - first[None, :])
+    return tl.where(row >= column, power(tl.minimum(exponent, 0.0), EXACT), 0.0)
+
+
+@triton.jit
+def right(level, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Which steps of a chunk are in the right one of two blocks of L = 2^level steps."""
+    return ((tl.arange(0, CHUNK) >> level) & 1) == 1
+
+
+@triton.jit
+def neighbours(level, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Which two steps of a chunk are in a right and in a left block of L = 2^level steps, in any order."""
+    block = tl.arange(0, CHUNK) >> level
+    return (block[:, None] ^ 1) == block[None, :]
+
+
+@triton.jit
+def segments(level, TURNED: tl.constexpr, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Which steps (n, j) of a chunk are in one block of L = 2^level steps, j <= n in right blocks and
+    j > n in left ones; (j, n) with TURNED."""
+    n = tl.arange(0, CHUNK)
+    row, column = (n[None, :], n[:, None]) if TURNED else (n[:, None], n[None, :])
+    block = row >> level
+    return (block == (column >> level)) & ((column <= row) == ((block & 1) == 1))
+
+
+@triton.jit
+def summed(which, x):  # type: ignore[no-untyped-def]
+    """Sums of rows of x (CHUNK, columns), as a product with ones."""
+    precision: tl.constexpr = "ieee" if x.dtype == tl.float64 else "tf32x3"
+    return tl.dot(which.to(x.dtype), x, input_precision=precision, out_dtype=x.dtype)
+
+
+@triton.jit
+def of_level(  # type: ignore[no-untyped-def]
+    first,
+    decays,
+    b,
+    h,
+    chunk,
+    TIME,
+    columns,
+    level,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    EXACT: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """Factors (CHUNK, columns) of pairs that part at a multiple of L = 2^level.
+
+    In right blocks, what decays from the end of the left block up to a step; in left ones, what decays after
+    it, up to that end.
+    """
+    if EXACT:
+        exponent = summed(segments(level, False, CHUNK), first)
+    else:
+        middle = chunk * CHUNK + (((tl.arange(0, CHUNK) >> level) | 1) << level) - 1
+        exponent = -tl.abs(first - _sums(decays, b, h, middle, TIME, HEADS, WIDTH, columns, CHANNEL))
+    return power(exponent, EXACT)
+
+
+@triton.jit
+def gate_gradients(  # type: ignore[no-untyped-def]
+    q, k, v, dy, decays, reset, states, gradients, beta, dq, dk, passing, dbeta, TIME, CHUNKS, strides,
+    HEADS: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, DECAY: tl.constexpr, RESET: tl.constexpr,
+    EXACT: tl.constexpr, LEVELS: tl.constexpr, CORRECTION: tl.constexpr, CHUNK: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """dQ and dK of one chunk and some channels, and what passes its steps.
+
+    `states` are those before the chunks, and `gradients` those of the states after them. What passes is
+    (b, t, h, dk) of CHANNEL, and (b, t, h, blocks of channels) of HEAD, to be summed.
+
+    CORRECTION is what the delta rule reads in order to write: outputs -y are read by keys, `q`, of strengths
+    beta, before a step writes, and nothing passes the end of the chunk. It adds its gradients to `dk` and
+    `passing`, and makes those of beta (b, t, h, blocks of channels), to be summed.
+    """
+    BLOCKS: tl.constexpr = (DK + BLOCK_K - 1) // BLOCK_K
+    block, chunk, matrix = program(BLOCKS, CHUNKS)
+    b, h = matrix // HEADS, matrix % HEADS
+    steps = chunk * CHUNK + tl.arange(0, CHUNK)
+    n = tl.arange(0, CHUNK)
+    rows = block * BLOCK_K + tl.arange(0, BLOCK_K)
+    place = (matrix.to(tl.int64) * CHUNKS + chunk) * (DK * DV)
+    # B below the diagonal and on it, and B^T: of one, a turned copy would do, which Triton 3.4 to 3.7
+    # compile wrongly
+    lower, upper = tl.zeros((CHUNK, CHUNK), WIDE), tl.zeros((CHUNK, CHUNK), WIDE)
+    read, written = tl.zeros((CHUNK, BLOCK_K), WIDE), tl.zeros((CHUNK, BLOCK_K), WIDE)
+    crossing = tl.zeros((BLOCK_K,), WIDE)
+    for i in range(tl.cdiv(DV, BLOCK_V)):
+        columns = i * BLOCK_V + tl.arange(0, BLOCK_V)
+        given = tile(dy, b, h, steps, TIME, HEADS, DV, columns)
+        if CORRECTION:
+            given = -given
+        values = tile(v, b, h, steps, TIME, HEADS, DV, columns)
+        lower = tl.dot(given, tl.trans(values), lower, input_precision=PRECISION, out_dtype=WIDE)
+        upper = tl.dot(values, tl.trans(given), upper, input_precision=PRECISION, out_dtype=WIDE)
+        inside = (columns < DV)[:, None] & (rows < DK)[None, :]
+        at = place + columns[:, None] + rows[None, :] * DV
+        state = tl.load(states + at, mask=inside, other=0.0)
+        read = tl.dot(given, state.to(given.dtype), read, input_precision=PRECISION, out_dtype=WIDE)
+        if not CORRECTION:
+            gradient = tl.load(gradients + at, mask=inside, other=0.0)
+            written = tl.dot(
+                values, gradient.to(values.dtype), written, input_precision=PRECISION, out_dtype=WIDE
+            )
+            if DECAY != NONE:
+                crossing += tl.sum(state.to(WIDE) * gradient.to(WIDE), axis=0)
+    queries = tile(q, b, h, steps, TIME, HEADS, DK, rows)
+    keys = tile(k, b, h, steps, TIME, HEADS, DK, rows)
+    strength = tl.full((CHUNK,), 1.0, WIDE)
+    if CORRECTION:
+        strength = tl.load(beta + (b.to(tl.int64) * TIME + steps) * HEADS + h, mask=steps < TIME, other=0.0)
+        strength = strength.to(WIDE)
+        lower = tl.where(n[:, None] > n[None, :], lower, 0.0)
+        upper = tl.where(n[:, None] < n[None, :], upper * strength[None, :], 0.0)
+    if DECAY == NONE:
+        lower = tl.where(n[:, None] >= n[None, :], lower, 0.0).to(keys.dtype)
+        upper = tl.where(n[:, None] <= n[None, :], upper, 0.0).to(keys.dtype)
+        read = tl.dot(lower, keys, read, input_precision=PRECISION, out_dtype=WIDE)
+        written = tl.dot(upper, queries, written, input_precision=PRECISION, out_dtype=WIDE)
+    else:
+        first, second = of_chunk(
+            decays, reset, b, h, chunk, TIME, strides, rows, HEADS, DK, DECAY, RESET, EXACT, CHUNK, WIDE
+        )
+        read *= factor(from_start(first, second, EXACT), DECAY)
+        through = crossing * whole(first, second, EXACT)
+        passed = tl.zeros((CHUNK, BLOCK_K), WIDE)
+        if EXACT:
+            # states that are read from here on
+            passed += tl.cumsum(read * queries * strength[:, None], axis=0, reverse=True)
+        if not CORRECTION:
+            written *= factor(to_end(first, second, DECAY, EXACT), DECAY)
+            reaching = written * keys
+            if EXACT:
+                # keys before this step that reach the end
+                passed += tl.cumsum(reaching, axis=0) - reaching
+            else:
+                through += tl.sum(reaching, axis=0)
+        if DECAY == HEAD:
+            lower *= of_pairs(first, False, EXACT, CHUNK)
+            upper *= of_pairs(first, True, EXACT, CHUNK)
+            read = tl.dot(lower.to(keys.dtype), keys, read, input_precision=PRECISION, out_dtype=WIDE)
+            written = tl.dot(
+                upper.to(keys.dtype), queries, written, input_precision=PRECISION, out_dtype=WIDE
+            )
+            if EXACT:
+                # pairs that pass j: sums over m < j, then over n >= j
+                pairs = tl.dot(queries, tl.trans(keys), input_precision=PRECISION, out_dtype=WIDE)
+                pairs *= lower * strength[:, None]
+                before = tl.cumsum(pairs, axis=1) - pairs
+                of_head = tl.sum(tl.where(n[:, None] >= n[None, :], before, 0.0), axis=0)
+                of_head += tl.sum(passed, axis=1)
+            else:
+                of_step = strength * tl.sum(read * queries, axis=1) - tl.sum(written * keys, axis=1)
+                of_head = tl.cumsum(of_step, axis=0, reverse=True)
+            of_head += tl.sum(through)
+            at = ((b.to(tl.int64) * TIME + steps) * HEADS + h) * BLOCKS + block
+            if CORRECTION:
+                of_head += tl.load(passing + at, mask=steps < TIME, other=0.0)
+            tl.store(passing + at, of_head, mask=steps < TIME)
+        else:
+            both = tl.where(n[:, None] >= n[None, :], lower, upper)
+            if not CORRECTION:
+                own = tl.sum(tl.where(n[:, None] == n[None, :], both, 0.0), axis=1)[:, None]
+                read += own * keys
+                written += own * queries
+            for level in range(LEVELS):
+                weight = of_level(first, decays, b, h, chunk, TIME, rows, level, HEADS, DK, EXACT, CHUNK)
+                # a step is read or written, by which block it is in, and its gradient is of what the other
+                # block writes or reads
+                is_read = right(level, CHUNK)[:, None]
+                x = tl.where(is_read, queries, keys)
+                of_pair = tl.where(neighbours(level, CHUNK), both, 0.0).to(x.dtype)
+                found = weight * tl.dot(
+                    of_pair, (x * weight).to(x.dtype), input_precision=PRECISION, out_dtype=WIDE
+                )
+                read += tl.where(is_read, found, 0.0)
+                written += tl.where(is_read, 0.0, found)
+                if EXACT:
+                    x_read = tl.where(is_read, strength[:, None], 1.0)
+                    passed += summed(segments(level, True, CHUNK), found * x * x_read)
+            if not EXACT:
+                of_step = read * queries * strength[:, None] - written * keys
+                passed = tl.cumsum(of_step, axis=0, reverse=True)
+            passed += through[None, :]
+            if CORRECTION:
+                passed += tile(passing, b, h, steps, TIME, HEADS, DK, rows)
+            put(passing, passed, b, h, steps, TIME, HEADS, DK, rows)
+    if CORRECTION:
+        at = ((b.to(tl.int64) * TIME + steps) * HEADS + h) * BLOCKS + block
+        tl.store(dbeta + at, tl.sum(read * keys, axis=1), mask=steps < TIME)
+        written += strength[:, None] * read + tile(dk, b, h, steps, TIME, HEADS, DK, rows)
+    else:
+        put(dq, read, b, h, steps, TIME, HEADS, DK, rows)
+    put(dk, written, b, h, steps, TIME, HEADS, DK, rows)
