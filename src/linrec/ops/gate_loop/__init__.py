@@ -81,6 +81,7 @@ BACKENDS = (
     _entry("recurrent", "torch", recurrent, "a loop over time", auto=_one_step),
     _max_headed("scan", "triton", max_headed.scan_triton, widen=False),
     _max_headed("recurrent", "numba", max_headed.recurrent_numba),
+    # heads of one channel fill vectors as channels of a scan
     _by_scan("scan", "triton", auto=_one_channel),
     _by_scan("recurrent", "numba", accepts=_one_channel),
     _by_scan("scan", "torch", auto=lambda given: _one_channel(given) and not few(given.q.shape[1], 16)),

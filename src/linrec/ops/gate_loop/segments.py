@@ -209,9 +209,12 @@ def _leaf(q: Tensor, k: Tensor, log_decay: Tensor | None, phase: Tensor | None) 
 
 
 def _turn(x: Tensor, phase: Tensor) -> tuple[Tensor, Tensor]:
-    """Real and imaginary part of x exp(i phase)."""
     angle = wrapped(phase, real_dtype(x.dtype))
-    cos, sin = angle.cos(), angle.sin()
+    return turned(x, angle.cos(), angle.sin())
+
+
+def turned(x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Return real and imaginary part of x exp(i phase), of cosine and sine of the phase."""
     if not x.is_complex():
         return x * cos, x * sin
     return x.real * cos - x.imag * sin, x.real * sin + x.imag * cos

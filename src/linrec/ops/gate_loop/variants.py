@@ -128,9 +128,8 @@ def complex_form(state: Tensor, angle: Angle) -> Tensor:
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """The conjugate of x exp(i Phi), as (real, imaginary)."""
-    if not x.is_complex():
-        return torch.cat([x * cos, -(x * sin)], dim=-1)
-    return torch.cat([x.real * cos - x.imag * sin, -(x.real * sin + x.imag * cos)], dim=-1)
+    real, imaginary = segments.turned(x, cos, sin)
+    return torch.cat([real, -imaginary], dim=-1)
 
 
 def in_real_form(run: Callable[[Matrix], Values], *, weighs_pairs: bool = False) -> Run:
@@ -143,17 +142,20 @@ def in_real_form(run: Callable[[Matrix], Values], *, weighs_pairs: bool = False)
 
     def backend(given: GateLoop) -> Result:
         q, k, v, log_decay, _, _, state, reset = given
-        if not state.is_complex():
-            return run(Matrix(q.real if q.is_complex() else q, k, v, None, log_decay, state, reset))[:2]
-        turned, angle = real_form(widened(given))
+        if state.is_complex():
+            return turning(given)
+        return run(Matrix(q.real if q.is_complex() else q, k, v, None, log_decay, state, reset))[:2]
+
+    def in_frame(given: GateLoop) -> Result:
+        v, (turned, angle) = given.v, real_form(widened(given))
         if weighs_pairs:
             turned = turned._replace(q=turned.q.to(v.dtype), k=turned.k.to(v.dtype), v=v)
         y, last, _ = run(turned)
         return y, complex_form(last, angle)
 
-    alone = isolated(backend)
     # the frame of a document turns on from the frame of the document before it
-    return lambda given: (alone if weighs_pairs or given.state.is_complex() else backend)(given)
+    turning = in_frame if weighs_pairs else isolated(in_frame)
+    return isolated(backend) if weighs_pairs else backend
 
 
 def phase_gradient(q: Pair, k: Pair, states: Pair, phase: Tensor, chunk: int) -> Tensor:
