@@ -39,45 +39,41 @@ def check_options(window: int | None, dropout: float) -> None:
 
 def _canonical(given: Attention, functions: Sequence[str]) -> Attention:
     """Check shapes, dtypes and options, and give the cache its dtype: with gates, the accumulation's."""
-    q, k, v, log_decay, phase, state, *_, window, causal, dropout, function = given
-    gated, grouped = function == "gates", q
-    if not gated and q.ndim == k.ndim == v.ndim == 4:
-        heads, groups = q.shape[2], k.shape[2]
-        if heads != groups and (groups == 0 or heads % groups):
+    q, k, v, state, gated = given.q, given.k, given.v, given.state, given.function == "gates"
+    grouped = q
+    if not gated and q.ndim == k.ndim == 4 and q.shape[2] != (groups := k.shape[2]):
+        if groups == 0 or q.shape[2] % groups:
             raise ValueError(
-                f"`k` must have as many heads as `q`, {heads}, or a number that divides it; got {groups}. "
-                "Neighbouring queries share the head of a key."
+                f"`k` must have as many heads as `q`, {q.shape[2]}, or a number that divides it; got "
+                f"{groups}. Neighbouring queries share the head of a key."
             )
         grouped = q[:, :, :groups]
     check_queries_and_keys(grouped, k)
     if v.ndim == 4:
         check_shape("v", v, "(b, t, h, dv)", (*k.shape[:3], v.shape[3]), "Pass as many heads as `k` has.")
     check_values(v, grouped)
-    for letter, tensor in (("q", q), ("k", k)):
-        if not gated and tensor.is_complex():
-            raise TypeError(
-                f"`{letter}` must be real; got {name_of(tensor.dtype)}. `gate_loop_attention` takes complex "
-                "queries and keys."
-            )
-    check_options(window, dropout)
-    if function not in functions:
-        raise unknown("`function`", function, functions)
-    if not causal and state is not None:
+    for name, x in (("q", q), ("k", k)):
+        if not gated and x.is_complex():
+            got = f"got {name_of(x.dtype)}. `gate_loop_attention` takes complex queries and keys."
+            raise TypeError(f"`{name}` must be real; {got}")
+    check_options(given.window, given.dropout)
+    if given.function not in functions:
+        raise unknown("`function`", given.function, functions)
+    if not given.causal and state is not None:
         raise ValueError(
             f"`state` must be None with `causal=False`; got {type(state).__name__}. Steps that see the "
             "future cannot be run in pieces: pass whole sequences, or `causal=True`."
         )
     cache = fitted(state, k, v, accumulation(real_dtype(q.dtype)) if gated else k.dtype)
     if gated:
-        log_decay = matched("log_decay", given, cache)
-        phase = matched("phase", given, cache, needed=k.is_complex() or cache.k.is_complex())
-    elif cache.log_decay is not None or cache.phase is not None:
+        return matched(given, cache)
+    if cache.log_decay is not None or cache.phase is not None:
         raise ValueError(
             "`state` must have neither decays nor phases; got a cache of `gate_loop_attention`, which has. "
             "Pass the state that an earlier call of this operator returned, or None."
         )
     scale = 1 / math.sqrt(max(1, q.shape[-1])) if given.scale is None else given.scale
-    return given._replace(log_decay=log_decay, phase=phase, state=cache, scale=scale)
+    return given._replace(state=cache, scale=scale)
 
 
 def _output(given: Attention) -> Space:

@@ -1,6 +1,5 @@
 """Inputs and state of attention: the state is a cache of the steps seen so far."""
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -10,8 +9,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from linrec.ops.core.checks import check_tensors
-from linrec.ops.core.precision import accumulation, real_dtype, wide
+from linrec.ops.core.precision import wide
 from linrec.ops.gate_loop.inputs import canonical_gate
+from linrec.ops.gate_loop.segments import wrapped
 
 # the log decay of what has been forgotten: its exponential is zero in every dtype, and unlike -inf it stays a
 # number in whatever a caller does with a cache
@@ -49,6 +49,9 @@ class AttentionCache(NamedTuple):
 
 
 Result = tuple[Tensor, AttentionCache | None]
+_FIELDS = [
+    (i, f"state.{field}", (type(None),) if i > 1 else ()) for i, field in enumerate(AttentionCache._fields)
+]
 
 
 class Attention(NamedTuple):
@@ -58,8 +61,7 @@ class Attention(NamedTuple):
         q: (b, t, h, dk), real or complex.
         k: (b, t, g, dk), with g heads that divide h.
         v: (b, t, g, dv), real.
-        log_decay: None, or the cache's sums and then the gates of the new steps, (b, s + t, h, d), where d is
-            1 or dk.
+        log_decay: None here and in the cache, or in both, (b, t, h, d) and (b, s, h, d), where d is 1 or dk.
         phase: likewise; not None where a key is complex.
         state: an `AttentionCache` in the dtype that the returned cache has.
         reset: None or (b, t).
@@ -87,24 +89,23 @@ class Attention(NamedTuple):
 
 def fitted(cache: AttentionCache | None, k: Tensor, v: Tensor, dtype: torch.dtype) -> AttentionCache:
     """Return `cache` in the real `dtype`, an empty one for None; raise where it does not fit `k` and `v`."""
+    b, _, h, dk = k.shape
     if cache is None:
-        nothing = AttentionCache(torch.zeros_like(k[:, :0]), torch.zeros_like(v[:, :0]), None, None, None)
-        return converted(nothing, dtype)
+        empty = k.new_zeros(b, 0, h, dk), v.new_zeros(b, 0, h, v.shape[-1])
+        return converted(AttentionCache(*empty, None, None, None), dtype)
     if not isinstance(cache, AttentionCache):
         raise TypeError(
             f"`state` must be an AttentionCache or None; got {type(cache).__name__}. Pass the state that an "
             "earlier call returned."
         )
-    fields = [(i, f"state.{name}", (type(None),) if i > 1 else ()) for i, name in enumerate(cache._fields)]
-    check_tensors(cache, fields, "k", k)
-    b, _, h, dk = k.shape
+    check_tensors(cache, _FIELDS, "k", k)
     s = cache.k.shape[1] if cache.k.ndim == 4 else 0
     gates = (b, s, h, 1), (b, s, h, dk)
     shapes = ((b, s, h, dk),), ((b, s, h, v.shape[-1]),), gates, gates, ((b, s),)
-    for name, tensor, allowed in zip(cache._fields, cache, shapes, strict=True):
+    for (_, name, _), tensor, allowed in zip(_FIELDS, cache, shapes, strict=True):
         if tensor is not None and tensor.shape not in allowed:
             raise ValueError(
-                f"`state.{name}` must have shape {' or '.join(map(str, allowed))} to fit `k` and `v`; "
+                f"`{name}` must have shape {' or '.join(map(str, allowed))} to fit `k` and `v`; "
                 f"got {tuple(tensor.shape)}. Pass the state that an earlier call returned, or None."
             )
     return converted(cache, dtype)
@@ -112,27 +113,29 @@ def fitted(cache: AttentionCache | None, k: Tensor, v: Tensor, dtype: torch.dtyp
 
 def converted(cache: AttentionCache, dtype: torch.dtype) -> AttentionCache:
     """Return the cache in a real dtype, or the complex one of equal precision for complex keys."""
+    if all(x is None or x.dtype == dtype for x in cache[:4]):
+        return cache
     of_complex = torch.promote_types(dtype, torch.complex64)
     return mapped(cache, lambda x: x.to(of_complex if x.is_complex() else dtype))
 
 
 def mapped(cache: AttentionCache, change: Callable[[Tensor], Tensor]) -> AttentionCache:
     """Return the cache with all that it keeps of its steps changed alike."""
-    k, v, *gates, alive = cache
-    log_decay, phase = (None if gate is None else change(gate) for gate in gates)
-    return AttentionCache(change(k), change(v), log_decay, phase, alive)
+    k, v, log_decay, phase = (None if x is None else change(x) for x in cache[:4])
+    return AttentionCache(k, v, log_decay, phase, cache.alive)  # type: ignore[arg-type]
 
 
-def alive_in(cache: AttentionCache) -> Tensor:
-    """Return whether later steps may attend to each cached one, (b, s), also where `alive` is None."""
-    return cache.k.new_ones(cache.k.shape[:2], dtype=torch.bool) if cache.alive is None else cache.alive
+def documents_of(past: AttentionCache, reset: Tensor | None, time: int) -> Tensor | None:
+    """Return numbers of the documents of cached and new steps (b, s + t); None where there is but one.
 
-
-def documents_of(past: AttentionCache, reset: Tensor | None, time: int) -> Tensor:
-    """Return numbers of the documents of cached and new steps (b, s + t), -1 where dead."""
-    old = alive_in(past).long() - 1
-    new = old.new_zeros(len(old), time) if reset is None else reset.cumsum(1)
-    return torch.cat([old, new], dim=1)
+    Without resets, the numbers are bool, true where a step is alive. With resets, those of dead steps are -1.
+    """
+    if reset is None:
+        return None if past.alive is None else functional.pad(past.alive, (0, time), value=True)
+    new = reset.cumsum(1)
+    if past.alive is None:
+        return functional.pad(new, (past.k.shape[1], 0))
+    return torch.cat([past.alive.long() - 1, new], dim=1)
 
 
 def newest(cache: AttentionCache, window: int | None) -> AttentionCache:
@@ -155,40 +158,38 @@ def grown(
         k: keys of cached and new steps (b, s + t, g, dk).
         v: values of cached and new steps.
         gates: None, or the sum from after each step to the newest, of log decays and of phases.
-        documents: of cached and new steps, as `documents_of` returns them; None where there is but one.
+        documents: of cached and new steps, as `documents_of` returns them.
     """
     if not given.causal:
         return None
+    dtype = given.state.v.dtype
     log_decay = None if gates[0] is None else gates[0].clamp(min=FORGOTTEN)
-    phase = None if gates[1] is None else gates[1].remainder(2 * math.pi)
-    alive = None if documents is None else documents == documents[:, -1:]
+    phase = None if gates[1] is None else wrapped(gates[1], dtype)
+    alive = documents if documents is None or given.reset is None else documents == documents[:, -1:]
+    if alive is None and given.function == "gates":
+        alive = k.new_ones(k.shape[:2], dtype=torch.bool)
     last = newest(AttentionCache(k, v, log_decay, phase, alive), given.window)
     if given.reset is not None and last.alive is not None:
         # a share of zero would let NaN pass
         dead = ~last.alive[..., None, None]
         last = mapped(last, lambda x: x.masked_fill(dead, 0))
-    if given.function == "gates":
-        last = last._replace(alive=alive_in(last))
-    return converted(last, given.state.v.dtype)
+    return last if v.dtype == dtype else converted(last, dtype)
 
 
-def matched(name: str, given: Attention, cache: AttentionCache, *, needed: bool = False) -> Tensor | None:
-    """Return a gate of cached and new steps, (b, s + t, h, d), with zeros for None; None for two None.
+def matched(given: Attention, cache: AttentionCache) -> Attention:
+    """Return the inputs with this cache, and zeros for gates that only one of the two has.
 
-    Args:
-        name: "log_decay" or "phase".
-        given: the arguments, with checked queries.
-        cache: the cache, as `fitted` returns it.
-        needed: whether zeros are returned for two None too.
+    Complex keys have phases in any case.
     """
-    q, steps, cached = given.q, cache.k.shape[1], getattr(cache, name)
-    gate = canonical_gate(name, getattr(given, name), q)
-    if gate is None and cached is None and not needed:
-        return None
-    zero = torch.zeros(1, 1, 1, 1, dtype=accumulation(real_dtype(q.dtype)), device=q.device)
-    both = [zero if x is None else wide(x) for x in (cached, gate)]
-    # a gate of no channels becomes a gate of one
-    both = [functional.pad(x, (0, 1)) if x.shape[-1] == 0 else x for x in both]
-    b, t, h, d = *q.shape[:3], max(x.shape[-1] for x in both)
-    new = both[1].expand(b, t, h, d)
-    return torch.cat([both[0].expand(b, steps, h, d), new], dim=1) if steps else new
+    gates: dict[str, Any] = {}
+    sums: dict[str, Any] = {}
+    for name, needed in (("log_decay", False), ("phase", given.k.is_complex() or cache.k.is_complex())):
+        both = getattr(cache, name), canonical_gate(name, getattr(given, name), given.q)
+        if both[0] is None and both[1] is None and not needed:
+            continue
+        old, new = (cache.v.new_zeros(1, 1, 1, 1) if x is None else wide(x) for x in both)
+        # a gate of no channels becomes a gate of one
+        old, new = (functional.pad(x, (0, 1)) if x.shape[-1] == 0 else x for x in (old, new))
+        (b, t, h, _), d = given.q.shape, max(old.shape[-1], new.shape[-1])
+        sums[name], gates[name] = old.expand(b, cache.k.shape[1], h, d), new.expand(b, t, h, d)
+    return given._replace(**gates, state=cache._replace(**sums))

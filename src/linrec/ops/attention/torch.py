@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from linrec.ops.attention.cache import Attention, Result, documents_of, grown, newest
+from linrec.ops.attention.cache import Attention, AttentionCache, Result, documents_of, grown, mapped, newest
 from linrec.ops.core.call import zeros_of
 from linrec.ops.core.isolation import Isolation
 from linrec.ops.gate_loop import segments
@@ -39,60 +39,61 @@ def attention(given: Attention) -> Result:
     q, k, v, log_decay, phase, state, reset, _, window, causal, _, function = given
     past = newest(state, window)
     steps, time = past.k.shape[1], q.shape[1]
-    documents = None if past.alive is None and reset is None else documents_of(past, reset, time)
+    documents = documents_of(past, reset, time)
     if steps:
         k, v = torch.cat([past.k, k], dim=1), torch.cat([past.v, v], dim=1)
-    last = grown(given, k, v, _summed(_gates(log_decay, phase, steps, k)), documents)
-    if documents is not None and reset is not None:
+    seen = AttentionCache(k, v, past.log_decay, past.phase, None)
+    gates = _heads_first(seen, log_decay, phase, given)
+    last = grown(given, k, v, [_summed(*gates[:2]), _summed(*gates[2:])], documents)
+    if reset is not None and documents is not None:
         # what earlier resets hide is zero in the cache
         isolation = Isolation(documents)
-        enter = partial(isolation.enter, begin=0)
-        q, k, v = isolation.enter(q, begin=steps, carried=False), enter(k), enter(v)
-        log_decay = None if log_decay is None else enter(log_decay, decays=True)
-        phase = None if phase is None else enter(phase)
-
-    near = window is None or (causal and time <= window)
+        q = isolation.enter(q, begin=steps, carried=False)
+        seen = mapped(seen, partial(isolation.enter, begin=0))
+        log_decay = None if log_decay is None else isolation.enter(log_decay, begin=steps, decays=True)
+        phase = None if phase is None else isolation.enter(phase, begin=steps)
+        k, v, gates = seen.k, seen.v, _heads_first(seen, log_decay, phase, given)
     if function == "gates":
-        visible = _visible(steps, documents, given)
-        y = _attend_gated(q, k, v, _gates(log_decay, phase, steps, k), visible, given.scale)
+        y = _attend_gated(q, k, v, gates, _visible(steps, documents, given), given.scale)
     elif causal and window is not None and time > max(window, SHORTEST_BLOCK):
         y = _by_blocks(q, k, v, documents, given)
-    elif documents is None and (time == 1 or (near and steps == 0)):
-        y = _attend(q, k, v, given, is_causal=causal and time > 1)
+    elif causal and time > 1 and steps == 0 and documents is None and (window is None or time <= window):
+        y = _attend(q, k, v, given, is_causal=True)
     else:
         y = _attend(q, k, v, given, _visible(steps, documents, given))
     return y if reset is None else isolation.leave(y, begin=steps, window=window, causal=causal), last
 
 
-def _gates(log_decay: Tensor | None, phase: Tensor | None, steps: int, k: Tensor) -> list[Any]:
-    """Return decays and phases of cached steps, and of new steps as `segments` takes them, heads first."""
+def _heads_first(seen: AttentionCache, log_decay: Any, phase: Any, given: Attention) -> list[Any]:
+    """Return decays of cached steps and of new ones, and phases likewise, as `segments` takes them."""
     if log_decay is None and phase is None:
         return [None] * 4
-    old = [None if x is None else x[:, :steps].transpose(1, 2) for x in (log_decay, phase)]
-    new = [None if x is None else x[:, steps:] for x in (log_decay, phase)]
-    return [*old, *segments.gates(new[0], new[1], None, k[:, steps:].transpose(1, 2))]
+    old = [None if gate is None else gate.transpose(1, 2) for gate in seen[2:4]]
+    new = segments.gates(log_decay, phase, None, given.k.transpose(1, 2))
+    return [old[0], new[0], old[1], new[1]]
 
 
-def _summed(gates: list[Any]) -> list[Tensor | None]:
-    """Return sums of decays and phases from each cached and new step to the newest."""
-    return [
-        # cached steps go through all new ones
-        new if new is None else torch.cat([old + new.sum(-2, True), segments.suffix(new)], -2).transpose(1, 2)
-        for old, new in zip(gates[:2], gates[2:], strict=True)
-    ]
+def _summed(old: Any, new: Tensor | None) -> Tensor | None:
+    """Return sums of a gate from each cached and new step to the newest: cached steps go through all new."""
+    if new is None:
+        return None
+    return torch.cat([old + new.sum(-2, keepdim=True), segments.suffix(new)], -2).transpose(1, 2)
 
 
-def _attend_gated(q: Tensor, k: Tensor, v: Tensor, gates: list[Any], visible: Tensor, scale: float) -> Tensor:
+def _attend_gated(q: Tensor, k: Tensor, v: Tensor, gates: list[Any], visible: Any, scale: float) -> Tensor:
     """Softmax(M_{-inf}(Re(Qbar Kbar^T))) V   (eq. 22-23), of cached and new keys and values."""
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     old, new = k.tensor_split([k.shape[2] - q.shape[2]], dim=2)
-    decays, angles, log_decay, phase = gates
-    # a past step reaches a new one through the newest cached step: both exponents are <= 0
-    queries = segments.queries(q, segments.prefix(log_decay), segments.prefix(phase))
-    keys = segments.keys(old, decays, angles)
-    scores = torch.cat([queries @ keys.mT, segments.matrix(q, new, log_decay, phase)], dim=-1)
-    shares = torch.softmax((scale * scores).masked_fill(~visible[:, None], -math.inf), dim=-1)
-    return (shares @ v).transpose(1, 2)
+    decays, log_decay, angles, phase = gates
+    scores = segments.matrix(q, new, log_decay, phase)
+    if old.shape[2]:
+        # a past step reaches a new one through the newest cached step: both exponents are <= 0
+        queries = segments.queries(q, segments.prefix(log_decay), segments.prefix(phase))
+        scores = torch.cat([queries @ segments.keys(old, decays, angles).mT, scores], dim=-1)
+    scores = scale * scores
+    if visible is not None:
+        scores = scores.masked_fill(~visible[:, None], -math.inf)
+    return (torch.softmax(scores, dim=-1) @ v).transpose(1, 2)
 
 
 def _attend(
@@ -109,7 +110,9 @@ def _attend(
         if q.shape[-1] == 0:
             # the kernels divide by the number of channels
             q, k = functional.pad(q, (0, 1)), functional.pad(k, (0, 1))
-        q, k, v = (_aligned(x).transpose(1, 2) for x in (q, k, v))
+        if q.device.type == "cuda":
+            q, k, v = _aligned(q), _aligned(k), _aligned(v)
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         options = {"dropout_p": given.dropout, "is_causal": is_causal, "scale": given.scale}
         y = functional.scaled_dot_product_attention(q, k, v, attn_mask=visible, **options)
         return y.transpose(1, 2)
@@ -135,12 +138,9 @@ def repeated(x: Tensor, q: Tensor) -> Tensor:
 
 def _aligned(x: Tensor) -> Tensor:
     """Return the tensor, copied where rows are not aligned to the 16 bytes that torch's kernels load."""
-    if x.device.type != "cuda":
-        return x
     steps = x.storage_offset(), *(() if x.is_contiguous() else x.stride()[:-1])
-    if all(step * x.element_size() % 16 == 0 for step in steps):
-        return x
-    return x.clone(memory_format=torch.contiguous_format)
+    is_aligned = all(step * x.element_size() % 16 == 0 for step in steps)
+    return x if is_aligned else x.clone(memory_format=torch.contiguous_format)
 
 
 def _by_blocks(q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None, given: Attention) -> Tensor:
@@ -158,26 +158,31 @@ def _by_blocks(q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None, given:
 
     queries = functional.pad(q, (0, 0, 0, 0, 0, ends[1])).unflatten(1, (blocks, block))
     keys, values = (pairs(functional.pad(x, (0, 0, 0, 0, *ends))) for x in (k, v))
-    if documents is None:
-        documents = torch.zeros(1, k.shape[1], dtype=torch.int64, device=k.device)
+    documents = k.new_zeros(1, k.shape[1]) if documents is None else documents
     # no step has the number of the padding, but the padding itself, which so attends to something
-    documents = functional.pad(documents, ends, value=-2)
+    documents = functional.pad(documents.long(), ends, value=-2)
     same = documents[:, block:].unflatten(1, (blocks, block))[..., None] == pairs(documents)[:, :, None]
-    visible = (same & _in_reach(block, 2 * block, given, q)).expand(batch, -1, -1, -1)
+    visible = (same & _in_reach(block, block, given)).expand(batch, -1, -1, -1)
     queries, keys, values, visible = (x.flatten(0, 1) for x in (queries, keys, values, visible))
     y = _attend(queries, keys, values, given, visible)
     return y.unflatten(0, (batch, blocks)).flatten(1, 2)[:, :time]
 
 
-def _visible(steps: int, documents: Tensor | None, given: Attention) -> Tensor:
-    """Return which of `steps` cached and t new steps each new one sees, (b or 1, t, s + t)."""
-    visible = _in_reach(steps, steps + given.q.shape[1], given, given.q)[None]
-    return visible if documents is None else visible & (documents[:, steps:, None] == documents[:, None])
+def _visible(steps: int, documents: Tensor | None, given: Attention) -> Tensor | None:
+    """Return which of `steps` cached and t new steps each new one sees, (b or 1, t, s + t); None is all."""
+    same = None if documents is None else documents[:, None]
+    if documents is not None and given.reset is not None:
+        # without resets, documents say which steps are alive
+        same = documents[:, None] == documents[:, steps:, None]
+    if given.q.shape[1] == 1 or (not given.causal and given.window is None):
+        return same
+    near = _in_reach(steps, given.q.shape[1], given)[None]
+    return near if same is None else near & same
 
 
-def _in_reach(begin: int, end: int, given: Attention, like: Tensor) -> Tensor:
-    """Return which of the steps 0 .. end - 1 those from `begin` on see, resets aside."""
-    step = torch.arange(end, device=like.device)
-    ages = step[begin:, None] - step
-    visible = ages >= 0 if given.causal else torch.ones_like(ages, dtype=torch.bool)
-    return visible if given.window is None else visible & (ages.abs() < given.window)
+def _in_reach(steps: int, time: int, given: Attention) -> Tensor:
+    """Return which of `steps` and `time` steps the last `time` ones see, resets aside."""
+    visible = torch.ones(time, steps + time, dtype=torch.bool, device=given.q.device)
+    visible = visible.tril(steps) if given.causal else visible
+    reach = given.window
+    return visible if reach is None else visible.tril(steps + reach - 1).triu(steps - reach + 1)
