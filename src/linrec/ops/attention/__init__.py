@@ -52,10 +52,10 @@ def _canonical(given: Attention, functions: Sequence[str]) -> Attention:
     if v.ndim == 4:
         check_shape("v", v, "(b, t, h, dv)", (*k.shape[:3], v.shape[3]), "Pass as many heads as `k` has.")
     check_values(v, grouped)
-    for name, x in (("q", q), ("k", k)):
-        if not gated and x.is_complex():
-            got = f"got {name_of(x.dtype)}. `gate_loop_attention` takes complex queries and keys."
-            raise TypeError(f"`{name}` must be real; {got}")
+    if not gated and (q.is_complex() or k.is_complex()):
+        name, dtype = ("q", q.dtype) if q.is_complex() else ("k", k.dtype)
+        got = f"got {name_of(dtype)}. `gate_loop_attention` takes complex queries and keys."
+        raise TypeError(f"`{name}` must be real; {got}")
     check_options(given.window, given.dropout)
     if given.function not in functions:
         raise unknown("`function`", given.function, functions)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from linrec.ops.core.kernel import Memory, allocated
+from linrec.ops.core.precision import wide
 
 SERIAL = 1 << 15
 """Below this many elements, waking a second thread takes longer than the work."""
@@ -69,7 +70,8 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 def array(tensor: Tensor) -> Any:
-    """Return the tensor as a contiguous array, a copy only where that needs one."""
+    """Return the tensor as a contiguous array in the accumulation dtype, a copy only where that needs one."""
+    tensor = wide(tensor)
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
     return tensor.contiguous().numpy()

@@ -1,12 +1,12 @@
 """The elementwise recurrence y_t = a_t y_{t-1} + x_t, real or complex."""
 
 from collections.abc import Callable
-from functools import partial
+from typing import Any
 
 from jaxtyping import Bool, Inexact
 from torch import Tensor, float32
 
-from linrec.ops.core.backends import Backend, few, never
+from linrec.ops.core.backends import Backend, always, few, never
 from linrec.ops.core.call import Operator, documented
 from linrec.ops.core.checks import check_axes, check_supported, name_of
 from linrec.ops.core.precision import accumulation
@@ -42,8 +42,8 @@ def _canonical(given: Scan) -> Scan:
     return given._replace(a=a.reshape((1,) * (3 - a.ndim) + a.shape))
 
 
-def _linked(run: Callable[[Scan], Values]) -> Callable[[Scan], Values]:
-    """Return the run of a backend that looks for resets at the link into each step, in the order of time."""
+def _entry(mode: str, name: str, run: Callable[[Scan], Values], about: str, auto: Any = always) -> Backend:
+    """Return an entry of the table: its run has resets at the link into each step, in the order of time."""
 
     def linked(given: Scan) -> Values:
         if given.reset is None or not given.reverse:
@@ -53,32 +53,22 @@ def _linked(run: Callable[[Scan], Values]) -> Callable[[Scan], Values]:
         cut[:, -1] = False
         return run(given._replace(reset=cut))
 
-    return linked
+    # backends convert half precision themselves, and return y in it: y is kept for the gradient
+    return Backend(mode, name, linked, about, auto=auto, widen=False)
 
 
-# backends convert half precision themselves, and return y in it: y is kept for the gradient
-_Backend = partial(Backend, widen=False)
+def _many(given: Scan) -> bool:
+    # for a few steps, a loop is fewer operations than blocks
+    return not few(given.x.shape[1], 16)
+
+
 BACKENDS = (
-    # the launch of a kernel costs more than one step; for a few steps, a loop is fewer operations than blocks
-    _Backend("recurrent", "torch", _linked(recurrent), "a loop over time", auto=lambda x: x.x.shape[1] <= 1),
-    _Backend("scan", "triton", _linked(scan_triton), "batch rows and channels in parallel, time in tiles"),
-    _Backend(
-        "recurrent", "numba", _linked(recurrent_numba), "batch rows and channels in parallel, time in a loop"
-    ),
-    _Backend(
-        "scan",
-        "torch",
-        _linked(in_blocks),
-        "a blocked parallel scan of O(t) work",
-        auto=lambda given: not few(given.x.shape[1], 16),
-    ),
-    _Backend(
-        "recurrent",
-        "reference",
-        _linked(scan_reference),
-        "a loop over time, differentiated by autograd: the oracle, slow",
-        auto=never,
-    ),
+    # the launch of a kernel costs more than one step
+    _entry("recurrent", "torch", recurrent, "a loop over time", lambda given: given.x.shape[1] <= 1),
+    _entry("scan", "triton", scan_triton, "batch rows and channels in parallel, time in tiles"),
+    _entry("recurrent", "numba", recurrent_numba, "batch rows and channels in parallel, time in a loop"),
+    _entry("scan", "torch", in_blocks, "a blocked parallel scan of O(t) work", _many),
+    _entry("recurrent", "reference", scan_reference, "a loop over time: the oracle, slow", never),
 )
 OPERATOR = Operator(
     "scan",

@@ -6,19 +6,12 @@ from typing import Any
 
 from torch import Tensor
 
-from linrec.ops.core.kernel import NOTHING, Memory, kernel_op, like
-from linrec.ops.core.precision import accumulation, wide
+from linrec.ops.core.kernel import NOTHING, like
+from linrec.ops.core.precision import accumulation
 from linrec.ops.kernels import Kernels, lanes
-from linrec.ops.scan import torch as in_torch
-from linrec.ops.scan.torch import Scan, Values, promoted
+from linrec.ops.scan.torch import Scan, Values, kernel
 
 KERNELS = Kernels("elementwise.scan_numba")
-
-
-def _memory(given: Scan, keep: bool) -> Any:
-    dtype = promoted(given.a.dtype, given.x.dtype)
-    batch, _, channels = given.x.shape
-    return like(given.x, dtype), Memory((batch, channels), accumulation(dtype))
 
 
 def _forward(out: Values, given: Scan) -> None:
@@ -27,7 +20,7 @@ def _forward(out: Values, given: Scan) -> None:
     _start(out.last, state)
     with lanes.threads_for(x.numel()) as threads:
         width = lanes.width_of(x, threads)
-        arrays = _array(a), _array(x), lanes.cut_array(cut), out.last.numpy(), y.numpy()
+        arrays = lanes.array(a), lanes.array(x), lanes.cut_array(cut), out.last.numpy(), y.numpy()
         lanes.run(KERNELS, "forward", (*arrays, width, reverse), lanes.count(x, width), threads)
     if y is not out.y:
         out.y.copy_(y)
@@ -51,7 +44,13 @@ def _adjoint(out: Any, given: Scan, kept: Values, d: Values) -> None:
         # what the kernel adds up, it does not write first
         if 1 in a.shape[1:]:
             da.zero_()
-        arrays = _array(a), _array(y), lanes.cut_array(cut), before[:, None].numpy(), _array(d.y)
+        arrays = (
+            lanes.array(a),
+            lanes.array(y),
+            lanes.cut_array(cut),
+            before[:, None].numpy(),
+            lanes.array(d.y),
+        )
         gradients = da.numpy(), dx.numpy(), dstate.numpy()
         lanes.run(KERNELS, "backward", (*arrays, *gradients, width, reverse), lanes.count(y, width), threads)
     if out.a is not None and da is not out.a:
@@ -64,23 +63,8 @@ def _partial_sums(a: Tensor, y: Tensor, width: int) -> tuple[int, int, int]:
     return batch, steps, channels if a.shape[2] > 1 else math.ceil(channels / width)
 
 
-def _array(tensor: Tensor) -> Any:
-    return lanes.array(wide(tensor))
-
-
 def _start(carry: Tensor, state: Tensor | None) -> None:
     carry.zero_() if state is None else carry.copy_(state)
 
 
-recurrent = kernel_op(
-    "scan_numba",
-    Scan,
-    Values,
-    _memory,
-    _forward,
-    _adjoint,
-    gradients=_gradients,
-    again=in_torch.adjoint,
-    batch="x",
-    saves=in_torch.SAVED,
-)
+recurrent = kernel("scan_numba", forward=_forward, adjoint=_adjoint, gradients=_gradients)

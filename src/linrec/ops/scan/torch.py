@@ -8,13 +8,14 @@ entering values. The scan neither divides nor takes logarithms, so a decay of 0 
 At a reset, zeros replace the value before it, since NaN times zero is NaN.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from linrec.ops.core.kernel import Differentiable
+from linrec.ops.core.kernel import Differentiable, Memory, kernel_op, like
 from linrec.ops.core.machine import exporting
 from linrec.ops.core.precision import accumulation, wide
 from linrec.ops.core.unbounded import recurrence
@@ -57,25 +58,17 @@ def promoted(a: torch.dtype, x: torch.dtype) -> torch.dtype:
     return a if a.is_complex else x
 
 
-def forward(given: Scan, blocked: bool) -> Values:
+def forward(given: Scan, keep: bool = False, *, blocked: bool = True) -> Values:
     """Run the recurrence, step by step or blocked."""
-    a, x, state, cut, reverse = given
-    dtype = promoted(a.dtype, x.dtype)
+    dtype = promoted(given.a.dtype, given.x.dtype)
     sums = accumulation(dtype)
-    links, start = _cleared(wide(a), cut), entering(state, x, sums)
+    steps, start = _steps(given, wide(given.x)), entering(given.state, given.x, sums)
     if blocked and exporting():
-        y, last = _any_length(links, x.to(sums), start, reverse)
-        return Values(_cast(y, dtype), last)
-    y, last = _run(links, wide(x), cut, start, reverse, False, blocked)
+        a, x = (y.flip(1) if given.reverse else y for y in (steps.a.expand_as(steps.x), steps.x.to(sums)))
+        y = recurrence(a, x, start)
+        return Values(_cast(y.flip(1) if given.reverse else y, dtype), y[:, -1])
+    y, last = _run(steps, start, blocked)
     return Values(_cast(y, dtype), _cast(last, sums))
-
-
-def _any_length(a: Tensor, x: Tensor, carry: Tensor, reverse: bool) -> tuple[Tensor, Tensor]:
-    a = a.expand(-1, x.shape[1], -1)
-    if reverse:
-        a, x = a.flip(1), x.flip(1)
-    y = recurrence(a.expand_as(x), x, carry)
-    return y.flip(1) if reverse else y, y[:, -1]
 
 
 def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -83,9 +76,7 @@ def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor if tensor.dtype == dtype else tensor.to(dtype)
 
 
-def adjoint(
-    given: Scan, kept: Values, d: Values, needs: Sequence[bool], blocked: bool = True
-) -> tuple[Any, ...]:
+def adjoint(given: Scan, kept: Values, d: Values, needs: Sequence[bool], *, blocked: bool = True) -> Any:
     """Return the gradients of a (if it needs one), x and the state, in the accumulation dtype.
 
     With y_t = a_t y_{t-1} + x_t and the gradients dy of the outputs and dlast of the final state, the
@@ -93,33 +84,35 @@ def adjoint(
 
         dx_t = g_t        da_t = g_t conj(y_{t-1})        dstate = conj(a_1) g_1
     """
-    a, _, state, cut, reverse = given
-    y, dy, dlast = kept.y, *d
-    sums = accumulation(y.dtype)
+    y, sums = kept.y, accumulation(kept.y.dtype)
     # the adjoint runs against time: it adds dy_t, gives dx_t, and goes on multiplied with conj(a_t)
-    links = _cleared(wide(a), cut).conj()
-    dx, dstate = _run(links, dy.to(sums), cut, dlast, not reverse, True, blocked)
+    steps = _steps(given, d.y.to(sums), adjoint=True)
+    dx, dstate = _run(steps, d.last, blocked)
     if not needs[0]:
         return None, dx, dstate, None, None
-    first = entering(state, y, sums).unsqueeze(1)
-    before = [y[:, 1:].to(sums), first] if reverse else [first, y[:, :-1].to(sums)]
-    da = _cleared(dx * torch.cat(before, dim=1).conj(), cut)
-    return da.sum_to_size(a.shape), dx, dstate, None, None
+    first = entering(given.state, y, sums).unsqueeze(1)
+    before = [y[:, 1:].to(sums), first] if given.reverse else [first, y[:, :-1].to(sums)]
+    da = _cleared(dx * torch.cat(before, dim=1).conj(), steps.cut)
+    return da.sum_to_size(given.a.shape), dx, dstate, None, None
+
+
+def memory(given: Scan, keep: bool) -> tuple[Memory, Memory]:
+    """Return the memory of the outputs of a kernel."""
+    dtype, (batch, _, channels) = promoted(given.a.dtype, given.x.dtype), given.x.shape
+    return like(given.x, dtype), Memory((batch, channels), accumulation(dtype))
 
 
 # the adjoint reads a and y, and not x
-SAVED = ("a", "state", "reset", "y")
+_SAVED = ("a", "state", "reset", "y")
+_step_by_step = partial(adjoint, blocked=False)
 recurrent = Differentiable(
-    Scan,
-    Values,
-    lambda given, keep: forward(given, False),
-    lambda given, kept, d, needs: adjoint(given, kept, d, needs, False),
-    again=lambda given, kept, d, needs: adjoint(given, kept, d, needs, False),
-    saves=SAVED,
+    Scan, Values, partial(forward, blocked=False), _step_by_step, again=_step_by_step, saves=_SAVED
 )
-in_blocks = Differentiable(
-    Scan, Values, lambda given, keep: forward(given, True), adjoint, again=adjoint, saves=SAVED
+in_blocks = Differentiable(Scan, Values, forward, adjoint, again=adjoint, saves=_SAVED)
+kernel = partial(
+    kernel_op, inputs=Scan, outputs=Values, memory=memory, again=adjoint, batch="x", saves=_SAVED
 )
+"""Returns the kernels of a backend as one function; see `linrec.ops.core.kernel.kernel_op`."""
 
 
 def entering(state: Tensor | None, x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -127,79 +120,87 @@ def entering(state: Tensor | None, x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.new_zeros(x.shape[0], x.shape[2], dtype=dtype) if state is None else state
 
 
+class _Steps(NamedTuple):
+    """Steps to walk: a and x (..., steps, channels) and cut links (..., steps, 1), and how."""
+
+    a: Tensor
+    x: Tensor
+    cut: Tensor | None
+    reverse: bool
+    adjoint: bool
+
+
+def _steps(given: Scan, x: Tensor, adjoint: bool = False) -> _Steps:
+    """Return the steps of the recurrence, or of its adjoint, which goes the other way."""
+    cut = None if given.reset is None else given.reset.unsqueeze(-1)
+    a = _cleared(wide(given.a), cut).expand(-1, x.shape[1], -1)
+    return _Steps(a.conj() if adjoint else a, x, cut, given.reverse != adjoint, adjoint)
+
+
+def _each(steps: _Steps, change: Callable[[Tensor], Tensor]) -> _Steps:
+    cut = None if steps.cut is None else change(steps.cut)
+    return steps._replace(a=change(steps.a), x=change(steps.x), cut=cut)
+
+
 def _cleared(x: Tensor, cut: Tensor | None) -> Tensor:
     """Zeros where the link is cut, x else."""
-    return x if cut is None else x.masked_fill(cut.unsqueeze(-1), 0)
+    return x if cut is None else x.masked_fill(cut, 0)
 
 
-def _run(
-    a: Tensor, x: Tensor, cut: Tensor | None, carry: Tensor, reverse: bool, adjoint: bool, blocked: bool
-) -> tuple[Tensor, Tensor]:
+def _run(steps: _Steps, carry: Tensor, blocked: bool) -> tuple[Tensor, Tensor]:
     """Run the recurrence or its adjoint along the last but one axis; return all values and the last carry."""
-    time = x.shape[-2]
-    a = a.expand(*a.shape[:-2], time, a.shape[-1])
+    time, reverse = steps.x.shape[-2], steps.reverse
     if not blocked or time <= 2 * BLOCK:
-        return _walk(a, x, cut, carry, reverse, adjoint)
+        return _walk(steps, carry)
     count, rest = time // BLOCK, time % BLOCK
     # in the order of travel the incomplete block comes last
-    body = slice(rest, None) if reverse else slice(time - rest)
-    tail = slice(rest) if reverse else slice(time - rest, None)
-    a_blocks = a[..., body, :].unflatten(-2, (count, BLOCK))
-    x_blocks = x[..., body, :].unflatten(-2, (count, BLOCK))
-    cut_blocks = None if cut is None else cut[..., body].unflatten(-1, (count, BLOCK))
-    through, added = _transfer(a_blocks, x_blocks, cut_blocks, reverse, adjoint)
-    cut_between = None if cut_blocks is None else cut_blocks.any(-1)
-    leaving, _ = _run(through, added, cut_between, carry, reverse, False, True)
-    entering = (
-        [leaving[..., 1:, :], carry.unsqueeze(-2)] if reverse else [carry.unsqueeze(-2), leaving[..., :-1, :]]
+    body, tail = (
+        (slice(time - rest), slice(time - rest, None)) if not reverse else (slice(rest, None), slice(rest))
     )
-    values, carries = _walk(a_blocks, x_blocks, cut_blocks, torch.cat(entering, dim=-2), reverse, adjoint)
+    blocks = _each(steps, lambda x: x[..., body, :].unflatten(-2, (count, BLOCK)))
+    leaving, _ = _run(_transfer(blocks), carry, True)
+    first = carry.unsqueeze(-2)
+    entering = [leaving[..., 1:, :], first] if reverse else [first, leaving[..., :-1, :]]
+    values, carries = _walk(blocks, torch.cat(entering, dim=-2))
     values = values.flatten(-3, -2)
     # to the bit the last value, which A and B give only to rounding
     last = carries[..., 0 if reverse else -1, :].clone()
     if rest:
-        cut_tail = None if cut is None else cut[..., tail]
-        remaining, last = _walk(a[..., tail, :], x[..., tail, :], cut_tail, last, reverse, adjoint)
+        remaining, last = _walk(_each(steps, lambda x: x[..., tail, :]), last)
         values = torch.cat([remaining, values] if reverse else [values, remaining], dim=-2)
     return values, last
 
 
-def _transfer(
-    a: Tensor, x: Tensor, cut: Tensor | None, reverse: bool, adjoint: bool
-) -> tuple[Tensor, Tensor]:
+def _transfer(blocks: _Steps) -> _Steps:
     """Return A and B of `leaving = A * entering + B` for every block (axes: ..., blocks, steps, channels)."""
-    steps = _in_order(a, x, cut, reverse)
+    steps = _in_order(blocks)
     through, added, cut_t = steps[0]
-    if adjoint:
+    if blocks.adjoint:
         added = _cleared(through * added, cut_t)
     for a_t, x_t, cut_t in steps[1:]:
-        if adjoint:
+        if blocks.adjoint:
             added = _cleared(a_t * (added + x_t), cut_t)
         else:
             added = torch.addcmul(x_t, a_t, _cleared(added, cut_t))
         through = a_t * through
-    return _cleared(through, None if cut is None else cut.any(-1)), added
+    cut = None if blocks.cut is None else blocks.cut.any(-2)
+    return _Steps(_cleared(through, cut), added, cut, blocks.reverse, False)
 
 
-def _walk(
-    a: Tensor, x: Tensor, cut: Tensor | None, carry: Tensor, reverse: bool, adjoint: bool
-) -> tuple[Tensor, Tensor]:
+def _walk(steps: _Steps, carry: Tensor) -> tuple[Tensor, Tensor]:
     values = []
-    for a_t, x_t, cut_t in _in_order(a, x, cut, reverse):
-        if adjoint:
+    for a_t, x_t, cut_t in _in_order(steps):
+        if steps.adjoint:
             value = carry + x_t
             carry = _cleared(a_t * value, cut_t)
         else:
             carry = value = torch.addcmul(x_t, a_t, _cleared(carry, cut_t))
         values.append(value)
-    if reverse:
-        values.reverse()
-    return torch.stack(values, dim=-2), carry
+    return torch.stack(values[::-1] if steps.reverse else values, dim=-2), carry
 
 
-def _in_order(
-    a: Tensor, x: Tensor, cut: Tensor | None, reverse: bool
-) -> list[tuple[Tensor, Tensor, Tensor | None]]:
-    cuts = [None] * a.shape[-2] if cut is None else cut.unbind(-1)
-    steps = list(zip(a.unbind(-2), x.unbind(-2), cuts, strict=True))
-    return steps[::-1] if reverse else steps
+def _in_order(steps: _Steps) -> list[tuple[Tensor, Tensor, Tensor | None]]:
+    a, x = steps.a.unbind(-2), steps.x.unbind(-2)
+    cuts = [None] * len(x) if steps.cut is None else steps.cut.unbind(-2)
+    ordered = list(zip(a, x, cuts, strict=True))
+    return ordered[::-1] if steps.reverse else ordered

@@ -6,20 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linrec.ops.core.kernel import NOTHING, Memory, kernel_op, like
+from linrec.ops.core.kernel import NOTHING, like
 from linrec.ops.core.precision import accumulation
 from linrec.ops.kernels import Kernels
 from linrec.ops.kernels.launch import Tiling, grouping, launch, mask, n_tiles, power_of_2, real
-from linrec.ops.scan import torch as in_torch
-from linrec.ops.scan.torch import Scan, Values, promoted
+from linrec.ops.scan.torch import Scan, Values, kernel
 
 KERNELS = Kernels("elementwise.scan_triton")
-
-
-def _memory(given: Scan, keep: bool) -> Any:
-    dtype = promoted(given.a.dtype, given.x.dtype)
-    batch, _, channels = given.x.shape
-    return like(given.x, dtype), Memory((batch, channels), accumulation(dtype))
 
 
 def _forward(out: Values, given: Scan) -> None:
@@ -92,15 +85,4 @@ def tiling(y: Tensor) -> Tiling:
     return Tiling(pieces, rows, columns, columns // 32, *groups, warps=pieces)
 
 
-scan = kernel_op(
-    "scan_triton",
-    Scan,
-    Values,
-    _memory,
-    _forward,
-    _adjoint,
-    gradients=_gradients,
-    again=in_torch.adjoint,
-    batch="x",
-    saves=in_torch.SAVED,
-)
+scan = kernel("scan_triton", forward=_forward, adjoint=_adjoint, gradients=_gradients)

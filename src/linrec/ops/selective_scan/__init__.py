@@ -1,7 +1,6 @@
 """The selective state space: h_t = exp(dt_t A) h_{t-1} + dt_t B_t x_t, y_t = C_t h_t + D x_t."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from jaxtyping import Bool, Float
@@ -9,16 +8,9 @@ from jaxtyping import Bool, Float
 # by name, since `torch` is a module of this package
 from torch import Tensor, cat
 
-from linrec.ops.core.backends import Backend, never
+from linrec.ops.core import checks
+from linrec.ops.core.backends import Backend, always, never
 from linrec.ops.core.call import Operator, documented
-from linrec.ops.core.checks import (
-    check_axes,
-    check_precision,
-    check_rates,
-    check_shape,
-    check_steps,
-    check_supported,
-)
 from linrec.ops.core.precision import accumulation
 from linrec.ops.selective_scan.numba import recurrent as recurrent_numba
 from linrec.ops.selective_scan.reference import selective_scan_reference
@@ -31,20 +23,20 @@ __all__ = ["OPERATOR", "selective_scan"]
 def _canonical(given: Selective) -> Selective:
     """Check shapes, dtypes and values, and give B and C their axis of groups."""
     x, dt, A, B, C, D, _, _ = given
-    check_axes("x", x, "(b, t, c)", "Add the missing axes, or flatten heads into channels.")
-    check_supported("x", x)
-    batch, time, channels = x.shape
-    check_shape("dt", dt, "(b, t, c)", x.shape, "Pass one step size per step and channel, as `x` has.")
+    checks.check_axes("x", x, "(b, t, c)", "Add the missing axes, or flatten heads into channels.")
+    checks.check_supported("x", x)
+    channels = x.shape[2]
+    checks.check_shape("dt", dt, "(b, t, c)", x.shape, "Pass one step size per step and channel, as `x` has.")
     if A.ndim != 2 or A.shape[0] != channels or A.shape[1] == 0:
         raise ValueError(
             f"`A` must have shape (c, n) = ({channels}, n), n at least 1; got {tuple(A.shape)}. "
             "Pass one number per channel and state."
         )
-    n = A.shape[1]
+    expected = *x.shape[:2], A.shape[1]
     for name, shared in (("B", B), ("C", C)):
-        if shared.ndim not in (3, 4) or shared.shape[:2] != x.shape[:2] or shared.shape[-1] != n:
+        if shared.ndim not in (3, 4) or (*shared.shape[:2], shared.shape[-1]) != expected:
             raise ValueError(
-                f"`{name}` must have shape (b, t, n) or (b, t, groups, n), (b, t, n) = {(batch, time, n)}; "
+                f"`{name}` must have shape (b, t, n) or (b, t, groups, n), (b, t, n) = {expected}; "
                 f"got {tuple(shared.shape)}. Pass one weight per step and state."
             )
     B, C = (shared if shared.ndim == 4 else shared[:, :, None] for shared in (B, C))
@@ -54,16 +46,16 @@ def _canonical(given: Selective) -> Selective:
             f"`B` and `C` must have the same number of groups, which divides the {channels} channels; got "
             f"{groups} and {C.shape[2]} groups. `expand` what groups share."
         )
-    check_shape("D", D, "(c,)", (channels,), "Pass one number per channel, or None.")
+    checks.check_shape("D", D, "(c,)", (channels,), "Pass one number per channel, or None.")
     for name, tensor in (("dt", dt), ("A", A), ("B", B), ("C", C), ("D", D)):
-        check_precision(name, tensor, x, "x")
-    check_rates("A", A)
-    check_steps("dt", dt)
+        checks.check_precision(name, tensor, x, "x")
+    checks.check_rates("A", A)
+    checks.check_steps("dt", dt)
     return given._replace(B=B, C=C)
 
 
-def _by_group(run: Callable[[Selective], Outputs]) -> Callable[[Selective], tuple[Tensor, Tensor]]:
-    """Return the run of a backend that takes one group of channels at a time."""
+def _entry(mode: str, name: str, run: Callable[..., Outputs], about: str, auto: Any = always) -> Backend:
+    """Return an entry of the table whose run takes one group of channels at a time."""
 
     def by_group(given: Any) -> tuple[Tensor, Tensor]:
         x, dt, A, B, C, D, state, reset = given
@@ -76,22 +68,21 @@ def _by_group(run: Callable[[Selective], Outputs]) -> Callable[[Selective], tupl
         ys, lasts, _ = zip(*map(run, parts), strict=True)
         return (ys[0], lasts[0].mT) if groups == 1 else (cat(ys, 2), cat(lasts, 2).mT)
 
-    return by_group
+    # backends convert half precision themselves, a chunk at a time
+    return Backend(mode, name, by_group, about, auto=auto, widen=False)
 
 
-# backends convert half precision themselves, a chunk at a time
-_Backend = partial(Backend, widen=False)
-BACKENDS = (
+def _single(given: Selective) -> bool:
     # one step has nothing to make again, and costs less than the launch of a kernel
-    _Backend(
-        "chunkwise",
-        "torch",
-        _by_group(chunkwise),
-        "a parallel scan within chunks, the recurrence between them",
-        auto=lambda given: given.x.shape[1] <= 1,
+    return given.x.shape[1] <= 1
+
+
+BACKENDS = (
+    _entry(
+        "chunkwise", "torch", chunkwise, "a parallel scan in chunks, the recurrence between them", _single
     ),
-    _Backend("recurrent", "triton", _by_group(recurrent_triton), "CUDA: a loop, with states in registers"),
-    _Backend("recurrent", "numba", _by_group(recurrent_numba), "CPU: a loop, with states in caches"),
+    _entry("recurrent", "triton", recurrent_triton, "CUDA: a loop, with states in registers"),
+    _entry("recurrent", "numba", recurrent_numba, "CPU: a loop, with states in caches"),
     Backend("recurrent", "reference", selective_scan_reference, "a loop over time: the oracle", auto=never),
 )
 OPERATOR = Operator(

@@ -5,9 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
-from linrec.ops.core.precision import wide
 from linrec.ops.kernels import Kernels, lanes
-from linrec.ops.selective_scan.torch import Outputs, add_up, gradients, kernel, outputs, terms
+from linrec.ops.selective_scan.torch import Outputs, add_up, kernel, outputs, terms
 
 CHUNK = 32
 """Steps from one kept state to the next: what the adjoint makes for them stays in the second cache."""
@@ -54,20 +53,14 @@ def _adjoint(out: Any, given: Any, kept: Outputs, d: Outputs) -> None:
         # what the kernel adds up, it does not write first
         parts[0].zero_(), parts[3].zero_()
         found = (g.numpy() for g in (out.x, out.dt, *parts, out.state))
-        arrays = *_arrays(given), lanes.array(kept.starts), _array(d.y), *found
+        arrays = *_arrays(given), lanes.array(kept.starts), lanes.array(d.y), *found
         lanes.run(KERNELS, "backward", (*arrays, CHUNK, width), lanes.count(x, width), threads)
     for total, part in zip(totals, parts, strict=True):
         add_up(total, part)
 
 
 def _arrays(given: Any) -> list[Any]:
-    return [*map(_array, given[:6]), lanes.cut_array(given.reset)]
+    return [*map(lanes.array, given[:6]), lanes.cut_array(given.reset)]
 
 
-def _array(tensor: Tensor) -> Any:
-    return lanes.array(wide(tensor))
-
-
-recurrent = kernel(
-    "selective_scan_numba", memory=_memory, forward=_forward, adjoint=_adjoint, gradients=gradients
-)
+recurrent = kernel("selective_scan_numba", memory=_memory, forward=_forward, adjoint=_adjoint)

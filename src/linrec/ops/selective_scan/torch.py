@@ -145,11 +145,14 @@ def _states(
     if x.shape[1] == 1:
         before = state[:, None] if cut is None else state[:, None].masked_fill(cut[..., None, None], 0)
         return a, torch.addcmul(added, a, before)
-    h, _ = scan.forward(scan.Scan(a.flatten(2), added.flatten(2), state.flatten(1), cut, False), True)
+    h = scan.forward(scan.Scan(a.flatten(2), added.flatten(2), state.flatten(1), cut, False)).y
     return a, h.view_as(added)
 
 
 again = by_autograd(lambda given: forward(given, False)[:2])
-chunkwise = Differentiable(Selective, Outputs, forward, adjoint, again=again, kept=("starts",))
-kernel = partial(kernel_op, inputs=Selective, outputs=Outputs, again=again, batch="x", kept=("starts",))
+_KEPT = ("starts",)
+chunkwise = Differentiable(Selective, Outputs, forward, adjoint, again=again, kept=_KEPT)
+kernel = partial(
+    kernel_op, inputs=Selective, outputs=Outputs, gradients=gradients, again=again, batch="x", kept=_KEPT
+)
 """Returns the kernels of a backend as one function; see `linrec.ops.core.kernel.kernel_op`."""
