@@ -93,11 +93,9 @@ def fitted(cache: AttentionCache | None, k: Tensor, v: Tensor, dtype: torch.dtyp
     if cache is None:
         empty = k.new_zeros(b, 0, h, dk), v.new_zeros(b, 0, h, v.shape[-1])
         return converted(AttentionCache(*empty, None, None, None), dtype)
+    cure = "Pass the state that an earlier call returned, or None."
     if not isinstance(cache, AttentionCache):
-        raise TypeError(
-            f"`state` must be an AttentionCache or None; got {type(cache).__name__}. Pass the state that an "
-            "earlier call returned."
-        )
+        raise TypeError(f"`state` must be an AttentionCache or None; got {type(cache).__name__}. {cure}")
     check_tensors(cache, _FIELDS, "k", k)
     s = cache.k.shape[1] if cache.k.ndim == 4 else 0
     gates = (b, s, h, 1), (b, s, h, dk)
@@ -106,7 +104,7 @@ def fitted(cache: AttentionCache | None, k: Tensor, v: Tensor, dtype: torch.dtyp
         if tensor is not None and tensor.shape not in allowed:
             raise ValueError(
                 f"`{name}` must have shape {' or '.join(map(str, allowed))} to fit `k` and `v`; "
-                f"got {tuple(tensor.shape)}. Pass the state that an earlier call returned, or None."
+                f"got {tuple(tensor.shape)}. {cure}"
             )
     return converted(cache, dtype)
 

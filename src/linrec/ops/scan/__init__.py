@@ -7,7 +7,7 @@ from jaxtyping import Bool, Inexact
 from torch import Tensor, float32
 
 from linrec.ops.core.backends import Backend, always, few, never
-from linrec.ops.core.call import Operator, documented
+from linrec.ops.core.call import Operator, Space, documented
 from linrec.ops.core.checks import check_axes, check_supported, name_of
 from linrec.ops.core.precision import accumulation
 from linrec.ops.scan.numba import recurrent as recurrent_numba
@@ -62,6 +62,14 @@ def _many(given: Scan) -> bool:
     return not few(given.x.shape[1], 16)
 
 
+def _output(given: Scan) -> Space:
+    return given.x.shape, promoted(given.a.dtype, given.x.dtype)
+
+
+def _state(given: Scan) -> Space:
+    return given.x.shape[::2], accumulation(promoted(given.a.dtype, given.x.dtype))
+
+
 BACKENDS = (
     # the launch of a kernel costs more than one step
     _entry("recurrent", "torch", recurrent, "a loop over time", lambda given: given.x.shape[1] <= 1),
@@ -70,18 +78,8 @@ BACKENDS = (
     _entry("scan", "torch", in_blocks, "a blocked parallel scan of O(t) work", _many),
     _entry("recurrent", "reference", scan_reference, "a loop over time: the oracle, slow", never),
 )
-OPERATOR = Operator(
-    "scan",
-    Scan,
-    sequence="x",
-    canonical=_canonical,
-    output=lambda given: (given.x.shape, promoted(given.a.dtype, given.x.dtype)),
-    axes="(b, c)",
-    state=lambda x: ((x.x.shape[0], x.x.shape[2]), accumulation(promoted(x.a.dtype, x.x.dtype))),
-    # a zero that is not read costs nothing
-    zeros=False,
-    backends=BACKENDS,
-)
+# a state of zeros that is not read costs nothing
+OPERATOR = Operator("scan", Scan, "x", _canonical, _output, "(b, c)", _state, BACKENDS, zeros=False)
 PAIRS = OPERATOR.pairs
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, cat
 
 from linrec.ops.core import checks
 from linrec.ops.core.backends import Backend, always, never
-from linrec.ops.core.call import Operator, documented
+from linrec.ops.core.call import Operator, Space, documented
 from linrec.ops.core.precision import accumulation
 from linrec.ops.selective_scan.numba import recurrent as recurrent_numba
 from linrec.ops.selective_scan.reference import selective_scan_reference
@@ -77,24 +77,21 @@ def _single(given: Selective) -> bool:
     return given.x.shape[1] <= 1
 
 
+def _output(given: Selective) -> Space:
+    return given.x.shape, given.x.dtype
+
+
+def _state(given: Selective) -> Space:
+    return (given.x.shape[0], *given.A.shape), accumulation(given.x.dtype)
+
+
 BACKENDS = (
-    _entry(
-        "chunkwise", "torch", chunkwise, "a parallel scan in chunks, the recurrence between them", _single
-    ),
+    _entry("chunkwise", "torch", chunkwise, "a parallel scan in chunks, a recurrence of chunks", _single),
     _entry("recurrent", "triton", recurrent_triton, "CUDA: a loop, with states in registers"),
     _entry("recurrent", "numba", recurrent_numba, "CPU: a loop, with states in caches"),
     Backend("recurrent", "reference", selective_scan_reference, "a loop over time: the oracle", auto=never),
 )
-OPERATOR = Operator(
-    "selective_scan",
-    Selective,
-    sequence="x",
-    canonical=_canonical,
-    output=lambda given: (given.x.shape, given.x.dtype),
-    axes="(b, c, n)",
-    state=lambda x: ((x.x.shape[0], *x.A.shape), accumulation(x.x.dtype)),
-    backends=BACKENDS,
-)
+OPERATOR = Operator("selective_scan", Selective, "x", _canonical, _output, "(b, c, n)", _state, BACKENDS)
 PAIRS = OPERATOR.pairs
 
 

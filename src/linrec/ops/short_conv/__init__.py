@@ -4,7 +4,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from linrec.ops.core.backends import Backend, never
-from linrec.ops.core.call import Operator, documented
+from linrec.ops.core.call import Operator, Space, documented
 from linrec.ops.core.checks import check_axes, check_precision, check_shape, check_supported
 from linrec.ops.core.precision import accumulation
 from linrec.ops.short_conv.reference import short_conv_reference
@@ -30,20 +30,20 @@ def _canonical(given: ShortConv) -> ShortConv:
     return given
 
 
+def _output(given: ShortConv) -> Space:
+    return given.x.shape, given.x.dtype
+
+
+def _state(given: ShortConv) -> Space:
+    (batch, _, channels), width = given.x.shape, given.weight.shape[1]
+    return (batch, width - 1, channels), accumulation(given.x.dtype)
+
+
 BACKENDS = (
     Backend("convolution", "torch", convolution, "a sum of `width` shifted products, for any length"),
     Backend("recurrent", "reference", short_conv_reference, "a loop over time: the oracle, slow", auto=never),
 )
-OPERATOR = Operator(
-    "short_conv",
-    ShortConv,
-    sequence="x",
-    canonical=_canonical,
-    output=lambda given: (given.x.shape, given.x.dtype),
-    axes="(b, width - 1, c)",
-    state=lambda x: ((x.x.shape[0], x.weight.shape[1] - 1, x.x.shape[2]), accumulation(x.x.dtype)),
-    backends=BACKENDS,
-)
+OPERATOR = Operator("short_conv", ShortConv, "x", _canonical, _output, "(b, width - 1, c)", _state, BACKENDS)
 PAIRS = OPERATOR.pairs
 
 
