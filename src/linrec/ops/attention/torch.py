@@ -113,8 +113,9 @@ def _attend(
         if q.device.type == "cuda":
             q, k, v = _aligned(q), _aligned(k), _aligned(v)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        attend = functional.scaled_dot_product_attention
-        return attend(q, k, v, visible, given.dropout, is_causal, scale=given.scale).transpose(1, 2)
+        options = {"dropout_p": given.dropout, "is_causal": is_causal, "scale": given.scale}
+        y = functional.scaled_dot_product_attention(q, k, v, attn_mask=visible, **options)
+        return y.transpose(1, 2)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     # Laplace's function is steep around its middle, where half precision would round it
     scores = given.scale * (q @ k.mT).to(torch.promote_types(q.dtype, torch.float32))

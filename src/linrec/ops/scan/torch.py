@@ -104,9 +104,19 @@ def memory(given: Scan, keep: bool) -> tuple[Memory, Memory]:
 
 # the adjoint reads a and y, and not x
 _SAVED = ("a", "state", "reset", "y")
-_step_by_step = partial(adjoint, blocked=False)
+
+
+def _forward_by_step(given: Scan, keep: bool) -> Values:
+    return forward(given, blocked=False)
+
+
+def _adjoint_by_step(given: Scan, kept: Values, d: Values, needs: Sequence[bool]) -> Any:
+    return adjoint(given, kept, d, needs, blocked=False)
+
+
+# functions, since torch.compile does not take a `partial` here
 recurrent = Differentiable(
-    Scan, Values, partial(forward, blocked=False), _step_by_step, again=_step_by_step, saves=_SAVED
+    Scan, Values, _forward_by_step, _adjoint_by_step, again=_adjoint_by_step, saves=_SAVED
 )
 in_blocks = Differentiable(Scan, Values, forward, adjoint, again=adjoint, saves=_SAVED)
 kernel = partial(
