@@ -417,11 +417,15 @@ def _registered(
 
 
 def _is_seen(flat: Sequence[Any]) -> bool:
-    """Return whether a mode, a transform or a subclass of tensors has to see what is done to the tensors."""
+    """Return whether the dispatcher has to see the tensors, for a mode, a transform or a subclass."""
     if torch._C._len_torch_dispatch_stack() > 0 or torch._C._are_functorch_transforms_active():
         return True
     return any(
-        type(x) not in (Tensor, Parameter) or torch._C._functorch.is_legacy_batchedtensor(x)
+        # for a lazy conjugate or negative, the dispatcher makes its numbers, which kernels read
+        type(x) not in (Tensor, Parameter)
+        or x.is_conj()
+        or x.is_neg()
+        or torch._C._functorch.is_legacy_batchedtensor(x)
         for x in flat
         if isinstance(x, Tensor)
     )
