@@ -55,7 +55,7 @@ _FIELDS = [
 
 
 class Attention(NamedTuple):
-    """What backends take.
+    """Canonical inputs of the backends.
 
     Attributes:
         q: (b, t, h, dk), real or complex.

@@ -1,1 +1,1 @@
-"""What all operators share, written once: the table of backends, the call, kernels, checks, precision."""
+"""Code that all operators share: the table of backends, the call, kernels, checks, precision."""

@@ -259,8 +259,18 @@ def forward_op(
 
     listed = [*get_type_hints(inputs).items(), ("keep", bool)]
     lead = names.index(batch) if batch is not None else 0
-    run = _registered(name, listed, m, space, fill, lead, batch is not None)
-    return lambda given, keep=False: outputs(*run(*given, keep))
+    op = _registered(name, listed, m, space, fill, lead, batch is not None)
+
+    def run(given: In, keep: bool = False) -> Out:
+        # where nobody looks on, what the dispatcher does would take as long as a small kernel
+        if torch.compiler.is_compiling() or _is_seen(given):
+            return outputs(*op(*given, keep))
+        device = given[lead].device
+        out = outputs(*[allocated(space, device) for space in memory(given, keep)])
+        forward(out, given)
+        return out
+
+    return run
 
 
 def kernel_op(
@@ -367,12 +377,16 @@ def _registered(
     take longer than a small recurrence, and the first call imports torch's compiler, which takes a second.
     """
 
-    def run(*flat: Any) -> Any:
+    def filled(*flat: Any) -> list[Tensor | None]:
         device = flat[lead].device
         out = [None if space is NOTHING else allocated(space, device) for space in memory(*flat)]
         fill(out, *flat)
-        made = tuple(allocated(NOTHING, device) if x is None else x for x in out)
-        return made if returned > 1 else made[0]
+        return out
+
+    def run(*flat: Any) -> Any:
+        device = flat[lead].device
+        out = tuple(allocated(NOTHING, device) if x is None else x for x in filled(*flat))
+        return out if returned > 1 else out[0]
 
     def fake(*flat: Any) -> Any:
         out = tuple(flat[lead].new_empty(space.shape, dtype=space.dtype) for space in memory(*flat))
@@ -409,9 +423,9 @@ def _registered(
         torch.library.register_vmap(op, mapped)
 
     def call(*flat: Any) -> Any:
-        # where nobody looks on, what the dispatcher does would take as long as a small kernel
-        found = op(*flat) if torch.compiler.is_compiling() or _is_seen(flat) else run(*flat)
-        return found if returned > 1 else (found,)
+        if torch.compiler.is_compiling() or _is_seen(flat):
+            return op(*flat) if returned > 1 else (op(*flat),)
+        return filled(*flat)
 
     return call
 
@@ -420,17 +434,17 @@ def _is_seen(flat: Sequence[Any]) -> bool:
     """Return whether the dispatcher has to see the tensors, for a mode, a transform or a subclass."""
     if torch._C._len_torch_dispatch_stack() > 0 or torch._C._are_functorch_transforms_active():
         return True
-    return any(
-        # for a lazy conjugate or negative, the dispatcher makes its numbers, which kernels read
-        type(x) not in (Tensor, Parameter)
-        or x.is_conj()
-        or x.is_neg()
-        or torch._C._functorch.is_legacy_batchedtensor(x)
-        for x in flat
-        if isinstance(x, Tensor)
-    )
+    for x in flat:
+        if isinstance(x, Tensor) and (
+            # for a lazy conjugate or negative, the dispatcher makes its numbers, which kernels read
+            type(x) not in (Tensor, Parameter) or x.is_conj() or x.is_neg() or _is_batched(x)
+        ):
+            return True
+    return False
 
 
+# a tensor of the older vmap, by which autograd batches gradients
+_is_batched = torch._C._functorch.is_legacy_batchedtensor
 _LIBRARY = torch.library.Library("linrec", "FRAGMENT")
 _SCHEMA = {
     Tensor: "Tensor",
@@ -453,8 +467,7 @@ def allocated(space: Memory, device: torch.device) -> Tensor:
     than the writing. For large arrays on the CPU NumPy asks for huge pages, which torch does not.
     """
     shape, dtype = space
-    size = math.prod(shape) * dtype.itemsize
-    if size < _HUGE or device.type != "cpu":
+    if device.type != "cpu" or (size := math.prod(shape) * dtype.itemsize) < _HUGE:
         return torch.empty(shape, dtype=dtype, device=device)
     memory = np.empty(size + _LINE, dtype=np.uint8)
     first = -memory.ctypes.data % _LINE

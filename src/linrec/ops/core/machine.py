@@ -1,4 +1,4 @@
-"""Where backends can run: what is installed, on which device tensors are, and torch.export."""
+"""Conditions for backends to run: installed packages, the device of the tensors, torch.export."""
 
 import functools
 import warnings

@@ -30,7 +30,7 @@ CHUNK = 64
 
 
 class DeltaRule(NamedTuple):
-    """What backends take.
+    """Canonical inputs of the backends.
 
     Attributes:
         q: (b, t, h, dk).

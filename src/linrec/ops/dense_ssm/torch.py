@@ -13,7 +13,7 @@ from linrec.ops.long_conv import long_conv
 
 
 class DenseSSM(NamedTuple):
-    """What backends take: each matrix for every channel, or with an axis of 1 for all.
+    """Canonical inputs: each matrix for every channel, or with an axis of 1 for all.
 
     Attributes:
         u: (b, t, d).

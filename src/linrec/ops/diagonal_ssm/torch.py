@@ -32,7 +32,7 @@ from linrec.ops.scan.torch import Scan
 
 
 class DiagonalSSM(NamedTuple):
-    """What backends take.
+    """Canonical inputs of the backends.
 
     Attributes:
         u: (b, t, d).
@@ -52,7 +52,7 @@ class DiagonalSSM(NamedTuple):
 
 
 class GrowingSSM(NamedTuple):
-    """What backends take: the inputs of `diagonal_ssm`, with g and H.
+    """Canonical inputs: those of `diagonal_ssm`, with g and H.
 
     Attributes:
         u: (b, t, d).

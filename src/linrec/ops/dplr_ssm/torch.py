@@ -34,7 +34,7 @@ from linrec.ops.long_conv.torch import transform_size
 
 
 class DPLRSSM(NamedTuple):
-    """What backends take; all factors are complex.
+    """Canonical inputs; all factors are complex.
 
     Attributes:
         u: (b, t, d).

@@ -42,7 +42,7 @@ def _plain(given: Any) -> bool:
 
 
 def _on_tensor_cores(given: Any) -> bool:
-    # torch's products of double precision have tensor cores, and Triton's have none
+    # torch uses tensor cores for double precision, and Triton does not
     return _matrices(given) and given.v.dtype != float64
 
 

@@ -1,4 +1,4 @@
-"""What the matrix operators take, checked, and in canonical form."""
+"""Inputs of the matrix operators: their checks and their canonical form."""
 
 import math
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from linrec.ops.core.precision import COMPLEX, accumulation, real_dtype
 
 
 class GateLoop(NamedTuple):
-    """What backends of `gate_loop` take.
+    """Canonical inputs of `gate_loop`.
 
     Attributes:
         q: (b, t, h, dk), real or complex.
@@ -53,7 +53,7 @@ class Normalized(NamedTuple):
 
 
 class Matrix(NamedTuple):
-    """What kernels of matrix states take: those of `delta_rule`, and of `gate_loop` where `beta` is None.
+    """Inputs of the kernels of matrix states: of `delta_rule`, or of `gate_loop` where `beta` is None.
 
     Attributes:
         q: (b, t, h, dk), real, as all tensors.
@@ -78,7 +78,7 @@ class Matrix(NamedTuple):
 
 
 class Values(NamedTuple):
-    """What kernels of matrix states return: y, the last state, and what is kept for the adjoint."""
+    """Outputs of the kernels of matrix states: y, the last state, and tensors kept for the adjoint."""
 
     y: Tensor
     last: Tensor

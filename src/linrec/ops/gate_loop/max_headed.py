@@ -24,7 +24,7 @@ TRITON = Kernels("elementwise.max_headed_triton")
 
 
 class MaxHeaded(NamedTuple):
-    """What the kernels take.
+    """Inputs of the kernels.
 
     Attributes:
         q: (b, t, h).

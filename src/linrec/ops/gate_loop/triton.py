@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from linrec.ops.core.backends import Backend
-from linrec.ops.core.kernel import NOTHING, Memory, forward_op, like
+from linrec.ops.core.kernel import Memory, forward_op, like
 from linrec.ops.gate_loop.inputs import Matrix, Values
 from linrec.ops.gate_loop.torch import kernel, twin
 from linrec.ops.gate_loop.variants import in_real_form, phase_gradient
@@ -32,7 +32,14 @@ SUMS = 32
 PROGRAMS = 256
 
 
-def _forward_steps(out: Values, given: Matrix) -> None:
+class Outputs(NamedTuple):
+    """Outputs of the kernel of steps: y and the last state."""
+
+    y: Tensor
+    last: Tensor
+
+
+def _forward_steps(out: Outputs, given: Matrix) -> None:
     import triton.language as tl
 
     beta, reset = given.beta, given.reset
@@ -60,7 +67,7 @@ def _decays(log_decay: Tensor | None, q: Tensor) -> tuple[int, Tensor, tuple[int
 
 
 steps = forward_op(
-    "matrix_steps_triton", Matrix, Values, lambda given, keep: (like(given.v), like(given.state), NOTHING),
+    "matrix_steps_triton", Matrix, Outputs, lambda given, keep: (like(given.v), like(given.state)),
     _forward_steps, batch="q",
 )  # fmt: skip
 recurrent = in_real_form(steps)

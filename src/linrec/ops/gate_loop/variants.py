@@ -21,7 +21,7 @@ from linrec.ops.core.handlers import time_is_split
 from linrec.ops.core.isolation import isolated
 from linrec.ops.core.precision import widened
 from linrec.ops.gate_loop import segments
-from linrec.ops.gate_loop.inputs import GateLoop, Matrix, Normalized, Values
+from linrec.ops.gate_loop.inputs import GateLoop, Matrix, Normalized
 from linrec.ops.gate_loop.torch import read, recurrent
 
 Result = tuple[Tensor, Tensor]
@@ -132,7 +132,7 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([real, -imaginary], dim=-1)
 
 
-def in_real_form(run: Callable[[Matrix], Values], *, weighs_pairs: bool = False) -> Run:
+def in_real_form(run: Callable[[Matrix], Any], *, weighs_pairs: bool = False) -> Run:
     """Return a backend of `gate_loop` from a kernel of real numbers.
 
     Args:
@@ -150,7 +150,7 @@ def in_real_form(run: Callable[[Matrix], Values], *, weighs_pairs: bool = False)
         v, (turned, angle) = given.v, real_form(widened(given))
         if weighs_pairs:
             turned = turned._replace(q=turned.q.to(v.dtype), k=turned.k.to(v.dtype), v=v)
-        y, last, _ = run(turned)
+        y, last = run(turned)[:2]
         return y, complex_form(last, angle)
 
     # the frame of a document turns on from the frame of the document before it

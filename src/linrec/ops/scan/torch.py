@@ -24,7 +24,7 @@ BLOCK = 16
 
 
 class Scan(NamedTuple):
-    """What backends take.
+    """Canonical inputs of the backends.
 
     Attributes:
         a: three axes, each of x's size or 1.
@@ -42,7 +42,7 @@ class Scan(NamedTuple):
 
 
 class Values(NamedTuple):
-    """What backends return: y (b, t, c), and the last value (b, c) in the accumulation dtype."""
+    """Outputs of the backends: y (b, t, c), and the last value (b, c) in the accumulation dtype."""
 
     y: Tensor
     last: Tensor

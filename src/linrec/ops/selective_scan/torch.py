@@ -22,7 +22,7 @@ CHUNK = 64
 
 
 class Selective(NamedTuple):
-    """What backends take.
+    """Canonical inputs of the backends.
 
     All but the reference run one group of channels at a time, in the form of the second column.
 

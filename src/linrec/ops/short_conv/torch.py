@@ -10,7 +10,7 @@ from linrec.ops.core.checks import State
 
 
 class ShortConv(NamedTuple):
-    """What backends take.
+    """Canonical inputs of the backends.
 
     Attributes:
         x: (b, t, c).
