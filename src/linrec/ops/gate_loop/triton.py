@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from linrec.ops.core.backends import Backend
-from linrec.ops.core.kernel import Memory, forward_op, like
+from linrec.ops.core.kernel import Memory, by_autograd, forward_op, kernel_op, like
 from linrec.ops.gate_loop.inputs import Matrix, Values
-from linrec.ops.gate_loop.torch import kernel, twin
+from linrec.ops.gate_loop.torch import twin
 from linrec.ops.gate_loop.variants import in_real_form, phase_gradient
 from linrec.ops.kernels import Kernels
 from linrec.ops.kernels.launch import mask, on_device, power_of_2
@@ -297,5 +297,8 @@ def _adjoint(out: Any, given: Matrix, kept: Values, d: Values) -> None:
         out.phase.copy_(found)
 
 
-matrix_chunks = kernel("gate_loop_chunkwise_triton", Matrix, twin, _memory, _forward, _adjoint)
+matrix_chunks = kernel_op(
+    "gate_loop_chunkwise_triton", Matrix, Values, _memory, _forward, _adjoint,
+    again=by_autograd(twin), batch="q", kept=("kept",),
+)  # fmt: skip
 chunkwise = in_real_form(matrix_chunks, weighs_pairs=True)
