@@ -443,6 +443,14 @@ def test_half_precision_complex_is_refused():
         scan(A.to(torch.complex32), X)
 
 
+def test_compiles_with_one_tensor_for_both_inputs():
+    x = torch.rand(2, 20, 3, requires_grad=True)
+    run = torch.compile(lambda x: scan(x, x)[0], fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(run(x), scan(x, x)[0])
+    gradients = [torch.autograd.grad(f(x).sum(), x)[0] for f in (run, lambda x: scan(x, x)[0])]
+    torch.testing.assert_close(*gradients)
+
+
 def test_runs_without_data():
     y, state = scan(A.to("meta"), X.to("meta"), reset=torch.zeros(2, 5, dtype=torch.bool, device="meta"))
     assert y.shape == (2, 5, 3) and state.shape == (2, 3)

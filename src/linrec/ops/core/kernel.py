@@ -187,8 +187,18 @@ class Differentiable(Generic[In, Out]):
     def __call__(self, given: In) -> Out:
         """Run the function, and have autograd see it where it has to."""
         if differentiated(*given) or (self.mapped and _transformed()):
-            return self.outputs(*self.function.apply(*given))
+            arguments = _distinct(given) if torch.compiler.is_compiling() else given
+            return self.outputs(*self.function.apply(*arguments))
         return self.forward(given, False)
+
+
+def _distinct(given: Sequence[Any]) -> list[Any]:
+    """Return the inputs with a view for a tensor that came before: torch.compile refuses it as two inputs."""
+    found: list[Any] = []
+    for x in given:
+        repeated = isinstance(x, Tensor) and any(x is y for y in found)
+        found.append(x.view_as(x) if repeated else x)
+    return found
 
 
 def _transformed() -> bool:
