@@ -1,4 +1,4 @@
-"""Checks of arguments, each of which raises one error: what was expected, what came, and the cure."""
+"""Checks of arguments. An error names the argument, the expected value, the actual value and the cure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, get_args, get_type_hints

@@ -175,12 +175,8 @@ def _leave_adjoint(given: _Leaving, kept: _Left, d: _Left, needs: Sequence[bool]
     return _filled(d.y, bad, 0.0), marked.float(), None, None, None
 
 
-_ENTER = Differentiable(
-    _Entering, _Entered, _enter, _enter_adjoint, again=_enter_adjoint, kept=("bad",), saves=()
-)
-_LEAVE = Differentiable(
-    _Leaving, _Left, _leave, _leave_adjoint, again=_leave_adjoint, saves=("hidden", "document")
-)
+_ENTER = Differentiable(_Entering, _Entered, _enter, _enter_adjoint, kept=("bad",), saves=())
+_LEAVE = Differentiable(_Leaving, _Left, _leave, _leave_adjoint, saves=("hidden", "document"))
 
 
 def _filled(x: Tensor, rows: Tensor, value: float) -> Tensor:

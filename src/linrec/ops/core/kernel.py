@@ -41,7 +41,7 @@ class Memory(NamedTuple):
 
 
 def like(x: Any, dtype: torch.dtype | None = None) -> Memory:
-    """Return memory as a tensor takes it, in its own dtype or the given one; none for what is no tensor."""
+    """Return the memory of a tensor, in its own dtype or another one; `NOTHING` for other objects."""
     return Memory(x.shape, x.dtype if dtype is None else dtype) if isinstance(x, Tensor) else NOTHING
 
 
@@ -50,10 +50,9 @@ NOTHING = Memory((0,), torch.float32)
 
 
 def differentiated(*inputs: Any) -> bool:
-    """Return whether autograd has to see what is made of these tensors; what is no tensor is passed over.
+    """Return whether autograd has to record a function of these inputs; only tensors among them count.
 
-    A call that it need not see is spared what `torch.autograd.Function` does, which takes longer than a small
-    recurrence.
+    Other calls skip `torch.autograd.Function`, which takes longer than a small recurrence.
 
     Example:
         >>> x = torch.ones(2, requires_grad=True)
@@ -112,7 +111,7 @@ class Differentiable(Generic[In, Out]):
         of_outputs = tuple(i for i, name in enumerate(results) if name in names)
         flags = tuple(i for i, tensor in enumerate(is_tensor) if not tensor)
 
-        # torch.compile follows what is below: plain functions and tuples are what it knows to take from here
+        # torch.compile traces the class below, and only plain functions and tuples may enter it from outside
         class Function(torch.autograd.Function):
             generate_vmap_rule = plain is None
 
@@ -272,8 +271,7 @@ def forward_op(
     op = _registered(name, listed, m, space, fill, lead, batch is not None)
 
     def run(given: In, keep: bool = False) -> Out:
-        # where nobody looks on, what the dispatcher does would take as long as a small kernel
-        if torch.compiler.is_compiling() or _is_seen(given):
+        if _needs_dispatcher(given):
             return outputs(*op(*given, keep))
         device = given[lead].device
         out = outputs(*[allocated(space, device) for space in memory(given, keep)])
@@ -410,7 +408,7 @@ def _registered(
         ]
         unfolded, out_dims = [], []
         for i, x in enumerate(call(*folded)):
-            # what is not needed is `NOTHING`, and has no batch
+            # a gradient that is not needed is `NOTHING`, which has no batch
             mapped = x.ndim > 1
             x = x.unflatten(0, (size, batch)) if mapped else x
             given = flat[gradients_of[i]] if gradients_of else None
@@ -433,20 +431,25 @@ def _registered(
         torch.library.register_vmap(op, mapped)
 
     def call(*flat: Any) -> Any:
-        if torch.compiler.is_compiling() or _is_seen(flat):
+        if _needs_dispatcher(flat):
             return op(*flat) if returned > 1 else (op(*flat),)
         return filled(*flat)
 
     return call
 
 
-def _is_seen(flat: Sequence[Any]) -> bool:
-    """Return whether the dispatcher has to see the tensors, for a mode, a transform or a subclass."""
+def _needs_dispatcher(inputs: Sequence[Any]) -> bool:
+    """Return whether a call needs torch's dispatcher: for a compiler, a mode, a transform or a subclass.
+
+    Other calls run the kernel directly, since the dispatcher takes as long as a small kernel.
+    """
+    if torch.compiler.is_compiling():
+        return True
     if torch._C._len_torch_dispatch_stack() > 0 or torch._C._are_functorch_transforms_active():
         return True
-    for x in flat:
+    for x in inputs:
         if isinstance(x, Tensor) and (
-            # for a lazy conjugate or negative, the dispatcher makes its numbers, which kernels read
+            # kernels read memory, and the dispatcher resolves lazy conjugates and negatives
             type(x) not in (Tensor, Parameter) or x.is_conj() or x.is_neg() or _is_batched(x)
         ):
             return True

@@ -56,7 +56,7 @@ def wide(x: Any) -> Any:
 
 
 def in_double(x: Tensor) -> Tensor:
-    """Return a tensor in double precision, but on Apple's GPUs, which have none."""
+    """Return a tensor in double precision; on MPS, which does not support it, return the tensor itself."""
     return x if x.device.type == "mps" else x.to(torch.complex128 if x.is_complex() else torch.float64)
 
 

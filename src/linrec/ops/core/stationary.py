@@ -49,7 +49,7 @@ def _as_c(given: Any) -> tuple[tuple[int, ...], torch.dtype]:
     return (given.u.shape[0], *given.c.shape), given.c.dtype
 
 
-# `zeros`: the convolution leaves out what a state of zeros would add
+# `zeros`: the convolution skips the response of a state of zeros
 model = partial(Operator, sequence="u", output=_as_u, axes="(b, d, n)", state=_as_c, zeros=False)
 """Makes the operator of a model, of `name`, `inputs`, `canonical` and `backends`."""
 

@@ -52,11 +52,11 @@ class DeltaRule(NamedTuple):
 
 
 def recurrent(given: DeltaRule) -> tuple[Tensor, Tensor]:
-    """What the state holds under a key is read, and moved towards the value: O(dk dv) work per step.
+    """Read the state under each key, and move it towards the value: O(dk dv) work per step.
 
         w_n = beta_n (v_n - (diag(a_n) S_{n-1})^T k_n),    S_n = diag(a_n) S_{n-1} + k_n w_n^T
 
-    There is no memory that grows with time where no gradient is asked for.
+    Without gradients, memory does not grow with time.
     """
     q, k, v, beta, log_decay, state, reset = given
     of_time = of_steps(log_decay, None, reset, q.shape[1])

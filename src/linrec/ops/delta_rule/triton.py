@@ -40,7 +40,7 @@ def _forward(out: Values, given: Matrix) -> None:
 def _adjoint(out: Any, given: Matrix, kept: Values, d: Values) -> None:
     call, dy, inverses = _DeltaChunks(given), d.y.contiguous(), kept.kept
     read, values = call.corrections(inverses, known=True)
-    # what nothing reads any more makes room for what follows
+    # tensors that are not read again are deleted to make room
     last = torch.empty_like(out.state)
     states, corrected, transitions = call.corrected(given.state, last, read, values)
     del values, last

@@ -89,7 +89,7 @@ def _count(v: Tensor, width: int) -> int:
 
 
 def _arrays(given: Matrix) -> list[Any]:
-    """Return what forward and adjoint read: a decay of 1 where there is none, and an empty `beta`."""
+    """Return the inputs of both kernels as arrays: for None, a decay of 1 and an empty `beta`."""
     q, k, v, beta, log_decay, _, reset, _ = given
     strengths = lanes.nothing(3, q.dtype) if beta is None else lanes.array(beta)
     a = q.new_ones(1, 1, q.shape[2], 1) if log_decay is None else log_decay.exp()

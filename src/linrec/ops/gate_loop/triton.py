@@ -60,7 +60,7 @@ def _forward_steps(out: Outputs, given: Matrix) -> None:
 def _decays(log_decay: Tensor | None, q: Tensor) -> tuple[int, Tensor, tuple[int, ...]]:
     """Return what decays, log decays (b, t, h, dk or 1), and their first three strides."""
     if log_decay is None:
-        # what is not there is never read; any pointer will do
+        # the kernel never reads a missing tensor; any pointer will do
         return NONE, q, (0, 0, 0)
     decays = log_decay.contiguous().expand(*q.shape[:2], -1, -1)
     return CHANNEL if log_decay.shape[-1] > 1 else HEAD, decays, decays.stride()[:3]
@@ -80,7 +80,7 @@ def steps_entry(run: Callable[[Any], tuple[Tensor, Tensor]], auto: Callable[[Any
 
 
 class Tiles(NamedTuple):
-    """What one program works on at a time, key and value channels, by how many warps, in how many stages.
+    """Work of one program at a time: key channels, value channels, warps and stages.
 
     `registers` of a thread bound how many programs run beside each other; None leaves them to the compiler.
     """
@@ -178,7 +178,7 @@ class Chunks:
         self.per_chunk("gate_gradients", self.blocks_k, *tensors, LEVELS=self.levels, CORRECTION=False)
 
     def decay_gradient(self) -> Tensor:
-        """Where `gate_gradients` puts what passes each step."""
+        """Return memory for the gradients of the decays, which `gate_gradients` fills."""
         width = {NONE: 0, HEAD: self.blocks_k, CHANNEL: self.dk}[self.decay]
         return self.q.new_empty(*self.q.shape[:3], width, dtype=self.wide)
 

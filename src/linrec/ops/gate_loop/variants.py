@@ -1,10 +1,10 @@
-"""What runs a plain recurrence in place of another one: with a bonus, of complex numbers, or normalised.
+"""Variants of the recurrence, by a plain one: with a bonus, of complex numbers, and normalised.
 
 - No mode needs mathematics of its own for a bonus: the state before step t is the one that step t-1 leaves,
   so the operator answers every query one step early. The loop over time, which single steps take, has both
   states at hand.
 - For kernels of real numbers, a complex recurrence is a real one of twice as many key channels.
-- A running normaliser is one more value of one, whose outputs are the sums of the weights of the others.
+- A running normaliser is one more value, equal to one, whose outputs are the sums of all weights.
 """
 
 import math
@@ -161,7 +161,7 @@ def in_real_form(run: Callable[[Matrix], Any], *, weighs_pairs: bool = False) ->
 def phase_gradient(q: Pair, k: Pair, states: Pair, phase: Tensor, chunk: int) -> Tensor:
     """Return the gradient of phases.
 
-    A step j turns what is read at n >= j, less what is written there, and what goes on.
+    The phase of step j turns all reads at steps n >= j, less the writes there, and the last state.
 
     Args:
         q: q of `real_form` (b, t, h, 2 dk), and its gradient; so is `k`.

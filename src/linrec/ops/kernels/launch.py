@@ -122,5 +122,5 @@ def pairs(tensor: Tensor) -> Tensor:
 
 
 def mask(cut: Tensor | None, other: Tensor) -> Tensor:
-    """Return the cut links as bytes; where there are none, which is never read, any other tensor."""
+    """Return the cut links as bytes; for None, another tensor, a pointer that the kernel never reads."""
     return real(other) if cut is None else cut.contiguous().view(torch.uint8)

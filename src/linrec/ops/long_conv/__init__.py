@@ -86,7 +86,7 @@ def _run(given: LongConv, convolve: Callable[[Convolution, int], Tensor]) -> tup
 
 
 def _entry(mode: str, name: str, convolve: Callable[..., Tensor], about: str, **options: Any) -> Backend:
-    # the state keeps the dtype of u, and what is transformed is widened piece by piece
+    # the state keeps the dtype of u, and each piece is widened as it is transformed
     return Backend(mode, name, partial(_run, convolve=convolve), about, widen=False, **options)
 
 

@@ -115,10 +115,8 @@ def _adjoint_by_step(given: Scan, kept: Values, d: Values, needs: Sequence[bool]
 
 
 # functions, since torch.compile does not take a `partial` here
-recurrent = Differentiable(
-    Scan, Values, _forward_by_step, _adjoint_by_step, again=_adjoint_by_step, saves=_SAVED
-)
-in_blocks = Differentiable(Scan, Values, forward, adjoint, again=adjoint, saves=_SAVED)
+recurrent = Differentiable(Scan, Values, _forward_by_step, _adjoint_by_step, saves=_SAVED)
+in_blocks = Differentiable(Scan, Values, forward, adjoint, saves=_SAVED)
 kernel = partial(
     kernel_op, inputs=Scan, outputs=Values, memory=memory, again=adjoint, batch="x", saves=_SAVED
 )

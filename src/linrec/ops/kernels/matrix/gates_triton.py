@@ -19,7 +19,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def program(FIRST, SECOND):  # type: ignore[no-untyped-def]
-    """Which of (FIRST, SECOND, any number) this program is; neighbours differ in the first.
+    """Return the index of this program along (FIRST, SECOND, any number); neighbours differ in the first.
 
     All programs are along one axis: the others hold 65,535.
     """
@@ -64,7 +64,7 @@ def log_decays(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def rowwise(x, DECAY: tl.constexpr):  # type: ignore[no-untyped-def]
-    """What is one for each step, as one for each step and channel where decays are that."""
+    """Broadcast a tensor with one value per step to the shape of the decays."""
     if DECAY == CHANNEL and len(x.shape) == 1:
         x = x[:, None]
     return x
@@ -157,21 +157,23 @@ def of_pairs(first, REVERSE: tl.constexpr, EXACT: tl.constexpr, CHUNK: tl.conste
 
 @triton.jit
 def right(level, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Which steps of a chunk are in the right one of two blocks of L = 2^level steps."""
+    """Return a mask of the steps of a chunk in the right one of two blocks of L = 2^level steps."""
     return ((tl.arange(0, CHUNK) >> level) & 1) == 1
 
 
 @triton.jit
 def neighbours(level, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Which two steps of a chunk are in a right and in a left block of L = 2^level steps, in any order."""
+    """Return a mask of the pairs of steps in a right and a left block of L = 2^level steps, in any order."""
     block = tl.arange(0, CHUNK) >> level
     return (block[:, None] ^ 1) == block[None, :]
 
 
 @triton.jit
 def segments(level, TURNED: tl.constexpr, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Which steps (n, j) of a chunk are in one block of L = 2^level steps, j <= n in right blocks and
-    j > n in left ones; (j, n) with TURNED."""
+    """Return a mask of the steps (n, j) of a chunk in one block of L = 2^level steps.
+
+    Right blocks have j <= n, left blocks j > n. With TURNED, the mask is of (j, n).
+    """
     n = tl.arange(0, CHUNK)
     row, column = (n[None, :], n[:, None]) if TURNED else (n[:, None], n[None, :])
     block = row >> level
