@@ -212,6 +212,13 @@ def resets(draw: Draw, batch: int, time: int) -> dict[str, Tensor]:
     return {"reset": torch.rand(batch, time, generator=generator(draw(SEEDS))) < rate}
 
 
+def _carries_nothing(inputs: dict[str, Any], options: dict[str, Any]) -> bool:
+    """Whether no state reaches the next step, by resets or by decays of zero."""
+    log_decay, reset = inputs.get("log_decay"), options.get("reset")
+    decayed = log_decay is not None and bool((log_decay == -torch.inf).all())
+    return decayed or (reset is not None and bool(reset.all()))
+
+
 def check_call(name: str, draw: Draw, device: str) -> None:
     inputs, options = CALLS[name](draw)
     operator = getattr(ops, name)
@@ -240,8 +247,8 @@ def check_call(name: str, draw: Draw, device: str) -> None:
     moved = {key: x if x is None else laid_out(draw, x.to(device)) for key, x in inputs.items()}
     options = {key: x.to(device) if isinstance(x, Tensor) else x for key, x in options.items()}
     function = operator
-    if moved.get("phase") is not None and "reset" in options and bool(options["reset"].all()):
-        # where every step resets, the gradient of a phase is what sums that cancel leave of rounding
+    if moved.get("phase") is not None and _carries_nothing(moved, options):
+        # the gradient of a phase that turns nothing is what sums that cancel leave of rounding
         def function(phase: Tensor, **arguments: Any) -> Any:
             return operator(phase=phase.detach(), **arguments)
 

@@ -40,9 +40,15 @@ class Memory(NamedTuple):
     dtype: torch.dtype
 
 
-def like(x: Any, dtype: torch.dtype | None = None) -> Memory:
+Space = Memory | Tensor
+"""Memory to allocate: a `Memory`, or a tensor that has its shape and dtype, which takes half the time."""
+
+
+def like(x: Any, dtype: torch.dtype | None = None) -> Space:
     """Return the memory of a tensor, in its own dtype or another one; `NOTHING` for other objects."""
-    return Memory(x.shape, x.dtype if dtype is None else dtype) if isinstance(x, Tensor) else NOTHING
+    if not isinstance(x, Tensor):
+        return NOTHING
+    return x if dtype is None or dtype == x.dtype else Memory(x.shape, dtype)
 
 
 NOTHING = Memory((0,), torch.float32)
@@ -260,15 +266,17 @@ def forward_op(
     names = inputs._fields  # type: ignore[attr-defined]
     n, m = len(names), len(outputs._fields)  # type: ignore[attr-defined]
 
-    def fill(out: Sequence[Tensor], *flat: Any) -> None:
-        forward(outputs(*out), inputs(*flat[:n]))
+    def filled(spaces: Sequence[Space], device: torch.device, *flat: Any) -> Out:
+        out = outputs(*[allocated(space, device) for space in spaces])
+        forward(out, inputs(*flat[:n]))
+        return out
 
-    def space(*flat: Any) -> Sequence[Memory]:
+    def spaces(*flat: Any) -> Sequence[Space]:
         return memory(inputs(*flat[:n]), flat[n])
 
     listed = [*get_type_hints(inputs).items(), ("keep", bool)]
     lead = names.index(batch) if batch is not None else 0
-    op = _registered(name, listed, m, space, fill, lead, batch is not None)
+    op = _registered(name, listed, m, spaces, filled, lead, batch is not None)
 
     def run(given: In, keep: bool = False) -> Out:
         if _needs_dispatcher(given):
@@ -290,7 +298,7 @@ def kernel_op(
     adjoint: Callable[[Any, In, Out, Out], None],
     *,
     again: Adjoint | None = None,
-    gradients: Callable[[In, Out, Out, Sequence[bool]], Sequence[Memory]] | None = None,
+    gradients: Callable[[In, Out, Out, Sequence[bool]], Sequence[Space]] | None = None,
     batch: str | None = None,
     plain: Callable[[In], Any] | None = None,
     beside: Mapping[str, int] | None = None,
@@ -307,11 +315,12 @@ def kernel_op(
         name: the operator's name in the library.
         inputs: as for `Differentiable`.
         outputs: as for `Differentiable`.
-        memory: (given, keep) -> a `Memory` for each output.
+        memory: (given, keep) -> a `Space` for each output.
         forward: (out, given): fills the outputs.
-        adjoint: (out, given, kept, d): fills the gradients `out`, None for those without memory.
+        adjoint: (out, given, kept, d): fills the gradients, the attributes of `out`; None for those without
+            memory. A gradient is allocated when the adjoint first reads its name.
         again: as for `Differentiable`, but needed without `plain`: the adjoint cannot be differentiated.
-        gradients: (given, kept, d, needs) -> a `Memory` for each tensor of the inputs, `NOTHING` for a
+        gradients: (given, kept, d, needs) -> a `Space` for each tensor of the inputs, `NOTHING` for a
             gradient that the adjoint leaves out. By default, every gradient is like its input.
         batch: the input whose first axis is the batch. All tensors have it first, or an axis of 1, and vmap
             folds the mapped axis into it. Without, `plain` runs under vmap.
@@ -324,21 +333,21 @@ def kernel_op(
     hints = get_type_hints(inputs)
     n, m = len(hints), len(outputs._fields)  # type: ignore[attr-defined]
     tensors = [i for i, hint in enumerate(hints.values()) if hint in (Tensor, Tensor | None)]
+    differentiable = [list(hints)[i] for i in tensors]
     run = forward_op(name, inputs, outputs, memory, forward, batch=batch)
 
     def parts(flat: Sequence[Any]) -> tuple[In, Out, Out]:
         return inputs(*flat[:n]), outputs(*flat[n : n + m]), outputs(*flat[n + m : n + 2 * m])
 
-    def space(*flat: Any) -> Sequence[Memory]:
+    def spaces(*flat: Any) -> Sequence[Space]:
         if gradients is None:
             return [like(flat[i]) for i in tensors]
         return gradients(*parts(flat), flat[-1])
 
-    def fill_gradients(out: Sequence[Tensor | None], *flat: Any) -> None:
-        found: list[Any] = [None] * n
-        for i, gradient in zip(tensors, out, strict=True):
-            found[i] = gradient
-        adjoint(inputs(*found), *parts(flat))
+    def filled(spaces: Sequence[Space], device: torch.device, *flat: Any) -> list[Tensor | None]:
+        out = _Gradients(dict(zip(differentiable, spaces, strict=True)), device)
+        adjoint(out, *parts(flat))
+        return [getattr(out, name) for name in differentiable]
 
     taken = [(name, Tensor | None if i in tensors else hint) for i, (name, hint) in enumerate(hints.items())]
     taken += [(f"{kind}_{name}", Tensor | None) for kind in ("kept", "d") for name in outputs._fields]  # type: ignore[attr-defined]
@@ -346,8 +355,8 @@ def kernel_op(
         f"{name}_backward",
         [*taken, ("needs", Sequence[bool])],
         len(tensors),
-        space,
-        fill_gradients,
+        spaces,
+        filled,
         n + m,
         batch is not None,
         tensors,
@@ -366,12 +375,26 @@ def kernel_op(
     return kernel
 
 
+class _Gradients:
+    """The gradients that an adjoint fills, each allocated when it is first read, to keep the peak low."""
+
+    def __init__(self, spaces: dict[str, Space], device: torch.device) -> None:
+        self._spaces, self._device = spaces, device
+
+    def __getattr__(self, name: str) -> Tensor | None:
+        # only a name without a value comes here; flags have no gradient
+        space = self._spaces.get(name, NOTHING)
+        gradient = None if space is NOTHING else allocated(space, self._device)
+        setattr(self, name, gradient)
+        return gradient
+
+
 def _registered(
     name: str,
     arguments: Sequence[tuple[str, Any]],
     returned: int,
-    memory: Callable[..., Sequence[Memory]],
-    fill: Callable[..., None],
+    memory: Callable[..., Sequence[Space]],
+    filled: Callable[..., Sequence[Tensor | None]],
     lead: int,
     folds: bool,
     gradients_of: Sequence[int] = (),
@@ -385,15 +408,12 @@ def _registered(
     take longer than a small recurrence, and the first call imports torch's compiler, which takes a second.
     """
 
-    def filled(*flat: Any) -> list[Tensor | None]:
-        device = flat[lead].device
-        out = [None if space is NOTHING else allocated(space, device) for space in memory(*flat)]
-        fill(out, *flat)
-        return out
+    def direct(*flat: Any) -> Sequence[Tensor | None]:
+        return filled(memory(*flat), flat[lead].device, *flat)
 
     def run(*flat: Any) -> Any:
         device = flat[lead].device
-        out = tuple(allocated(NOTHING, device) if x is None else x for x in filled(*flat))
+        out = tuple(allocated(NOTHING, device) if x is None else x for x in direct(*flat))
         return out if returned > 1 else out[0]
 
     def fake(*flat: Any) -> Any:
@@ -433,7 +453,7 @@ def _registered(
     def call(*flat: Any) -> Any:
         if _needs_dispatcher(flat):
             return op(*flat) if returned > 1 else (op(*flat),)
-        return filled(*flat)
+        return direct(*flat)
 
     return call
 
@@ -473,13 +493,15 @@ _LINE = 64
 _HUGE = 1 << 22
 
 
-def allocated(space: Memory, device: torch.device) -> Tensor:
+def allocated(space: Space, device: torch.device) -> Tensor:
     """Return memory that is not yet written.
 
     Memory that is new to the process is mapped page by page as it is written, which takes three times longer
     than the writing. For large arrays on the CPU NumPy asks for huge pages, which torch does not.
     """
-    shape, dtype = space
+    if isinstance(space, Tensor) and (not space.is_cpu or space.nbytes < _HUGE):
+        return torch.empty_like(space, memory_format=torch.contiguous_format)
+    shape, dtype = space.shape, space.dtype
     if device.type != "cpu" or (size := math.prod(shape) * dtype.itemsize) < _HUGE:
         return torch.empty(shape, dtype=dtype, device=device)
     memory = np.empty(size + _LINE, dtype=np.uint8)

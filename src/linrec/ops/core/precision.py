@@ -16,6 +16,7 @@ REAL = {
     torch.complex128: torch.float64,
 }
 COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
+_NO_CONTEXT = nullcontext()
 _HALF = (torch.float16, torch.bfloat16)
 _ACCUMULATION = REAL | {
     torch.float16: torch.float32,
@@ -80,4 +81,4 @@ def without_autocast(device_type: str) -> AbstractContextManager[Any]:
     """
     if device_type != "meta" and torch.is_autocast_enabled(device_type):
         return torch.autocast(device_type, enabled=False)
-    return nullcontext()
+    return _NO_CONTEXT

@@ -46,15 +46,14 @@ def _adjoint(out: Any, given: Matrix, kept: Values, d: Values) -> None:
     del values, last
     gradients, dcorrected = call.corrected_gradients(dy, d.last, out.state, read, transitions)
     del read
-    passing = call.decay_gradient()
+    passing = call.decay_gradient(out.log_decay)
     call.gate_gradients(out, dy, corrected, states, gradients, passing=passing)
     del gradients
     through, of_values = call.value_gradients(out.v, inverses, dcorrected)
     del dcorrected
     of_keys = call.correction_gradients(through, corrected, states, out.k, passing)
     out.beta.copy_(of_values.sum(-1) + of_keys.sum(-1))
-    if out.log_decay is not None:
-        out.log_decay.copy_(call.summed(passing, out.log_decay))
+    call.sum_decays(out.log_decay, passing)
 
 
 class _DeltaChunks(Chunks):

@@ -177,15 +177,19 @@ class Chunks:
         tensors = (self.q, self.k, v, dy, *self.gates, *states, self.q, out.q, out.k, passing, self.q)
         self.per_chunk("gate_gradients", self.blocks_k, *tensors, LEVELS=self.levels, CORRECTION=False)
 
-    def decay_gradient(self) -> Tensor:
-        """Return memory for the gradients of the decays, which `gate_gradients` fills."""
+    def decay_gradient(self, out: Tensor | None) -> Tensor:
+        """Return memory for the gradients of decays, which `gate_gradients` fills: `out` where it fits."""
         width = {NONE: 0, HEAD: self.blocks_k, CHANNEL: self.dk}[self.decay]
-        return self.q.new_empty(*self.q.shape[:3], width, dtype=self.wide)
+        shape = *self.q.shape[:3], width
+        if out is not None and self.decay == CHANNEL and out.shape == shape and out.dtype == self.wide:
+            return out
+        return self.q.new_empty(shape, dtype=self.wide)
 
-    def summed(self, passing: Tensor, log_decay: Tensor) -> Tensor:
-        """Sum over blocks of channels, and over the steps that share a decay."""
-        passing = passing.sum(-1, keepdim=True) if self.decay == HEAD else passing
-        return passing.sum_to_size(log_decay.shape)
+    def sum_decays(self, out: Tensor | None, passing: Tensor) -> None:
+        """Fill `out` with the sums over blocks of channels, and over the steps that share a decay."""
+        if out is not None and out is not passing:
+            passing = passing.sum(-1, keepdim=True) if self.decay == HEAD else passing
+            out.copy_(passing.sum_to_size(out.shape))
 
     def per_chunk(self, name: str, blocks: int, *tensors: Tensor, **constants: Any) -> None:
         """Run a kernel with one program for each block of channels, chunk, batch row and head."""
@@ -287,10 +291,9 @@ def _adjoint(out: Any, given: Matrix, kept: Values, d: Values) -> None:
     call.mixed(out.v, dy, kept.kept, gradients, reverse=True)
     last = torch.empty_like(out.state)
     states = call.states(call.k, call.v, given.state, last)
-    passing = call.decay_gradient()
+    passing = call.decay_gradient(out.log_decay)
     call.gate_gradients(out, dy, call.v, states, gradients, passing=passing)
-    if out.log_decay is not None:
-        out.log_decay.copy_(call.summed(passing, out.log_decay))
+    call.sum_decays(out.log_decay, passing)
     if out.phase is not None:
         after = torch.cat([states[:, :, 1:], last[:, :, None].to(states.dtype)], dim=2)
         found = phase_gradient((call.q, out.q), (call.k, out.k), (after, gradients), out.phase, CHUNK)

@@ -68,7 +68,7 @@ def _forward(out: Sums, given: Cauchy) -> None:
 def _adjoint(out: Any, given: Cauchy, kept: Sums, d: Sums) -> None:
     (models, k, f), n = d.sums.shape, given.Lambda.shape[1]
     read, rows = [pairs(x) for x in (*given, d.sums)], {"K": k, "ROWS": power_of_2(k)}
-    dweights, dLambda, daround = map(torch.view_as_real, out[:3])
+    dweights, dLambda, daround = map(torch.view_as_real, (out.weights, out.Lambda, out.around))
     entries, frequencies = -(-n // ENTRIES), -(-f // FREQUENCIES)
     constants = {"F": max(1, FREQUENCIES // 2), "N": ENTRIES} | rows
     with on_device(d.sums.device):

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from linrec.ops.core.kernel import Differentiable, Memory, kernel_op, like
+from linrec.ops.core.kernel import Differentiable, Memory, Space, kernel_op, like
 from linrec.ops.core.machine import exporting
 from linrec.ops.core.precision import accumulation, wide
 from linrec.ops.core.unbounded import recurrence
@@ -96,7 +96,7 @@ def adjoint(given: Scan, kept: Values, d: Values, needs: Sequence[bool], *, bloc
     return da.sum_to_size(given.a.shape), dx, dstate, None, None
 
 
-def memory(given: Scan, keep: bool) -> tuple[Memory, Memory]:
+def memory(given: Scan, keep: bool) -> tuple[Space, Space]:
     """Return the memory of the outputs of a kernel."""
     dtype, (batch, _, channels) = promoted(given.a.dtype, given.x.dtype), given.x.shape
     return like(given.x, dtype), Memory((batch, channels), accumulation(dtype))

@@ -13,7 +13,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from linrec.ops.core.kernel import NOTHING, Differentiable, Memory, allocated, by_autograd, kernel_op, like
+from linrec.ops.core.kernel import (
+    NOTHING,
+    Differentiable,
+    Memory,
+    Space,
+    allocated,
+    by_autograd,
+    kernel_op,
+    like,
+)
 from linrec.ops.core.machine import exporting
 from linrec.ops.core.precision import wide
 from linrec.ops.scan import torch as scan
@@ -58,14 +67,14 @@ class Outputs(NamedTuple):
     starts: Tensor
 
 
-def outputs(given: Any, chunks: int, states: int, y: torch.dtype) -> tuple[Memory, Memory, Memory]:
+def outputs(given: Any, chunks: int, states: int, y: torch.dtype) -> tuple[Space, Space, Space]:
     """Return the memory of the outputs of a kernel: y of a dtype, and so many states before chunks."""
     batch, _, channels = given.state.shape
     starts = Memory((batch, chunks, states, channels), given.state.dtype)
     return like(given.x, y), like(given.state), starts
 
 
-def gradients(given: Any, kept: Outputs, d: Outputs, needs: Sequence[bool]) -> list[Memory]:
+def gradients(given: Any, kept: Outputs, d: Outputs, needs: Sequence[bool]) -> list[Space]:
     """Return the memory of the gradients of a kernel, all in the accumulation dtype."""
     return [*(like(x, d.last.dtype) for x in given[:7]), NOTHING]
 

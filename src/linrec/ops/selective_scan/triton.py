@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from linrec.ops.core.kernel import Memory, like
+from linrec.ops.core.kernel import Space, like
 from linrec.ops.kernels import Kernels
 from linrec.ops.kernels.launch import mask, on_device, power_of_2, real
 from linrec.ops.scan import triton as scan
@@ -136,7 +136,7 @@ def _forward(out: Outputs, given: Any) -> None:
     add_up(out.last, last)
 
 
-def _gradients(given: Any, kept: Outputs, d: Outputs, needs: Sequence[bool]) -> list[Memory]:
+def _gradients(given: Any, kept: Outputs, d: Outputs, needs: Sequence[bool]) -> list[Space]:
     return [like(given.x), like(given.dt), *gradients(given, kept, d, needs)[2:]]
 
 
