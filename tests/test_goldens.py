@@ -23,7 +23,13 @@ def test_mixers(case):
     same("mixers", " | ".join(case), goldens.of_mixer(*case))
 
 
+@pytest.mark.parametrize("case", variants.cases(), ids=" | ".join)
+def test_parameters_keep_their_names_and_shapes(case):
+    assert goldens.of_parameters(*case) == goldens.read("parameters")[" | ".join(case)]
+
+
 def test_every_case_is_there():
     names = {" | ".join(case) for case in goldens.operator_cases()}
     assert goldens.read("operators").keys() == names | {"torch"}
-    assert goldens.read("mixers").keys() == {" | ".join(case) for case in variants.cases()} | {"torch"}
+    for kind in ("mixers", "parameters"):
+        assert goldens.read(kind).keys() == {" | ".join(case) for case in variants.cases()} | {"torch"}

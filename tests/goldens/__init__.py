@@ -77,6 +77,14 @@ def of_operator(name: str, case: str, mode: str, backend: str) -> Numbers:
     return {"y": digest(y), "state": digest(state), "gradients": digest(_gradients((y, state), inputs))}
 
 
+def of_parameters(name: str, variant: str) -> dict[str, str]:
+    """Names of a mixer's parameters and buffers, as in `state_dict`, with their shapes and dtypes."""
+    mixer = mixers.build(name, D_MODEL, **variants.arguments(name, variant))
+    return {
+        key: f"{list(x.shape)} {str(x.dtype).removeprefix('torch.')}" for key, x in mixer.state_dict().items()
+    }
+
+
 def of_mixer(name: str, variant: str) -> Numbers:
     """Digests of a mixer: outputs, states, gradients, parameters as drawn, and what inspection shows."""
     torch.manual_seed(0)
@@ -109,13 +117,14 @@ def _gradients(results: Any, inputs: Any) -> list[Tensor]:
 
 
 def path(kind: str) -> Path:
-    """The file of the numbers of "operators" or "mixers"."""
+    """The file of "operators", "mixers" or "parameters"."""
     return FOLDER / f"{kind}.json"
 
 
 def write() -> None:
-    """Make both files again."""
-    made = {
+    """Make all files again."""
+    made: dict[str, dict[str, Any]] = {
+        "parameters": {" | ".join(case): of_parameters(*case) for case in variants.cases()},
         "operators": {" | ".join(case): of_operator(*case) for case in operator_cases()},
         "mixers": {" | ".join(case): of_mixer(*case) for case in variants.cases()},
     }
@@ -125,8 +134,10 @@ def write() -> None:
 
 
 def read(kind: str) -> dict[str, Any]:
-    """The numbers of a file, by case, and the version of torch that made them."""
+    """The results of a file, by case, and the version of torch that made them."""
     numbers: dict[str, Any] = json.loads(path(kind).read_text())
+    if kind == "parameters":
+        return numbers
     bad = [name for name, value in numbers.items() if name != "torch" and not _finite(value)]
     assert not bad, bad
     return numbers
