@@ -5,7 +5,7 @@ from typing import Any
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from linrec.mixers.base import Mixer
+from linrec.nn.mixer import Mixer
 
 __all__ = ["Exportable"]
 

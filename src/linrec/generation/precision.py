@@ -10,7 +10,7 @@ from torch import nn
 from linrec.errors import unknown
 from linrec.models import LanguageModel
 from linrec.nn import Head
-from linrec.precision import Float32Module
+from linrec.nn.float32 import Float32Module
 
 Precision: TypeAlias = Literal["32-true", "bf16-mixed"]
 

@@ -10,7 +10,7 @@ import pkgutil
 from typing import Any
 
 from linrec.errors import unknown
-from linrec.mixers.base import Mixer, State, Transitions
+from linrec.nn.mixer import Mixer, State, Transitions
 
 __all__ = ["Mixer", "State", "Transitions", "build", "get", "names"]
 
@@ -22,7 +22,7 @@ def names() -> list[str]:
         >>> "gate_loop" in names()
         True
     """
-    return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name != "base")
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
 
 
 def get(name: str) -> type[Mixer]:

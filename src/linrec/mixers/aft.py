@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from linrec.errors import unknown
-from linrec.mixers.base import Mixer, State
+from linrec.nn.mixer import Mixer, State
 from linrec.nn.running_maximum import running_maximum
 from linrec.ops.core.handlers import refuse_split_time
 from linrec.ops.core.precision import without_autocast

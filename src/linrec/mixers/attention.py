@@ -16,7 +16,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from linrec.errors import unknown
-from linrec.mixers.base import Mixer, State, heads_of, most_heads
+from linrec.nn.head_sizes import heads_of, most_heads
+from linrec.nn.mixer import Mixer, State
 from linrec.nn.rotary import Rotary
 from linrec.ops.attention import AttentionCache, check_options, softmax_attention
 

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from linrec.errors import unknown
-from linrec.mixers.base import Mixer, State, Transitions, heads_of, most_heads
 from linrec.nn import feature_maps
 from linrec.nn.gates import GateLinear
+from linrec.nn.head_sizes import heads_of, most_heads
+from linrec.nn.mixer import Mixer, State, Transitions
 from linrec.nn.parameters import mark
 from linrec.ops.gate_loop import gate_loop, gate_loop_matrix
 from linrec.ops.scan import scan

@@ -17,8 +17,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.mixers.base import Mixer, State, heads_of, most_heads
 from linrec.nn.delta import FeatureNorm, Strength, UnitFeatures, WriteStrength
+from linrec.nn.head_sizes import heads_of, most_heads
+from linrec.nn.mixer import Mixer, State
 from linrec.nn.norms import Norm, make_norm
 from linrec.nn.short_convolution import ShortConvolution
 from linrec.ops.delta_rule import delta_rule

@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from linrec.errors import unknown
-from linrec.mixers.base import Mixer, State, Transitions, kernel_mixing
+from linrec.nn.mixer import Mixer, State, Transitions
 from linrec.nn.parameters import mark
 from linrec.nn.state_space import log_steps
 from linrec.ops.diagonal_ssm import OPERATOR, diagonal_ssm
+from linrec.ops.inspection import kernel_mixing
 from linrec.ops.long_conv import vandermonde_kernel
 
 __all__ = ["DLR"]
@@ -122,12 +123,12 @@ class DLR(Mixer):
         The state is x of the equations, (b, d_model, N); with "prod" that of pairs, N (N + 1) / 2.
         """
         self.check_input(x, reset, state)
-        a, w = self.recurrence()
+        a, w = self._discrete()
         y, state = diagonal_ssm(x, a, torch.ones_like(a), w, state=state, reset=reset, mode=self.mode)
         y = y + self.D.to(y.dtype) * x
         return self.out(functional.gelu(y)), state
 
-    def recurrence(self) -> tuple[Tensor, Tensor]:
+    def _discrete(self) -> tuple[Tensor, Tensor]:
         """What x is multiplied by at each step, (1, n), and what by for the output, (d_model, n).
 
         These are lambda and w; with "prod", products of pairs n <= m, lambda_n lambda_m and, as Im(z^2) / 2
@@ -155,7 +156,7 @@ class DLR(Mixer):
 
     def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions:
         """Lambda, or its products, of all channels, constant in time; see `Mixer.transitions`."""
-        a, w = self.recurrence()
+        a, w = self._discrete()
         a = a.expand_as(w).flatten()
         return Transitions(a.abs(), a.angle())
 
@@ -163,5 +164,5 @@ class DLR(Mixer):
         self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
     ) -> Float[Tensor, "b t t"]:
         """Mean over channels of |K_(n - m)|, without D."""
-        a, w = self.recurrence()
+        a, w = self._discrete()
         return kernel_mixing(vandermonde_kernel(a.expand_as(w), w, x.shape[1]), x, reset)

@@ -21,11 +21,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from linrec.errors import unknown
-from linrec.mixers.base import Mixer, State, Transitions, kernel_mixing
+from linrec.nn.mixer import Mixer, State, Transitions
 from linrec.nn.parameters import mark
 from linrec.nn.state_space import log_steps, spectrum
 from linrec.ops.diagonal_ssm import OPERATOR, diagonal_ssm, growing_ssm
 from linrec.ops.diagonal_ssm.torch import GrowingSSM, growing_kernel
+from linrec.ops.inspection import kernel_mixing
 from linrec.ops.long_conv import discretize_diagonal, vandermonde_kernel
 from linrec.ops.long_conv.discretization import softmax_factors
 

@@ -15,8 +15,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.mixers.base import Mixer, State, Transitions, heads_of
 from linrec.nn.gates import MagnitudeActivation, PhaseActivation, Transition, TransitionKind
+from linrec.nn.head_sizes import heads_of
+from linrec.nn.mixer import Mixer, State, Transitions
 from linrec.nn.norms import Norm, make_norm
 from linrec.ops.gate_loop import gate_loop, gate_loop_matrix
 

@@ -14,8 +14,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from linrec.mixers.base import Mixer, State, Transitions, heads_of
 from linrec.nn.gates import MagnitudeActivation, PhaseActivation, Transition, TransitionKind
+from linrec.nn.head_sizes import heads_of
+from linrec.nn.mixer import Mixer, State, Transitions
 from linrec.ops.attention import AttentionCache, gate_loop_attention
 
 __all__ = ["GateLoopAttention"]

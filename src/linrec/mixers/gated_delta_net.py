@@ -22,9 +22,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from linrec.errors import unknown
-from linrec.mixers.base import Mixer, State, heads_of, most_heads
 from linrec.nn.delta import FeatureNorm, Strength, UnitFeatures, WriteStrength
 from linrec.nn.gates import GateLinear
+from linrec.nn.head_sizes import heads_of, most_heads
+from linrec.nn.mixer import Mixer, State
 from linrec.nn.norms import Norm, make_norm
 from linrec.nn.parameters import mark
 from linrec.nn.short_convolution import ShortConvolution

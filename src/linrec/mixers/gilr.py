@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from linrec.errors import unknown
-from linrec.mixers.base import Mixer, State, Transitions, elementwise_mixing
 from linrec.nn.gates import Gate
+from linrec.nn.mixer import Mixer, State, Transitions
+from linrec.ops.inspection import elementwise_mixing
 from linrec.ops.scan import scan
 
 __all__ = ["GILR", "Impulse", "impulse_of"]

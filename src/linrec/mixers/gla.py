@@ -16,18 +16,19 @@ import math
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.errors import unknown
-from linrec.mixers.base import Mixer, State, Transitions, heads_of
 from linrec.nn.decays import multi_scale_decay
 from linrec.nn.gates import GateLinear
+from linrec.nn.head_sizes import heads_of
+from linrec.nn.mixer import Mixer, State, Transitions
 from linrec.nn.norms import Norm, make_norm
 from linrec.nn.parameters import mark
 from linrec.nn.projections import xavier_linear
-from linrec.ops.gate_loop import gate_loop, gate_loop_matrix
+from linrec.ops.gate_loop import gate_loop
+from linrec.rules import at_least, choice, positive
 
 __all__ = ["GLA"]
 
@@ -82,6 +83,8 @@ class GLA(Mixer):
         (torch.Size([2, 10, 64]), torch.Size([2, 4, 8, 16]), torch.float32)
     """
 
+    recurrence = "gate_loop"
+
     def __init__(
         self,
         d_model: int,
@@ -96,12 +99,9 @@ class GLA(Mixer):
         output_gate: bool = True,
     ) -> None:
         super().__init__(d_model)
-        if forget_gate not in ("channel", "head", "fixed", "none"):
-            raise unknown("`forget_gate`", forget_gate, ["channel", "head", "fixed", "none"])
-        if gate_rank < 1:
-            raise ValueError(f"`gate_rank` must be at least 1; got {gate_rank}. The paper's is 16.")
-        if tau <= 0:
-            raise ValueError(f"`tau` must be positive; got {tau}. The paper's is 16.")
+        choice(ForgetGate, forget_gate=forget_gate)
+        at_least(1, gate_rank=gate_rank, cure="The paper's is 16.")
+        positive(tau=tau, cure="The paper's is 16.")
         d_qk = max(1, d_model // 2) if d_qk is None else d_qk
         d_v = d_model if d_v is None else d_v
         self.n_heads = math.gcd(HEADS, d_qk, d_v) if n_heads is None else n_heads
@@ -123,60 +123,30 @@ class GLA(Mixer):
         self.gate = xavier_linear(d_model, d_v, gain=GAIN, bias=True) if output_gate else None
         self.out = xavier_linear(d_v, d_model, gain=GAIN)
 
-    def forward(
-        self,
-        x: Float[Tensor, "b t d_model"],
-        state: State = None,
-        *,
-        reset: Bool[Tensor, "b t"] | None = None,
-    ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
-        """Mix `x` over time; see `Mixer.forward`. The state is S, (b, h, dk, dv)."""
-        self.check_input(x, reset, state)
-        q, k = self._queries_and_keys(x)
+    def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Return y, and S (b, h, dk, dv)."""
+        q, k = (linear(x).unflatten(-1, (self.n_heads, self.d_key)) for linear in (self.q, self.k))
         v = self.v(x).unflatten(-1, (self.n_heads, self.d_value))
-        o, state = gate_loop(q, k, v, self._log_alpha(x), state=state, reset=reset)
+        log_alpha = None
+        if self.forget_gate == "fixed":
+            log_alpha = multi_scale_decay(self.n_heads, dtype=self.state_dtype, device=x.device)
+        elif self.alpha is not None:
+            log_alpha = functional.logsigmoid(self.alpha(x)) / self.tau
+            if self.forget_gate == "channel":
+                log_alpha = log_alpha.unflatten(-1, (self.n_heads, self.d_key))
+        o, state = gate_loop(q, k, v, log_alpha, state=state, reset=reset)
         o = self.norm(o).flatten(-2)
         if self.gate is not None:
             o = functional.silu(self.gate(x)) * o
         return self.out(o), state
 
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> Tensor:
-        """Zeros (batch, h, dk, dv)."""
-        device = self.q.weight.device if device is None else device
-        shape = (batch, self.n_heads, self.d_key, self.d_value)
-        return torch.zeros(shape, dtype=self._state_dtype(), device=device)
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
+        """Return zeros (batch, h, dk, dv)."""
+        sizes = self.n_heads, self.d_key, self.d_value
+        return gate_loop.empty_state(batch, *sizes, **self.factory_kwargs(device))
 
-    @property
-    def state_size(self) -> int:
-        """Elements of S: h dk dv."""
-        return self.n_heads * self.d_key * self.d_value
-
-    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions:
-        """alpha_t, one per key channel: c = h dk; see `Mixer.transitions`."""
-        log_alpha = self._log_alpha(x)
-        if log_alpha is None:
-            log_alpha = torch.zeros(self.n_heads, dtype=self._state_dtype(), device=x.device)
-        if self.forget_gate != "channel":
-            log_alpha = log_alpha[..., None].expand(*log_alpha.shape, self.d_key)
-        return Transitions.of_heads(log_alpha, None)
-
-    def token_mixing(
-        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
-    ) -> Float[Tensor, "b t t"]:
-        """Mean over heads of |((Q * B) (K / B)^T) * M|, B the running product of alpha (section 4.1)."""
-        return gate_loop_matrix(*self._queries_and_keys(x), self._log_alpha(x), reset=reset).abs().mean(1)
-
-    def _queries_and_keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        q = self.q(x).unflatten(-1, (self.n_heads, self.d_key))
-        return q, self.k(x).unflatten(-1, (self.n_heads, self.d_key))
-
-    def _log_alpha(self, x: Tensor) -> Tensor | None:
-        """log alpha: (b, t, h, dk), or (b, t, h) with "head", or (h,) with "fixed", or None with "none"."""
-        if self.forget_gate == "fixed":
-            return multi_scale_decay(self.n_heads, dtype=self._state_dtype(), device=x.device)
-        if self.alpha is None:
-            return None
-        log_alpha = functional.logsigmoid(self.alpha(x)) / self.tau
-        if self.forget_gate == "head":
-            return log_alpha
-        return log_alpha.unflatten(-1, (self.n_heads, self.d_key))
+    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions | None:
+        """Return alpha_t of every key channel, which is 1 without a gate."""
+        if self.forget_gate == "none":
+            return Transitions(x.new_ones(self.n_heads * self.d_key, dtype=self.state_dtype), None)
+        return super().transitions(x)

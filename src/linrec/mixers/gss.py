@@ -17,10 +17,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.mixers.base import Mixer, State, Transitions, kernel_mixing
+from linrec.nn.mixer import Mixer, State, Transitions
 from linrec.nn.norms import Norm, make_norm
 from linrec.nn.parameters import mark
 from linrec.ops.diagonal_ssm import OPERATOR, diagonal_ssm
+from linrec.ops.inspection import kernel_mixing
 from linrec.ops.long_conv import discretize_diagonal, vandermonde_kernel
 
 __all__ = ["GSS"]

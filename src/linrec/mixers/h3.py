@@ -19,9 +19,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.mixers.base import Mixer, State, Transitions, heads_of, kernel_mixing
+from linrec.nn.head_sizes import heads_of
+from linrec.nn.mixer import Mixer, State, Transitions
 from linrec.nn.parameters import mark
 from linrec.nn.state_space import DiagonalSSM, Spectrum
+from linrec.ops.inspection import kernel_mixing
 from linrec.ops.long_conv import Discretization, long_conv
 
 __all__ = ["H3"]
@@ -146,7 +148,7 @@ class H3(Mixer):
         device = self.shift_D.device if device is None else device
         steps = self.shift_C.shape[1] - 1
         tail = torch.zeros(batch, steps, self.d_model, dtype=self._state_dtype(), device=device)
-        S = self.diagonal.init_state(batch * self.d_head**2, device=device)
+        S = self.diagonal.init_state(batch * self.d_head**2, **self.factory_kwargs(device))
         return tail, S.unflatten(0, (batch, self.d_head, self.d_head))
 
     @property

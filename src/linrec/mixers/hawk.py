@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from linrec.errors import unknown
-from linrec.mixers.base import Mixer, State, Transitions
 from linrec.mixers.rg_lru import BLOCKS, RGLRU, InitOf, Start
+from linrec.nn.mixer import Mixer, State, Transitions
 from linrec.nn.short_convolution import ShortConvolution
 
 __all__ = ["Hawk"]
@@ -154,13 +154,13 @@ class Hawk(Mixer):
         """Elements of the recurrence's state, d_rnn, and of the convolution's tail."""
         return self.rg_lru.state_size + (0 if self.conv is None else self.conv.state_size)
 
-    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions:
+    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions | None:
         """a_t of the recurrence; see `Mixer.transitions`."""
         return self.rg_lru.transitions(self._v(x, None, None)[0])
 
     def token_mixing(
         self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
-    ) -> Float[Tensor, "b t t"]:
+    ) -> Float[Tensor, "b t t"] | None:
         """Mean over channels of the matrix that v, behind the convolution, is multiplied by."""
         return self.rg_lru.token_mixing(self._v(x, None, reset)[0], reset=reset)
 

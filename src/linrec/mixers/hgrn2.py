@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from linrec.errors import unknown
-from linrec.mixers.base import Mixer, State, Transitions, heads_of, most_heads
 from linrec.nn.gates import GateLinear
+from linrec.nn.head_sizes import heads_of, most_heads
 from linrec.nn.lower_bounds import LowerBoundKind, make_lower_bounds, share_lower_bounds
+from linrec.nn.mixer import Mixer, State, Transitions
 from linrec.nn.norms import Norm, make_norm
 from linrec.nn.parameters import mark
 from linrec.ops.gate_loop import gate_loop, gate_loop_matrix

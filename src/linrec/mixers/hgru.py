@@ -25,11 +25,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from linrec.errors import unknown
-from linrec.mixers.base import Mixer, State, Transitions, elementwise_mixing
 from linrec.nn.gates import Gate, GateLinear, spread
 from linrec.nn.lower_bounds import LowerBoundKind, make_lower_bounds, share_lower_bounds
+from linrec.nn.mixer import Mixer, State, Transitions
 from linrec.nn.norms import Norm, make_norm
 from linrec.nn.parameters import mark
+from linrec.ops.inspection import elementwise_mixing
 from linrec.ops.scan import scan
 
 __all__ = ["HGRU"]

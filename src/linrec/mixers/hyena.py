@@ -19,12 +19,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.mixers.base import Mixer, State
+from linrec.nn.float32 import Float32Module
 from linrec.nn.long_filters import Filter, LongFilter
+from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
 from linrec.nn.short_convolution import ShortConvolution
 from linrec.ops.core.precision import without_autocast
-from linrec.precision import Float32Module
 
 __all__ = ["Hyena", "HyenaState", "ImplicitFilter", "SineNetwork"]
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from linrec.errors import unknown
-from linrec.mixers.base import Mixer, State
+from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
 from linrec.ops.core.handlers import refuse_split_time
 from linrec.ops.core.loop import Step, Tensors, loop

@@ -25,8 +25,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from linrec.errors import unknown
-from linrec.mixers.base import Mixer, State, Transitions, heads_of, most_heads
 from linrec.nn import feature_maps
+from linrec.nn.head_sizes import heads_of, most_heads
+from linrec.nn.mixer import Mixer, State, Transitions
 from linrec.nn.norms import make_norm
 from linrec.nn.running_maximum import running_maximum
 from linrec.ops.core.handlers import refuse_split_time

@@ -21,11 +21,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from linrec.errors import unknown
-from linrec.mixers.base import Mixer, State, Transitions, kernel_mixing
+from linrec.nn.mixer import Mixer, State, Transitions
 from linrec.nn.position_wise import Output, make_output, position_wise
 from linrec.nn.state_space import DiagonalSSM, Spectrum
 from linrec.nn.token_shift import token_shift
 from linrec.ops.diagonal_ssm import diagonal_ssm
+from linrec.ops.inspection import kernel_mixing
 from linrec.ops.long_conv import Discretization
 
 __all__ = ["LiquidS4"]
@@ -140,7 +141,7 @@ class LiquidS4(Mixer):
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> tuple[Tensor, Tensor]:
         """Zeros (batch, degree - 1, d_model) and (batch, d_model, n): see `linrec.mixers.s4d.S4D`."""
-        S = self.ssm.init_state(batch, device=device)
+        S = self.ssm.init_state(batch, **self.factory_kwargs(device))
         return S.new_zeros(batch, self.degree - 1, self.d_model, dtype=self._state_dtype()), S
 
     @property

@@ -23,11 +23,12 @@ from torch.nn import functional
 
 from linrec.errors import unknown
 from linrec.hippo import Discretization, StateSpace, discretize, matrices
-from linrec.mixers.base import Mixer, State, kernel_mixing
+from linrec.nn.mixer import Mixer, State
 from linrec.ops.core.handlers import refuse_split_time
 from linrec.ops.core.loop import Step, Tensors, loop
 from linrec.ops.core.precision import without_autocast
 from linrec.ops.dense_ssm import OPERATOR, dense_ssm
+from linrec.ops.inspection import kernel_mixing
 
 __all__ = ["LMU", "Memory"]
 

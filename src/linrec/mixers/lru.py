@@ -17,9 +17,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.mixers.base import Mixer, State, Transitions, elementwise_mixing
 from linrec.nn.gates import GateLinear, stable_exponential
+from linrec.nn.mixer import Mixer, State, Transitions
 from linrec.nn.parameters import mark
+from linrec.ops.inspection import elementwise_mixing
 from linrec.ops.scan import scan
 
 __all__ = ["LRU"]

@@ -16,10 +16,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from linrec.mixers.base import Mixer, State, Transitions, elementwise_mixing
 from linrec.mixers.gilr import GILR, Impulse, impulse_of
 from linrec.nn.gates import Gate
+from linrec.nn.mixer import Mixer, State, Transitions
 from linrec.nn.token_shift import token_shift
+from linrec.ops.inspection import elementwise_mixing
 from linrec.ops.scan import scan
 
 __all__ = ["LSLSTM"]

@@ -16,11 +16,12 @@ from torch import Tensor, nn
 
 from linrec.hippo import Measure, StateSpace, discretize, matrices
 from linrec.hippo.measures import low_rank
-from linrec.mixers.base import Mixer, State, kernel_mixing
+from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
 from linrec.nn.position_wise import Output, make_output, position_wise
 from linrec.nn.state_space import log_steps
 from linrec.ops.dense_ssm import OPERATOR, dense_ssm
+from linrec.ops.inspection import kernel_mixing
 
 __all__ = ["LSSL"]
 

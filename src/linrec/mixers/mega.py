@@ -28,14 +28,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from linrec.errors import unknown
-from linrec.mixers.base import Mixer, State, Transitions
+from linrec.nn.float32 import Float32Module
+from linrec.nn.mixer import Mixer, State, Transitions
 from linrec.nn.parameters import mark
 from linrec.nn.positions import positions
 from linrec.nn.rotary import Rotary
 from linrec.ops.attention import AttentionCache, laplace_attention, softmax_attention
 from linrec.ops.core.handlers import refuse_split_time
 from linrec.ops.diagonal_ssm import diagonal_ssm
-from linrec.precision import Float32Module
 
 __all__ = ["Mega", "MegaState", "MovingAverage"]
 

@@ -18,8 +18,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from linrec.errors import unknown
-from linrec.mixers.base import Mixer, State, Transitions, elementwise_mixing
 from linrec.nn.gates import Gate, positive
+from linrec.nn.mixer import Mixer, State, Transitions
+from linrec.ops.inspection import elementwise_mixing
 from linrec.ops.scan import scan
 
 __all__ = ["MinLSTM"]

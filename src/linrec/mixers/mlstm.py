@@ -24,10 +24,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.mixers.base import Mixer, State, Transitions, heads_of
 from linrec.nn.block_diagonal import BlockDiagonalLinear
 from linrec.nn.head_norm import HeadNorm
+from linrec.nn.head_sizes import heads_of
 from linrec.nn.matrix_memory import ForgetGate, MatrixMemory, MatrixMemoryState
+from linrec.nn.mixer import Mixer, State, Transitions
 from linrec.nn.short_convolution import ShortConvolution
 
 __all__ = ["MLSTM", "MLSTMState"]

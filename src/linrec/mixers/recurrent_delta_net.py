@@ -27,9 +27,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from linrec.errors import unknown
-from linrec.mixers.base import Mixer, State, heads_of, most_heads
 from linrec.nn.delta import UnitFeatures
 from linrec.nn.gates import GateLinear
+from linrec.nn.head_sizes import heads_of, most_heads
+from linrec.nn.mixer import Mixer, State
 from linrec.ops.core.handlers import refuse_split_time
 from linrec.ops.core.loop import Step, Tensors, loop
 from linrec.ops.core.precision import without_autocast

@@ -20,8 +20,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from linrec.errors import unknown
-from linrec.mixers.base import Mixer, State, Transitions, heads_of, most_heads
 from linrec.nn.decays import log_spaced_decay, multi_scale_decay
+from linrec.nn.head_sizes import heads_of, most_heads
+from linrec.nn.mixer import Mixer, State, Transitions
 from linrec.nn.norms import Norm, make_norm
 from linrec.nn.projections import xavier_linear
 from linrec.ops.gate_loop import gate_loop, gate_loop_matrix

@@ -11,19 +11,18 @@ state, y output, t time; W_a and W_x are block-diagonal. It is the unit alone; `
 block that the paper's models have around it.
 """
 
-import math
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.errors import unknown
-from linrec.mixers.base import Mixer, State, Transitions, elementwise_mixing
 from linrec.nn.block_diagonal import BlockDiagonalLinear
+from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
+from linrec.ops.inspection import note
 from linrec.ops.scan import scan
+from linrec.rules import choice, divisor, positive, span
 
 __all__ = ["RGLRU"]
 
@@ -80,6 +79,8 @@ class RGLRU(Mixer):
         (torch.Size([2, 10, 64]), torch.Size([2, 64]))
     """
 
+    recurrence = "scan"
+
     def __init__(
         self,
         d_model: int,
@@ -93,24 +94,13 @@ class RGLRU(Mixer):
         input_gate: bool = True,
     ) -> None:
         super().__init__(d_model)
-        if a_init_of not in ("a", "a^c"):
-            raise unknown("`a_init_of`", a_init_of, ["a", "a^c"])
-        if start not in ("scaled", "whole"):
-            raise unknown("`start`", start, ["scaled", "whole"])
-        if not 0 < c < math.inf:
-            raise ValueError(f"`c` must be a finite number above 0; got {c}. The paper's is 8.")
-        low, high = a_init
-        if not 0 < low <= high < 1:
-            raise ValueError(
-                f"`a_init` must be (low, high) with 0 < low <= high < 1; got {tuple(a_init)}. "
-                "The paper's is (0.9, 0.999)."
-            )
+        choice(InitOf, a_init_of=a_init_of)
+        choice(Start, start=start)
+        positive(c=c, cure="The paper's is 8.")
+        span(0, 1, a_init=a_init, cure="The paper's is (0.9, 0.999).")
         self.c, self.start = c, start
         n_blocks = most_blocks(d_model) if n_blocks is None else n_blocks
-        if n_blocks < 1 or d_model % n_blocks:
-            raise ValueError(
-                f"`n_blocks` must be a positive divisor of the width of the state, {d_model}; got {n_blocks}."
-            )
+        divisor("d_model", d_model, n_blocks=n_blocks)
 
         def gate() -> BlockDiagonalLinear:
             std = (n_blocks / d_model) ** 0.5
@@ -118,6 +108,7 @@ class RGLRU(Mixer):
 
         self.recurrence_gate = mark(gate()) if recurrence_gate else None
         self.input_gate = gate() if input_gate else None
+        low, high = a_init
         if a_init_of == "a":
             log_a = torch.empty(d_model).uniform_(low**2, high**2).log() / 2
         else:
@@ -127,63 +118,28 @@ class RGLRU(Mixer):
         mark(self, "Lambda")
         self.keep_float32("Lambda")
 
-    def forward(
-        self,
-        x: Float[Tensor, "b t d_model"],
-        state: State = None,
-        *,
-        reset: Bool[Tensor, "b t"] | None = None,
-    ) -> tuple[Float[Tensor, "b t d_model"], State]:
-        """Mix `x` over time; see `Mixer.forward`.
-
-        The state is h (b, d_model); with `start="whole"`, h and the number of steps since the sequence began
-        (b, 1).
-        """
-        self.check_input(x, reset, state)
-        h, seen = state if self.start == "whole" and state is not None else (state, None)
-        log_a = self._log_a(x)
-        gain, seen = self._gain(x, log_a, seen, reset)
-        y, h = scan(log_a.exp(), gain * x, state=h, reset=reset)
-        return y.to(x.dtype), h if seen is None else (h, seen)
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Zeros (batch, d_model); with `start="whole"`, those and (batch, 1)."""
-        device = self.Lambda.device if device is None else device
-        h = torch.zeros(batch, self.d_model, dtype=self._state_dtype(), device=device)
-        return h if self.start == "scaled" else (h, h.new_zeros(batch, 1))
-
-    @property
-    def state_size(self) -> int:
-        """Elements of h, d_model; with `start="whole"`, one more."""
-        return self.d_model + (self.start == "whole")
-
-    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions:
-        """a_t; see `Mixer.transitions`."""
-        return Transitions(self._log_a(x).exp(), None)
-
-    def token_mixing(
-        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
-    ) -> Float[Tensor, "b t t"]:
-        """Mean over channels of the matrix that x is multiplied by."""
-        log_a = self._log_a(x)
-        return elementwise_mixing(log_a.exp(), self._gain(x, log_a, None, reset)[0], x, reset)
-
-    def _log_a(self, x: Tensor) -> Tensor:
-        """log a_t (b, t, d_model); (d_model,) where it is the same at every step."""
-        log_a = self.c * functional.logsigmoid(self.Lambda.to(self._state_dtype()))
-        return log_a if self.recurrence_gate is None else torch.sigmoid(self.recurrence_gate(x)) * log_a
-
-    def _gain(
-        self, x: Tensor, log_a: Tensor, seen: Tensor | None, reset: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """What x is multiplied by, and the number of steps seen, None where it does not matter."""
+    def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Return y, and h (b, d_model); with `start="whole"`, h and the steps since the sequence began."""
+        h, steps = state if self.start == "whole" and state is not None else (state, None)
+        log_a = self.c * functional.logsigmoid(self.Lambda)
+        if self.recurrence_gate is not None:
+            log_a = torch.sigmoid(self.recurrence_gate(x)) * log_a
         gain = torch.sqrt(-torch.expm1(2 * log_a.clamp(max=-LEAST)))
         if self.start == "whole":
             # a scan counts over resets and pieces as it does all else
             one = log_a.new_ones(*x.shape[:2], 1)
-            steps, seen = scan(one.new_ones(1), one, state=seen, reset=reset)
-            gain = torch.where(steps == 1, 1.0, gain)
-        return gain if self.input_gate is None else torch.sigmoid(self.input_gate(x)) * gain, seen
+            count, steps = scan(one.new_ones(1), one, state=steps, reset=reset)
+            gain = torch.where(count == 1, 1.0, gain)
+        if self.input_gate is not None:
+            gain = torch.sigmoid(self.input_gate(x)) * gain
+        note(gate=gain)
+        y, h = scan(log_a.exp(), gain * x, state=h, reset=reset)
+        return y.to(x.dtype), h if steps is None else (h, steps)
+
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
+        """Return zeros (batch, d_model); with `start="whole"`, these and (batch, 1)."""
+        h, steps = (scan.empty_state(batch, c, **self.factory_kwargs(device)) for c in (self.d_model, 1))
+        return h if self.start == "scaled" else (h, steps)
 
 
 def most_blocks(width: int) -> int:

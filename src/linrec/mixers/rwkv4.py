@@ -27,8 +27,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.mixers.base import Mixer, State, Transitions
 from linrec.nn.gates import stable_exponential
+from linrec.nn.mixer import Mixer, State, Transitions
 from linrec.nn.parameters import mark
 from linrec.nn.projections import orthogonal_linear
 from linrec.nn.running_maximum import running_maximum

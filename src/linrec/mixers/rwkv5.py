@@ -18,9 +18,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.mixers.base import Mixer, State, Transitions, heads_of, most_heads
 from linrec.nn.gates import stable_exponential
 from linrec.nn.head_norm import HeadNorm
+from linrec.nn.head_sizes import heads_of, most_heads
+from linrec.nn.mixer import Mixer, State, Transitions
 from linrec.nn.parameters import mark
 from linrec.nn.projections import orthogonal_linear
 from linrec.nn.rwkv_start import Place, first_bonus, first_decay, ramp

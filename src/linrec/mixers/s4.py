@@ -20,12 +20,13 @@ from torch import Tensor, nn
 
 from linrec.errors import unknown
 from linrec.hippo import StateSpace, discretize, normal_plus_low_rank
-from linrec.mixers.base import Mixer, State, kernel_mixing
+from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
 from linrec.nn.position_wise import Output, make_output, position_wise
 from linrec.nn.state_space import log_steps
 from linrec.ops.dense_ssm import dense_ssm
 from linrec.ops.dplr_ssm import OPERATOR, dplr_ssm
+from linrec.ops.inspection import kernel_mixing
 from linrec.ops.long_conv import discretize_diagonal
 
 __all__ = ["S4"]

@@ -11,12 +11,12 @@ y = K * u + D u with K_l = 2 Re(sum_n C_n Bbar_n Abar_n^l).
 """
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor
 
-from linrec.mixers.base import Mixer, State, Transitions, kernel_mixing
+from linrec.nn.mixer import Mixer, State
 from linrec.nn.position_wise import Output, make_output, position_wise
 from linrec.nn.state_space import DiagonalSSM, Spectrum
+from linrec.ops.diagonal_ssm import diagonal_ssm
 from linrec.ops.long_conv import Discretization
 
 __all__ = ["S4D"]
@@ -66,6 +66,8 @@ class S4D(Mixer):
         (torch.Size([2, 50, 16]), torch.Size([2, 16, 4]), torch.complex64)
     """
 
+    recurrence = "diagonal_ssm"
+
     def __init__(
         self,
         d_model: int,
@@ -94,34 +96,13 @@ class S4D(Mixer):
         self.activation, self.output = activation, output
         self.out = make_output(output, d_model, d_model)
 
-    def forward(
-        self,
-        x: Float[Tensor, "b t d_model"],
-        state: State = None,
-        *,
-        reset: Bool[Tensor, "b t"] | None = None,
-    ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
-        """Mix `x` over time; see `Mixer.forward`. The state is x of the equations, (b, d_model, n)."""
-        self.check_input(x, reset, state)
-        y, state = self.ssm(x, state, reset=reset)
-        o = position_wise(y, self.out, output=self.output, activation=self.activation)
-        return o, state
+    def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Return o, and the state x of the equations (b, d_model, n): complex, or real with `init="real"`."""
+        u, (Abar, Bbar, C) = x, self.ssm.discrete()
+        y, state = diagonal_ssm(u, Abar, Bbar, C, state=state, reset=reset, mode=self.ssm.mode)
+        y = y + self.ssm.D.to(y.dtype) * u
+        return position_wise(y, self.out, output=self.output, activation=self.activation), state
 
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> Tensor:
-        """Zeros (batch, d_model, n): n = N / 2 and complex, or N and real with `init="real"`."""
-        return self.ssm.init_state(batch, device=device)
-
-    @property
-    def state_size(self) -> int:
-        """Elements of x: d_model n, counting a complex number once."""
-        return self.ssm.A_log.numel()
-
-    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions:
-        """Abar, constant in time; see `Mixer.transitions`."""
-        return self.ssm.transitions()
-
-    def token_mixing(
-        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
-    ) -> Float[Tensor, "b t t"]:
-        """Mean over channels of |K_(n - m)|, of the kernel without D."""
-        return kernel_mixing(self.ssm.kernel(x.shape[1]), x, reset)
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
+        """Return zeros (batch, d_model, n): N / 2 complex numbers, or N real ones with `init="real"`."""
+        return self.ssm.init_state(batch, **self.factory_kwargs(device))

@@ -20,11 +20,12 @@ from torch.nn import functional
 
 from linrec.errors import unknown
 from linrec.hippo import diagonal
-from linrec.mixers.base import Mixer, State, Transitions, elementwise_mixing
+from linrec.nn.mixer import Mixer, State, Transitions
 from linrec.nn.parameters import mark
 from linrec.nn.state_space import log_steps
 from linrec.ops import discretize_diagonal, scan
 from linrec.ops.core.checks import visible
+from linrec.ops.inspection import elementwise_mixing
 
 __all__ = ["S5"]
 

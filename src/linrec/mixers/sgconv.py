@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from linrec.errors import unknown
-from linrec.mixers.base import Mixer, State, kernel_mixing
 from linrec.nn.long_filters import Filter, LongFilter
+from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
 from linrec.nn.position_wise import Output, make_output, position_wise
+from linrec.ops.inspection import kernel_mixing
 
 __all__ = ["SGConv"]
 

@@ -27,9 +27,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from linrec.errors import unknown
-from linrec.mixers.base import Mixer, State, Transitions, heads_of
 from linrec.nn.block_diagonal import BlockDiagonalLinear
 from linrec.nn.head_norm import HeadNorm
+from linrec.nn.head_sizes import heads_of
+from linrec.nn.mixer import Mixer, State, Transitions
 from linrec.nn.parameters import mark
 from linrec.nn.short_convolution import ShortConvolution
 from linrec.ops.core.handlers import refuse_split_time

@@ -18,11 +18,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from linrec.mixers.base import Mixer, State, Transitions, elementwise_mixing
 from linrec.nn.gates import Gate, GateLinear
+from linrec.nn.mixer import Mixer, State, Transitions
 from linrec.nn.parameters import mark
 from linrec.ops.core.handlers import refuse_split_time
 from linrec.ops.core.loop import Step, Tensors, loop
+from linrec.ops.inspection import elementwise_mixing
 from linrec.ops.scan import scan
 
 __all__ = ["SRU"]

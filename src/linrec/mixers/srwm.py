@@ -19,7 +19,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from linrec.errors import unknown
-from linrec.mixers.base import Mixer, State, heads_of, most_heads
+from linrec.nn.head_sizes import heads_of, most_heads
+from linrec.nn.mixer import Mixer, State
 from linrec.ops.core.handlers import refuse_split_time
 from linrec.ops.core.loop import Step, Tensors, loop
 from linrec.ops.core.precision import without_autocast

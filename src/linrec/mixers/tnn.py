@@ -17,9 +17,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.mixers.base import Mixer, State, kernel_mixing
 from linrec.nn.long_filters import Filter, LongFilter
+from linrec.nn.mixer import Mixer, State
 from linrec.ops.core.precision import without_autocast
+from linrec.ops.inspection import kernel_mixing
 
 __all__ = ["TNN", "RelativePositionFilter"]
 

@@ -20,8 +20,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from linrec.errors import unknown
-from linrec.mixers.base import Mixer, State, Transitions, heads_of, most_heads
 from linrec.nn import feature_maps
+from linrec.nn.head_sizes import heads_of, most_heads
+from linrec.nn.mixer import Mixer, State, Transitions
 from linrec.nn.norms import make_norm
 from linrec.nn.parameters import mark
 from linrec.ops.gate_loop import gate_loop, gate_loop_matrix

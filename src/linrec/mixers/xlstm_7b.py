@@ -18,9 +18,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from linrec.mixers.base import Mixer, State, Transitions, heads_of
 from linrec.nn.head_norm import HeadNorm
+from linrec.nn.head_sizes import heads_of
 from linrec.nn.matrix_memory import ForgetGate, MatrixMemory, MatrixMemoryState
+from linrec.nn.mixer import Mixer, State, Transitions
 
 __all__ = ["XLSTM7B"]
 

@@ -3,6 +3,7 @@
 from linrec.nn.channel_mixing import ChannelMixing, make_channel_mixing
 from linrec.nn.embedding import Embedding
 from linrec.nn.ffn import FeedForward
+from linrec.nn.float32 import Float32Module
 from linrec.nn.gates import Gate, GateLinear, Transition
 from linrec.nn.glu import GLU
 from linrec.nn.head import Head
@@ -12,7 +13,6 @@ from linrec.nn.pair_head import PairHead
 from linrec.nn.parameters import ParameterGroup, groups_of, mark
 from linrec.nn.rotary import Rotary
 from linrec.nn.rwkv_channel_mixing import RWKVChannelMixing
-from linrec.precision import Float32Module
 
 __all__ = [
     "GLU",

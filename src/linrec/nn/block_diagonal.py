@@ -4,8 +4,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from linrec.nn.float32 import Float32Module
 from linrec.ops.core.precision import without_autocast
-from linrec.precision import Float32Module
 
 __all__ = ["BlockDiagonalLinear"]
 

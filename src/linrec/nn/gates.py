@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from linrec.errors import unknown
+from linrec.nn.float32 import Float32Module
 from linrec.nn.parameters import mark
 from linrec.ops.core.precision import without_autocast
-from linrec.precision import Float32Module
 
 __all__ = [
     "Gate",

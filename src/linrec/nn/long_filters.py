@@ -7,11 +7,11 @@ from jaxtyping import Bool, Complex, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.mixers.base import State
+from linrec.nn.float32 import Float32Module
+from linrec.nn.mixer import State
 from linrec.nn.parameters import mark
 from linrec.ops.diagonal_ssm import diagonal_ssm
 from linrec.ops.long_conv import long_conv, vandermonde_kernel
-from linrec.precision import Float32Module
 
 __all__ = ["Filter", "LongFilter", "ModalFilter"]
 

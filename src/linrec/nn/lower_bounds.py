@@ -8,8 +8,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from linrec.errors import unknown
+from linrec.nn.float32 import Float32Module
 from linrec.nn.parameters import mark
-from linrec.precision import Float32Module
 
 __all__ = ["LowerBoundKind", "LowerBounds", "make_lower_bounds", "share_lower_bounds"]
 

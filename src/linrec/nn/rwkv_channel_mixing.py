@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from linrec.mixers.base import Mixer, State
+from linrec.nn.mixer import Mixer, State
 from linrec.nn.projections import orthogonal_linear
 from linrec.nn.rwkv_start import Place, ramp
 from linrec.nn.token_shift import TokenShift

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from linrec.errors import unknown
 from linrec.hippo import diagonal
-from linrec.mixers.base import State, Transitions
+from linrec.nn.float32 import Float32Module
+from linrec.nn.mixer import State, Transitions
 from linrec.nn.parameters import mark
 from linrec.ops.diagonal_ssm import OPERATOR, diagonal_ssm
 from linrec.ops.long_conv import Discretization, discretize_diagonal, vandermonde_kernel
-from linrec.precision import Float32Module
 
 __all__ = ["SPECTRA", "DiagonalSSM", "Spectrum", "log_steps", "spectrum"]
 
@@ -163,6 +163,7 @@ class DiagonalSSM(Float32Module):
                 'Use "zoh" or "bilinear", or smaller steps.'
             )
         self.channels, self.discretization, self.mode = channels, discretization, mode
+        self.d_entries, self.is_complex = len(A), A.is_complex()
         shape = (channels, len(A))
         self.A_log = nn.Parameter((-A.real).log().to(self.dt_log).expand(shape).clone())
         self.A_imag: nn.Parameter | None = None
@@ -213,12 +214,12 @@ class DiagonalSSM(Float32Module):
         a, b, c = self.discrete()
         return vandermonde_kernel(a, c * b, length)
 
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> Inexact[Tensor, "b d n"]:
-        """Zeros (batch, d, n), complex where entries stand for pairs."""
-        dtype = torch.promote_types(self.A_log.dtype, torch.float32)
-        dtype = dtype if self.A_imag is None else dtype.to_complex()
-        device = self.A_log.device if device is None else device
-        return torch.zeros(batch, *self.A_log.shape, dtype=dtype, device=device)
+    def init_state(
+        self, batch: int, *, dtype: torch.dtype, device: torch.device | str | None = None
+    ) -> Inexact[Tensor, "b d n"]:
+        """Return zeros (batch, d, n), complex where entries stand for pairs, in the precision of `dtype`."""
+        dtype = dtype.to_complex() if self.is_complex else dtype
+        return diagonal_ssm.empty_state(batch, self.channels, self.d_entries, dtype=dtype, device=device)
 
     def transitions(self) -> Transitions:
         """a of all entries of the state, (d n,)."""

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from linrec.mixers.base import State
+from linrec.nn.mixer import State
 from linrec.testing.draws import generator, reset_mask
 from linrec.testing.tolerances import assert_agree
 from linrec.testing.trees import Tree, differentiable, leaves, map_tree

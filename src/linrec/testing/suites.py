@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linrec.mixers.base import Mixer
+from linrec.nn.mixer import Mixer
 from linrec.testing import laws
 from linrec.testing.draws import generator
 from linrec.testing.fakes import CheckFakeKernels
 from linrec.testing.laws import Function
 from linrec.testing.tolerances import assert_agree
-from linrec.testing.trees import Tree, differentiable, double, leaves
+from linrec.testing.trees import Tree, differentiable, double, leaves, map_tree
 
 __all__ = ["check_autocast", "check_init_state", "check_mixer", "check_operator", "check_state_dict"]
 
@@ -69,7 +69,9 @@ def check_mixer(
 
 
 def check_init_state(mixer: Mixer, x: Tensor) -> None:
-    """`init_state` starts as None does, and `state_size` counts what the state holds.
+    """`init_state` starts as None does and is the state after zero steps; `state_size` counts its elements.
+
+    The state after zero steps is compared in bfloat16, under autocast and on the device "meta" too.
 
     Args:
         mixer: the mixer.
@@ -77,6 +79,11 @@ def check_init_state(mixer: Mixer, x: Tensor) -> None:
     """
     batch = len(x)
     assert_agree(mixer(x, mixer.init_state(batch))[0], mixer(x)[0], "outputs from `init_state`")
+    _check_start(mixer, x, "of the mixer")
+    _check_start(copy.deepcopy(mixer).bfloat16(), x.bfloat16(), "in bfloat16")
+    _check_start(copy.deepcopy(mixer).to("meta"), x.to("meta"), "on meta")
+    with torch.autocast(x.device.type, dtype=torch.bfloat16):
+        _check_start(copy.deepcopy(mixer).float(), x.float(), "under autocast")
     sizes = [_size(mixer(x[:, :steps])[1]) for steps in (1, 2)]
     # a state that grows is counted per step that it keeps
     size = sizes[0] if sizes[0] == sizes[1] else sizes[1] - sizes[0]
@@ -86,6 +93,18 @@ def check_init_state(mixer: Mixer, x: Tensor) -> None:
         )
     if sizes[0] == sizes[1] and _size(mixer.init_state(batch)) != size:
         raise AssertionError(f"`init_state` holds {_size(mixer.init_state(batch))} elements, a state {size}")
+
+
+def _check_start(mixer: Mixer, x: Tensor, where: str) -> None:
+    """Raise unless `init_state` equals the state after zero steps, in structure, shapes, dtypes and values."""
+    start, (_, state) = mixer.init_state(len(x)), mixer(x[:, :0])
+    expected, found = [
+        map_tree(lambda x: (tuple(x.shape), x.dtype, x.device), tree) for tree in (start, state)
+    ]
+    if expected != found:
+        raise AssertionError(f"`init_state` {where} is {expected}; the state after zero steps is {found}")
+    if x.device.type != "meta":
+        assert_agree(state, start, f"the state {where} after zero steps against `init_state`")
 
 
 def check_state_dict(mixer: Mixer, x: Tensor) -> None:

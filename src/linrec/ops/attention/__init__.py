@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Inexact
 from torch import Tensor
 
 from linrec.errors import unknown
-from linrec.ops.attention.cache import Attention, AttentionCache, Result, fitted, matched
+from linrec.ops.attention.cache import Attention, AttentionCache, Result, empty_cache, fitted, matched
 from linrec.ops.attention.reference import loop
 from linrec.ops.attention.torch import WEIGHERS, attention
 from linrec.ops.core.backends import Backend, never
@@ -97,7 +97,7 @@ def _operator(name: str, functions: Sequence[str], about: str, *, widen: bool = 
         Backend("recurrent", "reference", _stepping(loop), "a loop over time: the oracle, slow", auto=never),
     )
     check = partial(_canonical, functions=functions)
-    return Operator(name, Attention, "q", check, _output, axes="", state=None, backends=backends)
+    return Operator(name, Attention, "q", check, _output, "", None, backends, empty=empty_cache)
 
 
 GATE_LOOP = _operator("gate_loop_attention", ["gates"], "all pairs of steps, O(t^2)", widen=True)

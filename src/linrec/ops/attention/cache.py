@@ -87,6 +87,14 @@ class Attention(NamedTuple):
     function: str = "gates"
 
 
+def empty_cache(
+    batch: int, heads: int, dk: int, dv: int, *, dtype: torch.dtype, device: torch.device | str | None
+) -> AttentionCache:
+    """Return a cache of no steps, of this many heads of keys and values."""
+    k, v = (torch.zeros(batch, 0, heads, width, dtype=dtype, device=device) for width in (dk, dv))
+    return AttentionCache(k, v, None, None, None)
+
+
 def fitted(cache: AttentionCache | None, k: Tensor, v: Tensor, dtype: torch.dtype) -> AttentionCache:
     """Return `cache` in the real `dtype`, an empty one for None; raise where it does not fit `k` and `v`."""
     b, _, h, dk = k.shape

@@ -38,12 +38,13 @@ class Operator:
         sequence: the input whose axes begin with (batch, time), and on whose device all tensors are.
         canonical: checks the arguments, and returns the inputs of the backends.
         output: shape and dtype of y.
-        axes: names of the axes of the state, as "(b, c)".
+        axes: the axes of the state, as "(b, c)" or "(b, h, dk, dv + 1)".
         state: shape and dtype of the state; None where the operator checks its state itself.
         backends: the table, in order of preference.
         zeros: whether backends get zeros for a state of None.
         is_empty: whether there is nothing to compute though y has no empty axis.
         composed: whether all backends call other operators, so that these may run where time is split.
+        empty: makes the state at the start, for operators whose state is no tensor; see `empty_state`.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Operator:
     zeros: bool = True
     is_empty: Callable[[Any], bool] = never
     composed: bool = False
+    empty: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
         self._tensors = tensor_fields(self.inputs)
@@ -65,6 +67,38 @@ class Operator:
     def pairs(self) -> tuple[Pair, ...]:
         """The (mode, backend) pairs of the table."""
         return pairs(self.backends)
+
+    def empty_state(
+        self,
+        batch: int,
+        *sizes: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+    ) -> Any:
+        """Return the state at the start of `batch` sequences, zeros; passing it is the same as passing None.
+
+        Args:
+            batch: sequences b.
+            sizes: the operator's sizes, in the order of the state's `axes`: (h, dk, dv) for `gate_loop` and
+                `normalized_gate_loop`, whose state has dv + 1 columns; (width, c) for `short_conv`.
+            dtype: accumulation dtype, complex for recurrences with phases.
+            device: where the state lives.
+
+        Example:
+            >>> from linrec.ops import normalized_gate_loop, short_conv
+            >>> normalized_gate_loop.empty_state(2, 4, 8, 16).shape, short_conv.empty_state(2, 4, 64).shape
+            (torch.Size([2, 4, 8, 17]), torch.Size([2, 3, 64]))
+        """
+        if self.empty is not None:
+            return self.empty(batch, *sizes, dtype=dtype, device=device)
+        axes = self.axes.strip("()").split(", ")[1:]
+        if len(sizes) != len(axes):
+            listed = ", ".join(axis.partition(" ")[0] for axis in axes)
+            raise ValueError(f"`sizes` of the state of `{self.name}` must be ({listed}); got {sizes}.")
+        # "dv + 1" is a column more than dv, and "width - 1" a step less than the width
+        more = [int(axis.partition(" ")[2].replace(" ", "") or 0) for axis in axes]
+        shape = [size + number for size, number in zip(sizes, more, strict=True)]
+        return torch.zeros(batch, *shape, dtype=dtype, device=device)
 
     def check_mode(self, mode: str) -> None:
         """Raise ValueError for a mode that the operator does not have, before it is called."""
@@ -127,9 +161,11 @@ class Public(Protocol[P, R_co]):
 
     Attributes:
         operator: the operator that it calls.
+        empty_state: the operator's `empty_state`.
     """
 
     operator: Operator
+    empty_state: Callable[..., Any]
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Run the operator."""
@@ -138,7 +174,7 @@ class Public(Protocol[P, R_co]):
 def documented(operator: Operator) -> Callable[[Callable[P, R_co]], Public[P, R_co]]:
     """Return a decorator for the public function of an operator.
 
-    The function gets the operator as its attribute `operator`, and the operator's table in the place of
+    The function gets the attributes `operator` and `empty_state`, and the operator's table in the place of
     `{backends}` in its docstring.
 
     Example:
@@ -151,7 +187,7 @@ def documented(operator: Operator) -> Callable[[Callable[P, R_co]], Public[P, R_
         if function.__doc__ is not None:
             function.__doc__ = function.__doc__.replace("{backends}", table(operator.backends))
         public = cast(Public[P, R_co], function)
-        public.operator = operator
+        public.operator, public.empty_state = operator, operator.empty_state
         return public
 
     return decorate

@@ -1,15 +1,16 @@
 """The interface of all time mixers."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from linrec.ops.gate_loop import gate_loop_matrix
-from linrec.precision import Float32Module
+from linrec.nn.float32 import Float32Module
+from linrec.ops import inspection
+from linrec.ops.core.handlers import Call, recording
 
 __all__ = ["Mixer", "State", "Transitions"]
 
@@ -29,23 +30,29 @@ class Transitions(NamedTuple):
     magnitude: Float[Tensor, "*bt c"]
     phase: Float[Tensor, "*bt c"] | None
 
+    # until every mixer has `mix`
     @classmethod
-    def of_heads(
-        cls, log_decay: Float[Tensor, "*bt h dk"], phase: Float[Tensor, "*bt h dk"] | None
-    ) -> "Transitions":
-        """Return the transitions of an operator's `log_decay` and `phase`, the heads side by side."""
+    def of_heads(cls, log_decay: Any, phase: Any) -> "Transitions":  # noqa: D102
         return cls(log_decay.exp().flatten(-2), None if phase is None else phase.flatten(-2))
 
 
 class Mixer(Float32Module, ABC):
     """Maps a sequence to a sequence, causally, carrying a state: (x, state) -> (y, state).
 
-    A subclass is one paper's layer. Its configuration is the keyword-only arguments of its `__init__`; it
-    has `forward`, `init_state` and `state_size`, and needs nothing else. `linrec.testing.check_mixer` checks
-    that what it says here holds.
+    A subclass is one paper's layer. Its configuration is the keyword-only arguments of its `__init__`. It has
+    `mix`, with the paper's equations in their order, and `init_state`; nothing else is needed. A subclass may
+    define `forward` in place of `mix`. `linrec.testing.check_mixer` checks every promise made here.
+
+    Inspection reads the operator call that is the mixer's memory. `recurrence` names the operator, and
+    `transitions` and `token_mixing` run the mixer once and look at that call. A mixer that calls several
+    operators, or whose paper's gates say more, overrides them.
 
     Args:
         d_model: width of the sequence, in and out.
+
+    Attributes:
+        recurrence: the operator of `linrec.ops` whose last call in `mix` is the memory; None, if there is no
+            such call.
 
     Example:
         >>> import torch
@@ -57,15 +64,16 @@ class Mixer(Float32Module, ABC):
         torch.Size([2, 1, 8])
     """
 
+    recurrence: ClassVar[str | None] = None
+
     def __init__(self, d_model: int) -> None:
         super().__init__()
         if d_model < 1:
             raise ValueError(f"`d_model` must be at least 1; got {d_model}.")
         self.d_model = d_model
-        # sequences, and how a state for them is made: streams check the same one at every step
+        # sequences, and the structure of a state for them: streams check the same structure at every step
         self._state_form: tuple[int, State] | None = None
 
-    @abstractmethod
     def forward(
         self,
         x: Float[Tensor, "b t d_model"],
@@ -73,7 +81,7 @@ class Mixer(Float32Module, ABC):
         *,
         reset: Bool[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b t d_model"], State]:
-        """Mix `x` over time.
+        """Check the inputs, and mix `x` over time.
 
         Args:
             x: (b, t, d_model), any t, zero and one included.
@@ -83,10 +91,18 @@ class Mixer(Float32Module, ABC):
         Returns:
             y (b, t, d_model) and the state after the last step.
         """
+        self.check_input(x, reset, state)
+        return self.mix(x, state, reset)
+
+    def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Return y (b, t, d_model) and the state after the last step; `forward` has checked the inputs."""
+        raise NotImplementedError(
+            f"{type(self).__name__} must define `mix(x, state, reset)`, which returns (y, state)."
+        )
 
     @abstractmethod
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """The state at the start of `batch` sequences; passing it is the same as passing None.
+        """Return the state at the start of `batch` sequences; passing it is the same as passing None.
 
         Args:
             batch: sequences b.
@@ -94,12 +110,32 @@ class Mixer(Float32Module, ABC):
         """
 
     @property
-    @abstractmethod
     def state_size(self) -> int:
         """Elements of the state per sequence; where the state grows with time, elements per step kept."""
+        return sum(tensor.numel() for tensor in _tensors(self.init_state(1, device="meta")))
+
+    def factory_kwargs(
+        self, device: torch.device | str | None = None, *, is_complex: bool = False
+    ) -> dict[str, Any]:
+        """Return the dtype and the device of a new state, for `init_state`.
+
+        The dtype is float32, or float64 where the parameters are; the complex dtype of that precision with
+        `is_complex`. No values of parameters are read.
+        """
+        dtype = self.state_dtype.to_complex() if is_complex else self.state_dtype
+        return {"dtype": dtype, "device": next(self.parameters()).device if device is None else device}
+
+    @property
+    def state_dtype(self) -> torch.dtype:
+        """The real dtype of states: float32, or float64 where the parameters are."""
+        return torch.promote_types(next(self.parameters()).dtype, torch.float32)
+
+    # until every mixer has `mix`
+    def _state_dtype(self) -> torch.dtype:
+        return self.state_dtype
 
     def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions | None:
-        """What the state is multiplied by at each step, per channel, for inspection.
+        """Return the factors of the state at each step, per channel, for inspection.
 
         Args:
             x: what `forward` takes, (b, t, d_model).
@@ -107,12 +143,14 @@ class Mixer(Float32Module, ABC):
         Returns:
             Magnitudes and phases, in float32 or better; None, unless the mixer multiplies its state.
         """
-        return None
+        call, _ = self._memory(x, None)
+        found = None if call is None else inspection.transitions(call)
+        return None if found is None else Transitions(*found)
 
     def token_mixing(
         self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
     ) -> Float[Tensor, "b t t"] | None:
-        """How much of step m is in step n, on average over channels or heads, for inspection.
+        """Return how much of step m is in step n, on average over channels or heads, for inspection.
 
         Args:
             x: what `forward` takes, (b, t, d_model).
@@ -122,7 +160,18 @@ class Mixer(Float32Module, ABC):
             Lower triangular matrices of numbers >= 0 whose entry (n, m) is the mean magnitude of the weight
             with which step m reaches step n; None where the mixer has no such matrix.
         """
-        return None
+        call, notes = self._memory(x, reset)
+        return None if call is None else inspection.token_mixing(call, notes.get("gate"))
+
+    def _memory(self, x: Tensor, reset: Tensor | None) -> tuple[Call | None, dict[str, Tensor]]:
+        """Run the mixer, and return the last call of `recurrence` and the values that the mixer noted."""
+        if self.recurrence is None:
+            return None, {}
+        with recording() as calls, inspection.noting() as notes:
+            # the call operator would run hooks, such as the one that inspects
+            self.forward(x, reset=reset)
+        found = [call for call in calls if call.operator.name == self.recurrence]
+        return (found[-1] if found else None), notes
 
     @classmethod
     def share(cls: type[M], layers: Sequence[M]) -> None:
@@ -162,14 +211,11 @@ class Mixer(Float32Module, ABC):
             )
         if reset is not None and reset.dtype != torch.bool:
             raise TypeError(f"`reset` must be bool; got {reset.dtype}. Pass `reset != 0`.")
-        # in a graph, the state to compare with would be one of its steps
+        # within a graph, `init_state` would become a part of it
         if state is not None and not torch.compiler.is_compiling():
             if self._state_form is None or self._state_form[0] != len(x):
                 self._state_form = len(x), self.init_state(len(x), device="meta")
             _check_state(type(self).__name__, state, self._state_form[1])
-
-    def _state_dtype(self) -> torch.dtype:
-        return torch.promote_types(next(self.parameters()).dtype, torch.float32)
 
 
 def _check_state(name: str, state: State, start: State) -> None:
@@ -213,65 +259,10 @@ def _form(state: State) -> str:
     return "None" if state is None else f"a {type(state).__name__}"
 
 
-def elementwise_mixing(
-    magnitude: Float[Tensor, "*bt c"],
-    gate: Float[Tensor, "*bt c"],
-    x: Float[Tensor, "b t d_model"],
-    reset: Bool[Tensor, "b t"] | None,
-) -> Float[Tensor, "b t t"]:
-    """W_nm = mean_c gate_mc prod_{j=m+1..n} |a_jc|: `token_mixing` of h_n = a_n h_{n-1} + gate_n c_n.
-
-    Args:
-        magnitude: |a|, (b, t, c) or (c,).
-        gate: factor >= 0 of the input, (b, t, c) or (c,).
-        x: the mixer's input, which says b and t.
-        reset: (b, t) bool, or None.
-
-    Source:
-        HGRN (Qin, Yang and Zhong, 2023), eq. 7, its matrix Lambda, which figure 4 shows.
-    """
-    keys = gate.expand(*x.shape[:2], -1)[:, :, None]
-    mean = torch.full_like(keys, 1 / keys.shape[-1])
-    return gate_loop_matrix(mean, keys, magnitude.log()[..., None, :], reset=reset)[:, 0]
-
-
-def kernel_mixing(
-    kernel: Float[Tensor, "c t"],
-    x: Float[Tensor, "b t d_model"],
-    reset: Bool[Tensor, "b t"] | None,
-    weights: Float[Tensor, "b c t t"] | None = None,
-) -> Float[Tensor, "b t t"]:
-    """W_nm = mean_c |K_c,n-m g_c,nm|: `token_mixing` of a convolution with the kernel K.
-
-    Args:
-        kernel: K (c, t), the tap of the current step first.
-        x: the mixer's input, which says b and t.
-        reset: (b, t) bool, or None.
-        weights: g, what the pairs of steps are multiplied by beside; None is one.
-    """
-    batch, time, _ = x.shape
-    steps = torch.arange(time, device=x.device)
-    apart = steps[:, None] - steps
-    seen = (apart >= 0).expand(batch, time, time)
-    if reset is not None:
-        document = reset.cumsum(1)
-        seen = seen & (document[:, :, None] == document[:, None])
-    if weights is None:
-        return kernel.abs().mean(0)[apart.clamp(min=0)] * seen
-    return (kernel[:, apart.clamp(min=0)] * weights).abs().mean(1) * seen
-
-
-def heads_of(name: str, width: int, n_heads: int) -> int:
-    """Channels per head of a `width` split over `n_heads`, or the error that says which argument is wrong."""
-    if n_heads < 1 or width < 1 or width % n_heads:
-        raise ValueError(
-            f"`{name}` must be a positive multiple of `n_heads` = {n_heads}; got {width}. "
-            "Pass an `n_heads` that divides it."
-        )
-    return width // n_heads
-
-
-def most_heads(width: int, channels: int) -> int:
-    """Largest number of heads that divides `width` and leaves each at least `channels`, or 1."""
-    most = max(1, width // channels)
-    return next(heads for heads in range(most, 0, -1) if width % heads == 0)
+def _tensors(state: State) -> Iterator[Tensor]:
+    """Yield the tensors of a state."""
+    if isinstance(state, Tensor):
+        yield state
+    elif isinstance(state, tuple):
+        for part in state:
+            yield from _tensors(part)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from linrec.precision import Float32Module
+from linrec.nn.float32 import Float32Module
 
 
 class Decay(Float32Module):

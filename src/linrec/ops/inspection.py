@@ -1,0 +1,168 @@
+"""What a recorded call of an operator tells: the factors of its state, and the weights between its steps.
+
+`linrec.ops.core.handlers.recording` lists the calls. Functions here are for inspection: they take memory
+quadratic in the length, and no gradients pass.
+"""
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from linrec.ops.attention.cache import fitted
+from linrec.ops.core.handlers import Call
+from linrec.ops.core.precision import wide
+from linrec.ops.gate_loop import gate_loop_matrix
+
+__all__ = ["elementwise_mixing", "kernel_mixing", "note", "noting", "token_mixing", "transitions"]
+
+_noted: list[dict[str, Tensor]] = []
+
+
+def note(**values: Tensor) -> None:
+    """Keep values for inspection by their names; without inspection, do nothing.
+
+    A mixer on `scan` notes the `gate` that multiplies the input, which the operator does not see.
+
+    Example:
+        >>> with noting() as notes:
+        ...     note(gate=torch.ones(1))
+        >>> notes
+        {'gate': tensor([1.])}
+    """
+    if _noted:
+        _noted[-1].update(values)
+
+
+@contextlib.contextmanager
+def noting() -> Iterator[dict[str, Tensor]]:
+    """Collect what is noted within the context."""
+    _noted.append({})
+    try:
+        yield _noted[-1]
+    finally:
+        _noted.pop()
+
+
+def transitions(call: Call) -> tuple[Tensor, Tensor | None] | None:
+    """Return magnitude and phase of the factors of the state, or None where the call had no factors.
+
+    Args:
+        call: a recorded call of an operator with diagonal transitions.
+
+    Returns:
+        Magnitudes (b, t, c), or (c,) where they are constant in time, and phases of these shapes in radians,
+        or None where the factors are real. The channels c are key channels, heads side by side.
+    """
+    given = call.inputs
+    match call.operator.name:
+        case "scan":
+            a = _over_channels(given.a, given.x.shape[2:], given.x)
+            return a.abs(), a.angle() if a.is_complex() else None
+        case "diagonal_ssm":
+            a = given.a.expand(given.c.shape).flatten()
+            return a.abs(), a.angle()
+        case "selective_scan":
+            return (wide(given.dt)[..., None] * given.A).exp().flatten(2), None
+    log_decay, phase = getattr(given, "log_decay", None), getattr(given, "phase", None)
+    if log_decay is None and phase is None:
+        return None
+    keys = given.k.shape[2:]
+    angle = None if phase is None else _over_channels(wide(phase), keys, given.q)
+    if log_decay is None:
+        assert angle is not None
+        return torch.ones_like(angle), angle
+    return _over_channels(wide(log_decay), keys, given.q).exp(), angle
+
+
+def _over_channels(gate: Tensor, sizes: torch.Size, sequence: Tensor) -> Tensor:
+    """Return a gate (b or 1, t or 1, ..) of all channels, (b, t, c), or (c,) where it is constant in time."""
+    gate = gate.expand(*gate.shape[:2], *sizes).flatten(2)
+    if gate.shape[:2] == (1, 1) and sequence.shape[:2] != (1, 1):
+        return gate[0, 0]
+    return gate.expand(*sequence.shape[:2], -1)
+
+
+def token_mixing(call: Call, gate: Tensor | None = None) -> Float[Tensor, "b t t"] | None:
+    """Return how much of step m is in step n, the mean magnitude over heads or channels.
+
+    Operators with values v return their weights if each step has its own value, the rows of the identity.
+    Operators that filter return their taps if the input is an impulse.
+
+    Args:
+        call: a recorded call.
+        gate: what the input of a `scan` was multiplied by, (b, t, c) or (c,); None is one.
+
+    Returns:
+        Lower triangular matrices, or None for an operator whose weights depend on more than that.
+    """
+    given = call.inputs
+    if call.operator.name == "scan":
+        magnitude = _over_channels(given.a, given.x.shape[2:], given.x).abs()
+        return elementwise_mixing(magnitude, torch.ones_like(magnitude) if gate is None else gate, given.x,
+                                  given.reset)  # fmt: skip
+    if hasattr(given, "v"):
+        batch, time, heads, _ = given.v.shape
+        identity = torch.eye(time, dtype=given.v.dtype, device=given.v.device)[:, None]
+        inputs = given._replace(v=identity.expand(batch, -1, heads, -1), state=None)
+        if hasattr(given, "dropout"):
+            inputs = inputs._replace(state=fitted(None, inputs.k, inputs.v, given.state.v.dtype), dropout=0.0)
+        y, _ = call.operator.proceed(inputs, "auto", "auto")
+        return y.abs().mean(2)
+    if hasattr(given, "u"):
+        impulse = torch.zeros_like(given.u[:1])
+        impulse[:, :1] = 1
+        inputs = given._replace(u=impulse, state=None, reset=None)
+        y, _ = call.operator.proceed(inputs, "auto", "auto")
+        return kernel_mixing(y[0].mT, given.u, given.reset)
+    return None
+
+
+def elementwise_mixing(
+    magnitude: Float[Tensor, "*bt c"],
+    gate: Float[Tensor, "*bt c"],
+    x: Float[Tensor, "b t _"],
+    reset: Bool[Tensor, "b t"] | None,
+) -> Float[Tensor, "b t t"]:
+    """W_nm = mean_c gate_mc prod_{j=m+1..n} |a_jc|: token mixing of h_n = a_n h_{n-1} + gate_n c_n.
+
+    Args:
+        magnitude: |a|, (b, t, c) or (c,).
+        gate: factor >= 0 of the input, (b, t, c) or (c,).
+        x: the sequence, which says b and t.
+        reset: (b, t) bool, or None.
+
+    Source:
+        HGRN (Qin, Yang and Zhong, 2023), eq. 7, its matrix Lambda, which figure 4 shows.
+    """
+    keys = gate.expand(*x.shape[:2], -1)[:, :, None]
+    mean = torch.full_like(keys, 1 / keys.shape[-1])
+    return gate_loop_matrix(mean, keys, magnitude.log()[..., None, :], reset=reset)[:, 0]
+
+
+def kernel_mixing(
+    kernel: Float[Tensor, "c t"],
+    x: Float[Tensor, "b t _"],
+    reset: Bool[Tensor, "b t"] | None,
+    weights: Float[Tensor, "b c t t"] | None = None,
+) -> Float[Tensor, "b t t"]:
+    """W_nm = mean_c |K_c,n-m g_c,nm|: token mixing of a convolution with the kernel K.
+
+    Args:
+        kernel: K (c, t), the tap of the current step first.
+        x: the sequence, which says b and t.
+        reset: (b, t) bool, or None.
+        weights: g, a factor of each pair of steps; None is one.
+    """
+    batch, time, _ = x.shape
+    steps = torch.arange(time, device=x.device)
+    apart = steps[:, None] - steps
+    seen = (apart >= 0).expand(batch, time, time)
+    if reset is not None:
+        document = reset.cumsum(1)
+        seen = seen & (document[:, :, None] == document[:, None])
+    if weights is None:
+        return kernel.abs().mean(0)[apart.clamp(min=0)] * seen
+    return (kernel[:, apart.clamp(min=0)] * weights).abs().mean(1) * seen
