@@ -1,0 +1,146 @@
+"""`python -m perf training`: tokens per second of language models."""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from rich.console import Console
+
+from linrec.models import ModelConfig
+from linrec.models.pattern import spelled
+from linrec.train import LoopConfig
+from linrec.train.state import matmul_precision
+from perf.commands.results import HERE, Device, RefusedError, about, file_name, say, write
+from perf.timing import Budget, matmul_rate
+from perf.training import FLOPS, OPTIM, Windows, measure_training, model_config
+from perf.training_report import show
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """Tokens per second of training language models, on random tokens: the step that `linrec train` makes.
+
+    Args:
+        device: where to measure; by default on CUDA where there is one.
+        presets: models, by the names of `linrec.models.preset_names()`.
+        mixers: mixers to put into each of them; by default the preset's own.
+        batch: sequences of a step.
+        length: tokens of a sequence.
+        document: tokens of a document, for packed ones with a reset between them; by default there is none.
+        precision: bfloat16 autocast over float32 parameters, or float32 throughout.
+        matmul_precision: torch's setting for float32 matrix products; "high", that of the recipes for text,
+            allows TensorFloat32.
+        deterministic: prefer algorithms that give the same bits each time; the recipes for text do not.
+        accumulate: pieces that each batch is taken in.
+        recompute: compute each block again in the backward pass.
+        compile: compile the model, and on CUDA replay each step as one graph; "auto" does so on CUDA alone.
+        profile: tell what the device spends its time on; CUDA alone.
+        out: folder for DEVICE.json.
+        quick: tiny sizes and few repetitions, to see that all of it runs; the numbers mean nothing.
+    """
+
+    device: Device = HERE
+    presets: tuple[str, ...] = ("wikitext103-hgrn",)
+    mixers: tuple[str, ...] = ()
+    batch: int = 128
+    length: int = 512
+    document: int | None = None
+    precision: Literal["32-true", "bf16-mixed"] = "bf16-mixed"
+    matmul_precision: Literal["highest", "high"] = "high"
+    deterministic: bool = False
+    accumulate: int = 1
+    recompute: bool = False
+    compile: Literal["auto", "on", "off"] = "auto"
+    profile: bool = False
+    out: Path = Path("results/training")
+    quick: bool = False
+
+
+def training(options: TrainingOptions, command: str) -> int:
+    """Measure the models, write the results, print them; return the exit status.
+
+    Raises:
+        RefusedError: options that do not fit together, or a name that does not exist.
+    """
+    jobs, loop, length = _jobs(options), _loop(options), 16 if options.quick else options.length
+    device = torch.device(options.device)
+    windows = Windows(2, 0.0) if options.quick else Windows()
+    results: dict[str, Any] = {
+        **about(device, command),
+        "protocol": {
+            "length": length,
+            "document": options.document,
+            "loop": dataclasses.asdict(loop),
+            "optim": dataclasses.asdict(OPTIM),
+            "windows": dataclasses.asdict(windows),
+            "flops": FLOPS,
+        },
+        "matmul": _matmul(options, device),
+        "models": [],
+    }
+    path = options.out / f"{file_name(results)}.json"
+    for name, config in jobs:
+        mixer = spelled(config.mixer_pattern)
+        say(f"{name}, {mixer}")
+        found = measure_training(
+            config, loop, length, device, windows, document=options.document, profile=options.profile
+        )
+        if "missing" not in found:
+            rate = found["tokens_per_second"]["median"] * found["flops_per_token"]
+            found |= {"flops_per_second": rate, "share_of_matmul": rate / results["matmul"]["rate"]}
+        results["models"].append(
+            {"preset": name, "mixer": mixer, "config": dataclasses.asdict(config), **found}
+        )
+        # what is measured is not lost when the rest is stopped
+        write(path, results)
+    show(Console(width=min(Console().width, 80)), results)
+    print(f"\nwrote {path}")
+    return int(
+        any("missing" in found for model in results["models"] for found in (model, model.get("profile", {})))
+    )
+
+
+def _jobs(options: TrainingOptions) -> list[tuple[str, ModelConfig]]:
+    if options.profile and options.device != "cuda":
+        raise RefusedError("--profile is for CUDA; leave it out, or pass --device cuda.")
+    mixers: tuple[str | None, ...] = options.mixers or (None,)
+    try:
+        return [
+            (name, model_config(name, mixer, quick=options.quick))
+            for name in options.presets
+            for mixer in mixers
+        ]
+    except ValueError as error:
+        raise RefusedError(error) from error
+
+
+def _loop(options: TrainingOptions) -> LoopConfig:
+    for name in ("length", "document"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise RefusedError(f"--{name} must be at least 1; got {value}.")
+    try:
+        return LoopConfig(
+            batch_size=2 if options.quick else options.batch,
+            accumulate=options.accumulate,
+            recompute=options.recompute,
+            precision=options.precision,
+            matmul_precision=options.matmul_precision,
+            deterministic=options.deterministic,
+            compile=options.compile,
+            device=options.device,
+        )
+    except ValueError as error:
+        raise RefusedError(error) from error
+
+
+def _matmul(options: TrainingOptions, device: torch.device) -> dict[str, Any]:
+    """The yardstick: a product of large matrices in the precision that most of the model's are in."""
+    dtype = torch.bfloat16 if options.precision == "bf16-mixed" else torch.float32
+    size = 64 if options.quick else 8192 if device.type == "cuda" else 1024
+    budget = Budget(1, 5) if options.quick else Budget()
+    with matmul_precision(options.matmul_precision):
+        rate = matmul_rate(device, dtype, budget, size)
+    return {"size": size, "dtype": str(dtype), "rate": rate}

@@ -1,0 +1,234 @@
+"""Operators with matrix states, one (dk, dv) state per head: rows, inputs, correctness, measurement."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from linrec.ops import delta_rule, gate_loop
+from linrec.testing import assert_agree
+from perf.memory import peak_bytes, release, why
+from perf.operations import decays, normal, outputs_and_gradients
+from perf.ops import CLOSE, calls, difference, failure
+from perf.peers import Calls, Peer
+from perf.rows import DTYPES, PASSES
+from perf.timing import Budget, measure
+
+CHECKED = (
+    "first and last batch row and head, every step, against (chunkwise, torch) in float64; all gradients"
+)
+
+Size = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True)
+class MatrixRow:
+    """One operation at one size.
+
+    Args:
+        operation: a key of `OPERATIONS`.
+        size: (batch, time, heads, channels), the last for keys and values alike.
+        dtype: a key of `perf.rows.DTYPES`.
+    """
+
+    operation: str
+    size: Size
+    dtype: str
+
+    @property
+    def name(self) -> str:
+        """What `--rows` takes: "head-bf16-8x4096x16x128"."""
+        return "-".join((self.operation, self.dtype, "x".join(map(str, self.size))))
+
+
+@dataclass(frozen=True)
+class MatrixOperation:
+    """An operation of q, k, v (b, t, h, d) and more.
+
+    Args:
+        run: maps the tensors that `make` gives, and (mode, backend), to y (b, t, h, d).
+        asked: the most that linrec's time may be of a peer's, by the peer's name; forward, and forward and
+            backward.
+    """
+
+    run: Callable[..., Tensor]
+    asked: dict[str, float]
+
+
+def run_gate_loop(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None = None,
+    *,
+    mode: str = "auto",
+    backend: str = "auto",
+) -> Tensor:
+    """S_t = diag(a_t) S_{t-1} + k_t^T v_t, y_t = q_t S_t."""
+    return gate_loop(q, k, v, log_decay, mode=mode, backend=backend)[0]
+
+
+def run_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    log_decay: Tensor | None = None,
+    *,
+    mode: str = "auto",
+    backend: str = "auto",
+) -> Tensor:
+    """S_t = (I - beta_t k_t k_t^T) diag(a_t) S_{t-1} + beta_t k_t v_t^T, y_t = S_t^T q_t."""
+    return delta_rule(q, k, v, beta, log_decay, mode=mode, backend=backend)[0]
+
+
+OPERATIONS = {
+    "linear": MatrixOperation(run_gate_loop, {"attention": 1.0, "reference": 0.1}),
+    "head": MatrixOperation(run_gate_loop, {"fla": 1.0, "attention": 1.0, "reference": 0.1}),
+    "channel": MatrixOperation(run_gate_loop, {"fla": 1 / 1.3, "attention": 1.0, "reference": 0.1}),
+    "delta": MatrixOperation(run_delta_rule, {"fla": 1.0, "attention": 1.0, "reference": 0.1}),
+    "gated_delta": MatrixOperation(run_delta_rule, {"fla": 1.0, "attention": 1.0, "reference": 0.1}),
+}
+SIZES: dict[str, tuple[Size, ...]] = {
+    # the last where softmax attention is cheaper still
+    "cuda": ((8, 4096, 16, 128), (8, 4096, 32, 64), (1, 32768, 16, 128), (8, 2048, 16, 128)),
+    "cpu": ((1, 4096, 4, 64),),
+}
+
+
+def operator(operation: str) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Return what gives y and the last state of the tensors that `make` gives."""
+    return delta_rule if "delta" in operation else gate_loop
+
+
+def rows_of(device_type: str, *, quick: bool = False) -> list[MatrixRow]:
+    """Return the rows of a device; `quick` keeps the operations, at a size of no meaning."""
+    sizes: tuple[Size, ...] = ((2, 70, 2, 8),) if quick else SIZES[device_type]
+    dtype = "bf16" if device_type == "cuda" else "f32"
+    return [MatrixRow(operation, size, dtype) for size in sizes for operation in OPERATIONS]
+
+
+def make(row: MatrixRow, device: torch.device, seed: int = 0) -> tuple[tuple[Tensor, ...], Tensor]:
+    """Return the inputs of a row, and the gradient dy that its backward pass starts from.
+
+    Queries and keys have norm 1, decays time scales from 10 to 1,000 steps, writing strengths are in (0, 1).
+    """
+    random = torch.Generator(device).manual_seed(seed)
+    dtype = DTYPES[row.dtype]
+    q, k, v, dy = (normal(row.size, dtype, random) for _ in range(4))
+    q, k = (torch.nn.functional.normalize(x, dim=-1) for x in (q, k))
+    log_decay = decays(row.size, torch.float32, random).log()
+    beta = normal(row.size[:3], dtype, random).sigmoid()
+    more = {
+        "linear": (),
+        "head": (log_decay[..., 0],),
+        "channel": (log_decay,),
+        "delta": (beta,),
+        "gated_delta": (beta, log_decay[..., 0]),
+    }[row.operation]
+    return (q, k, v, *(x.contiguous() for x in more)), dy
+
+
+def check(row: MatrixRow, inputs: tuple[Tensor, ...], dy: Tensor) -> None:
+    """Compare outputs and gradients of some rows and heads with those in double precision.
+
+    Raises:
+        AssertionError: they differ by more than the tolerance of the dtype.
+    """
+    run = OPERATIONS[row.operation].run
+    y, gradients = outputs_and_gradients(run, inputs, dy)
+    expected_y, expected = outputs_and_gradients(
+        lambda *xs: run(*xs, mode="chunkwise", backend="torch"), tuple(map(_cut, inputs)), _cut(dy)
+    )
+    names = ("y", *(f"gradient of input {number}" for number in range(1, len(inputs) + 1)))
+    for name, mine, right in zip(names, (y, *gradients), (expected_y, *expected), strict=True):
+        assert_agree(_cut(mine), right, name, dtype=y.dtype)
+
+
+def measure_row(
+    row: MatrixRow, device: torch.device, budget: Budget, peers: Sequence[Peer]
+) -> dict[str, Any]:
+    """Check and time one row, and the peers on the same inputs.
+
+    Returns:
+        What JSON holds of the row; with "error" and without "passes" where it is wrong or fails. Peaks of
+        memory are those of forward and backward, over what was there before: outputs, gradients and what is
+        kept between.
+    """
+    result: dict[str, Any] = {
+        "name": row.name,
+        "operation": row.operation,
+        "size": list(row.size),
+        "dtype": str(DTYPES[row.dtype]).removeprefix("torch."),
+        "checked": CHECKED,
+    }
+    inputs, dy = make(row, device)
+    operation = OPERATIONS[row.operation]
+    if wrong := failure(lambda: check(row, inputs, dy)):
+        return result | {"error": wrong}
+    with torch.no_grad():
+        y = operation.run(*inputs)
+    mine = _measured(Calls(*calls(operation.run, inputs, dy), output=lambda: y), device, budget)
+    result |= {"passes": {name: {"ms": mine[name]["ms"], "peers": {}} for name in PASSES}}
+    result["peak_bytes"] = mine["peak_bytes"]
+    for peer in peers:
+        found = _measured_peer(peer, row.operation, inputs, dy, y, device, budget)
+        for name in PASSES:
+            entry = dict(found[name])
+            if "ms" in entry:
+                entry["ratio"] = mine[name]["ms"]["median"] / entry["ms"]["median"]
+                entry["asked"] = operation.asked.get(peer.name)
+                entry["met"] = None if entry["asked"] is None else entry["ratio"] <= entry["asked"]
+            if "off" in found:
+                entry["off"] = found["off"]
+            result["passes"][name]["peers"][peer.name] = entry
+        if "peak_bytes" in found:
+            result.setdefault("peers_peak_bytes", {})[peer.name] = found["peak_bytes"]
+    return result
+
+
+def _measured_peer(
+    peer: Peer,
+    operation: str,
+    inputs: tuple[Tensor, ...],
+    dy: Tensor,
+    y: Tensor,
+    device: torch.device,
+    budget: Budget,
+) -> dict[str, Any]:
+    if not peer.installed:
+        return {name: {"missing": "not installed"} for name in PASSES}
+    try:
+        prepared = peer.prepare(operation, inputs, dy)
+        off = difference(prepared.output(), y) if peer.same else 0.0
+    except Exception as error:
+        return {name: {"missing": why(error)} for name in PASSES}
+    found = _measured(prepared, device, budget)
+    return found | ({"off": off} if off > CLOSE else {})
+
+
+def _measured(prepared: Calls, device: torch.device, budget: Budget) -> dict[str, Any]:
+    """Time both passes, and take the peak of the second; "missing" with the reason where one fails."""
+    found: dict[str, Any] = {}
+    for name, function in zip(PASSES, (prepared.forward, prepared.both), strict=True):
+        try:
+            timing = measure(function, device, budget, replayed=True)
+            found[name] = {"ms": dataclasses.asdict(timing)}
+        except Exception as error:
+            found[name] = {"missing": why(error)}
+    if "ms" in found[PASSES[1]]:
+        release(device)
+        before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+        results = prepared.both()
+        peak = peak_bytes(device)
+        del results
+        found["peak_bytes"] = None if peak is None else peak - before
+    return found
+
+
+def _cut(x: Tensor) -> Tensor:
+    rows, heads = (torch.tensor(sorted({0, n - 1}), device=x.device) for n in (x.shape[0], x.shape[2]))
+    return x.index_select(0, rows).index_select(2, heads).double()

@@ -1,0 +1,205 @@
+"""A training step of a language model as `linrec train` makes it, and what is measured of it."""
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from linrec.mixers.attention import Attention
+from linrec.models import LanguageModel, ModelConfig, preset
+from linrec.train import LoopConfig, OptimConfig, get_recipe
+from linrec.train.config import complete_mixer_args
+from linrec.train.fabric import make_fabric, uses_compile
+from linrec.train.optim import make_optimizers, set_learning_rate
+from linrec.train.state import deterministic, matmul_precision, seed_all
+from linrec.train.step import EAGER_STEPS, CapturedStep, Objective, train_step
+from perf.encoders import MIXER_ARGUMENTS
+from perf.kernels import profiled, summary
+from perf.memory import peak_bytes, release, why
+from perf.timing import calls_per_second
+
+PROFILED_STEPS = 5
+FLOPS = (
+    "per token 6 for each parameter but those of an embedding that is only looked up, and with softmax "
+    "attention 6 for each step of the sequence, layer and channel of its heads; recurrences count nothing"
+)
+
+# HGRN, table 16
+OPTIM = get_recipe("wikitext103-hgrn").optim
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Windows that steps are counted in, and seconds that each should take."""
+
+    windows: int = 5
+    seconds: float = 1.0
+
+
+def model_config(name: str, mixer: str | None, *, quick: bool = False) -> ModelConfig:
+    """Return a preset, with another mixer where one is named; `quick` makes it tiny.
+
+    Raises:
+        ValueError: there is no such preset or mixer.
+    """
+    config = preset(name)
+    if mixer is not None and mixer != config.mixer:
+        config = dataclasses.replace(config, mixer=mixer, mixer_args=dict(MIXER_ARGUMENTS.get(mixer, {})))
+    if quick:
+        config = dataclasses.replace(
+            config,
+            vocab_size=32,
+            n_outputs=None,
+            d_model=16,
+            n_layers=max(len(config.mixer_pattern), len(config.channel_mixing_pattern)),
+            d_channel_mixing=32,
+        )
+    return dataclasses.replace(config, mixer_args=complete_mixer_args(config.mixer, config.mixer_args))
+
+
+def flops_per_token(model: LanguageModel, length: int) -> int:
+    """Return floating-point operations of training per token: those of matrix products, once forward and
+    twice backward, whatever is computed again.
+
+    2 for each parameter in a product forward, so 6 in all. The products of softmax attention, of causal
+    scores and of values, are 2 * 2 * (length / 2) for each channel of a head.
+
+    Source:
+        Kaplan and others, Scaling Laws for Neural Language Models (2020), section 2.1; causal scores are
+        counted as the half that they are.
+    """
+    config = model.config
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    if not config.tie_embeddings:
+        weights -= model.embedding.weight.numel()
+    # the state of softmax attention is a key and a value for each step
+    scores = sum(mixer.state_size for mixer in model.mixers if isinstance(mixer, Attention)) // 2
+    return 6 * weights + 6 * length * scores
+
+
+def make_step(
+    config: ModelConfig, optim: OptimConfig, loop: LoopConfig
+) -> tuple[LanguageModel, Callable[..., None]]:
+    """Return a model, and a step over (inputs, targets, reset) that trains it as `linrec train` does.
+
+    Compiled, and on CUDA replayed as one graph, as `loop.compile` has it.
+    """
+    fabric = make_fabric(loop)
+    seed_all(loop.seed)
+    model = LanguageModel(config)
+    model.recompute = loop.recompute
+    compiled = uses_compile(loop, fabric.device)
+    objective: Any = Objective(model)
+    if compiled:
+        torch.compiler.reset()
+        objective.compile()
+    objective = fabric.setup_module(objective)
+    optimizers = make_optimizers(model, optim)
+    steppers: Any = [fabric.setup_optimizers(optimizer) for optimizer in optimizers]
+    step: Callable[..., None] = functools.partial(
+        train_step,
+        fabric=fabric,
+        objective=objective,
+        optimizers=steppers,
+        window=torch.zeros(4, device=fabric.device),
+        accumulate=loop.accumulate,
+        clip_norm=optim.clip_norm,
+    )
+    if compiled and fabric.device.type == "cuda":
+        step = CapturedStep(step)
+
+    def scheduled(inputs: Tensor, targets: Tensor, reset: Tensor | None = None) -> None:
+        set_learning_rate(optimizers, 1.0)
+        step(inputs, targets, reset)
+
+    return model, scheduled
+
+
+def measure_training(
+    config: ModelConfig,
+    loop: LoopConfig,
+    length: int,
+    device: torch.device,
+    windows: Windows,
+    *,
+    document: int | None = None,
+    profile: bool = False,
+) -> dict[str, Any]:
+    """Measure training of a language model on random tokens.
+
+    Args:
+        config: the model.
+        loop: batch, precision, compilation, as in `linrec train`.
+        length: tokens of a sequence.
+        device: where `loop` trains.
+        windows: for how long.
+        document: tokens of a document, of which each sequence has several with a reset between them; None
+            makes every sequence one document, without resets.
+        profile: whether to take a profile too, on CUDA.
+
+    Returns:
+        What JSON holds: "parameters", "flops_per_token", "first_seconds", "tokens_per_second" with "median",
+        "lowest" and "highest", "steps_per_window", "step_ms", "peak_bytes" and, where asked for, "profile" as
+        `summary` returns it; or "missing", why there are none, and so in "profile".
+    """
+    release(device)
+    try:
+        with deterministic(loop.deterministic), matmul_precision(loop.matmul_precision):
+            return _measured(config, loop, length, device, windows, document, profile)
+    except Exception as error:
+        return {"missing": why(error)}
+
+
+def _measured(
+    config: ModelConfig,
+    loop: LoopConfig,
+    length: int,
+    device: torch.device,
+    windows: Windows,
+    document: int | None,
+    profile: bool,
+) -> dict[str, Any]:
+    model, step = make_step(config, OPTIM, loop)
+    tokens = torch.randint(config.vocab_size, (loop.batch_size, length + 1), device=device)
+    inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    reset = None
+    if document is not None:
+        reset = (torch.arange(length, device=device) % document == 0).repeat(loop.batch_size, 1)
+
+    def call() -> None:
+        step(inputs, targets, reset)
+
+    start = time.perf_counter()
+    call()
+    first = time.perf_counter() - start
+    # of the computation, not of what compiled it
+    release(device)
+    for _ in range(EAGER_STEPS):
+        call()
+    rate = calls_per_second(call, device, windows=windows.windows, seconds=windows.seconds)
+    per_step = loop.batch_size * length
+    found = {
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "flops_per_token": flops_per_token(model, length),
+        "first_seconds": first,
+        "tokens_per_second": {
+            "median": rate.median * per_step,
+            "lowest": rate.lowest * per_step,
+            "highest": rate.highest * per_step,
+        },
+        "steps_per_window": rate.calls,
+        "step_ms": 1e3 / rate.median,
+        "peak_bytes": peak_bytes(device),
+    }
+    if profile:
+        try:
+            found["profile"] = summary(profiled(call, device, PROFILED_STEPS), PROFILED_STEPS)
+        except Exception as error:
+            # the speed is measured all the same
+            found["profile"] = {"missing": why(error)}
+    return found
