@@ -1,6 +1,7 @@
 """Code, commands and links of README, CONTRIBUTING and the pages of docs are right."""
 
 import re
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from linrec.train.options import option_names, options_type
 from tests.markdown import PAGES, ROOT, blocks, commands, execute, prose
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-NAMED = re.compile(r"`((?:src|tests|docs|examples)/[\w/.]*|[A-Z]\w+\.(?:md|cff)|\w+\.txt)`")
+NAMED = re.compile(r"`((?:src|tests|docs|examples|perf)/[\w/.]*|[A-Z]\w+\.(?:md|cff)|\w+\.txt)`")
 
 
 @every_page
@@ -37,6 +38,8 @@ def test_commands_name_what_exists(page):
             assert first in targets
         elif program == "python" and not first.startswith("-"):
             assert (ROOT / first).is_file()
+        elif program == "python" and first == "-m":
+            assert find_spec(others[0])
         elif program == "pytest":
             assert first == "-m" or (ROOT / first).exists()
         elif program == "linrec":
