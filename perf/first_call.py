@@ -10,21 +10,17 @@ import torch
 
 from perf.operations import OPERATIONS, make, outputs_and_gradients
 from perf.rows import Row
+from perf.timing import wait
 
 
 def first_call(row: Row, device: torch.device) -> float:
     """Return the seconds from the call to its gradients, compilation included; torch has started before."""
     inputs, dy = make(row, device)
-    _wait(device)
+    wait(device)
     start = time.perf_counter()
     outputs_and_gradients(OPERATIONS[row.operation].run, inputs, dy)
-    _wait(device)
+    wait(device)
     return time.perf_counter() - start
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 if __name__ == "__main__":

@@ -9,10 +9,10 @@ import torch
 
 from perf.check import check
 from perf.operations import OPERATIONS, make
-from perf.ops import measure_peer, time_passes
-from perf.peers import Peer, reason
+from perf.ops import measure_peer
+from perf.peers import Peer, reason, torch_calls
 from perf.rows import PASSES, Row
-from perf.timing import Budget
+from perf.timing import Budget, measure
 
 SHORTEST = 512
 FACTOR = 4
@@ -54,10 +54,14 @@ def measure_growth(
             check("scan", run, inputs, dy)
         except Exception as error:
             return result | {"error": f"{row.name}: {reason(error)}"}
-        times = time_passes(run, inputs, dy, device, budget, replayed=True)
-        measured = {LINREC: {p: {"ms": dataclasses.asdict(x)} for p, x in zip(PASSES, times, strict=True)}}
-        with torch.no_grad():
-            y = run(*inputs)
+        linrec = torch_calls(run, inputs, dy)
+        measured = {
+            LINREC: {
+                name: {"ms": dataclasses.asdict(measure(call, device, budget, replayed=True))}
+                for name, call in zip(PASSES, (linrec.forward, linrec.both), strict=True)
+            }
+        }
+        y = linrec.output()
         for peer in peers:
             measured[peer.name] = measure_peer(peer, "scan", inputs, dy, y, device, budget)
         result["points"] += [

@@ -12,8 +12,8 @@ from linrec.ops import delta_rule, gate_loop
 from linrec.testing import assert_agree
 from perf.memory import peak_bytes, release, why
 from perf.operations import decays, normal, outputs_and_gradients
-from perf.ops import CLOSE, calls, difference, failure
-from perf.peers import Calls, Peer
+from perf.ops import CLOSE, difference, failure
+from perf.peers import Calls, Peer, torch_calls
 from perf.rows import DTYPES, PASSES
 from perf.timing import Budget, measure
 
@@ -44,54 +44,15 @@ class MatrixRow:
         return "-".join((self.operation, self.dtype, "x".join(map(str, self.size))))
 
 
-@dataclass(frozen=True)
-class MatrixOperation:
-    """An operation of q, k, v (b, t, h, d) and more.
-
-    Args:
-        run: maps the tensors that `make` gives, and (mode, backend), to y (b, t, h, d).
-        asked: the most that linrec's time may be of a peer's, by the peer's name; forward, and forward and
-            backward.
-    """
-
-    run: Callable[..., Tensor]
-    asked: dict[str, float]
-
-
-def run_gate_loop(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor | None = None,
-    *,
-    mode: str = "auto",
-    backend: str = "auto",
-) -> Tensor:
-    """S_t = diag(a_t) S_{t-1} + k_t^T v_t, y_t = q_t S_t."""
-    return gate_loop(q, k, v, log_decay, mode=mode, backend=backend)[0]
-
-
-def run_delta_rule(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor,
-    log_decay: Tensor | None = None,
-    *,
-    mode: str = "auto",
-    backend: str = "auto",
-) -> Tensor:
-    """S_t = (I - beta_t k_t k_t^T) diag(a_t) S_{t-1} + beta_t k_t v_t^T, y_t = S_t^T q_t."""
-    return delta_rule(q, k, v, beta, log_decay, mode=mode, backend=backend)[0]
-
-
-OPERATIONS = {
-    "linear": MatrixOperation(run_gate_loop, {"attention": 1.0, "reference": 0.1}),
-    "head": MatrixOperation(run_gate_loop, {"fla": 1.0, "attention": 1.0, "reference": 0.1}),
-    "channel": MatrixOperation(run_gate_loop, {"fla": 1 / 1.3, "attention": 1.0, "reference": 0.1}),
-    "delta": MatrixOperation(run_delta_rule, {"fla": 1.0, "attention": 1.0, "reference": 0.1}),
-    "gated_delta": MatrixOperation(run_delta_rule, {"fla": 1.0, "attention": 1.0, "reference": 0.1}),
+OPERATIONS: dict[str, dict[str, float]] = {
+    "linear": {"attention": 1.0, "reference": 0.1},
+    "head": {"fla": 1.0, "attention": 1.0, "reference": 0.1},
+    "channel": {"fla": 1 / 1.3, "attention": 1.0, "reference": 0.1},
+    "delta": {"fla": 1.0, "attention": 1.0, "reference": 0.1},
+    "gated_delta": {"fla": 1.0, "attention": 1.0, "reference": 0.1},
 }
+"""The most that linrec's time may be of a peer's, by the operation's name and the peer's."""
+
 SIZES: dict[str, tuple[Size, ...]] = {
     # the last where softmax attention is cheaper still
     "cuda": ((8, 4096, 16, 128), (8, 4096, 32, 64), (1, 32768, 16, 128), (8, 2048, 16, 128)),
@@ -100,7 +61,7 @@ SIZES: dict[str, tuple[Size, ...]] = {
 
 
 def operator(operation: str) -> Callable[..., tuple[Tensor, Tensor]]:
-    """Return what gives y and the last state of the tensors that `make` gives."""
+    """Return the operator: it maps the tensors that `make` gives to y (b, t, h, d) and the last state."""
     return delta_rule if "delta" in operation else gate_loop
 
 
@@ -138,10 +99,10 @@ def check(row: MatrixRow, inputs: tuple[Tensor, ...], dy: Tensor) -> None:
     Raises:
         AssertionError: they differ by more than the tolerance of the dtype.
     """
-    run = OPERATIONS[row.operation].run
-    y, gradients = outputs_and_gradients(run, inputs, dy)
+    run = operator(row.operation)
+    y, gradients = outputs_and_gradients(lambda *xs: run(*xs)[0], inputs, dy)
     expected_y, expected = outputs_and_gradients(
-        lambda *xs: run(*xs, mode="chunkwise", backend="torch"), tuple(map(_cut, inputs)), _cut(dy)
+        lambda *xs: run(*xs, mode="chunkwise", backend="torch")[0], tuple(map(_cut, inputs)), _cut(dy)
     )
     names = ("y", *(f"gradient of input {number}" for number in range(1, len(inputs) + 1)))
     for name, mine, right in zip(names, (y, *gradients), (expected_y, *expected), strict=True):
@@ -166,12 +127,12 @@ def measure_row(
         "checked": CHECKED,
     }
     inputs, dy = make(row, device)
-    operation = OPERATIONS[row.operation]
     if wrong := failure(lambda: check(row, inputs, dy)):
         return result | {"error": wrong}
-    with torch.no_grad():
-        y = operation.run(*inputs)
-    mine = _measured(Calls(*calls(operation.run, inputs, dy), output=lambda: y), device, budget)
+    run = operator(row.operation)
+    linrec = torch_calls(lambda *xs: run(*xs)[0], inputs, dy)
+    y = linrec.output()
+    mine = _measured(linrec, device, budget)
     result |= {"passes": {name: {"ms": mine[name]["ms"], "peers": {}} for name in PASSES}}
     result["peak_bytes"] = mine["peak_bytes"]
     for peer in peers:
@@ -180,7 +141,7 @@ def measure_row(
             entry = dict(found[name])
             if "ms" in entry:
                 entry["ratio"] = mine[name]["ms"]["median"] / entry["ms"]["median"]
-                entry["asked"] = operation.asked.get(peer.name)
+                entry["asked"] = OPERATIONS[row.operation].get(peer.name)
                 entry["met"] = None if entry["asked"] is None else entry["ratio"] <= entry["asked"]
             if "off" in found:
                 entry["off"] = found["off"]

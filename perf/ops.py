@@ -10,9 +10,9 @@ from torch import Tensor
 from perf.check import CHECKED, check
 from perf.memory import why
 from perf.operations import OPERATIONS, make
-from perf.peers import Calls, Peer, reason
+from perf.peers import Calls, Peer, reason, torch_calls
 from perf.rows import DTYPES, PASSES, Row
-from perf.timing import Budget, Timing, beside_add, measure, percent_of
+from perf.timing import Budget, beside_add, measure, percent_of
 
 CLOSE = 0.05
 """A peer may differ from linrec by so much of the largest output; more is reported."""
@@ -45,15 +45,15 @@ def measure_row(
     if wrong := failure(lambda: check(row.operation, operation.run, inputs, dy)):
         return result | {"error": wrong}
     passes: dict[str, Any] = {}
-    columns = (PASSES, calls(operation.run, inputs, dy), operation.fewest_bytes(inputs), row.targets)
+    linrec = torch_calls(operation.run, inputs, dy)
+    columns = (PASSES, (linrec.forward, linrec.both), operation.fewest_bytes(inputs), row.targets)
     for name, call, n_bytes, target in zip(*columns, strict=True):
         entry = timed(call, n_bytes, inputs[-1].dtype, device, budget, copy)
         met = None if target is None else entry["percent"] >= target
         passes[name] = entry | {"target": target, "met": met, "peers": {}}
     result |= {"passes": passes}
     if peers:
-        with torch.no_grad():
-            y = operation.run(*inputs)
+        y = linrec.output()
         for peer in peers:
             measured = measure_peer(peer, row.operation, inputs, dy, y, device, budget)
             for name in PASSES:
@@ -110,34 +110,6 @@ def timed(
         "rate": rate,
         "percent": percent_of(n_bytes, timing.median, rate),
     }
-
-
-def time_passes(
-    run: Callable[..., Tensor],
-    inputs: tuple[Tensor, ...],
-    dy: Tensor,
-    device: torch.device,
-    budget: Budget,
-    *,
-    replayed: bool = False,
-) -> tuple[Timing, Timing]:
-    """Time forward without gradients, and forward with the gradients of all inputs."""
-    forward, both = calls(run, inputs, dy)
-    return (
-        measure(forward, device, budget, replayed=replayed),
-        measure(both, device, budget, replayed=replayed),
-    )
-
-
-def calls(
-    run: Callable[..., Tensor], inputs: tuple[Tensor, ...], dy: Tensor
-) -> tuple[Callable[[], Any], Callable[[], Any]]:
-    """Return the two passes as calls."""
-    leaves = tuple(x.detach().requires_grad_() for x in inputs)
-    return (
-        torch.no_grad()(lambda: run(*inputs)),
-        lambda: torch.autograd.grad(run(*leaves), leaves, dy),
-    )
 
 
 def measure_peer(

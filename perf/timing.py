@@ -86,14 +86,14 @@ def calls_per_second(
         windows: windows to measure.
         seconds: how long each should be; it has one call at least.
     """
-    _wait(device)
+    wait(device)
     calls = max(1, round(seconds * 1e3 / _once(function, device)))
     rates = []
     for _ in range(windows):
         start = time.perf_counter()
         for _ in range(calls):
             function()
-        _wait(device)
+        wait(device)
         rates.append(calls / (time.perf_counter() - start))
     return Rate(statistics.median(rates), min(rates), max(rates), calls)
 
@@ -113,11 +113,12 @@ def _captured(function: Callable[[], Any]) -> torch.cuda.CUDAGraph | None:
 def _once(function: Callable[[], Any], device: torch.device) -> float:
     start = time.perf_counter()
     function()
-    _wait(device)
+    wait(device)
     return (time.perf_counter() - start) * 1e3
 
 
-def _wait(device: torch.device) -> None:
+def wait(device: torch.device) -> None:
+    """Wait for the device to finish; the CPU already has."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

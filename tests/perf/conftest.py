@@ -1,9 +1,10 @@
 import pytest
 
-import perf.commands.ops as command
+from perf.commands import matrix, ops
 
 
 @pytest.fixture(autouse=True)
 def unchanged_allocator(monkeypatch):
     # what it asks of the C library would last for all tests that follow
-    monkeypatch.setattr(command, "keep_freed_memory", lambda: False)
+    for command in (matrix, ops):
+        monkeypatch.setattr(command, "keep_freed_memory", lambda: False)

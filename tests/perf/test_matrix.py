@@ -3,7 +3,6 @@ import json
 import pytest
 import torch
 
-import perf.commands.matrix as command
 from linrec.ops import gate_loop
 from perf import matrix
 from perf.__main__ import main
@@ -14,11 +13,6 @@ from perf.timing import Budget, Timing
 
 CPU = torch.device("cpu")
 SIZE = (2, 9, 3, 4)
-
-
-@pytest.fixture(autouse=True)
-def unchanged_allocator(monkeypatch):
-    monkeypatch.setattr(command, "keep_freed_memory", lambda: False)
 
 
 def test_everything_runs(tmp_path, capsys):
