@@ -30,26 +30,20 @@ class MovingAverage(Mixer):
         # the optimiser gives "transition" parameters their own learning rate and no weight decay
         mark(self, "rho")
 
-    def forward(self, x, state=None, *, reset=None):
-        self.check_input(x, reset, state)
+    def mix(self, x, state, reset):
         v = self.value(x)
         rate = torch.sigmoid(self.rho).to(v.dtype)
         return scan(rate, (1 - rate) * v, state=state, reset=reset)
 
     def init_state(self, batch, *, device=None):
-        device = self.rho.device if device is None else device
-        return torch.zeros(batch, self.d_model, device=device)
-
-    @property
-    def state_size(self):
-        return self.d_model
+        return scan.empty_state(batch, self.d_model, **self.factory_kwargs(device))
 
 
 class Centred(MovingAverage):
     """The same with the mean over time taken away: the future is in that mean."""
 
-    def forward(self, x, state=None, *, reset=None):
-        return super().forward(x - x.mean(dim=1, keepdim=True), state, reset=reset)
+    def mix(self, x, state, reset):
+        return super().mix(x - x.mean(dim=1, keepdim=True), state, reset)
 
 
 if __name__ == "__main__":

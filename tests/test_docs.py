@@ -30,6 +30,11 @@ def test_python_runs_and_prints_what_the_page_says(page, tmp_path, monkeypatch):
                 assert printed == block.text
 
 
+def test_the_mixer_of_the_tutorial_is_complete_and_short():
+    mixer = next(block.text for block in blocks(ROOT / "CONTRIBUTING.md") if block.language == "python")
+    assert mixer.startswith('"""') and "__all__" in mixer and len(mixer.splitlines()) <= 60
+
+
 @every_page
 def test_commands_name_what_exists(page):
     targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)

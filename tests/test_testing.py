@@ -31,7 +31,7 @@ class Decay(Mixer):
         return torch.stack(outputs, 1) if outputs else x, h
 
     def init_state(self, batch: int, *, device=None) -> Tensor:
-        return torch.zeros(batch, self.d_model, dtype=self._state_dtype(), device=device)
+        return torch.zeros(batch, self.d_model, **self.factory_kwargs(device))
 
     @property
     def state_size(self) -> int:
@@ -153,8 +153,8 @@ class HidesItsWeight(Decay):
 class ReadsNoWeights(Decay):
     def forward(self, x, state=None, *, reset=None):
         state = self.init_state(len(x)) if state is None else state
-        y = torch.cat([state[:, None], x], 1).cumsum(1)[:, 1:]
-        return y, y[:, -1]
+        sums = torch.cat([state[:, None], x], 1).cumsum(1)
+        return sums[:, 1:], sums[:, -1]
 
 
 class MiscountsItsState(Decay):

@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from linrec.ops.attention.cache import fitted
 from linrec.ops.core.handlers import Call
+from linrec.ops.core.isolation import documents
 from linrec.ops.core.precision import wide
 from linrec.ops.gate_loop import gate_loop_matrix
 
@@ -108,7 +108,9 @@ def token_mixing(call: Call, gate: Tensor | None = None) -> Float[Tensor, "b t t
         identity = torch.eye(time, dtype=given.v.dtype, device=given.v.device)[:, None]
         inputs = given._replace(v=identity.expand(batch, -1, heads, -1), state=None)
         if hasattr(given, "dropout"):
-            inputs = inputs._replace(state=fitted(None, inputs.k, inputs.v, given.state.v.dtype), dropout=0.0)
+            # without a state, the cache has no steps
+            cache = given.state._replace(v=inputs.v[:, :0].to(given.state.v.dtype))
+            inputs = inputs._replace(state=cache, dropout=0.0)
         y, _ = call.operator.proceed(inputs, "auto", "auto")
         return y.abs().mean(2)
     if hasattr(given, "u"):
@@ -161,7 +163,7 @@ def kernel_mixing(
     apart = steps[:, None] - steps
     seen = (apart >= 0).expand(batch, time, time)
     if reset is not None:
-        document = reset.cumsum(1)
+        document = documents(reset)
         seen = seen & (document[:, :, None] == document[:, None])
     if weights is None:
         return kernel.abs().mean(0)[apart.clamp(min=0)] * seen

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from linrec.ops.core.handlers import Call
+from linrec.ops.core.isolation import documents
 from linrec.ops.core.precision import accumulation, real_dtype, wide, without_autocast
 from linrec.ops.gate_loop import segments
 from linrec.ops.gate_loop.inputs import GateLoop as GateLoopInputs
@@ -153,8 +154,9 @@ class GateLoop(Recurrence):
             keys = segments.keys(k, segments.suffix(log_decay), segments.suffix(phase))
             if reset is not None:
                 # weights of zero would let NaN pass
-                later = reset.flip(1).cumsum(1).flip(1) > reset
-                keys, v = (x.masked_fill(later[:, None, :, None], 0) for x in (keys, v))
+                document = documents(reset)
+                earlier = (document < document[:, -1:])[:, None, :, None]
+                keys, v = (x.masked_fill(earlier, 0) for x in (keys, v))
             added = keys.mT @ v
         return added if phase is None else torch.complex(*added.chunk(2, dim=-2))
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from linrec.nn.mixer import State
+from linrec.ops.core.isolation import documents
 from linrec.testing.draws import generator, reset_mask
 from linrec.testing.tolerances import assert_agree
 from linrec.testing.trees import Tree, differentiable, leaves, map_tree
@@ -145,7 +146,7 @@ def check_isolation(function: Function, x: Tree) -> None:
     for row in range(batch):
         # the second document of every other row is a single step
         reset[row, [time // 2, time // 2 + 1 if row % 2 else time - 2]] = True
-    document = reset.cumsum(1)
+    document = documents(reset)
     ends = reset | reset.roll(-1, 1)
     ends[:, [0, -1]] = True
     cotangent = torch.randn(y.shape, generator=generator(1), dtype=torch.float64).to(y)

@@ -96,7 +96,7 @@ def check_init_state(mixer: Mixer, x: Tensor) -> None:
 
 
 def _check_start(mixer: Mixer, x: Tensor, where: str) -> None:
-    """Raise unless `init_state` equals the state after zero steps, in structure, shapes, dtypes and values."""
+    """Raise unless `init_state` equals the state after zero steps: structure, shapes, dtypes, values."""
     start, (_, state) = mixer.init_state(len(x)), mixer(x[:, :0])
     expected, found = [
         map_tree(lambda x: (tuple(x.shape), x.dtype, x.device), tree) for tree in (start, state)

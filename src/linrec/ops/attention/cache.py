@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from linrec.ops.core.checks import check_tensors
+from linrec.ops.core.isolation import documents
 from linrec.ops.core.precision import wide
 from linrec.ops.gate_loop.inputs import canonical_gate
 from linrec.ops.gate_loop.segments import wrapped
@@ -138,10 +139,9 @@ def documents_of(past: AttentionCache, reset: Tensor | None, time: int) -> Tenso
     """
     if reset is None:
         return None if past.alive is None else functional.pad(past.alive, (0, time), value=True)
-    new = reset.cumsum(1)
     if past.alive is None:
-        return functional.pad(new, (past.k.shape[1], 0))
-    return torch.cat([past.alive.long() - 1, new], dim=1)
+        return documents(reset, past=past.k.shape[1])
+    return torch.cat([past.alive.long() - 1, documents(reset)], dim=1)
 
 
 def newest(cache: AttentionCache, window: int | None) -> AttentionCache:

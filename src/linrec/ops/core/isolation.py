@@ -88,6 +88,20 @@ class Isolation:
         return _LEAVE(_Leaving(y, self.mark, hidden, self.document, begin)).y
 
 
+def documents(reset: Tensor, *, past: int = 0) -> Tensor:
+    """Return the number of the document that each step is in: of its resets so far, its own included.
+
+    Args:
+        reset: (b, t) bool, true where a document begins.
+        past: steps before the first, of document 0, which the result has too.
+
+    Example:
+        >>> documents(torch.tensor([[False, True, False]]), past=2)
+        tensor([[0, 0, 0, 1, 1]])
+    """
+    return functional.pad(reset.cumsum(1), (past, 0))
+
+
 def isolated(run: Callable[[Any], tuple[Tensor, Tensor]]) -> Callable[[Any], tuple[Tensor, Tensor]]:
     """Return a backend that keeps NaN and infinity within documents where there are resets.
 
@@ -101,7 +115,7 @@ def isolated(run: Callable[[Any], tuple[Tensor, Tensor]]) -> Callable[[Any], tup
             return run(given)
         state, reset = given.state, given.reset
         # the state is a step of its own, before the first
-        isolation = Isolation(functional.pad(reset.cumsum(1), (1, 0)))
+        isolation = Isolation(documents(reset, past=1))
         entered = {"state": isolation.enter(entering(state, reset)[:, None], begin=0)[:, 0]}
         others = {name: x for name, x in given._asdict().items() if name not in ("state", "reset")}
         y, last = run(given._replace(**entered, **isolation.entered(others, begin=1)))

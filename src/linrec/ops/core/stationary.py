@@ -13,7 +13,7 @@ from torch import Tensor
 
 from linrec.ops.core.backends import WITHOUT_RESET, Backend, always, few, never
 from linrec.ops.core.call import Operator
-from linrec.ops.core.isolation import entering
+from linrec.ops.core.isolation import documents, entering
 from linrec.ops.core.precision import wide
 from linrec.ops.core.unbounded import blocks, joined, matrix_product, recurrence
 
@@ -117,13 +117,13 @@ def convolved(
         x = last(u)
     else:
         # the last state is of the inputs from the last reset on
-        later = reset.flip(1).cumsum(1).flip(1) - reset.long()
-        x = last(u.masked_fill(later[..., None] > 0, 0))
+        document = documents(reset)
+        x = last(u.masked_fill((document < document[:, -1:])[..., None], 0))
     if state is None:
         return y, x
     outputs, through = response(entering(state, reset))
     if reset is not None:
-        begun = reset.cumsum(1) > 0
+        begun = document > 0
         outputs = outputs.masked_fill(begun.view(*begun.shape, *[1] * (y.ndim - 2)), 0)
         through = through.masked_fill(begun[:, -1, None, None], 0)
     return y + outputs, x + through

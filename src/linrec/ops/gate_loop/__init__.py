@@ -12,7 +12,7 @@ from linrec.ops.core.backends import Backend, few, never
 from linrec.ops.core.call import documented
 from linrec.ops.core.checks import check_reset, check_tensors, tensor_fields
 from linrec.ops.core.handlers import refuse_split_time, time_is_split
-from linrec.ops.core.isolation import Isolation
+from linrec.ops.core.isolation import Isolation, documents
 from linrec.ops.core.precision import wide, without_autocast
 from linrec.ops.gate_loop import inputs, max_headed, numba, segments, triton
 from linrec.ops.gate_loop.inputs import GateLoop, Normalized, matrix_operator
@@ -341,7 +341,7 @@ def gate_loop_matrix(
         return q.new_zeros(b, h, t, t, dtype=precision)
     given = {"q": q, "k": k, "log_decay": log_decay, "phase": phase}
     if reset is not None:
-        isolation = Isolation(reset.cumsum(1))
+        isolation = Isolation(documents(reset))
         given |= isolation.entered(given, begin=0)
     q, k, log_decay, phase, bonus = map(wide, (*given.values(), bonus))
     q, k = q.transpose(1, 2), k.transpose(1, 2)

@@ -6,12 +6,11 @@ from typing import Any, NamedTuple
 
 from jaxtyping import Bool, Float
 from torch import Tensor, cat
-from torch.nn import functional
 
 from linrec.ops.core.backends import WITHOUT_RESET, Backend, few, never
 from linrec.ops.core.call import Operator, documented
 from linrec.ops.core.checks import check_axes, check_precision, check_shape, check_supported
-from linrec.ops.core.isolation import entering
+from linrec.ops.core.isolation import documents, entering
 from linrec.ops.long_conv.cauchy import cauchy_kernel
 from linrec.ops.long_conv.discretization import DISCRETIZATIONS, Discretization, discretize_diagonal
 from linrec.ops.long_conv.powers import vandermonde_kernel
@@ -79,8 +78,7 @@ def _run(given: LongConv, convolve: Callable[[Convolution, int], Tensor]) -> tup
     before = inputs.shape[1] - u.shape[1]
     if reset is None:
         return convolve(Convolution(inputs, kernel, None), before), inputs
-    # the document of a step is the number of resets up to it
-    document = functional.pad(reset.cumsum(1), (before, 0))
+    document = documents(reset, past=before)
     hidden = (document != document[:, -1:])[..., None]
     return convolve(Convolution(inputs, kernel, document), before), inputs.masked_fill(hidden, 0)
 

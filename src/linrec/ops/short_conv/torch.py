@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from linrec.ops.core.checks import State
+from linrec.ops.core.isolation import documents
 
 
 class ShortConv(NamedTuple):
@@ -32,8 +32,8 @@ def convolution(given: ShortConv) -> tuple[Tensor, Tensor]:
     x, weight, bias, state, reset = given
     time, past = x.shape[1], state.shape[1]
     inputs = torch.cat([state, x], dim=1)
-    # steps see those of their own document: the number of resets before
-    document = None if reset is None else functional.pad(reset.cumsum(1), (past, 0))
+    # steps see the steps of their own document
+    document = None if reset is None else documents(reset, past=past)
     y = x * weight[:, 0]
     for j in range(1, past + 1):
         begin = past - j
