@@ -1,7 +1,4 @@
-import pytest
-
 from linrec.report import group_runs
-from linrec.report.arms import mean_and_spread
 from linrec.tasks import MemoryHorizon
 from linrec.train import load_run
 
@@ -105,11 +102,3 @@ def test_slugs_are_file_names_and_never_the_same(make_run):
         make_run("a", recipe="../Up & <away>"), make_run("b", recipe="up away"), make_run("c", recipe="über")
     )
     assert [arm.slug for arm in arms] == ["up-away", "up-away-2", "ber"]
-
-
-@pytest.mark.parametrize(
-    ("values", "text"),
-    [([], "–"), ([0.25], "0.250"), ([0.1, 0.3], "0.200 ± 0.141"), ([0.43, 0.43, 0.43], "0.430 ± 0.000")],
-)
-def test_mean_and_spread(values, text):
-    assert mean_and_spread(values) == text

@@ -2,7 +2,6 @@
 
 import json
 import re
-import statistics
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -13,6 +12,7 @@ from linrec.bench.standings import Standing, level, standings
 from linrec.bench.widths import equally_many
 from linrec.files import make_subfolder, write_text
 from linrec.report import markup, style
+from linrec.report.over_seeds import mean_and_spread
 from linrec.report.scores import better
 
 __all__ = ["write_page"]
@@ -164,8 +164,9 @@ def _cells(standing: Standing, of_all: Sequence[dict[str, Any]]) -> str:
     names = f'<td>{escape(standing.task)}</td><td class="label">{_breakable(standing.mixer)}</td>'
     scores, rows = standing.scores, standing.rows
     first = (rows or standing.failed)[0]
+    spread = None
     if rows:
-        score = statistics.mean(scores)
+        score, spread = mean_and_spread(scores)
         weak = trivial is not None and not better(first["metric"], score, trivial)
         reached = _number(score, ".4g", soft=weak)
     else:
@@ -175,7 +176,7 @@ def _cells(standing: Standing, of_all: Sequence[dict[str, Any]]) -> str:
     told = f"<pre>{escape(first['command'])}\n\n{config}</pre>"
     cells = [
         reached,
-        _number(statistics.stdev(scores) if len(scores) > 1 else None, ".2g"),
+        _number(spread, ".2g"),
         f"<td>{escape(first['metric'])}</td>",
         _number(chance, ".3g"),
         _number(trivial, ".3g"),
@@ -194,7 +195,7 @@ def _longest(standing: Standing) -> str:
     if not standing.by_length:
         return _number(None)
     length, scores = max(standing.by_length.items())
-    return _number(statistics.mean(scores), ".4g", after=f" at {length:,}")
+    return _number(mean_and_spread(scores).mean, ".4g", after=f" at {length:,}")
 
 
 def _breakable(label: str) -> str:
@@ -219,4 +220,4 @@ def _memory(row: dict[str, Any]) -> float | None:
 
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
-    return statistics.mean(known) if known else None
+    return mean_and_spread(known).mean if known else None

@@ -172,8 +172,7 @@ def _by_length(name: str, unit: float) -> Draw:
         ]
         lengths = [length for length in seeds[0] if all(seed.get(length) is not None for seed in seeds)]
         values = [[seed[length] / unit for length in lengths] for seed in seeds]
-        style.draw_mean_and_range(axes, lengths, values, colour=colour)
-        axes.plot(lengths, [sum(of) / len(of) for of in zip(*values, strict=True)], "o", color=colour)
+        style.draw_mean_and_range(axes, lengths, values, colour=colour, marker="o")
 
     return draw
 

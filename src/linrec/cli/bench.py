@@ -5,7 +5,6 @@ import math
 import re
 import shlex
 import signal
-import statistics
 import sys
 import time
 from collections.abc import Sequence
@@ -28,6 +27,7 @@ from linrec.cli.output import say
 from linrec.cli.parsing import one_line_errors, parse
 from linrec.errors import printable, unknown
 from linrec.files import FolderInUseError, locked
+from linrec.report.over_seeds import format_mean_and_spread, mean_and_spread
 from linrec.train.errors import ConfigError, InterruptedRunError, TrainError
 from linrec.train.processes import program
 
@@ -312,8 +312,7 @@ def _score(standing: Standing) -> str:
     scores = standing.scores
     if not scores:
         return str(standing.failed[0]["status"])
-    spread = f" ± {statistics.stdev(scores):.2g}" if len(scores) > 1 else ""
-    return f"{statistics.mean(scores):.3g}{spread}"
+    return format_mean_and_spread(scores, ".3g", ".2g")
 
 
 def _in_lines(label: str, width: int) -> str:
@@ -335,4 +334,4 @@ def _longest(standing: Standing) -> str:
     if not standing.by_length:
         return ""
     length, scores = max(standing.by_length.items())
-    return f"{statistics.mean(scores):.3g} at {length:,}"
+    return f"{mean_and_spread(scores).mean:.3g} at {length:,}"

@@ -10,7 +10,7 @@ import tyro
 from linrec.cli.output import say
 from linrec.cli.parsing import parse
 from linrec.report import compare_runs, write_report
-from linrec.report.arms import mean_and_spread
+from linrec.report.over_seeds import format_mean_and_spread
 from linrec.train import ConfigError, load_run
 
 
@@ -49,8 +49,8 @@ def run(words: list[str]) -> int:
     compared = compare_runs(options.runs, baseline, trust_code=trust_code)
     worse = [found for found in compared if found.verdict == "regression"]
     for found in worse:
-        scores = f"{mean_and_spread(found.scores, 4)} against {mean_and_spread(found.baseline, 4)}"
-        say(f"regression: {found.label}: {found.metric} {scores} of the baseline")
+        scores, before = (format_mean_and_spread(of, ",.4f") for of in (found.scores, found.baseline))
+        say(f"regression: {found.label}: {found.metric} {scores} against {before} of the baseline")
     return int(bool(worse))
 
 

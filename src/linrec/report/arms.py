@@ -3,7 +3,6 @@
 import itertools
 import json
 import re
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -100,19 +99,6 @@ def group_runs(runs: Iterable[Run]) -> list[Arm]:
 def arm_key(config: TrainConfig) -> str:
     """Return a text that is the same for the runs of an arm, and another for those of others."""
     return json.dumps(_fields(config), sort_keys=True)
-
-
-def mean_and_spread(values: Sequence[float], digits: int = 3) -> str:
-    """Return "mean ± standard deviation" of a sample, the mean alone of one value, a dash of none.
-
-    Example:
-        >>> mean_and_spread([0.42, 0.43, 0.44]), mean_and_spread([0.5]), mean_and_spread([])
-        ('0.430 ± 0.010', '0.500', '–')
-    """
-    if not values:
-        return "–"
-    mean = f"{statistics.fmean(values):,.{digits}f}"
-    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):,.{digits}f}"
 
 
 def _fields(config: TrainConfig) -> dict[str, Any]:

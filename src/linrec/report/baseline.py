@@ -1,7 +1,6 @@
 """Runs beside earlier ones of the same configuration: which of them have become worse."""
 
 import os
-import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any, Literal
 
 from linrec.files import parse_json
 from linrec.report.arms import Arm, arm_key, group_runs
+from linrec.report.over_seeds import mean_and_spread
 from linrec.report.scores import better, score_of
 from linrec.tasks import judged_by
 from linrec.train import ConfigError, UntrustedCodeError, load_run
@@ -41,8 +41,8 @@ class Comparison:
     @property
     def spread(self) -> float:
         """What the means may differ by."""
-        deviation = statistics.stdev(self.baseline) if len(self.baseline) > 1 else 0.0
-        return max(deviation, LEAST * abs(statistics.fmean(self.baseline)))
+        mean, spread = mean_and_spread(self.baseline)
+        return max(spread or 0.0, LEAST * abs(mean))
 
     @property
     def verdict(self) -> Literal["regression", "better", "as before"]:
@@ -54,7 +54,7 @@ class Comparison:
             >>> Comparison("gla", "mse", (0.0105,), (0.01, 0.011)).verdict
             'as before'
         """
-        mean, before = statistics.fmean(self.scores), statistics.fmean(self.baseline)
+        mean, before = mean_and_spread(self.scores).mean, mean_and_spread(self.baseline).mean
         # what is no number is no better than anything
         if not abs(mean - before) > self.spread and mean == mean:
             return "as before"

@@ -8,8 +8,9 @@ from typing import Any
 
 import linrec
 from linrec.report import markup
-from linrec.report.arms import Arm, mean_and_spread
+from linrec.report.arms import Arm
 from linrec.report.baseline import Comparison
+from linrec.report.over_seeds import format_mean_and_spread, mean_and_spread
 from linrec.report.perplexity import UNITS, read_perplexity
 from linrec.tasks import Task, judged_by
 from linrec.train import Run
@@ -63,7 +64,7 @@ def _results(arms: Sequence[Arm]) -> str:
             **_means(arm),
             "seeds": ", ".join(map(str, arm.seeds)) or "–",
             "parameters": f"{arm.results[0]['parameters']:,}" if arm.results else "–",
-            "steps/s": mean_and_spread([result["steps_per_second"] for result in arm.results], digits=1),
+            "steps/s": format_mean_and_spread([result["steps_per_second"] for result in arm.results], ",.1f"),
             "time per run": _duration(arm.results),
         }
         for arm in arms
@@ -94,21 +95,18 @@ def _means(arm: Arm) -> dict[str, str]:
     """Return what an arm is judged by: accuracies, squared errors, or perplexities and a loss per token."""
     by = judged_by(arm.runs[0].config.task)
     if by == "accuracy":
-        return {
-            f"{split} accuracy": mean_and_spread([result[split]["accuracy"] for result in arm.results])
-            for split in SPLITS
-        }
+        return {f"{split} accuracy": _over_seeds(arm, split, "accuracy", ",.3f") for split in SPLITS}
     if by == "mse":
-        return {
-            f"{split} {MSE}": mean_and_spread([result[split]["loss"] for result in arm.results], digits=6)
-            for split in SPLITS
-        }
+        return {f"{split} {MSE}": _over_seeds(arm, split, "loss", ",.6f") for split in SPLITS}
     losses = {split: [result[split]["loss"] for result in arm.results if result[split]] for split in SPLITS}
-    told = {
-        f"{split} perplexity": mean_and_spread([math.exp(min(loss, 700)) for loss in losses[split]], digits=2)
-        for split in SPLITS
-    }
-    return told | {"validation loss": mean_and_spread(losses["validation"], digits=4)}
+    perplexities = {split: [math.exp(min(loss, 700)) for loss in losses[split]] for split in SPLITS}
+    told = {f"{split} perplexity": format_mean_and_spread(perplexities[split], ",.2f") for split in SPLITS}
+    return told | {"validation loss": format_mean_and_spread(losses["validation"], ",.4f")}
+
+
+def _over_seeds(arm: Arm, split: str, name: str, mean_format: str) -> str:
+    """Return mean and spread of a score of every run that has finished."""
+    return format_mean_and_spread([result[split][name] for result in arm.results], mean_format)
 
 
 def _comparisons(comparisons: Sequence[Comparison]) -> str:
@@ -119,8 +117,8 @@ def _comparisons(comparisons: Sequence[Comparison]) -> str:
     rows = [
         [
             comparison.label,
-            mean_and_spread(comparison.scores, digits=6),
-            mean_and_spread(comparison.baseline, digits=6),
+            format_mean_and_spread(comparison.scores, ",.6f"),
+            format_mean_and_spread(comparison.baseline, ",.6f"),
             f"{comparison.spread:.2g}",
             comparison.metric,
             comparison.verdict,
@@ -227,5 +225,5 @@ def _latest_step(run: Run) -> int:
 def _duration(results: Sequence[dict[str, Any]]) -> str:
     if not results:
         return "–"
-    seconds = sum(result["seconds"] for result in results) / len(results)
+    seconds = mean_and_spread([result["seconds"] for result in results]).mean
     return f"{seconds / 60:.1f} min" if seconds >= 60 else f"{seconds:.0f} s"

@@ -11,6 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from linrec.files import replacing
+from linrec.report.over_seeds import mean_and_spread
 
 LineStyle: TypeAlias = Literal["-", ":"]
 
@@ -53,10 +54,12 @@ def draw_mean_and_range(
     colour: str,
     label: str = "",
     style: LineStyle = "-",
+    marker: str = "",
 ) -> None:
     """Draw the mean of several curves on the same `x` as a line, and their lowest to highest as a band."""
     columns = list(zip(*rows, strict=True))
-    axes.plot(x, [sum(c) / len(c) for c in columns], style, color=colour, linewidth=1.6, label=label)
+    means = [mean_and_spread(c).mean for c in columns]
+    axes.plot(x, means, style, marker=marker, color=colour, linewidth=1.6, label=label)
     if len(rows) > 1:
         lowest, highest = [min(c) for c in columns], [max(c) for c in columns]
         axes.fill_between(x, lowest, highest, color=colour, alpha=0.2, linewidth=0)

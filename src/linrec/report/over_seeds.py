@@ -1,0 +1,55 @@
+"""Mean and spread of a number over seeds: computed here, and written here."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class MeanAndSpread(NamedTuple):
+    """The mean of a number over seeds, and its spread.
+
+    Args:
+        mean: arithmetic mean.
+        spread: standard deviation of a sample, with n - 1; None of a single seed.
+    """
+
+    mean: float
+    spread: float | None
+
+
+def mean_and_spread(values: Sequence[float]) -> MeanAndSpread:
+    """Return mean and standard deviation of one value or more.
+
+    Example:
+        >>> mean_and_spread([0.25, 0.75]).mean, mean_and_spread([0.5])
+        (0.5, MeanAndSpread(mean=0.5, spread=None))
+    """
+    mean = statistics.fmean(values)
+    if len(values) == 1:
+        return MeanAndSpread(mean, None)
+    # `stdev` raises AttributeError for NaN and infinity
+    return MeanAndSpread(mean, statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan)
+
+
+def format_mean_and_spread(
+    values: Sequence[float], mean_format: str = ",.3f", spread_format: str | None = None
+) -> str:
+    """Return "mean ± standard deviation", the mean alone of a single value, a dash of none.
+
+    Args:
+        values: one for each seed.
+        mean_format: how the mean is formatted.
+        spread_format: how the standard deviation is formatted; None is `mean_format`.
+
+    Example:
+        >>> format_mean_and_spread([0.42, 0.43, 0.44]), format_mean_and_spread([0.5], ".1f")
+        ('0.430 ± 0.010', '0.5')
+        >>> format_mean_and_spread([])
+        '–'
+    """
+    if not values:
+        return "–"
+    mean, spread = mean_and_spread(values)
+    written = format(mean, mean_format)
+    return written if spread is None else f"{written} ± {format(spread, spread_format or mean_format)}"
