@@ -111,7 +111,7 @@ def test_a_regression_has_errors_and_no_accuracies(tmp_path):
         (f"{OWN}:Hungry", {}, "out of memory", "OutOfMemoryError: tried to allocate 900 GiB"),
         (f"{OWN}:Huge", {}, "out of memory", "RuntimeError: "),
         (f"{OWN}:Wordless", {}, "out of memory", "MemoryError"),
-        ("gla", {"n_test": 2000}, "failed", "ValueError: Copying has too few different samples"),
+        ("gla", {"n_test": 2000}, "failed", "ValueError: the split 'test' of Copying has too few"),
     ],
 )
 def test_a_job_that_fails_says_how(folder_of, tmp_path, mixer, task, status, message):

@@ -8,7 +8,6 @@ import torch
 
 from linrec import tasks
 from linrec.tasks import NO_TARGET, ProbedTask, ScoredTask, Source, SyntheticTask, Task
-from linrec.tasks.synthetic import fingerprints
 from linrec.train.config import TrainConfig, config_from_dict, config_to_dict
 from linrec.train.recipes import get_recipe
 
@@ -170,13 +169,3 @@ def test_too_few_different_samples_and_fields_out_of_range_are_refused():
         small("copying", seed=-1)
     with pytest.raises(ValueError, match="no split 'tests'; did you mean 'test'"):
         small("copying").split("tests")
-
-
-def test_fingerprints_tell_rows_apart():
-    rows = np.random.default_rng(0).integers(0, 4, (3000, 8))
-    _, place = np.unique(rows, axis=0, return_inverse=True)
-    _, mine = np.unique(fingerprints(rows), return_inverse=True)
-    # the same rows fall together, in whatever order
-    assert (
-        len(set(zip(place.ravel().tolist(), mine.tolist(), strict=True))) == place.max() + 1 == mine.max() + 1
-    )

@@ -61,6 +61,7 @@ SHARED = (
     "cache",
     "cifar_files",
     "classification",
+    "distinct",
     "drawing",
     "files",
     "images",

@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+import functools
 import zlib
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -11,19 +12,19 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Int64, UInt8
+from jaxtyping import Bool, Int64, UInt8
 from torch import Tensor
 
 from linrec.errors import unknown
 from linrec.tasks.base import SPLIT_NAMES, Batch, SplitName, require_at_least
 from linrec.tasks.cache import kept
 from linrec.tasks.classification import ClassificationTask
+from linrec.tasks.distinct import draw_distinct, fingerprints
 from linrec.tasks.images import SequentialSplit
-from linrec.tasks.synthetic import TRIES, fingerprints
 from linrec.text.progress import ReadingDisplay
 
 # samples at once at most: enough to hide what a call costs, and few enough for a bar to move
-CHUNK = 1000
+ROUND = 1000
 # fewer are drawn before anybody wonders what takes so long
 SHOWN = 20_000
 
@@ -153,45 +154,29 @@ class LabelledTask(ClassificationTask):
         # a name of its own for each task and split: two that draw alike have other samples
         words = f"{type(self).__name__} {name}".encode()
         random = np.random.default_rng([self.seed, zlib.crc32(words)])
-        seen = {number for split in before for number in _numbers(split)}
+        rounds = draw_distinct(
+            functools.partial(self.draw, random),
+            n,
+            rows=lambda drawn: drawn.tokens.numpy(),
+            name=f"the split {name!r} of {type(self).__name__}",
+            taken={number for split in before for number in fingerprints(split.tokens.numpy()).tolist()},
+            largest_round=ROUND,
+        )
         found: list[LabelledTokens] = []
-        missing, in_vain = n, 0
         what = f"drawing {type(self).__name__} {name}"
         with ReadingDisplay().reading(what, n) if n >= SHOWN else nullcontext(_ignored) as advance:
-            while missing:
-                drawn = self.draw(random, min(CHUNK, missing))
-                new: list[int] = []
-                for place, number in enumerate(_numbers(drawn)):
-                    if number not in seen:
-                        seen.add(number)
-                        new.append(place)
-                in_vain = 0 if new else in_vain + 1
-                if in_vain == TRIES:
-                    raise ValueError(
-                        f"{type(self).__name__} has too few different samples: {n - missing} of {n} were "
-                        f"found for the split {name!r}. Ask for fewer with `n_{name}`, or for longer ones."
-                    )
-                found.append(_chosen(drawn, torch.tensor(new, dtype=torch.int64)))
-                missing -= len(new)
-                advance(len(new))
+            for drawn, new in rounds:
+                found.append(_chosen(drawn, torch.from_numpy(new)))
+                advance(len(found[-1]))
         parts = {"tokens": torch.cat([split.tokens for split in found])}
         parts["labels"] = torch.cat([split.labels for split in found])
         lengths = [split.lengths for split in found if split.lengths is not None]
         return parts | ({"lengths": torch.cat(lengths)} if lengths else {})
 
 
-def _numbers(split: LabelledTokens) -> list[int]:
-    """Return a number for each sequence, the same for equal ones and no others."""
-    return [
-        number
-        for tokens in split.tokens.split(CHUNK)
-        for number in fingerprints(tokens.numpy().astype(np.int64)).tolist()
-    ]
-
-
-def _chosen(split: LabelledTokens, index: Int64[Tensor, "n"]) -> LabelledTokens:
-    lengths = None if split.lengths is None else split.lengths[index]
-    return LabelledTokens(split.tokens[index], split.labels[index], lengths)
+def _chosen(split: LabelledTokens, chosen: Bool[Tensor, "n"]) -> LabelledTokens:
+    lengths = None if split.lengths is None else split.lengths[chosen]
+    return LabelledTokens(split.tokens[chosen], split.labels[chosen], lengths)
 
 
 def _ignored(advance: int) -> None:

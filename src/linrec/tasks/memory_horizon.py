@@ -27,6 +27,7 @@ from torch import Tensor
 
 from linrec.errors import unknown
 from linrec.tasks.base import SPLIT_NAMES, ObjectiveName, Split, SplitName, compared, require_at_least
+from linrec.tasks.distinct import draw_distinct
 
 __all__ = ["MemoryHorizon", "compress", "compress_suffixes"]
 
@@ -312,14 +313,16 @@ class MemoryHorizon:
         """Draw `n_samples` sequences, no two of them equal, shape (n_samples, length)."""
         number_seed, reset_seed = np.random.SeedSequence(self.seed).spawn(2)
         number_rng, reset_rng = np.random.default_rng(number_seed), np.random.default_rng(reset_seed)
-        samples = np.empty((0, self.length), dtype=np.int64)
-        while (missing := self.n_samples - len(samples)) > 0:
-            drawn = number_rng.integers(0, self.max_number + 1, size=(missing, self.length), dtype=np.int64)
+
+        def draw(n: int) -> NDArray[np.int64]:
+            drawn = number_rng.integers(0, self.max_number + 1, size=(n, self.length), dtype=np.int64)
             # where the smallest of independent uniform numbers lie is a uniform choice without repetition
-            resets = np.argsort(reset_rng.random((missing, self.length)), axis=1)[:, : self.n_resets]
+            resets = np.argsort(reset_rng.random((n, self.length)), axis=1)[:, : self.n_resets]
             np.put_along_axis(drawn, resets, self.reset_token, axis=1)
-            # equal samples occur when sequences are very short; the first of them stays
-            samples = np.concatenate([samples, drawn])
-            _, first = np.unique(samples, axis=0, return_index=True)
-            samples = samples[np.sort(first)]
-        return samples
+            return drawn
+
+        # there are enough sequences, and the last of them may take many rounds
+        rounds = draw_distinct(
+            draw, self.n_samples, rows=lambda drawn: drawn, name=type(self).__name__, tries=math.inf
+        )
+        return np.concatenate([drawn[new] for drawn, new in rounds])

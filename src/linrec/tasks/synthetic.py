@@ -31,9 +31,7 @@ from linrec.tasks.base import (
     compared,
     require_at_least,
 )
-
-TRIES = 1000
-"""Rounds in which nothing new is drawn before a task has too few different samples."""
+from linrec.tasks.distinct import draw_distinct, fingerprints
 
 
 class Drawn(NamedTuple):
@@ -147,26 +145,47 @@ class DrawnTask(abc.ABC):
 
     @cached_property
     def _test(self) -> Split:
-        return _split_of(_new_samples(self, self._random("test"), self.n_test, _NONE, distinct=True))
+        return _split_of(self._drawn("test", self._random("test"), self.n_test, frozenset()))
 
     @cached_property
     def _validation(self) -> Split:
         random, taken = self._random("validation"), self._taken_by("test")
-        return _split_of(_new_samples(self, random, self.n_validation, taken, distinct=True))
+        return _split_of(self._drawn("validation", random, self.n_validation, taken))
 
     @cached_property
     def _training(self) -> Split:
         return self._train(self._taken_by("test", "validation"), epoch=None, seed=0)
 
-    def _taken_by(self, *names: SplitName) -> NDArray[np.uint64]:
+    def _taken_by(self, *names: SplitName) -> frozenset[int]:
         if self.continuous:
-            return _NONE
-        return np.concatenate([fingerprints(self.split(name).inputs.numpy()) for name in names])
+            return frozenset()
+        splits = [self.split(name).inputs.numpy() for name in names]
+        return frozenset(number for split in splits for number in fingerprints(split).tolist())
 
-    def _train(self, held_out: NDArray[np.uint64], *, epoch: int | None, seed: int) -> Split:
+    def _drawn(self, name: SplitName, random: np.random.Generator, n: int, taken: frozenset[int]) -> Drawn:
+        """Draw n samples of a split that are not `taken`; those that validate or test differ too."""
+        draw = self.draw if name == "train" else self.draw_held_out
+        if self.continuous:
+            return draw(random, n)
+        rounds = draw_distinct(
+            functools.partial(draw, random),
+            n,
+            rows=lambda drawn: drawn.inputs,
+            name=f"the split {name!r} of {type(self).__name__}",
+            taken=taken,
+            repeats=name == "train",
+        )
+        found = [drawn.where(new) for drawn, new in rounds]
+        groups = [drawn.group for drawn in found if drawn.group is not None]
+        return Drawn(
+            np.concatenate([drawn.inputs for drawn in found]),
+            np.concatenate([drawn.targets for drawn in found]),
+            np.concatenate(groups) if groups else None,
+        )
+
+    def _train(self, held_out: frozenset[int], *, epoch: int | None, seed: int) -> Split:
         random = self._random("train") if epoch is None else self._random("train", 1 + epoch, seed)
-        drawn = _new_samples(self, random, self.n_train, held_out, distinct=False)
-        samples = _split_of(self.for_training(drawn))
+        samples = _split_of(self.for_training(self._drawn("train", random, self.n_train, held_out)))
         if not self.fresh:
             return samples
         return dataclasses.replace(samples, redrawn=functools.partial(self._train, held_out))
@@ -255,57 +274,6 @@ def require_longer_probes(task: DrawnTask) -> None:
             f"`test_lengths` must be greater than `length` = {task.length}, that of the longest string "
             f"in training; got {task.test_lengths}. The score of the test split tells shorter ones apart."
         )
-
-
-def fingerprints(rows: NDArray[Any]) -> NDArray[np.uint64]:
-    """Return a number for each row, the same for equal rows and, but for rare accidents, no others.
-
-    Args:
-        rows: shape (n, t), int64.
-
-    Returns:
-        Shape (n), uint64. Two different rows agree with a probability of about 2^-64.
-    """
-    weights = np.random.default_rng(rows.shape[1]).integers(0, 2**63, rows.shape[1], dtype=np.uint64)
-    # odd, so that no change of a single token is lost
-    return np.asarray(rows.astype(np.uint64) @ (2 * weights + np.uint64(1)))
-
-
-_NONE: NDArray[np.uint64] = np.empty(0, np.uint64)
-
-
-def _new_samples(
-    task: DrawnTask, random: np.random.Generator, n: int, taken: NDArray[np.uint64], *, distinct: bool
-) -> Drawn:
-    """Draw until there are n samples that are not `taken`, and, if asked, no two alike."""
-    if task.continuous:
-        return task.draw_held_out(random, n) if distinct else task.draw(random, n)
-    found: list[Drawn] = []
-    seen = taken
-    missing, in_vain = n, 0
-    while missing > 0:
-        drawn = task.draw_held_out(random, missing) if distinct else task.draw(random, missing)
-        prints = fingerprints(drawn.inputs)
-        new = ~np.isin(prints, seen)
-        if distinct:
-            first = np.zeros_like(new)
-            first[np.unique(prints, return_index=True)[1]] = True
-            new &= first
-            seen = np.concatenate([seen, prints[new]])
-        in_vain = 0 if new.any() else in_vain + 1
-        if in_vain == TRIES:
-            raise ValueError(
-                f"{type(task).__name__} has too few different samples: {n - missing} of {n} were found that "
-                "no other split has. Ask for fewer with `n_test` and `n_validation`, or for longer sequences."
-            )
-        found.append(drawn.where(new))
-        missing -= int(new.sum())
-    groups = [drawn.group for drawn in found if drawn.group is not None]
-    return Drawn(
-        np.concatenate([drawn.inputs for drawn in found]),
-        np.concatenate([drawn.targets for drawn in found]),
-        np.concatenate(groups) if groups else None,
-    )
 
 
 def _split_of(drawn: Drawn) -> Split:
