@@ -16,7 +16,8 @@ from torch import Tensor
 
 from linrec.tasks.base import Batch, SplitName, require_at_least
 from linrec.tasks.byte_texts import VOCAB_SIZE, as_tokens
-from linrec.tasks.classification import FileTask
+from linrec.tasks.classification import ClassificationTask
+from linrec.tasks.files import FileTask
 from linrec.text import DataError
 from linrec.text.progress import ReadingDisplay
 
@@ -86,7 +87,7 @@ class TextPairs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AAN(FileTask):
+class AAN(FileTask, ClassificationTask):
     """Whether two papers are connected by a citation.
 
         target = 0 or 1      after x_1, ..., x_n and y_1, ..., y_m      bytes of the one and of the other

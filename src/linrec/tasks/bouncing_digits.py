@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from linrec.tasks.base import PIECE, Batch, ObjectiveName, SplitName, errors_of_numbers, require_at_least
-from linrec.tasks.files import FromFiles
+from linrec.tasks.files import FileTask
 from linrec.tasks.sequential_images import SequentialImages
 from linrec.text import DataError
 
@@ -120,7 +120,7 @@ class Films:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BouncingDigits(FromFiles):
+class BouncingDigits(FileTask):
     """Say how a film of digits goes on, and the configuration that says of which digits.
 
         x_1, ..., x_shown, hidden, ..., hidden   ->   x_{shown+1}, ..., x_length

@@ -1,8 +1,6 @@
-"""What tasks share whose sequences have one class each, and those of them whose data are files."""
+"""Tasks whose sequences have one class each: levels that need no model, and scores."""
 
 import abc
-from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Protocol
 
@@ -11,7 +9,6 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from linrec.tasks.base import ObjectiveName, Source, SplitName, scores_by_class
-from linrec.tasks.files import FromFiles
 
 
 class LabelledSource(Source, Protocol):
@@ -24,7 +21,7 @@ class LabelledSource(Source, Protocol):
 
 
 class ClassificationTask(abc.ABC):
-    """What follows from splits whose sequences have one class each."""
+    """Base class of tasks whose sequences have one class each."""
 
     per_sequence: ClassVar[bool] = True
     objective: ClassVar[ObjectiveName] = "classification"
@@ -80,12 +77,3 @@ class ClassificationTask(abc.ABC):
             TypeError: `predictions` are not integers (pass classes, not logits).
         """
         return scores_by_class(predictions, split.labels, self.n_outputs)
-
-
-@dataclass(frozen=True, kw_only=True)
-class FileTask(FromFiles, ClassificationTask):
-    """A task whose sequences are in files, and have one class each; the field is that of `FromFiles`."""
-
-    @abc.abstractmethod
-    def read(self) -> Mapping[SplitName, LabelledSource]:
-        """Read the files, and return all splits."""

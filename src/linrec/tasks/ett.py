@@ -21,7 +21,7 @@ from torch import Tensor
 
 from linrec.errors import unknown
 from linrec.tasks.base import Batch, ObjectiveName, SplitName, errors_of_numbers, require_at_least
-from linrec.tasks.files import FromFiles
+from linrec.tasks.files import FileTask
 from linrec.text import DataError
 
 __all__ = ["Ett", "Windows"]
@@ -93,7 +93,7 @@ class Windows:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ett(FromFiles):
+class Ett(FileTask):
     """Say how a series goes on, and the configuration that says which one.
 
         x_1, ..., x_shown, hidden * horizon   ->   x_{shown+1}, ..., x_{shown+horizon}

@@ -1,4 +1,4 @@
-"""What tasks share whose sequences are in files."""
+"""Tasks whose sequences are in files: where the files are, and the splits that are read from them."""
 
 import abc
 from collections.abc import Mapping
@@ -11,12 +11,12 @@ from linrec.errors import unknown
 from linrec.tasks.base import SPLIT_NAMES, Source, SplitName
 from linrec.text import DataError
 
-OfFiles = TypeVar("OfFiles", bound="FromFiles")
+OfFiles = TypeVar("OfFiles", bound="FileTask")
 
 
 @dataclass(frozen=True, kw_only=True)
-class FromFiles(abc.ABC):
-    """A task whose sequences are in files: the field that says where, and what follows from `read`.
+class FileTask(abc.ABC):
+    """Base class of tasks whose sequences are in files; a subclass says how they are read.
 
     Args:
         path: where the files are.

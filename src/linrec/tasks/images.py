@@ -1,4 +1,4 @@
-"""What tasks share that read images step by step: normalised sequences of pixels, and the order of these."""
+"""Tasks that read images step by step: normalised sequences of pixels, and the order of the pixels."""
 
 import abc
 import math
@@ -14,7 +14,8 @@ from torch import Tensor
 
 from linrec.errors import unknown
 from linrec.tasks.base import Batch, SplitName, require_at_least
-from linrec.tasks.classification import FileTask
+from linrec.tasks.classification import ClassificationTask
+from linrec.tasks.files import FileTask
 from linrec.text import DataError
 
 N_CLASSES = 10
@@ -78,8 +79,8 @@ class SequentialSplit:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageTask(FileTask):
-    """The class of an image of ten classes that is read step by step; a subclass says where images come from.
+class ImageTask(FileTask, ClassificationTask):
+    """Base class of tasks that classify an image of ten classes read pixel by pixel or row by row.
 
     The last training images validate, and the test split is the data set's own. Each channel is normalised
     with the mean and the standard deviation of the training split.
@@ -87,7 +88,11 @@ class ImageTask(FileTask):
     Args:
         path: where the files are.
         n_validation: how many of the training images, the last ones, validate.
-        seed: seed of what is drawn.
+        seed: seed of the random order alone.
+        permuted: whether the pixels of all images come in another order than row after row.
+        permutation: which order that is: "random", of `seed`; or "bit-reversal", by the numbers that result
+            when the bits of a pixel's own number are read backwards.
+        by_row: whether a step has as many pixels as an image has columns, and not one.
 
     Raises:
         ValueError: a field is out of range.
@@ -95,10 +100,38 @@ class ImageTask(FileTask):
 
     n_validation: int = 5000
     seed: int = 0
+    permuted: bool = False
+    permutation: Permutation = "random"
+    by_row: bool = False
+    n_outputs: ClassVar[int] = N_CLASSES
+    n_columns: ClassVar[int]
+    """Columns of an image."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_at_least(self, n_validation=1, seed=0)
+        if self.permutation not in ("random", "bit-reversal"):
+            raise unknown("`permutation`", self.permutation, ["random", "bit-reversal"])
+        if self.permutation != "random" and not self.permuted:
+            raise ValueError(
+                f"`permutation` = {self.permutation!r} is for `permuted` images, and these are not. Pass "
+                "`permuted` too."
+            )
+
+    @property
+    def vocab_size(self) -> int | None:
+        """Number of input tokens; None where pixels are real numbers."""
+        return None
+
+    @property
+    def n_channels(self) -> int:
+        """Numbers of a pixel."""
+        return 1
+
+    @property
+    def n_features(self) -> int | None:
+        """Real numbers per step: those of one pixel, or of as many as there are columns."""
+        return self.n_channels * (self.n_columns if self.by_row else 1)
 
     @abc.abstractmethod
     def images(self) -> Mapping[Literal["train", "test"], Images]:
@@ -108,19 +141,18 @@ class ImageTask(FileTask):
             DataError: a file is missing, damaged, or something else than it should be.
         """
 
-    @abc.abstractmethod
     def steps(self, pixels: UInt8[np.ndarray, "n rows columns channels"]) -> UInt8[np.ndarray, "n t f"]:
-        """Return images as sequences; each step has whole pixels, channel after channel."""
-
-    @property
-    def vocab_size(self) -> int | None:
-        """There are no tokens: a step is real numbers."""
-        return None
-
-    @property
-    def n_outputs(self) -> int:
-        """Number of target classes."""
-        return N_CLASSES
+        """Return images as sequences of pixels in their order, or of as many of them as there are columns."""
+        n, rows, columns, channels = pixels.shape
+        if self.by_row and columns != self.n_columns:
+            raise DataError(
+                f"the images of {self.path} must have {self.n_columns} columns to be read row by row; they "
+                f"have {columns}."
+            )
+        sequences = pixels.reshape(n, rows * columns, channels)
+        if self.permuted:
+            sequences = sequences[:, _order(self.permutation, rows * columns, self.seed)]
+        return sequences.reshape(n, rows, columns * channels) if self.by_row else sequences
 
     def read(self) -> dict[SplitName, Any]:
         """Read the files, and return all splits."""
@@ -154,62 +186,6 @@ class ImageTask(FileTask):
             "validation": part(pixels[n_train:], train.labels[n_train:]),
             "test": part(test_pixels, test.labels),
         }
-
-
-@dataclass(frozen=True, kw_only=True)
-class PixelTask(ImageTask):
-    """The class of an image that is read pixel by pixel, in one of several orders, or row by row.
-
-    Args:
-        path: where the files are.
-        permuted: whether the pixels of all images come in another order than row after row.
-        permutation: which order that is: "random", of `seed`; or "bit-reversal", by the numbers that result
-            when the bits of a pixel's own number are read backwards.
-        by_row: whether a step has as many pixels as an image has columns, and not one.
-        n_validation: how many of the training images, the last ones, validate.
-        seed: seed of the random order alone.
-
-    Raises:
-        ValueError: a field is out of range.
-    """
-
-    permuted: bool = False
-    permutation: Permutation = "random"
-    by_row: bool = False
-    n_columns: ClassVar[int]
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.permutation not in ("random", "bit-reversal"):
-            raise unknown("`permutation`", self.permutation, ["random", "bit-reversal"])
-        if self.permutation != "random" and not self.permuted:
-            raise ValueError(
-                f"`permutation` = {self.permutation!r} is for `permuted` images, and these are not. Pass "
-                "`permuted` too."
-            )
-
-    @property
-    def n_channels(self) -> int:
-        """Numbers of a pixel."""
-        return 1
-
-    @property
-    def n_features(self) -> int | None:
-        """Real numbers per step: those of one pixel, or of as many as there are columns."""
-        return self.n_channels * (self.n_columns if self.by_row else 1)
-
-    def steps(self, pixels: UInt8[np.ndarray, "n rows columns channels"]) -> UInt8[np.ndarray, "n t f"]:
-        """Return images as sequences of pixels in their order, or of as many of them as there are columns."""
-        n, rows, columns, channels = pixels.shape
-        if self.by_row and columns != self.n_columns:
-            raise DataError(
-                f"the images of {self.path} must have {self.n_columns} columns to be read row by row; they "
-                f"have {columns}."
-            )
-        sequences = pixels.reshape(n, rows * columns, channels)
-        if self.permuted:
-            sequences = sequences[:, _order(self.permutation, rows * columns, self.seed)]
-        return sequences.reshape(n, rows, columns * channels) if self.by_row else sequences
 
 
 def _order(permutation: Permutation, n: int, seed: int) -> Int64[np.ndarray, "n"]:

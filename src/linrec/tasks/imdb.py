@@ -15,7 +15,8 @@ import torch
 from linrec.errors import unknown
 from linrec.tasks.base import SplitName, require_at_least
 from linrec.tasks.byte_texts import VOCAB_SIZE, as_tokens
-from linrec.tasks.classification import FileTask
+from linrec.tasks.classification import ClassificationTask
+from linrec.tasks.files import FileTask
 from linrec.tasks.labelled import LabelledTokens
 from linrec.text import DataError
 from linrec.text.progress import ReadingDisplay
@@ -41,7 +42,7 @@ class Review(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class IMDb(FileTask):
+class IMDb(FileTask, ClassificationTask):
     """Whether a review is positive, after its bytes.
 
         target = 0 or 1      after x_1, ..., x_n      x_i a byte of the review in UTF-8

@@ -1,4 +1,4 @@
-"""What tasks share whose sequences of tokens have one label each, are drawn, and are kept in files."""
+"""Tasks whose sequences of tokens have one label each, are drawn, and are kept in files."""
 
 import abc
 import dataclasses
@@ -78,7 +78,7 @@ class LabelledTokens:
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledTask(ClassificationTask):
-    """A task of drawn sequences of tokens with a class each: the fields, and what follows from `draw`.
+    """Base class of tasks of drawn sequences of tokens with one class each; a subclass defines `draw`.
 
     All samples of all splits differ. They are drawn once, and kept in the user's folder for caches.
 

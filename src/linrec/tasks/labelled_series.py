@@ -1,4 +1,4 @@
-"""What tasks share that classify series of real numbers: normalised as they are read, and cut by class."""
+"""Series of real numbers with a class each: normalised as they are read, and cut by class."""
 
 import dataclasses
 from collections.abc import Sequence

@@ -13,13 +13,16 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64, UInt8
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from linrec.errors import unknown
 from linrec.tasks.base import Batch, SplitName, require_at_least
-from linrec.tasks.cifar_files import CHANNELS, SIDE, WHERE, read_cifar10
-from linrec.tasks.images import Images, ImageTask, SequentialSplit
+from linrec.tasks.cifar_files import CHANNELS, SIDE
+from linrec.tasks.classification import ClassificationTask
+from linrec.tasks.files import FileTask
+from linrec.tasks.images import N_CLASSES, SequentialSplit
+from linrec.tasks.sequential_cifar import SequentialCIFAR
 
 __all__ = ["NoisePaddedCIFAR", "NoisePaddedSplit"]
 
@@ -79,7 +82,7 @@ class NoisePaddedSplit:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoisePaddedCIFAR(ImageTask):
+class NoisePaddedCIFAR(FileTask, ClassificationTask):
     """The class of a photograph of CIFAR-10 whose rows come first, and noise after them.
 
         target = label      after row_1, ..., row_32, e_33, ..., e_T      e ~ N(0, 1)
@@ -108,36 +111,29 @@ class NoisePaddedCIFAR(ImageTask):
         (96, 10, 0.1)
     """
 
+    n_validation: int = 5000
+    seed: int = 0
     length: int = 1000
     noise: Noise = "fresh"
-    wanted: ClassVar[str] = f"It must be the binary version of CIFAR-10. {WHERE}"
+    vocab_size: ClassVar[int | None] = None
+    n_outputs: ClassVar[int] = N_CLASSES
+    n_features: ClassVar[int] = SIDE * CHANNELS
+    wanted: ClassVar[str] = SequentialCIFAR.wanted
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_least(self, length=SIDE)
+        require_at_least(self, n_validation=1, seed=0, length=SIDE)
         if self.noise not in ("fresh", "fixed"):
             raise unknown("`noise`", self.noise, ["fresh", "fixed"])
 
-    @property
-    def n_features(self) -> int:
-        """Real numbers per step: those of a row."""
-        return SIDE * CHANNELS
-
-    def images(self) -> dict[Literal["train", "test"], Images]:
-        """Read the files; errors are those of `read_cifar10`."""
-        return read_cifar10(self.existing())
-
-    def steps(self, pixels: UInt8[np.ndarray, "n rows columns channels"]) -> UInt8[np.ndarray, "n t f"]:
-        """Return images as sequences of rows."""
-        return pixels.reshape(len(pixels), SIDE, SIDE * CHANNELS)
-
     def read(self) -> dict[SplitName, Any]:
         """Read the files, and return all splits."""
+        rows = SequentialCIFAR(path=self.path, n_validation=self.n_validation, by_row=True)
         fixed = None
         if self.noise == "fixed":
             shape = (self.length - SIDE, SIDE * CHANNELS)
             fixed = torch.from_numpy(np.random.default_rng(self.seed).standard_normal(shape, np.float32))
         return {
             name: NoisePaddedSplit(images, self.length, (self.seed, zlib.crc32(name.encode()), 0, 0), fixed)
-            for name, images in super().read().items()
+            for name, images in rows.read().items()
         }

@@ -1,4 +1,4 @@
-"""What tasks share that ask at the end, or now and then, for what the sequence itself said before."""
+"""Tasks with queries, at the end or in between, for tokens that the sequence showed before."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from linrec.tasks.synthetic import Drawn, SyntheticTask
 
 @dataclass(frozen=True, kw_only=True)
 class RecallTask(SyntheticTask):
-    """A task whose answers are tokens that follow, so that all tokens can be trained on.
+    """Base class of tasks with queries whose answer is the next token, so that every token can be a target.
 
     Args:
         predict_all: whether the training split has the next token for a target everywhere, as the code of H3,

@@ -1,4 +1,4 @@
-"""What tasks share whose samples a generator draws, with real numbers as inputs and as targets.
+"""Tasks whose samples a generator draws, with real numbers as inputs and as targets.
 
 No two draws from a continuum are alike, so that the splits share no sample by having generators of their own.
 """
@@ -17,7 +17,7 @@ from linrec.tasks.synthetic import DrawnTask
 
 @dataclass(frozen=True, kw_only=True)
 class RegressionTask(DrawnTask):
-    """A drawn task of real numbers; the fields are those of `DrawnTask`.
+    """Base class of drawn tasks of real numbers; fields as in `DrawnTask`.
 
     Whether a sequence has one target or each step its own, `per_sequence` of a task says.
     """

@@ -12,7 +12,7 @@ from jaxtyping import UInt8
 
 from linrec.tasks.base import SplitName
 from linrec.tasks.cifar_files import CHANNELS, SIDE, WHERE, read_cifar10
-from linrec.tasks.images import Images, PixelTask
+from linrec.tasks.images import Images, ImageTask
 from linrec.tasks.labelled import LabelledTokens
 
 __all__ = ["SequentialCIFAR"]
@@ -22,7 +22,7 @@ LUMA = np.array([19595, 38470, 7471], np.uint32)
 
 
 @dataclass(frozen=True, kw_only=True)
-class SequentialCIFAR(PixelTask):
+class SequentialCIFAR(ImageTask):
     """The class of a photograph of CIFAR-10 that is read pixel by pixel.
 
         target = label      after x_1, ..., x_1024      x_i = (red, green, blue), or grey

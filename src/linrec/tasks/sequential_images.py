@@ -18,7 +18,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from linrec.tasks.images import N_CLASSES, Images, PixelTask
+from linrec.tasks.images import N_CLASSES, Images, ImageTask
 from linrec.text import DataError
 
 __all__ = ["SequentialImages"]
@@ -38,7 +38,7 @@ UNSIGNED_BYTES = b"\x00\x00\x08"
 
 
 @dataclass(frozen=True, kw_only=True)
-class SequentialImages(PixelTask):
+class SequentialImages(ImageTask):
     """The class of an image that is read pixel by pixel, and the configuration that says of which images.
 
         target = label      after x_1, ..., x_784

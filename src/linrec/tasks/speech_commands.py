@@ -21,7 +21,8 @@ from torch import Tensor
 
 from linrec.tasks.base import SPLIT_NAMES, SplitName, require_at_least
 from linrec.tasks.cache import kept
-from linrec.tasks.classification import FileTask
+from linrec.tasks.classification import ClassificationTask
+from linrec.tasks.files import FileTask
 from linrec.tasks.labelled_series import LabelledSeries, stratified
 from linrec.text import DataError
 from linrec.text.progress import ReadingDisplay
@@ -75,7 +76,7 @@ class Clip(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpeechCommands(FileTask):
+class SpeechCommands(FileTask, ClassificationTask):
     """The word of a second of sound, and the configuration that says of which recordings.
 
         target = word      after x_1, ..., x_16000

@@ -1,4 +1,4 @@
-"""What the tasks share that ask for the state of a finite automaton after it has read a string.
+"""Tasks that ask for the state of a finite automaton after it has read a string.
 
 The protocol is that of Delétang and others (2023, arXiv:2207.02098): train on strings of mixed lengths, test
 on longer ones. The splits share no string, and of short ones there are few: eight of three bits. So strings
@@ -24,7 +24,7 @@ Steps = Int64[np.ndarray, "n t"]
 
 @dataclass(frozen=True, kw_only=True)
 class StateTracking(SyntheticTask):
-    """A task whose target is a function of the whole string so far: its fields, and strings of mixed lengths.
+    """Base class of tasks whose target is a function of the whole string so far, of mixed lengths.
 
     Tokens are the symbols 0 .. `n_symbols` - 1, and the padding `n_symbols` after a string. A probe of
     `test_lengths` has strings of that length alone; scores tell apart how many symbols a target depends on.

@@ -1,9 +1,9 @@
-"""What tasks share whose samples a generator draws: splits, fresh epochs, probes, and scores of tokens.
+"""Tasks whose samples a generator draws: splits, fresh epochs, probes, and scores of tokens.
 
 A generator of its own belongs to every split, so that a longer training split leaves the others as they are,
 and the data does not depend on which split is read first. The splits share no sample: one that was drawn
-before, for testing first, then for validation, is drawn again. `regression.py` has what is drawn of real
-numbers, where no two samples are alike.
+before, for testing first, then for validation, is drawn again. Tasks of real numbers, of which no two samples
+are alike, are in `regression.py`.
 """
 
 import abc
@@ -57,7 +57,7 @@ class Drawn(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class DrawnTask(abc.ABC):
-    """A task whose samples are drawn: the fields that all have, and what follows from `draw`.
+    """Base class of tasks whose samples a generator draws; a subclass defines `draw`.
 
     Args:
         length: what decides how long a sample is: its steps, where a task does not say otherwise.
@@ -198,7 +198,7 @@ class DrawnTask(abc.ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class SyntheticTask(DrawnTask):
-    """A drawn task of tokens, with targets at some or all steps; the fields are those of `DrawnTask`."""
+    """Base class of drawn tasks of tokens, with targets at some or all steps; fields as in `DrawnTask`."""
 
     n_features: ClassVar[int | None] = None
     per_sequence: ClassVar[bool] = False

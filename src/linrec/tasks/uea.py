@@ -19,7 +19,8 @@ from torch import Tensor
 
 from linrec.errors import unknown
 from linrec.tasks.base import SplitName, require_at_least, scores_by_class
-from linrec.tasks.classification import FileTask, LabelledSource
+from linrec.tasks.classification import ClassificationTask, LabelledSource
+from linrec.tasks.files import FileTask
 from linrec.tasks.labelled_series import LabelledSeries, stratified
 from linrec.tasks.ts_files import TsFile, read_ts
 from linrec.text import DataError
@@ -33,7 +34,7 @@ VARIANTS = ("_eq", "_nmv", "_eq_nmv")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Uea(FileTask):
+class Uea(FileTask, ClassificationTask):
     """The class of a time series, and the configuration that says of which data set.
 
         target = class      after x_1, ..., x_t, each of f numbers
