@@ -8,7 +8,6 @@ are tested on another data set than that of their training.
 import dataclasses
 import functools
 import math
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from linrec.tasks.base import PIECE, Batch, ObjectiveName, SplitName, errors_of_numbers, require_at_least
+from linrec.tasks.distinct import split_generator
 from linrec.tasks.files import FileTask
 from linrec.tasks.sequential_images import SequentialImages
 from linrec.text import DataError
@@ -307,7 +307,7 @@ class BouncingDigits(FileTask):
     def _drawn(self, name: SplitName, images: UInt8[Tensor, "m h w"], *more: int) -> tuple[Tensor, Tensor]:
         """Return which images each film of a split has, and their places in its frames."""
         n = {"train": self.n_train, "validation": self.n_validation, "test": self.n_test}[name]
-        random = np.random.default_rng([self.seed, zlib.crc32(f"BouncingDigits {name}".encode()), *more])
+        random = split_generator(type(self).__name__, name, self.seed, *more)
         chosen = random.integers(0, len(images), (n, self.n_digits))
         place = random.random((n, self.n_digits, 2))
         angle = random.uniform(0, 2 * math.pi, (n, self.n_digits))

@@ -1,5 +1,6 @@
-"""Drawing until samples are distinct, so that the splits of a task share no sample."""
+"""Drawing the samples of a split: its generator, and rounds until samples are distinct."""
 
+import zlib
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, TypeVar
 
@@ -13,6 +14,18 @@ TRIES = 1000
 """Rounds in a row without a new sample before a task has too few different samples."""
 BLOCK = 1000
 """Rows that are turned into 64-bit numbers together, to bound the memory."""
+
+
+def split_generator(task: str, split: str, seed: int, *more: int) -> np.random.Generator:
+    """Return the generator of a split, which differs from those of all other splits, tasks and seeds.
+
+    Args:
+        task: name of the task's class.
+        split: name of the split.
+        seed: seed of the data.
+        more: further numbers, such as the epoch.
+    """
+    return np.random.default_rng([seed, zlib.crc32(f"{task} {split}".encode()), *more])
 
 
 def draw_distinct(

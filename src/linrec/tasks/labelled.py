@@ -3,7 +3,6 @@
 import abc
 import dataclasses
 import functools
-import zlib
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +18,7 @@ from linrec.errors import unknown
 from linrec.tasks.base import SPLIT_NAMES, Batch, SplitName, require_at_least
 from linrec.tasks.cache import kept
 from linrec.tasks.classification import ClassificationTask
-from linrec.tasks.distinct import draw_distinct, fingerprints
+from linrec.tasks.distinct import draw_distinct, fingerprints, split_generator
 from linrec.tasks.images import SequentialSplit
 from linrec.text.progress import ReadingDisplay
 
@@ -151,9 +150,7 @@ class LabelledTask(ClassificationTask):
     def _drawn(self, name: SplitName, before: list[LabelledTokens]) -> dict[str, Tensor]:
         """Draw as many samples as the split has, none of which is in the splits before or comes twice."""
         n = {"train": self.n_train, "validation": self.n_validation, "test": self.n_test}[name]
-        # a name of its own for each task and split: two that draw alike have other samples
-        words = f"{type(self).__name__} {name}".encode()
-        random = np.random.default_rng([self.seed, zlib.crc32(words)])
+        random = split_generator(type(self).__name__, name, self.seed)
         rounds = draw_distinct(
             functools.partial(self.draw, random),
             n,

@@ -9,7 +9,6 @@ are alike, are in `regression.py`.
 import abc
 import dataclasses
 import functools
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -31,7 +30,7 @@ from linrec.tasks.base import (
     compared,
     require_at_least,
 )
-from linrec.tasks.distinct import draw_distinct, fingerprints
+from linrec.tasks.distinct import draw_distinct, fingerprints, split_generator
 
 
 class Drawn(NamedTuple):
@@ -145,12 +144,11 @@ class DrawnTask(abc.ABC):
 
     @cached_property
     def _test(self) -> Split:
-        return _split_of(self._drawn("test", self._random("test"), self.n_test, frozenset()))
+        return _split_of(self._drawn("test", self.n_test, frozenset()))
 
     @cached_property
     def _validation(self) -> Split:
-        random, taken = self._random("validation"), self._taken_by("test")
-        return _split_of(self._drawn("validation", random, self.n_validation, taken))
+        return _split_of(self._drawn("validation", self.n_validation, self._taken_by("test")))
 
     @cached_property
     def _training(self) -> Split:
@@ -162,8 +160,9 @@ class DrawnTask(abc.ABC):
         splits = [self.split(name).inputs.numpy() for name in names]
         return frozenset(number for split in splits for number in fingerprints(split).tolist())
 
-    def _drawn(self, name: SplitName, random: np.random.Generator, n: int, taken: frozenset[int]) -> Drawn:
-        """Draw n samples of a split that are not `taken`; those that validate or test differ too."""
+    def _drawn(self, name: SplitName, n: int, taken: frozenset[int], *more: int) -> Drawn:
+        """Draw n samples of a split that are not `taken`; samples that validate or test are distinct too."""
+        random = split_generator(type(self).__name__, name, self.seed, *more)
         draw = self.draw if name == "train" else self.draw_held_out
         if self.continuous:
             return draw(random, n)
@@ -184,16 +183,11 @@ class DrawnTask(abc.ABC):
         )
 
     def _train(self, held_out: frozenset[int], *, epoch: int | None, seed: int) -> Split:
-        random = self._random("train") if epoch is None else self._random("train", 1 + epoch, seed)
-        samples = _split_of(self.for_training(self._drawn("train", random, self.n_train, held_out)))
+        more = () if epoch is None else (1 + epoch, seed)
+        samples = _split_of(self.for_training(self._drawn("train", self.n_train, held_out, *more)))
         if not self.fresh:
             return samples
         return dataclasses.replace(samples, redrawn=functools.partial(self._train, held_out))
-
-    def _random(self, name: SplitName, *more: int) -> np.random.Generator:
-        # a name of its own for each task: two that draw alike have other samples
-        words = f"{type(self).__name__} {name}".encode()
-        return np.random.default_rng([self.seed, zlib.crc32(words), *more])
 
 
 @dataclass(frozen=True, kw_only=True)
