@@ -1,0 +1,91 @@
+"""Recipes of Memory Horizon, GateLoop's synthetic task."""
+
+import dataclasses
+import math
+
+from linrec.models import preset
+from linrec.tasks import MemoryHorizon
+from linrec.train.config import LoopConfig, OptimConfig, TrainConfig
+from linrec.train.recipes.registry import recipe
+
+
+@recipe
+def memory_horizon() -> TrainConfig:
+    """Memory Horizon with GateLoop, table 3 of the paper to the letter.
+
+    Source: GateLoop (Katsch 2023), tables 2 and 3. What they leave open is chosen here: torch's
+    initialisation, no clipping, a cosine that ends at 0; norms before the sublayers and before the head,
+    biases in all projections; no weight decay of transitions (as C.2 has it), biases and norms; 1,700 of the
+    2,000 samples train, in 53 whole batches an epoch, so that 10,000 of the 15,900 steps are warm-up.
+    """
+    return TrainConfig(
+        name="memory-horizon",
+        task=MemoryHorizon(),
+        model=preset("memory-horizon"),
+        optim=OptimConfig(
+            lr=0.0025, betas=(0.9, 0.98), weight_decay=0.05, schedule="cosine", warmup_steps=10_000
+        ),
+        loop=LoopConfig(epochs=300, batch_size=32),
+    )
+
+
+@recipe
+def memory_horizon_tuned() -> TrainConfig:
+    """The data, widths, batch and epochs of `memory-horizon`, trained better.
+
+    Source: chosen on the validation split, the same for both arms. Three seeds gave test accuracies of
+    0.297 +- 0.011 data-controlled and 0.191 +- 0.005 fixed; docs/results/memory-horizon.md has what each
+    choice brought.
+    """
+    literal = memory_horizon()
+    return dataclasses.replace(
+        literal,
+        name="memory-horizon-tuned",
+        model=dataclasses.replace(
+            literal.model,
+            norm_position="post",
+            mixer_args={
+                # time scales of 3 to 1,000 steps; phases everywhere, and constant until training moves them
+                "magnitude_init": (2 / 3, 0.999),
+                "phase_init": math.pi,
+                "transition_weight_scale": 0.0,
+                "scale_query_init": True,
+                "gate_bias_init": 1.0,
+                "output_projection": True,
+            },
+        ),
+        optim=OptimConfig(
+            name="muon",
+            lr=0.008,
+            transition_lr=0.0008,
+            muon_lr=0.02,
+            betas=(0.9, 0.98),
+            weight_decay=0.1,
+            warmup_steps=1000,
+            clip_norm=0.3,
+        ),
+        loop=dataclasses.replace(literal.loop, matmul_precision="high"),
+    )
+
+
+@recipe
+def memory_horizon_demo() -> TrainConfig:
+    """A Memory Horizon small enough for one CPU core and two minutes.
+
+    Source: `memory-horizon-tuned` at length 128, with the time scales of that length, torch's biases of
+    q and k, 2 layers and half the width. Three seeds gave test accuracies of 0.45 to 0.47 data-controlled
+    and 0.30 to 0.31 fixed.
+    """
+    tuned = memory_horizon_tuned()
+    arguments = {**tuned.model.mixer_args, "magnitude_init": (0.9, 0.99), "gate_bias_init": None}
+    return TrainConfig(
+        name="memory-horizon-demo",
+        task=MemoryHorizon(length=128),
+        model=dataclasses.replace(
+            tuned.model, d_model=32, n_layers=2, d_channel_mixing=64, mixer_args=arguments
+        ),
+        optim=dataclasses.replace(
+            tuned.optim, lr=0.006, transition_lr=0.002, warmup_steps=100, clip_norm=1.0
+        ),
+        loop=LoopConfig(epochs=60, batch_size=32, log_every=20, eval_every=200, device="cpu"),
+    )

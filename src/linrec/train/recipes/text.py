@@ -1,0 +1,167 @@
+"""Recipes of language models."""
+
+import dataclasses
+from typing import Any
+
+from linrec.models import ModelConfig, preset
+from linrec.tasks import LanguageModeling
+from linrec.train.config import LoopConfig, OptimConfig, TrainConfig
+from linrec.train.recipes.registry import recipe
+
+# the articles as one stream; the rows of this data set are lines
+_WIKITEXT103: dict[str, Any] = {
+    "dataset": "Salesforce/wikitext",
+    "dataset_config": "wikitext-103-raw-v1",
+    "tokenizer": "gpt2",
+}
+
+
+@recipe
+def lm() -> TrainConfig:
+    """A language model of any mixer on any text: name it with --data.path or --data.dataset.
+
+    Source: the sizes of `shakespeare-char`, with settings that suit most texts: bytes as tokens, no
+    dropout, bfloat16, 5,000 steps of 64 sequences of 512 tokens. Everything is meant to be changed.
+    """
+    return TrainConfig(
+        name="lm",
+        task=LanguageModeling(length=512),
+        model=ModelConfig(
+            vocab_size=1,  # the data say
+            d_model=384,
+            n_layers=6,
+            mixer_args={"output_gate": True, "output_projection": True},
+            d_channel_mixing=1024,
+            tie_embeddings=True,
+        ),
+        optim=OptimConfig(
+            lr=0.001, betas=(0.9, 0.98), weight_decay=0.1, warmup_steps=200, min_lr=0.0001, clip_norm=1.0
+        ),
+        loop=LoopConfig(
+            steps=5000,
+            batch_size=64,
+            precision="bf16-mixed",
+            matmul_precision="high",
+            eval_batches=20,
+            deterministic=False,
+        ),
+    )
+
+
+@recipe
+def shakespeare_char() -> TrainConfig:
+    """Shakespeare by character on one GPU: give its text with --data.path.
+
+    Source: nanoGPT (Karpathy, 2022), config/train_shakespeare_char.py: 6 layers, width 384, context 256,
+    batch 64, 5,000 steps, learning rate 0.001 falling to 0.0001, 100 steps of warm-up, betas (0.9, 0.99),
+    weight decay 0.1, clipping at 1, dropout 0.2; 90% of the 1,115,394 characters train and the last 10%
+    validate. Its Transformer reaches a validation loss of 1.4697, the lowest of evaluations every 250
+    steps. That Transformer here is `--model.mixer attention --model.mixer-args.n-heads 6
+    --model.mixer-args.dropout 0.2 --model.d-channel-mixing 1536`, with rotary positions in place of
+    learned ones. The GateLoop of this recipe has as many parameters, 10.7M.
+    """
+    return TrainConfig(
+        name="shakespeare-char",
+        task=LanguageModeling(tokenizer="characters", length=256),
+        model=ModelConfig(
+            vocab_size=1,  # the data say
+            d_model=384,
+            n_layers=6,
+            mixer_args={"output_gate": True, "output_projection": True},
+            d_channel_mixing=960,
+            dropout=0.2,
+            tie_embeddings=True,
+        ),
+        optim=OptimConfig(
+            lr=0.001, betas=(0.9, 0.99), weight_decay=0.1, warmup_steps=100, min_lr=0.0001, clip_norm=1.0
+        ),
+        loop=LoopConfig(
+            steps=5000,
+            batch_size=64,
+            precision="bf16-mixed",
+            matmul_precision="high",
+            eval_every=250,
+            keep="best",
+            deterministic=False,
+        ),
+    )
+
+
+@recipe
+def shakespeare_char_cpu() -> TrainConfig:
+    """Shakespeare by character in some minutes on a CPU: give its text with --data.path.
+
+    Source: nanoGPT (Karpathy, 2022), the CPU settings of its README: 4 layers, width 128, context 64,
+    batch 12, 2,000 steps, no dropout, all else as `shakespeare-char`. Its Transformer reaches a
+    validation loss of 1.88; here it is `--model.mixer attention --model.mixer-args.n-heads 4
+    --model.d-channel-mixing 512`.
+    """
+    large = shakespeare_char()
+    return dataclasses.replace(
+        large,
+        name="shakespeare-char-cpu",
+        task=LanguageModeling(tokenizer="characters", length=64),
+        model=dataclasses.replace(large.model, d_model=128, n_layers=4, d_channel_mixing=320, dropout=0.0),
+        loop=LoopConfig(steps=2000, batch_size=12, eval_every=250, keep="best", device="cpu"),
+    )
+
+
+@recipe
+def wikitext103_hgrn() -> TrainConfig:
+    """WikiText-103 with HGRN's model of 46M parameters, its tables 1 and 16.
+
+    Source: HGRN (Qin, Yang and Zhong, 2023), table 16: 50,265 tokens, batches of 128 sequences of 512,
+    50,000 steps, Adam with betas (0.9, 0.98) and decoupled weight decay of 0.2, learning rate 0.0005
+    after 4,000 steps of warm-up, then inverse square root; no clipping. Its table 1 has perplexities of
+    24.14 (validation) and 24.82 (test). The text is one stream, as in the authors' scripts, without
+    regard to articles; those say 100,000 steps and 8,000 of warm-up. bfloat16 is chosen here.
+    """
+    return TrainConfig(
+        name="wikitext103-hgrn",
+        task=LanguageModeling(**_WIKITEXT103, length=512, vocab_size=50265),
+        model=preset("wikitext103-hgrn"),
+        optim=OptimConfig(
+            lr=0.0005, betas=(0.9, 0.98), weight_decay=0.2, schedule="inverse-sqrt", warmup_steps=4000
+        ),
+        loop=LoopConfig(
+            steps=50_000,
+            batch_size=128,
+            precision="bf16-mixed",
+            matmul_precision="high",
+            eval_every=1000,
+            deterministic=False,
+        ),
+    )
+
+
+@recipe
+def wikitext103_gateloop() -> TrainConfig:
+    """WikiText-103 with GateLoop's model of 125M parameters, its table 4.
+
+    Source: GateLoop (Katsch, 2023), table 4: 100 epochs in batches of 16, learning rate 0.000125 and
+    0.0001 for the transitions, which have no weight decay, 0.25 for the rest, betas (0.9, 0.98), 5,000
+    steps of warm-up, cosine. Its table 1 has a test perplexity of 13.4. The paper does not say how long a
+    sequence is, nor the precision: 512 and bfloat16 are chosen here, and clipping at 1.
+    """
+    return TrainConfig(
+        name="wikitext103-gateloop",
+        task=LanguageModeling(**_WIKITEXT103, length=512),
+        model=preset("wikitext103"),
+        optim=OptimConfig(
+            lr=0.000125,
+            transition_lr=0.0001,
+            betas=(0.9, 0.98),
+            weight_decay=0.25,
+            warmup_steps=5000,
+            clip_norm=1.0,
+        ),
+        loop=LoopConfig(
+            epochs=100,
+            batch_size=16,
+            precision="bf16-mixed",
+            matmul_precision="high",
+            eval_every=5000,
+            checkpoint_every=5000,
+            deterministic=False,
+        ),
+    )
