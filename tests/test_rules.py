@@ -36,6 +36,10 @@ REFUSED = {
         lambda: rules.divisor("n_heads", 6, kv_heads=0),
         "`kv_heads` must be a positive divisor of `n_heads` = 6; got 0.",
     ),
+    "divisor of a number without a name": (
+        lambda: rules.divisor("the width of the state", 6, n_blocks=4),
+        "`n_blocks` must be a positive divisor of the width of the state = 6; got 4.",
+    ),
     "span": (
         lambda: rules.span(0, 1, a_init=(0.9, 1.0)),
         "`a_init` must be (low, high) with 0 < low <= high < 1; got (0.9, 1.0).",

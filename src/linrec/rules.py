@@ -77,7 +77,7 @@ def divisor(of: str, number: int, *, cure: str = "", **given: int | None) -> Non
     """Raise ValueError unless every argument is a positive divisor of a number.
 
     Args:
-        of: the name of the number, for the error.
+        of: the name of the number, or words for it, for the error.
         number: the number.
         cure: a sentence for the error.
         given: the arguments by name.
@@ -88,10 +88,11 @@ def divisor(of: str, number: int, *, cure: str = "", **given: int | None) -> Non
     Example:
         >>> divisor("n_heads", 8, kv_heads=2)
     """
+    of = f"`{of}`" if of.isidentifier() else of
     for name, value in given.items():
         if value is not None and (value < 1 or number % value):
             raise ValueError(
-                _message(f"`{name}` must be a positive divisor of `{of}` = {number}; got {value}.", cure)
+                _message(f"`{name}` must be a positive divisor of {of} = {number}; got {value}.", cure)
             )
 
 

@@ -197,7 +197,7 @@ def test_state_size_counts_h_dk_dv():
         ({"n_heads": 3}, "`d_qk` must be a positive multiple of `n_heads` = 3; got 4"),
         ({"d_v": 7}, "`d_v` must be a positive multiple of `n_heads` = 2; got 7"),
         ({"gate_rank": 0}, "`gate_rank` must be at least 1; got 0"),
-        ({"tau": 0.0}, "`tau` must be positive; got 0.0"),
+        ({"tau": 0.0}, "`tau` must be positive and finite; got 0.0"),
         ({"forget_gate": "chanel"}, "there is no `forget_gate` 'chanel'; did you mean 'channel'"),
         ({"output_norm": "batch"}, "there is no norm 'batch'"),
     ],

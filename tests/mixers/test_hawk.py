@@ -131,10 +131,10 @@ def test_transitions_and_token_mixing_are_those_of_the_unit():
         ({"d_rnn": 0}, "`d_rnn` must be at least 1; got 0"),
         (
             {"d_rnn": 6, "n_blocks": 4},
-            "`n_blocks` must be a positive divisor of the width of the state, 6; got 4",
+            "`n_blocks` must be a positive divisor of the width of the state = 6; got 4",
         ),
         ({"n_blocks": 0}, "got 0"),
-        ({"n_blocks": 100}, "must be a positive divisor of the width of the state, 8; got 100"),
+        ({"n_blocks": 100}, "must be a positive divisor of the width of the state = 8; got 100"),
         ({"conv_size": 0}, "a mixer's `conv_size`, must be at least 1 tap; got 0"),
         ({"activation": "gelu_tan"}, "there is no `activation` 'gelu_tan'; did you mean 'gelu_tanh'"),
     ],

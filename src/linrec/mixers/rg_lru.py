@@ -100,7 +100,7 @@ class RGLRU(Mixer):
         span(0, 1, a_init=a_init, cure="The paper's is (0.9, 0.999).")
         self.c, self.start = c, start
         n_blocks = most_blocks(d_model) if n_blocks is None else n_blocks
-        divisor("d_model", d_model, n_blocks=n_blocks)
+        divisor("the width of the state", d_model, n_blocks=n_blocks)
 
         def gate() -> BlockDiagonalLinear:
             std = (n_blocks / d_model) ** 0.5
