@@ -109,6 +109,7 @@ def test_token_mixing_of_scan_is_the_gate_times_products():
                 expected[b, n, m] = (gate[b, m] * product).mean()
                 product = torch.zeros(3) if RESET[b, m] else product * a[b, m]
     assert_agree(token_mixing(call, gate), expected, "token mixing")
+    assert_agree(token_mixing(call, 1j * gate), expected, "token mixing of a complex gate")
 
 
 def test_token_mixing_of_filters_are_their_taps():

@@ -143,9 +143,10 @@ class Mixer(Float32Module, ABC):
         Returns:
             Magnitudes and phases, in float32 or better; None, unless the mixer multiplies its state.
         """
-        call, _ = self._memory(x, None)
+        call, notes = self._memory(x, None)
         found = None if call is None else inspection.transitions(call)
-        return None if found is None else Transitions(*found)
+        # the operator's complex factors have phases modulo 2 pi
+        return None if found is None else Transitions(found[0], notes.get("phase", found[1]))
 
     def token_mixing(
         self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None

@@ -24,7 +24,8 @@ _noted: list[dict[str, Tensor]] = []
 def note(**values: Tensor) -> None:
     """Keep values for inspection by their names; without inspection, do nothing.
 
-    A mixer on `scan` notes the `gate` that multiplies the input, which the operator does not see.
+    A mixer on `scan` notes the `gate` that multiplies the input, which the operator does not see, and the
+    `phase` of complex factors, if it has phases beyond pi.
 
     Example:
         >>> with noting() as notes:
@@ -93,7 +94,7 @@ def token_mixing(call: Call, gate: Tensor | None = None) -> Float[Tensor, "b t t
 
     Args:
         call: a recorded call.
-        gate: what the input of a `scan` was multiplied by, (b, t, c) or (c,); None is one.
+        gate: what the input of a `scan` was multiplied by, real or complex, (b, t, c) or (c,); None is one.
 
     Returns:
         Lower triangular matrices, or None for an operator whose weights depend on more than that.
@@ -101,8 +102,8 @@ def token_mixing(call: Call, gate: Tensor | None = None) -> Float[Tensor, "b t t
     given = call.inputs
     if call.operator.name == "scan":
         magnitude = _over_channels(given.a, given.x.shape[2:], given.x).abs()
-        return elementwise_mixing(magnitude, torch.ones_like(magnitude) if gate is None else gate, given.x,
-                                  given.reset)  # fmt: skip
+        gate = torch.ones_like(magnitude) if gate is None else gate.abs()
+        return elementwise_mixing(magnitude, gate, given.x, given.reset)
     if hasattr(given, "v"):
         batch, time, heads, _ = given.v.shape
         identity = torch.eye(time, dtype=given.v.dtype, device=given.v.device)[:, None]
