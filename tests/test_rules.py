@@ -22,7 +22,10 @@ REFUSED = {
         f"`rank` must be at least 1; got 0. {CURE}",
     ),
     "at_least of NaN": (lambda: rules.at_least(1, base=math.nan), "`base` must be at least 1; got nan."),
-    "at_least of infinity": (lambda: rules.at_least(1, base=math.inf), "`base` must be at least 1; got inf."),
+    "at_least of infinity": (
+        lambda: rules.at_least(1, base=math.inf),
+        "`base` must be at least 1 and finite; got inf.",
+    ),
     "positive": (lambda: rules.positive(tau=0.0), "`tau` must be positive and finite; got 0.0."),
     "positive of infinity": (
         lambda: rules.positive(tau=math.inf, cure=CURE),

@@ -52,7 +52,8 @@ def at_least(least: float, *, cure: str = "", **given: float | None) -> None:
     """
     for name, value in given.items():
         if value is not None and not least <= value < math.inf:
-            raise ValueError(_message(f"`{name}` must be at least {least}; got {value}.", cure))
+            finite = " and finite" if value == math.inf else ""
+            raise ValueError(_message(f"`{name}` must be at least {least}{finite}; got {value}.", cure))
 
 
 def positive(*, cure: str = "", **given: float | None) -> None:
