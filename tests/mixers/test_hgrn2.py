@@ -208,7 +208,7 @@ def test_heads_are_as_wide_as_the_papers_where_the_model_is():
     [
         ({"n_heads": 3}, "`d_model` must be a positive multiple of `n_heads` = 3; got 8"),
         ({"lower_bound": 1.0}, "`lower_bound` must be a number in [0, 1); got 1.0"),
-        ({"lower_bound": "rising"}, "there is no lower bound 'rising'"),
+        ({"lower_bound": "rising"}, "there is no `lower_bound` 'rising'"),
         ({"input_activation": "relu"}, "there is no `input_activation` 'relu'"),
         ({"output_gate": "sigmiod"}, "there is no `output_gate` 'sigmiod'; did you mean 'sigmoid'"),
         ({"output_norm": "batch"}, "there is no norm 'batch'"),

@@ -286,7 +286,7 @@ class TestStack:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"lower_bound": "rising"}, "there is no lower bound 'rising'; did you mean"),
+        ({"lower_bound": "rising"}, "there is no `lower_bound` 'rising'; did you mean"),
         ({"lower_bound": 1.0}, "`lower_bound` must be a number in [0, 1); got 1.0"),
         ({"lower_bound": -0.1}, "`lower_bound` must be a number in [0, 1); got -0.1"),
         ({"forget_gate": "bounds"}, "did you mean 'bound'"),

@@ -9,10 +9,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.errors import unknown
 from linrec.nn.float32 import Float32Module
 from linrec.nn.parameters import mark
 from linrec.ops.core.precision import without_autocast
+from linrec.rules import choice, require, span
 
 __all__ = [
     "Gate",
@@ -315,17 +315,19 @@ class Transition(nn.Module):
         bias: bool = True,
     ) -> None:
         super().__init__()
-        if magnitude_activation not in _MAGNITUDES:
-            raise unknown("`magnitude_activation`", magnitude_activation, _MAGNITUDES)
-        if phase_activation not in (*_PHASES, "none"):
-            raise unknown("`phase_activation`", phase_activation, [*_PHASES, "none"])
-        if transition not in ("data", "fixed"):
-            raise unknown("`transition`", transition, ["data", "fixed"])
-        if transition == "data" and not bias and not (magnitude_init is None and phase_init is None):
-            raise ValueError(
-                "`magnitude_init` and `phase_init` are the biases of the transition's projections and need "
-                "`bias=True`; got `bias=False`. Leave the two at None or keep the biases."
-            )
+        choice(MagnitudeActivation, magnitude_activation=magnitude_activation)
+        choice(PhaseActivation, phase_activation=phase_activation)
+        choice(TransitionKind, transition=transition)
+        span(0, 1, magnitude_init=magnitude_init)
+        require(
+            phase_init is None or 0 < phase_init <= math.pi,
+            f"`phase_init` must be a phase in radians in (0, pi]; got {phase_init}.",
+        )
+        require(
+            transition == "fixed" or bias or (magnitude_init is None and phase_init is None),
+            "`magnitude_init` and `phase_init` are the biases of the transition's projections and need "
+            "`bias=True`; got `bias=False`. Leave the two at None or keep the biases.",
+        )
         self.n_heads, self.d_head = n_heads, d_head
         self.magnitude_activation, self.phase_activation = magnitude_activation, phase_activation
 
@@ -343,7 +345,7 @@ class Transition(nn.Module):
             self.phase = mark(projection(), group="transition", weight_decay=False)
         with torch.no_grad():
             if magnitude_init is not None:
-                self._init_magnitudes(self.magnitude.bias, *_magnitude_range(magnitude_init))
+                self._init_magnitudes(self.magnitude.bias, *magnitude_init)
             if phase_init is not None and self.phase is not None:
                 self._init_phases(self.phase.bias, phase_init)
 
@@ -370,17 +372,6 @@ class Transition(nn.Module):
         bias.copy_(_MAGNITUDES[self.magnitude_activation].inverse(1 - 1 / time_scale))
 
     def _init_phases(self, bias: Tensor, largest: float) -> None:
-        if not 0 < largest <= math.pi:
-            raise ValueError(f"`phase_init` must be a phase in radians in (0, pi]; got {largest}.")
         part = torch.randperm(len(bias), device=bias.device).to(bias.dtype)
         phase = largest * (part + torch.rand_like(bias)) / len(bias)
         bias.copy_(_PHASES[self.phase_activation].inverse(phase))
-
-
-def _magnitude_range(magnitude_init: tuple[float, float]) -> tuple[float, float]:
-    low, high = magnitude_init
-    if not 0 < low <= high < 1:
-        raise ValueError(
-            f"`magnitude_init` must be (low, high) with 0 < low <= high < 1; got {tuple(magnitude_init)}."
-        )
-    return low, high

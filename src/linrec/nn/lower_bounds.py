@@ -7,14 +7,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from linrec.errors import unknown
 from linrec.nn.float32 import Float32Module
 from linrec.nn.parameters import mark
+from linrec.rules import choice, require
 
 __all__ = ["LowerBoundKind", "LowerBounds", "make_lower_bounds", "share_lower_bounds"]
 
 LowerBoundKind = Literal["increasing", "decreasing", "random"]
-_KINDS = ("increasing", "decreasing", "random")
 
 
 class LowerBounds(Float32Module):
@@ -52,8 +51,7 @@ class LowerBounds(Float32Module):
 
     def __init__(self, n_layers: int, width: int, kind: LowerBoundKind = "increasing") -> None:
         super().__init__()
-        if kind not in _KINDS:
-            raise unknown("lower bound", kind, _KINDS)
+        choice(LowerBoundKind, kind=kind)
         self.n_layers, self.kind = n_layers, kind
         start = torch.logit(torch.rand(n_layers, width), eps=1e-6) if kind == "random" else None
         self.gamma = nn.Parameter(torch.zeros(n_layers, width) if start is None else start)
@@ -96,12 +94,13 @@ def make_lower_bounds(lower_bound: LowerBoundKind | float, width: int) -> LowerB
         (1, None)
     """
     if isinstance(lower_bound, str):
+        choice(LowerBoundKind, lower_bound=lower_bound)
         return LowerBounds(1, width, lower_bound)
-    if not 0 <= lower_bound < 1:
-        raise ValueError(
-            f"`lower_bound` must be a number in [0, 1); got {lower_bound}. "
-            "A bound of 1 would never forget and take no input."
-        )
+    require(
+        0 <= lower_bound < 1,
+        f"`lower_bound` must be a number in [0, 1); got {lower_bound}. "
+        "A bound of 1 would never forget and take no input.",
+    )
     return None
 
 
@@ -119,11 +118,11 @@ def share_lower_bounds(layers: Sequence[_Bounded], like: Tensor) -> None:
         ValueError: they differ in width or in `lower_bound`.
     """
     of = {(mixer.d_model, mixer.lower_bound) for mixer in layers}
-    if len(of) != 1:
-        raise ValueError(
-            "`layers` must have one `d_model` and one `lower_bound` to share bounds; "
-            f"got {sorted(of, key=str)}. Build them with equal arguments."
-        )
+    require(
+        len(of) == 1,
+        "`layers` must have one `d_model` and one `lower_bound` to share bounds; "
+        f"got {sorted(of, key=str)}. Build them with equal arguments.",
+    )
     ((width, kind),) = of
     if isinstance(kind, str):
         bounds = LowerBounds(len(layers), width, kind).to(like.device, like.dtype)
