@@ -13,20 +13,19 @@ from collections.abc import Callable
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.errors import unknown
 from linrec.nn.gates import Gate
-from linrec.nn.mixer import Mixer, State, Transitions
-from linrec.ops.inspection import elementwise_mixing
+from linrec.nn.mixer import Mixer, State
+from linrec.ops.inspection import note
 from linrec.ops.scan import scan
+from linrec.rules import choice
 
-__all__ = ["GILR", "Impulse", "impulse_of"]
+__all__ = ["GILR", "Impulse"]
 
 Impulse = Literal["tanh", "relu", "leaky_relu"]
-_IMPULSES: dict[str, Callable[[Tensor], Tensor]] = {
+IMPULSES: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
     "relu": functional.relu,
     "leaky_relu": functional.leaky_relu,
@@ -64,6 +63,8 @@ class GILR(Mixer):
         (torch.Size([2, 10, 64]), torch.Size([2, 64]))
     """
 
+    recurrence = "scan"
+
     def __init__(
         self,
         d_model: int,
@@ -74,49 +75,21 @@ class GILR(Mixer):
         uniform_init: bool = False,
     ) -> None:
         super().__init__(d_model)
-        self.impulse = impulse_of(impulse)
+        choice(Impulse, impulse=impulse)
+        self.impulse = IMPULSES[impulse]
         self.g = Gate(d_model, d_model, refine=refine, uniform_init=uniform_init)
         self.i = nn.Linear(d_model, d_model)
         self.out = nn.Linear(d_model, d_model) if output_projection else None
 
-    def forward(
-        self,
-        x: Float[Tensor, "b t d_model"],
-        state: State = None,
-        *,
-        reset: Bool[Tensor, "b t"] | None = None,
-    ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
-        """Mix `x` over time; see `Mixer.forward`. The state is h, (b, d_model)."""
-        self.check_input(x, reset, state)
+    def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Return y, and h (b, d_model)."""
         g, rest = self.g(x)
-        h, state = scan(g, rest * self.impulse(self.i(x)), state=state, reset=reset)
+        i = self.impulse(self.i(x))
+        note(gate=rest)
+        h, state = scan(g, rest * i, state=state, reset=reset)
         y = h.to(x.dtype)
         return y if self.out is None else self.out(y), state
 
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> Tensor:
-        """Zeros (batch, d_model)."""
-        device = self.i.weight.device if device is None else device
-        return torch.zeros(batch, self.d_model, dtype=self._state_dtype(), device=device)
-
-    @property
-    def state_size(self) -> int:
-        """Elements of h: d_model."""
-        return self.d_model
-
-    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions:
-        """g_t; see `Mixer.transitions`."""
-        return Transitions(self.g(x)[0], None)
-
-    def token_mixing(
-        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
-    ) -> Float[Tensor, "b t t"]:
-        """Mean over channels of what i is multiplied by in h."""
-        g, rest = self.g(x)
-        return elementwise_mixing(g, rest, x, reset)
-
-
-def impulse_of(name: Impulse) -> Callable[[Tensor], Tensor]:
-    """Return tau by its name."""
-    if name not in _IMPULSES:
-        raise unknown("`impulse`", name, _IMPULSES)
-    return _IMPULSES[name]
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
+        """Return zeros (batch, d_model)."""
+        return scan.empty_state(batch, self.d_model, **self.factory_kwargs(device))

@@ -13,15 +13,15 @@ output gate, z candidate, tau tanh, c cell, y output, t time.
 """
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from linrec.mixers.gilr import GILR, Impulse, impulse_of
+from linrec.mixers.gilr import GILR, Impulse
 from linrec.nn.gates import Gate
-from linrec.nn.mixer import Mixer, State, Transitions
+from linrec.nn.mixer import Mixer, State
 from linrec.nn.token_shift import token_shift
-from linrec.ops.inspection import elementwise_mixing
+from linrec.ops.inspection import note
 from linrec.ops.scan import scan
+from linrec.rules import require
 
 __all__ = ["LSLSTM"]
 
@@ -59,6 +59,8 @@ class LSLSTM(Mixer):
         (torch.Size([2, 10, 64]), torch.Size([2, 64]), torch.Size([2, 64]))
     """
 
+    recurrence = "scan"
+
     def __init__(
         self,
         d_model: int,
@@ -69,14 +71,14 @@ class LSLSTM(Mixer):
         uniform_init: bool = False,
         forget_bias_init: float | None = None,
     ) -> None:
-        if uniform_init and forget_bias_init is not None:
-            raise ValueError(
-                "`forget_bias_init` and `uniform_init` both say how the forget gate starts; "
-                f"got {forget_bias_init} beside uniform_init=True. Leave one out."
-            )
         super().__init__(d_model)
-        self.impulse = impulse_of(impulse)
+        require(
+            forget_bias_init is None or not uniform_init,
+            "`forget_bias_init` and `uniform_init` both say how the forget gate starts; "
+            f"got {forget_bias_init} beside uniform_init=True. Leave one out.",
+        )
         self.surrogate = GILR(d_model, impulse=impulse, refine=refine, uniform_init=uniform_init)
+        self.impulse = self.surrogate.impulse
         # U and V side by side
         self.f = Gate(2 * d_model, d_model, refine=refine, uniform_init=uniform_init)
         if forget_bias_init is not None:
@@ -86,46 +88,21 @@ class LSLSTM(Mixer):
         self.z = nn.Linear(2 * d_model, d_model)
         self.out = nn.Linear(d_model, d_model) if output_projection else None
 
-    def forward(
-        self,
-        x: Float[Tensor, "b t d_model"],
-        state: State = None,
-        *,
-        reset: Bool[Tensor, "b t"] | None = None,
-    ) -> tuple[Float[Tensor, "b t d_model"], tuple[Tensor, Tensor]]:
-        """Mix `x` over time; see `Mixer.forward`. The state is h~ and c, each (b, d_model)."""
-        self.check_input(x, reset, state)
-        surrogate, c = (None, None) if state is None else state
-        seen, surrogate = self._seen(x, surrogate, reset)
+    def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Return y, and the last h~ and c, each (b, d_model)."""
+        before, c = (None, None) if state is None else state
+        surrogate, last = self.surrogate(x, before, reset=reset)
+        shifted, _ = token_shift(surrogate, before, reset=reset)
+        seen = torch.cat([shifted, x], dim=-1)
         f, _ = self.f(seen)
-        candidate = torch.sigmoid(self.i(seen)) * self.impulse(self.z(seen))
-        cells, c = scan(f, candidate.to(f.dtype), state=c, reset=reset)
-        y = torch.sigmoid(self.o(seen)) * cells.to(x.dtype)
-        return y if self.out is None else self.out(y), (surrogate, c)
+        i, o = torch.sigmoid(self.i(seen)), torch.sigmoid(self.o(seen))
+        z = self.impulse(self.z(seen))
+        note(gate=i)
+        cells, c = scan(f, (i * z).to(f.dtype), state=c, reset=reset)
+        h = o * cells.to(x.dtype)
+        return h if self.out is None else self.out(h), (last, c)
 
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> tuple[Tensor, Tensor]:
-        """Zeros (batch, d_model), twice."""
-        start = self.surrogate.init_state(batch, device=device)
-        return start, torch.zeros_like(start)
-
-    @property
-    def state_size(self) -> int:
-        """Elements of h~ and c: 2 d_model."""
-        return 2 * self.d_model
-
-    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions:
-        """f_t, what the cells are multiplied by; see `Mixer.transitions`."""
-        return Transitions(self.f(self._seen(x, None, None)[0])[0], None)
-
-    def token_mixing(
-        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
-    ) -> Float[Tensor, "b t t"]:
-        """Mean over channels of what z is multiplied by in c."""
-        seen, _ = self._seen(x, None, reset)
-        return elementwise_mixing(self.f(seen)[0], torch.sigmoid(self.i(seen)), x, reset)
-
-    def _seen(self, x: Tensor, surrogate: Tensor | None, reset: Tensor | None) -> tuple[Tensor, Tensor]:
-        """What the gates see, h~_{t-1} and x_t side by side, and the last h~."""
-        h, last = self.surrogate(x, surrogate, reset=reset)
-        before, _ = token_shift(h, surrogate, reset=reset)
-        return torch.cat([before, x], dim=-1), last
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
+        """Return zeros (batch, d_model), twice."""
+        c = scan.empty_state(batch, self.d_model, **self.factory_kwargs(device))
+        return self.surrogate.init_state(batch, device=device), c
