@@ -14,14 +14,13 @@ in log space. Linear_y is there where h is wider or narrower than x.
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from linrec.errors import unknown
 from linrec.nn.gates import Gate, positive
-from linrec.nn.mixer import Mixer, State, Transitions
-from linrec.ops.inspection import elementwise_mixing
+from linrec.nn.mixer import Mixer, State
+from linrec.ops.inspection import note
 from linrec.ops.scan import scan
+from linrec.rules import at_least, choice
 
 __all__ = ["MinLSTM"]
 
@@ -70,6 +69,8 @@ class MinLSTM(Mixer):
         (torch.Size([2, 10, 64]), torch.Size([2, 64]))
     """
 
+    recurrence = "scan"
+
     def __init__(
         self,
         d_model: int,
@@ -82,11 +83,9 @@ class MinLSTM(Mixer):
         uniform_init: bool = False,
     ) -> None:
         super().__init__(d_model)
+        at_least(1, d_state=d_state, cure="None is `d_model`.")
+        choice(Candidate, candidate=candidate)
         self.d_state = d_model if d_state is None else d_state
-        if self.d_state < 1:
-            raise ValueError(f"`d_state` must be at least 1; got {d_state}. None is `d_model`.")
-        if candidate not in ("positive", "linear"):
-            raise unknown("`candidate`", candidate, ["positive", "linear"])
         self.positive, self.normalize = candidate == "positive", normalize
 
         self.f = Gate(d_model, self.d_state, refine=refine, uniform_init=uniform_init)
@@ -96,46 +95,21 @@ class MinLSTM(Mixer):
         self.h = nn.Linear(d_model, self.d_state)
         self.y = None if self.d_state == d_model else nn.Linear(self.d_state, d_model)
 
-    def forward(
-        self,
-        x: Float[Tensor, "b t d_model"],
-        state: State = None,
-        *,
-        reset: Bool[Tensor, "b t"] | None = None,
-    ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
-        """Mix `x` over time; see `Mixer.forward`. The state is h, (b, d_state)."""
-        self.check_input(x, reset, state)
-        f, i = self._gates(x)
+    def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Return y, and h (b, d_state)."""
+        if self.normalize:
+            difference = self.f.log(x) - self.i.log(x)
+            f, i = torch.sigmoid(difference), torch.sigmoid(-difference)
+        else:
+            (f, _), (i, _) = self.f(x), self.i(x)
         candidate = self.h(x).to(f.dtype)
         if self.positive:
             candidate = positive(candidate)
+        note(gate=i)
         h, state = scan(f, i * candidate, state=state, reset=reset)
         h = h.to(x.dtype)
         return h if self.y is None else self.y(h), state
 
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> Tensor:
-        """Zeros (batch, d_state)."""
-        device = self.h.weight.device if device is None else device
-        return torch.zeros(batch, self.d_state, dtype=self._state_dtype(), device=device)
-
-    @property
-    def state_size(self) -> int:
-        """Elements of h: d_state."""
-        return self.d_state
-
-    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions:
-        """f'_t; see `Mixer.transitions`."""
-        return Transitions(self._gates(x)[0], None)
-
-    def token_mixing(
-        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
-    ) -> Float[Tensor, "b t t"]:
-        """Mean over channels of what h~ is multiplied by in h."""
-        return elementwise_mixing(*self._gates(x), x, reset)
-
-    def _gates(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """f' and i'."""
-        if not self.normalize:
-            return self.f(x)[0], self.i(x)[0]
-        difference = self.f.log(x) - self.i.log(x)
-        return torch.sigmoid(difference), torch.sigmoid(-difference)
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
+        """Return zeros (batch, d_state)."""
+        return scan.empty_state(batch, self.d_state, **self.factory_kwargs(device))
