@@ -126,7 +126,7 @@ def test_parameters_state_and_groups():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"width": 0}, "`width` must be at least 1 step; got 0"),
+        ({"width": 0}, "`width` must be at least 1; got 0"),
         ({"pooling": "ifoo"}, "there is no `pooling` 'ifoo'; did you mean 'ifo'"),
         ({"zoneout": 1.0}, "`zoneout` must be in [0, 1); got 1.0"),
     ],

@@ -13,15 +13,15 @@ X input, Z candidates, F forget, O output and I input gates of all steps, c memo
 from typing import Literal, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from linrec.errors import unknown
 from linrec.nn.gates import Gate
-from linrec.nn.mixer import Mixer, State, Transitions
+from linrec.nn.mixer import Mixer, State
 from linrec.nn.token_shift import token_shift
-from linrec.ops.inspection import elementwise_mixing
+from linrec.ops.inspection import note
 from linrec.ops.scan import scan
+from linrec.rules import at_least, choice, require
 
 __all__ = ["QRNN", "QRNNState"]
 
@@ -72,6 +72,8 @@ class QRNN(Mixer):
         (torch.Size([2, 10, 64]), torch.Size([2, 1, 64]), torch.Size([2, 64]))
     """
 
+    recurrence = "scan"
+
     def __init__(
         self,
         d_model: int,
@@ -83,12 +85,9 @@ class QRNN(Mixer):
         uniform_init: bool = False,
     ) -> None:
         super().__init__(d_model)
-        if width < 1:
-            raise ValueError(f"`width` must be at least 1 step; got {width}. The paper's is 2.")
-        if pooling not in ("f", "fo", "ifo"):
-            raise unknown("`pooling`", pooling, ["f", "fo", "ifo"])
-        if not 0 <= zoneout < 1:
-            raise ValueError(f"`zoneout` must be in [0, 1); got {zoneout}.")
+        at_least(1, width=width, cure="The paper's is 2 steps.")
+        choice(Pooling, pooling=pooling)
+        require(0 <= zoneout < 1, f"`zoneout` must be in [0, 1); got {zoneout}.")
         self.width, self.zoneout = width, zoneout
 
         self.z = nn.Linear(width * d_model, d_model)
@@ -96,64 +95,35 @@ class QRNN(Mixer):
         self.o = None if pooling == "f" else nn.Linear(width * d_model, d_model)
         self.i = Gate(width * d_model, d_model) if pooling == "ifo" else None
 
-    def forward(
-        self,
-        x: Float[Tensor, "b t d_model"],
-        state: State = None,
-        *,
-        reset: Bool[Tensor, "b t"] | None = None,
-    ) -> tuple[Float[Tensor, "b t d_model"], QRNNState]:
-        """Mix `x` over time; see `Mixer.forward`. The state is a `QRNNState`."""
-        self.check_input(x, reset, state)
+    def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Return h, and a `QRNNState`."""
         tail, cell = (None, None) if state is None else state
-        X, tail = self._windows(x, tail, reset)
-        f, i = self._gates(X)
-        z = torch.tanh(self.z(X)).to(f.dtype)
-        c, cell = scan(f, i * z, state=cell, reset=reset)
-        c = c.to(x.dtype)
-        h = c if self.o is None else torch.sigmoid(self.o(X)) * c
-        return h, QRNNState(tail, cell)
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> QRNNState:
-        """Zeros."""
-        device, dtype = self.z.weight.device if device is None else device, self._state_dtype()
-        tail = None
-        if self.width > 1:
-            tail = torch.zeros(batch, self.width - 1, self.d_model, dtype=dtype, device=device)
-        return QRNNState(tail, torch.zeros(batch, self.d_model, dtype=dtype, device=device))
-
-    @property
-    def state_size(self) -> int:
-        """Elements of c and of the convolution's tail, width d_model."""
-        return self.width * self.d_model
-
-    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions:
-        """f_t; see `Mixer.transitions`."""
-        X, _ = self._windows(x, None, None)
-        return Transitions(self._gates(X)[0], None)
-
-    def token_mixing(
-        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
-    ) -> Float[Tensor, "b t t"]:
-        """Mean over channels of what z is multiplied by in c."""
-        X, _ = self._windows(x, None, reset)
-        return elementwise_mixing(*self._gates(X), x, reset)
-
-    def _windows(self, x: Tensor, tail: Tensor | None, reset: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """x_t, x_{t-1}, ... side by side (b, t, width d_model), and the tail to go on from."""
+        # x_t, x_{t-1}, .. side by side, which the convolutions see
         steps, last = [x], []
         for lag in range(self.width - 1):
             before, end = token_shift(steps[-1], None if tail is None else tail[:, lag], reset=reset)
             steps.append(before)
             last.append(end)
-        return torch.cat(steps, -1), torch.stack(last, 1) if last else None
+        tail = torch.stack(last, 1) if last else None
+        X = torch.cat(steps, -1)
 
-    def _gates(self, X: Tensor) -> tuple[Tensor, Tensor]:
-        """f, and what z is multiplied by."""
-        f, rest = self.f(X)
+        z = torch.tanh(self.z(X))
+        f, i = self.f(X)
         if self.zoneout and self.training:
             kept = torch.rand_like(f) < self.zoneout
-            f, rest = f.masked_fill(kept, 1), rest.masked_fill(kept, 0)
+            f, i = f.masked_fill(kept, 1), i.masked_fill(kept, 0)
         elif self.zoneout:
-            f, rest = f + self.zoneout * rest, (1 - self.zoneout) * rest
-        return f, rest if self.i is None else self.i(X)[0]
+            f, i = f + self.zoneout * i, (1 - self.zoneout) * i
+        if self.i is not None:
+            i, _ = self.i(X)
+        note(gate=i)
+        c, cell = scan(f, i * z.to(f.dtype), state=cell, reset=reset)
+        c = c.to(x.dtype)
+        h = c if self.o is None else torch.sigmoid(self.o(X)) * c
+        return h, QRNNState(tail, cell)
+
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
+        """Return zeros."""
+        kwargs = self.factory_kwargs(device)
+        tail = None if self.width == 1 else torch.zeros(batch, self.width - 1, self.d_model, **kwargs)
+        return QRNNState(tail, scan.empty_state(batch, self.d_model, **kwargs))
