@@ -23,8 +23,9 @@ from linrec.nn.mixer import Mixer, State, Transitions
 from linrec.nn.parameters import mark
 from linrec.ops.core.handlers import refuse_split_time
 from linrec.ops.core.loop import Step, Tensors, loop
-from linrec.ops.inspection import elementwise_mixing
+from linrec.ops.inspection import elementwise_mixing, note
 from linrec.ops.scan import scan
+from linrec.rules import require
 
 __all__ = ["SRU"]
 
@@ -73,6 +74,8 @@ class SRU(Mixer):
         (torch.Size([2, 10, 64]), torch.Size([2, 64]))
     """
 
+    recurrence = "scan"
+
     def __init__(
         self,
         d_model: int,
@@ -85,11 +88,11 @@ class SRU(Mixer):
         uniform_init: bool = False,
     ) -> None:
         super().__init__(d_model)
-        if not abs(highway_bias) <= LARGEST_BIAS:
-            raise ValueError(
-                f"`highway_bias` must be within +-{LARGEST_BIAS}, where sigmoid(b_r) is 0 or 1 in single "
-                f"precision; got {highway_bias}. The released code's is 0."
-            )
+        require(
+            abs(highway_bias) <= LARGEST_BIAS,
+            f"`highway_bias` must be within +-{LARGEST_BIAS}, where sigmoid(b_r) is 0 or 1 in single "
+            f"precision; got {highway_bias}. The released code's is 0.",
+        )
         bound = math.sqrt(3 / d_model)
         self.W = nn.Linear(d_model, d_model, bias=False)
         nn.init.uniform_(self.W.weight, -bound, bound)
@@ -108,74 +111,64 @@ class SRU(Mixer):
         self.v_r = _vector(d_model) if recurrent_gates and highway else None
         self.alpha = math.sqrt(1 + 2 * math.exp(highway_bias)) if scale else 1.0
 
-    def forward(
-        self,
-        x: Float[Tensor, "b t d_model"],
-        state: State = None,
-        *,
-        reset: Bool[Tensor, "b t"] | None = None,
-    ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
-        """Mix `x` over time; see `Mixer.forward`. The state is c, (b, d_model)."""
-        self.check_input(x, reset, state)
-        _, c, before, end = self._cells(x, state, reset)
+    def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Return h, and c (b, d_model)."""
+        f, refinement = self.f.logits(x)
+        Wx = self.W(x).to(f.dtype)
+        if self.v_f is None:
+            f, rest = self.f.of_logits(f, refinement)
+            c, state = scan(f, rest * Wx, state=state, reset=reset)
+            # no gate sees c_{t-1}
+            before = c
+        else:
+            f, c, before, state = self._loop(f, refinement, Wx, self.v_f, state, reset)
+        note(f=f)
         if self.r is None:
-            return c.to(x.dtype), end
+            return c.to(x.dtype), state
         r = self.r(x)
         if self.v_r is not None:
             r = r + self.v_r * before
         h = torch.sigmoid(r) * c + torch.sigmoid(-r) * (self.alpha * x)
-        return h.to(x.dtype), end
+        return h.to(x.dtype), state
 
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> Tensor:
-        """Zeros (batch, d_model)."""
-        device = self.W.weight.device if device is None else device
-        return torch.zeros(batch, self.d_model, dtype=self._state_dtype(), device=device)
+    def _loop(
+        self, f: Tensor, refinement: Tensor | None, Wx: Tensor, v_f: Tensor, c: State, reset: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return f_t, c_t and c_{t-1} of all steps, (b, t, d_model), and the last c, from logits of f."""
+        refuse_split_time("sru")
+        c = self.init_state(f.shape[0], device=f.device) if c is None else c.to(f.dtype)
+        if f.shape[1] == 0:
+            return f, f, f, c
 
-    @property
-    def state_size(self) -> int:
-        """Elements of c: d_model."""
-        return self.d_model
+        def step(
+            state: Tensors, f: Tensor, refinement: Tensor | None, Wx: Tensor, cut: Tensor | None
+        ) -> Step:
+            (before,) = state
+            if cut is not None:
+                before = before.masked_fill(cut, 0)
+            f, rest = self.f.of_logits(torch.addcmul(f, v_f, before), refinement)
+            c = torch.addcmul(rest * Wx, f, before)
+            return (c,), (f, c, before)
+
+        cuts = None if reset is None else reset[..., None]
+        (c,), (f, cells, before) = loop(step, (c,), [f, refinement, Wx, cuts])
+        return f, cells, before, c
+
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
+        """Return zeros (batch, d_model)."""
+        return scan.empty_state(batch, self.d_model, **self.factory_kwargs(device))
 
     def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions:
-        """f_t; see `Mixer.transitions`."""
-        return Transitions(self._cells(x, None, None)[0], None)
+        """Return f_t, also where a loop computes it, which is no operator."""
+        _, notes = self._memory(x, None)
+        return Transitions(notes["f"], None)
 
     def token_mixing(
         self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
     ) -> Float[Tensor, "b t t"]:
-        """Mean over channels of what W x is multiplied by in c, with the gates that the input makes."""
-        f, *_ = self._cells(x, None, reset)
-        return elementwise_mixing(f, 1 - f, x, reset)
-
-    def _cells(
-        self, x: Tensor, state: Tensor | None, reset: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """f_t, c_t and c_{t-1} of every step, (b, t, d_model), and the last c; after a cut c_{t-1} is 0."""
-        f, r = self.f.logits(x)
-        u = self.W(x).to(f.dtype)
-        if self.v_f is None:
-            f, rest = self.f.of_logits(f, r)
-            c, end = scan(f, rest * u, state=state, reset=reset)
-            # which no gate sees
-            return f, c, c, end
-        refuse_split_time("sru")
-        c = self.init_state(x.shape[0], device=x.device) if state is None else state.to(f.dtype)
-        if x.shape[1] == 0:
-            return f, f, f, c
-        v_f = self.v_f
-
-        def step(state: Tensors, of_f: Tensor, of_r: Tensor | None, of_u: Tensor, cut: Tensor | None) -> Step:
-            (c,) = state
-            if cut is not None:
-                c = c.masked_fill(cut, 0)
-            gate, rest = self.f.of_logits(torch.addcmul(of_f, v_f, c), of_r)
-            new = torch.addcmul(rest * of_u, gate, c)
-            return (new,), (gate, new, c)
-
-        (c,), (gates, cells, before) = loop(
-            step, (c,), [f, r, u, None if reset is None else reset[..., None]]
-        )
-        return gates, cells, before, c
+        """Return the mean over channels of what W x is multiplied by in c, the gates as `x` makes them."""
+        _, notes = self._memory(x, reset)
+        return elementwise_mixing(notes["f"], 1 - notes["f"], x, reset)
 
 
 def _vector(d_model: int) -> nn.Parameter:
