@@ -10,26 +10,25 @@ sigma stands between h_{t-1} and h_t, so steps follow one another: this is no li
 computes it.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.errors import unknown
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
 from linrec.ops.core.handlers import refuse_split_time
 from linrec.ops.core.loop import Step, Tensors, loop
+from linrec.ops.scan import scan
+from linrec.rules import at_least, choice
 
 __all__ = ["IndRNN"]
 
 Activation = Literal["relu", "tanh"]
 RecurrentInit = Literal["uniform", "long"]
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": functional.relu, "tanh": torch.tanh}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": functional.relu, "tanh": torch.tanh}
 
 
 class IndRNN(Mixer):
@@ -76,16 +75,10 @@ class IndRNN(Mixer):
         recurrent_init: RecurrentInit = "uniform",
     ) -> None:
         super().__init__(d_model)
-        if activation not in _ACTIVATIONS:
-            raise unknown("`activation`", activation, _ACTIVATIONS)
-        if recurrent_init not in ("uniform", "long"):
-            raise unknown("`recurrent_init`", recurrent_init, ["uniform", "long"])
-        if max_length < 1:
-            raise ValueError(f"`max_length` must be at least 1 step; got {max_length}.")
-        if not 1 <= gamma < math.inf:
-            raise ValueError(
-                f"`gamma` must be a finite number of at least 1, where gradients do not grow; got {gamma}."
-            )
+        choice(Activation, activation=activation)
+        choice(RecurrentInit, recurrent_init=recurrent_init)
+        at_least(1, max_length=max_length, cure="It is the number of steps T.")
+        at_least(1, gamma=gamma, cure="At 1, gradients do not grow.")
         self.activation = activation
         self.bound = gamma ** (1 / max_length)
 
@@ -95,21 +88,14 @@ class IndRNN(Mixer):
         mark(self, "u", group="transition", weight_decay=False)
         self.keep_float32("u")
 
-    def forward(
-        self,
-        x: Float[Tensor, "b t d_model"],
-        state: State = None,
-        *,
-        reset: Bool[Tensor, "b t"] | None = None,
-    ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
-        """Mix `x` over time; see `Mixer.forward`. The state is h, (b, d_model)."""
-        self.check_input(x, reset, state)
+    def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Return h of every step, and the last h (b, d_model)."""
         refuse_split_time("ind_rnn")
-        dtype = self._state_dtype()
+        dtype = self.state_dtype
         h = self.init_state(x.shape[0], device=x.device) if state is None else state.to(dtype)
-        u, sigma = _Clipped.apply(self.u.to(dtype), self.bound), _ACTIVATIONS[self.activation]
         if x.shape[1] == 0:
             return x, h
+        u, sigma = _Clipped.apply(self.u.to(dtype), self.bound), ACTIVATIONS[self.activation]
 
         def step(state: Tensors, of_x: Tensor, cut: Tensor | None) -> Step:
             (h,) = state
@@ -122,15 +108,9 @@ class IndRNN(Mixer):
         (h,), (hidden,) = loop(step, (h,), [self.W(x).to(dtype), cuts])
         return hidden.to(x.dtype), h
 
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> Tensor:
-        """Zeros (batch, d_model)."""
-        device = self.u.device if device is None else device
-        return torch.zeros(batch, self.d_model, dtype=self._state_dtype(), device=device)
-
-    @property
-    def state_size(self) -> int:
-        """Elements of h: d_model."""
-        return self.d_model
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
+        """Return zeros (batch, d_model)."""
+        return scan.empty_state(batch, self.d_model, **self.factory_kwargs(device))
 
 
 class _Clipped(torch.autograd.Function):
