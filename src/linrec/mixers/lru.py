@@ -13,15 +13,15 @@ complex matrices, D a real factor per channel. Numbers are the paper's sections;
 import math
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
 from linrec.nn.gates import GateLinear, stable_exponential
-from linrec.nn.mixer import Mixer, State, Transitions
+from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
-from linrec.ops.inspection import elementwise_mixing
+from linrec.ops.inspection import note
 from linrec.ops.scan import scan
+from linrec.rules import at_least, require
 
 __all__ = ["LRU"]
 
@@ -77,6 +77,8 @@ class LRU(Mixer):
         (torch.Size([2, 10, 64]), torch.Size([2, 32]), torch.complex64)
     """
 
+    recurrence = "scan"
+
     def __init__(
         self,
         d_model: int,
@@ -88,19 +90,17 @@ class LRU(Mixer):
         forget_gate: bool = False,
     ) -> None:
         super().__init__(d_model)
+        at_least(1, d_state=d_state, cure="None is `d_model`.")
+        require(
+            0 <= r_min < r_max <= 1,
+            f"`r_min` and `r_max` must be radii with 0 <= r_min < r_max <= 1; got {r_min} and {r_max}. "
+            "The paper's are 0 and 1, or 0.9 and 0.999 for long memory.",
+        )
+        require(
+            0 < max_phase <= math.tau,
+            f"`max_phase` must be a phase in radians in (0, 2 pi]; got {max_phase}. 2 pi is the whole ring.",
+        )
         self.d_state = d_model if d_state is None else d_state
-        if self.d_state < 1:
-            raise ValueError(f"`d_state` must be at least 1; got {d_state}. None is `d_model`.")
-        if not 0 <= r_min < r_max <= 1:
-            raise ValueError(
-                f"`r_min` and `r_max` must be radii with 0 <= r_min < r_max <= 1; got {r_min} and {r_max}. "
-                "The paper's are 0 and 1, or 0.9 and 0.999 for long memory."
-            )
-        if not 0 < max_phase <= math.tau:
-            raise ValueError(
-                f"`max_phase` must be a phase in radians in (0, 2 pi]; got {max_phase}. "
-                "2 pi is the whole ring."
-            )
 
         nu_log, theta_log = _ring(self.d_state, r_min, r_max, max_phase)
         self.nu_log: nn.Parameter | GateLinear
@@ -124,56 +124,23 @@ class LRU(Mixer):
         self.C = nn.Parameter(torch.randn(d_model, 2 * self.d_state) / math.sqrt(self.d_state))
         self.D = nn.Parameter(torch.randn(d_model))
 
-    def forward(
-        self,
-        x: Float[Tensor, "b t d_model"],
-        state: State = None,
-        *,
-        reset: Bool[Tensor, "b t"] | None = None,
-    ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
-        """Mix `x` over time; see `Mixer.forward`. The state is h, (b, d_state)."""
-        self.check_input(x, reset, state)
-        magnitude, theta = self._polar(x)
-        Lambda = magnitude * torch.polar(torch.ones_like(theta), theta)
+    def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Return y, and h (b, d_state)."""
+        dtype = self.state_dtype
+        nu_log = self.nu_log(x) if isinstance(self.nu_log, GateLinear) else self.nu_log.to(dtype)
+        theta, gamma = self.theta_log.to(dtype).exp(), self.gamma_log.to(dtype).exp()
+        Lambda = stable_exponential(nu_log).exp() * torch.polar(torch.ones_like(theta), theta)
         # gamma scales the rows of B, which are fewer than the steps of x
-        gamma = self._gamma().repeat_interleave(2)
-        u = functional.linear(x, (gamma[:, None] * self.B).to(self.B.dtype)).to(gamma.dtype)
-        h, state = scan(Lambda, _complex(u), state=state, reset=reset)
+        B = (gamma.repeat_interleave(2)[:, None] * self.B).to(self.B.dtype)
+        Bx = functional.linear(x, B).to(dtype).unflatten(-1, (-1, 2))
+        note(gate=gamma, phase=theta)
+        h, state = scan(Lambda, torch.view_as_complex(Bx), state=state, reset=reset)
         y = functional.linear(torch.view_as_real(h).flatten(-2).to(x.dtype), self.C)
         return y + self.D * x, state
 
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> Tensor:
-        """Zeros (batch, d_state), complex."""
-        device = self.D.device if device is None else device
-        return torch.zeros(batch, self.d_state, dtype=self._state_dtype().to_complex(), device=device)
-
-    @property
-    def state_size(self) -> int:
-        """Elements of h: d_state, counting a complex number once."""
-        return self.d_state
-
-    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions:
-        """Lambda, constant in time but for the magnitudes of a forget gate; see `Mixer.transitions`."""
-        return Transitions(*self._polar(x))
-
-    def token_mixing(
-        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
-    ) -> Float[Tensor, "b t t"]:
-        """Mean over channels of gamma |Lambda|^(n - m), which B x is multiplied by."""
-        magnitude, _ = self._polar(x)
-        return elementwise_mixing(magnitude, self._gamma(), x, reset)
-
-    def _polar(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        dtype = self._state_dtype()
-        nu_log = self.nu_log(x) if isinstance(self.nu_log, GateLinear) else self.nu_log.to(dtype)
-        return torch.exp(stable_exponential(nu_log)), torch.exp(self.theta_log.to(dtype))
-
-    def _gamma(self) -> Tensor:
-        return torch.exp(self.gamma_log.to(self._state_dtype()))
-
-
-def _complex(pairs: Tensor) -> Tensor:
-    return torch.view_as_complex(pairs.unflatten(-1, (-1, 2)))
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
+        """Return zeros (batch, d_state), complex."""
+        return scan.empty_state(batch, self.d_state, **self.factory_kwargs(device, is_complex=True))
 
 
 def _ring(n: int, r_min: float, r_max: float, max_phase: float) -> tuple[Tensor, Tensor]:
