@@ -20,25 +20,24 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.errors import unknown
 from linrec.nn.gates import Gate, GateLinear, spread
 from linrec.nn.lower_bounds import LowerBoundKind, make_lower_bounds, share_lower_bounds
-from linrec.nn.mixer import Mixer, State, Transitions
+from linrec.nn.mixer import Mixer, State
 from linrec.nn.norms import Norm, make_norm
 from linrec.nn.parameters import mark
-from linrec.ops.inspection import elementwise_mixing
+from linrec.ops.inspection import note
 from linrec.ops.scan import scan
+from linrec.rules import at_least, choice, require
 
 __all__ = ["HGRU"]
 
 ForgetGate = Literal["data", "bound", "none"]
 OutputGate = Literal["sigmoid", "silu", "none"]
 Phase = Literal["learned", "data", "none"]
-_OUTPUT_GATES = {"sigmoid": functional.sigmoid, "silu": functional.silu}
+OUTPUT_GATES = {"sigmoid": functional.sigmoid, "silu": functional.silu}
 
 
 class HGRU(Mixer):
@@ -99,6 +98,8 @@ class HGRU(Mixer):
         (torch.Size([2, 10, 64]), torch.Size([2, 64]), torch.complex64)
     """
 
+    recurrence = "scan"
+
     def __init__(
         self,
         d_model: int,
@@ -116,30 +117,26 @@ class HGRU(Mixer):
         uniform_init: bool = False,
     ) -> None:
         super().__init__(d_model)
-        if forget_gate not in ("data", "bound", "none"):
-            raise unknown("`forget_gate`", forget_gate, ["data", "bound", "none"])
-        if output_gate not in (*_OUTPUT_GATES, "none"):
-            raise unknown("`output_gate`", output_gate, [*_OUTPUT_GATES, "none"])
-        if phase not in ("learned", "data", "none"):
-            raise unknown("`phase`", phase, ["learned", "data", "none"])
-        if forget_gate == "none" and not input_gate:
-            raise ValueError(
-                '`forget_gate="none"` needs `input_gate=True`; got False, which leaves the gates no use. '
-                "Leave out one of the two."
-            )
-        if forget_gate == "bound" and (refine or uniform_init):
-            raise ValueError(
-                '`refine` and `uniform_init` are of mu, which `forget_gate="bound"` leaves out. '
-                "Leave them out too, or keep the gate."
-            )
-        if phase_base < 1:
-            raise ValueError(f"`phase_base` must be at least 1; got {phase_base}. RoPE's is 10000.")
+        choice(ForgetGate, forget_gate=forget_gate)
+        choice(OutputGate, output_gate=output_gate)
+        choice(Phase, phase=phase)
+        at_least(1, phase_base=phase_base, cure="RoPE's is 10000.")
+        require(
+            forget_gate != "none" or input_gate,
+            '`forget_gate="none"` needs `input_gate=True`; got False, which leaves the gates no use. '
+            "Leave out one of the two.",
+        )
+        require(
+            forget_gate != "bound" or not (refine or uniform_init),
+            '`refine` and `uniform_init` are of mu, which `forget_gate="bound"` leaves out. '
+            "Leave them out too, or keep the gate.",
+        )
         self.lower_bound = lower_bound
         self.forget_gate, self.input_gate = forget_gate, input_gate
         self.output_gate, self.gate_before_norm = output_gate, gate_before_norm
 
-        # real and imaginary part of each channel side by side, so that no part is ever copied
         self.complex_input = complex_input
+        # real and imaginary part of each channel side by side, so that no part is ever copied
         self.c = nn.Linear(d_model, 2 * d_model if complex_input else d_model)
         self.layer = 0
         self.bounds = make_lower_bounds(lower_bound, d_model)
@@ -167,82 +164,47 @@ class HGRU(Mixer):
         self.norm = make_norm(output_norm, width)
         self.out = nn.Linear(width, d_model)
 
-    def forward(
-        self,
-        x: Float[Tensor, "b t d_model"],
-        state: State = None,
-        *,
-        reset: Bool[Tensor, "b t"] | None = None,
-    ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
-        """Mix `x` over time; see `Mixer.forward`. The state is h, (b, d_model)."""
-        self.check_input(x, reset, state)
-        magnitude = self._lambda(x)
-        c = functional.silu(self.c(x)).to(magnitude.dtype)
+    def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Return o, and h (b, d_model): complex, or real with `complex_input=False` and `phase="none"`."""
+        dtype = self.state_dtype
         # pairs of real numbers up to the scan: compilers fuse them, and leave complex ones alone
-        c = c.unflatten(-1, (self.d_model, -1))
+        c = functional.silu(self.c(x)).to(dtype).unflatten(-1, (self.d_model, -1))
+
+        if self.bounds is None:
+            gamma = x.new_full((self.d_model,), float(self.lower_bound), dtype=dtype)
+        else:
+            gamma = self.bounds(self.layer)
+        lambda_ = gamma
+        if self.mu is not None:
+            mu, _ = Gate.of_logits(self.mu(x), None if self.r is None else self.r(x))
+            lambda_ = gamma + (1 - gamma) * mu
         if self.input_gate:
-            c = (1 - magnitude)[..., None] * c
-        c = torch.view_as_complex(c) if self.complex_input else c[..., 0]
-        transition, theta = self._forget(magnitude), self._theta(x)
-        if theta is not None:
+            rest = 1 - lambda_
+            c = rest[..., None] * c
+            note(gate=rest)
+
+        transition = torch.ones_like(gamma) if self.forget_gate == "none" else lambda_
+        if self.theta is not None:
+            theta = self.theta(x) if isinstance(self.theta, GateLinear) else self.theta.to(dtype)
+            note(phase=theta)
             turn = torch.stack([theta.cos(), theta.sin()], -1)
             transition = torch.view_as_complex(transition[..., None] * turn)
+        c = torch.view_as_complex(c) if self.complex_input else c[..., 0]
         h, state = scan(transition, c, state=state, reset=reset)
+
         o = (torch.view_as_real(h).flatten(-2) if self.is_complex else h).to(x.dtype)
         if self.gate is None:
             return self.out(self.norm(o)), state
-        g = _OUTPUT_GATES[self.output_gate](self.gate(x))
+        g = OUTPUT_GATES[self.output_gate](self.gate(x))
         return self.out(self.norm(g * o) if self.gate_before_norm else g * self.norm(o)), state
 
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> Tensor:
-        """Zeros (batch, d_model): complex, or real with `complex_input=False` and `phase="none"`."""
-        dtype = self._state_dtype()
-        device = self.out.weight.device if device is None else device
-        return torch.zeros(
-            batch, self.d_model, dtype=dtype.to_complex() if self.is_complex else dtype, device=device
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
+        """Return zeros (batch, d_model), of the dtype of h."""
+        return scan.empty_state(
+            batch, self.d_model, **self.factory_kwargs(device, is_complex=self.is_complex)
         )
-
-    @property
-    def state_size(self) -> int:
-        """Elements of h: d_model, counting a complex number once."""
-        return self.d_model
-
-    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions:
-        """lambda_t and theta of eq. 2; see `Mixer.transitions`."""
-        return Transitions(self._forget(self._lambda(x)), self._theta(x))
-
-    def token_mixing(
-        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
-    ) -> Float[Tensor, "b t t"]:
-        """Mean over channels of the matrix Lambda that c is multiplied by (eq. 7)."""
-        magnitude = self._lambda(x)
-        gate = 1 - magnitude if self.input_gate else torch.ones_like(magnitude)
-        return elementwise_mixing(self._forget(magnitude), gate, x, reset)
 
     @classmethod
     def share(cls, layers: "Sequence[HGRU]") -> None:
         """Share lower bounds over the stack; see `linrec.nn.lower_bounds.share_lower_bounds`."""
         share_lower_bounds(layers, like=layers[0].out.weight)
-
-    def _lambda(self, x: Tensor) -> Tensor:
-        """lambda_t, also where it is the input gate's alone; one per channel where it is the bound."""
-        gamma = self._gamma()
-        if self.mu is None:
-            return gamma
-        mu, _ = Gate.of_logits(self.mu(x), None if self.r is None else self.r(x))
-        return gamma + (1 - gamma) * mu
-
-    def _forget(self, magnitude: Tensor) -> Tensor:
-        return magnitude.new_ones(self.d_model) if self.forget_gate == "none" else magnitude
-
-    def _theta(self, x: Tensor) -> Tensor | None:
-        if isinstance(self.theta, GateLinear):
-            return self.theta(x)
-        return None if self.theta is None else self.theta.to(self._state_dtype())
-
-    def _gamma(self) -> Tensor:
-        if self.bounds is not None:
-            return self.bounds(self.layer)
-        # the same for every channel, but as wide as theirs, since it may be all there is of the transition
-        shape, device = (self.d_model,), self.out.weight.device
-        return torch.full(shape, float(self.lower_bound), dtype=self._state_dtype(), device=device)
