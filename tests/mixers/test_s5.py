@@ -237,7 +237,7 @@ def test_errors_say_what_is_wrong():
         ({"n_blocks": 2}, "`d_state` must be a positive multiple of 2 `n_blocks` = 4.*; got 6"),
         ({"n_blocks": 4, "pairs": False}, "`d_state` must be a positive multiple of `n_blocks` = 4.*; got 6"),
         ({"n_blocks": 0}, "`n_blocks` must be at least 1; got 0"),
-        ({"discretization": "euler"}, "no discretization 'euler'"),
+        ({"discretization": "euler"}, "no `discretization` 'euler'"),
         ({"output": "half-gluu"}, "no `output` 'half-gluu'; did you mean 'half_glu'"),
         ({"C_init": "normal"}, "no `C_init` 'normal'; did you mean 'complex_normal'"),
         ({"output": "half_glu2", "activation": False}, "needs `activation=True`, .*; got False"),

@@ -18,19 +18,19 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.errors import unknown
 from linrec.hippo import diagonal
-from linrec.nn.mixer import Mixer, State, Transitions
+from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
 from linrec.nn.state_space import log_steps
 from linrec.ops import discretize_diagonal, scan
 from linrec.ops.core.checks import visible
-from linrec.ops.inspection import elementwise_mixing
+from linrec.ops.inspection import note
+from linrec.rules import at_least, choice, require
 
 __all__ = ["S5"]
 
 Output = Literal["half_glu", "half_glu2", "glu", "linear", "none"]
-OUTPUTS = ("half_glu", "half_glu2", "glu", "linear", "none")
+Discretization = Literal["zoh", "bilinear"]
 StartOfC = Literal["eigenbasis", "complex_normal"]
 
 
@@ -90,13 +90,15 @@ class S5(Mixer):
         (torch.Size([2, 50, 16]), torch.Size([2, 4]), torch.complex64)
     """
 
+    recurrence = "scan"
+
     def __init__(
         self,
         d_model: int,
         *,
         d_state: int | None = None,
         n_blocks: int = 1,
-        discretization: Literal["zoh", "bilinear"] = "zoh",
+        discretization: Discretization = "zoh",
         dt_min: float = 0.001,
         dt_max: float = 0.1,
         shared_step: bool = False,
@@ -106,28 +108,25 @@ class S5(Mixer):
         output: Output = "half_glu",
     ) -> None:
         super().__init__(d_model)
-        if output not in OUTPUTS:
-            raise unknown("`output`", output, OUTPUTS)
-        if output == "half_glu2" and not activation:
-            raise ValueError(
-                '`output="half_glu2"` needs `activation=True`, which it leaves to the gate; got False. '
-                'Without GELU it is "half_glu".'
-            )
-        if C_init not in ("eigenbasis", "complex_normal"):
-            raise unknown("`C_init`", C_init, ["eigenbasis", "complex_normal"])
-        if discretization not in ("zoh", "bilinear"):
-            raise unknown("discretization", discretization, ["zoh", "bilinear"])
-        if n_blocks < 1:
-            raise ValueError(f"`n_blocks` must be at least 1; got {n_blocks}.")
+        choice(Output, output=output)
+        choice(StartOfC, C_init=C_init)
+        choice(Discretization, discretization=discretization)
+        at_least(1, n_blocks=n_blocks)
+        require(
+            output != "half_glu2" or activation,
+            '`output="half_glu2"` needs `activation=True`, which it leaves to the gate; got False. '
+            'Without GELU it is "half_glu".',
+        )
         of, unit = ("2 `n_blocks`", 2 * n_blocks) if pairs else ("`n_blocks`", n_blocks)
         self.d_state = -(-d_model // unit) * unit if d_state is None else d_state
-        if self.d_state < 1 or self.d_state % unit:
-            raise ValueError(
-                f"`d_state` must be a positive multiple of {of} = {unit}, for blocks "
-                f"{'of conjugate pairs' if pairs else 'of one size'}; got {self.d_state}."
-            )
+        require(
+            self.d_state >= 1 and self.d_state % unit == 0,
+            f"`d_state` must be a positive multiple of {of} = {unit}, for blocks "
+            f"{'of conjugate pairs' if pairs else 'of one size'}; got {self.d_state}.",
+        )
+        self.entries = self.d_state // 2 if pairs else self.d_state
         self.pairs = pairs
-        self.discretization: Literal["zoh", "bilinear"] = discretization
+        self.discretization: Discretization = discretization
         self.activation, self.output = activation, output
 
         Lambda, _, V = diagonal("legs", self.d_state // n_blocks, pairs=pairs)
@@ -138,12 +137,12 @@ class S5(Mixer):
             parts = torch.randn(2, n_blocks, d_model, len(V)) / math.sqrt(self.d_state)
             C = (torch.complex(*parts).to(V.dtype) @ V).movedim(0, 1).flatten(1)
         else:
-            C = torch.complex(*(math.sqrt(0.5) * torch.randn(2, d_model, self.state_size)))
+            C = torch.complex(*(math.sqrt(0.5) * torch.randn(2, d_model, self.entries)))
 
         dtype = torch.get_default_dtype()
         self.A_log = nn.Parameter((-Lambda.real).log().to(dtype).repeat(n_blocks))
         self.A_imag = nn.Parameter(Lambda.imag.to(dtype).repeat(n_blocks))
-        self.dt_log = nn.Parameter(log_steps(1 if shared_step else self.state_size, dt_min, dt_max))
+        self.dt_log = nn.Parameter(log_steps(1 if shared_step else self.entries, dt_min, dt_max))
         # rows 2j and 2j + 1 the parts of row j; columns 2j and 2j + 1 the real part and minus the other
         self.B = nn.Parameter(torch.view_as_real(B).movedim(-1, 1).flatten(0, 1).to(dtype))
         self.C = nn.Parameter(torch.view_as_real(C.conj().resolve_conj()).flatten(1).to(dtype))
@@ -154,29 +153,20 @@ class S5(Mixer):
         wide = 2 * d_model if output == "glu" else d_model
         self.out = nn.Identity() if output == "none" else nn.Linear(d_model, wide)
 
-    def forward(
-        self,
-        x: Float[Tensor, "b t d_model"],
-        state: State = None,
-        *,
-        reset: Bool[Tensor, "b t"] | None = None,
-        intervals: Float[Tensor, "b t"] | None = None,
-    ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
-        """Mix `x` over time; see `Mixer.forward`. The state is x of the equations, (b, state_size).
-
-        Args:
-            x: what `Mixer.forward` takes, as `state` and `reset`.
-            state: likewise.
-            reset: likewise.
-            intervals: (b, t), at least 0: how long each step takes, as a factor of Delta; None is 1.
-
-        Returns:
-            y (b, t, d_model) and the state after the last step.
-        """
-        self.check_input(x, reset, state)
-        a, b = self._discrete(x, intervals)
-        u = functional.linear(x, self.B).to(self._state_dtype())
-        h, state = scan(a, b * torch.view_as_complex(u.unflatten(-1, (-1, 2))), state=state, reset=reset)
+    def mix(
+        self, x: Tensor, state: State, reset: Tensor | None, intervals: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        """Return o, and the state x of the equations (b, n), n entries."""
+        dtype = self.state_dtype
+        Lambda = torch.complex(-self.A_log.to(dtype).exp(), self.A_imag.to(dtype))
+        Delta = self.dt_log.to(dtype).exp()
+        if intervals is not None:
+            Delta = intervals.to(dtype)[..., None] * Delta
+        # B u comes from real matrices, and Lambda^-1 (Lambdabar - I) multiplies it
+        Lambdabar, scale = discretize_diagonal(Lambda, torch.ones_like(Lambda), Delta, self.discretization)
+        Bu = torch.view_as_complex(functional.linear(x, self.B).to(dtype).unflatten(-1, (-1, 2)))
+        note(gate=scale)
+        h, state = scan(Lambdabar, scale * Bu, state=state, reset=reset)
         y = functional.linear(torch.view_as_real(h).flatten(-2).to(x.dtype), self.C)
         y = (2 * y if self.pairs else y) + self.D * x
         z = functional.gelu(y) if self.activation else y
@@ -184,49 +174,45 @@ class S5(Mixer):
             return (z if self.output == "half_glu" else y) * torch.sigmoid(self.out(z)), state
         return functional.glu(self.out(z)) if self.output == "glu" else self.out(z), state
 
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> Tensor:
-        """Zeros (batch, state_size), complex."""
-        device = self.D.device if device is None else device
-        return torch.zeros(batch, self.state_size, dtype=self._state_dtype().to_complex(), device=device)
+    def forward(
+        self,
+        x: Float[Tensor, "b t d_model"],
+        state: State = None,
+        *,
+        reset: Bool[Tensor, "b t"] | None = None,
+        intervals: Float[Tensor, "b t"] | None = None,
+    ) -> tuple[Float[Tensor, "b t d_model"], State]:
+        """Mix `x` over time; arguments and results are `Mixer.forward`'s, and `intervals`.
 
-    @property
-    def state_size(self) -> int:
-        """Elements of x, counting a complex number once: d_state / 2, or d_state without pairs."""
-        return self.d_state // 2 if self.pairs else self.d_state
-
-    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions:
-        """Lambdabar, constant in time where steps are regular; see `Mixer.transitions`."""
-        a, _ = self._discrete(x, None)
-        return Transitions(a.abs(), a.angle())
-
-    def token_mixing(
-        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
-    ) -> Float[Tensor, "b t t"]:
-        """Mean over entries of the state of |Lambdabar^(n-m) b|, which B u is multiplied by."""
-        a, b = self._discrete(x, None)
-        return elementwise_mixing(a.abs(), b.abs(), x, reset)
-
-    def _discrete(self, x: Tensor, intervals: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Lambdabar, and Lambda^-1 (Lambdabar - I), which B u is multiplied by, (n) or (b, t, n)."""
-        dtype = self._state_dtype()
-        dt = self.dt_log.to(dtype).exp()
+        Args:
+            x: (b, t, d_model).
+            state: what an earlier call returned.
+            reset: (b, t) bool.
+            intervals: (b, t), at least 0: how long each step takes, as a factor of Delta; None is 1.
+        """
+        self.check_input(x, reset, state)
         if intervals is not None:
-            if intervals.shape != x.shape[:2]:
-                raise ValueError(
-                    f"`intervals` must have shape (batch, time) = {tuple(x.shape[:2])}; "
-                    f"got {tuple(intervals.shape)}. Pass how long each step takes, in units of a step."
-                )
-            if not intervals.is_floating_point():
-                raise TypeError(
-                    f"`intervals` must be of a real floating dtype; got {intervals.dtype}. Convert them."
-                )
-            if intervals.numel() and visible(intervals):
-                least = float(intervals.detach().min())
-                if not least >= 0:
-                    raise ValueError(
-                        f"`intervals` must be at least 0; got values down to {least:.4g}. Pass the time "
-                        "since the observation before, and sort observations by time."
-                    )
-            dt = intervals.to(dtype)[..., None] * dt
-        Lambda = torch.complex(-self.A_log.to(dtype).exp(), self.A_imag.to(dtype))
-        return discretize_diagonal(Lambda, torch.ones_like(Lambda), dt, self.discretization)
+            _check_intervals(intervals, x)
+        return self.mix(x, state, reset, intervals)
+
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
+        """Return zeros (batch, n), complex: n = d_state / 2 entries, or d_state without pairs."""
+        return scan.empty_state(batch, self.entries, **self.factory_kwargs(device, is_complex=True))
+
+
+def _check_intervals(intervals: Tensor, x: Tensor) -> None:
+    """Raise unless `intervals` are real numbers of at least 0, one per step of `x`."""
+    require(
+        intervals.shape == x.shape[:2],
+        f"`intervals` must have shape (batch, time) = {tuple(x.shape[:2])}; "
+        f"got {tuple(intervals.shape)}. Pass how long each step takes, in units of a step.",
+    )
+    if not intervals.is_floating_point():
+        raise TypeError(f"`intervals` must be of a real floating dtype; got {intervals.dtype}. Convert them.")
+    if intervals.numel() and visible(intervals):
+        least = float(intervals.detach().min())
+        require(
+            least >= 0,
+            f"`intervals` must be at least 0; got values down to {least:.4g}. Pass the time since the "
+            "observation before, and sort observations by time.",
+        )
