@@ -15,14 +15,13 @@ import math
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.errors import unknown
 from linrec.mixers.rg_lru import BLOCKS, RGLRU, InitOf, Start
-from linrec.nn.mixer import Mixer, State, Transitions
+from linrec.nn.mixer import Mixer, State
 from linrec.nn.short_convolution import ShortConvolution
+from linrec.rules import at_least, choice
 
 __all__ = ["Hawk"]
 
@@ -73,6 +72,8 @@ class Hawk(Mixer):
         (torch.Size([2, 10, 64]), torch.Size([2, 3, 80]), torch.Size([2, 80]))
     """
 
+    recurrence = "scan"
+
     def __init__(
         self,
         d_model: int,
@@ -89,15 +90,13 @@ class Hawk(Mixer):
         input_gate: bool = True,
     ) -> None:
         super().__init__(d_model)
-        if activation not in ("gelu", "gelu_tanh"):
-            raise unknown("`activation`", activation, ["gelu", "gelu_tanh"])
+        choice(Activation, activation=activation)
+        at_least(1, d_rnn=d_rnn, cure="None is 4/3 `d_model`.")
         if d_rnn is None:
             width = 4 * d_model // 3
             multiple = min(BLOCKS, width) if n_blocks is None else max(n_blocks, 1)
             # fewer channels than blocks are refused where the gates are made
             d_rnn = width // multiple * multiple or width
-        if d_rnn < 1:
-            raise ValueError(f"`d_rnn` must be at least 1; got {d_rnn}. None is 4/3 `d_model`.")
         self.d_rnn = d_rnn
         self.approximate = "tanh" if activation == "gelu_tanh" else "none"
 
@@ -122,49 +121,20 @@ class Hawk(Mixer):
             nn.init.normal_(self.conv.weight, std=math.sqrt(TAPS_VARIANCE / self.conv.weight.shape[1]))
             nn.init.zeros_(self.conv.bias)
 
-    def forward(
-        self,
-        x: Float[Tensor, "b t d_model"],
-        state: State = None,
-        *,
-        reset: Bool[Tensor, "b t"] | None = None,
-    ) -> tuple[Float[Tensor, "b t d_model"], State]:
-        """Mix `x` over time; see `Mixer.forward`.
+    def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Return y, and the tail of the convolution (b, conv_size - 1, d_rnn) and the recurrence's state.
 
-        The state is the tail of the convolution (b, conv_size - 1, d_rnn) and the state of the recurrence;
-        without a convolution, that alone.
+        Without a convolution, the state is the recurrence's alone.
         """
-        self.check_input(x, reset, state)
         tail, h = (None, state) if self.conv is None or state is None else state
-        v, tail = self._v(x, tail, reset)
-        y, h = self.rg_lru(v, h, reset=reset)
         g = functional.gelu(self.gate(x), approximate=self.approximate)
+        v = self.u(x)
+        if self.conv is not None:
+            v, tail = self.conv(v, tail, reset=reset)
+        y, h = self.rg_lru(v, h, reset=reset)
         return self.out(g * y), h if self.conv is None else (tail, h)
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Zeros (batch, conv_size - 1, d_rnn), and the start of the recurrence; see `RGLRU.init_state`."""
-        device = self.out.weight.device if device is None else device
+        """Return zeros (batch, conv_size - 1, d_rnn), and the start of the recurrence."""
         h = self.rg_lru.init_state(batch, device=device)
-        if self.conv is None:
-            return h
-        return self.conv.init_state(batch, dtype=self._state_dtype(), device=device), h
-
-    @property
-    def state_size(self) -> int:
-        """Elements of the recurrence's state, d_rnn, and of the convolution's tail."""
-        return self.rg_lru.state_size + (0 if self.conv is None else self.conv.state_size)
-
-    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions | None:
-        """a_t of the recurrence; see `Mixer.transitions`."""
-        return self.rg_lru.transitions(self._v(x, None, None)[0])
-
-    def token_mixing(
-        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
-    ) -> Float[Tensor, "b t t"] | None:
-        """Mean over channels of the matrix that v, behind the convolution, is multiplied by."""
-        return self.rg_lru.token_mixing(self._v(x, None, reset)[0], reset=reset)
-
-    def _v(self, x: Tensor, tail: Tensor | None, reset: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """What enters the recurrence, and the tail of the convolution."""
-        u = self.u(x)
-        return (u, None) if self.conv is None else self.conv(u, tail, reset=reset)
+        return h if self.conv is None else (self.conv.init_state(batch, **self.factory_kwargs(device)), h)
