@@ -29,10 +29,10 @@ __all__ = ["LSLSTM"]
 class LSLSTM(Mixer):
     """c_t = f_t * c_{t-1} + i_t * z_t, whose gates see h~_{t-1} and x_t: an LSTM that is two scans.
 
-    An LSTM's gates see h_{t-1}, so that its steps have to follow one another. Here h~, which needs no more
-    than x, is known of all steps before c begins.
+    The gates of an LSTM see h_{t-1}, so that its steps have to follow one another. Here a first scan computes
+    h~ of all steps from x alone, and a second scan computes c.
 
-    Weights start as torch's Linear draws them. What makes f and the gate of h~ is marked as group
+    Weights start as torch's Linear draws them. The parameters of f and of the gate of h~ are marked as group
     "transition" without weight decay.
 
     Args:

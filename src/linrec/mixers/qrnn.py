@@ -29,11 +29,10 @@ Pooling = Literal["f", "fo", "ifo"]
 
 
 class QRNNState(NamedTuple):
-    """What a QRNN carries from one piece of a sequence to the next.
+    """State of a QRNN.
 
     Attributes:
-        tail: the last inputs of the convolution, newest first, (b, width - 1, d_model); None where it sees
-            one step.
+        tail: the last inputs of the convolution, newest first, (b, width - 1, d_model); None if `width` is 1.
         cell: c, (b, d_model).
     """
 

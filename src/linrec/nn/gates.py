@@ -105,15 +105,15 @@ class GateLinear(Float32Module, nn.Linear):
 def log_refined(
     f: Float[Tensor, "*shape"], r: Float[Tensor, "*shape"]
 ) -> tuple[Float[Tensor, "*shape"], Float[Tensor, "*shape"]]:
-    """log g and log(1 - g) of g = r (1 - (1 - f)^2) + (1 - r) f^2, f and r the sigmoids of what is given.
+    """Return log g and log(1 - g) of the refined gate g = r (1 - (1 - f)^2) + (1 - r) f^2.
 
     r moves the gate between f^2 and 1 - (1 - f)^2, so that g comes near to 0 and 1 where the gradient of f is
     not yet lost. Written as g = f (r (2 - f) + (1 - r) f) and 1 - g = (1 - f) (r (1 - f) + (1 - r) (1 + f)),
     nothing is subtracted, and neither loses digits.
 
     Args:
-        f: logit of the gate to refine.
-        r: logit of the refine gate.
+        f: logit of f, the gate to refine.
+        r: logit of r, the refine gate.
 
     Source:
         Gu, Gulcehre, Paine, Hoffman and Pascanu, Improving the Gating Mechanism of Recurrent Neural Networks
@@ -197,27 +197,27 @@ class Gate(nn.Module):
     def forward(
         self, x: Float[Tensor, "*batch d_in"]
     ) -> tuple[Float[Tensor, "*batch d_out"], Float[Tensor, "*batch d_out"]]:
-        """g and 1 - g for `x` (..., d_in), in float32 (float64 for float64 weights)."""
+        """Return g and 1 - g for `x` (..., d_in), in float32 (float64 for float64 weights)."""
         return self.of_logits(*self.logits(x))
 
     def logits(
         self, x: Float[Tensor, "*batch d_in"]
     ) -> tuple[Float[Tensor, "*batch d_out"], Float[Tensor, "*batch d_out"] | None]:
-        """What f and r are the sigmoids of; r is None without refine gate."""
+        """Return the logits of f and r; the second is None without refine gate."""
         return self.f(x), None if self.r is None else self.r(x)
 
     @staticmethod
     def of_logits(
         f: Float[Tensor, "*shape"], r: Float[Tensor, "*shape"] | None
     ) -> tuple[Float[Tensor, "*shape"], Float[Tensor, "*shape"]]:
-        """g and 1 - g of logits, for gates that see more than one input; r is None without refine gate."""
+        """Return g and 1 - g of logits, for gates of more inputs than one; r is None without refine gate."""
         if r is None:
             return torch.sigmoid(f), torch.sigmoid(-f)
         log_g, log_rest = log_refined(f, r)
         return log_g.exp(), log_rest.exp()
 
     def log(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_out"]:
-        """log g for `x` (..., d_in)."""
+        """Return log g for `x` (..., d_in)."""
         f = self.f(x)
         return functional.logsigmoid(f) if self.r is None else log_refined(f, self.r(x))[0]
 
@@ -352,7 +352,7 @@ class Transition(nn.Module):
     def forward(
         self, x: Float[Tensor, "b t d_model"]
     ) -> tuple[Float[Tensor, "*bt h dk"], Float[Tensor, "*bt h dk"] | None]:
-        """Transitions of the steps of `x` (b, t, d_model).
+        """Return the transitions of the steps of `x` (b, t, d_model).
 
         Returns:
             log_decay, log |a| <= 0, and phase, arg a in radians, or None with `phase_activation="none"`;

@@ -59,7 +59,7 @@ class LowerBounds(Float32Module):
         self.keep_float32("gamma")
 
     def forward(self, layer: int) -> Float[Tensor, "d"]:
-        """The bounds (d,) in [0, 1) of a layer, counted from 0, in float32 or better."""
+        """Return the bounds (d,) in [0, 1) of a layer, counted from 0, in float32 or better."""
         # in bfloat16 a bound near 1 would be 1, and the layer would never forget
         gamma = self.gamma.to(torch.promote_types(self.gamma.dtype, torch.float32))
         if self.kind == "random":
@@ -80,7 +80,7 @@ class _Bounded(Protocol):
 
 
 def make_lower_bounds(lower_bound: LowerBoundKind | float, width: int) -> LowerBounds | None:
-    """The bounds of a layer that stands alone; None where `lower_bound` is a number, which is not learned.
+    """Return the bounds of a layer that stands alone; None for a number, which is not learned.
 
     Args:
         lower_bound: "increasing", "decreasing", "random", or a number in [0, 1).
@@ -105,17 +105,17 @@ def make_lower_bounds(lower_bound: LowerBoundKind | float, width: int) -> LowerB
 
 
 def share_lower_bounds(layers: Sequence[_Bounded], like: Tensor) -> None:
-    """Make lower bounds of as many rows as there are layers, and give each layer the same ones.
+    """Make lower bounds with a row for each layer, and give every layer the same module.
 
-    A parameter (layers, d_model) takes the place of those that the layers had as stacks of one. Nothing
+    Its parameter (layers, d_model) replaces the parameters that the layers had as stacks of one. Nothing
     changes where `lower_bound` is a number.
 
     Args:
         layers: mixers with lower bounds, first layer first.
-        like: a tensor of the device and dtype that the bounds shall have.
+        like: a tensor with the device and dtype of the bounds.
 
     Raises:
-        ValueError: they differ in width or in `lower_bound`.
+        ValueError: the layers differ in width or in `lower_bound`.
     """
     of = {(mixer.d_model, mixer.lower_bound) for mixer in layers}
     require(
