@@ -71,6 +71,11 @@ def test_transitions_of_a_constant_system():
     assert_agree(magnitude * torch.exp(1j * phase), given["a"].expand(3, 4).flatten(), "transitions")
 
 
+def test_the_matrices_of_the_delta_rule_are_no_factors_of_channels():
+    given = delta_rule_inputs(B, TIME, 2, 3, 4, log_decay="bth")
+    assert transitions(recorded(ops.delta_rule, given)) is None
+
+
 def by_columns(function, inputs, reset):
     """|W| from the definition: the values of one step at a time are one, and all others zero."""
     columns = []

@@ -48,10 +48,10 @@ def noting() -> Iterator[dict[str, Tensor]]:
 
 
 def transitions(call: Call) -> tuple[Tensor, Tensor | None] | None:
-    """Return magnitude and phase of the factors of the state, or None where the call had no factors.
+    """Return magnitude and phase of the factors of the state, or None where the call had no such factors.
 
     Args:
-        call: a recorded call of an operator with diagonal transitions.
+        call: a recorded call of an operator.
 
     Returns:
         Magnitudes (b, t, c), or (c,) where they are constant in time, and phases of these shapes in radians,
@@ -65,6 +65,9 @@ def transitions(call: Call) -> tuple[Tensor, Tensor | None] | None:
         case "diagonal_ssm":
             a = given.a.expand(given.c.shape).flatten()
             return a.abs(), a.angle()
+        case "delta_rule":
+            # matrices, which have no factor per channel
+            return None
         case "selective_scan":
             return (wide(given.dt)[..., None] * given.A).exp().flatten(2), None
     log_decay, phase = getattr(given, "log_decay", None), getattr(given, "phase", None)
