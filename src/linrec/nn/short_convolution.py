@@ -43,6 +43,7 @@ class ShortConvolution(nn.Module):
                 f"`width` of a short convolution, a mixer's `conv_size`, must be at least 1 tap; got {width}."
                 " A mixer with `conv_size=None` has no convolution."
             )
+        self.channels, self.width = channels, width
         bound = 1 / math.sqrt(width)
         self.weight = nn.Parameter(torch.empty(channels, width).uniform_(-bound, bound))
         mark(self, "weight", group="channel", weight_decay=True)
@@ -74,16 +75,13 @@ class ShortConvolution(nn.Module):
         self, batch: int, *, dtype: torch.dtype, device: torch.device | str | None = None
     ) -> Float[Tensor, "b width-1 c"]:
         """The tail at the start of a sequence: zeros (batch, width - 1, channels)."""
-        channels, width = self.weight.shape
-        return torch.zeros(batch, width - 1, channels, dtype=dtype, device=device)
+        return short_conv.empty_state(batch, self.width, self.channels, dtype=dtype, device=device)
 
     @property
     def state_size(self) -> int:
         """Elements of the tail, (width - 1) channels."""
-        channels, width = self.weight.shape
-        return (width - 1) * channels
+        return (self.width - 1) * self.channels
 
     def extra_repr(self) -> str:
         """What `print` shows."""
-        channels, width = self.weight.shape
-        return f"channels={channels}, width={width}, bias={self.bias is not None}"
+        return f"channels={self.channels}, width={self.width}, bias={self.bias is not None}"
