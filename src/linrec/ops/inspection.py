@@ -25,7 +25,8 @@ def note(**values: Tensor) -> None:
     """Keep values for inspection by their names; without inspection, do nothing.
 
     A mixer on `scan` notes the `gate` that multiplies the input, which the operator does not see, and the
-    `phase` of complex factors, if it has phases beyond pi.
+    `phase` of complex factors, if it has phases beyond pi. A mixer whose operator gets stabilised decays
+    notes the paper's, `log_decay` (b, t, ..).
 
     Example:
         >>> with noting() as notes:
