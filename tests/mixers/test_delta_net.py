@@ -5,6 +5,9 @@ import torch
 
 from linrec.mixers import build
 from linrec.mixers.delta_net import DeltaNet
+from linrec.ops import delta_rule
+from linrec.ops.core.handlers import recording
+from linrec.ops.delta_rule.torch import DeltaRule
 from linrec.testing import assert_agree, generator
 
 D = 6
@@ -20,6 +23,13 @@ def make(d_model: int = D, **arguments) -> DeltaNet:
 
 def inputs(time: int = 7, seed: int = 0) -> torch.Tensor:
     return torch.randn(2, time, D, generator=generator(seed), dtype=torch.float64)
+
+
+def memory(mixer, x: torch.Tensor, **options) -> DeltaRule:
+    """Inputs of the mixer's call of the delta rule."""
+    with recording() as calls:
+        mixer(x, **options)
+    return calls[-1].inputs
 
 
 def by_hand(mixer: DeltaNet, x: torch.Tensor, *, scale: float, gate: bool) -> tuple:
@@ -113,9 +123,9 @@ def test_token_mixing_is_what_values_are_multiplied_by():
     reset[1, 3] = True
     mixing = mixer.token_mixing(x, reset=reset)
     assert torch.equal(mixing, mixing.tril()) and mixing[1, 3:, :3].count_nonzero() == 0
-    q, k, v, _ = mixer._projections(x, None, reset)
-    v = v.detach().requires_grad_()
-    o, _ = mixer._recall(x, q, k, v, None, reset)
+    given = memory(mixer, x)
+    v = given.v.detach().requires_grad_()
+    o, _ = delta_rule(given.q, given.k, v, given.beta, reset=reset)
     for n in range(7):
         (gradient,) = torch.autograd.grad(o[:, n].sum(), v, retain_graph=True)
         # every value channel of a head is multiplied by the same
@@ -130,7 +140,7 @@ def test_a_convolution_filters_what_the_projections_give():
     for linear, rows in zip((mixer.q, mixer.k, mixer.v), taps.split(6), strict=True):
         channels = torch.nn.functional.pad(linear(x), (0, 0, 2, 0))
         filtered.append(sum(rows[:, j] * channels[:, 2 - j : 9 - j] for j in range(3)))
-    q, k, v, tail = mixer._projections(x, None, None)
+    (_, (tail, _)), (q, k, v, *_) = mixer(x), memory(mixer, x)
     assert_agree((q[:, :, 0], k[:, :, 0]), tuple(mixer.features(part) for part in filtered[:2]))
     assert_agree(v[:, :, 0], torch.nn.functional.silu(filtered[2]))
     assert_agree(tail, torch.cat([linear(x)[:, -2:] for linear in (mixer.q, mixer.k, mixer.v)], -1))
@@ -179,7 +189,7 @@ def test_heads_are_as_wide_as_the_papers():
         ),
         ({"n_heads": 4}, "`d_v` must be a positive multiple of `n_heads` = 4; got 6"),
         ({"d_qk": 5, "n_heads": 2}, "`d_qk` must be a positive multiple of `n_heads` = 2; got 5"),
-        ({"qk_norm": "L2"}, "there is no norm of features 'L2'; did you mean"),
+        ({"qk_norm": "L2"}, "there is no `qk_norm` 'L2'; did you mean"),
         ({"beta": "sigmod"}, "there is no `beta` 'sigmod'; did you mean 'sigmoid'"),
         ({"feature_map": "selu"}, "there is no feature map 'selu'; did you mean"),
         ({"output_norm": "batch"}, "there is no norm 'batch'"),

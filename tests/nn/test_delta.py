@@ -49,7 +49,7 @@ def test_strengths():
 
 
 def test_errors():
-    with pytest.raises(ValueError, match="there is no norm of features 'l3'; did you mean"):
+    with pytest.raises(ValueError, match="there is no `qk_norm` 'l3'; did you mean"):
         UnitFeatures(4, norm="l3")
     with pytest.raises(ValueError, match="must have no phase; that of 'cosformer' turns"):
         UnitFeatures(4, feature_map="cosformer")

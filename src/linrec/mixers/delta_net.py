@@ -13,7 +13,6 @@ the transpose of S.
 """
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -80,6 +79,8 @@ class DeltaNet(Mixer):
         (torch.Size([2, 10, 64]), torch.Size([2, 4, 16, 16]))
     """
 
+    recurrence = "delta_rule"
+
     def __init__(
         self,
         d_model: int,
@@ -115,60 +116,22 @@ class DeltaNet(Mixer):
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight, gain=GAIN)
 
-    def forward(
-        self,
-        x: Float[Tensor, "b t d_model"],
-        state: State = None,
-        *,
-        reset: Bool[Tensor, "b t"] | None = None,
-    ) -> tuple[Float[Tensor, "b t d_model"], State]:
-        """Mix `x` over time; see `Mixer.forward`.
-
-        The state is S^T (b, h, dk, dv); with a convolution, its tail and that.
-        """
-        self.check_input(x, reset, state)
+    def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Return y, and S^T (b, h, dk, dv); with a convolution, its tail and S^T."""
         tail, S = (None, state) if self.conv is None or state is None else state
-        q, k, v, tail = self._projections(x, tail, reset)
-        o, S = self._recall(x, q, k, v, S, reset)
-        y = self.norm(o).flatten(-2).to(x.dtype)
-        if self.gate is not None:
-            y = y * functional.silu(self.gate(x))
-        return self.out(y), S if self.conv is None else (tail, S)
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Zeros (batch, h, dk, dv); with a convolution, zeros (batch, conv_size - 1, channels) and those."""
-        device = self.q.weight.device if device is None else device
-        shape = (batch, self.n_heads, self.features.d_features, self.d_value)
-        S = torch.zeros(shape, dtype=self._state_dtype(), device=device)
-        return S if self.conv is None else (self.conv.init_state(batch, dtype=S.dtype, device=device), S)
-
-    @property
-    def state_size(self) -> int:
-        """Elements of S, h dk dv with dk counting features, and of the convolution's tail."""
-        size = self.n_heads * self.features.d_features * self.d_value
-        return size if self.conv is None else size + self.conv.state_size
-
-    def token_mixing(
-        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
-    ) -> Float[Tensor, "b t t"]:
-        """Mean over heads of the magnitudes of what v is multiplied by."""
-        q, k, _, _ = self._projections(x, None, reset)
-        # what the rule makes of the identity is the matrix
-        identity = torch.eye(x.shape[1], dtype=x.dtype, device=x.device)[:, None]
-        mixing, _ = self._recall(x, q, k, identity.expand(len(x), -1, self.n_heads, -1), None, reset)
-        return mixing.abs().mean(2)
-
-    def _projections(
-        self, x: Tensor, tail: Tensor | None, reset: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """q, k and v in heads, and the tail of the convolution."""
         q, k, v = self.q(x), self.k(x), self.v(x)
         if self.conv is not None:
             (q, k, v), tail = self.conv.side_by_side((q, k, v), tail, reset=reset)
         q, k, v = (part.unflatten(-1, (self.n_heads, -1)) for part in (q, k, v))
-        return self.features(q), self.features(k), functional.silu(v), tail
+        q, k, v = self.features(q), self.features(k), functional.silu(v)
+        o, S = delta_rule(q, k, v.to(q), self.beta(x), state=S, reset=reset)
+        o = self.norm(o).flatten(-2).to(x.dtype)
+        if self.gate is not None:
+            o = o * functional.silu(self.gate(x))
+        return self.out(o), S if self.conv is None else (tail, S)
 
-    def _recall(
-        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, S: Tensor | None, reset: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        return delta_rule(q, k, v.to(q), self.beta(x), state=S, reset=reset)
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
+        """Return zeros (batch, h, dk, dv); with a convolution, (batch, conv_size - 1, channels) before them."""
+        factory = self.factory_kwargs(device)
+        S = delta_rule.empty_state(batch, self.n_heads, self.features.d_features, self.d_value, **factory)
+        return S if self.conv is None else (self.conv.init_state(batch, **factory), S)

@@ -7,9 +7,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.errors import unknown
 from linrec.nn import feature_maps
 from linrec.nn.gates import GateLinear
+from linrec.rules import choice, require
 
 __all__ = ["FeatureNorm", "Strength", "UnitFeatures", "WriteStrength"]
 
@@ -52,29 +52,27 @@ class UnitFeatures(nn.Module):
 
     def __init__(self, d_head: int, *, feature_map: str = "silu", norm: FeatureNorm = "l2") -> None:
         super().__init__()
-        if norm not in _ORDERS:
-            raise unknown("norm of features", norm, _ORDERS)
+        choice(FeatureNorm, qk_norm=norm)
         self.phi = feature_maps.build(feature_map, d_head)
-        if self.phi.phase is not None:
-            raise ValueError(
-                f"`feature_map` of the delta rule must have no phase; that of {feature_map!r} turns its "
-                'features. Pass one that does not, such as "silu".'
-            )
-        self.norm = norm
-        self.d_features = self.phi.d_features
+        require(
+            self.phi.phase is None,
+            f"`feature_map` of the delta rule must have no phase; that of {feature_map!r} turns its "
+            'features. Pass one that does not, such as "silu".',
+        )
+        self.norm, self.d_features = norm, self.phi.d_features
 
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch m"]:
-        """Features (..., d_features) of `x` (..., d_head)."""
+        """Return the features (..., d_features) of `x` (..., d_head)."""
         features = self.phi(x.to(torch.promote_types(x.dtype, torch.float32)))
         return functional.normalize(features, p=_ORDERS[self.norm], dim=-1, eps=_SHORTEST)
 
     def extra_repr(self) -> str:
-        """What `print` shows beside the feature map."""
+        """Return the norm, which `print` shows beside the feature map."""
         return f"norm={self.norm!r}"
 
 
 class WriteStrength(nn.Module):
-    """beta_t of each head: which share of what is under a key a step replaces.
+    """beta_t of each head: the share of the value under a key that a step replaces.
 
     | `strength` | beta | eigenvalue of I - beta k k^T along a unit key |
     |---|---|---|
@@ -102,17 +100,16 @@ class WriteStrength(nn.Module):
 
     def __init__(self, d_model: int, n_heads: int, *, strength: Strength = "sigmoid") -> None:
         super().__init__()
-        if strength not in (*_SCALES, "one"):
-            raise unknown("`beta`", strength, [*_SCALES, "one"])
+        choice(Strength, beta=strength)
         self.n_heads, self.strength = n_heads, strength
         self.projection = None if strength == "one" else GateLinear(d_model, n_heads, bias=False)
 
     def forward(self, x: Float[Tensor, "b t d_model"]) -> Float[Tensor, "b t h"]:
-        """beta (b, t, h) of `x` (b, t, d_model), in float32 or better."""
+        """Return beta (b, t, h) of `x` (b, t, d_model), in float32 or better."""
         if self.projection is None:
             return x.new_ones(*x.shape[:2], self.n_heads, dtype=torch.promote_types(x.dtype, torch.float32))
         return _SCALES[self.strength] * torch.sigmoid(self.projection(x))
 
     def extra_repr(self) -> str:
-        """What `print` shows beside the projection."""
+        """Return the strength, which `print` shows beside the projection."""
         return f"strength={self.strength!r}"
