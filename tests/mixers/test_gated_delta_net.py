@@ -7,6 +7,9 @@ import torch
 from linrec.mixers import build
 from linrec.mixers.gated_delta_net import GatedDeltaNet
 from linrec.nn import groups_of
+from linrec.ops import delta_rule
+from linrec.ops.core.handlers import recording
+from linrec.ops.delta_rule.torch import DeltaRule
 from linrec.testing import assert_agree, generator
 
 D = 8
@@ -22,6 +25,13 @@ def make(d_model: int = D, **arguments) -> GatedDeltaNet:
 
 def inputs(time: int = 7) -> torch.Tensor:
     return torch.randn(2, time, D, generator=generator(), dtype=torch.float64)
+
+
+def memory(mixer, x: torch.Tensor, **options) -> DeltaRule:
+    """Inputs of the mixer's call of the delta rule."""
+    with recording() as calls:
+        mixer(x, **options)
+    return calls[-1].inputs
 
 
 def silu(x: torch.Tensor) -> torch.Tensor:
@@ -88,7 +98,7 @@ def test_without_decay_it_is_delta_net():
     other = build("delta_net", D, conv_size=None, **shared).double()
     other.load_state_dict(mixer.state_dict())
     assert_agree(mixer(inputs()), other(inputs()))
-    assert mixer.log_decay(inputs()) is None
+    assert memory(mixer, inputs()).log_decay is None
 
 
 def test_decays_start_as_in_the_released_code():
@@ -99,8 +109,8 @@ def test_decays_start_as_in_the_released_code():
     assert abs(A.mean() - 8) < 4 * 16 / math.sqrt(12 * 512)
     assert 0.00099 < dt.min() < 0.00105 and 0.095 < dt.max() < 0.101
     assert abs(dt.log10().mean() + 2) < 4 * 2 / math.sqrt(12 * 512)
-    at_zero = mixer.log_decay(torch.zeros(1, 1, 2048, dtype=torch.float64))
-    assert_agree(at_zero[0, 0], -A * dt)
+    at_zero = memory(mixer, torch.zeros(1, 1, 2048, dtype=torch.float64)).log_decay
+    assert_agree(at_zero[0, 0, :, 0], -A * dt)
 
 
 def test_matrices_start_xavier_uniform_with_the_released_codes_gain():
@@ -118,17 +128,17 @@ def test_the_default_convolution_has_four_taps():
 
 def test_an_eps_far_from_rounding_is_that_of_the_norm():
     mixer, x = make(norm_eps=0.5, output_gate=False).double(), inputs()
-    o, _ = mixer._recall(x, *mixer._projections(x, None, None)[:3], None, None)
+    o, _ = delta_rule(*memory(mixer, x)[:5])
     expected = o / (o.square().mean(-1, keepdim=True) + 0.5).sqrt()
     assert_agree(mixer(x)[0], expected.flatten(-2) @ mixer.out.weight.T)
 
 
 def test_decays_stay_in_float32():
     mixer = make(n_heads=2)
-    expected = mixer.double().log_decay(inputs())
+    expected = memory(mixer.double(), inputs()).log_decay
     mixer = mixer.float()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = mixer.log_decay(inputs().float())
+        found = memory(mixer, inputs().float()).log_decay
     assert found.dtype == torch.float32
     assert_agree(found, expected)
 

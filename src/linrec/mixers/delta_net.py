@@ -131,7 +131,7 @@ class DeltaNet(Mixer):
         return self.out(o), S if self.conv is None else (tail, S)
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, h, dk, dv); with a convolution, (batch, conv_size - 1, channels) before them."""
+        """Return zeros (batch, h, dk, dv); with a convolution, (batch, conv_size - 1, c) and these."""
         factory = self.factory_kwargs(device)
         S = delta_rule.empty_state(batch, self.n_heads, self.features.d_features, self.d_value, **factory)
         return S if self.conv is None else (self.conv.init_state(batch, **factory), S)

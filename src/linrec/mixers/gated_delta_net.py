@@ -17,11 +17,9 @@ import math
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.errors import unknown
 from linrec.nn.delta import FeatureNorm, Strength, UnitFeatures, WriteStrength
 from linrec.nn.gates import GateLinear
 from linrec.nn.head_sizes import heads_of, most_heads
@@ -30,6 +28,7 @@ from linrec.nn.norms import Norm, make_norm
 from linrec.nn.parameters import mark
 from linrec.nn.short_convolution import ShortConvolution
 from linrec.ops.delta_rule import delta_rule
+from linrec.rules import choice
 
 __all__ = ["GatedDeltaNet"]
 
@@ -97,6 +96,8 @@ class GatedDeltaNet(Mixer):
         (torch.Size([2, 10, 64]), torch.Size([2, 4, 12, 24]))
     """
 
+    recurrence = "delta_rule"
+
     def __init__(
         self,
         d_model: int,
@@ -114,8 +115,7 @@ class GatedDeltaNet(Mixer):
         output_gate: bool = True,
     ) -> None:
         super().__init__(d_model)
-        if decay not in ("data", "none"):
-            raise unknown("`decay`", decay, ["data", "none"])
+        choice(Decay, decay=decay)
         if d_qk is None:
             multiple = 1 if n_heads is None else max(n_heads, 1)
             d_qk = max(3 * d_model // 4 // multiple, 1) * multiple
@@ -150,68 +150,27 @@ class GatedDeltaNet(Mixer):
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight, gain=GAIN)
 
-    def forward(
-        self,
-        x: Float[Tensor, "b t d_model"],
-        state: State = None,
-        *,
-        reset: Bool[Tensor, "b t"] | None = None,
-    ) -> tuple[Float[Tensor, "b t d_model"], State]:
-        """Mix `x` over time; see `Mixer.forward`.
-
-        The state is S^T (b, h, dk, dv); with a convolution, its tail and that.
-        """
-        self.check_input(x, reset, state)
+    def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Return y, and S^T (b, h, dk, dv); with a convolution, its tail and S^T."""
         tail, S = (None, state) if self.conv is None or state is None else state
-        q, k, v, tail = self._projections(x, tail, reset)
-        o, S = self._recall(x, q, k, v, S, reset)
-        y = self.norm(o).flatten(-2).to(x.dtype)
-        if self.gate is not None:
-            y = y * functional.silu(self.gate(x))
-        return self.out(y), S if self.conv is None else (tail, S)
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Zeros (batch, h, dk, dv); with a convolution, zeros (batch, conv_size - 1, channels) and those."""
-        device = self.q.weight.device if device is None else device
-        shape = (batch, self.n_heads, self.features.d_features, self.d_value)
-        S = torch.zeros(shape, dtype=self._state_dtype(), device=device)
-        return S if self.conv is None else (self.conv.init_state(batch, dtype=S.dtype, device=device), S)
-
-    @property
-    def state_size(self) -> int:
-        """Elements of S, h dk dv with dk counting features, and of the convolution's tail."""
-        size = self.n_heads * self.features.d_features * self.d_value
-        return size if self.conv is None else size + self.conv.state_size
-
-    def log_decay(self, x: Float[Tensor, "b t d_model"]) -> Float[Tensor, "b t h"] | None:
-        """log alpha_t (b, t, h) in float32 or better; None with `decay="none"`."""
-        if self.alpha is None:
-            return None
-        # -softplus(z) = log sigmoid(-z); of the first, torch 2.13 compiles the gradient with wrong strides
-        negated = functional.logsigmoid(-(self.alpha(x) + self.dt_bias))
-        return torch.exp(self.A_log.to(negated.dtype)) * negated
-
-    def token_mixing(
-        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
-    ) -> Float[Tensor, "b t t"]:
-        """Mean over heads of the magnitudes of what v is multiplied by."""
-        q, k, _, _ = self._projections(x, None, reset)
-        # what the rule makes of the identity is the matrix
-        identity = torch.eye(x.shape[1], dtype=x.dtype, device=x.device)[:, None]
-        mixing, _ = self._recall(x, q, k, identity.expand(len(x), -1, self.n_heads, -1), None, reset)
-        return mixing.abs().mean(2)
-
-    def _projections(
-        self, x: Tensor, tail: Tensor | None, reset: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """q, k and v in heads, and the tail of the convolution."""
         q, k, v = self.q(x), self.k(x), self.v(x)
         if self.conv is not None:
             (q, k, v), tail = self.conv.side_by_side((q, k, v), tail, reset=reset)
         q, k, v = (part.unflatten(-1, (self.n_heads, -1)) for part in (q, k, v))
-        return self.features(q), self.features(k), functional.silu(v), tail
+        q, k, v = self.features(q), self.features(k), functional.silu(v)
+        log_alpha = None
+        if self.alpha is not None:
+            # -softplus(z) = log sigmoid(-z): torch 2.13 compiles the gradient of softplus with wrong strides
+            negated = functional.logsigmoid(-(self.alpha(x) + self.dt_bias))
+            log_alpha = torch.exp(self.A_log.to(negated.dtype)) * negated
+        o, S = delta_rule(q, k, v.to(q), self.beta(x), log_alpha, state=S, reset=reset)
+        o = self.norm(o).flatten(-2).to(x.dtype)
+        if self.gate is not None:
+            o = o * functional.silu(self.gate(x))
+        return self.out(o), S if self.conv is None else (tail, S)
 
-    def _recall(
-        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, S: Tensor | None, reset: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        return delta_rule(q, k, v.to(q), self.beta(x), self.log_decay(x), state=S, reset=reset)
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
+        """Return zeros (batch, h, dk, dv); with a convolution, (batch, conv_size - 1, c) and these."""
+        factory = self.factory_kwargs(device)
+        S = delta_rule.empty_state(batch, self.n_heads, self.features.d_features, self.d_value, **factory)
+        return S if self.conv is None else (self.conv.init_state(batch, **factory), S)
