@@ -92,7 +92,7 @@ def test_layers_of_a_model_draw_their_output_projections_by_its_depth():
 
 def test_widths_and_parameters_are_the_papers():
     mixer = make(64)
-    assert (mixer.n_heads, mixer.memory.d_key, mixer.memory.d_value) == (8, 4, 8)
+    assert (mixer.n_heads, mixer.d_key, mixer.d_value) == (8, 4, 8)
     # q and k, v, W_g and W_o, gates with biases, norm
     expected = 2 * 64 * 32 + 3 * 64 * 64 + 2 * (64 * 8 + 8) + 64
     assert sum(parameter.numel() for parameter in mixer.parameters()) == expected
@@ -112,7 +112,7 @@ def test_no_weight_decay_of_forget_gates():
     [
         ({"n_heads": 3}, "`d_qk` must be a positive multiple of `n_heads` = 3; got 4"),
         ({"d_v": 5, "n_heads": 2}, "`d_v` must be a positive multiple of `n_heads` = 2; got 5"),
-        ({"gate_cap": -1.0}, "`gate_cap` must be above 0, or None; got -1.0"),
+        ({"gate_cap": -1.0}, "`gate_cap` must be positive and finite; got -1.0"),
     ],
 )
 def test_argument_errors(arguments, message):

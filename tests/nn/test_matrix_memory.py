@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from linrec.nn import groups_of
-from linrec.nn.matrix_memory import MatrixMemory
+from linrec.nn.matrix_memory import MemoryGates, stabilised
+from linrec.ops import normalized_gate_loop
 from linrec.testing import assert_agree, generator
 from tests.nn.memory_loop import mlstm_loop
 
@@ -16,9 +17,17 @@ GATES = [
 ]
 
 
-def make(gate_std: float = 1.0, **arguments) -> MatrixMemory:
+def make(gate_std: float = 1.0, **arguments) -> MemoryGates:
     torch.manual_seed(0)
-    return MatrixMemory(WIDTH, HEADS, 3, 4, gate_std=gate_std, **arguments).double()
+    return MemoryGates(WIDTH, HEADS, gate_std=gate_std, **arguments).double()
+
+
+def cell(gates, x, q, k, v, reset=None):
+    """h, C^T with n as its last column, and m, of a memory with these gates."""
+    i, log_f, floor, m = stabilised(*gates(x), None, reset=reset)
+    k = i[..., None] * k / 3**0.5
+    h, memory = normalized_gate_loop(q, k, v, log_f, floor=floor, signed=False, reset=reset)
+    return h, memory, m
 
 
 def inputs() -> tuple[torch.Tensor, ...]:
@@ -46,7 +55,7 @@ def test_it_is_the_papers_recurrence_with_gradients(arguments):
     memory, tensors = make(**arguments), inputs()
     found = [tensor.clone().requires_grad_() for tensor in tensors]
     expected = [tensor.clone().requires_grad_() for tensor in tensors]
-    h, state = memory(*found)
+    h, state, m = cell(memory, *found)
     (h.square().sum() + h.sum()).backward()
     gradients = {name: p.grad.clone() for name, p in memory.named_parameters()}
     memory.zero_grad()
@@ -54,7 +63,7 @@ def test_it_is_the_papers_recurrence_with_gradients(arguments):
     y, C, n = mlstm_loop(q, k, v, *gates_by_hand(memory, x, **arguments))
     (y.square().sum() + y.sum()).backward()
     assert_agree(h, y, "h")
-    unscaled = state.memory * state.largest.exp()[..., None, None]
+    unscaled = state * m.exp()[..., None, None]
     assert_agree(unscaled, torch.cat([C.mT, n[..., None]], -1), "C and n")
     for mine, other in zip(found, expected, strict=True):
         assert_agree(mine.grad, torch.zeros_like(x) if other.grad is None else other.grad, "gradients")
@@ -67,14 +76,14 @@ def test_the_stabiliser_is_the_largest_weight_that_is_remembered_and_never_below
     m = torch.zeros(2, HEADS, dtype=x.dtype)
     for t in range(TIME):
         m = torch.maximum(f[:, t].log() + m, i[:, t].log().clamp(min=0))
-    assert_agree(memory(x, q, k, v)[1].largest, m)
+    assert_agree(cell(memory, x, q, k, v)[2], m)
     # far below one, nothing is lost but what is nothing beside 1
-    usual, _ = memory(x, q, k, v)
+    usual, _, _ = cell(memory, x, q, k, v)
     with torch.no_grad():
         memory.i.weight.zero_()
         memory.i.bias.fill_(-20.0)
-    h, state = memory(x, q, k, v)
-    assert_agree(state.largest, torch.zeros(2, HEADS))
+    h, _, m = cell(memory, x, q, k, v)
+    assert_agree(m, torch.zeros(2, HEADS))
     y, _, _ = mlstm_loop(q, k, v, torch.full_like(i, -20.0).exp(), f)
     torch.testing.assert_close(h, y, rtol=1e-9, atol=0)
     assert usual.abs().max() > 1e6 * h.abs().max()
@@ -86,16 +95,16 @@ def test_input_gates_whose_exponential_overflows():
     i, f = gates_by_hand(memory.double(), x)
     assert i.log().max() > 100
     y, _, _ = mlstm_loop(q, k, v, i, f)
-    h, state = memory.float()(*(tensor.float() for tensor in (x, q, k, v)))
-    assert torch.isfinite(state.memory).all()
+    h, state, _ = cell(memory.float(), *(tensor.float() for tensor in (x, q, k, v)))
+    assert torch.isfinite(state).all()
     assert_agree(h, y)
 
 
 def test_a_query_that_reads_nothing_gets_zero_also_where_the_floor_of_denominators_underflows():
     memory, (x, q, k, v) = make().float(), (tensor.float() for tensor in inputs())
     x = 100 * memory.i.weight.detach().sum(0).expand_as(x)
-    h, state = memory(x, torch.zeros_like(q), k, v)
-    assert not state.largest.neg().exp().any()
+    h, _, m = cell(memory, x, torch.zeros_like(q), k, v)
+    assert not m.neg().exp().any()
     assert not h.any()
 
 
@@ -104,32 +113,25 @@ def test_a_new_sequence_after_one_of_large_gates_keeps_its_precision():
     x[:, :3] = 300 * memory.i.weight.detach().sum(0)
     reset = torch.zeros(2, TIME, dtype=torch.bool)
     reset[:, 3] = True
-    whole, state = memory(x, q, k, v, reset=reset)
-    assert memory.log_gates(x)[0][:, 0].min() > 90
-    alone, end = memory(x[:, 3:], q[:, 3:], k[:, 3:], v[:, 3:])
+    whole, *state = cell(memory, x, q, k, v, reset)
+    assert memory(x)[0][:, 0].min() > 90
+    alone, *end = cell(memory, x[:, 3:], q[:, 3:], k[:, 3:], v[:, 3:])
     assert_agree(whole[:, 3:], alone)
     assert_agree(tuple(state), tuple(end))
 
 
 def test_the_state_keeps_no_more_than_it_is():
-    _, state = make()(*inputs())
-    for part in state:
+    for part in cell(make(), *inputs())[1:]:
         assert part.untyped_storage().nbytes() == part.numel() * part.element_size()
-
-
-def test_weights_are_what_values_are_multiplied_by():
-    memory, (x, q, k, v) = make(), inputs()
-    weights = memory.weights(x, q, k)
-    assert_agree(torch.einsum("bthm,bmhd->bthd", weights, v), memory(x, q, k, v)[0])
 
 
 def test_gates_start_as_in_the_released_code():
     memory = make(gate_std=0.0)
     x = torch.randn(1, 1, WIDTH, dtype=torch.float64)
-    log_i, log_f = memory.log_gates(x)
+    log_i, log_f = memory(x)
     assert_agree(log_i, torch.zeros(1, 1, HEADS))
     assert_agree(log_f.exp().float(), torch.sigmoid(torch.tensor([[[3.0, 6.0]]])))
-    assert_agree(make(gate_std=0.0, forget_gate="exponential").log_gates(x)[1].float(), log_f.float())
+    assert_agree(make(gate_std=0.0, forget_gate="exponential")(x)[1].float(), log_f.float())
     marks = {name: (group.name, group.weight_decay) for name, group in groups_of(memory).items()}
     assert marks["f.weight"] == marks["f.bias"] == ("transition", False)
     assert marks["i.weight"] == ("default", True)
@@ -137,9 +139,9 @@ def test_gates_start_as_in_the_released_code():
 
 def test_gates_stay_in_float32():
     memory, (x, _, _, _) = make(), inputs()
-    expected = memory.log_gates(x)
+    expected = memory(x)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = memory.float().log_gates(x.float())
+        found = memory.float()(x.float())
     assert_agree(found, expected)
 
 
@@ -147,8 +149,8 @@ def test_gates_stay_in_float32():
     ("arguments", "message"),
     [
         ({"forget_gate": "sigmoids"}, "there is no `forget_gate` 'sigmoids'; did you mean 'sigmoid'"),
-        ({"gate_cap": 0.0}, "`gate_cap` must be above 0, or None; got 0.0"),
-        ({"gate_std": -1.0}, "`gate_std` must be at least 0, a standard deviation; got -1.0"),
+        ({"gate_cap": 0.0}, "`gate_cap` must be positive and finite; got 0.0. None is no cap."),
+        ({"gate_std": -1.0}, "`gate_std` must be at least 0; got -1.0. It is a standard deviation."),
     ],
 )
 def test_argument_errors(arguments, message):

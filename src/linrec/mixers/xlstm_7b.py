@@ -2,33 +2,50 @@
 
     q_t = W_q x_t      k_t = W_k x_t / sqrt(dk)      v_t = W_v x_t
     i_t = exp(cap(w_i x_t + b_i))      f_t = sigmoid(cap(w_f x_t + b_f))      cap(z) = 15 tanh(z / 15)
+    m_t = max(log f_t + m_{t-1}, log i_t, 0)
     C_t = f_t C_{t-1} + i_t v_t k_t^T
     n_t = f_t n_{t-1} + i_t k_t
     h_t = C_t q_t / max(|n_t^T q_t|, 1)
     y_t = W_o (sigmoid(W_g x_t) * LayerNorm(h_t))
 
-x input, q query, k key, v value, i input gate and f forget gate of a head, C matrix memory, n normaliser, h
-output of a head, y output, t time. q and k are half as wide as x.
+x input, q query, k key, v value, i input gate and f forget gate of a head, m stabiliser, C matrix memory, n
+normaliser, h output of a head, y output, t time. q and k are half as wide as x. C and n are kept times
+exp(-m_t).
 """
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from linrec.nn.head_norm import HeadNorm
 from linrec.nn.head_sizes import heads_of
-from linrec.nn.matrix_memory import ForgetGate, MatrixMemory, MatrixMemoryState
-from linrec.nn.mixer import Mixer, State, Transitions
+from linrec.nn.matrix_memory import ForgetGate, MemoryGates, stabilised
+from linrec.nn.mixer import Mixer, State
+from linrec.ops.gate_loop import normalized_gate_loop
+from linrec.ops.inspection import note
 
-__all__ = ["XLSTM7B"]
+__all__ = ["XLSTM7B", "XLSTM7BState"]
 
 # of the paper's model, whose heads have 256 channels of keys and 512 of values
 HEADS = 8
 # b_i when training starts: little is written
 INPUT_BIAS = -10.0
+
+
+class XLSTM7BState(NamedTuple):
+    """The state of an xLSTM-7B layer.
+
+    Attributes:
+        memory: C^T with n as its last column, both times exp(-m), (b, h, dk, dv + 1).
+        largest: m, the stabiliser, (b, h); -inf at the start.
+    """
+
+    memory: Float[Tensor, "b h dk dv+1"]
+    largest: Float[Tensor, "b h"]
 
 
 class XLSTM7B(Mixer):
@@ -39,7 +56,7 @@ class XLSTM7B(Mixer):
     `logit_cap=30` of a `ModelConfig`. The block of the first xLSTM paper is the mixer `mlstm`.
 
     C and n are kept over exp(m_t), the largest weight that is remembered, so that exponential gates do not
-    overflow; see `linrec.nn.matrix_memory`.
+    overflow; see `linrec.nn.matrix_memory.stabilised`.
 
     When training starts, w_i and w_f are zero, b_i is -10, so that little is written, and b_f runs from 3 to
     6 over the heads. W_q, W_k, W_v and W_g are normal with variance 2 / (5 d_model), and W_o has standard
@@ -73,6 +90,8 @@ class XLSTM7B(Mixer):
         (torch.Size([2, 10, 64]), torch.Size([2, 8, 4, 9]), torch.Size([2, 8]))
     """
 
+    recurrence = "normalized_gate_loop"
+
     def __init__(
         self,
         d_model: int,
@@ -89,7 +108,8 @@ class XLSTM7B(Mixer):
         d_qk = max(1, d_model // 2) if d_qk is None else d_qk
         d_v = d_model if d_v is None else d_v
         self.n_heads = math.gcd(HEADS, d_qk, d_v) if n_heads is None else n_heads
-        d_key, d_value = heads_of("d_qk", d_qk, self.n_heads), heads_of("d_v", d_v, self.n_heads)
+        self.d_key = heads_of("d_qk", d_qk, self.n_heads)
+        self.d_value = heads_of("d_v", d_v, self.n_heads)
 
         self.q = nn.Linear(d_model, d_qk, bias=False)
         self.k = nn.Linear(d_model, d_qk, bias=False)
@@ -97,62 +117,38 @@ class XLSTM7B(Mixer):
         self.gate = nn.Linear(d_model, d_v, bias=False)
         for linear in (self.q, self.k, self.v, self.gate):
             nn.init.normal_(linear.weight, std=math.sqrt(2 / (5 * d_model)))
-        self.memory = MatrixMemory(
-            d_model,
-            self.n_heads,
-            d_key,
-            d_value,
-            forget_gate=forget_gate,
-            gate_cap=gate_cap,
-            gate_std=gate_std,
+        self.memory = MemoryGates(
+            d_model, self.n_heads, forget_gate=forget_gate, gate_cap=gate_cap, gate_std=gate_std
         )
         if self.memory.i is not None:
             nn.init.constant_(self.memory.i.bias, INPUT_BIAS)
-        self.norm = HeadNorm(self.n_heads, d_value, eps=norm_eps)
+        self.norm = HeadNorm(self.n_heads, self.d_value, eps=norm_eps)
         self.out = nn.Linear(d_v, d_model, bias=False)
         self.share([self])
+
+    def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Return y, and an `XLSTM7BState`."""
+        C, m = (None, None) if state is None else state
+        q, k = (linear(x).unflatten(-1, (self.n_heads, self.d_key)) for linear in (self.q, self.k))
+        v = self.v(x).unflatten(-1, (self.n_heads, self.d_value))
+        log_i, log_f = self.memory(x)
+        note(log_decay=log_f)
+        i, log_f, floor, m = stabilised(log_i, log_f, m, reset=reset)
+        # in the gates' precision: i has a range that float16 has not
+        k = i[..., None] / math.sqrt(self.d_key) * k
+        q, v = q.to(k.dtype), v.to(k.dtype)
+        h, C = normalized_gate_loop(q, k, v, log_f, floor=floor, signed=False, state=C, reset=reset)
+        h = self.norm(h).flatten(-2).to(x.dtype)
+        return self.out(torch.sigmoid(self.gate(x)) * h), XLSTM7BState(C, m)
+
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> XLSTM7BState:
+        """Return zeros, and a stabiliser of -inf."""
+        sizes = self.n_heads, self.d_key, self.d_value
+        C = normalized_gate_loop.empty_state(batch, *sizes, **self.factory_kwargs(device))
+        return XLSTM7BState(C, C.new_full((batch, self.n_heads), -torch.inf))
 
     @classmethod
     def share(cls, layers: Sequence["XLSTM7B"]) -> None:
         """Draw W_o of every layer as that of a model of so many."""
         for mixer in layers:
             nn.init.normal_(mixer.out.weight, std=2 / (len(layers) * math.sqrt(mixer.d_model)))
-
-    def forward(
-        self,
-        x: Float[Tensor, "b t d_model"],
-        state: State = None,
-        *,
-        reset: Bool[Tensor, "b t"] | None = None,
-    ) -> tuple[Float[Tensor, "b t d_model"], MatrixMemoryState]:
-        """Mix `x` over time; see `Mixer.forward`. The state is a `MatrixMemoryState`."""
-        self.check_input(x, reset, state)
-        v = self.v(x).unflatten(-1, (self.n_heads, -1))
-        h, state = self.memory(x, *self._queries_and_keys(x), v, state, reset=reset)
-        h = self.norm(h).flatten(-2).to(x.dtype)
-        return self.out(torch.sigmoid(self.gate(x)) * h), state
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> MatrixMemoryState:
-        """Zeros, and a stabiliser of -inf."""
-        device = self.q.weight.device if device is None else device
-        return self.memory.init_state(batch, dtype=self._state_dtype(), device=device)
-
-    @property
-    def state_size(self) -> int:
-        """Elements of C, n and m: h (dk (dv + 1) + 1)."""
-        return self.memory.state_size
-
-    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions:
-        """f_t, one per head: c = h."""
-        _, log_f = self.memory.log_gates(x)
-        return Transitions(log_f.exp(), None)
-
-    def token_mixing(
-        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
-    ) -> Float[Tensor, "b t t"]:
-        """Mean over heads of the magnitudes of what v is multiplied by in h."""
-        return self.memory.weights(x, *self._queries_and_keys(x), reset=reset).abs().mean(2)
-
-    def _queries_and_keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        q = self.q(x).unflatten(-1, (self.n_heads, -1))
-        return q, self.k(x).unflatten(-1, (self.n_heads, -1))
