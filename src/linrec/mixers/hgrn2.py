@@ -16,18 +16,17 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.errors import unknown
 from linrec.nn.gates import GateLinear
 from linrec.nn.head_sizes import heads_of, most_heads
 from linrec.nn.lower_bounds import LowerBoundKind, make_lower_bounds, share_lower_bounds
-from linrec.nn.mixer import Mixer, State, Transitions
+from linrec.nn.mixer import Mixer, State
 from linrec.nn.norms import Norm, make_norm
 from linrec.nn.parameters import mark
-from linrec.ops.gate_loop import gate_loop, gate_loop_matrix
+from linrec.ops.gate_loop import gate_loop
+from linrec.rules import choice
 
 __all__ = ["HGRN2"]
 
@@ -83,6 +82,8 @@ class HGRN2(Mixer):
         (torch.Size([2, 10, 64]), torch.Size([2, 4, 16, 16]), torch.float32)
     """
 
+    recurrence = "gate_loop"
+
     def __init__(
         self,
         d_model: int,
@@ -95,10 +96,8 @@ class HGRN2(Mixer):
         bias: bool = True,
     ) -> None:
         super().__init__(d_model)
-        if input_activation not in ("silu", "none"):
-            raise unknown("`input_activation`", input_activation, ["silu", "none"])
-        if output_gate not in _OUTPUT_GATES:
-            raise unknown("`output_gate`", output_gate, _OUTPUT_GATES)
+        choice(InputActivation, input_activation=input_activation)
+        choice(OutputGate, output_gate=output_gate)
         self.n_heads = most_heads(d_model, CHANNELS_PER_HEAD) if n_heads is None else n_heads
         self.d_head = heads_of("d_model", d_model, self.n_heads)
         self.input_activation, self.output_gate = input_activation, output_gate
@@ -112,68 +111,35 @@ class HGRN2(Mixer):
         self.norm = make_norm(output_norm, d_model)
         self.out = nn.Linear(d_model, d_model, bias=bias)
 
-    def forward(
-        self,
-        x: Float[Tensor, "b t d_model"],
-        state: State = None,
-        *,
-        reset: Bool[Tensor, "b t"] | None = None,
-    ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
-        """Mix `x` over time; see `Mixer.forward`. The state is h, (b, h, d, d)."""
-        self.check_input(x, reset, state)
-        log_g, key = self._forget(x)
-        i = self.i(x)
-        if self.input_activation == "silu":
-            i = functional.silu(i)
-        i = i.unflatten(-1, (self.n_heads, self.d_head))
-        y, state = gate_loop(self._output_gate(x), key.to(i.dtype), i, log_g, state=state, reset=reset)
-        return self.out(self.norm(y.flatten(-2))), state
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> Tensor:
-        """Zeros (batch, h, d, d)."""
-        device = self.out.weight.device if device is None else device
-        shape = (batch, self.n_heads, self.d_head, self.d_head)
-        return torch.zeros(shape, dtype=self._state_dtype(), device=device)
-
-    @property
-    def state_size(self) -> int:
-        """Elements of h: d_model times the channels of a head."""
-        return self.d_model * self.d_head
-
-    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions:
-        """g_t, one per channel: c = d_model; see `Mixer.transitions`."""
-        return Transitions.of_heads(self._forget(x)[0], None)
-
-    def token_mixing(
-        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
-    ) -> Float[Tensor, "b t t"]:
-        """Mean over heads of |o_n^T (g_n .. g_{m+1} (1 - g_m))|, which i_m is multiplied by."""
-        log_g, key = self._forget(x)
-        o = self._output_gate(x)
-        return gate_loop_matrix(o, key.to(o.dtype), log_g, reset=reset).abs().mean(1)
-
-    @classmethod
-    def share(cls, layers: "Sequence[HGRN2]") -> None:
-        """Share lower bounds over the stack; see `linrec.nn.lower_bounds.share_lower_bounds`."""
-        share_lower_bounds(layers, like=layers[0].out.weight)
-
-    def _output_gate(self, x: Tensor) -> Tensor:
-        return _OUTPUT_GATES[self.output_gate](self.o(x)).unflatten(-1, (self.n_heads, self.d_head))
-
-    def _forget(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """log g_t and 1 - g_t, (b, t, h, d), each without the rounding of the other."""
-        z, beta = self.g(x), self._beta()
-        key = (1 - beta) * torch.sigmoid(-z)
+    def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Return y, and h (b, h, d, d)."""
+        z = self.g(x)
+        if self.bounds is not None:
+            beta = self.bounds(self.layer)
+        else:
+            bound = float(self.lower_bound)
+            beta = torch.full((self.d_model,), bound, dtype=self.state_dtype, device=x.device)
         # a bound of zero has no logarithm, and one of the smallest number forgets as completely
         floor = torch.log(beta.clamp(min=torch.finfo(beta.dtype).tiny))
         log_g = torch.logaddexp(floor, torch.log1p(-beta) + functional.logsigmoid(z))
         # rounding alone makes it positive
         log_g = log_g.clamp(max=0)
-        heads = (self.n_heads, self.d_head)
-        return log_g.unflatten(-1, heads), key.unflatten(-1, heads)
+        # 1 - g, without the rounding of g
+        rest = (1 - beta) * torch.sigmoid(-z)
+        i = self.i(x)
+        if self.input_activation == "silu":
+            i = functional.silu(i)
+        o = _OUTPUT_GATES[self.output_gate](self.o(x))
+        log_g, rest, i, o = (part.unflatten(-1, (self.n_heads, self.d_head)) for part in (log_g, rest, i, o))
+        y, state = gate_loop(o, rest.to(i.dtype), i, log_g, state=state, reset=reset)
+        return self.out(self.norm(y.flatten(-2))), state
 
-    def _beta(self) -> Tensor:
-        if self.bounds is not None:
-            return self.bounds(self.layer)
-        bound, device = float(self.lower_bound), self.out.weight.device
-        return torch.full((self.d_model,), bound, dtype=self._state_dtype(), device=device)
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
+        """Return zeros (batch, h, d, d)."""
+        sizes = self.n_heads, self.d_head, self.d_head
+        return gate_loop.empty_state(batch, *sizes, **self.factory_kwargs(device))
+
+    @classmethod
+    def share(cls, layers: "Sequence[HGRN2]") -> None:
+        """Share lower bounds over the stack; see `linrec.nn.lower_bounds.share_lower_bounds`."""
+        share_lower_bounds(layers, like=layers[0].out.weight)
