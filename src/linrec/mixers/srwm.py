@@ -15,15 +15,14 @@ import math
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from linrec.errors import unknown
 from linrec.nn.head_sizes import heads_of, most_heads
 from linrec.nn.mixer import Mixer, State
 from linrec.ops.core.handlers import refuse_split_time
 from linrec.ops.core.loop import Step, Tensors, loop
 from linrec.ops.core.precision import without_autocast
+from linrec.rules import choice
 
 __all__ = ["SRWM"]
 
@@ -86,8 +85,7 @@ class SRWM(Mixer):
         init_scale: float = 1.0,
     ) -> None:
         super().__init__(d_model)
-        if rates not in ("separate", "one"):
-            raise unknown("`rates`", rates, ["separate", "one"])
+        choice(Rates, rates=rates)
         self.n_heads = most_heads(d_model, CHANNELS_PER_HEAD) if n_heads is None else n_heads
         self.d_head = heads_of("d_model", d_model, self.n_heads)
         self.input_softmax = input_softmax
@@ -99,24 +97,17 @@ class SRWM(Mixer):
         self.W = nn.Parameter(W)
         self.out = nn.Linear(d_model, d_model, bias=False)
 
-    def forward(
-        self,
-        x: Float[Tensor, "b t d_model"],
-        state: State = None,
-        *,
-        reset: Bool[Tensor, "b t"] | None = None,
-    ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
-        """Mix `x` over time; see `Mixer.forward`. The state is W_t - W_0, transposed, (b, h, d, rows)."""
-        self.check_input(x, reset, state)
+    def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Return y, and W_t - W_0, transposed (b, h, d, rows)."""
         refuse_split_time("srwm")
-        change = self.init_state(x.shape[0], device=x.device) if state is None else state
+        change = self.init_state(len(x), device=x.device) if state is None else state
         if x.shape[1] == 0:
             return torch.zeros_like(x), change
         W_0 = self.W.to(change.dtype)
-        inputs = x.to(W_0.dtype).unflatten(-1, (self.n_heads, 1, -1))
+        inputs = x.to(W_0.dtype).unflatten(-1, (self.n_heads, 1, self.d_head))
         if self.input_softmax:
             inputs = inputs.softmax(-1)
-        # of each learning rate, the columns of W that it is for
+        # for each learning rate, the columns of W that it moves
         owned = [W_0.new_ones(1, width) for width in self.widths]
         columns = torch.block_diag(*owned) if self.widths[-1] == 4 else torch.cat(owned, -1)
 
@@ -138,11 +129,6 @@ class SRWM(Mixer):
         return self.out(y.flatten(2).to(x.dtype)), W - W_0
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> Tensor:
-        """Zeros (batch, h, d, 3 d + 4), or (batch, h, d, 3 d + 1) with one learning rate."""
-        device = self.W.device if device is None else device
-        return torch.zeros(batch, *self.W.shape, dtype=self._state_dtype(), device=device)
-
-    @property
-    def state_size(self) -> int:
-        """Elements of W: h d (3 d + 4), or h d (3 d + 1) with one learning rate."""
-        return self.W.numel()
+        """Return zeros (batch, h, d, 3 d + 4), or (batch, h, d, 3 d + 1) with one learning rate."""
+        sizes = self.n_heads, self.d_head, sum(self.widths)
+        return torch.zeros(batch, *sizes, **self.factory_kwargs(device))
