@@ -22,11 +22,10 @@ import math
 from typing import Literal, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.errors import unknown
 from linrec.nn.delta import UnitFeatures
 from linrec.nn.gates import GateLinear
 from linrec.nn.head_sizes import heads_of, most_heads
@@ -35,6 +34,7 @@ from linrec.ops.core.handlers import refuse_split_time
 from linrec.ops.core.loop import Step, Tensors, loop
 from linrec.ops.core.precision import without_autocast
 from linrec.ops.delta_rule import delta_rule
+from linrec.rules import choice, require
 
 __all__ = ["RecurrentDeltaNet", "RecurrentDeltaState"]
 
@@ -45,7 +45,7 @@ CHANNELS_PER_HEAD = 16
 
 
 class RecurrentDeltaState(NamedTuple):
-    """What recurrent fast weight programmers carry from one piece of a sequence to the next.
+    """The state of a recurrent fast weight programmer.
 
     Attributes:
         W: fast weights, transposed (b, h, dk, dv).
@@ -111,13 +111,12 @@ class RecurrentDeltaNet(Mixer):
         output_recurrence: bool = False,
     ) -> None:
         super().__init__(d_model)
-        if variant not in ("recurrent_delta_net", "delta_rnn"):
-            raise unknown("`variant`", variant, ["recurrent_delta_net", "delta_rnn"])
-        if variant == "delta_rnn" and output_recurrence:
-            raise ValueError(
-                '`output_recurrence` is of `variant="recurrent_delta_net"`; Delta RNN has R_t in its place. '
-                "Leave it at False."
-            )
+        choice(Variant, variant=variant)
+        require(
+            variant != "delta_rnn" or not output_recurrence,
+            '`output_recurrence` must be False with `variant="delta_rnn"`; got True. Delta RNN has R_t in '
+            "its place.",
+        )
         d_qk = d_model if d_qk is None else d_qk
         d_v = d_model if d_v is None else d_v
         self.n_heads = most_heads(math.gcd(d_qk, d_v), CHANNELS_PER_HEAD) if n_heads is None else n_heads
@@ -134,95 +133,68 @@ class RecurrentDeltaNet(Mixer):
             self.recurrent_v = nn.Linear(d_model, d_v, bias=False)
             self.recurrent_beta = GateLinear(d_model, self.n_heads, bias=False)
         else:
-            # what becomes queries and keys, values, strengths, and is added to outputs
+            # of q and k, of v, of beta, and of R_y
             self.widths = [2 * d_qk // self.n_heads, self.d_value, 1, output_recurrence * self.d_value]
             # R_q, R_k, R_v, r_beta and R_y side by side, transposed
             R = torch.randn(self.n_heads, self.d_value, sum(self.widths))
             self.R = nn.Parameter(R / math.sqrt(self.d_value))
         self.out = nn.Linear(d_v, d_model, bias=False)
 
-    def forward(
-        self,
-        x: Float[Tensor, "b t d_model"],
-        state: State = None,
-        *,
-        reset: Bool[Tensor, "b t"] | None = None,
-    ) -> tuple[Float[Tensor, "b t d_model"], RecurrentDeltaState]:
-        """Mix `x` over time; see `Mixer.forward`. The state is a `RecurrentDeltaState`."""
-        self.check_input(x, reset, state)
+    def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Return y, and a `RecurrentDeltaState`."""
         refuse_split_time("recurrent_delta_net")
-        past = self.init_state(x.shape[0], device=x.device) if state is None else state
+        past = self.init_state(len(x), device=x.device) if state is None else state
         if x.shape[1] == 0:
             return torch.zeros_like(x), past
-        run = self._delta_rnn if self.is_rnn else self._recurrent_delta_net
-        y, state = run(x, past, reset)
-        return self.out(y.flatten(-2).to(x.dtype)), state
+        if self.is_rnn:
+            return self._delta_rnn(x, past, reset)
+        R = self.R.to(past.W.dtype)
+        # side by side as R has them, with zeros for R_y
+        qkvb = (part(x).unflatten(-1, (self.n_heads, 1, -1)) for part in (self.q, self.k, self.v, self.beta))
+        W_x = functional.pad(torch.cat([part.to(R.dtype) for part in qkvb], -1), (0, self.widths[-1]))
 
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> RecurrentDeltaState:
-        """Zeros."""
-        device = self.q.weight.device if device is None else device
-
-        def zeros(*shape: int) -> Tensor:
-            return torch.zeros(batch, self.n_heads, *shape, dtype=self._state_dtype(), device=device)
-
-        R = zeros(self.d_value, self.d_value) if self.is_rnn else None
-        return RecurrentDeltaState(zeros(self.features.d_features, self.d_value), zeros(self.d_value), R)
-
-    @property
-    def state_size(self) -> int:
-        """Elements of W, h dk dv with dk counting features, of y, h dv, and of Delta RNN's R, h dv dv."""
-        rows = self.features.d_features + 1 + self.is_rnn * self.d_value
-        return self.n_heads * rows * self.d_value
-
-    def _recurrent_delta_net(
-        self, x: Tensor, past: State, reset: Tensor | None
-    ) -> tuple[Tensor, RecurrentDeltaState]:
-        W, y = past.W, past.y[..., None, :]
-        parts = (self.q(x), self.k(x), self.v(x), self.beta(x))
-        made = torch.cat([part.to(W.dtype).unflatten(-1, (self.n_heads, 1, -1)) for part in parts], -1)
-        made = functional.pad(made, (0, self.widths[-1]))
-        R = self.R.to(W.dtype)
-
-        def step(state: Tensors, made_t: Tensor, fresh: Tensor | None) -> Step:
-            W, y = state
-            if fresh is not None:
-                W, y = W.masked_fill(fresh, 0), y.masked_fill(fresh, 0)
-            qk, v, beta, added = (made_t + y.tanh() @ R).split(self.widths, -1)
+        def step(state: Tensors, W_x: Tensor, fresh: Tensor | None) -> Step:
+            W, y = state if fresh is None else (part.masked_fill(fresh, 0) for part in state)
+            qk, v, beta, R_y = (W_x + y.tanh() @ R).split(self.widths, -1)
             q, k = self.features(qk.unflatten(-1, (2, -1))).unbind(-2)
             W = _written(W, k, v, torch.sigmoid(beta))
             y = q @ W
-            if added.shape[-1]:
-                y = y + added
+            if self.widths[-1]:
+                y = y + R_y
             return (W, y), (y,)
 
         # rounding errors would be fed back
         with without_autocast(x.device.type):
-            (W, y), (outputs,) = loop(step, (W, y), [made, _fresh(reset)])
-        return outputs[..., 0, :], RecurrentDeltaState(W, y[..., 0, :], None)
+            (W, y), (ys,) = loop(step, (past.W, past.y[..., None, :]), [W_x, _fresh(reset)])
+        return self.out(ys.flatten(2).to(x.dtype)), RecurrentDeltaState(W, y[..., 0, :], None)
 
-    def _delta_rnn(self, x: Tensor, past: State, reset: Tensor | None) -> tuple[Tensor, RecurrentDeltaState]:
+    def _delta_rnn(self, x: Tensor, past: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Return what `mix` returns, by the equations of Delta RNN."""
         heads = (self.n_heads, -1)
         q, k = (self.features(part.unflatten(-1, heads)) for part in (self.q(x), self.k(x)))
         v = self.v(x).unflatten(-1, heads).to(q)
         z, W = delta_rule(q, k, v, torch.sigmoid(self.beta(x)), state=past.W, reset=reset)
-        recurrent_k = self.recurrent_k(x).unflatten(-1, heads).to(past.R.dtype).softmax(-1)
-        recurrent_v = self.recurrent_v(x).unflatten(-1, heads).to(past.R.dtype)
-        recurrent_beta = torch.sigmoid(self.recurrent_beta(x))[..., None]
-        rows = [part[..., None, :] for part in (z, recurrent_k, recurrent_v, recurrent_beta)]
+        k = self.recurrent_k(x).unflatten(-1, heads).to(past.R.dtype).softmax(-1)
+        v = self.recurrent_v(x).unflatten(-1, heads).to(past.R.dtype)
+        beta = torch.sigmoid(self.recurrent_beta(x))[..., None]
 
-        def step(
-            state: Tensors, z_t: Tensor, k_t: Tensor, v_t: Tensor, beta_t: Tensor, fresh: Tensor | None
-        ) -> Step:
-            R, y = state
-            if fresh is not None:
-                R, y = R.masked_fill(fresh, 0), y.masked_fill(fresh, 0)
-            R = _written(R, k_t, v_t, beta_t)
-            y = z_t + y.softmax(-1) @ R
+        def step(state: Tensors, z: Tensor, k: Tensor, v: Tensor, beta: Tensor, fresh: Tensor | None) -> Step:
+            R, y = state if fresh is None else (part.masked_fill(fresh, 0) for part in state)
+            R = _written(R, k, v, beta)
+            y = z + y.softmax(-1) @ R
             return (R, y), (y,)
 
+        rows = [part[..., None, :] for part in (z, k, v, beta)]
         with without_autocast(x.device.type):
-            (R, y), (outputs,) = loop(step, (past.R, past.y[..., None, :]), [*rows, _fresh(reset)])
-        return outputs[..., 0, :], RecurrentDeltaState(W, y[..., 0, :], R)
+            (R, y), (ys,) = loop(step, (past.R, past.y[..., None, :]), [*rows, _fresh(reset)])
+        return self.out(ys.flatten(2).to(x.dtype)), RecurrentDeltaState(W, y[..., 0, :], R)
+
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> RecurrentDeltaState:
+        """Return zeros."""
+        factory, heads, dv = self.factory_kwargs(device), (batch, self.n_heads), self.d_value
+        W = delta_rule.empty_state(*heads, self.features.d_features, dv, **factory)
+        R = delta_rule.empty_state(*heads, dv, dv, **factory) if self.is_rnn else None
+        return RecurrentDeltaState(W, torch.zeros(*heads, dv, **factory), R)
 
 
 def _fresh(reset: Tensor | None) -> Tensor | None:
@@ -231,5 +203,5 @@ def _fresh(reset: Tensor | None) -> Tensor | None:
 
 
 def _written(W: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
-    """W with what is under the key moved towards the value by a share of beta: all rows (b, h, 1, d)."""
+    """Return W with the value under the key moved towards v by a share of beta: all rows (b, h, 1, d)."""
     return W + k.mT * (beta * (v - k @ W))
