@@ -22,11 +22,10 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.errors import unknown
 from linrec.nn.block_diagonal import BlockDiagonalLinear
 from linrec.nn.head_norm import HeadNorm
 from linrec.nn.head_sizes import heads_of
@@ -36,6 +35,8 @@ from linrec.nn.short_convolution import ShortConvolution
 from linrec.ops.core.handlers import refuse_split_time
 from linrec.ops.core.loop import Step, Tensors, loop
 from linrec.ops.core.precision import without_autocast
+from linrec.ops.inspection import note, noting
+from linrec.rules import choice
 
 __all__ = ["SLSTM", "SLSTMState"]
 
@@ -51,7 +52,7 @@ POWERS = (0.3, 1.6)
 
 
 class SLSTMState(NamedTuple):
-    """What an sLSTM carries from one piece of a sequence to the next, (b, h, d) but for the tail.
+    """The state of an sLSTM, (b, h, d) but for the tail.
 
     Attributes:
         tail: the last inputs of the convolution, (b, conv_size - 1, d_model); None without convolution.
@@ -120,10 +121,8 @@ class SLSTM(Mixer):
         recurrent_init: RecurrentInit = "zeros",
     ) -> None:
         super().__init__(d_model)
-        if forget_gate not in ("sigmoid", "exponential"):
-            raise unknown("`forget_gate`", forget_gate, ["sigmoid", "exponential"])
-        if recurrent_init not in ("zeros", "uniform"):
-            raise unknown("`recurrent_init`", recurrent_init, ["zeros", "uniform"])
+        choice(ForgetGate, forget_gate=forget_gate)
+        choice(RecurrentInit, recurrent_init=recurrent_init)
         if n_heads is None:
             # the norm of a head of one channel is zero
             n_heads = math.gcd(HEADS, d_model) if d_model > HEADS else 1
@@ -146,6 +145,63 @@ class SLSTM(Mixer):
         self.norm = HeadNorm(self.n_heads, self.d_head)
         self.share([self])
 
+    def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Return y, and an `SLSTMState`."""
+        refuse_split_time("slstm")
+        tail, *past = self.init_state(len(x), device=x.device) if state is None else state
+        filtered = x
+        if self.conv is not None:
+            filtered, tail = self.conv(x, tail, reset=reset)
+            filtered = functional.silu(filtered)
+        W_x = torch.stack([self.i(filtered), self.f(filtered), self.z(x), self.o(x)], 2)
+        W_x = W_x + self.bias.to(W_x.dtype).unflatten(0, (4, -1))
+        # (t, h, b, 4 d), contiguous for each step
+        W_x = W_x.unflatten(-1, (self.n_heads, self.d_head)).permute(1, 3, 0, 2, 4).flatten(-2)
+        R = self.R.to(W_x.dtype)
+
+        def step(state: Tensors, W_x: Tensor, cut: Tensor | None) -> Step:
+            h, c, n, m = state
+            if cut is not None:
+                h, c, n = (part.masked_fill(cut, 0) for part in (h, c, n))
+                m = m.masked_fill(cut, -torch.inf)
+            log_i, f, z, o = torch.baddbmm(W_x, h, R).chunk(4, -1)
+            kept = self._log_forget(f) + m
+            # c / n does not depend on m, so no gradient passes it
+            m = torch.maximum(kept, log_i).detach()
+            i, f = (log_i - m).exp(), (kept - m).exp()
+            c = f * c + i * z.tanh()
+            n = f * n + i
+            h = o.sigmoid() * c / n
+            return (h, c, n, m), (h,)
+
+        h, c, n, m = (part.transpose(0, 1).to(R.dtype) for part in past)
+        end: Tensors = (h, c, n, m.detach())
+        hidden = h.new_zeros(0, *h.shape)
+        if x.shape[1] > 0:
+            cuts = None if reset is None else reset.T[:, None, :, None]
+            with without_autocast(x.device.type):
+                end, (hidden,) = loop(step, end, [W_x, cuts], axis=0)
+        note(hidden=hidden, W_x=W_x)
+        y = self.norm(hidden.permute(2, 0, 1, 3)).flatten(-2).to(x.dtype)
+        return y, SLSTMState(tail, *(part.transpose(0, 1) for part in end))
+
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> SLSTMState:
+        """Return zeros, and a stabiliser of -inf."""
+        factory, shape = self.factory_kwargs(device), (batch, self.n_heads, self.d_head)
+        tail = None if self.conv is None else self.conv.init_state(batch, **factory)
+        # one tensor each: whoever writes into a state writes into one part of it
+        h, c, n = (torch.zeros(shape, **factory) for _ in range(3))
+        return SLSTMState(tail, h, c, n, torch.full_like(h, -torch.inf))
+
+    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions:
+        """Return f_t of every cell, by its equation for all steps."""
+        with noting() as notes:
+            self.forward(x)
+        before = functional.pad(notes["hidden"], (0, 0, 0, 0, 0, 0, 1, 0))[: x.shape[1]]
+        W_x, R = (part.chunk(4, -1)[1] for part in (notes["W_x"], self.R))
+        f = W_x + torch.einsum("thbi,hio->thbo", before, R.to(W_x.dtype))
+        return Transitions(self._log_forget(f).exp().permute(2, 0, 1, 3).flatten(-2), None)
+
     @classmethod
     def share(cls, layers: Sequence["SLSTM"]) -> None:
         """Set b_f of every layer as its place among `layers` has it."""
@@ -157,90 +213,6 @@ class SLSTM(Mixer):
             with torch.no_grad():
                 b_f = mixer.bias.unflatten(0, (4, mixer.n_heads, mixer.d_head))[1]
                 b_f.copy_(bias if mixer.sigmoid else functional.logsigmoid(bias))
-
-    def forward(
-        self,
-        x: Float[Tensor, "b t d_model"],
-        state: State = None,
-        *,
-        reset: Bool[Tensor, "b t"] | None = None,
-    ) -> tuple[Float[Tensor, "b t d_model"], SLSTMState]:
-        """Mix `x` over time; see `Mixer.forward`. The state is an `SLSTMState`."""
-        self.check_input(x, reset, state)
-        refuse_split_time("slstm")
-        past = self.init_state(x.shape[0], device=x.device) if state is None else state
-        gates, tail = self._gates(x, past.tail, reset)
-        hidden, end = self._loop(gates, past, reset)
-        return self.norm(hidden).flatten(-2).to(x.dtype), SLSTMState(tail, *end)
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> SLSTMState:
-        """Zeros, and a stabiliser of -inf."""
-        device = self.R.device if device is None else device
-        dtype = self._state_dtype()
-        shape = (batch, self.n_heads, self.d_head)
-        # one tensor each: whoever writes into a state writes into one part of it
-        h, c, n = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(3))
-        tail = None if self.conv is None else self.conv.init_state(batch, dtype=dtype, device=device)
-        return SLSTMState(tail, h, c, n, torch.full_like(h, -torch.inf))
-
-    @property
-    def state_size(self) -> int:
-        """Elements of h, c, n and m, 4 d_model, and of the convolution's tail."""
-        return 4 * self.d_model + (0 if self.conv is None else self.conv.state_size)
-
-    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions:
-        """f_t, one per cell: c = d_model."""
-        start = self.init_state(x.shape[0], device=x.device)
-        gates, _ = self._gates(x, None, None)
-        hidden, _ = self._loop(gates, start, None)
-        before = torch.cat([start.hidden[:, None], hidden], 1)[:, : x.shape[1]]
-        # the loop's equation of f, for all steps
-        R_f = self.R.to(gates.dtype).chunk(4, -1)[1]
-        f = gates.chunk(4, -1)[1] + torch.einsum("tbhi,hio->thbo", before.transpose(0, 1), R_f)
-        return Transitions(self._log_forget(f).exp().permute(2, 0, 1, 3).flatten(-2), None)
-
-    def _gates(self, x: Tensor, tail: Tensor | None, reset: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """What x adds to the arguments of i, f, z and o, (t, h, b, 4 d), and the convolution's tail."""
-        c = x
-        if self.conv is not None:
-            c, tail = self.conv(x, tail, reset=reset)
-            c = functional.silu(c)
-        gates = torch.stack([self.i(c), self.f(c), self.z(x), self.o(x)], 2)
-        gates = gates + self.bias.to(gates.dtype).unflatten(0, (4, -1))
-        gates = gates.unflatten(-1, (self.n_heads, self.d_head))
-        # contiguous for each step
-        return gates.permute(1, 3, 0, 2, 4).flatten(-2), tail
-
-    def _loop(
-        self, gates: Tensor, past: SLSTMState, reset: Tensor | None
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """h of every step (b, t, h, d), and h, c, n and m of the last."""
-        h, c, n, m = (part.transpose(0, 1).to(gates.dtype) for part in past[1:])
-        m = m.detach()
-        R = self.R.to(gates.dtype)
-
-        def step(state: Tensors, of_x: Tensor, cut: Tensor | None) -> Step:
-            h, c, n, m = state
-            if cut is not None:
-                h, c, n = (part.masked_fill(cut, 0) for part in (h, c, n))
-                m = m.masked_fill(cut, -torch.inf)
-            log_i, f, z, o = torch.baddbmm(of_x, h, R).chunk(4, -1)
-            kept = self._log_forget(f) + m
-            # c / n does not depend on m, so no gradient passes it
-            m = torch.maximum(kept, log_i).detach()
-            i, f = (log_i - m).exp(), (kept - m).exp()
-            c = f * c + i * z.tanh()
-            n = f * n + i
-            h = o.sigmoid() * c / n
-            return (h, c, n, m), (h,)
-
-        end: Tensors = (h, c, n, m)
-        hidden = gates.new_zeros(0, *h.shape)
-        if gates.shape[0] > 0:
-            cuts = None if reset is None else reset.T[:, None, :, None]
-            with without_autocast(gates.device.type):
-                end, (hidden,) = loop(step, end, [gates, cuts], axis=0)
-        return hidden.permute(2, 0, 1, 3), tuple(part.transpose(0, 1) for part in end)
 
     def _log_forget(self, f: Tensor) -> Tensor:
         return functional.logsigmoid(f) if self.sigmoid else f
