@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from linrec.ops.core.loop import loop
-from linrec.ops.core.unbounded import matrix_product, recurrence
+from linrec.ops.core.loop import loop, matrix_product, recurrence
 from linrec.testing import assert_agree
 
 LENGTHS = (2, 3, 17, 64, 1000, 5000)

@@ -31,8 +31,8 @@ from linrec.nn.positions import positions
 from linrec.nn.rotary import Rotary
 from linrec.ops.core.handlers import refuse_split_time
 from linrec.ops.core.isolation import Isolation
+from linrec.ops.core.loop import blocks, joined
 from linrec.ops.core.machine import exporting
-from linrec.ops.core.unbounded import blocks, joined
 from linrec.ops.gate_loop import gate_loop
 
 __all__ = ["FlashGAU", "FlashState"]

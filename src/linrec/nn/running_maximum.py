@@ -5,8 +5,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional
 
+from linrec.ops.core.loop import raised, recurrence
 from linrec.ops.core.machine import exporting
-from linrec.ops.core.unbounded import raised, recurrence
 
 __all__ = ["running_maximum"]
 

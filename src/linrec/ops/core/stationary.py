@@ -14,8 +14,8 @@ from torch import Tensor
 from linrec.ops.core.backends import WITHOUT_RESET, Backend, always, few, never
 from linrec.ops.core.call import Operator
 from linrec.ops.core.isolation import documents, entering
+from linrec.ops.core.loop import blocks, joined, matrix_product, recurrence
 from linrec.ops.core.precision import wide
-from linrec.ops.core.unbounded import blocks, joined, matrix_product, recurrence
 
 BLOCK = 32
 """Steps of a block, a power of two."""

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from linrec.ops.core.checks import State
 from linrec.ops.core.isolation import isolated
+from linrec.ops.core.loop import matrix_product, recurrence
 from linrec.ops.core.machine import exporting
-from linrec.ops.core.unbounded import matrix_product, recurrence
 from linrec.ops.gate_loop import segments
 from linrec.ops.gate_loop.torch import of_steps
 

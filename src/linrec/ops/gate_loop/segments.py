@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from linrec.ops.core import unbounded
+from linrec.ops.core import loop
 from linrec.ops.core.machine import exporting
 from linrec.ops.core.precision import real_dtype
 
@@ -159,7 +159,7 @@ def leaves(time: int) -> tuple[int, int]:
 def chunked(longest: int, *tensors: Tensor | None) -> list[Any]:
     """Return tensors (..., t, d) in chunks of at most `longest` steps, with zeros for steps beyond t."""
     if exporting():
-        return [x if x is None else unbounded.blocks(x, longest, x.dim() - 2) for x in tensors]
+        return [x if x is None else loop.blocks(x, longest, x.dim() - 2) for x in tensors]
     t = next(x.shape[-2] for x in tensors if x is not None)
     # one chunk has the size that `matrix` would bring it to
     count, size = (1, math.prod(leaves(t))) if t <= longest else (math.ceil(t / longest), longest)
@@ -169,7 +169,7 @@ def chunked(longest: int, *tensors: Tensor | None) -> list[Any]:
 def joined(x: Tensor, time: int) -> Tensor:
     """Return the first `time` steps (..., t, d) of chunks."""
     if exporting():
-        return unbounded.joined(x, time, x.dim() - 3)
+        return loop.joined(x, time, x.dim() - 3)
     return x.flatten(-3, -2)[..., :time, :]
 
 

@@ -20,7 +20,7 @@ from linrec.ops.kernels import Kernels
 from linrec.ops.kernels.launch import on_device, pairs, power_of_2
 from linrec.ops.long_conv.powers import Sums, made_by
 
-KERNELS = Kernels("fft.cauchy_triton")
+KERNELS = Kernels("fft_triton")
 FREQUENCIES, ENTRIES = 64, 16
 """Frequencies and entries of the state that a program has at once."""
 
@@ -62,7 +62,7 @@ def _forward(out: Sums, given: Cauchy) -> None:
     (d, k, f), n, sums = out.sums.shape, given.Lambda.shape[1], torch.view_as_real(out.sums)
     grid, constants = (d, -(-f // FREQUENCIES)), {"K": k, "ROWS": power_of_2(k), "F": FREQUENCIES}
     with on_device(sums.device):
-        KERNELS.forward[grid](*map(pairs, given), sums, n, f, **constants)
+        KERNELS.cauchy[grid](*map(pairs, given), sums, n, f, **constants)
 
 
 def _adjoint(out: Any, given: Cauchy, kept: Sums, d: Sums) -> None:
@@ -72,8 +72,8 @@ def _adjoint(out: Any, given: Cauchy, kept: Sums, d: Sums) -> None:
     entries, frequencies = -(-n // ENTRIES), -(-f // FREQUENCIES)
     constants = {"F": max(1, FREQUENCIES // 2), "N": ENTRIES} | rows
     with on_device(d.sums.device):
-        KERNELS.backward_entries[models, entries](*read, dweights, dLambda, n, f, **constants)
-        KERNELS.backward_frequencies[models, frequencies](*read, daround, n, f, **rows, F=FREQUENCIES)
+        KERNELS.cauchy_entries[models, entries](*read, dweights, dLambda, n, f, **constants)
+        KERNELS.cauchy_frequencies[models, frequencies](*read, daround, n, f, **rows, F=FREQUENCIES)
 
 
 sums_by_triton = kernel_op(

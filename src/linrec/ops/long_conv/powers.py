@@ -21,7 +21,7 @@ from linrec.ops.core.precision import COMPLEX, in_double, real_dtype, without_au
 from linrec.ops.kernels import Kernels
 from linrec.ops.kernels.launch import on_device, pairs, power_of_2
 
-KERNELS = Kernels("fft.vandermonde_triton")
+KERNELS = Kernels("fft_triton")
 TILE = 64
 """Rows, columns and entries of the tiles that a program multiplies."""
 
@@ -125,7 +125,9 @@ def _forward(out: Sums, given: Weighted) -> None:
     tiles["ENTRIES"] = min(max(power_of_2(n), LEAST), tiles["ENTRIES"])
     grid = d, k * -(-m // tiles["ROWS"]), -(-c // tiles["COLUMNS"])
     with on_device(weight.device):
-        KERNELS.forward[grid](pairs(weight), _parts(near), _parts(far), out.sums, d, n, c, m, length, **tiles)
+        KERNELS.vandermonde[grid](
+            pairs(weight), _parts(near), _parts(far), out.sums, d, n, c, m, length, **tiles
+        )
 
 
 def _adjoint(out: Any, given: Weighted, kept: Sums, d_sums: Sums) -> None:
@@ -137,10 +139,10 @@ def _adjoint(out: Any, given: Weighted, kept: Sums, d_sums: Sums) -> None:
     # products of 32 columns beside others may read beyond their tiles (issue 11366 of Triton, 3.6 to 3.7)
     entries = -(-n // tiles["ENTRIES"])
     with on_device(dsums.device):
-        KERNELS.backward_rows[d, k * -(-m // tiles["ROWS"]), entries](
+        KERNELS.vandermonde_rows[d, k * -(-m // tiles["ROWS"]), entries](
             _parts(near), dsums, dleft, *shape, **tiles
         )
-        KERNELS.backward_columns[d, entries, -(-c // tiles["COLUMNS"])](
+        KERNELS.vandermonde_columns[d, entries, -(-c // tiles["COLUMNS"])](
             pairs(weight), _parts(far), dsums, dnear, *shape, **tiles
         )
     of_left = torch.complex(*dleft)

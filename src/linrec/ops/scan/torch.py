@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from linrec.ops.core.kernel import Differentiable, Memory, Space, kernel_op, like
+from linrec.ops.core.loop import recurrence
 from linrec.ops.core.machine import exporting
 from linrec.ops.core.precision import accumulation, wide
-from linrec.ops.core.unbounded import recurrence
 
 BLOCK = 16
 

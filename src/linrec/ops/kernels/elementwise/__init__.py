@@ -1,1 +1,0 @@
-"""Kernels of recurrences with one number per channel."""

@@ -1,1 +1,0 @@
-"""Kernels of long convolutions and of the sums that make their taps."""

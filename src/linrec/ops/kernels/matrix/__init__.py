@@ -1,1 +1,0 @@
-"""Kernels of recurrences with a matrix per head."""
