@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -44,15 +45,19 @@ def test_numba_uses_as_many_threads_as_torch_and_puts_its_own_setting_back():
     numba = pytest.importorskip("numba")
     scan(torch.rand(3), torch.rand(1, 2, 3), backend="numba")
     before, torch_before = numba.get_num_threads(), torch.get_num_threads()
-    most = numba.config.NUMBA_NUM_THREADS
+    most, seen = numba.config.NUMBA_NUM_THREADS, []
+    look = SimpleNamespace(
+        threads=lambda first, stop: seen.append(1),
+        threads_parallel=lambda lanes: seen.append(numba.get_num_threads()),
+    )
     try:
         for wanted in (2, 3):
             torch.set_num_threads(wanted)
-            with lanes.threads_for(1 << 20) as threads:
-                assert threads == min(wanted, most)
-                assert threads in (1, numba.get_num_threads())
-            with lanes.threads_for(10) as threads:
-                assert threads == 1
+            threads = lanes.threads_for(1 << 20)
+            assert threads == min(wanted, most)
+            lanes.divided(rows=8, channels=1, width=1, threads=threads).run(look, "threads")
+            assert seen.pop() == threads
+            assert lanes.threads_for(10) == 1
             assert numba.get_num_threads() == before and torch.get_num_threads() == wanted
     finally:
         torch.set_num_threads(torch_before)

@@ -17,6 +17,7 @@ the gradients. Both take named tuples, whose fields are declared once:
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import Any, Generic, NamedTuple, TypeVar, cast, get_type_hints
 
 import numpy as np
@@ -112,10 +113,11 @@ class Differentiable(Generic[In, Out]):
         names = (*hints, *kept) if saves is None else saves
         is_tensor = tuple(hint in (Tensor, Tensor | None) for hint in hints.values())
         is_kept = tuple(name in kept for name in results)
-        # places of the inputs and of the outputs that are saved, and of the flags
-        of_inputs = tuple(i for i, name in enumerate(hints) if is_tensor[i] and name in names)
-        of_outputs = tuple(i for i, name in enumerate(results) if name in names)
-        flags = tuple(i for i, tensor in enumerate(is_tensor) if not tensor)
+        # places of the tensors that are saved, among the inputs and the outputs after them
+        n = len(hints)
+        saved = tuple(
+            i for i, name in enumerate((*hints, *results)) if name in names and (i >= n or is_tensor[i])
+        )
 
         # torch.compile traces the class below, and only plain functions and tuples may enter it from outside
         class Function(torch.autograd.Function):
@@ -127,38 +129,32 @@ class Differentiable(Generic[In, Out]):
 
             @staticmethod
             def setup_context(ctx: Any, given: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-                ctx.flags = [given[i] for i in flags]
+                ctx.flags = [None if tensor else x for x, tensor in zip(given, is_tensor, strict=True)]
                 ctx.dtypes = [x.dtype if isinstance(x, Tensor) else None for x in given]
                 if kept:
                     ctx.mark_non_differentiable(*[x for x, keep in zip(output, is_kept, strict=True) if keep])
-                found: list[Any] = [output[i] for i in of_outputs]
+                tensors: list[Any] = [*given, *output]
                 # a compiler also keeps the real view that a caller takes of a complex output, and writes over
                 # one of two tensors in the backward pass without seeing that they share memory (torch 2.13):
                 # there must be no second one. Only the output itself has a derivative in turn, which compiled
                 # code does not have anyway
                 ctx.real = torch.compiler.is_compiling()
                 if ctx.real:
-                    found = [torch.view_as_real(x) if x.is_complex() else x for x in found]
-                saved: list[Any] = [given[i] for i in of_inputs]
-                ctx.save_for_backward(*saved, *found)
+                    tensors[n:] = [torch.view_as_real(x) if x.is_complex() else x for x in output]
+                ctx.save_for_backward(*[tensors[i] for i in saved])
 
             @staticmethod
             def backward(ctx: Any, *d: Any) -> tuple[Tensor | None, ...]:
-                given: list[Any] = [None] * len(is_tensor)
-                found: list[Any] = [None] * len(is_kept)
-                saved = ctx.saved_tensors
-                for i, x in zip(of_inputs, saved[: len(of_inputs)], strict=True):
-                    given[i] = x
-                for i, x in zip(of_outputs, saved[len(of_inputs) :], strict=True):
-                    found[i] = torch.view_as_complex(x) if ctx.real and x.dim() > d[i].dim() else x
-                for i, flag in zip(flags, ctx.flags, strict=True):
-                    given[i] = flag
+                tensors: list[Any] = [*ctx.flags, *[None] * len(d)]
+                for i, x in zip(saved, ctx.saved_tensors, strict=True):
+                    is_real = ctx.real and i >= n and x.dim() > d[i - n].dim()
+                    tensors[i] = torch.view_as_complex(x) if is_real else x
                 needs = ctx.needs_input_grad
                 of_d = [None if keep else x for x, keep in zip(d, is_kept, strict=True)]
                 # kernels have no derivative of their own: a gradient that is to be differentiated again, as
                 # under torch.func.grad, is made of torch operations
                 run = twice if torch.is_grad_enabled() else adjoint
-                gradients = run(inputs(*given), outputs(*found), outputs(*cast(Any, of_d)), needs)
+                gradients = run(inputs(*tensors[:n]), outputs(*tensors[n:]), outputs(*cast(Any, of_d)), needs)
                 return tuple(
                     _reduced(g, dtype) if need and g is not None else None
                     for g, need, dtype in zip(gradients, needs, ctx.dtypes, strict=True)
@@ -170,11 +166,11 @@ class Differentiable(Generic[In, Out]):
                 axes, size = [None if beside is None else beside.get(name) for name in hints], info.batch_size
                 places = list(zip(given, in_dims, axes, strict=True))
                 if beside is not None and all(dim is None or axis is not None for _, dim, axis in places):
-                    found = Function.apply(*[_beside(*place, size) for place in places])
-                    out_dims = tuple(beside[name] for name in results)
-                    unfolded = [
+                    folded = [x if axis is None else _folded(x, dim, size, axis) for x, dim, axis in places]
+                    found, out_dims = Function.apply(*folded), tuple(beside[name] for name in results)
+                    unfolded = (
                         x.unflatten(axis, (size, -1)) for x, axis in zip(found, out_dims, strict=True)
-                    ]
+                    )
                     return tuple(unfolded), out_dims
                 mapped = torch.func.vmap(lambda *given: tuple(plain(inputs(*given))), in_dims)(*given)
                 return mapped, (0,) * len(mapped)
@@ -197,18 +193,15 @@ class Differentiable(Generic[In, Out]):
         return self.forward(given, False)
 
 
-def _distinct(given: Sequence[Any]) -> list[Any]:
-    """Return the inputs with a view for a tensor that came before: torch.compile refuses it as two inputs."""
-    found: list[Any] = []
-    for x in given:
-        repeated = isinstance(x, Tensor) and any(x is y for y in found)
-        found.append(x.view_as(x) if repeated else x)
-    return found
-
-
 def _transformed() -> bool:
     # while torch.compile traces, this is not known
     return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+
+
+def _distinct(given: Sequence[Any]) -> list[Any]:
+    """Return the inputs with a view for a tensor that came before: torch.compile refuses it as two inputs."""
+    repeated = [isinstance(x, Tensor) and any(x is y for y in given[:i]) for i, x in enumerate(given)]
+    return [x.view_as(x) if again else x for x, again in zip(given, repeated, strict=True)]
 
 
 def _reduced(gradient: Tensor, dtype: torch.dtype) -> Tensor:
@@ -218,37 +211,24 @@ def _reduced(gradient: Tensor, dtype: torch.dtype) -> Tensor:
     return gradient.to(dtype)
 
 
-def differentiable_gradients(
-    outputs: Sequence[Tensor], inputs: Sequence[Any], needs: Sequence[bool], gradients: Sequence[Tensor]
-) -> list[Tensor | None]:
-    """Return the gradients of torch operations, as functions that autograd knows.
+def by_autograd(twin: Callable[[Any], Sequence[Tensor]]) -> Adjoint:
+    """Return the adjoint of a function of torch operations, which returns the first outputs of a kernel.
 
-    Args:
-        outputs: what torch operations made of `inputs`.
-        inputs: of the forward pass.
-        needs: which of them need a gradient.
-        gradients: of the outputs.
-
-    Returns:
-        One gradient, or None, for each of `needs`.
+    The gradients are functions that autograd knows.
 
     Example:
         >>> x = torch.tensor(3.0, requires_grad=True)
-        >>> (dx, _) = differentiable_gradients((x**2,), (x, None), (True, False), (torch.tensor(1.0),))
+        >>> adjoint = by_autograd(lambda given: (given[0] ** 2,))
+        >>> (dx, _) = adjoint((x, None), None, (torch.tensor(1.0),), (True, False))
         >>> torch.autograd.grad(dx, x)
         (tensor(2.),)
     """
-    wanted = [x for x, need in zip(inputs, needs, strict=False) if need]
-    found = iter(torch.autograd.grad(outputs, wanted, gradients, create_graph=True, allow_unused=True))
-    return [next(found) if need else None for need in needs]
-
-
-def by_autograd(twin: Callable[[Any], Sequence[Tensor]]) -> Callable[..., list[Tensor | None]]:
-    """Return the adjoint of a function of torch operations, which returns the first outputs of a kernel."""
 
     def again(given: Any, kept: Any, d: Any, needs: Sequence[bool]) -> list[Tensor | None]:
-        outputs = twin(given)
-        return differentiable_gradients(outputs, given, needs, d[: len(outputs)])
+        outputs, wanted = twin(given), [x for x, need in zip(given, needs, strict=True) if need]
+        d = d[: len(outputs)]
+        found = iter(torch.autograd.grad(outputs, wanted, d, create_graph=True, allow_unused=True))
+        return [next(found) if need else None for need in needs]
 
     return again
 
@@ -263,28 +243,20 @@ def forward_op(
     batch: str | None = None,
 ) -> Callable[..., Out]:
     """Return a kernel without an adjoint as a function (given, keep=False) -> outputs; see `kernel_op`."""
-    names = inputs._fields  # type: ignore[attr-defined]
-    n, m = len(names), len(outputs._fields)  # type: ignore[attr-defined]
+    lead = 0 if batch is None else inputs._fields.index(batch)  # type: ignore[attr-defined]
 
-    def filled(spaces: Sequence[Space], device: torch.device, *flat: Any) -> Out:
-        out = outputs(*[allocated(space, device) for space in spaces])
-        forward(out, inputs(*flat[:n]))
-        return out
-
-    def spaces(*flat: Any) -> Sequence[Space]:
-        return memory(inputs(*flat[:n]), flat[n])
-
-    listed = [*get_type_hints(inputs).items(), ("keep", bool)]
-    lead = names.index(batch) if batch is not None else 0
-    op = _registered(name, listed, m, spaces, filled, lead, batch is not None)
-
-    def run(given: In, keep: bool = False) -> Out:
-        if _needs_dispatcher(given):
-            return outputs(*op(*given, keep))
+    def filled(given: In, keep: bool) -> Out:
         device = given[lead].device
         out = outputs(*[allocated(space, device) for space in memory(given, keep)])
         forward(out, given)
         return out
+
+    arguments = [*get_type_hints(inputs).items(), ("keep", bool)]
+    returned = len(outputs._fields)  # type: ignore[attr-defined]
+    op = _registered(name, arguments, (inputs,), returned, memory, filled, lead, batch is not None)
+
+    def run(given: In, keep: bool = False) -> Out:
+        return outputs(*op(*given, keep)) if _needs_dispatcher(given) else filled(given, keep)
 
     return run
 
@@ -297,13 +269,9 @@ def kernel_op(
     forward: Callable[[Out, In], None],
     adjoint: Callable[[Any, In, Out, Out], None],
     *,
-    again: Adjoint | None = None,
     gradients: Callable[[In, Out, Out, Sequence[bool]], Sequence[Space]] | None = None,
     batch: str | None = None,
-    plain: Callable[[In], Any] | None = None,
-    beside: Mapping[str, int] | None = None,
-    kept: Sequence[str] = (),
-    saves: Sequence[str] | None = None,
+    **options: Any,
 ) -> Differentiable[In, Out]:
     """Return a kernel and its adjoint as one function.
 
@@ -319,58 +287,42 @@ def kernel_op(
         forward: (out, given): fills the outputs.
         adjoint: (out, given, kept, d): fills the gradients, the attributes of `out`; None for those without
             memory. A gradient is allocated when the adjoint first reads its name.
-        again: as for `Differentiable`, but needed without `plain`: the adjoint cannot be differentiated.
         gradients: (given, kept, d, needs) -> a `Space` for each tensor of the inputs, `NOTHING` for a
             gradient that the adjoint leaves out. By default, every gradient is like its input.
         batch: the input whose first axis is the batch. All tensors have it first, or an axis of 1, and vmap
             folds the mapped axis into it. Without, `plain` runs under vmap.
-        plain: as for `Differentiable`.
-        beside: as for `Differentiable`.
-        kept: as for `Differentiable`.
-        saves: as for `Differentiable`.
+        options: those of `Differentiable`, of which `again` or `plain` is needed: the adjoint cannot be
+            differentiated.
     """
-    assert again is not None or plain is not None
+    assert "again" in options or "plain" in options
     hints = get_type_hints(inputs)
-    n, m = len(hints), len(outputs._fields)  # type: ignore[attr-defined]
-    tensors = [i for i, hint in enumerate(hints.values()) if hint in (Tensor, Tensor | None)]
-    differentiable = [list(hints)[i] for i in tensors]
+    names = [name for name, hint in hints.items() if hint in (Tensor, Tensor | None)]
+    tensors = [place for place, name in enumerate(hints) if name in names]
+    results: Sequence[str] = outputs._fields  # type: ignore[attr-defined]
+
+    def spaces(given: In, kept: Out, d: Out, needs: Sequence[bool]) -> Sequence[Space]:
+        return [like(given[i]) for i in tensors] if gradients is None else gradients(given, kept, d, needs)
+
+    def filled(given: In, kept: Out, d: Out, needs: Sequence[bool]) -> list[Tensor | None]:
+        out = _Gradients(dict(zip(names, spaces(given, kept, d, needs), strict=True)), d[0].device)
+        adjoint(out, given, kept, d)
+        return [getattr(out, name) for name in names]
+
+    arguments = [(name, Tensor | None if name in names else hint) for name, hint in hints.items()]
+    arguments += [(f"{kind}_{name}", Tensor | None) for kind in ("kept", "d") for name in results]
+    op = _registered(
+        f"{name}_backward", [*arguments, ("needs", Sequence[bool])], (inputs, outputs, outputs), len(names),
+        spaces, filled, len(hints) + len(results), batch is not None, tensors,
+    )  # fmt: skip
+
+    def backward(given: In, kept: Out, d: Out, needs: Sequence[bool]) -> list[Tensor | None]:
+        flat = *given, *kept, *d
+        found = op(*flat, list(needs)) if _needs_dispatcher(flat) else filled(given, kept, d, needs)
+        of_inputs = dict(zip(names, found, strict=True))
+        return [of_inputs.get(name) for name in hints]
+
     run = forward_op(name, inputs, outputs, memory, forward, batch=batch)
-
-    def parts(flat: Sequence[Any]) -> tuple[In, Out, Out]:
-        return inputs(*flat[:n]), outputs(*flat[n : n + m]), outputs(*flat[n + m : n + 2 * m])
-
-    def spaces(*flat: Any) -> Sequence[Space]:
-        if gradients is None:
-            return [like(flat[i]) for i in tensors]
-        return gradients(*parts(flat), flat[-1])
-
-    def filled(spaces: Sequence[Space], device: torch.device, *flat: Any) -> list[Tensor | None]:
-        out = _Gradients(dict(zip(differentiable, spaces, strict=True)), device)
-        adjoint(out, *parts(flat))
-        return [getattr(out, name) for name in differentiable]
-
-    taken = [(name, Tensor | None if i in tensors else hint) for i, (name, hint) in enumerate(hints.items())]
-    taken += [(f"{kind}_{name}", Tensor | None) for kind in ("kept", "d") for name in outputs._fields]  # type: ignore[attr-defined]
-    run_adjoint = _registered(
-        f"{name}_backward",
-        [*taken, ("needs", Sequence[bool])],
-        len(tensors),
-        spaces,
-        filled,
-        n + m,
-        batch is not None,
-        tensors,
-    )
-
-    def backwards(given: In, kept: Out, d: Out, needs: Sequence[bool]) -> list[Tensor | None]:
-        found: list[Tensor | None] = [None] * n
-        gradients = run_adjoint(*given, *kept, *d, list(needs))
-        for i, gradient in zip(tensors, gradients, strict=True):
-            found[i] = gradient
-        return found
-
-    options: Any = {"again": again, "plain": plain, "beside": beside, "kept": kept, "saves": saves}
-    kernel = Differentiable(inputs, outputs, run, backwards, **options)
+    kernel = Differentiable(inputs, outputs, run, backward, **options)
     kernel.operators = tuple(getattr(torch.ops.linrec, op).default for op in (name, f"{name}_backward"))
     return kernel
 
@@ -392,6 +344,7 @@ class _Gradients:
 def _registered(
     name: str,
     arguments: Sequence[tuple[str, Any]],
+    kinds: Sequence[type],
     returned: int,
     memory: Callable[..., Sequence[Space]],
     filled: Callable[..., Sequence[Tensor | None]],
@@ -401,31 +354,35 @@ def _registered(
 ) -> Callable[..., Sequence[Tensor]]:
     """Return the operator `linrec::name`, a function of flat arguments that returns a tuple of tensors.
 
-    `lead` is the place of an argument that has the device and the batch of all. Under vmap, the mapped axis
-    `folds` into the batch. `gradients_of` says whose gradients the outputs are.
+    The arguments are the fields of named tuples of these `kinds` and one value more, which `memory` and
+    `filled` take. `lead` is the place of an argument that has the device and the batch of all. Under vmap,
+    the mapped axis `folds` into the batch. `gradients_of` says whose gradients the outputs are.
 
     As `torch.library.custom_op` does, but without its layers for autograd, which `Differentiable` has: they
     take longer than a small recurrence, and the first call imports torch's compiler, which takes a second.
     """
 
-    def direct(*flat: Any) -> Sequence[Tensor | None]:
-        return filled(memory(*flat), flat[lead].device, *flat)
+    def parts(flat: Sequence[Any]) -> list[Any]:
+        fields = iter(flat)
+        return [*(kind(*islice(fields, len(kind._fields))) for kind in kinds), *fields]  # type: ignore[attr-defined]
 
+    # an operator with one output returns no tuple
     def run(*flat: Any) -> Any:
         device = flat[lead].device
-        out = tuple(allocated(NOTHING, device) if x is None else x for x in direct(*flat))
+        out = tuple(allocated(NOTHING, device) if x is None else x for x in filled(*parts(flat)))
         return out if returned > 1 else out[0]
 
     def fake(*flat: Any) -> Any:
-        out = tuple(flat[lead].new_empty(space.shape, dtype=space.dtype) for space in memory(*flat))
+        out = tuple(flat[lead].new_empty(space.shape, dtype=space.dtype) for space in memory(*parts(flat)))
         return out if returned > 1 else out[0]
+
+    def call(*flat: Any) -> Any:
+        return op(*flat) if returned > 1 else (op(*flat),)
 
     def mapped(info: Any, in_dims: tuple[Any, ...], *flat: Any) -> Any:
         size, batch = info.batch_size, _batch_of(flat[lead], in_dims[lead])
-        folded = [
-            _folded(x, dim, size, batch) if isinstance(x, Tensor) else x
-            for x, dim in zip(flat, in_dims, strict=True)
-        ]
+        places = zip(flat, in_dims, strict=True)
+        folded = [_folded(x, dim, size, 0, batch) if isinstance(x, Tensor) else x for x, dim in places]
         unfolded, out_dims = [], []
         for i, x in enumerate(call(*folded)):
             # a gradient that is not needed is `NOTHING`, which has no batch
@@ -436,9 +393,7 @@ def _registered(
                 x = x.sum(1, keepdim=True)
             unfolded.append(x)
             out_dims.append(0 if mapped else None)
-        if returned == 1:
-            return unfolded[0], out_dims[0]
-        return tuple(unfolded), tuple(out_dims)
+        return (tuple(unfolded), tuple(out_dims)) if returned > 1 else (unfolded[0], out_dims[0])
 
     listed = ", ".join(f"{_SCHEMA[hint]} {argument}" for argument, hint in arguments)
     _LIBRARY.define(
@@ -449,11 +404,6 @@ def _registered(
     torch.library.register_fake(op, fake)
     if folds:
         torch.library.register_vmap(op, mapped)
-
-    def call(*flat: Any) -> Any:
-        if _needs_dispatcher(flat):
-            return op(*flat) if returned > 1 else (op(*flat),)
-        return direct(*flat)
 
     return call
 
@@ -509,20 +459,31 @@ def allocated(space: Space, device: torch.device) -> Tensor:
     return torch.from_numpy(memory[first : first + size]).view(dtype).view(*shape)
 
 
+def terms(total: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return memory for the terms of a gradient that is a sum, or the gradient where it has this shape."""
+    return total if total.shape == shape else allocated(Memory(shape, total.dtype), total.device)
+
+
+def add_up(totals: Sequence[Tensor | None], parts: Sequence[Any]) -> None:
+    """Fill gradients with the sums of their terms, over the axes along which they have one entry.
+
+    Along other axes, what the terms have beyond them is padding.
+    """
+    for total, x in zip(totals, parts, strict=True):
+        if total is not None and total is not x:
+            for axis, size in enumerate(total.shape):
+                if 1 < size < x.shape[axis]:
+                    x = x.narrow(axis, 0, size)
+            total.copy_(x.sum_to_size(total.shape))
+
+
 def _batch_of(x: Tensor, dim: int | None) -> int:
     """Return the size of the batch, the first axis but for the mapped one."""
     return x.shape[0] if dim is None else x.movedim(dim, 0).shape[1]
 
 
-def _beside(x: Any, dim: int | None, axis: int | None, size: int) -> Any:
-    """Return a tensor with the mapped axis folded into another axis; one that is not mapped is repeated."""
-    if axis is None:
-        return x
+def _folded(x: Tensor, dim: int | None, size: int, axis: int, batch: int = -1) -> Tensor:
+    """Return a tensor with the mapped axis folded into another; one that is not mapped is repeated."""
     x = x.unsqueeze(axis) if dim is None else x.movedim(dim, axis)
-    return x.expand(*x.shape[:axis], size, *x.shape[axis + 1 :]).flatten(axis, axis + 1)
-
-
-def _folded(x: Tensor, dim: int | None, size: int, batch: int) -> Tensor:
-    """Return the tensor with the mapped axis and the batch as one."""
-    x = x.unsqueeze(0) if dim is None else x.movedim(dim, 0)
-    return x.expand(size, batch, *x.shape[2:]).flatten(0, 1)
+    rest = [-1] * (x.ndim - axis - 2)
+    return x.expand(*[-1] * axis, size, batch, *rest).flatten(axis, axis + 1)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from linrec.ops.core.isolation import isolated
-from linrec.ops.core.kernel import Memory, like
+from linrec.ops.core.kernel import Memory
 from linrec.ops.gate_loop import triton as chunks
 from linrec.ops.gate_loop.inputs import Matrix, Values
 from linrec.ops.gate_loop.torch import kernel, twin
@@ -20,11 +20,10 @@ LARGEST = 512
 """Key channels of a head, at most: a program holds all of them."""
 
 
-def _memory(given: Matrix, keep: bool) -> Any:
-    # the inverses T of the chunks are kept for the adjoint; all else is made again
+def _kept(given: Matrix, keep: bool) -> Memory:
+    """The inverses T of the chunks are kept for the adjoint; all else is made again."""
     (batch, time, heads, _), chunk = given.q.shape, chunk_of(given.q, given.log_decay)
-    inverses = Memory((batch, heads, -(-time // chunk), chunk, chunk), given.q.dtype)
-    return like(given.v), like(given.state), inverses
+    return Memory((batch, heads, -(-time // chunk), chunk, chunk), given.q.dtype)
 
 
 def _forward(out: Values, given: Matrix) -> None:
@@ -214,6 +213,6 @@ TILES = {
 }
 
 
-_chunkwise = kernel("delta_rule_chunkwise_triton", Matrix, twin, _memory, _forward, _adjoint)
+_chunkwise = kernel("delta_rule_chunkwise_triton", Matrix, twin, _kept, _forward, _adjoint)
 # inputs in any precision
 chunkwise = isolated(lambda given: _chunkwise(Matrix(*given))[:2])

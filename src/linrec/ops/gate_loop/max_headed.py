@@ -5,14 +5,14 @@ Of the states, one per piece of time is kept, from which the adjoint makes the o
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from linrec.ops.core.kernel import Memory, like
+from linrec.ops.core.kernel import Memory, add_up
 from linrec.ops.core.precision import accumulation, wide
 from linrec.ops.gate_loop.inputs import GateLoop, Values
 from linrec.ops.gate_loop.torch import elementwise, kernel
@@ -51,11 +51,9 @@ def takes(given: GateLoop) -> bool:
 
 
 def _twin(given: MaxHeaded) -> tuple[Tensor, Tensor]:
-    flat: Any = (x if x is None else wide(x)[..., None] for x in given[:5])
-    q, k, v, log_decay, phase = flat
-    y, last = elementwise(
-        GateLoop(q, k, v, log_decay, phase, None, given.state[..., None, None], given.cut), "scan", "torch"
-    )
+    gates = (x if x is None else wide(x)[..., None] for x in given[:5])
+    flat: Any = *gates, None, given.state[..., None, None], given.cut
+    y, last = elementwise(GateLoop(*flat), "scan", "torch")
     return y.squeeze(-1).to(given.v.dtype), last.flatten(1)
 
 
@@ -63,9 +61,9 @@ def _flat(run: Callable[[MaxHeaded], Values]) -> Callable[[GateLoop], tuple[Tens
     """Return a backend of `gate_loop` from a kernel without the axes of channels."""
 
     def backend(given: GateLoop) -> tuple[Tensor, Tensor]:
-        flat: Any = (x if x is None else x.squeeze(-1) for x in given[:5])
-        q, k, v, log_decay, phase = flat
-        y, last, _ = run(MaxHeaded(q, k, v, log_decay, phase, given.state.flatten(1), given.reset))
+        gates = (x if x is None else x.squeeze(-1) for x in given[:5])
+        flat: Any = *gates, given.state.flatten(1), given.reset
+        y, last, _ = run(MaxHeaded(*flat))
         return y.unsqueeze(-1), last.unflatten(-1, given.state.shape[1:])
 
     return backend
@@ -78,20 +76,13 @@ def _of_gates(
     return [nothing if x is None else x if is_each(x) else terms() for x in (out.log_decay, out.phase)]
 
 
-def _add_up(out: MaxHeaded, gates: Sequence[Tensor]) -> None:
-    for x, terms in zip((out.log_decay, out.phase), gates, strict=True):
-        if x is not None and x is not terms:
-            x.copy_(terms.sum_to_size(x.shape))
-
-
 # on the CPU
 
 
-def _memory_numba(given: MaxHeaded, keep: bool) -> Any:
+def _kept_numba(given: MaxHeaded, keep: bool) -> Memory:
     batch, time, channels = given.q.shape
     chunks = math.ceil(time / chunk_size(channels))
-    parts = 2 if given.state.is_complex() else 1
-    return like(given.q), like(given.state), Memory((batch, parts, chunks, channels), given.q.dtype)
+    return Memory((batch, 2 if given.state.is_complex() else 1, chunks, channels), given.q.dtype)
 
 
 def _forward_numba(out: Values, given: MaxHeaded) -> None:
@@ -108,7 +99,7 @@ def _adjoint_numba(out: Any, given: MaxHeaded, kept: Values, d: Values) -> None:
     gates = _of_gates(out, nothing, lambda x: x.shape[1] > 1, of_chunks)
     gradients = (x.numpy() for x in (out.q, out.k, out.v, *gates, dstate))
     _walk("backward", given, lanes.array(starts), lanes.array(d.y), *gradients)
-    _add_up(out, gates)
+    add_up((out.log_decay, out.phase), gates)
 
 
 def _walk(name: str, given: MaxHeaded, *arrays: Any) -> None:
@@ -116,11 +107,9 @@ def _walk(name: str, given: MaxHeaded, *arrays: Any) -> None:
     q, k, v, log_decay, phase, _, cut = given
     log_decay = q.new_zeros(1, 1, q.shape[2]) if log_decay is None else log_decay
     turns = lanes.nothing(3, q.dtype) if phase is None else lanes.array(phase)
-    with lanes.threads_for(q.numel()) as threads:
-        width = lanes.width_of(q, threads)
-        inputs = *map(lanes.array, (q, k, v, log_decay)), turns, lanes.cut_array(cut)
-        arguments = (*inputs, *arrays, chunk_size(q.shape[2]), width)
-        lanes.run(NUMBA, name, arguments, lanes.count(q, width), threads)
+    inputs = *map(lanes.array, (q, k, v, log_decay)), turns, lanes.cut_array(cut)
+    work = lanes.over(q)
+    work.run(NUMBA, name, *inputs, *arrays, chunk_size(q.shape[2]), work.width)
 
 
 def chunk_size(channels: int) -> int:
@@ -142,11 +131,9 @@ def _parts(state: Tensor) -> Tensor:
 # on the GPU
 
 
-def _memory_triton(given: MaxHeaded, keep: bool) -> Any:
-    q, plan = given.q, tiling(given.q.shape)
-    batch, time, heads = q.shape
-    starts = Memory((batch, n_tiles(time, plan) * plan.pieces, heads), given.state.dtype)
-    return like(given.v), like(given.state), starts
+def _kept_triton(given: MaxHeaded, keep: bool) -> Memory:
+    (batch, time, heads), plan = given.q.shape, tiling(given.q.shape)
+    return Memory((batch, n_tiles(time, plan) * plan.pieces, heads), given.state.dtype)
 
 
 def _forward_triton(out: Values, given: MaxHeaded) -> None:
@@ -160,7 +147,7 @@ def _adjoint_triton(out: Any, given: MaxHeaded, kept: Values, d: Values) -> None
     of_tiles = partial(q.new_empty, shape, dtype=accumulation(q.dtype))
     gates = _of_gates(out, q, lambda x: x.shape == q.shape, of_tiles)
     _launch(TRITON.backward, 168, given, *tensors, out.q, out.k, out.v, *gates, out.state)
-    _add_up(out, gates)
+    add_up((out.log_decay, out.phase), gates)
 
 
 def _launch(run: Any, registers: int, given: MaxHeaded, *tensors: Tensor) -> None:
@@ -189,6 +176,6 @@ def _kind(gate: Tensor | None, q: Tensor) -> int:
     return 0 if gate is None else 1 if gate.shape == q.shape else 2
 
 
-NUMBA_OP = kernel("gate_loop_numba", MaxHeaded, _twin, _memory_numba, _forward_numba, _adjoint_numba)
-TRITON_OP = kernel("gate_loop_triton", MaxHeaded, _twin, _memory_triton, _forward_triton, _adjoint_triton)
+NUMBA_OP = kernel("gate_loop_numba", MaxHeaded, _twin, _kept_numba, _forward_numba, _adjoint_numba)
+TRITON_OP = kernel("gate_loop_triton", MaxHeaded, _twin, _kept_triton, _forward_triton, _adjoint_triton)
 recurrent_numba, scan_triton = _flat(NUMBA_OP), _flat(TRITON_OP)

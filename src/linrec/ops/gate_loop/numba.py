@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linrec.ops.core.kernel import Memory, like
+from linrec.ops.core.kernel import Memory
 from linrec.ops.gate_loop.inputs import Matrix, Values
 from linrec.ops.gate_loop.torch import kernel, twin
 from linrec.ops.gate_loop.variants import in_real_form
@@ -23,35 +23,35 @@ ABOUT = "a loop over time, with states in the caches of threads"
 _ENTRIES = 8
 
 
-def _memory(given: Matrix, keep: bool) -> Any:
-    q, v = given.q, given.v
-    batch, time, heads, dk = q.shape
-    chunks = math.ceil(time / chunk_size(q, v)) if keep else 0
-    return like(v), like(given.state), Memory((batch, heads, chunks, dk, v.shape[-1]), q.dtype)
+def _kept(given: Matrix, keep: bool) -> Memory:
+    (batch, _, heads, dk), dv = given.q.shape, given.v.shape[-1]
+    chunks = math.ceil(given.q.shape[1] / chunk_size(given.q, given.v)) if keep else 0
+    return Memory((batch, heads, chunks, dk, dv), given.q.dtype)
+
+
+def _lanes(q: Tensor, v: Tensor) -> lanes.Lanes:
+    batch, _, heads, values = v.shape
+    threads = lanes.threads_for(q.numel() * values // _ENTRIES)
+    return lanes.divided(batch * heads, values, width_of(v, threads), threads)
 
 
 def _forward(out: Values, given: Matrix) -> None:
     out.last.copy_(given.state)
-    q, v = given.q, given.v
-    with lanes.threads_for(q.numel() * v.shape[-1] // _ENTRIES) as threads:
-        width = width_of(v, threads)
-        arrays = *_arrays(given), out.last.numpy(), out.kept.numpy(), out.y.numpy()
-        lanes.run(KERNELS, "forward", (*arrays, chunk_size(q, v), width), _count(v, width), threads)
+    work = _lanes(given.q, given.v)
+    arrays = *_arrays(given), out.last.numpy(), out.kept.numpy(), out.y.numpy()
+    work.run(KERNELS, "forward", *arrays, chunk_size(given.q, given.v), work.width)
 
 
 def _adjoint(out: Any, given: Matrix, kept: Values, d: Values) -> None:
-    q, v, starts = given.q, given.v, kept.kept
+    starts, work = kept.kept, _lanes(given.q, given.v)
     out.state.copy_(d.last)
-    with lanes.threads_for(q.numel() * v.shape[-1] // _ENTRIES) as threads:
-        width = width_of(v, threads)
-        blocks = _blocks(v, width)
-        dq, dk = _parts(out.q, blocks), _parts(out.k, blocks)
-        dbeta = q.new_empty(0, 0, 0, 0) if out.beta is None else _parts(out.beta, blocks)
-        ddecay, dphase = (_sums(gate, starts, blocks) for gate in (given.log_decay, given.phase))
-        gradients = (x.numpy() for x in (dq, dk, out.v, dbeta, ddecay, dphase, out.state))
-        arrays = *_arrays(given), lanes.array(starts), lanes.array(d.y), *gradients
-        lanes.run(KERNELS, "backward", (*arrays, chunk_size(q, v), width), _count(v, width), threads)
-    if blocks > 1:
+    dq, dk = _parts(out.q, work.blocks), _parts(out.k, work.blocks)
+    dbeta = starts.new_empty(0, 0, 0, 0) if out.beta is None else _parts(out.beta, work.blocks)
+    ddecay, dphase = (_sums(gate, starts, work.blocks) for gate in (given.log_decay, given.phase))
+    found = (x.numpy() for x in (dq, dk, out.v, dbeta, ddecay, dphase, out.state))
+    arrays = *_arrays(given), lanes.array(starts), lanes.array(d.y), *found
+    work.run(KERNELS, "backward", *arrays, chunk_size(given.q, given.v), work.width)
+    if work.blocks > 1:
         for x, parts in ((out.q, dq), (out.k, dk), (out.beta, dbeta)):
             if x is not None:
                 torch.sum(parts, 0, out=x)
@@ -80,14 +80,6 @@ def width_of(v: Tensor, threads: int) -> int:
     return 16 * max(math.ceil(values / blocks / 16), 1)
 
 
-def _blocks(v: Tensor, width: int) -> int:
-    return math.ceil(v.shape[-1] / width)
-
-
-def _count(v: Tensor, width: int) -> int:
-    return v.shape[0] * v.shape[2] * _blocks(v, width)
-
-
 def _arrays(given: Matrix) -> list[Any]:
     """Return the inputs of both kernels as arrays: for None, a decay of 1 and an empty `beta`."""
     q, k, v, beta, log_decay, _, reset, _ = given
@@ -110,5 +102,5 @@ def _sums(gate: Tensor | None, starts: Tensor, blocks: int) -> Tensor:
     return starts.new_zeros(blocks, batch, time if time > 1 else chunks, heads, channels)
 
 
-matrix_recurrence = kernel("matrix_recurrence_numba", Matrix, twin, _memory, _forward, _adjoint)
+matrix_recurrence = kernel("matrix_recurrence_numba", Matrix, twin, _kept, _forward, _adjoint)
 recurrent = in_real_form(matrix_recurrence)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from linrec.ops.core.isolation import isolated
-from linrec.ops.core.kernel import Differentiable, by_autograd, kernel_op
+from linrec.ops.core.kernel import Differentiable, Space, by_autograd, kernel_op, like
 from linrec.ops.core.precision import real_dtype, widened
 from linrec.ops.gate_loop import segments
 from linrec.ops.gate_loop.inputs import GateLoop, Matrix, Values
@@ -166,8 +166,15 @@ def twin(given: Matrix) -> Result:
 
 
 def kernel(
-    name: str, inputs: type[Any], twin: Callable[[Any], Result], memory: Any, forward: Any, adjoint: Any
+    name: str, inputs: type[Any], twin: Callable[[Any], Result], kept: Any, forward: Any, adjoint: Any
 ) -> Differentiable[Any, Values]:
-    """Return a kernel with outputs `Values`, and its adjoint, as one function; see `kernel_op`."""
+    """Return a kernel with outputs `Values`, and its adjoint, as one function; see `kernel_op`.
+
+    `kept` returns the memory of the output that the adjoint reads.
+    """
+
+    def memory(given: Any, keep: bool) -> tuple[Space, Space, Space]:
+        return like(given.v), like(given.state), kept(given, keep)
+
     again = by_autograd(twin)
     return kernel_op(name, inputs, Values, memory, forward, adjoint, again=again, batch="q", kept=("kept",))

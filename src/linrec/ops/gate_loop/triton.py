@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from linrec.ops.core.backends import Backend
-from linrec.ops.core.kernel import Memory, by_autograd, forward_op, kernel_op, like
+from linrec.ops.core.kernel import Memory, forward_op, like
 from linrec.ops.gate_loop.inputs import Matrix, Values
-from linrec.ops.gate_loop.torch import twin
+from linrec.ops.gate_loop.torch import kernel, twin
 from linrec.ops.gate_loop.variants import in_real_form, phase_gradient
 from linrec.ops.kernels import Kernels
 from linrec.ops.kernels.launch import mask, on_device, power_of_2
@@ -108,10 +108,9 @@ TILES = {
 class Chunks:
     """Tensors as the kernels take them, and the division of the work."""
 
-    def __init__(self, given: Matrix, chunk: int | None = None) -> None:
+    def __init__(self, given: Matrix, chunk: int) -> None:
         q, v, log_decay, reset = given.q, given.v, given.log_decay, given.reset
-        self.chunk = CHUNK if chunk is None else chunk
-        self.levels = self.chunk.bit_length() - 1
+        self.chunk, self.levels = chunk, chunk.bit_length() - 1
         self.q, self.k, self.v = q.contiguous(), given.k.contiguous(), v.contiguous()
         (self.batch, self.time, self.heads, self.dk), self.dv = q.shape, v.shape[-1]
         self.chunks = -(-self.time // self.chunk)
@@ -261,17 +260,16 @@ class Chunks:
                     raise
 
 
-def _memory(given: Matrix, keep: bool) -> Any:
+def _kept(given: Matrix, keep: bool) -> Memory:
+    """The matrices A of chunks (b, h, chunks, C, C), where every channel decays for itself."""
     (batch, time, heads, _), log_decay = given.q.shape, given.log_decay
-    # the matrices A of chunks (b, h, chunks, C, C), where every channel decays for itself
-    shape = batch, heads, -(-time // CHUNK), CHUNK, CHUNK
     if log_decay is None or log_decay.shape[-1] == 1:
-        shape = batch, 0, 0, 0, 0
-    return like(given.v), like(given.state), Memory(shape, given.q.dtype)
+        heads = 0
+    return Memory((batch, heads, -(-time // CHUNK), CHUNK, CHUNK), given.q.dtype)
 
 
 def _forward(out: Values, given: Matrix) -> None:
-    call = Chunks(given)
+    call = Chunks(given, CHUNK)
     # differences of sums are made once, for all that is weighed by them
     weighed = call.decay == CHANNEL and not call.exact
     read, written = call.q, call.k
@@ -286,7 +284,7 @@ def _adjoint(out: Any, given: Matrix, kept: Values, d: Values) -> None:
 
     The states before the chunks are made again: keeping them takes as much memory as q, k, v and y together.
     """
-    call, dy = Chunks(given), d.y.contiguous()
+    call, dy = Chunks(given, CHUNK), d.y.contiguous()
     gradients = call.states(call.q, dy, d.last, out.state, reverse=True)
     call.mixed(out.v, dy, kept.kept, gradients, reverse=True)
     last = torch.empty_like(out.state)
@@ -300,8 +298,5 @@ def _adjoint(out: Any, given: Matrix, kept: Values, d: Values) -> None:
         out.phase.copy_(found)
 
 
-matrix_chunks = kernel_op(
-    "gate_loop_chunkwise_triton", Matrix, Values, _memory, _forward, _adjoint,
-    again=by_autograd(twin), batch="q", kept=("kept",),
-)  # fmt: skip
+matrix_chunks = kernel("gate_loop_chunkwise_triton", Matrix, twin, _kept, _forward, _adjoint)
 chunkwise = in_real_form(matrix_chunks, weighs_pairs=True)

@@ -3,11 +3,10 @@
 A lane is one batch row and a run of channels, which one thread walks through time.
 """
 
-import contextlib
 import functools
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,30 +22,54 @@ NARROWEST = 256
 rows, is faster than two."""
 
 
-def run(kernels: Any, name: str, arguments: Sequence[Any], lanes: int, threads: int) -> None:
-    """Call the kernel `name` on all lanes, on one thread or on several."""
-    if threads == 1 or lanes == 1:
-        getattr(kernels, name)(*arguments, 0, lanes)
-    else:
-        getattr(kernels, f"{name}_parallel")(*arguments, lanes)
+class Lanes(NamedTuple):
+    """Work divided into lanes.
+
+    Attributes:
+        rows: rows of the batch, and heads of them where each is apart.
+        blocks: lanes of a row.
+        width: channels of a lane.
+        threads: threads that walk the lanes.
+    """
+
+    rows: int
+    blocks: int
+    width: int
+    threads: int
+
+    def run(self, kernels: Any, name: str, *arguments: Any) -> None:
+        """Call the kernel `name` on all lanes, on one thread or on several of Numba's."""
+        lanes = self.rows * self.blocks
+        if self.threads == 1 or lanes == 1:
+            getattr(kernels, name)(*arguments, 0, lanes)
+            return
+        import numba
+
+        before = numba.get_num_threads()
+        numba.set_num_threads(self.threads)
+        try:
+            getattr(kernels, f"{name}_parallel")(*arguments, lanes)
+        finally:
+            numba.set_num_threads(before)
 
 
-@contextlib.contextmanager
-def threads_for(elements: int) -> Iterator[int]:
-    """Let Numba use as many threads as torch does, and tell how many."""
+def threads_for(elements: int) -> int:
+    """Return how many threads share the work: as many as torch has, or one if there is little."""
     import numba
 
-    threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
     # one thread needs no pool, and a data loader's forked worker, which has one, must not touch its parent's
-    if threads == 1 or elements < SERIAL:
-        yield 1
-        return
-    before = numba.get_num_threads()
-    numba.set_num_threads(threads)
-    try:
-        yield threads
-    finally:
-        numba.set_num_threads(before)
+    return 1 if elements < SERIAL else min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
+
+
+def divided(rows: int, channels: int, width: int, threads: int) -> Lanes:
+    """Return the lanes of `width` channels in rows of `channels`."""
+    return Lanes(rows, math.ceil(channels / width), width, threads)
+
+
+def over(x: Tensor) -> Lanes:
+    """Return the lanes of an elementwise recurrence of x (b, t, c)."""
+    threads = threads_for(x.numel())
+    return divided(x.shape[0], x.shape[2], width_of(x, threads), threads)
 
 
 def width_of(x: Tensor, threads: int) -> int:
@@ -57,11 +80,6 @@ def width_of(x: Tensor, threads: int) -> int:
     blocks = threads // math.gcd(batch, threads)
     # whole cache lines: two threads that write to the same one wait for each other
     return max(NARROWEST // x.element_size(), 16 * math.ceil(channels / blocks / 16))
-
-
-def count(x: Tensor, width: int) -> int:
-    """Return the number of lanes of x (b, t, c)."""
-    return x.shape[0] * math.ceil(x.shape[2] / width)
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:

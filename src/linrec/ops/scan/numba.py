@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from linrec.ops.core.kernel import NOTHING, like
+from linrec.ops.core.kernel import NOTHING, add_up, like, terms
 from linrec.ops.core.precision import accumulation
 from linrec.ops.kernels import Kernels, lanes
 from linrec.ops.scan.torch import Scan, Values, kernel
@@ -18,10 +18,9 @@ def _forward(out: Values, given: Scan) -> None:
     a, x, state, cut, reverse = given
     y = out.y if out.y.dtype == out.last.dtype else lanes.empty(x.shape, out.last.dtype)
     _start(out.last, state)
-    with lanes.threads_for(x.numel()) as threads:
-        width = lanes.width_of(x, threads)
-        arrays = lanes.array(a), lanes.array(x), lanes.cut_array(cut), out.last.numpy(), y.numpy()
-        lanes.run(KERNELS, "forward", (*arrays, width, reverse), lanes.count(x, width), threads)
+    work = lanes.over(x)
+    arrays = lanes.array(a), lanes.array(x), lanes.cut_array(cut), out.last.numpy(), y.numpy()
+    work.run(KERNELS, "forward", *arrays, work.width, reverse)
     if y is not out.y:
         out.y.copy_(y)
 
@@ -33,34 +32,24 @@ def _gradients(given: Scan, kept: Values, d: Values, needs: Sequence[bool]) -> A
 
 def _adjoint(out: Any, given: Scan, kept: Values, d: Values) -> None:
     a, _, state, cut, reverse = given
-    y, dx, dstate = kept.y, out.x, out.state
+    y, dstate = kept.y, out.state
     dstate.copy_(d.last)
     before = dstate.new_empty(dstate.shape)
     _start(before, state)
-    with lanes.threads_for(y.numel()) as threads:
-        width = lanes.width_of(y, threads)
-        sums = (0, 0, 0) if out.a is None else _partial_sums(a, y, width)
-        da = out.a if out.a is not None and out.a.shape == sums else lanes.empty(sums, dx.dtype)
-        # what the kernel adds up, it does not write first
-        if 1 in a.shape[1:]:
-            da.zero_()
-        arrays = (
-            lanes.array(a),
-            lanes.array(y),
-            lanes.cut_array(cut),
-            before[:, None].numpy(),
-            lanes.array(d.y),
-        )
-        gradients = da.numpy(), dx.numpy(), dstate.numpy()
-        lanes.run(KERNELS, "backward", (*arrays, *gradients, width, reverse), lanes.count(y, width), threads)
-    if out.a is not None and da is not out.a:
-        out.a.copy_(da.sum_to_size(a.shape))
-
-
-def _partial_sums(a: Tensor, y: Tensor, width: int) -> tuple[int, int, int]:
-    batch, time, channels = y.shape
-    steps = time if a.shape[1] > 1 else math.ceil(time / KERNELS.SPAN)
-    return batch, steps, channels if a.shape[2] > 1 else math.ceil(channels / width)
+    work = lanes.over(y)
+    if out.a is None:
+        da = lanes.empty((0, 0, 0), dstate.dtype)
+    else:
+        # sums over runs of steps, and over the lanes of a row
+        steps = y.shape[1] if a.shape[1] > 1 else math.ceil(y.shape[1] / KERNELS.SPAN)
+        da = terms(out.a, (y.shape[0], steps, y.shape[2] if a.shape[2] > 1 else work.blocks))
+    # what the kernel adds up, it does not write first
+    if 1 in a.shape[1:]:
+        da.zero_()
+    arrays = *map(lanes.array, (a, y)), lanes.cut_array(cut), before[:, None].numpy(), lanes.array(d.y)
+    found = da.numpy(), out.x.numpy(), dstate.numpy()
+    work.run(KERNELS, "backward", *arrays, *found, work.width, reverse)
+    add_up((out.a,), (da,))
 
 
 def _start(carry: Tensor, state: Tensor | None) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linrec.ops.core.kernel import NOTHING, like
+from linrec.ops.core.kernel import NOTHING, add_up, like, terms
 from linrec.ops.core.precision import accumulation
 from linrec.ops.kernels import Kernels
 from linrec.ops.kernels.launch import Tiling, grouping, launch, mask, n_tiles, power_of_2, real
@@ -40,8 +40,9 @@ def _adjoint(out: Any, given: Scan, kept: Values, d: Values) -> None:
     # where `a` is constant in time, the kernel sums its gradient over a tile
     summed = given.a.shape[1] < y.shape[1] or y.shape[1] == 1
     da = out.a
-    if da is not None and (summed or da.shape != y.shape):
-        da = da.new_empty(y.shape[0], n_tiles(y.shape[1], plan) if summed else y.shape[1], y.shape[2])
+    if da is not None:
+        steps = n_tiles(y.shape[1], plan) if summed else y.shape[1]
+        da = terms(da, (y.shape[0], steps, y.shape[2]))
     start = out.state if given.state is None else given.state.contiguous()
     launch(
         KERNELS.backward, plan, y.shape, out.state.dtype, y.device, None,
@@ -51,8 +52,7 @@ def _adjoint(out: Any, given: Scan, kept: Values, d: Values) -> None:
         DY_STEP=dy.stride(1), DY_CHANNEL=dy.stride(2), NEEDS_A=da is not None, SUMMED=summed,
         **_constants(given, y),
     )  # fmt: skip
-    if da is not None and da is not out.a:
-        out.a.copy_(da.sum_to_size(given.a.shape))
+    add_up((out.a,), (da,))
 
 
 def _read(tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -5,8 +5,9 @@ from typing import Any
 
 from torch import Tensor
 
+from linrec.ops.core.kernel import add_up, terms
 from linrec.ops.kernels import Kernels, lanes
-from linrec.ops.selective_scan.torch import Outputs, add_up, kernel, outputs, terms
+from linrec.ops.selective_scan.torch import Outputs, kernel, outputs
 
 CHUNK = 32
 """Steps from one kept state to the next: what the adjoint makes for them stays in the second cache."""
@@ -32,31 +33,32 @@ def _memory(given: Any, keep: bool) -> Any:
     return outputs(given, chunks, given.A.shape[1], given.state.dtype)
 
 
+def _lanes(given: Any) -> lanes.Lanes:
+    (batch, _, channels), n = given.x.shape, given.A.shape[1]
+    threads = lanes.threads_for(given.x.numel() * n // _ENTRIES)
+    return lanes.divided(batch, channels, width_of(given.x, n, threads), threads)
+
+
 def _forward(out: Outputs, given: Any) -> None:
-    x, n = given.x, given.A.shape[1]
     out.last.copy_(given.state)
-    with lanes.threads_for(x.numel() * n // _ENTRIES) as threads:
-        width = width_of(x, n, threads)
-        arrays = *_arrays(given), out.last.numpy(), out.starts.numpy(), out.y.numpy()
-        lanes.run(KERNELS, "forward", (*arrays, CHUNK, width), lanes.count(x, width), threads)
+    work = _lanes(given)
+    arrays = *_arrays(given), out.last.numpy(), out.starts.numpy(), out.y.numpy()
+    work.run(KERNELS, "forward", *arrays, CHUNK, work.width)
 
 
 def _adjoint(out: Any, given: Any, kept: Outputs, d: Outputs) -> None:
-    x, n = given.x, given.A.shape[1]
     out.state.copy_(d.last)
+    work = _lanes(given)
     # sums over batch rows, and over the lanes of a row
     totals = out.A, out.B[None], out.C[None], out.D
-    with lanes.threads_for(x.numel() * n // _ENTRIES) as threads:
-        width = width_of(x, n, threads)
-        counts = len(x), *[math.ceil(x.shape[2] / width)] * 2, len(x)
-        parts = [terms(g, (count, *g.shape[1:])) for g, count in zip(totals, counts, strict=True)]
-        # what the kernel adds up, it does not write first
-        parts[0].zero_(), parts[3].zero_()
-        found = (g.numpy() for g in (out.x, out.dt, *parts, out.state))
-        arrays = *_arrays(given), lanes.array(kept.starts), lanes.array(d.y), *found
-        lanes.run(KERNELS, "backward", (*arrays, CHUNK, width), lanes.count(x, width), threads)
-    for total, part in zip(totals, parts, strict=True):
-        add_up(total, part)
+    counts = work.rows, work.blocks, work.blocks, work.rows
+    parts = [terms(g, (count, *g.shape[1:])) for g, count in zip(totals, counts, strict=True)]
+    # what the kernel adds up, it does not write first
+    parts[0].zero_(), parts[3].zero_()
+    found = (g.numpy() for g in (out.x, out.dt, *parts, out.state))
+    arrays = *_arrays(given), lanes.array(kept.starts), lanes.array(d.y), *found
+    work.run(KERNELS, "backward", *arrays, CHUNK, work.width)
+    add_up(totals, parts)
 
 
 def _arrays(given: Any) -> list[Any]:

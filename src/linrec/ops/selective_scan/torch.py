@@ -13,16 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from linrec.ops.core.kernel import (
-    NOTHING,
-    Differentiable,
-    Memory,
-    Space,
-    allocated,
-    by_autograd,
-    kernel_op,
-    like,
-)
+from linrec.ops.core.kernel import NOTHING, Differentiable, Memory, Space, by_autograd, kernel_op, like
 from linrec.ops.core.machine import exporting
 from linrec.ops.core.precision import wide
 from linrec.ops.scan import torch as scan
@@ -77,21 +68,6 @@ def outputs(given: Any, chunks: int, states: int, y: torch.dtype) -> tuple[Space
 def gradients(given: Any, kept: Outputs, d: Outputs, needs: Sequence[bool]) -> list[Space]:
     """Return the memory of the gradients of a kernel, all in the accumulation dtype."""
     return [*(like(x, d.last.dtype) for x in given[:7]), NOTHING]
-
-
-def terms(total: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return memory for the terms of a sum, or the sum itself where it has this shape."""
-    return total if total.shape == shape else allocated(Memory(shape, total.dtype), total.device)
-
-
-def add_up(total: Tensor, terms: Tensor) -> None:
-    """Sum over the axes along which the total has one entry; along others, leave out the padding."""
-    if terms is total:
-        return
-    for axis, size in enumerate(total.shape):
-        if 1 < size < terms.shape[axis]:
-            terms = terms.narrow(axis, 0, size)
-    total.copy_(terms.sum_to_size(total.shape))
 
 
 def forward(given: Any, keep: bool) -> Outputs:

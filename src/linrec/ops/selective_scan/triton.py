@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from linrec.ops.core.kernel import Space, like
+from linrec.ops.core.kernel import Space, add_up, like, terms
 from linrec.ops.kernels import Kernels
 from linrec.ops.kernels.launch import mask, on_device, power_of_2, real
 from linrec.ops.scan import triton as scan
 from linrec.ops.scan.torch import Scan
-from linrec.ops.selective_scan.torch import Outputs, add_up, gradients, kernel, outputs, terms
+from linrec.ops.selective_scan.torch import Outputs, gradients, kernel, outputs
 
 KERNELS = Kernels("selective_triton")
 
@@ -133,7 +133,7 @@ def _forward(out: Outputs, given: Any) -> None:
     # `starts` without chunks is not written
     scalars = _row(work.A), _row(work.D)
     work.launch(KERNELS.forward, (*read, out.y, out.starts, last), scalars, KEEP=out.starts.shape[1] > 0)
-    add_up(out.last, last)
+    add_up((out.last,), (last,))
 
 
 def _gradients(given: Any, kept: Outputs, d: Outputs, needs: Sequence[bool]) -> list[Space]:
@@ -155,8 +155,7 @@ def _adjoint(out: Any, given: Any, kept: Outputs, d: Outputs) -> None:
     read = work.x, work.dt, work.A, work.weights, work.D, work.cut, kept.starts, dy, carries
     scalars = batch, _row(work.A), _row(work.D)
     work.launch(KERNELS.backward, (*read, out.x, out.dt, *parts), scalars)
-    for total, part in zip(totals, parts, strict=True):
-        add_up(total, part)
+    add_up(totals, parts)
 
 
 recurrent = kernel(
