@@ -143,14 +143,9 @@ def _refused(
     reasons = []
     for entry in matching:
         called = f"(mode, backend) = ({entry.mode!r}, {entry.name!r}) of `{op_name}`"
-        refused = refusal(op_name, entry.name, device_type)
-        if refused is not None:
-            reasons.append(refused)
-        elif not entry.accepts(inputs):
-            reasons.append(f'{called} takes {entry.requires}. Leave mode and backend at "auto".')
-        else:
-            reasons.append(
-                f"{called} has no gradients. Call it under `torch.no_grad()`, or leave mode and backend at "
-                '"auto".'
-            )
+        reason = refusal(op_name, entry.name, device_type)
+        if reason is None and not entry.accepts(inputs):
+            reason = f'{called} takes {entry.requires}. Leave mode and backend at "auto".'
+        cure = 'Call it under `torch.no_grad()`, or leave mode and backend at "auto".'
+        reasons.append(reason or f"{called} has no gradients. {cure}")
     return " ".join(dict.fromkeys(reasons))

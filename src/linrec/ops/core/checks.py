@@ -14,6 +14,9 @@ State: TypeAlias = Any
 Field = tuple[int, str, tuple[type, ...]]
 """Place and name of a field of a named tuple, and the types that it may have beside a tensor."""
 
+_FLOATS = tuple(dict.fromkeys(REAL.values()))
+_ALL = tuple(REAL)
+
 
 def tensor_fields(kind: type) -> list[Field]:
     """Return the fields of a named tuple that take tensors, the required ones first."""
@@ -92,15 +95,8 @@ def check_axes(name: str, x: Tensor, axes: str, cure: str) -> None:
 
 def check_supported(name: str, x: Tensor, *, complex_too: bool = False) -> torch.dtype:
     """Return the dtype of the real part; raise for integers, and for complex numbers unless allowed."""
-    dtype = REAL.get(x.dtype)
-    if dtype is None or (x.is_complex() and not complex_too):
-        allowed = "float16, bfloat16, float32" + (
-            ", float64, complex64 or complex128" if complex_too else " or float64"
-        )
-        raise TypeError(
-            f"`{name}` must be {allowed}; got {name_of(x.dtype)}. Cast it, for example with `.float()`."
-        )
-    return dtype
+    check_dtype(name, x, _ALL if complex_too else _FLOATS)
+    return REAL[x.dtype]
 
 
 def check_factors(u: Tensor, factors: Mapping[str, Tensor], kinds: Sequence[str]) -> torch.dtype:

@@ -7,6 +7,7 @@ there is no handler, and a call pays for the look at an empty list.
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 from linrec.ops.core.backends import Backend
@@ -85,13 +86,9 @@ def refuse_split_time(name: str) -> None:
 
 def handled(call: Call, run: Callable[[], Result]) -> Result:
     """Ask the handlers about a call, the latest first, and then run it."""
-    return _from(len(handlers), call, run)
-
-
-def _from(count: int, call: Call, run: Callable[[], Result]) -> Result:
-    if count == 0:
-        return run()
-    return handlers[count - 1](call, lambda: _from(count - 1, call, run))
+    for handler in handlers:
+        run = partial(handler, call, run)
+    return run()
 
 
 @contextlib.contextmanager

@@ -81,9 +81,7 @@ class Isolation:
             window: steps that an input reaches, its own included; None is all of its document.
             causal: whether inputs reach steps on one side alone.
         """
-        reached = _reached(self.carried, self.document, window)
-        if not causal:
-            reached = reached | _reached_backwards(self.carried, self.document, window)
+        reached = _reached(self.carried, self.document, window, causal)
         hidden = (reached | self.own)[:, begin : begin + y.shape[1]]
         return _LEAVE(_Leaving(y, self.mark, hidden, self.document, begin)).y
 
@@ -185,7 +183,7 @@ def _leave_adjoint(given: _Leaving, kept: _Left, d: _Left, needs: Sequence[bool]
     flat = d.y.flatten(2)
     bad = ~flat.isfinite().all(-1) | (given.hidden & (flat != 0).any(-1))
     around = given.begin, given.document.shape[1] - given.begin - bad.shape[1]
-    marked = _in_document(functional.pad(bad, around), given.document)
+    marked = _reached(functional.pad(bad, around), given.document, None, causal=False)
     return _filled(d.y, bad, 0.0), marked.float(), None, None, None
 
 
@@ -197,21 +195,12 @@ def _filled(x: Tensor, rows: Tensor, value: float) -> Tensor:
     return x.masked_fill(rows.reshape(*rows.shape, *[1] * (x.ndim - rows.ndim)), value)
 
 
-def _reached(bad: Tensor, document: Tensor, window: int | None) -> Tensor:
-    """Whether one of the last `window` steps of the same document is bad, up to each step."""
+def _reached(bad: Tensor, document: Tensor, window: int | None, causal: bool = True) -> Tensor:
+    """Whether one of the last `window` steps of the same document is bad, or else of the next ones."""
     step = torch.arange(bad.shape[1], device=bad.device)
     begins = functional.pad(document[:, 1:] != document[:, :-1], (1, 0), value=True)
     first = torch.where(begins, step, 0).cummax(1).values
     if window is not None:
         first = torch.maximum(first, step - (window - 1))
-    return torch.where(bad, step, -1).cummax(1).values >= first
-
-
-def _reached_backwards(bad: Tensor, document: Tensor, window: int | None) -> Tensor:
-    """Whether one of the next `window` steps of the same document is bad, from each step on."""
-    return _reached(bad.flip(1), document.flip(1), window).flip(1)
-
-
-def _in_document(bad: Tensor, document: Tensor) -> Tensor:
-    """Whether any step of the same document is bad."""
-    return _reached(bad, document, None) | _reached_backwards(bad, document, None)
+    reached = torch.where(bad, step, -1).cummax(1).values >= first
+    return reached if causal else reached | _reached(bad.flip(1), document.flip(1), window).flip(1)

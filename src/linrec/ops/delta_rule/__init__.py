@@ -39,23 +39,19 @@ def _canonical(given: DeltaRule) -> DeltaRule:
     return DeltaRule(q, k, v, beta, inputs.canonical_gate("log_decay", log_decay, q), state, reset)
 
 
-def _on_tensor_cores(given: Any) -> bool:
+def _on_cores(given: Any) -> bool:
     # double precision has no tensor cores here, and torch's products have
     return given.q.shape[1] > 1 and given.q.dtype != float64
 
 
+_ON_CORES = "as by torch, on tensor cores; keys of up to 512 channels"
+_SMALL_KEYS: Any = {
+    "accepts": lambda given: given.q.shape[-1] <= triton.LARGEST,
+    "requires": f"keys of at most {triton.LARGEST} channels",
+}
 BACKENDS = (
     steps_entry(lambda given: steps(Matrix(*given))[:2], auto=lambda given: given.q.shape[1] <= 1),
-    Backend(
-        "chunkwise",
-        "triton",
-        triton.chunkwise,
-        "as by torch, on tensor cores; keys of up to 512 channels",
-        accepts=lambda given: given.q.shape[-1] <= triton.LARGEST,
-        requires=f"keys of at most {triton.LARGEST} channels",
-        auto=_on_tensor_cores,
-        widen=False,
-    ),
+    Backend("chunkwise", "triton", triton.chunkwise, _ON_CORES, auto=_on_cores, widen=False, **_SMALL_KEYS),
     Backend("recurrent", "numba", lambda given: numba.matrix_recurrence(Matrix(*given))[:2], numba.ABOUT),
     # for a few steps, a loop over them is fewer operations than a triangular system
     Backend("recurrent", "torch", recurrent, "a loop over time", auto=lambda given: few(given.q.shape[1], 4)),
@@ -65,7 +61,6 @@ BACKENDS = (
     Backend("recurrent", "reference", delta_rule_reference, "a loop over time: the oracle, slow", auto=never),
 )
 OPERATOR = inputs.matrix_operator("delta_rule", DeltaRule, _canonical, BACKENDS)
-PAIRS = OPERATOR.pairs
 
 
 @documented(OPERATOR)

@@ -1,7 +1,6 @@
 """The general operator: S_t = diag(a_t) S_{t-1} + k_t^T v_t, y_t = Re(q_t S_t)."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,12 +10,12 @@ from torch import Tensor, float64
 from linrec.ops.core.backends import Backend, few, never
 from linrec.ops.core.call import documented
 from linrec.ops.core.checks import check_reset, check_tensors, tensor_fields
-from linrec.ops.core.handlers import refuse_split_time, time_is_split
+from linrec.ops.core.handlers import refuse_split_time
 from linrec.ops.core.isolation import Isolation, documents
-from linrec.ops.core.precision import wide, without_autocast
+from linrec.ops.core.precision import real_dtype, wide, without_autocast
 from linrec.ops.gate_loop import inputs, max_headed, numba, segments, triton
 from linrec.ops.gate_loop.inputs import GateLoop, Normalized, matrix_operator
-from linrec.ops.gate_loop.reference import gate_loop_reference, normalized_gate_loop_reference
+from linrec.ops.gate_loop.reference import gate_loop_reference
 from linrec.ops.gate_loop.torch import attention, chunkwise, elementwise, recurrent
 from linrec.ops.gate_loop.variants import matrix_with_bonus, normalized, with_bonus
 
@@ -41,13 +40,13 @@ def _plain(given: Any) -> bool:
     return given.phase is None and given.bonus is None and not given.k.is_complex()
 
 
-def _on_tensor_cores(given: Any) -> bool:
+def _on_cores(given: Any) -> bool:
     # torch uses tensor cores for double precision, and Triton does not
     return _matrices(given) and given.v.dtype != float64
 
 
 def _plain_step(given: Any) -> bool:
-    return _one_step(given) and _plain(given) and _on_tensor_cores(given)
+    return _one_step(given) and _plain(given) and _on_cores(given)
 
 
 def _by_loop(given: Any) -> bool:
@@ -86,12 +85,7 @@ BACKENDS = (
     _by_scan("recurrent", "numba", accepts=_one_channel),
     _by_scan("scan", "torch", auto=lambda given: _one_channel(given) and not few(given.q.shape[1], 16)),
     _entry(
-        "chunkwise",
-        "triton",
-        triton.chunkwise,
-        f"{_PAIRS}, on tensor cores",
-        auto=_on_tensor_cores,
-        widen=False,
+        "chunkwise", "triton", triton.chunkwise, f"{_PAIRS}, on tensor cores", auto=_on_cores, widen=False
     ),
     # the state is kept once per chunk, not once per step
     _entry("chunkwise", "torch", chunkwise, _PAIRS, auto=_matrices),
@@ -99,21 +93,13 @@ BACKENDS = (
     Backend("recurrent", "reference", gate_loop_reference, "a loop over time: the oracle, slow", auto=never),
 )
 OPERATOR = matrix_operator("gate_loop", GateLoop, inputs.canonical, BACKENDS)
-PAIRS = OPERATOR.pairs
 
 
-def _normalized_reference(given: Normalized) -> tuple[Tensor, Tensor]:
-    """The oracle; where time is split, that of `gate_loop` in parts."""
-    return (_BY_REFERENCE.run if time_is_split() else normalized_gate_loop_reference)(given)
-
-
-_OF_NORMALIZED = [normalized(entry, OPERATOR.proceed) for entry in BACKENDS]
-_BY_REFERENCE = _OF_NORMALIZED[-1]
 NORMALIZED = matrix_operator(
     "normalized_gate_loop",
     Normalized,
     inputs.canonical_of_normalized,
-    (*_OF_NORMALIZED[:-1], replace(_BY_REFERENCE, run=_normalized_reference)),
+    [normalized(entry, OPERATOR.proceed) for entry in BACKENDS],
     columns=1,
     composed=True,
 )
@@ -282,7 +268,7 @@ def normalized_gate_loop(
     return NORMALIZED(given, mode, backend)
 
 
-_OF_MATRIX = [field for field in tensor_fields(GateLoop) if field[1] != "v"]
+_TENSORS = tensor_fields(GateLoop)
 
 
 def gate_loop_matrix(
@@ -329,21 +315,21 @@ def gate_loop_matrix(
                 [0.5000, 1.0000, 0.0000],
                 [0.2500, 0.5000, 1.0000]])
     """
-    check_tensors(GateLoop(q, k, q, log_decay, phase, bonus, None, reset), _OF_MATRIX, "q")
+    given = GateLoop(q, k, q, log_decay, phase, bonus, None, reset)
+    check_tensors(given, _TENSORS, "q")
     refuse_split_time("gate_loop_matrix")
-    precision = inputs.check_queries_and_keys(q, k)
+    # the matrix is the same for all values
+    given = inputs.canonical(given._replace(v=q.real if q.is_complex() else q))
     check_reset(reset, q)
-    log_decay = inputs.canonical_gate("log_decay", log_decay, q)
-    phase = inputs.canonical_gate("phase", phase, q)
-    inputs.check_bonus(bonus, q)
+    precision = real_dtype(q.dtype)
     b, t, h, _ = q.shape
     if 0 in q.shape:
         return q.new_zeros(b, h, t, t, dtype=precision)
-    given = {"q": q, "k": k, "log_decay": log_decay, "phase": phase}
+    gates = {"q": q, "k": k, "log_decay": given.log_decay, "phase": given.phase}
     if reset is not None:
         isolation = Isolation(documents(reset))
-        given |= isolation.entered(given, begin=0)
-    q, k, log_decay, phase, bonus = map(wide, (*given.values(), bonus))
+        gates |= isolation.entered(gates, begin=0)
+    q, k, log_decay, phase, bonus = map(wide, (*gates.values(), bonus))
     q, k = q.transpose(1, 2), k.transpose(1, 2)
     with without_autocast(q.device.type):
         log_decay, phase = segments.gates(log_decay, phase, reset, k)

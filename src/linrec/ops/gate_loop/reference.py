@@ -28,30 +28,15 @@ def gate_loop_reference(given: GateLoop) -> tuple[Tensor, Tensor]:
 def normalized_gate_loop_reference(given: Normalized) -> tuple[Tensor, Tensor]:
     """S_n as above, z_n = diag(a_n) z_{n-1} + k_n, y_n = Re(q_n S_n) / denominator(Re(q_n z_n)).
 
-    The state has z_n as its last column.
+    The state has z_n as its last column: z is S for values of one.
     """
     q, k, v, log_decay, phase, bonus, state, reset, floor, signed = given
-    a = _transition(q, log_decay, phase)
-    outputs = []
-    matrix, sums = state[..., :-1], state[..., -1]
-    for n in range(q.shape[1]):
-        if reset is not None:
-            matrix = torch.where(reset[:, n, None, None, None], 0, matrix)
-            sums = torch.where(reset[:, n, None, None], 0, sums)
-        update = k[:, n, :, :, None] * v[:, n, :, None, :]
-        if bonus is not None:
-            seen, summed = matrix + bonus[:, :, None] * update, sums + bonus * k[:, n]
-        matrix, sums = a[:, n, :, :, None] * matrix + update, a[:, n] * sums + k[:, n]
-        if bonus is None:
-            seen, summed = matrix, sums
-        y = torch.sum(q[:, n, :, :, None] * seen, dim=-2)
-        total = torch.sum(q[:, n] * summed, dim=-1)
-        if y.is_complex():
-            y, total = y.real, total.real
-        least = floor[:, n] if isinstance(floor, Tensor) else floor
-        size = torch.where(total.abs() > least, total.abs(), least)
-        outputs.append(y / torch.where((total < 0) & signed, -size, size)[..., None])
-    return torch.stack(outputs, dim=1), torch.cat([matrix, sums[..., None]], dim=-1)
+    others, ones = (log_decay, phase, bonus), v.new_ones(*v.shape[:-1], 1)
+    y, matrix = gate_loop_reference(GateLoop(q, k, v, *others, state[..., :-1], reset))
+    total, sums = gate_loop_reference(GateLoop(q, k, ones, *others, state[..., -1:], reset))
+    least = floor[..., None] if isinstance(floor, Tensor) else floor
+    size = torch.where(total.abs() > least, total.abs(), least)
+    return y / torch.where((total < 0) & signed, -size, size), torch.cat([matrix, sums], dim=-1)
 
 
 def _transition(q: Tensor, log_decay: Tensor | None, phase: Tensor | None) -> Tensor:

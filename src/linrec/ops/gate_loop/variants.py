@@ -22,6 +22,7 @@ from linrec.ops.core.isolation import isolated
 from linrec.ops.core.precision import widened
 from linrec.ops.gate_loop import segments
 from linrec.ops.gate_loop.inputs import GateLoop, Matrix, Normalized
+from linrec.ops.gate_loop.reference import normalized_gate_loop_reference
 from linrec.ops.gate_loop.torch import read, recurrent
 
 Result = tuple[Tensor, Tensor]
@@ -197,6 +198,9 @@ def normalized(entry: Backend, run: Callable[[GateLoop, str, str], Result]) -> B
     """
 
     def backend(given: Normalized) -> Result:
+        # the oracle is a loop of its own; processes that share a sequence run `gate_loop`, in parts
+        if entry.name == "reference" and not time_is_split():
+            return normalized_gate_loop_reference(given)
         q, k, v, *others, floor, signed = given
         b, t, h, _ = q.shape
         inputs = GateLoop(q, k, functional.pad(v, (0, 1), value=1.0), *others)
@@ -217,9 +221,10 @@ def normalized(entry: Backend, run: Callable[[GateLoop, str, str], Result]) -> B
 
 def _in_heads(given: GateLoop) -> GateLoop:
     """Inputs with dk = 1 and dv = 2 as those with h heads more and dv = 1."""
-    q, k, v, log_decay, phase, bonus, state, reset = given
-    q, k = q.repeat_interleave(2, 2), k.repeat_interleave(2, 2)
-    log_decay, phase = (x if x is None else x.repeat_interleave(2, 2) for x in (log_decay, phase))
-    bonus = bonus if bonus is None else bonus.repeat_interleave(2, 0)
-    v, state = v.flatten(2)[..., None], state.flatten(1)[..., None, None]
-    return GateLoop(q, k, v, log_decay, phase, bonus, state, reset)
+
+    def twice(x: Any, axis: int = 2) -> Any:
+        return x if x is None else x.repeat_interleave(2, axis)
+
+    q, k, log_decay, phase = map(twice, (given.q, given.k, given.log_decay, given.phase))
+    v, state = given.v.flatten(2)[..., None], given.state.flatten(1)[..., None, None]
+    return GateLoop(q, k, v, log_decay, phase, twice(given.bonus, 0), state, given.reset)
