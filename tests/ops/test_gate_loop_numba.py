@@ -164,7 +164,7 @@ def test_the_states_kept_for_the_adjoint_are_few():
 @pytest.fixture(scope="module")
 def functions():
     """The kernels' e^x, sin x and cos x of an array, compiled as in the kernels."""
-    from linrec.ops.kernels import max_headed_numba as kernels
+    from linrec.ops.kernels.elementwise import max_headed_numba as kernels
 
     @numba.njit(fastmath={"contract"})
     def fill(x, exponentials, sines, cosines):

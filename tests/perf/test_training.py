@@ -200,7 +200,7 @@ def test_kernels_are_told_apart_by_their_names(name, kind):
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
 def test_the_recurrences_kernels_have_the_names_that_are_looked_for():
-    from linrec.ops.kernels import max_headed_triton, scan_triton
+    from linrec.ops.kernels.elementwise import max_headed_triton, scan_triton
 
     for module in (scan_triton, max_headed_triton):
         assert kind_of(module.forward.__name__) == kind_of(module.backward.__name__) == "recurrence"

@@ -15,7 +15,7 @@ from linrec.ops.gate_loop.triton import LEAST, Chunks, Tiles
 from linrec.ops.kernels import Kernels
 from linrec.ops.kernels.launch import power_of_2
 
-KERNELS = Kernels("delta_triton")
+KERNELS = Kernels("matrix.delta_triton")
 LARGEST = 512
 """Key channels of a head, at most: a program holds all of them."""
 

@@ -19,8 +19,8 @@ from linrec.ops.gate_loop.torch import elementwise, kernel
 from linrec.ops.kernels import Kernels, lanes
 from linrec.ops.kernels.launch import Tiling, grouping, launch, mask, n_tiles, real
 
-NUMBA = Kernels("max_headed_numba")
-TRITON = Kernels("max_headed_triton")
+NUMBA = Kernels("elementwise.max_headed_numba")
+TRITON = Kernels("elementwise.max_headed_triton")
 
 
 class MaxHeaded(NamedTuple):

@@ -17,7 +17,7 @@ from linrec.ops.gate_loop.torch import kernel, twin
 from linrec.ops.gate_loop.variants import in_real_form
 from linrec.ops.kernels import Kernels, lanes
 
-KERNELS = Kernels("matrix_numba")
+KERNELS = Kernels("matrix.numba")
 ABOUT = "a loop over time, with states in the caches of threads"
 # entries of a state that take as long as one element of the operators that `lanes` was measured with
 _ENTRIES = 8

@@ -15,8 +15,8 @@ from linrec.ops.gate_loop.variants import in_real_form, phase_gradient
 from linrec.ops.kernels import Kernels
 from linrec.ops.kernels.launch import mask, on_device, power_of_2
 
-STEPS = Kernels("steps_triton")
-KERNELS, GATES = Kernels("chunks_triton"), Kernels("gates_triton")
+STEPS = Kernels("matrix.steps_triton")
+KERNELS, GATES = Kernels("matrix.chunks_triton"), Kernels("matrix.gates_triton")
 
 # numbers of a state that one program has in its registers
 STATE = 4096

@@ -1,9 +1,9 @@
 """Kernels alone, Triton's and Numba's, by kind, so that all that is alike stands side by side.
 
-| modules | kind | operators |
+| folder | recurrence | operators |
 |---|---|---|
-| `scan`, `max_headed`; `tiles` | one number per channel | `scan`, and `gate_loop` with heads of one channel |
-| `matrix`; `steps`, `chunks`, `gates`, `delta` | a matrix per head | `gate_loop`, `delta_rule` |
+| `elementwise` | one number per channel | `scan`, and `gate_loop` with heads of one channel |
+| `matrix` | a matrix per head | `gate_loop`, `delta_rule` |
 | `selective` | a few states per channel | `selective_scan` |
 | `fft` | what lies between two transforms, and sums that make kernels | `long_conv`, state-space kernels |
 
@@ -20,7 +20,7 @@ class Kernels:
     """A module of kernels, imported at the first use of a kernel.
 
     Args:
-        name: the module's name within this package, as "scan_triton".
+        name: the module's name within this package, as "elementwise.scan_triton".
     """
 
     def __init__(self, name: str) -> None:

@@ -10,12 +10,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Tiling:
-    """How a recurrence is divided among programs; see `linrec.ops.kernels.tiles`.
+    """How a recurrence is divided among programs; see `linrec.ops.kernels.elementwise.tiles`.
 
     Attributes:
         pieces: parts of a tile that follow each other in time, one a warp.
         rows: steps of a piece, which one thread scans.
-        columns: channels of a tile, at least 32 (see `linrec.ops.kernels.tiles.carried`).
+        columns: channels of a tile, at least 32 (see `linrec.ops.kernels.elementwise.tiles.carried`).
         vector: neighbouring channels of one thread, as many as 32 threads need for all columns.
         group: tiles of a group.
         groups: groups of a supergroup.

@@ -20,7 +20,7 @@ from linrec.ops.kernels import Kernels
 from linrec.ops.kernels.launch import on_device, pairs, power_of_2
 from linrec.ops.long_conv.powers import Sums, made_by
 
-KERNELS = Kernels("fft_triton")
+KERNELS = Kernels("fft.triton")
 FREQUENCIES, ENTRIES = 64, 16
 """Frequencies and entries of the state that a program has at once."""
 

@@ -21,7 +21,7 @@ from linrec.ops.core.precision import COMPLEX, in_double, real_dtype, without_au
 from linrec.ops.kernels import Kernels
 from linrec.ops.kernels.launch import on_device, pairs, power_of_2
 
-KERNELS = Kernels("fft_triton")
+KERNELS = Kernels("fft.triton")
 TILE = 64
 """Rows, columns and entries of the tiles that a program multiplies."""
 

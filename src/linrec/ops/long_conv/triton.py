@@ -16,7 +16,7 @@ from linrec.ops.kernels import Kernels
 from linrec.ops.kernels.launch import on_device
 from linrec.ops.long_conv.torch import BESIDE, Convolution, Convolved, gradients_by, pieces, plain, size_of
 
-KERNELS = Kernels("fft_triton")
+KERNELS = Kernels("fft.triton")
 STEPS, CHANNELS = 64, 32
 """Sides of a tile of a sequence."""
 

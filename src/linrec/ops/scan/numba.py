@@ -11,7 +11,7 @@ from linrec.ops.core.precision import accumulation
 from linrec.ops.kernels import Kernels, lanes
 from linrec.ops.scan.torch import Scan, Values, kernel
 
-KERNELS = Kernels("scan_numba")
+KERNELS = Kernels("elementwise.scan_numba")
 
 
 def _forward(out: Values, given: Scan) -> None:

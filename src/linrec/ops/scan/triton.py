@@ -12,7 +12,7 @@ from linrec.ops.kernels import Kernels
 from linrec.ops.kernels.launch import Tiling, grouping, launch, mask, n_tiles, power_of_2, real
 from linrec.ops.scan.torch import Scan, Values, kernel
 
-KERNELS = Kernels("scan_triton")
+KERNELS = Kernels("elementwise.scan_triton")
 
 
 def _forward(out: Values, given: Scan) -> None:

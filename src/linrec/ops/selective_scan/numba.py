@@ -17,7 +17,7 @@ _ENTRIES = 4
 # entries of the states of a lane: they stay in the first cache
 _OF_A_LANE = 2048
 
-KERNELS = Kernels("selective_numba")
+KERNELS = Kernels("selective.numba")
 
 
 def width_of(x: Tensor, n: int, threads: int) -> int:

@@ -15,7 +15,7 @@ from linrec.ops.scan import triton as scan
 from linrec.ops.scan.torch import Scan
 from linrec.ops.selective_scan.torch import Outputs, gradients, kernel, outputs
 
-KERNELS = Kernels("selective_triton")
+KERNELS = Kernels("selective.triton")
 
 STEPS = 8
 """Steps of a chunk, a power of two: the states before each chunk are kept."""
@@ -29,7 +29,7 @@ SHORTEST = 128
 
 @dataclass(frozen=True)
 class Plan:
-    """How the work is divided among programs; see `linrec.ops.kernels.selective_triton`.
+    """How the work is divided among programs; see `linrec.ops.kernels.selective.triton`.
 
     Attributes:
         states: states of a channel, padded to a power of two.

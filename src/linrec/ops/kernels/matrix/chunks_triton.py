@@ -33,7 +33,7 @@ q dq - k dk.
 import triton
 import triton.language as tl
 
-from linrec.ops.kernels.gates_triton import (
+from linrec.ops.kernels.matrix.gates_triton import (
     CHANNEL,
     HEAD,
     LEAST,

@@ -17,8 +17,8 @@ dV is beta * E, and that of beta E . V, beside what the corrections read: theirs
 import triton
 import triton.language as tl
 
-from linrec.ops.kernels.chunks_triton import mixing_of
-from linrec.ops.kernels.gates_triton import (
+from linrec.ops.kernels.matrix.chunks_triton import mixing_of
+from linrec.ops.kernels.matrix.gates_triton import (
     CHANNEL,
     NONE,
     factor,

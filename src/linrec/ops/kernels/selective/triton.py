@@ -18,7 +18,7 @@ when a kernel is compiled, so that the addresses of a chunk are one register and
 import triton
 import triton.language as tl
 
-from linrec.ops.kernels.tiles import loaded
+from linrec.ops.kernels.elementwise.tiles import loaded
 
 
 @triton.jit

@@ -8,7 +8,7 @@ tile are one register and constants.
 import triton
 import triton.language as tl
 
-from linrec.ops.kernels.tiles import (
+from linrec.ops.kernels.elementwise.tiles import (
     applied,
     carried,
     entries,

@@ -13,7 +13,7 @@ registers.
 import triton
 import triton.language as tl
 
-from linrec.ops.kernels.tiles import carried, loaded, program, stored, stored_last, times
+from linrec.ops.kernels.elementwise.tiles import carried, loaded, program, stored, stored_last, times
 
 # how a gate comes: not at all, (b, t, h), or (h)
 NONE = tl.constexpr(0)

@@ -1,0 +1,1 @@
+"""Kernels of recurrences with one number per channel."""

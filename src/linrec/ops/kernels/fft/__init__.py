@@ -1,0 +1,1 @@
+"""Kernels of long convolutions, between two transforms and of their taps."""

@@ -1,0 +1,1 @@
+"""Kernels of recurrences with a matrix per head."""
