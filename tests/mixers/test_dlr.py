@@ -78,7 +78,7 @@ def test_with_enough_states_a_kernel_shifts_by_any_number_of_steps():
     mixer.theta.copy_(2 * math.pi * torch.arange(steps).double() / steps)
     w = torch.exp(-1j * mixer.theta * shift) / steps
     mixer.w.copy_(torch.view_as_real(w)[None])
-    a, c = mixer.recurrence()
+    a, c = mixer._discrete()
     x = torch.randn(1, steps, 1, generator=generator(), dtype=torch.float64)
     powers = a[0, :, None] ** torch.arange(steps)
     assert_agree((c @ powers).real[0], torch.eye(steps, dtype=torch.float64)[shift])

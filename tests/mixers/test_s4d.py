@@ -147,7 +147,7 @@ def test_parameters_and_where_they_start():
     assert float(share.mean()) == pytest.approx(0.5, abs=0.02)
     # every step of every case is stable
     for arguments in CASES.values():
-        assert float(make(**arguments).transitions(inputs()).magnitude.detach().max()) <= 1
+        assert float(make(**arguments).transitions(inputs().float()).magnitude.detach().max()) <= 1
 
 
 def test_what_the_optimiser_is_told():
