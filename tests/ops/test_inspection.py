@@ -130,6 +130,17 @@ def test_token_mixing_of_filters_are_their_taps():
                 assert_agree(found[b, n, m], expected.to(found), "token mixing")
 
 
+def test_token_mixing_of_a_system_is_the_mean_over_its_outputs():
+    A, B, C = torch.diag(torch.tensor([0.5, -0.8])), torch.ones(2), torch.tensor([[1.0, 2.0], [0.0, -3.0]])
+    call = recorded(ops.dense_ssm, {"u": torch.randn(2, TIME, 3), "A": A, "B": B, "C": C}, reset=RESET)
+    kernel = torch.stack([C @ torch.matrix_power(A, lag) @ B for lag in range(TIME)]).abs().mean(1)
+    document = RESET.cumsum(1)
+    steps = torch.arange(TIME)
+    lag = steps[:, None] - steps
+    expected = kernel[lag.clamp(min=0)] * ((lag >= 0) & (document[:, :, None] == document[:, None]))
+    assert_agree(token_mixing(call), expected, "token mixing")
+
+
 def test_notes_are_kept_by_the_innermost_context_alone():
     note(gate=torch.zeros(1))
     with noting() as outer:

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -52,7 +52,7 @@ class Mixer(Float32Module, ABC):
 
     Attributes:
         recurrence: the operator of `linrec.ops` whose last call in `mix` is the memory; None, if there is no
-            such call.
+            such call. An attribute of the class, or of the mixer where its arguments choose the operator.
 
     Example:
         >>> import torch
@@ -64,7 +64,7 @@ class Mixer(Float32Module, ABC):
         torch.Size([2, 1, 8])
     """
 
-    recurrence: ClassVar[str | None] = None
+    recurrence: str | None = None
 
     def __init__(self, d_model: int) -> None:
         super().__init__()

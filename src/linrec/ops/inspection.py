@@ -66,6 +66,8 @@ def transitions(call: Call) -> tuple[Tensor, Tensor | None] | None:
         case "diagonal_ssm":
             a = given.a.expand(given.c.shape).flatten()
             return a.abs(), a.angle()
+        case "growing_ssm":
+            return (given.a.abs() * given.growth.exp()).flatten(), given.a.angle().flatten()
         case "delta_rule":
             # matrices, which have no factor per channel
             return None
@@ -123,7 +125,8 @@ def token_mixing(call: Call, gate: Tensor | None = None) -> Float[Tensor, "b t t
         impulse[:, :1] = 1
         inputs = given._replace(u=impulse, state=None, reset=None)
         y, _ = call.operator.proceed(inputs, "auto", "auto")
-        return kernel_mixing(y[0].mT, given.u, given.reset)
+        # a channel may have several outputs
+        return kernel_mixing(y[0].flatten(1).mT, given.u, given.reset)
     return None
 
 
