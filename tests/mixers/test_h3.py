@@ -7,6 +7,7 @@ from linrec.mixers import build
 from linrec.mixers.h3 import H3
 from linrec.nn import groups_of
 from linrec.nn.state_space import spectrum
+from linrec.ops.core.handlers import recording
 from linrec.testing import assert_agree, generator, reset_mask
 
 D, N = 4, 6
@@ -128,7 +129,9 @@ def test_parameters_and_where_they_start():
     assert 0.99 * bound < float(mixer.shift_C.abs().max()) <= bound
     assert float(mixer.shift_C.var()) == pytest.approx(bound**2 / 3, rel=0.05)
     assert float(mixer.shift_D.var()) == pytest.approx(1, abs=0.15)
-    assert_agree(mixer.taps()[:, 1:], mixer.shift_C[:, 1:])
+    with recording() as calls:
+        mixer(torch.zeros(1, 1, d))
+    assert_agree(calls[0].inputs.kernel[:, 1:], mixer.shift_C[:, 1:])
     A, _ = spectrum("lin", n)
     assert_agree(torch.complex(-mixer.diagonal.A_log.exp(), mixer.diagonal.A_imag), A.cfloat().expand(d, -1))
     assert make(8).d_head == 1 and make(8, n_heads=2).diagonal.A_log.shape == (2, N // 2)
@@ -166,7 +169,7 @@ def test_errors():
     for message, arguments in {
         "`d_model` must be a positive multiple of `n_heads` = 3; got 4": {"n_heads": 3},
         "`d_state` must be a positive even number, of conjugate pairs; got 5": {"d_state": 5},
-        "there is no initialisation `init` 'line'; did you mean 'lin'": {"init": "line"},
+        "there is no `init` 'line'; did you mean 'lin'": {"init": "line"},
         "0 < dt_min <= dt_max; got 0 and 0.1": {"dt_min": 0},
     }.items():
         with pytest.raises(ValueError) as error:

@@ -7,6 +7,7 @@ from linrec.mixers import build
 from linrec.mixers.liquid_s4 import LiquidS4
 from linrec.nn import groups_of
 from linrec.nn.state_space import spectrum
+from linrec.ops import vandermonde_kernel
 from linrec.testing import assert_agree, generator
 
 D, N = 3, 6
@@ -136,14 +137,15 @@ def test_inspection(case):
     a = torch.polar(*mixer.transitions(x)).reshape(D, -1)
     assert_agree(left, (a if start.is_complex() else a.real) * one)
     mixing = mixer.token_mixing(x)
-    kernel = mixer.ssm.kernel(6).abs().mean(0)
+    Abar, Bbar, C = mixer.ssm.discrete()
+    kernel = vandermonde_kernel(Abar, C * Bbar, 6).abs().mean(0)
     for n in range(6):
         assert_agree(mixing[0, n], torch.cat([kernel[: n + 1].flip(0), kernel.new_zeros(5 - n)]))
 
 
 def test_errors():
     for message, arguments in {
-        "`degree` must be at least 2, a product of two inputs; got 1": {"degree": 1},
+        "`degree` must be at least 2; got 1. Without products": {"degree": 1},
         "there is no `kernel` 'bp'; did you mean 'pb'": {"kernel": "bp"},
         "there is no `output` 'gluu'; did you mean 'glu'": {"output": "gluu"},
         "`d_state` must be a positive even number, of conjugate pairs; got 5": {"d_state": 5},

@@ -20,11 +20,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from linrec.nn.head_sizes import heads_of
-from linrec.nn.mixer import Mixer, State, Transitions
+from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
 from linrec.nn.state_space import DiagonalSSM, Spectrum
-from linrec.ops.inspection import kernel_mixing
-from linrec.ops.long_conv import Discretization, long_conv
+from linrec.ops.diagonal_ssm import diagonal_ssm
+from linrec.ops.inspection import kernel_mixing, note
+from linrec.ops.long_conv import Discretization, long_conv, vandermonde_kernel
 
 __all__ = ["H3"]
 
@@ -72,6 +73,8 @@ class H3(Mixer):
         (torch.Size([2, 50, 16]), torch.Size([2, 7, 16]), torch.Size([2, 4, 4, 4, 4]))
     """
 
+    recurrence = "diagonal_ssm"
+
     def __init__(
         self,
         d_model: int,
@@ -99,6 +102,7 @@ class H3(Mixer):
             dt_max=dt_max,
             mode=mode,
         )
+        self.d_state = d_state
         first = torch.zeros(d_model, d_state)
         first[:, 0] = 1
         self.shift_B = nn.Parameter(first)
@@ -110,78 +114,52 @@ class H3(Mixer):
         self.shift_D = nn.Parameter(torch.randn(d_model))
         self.out = nn.Linear(d_model, d_model)
 
-    def forward(
-        self,
-        x: Float[Tensor, "b t d_model"],
-        state: State = None,
-        *,
-        reset: Bool[Tensor, "b t"] | None = None,
-    ) -> tuple[Float[Tensor, "b t d_model"], State]:
-        """Mix `x` over time; see `Mixer.forward`.
+    def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Return y, the last keys (b, N - 1, d_model), and x of SSM_diag (b, d_head, d_head, n_heads, n).
 
-        The state is the last keys (b, N - 1, d_model), and x of the diagonal model, (b, d_head, d_head,
-        n_heads, n): channels of keys before those of values.
+        The axes d_head of the state are the channels of keys and then the channels of values.
         """
-        self.check_input(x, reset, state)
         tail, S = (None, None) if state is None else state
-        q, k, tail = self._queries_and_keys(x, tail, reset)
-        v = self._in_heads(self.v(x))
+        q, k, v = self.q(x), self.k(x), self.v(x)
+
+        B, C, D = (part.to(self.state_dtype) for part in (self.shift_B, self.shift_C, self.shift_D))
+        more = (0, self.d_state - 1)
+        taps = (functional.pad(C, more).unfold(1, self.d_state, 1) @ B[..., None]).squeeze(-1)
+        taps = taps + functional.pad(D[:, None], more)
+        if tail is None:
+            tail = taps.new_zeros(len(x), self.d_state - 1, self.d_model)
+        # zero-length time would have fewer inputs than taps without one more
+        k, keys = long_conv(k, taps, state=functional.pad(tail, (0, 0, 1, 0)), reset=reset)
+        # a view would keep all keys as long as the state
+        tail = keys[:, x.shape[1] + 1 :].to(taps.dtype, copy=True)
+
+        q, k, v = (part.unflatten(-1, (self.n_heads, self.d_head)) for part in (q, k, v))
+        note(q=q, k=k)
         # every product of a key's and a value's channel is a sequence of its own
         products = (k[..., None] * v[..., None, :]).movedim((3, 4), (1, 2))
-        sequences = products.flatten(0, 2)
+        z, rows = products.flatten(0, 2), products.shape[:3]
         each = None if reset is None else reset.repeat_interleave(self.d_head**2, 0)
-        KV, S = self.diagonal(sequences, None if S is None else S.flatten(0, 2), reset=each)
-        S = S.unflatten(0, products.shape[:3])
-        o = (q.movedim(3, 1)[:, :, None] * KV.unflatten(0, products.shape[:3])).sum(1)
-        return self.out(o.movedim(1, 3).flatten(2)), (tail, S)
+        S = None if S is None else S.flatten(0, 2)
+        KV, S = diagonal_ssm(z, *self.diagonal.discrete(), state=S, reset=each, mode=self.diagonal.mode)
+        KV = KV + self.diagonal.D.to(KV.dtype) * z
 
-    def taps(self) -> Float[Tensor, "d_model N"]:
-        """The convolution that SSM_shift is, its D included, the tap of the current step first."""
-        dtype = self._state_dtype()
-        B, C = self.shift_B.to(dtype), self.shift_C.to(dtype)
-        N = C.shape[1]
-        taps = (functional.pad(C, (0, N - 1)).unfold(1, N, 1) @ B[..., None]).squeeze(-1)
-        return taps + functional.pad(self.shift_D.to(dtype)[:, None], (0, N - 1))
+        o = (q.movedim(3, 1)[:, :, None] * KV.unflatten(0, rows)).sum(1)
+        return self.out(o.movedim(1, 3).flatten(2)), (tail, S.unflatten(0, rows))
 
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> tuple[Tensor, Tensor]:
-        """Zeros (batch, N - 1, d_model) and (batch, d_head, d_head, n_heads, n)."""
-        device = self.shift_D.device if device is None else device
-        steps = self.shift_C.shape[1] - 1
-        tail = torch.zeros(batch, steps, self.d_model, dtype=self._state_dtype(), device=device)
-        S = self.diagonal.init_state(batch * self.d_head**2, **self.factory_kwargs(device))
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
+        """Return zeros (batch, N - 1, d_model) and (batch, d_head, d_head, n_heads, n)."""
+        kwargs = self.factory_kwargs(device)
+        tail = long_conv.empty_state(batch, self.d_state - 1, self.d_model, **kwargs)
+        S = self.diagonal.init_state(batch * self.d_head**2, **kwargs)
         return tail, S.unflatten(0, (batch, self.d_head, self.d_head))
-
-    @property
-    def state_size(self) -> int:
-        """Last keys, and elements of x of the diagonal model, counting a complex number once."""
-        return self.d_model * (self.shift_C.shape[1] - 1) + self.d_head**2 * self.diagonal.A_log.numel()
-
-    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions:
-        """Abar of the diagonal model of each head, constant in time; see `Mixer.transitions`."""
-        return self.diagonal.transitions()
 
     def token_mixing(
         self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
     ) -> Float[Tensor, "b t t"]:
-        """Mean over heads of |k_{n-m} Q_n Kbar_m|, which V_m is multiplied by; k is SSM_diag's kernel."""
-        q, k, _ = self._queries_and_keys(x, None, reset)
-        kernel = self.diagonal.kernel(x.shape[1])
+        """Return the mean over heads of |K_{n-m} Q_n Kbar_m|, which V_m is multiplied by; K is SSM_diag's."""
+        _, notes = self._memory(x, reset)
+        Abar, Bbar, C = self.diagonal.discrete()
+        kernel = vandermonde_kernel(Abar, C * Bbar, x.shape[1])
         now = functional.pad(self.diagonal.D.to(kernel.dtype)[:, None], (0, x.shape[1] - 1))
-        return kernel_mixing(kernel + now, x, reset, torch.einsum("bnhi,bmhi->bhnm", q, k))
-
-    def _queries_and_keys(
-        self, x: Tensor, tail: Tensor | None, reset: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Q and Kbar in heads, and the last keys."""
-        taps = self.taps()
-        if tail is None:
-            tail = taps.new_zeros(x.shape[0], taps.shape[1] - 1, self.d_model)
-        # no step, which takes none of it, would be too few inputs without one more
-        earlier = functional.pad(tail, (0, 0, 1, 0))
-        k, keys = long_conv(self.k(x), taps, state=earlier, reset=reset)
-        # a view would keep all keys as long as the state
-        tail = keys[:, x.shape[1] + 1 :].to(taps.dtype, copy=True)
-        return self._in_heads(self.q(x)), self._in_heads(k), tail
-
-    def _in_heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.n_heads, self.d_head))
+        weights = torch.einsum("bnhi,bmhi->bhnm", notes["q"], notes["k"])
+        return kernel_mixing(kernel + now, x, reset, weights)

@@ -20,14 +20,14 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from linrec.errors import unknown
-from linrec.nn.mixer import Mixer, State, Transitions
+from linrec.nn.mixer import Mixer, State
 from linrec.nn.position_wise import Output, make_output, position_wise
 from linrec.nn.state_space import DiagonalSSM, Spectrum
 from linrec.nn.token_shift import token_shift
 from linrec.ops.diagonal_ssm import diagonal_ssm
 from linrec.ops.inspection import kernel_mixing
-from linrec.ops.long_conv import Discretization
+from linrec.ops.long_conv import Discretization, vandermonde_kernel
+from linrec.rules import at_least, choice
 
 __all__ = ["LiquidS4"]
 
@@ -76,6 +76,8 @@ class LiquidS4(Mixer):
         (torch.Size([2, 50, 16]), torch.Size([2, 2, 16]), torch.Size([2, 16, 4]))
     """
 
+    recurrence = "diagonal_ssm"
+
     def __init__(
         self,
         d_model: int,
@@ -92,13 +94,8 @@ class LiquidS4(Mixer):
         mode: str = "auto",
     ) -> None:
         super().__init__(d_model)
-        if kernel not in ("pb", "kb"):
-            raise unknown("`kernel`", kernel, ["pb", "kb"])
-        if degree < 2:
-            raise ValueError(
-                f"`degree` must be at least 2, a product of two inputs; got {degree}. "
-                'Without products it is the mixer "s4d".'
-            )
+        choice(Kernel, kernel=kernel)
+        at_least(2, degree=degree, cure='Without products of inputs it is the mixer "s4d".')
         self.ssm = DiagonalSSM(
             d_model,
             d_state=d_state,
@@ -112,60 +109,35 @@ class LiquidS4(Mixer):
         self.activation, self.output = activation, output
         self.out = make_output(output, d_model, d_model)
 
-    def forward(
-        self,
-        x: Float[Tensor, "b t d_model"],
-        state: State = None,
-        *,
-        reset: Bool[Tensor, "b t"] | None = None,
-    ) -> tuple[Float[Tensor, "b t d_model"], State]:
-        """Mix `x` over time; see `Mixer.forward`.
-
-        The state is u^p of the last step for p = 1 .. P - 1, (b, P - 1, d_model), and x of the equations,
-        (b, d_model, n).
-        """
-        self.check_input(x, reset, state)
+    def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Return o, u^p of the last step for p = 1 .. P - 1 (b, P - 1, d_model), and x (b, d_model, n)."""
         before, S = (None, None) if state is None else state
-        products, last = self._products(x, before, reset)
-        y, S = self.ssm(x, S, reset=reset)
-        a, b, c = self.ssm.discrete()
-        for p, product in enumerate(products, start=2):
+        u, (Abar, Bbar, C), mode = x, self.ssm.discrete(), self.ssm.mode
+        y, S = diagonal_ssm(u, Abar, Bbar, C, state=S, reset=reset, mode=mode)
+        y = y + self.ssm.D.to(y.dtype) * u
+        product, lasts = u, []
+        for p in range(2, self.degree + 1):
+            earlier, last = token_shift(product, None if before is None else before[:, p - 2], reset=reset)
+            lasts.append(last)
+            product = u * earlier
             if self.kernel == "pb":
-                y = y + (c * b**p).sum(1).real.to(y.dtype) * product
+                y = y + (C * Bbar**p).sum(1).real.to(y.dtype) * product
             else:
                 # the same transition: states add up
-                more, end = diagonal_ssm(product, a, b**p, c, reset=reset, mode=self.ssm.mode)
+                more, end = diagonal_ssm(product, Abar, Bbar**p, C, reset=reset, mode=mode)
                 y, S = y + more, S + end
         o = position_wise(y, self.out, output=self.output, activation=self.activation)
-        return o, (last, S)
+        return o, (torch.stack(lasts, 1), S)
 
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> tuple[Tensor, Tensor]:
-        """Zeros (batch, degree - 1, d_model) and (batch, d_model, n): see `linrec.mixers.s4d.S4D`."""
-        S = self.ssm.init_state(batch, **self.factory_kwargs(device))
-        return S.new_zeros(batch, self.degree - 1, self.d_model, dtype=self._state_dtype()), S
-
-    @property
-    def state_size(self) -> int:
-        """Elements of x, counting a complex number once, and products of the last step."""
-        return self.ssm.A_log.numel() + (self.degree - 1) * self.d_model
-
-    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions:
-        """Abar, constant in time; see `Mixer.transitions`."""
-        return self.ssm.transitions()
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
+        """Return zeros (batch, P - 1, d_model) and (batch, d_model, n), as `linrec.mixers.s4d.S4D`."""
+        kwargs = self.factory_kwargs(device)
+        last = torch.zeros(batch, self.degree - 1, self.d_model, **kwargs)
+        return last, self.ssm.init_state(batch, **kwargs)
 
     def token_mixing(
         self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
     ) -> Float[Tensor, "b t t"]:
-        """Mean over channels of |K_(n - m)|, of the kernel of u, without D and without that of products."""
-        return kernel_mixing(self.ssm.kernel(x.shape[1]), x, reset)
-
-    def _products(
-        self, u: Tensor, before: Tensor | None, reset: Tensor | None
-    ) -> tuple[list[Tensor], Tensor]:
-        """u^p for p = 2 .. P, and u^p of the last step for p = 1 .. P - 1."""
-        products, lasts = [u], []
-        for p in range(self.degree - 1):
-            earlier, last = token_shift(products[-1], None if before is None else before[:, p], reset=reset)
-            products.append(u * earlier)
-            lasts.append(last)
-        return products[1:], torch.stack(lasts, 1)
+        """Return the mean over channels of |K_(n - m)|, of the kernel of u alone, without D and products."""
+        Abar, Bbar, C = self.ssm.discrete()
+        return kernel_mixing(vandermonde_kernel(Abar, C * Bbar, x.shape[1]), x, reset)
