@@ -13,16 +13,16 @@ As a recurrence, h_t = exp(Lambda) h_{t-1} + b u_t and y_t = Re(C h_t) + D u_t, 
 """
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.nn.mixer import Mixer, State, Transitions
+from linrec.nn.mixer import Mixer, State
 from linrec.nn.norms import Norm, make_norm
 from linrec.nn.parameters import mark
-from linrec.ops.diagonal_ssm import OPERATOR, diagonal_ssm
-from linrec.ops.inspection import kernel_mixing
-from linrec.ops.long_conv import discretize_diagonal, vandermonde_kernel
+from linrec.nn.state_space import add_transition
+from linrec.ops.diagonal_ssm import diagonal_ssm
+from linrec.ops.long_conv import discretize_diagonal
+from linrec.rules import at_least
 
 __all__ = ["GSS"]
 
@@ -60,6 +60,11 @@ class GSS(Mixer):
         (torch.Size([2, 50, 16]), torch.Size([2, 4, 8]), torch.complex64)
     """
 
+    recurrence = "diagonal_ssm"
+
+    Lambda_re: Tensor
+    Lambda_im: Tensor
+
     def __init__(
         self,
         d_model: int,
@@ -72,21 +77,15 @@ class GSS(Mixer):
         mode: str = "auto",
     ) -> None:
         super().__init__(d_model)
-        OPERATOR.check_mode(mode)
+        diagonal_ssm.operator.check_mode(mode)
+        at_least(1, d_inner=d_inner, d_ssm=d_ssm, d_state=d_state)
         d_inner = 4 * d_model if d_inner is None else d_inner
         d_ssm = max(d_model // 4, 1) if d_ssm is None else d_ssm
-        for name, size in (("d_inner", d_inner), ("d_ssm", d_ssm), ("d_state", d_state)):
-            if size < 1:
-                raise ValueError(f"`{name}` must be at least 1; got {size}.")
-        self.mode = mode
+        self.d_ssm, self.d_state, self.mode = d_ssm, d_state, mode
         self.u = nn.Linear(d_model, d_ssm, bias=bias)
         self.v = nn.Linear(d_model, d_inner, bias=bias)
         self.norm = make_norm(norm, d_ssm)
-        self.Lambda_re = nn.Parameter(torch.randn(d_state))
-        self.Lambda_im = nn.Parameter(torch.randn(d_state))
-        for name in ("Lambda_re", "Lambda_im"):
-            mark(self, name, group="transition", weight_decay=False)
-        self.keep_float32("Lambda_re", "Lambda_im")
+        add_transition(self, Lambda_re=torch.randn(d_state), Lambda_im=torch.randn(d_state))
         self.C = nn.Parameter(torch.randn(d_ssm, d_state, 2))
         # of single channels, not a matrix
         mark(self, "C", group="channel", weight_decay=True)
@@ -94,47 +93,18 @@ class GSS(Mixer):
         self.c = nn.Linear(d_ssm, d_inner, bias=bias)
         self.out = nn.Linear(d_inner, d_model, bias=bias)
 
-    def forward(
-        self,
-        x: Float[Tensor, "b t d_model"],
-        state: State = None,
-        *,
-        reset: Bool[Tensor, "b t"] | None = None,
-    ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
-        """Mix `x` over time; see `Mixer.forward`. The state is h of the recurrence, (b, d_ssm, N)."""
-        self.check_input(x, reset, state)
+    def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Return o, and h (b, d_ssm, N), complex."""
         u, v = self.norm(functional.gelu(self.u(x))).to(x.dtype), functional.gelu(self.v(x))
-        y, state = diagonal_ssm(u, *self._discrete(), state=state, reset=reset, mode=self.mode)
+        dtype = self.state_dtype
+        Lambda = torch.complex(-self.Lambda_re.to(dtype).exp(), self.Lambda_im.to(dtype).exp())
+        a, b = discretize_diagonal(Lambda[None], torch.ones_like(Lambda)[None], 1.0)
+        C = torch.view_as_complex(self.C.to(dtype))
+        y, state = diagonal_ssm(u, a, b, C, state=state, reset=reset, mode=self.mode)
         y = y + self.D.to(y.dtype) * u
         return self.out(self.c(y) * v), state
 
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> Tensor:
-        """Zeros (batch, d_ssm, N), complex."""
-        device = self.D.device if device is None else device
-        dtype = self._state_dtype().to_complex()
-        return torch.zeros(batch, *self.C.shape[:2], dtype=dtype, device=device)
-
-    @property
-    def state_size(self) -> int:
-        """Elements of h: d_ssm N, counting a complex number once."""
-        return self.C.shape[0] * self.C.shape[1]
-
-    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions:
-        """exp(Lambda) of all channels, constant in time; see `Mixer.transitions`."""
-        a, _, C = self._discrete()
-        a = a.expand_as(C).flatten()
-        return Transitions(a.abs(), a.angle())
-
-    def token_mixing(
-        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
-    ) -> Float[Tensor, "b t t"]:
-        """Mean over channels of the state space of |K_(n - m)|, without D."""
-        a, b, C = self._discrete()
-        return kernel_mixing(vandermonde_kernel(a.expand_as(C), C * b, x.shape[1]), x, reset)
-
-    def _discrete(self) -> tuple[Tensor, Tensor, Tensor]:
-        """exp(Lambda) and b, (1, N), and C, (d_ssm, N)."""
-        dtype = self._state_dtype()
-        Lambda = torch.complex(-self.Lambda_re.to(dtype).exp(), self.Lambda_im.to(dtype).exp())
-        a, b = discretize_diagonal(Lambda, torch.ones_like(Lambda), 1.0)
-        return a[None], b[None], torch.view_as_complex(self.C.to(dtype))
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
+        """Return zeros (batch, d_ssm, N), complex."""
+        kwargs = self.factory_kwargs(device, is_complex=True)
+        return diagonal_ssm.empty_state(batch, self.d_ssm, self.d_state, **kwargs)
