@@ -14,17 +14,14 @@ import math
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.errors import unknown
-from linrec.nn.mixer import Mixer, State, Transitions
+from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
-from linrec.nn.state_space import log_steps
-from linrec.ops.diagonal_ssm import OPERATOR, diagonal_ssm
-from linrec.ops.inspection import kernel_mixing
-from linrec.ops.long_conv import vandermonde_kernel
+from linrec.nn.state_space import add_transition, log_steps
+from linrec.ops.diagonal_ssm import diagonal_ssm
+from linrec.rules import at_least, choice
 
 __all__ = ["DLR"]
 
@@ -78,6 +75,11 @@ class DLR(Mixer):
         (torch.Size([2, 50, 16]), torch.Size([2, 16, 8]), torch.complex64)
     """
 
+    recurrence = "diagonal_ssm"
+
+    r: Tensor
+    theta: Tensor
+
     def __init__(
         self,
         d_model: int,
@@ -90,79 +92,37 @@ class DLR(Mixer):
         mode: str = "auto",
     ) -> None:
         super().__init__(d_model)
-        OPERATOR.check_mode(mode)
-        if kernel not in STATES:
-            raise unknown("`kernel`", kernel, STATES)
-        if angles not in ("even", "normal"):
-            raise unknown("`angles`", angles, ["even", "normal"])
-        d_state = STATES[kernel] if d_state is None else d_state
-        if d_state < 1:
-            raise ValueError(f"`d_state` must be at least 1; got {d_state}.")
+        diagonal_ssm.operator.check_mode(mode)
+        choice(Kernel, kernel=kernel)
+        choice(Angles, angles=angles)
+        at_least(1, d_state=d_state)
+        N = STATES[kernel] if d_state is None else d_state
+        self.d_state = N if kernel == "real" else N * (N + 1) // 2
         self.kernel, self.mode = kernel, mode
-        self.r = nn.Parameter(torch.sqrt(log_steps(d_state, dt_min, dt_max).exp() / 2))
-        circle = 2 * math.pi * torch.arange(d_state, dtype=self.r.dtype) / d_state
-        self.theta = nn.Parameter(circle if angles == "even" else torch.randn(d_state))
-        for name in ("r", "theta"):
-            mark(self, name, group="transition", weight_decay=False)
-        self.keep_float32("r", "theta")
-        self.w = nn.Parameter(torch.randn(d_model, d_state, 2) / d_state)
+        r = torch.sqrt(log_steps(N, dt_min, dt_max).exp() / 2)
+        circle = 2 * math.pi * torch.arange(N, dtype=r.dtype) / N
+        add_transition(self, r=r, theta=circle if angles == "even" else torch.randn(N))
+        self.w = nn.Parameter(torch.randn(d_model, N, 2) / N)
         # of single channels, not a matrix
         mark(self, "w", group="channel", weight_decay=False)
         self.D = nn.Parameter(torch.randn(d_model))
         self.out = nn.Linear(d_model, d_model)
 
-    def forward(
-        self,
-        x: Float[Tensor, "b t d_model"],
-        state: State = None,
-        *,
-        reset: Bool[Tensor, "b t"] | None = None,
-    ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
-        """Mix `x` over time; see `Mixer.forward`.
-
-        The state is x of the equations, (b, d_model, N); with "prod" that of pairs, N (N + 1) / 2.
-        """
-        self.check_input(x, reset, state)
-        a, w = self._discrete()
-        y, state = diagonal_ssm(x, a, torch.ones_like(a), w, state=state, reset=reset, mode=self.mode)
-        y = y + self.D.to(y.dtype) * x
-        return self.out(functional.gelu(y)), state
-
-    def _discrete(self) -> tuple[Tensor, Tensor]:
-        """What x is multiplied by at each step, (1, n), and what by for the output, (d_model, n).
-
-        These are lambda and w; with "prod", products of pairs n <= m, lambda_n lambda_m and, as Im(z^2) / 2
-        has it, -i w_n w_m, one half of that where n = m.
-        """
-        dtype = self._state_dtype()
+    def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Return o, and x of the equations (b, d_model, N), complex; with "prod", x of pairs of entries."""
+        u, dtype = x, self.state_dtype
         lam = torch.polar(torch.exp(-self.r.to(dtype).square()), self.theta.to(dtype))
         w = torch.view_as_complex(self.w.to(dtype))
         if self.kernel == "prod":
+            # pairs n <= m, of which the sum has each twice but for n = m; Im(z^2) / 2 = Re(-i z^2 / 2)
             n, m = torch.triu_indices(len(lam), len(lam), device=lam.device)
             lam, w = lam[n] * lam[m], w[:, n] * w[:, m] * torch.where(n == m, -0.5j, -1j).to(w)
-        return lam[None], w
+        lam = lam[None]
+        y, state = diagonal_ssm(u, lam, torch.ones_like(lam), w, state=state, reset=reset, mode=self.mode)
+        y = y + self.D.to(y.dtype) * u
+        return self.out(functional.gelu(y)), state
 
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> Tensor:
-        """Zeros (batch, d_model, n), complex."""
-        device = self.D.device if device is None else device
-        shape = (batch, self.d_model, self.state_size // self.d_model)
-        return torch.zeros(shape, dtype=self._state_dtype().to_complex(), device=device)
-
-    @property
-    def state_size(self) -> int:
-        """Elements of the state, d_model n, counting a complex number once: n is N, or N (N + 1) / 2."""
-        N = len(self.r)
-        return self.d_model * (N if self.kernel == "real" else N * (N + 1) // 2)
-
-    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions:
-        """Lambda, or its products, of all channels, constant in time; see `Mixer.transitions`."""
-        a, w = self._discrete()
-        a = a.expand_as(w).flatten()
-        return Transitions(a.abs(), a.angle())
-
-    def token_mixing(
-        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
-    ) -> Float[Tensor, "b t t"]:
-        """Mean over channels of |K_(n - m)|, without D."""
-        a, w = self._discrete()
-        return kernel_mixing(vandermonde_kernel(a.expand_as(w), w, x.shape[1]), x, reset)
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
+        """Return zeros (batch, d_model, N), complex; with "prod", (batch, d_model, N (N + 1) / 2)."""
+        kwargs = self.factory_kwargs(device, is_complex=True)
+        return diagonal_ssm.empty_state(batch, self.d_model, self.d_state, **kwargs)
