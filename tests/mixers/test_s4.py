@@ -48,13 +48,30 @@ def inputs(time: int = 30) -> torch.Tensor:
     return torch.randn(2, time, D, generator=generator(), dtype=torch.float64)
 
 
+def discrete(mixer: S4) -> tuple[torch.Tensor, ...]:
+    """Abar (d, N, N), Bbar (d, N) and C (d, N) of the equations, conjugate pairs as pairs."""
+    systems = []
+    for d in range(mixer.d_model):
+        Lambda = torch.complex(-mixer.A_log[d].exp(), mixer.A_imag[d])
+        pairs = (torch.view_as_complex(z[d]) for z in (mixer.P, mixer.B, mixer.C))
+        Lambda, P, B, C = (torch.cat([z, z.conj()]) for z in (Lambda, *pairs))
+        A, dt = torch.diag(Lambda) - P @ P.mH, mixer.dt_log[d].exp()
+        one = torch.eye(len(A), dtype=A.dtype)
+        if mixer.discretization == "bilinear":
+            Abar = torch.linalg.inv(one - dt / 2 * A) @ (one + dt / 2 * A)
+            Bbar = torch.linalg.inv(one - dt / 2 * A) @ (dt * B)
+        else:
+            Abar = torch.matrix_exp(dt * A)
+            Bbar = torch.linalg.inv(A) @ (Abar - one) @ B
+        systems.append((Abar, Bbar, C))
+    return tuple(torch.stack(parts) for parts in zip(*systems, strict=True))
+
+
 def kernel_of(mixer: S4, length: int) -> torch.Tensor:
-    x = torch.zeros(1, length, mixer.d_model, dtype=mixer.D.dtype)
-    x[:, 0] = 1
-    Abar, Bbar, C = mixer.discrete()
+    Abar, Bbar, C = discrete(mixer)
     taps, power = [], Bbar
     for _ in range(length):
-        taps.append((C * power).sum(-1))
+        taps.append((C * power).sum(-1).real)
         power = torch.einsum("dmn,dn->dm", Abar, power)
     return torch.stack(taps, -1)
 
@@ -62,20 +79,9 @@ def kernel_of(mixer: S4, length: int) -> torch.Tensor:
 def by_hand(mixer: S4, x: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The equations step by step, conjugate pairs as pairs."""
     outputs, states, n = [], [], mixer.A_log.shape[1]
-    for d in range(D):
-        Lambda = torch.complex(-mixer.A_log[d].exp(), mixer.A_imag[d])
-        pairs = (torch.view_as_complex(z[d]) for z in (mixer.P, mixer.B, mixer.C))
+    for d, (Abar, Bbar, C) in enumerate(zip(*discrete(mixer), strict=True)):
         first = torch.complex(state[:, d, :n], state[:, d, n:]).mT
-        Lambda, P, B, C, h = (torch.cat([z, z.conj()]) for z in (Lambda, *pairs, first))
-        A, dt = torch.diag(Lambda) - P @ P.mH, mixer.dt_log[d].exp()
-        one = torch.eye(2 * n, dtype=A.dtype)
-        if mixer.discretization == "bilinear":
-            Abar = torch.linalg.inv(one - dt / 2 * A) @ (one + dt / 2 * A)
-            Bbar = torch.linalg.inv(one - dt / 2 * A) @ (dt * B)
-        else:
-            Abar = torch.matrix_exp(dt * A)
-            Bbar = torch.linalg.inv(A) @ (Abar - one) @ B
-        y = []
+        h, y = torch.cat([first, first.conj()]), []
         for t in range(x.shape[1]):
             h = Abar @ h + Bbar[:, None] * x[:, t, d]
             y.append((C @ h).real + mixer.D[d] * x[:, t, d])
@@ -148,7 +154,7 @@ def test_no_state_grows_whatever_is_learned(case):
     with torch.no_grad():
         for seed, parameter in enumerate(mixer.parameters()):
             parameter += 3 * torch.randn(parameter.shape, generator=generator(seed), dtype=parameter.dtype)
-        Abar, _, _ = mixer.discrete()
+        Abar, _, _ = discrete(mixer)
     assert float(torch.linalg.matrix_norm(Abar, 2).max()) <= 1 + 1e-12
 
 
@@ -170,7 +176,7 @@ def test_parameters_and_where_they_start():
     # rank one: the real system is HiPPO's in another basis
     eigenvalues = torch.linalg.eigvals(matrices("legs", 2 * n).A).real.sort().values
     dt = mixer.dt_log.exp()[:, None]
-    Abar = torch.linalg.eigvals(mixer.discrete()[0])
+    Abar = torch.linalg.eigvals(discrete(mixer)[0])
     A = (Abar - 1) / (Abar + 1) * 2 / dt
     assert_agree(A.real.sort(-1).values, eigenvalues.expand(d, -1), dtype=torch.float32)
     assert float(mixer.C.square().sum(-1).mean()) == pytest.approx(1, abs=0.06)
@@ -209,8 +215,8 @@ def test_token_mixing_is_the_mean_size_of_taps():
 
 def test_errors():
     for message, arguments in {
-        "there is no initialisation `init` 'leg'; did you mean 'legs'": {"init": "leg"},
-        "there is no discretization 'euler'": {"discretization": "euler"},
+        "there is no `init` 'leg'; did you mean 'legs'": {"init": "leg"},
+        "there is no `discretization` 'euler'": {"discretization": "euler"},
         "there is no `output` 'gelu'; did you mean 'glu'": {"output": "gelu"},
         "`d_state` must be a positive even number, of conjugate pairs; got 7. Pass 8": {"d_state": 7},
         "0 < dt_min <= dt_max; got 0.0 and 0.1. A step of zero never moves": {"dt_min": 0.0},

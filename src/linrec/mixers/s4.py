@@ -12,22 +12,20 @@ sides and that the real part of Lambda is negative keeps A stable: SaShiMi (Goel
 """
 
 import math
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
-from jaxtyping import Bool, Complex, Float
 from torch import Tensor, nn
 
-from linrec.errors import unknown
 from linrec.hippo import StateSpace, discretize, normal_plus_low_rank
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
 from linrec.nn.position_wise import Output, make_output, position_wise
-from linrec.nn.state_space import log_steps
+from linrec.nn.state_space import add_transition, log_steps
 from linrec.ops.dense_ssm import dense_ssm
-from linrec.ops.dplr_ssm import OPERATOR, dplr_ssm
-from linrec.ops.inspection import kernel_mixing
-from linrec.ops.long_conv import discretize_diagonal
+from linrec.ops.dplr_ssm import dplr_ssm
+from linrec.ops.dplr_ssm.discretization import bilinear_low_rank
+from linrec.rules import choice, require
 
 __all__ = ["S4"]
 
@@ -36,16 +34,6 @@ Discretization = Literal["bilinear", "zoh"]
 
 # the normal parts of "legt" and "fout" do not decay, and have no logarithm
 SMALLEST_DECAY = 1e-4
-
-
-class LowRank(NamedTuple):
-    """What `linrec.ops.dplr_ssm` takes."""
-
-    a: Complex[Tensor, "d n"]
-    p: Complex[Tensor, "d n r"]
-    q: Complex[Tensor, "d n r"]
-    b: Complex[Tensor, "d n"]
-    c: Complex[Tensor, "d n"]
 
 
 class S4(Mixer):
@@ -119,17 +107,16 @@ class S4(Mixer):
     ) -> None:
         super().__init__(d_model)
         # `dense_ssm` has the same modes
-        OPERATOR.check_mode(mode)
-        if init not in ("legs", "legt", "fout"):
-            raise unknown("initialisation `init`", init, ["legs", "legt", "fout"])
-        if discretization not in ("bilinear", "zoh"):
-            raise unknown("discretization", discretization, ["bilinear", "zoh"])
-        if d_state < 1 or d_state % 2:
-            raise ValueError(
-                f"`d_state` must be a positive even number, of conjugate pairs; got {d_state}. "
-                f"Pass {max(2, d_state + d_state % 2)}."
-            )
-        self.discretization, self.mode = discretization, mode
+        dplr_ssm.operator.check_mode(mode)
+        choice(Measure, init=init)
+        choice(Discretization, discretization=discretization)
+        require(
+            d_state >= 1 and d_state % 2 == 0,
+            f"`d_state` must be a positive even number, of conjugate pairs; got {d_state}. "
+            f"Pass {max(2, d_state + d_state % 2)}.",
+        )
+        self.recurrence = "dplr_ssm" if discretization == "bilinear" else "dense_ssm"
+        self.d_state, self.discretization, self.mode = d_state, discretization, mode
         self.activation, self.output = activation, output
 
         steps = log_steps(d_model, dt_min, dt_max)
@@ -140,17 +127,11 @@ class S4(Mixer):
             "P": torch.view_as_real(P),
             "B": torch.view_as_real(B),
         }
-        start = {"dt_log": steps} | {
+        start = {
             name: tensor.to(steps.dtype).expand(d_model, *tensor.shape).clone()
             for name, tensor in of_all_channels.items()
         }
-        for name, tensor in start.items():
-            if learn_transition:
-                self.register_parameter(name, nn.Parameter(tensor))
-                mark(self, name, group="transition", weight_decay=False)
-            else:
-                self.register_buffer(name, tensor)
-        self.keep_float32(*start)
+        add_transition(self, learn=learn_transition, dt_log=steps, **start)
         # of variance 1, half in either part
         self.C = nn.Parameter(torch.randn(*self.B.shape) / math.sqrt(2))
         # of single channels, not a matrix
@@ -158,81 +139,34 @@ class S4(Mixer):
         self.D = nn.Parameter(torch.randn(d_model))
         self.out = make_output(output, d_model, d_model)
 
-    def forward(
-        self,
-        x: Float[Tensor, "b t d_model"],
-        state: State = None,
-        *,
-        reset: Bool[Tensor, "b t"] | None = None,
-    ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
-        """Mix `x` over time; see `Mixer.forward`. The state is x of the equations, (b, d_model, N), real."""
-        self.check_input(x, reset, state)
-        y, state = self._run(x, state, reset)
-        y = y + self.D.to(y.dtype) * x
-        o = position_wise(y, self.out, output=self.output, activation=self.activation)
-        return o, state
-
-    def discrete(self) -> tuple[Float[Tensor, "d n n"], Float[Tensor, "d n"], Float[Tensor, "d n"]]:
-        """Abar, Bbar and 2 C of the real system x_t = Abar x_{t-1} + Bbar u_t, y_t = 2 C x_t."""
-        dtype = self._state_dtype()
-        real, imaginary = (torch.diag_embed(x.to(dtype)) for x in (-self.A_log.exp(), self.A_imag))
-        normal = torch.cat([torch.cat([real, -imaginary], -1), torch.cat([imaginary, real], -1)], -2)
-        # P^* x of both entries of a pair is twice the real part of one
-        P = torch.cat(self.P.to(dtype).unbind(-1), 1)
-        A = normal - 2 * P @ P.mT
-        B = torch.cat(self.B.to(dtype).unbind(-1), -1)
-        C_real, C_imag = self.C.to(dtype).unbind(-1)
-        Abar, Bbar = discretize(StateSpace(A, B), self.dt_log.to(dtype).exp(), self.discretization)
-        return Abar, Bbar, 2 * torch.cat([C_real, -C_imag], -1)
-
-    def low_rank(self) -> LowRank:
-        """Abar = diag(a) - p q^T, Bbar = b and 2 C = c of the bilinear transform, one of each conjugate pair.
-
-        With E = I - dt/2 diag(Lambda), Woodbury's identity has
-
-            (I - dt/2 A)^-1 = E^-1 - E^-1 P (2/dt I + P^* E^-1 P)^-1 P^* E^-1     Abar = 2 (I - dt/2 A)^-1 - I
-        """
-        dtype = self._state_dtype()
-        P, B, C = (torch.view_as_complex(x.to(dtype)) for x in (self.P, self.B, self.C))
-        dt = self.dt_log.to(dtype).exp()
+    def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Return o, and x of the equations (b, d_model, N), real."""
+        u, dtype = x, self.state_dtype
         Lambda = torch.complex(-self.A_log.to(dtype).exp(), self.A_imag.to(dtype))
-        a, b = discretize_diagonal(Lambda, B, dt[:, None], "bilinear")
-        left, right = (x / (1 - dt[:, None, None] / 2 * Lambda[..., None]) for x in (P, P.conj()))
-        # P^* x of both entries of a pair is twice the real part of one
-        inner = 2 * (P.conj()[..., None] * left[:, :, None]).sum(1).real
-        inner = inner + torch.diag_embed((2 / dt)[:, None].expand(-1, P.shape[-1]))
-        # the inverse on the right of E^-1 P, by a sum that autocast does not round
-        left = (left[..., None] * torch.linalg.inv_ex(inner).inverse[:, None]).sum(-2)
-        b = b - dt[:, None] * (left * 2 * (right * B[..., None]).sum(1, keepdim=True).real).sum(-1)
-        return LowRank(a, 2 * left, 2 * right, b, 2 * C)
+        P, B, C = (torch.view_as_complex(part.to(dtype)) for part in (self.P, self.B, self.C))
+        dt = self.dt_log.to(dtype).exp()
+        if self.discretization == "bilinear":
+            if state is not None:
+                state = torch.complex(*state.to(dtype).chunk(2, -1))
+            factors = bilinear_low_rank(Lambda, P, B, dt)
+            y, state = dplr_ssm(u, *factors, 2 * C, state=state, reset=reset, mode=self.mode)
+            state = torch.cat([state.real, state.imag], -1)
+        else:
+            # an exponential of A is not diagonal plus low rank: the real system, of real parts and imaginary
+            real, imaginary = torch.diag_embed(Lambda.real), torch.diag_embed(Lambda.imag)
+            normal = torch.cat([torch.cat([real, -imaginary], -1), torch.cat([imaginary, real], -1)], -2)
+            # P^* x of both entries of a pair is twice the real part of one
+            P, B, C = (
+                torch.cat([P.real, P.imag], 1),
+                torch.cat([B.real, B.imag], -1),
+                torch.cat([C.real, -C.imag], -1),
+            )
+            Abar, Bbar = discretize(StateSpace(normal - 2 * P @ P.mT, B), dt, "zoh")
+            y, state = dense_ssm(u, Abar, Bbar, 2 * C[:, None], state=state, reset=reset, mode=self.mode)
+            y = y.squeeze(-1)
+        y = y + self.D.to(y.dtype) * u
+        return position_wise(y, self.out, output=self.output, activation=self.activation), state
 
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> Tensor:
-        """Zeros (batch, d_model, N)."""
-        device = self.D.device if device is None else device
-        shape = (batch, self.d_model, 2 * self.A_log.shape[1])
-        return torch.zeros(shape, dtype=self._state_dtype(), device=device)
-
-    @property
-    def state_size(self) -> int:
-        """Numbers of x: d_model N."""
-        return 2 * self.A_log.numel()
-
-    def token_mixing(
-        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
-    ) -> Float[Tensor, "b t t"]:
-        """Mean over channels of |K_(n - m)|, of the kernel without D."""
-        impulse = torch.zeros(1, x.shape[1], self.d_model, dtype=self._state_dtype(), device=x.device)
-        impulse[:, :1] = 1
-        kernel, _ = self._run(impulse, None, None)
-        return kernel_mixing(kernel[0].mT, x, reset)
-
-    def _run(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, Tensor]:
-        if self.discretization == "zoh":
-            # an exponential of A is not diagonal plus low rank
-            Abar, Bbar, C = self.discrete()
-            y, state = dense_ssm(x, Abar, Bbar, C[:, None], state=state, reset=reset, mode=self.mode)
-            return y.squeeze(-1), state
-        if state is not None:
-            state = torch.complex(*state.to(self._state_dtype()).chunk(2, -1))
-        y, state = dplr_ssm(x, *self.low_rank(), state=state, reset=reset, mode=self.mode)
-        return y, torch.cat([state.real, state.imag], -1)
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
+        """Return zeros (batch, d_model, N)."""
+        return dense_ssm.empty_state(batch, self.d_model, self.d_state, **self.factory_kwargs(device))
