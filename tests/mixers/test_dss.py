@@ -240,7 +240,7 @@ def test_inspection(case):
 def test_errors():
     for message, arguments in {
         "there is no `kernel` 'soft'; did you mean 'softmax'": {"kernel": "soft"},
-        "there is no initialisation `init` 'real'": {"init": "real"},
+        "there is no `init` 'real'": {"init": "real"},
         "`length` must be the steps of the softmax, at least 1, or None; got 9 with `kernel='exp'`": {
             "kernel": "exp",
             "length": 9,

@@ -16,19 +16,17 @@ and the powers of exp(dt lambda_n).
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.errors import unknown
-from linrec.nn.mixer import Mixer, State, Transitions
+from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
-from linrec.nn.state_space import log_steps, spectrum
-from linrec.ops.diagonal_ssm import OPERATOR, diagonal_ssm, growing_ssm
-from linrec.ops.diagonal_ssm.torch import GrowingSSM, growing_kernel
-from linrec.ops.inspection import kernel_mixing
-from linrec.ops.long_conv import discretize_diagonal, vandermonde_kernel
+from linrec.nn.state_space import add_transition, log_steps, spectrum
+from linrec.ops.diagonal_ssm import diagonal_ssm, growing_ssm
+from linrec.ops.diagonal_ssm.torch import GrowingSSM
+from linrec.ops.long_conv import discretize_diagonal
 from linrec.ops.long_conv.discretization import softmax_factors
+from linrec.rules import at_least, choice, require
 
 __all__ = ["DSS"]
 
@@ -85,6 +83,10 @@ class DSS(Mixer):
         (torch.Size([2, 50, 16]), torch.Size([2, 16, 8]), torch.complex64)
     """
 
+    dt_log: Tensor
+    Lambda_re: Tensor
+    Lambda_im: Tensor
+
     def __init__(
         self,
         d_model: int,
@@ -99,93 +101,57 @@ class DSS(Mixer):
         mode: str = "auto",
     ) -> None:
         super().__init__(d_model)
-        OPERATOR.check_mode(mode)
-        if kernel not in ("exp", "softmax"):
-            raise unknown("`kernel`", kernel, ["exp", "softmax"])
-        if init not in ("legs", "lin", "inv"):
-            raise unknown("initialisation `init`", init, ["legs", "lin", "inv"])
-        if length is not None and (kernel == "exp" or length < 1):
-            raise ValueError(
-                f"`length` must be the steps of the softmax, at least 1, or None; got {length} with "
-                f"`kernel={kernel!r}`. Only the softmax has a length."
-            )
-        if d_state < 1:
-            raise ValueError(f"`d_state` must be at least 1; got {d_state}.")
-        self.kernel, self.mode = kernel, mode
-        self.length = None if kernel == "exp" else length or 1024
+        diagonal_ssm.operator.check_mode(mode)
+        choice(Kernel, kernel=kernel)
+        choice(Spectrum, init=init)
+        require(
+            length is None or (kernel == "softmax" and length >= 1),
+            f"`length` must be the steps of the softmax, at least 1, or None; got {length} with "
+            f"`kernel={kernel!r}`. Only the softmax has a length.",
+        )
+        at_least(1, d_state=d_state)
+        self.recurrence = "diagonal_ssm" if kernel == "exp" else "growing_ssm"
+        self.d_state, self.separate_steps, self.mode = d_state, separate_steps, mode
+        self.kernel, self.length = kernel, None if kernel == "exp" else length or 1024
 
         # of 2 N eigenvalues in conjugate pairs, N are above the real axis
         Lambda, _ = spectrum(init, 2 * d_state)
-        steps = log_steps(d_model, dt_min, dt_max)
-        self.dt_log = nn.Parameter(steps.repeat(2, 1) if separate_steps else steps)
-        dtype = self.dt_log.dtype
         real = (-Lambda.real).log() if kernel == "exp" else Lambda.real
-        self.Lambda_re = nn.Parameter(real.to(dtype))
-        self.Lambda_im = nn.Parameter(Lambda.imag.to(dtype))
+        dt_log = log_steps(d_model, dt_min, dt_max)
+        add_transition(
+            self,
+            dt_log=dt_log.repeat(2, 1) if separate_steps else dt_log,
+            Lambda_re=real.to(dt_log.dtype),
+            Lambda_im=Lambda.imag.to(dt_log.dtype),
+        )
         self.w = nn.Parameter(torch.randn(d_model, d_state, 2))
-        for name in ("dt_log", "Lambda_re", "Lambda_im", "w"):
-            mark(self, name, group="transition", weight_decay=False)
-        self.keep_float32("dt_log", "Lambda_re", "Lambda_im")
+        mark(self, "w", group="transition", weight_decay=False)
         self.D = nn.Parameter(torch.randn(d_model))
         self.out = nn.Linear(d_model, d_model)
 
-    def forward(
-        self,
-        x: Float[Tensor, "b t d_model"],
-        state: State = None,
-        *,
-        reset: Bool[Tensor, "b t"] | None = None,
-    ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
-        """Mix `x` over time; see `Mixer.forward`. The state is x of the recurrence, (b, d_model, N)."""
-        self.check_input(x, reset, state)
-        a, g, b, w = self._discrete()
-        if self.length is None:
-            y, state = diagonal_ssm(x, a, b, w, state=state, reset=reset, mode=self.mode)
-        else:
-            y, state = growing_ssm(GrowingSSM(x, a, g, b, w, self.length - 1, state, reset), self.mode)
-        y = y + self.D.to(y.dtype) * x
-        return self.out(functional.gelu(y)), state
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> Tensor:
-        """Zeros (batch, d_model, N), complex."""
-        device = self.D.device if device is None else device
-        dtype = self._state_dtype().to_complex()
-        return torch.zeros(batch, *self.w.shape[:2], dtype=dtype, device=device)
-
-    @property
-    def state_size(self) -> int:
-        """Elements of x: d_model N, counting a complex number once."""
-        return self.w.shape[0] * self.w.shape[1]
-
-    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions:
-        """exp(dt Lambda), constant in time; see `Mixer.transitions`."""
-        a, g, *_ = self._discrete()
-        return Transitions((a.abs() * torch.exp(g)).flatten(), a.angle().flatten())
-
-    def token_mixing(
-        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
-    ) -> Float[Tensor, "b t t"]:
-        """Mean over channels of |K_(n - m)|."""
-        a, g, b, w = self._discrete()
-        if self.length is None:
-            kernel = vandermonde_kernel(a, w * b, x.shape[1])
-        else:
-            kernel = growing_kernel(a, g, w * b, self.length - 1, x.shape[1])
-        return kernel_mixing(kernel, x, reset)
-
-    def _discrete(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """a and g with exp(dt Lambda) = a e^g, b and w, (d_model, N); with "exp", g is zero."""
-        dtype = self._state_dtype()
+    def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Return o, and x of the recurrence (b, d_model, N), complex; with "softmax", scaled."""
+        u, dtype = x, self.state_dtype
         real, imaginary = self.Lambda_re.to(dtype), self.Lambda_im.to(dtype)
         Lambda = torch.complex(-real.exp() if self.kernel == "exp" else real, imaginary)
         dt = self.dt_log.to(dtype).exp()[..., None]
         A, B = Lambda, torch.ones_like(Lambda)
-        if dt.ndim > 2:
+        if self.separate_steps:
+            # in units of the steps, and the factor 1 / lambda_n of a kernel is as before
             A = torch.complex(dt[0] * Lambda.real, dt[1] * Lambda.imag)
             B, dt = A / Lambda, torch.ones_like(dt[0])
         w = torch.view_as_complex(self.w.to(dtype))
-        if self.length is not None:
+        if self.length is None:
+            a, b = discretize_diagonal(A, B, dt)
+            y, state = diagonal_ssm(u, a, b, w, state=state, reset=reset, mode=self.mode)
+        else:
+            # transitions are a e^growth
             a, b, growth = softmax_factors(A, B, dt, self.length)
-            return a, growth, b, w
-        a, b = discretize_diagonal(A, B, dt)
-        return a, a.real.new_zeros(()), b, w
+            y, state = growing_ssm(GrowingSSM(u, a, growth, b, w, self.length - 1, state, reset), self.mode)
+        y = y + self.D.to(y.dtype) * u
+        return self.out(functional.gelu(y)), state
+
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
+        """Return zeros (batch, d_model, N), complex."""
+        kwargs = self.factory_kwargs(device, is_complex=True)
+        return diagonal_ssm.empty_state(batch, self.d_model, self.d_state, **kwargs)
