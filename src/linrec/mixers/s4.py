@@ -156,13 +156,10 @@ class S4(Mixer):
             real, imaginary = torch.diag_embed(Lambda.real), torch.diag_embed(Lambda.imag)
             normal = torch.cat([torch.cat([real, -imaginary], -1), torch.cat([imaginary, real], -1)], -2)
             # P^* x of both entries of a pair is twice the real part of one
-            P, B, C = (
-                torch.cat([P.real, P.imag], 1),
-                torch.cat([B.real, B.imag], -1),
-                torch.cat([C.real, -C.imag], -1),
-            )
+            P, B = torch.cat([P.real, P.imag], 1), torch.cat([B.real, B.imag], -1)
+            C = 2 * torch.cat([C.real, -C.imag], -1)[:, None]
             Abar, Bbar = discretize(StateSpace(normal - 2 * P @ P.mT, B), dt, "zoh")
-            y, state = dense_ssm(u, Abar, Bbar, 2 * C[:, None], state=state, reset=reset, mode=self.mode)
+            y, state = dense_ssm(u, Abar, Bbar, C, state=state, reset=reset, mode=self.mode)
             y = y.squeeze(-1)
         y = y + self.D.to(y.dtype) * u
         return position_wise(y, self.out, output=self.output, activation=self.activation), state
