@@ -3,10 +3,12 @@ import math
 import pytest
 import torch
 
-from linrec.hippo import MEASURES, matrices
+from linrec.hippo import MEASURES, discretize, matrices
 from linrec.mixers import build
 from linrec.mixers.lssl import LSSL
 from linrec.nn import groups_of
+from linrec.ops import dense_ssm
+from linrec.ops.core.handlers import recording
 from linrec.testing import assert_agree, generator, reset_mask
 
 D, N = 3, 4
@@ -36,6 +38,13 @@ def moved(mixer: LSSL, by: float = 0.3) -> LSSL:
 
 def draw(*shape, seed=0):
     return torch.randn(shape, generator=generator(seed), dtype=torch.float64)
+
+
+def system_of(mixer):
+    """Abar, Bbar and C as the operator gets them."""
+    with recording() as calls:
+        mixer(torch.zeros(1, 1, mixer.d_model, dtype=mixer.B.dtype))
+    return calls[-1].inputs
 
 
 def by_hand(mixer, x, state):
@@ -79,7 +88,9 @@ def test_the_layer_and_its_gradients_are_the_papers_equations(case, time):
 @pytest.mark.parametrize("measure", MEASURES)
 def test_the_system_starts_as_hippos(measure):
     mixer = make(d_state=16, measure=measure)
-    assert_agree(mixer.system(), matrices(measure, 16))
+    given = system_of(mixer)
+    expected = discretize(matrices(measure, 16), mixer.dt_log.detach().exp(), "bilinear")
+    assert_agree((given.A, given.B), tuple(expected))
 
 
 def test_both_modes_agree_over_16384_steps():
@@ -131,7 +142,8 @@ def test_the_token_mixing_matrix_is_the_kernel():
     impulse[torch.arange(D), 0, torch.arange(D)] = 1
     with torch.no_grad():
         mixer.D.zero_()
-        y, _ = mixer._run(impulse, None, None)
+        given = system_of(mixer)
+        y, _ = dense_ssm(impulse, given.A, given.B, given.C)
         kernel = y[torch.arange(D), :, torch.arange(D)].abs().mean((0, 2))
         found = mixer.token_mixing(x, reset=reset)
     for b in range(2):

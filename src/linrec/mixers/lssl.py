@@ -11,7 +11,6 @@ y = K * u + D u with K_l = C Abar^l Bbar.
 """
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from linrec.hippo import Measure, StateSpace, discretize, matrices
@@ -19,9 +18,9 @@ from linrec.hippo.measures import low_rank
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
 from linrec.nn.position_wise import Output, make_output, position_wise
-from linrec.nn.state_space import log_steps
-from linrec.ops.dense_ssm import OPERATOR, dense_ssm
-from linrec.ops.inspection import kernel_mixing
+from linrec.nn.state_space import add_transition, log_steps
+from linrec.ops.dense_ssm import dense_ssm
+from linrec.rules import at_least, require
 
 __all__ = ["LSSL"]
 
@@ -71,7 +70,12 @@ class LSSL(Mixer):
         (torch.Size([2, 50, 16]), torch.Size([2, 16, 8]))
     """
 
-    mu: float
+    recurrence = "dense_ssm"
+
+    S: Tensor
+    P: Tensor
+    B: Tensor
+    dt_log: Tensor
 
     def __init__(
         self,
@@ -88,40 +92,21 @@ class LSSL(Mixer):
         mode: str = "auto",
     ) -> None:
         super().__init__(d_model)
-        OPERATOR.check_mode(mode)
-        for name, size in (("d_state", d_state), ("n_outputs", n_outputs)):
-            if size < 1:
-                raise ValueError(f"`{name}` must be at least 1; got {size}.")
-        if output == "none" and n_outputs > 1:
-            raise ValueError(
-                f'`output="none"` needs `n_outputs=1`; got {n_outputs}, which nothing makes d_model channels '
-                'of. Choose "linear" or "glu".'
-            )
-        self.d_state, self.measure, self.n_outputs, self.mode = d_state, measure, n_outputs, mode
+        dense_ssm.operator.check_mode(mode)
+        at_least(1, d_state=d_state, n_outputs=n_outputs)
+        require(
+            output != "none" or n_outputs == 1,
+            f'`output="none"` needs `n_outputs=1`; got {n_outputs}. Choose "linear" or "glu".',
+        )
+        self.d_state, self.measure, self.mode = d_state, measure, mode
         self.activation, self.output = activation, output
 
         A, B = matrices(measure, d_state)
-        P = low_rank(measure, d_state)
+        S, P = (A - A.mT) / 2, low_rank(measure, d_state)
         self.mu = 0.5 if measure == "legs" else 0.0
-        self.dt_log: Tensor
-        self.S: Tensor
-        self.P: Tensor
-        dtype = torch.get_default_dtype()
-        start = {
-            "S": ((A - A.mT) / 2).to(dtype),
-            "P": P.to(dtype),
-            "dt_log": log_steps(d_model, dt_min, dt_max),
-        }
-        for name, tensor in start.items():
-            if learn_transition:
-                setattr(self, name, nn.Parameter(tensor))
-                mark(self, name, group="transition", weight_decay=False)
-            else:
-                self.register_buffer(name, tensor)
-        self.keep_float32(*start)
-        self.B = nn.Parameter(B.to(dtype))
-        mark(self, "B", group="transition", weight_decay=False)
-        self.keep_float32("B")
+        dt_log = log_steps(d_model, dt_min, dt_max)
+        add_transition(self, learn=learn_transition, S=S.to(dt_log), P=P.to(dt_log), dt_log=dt_log)
+        add_transition(self, B=B.to(dt_log))
         self.C = nn.Parameter(torch.randn(d_model, n_outputs, d_state))
         self.D = nn.Parameter(torch.randn(d_model, n_outputs))
         for name in ("C", "D"):
@@ -129,48 +114,18 @@ class LSSL(Mixer):
             mark(self, name, group="channel", weight_decay=True)
         self.out = make_output(output, d_model * n_outputs, d_model)
 
-    def forward(
-        self,
-        x: Float[Tensor, "b t d_model"],
-        state: State = None,
-        *,
-        reset: Bool[Tensor, "b t"] | None = None,
-    ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
-        """Mix `x` over time; see `Mixer.forward`. The state is x of the equations, (b, d_model, N)."""
-        self.check_input(x, reset, state)
-        y, state = self._run(x, state, reset)
-        y = (y + self.D.to(y.dtype) * x[..., None]).flatten(-2)
-        o = position_wise(y, self.out, output=self.output, activation=self.activation)
-        return o, state
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> Tensor:
-        """Zeros (batch, d_model, N)."""
-        device = self.B.device if device is None else device
-        return torch.zeros(batch, self.d_model, self.d_state, dtype=self._state_dtype(), device=device)
-
-    @property
-    def state_size(self) -> int:
-        """Elements of x: d_model N."""
-        return self.d_model * self.d_state
-
-    def token_mixing(
-        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
-    ) -> Float[Tensor, "b t t"]:
-        """Mean over channels and outputs of |K_(n - m)|, of the kernel without D."""
-        impulse = torch.zeros(1, x.shape[1], self.d_model, dtype=self._state_dtype(), device=x.device)
-        impulse[:, :1] = 1
-        kernel, _ = self._run(impulse, None, None)
-        return kernel_mixing(kernel[0].flatten(1).mT, x, reset)
-
-    def system(self) -> StateSpace:
-        """A (N, N) and B (N,) of all channels, in continuous time."""
-        dtype = self._state_dtype()
-        S, P = self.S.to(dtype), self.P.to(dtype)
+    def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Return o, and x of the equations (b, d_model, N)."""
+        u, dtype = x, self.state_dtype
+        S, P, B, C = (part.to(dtype) for part in (self.S, self.P, self.B, self.C))
         # no product of matrices, which autocast would round
         decay = (P[:, None] * P).sum(-1) + self.mu * torch.eye(self.d_state, dtype=dtype, device=P.device)
-        return StateSpace((S - S.mT) / 2 - decay, self.B.to(dtype))
+        A = (S - S.mT) / 2 - decay
+        Abar, Bbar = discretize(StateSpace(A, B), self.dt_log.to(dtype).exp(), "bilinear")
+        y, state = dense_ssm(u, Abar, Bbar, C, state=state, reset=reset, mode=self.mode)
+        y = (y + self.D.to(y.dtype) * u[..., None]).flatten(-2)
+        return position_wise(y, self.out, output=self.output, activation=self.activation), state
 
-    def _run(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, Tensor]:
-        dt = self.dt_log.to(self._state_dtype()).exp()
-        A, B = discretize(self.system(), dt, "bilinear")
-        return dense_ssm(x, A, B, self.C.to(A.dtype), state=state, reset=reset, mode=self.mode)
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
+        """Return zeros (batch, d_model, N)."""
+        return dense_ssm.empty_state(batch, self.d_model, self.d_state, **self.factory_kwargs(device))
