@@ -187,7 +187,7 @@ def test_the_token_mixing_matrix_is_what_a_step_adds_to_later_memories():
                 seen = m <= n and not reset[b, m + 1 : n + 1].any()
                 expected = (torch.linalg.matrix_power(A, n - m) @ B).abs().mean() if seen else 0.0
                 assert float(found[b, n, m]) == pytest.approx(float(expected), abs=1e-12)
-    assert make(feedback=True).token_mixing(x) is None
+    assert make(feedback=True).double().token_mixing(x) is None
 
 
 def test_feedback_needs_all_steps():
@@ -203,8 +203,8 @@ def test_errors_say_what_is_wrong():
     for arguments, message in (
         ({"order": 0}, "`order` must be at least 1; got 0"),
         ({"d_memory": 0}, "`d_memory` must be at least 1; got 0"),
-        ({"theta": 0.0}, "`theta` must be a positive number of steps; got 0.0"),
-        ({"theta": math.inf}, "`theta` must be a positive number of steps; got inf"),
+        ({"theta": 0.0}, "`theta` must be positive and finite; got 0.0"),
+        ({"theta": math.inf}, "`theta` must be positive and finite; got inf"),
         ({"activation": "tahn"}, "no `activation` 'tahn'; did you mean 'tanh'"),
         ({"memory_activation": "relu6"}, "no `memory_activation` 'relu6'; did you mean 'relu'"),
         ({"discretization": "zho"}, "no discretization 'zho'; did you mean 'zoh'"),

@@ -12,23 +12,22 @@ E_m and W_h, the memory is a convolution (Chilkuri and Eliasmith, 2021):
     u_t = f_u(E_x x_t + b_u)     h_t = f(W_x x_t + W_m m_t + b_h)
 """
 
-import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.errors import unknown
 from linrec.hippo import Discretization, StateSpace, discretize, matrices
 from linrec.nn.mixer import Mixer, State
 from linrec.ops.core.handlers import refuse_split_time
 from linrec.ops.core.loop import Step, Tensors, loop
 from linrec.ops.core.precision import without_autocast
-from linrec.ops.dense_ssm import OPERATOR, dense_ssm
-from linrec.ops.inspection import kernel_mixing
+from linrec.ops.dense_ssm import dense_ssm
+from linrec.rules import at_least, choice, positive, require
 
 __all__ = ["LMU", "Memory"]
 
@@ -39,6 +38,8 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
     "none": lambda x: x,
 }
+# variance 1 / inputs
+_lecun_uniform = partial(nn.init.kaiming_uniform_, nonlinearity="linear")
 
 
 class Memory(NamedTuple):
@@ -98,6 +99,8 @@ class LMU(Mixer):
         (torch.Size([2, 50, 16]), torch.Size([2, 4, 8]))
     """
 
+    recurrence = "dense_ssm"
+
     A: Tensor
     B: Tensor
 
@@ -116,100 +119,51 @@ class LMU(Mixer):
         mode: str = "auto",
     ) -> None:
         super().__init__(d_model)
-        OPERATOR.check_mode(mode)
+        dense_ssm.operator.check_mode(mode)
+        at_least(1, order=order, d_memory=d_memory)
+        positive(theta=theta, cure="It is the number of steps of a window.")
+        choice(Activation, activation=activation, memory_activation=memory_activation)
+        require(
+            not feedback or mode in ("auto", "recurrent"),
+            f'`mode` must be "auto" or "recurrent" with `feedback=True`; got {mode!r}. With feedback, '
+            "the memory is no convolution of the input.",
+        )
         self.d_memory = max(1, d_model // 8) if d_memory is None else d_memory
-        for name, size in (("order", order), ("d_memory", self.d_memory)):
-            if size < 1:
-                raise ValueError(f"`{name}` must be at least 1; got {size}.")
-        if not 0 < theta < math.inf:
-            raise ValueError(f"`theta` must be a positive number of steps; got {theta}. A window is finite.")
-        for name, value in (("activation", activation), ("memory_activation", memory_activation)):
-            if value not in _ACTIVATIONS:
-                raise unknown(f"`{name}`", value, _ACTIVATIONS)
-        if feedback and mode not in ("auto", "recurrent"):
-            raise ValueError(
-                f'`mode` must be "auto" or "recurrent" with `feedback=True`; got {mode!r}. What is '
-                "fed back is no convolution of the input."
-            )
         self.order, self.theta, self.discretization, self.mode = order, theta, discretization, mode
         self.feedback = feedback
         self.activation, self.memory_activation = activation, memory_activation
 
-        self.E_x = _uniform(nn.Linear(d_model, self.d_memory, bias=bias))
-        self.W_x = _normal(nn.Linear(d_model, d_model, bias=bias))
-        self.W_m = _normal(nn.Linear(self.d_memory * order, d_model, bias=False))
+        self.E_x = _linear(d_model, self.d_memory, _lecun_uniform, bias=bias)
+        self.W_x = _linear(d_model, d_model, nn.init.xavier_normal_, bias=bias)
+        self.W_m = _linear(self.d_memory * order, d_model, nn.init.xavier_normal_)
         self.E_h: nn.Linear | None = None
         self.E_m: nn.Linear | None = None
         self.W_h: nn.Linear | None = None
         if feedback:
-            self.E_h = _uniform(nn.Linear(d_model, self.d_memory, bias=False))
-            self.E_m = nn.Linear(self.d_memory * order, self.d_memory, bias=False)
-            nn.init.zeros_(self.E_m.weight)
-            self.W_h = _normal(nn.Linear(d_model, d_model, bias=False))
+            self.E_h = _linear(d_model, self.d_memory, _lecun_uniform)
+            self.E_m = _linear(self.d_memory * order, self.d_memory, nn.init.zeros_)
+            self.W_h = _linear(d_model, d_model, nn.init.xavier_normal_)
         A, B = self._system()
         self.register_buffer("A", A.to(self.W_m.weight), persistent=False)
         self.register_buffer("B", B.to(self.W_m.weight), persistent=False)
         # rounded to half precision they would be another system, which need not be stable
         self.keep_float32("A", "B")
 
-    def forward(
-        self,
-        x: Float[Tensor, "b t d_model"],
-        state: State = None,
-        *,
-        reset: Bool[Tensor, "b t"] | None = None,
-    ) -> tuple[Float[Tensor, "b t d_model"], State]:
-        """Mix `x` over time; see `Mixer.forward`. The state is m, (b, d_memory, order), or a `Memory`."""
-        self.check_input(x, reset, state)
+    def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Return h, and m (b, d_memory, order), or with feedback a `Memory`."""
         if self.feedback:
-            return self._loop(x, state, reset)
-        u = _ACTIVATIONS[self.memory_activation](self.E_x(x))
+            return self._mix_with_feedback(x, state, reset)
+        f, f_u = _ACTIVATIONS[self.activation], _ACTIVATIONS[self.memory_activation]
+        u = f_u(self.E_x(x))
         m, state = dense_ssm(u, self.A, self.B, state=state, reset=reset, mode=self.mode)
-        return _ACTIVATIONS[self.activation](self.W_x(x) + self.W_m(m.flatten(-2))), state
+        return f(self.W_x(x) + self.W_m(m.flatten(-2))), state
 
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Zeros (batch, d_memory, order), with feedback beside zeros (batch, d_model)."""
-        device = self.A.device if device is None else device
-        m = torch.zeros(batch, self.d_memory, self.order, dtype=self._state_dtype(), device=device)
-        return Memory(m, m.new_zeros(batch, self.d_model)) if self.feedback else m
-
-    @property
-    def state_size(self) -> int:
-        """Elements of m, d_memory order, and of h where there is feedback."""
-        return self.d_memory * self.order + (self.d_model if self.feedback else 0)
-
-    def token_mixing(
-        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
-    ) -> Float[Tensor, "b t t"] | None:
-        """Mean over coefficients of |Abar^(n-m) Bbar|, which u is multiplied by; None with feedback."""
-        if self.feedback:
-            return None
-        impulse = torch.zeros(1, x.shape[1], 1, dtype=self.A.dtype, device=x.device)
-        impulse[:, :1] = 1
-        kernel, _ = dense_ssm(impulse, self.A, self.B, mode=self.mode)
-        return kernel_mixing(kernel[0, :, 0].mT, x, reset)
-
-    def _system(self) -> StateSpace:
-        """Abar and Bbar in double precision, of the polynomials that the paper has."""
-        A, B = discretize(matrices("legt", self.order), 1 / self.theta, self.discretization)
-        # coefficients are sqrt(2i + 1) times the orthonormal ones, and polynomials run the other way
-        i = torch.arange(self.order, dtype=A.dtype)
-        scale = (2 * i + 1).sqrt() * (1 - 2 * (i % 2))
-        return StateSpace(scale[:, None] * A / scale, scale * B)
-
-    def _apply(self, fn: Any, recurse: bool = True) -> "LMU":
-        super()._apply(fn, recurse)
-        # no checkpoint holds them, and double precision has more of their digits
-        if not self.A.is_meta:
-            self.A, self.B = (part.to(self.A) for part in self._system())
-        return self
-
-    def _loop(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, Memory]:
-        """Steps one by one, for what is remembered depends on what was, in no linear way."""
+    def _mix_with_feedback(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, Memory]:
+        """Return h and the `Memory`, step by step: u depends on the memory in no linear way."""
         refuse_split_time("lmu")
         assert self.E_h is not None and self.E_m is not None and self.W_h is not None
-        m, h = self.init_state(x.shape[0], device=x.device) if state is None else state
         f, f_u = _ACTIVATIONS[self.activation], _ACTIVATIONS[self.memory_activation]
+        m, h = self.init_state(x.shape[0], device=x.device) if state is None else state
         u_x, h_x = self.E_x(x).to(m.dtype), self.W_x(x).to(m.dtype)
         E_h, E_m, W_h, W_m = (part.weight.to(m.dtype).mT for part in (self.E_h, self.E_m, self.W_h, self.W_m))
         if x.shape[1] == 0:
@@ -230,21 +184,32 @@ class LMU(Mixer):
             (m, h), (y,) = loop(step, (m, h), [u_x, h_x, starts])
         return y.to(x.dtype), Memory(m, h)
 
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
+        """Return zeros (batch, d_memory, order); with feedback, and zeros (batch, d_model)."""
+        kwargs = self.factory_kwargs(device)
+        m = dense_ssm.empty_state(batch, self.d_memory, self.order, **kwargs)
+        return Memory(m, torch.zeros(batch, self.d_model, **kwargs)) if self.feedback else m
 
-def _uniform(linear: nn.Linear) -> nn.Linear:
-    """LeCun's: variance 1 / inputs."""
-    bound = math.sqrt(3 / linear.in_features)
-    nn.init.uniform_(linear.weight, -bound, bound)
-    return _without_bias(linear)
+    def _system(self) -> StateSpace:
+        """Return Abar and Bbar in double precision, of the polynomials that the paper has."""
+        A, B = discretize(matrices("legt", self.order), 1 / self.theta, self.discretization)
+        # coefficients are sqrt(2i + 1) times the orthonormal ones, and polynomials run the other way
+        i = torch.arange(self.order, dtype=A.dtype)
+        scale = (2 * i + 1).sqrt() * (1 - 2 * (i % 2))
+        return StateSpace(scale[:, None] * A / scale, scale * B)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "LMU":
+        super()._apply(fn, recurse)
+        # no checkpoint holds them, and double precision has more of their digits
+        if not self.A.is_meta:
+            self.A, self.B = (part.to(self.A) for part in self._system())
+        return self
 
 
-def _normal(linear: nn.Linear) -> nn.Linear:
-    """Xavier's: variance 2 / (inputs + outputs)."""
-    nn.init.xavier_normal_(linear.weight)
-    return _without_bias(linear)
-
-
-def _without_bias(linear: nn.Linear) -> nn.Linear:
-    if linear.bias is not None:
+def _linear(d_in: int, d_out: int, draw: Callable[[Tensor], Any], *, bias: bool = False) -> nn.Linear:
+    """Return a map whose weights `draw` fills, with biases of zero."""
+    linear = nn.Linear(d_in, d_out, bias=bias)
+    draw(linear.weight)
+    if bias:
         nn.init.zeros_(linear.bias)
     return linear
