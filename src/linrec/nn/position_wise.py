@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.errors import unknown
+from linrec.rules import choice
 
 Output: TypeAlias = Literal["linear", "glu", "none"]
 
@@ -26,8 +26,7 @@ def make_output(output: Output, d_in: int, d_model: int) -> nn.Module:
         >>> make_output("glu", 8, 8)
         Linear(in_features=8, out_features=16, bias=True)
     """
-    if output not in ("linear", "glu", "none"):
-        raise unknown("`output`", output, ["linear", "glu", "none"])
+    choice(Output, output=output)
     if output == "none":
         return nn.Identity()
     return nn.Linear(d_in, 2 * d_model if output == "glu" else d_model)
