@@ -116,14 +116,10 @@ class DSS(Mixer):
 
         # of 2 N eigenvalues in conjugate pairs, N are above the real axis
         Lambda, _ = spectrum(init, 2 * d_state)
-        real = (-Lambda.real).log() if kernel == "exp" else Lambda.real
         dt_log = log_steps(d_model, dt_min, dt_max)
-        add_transition(
-            self,
-            dt_log=dt_log.repeat(2, 1) if separate_steps else dt_log,
-            Lambda_re=real.to(dt_log.dtype),
-            Lambda_im=Lambda.imag.to(dt_log.dtype),
-        )
+        real = ((-Lambda.real).log() if kernel == "exp" else Lambda.real).to(dt_log)
+        steps = dt_log.repeat(2, 1) if separate_steps else dt_log
+        add_transition(self, dt_log=steps, Lambda_re=real, Lambda_im=Lambda.imag.to(dt_log))
         self.w = nn.Parameter(torch.randn(d_model, d_state, 2))
         mark(self, "w", group="transition", weight_decay=False)
         self.D = nn.Parameter(torch.randn(d_model))
