@@ -125,16 +125,23 @@ def test_parameters_and_where_they_start():
 @every_case
 def test_token_mixing_is_what_v_is_multiplied_by(case):
     mixer, x, reset = moved(make(**CASES[case])), inputs(9), reset_mask(2, 9, rate=0.2)
-    projections = mixer._projections
 
     def response(v):
         """y before the last projection, as a function of v alone."""
-        mixer._projections = lambda *given: ([v, *projections(*given)[0][1:]], projections(*given)[1])
+
+        def with_v(_, __, parts):
+            if isinstance(parts, tuple):
+                return torch.cat([v, parts[0][..., D:]], -1), parts[1]
+            return torch.cat([v, parts[..., D:]], -1)
+
         found = []
-        hook = mixer.out.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))
+        hooks = [
+            (mixer.inputs if mixer.conv is None else mixer.conv).register_forward_hook(with_v),
+            mixer.out.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0])),
+        ]
         mixer(x, reset=reset)
-        hook.remove()
-        mixer._projections = projections
+        for hook in hooks:
+            hook.remove()
         return found[0]
 
     J = torch.autograd.functional.jacobian(response, torch.zeros_like(x))
@@ -144,12 +151,12 @@ def test_token_mixing_is_what_v_is_multiplied_by(case):
 
 def test_errors():
     for message, arguments in {
-        "`order` must be at least 1, and 2 without `first_filter`; got 0": {"order": 0},
-        "`order` must be at least 1, and 2 without `first_filter`; got 1": {
+        "`order` must be at least 1; got 0. There must be a filter": {"order": 0},
+        "`order` must be at least 2; got 1. There must be a filter": {
             "order": 1,
             "first_filter": False,
         },
-        "`length` must be at least 1 tap; got 0": {"length": 0},
+        "`length` must be at least 1; got 0": {"length": 0},
         "`n_bands` must be at least 1; got 0": {"n_bands": 0},
         "`filter_depth` must be at least 1; got 0": {"filter_depth": 0},
         "with 0 < fast <= slow; got 2.0 and 1.5": {"fast": 2.0},

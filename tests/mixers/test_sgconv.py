@@ -146,7 +146,7 @@ def test_errors():
     for message, arguments in {
         "there is no `output` 'gelu'": {"output": "gelu"},
         "there is no `upsampling` 'cubic'": {"upsampling": "cubic"},
-        "`length` must be at least 1 tap; got 0": {"length": 0},
+        "`length` must be at least 1; got 0": {"length": 0},
         "`d_kernel` must be at least 1; got 0": {"d_kernel": 0},
         "`alpha` must be decays above 0 and at most 1, of the first and the last channel; got (0.5, 2.0)": {
             "alpha": (0.5, 2.0)

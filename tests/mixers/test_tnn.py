@@ -109,8 +109,8 @@ def test_errors():
         "`expansion` must be at least 1; got 0": {"expansion": 0},
         "`decay` must be above 0 and at most 1, and below 1 without a `length`; got 1.5": {"decay": 1.5},
         "below 1 without a `length`; got 1 and None": {"decay": 1},
-        "`length` must be at least 1 tap; got 0": {"length": 0},
-        "`d_position` must be at least 1 and `position_depth` at least 0; got 0 and 1": {"d_position": 0},
+        "`length` must be at least 1; got 0": {"length": 0},
+        "`d_position` must be at least 1; got 0": {"d_position": 0},
     }.items():
         with pytest.raises(ValueError) as error:
             make(**arguments)

@@ -24,7 +24,10 @@ from linrec.nn.long_filters import Filter, LongFilter
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
 from linrec.nn.short_convolution import ShortConvolution
+from linrec.ops.core.isolation import documents
 from linrec.ops.core.precision import without_autocast
+from linrec.ops.inspection import note
+from linrec.rules import at_least, require
 
 __all__ = ["Hyena", "HyenaState", "ImplicitFilter", "SineNetwork"]
 
@@ -66,7 +69,7 @@ class SineNetwork(Float32Module):
         self.keep_float32("layers", "omega")
 
     def forward(self, t: Float[Tensor, "taps"]) -> Float[Tensor, "taps width"]:
-        """Features of the positions `t`, in their dtype."""
+        """Return features of the positions `t`, in their dtype."""
         f = torch.linspace(LOWEST, self.n_bands - 1, self.n_bands, dtype=t.dtype, device=t.device)
         angle = 2 * math.pi / self.length * t[:, None] * f
         z = torch.cat([t[:, None] / max(1, self.length - 1), angle.cos(), -angle.sin()], 1)
@@ -91,18 +94,18 @@ class ImplicitFilter(LongFilter):
         self, channels: int, network: SineNetwork, *, fast: float, slow: float, shift: float
     ) -> None:
         super().__init__(channels, network.length)
-        if not 0 < fast <= slow:
-            raise ValueError(
-                f"`fast` and `slow` must be shares of `length` with 0 < fast <= slow; got {fast} and {slow}."
-            )
+        require(
+            0 < fast <= slow,
+            f"`fast` and `slow` must be shares of `length` with 0 < fast <= slow; got {fast} and {slow}.",
+        )
         self.network, self.fast, self.slow, self.shift = network, fast, slow, shift
         self.out = nn.Linear(network.omega.shape[-1], channels, bias=False)
         self.keep_float32("out")
         self.D = nn.Parameter(torch.randn(channels))
 
     def taps(self, length: int) -> Float[Tensor, "d length"]:
-        """The first taps of h, with D."""
-        device, dtype = self.D.device, torch.promote_types(self.D.dtype, torch.float32)
+        """Return the first taps of h, with D."""
+        device, dtype = self.D.device, self.state_dtype
         with without_autocast(device.type):
             t = torch.arange(length, dtype=dtype, device=device)
             h = functional.linear(self.network(t), self.out.weight.to(dtype)).mT
@@ -160,6 +163,8 @@ class Hyena(Mixer):
         (torch.Size([2, 50, 16]), torch.Size([2, 2, 48]), [torch.Size([2, 50, 16]), torch.Size([2, 50, 16])])
     """
 
+    recurrence = "long_conv"
+
     def __init__(
         self,
         d_model: int,
@@ -178,14 +183,8 @@ class Hyena(Mixer):
         bias: bool = True,
     ) -> None:
         super().__init__(d_model)
-        if order < (1 if first_filter else 2):
-            raise ValueError(
-                f"`order` must be at least 1, and 2 without `first_filter`; got {order}. "
-                "There must be a filter."
-            )
-        for name, number in (("d_filter", d_filter), ("filter_depth", filter_depth), ("n_bands", n_bands)):
-            if number < 1:
-                raise ValueError(f"`{name}` must be at least 1; got {number}.")
+        at_least(1 if first_filter else 2, order=order, cure="There must be a filter.")
+        at_least(1, d_filter=d_filter, filter_depth=filter_depth, n_bands=n_bands)
         self.order, self.first_filter = order, first_filter
         width = (order + 1) * d_model
         self.inputs = nn.Linear(d_model, width, bias=bias)
@@ -197,69 +196,56 @@ class Hyena(Mixer):
         )
         self.out = nn.Linear(d_model, d_model, bias=bias)
 
-    def forward(
-        self,
-        x: Float[Tensor, "b t d_model"],
-        state: State = None,
-        *,
-        reset: Bool[Tensor, "b t"] | None = None,
-    ) -> tuple[Float[Tensor, "b t d_model"], HyenaState]:
-        """Mix `x` over time; see `Mixer.forward`. The state is a `HyenaState`."""
-        self.check_input(x, reset, state)
+    def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Return o, and a `HyenaState`."""
         past = self.init_state(x.shape[0], device=x.device) if state is None else state
-        (z, *gates), tail = self._projections(x, past.tail, reset)
-        filters = []
+        parts, tail = self.inputs(x), past.tail
+        if self.conv is not None:
+            parts, tail = self.conv(parts, tail, reset=reset)
+        note(parts=parts)
+        z, *gates = parts.chunk(self.order + 1, -1)
         if not self.first_filter:
             z = gates.pop(0) * z
+        states = []
         for gate, h, before in zip(gates, self._filters, past.filters, strict=True):
             filtered, after = h(z, before, reset=reset)
             z = gate * filtered
-            filters.append(after)
-        return self.out(z), HyenaState(tail, tuple(filters))
+            states.append(after)
+        return self.out(z), HyenaState(tail, tuple(states))
 
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> HyenaState:
-        """A tail of zeros, and no inputs of the filters; of a distilled layer, modes of zero."""
-        device = self.out.weight.device if device is None else device
-        dtype = self._state_dtype()
-        tail = None if self.conv is None else self.conv.init_state(batch, dtype=dtype, device=device)
-        return HyenaState(tail, tuple(h.init_state(batch, device=device) for h in self._filters))
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
+        """Return a tail of zeros, and no inputs of the filters; of a distilled layer, modes of zero."""
+        kwargs = self.factory_kwargs(device)
+        tail = None if self.conv is None else self.conv.init_state(batch, **kwargs)
+        return HyenaState(tail, tuple(h.init_state(batch, **kwargs) for h in self._filters))
 
     @property
     def state_size(self) -> int:
         """Inputs of the filters per step that is kept; of a distilled layer, elements of modes and tail."""
-        size = sum(h.state_size for h in self._filters)
-        if self.conv is None or any(isinstance(h, LongFilter) for h in self._filters):
-            return size
-        return size + self.conv.state_size
+        if any(isinstance(h, LongFilter) for h in self._filters):
+            return sum(h.state_size for h in self._filters)
+        return super().state_size
 
     def token_mixing(
         self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
     ) -> Float[Tensor, "b t t"]:
-        """Mean over channels of |H|, y = H v: the product of gates and filters, of which each is a matrix."""
+        """Return the mean over channels of |H|, y = H v: the product of gates and filters, as matrices."""
+        _, notes = self._memory(x, reset)
+        parts = notes["parts"].to(self.state_dtype).mT[..., None]
+        _, *gates = parts.chunk(self.order + 1, 1)
         time = x.shape[1]
-        (_, *gates), _ = self._projections(x, None, reset)
-        gates = [gate.mT[..., None].to(self._state_dtype()) for gate in gates]
         steps = torch.arange(time, device=x.device)
         apart = steps[:, None] - steps
         seen = (apart >= 0).expand(len(x), 1, time, time)
         if reset is not None:
-            document = reset.cumsum(1)
+            document = documents(reset)
             seen = seen & (document[:, :, None] == document[:, None])[:, None]
-        H = torch.eye(time, dtype=gates[0].dtype, device=x.device)
+        H = torch.eye(time, dtype=parts.dtype, device=x.device)
         if not self.first_filter:
             H = gates.pop(0) * H
         for gate, h in zip(gates, self._filters, strict=True):
             H = gate * ((h.kernel(time)[:, apart.clamp(min=0)] * seen) @ H)
         return H.abs().mean(1)
-
-    def _projections(
-        self, x: Tensor, tail: Tensor | None, reset: Tensor | None
-    ) -> tuple[list[Tensor], Tensor | None]:
-        """v and the gates x^1 .. x^N, after the short convolution, and its tail."""
-        parts = self.inputs(x)
-        if self.conv is not None:
-            parts, tail = self.conv(parts, tail, reset=reset)
-        return list(parts.chunk(self.order + 1, -1)), tail
 
     @property
     def _filters(self) -> list[Filter]:

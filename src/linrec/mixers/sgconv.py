@@ -17,12 +17,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.errors import unknown
 from linrec.nn.long_filters import Filter, LongFilter
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
 from linrec.nn.position_wise import Output, make_output, position_wise
 from linrec.ops.inspection import kernel_mixing
+from linrec.rules import at_least, choice, require
 
 __all__ = ["SGConv"]
 
@@ -50,15 +50,12 @@ class MultiScaleFilter(LongFilter):
         upsampling: Upsampling,
     ) -> None:
         super().__init__(channels, length)
-        if d_kernel < 1:
-            raise ValueError(f"`d_kernel` must be at least 1; got {d_kernel}.")
-        if not 0 < min(alpha) <= max(alpha) <= 1:
-            raise ValueError(
-                "`alpha` must be decays above 0 and at most 1, of the first and the last channel; "
-                f"got {alpha}."
-            )
-        if upsampling not in ("linear", "nearest"):
-            raise unknown("`upsampling`", upsampling, ["linear", "nearest"])
+        at_least(1, d_kernel=d_kernel)
+        require(
+            0 < min(alpha) <= max(alpha) <= 1,
+            f"`alpha` must be decays above 0 and at most 1, of the first and the last channel; got {alpha}.",
+        )
+        choice(Upsampling, upsampling=upsampling)
         self.alpha, self.upsampling = alpha, upsampling
         scales = 1 + max(0, math.ceil(math.log2(length / d_kernel)))
         self.w = nn.Parameter(torch.randn(scales, channels, d_kernel))
@@ -67,14 +64,14 @@ class MultiScaleFilter(LongFilter):
         self.register_buffer("Z", self._scales(length).detach().norm(dim=1, keepdim=True))
 
     def taps(self, length: int) -> Float[Tensor, "d length"]:
-        """The first taps of K, with D."""
+        """Return the first taps of K, with D."""
         K = self._scales(length)[:, :length]
         K = K / self.get_buffer("Z").to(K.dtype)
         return torch.cat([K[:, :1] + self.D.to(K.dtype)[:, None], K[:, 1:]], 1)
 
     def _scales(self, length: int) -> Float[Tensor, "d taps"]:
-        """(k_0, k_1, ..), so many scales that there are at least `length` taps."""
-        w = self.w.to(torch.promote_types(self.w.dtype, torch.float32))
+        """Return (k_0, k_1, ..), so many scales that there are at least `length` taps."""
+        w = self.w.to(self.state_dtype)
         alpha = torch.linspace(*self.alpha, self.channels, dtype=w.dtype, device=w.device)[:, None]
         parts: list[Tensor] = []
         for i, scale in enumerate(w):
@@ -138,22 +135,14 @@ class SGConv(Mixer):
         )
         self.out = make_output(output, d_model, d_model)
 
-    def forward(
-        self,
-        x: Float[Tensor, "b t d_model"],
-        state: State = None,
-        *,
-        reset: Bool[Tensor, "b t"] | None = None,
-    ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
-        """Mix `x` over time; see `Mixer.forward`. The state is the last inputs, (b, s, d_model)."""
-        self.check_input(x, reset, state)
+    def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Return o, and the last inputs (b, s, d_model)."""
         y, state = self.filter(x, state, reset=reset)
-        o = position_wise(y, self.out, output=self.output, activation=self.activation)
-        return o, state
+        return position_wise(y, self.out, output=self.output, activation=self.activation), state
 
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> Tensor:
-        """No inputs, (batch, 0, d_model); of a distilled layer, modes of zero."""
-        return self.filter.init_state(batch, device=device)
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
+        """Return no inputs, (batch, 0, d_model); of a distilled layer, modes of zero."""
+        return self.filter.init_state(batch, **self.factory_kwargs(device))
 
     @property
     def state_size(self) -> int:
@@ -163,5 +152,5 @@ class SGConv(Mixer):
     def token_mixing(
         self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
     ) -> Float[Tensor, "b t t"]:
-        """Mean over channels of |K_(n - m)|, with D."""
+        """Return the mean over channels of |K_(n - m)|, with D."""
         return kernel_mixing(self.filter.kernel(x.shape[1]), x, reset)

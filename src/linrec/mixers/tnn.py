@@ -21,6 +21,7 @@ from linrec.nn.long_filters import Filter, LongFilter
 from linrec.nn.mixer import Mixer, State
 from linrec.ops.core.precision import without_autocast
 from linrec.ops.inspection import kernel_mixing
+from linrec.rules import at_least, require
 
 __all__ = ["TNN", "RelativePositionFilter"]
 
@@ -40,27 +41,25 @@ class RelativePositionFilter(LongFilter):
     """
 
     def __init__(self, channels: int, length: int | None, *, decay: float, width: int, depth: int) -> None:
-        if not 0 < decay <= 1 or (decay == 1 and length is None):
-            raise ValueError(
-                f"`decay` must be above 0 and at most 1, and below 1 without a `length`; got {decay} and "
-                f"{length}. Without decay, pass the `length` of training's sequences."
-            )
+        require(
+            0 < decay < 1 or (decay == 1 and length is not None),
+            f"`decay` must be above 0 and at most 1, and below 1 without a `length`; got {decay} and "
+            f"{length}. Without decay, pass the `length` of training's sequences.",
+        )
         if length is None:
             length = math.ceil(math.log(NOTHING) / math.log(decay))
         super().__init__(channels, length, decay=decay)
-        if width < 1 or depth < 0:
-            raise ValueError(
-                f"`d_position` must be at least 1 and `position_depth` at least 0; got {width} and {depth}."
-            )
+        at_least(1, d_position=width)
+        at_least(0, position_depth=depth)
         self.inputs = nn.Linear(1, width)
         self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
         self.out = nn.Linear(width, channels)
         self.keep_float32("inputs", "layers", "out")
 
     def taps(self, length: int) -> Float[Tensor, "d length"]:
-        """The first taps t_0, t_1, .."""
-        device, dtype = self._place(None)
-        with without_autocast(torch.device(device).type):
+        """Return the first taps t_0, t_1, .."""
+        device, dtype = self.out.weight.device, self.state_dtype
+        with without_autocast(device.type):
             i = torch.arange(length, dtype=dtype, device=device)
             z = i[:, None]
             for layer in (self.inputs, *self.layers, self.out):
@@ -119,8 +118,7 @@ class TNN(Mixer):
         bias: bool = True,
     ) -> None:
         super().__init__(d_model)
-        if expansion < 1:
-            raise ValueError(f"`expansion` must be at least 1; got {expansion}.")
+        at_least(1, expansion=expansion)
         width = expansion * d_model
         self.u = nn.Linear(d_model, width, bias=bias)
         self.v = nn.Linear(d_model, width, bias=bias)
@@ -129,22 +127,15 @@ class TNN(Mixer):
         )
         self.out = nn.Linear(width, d_model, bias=bias)
 
-    def forward(
-        self,
-        x: Float[Tensor, "b t d_model"],
-        state: State = None,
-        *,
-        reset: Bool[Tensor, "b t"] | None = None,
-    ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
-        """Mix `x` over time; see `Mixer.forward`. The state is the last v, (b, s, expansion d_model)."""
-        self.check_input(x, reset, state)
+    def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Return o, and the last v (b, s, expansion d_model)."""
         u, v = functional.silu(self.u(x)), functional.silu(self.v(x))
         y, state = self.filter(v, state, reset=reset)
         return self.out(u * y), state
 
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> Tensor:
-        """No inputs, (batch, 0, expansion d_model); of a distilled layer, modes of zero."""
-        return self.filter.init_state(batch, device=device)
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
+        """Return no inputs, (batch, 0, expansion d_model); of a distilled layer, modes of zero."""
+        return self.filter.init_state(batch, **self.factory_kwargs(device))
 
     @property
     def state_size(self) -> int:
@@ -154,5 +145,5 @@ class TNN(Mixer):
     def token_mixing(
         self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
     ) -> Float[Tensor, "b t t"]:
-        """Mean over channels of |t_(n - m)|, before the gate."""
+        """Return the mean over channels of |t_(n - m)|, before the gate."""
         return kernel_mixing(self.filter.kernel(x.shape[1]), x, reset)

@@ -12,6 +12,7 @@ from linrec.nn.mixer import State
 from linrec.nn.parameters import mark
 from linrec.ops.diagonal_ssm import diagonal_ssm
 from linrec.ops.long_conv import long_conv, vandermonde_kernel
+from linrec.rules import at_least
 
 __all__ = ["Filter", "LongFilter", "ModalFilter"]
 
@@ -34,26 +35,27 @@ class Filter(Float32Module, ABC):
     def forward(
         self, u: Float[Tensor, "b t d"], state: State = None, *, reset: Bool[Tensor, "b t"] | None = None
     ) -> tuple[Float[Tensor, "b t d"], State]:
-        """Filter `u` (b, t, d); state and `reset` are as for a `Mixer`."""
+        """Return y (b, t, d) and the state, of `u` (b, t, d), a state and resets as of a `Mixer`."""
 
     @abstractmethod
     def kernel(self, length: int) -> Float[Tensor, "d length"]:
-        """The first taps K, that of the current step first, in float32 or better."""
+        """Return the first taps K, the tap of the current step first, in float32 or better."""
 
     @abstractmethod
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> Tensor:
-        """The state at the start of `batch` sequences."""
+    def init_state(
+        self, batch: int, *, dtype: torch.dtype, device: torch.device | str | None = None
+    ) -> Tensor:
+        """Return the state at the start of `batch` sequences, in the precision of `dtype`."""
 
     @property
     @abstractmethod
     def state_size(self) -> int:
         """Elements of the state per sequence; where it grows, per step that it keeps."""
 
-    def _place(self, device: torch.device | str | None) -> tuple[torch.device | str, torch.dtype]:
-        """Where the state of this filter is, and its dtype where it is real."""
-        parameter = next(self.parameters())
-        dtype = torch.promote_types(parameter.dtype, torch.float32)
-        return parameter.device if device is None else device, dtype
+    @property
+    def state_dtype(self) -> torch.dtype:
+        """The real dtype of states and taps: float32, or float64 where the parameters are."""
+        return torch.promote_types(next(self.parameters()).dtype, torch.float32)
 
 
 class LongFilter(Filter):
@@ -73,34 +75,35 @@ class LongFilter(Filter):
 
     def __init__(self, channels: int, length: int, *, decay: float | None = None) -> None:
         super().__init__(channels)
-        if length < 1:
-            raise ValueError(f"`length` must be at least 1 tap; got {length}. 1 is no memory at all.")
+        at_least(1, length=length, cure="A single tap is no memory at all.")
         self.length, self.decay = length, decay
 
     def forward(
         self, u: Float[Tensor, "b t d"], state: State = None, *, reset: Bool[Tensor, "b t"] | None = None
     ) -> tuple[Float[Tensor, "b t d"], Float[Tensor, "b s d"]]:
-        """Filter `u` (b, t, d); the state is the last inputs (b, s, d), s < `length`."""
+        """Return y, and the last inputs (b, s, d), s < `length`."""
         past = 0 if state is None else state.shape[1]
         taps = self.taps(min(self.length, past + u.shape[1]))
         y, inputs = long_conv(u, taps, state=state, reset=reset)
         unseen = max(0, inputs.shape[1] - (self.length - 1))
         # a copy, for a view would keep all steps as long as the state
-        return y, inputs[:, unseen:].to(self._place(None)[1], copy=True)
+        return y, inputs[:, unseen:].to(self.state_dtype, copy=True)
 
     @abstractmethod
     def taps(self, length: int) -> Float[Tensor, "d length"]:
-        """The first taps, at most as many as there are, in float32 or better."""
+        """Return the first taps, at most as many as there are, in float32 or better."""
 
     def kernel(self, length: int) -> Float[Tensor, "d length"]:
-        """The first taps, and zeros after the last."""
+        """Return the first taps, and zeros after the last."""
         taps = self.taps(min(length, self.length))
         return functional.pad(taps, (0, length - taps.shape[1]))
 
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> Float[Tensor, "b s d"]:
-        """No inputs, (batch, 0, d)."""
-        device, dtype = self._place(device)
-        return torch.zeros(batch, 0, self.channels, dtype=dtype, device=device)
+    def init_state(
+        self, batch: int, *, dtype: torch.dtype, device: torch.device | str | None = None
+    ) -> Float[Tensor, "b s d"]:
+        """Return no inputs, (batch, 0, d)."""
+        state: Tensor = long_conv.empty_state(batch, 0, self.channels, dtype=dtype, device=device)
+        return state
 
     @property
     def state_size(self) -> int:
@@ -137,6 +140,7 @@ class ModalFilter(Filter):
         self, poles: Complex[Tensor, "d n"], residues: Complex[Tensor, "d n"], skip: Float[Tensor, "d"]
     ) -> None:
         super().__init__(len(poles))
+        self.d_entries = poles.shape[1]
         self.decay_log = nn.Parameter((-poles.abs().log()).clamp(SLOWEST, FASTEST).log())
         self.phase = nn.Parameter(poles.angle())
         for name in ("decay_log", "phase"):
@@ -151,7 +155,7 @@ class ModalFilter(Filter):
     def forward(
         self, u: Float[Tensor, "b t d"], state: State = None, *, reset: Bool[Tensor, "b t"] | None = None
     ) -> tuple[Float[Tensor, "b t d"], Complex[Tensor, "b d n"]]:
-        """Filter `u` (b, t, d); the state is x of the equations, (b, d, n)."""
+        """Return y, and x of the equations (b, d, n)."""
         a, R = self._modes()
         # modes and D cancel each other in the first tap: their sum is rounded, and not they
         wide = u.to(R.real.dtype)
@@ -159,29 +163,31 @@ class ModalFilter(Filter):
         return (y + self.D.to(y.dtype) * wide).to(u.dtype), state
 
     def kernel(self, length: int) -> Float[Tensor, "d length"]:
-        """Taps of the modes, with D in the first."""
+        """Return the taps of the modes, with D in the first."""
         if length == 0:
             return self.D[:, None][:, :0]
         taps = vandermonde_kernel(*self._modes(), length)
         return torch.cat([taps[:, :1] + self.D.to(taps.dtype)[:, None], taps[:, 1:]], 1)
 
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> Complex[Tensor, "b d n"]:
-        """Zeros (batch, d, n), complex."""
-        device, dtype = self._place(device)
-        return torch.zeros(batch, *self.phase.shape, dtype=dtype.to_complex(), device=device)
+    def init_state(
+        self, batch: int, *, dtype: torch.dtype, device: torch.device | str | None = None
+    ) -> Complex[Tensor, "b d n"]:
+        """Return zeros (batch, d, n), complex."""
+        sizes = self.channels, self.d_entries
+        state: Tensor = diagonal_ssm.empty_state(batch, *sizes, dtype=dtype.to_complex(), device=device)
+        return state
 
     @property
     def state_size(self) -> int:
         """Elements of x: d n, counting a complex number once."""
-        return self.phase.numel()
+        return self.channels * self.d_entries
 
     def _modes(self) -> tuple[Complex[Tensor, "d n"], Complex[Tensor, "d n"]]:
-        """a and R, in the precision of states."""
-        _, dtype = self._place(None)
+        """Return a and R, in the precision of states."""
+        dtype = self.state_dtype
         magnitude = torch.exp(-self.decay_log.to(dtype).exp())
         return torch.polar(magnitude, self.phase.to(dtype)), torch.view_as_complex(self.residues.to(dtype))
 
     def extra_repr(self) -> str:
         """What `print` shows."""
-        channels, modes = self.phase.shape
-        return f"channels={channels}, modes={modes}"
+        return f"channels={self.channels}, modes={self.d_entries}"
