@@ -127,7 +127,7 @@ class H3(Mixer):
         taps = (functional.pad(C, more).unfold(1, self.d_state, 1) @ B[..., None]).squeeze(-1)
         taps = taps + functional.pad(D[:, None], more)
         if tail is None:
-            tail = taps.new_zeros(len(x), self.d_state - 1, self.d_model)
+            tail = taps.new_zeros(x.shape[0], self.d_state - 1, self.d_model)
         # zero-length time would have fewer inputs than taps without one more
         k, keys = long_conv(k, taps, state=functional.pad(tail, (0, 0, 1, 0)), reset=reset)
         # a view would keep all keys as long as the state
