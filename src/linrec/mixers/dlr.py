@@ -114,7 +114,7 @@ class DLR(Mixer):
         lam = torch.polar(torch.exp(-self.r.to(dtype).square()), self.theta.to(dtype))
         w = torch.view_as_complex(self.w.to(dtype))
         if self.kernel == "prod":
-            # pairs n <= m, of which the sum has each twice but for n = m; Im(z^2) / 2 = Re(-i z^2 / 2)
+            # Im(z^2) / 2 = Re(-i z^2 / 2), whose sum has every pair n < m twice
             n, m = torch.triu_indices(len(lam), len(lam), device=lam.device)
             lam, w = lam[n] * lam[m], w[:, n] * w[:, m] * torch.where(n == m, -0.5j, -1j).to(w)
         lam = lam[None]

@@ -133,7 +133,7 @@ class DSS(Mixer):
         dt = self.dt_log.to(dtype).exp()[..., None]
         A, B = Lambda, torch.ones_like(Lambda)
         if self.separate_steps:
-            # in units of the steps, and the factor 1 / lambda_n of a kernel is as before
+            # a step of 1 of dt_1 Re(Lambda) + i dt_2 Im(Lambda); kernels keep their factor 1 / lambda_n
             A = torch.complex(dt[0] * Lambda.real, dt[1] * Lambda.imag)
             B, dt = A / Lambda, torch.ones_like(dt[0])
         w = torch.view_as_complex(self.w.to(dtype))
@@ -141,7 +141,7 @@ class DSS(Mixer):
             a, b = discretize_diagonal(A, B, dt)
             y, state = diagonal_ssm(u, a, b, w, state=state, reset=reset, mode=self.mode)
         else:
-            # transitions are a e^growth
+            # exp(dt Lambda) = a e^growth
             a, b, growth = softmax_factors(A, B, dt, self.length)
             y, state = growing_ssm(GrowingSSM(u, a, growth, b, w, self.length - 1, state, reset), self.mode)
         y = y + self.D.to(y.dtype) * u
