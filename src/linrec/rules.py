@@ -10,11 +10,14 @@ None passes every rule but `choice`: it is the default of arguments that may be 
 
 import math
 from collections.abc import Iterable
-from typing import Any, get_args
+from typing import Any, TypeAlias, get_args
 
 from linrec.errors import unknown
 
 __all__ = ["at_least", "choice", "divisor", "positive", "require", "span"]
+
+# a checker of annotations at run time does not take an int for a float
+Number: TypeAlias = int | float
 
 
 def choice(options: Any, **given: object) -> None:
@@ -36,7 +39,7 @@ def choice(options: Any, **given: object) -> None:
             raise unknown(f"`{name}`", value, names)
 
 
-def at_least(least: float, *, cure: str = "", **given: float | None) -> None:
+def at_least(least: Number, *, cure: str = "", **given: Number | None) -> None:
     """Raise ValueError unless every argument is at least this, and finite.
 
     Args:
@@ -56,7 +59,7 @@ def at_least(least: float, *, cure: str = "", **given: float | None) -> None:
             raise ValueError(_message(f"`{name}` must be at least {least}{finite}; got {value}.", cure))
 
 
-def positive(*, cure: str = "", **given: float | None) -> None:
+def positive(*, cure: str = "", **given: Number | None) -> None:
     """Raise ValueError unless every argument is above zero and finite.
 
     Args:
@@ -97,7 +100,7 @@ def divisor(of: str, number: int, *, cure: str = "", **given: int | None) -> Non
             )
 
 
-def span(low: float, high: float, *, cure: str = "", **given: tuple[float, float] | None) -> None:
+def span(low: Number, high: Number, *, cure: str = "", **given: tuple[Number, Number] | None) -> None:
     """Raise ValueError unless every argument is a range (a, b) with low < a <= b < high.
 
     Args:
