@@ -71,6 +71,8 @@ def transitions(call: Call) -> tuple[Tensor, Tensor | None] | None:
         case "delta_rule":
             # matrices, which have no factor per channel
             return None
+        case "growing_ssm":
+            return (given.a.abs() * given.growth.exp()).flatten(), given.a.angle().flatten()
         case "selective_scan":
             return (wide(given.dt)[..., None] * given.A).exp().flatten(2), None
     log_decay, phase = getattr(given, "log_decay", None), getattr(given, "phase", None)
