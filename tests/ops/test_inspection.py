@@ -103,6 +103,18 @@ def test_token_mixing_of_operators_with_values(name):
     assert_agree(found, by_columns(function, given, RESET), "token mixing")
 
 
+def test_weights_are_divided_as_outputs_are():
+    given = {key: x for key, x in gate_loop_inputs(B, TIME, 2, 3, 4).items() if key != "state"}
+    divisor = 1 + torch.rand(B, TIME, 2, 1)
+    found = token_mixing(recorded(ops.gate_loop, given, reset=RESET), divisor=divisor)
+
+    def divided(**inputs):
+        y, state = ops.gate_loop(**inputs)
+        return y / divisor, state
+
+    assert_agree(found, by_columns(divided, given, RESET), "token mixing")
+
+
 def test_token_mixing_of_scan_is_the_gate_times_products():
     a, gate = torch.rand(B, TIME, 3), torch.rand(B, TIME, 3)
     call = recorded(ops.scan, {"a": a, "x": torch.randn(B, TIME, 3)}, reset=RESET)

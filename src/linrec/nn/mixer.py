@@ -164,7 +164,9 @@ class Mixer(Float32Module, ABC):
             with which step m reaches step n; None where the mixer has no such matrix.
         """
         call, notes = self._memory(x, reset)
-        return None if call is None else inspection.token_mixing(call, notes.get("gate"))
+        if call is None:
+            return None
+        return inspection.token_mixing(call, notes.get("gate"), notes.get("divisor"))
 
     def _memory(self, x: Tensor, reset: Tensor | None) -> tuple[Call | None, dict[str, Tensor]]:
         """Run the mixer, and return the last call of `recurrence` and the values that the mixer noted."""

@@ -26,7 +26,8 @@ def note(**values: Tensor) -> None:
 
     A mixer on `scan` notes the `gate` that multiplies the input, which the operator does not see, and the
     `phase` of complex factors, if it has phases beyond pi. A mixer whose operator gets stabilised decays
-    notes the paper's, `log_decay` (b, t, ..).
+    notes the paper's, `log_decay` (b, t, ..). A mixer that divides the outputs of an operator with values
+    notes the `divisor`.
 
     Example:
         >>> with noting() as notes:
@@ -94,7 +95,9 @@ def _over_channels(gate: Tensor, sizes: torch.Size, sequence: Tensor) -> Tensor:
     return gate.expand(*sequence.shape[:2], -1)
 
 
-def token_mixing(call: Call, gate: Tensor | None = None) -> Float[Tensor, "b t t"] | None:
+def token_mixing(
+    call: Call, gate: Tensor | None = None, divisor: Tensor | None = None
+) -> Float[Tensor, "b t t"] | None:
     """Return how much of step m is in step n, the mean magnitude over heads or channels.
 
     Operators with values v return their weights if each step has its own value, the rows of the identity.
@@ -103,6 +106,7 @@ def token_mixing(call: Call, gate: Tensor | None = None) -> Float[Tensor, "b t t
     Args:
         call: a recorded call.
         gate: what the input of a `scan` was multiplied by, real or complex, (b, t, c) or (c,); None is one.
+        divisor: what the outputs of an operator with values were divided by, (b, t, h, 1); None is one.
 
     Returns:
         Lower triangular matrices, or None for an operator whose weights depend on more than that.
@@ -121,7 +125,7 @@ def token_mixing(call: Call, gate: Tensor | None = None) -> Float[Tensor, "b t t
             cache = given.state._replace(v=inputs.v[:, :0].to(given.state.v.dtype))
             inputs = inputs._replace(state=cache, dropout=0.0)
         y, _ = call.operator.proceed(inputs, "auto", "auto")
-        return y.abs().mean(2)
+        return (y if divisor is None else y / divisor).abs().mean(2)
     if hasattr(given, "u"):
         impulse = torch.zeros_like(given.u[:1])
         impulse[:, :1] = 1
