@@ -145,7 +145,8 @@ class Mixer(Float32Module, ABC):
         """
         call, notes = self._memory(x, None)
         if "log_decay" in notes:
-            return Transitions(notes["log_decay"].exp().flatten(2), None)
+            magnitude = notes["log_decay"].exp()
+            return Transitions(magnitude if magnitude.dim() == 1 else magnitude.flatten(2), None)
         found = None if call is None else inspection.transitions(call)
         # the operator's complex factors have phases modulo 2 pi
         return None if found is None else Transitions(found[0], notes.get("phase", found[1]))

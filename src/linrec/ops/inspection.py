@@ -26,8 +26,8 @@ def note(**values: Tensor) -> None:
 
     A mixer on `scan` notes the `gate` that multiplies the input, which the operator does not see, and the
     `phase` of complex factors, if it has phases beyond pi. A mixer whose operator gets stabilised decays
-    notes the paper's, `log_decay` (b, t, ..). A mixer that divides the outputs of an operator with values
-    notes the `divisor`.
+    notes the paper's, `log_decay` (b, t, ..) or (c,). A mixer that divides the outputs of an operator with
+    values notes the `divisor`.
 
     Example:
         >>> with noting() as notes:
