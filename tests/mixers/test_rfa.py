@@ -117,7 +117,7 @@ def test_gates_are_the_transitions_of_all_features_of_a_head():
     one, other = (torch.randn(2, 2, 10, 4, generator=generator(s), dtype=torch.float64) for s in (1, 2))
     left, right = (mixer(x[:, :1], state)[1] for state in (one, other))
     assert_agree(left - right, (one - other) * magnitude[:, 0].reshape(2, 2, 10, 1))
-    assert make(gate=False).transitions(x) is None
+    assert make(gate=False).double().transitions(x) is None
 
 
 def test_parameters_are_four_projections_a_gate_per_head_and_sigma():
@@ -184,7 +184,7 @@ def test_state_size_counts_both_sums():
         ({"n_heads": 4}, "`d_model` must be a positive multiple of `n_heads` = 4; got 6"),
         ({"feature_map": "arccos"}, "there is no `feature_map` 'arccos'; did you mean 'arc_cosine'"),
         ({"n_features": 0}, "`n_features` and `n_heads` must be at least 1; got 0 and 1"),
-        ({"floor": -1.0}, "`floor` must be positive; got -1.0"),
+        ({"floor": -1.0}, "`floor` must be positive and finite; got -1.0"),
     ],
 )
 def test_argument_errors(arguments, message):

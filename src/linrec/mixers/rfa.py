@@ -15,17 +15,16 @@ side by side are projected by W_O.
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.errors import unknown
 from linrec.nn import feature_maps
 from linrec.nn.gates import GateLinear
 from linrec.nn.head_sizes import heads_of, most_heads
-from linrec.nn.mixer import Mixer, State, Transitions
+from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
 from linrec.ops.gate_loop import normalized_gate_loop
+from linrec.rules import choice, positive
 
 __all__ = ["RFA"]
 
@@ -83,6 +82,8 @@ class RFA(Mixer):
         (torch.Size([2, 10, 64]), torch.Size([2, 4, 32, 17]))
     """
 
+    recurrence = "normalized_gate_loop"
+
     def __init__(
         self,
         d_model: int,
@@ -97,10 +98,8 @@ class RFA(Mixer):
         bias: bool = True,
     ) -> None:
         super().__init__(d_model)
-        if feature_map not in ("rfa", "arc_cosine"):
-            raise unknown("`feature_map`", feature_map, ["rfa", "arc_cosine"])
-        if not floor > 0:
-            raise ValueError(f"`floor` must be positive; got {floor}. It keeps a sum from being zero.")
+        choice(Features, feature_map=feature_map)
+        positive(floor=floor, cure="It keeps a sum from being zero.")
         self.n_heads = most_heads(d_model, CHANNELS_PER_HEAD) if n_heads is None else n_heads
         self.d_head = heads_of("d_model", d_model, self.n_heads)
         self.floor = floor
@@ -117,54 +116,23 @@ class RFA(Mixer):
             self.gate = mark(GateLinear(d_model, self.n_heads), group="transition", weight_decay=False)
         self.out = nn.Linear(d_model, d_model, bias=bias)
 
-    def forward(
-        self,
-        x: Float[Tensor, "b t d_model"],
-        state: State = None,
-        *,
-        reset: Bool[Tensor, "b t"] | None = None,
-    ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
-        """Mix `x` over time; see `Mixer.forward`. The state (b, h, m, dv + 1) is S, its last column z."""
-        self.check_input(x, reset, state)
-        v = self.v(x).unflatten(-1, (self.n_heads, self.d_head))
-        y, state = self._attend(x, v, state, reset)
-        return self.out(y.flatten(-2)), state
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> Tensor:
-        """Zeros (batch, h, m, dv + 1) for m features."""
-        device = self.q.weight.device if device is None else device
-        shape = (batch, self.n_heads, self.phi.d_features, self.d_head + 1)
-        return torch.zeros(shape, dtype=self._state_dtype(), device=device)
-
-    @property
-    def state_size(self) -> int:
-        """Elements of S and z: h m (dv + 1), where m is 2 D, or D with "arc_cosine"."""
-        return self.n_heads * self.phi.d_features * (self.d_head + 1)
-
-    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions | None:
-        """g_t, the same for the m features of a head, c = h m; None without a gate."""
-        if self.gate is None:
-            return None
-        log_decay = functional.logsigmoid(self.gate(x))
-        return Transitions.of_heads(log_decay[..., None].expand(-1, -1, -1, self.phi.d_features), None)
-
-    def token_mixing(
-        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
-    ) -> Float[Tensor, "b t t"]:
-        """Mean over heads of the magnitudes of the weights that V is multiplied by."""
-        # what attention makes of the identity is the matrix
-        identity = torch.eye(x.shape[1], dtype=self.v.weight.dtype, device=x.device)[:, None]
-        shares, _ = self._attend(x, identity.expand(len(x), -1, self.n_heads, -1), None, reset)
-        return shares.abs().mean(2)
-
-    def _attend(self, x: Tensor, v: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, Tensor]:
-        q = self.phi.queries(self.q(x).unflatten(-1, (self.n_heads, self.d_head)))
-        k = self.phi(self.k(x).unflatten(-1, (self.n_heads, self.d_head)))
-        log_decay = None
+    def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Return y, and S with z as its last column (b, h, m, dv + 1)."""
+        heads = self.n_heads, self.d_head
+        q, k, v = (linear(x).unflatten(-1, heads) for linear in (self.q, self.k, self.v))
+        q, k = self.phi.queries(q), self.phi(k)
+        log_g = None
         if self.gate is not None:
             g = self.gate(x)
-            log_decay = functional.logsigmoid(g)
+            log_g = functional.logsigmoid(g)
+            # sigmoid(-g) is 1 - sigmoid(g) without a difference
             k = (torch.sigmoid(-g)[..., None] * k).to(q)
-        return normalized_gate_loop(
-            q, k, v.to(q), log_decay, floor=self.floor, signed=False, state=state, reset=reset
+        y, state = normalized_gate_loop(
+            q, k, v.to(q), log_g, floor=self.floor, signed=False, state=state, reset=reset
         )
+        return self.out(y.flatten(-2)), state
+
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
+        """Return zeros (batch, h, m, dv + 1), of m = 2 D features, or D with "arc_cosine"."""
+        sizes = self.n_heads, self.phi.d_features, self.d_head
+        return normalized_gate_loop.empty_state(batch, *sizes, **self.factory_kwargs(device))
