@@ -6,6 +6,7 @@ import torch
 from linrec.mixers import build
 from linrec.mixers.retnet import RetNet
 from linrec.nn import groups_of
+from linrec.ops.core.handlers import recording
 from linrec.testing import assert_agree, generator
 
 D, TIME = 8, 7
@@ -19,8 +20,8 @@ def make(d_model: int = D, **arguments) -> RetNet:
     return mixer
 
 
-def inputs() -> torch.Tensor:
-    return torch.randn(2, TIME, D, generator=generator(), dtype=torch.float64)
+def inputs(d_model: int = D) -> torch.Tensor:
+    return torch.randn(2, TIME, d_model, generator=generator(), dtype=torch.float64)
 
 
 def turned(z, n, base):
@@ -106,7 +107,7 @@ def test_token_mixing_is_the_mean_over_heads_of_what_values_are_multiplied_by(ro
 
 
 def test_the_state_decays_and_turns_as_the_paper_says():
-    magnitude, phase = make(32, n_heads=4).double().transitions(inputs())
+    magnitude, phase = make(32, n_heads=4).double().transitions(inputs(32))
     assert_agree(magnitude.unflatten(-1, (4, 4))[:, 0], 1 - 2.0 ** -torch.arange(5, 9).double())
     assert_agree(phase[:4], 10_000.0 ** -(torch.arange(4).double() / 3))
     assert_agree(phase.unflatten(-1, (4, 4)), phase[:4].expand(4, 4))
@@ -115,15 +116,19 @@ def test_the_state_decays_and_turns_as_the_paper_says():
 def test_decays_of_the_language_models_are_the_same_range_for_any_number_of_heads():
     for heads in (1, 4, 16):
         mixer = make(32, n_heads=heads, decay="log_spaced").double()
-        magnitude = mixer.transitions(inputs()).magnitude.unflatten(-1, (heads, -1))
+        magnitude = mixer.transitions(inputs(32)).magnitude.unflatten(-1, (heads, -1))
         # 16 = 512 / 32
         expected = [1 - 1 / (32 * 16 ** (head / max(1, heads - 1))) for head in range(heads)]
         assert_agree(magnitude[:, 0], torch.tensor(expected, dtype=torch.float64))
 
 
 def test_constants_keep_their_digits_in_half_precision():
-    mixer = make(512, n_heads=8)
-    for ours, theirs in zip(mixer.bfloat16()._gates(), make(512, n_heads=8)._gates(), strict=True):
+    gates = []
+    for dtype in (torch.bfloat16, torch.float32):
+        with recording() as calls:
+            make(512, n_heads=8).to(dtype)(torch.zeros(1, 2, 512, dtype=dtype))
+        gates.append((calls[-1].inputs.log_decay, calls[-1].inputs.phase))
+    for ours, theirs in zip(*gates, strict=True):
         assert ours.dtype == torch.float32 and torch.equal(ours, theirs)
 
 

@@ -15,22 +15,21 @@ conj(K_m e^(im theta)) then depends on n - m alone, and the turn of eq. 5 become
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from linrec.errors import unknown
 from linrec.nn.decays import log_spaced_decay, multi_scale_decay
 from linrec.nn.head_sizes import heads_of, most_heads
 from linrec.nn.mixer import Mixer, State, Transitions
 from linrec.nn.norms import Norm, make_norm
 from linrec.nn.projections import xavier_linear
-from linrec.ops.gate_loop import gate_loop, gate_loop_matrix
+from linrec.ops.gate_loop import gate_loop
+from linrec.rules import at_least, choice, require
 
 __all__ = ["RetNet"]
 
 Decay = Literal["multi_scale", "log_spaced", "single", "none"]
-_DECAYS = ("multi_scale", "log_spaced", "single", "none")
 
 # of RetNet's language models, section 3.1
 CHANNELS_PER_HEAD = 256
@@ -94,6 +93,8 @@ class RetNet(Mixer):
         (torch.Size([2, 10, 64]), torch.Size([2, 4, 8, 32]), torch.complex64)
     """
 
+    recurrence = "gate_loop"
+
     def __init__(
         self,
         d_model: int,
@@ -107,21 +108,18 @@ class RetNet(Mixer):
         output_gate: bool = True,
     ) -> None:
         super().__init__(d_model)
-        if decay not in _DECAYS:
-            raise unknown("`decay`", decay, _DECAYS)
-        if output_norm not in ("layer", "rms", "none"):
-            raise unknown("`output_norm`", output_norm, ["layer", "rms", "none"])
-        if rotary_base < 1:
-            raise ValueError(f"`rotary_base` must be at least 1; got {rotary_base}. RetNet's is 10000.")
+        choice(Decay, decay=decay)
+        choice(Norm, output_norm=output_norm)
+        at_least(1, rotary_base=rotary_base, cure="RetNet's is 10000.")
         d_v = 2 * d_model if d_v is None else d_v
         self.n_heads = most_heads(d_model, CHANNELS_PER_HEAD) if n_heads is None else n_heads
         self.d_key = heads_of("d_model", d_model, self.n_heads)
         self.d_value = heads_of("d_v", d_v, self.n_heads)
-        if rotation and self.d_key % 2:
-            raise ValueError(
-                f"`d_model` / `n_heads` must be even where pairs of channels turn; got {d_model} / "
-                f"{self.n_heads} = {self.d_key}. Choose another `n_heads`, or `rotation=False`."
-            )
+        require(
+            not rotation or self.d_key % 2 == 0,
+            f"`d_model` / `n_heads` must be even where pairs of channels turn; got {d_model} / "
+            f"{self.n_heads} = {self.d_key}. Choose another `n_heads`, or `rotation=False`.",
+        )
         self.decay, self.rotation, self.rotary_base = decay, rotation, rotary_base
         self.norm = make_norm(output_norm, self.d_value, eps=EPS, affine=False)
 
@@ -131,72 +129,37 @@ class RetNet(Mixer):
         self.gate = xavier_linear(d_model, d_v, gain=GAIN) if output_gate else None
         self.out = xavier_linear(d_v, d_model)
 
-    def forward(
-        self,
-        x: Float[Tensor, "b t d_model"],
-        state: State = None,
-        *,
-        reset: Bool[Tensor, "b t"] | None = None,
-    ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
-        """Mix `x` over time; see `Mixer.forward`. The state is S, (b, h, dk / 2, dv) of complex numbers."""
-        self.check_input(x, reset, state)
-        q, k = self._queries_and_keys(x)
-        v = self.v(x).to(self._state_dtype()).unflatten(-1, (self.n_heads, self.d_value))
-        y, state = gate_loop(q, k, v, *self._gates(), state=state, reset=reset)
+    def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Return y, and S (b, h, dk / 2, dv), complex; without `rotation`, S (b, h, dk, dv), real."""
+        q, k, v = (linear(x).to(self.state_dtype) for linear in (self.q, self.k, self.v))
+        q, k = (part.unflatten(-1, (self.n_heads, self.d_key)) for part in (q, k))
+        v = v.unflatten(-1, (self.n_heads, self.d_value))
+        k = k * self.d_key**-0.5
+        like, theta = self.factory_kwargs(x.device), None
+        if self.rotation:
+            share = torch.linspace(0, 1, self.d_key // 2, **like)
+            theta = (self.rotary_base**-share).expand(self.n_heads, -1)
+            q, k = (torch.view_as_complex(part.unflatten(-1, (-1, 2))) for part in (q, k))
+            k = k.conj()
+        log_gamma = None
+        if self.decay == "multi_scale":
+            log_gamma = multi_scale_decay(self.n_heads, **like)
+        elif self.decay == "log_spaced":
+            log_gamma = log_spaced_decay(self.n_heads, **like)
+        elif self.decay == "single":
+            log_gamma = torch.full((self.n_heads,), SINGLE_DECAY, **like).log()
+        y, state = gate_loop(q, k, v, log_gamma, theta, state=state, reset=reset)
         y = self.norm(y).flatten(-2).to(x.dtype)
         if self.gate is not None:
             y = functional.silu(self.gate(x)) * y
         return self.out(y), state
 
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> Tensor:
-        """Zeros (batch, h, dk / 2, dv), complex; (batch, h, dk, dv), real without `rotation`."""
-        dtype, channels = self._state_dtype(), self.d_key
-        if self.rotation:
-            dtype, channels = dtype.to_complex(), channels // 2
-        device = self.q.weight.device if device is None else device
-        return torch.zeros(batch, self.n_heads, channels, self.d_value, dtype=dtype, device=device)
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
+        """Return zeros (batch, h, dk / 2, dv), complex; (batch, h, dk, dv), real without `rotation`."""
+        sizes = self.n_heads, self.d_key // 2 if self.rotation else self.d_key, self.d_value
+        return gate_loop.empty_state(batch, *sizes, **self.factory_kwargs(device, is_complex=self.rotation))
 
-    @property
-    def state_size(self) -> int:
-        """Elements of S: h dk dv / 2 complex numbers, each counted once, or h dk dv real ones."""
-        return self.n_heads * self.d_key * self.d_value // (2 if self.rotation else 1)
-
-    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions:
-        """gamma and theta, constant in time: c = h dk / 2, or h dk without `rotation`."""
-        log_decay, phase = self._gates()
-        channels = self.d_key // 2 if self.rotation else self.d_key
-        if log_decay is None:
-            log_decay = torch.zeros(self.n_heads, dtype=self._state_dtype(), device=x.device)
-        return Transitions.of_heads(log_decay[:, None].expand(-1, channels), phase)
-
-    def token_mixing(
-        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
-    ) -> Float[Tensor, "b t t"]:
-        """Mean over heads of |Q K^T * D|, which V is multiplied by (eq. 5)."""
-        return gate_loop_matrix(*self._queries_and_keys(x), *self._gates(), reset=reset).abs().mean(1)
-
-    def _queries_and_keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        q, k = (
-            project(x).to(self._state_dtype()).unflatten(-1, (self.n_heads, self.d_key))
-            for project in (self.q, self.k)
-        )
-        k = k * self.d_key**-0.5
-        if not self.rotation:
-            return q, k
-        q, k = (torch.view_as_complex(part.unflatten(-1, (-1, 2))) for part in (q, k))
-        return q, k.conj()
-
-    def _gates(self) -> tuple[Tensor | None, Tensor | None]:
-        """log gamma (h,) and theta (h, dk / 2); None where gamma is 1, and where nothing turns."""
-        log_decay, phase = None, None
-        dtype, device = self._state_dtype(), self.q.weight.device
-        if self.decay == "multi_scale":
-            log_decay = multi_scale_decay(self.n_heads, dtype=dtype, device=device)
-        elif self.decay == "log_spaced":
-            log_decay = log_spaced_decay(self.n_heads, dtype=dtype, device=device)
-        elif self.decay == "single":
-            log_decay = torch.full((self.n_heads,), SINGLE_DECAY, dtype=dtype, device=device).log()
-        if self.rotation:
-            share = torch.linspace(0, 1, self.d_key // 2, dtype=dtype, device=device)
-            phase = (self.rotary_base**-share).expand(self.n_heads, -1)
-        return log_decay, phase
+    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions | None:
+        """Return gamma and theta, constant in time; gamma is 1 with `decay="none"`."""
+        ones = x.new_ones(self.d_model, dtype=self.state_dtype)
+        return super().transitions(x) or Transitions(ones, None)
