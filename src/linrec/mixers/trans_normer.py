@@ -16,16 +16,16 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from linrec.errors import unknown
 from linrec.nn import feature_maps
 from linrec.nn.head_sizes import heads_of, most_heads
 from linrec.nn.mixer import Mixer, State, Transitions
 from linrec.nn.norms import make_norm
 from linrec.nn.parameters import mark
-from linrec.ops.gate_loop import gate_loop, gate_loop_matrix
+from linrec.ops.gate_loop import gate_loop
+from linrec.rules import at_least, choice
 
 __all__ = ["TransNormer"]
 
@@ -33,8 +33,6 @@ FeatureMap = Literal["silu", "elu", "identity"]
 OutputNorm = Literal["simple_rms", "rms", "layer", "none"]
 Positions = Literal["mix", "lrpe_d", "lrpe", "decay", "none"]
 Slopes = Literal["geometric", "linear"]
-_NORMS = ("simple_rms", "rms", "layer", "none")
-_POSITIONS = ("mix", "lrpe_d", "lrpe", "decay", "none")
 
 # of the released language models
 CHANNELS_PER_HEAD = 128
@@ -94,6 +92,8 @@ class TransNormer(Mixer):
         (torch.Size([2, 10, 64]), torch.Size([2, 4, 16, 16]), torch.complex64)
     """
 
+    recurrence = "gate_loop"
+
     def __init__(
         self,
         d_model: int,
@@ -108,16 +108,11 @@ class TransNormer(Mixer):
         output_gate: bool = True,
     ) -> None:
         super().__init__(d_model)
-        if positions not in _POSITIONS:
-            raise unknown("`positions`", positions, _POSITIONS)
-        if slopes not in ("geometric", "linear"):
-            raise unknown("`slopes`", slopes, ["geometric", "linear"])
-        if feature_map not in ("silu", "elu", "identity"):
-            raise unknown("`feature_map`", feature_map, ["silu", "elu", "identity"])
-        if output_norm not in _NORMS:
-            raise unknown("`output_norm`", output_norm, _NORMS)
-        if lrpe_base < 1:
-            raise ValueError(f"`lrpe_base` must be at least 1; got {lrpe_base}. The paper's is 10000.")
+        choice(Positions, positions=positions)
+        choice(Slopes, slopes=slopes)
+        choice(FeatureMap, feature_map=feature_map)
+        choice(OutputNorm, output_norm=output_norm)
+        at_least(1, lrpe_base=lrpe_base, cure="The paper's is 10000.")
         self.n_heads = most_heads(d_model, CHANNELS_PER_HEAD) if n_heads is None else n_heads
         self.d_head = heads_of("d_model", d_model, self.n_heads)
         self.positions, self.slopes, self.layer_decay = positions, slopes, layer_decay
@@ -141,44 +136,31 @@ class TransNormer(Mixer):
         else:
             self.norm = make_norm(output_norm, d_model)
 
-    def forward(
-        self,
-        x: Float[Tensor, "b t d_model"],
-        state: State = None,
-        *,
-        reset: Bool[Tensor, "b t"] | None = None,
-    ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
-        """Mix `x` over time; see `Mixer.forward`. The state is (b, h, dk, dv), complex with theta."""
-        self.check_input(x, reset, state)
-        q, k = self._queries_and_keys(x)
-        v = self.v(x).unflatten(-1, (self.n_heads, self.d_head))
-        o, state = gate_loop(q, k, v, *self._gates(), state=state, reset=reset)
+    def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Return y, and the state (b, h, dk, dv), complex in layers with theta."""
+        heads = self.n_heads, self.d_head
+        q, k, v = (linear(x).unflatten(-1, heads) for linear in (self.q, self.k, self.v))
+        q, k = self.phi(q), self.phi(k)
+        log_lambda = None
+        if self.positions not in ("lrpe", "none"):
+            share = torch.arange(1, self.n_heads + 1, **self.factory_kwargs(x.device)) / self.n_heads
+            slope = 2.0 ** (-8 * share) if self.slopes == "geometric" else 8 * share
+            fades = self.layer_decay and self.n_layers > 1
+            log_lambda = -slope * (1 - self.layer / (self.n_layers - 1) if fades else 1)
+        theta = None if self.theta is None else self.theta.to(self.state_dtype)
+        o, state = gate_loop(q, k, v, log_lambda, theta, state=state, reset=reset)
         o = self.norm(o.flatten(-2))
         return self.out(o if self.gate is None else o * self.gate(x)), state
 
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> Tensor:
-        """Zeros (batch, h, dk, dv): complex in layers with theta, else real."""
-        dtype = self._state_dtype() if self.theta is None else self._state_dtype().to_complex()
-        device = self.q.weight.device if device is None else device
-        return torch.zeros(batch, self.n_heads, self.d_head, self.d_head, dtype=dtype, device=device)
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
+        """Return zeros (batch, h, dk, dv): complex in layers with theta, else real."""
+        sizes, turns = (self.n_heads, self.d_head, self.d_head), self.theta is not None
+        return gate_loop.empty_state(batch, *sizes, **self.factory_kwargs(device, is_complex=turns))
 
-    @property
-    def state_size(self) -> int:
-        """Elements of the state: d_model times the channels of a head, counting a complex number once."""
-        return self.d_model * self.d_head
-
-    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions:
-        """lambda and theta, constant in time: c = d_model; see `Mixer.transitions`."""
-        log_decay, phase = self._gates()
-        if log_decay is None:
-            log_decay = torch.zeros(self.n_heads, dtype=self._state_dtype(), device=x.device)
-        return Transitions.of_heads(log_decay[:, None].expand(-1, self.d_head), phase)
-
-    def token_mixing(
-        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
-    ) -> Float[Tensor, "b t t"]:
-        """Mean over heads of |a_st|."""
-        return gate_loop_matrix(*self._queries_and_keys(x), *self._gates(), reset=reset).abs().mean(1)
+    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions | None:
+        """Return lambda and theta, constant in time; lambda is 1 where nothing decays."""
+        ones = x.new_ones(self.d_model, dtype=self.state_dtype)
+        return super().transitions(x) or Transitions(ones, None)
 
     @classmethod
     def share(cls, layers: "Sequence[TransNormer]") -> None:
@@ -187,21 +169,6 @@ class TransNormer(Mixer):
             mixer.layer, mixer.n_layers = layer, len(layers)
             if mixer.positions == "mix" and layer > 0:
                 mixer.theta = None
-
-    def _queries_and_keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        heads = (self.n_heads, self.d_head)
-        return self.phi(self.q(x).unflatten(-1, heads)), self.phi(self.k(x).unflatten(-1, heads))
-
-    def _gates(self) -> tuple[Tensor | None, Tensor | None]:
-        """log lambda (h,) and theta (h, dk); None where there is no decay, and where there are no phases."""
-        dtype = self._state_dtype()
-        phase = None if self.theta is None else self.theta.to(dtype)
-        if self.positions in ("lrpe", "none"):
-            return None, phase
-        share = torch.arange(1, self.n_heads + 1, dtype=dtype, device=self.q.weight.device) / self.n_heads
-        slope = 2.0 ** (-8 * share) if self.slopes == "geometric" else 8 * share
-        fades = self.layer_decay and self.n_layers > 1
-        return -slope * (1 - self.layer / (self.n_layers - 1) if fades else 1), phase
 
 
 def _projection(d_model: int) -> nn.Linear:
