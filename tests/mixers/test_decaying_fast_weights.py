@@ -85,7 +85,7 @@ def test_transitions_are_the_decays_of_all_entries():
     assert_agree(left - right, (one - other) * magnitude[:, 0].reshape(2, 2, 3, 3))
     keys = make(n_heads=2, decay="key").double()
     assert_agree(keys.transitions(x).magnitude, torch.sigmoid(linear(x, keys.f)))
-    assert make(decay="none").transitions(x) is None
+    assert make(decay="none").double().transitions(x) is None
 
 
 def test_gates_start_where_they_are_told():

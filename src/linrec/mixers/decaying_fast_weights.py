@@ -17,14 +17,15 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.errors import unknown
 from linrec.nn import feature_maps
+from linrec.nn.fast_weights import fast_weights, fast_weights_matrix
 from linrec.nn.gates import GateLinear
 from linrec.nn.head_sizes import heads_of, most_heads
-from linrec.nn.mixer import Mixer, State, Transitions
+from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
-from linrec.ops.gate_loop import gate_loop, gate_loop_matrix
-from linrec.ops.scan import scan
+from linrec.ops.gate_loop import gate_loop
+from linrec.ops.inspection import note
+from linrec.rules import choice, require
 
 __all__ = ["DecayingFastWeights"]
 
@@ -82,25 +83,25 @@ class DecayingFastWeights(Mixer):
         bias: bool = True,
     ) -> None:
         super().__init__(d_model)
-        if decay not in ("matrix", "key", "none"):
-            raise unknown("`decay`", decay, ["matrix", "key", "none"])
-        if decay == "none" and gate_bias_init is not None:
-            raise ValueError(
-                f'`gate_bias_init` is of the gates that `decay="none"` does not have; got {gate_bias_init}. '
-                "Leave it at None."
-            )
+        choice(Decay, decay=decay)
+        require(
+            decay != "none" or gate_bias_init is None,
+            f'`gate_bias_init` is of the gates that `decay="none"` does not have; got {gate_bias_init}. '
+            "Leave it at None.",
+        )
         self.n_heads = most_heads(d_model, CHANNELS_PER_HEAD) if n_heads is None else n_heads
         self.d_head = heads_of("d_model", d_model, self.n_heads)
         self.phi = feature_maps.build(feature_map, self.d_head)
-        if self.phi.phase is not None:
-            raise ValueError(
-                f'`feature_map="{feature_map}"` turns its features with time, and fast weights decay alone. '
-                'The mixer "linear_attention" has it.'
-            )
+        require(
+            self.phi.phase is None,
+            f'`feature_map="{feature_map}"` turns its features with time, and fast weights decay alone. '
+            'The mixer "linear_attention" has it.',
+        )
 
         self.q = nn.Linear(d_model, d_model, bias=bias)
         self.k = nn.Linear(d_model, d_model, bias=bias)
         self.v = nn.Linear(d_model, d_model, bias=bias)
+        self.recurrence = "scan" if decay == "matrix" else "gate_loop"
         self.f = self.z = None
         if decay != "none":
             self.f = _gate(d_model, self.n_heads * self.phi.d_features, gate_bias_init)
@@ -108,71 +109,36 @@ class DecayingFastWeights(Mixer):
             self.z = _gate(d_model, d_model, gate_bias_init)
         self.out = nn.Linear(d_model, d_model, bias=bias)
 
-    def forward(
-        self,
-        x: Float[Tensor, "b t d_model"],
-        state: State = None,
-        *,
-        reset: Bool[Tensor, "b t"] | None = None,
-    ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
-        """Mix `x` over time; see `Mixer.forward`. The state is S, (b, h, dk, dv)."""
-        self.check_input(x, reset, state)
-        q, k = self._queries_and_keys(x)
-        v = self.v(x).unflatten(-1, (self.n_heads, self.d_head))
-        log_f, log_z = self._log_gates(x)
-        if log_f is None or log_z is None:
-            y, state = gate_loop(q, k, v, log_f, state=state, reset=reset)
-            return self.out(y.flatten(-2)), state
-        # entries of S are channels
-        decay = (log_f[..., None] + log_z[..., None, :]).exp()
-        update = (k[..., None] * v[..., None, :]).to(decay.dtype)
-        state = None if state is None else state.flatten(1)
-        s, state = scan(decay.flatten(2), update.flatten(2), state=state, reset=reset)
-        y = (q[..., None, :].to(s.dtype) @ s.unflatten(-1, decay.shape[2:])).flatten(2)
-        return self.out(y.to(x.dtype)), state.unflatten(-1, decay.shape[2:])
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> Tensor:
-        """Zeros (batch, h, dk, dv)."""
-        device = self.q.weight.device if device is None else device
-        shape = (batch, self.n_heads, self.phi.d_features, self.d_head)
-        return torch.zeros(shape, dtype=self._state_dtype(), device=device)
-
-    @property
-    def state_size(self) -> int:
-        """Elements of S: h dk dv."""
-        return self.n_heads * self.phi.d_features * self.d_head
-
-    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions | None:
-        """f_t^T z_t, one per entry of S, c = h dk dv; f_t with `decay="key"`, c = h dk; else None."""
-        log_f, log_z = self._log_gates(x)
-        if log_f is None:
-            return None
-        if log_z is None:
-            return Transitions.of_heads(log_f, None)
-        return Transitions((log_f[..., None] + log_z[..., None, :]).exp().flatten(2), None)
-
-    def token_mixing(
-        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
-    ) -> Float[Tensor, "b t t"]:
-        """Mean over heads and value channels of the magnitudes of the weights that v is multiplied by."""
-        q, k = self._queries_and_keys(x)
-        log_f, log_z = self._log_gates(x)
-        if log_f is not None and log_z is not None:
-            # to one value channel, the fast weights are a head of its own
-            q, k = (part.repeat_interleave(self.d_head, 2) for part in (q, k))
-            log_f = (log_f[..., None, :] + log_z[..., None]).flatten(2, 3)
-        return gate_loop_matrix(q, k, log_f, reset=reset).abs().mean(1)
-
-    def _queries_and_keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        q = self.phi(self.q(x).unflatten(-1, (self.n_heads, self.d_head)))
-        return q, self.phi(self.k(x).unflatten(-1, (self.n_heads, self.d_head)))
-
-    def _log_gates(self, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Return y, and S (b, h, dk, dv)."""
+        heads = self.n_heads, self.d_head
+        q, k, v = (linear(x).unflatten(-1, heads) for linear in (self.q, self.k, self.v))
+        q, k = self.phi(q), self.phi(k)
         log_f, log_z = (
             None if gate is None else functional.logsigmoid(gate(x)).unflatten(-1, (self.n_heads, -1))
             for gate in (self.f, self.z)
         )
-        return log_f, log_z
+        if log_f is None or log_z is None:
+            y, state = gate_loop(q, k, v, log_f, state=state, reset=reset)
+        else:
+            note(q=q, k=k, log_f=log_f, log_z=log_z)
+            y, state = fast_weights(q, k, v, log_f, log_z, state=state, reset=reset)
+            y = y.to(x.dtype)
+        return self.out(y.flatten(2)), state
+
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
+        """Return zeros (batch, h, dk, dv)."""
+        sizes = self.n_heads, self.phi.d_features, self.d_head
+        return gate_loop.empty_state(batch, *sizes, **self.factory_kwargs(device))
+
+    def token_mixing(
+        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
+    ) -> Float[Tensor, "b t t"] | None:
+        """Return the mean over heads and value channels of the magnitudes of the weights of v."""
+        if self.z is None:
+            return super().token_mixing(x, reset=reset)
+        _, notes = self._memory(x, reset)
+        return fast_weights_matrix(**notes, reset=reset)
 
 
 def _gate(d_in: int, d_out: int, bias_init: float | None) -> GateLinear:
