@@ -195,8 +195,8 @@ def test_state_size_counts_the_state_that_is_kept():
     [
         ({"n_heads": 4}, "`d_model` must be a positive multiple of `n_heads` = 4; got 6"),
         ({"eta": 0}, "`eta` must be at least 1; got 0"),
-        ({"r": 0}, "`r` must be at least 1 term, or None for ReLiT without approximation; got 0"),
-        ({"floor": 0.0}, "`floor` must be positive; got 0.0"),
+        ({"r": 0}, "`r` must be at least 1; got 0. None is ReLiT, without approximation."),
+        ({"floor": 0.0}, "`floor` must be positive and finite; got 0.0"),
     ],
 )
 def test_argument_errors(arguments, message):

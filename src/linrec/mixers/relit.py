@@ -28,12 +28,15 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
+from linrec.nn.fast_weights import fast_weights, fast_weights_matrix
 from linrec.nn.gates import GateLinear
 from linrec.nn.head_sizes import heads_of, most_heads
 from linrec.nn.mixer import Mixer, State, Transitions
 from linrec.nn.parameters import mark
-from linrec.ops.gate_loop import gate_loop, gate_loop_matrix
+from linrec.ops.gate_loop import gate_loop
+from linrec.ops.inspection import note
 from linrec.ops.scan import scan
+from linrec.rules import at_least, positive
 
 __all__ = ["ReLiT", "ReLiTState"]
 
@@ -95,6 +98,8 @@ class ReLiT(Mixer):
         961
     """
 
+    recurrence = "scan"
+
     def __init__(
         self,
         d_model: int,
@@ -105,14 +110,9 @@ class ReLiT(Mixer):
         floor: float = 1e-5,
     ) -> None:
         super().__init__(d_model)
-        if eta < 1:
-            raise ValueError(f"`eta` must be at least 1; got {eta}.")
-        if r is not None and r < 1:
-            raise ValueError(
-                f"`r` must be at least 1 term, or None for ReLiT without approximation; got {r}."
-            )
-        if not floor > 0:
-            raise ValueError(f"`floor` must be positive; got {floor}. It keeps a sum from being zero.")
+        at_least(1, eta=eta)
+        at_least(1, r=r, cure="None is ReLiT, without approximation.")
+        positive(floor=floor, cure="It keeps a sum from being zero.")
         self.n_heads = most_heads(d_model, CHANNELS_PER_HEAD) if n_heads is None else n_heads
         self.d_head = heads_of("d_model", d_model, self.n_heads)
         self.d_features, self.floor = eta * self.d_head, floor
@@ -133,127 +133,71 @@ class ReLiT(Mixer):
                 nn.init.orthogonal_(module.weight, gain=GAIN)
                 nn.init.zeros_(module.bias)
 
-    def forward(
-        self,
-        x: Float[Tensor, "b t d_model"],
-        state: State = None,
-        *,
-        reset: Bool[Tensor, "b t"] | None = None,
-    ) -> tuple[Float[Tensor, "b t d_model"], State]:
-        """Mix `x` over time; see `Mixer.forward`.
-
-        The state is C^T, its last column s, (b, h, eta dk, dv + 1); of AReLiT, a `ReLiTState`.
-        """
-        self.check_input(x, reset, state)
-        run = self._approximate if self.r else self._exact
-        a, state = run(x, state, reset)
+    def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Return y, and C^T with s as its last column (b, h, eta dk, dv + 1); of AReLiT, a `ReLiTState`."""
+        linears = (self.p1, self.k, self.p2, self.q, self.p3, self.gamma, self.beta, self.v)
+        p1, k, p2, q, p3, g, b, v = (
+            linear(x).to(self.state_dtype).unflatten(-1, (self.n_heads, -1)) for linear in linears
+        )
+        k = _outer(functional.relu(p1), functional.relu(k))
+        q = _outer(functional.relu(p2), functional.relu(q))
+        gamma, beta = _outer(torch.sigmoid(p3), torch.sigmoid(g)), torch.sigmoid(b)
+        # f = 1 - gamma = sigmoid(-p3) + sigmoid(p3) sigmoid(-g): no difference, so its logarithm is finite
+        p3, g = p3[..., None], g[..., None, :]
+        right = functional.logsigmoid(p3) + functional.logsigmoid(-g)
+        log_f = torch.logaddexp(functional.logsigmoid(-p3), right).flatten(-2)
+        # z = 1 - beta
+        log_z = functional.logsigmoid(-b)
+        k, v = gamma * k, beta * v
+        note(log_f=log_f, log_z=log_z, beta=beta)
+        if not self.r:
+            # s is what C is for a value of 1 that is not forgotten
+            v, log_z = functional.pad(v, (0, 1), value=1.0), functional.pad(log_z, (0, 1))
+            a, state = fast_weights(q, k, v, log_f, log_z, state=state, reset=reset)
+            s = a[..., -1:].clamp(min=self.floor)
+            note(q=q, k=k, s=s)
+            a = a[..., :-1] / s
+        else:
+            kk, vv, before = (None, None, None) if state is None else state
+            one = torch.ones(*x.shape[:2], 1, dtype=self.state_dtype, device=x.device)
+            # counted by the operator, which knows of resets, and of other processes' steps
+            t, last = scan(one, one, state=before, reset=reset)
+            term = torch.arange(self.r // 2 + 1, dtype=one.dtype, device=x.device)
+            cosines = torch.cos(2 * math.pi / self.r * term * (t % self.r))[:, :, None]
+            cosines = cosines.expand(-1, -1, self.n_heads, -1)
+            # kk^k . phi(q) of all k
+            dots, kk = gate_loop(q, k, cosines, log_f, state=kk, reset=reset)
+            # terms k and r - k are one that counts twice
+            weights = dots / dots[..., :1].clamp(min=self.floor) * torch.where(2 * term % self.r == 0, 1, 2)
+            weights = weights * (2 / self.r)
+            note(q=weights, k=cosines)
+            a, vv = fast_weights(weights, cosines, v, None, log_z, state=vv, reset=reset)
+            state = ReLiTState(kk, vv, last % self.r)
         return self.out(a.flatten(-2).to(x.dtype)), state
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Zeros (batch, h, eta dk, dv + 1), or a `ReLiTState` of zeros."""
-        device = self.q.weight.device if device is None else device
-
-        def zeros(*shape: int) -> Tensor:
-            return torch.zeros(batch, *shape, dtype=self._state_dtype(), device=device)
-
-        h, m = self.n_heads, self.d_features
+        """Return zeros (batch, h, eta dk, dv + 1), or a `ReLiTState` of zeros."""
+        h, m, d, like = self.n_heads, self.d_features, self.d_head, self.factory_kwargs(device)
         if not self.r:
-            return zeros(h, m, self.d_head + 1)
+            return gate_loop.empty_state(batch, h, m, d + 1, **like)
         n = self.r // 2 + 1
-        return ReLiTState(zeros(h, m, n), zeros(h, n, self.d_head), zeros(1))
-
-    @property
-    def state_size(self) -> int:
-        """Elements of C and s, h eta dk (dv + 1); of AReLiT, h (r // 2 + 1) (eta dk + dv), and the time."""
-        if not self.r:
-            return self.n_heads * self.d_features * (self.d_head + 1)
-        return self.n_heads * (self.r // 2 + 1) * (self.d_features + self.d_head) + 1
+        kk, vv = (gate_loop.empty_state(batch, h, *sizes, **like) for sizes in ((m, n), (n, d)))
+        return ReLiTState(kk, vv, scan.empty_state(batch, 1, **like))
 
     def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions:
-        """(1 - beta_t) (x) (1 - gamma_t), c = h eta dk dv; of AReLiT, both side by side, h (eta dk + dv)."""
-        log_key, log_value = self._keys(x)[1], self._values(x)[1]
-        if not self.r:
-            return Transitions((log_key[..., None] + log_value[..., None, :]).exp().flatten(2), None)
-        return Transitions.of_heads(torch.cat([log_key, log_value], -1), None)
+        """Return (1 - beta_t) (x) (1 - gamma_t), c = h eta dk dv; of AReLiT, both, c = h (eta dk + dv)."""
+        _, notes = self._memory(x, None)
+        f, z = notes["log_f"].exp(), notes["log_z"].exp()
+        kept = torch.cat([f, z], -1) if self.r else _outer(f, z)
+        return Transitions(kept.flatten(2), None)
 
     def token_mixing(
         self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
     ) -> Float[Tensor, "b t t"]:
-        """Mean over heads and value channels of the magnitudes of the weights that v is multiplied by."""
-        (k, log_key), log_value, q = self._keys(x), self._values(x)[1], self._queries(x)
-        beta = -torch.expm1(log_value)
-        if not self.r:
-            s, _ = gate_loop(q, k, torch.ones_like(q[..., :1]), log_key, reset=reset)
-            q = q / s.clamp(min=self.floor)
-            log_decay = log_key[..., None, :] + log_value[..., None]
-        else:
-            cosines, _ = self._cosines(x, None, reset)
-            dots, _ = gate_loop(q, k, cosines, log_key, reset=reset)
-            q, k, log_decay = self._weights(dots), cosines, log_value[..., None].expand(-1, -1, -1, -1, 1)
-        # to one value channel, the state is a head of its own
-        q = q.repeat_interleave(self.d_head, 2)
-        k = (k[..., None, :] * beta[..., None]).flatten(2, 3)
-        log_decay = log_decay.expand(*log_decay.shape[:-1], k.shape[-1]).flatten(2, 3)
-        return gate_loop_matrix(q, k, log_decay, reset=reset).abs().mean(1)
-
-    def _exact(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, Tensor]:
-        (k, log_key), (v, log_value) = self._keys(x), self._values(x)
-        # s is what C is for a value of 1 that is not forgotten
-        v, log_value = functional.pad(v, (0, 1), value=1.0), functional.pad(log_value, (0, 1))
-        decay = (log_key[..., None] + log_value[..., None, :]).exp()
-        update = k[..., None] * v[..., None, :]
-        state = None if state is None else state.flatten(1)
-        C, last = scan(decay.flatten(2), update.flatten(2), state=state, reset=reset)
-        a = (self._queries(x)[..., None, :] @ C.unflatten(-1, decay.shape[2:]))[..., 0, :]
-        return a[..., :-1] / a[..., -1:].clamp(min=self.floor), last.unflatten(-1, decay.shape[2:])
-
-    def _approximate(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, ReLiTState]:
-        past = self.init_state(x.shape[0], device=x.device) if state is None else state
-        (k, log_key), (v, log_value) = self._keys(x), self._values(x)
-        cosines, t = self._cosines(x, past.t, reset)
-        # kk^k . phi(q) for all k
-        dots, kk = gate_loop(self._queries(x), k, cosines, log_key, state=past.k, reset=reset)
-        update = cosines[..., None] * v[..., None, :]
-        decay = log_value.exp()[..., None, :].expand_as(update)
-        vv, last = scan(decay.flatten(2), update.flatten(2), state=past.v.flatten(1), reset=reset)
-        a = (self._weights(dots)[..., None, :] @ vv.unflatten(-1, update.shape[2:]))[..., 0, :]
-        return a, ReLiTState(kk, last.unflatten(-1, update.shape[2:]), t)
-
-    def _cosines(self, x: Tensor, before: Tensor | None, reset: Tensor | None) -> tuple[Tensor, Tensor]:
-        """cos(w_k t) (b, t, h, n), and the last t modulo r (b, 1)."""
-        one = torch.ones(*x.shape[:2], 1, dtype=self._state_dtype(), device=x.device)
-        # counted by the operator, which knows of resets, and of other processes' steps
-        t, last = scan(one, one, state=before, reset=reset)
-        k = torch.arange(self.r // 2 + 1, dtype=one.dtype, device=x.device)
-        cosines = torch.cos(2 * math.pi / self.r * k * (t % self.r))
-        return cosines[:, :, None].expand(-1, -1, self.n_heads, -1), last % self.r
-
-    def _weights(self, dots: Tensor) -> Tensor:
-        """2/r kk^k . phi(q) / (s . phi(q)) of all terms; those of which there are two, twice."""
-        k = torch.arange(dots.shape[-1], device=dots.device)
-        times = torch.where(2 * k % self.r == 0, 1, 2)
-        return dots / dots[..., :1].clamp(min=self.floor) * times * (2 / self.r)
-
-    def _queries(self, x: Tensor) -> Tensor:
-        """phi(q) (b, t, h, eta dk)."""
-        return _outer(*(functional.relu(self._heads(linear, x)) for linear in (self.p2, self.q)))
-
-    def _keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """gamma * phi(k) and log(1 - gamma), (b, t, h, eta dk)."""
-        k = _outer(*(functional.relu(self._heads(linear, x)) for linear in (self.p1, self.k)))
-        a, b = self._heads(self.p3, x)[..., None], self._heads(self.gamma, x)[..., None, :]
-        gamma = (torch.sigmoid(a) * torch.sigmoid(b)).flatten(-2)
-        # 1 - gamma = sigmoid(-a) + sigmoid(a) sigmoid(-b): no difference, so its logarithm is finite
-        right = functional.logsigmoid(a) + functional.logsigmoid(-b)
-        return gamma * k, torch.logaddexp(functional.logsigmoid(-a), right).flatten(-2)
-
-    def _values(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """beta * v and log(1 - beta), (b, t, h, dv)."""
-        beta = self._heads(self.beta, x)
-        return torch.sigmoid(beta) * self._heads(self.v, x), functional.logsigmoid(-beta)
-
-    def _heads(self, linear: nn.Linear, x: Tensor) -> Tensor:
-        return linear(x).to(self._state_dtype()).unflatten(-1, (self.n_heads, -1))
+        """Return the mean over heads and value channels of the magnitudes of the weights of v."""
+        _, notes = self._memory(x, reset)
+        q, log_f = (notes["q"], None) if self.r else (notes["q"] / notes["s"], notes["log_f"])
+        return fast_weights_matrix(q, notes["k"], log_f, notes["log_z"], notes["beta"], reset=reset)
 
 
 def _outer(a: Tensor, b: Tensor) -> Tensor:
