@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor
 
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.projections import orthogonal_linear
 from linrec.nn.rwkv_start import Place, ramp
 from linrec.nn.token_shift import TokenShift
+from linrec.rules import at_least
 
 __all__ = ["RWKVChannelMixing"]
 
@@ -58,8 +58,7 @@ class RWKVChannelMixing(Mixer):
         zero_init: bool = True,
     ) -> None:
         super().__init__(d_model)
-        if d_hidden < 1:
-            raise ValueError(f"`d_hidden` must be at least 1; got {d_hidden}.")
+        at_least(1, d_hidden=d_hidden)
         first = 0.0 if zero_init else 1.0
         # of k and r
         self.shift = TokenShift(d_model, 2 if receptance else 1) if token_shift else None
@@ -68,15 +67,8 @@ class RWKVChannelMixing(Mixer):
         self.r = orthogonal_linear(d_model, d_model, gain=first) if receptance else None
         self._start(Place())
 
-    def forward(
-        self,
-        x: Float[Tensor, "b t d_model"],
-        state: State = None,
-        *,
-        reset: Bool[Tensor, "b t"] | None = None,
-    ) -> tuple[Float[Tensor, "b t d_model"], State]:
-        """Mix the channels of `x`; see `Mixer.forward`. The state is the last input (b, d_model), or None."""
-        self.check_input(x, reset)
+    def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Return y, and the last input (b, d_model), or None without token shift."""
         mixed, last = [x, x], None
         if self.shift is not None:
             mixed, last = self.shift(x, state, reset=reset)
@@ -84,16 +76,8 @@ class RWKVChannelMixing(Mixer):
         return y if self.r is None else torch.sigmoid(self.r(mixed[1])) * y, last
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Zeros (batch, d_model); None without token shift."""
-        if self.shift is None:
-            return None
-        device = self.v.weight.device if device is None else device
-        return torch.zeros(batch, self.d_model, dtype=self._state_dtype(), device=device)
-
-    @property
-    def state_size(self) -> int:
-        """Elements of the last input: d_model, or 0 without token shift."""
-        return 0 if self.shift is None else self.d_model
+        """Return zeros (batch, d_model); None without token shift."""
+        return None if self.shift is None else self.shift.init_state(batch, **self.factory_kwargs(device))
 
     @classmethod
     def share(cls, layers: "Sequence[RWKVChannelMixing]") -> None:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from linrec.nn.parameters import mark
 from linrec.nn.projections import orthogonal_linear
 from linrec.ops.core.handlers import refuse_split_time
+from linrec.rules import at_least
 
 __all__ = ["TokenShift", "token_shift"]
 
@@ -89,8 +90,8 @@ class TokenShift(nn.Module):
 
     def __init__(self, d_model: int, n: int, *, rank: int | None = None) -> None:
         super().__init__()
-        if rank is not None and rank < 1:
-            raise ValueError(f"`rank` of a token shift must be at least 1; got {rank}. The paper's is 32.")
+        at_least(1, rank=rank, cure="The paper's is 32.")
+        self.d_model = d_model
         self.mu = nn.ParameterList(torch.zeros(d_model) for _ in range(n))
         self.mu_x: nn.Parameter | None = None
         if rank is not None:
@@ -115,6 +116,12 @@ class TokenShift(nn.Module):
         parts = (mu + z_n @ B for mu, z_n, B in zip(self.mu, z.unbind(-2), self.B, strict=True))
         return [x + back * part for part in parts], last
 
+    def init_state(
+        self, batch: int, *, dtype: torch.dtype, device: torch.device | str | None = None
+    ) -> Float[Tensor, "b d_model"]:
+        """Return the last input at the start of a sequence, zeros (batch, d_model)."""
+        return torch.zeros(batch, self.d_model, dtype=dtype, device=device)
+
     def start(self, mu: Sequence[Tensor], mu_x: Tensor | None = None) -> None:
         """Set every mu, and mu_x where there is one, to vectors (d_model,)."""
         with torch.no_grad():
@@ -126,4 +133,4 @@ class TokenShift(nn.Module):
     def extra_repr(self) -> str:
         """What `print` shows."""
         rank = None if self.mu_x is None else self.B.shape[1]
-        return f"d_model={len(self.mu[0])}, n={len(self.mu)}, rank={rank}"
+        return f"d_model={self.d_model}, n={len(self.mu)}, rank={rank}"
