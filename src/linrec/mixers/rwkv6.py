@@ -18,20 +18,19 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.errors import unknown
 from linrec.nn.gates import GateLinear, stable_exponential
 from linrec.nn.head_norm import HeadNorm
 from linrec.nn.head_sizes import heads_of, most_heads
-from linrec.nn.mixer import Mixer, State, Transitions
+from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
 from linrec.nn.projections import orthogonal_linear
-from linrec.nn.rwkv_start import Place, first_bonus, first_decay, ramp
+from linrec.nn.rwkv_start import Place, first_bonus, first_decay, first_shares
 from linrec.nn.token_shift import TokenShift
-from linrec.ops.gate_loop import gate_loop, gate_loop_matrix
+from linrec.ops.gate_loop import gate_loop
+from linrec.rules import at_least, choice
 
 __all__ = ["RWKV6"]
 
@@ -102,6 +101,8 @@ class RWKV6(Mixer):
         (torch.Size([2, 10, 64]), torch.Size([2, 64]), torch.Size([2, 4, 16, 16]))
     """
 
+    recurrence = "gate_loop"
+
     def __init__(
         self,
         d_model: int,
@@ -117,14 +118,9 @@ class RWKV6(Mixer):
         zero_init: bool = True,
     ) -> None:
         super().__init__(d_model)
-        if token_shift not in ("data", "learned", "none"):
-            raise unknown("`token_shift`", token_shift, ["data", "learned", "none"])
-        if decay not in ("data", "learned"):
-            raise unknown("`decay`", decay, ["data", "learned"])
-        if shift_rank < 1 or decay_rank < 1:
-            raise ValueError(
-                f"`shift_rank` and `decay_rank` must be at least 1; got {shift_rank} and {decay_rank}."
-            )
+        choice(Shift, token_shift=token_shift)
+        choice(Decay, decay=decay)
+        at_least(1, shift_rank=shift_rank, decay_rank=decay_rank)
         self.n_heads = most_heads(d_model, CHANNELS_PER_HEAD) if n_heads is None else n_heads
         self.d_head = heads_of("d_model", d_model, self.n_heads)
         # what is made from a mixture of tokens of its own
@@ -151,51 +147,33 @@ class RWKV6(Mixer):
         self.out = orthogonal_linear(d_model, d_model, gain=0.0 if zero_init else 1.0)
         self._start(Place())
 
-    def forward(
-        self,
-        x: Float[Tensor, "b t d_model"],
-        state: State = None,
-        *,
-        reset: Bool[Tensor, "b t"] | None = None,
-    ) -> tuple[Float[Tensor, "b t d_model"], State]:
-        """Mix `x` over time; see `Mixer.forward`.
-
-        The state is the last input (b, d_model) and S (b, h, d, d); without token shift, S alone.
-        """
-        self.check_input(x, reset, state)
-        last, S = (None, state) if self.shift is None or state is None else state
-        mixed, last = self._shifted(x, last, reset)
-        r, k = self._receptances_and_keys(mixed)
-        v = self._heads(self.v(mixed["v"]))
-        o, S = gate_loop(r, k, v, self._log_w(mixed), bonus=self._bonus(), state=S, reset=reset)
+    def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Return y, and the last input (b, d_model) with S (b, h, d, d); without token shift, S alone."""
+        heads = self.n_heads, self.d_head
+        if self.shift is None:
+            S, z = state, dict.fromkeys(self.mixtures, x)
+        else:
+            last, S = (None, None) if state is None else state
+            mixed, last = self.shift(x, last, reset=reset)
+            z = dict(zip(self.mixtures, mixed, strict=True))
+        r, k = self.r(z["r"]).unflatten(-1, heads), self.k(z["k"]).unflatten(-1, heads)
+        v = self.v(z["v"]).unflatten(-1, heads)
+        d = self.lambda_d.to(self.state_dtype)
+        if self.d is not None:
+            d = d + self.d(z["w"])
+        log_w = stable_exponential(d).unflatten(-1, heads)
+        u = None if self.u is None else self.u.to(self.state_dtype).unflatten(-1, heads)
+        o, S = gate_loop(r, k, v, log_w, bonus=u, state=S, reset=reset)
         o = (o if self.norm is None else self.norm(o)).flatten(-2).to(x.dtype)
         if self.gate is not None:
-            o = functional.silu(self.gate(mixed["g"])) * o
+            o = functional.silu(self.gate(z["g"])) * o
         return self.out(o), S if self.shift is None else (last, S)
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Zeros (batch, d_model) and zeros (batch, h, d, d); without token shift, the second alone."""
-        device = self.out.weight.device if device is None else device
-        shape = (batch, self.n_heads, self.d_head, self.d_head)
-        S = torch.zeros(shape, dtype=self._state_dtype(), device=device)
-        return S if self.shift is None else (S.new_zeros(batch, self.d_model), S)
-
-    @property
-    def state_size(self) -> int:
-        """Elements of S, d_model times the channels of a head, and of the last input."""
-        return self.d_model * (self.d_head + (self.shift is not None))
-
-    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions:
-        """w_t, one per channel: c = d_model; see `Mixer.transitions`."""
-        return Transitions.of_heads(self._log_w(self._shifted(x, None, None)[0]), None)
-
-    def token_mixing(
-        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
-    ) -> Float[Tensor, "b t t"]:
-        """Mean over heads of the magnitudes of what v is multiplied by."""
-        mixed, _ = self._shifted(x, None, reset)
-        r, k = self._receptances_and_keys(mixed)
-        return gate_loop_matrix(r, k, self._log_w(mixed), bonus=self._bonus(), reset=reset).abs().mean(1)
+        """Return zeros (batch, d_model) and zeros (batch, h, d, d); without token shift, the second alone."""
+        like = self.factory_kwargs(device)
+        S = gate_loop.empty_state(batch, self.n_heads, self.d_head, self.d_head, **like)
+        return S if self.shift is None else (self.shift.init_state(batch, **like), S)
 
     @classmethod
     def share(cls, layers: "Sequence[RWKV6]") -> None:
@@ -204,38 +182,12 @@ class RWKV6(Mixer):
             mixer._start(Place(layer, len(layers)))
 
     def _start(self, place: Place) -> None:
+        if self.shift is not None:
+            shares = first_shares(self.d_model, place)
+            self.shift.start([shares[name] for name in self.mixtures], shares["k"])
         with torch.no_grad():
             self.lambda_d.copy_(first_decay(self.d_model, place, low=SLOWEST, high=FASTEST))
             if self.u is not None:
                 self.u.copy_(first_bonus(self.d_model, place))
             if self.norm is not None:
                 self.norm.weight.fill_(((place.layer + 1) / place.n_layers) ** 0.7)
-        if self.shift is not None:
-            k, r = 1 - ramp(self.d_model, place.height), 1 - ramp(self.d_model, 0.5 * place.height)
-            starts = {"r": r, "k": k, "v": k - 0.3 * place.depth, "w": k, "g": r}
-            self.shift.start([starts[name] for name in self.mixtures], k)
-
-    def _shifted(
-        self, x: Tensor, last: Tensor | None, reset: Tensor | None
-    ) -> tuple[dict[str, Tensor], Tensor | None]:
-        """What r, k, v, w and g are made from, and the last input."""
-        if self.shift is None:
-            return dict.fromkeys(self.mixtures, x), None
-        mixed, last = self.shift(x, last, reset=reset)
-        return dict(zip(self.mixtures, mixed, strict=True)), last
-
-    def _receptances_and_keys(self, mixed: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        return self._heads(self.r(mixed["r"])), self._heads(self.k(mixed["k"]))
-
-    def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.n_heads, self.d_head))
-
-    def _log_w(self, mixed: dict[str, Tensor]) -> Tensor:
-        """log w_t (b, t, h, d), or (h, d) with `decay="learned"`."""
-        d = self.lambda_d.to(self._state_dtype())
-        if self.d is not None:
-            d = d + self.d(mixed["w"])
-        return self._heads(stable_exponential(d))
-
-    def _bonus(self) -> Tensor | None:
-        return None if self.u is None else self._heads(self.u.to(self._state_dtype()))

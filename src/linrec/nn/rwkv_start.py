@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["Place", "first_bonus", "first_decay", "ramp", "zigzag"]
+__all__ = ["Place", "first_bonus", "first_decay", "first_shares", "ramp", "zigzag"]
 
 
 class Place(NamedTuple):
@@ -61,6 +61,20 @@ def first_bonus(width: int, place: Place) -> Float[Tensor, "d"]:
         tensor([ 1.0000,  0.6000, -0.1000])
     """
     return place.depth * (1 - _fraction(width)) + 0.1 * zigzag(width)
+
+
+def first_shares(width: int, place: Place) -> dict[str, Float[Tensor, "d"]]:
+    """Return the shares of the last token in what r, k, v, w and g of RWKV-5 and RWKV-6 are made from.
+
+        mu_k = mu_w = 1 - (i/d)^(1 - l/L)    mu_r = mu_g = 1 - (i/d)^((1 - l/L) / 2)
+        mu_v = mu_k - 0.3 l/(L - 1)
+
+    Example:
+        >>> first_shares(4, Place())["k"]
+        tensor([1.0000, 0.7500, 0.5000, 0.2500])
+    """
+    k, r = 1 - ramp(width, place.height), 1 - ramp(width, 0.5 * place.height)
+    return {"r": r, "k": k, "v": k - 0.3 * place.depth, "w": k, "g": r}
 
 
 def zigzag(width: int) -> Float[Tensor, "d"]:
