@@ -25,18 +25,19 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch.nn import functional
 
 from linrec.nn.gates import stable_exponential
-from linrec.nn.mixer import Mixer, State, Transitions
+from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
 from linrec.nn.projections import orthogonal_linear
-from linrec.nn.running_maximum import running_maximum
+from linrec.nn.running_maximum import maxima_around_steps
 from linrec.nn.rwkv_start import Place, first_decay, ramp, zigzag
 from linrec.nn.token_shift import token_shift
 from linrec.ops.core.handlers import refuse_split_time
 from linrec.ops.gate_loop import gate_loop_matrix
+from linrec.ops.inspection import note
 from linrec.ops.scan import scan
+from linrec.rules import at_least
 
 __all__ = ["RWKV4", "RWKV4State"]
 
@@ -102,6 +103,8 @@ class RWKV4(Mixer):
         (torch.Size([2, 10, 64]), torch.Size([2, 64]), torch.Size([2, 128]))
     """
 
+    recurrence = "scan"
+
     def __init__(
         self,
         d_model: int,
@@ -113,9 +116,8 @@ class RWKV4(Mixer):
         zero_init: bool = True,
     ) -> None:
         super().__init__(d_model)
+        at_least(1, d_state=d_state)
         d_state = d_model if d_state is None else d_state
-        if d_state < 1:
-            raise ValueError(f"`d_state` must be at least 1; got {d_state}.")
         self.d_state, self.token_shift = d_state, token_shift
         # a projection that widens keeps the size of each channel
         wide, first = math.sqrt(max(1, d_state / d_model)), 0.0 if zero_init else 1.0
@@ -133,69 +135,63 @@ class RWKV4(Mixer):
         self.u = nn.Parameter(math.log(0.3) + 0.5 * zigzag(d_state)) if bonus else None
         self._start(Place())
 
-    def forward(
-        self,
-        x: Float[Tensor, "b t d_model"],
-        state: State = None,
-        *,
-        reset: Bool[Tensor, "b t"] | None = None,
-    ) -> tuple[Float[Tensor, "b t d_model"], RWKV4State]:
-        """Mix `x` over time; see `Mixer.forward`. The state is an `RWKV4State`."""
-        self.check_input(x, reset, state)
+    def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Return y, and an `RWKV4State`."""
         # the largest exponent so far is that of all parts
         refuse_split_time("rwkv4")
-        state = self.init_state(x.shape[0], device=x.device) if state is None else state
-        (x_r, x_k, x_v), last = self._shifted(x, state.last, reset)
-        log_fade, weight, factors, largest = self._weights(x_k, state.largest, reset)
-        v = self.v(x_v).to(weight.dtype)
+        state = self.init_state(len(x), device=x.device) if state is None else state
+        x_r = x_k = x_v = x
+        last = None
+        if self.token_shift:
+            past_x, last = token_shift(x, state.last, reset=reset)
+            mus = (self.mu_r, self.mu_k, self.mu_v)
+            x_r, x_k, x_v = (x if mu is None else past_x + mu * (x - past_x) for mu in mus)
+        k, v = self.k(x_k).to(self.state_dtype), self.v(x_v).to(self.state_dtype)
+        # -w
+        log_decay = stable_exponential(self.log_w.to(self.state_dtype))
+        # no gradient passes m and p, which cancel
+        earlier, m, largest = maxima_around_steps(k, state.largest, log_decay, reset=reset)
+        log_fade, weight = earlier + log_decay - m, (k - m).exp()
         fade, update = log_fade.exp(), torch.cat([weight * v, weight], -1)
         sums, end = scan(torch.cat([fade, fade], -1), update, state=state.sums, reset=reset)
-        if factors is not None:
-            past, now = factors
+        if self.u is not None:
+            log_now = self.u.to(k.dtype) + k
+            p = torch.maximum(earlier, log_now.detach())
+            past, now = (earlier - p).exp(), (log_now - p).exp()
             before = torch.cat([state.sums[:, None].to(sums), sums], 1)[:, :-1]
             if reset is not None:
                 before = before.masked_fill(reset[..., None], 0)
             sums = torch.cat([past, past], -1) * before + torch.cat([now * v, now], -1)
+            note(past=past, now=now)
         a, b = sums.chunk(2, -1)
+        note(log_decay=log_decay, weight=weight, log_fade=log_fade, b=b)
         wkv = (a / b).to(x.dtype)
         if self.r is not None:
-            wkv = torch.sigmoid(self.r(x_r)) * wkv
+            r = torch.sigmoid(self.r(x_r))
+            note(r=r)
+            wkv = r * wkv
         return self.out(wkv), RWKV4State(last, end, largest)
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> RWKV4State:
-        """Zeros, and largest exponents of -inf."""
-        device = self.out.weight.device if device is None else device
-        last = torch.zeros(batch, self.d_model, dtype=self._state_dtype(), device=device)
-        sums = torch.zeros(batch, 2 * self.d_state, dtype=last.dtype, device=device)
-        largest = torch.full_like(sums[:, : self.d_state], -torch.inf)
-        return RWKV4State(last if self.token_shift else None, sums, largest)
-
-    @property
-    def state_size(self) -> int:
-        """Elements of a, b and m, 3 d_state, and of the last input."""
-        return 3 * self.d_state + (self.d_model if self.token_shift else 0)
-
-    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions:
-        """exp(-w), constant in time: c = d_state; see `Mixer.transitions`."""
-        return Transitions(self._log_decay().exp(), None)
+        """Return zeros, and largest exponents of -inf."""
+        sums = scan.empty_state(batch, 2 * self.d_state, **self.factory_kwargs(device))
+        last = sums.new_zeros(batch, self.d_model) if self.token_shift else None
+        return RWKV4State(last, sums, sums.new_full((batch, self.d_state), -torch.inf))
 
     def token_mixing(
         self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
     ) -> Float[Tensor, "b t t"]:
-        """Mean over channels of the weights that v is multiplied by, sigmoid(r) among them."""
-        start = self.init_state(x.shape[0], device=x.device)
-        (x_r, x_k, _), _ = self._shifted(x, start.last, reset)
-        log_fade, weight, factors, _ = self._weights(x_k, start.largest, reset)
-        b, _ = scan(log_fade.exp(), weight, reset=reset)
-        gate = torch.ones_like(b) if self.r is None else torch.sigmoid(self.r(x_r)).to(b.dtype)
-        gate = gate / self.d_state
-        if factors is None:
-            return gate_loop_matrix(*_heads(gate / b, weight, log_fade))[:, 0]
-        past, now = factors
-        total = past * functional.pad(b, (0, 0, 1, 0))[:, :-1] + now
-        heads = _heads(gate * past / total, weight, log_fade)
-        mixing = gate_loop_matrix(*heads, bonus=weight.new_zeros(1, self.d_state))[:, 0]
-        return mixing + torch.diag_embed((gate * now / total).sum(-1))
+        """Return the mean over channels of the weights that v is multiplied by, sigmoid(r) among them."""
+        _, notes = self._memory(x, reset)
+        b = notes["b"]
+        read = notes.get("r", torch.ones_like(b)).to(b.dtype) / b / self.d_state
+        now = torch.zeros_like(b)
+        bonus = None
+        if self.u is not None:
+            read, now, bonus = read * notes["past"], read * notes["now"], b.new_zeros(1, self.d_state)
+        # one head of all channels
+        heads = (part[:, :, None] for part in (read, notes["weight"], notes["log_fade"]))
+        return gate_loop_matrix(*heads, bonus=bonus)[:, 0] + torch.diag_embed(now.sum(-1))
 
     @classmethod
     def share(cls, layers: "Sequence[RWKV4]") -> None:
@@ -211,43 +207,3 @@ class RWKV4(Mixer):
             for mu, start in zip((self.mu_r, self.mu_k, self.mu_v), starts, strict=True):
                 if mu is not None:
                     mu.copy_(start)
-
-    def _shifted(
-        self, x: Tensor, last: Tensor | None, reset: Tensor | None
-    ) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor | None]:
-        """What r, k and v are projections of, and the last input."""
-        if not self.token_shift:
-            return (x, x, x), None
-        before, last = token_shift(x, last, reset=reset)
-        mus = (self.mu_r, self.mu_k, self.mu_v)
-        r, k, v = (x if mu is None else before + mu * (x - before) for mu in mus)
-        return (r, k, v), last
-
-    def _log_decay(self) -> Tensor:
-        """-w."""
-        return stable_exponential(self.log_w.to(self._state_dtype()))
-
-    def _weights(
-        self, x_k: Tensor, before: Tensor, reset: Tensor | None
-    ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None, Tensor]:
-        """The factors of the equations for a, b and wkv, (b, t, d_state), and the last m.
-
-        They are m_{t-1} - w - m_t, exp(k_t - m_t), and exp(m_{t-1} - p_t) with exp(u + k_t - p_t) or None.
-        """
-        k = self.k(x_k).to(self._state_dtype())
-        # no gradient passes m and p, which cancel
-        m = running_maximum(k, before, self._log_decay(), reset=reset)
-        earlier, m, last = m[:, :-1], m[:, 1:], m[:, -1].clone()
-        if reset is not None:
-            earlier = earlier.masked_fill(reset[..., None], -torch.inf)
-        log_fade, weight = earlier + self._log_decay() - m, (k - m).exp()
-        if self.u is None:
-            return log_fade, weight, None, last
-        now = self.u.to(k.dtype) + k
-        p = torch.maximum(earlier, now.detach())
-        return log_fade, weight, ((earlier - p).exp(), (now - p).exp()), last
-
-
-def _heads(*parts: Tensor) -> list[Tensor]:
-    """One head of all channels."""
-    return [part[:, :, None] for part in parts]

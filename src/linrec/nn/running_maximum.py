@@ -8,7 +8,7 @@ from torch.nn import functional
 from linrec.ops.core.loop import raised, recurrence
 from linrec.ops.core.machine import exporting
 
-__all__ = ["running_maximum"]
+__all__ = ["maxima_around_steps", "running_maximum"]
 
 
 def running_maximum(
@@ -67,3 +67,27 @@ def running_maximum(
         fall = torch.cat([fall[:, :span], fall[:, span:] + fall[:, :-span]], 1)
         span *= 2
     return largest
+
+
+def maxima_around_steps(
+    x: Float[Tensor, "b t *c"],
+    before: Float[Tensor, "b *c"],
+    log_decay: Float[Tensor, "..."] | None = None,
+    *,
+    reset: Bool[Tensor, "b t"] | None = None,
+) -> tuple[Float[Tensor, "b t *c"], Float[Tensor, "b t *c"], Float[Tensor, "b *c"]]:
+    """Return m_{t-1} and m_t of `running_maximum` for every step t, and the last m.
+
+    m_{t-1} is -inf where a new sequence starts. The last m shares no memory with the others.
+
+    Example:
+        >>> x = torch.tensor([3.0, 5.0]).reshape(1, 2, 1)
+        >>> earlier, m, last = maxima_around_steps(x, torch.zeros(1, 1))
+        >>> earlier.flatten().tolist(), m.flatten().tolist(), last.item()
+        ([0.0, 3.0], [3.0, 5.0], 5.0)
+    """
+    m = running_maximum(x, before, log_decay, reset=reset)
+    earlier = m[:, :-1]
+    if reset is not None:
+        earlier = earlier.masked_fill(reset.reshape(*reset.shape, *[1] * (x.dim() - 2)), -torch.inf)
+    return earlier, m[:, 1:], m[:, -1].clone()
