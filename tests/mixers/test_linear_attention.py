@@ -244,7 +244,7 @@ def test_cosformer_turns_its_state():
     )
     left, right = (mixer(x[:, :1], state)[1] for state in (one, other))
     assert_agree(left - right, (one - other) * complex(math.cos(math.pi / 18), math.sin(math.pi / 18)))
-    assert make().transitions(x) is None
+    assert make().double().transitions(x) is None
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ def test_heads_have_at_least_32_channels():
         ({"positions": "rotary", "n_heads": 2}, '`feature_map="elu"` has 3. Choose an even number'),
         ({"positions": "rotary", "feature_map": "cosformer"}, "has 6, which it turns itself"),
         ({"rotary_base": 0.5}, "`rotary_base` must be at least 1; got 0.5"),
-        ({"floor": 0.0}, "`floor` must be positive; got 0.0"),
+        ({"floor": 0.0}, "`floor` must be positive and finite; got 0.0"),
     ],
 )
 def test_argument_errors(arguments, message):

@@ -21,17 +21,18 @@ exponent so far, m_i = max(m_{i-1}, e_i), of each feature. y does not depend on 
 from typing import Literal, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from linrec.errors import unknown
 from linrec.nn import feature_maps
 from linrec.nn.head_sizes import heads_of, most_heads
 from linrec.nn.mixer import Mixer, State, Transitions
 from linrec.nn.norms import make_norm
-from linrec.nn.running_maximum import running_maximum
+from linrec.nn.running_maximum import maxima_around_steps
 from linrec.ops.core.handlers import refuse_split_time
 from linrec.ops.gate_loop import gate_loop, normalized_gate_loop
+from linrec.ops.inspection import note
+from linrec.rules import at_least, choice, positive, require
 
 __all__ = ["LinearAttention", "RotaryState", "ScaledState"]
 
@@ -138,34 +139,33 @@ class LinearAttention(Mixer):
         bias: bool = True,
     ) -> None:
         super().__init__(d_model)
-        if normalization not in ("running", "layer", "rms", "none"):
-            raise unknown("`normalization`", normalization, ["running", "layer", "rms", "none"])
-        if positions not in ("none", "rotary"):
-            raise unknown("`positions`", positions, ["none", "rotary"])
-        if rotary_base < 1:
-            raise ValueError(f"`rotary_base` must be at least 1; got {rotary_base}. RoFormer's is 10000.")
-        if not floor > 0:
-            raise ValueError(f"`floor` must be positive; got {floor}. It keeps a sum from being zero.")
+        choice(Normalization, normalization=normalization)
+        choice(Positions, positions=positions)
+        at_least(1, rotary_base=rotary_base, cure="RoFormer's is 10000.")
+        positive(floor=floor, cure="It keeps a sum from being zero.")
         self.n_heads = most_heads(d_model, CHANNELS_PER_HEAD) if n_heads is None else n_heads
         self.d_head = heads_of("d_model", d_model, self.n_heads)
         features = {"n_features": n_features, "orthogonal": orthogonal, "nu": nu, "max_length": max_length}
         given = {name: value for name, value in features.items() if value is not None}
         self.phi = feature_maps.build(feature_map, self.d_head, **given)
-        if normalization == "running" and not self.phi.positive:
-            raise ValueError(
-                '`normalization="running"` divides by a sum of weights, which must not be negative; those of '
-                f'`feature_map="{feature_map}"` may be. Pass `normalization="rms"`.'
-            )
+        require(
+            normalization != "running" or self.phi.positive,
+            '`normalization="running"` divides by a sum of weights, which must not be negative; those of '
+            f'`feature_map="{feature_map}"` may be. Pass `normalization="rms"`.',
+        )
+        turning = "" if self.phi.phase is None else ", which it turns itself"
+        require(
+            positions == "none" or (self.phi.phase is None and self.phi.d_features % 2 == 0),
+            f'`positions="rotary"` turns pairs of features; `feature_map="{feature_map}"` has '
+            f"{self.phi.d_features}{turning}. Choose an even number of channels per head and a map that "
+            'does not turn, or `positions="none"`.',
+        )
         self.is_rotary, self.rotary_base = positions == "rotary", rotary_base
-        if self.is_rotary and (self.phi.phase is not None or self.phi.d_features % 2):
-            turning = "" if self.phi.phase is None else ", which it turns itself"
-            raise ValueError(
-                f'`positions="rotary"` turns pairs of features; `feature_map="{feature_map}"` has '
-                f"{self.phi.d_features}{turning}. Choose an even number of channels per head and a map that "
-                'does not turn, or `positions="none"`.'
-            )
         self.is_running, self.floor = normalization == "running", floor
         self.is_scaled = self.is_running and self.phi.exponential
+        # features that turn together are one complex number
+        self.d_turned = self.phi.d_features // 2 if self.is_rotary else self.phi.d_features
+        self.recurrence = "normalized_gate_loop" if self.is_running and not self.is_rotary else "gate_loop"
 
         self.q = nn.Linear(d_model, d_model, bias=bias)
         self.k = nn.Linear(d_model, d_model, bias=bias)
@@ -173,148 +173,81 @@ class LinearAttention(Mixer):
         self.norm = make_norm("none" if normalization == "running" else normalization, d_model)
         self.out = nn.Linear(d_model, d_model, bias=bias)
 
-    def forward(
-        self,
-        x: Float[Tensor, "b t d_model"],
-        state: State = None,
-        *,
-        reset: Bool[Tensor, "b t"] | None = None,
-    ) -> tuple[Float[Tensor, "b t d_model"], State]:
-        """Mix `x` over time; see `Mixer.forward`.
+    def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Return y, and s with z as its last column (b, h, m, dv + 1), or s alone without z.
 
-        The state (b, h, m, dv + 1) is s, its last column z; with rotary positions, a `RotaryState`; with
-        exponential features and a running normaliser, a `ScaledState` of one of these.
+        With rotary positions the state is a `RotaryState`, and with exponential features and a running
+        normaliser a `ScaledState` of either.
         """
-        self.check_input(x, reset, state)
-        v = self.v(x).unflatten(-1, (self.n_heads, self.d_head))
-        y, state = self._attend(x, v, state, reset)
-        return self.out(self.norm(y.flatten(-2).to(x.dtype))), state
+        heads = self.n_heads, self.d_head
+        q, k, v = (linear(x).unflatten(-1, heads) for linear in (self.q, self.k, self.v))
+        sums, log_fade, theta, like = state, None, None, self.factory_kwargs(x.device)
+        if not self.is_scaled:
+            q, k = self.phi.queries(q) if self.is_running else self.phi(q), self.phi(k)
+        else:
+            # the largest exponent so far is that of all parts
+            refuse_split_time("linear_attention with exponential features")
+            (c_q, e_q), (c_k, e_k) = self.phi.logarithms(q), self.phi.logarithms(k)
+            if state is None:
+                largest = torch.full((len(x), self.n_heads, self.d_turned), -torch.inf, **like)
+            else:
+                sums, largest = state
+            # features that turn together fade together
+            together = self.phi.d_features // self.d_turned
+            # no gradient passes m, which cancels
+            e = e_k.unflatten(-1, (-1, together)).amax(-1)
+            earlier, m, largest = maxima_around_steps(e, largest, reset=reset)
+            log_fade, m = earlier - m, m.repeat_interleave(together, -1)
+            e_q = e_q + m
+            # the largest factor of a query cancels too
+            e_q = e_q - e_q.detach().amax(-1, keepdim=True)
+            q, k = (c_q * e_q.exp()).to(q), (c_k * (e_k - m).exp()).to(k)
+        v = v.to(q)
+        if self.is_rotary:
+            j = torch.arange(self.d_turned, **like)
+            theta = (self.rotary_base ** (-2 * j / self.phi.d_features)).expand(self.n_heads, -1)
+        elif self.phi.phase is not None:
+            theta = torch.full((self.n_heads, self.phi.d_features), self.phi.phase, **like)
+        if self.is_rotary:
+            s, z = (None, None) if sums is None else sums
+            q, k, v = (part.to(self.state_dtype) for part in (q, k, v))
+            if self.is_running:
+                fade_of_z = None if log_fade is None else log_fade.repeat_interleave(2, -1)
+                total, z = gate_loop(q, k, torch.ones_like(q[..., :1]), fade_of_z, state=z, reset=reset)
+                # what does not turn is not negative
+                total = total.clamp(min=self.floor)
+                note(divisor=total)
+            q, k = (torch.view_as_complex(part.unflatten(-1, (-1, 2))) for part in (q, k))
+            y, s = gate_loop(q, k.conj(), v, log_fade, theta, state=s, reset=reset)
+            y, sums = y / total if self.is_running else y, RotaryState(s, z)
+        elif self.is_running:
+            y, sums = normalized_gate_loop(
+                q, k, v, log_fade, theta, floor=self.floor, state=sums, reset=reset
+            )
+        else:
+            y, sums = gate_loop(q, k, v, phase=theta, state=sums, reset=reset)
+        y = self.out(self.norm(y.flatten(-2).to(x.dtype)))
+        return y, ScaledState(sums, largest) if self.is_scaled else sums
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Zeros: (batch, h, m, dv + 1), or (batch, h, m, dv) without z; or a `RotaryState` of zeros.
+        """Return zeros (batch, h, m, dv + 1), or (batch, h, m, dv) without z; or a `RotaryState` of zeros.
 
         With exponential features and a running normaliser, a `ScaledState` of them, and of -inf.
         """
-        real = self._state_dtype()
-        device = self.q.weight.device if device is None else device
-        heads, m = (batch, self.n_heads), self.phi.d_features
+        h, m, d, like = self.n_heads, self.phi.d_features, self.d_head, self.factory_kwargs(device)
+        turns = self.factory_kwargs(device, is_complex=self.is_rotary or self.phi.phase is not None)
         if self.is_rotary:
-            s = torch.zeros((*heads, m // 2, self.d_head), dtype=real.to_complex(), device=device)
-            z = torch.zeros((*heads, m, 1), dtype=real, device=device) if self.is_running else None
-            sums: State = RotaryState(s, z)
+            z = gate_loop.empty_state(batch, h, m, 1, **like) if self.is_running else None
+            sums: State = RotaryState(gate_loop.empty_state(batch, h, m // 2, d, **turns), z)
         else:
-            shape = (*heads, m, self.d_head + self.is_running)
-            dtype = real if self.phi.phase is None else real.to_complex()
-            sums = torch.zeros(shape, dtype=dtype, device=device)
+            sums = gate_loop.empty_state(batch, h, m, d + self.is_running, **turns)
         if not self.is_scaled:
             return sums
-        width = m // (1 + self.is_rotary)
-        return ScaledState(sums, torch.full((*heads, width), -torch.inf, dtype=real, device=device))
-
-    @property
-    def state_size(self) -> int:
-        """Elements of s, h m dv for m features, of z, h m, and of the largest exponents, h m.
-
-        A complex number counts once, and so does the exponent of two features that turn together.
-        """
-        m = self.phi.d_features
-        each = m // (1 + self.is_rotary)
-        return self.n_heads * (each * self.d_head + m * self.is_running + each * self.is_scaled)
+        return ScaledState(sums, torch.full((batch, h, self.d_turned), -torch.inf, **like))
 
     def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions | None:
-        """Magnitudes of 1 and the phases of s, c = h m or h m / 2; None where nothing turns."""
-        phase = self._phase(x)
-        if phase is None:
+        """Return magnitudes of 1 and the phases of s, without the factors of rescaled exponentials."""
+        found = super().transitions(x)
+        if found is None or found.phase is None:
             return None
-        phase = phase.flatten()
-        return Transitions(torch.ones_like(phase), phase)
-
-    def token_mixing(
-        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
-    ) -> Float[Tensor, "b t t"]:
-        """Mean over heads of |phi(Q) phi(K)^T|, over its sums with "running", which V is multiplied by."""
-        # what attention makes of the identity is the matrix
-        identity = torch.eye(x.shape[1], dtype=self.v.weight.dtype, device=x.device)[:, None]
-        shares, _ = self._attend(x, identity.expand(len(x), -1, self.n_heads, -1), None, reset)
-        return shares.abs().mean(2)
-
-    def _attend(self, x: Tensor, v: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
-        q, k = (linear(x).unflatten(-1, (self.n_heads, self.d_head)) for linear in (self.q, self.k))
-        if self.is_scaled:
-            # the largest exponent so far is that of all parts
-            refuse_split_time("linear_attention with exponential features")
-            start = self.init_state(len(x), device=x.device) if state is None else state
-            # without a state, values of any width may be summed
-            sums, before = None if state is None else start.sums, start.largest
-            q, k, log_fade, largest = self._scaled(q, k, before, reset)
-            y, sums = self._recall(q, k, v, log_fade, self._phase(x), sums, reset)
-            return y, ScaledState(sums, largest)
-        q = self.phi.queries(q) if self.is_running else self.phi(q)
-        return self._recall(q, self.phi(k), v, None, self._phase(x), state, reset)
-
-    def _scaled(
-        self, q: Tensor, k: Tensor, before: Tensor, reset: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """phi(q) exp(m_i) over its largest factor, phi(k) exp(-m_i), m_{i-1} - m_i, and the last m."""
-        (of_q, log_q), (of_k, log_k) = self.phi.logarithms(q), self.phi.logarithms(k)
-        # features that turn together fade together
-        pair = 1 + self.is_rotary
-        # no gradient passes m, which cancels
-        m = running_maximum(log_k.unflatten(-1, (-1, pair)).amax(-1), before, reset=reset)
-        earlier, m, last = m[:, :-1], m[:, 1:], m[:, -1].clone()
-        if reset is not None:
-            earlier = earlier.masked_fill(reset[..., None, None], -torch.inf)
-        each = m.repeat_interleave(pair, -1)
-        log_q = log_q + each
-        log_q = log_q - log_q.detach().amax(-1, keepdim=True)
-        return (of_q * log_q.exp()).to(q), (of_k * (log_k - each).exp()).to(k), earlier - m, last
-
-    def _recall(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        log_fade: Tensor | None,
-        phase: Tensor | None,
-        state: State,
-        reset: Tensor | None,
-    ) -> tuple[Tensor, State]:
-        """Read the running sums with the features of queries; `log_fade` rescales the sums at every step."""
-        if self.is_rotary:
-            return self._recall_rotary(q, k, v, log_fade, phase, state, reset)
-        if not self.is_running:
-            return gate_loop(q, k, v.to(q), phase=phase, state=state, reset=reset)
-        return normalized_gate_loop(
-            q, k, v.to(q), log_fade, phase, floor=self.floor, state=state, reset=reset
-        )
-
-    def _recall_rotary(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        log_fade: Tensor | None,
-        phase: Tensor | None,
-        state: State,
-        reset: Tensor | None,
-    ) -> tuple[Tensor, RotaryState]:
-        q, k, v = (part.to(self._state_dtype()) for part in (q, k, v))
-        s, z = (None, None) if state is None else state
-        pairs_q, pairs_k = (torch.view_as_complex(part.unflatten(-1, (-1, 2))) for part in (q, k))
-        y, s = gate_loop(pairs_q, pairs_k.conj(), v, log_fade, phase, state=s, reset=reset)
-        if self.is_running:
-            each = None if log_fade is None else log_fade.repeat_interleave(2, -1)
-            # what does not turn is not negative
-            total, z = gate_loop(q, k, torch.ones_like(q[..., :1]), each, state=z, reset=reset)
-            y = y / total.clamp(min=self.floor)
-        return y, RotaryState(s, z)
-
-    def _phase(self, x: Tensor) -> Tensor | None:
-        """Radians per step (h, m / 2) with rotary positions, else (h, m), or None where nothing turns."""
-        dtype, m = self._state_dtype(), self.phi.d_features
-        if self.is_rotary:
-            pair = torch.arange(0, m, 2, dtype=dtype, device=x.device)
-            return (self.rotary_base ** (-pair / m)).expand(self.n_heads, -1)
-        if self.phi.phase is None:
-            return None
-        return torch.full((self.n_heads, m), self.phi.phase, dtype=dtype, device=x.device)
+        return Transitions(torch.ones_like(found.phase), found.phase)
