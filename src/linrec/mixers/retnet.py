@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from linrec.nn.decays import log_spaced_decay, multi_scale_decay
+from linrec.nn.decays import log_spaced_decay, multi_scale_decay, single_decay
 from linrec.nn.head_sizes import heads_of, most_heads
 from linrec.nn.mixer import Mixer, State, Transitions
 from linrec.nn.norms import Norm, make_norm
@@ -30,11 +30,10 @@ from linrec.rules import at_least, choice, require
 __all__ = ["RetNet"]
 
 Decay = Literal["multi_scale", "log_spaced", "single", "none"]
+_DECAYS = {"multi_scale": multi_scale_decay, "log_spaced": log_spaced_decay, "single": single_decay}
 
 # of RetNet's language models, section 3.1
 CHANNELS_PER_HEAD = 256
-# of all heads, in the ablation without multi-scale decay (section 3.6)
-SINGLE_DECAY = 127 / 128
 # of the released code; the scores that are normalised are small when training starts
 EPS = 1e-6
 # of the released code, for all matrices but the last
@@ -141,13 +140,7 @@ class RetNet(Mixer):
             theta = (self.rotary_base**-share).expand(self.n_heads, -1)
             q, k = (torch.view_as_complex(part.unflatten(-1, (-1, 2))) for part in (q, k))
             k = k.conj()
-        log_gamma = None
-        if self.decay == "multi_scale":
-            log_gamma = multi_scale_decay(self.n_heads, **like)
-        elif self.decay == "log_spaced":
-            log_gamma = log_spaced_decay(self.n_heads, **like)
-        elif self.decay == "single":
-            log_gamma = torch.full((self.n_heads,), SINGLE_DECAY, **like).log()
+        log_gamma = None if self.decay == "none" else _DECAYS[self.decay](self.n_heads, **like)
         y, state = gate_loop(q, k, v, log_gamma, theta, state=state, reset=reset)
         y = self.norm(y).flatten(-2).to(x.dtype)
         if self.gate is not None:

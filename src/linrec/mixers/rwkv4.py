@@ -133,7 +133,7 @@ class RWKV4(Mixer):
         mark(self, "log_w", group="transition", weight_decay=False)
         self.keep_float32("log_w")
         self.u = nn.Parameter(math.log(0.3) + 0.5 * zigzag(d_state)) if bonus else None
-        self._start(Place())
+        self.share([self])
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and an `RWKV4State`."""
@@ -194,16 +194,14 @@ class RWKV4(Mixer):
         return gate_loop_matrix(*heads, bonus=bonus)[:, 0] + torch.diag_embed(now.sum(-1))
 
     @classmethod
+    @torch.no_grad()
     def share(cls, layers: "Sequence[RWKV4]") -> None:
-        """Tell each layer its place in the stack, which its parameters start from."""
+        """Start mu and log w of each layer from its place in the stack."""
         for layer, mixer in enumerate(layers):
-            mixer._start(Place(layer, len(layers)))
-
-    def _start(self, place: Place) -> None:
-        with torch.no_grad():
-            self.log_w.copy_(first_decay(self.d_state, place, low=SLOWEST, high=FASTEST))
-            share = ramp(self.d_model, place.height)
-            starts = (ramp(self.d_model, 0.5 * place.height), share, share + 0.3 * place.depth)
-            for mu, start in zip((self.mu_r, self.mu_k, self.mu_v), starts, strict=True):
+            place = Place(layer, len(layers))
+            mixer.log_w.copy_(first_decay(mixer.d_state, place, low=SLOWEST, high=FASTEST))
+            share = ramp(mixer.d_model, place.height)
+            starts = (ramp(mixer.d_model, 0.5 * place.height), share, share + 0.3 * place.depth)
+            for mu, start in zip((mixer.mu_r, mixer.mu_k, mixer.mu_v), starts, strict=True):
                 if mu is not None:
                     mu.copy_(start)

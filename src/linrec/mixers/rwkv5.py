@@ -115,7 +115,7 @@ class RWKV5(Mixer):
         self.u = nn.Parameter(torch.empty(d_model)) if bonus else None
         self.norm = HeadNorm(self.n_heads, self.d_head, eps=EPS, bias=True) if output_norm else None
         self.out = orthogonal_linear(d_model, d_model, gain=0.0 if zero_init else 1.0)
-        self._start(Place())
+        self.share([self])
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and the last input (b, d_model) with S (b, h, d, d); without token shift, S alone."""
@@ -143,18 +143,16 @@ class RWKV5(Mixer):
         return S if self.shift is None else (self.shift.init_state(batch, **like), S)
 
     @classmethod
+    @torch.no_grad()
     def share(cls, layers: "Sequence[RWKV5]") -> None:
-        """Tell each layer its place in the stack, which its parameters start from."""
+        """Start mu, omega, u and the norm's weights of each layer from its place in the stack."""
         for layer, mixer in enumerate(layers):
-            mixer._start(Place(layer, len(layers)))
-
-    def _start(self, place: Place) -> None:
-        if self.shift is not None:
-            shares = first_shares(self.d_model, place)
-            self.shift.start([shares[name] for name in self.mixtures])
-        with torch.no_grad():
-            self.omega.copy_(first_decay(self.d_model, place, low=SLOWEST, high=FASTEST))
-            if self.u is not None:
-                self.u.copy_(first_bonus(self.d_model, place))
-            if self.norm is not None:
-                self.norm.weight.fill_(((place.layer + 1) / place.n_layers) ** 0.7)
+            place = Place(layer, len(layers))
+            if mixer.shift is not None:
+                shares = first_shares(mixer.d_model, place)
+                mixer.shift.start([shares[name] for name in mixer.mixtures])
+            mixer.omega.copy_(first_decay(mixer.d_model, place, low=SLOWEST, high=FASTEST))
+            if mixer.u is not None:
+                mixer.u.copy_(first_bonus(mixer.d_model, place))
+            if mixer.norm is not None:
+                mixer.norm.weight.fill_(((place.layer + 1) / place.n_layers) ** 0.7)

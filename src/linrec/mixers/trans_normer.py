@@ -130,9 +130,8 @@ class TransNormer(Mixer):
             self.theta = nn.Parameter(theta.unflatten(0, (self.n_heads, self.d_head)))
             mark(self, "theta", group="transition", weight_decay=False)
             self.keep_float32("theta")
-        self.norm: nn.Module
         if output_norm == "simple_rms":
-            self.norm = nn.RMSNorm(d_model, eps=EPS, elementwise_affine=False)
+            self.norm = make_norm("rms", d_model, eps=EPS, affine=False)
         else:
             self.norm = make_norm(output_norm, d_model)
 

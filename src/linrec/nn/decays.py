@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["log_spaced_decay", "multi_scale_decay"]
+__all__ = ["log_spaced_decay", "multi_scale_decay", "single_decay"]
 
 
 def multi_scale_decay(
@@ -49,3 +49,23 @@ def log_spaced_decay(
     """
     steps = torch.linspace(math.log(32), math.log(512), n_heads, dtype=dtype, device=device).exp()
     return torch.log1p(-1 / steps)
+
+
+def single_decay(
+    n_heads: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+) -> Float[Tensor, "h"]:
+    """log gamma, gamma = 127/128 in all heads: they forget over 128 steps.
+
+    Args:
+        n_heads: heads h.
+        dtype: of the result; None is torch's default.
+        device: of the result; None is torch's default.
+
+    Source:
+        RetNet (Sun and others, 2023), section 3.6, the ablation without multi-scale decay.
+
+    Example:
+        >>> single_decay(2).exp() * 128
+        tensor([127., 127.])
+    """
+    return torch.full((n_heads,), 127 / 128, dtype=dtype, device=device).log()

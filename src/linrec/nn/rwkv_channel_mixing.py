@@ -65,7 +65,7 @@ class RWKVChannelMixing(Mixer):
         self.k = orthogonal_linear(d_model, d_hidden)
         self.v = orthogonal_linear(d_hidden, d_model, gain=first)
         self.r = orthogonal_linear(d_model, d_model, gain=first) if receptance else None
-        self._start(Place())
+        self.share([self])
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and the last input (b, d_model), or None without token shift."""
@@ -81,10 +81,8 @@ class RWKVChannelMixing(Mixer):
 
     @classmethod
     def share(cls, layers: "Sequence[RWKVChannelMixing]") -> None:
-        """Tell each layer its place in the stack, which mu starts from."""
-        for layer, mixing in enumerate(layers):
-            mixing._start(Place(layer, len(layers)))
-
-    def _start(self, place: Place) -> None:
-        if self.shift is not None:
-            self.shift.start([1 - ramp(self.d_model, place.height)] * len(self.shift.mu))
+        """Start mu of each layer from its place in the stack."""
+        for layer, mixer in enumerate(layers):
+            place = Place(layer, len(layers))
+            if mixer.shift is not None:
+                mixer.shift.start([1 - ramp(mixer.d_model, place.height)] * len(mixer.shift.mu))
