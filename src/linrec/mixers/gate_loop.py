@@ -11,15 +11,15 @@ f and g activations of magnitude and phase, n time. Weights are real and the rea
 """
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
 from linrec.nn.gates import MagnitudeActivation, PhaseActivation, Transition, TransitionKind
 from linrec.nn.head_sizes import heads_of
-from linrec.nn.mixer import Mixer, State, Transitions
+from linrec.nn.mixer import Mixer, State
 from linrec.nn.norms import Norm, make_norm
-from linrec.ops.gate_loop import gate_loop, gate_loop_matrix
+from linrec.ops.gate_loop import gate_loop
+from linrec.rules import require
 
 __all__ = ["GateLoop"]
 
@@ -69,6 +69,8 @@ class GateLoop(Mixer):
         (torch.Size([2, 10, 64]), torch.Size([2, 64, 1, 1]), torch.complex64)
     """
 
+    recurrence = "gate_loop"
+
     def __init__(
         self,
         d_model: int,
@@ -95,11 +97,16 @@ class GateLoop(Mixer):
         self.n_heads = d_qk if n_heads is None else n_heads
         self.d_key = heads_of("d_qk", d_qk, self.n_heads)
         self.d_value = heads_of("d_v", d_v, self.n_heads)
-        if d_v != d_model and not output_projection:
-            raise ValueError(
-                f"`d_v` must equal `d_model` = {d_model} where nothing follows the recurrence; got {d_v}. "
-                "Pass `output_projection=True` to project back."
-            )
+        require(
+            output_projection or d_v == d_model,
+            f"`d_v` must equal `d_model` = {d_model} where nothing follows the recurrence; got {d_v}. "
+            "Pass `output_projection=True` to project back.",
+        )
+        require(
+            bias or gate_bias_init is None,
+            "`gate_bias_init` sets the biases of Linear_q and Linear_k and needs `bias=True`; "
+            "got `bias=False`.",
+        )
 
         self.q = nn.Linear(d_model, d_qk, bias=bias)
         self.k = nn.Linear(d_model, d_qk, bias=bias)
@@ -117,69 +124,32 @@ class GateLoop(Mixer):
             bias=bias,
         )
         if scale_query_init:
-            self._scale_query()
+            with torch.no_grad():
+                log_decay, _ = self.transition(torch.zeros(1, 1, d_model, dtype=self.q.weight.dtype))
+                gain = torch.sqrt(-torch.expm1(2 * log_decay)).flatten().to(self.q.weight.dtype)
+                self.q.weight.mul_(gain[:, None])
+                if bias:
+                    self.q.bias.mul_(gain)
         if gate_bias_init is not None:
-            if not bias:
-                raise ValueError(
-                    "`gate_bias_init` sets the biases of Linear_q and Linear_k and needs `bias=True`; "
-                    "got `bias=False`."
-                )
             nn.init.constant_(self.q.bias, gate_bias_init)
             nn.init.constant_(self.k.bias, gate_bias_init)
         self.norm = make_norm(output_norm, d_v)
         self.gate = nn.Linear(d_model, d_v, bias=bias) if output_gate else None
         self.out = nn.Linear(d_v, d_model, bias=bias) if output_projection else nn.Identity()
 
-    def forward(
-        self,
-        x: Float[Tensor, "b t d_model"],
-        state: State = None,
-        *,
-        reset: Bool[Tensor, "b t"] | None = None,
-    ) -> tuple[Float[Tensor, "b t d_model"], Tensor]:
-        """Mix `x` over time; see `Mixer.forward`. The state is h, (b, h, dk, dv)."""
-        self.check_input(x, reset, state)
-        q, k = self._queries_and_keys(x)
+    def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Return y, and h (b, h, dk, dv)."""
+        q, k = (linear(x).unflatten(-1, (self.n_heads, self.d_key)) for linear in (self.q, self.k))
         v = self.v(x).unflatten(-1, (self.n_heads, self.d_value))
-        log_decay, phase = self.transition(x)
-        y, state = gate_loop(q, k, v, log_decay, phase, state=state, reset=reset)
+        log_a, phase = self.transition(x)
+        y, h = gate_loop(q, k, v, log_a, phase, state=state, reset=reset)
         y = self.norm(y.flatten(-2))
         if self.gate is not None:
             y = y * functional.silu(self.gate(x))
-        return self.out(y), state
+        return self.out(y), h
 
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> Tensor:
-        """Zeros (batch, h, dk, dv): complex, or real with `phase_activation="none"`."""
-        dtype = self._state_dtype()
-        if self.transition.phase is not None:
-            dtype = dtype.to_complex()
-        device = self.q.weight.device if device is None else device
-        return torch.zeros(batch, self.n_heads, self.d_key, self.d_value, dtype=dtype, device=device)
-
-    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions:
-        """a_n of eq. 25, one per key channel: c = h dk; see `Mixer.transitions`."""
-        return Transitions.of_heads(*self.transition(x))
-
-    def token_mixing(
-        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
-    ) -> Float[Tensor, "b t t"]:
-        """Mean over heads of |Re(Qbar Kbar^T)|, which v is multiplied by (eq. 18-21)."""
-        q, k = self._queries_and_keys(x)
-        return gate_loop_matrix(q, k, *self.transition(x), reset=reset).abs().mean(1)
-
-    def _queries_and_keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        q = self.q(x).unflatten(-1, (self.n_heads, self.d_key))
-        return q, self.k(x).unflatten(-1, (self.n_heads, self.d_key))
-
-    @torch.no_grad()
-    def _scale_query(self) -> None:
-        log_decay, _ = self.transition(torch.zeros(1, 1, self.d_model, dtype=self.q.weight.dtype))
-        gain = torch.sqrt(-torch.expm1(2 * log_decay)).reshape(-1, 1).to(self.q.weight.dtype)
-        self.q.weight.mul_(gain)
-        if self.q.bias is not None:
-            self.q.bias.mul_(gain[:, 0])
-
-    @property
-    def state_size(self) -> int:
-        """Elements of h: h dk dv, counting a complex number once."""
-        return self.n_heads * self.d_key * self.d_value
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
+        """Return zeros (batch, h, dk, dv): complex, or real with `phase_activation="none"`."""
+        has_phase = self.transition.phase is not None
+        sizes = self.n_heads, self.d_key, self.d_value
+        return gate_loop.empty_state(batch, *sizes, **self.factory_kwargs(device, is_complex=has_phase))
