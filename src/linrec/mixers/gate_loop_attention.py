@@ -11,13 +11,14 @@ complex ones is taken, as it is of GateLoop's output (appendix C).
 """
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from linrec.nn.gates import MagnitudeActivation, PhaseActivation, Transition, TransitionKind
 from linrec.nn.head_sizes import heads_of
 from linrec.nn.mixer import Mixer, State, Transitions
-from linrec.ops.attention import AttentionCache, gate_loop_attention
+from linrec.ops.attention import gate_loop_attention
+from linrec.rules import require
 
 __all__ = ["GateLoopAttention"]
 
@@ -61,6 +62,8 @@ class GateLoopAttention(Mixer):
         (torch.Size([2, 1, 64]), torch.Size([2, 11, 4, 16]))
     """
 
+    recurrence = "gate_loop_attention"
+
     def __init__(
         self,
         d_model: int,
@@ -84,11 +87,11 @@ class GateLoopAttention(Mixer):
         self.n_heads, self.scale = n_heads, scale
         self.d_key = heads_of("d_qk", d_qk, n_heads)
         self.d_value = heads_of("d_v", d_v, n_heads)
-        if d_v != d_model and not output_projection:
-            raise ValueError(
-                f"`d_v` must equal `d_model` = {d_model} where nothing follows the attention; got {d_v}. "
-                "Pass `output_projection=True` to project back."
-            )
+        require(
+            output_projection or d_v == d_model,
+            f"`d_v` must equal `d_model` = {d_model} where nothing follows the attention; got {d_v}. "
+            "Pass `output_projection=True` to project back.",
+        )
 
         self.q = nn.Linear(d_model, d_qk, bias=bias)
         self.k = nn.Linear(d_model, d_qk, bias=bias)
@@ -107,52 +110,27 @@ class GateLoopAttention(Mixer):
         )
         self.out = nn.Linear(d_v, d_model, bias=bias) if output_projection else nn.Identity()
 
-    def forward(
-        self,
-        x: Float[Tensor, "b t d_model"],
-        state: State = None,
-        *,
-        reset: Bool[Tensor, "b t"] | None = None,
-    ) -> tuple[Float[Tensor, "b t d_model"], AttentionCache]:
-        """Mix `x` over time; see `Mixer.forward`. The state is the cache of all steps so far."""
-        self.check_input(x, reset, state)
+    def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Return Y, and the cache of all steps so far."""
+        q, k = (linear(x).unflatten(-1, (self.n_heads, self.d_key)) for linear in (self.q, self.k))
         v = self.v(x).unflatten(-1, (self.n_heads, self.d_value))
-        y, state = self._attend(x, v, state, reset)
-        return self.out(y.flatten(-2)), state
+        log_a, phase = self.transition(x)
+        y, cache = gate_loop_attention(q, k, v, log_a, phase, state=state, reset=reset, scale=self.scale)
+        return self.out(y.flatten(-2)), cache
 
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> AttentionCache:
-        """A cache of no steps."""
-        device = self.q.weight.device if device is None else device
-        keys = torch.zeros(batch, 0, self.n_heads, self.d_key, dtype=self._state_dtype(), device=device)
-        values = keys.new_zeros(batch, 0, self.n_heads, self.d_value)
-        phase = None if self.transition.phase is None else keys
-        alive = torch.ones(batch, 0, dtype=torch.bool, device=device)
-        return AttentionCache(k=keys, v=values, log_decay=keys, phase=phase, alive=alive)
-
-    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions:
-        """a_n of eq. 25, which the keys of past steps are multiplied by; c = h dk."""
-        return Transitions.of_heads(*self.transition(x))
-
-    def token_mixing(
-        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
-    ) -> Float[Tensor, "b t t"]:
-        """Mean over heads of Softmax(M_-inf(Re(Qbar Kbar^T))), which v is multiplied by (eq. 22, 23)."""
-        batch, time = x.shape[:2]
-        # what attention makes of the identity is the matrix
-        identity = torch.eye(time, dtype=x.dtype, device=x.device)[:, None]
-        shares, _ = self._attend(x, identity.expand(batch, -1, self.n_heads, -1), None, reset)
-        return shares.mean(2)
-
-    def _attend(
-        self, x: Tensor, v: Tensor, state: State, reset: Tensor | None
-    ) -> tuple[Tensor, AttentionCache]:
-        q = self.q(x).unflatten(-1, (self.n_heads, self.d_key))
-        k = self.k(x).unflatten(-1, (self.n_heads, self.d_key))
-        log_decay, phase = self.transition(x)
-        return gate_loop_attention(q, k, v, log_decay, phase, state=state, reset=reset, scale=self.scale)
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
+        """Return a cache of no steps."""
+        sizes = self.n_heads, self.d_key, self.d_value
+        cache = gate_loop_attention.empty_state(batch, *sizes, **self.factory_kwargs(device))
+        return cache._replace(log_decay=cache.k, phase=None if self.transition.phase is None else cache.k)
 
     @property
     def state_size(self) -> int:
         """Elements per cached step: key, value, decay and phase of every head, and whether it is alive."""
         keys = 2 if self.transition.phase is None else 3
         return self.n_heads * (keys * self.d_key + self.d_value) + 1
+
+    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions:
+        """Return a_n of eq. 25, (h dk,) with `transition="fixed"`: the operator's gates are of all steps."""
+        log_a, phase = self.transition(x)
+        return Transitions(log_a.exp().flatten(-2), None if phase is None else phase.flatten(-2))
