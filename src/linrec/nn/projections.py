@@ -1,8 +1,11 @@
-"""Projections with initialisations of their own."""
+"""Projections with initialisations of their own, and the dtype of what projections return."""
 
+from typing import Any
+
+import torch
 from torch import nn
 
-__all__ = ["orthogonal_linear", "xavier_linear"]
+__all__ = ["orthogonal_linear", "output_kwargs", "xavier_linear"]
 
 
 def xavier_linear(d_in: int, d_out: int, *, gain: float = 1.0, bias: bool = False) -> nn.Linear:
@@ -51,3 +54,26 @@ def orthogonal_linear(d_in: int, d_out: int, *, gain: float = 1.0) -> nn.Linear:
     else:
         nn.init.orthogonal_(linear.weight, gain=gain)
     return linear
+
+
+def output_kwargs(linear: nn.Linear, device: torch.device | str | None = None) -> dict[str, Any]:
+    """Return the dtype and the device of the outputs of a projection, for caches that keep the outputs.
+
+    The dtype is the weight's, or autocast's within `torch.autocast`, which leaves float64 as it is.
+
+    Args:
+        linear: the projection.
+        device: where the outputs live; None is where the weight lives.
+
+    Example:
+        >>> linear = nn.Linear(1, 1)
+        >>> with torch.autocast("cpu", dtype=torch.bfloat16):
+        ...     output_kwargs(linear)["dtype"] == linear(torch.ones(1)).dtype == torch.bfloat16
+        True
+    """
+    dtype = linear.weight.dtype
+    device = linear.weight.device if device is None else torch.device(device)
+    # "meta" has no autocast
+    if device.type != "meta" and dtype != torch.float64 and torch.is_autocast_enabled(device.type):
+        dtype = torch.get_autocast_dtype(device.type)
+    return {"dtype": dtype, "device": device}
