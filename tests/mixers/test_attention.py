@@ -189,29 +189,24 @@ CACHE = AttentionCache(*[torch.zeros(2, 1, 1, 12)] * 2, None, None, None)
 
 
 @pytest.mark.parametrize(
-    ("state", "error", "words"),
+    ("state", "words"),
     [
-        (X, TypeError, "`state` must be an AttentionState or None; got Tensor"),
-        (CACHE, TypeError, "`state` must be an AttentionState or None; got AttentionCache"),
-        (
-            AttentionState(CACHE, POSITION[:1]),
-            ValueError,
-            r"`state.position` must have shape \(b,\) = \(2,\)",
-        ),
+        (X, r"AttentionState\(AttentionCache\(a tensor .*; got a tensor \(2, 3, 12\)"),
+        (CACHE, r"AttentionState\(AttentionCache\(a tensor .*; got AttentionCache\("),
+        (AttentionState(CACHE, POSITION[:1]), r", a tensor \(2,\)\), .* got .*, a tensor \(1,\)\)"),
         (
             AttentionState(CACHE._replace(k=CACHE.k[..., :4]), POSITION),
-            ValueError,
-            r"`state.k` must have shape \(2, 1, 1, 12\) to fit .*; got \(2, 1, 1, 4\)",
+            r"a tensor \(2, 0, 1, 12\), .* got .*a tensor \(2, 1, 1, 4\)",
         ),
     ],
 )
-def test_states_of_others_are_refused(state, error, words):
-    with pytest.raises(error, match=words):
+def test_states_of_others_are_refused(state, words):
+    with pytest.raises(ValueError, match="`state` must be that of Attention for these rows, .*" + words):
         make().float()(X, state)
 
 
 def test_encoders_refuse_states():
-    with pytest.raises(ValueError, match="`state` must be None with `causal=False`"):
+    with pytest.raises(ValueError, match="`state` must be that of Attention for these rows, None"):
         make(causal=False).float()(X, AttentionState(CACHE, POSITION))
 
 
@@ -220,7 +215,7 @@ def test_encoders_refuse_states():
     [
         ({"n_heads": 5}, "`d_model` must be a positive multiple of `n_heads` = 5; got 12"),
         ({"n_heads": 0}, "`n_heads` = 0; got 12"),
-        ({"d_head": 0}, "`n_heads` and `d_head` must be at least 1; got 1 and 0"),
+        ({"d_head": 0}, "`d_head` must be at least 1; got 0"),
         ({"n_heads": 4}, "`d_head` must be a positive even number for rotary positions; got 3"),
         ({"n_heads": 3, "kv_heads": 2}, "`kv_heads` must be a positive divisor of `n_heads` = 3; got 2"),
         ({"kv_heads": 0}, "`kv_heads` must be a positive divisor of `n_heads` = 1; got 0"),

@@ -12,14 +12,15 @@ base^(-2i/d_head), M_-inf the causal mask, o output, n time. It is what recurren
 from typing import Literal, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Int
 from torch import Tensor, nn
 
-from linrec.errors import unknown
 from linrec.nn.head_sizes import heads_of, most_heads
 from linrec.nn.mixer import Mixer, State
+from linrec.nn.projections import output_kwargs
 from linrec.nn.rotary import Rotary
 from linrec.ops.attention import AttentionCache, check_options, softmax_attention
+from linrec.rules import at_least, choice, divisor
 
 __all__ = ["Attention", "AttentionState"]
 
@@ -91,6 +92,8 @@ class Attention(Mixer):
         (torch.Size([2, 1, 64]), torch.Size([2, 11, 4, 16]), tensor([11, 11]))
     """
 
+    recurrence = "softmax_attention"
+
     def __init__(
         self,
         d_model: int,
@@ -107,19 +110,13 @@ class Attention(Mixer):
         dropout: float = 0.0,
     ) -> None:
         super().__init__(d_model)
-        if positions not in ("rotary", "none"):
-            raise unknown("`positions`", positions, ["rotary", "none"])
+        choice(Positions, positions=positions)
         check_options(window, dropout)
         n_heads = most_heads(d_model, CHANNELS_PER_HEAD) if n_heads is None else n_heads
         d_head = heads_of("d_model", d_model, n_heads) if d_head is None else d_head
-        if n_heads < 1 or d_head < 1:
-            raise ValueError(f"`n_heads` and `d_head` must be at least 1; got {n_heads} and {d_head}.")
         kv_heads = n_heads if kv_heads is None else kv_heads
-        if kv_heads < 1 or n_heads % kv_heads:
-            raise ValueError(
-                f"`kv_heads` must be a positive divisor of `n_heads` = {n_heads}; got {kv_heads}. "
-                "1 is multi-query attention."
-            )
+        at_least(1, n_heads=n_heads, d_head=d_head)
+        divisor("n_heads", n_heads, kv_heads=kv_heads, cure="1 is multi-query attention.")
         self.n_heads, self.kv_heads, self.d_head = n_heads, kv_heads, d_head
         self.window, self.causal, self.dropout = window, causal, dropout
 
@@ -132,73 +129,32 @@ class Attention(Mixer):
             self.rotary = Rotary(d_head, base=rotary_base, fraction=rotary_fraction)
         self.out = nn.Linear(width, d_model, bias=bias)
 
-    def forward(
-        self,
-        x: Float[Tensor, "b t d_model"],
-        state: State = None,
-        *,
-        reset: Bool[Tensor, "b t"] | None = None,
-    ) -> tuple[Float[Tensor, "b t d_model"], State]:
-        """Mix `x` over time; see `Mixer.forward`. The state is an `AttentionState`, None without `causal`."""
-        self.check_input(x, reset)
-        past, seen = (None, _start(x)) if state is None else _checked(state, x)
-        q, k = self._queries_and_keys(x, seen)
-        v = self.v(x).unflatten(-1, (self.kv_heads, self.d_head))
+    def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Return o, and an `AttentionState`, None without `causal`."""
+        start = torch.zeros(1, dtype=torch.int64, device=x.device)
+        cache, position = (None, start) if state is None else state
+        q = self.q(x).unflatten(-1, (self.n_heads, self.d_head))
+        k, v = (linear(x).unflatten(-1, (self.kv_heads, self.d_head)) for linear in (self.k, self.v))
+        if self.rotary is not None:
+            q, k = self.rotary(position[:, None] + torch.arange(x.shape[1], device=x.device), q, k)
         dropout = self.dropout if self.training else 0.0
-        y, cache = softmax_attention(
-            q, k, v, state=past, reset=reset, window=self.window, causal=self.causal, dropout=dropout
+        heads, cache = softmax_attention(
+            q, k, v, state=cache, reset=reset, window=self.window, causal=self.causal, dropout=dropout
         )
-        y = self.out(y.flatten(-2))
+        o = self.out(heads.flatten(-2))
         if cache is None:
-            return y, None
-        return y, AttentionState(cache, (seen + x.shape[1]).expand(len(x)).contiguous())
+            return o, None
+        return o, AttentionState(cache, (position + x.shape[1]).expand(len(x)).contiguous())
 
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> AttentionState | None:
-        """A cache of no steps, at position 0; None without `causal`."""
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
+        """Return a cache of no steps in the dtype of keys, at position 0; None without `causal`."""
         if not self.causal:
             return None
-        device = self.q.weight.device if device is None else device
-        none = torch.zeros(batch, 0, self.kv_heads, self.d_head, dtype=self.q.weight.dtype, device=device)
-        position = torch.zeros(batch, dtype=torch.int64, device=device)
-        return AttentionState(AttentionCache(none, none, None, None, None), position)
-
-    def token_mixing(
-        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
-    ) -> Float[Tensor, "b t t"]:
-        """Mean over heads of softmax(M_-inf(Q' K'^T / sqrt(d_head))), which v is multiplied by."""
-        q, k = self._queries_and_keys(x, _start(x))
-        # what attention makes of the identity is the matrix
-        identity = torch.eye(x.shape[1], dtype=q.dtype, device=x.device)[:, None]
-        v = identity.expand(len(x), -1, self.kv_heads, -1)
-        return softmax_attention(q, k, v, reset=reset, window=self.window, causal=self.causal)[0].mean(2)
-
-    def _queries_and_keys(self, x: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
-        q = self.q(x).unflatten(-1, (self.n_heads, self.d_head))
-        k = self.k(x).unflatten(-1, (self.kv_heads, self.d_head))
-        if self.rotary is None:
-            return q, k
-        q, k = self.rotary(seen[:, None] + torch.arange(x.shape[1], device=x.device), q, k)
-        return q, k
+        sizes = self.kv_heads, self.d_head, self.d_head
+        cache = softmax_attention.empty_state(batch, *sizes, **output_kwargs(self.k, device))
+        return AttentionState(cache, torch.zeros(batch, dtype=torch.int64, device=cache.k.device))
 
     @property
     def state_size(self) -> int:
         """Elements per cached step, of which there are at most `window` - 1: key and value of their heads."""
         return 2 * self.kv_heads * self.d_head if self.causal else 0
-
-
-def _start(x: Tensor) -> Tensor:
-    return torch.zeros(1, dtype=torch.int64, device=x.device)
-
-
-def _checked(state: State, x: Tensor) -> AttentionState:
-    if not isinstance(state, AttentionState):
-        raise TypeError(
-            f"`state` must be an AttentionState or None; got {type(state).__name__}. "
-            "Pass the state that an earlier call of this mixer returned."
-        )
-    if state.position.shape != x.shape[:1]:
-        raise ValueError(
-            f"`state.position` must have shape (b,) = {(len(x),)} to fit `x`; got "
-            f"{tuple(state.position.shape)}. Pass a state of as many sequences."
-        )
-    return state
