@@ -17,14 +17,17 @@ from typing import Literal, NamedTuple
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.nn import functional
 
-from linrec.errors import unknown
 from linrec.nn.mixer import Mixer, State
+from linrec.nn.positions import positions
 from linrec.nn.running_maximum import running_maximum
 from linrec.ops.core.handlers import refuse_split_time
 from linrec.ops.core.precision import without_autocast
 from linrec.ops.gate_loop import gate_loop_matrix
+from linrec.ops.inspection import note, noting
 from linrec.ops.scan import scan
+from linrec.rules import at_least, choice
 
 __all__ = ["AFT", "AFTCache", "AFTState"]
 
@@ -109,10 +112,8 @@ class AFT(Mixer):
         output_projection: bool = True,
     ) -> None:
         super().__init__(d_model)
-        if variant not in ("simple", "full"):
-            raise unknown("`variant`", variant, ["simple", "full"])
-        if max_length < 1 or rank < 1:
-            raise ValueError(f"`max_length` and `rank` must be at least 1; got {max_length} and {rank}.")
+        choice(Variant, variant=variant)
+        at_least(1, max_length=max_length, rank=rank)
         self.is_full, self.max_length = variant == "full", max_length
         self.q = nn.Linear(d_model, d_model, bias=bias)
         self.k = nn.Linear(d_model, d_model, bias=bias)
@@ -122,98 +123,71 @@ class AFT(Mixer):
             self.position_k = nn.Parameter(FACTOR_STD * torch.randn(max_length, rank))
         self.out = nn.Linear(d_model, d_model, bias=bias) if output_projection else nn.Identity()
 
-    def forward(
-        self,
-        x: Float[Tensor, "b t d_model"],
-        state: State = None,
-        *,
-        reset: Bool[Tensor, "b t"] | None = None,
-    ) -> tuple[Float[Tensor, "b t d_model"], State]:
-        """Mix `x` over time; see `Mixer.forward`. The state is an `AFTState`, or AFT-full's `AFTCache`."""
-        self.check_input(x, reset, state)
+    def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Return Y, and an `AFTState`, or AFT-full's `AFTCache`."""
         # the largest key so far is that of all parts
         refuse_split_time("aft")
-        past = self.init_state(x.shape[0], device=x.device) if state is None else state
-        if x.shape[1] == 0:
-            return self.out(torch.zeros_like(x)), past
-        if self.is_full:
-            share, v, state = self._pairs(x, past, reset)
-            mean = (share * v).sum(2)
-        else:
-            fade, weight, largest = self._weights(x, past.largest, reset)
-            update = torch.cat([weight * self.v(x).to(weight.dtype), weight], -1)
+        past = self.init_state(len(x), device=x.device) if state is None else state
+        Q, K, V = self.q(x), self.k(x).to(past[0].dtype), self.v(x).to(past[0].dtype)
+        if not self.is_full:
+            # sums over exp(m) are what they are whatever m is, so no gradient passes it
+            largest = running_maximum(K, past.largest, reset=reset)
+            before, m = largest[:, :-1], largest[:, 1:]
+            # where a new sequence starts the largest key may fall, and nothing is left to fade
+            fade, weight = (before - m).clamp(max=0).exp(), (K - m).exp()
+            update = torch.cat([weight * V, weight], -1)
             sums, last = scan(torch.cat([fade, fade], -1), update, state=past.sums, reset=reset)
             n, d = sums.chunk(2, -1)
+            note(Q=Q, fade=fade, weight=weight, d=d)
             # a view would keep m of all steps as long as the state
             mean, state = n / d, AFTState(last, largest[:, -1].clone())
-        return self.out(torch.sigmoid(self.q(x)) * mean.to(x.dtype)), state
+        else:
+            last_position = functional.pad(past.position, (1, 0), value=-1)[:, -1]
+            new, _ = positions(last_position + 1, x.shape[1], reset=reset)
+            k, v, position = (torch.cat(pair, 1) for pair in zip(past, (K, V, new), strict=True))
+            rows, columns = (
+                factor.to(K.dtype)[at.clamp(0, self.max_length - 1)]
+                for factor, at in ((self.position_q, new), (self.position_k, position))
+            )
+            with without_autocast(x.device.type):
+                w = rows @ columns.mT
+            # of cached steps 0, or -1 where a reset has cut it off
+            document = torch.zeros_like(new) if reset is None else reset.cumsum(1)
+            documents = torch.cat([past.position.clamp(max=0), document], 1)
+            hidden = ~(document[:, :, None] == documents[:, None]).tril(past.position.shape[1])
+            share = (k[:, None] + w[..., None]).masked_fill(hidden[..., None], -torch.inf).softmax(2)
+            values = v[:, None]
+            if reset is not None:
+                # a share of zero would let NaN pass
+                values = values.masked_fill(hidden[..., None], 0)
+                cut = documents != documents[:, -1:]
+                k, v = (part.masked_fill(cut[..., None], 0) for part in (k, v))
+                position = position.masked_fill(cut, -1)
+            note(Q=Q, share=share)
+            mean, state = (share * values).sum(2), AFTCache(k, v, position)
+        return self.out(torch.sigmoid(Q) * mean.to(x.dtype)), state
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Sums of zero and largest keys of -inf; of AFT-full, a cache of no steps."""
-        device = self.q.weight.device if device is None else device
+        """Return sums of zero and largest keys of -inf; of AFT-full, a cache of no steps."""
+        sums = scan.empty_state(batch, 2 * self.d_model, **self.factory_kwargs(device))
         if self.is_full:
-            none = torch.zeros(batch, 0, self.d_model, dtype=self._state_dtype(), device=device)
-            return AFTCache(none, none, torch.zeros(batch, 0, dtype=torch.int64, device=device))
-        sums = torch.zeros(batch, 2 * self.d_model, dtype=self._state_dtype(), device=device)
-        return AFTState(sums, torch.full_like(sums[:, : self.d_model], -torch.inf))
+            none = sums.new_zeros(batch, 0, self.d_model)
+            return AFTCache(none, none, none.new_zeros(batch, 0, dtype=torch.int64))
+        return AFTState(sums, sums.new_full((batch, self.d_model), -torch.inf))
 
     @property
     def state_size(self) -> int:
         """Elements of n, d and m, 3 d_model; of AFT-full, 2 d_model + 1 per cached step."""
-        return 2 * self.d_model + 1 if self.is_full else 3 * self.d_model
+        return 2 * self.d_model + 1 if self.is_full else super().state_size
 
     def token_mixing(
         self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
     ) -> Float[Tensor, "b t t"]:
-        """Mean over channels of the weights that V is multiplied by, sigmoid(Q) among them."""
-        start, gate = self.init_state(x.shape[0], device=x.device), torch.sigmoid(self.q(x))
+        """Return the mean over channels of the weights that V is multiplied by, sigmoid(Q) among them."""
+        with noting() as noted:
+            self.forward(x, reset=reset)
+        gate = torch.sigmoid(noted["Q"])
         if self.is_full:
-            share, *_ = self._pairs(x, start, reset)
-            return (gate[:, :, None].to(share.dtype) * share).mean(-1)
-        fade, weight, _ = self._weights(x, start.largest, reset)
-        d, _ = scan(fade, weight, reset=reset)
-        share = gate.to(d.dtype) / d / self.d_model
-        heads = (part[:, :, None] for part in (share, weight, fade.log()))
-        return gate_loop_matrix(*heads, reset=reset)[:, 0]
-
-    def _pairs(self, x: Tensor, past: AFTCache, reset: Tensor | None) -> tuple[Tensor, Tensor, AFTCache]:
-        """Shares (b, t, n + t, d_model) of all steps so far in each step's mean, their v, and the cache."""
-        batch, time = x.shape[:2]
-        step = torch.arange(time, device=x.device).expand(batch, -1)
-        cut = torch.zeros_like(step, dtype=torch.bool) if reset is None else reset
-        document = cut.cumsum(1)
-        begin = torch.where(cut, step, -1).cummax(1).values
-        seen = past.position[:, -1:] + 1 if past.position.shape[1] else torch.zeros_like(step[:, :1])
-        position = torch.where(begin < 0, seen + step, step - begin)
-
-        k, v = (
-            torch.cat([old, linear(x).to(old.dtype)], 1)
-            for old, linear in ((past.k, self.k), (past.v, self.v))
-        )
-        positions = torch.cat([past.position, position], 1)
-        rows, columns = (
-            factor.to(k.dtype)[where.clamp(0, self.max_length - 1)]
-            for factor, where in ((self.position_q, position), (self.position_k, positions))
-        )
-        before = (past.position >= 0)[:, None] & (document == 0)[..., None]
-        now = (document[..., None] == document[:, None]) & (step[:, :, None] >= step[:, None])
-        seen_by = torch.cat([before, now], -1)
-        with without_autocast(x.device.type):
-            scores = k[:, None] + (rows @ columns.mT)[..., None]
-        share = scores.masked_fill(~seen_by[..., None], -torch.inf).softmax(2)
-        values = v[:, None]
-        if reset is not None:
-            # a share of zero would let NaN pass
-            values = values.masked_fill(~seen_by[..., None], 0)
-            k, v = (part.masked_fill(~seen_by[:, -1, :, None], 0) for part in (k, v))
-        # what the last step sees is what its successors may see
-        return share, values, AFTCache(k, v, torch.where(seen_by[:, -1], positions, -1))
-
-    def _weights(self, x: Tensor, before: Tensor, reset: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """exp(m_{t-1} - m_t), exp(K_t - m_t) and m_t, all (b, t, d_model)."""
-        k = self.k(x).to(self._state_dtype())
-        # sums over exp(m) are what they are whatever m is, so no gradient passes it
-        largest = running_maximum(k, before, reset=reset)
-        earlier, largest = largest[:, :-1], largest[:, 1:]
-        # where a new sequence starts the largest key may fall, and nothing is left to fade
-        return (earlier - largest).clamp(max=0).exp(), (k - largest).exp(), largest
+            return (gate[:, :, None] * noted["share"]).mean(-1)
+        heads = gate / noted["d"] / self.d_model, noted["weight"], noted["fade"].log()
+        return gate_loop_matrix(*(part[:, :, None] for part in heads), reset=reset)[:, 0]
