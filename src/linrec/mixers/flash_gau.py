@@ -24,16 +24,17 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.errors import unknown
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
+from linrec.nn.position_bias import RotaryBias, ToeplitzBias
 from linrec.nn.positions import positions
 from linrec.nn.rotary import Rotary
+from linrec.nn.windows import Windows
+from linrec.ops import inspection
 from linrec.ops.core.handlers import refuse_split_time
 from linrec.ops.core.isolation import Isolation
-from linrec.ops.core.loop import blocks, joined
-from linrec.ops.core.machine import exporting
 from linrec.ops.gate_loop import gate_loop
+from linrec.rules import at_least, choice, require
 
 __all__ = ["FlashGAU", "FlashState"]
 
@@ -108,6 +109,8 @@ class FlashGAU(Mixer):
         (torch.Size([2, 10, 64]), torch.Size([2, 16, 128]), torch.Size([2, 32, 128]), tensor([10, 10]))
     """
 
+    recurrence = "gate_loop"
+
     def __init__(
         self,
         d_model: int,
@@ -124,23 +127,19 @@ class FlashGAU(Mixer):
         init_std: float = 0.02,
     ) -> None:
         super().__init__(d_model)
-        if min(chunk_size, expansion, d_qk) < 1:
-            raise ValueError(
-                "`chunk_size`, `expansion` and `d_qk` must be at least 1; got "
-                f"{chunk_size}, {expansion} and {d_qk}. The paper's are 256, 2 and 128."
-            )
-        if not quadratic and not linear:
-            raise ValueError("`quadratic` and `linear` must not both be False: no step would see another.")
-        if activation not in ("relu2", "relu", "softmax"):
-            raise unknown("`activation`", activation, ["relu2", "relu", "softmax"])
-        if position_bias not in ("toeplitz", "rotary", "none"):
-            raise unknown("`position_bias`", position_bias, ["toeplitz", "rotary", "none"])
-        if positions not in ("rotary", "none"):
-            raise unknown("`positions`", positions, ["rotary", "none"])
-        if d_qk % 2 and "rotary" in (positions, position_bias):
-            raise ValueError(
-                f"`d_qk` must be even where pairs of channels turn; got {d_qk}. The paper's is 128."
-            )
+        cure = "The paper's are 256, 2 and 128."
+        at_least(1, chunk_size=chunk_size, expansion=expansion, d_qk=d_qk, cure=cure)
+        choice(Activation, activation=activation)
+        choice(PositionBias, position_bias=position_bias)
+        choice(Positions, positions=positions)
+        require(
+            quadratic or linear,
+            "`quadratic` and `linear` must not both be False: no step would see another.",
+        )
+        require(
+            d_qk % 2 == 0 or "rotary" not in (positions, position_bias),
+            f"`d_qk` must be even where pairs of channels turn; got {d_qk}. The paper's is 128.",
+        )
         self.chunk_size, self.d_qk, self.d_value = chunk_size, d_qk, expansion * d_model
         self.quadratic, self.linear, self.activation = quadratic, linear, activation
 
@@ -156,168 +155,98 @@ class FlashGAU(Mixer):
         self.rotary = Rotary(d_qk, base=rotary_base) if positions == "rotary" else None
         self.bias: nn.Module | None = None
         if quadratic and position_bias == "toeplitz":
-            self.bias = _ToeplitzBias(chunk_size, init_std)
+            self.bias = ToeplitzBias(chunk_size, std=init_std)
         elif quadratic and position_bias == "rotary":
-            self.bias = _RotaryBias(chunk_size, Rotary(d_qk, base=rotary_base), init_std)
+            self.bias = RotaryBias(chunk_size, d_qk, base=rotary_base, std=init_std)
         self.out = nn.Linear(self.d_value, d_model)
-        for linear_layer in (self.u, self.v, self.z, self.out):
-            nn.init.normal_(linear_layer.weight, std=init_std)
-            nn.init.zeros_(linear_layer.bias)
+        for projection in (self.u, self.v, self.z, self.out):
+            nn.init.normal_(projection.weight, std=init_std)
+            nn.init.zeros_(projection.bias)
 
-    def forward(
-        self,
-        x: Float[Tensor, "b t d_model"],
-        state: State = None,
-        *,
-        reset: Bool[Tensor, "b t"] | None = None,
-    ) -> tuple[Float[Tensor, "b t d_model"], FlashState]:
-        """Mix `x` over time; see `Mixer.forward`. The state is a `FlashState`."""
-        self.check_input(x, reset, state)
-        past = self.init_state(x.shape[0], device=x.device) if state is None else state
-        mixed, state = self._attend(x, functional.silu(self.v(x)), past, reset)
-        return self.out(functional.silu(self.u(x)) * mixed.to(x.dtype)), state
+    def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Return O, and a `FlashState`."""
+        # values of other steps enter a sum here
+        refuse_split_time("flash_gau")
+        past = self.init_state(len(x), device=x.device) if state is None else state
+        (_, time, _), C = x.shape, self.chunk_size
+        U, V, Z = (functional.silu(linear(x)) for linear in (self.u, self.v, self.z))
+        position, seen = positions(past.position, time, reset=reset)
+        both = (Z[:, :, None, None] * self.gamma + self.beta).flatten(2, 3)
+        if self.rotary is not None:
+            (both,) = self.rotary(position, both)
+        # of each part (b, t, parts, s), the quadratic one first
+        Q, K = both.to(past.k.dtype).chunk(2, dim=2)
+        keys, values = torch.cat([past.k, K.flatten(2)], 1), torch.cat([past.v, V.to(past.v.dtype)], 1)
+        inspection.note(Q=Q, keys=keys, position=position)
+        # views would keep all steps as long as the state
+        S, last_k, last_v = past.S, keys[:, -C:].clone(), values[:, -C:].clone()
+        if self.linear:
+            # a key that is C steps late is of this sequence from its step C on
+            own = (position >= C)[..., None, None]
+            late_k, late_v = keys[:, :time, None, -self.d_qk :].where(own, 0), values[:, :time, None]
+            if reset is not None:
+                late_v = late_v.where(own, 0)
+            V_far, S = gate_loop(Q[:, :, -1:] / C, late_k, late_v, state=S[:, None], reset=reset)
+            S = S[:, 0]
+        if reset is not None:
+            # a weight of zero would let NaN pass
+            cached = torch.arange(C, 0, -1, device=x.device) <= past.position[:, None]
+            document = torch.cat([cached.long() - 1, reset.cumsum(1)], 1)
+            other = (document != document[:, -1:])[:, -C:, None]
+            last_k, last_v = last_k.masked_fill(other, 0), last_v.masked_fill(other, 0)
+            isolation = Isolation(document)
+            Q = isolation.enter(Q, begin=C, carried=False)
+            keys, values = isolation.enter(keys, begin=0), isolation.enter(values, begin=0)
+        V_near = self._near(Q, keys, values, position)
+        if reset is not None:
+            V_near = isolation.leave(V_near, begin=C, window=C)
+        mixed = V_near + V_far[:, :, 0] if self.linear else V_near
+        return self.out(U * mixed.to(x.dtype)), FlashState(last_k, last_v, S, seen)
 
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> FlashState:
-        """Zeros, at position 0."""
-        return self._start(batch, self.d_value, self.u.weight.device if device is None else device)
-
-    @property
-    def state_size(self) -> int:
-        """Elements of k and v, C (2 s + e), or C (s + e) of one part; of S, s e; and the position."""
-        steps = self.chunk_size * (self.gamma.shape[1] * self.d_qk + self.d_value)
-        return steps + self.linear * self.d_qk * self.d_value + 1
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
+        """Return zeros, at position 0."""
+        of_state = self.factory_kwargs(device)
+        widths = self.gamma.shape[1] * self.d_qk, self.d_value
+        k, v = (torch.zeros(batch, self.chunk_size, width, **of_state) for width in widths)
+        S = None
+        if self.linear:
+            S = gate_loop.empty_state(batch, 1, self.d_qk, self.d_value, **of_state)[:, 0]
+        return FlashState(k, v, S, torch.zeros(batch, dtype=torch.int64, device=k.device))
 
     def token_mixing(
         self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
     ) -> Float[Tensor, "b t t"]:
-        """Magnitudes of the weights that V is multiplied by in V^quad + V^lin."""
-        # what attention makes of the identity is the matrix
-        identity = torch.eye(x.shape[1], dtype=x.dtype, device=x.device).expand(len(x), -1, -1)
-        return self._attend(x, identity, self._start(len(x), x.shape[1], x.device), reset)[0].abs()
+        """Return magnitudes of the weights that V is multiplied by in V^quad + V^lin."""
+        call, noted = self._memory(x, reset)
+        # the rows of the identity as values: what is made of them are the weights
+        identity = torch.eye(x.shape[1], dtype=noted["keys"].dtype, device=x.device)
+        values = functional.pad(identity, (0, 0, self.chunk_size, 0)).expand(len(x), -1, -1)
+        mixing = self._near(noted["Q"], noted["keys"], values, noted["position"]).abs()
+        if call is not None and (late := inspection.token_mixing(call)) is not None:
+            # values enter S late by C steps
+            late = late[:, :, self.chunk_size :]
+            mixing = mixing + functional.pad(late, (0, x.shape[1] - late.shape[2]))
+        return mixing
 
-    def _start(self, batch: int, width: int, device: torch.device | str) -> FlashState:
-        def zeros(*shape: int) -> Tensor:
-            return torch.zeros(batch, *shape, dtype=self._state_dtype(), device=device)
-
-        keys = zeros(self.chunk_size, self.gamma.shape[1] * self.d_qk)
-        S = zeros(self.d_qk, width) if self.linear else None
-        position = torch.zeros(batch, dtype=torch.int64, device=device)
-        return FlashState(keys, zeros(self.chunk_size, width), S, position)
-
-    def _attend(
-        self, x: Tensor, v: Tensor, past: FlashState, reset: Tensor | None
-    ) -> tuple[Tensor, FlashState]:
-        """V^quad + V^lin for values v (b, t, e), in the dtype of the state, and the state after them."""
-        # values of other steps enter a sum here
-        refuse_split_time("flash_gau")
-        time, size = x.shape[1], self.chunk_size
-        if time == 0:
-            return torch.zeros_like(v), past
-        position, seen = positions(past.position, time, reset=reset)
-
-        q, k = self._queries_and_keys(x, position)
-        keys = torch.cat([past.k, k.flatten(2).to(past.k.dtype)], 1)
-        values = torch.cat([past.v, v.to(past.v.dtype)], 1)
-        # views would keep all steps as long as the state
-        S, last_k, last_v = past.S, keys[:, -size:].clone(), values[:, -size:].clone()
-        if S is not None:
-            # a key that is C steps late is of this sequence from its step C on
-            own = (position >= size)[..., None, None]
-            late_k, late_v = keys[:, :time, None, -self.d_qk :].where(own, 0), values[:, :time, None]
-            if reset is not None:
-                late_v = late_v.where(own, 0)
-            query = q[:, :, -1:].to(keys.dtype) / size
-            older, S = gate_loop(query, late_k, late_v, state=S[:, None], reset=reset)
-            S = S[:, 0]
-        q = q.to(keys.dtype)
-        if reset is None:
-            mixed = self._pairs(q, keys, values, position)
-        else:
-            # a weight of zero would let NaN pass
-            age = torch.arange(size, 0, -1, device=x.device)
-            document = torch.cat([(age <= past.position[:, None]).long() - 1, reset.cumsum(1)], 1)
-            other = (document != document[:, -1:])[:, -size:, None]
-            last_k, last_v = last_k.masked_fill(other, 0), last_v.masked_fill(other, 0)
-            isolation = Isolation(document)
-            q = isolation.enter(q, begin=size, carried=False)
-            keys, values = isolation.enter(keys, begin=0), isolation.enter(values, begin=0)
-            mixed = isolation.leave(self._pairs(q, keys, values, position), begin=size, window=size)
-        if S is not None:
-            mixed = mixed + older[:, :, 0]
-        return mixed, FlashState(last_k, last_v, S, seen)
-
-    def _queries_and_keys(self, x: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
-        """Q and K (b, t, parts, s), the quadratic part first."""
-        z = functional.silu(self.z(x))[:, :, None, None]
-        both = (z * self.gamma + self.beta).flatten(2, 3)
-        if self.rotary is not None:
-            (both,) = self.rotary(position, both)
-        q, k = both.chunk(2, dim=2)
-        return q, k
-
-    def _pairs(self, q: Tensor, keys: Tensor, values: Tensor, position: Tensor) -> Tensor:
-        """What each step gets of the steps less than C before it, block of queries by block."""
-        time, size = q.shape[1], self.chunk_size
-        # a block sees itself and the C steps before it, the first of which is too old
-        if exporting():
-            block = size
-            queries, position = blocks(q, size, 1).transpose(2, 3), blocks(position, size, 1)[..., None]
-            keys, values = (blocks(part, size, 1, overlap=size).mT for part in (keys, values))
-        else:
-            block = min(time, size)
-            missing = -time % block
-            queries = functional.pad(q, (0, 0, 0, 0, 0, missing)).unflatten(1, (-1, block)).transpose(2, 3)
-            position = functional.pad(position, (0, missing)).unflatten(1, (-1, block))[..., None]
-            keys, values = (
-                functional.pad(part, (0, 0, 0, missing)).unfold(1, size + block, block)
-                for part in (keys, values)
-            )
-        products = (queries @ keys.unflatten(2, (-1, self.d_qk))).unbind(2)
-        age = torch.arange(size, size + block, device=q.device)[:, None]
-        age = age - torch.arange(size + block, device=q.device)
-        in_chunk = age <= position % size
-
-        weights = torch.zeros((), dtype=q.dtype, device=q.device)
+    def _near(self, Q: Tensor, keys: Tensor, values: Tensor, position: Tensor) -> Tensor:
+        """Return V^quad, and the sum of V^lin, over the steps less than C before each step."""
+        C, windows = self.chunk_size, Windows(Q.shape[1], self.chunk_size)
+        q, position = windows.steps(Q).transpose(2, 3), windows.steps(position)[..., None]
+        k, v, age = windows.behind(keys), windows.behind(values), windows.age(Q.device)
+        products = (q @ k.unflatten(2, (-1, self.d_qk))).unbind(2)
+        in_chunk = age <= position % C
+        weights = torch.zeros((), dtype=Q.dtype, device=Q.device)
         if self.quadratic:
-            weights = self._weights(products[0], age, in_chunk & (age >= 0))
+            seen = in_chunk & (age >= 0)
+            scores = products[0] / (self.d_qk**0.5 if self.activation == "softmax" else C)
+            if self.bias is not None:
+                scores = scores + self.bias()[age.clamp(0, C - 1)]
+            if self.activation == "softmax":
+                weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+            else:
+                weights = functional.relu(scores).masked_fill(~seen, 0)
+                weights = weights.square() if self.activation == "relu2" else weights
         if self.linear:
-            before = ~in_chunk & (age < size) & (age <= position)
-            weights = weights + (products[-1] / size).masked_fill(~before, 0)
-        mixed = weights.to(values.dtype) @ values.mT
-        return joined(mixed, time, 1) if exporting() else mixed.flatten(1, 2)[:, :time]
-
-    def _weights(self, scores: Tensor, age: Tensor, seen: Tensor) -> Tensor:
-        """The weights of V^quad for Q^quad . K^quad of all pairs, zero where a pair is not `seen`."""
-        scores = scores / (self.d_qk**0.5 if self.activation == "softmax" else self.chunk_size)
-        if self.bias is not None:
-            scores = scores + self.bias()[age.clamp(0, self.chunk_size - 1)]
-        if self.activation == "softmax":
-            return scores.masked_fill(~seen, -torch.inf).softmax(-1)
-        weights = functional.relu(scores).masked_fill(~seen, 0)
-        return weights.square() if self.activation == "relu2" else weights
-
-
-class _ToeplitzBias(nn.Module):
-    """b_i = w_i for i = 0 .. C - 1."""
-
-    def __init__(self, chunk_size: int, init_std: float) -> None:
-        super().__init__()
-        self.w = nn.Parameter(init_std * torch.randn(chunk_size))
-
-    def forward(self) -> Tensor:
-        return self.w
-
-
-class _RotaryBias(nn.Module):
-    """b_i = (R_0 a) . (R_i b) for i = 0 .. C - 1."""
-
-    def __init__(self, chunk_size: int, rotary: Rotary, init_std: float) -> None:
-        super().__init__()
-        self.chunk_size, self.rotary = chunk_size, rotary
-        self.a = nn.Parameter(init_std * torch.randn(rotary.d_head))
-        self.b = nn.Parameter(init_std * torch.randn(rotary.d_head))
-
-    def forward(self) -> Tensor:
-        distance = torch.arange(self.chunk_size, device=self.b.device)[None]
-        (turned,) = self.rotary(distance, self.b.expand(1, self.chunk_size, 1, -1))
-        return turned[0, :, 0] @ self.a
+            before = ~in_chunk & (age < C) & (age <= position)
+            weights = weights + (products[-1] / C).masked_fill(~before, 0)
+        return windows.joined(weights.to(values.dtype) @ v.mT)

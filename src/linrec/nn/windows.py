@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from linrec.ops.core.machine import exporting
-from linrec.ops.core.unbounded import blocks, joined
+from linrec.ops.core.loop import blocks, joined
 
 __all__ = ["Windows"]
 
