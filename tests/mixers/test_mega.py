@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from linrec.mixers import build
-from linrec.mixers.mega import Mega, MovingAverage
+from linrec.mixers.mega import Mega
 from linrec.models import Block
 from linrec.nn import groups_of
+from linrec.nn.moving_average import MovingAverage
 from linrec.testing import assert_agree, check_mixer, generator, reset_mask
 
 D, TIME = 4, 11
@@ -208,12 +209,12 @@ def test_what_makes_the_averages_forget_is_marked():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"n_averages": -1}, "`n_averages` must be at least 1 for each channel; got -1"),
+        ({"n_averages": -1}, "`n_averages` must be at least 1; got -1"),
         ({"n_averages": 0, "ema_skip": True}, "`ema_skip` needs averages to skip; got `n_averages=0`"),
-        ({"d_qk": 0}, "`d_qk` and `expansion` must be at least 1; got 0 and 2"),
-        ({"expansion": 0}, "`d_qk` and `expansion` must be at least 1; got 6 and 0"),
+        ({"d_qk": 0}, "`d_qk` must be at least 1; got 0. Try 64 and 2"),
+        ({"expansion": 0}, "`expansion` must be at least 1; got 0. Try 64 and 2"),
         ({"d_qk": 5}, "`d_qk` must be even where pairs of channels turn; got 5"),
-        ({"chunk_size": 0}, "`chunk_size` must be at least 1, or None for no chunks; got 0"),
+        ({"chunk_size": 0}, "`chunk_size` must be at least 1; got 0. None is no chunks"),
         ({"attention": "laplac"}, "there is no `attention` 'laplac'; did you mean 'laplace'"),
         ({"position_bias": "rotry"}, "there is no `position_bias` 'rotry'; did you mean 'rotary'"),
     ],
