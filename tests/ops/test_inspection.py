@@ -129,6 +129,17 @@ def test_token_mixing_of_scan_is_the_gate_times_products():
     assert_agree(token_mixing(call, 1j * gate), expected, "token mixing of a complex gate")
 
 
+@pytest.mark.parametrize("groups", [None, 2])
+def test_token_mixing_of_selective_scan_is_what_impulses_become(groups):
+    given = selective_scan_inputs(B, TIME, 4, 3, groups=groups) | {"D": None, "state": None}
+    found = token_mixing(recorded(ops.selective_scan, given, reset=RESET))
+    for m in range(TIME):
+        impulse = torch.zeros_like(given["x"])
+        impulse[:, m] = 1
+        y, _ = ops.selective_scan(**given | {"x": impulse}, reset=RESET)
+        assert_agree(found[:, :, m], y.abs().mean(2), "token mixing")
+
+
 def test_token_mixing_of_filters_are_their_taps():
     given = long_conv_inputs(B, TIME, 3, TIME - 2)
     kernel = given["kernel"]

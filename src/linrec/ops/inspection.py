@@ -112,6 +112,11 @@ def token_mixing(
         Lower triangular matrices, or None for an operator whose weights depend on more than that.
     """
     given = call.inputs
+    if call.operator.name == "selective_scan":
+        dt = wide(given.dt)[..., None]
+        # a head for each channel
+        B, C = (part.to(dt.dtype).repeat_interleave(dt.shape[2] // part.shape[2], 2) for part in given[3:5])
+        return gate_loop_matrix(C, B * dt, dt * given.A, reset=given.reset).abs().mean(1)
     if call.operator.name == "scan":
         magnitude = _over_channels(given.a, given.x.shape[2:], given.x).abs()
         gate = torch.ones_like(magnitude) if gate is None else gate.abs()
