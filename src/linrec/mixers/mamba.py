@@ -17,25 +17,22 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.errors import unknown
 from linrec.nn.gates import GateLinear
-from linrec.nn.mixer import Mixer, State, Transitions
+from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
 from linrec.nn.short_convolution import ShortConvolution
-from linrec.ops.gate_loop import gate_loop_matrix
+from linrec.nn.steps import step_bias
 from linrec.ops.selective_scan import selective_scan
+from linrec.rules import at_least, choice, require
 
 __all__ = ["Mamba"]
 
 Selective = Literal["dt", "B", "C"]
 Rates = Literal["real", "constant", "random"]
-
-SELECTIVE: tuple[Selective, ...] = ("dt", "B", "C")
-RATES: tuple[Rates, ...] = ("real", "constant", "random")
+InnerNorm = Literal["none", "rms"]
 
 
 class Mamba(Mixer):
@@ -65,18 +62,18 @@ class Mamba(Mixer):
         dt_rank: numbers s that the step sizes of all channels are made of; None is d_model / 16, rounded up.
         selective: which of "dt", "B" and "C" are made of x.
         A_init: "real", "constant" or "random".
-        conv_size: taps of the convolution of each channel; None is none.
+        conv_size: taps of the convolution of each channel; None disables it.
         conv_bias: whether the convolution has biases.
         bias: whether the projections of u and of the output have biases; that of dt always has.
-        D: whether there is one.
+        D: whether there is a skip weight D.
         inner_norm: "rms" divides s, B and C each by its root mean square, as FalconMamba does; or "none".
-        norm_eps: of that.
+        norm_eps: added to the mean square.
         dt_init: (low, high), range of dt at s = 0 when training starts.
         dt_floor: smallest dt of those drawn.
         dt_scale: of the initial W_dt.
 
     Raises:
-        ValueError: sizes below 1, a range that is none, a negative number, or an unknown name of a variant.
+        ValueError: sizes below 1, an empty range, a negative number, or an unknown name of a variant.
 
     Source:
         Gu and Dao (2023), section 3; the ablations are those of its section on model ablations. Constants
@@ -89,6 +86,8 @@ class Mamba(Mixer):
         (torch.Size([2, 10, 64]), torch.Size([2, 3, 128]), torch.Size([2, 128, 16]))
     """
 
+    recurrence = "selective_scan"
+
     def __init__(
         self,
         d_model: int,
@@ -96,58 +95,43 @@ class Mamba(Mixer):
         expand: int = 2,
         d_state: int = 16,
         dt_rank: int | None = None,
-        selective: Sequence[Selective] = SELECTIVE,
+        selective: Sequence[Selective] = ("dt", "B", "C"),
         A_init: Rates = "real",
         conv_size: int | None = 4,
         conv_bias: bool = True,
         bias: bool = False,
         D: bool = True,
-        inner_norm: Literal["none", "rms"] = "none",
+        inner_norm: InnerNorm = "none",
         norm_eps: float = 1e-6,
         dt_init: tuple[float, float] = (0.001, 0.1),
         dt_floor: float = 1e-4,
         dt_scale: float = 1.0,
     ) -> None:
         super().__init__(d_model)
-        rank = math.ceil(d_model / 16) if dt_rank is None else dt_rank
-        for name, size in (("expand", expand), ("d_state", d_state), ("dt_rank", rank)):
-            if size < 1:
-                raise ValueError(f"`{name}` must be at least 1; got {size}.")
-        if isinstance(selective, str):
-            raise ValueError(
-                f"`selective` must be a tuple of names; got {selective!r}. Pass ({selective!r},)."
-            )
+        dt_rank = math.ceil(d_model / 16) if dt_rank is None else dt_rank
+        at_least(1, expand=expand, d_state=d_state, dt_rank=dt_rank)
+        at_least(0, dt_floor=dt_floor, dt_scale=dt_scale, norm_eps=norm_eps)
+        choice(Rates, A_init=A_init)
+        choice(InnerNorm, inner_norm=inner_norm)
+        require(
+            not isinstance(selective, str),
+            f"`selective` must be a tuple of names; got {selective!r}. Pass ({selective!r},).",
+        )
         for part in selective:
-            if part not in SELECTIVE:
-                raise unknown("part that can be `selective`", part, SELECTIVE)
-        if A_init not in RATES:
-            raise unknown("`A_init`", A_init, RATES)
-        if inner_norm not in ("none", "rms"):
-            raise unknown("`inner_norm`", inner_norm, ["none", "rms"])
-        low, high = dt_init
-        if not 0 < low <= high < math.inf:
-            raise ValueError(
-                f"`dt_init` must be (low, high) with 0 < low <= high; got {tuple(dt_init)}. "
-                "A step of zero never moves; the paper's are 0.001 and 0.1."
-            )
-        for name, number in (("dt_floor", dt_floor), ("dt_scale", dt_scale), ("norm_eps", norm_eps)):
-            if not 0 <= number < math.inf:
-                raise ValueError(f"`{name}` must be a number of at least 0; got {number}.")
+            choice(Selective, selective=part)
         self.d_inner, self.d_state = expand * d_model, d_state
         self.norm_eps = None if inner_norm == "none" else norm_eps
-        widths = {"dt": rank, "B": d_state, "C": d_state}
+        widths = {"dt": dt_rank, "B": d_state, "C": d_state}
         self.widths = {name: width for name, width in widths.items() if name in selective}
 
         self.xz = nn.Linear(d_model, 2 * self.d_inner, bias=bias)
         self.conv = None if conv_size is None else ShortConvolution(self.d_inner, conv_size, bias=conv_bias)
         self.dtBC = nn.Linear(self.d_inner, sum(self.widths.values()), bias=False) if self.widths else None
-        dt = torch.exp(torch.empty(self.d_inner).uniform_(math.log(low), math.log(high))).clamp(min=dt_floor)
-        # softplus backwards
-        b_dt = dt + torch.log(-torch.expm1(-dt))
+        b_dt = step_bias(self.d_inner, dt_init, floor=dt_floor)
         self.W_dt: nn.Module | None = None
         if "dt" in self.widths:
-            self.W_dt = mark(GateLinear(rank, self.d_inner), "bias", group="default", weight_decay=False)
-            nn.init.uniform_(self.W_dt.weight, -dt_scale * rank**-0.5, dt_scale * rank**-0.5)
+            self.W_dt = mark(GateLinear(dt_rank, self.d_inner), "bias", group="default", weight_decay=False)
+            nn.init.uniform_(self.W_dt.weight, -dt_scale * dt_rank**-0.5, dt_scale * dt_rank**-0.5)
             self.W_dt.bias = nn.Parameter(b_dt)
         else:
             self.b_dt = nn.Parameter(b_dt)
@@ -157,7 +141,12 @@ class Mamba(Mixer):
         for name in ("B", "C"):
             if name not in self.widths:
                 self.register_parameter(name, nn.Parameter(torch.randn(d_state)))
-        self.A_log = nn.Parameter(_log_rates(A_init, self.d_inner, d_state))
+        log_A = torch.full((self.d_inner, d_state), math.log(0.5))
+        if A_init == "real":
+            log_A = torch.arange(1.0, d_state + 1).log().repeat(self.d_inner, 1)
+        elif A_init == "random":
+            log_A = torch.randn(self.d_inner, d_state)
+        self.A_log = nn.Parameter(log_A)
         mark(self, "A_log", group="channel", weight_decay=False)
         self.keep_float32("A_log")
         self.D: nn.Parameter | None = None
@@ -166,86 +155,37 @@ class Mamba(Mixer):
             mark(self, "D", group="channel", weight_decay=False)
         self.out = nn.Linear(self.d_inner, d_model, bias=bias)
 
-    def forward(
-        self,
-        x: Float[Tensor, "b t d_model"],
-        state: State = None,
-        *,
-        reset: Bool[Tensor, "b t"] | None = None,
-    ) -> tuple[Float[Tensor, "b t d_model"], State]:
-        """Mix `x` over time; see `Mixer.forward`.
-
-        The state is h (b, expand * d_model, N); with a convolution, its tail and that.
-        """
-        self.check_input(x, reset, state)
+    def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Return y, and h (b, channels, N); with a convolution, its tail and h."""
         tail, h = (None, state) if self.conv is None or state is None else state
-        value, z, dt, B, C, tail = self._projections(x, tail, reset)
-        y, h = selective_scan(value, dt, self._rates(dt), B, C, self.D, state=h, reset=reset)
-        y = self.out((y * functional.silu(z)).to(x.dtype))
-        return y, h if self.conv is None else (tail, h)
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Zeros (batch, channels, N); with a convolution, those behind zeros (b, conv_size - 1, channels)."""
-        device = self.out.weight.device if device is None else device
-        h = torch.zeros(batch, self.d_inner, self.d_state, dtype=self._state_dtype(), device=device)
-        return h if self.conv is None else (self.conv.init_state(batch, dtype=h.dtype, device=device), h)
-
-    @property
-    def state_size(self) -> int:
-        """Elements of h, and of the convolution's tail."""
-        size = self.d_inner * self.d_state
-        return size if self.conv is None else size + self.conv.state_size
-
-    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions:
-        """exp(dt_t A) of the N states of every channel; see `Mixer.transitions`."""
-        dt = self._projections(x, None, None)[2]
-        return Transitions.of_heads(dt[..., None] * self._rates(dt), None)
-
-    def token_mixing(
-        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
-    ) -> Float[Tensor, "b t t"]:
-        """Mean over channels of |C_n^T exp(A sum_{m+1..n} dt) B_m dt_m|: of x, but for D."""
-        _, _, dt, B, C, _ = self._projections(x, None, reset)
-        # one head for each channel, in the precision of dt
-        C, B = (part.to(dt.dtype)[:, :, None] for part in (C, B))
-        keys, log_decay = B * dt[..., None], dt[..., None] * self._rates(dt)
-        return gate_loop_matrix(C.expand_as(keys), keys, log_decay, reset=reset).abs().mean(1)
-
-    def _projections(
-        self, x: Tensor, tail: Tensor | None, reset: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-        """x, z, dt, B and C, and the tail of the convolution."""
-        value, z = self.xz(x).chunk(2, dim=-1)
+        u = x
+        x, z = self.xz(u).chunk(2, dim=-1)
         if self.conv is not None:
-            value, tail = self.conv(value, tail, reset=reset)
-        value = functional.silu(value)
+            x, tail = self.conv(x, tail, reset=reset)
+        x = functional.silu(x)
         made: dict[str, Tensor] = {}
         if self.dtBC is not None:
-            parts = self.dtBC(value).split(list(self.widths.values()), dim=-1)
+            parts = self.dtBC(x).split(list(self.widths.values()), dim=-1)
             made = dict(zip(self.widths, parts, strict=True))
         if self.norm_eps is not None:
             made = {name: functional.rms_norm(p, p.shape[-1:], eps=self.norm_eps) for name, p in made.items()}
         B, C = (
-            made[name] if name in made else getattr(self, name).expand(*x.shape[:2], -1).to(value.dtype)
+            made[name] if name in made else getattr(self, name).expand(*x.shape[:2], -1).to(x.dtype)
             for name in ("B", "C")
         )
         if self.W_dt is not None:
             steps = self.W_dt(made["dt"])
         else:
-            wide = torch.promote_types(self.b_dt.dtype, torch.float32)
-            steps = self.b_dt.to(wide).expand(*x.shape[:2], -1)
+            steps = self.b_dt.to(self.state_dtype).expand(*x.shape[:2], -1)
         # -log sigmoid(-s) = softplus(s); of the latter, torch 2.13 compiles the gradient with wrong strides
-        return value, z, -functional.logsigmoid(-steps), B, C, tail
+        dt = -functional.logsigmoid(-steps)
+        A = -torch.exp(self.A_log.to(dt.dtype))
+        y, h = selective_scan(x, dt, A, B, C, self.D, state=h, reset=reset)
+        y = self.out((y * functional.silu(z)).to(u.dtype))
+        return y, h if self.conv is None else (tail, h)
 
-    def _rates(self, dt: Tensor) -> Tensor:
-        """A (c, N) in the precision of dt, float32 or better."""
-        return -torch.exp(self.A_log.to(dt.dtype))
-
-
-def _log_rates(init: Rates, channels: int, d_state: int) -> Tensor:
-    """log(-A) when training starts."""
-    if init == "random":
-        return torch.randn(channels, d_state)
-    if init == "constant":
-        return torch.full((channels, d_state), math.log(0.5))
-    return torch.arange(1, d_state + 1, dtype=torch.float32).log().expand(channels, -1).contiguous()
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
+        """Return zeros (b, channels, N); with a convolution, (b, conv_size - 1, channels) and those."""
+        of_state = self.factory_kwargs(device)
+        h = selective_scan.empty_state(batch, self.d_inner, self.d_state, **of_state)
+        return h if self.conv is None else (self.conv.init_state(batch, **of_state), h)

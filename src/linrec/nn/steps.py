@@ -1,0 +1,36 @@
+"""Step sizes dt = softplus(b) of selective state spaces, when training starts."""
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from linrec.rules import span
+
+__all__ = ["step_bias"]
+
+
+def step_bias(n: int, dt_init: tuple[float, float], *, floor: float = 0.0) -> Float[Tensor, "n"]:
+    """Draw b with softplus(b) log-uniform in `dt_init`, but at least `floor`.
+
+    Args:
+        n: step sizes.
+        dt_init: (low, high), range of the step sizes.
+        floor: smallest step size.
+
+    Raises:
+        ValueError: a `dt_init` that is not (low, high) with 0 < low <= high.
+
+    Source:
+        Gu and Dao, Mamba (2023), section 3.6; the floor is the released code's.
+
+    Example:
+        >>> round(torch.nn.functional.softplus(step_bias(1, (0.1, 0.1))).item(), 4)
+        0.1
+    """
+    span(0, math.inf, dt_init=dt_init, cure="A step of zero never moves; Mamba's are 0.001 and 0.1.")
+    low, high = map(math.log, dt_init)
+    dt = torch.exp(torch.empty(n).uniform_(low, high)).clamp(min=floor)
+    # softplus backwards
+    return dt + torch.log(-torch.expm1(-dt))
