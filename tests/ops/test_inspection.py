@@ -115,6 +115,16 @@ def test_weights_are_divided_as_outputs_are():
     assert_agree(found, by_columns(divided, given, RESET), "token mixing")
 
 
+def test_a_gate_of_values_is_a_factor_of_columns():
+    given, gate = gate_loop_inputs(B, TIME, 2, 3, 4) | {"state": None}, torch.rand(B, TIME, 2)
+    call = recorded(ops.gate_loop, given, reset=RESET)
+    expected = 0
+    for h in (0, 1):
+        head = {name: None if x is None else x[:, :, h : h + 1] for name, x in given.items()}
+        expected += token_mixing(recorded(ops.gate_loop, head, reset=RESET)) * gate[:, None, :, h] / 2
+    assert_agree(token_mixing(call, gate), expected, "token mixing")
+
+
 def test_token_mixing_of_scan_is_the_gate_times_products():
     a, gate = torch.rand(B, TIME, 3), torch.rand(B, TIME, 3)
     call = recorded(ops.scan, {"a": a, "x": torch.randn(B, TIME, 3)}, reset=RESET)

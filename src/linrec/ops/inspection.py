@@ -25,9 +25,9 @@ def note(**values: Tensor) -> None:
     """Keep values for inspection by their names; without inspection, do nothing.
 
     A mixer on `scan` notes the `gate` that multiplies the input, which the operator does not see, and the
-    `phase` of complex factors, if it has phases beyond pi. A mixer whose operator gets stabilised decays
-    notes the paper's, `log_decay` (b, t, ..) or (c,). A mixer that divides the outputs of an operator with
-    values notes the `divisor`.
+    `phase` of complex factors, if it has phases beyond pi. A mixer on an operator with values notes the
+    `gate` of the values and the `divisor` of the outputs. A mixer whose operator gets stabilised decays notes
+    the paper's, `log_decay` (b, t, ..) or (c,).
 
     Example:
         >>> with noting() as notes:
@@ -105,7 +105,8 @@ def token_mixing(
 
     Args:
         call: a recorded call.
-        gate: what the input of a `scan` was multiplied by, real or complex, (b, t, c) or (c,); None is one.
+        gate: what the input of a `scan` was multiplied by, real or complex, (b, t, c) or (c,), or what values
+            were multiplied by, (b, t, h); None is one.
         divisor: what the outputs of an operator with values were divided by, (b, t, h, 1); None is one.
 
     Returns:
@@ -124,6 +125,8 @@ def token_mixing(
     if hasattr(given, "v"):
         batch, time, heads, _ = given.v.shape
         identity = torch.eye(time, dtype=given.v.dtype, device=given.v.device)[:, None]
+        if gate is not None:
+            identity = identity * gate[..., None].to(identity.dtype)
         inputs = given._replace(v=identity.expand(batch, -1, heads, -1), state=None)
         if hasattr(given, "dropout"):
             # without a state, the cache has no steps
