@@ -7,6 +7,7 @@ from torch.nn import functional
 from linrec.mixers import build
 from linrec.mixers.mamba2 import Mamba2
 from linrec.nn import groups_of
+from linrec.ops.core.handlers import recording
 from linrec.testing import assert_agree, generator, reset_mask
 
 D, N, TIME = 8, 3, 6
@@ -201,8 +202,10 @@ def test_transitions_are_what_the_state_is_multiplied_by():
 
 def test_token_mixing_is_what_values_are_multiplied_by():
     mixer, x, reset = make(n_heads=2).double(), inputs(), reset_mask(2, TIME)
-    _, _, B, C, dt, _ = mixer._projections(x, None, reset)
-    a = torch.exp(-dt * mixer.A_log.exp())
+    with recording() as calls:
+        mixer(x, reset=reset)
+    C, B, log_a = calls[-1].inputs.q, calls[-1].inputs.k, calls[-1].inputs.log_decay[..., 0]
+    a, dt = log_a.exp(), -log_a / mixer.A_log.exp()
     expected = torch.zeros(2, TIME, TIME, dtype=x.dtype)
     for n in range(TIME):
         for m in range(n + 1):

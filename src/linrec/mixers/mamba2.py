@@ -17,30 +17,32 @@ import math
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.errors import unknown
 from linrec.nn import feature_maps
 from linrec.nn.gates import GateLinear
 from linrec.nn.group_norm import GroupRMSNorm
 from linrec.nn.head_sizes import heads_of, most_heads
-from linrec.nn.mixer import Mixer, State, Transitions
+from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
 from linrec.nn.short_convolution import ShortConvolution
-from linrec.ops.gate_loop import gate_loop, gate_loop_matrix
+from linrec.nn.steps import step_bias
+from linrec.ops.gate_loop import gate_loop
+from linrec.ops.inspection import note
+from linrec.rules import at_least, choice, divisor, require, span
 
 __all__ = ["Mamba2"]
 
 Heads = Literal["multi_input", "multi_contract", "multi_expand", "multi_head"]
 Projections = Literal["parallel", "sequential"]
 Skip = Literal["head", "channel", "none"]
+OutputNorm = Literal["rms", "none"]
 
 # of the paper's models
 CHANNELS_PER_HEAD = 64
 # which of X, B and C every head has for itself
-_OWN: dict[str, str] = {"multi_input": "X", "multi_contract": "C", "multi_expand": "B", "multi_head": "XBC"}
+_OWN = {"multi_input": "X", "multi_contract": "C", "multi_expand": "B", "multi_head": "XBC"}
 
 
 class Mamba2(Mixer):
@@ -70,7 +72,7 @@ class Mamba2(Mixer):
             its B; "multi_head", all three. The groups have the rest.
         projections: "parallel", all from u, or "sequential", B, C and dt from X.
         feature_map: of B and C, a name of `linrec.nn.feature_maps`. X has SiLU.
-        conv_size: taps of the convolution of each channel of X, B and C ("sequential": X); None is none.
+        conv_size: taps of the convolution of each channel of X, B and C ("sequential": X); None disables it.
         conv_bias: whether the convolution has biases.
         bias: whether the projections of z, X, B, C and of the output have biases; that of dt always has.
         D: "head" or "channel", one number for each, or "none".
@@ -80,11 +82,11 @@ class Mamba2(Mixer):
         A_init: (low, high), range of A when training starts.
         dt_init: (low, high), range of dt at u = 0 when training starts.
         dt_floor: smallest dt of those drawn.
-        dt_limit: (low, high) that dt is clamped to; None is no limit.
+        dt_limit: (low, high) that dt is clamped to; None disables it.
 
     Raises:
         ValueError: heads that do not divide the width, groups that do not divide the heads, a `d_state` below
-            1, a range that is none, a feature map that turns, or an unknown name of a variant.
+            1, an empty range, a feature map that turns, or an unknown name of a variant.
 
     Source:
         Dao and Gu (2024): the Mamba-2 architecture, and its ablations. Constants are those of the released
@@ -97,6 +99,8 @@ class Mamba2(Mixer):
         >>> y.shape, tail.shape, S.shape
         (torch.Size([2, 10, 64]), torch.Size([2, 3, 160]), torch.Size([2, 2, 16, 64]))
     """
+
+    recurrence = "gate_loop"
 
     def __init__(
         self,
@@ -113,7 +117,7 @@ class Mamba2(Mixer):
         conv_bias: bool = True,
         bias: bool = False,
         D: Skip = "head",
-        output_norm: Literal["rms", "none"] = "rms",
+        output_norm: OutputNorm = "rms",
         norm_before_gate: bool = False,
         norm_eps: float = 1e-5,
         A_init: tuple[float, float] = (1.0, 16.0),
@@ -122,36 +126,30 @@ class Mamba2(Mixer):
         dt_limit: tuple[float, float] | None = None,
     ) -> None:
         super().__init__(d_model)
-        if heads not in _OWN:
-            raise unknown("`heads`", heads, _OWN)
-        if projections not in ("parallel", "sequential"):
-            raise unknown("`projections`", projections, ["parallel", "sequential"])
-        if D not in ("head", "channel", "none"):
-            raise unknown("`D`", D, ["head", "channel", "none"])
-        if output_norm not in ("rms", "none"):
-            raise unknown("`output_norm`", output_norm, ["rms", "none"])
+        choice(Heads, heads=heads)
+        choice(Projections, projections=projections)
+        choice(Skip, D=D)
+        choice(OutputNorm, output_norm=output_norm)
+        at_least(1, d_state=d_state, cure="The paper's layer has 128.")
+        span(0, math.inf, A_init=A_init)
+        require(
+            dt_limit is None or 0 <= dt_limit[0] <= dt_limit[1],
+            f"`dt_limit` must be (low, high) with 0 <= low <= high; got {dt_limit}.",
+        )
         d_inner = expand * d_model
         self.n_heads = most_heads(max(d_inner, 1), CHANNELS_PER_HEAD) if n_heads is None else n_heads
         self.d_head = heads_of("expand * d_model", d_inner, self.n_heads)
-        if n_groups < 1 or self.n_heads % n_groups:
-            raise ValueError(
-                f"`n_groups` must be a positive divisor of `n_heads` = {self.n_heads}; got {n_groups}."
-            )
-        if d_state < 1:
-            raise ValueError(f"`d_state` must be at least 1; got {d_state}. The paper's layer has 128.")
+        divisor("n_heads", self.n_heads, n_groups=n_groups)
         self.phi = feature_maps.build(feature_map, d_state)
-        if self.phi.phase is not None:
-            raise ValueError(
-                f"`feature_map` of Mamba-2 must have no phase; that of {feature_map!r} turns its features. "
-                'Pass one that does not, such as "silu".'
-            )
-        own = _OWN[heads]
+        require(
+            self.phi.phase is None,
+            f"`feature_map` of Mamba-2 must have no phase; that of {feature_map!r} turns its features. "
+            'Pass one that does not, such as "silu".',
+        )
+        widths = {"X": self.d_head, "B": d_state, "C": d_state}
         self.widths = [
-            width * (self.n_heads if part in own else n_groups)
-            for part, width in (("X", self.d_head), ("B", d_state), ("C", d_state))
+            width * (self.n_heads if part in _OWN[heads] else n_groups) for part, width in widths.items()
         ]
-        if dt_limit is not None and not 0 <= dt_limit[0] <= dt_limit[1]:
-            raise ValueError(f"`dt_limit` must be (low, high) with 0 <= low <= high; got {tuple(dt_limit)}.")
         self.dt_limit, self.norm_before_gate = dt_limit, norm_before_gate
 
         sequential = projections == "sequential"
@@ -160,12 +158,9 @@ class Mamba2(Mixer):
         self.conv = None if conv_size is None else ShortConvolution(convolved, conv_size, bias=conv_bias)
         self.BC = nn.Linear(self.widths[0], sum(self.widths[1:]), bias=bias) if sequential else None
         self.dt = GateLinear(self.widths[0] if sequential else d_model, self.n_heads)
-        low, high = (math.log(size) for size in _range("dt_init", dt_init))
-        dt = torch.exp(torch.empty(self.n_heads).uniform_(low, high)).clamp(min=dt_floor)
         with torch.no_grad():
-            # softplus backwards
-            self.dt.bias.copy_(dt + torch.log(-torch.expm1(-dt)))
-        self.A_log = nn.Parameter(torch.empty(self.n_heads).uniform_(*_range("A_init", A_init)).log())
+            self.dt.bias.copy_(step_bias(self.n_heads, dt_init, floor=dt_floor))
+        self.A_log = nn.Parameter(torch.empty(self.n_heads).uniform_(*A_init).log())
         mark(self.dt, "bias", group="default", weight_decay=False)
         mark(self, "A_log", group="default", weight_decay=False)
         self.keep_float32("A_log")
@@ -178,59 +173,9 @@ class Mamba2(Mixer):
             self.norm = GroupRMSNorm(d_inner, n_groups=n_groups, eps=norm_eps)
         self.out = nn.Linear(d_inner, d_model, bias=bias)
 
-    def forward(
-        self,
-        x: Float[Tensor, "b t d_model"],
-        state: State = None,
-        *,
-        reset: Bool[Tensor, "b t"] | None = None,
-    ) -> tuple[Float[Tensor, "b t d_model"], State]:
-        """Mix `x` over time; see `Mixer.forward`.
-
-        The state is S (b, h, N, P), of N features of B and P channels of X; with a convolution, its tail and
-        that.
-        """
-        self.check_input(x, reset, state)
+    def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Return y, and S (b, h, N, P); with a convolution, its tail and S."""
         tail, S = (None, state) if self.conv is None or state is None else state
-        z, X, B, C, dt, tail = self._projections(x, tail, reset)
-        Y, S = gate_loop(C, B, (dt[..., None] * X).to(X.dtype), self._log_decay(dt), state=S, reset=reset)
-        if self.D is not None:
-            Y = Y + self.D * X
-        y, gate = Y.flatten(-2), functional.silu(z)
-        y = self.norm(y) * gate if self.norm_before_gate else self.norm(y * gate)
-        return self.out(y.to(x.dtype)), S if self.conv is None else (tail, S)
-
-    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Zeros (batch, h, N, P); with a convolution, zeros (batch, conv_size - 1, channels) and those."""
-        device = self.out.weight.device if device is None else device
-        shape = (batch, self.n_heads, self.phi.d_features, self.d_head)
-        S = torch.zeros(shape, dtype=self._state_dtype(), device=device)
-        return S if self.conv is None else (self.conv.init_state(batch, dtype=S.dtype, device=device), S)
-
-    @property
-    def state_size(self) -> int:
-        """Elements of S, h N P, and of the convolution's tail."""
-        size = self.n_heads * self.phi.d_features * self.d_head
-        return size if self.conv is None else size + self.conv.state_size
-
-    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions:
-        """a_t, the same for all N features of a head: c = h N; see `Mixer.transitions`."""
-        log_decay = self._log_decay(self._projections(x, None, None)[4])[..., None]
-        return Transitions.of_heads(log_decay.expand(*log_decay.shape[:-1], self.phi.d_features), None)
-
-    def token_mixing(
-        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
-    ) -> Float[Tensor, "b t t"]:
-        """Mean over heads of |C_n^T B_m dt_m| prod_{j=m+1..n} a_j, what X is multiplied by but for D."""
-        _, _, B, C, dt, _ = self._projections(x, None, reset)
-        # dt is not rounded to the precision of B: both go in as they are made
-        C, B = C.to(dt.dtype), B.to(dt.dtype) * dt[..., None]
-        return gate_loop_matrix(C, B, self._log_decay(dt), reset=reset).abs().mean(1)
-
-    def _projections(
-        self, x: Tensor, tail: Tensor | None, reset: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-        """z, then X, B, C and dt of every head, and the tail of the convolution."""
         z, XBC = self.zXBC(x).tensor_split([self.out.in_features], dim=-1)
         if self.conv is not None:
             XBC, tail = self.conv(XBC, tail, reset=reset)
@@ -244,24 +189,24 @@ class Mamba2(Mixer):
         dt = -functional.logsigmoid(-self.dt(source))
         if self.dt_limit is not None:
             dt = dt.clamp(*self.dt_limit)
-        X, B, C = (
-            self._of_heads(part, width)
-            for part, width in ((X, self.d_head), (B, self.phi.d_head), (C, self.phi.d_head))
-        )
-        return z, X, self.phi(B), self.phi(C), dt, tail
+        log_a = -torch.exp(self.A_log.to(dt.dtype)) * dt
+        X = self._of_heads(X, self.d_head)
+        B, C = (self.phi(self._of_heads(part, self.phi.d_head)) for part in (B, C))
+        note(gate=dt)
+        Y, S = gate_loop(C, B, (dt[..., None] * X).to(X.dtype), log_a, state=S, reset=reset)
+        if self.D is not None:
+            Y = Y + self.D * X
+        y, gate = Y.flatten(-2), functional.silu(z)
+        y = self.norm(y) * gate if self.norm_before_gate else self.norm(y * gate)
+        return self.out(y.to(x.dtype)), S if self.conv is None else (tail, S)
+
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
+        """Return zeros (b, h, N, P); with a convolution, (b, conv_size - 1, channels) and those."""
+        of_state = self.factory_kwargs(device)
+        S = gate_loop.empty_state(batch, self.n_heads, self.phi.d_features, self.d_head, **of_state)
+        return S if self.conv is None else (self.conv.init_state(batch, **of_state), S)
 
     def _of_heads(self, x: Tensor, width: int) -> Tensor:
-        """`x` (b, t, groups times width) as (b, t, h, width), the heads of a group alike."""
+        """Return `x` (b, t, groups times width) as (b, t, h, width), the heads of a group alike."""
         x = x.unflatten(-1, (-1, 1, width))
         return x.expand(-1, -1, -1, self.n_heads // x.shape[2], -1).flatten(2, 3)
-
-    def _log_decay(self, dt: Tensor) -> Tensor:
-        """log a (b, t, h), in float32 or better."""
-        return -torch.exp(self.A_log.to(dt.dtype)) * dt
-
-
-def _range(name: str, given: tuple[float, float]) -> tuple[float, float]:
-    low, high = given
-    if not 0 < low <= high:
-        raise ValueError(f"`{name}` must be (low, high) with 0 < low <= high; got {tuple(given)}.")
-    return low, high
