@@ -21,6 +21,13 @@ def test_every_file_gives_a_mixer_configured_by_keywords_alone(name):
     assert all(p.kind is p.KEYWORD_ONLY and p.default is not p.empty for p in others)
 
 
+@pytest.mark.parametrize("name", mixers.names())
+def test_the_equations_come_first(name):
+    """`mix` is the first method after `__init__`, and the base class's `forward` calls it."""
+    methods = [key for key, value in vars(mixers.get(name)).items() if inspect.isfunction(value)]
+    assert methods[:2] == ["__init__", "mix"]
+
+
 def test_hyphens_and_underscores_are_equal():
     assert mixers.get("gate-loop") is mixers.get("gate_loop")
 

@@ -30,11 +30,6 @@ class Transitions(NamedTuple):
     magnitude: Float[Tensor, "*bt c"]
     phase: Float[Tensor, "*bt c"] | None
 
-    # until every mixer has `mix`
-    @classmethod
-    def of_heads(cls, log_decay: Any, phase: Any) -> "Transitions":  # noqa: D102
-        return cls(log_decay.exp().flatten(-2), None if phase is None else phase.flatten(-2))
-
 
 class Mixer(Float32Module, ABC):
     """Maps a sequence to a sequence, causally, carrying a state: (x, state) -> (y, state).
@@ -129,10 +124,6 @@ class Mixer(Float32Module, ABC):
     def state_dtype(self) -> torch.dtype:
         """The real dtype of states: float32, or float64 where the parameters are."""
         return torch.promote_types(next(self.parameters()).dtype, torch.float32)
-
-    # until every mixer has `mix`
-    def _state_dtype(self) -> torch.dtype:
-        return self.state_dtype
 
     def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions | None:
         """Return the factors of the state at each step, per channel, for inspection.

@@ -5,8 +5,8 @@ from jaxtyping import Int, Shaped
 from torch import Tensor
 from torch.nn import functional
 
-from linrec.ops.core.machine import exporting
 from linrec.ops.core.loop import blocks, joined
+from linrec.ops.core.machine import exporting
 
 __all__ = ["Windows"]
 
