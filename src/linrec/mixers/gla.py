@@ -105,20 +105,18 @@ class GLA(Mixer):
         d_qk = max(1, d_model // 2) if d_qk is None else d_qk
         d_v = d_model if d_v is None else d_v
         self.n_heads = math.gcd(HEADS, d_qk, d_v) if n_heads is None else n_heads
-        self.d_key = heads_of("d_qk", d_qk, self.n_heads)
-        self.d_value = heads_of("d_v", d_v, self.n_heads)
+        self.d_key, self.d_value = (heads_of(*each, self.n_heads) for each in (("d_qk", d_qk), ("d_v", d_v)))
         self.forget_gate, self.tau = forget_gate, tau
 
-        self.q = xavier_linear(d_model, d_qk, gain=GAIN)
-        self.k = xavier_linear(d_model, d_qk, gain=GAIN)
+        self.q, self.k = (xavier_linear(d_model, d_qk, gain=GAIN) for _ in range(2))
         self.v = xavier_linear(d_model, d_v, gain=GAIN)
         self.alpha: nn.Sequential | None = None
         if forget_gate in ("channel", "head"):
             width = d_qk if forget_gate == "channel" else self.n_heads
-            low_rank = (GateLinear(d_model, gate_rank, bias=False), GateLinear(gate_rank, width))
+            low_rank = [GateLinear(d_model, gate_rank, bias=False), GateLinear(gate_rank, width)]
+            self.alpha = mark(nn.Sequential(*low_rank), group="transition", weight_decay=False)
             for linear in low_rank:
                 nn.init.xavier_uniform_(linear.weight, gain=GAIN)
-            self.alpha = mark(nn.Sequential(*low_rank), group="transition", weight_decay=False)
         self.norm = make_norm(output_norm, self.d_value)
         self.gate = xavier_linear(d_model, d_v, gain=GAIN, bias=True) if output_gate else None
         self.out = xavier_linear(d_v, d_model, gain=GAIN)
@@ -128,12 +126,11 @@ class GLA(Mixer):
         q, k = (linear(x).unflatten(-1, (self.n_heads, self.d_key)) for linear in (self.q, self.k))
         v = self.v(x).unflatten(-1, (self.n_heads, self.d_value))
         log_alpha = None
-        if self.forget_gate == "fixed":
-            log_alpha = multi_scale_decay(self.n_heads, dtype=self.state_dtype, device=x.device)
-        elif self.alpha is not None:
-            log_alpha = functional.logsigmoid(self.alpha(x)) / self.tau
-            if self.forget_gate == "channel":
-                log_alpha = log_alpha.unflatten(-1, (self.n_heads, self.d_key))
+        if self.alpha is not None:
+            # of every key channel, or one of all
+            log_alpha = (functional.logsigmoid(self.alpha(x)) / self.tau).unflatten(-1, (self.n_heads, -1))
+        elif self.forget_gate == "fixed":
+            log_alpha = multi_scale_decay(self.n_heads, **self.factory_kwargs(x.device))
         o, state = gate_loop(q, k, v, log_alpha, state=state, reset=reset)
         o = self.norm(o).flatten(-2)
         if self.gate is not None:
@@ -142,8 +139,8 @@ class GLA(Mixer):
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
         """Return zeros (batch, h, dk, dv)."""
-        sizes = self.n_heads, self.d_key, self.d_value
-        return gate_loop.empty_state(batch, *sizes, **self.factory_kwargs(device))
+        like = self.factory_kwargs(device)
+        return gate_loop.empty_state(batch, self.n_heads, self.d_key, self.d_value, **like)
 
     def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions | None:
         """Return alpha_t of every key channel, which is 1 without a gate."""

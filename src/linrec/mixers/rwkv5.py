@@ -102,9 +102,8 @@ class RWKV5(Mixer):
         super().__init__(d_model)
         self.n_heads = most_heads(d_model, CHANNELS_PER_HEAD) if n_heads is None else n_heads
         self.d_head = heads_of("d_model", d_model, self.n_heads)
-        # what is made from a mixture of tokens of its own
-        self.mixtures = ("r", "k", "v", "g") if output_gate else ("r", "k", "v")
-        self.shift = TokenShift(d_model, len(self.mixtures)) if token_shift else None
+        # r, k, v and the gate are each made from a mixture of tokens of its own
+        self.shift = TokenShift(d_model, 3 + output_gate) if token_shift else None
         self.r = orthogonal_linear(d_model, d_model)
         self.k = orthogonal_linear(d_model, d_model, gain=0.1)
         self.v = orthogonal_linear(d_model, d_model)
@@ -119,21 +118,17 @@ class RWKV5(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and the last input (b, d_model) with S (b, h, d, d); without token shift, S alone."""
-        heads = self.n_heads, self.d_head
-        if self.shift is None:
-            S, z = state, dict.fromkeys(self.mixtures, x)
-        else:
+        S, z, heads = state, [x] * 4, (self.n_heads, self.d_head)
+        if self.shift is not None:
             last, S = (None, None) if state is None else state
-            mixed, last = self.shift(x, last, reset=reset)
-            z = dict(zip(self.mixtures, mixed, strict=True))
-        r, k = self.r(z["r"]).unflatten(-1, heads), self.k(z["k"]).unflatten(-1, heads)
-        v = self.v(z["v"]).unflatten(-1, heads)
+            z, last = self.shift(x, last, reset=reset)
+        r, k, v = (W(x_z).unflatten(-1, heads) for W, x_z in zip((self.r, self.k, self.v), z, strict=False))
         log_w = stable_exponential(self.omega.to(self.state_dtype)).unflatten(-1, heads)
         u = None if self.u is None else self.u.to(self.state_dtype).unflatten(-1, heads)
         o, S = gate_loop(r, k, v, log_w, bonus=u, state=S, reset=reset)
         o = (o if self.norm is None else self.norm(o)).flatten(-2).to(x.dtype)
         if self.gate is not None:
-            o = functional.silu(self.gate(z["g"])) * o
+            o = functional.silu(self.gate(z[3])) * o
         return self.out(o), S if self.shift is None else (last, S)
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
@@ -150,7 +145,7 @@ class RWKV5(Mixer):
             place = Place(layer, len(layers))
             if mixer.shift is not None:
                 shares = first_shares(mixer.d_model, place)
-                mixer.shift.start([shares[name] for name in mixer.mixtures])
+                mixer.shift.start([shares[name] for name in "rkvg"[: len(mixer.shift.mu)]])
             mixer.omega.copy_(first_decay(mixer.d_model, place, low=SLOWEST, high=FASTEST))
             if mixer.u is not None:
                 mixer.u.copy_(first_bonus(mixer.d_model, place))
