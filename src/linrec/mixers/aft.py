@@ -130,7 +130,7 @@ class AFT(Mixer):
         past = self.init_state(len(x), device=x.device) if state is None else state
         Q, K, V = self.q(x), self.k(x).to(past[0].dtype), self.v(x).to(past[0].dtype)
         if not self.is_full:
-            # sums over exp(m) are what they are whatever m is, so no gradient passes it
+            # the quotient does not depend on m, so m needs no gradient
             largest = running_maximum(K, past.largest, reset=reset)
             before, m = largest[:, :-1], largest[:, 1:]
             # where a new sequence starts the largest key may fall, and nothing is left to fade

@@ -218,7 +218,7 @@ class FlashGAU(Mixer):
     ) -> Float[Tensor, "b t t"]:
         """Return magnitudes of the weights that V is multiplied by in V^quad + V^lin."""
         call, noted = self._memory(x, reset)
-        # the rows of the identity as values: what is made of them are the weights
+        # with the rows of the identity as values, the outputs are the weights
         identity = torch.eye(x.shape[1], dtype=noted["keys"].dtype, device=x.device)
         values = functional.pad(identity, (0, 0, self.chunk_size, 0)).expand(len(x), -1, -1)
         mixing = self._near(noted["Q"], noted["keys"], values, noted["position"]).abs()

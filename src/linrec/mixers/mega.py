@@ -207,10 +207,9 @@ class Mega(Mixer):
 
     @property
     def state_size(self) -> int:
-        """Elements per cached step, of which there are at most `chunk_size` - 1: its key and value.
+        """Elements per cached step: its key and value, and with chunks a flag.
 
-        With chunks, also whether it is of the current one. Beside them are h and the position, whatever the
-        length.
+        There are at most `chunk_size` - 1 cached steps. h and the position do not grow and are not counted.
         """
         return self.d_key + self.d_value + (self.chunk_size is not None)
 

@@ -12,7 +12,7 @@ from linrec.rules import at_least
 
 __all__ = ["MovingAverage"]
 
-# of the released code: standard deviations of beta, and of what makes alpha and delta
+# of the released code: standard deviations of beta, and of the logits of alpha and delta
 STD = 0.02
 GATE_STD = 0.2
 

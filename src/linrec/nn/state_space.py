@@ -1,4 +1,4 @@
-"""What state-space mixers share: spectra, step sizes, tensors of transitions, and diagonal models."""
+"""Spectra, step sizes, transition tensors and diagonal models, which state-space mixers share."""
 
 import math
 from typing import Literal, TypeAlias
@@ -126,9 +126,9 @@ def add_transition(module: Float32Module, *, learn: bool = True, **start: Tensor
 class DiagonalSSM(Float32Module):
     """S4D's parameters of a diagonal state-space model for every channel: x' = A x + B u, y = C x + D u.
 
-    Parameters are real: A = -exp(A_log) + i A_imag, so that models are stable whatever is learned; steps are
+    Parameters are real: A = -exp(A_log) + i A_imag, so that models stay stable during training; steps are
     exp(dt_log); complex B and C are pairs of real and imaginary part. A, B and the steps are marked as group
-    "transition" without weight decay: they are what the papers train with a smaller learning rate.
+    "transition" without weight decay: the papers train them with a smaller learning rate.
 
     Args:
         channels: d, each with a model of its own.

@@ -1,4 +1,4 @@
-"""What a recorded call of an operator tells: the factors of its state, and the weights between its steps.
+"""Transitions and token-mixing matrices from a recorded call of an operator.
 
 `linrec.ops.core.handlers.recording` lists the calls. Functions here are for inspection: they take memory
 quadratic in the length, and no gradients pass.
@@ -41,7 +41,7 @@ def note(**values: Tensor) -> None:
 
 @contextlib.contextmanager
 def noting() -> Iterator[dict[str, Tensor]]:
-    """Collect what is noted within the context."""
+    """Collect the notes made within the context."""
     _noted.append({})
     try:
         yield _noted[-1]

@@ -465,10 +465,7 @@ def terms(total: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def add_up(totals: Sequence[Tensor | None], parts: Sequence[Any]) -> None:
-    """Fill gradients with the sums of their terms, over the axes along which they have one entry.
-
-    Along other axes, what the terms have beyond them is padding.
-    """
+    """Fill gradients with the sums of their terms over axes of one entry; elsewhere, drop the padding."""
     for total, x in zip(totals, parts, strict=True):
         if total is not None and total is not x:
             for axis, size in enumerate(total.shape):

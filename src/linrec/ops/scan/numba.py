@@ -43,7 +43,7 @@ def _adjoint(out: Any, given: Scan, kept: Values, d: Values) -> None:
         # sums over runs of steps, and over the lanes of a row
         steps = y.shape[1] if a.shape[1] > 1 else math.ceil(y.shape[1] / KERNELS.SPAN)
         da = terms(out.a, (y.shape[0], steps, y.shape[2] if a.shape[2] > 1 else work.blocks))
-    # what the kernel adds up, it does not write first
+    # the kernel adds to these sums
     if 1 in a.shape[1:]:
         da.zero_()
     arrays = *map(lanes.array, (a, y)), lanes.cut_array(cut), before[:, None].numpy(), lanes.array(d.y)

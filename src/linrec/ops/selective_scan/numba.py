@@ -53,7 +53,7 @@ def _adjoint(out: Any, given: Any, kept: Outputs, d: Outputs) -> None:
     totals = out.A, out.B[None], out.C[None], out.D
     counts = work.rows, work.blocks, work.blocks, work.rows
     parts = [terms(g, (count, *g.shape[1:])) for g, count in zip(totals, counts, strict=True)]
-    # what the kernel adds up, it does not write first
+    # the kernel adds to these sums
     parts[0].zero_(), parts[3].zero_()
     found = (g.numpy() for g in (out.x, out.dt, *parts, out.state))
     arrays = *_arrays(given), lanes.array(kept.starts), lanes.array(d.y), *found

@@ -275,7 +275,7 @@ def cauchy_frequencies(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _table(ptr, d, models, n, width, entries, places):  # type: ignore[no-untyped-def]
-    """Where the real parts (entries, places) of a table (2, d, n, width) are, how far on the others."""
+    """Return pointers to places of a table (2, d, n, width), the step to its other half, and a mask."""
     index = ptr + (d * n + entries[:, None]) * width + places[None]
     return index, models * n * width, (entries < n)[:, None] & (places < width)[None]
 
@@ -297,7 +297,7 @@ def _weighted(w_ptr, far_ptr, of_k, d, models, n, m, entries, rows):  # type: ig
 
 @triton.jit
 def _taps(of_k, d, models, c, m, length, rows, columns):  # type: ignore[no-untyped-def]
-    """Where S of rows i and columns j is, and which of it there is."""
+    """Return pointers to S of rows i and columns j, and a mask."""
     tap = rows[:, None] * c + columns[None]
     mask = (rows < m)[:, None] & (columns < c)[None] & (tap < length)
     return (of_k * models + d) * length + tap, mask
