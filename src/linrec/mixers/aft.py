@@ -23,6 +23,7 @@ from linrec.nn.mixer import Mixer, State
 from linrec.nn.positions import positions
 from linrec.nn.running_maximum import running_maximum
 from linrec.ops.core.handlers import refuse_split_time
+from linrec.ops.core.isolation import documents
 from linrec.ops.core.precision import without_autocast
 from linrec.ops.gate_loop import gate_loop_matrix
 from linrec.ops.inspection import note, noting
@@ -152,15 +153,15 @@ class AFT(Mixer):
             with without_autocast(x.device.type):
                 w = rows @ columns.mT
             # of cached steps 0, or -1 where a reset has cut it off
-            document = torch.zeros_like(new) if reset is None else reset.cumsum(1)
-            documents = torch.cat([past.position.clamp(max=0), document], 1)
-            hidden = ~(document[:, :, None] == documents[:, None]).tril(past.position.shape[1])
+            document = torch.zeros_like(new) if reset is None else documents(reset)
+            of_keys = torch.cat([past.position.clamp(max=0), document], 1)
+            hidden = ~(document[:, :, None] == of_keys[:, None]).tril(past.position.shape[1])
             share = (k[:, None] + w[..., None]).masked_fill(hidden[..., None], -torch.inf).softmax(2)
             values = v[:, None]
             if reset is not None:
                 # a share of zero would let NaN pass
                 values = values.masked_fill(hidden[..., None], 0)
-                cut = documents != documents[:, -1:]
+                cut = of_keys != of_keys[:, -1:]
                 k, v = (part.masked_fill(cut[..., None], 0) for part in (k, v))
                 position = position.masked_fill(cut, -1)
             note(Q=Q, share=share)

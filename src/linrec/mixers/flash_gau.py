@@ -32,7 +32,7 @@ from linrec.nn.rotary import Rotary
 from linrec.nn.windows import Windows
 from linrec.ops import inspection
 from linrec.ops.core.handlers import refuse_split_time
-from linrec.ops.core.isolation import Isolation
+from linrec.ops.core.isolation import Isolation, documents
 from linrec.ops.gate_loop import gate_loop
 from linrec.rules import at_least, choice, require
 
@@ -191,7 +191,7 @@ class FlashGAU(Mixer):
         if reset is not None:
             # a weight of zero would let NaN pass
             cached = torch.arange(C, 0, -1, device=x.device) <= past.position[:, None]
-            document = torch.cat([cached.long() - 1, reset.cumsum(1)], 1)
+            document = torch.cat([cached.long() - 1, documents(reset)], 1)
             other = (document != document[:, -1:])[:, -C:, None]
             last_k, last_v = last_k.masked_fill(other, 0), last_v.masked_fill(other, 0)
             isolation = Isolation(document)
