@@ -131,8 +131,7 @@ class Attention(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return o, and an `AttentionState`, None without `causal`."""
-        start = torch.zeros(1, dtype=torch.int64, device=x.device)
-        cache, position = (None, start) if state is None else state
+        cache, position = state or (None, torch.zeros(1, dtype=torch.int64, device=x.device))
         q = self.q(x).unflatten(-1, (self.n_heads, self.d_head))
         k, v = (linear(x).unflatten(-1, (self.kv_heads, self.d_head)) for linear in (self.k, self.v))
         if self.rotary is not None:

@@ -233,17 +233,16 @@ def _fits(state: State, start: State) -> bool:
         if state is None:
             # as of a cache of no steps
             return start.numel() == 0
-        if not isinstance(state, Tensor) or state.dim() != start.dim():
+        if not isinstance(state, Tensor):
             return False
+        found, expected = state.shape, start.shape
         # rows never grow, not even from none
-        return len(state) == len(start) and all(
-            size in (found, 0) for found, size in zip(state.shape[1:], start.shape[1:], strict=True)
+        return found == expected or (
+            len(found) == len(expected)
+            and found[:1] == expected[:1]
+            and all(size in (n, 0) for n, size in zip(found[1:], expected[1:], strict=True))
         )
-    return (
-        type(state) is type(start)
-        and len(state) == len(start)
-        and all(_fits(part, of_start) for part, of_start in zip(state, start, strict=True))
-    )
+    return type(state) is type(start) and len(state) == len(start) and all(map(_fits, state, start))
 
 
 def _form(state: State) -> str:
