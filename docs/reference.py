@@ -79,6 +79,8 @@ def _loaded() -> griffe.Module:
 @functools.cache
 def _public_pages() -> tuple[Reference, ...]:
     pages = []
+    # an object that one package defines and another exports, such as `linrec.mixers.Mixer`, has one place
+    anywhere = {path for package in _packages(_loaded()) for path in _exported(package)}
     for package in _packages(_loaded()):
         exported = _exported(package)
         blocks = [_block(package.path, level=1)]
@@ -88,7 +90,7 @@ def _public_pages() -> tuple[Reference, ...]:
             declared = [
                 str(name)
                 for name in module.exports or ()
-                if f"{module.path}.{name}" not in exported and not module.members[str(name)].is_alias
+                if f"{module.path}.{name}" not in anywhere and not module.members[str(name)].is_alias
             ]
             if declared and not module.is_init_module:
                 blocks.append(_block(module.path))
@@ -148,7 +150,7 @@ def _exported(package: griffe.Module) -> dict[str, str]:
         if module.is_init_module:
             for name in module.exports or ():
                 member = module.members[str(name)]
-                path = member.target_path if member.is_alias else member.path
+                path = member.final_target.path if member.is_alias else member.path
                 shortest = package if name in imported else module
                 exported.setdefault(path, f"{shortest.path}.{name}")
     # constants last
