@@ -148,3 +148,12 @@ def test_errors():
         assert message in str(error.value)
     with pytest.raises(ValueError, match="`model` must have long convolutions; GLA has none"):
         distill(make("gla"))
+
+
+def test_a_layer_that_has_streamed_streams_after_distillation():
+    mixer, x = mixers.build("tnn", 8, length=64), torch.randn(1, 5, 8)
+    _, state = mixer(x)
+    mixer(x, state)
+    distilled = distill(mixer, 8)
+    _, state = distilled(x)
+    distilled(x, state)

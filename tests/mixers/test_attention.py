@@ -229,3 +229,9 @@ def test_encoders_refuse_states():
 def test_argument_errors(arguments, words):
     with pytest.raises(ValueError, match=words):
         make(**arguments)
+
+
+def test_an_encoder_refuses_a_state():
+    mixer = build("attention", 8, causal=False)
+    with pytest.raises(ValueError, match="`state` must be None without `causal`"):
+        mixer(torch.zeros(1, 3, 8), torch.zeros(1, 3))

@@ -180,7 +180,7 @@ def test_parameters_are_those_of_the_paper():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"chunk_size": 0}, "`chunk_size` must be at least 1; got 0. The paper's are 256, 2 and 128"),
+        ({"chunk_size": 0}, "`chunk_size` must be at least 1; got 0. The paper's is 256"),
         ({"quadratic": False, "linear": False}, "`quadratic` and `linear` must not both be False"),
         ({"activation": "relu_2"}, "there is no `activation` 'relu_2'; did you mean 'relu2'"),
         ({"position_bias": "toplitz"}, "there is no `position_bias` 'toplitz'; did you mean 'toeplitz'"),

@@ -212,3 +212,13 @@ def test_the_empty_state_of_attention_is_a_cache_of_no_steps():
     assert cache.k.shape == (2, 0, 3, 4) and cache.v.shape == (2, 0, 3, 5) and cache.alive is None
     q, v = torch.randn(2, 6, 3, 4), torch.randn(2, 6, 3, 5)
     assert_agree(ops.softmax_attention(q, q, v, state=cache), ops.softmax_attention(q, q, v), "outputs")
+
+
+def test_token_mixing_of_half_precision_is_computed_in_single_precision_and_batches_may_be_empty():
+    given = diagonal_ssm_inputs(B, TIME, 3, 4) | {"state": None}
+    exact = token_mixing(recorded(ops.diagonal_ssm, given))
+    rounded = given | {"u": given["u"].bfloat16()}
+    found = token_mixing(recorded(ops.diagonal_ssm, rounded))
+    assert found.dtype == torch.float32
+    assert_agree(found, exact.float(), "token mixing", dtype=torch.float32)
+    assert token_mixing(recorded(ops.diagonal_ssm, given | {"u": given["u"][:0]})).shape == (0, TIME, TIME)

@@ -20,7 +20,7 @@ from linrec.nn.mixer import Mixer, State
 from linrec.nn.projections import output_kwargs
 from linrec.nn.rotary import Rotary
 from linrec.ops.attention import AttentionCache, check_options, softmax_attention
-from linrec.rules import at_least, choice, divisor
+from linrec.rules import at_least, choice, divisor, require
 
 __all__ = ["Attention", "AttentionState"]
 
@@ -131,7 +131,15 @@ class Attention(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return o, and an `AttentionState`, None without `causal`."""
-        cache, position = state or (None, torch.zeros(1, dtype=torch.int64, device=x.device))
+        require(
+            self.causal or state is None,
+            "`state` must be None without `causal`: a sequence that sees its future cannot be run in pieces. "
+            "Pass whole sequences, or `causal=True`.",
+        )
+        if state is None:
+            cache, position = None, torch.zeros(1, dtype=torch.int64, device=x.device)
+        else:
+            cache, position = state
         q = self.q(x).unflatten(-1, (self.n_heads, self.d_head))
         k, v = (linear(x).unflatten(-1, (self.kv_heads, self.d_head)) for linear in (self.k, self.v))
         if self.rotary is not None:

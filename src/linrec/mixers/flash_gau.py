@@ -127,8 +127,9 @@ class FlashGAU(Mixer):
         init_std: float = 0.02,
     ) -> None:
         super().__init__(d_model)
-        cure = "The paper's are 256, 2 and 128."
-        at_least(1, chunk_size=chunk_size, expansion=expansion, d_qk=d_qk, cure=cure)
+        at_least(1, chunk_size=chunk_size, cure="The paper's is 256.")
+        at_least(1, expansion=expansion, cure="The paper's is 2.")
+        at_least(1, d_qk=d_qk, cure="The paper's is 128.")
         choice(Activation, activation=activation)
         choice(PositionBias, position_bias=position_bias)
         choice(Positions, positions=positions)

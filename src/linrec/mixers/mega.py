@@ -123,7 +123,8 @@ class Mega(Mixer):
         ema_skip: bool = False,
     ) -> None:
         super().__init__(d_model)
-        at_least(1, d_qk=d_qk, expansion=expansion, cure="Try 64 and 2.")
+        at_least(1, d_qk=d_qk, cure="Try 64.")
+        at_least(1, expansion=expansion, cure="Try 2.")
         at_least(1, chunk_size=chunk_size, cure="None is no chunks.")
         choice(Attention, attention=attention)
         choice(PositionBias, position_bias=position_bias)
@@ -209,7 +210,7 @@ class Mega(Mixer):
     def state_size(self) -> int:
         """Elements per cached step: its key and value, and with chunks a flag.
 
-        There are at most `chunk_size` - 1 cached steps. h and the position do not grow and are not counted.
+        With chunks, there are at most `chunk_size` - 1 cached steps. h and the position are not counted.
         """
         return self.d_key + self.d_value + (self.chunk_size is not None)
 

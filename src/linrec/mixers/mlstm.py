@@ -178,6 +178,6 @@ class MLSTM(Mixer):
 
     @classmethod
     def share(cls, layers: Sequence["MLSTM"]) -> None:
-        """Draw W_down of every layer as that of a model of so many."""
+        """Draw W_down of every layer with the standard deviation for a model of `len(layers)` layers."""
         for mixer in layers:
             nn.init.normal_(mixer.down.weight, std=2 / (len(layers) * math.sqrt(mixer.d_model)))

@@ -1,7 +1,6 @@
 """Transitions and token-mixing matrices from a recorded call of an operator.
 
-`linrec.ops.core.handlers.recording` lists the calls. Functions here are for inspection: they take memory
-quadratic in the length, and no gradients pass.
+`linrec.ops.core.handlers.recording` lists the calls. Token mixing takes memory quadratic in the length.
 """
 
 import contextlib
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from linrec.ops.core.handlers import Call
 from linrec.ops.core.isolation import documents
-from linrec.ops.core.precision import wide
+from linrec.ops.core.precision import wide, widened
 from linrec.ops.gate_loop import gate_loop_matrix
 
 __all__ = ["elementwise_mixing", "kernel_mixing", "note", "noting", "token_mixing", "transitions"]
@@ -72,8 +71,6 @@ def transitions(call: Call) -> tuple[Tensor, Tensor | None] | None:
         case "delta_rule":
             # matrices, which have no factor per channel
             return None
-        case "growing_ssm":
-            return (given.a.abs() * given.growth.exp()).flatten(), given.a.angle().flatten()
         case "selective_scan":
             return (wide(given.dt)[..., None] * given.A).exp().flatten(2), None
     log_decay, phase = getattr(given, "log_decay", None), getattr(given, "phase", None)
@@ -135,7 +132,8 @@ def token_mixing(
         y, _ = call.operator.proceed(inputs, "auto", "auto")
         return (y if divisor is None else y / divisor).abs().mean(2)
     if hasattr(given, "u"):
-        impulse = torch.zeros_like(given.u[:1])
+        given = widened(given)
+        impulse = given.u.new_zeros(1, *given.u.shape[1:])
         impulse[:, :1] = 1
         inputs = given._replace(u=impulse, state=None, reset=None)
         y, _ = call.operator.proceed(inputs, "auto", "auto")
