@@ -73,7 +73,7 @@ def complaint(words: list[str], status: int, capsys: pytest.CaptureFixture[str])
         ([*TRAIN, "--optim.clip-norm", "none"], "could be instantiated from ['none'].\n"),
         ([*TRAIN, "--loop.precision", "16"], "'bf16-mixed'"),
         ([*TRAIN, "--optim.lr", "fast"], "--optim.lr: could not convert string to float: 'fast'"),
-        ([*TRAIN, "--optim.lr", "-1"], "`lr` must be greater than 0; got -1.0"),
+        ([*TRAIN, "--optim.lr", "-1"], "`lr` must be positive and finite; got -1.0"),
         ([*TRAIN, "--optim.lr"], "--optim.lr"),
         ([*TRAIN, "--task.n-samples", "3"], "`n_samples` must exceed"),
         ([*TRAIN, "stray"], "unexpected 'stray'"),

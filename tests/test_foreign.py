@@ -183,8 +183,8 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ("optim", "lr", "fast", "`optim.lr` must be a number; got 'fast'"),
     ("optim", "lr", None, "`optim.lr` must be a number; got None"),
     ("optim", "lr", True, "`optim.lr` must be a number; got True"),
-    ("optim", "lr", float("nan"), "`lr` must be greater than 0; got nan"),
-    ("optim", "lr", float("inf"), "`lr` must be greater than 0 and finite; got inf"),
+    ("optim", "lr", float("nan"), "`lr` must be positive and finite; got nan"),
+    ("optim", "lr", float("inf"), "`lr` must be positive and finite; got inf"),
     ("optim", "betas", [0.9], "`optim.betas` must be a list of 2 (a number); got (0.9,)"),
     ("optim", "betas", {}, "`optim.betas` must be a list of 2 (a number)"),
     ("optim", "name", "sgd", "`optim.name` must be 'adamw' or 'muon'; got 'sgd'"),
@@ -513,13 +513,13 @@ def test_ctrl_c_while_modules_are_imported_is_one_line(command: list[str], after
 
 
 NUMBERS = [
-    (["--optim.lr", "nan"], "`lr` must be greater than 0; got nan"),
+    (["--optim.lr", "nan"], "`lr` must be positive and finite; got nan"),
     (["--optim.lr", "1e39"], "`optim.lr` must be at most 3.403e+38 in size"),
     (
         ["--model.mixer-args.gate-bias-init", "1e39"],
         "`model.mixer_args.gate_bias_init` must be at most 3.403e+38",
     ),
-    (["--optim.lr", "inf"], "`lr` must be greater than 0 and finite; got inf"),
+    (["--optim.lr", "inf"], "`lr` must be positive and finite; got inf"),
     (["--optim.weight-decay", "nan"], "`weight_decay` must be at least 0; got nan"),
     (["--optim.min-lr", "inf"], "`min_lr` must be at least 0 and finite; got inf"),
     (["--loop.steps", "1e30"], "--loop.steps"),

@@ -51,6 +51,19 @@ REFUSED = {
         lambda: rules.span(0, math.inf, dt=(2.0, 1.0), cure=CURE),
         f"`dt` must be (low, high) with 0 < low <= high; got (2.0, 1.0). {CURE}",
     ),
+    "at_least of None": (lambda: rules.at_least(1, rank=None), "`rank` must be at least 1; got None."),
+    "positive of None": (
+        lambda: rules.positive(tau=None),
+        "`tau` must be positive and finite; got None.",
+    ),
+    "span of None": (
+        lambda: rules.span(0, 1, a_init=None),
+        "`a_init` must be (low, high) with 0 < low <= high < 1; got None.",
+    ),
+    "divisor where None is allowed": (
+        lambda: rules.divisor("n_heads", 6, kv_heads=4, or_none=True),
+        "`kv_heads` must be a positive divisor of `n_heads` = 6; got 4.",
+    ),
     "require": (lambda: rules.require(False, "`a` needs `b=True`."), "`a` needs `b=True`."),
 }
 
@@ -65,8 +78,8 @@ def test_errors(name):
 
 def test_what_is_allowed_passes():
     rules.choice(Literal["rms", "layer"], norm="layer", other="rms")
-    rules.at_least(1, n=1, base=1.5, left_out=None)
-    rules.positive(tau=1e-9, left_out=None)
-    rules.divisor("n_heads", 6, one=1, all_of_them=6, left_out=None)
-    rules.span(0, math.inf, dt=(0.1, 0.1), left_out=None)
+    rules.at_least(1, n=1, base=1.5, left_out=None, or_none=True)
+    rules.positive(tau=1e-9, left_out=None, or_none=True)
+    rules.divisor("n_heads", 6, one=1, all_of_them=6, left_out=None, or_none=True)
+    rules.span(0, math.inf, dt=(0.1, 0.1), left_out=None, or_none=True)
     rules.require(True, "never seen")

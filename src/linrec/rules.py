@@ -5,11 +5,11 @@ A rule names its arguments by keyword, so that an error can name them too:
     choice(ForgetGate, forget_gate=forget_gate)
     at_least(1, gate_rank=gate_rank, cure="The paper's is 16.")
 
-None passes every rule but `choice`: it is the default of arguments that may be left out.
+With `or_none=True`, None passes too: the default of arguments that may be left out.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias, get_args
 
 from linrec.errors import unknown
@@ -39,31 +39,33 @@ def choice(options: Any, **given: object) -> None:
             raise unknown(f"`{name}`", value, names)
 
 
-def at_least(least: Number, *, cure: str = "", **given: Number | None) -> None:
+def at_least(least: Number, *, cure: str = "", or_none: bool = False, **given: Any) -> None:
     """Raise ValueError unless every argument is at least this, and finite.
 
     Args:
         least: the smallest number that is allowed.
         cure: a sentence for the error, such as the paper's value.
+        or_none: whether None is allowed.
         given: the arguments by name.
 
     Raises:
         ValueError: an argument is smaller, infinite or NaN.
 
     Example:
-        >>> at_least(1, d_state=16, rank=None)
+        >>> at_least(1, d_state=16, rank=None, or_none=True)
     """
-    for name, value in given.items():
-        if value is not None and not least <= value < math.inf:
-            finite = " and finite" if value == math.inf else ""
-            raise ValueError(_message(f"`{name}` must be at least {least}{finite}; got {value}.", cure))
+    for name, value in _numbers(given, or_none):
+        if value is None or not least <= value < math.inf:
+            expected = f"at least {least}" + (" and finite" if value == math.inf else "")
+            raise _error(name, expected, value, cure)
 
 
-def positive(*, cure: str = "", **given: Number | None) -> None:
+def positive(*, cure: str = "", or_none: bool = False, **given: Any) -> None:
     """Raise ValueError unless every argument is above zero and finite.
 
     Args:
         cure: a sentence for the error.
+        or_none: whether None is allowed.
         given: the arguments by name.
 
     Raises:
@@ -72,18 +74,19 @@ def positive(*, cure: str = "", **given: Number | None) -> None:
     Example:
         >>> positive(tau=16.0)
     """
-    for name, value in given.items():
-        if value is not None and not 0 < value < math.inf:
-            raise ValueError(_message(f"`{name}` must be positive and finite; got {value}.", cure))
+    for name, value in _numbers(given, or_none):
+        if value is None or not 0 < value < math.inf:
+            raise _error(name, "positive and finite", value, cure)
 
 
-def divisor(of: str, number: int, *, cure: str = "", **given: int | None) -> None:
+def divisor(of: str, number: int, *, cure: str = "", or_none: bool = False, **given: Any) -> None:
     """Raise ValueError unless every argument is a positive divisor of a number.
 
     Args:
         of: the name of the number, or words for it, for the error.
         number: the number.
         cure: a sentence for the error.
+        or_none: whether None is allowed.
         given: the arguments by name.
 
     Raises:
@@ -93,20 +96,19 @@ def divisor(of: str, number: int, *, cure: str = "", **given: int | None) -> Non
         >>> divisor("n_heads", 8, kv_heads=2)
     """
     of = f"`{of}`" if of.isidentifier() else of
-    for name, value in given.items():
-        if value is not None and (value < 1 or number % value):
-            raise ValueError(
-                _message(f"`{name}` must be a positive divisor of {of} = {number}; got {value}.", cure)
-            )
+    for name, value in _numbers(given, or_none):
+        if value is None or value < 1 or number % value:
+            raise _error(name, f"a positive divisor of {of} = {number}", value, cure)
 
 
-def span(low: Number, high: Number, *, cure: str = "", **given: tuple[Number, Number] | None) -> None:
+def span(low: Number, high: Number, *, cure: str = "", or_none: bool = False, **given: Any) -> None:
     """Raise ValueError unless every argument is a range (a, b) with low < a <= b < high.
 
     Args:
         low: what `a` must exceed.
         high: what `b` must stay below.
         cure: a sentence for the error.
+        or_none: whether None is allowed.
         given: the arguments by name.
 
     Raises:
@@ -115,11 +117,10 @@ def span(low: Number, high: Number, *, cure: str = "", **given: tuple[Number, Nu
     Example:
         >>> span(0, 1, a_init=(0.9, 0.999))
     """
-    for name, value in given.items():
-        if value is not None and not low < value[0] <= value[1] < high:
+    for name, value in _numbers(given, or_none):
+        if value is None or not low < value[0] <= value[1] < high:
             bound = "" if high == math.inf else f" < {high}"
-            expected = f"(low, high) with {low} < low <= high{bound}"
-            raise ValueError(_message(f"`{name}` must be {expected}; got {tuple(value)}.", cure))
+            raise _error(name, f"(low, high) with {low} < low <= high{bound}", value, cure)
 
 
 def require(condition: bool, message: str) -> None:
@@ -132,5 +133,10 @@ def require(condition: bool, message: str) -> None:
         raise ValueError(message)
 
 
-def _message(text: str, cure: str) -> str:
-    return f"{text} {cure}" if cure else text
+def _numbers(given: Mapping[str, Any], or_none: bool) -> Iterator[tuple[str, Any]]:
+    """Yield the arguments to check."""
+    return ((name, value) for name, value in given.items() if not (or_none and value is None))
+
+
+def _error(name: str, expected: str, value: object, cure: str) -> ValueError:
+    return ValueError(f"`{name}` must be {expected}; got {value}. {cure}".rstrip())

@@ -91,9 +91,9 @@ def test_a_configuration_of_another_version_is_refused() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("lr", 0.0, "`lr` must be greater than 0"),
-        ("transition_lr", -1.0, "`transition_lr` must be greater than 0"),
-        ("clip_norm", 0.0, "`clip_norm` must be greater than 0"),
+        ("lr", 0.0, "`lr` must be positive and finite"),
+        ("transition_lr", -1.0, "`transition_lr` must be positive and finite"),
+        ("clip_norm", 0.0, "`clip_norm` must be positive and finite"),
         ("weight_decay", -0.1, "`weight_decay` must be at least 0"),
         ("min_lr", 1.0, "`min_lr` must be at most `lr`"),
         ("betas", (0.9, 1.0), r"`betas` must be two numbers in \[0, 1\)"),

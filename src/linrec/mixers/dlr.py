@@ -95,7 +95,7 @@ class DLR(Mixer):
         diagonal_ssm.operator.check_mode(mode)
         choice(Kernel, kernel=kernel)
         choice(Angles, angles=angles)
-        at_least(1, d_state=d_state)
+        at_least(1, d_state=d_state, or_none=True)
         N = STATES[kernel] if d_state is None else d_state
         self.d_state = N if kernel == "real" else N * (N + 1) // 2
         self.kernel, self.mode = kernel, mode

@@ -78,7 +78,8 @@ class GSS(Mixer):
     ) -> None:
         super().__init__(d_model)
         diagonal_ssm.operator.check_mode(mode)
-        at_least(1, d_inner=d_inner, d_ssm=d_ssm, d_state=d_state)
+        at_least(1, d_state=d_state)
+        at_least(1, d_inner=d_inner, d_ssm=d_ssm, or_none=True)
         d_inner = 4 * d_model if d_inner is None else d_inner
         d_ssm = max(d_model // 4, 1) if d_ssm is None else d_ssm
         self.d_ssm, self.d_state, self.mode = d_ssm, d_state, mode

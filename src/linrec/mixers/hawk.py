@@ -91,7 +91,7 @@ class Hawk(Mixer):
     ) -> None:
         super().__init__(d_model)
         choice(Activation, activation=activation)
-        at_least(1, d_rnn=d_rnn, cure="None is 4/3 `d_model`.")
+        at_least(1, d_rnn=d_rnn, or_none=True, cure="None is 4/3 `d_model`.")
         if d_rnn is None:
             width = 4 * d_model // 3
             multiple = min(BLOCKS, width) if n_blocks is None else max(n_blocks, 1)

@@ -120,7 +120,8 @@ class LMU(Mixer):
     ) -> None:
         super().__init__(d_model)
         dense_ssm.operator.check_mode(mode)
-        at_least(1, order=order, d_memory=d_memory)
+        at_least(1, order=order)
+        at_least(1, d_memory=d_memory, or_none=True)
         positive(theta=theta, cure="It is the number of steps of a window.")
         choice(Activation, activation=activation, memory_activation=memory_activation)
         require(

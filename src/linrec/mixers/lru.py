@@ -90,7 +90,7 @@ class LRU(Mixer):
         forget_gate: bool = False,
     ) -> None:
         super().__init__(d_model)
-        at_least(1, d_state=d_state, cure="None is `d_model`.")
+        at_least(1, d_state=d_state, or_none=True, cure="None is `d_model`.")
         require(
             0 <= r_min < r_max <= 1,
             f"`r_min` and `r_max` must be radii with 0 <= r_min < r_max <= 1; got {r_min} and {r_max}. "

@@ -125,7 +125,7 @@ class Mega(Mixer):
         super().__init__(d_model)
         at_least(1, d_qk=d_qk, cure="Try 64.")
         at_least(1, expansion=expansion, cure="Try 2.")
-        at_least(1, chunk_size=chunk_size, cure="None is no chunks.")
+        at_least(1, chunk_size=chunk_size, or_none=True, cure="None is no chunks.")
         choice(Attention, attention=attention)
         choice(PositionBias, position_bias=position_bias)
         require(

@@ -77,7 +77,7 @@ class MinGRU(Mixer):
         uniform_init: bool = False,
     ) -> None:
         super().__init__(d_model)
-        at_least(1, d_state=d_state, cure="None is `d_model`.")
+        at_least(1, d_state=d_state, or_none=True, cure="None is `d_model`.")
         choice(Candidate, candidate=candidate)
         self.d_state = d_model if d_state is None else d_state
         self.positive = candidate == "positive"

@@ -111,7 +111,7 @@ class ReLiT(Mixer):
     ) -> None:
         super().__init__(d_model)
         at_least(1, eta=eta)
-        at_least(1, r=r, cure="None is ReLiT, without approximation.")
+        at_least(1, r=r, or_none=True, cure="None is ReLiT, without approximation.")
         positive(floor=floor, cure="It keeps a sum from being zero.")
         self.n_heads = most_heads(d_model, CHANNELS_PER_HEAD) if n_heads is None else n_heads
         self.d_head = heads_of("d_model", d_model, self.n_heads)

@@ -116,7 +116,7 @@ class RWKV4(Mixer):
         zero_init: bool = True,
     ) -> None:
         super().__init__(d_model)
-        at_least(1, d_state=d_state)
+        at_least(1, d_state=d_state, or_none=True)
         d_state = d_model if d_state is None else d_state
         self.d_state, self.token_shift = d_state, token_shift
         # a projection that widens keeps the size of each channel

@@ -30,7 +30,7 @@ from linrec.nn.projections import orthogonal_linear
 from linrec.nn.rwkv_start import Place, first_bonus, first_decay, first_shares
 from linrec.nn.token_shift import TokenShift
 from linrec.ops.gate_loop import gate_loop
-from linrec.rules import at_least, choice, require
+from linrec.rules import at_least, choice
 
 __all__ = ["RWKV6"]
 
@@ -121,9 +121,6 @@ class RWKV6(Mixer):
         choice(Shift, token_shift=token_shift)
         choice(Decay, decay=decay)
         at_least(1, shift_rank=shift_rank, decay_rank=decay_rank)
-        require(
-            None not in (shift_rank, decay_rank), "`shift_rank` and `decay_rank` must be numbers; got None."
-        )
         self.n_heads = most_heads(d_model, CHANNELS_PER_HEAD) if n_heads is None else n_heads
         self.d_head = heads_of("d_model", d_model, self.n_heads)
         # what is made from a mixture of tokens of its own

@@ -318,7 +318,7 @@ class Transition(nn.Module):
         choice(MagnitudeActivation, magnitude_activation=magnitude_activation)
         choice(PhaseActivation, phase_activation=phase_activation)
         choice(TransitionKind, transition=transition)
-        span(0, 1, magnitude_init=magnitude_init)
+        span(0, 1, magnitude_init=magnitude_init, or_none=True)
         require(
             phase_init is None or 0 < phase_init <= math.pi,
             f"`phase_init` must be a phase in radians in (0, pi]; got {phase_init}.",

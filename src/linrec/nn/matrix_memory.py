@@ -63,7 +63,7 @@ class MemoryGates(nn.Module):
     ) -> None:
         super().__init__()
         choice(ForgetGate, forget_gate=forget_gate)
-        positive(gate_cap=gate_cap, cure="None is no cap.")
+        positive(gate_cap=gate_cap, or_none=True, cure="None is no cap.")
         at_least(0, gate_std=gate_std, cure="It is a standard deviation.")
         self.n_heads, self.gate_cap, self.sigmoid = n_heads, gate_cap, forget_gate == "sigmoid"
         self.i = GateLinear(d_gates, n_heads) if input_gate else None

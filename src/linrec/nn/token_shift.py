@@ -90,7 +90,7 @@ class TokenShift(nn.Module):
 
     def __init__(self, d_model: int, n: int, *, rank: int | None = None) -> None:
         super().__init__()
-        at_least(1, rank=rank, cure="The paper's is 32.")
+        at_least(1, rank=rank, or_none=True, cure="The paper's is 32.")
         self.d_model = d_model
         self.mu = nn.ParameterList(torch.zeros(d_model) for _ in range(n))
         self.mu_x: nn.Parameter | None = None

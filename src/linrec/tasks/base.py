@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from linrec.rules import at_least
+
 SplitName = Literal["train", "validation", "test"]
 SPLIT_NAMES: tuple[SplitName, ...] = get_args(SplitName)
 NO_TARGET = -100
@@ -342,5 +344,4 @@ def require_at_least(task: object, **least: int) -> None:
         ValueError: one is.
     """
     for name, bound in least.items():
-        if getattr(task, name) < bound:
-            raise ValueError(f"`{name}` must be at least {bound}; got {getattr(task, name)}.")
+        at_least(bound, **{name: getattr(task, name)})

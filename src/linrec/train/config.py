@@ -12,6 +12,7 @@ from typing import Any, Literal
 from linrec import mixers, tasks
 from linrec.errors import nearest, unknown
 from linrec.models import ModelConfig, SequenceClassifierConfig
+from linrec.rules import at_least, positive
 from linrec.tasks import PairedTask, Task
 from linrec.train.errors import ConfigError, UntrustedCodeError
 from linrec.train.field_types import check_types
@@ -62,8 +63,9 @@ class OptimConfig:
     def __post_init__(self) -> None:
         if self.name not in ("adamw", "muon"):
             raise unknown("`name` of an optimiser", self.name, ["adamw", "muon"])
-        _check_positive(self, "lr", "transition_lr", "muon_lr", "clip_norm")
-        _check_at_least(self, 0, "weight_decay", "warmup_steps", "min_lr")
+        positive(lr=self.lr)
+        positive(**_fields(self, "transition_lr", "muon_lr", "clip_norm"), or_none=True)
+        at_least(0, **_fields(self, "weight_decay", "warmup_steps", "min_lr"))
         if self.schedule == "inverse-sqrt" and not self.warmup_steps:
             raise ValueError(
                 '`warmup_steps` must be at least 1 with `schedule="inverse-sqrt"`, whose fall starts there; '
@@ -139,10 +141,9 @@ class LoopConfig:
 
     def __post_init__(self) -> None:
         counts = ("epochs", "batch_size", "accumulate", "eval_every", "checkpoint_every", "log_every")
-        _check_at_least(self, 1, *counts)
-        given = [name for name in ("steps", "eval_batches", "patience") if getattr(self, name) is not None]
-        _check_at_least(self, 1, *given)
-        _check_at_least(self, 0, "seed")
+        at_least(1, **_fields(self, *counts))
+        at_least(1, **_fields(self, "steps", "eval_batches", "patience"), or_none=True)
+        at_least(0, seed=self.seed)
         if self.strategy not in ("auto", "ddp", "fsdp"):
             raise unknown("`strategy`", self.strategy, ["auto", "ddp", "fsdp"])
         if self.keep not in ("last", "best"):
@@ -410,20 +411,9 @@ def _lists_to_tuples(value: Any) -> Any:
     return value
 
 
-def _check_positive(config: object, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        if value is not None and not 0 < value < math.inf:
-            finite = " and finite" if value == math.inf else ""
-            raise ValueError(f"`{name}` must be greater than 0{finite}; got {value}.")
-
-
-def _check_at_least(config: object, least: int, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        if not least <= value < math.inf:
-            finite = " and finite" if value == math.inf else ""
-            raise ValueError(f"`{name}` must be at least {least}{finite}; got {value}.")
+def _fields(config: object, *names: str) -> dict[str, Any]:
+    """Return fields by name, as the rules of `linrec.rules` take them."""
+    return {name: getattr(config, name) for name in names}
 
 
 def _check_numbers(values: Mapping[str, Any]) -> None:
