@@ -6,7 +6,7 @@ from linrec import mixers, testing
 from linrec.distillation import distill
 from linrec.models import LanguageModel, ModelConfig
 from linrec.testing import assert_agree, generator
-from linrec.testing.trees import leaves
+from linrec.trees import leaves
 
 D, L = 4, 24
 

@@ -6,7 +6,7 @@ import torch
 from linrec.generation import generate, pad_prompts, stream
 from linrec.generation.noise import BLOCK
 from linrec.testing import assert_agree
-from linrec.testing.trees import leaves
+from linrec.trees import leaves
 
 from .models import MIXERS, build, prompt
 

@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from linrec import mixers
 from linrec.nn import groups_of
-from linrec.testing.trees import leaves, map_tree
+from linrec.trees import leaves, map_tree
 from tests.mixers import variants
 
 TIME = 5
@@ -174,7 +174,7 @@ def test_what_a_state_should_be_and_what_came():
     assert str(error.value) == (
         "`state` must be that of Hyena for these rows, HyenaState(a tensor (2, 2, 12), "
         "(a tensor (2, 0, 4), a tensor (2, 0, 4))), where sizes of 0 may have grown; "
-        "got (a tensor (2, 4), None). Pass what the previous call of this layer returned, or None."
+        "got (a tensor (2, 4), None). Pass the state of the previous call, or None."
     )
 
 

@@ -5,7 +5,7 @@ from linrec.mixers import build
 from linrec.mixers.rwkv5 import RWKV5
 from linrec.nn import groups_of
 from linrec.testing import assert_agree, generator
-from linrec.testing.trees import leaves
+from linrec.trees import leaves
 
 D, TIME = 8, 7
 RESET = torch.tensor([[False] * TIME, [False, False, True, True, False, False, True]])

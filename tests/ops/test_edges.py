@@ -11,7 +11,7 @@ from torch import Tensor
 
 from linrec import ops, testing
 from linrec.ops.core.backends import Backend
-from linrec.testing.trees import leaves
+from linrec.trees import leaves
 from tests.ops.entries import canonical, runs
 
 Sizes = dict[str, int]

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from linrec.ops import AttentionCache, gate_loop_attention, laplace_attention, softmax_attention
 from linrec.testing import assert_agree, generator, reset_mask
-from linrec.testing.trees import leaves
+from linrec.trees import leaves
 
 OPERATORS: dict[str, tuple[Any, dict[str, Any]]] = {
     "gates": (gate_loop_attention, {}),

@@ -21,7 +21,7 @@ from linrec.testing import (
     generator,
     reset_mask,
 )
-from linrec.testing.trees import differentiable, double
+from linrec.trees import differentiable, double
 
 GATES = [None, "h", "hk", "bth", "bthk"]
 # Triton's kernels have files of their own

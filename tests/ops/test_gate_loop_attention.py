@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from linrec.ops import AttentionCache, gate_loop_attention, gate_loop_matrix
 from linrec.testing import assert_agree, check_operator, check_stability, gate_loop_inputs, reset_mask
-from linrec.testing.trees import double, leaves
+from linrec.trees import double, leaves
 
 GATES = [None, "h", "hk", "bth", "bthk"]
 every_pair = pytest.mark.parametrize(("mode", "backend"), gate_loop_attention.operator.pairs)

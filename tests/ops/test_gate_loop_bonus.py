@@ -8,7 +8,7 @@ import torch
 
 from linrec.ops import gate_loop, gate_loop_matrix
 from linrec.testing import assert_agree, check_operator, gate_loop_inputs, reset_mask
-from linrec.testing.trees import double
+from linrec.trees import double
 
 # Triton's kernels need a GPU
 HERE = [pair for pair in gate_loop.operator.pairs if pair[1] != "triton"]

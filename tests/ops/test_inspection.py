@@ -106,7 +106,7 @@ def test_token_mixing_of_operators_with_values(name):
 def test_weights_are_divided_as_outputs_are():
     given = {key: x for key, x in gate_loop_inputs(B, TIME, 2, 3, 4).items() if key != "state"}
     divisor = 1 + torch.rand(B, TIME, 2, 1)
-    found = token_mixing(recorded(ops.gate_loop, given, reset=RESET), divisor=divisor)
+    found = token_mixing(recorded(ops.gate_loop, given, reset=RESET), {"divisor": divisor})
 
     def divided(**inputs):
         y, state = ops.gate_loop(**inputs)
@@ -122,7 +122,7 @@ def test_a_gate_of_values_is_a_factor_of_columns():
     for h in (0, 1):
         head = {name: None if x is None else x[:, :, h : h + 1] for name, x in given.items()}
         expected += token_mixing(recorded(ops.gate_loop, head, reset=RESET)) * gate[:, None, :, h] / 2
-    assert_agree(token_mixing(call, gate), expected, "token mixing")
+    assert_agree(token_mixing(call, {"gate": gate}), expected, "token mixing")
 
 
 def test_token_mixing_of_scan_is_the_gate_times_products():
@@ -135,8 +135,8 @@ def test_token_mixing_of_scan_is_the_gate_times_products():
             for m in range(n, -1, -1):
                 expected[b, n, m] = (gate[b, m] * product).mean()
                 product = torch.zeros(3) if RESET[b, m] else product * a[b, m]
-    assert_agree(token_mixing(call, gate), expected, "token mixing")
-    assert_agree(token_mixing(call, 1j * gate), expected, "token mixing of a complex gate")
+    assert_agree(token_mixing(call, {"gate": gate}), expected, "token mixing")
+    assert_agree(token_mixing(call, {"gate": 1j * gate}), expected, "token mixing of a complex gate")
 
 
 @pytest.mark.parametrize("groups", [None, 2])

@@ -8,7 +8,7 @@ import torch
 
 from linrec.ops import gate_loop, normalized_gate_loop
 from linrec.testing import assert_agree, check_operator, gate_loop_inputs, generator, reset_mask
-from linrec.testing.trees import double
+from linrec.trees import double
 
 # Triton's kernels need a GPU
 HERE = [pair for pair in normalized_gate_loop.operator.pairs if pair[1] != "triton"]

@@ -16,7 +16,7 @@ from linrec.models import (
 from linrec.ops import gate_loop_matrix
 from linrec.parallel import part, time_parallel
 from linrec.testing import reset_mask
-from linrec.testing.trees import leaves, map_tree
+from linrec.trees import leaves, map_tree
 from tests.mixers import variants
 
 from .compare import check_parts, raises, same, total

@@ -9,7 +9,6 @@ from torch import nn
 from linrec.distillation.modes import exact_modes, fit_modes
 from linrec.errors import unknown
 from linrec.nn.long_filters import LongFilter, ModalFilter
-from linrec.nn.mixer import Mixer
 
 __all__ = ["distill"]
 
@@ -77,9 +76,6 @@ def distill(model: M, modes: int = 16, *, method: Method = "fit", length: int | 
         )
     copied = copy.deepcopy(model)
     for module in [*copied.modules()]:
-        if isinstance(module, Mixer):
-            # the structure of its state changes with its filters
-            module._state_form = None
         for name, child in [*module.named_children()]:
             if isinstance(child, LongFilter):
                 setattr(module, name, _modal(child, modes, method, length))

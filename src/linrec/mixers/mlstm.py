@@ -1,4 +1,4 @@
-"""mLSTM: xLSTM, Extended Long Short-Term Memory (Beck and others, 2024), in its block with pre up-projection.
+"""mLSTM, in its block with pre up-projection: xLSTM, Extended Long Short-Term Memory (Beck and others, 2024).
 
     [u_t, z_t] = W_up x_t      c_t = SiLU(conv(u)_t)
     q_t = W_q c_t      k_t = W_k c_t / sqrt(d)      v_t = W_v u_t
@@ -10,9 +10,9 @@
     h_t = C_t q_t / max(|n_t^T q_t|, 1)
     y_t = W_down ((GroupNorm(h_t) + s * c_t) * SiLU(z_t))
 
-x input, u what is mixed over time and z its output gate, both wider than x; c convolved u, q query, k key, v
-value, i input gate and f forget gate of a head, m stabiliser, C matrix memory, n normaliser, h output of a
-head, s learned skip, y output, t time. W_q, W_k and W_v are block-diagonal. z is in place of the mLSTM's
+x input, u input and z output gate of the memory, both wider than x; c convolved u, q query, k key, v value. i
+input gate, f forget gate and m stabiliser of a head, C matrix memory, n normaliser, h output of a head, s
+learned skip, y output, t time. W_q, W_k and W_v are block-diagonal. z is in place of the mLSTM's
 output gate o_t. C and n are kept times exp(-m_t). The gates see keys before they are divided by sqrt(d), as
 in the released code.
 """

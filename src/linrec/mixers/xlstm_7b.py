@@ -8,8 +8,8 @@
     h_t = C_t q_t / max(|n_t^T q_t|, 1)
     y_t = W_o (sigmoid(W_g x_t) * LayerNorm(h_t))
 
-x input, q query, k key, v value, i input gate and f forget gate of a head, m stabiliser, C matrix memory, n
-normaliser, h output of a head, y output, t time. q and k are half as wide as x. C and n are kept times
+x input, q query, k key, v value, y output, t time. i input gate, f forget gate and m stabiliser of a head, C
+matrix memory, n normaliser, h output of a head. q and k are half as wide as x. C and n are kept times
 exp(-m_t).
 """
 

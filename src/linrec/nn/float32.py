@@ -59,6 +59,11 @@ class Float32Module(nn.Module):
                 tensors.append(held)
         return tensors
 
+    @property
+    def state_dtype(self) -> torch.dtype:
+        """The real dtype of states and of results that keep float32: float64 where the parameters are."""
+        return torch.promote_types(next(self.parameters()).dtype, torch.float32)
+
     def _apply(self: ModuleT, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ModuleT:
         kept = self.kept_in_float32()
         # held on to, so that no other tensor takes the identity of a gradient

@@ -52,11 +52,6 @@ class Filter(Float32Module, ABC):
     def state_size(self) -> int:
         """Elements of the state per sequence; where it grows, per step that it keeps."""
 
-    @property
-    def state_dtype(self) -> torch.dtype:
-        """The real dtype of states and taps: float32, or float64 where the parameters are."""
-        return torch.promote_types(next(self.parameters()).dtype, torch.float32)
-
 
 class LongFilter(Filter):
     """y_t = sum_{l < length} K_l u_{t-l}, whose taps `taps` makes: by FFT, with the past inputs as the state.

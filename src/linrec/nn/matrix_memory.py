@@ -10,7 +10,7 @@ from torch.nn import functional
 from linrec.nn.gates import GateLinear
 from linrec.nn.head import soft_cap
 from linrec.nn.parameters import mark
-from linrec.nn.running_maximum import running_maximum
+from linrec.nn.running_maximum import maxima_around_steps
 from linrec.ops.core.handlers import refuse_split_time
 from linrec.rules import at_least, choice, positive
 
@@ -136,10 +136,5 @@ def stabilised(
     # the largest exponent so far is that of all parts
     refuse_split_time("mlstm")
     m = log_i.new_full((len(log_i), log_i.shape[-1]), -torch.inf) if m is None else m
-    largest = running_maximum(log_i.clamp(min=0), m, log_f, reset=reset)
-    earlier, now = largest[:, :-1], largest[:, 1:]
-    if reset is not None:
-        earlier = earlier.masked_fill(reset[..., None], -torch.inf)
-    i, floor = (log_i - now).exp(), (-now).exp().clamp(min=EPS)
-    # a view would keep m of all steps as long as the state
-    return Stabilised(i, log_f + earlier - now, floor, largest[:, -1].clone())
+    earlier, now, last = maxima_around_steps(log_i.clamp(min=0), m, log_f, reset=reset)
+    return Stabilised((log_i - now).exp(), log_f + earlier - now, (-now).exp().clamp(min=EPS), last)

@@ -1,7 +1,7 @@
 """The interface of all time mixers."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from linrec.nn.float32 import Float32Module
 from linrec.ops import inspection
 from linrec.ops.core.handlers import Call, recording
+from linrec.trees import leaves
 
 __all__ = ["Mixer", "State", "Transitions"]
 
@@ -66,8 +67,8 @@ class Mixer(Float32Module, ABC):
         if d_model < 1:
             raise ValueError(f"`d_model` must be at least 1; got {d_model}.")
         self.d_model = d_model
-        # sequences, and the structure of a state for them: streams check the same structure at every step
-        self._state_form: tuple[int, State] | None = None
+        # the last batch, and `init_state` of it
+        self._start: tuple[int, State] | None = None
 
     def forward(
         self,
@@ -107,7 +108,7 @@ class Mixer(Float32Module, ABC):
     @property
     def state_size(self) -> int:
         """Elements of the state per sequence; where the state grows with time, elements per step kept."""
-        return sum(tensor.numel() for tensor in _tensors(self.init_state(1, device="meta")))
+        return sum(tensor.numel() for tensor in leaves(self.init_state(1, device="meta")))
 
     def factory_kwargs(
         self, device: torch.device | str | None = None, *, is_complex: bool = False
@@ -120,11 +121,6 @@ class Mixer(Float32Module, ABC):
         dtype = self.state_dtype.to_complex() if is_complex else self.state_dtype
         return {"dtype": dtype, "device": next(self.parameters()).device if device is None else device}
 
-    @property
-    def state_dtype(self) -> torch.dtype:
-        """The real dtype of states: float32, or float64 where the parameters are."""
-        return torch.promote_types(next(self.parameters()).dtype, torch.float32)
-
     def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions | None:
         """Return the factors of the state at each step, per channel, for inspection.
 
@@ -134,13 +130,8 @@ class Mixer(Float32Module, ABC):
         Returns:
             Magnitudes and phases, in float32 or better; None, unless the mixer multiplies its state.
         """
-        call, notes = self._memory(x, None)
-        if "log_decay" in notes:
-            magnitude = notes["log_decay"].exp()
-            return Transitions(magnitude if magnitude.dim() == 1 else magnitude.flatten(2), None)
-        found = None if call is None else inspection.transitions(call)
-        # the operator's complex factors have phases modulo 2 pi
-        return None if found is None else Transitions(found[0], notes.get("phase", found[1]))
+        found = inspection.transitions(*self._memory(x, None))
+        return None if found is None else Transitions(*found)
 
     def token_mixing(
         self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
@@ -155,10 +146,7 @@ class Mixer(Float32Module, ABC):
             Lower triangular matrices of numbers >= 0 whose entry (n, m) is the mean magnitude of the weight
             with which step m reaches step n; None where the mixer has no such matrix.
         """
-        call, notes = self._memory(x, reset)
-        if call is None:
-            return None
-        return inspection.token_mixing(call, notes.get("gate"), notes.get("divisor"))
+        return inspection.token_mixing(*self._memory(x, reset))
 
     def _memory(self, x: Tensor, reset: Tensor | None) -> tuple[Call | None, dict[str, Tensor]]:
         """Run the mixer, and return the last call of `recurrence` and the values that the mixer noted."""
@@ -210,19 +198,21 @@ class Mixer(Float32Module, ABC):
             raise TypeError(f"`reset` must be bool; got {reset.dtype}. Pass `reset != 0`.")
         # within a graph, `init_state` would become a part of it
         if state is not None and not torch.compiler.is_compiling():
-            if self._state_form is None or self._state_form[0] != len(x):
-                self._state_form = len(x), self.init_state(len(x), device="meta")
-            _check_state(type(self).__name__, state, self._state_form[1])
+            self._check_state(state, len(x))
 
-
-def _check_state(name: str, state: State, start: State) -> None:
-    """Raise unless `state` is made as `start` is, what `init_state` returns."""
-    if _fits(state, start):
-        return
-    raise ValueError(
-        f"`state` must be that of {name} for these rows, {_form(start)}, where sizes of 0 may have grown; "
-        f"got {_form(state)}. Pass what the previous call of this layer returned, or None."
-    )
+    def _check_state(self, state: State, batch: int) -> None:
+        """Raise ValueError unless a state has the structure and the sizes of `init_state`."""
+        # streams check the same structure at every step
+        if self._start is not None and self._start[0] == batch and _fits(state, self._start[1]):
+            return
+        # made again for another batch, or after a part of the mixer was replaced
+        start = self.init_state(batch, device="meta")
+        self._start = batch, start
+        if not _fits(state, start):
+            raise ValueError(
+                f"`state` must be that of {type(self).__name__} for these rows, {_form(start)}, where sizes "
+                f"of 0 may have grown; got {_form(state)}. Pass the state of the previous call, or None."
+            )
 
 
 def _fits(state: State, start: State) -> bool:
@@ -253,12 +243,3 @@ def _form(state: State) -> str:
         name = "" if type(state) is tuple else type(state).__name__
         return f"{name}({', '.join(_form(part) for part in state)})"
     return "None" if state is None else f"a {type(state).__name__}"
-
-
-def _tensors(state: State) -> Iterator[Tensor]:
-    """Yield the tensors of a state."""
-    if isinstance(state, Tensor):
-        yield state
-    elif isinstance(state, tuple):
-        for part in state:
-            yield from _tensors(part)

@@ -58,6 +58,6 @@ class MovingAverage(Float32Module):
 
     def discrete(self) -> tuple[Float[Tensor, "d n"], Float[Tensor, "d n"], Float[Tensor, "d n"]]:
         """Return 1 - alpha * delta, alpha * beta and eta, in float32 or better."""
-        dtype = torch.promote_types(self.alpha.dtype, torch.float32)
+        dtype = self.state_dtype
         alpha, delta = torch.sigmoid(self.alpha.to(dtype)), torch.sigmoid(self.delta.to(dtype))
         return 1 - alpha * delta, alpha * self.beta.to(dtype), self.eta.to(dtype)

@@ -208,7 +208,7 @@ class DiagonalSSM(Float32Module):
 
         Where entries stand for conjugate pairs, the returned C is twice the parameter.
         """
-        dtype = torch.promote_types(self.A_log.dtype, torch.float32)
+        dtype = self.state_dtype
         A, B, C = -self.A_log.to(dtype).exp(), self.B.to(dtype), self.C.to(dtype)
         if self.A_imag is not None:
             A = torch.complex(A, self.A_imag.to(dtype))

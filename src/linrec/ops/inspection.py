@@ -4,7 +4,7 @@
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from jaxtyping import Bool, Float
@@ -18,6 +18,7 @@ from linrec.ops.gate_loop import gate_loop_matrix
 __all__ = ["elementwise_mixing", "kernel_mixing", "note", "noting", "token_mixing", "transitions"]
 
 _noted: list[dict[str, Tensor]] = []
+_NO_NOTES: Mapping[str, Tensor] = {}
 
 
 def note(**values: Tensor) -> None:
@@ -48,16 +49,27 @@ def noting() -> Iterator[dict[str, Tensor]]:
         _noted.pop()
 
 
-def transitions(call: Call) -> tuple[Tensor, Tensor | None] | None:
-    """Return magnitude and phase of the factors of the state, or None where the call had no such factors.
+def transitions(
+    call: Call | None, notes: Mapping[str, Tensor] = _NO_NOTES
+) -> tuple[Tensor, Tensor | None] | None:
+    """Return magnitude and phase of the factors of the state, or None where there are no such factors.
 
     Args:
-        call: a recorded call of an operator.
+        call: a recorded call of an operator, if there is one.
+        notes: of the same run: `log_decay` in place of the call's factors, or the `phase` of its factors.
 
     Returns:
         Magnitudes (b, t, c), or (c,) where they are constant in time, and phases of these shapes in radians,
         or None where the factors are real. The channels c are key channels, heads side by side.
     """
+    if (log_decay := notes.get("log_decay")) is not None:
+        return (log_decay if log_decay.dim() == 1 else log_decay.flatten(2)).exp(), None
+    found = None if call is None else _factors(call)
+    # complex factors give phases modulo 2 pi
+    return found if found is None else (found[0], notes.get("phase", found[1]))
+
+
+def _factors(call: Call) -> tuple[Tensor, Tensor | None] | None:
     given = call.inputs
     match call.operator.name:
         case "scan":
@@ -92,24 +104,23 @@ def _over_channels(gate: Tensor, sizes: torch.Size, sequence: Tensor) -> Tensor:
     return gate.expand(*sequence.shape[:2], -1)
 
 
-def token_mixing(
-    call: Call, gate: Tensor | None = None, divisor: Tensor | None = None
-) -> Float[Tensor, "b t t"] | None:
+def token_mixing(call: Call | None, notes: Mapping[str, Tensor] = _NO_NOTES) -> Float[Tensor, "b t t"] | None:
     """Return how much of step m is in step n, the mean magnitude over heads or channels.
 
-    Operators with values v return their weights if each step has its own value, the rows of the identity.
-    Operators that filter return their taps if the input is an impulse.
+    Operators with values v return their weights if the values are the rows of the identity. Operators that
+    filter return their taps if the input is an impulse.
 
     Args:
-        call: a recorded call.
-        gate: what the input of a `scan` was multiplied by, real or complex, (b, t, c) or (c,), or what values
-            were multiplied by, (b, t, h); None is one.
-        divisor: what the outputs of an operator with values were divided by, (b, t, h, 1); None is one.
+        call: a recorded call of an operator, if there is one.
+        notes: of the same run: `gate`, the factor of the input of a `scan`, real or complex, (b, t, c) or
+            (c,), or of values, (b, t, h); `divisor` of the outputs of an operator with values, (b, t, h, 1).
 
     Returns:
-        Lower triangular matrices, or None for an operator whose weights depend on more than that.
+        Lower triangular matrices, or None for an operator whose weights depend on other inputs too.
     """
-    given = call.inputs
+    if call is None:
+        return None
+    given, gate, divisor = call.inputs, notes.get("gate"), notes.get("divisor")
     if call.operator.name == "selective_scan":
         dt = wide(given.dt)[..., None]
         # a head for each channel

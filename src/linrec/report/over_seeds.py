@@ -1,4 +1,4 @@
-"""Mean and spread of a number over seeds: computed here, and written here."""
+"""Mean and spread of a number over seeds, and their text."""
 
 import math
 import statistics
@@ -25,11 +25,10 @@ def mean_and_spread(values: Sequence[float]) -> MeanAndSpread:
         >>> mean_and_spread([0.25, 0.75]).mean, mean_and_spread([0.5])
         (0.5, MeanAndSpread(mean=0.5, spread=None))
     """
-    mean = statistics.fmean(values)
-    if len(values) == 1:
-        return MeanAndSpread(mean, None)
-    # `stdev` raises AttributeError for NaN and infinity
-    return MeanAndSpread(mean, statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan)
+    if not all(map(math.isfinite, values)):
+        # `fmean` and `stdev` raise for some of these
+        return MeanAndSpread(sum(values) / len(values), None if len(values) == 1 else math.nan)
+    return MeanAndSpread(statistics.fmean(values), None if len(values) == 1 else statistics.stdev(values))
 
 
 def format_mean_and_spread(

@@ -1,4 +1,4 @@
-"""Tasks whose sequences have one class each: levels that need no model, and scores."""
+"""Tasks whose sequences have one class each: chance and majority levels, and scores."""
 
 import abc
 from functools import cached_property

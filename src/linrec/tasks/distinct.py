@@ -41,9 +41,9 @@ def draw_distinct(
 ) -> Iterator[tuple[Samples, Bool[np.ndarray, "n"]]]:
     """Yield rounds of samples, each with a mask of its new ones, until n new samples were drawn.
 
-    A sample is new if it is not `taken` and if it occurred neither in an earlier round nor earlier in its
-    own. Every round asks `draw` for as many samples as are missing, so that the samples are a pure function
-    of the generator behind `draw`.
+    A sample is new if it is not `taken` and, without `repeats`, did not occur before. Every round asks `draw`
+    for as many samples as are missing, so that the samples are a pure function of the generator behind
+    `draw`.
 
     Args:
         draw: draws up to as many samples as it is asked for.

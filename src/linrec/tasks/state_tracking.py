@@ -24,15 +24,15 @@ Steps = Int64[np.ndarray, "n t"]
 
 @dataclass(frozen=True, kw_only=True)
 class StateTracking(SyntheticTask):
-    """Base class of tasks whose target is a function of the whole string so far, of mixed lengths.
+    """Base class of tasks with strings of mixed lengths, whose target is a function of the string so far.
 
-    Tokens are the symbols 0 .. `n_symbols` - 1, and the padding `n_symbols` after a string. A probe of
-    `test_lengths` has strings of that length alone; scores tell apart how many symbols a target depends on.
+    Tokens are the symbols 0 .. `n_symbols` - 1, and the padding `n_symbols` after a string. All strings of a
+    probe have one length of `test_lengths`. Scores are grouped by the number of symbols a target depends on.
 
     Args:
         length: symbols of the longest string.
         min_length: symbols of the shortest string; lengths are drawn uniformly. None is 1; with `dense` it is
-            `length`, because whatever a string begins with is asked for as well.
+            `length`, because every prefix of a string has a target too.
         dense: whether there is a target at every symbol, for the string up to it; else at the last one alone.
         fresh: whether every epoch draws training samples of its own; else they are the same again.
 

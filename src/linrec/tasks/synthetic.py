@@ -1,9 +1,9 @@
 """Tasks whose samples a generator draws: splits, fresh epochs, probes, and scores of tokens.
 
-A generator of its own belongs to every split, so that a longer training split leaves the others as they are,
-and the data does not depend on which split is read first. The splits share no sample: one that was drawn
-before, for testing first, then for validation, is drawn again. Tasks of real numbers, of which no two samples
-are alike, are in `regression.py`.
+Every split has its own generator. A longer training split does not change the other splits, and the data does
+not depend on the order in which splits are read. The splits share no sample: test samples are drawn first,
+then validation samples, and a sample that was drawn before is drawn again. Tasks of real numbers, whose
+samples always differ, are in `regression.py`.
 """
 
 import abc

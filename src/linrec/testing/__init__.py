@@ -50,7 +50,7 @@ from linrec.testing.system_inputs import (
     short_conv_inputs,
 )
 from linrec.testing.tolerances import assert_agree, tolerance
-from linrec.testing.trees import differentiable, map_tree
+from linrec.trees import differentiable, map_tree
 
 __all__ = [
     "CheckFakeKernels",

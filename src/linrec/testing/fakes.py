@@ -8,7 +8,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from linrec.testing.trees import leaves, map_tree
+from linrec.trees import leaves, map_tree
 
 __all__ = ["CheckFakeKernels"]
 

@@ -12,7 +12,7 @@ from linrec.nn.mixer import State
 from linrec.ops.core.isolation import documents
 from linrec.testing.draws import generator, reset_mask
 from linrec.testing.tolerances import assert_agree
-from linrec.testing.trees import Tree, differentiable, leaves, map_tree
+from linrec.trees import Tree, differentiable, leaves, map_tree
 
 __all__ = [
     "Function",

@@ -15,7 +15,7 @@ from linrec.testing.draws import generator
 from linrec.testing.fakes import CheckFakeKernels
 from linrec.testing.laws import Function
 from linrec.testing.tolerances import assert_agree
-from linrec.testing.trees import Tree, differentiable, double, leaves, map_tree
+from linrec.trees import Tree, differentiable, double, leaves, map_tree
 
 __all__ = ["check_autocast", "check_init_state", "check_mixer", "check_operator", "check_state_dict"]
 

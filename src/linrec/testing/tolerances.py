@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from linrec.testing.trees import Tree, leaves
+from linrec.trees import Tree, leaves
 
 __all__ = ["assert_agree", "tolerance"]
 

@@ -97,7 +97,7 @@ def _operator(name: str, functions: Sequence[str], about: str, *, widen: bool = 
         Backend("recurrent", "reference", _stepping(loop), "a loop over time: the oracle, slow", auto=never),
     )
     check = partial(_canonical, functions=functions)
-    return Operator(name, Attention, "q", check, _output, "", None, backends, empty=empty_cache)
+    return Operator(name, Attention, "q", check, _output, "(b, h, dk, dv)", None, backends, empty=empty_cache)
 
 
 GATE_LOOP = _operator("gate_loop_attention", ["gates"], "all pairs of steps, O(t^2)", widen=True)

@@ -70,8 +70,8 @@ class Attention(NamedTuple):
         window: steps that each step sees, its own included; None is all.
         causal: whether steps see the past alone.
         dropout: probability that a share is dropped.
-        function: what makes weights of scores: "softmax", "laplace", "relu2", or for the softmax of scores
-            that decay and turn, "gates".
+        function: how scores become weights: "softmax", "laplace" or "relu2", or "gates", the softmax of
+            scores that decay and turn.
     """
 
     q: Tensor

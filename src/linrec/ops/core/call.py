@@ -44,7 +44,7 @@ class Operator:
         zeros: whether backends get zeros for a state of None.
         is_empty: whether there is nothing to compute though y has no empty axis.
         composed: whether all backends call other operators, so that these may run where time is split.
-        empty: makes the state at the start, for operators whose state is no tensor; see `empty_state`.
+        empty: makes the state at the start of (batch, *sizes); see `empty_state`.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Operator:
     zeros: bool = True
     is_empty: Callable[[Any], bool] = never
     composed: bool = False
-    empty: Callable[..., Any] | None = None
+    empty: Callable[..., Any] = torch.zeros
 
     def __post_init__(self) -> None:
         self._tensors = tensor_fields(self.inputs)
@@ -75,12 +75,13 @@ class Operator:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
     ) -> Any:
-        """Return the state at the start of `batch` sequences, zeros; passing it is the same as passing None.
+        """Return the state at the start of `batch` sequences; passing it is the same as passing None.
 
         Args:
             batch: sequences b.
-            sizes: the operator's sizes, in the order of the state's `axes`: (h, dk, dv) for `gate_loop` and
-                `normalized_gate_loop`, whose state has dv + 1 columns; (width, c) for `short_conv`.
+            sizes: the operator's sizes, in the order of the state's `axes`: (h, dk, dv) for `gate_loop`,
+                `normalized_gate_loop`, whose state has dv + 1 columns, and attention, whose cache has no
+                steps; (width, c) for `short_conv`; (0, d) for `long_conv`, whose state is its past inputs.
             dtype: accumulation dtype, complex for recurrences with phases.
             device: where the state lives.
 
@@ -89,16 +90,12 @@ class Operator:
             >>> normalized_gate_loop.empty_state(2, 4, 8, 16).shape, short_conv.empty_state(2, 4, 64).shape
             (torch.Size([2, 4, 8, 17]), torch.Size([2, 3, 64]))
         """
-        if self.empty is not None:
-            return self.empty(batch, *sizes, dtype=dtype, device=device)
-        axes = self.axes.strip("()").split(", ")[1:]
-        if len(sizes) != len(axes):
-            listed = ", ".join(axis.partition(" ")[0] for axis in axes)
+        # of "dv + 1", the size is dv
+        names = [axis.partition(" ")[0] for axis in self.axes.strip("()").split(", ")[1:]]
+        if len(sizes) != len(names):
+            listed = ", ".join(names)
             raise ValueError(f"`sizes` of the state of `{self.name}` must be ({listed}); got {sizes}.")
-        # "dv + 1" is a column more than dv, and "width - 1" a step less than the width
-        more = [int(axis.partition(" ")[2].replace(" ", "") or 0) for axis in axes]
-        shape = [size + number for size, number in zip(sizes, more, strict=True)]
-        return torch.zeros(batch, *shape, dtype=dtype, device=device)
+        return self.empty(batch, *sizes, dtype=dtype, device=device)
 
     def check_mode(self, mode: str) -> None:
         """Raise ValueError for a mode that the operator does not have, before it is called."""

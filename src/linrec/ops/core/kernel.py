@@ -1,7 +1,8 @@
 """Kernels as functions that autograd, torch.compile, fake tensors and torch.func know.
 
-A kernel is a function that fills memory for its outputs, and a second one, its adjoint, that fills memory for
-the gradients. Both take named tuples, whose fields are declared once:
+A kernel is a function that fills memory for its outputs. A second function, its adjoint, fills memory for the
+gradients. Named tuples declare inputs and outputs once; the gradients are attributes with the names of the
+inputs:
 
     class Inputs(NamedTuple):          class Outputs(NamedTuple):
         x: Tensor                          y: Tensor
@@ -9,7 +10,7 @@ the gradients. Both take named tuples, whose fields are declared once:
         reverse: bool
 
     def forward(out: Outputs, given: Inputs) -> None: ...
-    def adjoint(out: Inputs, given: Inputs, kept: Outputs, d: Outputs) -> None: ...
+    def adjoint(out: Gradients, given: Inputs, kept: Outputs, d: Outputs) -> None: ...
 
 `kernel_op` makes a `Differentiable` of them. Functions of torch operations can be one without being kernels.
 """
@@ -42,7 +43,7 @@ class Memory(NamedTuple):
 
 
 Space = Memory | Tensor
-"""Memory to allocate: a `Memory`, or a tensor that has its shape and dtype, which takes half the time."""
+"""Memory to allocate: a `Memory`, or a tensor of that shape and dtype, which allocates in half the time."""
 
 
 def like(x: Any, dtype: torch.dtype | None = None) -> Space:
@@ -304,8 +305,9 @@ def kernel_op(
         return [like(given[i]) for i in tensors] if gradients is None else gradients(given, kept, d, needs)
 
     def filled(given: In, kept: Out, d: Out, needs: Sequence[bool]) -> list[Tensor | None]:
-        out = _Gradients(dict(zip(names, spaces(given, kept, d, needs), strict=True)), d[0].device)
+        out = Gradients(dict(zip(names, spaces(given, kept, d, needs), strict=True)), d[0].device)
         adjoint(out, given, kept, d)
+        # a reset has memory too, which the adjoint does not read and autograd drops
         return [getattr(out, name) for name in names]
 
     arguments = [(name, Tensor | None if name in names else hint) for name, hint in hints.items()]
@@ -327,7 +329,7 @@ def kernel_op(
     return kernel
 
 
-class _Gradients:
+class Gradients:
     """The gradients that an adjoint fills, each allocated when it is first read, to keep the peak low."""
 
     def __init__(self, spaces: dict[str, Space], device: torch.device) -> None:
@@ -460,7 +462,7 @@ def allocated(space: Space, device: torch.device) -> Tensor:
 
 
 def terms(total: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return memory for the terms of a gradient that is a sum, or the gradient where it has this shape."""
+    """Return memory for the terms of a gradient that is a sum; the gradient itself if it has this shape."""
     return total if total.shape == shape else allocated(Memory(shape, total.dtype), total.device)
 
 

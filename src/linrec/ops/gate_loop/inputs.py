@@ -99,7 +99,8 @@ def matrix_operator(
     axes = f"(b, h, dk, dv + {columns})" if columns else "(b, h, dk, dv)"
     return Operator(
         name, inputs, "q", canonical, lambda given: (given.v.shape, given.v.dtype), axes, state, backends,
-        is_empty=lambda given: 0 in given.q.shape, **options,
+        is_empty=lambda given: 0 in given.q.shape,
+        empty=lambda batch, h, dk, dv, **like: torch.zeros(batch, h, dk, dv + columns, **like), **options,
     )  # fmt: skip
 
 

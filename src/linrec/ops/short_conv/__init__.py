@@ -1,7 +1,7 @@
 """The short convolution: every channel filtered by a few taps of its own, with the tail carried."""
 
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Tensor, zeros
 
 from linrec.ops.core.backends import Backend, never
 from linrec.ops.core.call import Operator, Space, documented
@@ -43,7 +43,10 @@ BACKENDS = (
     Backend("convolution", "torch", convolution, "a sum of `width` shifted products, for any length"),
     Backend("recurrent", "reference", short_conv_reference, "a loop over time: the oracle, slow", auto=never),
 )
-OPERATOR = Operator("short_conv", ShortConv, "x", _canonical, _output, "(b, width - 1, c)", _state, BACKENDS)
+OPERATOR = Operator(
+    "short_conv", ShortConv, "x", _canonical, _output, "(b, width - 1, c)", _state, BACKENDS,
+    empty=lambda batch, width, c, **like: zeros(batch, max(width - 1, 0), c, **like),
+)  # fmt: skip
 PAIRS = OPERATOR.pairs
 
 

@@ -23,7 +23,7 @@ def _synthetic(name: str) -> Callable[[], TrainConfig]:
 
     def make() -> TrainConfig:
         of = task()
-        # the task says what goes in and out
+        # the task sets vocabulary and output sizes
         model: ModelConfig | SequenceClassifierConfig = ModelConfig(vocab_size=1, **stack)
         if model_type(of) is SequenceClassifierConfig:
             model = SequenceClassifierConfig(
