@@ -43,6 +43,16 @@ class MatrixRow:
         """What `--rows` takes: "head-bf16-8x4096x16x128"."""
         return "-".join((self.operation, self.dtype, "x".join(map(str, self.size))))
 
+    def described(self, checked: str) -> dict[str, Any]:
+        """Return the head of a row in JSON, with a sentence about its check."""
+        return {
+            "name": self.name,
+            "operation": self.operation,
+            "size": list(self.size),
+            "dtype": str(DTYPES[self.dtype]).removeprefix("torch."),
+            "checked": checked,
+        }
+
 
 OPERATIONS: dict[str, dict[str, float]] = {
     "linear": {"attention": 1.0, "reference": 0.1},
@@ -119,13 +129,7 @@ def measure_row(
         memory are those of forward and backward, over what was there before: outputs, gradients and what is
         kept between.
     """
-    result: dict[str, Any] = {
-        "name": row.name,
-        "operation": row.operation,
-        "size": list(row.size),
-        "dtype": str(DTYPES[row.dtype]).removeprefix("torch."),
-        "checked": CHECKED,
-    }
+    result = row.described(CHECKED)
     inputs, dy = make(row, device)
     if wrong := failure(lambda: check(row, inputs, dy)):
         return result | {"error": wrong}

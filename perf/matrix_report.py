@@ -23,11 +23,14 @@ def show(console: Console, results: dict[str, Any]) -> None:
     if rows and peers:
         console.print("\nlinrec's time / the peer's: below 1, linrec is faster; whether as asked")
         console.print(_ratios(rows, peers))
-    for words in missing([entry for row in rows for entry in row["passes"].values()]):
+    show_problems(console, results, [entry for row in rows for entry in row["passes"].values()])
+
+
+def show_problems(console: Console, results: dict[str, Any], measured: Sequence[dict[str, Any]]) -> None:
+    """Print why ratios are missing, and the errors of rows."""
+    failed = [f"{row['name']}: {row['error']}" for row in results["rows"] if "error" in row]
+    for words in (*missing(measured), *failed):
         console.print(words, markup=False, highlight=False)
-    for row in results["rows"]:
-        if "error" in row:
-            console.print(f"{row['name']}: {row['error']}", markup=False, highlight=False)
 
 
 def _speeds(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> Table:

@@ -13,7 +13,6 @@ from perf.matrix import OPERATIONS, MatrixRow, Size, make, operator
 from perf.memory import why
 from perf.operations import normal
 from perf.ops import CLOSE, difference, failure, timed
-from perf.rows import DTYPES
 from perf.steps_peers import StepPeer
 from perf.timing import Budget, measure
 
@@ -77,13 +76,7 @@ def measure_step(
     Returns:
         What JSON holds of the row; with "error" and without "ms" where it is wrong or fails.
     """
-    result: dict[str, Any] = {
-        "name": row.name,
-        "operation": row.operation,
-        "size": list(row.size),
-        "dtype": str(DTYPES[row.dtype]).removeprefix("torch."),
-        "checked": CHECKED,
-    }
+    result = row.described(CHECKED)
     inputs, state = make_step(row, device)
     if wrong := failure(lambda: check_step(row, inputs, state)):
         return result | {"error": wrong}

@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from perf.matrix_report import missing
+from perf.matrix_report import show_problems
 from perf.table import number, plain_table
 
 
@@ -19,11 +19,7 @@ def show_steps(console: Console, results: dict[str, Any]) -> None:
         if peers:
             console.print("last linrec's time / the peer's: below 1, linrec is faster")
         console.print(_steps(rows, peers))
-    for words in missing(rows):
-        console.print(words, markup=False, highlight=False)
-    for row in results["rows"]:
-        if "error" in row:
-            console.print(f"{row['name']}: {row['error']}", markup=False, highlight=False)
+    show_problems(console, results, rows)
 
 
 def _steps(rows: Sequence[dict[str, Any]], peers: Sequence[str]) -> Table:

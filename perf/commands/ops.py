@@ -25,7 +25,7 @@ from perf.grow import SHORTEST, draw, measure_growth
 from perf.lines import measure_line
 from perf.ops import measure_row
 from perf.peers import PEERS, Implementation, Peer
-from perf.rows import lines_of, rows_of, select
+from perf.rows import R, lines_of, rows_of, select
 from perf.table import show
 from perf.timing import Budget, copy_rate, keep_freed_memory
 
@@ -35,17 +35,15 @@ P = TypeVar("P", bound=Implementation)
 
 
 @dataclass(frozen=True)
-class OpsOptions:
-    """Speed, memory and accuracy of the operators, against a copy of the same bytes.
+class RowOptions:
+    """Options of the commands that measure rows.
 
     Args:
         device: where to measure; by default on CUDA where there is one.
         rows: names of the rows to measure, all by default; a name that does not exist lists them.
         peers: measure other implementations too, those that are installed.
-        without: with --peers, the names of those to leave out.
-        grow: measure time against length instead of the rows, and draw it.
-        longest: with --grow, the greatest length; by default 2,097,152 on CUDA, 131,072 on the CPU.
-        out: folder for DEVICE.json, or with --grow for DEVICE-growth.json and DEVICE-growth.png.
+        without: with --peers, the names of peers to leave out.
+        out: folder for DEVICE.json, DEVICE-matrix.json or DEVICE-steps.json, and what --grow writes.
         quick: tiny sizes and few repetitions, to see that all of it runs; the numbers mean nothing.
     """
 
@@ -53,10 +51,21 @@ class OpsOptions:
     rows: tuple[str, ...] = ()
     peers: bool = False
     without: tuple[str, ...] = ()
-    grow: bool = False
-    longest: int | None = None
     out: Path = Path("results/ops")
     quick: bool = False
+
+
+@dataclass(frozen=True)
+class OpsOptions(RowOptions):
+    """Speed, memory and accuracy of the operators, against a copy of the same bytes.
+
+    Args:
+        grow: measure time against length instead of the rows, draw it, and write DEVICE-growth.json and .png.
+        longest: with --grow, the greatest length; by default 2,097,152 on CUDA, 131,072 on the CPU.
+    """
+
+    grow: bool = False
+    longest: int | None = None
 
 
 def ops(options: OpsOptions, command: str) -> int:
@@ -74,14 +83,9 @@ def ops(options: OpsOptions, command: str) -> int:
         return _grow(options, peers, command)
     if options.longest is not None:
         raise RefusedError("--longest is the greatest length of --grow; pass both.")
-    try:
-        rows, lines = select(
-            options.rows,
-            rows_of(options.device, quick=options.quick),
-            lines_of(options.device, quick=options.quick and not options.rows),
-        )
-    except ValueError as error:
-        raise RefusedError(error) from error
+    every = rows_of(options.device, quick=options.quick)
+    lines = lines_of(options.device, quick=options.quick and not options.rows)
+    rows, lines = selected(options, every, lines)
     device, budget = torch.device(options.device), budget_of(quick=options.quick)
     results = protocol(device, budget, peers, command) | yardstick(device, budget, quick=options.quick)
     copy = results.get("copy_rate")
@@ -130,6 +134,18 @@ def chosen(peers: Sequence[P], wanted: bool, without: Sequence[str]) -> list[P]:
         if name not in names:
             raise RefusedError(unknown("peer", name, names))
     return [peer for peer in peers if wanted and peer.name not in without]
+
+
+def selected(options: RowOptions, rows: Sequence[R], lines: Sequence[str] = ()) -> tuple[list[R], list[str]]:
+    """Return the rows and lines that --rows asks for.
+
+    Raises:
+        RefusedError: there is none of such a name.
+    """
+    try:
+        return select(options.rows, rows, lines)
+    except ValueError as error:
+        raise RefusedError(error) from error
 
 
 def budget_of(*, quick: bool) -> Budget:
