@@ -77,11 +77,6 @@ class ShortConvolution(nn.Module):
         """The tail at the start of a sequence: zeros (batch, width - 1, channels)."""
         return short_conv.empty_state(batch, self.width, self.channels, dtype=dtype, device=device)
 
-    @property
-    def state_size(self) -> int:
-        """Elements of the tail, (width - 1) channels."""
-        return (self.width - 1) * self.channels
-
     def extra_repr(self) -> str:
         """What `print` shows."""
         return f"channels={self.channels}, width={self.width}, bias={self.bias is not None}"
