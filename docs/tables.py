@@ -13,6 +13,7 @@ in the file; this brings them up to date, and a test fails as long as they are n
 
 import importlib
 import inspect
+import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,12 +28,14 @@ from linrec.ops.core.handlers import Call, Result, handling, unhandled
 from linrec.train import recipe_names
 from linrec.train.recipes import recipe_summary
 
-README = Path(__file__).parents[1] / "README.md"
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
 Pairs: TypeAlias = Sequence[Pair]
 # of the mixers whose state is counted
 WIDTH = 64
 END = "<!-- end of table -->"
 PLACE = re.compile(rf"<!-- table: (\w+) -->\n(.*?){END}", re.DOTALL)
+RELEASED = re.compile(r"<!-- released: (\w+) -->")
 
 
 def operators() -> str:
@@ -74,6 +77,27 @@ def recipe_table() -> str:
     return _table(("recipe", "what it is"), [(f"`{name}`", recipe_summary(name)) for name in recipe_names()])
 
 
+def released(mixer: str) -> str:
+    """Which released code the tests compare a mixer with, one line for each comparison."""
+    lines = []
+    for path in sorted((ROOT / "tests/released").glob("*.json")):
+        case = json.loads(path.read_text())
+        if case["mixer"] != mixer:
+            continue
+        if "without" in case:
+            lines.append(case["without"])
+            continue
+        repository, commit = case["repository"], case["commit"]
+        link = f"https://github.com/{repository}/blob/{commit}/{case['path']}"
+        arguments = ", ".join(f"{name}={value!r}" for name, value in case.get("arguments", {}).items())
+        lines.append(
+            f"Compared with `{case['layer']}` of [{repository}]({link}) at commit `{commit[:7]}`: "
+            f"relative error below {case['error']:.0e}" + (f", with `{arguments}`" if arguments else "") + "."
+            + (f" {case['note']}" if "note" in case else "")
+        )  # fmt: skip
+    return "\n\n".join(lines)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "operators": operators,
     "mixers": mixer_table,
@@ -83,12 +107,13 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def filled(markdown: str) -> str:
-    """Return the Markdown with every table in its place.
+    """Return the Markdown with every table, and every comparison with released code, in its place.
 
     Raises:
         KeyError: a place asks for a table that does not exist.
     """
-    return PLACE.sub(lambda place: f"<!-- table: {place[1]} -->\n{TABLES[place[1]]()}{END}", markdown)
+    markdown = PLACE.sub(lambda place: f"<!-- table: {place[1]} -->\n{TABLES[place[1]]()}{END}", markdown)
+    return RELEASED.sub(lambda place: released(place[1]), markdown)
 
 
 def _operators() -> dict[str, tuple[FunctionType, Pairs]]:
