@@ -15,8 +15,8 @@ A case is two files of this folder. CASE.safetensors holds the numbers, CASE.jso
 
 The general test loads the tensors `weights.NAME` into the mixer, applies it to `x`, and compares with `y`.
 
-Where no code was released, or none that can be run, MIXER.json has `mixer` and `without`, a sentence that says
-so and what the mixer is compared with instead.
+Where no code was released, or none that can be run, MIXER.json has `mixer` and `without`, a sentence that
+says so and what the mixer is compared with instead.
 """
 
 import json
