@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from linrec import convert
 from linrec.convert import ConversionError, Options, from_hugging_face, model_types
@@ -37,7 +37,7 @@ def sharded(folder):
 
 def test_model_types_are_the_files_of_the_folder():
     files = {path.stem for path in Path(convert.__file__).parent.glob("*.py")}
-    assert set(model_types()) == files - {"__init__", "checkpoint"}
+    assert set(model_types()) == files - {"__init__", *convert.SHARED}
 
 
 @pytest.mark.parametrize("kind", ["folder", "sharded"])
@@ -93,11 +93,43 @@ class Bomb:
         return (pytest.fail, ("unpickled",))
 
 
-def test_nothing_is_unpickled(folder):
+def test_code_in_a_pickle_does_not_run(folder):
     (folder / "model.safetensors").unlink()
-    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Bomb()))
-    with pytest.raises(ConversionError, match=r"its weights in pytorch_model\.bin alone, which is not read"):
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Bomb(), protocol=2))
+    with pytest.raises(ConversionError, match=r"pytorch_model\.bin cannot be read as tensors of torch.save"):
         from_hugging_face(folder)
+
+
+@pytest.mark.parametrize("content", [{"a": 1}, [torch.ones(1)]])
+def test_a_pickle_holds_tensors_by_name(folder, content):
+    (folder / "model.safetensors").unlink()
+    torch.save(content, folder / "pytorch_model.bin")
+    message = (
+        "has no tensor|it must hold a dict of tensors by name" if content else "there is no `model_type`"
+    )
+    with pytest.raises(ConversionError, match=message):
+        from_hugging_face(folder)
+
+
+def test_pickles_are_read_as_safetensors_are(folder, sharded):
+    for path in folder.glob("*.safetensors"):
+        torch.save({**load_file(path)}, path.with_suffix(".bin"))
+        path.unlink()
+    index = folder / "model.safetensors.index.json"
+    index.rename(folder / "pytorch_model.bin.index.json")
+    places = json.loads((folder / "pytorch_model.bin.index.json").read_text().replace(".safetensors", ".bin"))
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps(places))
+    with open_checkpoint(folder) as (_, tensors):
+        assert tensors.shape("a") == (2, 3) and set(tensors) == set(TENSORS)
+        assert torch.equal(tensors.take("a", 2, 3), TENSORS["a"])
+
+
+def test_an_rwkv_names_the_tensor_that_is_missing(tmp_path):
+    with pytest.raises(ConversionError, match=r"there is no .*no\.pth"):
+        convert.from_rwkv_lm(tmp_path / "no.pth")
+    torch.save({"emb.weight": torch.ones(3, 2)}, tmp_path / "one.pth")
+    with pytest.raises(ConversionError, match=r"has no tensor `blocks\.0\.att\.key\.weight`"):
+        convert.from_rwkv_lm(tmp_path / "one.pth")
 
 
 @pytest.mark.parametrize(
@@ -108,7 +140,7 @@ def test_nothing_is_unpickled(folder):
         ("config.json", "[]", "config.json must hold a JSON object; got list"),
         ("config.json", "{}", "config.json has no `model_type`"),
         ("model.safetensors", None, "there is no .*model.safetensors; download or copy the checkpoint whole"),
-        ("model.safetensors", "x", "model.safetensors cannot be read as safetensors"),
+        ("model.safetensors", "x", "model.safetensors cannot be read as tensors of safetensors"),
     ],
 )
 def test_files_that_cannot_be_read(file, content, message, folder):

@@ -1,6 +1,7 @@
 """Models of other libraries' checkpoints.
 
-An architecture is a file of this folder that is called as `model_type` in its config.json, and found by that
+`from_hugging_face` reads folders, and `from_rwkv_lm` reads the single file of an RWKV. In a folder, an
+architecture is a file of this folder that is called as `model_type` in its config.json, and found by that
 name. It has two functions, which are all there is to write for another one:
 
     config(options: Options) -> ModelConfig
@@ -12,15 +13,21 @@ the `LanguageModel` of that configuration. `linrec.convert.mamba2` is the patter
 
 import importlib
 import pkgutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from linrec.convert.checkpoint import ConversionError, Options, Tensors, open_checkpoint
+from linrec.convert import rwkv_lm
+from linrec.convert.checkpoint import ConversionError, Options, Tensors, open_checkpoint, open_tensors
 from linrec.errors import unknown
-from linrec.models import LanguageModel
+from linrec.models import LanguageModel, ModelConfig
 
-__all__ = ["ConversionError", "Options", "Tensors", "from_hugging_face", "model_types"]
+__all__ = ["ConversionError", "Options", "Tensors", "from_hugging_face", "from_rwkv_lm", "model_types"]
+
+# modules of this folder that are no architectures of transformers
+SHARED = ("checkpoint", "rwkv_lm")
 
 
 def model_types() -> list[str]:
@@ -30,15 +37,15 @@ def model_types() -> list[str]:
         >>> "mamba2" in model_types()
         True
     """
-    return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name != "checkpoint")
+    return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name not in SHARED)
 
 
 def from_hugging_face(folder: str | Path) -> LanguageModel:
     """Make the model of a checkpoint in the layout of Hugging Face transformers, with its weights.
 
-    Read are `config.json` and `model.safetensors`, or the files that `model.safetensors.index.json` lists, as
-    `save_pretrained` writes them; transformers itself is not needed. Nothing is unpickled and no code of the
-    checkpoint is run. Every tensor has to have its place in the model, and every parameter its tensor.
+    The folder has `config.json`, and `model.safetensors` or `pytorch_model.bin`, or several such files and
+    their index, as `save_pretrained` writes them. transformers itself is not needed, and no code of the checkpoint
+    is run. Every tensor has to have its place in the model, and every parameter its tensor.
 
     Args:
         folder: the checkpoint, of a causal language model of one of `model_types()`.
@@ -63,6 +70,38 @@ def from_hugging_face(folder: str | Path) -> LanguageModel:
         config = architecture.config(options)
         weights = architecture.weights(tensors, config)
         tensors.check_all_taken()
+        return _model(config, weights)
+
+
+def from_rwkv_lm(path: str | Path) -> LanguageModel:
+    """Make the model of a checkpoint of RWKV-LM, in which its authors publish RWKV-4, 5.2 and 6.
+
+    Version and sizes are those of the tensors. A file of `torch.save` is read by
+    `torch.load(..., weights_only=True)`, which runs no code.
+
+    Args:
+        path: the file, .pth or .safetensors.
+
+    Returns:
+        The model, as `from_hugging_face` returns it.
+
+    Raises:
+        ConversionError: the file cannot be read, or a tensor is missing or not known.
+
+    Example:
+        >>> from_rwkv_lm("RWKV-x060-World-1B6.pth")
+        Traceback (most recent call last):
+        linrec.convert.checkpoint.ConversionError: there is no RWKV-x060-World-1B6.pth; ...
+    """
+    with open_tensors(Path(path)) as tensors:
+        config = rwkv_lm.config(tensors)
+        weights = rwkv_lm.weights(tensors, config)
+        tensors.check_all_taken()
+        return _model(config, weights)
+
+
+def _model(config: ModelConfig, weights: Mapping[str, Tensor]) -> LanguageModel:
+    """Return the model with these weights, which may still lie in open files."""
     # without memory or first weights, which take minutes to draw in large models
     with torch.device("meta"):
         model = LanguageModel(config)

@@ -1,8 +1,10 @@
-"""A checkpoint folder of Hugging Face transformers: its options, and its tensors, each to be taken once."""
+"""A checkpoint of another library: its options, and its tensors, each to be taken once."""
 
 import contextlib
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, TypeVar
 
 import torch
@@ -12,10 +14,12 @@ from torch import Tensor
 from linrec.errors import nearest
 from linrec.files import read_json
 
-__all__ = ["ConversionError", "Options", "Tensors", "open_checkpoint"]
+__all__ = ["ConversionError", "Options", "Tensors", "open_checkpoint", "open_tensors"]
 
-CONFIG, WHOLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+CONFIG = "config.json"
+# the whole in one file, or an index of several files; the first that is there is read
+WHOLE, BIN = "model.safetensors", "pytorch_model.bin"
+INDEX = ".index.json"
 T = TypeVar("T")
 
 
@@ -84,16 +88,35 @@ class Tensors:
     """The tensors of a checkpoint by name; one that nobody takes is an error.
 
     Args:
-        files: for each tensor, the open file that holds it.
+        files: for each tensor, the open file that holds it: of safetensors, or a dict of tensors.
         folder: the checkpoint, for messages.
+        config: what implies the shapes, for messages.
     """
 
-    def __init__(self, files: Mapping[str, Any], folder: Path) -> None:
-        self._files, self._folder = files, folder
+    def __init__(self, files: Mapping[str, Any], folder: Path, config: str = CONFIG) -> None:
+        self._files, self._folder, self._config = files, folder, config
         self._left = dict.fromkeys(files)
 
     def __contains__(self, name: str) -> bool:
         return name in self._left
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._left)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor that is not taken yet.
+
+        Raises:
+            ConversionError: it is not there.
+        """
+        if name not in self._left:
+            hint = f"; the nearest is `{nearest(name, self._left)}`" if self._left else ""
+            raise ConversionError(
+                f"{self._folder} has no tensor `{name}`{hint}. It must be the checkpoint of a whole causal "
+                "language model."
+            )
+        file = self._files[name]
+        return tuple(file[name].shape if isinstance(file, dict) else file.get_slice(name).get_shape())
 
     def take(self, name: str, *shape: int) -> Tensor:
         """Return a tensor, and count it as used.
@@ -108,20 +131,15 @@ class Tensors:
         Raises:
             ConversionError: it is not there, or of another shape, or not of real numbers.
         """
-        if name not in self._left:
-            hint = f"; the nearest is `{nearest(name, self._left)}`" if self._left else ""
-            raise ConversionError(
-                f"{self._folder} has no tensor `{name}`{hint}. It must be the checkpoint of a whole causal "
-                "language model."
-            )
+        found = self.shape(name)
         del self._left[name]
-        found = tuple(self._files[name].get_slice(name).get_shape())
         if found != shape:
             raise ConversionError(
-                f"{self._folder}: `{name}` must have shape {shape} by {CONFIG}; got {found}. "
+                f"{self._folder}: `{name}` must have shape {shape} by {self._config}; got {found}. "
                 "The two are not of one checkpoint."
             )
-        tensor: Tensor = self._files[name].get_tensor(name)
+        file = self._files[name]
+        tensor: Tensor = file[name] if isinstance(file, dict) else file.get_tensor(name)
         if tensor.dtype not in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
             raise ConversionError(
                 f"{self._folder}: `{name}` must be of float64, float32, bfloat16 or float16; "
@@ -137,7 +155,7 @@ class Tensors:
         """
         if name in self and not torch.equal(self.take(name, *original.shape), original):
             raise ConversionError(
-                f"{self._folder}: `{name}` must equal what {CONFIG} ties it to, and does not. "
+                f"{self._folder}: `{name}` must equal what {self._config} ties it to, and does not. "
                 "Set `tie_word_embeddings` to false there to keep both."
             )
 
@@ -161,7 +179,8 @@ def open_checkpoint(folder: Path) -> Iterator[tuple[Options, Tensors]]:
     """Open a checkpoint folder, as `save_pretrained` writes it.
 
     Args:
-        folder: with config.json, and with model.safetensors or an index of several such files.
+        folder: with config.json, and with model.safetensors or pytorch_model.bin, or an index of several such
+            files. A .bin file is read by `torch.load(..., weights_only=True)`, which runs no code.
 
     Returns:
         A context of the options and the tensors; these are read when they are taken, and no longer after it.
@@ -172,36 +191,45 @@ def open_checkpoint(folder: Path) -> Iterator[tuple[Options, Tensors]]:
     if not folder.is_dir():
         raise ConversionError(f"there is no folder {folder}; pass one that `save_pretrained` has written.")
     options = Options(_json(folder / CONFIG), folder / CONFIG)
+    whole = next((n for n in (WHOLE, BIN) if _is_there(folder, n) or _is_there(folder, n + INDEX)), WHOLE)
+    places = _places(folder / (whole + INDEX)) if _is_there(folder, whole + INDEX) else None
     with contextlib.ExitStack() as stack:
-        if (folder / INDEX).is_file():
-            places = _places(folder)
-        elif not (folder / WHOLE).is_file() and (pickled := [n for n in PICKLED if (folder / n).is_file()]):
-            raise ConversionError(
-                f"{folder} has its weights in {pickled[0]} alone, which is not read: unpickling can run any "
-                "code. If you trust where it is from, make safetensors of it with transformers: "
-                "AutoModelForCausalLM.from_pretrained(folder).save_pretrained(another_folder)."
-            )
-        else:
-            places = None
         opened = {
             name: stack.enter_context(_open(folder / name))
-            for name in ([WHOLE] if places is None else sorted(set(places.values())))
+            for name in ([whole] if places is None else sorted(set(places.values())))
         }
         held = {tensor: file for name, file in opened.items() for tensor in file.keys()}  # noqa: SIM118
         for tensor, name in ({} if places is None else places).items():
             if tensor not in held:
-                raise ConversionError(f"{folder / INDEX} says that {name} has `{tensor}`, which it has not.")
+                raise ConversionError(
+                    f"{folder / (whole + INDEX)} says that {name} has `{tensor}`, which it has not."
+                )
         yield options, Tensors(held, folder)
 
 
-def _places(folder: Path) -> dict[str, str]:
+@contextlib.contextmanager
+def open_tensors(path: Path) -> Iterator[Tensors]:
+    """Open one file of tensors, of safetensors or of `torch.save`.
+
+    Raises:
+        ConversionError: the file is missing or cannot be read.
+    """
+    with _open(path) as file:
+        yield Tensors(dict.fromkeys(file.keys(), file), path, "the other tensors")
+
+
+def _is_there(folder: Path, name: str) -> bool:
+    return (folder / name).is_file()
+
+
+def _places(index: Path) -> dict[str, str]:
     """The file of each tensor, by the index of a checkpoint in several files."""
-    places = _json(folder / INDEX).get("weight_map")
+    places = _json(index).get("weight_map")
     if not isinstance(places, dict) or not all(
         isinstance(name, str) and Path(name).name == name for name in places.values()
     ):
         raise ConversionError(
-            f"{folder / INDEX} must have a `weight_map`, from names of tensors to names of files beside it."
+            f"{index} must have a `weight_map`, from names of tensors to names of files beside it."
         )
     return places
 
@@ -211,8 +239,8 @@ def _json(path: Path) -> dict[str, Any]:
         content = read_json(path, object_hook=_number)
     except FileNotFoundError:
         raise ConversionError(
-            f"there is no {path}; a checkpoint is a folder with {CONFIG} and {WHOLE} (or {INDEX} and what it "
-            "lists)."
+            f"there is no {path}; a checkpoint is a folder with {CONFIG} and {WHOLE} (or {WHOLE + INDEX} and "
+            "what it lists)."
         ) from None
     except (OSError, ValueError) as error:
         raise ConversionError(f"{path} cannot be read as JSON: {error}.") from error
@@ -226,10 +254,28 @@ def _number(content: dict[str, Any]) -> Any:
     return float(content["__float__"]) if content.keys() == {"__float__"} else content
 
 
-def _open(path: Path) -> Any:
+@contextlib.contextmanager
+def _open(path: Path) -> Iterator[Any]:
+    """Open a file of tensors, of safetensors or, by any other suffix, of `torch.save`, which is a dict."""
+    kind = "safetensors" if path.suffix == ".safetensors" else "torch.save"
+    opened: contextlib.AbstractContextManager[Any]
     try:
-        return safe_open(path, framework="pt")
+        if kind == "safetensors":
+            opened = safe_open(path, framework="pt")
+        else:
+            opened = contextlib.nullcontext(_unpickled(path))
     except FileNotFoundError:
         raise ConversionError(f"there is no {path}; download or copy the checkpoint whole.") from None
-    except (OSError, SafetensorError) as error:
-        raise ConversionError(f"{path} cannot be read as safetensors: {error}.") from error
+    except (OSError, SafetensorError, RuntimeError, ValueError, UnpicklingError, EOFError) as error:
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ConversionError(f"{path} cannot be read as tensors of {kind}: {why}") from error
+    with opened as file:
+        yield file
+
+
+def _unpickled(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file of torch.save, read by torch's unpickler of tensors alone, which runs no code."""
+    found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    if not isinstance(found, dict) or not all(isinstance(x, Tensor) for x in found.values()):
+        raise ValueError("it must hold a dict of tensors by name.")
+    return found

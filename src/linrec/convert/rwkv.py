@@ -8,6 +8,7 @@ a limit of a kernel.
 from torch import Tensor
 
 from linrec.convert.checkpoint import Options, Tensors
+from linrec.convert.rwkv_lm import channel_mixing, time_mixing_4
 from linrec.models import ModelConfig
 
 __all__ = ["config", "weights"]
@@ -46,13 +47,18 @@ def weights(tensors: Tensors, config: ModelConfig) -> dict[str, Tensor]:
     """
     embedding = tensors.take("rwkv.embeddings.weight", config.vocab_size, config.d_model)
     found = {"embedding.weight": embedding}
+    share = "time_mix_"
     norms = {"rwkv.blocks.0.pre_ln": "embedding_norm", "rwkv.ln_out": "norm"}
     for layer in range(config.n_layers):
         theirs, ours = f"rwkv.blocks.{layer}.", f"blocks.{layer}."
         norms |= {theirs + "ln1": ours + "mixer_norm", theirs + "ln2": ours + "channel_mixing_norm"}
         parts = {
-            "mixer.": _time_mixing(tensors, theirs + "attention.", config),
-            "channel_mixing.": _channel_mixing(tensors, theirs + "feed_forward.", config),
+            "mixer.": time_mixing_4(
+                tensors, theirs + "attention.", config, (share + "receptance", share + "key", share + "value")
+            ),
+            "channel_mixing.": channel_mixing(
+                tensors, theirs + "feed_forward.", config, (share + "key", share + "receptance")
+            ),
         }
         for part, taken in parts.items():
             found |= {ours + part + name: tensor for name, tensor in taken.items()}
@@ -63,34 +69,3 @@ def weights(tensors: Tensors, config: ModelConfig) -> dict[str, Tensor]:
         tensors.take_copy("head.weight", embedding)
         return found | {"head.weight": embedding}
     return found | {"head.weight": tensors.take("head.weight", config.vocab_size, config.d_model)}
-
-
-def _time_mixing(tensors: Tensors, prefix: str, config: ModelConfig) -> dict[str, Tensor]:
-    """The state_dict of one layer's mixer."""
-    d_model, d_state = config.d_model, config.mixer_args["d_state"]
-    found = {
-        "log_w": tensors.take(prefix + "time_decay", d_state),
-        "u": tensors.take(prefix + "time_first", d_state),
-        "out.weight": tensors.take(prefix + "output.weight", d_model, d_state),
-    }
-    for ours, theirs in (("r", "receptance"), ("k", "key"), ("v", "value")):
-        found[f"mu_{ours}"] = tensors.take(f"{prefix}time_mix_{theirs}", 1, 1, d_model).flatten()
-        found[f"{ours}.weight"] = tensors.take(f"{prefix}{theirs}.weight", d_state, d_model)
-    return found
-
-
-def _channel_mixing(tensors: Tensors, prefix: str, config: ModelConfig) -> dict[str, Tensor]:
-    """The state_dict of one layer's channel mixing."""
-    d_model, d_hidden = config.d_model, config.d_channel_mixing
-    # there it is the share of the current token, here that of the last
-    mu = [
-        1 - tensors.take(prefix + name, 1, 1, d_model).flatten()
-        for name in ("time_mix_key", "time_mix_receptance")
-    ]
-    return {
-        "shift.mu.0": mu[0],
-        "shift.mu.1": mu[1],
-        "k.weight": tensors.take(prefix + "key.weight", d_hidden, d_model),
-        "v.weight": tensors.take(prefix + "value.weight", d_model, d_hidden),
-        "r.weight": tensors.take(prefix + "receptance.weight", d_model, d_model),
-    }
