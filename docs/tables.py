@@ -6,7 +6,8 @@ A Markdown file says where a table goes:
     <!-- end of table -->
 
 The pages of the site are filled when it is built. README.md is read without being built, so its tables stand
-in the file; this brings them up to date, and a test fails as long as they are not:
+in the file, as recipes and suites stand in a file of the command line. This brings both up to date,
+and a test fails as long as they are not:
 
     python docs/tables.py
 """
@@ -23,6 +24,7 @@ from typing import TypeAlias
 import torch
 
 from linrec import mixers, ops, tasks
+from linrec.bench import SUITES
 from linrec.ops.core.backends import Pair
 from linrec.ops.core.handlers import Call, Result, handling, unhandled
 from linrec.train import recipe_names
@@ -30,6 +32,7 @@ from linrec.train.recipes import recipe_summary
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
+LISTING = ROOT / "src/linrec/cli/listing.json"
 Pairs: TypeAlias = Sequence[Pair]
 # of the mixers whose state is counted
 WIDTH = 64
@@ -174,5 +177,14 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n" + "".join(f"| {' | '.join(cells)} |\n" for cells in lines) + "\n"
 
 
+def listing() -> str:
+    """Every recipe and every suite in JSON, for the help of the command line, which does without PyTorch."""
+    recipes = {name: recipe_summary(name) for name in recipe_names()}
+    suites = {name: ", ".join(entry.name for entry in entries) for name, entries in SUITES.items()}
+    suites["all"] = "the tasks of every suite"
+    return json.dumps({"recipes": recipes, "suites": suites}, indent=2) + "\n"
+
+
 if __name__ == "__main__":
     README.write_text(filled(README.read_text()))
+    LISTING.write_text(listing())

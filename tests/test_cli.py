@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from linrec import demo, tensor_files
+from linrec.bench import SUITES
 from linrec.cli import main
+from linrec.cli.dispatch import COMMANDS
 from linrec.report import write_report
 from linrec.train import checkpoint as checkpoint_module
 from linrec.train import load_run
@@ -123,7 +125,7 @@ def test_the_help_of_a_recipe_lists_the_arguments_of_its_mixer(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")
-    assert main(["train", "memory-horizon", "--help"]) == 0
+    assert main(["train", "memory-horizon", "--help-all"]) == 0
     said = capsys.readouterr().out
     for line in (
         "--model.mixer-args.transition {data,fixed}",
@@ -133,6 +135,31 @@ def test_the_help_of_a_recipe_lists_the_arguments_of_its_mixer(
         "--task.length INT",
     ):
         assert line in said
+
+
+def test_the_short_help_of_a_recipe_has_the_options_that_are_used_most(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["train", "shakespeare-char", "--help"]) == 0
+    said = capsys.readouterr().out
+    for option in ("--out", "--data.path", "--model.mixer", "--optim.lr", "--loop.steps", "--help-all"):
+        assert option in said
+    assert "--model.mixer-args" not in said and len(said.splitlines()) < 100
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help_does_not_wait_for_pytorch(command: str) -> None:
+    code = "import sys; from linrec.cli import main; main(sys.argv[1:]); sys.exit('torch' in sys.modules)"
+    words = [*([command] if command else []), "--help"]
+    ended = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
+    assert ended.returncode == 0 and "usage: linrec" in ended.stdout
+
+
+def test_the_help_of_bench_lists_the_suites(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--help"]) == 0
+    said = capsys.readouterr().out
+    assert all(f"\n  {suite}\n" in said for suite in [*SUITES, "all"])
 
 
 def test_train_resume_and_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from linrec.cli.dispatch import COMMANDS
-from linrec.cli.parsing import peek
+from linrec.cli.parsing import option_names, peek
 from linrec.train import get_recipe
-from linrec.train.options import option_names, options_type
+from linrec.train.options import options_type
 from tests.markdown import PAGES, ROOT, blocks, commands, execute, prose
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())

@@ -19,7 +19,7 @@ from linrec.bench.jobs import write_job
 from linrec.bench.schedule import execute
 from linrec.bench.worker import run_job
 from linrec.cli import main
-from linrec.errors import printable
+from linrec.errors import TrainError, printable
 from linrec.models import ModelConfig
 from linrec.report import compare_runs, write_report
 from linrec.tasks import LanguageModeling
@@ -35,7 +35,6 @@ from linrec.train import (
     fit,
     load_run,
 )
-from linrec.train.errors import TrainError
 from linrec.train.metrics import MetricsLog, read_metrics
 
 CODE = """

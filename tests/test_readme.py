@@ -27,6 +27,7 @@ def test_tables_are_up_to_date():
     tables = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tables)
     assert tables.filled(README.read_text()) == README.read_text(), "run: python docs/tables.py"
+    assert tables.LISTING.read_text() == tables.listing(), "run: python docs/tables.py"
 
 
 def rows(header):

@@ -11,8 +11,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
+from linrec.errors import InterruptedRunError, RunFolderError, TrainError
 from linrec.train.display import Display
-from linrec.train.errors import InterruptedRunError, RunFolderError, TrainError
 from linrec.train.interrupt import Interrupt
 from linrec.train.metrics import FILE as METRICS
 from linrec.train.result import Progress

@@ -1,4 +1,7 @@
-"""Messages: errors that name the cure, and names from files that must not steer the terminal."""
+"""Errors: those that a user can act on, each with a message of one line, and the words of such messages.
+
+This module does without PyTorch, because the command line starts with it.
+"""
 
 import difflib
 import unicodedata
@@ -71,6 +74,38 @@ def printable(text: object) -> str:
     return "".join(map(_spelt, str(text)))
 
 
+class DataError(ValueError):
+    """Text, a tokenizer or images that cannot be used; the message is one line that a user can act on."""
+
+
+class TrainError(Exception):
+    """Base of all errors below: catch it to report a run that ended early in one line."""
+
+
+class ConfigError(TrainError, ValueError):
+    """A configuration that cannot be trained."""
+
+
+class UntrustedCodeError(ConfigError):
+    """A stored configuration that would run code of others."""
+
+
+class RunFolderError(TrainError, ValueError):
+    """A folder that is not, or not yet, or already a run."""
+
+
+class CheckpointError(TrainError):
+    """A checkpoint that could not be written or read."""
+
+
+class DivergedError(TrainError):
+    """The loss is no longer a number."""
+
+
+class InterruptedRunError(TrainError):
+    """The run was asked to stop, and has stopped after writing its checkpoint."""
+
+
 class StepSizeError(ValueError):
     """A tensor of step sizes of which one is zero or no number, as a learned one may become."""
 
@@ -91,7 +126,7 @@ def memory_error(error: BaseException) -> str | None:
     for words in ("can't allocate memory: ", "Storage size calculation overflowed"):
         if isinstance(error, RuntimeError) and words in line:
             return line.partition(words)[2] if words.endswith(" ") else line
-    # by name: this module does without PyTorch
+    # by name, without PyTorch
     return line if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" else None
 
 

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from linrec import mixers
+from linrec.cli.parsing import option_names
 from linrec.train import get_recipe, recipe_names
 from linrec.train.config import complete_mixer_args, config_from_dict, config_to_dict
-from linrec.train.options import config_of, option_names, options_type
+from linrec.train.options import config_of, options_type
 
 
 @pytest.mark.parametrize("name", recipe_names())

@@ -8,11 +8,9 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import tyro
 from rich.console import Console
 from rich.table import Table
 
@@ -23,49 +21,16 @@ from linrec.bench.schedule import outcome_of
 from linrec.bench.standings import Standing, level, standings, validation_loss
 from linrec.bench.variants import split_list
 from linrec.bench.widths import Sizes, equally_many
+from linrec.cli.options import BenchOptions
 from linrec.cli.output import say
 from linrec.cli.parsing import one_line_errors, parse
-from linrec.errors import printable, unknown
+from linrec.errors import ConfigError, InterruptedRunError, TrainError, printable, unknown
 from linrec.files import FolderInUseError, locked
 from linrec.report.over_seeds import format_mean_and_spread, mean_and_spread
-from linrec.train.errors import ConfigError, InterruptedRunError, TrainError
 from linrec.train.processes import program
 
 FACTORS = (1 / 3, 1.0, 3.0)
 """Learning rates of a sweep, times that of the recipe; the same for every mixer."""
-
-
-@dataclass(frozen=True)
-class BenchOptions:
-    """Compare mixers on the tasks of a suite, with equal parameters, equal steps and several seeds.
-
-    Args:
-        suite: which tasks.
-        mixers: names, or import paths of your own such as my_package.my_module:MyMixer; with arguments, as
-            in 'gate_loop(n_heads=2)'; with plus signs, patterns over depth, as in gla+attention.
-        tasks: those of the suite to run; by default all.
-        data: where the files of a task are, as in shakespeare-char=input.txt; see the task's own `path`.
-        seeds: of initialisation and order; the data are the same for all.
-        parameters: of every model; by default those of the first mixer at the recipe's width.
-        sweep: try a third, once and three times the recipe's learning rate with the first seed, and go on
-            with the one of the lowest validation loss.
-        lrs: learning rates to try instead of those.
-        budget: minutes after which no more jobs are started.
-        workers: jobs at a time; more than one need Ray.
-        out: folder of the suite, by default bench/SUITE. What has ended there is not run again.
-    """
-
-    suite: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SUITE")]
-    mixers: tuple[str, ...]
-    tasks: tuple[str, ...] = ()
-    data: tuple[str, ...] = ()
-    seeds: tuple[int, ...] = (0, 1, 2)
-    parameters: int | None = None
-    sweep: bool = False
-    lrs: tuple[float, ...] = ()
-    budget: float | None = None
-    workers: int = 1
-    out: Path | None = None
 
 
 def run(words: list[str]) -> int:

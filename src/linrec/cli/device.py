@@ -1,12 +1,9 @@
 """The device that a command computes on."""
 
-from typing import Literal, TypeAlias
-
 import torch
 
-from linrec.train.errors import ConfigError
-
-DeviceName: TypeAlias = Literal["auto", "cpu", "cuda", "mps"]
+from linrec.errors import ConfigError
+from linrec.literals import DeviceName
 
 
 def device_of(name: DeviceName) -> torch.device:

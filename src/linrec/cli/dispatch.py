@@ -10,13 +10,18 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from torch import distributed
-
 from linrec import __version__
+from linrec.cli.help import of_command
 from linrec.cli.output import say
-from linrec.errors import memory_error, unknown
-from linrec.text import DataError
-from linrec.train.errors import ConfigError, InterruptedRunError, RunFolderError, TrainError
+from linrec.errors import (
+    ConfigError,
+    DataError,
+    InterruptedRunError,
+    RunFolderError,
+    TrainError,
+    memory_error,
+    unknown,
+)
 
 # each is a file of this folder, imported when it is asked for
 COMMANDS = {
@@ -100,6 +105,8 @@ def _run(words: list[str]) -> int:
             warnings.filterwarnings(
                 "ignore", message="Torchinductor does not support code generation for complex"
             )
+            if of_command(words):
+                return 0
             command = importlib.import_module(f"linrec.cli.{words[0]}")
             status: int = command.run(words[1:])
             return status
@@ -143,7 +150,9 @@ def _show_warning(message: Warning | str, *rest: Any, **named: Any) -> None:
 
 def _say(message: object, status: int) -> int:
     stream = sys.stderr
-    connected = distributed.is_available() and distributed.is_initialized()
+    # a process that has not imported it is not connected
+    distributed = sys.modules.get("torch.distributed")
+    connected = distributed is not None and distributed.is_available() and distributed.is_initialized()
     if not _is_first() and not connected and status != 130:
         # torchrun ends all when one has failed: the first may be about to say the same, or know nothing of it
         time.sleep(PATIENCE)

@@ -3,18 +3,14 @@
 import statistics
 import sys
 import time
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated
 
 import torch
-import tyro
 
-from linrec.cli.device import DeviceName, device_of
+from linrec.cli.device import device_of
+from linrec.cli.options import GenerateOptions
 from linrec.cli.parsing import one_line_errors, parse
 from linrec.errors import printable
 from linrec.generation import Sampling, TokenStream, load_state, save_state, stream
-from linrec.generation.precision import Precision
 from linrec.text import StreamDecoder, Tokenizer
 from linrec.train import ConfigError, TrainError, load_run
 from linrec.train.language import language_task, tokenizer_of
@@ -23,49 +19,14 @@ from linrec.train.language import language_task, tokenizer_of
 CONTEXT = 8
 
 
-@dataclass(frozen=True)
-class Options:
-    """Continue a text; the generated text goes to standard output, messages go to standard error.
-
-    Args:
-        run: run folder of a language model.
-        prompt: the text to continue; "-" reads it from standard input.
-        prompt_file: a file with the text to continue.
-        tokens: how many tokens to generate; fewer where the model ends the document before.
-        temperature: 1 is the model's own distribution, 0 always takes the likeliest token.
-        top_k: choose from so many of the likeliest tokens.
-        top_p: choose from the likeliest tokens that have this probability together.
-        seed: of the random numbers; the same one gives the same text.
-        save_state: file to keep the state in when all is generated.
-        load_state: file that --save-state wrote, to go on from; the prompt, if there is one, follows.
-        device: where to compute; "auto" takes CUDA, then MPS, then the CPU.
-        trust_code: run the code of a mixer that the run names by an import path.
-        precision: float32 throughout, or bfloat16 autocast.
-    """
-
-    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    prompt: str = ""
-    prompt_file: Path | None = None
-    tokens: int = 200
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
-    seed: int = 0
-    save_state: Path | None = None
-    load_state: Path | None = None
-    device: DeviceName = "auto"
-    trust_code: bool = False
-    precision: Precision = "32-true"
-
-
 def run(words: list[str]) -> int:
     """Run `linrec generate`."""
-    options = parse(Options, words, "linrec generate")
+    options = parse(GenerateOptions, words, "linrec generate")
     with one_line_errors():
         return _run(options)
 
 
-def _run(options: Options) -> int:
+def _run(options: GenerateOptions) -> int:
     # what costs nothing is checked first
     Sampling(options.temperature, options.top_k, options.top_p)
     if options.tokens < 0:
@@ -144,7 +105,7 @@ def _write(numbers: TokenStream, most: int, tokenizer: Tokenizer, before: list[i
     return seconds
 
 
-def _encoded(options: Options, tokenizer: Tokenizer) -> list[int]:
+def _encoded(options: GenerateOptions, tokenizer: Tokenizer) -> list[int]:
     """Return the tokens of the prompt; where there is nothing to start from, the end of a document."""
     tokens: list[int] = tokenizer.encode(_text(options)).tolist()
     if tokens or options.load_state is not None:
@@ -157,7 +118,7 @@ def _encoded(options: Options, tokenizer: Tokenizer) -> list[int]:
     return [tokenizer.end_of_document]
 
 
-def _text(options: Options) -> str:
+def _text(options: GenerateOptions) -> str:
     if options.prompt and options.prompt_file is not None:
         raise ConfigError("one of --prompt and --prompt-file can be given; got both.")
     source = "standard input" if options.prompt == "-" else str(options.prompt_file)

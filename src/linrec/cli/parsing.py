@@ -1,16 +1,16 @@
 """Options of commands: parsing them, and saying in one line what is wrong with them."""
 
 import contextlib
+import dataclasses
 import io
 import itertools
+import typing
 from collections.abc import Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import tyro
 
-from linrec.errors import nearest
-from linrec.train.errors import ConfigError
-from linrec.train.options import option_names
+from linrec.errors import ConfigError, nearest
 
 T = TypeVar("T")
 
@@ -49,6 +49,28 @@ def _message(text: str) -> str:
             blocks[-1].append(line)
     # what follows an empty line is tyro's reasoning
     return " ".join(itertools.takewhile(bool, blocks[min(1, len(blocks) - 1)]))
+
+
+def option_names(options: type[Any], prefix: str = "--") -> list[str]:
+    """Return all options as users type them, such as "--optim.weight-decay".
+
+    Example:
+        >>> from linrec.cli.options import EvalOptions
+        >>> option_names(EvalOptions)[:3]
+        ['--run', '--data.path', '--data.dataset']
+    """
+    names = []
+    hints = typing.get_type_hints(options)
+    for field in dataclasses.fields(options):
+        name = prefix + field.name.replace("_", "-")
+        kind = hints[field.name]
+        if dataclasses.is_dataclass(kind):
+            names += option_names(typing.cast(type, kind), f"{name}.")
+        else:
+            names.append(name)
+            if kind is bool:
+                names.append(f"{prefix}no-{field.name.replace('_', '-')}")
+    return names
 
 
 def peek(words: list[str], option: str) -> list[str] | None:

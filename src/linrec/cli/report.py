@@ -1,12 +1,9 @@
 """`linrec report RUN...`: pictures and tables of trained models."""
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-import tyro
-
+from linrec.cli.options import ReportOptions
 from linrec.cli.output import say
 from linrec.cli.parsing import parse
 from linrec.report import compare_runs, write_report
@@ -14,29 +11,9 @@ from linrec.report.over_seeds import format_mean_and_spread
 from linrec.train import ConfigError, load_run
 
 
-@dataclass(frozen=True)
-class Options:
-    """Write report.html with its pictures, from run folders alone.
-
-    Args:
-        runs: run folders.
-        out: folder for the report; by default that of the one run, or the one that all runs lie in.
-        baseline: rows.jsonl of a suite, or result.json of earlier runs, to compare runs of the same settings
-            with. The exit status is 1 where one has become worse.
-        trust_code: run the code of mixers that runs name by an import path.
-    """
-
-    runs: Annotated[
-        tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...", help_behavior_hint="")
-    ]
-    out: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
-    baseline: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="RESULTS ...", help_behavior_hint="")] = ()
-    trust_code: bool = False
-
-
 def run(words: list[str]) -> int:
     """Run `linrec report`."""
-    options = parse(Options, words, "linrec report")
+    options = parse(ReportOptions, words, "linrec report")
     if not options.runs:
         raise ConfigError("name at least one run folder: linrec report RUN ...")
     for run in options.runs:

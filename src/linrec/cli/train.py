@@ -4,51 +4,25 @@ import functools
 import math
 import shlex
 import sys
-import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from linrec.cli.help import train_help
 from linrec.cli.output import say
 from linrec.cli.parsing import one_line_errors, parse, peek
 from linrec.tasks import judged_by
 from linrec.train import ConfigError, TrainConfig, fit, get_recipe, load_run, recipe_names
 from linrec.train.display import Display
-from linrec.train.options import config_of, options_type
-from linrec.train.processes import program
-from linrec.train.recipes import recipe_summary
-
-HELP = """\
-usage: linrec train RECIPE [--section.option VALUE ...]
-       linrec train --resume RUN
-
-Train a model into a run folder, by default runs/RECIPE.
-
-recipes:
-{recipes}
-
-examples:
-  linrec train memory-horizon --loop.seed 1 --out runs/one
-  linrec train memory-horizon \\
-      --model.mixer-args.transition fixed
-  linrec train memory-horizon \\
-      --model.mixer gla gla attention \\
-      --model.mixer-args.attention.window 128
-  linrec train --resume runs/one
-  torchrun --nproc-per-node 2 -m linrec train memory-horizon \\
-      --loop.strategy fsdp
-
-`linrec train RECIPE --help` lists all options.
-"""
+from linrec.train.options import config_of, most_used, options_type
+from linrec.train.processes import program as this_program
 
 
 def run(words: list[str]) -> int:
     """Run `linrec train`."""
-    if not words or words[0] in ("-h", "--help"):
-        recipes = [f"  {name}\n{_indented(recipe_summary(name))}" for name in recipe_names()]
-        text = HELP.format(recipes="\n".join(recipes))
-        print(text, end="", file=sys.stdout if words else sys.stderr)
-        return 0 if words else 2
+    if not words:
+        print(train_help(), end="", file=sys.stderr)
+        return 2
     name, rest = ("", words) if words[0].startswith("-") else (words[0], words[1:])
     folder_to_resume = peek(rest, "--resume")
     if folder_to_resume == []:
@@ -61,7 +35,12 @@ def run(words: list[str]) -> int:
     config = _base_config(name, resume, trust_code="--trust-code" in rest)
     with one_line_errors():
         options_of_mixers = options_type(config, peek(rest, "--model.mixer"))
-    options = parse(options_of_mixers, rest, f"linrec train {config.name}")
+    program = f"linrec train {config.name}"
+    if {"-h", "--help"} & {*rest}:
+        print(f"The options that are used most; `{program} --help-all` shows every option.\n")
+        options_of_mixers = most_used(options_of_mixers)
+    rest = ["--help" if word == "--help-all" else word for word in rest]
+    options = parse(options_of_mixers, rest, program)
     if options.resume is not None and options.out not in (None, options.resume):
         raise ConfigError("--resume continues in its own folder; leave --out out.")
     folder = options.resume or options.out or Path("runs") / config.name
@@ -73,7 +52,7 @@ def run(words: list[str]) -> int:
             folder,
             resume=options.resume is not None,
             progress=functools.partial(display.update, config.name),
-            command=shlex.join([*program(), "train", *words]),
+            command=shlex.join([*this_program(), "train", *words]),
         )
     scores = {"test": result.test, "validation": result.validation}
     told = [_told(name, of, judged_by(config.task)) for name, of in scores.items() if of]
@@ -103,8 +82,3 @@ def _told(name: str, scores: Mapping[str, Any], by: str) -> str:
         share = "" if scores["nrmse"] is None else f" (NRMSE {scores['nrmse']:.4f})"
         return f"{name} mean squared error {scores['loss']:.4g}{share}"
     return f"{name} loss {scores['loss']:.4f} (perplexity {math.exp(min(scores['loss'], 700)):.2f})"
-
-
-def _indented(text: str) -> str:
-    # narrow enough for half a screen
-    return textwrap.fill(text, 60, initial_indent=" " * 6, subsequent_indent=" " * 6)

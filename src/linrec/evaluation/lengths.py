@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from linrec.train.errors import ConfigError
+from linrec.errors import ConfigError
 
 __all__ = ["default_lengths", "parse_lengths"]
 

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linrec.generation.precision import Precision, autocast, with_weights_cast
+from linrec.generation.precision import autocast, with_weights_cast
+from linrec.literals import Precision
 from linrec.mixers import State
 from linrec.models import LanguageModel
 from linrec.nn.cross_entropy import linear_cross_entropy

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from linrec.evaluation.lengths import default_lengths
 from linrec.evaluation.perplexity import BATCH_TOKENS, Score, evaluate_carried, evaluate_windows
 from linrec.evaluation.text import ChosenText
-from linrec.generation.precision import Precision
+from linrec.literals import Precision
 from linrec.report import style
 from linrec.report.perplexity import FILE, draw_perplexity
 from linrec.text.progress import ReadingDisplay

@@ -8,10 +8,11 @@ import torch
 from jaxtyping import Bool, Int, Int64
 from torch import Tensor
 
-from linrec.generation.precision import Precision, autocast, with_weights_cast
+from linrec.generation.precision import autocast, with_weights_cast
 from linrec.generation.sampling import Sampling
 from linrec.generation.state import GenerationState
 from linrec.generation.steps import Steps
+from linrec.literals import Precision
 from linrec.mixers import State
 from linrec.models import LanguageModel
 

@@ -2,17 +2,15 @@
 
 import copy
 from contextlib import AbstractContextManager
-from typing import Literal, TypeAlias
 
 import torch
 from torch import nn
 
 from linrec.errors import unknown
+from linrec.literals import Precision
 from linrec.models import LanguageModel
 from linrec.nn import Head
 from linrec.nn.float32 import Float32Module
-
-Precision: TypeAlias = Literal["32-true", "bf16-mixed"]
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager:

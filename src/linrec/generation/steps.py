@@ -5,9 +5,10 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from linrec.generation.noise import Noise
-from linrec.generation.precision import Precision, autocast
+from linrec.generation.precision import autocast
 from linrec.generation.sampling import Sampling, candidates, draw
 from linrec.generation.state import GenerationState, filled, named
+from linrec.literals import Precision
 from linrec.mixers import State
 from linrec.models import LanguageModel
 

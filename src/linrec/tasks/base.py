@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from linrec.literals import SplitName
 from linrec.rules import at_least
 
-SplitName = Literal["train", "validation", "test"]
 SPLIT_NAMES: tuple[SplitName, ...] = get_args(SplitName)
 NO_TARGET = -100
 ObjectiveName = Literal["classification", "regression"]

@@ -1,7 +1,7 @@
 """Text for language models: tokenizers, where text comes from, and tokens that are mapped from files."""
 
+from linrec.errors import DataError
 from linrec.text.corpus import default_cache, tokenised
-from linrec.text.errors import DataError
 from linrec.text.files import TextFiles
 from linrec.text.hugging_face import HuggingFaceTokenizer
 from linrec.text.load import load_tokenizer, read_tokenizer

@@ -6,7 +6,7 @@ import os
 from itertools import chain
 from pathlib import Path
 
-from linrec.text.errors import DataError
+from linrec.errors import DataError
 from linrec.text.load import load_tokenizer
 from linrec.text.progress import ReadingDisplay
 from linrec.text.shards import VERSION, Shards, write_shards

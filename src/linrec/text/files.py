@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from linrec.text.errors import DataError
+from linrec.errors import DataError
 from linrec.text.texts import Advance
 
 __all__ = ["TextFiles"]

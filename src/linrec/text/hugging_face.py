@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from linrec.errors import DataError
 from linrec.files import read_json, write_text
-from linrec.text.errors import DataError, one_line, require
+from linrec.text.packages import one_line, require
 from linrec.text.tokenizer import FILE, Tokenizer
 
 __all__ = ["HuggingFaceTokenizer"]

@@ -3,8 +3,8 @@
 import os
 from pathlib import Path
 
+from linrec.errors import DataError
 from linrec.files import read_json
-from linrec.text.errors import DataError
 from linrec.text.hugging_face import HuggingFaceTokenizer
 from linrec.text.tokenizer import FILE, ByteTokenizer, CharacterTokenizer, Tokenizer
 

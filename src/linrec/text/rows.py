@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from linrec.errors import unknown
-from linrec.text.errors import DataError, one_line, require
+from linrec.errors import DataError, unknown
+from linrec.text.packages import one_line, require
 from linrec.text.texts import Advance
 
 __all__ = ["DatasetRows"]

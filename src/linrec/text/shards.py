@@ -13,8 +13,8 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from linrec.errors import DataError
 from linrec.files import read_json
-from linrec.text.errors import DataError
 from linrec.text.load import read_tokenizer
 from linrec.text.pieces import Counter, TextCounts, batches, pieces
 from linrec.text.tokenizer import Tokenizer

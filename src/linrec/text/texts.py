@@ -5,7 +5,7 @@ from fractions import Fraction
 from itertools import islice
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from linrec.text.errors import DataError
+from linrec.errors import DataError
 
 # called with how much was read since the last call
 Advance = Callable[[int], None]

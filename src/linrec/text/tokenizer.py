@@ -10,8 +10,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from linrec.errors import DataError
 from linrec.files import write_text
-from linrec.text.errors import DataError
 
 __all__ = ["ByteTokenizer", "CharacterTokenizer", "StreamDecoder", "Tokenizer"]
 

@@ -1,7 +1,6 @@
 """Training: configuration, recipes, the loop, run folders."""
 
-from linrec.train.config import LoopConfig, OptimConfig, TrainConfig
-from linrec.train.errors import (
+from linrec.errors import (
     CheckpointError,
     ConfigError,
     DivergedError,
@@ -10,6 +9,7 @@ from linrec.train.errors import (
     TrainError,
     UntrustedCodeError,
 )
+from linrec.train.config import LoopConfig, OptimConfig, TrainConfig
 from linrec.train.loop import fit
 from linrec.train.recipes import get_recipe, recipe_names
 from linrec.train.result import Progress, Result

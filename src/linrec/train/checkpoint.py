@@ -19,9 +19,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from linrec.errors import CheckpointError
 from linrec.files import force_to_disk, reason, replacing
 from linrec.tensor_files import UNREADABLE, UNWRITABLE, read_tensors, write_tensors
-from linrec.train.errors import CheckpointError
 
 CURRENT = "checkpoint.safetensors"
 PREVIOUS = "checkpoint.previous.safetensors"

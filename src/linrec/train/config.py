@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from linrec import mixers, tasks
-from linrec.errors import nearest, unknown
+from linrec.errors import ConfigError, UntrustedCodeError, nearest, unknown
 from linrec.models import ModelConfig, SequenceClassifierConfig
 from linrec.rules import at_least, positive
 from linrec.tasks import PairedTask, Task
-from linrec.train.errors import ConfigError, UntrustedCodeError
 from linrec.train.field_types import check_types
 
 LARGEST = 3.4028234663852886e38

@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
+from linrec.errors import ConfigError
 from linrec.tasks import Batch, Source
-from linrec.train.errors import ConfigError
 
 
 def epoch_order(n_samples: int, *, seed: int, epoch: int) -> Int64[Tensor, "n"]:

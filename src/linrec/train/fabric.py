@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from linrec.errors import ConfigError
 from linrec.train.config import LoopConfig
-from linrec.train.errors import ConfigError
 from linrec.train.sharding import shard
 
 if TYPE_CHECKING:

@@ -1,8 +1,8 @@
 """What a run of a language model has beside its weights: a text that it was trained on, and a tokenizer."""
 
+from linrec.errors import ConfigError
 from linrec.tasks import LanguageModeling
 from linrec.text import Tokenizer, read_tokenizer
-from linrec.train.errors import ConfigError
 from linrec.train.run import Run
 
 __all__ = ["language_task", "tokenizer_of"]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from linrec.errors import StepSizeError
+from linrec.errors import ConfigError, DivergedError, InterruptedRunError, StepSizeError
 from linrec.models import LanguageModel, ModelConfig, SequenceClassifier, SequenceClassifierConfig
 from linrec.tasks import Batch, ProbedTask, Source, Task
 from linrec.train.checkpoint import (
@@ -28,7 +28,6 @@ from linrec.train.checkpoint import (
 from linrec.train.clock import Clock
 from linrec.train.config import TrainConfig, config_to_dict
 from linrec.train.data import Batches
-from linrec.train.errors import ConfigError, DivergedError, InterruptedRunError
 from linrec.train.fabric import make_fabric, uses_compile
 from linrec.train.interrupt import Interrupt
 from linrec.train.metrics import MetricsLog

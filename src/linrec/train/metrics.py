@@ -6,8 +6,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from linrec.errors import TrainError
 from linrec.files import append_to, make_subfolder, parse_json, reason, write_text
-from linrec.train.errors import TrainError
 from linrec.train.processes import program
 
 FILE = "metrics.jsonl"

@@ -6,6 +6,7 @@ the dataclass of its options is made from its signature. Of a pattern, each mixe
 
 import dataclasses
 import functools
+import inspect
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,15 @@ from linrec.train.config import (
     model_type,
     values_from_task,
 )
+
+MOST_USED = {
+    "data": ("path", "dataset", "length"),
+    "task": ("path", "dataset", "length"),
+    "model": ("mixer", "d_model", "n_layers"),
+    "optim": ("lr", "warmup_steps"),
+    "loop": ("steps", "epochs", "batch_size", "seed", "device", "precision"),
+}
+"""Options of each section that `linrec train RECIPE --help` shows."""
 
 
 def options_type(config: TrainConfig, pattern: Sequence[str] | None = None) -> type[Any]:
@@ -75,6 +85,32 @@ def options_type(config: TrainConfig, pattern: Sequence[str] | None = None) -> t
     )
 
 
+def most_used(options: type[Any]) -> type[Any]:
+    """Return a dataclass of the options that are used most, for a help of one screen.
+
+    Args:
+        options: what `options_type` made.
+
+    Example:
+        >>> from linrec.train.recipes import get_recipe
+        >>> kind = most_used(options_type(get_recipe("memory-horizon")))
+        >>> [field.name for field in dataclasses.fields(kind().optim)]
+        ['lr', 'warmup_steps']
+    """
+    fields: list[tuple[str, Any, Any]] = []
+    for name, value in vars(options()).items():
+        if not dataclasses.is_dataclass(value):
+            fields.append((name, typing.get_type_hints(options)[name], value))
+        elif name in MOST_USED:
+            hints = typing.get_type_hints(type(value))
+            chosen = [(f, hints[f], getattr(value, f)) for f in MOST_USED[name] if hasattr(value, f)]
+            doc = inspect.getdoc(type(value)) or ""
+            # tyro shows all above the arguments
+            kind = _make(name.capitalize(), f"{doc.splitlines()[0]}\n\n{doc[doc.find('Args:') :]}", chosen)
+            fields.append((name, kind, kind()))
+    return _make("Options", options.__doc__, fields)
+
+
 def config_of(options: Any, name: str, section: str) -> TrainConfig:
     """Return the configuration that parsed options stand for.
 
@@ -91,29 +127,6 @@ def config_of(options: Any, name: str, section: str) -> TrainConfig:
     model |= {"mixer_args": dataclasses.asdict(options.model.mixer_args), **values_from_task(task)}
     model["mixer"] = _one_or_all(options.model.mixer)
     return TrainConfig(name, task, model_type(task)(**model), options.optim, options.loop)
-
-
-def option_names(options: type[Any], prefix: str = "--") -> list[str]:
-    """Return all options as users type them, such as "--optim.weight-decay".
-
-    Example:
-        >>> from linrec.train.recipes import get_recipe
-        >>> names = option_names(options_type(get_recipe("memory-horizon")))
-        >>> [name for name in names if "mixer-args.tr" in name]
-        ['--model.mixer-args.transition', '--model.mixer-args.transition-weight-scale']
-    """
-    names = []
-    hints = typing.get_type_hints(options)
-    for field in dataclasses.fields(options):
-        name = prefix + field.name.replace("_", "-")
-        kind = hints[field.name]
-        if dataclasses.is_dataclass(kind):
-            names += option_names(typing.cast(type, kind), f"{name}.")
-        else:
-            names.append(name)
-            if kind is bool:
-                names.append(f"{prefix}no-{field.name.replace('_', '-')}")
-    return names
 
 
 def _one_or_all(pattern: Sequence[str]) -> str | tuple[str, ...]:

@@ -12,7 +12,7 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch import Tensor, distributed
 
-from linrec.train.errors import TrainError
+from linrec.errors import TrainError
 from linrec.train.fabric import Fabric
 
 P = ParamSpec("P")

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, get_type_hints
 
 import torch
 
-from linrec.errors import nearest
+from linrec.errors import ConfigError, RunFolderError, TrainError, UntrustedCodeError, nearest
 from linrec.files import LOCK, FolderInUseError, locked, partial_of, read_json, reason, write_text
 from linrec.models import LanguageModel, ModelConfig, SequenceClassifier, SequenceClassifierConfig
 from linrec.tasks.language_modeling import LanguageModeling
@@ -36,7 +36,6 @@ from linrec.train.checkpoint import (
     load_checkpoint,
 )
 from linrec.train.config import TrainConfig, config_from_dict, config_to_dict, differences
-from linrec.train.errors import ConfigError, RunFolderError, TrainError, UntrustedCodeError
 from linrec.train.field_types import check_types
 from linrec.train.metrics import read_metrics
 from linrec.train.result import Result
@@ -143,7 +142,7 @@ def load_run(path: str | os.PathLike[str], *, trust_code: bool | Collection[str]
     Example:
         >>> load_run("runs/no-such-run")
         Traceback (most recent call last):
-        linrec.train.errors.RunFolderError: there is no run folder runs/no-such-run.
+        linrec.errors.RunFolderError: there is no run folder runs/no-such-run.
     """
     folder = Path(path)
     with _one_line(folder):

@@ -2,8 +2,8 @@
 
 import math
 
+from linrec.errors import ConfigError
 from linrec.train.config import OptimConfig
-from linrec.train.errors import ConfigError
 
 
 def schedule_factor(step: int, config: OptimConfig, total_steps: int) -> float:

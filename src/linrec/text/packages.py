@@ -1,13 +1,11 @@
-"""What can go wrong with text and tokenizers that is nobody's bug, and packages that are not always there."""
+"""Packages that are not always there, and what they say when something is wrong."""
 
 import importlib
 from types import ModuleType
 
-__all__ = ["DataError"]
+from linrec.errors import DataError
 
-
-class DataError(ValueError):
-    """Text, a tokenizer or images that cannot be used; the message is one line that a user can act on."""
+__all__ = ["one_line", "require"]
 
 
 def require(package: str, purpose: str) -> ModuleType:

@@ -1,0 +1,80 @@
+"""What `--help` says, without PyTorch and so at once.
+
+The names of recipes and suites come from listing.json, which `python docs/tables.py` makes of the code.
+"""
+
+import json
+import textwrap
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any
+
+from linrec.cli.options import OPTIONS
+from linrec.cli.parsing import parse
+
+TRAIN = """\
+usage: linrec train RECIPE [--section.option VALUE ...]
+       linrec train --resume RUN
+
+Train a model into a run folder, by default runs/RECIPE.
+
+recipes:
+{recipes}
+
+examples:
+  linrec train memory-horizon --loop.seed 1 --out runs/one
+  linrec train memory-horizon \\
+      --model.mixer-args.transition fixed
+  linrec train memory-horizon \\
+      --model.mixer gla gla attention \\
+      --model.mixer-args.attention.window 128
+  linrec train --resume runs/one
+  torchrun --nproc-per-node 2 -m linrec train memory-horizon \\
+      --loop.strategy fsdp
+
+`linrec train RECIPE --help` shows the options that are used most,
+`linrec train RECIPE --help-all` every option.
+"""
+
+BENCH = """
+suites:
+{suites}
+"""
+
+
+def of_command(words: list[str]) -> bool:
+    """Print the help of a command if the words ask for it; return whether they do."""
+    command, *rest = words
+    if not {"-h", "--help"} & {*rest}:
+        return False
+    if command == "train" and rest[0] in ("-h", "--help"):
+        print(train_help(), end="")
+        return True
+    if command not in OPTIONS:
+        return False
+    try:
+        parse(OPTIONS[command], ["--help"], f"linrec {command}")
+    except SystemExit:
+        if command == "bench":
+            print(BENCH.format(suites=_lines(_listing("suites"))), end="")
+    return True
+
+
+def train_help() -> str:
+    """Return the help of `linrec train` without a recipe."""
+    return TRAIN.format(recipes=_lines(_listing("recipes")))
+
+
+def _listing(kind: str) -> Mapping[str, str]:
+    listing: Any = json.loads(resources.files("linrec.cli").joinpath("listing.json").read_text())
+    return listing[kind]
+
+
+def _lines(described: Mapping[str, str]) -> str:
+    # narrow enough for half a screen
+    indent = " " * 6
+    return "\n".join(
+        f"  {name}\n"
+        + textwrap.fill(text, 60, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+        for name, text in described.items()
+    )
