@@ -80,10 +80,6 @@ def complaint(words: list[str], status: int, capsys: pytest.CaptureFixture[str])
         ([*TRAIN, "--task.n-samples", "3"], "`n_samples` must exceed"),
         ([*TRAIN, "stray"], "unexpected 'stray'"),
         ([*TRAIN, "--model.final-norm", "True"], "unexpected 'True'"),
-        (
-            [*TRAIN, "--optim.warmup-steps", "10"],
-            "`optim.warmup_steps` must be less than the steps of the run = 10",
-        ),
         ([*TRAIN, "--loop.batch-size", "21"], "`loop.batch_size` must be at most the training samples = 20"),
         ([*TRAIN, "--model.mixer-args.n-heads", "3"], "the model cannot be built: `d_qk`"),
         ([*TRAIN, "--resume", "nowhere"], "there is no run folder nowhere"),
@@ -160,6 +156,21 @@ def test_the_help_of_bench_lists_the_suites(capsys: pytest.CaptureFixture[str]) 
     assert main(["bench", "--help"]) == 0
     said = capsys.readouterr().out
     assert all(f"\n  {suite}\n" in said for suite in [*SUITES, "all"])
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_warmup_longer_than_the_run_is_cut_with_a_notice(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*TRAIN, "--optim.warmup-steps", "10"]) == 0
+    said = capsys.readouterr().err
+    assert said == (
+        "linrec: `optim.warmup_steps` = 10 is not less than the steps of the run, 10, so the warm-up "
+        "takes 1. Pass --optim.warmup-steps to choose another.\n"
+    )
+
+
+def test_bfloat16_is_not_announced(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main([*TRAIN, "--loop.precision", "bf16-mixed"]) == 0
+    assert not capfd.readouterr().err
 
 
 def test_train_resume_and_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -37,11 +37,35 @@ def test_one_run_has_no_name_and_fits_into_half_a_screen() -> None:
         assert shown in lines[1]
 
 
-def test_a_terminal_is_redrawn_and_left_with_the_last_state() -> None:
+def test_a_terminal_is_redrawn_and_left_empty() -> None:
     file = io.StringIO()
     with Display(["data"], Console(file=file, force_terminal=True, width=80)) as display:
         display.update("data", PROGRESS)
-    assert "12345/15900" in file.getvalue()
+        display._live.refresh()
+        assert "12345/15900" in file.getvalue()
+    # the cursor is back above the table, and each of its lines is erased
+    assert file.getvalue().count("\x1b[2K") >= 2
+
+
+@pytest.mark.parametrize("doing", ["evaluating", "stopping"])
+def test_a_terminal_shows_what_the_run_does(doing: str) -> None:
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, width=80, color_system=None)
+    display = Display(["data"], console)
+    display.update("data", Progress(3, 10, doing=doing, logged=False))
+    console.print(display._table())
+    shown = file.getvalue()
+    assert "3/10" in shown and doing in shown
+    assert ("stopping after this step; Ctrl-C again stops at once" in shown) == (doing == "stopping")
+
+
+def test_elsewhere_steps_between_logs_are_silent_and_a_stop_is_not() -> None:
+    file = io.StringIO()
+    with Display(["data"], Console(file=file, force_terminal=False, width=20)) as display:
+        display.update("data", Progress(1, 10, logged=False))
+        display.update("data", Progress(2, 10, doing="evaluating", logged=False))
+        display.update("data", Progress(3, 10, doing="stopping", logged=False))
+    assert file.getvalue() == "data: step 3/10, stopping after this step\n"
 
 
 def test_elsewhere_there_are_plain_lines() -> None:

@@ -3,8 +3,8 @@ import math
 
 import pytest
 
-from linrec.train import ConfigError, OptimConfig
-from linrec.train.schedule import check_warmup, schedule_factor
+from linrec.train import OptimConfig
+from linrec.train.schedule import cut_warmup, schedule_factor
 
 WARMUP, TOTAL = 10, 110
 COSINE = OptimConfig(lr=0.01, warmup_steps=WARMUP)
@@ -50,11 +50,15 @@ def test_no_warmup_starts_at_the_peak() -> None:
     assert schedule_factor(0, OptimConfig(), 10) == 1.0
 
 
-@pytest.mark.parametrize("warmup_steps", [159, 10_000])
-def test_a_warmup_longer_than_the_run_is_refused(warmup_steps: int) -> None:
-    with pytest.raises(ConfigError, match=rf"= 159 \(3 epochs of 53 batches\); got {warmup_steps}"):
-        check_warmup(warmup_steps, 159, 53)
+@pytest.mark.parametrize(("warmup_steps", "total", "left"), [(159, 159, 15), (10_000, 159, 15), (9, 5, 1)])
+def test_a_warmup_longer_than_the_run_is_cut_with_a_notice(warmup_steps: int, total: int, left: int) -> None:
+    with pytest.warns(UserWarning, match=rf"`optim.warmup_steps` = {warmup_steps} .* takes {left}"):
+        cut = cut_warmup(OptimConfig(lr=0.01, warmup_steps=warmup_steps), total)
+    assert cut == OptimConfig(lr=0.01, warmup_steps=left)
+    factors = [schedule_factor(step, cut, total) for step in range(total)]
+    assert max(factors) == 1 and all(0 < factor <= 1 for factor in factors)
 
 
-def test_a_warmup_shorter_than_the_run_passes() -> None:
-    check_warmup(158, 159, 53)
+def test_a_warmup_shorter_than_the_run_stays() -> None:
+    config = OptimConfig(warmup_steps=158)
+    assert cut_warmup(config, 159) is config

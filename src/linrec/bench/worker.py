@@ -90,7 +90,8 @@ def _levels(task: Task) -> dict[str, float | None]:
 
 
 def _tell(progress: Progress) -> None:
-    print(f"step {progress.step}/{progress.total_steps}, loss {progress.loss:.4g}", flush=True)
+    if progress.logged:
+        print(f"step {progress.step}/{progress.total_steps}, loss {progress.loss:.4g}", flush=True)
 
 
 def _peak_bytes() -> dict[str, Any]:

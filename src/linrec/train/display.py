@@ -27,7 +27,10 @@ class Display:
     def __init__(self, names: Sequence[str], console: Console | None = None) -> None:
         self._console = Console() if console is None else console
         self._rows: dict[str, Progress | None] = dict.fromkeys(names)
-        self._live = Live(console=self._console, refresh_per_second=4, get_renderable=self._table)
+        # when all has ended, nothing of the table is left
+        self._live = Live(
+            console=self._console, refresh_per_second=4, get_renderable=self._table, transient=True
+        )
 
     def __enter__(self) -> "Display":
         if self._console.is_terminal:
@@ -41,27 +44,32 @@ class Display:
             self._live.stop()
 
     def update(self, name: str, progress: Progress) -> None:
-        """Show how far a run is."""
+        """Show how far a run is; without a terminal, the logged steps alone."""
         self._rows[name] = progress
-        if not self._console.is_terminal:
+        if self._console.is_terminal:
+            return
+        place = f"{name}: step {progress.step}/{progress.total_steps}, "
+        if progress.doing == "stopping":
+            self._print(f"{place}stopping after this step")
+        elif progress.logged:
             accuracy = "" if progress.accuracy is None else f"accuracy {progress.accuracy:.3f}, "
-            self._console.print(
-                f"{name}: step {progress.step}/{progress.total_steps}, loss {_loss(progress)}, "
-                f"{accuracy}{progress.steps_per_second:.1f} steps/s, "
-                f"{_minutes(progress.seconds_left)} left",
-                # one line stays one line, however narrow the place where it is read
-                soft_wrap=True,
-                highlight=False,
-            )
+            speed = f"{progress.steps_per_second:.1f} steps/s, "
+            self._print(f"{place}loss {_loss(progress)}, {accuracy}{speed}{_left(progress)} left")
+
+    def _print(self, line: str) -> None:
+        # one line stays one line, however narrow the place where it is read
+        self._console.print(line, soft_wrap=True, highlight=False)
 
     def _table(self) -> Table:
-        table = Table(box=None, expand=True, padding=(0, 1, 0, 0), show_edge=False, header_style="dim")
+        # beside the table, the terminal writes ^C on the same line
+        width = self._console.width - 3
+        table = Table(box=None, width=width, padding=(0, 1, 0, 0), show_edge=False, header_style="dim")
         # one run needs no name, and a narrow terminal has no room for a long one
         table.add_column("run" if len(self._rows) > 1 else "", no_wrap=True)
         table.add_column("step", justify="right", no_wrap=True)
         table.add_column("", ratio=1, min_width=4)
         # a regression has none
-        accuracy = any(progress is None or progress.accuracy is not None for progress in self._rows.values())
+        accuracy = any(p is None or p.loss is None or p.accuracy is not None for p in self._rows.values())
         for title in ("loss", *(["accuracy"] if accuracy else []), "steps/s", "left"):
             table.add_column(title, justify="right", no_wrap=True)
         for name, progress in self._rows.items():
@@ -70,24 +78,31 @@ class Display:
                 table.add_row(label, "starting", ProgressBar(total=1, completed=0))
                 continue
             right = "" if progress.accuracy is None else f"{progress.accuracy:.3f}"
+            speed = progress.steps_per_second
             table.add_row(
                 label,
                 f"{progress.step}/{progress.total_steps}",
                 ProgressBar(total=progress.total_steps, completed=progress.step),
                 _loss(progress),
                 *([right] if accuracy else []),
-                f"{progress.steps_per_second:.1f}",
-                _minutes(progress.seconds_left),
+                "" if speed is None else f"{speed:.1f}",
+                _left(progress) if progress.doing == "training" else progress.doing,
             )
+        if any(progress is not None and progress.doing == "stopping" for progress in self._rows.values()):
+            table.caption = "stopping after this step; Ctrl-C again stops at once"
         return table
 
 
 def _loss(progress: Progress) -> str:
+    if progress.loss is None:
+        return ""
     # squared errors may be small
     return f"{progress.loss:.3g}" if progress.accuracy is None else f"{progress.loss:.3f}"
 
 
-def _minutes(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
+def _left(progress: Progress) -> str:
+    if progress.seconds_left is None:
+        return ""
+    minutes, seconds = divmod(round(progress.seconds_left), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

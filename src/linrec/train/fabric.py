@@ -24,8 +24,9 @@ else:
     # annotations alone name it
     Fabric = Any
 
-# advice to choose another precision of matrix products, whatever `loop.matmul_precision` says, and banners
-_NOT_SHOWN = ("Tensor Cores", "Initializing distributed", "distributed_backend=")
+# advice to choose another precision of matrix products, whatever `loop.matmul_precision` says, and what the
+# configuration says already
+_NOT_SHOWN = ("Tensor Cores", "Mixed Precision", "Initializing distributed", "distributed_backend=")
 for _package, _module in itertools.product(
     ("lightning_fabric", "lightning.fabric"), ("rank_zero", "distributed")
 ):

@@ -2,6 +2,7 @@
 
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType, TracebackType
 
 
@@ -11,6 +12,9 @@ class Interrupt:
     While it is open, `requested` tells that someone asked to stop; a second SIGINT stops at once, as Python
     does. Outside the main thread, where Python allows no handlers, it never sees a request.
 
+    Args:
+        told: is called when the request comes.
+
     Example:
         >>> with Interrupt() as interrupt:
         ...     signal.raise_signal(signal.SIGTERM)
@@ -18,8 +22,8 @@ class Interrupt:
         True
     """
 
-    def __init__(self) -> None:
-        self.requested = False
+    def __init__(self, told: Callable[[], None] | None = None) -> None:
+        self.requested, self._told = False, told
         self._before: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> "Interrupt":
@@ -38,3 +42,5 @@ class Interrupt:
         if self.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.requested = True
+        if self._told is not None:
+            self._told()

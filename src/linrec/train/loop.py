@@ -34,9 +34,9 @@ from linrec.train.metrics import MetricsLog
 from linrec.train.optim import make_optimizers, set_learning_rate
 from linrec.train.processes import any_process, first, first_ahead, program
 from linrec.train.provenance import provenance
-from linrec.train.result import Progress, Result
+from linrec.train.result import Progress, Reporter, Result
 from linrec.train.run import RESULT, open_run_folder, read_result, write_json
-from linrec.train.schedule import check_warmup, schedule_factor
+from linrec.train.schedule import cut_warmup, schedule_factor
 from linrec.train.state import (
     deterministic,
     gather_state,
@@ -75,7 +75,7 @@ def fit(
         out_dir: the run folder; made if need be.
         resume: continue the run in `out_dir` from its newest checkpoint, bit for bit on the same device and
             number of processes.
-        progress: called every `config.loop.log_every` steps.
+        progress: called every `config.loop.log_every` steps, and at least once a second.
         command: the command line to record, where there is one.
 
     Returns:
@@ -140,7 +140,7 @@ def _fit(
     if loop.keep == "best" and not len(task.split("validation")):
         raise ConfigError("`loop.keep` = 'best' needs a validation split, and this task has none.")
     total_steps = loop.epochs * len(batches) if loop.steps is None else loop.steps
-    check_warmup(config.optim.warmup_steps, total_steps, len(batches))
+    optim = cut_warmup(config.optim, total_steps)
 
     # model and optimisers
     model = _build(config.model)
@@ -197,12 +197,13 @@ def _fit(
     score = functools.partial(evaluate, fabric, objective, task, batch_size=loop.batch_size)
     rates = []
     clock = Clock(step=step, seconds=seconds)
+    reporter = Reporter(progress if fabric.is_global_zero else None, step, total_steps)
     # of one process alone, like all that is written
     metrics_log: Any = first(fabric, MetricsLog, folder, step=step) or nullcontext()
     with (
         deterministic(loop.deterministic),
         matmul_precision(loop.matmul_precision),
-        Interrupt() as interrupt,
+        Interrupt(reporter.stop) as interrupt,
         metrics_log as log,
     ):
         for epoch in itertools.count(step // len(batches)):
@@ -210,17 +211,18 @@ def _fit(
                 break
             start = step % len(batches)
             for batch in itertools.islice(batches.epoch(epoch, start=start), total_steps - step):
-                factor = schedule_factor(step, config.optim, total_steps)
+                factor = schedule_factor(step, optim, total_steps)
                 set_learning_rate(optimizers, factor)
                 do_step(*batch)
                 step += 1
+                reporter.step(step)
 
                 place = {"step": step, "epoch": round(step / len(batches), 4)}
                 scores: dict[str, Any] = {}
                 if step == total_steps or step % loop.eval_every == 0:
                     # models are compared on the same part of the split, and a last one alone on all of it
                     whole = step == total_steps and loop.keep == "last"
-                    with clock.paused():
+                    with clock.paused(), reporter.evaluating():
                         scores = score(task.split("validation"), batches=None if whole else loop.eval_batches)
                         if loop.keep == "best" and scores["loss"] < best_loss:
                             best_loss, best_step = scores["loss"], step
@@ -252,8 +254,7 @@ def _fit(
                         "seconds": clock.seconds,
                     }
                     first(fabric, MetricsLog.append, log, record)
-                    if progress is not None and fabric.is_global_zero:
-                        progress(Progress(step, total_steps, loss, right.get("accuracy"), rates[-1]))
+                    reporter.log(step, loss=loss, accuracy=right.get("accuracy"), steps_per_second=rates[-1])
 
                 if scores:
                     metrics = {name: scores[name] for name in ("loss", "accuracy") if name in scores}
@@ -278,10 +279,13 @@ def _fit(
         best = first_ahead(fabric, load_best, folder) if best_step else None
         if best is not None:
             restore_weights(best, model)
+        with reporter.evaluating():
+            test, validation = score(task.split("test")), score(task.split("validation"))
+            probes = _probes(task, score, loop.batch_size, fabric.world_size)
         result = Result(
-            test=score(task.split("test")),
-            validation=score(task.split("validation")),
-            probes=_probes(task, score, loop.batch_size, fabric.world_size),
+            test=test,
+            validation=validation,
+            probes=probes,
             parameters=sum(parameter.numel() for parameter in model.parameters()),
             steps=step,
             seconds=clock.seconds,

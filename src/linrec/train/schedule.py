@@ -1,8 +1,9 @@
 """The learning rate as a pure function of the step."""
 
+import dataclasses
 import math
+import warnings
 
-from linrec.errors import ConfigError
 from linrec.train.config import OptimConfig
 
 
@@ -47,15 +48,22 @@ def schedule_factor(step: int, config: OptimConfig, total_steps: int) -> float:
     )
 
 
-def check_warmup(warmup_steps: int, total_steps: int, batches_per_epoch: int) -> None:
-    """Refuse a warm-up that the run never gets out of.
+def cut_warmup(config: OptimConfig, total_steps: int) -> OptimConfig:
+    """Return the configuration, with a warm-up of a tenth of the run where the run would end before its own.
 
-    Raises:
-        ConfigError: `warmup_steps` is not less than `total_steps`.
+    Warns:
+        UserWarning: the warm-up is cut.
+
+    Example:
+        >>> cut_warmup(OptimConfig(warmup_steps=2), 10).warmup_steps
+        2
     """
-    if warmup_steps >= total_steps:
-        raise ConfigError(
-            f"`optim.warmup_steps` must be less than the steps of the run = {total_steps} "
-            f"({total_steps / batches_per_epoch:g} epochs of {batches_per_epoch} batches); "
-            f"got {warmup_steps}. Pass --optim.warmup-steps {total_steps // 10}, say, or train longer."
-        )
+    if config.warmup_steps < total_steps:
+        return config
+    shorter = dataclasses.replace(config, warmup_steps=max(1, total_steps // 10))
+    warnings.warn(
+        f"`optim.warmup_steps` = {config.warmup_steps} is not less than the steps of the run, {total_steps}, "
+        f"so the warm-up takes {shorter.warmup_steps}. Pass --optim.warmup-steps to choose another.",
+        stacklevel=2,
+    )
+    return shorter
