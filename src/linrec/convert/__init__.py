@@ -44,7 +44,7 @@ def from_hugging_face(folder: str | Path) -> LanguageModel:
     """Make the model of a checkpoint in the layout of Hugging Face transformers, with its weights.
 
     The folder has `config.json`, and `model.safetensors` or `pytorch_model.bin`, or several such files and
-    their index, as `save_pretrained` writes them. transformers is not needed, and no code of the checkpoint is
+    their index, as `save_pretrained` writes them. transformers is not needed. No code of the checkpoint is
     run. Every tensor has to have its place in the model, and every parameter its tensor.
 
     Args:
