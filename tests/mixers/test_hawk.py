@@ -12,7 +12,7 @@ from linrec.testing import assert_agree, generator
 D, TIME = 6, 9
 CASES = {
     "paper": {},
-    "released": {"d_rnn": 4, "n_blocks": 2, "activation": "gelu_tanh", "start": "whole"},
+    "released": {"d_rnn": 4, "n_blocks": 2, "variant": "released"},
     "two taps": {"conv_size": 2, "c": 3.0},
     "no convolution": {"conv_size": None},
 }
@@ -73,7 +73,7 @@ def gelu_tanh(z):
 def test_the_block_and_its_gradients_are_its_equations(case):
     arguments = CASES[case]
     mixer, x = moved(make(**arguments)), inputs().requires_grad_()
-    activation = gelu_tanh if arguments.get("activation") == "gelu_tanh" else gelu
+    activation = gelu_tanh if arguments.get("variant") == "released" else gelu
     ours, theirs = mixer(x)[0], by_hand(mixer, x, c=arguments.get("c", 8.0), gelu=activation)
     assert_agree(ours, theirs)
     wanted = [x, *mixer.parameters()]
@@ -96,6 +96,19 @@ def test_every_argument_of_the_unit_reaches_it():
     assert 0.2 <= a.min() < 0.201 and 0.299 < a.max() <= 0.3
     assert (mixer.rg_lru.recurrence_gate, mixer.rg_lru.start) == (None, "whole")
     assert make(input_gate=False).rg_lru.input_gate is None
+
+
+def test_the_variant_sets_all_that_paper_and_code_do_differently():
+    for variant, start, approximate, low, high in (
+        ("paper", "scaled", "none", 0.9 ** (1 / 8), 0.999 ** (1 / 8)),
+        ("released", "whole", "tanh", 0.9, 0.999),
+    ):
+        mixer = make(64, d_rnn=4096, n_blocks=8, variant=variant)
+        assert (mixer.rg_lru.start, mixer.approximate) == (start, approximate)
+        a = torch.sigmoid(mixer.rg_lru.Lambda.detach().double())
+        assert a.min() == pytest.approx(low, abs=1e-3) and a.max() == pytest.approx(high, abs=1e-4)
+    mixer = make(variant="released", activation="gelu", start="scaled")
+    assert (mixer.rg_lru.start, mixer.approximate) == ("scaled", "none")
 
 
 def test_matrices_start_normal_by_their_inputs_and_taps_small():

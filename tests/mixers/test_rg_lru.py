@@ -13,7 +13,7 @@ from linrec.testing import assert_agree, generator, reset_mask
 D, TIME = 6, 9
 CASES = {
     "paper": {},
-    "released": {"start": "whole"},
+    "released": {"variant": "released"},
     "two blocks": {"n_blocks": 2, "c": 3.0},
     "no recurrence gate": {"recurrence_gate": False, "n_blocks": 3},
     "no input gate": {"input_gate": False, "start": "whole"},
@@ -134,12 +134,19 @@ def largest_gap(sample, low, high):
 def test_transitions_start_as_the_released_code_and_as_the_paper():
     n = 4096
     bound = 1.63 / math.sqrt(n)
-    a = torch.sigmoid(make(n).Lambda.double())
-    assert largest_gap(a**2, 0.9**2, 0.999**2) < bound
-    a = torch.sigmoid(make(n, a_init_of="a^c").Lambda.double())
-    assert largest_gap(a**8, 0.9, 0.999) < bound
+    for arguments in ({"variant": "released"}, {"a_init_of": "a"}):
+        a = torch.sigmoid(make(n, **arguments).Lambda.double())
+        assert largest_gap(a**2, 0.9**2, 0.999**2) < bound
+    for arguments in ({}, {"variant": "released", "a_init_of": "a^c"}):
+        a = torch.sigmoid(make(n, **arguments).Lambda.double())
+        assert largest_gap(a**8, 0.9, 0.999) < bound
     a = torch.sigmoid(make(n, a_init_of="a^c", c=2.0, a_init=(0.3, 0.5)).Lambda.double())
     assert largest_gap(a**2, 0.3, 0.5) < bound
+
+
+def test_an_argument_beside_the_variant_is_obeyed():
+    assert (make().start, make(variant="released").start) == ("scaled", "whole")
+    assert make(variant="released", start="scaled").start == "scaled"
 
 
 def test_gates_start_normal_without_biases():
@@ -207,6 +214,7 @@ class Held(torch.nn.Module):
         ({"a_init": (0.9, 1.0)}, "`a_init` must be (low, high) with 0 < low <= high < 1; got (0.9, 1.0)"),
         ({"a_init": (0.9, 0.8)}, "got (0.9, 0.8)"),
         ({"a_init_of": "a_c"}, "there is no `a_init_of` 'a_c'; did you mean 'a^c'"),
+        ({"variant": "release"}, "there is no `variant` 'release'; did you mean 'released'"),
         ({"start": "scale"}, "there is no `start` 'scale'; did you mean 'scaled'"),
     ],
 )

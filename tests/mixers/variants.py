@@ -103,8 +103,8 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "hawk": {
         "paper": {},
-        "released": {"d_rnn": 6, "n_blocks": 2, "activation": "gelu_tanh", "start": "whole"},
-        "no convolution": {"conv_size": None, "a_init_of": "a^c"},
+        "released": {"variant": "released", "d_rnn": 6, "n_blocks": 2},
+        "no convolution": {"conv_size": None},
     },
     "hgrn2": {
         "paper": {},
@@ -305,8 +305,8 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "rg_lru": {
         "paper": {},
-        "released": {"n_blocks": 2, "start": "whole"},
-        "no gates": {"recurrence_gate": False, "input_gate": False},
+        "released": {"variant": "released", "n_blocks": 2},
+        "no gates": {"a_init_of": "a", "recurrence_gate": False, "input_gate": False},
     },
     "rwkv4": {
         # an output projection of zeros would make every law hold

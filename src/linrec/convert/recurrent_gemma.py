@@ -38,11 +38,11 @@ def config(options: Options) -> ModelConfig:
             )
     arguments = {
         "hawk": {
+            "variant": "released",
             "d_rnn": d_rnn,
             "n_blocks": n_heads,
             "conv_size": options.read("conv1d_width", int),
             "activation": activation,
-            "start": "whole",
         },
         "attention": {
             "n_heads": n_heads,

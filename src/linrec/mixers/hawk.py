@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.mixers.rg_lru import BLOCKS, RGLRU, InitOf, Start
+from linrec.mixers.rg_lru import BLOCKS, RGLRU, InitOf, Start, Variant
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.short_convolution import ShortConvolution
 from linrec.rules import at_least, choice
@@ -38,7 +38,7 @@ class Hawk(Mixer):
     |---|---|
     | Hawk | the defaults |
     | Griffin | `ModelConfig(mixer=("hawk", "hawk", "attention"))`; the preset "griffin" |
-    | RecurrentGemma | `d_rnn` = `d_model`, `n_blocks=10`, `activation="gelu_tanh"`, `start="whole"` |
+    | RecurrentGemma | `variant="released"`, `d_rnn` = `d_model`, `n_blocks=10` |
 
     When training starts, the matrices are normal with variance 1 / their inputs, the taps with variance
     0.01 / `conv_size`, as in the released code, and all biases are 0. (That code also multiplies W_o by
@@ -49,11 +49,14 @@ class Hawk(Mixer):
         d_rnn: width of the two branches. None is 4/3 `d_model`, or the next smaller multiple of `n_blocks`.
         n_blocks: blocks of the gates' matrices. None is 16, or the largest number below that divides `d_rnn`.
         conv_size: taps of the convolution of each channel; None is no convolution.
-        activation: of g, "gelu", or "gelu_tanh", its approximation, which the released models have.
+        variant: "paper", or "released" for the released code. It sets `activation`, `a_init_of` and `start`
+            where they are None.
+        activation: of g, "gelu", the paper's, or "gelu_tanh", its approximation in the released code.
         c: exponent of the transition; see `RGLRU`.
-        a_init: range that a starts in.
-        a_init_of: what is drawn from it, "a" or "a^c".
-        start: how the first step of a sequence enters the recurrence, "scaled" or "whole"; see `RGLRU`.
+        a_init: range that a or a^c starts in.
+        a_init_of: the quantity drawn from `a_init`, "a^c", the paper's, or "a", the released code's.
+        start: how the first step of a sequence enters the recurrence: "scaled", the paper's, or "whole", the
+            released code's; see `RGLRU`.
         recurrence_gate: whether the recurrence has one.
         input_gate: whether the recurrence has one.
 
@@ -81,15 +84,17 @@ class Hawk(Mixer):
         d_rnn: int | None = None,
         n_blocks: int | None = None,
         conv_size: int | None = 4,
-        activation: Activation = "gelu",
+        variant: Variant = "paper",
+        activation: Activation | None = None,
         c: float = 8.0,
         a_init: tuple[float, float] = (0.9, 0.999),
-        a_init_of: InitOf = "a",
-        start: Start = "scaled",
+        a_init_of: InitOf | None = None,
+        start: Start | None = None,
         recurrence_gate: bool = True,
         input_gate: bool = True,
     ) -> None:
         super().__init__(d_model)
+        activation = activation or ("gelu" if variant == "paper" else "gelu_tanh")
         choice(Activation, activation=activation)
         at_least(1, d_rnn=d_rnn, or_none=True, cure="None is 4/3 `d_model`.")
         if d_rnn is None:
@@ -106,6 +111,7 @@ class Hawk(Mixer):
         self.rg_lru = RGLRU(
             d_rnn,
             n_blocks=n_blocks,
+            variant=variant,
             c=c,
             a_init=a_init,
             a_init_of=a_init_of,

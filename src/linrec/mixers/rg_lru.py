@@ -24,8 +24,9 @@ from linrec.ops.inspection import note
 from linrec.ops.scan import scan
 from linrec.rules import choice, divisor, positive, span
 
-__all__ = ["RGLRU"]
+__all__ = ["RGLRU", "Variant"]
 
+Variant = Literal["paper", "released"]
 InitOf = Literal["a", "a^c"]
 Start = Literal["scaled", "whole"]
 
@@ -43,24 +44,25 @@ class RGLRU(Mixer):
 
     | variant | argument |
     |---|---|
-    | the released models | `start="whole"` |
+    | the released code and models | `variant="released"`: `start="whole"`, `a_init_of="a"` |
     | without recurrence gate: r_t = 1 | `recurrence_gate=False` |
     | without input gate: i_t = 1 | `input_gate=False` |
 
     When training starts, the gates' matrices are normal with variance 1 / (`d_model` / `n_blocks`), their
-    biases 0, and a lies in `a_init`. In the released code it is a itself, with a^2 uniform; the paper's text
-    has a^c there, uniform, which is a memory c times as long.
+    biases 0. The paper draws a^c uniformly from `a_init`. The released code draws a itself, with a^2 uniform,
+    so that its memory starts c times as short.
 
     Lambda, W_a and b_a are marked as group "transition" without weight decay.
 
     Args:
         d_model: width of the sequence and of the state.
         n_blocks: blocks of W_a and W_x. None is 16, or the largest number below that divides `d_model`.
+        variant: "paper", or "released" for the released code. It sets the arguments below that are None.
         c: exponent of the transition, where the recurrence gate is 1.
-        a_init: (low, high), the range that a starts in.
-        a_init_of: what is drawn from `a_init`, "a" or "a^c".
-        start: how the first step of a sequence enters, and that after a reset: "scaled" as all others, or
-            "whole", by a factor of 1 instead of the root: h_1 = i_1 * x_1.
+        a_init: (low, high), the range that a or a^c starts in.
+        a_init_of: "a^c", the paper's, or "a", the released code's: the quantity drawn from `a_init`.
+        start: how the first step of a sequence enters, and the first step after a reset. "scaled" is the
+            paper's equation. "whole" is the released code, with a factor of 1 for the root: h_1 = i_1 * x_1.
         recurrence_gate: whether there is r.
         input_gate: whether there is i.
 
@@ -69,7 +71,7 @@ class RGLRU(Mixer):
             range.
 
     Source:
-        Griffin (De and others, 2024), section 2.4; `start` and `a_init_of` are the released code's.
+        Griffin (De and others, 2024), section 2.4; its code, google-deepmind/recurrentgemma.
 
     Example:
         >>> import torch
@@ -86,14 +88,18 @@ class RGLRU(Mixer):
         d_model: int,
         *,
         n_blocks: int | None = None,
+        variant: Variant = "paper",
         c: float = 8.0,
         a_init: tuple[float, float] = (0.9, 0.999),
-        a_init_of: InitOf = "a",
-        start: Start = "scaled",
+        a_init_of: InitOf | None = None,
+        start: Start | None = None,
         recurrence_gate: bool = True,
         input_gate: bool = True,
     ) -> None:
         super().__init__(d_model)
+        choice(Variant, variant=variant)
+        a_init_of = a_init_of or ("a^c" if variant == "paper" else "a")
+        start = start or ("scaled" if variant == "paper" else "whole")
         choice(InitOf, a_init_of=a_init_of)
         choice(Start, start=start)
         positive(c=c, cure="The paper's is 8.")

@@ -88,7 +88,7 @@ def _recurrent_gemma_2b() -> ModelConfig:
         n_layers=26,
         mixer=("hawk", "hawk", "attention"),
         mixer_args={
-            "hawk": {"d_rnn": 2560, "n_blocks": 10, "activation": "gelu_tanh", "start": "whole"},
+            "hawk": {"variant": "released", "d_rnn": 2560, "n_blocks": 10},
             "attention": {
                 "n_heads": 10,
                 "kv_heads": 1,
