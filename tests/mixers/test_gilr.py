@@ -63,9 +63,9 @@ def lstm_by_hand(mixer, x, h, c, reset, tau):
     outputs = []
     for t in range(x.shape[1]):
         h, c = (torch.where(reset[:, t, None], 0.0, part) for part in (h, c))
-        seen = torch.cat([h, x[:, t]], -1)
-        g = gate(mixer.surrogate.g, x[:, t])
+        before, g = h, gate(mixer.surrogate.g, x[:, t])
         h = g * h + (1 - g) * tau(linear(mixer.surrogate.i, x[:, t]))
+        seen = torch.cat([before if mixer.sees_before else h, x[:, t]], -1)
         c = gate(mixer.f, seen) * c + sigmoid(linear(mixer.i, seen)) * tau(linear(mixer.z, seen))
         outputs.append(linear(mixer.out, sigmoid(linear(mixer.o, seen)) * c))
     return torch.stack(outputs, 1), h, c
@@ -88,9 +88,15 @@ def test_the_recurrence_and_its_gradients_are_the_papers_equations(case):
     compare(mixer(x, h, reset=reset), theirs, [x, h, *mixer.parameters()])
 
 
+@pytest.mark.parametrize("variant", ["paper", "released"])
 @every_case
-def test_the_surrogate_lstm_and_its_gradients_are_the_papers_equations(case):
-    mixer, reset = make("ls_lstm", **CASES[case]).double(), reset_mask(2, TIME, rate=0.2)
+def test_the_surrogate_lstm_and_its_gradients_are_the_papers_equations(case, variant):
+    arguments = dict(CASES[case])
+    if variant == "released":
+        # beside the code's own bias, the uniform start is refused
+        arguments |= {"variant": variant, "uniform_init": False}
+    mixer, reset = make("ls_lstm", **arguments).double(), reset_mask(2, TIME, rate=0.2)
+    assert mixer.sees_before == (variant == "paper")
     x = inputs().requires_grad_()
     h, c = (inputs(1, seed=seed)[:, 0].requires_grad_() for seed in (1, 2))
     y, state = mixer(x, (h, c), reset=reset)
@@ -154,6 +160,19 @@ def test_the_forget_gate_starts_where_asked():
     assert (gates.f.f.bias == 5).all() and not (gates.surrogate.g.f.bias == 5).any()
     with pytest.raises(ValueError, match=r"got 5\.0 beside uniform_init=True\. Leave one out\."):
         make("ls_lstm", forget_bias_init=5.0, uniform_init=True)
+
+
+def test_the_released_variant_starts_as_its_code():
+    mixer = make("ls_lstm", 64, variant="released")
+    for name, parameter in mixer.named_parameters():
+        if name.endswith("weight"):
+            assert 0.049 < parameter.abs().max() <= 0.05
+            assert parameter.std().item() == pytest.approx(0.05 / math.sqrt(3), rel=0.03)
+        else:
+            assert (parameter == (5 if name == "f.f.bias" else 0)).all()
+    assert (make("ls_lstm", variant="released", forget_bias_init=1.0).f.f.bias == 1).all()
+    with pytest.raises(ValueError, match=r"got 5\.0 beside uniform_init=True"):
+        make("ls_lstm", variant="released", uniform_init=True)
 
 
 def test_what_forgets_is_marked():

@@ -188,6 +188,8 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "ls_lstm": {
         "paper": {},
         "refined": {"impulse": "leaky_relu", "output_projection": True, "refine": True, "uniform_init": True},
+        # weights that training has moved: all gates start alike
+        "released": {"variant": "released", "forget_bias_init": 1.0},
     },
     "lru": {
         "paper": {},

@@ -12,6 +12,8 @@ of `linrec.mixers.gilr`, which makes it the paper's GILR-LSTM. x input, h~ surro
 output gate, z candidate, tau tanh, c cell, y output, t time.
 """
 
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
 
@@ -21,9 +23,15 @@ from linrec.nn.mixer import Mixer, State
 from linrec.nn.token_shift import token_shift
 from linrec.ops.inspection import note
 from linrec.ops.scan import scan
-from linrec.rules import require
+from linrec.rules import choice, require
 
 __all__ = ["LSLSTM"]
+
+Variant = Literal["paper", "released"]
+
+# of the released code: the weights' largest magnitude, and b_f
+LARGEST_WEIGHT = 0.05
+FORGET_BIAS = 5.0
 
 
 class LSLSTM(Mixer):
@@ -32,24 +40,32 @@ class LSLSTM(Mixer):
     The gates of an LSTM see h_{t-1}, so that its steps have to follow one another. Here a first scan computes
     h~ of all steps from x alone, and a second scan computes c.
 
-    Weights start as torch's Linear draws them. The parameters of f and of the gate of h~ are marked as group
+    The paper's equations and the released code differ:
+
+    | | gates and candidate see | weights start | biases start |
+    |---|---|---|---|
+    | `variant="paper"` | h~_{t-1} and x_t | as torch's Linear draws them | likewise |
+    | `variant="released"` | h~_t and x_t | uniform in +- 0.05 | at zero, b_f at 5 |
+
+    The paper gives no initial values. The parameters of f and of the gate of h~ are marked as group
     "transition" without weight decay.
 
     Args:
         d_model: width of the sequence, of h~ and of c.
+        variant: "paper", the paper's equations, or "released", the released code.
         impulse: tau, of z and of h~: "tanh", "relu" or "leaky_relu".
         output_projection: whether y_t = W h_t + b.
         refine: whether f and the gate of h~ have refine gates; see `linrec.nn.Gate`.
         uniform_init: whether these two start uniformly spread; see `linrec.nn.Gate`.
-        forget_bias_init: initial b_f, None for torch's own. The authors' code has 5: cells start to forget
-            after 150 steps, where torch's biases make it two.
+        forget_bias_init: initial b_f. None follows the variant. With the released code's 5, cells start to
+            forget after 150 steps, with torch's biases after two.
 
     Raises:
-        ValueError: an unknown `impulse`, or `forget_bias_init` beside `uniform_init`.
+        ValueError: an unknown `variant` or `impulse`, or an initial b_f beside `uniform_init`.
 
     Source:
-        Martin and Cundy (2018), the linear surrogate LSTM and GILR-LSTM; its code (layers_new.py) for the
-        bias; refine gate and uniform initialisation: Gu and others (2020).
+        Martin and Cundy (2018), the linear surrogate LSTM and GILR-LSTM; the released code is layers_new.py of
+        eamartin/parallelizing_linear_rnns; refine gate and uniform initialisation: Gu and others (2020).
 
     Example:
         >>> import torch
@@ -65,6 +81,7 @@ class LSLSTM(Mixer):
         self,
         d_model: int,
         *,
+        variant: Variant = "paper",
         impulse: Impulse = "tanh",
         output_projection: bool = False,
         refine: bool = False,
@@ -72,28 +89,37 @@ class LSLSTM(Mixer):
         forget_bias_init: float | None = None,
     ) -> None:
         super().__init__(d_model)
+        choice(Variant, variant=variant)
+        if variant == "released" and forget_bias_init is None:
+            forget_bias_init = FORGET_BIAS
         require(
             forget_bias_init is None or not uniform_init,
-            "`forget_bias_init` and `uniform_init` both say how the forget gate starts; "
-            f"got {forget_bias_init} beside uniform_init=True. Leave one out.",
+            '`forget_bias_init`, or the default of `variant="released"`, and `uniform_init` both say how the '
+            f"forget gate starts; got {forget_bias_init} beside uniform_init=True. Leave one out.",
         )
+        self.sees_before = variant == "paper"
         self.surrogate = GILR(d_model, impulse=impulse, refine=refine, uniform_init=uniform_init)
         self.impulse = self.surrogate.impulse
         # U and V side by side
         self.f = Gate(2 * d_model, d_model, refine=refine, uniform_init=uniform_init)
-        if forget_bias_init is not None:
-            nn.init.constant_(self.f.f.bias, forget_bias_init)
         self.i = nn.Linear(2 * d_model, d_model)
         self.o = nn.Linear(2 * d_model, d_model)
         self.z = nn.Linear(2 * d_model, d_model)
         self.out = nn.Linear(d_model, d_model) if output_projection else None
+        if variant == "released":
+            for linear in (part for part in self.modules() if isinstance(part, nn.Linear)):
+                nn.init.uniform_(linear.weight, -LARGEST_WEIGHT, LARGEST_WEIGHT)
+                nn.init.zeros_(linear.bias)
+        if forget_bias_init is not None:
+            nn.init.constant_(self.f.f.bias, forget_bias_init)
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and the last h~ and c, each (b, d_model)."""
         before, c = (None, None) if state is None else state
         surrogate, last = self.surrogate(x, before, reset=reset)
-        shifted, _ = token_shift(surrogate, before, reset=reset)
-        seen = torch.cat([shifted, x], dim=-1)
+        if self.sees_before:
+            surrogate, _ = token_shift(surrogate, before, reset=reset)
+        seen = torch.cat([surrogate, x], dim=-1)
         f, _ = self.f(seen)
         i, o = torch.sigmoid(self.i(seen)), torch.sigmoid(self.o(seen))
         z = self.impulse(self.z(seen))
