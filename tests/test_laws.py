@@ -59,6 +59,7 @@ FOLLOWING = "eager"
 LONG_OF_MIXERS = {
     "attention": 1024,
     "gate_loop_attention": 512,
+    "hippo_rnn": 256,
     "ind_rnn": 256,
     "mega": 256,
     "recurrent_delta_net": 256,

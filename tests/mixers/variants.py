@@ -138,6 +138,23 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "data-dependent phase": {"phase": "data", "complex_input": False},
         "real": {"phase": "none", "complex_input": False, "lower_bound": 0.99, "forget_gate": "bound"},
     },
+    "hippo_rnn": {
+        "paper": {"order": 3},
+        "released": {
+            "variant": "released",
+            "order": 3,
+            "d_memory": 2,
+            "refine": True,
+            "uniform_init": True,
+        },
+        "window": {
+            "measure": "legt",
+            "order": 3,
+            "window": 6.0,
+            "discretization": "zoh",
+            "gate": False,
+        },
+    },
     "hyena": {
         # shorter than the longest sequences of the laws
         "paper": {"length": 40, "d_filter": 5, "omega": 1.0},

@@ -35,6 +35,7 @@ REFUSED = {
     "hawk": "short_conv",
     "ls_lstm": "token_shift",
     "hyena": "short_conv",
+    "hippo_rnn": "hippo_rnn",
     "ind_rnn": "ind_rnn",
     "mamba": "short_conv",
     "mamba2": "short_conv",

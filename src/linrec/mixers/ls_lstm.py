@@ -64,8 +64,8 @@ class LSLSTM(Mixer):
         ValueError: an unknown `variant` or `impulse`, or an initial b_f beside `uniform_init`.
 
     Source:
-        Martin and Cundy (2018), the linear surrogate LSTM and GILR-LSTM; the released code is layers_new.py of
-        eamartin/parallelizing_linear_rnns; refine gate and uniform initialisation: Gu and others (2020).
+        Martin and Cundy (2018), the linear surrogate LSTM and GILR-LSTM; the released code is layers_new.py
+        of eamartin/parallelizing_linear_rnns; refine gate and uniform initialisation: Gu and others (2020).
 
     Example:
         >>> import torch

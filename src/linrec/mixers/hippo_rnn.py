@@ -1,0 +1,217 @@
+"""HiPPO-RNN: Recurrent Memory with Optimal Polynomial Projections (Gu, Dao, Ermon, Rudra and Ré, 2020).
+
+    h_t = tau(h_{t-1}, [c_{t-1}, x_t])
+    f_t = L_f h_t
+    c_t = A_t c_{t-1} + B_t f_t
+    tau(h, s) = (1 - g) * h + g * tanh(L_z [s, h])     g = sigmoid(L_g [s, h])
+    y_t = h_t
+
+x input, h hidden state, f signal to remember, c memory: N coefficients of f's past; A_t and B_t one step of
+HiPPO's system, tau update of a gated RNN, g gate, L learned affine maps, y output, t time. f depends on the
+memory nonlinearly, so steps run one by one.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from linrec.hippo import Discretization, StateSpace, discretize, matrices
+from linrec.hippo.scaled import scaled_step
+from linrec.nn.gates import Gate
+from linrec.nn.mixer import Mixer, State
+from linrec.ops.core.handlers import refuse_split_time, unhandled
+from linrec.ops.core.loop import Step, Tensors, loop
+from linrec.ops.core.precision import without_autocast
+from linrec.rules import at_least, choice, positive, require
+
+__all__ = ["HiPPORNN", "HiPPOState"]
+
+Measure = Literal["legs", "legt", "lagt"]
+Variant = Literal["paper", "released"]
+
+
+class HiPPOState(NamedTuple):
+    """The state of a HiPPO-RNN.
+
+    Args:
+        h: (b, d_model), the hidden state.
+        c: (b, d_memory, order), the memories.
+        steps: (b, 1), how many steps the memories hold; None with a `window`, where steps do not differ.
+    """
+
+    h: Float[Tensor, "b d_model"]
+    c: Float[Tensor, "b d_memory order"]
+    steps: Float[Tensor, "b 1"] | None
+
+
+class HiPPORNN(Mixer):
+    """h_t = tau(h_{t-1}, [c_{t-1}, x_t]), c_t = A_t c_{t-1} + B_t L_f h_t: a gated RNN with a HiPPO memory.
+
+    The arguments choose the memory:
+
+    | measure | arguments | memory |
+    |---|---|---|
+    | LegS | the defaults | all of the past, however long: A_t = A / t |
+    | LegT | `measure="legt"`, `window` | the last `window` steps |
+    | LagT | `measure="lagt"`, `window` | the past, fading as e^(-age / (2 `window`)) |
+    | LegS that does not scale | `measure="legs"`, `window` | the past, fading as e^(-age / `window`) |
+
+    The paper's equations and the released code differ:
+
+    | | order | L_f sees | L_z and L_g see |
+    |---|---|---|---|
+    | `variant="paper"` | h_t, then c_t | h_t | x_t, c_{t-1} and h_{t-1} |
+    | `variant="released"` | c_t, then h_t | x_t and h_{t-1} | x_t and c_t |
+
+    A and B are not learned. Weights start as in the released code: L_f is LeCun's uniform, L_g normal with
+    variance 1 / its inputs, and each part of L_z, of x, c and h, is Xavier's normal. Biases are torch's own.
+    The gate is marked as group "transition" without weight decay.
+
+    Args:
+        d_model: width of the sequence and of h.
+        variant: "paper", the paper's equations, or "released", the released code.
+        measure: "legs", "legt" or "lagt"; see `linrec.hippo.matrices`.
+        order: coefficients of each memory, N. None is `d_model`, as in the released code.
+        d_memory: signals that are remembered, the width of f.
+        window: steps that the measure's unit of time takes; None for "legs" over all of the past.
+        discretization: "bilinear", or "zoh" with a `window`; see `linrec.hippo.discretize`.
+        gate: whether there is g; without, h_t = tanh(L_z [s, h]).
+        refine: whether g has a refine gate; see `linrec.nn.Gate`.
+        uniform_init: whether g starts uniformly spread; see `linrec.nn.Gate`.
+
+    Raises:
+        ValueError: an unknown name, a size below 1, or a `window` that is missing or not positive.
+
+    Source:
+        HiPPO (Gu, Dao, Ermon, Rudra and Ré, 2020), the figure and the appendix on the HiPPO-RNN; the released
+        code is HazyResearch/hippo-code; refine gate and uniform initialisation: Gu and others (2020).
+
+    Example:
+        >>> mixer = HiPPORNN(16, order=8)
+        >>> y, (h, c, steps) = mixer(torch.zeros(2, 10, 16))
+        >>> y.shape, c.shape, steps.tolist()
+        (torch.Size([2, 10, 16]), torch.Size([2, 1, 8]), [[10.0], [10.0]])
+    """
+
+    A: Tensor | None
+    B: Tensor | None
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        variant: Variant = "paper",
+        measure: Measure = "legs",
+        order: int | None = None,
+        d_memory: int = 1,
+        window: float | None = None,
+        discretization: Discretization = "bilinear",
+        gate: bool = True,
+        refine: bool = False,
+        uniform_init: bool = False,
+    ) -> None:
+        super().__init__(d_model)
+        choice(Variant, variant=variant)
+        choice(Measure, measure=measure)
+        choice(Discretization, discretization=discretization)
+        at_least(1, order=order, or_none=True, cure="None is `d_model`.")
+        at_least(1, d_memory=d_memory)
+        positive(window=window, or_none=True, cure="It is a number of steps.")
+        require(
+            window is not None or (measure, discretization) == ("legs", "bilinear"),
+            f"`window` must be a number of steps with measure={measure!r} and discretization="
+            f'{discretization!r}; got None. Without a window there is "legs" with "bilinear" steps.',
+        )
+        self.order, self.d_memory = d_model if order is None else order, d_memory
+        self.measure, self.window, self.discretization = measure, window, discretization
+        self.memory_first = variant == "released"
+
+        sees = [d_model, d_memory * self.order] + ([] if self.memory_first else [d_model])
+        self.z = nn.Linear(sum(sees), d_model)
+        for part in self.z.weight.split(sees, 1):
+            nn.init.xavier_normal_(part)
+        self.g = Gate(sum(sees), d_model, refine=refine, uniform_init=uniform_init) if gate else None
+        for linear in self._maps()[1:]:
+            nn.init.normal_(linear.weight, std=sum(sees) ** -0.5)
+        self.f = nn.Linear(2 * d_model if self.memory_first else d_model, d_memory)
+        nn.init.kaiming_uniform_(self.f.weight, nonlinearity="linear")
+        A, B = (None, None) if window is None else self._system(window)
+        for name, part in (("A", A), ("B", B)):
+            self.register_buffer(name, None if part is None else part.to(self.f.weight), persistent=False)
+        # rounded to half precision they would be another system, which need not be stable
+        self.keep_float32("A", "B")
+
+    def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, HiPPOState]:
+        """Return h, and a `HiPPOState`."""
+        refuse_split_time("hippo_rnn")
+        h, c, steps = self.init_state(len(x), device=x.device) if state is None else state
+        if x.shape[1] == 0:
+            return torch.zeros_like(x), HiPPOState(h, c, steps)
+        dtype, d = c.dtype, self.d_model
+        # L_z and the maps of the gate side by side, cut into those of x and of the rest
+        L = torch.cat([part.weight.to(dtype) for part in self._maps()])
+        L_x, L_rest = L[:, :d], L[:, d:].mT
+        b = torch.cat([part.bias.to(dtype) for part in self._maps()])
+        L_f, b_f = self.f.weight.to(dtype), self.f.bias.to(dtype)
+
+        def tau(h: Tensor, c: Tensor, s_x: Tensor) -> Tensor:
+            s = c.flatten(1) if self.memory_first else torch.cat([c.flatten(1), h], -1)
+            z, *logits = (s_x + s @ L_rest).split(d, -1)
+            if self.g is None:
+                return z.tanh()
+            g, kept = self.g.of_logits(logits[0], logits[1] if len(logits) > 1 else None)
+            return kept * h + g * z.tanh()
+
+        def remember(c: Tensor, f: Tensor, steps: list[Tensor]) -> Tensor:
+            if self.A is None or self.B is None:
+                return scaled_step(c, f, steps[0][:, 0])
+            return c @ self.A.mT + f[..., None] * self.B
+
+        def step(state: Tensors, s_x: Tensor, x_t: Tensor, start: Tensor | None) -> Step:
+            h, c, *steps = state
+            if start is not None:
+                h, c = h.masked_fill(start, 0), c.masked_fill(start[..., None], 0)
+                steps = [k.masked_fill(start, 0) for k in steps]
+            if self.memory_first:
+                f = functional.linear(torch.cat([x_t, h], -1), L_f, b_f)
+                c = remember(c, f, steps)
+                h = tau(h, c, s_x)
+            else:
+                h = tau(h, c, s_x)
+                c = remember(c, functional.linear(h, L_f, b_f), steps)
+            return (h, c, *(k + 1 for k in steps)), (h,)
+
+        starts = None if reset is None else reset[:, :, None]
+        past = (h, c) if steps is None else (h, c, steps)
+        # rounding errors would be fed back; a scan over coefficients is none over time
+        with without_autocast(x.device.type), unhandled():
+            inputs = x.to(dtype)
+            last, (y,) = loop(step, past, [functional.linear(inputs, L_x, b), inputs, starts])
+        h, c, *held = last
+        return y.to(x.dtype), HiPPOState(h, c, held[0] if held else None)
+
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> HiPPOState:
+        """Return zeros (batch, d_model), (batch, d_memory, order), and (batch, 1) without a window."""
+        kwargs = self.factory_kwargs(device)
+        h = torch.zeros(batch, self.d_model, **kwargs)
+        c = torch.zeros(batch, self.d_memory, self.order, **kwargs)
+        return HiPPOState(h, c, torch.zeros(batch, 1, **kwargs) if self.window is None else None)
+
+    def _maps(self) -> Sequence[nn.Linear]:
+        """Return L_z, and those of the gate."""
+        return [self.z, *(part for part in (self.g.f, self.g.r) if part is not None)] if self.g else [self.z]
+
+    def _system(self, window: float) -> StateSpace:
+        """Return A and B of one step in double precision."""
+        return discretize(matrices(self.measure, self.order), 1 / window, self.discretization)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "HiPPORNN":
+        super()._apply(fn, recurse)
+        # no checkpoint holds them, and double precision has more of their digits
+        if self.window is not None and self.A is not None and not self.A.is_meta:
+            self.A, self.B = (part.to(self.A) for part in self._system(self.window))
+        return self
