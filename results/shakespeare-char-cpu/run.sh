@@ -58,8 +58,8 @@ hyena
 sgconv
 tnn
 mega
-rg_lru --model.channel-mixing geglu
-hawk
+rg_lru --model.channel-mixing geglu --model.mixer-args.a-init-of a
+hawk --model.mixer-args.a-init-of a
 qrnn
 sru
 gilr
