@@ -15,6 +15,7 @@ D, N = 3, 4
 CASES = {
     "paper": {},
     "several outputs": {"n_outputs": 2, "output": "glu", "measure": "legt"},
+    "quasi-separable": {"transition": "quasi_separable", "measure": "legt"},
     "fixed, alone": {"learn_transition": False, "output": "none", "activation": False, "measure": "lagt"},
 }
 every_case = pytest.mark.parametrize("case", CASES)
@@ -43,20 +44,35 @@ def draw(*shape, seed=0):
 def system_of(mixer):
     """Abar, Bbar and C as the operator gets them."""
     with recording() as calls:
-        mixer(torch.zeros(1, 1, mixer.d_model, dtype=mixer.B.dtype))
+        mixer(torch.zeros(1, 1, mixer.d_model, dtype=mixer.C.dtype))
     return calls[-1].inputs
+
+
+def matrices_of(mixer):
+    """A and B of the parameters."""
+    one = torch.eye(mixer.d_state).double()
+    if (form := mixer.quasi_separable) is not None:
+        T = torch.zeros(mixer.d_state, mixer.d_state).double()
+        for n in range(mixer.d_state):
+            T[n, n] = form.diagonal[n]
+            if n:
+                T[n, n - 1], T[n - 1, n] = form.lower[n - 1], form.upper[n - 1]
+        inverse = torch.linalg.solve(T, one)
+        return -torch.diag(form.p) @ (inverse + torch.diag(form.c)) @ torch.diag(form.q), form.p * form.b
+    mu = 0.5 if mixer.measure == "legs" else 0
+    return (mixer.S - mixer.S.T) / 2 - mixer.P @ mixer.P.T - mu * one, mixer.B
 
 
 def by_hand(mixer, x, state):
     """The equations step by step, channel by channel."""
     one = torch.eye(mixer.d_state).double()
-    A = (mixer.S - mixer.S.T) / 2 - mixer.P @ mixer.P.T - (0.5 if mixer.measure == "legs" else 0) * one
+    A, B = matrices_of(mixer)
     outputs, states = [], []
     for d in range(mixer.d_model):
         dt, h, y = mixer.dt_log[d].exp(), state[:, d], []
         inverse = torch.linalg.inv(one - dt / 2 * A)
         for t in range(x.shape[1]):
-            h = h @ (inverse @ (one + dt / 2 * A)).T + x[:, t, d, None] * (inverse @ mixer.B * dt)
+            h = h @ (inverse @ (one + dt / 2 * A)).T + x[:, t, d, None] * (inverse @ B * dt)
             y.append(h @ mixer.C[d].T + mixer.D[d] * x[:, t, d, None])
         outputs.append(torch.stack(y, 1))
         states.append(h)
@@ -85,9 +101,13 @@ def test_the_layer_and_its_gradients_are_the_papers_equations(case, time):
     )
 
 
-@pytest.mark.parametrize("measure", MEASURES)
-def test_the_system_starts_as_hippos(measure):
-    mixer = make(d_state=16, measure=measure)
+@pytest.mark.parametrize(
+    ("measure", "transition"),
+    [(measure, "stable") for measure in MEASURES]
+    + [(measure, "quasi_separable") for measure in ("legs", "legt", "lagt")],
+)
+def test_the_system_starts_as_hippos(measure, transition):
+    mixer = make(d_state=16, measure=measure, transition=transition)
     given = system_of(mixer)
     expected = discretize(matrices(measure, 16), mixer.dt_log.detach().exp(), "bilinear")
     assert_agree((given.A, given.B), tuple(expected))
@@ -125,6 +145,18 @@ def test_what_is_fixed_and_what_is_learned():
     assert groups["C"].name == groups["D"].name == "channel"
 
 
+def test_the_papers_family_has_its_own_parameters():
+    form = {"lower": 3, "diagonal": 4, "upper": 3, "c": 4, "p": 4, "q": 4, "b": 4}
+    system = {f"quasi_separable.{name}": (size,) for name, size in form.items()} | {"dt_log": (D,)}
+    rest = {"C": (D, 1, N), "D": (D, 1), "out.weight": (D, D), "out.bias": (D,)}
+    mixer = make(transition="quasi_separable")
+    assert {name: tuple(w.shape) for name, w in mixer.named_parameters()} == system | rest
+    assert {name for name, group in groups_of(mixer).items() if group.name == "transition"} == set(system)
+    fixed = make(transition="quasi_separable", learn_transition=False)
+    assert {name for name, _ in fixed.named_parameters()} == set(rest)
+    assert set(system) <= set(fixed.state_dict())
+
+
 def test_where_parameters_start():
     mixer = make(2000, 8, dt_min=0.01, dt_max=1.0).requires_grad_(False)
     share = (mixer.dt_log - math.log(0.01)) / math.log(100)
@@ -158,6 +190,8 @@ def test_errors_say_what_is_wrong():
         ({"d_state": 0}, "`d_state` must be at least 1; got 0"),
         ({"n_outputs": 0}, "`n_outputs` must be at least 1; got 0"),
         ({"measure": "legz"}, "no HiPPO measure 'legz'; did you mean 'legs'"),
+        ({"transition": "quasi"}, "there is no `transition` 'quasi'"),
+        ({"transition": "quasi_separable", "measure": "fout"}, "there is no `measure` 'fout'"),
         ({"output": "gluu"}, "no `output` 'gluu'; did you mean 'glu'"),
         ({"output": "none", "n_outputs": 2}, '`output="none"` needs `n_outputs=1`; got 2'),
         ({"dt_min": 0.0}, "A step of zero never moves"),

@@ -217,6 +217,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "lssl": {
         "paper": {"d_state": 6},
         "several outputs": {"d_state": 5, "measure": "legt", "n_outputs": 2, "output": "glu"},
+        "quasi-separable": {"d_state": 5, "transition": "quasi_separable"},
         "fixed": {
             "d_state": 8,
             "measure": "fout",

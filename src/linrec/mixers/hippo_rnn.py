@@ -187,7 +187,7 @@ class HiPPORNN(Mixer):
 
         starts = None if reset is None else reset[:, :, None]
         past = (h, c) if steps is None else (h, c, steps)
-        # rounding errors would be fed back; a scan over coefficients is none over time
+        # rounding errors would be fed back; handlers are for operators over time, not over coefficients
         with without_autocast(x.device.type), unhandled():
             inputs = x.to(dtype)
             last, (y,) = loop(step, past, [functional.linear(inputs, L_x, b), inputs, starts])

@@ -10,6 +10,8 @@ channels; A and B shared by the channels, C, D and the step size dt of each chan
 y = K * u + D u with K_l = C Abar^l Bbar.
 """
 
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
 
@@ -18,11 +20,14 @@ from linrec.hippo.measures import low_rank
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
 from linrec.nn.position_wise import Output, make_output, position_wise
+from linrec.nn.quasi_separable import QuasiSeparable
 from linrec.nn.state_space import add_transition, log_steps
 from linrec.ops.dense_ssm import dense_ssm
-from linrec.rules import at_least, require
+from linrec.rules import at_least, choice, require
 
 __all__ = ["LSSL"]
+
+Transition = Literal["stable", "quasi_separable"]
 
 
 class LSSL(Mixer):
@@ -33,22 +38,27 @@ class LSSL(Mixer):
 
     | the paper's variant | argument |
     |---|---|
-    | LSSL | the defaults: A, B and dt are learned |
+    | LSSL, with a stable A | the defaults: A, B and dt are learned |
+    | LSSL, to the letter | `transition="quasi_separable"` |
     | LSSL-fixed | `learn_transition=False`: A and dt stay HiPPO's |
     | other measures | `measure`, see `linrec.hippo.matrices` |
     | M outputs per channel | `n_outputs` |
 
     A starts as HiPPO's, B too, C normal with variance 1, D normal, and dt log-uniform. All of HiPPO's
     matrices are a skew-symmetric one minus P P^T and mu I; while S and P are learned, A stays of that form,
-    whose states never grow by themselves: |Abar x| <= |x| whatever is learned, for any dt. The paper learns
-    within another family of matrices around HiPPO's, of fewer numbers, which need not be stable.
+    whose states never grow by themselves: |Abar x| <= |x| whatever is learned, for any dt. The paper and its
+    code learn within another family of matrices around HiPPO's, of fewer numbers, which need not be stable;
+    see `linrec.nn.quasi_separable`.
 
     Args:
         d_model: width of the sequence, and channels.
         d_state: N, numbers of the state of each channel.
         measure: "legs", "legt", "lagt" or "fout", where A and B start.
         n_outputs: M.
-        learn_transition: whether A and dt are learned.
+        learn_transition: whether A and dt are learned. Without, B is learned beside a "stable" A alone; the
+            released code leaves B as it starts.
+        transition: the family that A is learned in, "stable", or "quasi_separable", the paper's, for "legs",
+            "legt" and "lagt".
         dt_min: smallest step size when training starts.
         dt_max: largest step size when training starts.
         activation: whether y goes through GELU.
@@ -85,6 +95,7 @@ class LSSL(Mixer):
         measure: Measure = "legs",
         n_outputs: int = 1,
         learn_transition: bool = True,
+        transition: Transition = "stable",
         dt_min: float = 0.001,
         dt_max: float = 0.1,
         activation: bool = True,
@@ -93,6 +104,7 @@ class LSSL(Mixer):
     ) -> None:
         super().__init__(d_model)
         dense_ssm.operator.check_mode(mode)
+        choice(Transition, transition=transition)
         at_least(1, d_state=d_state, n_outputs=n_outputs)
         require(
             output != "none" or n_outputs == 1,
@@ -101,12 +113,17 @@ class LSSL(Mixer):
         self.d_state, self.measure, self.mode = d_state, measure, mode
         self.activation, self.output = activation, output
 
-        A, B = matrices(measure, d_state)
-        S, P = (A - A.mT) / 2, low_rank(measure, d_state)
-        self.mu = 0.5 if measure == "legs" else 0.0
         dt_log = log_steps(d_model, dt_min, dt_max)
-        add_transition(self, learn=learn_transition, S=S.to(dt_log), P=P.to(dt_log), dt_log=dt_log)
-        add_transition(self, B=B.to(dt_log))
+        self.quasi_separable: QuasiSeparable | None = None
+        if transition == "quasi_separable":
+            self.quasi_separable = QuasiSeparable(measure, d_state, learn=learn_transition)
+            add_transition(self, learn=learn_transition, dt_log=dt_log)
+        else:
+            A, B = matrices(measure, d_state)
+            S, P = (A - A.mT) / 2, low_rank(measure, d_state)
+            self.mu = 0.5 if measure == "legs" else 0.0
+            add_transition(self, learn=learn_transition, S=S.to(dt_log), P=P.to(dt_log), dt_log=dt_log)
+            add_transition(self, B=B.to(dt_log))
         self.C = nn.Parameter(torch.randn(d_model, n_outputs, d_state))
         self.D = nn.Parameter(torch.randn(d_model, n_outputs))
         for name in ("C", "D"):
@@ -117,12 +134,15 @@ class LSSL(Mixer):
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return o, and x of the equations (b, d_model, N)."""
         u, dtype = x, self.state_dtype
-        S, P, B, C = (part.to(dtype) for part in (self.S, self.P, self.B, self.C))
-        # no product of matrices, which autocast would round
-        decay = (P[:, None] * P).sum(-1) + self.mu * torch.eye(self.d_state, dtype=dtype, device=P.device)
-        A = (S - S.mT) / 2 - decay
+        if self.quasi_separable is not None:
+            A, B = self.quasi_separable()
+        else:
+            S, P, B = (part.to(dtype) for part in (self.S, self.P, self.B))
+            # no product of matrices, which autocast would round
+            decay = (P[:, None] * P).sum(-1) + self.mu * torch.eye(self.d_state, dtype=dtype, device=P.device)
+            A = (S - S.mT) / 2 - decay
         Abar, Bbar = discretize(StateSpace(A, B), self.dt_log.to(dtype).exp(), "bilinear")
-        y, state = dense_ssm(u, Abar, Bbar, C, state=state, reset=reset, mode=self.mode)
+        y, state = dense_ssm(u, Abar, Bbar, self.C.to(dtype), state=state, reset=reset, mode=self.mode)
         y = (y + self.D.to(y.dtype) * u[..., None]).flatten(-2)
         return position_wise(y, self.out, output=self.output, activation=self.activation), state
 
