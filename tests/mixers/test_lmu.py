@@ -170,6 +170,23 @@ def test_parameters_and_where_they_start():
     assert build("lmu", 6).d_memory == 1 and build("lmu", 64).d_memory == 8
 
 
+@pytest.mark.parametrize("feedback", [False, True])
+def test_weights_start_as_in_keras_lmu_where_asked(feedback):
+    mixer = make(64, order=32, d_memory=16, feedback=feedback, init="keras_lmu").requires_grad_(False)
+    for parts, sizes in (
+        ([mixer.E_x, mixer.E_h], 64 + 64 * feedback + 16),
+        ([mixer.W_x, mixer.W_m], 64 + 16 * 32 + 64),
+    ):
+        for part in parts:
+            if part is not None:
+                largest = math.sqrt(6 / sizes)
+                assert 0.98 * largest < part.weight.abs().max() <= largest
+                assert part.weight.std() == pytest.approx(largest / math.sqrt(3), rel=0.05)
+    for part in [mixer.E_m, mixer.W_h] if feedback else []:
+        testing.assert_agree(part.weight @ part.weight.T, torch.eye(len(part.weight)))
+    assert not mixer.E_x.bias.any() and not mixer.W_x.bias.any()
+
+
 def test_feedback_compiles():
     mixer = make(feedback=True)
     x = torch.randn(2, 3, D, generator=generator())

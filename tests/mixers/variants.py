@@ -201,6 +201,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
             "discretization": "bilinear",
         },
         "2019": {"order": 4, "theta": 9.0, "d_memory": 3, "feedback": True},
+        "keras-lmu": {"order": 4, "theta": 9.0, "d_memory": 2, "feedback": True, "init": "keras_lmu"},
     },
     "ls_lstm": {
         "paper": {},

@@ -12,6 +12,7 @@ E_m and W_h, the memory is a convolution (Chilkuri and Eliasmith, 2021):
     u_t = f_u(E_x x_t + b_u)     h_t = f(W_x x_t + W_m m_t + b_h)
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -32,6 +33,7 @@ from linrec.rules import at_least, choice, positive, require
 __all__ = ["LMU", "Memory"]
 
 Activation = Literal["tanh", "relu", "gelu", "none"]
+Init = Literal["paper", "keras_lmu"]
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
     "relu": functional.relu,
@@ -68,7 +70,9 @@ class LMU(Mixer):
 
     A and B are not learned. They are formed in double precision, and stay in single precision where the
     weights are in half. When training starts, E_x and E_h are LeCun's uniform, E_m is zero, the W are
-    Xavier's normal and biases zero.
+    Xavier's normal and biases zero, as in the code released in 2019. In keras-lmu, which followed it, E_x and
+    E_h together, and W_x and W_m together, are Xavier's uniform, and E_m and W_h are orthogonal:
+    `init="keras_lmu"`.
 
     Args:
         d_model: width of the sequence, in and out.
@@ -81,6 +85,7 @@ class LMU(Mixer):
         memory_activation: f_u, likewise.
         bias: whether there are b_u and b_h.
         discretization: "zoh" or "bilinear"; see `linrec.hippo.discretize`.
+        init: where weights start, "paper" or "keras_lmu".
         mode: "auto", "convolution" or "recurrent"; with feedback not "convolution".
 
     Raises:
@@ -116,6 +121,7 @@ class LMU(Mixer):
         memory_activation: Activation = "none",
         bias: bool = True,
         discretization: Discretization = "zoh",
+        init: Init = "paper",
         mode: str = "auto",
     ) -> None:
         super().__init__(d_model)
@@ -124,6 +130,7 @@ class LMU(Mixer):
         at_least(1, d_memory=d_memory, or_none=True)
         positive(theta=theta, cure="It is the number of steps of a window.")
         choice(Activation, activation=activation, memory_activation=memory_activation)
+        choice(Init, init=init)
         require(
             not feedback or mode in ("auto", "recurrent"),
             f'`mode` must be "auto" or "recurrent" with `feedback=True`; got {mode!r}. With feedback, '
@@ -144,6 +151,9 @@ class LMU(Mixer):
             self.E_h = _linear(d_model, self.d_memory, _lecun_uniform)
             self.E_m = _linear(self.d_memory * order, self.d_memory, nn.init.zeros_)
             self.W_h = _linear(d_model, d_model, nn.init.xavier_normal_)
+        if init == "keras_lmu":
+            _draw_as_keras([self.E_x, self.E_h], self.E_m)
+            _draw_as_keras([self.W_x, self.W_m], self.W_h)
         A, B = self._system()
         self.register_buffer("A", A.to(self.W_m.weight), persistent=False)
         self.register_buffer("B", B.to(self.W_m.weight), persistent=False)
@@ -214,3 +224,13 @@ def _linear(d_in: int, d_out: int, draw: Callable[[Tensor], Any], *, bias: bool 
     if bias:
         nn.init.zeros_(linear.bias)
     return linear
+
+
+def _draw_as_keras(inputs: list[nn.Linear | None], recurrent: nn.Linear | None) -> None:
+    """Draw weights as Keras does: of all inputs as one matrix, and orthogonal ones of the recurrence."""
+    parts = [part for part in inputs if part is not None]
+    bound = math.sqrt(6 / (sum(part.in_features for part in parts) + parts[0].out_features))
+    for part in parts:
+        nn.init.uniform_(part.weight, -bound, bound)
+    if recurrent is not None:
+        nn.init.orthogonal_(recurrent.weight)
