@@ -122,13 +122,17 @@ def path(kind: str) -> Path:
 
 
 def write() -> None:
-    """Make all files again."""
+    """Make all files again, but for results that differ by rounding alone."""
     made: dict[str, dict[str, Any]] = {
         "parameters": {" | ".join(case): of_parameters(*case) for case in variants.cases()},
         "operators": {" | ".join(case): of_operator(*case) for case in operator_cases()},
         "mixers": {" | ".join(case): of_mixer(*case) for case in variants.cases()},
     }
     for kind, numbers in made.items():
+        before = json.loads(path(kind).read_text())
+        for name, found in numbers.items():
+            if kind != "parameters" and name in before and not differences(found, before[name]):
+                numbers[name] = before[name]
         lines = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in numbers.items()]
         path(kind).write_text(f'{{"torch": "{VERSION}",\n' + ",\n".join(lines) + "}\n")
 
