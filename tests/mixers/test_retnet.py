@@ -74,6 +74,11 @@ ABLATIONS = {
         PAPER,
         {"norm": lambda y: y / (y.square().mean(-1, keepdim=True) + 1e-6).sqrt()},
     ),
+    "another eps": (
+        {"output_norm": "rms", "norm_eps": 0.01},
+        PAPER,
+        {"norm": lambda y: y / (y.square().mean(-1, keepdim=True) + 0.01).sqrt()},
+    ),
     "no decay": ({"decay": "none"}, (1, 1), {}),
     "decays of the language models": ({"decay": "log_spaced"}, (1 - 1 / 32, 1 - 1 / 512), {}),
     "one decay": ({"decay": "single"}, (127 / 128, 127 / 128), {}),
@@ -145,10 +150,13 @@ def test_parameter_counts(arguments, expected):
     assert sum(p.numel() for p in make(**arguments).parameters()) == expected
 
 
-def test_initial_distribution_is_that_of_the_released_code():
-    for name, weight in make(256).named_parameters():
+# of the code released with the paper, and of the current one
+@pytest.mark.parametrize("out_gain", [1, 0.5])
+def test_initial_distribution_is_that_of_the_released_code(out_gain):
+    mixer = make(256) if out_gain == 1 else make(256, out_gain=out_gain)
+    for name, weight in mixer.named_parameters():
         # uniform in +- gain sqrt(6 / (fan in + fan out))
-        bound = (1 if name == "out.weight" else 2**-2.5) * math.sqrt(6 / sum(weight.shape))
+        bound = (out_gain if name == "out.weight" else 2**-2.5) * math.sqrt(6 / sum(weight.shape))
         assert weight.abs().max().item() == pytest.approx(bound, rel=0.01), name
         assert weight.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.02), name
 
@@ -173,6 +181,8 @@ def test_state_size_counts_complex_numbers_once():
         ({"d_v": 7}, "`d_v` must be a positive multiple of `n_heads` = 2; got 7"),
         ({"n_heads": 8}, "`d_model` / `n_heads` must be even where pairs of channels turn; got 8 / 8 = 1"),
         ({"rotary_base": 0.5}, "`rotary_base` must be at least 1; got 0.5"),
+        ({"norm_eps": 0.0}, "`norm_eps` must be positive and finite; got 0.0"),
+        ({"out_gain": -0.5}, "`out_gain` must be positive and finite; got -0.5"),
         ({"decay": "singel"}, "there is no `decay` 'singel'; did you mean 'single'"),
         ({"output_norm": "group"}, "there is no `output_norm` 'group'"),
     ],

@@ -318,6 +318,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "heads": {"n_heads": 2, "d_v": 6, "rotary_base": 100.0, "output_norm": "rms"},
         "single decay": {"n_heads": 2, "decay": "single", "output_gate": False},
         "linear attention": {"decay": "none", "rotation": False},
+        "released": {"n_heads": 2, "output_norm": "rms", "norm_eps": 1e-5, "out_gain": 0.5},
     },
     "rfa": {
         "paper": {},

@@ -25,7 +25,7 @@ from linrec.nn.mixer import Mixer, State, Transitions
 from linrec.nn.norms import Norm, make_norm
 from linrec.nn.projections import xavier_linear
 from linrec.ops.gate_loop import gate_loop
-from linrec.rules import at_least, choice, require
+from linrec.rules import at_least, choice, positive, require
 
 __all__ = ["RetNet"]
 
@@ -34,8 +34,6 @@ _DECAYS = {"multi_scale": multi_scale_decay, "log_spaced": log_spaced_decay, "si
 
 # of RetNet's language models, section 3.1
 CHANNELS_PER_HEAD = 256
-# of the released code; the scores that are normalised are small when training starts
-EPS = 1e-6
 # of the released code, for all matrices but the last
 GAIN = 2**-2.5
 
@@ -62,8 +60,17 @@ class RetNet(Mixer):
     size of the scores meaningless, so the divisions by which the released code bounds them in half precision
     are left out.
 
-    When training starts, W_Q, W_K, W_V and W_G are Xavier uniform with gain 2^-2.5 and W_O with gain 1, as in
-    the released code.
+    When training starts, W_Q, W_K, W_V and W_G are Xavier uniform with gain 2^-2.5 and W_O with gain
+    `out_gain`. The paper gives no gains. With the default, 1, norm and gains are those of the code that the
+    authors released with the paper.
+
+    | released code | arguments |
+    |---|---|
+    | torchscale, the current release | `output_norm="rms", out_gain=0.5` |
+    | flash-linear-attention | `output_norm="rms", norm_eps=1e-5, rotary_base=10_000 ** (1 - 2 / dk)` |
+
+    flash-linear-attention turns by theta_j = 10000^(-2j / dk), and pairs channel j with channel j + dk/2:
+    reorder the rows of its W_Q and W_K. Multiply the columns of its W_O by the weights of its norm.
 
     Args:
         d_model: width of the sequence, and of Q and K over all heads.
@@ -73,12 +80,14 @@ class RetNet(Mixer):
         decay: "multi_scale" (eq. 8), "log_spaced" (section 3.1), "single" or "none".
         rotation: whether states turn by theta; without it they are real.
         rotary_base: base of the phases.
-        output_norm: of each head, "layer" (GroupNorm), "rms" (the released code) or "none".
+        output_norm: of each head, "layer" (GroupNorm), "rms" (the current released code) or "none".
+        norm_eps: added to the variance or the mean square in the norm.
         output_gate: whether Y is multiplied by swish(X W_G).
+        out_gain: gain of W_O when training starts.
 
     Raises:
         ValueError: widths that the heads do not divide, an odd number of channels per head with `rotation`,
-            a `rotary_base` below 1, or an unknown name of a variant.
+            a `rotary_base` below 1, a number out of range, or an unknown name of a variant.
 
     Source:
         RetNet (Sun and others, 2023), section 2, eq. 2 to 8. Constants that the paper leaves out are those
@@ -104,12 +113,15 @@ class RetNet(Mixer):
         rotation: bool = True,
         rotary_base: float = 10_000.0,
         output_norm: Norm = "layer",
+        norm_eps: float = 1e-6,
         output_gate: bool = True,
+        out_gain: float = 1.0,
     ) -> None:
         super().__init__(d_model)
         choice(Decay, decay=decay)
         choice(Norm, output_norm=output_norm)
         at_least(1, rotary_base=rotary_base, cure="RetNet's is 10000.")
+        positive(norm_eps=norm_eps, out_gain=out_gain)
         d_v = 2 * d_model if d_v is None else d_v
         self.n_heads = most_heads(d_model, CHANNELS_PER_HEAD) if n_heads is None else n_heads
         self.d_key = heads_of("d_model", d_model, self.n_heads)
@@ -120,13 +132,13 @@ class RetNet(Mixer):
             f"{self.n_heads} = {self.d_key}. Choose another `n_heads`, or `rotation=False`.",
         )
         self.decay, self.rotation, self.rotary_base = decay, rotation, rotary_base
-        self.norm = make_norm(output_norm, self.d_value, eps=EPS, affine=False)
+        self.norm = make_norm(output_norm, self.d_value, eps=norm_eps, affine=False)
 
         self.q = xavier_linear(d_model, d_model, gain=GAIN)
         self.k = xavier_linear(d_model, d_model, gain=GAIN)
         self.v = xavier_linear(d_model, d_v, gain=GAIN)
         self.gate = xavier_linear(d_model, d_v, gain=GAIN) if output_gate else None
-        self.out = xavier_linear(d_v, d_model)
+        self.out = xavier_linear(d_v, d_model, gain=out_gain)
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and S (b, h, dk / 2, dv), complex; without `rotation`, S (b, h, dk, dv), real."""
