@@ -43,7 +43,7 @@ def by_hand(mixer: TNN, x: torch.Tensor, *, decay: float, length: int | None = N
     for i in range(x.shape[1]):
         z = network.inputs.weight[:, 0] * i + network.inputs.bias
         for layer in (*network.layers, network.out):
-            z = z / (z.square().mean() + 1e-6).sqrt()
+            z = z / (z.square().mean().sqrt() + 1e-8)
             z = layer.weight @ (z * (z > 0)) + layer.bias
         taps.append(decay**i * z if length is None or i < length else 0 * z)
     u, v = ((y := linear(x)) / (1 + torch.exp(-y)) for linear in (mixer.u, mixer.v))

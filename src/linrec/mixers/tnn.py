@@ -7,7 +7,7 @@
 
 x input, u gate, v value, y output of the Toeplitz matrices, which are lower triangular, one for each channel,
 o output of the layer; lambda the exponential decay, RPE the relative position encoder, a network of the
-distance i, norm a division by the root of the mean square.
+distance i, norm a division by the root of the mean square plus 1e-8, the released code's.
 """
 
 import math
@@ -27,6 +27,8 @@ __all__ = ["TNN", "RelativePositionFilter"]
 
 # of the first tap's decay, what is no longer a tap
 NOTHING = 1e-8
+# of the released code
+EPS = 1e-8
 
 
 class RelativePositionFilter(LongFilter):
@@ -65,7 +67,8 @@ class RelativePositionFilter(LongFilter):
             for layer in (self.inputs, *self.layers, self.out):
                 weight, bias = (parameter.to(dtype) for parameter in layer.parameters())
                 if layer is not self.inputs:
-                    z = functional.relu(functional.rms_norm(z, z.shape[-1:], eps=1e-6))
+                    rms = torch.linalg.vector_norm(z, dim=-1, keepdim=True) / z.shape[-1] ** 0.5
+                    z = functional.relu(z / (rms + EPS))
                 z = functional.linear(z, weight, bias)
             assert self.decay is not None
             return (self.decay ** i[:, None] * z).mT
