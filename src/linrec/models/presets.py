@@ -201,8 +201,9 @@ def preset(name: str) -> ModelConfig:
 
     - "memory-horizon": GateLoop, table 3. 4 layers, widths d_model 64, d_channel_mixing 128, d_qk 64,
       d_v 64, 64 heads of d_h = 1; 6 input tokens, 50 outputs; 154,290 parameters.
-    - "wikitext103": GateLoop, table 4. 12 layers, widths 624 / 1872 / 624 / 624, 624 heads of d_h = 1, the
-      50,257 tokens of GPT-2's BPE, embedding and head untied.
+    - "wikitext103": GateLoop, table 4, and in each mixer an output gate and an output projection, which the
+      paper's equations do not have. 12 layers, widths 624 / 1872 / 624 / 624, 624 heads of d_h = 1, the
+      50,257 tokens of GPT-2's BPE, embedding and head untied; 123.6M parameters.
     - "wikitext103-hgrn": HGRN, table 1. 6 layers of width 512 with gated linear units of 1,024, embedding and
       head tied; the 50,265 tokens that fairseq makes of the same BPE; 46.25M parameters.
     - "hgrn-125m": HGRN, table 2, "GPT-2 small size (125M)" on WikiText-103. 11 layers of width 768, units of

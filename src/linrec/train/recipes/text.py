@@ -138,6 +138,9 @@ def wikitext103_hgrn() -> TrainConfig:
 def wikitext103_gateloop() -> TrainConfig:
     """WikiText-103 with GateLoop's model of 125M parameters, its table 4.
 
+    Its mixers have an output gate and an output projection, which the paper's equations do not have; see
+    `linrec.models.preset`.
+
     Source: GateLoop (Katsch, 2023), table 4: 100 epochs in batches of 16, learning rate 0.000125 and
     0.0001 for the transitions, which have no weight decay, 0.25 for the rest, betas (0.9, 0.98), 5,000
     steps of warm-up, cosine. Its table 1 has a test perplexity of 13.4. The paper does not say how long a
