@@ -7,7 +7,7 @@ from linrec.mixers import build
 from linrec.mixers.trans_normer import TransNormer
 from linrec.models import LanguageModel, ModelConfig
 from linrec.nn import groups_of
-from linrec.testing import assert_agree, generator
+from linrec.testing import assert_agree, check_reset, check_split, generator, reset_mask
 
 D, TIME = 8, 7
 RESET = torch.tensor([[False] * TIME, [False, False, True, False, False, True, False]])
@@ -76,6 +76,7 @@ ABLATIONS = {
     "LRPE": ({"positions": "lrpe"}, (1, 1), {}),
     "decay": ({"positions": "decay"}, PAPER, {"theta": False}),
     "no positions": ({"positions": "none"}, (1, 1), {"theta": False}),
+    "geometric slopes": ({"slopes": "geometric"}, PAPER, {}),
     "the formula as it is printed": ({"slopes": "linear"}, (math.exp(-4), math.exp(-8)), {}),
     "no gate": ({"output_gate": False}, PAPER, {"gate": False}),
     "elu + 1": ({"feature_map": "elu"}, PAPER, {"act": lambda z: torch.where(z > 0, z + 1, z.exp())}),
@@ -107,6 +108,87 @@ def test_token_mixing_is_the_mean_over_heads_of_the_papers_a(positions):
     document = RESET.cumsum(1)
     seen = document[:, :, None] == document[:, None, :]
     assert_agree(mixer.token_mixing(x, reset=RESET), expected * seen)
+
+
+# numbers of the released code
+@pytest.mark.parametrize(
+    ("heads", "expected"),
+    [
+        (1, [-8]),
+        (3, [-4, -8, -2]),
+        (4, [-2, -4, -6, -8]),
+        (6, [-2, -4, -6, -8, -1, -3]),
+        (7, [-2, -4, -6, -8, -1, -3, -5]),
+    ],
+)
+def test_slopes_of_other_numbers_of_heads_lie_between_those_of_a_power_of_two(heads, expected):
+    mixer, x = make(2 * heads, n_heads=heads).double(), torch.zeros(1, 1, 2 * heads, dtype=torch.float64)
+    slopes = -mixer.transitions(x).magnitude.flatten()[::2].log()
+    assert_agree(slopes, 2.0 ** torch.tensor(expected).double())
+    geometric = make(2 * heads, n_heads=heads, slopes="geometric").double()
+    slopes = -geometric.transitions(x).magnitude.flatten()[::2].log()
+    assert_agree(slopes, 2.0 ** (-8 * torch.arange(1, heads + 1).double() / heads))
+
+
+BLOCKS = {"block_size": 3, "output_gate": False}
+
+
+def within_blocks(mixer, x, reset, *, theta=True):
+    """Weights of DiagAttention as loops over heads and pairs of steps, (b, h, s, t)."""
+    q, k = ((x @ part.weight.T).unflatten(-1, (2, -1)) for part in (mixer.q, mixer.k))
+    weights = torch.zeros(len(x), 2, TIME, TIME, dtype=x.dtype)
+    for b in range(len(x)):
+        start = 0
+        for s in range(TIME):
+            if reset[b, s] or s - start == 3:
+                start = s
+            for h in range(2):
+                scores = []
+                for t in range(start, s + 1):
+                    turn = torch.cos(mixer.theta[h] * (s - t)) if theta else 1.0
+                    scores.append((q[b, s, h] * k[b, t, h] * turn).sum() / math.sqrt(D / 2))
+                shares = torch.stack(scores).exp()
+                weights[b, h, s, start : s + 1] = shares / shares.sum()
+    return weights
+
+
+@pytest.mark.parametrize("positions", ["mix", "lrpe", "decay", "none"])
+def test_the_first_layers_attend_by_softmax_within_blocks(positions):
+    mixer, x = grown(make(**BLOCKS, positions=positions)), inputs().requires_grad_()
+    weights = within_blocks(mixer, x, RESET, theta=positions in ("mix", "lrpe"))
+    v = (x @ mixer.v.weight.T).unflatten(-1, (2, -1))
+    expected = torch.einsum("bhst,bthd->bshd", weights, v).flatten(-2) @ mixer.out.weight.T
+    y, state = mixer(x, reset=RESET)
+    assert_agree(y, expected)
+    upstream = torch.randn(y.shape, generator=generator(1), dtype=y.dtype)
+    wanted = [x, *mixer.parameters()]
+    for ours, theirs in zip(
+        torch.autograd.grad(y, wanted, upstream), torch.autograd.grad(expected, wanted, upstream), strict=True
+    ):
+        assert_agree(ours, theirs)
+    assert_agree(mixer.token_mixing(x, reset=RESET), weights.abs().mean(1))
+    assert mixer.transitions(x) is None
+    assert state.position.tolist() == [TIME, 2] and state.cache.k.shape[1] == 2
+
+
+def test_half_of_the_layers_have_blocks_and_the_others_norm_attention():
+    layers = [make(**BLOCKS, positions="none", output_norm="rms") for _ in range(5)]
+    TransNormer.share(layers)
+    assert [mixer.blocks for mixer in layers] == [3, 3, None, None, None]
+    assert [mixer.recurrence for mixer in layers] == ["softmax_attention"] * 2 + ["gate_loop"] * 3
+    assert [mixer.state_size for mixer in layers] == [2 * D + 1] * 2 + [2 * 4 * 4] * 3
+    assert [len(list(mixer.norm.parameters())) for mixer in layers] == [0, 0, 1, 1, 1]
+    alone = make(**BLOCKS)
+    assert alone.blocks == 3 and alone.state_size == 3 * D + 1
+
+
+@pytest.mark.parametrize("time", [1, 2, 5])
+def test_rows_whose_blocks_begin_at_different_steps_go_on_together(time):
+    mixer = make(**BLOCKS).double()
+    _, state = mixer(inputs(), reset=RESET)
+    x = torch.randn(2, time, D, generator=generator(5), dtype=torch.float64)
+    check_split(mixer, x, at=range(1, time), state=state)
+    check_reset(mixer, x, reset=reset_mask(2, time, rate=0.3))
 
 
 def decays_of(layers: list[TransNormer]) -> list[list[float]]:
@@ -187,7 +269,8 @@ def test_heads_are_as_wide_as_the_papers_where_the_model_is():
         ({"n_heads": 3}, "`d_model` must be a positive multiple of `n_heads` = 3; got 8"),
         ({"lrpe_base": 0.5}, "`lrpe_base` must be at least 1; got 0.5"),
         ({"positions": "lrpe-d"}, "there is no `positions` 'lrpe-d'; did you mean 'lrpe_d'"),
-        ({"slopes": "alibi"}, "there is no `slopes` 'alibi'"),
+        ({"slopes": "alibis"}, "there is no `slopes` 'alibis'; did you mean 'alibi'"),
+        ({"block_size": 0}, "`block_size` must be at least 1; got 0. TransNormer's is 64"),
         ({"feature_map": "sulu"}, "there is no `feature_map` 'sulu'; did you mean 'silu'"),
         ({"output_norm": "batch"}, "there is no `output_norm` 'batch'"),
     ],

@@ -400,6 +400,8 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "LRPE": {"n_heads": 2, "positions": "lrpe", "output_gate": False},
         "NormAttention": {"positions": "none", "feature_map": "identity", "output_norm": "layer"},
         "linear slopes": {"n_heads": 4, "slopes": "linear", "layer_decay": False},
+        "blocks": {"n_heads": 2, "block_size": 3, "positions": "none", "output_gate": False},
+        "turned blocks": {"block_size": 5, "positions": "lrpe", "slopes": "geometric"},
     },
     "xlstm_7b": {
         "paper": {"gate_std": 0.5},

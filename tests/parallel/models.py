@@ -61,7 +61,7 @@ REFUSED = {
 REFUSED_VARIANTS = {
     ("linear_attention", variant): "linear_attention with exponential features"
     for variant in ("Performer", "turned Performer")
-}
+} | {("trans_normer", variant): "softmax_attention" for variant in ("blocks", "turned blocks")}
 
 
 def lengths():

@@ -1,7 +1,7 @@
 """TransNormerLLM: A Faster and Better Large Language Model with Improved TransNormer (Qin and others, 2023).
 
     Q = phi(X W_q)    K = phi(X W_k)    V = X W_v    U = X W_u
-    lambda = exp(-s_h (1 - l / (L - 1)))    s_h = 2^(-8 h / H)
+    lambda = exp(-s_h (1 - l / (L - 1)))    s_h = 2^(-8 h / H), H a power of two
     a_st = q_s^T k_t lambda^(s - t) cos(theta (s - t))
     O = SRMSNorm(sum_t a_st v_t) * U
     Y = O W_o
@@ -10,6 +10,9 @@ X input, Q query, K key, V value, U gate, phi Swish, lambda decay of head h = 1 
 theta the learned frequencies of key channels (LRPE), a_st how much of step t is in step s, SRMSNorm(x) =
 x / RMS(x) over all heads, Y output. As a recurrence, lambda is the magnitude of the transition and theta its
 phase: q and k are real, so the real part of exp(i theta (s - t)) is all that is seen of it.
+
+The first layers of TransNormer (Qin and others, 2022) have DiagAttention in place of O's linear attention: a
+step attends by softmax to the steps of its block, without phi, decay and norm.
 """
 
 from collections.abc import Sequence
@@ -20,10 +23,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from linrec.nn import feature_maps
+from linrec.nn.block_attention import block_attention, first_state
+from linrec.nn.decays import alibi_slopes
 from linrec.nn.head_sizes import heads_of, most_heads
 from linrec.nn.mixer import Mixer, State, Transitions
 from linrec.nn.norms import make_norm
 from linrec.nn.parameters import mark
+from linrec.nn.projections import output_kwargs
+from linrec.ops.attention import softmax_attention
 from linrec.ops.gate_loop import gate_loop
 from linrec.rules import at_least, choice
 
@@ -32,7 +39,7 @@ __all__ = ["TransNormer"]
 FeatureMap = Literal["silu", "elu", "identity"]
 OutputNorm = Literal["simple_rms", "rms", "layer", "none"]
 Positions = Literal["mix", "lrpe_d", "lrpe", "decay", "none"]
-Slopes = Literal["geometric", "linear"]
+Slopes = Literal["alibi", "geometric", "linear"]
 
 # of the released language models
 CHANNELS_PER_HEAD = 128
@@ -55,10 +62,20 @@ class TransNormer(Mixer):
     | without gate | `output_gate=False` |
     | activation of q and k: elu + 1, none | `feature_map="elu"`, "identity" |
     | RMSNorm, LayerNorm | `output_norm="rms"`, "layer" |
+    | TransNormer: DiagAttention, then NormAttention | `block_size=64, positions="none", feature_map="elu"` |
 
     The paper prints lambda = exp(-(8 h / H) (1 - l / L)), `slopes="linear"`, with which every head but a few
-    forgets within a step or two. Its released code has the geometric slopes of ALiBi, the default, and
-    reaches no decay in the last layer, as the paper's text asks; both slopes are here with that.
+    forgets within a step or two. Its released code has the slopes of ALiBi, the default. They are geometric,
+    2^(-8 h / H), where the number of heads is a power of two; for other numbers some heads lie between the
+    heads of the power below. `slopes="geometric"` keeps 2^(-8 h / H) for every number. The released code
+    reaches no decay in the last layer, as the paper's text asks, but for the 1e-5 that it adds to
+    1 - l / (L - 1). All slopes here reach no decay.
+
+    With `block_size`, the first half of the layers attends by softmax within blocks of so many steps, and so
+    does a layer that stands alone. Blocks are counted from the start of each sequence, so from each reset on.
+    The code of TransNormer has blocks of 64 steps, no norm in these layers, and no gate in any layer,
+    `output_gate=False`. Its LRPE is another one, which is not here. The state of a layer with blocks is a
+    cache of at most `block_size` - 1 steps and a position.
 
     When training starts, all matrices are normal with standard deviation 0.02, and theta_j = base^(-2j / d)
     for j = 0 .. d - 1 over the d channels of all heads: the released code. theta is marked as group
@@ -69,20 +86,21 @@ class TransNormer(Mixer):
         n_heads: heads H. None is the largest number that divides `d_model` and leaves at least 128 channels
             to each head, or 1.
         positions: "mix", "lrpe_d", "lrpe", "decay" or "none", which is NormAttention of TransNormer.
-        slopes: "geometric" or "linear", 8 h / H.
+        slopes: s_h, "alibi", "geometric" or "linear", 8 h / H.
         layer_decay: whether decays weaken from layer to layer.
         lrpe_base: base of theta when training starts.
         feature_map: phi, "silu", "elu" (elu + 1) or "identity".
         output_norm: over all heads, "simple_rms", which has no parameters, "rms", "layer" or "none".
         output_gate: whether the normed output is multiplied by U.
+        block_size: steps of a block of DiagAttention; None is linear attention in all layers.
 
     Raises:
-        ValueError: an `n_heads` that does not divide `d_model`, an `lrpe_base` below 1, or an unknown name of
-            a variant.
+        ValueError: an `n_heads` that does not divide `d_model`, an `lrpe_base` or a `block_size` below 1, or
+            an unknown name of a variant.
 
     Source:
         TransNormerLLM (Qin and others, 2023), its improvements of the architecture, and their ablations;
-        TransNormer (Qin and others, The Devil in Linear Transformer, 2022) for the norm.
+        TransNormer (Qin and others, The Devil in Linear Transformer, 2022) for the norm and the blocks.
 
     Example:
         >>> import torch
@@ -100,12 +118,13 @@ class TransNormer(Mixer):
         *,
         n_heads: int | None = None,
         positions: Positions = "mix",
-        slopes: Slopes = "geometric",
+        slopes: Slopes = "alibi",
         layer_decay: bool = True,
         lrpe_base: float = 10_000.0,
         feature_map: FeatureMap = "silu",
         output_norm: OutputNorm = "simple_rms",
         output_gate: bool = True,
+        block_size: int | None = None,
     ) -> None:
         super().__init__(d_model)
         choice(Positions, positions=positions)
@@ -113,10 +132,12 @@ class TransNormer(Mixer):
         choice(FeatureMap, feature_map=feature_map)
         choice(OutputNorm, output_norm=output_norm)
         at_least(1, lrpe_base=lrpe_base, cure="The paper's is 10000.")
+        at_least(1, block_size=block_size, or_none=True, cure="TransNormer's is 64.")
         self.n_heads = most_heads(d_model, CHANNELS_PER_HEAD) if n_heads is None else n_heads
         self.d_head = heads_of("d_model", d_model, self.n_heads)
         self.positions, self.slopes, self.layer_decay = positions, slopes, layer_decay
-        self.layer, self.n_layers = 0, 1
+        self.block_size = block_size
+        self._place(0, 1)
 
         self.phi = feature_maps.build(feature_map, self.d_head)
         self.q = _projection(d_model)
@@ -136,28 +157,41 @@ class TransNormer(Mixer):
             self.norm = make_norm(output_norm, d_model)
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
-        """Return y, and the state (b, h, dk, dv), complex in layers with theta."""
+        """Return y, and the state (b, h, dk, dv), complex with theta; with blocks a `BlockState`."""
         heads = self.n_heads, self.d_head
         q, k, v = (linear(x).unflatten(-1, heads) for linear in (self.q, self.k, self.v))
-        q, k = self.phi(q), self.phi(k)
-        log_lambda = None
-        if self.positions not in ("lrpe", "none"):
-            share = torch.arange(1, self.n_heads + 1, **self.factory_kwargs(x.device)) / self.n_heads
-            slope = 2.0 ** (-8 * share) if self.slopes == "geometric" else 8 * share
-            fades = self.layer_decay and self.n_layers > 1
-            log_lambda = -slope * (1 - self.layer / (self.n_layers - 1) if fades else 1)
         theta = None if self.theta is None else self.theta.to(self.state_dtype)
-        o, state = gate_loop(q, k, v, log_lambda, theta, state=state, reset=reset)
-        o = self.norm(o.flatten(-2))
+        if self.blocks is not None:
+            past = self.init_state(len(x), device=x.device) if state is None else state
+            o, state = block_attention(q, k, v, theta, block_size=self.blocks, state=past, reset=reset)
+            o = o.flatten(-2)
+        else:
+            log_lambda = None if self.positions in ("lrpe", "none") else -self._slopes(x.device)
+            o, state = gate_loop(self.phi(q), self.phi(k), v, log_lambda, theta, state=state, reset=reset)
+            o = self.norm(o.flatten(-2))
         return self.out(o if self.gate is None else o * self.gate(x)), state
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, h, dk, dv): complex in layers with theta, else real."""
-        sizes, turns = (self.n_heads, self.d_head, self.d_head), self.theta is not None
-        return gate_loop.empty_state(batch, *sizes, **self.factory_kwargs(device, is_complex=turns))
+        """Return zeros (batch, h, dk, dv): complex with theta, else real; with blocks no steps."""
+        turns = self.theta is not None
+        if self.blocks is None:
+            sizes = self.n_heads, self.d_head, self.d_head
+            return gate_loop.empty_state(batch, *sizes, **self.factory_kwargs(device, is_complex=turns))
+        sizes = self.n_heads, self.d_head * (1 + turns), self.d_head
+        cache = softmax_attention.empty_state(batch, *sizes, **output_kwargs(self.k, device))
+        return first_state(cache)
+
+    @property
+    def state_size(self) -> int:
+        """Elements of the state; with blocks per cached step: key, value, and if the block has it."""
+        if self.blocks is None:
+            return super().state_size
+        return (2 if self.theta is None else 3) * self.d_model + 1
 
     def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions | None:
-        """Return lambda and theta, constant in time; lambda is 1 where nothing decays."""
+        """Return lambda and theta, constant in time; lambda is 1 where nothing decays. None with blocks."""
+        if self.blocks is not None:
+            return None
         ones = x.new_ones(self.d_model, dtype=self.state_dtype)
         return super().transitions(x) or Transitions(ones, None)
 
@@ -165,9 +199,27 @@ class TransNormer(Mixer):
     def share(cls, layers: "Sequence[TransNormer]") -> None:
         """Tell each layer its place in the stack; with `positions="mix"`, the first alone keeps theta."""
         for layer, mixer in enumerate(layers):
-            mixer.layer, mixer.n_layers = layer, len(layers)
+            mixer._place(layer, len(layers))
             if mixer.positions == "mix" and layer > 0:
                 mixer.theta = None
+            if mixer.blocks is not None:
+                mixer.norm = nn.Identity()
+
+    def _place(self, layer: int, n_layers: int) -> None:
+        self.layer, self.n_layers = layer, n_layers
+        self.blocks = self.block_size if layer < max(1, n_layers // 2) else None
+        self.recurrence = "gate_loop" if self.blocks is None else "softmax_attention"
+
+    def _slopes(self, device: torch.device) -> Float[Tensor, "h"]:
+        """Return s_h, weakened by the place of the layer."""
+        like = self.factory_kwargs(device)
+        share = torch.arange(1, self.n_heads + 1, **like) / self.n_heads
+        if self.slopes == "alibi":
+            slope = alibi_slopes(self.n_heads, **like)
+        else:
+            slope = 2.0 ** (-8 * share) if self.slopes == "geometric" else 8 * share
+        fades = self.layer_decay and self.n_layers > 1
+        return slope * (1 - self.layer / (self.n_layers - 1) if fades else 1)
 
 
 def _projection(d_model: int) -> nn.Linear:

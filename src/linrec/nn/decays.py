@@ -1,4 +1,4 @@
-"""Decays that are constants, one per head."""
+"""Decays that are constants, one per head, and slopes of decays."""
 
 import math
 
@@ -6,7 +6,34 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["log_spaced_decay", "multi_scale_decay", "single_decay"]
+__all__ = ["alibi_slopes", "log_spaced_decay", "multi_scale_decay", "single_decay"]
+
+
+def alibi_slopes(
+    n_heads: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+) -> Float[Tensor, "h"]:
+    """s_h = 2^(-8 h / H) for h = 1 .. H, where the number of heads H is a power of two.
+
+    Otherwise the first P heads have the slopes of P heads, P the largest power of two below H. The other
+    heads have the slopes 2^(-4 / P), 2^(-12 / P), .., every second one of 2 P heads.
+
+    Args:
+        n_heads: heads H.
+        dtype: of the result; None is torch's default.
+        device: of the result; None is torch's default.
+
+    Source:
+        Press, Smith and Lewis, Train Short, Test Long: Attention with Linear Biases (2022), and its code for
+        other numbers of heads.
+
+    Example:
+        >>> alibi_slopes(3) * 256
+        tensor([16.,  1., 64.])
+    """
+    power = 2 ** (n_heads.bit_length() - 1)
+    head = torch.arange(n_heads, dtype=dtype or torch.get_default_dtype(), device=device)
+    exponent = torch.where(head < power, 8 * (head + 1), 8 * (head - power) + 4)
+    return 2.0 ** (-exponent / power)
 
 
 def multi_scale_decay(
