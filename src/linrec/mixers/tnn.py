@@ -91,7 +91,7 @@ class TNN(Mixer):
         length: taps, where there should be no more; None is all until they are below 1e-8.
         decay: lambda.
         d_position: width of the relative position encoder.
-        position_depth: its layers between the first and the last.
+        position_depth: its layers between the first and the last. The authors' language models have 6.
         bias: whether the projections have biases.
 
     Raises:

@@ -13,7 +13,7 @@ __all__ = ["BlockState", "block_attention", "first_state"]
 
 
 class BlockState(NamedTuple):
-    """What attention within blocks carries from one piece of a sequence to the next.
+    """Cached steps and position of attention within blocks, from one piece of a sequence to the next.
 
     Attributes:
         cache: keys and values of past steps, of which only those of the current block are read.
