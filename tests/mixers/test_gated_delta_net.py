@@ -175,7 +175,7 @@ def test_widths_are_those_of_the_released_code():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"n_heads": 0}, "`d_v` must be a positive multiple of `n_heads` = 0"),
+        ({"n_heads": 0}, "`n_heads` must be at least 1; got 0"),
         ({"d_qk": 5, "n_heads": 2}, "`d_qk` must be a positive multiple of `n_heads` = 2; got 5"),
         ({"decay": "fixed"}, "there is no `decay` 'fixed'"),
         ({"beta": "two"}, "there is no `beta` 'two'"),

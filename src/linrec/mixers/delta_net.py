@@ -12,6 +12,8 @@ Irie and Schmidhuber (2021), who have other features, no convolution and no norm
 the transpose of S.
 """
 
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -22,8 +24,11 @@ from linrec.nn.mixer import Mixer, State
 from linrec.nn.norms import Norm, make_norm
 from linrec.nn.short_convolution import ShortConvolution
 from linrec.ops.delta_rule import delta_rule
+from linrec.rules import choice, positive
 
 __all__ = ["DeltaNet"]
+
+ValueActivation = Literal["silu", "none"]
 
 # of the paper's models
 CHANNELS_PER_HEAD = 128
@@ -42,9 +47,11 @@ class DeltaNet(Mixer):
     | L1 norm, 1 + ELU | `qk_norm="l1", feature_map="elu"` |
     | L2 norm, 1 + ELU | `feature_map="elu"` |
     | L2 norm, ReLU | `feature_map="relu"` |
-    | Schlag and others: DPFP, sum normalisation | `qk_norm="l1", feature_map="dpfp", output_norm="none"` |
     | the delta rule without strengths | `beta="one"` |
     | negative eigenvalues (Grazzi and others) | `beta="double_sigmoid"` |
+
+    The layer of Schlag, Irie and Schmidhuber is `feature_map="dpfp", nu=3, qk_norm="l1", conv_size=None,
+    value_activation="none", output_norm="none"`.
 
     When training starts, all matrices are Xavier uniform with gain 2^-2.5, as in the code released with the
     paper.
@@ -56,11 +63,16 @@ class DeltaNet(Mixer):
         d_qk: width of q and k over all heads. None is `d_model`.
         d_v: width of v over all heads. None is `d_model`.
         feature_map: phi, a name of `linrec.nn.feature_maps`.
-        qk_norm: "l2", or "l1" for features >= 0.
+        nu: shifts of the feature map "dpfp"; None is 1.
+        qk_norm: "l2"; "l1" for features >= 0; or "none" for features of "softmax".
         beta: "sigmoid", in (0, 1); "double_sigmoid", in (0, 2); or "one".
         conv_size: taps of a causal convolution of each channel of q, k and v, before phi and SiLU; None is no
             convolution.
+        value_activation: of v, "silu" or "none".
+        conv_bias: whether the convolutions have biases.
         output_norm: of each head, "rms", "layer" or "none".
+        norm_eps: of that norm. flash-linear-attention divides q by sqrt(dk), which the norm undoes but for
+            this number: an eps there is eps dk here.
         output_gate: whether the normalised o is multiplied by SiLU(W_G x), as Gated DeltaNet does.
 
     Raises:
@@ -89,27 +101,34 @@ class DeltaNet(Mixer):
         d_qk: int | None = None,
         d_v: int | None = None,
         feature_map: str = "silu",
+        nu: int | None = None,
         qk_norm: FeatureNorm = "l2",
         beta: Strength = "sigmoid",
         conv_size: int | None = 4,
+        conv_bias: bool = False,
+        value_activation: ValueActivation = "silu",
         output_norm: Norm = "rms",
+        norm_eps: float = 1e-5,
         output_gate: bool = False,
     ) -> None:
         super().__init__(d_model)
+        choice(ValueActivation, value_activation=value_activation)
+        positive(norm_eps=norm_eps, cure="torch's is 1e-5.")
+        self.value_activation = value_activation
         d_qk = d_model if d_qk is None else d_qk
         d_v = d_model if d_v is None else d_v
         self.n_heads = most_heads(d_qk, CHANNELS_PER_HEAD) if n_heads is None else n_heads
         self.d_value = heads_of("d_v", d_v, self.n_heads)
         self.features = UnitFeatures(
-            heads_of("d_qk", d_qk, self.n_heads), feature_map=feature_map, norm=qk_norm
+            heads_of("d_qk", d_qk, self.n_heads), feature_map=feature_map, norm=qk_norm, nu=nu
         )
 
         self.q = nn.Linear(d_model, d_qk, bias=False)
         self.k = nn.Linear(d_model, d_qk, bias=False)
         self.v = nn.Linear(d_model, d_v, bias=False)
-        self.conv = None if conv_size is None else ShortConvolution(2 * d_qk + d_v, conv_size)
+        self.conv = None if conv_size is None else ShortConvolution(2 * d_qk + d_v, conv_size, bias=conv_bias)
         self.beta = WriteStrength(d_model, self.n_heads, strength=beta)
-        self.norm = make_norm(output_norm, self.d_value)
+        self.norm = make_norm(output_norm, self.d_value, eps=norm_eps)
         self.gate = nn.Linear(d_model, d_v, bias=False) if output_gate else None
         self.out = nn.Linear(d_v, d_model, bias=False)
         for module in self.modules():
@@ -123,7 +142,9 @@ class DeltaNet(Mixer):
         if self.conv is not None:
             (q, k, v), tail = self.conv.side_by_side((q, k, v), tail, reset=reset)
         q, k, v = (part.unflatten(-1, (self.n_heads, -1)) for part in (q, k, v))
-        q, k, v = self.features(q), self.features(k), functional.silu(v)
+        q, k = self.features(q), self.features(k)
+        if self.value_activation == "silu":
+            v = functional.silu(v)
         o, S = delta_rule(q, k, v.to(q), self.beta(x), state=S, reset=reset)
         o = self.norm(o).flatten(-2).to(x.dtype)
         if self.gate is not None:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.nn.delta import FeatureNorm, Strength, UnitFeatures, WriteStrength
+from linrec.nn.delta import Strength, UnitFeatures, WriteStrength
 from linrec.nn.gates import GateLinear
 from linrec.nn.head_sizes import heads_of, most_heads
 from linrec.nn.mixer import Mixer, State
@@ -28,11 +28,12 @@ from linrec.nn.norms import Norm, make_norm
 from linrec.nn.parameters import mark
 from linrec.nn.short_convolution import ShortConvolution
 from linrec.ops.delta_rule import delta_rule
-from linrec.rules import choice
+from linrec.rules import at_least, choice, divisor, positive
 
 __all__ = ["GatedDeltaNet"]
 
 Decay = Literal["data", "none"]
+KeyNorm = Literal["l2", "l1", "longhorn", "none"]
 
 # of the released code, whose d_qk is three quarters of d_model, and d_v twice d_qk
 CHANNELS_PER_HEAD = 256
@@ -59,6 +60,11 @@ class GatedDeltaNet(Mixer):
     | heads of 64; of 128, the paper's trade-off | `n_heads` = `d_qk` / 64; `d_qk` / 128 |
     | negative eigenvalues (Grazzi and others) | `beta="double_sigmoid"` |
 
+    NVlabs' released code has a bias of beta, `beta_bias=True`, and two further norms: softmax, which is
+    `feature_map="softmax", qk_norm="none"`, and that of Longhorn, `qk_norm="longhorn"`: k as it is, and
+    beta_t / (1 + beta_t |k_t|^2) in place of beta_t. flash-linear-attention and Qwen3-Next have fewer heads
+    of q and k than of v, `qk_heads`.
+
     When training starts, A is uniform in (0, 16], softplus(b_dt) is log-uniform in (0.001, 0.1), and all
     matrices are Xavier uniform with gain 2^-2.5, as in the released code. A_log and b_dt have no weight
     decay.
@@ -67,22 +73,27 @@ class GatedDeltaNet(Mixer):
         d_model: width of the sequence.
         n_heads: heads h. None is the largest number that divides `d_qk` and leaves at least 256 channels to
             each head, or 1.
-        d_qk: width of q and k over all heads. None is 3/4 `d_model`, or the next smaller multiple of
+        qk_heads: heads of q and k, each shared by `n_heads` / `qk_heads` neighbouring heads of v. None is
             `n_heads`.
-        d_v: width of v over all heads. None is 2 `d_qk`.
+        d_qk: width of q and k over all their heads. None is 3/4 `d_model`, or the next smaller multiple of
+            `n_heads`, divided by `n_heads` / `qk_heads`.
+        d_v: width of v over all heads. None is twice that of q and k over `n_heads` heads.
         feature_map: phi, a name of `linrec.nn.feature_maps`.
-        qk_norm: "l2", or "l1" for features >= 0.
+        qk_norm: "l2"; "l1" for features >= 0; "longhorn"; or "none" for features of "softmax".
         decay: "data", or "none" for alpha = 1.
         beta: "sigmoid", in (0, 1); "double_sigmoid", in (0, 2); or "one".
+        beta_bias: whether the sigmoid's argument has a bias.
         conv_size: taps of a causal convolution of each channel of q, k and v, before phi and SiLU; None is no
             convolution.
+        conv_bias: whether the convolutions have biases.
         output_norm: of each head, "rms", "layer" or "none".
         norm_eps: of that norm. The released code divides q by sqrt(d_qk / n_heads), which the norm undoes but
             for this number: an eps there is eps d_qk / n_heads here.
         output_gate: whether the normalised o is multiplied by SiLU(W_g x).
 
     Raises:
-        ValueError: widths that the heads do not divide, or an unknown name of a variant.
+        ValueError: widths that the heads do not divide, `qk_heads` that do not divide `n_heads`, an unknown
+            name of a variant, or a `norm_eps` that is not positive.
 
     Source:
         Yang, Kautz and Hatamizadeh (2025), sections 3.1 and 3.4. Constants that it leaves out are those of
@@ -103,33 +114,44 @@ class GatedDeltaNet(Mixer):
         d_model: int,
         *,
         n_heads: int | None = None,
+        qk_heads: int | None = None,
         d_qk: int | None = None,
         d_v: int | None = None,
         feature_map: str = "silu",
-        qk_norm: FeatureNorm = "l2",
+        qk_norm: KeyNorm = "l2",
         decay: Decay = "data",
         beta: Strength = "sigmoid",
+        beta_bias: bool = False,
         conv_size: int | None = 4,
+        conv_bias: bool = False,
         output_norm: Norm = "rms",
         norm_eps: float = 1e-5,
         output_gate: bool = True,
     ) -> None:
         super().__init__(d_model)
         choice(Decay, decay=decay)
+        choice(KeyNorm, qk_norm=qk_norm)
+        at_least(1, n_heads=n_heads, qk_heads=qk_heads, or_none=True)
+        positive(norm_eps=norm_eps, cure="torch's is 1e-5.")
         if d_qk is None:
             multiple = 1 if n_heads is None else max(n_heads, 1)
             d_qk = max(3 * d_model // 4 // multiple, 1) * multiple
-        d_v = 2 * d_qk if d_v is None else d_v
+            if qk_heads is not None:
+                d_qk = d_qk // multiple * qk_heads
         self.n_heads = most_heads(d_qk, CHANNELS_PER_HEAD) if n_heads is None else n_heads
+        self.qk_heads = self.n_heads if qk_heads is None else qk_heads
+        divisor("n_heads", self.n_heads, qk_heads=self.qk_heads, cure="Each serves as many heads of v.")
+        self.qk_norm, d_key = qk_norm, heads_of("d_qk", d_qk, self.qk_heads)
+        d_v = 2 * self.n_heads * d_key if d_v is None else d_v
         self.d_value = heads_of("d_v", d_v, self.n_heads)
         self.features = UnitFeatures(
-            heads_of("d_qk", d_qk, self.n_heads), feature_map=feature_map, norm=qk_norm
+            d_key, feature_map=feature_map, norm="none" if qk_norm == "longhorn" else qk_norm
         )
 
         self.q = nn.Linear(d_model, d_qk, bias=False)
         self.k = nn.Linear(d_model, d_qk, bias=False)
         self.v = nn.Linear(d_model, d_v, bias=False)
-        self.conv = None if conv_size is None else ShortConvolution(2 * d_qk + d_v, conv_size)
+        self.conv = None if conv_size is None else ShortConvolution(2 * d_qk + d_v, conv_size, bias=conv_bias)
         self.alpha: GateLinear | None = None
         if decay == "data":
             self.alpha = GateLinear(d_model, self.n_heads, bias=False)
@@ -142,7 +164,7 @@ class GatedDeltaNet(Mixer):
             for name in ("A_log", "dt_bias"):
                 mark(self, name, group="default", weight_decay=False)
             self.keep_float32("A_log", "dt_bias")
-        self.beta = WriteStrength(d_model, self.n_heads, strength=beta)
+        self.beta = WriteStrength(d_model, self.n_heads, strength=beta, bias=beta_bias)
         self.norm = make_norm(output_norm, self.d_value, eps=norm_eps)
         self.gate = nn.Linear(d_model, d_v, bias=False) if output_gate else None
         self.out = nn.Linear(d_v, d_model, bias=False)
@@ -156,14 +178,19 @@ class GatedDeltaNet(Mixer):
         q, k, v = self.q(x), self.k(x), self.v(x)
         if self.conv is not None:
             (q, k, v), tail = self.conv.side_by_side((q, k, v), tail, reset=reset)
-        q, k, v = (part.unflatten(-1, (self.n_heads, -1)) for part in (q, k, v))
-        q, k, v = self.features(q), self.features(k), functional.silu(v)
+        q, k = (self.features(part.unflatten(-1, (self.qk_heads, -1))) for part in (q, k))
+        if self.qk_heads < self.n_heads:
+            q, k = (part.repeat_interleave(self.n_heads // self.qk_heads, 2) for part in (q, k))
+        v = functional.silu(v).unflatten(-1, (self.n_heads, -1))
+        beta = self.beta(x)
+        if self.qk_norm == "longhorn":
+            beta = beta / (1 + beta * k.square().sum(-1))
         log_alpha = None
         if self.alpha is not None:
             # -softplus(z) = log sigmoid(-z): torch 2.13 compiles the gradient of softplus with wrong strides
             negated = functional.logsigmoid(-(self.alpha(x) + self.dt_bias))
             log_alpha = torch.exp(self.A_log.to(negated.dtype)) * negated
-        o, S = delta_rule(q, k, v.to(q), self.beta(x), log_alpha, state=S, reset=reset)
+        o, S = delta_rule(q, k, v.to(q), beta, log_alpha, state=S, reset=reset)
         o = self.norm(o).flatten(-2).to(x.dtype)
         if self.gate is not None:
             o = o * functional.silu(self.gate(x))

@@ -20,6 +20,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
+from linrec.nn import feature_maps
 from linrec.nn.decays import multi_scale_decay
 from linrec.nn.gates import GateLinear
 from linrec.nn.head_sizes import heads_of
@@ -27,8 +28,9 @@ from linrec.nn.mixer import Mixer, State, Transitions
 from linrec.nn.norms import Norm, make_norm
 from linrec.nn.parameters import mark
 from linrec.nn.projections import xavier_linear
+from linrec.nn.short_convolution import ShortConvolution
 from linrec.ops.gate_loop import gate_loop
-from linrec.rules import at_least, choice, positive
+from linrec.rules import at_least, choice, divisor, positive, require
 
 __all__ = ["GLA"]
 
@@ -52,6 +54,10 @@ class GLA(Mixer):
     | data-dependent scalar gate | `forget_gate="head"`: one alpha_t for all channels of a head |
     | small and large heads | `n_heads` |
 
+    flash-linear-attention's layer also has short convolutions, feature maps of q and k, and grouped heads:
+    `conv_size`, `feature_map` and `kv_heads`. It divides q by sqrt(dk), which the norm undoes but for its
+    eps: an eps there is eps dk here, as in `output_norm="rms", norm_eps=1e-5 * dk`.
+
     When training starts, all matrices are Xavier uniform with gain 2^-2.5, b_r is zero, and b_alpha is as
     torch's Linear draws it: the released code. W_alpha and b_alpha are marked as group "transition" without
     weight decay, which the paper does not ask for.
@@ -59,17 +65,23 @@ class GLA(Mixer):
     Args:
         d_model: width of the sequence.
         n_heads: heads h. None is 4, or the largest of 2 and 1 that divides `d_qk` and `d_v` where 4 does not.
-        d_qk: width of q, k and alpha over all heads. None is `d_model` / 2, rounded down, at least 1.
-        d_v: width of v over all heads. None is `d_model`.
+        kv_heads: heads of k, v and alpha, each shared by `n_heads` / `kv_heads` neighbouring queries. None is
+            `n_heads`.
+        d_qk: width of q over all heads. None is `d_model` / 2, rounded down, at least 1.
+        d_v: width of o over all heads. None is `d_model`.
+        feature_map: phi of q and k, a name of `linrec.nn.feature_maps` with a feature for each channel.
+        conv_size: taps of a causal convolution of each channel of q, k and v, and SiLU; None is neither.
+        conv_bias: whether the convolutions have biases.
         forget_gate: "channel", "head", "fixed" or "none".
         gate_rank: width between W_alpha^1 and W_alpha^2.
         tau: alpha is the root of this order of a sigmoid, so a large one forgets slowly.
         output_norm: of each head, with one scale for all: "layer", "rms" (the released code) or "none".
+        norm_eps: of that norm.
         output_gate: whether o' is multiplied by r.
 
     Raises:
-        ValueError: widths that the heads do not divide, a `gate_rank` below 1, a `tau` that is not positive,
-            or an unknown name of a variant.
+        ValueError: widths that the heads do not divide, `kv_heads` that do not divide `n_heads`, a feature
+            map of other features than channels, a number out of range, or an unknown name of a variant.
 
     Source:
         GLA (Yang and others, 2023), section 4.4; the ablations are those of table 4. The initialisation is
@@ -90,57 +102,88 @@ class GLA(Mixer):
         d_model: int,
         *,
         n_heads: int | None = None,
+        kv_heads: int | None = None,
         d_qk: int | None = None,
         d_v: int | None = None,
+        feature_map: str = "identity",
+        conv_size: int | None = None,
+        conv_bias: bool = False,
         forget_gate: ForgetGate = "channel",
         gate_rank: int = 16,
         tau: float = 16.0,
         output_norm: Norm = "layer",
+        norm_eps: float = 1e-5,
         output_gate: bool = True,
     ) -> None:
         super().__init__(d_model)
         choice(ForgetGate, forget_gate=forget_gate)
         at_least(1, gate_rank=gate_rank, cure="The paper's is 16.")
         positive(tau=tau, cure="The paper's is 16.")
+        positive(norm_eps=norm_eps, cure="torch's is 1e-5.")
         d_qk = max(1, d_model // 2) if d_qk is None else d_qk
         d_v = d_model if d_v is None else d_v
         self.n_heads = math.gcd(HEADS, d_qk, d_v) if n_heads is None else n_heads
         self.d_key, self.d_value = (heads_of(*each, self.n_heads) for each in (("d_qk", d_qk), ("d_v", d_v)))
+        self.kv_heads = self.n_heads if kv_heads is None else kv_heads
+        divisor("n_heads", self.n_heads, kv_heads=self.kv_heads, cure="1 is multi-query attention.")
         self.forget_gate, self.tau = forget_gate, tau
+        d_k, d_kv = self.kv_heads * self.d_key, self.kv_heads * self.d_value
+        self.phi = feature_maps.build(feature_map, self.d_key)
+        require(
+            self.phi.phase is None and self.phi.d_features == self.d_key,
+            "`feature_map` must have a feature for each channel, and no phase; got "
+            f'{feature_map!r}. Pass one such as "elu", "relu" or "silu".',
+        )
 
-        self.q, self.k = (xavier_linear(d_model, d_qk, gain=GAIN) for _ in range(2))
-        self.v = xavier_linear(d_model, d_v, gain=GAIN)
+        self.q = xavier_linear(d_model, d_qk, gain=GAIN)
+        self.k = xavier_linear(d_model, d_k, gain=GAIN)
+        self.v = xavier_linear(d_model, d_kv, gain=GAIN)
+        self.conv = None
+        if conv_size is not None:
+            self.conv = ShortConvolution(d_qk + d_k + d_kv, conv_size, bias=conv_bias)
         self.alpha: nn.Sequential | None = None
         if forget_gate in ("channel", "head"):
-            width = d_qk if forget_gate == "channel" else self.n_heads
+            width = d_k if forget_gate == "channel" else self.kv_heads
             low_rank = [GateLinear(d_model, gate_rank, bias=False), GateLinear(gate_rank, width)]
             self.alpha = mark(nn.Sequential(*low_rank), group="transition", weight_decay=False)
             for linear in low_rank:
                 nn.init.xavier_uniform_(linear.weight, gain=GAIN)
-        self.norm = make_norm(output_norm, self.d_value)
+        self.norm = make_norm(output_norm, self.d_value, eps=norm_eps)
         self.gate = xavier_linear(d_model, d_v, gain=GAIN, bias=True) if output_gate else None
         self.out = xavier_linear(d_v, d_model, gain=GAIN)
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
-        """Return y, and S (b, h, dk, dv)."""
-        q, k = (linear(x).unflatten(-1, (self.n_heads, self.d_key)) for linear in (self.q, self.k))
-        v = self.v(x).unflatten(-1, (self.n_heads, self.d_value))
+        """Return y, and S (b, h, dk, dv); with a convolution, its tail and S."""
+        tail, S = (None, state) if self.conv is None or state is None else state
+        q, k, v = self.q(x), self.k(x), self.v(x)
+        if self.conv is not None:
+            parts, tail = self.conv.side_by_side((q, k, v), tail, reset=reset)
+            q, k, v = (functional.silu(part) for part in parts)
+        q = self.phi(q.unflatten(-1, (self.n_heads, self.d_key)))
+        k = self._shared(self.phi(k.unflatten(-1, (self.kv_heads, self.d_key))))
+        v = self._shared(v.unflatten(-1, (self.kv_heads, self.d_value)))
         log_alpha = None
         if self.alpha is not None:
             # of every key channel, or one of all
-            log_alpha = (functional.logsigmoid(self.alpha(x)) / self.tau).unflatten(-1, (self.n_heads, -1))
+            log_alpha = functional.logsigmoid(self.alpha(x)) / self.tau
+            log_alpha = self._shared(log_alpha.unflatten(-1, (self.kv_heads, -1)))
         elif self.forget_gate == "fixed":
             log_alpha = multi_scale_decay(self.n_heads, **self.factory_kwargs(x.device))
-        o, state = gate_loop(q, k, v, log_alpha, state=state, reset=reset)
+        o, S = gate_loop(q, k, v, log_alpha, state=S, reset=reset)
         o = self.norm(o).flatten(-2)
         if self.gate is not None:
             o = functional.silu(self.gate(x)) * o
-        return self.out(o), state
+        return self.out(o), S if self.conv is None else (tail, S)
+
+    def _shared(self, x: Tensor) -> Tensor:
+        """Return what each query of the heads (b, t, kv_heads, ..) sees: (b, t, h, ..)."""
+        return x if self.kv_heads == self.n_heads else x.repeat_interleave(self.n_heads // self.kv_heads, 2)
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, h, dk, dv)."""
+        """Return zeros (batch, h, dk, dv); with a convolution, (batch, conv_size - 1, c) and these."""
         like = self.factory_kwargs(device)
-        return gate_loop.empty_state(batch, self.n_heads, self.d_key, self.d_value, **like)
+        S = gate_loop.empty_state(batch, self.n_heads, self.d_key, self.d_value, **like)
+        return S if self.conv is None else (self.conv.init_state(batch, **like), S)
 
     def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions | None:
         """Return alpha_t of every key channel, which is 1 without a gate."""

@@ -12,7 +12,7 @@ gate, h hidden state of a head, y output, t time. Seen as linear attention, o is
 i the value. Norm and projection at the end are HGRN's, over all heads together.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -25,14 +25,21 @@ from linrec.nn.lower_bounds import LowerBoundKind, make_lower_bounds, share_lowe
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.norms import Norm, make_norm
 from linrec.nn.parameters import mark
+from linrec.nn.short_convolution import ShortConvolution
 from linrec.ops.gate_loop import gate_loop
-from linrec.rules import choice
+from linrec.rules import choice, divisor, positive
 
 __all__ = ["HGRN2"]
 
 InputActivation = Literal["silu", "none"]
-OutputGate = Literal["sigmoid", "silu"]
-_OUTPUT_GATES = {"sigmoid": functional.sigmoid, "silu": functional.silu}
+OutputGate = Literal["sigmoid", "silu", "relu", "elu", "none"]
+_OUTPUT_GATES: dict[str, Callable[[Tensor], Tensor]] = {
+    "sigmoid": functional.sigmoid,
+    "silu": functional.silu,
+    "relu": functional.relu,
+    "elu": lambda x: functional.elu(x) + 1,
+    "none": lambda x: x,
+}
 
 # the expansion ratio of the paper's language models
 CHANNELS_PER_HEAD = 128
@@ -53,22 +60,30 @@ class HGRN2(Mixer):
     | without lower bound | `lower_bound=0.0` |
 
     The authors' released language models are `input_activation="none", output_gate="silu", bias=False,
-    output_norm="rms"`. When training starts, all projections are as torch's Linear draws them.
+    output_norm="rms"`. flash-linear-attention's layer also has short convolutions, `conv_size`. In linear
+    attention's terms, `output_gate` is the feature map of the queries, and `kv_heads` groups the heads. When
+    training starts, all projections are as torch's Linear draws them.
 
     Args:
-        d_model: width of the sequence, and of g, i and o over all heads.
+        d_model: width of the sequence, and of o over all heads.
         n_heads: heads. None is the largest number that divides `d_model` and leaves at least 128 channels to
             each head, or 1.
+        kv_heads: heads of g and i, each shared by `n_heads` / `kv_heads` neighbouring heads of o. None is
+            `n_heads`.
         lower_bound: "increasing", "decreasing" or "random" over the layers (`linrec.nn.LowerBounds`), or a
             number in [0, 1), which is then the bound of every layer and is not learned.
         input_activation: of i_t, "silu" or "none".
-        output_gate: activation of o_t, "sigmoid" or "silu".
+        output_gate: activation of o_t, "sigmoid", "silu", "relu", "elu" (elu(x) + 1) or "none".
+        conv_size: taps of a causal convolution of each channel before the activations; None is none.
+        conv_bias: whether the convolution has biases.
         output_norm: over all channels, "layer", "rms" or "none".
+        norm_eps: of that norm. flash-linear-attention divides o by sqrt(d), which the norm undoes but for its
+            eps: an eps there is eps d here.
         bias: whether the projections have biases.
 
     Raises:
-        ValueError: an `n_heads` that does not divide `d_model`, an unknown name of a variant, or a
-            `lower_bound` out of [0, 1).
+        ValueError: an `n_heads` that does not divide `d_model`, `kv_heads` that do not divide `n_heads`, an
+            unknown name of a variant, or a number out of range.
 
     Source:
         HGRN2 (Qin and others, 2024), its state expansion by outer products; HGRN (Qin, Yang and Zhong, 2023),
@@ -89,36 +104,50 @@ class HGRN2(Mixer):
         d_model: int,
         *,
         n_heads: int | None = None,
+        kv_heads: int | None = None,
         lower_bound: LowerBoundKind | float = "increasing",
         input_activation: InputActivation = "silu",
         output_gate: OutputGate = "sigmoid",
+        conv_size: int | None = None,
+        conv_bias: bool = False,
         output_norm: Norm = "layer",
+        norm_eps: float = 1e-5,
         bias: bool = True,
     ) -> None:
         super().__init__(d_model)
         choice(InputActivation, input_activation=input_activation)
         choice(OutputGate, output_gate=output_gate)
+        positive(norm_eps=norm_eps, cure="torch's is 1e-5.")
         self.n_heads = most_heads(d_model, CHANNELS_PER_HEAD) if n_heads is None else n_heads
         self.d_head = heads_of("d_model", d_model, self.n_heads)
+        self.kv_heads = self.n_heads if kv_heads is None else kv_heads
+        divisor("n_heads", self.n_heads, kv_heads=self.kv_heads, cure="1 is multi-query attention.")
         self.input_activation, self.output_gate = input_activation, output_gate
+        d_kv = self.kv_heads * self.d_head
 
         self.lower_bound = lower_bound
         self.layer = 0
-        self.bounds = make_lower_bounds(lower_bound, d_model)
-        self.g = mark(GateLinear(d_model, d_model, bias=bias), group="transition", weight_decay=False)
-        self.i = nn.Linear(d_model, d_model, bias=bias)
+        self.bounds = make_lower_bounds(lower_bound, d_kv)
+        self.g = mark(GateLinear(d_model, d_kv, bias=bias), group="transition", weight_decay=False)
+        self.i = nn.Linear(d_model, d_kv, bias=bias)
         self.o = nn.Linear(d_model, d_model, bias=bias)
-        self.norm = make_norm(output_norm, d_model)
+        self.conv = None
+        if conv_size is not None:
+            self.conv = ShortConvolution(d_model + 2 * d_kv, conv_size, bias=conv_bias)
+        self.norm = make_norm(output_norm, d_model, eps=norm_eps)
         self.out = nn.Linear(d_model, d_model, bias=bias)
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
-        """Return y, and h (b, h, d, d)."""
-        z = self.g(x)
+        """Return y, and h (b, h, d, d); with a convolution, its tail and h."""
+        tail, h = (None, state) if self.conv is None or state is None else state
+        z, i, o = self.g(x), self.i(x), self.o(x)
+        if self.conv is not None:
+            (o, z, i), tail = self.conv.side_by_side((o, z, i), tail, reset=reset)
         if self.bounds is not None:
             beta = self.bounds(self.layer)
         else:
             bound = float(self.lower_bound)
-            beta = torch.full((self.d_model,), bound, dtype=self.state_dtype, device=x.device)
+            beta = torch.full(z.shape[-1:], bound, dtype=self.state_dtype, device=x.device)
         # a bound of zero has no logarithm, and one of the smallest number forgets as completely
         floor = torch.log(beta.clamp(min=torch.finfo(beta.dtype).tiny))
         log_g = torch.logaddexp(floor, torch.log1p(-beta) + functional.logsigmoid(z))
@@ -126,18 +155,21 @@ class HGRN2(Mixer):
         log_g = log_g.clamp(max=0)
         # 1 - g, without the rounding of g
         rest = (1 - beta) * torch.sigmoid(-z)
-        i = self.i(x)
         if self.input_activation == "silu":
             i = functional.silu(i)
-        o = _OUTPUT_GATES[self.output_gate](self.o(x))
-        log_g, rest, i, o = (part.unflatten(-1, (self.n_heads, self.d_head)) for part in (log_g, rest, i, o))
-        y, state = gate_loop(o, rest.to(i.dtype), i, log_g, state=state, reset=reset)
-        return self.out(self.norm(y.flatten(-2))), state
+        o = _OUTPUT_GATES[self.output_gate](o)
+        o, log_g, rest, i = (part.unflatten(-1, (-1, self.d_head)) for part in (o, log_g, rest, i))
+        if self.kv_heads < self.n_heads:
+            shared = self.n_heads // self.kv_heads
+            log_g, rest, i = (part.repeat_interleave(shared, 2) for part in (log_g, rest, i))
+        y, h = gate_loop(o, rest.to(i.dtype), i, log_g, state=h, reset=reset)
+        return self.out(self.norm(y.flatten(-2))), h if self.conv is None else (tail, h)
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, h, d, d)."""
-        sizes = self.n_heads, self.d_head, self.d_head
-        return gate_loop.empty_state(batch, *sizes, **self.factory_kwargs(device))
+        """Return zeros (batch, h, d, d); with a convolution, (batch, conv_size - 1, c) and these."""
+        like = self.factory_kwargs(device)
+        h = gate_loop.empty_state(batch, self.n_heads, self.d_head, self.d_head, **like)
+        return h if self.conv is None else (self.conv.init_state(batch, **like), h)
 
     @classmethod
     def share(cls, layers: "Sequence[HGRN2]") -> None:

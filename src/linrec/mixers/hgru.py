@@ -30,7 +30,7 @@ from linrec.nn.norms import Norm, make_norm
 from linrec.nn.parameters import mark
 from linrec.ops.inspection import note
 from linrec.ops.scan import scan
-from linrec.rules import at_least, choice, require
+from linrec.rules import at_least, choice, positive, require
 
 __all__ = ["HGRU"]
 
@@ -64,7 +64,9 @@ class HGRU(Mixer):
     `refine` and `uniform_init` are the UR gates of Gu and others: mu_t refined by a gate of its own, and mu
     spread over time scales of 1 to d steps when training starts.
 
-    The authors' released code is `output_gate="silu", gate_before_norm=False, phase_base=1e8`.
+    The authors' released code is `output_gate="silu", gate_before_norm=False, phase_base=1e8`. The layer of
+    flash-linear-attention is real: `output_gate="silu", gate_before_norm=False, output_norm="rms",
+    phase="none", complex_input=False`.
 
     Args:
         d_model: width d of the sequence and of the state.
@@ -75,6 +77,7 @@ class HGRU(Mixer):
         output_gate: activation of g_t, "sigmoid" or "silu", or "none".
         gate_before_norm: LayerNorm(g_t [...]), eq. 3; False is g_t LayerNorm([...]).
         output_norm: "layer", "rms" or "none".
+        norm_eps: of that norm.
         phase: "learned" constants per channel, "data", or "none".
         phase_base: theta_k = phase_base^(-k/d) for k = 0 .. d - 1 when training starts, in radians per step:
             RoPE over the 2d numbers of the state. 1e8 is RoPE's formula over d with k counted up to d.
@@ -110,6 +113,7 @@ class HGRU(Mixer):
         output_gate: OutputGate = "sigmoid",
         gate_before_norm: bool = True,
         output_norm: Norm = "layer",
+        norm_eps: float = 1e-5,
         phase: Phase = "learned",
         phase_base: float = 10_000.0,
         complex_input: bool = True,
@@ -121,6 +125,7 @@ class HGRU(Mixer):
         choice(OutputGate, output_gate=output_gate)
         choice(Phase, phase=phase)
         at_least(1, phase_base=phase_base, cure="RoPE's is 10000.")
+        positive(norm_eps=norm_eps, cure="torch's is 1e-5.")
         require(
             forget_gate != "none" or input_gate,
             '`forget_gate="none"` needs `input_gate=True`; got False, which leaves the gates no use. '
@@ -161,7 +166,7 @@ class HGRU(Mixer):
         self.is_complex = complex_input or phase != "none"
         width = 2 * d_model if self.is_complex else d_model
         self.gate = None if output_gate == "none" else nn.Linear(d_model, width)
-        self.norm = make_norm(output_norm, width)
+        self.norm = make_norm(output_norm, width, eps=norm_eps)
         self.out = nn.Linear(width, d_model)
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:

@@ -26,6 +26,7 @@ from linrec.nn.projections import orthogonal_linear
 from linrec.nn.rwkv_start import Place, first_bonus, first_decay, first_shares
 from linrec.nn.token_shift import TokenShift
 from linrec.ops.gate_loop import gate_loop
+from linrec.rules import positive
 
 __all__ = ["RWKV5"]
 
@@ -33,7 +34,7 @@ __all__ = ["RWKV5"]
 CHANNELS_PER_HEAD = 64
 # omega of the slowest and the fastest channel when training starts
 SLOWEST, FASTEST = -6.0, -1.0
-# of the released code, for the norm of outputs that it divides by 8: 1e-5
+# of the released code, whose 1e-5 is for outputs divided by 8
 EPS = 64e-5
 
 
@@ -69,10 +70,11 @@ class RWKV5(Mixer):
         bonus: whether the current token has the factor u, beside a state that is not yet decayed.
         output_gate: whether the normed output is multiplied by SiLU(g).
         output_norm: whether the output of each head is normalised.
+        norm_eps: of that norm; the released code divides outputs by 8, and adds 1e-5 there.
         zero_init: whether W_o starts at zero; else it is orthogonal.
 
     Raises:
-        ValueError: an `n_heads` that does not divide `d_model`.
+        ValueError: an `n_heads` that does not divide `d_model`, or a `norm_eps` that is not positive.
 
     Source:
         Eagle and Finch (Peng and others, 2024), the section on Eagle; the initialisation is that of the
@@ -97,9 +99,11 @@ class RWKV5(Mixer):
         bonus: bool = True,
         output_gate: bool = True,
         output_norm: bool = True,
+        norm_eps: float = EPS,
         zero_init: bool = True,
     ) -> None:
         super().__init__(d_model)
+        positive(norm_eps=norm_eps, cure="The released code's is 64e-5.")
         self.n_heads = most_heads(d_model, CHANNELS_PER_HEAD) if n_heads is None else n_heads
         self.d_head = heads_of("d_model", d_model, self.n_heads)
         # r, k, v and the gate are each made from a mixture of tokens of its own
@@ -112,7 +116,7 @@ class RWKV5(Mixer):
         mark(self, "omega", group="transition", weight_decay=False)
         self.keep_float32("omega")
         self.u = nn.Parameter(torch.empty(d_model)) if bonus else None
-        self.norm = HeadNorm(self.n_heads, self.d_head, eps=EPS, bias=True) if output_norm else None
+        self.norm = HeadNorm(self.n_heads, self.d_head, eps=norm_eps, bias=True) if output_norm else None
         self.out = orthogonal_linear(d_model, d_model, gain=0.0 if zero_init else 1.0)
         self.share([self])
 

@@ -30,7 +30,7 @@ from linrec.nn.projections import orthogonal_linear
 from linrec.nn.rwkv_start import Place, first_bonus, first_decay, first_shares
 from linrec.nn.token_shift import TokenShift
 from linrec.ops.gate_loop import gate_loop
-from linrec.rules import at_least, choice
+from linrec.rules import at_least, choice, positive
 
 __all__ = ["RWKV6"]
 
@@ -83,11 +83,12 @@ class RWKV6(Mixer):
         bonus: whether the current token has the factor u, beside a state that is not yet decayed.
         output_gate: whether the normed output is multiplied by SiLU(g).
         output_norm: whether the output of each head is normalised.
+        norm_eps: of that norm; the released code divides outputs by 8, and adds 1e-5 there.
         zero_init: whether W_o starts at zero; else it is orthogonal.
 
     Raises:
-        ValueError: an `n_heads` that does not divide `d_model`, a rank below 1, or an unknown name of a
-            variant.
+        ValueError: an `n_heads` that does not divide `d_model`, a rank below 1, a `norm_eps` that is not
+            positive, or an unknown name of a variant.
 
     Source:
         Eagle and Finch (Peng and others, 2024), the section on Finch; the initialisation is that of the
@@ -115,12 +116,14 @@ class RWKV6(Mixer):
         bonus: bool = True,
         output_gate: bool = True,
         output_norm: bool = True,
+        norm_eps: float = EPS,
         zero_init: bool = True,
     ) -> None:
         super().__init__(d_model)
         choice(Shift, token_shift=token_shift)
         choice(Decay, decay=decay)
         at_least(1, shift_rank=shift_rank, decay_rank=decay_rank)
+        positive(norm_eps=norm_eps, cure="The released code's is 64e-5.")
         self.n_heads = most_heads(d_model, CHANNELS_PER_HEAD) if n_heads is None else n_heads
         self.d_head = heads_of("d_model", d_model, self.n_heads)
         # what is made from a mixture of tokens of its own
@@ -143,7 +146,7 @@ class RWKV6(Mixer):
             nn.init.uniform_(B.weight, -LORA_BOUND, LORA_BOUND)
             self.d = mark(nn.Sequential(A, nn.Tanh(), B), group="transition", weight_decay=False)
         self.u = nn.Parameter(torch.empty(d_model)) if bonus else None
-        self.norm = HeadNorm(self.n_heads, self.d_head, eps=EPS, bias=True) if output_norm else None
+        self.norm = HeadNorm(self.n_heads, self.d_head, eps=norm_eps, bias=True) if output_norm else None
         self.out = orthogonal_linear(d_model, d_model, gain=0.0 if zero_init else 1.0)
         self.share([self])
 

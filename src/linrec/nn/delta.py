@@ -13,7 +13,7 @@ from linrec.rules import choice, require
 
 __all__ = ["FeatureNorm", "Strength", "UnitFeatures", "WriteStrength"]
 
-FeatureNorm = Literal["l2", "l1"]
+FeatureNorm = Literal["l2", "l1", "none"]
 Strength = Literal["sigmoid", "double_sigmoid", "one"]
 
 _ORDERS = {"l2": 2, "l1": 1}
@@ -32,7 +32,8 @@ class UnitFeatures(nn.Module):
     Args:
         d_head: channels of a query or key.
         feature_map: phi, a name of `linrec.nn.feature_maps` whose features do not turn.
-        norm: "l2", or "l1", the sum of magnitudes.
+        norm: "l2"; "l1", the sum of magnitudes; or "none", for features that are normalised already.
+        nu: shifts of the feature map "dpfp"; None is its default.
 
     Attributes:
         d_features: channels of u.
@@ -50,10 +51,12 @@ class UnitFeatures(nn.Module):
         tensor([0.6000, 0.8000])
     """
 
-    def __init__(self, d_head: int, *, feature_map: str = "silu", norm: FeatureNorm = "l2") -> None:
+    def __init__(
+        self, d_head: int, *, feature_map: str = "silu", norm: FeatureNorm = "l2", nu: int | None = None
+    ) -> None:
         super().__init__()
         choice(FeatureNorm, qk_norm=norm)
-        self.phi = feature_maps.build(feature_map, d_head)
+        self.phi = feature_maps.build(feature_map, d_head, **({} if nu is None else {"nu": nu}))
         require(
             self.phi.phase is None,
             f"`feature_map` of the delta rule must have no phase; that of {feature_map!r} turns its "
@@ -64,6 +67,8 @@ class UnitFeatures(nn.Module):
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch m"]:
         """Return the features (..., d_features) of `x` (..., d_head)."""
         features = self.phi(x.to(torch.promote_types(x.dtype, torch.float32)))
+        if self.norm == "none":
+            return features
         return functional.normalize(features, p=_ORDERS[self.norm], dim=-1, eps=_SHORTEST)
 
     def extra_repr(self) -> str:
@@ -84,6 +89,7 @@ class WriteStrength(nn.Module):
         d_model: width of the input.
         n_heads: heads h.
         strength: one of the table.
+        bias: whether sigmoid's argument has a bias, which starts at zero.
 
     Raises:
         ValueError: an unknown strength.
@@ -98,11 +104,15 @@ class WriteStrength(nn.Module):
         tensor([[[1., 1.]]], grad_fn=<MulBackward0>)
     """
 
-    def __init__(self, d_model: int, n_heads: int, *, strength: Strength = "sigmoid") -> None:
+    def __init__(
+        self, d_model: int, n_heads: int, *, strength: Strength = "sigmoid", bias: bool = False
+    ) -> None:
         super().__init__()
         choice(Strength, beta=strength)
         self.n_heads, self.strength = n_heads, strength
-        self.projection = None if strength == "one" else GateLinear(d_model, n_heads, bias=False)
+        self.projection = None if strength == "one" else GateLinear(d_model, n_heads, bias=bias)
+        if bias and self.projection is not None:
+            nn.init.zeros_(self.projection.bias)
 
     def forward(self, x: Float[Tensor, "b t d_model"]) -> Float[Tensor, "b t h"]:
         """Return beta (b, t, h) of `x` (b, t, d_model), in float32 or better."""
