@@ -142,7 +142,8 @@ class HGRN2(Mixer):
         tail, h = (None, state) if self.conv is None or state is None else state
         z, i, o = self.g(x), self.i(x), self.o(x)
         if self.conv is not None:
-            (o, z, i), tail = self.conv.side_by_side((o, z, i), tail, reset=reset)
+            (o, z, i), tail = self.conv.side_by_side((o, z.to(o.dtype), i), tail, reset=reset)
+            z = z.to(self.state_dtype)
         if self.bounds is not None:
             beta = self.bounds(self.layer)
         else:
