@@ -27,7 +27,7 @@ from linrec.models import LanguageModel, ModelConfig
 __all__ = ["ConversionError", "Options", "Tensors", "from_hugging_face", "from_rwkv_lm", "model_types"]
 
 # modules of this folder that are no architectures of transformers
-SHARED = ("checkpoint", "rwkv_lm")
+SHARED = ("checkpoint", "flash_linear_attention", "rwkv_lm")
 
 
 def model_types() -> list[str]:

@@ -1,0 +1,115 @@
+"""What the models of flash-linear-attention have alike: blocks of RMSNorm, mixer, RMSNorm and SwiGLU."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from linrec.convert.checkpoint import Options, Tensors
+from linrec.models import ModelConfig
+
+__all__ = ["config_of", "convolution", "weights_of"]
+
+Part = Callable[[Tensors, str, ModelConfig], dict[str, Tensor]]
+
+
+def config_of(options: Options, mixer: str, arguments: dict[str, Any], **model: Any) -> ModelConfig:
+    """The configuration of a model with this mixer; `model` has what differs from SwiGLU and RMSNorm.
+
+    Raises:
+        ConversionError: an option that is missing or that linrec does not have.
+    """
+    for name in ("attn", "attnres_block_size"):
+        options.supported(name, (None,))
+    d_model = options.read("hidden_size", int)
+    if "channel_mixing" not in model:
+        options.supported("hidden_act", ("swish",))
+        # two thirds of the ratio, in whole multiples of 256
+        wide = int(d_model * options.read("hidden_ratio", float, 4.0) * 2 / 3)
+        model["d_channel_mixing"] = options.read("intermediate_size", int, -(-wide // 256) * 256)
+    return ModelConfig(
+        vocab_size=options.read("vocab_size", int),
+        d_model=d_model,
+        n_layers=options.read("num_hidden_layers", int),
+        mixer=mixer,
+        mixer_args=arguments,
+        norm_eps=options.read("norm_eps", float),
+        tie_embeddings=options.read("tie_word_embeddings", bool, False),
+        head_bias=False,
+        **{"channel_mixing": "swiglu", "norm": "rms", **model},
+    )
+
+
+def weights_of(
+    tensors: Tensors,
+    config: ModelConfig,
+    mixer: Part,
+    *,
+    channel_mixing: Part | None = None,
+    names: Sequence[str] = ("mlp_norm", "mlp"),
+    first_norm: str | None = None,
+) -> dict[str, Tensor]:
+    """The state_dict of the model, of the checkpoint's tensors.
+
+    Args:
+        tensors: of the checkpoint.
+        config: of the model.
+        mixer: makes the state_dict of one layer's mixer, of the tensors, their prefix and the configuration.
+        channel_mixing: makes that of the channel mixing; None is SwiGLU.
+        names: what the checkpoint calls the second norm and the channel mixing.
+        first_norm: what it calls the norm of the embedding, in the first layer.
+
+    Raises:
+        ConversionError: a tensor that is missing or of another shape.
+    """
+    size = config.vocab_size, config.d_model
+    embedding = tensors.take("model.embeddings.weight", *size)
+    found = {"embedding.weight": embedding}
+    norms = {"model.norm": "norm"}
+    if first_norm is not None:
+        norms[f"model.layers.0.{first_norm}"] = "embedding_norm"
+    for layer in range(config.n_layers):
+        theirs, ours = f"model.layers.{layer}.", f"blocks.{layer}."
+        norms |= {theirs + "attn_norm": ours + "mixer_norm", theirs + names[0]: ours + "channel_mixing_norm"}
+        parts = {
+            "mixer.": mixer(tensors, theirs + "attn.", config),
+            "channel_mixing.": (channel_mixing or _swiglu)(tensors, f"{theirs}{names[1]}.", config),
+        }
+        for part, taken in parts.items():
+            found |= {ours + part + name: tensor for name, tensor in taken.items()}
+    for theirs, ours in norms.items():
+        for name in ("weight", "bias") if config.norm == "layer" else ("weight",):
+            found[f"{ours}.{name}"] = tensors.take(f"{theirs}.{name}", config.d_model)
+    if config.tie_embeddings:
+        tensors.take_copy("lm_head.weight", embedding)
+        return found | {"head.weight": embedding}
+    return found | {"head.weight": tensors.take("lm_head.weight", *size)}
+
+
+def convolution(tensors: Tensors, prefix: str, widths: dict[str, int], size: int) -> dict[str, Tensor]:
+    """The taps of the short convolutions of several tensors, side by side.
+
+    Args:
+        tensors: of the checkpoint.
+        prefix: of the layer's mixer.
+        widths: channels of each tensor by its name, in our order.
+        size: taps.
+    """
+    taps = [tensors.take(f"{prefix}{name}_conv1d.weight", width, 1, size) for name, width in widths.items()]
+    # torch's convolution has the tap of the current step last
+    return {"conv.weight": torch.cat(taps)[:, 0].flip(-1)}
+
+
+def _swiglu(tensors: Tensors, prefix: str, config: ModelConfig) -> dict[str, Tensor]:
+    """The state_dict of one layer's channel mixing, whose biases are zero."""
+    d_model, d_hidden = config.d_model, config.d_channel_mixing
+    found = {}
+    for name, rows, columns in (
+        ("gate", d_hidden, d_model),
+        ("up", d_hidden, d_model),
+        ("down", d_model, d_hidden),
+    ):
+        found[f"{name}.weight"] = tensors.take(f"{prefix}{name}_proj.weight", rows, columns)
+        found[f"{name}.bias"] = torch.zeros(rows)
+    return found
