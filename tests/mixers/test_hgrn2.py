@@ -226,3 +226,23 @@ def test_argument_errors(arguments, message):
     with pytest.raises(ValueError) as error:
         make(**arguments)
     assert message in str(error.value)
+
+
+def test_grouped_heads_share_gates_and_inputs():
+    grouped, whole = (make(n_heads=4, kv_heads=heads, lower_bound=0.2).double() for heads in (2, 4))
+    weights = grouped.state_dict()
+    for name in ("g.weight", "g.bias", "i.weight", "i.bias"):
+        # of each head, D / 4 rows
+        weights[name] = weights[name].unflatten(0, (2, -1)).repeat_interleave(2, 0).flatten(0, 1)
+    whole.load_state_dict(weights)
+    x = inputs()
+    for ours, theirs in zip(grouped(x, reset=RESET), whole(x, reset=RESET), strict=True):
+        assert_agree(ours, theirs)
+
+
+@pytest.mark.parametrize("gate", ["relu", "elu", "none"])
+def test_the_output_gate_may_be_a_feature_map(gate):
+    phi = {"relu": torch.relu, "elu": lambda z: torch.where(z > 0, z + 1, z.exp()), "none": lambda z: z}
+    mixer, x = make(output_gate=gate).double(), inputs()
+    y, h = mixer(x)
+    assert_agree((y, h), by_hand(mixer, x, torch.zeros_like(h), gate=phi[gate]))

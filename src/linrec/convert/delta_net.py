@@ -1,7 +1,7 @@
 """DeltaNet, as `DeltaNetForCausalLM` of flash-linear-attention has it.
 
-The layer divides q by the root of its channels, which its norm undoes but for the eps: `norm_eps` here is larger
-by their number.
+The layer divides q by the root of its channels, which its norm undoes but for the eps: `norm_eps` here is
+larger by their number.
 """
 
 from torch import Tensor
@@ -11,6 +11,9 @@ from linrec.convert.flash_linear_attention import config_of, convolution, weight
 from linrec.models import ModelConfig
 
 __all__ = ["config", "weights"]
+
+# of the released code, beside the squared norm of q and k
+QK_EPS = 1e-6
 
 
 def config(options: Options) -> ModelConfig:
@@ -31,6 +34,7 @@ def config(options: Options) -> ModelConfig:
         "d_v": int(d_model * options.read("expand_v", float)),
         "feature_map": options.supported("qk_activation", maps, "silu"),
         "qk_norm": "l2" if norm == "l2" else "l1",
+        "qk_eps": QK_EPS,
         "beta": "double_sigmoid" if options.read("allow_neg_eigval", bool, False) else "sigmoid",
         "conv_size": options.read("conv_size", int) if options.read("use_short_conv", bool, True) else None,
         "norm_eps": options.read("norm_eps", float) * (d_qk // n_heads),

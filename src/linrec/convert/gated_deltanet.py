@@ -1,7 +1,7 @@
 """Gated DeltaNet, as `GatedDeltaNetForCausalLM` of flash-linear-attention has it.
 
-The layer divides q by the root of its channels, which its norm undoes but for the eps: `norm_eps` here is larger
-by their number.
+The layer divides q by the root of its channels, which its norm undoes but for the eps: `norm_eps` here is
+larger by their number.
 """
 
 from torch import Tensor
@@ -27,6 +27,7 @@ def config(options: Options) -> ModelConfig:
         "qk_heads": qk_heads,
         "d_qk": qk_heads * d_head,
         "d_v": n_heads * int(d_head * options.read("expand_v", float)),
+        "qk_eps": delta_net.QK_EPS,
         "beta": "double_sigmoid" if options.read("allow_neg_eigval", bool, False) else "sigmoid",
         "conv_size": options.read("conv_size", int) if options.read("use_short_conv", bool, True) else None,
         "norm_eps": options.read("norm_eps", float) * d_head,

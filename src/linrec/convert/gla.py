@@ -1,7 +1,7 @@
 """GLA, as `GLAForCausalLM` of flash-linear-attention has it.
 
-The layer divides q by the root of its channels, which its norm undoes but for the eps: `norm_eps` here is larger
-by their number.
+The layer divides q by the root of its channels, which its norm undoes but for the eps: `norm_eps` here is
+larger by their number.
 """
 
 import torch

@@ -1,7 +1,7 @@
 """HGRN2, as `HGRN2ForCausalLM` of flash-linear-attention has it.
 
-The layer divides its queries by the root of their channels, which the norm undoes but for the eps. That eps is 1e-5
-whatever config.json says.
+The layer divides its queries by the root of their channels, which the norm undoes but for the eps. That eps
+is 1e-5 whatever config.json says.
 """
 
 from torch import Tensor

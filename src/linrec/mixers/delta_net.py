@@ -65,6 +65,7 @@ class DeltaNet(Mixer):
         feature_map: phi, a name of `linrec.nn.feature_maps`.
         nu: shifts of the feature map "dpfp"; None is 1.
         qk_norm: "l2"; "l1" for features >= 0; or "none" for features of "softmax".
+        qk_eps: with "l2", added to |phi|^2; released code has 1e-6.
         beta: "sigmoid", in (0, 1); "double_sigmoid", in (0, 2); or "one".
         conv_size: taps of a causal convolution of each channel of q, k and v, before phi and SiLU; None is no
             convolution.
@@ -103,6 +104,7 @@ class DeltaNet(Mixer):
         feature_map: str = "silu",
         nu: int | None = None,
         qk_norm: FeatureNorm = "l2",
+        qk_eps: float = 0.0,
         beta: Strength = "sigmoid",
         conv_size: int | None = 4,
         conv_bias: bool = False,
@@ -120,7 +122,7 @@ class DeltaNet(Mixer):
         self.n_heads = most_heads(d_qk, CHANNELS_PER_HEAD) if n_heads is None else n_heads
         self.d_value = heads_of("d_v", d_v, self.n_heads)
         self.features = UnitFeatures(
-            heads_of("d_qk", d_qk, self.n_heads), feature_map=feature_map, norm=qk_norm, nu=nu
+            heads_of("d_qk", d_qk, self.n_heads), feature_map=feature_map, norm=qk_norm, nu=nu, eps=qk_eps
         )
 
         self.q = nn.Linear(d_model, d_qk, bias=False)

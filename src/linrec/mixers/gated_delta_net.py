@@ -80,6 +80,7 @@ class GatedDeltaNet(Mixer):
         d_v: width of v over all heads. None is twice that of q and k over `n_heads` heads.
         feature_map: phi, a name of `linrec.nn.feature_maps`.
         qk_norm: "l2"; "l1" for features >= 0; "longhorn"; or "none" for features of "softmax".
+        qk_eps: with "l2", added to |phi|^2; released code has 1e-6.
         decay: "data", or "none" for alpha = 1.
         beta: "sigmoid", in (0, 1); "double_sigmoid", in (0, 2); or "one".
         beta_bias: whether the sigmoid's argument has a bias.
@@ -119,6 +120,7 @@ class GatedDeltaNet(Mixer):
         d_v: int | None = None,
         feature_map: str = "silu",
         qk_norm: KeyNorm = "l2",
+        qk_eps: float = 0.0,
         decay: Decay = "data",
         beta: Strength = "sigmoid",
         beta_bias: bool = False,
@@ -145,7 +147,7 @@ class GatedDeltaNet(Mixer):
         d_v = 2 * self.n_heads * d_key if d_v is None else d_v
         self.d_value = heads_of("d_v", d_v, self.n_heads)
         self.features = UnitFeatures(
-            d_key, feature_map=feature_map, norm="none" if qk_norm == "longhorn" else qk_norm
+            d_key, feature_map=feature_map, norm="none" if qk_norm == "longhorn" else qk_norm, eps=qk_eps
         )
 
         self.q = nn.Linear(d_model, d_qk, bias=False)

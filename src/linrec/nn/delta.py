@@ -34,6 +34,8 @@ class UnitFeatures(nn.Module):
         feature_map: phi, a name of `linrec.nn.feature_maps` whose features do not turn.
         norm: "l2"; "l1", the sum of magnitudes; or "none", for features that are normalised already.
         nu: shifts of the feature map "dpfp"; None is its default.
+        eps: with "l2", added to the squared norm, as released code does; 0 keeps features of all sizes but
+            the smallest at norm 1.
 
     Attributes:
         d_features: channels of u.
@@ -52,9 +54,16 @@ class UnitFeatures(nn.Module):
     """
 
     def __init__(
-        self, d_head: int, *, feature_map: str = "silu", norm: FeatureNorm = "l2", nu: int | None = None
+        self,
+        d_head: int,
+        *,
+        feature_map: str = "silu",
+        norm: FeatureNorm = "l2",
+        nu: int | None = None,
+        eps: float = 0.0,
     ) -> None:
         super().__init__()
+        require(eps >= 0, f"`qk_eps` must be at least 0; got {eps}. flash-linear-attention's is 1e-6.")
         choice(FeatureNorm, qk_norm=norm)
         self.phi = feature_maps.build(feature_map, d_head, **({} if nu is None else {"nu": nu}))
         require(
@@ -62,13 +71,15 @@ class UnitFeatures(nn.Module):
             f"`feature_map` of the delta rule must have no phase; that of {feature_map!r} turns its "
             'features. Pass one that does not, such as "silu".',
         )
-        self.norm, self.d_features = norm, self.phi.d_features
+        self.norm, self.eps, self.d_features = norm, eps, self.phi.d_features
 
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch m"]:
         """Return the features (..., d_features) of `x` (..., d_head)."""
         features = self.phi(x.to(torch.promote_types(x.dtype, torch.float32)))
         if self.norm == "none":
             return features
+        if self.norm == "l2" and self.eps:
+            return features * torch.rsqrt(features.square().sum(-1, keepdim=True) + self.eps)
         return functional.normalize(features, p=_ORDERS[self.norm], dim=-1, eps=_SHORTEST)
 
     def extra_repr(self) -> str:
