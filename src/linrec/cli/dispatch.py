@@ -31,6 +31,7 @@ COMMANDS = {
     "inspect": "inspect RUN    what a model remembers and forgets",
     "report": "report RUN...  pictures and tables of trained models",
     "bench": "bench SUITE    compare mixers on the tasks of a suite",
+    "convert": "convert FOLDER make a run of another library's checkpoint",
     "demo": "demo           train two small models, and report",
 }
 

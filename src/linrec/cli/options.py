@@ -185,6 +185,25 @@ class BenchOptions:
 
 
 @dataclass(frozen=True)
+class ConvertOptions:
+    """Make a run folder of another library's checkpoint, to generate, evaluate, inspect and train from.
+
+    `linrec train lm --init-from RUN` goes on from it.
+
+    Args:
+        checkpoint: a folder in the layout of Hugging Face, or the file of an RWKV.
+        out: run folder to make.
+        tokenizer: name or path; by default the tokenizer.json of the folder.
+        length: tokens of context that the model is meant for.
+    """
+
+    checkpoint: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="CHECKPOINT")]
+    out: Path
+    tokenizer: str | None = None
+    length: int = 2048
+
+
+@dataclass(frozen=True)
 class DemoOptions:
     """Train two small GateLoops side by side and write a report.
 
@@ -201,6 +220,7 @@ OPTIONS: dict[str, type[Any]] = {
     "inspect": InspectOptions,
     "report": ReportOptions,
     "bench": BenchOptions,
+    "convert": ConvertOptions,
     "demo": DemoOptions,
 }
 """The options of a command by its name."""

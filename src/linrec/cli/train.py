@@ -1,5 +1,6 @@
 """`linrec train RECIPE`: train a model, or go on with a run."""
 
+import dataclasses
 import functools
 import math
 import shlex
@@ -11,11 +12,12 @@ from typing import Any
 from linrec.cli.help import train_help
 from linrec.cli.output import say
 from linrec.cli.parsing import one_line_errors, parse, peek
-from linrec.tasks import judged_by
+from linrec.tasks import LanguageModeling, judged_by
 from linrec.train import ConfigError, TrainConfig, fit, get_recipe, load_run, recipe_names
 from linrec.train.display import Display
 from linrec.train.options import config_of, most_used, options_type
 from linrec.train.processes import program as this_program
+from linrec.train.start import Start, open_start
 
 
 def run(words: list[str]) -> int:
@@ -32,7 +34,15 @@ def run(words: list[str]) -> int:
         listed = ", ".join(recipe_names())
         raise ConfigError(f"name a recipe first, or a run folder after --resume; recipes: {listed}.")
 
-    config = _base_config(name, resume, trust_code="--trust-code" in rest)
+    trust_code = "--trust-code" in rest
+    given = peek(rest, "--init-from")
+    if given is not None and (not given or resume is not None):
+        raise ConfigError("--init-from needs a run folder or a checkpoint, and starts a new run.")
+    config = _base_config(name, resume, trust_code=trust_code)
+    start = None
+    if given is not None:
+        start = open_start(given[0], trust_code=trust_code)
+        config = _continued(config, start)
     with one_line_errors():
         options_of_mixers = options_type(config, peek(rest, "--model.mixer"))
     program = f"linrec train {config.name}"
@@ -53,6 +63,7 @@ def run(words: list[str]) -> int:
             resume=options.resume is not None,
             progress=functools.partial(display.update, config.name),
             command=shlex.join([*this_program(), "train", *words]),
+            init=None if start is None else start.model,
         )
     scores = {"test": result.test, "validation": result.validation}
     told = [_told(name, of, judged_by(config.task)) for name, of in scores.items() if of]
@@ -71,6 +82,15 @@ def _base_config(name: str, resume: str | None, *, trust_code: bool) -> TrainCon
     if name.replace("_", "-") not in ("", config.name):
         raise ConfigError(f"{resume} was trained with the recipe {config.name!r}, not {name!r}.")
     return config
+
+
+def _continued(config: TrainConfig, start: Start) -> TrainConfig:
+    """Return the configuration with the model that training starts from, and that model's tokenizer."""
+    if not isinstance(config.task, LanguageModeling):
+        raise ConfigError(f"--init-from is for language models; the recipe {config.name!r} trains another.")
+    tokenizer = start.tokenizer or config.task.tokenizer
+    task = dataclasses.replace(config.task, tokenizer=tokenizer, vocab_size=start.model.config.vocab_size)
+    return dataclasses.replace(config, task=task, model=start.model.config)
 
 
 def _told(name: str, scores: Mapping[str, Any], by: str) -> str:

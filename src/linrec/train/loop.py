@@ -61,6 +61,7 @@ def fit(
     resume: bool = False,
     progress: Callable[[Progress], None] | None = None,
     command: str | None = None,
+    init: nn.Module | None = None,
 ) -> Result:
     """Train a model on a task, and write everything about it into a run folder.
 
@@ -77,6 +78,7 @@ def fit(
             number of processes.
         progress: called every `config.loop.log_every` steps, and at least once a second.
         command: the command line to record, where there is one.
+        init: a model of the same configuration, whose weights a new run starts from; None draws them.
 
     Returns:
         Scores, size and speed; also in `out_dir/result.json`.
@@ -104,7 +106,9 @@ def fit(
     # holds the lock of the run folder
     with ExitStack() as held:
         try:
-            return _fit(config, Path(out_dir), held, resume=resume, progress=progress, command=command)
+            return _fit(
+                config, Path(out_dir), held, resume=resume, progress=progress, command=command, init=init
+            )
         except StepSizeError as error:
             raise DivergedError(
                 f"a step size that the model learns is no longer positive: {error} A smaller --optim.lr or "
@@ -120,6 +124,7 @@ def _fit(
     resume: bool,
     progress: Callable[[Progress], None] | None,
     command: str | None,
+    init: nn.Module | None,
 ) -> Result:
     loop = config.loop
     fabric = make_fabric(loop)
@@ -144,6 +149,8 @@ def _fit(
 
     # model and optimisers
     model = _build(config.model)
+    if init is not None:
+        _start_from(init, model)
     if isinstance(model, LanguageModel):
         model.recompute = loop.recompute
     compiled = uses_compile(loop, device)
@@ -322,6 +329,22 @@ def _build(config: ModelConfig | SequenceClassifierConfig) -> LanguageModel | Se
         return LanguageModel(config) if isinstance(config, ModelConfig) else SequenceClassifier(config)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"the model cannot be built: {error}") from error
+
+
+def _start_from(init: nn.Module, model: nn.Module) -> None:
+    """Copy the weights of a model of the same configuration.
+
+    Raises:
+        ConfigError: it has other parameters.
+    """
+    try:
+        model.load_state_dict(init.state_dict())
+    except RuntimeError as error:
+        # the first line names the class, and each of the others a parameter
+        why = [*str(error).splitlines(), ""][1].strip()
+        raise ConfigError(
+            f"the model to start from is of another configuration: {why} Leave out the options of the model."
+        ) from error
 
 
 def _check_finite(window: Tensor, step: int) -> None:

@@ -71,11 +71,13 @@ def options_type(config: TrainConfig, pattern: Sequence[str] | None = None) -> t
         Args:
             out: run folder to make; by default runs/RECIPE.
             resume: run folder to continue, with the configuration stored there.
+            init_from: run folder or checkpoint to start from, with its model and its tokenizer.
             trust_code: run the code of a mixer that the stored configuration names by an import path.
         """,
         [
             ("out", Path | None, None),
             ("resume", Path | None, None),
+            ("init_from", Path | None, None),
             ("trust_code", bool, False),
             (config.task.section, type(config.task), config.task),
             ("model", model_options, model_options()),
