@@ -7,8 +7,10 @@ from linrec.hippo import discretize, matrices, normal_plus_low_rank
 from linrec.mixers import build
 from linrec.mixers.s4 import S4
 from linrec.nn import groups_of
+from linrec.nn.state_space import released_start
 from linrec.ops import cauchy_kernel
 from linrec.testing import assert_agree, generator, reset_mask
+from tests import released
 
 D, N = 4, 6
 CASES = {
@@ -189,6 +191,60 @@ def test_parameters_and_where_they_start():
     assert of["C"] == ("channel", True) and of["D"] == ("default", True)
 
 
+@pytest.mark.parametrize("N", [8, 64])
+@pytest.mark.parametrize("measure", ["legs", "legt", "fout"])
+def test_the_released_start(measure, N):
+    numbers = released.read("s4_start")
+    Lambda, P, B = (torch.view_as_complex(numbers[f"{measure}.{N}.{part}"]) for part in ("Lambda", "P", "B"))
+    # the other entry of each pair, from small frequencies to large ones; even columns of P come first here
+    Lambda, P, B = Lambda.conj().flip(-1), P.conj().flip(0, -1).mT, B.conj().flip(-1)
+    ours = released_start(measure, N)
+    bound = released.cases()["s4_start"]["error"]
+    assert released.error(ours.Lambda, Lambda) < bound
+    # eigenvectors have no phase of their own
+    assert released.error(ours.B.abs(), B.abs()) < bound
+    assert released.error(ours.P.conj() * ours.B[:, None], P.conj() * B[:, None]) < bound
+    mixer = make_double(2, N, init=measure, start="released")
+    assert_agree(torch.view_as_complex(mixer.B), ours.B.expand(2, -1))
+    assert_agree(torch.view_as_complex(mixer.P), ours.P.expand(2, -1, -1))
+    assert_agree(mixer.A_imag, ours.Lambda.imag.expand(2, -1))
+
+
+def test_the_papers_windows_are_half_of_the_released_ones():
+    """With steps of twice the size, the released start has the paper's transition."""
+    paper = normal_plus_low_rank("fout", 8)
+    other = released_start("fout", 8)
+    assert_agree(2 * other.Lambda, paper.Lambda)
+    assert_agree(2 * other.P @ other.P.mH, paper.P @ paper.P.mH)
+    assert_agree(2 * other.B, paper.B)
+
+
+def test_shared_systems_are_separate_ones_with_equal_weights():
+    shared = moved(make(n_ssm=2))
+    assert shared.B.shape[0] == 2 and shared.dt_log.shape == (D,)
+    apart, weights = make().double(), shared.state_dict()
+    for name in ("A_log", "A_imag", "P", "B"):
+        # channel c has system c mod 2
+        weights[name] = weights[name][[0, 1, 0, 1]]
+    apart.load_state_dict(weights)
+    assert_agree(shared(inputs()), apart(inputs()))
+
+
+def test_several_outputs_are_several_models():
+    both = moved(make(n_outputs=2))
+    weights, x = both.state_dict(), inputs()
+    outputs, states = [], []
+    for i in range(2):
+        part = make(output="none").double()
+        system = {name: w for name, w in weights.items() if "out" not in name}
+        part.load_state_dict({**system, **{name: system[name][i * D : (i + 1) * D] for name in "CD"}})
+        y, state = part(x)
+        outputs.append(y)
+        states.append(state)
+    expected = torch.cat(outputs, -1) @ both.out.weight.T + both.out.bias
+    assert_agree(both(x), (expected, torch.cat(states, 1)))
+
+
 def test_what_is_not_learned_is_kept_and_saved():
     learned, fixed = make(), make(learn_transition=False)
     assert {name for name, _ in fixed.named_parameters()} == {"C", "D", "out.weight", "out.bias"}
@@ -218,6 +274,9 @@ def test_errors():
         "there is no `init` 'leg'; did you mean 'legs'": {"init": "leg"},
         "there is no `discretization` 'euler'": {"discretization": "euler"},
         "there is no `output` 'gelu'; did you mean 'glu'": {"output": "gelu"},
+        "there is no `start` 'code'": {"start": "code"},
+        "`n_ssm` must be a positive divisor of `d_model` = 4; got 3": {"n_ssm": 3},
+        '`n_outputs` must be 1 with `output="none"`; got 2': {"n_outputs": 2, "output": "none"},
         "`d_state` must be a positive even number, of conjugate pairs; got 7. Pass 8": {"d_state": 7},
         "0 < dt_min <= dt_max; got 0.0 and 0.1. A step of zero never moves": {"dt_min": 0.0},
     }.items():

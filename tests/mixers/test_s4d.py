@@ -10,6 +10,7 @@ from linrec.nn import groups_of
 from linrec.nn.state_space import spectrum
 from linrec.ops import vandermonde_kernel
 from linrec.testing import assert_agree, generator, reset_mask
+from tests import released
 
 D, N = 4, 6
 CASES = {
@@ -137,6 +138,53 @@ def test_spectra_are_the_papers():
     assert_agree(2 * b.square().sum(), B.square().sum())
 
 
+@pytest.mark.parametrize("init", ["lin", "inv", "legs", "real"])
+def test_the_released_start(init):
+    numbers, bound = released.read("s4d_start"), released.cases()["s4d_start"]["error"]
+    theirs = numbers[f"diag.{init}.A"]
+    A, B = spectrum(init, 8 if init == "real" else 64, start="released")
+    if init == "real":
+        assert released.error(A, theirs) < bound
+        return
+    # the other entry of each pair
+    theirs = torch.view_as_complex(theirs).conj()
+    mine, other = A.imag.argsort(), theirs.imag.argsort()
+    assert released.error(A[mine], theirs[other]) < bound
+    assert released.error(B[mine], torch.view_as_complex(numbers[f"diag.{init}.B"]).abs()[other]) < bound
+    # the paper's B is not clipped
+    assert (float(spectrum(init, 64)[1].max()) > 40) == (init == "legs")
+    mixer = make(2, 64, init=init, start="released")
+    assert_agree(mixer.ssm.B[..., 0], B.float().expand(2, -1))
+
+
+@pytest.mark.parametrize("init", ["lin", "real"])
+def test_shared_systems_are_separate_ones_with_equal_weights(init):
+    shared = moved(make(n_ssm=2, init=init))
+    assert shared.ssm.B.shape[0] == 2 and shared.ssm.dt_log.shape == (D,)
+    apart, weights = make(init=init).double(), shared.state_dict()
+    for name in {"ssm.A_log", "ssm.A_imag", "ssm.B"} & weights.keys():
+        # channel c has system c mod 2
+        weights[name] = weights[name][[0, 1, 0, 1]]
+    apart.load_state_dict(weights)
+    assert_agree(shared(inputs()), apart(inputs()))
+
+
+def test_several_outputs_are_several_models():
+    both = moved(make(n_outputs=2, output="linear"))
+    weights, x = both.state_dict(), inputs()
+    outputs, states = [], []
+    for i in range(2):
+        part = make(output="none").double()
+        system = {name: w for name, w in weights.items() if "out" not in name}
+        own = {name: system[name][i * D : (i + 1) * D] for name in ("ssm.C", "ssm.D")}
+        part.load_state_dict({**system, **own})
+        y, state = part(x)
+        outputs.append(y)
+        states.append(state)
+    expected = torch.cat(outputs, -1) @ both.out.weight.T + both.out.bias
+    assert_agree(both(x), (expected, torch.cat(states, 1)))
+
+
 def test_parameters_and_where_they_start():
     n = 2000
     mixer = make(n, 4)
@@ -207,6 +255,10 @@ def test_errors():
         "there is no `discretization` 'softmax'; did you mean": {"discretization": "softmax"},
         "must have transitions of at most 1 to be stable": {"discretization": "euler", "d_state": 64},
         "there is no `output` 'gelu'; did you mean 'glu'": {"output": "gelu"},
+        "there is no `start` 'code'": {"start": "code"},
+        "`n_ssm` must be a positive divisor of `channels` = 4; got 3": {"n_ssm": 3},
+        "`n_outputs` must be at least 1; got 0": {"n_outputs": 0},
+        '`n_outputs` must be 1 with `output="none"`; got 2': {"n_outputs": 2, "output": "none"},
     }.items():
         with pytest.raises(ValueError) as error:
             make(**arguments)

@@ -18,6 +18,7 @@ CASES = {
     "linear": {"output": "linear", "discretization": "bilinear"},
     "gate of GELU": {"output": "half_glu2", "C_init": "complex_normal"},
     "no pairs": {"pairs": False, "n_blocks": 2},
+    "finer": {"step_rescale": 0.5, "approximate": "tanh"},
 }
 every_case = pytest.mark.parametrize("case", CASES)
 
@@ -54,7 +55,8 @@ def by_hand(mixer, x, state, intervals):
     """
     B, C = complex_matrices(mixer)
     Lambda = -mixer.A_log.exp() + 1j * mixer.A_imag
-    dt, h, outputs = mixer.dt_log.exp().expand(len(Lambda)), state, []
+    dt = mixer.step_rescale * mixer.dt_log.exp().expand(len(Lambda))
+    h, outputs = state, []
     if mixer.pairs:
         Lambda, B = torch.cat([Lambda, Lambda.conj()]), torch.cat([B, B.conj()])
         C, h, dt = torch.cat([C, C.conj()], 1), torch.cat([state, state.conj()], 1), dt.repeat(2)
@@ -76,7 +78,10 @@ def by_hand(mixer, x, state, intervals):
         assert not mixer.pairs or y.imag.abs().max() < 1e-10
         outputs.append(y.real + mixer.D * x[:, k])
     y = torch.stack(outputs, 1)
-    z = y * (1 + torch.erf(y / math.sqrt(2))) / 2 if mixer.activation else y
+    if mixer.approximate == "none":
+        z = y * (1 + torch.erf(y / math.sqrt(2))) / 2 if mixer.activation else y
+    else:
+        z = y * (1 + torch.tanh(math.sqrt(2 / math.pi) * (y + 0.044715 * y**3))) / 2
     if mixer.output != "none":
         gate = z @ mixer.out.weight.T + mixer.out.bias
         if mixer.output == "half_glu":
@@ -167,6 +172,8 @@ def test_where_matrices_and_steps_start():
     assert C.abs().square().mean() == pytest.approx(2 / d_state, rel=0.05)
     assert B.real.mean().abs() < 0.01 and C.real.mean().abs() < 0.01
     assert mixer.D.var() == pytest.approx(1, rel=0.2)
+    _, C = complex_matrices(make(d_model, d_state, C_init="lecun_normal").requires_grad_(False))
+    assert C.abs().square().mean() == pytest.approx(2 / (d_state * d_model), rel=0.05)
     _, C = complex_matrices(make(d_model, d_state, C_init="complex_normal").requires_grad_(False))
     assert C.shape == (d_model, d_state // 2)
     assert C.real.var() == pytest.approx(0.5, rel=0.05) and C.imag.var() == pytest.approx(0.5, rel=0.05)
@@ -239,8 +246,10 @@ def test_errors_say_what_is_wrong():
         ({"n_blocks": 0}, "`n_blocks` must be at least 1; got 0"),
         ({"discretization": "euler"}, "no `discretization` 'euler'"),
         ({"output": "half-gluu"}, "no `output` 'half-gluu'; did you mean 'half_glu'"),
-        ({"C_init": "normal"}, "no `C_init` 'normal'; did you mean 'complex_normal'"),
+        ({"C_init": "normal"}, "no `C_init` 'normal'; did you mean 'lecun_normal'"),
         ({"output": "half_glu2", "activation": False}, "needs `activation=True`, .*; got False"),
+        ({"approximate": "erf"}, "no `approximate` 'erf'"),
+        ({"step_rescale": 0.0}, "`step_rescale` must be positive and finite; got 0.0"),
         ({"dt_min": 0.0}, "A step of zero never moves"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -381,18 +381,20 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "paper": {"d_state": 6},
         "Fourier": {"init": "fout", "d_state": 4, "discretization": "zoh", "output": "glu"},
         "Legendre": {"init": "legt", "d_state": 4, "output": "none", "activation": False},
+        "shared": {"d_state": 4, "n_ssm": 2, "n_outputs": 2, "start": "released"},
     },
     "s4d": {
         "paper": {"d_state": 6},
         "real": {"init": "real", "d_state": 3, "discretization": "bilinear", "output": "linear"},
         "inverse": {"init": "inv", "d_state": 4, "learn_b": False, "output": "none", "activation": False},
         "LegS": {"init": "legs", "d_state": 4, "mode": "scan"},
+        "shared": {"init": "legs", "d_state": 4, "n_ssm": 2, "n_outputs": 2, "start": "released"},
     },
     "s5": {
         "paper": {},
         "blocks": {"d_state": 12, "n_blocks": 3, "discretization": "bilinear", "output": "glu"},
         "alone": {"d_state": 2, "activation": False, "output": "none"},
-        "no pairs": {"d_state": 3, "pairs": False},
+        "no pairs": {"d_state": 3, "pairs": False, "approximate": "tanh", "step_rescale": 2.0},
     },
     "sgconv": {
         "paper": {"length": 40, "d_kernel": 4},

@@ -15,6 +15,7 @@ from linrec.testing import (
     generator,
     reset_mask,
 )
+from tests import released
 
 D = 8
 
@@ -181,3 +182,36 @@ def test_errors():
         Bidirectional(build(), unshared=("theta",))
     with pytest.raises(ValueError, match=r"`x` must have shape \(batch, time, d_model\)"):
         Bidirectional(build())(inputs()[0])
+
+
+def loaded(name: str, each: list[dict[str, torch.Tensor]], **arguments) -> Bidirectional:
+    """A linear mixer in each direction with these weights, which share all but C and D."""
+    pair = [mixers.build(name, D, activation=False, output="none", **arguments).double() for _ in range(2)]
+    for mixer, weights in zip(pair, each, strict=True):
+        mixer.load_state_dict(weights)
+    own = ("C", "D") if name == "s5" else None
+    return Bidirectional(*pair, unshared=own).requires_grad_(False)
+
+
+def test_s5_in_both_directions_is_the_released_layer():
+    numbers = released.read("s5_bidirectional")
+    ahead = {name: x for name, x in numbers.items() if name not in ("x", "y", "C2")}
+    back = {**ahead, "C": numbers["C2"], "D": torch.zeros(D, dtype=torch.float64)}
+    y, _ = loaded("s5", [ahead, back], d_state=8)(numbers["x"])
+    y = torch.nn.functional.gelu(y, approximate="tanh")
+    assert released.error(y, numbers["y"]) < released.cases()["s5_bidirectional"]["error"]
+
+
+def test_s4d_in_both_directions_is_the_released_layer():
+    numbers = released.read("s4d_bidirectional")
+    shared = {f"ssm.{name}": numbers[name] for name in ("dt_log", "A_log", "A_imag", "B")}
+    C = numbers["C"]
+    ahead = {**shared, "ssm.C": C[0], "ssm.D": numbers["D"]}
+    # the released kernel against time starts at the next step: a power of Abar less, without the present
+    A = torch.complex(-numbers["A_log"].exp(), numbers["A_imag"])
+    z = numbers["dt_log"].exp()[:, None] * A
+    c = torch.view_as_complex(C[1]) / z.exp()
+    present = 2 * (c * torch.view_as_complex(numbers["B"]) * (z.exp() - 1) / A).sum(-1).real
+    back = {**shared, "ssm.C": torch.view_as_real(c), "ssm.D": -present}
+    y, _ = loaded("s4d", [ahead, back], d_state=6)(numbers["x"])
+    assert released.error(y, numbers["y"]) < released.cases()["s4d_bidirectional"]["error"]

@@ -21,15 +21,14 @@ from linrec.hippo import StateSpace, discretize, normal_plus_low_rank
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
 from linrec.nn.position_wise import Output, make_output, position_wise
-from linrec.nn.state_space import add_transition, log_steps
+from linrec.nn.state_space import Measure, Start, add_transition, log_steps, per_channel, released_start
 from linrec.ops.dense_ssm import dense_ssm
 from linrec.ops.dplr_ssm import dplr_ssm
 from linrec.ops.dplr_ssm.discretization import bilinear_low_rank
-from linrec.rules import choice, require
+from linrec.rules import at_least, choice, divisor, require
 
 __all__ = ["S4"]
 
-Measure = Literal["legs", "legt", "fout"]
 Discretization = Literal["bilinear", "zoh"]
 
 # the normal parts of "legt" and "fout" do not decay, and have no logarithm
@@ -53,6 +52,12 @@ class S4(Mixer):
     |---|---|
     | A, B and the steps stay where they start | `learn_transition=False` |
 
+    | the released code's | argument |
+    |---|---|
+    | A and B shared by channels, `n_ssm` | `n_ssm` |
+    | several outputs for each channel, `channels` | `n_outputs` |
+    | half of A and B of "legt" and "fout", and a clipped B | `start="released"` |
+
     A and B start as HiPPO's, in the basis where its normal part is diagonal; C is normal with variance 1, D
     normal, and steps are log-uniform. A, B and the steps are marked as group "transition" without weight
     decay.
@@ -68,10 +73,15 @@ class S4(Mixer):
         activation: whether y goes through GELU.
         output: "linear", "glu" or "none", what mixes the channels at the end. Later releases have "glu".
         mode: "auto", "convolution" or "recurrent".
+        n_ssm: how many A and B there are; None is `d_model`. Channel c has those of index c mod `n_ssm`; C, D
+            and the step sizes are its own.
+        n_outputs: outputs of each channel, with a C and a D each, which the map at the end takes to
+            `d_model`.
+        start: where A and B start, "paper" or "released"; see `linrec.nn.state_space.released_start`.
 
     Raises:
-        ValueError: an unknown name, a `d_state` that is odd or not positive, or a step size that is not
-            positive.
+        ValueError: an unknown name, a `d_state` that is odd or not positive, a step size that is not
+            positive, an `n_ssm` that does not divide `d_model`, or `n_outputs` above 1 without a map.
 
     Source:
         S4 (Gu, Goel and Ré, 2022); SaShiMi (Goel et al., 2022) for the stable form; How to Train Your HiPPO
@@ -104,12 +114,22 @@ class S4(Mixer):
         activation: bool = True,
         output: Output = "linear",
         mode: str = "auto",
+        n_ssm: int | None = None,
+        n_outputs: int = 1,
+        start: Start = "paper",
     ) -> None:
         super().__init__(d_model)
         # `dense_ssm` has the same modes
         dplr_ssm.operator.check_mode(mode)
         choice(Measure, init=init)
         choice(Discretization, discretization=discretization)
+        choice(Start, start=start)
+        divisor("d_model", d_model, n_ssm=n_ssm, or_none=True)
+        at_least(1, n_outputs=n_outputs)
+        require(
+            n_outputs == 1 or output != "none",
+            f'`n_outputs` must be 1 with `output="none"`; got {n_outputs}. Pass "linear" or "glu".',
+        )
         require(
             d_state >= 1 and d_state % 2 == 0,
             f"`d_state` must be a positive even number, of conjugate pairs; got {d_state}. "
@@ -117,10 +137,10 @@ class S4(Mixer):
         )
         self.recurrence = "dplr_ssm" if discretization == "bilinear" else "dense_ssm"
         self.d_state, self.discretization, self.mode = d_state, discretization, mode
-        self.activation, self.output = activation, output
+        self.activation, self.output, self.n_outputs = activation, output, n_outputs
 
         steps = log_steps(d_model, dt_min, dt_max)
-        Lambda, P, B, _ = normal_plus_low_rank(init, d_state)
+        Lambda, P, B, _ = (normal_plus_low_rank if start == "paper" else released_start)(init, d_state)
         of_all_channels = {
             "A_log": (-Lambda.real).clamp(min=SMALLEST_DECAY).log(),
             "A_imag": Lambda.imag,
@@ -128,23 +148,25 @@ class S4(Mixer):
             "B": torch.view_as_real(B),
         }
         start = {
-            name: tensor.to(steps.dtype).expand(d_model, *tensor.shape).clone()
+            name: torch.stack([tensor.to(steps.dtype)] * (d_model if n_ssm is None else n_ssm))
             for name, tensor in of_all_channels.items()
         }
         add_transition(self, learn=learn_transition, dt_log=steps, **start)
         # of variance 1, half in either part
-        self.C = nn.Parameter(torch.randn(*self.B.shape) / math.sqrt(2))
+        self.C = nn.Parameter(torch.randn(n_outputs * d_model, *self.B.shape[1:]) / math.sqrt(2))
         # of single channels, not a matrix
         mark(self, "C", group="channel", weight_decay=True)
-        self.D = nn.Parameter(torch.randn(d_model))
-        self.out = make_output(output, d_model, d_model)
+        self.D = nn.Parameter(torch.randn(n_outputs * d_model))
+        self.out = make_output(output, n_outputs * d_model, d_model)
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
-        """Return o, and x of the equations (b, d_model, N), real."""
-        u, dtype = x, self.state_dtype
+        """Return o, and x of the equations (b, n_outputs d_model, N), real."""
+        # of all channels for the first output, then for the second
+        u, dtype = x if self.n_outputs == 1 else x.repeat(1, 1, self.n_outputs), self.state_dtype
         Lambda = torch.complex(-self.A_log.to(dtype).exp(), self.A_imag.to(dtype))
         P, B, C = (torch.view_as_complex(part.to(dtype)) for part in (self.P, self.B, self.C))
         dt = self.dt_log.to(dtype).exp()
+        Lambda, P, B, dt = per_channel(u.shape[-1], Lambda, P, B, dt)
         if self.discretization == "bilinear":
             if state is not None:
                 state = torch.complex(*state.to(dtype).chunk(2, -1))
@@ -165,5 +187,5 @@ class S4(Mixer):
         return position_wise(y, self.out, output=self.output, activation=self.activation), state
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, d_model, N)."""
-        return dense_ssm.empty_state(batch, self.d_model, self.d_state, **self.factory_kwargs(device))
+        """Return zeros (batch, n_outputs d_model, N)."""
+        return dense_ssm.empty_state(batch, len(self.D), self.d_state, **self.factory_kwargs(device))

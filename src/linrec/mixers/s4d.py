@@ -15,9 +15,10 @@ from torch import Tensor
 
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.position_wise import Output, make_output, position_wise
-from linrec.nn.state_space import DiagonalSSM, Spectrum
+from linrec.nn.state_space import DiagonalSSM, Spectrum, Start
 from linrec.ops.diagonal_ssm import diagonal_ssm
 from linrec.ops.long_conv import Discretization
+from linrec.rules import require
 
 __all__ = ["S4D"]
 
@@ -35,6 +36,12 @@ class S4D(Mixer):
     | bilinear transform | `discretization="bilinear"` |
     | B not trained | `learn_b=False` |
 
+    | the released code's | argument |
+    |---|---|
+    | A and B shared by channels, `n_ssm` | `n_ssm` |
+    | several outputs for each channel, `channels` | `n_outputs` |
+    | B of S4D-LegS clipped when training starts | `start="released"` |
+
     A and the step sizes are those of the paper, N / 2 = 32 pairs for each channel; B starts at one (HiPPO's
     with "legs"), C normal with variance 1, D normal, and step sizes log-uniform. A, B and the step sizes are
     marked as group "transition" without weight decay.
@@ -50,10 +57,16 @@ class S4D(Mixer):
         activation: whether y goes through GELU.
         output: "glu", "linear" or "none", what mixes the channels at the end.
         mode: "auto", "convolution", "recurrent" or "scan".
+        n_ssm: how many A and B there are; None is `d_model`. Channel c has those of index c mod `n_ssm`; C, D
+            and the step sizes are its own.
+        n_outputs: outputs of each channel, with a C and a D each, which the map at the end takes to
+            `d_model`.
+        start: where B starts with "legs", "paper" or "released"; see `linrec.nn.state_space.released_start`.
 
     Raises:
         ValueError: an unknown name, a `d_state` that is odd or not positive, a step size that is not
-            positive, or one that makes Euler's steps unstable.
+            positive, or one that makes Euler's steps unstable; an `n_ssm` that does not divide `d_model`, or
+            `n_outputs` above 1 without a map.
 
     Source:
         S4D (Gu et al., 2022); its layer around the models is that of S4 (Gu, Goel and Ré, 2022).
@@ -81,8 +94,15 @@ class S4D(Mixer):
         activation: bool = True,
         output: Output = "glu",
         mode: str = "auto",
+        n_ssm: int | None = None,
+        n_outputs: int = 1,
+        start: Start = "paper",
     ) -> None:
         super().__init__(d_model)
+        require(
+            n_outputs == 1 or output != "none",
+            f'`n_outputs` must be 1 with `output="none"`; got {n_outputs}. Pass "linear" or "glu".',
+        )
         self.ssm = DiagonalSSM(
             d_model,
             d_state=d_state,
@@ -92,17 +112,22 @@ class S4D(Mixer):
             dt_max=dt_max,
             learn_b=learn_b,
             mode=mode,
+            n_ssm=n_ssm,
+            n_outputs=n_outputs,
+            start=start,
         )
-        self.activation, self.output = activation, output
-        self.out = make_output(output, d_model, d_model)
+        self.activation, self.output, self.n_outputs = activation, output, n_outputs
+        self.out = make_output(output, n_outputs * d_model, d_model)
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
-        """Return o, and the state x of the equations (b, d_model, n): complex, or real with `init="real"`."""
-        u, (Abar, Bbar, C) = x, self.ssm.discrete()
+        """Return o, and the state x (b, n_outputs d_model, n): complex, or real with `init="real"`."""
+        # of all channels for the first output, then for the second
+        u = x if self.n_outputs == 1 else x.repeat(1, 1, self.n_outputs)
+        Abar, Bbar, C = self.ssm.discrete()
         y, state = diagonal_ssm(u, Abar, Bbar, C, state=state, reset=reset, mode=self.ssm.mode)
         y = y + self.ssm.D.to(y.dtype) * u
         return position_wise(y, self.out, output=self.output, activation=self.activation), state
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, d_model, n): N / 2 complex numbers, or N real ones with `init="real"`."""
+        """Return zeros (batch, n_outputs d_model, n): N / 2 complex numbers, or N real with `init="real"`."""
         return self.ssm.init_state(batch, **self.factory_kwargs(device))

@@ -25,13 +25,14 @@ from linrec.nn.state_space import log_steps
 from linrec.ops import discretize_diagonal, scan
 from linrec.ops.core.checks import visible
 from linrec.ops.inspection import note
-from linrec.rules import at_least, choice, require
+from linrec.rules import at_least, choice, positive, require
 
 __all__ = ["S5"]
 
 Output = Literal["half_glu", "half_glu2", "glu", "linear", "none"]
 Discretization = Literal["zoh", "bilinear"]
-StartOfC = Literal["eigenbasis", "complex_normal"]
+Approximate = Literal["none", "tanh"]
+StartOfC = Literal["eigenbasis", "lecun_normal", "complex_normal"]
 
 
 class S5(Mixer):
@@ -47,14 +48,17 @@ class S5(Mixer):
     | one step size for the whole state | `shared_step=True` |
     | observations at irregular times | `forward(x, intervals=...)` |
     | C that is normal, and not of the eigenvectors | `C_init="complex_normal"` |
+    | a smaller C of the eigenvectors, as in the authors' ListOps and text | `C_init="lecun_normal"` |
     | no conjugate symmetry: entries of the state are no pairs, y = Re(C x) + D * u | `pairs=False` |
     | what follows the system | `activation`, `output` |
+    | inputs of another sampling rate than in training | `step_rescale` |
+    | both directions, with a C each | `linrec.models.Bidirectional`, `unshared=("C", "D")` |
 
     Lambda starts as the eigenvalues of J blocks of the normal part of HiPPO-LegS, with eigenvectors V; B as
-    V^* times a real normal matrix and C as a complex one times V, whose parts have variance 1 / d_state, or
-    as one without V, of variance 1; D normal, and steps log-uniform. The real part of Lambda stays below zero
-    whatever is learned, which the paper leaves open. Lambda, the steps and B are marked as group "transition"
-    without weight decay, as the authors train them.
+    V^* times a real normal matrix and C as a complex one times V, whose parts have variance 1 / d_state, with
+    "lecun_normal" 1 / (d_state d_model), or as one without V, of variance 1; D normal, and steps log-uniform.
+    The real part of Lambda stays below zero whatever is learned, which the paper leaves open. Lambda, the
+    steps and B are marked as group "transition" without weight decay, as the authors train them.
 
     B and C are real matrices of pairs, as `linrec.mixers.lru.LRU` has them.
 
@@ -67,16 +71,19 @@ class S5(Mixer):
         dt_min: smallest step when training starts.
         dt_max: largest step when training starts.
         shared_step: whether Delta is a single number.
-        C_init: how C starts, "eigenbasis" or "complex_normal".
+        C_init: how C starts, "eigenbasis", "lecun_normal" or "complex_normal".
         pairs: whether an entry of the state stands for itself and its conjugate. Without, there are P complex
             ones, of which both of each pair are learned apart.
         activation: whether y goes through GELU.
         output: "half_glu" (z * sigmoid(W z + b)), "half_glu2" (y * sigmoid(W z + b), z = GELU(y) in the gate
             alone), "glu", "linear" or "none".
+        approximate: GELU, "none", or "tanh", its approximation, which the released code has; as in
+            `torch.nn.GELU`.
+        step_rescale: a factor of all steps Delta, such as 2 for inputs with half of the sampling rate.
 
     Raises:
         ValueError: an unknown name, a `d_state` that blocks do not divide, "half_glu2" without
-            activation, or step sizes without 0 < dt_min <= dt_max.
+            activation, a `step_rescale` that is not positive, or step sizes without 0 < dt_min <= dt_max.
 
     Source:
         S5 (Smith et al., 2023); the distributions of B and C, "half_glu2", and the steps per state, are those
@@ -106,12 +113,16 @@ class S5(Mixer):
         pairs: bool = True,
         activation: bool = True,
         output: Output = "half_glu",
+        approximate: Approximate = "none",
+        step_rescale: float = 1.0,
     ) -> None:
         super().__init__(d_model)
         choice(Output, output=output)
         choice(StartOfC, C_init=C_init)
         choice(Discretization, discretization=discretization)
+        choice(Approximate, approximate=approximate)
         at_least(1, n_blocks=n_blocks)
+        positive(step_rescale=step_rescale, cure="It is a factor; 1.0 leaves the steps as they are.")
         require(
             output != "half_glu2" or activation,
             '`output="half_glu2"` needs `activation=True`, which it leaves to the gate; got False. '
@@ -127,14 +138,16 @@ class S5(Mixer):
         self.entries = self.d_state // 2 if pairs else self.d_state
         self.pairs = pairs
         self.discretization: Discretization = discretization
-        self.activation, self.output = activation, output
+        self.activation, self.output, self.approximate = activation, output, approximate
+        self.step_rescale = step_rescale
 
         Lambda, _, V = diagonal("legs", self.d_state // n_blocks, pairs=pairs)
         # of the matrix (P, d_model), JAX's `lecun_normal` takes the rows for inputs
         real = torch.randn(n_blocks, len(V), d_model) / math.sqrt(self.d_state)
         B = (V.mH @ real.to(V.dtype)).flatten(0, 1)
-        if C_init == "eigenbasis":
-            parts = torch.randn(2, n_blocks, d_model, len(V)) / math.sqrt(self.d_state)
+        if C_init != "complex_normal":
+            fan = self.d_state if C_init == "eigenbasis" else self.d_state * d_model
+            parts = torch.randn(2, n_blocks, d_model, len(V)) / math.sqrt(fan)
             C = (torch.complex(*parts).to(V.dtype) @ V).movedim(0, 1).flatten(1)
         else:
             C = torch.complex(*(math.sqrt(0.5) * torch.randn(2, d_model, self.entries)))
@@ -159,7 +172,7 @@ class S5(Mixer):
         """Return o, and the state x of the equations (b, n), n entries."""
         dtype = self.state_dtype
         Lambda = torch.complex(-self.A_log.to(dtype).exp(), self.A_imag.to(dtype))
-        Delta = self.dt_log.to(dtype).exp()
+        Delta = self.step_rescale * self.dt_log.to(dtype).exp()
         if intervals is not None:
             Delta = intervals.to(dtype)[..., None] * Delta
         # B u comes from real matrices, and Lambda^-1 (Lambdabar - I) multiplies it
@@ -169,7 +182,7 @@ class S5(Mixer):
         h, state = scan(Lambdabar, scale * Bu, state=state, reset=reset)
         y = functional.linear(torch.view_as_real(h).flatten(-2).to(x.dtype), self.C)
         y = (2 * y if self.pairs else y) + self.D * x
-        z = functional.gelu(y) if self.activation else y
+        z = functional.gelu(y, approximate=self.approximate) if self.activation else y
         if self.output.startswith("half_glu"):
             return (z if self.output == "half_glu" else y) * torch.sigmoid(self.out(z)), state
         return functional.glu(self.out(z)) if self.output == "glu" else self.out(z), state

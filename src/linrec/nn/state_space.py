@@ -7,19 +7,37 @@ import torch
 from jaxtyping import Float, Inexact
 from torch import Tensor, nn
 
-from linrec.hippo import diagonal
+from linrec.hippo import diagonal, normal_plus_low_rank
+from linrec.hippo.forms import NormalPlusLowRank
 from linrec.nn.float32 import Float32Module
 from linrec.nn.parameters import mark
 from linrec.ops.diagonal_ssm import diagonal_ssm
 from linrec.ops.long_conv import Discretization, discretize_diagonal
-from linrec.rules import choice, require
+from linrec.rules import at_least, choice, divisor, require
 
-__all__ = ["DiagonalSSM", "Spectrum", "add_transition", "log_steps", "spectrum"]
+__all__ = [
+    "DiagonalSSM",
+    "Measure",
+    "Spectrum",
+    "Start",
+    "add_transition",
+    "log_steps",
+    "per_channel",
+    "released_start",
+    "spectrum",
+]
 
 Spectrum: TypeAlias = Literal["lin", "inv", "legs", "real"]
+Measure: TypeAlias = Literal["legs", "legt", "fout"]
+Start: TypeAlias = Literal["paper", "released"]
+
+# bound of the imaginary part of B in the released code of S4
+LARGEST_B = 2.0
 
 
-def spectrum(init: Spectrum, d_state: int) -> tuple[Inexact[Tensor, "n"], Inexact[Tensor, "n"]]:
+def spectrum(
+    init: Spectrum, d_state: int, *, start: Start = "paper"
+) -> tuple[Inexact[Tensor, "n"], Inexact[Tensor, "n"]]:
     """Return A and B that a diagonal state-space model x' = A x + B u starts from, in double precision.
 
     | init | A_n | n |
@@ -35,6 +53,7 @@ def spectrum(init: Spectrum, d_state: int) -> tuple[Inexact[Tensor, "n"], Inexac
     Args:
         init: "lin", "inv", "legs" or "real".
         d_state: N, numbers of the real state; even but for "real".
+        start: "paper", or "released" for the B of `released_start` with "legs". The phases of B are left out.
 
     Returns:
         A (n,), complex but for "real", and B (n,), real.
@@ -52,6 +71,7 @@ def spectrum(init: Spectrum, d_state: int) -> tuple[Inexact[Tensor, "n"], Inexac
         tensor([-1., -2., -3.], dtype=torch.float64)
     """
     choice(Spectrum, init=init)
+    choice(Start, start=start)
     require(
         d_state >= 1 and (init == "real" or d_state % 2 == 0),
         f"`d_state` must be a positive even number, of conjugate pairs; got {d_state}. "
@@ -63,9 +83,38 @@ def spectrum(init: Spectrum, d_state: int) -> tuple[Inexact[Tensor, "n"], Inexac
     n = torch.arange(d_state // 2, dtype=torch.float64)
     if init == "legs":
         A, B, _ = diagonal("legs", d_state)
-        return A, B.real
+        return A, B.real if start == "paper" else released_start("legs", d_state).B.abs()
     imaginary = math.pi * n if init == "lin" else d_state / math.pi * (d_state / (2 * n + 1) - 1)
     return torch.complex(torch.full_like(n, -0.5), imaginary), torch.ones_like(n)
+
+
+def released_start(measure: Measure, d_state: int) -> NormalPlusLowRank:
+    """Return what S4's released code starts from, in the form of `linrec.hippo.normal_plus_low_rank`.
+
+    It differs from HiPPO's A and B in two ways. A and B of "legt" and "fout" are halved, so that windows are
+    twice as long. The imaginary part of B is clipped to [-2, 2], in the basis of the eigenvectors whose first
+    entry is real: with N = 64, the largest entry of B is near 2 in place of 41 with "legs".
+
+    Args:
+        measure: "legs", "legt" or "fout".
+        d_state: N, numbers of the real state; even.
+
+    Source:
+        Released code of S4 (Gu, Goel and Ré, 2022), its functions `transition` and `nplr`.
+
+    Example:
+        >>> round(float(released_start("legs", 64).B.abs().max()), 3)
+        2.0
+    """
+    Lambda, P, B, V = normal_plus_low_rank(measure, d_state)
+    if measure != "legs":
+        Lambda, P, B = Lambda / 2, P / math.sqrt(2), B / 2
+    if measure != "fout":
+        # B of "fout" is real, and the first entries of its eigenvectors are zeros
+        turn = torch.sgn(V[0])
+        turned = turn * B
+        B = turn.conj() * torch.complex(turned.real, turned.imag.clamp(-LARGEST_B, LARGEST_B))
+    return NormalPlusLowRank(Lambda, P, B, V)
 
 
 def log_steps(channels: int, dt_min: float, dt_max: float) -> Float[Tensor, "channels"]:
@@ -123,6 +172,20 @@ def add_transition(module: Float32Module, *, learn: bool = True, **start: Tensor
     module.keep_float32(*start)
 
 
+def per_channel(channels: int, *systems: Tensor) -> tuple[Tensor, ...]:
+    """Repeat tensors of n systems for all channels, of which channel c has system c mod n.
+
+    Args:
+        channels: d, a multiple of n.
+        systems: tensors (n, ...). Those of d systems are returned as they are.
+
+    Example:
+        >>> per_channel(4, torch.tensor([1, 2]))[0].tolist()
+        [1, 2, 1, 2]
+    """
+    return tuple(x if len(x) == channels else torch.cat([x] * (channels // len(x))) for x in systems)
+
+
 class DiagonalSSM(Float32Module):
     """S4D's parameters of a diagonal state-space model for every channel: x' = A x + B u, y = C x + D u.
 
@@ -139,10 +202,13 @@ class DiagonalSSM(Float32Module):
         dt_max: largest step when training starts.
         learn_b: whether B is learned, or stays where it starts.
         mode: a mode of `linrec.ops.diagonal_ssm`, which the caller passes on.
+        n_ssm: how many A and B there are; None is d. Channel c has those of index c mod `n_ssm`.
+        n_outputs: outputs of each channel. Outputs have a C and a D of their own, and share the rest.
+        start: where B starts with "legs", "paper" or "released"; see `linrec.nn.state_space.released_start`.
 
     Raises:
-        ValueError: unknown names, an odd or no `d_state`, a step size that is not positive, or one whose
-            discretisation is unstable.
+        ValueError: unknown names, an odd or no `d_state`, an `n_ssm` that does not divide d, a step size that
+            is not positive, or one whose discretisation is unstable.
 
     Source:
         S4D (Gu, Gupta, Goel and Ré, 2022).
@@ -170,13 +236,18 @@ class DiagonalSSM(Float32Module):
         dt_max: float = 0.1,
         learn_b: bool = True,
         mode: str = "auto",
+        n_ssm: int | None = None,
+        n_outputs: int = 1,
+        start: Start = "paper",
     ) -> None:
         super().__init__()
         diagonal_ssm.operator.check_mode(mode)
         choice(("zoh", "bilinear", "euler"), discretization=discretization)
+        divisor("channels", channels, n_ssm=n_ssm, or_none=True)
+        at_least(1, n_outputs=n_outputs)
         # numbers that are looked at, whatever device parameters are made on: "meta" has none
         with torch.device("cpu"):
-            A, B = spectrum(init, d_state)
+            A, B = spectrum(init, d_state, start=start)
         dt_log = log_steps(channels, dt_min, dt_max)
         largest = float(discretize_diagonal(A, B, dt_max, discretization)[0].abs().max())
         require(
@@ -185,35 +256,38 @@ class DiagonalSSM(Float32Module):
             f"`init={init!r}` and `dt_max={dt_max}` the largest is {largest:.4g}. "
             'Use "zoh" or "bilinear", or smaller steps.',
         )
-        self.channels, self.discretization, self.mode = channels, discretization, mode
+        self.channels, self.discretization, self.mode = channels * n_outputs, discretization, mode
         self.d_entries, self.is_complex = len(A), A.is_complex()
-        shape = (channels, len(A))
-        add_transition(self, dt_log=dt_log, A_log=(-A.real).log().to(dt_log).expand(shape).clone())
+        systems = channels if n_ssm is None else n_ssm
+        shape = (self.channels, len(A))
+        add_transition(self, dt_log=dt_log, A_log=(-A.real).log().to(dt_log).repeat(systems, 1))
         self.A_imag = None
         # complex entries draw it too, so that a seed keeps giving the same parameters
         C = torch.randn(shape)
         if self.is_complex:
-            add_transition(self, A_imag=A.imag.to(dt_log).expand(shape).clone())
+            add_transition(self, A_imag=A.imag.to(dt_log).repeat(systems, 1))
             B = torch.stack([B, torch.zeros_like(B)], -1)
             # of variance 1, half in either part
             C = torch.randn(*shape, 2) / math.sqrt(2)
-        add_transition(self, learn=learn_b, B=B.to(dt_log).expand(C.shape).clone())
+        add_transition(self, learn=learn_b, B=torch.stack([B.to(dt_log)] * systems))
         self.C = nn.Parameter(C)
         # taps of single channels, not a matrix
         mark(self, "C", group="channel", weight_decay=True)
-        self.D = nn.Parameter(torch.randn(channels))
+        self.D = nn.Parameter(torch.randn(self.channels))
 
     def discrete(self) -> tuple[Inexact[Tensor, "d n"], Inexact[Tensor, "d n"], Inexact[Tensor, "d n"]]:
         """Return Abar, Bbar and C of x_t = Abar * x_{t-1} + Bbar u_t, y_t = Re(C x_t), in float32 or better.
 
-        Where entries stand for conjugate pairs, the returned C is twice the parameter.
+        With several outputs, the rows are those of the first output of every channel, then of the second, and
+        each output has a state. Where entries stand for conjugate pairs, C is twice the parameter.
         """
         dtype = self.state_dtype
         A, B, C = -self.A_log.to(dtype).exp(), self.B.to(dtype), self.C.to(dtype)
         if self.A_imag is not None:
             A = torch.complex(A, self.A_imag.to(dtype))
             B, C = torch.view_as_complex(B), 2 * torch.view_as_complex(C)
-        Abar, Bbar = discretize_diagonal(A, B, self.dt_log.to(dtype).exp()[:, None], self.discretization)
+        A, B, dt_log = per_channel(self.channels, A, B, self.dt_log.to(dtype))
+        Abar, Bbar = discretize_diagonal(A, B, dt_log.exp()[:, None], self.discretization)
         return Abar, Bbar, C
 
     def init_state(
