@@ -13,6 +13,8 @@ from linrec.testing import assert_agree, generator
 D, N = 3, 6
 CASES = {
     "PB": {"degree": 3},
+    "released": {"degree": 4, "powers": "sums"},
+    "released, real": {"degree": 3, "powers": "sums", "init": "real"},
     "KB": {"kernel": "kb", "init": "lin", "discretization": "zoh", "output": "linear"},
     "KB, real": {"kernel": "kb", "degree": 4, "init": "real", "output": "none", "activation": False},
 }
@@ -44,11 +46,17 @@ def by_hand(mixer: LiquidS4, x: torch.Tensor, state: tuple[torch.Tensor, torch.T
     """The equations step by step, every product from the last one, in a loop."""
     a, b, c = mixer.ssm.discrete()
     before, S = state
-    outputs = []
+    outputs, powers = [], [b]
+    for p in range(2, mixer.degree + 1):
+        # both of each pair, in the sum
+        both = torch.cat([powers[-1], powers[-1].conj()], -1) if b.is_complex() else powers[-1]
+        powers.append(b**p if mixer.powers == "entries" else powers[-1] * both.sum(-1, keepdim=True))
     for t in range(x.shape[1]):
-        products = [x[:, t], *(x[:, t] * before[:, p] for p in range(mixer.degree - 1))]
+        products = [x[:, t]]
+        for p in range(mixer.degree - 1):
+            products.append((x[:, t] if mixer.powers == "entries" else products[-1]) * before[:, p])
         before = torch.stack(products[:-1], 1)
-        terms = [b ** (p + 1) * product[..., None] for p, product in enumerate(products)]
+        terms = [power * product[..., None] for power, product in zip(powers, products, strict=True)]
         if mixer.kernel == "kb":
             S = a * S + sum(terms)
             read = S
@@ -146,6 +154,8 @@ def test_inspection(case):
 def test_errors():
     for message, arguments in {
         "`degree` must be at least 2; got 1. Without products": {"degree": 1},
+        "there is no `powers` 'sum'; did you mean 'sums'": {"powers": "sum"},
+        "`powers=\"sums\"` needs `kernel=\"pb\"`; got 'kb'": {"powers": "sums", "kernel": "kb"},
         "there is no `kernel` 'bp'; did you mean 'pb'": {"kernel": "bp"},
         "there is no `output` 'gluu'; did you mean 'glu'": {"output": "gluu"},
         "`d_state` must be a positive even number, of conjugate pairs; got 5": {"d_state": 5},

@@ -217,6 +217,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "liquid_s4": {
         "PB": {"d_state": 4, "degree": 3},
+        "released PB": {"d_state": 4, "degree": 3, "powers": "sums"},
         "KB": {"d_state": 3, "kernel": "kb", "init": "real", "output": "linear"},
     },
     "lmu": {

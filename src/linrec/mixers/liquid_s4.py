@@ -27,11 +27,12 @@ from linrec.nn.token_shift import token_shift
 from linrec.ops.diagonal_ssm import diagonal_ssm
 from linrec.ops.inspection import kernel_mixing
 from linrec.ops.long_conv import Discretization, vandermonde_kernel
-from linrec.rules import at_least, choice
+from linrec.rules import at_least, choice, require
 
 __all__ = ["LiquidS4"]
 
 Kernel = Literal["pb", "kb"]
+Powers = Literal["entries", "sums"]
 
 
 class LiquidS4(Mixer):
@@ -41,10 +42,16 @@ class LiquidS4(Mixer):
     |---|---|
     | PB, KB | `kernel="pb"`, "kb" |
     | correlations of up to p inputs | `degree` |
+    | powers of the released code | `powers="sums"` |
 
     The released code reverses correlations in time, and unless `allcombs=False` takes all combinations of
     the last steps in place of neighbours, so that outputs depend on later inputs. Here they do not. The
     transition is diagonal; there it may be S4's, but for the powers of Bbar, which leave its low rank out.
+
+    For Bbar^p the paper has powers, which are read as powers of entries here. The released PB has
+    Bbar^p = Bbar^(p-1) sum(Bbar^(p-1)) with a sum over all entries, and u^p_t = u^(p-1)_t u^(p-1)_(t-1), so
+    that u^3_t = u_t u_{t-1}^2 u_{t-2}. These are `powers="sums"`. The released KB cannot be had: its
+    transforms have lengths that do not fit together.
 
     Parameters and where they start are those of `linrec.mixers.s4d.S4D`.
 
@@ -60,9 +67,10 @@ class LiquidS4(Mixer):
         activation: whether y goes through GELU.
         output: "glu", "linear" or "none", what mixes the channels at the end.
         mode: "auto", "convolution", "recurrent" or "scan"; see `linrec.ops.diagonal_ssm`.
+        powers: "entries", the paper's u^p with powers of entries, or "sums", the released code's, for "pb".
 
     Raises:
-        ValueError: a `degree` below 2, an unknown name, a `d_state` that is odd or not positive, a step size
+        ValueError: a `degree` below 2, an unknown name, "sums" with "kb", a `d_state` that is odd or not positive, a step size
             that is not positive, or one that makes Euler's steps unstable.
 
     Source:
@@ -92,9 +100,15 @@ class LiquidS4(Mixer):
         activation: bool = True,
         output: Output = "glu",
         mode: str = "auto",
+        powers: Powers = "entries",
     ) -> None:
         super().__init__(d_model)
         choice(Kernel, kernel=kernel)
+        choice(Powers, powers=powers)
+        require(
+            powers == "entries" or kernel == "pb",
+            f'`powers="sums"` needs `kernel="pb"`; got {kernel!r}. The released "kb" has no such form.',
+        )
         at_least(2, degree=degree, cure='Without products of inputs it is the mixer "s4d".')
         self.ssm = DiagonalSSM(
             d_model,
@@ -105,7 +119,7 @@ class LiquidS4(Mixer):
             dt_max=dt_max,
             mode=mode,
         )
-        self.degree, self.kernel = degree, kernel
+        self.degree, self.kernel, self.powers = degree, kernel, powers
         self.activation, self.output = activation, output
         self.out = make_output(output, d_model, d_model)
 
@@ -115,16 +129,20 @@ class LiquidS4(Mixer):
         u, (Abar, Bbar, C), mode = x, self.ssm.discrete(), self.ssm.mode
         y, S = diagonal_ssm(u, Abar, Bbar, C, state=S, reset=reset, mode=mode)
         y = y + self.ssm.D.to(y.dtype) * u
-        product, lasts = u, []
+        product, power, lasts = u, Bbar, []
+        pairs = 2 if Bbar.is_complex() else 1
         for p in range(2, self.degree + 1):
             earlier, last = token_shift(product, None if before is None else before[:, p - 2], reset=reset)
             lasts.append(last)
-            product = u * earlier
+            if self.powers == "entries":
+                product, power = u * earlier, Bbar**p
+            else:
+                product, power = product * earlier, power * pairs * power.real.sum(1, keepdim=True)
             if self.kernel == "pb":
-                y = y + (C * Bbar**p).sum(1).real.to(y.dtype) * product
+                y = y + (C * power).sum(1).real.to(y.dtype) * product
             else:
                 # the same transition: states add up
-                more, end = diagonal_ssm(product, Abar, Bbar**p, C, reset=reset, mode=mode)
+                more, end = diagonal_ssm(product, Abar, power, C, reset=reset, mode=mode)
                 y, S = y + more, S + end
         o = position_wise(y, self.out, output=self.output, activation=self.activation)
         return o, (torch.stack(lasts, 1), S)
