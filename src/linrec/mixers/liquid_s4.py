@@ -70,8 +70,8 @@ class LiquidS4(Mixer):
         powers: "entries", the paper's u^p with powers of entries, or "sums", the released code's, for "pb".
 
     Raises:
-        ValueError: a `degree` below 2, an unknown name, "sums" with "kb", a `d_state` that is odd or not positive, a step size
-            that is not positive, or one that makes Euler's steps unstable.
+        ValueError: a `degree` below 2, an unknown name, "sums" with "kb", a `d_state` that is odd or not
+            positive, a step size that is not positive, or one that makes Euler's steps unstable.
 
     Source:
         Hasani, Lechner, Wang, Chahine, Amini and Rus (2022), its kernels KB and PB.

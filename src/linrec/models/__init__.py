@@ -7,10 +7,12 @@ from linrec.models.image_classifier import ImageClassifier, ImageClassifierConfi
 from linrec.models.image_scan import ImageScan
 from linrec.models.language_model import LanguageModel
 from linrec.models.presets import image_preset, image_preset_names, preset, preset_names
+from linrec.models.s4nd import S4ND
 from linrec.models.sequence_classifier import SequenceClassifier, SequenceClassifierConfig
 from linrec.models.stack import build_mixer, make_blocks
 
 __all__ = [
+    "S4ND",
     "Bidirectional",
     "Block",
     "ImageClassifier",

@@ -205,6 +205,7 @@ class DiagonalSSM(Float32Module):
         n_ssm: how many A and B there are; None is d. Channel c has those of index c mod `n_ssm`.
         n_outputs: outputs of each channel. Outputs have a C and a D of their own, and share the rest.
         start: where B starts with "legs", "paper" or "released"; see `linrec.nn.state_space.released_start`.
+        skip: whether there is a D.
 
     Raises:
         ValueError: unknown names, an odd or no `d_state`, an `n_ssm` that does not divide d, a step size that
@@ -239,6 +240,7 @@ class DiagonalSSM(Float32Module):
         n_ssm: int | None = None,
         n_outputs: int = 1,
         start: Start = "paper",
+        skip: bool = True,
     ) -> None:
         super().__init__()
         diagonal_ssm.operator.check_mode(mode)
@@ -273,13 +275,17 @@ class DiagonalSSM(Float32Module):
         self.C = nn.Parameter(C)
         # taps of single channels, not a matrix
         mark(self, "C", group="channel", weight_decay=True)
-        self.D = nn.Parameter(torch.randn(self.channels))
+        if skip:
+            self.D = nn.Parameter(torch.randn(self.channels))
 
-    def discrete(self) -> tuple[Inexact[Tensor, "d n"], Inexact[Tensor, "d n"], Inexact[Tensor, "d n"]]:
+    def discrete(
+        self, step_rescale: float = 1.0
+    ) -> tuple[Inexact[Tensor, "d n"], Inexact[Tensor, "d n"], Inexact[Tensor, "d n"]]:
         """Return Abar, Bbar and C of x_t = Abar * x_{t-1} + Bbar u_t, y_t = Re(C x_t), in float32 or better.
 
         With several outputs, the rows are those of the first output of every channel, then of the second, and
-        each output has a state. Where entries stand for conjugate pairs, C is twice the parameter.
+        each output has a state. Where entries stand for conjugate pairs, C is twice the parameter. Step sizes
+        are multiplied by `step_rescale`.
         """
         dtype = self.state_dtype
         A, B, C = -self.A_log.to(dtype).exp(), self.B.to(dtype), self.C.to(dtype)
@@ -287,7 +293,8 @@ class DiagonalSSM(Float32Module):
             A = torch.complex(A, self.A_imag.to(dtype))
             B, C = torch.view_as_complex(B), 2 * torch.view_as_complex(C)
         A, B, dt_log = per_channel(self.channels, A, B, self.dt_log.to(dtype))
-        Abar, Bbar = discretize_diagonal(A, B, dt_log.exp()[:, None], self.discretization)
+        dt = step_rescale * dt_log.exp()
+        Abar, Bbar = discretize_diagonal(A, B, dt[:, None], self.discretization)
         return Abar, Bbar, C
 
     def init_state(

@@ -1,0 +1,189 @@
+"""S4ND: Modeling Images and Videos as Multidimensional Signals Using State Spaces (Nguyen and others, 2022).
+
+    K = K^(1) x K^(2)     K^(i)_l = 2 Re(C^(i) Abar^l Bbar) for l >= 0, and another C^(i) for l < 0
+    y = K * u + D u
+    o = GLU(W GELU(y) + b)
+
+u input of a channel, K^(i) the kernel of axis i, x an outer product, so that K_(l, m) = K^(1)_l K^(2)_m, y
+output of the channel, o output of the layer; Abar and Bbar of a diagonal state-space model
+(`linrec.mixers.s4d`) for each channel and axis. A convolution with an outer product is a convolution with
+each factor, one axis after the other.
+"""
+
+import math
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from linrec.nn.mixer import Mixer, State
+from linrec.nn.position_wise import Output, make_output, position_wise
+from linrec.nn.state_space import DiagonalSSM, Spectrum, per_channel
+from linrec.ops.core.handlers import refuse_split_time
+from linrec.ops.diagonal_ssm import diagonal_ssm
+from linrec.ops.long_conv import Discretization
+from linrec.rules import at_least, positive, require
+
+__all__ = ["S4ND"]
+
+
+class S4ND(Mixer):
+    """y = (K^(1) x .. x K^(n)) * u + D u for images and videos, a state-space kernel for every axis.
+
+    A pixel hears from all others in one layer. It is a `Mixer`, so that a `Block` takes it, but every output
+    depends on the whole input: it has no state.
+
+    | the paper's, or the released code's | argument |
+    |---|---|
+    | videos | `axes=3` |
+    | causal kernels | `bidirectional=False` |
+    | kernels without high frequencies, for training at low resolution | `bandlimit` |
+    | inputs of another resolution than in training | `step_rescale` |
+    | kernels that are means of outer products, `trank` | `rank` |
+    | A and B of the kernels apart for every channel, `n_ssm` | `n_ssm=None` |
+
+    As in the released code, the kernel against an axis starts at the next pixel. There, kernels may also be
+    those of S4, whose matrix has a low rank beside its diagonal.
+
+    Args:
+        d_model: width, and channels.
+        axes: n, of inputs (b, *grid, d_model).
+        d_state: N, numbers of the real state of each channel and axis; even, but with `init="real"`.
+        init: where A starts, "legs", "lin", "inv" or "real".
+        discretization: "zoh", "bilinear" or "euler".
+        dt_min: smallest step size when training starts.
+        dt_max: largest step size when training starts.
+        n_ssm: A and B of each axis; None is `d_model`.
+        bidirectional: whether kernels have two sides.
+        rank: outer products of which K is the mean.
+        bandlimit: None, or alpha: entries with dt |Im A| / (2 pi) of alpha / 2 or more are left out. The
+            highest frequency of a grid is 1 / 2, that of alpha = 1.
+        step_rescale: a factor of all step sizes, such as 2 for images of half of the rows and columns.
+        activation: whether y goes through GELU.
+        output: "glu", "linear" or "none", what mixes the channels at the end.
+
+    Raises:
+        ValueError: an unknown name, a number out of its range, an `n_ssm` that does not divide `d_model`, a
+            `bandlimit` with real states, or step sizes without 0 < dt_min <= dt_max.
+
+    Source:
+        S4ND (Nguyen, Goel, Gu, Downs, Shah, Dao, Baccus and Ré, 2022), its section on the layer and on
+        bandlimiting; the defaults are those of the released code, but for A without its low rank.
+
+    Example:
+        >>> import torch
+        >>> layer = S4ND(8, d_state=4)
+        >>> y, _ = layer(torch.zeros(2, 5, 7, 8))
+        >>> y.shape
+        torch.Size([2, 5, 7, 8])
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        axes: int = 2,
+        d_state: int = 64,
+        init: Spectrum = "legs",
+        discretization: Discretization = "zoh",
+        dt_min: float = 0.001,
+        dt_max: float = 0.1,
+        n_ssm: int | None = 1,
+        bidirectional: bool = True,
+        rank: int = 1,
+        bandlimit: float | None = None,
+        step_rescale: float = 1.0,
+        activation: bool = True,
+        output: Output = "glu",
+    ) -> None:
+        super().__init__(d_model)
+        at_least(1, axes=axes, rank=rank)
+        positive(step_rescale=step_rescale, cure="It is a factor; 1.0 leaves the steps as they are.")
+        positive(bandlimit=bandlimit, or_none=True)
+        require(
+            bandlimit is None or init != "real",
+            f'`bandlimit` must be None with `init="real"`, which has no frequencies; got {bandlimit}.',
+        )
+        self.rank, self.bandlimit, self.step_rescale = rank, bandlimit, step_rescale
+        self.bidirectional, self.activation, self.output = bidirectional, activation, output
+        self.kernels = nn.ModuleList(
+            DiagonalSSM(
+                d_model,
+                d_state=d_state,
+                init=init,
+                discretization=discretization,
+                dt_min=dt_min,
+                dt_max=dt_max,
+                n_ssm=n_ssm,
+                n_outputs=rank * (1 + bidirectional),
+                skip=False,
+            )
+            for _ in range(axes)
+        )
+        self.D = nn.Parameter(torch.randn(d_model))
+        self.out = make_output(output, d_model, d_model)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b *grid d_model"],
+        state: State = None,
+        *,
+        reset: Bool[Tensor, "b t"] | None = None,
+    ) -> tuple[Float[Tensor, "b *grid d_model"], None]:
+        """Mix `x` over all of its axes.
+
+        Args:
+            x: (b, *grid, d_model), such as (b, rows, columns, d_model), of any size.
+            state: None.
+            reset: None: an image is one whole.
+
+        Returns:
+            o in the shape of `x`, and None.
+
+        Raises:
+            ValueError: an `x` of another shape, or a `state` or a `reset` is given.
+            TypeError: `x` of integers.
+        """
+        axes = len(self.kernels)
+        require(
+            x.ndim == axes + 2 and x.shape[-1] == self.d_model,
+            f"`x` must have shape (batch, {axes} axes, d_model = {self.d_model}); got {tuple(x.shape)}. "
+            "Pass channels last.",
+        )
+        if not x.is_floating_point():
+            raise TypeError(f"`x` must be of a real floating dtype; got {x.dtype}. Embed pixels first.")
+        require(
+            state is None and reset is None,
+            "`state` and `reset` must be None for S4ND; got a tensor. Pass the whole image at once.",
+        )
+        refuse_split_time("S4ND")
+        # the outer products, of which each has channels of its own
+        y = x if self.rank == 1 else torch.cat([x] * self.rank, -1)
+        for axis, kernel in enumerate(self.kernels, 1):
+            lines = y.movedim(axis, -2)
+            y = self._along(kernel, lines.flatten(0, -3)).view(lines.shape).movedim(-2, axis)
+        y = y.unflatten(-1, (self.rank, -1)).mean(-2) + self.D.to(y.dtype) * x
+        return position_wise(y, self.out, output=self.output, activation=self.activation), None
+
+    def _along(self, kernel: nn.Module, u: Tensor) -> Tensor:
+        """K^(i) * u for lines u (b, t, rank d_model)."""
+        assert isinstance(kernel, DiagonalSSM)
+        Abar, Bbar, C = kernel.discrete(self.step_rescale)
+        if self.bandlimit is not None and kernel.A_imag is not None:
+            A_imag, dt = per_channel(kernel.channels, kernel.A_imag, kernel.dt_log.exp()[:, None])
+            C = torch.where(dt * A_imag.abs() / (2 * math.pi) < self.bandlimit / 2, C, 0)
+        d = u.shape[-1]
+        y, _ = diagonal_ssm(u, Abar[:d], Bbar[:d], C[:d])
+        if self.bidirectional:
+            back, _ = diagonal_ssm(u.flip(1), Abar[d:], Bbar[d:], C[d:])
+            # from the next pixel on
+            y = y + nn.functional.pad(back.flip(1)[:, 1:], (0, 0, 0, 1))
+        return y
+
+    def init_state(self, batch: int, *, device: torch.device | str | None = None) -> None:
+        """None: there is no state."""
+
+    @property
+    def state_size(self) -> int:
+        """0: there is no state."""
+        return 0
