@@ -155,7 +155,7 @@ def test_errors():
     for message, arguments in {
         "`degree` must be at least 2; got 1. Without products": {"degree": 1},
         "there is no `powers` 'sum'; did you mean 'sums'": {"powers": "sum"},
-        "`powers=\"sums\"` needs `kernel=\"pb\"`; got 'kb'": {"powers": "sums", "kernel": "kb"},
+        '`powers="sums"` needs `kernel="pb"`; got \'kb\'': {"powers": "sums", "kernel": "kb"},
         "there is no `kernel` 'bp'; did you mean 'pb'": {"kernel": "bp"},
         "there is no `output` 'gluu'; did you mean 'glu'": {"output": "gluu"},
         "`d_state` must be a positive even number, of conjugate pairs; got 5": {"d_state": 5},

@@ -45,9 +45,9 @@ class DSS(Mixer):
     The returned state is e^(g (L - 1) / 2) x with g = max(dt Re lambda_n, 0). In float32, a later call can
     start from the state while g L is below 170.
 
-    The released code has no L: it takes the length of each input. A mixer that streams cannot know that length,
-    so L is fixed, and `length` should be the length of the sequences in training. Outputs of other lengths
-    are not those of the released code: with the default, those of 64 steps differ by about a quarter.
+    The released code has no L: it takes the length of each input. A mixer that streams cannot know the
+    length, so L is fixed: set `length` to the length of the sequences in training. With the default, outputs
+    of 64 steps differ from the released code by about a quarter.
 
     The N numbers of Lambda start as those eigenvalues of the normal part of HiPPO-LegS with 2 N coefficients
     that are above the real axis; parts of w and D are standard normal, steps log-uniform. Lambda, the steps

@@ -147,11 +147,11 @@ class S4(Mixer):
             "P": torch.view_as_real(P),
             "B": torch.view_as_real(B),
         }
-        start = {
+        initial = {
             name: torch.stack([tensor.to(steps.dtype)] * (d_model if n_ssm is None else n_ssm))
             for name, tensor in of_all_channels.items()
         }
-        add_transition(self, learn=learn_transition, dt_log=steps, **start)
+        add_transition(self, learn=learn_transition, dt_log=steps, **initial)
         # of variance 1, half in either part
         self.C = nn.Parameter(torch.randn(n_outputs * d_model, *self.B.shape[1:]) / math.sqrt(2))
         # of single channels, not a matrix

@@ -54,11 +54,12 @@ class S5(Mixer):
     | inputs of another sampling rate than in training | `step_rescale` |
     | both directions, with a C each | `linrec.models.Bidirectional`, `unshared=("C", "D")` |
 
-    Lambda starts as the eigenvalues of J blocks of the normal part of HiPPO-LegS, with eigenvectors V; B as
-    V^* times a real normal matrix and C as a complex one times V, whose parts have variance 1 / d_state, with
-    "lecun_normal" 1 / (d_state d_model), or as one without V, of variance 1; D normal, and steps log-uniform.
-    The real part of Lambda stays below zero whatever is learned, which the paper leaves open. Lambda, the
-    steps and B are marked as group "transition" without weight decay, as the authors train them.
+    Lambda starts as the eigenvalues of J blocks of the normal part of HiPPO-LegS, with eigenvectors V, and B
+    as V^* times a real normal matrix. C starts as a complex normal matrix times V, with parts of variance
+    1 / d_state, or of 1 / (d_state d_model) with "lecun_normal"; with "complex_normal" there is no V, and the
+    variance is 1. D starts normal, and steps log-uniform. The real part of Lambda stays below zero whatever
+    is learned, which the paper leaves open. Lambda, the steps and B are marked as group "transition" without
+    weight decay, as the authors train them.
 
     B and C are real matrices of pairs, as `linrec.mixers.lru.LRU` has them.
 

@@ -27,10 +27,10 @@ class Bidirectional(Directions):
     With one mixer for both directions, `Bidirectional(mixer)`, and a sum or a mean, nothing tells the past
     from the future: the reversed sequence has the reversed outputs, and the same mean.
 
-    S4 and S5 add their directions before GELU, and their directions share all but C. So they are
-    `Bidirectional` of mixers with `activation=False, output="none"`, where S5 has `unshared=("C", "D")`, and
-    what follows them is a layer of its own. The released kernel of S4 is that with a step less: its
-    direction against time starts at the next step, which another C and D of that direction express.
+    S4 and S5 add their directions before GELU, and the directions share all parameters but C. Both layers
+    are `Bidirectional` of mixers with `activation=False, output="none"`, with GELU and the rest behind it;
+    S5 has `unshared=("C", "D")`. The released kernel of S4 against time starts at the next step, which
+    another C and D of that direction express.
 
     `reset` cuts the same links in both directions: nothing passes between steps t-1 and t where it is true
     at t. There is no state, since the first output depends on the last step.
