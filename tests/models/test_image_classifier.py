@@ -52,6 +52,16 @@ def test_the_classifier_written_out():
     assert_agree(model(images()), expected)
 
 
+def test_s4nd_is_a_mixer_of_the_classifier():
+    arguments = {"s4nd": {"d_state": 4, "bandlimit": 0.5}}
+    model = make(replace(CONFIG, mixer=("s4nd", "hgru"), mixer_args=arguments))
+    assert [type(block.mixer).__name__ for block in model.blocks] == ["S4ND", "ImageScan"]
+    assert model.blocks[0].mixer.bandlimit == 0.5
+    x = images().requires_grad_()
+    model(x).square().sum().backward()
+    assert x.grad.abs().gt(0).all()
+
+
 def test_every_parameter_and_pixel_has_a_gradient():
     for unshared in (None, ("theta",), ()):
         model = make(replace(CONFIG, unshared=unshared, combine="concatenate"))

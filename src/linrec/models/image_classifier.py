@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from linrec.mixers import Mixer
 from linrec.models.config import StackConfig, at_least_one
 from linrec.models.directions import Combine
 from linrec.models.image_scan import ImageDirection, ImageScan, check_directions
+from linrec.models.s4nd import S4ND
 from linrec.models.stack import build_mixer, make_blocks
 from linrec.nn.norms import make_norm
 from linrec.nn.parameters import mark
@@ -29,7 +31,8 @@ class ImageClassifierConfig(StackConfig):
             mixer's parameters: all but these, as ("theta",) in HGRN; (): one mixer runs in all.
         combine: what becomes of the outputs of the directions, "sum", "mean" or "concatenate".
 
-    The other arguments, by keyword, are those of `StackConfig`.
+    The other arguments, by keyword, are those of `StackConfig`. Beside the names of mixers, `mixer` may be
+    "s4nd": an `S4ND` with `mixer_args`, which has no directions.
 
     Raises:
         ValueError: a number out of its range, or directions that do not exist or are repeated.
@@ -90,7 +93,10 @@ class ImageClassifier(nn.Module):
         self.patches = nn.Conv2d(config.n_channels, config.d_model, size, stride=size)
         self.dropout = nn.Dropout(config.dropout)
 
-        def scan(layer: int) -> ImageScan:
+        def layer_of(layer: int) -> Mixer:
+            name, arguments = config.mixer_of(layer)
+            if name == "s4nd":
+                return S4ND(config.d_model, **arguments)
             return ImageScan(
                 [build_mixer(config, layer) for _ in config.directions],
                 directions=config.directions,
@@ -98,7 +104,7 @@ class ImageClassifier(nn.Module):
                 unshared=config.unshared,
             )
 
-        self.blocks = make_blocks(config, scan)
+        self.blocks = make_blocks(config, layer_of)
         self.norm = make_norm(
             config.norm if config.final_norm else "none", config.d_model, eps=config.norm_eps
         )
