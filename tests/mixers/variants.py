@@ -395,7 +395,8 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "paper": {},
         "blocks": {"d_state": 12, "n_blocks": 3, "discretization": "bilinear", "output": "glu"},
         "alone": {"d_state": 2, "activation": False, "output": "none"},
-        "no pairs": {"d_state": 3, "pairs": False, "approximate": "tanh", "step_rescale": 2.0},
+        "no pairs": {"d_state": 3, "pairs": False},
+        "released": {"d_state": 4, "approximate": "tanh", "step_rescale": 2.0, "C_init": "lecun_normal"},
     },
     "sgconv": {
         "paper": {"length": 40, "d_kernel": 4},
