@@ -249,3 +249,25 @@ def test_help_fits_into_half_a_screen(
     assert main(["generate", "--help"]) == 0
     said = capsys.readouterr()
     assert "usage: linrec generate" in said.out and "--load-state" in said.out and not said.err
+
+
+def test_several_samples_are_those_of_their_seeds(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["bytes", "--prompt", "a rose", "--tokens", "5", "--device", "cpu"]
+    apart = [generated(capsys, *words, "--seed", str(seed))[0] for seed in (3, 4)]
+    text, said = generated(capsys, *words, "--seed", "3", "--samples", "2")
+    assert text == f"--- seed 3 ---\n{apart[0]}\n--- seed 4 ---\n{apart[1]}"
+    assert "generated: 10 tokens" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--samples", "0"], "--samples must be at least 1; got 0."),
+        (["--samples", "2", "--save-state", "s"], "--save-state keeps the state of one text"),
+    ],
+)
+def test_samples_that_cannot_be_had(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", "bytes", *words]) == 2
+    assert message in capsys.readouterr().err

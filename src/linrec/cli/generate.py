@@ -31,6 +31,10 @@ def _run(options: GenerateOptions) -> int:
     Sampling(options.temperature, options.top_k, options.top_p)
     if options.tokens < 0:
         raise ConfigError(f"--tokens must be at least 0; got {options.tokens}.")
+    if options.samples < 1:
+        raise ConfigError(f"--samples must be at least 1; got {options.samples}.")
+    if options.save_state is not None and options.samples > 1:
+        raise ConfigError("--save-state keeps the state of one text; leave --samples out.")
     if options.save_state is not None and not options.save_state.absolute().parent.is_dir():
         raise ConfigError(
             f"--save-state {options.save_state}: there is no folder {options.save_state.parent}."
@@ -52,29 +56,34 @@ def _run(options: GenerateOptions) -> int:
     if len(prompt) > 1:
         # a first call compiles or loads kernels, which is no speed of reading
         stream(model, tokens[:, :3], precision=options.precision)
-    begun = time.perf_counter()
-    numbers = stream(
-        model,
-        tokens,
-        temperature=options.temperature,
-        top_k=options.top_k,
-        top_p=options.top_p,
-        seed=options.seed,
-        state=state,
-        vocab_size=tokenizer.vocab_size,
-        precision=options.precision,
-    )
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
-    prefill = time.perf_counter() - begun
     before = prompt[-CONTEXT:] if state is None else [*state.token.tolist(), *prompt][-CONTEXT:]
-    seconds = _write(numbers, options.tokens, tokenizer, before)
+    prefills: list[float] = []
+    seconds: list[float] = []
+    for seed in range(options.seed, options.seed + options.samples):
+        if options.samples > 1:
+            sys.stdout.write(f"--- seed {seed} ---\n")
+        begun = time.perf_counter()
+        numbers = stream(
+            model,
+            tokens,
+            temperature=options.temperature,
+            top_k=options.top_k,
+            top_p=options.top_p,
+            seed=seed,
+            state=state,
+            vocab_size=tokenizer.vocab_size,
+            precision=options.precision,
+        )
+        if device.type != "cpu":
+            torch.accelerator.synchronize(device)
+        prefills.append(time.perf_counter() - begun)
+        seconds += _write(numbers, options.tokens, tokenizer, before)
     if options.save_state is not None:
         try:
             save_state(options.save_state, numbers.state, model)
         except OSError as error:
             raise TrainError(f"could not write {options.save_state}: {error.strerror or error}.") from error
-    told = [f"prompt: {_tokens(len(prompt))}" + _rate(numbers.prefilled, prefill)]
+    told = [f"prompt: {_tokens(len(prompt))}" + _rate(numbers.prefilled, statistics.median(prefills))]
     # the median: the first steps compile too, and record the graph
     told += [
         f"generated: {_tokens(len(seconds))}" + (_rate(1, statistics.median(seconds)) if seconds else "")

@@ -25,6 +25,8 @@ class GenerateOptions:
         top_k: choose from so many of the likeliest tokens.
         top_p: choose from the likeliest tokens that have this probability together.
         seed: of the random numbers; the same one gives the same text.
+        samples: texts to generate, with this seed and those that follow it; a line above each of several
+            names its seed.
         save_state: file to keep the state in when all is generated.
         load_state: file that --save-state wrote, to go on from; the prompt, if there is one, follows.
         device: where to compute; "auto" takes CUDA, then MPS, then the CPU.
@@ -40,6 +42,7 @@ class GenerateOptions:
     top_k: int | None = None
     top_p: float | None = None
     seed: int = 0
+    samples: int = 1
     save_state: Path | None = None
     load_state: Path | None = None
     device: DeviceName = "auto"
