@@ -14,11 +14,13 @@ IMPULSES = {
     "tanh": torch.tanh,
     "relu": lambda z: z.clamp(min=0),
     "leaky_relu": lambda z: torch.where(z > 0, z, z / 100),
+    "elu": lambda z: torch.where(z > 0, z, torch.expm1(z)),
 }
 CASES = {
     "paper": {},
     "rectified": {"impulse": "relu", "output_projection": True},
     "leaky": {"impulse": "leaky_relu"},
+    "exponential": {"impulse": "elu"},
     "refined": {"refine": True, "uniform_init": True},
 }
 every_case = pytest.mark.parametrize("case", CASES)
@@ -160,6 +162,22 @@ def test_the_forget_gate_starts_where_asked():
     assert (gates.f.f.bias == 5).all() and not (gates.surrogate.g.f.bias == 5).any()
     with pytest.raises(ValueError, match=r"got 5\.0 beside uniform_init=True\. Leave one out\."):
         make("ls_lstm", forget_bias_init=5.0, uniform_init=True)
+
+
+def test_the_gates_and_impulses_of_the_released_code_start_small():
+    mixer = make("gilr", 64, init="released", output_projection=True)
+    for name, parameter in mixer.named_parameters():
+        if name.startswith("out."):
+            assert parameter.abs().max() > 0.1
+        elif name.endswith("weight"):
+            assert 0.049 < parameter.abs().max() <= 0.05
+            assert parameter.std().item() == pytest.approx(0.05 / math.sqrt(3), rel=0.03)
+        else:
+            assert not parameter.any()
+    with pytest.raises(ValueError, match="both say how the gate starts"):
+        make("gilr", init="released", uniform_init=True)
+    with pytest.raises(ValueError, match="there is no `init` 'release'"):
+        make("gilr", init="release")
 
 
 def test_the_released_variant_starts_as_its_code():

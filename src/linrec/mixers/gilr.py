@@ -20,16 +20,21 @@ from linrec.nn.gates import Gate
 from linrec.nn.mixer import Mixer, State
 from linrec.ops.inspection import note
 from linrec.ops.scan import scan
-from linrec.rules import choice
+from linrec.rules import choice, require
 
 __all__ = ["GILR", "Impulse"]
 
-Impulse = Literal["tanh", "relu", "leaky_relu"]
+Impulse = Literal["tanh", "relu", "leaky_relu", "elu"]
+Init = Literal["torch", "released"]
 IMPULSES: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
     "relu": functional.relu,
     "leaky_relu": functional.leaky_relu,
+    "elu": functional.elu,
 }
+
+# of the released code: the weights' largest magnitude
+LARGEST_WEIGHT = 0.05
 
 
 class GILR(Mixer):
@@ -38,22 +43,24 @@ class GILR(Mixer):
     A gate and its opposite weigh the past and the present, so h stays in the range of tau. The paper's layers
     are this alone, one upon the other.
 
-    Weights start as torch's Linear draws them. U and b_g are marked as group "transition" without weight
-    decay.
+    The paper gives no initial values: weights start as torch's Linear draws them. The released code is
+    `impulse="elu", init="released"`. U and b_g are marked as group "transition" without weight decay.
 
     Args:
         d_model: width of the sequence and of the state.
-        impulse: tau, "tanh", "relu" or "leaky_relu".
+        impulse: tau, "tanh", "relu", "leaky_relu" or "elu".
         output_projection: whether y_t = W h_t + b.
+        init: where U, V and the biases start. "torch": as torch's Linear draws them. "released": weights
+            uniform in +- 0.05 and biases at zero, as in the released code.
         refine: whether g has a refine gate; see `linrec.nn.Gate`.
         uniform_init: whether gates start uniformly spread; see `linrec.nn.Gate`.
 
     Raises:
-        ValueError: an unknown `impulse`.
+        ValueError: an unknown `impulse` or `init`, or `init="released"` beside `uniform_init`.
 
     Source:
-        Martin and Cundy (2018), the gated impulse linear recurrence; refine gate and uniform initialisation:
-        Gu and others (2020).
+        Martin and Cundy (2018), the gated impulse linear recurrence; the released code is layers_new.py of
+        eamartin/parallelizing_linear_rnns; refine gate and uniform initialisation: Gu and others (2020).
 
     Example:
         >>> import torch
@@ -71,14 +78,24 @@ class GILR(Mixer):
         *,
         impulse: Impulse = "tanh",
         output_projection: bool = False,
+        init: Init = "torch",
         refine: bool = False,
         uniform_init: bool = False,
     ) -> None:
         super().__init__(d_model)
         choice(Impulse, impulse=impulse)
+        choice(Init, init=init)
+        require(
+            init == "torch" or not uniform_init,
+            '`init="released"` and `uniform_init=True` both say how the gate starts. Leave one out.',
+        )
         self.impulse = IMPULSES[impulse]
         self.g = Gate(d_model, d_model, refine=refine, uniform_init=uniform_init)
         self.i = nn.Linear(d_model, d_model)
+        if init == "released":
+            for linear in (part for part in self.modules() if isinstance(part, nn.Linear)):
+                nn.init.uniform_(linear.weight, -LARGEST_WEIGHT, LARGEST_WEIGHT)
+                nn.init.zeros_(linear.bias)
         self.out = nn.Linear(d_model, d_model) if output_projection else None
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:

@@ -53,7 +53,7 @@ class LSLSTM(Mixer):
     Args:
         d_model: width of the sequence, of h~ and of c.
         variant: "paper", the paper's equations, or "released", the released code.
-        impulse: tau, of z and of h~: "tanh", "relu" or "leaky_relu".
+        impulse: tau, of z and of h~: "tanh", "relu", "leaky_relu" or "elu".
         output_projection: whether y_t = W h_t + b.
         refine: whether f and the gate of h~ have refine gates; see `linrec.nn.Gate`.
         uniform_init: whether these two start uniformly spread; see `linrec.nn.Gate`.
