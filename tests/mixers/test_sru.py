@@ -14,6 +14,7 @@ VARIANTS = [
     {"recurrent_gates": False, "highway_bias": -1.0},
     {"highway": False, "refine": True, "uniform_init": True},
     {"recurrent_gates": False, "refine": True, "scale": False},
+    {"highway": False, "output_gate": True, "highway_bias": 1.0},
 ]
 
 
@@ -43,7 +44,9 @@ def by_hand(mixer, x, c, alpha):
         h = new
         if mixer.r is not None:
             r = torch.sigmoid(x_t @ mixer.r.weight.T + v_r * c + mixer.r.bias)
-            h = r * new + (1 - r) * x_t * alpha
+            h = r * new
+            if mixer.highway:
+                h = h + (1 - r) * x_t * alpha
         rows.append(torch.stack([h, new, f]))
         c = new
     return torch.stack(rows, 2)
@@ -111,9 +114,15 @@ def test_parameters_state_and_groups():
     assert count() == 3 * D * D + 4 * D
     assert count(recurrent_gates=False) == 3 * D * D + 2 * D
     assert count(highway=False) == 2 * D * D + 2 * D
+    assert count(highway=False, output_gate=True) == count()
     assert make().state_size == D
     kept = {name for name, group in groups_of(make()).items() if not group.weight_decay}
     assert kept == {"f.f.weight", "f.f.bias", "v_f"}
+
+
+def test_an_output_gate_beside_the_highway_connection_is_refused():
+    with pytest.raises(ValueError, match="`output_gate` needs `highway=False`"):
+        make(output_gate=True)
 
 
 @pytest.mark.parametrize("bias", [1000.0, -1000.0, math.nan])

@@ -45,6 +45,9 @@ class SRU(Mixer):
     | without the highway connection: h_t = c_t | `highway=False` |
     | without scaling: alpha = 1 | `scale=False` |
 
+    The released code calls the highway connection a skip term. Without it, r_t still gates the output there,
+    h_t = r_t * c_t, which is `highway=False, output_gate=True`.
+
     When training starts, W is uniform with variance 1 / d_model; W_f and W_r have half of that, and v_f and
     v_r are uniform with variance 1/2, as in the released code; b_f is zero and b_r the `highway_bias`, by
     which alpha = sqrt(1 + 2 exp(b_r)). W_f, b_f and v_f are marked as group "transition" without weight
@@ -54,13 +57,14 @@ class SRU(Mixer):
         d_model: width of the sequence and of the state.
         recurrent_gates: whether there are v_f and v_r.
         highway: whether the input is added, by 1 - r_t.
+        output_gate: whether h_t = r_t * c_t without the highway connection; else h_t = c_t.
         highway_bias: b_r when training starts. Below zero, deep stacks start near the identity.
         scale: whether there is an alpha.
         refine: whether f has a refine gate, which sees x_t alone; see `linrec.nn.Gate`.
         uniform_init: whether f starts uniformly spread; see `linrec.nn.Gate`.
 
     Raises:
-        ValueError: a `highway_bias` that no gate tells from 0 or 1.
+        ValueError: a `highway_bias` that no gate tells from 0 or 1, or `output_gate` beside `highway`.
 
     Source:
         SRU (Lei and others, 2018), its architecture and its initialisation; refine gate and uniform
@@ -82,6 +86,7 @@ class SRU(Mixer):
         *,
         recurrent_gates: bool = True,
         highway: bool = True,
+        output_gate: bool = False,
         highway_bias: float = 0.0,
         scale: bool = True,
         refine: bool = False,
@@ -93,6 +98,11 @@ class SRU(Mixer):
             f"`highway_bias` must be within +-{LARGEST_BIAS}, where sigmoid(b_r) is 0 or 1 in single "
             f"precision; got {highway_bias}. The released code's is 0.",
         )
+        require(
+            not (highway and output_gate),
+            "`output_gate` needs `highway=False`: the highway connection has the gate already.",
+        )
+        self.highway = highway
         bound = math.sqrt(3 / d_model)
         self.W = nn.Linear(d_model, d_model, bias=False)
         nn.init.uniform_(self.W.weight, -bound, bound)
@@ -104,11 +114,11 @@ class SRU(Mixer):
         self.v_f = _vector(d_model) if recurrent_gates else None
         if self.v_f is not None:
             mark(self, "v_f", group="transition", weight_decay=False)
-        self.r = GateLinear(d_model, d_model) if highway else None
+        self.r = GateLinear(d_model, d_model) if highway or output_gate else None
         if self.r is not None:
             nn.init.uniform_(self.r.weight, -bound / math.sqrt(2), bound / math.sqrt(2))
             nn.init.constant_(self.r.bias, highway_bias)
-        self.v_r = _vector(d_model) if recurrent_gates and highway else None
+        self.v_r = _vector(d_model) if recurrent_gates and self.r is not None else None
         self.alpha = math.sqrt(1 + 2 * math.exp(highway_bias)) if scale else 1.0
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
@@ -128,7 +138,9 @@ class SRU(Mixer):
         r = self.r(x)
         if self.v_r is not None:
             r = r + self.v_r * before
-        h = torch.sigmoid(r) * c + torch.sigmoid(-r) * (self.alpha * x)
+        h = torch.sigmoid(r) * c
+        if self.highway:
+            h = h + torch.sigmoid(-r) * (self.alpha * x)
         return h.to(x.dtype), state
 
     def _loop(
