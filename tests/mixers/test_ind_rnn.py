@@ -94,6 +94,11 @@ def test_initial_distribution_parameters_and_state():
     assert u.min() >= 1 / bound - 1e-6 and u.max() <= bound + 1e-6
     assert u.mean().item() == pytest.approx(1, abs=1e-4)
     assert mixer.W.weight.abs().max() <= 1 / math.sqrt(1000)
+    released = make(1000, init="released").W
+    # Kaiming's bound for a slope of 8 below zero
+    assert 0.99 < released.weight.abs().max() / math.sqrt(6 / 65 / 1000) <= 1
+    assert released.weight.std().item() == pytest.approx(math.sqrt(2 / 65 / 1000), rel=0.01)
+    assert not released.bias.any()
     assert sum(parameter.numel() for parameter in make().parameters()) == D * D + 2 * D
     assert make().state_size == D
     assert {name for name, group in groups_of(make()).items() if not group.weight_decay} == {"u"}
@@ -104,6 +109,7 @@ def test_initial_distribution_parameters_and_state():
     ("arguments", "message"),
     [
         ({"activation": "rely"}, "there is no `activation` 'rely'; did you mean 'relu'"),
+        ({"init": "release"}, "there is no `init` 'release'; did you mean 'released'"),
         ({"recurrent_init": "short"}, "there is no `recurrent_init` 'short'"),
         ({"max_length": 0}, "`max_length` must be at least 1; got 0"),
         ({"gamma": 0.5}, "`gamma` must be at least 1; got 0.5. At 1, gradients do not grow."),

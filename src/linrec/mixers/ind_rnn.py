@@ -28,7 +28,11 @@ __all__ = ["IndRNN"]
 
 Activation = Literal["relu", "tanh"]
 RecurrentInit = Literal["uniform", "long"]
+Init = Literal["torch", "released"]
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": functional.relu, "tanh": torch.tanh}
+
+# of the released code: the slope below zero that Kaiming's start is told
+LEAK = 8
 
 
 class IndRNN(Mixer):
@@ -40,7 +44,9 @@ class IndRNN(Mixer):
     The paper clips u after every update. Here the recurrence sees u clipped, and a gradient that points out
     of the bound is dropped, so that u moves as if it were clipped and no optimiser has to know.
 
-    Weights and b start as torch's Linear draws them. u is marked as group "transition" without weight decay.
+    The paper gives no start of W and b, which are as torch's Linear draws them. The released code is
+    `init="released"`, with gamma 5 on pixels and actions, and 2 on words. It has a batch norm before or after
+    the recurrence, which is not here. u is marked as group "transition" without weight decay.
 
     Args:
         d_model: width of the sequence and of the state.
@@ -49,13 +55,16 @@ class IndRNN(Mixer):
         gamma: largest factor by which a gradient grows over T steps.
         recurrent_init: of u, "uniform" in [0, gamma^(1/T)], or "long" in [gamma^(-1/T), gamma^(1/T)], which
             the paper has in the last layer of tasks that need the first steps at the end.
+        init: where W and b start. "torch": as torch's Linear draws them. "released": W uniform in
+            +- sqrt(6 / (65 d_model)) and b at zero, as in the released code.
 
     Raises:
-        ValueError: an unknown `activation` or `recurrent_init`, a `max_length` or a `gamma` below 1, or a
-            `gamma` that is no number.
+        ValueError: an unknown `activation`, `recurrent_init` or `init`, a `max_length` or a `gamma` below 1,
+            or a `gamma` that is no number.
 
     Source:
-        IndRNN (Li and others, 2018): its equation, the range of recurrent weights, and its initialisation.
+        IndRNN (Li and others, 2018): its equation, the range of recurrent weights, and its initialisation;
+        the released code is Sunnydreamrain/IndRNN_pytorch.
 
     Example:
         >>> import torch
@@ -73,16 +82,21 @@ class IndRNN(Mixer):
         max_length: int = 1000,
         gamma: float = 2.0,
         recurrent_init: RecurrentInit = "uniform",
+        init: Init = "torch",
     ) -> None:
         super().__init__(d_model)
         choice(Activation, activation=activation)
         choice(RecurrentInit, recurrent_init=recurrent_init)
+        choice(Init, init=init)
         at_least(1, max_length=max_length, cure="It is the number of steps T.")
         at_least(1, gamma=gamma, cure="At 1, gradients do not grow.")
         self.activation = activation
         self.bound = gamma ** (1 / max_length)
 
         self.W = nn.Linear(d_model, d_model)
+        if init == "released":
+            nn.init.kaiming_uniform_(self.W.weight, a=LEAK)
+            nn.init.zeros_(self.W.bias)
         least = 1 / self.bound if recurrent_init == "long" else 0.0
         self.u = nn.Parameter(torch.empty(d_model).uniform_(least, self.bound))
         mark(self, "u", group="transition", weight_decay=False)
