@@ -43,6 +43,14 @@ def by_hand(mixer, x, h):
     return z, torch.stack(steps, 1)
 
 
+def learned_start(mixer):
+    """h_0."""
+    if mixer.start is None:
+        return torch.zeros(mixer.d_state, dtype=torch.float64)
+    u = mixer.start
+    return torch.where(u >= 0, u + 0.5, torch.sigmoid(u)) if mixer.positive else u
+
+
 def in_log_space(mixer, x):
     """The paper's parallel form: sums of logarithms, and a logcumsumexp."""
     k = linear(mixer.z.f, x)
@@ -55,15 +63,22 @@ def in_log_space(mixer, x):
 
 @pytest.mark.parametrize(
     "arguments",
-    [{}, {"d_state": 9}, {"candidate": "linear"}, {"refine": True, "uniform_init": True, "d_state": 3}],
+    [
+        {},
+        {"d_state": 9},
+        {"candidate": "linear", "learned_start": True},
+        {"refine": True, "uniform_init": True, "d_state": 3},
+        {"output_projection": True, "learned_start": True},
+    ],
 )
 def test_outputs_state_and_gradients_are_the_papers_equations(arguments):
     mixer, x = make(**arguments).double(), inputs().requires_grad_()
     start = torch.randn(2, mixer.d_state, generator=generator(3), dtype=torch.float64).requires_grad_()
     y, state = mixer(x, start)
-    _, h = by_hand(mixer, x, start)
+    learned = learned_start(mixer)
+    _, h = by_hand(mixer, x, start + learned)
     expected = h if mixer.y is None else linear(mixer.y, h)
-    assert_agree((y, state), (expected, h[:, -1]))
+    assert_agree((y, state), (expected, h[:, -1] - learned))
     wanted = [x, start, *mixer.parameters()]
     weight = torch.randn(y.shape, generator=generator(5), dtype=y.dtype)
     found = torch.autograd.grad((weight * y).sum(), wanted, retain_graph=True)
@@ -76,6 +91,16 @@ def test_the_recurrence_is_the_log_space_form():
     # gates that are closed in single precision: 1 - z would be zero, and its logarithm infinite
     far = 40 * inputs()
     assert_agree(make()(far.float())[0], in_log_space(mixer, far))
+
+
+def test_a_learned_start_is_normal_and_a_sequence_that_resets_starts_from_it():
+    mixer, x = make(learned_start=True).double(), inputs()
+    reset = torch.zeros(2, TIME, dtype=torch.bool)
+    reset[:, 3] = True
+    assert_agree(mixer(x, reset=reset)[0][:, 3:], mixer(x[:, 3:])[0])
+    assert_agree(mixer(x)[0], mixer(x, mixer.init_state(2))[0])
+    start = make(200, learned_start=True).start
+    assert start.std().item() == pytest.approx(1, rel=0.2) and start.mean().abs() < 0.3
 
 
 def test_inspection_tells_the_gates():
@@ -94,6 +119,7 @@ def test_parameters_state_and_groups():
     assert count == 2 * (D * D + D)
     count = sum(parameter.numel() for parameter in make(d_state=9, refine=True).parameters())
     assert count == 3 * (D * 9 + 9) + 9 * D + D
+    assert make(output_projection=True, learned_start=True).y.weight.shape == (D, D)
     assert make().state_size == D and make(d_state=9).state_size == 9
     groups = groups_of(make(d_state=9, refine=True))
     assert {name for name, group in groups.items() if group.name == "transition"} == {
@@ -114,6 +140,7 @@ def test_update_gates_start_near_one_half_or_uniformly_spread():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ({"d_state": 9, "output_projection": False}, "where `d_state` = 9 is not `d_model` = 6; got False"),
         ({"d_state": 0}, "`d_state` must be at least 1; got 0"),
         ({"candidate": "positiv"}, "there is no `candidate` 'positiv'; did you mean 'positive'"),
     ],

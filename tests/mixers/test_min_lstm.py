@@ -45,6 +45,14 @@ def by_hand(mixer, x, h):
     return f, i, torch.stack(steps, 1)
 
 
+def learned_start(mixer):
+    """h_0."""
+    if mixer.start is None:
+        return torch.zeros(mixer.d_state, dtype=torch.float64)
+    u = mixer.start
+    return torch.where(u >= 0, u + 0.5, torch.sigmoid(u)) if mixer.positive else u
+
+
 def in_log_space(mixer, x):
     """The paper's parallel form: sums of logarithms, and a logcumsumexp."""
     difference = functional.softplus(-linear(mixer.f.f, x)) - functional.softplus(-linear(mixer.i.f, x))
@@ -62,15 +70,18 @@ def in_log_space(mixer, x):
         {"d_state": 9, "forget_bias": 2.0},
         {"candidate": "linear", "normalize": False, "refine": True},
         {"refine": True, "uniform_init": True, "d_state": 3},
+        {"candidate": "linear", "learned_start": True, "output_projection": True},
+        {"normalize": False, "learned_start": True, "output_projection": True},
     ],
 )
 def test_outputs_state_and_gradients_are_the_papers_equations(arguments):
     mixer, x = make(**arguments).double(), inputs().requires_grad_()
     start = torch.randn(2, mixer.d_state, generator=generator(3), dtype=torch.float64).requires_grad_()
     y, state = mixer(x, start)
-    *_, h = by_hand(mixer, x, start)
+    learned = learned_start(mixer)
+    *_, h = by_hand(mixer, x, start + learned)
     expected = h if mixer.y is None else linear(mixer.y, h)
-    assert_agree((y, state), (expected, h[:, -1]))
+    assert_agree((y, state), (expected, h[:, -1] - learned))
     wanted = [x, start, *mixer.parameters()]
     weight = torch.randn(y.shape, generator=generator(5), dtype=y.dtype)
     found = torch.autograd.grad((weight * y).sum(), wanted, retain_graph=True)
@@ -85,6 +96,16 @@ def test_the_recurrence_is_the_log_space_form():
     f, i = (torch.sigmoid(linear(gate.f, far).float()) for gate in (mixer.f, mixer.i))
     assert ((f == 0) & (i == 0)).any()
     assert_agree(make()(far.float())[0], in_log_space(mixer, far))
+
+
+def test_a_learned_start_is_normal_and_a_sequence_that_resets_starts_from_it():
+    mixer, x = make(learned_start=True).double(), inputs()
+    reset = torch.zeros(2, TIME, dtype=torch.bool)
+    reset[:, 3] = True
+    assert_agree(mixer(x, reset=reset)[0][:, 3:], mixer(x[:, 3:])[0])
+    assert_agree(mixer(x)[0], mixer(x, mixer.init_state(2))[0])
+    start = make(200, learned_start=True).start
+    assert start.std().item() == pytest.approx(1, rel=0.2) and start.mean().abs() < 0.3
 
 
 def test_inspection_tells_the_gates():
@@ -118,6 +139,7 @@ def test_a_forget_bias_is_added_to_what_torch_draws():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ({"d_state": 9, "output_projection": False}, "where `d_state` = 9 is not `d_model` = 6; got False"),
         ({"d_state": 0}, "`d_state` must be at least 1; got 0"),
         ({"candidate": "lin"}, "there is no `candidate` 'lin'; did you mean 'linear'"),
     ],

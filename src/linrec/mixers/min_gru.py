@@ -19,7 +19,7 @@ from linrec.nn.gates import Gate, positive
 from linrec.nn.mixer import Mixer, State
 from linrec.ops.inspection import note
 from linrec.ops.scan import scan
-from linrec.rules import at_least, choice
+from linrec.rules import at_least, choice, require
 
 __all__ = ["MinGRU"]
 
@@ -33,7 +33,8 @@ class MinGRU(Mixer):
     the log(1 - z) so far, since it divides by a product of decays. `scan` divides by nothing, so the same
     numbers come from the recurrence as it stands; 1 - z_t is the sigmoid of the negative logit, which keeps
     its digits. A sequence starts from h_0 = 0, as the paper's steps do; its code in log space starts from
-    g(h_0), of zeros 1/2, which `state` can be.
+    g(h_0), of zeros 1/2, which `state` can be. The code that the authors released later learns h_0 and always
+    has Linear_y: `learned_start=True, output_projection=True`.
 
     | variant of the paper | argument |
     |---|---|
@@ -44,9 +45,11 @@ class MinGRU(Mixer):
 
     Args:
         d_model: width of the sequence.
-        d_state: width of h. None is `d_model`; the paper widens it 1 to 4 times. Another width than `d_model`
-            adds Linear_y.
+        d_state: width of h. None is `d_model`; the paper widens it 1 to 4 times.
+        output_projection: whether there is a Linear_y. None is where `d_state` is not `d_model`.
         candidate: "positive", or "linear" for a candidate of any sign.
+        learned_start: whether h_0 is learned: g of a parameter of random normal numbers, or the parameter
+            itself with `candidate="linear"`. The state is then h_t - h_0.
         refine: whether z has a refine gate; see `linrec.nn.Gate`.
         uniform_init: whether gates start uniformly spread; see `linrec.nn.Gate`.
 
@@ -72,7 +75,9 @@ class MinGRU(Mixer):
         d_model: int,
         *,
         d_state: int | None = None,
+        output_projection: bool | None = None,
         candidate: Candidate = "positive",
+        learned_start: bool = False,
         refine: bool = False,
         uniform_init: bool = False,
     ) -> None:
@@ -84,16 +89,31 @@ class MinGRU(Mixer):
 
         self.z = Gate(d_model, self.d_state, refine=refine, uniform_init=uniform_init)
         self.h = nn.Linear(d_model, self.d_state)
-        self.y = None if self.d_state == d_model else nn.Linear(self.d_state, d_model)
+        if output_projection is None:
+            output_projection = self.d_state != d_model
+        require(
+            output_projection or self.d_state == d_model,
+            f"`output_projection` must be True or None where `d_state` = {self.d_state} is not `d_model` = "
+            f"{d_model}; got False.",
+        )
+        self.y = nn.Linear(self.d_state, d_model) if output_projection else None
+        self.start = nn.Parameter(torch.randn(self.d_state)) if learned_start else None
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and h (b, d_state)."""
         z, kept = self.z(x)
         candidate = self.h(x).to(z.dtype)
+        start = None if self.start is None else self.start.to(candidate.dtype)
         if self.positive:
             candidate = positive(candidate)
+            start = None if start is None else positive(start)
         note(gate=z)
-        h, state = scan(kept, z * candidate, state=state, reset=reset)
+        if start is None:
+            h, state = scan(kept, z * candidate, state=state, reset=reset)
+        else:
+            # of h - h_0, which starts from zero
+            h, state = scan(kept, z * (candidate - start), state=state, reset=reset)
+            h = h + start
         h = h.to(x.dtype)
         return h if self.y is None else self.y(h), state
 

@@ -20,7 +20,7 @@ from linrec.nn.gates import Gate, positive
 from linrec.nn.mixer import Mixer, State
 from linrec.ops.inspection import note
 from linrec.ops.scan import scan
-from linrec.rules import at_least, choice
+from linrec.rules import at_least, choice, require
 
 __all__ = ["MinLSTM"]
 
@@ -41,14 +41,19 @@ class MinLSTM(Mixer):
     | before gates are normalised, f' = f and i' = i | `normalize=False` |
     | a bias that remembers when training starts | `forget_bias` |
 
+    The code that the authors released learns h_0, always has Linear_y, and its models are `normalize=False,
+    forget_bias=3.0, learned_start=True, output_projection=True`.
+
     Weights start as torch's Linear draws them. Linear_f and Linear_i are marked as group "transition" without
     weight decay.
 
     Args:
         d_model: width of the sequence.
-        d_state: width of h. None is `d_model`; the paper widens it 1 to 4 times. Another width than `d_model`
-            adds Linear_y.
+        d_state: width of h. None is `d_model`; the paper widens it 1 to 4 times.
+        output_projection: whether there is a Linear_y. None is where `d_state` is not `d_model`.
         candidate: "positive", or "linear" for a candidate of any sign.
+        learned_start: whether h_0 is learned: g of a parameter of random normal numbers, or the parameter
+            itself with `candidate="linear"`. The state is then h_t - h_0.
         normalize: whether the gates add up to one.
         forget_bias: added to the bias of Linear_f when training starts.
         refine: whether f has a refine gate; see `linrec.nn.Gate`.
@@ -76,7 +81,9 @@ class MinLSTM(Mixer):
         d_model: int,
         *,
         d_state: int | None = None,
+        output_projection: bool | None = None,
         candidate: Candidate = "positive",
+        learned_start: bool = False,
         normalize: bool = True,
         forget_bias: float = 0.0,
         refine: bool = False,
@@ -93,7 +100,15 @@ class MinLSTM(Mixer):
             self.f.f.bias.add_(forget_bias)
         self.i = Gate(d_model, self.d_state)
         self.h = nn.Linear(d_model, self.d_state)
-        self.y = None if self.d_state == d_model else nn.Linear(self.d_state, d_model)
+        if output_projection is None:
+            output_projection = self.d_state != d_model
+        require(
+            output_projection or self.d_state == d_model,
+            f"`output_projection` must be True or None where `d_state` = {self.d_state} is not `d_model` = "
+            f"{d_model}; got False.",
+        )
+        self.y = nn.Linear(self.d_state, d_model) if output_projection else None
+        self.start = nn.Parameter(torch.randn(self.d_state)) if learned_start else None
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and h (b, d_state)."""
@@ -103,10 +118,18 @@ class MinLSTM(Mixer):
         else:
             (f, _), (i, _) = self.f(x), self.i(x)
         candidate = self.h(x).to(f.dtype)
+        start = None if self.start is None else self.start.to(candidate.dtype)
         if self.positive:
             candidate = positive(candidate)
+            start = None if start is None else positive(start)
         note(gate=i)
-        h, state = scan(f, i * candidate, state=state, reset=reset)
+        if start is None:
+            h, state = scan(f, i * candidate, state=state, reset=reset)
+        else:
+            # of h - h_0, which starts from zero
+            rest = i if self.normalize else 1 - f
+            h, state = scan(f, i * candidate - rest * start, state=state, reset=reset)
+            h = h + start
         h = h.to(x.dtype)
         return h if self.y is None else self.y(h), state
 
