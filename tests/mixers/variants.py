@@ -87,6 +87,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "gilr": {
         "paper": {},
         "refined": {"impulse": "relu", "output_projection": True, "refine": True, "uniform_init": True},
+        "released": {"impulse": "elu", "init": "released"},
     },
     "gla": {
         "paper": {},
@@ -198,7 +199,11 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
             "n_bands": 1,
         },
     },
-    "ind_rnn": {"paper": {}, "tanh": {"activation": "tanh", "recurrent_init": "long"}},
+    "ind_rnn": {
+        "paper": {},
+        "tanh": {"activation": "tanh", "recurrent_init": "long"},
+        "released": {"init": "released", "gamma": 5.0},
+    },
     "linear_attention": {
         "paper": {},
         # a floor that is far from rounding, for rectified features vanish together in narrow heads
@@ -308,11 +313,18 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "paper": {},
         "refined": {"d_state": 7, "refine": True, "uniform_init": True},
         "linear": {"candidate": "linear"},
+        "released": {"output_projection": True, "learned_start": True},
     },
     "min_lstm": {
         "paper": {},
         "refined": {"d_state": 3, "refine": True, "uniform_init": True, "forget_bias": 1.0},
         "plain": {"candidate": "linear", "normalize": False},
+        "released": {
+            "normalize": False,
+            "forget_bias": 3.0,
+            "output_projection": True,
+            "learned_start": True,
+        },
     },
     # gates that training has opened: they start as constants
     "mlstm": {
@@ -418,6 +430,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "paper": {},
         "scan": {"recurrent_gates": False, "highway_bias": -1.0},
         "refined": {"highway": False, "refine": True, "uniform_init": True},
+        "output gate": {"highway": False, "output_gate": True},
     },
     # with the paper's rates, weights of heads this narrow grow over long sequences
     "srwm": {
