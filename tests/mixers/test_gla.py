@@ -44,7 +44,12 @@ def sigmoid(z):
 
 
 def channels(mixer, x_t, head):
-    return (sigmoid(low_rank(mixer, x_t)) ** (1 / mixer.tau)).unflatten(-1, (mixer.n_heads, -1))[:, head]
+    alpha = (sigmoid(low_rank(mixer, x_t)) ** (1 / mixer.tau)).unflatten(-1, (mixer.kv_heads, -1))
+    return alpha[:, head // (mixer.n_heads // mixer.kv_heads)]
+
+
+def clamped(mixer, x_t, head):
+    return channels(mixer, x_t, head).clamp(min=math.exp(mixer.clamp_min))
 
 
 def scalars(mixer, x_t, head):
@@ -65,10 +70,23 @@ def layer_norm(o, norm):
 
 
 def heads(mixer, x):
-    return (
-        (x @ part.weight.T).unflatten(-1, (mixer.n_heads, -1)).unbind(2)
-        for part in (mixer.q, mixer.k, mixer.v)
-    )
+    """q, k and v of each head: k and v of a group's heads are the same."""
+    parts = [x @ part.weight.T for part in (mixer.q, mixer.k, mixer.v)]
+    if mixer.conv is not None:
+        whole, taps = torch.cat(parts, -1), mixer.conv.weight
+        filtered = torch.zeros_like(whole) if mixer.conv.bias is None else mixer.conv.bias.expand(whole.shape)
+        for lag in range(taps.shape[1]):
+            before = torch.cat([torch.zeros_like(whole[:, :lag]), whole[:, : x.shape[1] - lag]], 1)
+            filtered = filtered + taps[:, lag] * before
+        parts = (filtered * sigmoid(filtered)).split([part.shape[-1] for part in parts], -1)
+    q, k, v = (part.unflatten(-1, (-1, d)) for part, d in zip(parts, widths(mixer), strict=True))
+    shared = mixer.n_heads // mixer.kv_heads
+    k, v = ([part[:, :, head // shared] for head in range(mixer.n_heads)] for part in (k, v))
+    return ([mixer.phi(x) for x in q.unbind(2)], [mixer.phi(x) for x in k], v)
+
+
+def widths(mixer):
+    return mixer.d_key, mixer.d_key, mixer.d_value
 
 
 def by_hand(mixer, x, state, *, alpha=channels, norm=layer_norm, gate=True):
@@ -88,6 +106,10 @@ def by_hand(mixer, x, state, *, alpha=channels, norm=layer_norm, gate=True):
     return y @ mixer.out.weight.T, torch.stack(states, 1)
 
 
+def rms_norm(o, norm):
+    return o / (o.square().mean(-1, keepdim=True) + 1e-3).sqrt() * norm.weight
+
+
 # arguments of each ablation, and what it does to the paper's equations
 ABLATIONS = {
     "paper": ({}, {}),
@@ -97,6 +119,21 @@ ABLATIONS = {
     "data-dependent scalar gate": ({"forget_gate": "head"}, {"alpha": scalars}),
     "no output gate": ({"output_gate": False}, {"gate": False}),
     "no norm": ({"output_norm": "none"}, {"norm": lambda o, norm: o}),
+    "flash-linear-attention": (
+        {
+            "n_heads": 4,
+            "kv_heads": 2,
+            "d_qk": 8,
+            "feature_map": "elu",
+            "conv_size": 3,
+            "conv_bias": True,
+            "output_norm": "rms",
+            "norm_eps": 1e-3,
+        },
+        {"norm": rms_norm},
+    ),
+    "convolution alone": ({"conv_size": 2}, {}),
+    "a bound of forgetting": ({"clamp_min": -0.05}, {"alpha": clamped}),
     "released norm": (
         {"output_norm": "rms"},
         {"norm": lambda o, norm: o / (o.square().mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight},
@@ -108,9 +145,11 @@ ABLATIONS = {
 def test_the_layer_and_its_ablations_are_the_papers_equations(name):
     arguments, changes = ABLATIONS[name]
     mixer, x = steep(make(**arguments)), inputs().requires_grad_()
-    shape = mixer.init_state(2).shape
+    start = mixer.init_state(2)
+    shape = (start if mixer.conv is None else start[1]).shape
     before = torch.randn(shape, generator=generator(1), dtype=x.dtype).requires_grad_()
-    y, state = mixer(x, before)
+    y, state = mixer(x, before if mixer.conv is None else (start[0], before))
+    state = state if mixer.conv is None else state[1]
     expected, expected_state = by_hand(mixer, x, before, **changes)
     assert_agree(y, expected)
     assert_agree(state, expected_state)
@@ -197,6 +236,9 @@ def test_state_size_counts_h_dk_dv():
         ({"n_heads": 3}, "`d_qk` must be a positive multiple of `n_heads` = 3; got 4"),
         ({"d_v": 7}, "`d_v` must be a positive multiple of `n_heads` = 2; got 7"),
         ({"gate_rank": 0}, "`gate_rank` must be at least 1; got 0"),
+        ({"clamp_min": 0.1}, "`clamp_min` must be a negative number, the least log alpha; got 0.1"),
+        ({"kv_heads": 3}, "`kv_heads` must be a positive divisor of `n_heads` = 2; got 3"),
+        ({"feature_map": "dpfp"}, "`feature_map` must have a feature for each channel, and no phase"),
         ({"tau": 0.0}, "`tau` must be positive and finite; got 0.0"),
         ({"forget_gate": "chanel"}, "there is no `forget_gate` 'chanel'; did you mean 'channel'"),
         ({"output_norm": "batch"}, "there is no norm 'batch'"),

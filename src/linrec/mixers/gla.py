@@ -75,6 +75,7 @@ class GLA(Mixer):
         forget_gate: "channel", "head", "fixed" or "none".
         gate_rank: width between W_alpha^1 and W_alpha^2.
         tau: alpha is the root of this order of a sigmoid, so a large one forgets slowly.
+        clamp_min: least log alpha of a data-dependent gate; None is no bound.
         output_norm: of each head, with one scale for all: "layer", "rms" (the released code) or "none".
         norm_eps: of that norm.
         output_gate: whether o' is multiplied by r.
@@ -111,6 +112,7 @@ class GLA(Mixer):
         forget_gate: ForgetGate = "channel",
         gate_rank: int = 16,
         tau: float = 16.0,
+        clamp_min: float | None = None,
         output_norm: Norm = "layer",
         norm_eps: float = 1e-5,
         output_gate: bool = True,
@@ -126,7 +128,11 @@ class GLA(Mixer):
         self.d_key, self.d_value = (heads_of(*each, self.n_heads) for each in (("d_qk", d_qk), ("d_v", d_v)))
         self.kv_heads = self.n_heads if kv_heads is None else kv_heads
         divisor("n_heads", self.n_heads, kv_heads=self.kv_heads, cure="1 is multi-query attention.")
-        self.forget_gate, self.tau = forget_gate, tau
+        require(
+            clamp_min is None or -math.inf < clamp_min < 0,
+            f"`clamp_min` must be a negative number, the least log alpha; got {clamp_min}.",
+        )
+        self.forget_gate, self.tau, self.clamp_min = forget_gate, tau, clamp_min
         d_k, d_kv = self.kv_heads * self.d_key, self.kv_heads * self.d_value
         self.phi = feature_maps.build(feature_map, self.d_key)
         require(
@@ -166,6 +172,8 @@ class GLA(Mixer):
         if self.alpha is not None:
             # of every key channel, or one of all
             log_alpha = functional.logsigmoid(self.alpha(x)) / self.tau
+            if self.clamp_min is not None:
+                log_alpha = log_alpha.clamp(min=self.clamp_min)
             log_alpha = self._shared(log_alpha.unflatten(-1, (self.kv_heads, -1)))
         elif self.forget_gate == "fixed":
             log_alpha = multi_scale_decay(self.n_heads, **self.factory_kwargs(x.device))
