@@ -74,7 +74,7 @@ class HGRN2(Mixer):
             number in [0, 1), which is then the bound of every layer and is not learned.
         input_activation: of i_t, "silu" or "none".
         output_gate: activation of o_t, "sigmoid", "silu", "relu", "elu" (elu(x) + 1) or "none".
-        conv_size: taps of a causal convolution of each channel before the activations; None is none.
+        conv_size: taps of a causal convolution of each channel before the activations; None disables it.
         conv_bias: whether the convolution has biases.
         output_norm: over all channels, "layer", "rms" or "none".
         norm_eps: of that norm. flash-linear-attention divides o by sqrt(d), which the norm undoes but for its
