@@ -144,7 +144,7 @@ def test_a_model_shares_one_parameter_of_bounds_over_its_layers():
     ]
     starts = [mixer.bounds(mixer.layer)[0].item() for mixer in model.mixers]
     assert starts == pytest.approx([0, 1 / 3, 2 / 3])
-    with pytest.raises(ValueError, match="`layers` must have one `d_model` and one `lower_bound`"):
+    with pytest.raises(ValueError, match="`layers` must have one number of channels and one"):
         HGRN2.share([make(), make(lower_bound=0.5)])
 
 
@@ -238,6 +238,13 @@ def test_grouped_heads_share_gates_and_inputs():
     x = inputs()
     for ours, theirs in zip(grouped(x, reset=RESET), whole(x, reset=RESET), strict=True):
         assert_agree(ours, theirs)
+
+
+def test_grouped_heads_of_a_stack_share_bounds_as_wide_as_their_gates():
+    layers = [make(n_heads=4, kv_heads=2) for _ in range(3)]
+    HGRN2.share(layers)
+    assert layers[0].bounds.gamma.shape == (3, D // 2)
+    assert layers[2](inputs().float())[0].shape == (2, TIME, D)
 
 
 @pytest.mark.parametrize("gate", ["relu", "elu", "none"])

@@ -25,7 +25,20 @@ def inputs(time: int = 7) -> torch.Tensor:
 
 
 def linear(x, module):
-    return x @ module.weight.T + module.bias
+    y = x @ module.weight.T
+    return y if module.bias is None else y + module.bias
+
+
+def filtered(x, conv, first):
+    """The channels of a short convolution from `first` on, as many as `x` has."""
+    if conv is None:
+        return x
+    channels = slice(first, first + x.shape[-1])
+    y = torch.zeros_like(x) if conv.bias is None else conv.bias[channels].expand(x.shape)
+    for lag in range(conv.width):
+        before = torch.cat([torch.zeros_like(x[:, :lag]), x[:, : x.shape[1] - lag]], 1)
+        y = y + conv.weight[channels, lag] * before
+    return y
 
 
 def sigmoid(z):
@@ -36,30 +49,33 @@ def silu(z):
     return z * sigmoid(z)
 
 
-def by_hand(mixer, x, gamma, *, change=lambda step: step, gate=sigmoid, before=True, h=None):
+def by_hand(mixer, x, gamma, *, change=lambda step: step, gate=sigmoid, before=True, h=None, norm=None):
     """The paper's equations, step by step in float64; `change` is what an ablation does to one step."""
-    h = torch.zeros(len(x), D, dtype=torch.complex128) if h is None else h
-    outputs = []
+    n, norm = mixer.d_state, norm or layer_norm
+    h = torch.zeros(len(x), n, dtype=torch.complex128) if h is None else h
+    outputs, candidates = [], silu(filtered(linear(x, mixer.c), mixer.conv, 0))
+    if mixer.mu is not None:
+        mu = sigmoid(filtered(linear(x, mixer.mu), mixer.conv, mixer.c.out_features))
     for t in range(x.shape[1]):
-        c = silu(linear(x[:, t], mixer.c)).unflatten(-1, (D, -1))
+        c = candidates[:, t].unflatten(-1, (n, -1))
         step = {
             "x": x[:, t],
             "h": h,
             "c": torch.complex(c[..., 0], c[..., 1] if mixer.complex_input else torch.zeros_like(c[..., 0])),
             "gamma": gamma,
-            "theta": mixer.theta if isinstance(mixer.theta, torch.nn.Parameter) else torch.zeros(D),
+            "theta": mixer.theta if isinstance(mixer.theta, torch.nn.Parameter) else torch.zeros(n),
         }
         if mixer.mu is not None:
-            step["lambda"] = gamma + (1 - gamma) * sigmoid(linear(x[:, t], mixer.mu))
+            step["lambda"] = gamma + (1 - gamma) * mu[:, t]
             step |= {"forget": step["lambda"], "input": 1 - step["lambda"]}
         step = change(step)
         h = step["forget"] * torch.exp(1j * step["theta"]) * h + step["input"] * step["c"]
         o = torch.stack([h.real, h.imag], -1).flatten(-2) if mixer.is_complex else h.real
         if mixer.gate is None:
-            o = layer_norm(o, mixer.norm)
+            o = norm(o, mixer.norm)
         else:
             g = gate(linear(x[:, t], mixer.gate))
-            o = layer_norm(g * o, mixer.norm) if before else g * layer_norm(o, mixer.norm)
+            o = norm(g * o, mixer.norm) if before else g * norm(o, mixer.norm)
         outputs.append(linear(o, mixer.out))
     return torch.stack(outputs, 1), h
 
@@ -67,6 +83,10 @@ def by_hand(mixer, x, gamma, *, change=lambda step: step, gate=sigmoid, before=T
 def layer_norm(x, norm):
     x = x - x.mean(-1, keepdim=True)
     return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight + norm.bias
+
+
+def rms_norm(x, norm):
+    return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight
 
 
 # arguments of each ablation of tables 8 to 11, and what it does to a step of the paper's equations
@@ -88,6 +108,24 @@ ABLATIONS = {
         {"output_gate": "silu", "gate_before_norm": False, "phase_base": 1e8},
         {"gate": silu, "before": False},
     ),
+    "flash-linear-attention": (
+        {
+            "d_state": 9,
+            "conv_size": 3,
+            "conv_bias": True,
+            "output_gate": "silu",
+            "gate_before_norm": False,
+            "output_norm": "rms",
+            "phase": "none",
+            "complex_input": False,
+            "bias": False,
+        },
+        {"gate": silu, "before": False, "norm": rms_norm},
+    ),
+    "only lower bound, convolved": (
+        {"forget_gate": "bound", "conv_size": 2, "d_state": 4},
+        {"change": lambda s: s | {"forget": s["gamma"], "input": 1 - s["gamma"]}},
+    ),
 }
 
 
@@ -96,10 +134,13 @@ ABLATIONS = {
 def test_the_layer_and_its_ablations_are_the_papers_equations(name, bound):
     arguments, changes = ABLATIONS[name]
     mixer = make(lower_bound=bound, **arguments).double()
-    x, gamma = inputs(), torch.full((D,), bound, dtype=torch.float64)
-    h = torch.randn(2, D, generator=generator(1), dtype=mixer.init_state(2).dtype)
+    x, gamma = inputs(), torch.full((mixer.d_state,), bound, dtype=torch.float64)
+    start = mixer.init_state(2)
+    dtype = (start if mixer.conv is None else start[1]).dtype
+    h = torch.randn(2, mixer.d_state, generator=generator(1), dtype=dtype)
     x.requires_grad_(), h.requires_grad_()
-    y, state = mixer(x, h)
+    y, state = mixer(x, h if mixer.conv is None else (start[0], h))
+    state = state if mixer.conv is None else state[1]
     expected, expected_state = by_hand(mixer, x, gamma, h=h.to(torch.complex128), **changes)
     assert_agree(y, expected)
     assert_agree(state, expected_state if mixer.is_complex else expected_state.real)
@@ -208,6 +249,11 @@ def test_phases_start_as_rope_over_the_real_numbers_of_the_state():
         ({"output_gate": "none"}, 3 * (D * D + D) + (2 * D * D + D) + D + D + 4 * D),
         ({"forget_gate": "bound"}, 2 * (D * D + D) + (2 * D * D + 2 * D) + (2 * D * D + D) + D + D + 4 * D),
         ({"phase": "none", "complex_input": False}, 4 * (D * D + D) + D + 2 * D),
+        ({"d_state": 3, "bias": False, "lower_bound": 0.0}, 3 * D * (2 + 1 + 2 + 2) + 3 + 4 * 3),
+        (
+            {"conv_size": 4, "conv_bias": True, "output_gate": "none", "lower_bound": 0.0, "phase": "none"},
+            3 * (D * D + D) + (2 * D * D + D) + 4 * D + 5 * 3 * D,
+        ),
         ({"phase": "data"}, 4 * (D * D + D) + (2 * D * D + 2 * D) + (2 * D * D + D) + D + 4 * D),
     ],
 )
@@ -278,8 +324,14 @@ class TestStack:
         HGRU.share(layers)
         assert [mixer.bounds for mixer in layers] == [None, None]
 
+    def test_shared_bounds_are_as_wide_as_the_state(self):
+        layers = [make(d_state=4) for _ in range(3)]
+        HGRU.share(layers)
+        assert layers[0].bounds.gamma.shape == (3, 4)
+        assert layers[2](torch.zeros(1, 2, D))[1].shape == (1, 4)
+
     def test_layers_that_cannot_share_are_refused(self):
-        with pytest.raises(ValueError, match="`layers` must have one `d_model` and one `lower_bound`"):
+        with pytest.raises(ValueError, match="`layers` must have one number of channels and one"):
             HGRU.share([make(), make(8)])
 
 
@@ -294,6 +346,9 @@ class TestStack:
         ({"phase": "learnt"}, "did you mean 'learned'"),
         ({"output_norm": "batch"}, "there is no norm 'batch'"),
         ({"phase_base": 0.5}, "`phase_base` must be at least 1; got 0.5"),
+        ({"d_state": 0}, "`d_state` must be at least 1; got 0"),
+        ({"conv_size": 0}, "must be at least 1 tap; got 0"),
+        ({"bias": False, "uniform_init": True}, "`uniform_init` is of the bias of mu, and needs `bias=True`"),
         ({"forget_gate": "bound", "refine": True}, "`refine` and `uniform_init` are of mu, which"),
         ({"forget_gate": "bound", "uniform_init": True}, "`refine` and `uniform_init` are of mu, which"),
         ({"forget_gate": "none", "input_gate": False}, "needs `input_gate=True`; got False"),

@@ -28,6 +28,7 @@ from linrec.nn.lower_bounds import LowerBoundKind, make_lower_bounds, share_lowe
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.norms import Norm, make_norm
 from linrec.nn.parameters import mark
+from linrec.nn.short_convolution import ShortConvolution
 from linrec.ops.inspection import note
 from linrec.ops.scan import scan
 from linrec.rules import at_least, choice, positive, require
@@ -65,15 +66,20 @@ class HGRU(Mixer):
     spread over time scales of 1 to d steps when training starts.
 
     The authors' released code is `output_gate="silu", gate_before_norm=False, phase_base=1e8`. The layer of
-    flash-linear-attention is real: `output_gate="silu", gate_before_norm=False, output_norm="rms",
-    phase="none", complex_input=False`.
+    flash-linear-attention is real and without biases: `output_gate="silu", gate_before_norm=False,
+    output_norm="rms", phase="none", complex_input=False, bias=False`. It also has short convolutions and a
+    wider state, `conv_size` and `d_state`.
 
     Args:
-        d_model: width d of the sequence and of the state.
+        d_model: width of the sequence.
+        d_state: width d of the state. None is `d_model`.
         lower_bound: "increasing", "decreasing" or "random" over the layers (`linrec.nn.LowerBounds`), or a
             number in [0, 1), which is then the bound of every layer and is not learned.
         forget_gate: "data"; "bound", constant in time; or "none".
         input_gate: whether the input is multiplied by 1 - lambda_t.
+        conv_size: taps of a causal convolution of each channel of c and mu, before SiLU and sigmoid; None
+            disables it.
+        conv_bias: whether the convolution has biases.
         output_gate: activation of g_t, "sigmoid" or "silu", or "none".
         gate_before_norm: LayerNorm(g_t [...]), eq. 3; False is g_t LayerNorm([...]).
         output_norm: "layer", "rms" or "none".
@@ -82,12 +88,13 @@ class HGRU(Mixer):
         phase_base: theta_k = phase_base^(-k/d) for k = 0 .. d - 1 when training starts, in radians per step:
             RoPE over the 2d numbers of the state. 1e8 is RoPE's formula over d with k counted up to d.
         complex_input: whether c_t has an imaginary part.
+        bias: whether the projections have biases. That of a data-dependent theta always has.
         refine: whether mu has a refine gate; see `linrec.nn.Gate`.
         uniform_init: whether mu starts uniformly spread; see `linrec.nn.Gate`.
 
     Raises:
-        ValueError: an unknown name of a variant, a `lower_bound` out of [0, 1), a `phase_base` below 1,
-            neither forget nor input gate, or `refine` or `uniform_init` of mu where there is none.
+        ValueError: an unknown name of a variant, a number out of range, neither forget nor input gate,
+            `refine` or `uniform_init` of mu where there is none, or `uniform_init` without biases.
 
     Source:
         HGRN (Qin, Yang and Zhong, 2023), section 3.2, eq. 1 to 3, algorithm 1, tables 8 to 11; refine gate
@@ -107,9 +114,12 @@ class HGRU(Mixer):
         self,
         d_model: int,
         *,
+        d_state: int | None = None,
         lower_bound: LowerBoundKind | float = "increasing",
         forget_gate: ForgetGate = "data",
         input_gate: bool = True,
+        conv_size: int | None = None,
+        conv_bias: bool = False,
         output_gate: OutputGate = "sigmoid",
         gate_before_norm: bool = True,
         output_norm: Norm = "layer",
@@ -117,6 +127,7 @@ class HGRU(Mixer):
         phase: Phase = "learned",
         phase_base: float = 10_000.0,
         complex_input: bool = True,
+        bias: bool = True,
         refine: bool = False,
         uniform_init: bool = False,
     ) -> None:
@@ -126,6 +137,7 @@ class HGRU(Mixer):
         choice(Phase, phase=phase)
         at_least(1, phase_base=phase_base, cure="RoPE's is 10000.")
         positive(norm_eps=norm_eps, cure="torch's is 1e-5.")
+        at_least(1, d_state=d_state, or_none=True, cure="None is `d_model`.")
         require(
             forget_gate != "none" or input_gate,
             '`forget_gate="none"` needs `input_gate=True`; got False, which leaves the gates no use. '
@@ -136,52 +148,69 @@ class HGRU(Mixer):
             '`refine` and `uniform_init` are of mu, which `forget_gate="bound"` leaves out. '
             "Leave them out too, or keep the gate.",
         )
+        require(bias or not uniform_init, "`uniform_init` is of the bias of mu, and needs `bias=True`.")
+        self.d_state = n = d_model if d_state is None else d_state
         self.lower_bound = lower_bound
         self.forget_gate, self.input_gate = forget_gate, input_gate
         self.output_gate, self.gate_before_norm = output_gate, gate_before_norm
 
         self.complex_input = complex_input
         # real and imaginary part of each channel side by side, so that no part is ever copied
-        self.c = nn.Linear(d_model, 2 * d_model if complex_input else d_model)
+        self.c = nn.Linear(d_model, 2 * n if complex_input else n, bias=bias)
         self.layer = 0
-        self.bounds = make_lower_bounds(lower_bound, d_model)
+        self.bounds = make_lower_bounds(lower_bound, n)
         self.mu: GateLinear | None = None
         self.r: GateLinear | None = None
         if forget_gate != "bound":
-            self.mu = mark(GateLinear(d_model, d_model), group="transition", weight_decay=False)
+            self.mu = mark(GateLinear(d_model, n, bias=bias), group="transition", weight_decay=False)
             if refine:
-                self.r = mark(GateLinear(d_model, d_model), group="transition", weight_decay=False)
+                self.r = mark(GateLinear(d_model, n, bias=bias), group="transition", weight_decay=False)
             if uniform_init:
                 spread(self.mu, self.r)
         self.theta: nn.Parameter | GateLinear | None = None
-        start = phase_base ** (-torch.arange(d_model) / d_model)
+        start = phase_base ** (-torch.arange(n) / n)
         if phase == "learned":
             self.theta = nn.Parameter(start)
             mark(self, "theta", group="transition", weight_decay=False)
             self.keep_float32("theta")
         elif phase == "data":
-            self.theta = mark(GateLinear(d_model, d_model), group="transition", weight_decay=False)
+            self.theta = mark(GateLinear(d_model, n), group="transition", weight_decay=False)
             with torch.no_grad():
                 self.theta.bias.copy_(start)
         self.is_complex = complex_input or phase != "none"
-        width = 2 * d_model if self.is_complex else d_model
-        self.gate = None if output_gate == "none" else nn.Linear(d_model, width)
+        width = 2 * n if self.is_complex else n
+        self.gate = None if output_gate == "none" else nn.Linear(d_model, width, bias=bias)
         self.norm = make_norm(output_norm, width, eps=norm_eps)
-        self.out = nn.Linear(width, d_model)
+        self.out = nn.Linear(width, d_model, bias=bias)
+        self.conv: ShortConvolution | None = None
+        if conv_size is not None:
+            channels = self.c.out_features + (0 if self.mu is None else n)
+            self.conv = ShortConvolution(channels, conv_size, bias=conv_bias)
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
-        """Return o, and h (b, d_model): complex, or real with `complex_input=False` and `phase="none"`."""
+        """Return o, and h (b, d_state): complex, or real with `complex_input=False` and `phase="none"`.
+
+        With a convolution, the state is its tail and h.
+        """
+        tail, h = (None, state) if self.conv is None or state is None else state
         dtype = self.state_dtype
+        c = self.c(x)
+        logit = None if self.mu is None else self.mu(x)
+        if self.conv is not None and logit is not None:
+            (c, filtered), tail = self.conv.side_by_side((c, logit.to(c.dtype)), tail, reset=reset)
+            logit = filtered.to(dtype)
+        elif self.conv is not None:
+            c, tail = self.conv(c, tail, reset=reset)
         # pairs of real numbers up to the scan: compilers fuse them, and leave complex ones alone
-        c = functional.silu(self.c(x)).to(dtype).unflatten(-1, (self.d_model, -1))
+        c = functional.silu(c).to(dtype).unflatten(-1, (self.d_state, -1))
 
         if self.bounds is None:
-            gamma = x.new_full((self.d_model,), float(self.lower_bound), dtype=dtype)
+            gamma = x.new_full((self.d_state,), float(self.lower_bound), dtype=dtype)
         else:
             gamma = self.bounds(self.layer)
         lambda_ = gamma
-        if self.mu is not None:
-            mu, _ = Gate.of_logits(self.mu(x), None if self.r is None else self.r(x))
+        if logit is not None:
+            mu, _ = Gate.of_logits(logit, None if self.r is None else self.r(x))
             lambda_ = gamma + (1 - gamma) * mu
         if self.input_gate:
             rest = 1 - lambda_
@@ -195,19 +224,20 @@ class HGRU(Mixer):
             turn = torch.stack([theta.cos(), theta.sin()], -1)
             transition = torch.view_as_complex(transition[..., None] * turn)
         c = torch.view_as_complex(c) if self.complex_input else c[..., 0]
-        h, state = scan(transition, c, state=state, reset=reset)
+        hidden, h = scan(transition, c, state=h, reset=reset)
+        state = h if self.conv is None else (tail, h)
 
-        o = (torch.view_as_real(h).flatten(-2) if self.is_complex else h).to(x.dtype)
+        o = (torch.view_as_real(hidden).flatten(-2) if self.is_complex else hidden).to(x.dtype)
         if self.gate is None:
             return self.out(self.norm(o)), state
         g = OUTPUT_GATES[self.output_gate](self.gate(x))
         return self.out(self.norm(g * o) if self.gate_before_norm else g * self.norm(o)), state
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (batch, d_model), of the dtype of h."""
-        return scan.empty_state(
-            batch, self.d_model, **self.factory_kwargs(device, is_complex=self.is_complex)
-        )
+        """Return zeros (batch, d_state) of the dtype of h; with a convolution, its tail and these."""
+        like = self.factory_kwargs(device, is_complex=self.is_complex)
+        h = scan.empty_state(batch, self.d_state, **like)
+        return h if self.conv is None else (self.conv.init_state(batch, **self.factory_kwargs(device)), h)
 
     @classmethod
     def share(cls, layers: "Sequence[HGRU]") -> None:

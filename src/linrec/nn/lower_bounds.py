@@ -73,7 +73,6 @@ class LowerBounds(Float32Module):
 # annotations are checked in tests, which ask for instances
 @runtime_checkable
 class _Bounded(Protocol):
-    d_model: int
     lower_bound: LowerBoundKind | float
     bounds: LowerBounds | None
     layer: int
@@ -107,7 +106,7 @@ def make_lower_bounds(lower_bound: LowerBoundKind | float, width: int) -> LowerB
 def share_lower_bounds(layers: Sequence[_Bounded], like: Tensor) -> None:
     """Make lower bounds with a row for each layer, and give every layer the same module.
 
-    Its parameter (layers, d_model) replaces the parameters that the layers had as stacks of one. Nothing
+    Its parameter (layers, channels) replaces the parameters that the layers had as stacks of one. Nothing
     changes where `lower_bound` is a number.
 
     Args:
@@ -115,16 +114,16 @@ def share_lower_bounds(layers: Sequence[_Bounded], like: Tensor) -> None:
         like: a tensor with the device and dtype of the bounds.
 
     Raises:
-        ValueError: the layers differ in width or in `lower_bound`.
+        ValueError: the layers differ in channels or in `lower_bound`.
     """
-    of = {(mixer.d_model, mixer.lower_bound) for mixer in layers}
+    of = {(None if m.bounds is None else m.bounds.gamma.shape[-1], m.lower_bound) for m in layers}
     require(
         len(of) == 1,
-        "`layers` must have one `d_model` and one `lower_bound` to share bounds; "
+        "`layers` must have one number of channels and one `lower_bound` to share bounds; "
         f"got {sorted(of, key=str)}. Build them with equal arguments.",
     )
     ((width, kind),) = of
-    if isinstance(kind, str):
+    if width is not None and isinstance(kind, str):
         bounds = LowerBounds(len(layers), width, kind).to(like.device, like.dtype)
         for layer, mixer in enumerate(layers):
             mixer.bounds, mixer.layer = bounds, layer
