@@ -4,6 +4,8 @@ The layer divides q by the root of its channels, which its norm undoes but for t
 larger by their number.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -23,10 +25,10 @@ def config(options: Options) -> ModelConfig:
     Raises:
         ConversionError: an option that is missing or that linrec does not have.
     """
-    options.supported("clamp_min", (None,))
     options.supported("elementwise_affine", (True,), True)
     d_model, n_heads = options.read("hidden_size", int), options.read("num_heads", int)
     d_qk = int(d_model * options.read("expand_k", float))
+    clamp_min = options.read("clamp_min", float, -math.inf)
     short = options.read("use_short_conv", bool, False)
     arguments = {
         "n_heads": n_heads,
@@ -37,6 +39,7 @@ def config(options: Options) -> ModelConfig:
         "conv_size": options.read("conv_size", int) if short else None,
         "gate_rank": GATE_RANK,
         "tau": TAU,
+        "clamp_min": None if clamp_min == -math.inf else clamp_min,
         "output_norm": "rms",
         "norm_eps": options.read("norm_eps", float) * (d_qk // n_heads),
         "output_gate": options.read("use_output_gate", bool, True),

@@ -1,10 +1,9 @@
 """HGRN, as `HGRNForCausalLM` of flash-linear-attention has it: real, with a norm before the gate."""
 
-import torch
 from torch import Tensor
 
 from linrec.convert.checkpoint import Options, Tensors
-from linrec.convert.flash_linear_attention import config_of, weights_of
+from linrec.convert.flash_linear_attention import config_of, convolution, weights_of
 from linrec.models import ModelConfig
 
 __all__ = ["config", "weights"]
@@ -16,17 +15,19 @@ def config(options: Options) -> ModelConfig:
     Raises:
         ConversionError: an option that is missing or that linrec does not have.
     """
-    options.supported("expand_ratio", (1, None), 1)
-    options.supported("use_short_conv", (False,), False)
     options.supported("elementwise_affine", (True,), True)
+    short = options.read("use_short_conv", bool, False)
     arguments = {
+        "d_state": int(options.read("hidden_size", int) * options.read("expand_ratio", float, 1.0)),
         "lower_bound": "increasing" if options.read("use_lower_bound", bool, True) else 0.0,
+        "conv_size": options.read("conv_size", int) if short else None,
         "output_gate": "silu",
         "gate_before_norm": False,
         "output_norm": "rms",
         "norm_eps": options.read("norm_eps", float),
         "phase": "none",
         "complex_input": False,
+        "bias": False,
     }
     return config_of(options, "hgru", arguments)
 
@@ -50,9 +51,13 @@ def lower_bounds(tensors: Tensors, config: ModelConfig, width: int) -> dict[str,
 
 
 def _mixer(tensors: Tensors, prefix: str, config: ModelConfig) -> dict[str, Tensor]:
-    """The state_dict of one layer's mixer, whose biases are zero."""
-    d_model, found = config.d_model, {}
-    for ours, theirs in (("c", "i"), ("mu", "f"), ("gate", "g"), ("out", "o")):
-        found[f"{ours}.weight"] = tensors.take(f"{prefix}{theirs}_proj.weight", d_model, d_model)
-        found[f"{ours}.bias"] = torch.zeros(d_model)
-    return found | {"norm.weight": tensors.take(prefix + "g_norm.weight", d_model)}
+    """The state_dict of one layer's mixer."""
+    d_model, d_state = config.d_model, config.mixer_args["d_state"]
+    found = {
+        f"{ours}.weight": tensors.take(f"{prefix}{theirs}_proj.weight", d_state, d_model)
+        for ours, theirs in (("c", "i"), ("mu", "f"), ("gate", "g"))
+    }
+    if config.mixer_args["conv_size"] is not None:
+        found |= convolution(tensors, prefix, dict.fromkeys("if", d_state), config.mixer_args["conv_size"])
+    found["norm.weight"] = tensors.take(prefix + "g_norm.weight", d_state)
+    return found | {"out.weight": tensors.take(prefix + "o_proj.weight", d_model, d_state)}
