@@ -27,7 +27,7 @@ from linrec.models import LanguageModel, ModelConfig
 __all__ = ["ConversionError", "Options", "Tensors", "from_hugging_face", "from_rwkv_lm", "model_types"]
 
 # modules of this folder that are no architectures of transformers
-SHARED = ("checkpoint", "flash_linear_attention", "rwkv_lm")
+SHARED = ("checkpoint", "flash_linear_attention", "rwkv_lm", "state_spaces")
 
 
 def model_types() -> list[str]:
@@ -47,8 +47,12 @@ def from_hugging_face(folder: str | Path) -> LanguageModel:
     their index, as `save_pretrained` writes them. transformers is not needed. No code of the checkpoint is
     run. Every tensor has to have its place in the model, and every parameter its tensor.
 
+    A `config.json` with `ssm_cfg` and without `model_type` is of state-spaces/mamba, in whose layout the
+    authors of Mamba and Mamba-2 publish.
+
     Args:
-        folder: the checkpoint, of a causal language model of one of `model_types()`.
+        folder: the checkpoint, of a causal language model of one of `model_types()`, or of
+            state-spaces/mamba.
 
     Returns:
         The model on the CPU, in float32 whatever the checkpoint is in, in evaluation mode. No random numbers
@@ -63,10 +67,7 @@ def from_hugging_face(folder: str | Path) -> LanguageModel:
         linrec.convert.checkpoint.ConversionError: there is no folder no/such/folder; ...
     """
     with open_checkpoint(Path(folder)) as (options, tensors):
-        model_type = options.read("model_type", str)
-        if model_type not in model_types():
-            raise ConversionError(f"{options.path}: {unknown('`model_type`', model_type, model_types())}")
-        architecture = importlib.import_module(f"{__name__}.{model_type}")
+        architecture = importlib.import_module(f"{__name__}.{_architecture(options)}")
         config = architecture.config(options)
         weights = architecture.weights(tensors, config)
         tensors.check_all_taken()
@@ -98,6 +99,17 @@ def from_rwkv_lm(path: str | Path) -> LanguageModel:
         weights = rwkv_lm.weights(tensors, config)
         tensors.check_all_taken()
         return _model(config, weights)
+
+
+def _architecture(options: Options) -> str:
+    """Return the name of the file here that reads a checkpoint."""
+    # the authors of Mamba do not write a `model_type`
+    if "model_type" not in options and "ssm_cfg" in options:
+        return "state_spaces"
+    model_type = options.read("model_type", str)
+    if model_type not in model_types():
+        raise ConversionError(f"{options.path}: {unknown('`model_type`', model_type, model_types())}")
+    return model_type
 
 
 def _model(config: ModelConfig, weights: Mapping[str, Tensor]) -> LanguageModel:

@@ -43,12 +43,16 @@ class Options:
     def __init__(self, values: Mapping[str, Any], path: str | Path) -> None:
         self._values, self.path = values, path
 
+    def __contains__(self, name: str) -> bool:
+        # null is as good as missing
+        return self._values.get(name) is not None
+
     def read(self, name: str, kind: type[T], default: T | None = None) -> T:
         """Return an option.
 
         Args:
             name: of the option.
-            kind: bool, int, float, str or list; an integer is a float too.
+            kind: bool, int, float, str, list or dict; an integer is a float too.
             default: what it is where it is missing or null. None: it must be there. transformers leaves out
                 what is as in all of its models; what belongs to one architecture, it writes.
 
@@ -156,7 +160,7 @@ class Tensors:
         if name in self and not torch.equal(self.take(name, *original.shape), original):
             raise ConversionError(
                 f"{self._folder}: `{name}` must equal what {self._config} ties it to, and does not. "
-                "Set `tie_word_embeddings` to false there to keep both."
+                "Set `tie_word_embeddings` (`tie_embeddings` of state-spaces) to false there to keep both."
             )
 
     def check_all_taken(self) -> None:

@@ -10,7 +10,7 @@ from linrec.convert.checkpoint import Options, Tensors
 from linrec.convert.mamba2 import backbone
 from linrec.models import ModelConfig
 
-__all__ = ["config", "weights"]
+__all__ = ["config", "mixer", "weights"]
 
 
 def config(options: Options) -> ModelConfig:
@@ -48,11 +48,15 @@ def weights(tensors: Tensors, config: ModelConfig) -> dict[str, Tensor]:
     Raises:
         ConversionError: a tensor that is missing or of another shape.
     """
-    return backbone(tensors, config, _mixer)
+    return backbone(tensors, config, mixer)
 
 
-def _mixer(tensors: Tensors, prefix: str, config: ModelConfig) -> dict[str, Tensor]:
-    """The state_dict of one layer's mixer."""
+def mixer(tensors: Tensors, prefix: str, config: ModelConfig) -> dict[str, Tensor]:
+    """The state_dict of one layer's mixer.
+
+    Raises:
+        ConversionError: a tensor that is missing or of another shape.
+    """
     arguments, d_model = config.mixer_args, config.d_model
     d_inner, d_state, rank = arguments["expand"] * d_model, arguments["d_state"], arguments["dt_rank"]
     taps = tensors.take(prefix + "conv1d.weight", d_inner, 1, arguments["conv_size"])

@@ -12,7 +12,7 @@ from torch import Tensor
 from linrec.convert.checkpoint import ConversionError, Options, Tensors
 from linrec.models import ModelConfig
 
-__all__ = ["backbone", "config", "weights"]
+__all__ = ["backbone", "config", "dt_limit", "mixer", "weights"]
 
 Mixer = Callable[[Tensors, str, ModelConfig], dict[str, Tensor]]
 
@@ -31,9 +31,6 @@ def config(options: Options) -> ModelConfig:
             f"{options.path}: `num_heads` * `head_dim` must be `expand` * `hidden_size` = "
             f"{expand * d_model}; got {n_heads} * {d_head}."
         )
-    limit = options.read("time_step_limit", list)
-    if len(limit) != 2:
-        raise ConversionError(f"{options.path}: `time_step_limit` must be two numbers; got {limit}.")
     norm_eps = options.read("layer_norm_epsilon", float)
     return ModelConfig(
         vocab_size=options.read("vocab_size", int),
@@ -49,7 +46,7 @@ def config(options: Options) -> ModelConfig:
             "conv_bias": options.read("use_conv_bias", bool),
             "bias": options.read("use_bias", bool),
             "norm_eps": norm_eps,
-            "dt_limit": None if limit == [0, math.inf] else tuple(limit),
+            "dt_limit": dt_limit(options, "time_step_limit"),
         },
         channel_mixing="none",
         norm="rms",
@@ -65,7 +62,7 @@ def weights(tensors: Tensors, config: ModelConfig) -> dict[str, Tensor]:
     Raises:
         ConversionError: a tensor that is missing or of another shape.
     """
-    return backbone(tensors, config, _mixer)
+    return backbone(tensors, config, mixer)
 
 
 def backbone(tensors: Tensors, config: ModelConfig, mixer: Mixer) -> dict[str, Tensor]:
@@ -96,8 +93,30 @@ def backbone(tensors: Tensors, config: ModelConfig, mixer: Mixer) -> dict[str, T
     return found | {"head.weight": tensors.take("lm_head.weight", config.vocab_size, d_model)}
 
 
-def _mixer(tensors: Tensors, prefix: str, config: ModelConfig) -> dict[str, Tensor]:
-    """The state_dict of one layer's mixer."""
+def dt_limit(options: Options, name: str, default: list[float] | None = None) -> tuple[float, float] | None:
+    """The argument `dt_limit` of the mixer.
+
+    Args:
+        options: with two numbers.
+        name: of the option.
+        default: the numbers where they are not there; None: they must be.
+
+    Raises:
+        ConversionError: the option is missing, or something else.
+    """
+    limit = options.read(name, list, default)
+    if len(limit) != 2:
+        raise ConversionError(f"{options.path}: `{name}` must be two numbers; got {limit}.")
+    low, high = limit
+    return None if (low, high) == (0, math.inf) else (low, high)
+
+
+def mixer(tensors: Tensors, prefix: str, config: ModelConfig) -> dict[str, Tensor]:
+    """The state_dict of one layer's mixer.
+
+    Raises:
+        ConversionError: a tensor that is missing or of another shape.
+    """
     arguments, d_model = config.mixer_args, config.d_model
     d_inner, n_heads = arguments["expand"] * d_model, arguments["n_heads"]
     convolved = d_inner + 2 * arguments["n_groups"] * arguments["d_state"]
@@ -113,10 +132,13 @@ def _mixer(tensors: Tensors, prefix: str, config: ModelConfig) -> dict[str, Tens
         # torch's convolution has the tap of the current step last
         "conv.weight": taps[:, 0].flip(-1),
         "A_log": tensors.take(prefix + "A_log", n_heads),
-        "D": tensors.take(prefix + "D", n_heads)[:, None],
-        "norm.weight": tensors.take(prefix + "norm.weight", d_inner),
         "out.weight": tensors.take(prefix + "out_proj.weight", d_model, d_inner),
     }
+    # transformers has a D for each head, and always a norm
+    each = d_inner if arguments.get("D") == "channel" else n_heads
+    found["D"] = tensors.take(prefix + "D", each).unflatten(0, (n_heads, -1))
+    if arguments.get("output_norm") != "none":
+        found["norm.weight"] = tensors.take(prefix + "norm.weight", d_inner)
     if arguments["conv_bias"]:
         found["conv.bias"] = tensors.take(prefix + "conv1d.bias", convolved)
     if arguments["bias"]:

@@ -3,7 +3,8 @@
 transformers reads neither `add_out_norm` nor `tie_word_embeddings`: its models always have the last norm, and
 a head of their own. Where `num_blocks` and `num_hidden_layers` differ, it makes as many blocks as the first
 says. Kernels, chunks, `mode` and the dtypes of states are matters of precision and speed. So is `eps`, which
-it adds to the denominator of what is normalised thereafter.
+it adds to the denominator of what is normalised thereafter. The authors' own configuration of the 7B has
+`embedding_dim` and `num_blocks` alone, in place of `hidden_size` and `num_hidden_layers`.
 """
 
 from torch import Tensor
@@ -22,7 +23,8 @@ def config(options: Options) -> ModelConfig:
     """
     options.supported("use_bias", (False,))
     options.supported("weight_mode", ("single",))
-    d_model, n_heads = options.read("hidden_size", int), options.read("num_heads", int)
+    d_model = options.read("hidden_size" if "hidden_size" in options else "embedding_dim", int)
+    n_heads = options.read("num_heads", int)
     widths = {}
     for name, factor in (("d_qk", "qk_dim_factor"), ("d_v", "v_dim_factor")):
         widths[name] = width = int(d_model * options.read(factor, float))
@@ -37,7 +39,7 @@ def config(options: Options) -> ModelConfig:
     return ModelConfig(
         vocab_size=options.read("vocab_size", int),
         d_model=d_model,
-        n_layers=options.read("num_blocks", int, options.read("num_hidden_layers", int)),
+        n_layers=options.read("num_blocks" if "num_blocks" in options else "num_hidden_layers", int),
         mixer="xlstm_7b",
         mixer_args={
             "n_heads": n_heads,

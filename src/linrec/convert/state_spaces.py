@@ -1,0 +1,115 @@
+"""Mamba and Mamba-2 as their authors publish them: `MambaLMHeadModel` of state-spaces/mamba.
+
+Its config.json has no `model_type`, and is known by `ssm_cfg`, the arguments of the layers. Arguments that
+are not there have the defaults of that code, and the eps of the norms is its constant. `residual_in_fp32`,
+`fused_add_norm` and `chunk_size` are matters of precision and speed; `dt_min`, `A_init_range` and the like
+say how training starts.
+"""
+
+import math
+from typing import Any
+
+from torch import Tensor
+
+from linrec.convert import mamba, mamba2
+from linrec.convert.checkpoint import ConversionError, Options, Tensors
+from linrec.models import ModelConfig
+
+__all__ = ["config", "weights"]
+
+NORM_EPS = 1e-5
+# the hidden width of the channel mixing is a multiple of it
+MULTIPLE = 128
+
+
+def config(options: Options) -> ModelConfig:
+    """The configuration of the model that config.json describes.
+
+    Raises:
+        ConversionError: an option that is missing or that linrec does not have.
+    """
+    options.supported("attn_layer_idx", ([], None))
+    d_model, given = options.read("d_model", int), options.read("ssm_cfg", dict)
+    if given.get("dt_rank", "auto") == "auto":
+        given = {**given, "dt_rank": math.ceil(d_model / 16)}
+    arguments = _arguments(Options(given, f"{options.path}, `ssm_cfg`"), d_model)
+    multiple = options.read("pad_vocab_size_multiple", int, 8)
+    d_hidden = options.read("d_intermediate", int, 0)
+    return ModelConfig(
+        vocab_size=_up_to(multiple, options.read("vocab_size", int)),
+        d_model=d_model,
+        n_layers=options.read("n_layer", int),
+        mixer="mamba2" if "n_heads" in arguments else "mamba",
+        mixer_args=arguments,
+        # without channel mixing, a width that nothing has
+        d_channel_mixing=_up_to(MULTIPLE, max(d_hidden, 1)),
+        channel_mixing="swiglu" if d_hidden > 0 else "none",
+        norm="rms" if options.read("rms_norm", bool, True) else "layer",
+        norm_eps=NORM_EPS,
+        tie_embeddings=options.read("tie_embeddings", bool, True),
+        head_bias=False,
+    )
+
+
+def weights(tensors: Tensors, config: ModelConfig) -> dict[str, Tensor]:
+    """The state_dict of the model, of the checkpoint's tensors.
+
+    Raises:
+        ConversionError: a tensor that is missing or of another shape.
+    """
+    mixer = mamba2.mixer if config.mixer == "mamba2" else mamba.mixer
+    found = mamba2.backbone(tensors, config, mixer)
+    norms = {"norm": "backbone.norm_f"}
+    for layer in range(config.n_layers):
+        ours, theirs = f"blocks.{layer}.", f"backbone.layers.{layer}."
+        norms[ours + "mixer_norm"] = theirs + "norm"
+        if config.channel_mixing != "none":
+            norms[ours + "channel_mixing_norm"] = theirs + "norm2"
+            weight = tensors.take(theirs + "norm2.weight", config.d_model)
+            unit = _channel_mixing(tensors, theirs + "mlp.", config)
+            found[ours + "channel_mixing_norm.weight"] = weight
+            found |= {f"{ours}channel_mixing.{key}": tensor for key, tensor in unit.items()}
+    if config.norm == "layer":
+        found |= {f"{n}.bias": tensors.take(f"{theirs}.bias", config.d_model) for n, theirs in norms.items()}
+    return found
+
+
+def _arguments(layer: Options, d_model: int) -> dict[str, Any]:
+    """The arguments of the mixer, which `n_heads` tells from each other."""
+    found: dict[str, Any] = {
+        "expand": layer.read("expand", int, 2),
+        "conv_size": layer.read("d_conv", int, 4),
+        "conv_bias": layer.read("conv_bias", bool, True),
+        "bias": layer.read("bias", bool, False),
+    }
+    if layer.supported("layer", ("Mamba1", "Mamba2"), "Mamba1") == "Mamba1":
+        return found | {"d_state": layer.read("d_state", int, 16), "dt_rank": layer.read("dt_rank", int)}
+    d_inner, d_head = found["expand"] * d_model, layer.read("headdim", int, 64)
+    # the other channels would be those of a gated unit within the layer
+    layer.supported("d_ssm", (d_inner, None))
+    if d_head < 1 or d_inner % d_head:
+        raise ConversionError(f"{layer.path}: `headdim` must be a divisor of {d_inner}; got {d_head}.")
+    return found | {
+        "n_heads": d_inner // d_head,
+        "d_state": layer.read("d_state", int, 128),
+        "n_groups": layer.read("ngroups", int, 1),
+        "D": "channel" if layer.read("D_has_hdim", bool, False) else "head",
+        "output_norm": "rms" if layer.read("rmsnorm", bool, True) else "none",
+        "norm_before_gate": layer.read("norm_before_gate", bool, False),
+        "dt_limit": mamba2.dt_limit(layer, "dt_limit", [0.0, math.inf]),
+    }
+
+
+def _channel_mixing(tensors: Tensors, prefix: str, config: ModelConfig) -> dict[str, Tensor]:
+    """The state_dict of a SwiGLU, whose first matrix has the rows of the value, then those of the gate."""
+    d_model, d_hidden = config.d_model, config.d_channel_mixing
+    up, gate = tensors.take(prefix + "fc1.weight", 2 * d_hidden, d_model).chunk(2)
+    found = {"up": up, "gate": gate, "down": tensors.take(prefix + "fc2.weight", d_model, d_hidden)}
+    # our unit has biases, theirs none
+    biases = {f"{name}.bias": weight.new_zeros(len(weight)) for name, weight in found.items()}
+    return {f"{name}.weight": weight for name, weight in found.items()} | biases
+
+
+def _up_to(multiple: int, number: int) -> int:
+    """Return the next multiple."""
+    return math.ceil(number / multiple) * multiple

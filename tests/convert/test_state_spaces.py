@@ -1,0 +1,54 @@
+import json
+import shutil
+
+import pytest
+
+from linrec.convert import ConversionError, from_hugging_face
+
+from . import released
+
+
+def convert(case, options, folder):
+    """The model of a released case whose config.json differs; None takes an option away."""
+    shutil.copytree(released.FOLDER / case, folder, dirs_exist_ok=True)
+    path = folder / "config.json"
+    given = json.loads(path.read_text()) | options
+    path.write_text(json.dumps({name: value for name, value in given.items() if value is not None}))
+    return from_hugging_face(folder)
+
+
+def test_what_is_left_out_is_as_the_code_has_it(tmp_path):
+    defaults = {"rms_norm": None, "pad_vocab_size_multiple": None, "fused_add_norm": None}
+    config = convert("mamba_state_spaces", defaults, tmp_path).config
+    # the vocabulary of 11 in a multiple of 8
+    assert config.vocab_size == 16 and config.norm == "rms" and config.tie_embeddings
+    assert config.mixer == "mamba" and config.channel_mixing == "none"
+    assert config.mixer_args["d_state"] == 16 and config.mixer_args["dt_rank"] == 1
+
+
+@pytest.mark.parametrize(
+    ("case", "options", "message"),
+    [
+        ("mamba_state_spaces", {"ssm_cfg": None}, "config.json has no `model_type`"),
+        ("mamba_state_spaces", {"n_layer": None}, "config.json has no `n_layer`"),
+        ("mamba_state_spaces", {"n_layer": 1}, "has no use for: `backbone.layers.1."),
+        ("mamba_state_spaces", {"attn_layer_idx": [1]}, "`attn_layer_idx` is [1]; linrec converts [], None"),
+        ("mamba_state_spaces", {"d_intermediate": 8}, "has no tensor `backbone.layers.0.norm2.weight`"),
+        ("mamba_state_spaces", {"rms_norm": False}, "has no tensor `backbone.norm_f.bias`"),
+        ("mamba_state_spaces", {"ssm_cfg": {"d_state": 2}}, "must have shape (5, 16) by config.json; got"),
+        ("mamba_state_spaces", {"ssm_cfg": {"dt_rank": "all"}}, "`dt_rank` must be of type int; got 'all'"),
+        ("mamba_state_spaces", {"ssm_cfg": {"layer": "Mamba3"}}, "`layer` is 'Mamba3'; linrec converts"),
+        ("mamba2_state_spaces", {"ssm_cfg": {"layer": "Mamba2", "d_ssm": 8}}, "`d_ssm` is 8; linrec"),
+        ("mamba2_state_spaces", {"ssm_cfg": {"layer": "Mamba2"}}, "`headdim` must be a divisor of 16; got"),
+        (
+            "mamba2_state_spaces",
+            {"ssm_cfg": {"layer": "Mamba2", "headdim": 4, "dt_limit": [0.1]}},
+            "`dt_limit` must be two numbers; got [0.1]",
+        ),
+        ("mamba2_options_state_spaces", {"tie_embeddings": True}, "`lm_head.weight` must equal"),
+    ],
+)
+def test_what_does_not_fit_is_named(case, options, message, tmp_path):
+    with pytest.raises(ConversionError) as error:
+        convert(case, options, tmp_path)
+    assert message in str(error.value) and "\n" not in str(error.value)
