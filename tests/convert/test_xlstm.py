@@ -61,6 +61,8 @@ def folder(tmp_path):
         ({"num_heads": 3}, "`qk_dim_factor` must be a positive multiple of `num_heads` = 3; got 4"),
         ({"v_dim_factor": 0.1}, "`v_dim_factor` must be a positive multiple of `num_heads` = 2; got 0"),
         ({"gate_soft_cap": None}, "has no `gate_soft_cap`"),
+        ({"hidden_size": None, "embedding_dim": None}, "has no `embedding_dim`"),
+        ({"num_hidden_layers": None, "num_blocks": None}, "has no `num_hidden_layers`"),
         ({"num_blocks": 3}, "has no tensor `backbone.blocks.2.norm_mlstm.weight`"),
         ({"ffn_proj_factor": 1.0}, "must have shape (8, 8) by config.json; got (24, 8)"),
     ],

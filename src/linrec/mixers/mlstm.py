@@ -98,7 +98,7 @@ class MLSTM(Mixer):
 
     Source:
         xLSTM (Beck and others, 2024): the mLSTM's equations, and the figure of its block. Constants that it
-        leaves out are those of the released code.
+        leaves out are those of the released code, which also adds 1e-6 to the stabilised denominator.
 
     Example:
         >>> import torch
