@@ -3,6 +3,7 @@ import torch
 
 from linrec import mixers
 from linrec.mixers.hgru import HGRU
+from linrec.mixers.slstm import SLSTM
 from linrec.models import Bidirectional, Block
 from linrec.nn import FeedForward
 from linrec.testing import (
@@ -105,6 +106,14 @@ def test_lower_bounds_are_shared_within_a_direction():
     Bidirectional.share(layers)
     assert [layer.mixers[0].layer for layer in layers] == [0, 1, 2, 3]
     assert len({id(layer.mixers[0].bounds) for layer in layers}) == 1
+
+
+def test_the_mixers_of_both_directions_learn_their_layers_place():
+    layer, alone = Bidirectional(*(SLSTM(D, n_heads=1) for _ in range(2))), SLSTM(D, n_heads=1)
+    layer.place(1, 3)
+    alone.place(1, 3)
+    for mixer in layer.mixers:
+        assert torch.equal(mixer.bias, alone.bias) and not torch.equal(mixer.bias, SLSTM(D, n_heads=1).bias)
 
 
 def test_all_but_the_phase_is_shared_as_in_hgrn():

@@ -5,8 +5,11 @@ import pytest
 import torch
 
 from linrec.convert import Options, recurrent_gemma
+from linrec.mixers.mlstm import MLSTM
+from linrec.mixers.slstm import SLSTM
 from linrec.models import LanguageModel, ModelConfig, preset, preset_names
 from linrec.nn import FeedForward, groups_of
+from tests import released
 
 
 def count(config: ModelConfig) -> int:
@@ -119,6 +122,20 @@ def test_xlstms_have_the_sizes_of_the_paper(size, of_7_1, of_1_0):
             biases += sum(layer.bias.numel() for layer in layers)
         assert round((count(reading) - biases) / 1e6, 1) == millions
     assert config.mixer.count("slstm") == (2 if size == "125m" else 6)
+
+
+@pytest.mark.parametrize("size", ["125m", "350m"])
+def test_xlstms_start_as_the_released_code_by_their_places_among_all_blocks(size):
+    numbers = released.read("slstm_places")
+    torch.manual_seed(0)
+    model = LanguageModel(replace(preset(f"xlstm-7-1-{size}"), vocab_size=5, d_model=64))
+    slstm = [mixer for mixer in model.mixers if isinstance(mixer, SLSTM)]
+    mlstm = [mixer for mixer in model.mixers if isinstance(mixer, MLSTM)]
+    f = torch.stack([mixer.bias.unflatten(0, (4, 4, 16))[1] for mixer in slstm])
+    torch.testing.assert_close(f.double(), numbers[f"{size}.f"], rtol=1e-6, atol=1e-6)
+    std = torch.stack([mixer.down.weight.std() for mixer in mlstm]).double()
+    # 22 and 42 layers, not 24 and 48, would start 9 and 14 percent higher
+    assert std.mean().item() == pytest.approx(numbers[f"{size}.down_std"].item(), rel=0.01)
 
 
 @pytest.mark.parametrize(

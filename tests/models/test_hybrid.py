@@ -120,16 +120,16 @@ class TestLaws:
         check_compile(function, x, compiler="aot_eager_default_partitioner")
 
 
-def test_layers_of_a_kind_share_among_themselves():
+def test_layers_of_a_kind_share_among_themselves_and_places_count_all_kinds():
     model = make(replace(HYBRID, n_layers=6, mixer_args={"slstm": {"n_heads": 1}}))
     first, second = (mixer for mixer in model.mixers if isinstance(mixer, HGRU))
     assert first.bounds is second.bounds and (first.layer, second.layer) == (0, 1)
     assert first.bounds.gamma.shape == (2, 8)
-    # forget biases of the first and of the last sLSTM, as in a stack of two
-    biases = [mixer.bias for mixer in model.mixers if isinstance(mixer, SLSTM)]
-    alone = make(replace(HYBRID, n_layers=2, mixer="slstm", mixer_args={"n_heads": 1})).mixers
-    assert_agree(biases, [mixer.bias for mixer in alone])
-    assert not torch.equal(*biases)
+    # forget biases as at the same places in a stack of sLSTM alone
+    biases = {place: mixer.bias for place, mixer in enumerate(model.mixers) if isinstance(mixer, SLSTM)}
+    alone = make(replace(HYBRID, n_layers=6, mixer="slstm", mixer_args={"n_heads": 1})).mixers
+    assert_agree([*biases.values()], [alone[place].bias for place in biases])
+    assert not torch.equal(*biases.values())
 
 
 def test_encoders_may_be_hybrids():

@@ -18,7 +18,6 @@ in the released code.
 """
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -75,10 +74,10 @@ class MLSTM(Mixer):
     overflow; see `linrec.nn.matrix_memory.stabilised`.
 
     When training starts, as in the released code: W_up, W_q, W_k and W_v are normal with variance
-    2 / (5 d_model), W_down with standard deviation 2 / (L sqrt(d_model)) in a model of L layers, which draws
-    it by `MLSTM.share` (L = 1 in a layer alone); w_i and w_f are zero, b_i is normal with standard deviation
-    0.1, b_f runs from 3 to 6 over the heads; s is one. The forget gate is marked as group "transition"
-    without weight decay.
+    2 / (5 d_model), W_down with standard deviation 2 / (L sqrt(d_model)) in a model of L layers of all
+    kinds, which draws it by `MLSTM.place` (L = 1 in a layer alone); w_i and w_f are zero, b_i is normal with
+    standard deviation 0.1, b_f runs from 3 to 6 over the heads; s is one. The forget gate is marked as group
+    "transition" without weight decay.
 
     Args:
         d_model: width of the sequence.
@@ -146,7 +145,7 @@ class MLSTM(Mixer):
         self.norm = HeadNorm(n_heads, self.d_head)
         self.skip = nn.Parameter(torch.ones(d_inner))
         self.down = nn.Linear(d_inner, d_model, bias=False)
-        self.share([self])
+        self.place(0, 1)
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and an `MLSTMState`."""
@@ -176,8 +175,6 @@ class MLSTM(Mixer):
         C = normalized_gate_loop.empty_state(batch, self.n_heads, self.d_head, self.d_head, **factory)
         return MLSTMState(tail, C, C.new_full((batch, self.n_heads), -torch.inf))
 
-    @classmethod
-    def share(cls, layers: Sequence["MLSTM"]) -> None:
-        """Draw W_down of every layer with the standard deviation for a model of `len(layers)` layers."""
-        for mixer in layers:
-            nn.init.normal_(mixer.down.weight, std=2 / (len(layers) * math.sqrt(mixer.d_model)))
+    def place(self, layer: int, n_layers: int) -> None:
+        """Draw W_down with the standard deviation for a model of `n_layers` layers."""
+        nn.init.normal_(self.down.weight, std=2 / (n_layers * math.sqrt(self.d_model)))

@@ -18,7 +18,6 @@ The gates see h_{t-1}, so steps follow one another: this is no linear recurrence
 """
 
 import math
-from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -82,9 +81,9 @@ class SLSTM(Mixer):
 
     When training starts, as in the released code: W is normal with variance 2 / (5 d_model), R is zero, b_z,
     b_i and b_o are zero, and b_f falls from 5 to -7 over the d channels of each head,
-    5 - 12 (j / (d - 1))^p, p = 0.3 in the first layer and 1.6 in the last; layers learn their places when a
-    model calls `SLSTM.share`, and one that stands alone is the first. W_f is marked as group "transition"
-    without weight decay.
+    5 - 12 (j / (d - 1))^p. p rises from 0.3 in the first layer of a model to 1.6 in its last, layers of other
+    kinds counted; the model calls `SLSTM.place`, and a layer alone is the first. W_f is marked as group
+    "transition" without weight decay.
 
     Args:
         d_model: width of the sequence.
@@ -143,7 +142,7 @@ class SLSTM(Mixer):
         self.bias = nn.Parameter(torch.zeros(4 * d_model))
         self.keep_float32("bias")
         self.norm = HeadNorm(self.n_heads, self.d_head)
-        self.share([self])
+        self.place(0, 1)
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and an `SLSTMState`."""
@@ -202,17 +201,14 @@ class SLSTM(Mixer):
         f = W_x + torch.einsum("thbi,hio->thbo", before, R.to(W_x.dtype))
         return Transitions(self._log_forget(f).exp().permute(2, 0, 1, 3).flatten(-2), None)
 
-    @classmethod
-    def share(cls, layers: Sequence["SLSTM"]) -> None:
-        """Set b_f of every layer as its place among `layers` has it."""
-        for place, mixer in enumerate(layers):
-            share = place / max(len(layers) - 1, 1)
-            power = POWERS[0] + (POWERS[1] - POWERS[0]) * share
-            fall = torch.arange(mixer.d_head) / max(mixer.d_head - 1, 1)
-            bias = FORGET_BIAS[0] + (FORGET_BIAS[1] - FORGET_BIAS[0]) * fall**power
-            with torch.no_grad():
-                b_f = mixer.bias.unflatten(0, (4, mixer.n_heads, mixer.d_head))[1]
-                b_f.copy_(bias if mixer.sigmoid else functional.logsigmoid(bias))
+    def place(self, layer: int, n_layers: int) -> None:
+        """Set b_f as the layer's place in the stack has it."""
+        power = POWERS[0] + (POWERS[1] - POWERS[0]) * layer / max(n_layers - 1, 1)
+        fall = torch.arange(self.d_head) / max(self.d_head - 1, 1)
+        bias = FORGET_BIAS[0] + (FORGET_BIAS[1] - FORGET_BIAS[0]) * fall**power
+        with torch.no_grad():
+            b_f = self.bias.unflatten(0, (4, self.n_heads, self.d_head))[1]
+            b_f.copy_(bias if self.sigmoid else functional.logsigmoid(bias))
 
     def _log_forget(self, f: Tensor) -> Tensor:
         return functional.logsigmoid(f) if self.sigmoid else f

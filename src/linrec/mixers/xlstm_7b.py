@@ -14,7 +14,6 @@ exp(-m_t).
 """
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -60,8 +59,8 @@ class XLSTM7B(Mixer):
 
     When training starts, w_i and w_f are zero, b_i is -10, so that little is written, and b_f runs from 3 to
     6 over the heads. W_q, W_k, W_v and W_g are normal with variance 2 / (5 d_model), and W_o has standard
-    deviation 2 / (L sqrt(d_model)) in a model of L layers, which draws it by `XLSTM7B.share` (L = 1 in a
-    layer alone). The forget gate is marked as group "transition" without weight decay.
+    deviation 2 / (L sqrt(d_model)) in a model of L layers of all kinds, which draws it by `XLSTM7B.place`
+    (L = 1 in a layer alone). The forget gate is marked as group "transition" without weight decay.
 
     Args:
         d_model: width of the sequence.
@@ -124,7 +123,7 @@ class XLSTM7B(Mixer):
             nn.init.constant_(self.memory.i.bias, INPUT_BIAS)
         self.norm = HeadNorm(self.n_heads, self.d_value, eps=norm_eps)
         self.out = nn.Linear(d_v, d_model, bias=False)
-        self.share([self])
+        self.place(0, 1)
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and an `XLSTM7BState`."""
@@ -147,8 +146,6 @@ class XLSTM7B(Mixer):
         C = normalized_gate_loop.empty_state(batch, *sizes, **self.factory_kwargs(device))
         return XLSTM7BState(C, C.new_full((batch, self.n_heads), -torch.inf))
 
-    @classmethod
-    def share(cls, layers: Sequence["XLSTM7B"]) -> None:
-        """Draw W_o of every layer as that of a model of so many."""
-        for mixer in layers:
-            nn.init.normal_(mixer.out.weight, std=2 / (len(layers) * math.sqrt(mixer.d_model)))
+    def place(self, layer: int, n_layers: int) -> None:
+        """Draw W_o with the standard deviation for a model of `n_layers` layers."""
+        nn.init.normal_(self.out.weight, std=2 / (n_layers * math.sqrt(self.d_model)))

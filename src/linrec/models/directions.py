@@ -98,6 +98,11 @@ class Directions(Mixer):
         for layer in layers:
             layer._tie()
 
+    def place(self, layer: int, n_layers: int) -> None:
+        """Let the mixer of every direction start as that layer."""
+        for mixer in cast(list[Mixer], [*self.mixers]):
+            mixer.place(layer, n_layers)
+
     def _runs(self, state: State) -> list[Mixer]:
         """Return the mixers of all directions; refuse a state."""
         if state is not None:

@@ -34,8 +34,8 @@ def build_mixer(config: StackConfig, layer: int) -> Mixer:
 def make_blocks(config: StackConfig, make_mixer: Callable[[int], Mixer] | None = None) -> nn.ModuleList:
     """x = block_L(... block_1(x)): the blocks, first layer first, with what their mixers share.
 
-    In a stack of several kinds of mixers, those of a kind share among themselves, and places in the stack
-    that a paper counts, as for the lower bounds of HGRU, are counted among them.
+    In a stack of several kinds of mixers, those of a kind share among themselves, as the lower bounds of HGRU
+    do. `Mixer.place` counts the blocks of all kinds, as the initial values of mLSTM and sLSTM do.
 
     Args:
         config: depth, mixers, channel mixing, norms and dropout of the stack.
@@ -70,6 +70,8 @@ def make_blocks(config: StackConfig, make_mixer: Callable[[int], Mixer] | None =
     for name in dict.fromkeys(names):
         _share([block.mixer for block, of in zip(blocks, names, strict=True) if of == name])
     _share([block.channel_mixing for block in blocks if isinstance(block.channel_mixing, Mixer)])
+    for layer, block in enumerate(blocks):
+        block.mixer.place(layer, len(blocks))
     return nn.ModuleList(blocks)
 
 

@@ -169,6 +169,16 @@ class Mixer(Float32Module, ABC):
             layers: the mixers of this class, first layer first.
         """
 
+    def place(self, layer: int, n_layers: int) -> None:
+        """Start as layer `layer` of a stack does; nothing, unless the paper's initial values depend on it.
+
+        A model calls this once, when its layers exist.
+
+        Args:
+            layer: position in the stack, counted from 0 over the blocks of all kinds.
+            n_layers: blocks of the stack, of all kinds.
+        """
+
     def extra_repr(self) -> str:
         """What `print(mixer)` shows beside the submodules."""
         return f"d_model={self.d_model}, state_size={self.state_size}"
