@@ -13,6 +13,7 @@ D, L = 3, 21
 CASES = {
     "paper": {},
     "decays": {"alpha": (0.3, 0.9), "output": "glu", "activation": False},
+    "inverse": {"alpha": (0.8, 0.2), "alpha_spacing": "inverse"},
     "nearest": {"upsampling": "nearest", "output": "none"},
     "one scale": {"d_kernel": 50},
 }
@@ -39,11 +40,16 @@ def inputs(time: int = 2 * L) -> torch.Tensor:
     return torch.randn(2, time, D, generator=generator(), dtype=torch.float64)
 
 
-def scales_by_hand(w: torch.Tensor, alpha: tuple[float, float], upsampling: str) -> torch.Tensor:
+def scales_by_hand(
+    w: torch.Tensor, *, alpha=(0.5, 0.5), alpha_spacing="linear", upsampling="linear", **_
+) -> torch.Tensor:
     """The kernel before its norm, one tap after the other, (d, taps)."""
     rows = []
     for channel in range(w.shape[1]):
-        decay = alpha[0] + (alpha[1] - alpha[0]) * channel / (w.shape[1] - 1)
+        share = channel / (w.shape[1] - 1)
+        decay = alpha[0] + (alpha[1] - alpha[0]) * share
+        if alpha_spacing == "inverse":
+            decay = 1 / (1 / alpha[0] + (1 / alpha[1] - 1 / alpha[0]) * share)
         taps = []
         for i, scale in enumerate(w[:, channel]):
             factor, size = 2 ** max(i - 1, 0), len(scale)
@@ -62,11 +68,9 @@ def scales_by_hand(w: torch.Tensor, alpha: tuple[float, float], upsampling: str)
     return torch.stack(rows)
 
 
-def by_hand(
-    mixer: SGConv, x: torch.Tensor, start: torch.Tensor, *, alpha=(0.5, 0.5), upsampling="linear", **_
-):
-    Z = scales_by_hand(start, alpha, upsampling).square().sum(1, keepdim=True).sqrt()
-    K = scales_by_hand(mixer.filter.w, alpha, upsampling) / Z
+def by_hand(mixer: SGConv, x: torch.Tensor, start: torch.Tensor, **arguments):
+    Z = scales_by_hand(start, **arguments).square().sum(1, keepdim=True).sqrt()
+    K = scales_by_hand(mixer.filter.w, **arguments) / Z
     y = mixer.filter.D * x
     y = y + torch.stack(
         [sum(K[:, j] * x[:, t - j] for j in range(min(L, t + 1))) for t in range(x.shape[1])], 1
@@ -84,9 +88,7 @@ def test_the_layer_and_its_gradients_are_the_papers_kernel(case):
     mixer = make(**CASES[case]).double()
     start = mixer.filter.w.detach().clone()
     # a norm of float32 weights
-    mixer.filter.Z = scales_by_hand(
-        start, CASES[case].get("alpha", (0.5, 0.5)), CASES[case].get("upsampling", "")
-    ).norm(dim=1, keepdim=True)
+    mixer.filter.Z = scales_by_hand(start, **CASES[case]).norm(dim=1, keepdim=True)
     mixer, x = moved(mixer), inputs().requires_grad_()
     ours, theirs = mixer(x)[0], by_hand(mixer, x, start, **CASES[case])
     assert_agree(ours, theirs, "outputs")
@@ -145,6 +147,7 @@ def test_token_mixing_is_the_kernel_by_distance():
 def test_errors():
     for message, arguments in {
         "there is no `output` 'gelu'": {"output": "gelu"},
+        "there is no `alpha_spacing` 'log'": {"alpha_spacing": "log"},
         "there is no `upsampling` 'cubic'": {"upsampling": "cubic"},
         "`length` must be at least 1; got 0": {"length": 0},
         "`d_kernel` must be at least 1; got 0": {"d_kernel": 0},

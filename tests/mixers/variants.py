@@ -431,6 +431,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
             "activation": False,
             "output": "glu",
         },
+        "inverse decays": {"length": 40, "d_kernel": 5, "alpha": (1.0, 0.25), "alpha_spacing": "inverse"},
     },
     "slstm": {
         # mixed memories, which start unmixed

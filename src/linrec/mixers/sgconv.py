@@ -27,6 +27,7 @@ from linrec.rules import at_least, choice, require
 __all__ = ["SGConv"]
 
 Upsampling = Literal["linear", "nearest"]
+AlphaSpacing = Literal["linear", "inverse"]
 
 
 class MultiScaleFilter(LongFilter):
@@ -36,7 +37,8 @@ class MultiScaleFilter(LongFilter):
         channels: how many.
         length: taps.
         d_kernel: d, numbers of each scale.
-        alpha: decay of the first and of the last channel; evenly spaced in between.
+        alpha: decay of the first and of the last channel.
+        alpha_spacing: whether alpha ("linear") or 1 / alpha ("inverse") is evenly spaced in between.
         upsampling: "linear" or "nearest".
     """
 
@@ -47,6 +49,7 @@ class MultiScaleFilter(LongFilter):
         *,
         d_kernel: int,
         alpha: tuple[float, float],
+        alpha_spacing: AlphaSpacing,
         upsampling: Upsampling,
     ) -> None:
         super().__init__(channels, length)
@@ -55,8 +58,9 @@ class MultiScaleFilter(LongFilter):
             0 < min(alpha) <= max(alpha) <= 1,
             f"`alpha` must be decays above 0 and at most 1, of the first and the last channel; got {alpha}.",
         )
+        choice(AlphaSpacing, alpha_spacing=alpha_spacing)
         choice(Upsampling, upsampling=upsampling)
-        self.alpha, self.upsampling = alpha, upsampling
+        self.alpha, self.alpha_spacing, self.upsampling = alpha, alpha_spacing, upsampling
         scales = 1 + max(0, math.ceil(math.log2(length / d_kernel)))
         self.w = nn.Parameter(torch.randn(scales, channels, d_kernel))
         mark(self, "w", group="transition", weight_decay=True)
@@ -72,7 +76,10 @@ class MultiScaleFilter(LongFilter):
     def _scales(self, length: int) -> Float[Tensor, "d taps"]:
         """Return (k_0, k_1, ..), so many scales that there are at least `length` taps."""
         w = self.w.to(self.state_dtype)
-        alpha = torch.linspace(*self.alpha, self.channels, dtype=w.dtype, device=w.device)[:, None]
+        first, last = self.alpha if self.alpha_spacing == "linear" else (1 / a for a in self.alpha)
+        alpha = torch.linspace(first, last, self.channels, dtype=w.dtype, device=w.device)[:, None]
+        if self.alpha_spacing == "inverse":
+            alpha = 1 / alpha
         parts: list[Tensor] = []
         for i, scale in enumerate(w):
             factor = 2 ** max(i - 1, 0)
@@ -90,6 +97,9 @@ class SGConv(Mixer):
     Kernels have `length` taps: choose as many as the sequences of training have steps. Longer sequences run,
     too, and no step sees further back than that. The state is the last `length` - 1 inputs.
 
+    The released code multiplies k_i by (1 / alpha)^(N - 1 - i) in the place of alpha^i, which Z makes the
+    same. Its arguments `decay_min` and `decay_max` are 1 / alpha of the first and of the last channel.
+
     w and D start normal with variance 1. w is marked as group "transition", as the authors train it with a
     learning rate of its own.
 
@@ -97,7 +107,9 @@ class SGConv(Mixer):
         d_model: width of the sequence, and channels.
         length: taps of the kernels.
         d_kernel: d, numbers of each scale.
-        alpha: decay from scale to scale, of the first and of the last channel, evenly spaced in between.
+        alpha: decay from scale to scale, of the first and of the last channel.
+        alpha_spacing: "linear" spaces alpha evenly over the channels in between; "inverse" spaces 1 / alpha
+            evenly, as the released code does.
         upsampling: "linear" or "nearest".
         activation: whether y goes through GELU.
         output: "linear", "glu" or "none", what mixes the channels at the end.
@@ -124,6 +136,7 @@ class SGConv(Mixer):
         length: int = 1024,
         d_kernel: int = 64,
         alpha: tuple[float, float] = (0.5, 0.5),
+        alpha_spacing: AlphaSpacing = "linear",
         upsampling: Upsampling = "linear",
         activation: bool = True,
         output: Output = "linear",
@@ -131,7 +144,12 @@ class SGConv(Mixer):
         super().__init__(d_model)
         self.activation, self.output = activation, output
         self.filter: Filter = MultiScaleFilter(
-            d_model, length, d_kernel=d_kernel, alpha=alpha, upsampling=upsampling
+            d_model,
+            length,
+            d_kernel=d_kernel,
+            alpha=alpha,
+            alpha_spacing=alpha_spacing,
+            upsampling=upsampling,
         )
         self.out = make_output(output, d_model, d_model)
 
