@@ -15,6 +15,15 @@ CASES = {
     "order 3": {"order": 3, "n_bands": 1, "filter_depth": 2},
     "order 1": {"order": 1, "conv_size": None, "bias": False},
     "authors": {"first_filter": False, "shift": 0.0, "fast": 0.2, "slow": 0.9},
+    "authors' order 3": {
+        "order": 3,
+        "first_filter": False,
+        "shared_omega": True,
+        "joint_windows": True,
+        "learn_positions": True,
+    },
+    "heads": {"n_heads": 3, "joint_windows": True},
+    "head": {"n_heads": 1, "joint_windows": True, "shared_omega": True},
 }
 every_case = pytest.mark.parametrize("case", CASES)
 
@@ -39,10 +48,14 @@ def inputs(time: int = 2 * L) -> torch.Tensor:
     return torch.randn(2, time, D, generator=generator(), dtype=torch.float64)
 
 
-def filter_by_hand(mixer: Hyena, which: int, fast: float, slow: float, shift: float) -> torch.Tensor:
+def filter_by_hand(
+    mixer: Hyena, which: int, fast: float, slow: float, shift: float, n_heads: int, joint_windows: bool
+) -> torch.Tensor:
     """h and D, one tap and one channel after the other, (L, d)."""
     h = mixer.filters[which]
     network = h.network
+    count, wide = len(mixer.filters) if joint_windows else 1, D // n_heads
+    last = wide * count - 1
     taps = torch.zeros(L, D, dtype=torch.float64)
     for t in range(L):
         frequencies = [
@@ -51,18 +64,23 @@ def filter_by_hand(mixer: Hyena, which: int, fast: float, slow: float, shift: fl
         ]
         waves = [complex(math.cos(x), -math.sin(x)) for x in (2 * math.pi * f * t / L for f in frequencies)]
         z = [t / (L - 1), *[w.real for w in waves], *[w.imag for w in waves]]
-        z = torch.tensor(z, dtype=torch.float64)
-        for layer, omega in zip(network.layers, network.omega, strict=True):
-            z = torch.sin(omega[0] * (layer.weight @ z + layer.bias))
+        z = torch.tensor(z, dtype=torch.float64) if network.p is None else network.p[t]
+        for j, layer in enumerate(network.layers):
+            omega = network.omega[j % len(network.omega), 0]
+            z = torch.sin(omega * (layer.weight @ z + layer.bias))
         for d in range(D):
             # windows reach a hundredth at their share of L
-            share = 1 / (1 / slow + d / (D - 1) * (1 / fast - 1 / slow))
-            taps[t, d] = (h.out.weight[d] @ z) * (0.01 ** (t / (L - 1) / share) + shift)
-    taps[0] += h.D
+            place = d % wide * count + (which if joint_windows else 0)
+            share = 1 / (1 / slow + place / max(1, last) * (1 / fast - 1 / slow))
+            taps[t, d] = (h.out.weight[d % wide] @ z) * (0.01 ** (t / (L - 1) / share) + shift)
+            if t == 0:
+                taps[t, d] += h.D[d % wide]
     return taps
 
 
-def by_hand(mixer: Hyena, x: torch.Tensor, *, fast=0.3, slow=1.5, shift=0.05, **_) -> torch.Tensor:
+def by_hand(
+    mixer: Hyena, x, *, fast=0.3, slow=1.5, shift=0.05, n_heads=1, joint_windows=False, **_
+) -> torch.Tensor:
     parts = mixer.inputs(x)
     if mixer.conv is not None:
         weight, bias = mixer.conv.weight.flip(1)[:, None], mixer.conv.bias
@@ -72,7 +90,7 @@ def by_hand(mixer: Hyena, x: torch.Tensor, *, fast=0.3, slow=1.5, shift=0.05, **
     if not mixer.first_filter:
         z = gates.pop(0) * z
     for n, gate in enumerate(gates):
-        taps = filter_by_hand(mixer, n, fast, slow, shift)
+        taps = filter_by_hand(mixer, n, fast, slow, shift, n_heads, joint_windows)
         rows = []
         for t in range(x.shape[1]):
             rows.append(sum(taps[j] * z[:, t - j] for j in range(min(L, t + 1))))
@@ -122,6 +140,17 @@ def test_parameters_and_where_they_start():
     assert not of["filters.0.out.weight"].weight_decay and of["inputs.weight"].name == "default"
 
 
+def test_learned_positions_start_as_the_encoding_and_heads_share_filters():
+    learned, fixed = make(learn_positions=True), make()
+    x = inputs().float()
+    assert torch.equal(learned(x)[0], fixed(x)[0])
+    assert learned.filters[0].network.p.shape == (L, 5)
+    assert groups_of(learned)["filters.0.network.p"].name == "transition"
+    h = make(6, n_heads=2).filters[0]
+    assert h.out.weight.shape == (3, 4) and h.D.shape == (3,)
+    assert torch.equal(h.kernel(L)[:3], h.kernel(L)[3:])
+
+
 @every_case
 def test_token_mixing_is_what_v_is_multiplied_by(case):
     mixer, x, reset = moved(make(**CASES[case])), inputs(9), reset_mask(2, 9, rate=0.2)
@@ -157,6 +186,7 @@ def test_errors():
             "first_filter": False,
         },
         "`length` must be at least 1; got 0": {"length": 0},
+        "`n_heads` must be a positive divisor of `d_model` = 3; got 2": {"n_heads": 2},
         "`n_bands` must be at least 1; got 0": {"n_bands": 0},
         "`filter_depth` must be at least 1; got 0": {"filter_depth": 0},
         "with 0 < fast <= slow; got 2.0 and 1.5": {"fast": 2.0},

@@ -209,6 +209,18 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
             "filter_depth": 2,
             "n_bands": 1,
         },
+        "released": {
+            "order": 3,
+            "length": 40,
+            "first_filter": False,
+            "d_filter": 3,
+            "omega": 1.0,
+            "shared_omega": True,
+            "shift": 0.0,
+            "joint_windows": True,
+            "learn_positions": True,
+        },
+        "heads": {"length": 40, "n_heads": 2, "d_filter": 3, "omega": 1.0},
     },
     "ind_rnn": {
         "paper": {},

@@ -7,34 +7,25 @@
 x input, v value, x^n gates, h^n filters, one for each channel, N the order, y output of the recurrence, o
 output of the layer; L taps, alpha the decay of a channel's window. FFN has sines between its layers,
 sin(omega z) with a learned omega per unit. PositionalEncoding(t) is t / (L - 1) and the real and imaginary
-parts of exp(-2 pi i f_k t / L), and is not learned.
+parts of exp(-2 pi i f_k t / L).
 """
 
-import itertools
-import math
 from typing import NamedTuple, cast
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch.nn import functional
 
-from linrec.nn.float32 import Float32Module
+from linrec.nn.implicit_filters import ImplicitFilter, SineNetwork
 from linrec.nn.long_filters import Filter, LongFilter
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
 from linrec.nn.short_convolution import ShortConvolution
 from linrec.ops.core.isolation import documents
-from linrec.ops.core.precision import without_autocast
 from linrec.ops.inspection import note
-from linrec.rules import at_least, require
+from linrec.rules import at_least, divisor
 
-__all__ = ["Hyena", "HyenaState", "ImplicitFilter", "SineNetwork"]
-
-# how much of a window is left at `fast` and at `slow` times L
-FADED = 0.01
-# the lowest frequency of the positional encoding, in periods per L
-LOWEST = 1e-4
+__all__ = ["Hyena", "HyenaState"]
 
 
 class HyenaState(NamedTuple):
@@ -49,72 +40,6 @@ class HyenaState(NamedTuple):
     filters: tuple[Tensor, ...]
 
 
-class SineNetwork(Float32Module):
-    """z_1 = sin(omega_1 (W_1 p_t + b_1)), .., z_j = sin(omega_j (W_j z_{j-1} + b_j)): features of positions.
-
-    Args:
-        length: L, steps of a period of the lowest whole frequency.
-        n_bands: frequencies of the positional encoding, which start near 0 and end at n_bands - 1.
-        width: of each layer.
-        depth: layers.
-        omega: where the frequencies of the sines start.
-    """
-
-    def __init__(self, length: int, *, n_bands: int, width: int, depth: int, omega: float) -> None:
-        super().__init__()
-        self.length, self.n_bands = length, n_bands
-        sizes = [1 + 2 * n_bands, *[width] * depth]
-        self.layers = nn.ModuleList(nn.Linear(m, n) for m, n in itertools.pairwise(sizes))
-        self.omega = nn.Parameter(torch.full((depth, 1, width), float(omega)))
-        self.keep_float32("layers", "omega")
-
-    def forward(self, t: Float[Tensor, "taps"]) -> Float[Tensor, "taps width"]:
-        """Return features of the positions `t`, in their dtype."""
-        f = torch.linspace(LOWEST, self.n_bands - 1, self.n_bands, dtype=t.dtype, device=t.device)
-        angle = 2 * math.pi / self.length * t[:, None] * f
-        z = torch.cat([t[:, None] / max(1, self.length - 1), angle.cos(), -angle.sin()], 1)
-        for layer, omega in zip(self.layers, self.omega.to(t.dtype), strict=True):
-            weight, bias = (parameter.to(t.dtype) for parameter in layer.parameters())
-            z = torch.sin(omega * functional.linear(z, weight, bias))
-        return z
-
-
-class ImplicitFilter(LongFilter):
-    """h_t = (exp(-alpha t / (L - 1)) + shift) W z(t), and D more for t = 0, for every channel.
-
-    Args:
-        channels: d.
-        network: z, which filters of a layer share.
-        fast: share of L at which the window of the last channel has faded to 0.01.
-        slow: the same of the first channel; alpha is evenly spaced in between.
-        shift: what windows end at.
-    """
-
-    def __init__(
-        self, channels: int, network: SineNetwork, *, fast: float, slow: float, shift: float
-    ) -> None:
-        super().__init__(channels, network.length)
-        require(
-            0 < fast <= slow,
-            f"`fast` and `slow` must be shares of `length` with 0 < fast <= slow; got {fast} and {slow}.",
-        )
-        self.network, self.fast, self.slow, self.shift = network, fast, slow, shift
-        self.out = nn.Linear(network.omega.shape[-1], channels, bias=False)
-        self.keep_float32("out")
-        self.D = nn.Parameter(torch.randn(channels))
-
-    def taps(self, length: int) -> Float[Tensor, "d length"]:
-        """Return the first taps of h, with D."""
-        device, dtype = self.D.device, self.state_dtype
-        with without_autocast(device.type):
-            t = torch.arange(length, dtype=dtype, device=device)
-            h = functional.linear(self.network(t), self.out.weight.to(dtype)).mT
-            slowest, fastest = (-math.log(FADED) / share for share in (self.slow, self.fast))
-            alpha = torch.linspace(slowest, fastest, self.channels, dtype=dtype, device=device)
-            h = h * (torch.exp(-alpha[:, None] * t / max(1, self.length - 1)) + self.shift)
-            return torch.cat([h[:, :1] + self.D.to(dtype)[:, None], h[:, 1:]], 1)
-
-
 class Hyena(Mixer):
     """z^{n+1}_t = x^n_t * (h^n * z^n)_t, n = 1 .. N, from v to y: long convolutions and gates in turn.
 
@@ -127,9 +52,14 @@ class Hyena(Mixer):
     |---|---|
     | Hyena-2, Hyena-3 | `order=2`, 3 |
     | the authors' code, whose order N has N - 1 filters: v is not filtered | `first_filter=False` |
+    | the authors' code, whose layers of sines share omega | `shared_omega=True` |
+    | the authors' code, which spaces the windows of all filters together | `joint_windows=True` |
+    | the authors' code, which trains the positional encoding | `learn_positions=True` |
+    | the authors' code, whose windows end at zero | `shift=0.0` |
+    | heads, which share the filters of d_model / n_heads channels | `n_heads` |
 
     The paper says neither omega nor how windows are spaced; they are those of the authors' code (HyenaDNA).
-    Linear layers start as torch's own; D is normal. The sine networks and their outputs are marked as group
+    The authors' code has an argument for heads and cannot run with more than one. Linear layers start as torch's own; D is normal. The sine networks and their outputs are marked as group
     "transition" without weight decay, as that code trains them apart.
 
     Args:
@@ -137,19 +67,24 @@ class Hyena(Mixer):
         order: N, gates.
         length: L, taps of each filter.
         first_filter: whether h^1 filters v, or z^2 = x^1 * v.
+        n_heads: neighbouring groups of channels that have the same filters.
         conv_size: taps of the short convolution; None is none.
         d_filter: width of the sine network.
         filter_depth: its layers with sines.
         n_bands: frequencies of the positional encoding.
         omega: frequency that sines start with.
+        shared_omega: whether all layers of sines have one omega per unit together.
         fast: share of L at which the fastest window has faded to 0.01.
         slow: the same of the slowest window.
+        joint_windows: whether alpha is evenly spaced over the channels of all filters, the filters of a
+            channel being neighbours, and not over the channels of each filter alone.
+        learn_positions: whether PositionalEncoding is a parameter.
         shift: what windows end at.
         bias: whether the projections have biases.
 
     Raises:
-        ValueError: an `order` below 1, or below 2 without the first filter, another number below 1, or
-            windows without 0 < fast <= slow.
+        ValueError: an `order` below 1, or below 2 without the first filter, another number below 1,
+            `n_heads` that do not divide `d_model`, or windows without 0 < fast <= slow.
 
     Source:
         Hyena Hierarchy (Poli and others, 2023), its definition of the order-N operator, and its section on
@@ -172,27 +107,51 @@ class Hyena(Mixer):
         order: int = 2,
         length: int = 1024,
         first_filter: bool = True,
+        n_heads: int = 1,
         conv_size: int | None = 3,
         d_filter: int = 64,
         filter_depth: int = 3,
         n_bands: int = 2,
         omega: float = 10.0,
+        shared_omega: bool = False,
         fast: float = 0.3,
         slow: float = 1.5,
         shift: float = 0.05,
+        joint_windows: bool = False,
+        learn_positions: bool = False,
         bias: bool = True,
     ) -> None:
         super().__init__(d_model)
         at_least(1 if first_filter else 2, order=order, cure="There must be a filter.")
         at_least(1, d_filter=d_filter, filter_depth=filter_depth, n_bands=n_bands)
+        divisor("d_model", d_model, n_heads=n_heads)
         self.order, self.first_filter = order, first_filter
         width = (order + 1) * d_model
         self.inputs = nn.Linear(d_model, width, bias=bias)
         self.conv = None if conv_size is None else ShortConvolution(width, conv_size, bias=bias)
-        network = SineNetwork(length, n_bands=n_bands, width=d_filter, depth=filter_depth, omega=omega)
+        network = SineNetwork(
+            length,
+            n_bands=n_bands,
+            width=d_filter,
+            depth=filter_depth,
+            omega=omega,
+            shared_omega=shared_omega,
+            learn_positions=learn_positions,
+        )
+        count = order if first_filter else order - 1
         self.filters = nn.ModuleList(
-            mark(ImplicitFilter(d_model, network, fast=fast, slow=slow, shift=shift))
-            for _ in range(order if first_filter else order - 1)
+            mark(
+                ImplicitFilter(
+                    d_model,
+                    network,
+                    fast=fast,
+                    slow=slow,
+                    shift=shift,
+                    n_heads=n_heads,
+                    among=(n, count) if joint_windows else (0, 1),
+                )
+            )
+            for n in range(count)
         )
         self.out = nn.Linear(d_model, d_model, bias=bias)
 
