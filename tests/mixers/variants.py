@@ -433,6 +433,11 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "no pairs": {"d_state": 3, "pairs": False},
         "released": {"d_state": 4, "approximate": "tanh", "step_rescale": 2.0, "C_init": "lecun_normal"},
     },
+    "s5_hyena": {
+        "released": {"d_state": 6, "n_blocks": 2},
+        "order 3": {"order": 3, "d_state": 4, "n_blocks": 1, "conv_size": None, "output": "half_glu"},
+        "pairs": {"d_state": 4, "n_blocks": 1, "pairs": True, "activation": False},
+    },
     "sgconv": {
         "paper": {"length": 40, "d_kernel": 4},
         "several decays": {
