@@ -52,7 +52,12 @@ def test_inputs_that_are_no_sequences_are_refused(name):
 
 
 # matrices that are not the weight of a linear layer
-OTHER_MATRICES = {"aft": {"position_q", "position_k"}, "lru": {"C"}, "s5": {"C"}}
+OTHER_MATRICES = {
+    "aft": {"position_q", "position_k"},
+    "lru": {"C"},
+    "s5": {"C"},
+    "s5_hyena": {"systems.0.C", "systems.1.C"},
+}
 
 
 @pytest.mark.parametrize(("name", "variant"), variants.cases())

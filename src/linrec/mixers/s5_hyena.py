@@ -129,13 +129,13 @@ class S5Hyena(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return o, and an `S5HyenaState`."""
-        past = self.init_state(len(x), device=x.device) if state is None else state
-        parts, tail = self.inputs(x), past.tail
+        tail, past = (None, [None] * len(self.systems)) if state is None else state
+        parts = self.inputs(x)
         if self.conv is not None:
             parts, tail = self.conv(parts, tail, reset=reset)
         z, *gates, last = parts.chunk(self.order + 1, -1)
         states = []
-        for gate, s5, before in zip(gates, self.systems, past.systems, strict=True):
+        for gate, s5, before in zip(gates, self.systems, past, strict=True):
             z, after = s5(gate * z, before, reset=reset)
             states.append(after)
         return self.out(last * z), S5HyenaState(tail, tuple(states))
