@@ -227,6 +227,41 @@ def test_h3s_have_their_layers_of_attention_and_the_size_that_is_published(name,
         assert expected == pytest.approx(sizes[name.removeprefix("h3-")], rel=0.025)
 
 
+@pytest.mark.parametrize(
+    ("name", "d", "hidden", "layers", "size"),
+    [
+        ("hyena-125m", 768, 3072, 12, 125e6),
+        ("hyena-slim", 768, 1536, 18, 125e6),
+        ("hyena-153m", 864, 1728, 18, 153e6),
+        ("hyena-355m", 1024, 2048, 36, 355e6),
+        ("hyena-1.3b", 2048, 4096, 36, 1.3e9),
+    ],
+)
+def test_hyenas_have_the_sizes_of_the_papers_table(name, d, hidden, layers, size):
+    config = preset(name)
+    taps = 1024 if name in ("hyena-125m", "hyena-slim") else 2048
+    # positions; three layers of sines, which share their frequencies, and one without a bias; D
+    network = 33 * taps + linear(33, 64) + 2 * linear(64, 64) + 64 + 64 * d + d
+    # three projections with three taps and a bias, and the one behind
+    hyena = linear(d, 3 * d) + 4 * 3 * d + network + linear(d, d)
+    mlp = linear(d, hidden) + linear(hidden, d)
+    expected = 50_264 * d + layers * (hyena + mlp + 4 * d) + 2 * d
+    assert count(config) == expected
+    assert expected == pytest.approx(size, rel=0.016)
+
+
+def test_s5_hyena_is_the_released_model():
+    d, states = 768, 128
+    # A and steps, B and C of two numbers each, D
+    system = 3 * states + 4 * states * d + d
+    hyena = linear(d, 3 * d) + 4 * 3 * d + system + linear(d, d)
+    mlp = linear(d, 4 * d) + linear(4 * d, d)
+    assert count(preset("s5-hyena")) == 50_257 * d + 12 * (hyena + mlp + 4 * d) + 2 * d
+    with torch.device("meta"):
+        mixer = LanguageModel(preset("s5-hyena")).mixers[0]
+    assert [s5.entries for s5 in mixer.systems] == [states]
+
+
 def test_channel_mixing_by_name():
     expected = {"ffn": None, "glu": "sigmoid", "swiglu": "silu", "geglu": "gelu", "bilinear": "identity"}
     expected |= {"geglu_tanh": "gelu_tanh"}
@@ -247,9 +282,8 @@ def test_the_transitions_of_every_layer_are_marked():
 
 def test_preset_names_and_errors():
     mixers = [preset(name).mixer_pattern[0] for name in preset_names()]
-    assert (
-        mixers == ["gate_loop"] * 2 + ["hgru"] * 5 + ["mlstm"] * 4 + ["hawk"] * 6 + ["mamba"] * 2 + ["h3"] * 5
-    )
+    counts = {"gate_loop": 2, "hgru": 5, "mlstm": 4, "hawk": 6, "mamba": 2, "h3": 5, "hyena": 5, "s5_hyena": 1}
+    assert mixers == [name for name, number in counts.items() for _ in range(number)]
     assert preset("memory_horizon") == preset("memory-horizon")
     with pytest.raises(ValueError, match="there is no preset 'wikitext'; did you mean 'wikitext103'"):
         preset("wikitext")

@@ -138,6 +138,43 @@ def _h3(d_model: int, n_layers: int, n_heads: int, attention: Sequence[int]) -> 
     )
 
 
+def _hyena(d_model: int, n_layers: int, d_channel_mixing: int, length: int = 2048) -> ModelConfig:
+    return ModelConfig(
+        # GPT-2's BPE in a multiple of 8
+        vocab_size=50264,
+        d_model=d_model,
+        n_layers=n_layers,
+        mixer="hyena",
+        # filters of the released code: the table's four layers are three with sines and one without
+        mixer_args={
+            "length": length,
+            "first_filter": False,
+            "d_filter": 64,
+            "filter_depth": 3,
+            "n_bands": 16,
+            "omega": 14.0,
+            "shared_omega": True,
+            "shift": 0.0,
+            "joint_windows": True,
+            "learn_positions": True,
+        },
+        d_channel_mixing=d_channel_mixing,
+        tie_embeddings=True,
+    )
+
+
+def _s5_hyena() -> ModelConfig:
+    return ModelConfig(
+        vocab_size=50257,
+        d_model=768,
+        n_layers=12,
+        mixer="s5_hyena",
+        mixer_args={"d_state": 128, "n_blocks": 32, "out_std": 0.02 / math.sqrt(24)},
+        d_channel_mixing=3072,
+        tie_embeddings=True,
+    )
+
+
 def _deit_hgrn(d_model: int) -> ImageClassifierConfig:
     return ImageClassifierConfig(
         n_outputs=1000,
@@ -179,6 +216,13 @@ _PRESETS: dict[str, Callable[[], ModelConfig]] = {
     "h3-355m": partial(_h3, 1024, 24, 16, (8, 16)),
     "h3-1.3b": partial(_h3, 2048, 24, 16, (8, 16)),
     "h3-2.7b": partial(_h3, 2560, 32, 20, (8, 16, 24)),
+    # of WikiText-103, whose pieces are of 1,024 steps, and of the Pile
+    "hyena-125m": partial(_hyena, 768, 12, 3072, 1024),
+    "hyena-slim": partial(_hyena, 768, 18, 1536, 1024),
+    "hyena-153m": partial(_hyena, 864, 18, 1728),
+    "hyena-355m": partial(_hyena, 1024, 36, 2048),
+    "hyena-1.3b": partial(_hyena, 2048, 36, 4096),
+    "s5-hyena": _s5_hyena,
 }
 _IMAGE_PRESETS: dict[str, Callable[[], ImageClassifierConfig]] = {
     "deit-tiny-hgrn": partial(_deit_hgrn, 192),
@@ -228,6 +272,14 @@ def preset(name: str) -> ModelConfig:
     - "h3-125m", "h3-355m", "h3-1.3b", "h3-2.7b": H3's published models of the Pile, with attention in one,
       two, two and three layers. 12 layers of width 768, 24 of 1,024 and of 2,048, 32 of 2,560; 126.4M,
       361.1M, 1,326.1M and 2,670.3M parameters.
+    - "hyena-125m", "hyena-slim": Hyena, its models of WikiText-103, the second deeper and thinner. 12 and 18
+      layers of width 768, units of 3,072 and 1,536, filters of 1,024 taps, GPT-2's BPE in a multiple of 8;
+      124.9M and 125.6M parameters.
+    - "hyena-153m", "hyena-355m", "hyena-1.3b": Hyena, its models of the Pile, with filters of 2,048 taps. 18
+      layers of width 864, 36 of 1,024 and of 2,048, units of twice the width; 153.7M, 359.5M and 1,320.2M
+      parameters.
+    - "s5-hyena": the released model of WikiText-103 that has S5 for Hyena's filters. 12 layers of width 768,
+      units of 3,072, the 50,257 tokens of GPT-2's BPE; 128.5M parameters.
 
     GateLoop's paper gives 125M parameters for the second and no count of its parts. Equations 24 and 25 with
     the "simple FNN" of appendix C, all with biases, make 114.3M; with an output projection in the mixer
