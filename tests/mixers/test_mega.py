@@ -8,7 +8,7 @@ import torch
 from linrec.mixers import build
 from linrec.mixers.mega import Mega
 from linrec.models import Block
-from linrec.nn import groups_of
+from linrec.nn import FeedForward, groups_of
 from linrec.nn.moving_average import MovingAverage
 from linrec.testing import assert_agree, check_mixer, generator, reset_mask
 
@@ -22,6 +22,9 @@ CASES = {
     "no averages": {"n_averages": 0, "chunk_size": 4},
     "Laplace": {"attention": "laplace"},
     "squared ReLU": {"attention": "relu2"},
+    "simple bias": {"chunk_size": 4, "position_bias": "simple", "d_qk": 5},
+    "simple bias of squares": {"chunk_size": 3, "position_bias": "simple", "attention": "relu2"},
+    "own norm": {"input_norm": "layer", "ema_skip": True},
     "Laplace in chunks": {"attention": "laplace", "chunk_size": 3, "position_bias": "none"},
 }
 every_case = pytest.mark.parametrize("case", CASES)
@@ -78,7 +81,12 @@ def turned(vector, position):
 def by_hand(mixer: Mega, x, reset):
     """The file's equations row by row and pair by pair, less the skip connection; shares too."""
     outputs, matrices = [], []
-    for row, cuts in zip(x, reset, strict=True):
+    for skipped, cuts in zip(x, reset, strict=True):
+        row = skipped
+        if isinstance(mixer.norm, torch.nn.LayerNorm):
+            centred = row - row.mean(-1, keepdim=True)
+            row = centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+            row = row * mixer.norm.weight + mixer.norm.bias
         averaged = row if mixer.average is None else averages_by_hand(mixer.average, row, cuts)
         if mixer.omega is not None:
             averaged = silu(averaged + mixer.omega * row)
@@ -96,6 +104,8 @@ def by_hand(mixer: Mega, x, reset):
                 if mixer.rotary is not None:
                     a, b = (turned(mixer.bias[i], position) for i, position in ((0, n - m), (1, 0)))
                     scores[-1] = scores[-1] + (a * b.conj()).real.sum()
+                elif mixer.bias is not None:
+                    scores[-1] = scores[-1] + mixer.bias[n - m]
             scores = torch.stack(scores)
             weights = torch.softmax(scores, 0)
             if mixer.attention == "relu2":
@@ -106,7 +116,7 @@ def by_hand(mixer: Mega, x, reset):
             shares.append(torch.cat([weights.new_zeros(first), weights, weights.new_zeros(len(row) - n - 1)]))
         gamma, phi = silu(linear(mixer.gamma, averaged)), sigmoid(linear(mixer.phi, averaged))
         candidate = silu(linear(mixer.h, averaged) + linear(mixer.u, gamma * torch.stack(attended)))
-        outputs.append(phi * candidate + (1 - phi) * row - row)
+        outputs.append(phi * candidate + (1 - phi) * skipped - skipped)
         matrices.append(torch.stack(shares))
     return torch.stack(outputs), torch.stack(matrices)
 
@@ -166,6 +176,18 @@ def test_a_block_with_norms_behind_is_the_papers_layer():
     assert_agree(block(x)[0], torch.nn.functional.layer_norm(expected, (D,)))
 
 
+def test_a_block_with_norms_before_is_the_released_layer():
+    mixer, x = moved(make(input_norm="layer", ema_skip=True)), inputs()
+    block = Block(mixer, FeedForward(D, 8), norm_position="pre").double()
+    assert isinstance(block.mixer_norm, torch.nn.Identity) and block.channel_mixing_norm.weight.shape == (D,)
+    expected = by_hand(mixer, x, torch.zeros(2, TIME, dtype=torch.bool))[0] + x
+    z = torch.nn.functional.layer_norm(expected, (D,))
+    assert_agree(block(x)[0], expected + block.channel_mixing(z))
+    # post-norm blocks normalise what they return, whatever the mixer has inside
+    post = Block(mixer, None, norm_position="post").double()
+    assert_agree(post(x)[0], z)
+
+
 def test_where_parameters_start():
     mixer = make(512, n_averages=16, d_qk=128, ema_skip=True)
     average = mixer.average
@@ -179,7 +201,9 @@ def test_where_parameters_start():
     for matrix in (mixer.z, mixer.v, mixer.gamma, mixer.phi, mixer.h, mixer.u):
         assert matrix.weight.std().item() == pytest.approx(0.02, rel=0.05)
         assert matrix.bias is None or (matrix.bias == 0).all()
-    for part in (mixer.kappa, mixer.bias):
+    simple = make(8, chunk_size=2000, position_bias="simple").bias
+    assert simple.shape == (2000,)
+    for part in (mixer.kappa, mixer.bias, simple):
         assert part.std().item() == pytest.approx(0.02, rel=0.15)
     assert (mixer.mu == 0).all()
 
@@ -214,6 +238,8 @@ def test_what_makes_the_averages_forget_is_marked():
         ({"d_qk": 0}, "`d_qk` must be at least 1; got 0. Try 64"),
         ({"expansion": 0}, "`expansion` must be at least 1; got 0. Try 2"),
         ({"d_qk": 5}, "`d_qk` must be even where pairs of channels turn; got 5"),
+        ({"position_bias": "simple"}, '`position_bias="simple"` needs `chunk_size`, which limits the'),
+        ({"input_norm": "layers"}, "did you mean 'layer'"),
         ({"chunk_size": 0}, "`chunk_size` must be at least 1; got 0. None is no chunks"),
         ({"attention": "laplac"}, "there is no `attention` 'laplac'; did you mean 'laplace'"),
         ({"position_bias": "rotry"}, "there is no `position_bias` 'rotry'; did you mean 'rotary'"),

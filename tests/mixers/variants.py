@@ -331,6 +331,14 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "paper": {"d_qk": 6, "n_averages": 3},
         "chunks": {"d_qk": 4, "n_averages": 2, "chunk_size": 4, "ema_skip": True},
         "Laplace": {"d_qk": 5, "n_averages": 1, "attention": "laplace", "position_bias": "none"},
+        "released": {
+            "d_qk": 5,
+            "n_averages": 2,
+            "chunk_size": 4,
+            "position_bias": "simple",
+            "ema_skip": True,
+            "input_norm": "layer",
+        },
     },
     "min_gru": {
         "paper": {},

@@ -282,7 +282,16 @@ def test_the_transitions_of_every_layer_are_marked():
 
 def test_preset_names_and_errors():
     mixers = [preset(name).mixer_pattern[0] for name in preset_names()]
-    counts = {"gate_loop": 2, "hgru": 5, "mlstm": 4, "hawk": 6, "mamba": 2, "h3": 5, "hyena": 5, "s5_hyena": 1}
+    counts = {
+        "gate_loop": 2,
+        "hgru": 5,
+        "mlstm": 4,
+        "hawk": 6,
+        "mamba": 2,
+        "h3": 5,
+        "hyena": 5,
+        "s5_hyena": 1,
+    }
     assert mixers == [name for name, number in counts.items() for _ in range(number)]
     assert preset("memory_horizon") == preset("memory-horizon")
     with pytest.raises(ValueError, match="there is no preset 'wikitext'; did you mean 'wikitext103'"):

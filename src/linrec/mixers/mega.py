@@ -12,7 +12,7 @@
 x input; u, h and x' input, state and output of a damped moving average, of several dimensions for each
 channel, with weights alpha and damping delta in (0, 1), expansion beta and projection eta; z what queries q
 and keys k share, s its width, tau = sqrt(s), v values, b_i = (R_i a) . b of learned a and b, R_i the turn of
-pairs of channels, o output of the attention's one head; gamma reset gate, phi update gate, H candidate, y
+pairs of channels, or a learned b_i, o output of the attention's one head; gamma reset gate, phi update gate, H candidate, y
 output, t time; vectors are rows. Laplace's function or relu^2 in the place of softmax has as tau the number
 of steps that are seen.
 """
@@ -28,6 +28,7 @@ from torch.nn import functional
 
 from linrec.nn.mixer import Mixer, State, Transitions
 from linrec.nn.moving_average import MovingAverage
+from linrec.nn.norms import Norm, make_norm
 from linrec.nn.parameters import mark
 from linrec.nn.positions import positions
 from linrec.nn.projections import output_kwargs
@@ -41,7 +42,7 @@ from linrec.rules import at_least, choice, require
 __all__ = ["Mega", "MegaState"]
 
 Attention = Literal["softmax", "laplace", "relu2"]
-PositionBias = Literal["rotary", "none"]
+PositionBias = Literal["rotary", "simple", "none"]
 
 # of matrices, kappa, a and b when training starts, in the released code
 STD = 0.02
@@ -65,7 +66,10 @@ class Mega(Mixer):
     """y_t = phi_t * H_t + (1 - phi_t) * x_t, less x_t: gated attention whose queries and keys are averages.
 
     The paper's layer has its skip connection inside, weighed by phi. Here the block adds x, so the mixer
-    returns phi_t * (H_t - x_t): `norm_position="post"` makes the paper's layer of it, to the letter.
+    returns phi_t * (H_t - x_t): `norm_position="post"` makes the paper's layer of it, to the letter. In a
+    pre-norm block the released code subtracts the block's input x and normalises x for all else:
+    H_t(norm(x)) - x_t. `input_norm="layer"` does the same: the mixer has the norm, and the block none before
+    the mixer. The default, "none", in a pre-norm block subtracts norm(x), which neither of them does.
 
     | variant | argument |
     |---|---|
@@ -74,6 +78,8 @@ class Mega(Mixer):
     | Laplace's function of scores divided by their number | `attention="laplace"` |
     | relu^2 of them, which it approximates | `attention="relu2"` |
     | the released code: x' = SiLU(eta^T h + omega * x) | `ema_skip=True` |
+    | the released code's pre-norm blocks | `input_norm="layer"` |
+    | the released code's learned bias for each distance, with chunks | `position_bias="simple"` |
     | without positional bias | `position_bias="none"` |
     | the paper's ablation without averages: x' = x | `n_averages=0` |
 
@@ -91,16 +97,17 @@ class Mega(Mixer):
         chunk_size: steps of a chunk; None is no chunks.
         attention: function of the scores, "softmax", "laplace" or "relu2"; see
             `linrec.ops.laplace_attention`.
-        position_bias: b_i, "rotary" or "none".
+        position_bias: b_i, "rotary", "simple" or "none". "simple" is a learned number for each distance in a
+            chunk; the product of queries and keys adds it, whose channels grow by `chunk_size`.
         ema_skip: whether x' is SiLU(eta^T h + omega * x), with a learned omega for each channel.
+        input_norm: norm of x inside the mixer, for all but the skip connection: "layer", "rms" or "none".
 
     Raises:
-        ValueError: a size below 1, an odd `d_qk` with a positional bias, an unknown name of a variant, or
-            `ema_skip` without averages.
+        ValueError: a size below 1, an odd `d_qk` with a rotary bias, an unknown name of a variant,
+            `ema_skip` without averages, or a simple bias without chunks.
 
     Source:
-        Mega (Ma and others, 2022), its moving average, gated attention and Mega-chunk. The released code has
-        a learned bias for each distance too.
+        Mega (Ma and others, 2022), its moving average, gated attention and Mega-chunk.
 
     Example:
         >>> import torch
@@ -121,6 +128,7 @@ class Mega(Mixer):
         attention: Attention = "softmax",
         position_bias: PositionBias = "rotary",
         ema_skip: bool = False,
+        input_norm: Norm = "none",
     ) -> None:
         super().__init__(d_model)
         at_least(1, d_qk=d_qk, cure="Try 64.")
@@ -129,9 +137,14 @@ class Mega(Mixer):
         choice(Attention, attention=attention)
         choice(PositionBias, position_bias=position_bias)
         require(
-            position_bias == "none" or d_qk % 2 == 0,
+            position_bias != "rotary" or d_qk % 2 == 0,
             f"`d_qk` must be even where pairs of channels turn; got {d_qk}. "
             'Pass an even one, or `position_bias="none"`.',
+        )
+        require(
+            position_bias != "simple" or chunk_size is not None,
+            '`position_bias="simple"` needs `chunk_size`, which limits the distances; got None. '
+            'Pass `chunk_size`, or `position_bias="rotary"`.',
         )
         require(
             n_averages != 0 or not ema_skip,
@@ -139,9 +152,11 @@ class Mega(Mixer):
         )
         self.d_qk, self.d_value, self.n_averages = d_qk, expansion * d_model, n_averages
         self.chunk_size, self.attention = chunk_size, attention
-        # the positional bias is a product of as many channels again
-        self.d_key = d_qk if position_bias == "none" else 2 * d_qk
+        # the positional bias is a product of further channels: as many again, or one for each place in a chunk
+        self.d_key = d_qk + {"rotary": d_qk, "simple": chunk_size or 0, "none": 0}[position_bias]
 
+        self.own_norm = input_norm != "none"
+        self.norm = make_norm(input_norm, d_model)
         self.average = None if n_averages == 0 else MovingAverage(d_model, n_averages)
         self.omega: nn.Parameter | None = None
         if ema_skip:
@@ -150,11 +165,12 @@ class Mega(Mixer):
         # of queries and of keys
         self.kappa = nn.Parameter(STD * torch.randn(2, d_qk))
         self.mu = nn.Parameter(torch.zeros(2, d_qk))
-        self.rotary: Rotary | None = None
-        if position_bias == "rotary":
-            self.rotary = Rotary(d_qk)
-            self.bias = nn.Parameter(STD * torch.randn(2, d_qk))
-        for name in ("kappa", "mu") if self.rotary is None else ("kappa", "mu", "bias"):
+        self.rotary = Rotary(d_qk) if position_bias == "rotary" else None
+        self.bias: nn.Parameter | None = None
+        if position_bias != "none":
+            shape = (2, d_qk) if chunk_size is None or position_bias == "rotary" else (chunk_size,)
+            self.bias = nn.Parameter(STD * torch.randn(shape))
+        for name in ("kappa", "mu") if self.bias is None else ("kappa", "mu", "bias"):
             mark(self, name, group="channel", weight_decay=False)
         self.v = nn.Linear(d_model, self.d_value)
         self.gamma = nn.Linear(d_model, self.d_value)
@@ -170,6 +186,7 @@ class Mega(Mixer):
         """Return y less x, and a `MegaState`."""
         refuse_split_time("mega")
         past = self.init_state(len(x), device=x.device) if state is None else state
+        skipped, x = x, self.norm(x)
         averaged, h = x, past.h
         if self.average is not None:
             averaged, h = diagonal_ssm(x, *self.average.discrete(), state=h, reset=reset)
@@ -181,9 +198,14 @@ class Mega(Mixer):
         position, seen = positions(past.position, x.shape[1], reset=reset)
         in_chunk = position if self.chunk_size is None else position % self.chunk_size
         q = q / (math.sqrt(self.d_qk) if self.attention == "softmax" else 1 + in_chunk[..., None, None])
-        if self.rotary is not None:
-            a, b = (part.expand(*position.shape, 1, -1) for part in self.bias)
-            a, b = self.rotary(position, a, b)
+        if self.bias is not None:
+            if self.rotary is not None:
+                a, b = (part.expand(*position.shape, 1, -1) for part in self.bias)
+                a, b = self.rotary(position, a, b)
+            else:
+                # of a step with each place m of its chunk: b_{n-m}, and whether the step is at m
+                apart = in_chunk[..., None, None] - torch.arange(len(self.bias), device=x.device)
+                a, b = self.bias[apart.clamp(min=0)], (apart == 0).to(self.bias.dtype)
             q, k = torch.cat([q, a], -1), torch.cat([k, b], -1)
         attend: Any = softmax_attention
         if self.attention != "softmax":
@@ -194,7 +216,7 @@ class Mega(Mixer):
         o, cache = attend(q, k, v, state=past.cache, reset=cut, scale=1.0, window=self.chunk_size)
         gamma, phi = functional.silu(self.gamma(averaged)), torch.sigmoid(self.phi(averaged))
         H = functional.silu(self.h(averaged) + self.u(gamma * o[:, :, 0]))
-        return phi * (H - x), MegaState(h, cache, seen)
+        return phi * (H - skipped), MegaState(h, cache, seen)
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
         """Return zeros, and a cache of no steps in the dtype of values, at position 0."""

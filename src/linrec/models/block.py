@@ -23,7 +23,8 @@ class Block(nn.Module):
     | "pre"           | x = x + f(norm(x))     |
     | "post"          | x = norm(x + f(x))     |
 
-    The paper lists skip connections and layer normalisation and does not say where the norm stands.
+    The paper lists skip connections and layer normalisation and does not say where the norm stands. Before a
+    mixer that has a norm of its own (`Mixer.own_norm`), a "pre" block has none.
 
     A channel mixing that looks at steps before, as RWKV's does, is a `Mixer` too. The state of the block is
     then the pair (state of the time mixing, state of the channel mixing); else it is that of the time mixing.
@@ -64,7 +65,8 @@ class Block(nn.Module):
         if norm_position not in ("pre", "post"):
             raise unknown("`norm_position`", norm_position, ["pre", "post"])
         self.norm_position = norm_position
-        self.mixer_norm = make_norm(norm, mixer.d_model, eps=norm_eps)
+        before = "none" if norm_position == "pre" and mixer.own_norm else norm
+        self.mixer_norm = make_norm(before, mixer.d_model, eps=norm_eps)
         self.mixer = mixer
         # a block without channel mixing has no norm for it, and no parameters that nothing reads
         self.channel_mixing_norm = make_norm(

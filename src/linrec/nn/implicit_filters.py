@@ -134,7 +134,9 @@ class ImplicitFilter(LongFilter):
             h = functional.linear(self.network(t), self.out.weight.to(dtype)).mT
             slowest, fastest = (-math.log(FADED) / share for share in (self.slow, self.fast))
             n, count = self.among
-            alpha = torch.linspace(slowest, fastest, count * len(self.D), dtype=dtype, device=device)[n::count]
+            alpha = torch.linspace(slowest, fastest, count * len(self.D), dtype=dtype, device=device)[
+                n::count
+            ]
             h = h * (torch.exp(-alpha[:, None] * t / max(1, self.length - 1)) + self.shift)
             h = torch.cat([h[:, :1] + self.D.to(dtype)[:, None], h[:, 1:]], 1)
             return h if self.n_heads == 1 else h.repeat(self.n_heads, 1)

@@ -61,6 +61,7 @@ class Mixer(Float32Module, ABC):
     """
 
     recurrence: str | None = None
+    own_norm: bool = False
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
