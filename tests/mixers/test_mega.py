@@ -7,7 +7,7 @@ import torch
 
 from linrec.mixers import build
 from linrec.mixers.mega import Mega
-from linrec.models import Block
+from linrec.models import Bidirectional, Block
 from linrec.nn import FeedForward, groups_of
 from linrec.nn.moving_average import MovingAverage
 from linrec.testing import assert_agree, check_mixer, generator, reset_mask
@@ -183,6 +183,10 @@ def test_a_block_with_norms_before_is_the_released_layer():
     expected = by_hand(mixer, x, torch.zeros(2, TIME, dtype=torch.bool))[0] + x
     z = torch.nn.functional.layer_norm(expected, (D,))
     assert_agree(block(x)[0], expected + block.channel_mixing(z))
+    # directions pass the input on as it is
+    both = Block(Bidirectional(mixer), None).double()
+    (reversed_,) = by_hand(mixer, x.flip(1), torch.zeros(2, TIME, dtype=torch.bool))[:1]
+    assert_agree(both(x)[0], expected + reversed_.flip(1))
     # post-norm blocks normalise what they return, whatever the mixer has inside
     post = Block(mixer, None, norm_position="post").double()
     assert_agree(post(x)[0], z)

@@ -59,7 +59,9 @@ class Hyena(Mixer):
     | heads, which share the filters of d_model / n_heads channels | `n_heads` |
 
     The paper says neither omega nor how windows are spaced; they are those of the authors' code (HyenaDNA).
-    The authors' code has an argument for heads and cannot run with more than one. Linear layers start as torch's own; D is normal. The sine networks and their outputs are marked as group
+    The authors' code has an argument for heads and cannot run with more than one.
+
+    Linear layers start as torch's own; D is normal. The sine networks and their outputs are marked as group
     "transition" without weight decay, as that code trains them apart.
 
     Args:

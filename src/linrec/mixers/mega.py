@@ -12,9 +12,9 @@
 x input; u, h and x' input, state and output of a damped moving average, of several dimensions for each
 channel, with weights alpha and damping delta in (0, 1), expansion beta and projection eta; z what queries q
 and keys k share, s its width, tau = sqrt(s), v values, b_i = (R_i a) . b of learned a and b, R_i the turn of
-pairs of channels, or a learned b_i, o output of the attention's one head; gamma reset gate, phi update gate, H candidate, y
-output, t time; vectors are rows. Laplace's function or relu^2 in the place of softmax has as tau the number
-of steps that are seen.
+pairs of channels, or a learned number b_i, o output of the attention's one head; gamma reset gate, phi update
+gate, H candidate, y output, t time; vectors are rows. Laplace's function or relu^2 in the place of softmax
+has as tau the number of steps that are seen.
 """
 
 import math
@@ -67,9 +67,9 @@ class Mega(Mixer):
 
     The paper's layer has its skip connection inside, weighed by phi. Here the block adds x, so the mixer
     returns phi_t * (H_t - x_t): `norm_position="post"` makes the paper's layer of it, to the letter. In a
-    pre-norm block the released code subtracts the block's input x and normalises x for all else:
-    H_t(norm(x)) - x_t. `input_norm="layer"` does the same: the mixer has the norm, and the block none before
-    the mixer. The default, "none", in a pre-norm block subtracts norm(x), which neither of them does.
+    pre-norm block the released code subtracts the block's input x, and everything else reads norm(x).
+    `input_norm="layer"` does the same: the mixer has the norm, and the block leaves its own out. With the
+    default, "none", a pre-norm block subtracts norm(x), unlike the paper and the released code.
 
     | variant | argument |
     |---|---|
@@ -152,7 +152,7 @@ class Mega(Mixer):
         )
         self.d_qk, self.d_value, self.n_averages = d_qk, expansion * d_model, n_averages
         self.chunk_size, self.attention = chunk_size, attention
-        # the positional bias is a product of further channels: as many again, or one for each place in a chunk
+        # the positional bias is a product of further channels: as many again, or one per place in a chunk
         self.d_key = d_qk + {"rotary": d_qk, "simple": chunk_size or 0, "none": 0}[position_bias]
 
         self.own_norm = input_norm != "none"

@@ -11,7 +11,7 @@ N = 2 it is H3 whose diagonal system is S5's and whose shift is a short convolut
 """
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from jaxtyping import Complex, Float
@@ -29,7 +29,7 @@ CUT = 0.8796256610342398
 
 
 class S5HyenaState(NamedTuple):
-    """What S5-Hyena carries from one piece of a sequence to the next.
+    """State of S5-Hyena between two pieces of a sequence.
 
     Args:
         tail: of the short convolution (b, conv_size - 1, (N + 1) d_model), or None without one.
@@ -43,13 +43,13 @@ class S5HyenaState(NamedTuple):
 class S5Hyena(Mixer):
     """z^{n+1} = S5^n(x^n * z^n), n = 1 .. N - 1, y = x^N * z^N: gates and systems of all channels in turn.
 
-    The state has a fixed size, and nothing has to be distilled. Token mixing and transitions, for inspection,
-    are those of the last system.
+    The state has a fixed size, without distillation. Inspection shows the transitions and the token mixing of
+    the last system.
 
     When training starts, W and the taps of the short convolution are normal, cut at twice their standard
     deviation, with variances of 1 / d_model and 1 / conv_size; W_o is normal, and all biases are zero. The
     systems start as S5 with `C_init="complex_normal"`. The released code also drops out x^n * z^n in
-    training, which linrec leaves out, and its step-by-step mode leaves the short convolution out.
+    training, which linrec leaves out. Its step-by-step mode leaves the short convolution out.
 
     Args:
         d_model: width of the sequence, of v and of each gate.
@@ -61,7 +61,7 @@ class S5Hyena(Mixer):
         dt_max: largest step when training starts.
         pairs: whether an entry of the state stands for itself and its conjugate; see `S5`.
         activation: whether the output of a system goes through GELU.
-        output: what follows it; see `S5`.
+        output: what follows GELU; see `S5`.
         out_std: standard deviation of W_o when training starts. The released code has 0.02 / sqrt(2 layers).
 
     Raises:
@@ -143,4 +143,5 @@ class S5Hyena(Mixer):
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
         """Return a tail of zeros, and zeros for each system."""
         tail = None if self.conv is None else self.conv.init_state(batch, **self.factory_kwargs(device))
-        return S5HyenaState(tail, tuple(s5.init_state(batch, device=device) for s5 in self.systems))
+        systems = (s5.init_state(batch, device=device) for s5 in cast(list[S5], self.systems))
+        return S5HyenaState(tail, tuple(systems))

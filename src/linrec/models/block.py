@@ -23,8 +23,8 @@ class Block(nn.Module):
     | "pre"           | x = x + f(norm(x))     |
     | "post"          | x = norm(x + f(x))     |
 
-    The paper lists skip connections and layer normalisation and does not say where the norm stands. Before a
-    mixer that has a norm of its own (`Mixer.own_norm`), a "pre" block has none.
+    The paper lists skip connections and layer normalisation and does not say where the norm stands. A "pre"
+    block leaves out the norm before a mixer that normalises its input itself (`Mixer.own_norm`).
 
     A channel mixing that looks at steps before, as RWKV's does, is a `Mixer` too. The state of the block is
     then the pair (state of the time mixing, state of the channel mixing); else it is that of the time mixing.

@@ -70,6 +70,7 @@ class Directions(Mixer):
             )
         d_model = mixers[0].d_model
         super().__init__(d_model)
+        self.own_norm = mixers[0].own_norm
         self.directions, self.combine = tuple(directions), combine
         self.unshared = None if unshared is None else tuple(unshared)
         # with nothing of its own, a further mixer would be the first one under a second name

@@ -49,6 +49,8 @@ class Mixer(Float32Module, ABC):
     Attributes:
         recurrence: the operator of `linrec.ops` whose last call in `mix` is the memory; None, if there is no
             such call. An attribute of the class, or of the mixer where its arguments choose the operator.
+        own_norm: whether the mixer normalises its input itself, because it reads the unnormalised input too.
+            A pre-norm block then leaves out the norm before the mixer.
 
     Example:
         >>> import torch
