@@ -140,6 +140,17 @@ def test_parameters_and_where_they_start():
     assert not of["filters.0.out.weight"].weight_decay and of["inputs.weight"].name == "default"
 
 
+def test_matrices_start_as_in_the_authors_language_models():
+    mixer = make(64, d_filter=64, std=0.02, out_std=0.005).requires_grad_(False)
+    layers = mixer.filters[0].network.layers
+    for linear in (mixer.inputs, mixer.filters[0].out, mixer.filters[1].out, *layers):
+        assert float(linear.weight.std()) == pytest.approx(0.02, rel=0.1)
+        assert linear.bias is None or not linear.bias.any()
+    assert float(mixer.out.weight.std()) == pytest.approx(0.005, rel=0.1) and not mixer.out.bias.any()
+    # the short convolution as torch's
+    assert float(mixer.conv.bias.abs().max()) == pytest.approx(3**-0.5, rel=0.05)
+
+
 def test_learned_positions_start_as_the_encoding_and_heads_share_filters():
     learned, fixed = make(learn_positions=True), make()
     x = inputs().float()
@@ -187,6 +198,7 @@ def test_errors():
         },
         "`length` must be at least 1; got 0": {"length": 0},
         "`n_heads` must be a positive divisor of `d_model` = 3; got 2": {"n_heads": 2},
+        "`std` must be positive and finite; got 0": {"std": 0},
         "`n_bands` must be at least 1; got 0": {"n_bands": 0},
         "`filter_depth` must be at least 1; got 0": {"filter_depth": 0},
         "with 0 < fast <= slow; got 2.0 and 1.5": {"fast": 2.0},

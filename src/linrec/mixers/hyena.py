@@ -23,7 +23,7 @@ from linrec.nn.parameters import mark
 from linrec.nn.short_convolution import ShortConvolution
 from linrec.ops.core.isolation import documents
 from linrec.ops.inspection import note
-from linrec.rules import at_least, divisor
+from linrec.rules import at_least, divisor, positive
 
 __all__ = ["Hyena", "HyenaState"]
 
@@ -62,7 +62,8 @@ class Hyena(Mixer):
     The authors' code has an argument for heads and cannot run with more than one.
 
     Linear layers start as torch's own; D is normal. The sine networks and their outputs are marked as group
-    "transition" without weight decay, as that code trains them apart.
+    "transition" without weight decay, as that code trains them apart. The authors' language models start with
+    `std=0.02` and `out_std` = 0.02 / sqrt(2 layers).
 
     Args:
         d_model: width of the sequence, of v and of each gate.
@@ -83,6 +84,9 @@ class Hyena(Mixer):
         learn_positions: whether PositionalEncoding is a parameter.
         shift: what windows end at.
         bias: whether the projections have biases.
+        std: standard deviation of all matrices when training starts, the sine networks' included, whose
+            biases are then zero; None is torch's own start.
+        out_std: the same of W_o alone; None is `std`.
 
     Raises:
         ValueError: an `order` below 1, or below 2 without the first filter, another number below 1,
@@ -122,10 +126,13 @@ class Hyena(Mixer):
         joint_windows: bool = False,
         learn_positions: bool = False,
         bias: bool = True,
+        std: float | None = None,
+        out_std: float | None = None,
     ) -> None:
         super().__init__(d_model)
         at_least(1 if first_filter else 2, order=order, cure="There must be a filter.")
         at_least(1, d_filter=d_filter, filter_depth=filter_depth, n_bands=n_bands)
+        positive(std=std, out_std=out_std, or_none=True, cure="The authors' is 0.02.")
         divisor("d_model", d_model, n_heads=n_heads)
         self.order, self.first_filter = order, first_filter
         width = (order + 1) * d_model
@@ -156,6 +163,13 @@ class Hyena(Mixer):
             for n in range(count)
         )
         self.out = nn.Linear(d_model, d_model, bias=bias)
+        for linear in self.modules():
+            if std is not None and isinstance(linear, nn.Linear):
+                nn.init.normal_(linear.weight, std=std)
+                if linear.bias is not None:
+                    nn.init.zeros_(linear.bias)
+        if out_std is not None:
+            nn.init.normal_(self.out.weight, std=out_std)
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return o, and a `HyenaState`."""

@@ -157,6 +157,8 @@ def _hyena(d_model: int, n_layers: int, d_channel_mixing: int, length: int = 204
             "shift": 0.0,
             "joint_windows": True,
             "learn_positions": True,
+            "std": 0.02,
+            "out_std": 0.02 / math.sqrt(2 * n_layers),
         },
         d_channel_mixing=d_channel_mixing,
         tie_embeddings=True,
