@@ -56,7 +56,10 @@ def test_a_mixer_has_the_arguments_that_are_typed(text, mixer, arguments, label)
         ("gla(n_heads=2", "must be NAME or NAME.argument=value, ....: '.' was never closed"),
         ("gla(n_heads=2)x", "must be NAME or NAME.argument=value, ....: invalid syntax"),
         ("gla(n_heads=2)(d_v=8)", "and nothing after it"),
-        ("gla(2)", r"need their names, as in gla\(argument=value\); got 'gla\(2\)'. It has n_heads, d_qk,"),
+        (
+            "gla(2)",
+            r"need their names, as in gla\(argument=value\); got 'gla\(2\)'. It has n_heads, kv_heads,",
+        ),
         ("gla(**{'n_heads': 2})", "need their names"),
         ("gla(d_v=1, d_v=2)", "`d_v` of mixer 'gla' is given twice"),
         ("gla(n_heads=two)", "`n_heads` of mixer 'gla' must be a number, a text in quotes, .*; got two"),

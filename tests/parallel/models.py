@@ -51,6 +51,7 @@ REFUSED = {
     "rwkv5": "token_shift",
     "rwkv6": "token_shift",
     "s4": "dplr_ssm",
+    "s5_hyena": "short_conv",
     "sgconv": "long_conv",
     "slstm": "slstm",
     "sru": "sru",
@@ -61,7 +62,16 @@ REFUSED = {
 REFUSED_VARIANTS = {
     ("linear_attention", variant): "linear_attention with exponential features"
     for variant in ("Performer", "turned Performer")
-} | {("trans_normer", variant): "softmax_attention" for variant in ("blocks", "turned blocks")}
+}
+REFUSED_VARIANTS |= {
+    ("trans_normer", variant): "softmax_attention" for variant in ("blocks", "turned blocks")
+}
+# with convolutions
+REFUSED_VARIANTS |= {
+    ("gla", "grouped"): "short_conv",
+    ("hgrn2", "grouped"): "short_conv",
+    ("hgru", "flash-linear-attention"): "short_conv",
+}
 
 
 def lengths():

@@ -41,6 +41,7 @@ class Interrupt:
     def _request(self, number: int, frame: FrameType | None) -> None:
         if self.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.requested = True
-        if self._told is not None:
+        # torchrun passes a signal on, and sends another
+        if not self.requested and self._told is not None:
             self._told()
+        self.requested = True
