@@ -44,12 +44,12 @@ class Display:
             self._live.stop()
 
     def update(self, name: str, progress: Progress) -> None:
-        """Show how far a run is; without a terminal, the logged steps alone."""
-        self._rows[name] = progress
+        """Show how far a run is; without a terminal, the logged steps and that it stops."""
+        before, self._rows[name] = self._rows[name], progress
         if self._console.is_terminal:
             return
         place = f"{name}: step {progress.step}/{progress.total_steps}, "
-        if progress.doing == "stopping":
+        if progress.doing == "stopping" and (before is None or before.doing != "stopping"):
             self._print(f"{place}stopping after this step")
         elif progress.logged:
             accuracy = "" if progress.accuracy is None else f"accuracy {progress.accuracy:.3f}, "
