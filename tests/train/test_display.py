@@ -65,7 +65,11 @@ def test_elsewhere_steps_between_logs_are_silent_and_a_stop_is_not() -> None:
         display.update("data", Progress(1, 10, logged=False))
         display.update("data", Progress(2, 10, doing="evaluating", logged=False))
         display.update("data", Progress(3, 10, doing="stopping", logged=False))
-    assert file.getvalue() == "data: step 3/10, stopping after this step\n"
+        display.update("data", Progress(4, 10, 1.0, 0.5, 2.0, doing="stopping"))
+    assert file.getvalue() == (
+        "data: step 3/10, stopping after this step\n"
+        "data: step 4/10, loss 1.000, accuracy 0.500, 2.0 steps/s, 0:03 left\n"
+    )
 
 
 def test_elsewhere_there_are_plain_lines() -> None:
