@@ -26,6 +26,12 @@ def test_what_is_left_out_is_as_the_code_has_it(tmp_path):
     assert config.mixer_args["d_state"] == 16 and config.mixer_args["dt_rank"] == 1
 
 
+def test_arguments_of_first_weights_and_speed_change_nothing(tmp_path):
+    expected = convert("mamba_state_spaces", {}, tmp_path).config
+    idle = {"dt_rank": "auto", "dt_min": 0.1, "dt_init": "constant", "use_fast_path": False}
+    assert convert("mamba_state_spaces", {"ssm_cfg": idle}, tmp_path).config == expected
+
+
 @pytest.mark.parametrize(
     ("case", "options", "message"),
     [
@@ -37,6 +43,16 @@ def test_what_is_left_out_is_as_the_code_has_it(tmp_path):
         ("mamba_state_spaces", {"rms_norm": False}, "has no tensor `backbone.norm_f.bias`"),
         ("mamba_state_spaces", {"ssm_cfg": {"d_state": 2}}, "must have shape (5, 16) by config.json; got"),
         ("mamba_state_spaces", {"ssm_cfg": {"dt_rank": "all"}}, "`dt_rank` must be of type int; got 'all'"),
+        (
+            "mamba_state_spaces",
+            {"ssm_cfg": {"headdim": 4}},
+            "Mamba1 has no argument `headdim`",
+        ),
+        (
+            "mamba2_state_spaces",
+            {"ssm_cfg": {"layer": "Mamba2", "headdim": 4, "d_state": 16, "use_phase": True}},
+            "`ssm_cfg`: Mamba2 has no argument `use_phase` that linrec knows",
+        ),
         ("mamba_state_spaces", {"ssm_cfg": {"layer": "Mamba3"}}, "`layer` is 'Mamba3'; linrec converts"),
         ("mamba2_state_spaces", {"ssm_cfg": {"layer": "Mamba2", "d_ssm": 8}}, "`d_ssm` is 8; linrec"),
         ("mamba2_state_spaces", {"ssm_cfg": {"layer": "Mamba2"}}, "`headdim` must be a divisor of 16; got"),

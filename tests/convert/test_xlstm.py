@@ -1,10 +1,12 @@
 import json
+import shutil
 
 import pytest
 import torch
 
 from linrec.convert import ConversionError, from_hugging_face
 
+from . import released
 from .models import check_conversion
 
 transformers = pytest.importorskip("transformers", reason='the extra "text" is not installed')
@@ -45,6 +47,16 @@ def make(**options):
 def test_logits_are_those_of_transformers(options, tmp_path):
     converted = check_conversion(make(**options), tmp_path)
     assert len(converted.blocks) == options.get("num_blocks", 2)
+
+
+def test_weights_are_single_where_the_configuration_does_not_say(tmp_path):
+    shutil.copytree(released.FOLDER / "xlstm_7b_nxai", tmp_path, dirs_exist_ok=True)
+    expected, path = from_hugging_face(tmp_path).config, tmp_path / "config.json"
+    # as in the configuration of the 7B that the authors published first
+    later = {"weight_mode", "mode", "chunk_size", "chunkwise_kernel", "sequence_kernel", "step_kernel", "eps"}
+    options = json.loads(path.read_text())
+    path.write_text(json.dumps({name: x for name, x in options.items() if name not in later}))
+    assert from_hugging_face(tmp_path).config == expected
 
 
 @pytest.fixture

@@ -17,6 +17,19 @@ from linrec.models import ModelConfig
 
 __all__ = ["config", "weights"]
 
+# arguments of the layers: what both have, what each has alone, and what changes no output
+BOTH = {"layer", "d_state", "d_conv", "expand", "conv_bias", "bias"}
+ALONE = {
+    "Mamba1": {"dt_rank"},
+    "Mamba2": {"headdim", "d_ssm", "ngroups", "D_has_hdim", "rmsnorm", "norm_before_gate", "dt_limit"},
+}
+IDLE = {
+    "Mamba1": {"dt_min", "dt_max", "dt_init", "dt_scale", "dt_init_floor", "use_fast_path"},
+    "Mamba2": {
+        *("dt_min", "dt_max", "dt_init_floor", "A_init_range", "conv_init"),
+        *("chunk_size", "use_mem_eff_path", "sequence_parallel"),
+    },
+}
 NORM_EPS = 1e-5
 # the hidden width of the channel mixing is a multiple of it
 MULTIPLE = 128
@@ -30,17 +43,21 @@ def config(options: Options) -> ModelConfig:
     """
     options.supported("attn_layer_idx", ([], None))
     d_model, given = options.read("d_model", int), options.read("ssm_cfg", dict)
-    if given.get("dt_rank", "auto") == "auto":
-        given = {**given, "dt_rank": math.ceil(d_model / 16)}
-    arguments = _arguments(Options(given, f"{options.path}, `ssm_cfg`"), d_model)
+    # "auto" is the default of `dt_rank`
+    given = {name: value for name, value in given.items() if value != "auto"}
+    layer = Options(given, f"{options.path}, `ssm_cfg`")
+    kind = layer.supported("layer", ("Mamba1", "Mamba2"), "Mamba1")
+    for name in given:
+        if name not in BOTH | ALONE[kind] | IDLE[kind]:
+            raise ConversionError(f"{layer.path}: {kind} has no argument `{name}` that linrec knows.")
     multiple = options.read("pad_vocab_size_multiple", int, 8)
     d_hidden = options.read("d_intermediate", int, 0)
     return ModelConfig(
         vocab_size=_up_to(multiple, options.read("vocab_size", int)),
         d_model=d_model,
         n_layers=options.read("n_layer", int),
-        mixer="mamba2" if "n_heads" in arguments else "mamba",
-        mixer_args=arguments,
+        mixer={"Mamba1": "mamba", "Mamba2": "mamba2"}[kind],
+        mixer_args=_arguments(layer, kind, d_model),
         # without channel mixing, a width that nothing has
         d_channel_mixing=_up_to(MULTIPLE, max(d_hidden, 1)),
         channel_mixing="swiglu" if d_hidden > 0 else "none",
@@ -74,16 +91,17 @@ def weights(tensors: Tensors, config: ModelConfig) -> dict[str, Tensor]:
     return found
 
 
-def _arguments(layer: Options, d_model: int) -> dict[str, Any]:
-    """The arguments of the mixer, which `n_heads` tells from each other."""
+def _arguments(layer: Options, kind: str, d_model: int) -> dict[str, Any]:
+    """The arguments of the mixer."""
     found: dict[str, Any] = {
         "expand": layer.read("expand", int, 2),
         "conv_size": layer.read("d_conv", int, 4),
         "conv_bias": layer.read("conv_bias", bool, True),
         "bias": layer.read("bias", bool, False),
     }
-    if layer.supported("layer", ("Mamba1", "Mamba2"), "Mamba1") == "Mamba1":
-        return found | {"d_state": layer.read("d_state", int, 16), "dt_rank": layer.read("dt_rank", int)}
+    if kind == "Mamba1":
+        rank = layer.read("dt_rank", int, math.ceil(d_model / 16))
+        return found | {"d_state": layer.read("d_state", int, 16), "dt_rank": rank}
     d_inner, d_head = found["expand"] * d_model, layer.read("headdim", int, 64)
     # the other channels would be those of a gated unit within the layer
     layer.supported("d_ssm", (d_inner, None))

@@ -4,7 +4,8 @@ transformers reads neither `add_out_norm` nor `tie_word_embeddings`: its models 
 a head of their own. Where `num_blocks` and `num_hidden_layers` differ, it makes as many blocks as the first
 says. Kernels, chunks, `mode` and the dtypes of states are matters of precision and speed. So is `eps`, which
 it adds to the denominator of what is normalised thereafter. The authors' own configuration of the 7B has
-`embedding_dim` and `num_blocks` alone, in place of `hidden_size` and `num_hidden_layers`.
+`embedding_dim` and `num_blocks` alone, in place of `hidden_size` and `num_hidden_layers`; the one that they
+published first has no `weight_mode` either.
 """
 
 from torch import Tensor
@@ -21,8 +22,8 @@ def config(options: Options) -> ModelConfig:
     Raises:
         ConversionError: an option that is missing or that linrec does not have.
     """
-    options.supported("use_bias", (False,))
-    options.supported("weight_mode", ("single",))
+    options.supported("use_bias", (False,), False)
+    options.supported("weight_mode", ("single",), "single")
     d_model = options.read("hidden_size" if "hidden_size" in options else "embedding_dim", int)
     n_heads = options.read("num_heads", int)
     widths = {}
