@@ -53,7 +53,8 @@ class Mamba(Mixer):
 
     When training starts, softplus(b_dt) is log-uniform in `dt_init` but at least `dt_floor`, W_dt is uniform
     in +- `dt_scale` / sqrt(dt_rank), D is one, and all else is as torch draws it. A_log, b_dt and D have no
-    weight decay.
+    weight decay. The released language model, but not its layer, divides the first W_o by the square root of
+    the number of layers; `Mamba` does not.
 
     Args:
         d_model: width of the sequence.

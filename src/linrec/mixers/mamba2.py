@@ -60,7 +60,9 @@ class Mamba2(Mixer):
     | state size | `d_state` |
 
     When training starts, A is uniform in `A_init`, softplus(b_dt) log-uniform in `dt_init` but at least
-    `dt_floor`, D is one, and all else is as torch draws it. A_log, b_dt and D have no weight decay.
+    `dt_floor`, D is one, and all else is as torch draws it. A_log, b_dt and D have no weight decay. The
+    released language model, but not its layer, divides the first W_o by the square root of the number of
+    layers; `Mamba2` does not.
 
     Args:
         d_model: width of the sequence.

@@ -302,6 +302,8 @@ def preset(name: str) -> ModelConfig:
     Of xLSTM[7:1] a few blocks near the input and near the output are of sLSTM, with a gated unit behind.
     Shapes and places are the paper's, the units' widths the released code's. Biases of norms and units, which
     that code has not, are what the counts have more than the paper's 163.7M, 408.4M, 839.7M and 1,420.1M.
+    Mixers start as in the released code, with their places among all blocks; the embedding, the head and the
+    gated units start as in the other presets.
 
     Griffin's paper gives widths, depths and heads, and names its models by their sizes. It leaves open how
     many channels of attention's heads turn with their positions; here all do, in RecurrentGemma one half.
