@@ -123,6 +123,13 @@ def test_parameters_start_as_in_the_released_code():
     assert (mixer.D == 1).all()
 
 
+def test_the_output_projection_starts_as_in_the_released_language_model():
+    # a model of 6 layers of width 32: uniform in +- 1 / sqrt(64 * 6)
+    weight = make(32, out_scale=6**-0.5).out.weight
+    assert 0.0508 < weight.abs().max() <= 0.05103104
+    assert weight.std().item() == pytest.approx(0.0294, rel=0.05)
+
+
 def test_rates_start_as_the_ablations_say():
     assert_agree(make(A_init="constant").A_log.exp(), torch.full((16, N), 0.5))
     drawn = make(512, A_init="random", d_state=8).A_log

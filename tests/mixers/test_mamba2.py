@@ -142,6 +142,13 @@ def test_parameters_start_as_in_the_released_code():
         assert 0.45 < taps.abs().max() <= 0.5 and abs(taps.mean()) < 4 / math.sqrt(12 * taps.numel())
 
 
+def test_the_output_projection_starts_as_in_the_released_language_model():
+    # a model of 6 layers of width 32: uniform in +- 1 / sqrt(64 * 6)
+    weight = make(32, out_scale=6**-0.5).out.weight
+    assert 0.0508 < weight.abs().max() <= 0.05103104
+    assert weight.std().item() == pytest.approx(0.0294, rel=0.05)
+
+
 def test_steps_are_at_least_the_floor_when_training_starts():
     mixer = make(n_heads=16, dt_init=(0.001, 0.1), dt_floor=0.01).double()
     dt = functional.softplus(mixer.dt.bias)

@@ -4,8 +4,8 @@ transformers reads neither `add_out_norm` nor `tie_word_embeddings`: its models 
 a head of their own. Where `num_blocks` and `num_hidden_layers` differ, it makes as many blocks as the first
 says. Kernels, chunks, `mode` and the dtypes of states are matters of precision and speed. So is `eps`, which
 it adds to the denominator of what is normalised thereafter. The authors' own configuration of the 7B has
-`embedding_dim` and `num_blocks` alone, in place of `hidden_size` and `num_hidden_layers`; the one that they
-published first has no `weight_mode` either.
+`embedding_dim` and `num_blocks` alone, in place of `hidden_size` and `num_hidden_layers`. Their first
+configuration of the 7B had no `weight_mode` either.
 """
 
 from torch import Tensor

@@ -53,8 +53,7 @@ class Mamba(Mixer):
 
     When training starts, softplus(b_dt) is log-uniform in `dt_init` but at least `dt_floor`, W_dt is uniform
     in +- `dt_scale` / sqrt(dt_rank), D is one, and all else is as torch draws it. A_log, b_dt and D have no
-    weight decay. The released language model, but not its layer, divides the first W_o by the square root of
-    the number of layers; `Mamba` does not.
+    weight decay. The released language model of L layers starts with `out_scale` = 1 / sqrt(L).
 
     Args:
         d_model: width of the sequence.
@@ -72,6 +71,7 @@ class Mamba(Mixer):
         dt_init: (low, high), range of dt at s = 0 when training starts.
         dt_floor: smallest dt of those drawn.
         dt_scale: of the initial W_dt.
+        out_scale: of the initial W_o.
 
     Raises:
         ValueError: sizes below 1, an empty range, a negative number, or an unknown name of a variant.
@@ -107,11 +107,12 @@ class Mamba(Mixer):
         dt_init: tuple[float, float] = (0.001, 0.1),
         dt_floor: float = 1e-4,
         dt_scale: float = 1.0,
+        out_scale: float = 1.0,
     ) -> None:
         super().__init__(d_model)
         dt_rank = math.ceil(d_model / 16) if dt_rank is None else dt_rank
         at_least(1, expand=expand, d_state=d_state, dt_rank=dt_rank)
-        at_least(0, dt_floor=dt_floor, dt_scale=dt_scale, norm_eps=norm_eps)
+        at_least(0, dt_floor=dt_floor, dt_scale=dt_scale, out_scale=out_scale, norm_eps=norm_eps)
         choice(Rates, A_init=A_init)
         choice(InnerNorm, inner_norm=inner_norm)
         require(
@@ -155,6 +156,8 @@ class Mamba(Mixer):
             self.D = nn.Parameter(torch.ones(self.d_inner))
             mark(self, "D", group="channel", weight_decay=False)
         self.out = nn.Linear(self.d_inner, d_model, bias=bias)
+        with torch.no_grad():
+            self.out.weight.mul_(out_scale)
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and h (b, channels, N); with a convolution, its tail and h."""

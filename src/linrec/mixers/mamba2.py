@@ -61,8 +61,7 @@ class Mamba2(Mixer):
 
     When training starts, A is uniform in `A_init`, softplus(b_dt) log-uniform in `dt_init` but at least
     `dt_floor`, D is one, and all else is as torch draws it. A_log, b_dt and D have no weight decay. The
-    released language model, but not its layer, divides the first W_o by the square root of the number of
-    layers; `Mamba2` does not.
+    released language model of L layers starts with `out_scale` = 1 / sqrt(L).
 
     Args:
         d_model: width of the sequence.
@@ -85,6 +84,7 @@ class Mamba2(Mixer):
         dt_init: (low, high), range of dt at u = 0 when training starts.
         dt_floor: smallest dt of those drawn.
         dt_limit: (low, high) that dt is clamped to; None disables it.
+        out_scale: of the initial W_o.
 
     Raises:
         ValueError: heads that do not divide the width, groups that do not divide the heads, a `d_state` below
@@ -126,6 +126,7 @@ class Mamba2(Mixer):
         dt_init: tuple[float, float] = (0.001, 0.1),
         dt_floor: float = 1e-4,
         dt_limit: tuple[float, float] | None = None,
+        out_scale: float = 1.0,
     ) -> None:
         super().__init__(d_model)
         choice(Heads, heads=heads)
@@ -133,6 +134,7 @@ class Mamba2(Mixer):
         choice(Skip, D=D)
         choice(OutputNorm, output_norm=output_norm)
         at_least(1, d_state=d_state, cure="The paper's layer has 128.")
+        at_least(0, out_scale=out_scale)
         span(0, math.inf, A_init=A_init)
         require(
             dt_limit is None or 0 <= dt_limit[0] <= dt_limit[1],
@@ -174,6 +176,8 @@ class Mamba2(Mixer):
         if output_norm == "rms":
             self.norm = GroupRMSNorm(d_inner, n_groups=n_groups, eps=norm_eps)
         self.out = nn.Linear(d_inner, d_model, bias=bias)
+        with torch.no_grad():
+            self.out.weight.mul_(out_scale)
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and S (b, h, N, P); with a convolution, its tail and S."""
