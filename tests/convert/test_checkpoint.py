@@ -7,8 +7,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from linrec import convert
-from linrec.convert import ConversionError, Options, from_hugging_face, model_types
+from linrec.convert import ConversionError, Options, delta_net, from_hugging_face, model_types
 from linrec.convert.checkpoint import open_checkpoint
+
+from . import released
 
 TENSORS = {
     "a": torch.arange(6.0).reshape(2, 3),
@@ -171,3 +173,16 @@ def test_an_index_names_what_is_there(places, message, sharded):
 def test_there_is_a_folder(tmp_path):
     with pytest.raises(ConversionError, match=r"there is no folder .*none; pass one"):
         from_hugging_face(str(tmp_path / "none"))
+
+
+def test_strengths_of_two_everywhere_are_refused():
+    path = released.FOLDER / "delta_net_no_beta_fla" / "config.json"
+    options = Options({**json.loads(path.read_text()), "allow_neg_eigval": True}, path)
+    with pytest.raises(ConversionError, match="`allow_neg_eigval` is True; linrec converts False alone"):
+        delta_net.config(options)
+
+
+@pytest.mark.parametrize(("case", "eps"), [("delta_net_fla", 1e-6), ("delta_net_options_fla", 0.0)])
+def test_sums_of_features_have_no_eps(case, eps):
+    path = released.FOLDER / case / "config.json"
+    assert delta_net.config(Options(json.loads(path.read_text()), path)).mixer_args["qk_eps"] == eps

@@ -12,7 +12,7 @@ from linrec.models import ModelConfig
 
 __all__ = ["config", "weights"]
 
-# of the released code, beside the squared norm of q and k
+# of the released code, beside the squared norm of q and k, not beside their sum
 QK_EPS = 1e-6
 
 
@@ -22,7 +22,11 @@ def config(options: Options) -> ModelConfig:
     Raises:
         ConversionError: an option that is missing or that linrec does not have.
     """
-    options.supported("use_beta", (True,), True)
+    beta = "double_sigmoid" if options.read("allow_neg_eigval", bool, False) else "sigmoid"
+    if not options.read("use_beta", bool, True):
+        # strengths of 2 everywhere would be reflections
+        options.supported("allow_neg_eigval", (False,), False)
+        beta = "one"
     d_model, n_heads = options.read("hidden_size", int), options.read("num_heads", int)
     d_qk = int(d_model * options.read("expand_k", float))
     # a sum of features of either sign is no norm
@@ -34,8 +38,8 @@ def config(options: Options) -> ModelConfig:
         "d_v": int(d_model * options.read("expand_v", float)),
         "feature_map": options.supported("qk_activation", maps, "silu"),
         "qk_norm": "l2" if norm == "l2" else "l1",
-        "qk_eps": QK_EPS,
-        "beta": "double_sigmoid" if options.read("allow_neg_eigval", bool, False) else "sigmoid",
+        "qk_eps": QK_EPS if norm == "l2" else 0.0,
+        "beta": beta,
         "conv_size": options.read("conv_size", int) if options.read("use_short_conv", bool, True) else None,
         "norm_eps": options.read("norm_eps", float) * (d_qk // n_heads),
         "output_gate": options.read("use_gate", bool, False),
@@ -60,7 +64,8 @@ def mixer(tensors: Tensors, prefix: str, config: ModelConfig) -> dict[str, Tenso
     found = {f"{n}.weight": tensors.take(f"{prefix}{n}_proj.weight", d, d_model) for n, d in widths.items()}
     if arguments["conv_size"] is not None:
         found |= convolution(tensors, prefix, widths, arguments["conv_size"])
-    found["beta.projection.weight"] = tensors.take(prefix + "b_proj.weight", n_heads, d_model)
+    if arguments["beta"] != "one":
+        found["beta.projection.weight"] = tensors.take(prefix + "b_proj.weight", n_heads, d_model)
     found["norm.weight"] = tensors.take(prefix + "o_norm.weight", d_v // n_heads)
     if arguments["output_gate"]:
         found["gate.weight"] = tensors.take(prefix + "g_proj.weight", d_v, d_model)
