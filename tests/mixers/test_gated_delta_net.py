@@ -113,7 +113,7 @@ def test_decays_start_as_in_the_released_code():
     assert_agree(at_zero[0, 0, :, 0], -A * dt)
 
 
-def test_matrices_start_xavier_uniform_with_the_released_codes_gain():
+def test_matrices_start_xavier_uniform_with_the_first_gain_of_fla():
     mixer = make(128)
     for linear in (mixer.q, mixer.v, mixer.alpha, mixer.gate, mixer.out):
         bound = 2**-2.5 * math.sqrt(6 / (linear.in_features + linear.out_features))

@@ -37,7 +37,7 @@ KeyNorm = Literal["l2", "l1", "longhorn", "none"]
 
 # of the released code, whose d_qk is three quarters of d_model, and d_v twice d_qk
 CHANNELS_PER_HEAD = 256
-# of the released code, for all matrices
+# of flash-linear-attention until March 2025, for all matrices
 GAIN = 2**-2.5
 # ranges of A and of softplus(b_dt) when training starts, in the released code
 LARGEST_A = 16.0
@@ -65,9 +65,10 @@ class GatedDeltaNet(Mixer):
     beta_t / (1 + beta_t |k_t|^2) in place of beta_t. flash-linear-attention and Qwen3-Next have fewer heads
     of q and k than of v, `qk_heads`.
 
-    When training starts, A is uniform in (0, 16], softplus(b_dt) is log-uniform in (0.001, 0.1), and all
-    matrices are Xavier uniform with gain 2^-2.5, as in the released code. A_log and b_dt have no weight
-    decay.
+    When training starts, A is uniform in (0, 16] and softplus(b_dt) is log-uniform in (0.001, 0.1), as in the
+    released code. All matrices are Xavier uniform with gain 2^-2.5, as in flash-linear-attention until March
+    2025. Since then, it draws them with a standard deviation of 0.02; in NVlabs' code, they are torch's own.
+    A_log and b_dt have no weight decay.
 
     Args:
         d_model: width of the sequence.
