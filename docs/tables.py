@@ -81,7 +81,7 @@ def recipe_table() -> str:
 
 
 def released(mixer: str) -> str:
-    """Which released code the tests compare a mixer with, one line for each comparison."""
+    """Return a line for each comparison of a mixer with released code."""
     lines = []
     for path in sorted((ROOT / "tests/released").glob("*.json")):
         case = json.loads(path.read_text())

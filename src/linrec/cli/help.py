@@ -1,4 +1,4 @@
-"""What `--help` says, without PyTorch and so at once.
+"""The help of the command line, written without PyTorch, whose import takes more than a second.
 
 The names of recipes and suites come from listing.json, which `python docs/tables.py` makes of the code.
 """

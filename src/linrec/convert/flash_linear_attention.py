@@ -1,4 +1,4 @@
-"""What the models of flash-linear-attention have alike: blocks of RMSNorm, mixer, RMSNorm and SwiGLU."""
+"""Blocks of the models of flash-linear-attention: RMSNorm, mixer, RMSNorm and SwiGLU."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -143,7 +143,7 @@ def _time_mixing_6(tensors: Tensors, prefix: str, config: ModelConfig) -> dict[s
 
 
 def _heads(tensors: Tensors, prefix: str, config: ModelConfig) -> dict[str, Tensor]:
-    """What the mixers of RWKV-5 and 6 have alike: matrices, bonus, and the norm of each head."""
+    """The matrices, the bonus and the norm of the heads of an `rwkv5` or `rwkv6` mixer."""
     d_model, heads = config.d_model, config.mixer_args["n_heads"]
     return {
         **{f"{o}.weight": tensors.take(f"{prefix}{t}.weight", d_model, d_model) for o, t in MATRICES.items()},

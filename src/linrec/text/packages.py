@@ -1,4 +1,4 @@
-"""Packages that are not always there, and what they say when something is wrong."""
+"""Optional packages: how they are imported, and the first line of their errors."""
 
 import importlib
 from types import ModuleType

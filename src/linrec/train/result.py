@@ -15,7 +15,7 @@ PAUSE = 1.0
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is, told at every logged step, and at least once a second.
+    """The progress of a run, reported at every logged step and at least once a second.
 
     Args:
         step: steps made.

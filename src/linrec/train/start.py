@@ -29,7 +29,8 @@ class Start(NamedTuple):
 
     Attributes:
         model: the model, on the CPU, in evaluation mode.
-        tokenizer: the folder of its tokenizer, as `LanguageModeling` takes it; None where there is none.
+        tokenizer: the folder of its tokenizer, as `LanguageModeling` takes it; None if the tokenizer is
+            missing.
     """
 
     model: LanguageModel
