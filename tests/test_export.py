@@ -17,7 +17,7 @@ from linrec.testing import assert_agree
 from tests.mixers.variants import DEFAULTS, VARIANTS
 
 TRACED = 20
-STEP_BY_STEP = ("hippo_rnn", "ind_rnn", "recurrent_delta_net", "slstm", "sru", "srwm")
+STEP_BY_STEP = ("delta_lstm", "hippo_rnn", "ind_rnn", "recurrent_delta_net", "slstm", "sru", "srwm")
 """Recurrences that are not linear: theirs is a loop, which ATen has no operator for."""
 
 

@@ -58,6 +58,7 @@ FOLLOWING = "eager"
 # the first two form all pairs of steps; the others are a loop over them
 LONG_OF_MIXERS = {
     "attention": 1024,
+    "delta_lstm": 256,
     "gate_loop_attention": 512,
     "hippo_rnn": 256,
     "ind_rnn": 256,

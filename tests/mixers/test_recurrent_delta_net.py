@@ -16,6 +16,7 @@ VARIANTS = {
     "more features": {"n_heads": 2, "feature_map": "dpfp"},
     "output recurrence": {"n_heads": 2, "output_recurrence": True},
     "Delta RNN": RNN | {"n_heads": 2},
+    "Delta RNN, version 1": {"variant": "delta_rnn_v1", "n_heads": 2},
     "Delta RNN, widths": RNN | {"n_heads": 2, "d_qk": 8, "d_v": 4, "feature_map": "elu"},
 }
 
@@ -48,7 +49,7 @@ def phi(name, x):
     return x / x.sum().clamp(min=1e-6)
 
 
-def equations(mixer, x, reset, *, feature_map="softmax", output_recurrence=False, **_):
+def equations(mixer, x, reset, *, feature_map="softmax", output_recurrence=False, variant="", **_):
     """Outputs, and the last W, y and R of each sequence and head, one number after the other."""
     h, dk, dv = mixer.n_heads, mixer.q.weight.shape[0] // mixer.n_heads, mixer.d_value
     outputs, states = torch.zeros(*x.shape[:2], h * dv, dtype=x.dtype), []
@@ -74,7 +75,7 @@ def equations(mixer, x, reset, *, feature_map="softmax", output_recurrence=False
                     )
                     k_r = phi("softmax", k_r)
                     R = R + torch.outer(torch.sigmoid(beta_r) * (v_r - R @ k_r), k_r)
-                    added = R @ phi("softmax", y)
+                    added = R @ (y if variant == "delta_rnn_v1" else phi("softmax", y))
                 else:
                     R_q, R_k, R_v, r_beta, *R_y = mixer.R[i].T.split(
                         [dk, dk, dv, 1] + [dv] * output_recurrence
@@ -86,6 +87,8 @@ def equations(mixer, x, reset, *, feature_map="softmax", output_recurrence=False
                 q, k = phi(feature_map, q), phi(feature_map, k)
                 W = W + torch.outer(torch.sigmoid(beta) * (v - W @ k), k)
                 y = W @ q + added
+                if variant == "delta_rnn_v1":
+                    y = phi("softmax", y)
                 outputs[b, t, i * dv : (i + 1) * dv] = y
             states.append((W.T, y, R.T))
     W, y, R = (torch.stack(part).unflatten(0, (len(x), h)) for part in zip(*states, strict=True))

@@ -35,6 +35,16 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "no strength": {"beta": "one", "feature_map": "identity", "output_gate": True},
         "no convolution": {"n_heads": 2, "conv_size": None},
     },
+    "delta_delta_net": {
+        "paper": {"n_heads": 2},
+        "base weights": {"d_qk": 2, "d_v": 6, "base_weights": True, "qk_eps": 1e-5, "feature_map": "softmax"},
+    },
+    "delta_lstm": {
+        "paper": {"n_heads": 2},
+        "version 3": {"n_heads": 2, "d_qk": 6, "d_v": 2, "version": 3},
+        "version 2": {"version": 2, "d_v": 6, "feature_map": "softmax"},
+        "version 1": {"n_heads": 2, "version": 1},
+    },
     "decaying_fast_weights": {
         "paper": {},
         "features": {"n_heads": 2, "feature_map": "dpfp", "gate_bias_init": 4.0, "bias": False},
@@ -378,6 +388,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "recurrent_delta_net": {
         "paper": {"n_heads": 2, "output_recurrence": True},
         "Delta RNN": {"n_heads": 2, "d_qk": 6, "d_v": 2, "variant": "delta_rnn"},
+        "Delta RNN 1": {"n_heads": 2, "variant": "delta_rnn_v1"},
         "features": {"feature_map": "elu", "d_qk": 6, "d_v": 2},
     },
     # floors that are far from rounding, for rectified features vanish together in narrow heads

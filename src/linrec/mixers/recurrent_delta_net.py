@@ -13,6 +13,8 @@ W_t comes of x alone:
     R_t = R_{t-1} + beta'_t (v'_t - R_{t-1} k'_t) k'_t^T        k'_t = softmax(W'_k x_t)
     y_t = W_t q_t + R_t softmax(y_{t-1})
 
+The paper's first version of it has y_t = softmax(W_t q_t + R_t y_{t-1}).
+
 x input, q query, k key, v value, beta writing strength of a head, phi softmax, W_t and R_t fast weights, y
 output of a head, t time. Heads side by side are projected. No sum over time gives y: steps run one by one.
 The state has the transposes of W_t and R_t.
@@ -26,7 +28,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.nn.delta import UnitFeatures
+from linrec.nn.delta import UnitFeatures, written
 from linrec.nn.gates import GateLinear
 from linrec.nn.head_sizes import heads_of, most_heads
 from linrec.nn.mixer import Mixer, State
@@ -38,7 +40,7 @@ from linrec.rules import choice, require
 
 __all__ = ["RecurrentDeltaNet", "RecurrentDeltaState"]
 
-Variant = Literal["recurrent_delta_net", "delta_rnn"]
+Variant = Literal["recurrent_delta_net", "delta_rnn", "delta_rnn_v1"]
 
 # of the paper's language models: 8 heads in a width of 128
 CHANNELS_PER_HEAD = 16
@@ -67,6 +69,7 @@ class RecurrentDeltaNet(Mixer):
     | variant | arguments |
     |---|---|
     | Delta RNN | `variant="delta_rnn"`: W_t in chunks as in DeltaNet, R_t step by step |
+    | version 1 of Delta RNN, y_t = softmax(W_t q_t + R_t y_{t-1}) | `variant="delta_rnn_v1"` |
     | 1 + ELU over the sum, of the paper's other tasks | `feature_map="elu"` |
     | y_t = W_t q_t + R_y tanh(y_{t-1}), as a survey writes it | `output_recurrence=True` |
 
@@ -79,7 +82,8 @@ class RecurrentDeltaNet(Mixer):
             and `d_v` and leaves at least 16 of it to each head, or 1.
         d_qk: width of q and k over all heads. None is `d_model`.
         d_v: width of v over all heads. None is `d_model`.
-        variant: "recurrent_delta_net" or "delta_rnn".
+        variant: "recurrent_delta_net", "delta_rnn" or "delta_rnn_v1". The released code of the second has
+            `feature_map="elu"`.
         feature_map: phi, a name of `linrec.nn.feature_maps`; features are divided by their sum.
         output_recurrence: whether there is R_y, of the Recurrent Delta Net alone.
 
@@ -113,8 +117,8 @@ class RecurrentDeltaNet(Mixer):
         super().__init__(d_model)
         choice(Variant, variant=variant)
         require(
-            variant != "delta_rnn" or not output_recurrence,
-            '`output_recurrence` must be False with `variant="delta_rnn"`; got True. Delta RNN has R_t in '
+            variant == "recurrent_delta_net" or not output_recurrence,
+            f"`output_recurrence` must be False with `variant={variant!r}`; got True. Delta RNN has R_t in "
             "its place.",
         )
         d_qk = d_model if d_qk is None else d_qk
@@ -122,7 +126,7 @@ class RecurrentDeltaNet(Mixer):
         self.n_heads = most_heads(math.gcd(d_qk, d_v), CHANNELS_PER_HEAD) if n_heads is None else n_heads
         self.features = UnitFeatures(heads_of("d_qk", d_qk, self.n_heads), feature_map=feature_map, norm="l1")
         self.d_value = heads_of("d_v", d_v, self.n_heads)
-        self.is_rnn = variant == "delta_rnn"
+        self.is_rnn, self.is_first = variant != "recurrent_delta_net", variant == "delta_rnn_v1"
 
         self.q = nn.Linear(d_model, d_qk, bias=False)
         self.k = nn.Linear(d_model, d_qk, bias=False)
@@ -157,7 +161,7 @@ class RecurrentDeltaNet(Mixer):
             W, y = state if fresh is None else (part.masked_fill(fresh, 0) for part in state)
             qk, v, beta, R_y = (W_x + y.tanh() @ R).split(self.widths, -1)
             q, k = self.features(qk.unflatten(-1, (2, -1))).unbind(-2)
-            W = _written(W, k, v, torch.sigmoid(beta))
+            W = written(W, k, v, torch.sigmoid(beta))
             y = q @ W
             if self.widths[-1]:
                 y = y + R_y
@@ -180,8 +184,8 @@ class RecurrentDeltaNet(Mixer):
 
         def step(state: Tensors, z: Tensor, k: Tensor, v: Tensor, beta: Tensor, fresh: Tensor | None) -> Step:
             R, y = state if fresh is None else (part.masked_fill(fresh, 0) for part in state)
-            R = _written(R, k, v, beta)
-            y = z + y.softmax(-1) @ R
+            R = written(R, k, v, beta)
+            y = (z + y @ R).softmax(-1) if self.is_first else z + y.softmax(-1) @ R
             return (R, y), (y,)
 
         rows = [part[..., None, :] for part in (z, k, v, beta)]
@@ -200,8 +204,3 @@ class RecurrentDeltaNet(Mixer):
 def _fresh(reset: Tensor | None) -> Tensor | None:
     """Return `reset` with the axes of rows (b, t, h, 1, d)."""
     return None if reset is None else reset[:, :, None, None, None]
-
-
-def _written(W: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
-    """Return W with the value under the key moved towards v by a share of beta: all rows (b, h, 1, d)."""
-    return W + k.mT * (beta * (v - k @ W))

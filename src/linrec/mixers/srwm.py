@@ -55,7 +55,8 @@ class SRWM(Mixer):
             each head, or 1.
         rates: "separate", of the four groups of rows, or "one".
         input_softmax: whether x_t passes through phi.
-        beta_init: the mean of the rows of beta in W_0: with phi(x) of sum 1, that of beta.
+        beta_init: the mean of the rows of beta in W_0: with phi(x) of sum 1, that of beta. The released code
+            has -1 in supervised learning and 0 in reinforcement learning.
         init_scale: factor on W_0 without that mean. Keys and queries of drawn weights are near each other
             with 1, and so the first changes are small; with 3 and inputs as they are, learning starts sooner.
 

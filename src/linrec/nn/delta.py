@@ -11,7 +11,7 @@ from linrec.nn import feature_maps
 from linrec.nn.gates import GateLinear
 from linrec.rules import choice, require
 
-__all__ = ["FeatureNorm", "Strength", "UnitFeatures", "WriteStrength"]
+__all__ = ["FeatureNorm", "Strength", "UnitFeatures", "WriteStrength", "written"]
 
 FeatureNorm = Literal["l2", "l1", "none"]
 Strength = Literal["sigmoid", "double_sigmoid", "one"]
@@ -34,8 +34,8 @@ class UnitFeatures(nn.Module):
         feature_map: phi, a name of `linrec.nn.feature_maps` whose features do not turn.
         norm: "l2"; "l1", the sum of magnitudes; or "none", for features that are normalised already.
         nu: shifts of the feature map "dpfp"; None is its default.
-        eps: with "l2", added to the squared norm, as released code does; 0 keeps features of all sizes but
-            the smallest at norm 1.
+        eps: as released code does, added to the squared norm with "l2", and to the sum with "l1"; 0 keeps
+            features of all sizes but the smallest at norm 1.
 
     Attributes:
         d_features: channels of u.
@@ -80,6 +80,8 @@ class UnitFeatures(nn.Module):
             return features
         if self.norm == "l2" and self.eps:
             return features * torch.rsqrt(features.square().sum(-1, keepdim=True) + self.eps)
+        if self.norm == "l1" and self.eps:
+            return features / (features.abs().sum(-1, keepdim=True) + self.eps)
         return functional.normalize(features, p=_ORDERS[self.norm], dim=-1, eps=_SHORTEST)
 
     def extra_repr(self) -> str:
@@ -134,3 +136,27 @@ class WriteStrength(nn.Module):
     def extra_repr(self) -> str:
         """Return the strength, which `print` shows beside the projection."""
         return f"strength={self.strength!r}"
+
+
+def written(
+    W: Float[Tensor, "*batch dk dv"],
+    k: Float[Tensor, "*batch 1 dk"],
+    v: Float[Tensor, "*batch 1 dv"],
+    beta: Float[Tensor, "*batch 1 1"],
+) -> Float[Tensor, "*batch dk dv"]:
+    """Return W + beta k^T (v - k W): one step of the delta rule, for networks that run step by step.
+
+    Args:
+        W: fast weights, transposed (..., dk, dv).
+        k: key, a row (..., 1, dk).
+        v: value, a row (..., 1, dv).
+        beta: writing strength (..., 1, 1).
+
+    Example:
+        >>> import torch
+        >>> k, v = torch.tensor([[1.0, 0.0]]), torch.tensor([[4.0]])
+        >>> written(torch.zeros(2, 1), k, v, torch.tensor([[0.5]]))
+        tensor([[2.],
+                [0.]])
+    """
+    return W + k.mT * (beta * (v - k @ W))
