@@ -116,7 +116,7 @@ def test_state_size_counts_fast_weights_cells_and_outputs():
     [
         ({"n_heads": 4}, "`d_qk` must be a positive multiple of `n_heads` = 4; got 6"),
         ({"n_heads": 2, "d_v": 5}, "`d_v` must be a positive multiple of `n_heads` = 2; got 5"),
-        ({"version": 5}, "`version`"),
+        ({"version": 5}, "`version` must be 1, 2, 3 or 4; got 5"),
     ],
 )
 def test_argument_errors(arguments, message):
