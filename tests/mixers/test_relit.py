@@ -16,6 +16,10 @@ VARIANTS = {
     "odd": {"n_heads": 3, "eta": 1, "r": 5},
     "one term": {"eta": 2, "r": 1},
     "large floor": {"n_heads": 2, "floor": 0.3},
+    "released": {"n_heads": 2, "variant": "released"},
+    "released AReLiT": {"n_heads": 2, "r": 4, "variant": "released"},
+    "released, odd": {"n_heads": 3, "eta": 1, "r": 5, "variant": "released"},
+    "released, two": {"eta": 2, "r": 2, "variant": "released"},
 }
 
 
@@ -51,8 +55,9 @@ def parts(mixer, x):
     return q, k, gamma, split(mixer.v), sigmoid(split(mixer.beta))
 
 
-def equations(mixer, x, reset, *, r=None, floor=1e-5, **_):
+def equations(mixer, x, reset, *, r=None, floor=1e-5, variant="paper", **_):
     """Outputs, and the last C and s of every sequence, or the terms of AReLiT, all r of them."""
+    released = variant == "released"
     q, k, gamma, v, beta = parts(mixer, x)
     h, m, d = mixer.n_heads, q.shape[-1], v.shape[-1]
     outputs, states = torch.zeros(*x.shape[:2], h * d, dtype=x.dtype), []
@@ -64,15 +69,23 @@ def equations(mixer, x, reset, *, r=None, floor=1e-5, **_):
                     vv, kk = [torch.zeros(d, dtype=x.dtype)] * (r or 0), [s] * (r or 0)
                 n = n + 1
                 g, e = gamma[b, t, i], beta[b, t, i]
-                C = torch.outer(1 - e, 1 - g) * C + torch.outer(e * v[b, t, i], g * k[b, t, i])
+                kept = 1 - torch.outer(e, g) if released else torch.outer(1 - e, 1 - g)
+                C = kept * C + torch.outer(e * v[b, t, i], g * k[b, t, i])
                 s = (1 - g) * s + g * k[b, t, i]
                 sums = C
                 if r is not None:
-                    cos = [math.cos(2 * math.pi * j / r * n) for j in range(r)]
+                    if released:
+                        cos = [math.cos((2 * math.pi * j / (r - 1) - math.pi) * (n + 1)) for j in range(r)]
+                    else:
+                        cos = [math.cos(2 * math.pi * j / r * n) for j in range(r)]
                     vv = [(1 - e) * old + cos[j] * e * v[b, t, i] for j, old in enumerate(vv)]
                     kk = [(1 - g) * old + cos[j] * g * k[b, t, i] for j, old in enumerate(kk)]
-                    sums = 2 / r * sum(torch.outer(left, right) for left, right in zip(vv, kk, strict=True))
-                a = sums @ q[b, t, i] / (s @ q[b, t, i]).clamp(min=floor)
+                    sums = (1 if released else 2 / r) * sum(
+                        torch.outer(left, right) for left, right in zip(vv, kk, strict=True)
+                    )
+                below = s @ q[b, t, i]
+                below = (2 * r if r else 1) * below + floor if released else below.clamp(min=floor)
+                a = sums @ q[b, t, i] / below
                 outputs[b, t, i * d : (i + 1) * d] = a
             states.append((C.T, s, vv, kk, n))
     return linear(outputs, mixer.out), states
@@ -92,12 +105,13 @@ def test_outputs_gradients_and_state_are_those_of_the_equations(name, reset):
         if r is None:
             assert_agree(state[row, i], torch.cat([C, s[:, None]], 1))
         else:
-            # the others are equal to these
-            kept = range(r // 2 + 1)
-            assert_agree(state.k[row, i].T, torch.stack([kk[j] for j in kept]))
-            assert_agree(state.v[row, i], torch.stack([vv[j] for j in kept]))
+            # the others are equal to these; for an even r of the released code, s is beside them
+            released = mixer.is_released
+            kept, beside = (range(r // 2, r), 1 - r % 2) if released else (range(r // 2 + 1), 0)
+            assert_agree(state.k[row, i].T[beside:], torch.stack([kk[j] for j in kept]))
+            assert_agree(state.v[row, i][beside:], torch.stack([vv[j] for j in kept]))
             assert_agree(state.k[row, i, :, 0], s)
-            assert state.t[row].item() == n % r
+            assert state.t[row].item() == n % (2 * (r - 1) if released else r)
     wanted = [x, *mixer.parameters()]
     cotangent = torch.randn(y.shape, generator=generator(1), dtype=torch.float64)
     options = {"allow_unused": True, "materialize_grads": True}
@@ -154,6 +168,35 @@ def test_transitions_are_the_decays_of_all_entries():
     assert_agree(approximate.transitions(x).magnitude, torch.cat([1 - gamma, 1 - beta], -1).flatten(2))
 
 
+def test_transitions_of_the_released_code_are_joint():
+    mixer = make(n_heads=2, variant="released").double()
+    _, _, gamma, _, beta = parts(mixer, inputs())
+    expected = 1 - torch.einsum("bthi,bthj->bthij", gamma, beta).flatten(2)
+    assert_agree(mixer.transitions(inputs()).magnitude, expected)
+
+
+@pytest.mark.parametrize("r", [4, 5, 8])
+def test_the_released_terms_join_keys_and_values_of_other_steps(r):
+    mixer = make(r=r, variant="released", floor=1e-12).double()
+    with torch.no_grad():
+        # nothing is forgotten, and features are 1
+        for linear_, bias in [(mixer.p3, 0.0), (mixer.gamma, -20.0), (mixer.beta, -20.0)]:
+            linear_.weight.zero_()
+            linear_.bias.fill_(bias)
+        for linear_ in (mixer.k, mixer.q, mixer.p1, mixer.p2):
+            linear_.weight.zero_()
+            linear_.bias.fill_(1.0)
+    mixing = mixer.token_mixing(inputs())[0] / torch.sigmoid(torch.tensor(-20.0, dtype=torch.float64))
+    count = torch.arange(1, TIME + 1, dtype=torch.float64)
+    # what the key of one step and the value of another make together; steps are counted from 2
+    apart, both = count[:, None] - count, count[:, None] + count + 2
+    meets = (apart % (r - 1) == 0).double() + (both % (r - 1) == 0).double()
+    pairs = torch.where(apart % 2 == 0, 1, -1) * ((r - 1) / 2 * meets + 1) / (2 * r)
+    # of all keys so far, over s, which counts them
+    expected = (pairs.cumsum(0) / count[:, None]).abs().tril()
+    torch.testing.assert_close(mixing, expected, rtol=1e-6, atol=1e-12)
+
+
 def test_gates_that_are_fully_open_forget_all_and_have_gradients():
     mixer = make(n_heads=2).float()
     with torch.no_grad():
@@ -196,6 +239,8 @@ def test_state_size_counts_the_state_that_is_kept():
         ({"n_heads": 4}, "`d_model` must be a positive multiple of `n_heads` = 4; got 6"),
         ({"eta": 0}, "`eta` must be at least 1; got 0"),
         ({"r": 0}, "`r` must be at least 1; got 0. None is ReLiT, without approximation."),
+        ({"r": 1, "variant": "released"}, '`r` must be at least 2 with `variant="released"`; got 1.'),
+        ({"variant": "code"}, "there is no `variant` 'code'"),
         ({"floor": 0.0}, "`floor` must be positive and finite; got 0.0"),
     ],
 )

@@ -397,6 +397,8 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "AReLiT": {"n_heads": 2, "eta": 3, "r": 5, "floor": 0.1},
         "heads": {"n_heads": 2, "eta": 1, "floor": 0.1},
         "two terms": {"r": 2, "floor": 0.1},
+        "released": {"n_heads": 2, "eta": 2, "floor": 0.1, "variant": "released"},
+        "released AReLiT": {"n_heads": 2, "r": 4, "floor": 0.1, "variant": "released"},
     },
     "retnet": {
         "paper": {},

@@ -18,17 +18,20 @@ by r terms:
 
 for 2/r sum_k cos(w_k t) cos(w_k t') is 1 where t' = t, and 0 at most other steps. Terms k and r - k are
 equal, and kk^0 is s: r // 2 + 1 are kept.
+
+The released code has C_t = (1 - beta_t (x) gamma_t) * C_{t-1} + ... in ReLiT. In AReLiT, it has w_k = -pi +
+2 pi k / (r - 1), steps t that are counted from 2, and 1 / (2 r) in place of 2 / r.
 """
 
 import math
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.nn.fast_weights import fast_weights, fast_weights_matrix
+from linrec.nn.fast_weights import fast_weights, fast_weights_matrix, joint_decay
 from linrec.nn.gates import GateLinear
 from linrec.nn.head_sizes import heads_of, most_heads
 from linrec.nn.mixer import Mixer, State, Transitions
@@ -36,9 +39,11 @@ from linrec.nn.parameters import mark
 from linrec.ops.gate_loop import gate_loop
 from linrec.ops.inspection import note
 from linrec.ops.scan import scan
-from linrec.rules import at_least, positive
+from linrec.rules import at_least, choice, positive, require
 
 __all__ = ["ReLiT", "ReLiTState"]
+
+Variant = Literal["paper", "released"]
 
 # without approximation, every entry of a head's state is a channel of its own, kept for every step
 CHANNELS_PER_HEAD = 16
@@ -52,7 +57,7 @@ class ReLiTState(NamedTuple):
     Attributes:
         k: kk^k as columns (b, h, eta dk, n), the first of which is s.
         v: vv^k as rows (b, h, n, dv).
-        t: steps since the sequence began, modulo r, (b, 1).
+        t: steps since the sequence began, modulo the period of the cosines, (b, 1).
     """
 
     k: Float[Tensor, "b h m n"]
@@ -68,6 +73,12 @@ class ReLiT(Mixer):
     cosines of period r: a step t' meets t also where t - t' or t + t' is a multiple of r, unless it is
     forgotten by then.
 
+    `variant="released"` computes what the released code does. An entry of C then decays by 1 - beta gamma, so
+    values and keys are not forgotten apart: where beta is 1, the decay is that of s. In AReLiT, a value and its
+    own key have the weight (r + 1) / (4 r) in C in place of 1, and a value and the key of another step have
+    1 / (2 r) or its negative in place of 0. The code goes on counting steps after a reset; this layer starts
+    again.
+
     When training starts, all matrices are orthogonal times sqrt(2) and biases zero, as in the released code.
     Gates have no weight decay.
 
@@ -77,16 +88,18 @@ class ReLiT(Mixer):
             each head, or 1.
         eta: rows of the features' outer products: phi has eta d entries.
         r: terms of AReLiT; None is ReLiT.
-        floor: the smallest denominator. Features are not negative, and may vanish together.
+        floor: the smallest denominator. Features are not negative, and may vanish together. With
+            `variant="released"`, it is added to denominators: to s_t . phi(q_t) in ReLiT, where the released
+            code has 1e-10, and to 2 r s_t . phi(q_t) in AReLiT, where it has 1e-5.
+        variant: "paper" for the paper's equations, "released" for those of the released code.
 
     Raises:
-        ValueError: `n_heads` that does not divide `d_model`, an `eta` or `r` below 1, or a `floor` that is
-            not positive.
+        ValueError: `n_heads` that does not divide `d_model`, an `eta` or `r` below 1, a `floor` that is
+            not positive, or `r=1` with `variant="released"`.
 
     Source:
         Pramanik, Elelimy, Machado and White, Recurrent Linear Transformers (2023), later AGaLiTe.
-        A survey (Tiezzi and others, 2024) has the idea in words. 2 / r makes the approximation one; the
-        released code has 1 / (2 r), frequencies from -pi to pi, and a time that goes on after resets.
+        A survey (Tiezzi and others, 2024) has the idea in words. 2 / r makes the approximation one.
 
     Example:
         >>> import torch
@@ -108,11 +121,18 @@ class ReLiT(Mixer):
         eta: int = 4,
         r: int | None = None,
         floor: float = 1e-5,
+        variant: Variant = "paper",
     ) -> None:
         super().__init__(d_model)
         at_least(1, eta=eta)
         at_least(1, r=r, or_none=True, cure="None is ReLiT, without approximation.")
         positive(floor=floor, cure="It keeps a sum from being zero.")
+        choice(Variant, variant=variant)
+        self.is_released = variant == "released"
+        require(
+            r != 1 or not self.is_released,
+            '`r` must be at least 2 with `variant="released"`; got 1. Frequencies have both ends of a range.',
+        )
         self.n_heads = most_heads(d_model, CHANNELS_PER_HEAD) if n_heads is None else n_heads
         self.d_head = heads_of("d_model", d_model, self.n_heads)
         self.d_features, self.floor = eta * self.d_head, floor
@@ -151,10 +171,11 @@ class ReLiT(Mixer):
         k, v = gamma * k, beta * v
         note(log_f=log_f, log_z=log_z, beta=beta)
         if not self.r:
-            # s is what C is for a value of 1 that is not forgotten
-            v, log_z = functional.pad(v, (0, 1), value=1.0), functional.pad(log_z, (0, 1))
-            a, state = fast_weights(q, k, v, log_f, log_z, state=state, reset=reset)
-            s = a[..., -1:].clamp(min=self.floor)
+            # s is what C is for a value of 1 with a beta of 1, whose z is 0, or that is not forgotten
+            kept = -math.inf if self.is_released else 0.0
+            v, log_z = functional.pad(v, (0, 1), value=1.0), functional.pad(log_z, (0, 1), value=kept)
+            a, state = fast_weights(q, k, v, log_f, log_z, joint=self.is_released, state=state, reset=reset)
+            s = self._denominator(a[..., -1:])
             note(q=q, k=k, s=s)
             a = a[..., :-1] / s
         else:
@@ -162,18 +183,34 @@ class ReLiT(Mixer):
             one = torch.ones(*x.shape[:2], 1, dtype=self.state_dtype, device=x.device)
             # counted by the operator, which knows of resets, and of other processes' steps
             t, last = scan(one, one, state=before, reset=reset)
-            term = torch.arange(self.r // 2 + 1, dtype=one.dtype, device=x.device)
-            cosines = torch.cos(2 * math.pi / self.r * term * (t % self.r))[:, :, None]
+            period, factors, counts = self._terms(one)
+            t = (t + self.is_released) % period
+            cosines = torch.cos(2 * math.pi / period * factors * t)[:, :, None]
             cosines = cosines.expand(-1, -1, self.n_heads, -1)
             # kk^k . phi(q) of all k
             dots, kk = gate_loop(q, k, cosines, log_f, state=kk, reset=reset)
-            # terms k and r - k are one that counts twice
-            weights = dots / dots[..., :1].clamp(min=self.floor) * torch.where(2 * term % self.r == 0, 1, 2)
-            weights = weights * (2 / self.r)
+            weights = dots / self._denominator(dots[..., :1]) * counts
             note(q=weights, k=cosines)
             a, vv = fast_weights(weights, cosines, v, None, log_z, state=vv, reset=reset)
-            state = ReLiTState(kk, vv, last % self.r)
+            state = ReLiTState(kk, vv, last % period)
         return self.out(a.flatten(-2).to(x.dtype)), state
+
+    def _denominator(self, s: Tensor) -> Tensor:
+        """Return s_t . phi(q_t), kept from zero."""
+        if self.is_released:
+            return (2 * self.r or 1) * s + self.floor
+        return s.clamp(min=self.floor)
+
+    def _terms(self, like: Tensor) -> tuple[int, Tensor, Tensor]:
+        """Return the period of the cosines, the factors of 2 pi / period, and the terms' weights."""
+        term = torch.arange(self.r // 2 + 1, dtype=like.dtype, device=like.device)
+        if not self.is_released:
+            # terms k and r - k are one that counts twice
+            return self.r, term, torch.where(2 * term % self.r == 0, 1, 2).to(term) * (2 / self.r)
+        # frequencies of either sign; pi (2 k - 1) / (r - 1) has no zero, which is kept for s
+        even = 1 - self.r % 2
+        factors = (2 * term - even).clamp(min=0)
+        return 2 * (self.r - 1), factors, torch.where(term == 0, 1 - even, 2).to(term)
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
         """Return zeros (batch, h, eta dk, dv + 1), or a `ReLiTState` of zeros."""
@@ -185,10 +222,15 @@ class ReLiT(Mixer):
         return ReLiTState(kk, vv, scan.empty_state(batch, 1, **like))
 
     def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions:
-        """Return (1 - beta_t) (x) (1 - gamma_t), c = h eta dk dv; of AReLiT, both, c = h (eta dk + dv)."""
+        """Return the decays of C, c = h eta dk dv; of AReLiT, 1 - gamma and 1 - beta, c = h (eta dk + dv)."""
         _, notes = self._memory(x, None)
-        f, z = notes["log_f"].exp(), notes["log_z"].exp()
-        kept = torch.cat([f, z], -1) if self.r else _outer(f, z)
+        log_f, log_z = notes["log_f"], notes["log_z"]
+        if self.r:
+            kept = torch.cat([log_f, log_z], -1).exp()
+        elif self.is_released:
+            kept = joint_decay(log_f[..., None], log_z[..., None, :]).flatten(-2)
+        else:
+            kept = _outer(log_f.exp(), log_z.exp())
         return Transitions(kept.flatten(2), None)
 
     def token_mixing(
@@ -197,7 +239,9 @@ class ReLiT(Mixer):
         """Return the mean over heads and value channels of the magnitudes of the weights of v."""
         _, notes = self._memory(x, reset)
         q, log_f = (notes["q"], None) if self.r else (notes["q"] / notes["s"], notes["log_f"])
-        return fast_weights_matrix(q, notes["k"], log_f, notes["log_z"], notes["beta"], reset=reset)
+        return fast_weights_matrix(
+            q, notes["k"], log_f, notes["log_z"], notes["beta"], joint=self.is_released, reset=reset
+        )
 
 
 def _outer(a: Tensor, b: Tensor) -> Tensor:

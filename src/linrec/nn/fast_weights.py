@@ -1,12 +1,13 @@
 """Fast weights whose entries decay by a factor of the key channel times one of the value channel."""
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from linrec.ops.gate_loop import gate_loop_matrix
 from linrec.ops.scan import scan
 
-__all__ = ["fast_weights", "fast_weights_matrix"]
+__all__ = ["fast_weights", "fast_weights_matrix", "joint_decay"]
 
 
 def fast_weights(
@@ -16,6 +17,7 @@ def fast_weights(
     log_f: Float[Tensor, "b t h dk"] | None,
     log_z: Float[Tensor, "b t h dv"],
     *,
+    joint: bool = False,
     state: Float[Tensor, "b h dk dv"] | None = None,
     reset: Bool[Tensor, "b t"] | None = None,
 ) -> tuple[Float[Tensor, "b t h dv"], Float[Tensor, "b h dk dv"]]:
@@ -29,6 +31,7 @@ def fast_weights(
         v: values (b, t, h, dv).
         log_f: log of the decays of key channels (b, t, h, dk), in float32 or better; None is f = 1.
         log_z: log of the decays of value channels (b, t, h, dv), in float32 or better.
+        joint: whether entries decay by 1 - (1 - f) (1 - z) in place of f z.
         state: S_0 (b, h, dk, dv), or None for zeros.
         reset: (b, t) bool, true where a new sequence starts.
 
@@ -44,12 +47,19 @@ def fast_weights(
     update = (k[..., None] * v[..., None, :]).to(log_z.dtype)
     if log_f is None:
         decay = log_z.exp()[..., None, :].expand_as(update)
+    elif joint:
+        decay = joint_decay(log_f[..., None], log_z[..., None, :])
     else:
         decay = (log_f[..., None] + log_z[..., None, :]).exp()
     state = None if state is None else state.flatten(1)
     S, last = scan(decay.flatten(2), update.flatten(2), state=state, reset=reset)
     y = (q[..., None, :].to(S.dtype) @ S.unflatten(-1, update.shape[2:]))[..., 0, :]
     return y, last.unflatten(-1, update.shape[2:])
+
+
+def joint_decay(log_f: Float[Tensor, "*f"], log_z: Float[Tensor, "*z"]) -> Float[Tensor, "*fz"]:
+    """Return 1 - (1 - f) (1 - z) = z + (1 - z) f of logarithms that broadcast; nothing cancels."""
+    return log_z.exp() - torch.expm1(log_z) * log_f.exp()
 
 
 def fast_weights_matrix(
@@ -59,6 +69,7 @@ def fast_weights_matrix(
     log_z: Float[Tensor, "b t h dv"],
     gate: Float[Tensor, "b t h dv"] | None = None,
     *,
+    joint: bool = False,
     reset: Bool[Tensor, "b t"] | None = None,
 ) -> Float[Tensor, "b t t"]:
     """Return the mean magnitude, over heads and value channels, of what y of step n has of v of step m.
@@ -71,6 +82,7 @@ def fast_weights_matrix(
         log_f: as for `fast_weights`.
         log_z: as for `fast_weights`.
         gate: what v is multiplied by (b, t, h, dv); None is one.
+        joint: as for `fast_weights`; the product is then of these decays.
         reset: (b, t) bool.
     """
     # to one value channel, the fast weights are a head of its own
@@ -78,5 +90,10 @@ def fast_weights_matrix(
     q, k = (part.repeat_interleave(d_value, 2) for part in (q, k))
     if gate is not None:
         k = k * gate.flatten(2)[..., None]
-    log_decay = log_z[..., None] if log_f is None else log_f[..., None, :] + log_z[..., None]
+    if log_f is None:
+        log_decay = log_z[..., None]
+    elif joint:
+        log_decay = joint_decay(log_f[..., None, :], log_z[..., None]).log()
+    else:
+        log_decay = log_f[..., None, :] + log_z[..., None]
     return gate_loop_matrix(q, k, log_decay.flatten(2, 3), reset=reset).abs().mean(1)
