@@ -177,7 +177,7 @@ def test_transitions_of_the_released_code_are_joint():
 
 @pytest.mark.parametrize("r", [4, 5, 8])
 def test_the_released_terms_join_keys_and_values_of_other_steps(r):
-    mixer = make(r=r, variant="released", floor=1e-12).double()
+    mixer = make(r=r, variant="released", floor=1e-20).double()
     with torch.no_grad():
         # nothing is forgotten, and features are 1
         for linear_, bias in [(mixer.p3, 0.0), (mixer.gamma, -20.0), (mixer.beta, -20.0)]:
@@ -194,7 +194,7 @@ def test_the_released_terms_join_keys_and_values_of_other_steps(r):
     pairs = torch.where(apart % 2 == 0, 1, -1) * ((r - 1) / 2 * meets + 1) / (2 * r)
     # of all keys so far, over s, which counts them
     expected = (pairs.cumsum(0) / count[:, None]).abs().tril()
-    torch.testing.assert_close(mixing, expected, rtol=1e-6, atol=1e-12)
+    torch.testing.assert_close(mixing, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_gates_that_are_fully_open_forget_all_and_have_gradients():

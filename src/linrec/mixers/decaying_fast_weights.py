@@ -138,7 +138,8 @@ class DecayingFastWeights(Mixer):
         if self.z is None:
             return super().token_mixing(x, reset=reset)
         _, notes = self._memory(x, reset)
-        return fast_weights_matrix(**notes, reset=reset)
+        q, k, log_f, log_z = (notes[name] for name in ("q", "k", "log_f", "log_z"))
+        return fast_weights_matrix(q, k, log_f, log_z, reset=reset)
 
 
 def _gate(d_in: int, d_out: int, bias_init: float | None) -> GateLinear:

@@ -10,7 +10,7 @@ A network programs the fast weights F_t of a network that programs the fast weig
 
 x input, q' and q queries, k' and k keys, v' and v values, beta' and beta writing strengths of a head, phi
 1 + ELU over its sum, F_t and W_t fast weights, y output of a head, t time. Heads side by side are projected.
-Either step is the delta rule of all steps at once. The state has the transposes of F_t and W_t.
+Each of the two rules runs over all steps at once. The state has the transposes of F_t and W_t.
 """
 
 import math

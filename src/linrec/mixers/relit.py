@@ -19,8 +19,8 @@ by r terms:
 for 2/r sum_k cos(w_k t) cos(w_k t') is 1 where t' = t, and 0 at most other steps. Terms k and r - k are
 equal, and kk^0 is s: r // 2 + 1 are kept.
 
-The released code has C_t = (1 - beta_t (x) gamma_t) * C_{t-1} + ... in ReLiT. In AReLiT, it has w_k = -pi +
-2 pi k / (r - 1), steps t that are counted from 2, and 1 / (2 r) in place of 2 / r.
+The released code differs. ReLiT has C_t = (1 - beta_t (x) gamma_t) * C_{t-1} + (beta_t * v_t) (x) (gamma_t *
+phi(k_t)). AReLiT has w_k = -pi + 2 pi k / (r - 1) and 1 / (2 r) in place of 2 / r. It counts steps from 2.
 """
 
 import math
@@ -73,11 +73,10 @@ class ReLiT(Mixer):
     cosines of period r: a step t' meets t also where t - t' or t + t' is a multiple of r, unless it is
     forgotten by then.
 
-    `variant="released"` computes what the released code does. An entry of C then decays by 1 - beta gamma, so
-    values and keys are not forgotten apart: where beta is 1, the decay is that of s. In AReLiT, a value and its
-    own key have the weight (r + 1) / (4 r) in C in place of 1, and a value and the key of another step have
-    1 / (2 r) or its negative in place of 0. The code goes on counting steps after a reset; this layer starts
-    again.
+    `variant="released"` computes the equations of the released code. An entry of C then decays by
+    1 - beta gamma: where beta is 1, C and s have the same decay. In AReLiT, C gets a value and its own key
+    with the weight (r + 1) / (4 r) in place of 1, and a value and the key of another step with 1 / (2 r) or
+    its negative in place of 0. The code goes on counting steps after a reset; this layer starts again.
 
     When training starts, all matrices are orthogonal times sqrt(2) and biases zero, as in the released code.
     Gates have no weight decay.
@@ -89,8 +88,8 @@ class ReLiT(Mixer):
         eta: rows of the features' outer products: phi has eta d entries.
         r: terms of AReLiT; None is ReLiT.
         floor: the smallest denominator. Features are not negative, and may vanish together. With
-            `variant="released"`, it is added to denominators: to s_t . phi(q_t) in ReLiT, where the released
-            code has 1e-10, and to 2 r s_t . phi(q_t) in AReLiT, where it has 1e-5.
+            `variant="released"`, `floor` is added to s_t . phi(q_t) in ReLiT, and to 2 r s_t . phi(q_t) in
+            AReLiT. The released code adds 1e-10 and 1e-5.
         variant: "paper" for the paper's equations, "released" for those of the released code.
 
     Raises:
