@@ -226,6 +226,23 @@ def test_parameters_are_those_of_the_released_code():
     assert marked == {f"{gate}.{kind}" for gate in ("p3", "gamma", "beta") for kind in ("weight", "bias")}
 
 
+def test_the_released_start_is_that_of_the_released_code():
+    eye = torch.eye(D)
+    mixer = make(n_heads=2, eta=3, variant="released")
+    for name, parameter in mixer.named_parameters():
+        if name.endswith("bias"):
+            assert not parameter.any()
+        else:
+            gain = 4 if name in ("q.weight", "p2.weight") else 2
+            for head in parameter.chunk(1 if name == "out.weight" else 2):
+                assert_agree(head @ head.T, gain * torch.eye(len(head)), name)
+    mixer = make(n_heads=2, eta=3, r=4, variant="released")
+    for names in (("k", "q", "v", "beta", "gamma"), ("p1", "p2", "p3")):
+        together = torch.cat([getattr(mixer, name).weight for name in names])
+        assert_agree(together.T @ together, 2 * eye, str(names))
+    assert_agree(mixer.out.weight @ mixer.out.weight.T, 2 * eye)
+
+
 def test_state_size_counts_the_state_that_is_kept():
     assert make(n_heads=2, eta=3).state_size == 2 * 9 * 4
     assert make(n_heads=2, eta=3, r=5).state_size == 2 * 3 * (9 + 3) + 1

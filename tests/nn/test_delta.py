@@ -20,6 +20,12 @@ def test_features_have_norm_one():
     assert dpfp.d_features == 12 and dpfp(x).shape == (50, 12)
 
 
+def test_eps_is_added_to_the_sum():
+    x = torch.tensor([[1.0, 3.0], [0.0, 0.0]])
+    features = UnitFeatures(2, feature_map="relu", norm="l1", eps=1.0)(x)
+    torch.testing.assert_close(features, torch.tensor([[0.2, 0.6], [0.0, 0.0]]))
+
+
 def test_norms_of_half_precision_inputs_are_exact_to_float32():
     units = UnitFeatures(64)(inputs(200, 64).bfloat16())
     assert units.dtype == torch.float32

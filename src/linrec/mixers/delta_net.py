@@ -65,7 +65,7 @@ class DeltaNet(Mixer):
         feature_map: phi, a name of `linrec.nn.feature_maps`.
         nu: shifts of the feature map "dpfp"; None is 1.
         qk_norm: "l2"; "l1" for features >= 0; or "none" for features of "softmax".
-        qk_eps: with "l2", added to |phi|^2; released code has 1e-6.
+        qk_eps: with "l2", added to |phi|^2, where released code has 1e-6; with "l1", to the sum of |phi|.
         beta: "sigmoid", in (0, 1); "double_sigmoid", in (0, 2); or "one".
         conv_size: taps of a causal convolution of each channel of q, k and v, before phi and SiLU; None is no
             convolution.

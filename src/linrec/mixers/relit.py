@@ -78,7 +78,9 @@ class ReLiT(Mixer):
     with the weight (r + 1) / (4 r) in place of 1, and a value and the key of another step with 1 / (2 r) or
     its negative in place of 0. The code goes on counting steps after a reset; this layer starts again.
 
-    When training starts, all matrices are orthogonal times sqrt(2) and biases zero, as in the released code.
+    When training starts, all matrices are orthogonal times sqrt(2) and biases zero. `variant="released"` draws
+    them as the released code does. In ReLiT, each head has an orthogonal matrix, times 2 in W_Q and W_p2. In
+    AReLiT, W_K, W_Q, W_V, W_beta and W_gamma are orthogonal as one matrix, and so are W_p1, W_p2 and W_p3.
     Gates have no weight decay.
 
     Args:
@@ -151,6 +153,24 @@ class ReLiT(Mixer):
             if isinstance(module, nn.Linear):
                 nn.init.orthogonal_(module.weight, gain=GAIN)
                 nn.init.zeros_(module.bias)
+        if self.is_released:
+            self._draw_as_released()
+
+    @torch.no_grad()
+    def _draw_as_released(self) -> None:
+        """Draw the weights of all matrices but W_out as the released code draws them."""
+        full, few = (self.k, self.q, self.v, self.beta, self.gamma), (self.p1, self.p2, self.p3)
+        if not self.r:
+            for linear in full + few:
+                for head in linear.weight.chunk(self.n_heads):
+                    # of queries, a product of two matrices
+                    nn.init.orthogonal_(head, gain=GAIN**2 if linear in (self.q, self.p2) else GAIN)
+            return
+        for group in (full, few):
+            weights = [linear.weight for linear in group]
+            drawn = nn.init.orthogonal_(torch.cat(weights), gain=GAIN).chunk(len(group))
+            for weight, part in zip(weights, drawn, strict=True):
+                weight.copy_(part)
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and C^T with s as its last column (b, h, eta dk, dv + 1); of AReLiT, a `ReLiTState`."""
