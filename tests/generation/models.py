@@ -17,6 +17,7 @@ MIXERS: dict[str, tuple[str | tuple[str, ...], dict[str, Any]]] = {
     "gate_loop_attention heads": ("gate_loop_attention", {"n_heads": 2, "transition": "fixed"}),
     "hybrid": (("hgru", "attention"), {"attention": {"n_heads": 2, "window": 4}}),
     "recurrent_delta_net": ("recurrent_delta_net", {"n_heads": 2, "output_recurrence": True}),
+    "delta_lstm": ("delta_lstm", {"n_heads": 2, "version": 3}),
     "relit terms": ("relit", {"n_heads": 2, "r": 4}),
     # whose outputs would be zeros, or near them
     "flash_gau": ("flash_gau", {"chunk_size": 4, "d_qk": 6, "init_std": 0.5}),

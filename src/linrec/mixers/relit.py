@@ -78,8 +78,8 @@ class ReLiT(Mixer):
     with the weight (r + 1) / (4 r) in place of 1, and a value and the key of another step with 1 / (2 r) or
     its negative in place of 0. The code goes on counting steps after a reset; this layer starts again.
 
-    When training starts, all matrices are orthogonal times sqrt(2) and biases zero. `variant="released"` draws
-    them as the released code does. In ReLiT, each head has an orthogonal matrix, times 2 in W_Q and W_p2. In
+    When training starts, all matrices are orthogonal times sqrt(2), biases zero. `variant="released"` draws
+    them as the released code does. Each head of ReLiT has an orthogonal matrix, times 2 in W_Q and W_p2. In
     AReLiT, W_K, W_Q, W_V, W_beta and W_gamma are orthogonal as one matrix, and so are W_p1, W_p2 and W_p3.
     Gates have no weight decay.
 
