@@ -59,6 +59,7 @@ FORMULAS = {
         lambda x: x.exp() / x.exp().sum(-1, keepdim=True),
         {},
     ),
+    "raised relu": ({"feature_map": "relu", "epsilon": 0.01}, lambda x: relu(x) + 0.01, {}),
     "cosformer": ({"feature_map": "cosformer", "max_length": 9}, relu, {"turn": math.pi / 18}),
     "no normaliser": (
         {"feature_map": "identity", "normalization": "none"},
@@ -148,6 +149,32 @@ def test_performer_gives_softmax_attention_when_features_are_many():
         assert (estimate - y).abs().max() < 0.02 * y.abs().max()
 
 
+def test_hyperbolic_features_are_both_signs_of_each_direction():
+    mixer, x = make(feature_map="performer", n_features=3, hyperbolic=True).double(), inputs()
+    q, k, v = (heads(x, linear, 1)[:, :, 0] for linear in (mixer.q, mixer.k, mixer.v))
+    w = mixer.phi.projection[0]
+
+    def phi(x):
+        x = x / D**0.25
+        return (
+            torch.cat([(x @ w.T).exp(), (-x @ w.T).exp()], -1) * (-x.square().sum(-1, keepdim=True) / 2).exp()
+        )
+
+    weights = (phi(q) @ phi(k).mT).tril()
+    y = weights / weights.sum(-1, keepdim=True) @ v
+    assert_agree(mixer(x)[0], y @ mixer.out.weight.T + mixer.out.bias)
+    # 6 features
+    assert mixer.state_size == 6 * (D + 2)
+
+
+def test_generalized_attention_has_rectified_features_in_random_directions():
+    arguments = {"feature_map": "arc_cosine", "orthogonal": True, "epsilon": 0.001, "n_features": 5}
+    mixer, x = make(**arguments).double(), inputs()
+    w = mixer.phi.projection[0]
+    y = by_hand(mixer, x, lambda x: relu(x @ w.T) + 0.001)
+    assert_agree(mixer(x)[0], y @ mixer.out.weight.T + mixer.out.bias)
+
+
 def softmax_of_features(mixer, x, reset):
     """Equation 20 with sums of exponentials over their own largest term, in double precision."""
     q, k, v = (heads(x, linear, 1) for linear in (mixer.q, mixer.k, mixer.v))
@@ -234,6 +261,18 @@ def test_the_state_is_the_sum_of_outer_products_and_of_keys():
     assert make(feature_map="identity", normalization="rms").state_size == D * D
 
 
+def test_cosformer_weights_turn_negative_beyond_its_length():
+    mixer, x = make(n_heads=1, feature_map="cosformer", max_length=3).double(), inputs()
+    q, k = (relu(heads(x, linear, 1)[:, :, 0]) for linear in (mixer.q, mixer.k))
+    age = torch.arange(TIME).double()[:, None] - torch.arange(TIME)
+    weights = (q @ k.mT * torch.cos(math.pi * age / 6)).tril()
+    assert (weights[:, age > 3] <= 0).all() and (weights[:, (age >= 0) & (age <= 3)] >= -1e-9).all()
+    total = weights.sum(-1, keepdim=True)
+    y = weights / total @ heads(x, mixer.v, 1)[:, :, 0]
+    assert_agree(mixer(x)[0], y @ mixer.out.weight.T + mixer.out.bias)
+    assert make(feature_map="cosformer").phi.phase == pytest.approx(math.pi / 2 / 4096)
+
+
 def test_cosformer_turns_its_state():
     mixer, x = make(n_heads=2, feature_map="cosformer", max_length=9).double(), inputs()
     magnitude, phase = mixer.transitions(x)
@@ -283,6 +322,7 @@ def test_heads_have_at_least_32_channels():
         ({"feature_map": "elu1"}, "there is no feature map 'elu1'; did you mean 'elu'"),
         ({"normalization": "rum"}, "there is no `normalization` 'rum'; did you mean 'rms'"),
         ({"nu": 2}, "there is no argument of feature map 'elu' called 'nu'"),
+        ({"hyperbolic": True}, "there is no argument of feature map 'elu' called 'hyperbolic'"),
         ({"feature_map": "identity"}, 'those of `feature_map="identity"` may be. Pass `normalization="rms"`'),
         ({"positions": "rotar"}, "there is no `positions` 'rotar'; did you mean 'rotary'"),
         ({"positions": "rotary", "n_heads": 2}, '`feature_map="elu"` has 3. Choose an even number'),

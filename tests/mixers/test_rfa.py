@@ -58,14 +58,20 @@ def by_hand(mixer, x, phi):
 
 @pytest.mark.parametrize(
     "arguments",
-    [{}, {"n_heads": 2, "n_features": 5}, {"gate": False}, {"orthogonal": True, "floor": 0.5}],
-    ids=["paper", "heads", "no gate", "larger floor"],
+    [
+        {},
+        {"n_heads": 2, "n_features": 5},
+        {"gate": False},
+        {"orthogonal": True, "floor": 0.5},
+        {"n_heads": 2, "tau": 0.7},
+    ],
+    ids=["paper", "heads", "no gate", "larger floor", "temperature"],
 )
 def test_outputs_and_state_are_the_equations(arguments):
     mixer, x = make(**arguments).double(), inputs()
     with torch.no_grad():
         mixer.phi.sigma.uniform_(0.5, 1.5, generator=generator(3))
-    w, sigma = mixer.phi.projection, mixer.phi.sigma
+    w, sigma = mixer.phi.projection, mixer.phi.sigma / arguments.get("tau", 1.0)
     y, state, sums = by_hand(mixer, x, lambda x, h: features(x, w[h], sigma[h]))
     if "floor" in arguments:
         assert (sums.abs() < 0.5).any() and (sums.abs() > 0.5).any()
@@ -167,10 +173,22 @@ def test_a_gate_that_is_nearly_one_writes_with_what_is_left():
 
 def test_the_defaults_are_the_papers():
     assert [make(width).n_heads for width in (6, 64, 128, 192)] == [1, 1, 2, 3]
-    assert make().floor == 0.1
+    assert make().floor == 0.01
+    assert make().phi.tau == 1
     # directions are independent, hence not orthogonal
     w = make().phi.projection[0]
     assert (w @ w.T).triu(1).abs().max() > 0.5
+
+
+def test_a_sequence_of_64_directions_starts_with_its_first_value():
+    torch.manual_seed(0)
+    x = torch.randn(64, 1, 64)
+    mixer = make(64)
+    expected = mixer.out(mixer.v(x))
+    # the only weight is divided by itself, unless the floor bounds it
+    assert_agree(mixer(x)[0], expected)
+    mixer.floor = 0.1
+    assert ((mixer(x)[0] - expected).abs().amax(-1) > 1e-3).any()
 
 
 def test_state_size_counts_both_sums():
@@ -185,6 +203,7 @@ def test_state_size_counts_both_sums():
         ({"feature_map": "arccos"}, "there is no `feature_map` 'arccos'; did you mean 'arc_cosine'"),
         ({"n_features": 0}, "`n_features` and `n_heads` must be at least 1; got 0 and 1"),
         ({"floor": -1.0}, "`floor` must be positive and finite; got -1.0"),
+        ({"tau": 0.5, "feature_map": "arc_cosine"}, "`tau` is the temperature of the kernel"),
     ],
 )
 def test_argument_errors(arguments, message):

@@ -251,6 +251,9 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "cosFormer": {"feature_map": "cosformer", "max_length": 65_536, "floor": 0.1},
         "Performer": {"feature_map": "performer", "n_features": 6, "orthogonal": False},
         "turned Performer": {"feature_map": "performer", "n_features": 6, "positions": "rotary"},
+        "hyperbolic Performer": {"feature_map": "performer", "n_features": 3, "hyperbolic": True},
+        "Performer-ReLU": {"feature_map": "arc_cosine", "orthogonal": True, "epsilon": 0.1},
+        "rectified": {"n_heads": 2, "feature_map": "relu", "epsilon": 0.1},
         "softmax": {"n_heads": 2, "feature_map": "softmax", "normalization": "none"},
     },
     "liquid_s4": {
@@ -408,9 +411,11 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "released": {"n_heads": 2, "output_norm": "rms", "norm_eps": 1e-5, "out_gain": 0.5},
     },
     "rfa": {
-        "paper": {},
-        "heads": {"n_heads": 2, "n_features": 3, "orthogonal": True, "learn_sigma": False},
+        # estimates from few directions come near to 0
+        "paper": {"floor": 0.1},
+        "heads": {"n_heads": 2, "n_features": 3, "orthogonal": True, "learn_sigma": False, "floor": 0.1},
         "arccos": {"feature_map": "arc_cosine", "gate": False},
+        "temperature": {"tau": 2.0, "floor": 0.1},
     },
     "rg_lru": {
         "paper": {},

@@ -125,6 +125,21 @@ def test_fixed_maps_are_their_formulas():
         assert_agree(make(name)(x), expected, name)
 
 
+@pytest.mark.parametrize("name", ["arc_cosine", "relu"])
+def test_epsilon_is_added_to_every_rectified_feature(name):
+    plain, raised, x = make(name).double(), make(name, epsilon=0.25).double(), inputs(5, 1)
+    # random features are over the square root of their number, 4
+    assert_agree(raised(x), plain(x) + (0.125 if name == "arc_cosine" else 0.25))
+    assert (plain(x) == 0).any()
+
+
+def test_the_temperature_divides_directions():
+    x = inputs(5, 1)
+    warm, scaled = make("rfa", tau=0.5).double(), make("rfa").double()
+    scaled.projection.mul_(2)
+    assert_agree(warm(x), scaled(x))
+
+
 def test_random_maps_are_their_formulas():
     x = inputs(5, 2)
     for name, heads in [("arc_cosine", 1), ("performer", 2), ("rfa", 2), ("rfa", 1)]:
@@ -215,6 +230,9 @@ def test_features_are_formed_in_float32_under_autocast(name):
         ("dpfp", {"mu": 2}, "there is no argument of feature map 'dpfp' called 'mu'; did you mean 'nu'"),
         ("dpfp", {"nu": 8}, "`nu` of DPFP must be in 1 .. 2 d_head - 1 = 7; got 8"),
         ("cosformer", {"max_length": 0}, "`max_length` of cosFormer must be at least 1 step; got 0"),
+        ("relu", {"epsilon": -1.0}, "`epsilon` must be at least 0; got -1.0"),
+        ("arc_cosine", {"epsilon": -1.0}, "`epsilon` must be at least 0; got -1.0"),
+        ("rfa", {"tau": 0.0}, "`tau` must be positive and finite; got 0.0"),
         ("rfa", {"n_features": 0}, "`n_features` and `n_heads` must be at least 1; got 0 and 1"),
     ],
 )

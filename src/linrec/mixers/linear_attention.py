@@ -78,6 +78,9 @@ class LinearAttention(Mixer):
     |---|---|
     | NormAttention of TransNormer (Qin and others, 2022) | `feature_map="identity", normalization="rms"` |
     | Performer (Choromanski and others, 2021) | `feature_map="performer"` |
+    | Performer, hyperbolic features (lemma 1) | `feature_map="performer", hyperbolic=True` |
+    | Performer-ReLU | `feature_map="arc_cosine", orthogonal=True, epsilon=0.001` |
+    | Performer-ReLU, no random directions | `feature_map="relu", epsilon=0.001` |
     | cosFormer (Qin and others, 2022) | `feature_map="cosformer"`, M is `max_length` |
     | RoFormer (Su and others, 2021), section 3.3 | `positions="rotary"` |
     | DPFP (Schlag and others, 2021), without their delta rule | `feature_map="dpfp"`, `nu` |
@@ -94,8 +97,13 @@ class LinearAttention(Mixer):
         feature_map: the name of phi.
         n_features: random directions, of the random feature maps; None is its default, also for the next.
         orthogonal: whether these are orthogonal in blocks.
+        hyperbolic: whether "performer" has each direction with both signs: twice the features, and less
+            variance.
+        epsilon: added to each feature of "relu" and "arc_cosine".
         nu: shifts of "dpfp".
-        max_length: M of "cosformer", in steps.
+        max_length: M of "cosformer", in steps: the length of the longest sequence, since keys more than M
+            steps back get negative weights. The released code takes the length of each input, which no
+            causal layer knows.
         normalization: "running" divides by phi(q)^T z; "layer" or "rms" have a norm over all heads in place
             of that; "none" has nothing. "running" needs weights that are not negative, which "identity" does
             not have.
@@ -130,6 +138,8 @@ class LinearAttention(Mixer):
         feature_map: str = "elu",
         n_features: int | None = None,
         orthogonal: bool | None = None,
+        hyperbolic: bool | None = None,
+        epsilon: float | None = None,
         nu: int | None = None,
         max_length: int | None = None,
         normalization: Normalization = "running",
@@ -145,7 +155,8 @@ class LinearAttention(Mixer):
         positive(floor=floor, cure="It keeps a sum from being zero.")
         self.n_heads = most_heads(d_model, CHANNELS_PER_HEAD) if n_heads is None else n_heads
         self.d_head = heads_of("d_model", d_model, self.n_heads)
-        features = {"n_features": n_features, "orthogonal": orthogonal, "nu": nu, "max_length": max_length}
+        features: dict[str, int | float | None] = {"n_features": n_features, "orthogonal": orthogonal}
+        features |= {"hyperbolic": hyperbolic, "epsilon": epsilon, "nu": nu, "max_length": max_length}
         given = {name: value for name, value in features.items() if value is not None}
         self.phi = feature_maps.build(feature_map, self.d_head, **given)
         require(

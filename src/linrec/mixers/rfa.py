@@ -8,8 +8,8 @@
     y_t = phi(q_t)^T S_t / (phi(q_t)^T z_t)
 
 x input, q query, k key, v value of a head, phi random features of unit vectors, w_i their directions, which
-are drawn and scaled by a learned sigma, g gate of a head, S and z state, y output of a head, t time. Heads
-side by side are projected by W_O.
+are drawn and scaled by a learned sigma over a constant tau, g gate of a head, S and z state, y output of a
+head, t time. Heads side by side are projected by W_O.
 """
 
 from typing import Literal
@@ -24,7 +24,7 @@ from linrec.nn.head_sizes import heads_of, most_heads
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
 from linrec.ops.gate_loop import normalized_gate_loop
-from linrec.rules import choice, positive
+from linrec.rules import choice, positive, require
 
 __all__ = ["RFA"]
 
@@ -45,7 +45,7 @@ class RFA(Mixer):
     |---|---|
     | RFA without gate | `gate=False`: S_t = S_{t-1} + phi(k_t) v_t^T |
     | RFA-arccos | `feature_map="arc_cosine"` |
-    | constant sigma | `learn_sigma=False` |
+    | constant sigma | `learn_sigma=False`, its size is 1 / `tau` |
 
     The paper draws other directions at each training step, and keeps one draw for evaluation:
     `mixer.phi.redraw()` draws, between sequences.
@@ -58,11 +58,16 @@ class RFA(Mixer):
         feature_map: "rfa" (Gaussian kernel) or "arc_cosine".
         gate: whether the state fades.
         orthogonal: whether directions are orthogonal in blocks, as Performer draws them.
-        learn_sigma: whether sigma is learned, per head and channel; "arc_cosine" has none.
+        learn_sigma: whether sigma is learned, per head and channel; "arc_cosine" has no sigma.
+        tau: temperature of the Gaussian kernel, by which sigma is divided: 1 in the released code, where it
+            can be set, too. Where sigma is learned, tau sets its start.
         floor: the smallest denominator: max(|phi(q)^T z|, floor) is divided by. The Gaussian kernel of unit
-            vectors is at least exp(-2) = 0.14 where sigma is 1; what is much smaller is an estimate's error,
-            or the start of a sequence whose gate is slow: its weights sum to 1 - g_1 .. g_t times that. Where
-            such starts matter, choose a smaller floor.
+            vectors is at least exp(-2) = 0.14 where sigma / tau is 1. The first sum of a sequence is
+            1 - g_1 times that; with gates that start near 1/2, 0.01 bounds none of them when a head has 64
+            directions. Estimates from few directions, or with a smaller tau, come near to 0: choose a larger
+            floor if gradients are large there. The released code bounds sums of sequences at 0.001, and steps
+            and its CUDA kernel at 1, of features that are times 0.1 in place of 1 / sqrt(D): at D = 64 that
+            is a `floor` of 0.0016 and of 1.6.
         bias: whether the projections of q, k, v and of the output have biases.
 
     Raises:
@@ -70,9 +75,8 @@ class RFA(Mixer):
             range.
 
     Source:
-        Random Feature Attention (Peng and others, 2021), RFA and RFA-Gate. The bound of the denominator is
-        from the released code, whose versions differ in its size, 0.001 to 1, and in the scale of the
-        features.
+        Random Feature Attention (Peng and others, 2021), RFA and RFA-Gate. tau and the bound of the
+        denominator are the released code's, which has no gate.
 
     Example:
         >>> import torch
@@ -94,12 +98,17 @@ class RFA(Mixer):
         gate: bool = True,
         orthogonal: bool = False,
         learn_sigma: bool = True,
-        floor: float = 0.1,
+        tau: float = 1.0,
+        floor: float = 0.01,
         bias: bool = True,
     ) -> None:
         super().__init__(d_model)
         choice(Features, feature_map=feature_map)
         positive(floor=floor, cure="It keeps a sum from being zero.")
+        require(
+            feature_map == "rfa" or tau == 1,
+            f'`tau` is the temperature of the kernel of `feature_map="rfa"`; got {tau}. Leave it at 1.',
+        )
         self.n_heads = most_heads(d_model, CHANNELS_PER_HEAD) if n_heads is None else n_heads
         self.d_head = heads_of("d_model", d_model, self.n_heads)
         self.floor = floor
@@ -109,7 +118,7 @@ class RFA(Mixer):
         self.v = nn.Linear(d_model, d_model, bias=bias)
         features = {"n_features": n_features, "orthogonal": orthogonal, "n_heads": self.n_heads}
         if feature_map == "rfa":
-            features["learn_sigma"] = learn_sigma
+            features |= {"learn_sigma": learn_sigma, "tau": tau}
         self.phi = feature_maps.build(feature_map, self.d_head, **features)
         self.gate: GateLinear | None = None
         if gate:

@@ -2,15 +2,15 @@
 
 | name | phi(x) | phi(q) . phi(k) | features of d channels |
 |---|---|---|---|
-| arc_cosine | ReLU(W x) / sqrt(m) | estimates half the arc-cosine kernel of order 1 | m |
+| arc_cosine | (ReLU(W x) + epsilon) / sqrt(m) | estimates half the arc-cosine kernel of order 1 | m |
 | cosformer | ReLU(x), with a phase per step | ReLU(q) . ReLU(k) cos(pi (n - m) / 2 M) | d |
 | dpfp | products of ReLU([x, -x]) with itself, rolled by 1 .. nu | | 2 d nu |
 | elu | elu(x) + 1 | | d |
 | identity | x | q . k | d |
-| performer | exp(W x - abs(x)^2 / 2) / sqrt(m) | estimates exp(q . k) | m |
+| performer | exp(W x - abs(x)^2 / 2) / sqrt(m) | estimates exp(q . k) | m, or 2 m if hyperbolic |
 | performer_trigonometric | exp(abs(x)^2 / 2) [sin(W x), cos(W x)] / sqrt(m) | estimates exp(q . k) | 2 m |
-| relu | ReLU(x) | | d |
-| rfa | [sin(W x), cos(W x)] / sqrt(m) of unit vectors | estimates exp(-abs(sigma (q - k))^2 / 2) | 2 m |
+| relu | ReLU(x) + epsilon | | d |
+| rfa | [sin(W x), cos(W x)] / sqrt(m) of unit x | estimates exp(-abs(sigma (q - k))^2 / 2 tau^2) | 2 m |
 | silu | x sigmoid(x) | | d |
 | softmax | softmax of the channels | | d |
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from linrec.nn.feature_maps.base import FeatureMap
+from linrec.rules import at_least
 
 __all__ = ["DPFP", "ELU", "CosFormer", "Identity", "ReLU", "SiLU", "Softmax"]
 
@@ -52,18 +53,30 @@ class ELU(FeatureMap):
 
 
 class ReLU(FeatureMap):
-    """phi(x) = ReLU(x).
+    """phi(x) = ReLU(x) + epsilon.
+
+    Args:
+        d_head: channels of a query or key.
+        epsilon: added to every feature, so that a query's features never vanish together. The released code
+            of Performer has 0.001 in its generalized attention without random directions.
+
+    Raises:
+        ValueError: `epsilon` below 0.
 
     Source:
-        cosFormer (Qin and others, 2022), without its cosine.
+        cosFormer (Qin and others, 2022), without its cosine; Performer (Choromanski and others, 2021), for
+        epsilon.
     """
 
-    def __init__(self, d_head: int) -> None:
+    def __init__(self, d_head: int, *, epsilon: float = 0.0) -> None:
         super().__init__(d_head, d_head)
+        at_least(0, epsilon=epsilon)
+        self.epsilon = epsilon
 
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
-        """ReLU(x) of (..., d_head)."""
-        return functional.relu(x)
+        """ReLU(x) + epsilon of (..., d_head)."""
+        rectified = functional.relu(x)
+        return rectified + self.epsilon if self.epsilon else rectified
 
 
 class SiLU(FeatureMap):
@@ -87,12 +100,16 @@ class CosFormer(FeatureMap):
     """phi(x) = ReLU(x), and sim(q_n, k_m) = ReLU(q_n) . ReLU(k_m) cos(pi (n - m) / (2 M)).
 
     The cosine is Re(exp(i pi (n - m) / (2 M))), a phase of pi / (2 M) per step: the recurrence needs no
-    positions, and a stream may start anywhere. Keys more than M steps back get negative weights; the paper
-    takes M no smaller than the length.
+    positions, and a stream may start anywhere. Keys more than M steps back get negative weights, so M should
+    be no smaller than the longest sequence. The paper requires that, and its released code takes M as the
+    length of each input. M is a constant here: with the length of the input, an output would depend on how
+    many steps follow, and the steps of a stream on where it is cut. For inputs of one length n,
+    `max_length=n` is the released code. With M far above the length all cosines are near 1, and positions
+    weigh little.
 
     Args:
         d_head: channels of a query or key.
-        max_length: M, in steps.
+        max_length: M, in steps: the length of the longest sequence. The default of 4096 is not the paper's.
 
     Raises:
         ValueError: `max_length` below 1.

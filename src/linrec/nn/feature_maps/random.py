@@ -11,6 +11,7 @@ from torch.nn import functional
 from linrec.nn.feature_maps.base import FeatureMap
 from linrec.nn.parameters import mark
 from linrec.ops.core.precision import without_autocast
+from linrec.rules import at_least, positive
 
 __all__ = ["ArcCosine", "FourierFeatures", "PositiveFeatures", "RandomFeatures", "TrigonometricFeatures"]
 
@@ -194,11 +195,11 @@ class TrigonometricFeatures(_ExponentialFeatures):
 
 
 class FourierFeatures(RandomFeatures):
-    """phi(x) = [sin(W x'), cos(W x')] / sqrt(m) with x' = sigma * x / |x|.
+    """phi(x) = [sin(W x'), cos(W x')] / sqrt(m) with x' = sigma * x / (tau |x|).
 
-    E phi(q) . phi(k) = exp(-|sigma * (q / |q| - k / |k|)|^2 / 2); with equal sigma that is
-    exp(sigma^2 cos(q, k)) over a constant. sigma is learned: the standard deviation of the rows of W, per
-    head and channel.
+    E phi(q) . phi(k) = exp(-|sigma * (q / |q| - k / |k|)|^2 / (2 tau^2)); with equal sigma that is
+    exp(sigma^2 cos(q, k) / tau^2) over a constant. sigma / tau is the standard deviation of the rows of W:
+    sigma is learned per head and channel, tau is a constant.
 
     Args:
         d_head: channels d of a query or key.
@@ -206,6 +207,10 @@ class FourierFeatures(RandomFeatures):
         orthogonal: whether the rows of W are orthogonal; see `RandomFeatures`.
         n_heads: draws of W and vectors sigma, one for each head, or 1 for all heads.
         learn_sigma: whether sigma is a parameter; False keeps it at 1.
+        tau: temperature of the kernel. A smaller tau concentrates the weights on similar keys.
+
+    Raises:
+        ValueError: `tau` that is not positive.
 
     Source:
         Random feature attention (Peng and others, 2021), with the random features of Rahimi and Recht (2007).
@@ -220,44 +225,62 @@ class FourierFeatures(RandomFeatures):
         orthogonal: bool = False,
         n_heads: int = 1,
         learn_sigma: bool = True,
+        tau: float = 1.0,
     ) -> None:
         super().__init__(d_head, 2, n_features=n_features, orthogonal=orthogonal, n_heads=n_heads)
+        positive(tau=tau)
+        self.tau = tau
         self.sigma: nn.Parameter | None = None
         if learn_sigma:
             self.sigma = nn.Parameter(torch.ones(n_heads, d_head))
             mark(self, "sigma", group="channel", weight_decay=False)
 
     def _features(self, x: Tensor) -> Tensor:
-        x = x / (x.norm(dim=-1, keepdim=True) + 1e-3)
+        x = x / (self.tau * (x.norm(dim=-1, keepdim=True) + 1e-3))
         if self.sigma is not None:
             x = x * self.sigma.to(x.dtype)
         return _waves(self._projected(x))
 
 
 class ArcCosine(RandomFeatures):
-    """phi(x) = ReLU(W x) / sqrt(m).
+    """phi(x) = (ReLU(W x) + epsilon) / sqrt(m).
 
-    E phi(q) . phi(k) = |q| |k| (sin(t) + (pi - t) cos(t)) / (2 pi), t the angle between q and k: half the
-    arc-cosine kernel of order 1.
+    With epsilon = 0, E phi(q) . phi(k) = |q| |k| (sin(t) + (pi - t) cos(t)) / (2 pi), t the angle between q
+    and k: half the arc-cosine kernel of order 1. With orthogonal rows and epsilon = 0.001 this is the
+    generalized attention of Performer-ReLU.
 
     Args:
         d_head: channels d of a query or key.
         n_features: rows m of W, None is d_head.
         orthogonal: whether the rows of W are orthogonal; see `RandomFeatures`.
         n_heads: draws of W, one for each head, or 1 for all heads.
+        epsilon: added to every feature, so that a query's features never vanish together.
+
+    Raises:
+        ValueError: `epsilon` below 0.
 
     Source:
         Random feature attention (Peng and others, 2021), RFA-arccos; Cho and Saul, Kernel Methods for Deep
-        Learning (2009), for the kernel.
+        Learning (2009), for the kernel; Performer (Choromanski and others, 2021), its generalized attention
+        with f = ReLU.
     """
 
     def __init__(
-        self, d_head: int, *, n_features: int | None = None, orthogonal: bool = False, n_heads: int = 1
+        self,
+        d_head: int,
+        *,
+        n_features: int | None = None,
+        orthogonal: bool = False,
+        n_heads: int = 1,
+        epsilon: float = 0.0,
     ) -> None:
         super().__init__(d_head, 1, n_features=n_features, orthogonal=orthogonal, n_heads=n_heads)
+        at_least(0, epsilon=epsilon)
+        self.epsilon = epsilon
 
     def _features(self, x: Tensor) -> Tensor:
-        return functional.relu(self._projected(x))
+        rectified = functional.relu(self._projected(x))
+        return rectified + self.epsilon if self.epsilon else rectified
 
 
 def _waves(angle: Tensor) -> Tensor:
