@@ -11,6 +11,8 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "bare": {"bias": False, "output_projection": False},
         # shorter than some sequences of the laws, and more than two pairs of steps of others
         "full": {"variant": "full", "max_length": 40, "rank": 3},
+        "local": {"variant": "local", "max_length": 40, "rank": 3, "window": 5},
+        "conv": {"variant": "conv", "n_heads": 2, "window": 5},
     },
     "attention": {
         "defaults": {},

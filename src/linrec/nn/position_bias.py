@@ -4,9 +4,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from linrec.nn.parameters import mark
 from linrec.nn.rotary import Rotary
 
-__all__ = ["RotaryBias", "ToeplitzBias"]
+__all__ = ["RotaryBias", "StandardizedBias", "ToeplitzBias"]
 
 
 class ToeplitzBias(nn.Module):
@@ -59,3 +60,35 @@ class RotaryBias(nn.Module):
         distance = torch.arange(self.size, device=self.b.device)[None]
         (turned,) = self.rotary(distance, self.b.expand(1, self.size, 1, -1))
         return turned[0, :, 0] @ self.a
+
+
+class StandardizedBias(nn.Module):
+    """w = gamma (u - mean(u)) / std(u) + beta, a learned number for each distance of each head.
+
+    Mean and standard deviation are those of the numbers of a head. u is normal when training starts, gamma
+    and beta are zero, and so is w.
+
+    Args:
+        n_heads: heads h.
+        size: distances s, at least 2.
+
+    Source:
+        An Attention Free Transformer (Zhai and others, 2021), the reparameterization of AFT-conv.
+
+    Example:
+        >>> StandardizedBias(2, 4)(dtype=torch.float32).abs().max().item()
+        0.0
+    """
+
+    def __init__(self, n_heads: int, size: int) -> None:
+        super().__init__()
+        self.u = nn.Parameter(torch.randn(n_heads, size))
+        self.gamma = nn.Parameter(torch.zeros(n_heads))
+        self.beta = nn.Parameter(torch.zeros(n_heads))
+        mark(self, group="channel", weight_decay=False)
+
+    def forward(self, *, dtype: torch.dtype) -> Float[Tensor, "h size"]:
+        """Return the biases of all distances in a dtype."""
+        deviation, mean = torch.std_mean(self.u.to(dtype), -1, correction=0, keepdim=True)
+        scaled = self.gamma.to(dtype)[:, None] * (self.u.to(dtype) - mean) / deviation
+        return scaled + self.beta.to(dtype)[:, None]
