@@ -92,6 +92,18 @@ def test_gates_start_where_they_are_told():
     mixer = make(gate_bias_init=4.0)
     assert_agree(mixer.f.bias, torch.full((D,), 4.0))
     assert_agree(mixer.z.bias, torch.full((D,), 4.0))
+    bound = 1 / math.sqrt(D)
+    assert make(gate_bias_init=None).f.bias.abs().max() <= bound
+
+
+def test_gates_start_spread_over_the_unit_interval():
+    d = 512
+    mixer = make(d, n_heads=64)
+    for gate in (mixer.f, mixer.z):
+        start = torch.sigmoid(gate.bias.double()).sort().values
+        assert start[0] >= 1 / d - 1e-9 and start[-1] <= 1 - 1 / d + 1e-9
+        # within a Kolmogorov-Smirnov bound of the uniform distribution
+        assert (start - torch.linspace(1 / d, 1 - 1 / d, d)).abs().max() < 1.63 / math.sqrt(d)
 
 
 def test_parameters_are_linear_layers_of_which_the_gates_are_transitions():
@@ -107,7 +119,7 @@ def test_parameters_are_linear_layers_of_which_the_gates_are_transitions():
         assert sum(p.numel() for p in make(**arguments).parameters()) == expected
     marked = {name for name, group in groups_of(make()).items() if group.name == "transition"}
     assert marked == {"f.weight", "f.bias", "z.weight", "z.bias"}
-    for parameter in make(512, n_heads=64).parameters():
+    for parameter in make(512, n_heads=64, gate_bias_init=None).parameters():
         assert parameter.std().item() == pytest.approx(1 / math.sqrt(3 * 512), rel=0.1)
 
 
@@ -124,6 +136,7 @@ def test_state_size_counts_the_fast_weights():
         ({"decay": "keys"}, "there is no `decay` 'keys'; did you mean 'key'"),
         ({"feature_map": "cosformer"}, 'The mixer "linear_attention" has it'),
         ({"decay": "none", "gate_bias_init": 1.0}, "`gate_bias_init` is of the gates"),
+        ({"gate_bias_init": "unform"}, "there is no `gate_bias_init` 'unform'; did you mean 'uniform'"),
     ],
 )
 def test_argument_errors(arguments, message):

@@ -139,6 +139,17 @@ def test_parameters_are_four_projections_a_gate_per_head_and_sigma():
     assert_agree(make(n_heads=2).phi.sigma, torch.ones(2, 3))
 
 
+def test_projections_start_as_in_the_released_code_if_told():
+    mixer = make(512, init="released")
+    for linear in (mixer.q, mixer.k, mixer.v, mixer.out):
+        # the bound of Xavier's rule, times 1 / sqrt(2)
+        bound = math.sqrt(6 / 1024) / math.sqrt(2)
+        assert bound * 0.999 < linear.weight.abs().max() <= bound
+        assert linear.weight.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.01)
+    assert (mixer.out.bias == 0).all() and (mixer.q.bias != 0).any()
+    assert make(512).q.weight.abs().max() <= 1 / math.sqrt(512)
+
+
 def test_only_the_gate_is_a_transition_and_sigma_does_not_decay():
     groups = groups_of(make())
     assert {name for name, group in groups.items() if group.name == "transition"} == {
@@ -202,6 +213,7 @@ def test_state_size_counts_both_sums():
         ({"n_heads": 4}, "`d_model` must be a positive multiple of `n_heads` = 4; got 6"),
         ({"feature_map": "arccos"}, "there is no `feature_map` 'arccos'; did you mean 'arc_cosine'"),
         ({"n_features": 0}, "`n_features` and `n_heads` must be at least 1; got 0 and 1"),
+        ({"init": "release"}, "there is no `init` 'release'; did you mean 'released'"),
         ({"floor": -1.0}, "`floor` must be positive and finite; got -1.0"),
         ({"tau": 0.5, "feature_map": "arc_cosine"}, "`tau` is the temperature of the kernel"),
     ],

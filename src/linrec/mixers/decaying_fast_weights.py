@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from linrec.nn import feature_maps
 from linrec.nn.fast_weights import fast_weights, fast_weights_matrix
-from linrec.nn.gates import GateLinear
+from linrec.nn.gates import GateLinear, spread
 from linrec.nn.head_sizes import heads_of, most_heads
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
@@ -53,7 +53,10 @@ class DecayingFastWeights(Mixer):
             each head, or 1.
         feature_map: the name of what queries and keys pass through.
         decay: "matrix", "key" or "none".
-        gate_bias_init: initial b_f and b_z, None for torch's own. With 4, entries start at 0.96 per step.
+        gate_bias_init: initial b_f and b_z. "uniform" spreads the n gates of each projection uniformly in
+            [1/n, 1 - 1/n] at x = 0, so that entries start with time scales of one to many steps. A number is
+            that of all gates: with 4, entries start at 0.96 per step. None is torch's own: entries then start
+            at 0.25 per step.
         bias: whether the projections of q, k, v and of the output have biases.
 
     Raises:
@@ -62,7 +65,8 @@ class DecayingFastWeights(Mixer):
 
     Source:
         Mao, Fine-Tuning Pre-trained Transformers into Decaying Fast Weights (2022), its decay rule; the form
-        of the two gates as in GLA (Yang and others, 2023), table 1.
+        of the two gates as in GLA (Yang and others, 2023), table 1. The released code is the recurrence
+        alone; its tests draw gates as "uniform" starts them here (Gu and others, 2020).
 
     Example:
         >>> import torch
@@ -79,16 +83,18 @@ class DecayingFastWeights(Mixer):
         n_heads: int | None = None,
         feature_map: str = "identity",
         decay: Decay = "matrix",
-        gate_bias_init: float | None = None,
+        gate_bias_init: float | Literal["uniform"] | None = "uniform",
         bias: bool = True,
     ) -> None:
         super().__init__(d_model)
         choice(Decay, decay=decay)
         require(
-            decay != "none" or gate_bias_init is None,
+            decay != "none" or gate_bias_init in (None, "uniform"),
             f'`gate_bias_init` is of the gates that `decay="none"` does not have; got {gate_bias_init}. '
-            "Leave it at None.",
+            'Leave it at "uniform".',
         )
+        if isinstance(gate_bias_init, str):
+            choice(("uniform",), gate_bias_init=gate_bias_init)
         self.n_heads = most_heads(d_model, CHANNELS_PER_HEAD) if n_heads is None else n_heads
         self.d_head = heads_of("d_model", d_model, self.n_heads)
         self.phi = feature_maps.build(feature_map, self.d_head)
@@ -142,8 +148,10 @@ class DecayingFastWeights(Mixer):
         return fast_weights_matrix(q, k, log_f, log_z, reset=reset)
 
 
-def _gate(d_in: int, d_out: int, bias_init: float | None) -> GateLinear:
+def _gate(d_in: int, d_out: int, bias_init: float | str | None) -> GateLinear:
     gate = mark(GateLinear(d_in, d_out), group="transition", weight_decay=False)
-    if bias_init is not None:
+    if bias_init == "uniform":
+        spread(gate, None)
+    elif bias_init is not None:
         nn.init.constant_(gate.bias, bias_init)
     return gate

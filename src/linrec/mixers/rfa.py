@@ -12,6 +12,7 @@ are drawn and scaled by a learned sigma over a constant tau, g gate of a head, S
 head, t time. Heads side by side are projected by W_O.
 """
 
+import math
 from typing import Literal
 
 import torch
@@ -29,6 +30,7 @@ from linrec.rules import choice, positive, require
 __all__ = ["RFA"]
 
 Features = Literal["rfa", "arc_cosine"]
+Init = Literal["torch", "released"]
 
 # as the Transformer's heads, whose place RFA takes
 CHANNELS_PER_HEAD = 64
@@ -68,11 +70,13 @@ class RFA(Mixer):
             floor if gradients are large there. The released code bounds sums of sequences at 0.001, and steps
             and its CUDA kernel at 1, of features that are times 0.1 in place of 1 / sqrt(D): at D = 64 that
             is a `floor` of 0.0016 and of 1.6.
+        init: initial projections. "torch" is torch's own. "released" is the released code's: weights by
+            Xavier's uniform rule with a gain of 1 / sqrt(2), and an output bias of zero.
         bias: whether the projections of q, k, v and of the output have biases.
 
     Raises:
-        ValueError: `n_heads` that does not divide `d_model`, an unknown `feature_map`, or a number out of
-            range.
+        ValueError: `n_heads` that does not divide `d_model`, an unknown name of a variant, a `tau` of
+            "arc_cosine", or a number out of range.
 
     Source:
         Random Feature Attention (Peng and others, 2021), RFA and RFA-Gate. tau and the bound of the
@@ -100,10 +104,12 @@ class RFA(Mixer):
         learn_sigma: bool = True,
         tau: float = 1.0,
         floor: float = 0.01,
+        init: Init = "torch",
         bias: bool = True,
     ) -> None:
         super().__init__(d_model)
         choice(Features, feature_map=feature_map)
+        choice(Init, init=init)
         positive(floor=floor, cure="It keeps a sum from being zero.")
         require(
             feature_map == "rfa" or tau == 1,
@@ -124,6 +130,11 @@ class RFA(Mixer):
         if gate:
             self.gate = mark(GateLinear(d_model, self.n_heads), group="transition", weight_decay=False)
         self.out = nn.Linear(d_model, d_model, bias=bias)
+        if init == "released":
+            for linear in (self.q, self.k, self.v, self.out):
+                nn.init.xavier_uniform_(linear.weight, gain=math.sqrt(0.5))
+            if bias:
+                nn.init.zeros_(self.out.bias)
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and S with z as its last column (b, h, m, dv + 1)."""
