@@ -41,3 +41,11 @@ def test_a_case_is_complete_and_small(case):
     else:
         assert about.keys() == {"mixer", "without"}
         assert case == about["mixer"] and not files[0].exists()
+
+
+@pytest.mark.parametrize("mixer", mixers.names())
+def test_every_mixer_is_compared_or_says_why_not(mixer):
+    mine = [name for name, about in CASES.items() if about["mixer"] == mixer]
+    assert mine
+    assert len({"without" in CASES[name] for name in mine}) == 1
+    assert f"<!-- released: {mixer} -->" in (ROOT / "docs/mixers.md").read_text()

@@ -27,8 +27,8 @@ mlstm --model.channel-mixing none
 delta_net
 gated_delta_net
 linear_attention --model.mixer-args.positions rotary
-rfa
-decaying_fast_weights
+rfa --model.mixer-args.floor 0.1
+decaying_fast_weights --model.mixer-args.gate-bias-init None
 trans_normer
 rwkv4 --model.channel-mixing rwkv --model.embedding-norm
 rwkv5 --model.channel-mixing rwkv --model.embedding-norm
