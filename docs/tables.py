@@ -26,7 +26,7 @@ import torch
 from linrec import mixers, ops, tasks
 from linrec.bench import SUITES
 from linrec.ops.core.backends import Pair
-from linrec.ops.core.handlers import Call, Result, handling, unhandled
+from linrec.ops.core.call import Call, Result, handling, unhandled
 from linrec.train import recipe_names
 from linrec.train.recipes import recipe_summary
 

@@ -30,7 +30,7 @@ from linrec.ops import (
     softmax_attention,
 )
 from linrec.ops.core.backends import Backend
-from linrec.ops.core.handlers import recording
+from linrec.ops.core.call import recording
 from linrec.testing import (
     check_operator,
     delta_rule_inputs,

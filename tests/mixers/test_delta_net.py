@@ -6,7 +6,7 @@ import torch
 from linrec.mixers import build
 from linrec.mixers.delta_net import DeltaNet
 from linrec.ops import delta_rule
-from linrec.ops.core.handlers import recording
+from linrec.ops.core.call import recording
 from linrec.ops.delta_rule.torch import DeltaRule
 from linrec.testing import assert_agree, generator
 

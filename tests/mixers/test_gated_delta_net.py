@@ -8,7 +8,7 @@ from linrec.mixers import build
 from linrec.mixers.gated_delta_net import GatedDeltaNet
 from linrec.nn import groups_of
 from linrec.ops import delta_rule
-from linrec.ops.core.handlers import recording
+from linrec.ops.core.call import recording
 from linrec.ops.delta_rule.torch import DeltaRule
 from linrec.testing import assert_agree, generator
 

@@ -7,7 +7,7 @@ from linrec.mixers import build
 from linrec.mixers.h3 import H3
 from linrec.nn import groups_of
 from linrec.nn.state_space import spectrum
-from linrec.ops.core.handlers import recording
+from linrec.ops.core.call import recording
 from linrec.testing import assert_agree, generator, reset_mask
 
 D, N = 4, 6

@@ -7,7 +7,7 @@ from linrec.mixers import build
 from linrec.mixers.hgrn2 import HGRN2
 from linrec.models import LanguageModel, ModelConfig
 from linrec.nn import groups_of
-from linrec.ops.core.handlers import recording
+from linrec.ops.core.call import recording
 from linrec.testing import assert_agree, generator
 
 D, TIME = 8, 7

@@ -7,7 +7,7 @@ from numpy.polynomial import legendre
 from linrec import testing
 from linrec.mixers import build
 from linrec.mixers.lmu import LMU, Memory
-from linrec.ops.core.handlers import TimeSplit, handling
+from linrec.ops.core.call import TimeSplit, handling
 from linrec.testing import assert_agree, generator, reset_mask
 
 D, N, THETA, SIGNALS = 4, 5, 12.0, 3

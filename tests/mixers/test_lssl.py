@@ -8,7 +8,7 @@ from linrec.mixers import build
 from linrec.mixers.lssl import LSSL
 from linrec.nn import groups_of
 from linrec.ops import dense_ssm
-from linrec.ops.core.handlers import recording
+from linrec.ops.core.call import recording
 from linrec.testing import assert_agree, generator, reset_mask
 
 D, N = 3, 4

@@ -7,7 +7,7 @@ from torch.nn import functional
 from linrec.mixers import build
 from linrec.mixers.mamba2 import Mamba2
 from linrec.nn import groups_of
-from linrec.ops.core.handlers import recording
+from linrec.ops.core.call import recording
 from linrec.testing import assert_agree, generator, reset_mask
 
 D, N, TIME = 8, 3, 6

@@ -6,7 +6,7 @@ import torch
 from linrec.mixers import build
 from linrec.mixers.retnet import RetNet
 from linrec.nn import groups_of
-from linrec.ops.core.handlers import recording
+from linrec.ops.core.call import recording
 from linrec.testing import assert_agree, generator
 
 D, TIME = 8, 7

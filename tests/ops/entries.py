@@ -4,8 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from linrec.ops.core.backends import Backend
-from linrec.ops.core.call import Operator
-from linrec.ops.core.handlers import handling
+from linrec.ops.core.call import Operator, handling
 
 
 def canonical(function: Callable[..., Any], /, **arguments: Any) -> Any:

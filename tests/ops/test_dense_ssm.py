@@ -6,7 +6,7 @@ import torch
 
 from linrec.hippo import discretize, matrices
 from linrec.ops import dense_ssm
-from linrec.ops.core.handlers import recording
+from linrec.ops.core.call import recording
 from linrec.testing import assert_agree, check_operator, dense_ssm_inputs, generator, reset_mask
 
 ON_CPU = [pair for pair in dense_ssm.operator.pairs if pair[1] != "triton"]

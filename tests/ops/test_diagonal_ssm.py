@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from linrec.ops import diagonal_ssm
-from linrec.ops.core.handlers import TimeSplit, handling
+from linrec.ops.core.call import TimeSplit, handling
 from linrec.ops.diagonal_ssm import OPERATOR
 from linrec.ops.diagonal_ssm.torch import DiagonalSSM
 from linrec.testing import assert_agree, diagonal_ssm_inputs, generator, reset_mask

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from linrec.ops import diagonal_ssm, dplr_ssm
-from linrec.ops.core.handlers import recording
+from linrec.ops.core.call import recording
 from linrec.ops.dplr_ssm.torch import fed_back, times
 from linrec.testing import assert_agree, check_operator, dplr_ssm_inputs, generator, reset_mask
 

@@ -5,9 +5,9 @@ import torch
 
 from linrec import ops
 from linrec.ops import gate_loop, gate_loop_matrix, normalized_gate_loop, scan
-from linrec.ops.core import handlers
-from linrec.ops.core.handlers import (
+from linrec.ops.core.call import (
     TimeSplit,
+    handlers,
     handling,
     recording,
     refuse_split_time,
@@ -82,7 +82,7 @@ def test_a_call_that_fails_is_listed_and_the_next_one_too():
             with pytest.raises(RuntimeError, match="no"):
                 run_scan()
     assert len(calls) == 2
-    assert not handlers.handlers
+    assert not handlers
 
 
 def test_the_handler_that_came_last_is_asked_first():
@@ -107,14 +107,14 @@ def test_calls_without_handlers_within_a_context():
             with handling(asked("new", log)):
                 run_scan()
             assert log == ["new: scan", "new: end"]
-            assert not handlers.handlers
+            assert not handlers
         log.clear()
         run_scan()
         assert log == ["outer: scan", "outer: end"]
         with pytest.raises(RuntimeError, match="within"), unhandled():
             raise RuntimeError("within")
-        assert len(handlers.handlers) == 1
-    assert not handlers.handlers
+        assert len(handlers) == 1
+    assert not handlers
 
 
 def test_the_same_handler_may_be_there_twice():
@@ -123,8 +123,8 @@ def test_the_same_handler_may_be_there_twice():
     with handling(handler):
         with handling(handler):
             run_scan()
-        assert handlers.handlers == [handler] and len(log) == 4
-    assert not handlers.handlers
+        assert handlers == [handler] and len(log) == 4
+    assert not handlers
 
 
 class Parts(TimeSplit):
@@ -164,7 +164,7 @@ def test_where_time_is_split_other_operators_are_refused(name):
                         Parts.operators
                     ) and split.calls
     assert not time_is_split()
-    assert not handlers.handlers
+    assert not handlers
 
 
 def test_operators_that_are_made_of_others():

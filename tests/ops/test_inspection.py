@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from linrec import ops
-from linrec.ops.core.handlers import recording
+from linrec.ops.core.call import recording
 from linrec.ops.inspection import note, noting, token_mixing, transitions
 from linrec.testing import (
     assert_agree,

@@ -5,7 +5,7 @@ import torch
 
 from linrec.ops import dense_ssm, diagonal_ssm, dplr_ssm, long_conv
 from linrec.ops.core import backends
-from linrec.ops.core.handlers import handling
+from linrec.ops.core.call import handling
 from linrec.ops.long_conv import BACKENDS, triton
 from linrec.ops.long_conv import torch as in_torch
 from linrec.ops.long_conv.torch import Convolution

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from linrec.ops import delta_rule, gate_loop
-from linrec.ops.core.handlers import recording
+from linrec.ops.core.call import recording
 from linrec.testing import assert_agree, delta_rule_inputs, gate_loop_inputs, reset_mask
 
 from .triton_process import DEVICE, from_outside, on_a_gpu, on_either, quiet, run_interpreted

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from linrec.ops import scan
-from linrec.ops.core.handlers import recording
+from linrec.ops.core.call import recording
 from linrec.ops.kernels.launch import Tiling
 from linrec.ops.scan import triton as triton_backend
 from linrec.testing import assert_agree, check_operator, generator, reset_mask, scan_inputs

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from linrec.ops import scan
-from linrec.ops.core.handlers import TimeSplit, handling, refuse_split_time
+from linrec.ops.core.call import TimeSplit, handling, refuse_split_time
 from linrec.parallel import part, time_parallel
 
 ROOT = Path(__file__).parents[2]

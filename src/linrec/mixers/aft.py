@@ -30,7 +30,7 @@ from linrec.nn.position_bias import StandardizedBias
 from linrec.nn.positions import positions
 from linrec.nn.running_maximum import running_maximum
 from linrec.nn.windowed_mean import WindowState, window_biases, windowed_mean, windowed_weights
-from linrec.ops.core.handlers import refuse_split_time
+from linrec.ops.core.call import refuse_split_time
 from linrec.ops.core.isolation import documents
 from linrec.ops.core.precision import without_autocast
 from linrec.ops.gate_loop import gate_loop_matrix

@@ -31,7 +31,7 @@ from linrec.nn.positions import positions
 from linrec.nn.rotary import Rotary
 from linrec.nn.windows import Windows
 from linrec.ops import inspection
-from linrec.ops.core.handlers import refuse_split_time
+from linrec.ops.core.call import refuse_split_time
 from linrec.ops.core.isolation import Isolation, documents
 from linrec.ops.gate_loop import gate_loop
 from linrec.rules import at_least, choice, require

@@ -23,7 +23,7 @@ from linrec.hippo import Discretization, StateSpace, discretize, matrices
 from linrec.hippo.scaled import scaled_step
 from linrec.nn.gates import Gate
 from linrec.nn.mixer import Mixer, State
-from linrec.ops.core.handlers import refuse_split_time, unhandled
+from linrec.ops.core.call import refuse_split_time, unhandled
 from linrec.ops.core.loop import Step, Tensors, loop
 from linrec.ops.core.precision import without_autocast
 from linrec.rules import at_least, choice, positive, require

@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
-from linrec.ops.core.handlers import refuse_split_time
+from linrec.ops.core.call import refuse_split_time
 from linrec.ops.core.loop import Step, Tensors, loop
 from linrec.ops.scan import scan
 from linrec.rules import at_least, choice

@@ -29,7 +29,7 @@ from linrec.nn.head_sizes import heads_of, most_heads
 from linrec.nn.mixer import Mixer, State, Transitions
 from linrec.nn.norms import make_norm
 from linrec.nn.running_maximum import maxima_around_steps
-from linrec.ops.core.handlers import refuse_split_time
+from linrec.ops.core.call import refuse_split_time
 from linrec.ops.gate_loop import gate_loop, normalized_gate_loop
 from linrec.ops.inspection import note
 from linrec.rules import at_least, choice, positive, require

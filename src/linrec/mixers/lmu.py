@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from linrec.hippo import Discretization, StateSpace, discretize, matrices
 from linrec.nn.mixer import Mixer, State
-from linrec.ops.core.handlers import refuse_split_time
+from linrec.ops.core.call import refuse_split_time
 from linrec.ops.core.loop import Step, Tensors, loop
 from linrec.ops.core.precision import without_autocast
 from linrec.ops.dense_ssm import dense_ssm

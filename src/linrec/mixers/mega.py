@@ -35,7 +35,7 @@ from linrec.nn.projections import output_kwargs
 from linrec.nn.rotary import Rotary
 from linrec.ops import inspection
 from linrec.ops.attention import AttentionCache, laplace_attention, softmax_attention
-from linrec.ops.core.handlers import recording, refuse_split_time
+from linrec.ops.core.call import recording, refuse_split_time
 from linrec.ops.diagonal_ssm import diagonal_ssm
 from linrec.rules import at_least, choice, require
 

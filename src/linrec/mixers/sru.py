@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from linrec.nn.gates import Gate, GateLinear
 from linrec.nn.mixer import Mixer, State, Transitions
 from linrec.nn.parameters import mark
-from linrec.ops.core.handlers import refuse_split_time
+from linrec.ops.core.call import refuse_split_time
 from linrec.ops.core.loop import Step, Tensors, loop
 from linrec.ops.inspection import elementwise_mixing, note
 from linrec.ops.scan import scan

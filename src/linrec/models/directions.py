@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from linrec.errors import unknown
 from linrec.mixers import Mixer, State
-from linrec.ops.core.handlers import refuse_split_time
+from linrec.ops.core.call import refuse_split_time
 
 __all__ = ["Combine", "Directions"]
 

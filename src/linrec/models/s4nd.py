@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.position_wise import Output, make_output, position_wise
 from linrec.nn.state_space import DiagonalSSM, Spectrum, per_channel
-from linrec.ops.core.handlers import refuse_split_time
+from linrec.ops.core.call import refuse_split_time
 from linrec.ops.diagonal_ssm import diagonal_ssm
 from linrec.ops.long_conv import Discretization
 from linrec.rules import at_least, positive, require

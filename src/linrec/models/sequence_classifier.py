@@ -16,7 +16,7 @@ from linrec.nn.embedding import Embedding
 from linrec.nn.norms import make_norm
 from linrec.nn.pair_head import PairHead
 from linrec.nn.parameters import mark
-from linrec.ops.core.handlers import refuse_split_time
+from linrec.ops.core.call import refuse_split_time
 
 __all__ = ["Pooling", "SequenceClassifier", "SequenceClassifierConfig"]
 

@@ -11,7 +11,7 @@ from linrec.nn.gates import GateLinear
 from linrec.nn.head import soft_cap
 from linrec.nn.parameters import mark
 from linrec.nn.running_maximum import maxima_around_steps
-from linrec.ops.core.handlers import refuse_split_time
+from linrec.ops.core.call import refuse_split_time
 from linrec.rules import at_least, choice, positive
 
 __all__ = ["ForgetGate", "MemoryGates", "Stabilised", "stabilised"]

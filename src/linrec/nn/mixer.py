@@ -10,7 +10,7 @@ from torch import Tensor
 
 from linrec.nn.float32 import Float32Module
 from linrec.ops import inspection
-from linrec.ops.core.handlers import Call, recording
+from linrec.ops.core.call import Call, recording
 from linrec.trees import leaves
 
 __all__ = ["Mixer", "State", "Transitions"]

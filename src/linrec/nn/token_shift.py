@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from linrec.nn.parameters import mark
 from linrec.nn.projections import orthogonal_linear
-from linrec.ops.core.handlers import refuse_split_time
+from linrec.ops.core.call import refuse_split_time
 from linrec.rules import at_least
 
 __all__ = ["TokenShift", "token_shift"]

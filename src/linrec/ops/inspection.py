@@ -1,6 +1,6 @@
 """Transitions and token-mixing matrices from a recorded call of an operator.
 
-`linrec.ops.core.handlers.recording` lists the calls. Token mixing takes memory quadratic in the length.
+`linrec.ops.core.call.recording` lists the calls. Token mixing takes memory quadratic in the length.
 """
 
 import contextlib
@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from linrec.ops.core.handlers import Call
+from linrec.ops.core.call import Call
 from linrec.ops.core.isolation import documents
 from linrec.ops.core.precision import wide, widened
 from linrec.ops.gate_loop import gate_loop_matrix

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linrec.ops.core.handlers import unhandled
+from linrec.ops.core.call import unhandled
 from linrec.ops.scan import scan
 from linrec.parallel.ranks import Call, Ranks
 from linrec.parallel.recurrences import Recurrence

@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from linrec.ops.core.handlers import Call as OperatorCall
-from linrec.ops.core.handlers import Result, TimeSplit, handling
+from linrec.ops.core.call import Call as OperatorCall
+from linrec.ops.core.call import Result, TimeSplit, handling
 from linrec.ops.core.kernel import differentiated
 from linrec.parallel import carry
 from linrec.parallel.ranks import DTYPES, OPERATORS, Call, Ranks

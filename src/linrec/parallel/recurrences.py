@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linrec.ops.core.handlers import Call
+from linrec.ops.core.call import Call
 from linrec.ops.core.isolation import documents
 from linrec.ops.core.precision import accumulation, real_dtype, wide, without_autocast
 from linrec.ops.gate_loop import segments

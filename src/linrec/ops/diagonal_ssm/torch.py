@@ -20,7 +20,7 @@ from torch import Tensor
 
 from linrec.ops.core import stationary
 from linrec.ops.core.backends import Backend
-from linrec.ops.core.handlers import time_is_split
+from linrec.ops.core.call import time_is_split
 from linrec.ops.core.isolation import entering
 from linrec.ops.core.machine import exporting
 from linrec.ops.core.precision import real_dtype

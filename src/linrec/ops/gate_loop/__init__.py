@@ -8,9 +8,8 @@ from jaxtyping import Bool, Float, Inexact
 from torch import Tensor, float64
 
 from linrec.ops.core.backends import Backend, few, never
-from linrec.ops.core.call import documented
+from linrec.ops.core.call import documented, refuse_split_time
 from linrec.ops.core.checks import check_reset, check_tensors, tensor_fields
-from linrec.ops.core.handlers import refuse_split_time
 from linrec.ops.core.isolation import Isolation, documents
 from linrec.ops.core.precision import real_dtype, wide, without_autocast
 from linrec.ops.gate_loop import inputs, max_headed, numba, segments, triton

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from linrec.ops.core.backends import Backend
-from linrec.ops.core.handlers import time_is_split
+from linrec.ops.core.call import time_is_split
 from linrec.ops.core.isolation import isolated
 from linrec.ops.core.precision import widened
 from linrec.ops.gate_loop import segments
