@@ -7,7 +7,7 @@ import torch
 from linrec.ops import gate_loop
 from linrec.ops.gate_loop import max_headed
 from linrec.ops.gate_loop.max_headed import MaxHeaded, chunk_size
-from linrec.ops.kernels import lanes
+from linrec.ops.kernels import launch
 from linrec.testing import assert_agree, check_operator, gate_loop_inputs, reset_mask
 from tests.ops.opcheck import check_operators
 
@@ -50,8 +50,8 @@ def test_dtypes(dtype, phase):
 @pytest.mark.parametrize(("batch", "heads"), [(1, 300), (3, 400), (2, 7), (9, 33)])
 def test_lanes_on_threads(batch, heads, monkeypatch):
     # as if the machine had four threads: rows are cut into blocks, of which the last one is narrower
-    monkeypatch.setattr(lanes, "SERIAL", 0)
-    monkeypatch.setattr(lanes, "width_of", lambda x, threads, width=lanes.width_of: width(x, 4))
+    monkeypatch.setattr(launch, "SERIAL", 0)
+    monkeypatch.setattr(launch, "width_of", lambda x, threads, width=launch.width_of: width(x, 4))
     for gates in ("h", "bth"):
         agree(batch, 20, heads, log_decay=gates, phase=gates, dtype=torch.float64)
 
@@ -164,7 +164,7 @@ def test_the_states_kept_for_the_adjoint_are_few():
 @pytest.fixture(scope="module")
 def functions():
     """The kernels' e^x, sin x and cos x of an array, compiled as in the kernels."""
-    from linrec.ops.kernels.elementwise import max_headed_numba as kernels
+    from linrec.ops.kernels.elementwise import numba as kernels
 
     @numba.njit(fastmath={"contract"})
     def fill(x, exponentials, sines, cosines):

@@ -7,7 +7,7 @@ from linrec.ops import delta_rule, gate_loop
 from linrec.ops.gate_loop import numba as matrix_numba
 from linrec.ops.gate_loop.inputs import Matrix
 from linrec.ops.gate_loop.numba import chunk_size, matrix_recurrence
-from linrec.ops.kernels import lanes
+from linrec.ops.kernels import launch
 from linrec.testing import assert_agree, check_operator, delta_rule_inputs, gate_loop_inputs, reset_mask
 from tests.ops.opcheck import check_operators
 
@@ -39,7 +39,7 @@ def test_lengths_around_chunks(time, monkeypatch):
 @pytest.mark.parametrize("rows", [(1, 1), (2, 3)])
 def test_value_channels_on_threads(rows, monkeypatch):
     # as if the machine had four threads: blocks of value channels, of which the last one is narrower
-    monkeypatch.setattr(lanes, "SERIAL", 0)
+    monkeypatch.setattr(launch, "SERIAL", 0)
     monkeypatch.setattr(matrix_numba, "width_of", lambda v, threads, of=matrix_numba.width_of: of(v, 4))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     batch, heads = rows

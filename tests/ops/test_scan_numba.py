@@ -11,7 +11,7 @@ from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 
 from linrec.ops import scan
-from linrec.ops.kernels import lanes
+from linrec.ops.kernels import launch
 from linrec.ops.scan import numba as numba_backend
 from linrec.ops.scan.torch import Scan
 from linrec.testing import check_operator, reset_mask, scan_inputs
@@ -53,11 +53,11 @@ def test_numba_uses_as_many_threads_as_torch_and_puts_its_own_setting_back():
     try:
         for wanted in (2, 3):
             torch.set_num_threads(wanted)
-            threads = lanes.threads_for(1 << 20)
+            threads = launch.threads_for(1 << 20)
             assert threads == min(wanted, most)
-            lanes.divided(rows=8, channels=1, width=1, threads=threads).run(look, "threads")
+            launch.divided(rows=8, channels=1, width=1, threads=threads).run(look, "threads")
             assert seen.pop() == threads
-            assert lanes.threads_for(10) == 1
+            assert launch.threads_for(10) == 1
             assert numba.get_num_threads() == before and torch.get_num_threads() == wanted
     finally:
         torch.set_num_threads(torch_before)
@@ -65,7 +65,7 @@ def test_numba_uses_as_many_threads_as_torch_and_puts_its_own_setting_back():
 
 def test_numba_runs_on_many_threads_as_on_one(monkeypatch):
     # small inputs run on one thread unless this says otherwise
-    monkeypatch.setattr(lanes, "SERIAL", 0)
+    monkeypatch.setattr(launch, "SERIAL", 0)
     inputs = scan_inputs(3, 65, 40, dtype=torch.float64)
     check_operator(scan, inputs, mode="recurrent", backend="numba", dtype=torch.float64)
 
@@ -89,7 +89,7 @@ def test_numba_runs_in_a_forked_worker():
 @pytest.mark.parametrize(("batch", "channels"), [(1, 300), (3, 400), (2, 7), (9, 33)])
 def test_numba_splits_rows_over_threads(batch, channels, monkeypatch):
     # as if the machine had four threads: rows are cut into blocks, of which the last one is narrower
-    monkeypatch.setattr(lanes, "width_of", lambda x, threads, width=lanes.width_of: width(x, 4))
+    monkeypatch.setattr(launch, "width_of", lambda x, threads, width=launch.width_of: width(x, 4))
     for decay in ("step", "head", "channel", "constant"):
         # longer than the runs over which the gradient of a constant decay is summed
         inputs = scan_inputs(batch, 300, channels, decay=decay, dtype=torch.float64)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from linrec.ops import gate_loop, selective_scan
-from linrec.ops.kernels import lanes
+from linrec.ops.kernels import launch
 from linrec.ops.selective_scan import OPERATOR, numba
 from linrec.ops.selective_scan import torch as torch_backend
 from linrec.ops.selective_scan.torch import Selective
@@ -71,7 +71,7 @@ def test_every_size_of_a_state(mode, backend, channels, d_state):
 @pytest.mark.parametrize(("batch", "channels"), [(1, 300), (3, 40), (9, 33)])
 def test_lanes_on_threads(batch, channels, monkeypatch):
     # as if the machine had four threads: rows are cut into blocks, of which the last one is narrower
-    monkeypatch.setattr(lanes, "SERIAL", 0)
+    monkeypatch.setattr(launch, "SERIAL", 0)
     monkeypatch.setattr(numba, "width_of", lambda x, n, threads, of=numba.width_of: of(x, n, 4))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     agree("recurrent", "numba", batch, 20, channels, 3)

@@ -16,10 +16,10 @@ from linrec.ops.core.kernel import Memory, add_up
 from linrec.ops.core.precision import accumulation, wide
 from linrec.ops.gate_loop.inputs import GateLoop, Values
 from linrec.ops.gate_loop.torch import elementwise, kernel
-from linrec.ops.kernels import Kernels, lanes
-from linrec.ops.kernels.launch import Tiling, grouping, launch, mask, n_tiles, real
+from linrec.ops.kernels import Kernels, launch
+from linrec.ops.kernels.launch import Tiling, grouping, mask, n_tiles, real, run_tiled
 
-NUMBA = Kernels("elementwise.max_headed_numba")
+NUMBA = Kernels("elementwise.numba")
 TRITON = Kernels("elementwise.max_headed_triton")
 
 
@@ -88,7 +88,7 @@ def _kept_numba(given: MaxHeaded, keep: bool) -> Memory:
 def _forward_numba(out: Values, given: MaxHeaded) -> None:
     last = _parts(out.last)
     last.copy_(_parts(given.state))
-    _walk("forward", given, last.numpy(), out.kept.numpy(), out.y.numpy())
+    _walk("max_headed_forward", given, last.numpy(), out.kept.numpy(), out.y.numpy())
 
 
 def _adjoint_numba(out: Any, given: MaxHeaded, kept: Values, d: Values) -> None:
@@ -98,7 +98,7 @@ def _adjoint_numba(out: Any, given: MaxHeaded, kept: Values, d: Values) -> None:
     nothing, of_chunks = starts.new_empty(0, 0, 0), partial(torch.zeros_like, starts[:, 0])
     gates = _of_gates(out, nothing, lambda x: x.shape[1] > 1, of_chunks)
     gradients = (x.numpy() for x in (out.q, out.k, out.v, *gates, dstate))
-    _walk("backward", given, lanes.array(starts), lanes.array(d.y), *gradients)
+    _walk("max_headed_backward", given, launch.array(starts), launch.array(d.y), *gradients)
     add_up((out.log_decay, out.phase), gates)
 
 
@@ -106,9 +106,9 @@ def _walk(name: str, given: MaxHeaded, *arrays: Any) -> None:
     """Run a kernel: with a magnitude of 1, and a phase that is not there, where gates are None."""
     q, k, v, log_decay, phase, _, cut = given
     log_decay = q.new_zeros(1, 1, q.shape[2]) if log_decay is None else log_decay
-    turns = lanes.nothing(3, q.dtype) if phase is None else lanes.array(phase)
-    inputs = *map(lanes.array, (q, k, v, log_decay)), turns, lanes.cut_array(cut)
-    work = lanes.over(q)
+    turns = launch.nothing(3, q.dtype) if phase is None else launch.array(phase)
+    inputs = *map(launch.array, (q, k, v, log_decay)), turns, launch.cut_array(cut)
+    work = launch.lanes_of(q)
     work.run(NUMBA, name, *inputs, *arrays, chunk_size(q.shape[2]), work.width)
 
 
@@ -152,7 +152,7 @@ def _adjoint_triton(out: Any, given: MaxHeaded, kept: Values, d: Values) -> None
 
 def _launch(run: Any, registers: int, given: MaxHeaded, *tensors: Tensor) -> None:
     q, _, _, log_decay, phase, state, cut = given
-    launch(
+    run_tiled(
         run, tiling(q.shape), q.shape, state.dtype, q.device, registers,
         *(real((q if x is None else x).contiguous()) for x in given[:5]), mask(cut, q), *map(real, tensors),
         DECAY=_kind(log_decay, q), PHASE=_kind(phase, q), HAS_CUT=cut is not None,

@@ -15,11 +15,11 @@ from linrec.ops.core.kernel import Memory
 from linrec.ops.gate_loop.inputs import Matrix, Values
 from linrec.ops.gate_loop.torch import kernel, twin
 from linrec.ops.gate_loop.variants import in_real_form
-from linrec.ops.kernels import Kernels, lanes
+from linrec.ops.kernels import Kernels, launch
 
 KERNELS = Kernels("matrix.numba")
 ABOUT = "a loop over time, with states in the caches of threads"
-# entries of a state that take as long as one element of the operators that `lanes` was measured with
+# entries of a state that take as long as one element of the operators that `launch.SERIAL` was measured with
 _ENTRIES = 8
 
 
@@ -29,10 +29,10 @@ def _kept(given: Matrix, keep: bool) -> Memory:
     return Memory((batch, heads, chunks, dk, dv), given.q.dtype)
 
 
-def _lanes(q: Tensor, v: Tensor) -> lanes.Lanes:
+def _lanes(q: Tensor, v: Tensor) -> launch.Lanes:
     batch, _, heads, values = v.shape
-    threads = lanes.threads_for(q.numel() * values // _ENTRIES)
-    return lanes.divided(batch * heads, values, width_of(v, threads), threads)
+    threads = launch.threads_for(q.numel() * values // _ENTRIES)
+    return launch.divided(batch * heads, values, width_of(v, threads), threads)
 
 
 def _forward(out: Values, given: Matrix) -> None:
@@ -49,7 +49,7 @@ def _adjoint(out: Any, given: Matrix, kept: Values, d: Values) -> None:
     dbeta = starts.new_empty(0, 0, 0, 0) if out.beta is None else _parts(out.beta, work.blocks)
     ddecay, dphase = (_sums(gate, starts, work.blocks) for gate in (given.log_decay, given.phase))
     found = (x.numpy() for x in (dq, dk, out.v, dbeta, ddecay, dphase, out.state))
-    arrays = *_arrays(given), lanes.array(starts), lanes.array(d.y), *found
+    arrays = *_arrays(given), launch.array(starts), launch.array(d.y), *found
     work.run(KERNELS, "backward", *arrays, chunk_size(given.q, given.v), work.width)
     if work.blocks > 1:
         for x, parts in ((out.q, dq), (out.k, dk), (out.beta, dbeta)):
@@ -83,14 +83,14 @@ def width_of(v: Tensor, threads: int) -> int:
 def _arrays(given: Matrix) -> list[Any]:
     """Return the inputs of both kernels as arrays: for None, a decay of 1 and an empty `beta`."""
     q, k, v, beta, log_decay, _, reset, _ = given
-    strengths = lanes.nothing(3, q.dtype) if beta is None else lanes.array(beta)
+    strengths = launch.nothing(3, q.dtype) if beta is None else launch.array(beta)
     a = q.new_ones(1, 1, q.shape[2], 1) if log_decay is None else log_decay.exp()
-    return [*map(lanes.array, (q, k, v)), strengths, lanes.array(a), lanes.cut_array(reset)]
+    return [*map(launch.array, (q, k, v)), strengths, launch.array(a), launch.cut_array(reset)]
 
 
 def _parts(x: Tensor, blocks: int) -> Tensor:
     """Return memory for the sums of each block of value channels; the only one has the gradient itself."""
-    return x[None] if blocks == 1 else lanes.empty((blocks, *x.shape), x.dtype)
+    return x[None] if blocks == 1 else launch.empty((blocks, *x.shape), x.dtype)
 
 
 def _sums(gate: Tensor | None, starts: Tensor, blocks: int) -> Tensor:

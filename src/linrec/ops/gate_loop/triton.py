@@ -15,8 +15,7 @@ from linrec.ops.gate_loop.variants import in_real_form, phase_gradient
 from linrec.ops.kernels import Kernels
 from linrec.ops.kernels.launch import mask, on_device, power_of_2
 
-STEPS = Kernels("matrix.steps_triton")
-KERNELS, GATES = Kernels("matrix.chunks_triton"), Kernels("matrix.gates_triton")
+KERNELS, GATES = Kernels("matrix.triton"), Kernels("matrix.gates_triton")
 
 # numbers of a state that one program has in its registers
 STATE = 4096
@@ -49,7 +48,7 @@ def _forward_steps(out: Outputs, given: Matrix) -> None:
     block_k = power_of_2(dk)
     block_v = max(1, min(power_of_2(dv), STATE // block_k))
     with on_device(q.device):
-        STEPS.steps[(-(-dv // block_v) * batch * heads,)](
+        KERNELS.steps[(-(-dv // block_v) * batch * heads,)](
             q, k, v, q if beta is None else beta.contiguous(), decays, mask(reset, q), state, out.y, out.last,
             time, strides, HEADS=heads, DK=dk, DV=dv, DECAY=decay, DELTA=beta is not None,
             RESET=reset is not None, BLOCK_K=block_k, BLOCK_V=block_v,

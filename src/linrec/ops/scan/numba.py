@@ -8,19 +8,19 @@ from torch import Tensor
 
 from linrec.ops.core.kernel import NOTHING, add_up, like, terms
 from linrec.ops.core.precision import accumulation
-from linrec.ops.kernels import Kernels, lanes
+from linrec.ops.kernels import Kernels, launch
 from linrec.ops.scan.torch import Scan, Values, kernel
 
-KERNELS = Kernels("elementwise.scan_numba")
+KERNELS = Kernels("elementwise.numba")
 
 
 def _forward(out: Values, given: Scan) -> None:
     a, x, state, cut, reverse = given
-    y = out.y if out.y.dtype == out.last.dtype else lanes.empty(x.shape, out.last.dtype)
+    y = out.y if out.y.dtype == out.last.dtype else launch.empty(x.shape, out.last.dtype)
     _start(out.last, state)
-    work = lanes.over(x)
-    arrays = lanes.array(a), lanes.array(x), lanes.cut_array(cut), out.last.numpy(), y.numpy()
-    work.run(KERNELS, "forward", *arrays, work.width, reverse)
+    work = launch.lanes_of(x)
+    arrays = launch.array(a), launch.array(x), launch.cut_array(cut), out.last.numpy(), y.numpy()
+    work.run(KERNELS, "scan_forward", *arrays, work.width, reverse)
     if y is not out.y:
         out.y.copy_(y)
 
@@ -36,9 +36,9 @@ def _adjoint(out: Any, given: Scan, kept: Values, d: Values) -> None:
     dstate.copy_(d.last)
     before = dstate.new_empty(dstate.shape)
     _start(before, state)
-    work = lanes.over(y)
+    work = launch.lanes_of(y)
     if out.a is None:
-        da = lanes.empty((0, 0, 0), dstate.dtype)
+        da = launch.empty((0, 0, 0), dstate.dtype)
     else:
         # sums over runs of steps, and over the lanes of a row
         steps = y.shape[1] if a.shape[1] > 1 else math.ceil(y.shape[1] / KERNELS.SPAN)
@@ -46,9 +46,9 @@ def _adjoint(out: Any, given: Scan, kept: Values, d: Values) -> None:
     # the kernel adds to these sums
     if 1 in a.shape[1:]:
         da.zero_()
-    arrays = *map(lanes.array, (a, y)), lanes.cut_array(cut), before[:, None].numpy(), lanes.array(d.y)
+    arrays = *map(launch.array, (a, y)), launch.cut_array(cut), before[:, None].numpy(), launch.array(d.y)
     found = da.numpy(), out.x.numpy(), dstate.numpy()
-    work.run(KERNELS, "backward", *arrays, *found, work.width, reverse)
+    work.run(KERNELS, "scan_backward", *arrays, *found, work.width, reverse)
     add_up((out.a,), (da,))
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from linrec.ops.core.kernel import NOTHING, add_up, like, terms
 from linrec.ops.core.precision import accumulation
 from linrec.ops.kernels import Kernels
-from linrec.ops.kernels.launch import Tiling, grouping, launch, mask, n_tiles, power_of_2, real
+from linrec.ops.kernels.launch import Tiling, grouping, mask, n_tiles, power_of_2, real, run_tiled
 from linrec.ops.scan.torch import Scan, Values, kernel
 
 KERNELS = Kernels("elementwise.scan_triton")
@@ -19,7 +19,7 @@ def _forward(out: Values, given: Scan) -> None:
     y, last = out
     a, x = _read(given.a, y.dtype).expand(y.shape), _read(given.x, y.dtype)
     start = last if given.state is None else given.state.contiguous()
-    launch(
+    run_tiled(
         KERNELS.forward, tiling(y), y.shape, last.dtype, y.device, 168 if y.element_size() <= 4 else None,
         real(a), real(x), real(start), mask(given.reset, y), real(y), real(last),
         scalars=(a.stride(0), x.stride(0)), A_STEP=a.stride(1), A_CHANNEL=a.stride(2),
@@ -44,7 +44,7 @@ def _adjoint(out: Any, given: Scan, kept: Values, d: Values) -> None:
         steps = n_tiles(y.shape[1], plan) if summed else y.shape[1]
         da = terms(da, (y.shape[0], steps, y.shape[2]))
     start = out.state if given.state is None else given.state.contiguous()
-    launch(
+    run_tiled(
         KERNELS.backward, plan, y.shape, out.state.dtype, y.device, None,
         real(a), real(y.contiguous()), real(start), mask(given.reset, y), real(dy), real(d.last.contiguous()),
         real(y if da is None else da), real(out.x), real(out.state),

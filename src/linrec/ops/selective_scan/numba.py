@@ -6,13 +6,13 @@ from typing import Any
 from torch import Tensor
 
 from linrec.ops.core.kernel import add_up, terms
-from linrec.ops.kernels import Kernels, lanes
+from linrec.ops.kernels import Kernels, launch
 from linrec.ops.selective_scan.torch import Outputs, kernel, outputs
 
 CHUNK = 32
 """Steps from one kept state to the next: what the adjoint makes for them stays in the second cache."""
 
-# entries of a state that take as long as one element of the operators that `lanes` was measured with
+# entries of a state that take as long as one element of the operators that `launch.SERIAL` was measured with
 _ENTRIES = 4
 # entries of the states of a lane: they stay in the first cache
 _OF_A_LANE = 2048
@@ -33,10 +33,10 @@ def _memory(given: Any, keep: bool) -> Any:
     return outputs(given, chunks, given.A.shape[1], given.state.dtype)
 
 
-def _lanes(given: Any) -> lanes.Lanes:
+def _lanes(given: Any) -> launch.Lanes:
     (batch, _, channels), n = given.x.shape, given.A.shape[1]
-    threads = lanes.threads_for(given.x.numel() * n // _ENTRIES)
-    return lanes.divided(batch, channels, width_of(given.x, n, threads), threads)
+    threads = launch.threads_for(given.x.numel() * n // _ENTRIES)
+    return launch.divided(batch, channels, width_of(given.x, n, threads), threads)
 
 
 def _forward(out: Outputs, given: Any) -> None:
@@ -56,13 +56,13 @@ def _adjoint(out: Any, given: Any, kept: Outputs, d: Outputs) -> None:
     # the kernel adds to these sums
     parts[0].zero_(), parts[3].zero_()
     found = (g.numpy() for g in (out.x, out.dt, *parts, out.state))
-    arrays = *_arrays(given), lanes.array(kept.starts), lanes.array(d.y), *found
+    arrays = *_arrays(given), launch.array(kept.starts), launch.array(d.y), *found
     work.run(KERNELS, "backward", *arrays, CHUNK, work.width)
     add_up(totals, parts)
 
 
 def _arrays(given: Any) -> list[Any]:
-    return [*map(lanes.array, given[:6]), lanes.cut_array(given.reset)]
+    return [*map(launch.array, given[:6]), launch.cut_array(given.reset)]
 
 
 recurrent = kernel("selective_scan_numba", memory=_memory, forward=_forward, adjoint=_adjoint)

@@ -17,7 +17,6 @@ dV is beta * E, and that of beta E . V, beside what the corrections read: theirs
 import triton
 import triton.language as tl
 
-from linrec.ops.kernels.matrix.chunks_triton import mixing_of
 from linrec.ops.kernels.matrix.gates_triton import (
     CHANNEL,
     NONE,
@@ -31,6 +30,7 @@ from linrec.ops.kernels.matrix.gates_triton import (
     to_end,
     whole,
 )
+from linrec.ops.kernels.matrix.triton import mixing_of
 
 
 @triton.jit

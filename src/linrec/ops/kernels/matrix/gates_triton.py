@@ -1,7 +1,7 @@
 """Gates of one chunk in the chunkwise GPU kernels: what decays weigh, and the gradients of q, k and decays.
 
-`chunks_triton` has the equations. A chunk's decays are a pair: EXACT, its log decays g and those
-one step on, `later`; else the sums P and that of the last step.
+`triton.py` has the equations. A chunk's decays are a pair: EXACT, its log decays g and those one step on,
+`later`; else the sums P and that of the last step.
 """
 
 import triton

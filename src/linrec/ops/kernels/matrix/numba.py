@@ -14,7 +14,7 @@ where the state is cleared first, and is empty for nowhere.
 import numba
 import numpy as np
 
-from linrec.ops.kernels.lanes import lane_kernel
+from linrec.ops.kernels.launch import lane_kernel
 
 # the adjoint sums over value channels, in vectors: reordering a sum is allowed, ignoring NaN is not
 _SUMMING = {"contract", "reassoc", "nsz"}

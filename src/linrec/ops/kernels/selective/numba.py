@@ -8,8 +8,8 @@ makes those in between again, chunk by chunk. A and D have one row, or one for e
 import numba
 import numpy as np
 
-from linrec.ops.kernels.elementwise.max_headed_numba import exponential
-from linrec.ops.kernels.lanes import lane_kernel
+from linrec.ops.kernels.elementwise.numba import exponential
+from linrec.ops.kernels.launch import lane_kernel
 
 
 @lane_kernel()

@@ -1,12 +1,15 @@
-"""CPU loops of the max-headed GateLoop; imported at the first use, because importing Numba is slow.
+"""CPU loops of elementwise recurrences; imported at the first use, because importing Numba is slow.
 
-Links a = exp(log_decay + i phase) and inputs k v are made in registers and never written. A lane is one batch
-row and a run of heads (dk = dv = 1). The state is kept once per chunk of steps; the adjoint makes the states
-in between again, chunk by chunk. A gate is (b, t, h), or (1, 1, h) where it is constant; without a phase,
-which then is empty, everything is real.
+A lane is one batch row and a run of channels; lanes run in parallel, time runs inside a lane, and the
+innermost loop over channels is contiguous in every tensor, so that it becomes vector instructions. Only the
+thin loops over lanes are `parallel`: that transformation is what takes Numba long to compile. Arrays are
+indexed and not sliced, because Numba counts references to a slice's array, which takes longer than a narrow
+step; indices are unsigned, because a signed one may count from the end and prevents vector instructions.
 
-Numba calls the C library for each exponential, sine and cosine. In float32 they are polynomials here, without
-branches, so that the loops become vector instructions.
+`scan` reads its links `a`, each axis of full size or 1. The max-headed GateLoop makes its links
+exp(log_decay + i phase) and inputs k v in registers. It keeps the state once per chunk of steps, and the
+adjoint makes the states in between again. A gate is (b, t, h), or (1, 1, h) where it is constant; without a
+phase, which then is empty, everything is real.
 """
 
 import math
@@ -16,29 +19,156 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
-from linrec.ops.kernels.lanes import lane_kernel
+from linrec.ops.kernels.launch import lane_kernel
 
+SPAN = 256
+"""Where `a` is constant in time, its gradient is summed over runs of so many steps, and the runs by torch:
+one long sum in float32 would lose digits."""
+
+
+@lane_kernel()
+def _scan_lane(a, x, cut, y, carry, row, lo, hi, reverse):  # type: ignore[no-untyped-def]
+    zero, one = np.uint64(0), np.uint64(1)
+    time = np.uint64(x.shape[1])
+    a_row = row if a.shape[0] > 1 else zero
+    # `carry` stays in the first cache, where y would have to be read back
+    for step in range(time):
+        t = time - one - step if reverse else step
+        a_t = t if a.shape[1] > 1 else zero
+        if cut.size > 0 and cut[row, t]:
+            for c in range(lo, hi):
+                carry[c - lo] = x[row, t, c]
+                y[row, t, c] = carry[c - lo]
+        elif a.shape[2] > 1:
+            for c in range(lo, hi):
+                carry[c - lo] = a[a_row, a_t, c] * carry[c - lo] + x[row, t, c]
+                y[row, t, c] = carry[c - lo]
+        else:
+            link = a[a_row, a_t, zero]
+            for c in range(lo, hi):
+                carry[c - lo] = link * carry[c - lo] + x[row, t, c]
+                y[row, t, c] = carry[c - lo]
+
+
+@lane_kernel()
+def _scan_lane_backward(a, before, cut, dy, da, dx, carry, block, row, lo, hi, first, stop, reverse):  # type: ignore[no-untyped-def]
+    zero, one = np.uint64(0), np.uint64(1)
+    time = np.uint64(dy.shape[1])
+    a_row, a_moves, a_wide = row if a.shape[0] > 1 else zero, a.shape[1] > 1, a.shape[2] > 1
+    # the adjoint runs against the recurrence, whose first step came from the initial state
+    for step in range(first, stop):
+        t = step if reverse else time - one - step
+        t_before = zero if stop == time else t + one if reverse else t - one
+        a_t, da_t = (t, t) if a_moves else (zero, t // np.uint64(SPAN))
+        linked = cut.size == 0 or not cut[row, t]
+        if linked and a_wide and a_moves and da.size > 0:
+            # every step and channel has its own link: the common case, in one pass over the channels
+            for c in range(lo, hi):
+                gradient = carry[c - lo] + dy[row, t, c]
+                dx[row, t, c] = gradient
+                da[row, t, c] = gradient * np.conj(before[row, t_before, c])
+                carry[c - lo] = np.conj(a[a_row, t, c]) * gradient
+            continue
+        for c in range(lo, hi):
+            carry[c - lo] += dy[row, t, c]
+            dx[row, t, c] = carry[c - lo]
+        if not linked:
+            for c in range(lo, hi):
+                carry[c - lo] = 0
+                if a_wide and a_moves and da.size > 0:
+                    da[row, t, c] = 0
+        elif a_wide:
+            if da.size > 0:
+                for c in range(lo, hi):
+                    da[row, da_t, c] += carry[c - lo] * np.conj(before[row, t_before, c])
+            for c in range(lo, hi):
+                carry[c - lo] *= np.conj(a[a_row, a_t, c])
+        else:
+            if da.size > 0:
+                total = da[row, da_t, block]
+                for c in range(lo, hi):
+                    total += carry[c - lo] * np.conj(before[row, t_before, c])
+                da[row, da_t, block] = total
+            link = np.conj(a[a_row, a_t, zero])
+            for c in range(lo, hi):
+                carry[c - lo] *= link
+
+
+@numba.njit(cache=True)
+def scan_forward(a, x, cut, last, y, width, reverse, first, stop):  # type: ignore[no-untyped-def]
+    """Fill y (b, t, c) for the lanes from first to stop, and turn last (b, c) from first state into last one.
+
+    A lane has `width` channels.
+    """
+    channels = np.uint64(x.shape[2])
+    width = np.uint64(width)
+    blocks = (channels + width - np.uint64(1)) // width
+    # not in `last` itself, where other threads write next to it
+    carry = np.empty(width, last.dtype)
+    for lane in range(np.uint64(first), np.uint64(stop)):
+        row, lo = lane // blocks, lane % blocks * width
+        hi = min(lo + width, channels)
+        for c in range(lo, hi):
+            carry[c - lo] = last[row, c]
+        _scan_lane(a, x, cut, y, carry, row, lo, hi, reverse)
+        for c in range(lo, hi):
+            last[row, c] = carry[c - lo]
+
+
+@numba.njit(cache=True)
+def scan_backward(a, y, cut, state, dy, da, dx, dstate, width, reverse, first, stop):  # type: ignore[no-untyped-def]
+    """Fill dx (b, t, c) and, unless it is empty, da for the lanes from first to stop.
+
+    `state` is (b, 1, c). dstate (b, c) comes as the last state's gradient and goes as the first one's. da
+    has a row for every batch row; where `a` is constant in time, one step for each `SPAN` steps; where `a` is
+    constant over channels, one column for each lane of the row. It comes zeroed where `a` is constant.
+    """
+    channels, time = np.uint64(y.shape[2]), np.uint64(y.shape[1])
+    width = np.uint64(width)
+    blocks = (channels + width - np.uint64(1)) // width
+    start, end = np.uint64(0), time - np.uint64(1)
+    carry = np.empty(width, dstate.dtype)
+    for lane in range(np.uint64(first), np.uint64(stop)):
+        row, block = lane // blocks, lane % blocks
+        lo, hi = block * width, min(block * width + width, channels)
+        for c in range(lo, hi):
+            carry[c - lo] = dstate[row, c]
+        _scan_lane_backward(a, y, cut, dy, da, dx, carry, block, row, lo, hi, start, end, reverse)
+        _scan_lane_backward(a, state, cut, dy, da, dx, carry, block, row, lo, hi, end, time, reverse)
+        for c in range(lo, hi):
+            dstate[row, c] = carry[c - lo]
+
+
+@numba.njit(cache=True, parallel=True)
+def scan_forward_parallel(a, x, cut, last, y, width, reverse, lanes):  # type: ignore[no-untyped-def]
+    """Do the same for all lanes, spread over Numba's threads."""
+    for lane in numba.prange(lanes):
+        scan_forward(a, x, cut, last, y, width, reverse, lane, lane + 1)
+
+
+@numba.njit(cache=True, parallel=True)
+def scan_backward_parallel(a, y, cut, state, dy, da, dx, dstate, width, reverse, lanes):  # type: ignore[no-untyped-def]
+    """Do the same for all lanes, spread over Numba's threads."""
+    for lane in numba.prange(lanes):
+        scan_backward(a, y, cut, state, dy, da, dx, dstate, width, reverse, lane, lane + 1)
+
+
+# Numba calls the C library for each exponential, sine and cosine; in float32 they are polynomials here, so
+# that the loops become vector instructions
 _CONTRACT = {"fastmath": {"contract"}}
-
 # adding it rounds a float32 below 2^22 to an integer, which then stands in the lowest bits
-_ROUND = np.float32(1.5 * 2.0**23)
-_ROUND_BITS = np.int32(0x4B400000)
-
+_ROUND, _ROUND_BITS = np.float32(1.5 * 2.0**23), np.int32(0x4B400000)
 _LOG2_E = np.float32(1 / math.log(2))
 # log 2 in two parts, pi / 2 in four: multiples of all but the last one are exact for numbers of 9 and 13 bits
 _LOG_2 = np.float32(0.693145751953125), np.float32(1.428606765330187e-06)
 _TWO_OVER_PI = np.float32(2 / math.pi)
-_HALF_PI = tuple(
-    np.float32(part)
-    for part in (1.5703125, 4.837512969970703e-4, 7.549533620476723e-8, 2.5633440682570896e-12)
-)
+_HALF_PI = tuple(np.float32(c) for c in (1.5703125, 4.83751297e-4, 7.54953362e-8, 2.56334407e-12))
 # minimax: e^r = 1 + r + r^2 E(r), sin r = r + r z S(z), cos r = 1 - z / 2 + z^2 C(z), with z = r^2
 _E = tuple(np.float32(c) for c in (0.5, 0.16666576266, 0.04166637361, 0.00836323481, 0.00139412179))
 _S = tuple(np.float32(c) for c in (-0.16666667163, 0.00833333191, -0.00019840083, 2.72493912e-6))
 _C = tuple(np.float32(c) for c in (0.04166666791, -0.00138888881, 2.48005963e-5, -2.73005043e-7))
 _HALF, _ONE = np.float32(0.5), np.float32(1)
 _LEAST, _MOST = np.float32(-105), np.float32(89)
-_WIDEST = np.float32(1)
 
 
 def exponential(x):  # type: ignore[no-untyped-def]
@@ -78,8 +208,8 @@ def _sine_cosine(x):  # type: ignore[no-untyped-def]
         n = shifted - _ROUND
         r = x - n * _HALF_PI[0] - n * _HALF_PI[1] - n * _HALF_PI[2] - n * _HALF_PI[3]
         # where neighbouring float32 numbers are a turn apart, any angle will do, but it must be one
-        r = -_WIDEST if r < -_WIDEST else r
-        r = _WIDEST if r > _WIDEST else r
+        r = -_ONE if r < -_ONE else r
+        r = _ONE if r > _ONE else r
         z = r * r
         sine = r + r * z * (((_S[3] * z + _S[2]) * z + _S[1]) * z + _S[0])
         cosine = _ONE - z * _HALF + z * z * (((_C[3] * z + _C[2]) * z + _C[1]) * z + _C[0])
@@ -95,7 +225,7 @@ def _sine_cosine(x):  # type: ignore[no-untyped-def]
 
 
 @lane_kernel()
-def _forward_lane(q, k, v, log_decay, phase, cut, starts, y, re, im, size, row, lo, hi):  # type: ignore[no-untyped-def]
+def _max_headed_lane(q, k, v, log_decay, phase, cut, starts, y, re, im, size, row, lo, hi):  # type: ignore[no-untyped-def]
     zero, one = np.uint64(0), np.uint64(1)
     turns = phase.size > 0
     decay_row, phase_row = row if log_decay.shape[0] > 1 else zero, row if phase.shape[0] > 1 else zero
@@ -246,7 +376,7 @@ def _join(state, re, im, row, lo, hi):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True)
-def forward(q, k, v, log_decay, phase, cut, state, starts, y, size, width, first, stop):  # type: ignore[no-untyped-def]
+def max_headed_forward(q, k, v, log_decay, phase, cut, state, starts, y, size, width, first, stop):  # type: ignore[no-untyped-def]
     """Fill y (b, t, h) and starts (b, 1 or 2, chunks, h) for the lanes from first to stop.
 
     The state (b, h, 1 or 2), real and imaginary part, comes as the first one and goes as the last one.
@@ -260,12 +390,12 @@ def forward(q, k, v, log_decay, phase, cut, state, starts, y, size, width, first
         row, lo = lane // blocks, lane % blocks * width
         hi = min(lo + width, channels)
         _split(state, re, im, row, lo, hi)
-        _forward_lane(q, k, v, log_decay, phase, cut, starts, y, re, im, size, row, lo, hi)
+        _max_headed_lane(q, k, v, log_decay, phase, cut, starts, y, re, im, size, row, lo, hi)
         _join(state, re, im, row, lo, hi)
 
 
 @numba.njit(cache=True)
-def backward(  # type: ignore[no-untyped-def]
+def max_headed_backward(  # type: ignore[no-untyped-def]
     q, k, v, log_decay, phase, cut, starts, dy, dq, dk, dv, ddecay, dphase, dstate, size, width, first, stop
 ):
     """Fill dq, dk and dv, and add to ddecay and dphase, for the lanes from first to stop.
@@ -294,29 +424,8 @@ def backward(  # type: ignore[no-untyped-def]
             chunk = chunks - one - after
             t0 = chunk * size
             t1 = min(t0 + size, time)
-            _refill(
-                q,
-                k,
-                v,
-                log_decay,
-                phase,
-                cut,
-                starts,
-                dy,
-                a,
-                a_i,
-                w,
-                w_i,
-                u,
-                h,
-                h_i,
-                chunk,
-                row,
-                lo,
-                hi,
-                t0,
-                t1,
-            )
+            made = a, a_i, w, w_i, u, h, h_i
+            _refill(q, k, v, log_decay, phase, cut, starts, dy, *made, chunk, row, lo, hi, t0, t1)
             _adjoint(cut, u, a, a_i, re, im, row, hi - lo, t0, t1)
             _spread(k, v, dy, a, a_i, w, w_i, u, dq, dk, dv, row, lo, hi, t0, t1)
             _put(u, ddecay, each_decay, chunk, row, lo, hi, t0, t1)
@@ -325,35 +434,17 @@ def backward(  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True, parallel=True)
-def forward_parallel(q, k, v, log_decay, phase, cut, state, starts, y, size, width, lanes):  # type: ignore[no-untyped-def]
+def max_headed_forward_parallel(q, k, v, log_decay, phase, cut, state, starts, y, size, width, lanes):  # type: ignore[no-untyped-def]
     """Do the same for all lanes, spread over Numba's threads."""
     for i in numba.prange(lanes):
-        forward(q, k, v, log_decay, phase, cut, state, starts, y, size, width, i, i + 1)
+        max_headed_forward(q, k, v, log_decay, phase, cut, state, starts, y, size, width, i, i + 1)
 
 
 @numba.njit(cache=True, parallel=True)
-def backward_parallel(  # type: ignore[no-untyped-def]
+def max_headed_backward_parallel(  # type: ignore[no-untyped-def]
     q, k, v, log_decay, phase, cut, starts, dy, dq, dk, dv, ddecay, dphase, dstate, size, width, lanes
 ):
     """Do the same for all lanes, spread over Numba's threads."""
     for i in numba.prange(lanes):
-        backward(
-            q,
-            k,
-            v,
-            log_decay,
-            phase,
-            cut,
-            starts,
-            dy,
-            dq,
-            dk,
-            dv,
-            ddecay,
-            dphase,
-            dstate,
-            size,
-            width,
-            i,
-            i + 1,
-        )
+        inputs, gradients = (q, k, v, log_decay, phase), (dq, dk, dv, ddecay, dphase, dstate)
+        max_headed_backward(*inputs, cut, starts, dy, *gradients, size, width, i, i + 1)
