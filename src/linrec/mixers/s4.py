@@ -24,7 +24,7 @@ from linrec.nn.position_wise import Output, make_output, position_wise
 from linrec.nn.state_space import Measure, Start, add_transition, log_steps, per_channel, released_start
 from linrec.ops.dense_ssm import dense_ssm
 from linrec.ops.dplr_ssm import dplr_ssm
-from linrec.ops.dplr_ssm.discretization import bilinear_low_rank
+from linrec.ops.long_conv.discretization import bilinear_low_rank
 from linrec.rules import at_least, choice, divisor, require
 
 __all__ = ["S4"]
