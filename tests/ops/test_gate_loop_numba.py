@@ -51,7 +51,8 @@ def test_dtypes(dtype, phase):
 def test_lanes_on_threads(batch, heads, monkeypatch):
     # as if the machine had four threads: rows are cut into blocks, of which the last one is narrower
     monkeypatch.setattr(launch, "SERIAL", 0)
-    monkeypatch.setattr(launch, "width_of", lambda x, threads, width=launch.width_of: width(x, 4))
+    width = launch.width_of
+    monkeypatch.setattr(launch, "width_of", lambda rows, n, _, narrowest: width(rows, n, 4, narrowest))
     for gates in ("h", "bth"):
         agree(batch, 20, heads, log_decay=gates, phase=gates, dtype=torch.float64)
 

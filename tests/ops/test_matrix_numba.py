@@ -40,7 +40,8 @@ def test_lengths_around_chunks(time, monkeypatch):
 def test_value_channels_on_threads(rows, monkeypatch):
     # as if the machine had four threads: blocks of value channels, of which the last one is narrower
     monkeypatch.setattr(launch, "SERIAL", 0)
-    monkeypatch.setattr(matrix_numba, "width_of", lambda v, threads, of=matrix_numba.width_of: of(v, 4))
+    width = launch.width_of
+    monkeypatch.setattr(launch, "width_of", lambda rows, n, _, narrowest: width(rows, n, 4, narrowest))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     batch, heads = rows
     for log_decay in DECAYS:
@@ -50,7 +51,7 @@ def test_value_channels_on_threads(rows, monkeypatch):
 def test_a_lane_has_all_value_channels_where_rows_keep_threads_busy():
     widths = {(8, 1): 40, (4, 1): 40, (1, 2): 32, (1, 3): 16, (1, 4): 16, (2, 2): 48, (3, 2): 32}
     for (rows, threads), width in widths.items():
-        assert matrix_numba.width_of(torch.empty(rows, 5, 1, 40), threads) == width, (rows, threads)
+        assert launch.width_of(rows, 40, threads, 16) == width, (rows, threads)
 
 
 def test_layout_in_memory_does_not_matter():

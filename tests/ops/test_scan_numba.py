@@ -89,7 +89,8 @@ def test_numba_runs_in_a_forked_worker():
 @pytest.mark.parametrize(("batch", "channels"), [(1, 300), (3, 400), (2, 7), (9, 33)])
 def test_numba_splits_rows_over_threads(batch, channels, monkeypatch):
     # as if the machine had four threads: rows are cut into blocks, of which the last one is narrower
-    monkeypatch.setattr(launch, "width_of", lambda x, threads, width=launch.width_of: width(x, 4))
+    width = launch.width_of
+    monkeypatch.setattr(launch, "width_of", lambda rows, n, _, narrowest: width(rows, n, 4, narrowest))
     for decay in ("step", "head", "channel", "constant"):
         # longer than the runs over which the gradient of a constant decay is summed
         inputs = scan_inputs(batch, 300, channels, decay=decay, dtype=torch.float64)

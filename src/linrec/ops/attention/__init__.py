@@ -18,13 +18,7 @@ from linrec.ops.core.checks import check_shape, name_of
 from linrec.ops.core.precision import accumulation, real_dtype
 from linrec.ops.gate_loop.inputs import check_queries_and_keys, check_values
 
-__all__ = [
-    "OPERATORS",
-    "AttentionCache",
-    "gate_loop_attention",
-    "laplace_attention",
-    "softmax_attention",
-]
+__all__ = ["OPERATORS", "AttentionCache", "gate_loop_attention", "laplace_attention", "softmax_attention"]
 
 
 def check_options(window: int | None, dropout: float) -> None:
@@ -105,8 +99,6 @@ GATE_LOOP = _operator("gate_loop_attention", ["gates"], "all pairs of steps, O(t
 SOFTMAX = _operator("softmax_attention", ["softmax"], "torch's fused kernels, O(t^2), or O(t window)")
 LAPLACE = _operator("laplace_attention", list(WEIGHERS), "all pairs of steps, O(t^2), or O(t window)")
 OPERATORS = (GATE_LOOP, SOFTMAX, LAPLACE)
-# of all three operators
-PAIRS = SOFTMAX.pairs
 
 
 @documented(GATE_LOOP)

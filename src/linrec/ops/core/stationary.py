@@ -41,16 +41,15 @@ Values = tuple[Tensor, Tensor]
 Run = Callable[..., Values]
 
 
-def _as_u(given: Any) -> tuple[torch.Size, torch.dtype]:
-    return given.u.shape, given.u.dtype
-
-
-def _as_c(given: Any) -> tuple[tuple[int, ...], torch.dtype]:
-    return (given.u.shape[0], *given.c.shape), given.c.dtype
-
-
 # `zeros`: the convolution skips the response of a state of zeros
-model = partial(Operator, sequence="u", output=_as_u, axes="(b, d, n)", state=_as_c, zeros=False)
+model = partial(
+    Operator,
+    sequence="u",
+    output=lambda given: (given.u.shape, given.u.dtype),
+    axes="(b, d, n)",
+    state=lambda given: ((given.u.shape[0], *given.c.shape), given.c.dtype),
+    zeros=False,
+)
 """Makes the operator of a model, of `name`, `inputs`, `canonical` and `backends`."""
 
 

@@ -143,11 +143,6 @@ def _states(
     return x.unflatten(-1, a.shape), last.unflatten(-1, a.shape)
 
 
-def growing_kernel(a: Tensor, growth: Tensor, w: Tensor, horizon: int, length: int) -> Tensor:
-    """Return the taps K (d, length), with w = c b."""
-    return _taps(_tables(a, growth, length), a, growth, w, horizon)
-
-
 def growing_recurrence(given: GrowingSSM, mode: str, backend: str) -> Values:
     """All states by `scan`, then the outputs."""
     u, a, growth, b, c, horizon, state, reset = given

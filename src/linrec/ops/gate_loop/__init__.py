@@ -92,7 +92,6 @@ BACKENDS = (
     Backend("recurrent", "reference", gate_loop_reference, "a loop over time: the oracle, slow", auto=never),
 )
 OPERATOR = matrix_operator("gate_loop", GateLoop, inputs.canonical, BACKENDS)
-PAIRS = OPERATOR.pairs
 
 
 NORMALIZED = matrix_operator(

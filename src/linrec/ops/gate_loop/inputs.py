@@ -109,7 +109,8 @@ def canonical(given: GateLoop) -> GateLoop:
     q, k, v, log_decay, phase, bonus, state, reset = given
     check_queries_and_keys(q, k)
     check_values(v, q)
-    check_bonus(bonus, q)
+    check_shape("bonus", bonus, "(h, dk)", q.shape[2:], "Pass one factor per head and key channel.")
+    check_precision("bonus", bonus, q, "q")
     log_decay, phase = canonical_gate("log_decay", log_decay, q), canonical_gate("phase", phase, q)
     return GateLoop(q, k, v, log_decay, phase, bonus, state, reset)
 
@@ -185,9 +186,3 @@ def canonical_gate(name: str, gate: Tensor | None, q: Tensor) -> Tensor | None:
     # (h,) and (b, t, h) have one value for all channels
     gate = gate if per_channel else gate[..., None]
     return gate if gate.ndim == 4 else gate[None, None]
-
-
-def check_bonus(bonus: Tensor | None, q: Tensor) -> None:
-    """Raise unless `bonus` is None or real (h, dk), in the precision of `q` or the accumulation's."""
-    check_shape("bonus", bonus, "(h, dk)", q.shape[2:], "Pass one factor per head and key channel.")
-    check_precision("bonus", bonus, q, "q")

@@ -6,7 +6,6 @@ Of the states, one per piece of time is kept, from which the adjoint makes the o
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -69,13 +68,6 @@ def _flat(run: Callable[[MaxHeaded], Values]) -> Callable[[GateLoop], tuple[Tens
     return backend
 
 
-def _of_gates(
-    out: MaxHeaded, nothing: Tensor, is_each: Callable[[Tensor], bool], terms: Callable[[], Tensor]
-) -> list[Tensor]:
-    """Return where kernels put the gradients of both gates: in terms of a sum where a gate is constant."""
-    return [nothing if x is None else x if is_each(x) else terms() for x in (out.log_decay, out.phase)]
-
-
 # on the CPU
 
 
@@ -95,11 +87,11 @@ def _adjoint_numba(out: Any, given: MaxHeaded, kept: Values, d: Values) -> None:
     starts, dstate = kept.kept, _parts(out.state)
     dstate.copy_(_parts(d.last))
     # gradients of constant gates are summed once per chunk
-    nothing, of_chunks = starts.new_empty(0, 0, 0), partial(torch.zeros_like, starts[:, 0])
-    gates = _of_gates(out, nothing, lambda x: x.shape[1] > 1, of_chunks)
-    gradients = (x.numpy() for x in (out.q, out.k, out.v, *gates, dstate))
+    totals, nothing, of_chunks = (out.log_decay, out.phase), starts.new_empty(0, 0, 0), starts[:, 0]
+    parts = [nothing if x is None else x if x.shape[1] > 1 else torch.zeros_like(of_chunks) for x in totals]
+    gradients = (x.numpy() for x in (out.q, out.k, out.v, *parts, dstate))
     _walk("max_headed_backward", given, launch.array(starts), launch.array(d.y), *gradients)
-    add_up((out.log_decay, out.phase), gates)
+    add_up(totals, parts)
 
 
 def _walk(name: str, given: MaxHeaded, *arrays: Any) -> None:
@@ -144,10 +136,10 @@ def _adjoint_triton(out: Any, given: MaxHeaded, kept: Values, d: Values) -> None
     q, tensors = given.q, (x.contiguous() for x in (kept.kept, d.y, d.last))
     # gradients of constant gates are summed in a tile by the kernel, and over tiles and the batch below
     shape = q.shape[0], n_tiles(q.shape[1], tiling(q.shape)), q.shape[2]
-    of_tiles = partial(q.new_empty, shape, dtype=accumulation(q.dtype))
-    gates = _of_gates(out, q, lambda x: x.shape == q.shape, of_tiles)
-    _launch(TRITON.backward, 168, given, *tensors, out.q, out.k, out.v, *gates, out.state)
-    add_up((out.log_decay, out.phase), gates)
+    totals, dtype = (out.log_decay, out.phase), accumulation(q.dtype)
+    parts = [q if x is None else x if x.shape == q.shape else q.new_empty(shape, dtype=dtype) for x in totals]
+    _launch(TRITON.backward, 168, given, *tensors, out.q, out.k, out.v, *parts, out.state)
+    add_up(totals, parts)
 
 
 def _launch(run: Any, registers: int, given: MaxHeaded, *tensors: Tensor) -> None:

@@ -32,7 +32,8 @@ def _kept(given: Matrix, keep: bool) -> Memory:
 def _lanes(q: Tensor, v: Tensor) -> launch.Lanes:
     batch, _, heads, values = v.shape
     threads = launch.threads_for(q.numel() * values // _ENTRIES)
-    return launch.divided(batch * heads, values, width_of(v, threads), threads)
+    width = launch.width_of(batch * heads, values, threads, 16)
+    return launch.divided(batch * heads, values, width, threads)
 
 
 def _forward(out: Values, given: Matrix) -> None:
@@ -67,17 +68,6 @@ def chunk_size(q: Tensor, v: Tensor) -> int:
     not much more than queries, keys and values.
     """
     return min(64, max(16, (1 << 17) // max(q.shape[-1] * v.shape[-1], 1)))
-
-
-def width_of(v: Tensor, threads: int) -> int:
-    """Return how many value channels a lane has: all, if batch and heads keep all threads busy."""
-    batch, _, heads, values = v.shape
-    rows = batch * heads
-    if rows >= 4 * threads:
-        return max(values, 1)
-    blocks = threads // math.gcd(rows, threads)
-    # whole cache lines: two threads that write to the same one wait for each other
-    return 16 * max(math.ceil(values / blocks / 16), 1)
 
 
 def _arrays(given: Matrix) -> list[Any]:

@@ -193,18 +193,18 @@ def divided(rows: int, channels: int, width: int, threads: int) -> Lanes:
 
 def lanes_of(x: Tensor) -> Lanes:
     """Return the lanes of an elementwise recurrence of x (b, t, c)."""
-    threads = threads_for(x.numel())
-    return divided(x.shape[0], x.shape[2], width_of(x, threads), threads)
+    (batch, _, channels), threads = x.shape, threads_for(x.numel())
+    width = width_of(batch, channels, threads, NARROWEST // x.element_size())
+    return divided(batch, channels, width, threads)
 
 
-def width_of(x: Tensor, threads: int) -> int:
-    """Return how many channels of x (b, t, c) a lane has: all, the fastest, if rows keep all threads busy."""
-    batch, _, channels = x.shape
-    if batch >= 4 * threads:
+def width_of(rows: int, channels: int, threads: int, narrowest: int) -> int:
+    """Return how many channels of rows a lane has: all, the fastest, if rows keep all threads busy."""
+    if rows >= 4 * threads:
         return max(channels, 1)
-    blocks = threads // math.gcd(batch, threads)
+    blocks = threads // math.gcd(rows, threads)
     # whole cache lines: two threads that write to the same one wait for each other
-    return max(NARROWEST // x.element_size(), 16 * math.ceil(channels / blocks / 16))
+    return max(narrowest, 16 * math.ceil(channels / blocks / 16))
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:

@@ -107,7 +107,6 @@ OPERATOR = Operator(
     state=None,
     backends=BACKENDS,
 )
-PAIRS = OPERATOR.pairs
 
 
 @documented(OPERATOR)

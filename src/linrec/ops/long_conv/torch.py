@@ -24,6 +24,7 @@ from torch.nn import functional
 from linrec.ops.core.kernel import Differentiable, by_autograd
 from linrec.ops.core.machine import exporting
 from linrec.ops.core.precision import accumulation, wide
+from linrec.ops.short_conv.torch import by_shifts
 
 SMALL = 64 << 20
 """Bytes of a piece that is transformed at once: small inputs are one piece."""
@@ -76,24 +77,6 @@ def by_sums(given: Convolution, before: int) -> Tensor:
             seen = seen.masked_fill(hidden[..., None], 0)
         outputs.append((seen * taps[len(taps) - seen.shape[1] :]).sum(1, keepdim=True))
     return torch.cat(outputs, dim=1)
-
-
-def by_shifts(given: Convolution, before: int) -> Tensor:
-    """Return y = sum_j K_j (u shifted by j), for torch.export: the length decides the sizes of transforms."""
-    u, kernel, document = given
-    u, kernel = wide(u), wide(kernel)
-    time, past = u.shape[1] - before, kernel.shape[1] - 1
-    inputs = functional.pad(u, (0, 0, past, 0))
-    owner = None if document is None else functional.pad(document, (past, 0), value=-1)
-    y = torch.zeros_like(u[:, before:])
-    for j, taps in enumerate(kernel.unbind(1)):
-        begin = before + past - j
-        shifted = inputs[:, begin : begin + time]
-        if document is not None and owner is not None:
-            hidden = owner[:, begin : begin + time] != document[:, before:]
-            shifted = shifted.masked_fill(hidden[..., None], 0)
-        y = torch.addcmul(y, shifted, taps)
-    return y
 
 
 def transform_size(least: int) -> int:
@@ -280,10 +263,14 @@ def by_fft(
 ) -> Tensor:
     """Return y = K * u of the steps from `before` on, by FFT; `convolve` takes inputs that are not empty."""
     u, kernel, document = given
-    if exporting():
-        return by_shifts(given, before)
-    if kernel.shape[1] == 0 or u[:, before:].numel() == 0:
+    if kernel.shape[1] == 0 or (not exporting() and u[:, before:].numel() == 0):
         return u[:, before:] * kernel.sum(1)
+    if exporting():
+        # the length decides the sizes of transforms
+        u, past = wide(u), kernel.shape[1] - 1
+        inputs = functional.pad(u, (0, 0, past, 0))[:, before:]
+        document = None if document is None else functional.pad(document, (past, 0), value=-1)[:, before:]
+        return by_shifts(u[:, before:], inputs, wide(kernel), document)
     # the first input that a tap of an output reaches
     first = max(0, before + 1 - kernel.shape[1])
     document = None if document is None else document[:, first:]

@@ -32,8 +32,21 @@ def convolution(given: ShortConv) -> tuple[Tensor, Tensor]:
     x, weight, bias, state, reset = given
     time, past = x.shape[1], state.shape[1]
     inputs = torch.cat([state, x], dim=1)
-    # steps see the steps of their own document
     document = None if reset is None else documents(reset, past=past)
+    y = by_shifts(x, inputs, weight, document)
+    # a view would keep all inputs as long as the state
+    last = inputs[:, time:].clone()
+    if document is not None and past:
+        last = last.masked_fill((document[:, time:] != document[:, -1:])[..., None], 0)
+    return y if bias is None else y + bias, last
+
+
+def by_shifts(x: Tensor, inputs: Tensor, weight: Tensor, document: Tensor | None) -> Tensor:
+    """Return y = sum_j w_j (x shifted by j); `inputs` are x and the width - 1 steps before it.
+
+    Steps see the inputs of their own `document`, (b, width - 1 + t).
+    """
+    time, past = x.shape[1], weight.shape[1] - 1
     y = x * weight[:, 0]
     for j in range(1, past + 1):
         begin = past - j
@@ -42,8 +55,4 @@ def convolution(given: ShortConv) -> tuple[Tensor, Tensor]:
             hidden = document[:, begin : begin + time] != document[:, past:]
             shifted = shifted.masked_fill(hidden[..., None], 0)
         y = torch.addcmul(y, shifted, weight[:, j])
-    # a view would keep all inputs as long as the state
-    last = inputs[:, time:].clone()
-    if document is not None and past:
-        last = last.masked_fill((document[:, time:] != document[:, -1:])[..., None], 0)
-    return y if bias is None else y + bias, last
+    return y
