@@ -120,9 +120,13 @@ class Operator:
         """Choose a backend for canonical inputs, ask the handlers, and run it."""
         device = getattr(inputs, self.sequence).device.type
         entry = choose(self.name, self.backends, inputs, device, mode, backend)
-        if handlers:
-            return handled(Call(self, inputs, entry), lambda: self.run(inputs, entry))
-        return self.run(inputs, entry)
+        if not handlers:
+            return self.run(inputs, entry)
+        call, proceed = Call(self, inputs, entry), partial(self.run, inputs, entry)
+        # the latest first
+        for handler in handlers:
+            proceed = partial(handler, call, proceed)
+        return proceed()
 
     def run(self, inputs: Any, entry: Backend) -> Result:
         """Run an entry of the table on canonical inputs."""
@@ -164,7 +168,7 @@ class Public(Protocol[P, R_co]):
         empty_state: the operator's `empty_state`.
     """
 
-    operator: Operator
+    operator: Any
     empty_state: Callable[..., Any]
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
@@ -202,7 +206,7 @@ class Call(NamedTuple):
         backend: the entry of the table that runs.
     """
 
-    operator: Operator
+    operator: Any
     inputs: Any
     backend: Backend
 
@@ -260,13 +264,6 @@ def refuse_split_time(name: str) -> None:
             f"`{name}` needs all steps of a sequence in one process; within `time_parallel` each has a part. "
             "Use causal mixers on `scan` or `gate_loop`, or give each process some of the batch instead."
         )
-
-
-def handled(call: Call, run: Callable[[], Result]) -> Result:
-    """Ask the handlers about a call, the latest first, and then run it."""
-    for handler in handlers:
-        run = partial(handler, call, run)
-    return run()
 
 
 @contextlib.contextmanager

@@ -90,8 +90,11 @@ def refusal(op_name: str, backend: str, device_type: str) -> str | None:
         problem = _triton_problem()
         if problem is not None:
             return f"{called} needs Triton; it fails with {problem}. Install `triton`."
-        if device_type != "cuda" and not _triton_interprets():
-            return f"{called} runs on 'cuda'; {elsewhere}"
+        if device_type != "cuda":
+            import triton
+
+            if not triton.knobs.runtime.interpret:
+                return f"{called} runs on 'cuda'; {elsewhere}"
     return None
 
 
@@ -137,9 +140,3 @@ def _triton_problem() -> str | None:
     except ImportError as error:
         return f"{type(error).__name__}: {error}"
     return None
-
-
-def _triton_interprets() -> bool:
-    import triton
-
-    return bool(triton.knobs.runtime.interpret)

@@ -43,13 +43,9 @@ Run = Callable[..., Values]
 
 # `zeros`: the convolution skips the response of a state of zeros
 model = partial(
-    Operator,
-    sequence="u",
-    output=lambda given: (given.u.shape, given.u.dtype),
-    axes="(b, d, n)",
-    state=lambda given: ((given.u.shape[0], *given.c.shape), given.c.dtype),
-    zeros=False,
-)
+    Operator, sequence="u", output=lambda given: (given.u.shape, given.u.dtype), axes="(b, d, n)",
+    state=lambda given: ((given.u.shape[0], *given.c.shape), given.c.dtype), zeros=False,
+)  # fmt: skip
 """Makes the operator of a model, of `name`, `inputs`, `canonical` and `backends`."""
 
 

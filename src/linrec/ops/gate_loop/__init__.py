@@ -95,13 +95,9 @@ OPERATOR = matrix_operator("gate_loop", GateLoop, inputs.canonical, BACKENDS)
 
 
 NORMALIZED = matrix_operator(
-    "normalized_gate_loop",
-    Normalized,
-    inputs.canonical_of_normalized,
-    [normalized(entry, OPERATOR.proceed) for entry in BACKENDS],
-    columns=1,
-    composed=True,
-)
+    "normalized_gate_loop", Normalized, inputs.canonical_of_normalized,
+    [normalized(entry, OPERATOR.proceed) for entry in BACKENDS], columns=1, composed=True,
+)  # fmt: skip
 
 
 @documented(OPERATOR)

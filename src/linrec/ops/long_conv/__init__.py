@@ -98,15 +98,9 @@ BACKENDS = (
     _entry("recurrent", "reference", long_conv_reference, "a loop over time and taps, slow", auto=never),
 )
 OPERATOR = Operator(
-    "long_conv",
-    LongConv,
-    sequence="u",
-    canonical=_canonical,
-    output=lambda given: (given.u.shape, given.u.dtype),
-    axes="(b, s, d)",
-    state=None,
-    backends=BACKENDS,
-)
+    "long_conv", LongConv, "u", _canonical, lambda given: (given.u.shape, given.u.dtype), "(b, s, d)",
+    state=None, backends=BACKENDS,
+)  # fmt: skip
 
 
 @documented(OPERATOR)

@@ -77,15 +77,11 @@ def _adjoint(out: Any, given: Cauchy, kept: Sums, d: Sums) -> None:
 
 
 sums_by_triton = kernel_op(
-    "cauchy_triton",
-    Cauchy,
-    Sums,
+    "cauchy_triton", Cauchy, Sums,
     lambda given, keep: [Memory((*given.weights.shape[:2], given.around.shape[1]), given.around.dtype)],
-    _forward,
-    _adjoint,
+    _forward, _adjoint, plain=sums_by_torch,
     gradients=lambda given, kept, d, needs: [*map(like, given[:3]), NOTHING],
-    plain=sums_by_torch,
-)
+)  # fmt: skip
 
 
 def _kernel(given: LowRank, *, fused: bool) -> Tensor:

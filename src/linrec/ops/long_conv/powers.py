@@ -163,14 +163,10 @@ def _parts(x: Tensor) -> Tensor:
 
 
 sums_by_triton = kernel_op(
-    "vandermonde_triton",
-    Weighted,
-    Sums,
+    "vandermonde_triton", Weighted, Sums,
     lambda given, keep: [Memory((*given.weight.shape[:2], given.length), real_dtype(given.weight.dtype))],
-    _forward,
-    _adjoint,
-    plain=_sums_by_torch,
-)
+    _forward, _adjoint, plain=_sums_by_torch,
+)  # fmt: skip
 
 
 def weighted_by_age(tables: Powers, values: Tensor) -> Tensor:

@@ -248,14 +248,9 @@ BESIDE = {"u": 2, "kernel": 0, "y": 2}
 """Under vmap, the mapped axis is laid beside the channels."""
 
 convolution: Differentiable[Convolution, Convolved] = Differentiable(
-    Convolution,
-    Convolved,
-    _forward,
-    _adjoint,
+    Convolution, Convolved, _forward, _adjoint, plain=plain, beside=BESIDE,
     again=lambda given, kept, d, needs: gradients_by(convolution, given, d, needs),
-    plain=plain,
-    beside=BESIDE,
-)
+)  # fmt: skip
 
 
 def by_fft(

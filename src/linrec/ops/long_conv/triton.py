@@ -88,14 +88,7 @@ def _tiles(batch: int, time: int, channels: int) -> int:
 
 
 convolution: Differentiable[Convolution, Convolved] = kernel_op(
-    "long_conv_triton",
-    Convolution,
-    Convolved,
-    lambda given, keep: (like(given.u),),
-    _forward,
-    _adjoint,
-    gradients=_space,
+    "long_conv_triton", Convolution, Convolved, lambda given, keep: (like(given.u),), _forward, _adjoint,
+    gradients=_space, plain=plain, beside=BESIDE,
     again=lambda given, kept, d, needs: gradients_by(convolution, given, d, needs),
-    plain=plain,
-    beside=BESIDE,
-)
+)  # fmt: skip
