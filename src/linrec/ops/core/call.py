@@ -123,7 +123,7 @@ class Operator:
         if not handlers:
             return self.run(inputs, entry)
         call, proceed = Call(self, inputs, entry), partial(self.run, inputs, entry)
-        # the latest first
+        # the latest is asked first
         for handler in handlers:
             proceed = partial(handler, call, proceed)
         return proceed()
@@ -168,7 +168,7 @@ class Public(Protocol[P, R_co]):
         empty_state: the operator's `empty_state`.
     """
 
-    operator: Any
+    operator: Operator
     empty_state: Callable[..., Any]
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
