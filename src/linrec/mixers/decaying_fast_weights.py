@@ -150,7 +150,8 @@ class DecayingFastWeights(Mixer):
 
 def _gate(d_in: int, d_out: int, bias_init: float | str | None) -> GateLinear:
     gate = mark(GateLinear(d_in, d_out), group="transition", weight_decay=False)
-    if bias_init == "uniform":
+    if isinstance(bias_init, str):
+        # the one word is "uniform"
         spread(gate, None)
     elif bias_init is not None:
         nn.init.constant_(gate.bias, bias_init)

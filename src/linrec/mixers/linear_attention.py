@@ -101,9 +101,9 @@ class LinearAttention(Mixer):
             variance.
         epsilon: added to each feature of "relu" and "arc_cosine".
         nu: shifts of "dpfp".
-        max_length: M of "cosformer", in steps: the length of the longest sequence, since keys more than M
-            steps back get negative weights. The released code takes the length of each input, which no
-            causal layer knows.
+        max_length: M of "cosformer", in steps: the length of the longest sequence, 4096 by default. Keys
+            more than M steps back get negative weights. The released code takes the length of each input,
+            which no causal layer knows.
         normalization: "running" divides by phi(q)^T z; "layer" or "rms" have a norm over all heads in place
             of that; "none" has nothing. "running" needs weights that are not negative, which "identity" does
             not have.

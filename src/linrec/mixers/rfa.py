@@ -7,9 +7,9 @@
     z_t = g_t z_{t-1} + (1 - g_t) phi(k_t)
     y_t = phi(q_t)^T S_t / (phi(q_t)^T z_t)
 
-x input, q query, k key, v value of a head, phi random features of unit vectors, w_i their directions, which
-are drawn and scaled by a learned sigma over a constant tau, g gate of a head, S and z state, y output of a
-head, t time. Heads side by side are projected by W_O.
+x input, q query, k key, v value of a head, phi random features of unit vectors, w_i their directions, g gate
+of a head, S and z state, y output of a head, t time. Directions are drawn, and scaled by a learned sigma over
+a constant tau. Heads side by side are projected by W_O.
 """
 
 import math
@@ -122,10 +122,10 @@ class RFA(Mixer):
         self.q = nn.Linear(d_model, d_model, bias=bias)
         self.k = nn.Linear(d_model, d_model, bias=bias)
         self.v = nn.Linear(d_model, d_model, bias=bias)
-        features = {"n_features": n_features, "orthogonal": orthogonal, "n_heads": self.n_heads}
+        features: dict[str, float | None] = {"n_features": n_features, "n_heads": self.n_heads}
         if feature_map == "rfa":
             features |= {"learn_sigma": learn_sigma, "tau": tau}
-        self.phi = feature_maps.build(feature_map, self.d_head, **features)
+        self.phi = feature_maps.build(feature_map, self.d_head, orthogonal=orthogonal, **features)
         self.gate: GateLinear | None = None
         if gate:
             self.gate = mark(GateLinear(d_model, self.n_heads), group="transition", weight_decay=False)

@@ -15,7 +15,7 @@ __all__ = ["WindowState", "window_biases", "windowed_mean", "windowed_weights"]
 
 
 class WindowState(NamedTuple):
-    """What a windowed mean carries from one piece of a sequence to the next.
+    """State of a windowed mean after a piece of a sequence.
 
     Attributes:
         sums: sums of exp(k) v and of exp(k), as the last column, over the steps behind the window, both times
