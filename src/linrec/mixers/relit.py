@@ -157,21 +157,6 @@ class ReLiT(Mixer):
             self._draw_as_released()
 
     @torch.no_grad()
-    def _draw_as_released(self) -> None:
-        """Draw the weights of all matrices but W_out as the released code draws them."""
-        full, few = (self.k, self.q, self.v, self.beta, self.gamma), (self.p1, self.p2, self.p3)
-        if not self.r:
-            for linear in full + few:
-                for head in linear.weight.chunk(self.n_heads):
-                    # of queries, a product of two matrices
-                    nn.init.orthogonal_(head, gain=GAIN**2 if linear in (self.q, self.p2) else GAIN)
-            return
-        for group in (full, few):
-            weights = [linear.weight for linear in group]
-            drawn = nn.init.orthogonal_(torch.cat(weights), gain=GAIN).chunk(len(group))
-            for weight, part in zip(weights, drawn, strict=True):
-                weight.copy_(part)
-
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and C^T with s as its last column (b, h, eta dk, dv + 1); of AReLiT, a `ReLiTState`."""
         linears = (self.p1, self.k, self.p2, self.q, self.p3, self.gamma, self.beta, self.v)
@@ -213,6 +198,21 @@ class ReLiT(Mixer):
             a, vv = fast_weights(weights, cosines, v, None, log_z, state=vv, reset=reset)
             state = ReLiTState(kk, vv, last % period)
         return self.out(a.flatten(-2).to(x.dtype)), state
+
+    def _draw_as_released(self) -> None:
+        """Draw the weights of all matrices but W_out as the released code draws them."""
+        full, few = (self.k, self.q, self.v, self.beta, self.gamma), (self.p1, self.p2, self.p3)
+        if not self.r:
+            for linear in full + few:
+                for head in linear.weight.chunk(self.n_heads):
+                    # of queries, a product of two matrices
+                    nn.init.orthogonal_(head, gain=GAIN**2 if linear in (self.q, self.p2) else GAIN)
+            return
+        for group in (full, few):
+            weights = [linear.weight for linear in group]
+            drawn = nn.init.orthogonal_(torch.cat(weights), gain=GAIN).chunk(len(group))
+            for weight, part in zip(weights, drawn, strict=True):
+                weight.copy_(part)
 
     def _denominator(self, s: Tensor) -> Tensor:
         """Return s_t . phi(q_t), kept from zero."""

@@ -61,6 +61,7 @@ BACKENDS = (
     Backend("recurrent", "reference", delta_rule_reference, "a loop over time: the oracle, slow", auto=never),
 )
 OPERATOR = inputs.matrix_operator("delta_rule", DeltaRule, _canonical, BACKENDS)
+PAIRS = OPERATOR.pairs
 
 
 @documented(OPERATOR)

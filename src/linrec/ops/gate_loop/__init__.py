@@ -98,6 +98,7 @@ NORMALIZED = matrix_operator(
     "normalized_gate_loop", Normalized, inputs.canonical_of_normalized,
     [normalized(entry, OPERATOR.proceed) for entry in BACKENDS], columns=1, composed=True,
 )  # fmt: skip
+PAIRS = OPERATOR.pairs
 
 
 @documented(OPERATOR)

@@ -80,6 +80,7 @@ BACKENDS = (
 )
 # a state of zeros that is not read costs nothing
 OPERATOR = Operator("scan", Scan, "x", _canonical, _output, "(b, c)", _state, BACKENDS, zeros=False)
+PAIRS = OPERATOR.pairs
 
 
 @documented(OPERATOR)
