@@ -42,6 +42,7 @@ REFUSED = {
     "qrnn": "token_shift",
     "mega": "mega",
     "recurrent_delta_net": "recurrent_delta_net",
+    "delta_delta_net": "delta_rule",
     "delta_lstm": "delta_lstm",
     "srwm": "srwm",
     "liquid_s4": "token_shift",

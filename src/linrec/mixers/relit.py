@@ -156,7 +156,6 @@ class ReLiT(Mixer):
         if self.is_released:
             self._draw_as_released()
 
-    @torch.no_grad()
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and C^T with s as its last column (b, h, eta dk, dv + 1); of AReLiT, a `ReLiTState`."""
         linears = (self.p1, self.k, self.p2, self.q, self.p3, self.gamma, self.beta, self.v)
@@ -199,6 +198,7 @@ class ReLiT(Mixer):
             state = ReLiTState(kk, vv, last % period)
         return self.out(a.flatten(-2).to(x.dtype)), state
 
+    @torch.no_grad()
     def _draw_as_released(self) -> None:
         """Draw the weights of all matrices but W_out as the released code draws them."""
         full, few = (self.k, self.q, self.v, self.beta, self.gamma), (self.p1, self.p2, self.p3)
