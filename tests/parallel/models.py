@@ -63,7 +63,7 @@ REFUSED = {
 
 REFUSED_VARIANTS = {
     ("linear_attention", variant): "linear_attention with exponential features"
-    for variant in ("Performer", "turned Performer")
+    for variant in ("Performer", "turned Performer", "hyperbolic Performer")
 }
 REFUSED_VARIANTS |= {
     ("trans_normer", variant): "softmax_attention" for variant in ("blocks", "turned blocks")
