@@ -12,6 +12,7 @@ from typing import Any
 
 from linrec import __version__
 from linrec.cli.help import of_command
+from linrec.cli.main import stopped_in_one_line
 from linrec.cli.output import say
 from linrec.errors import (
     ConfigError,
@@ -108,7 +109,8 @@ def _run(words: list[str]) -> int:
             )
             if of_command(words):
                 return 0
-            command = importlib.import_module(f"linrec.cli.{words[0]}")
+            with stopped_in_one_line():
+                command = importlib.import_module(f"linrec.cli.{words[0]}")
             status: int = command.run(words[1:])
             return status
     except (ConfigError, DataError, RunFolderError) as error:

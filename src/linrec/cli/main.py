@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from types import FrameType
 
-__all__ = ["main"]
+__all__ = ["main", "stopped_in_one_line"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         0
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
-    with _stopped_in_one_line():
+    with stopped_in_one_line():
         dispatch = importlib.import_module("linrec.cli.dispatch")
     try:
         status: int = dispatch.run(words)
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 @contextlib.contextmanager
-def _stopped_in_one_line() -> Iterator[None]:
+def stopped_in_one_line() -> Iterator[None]:
     """Let Ctrl-C end the process at once: modules that are half imported turn it into other errors."""
     ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if not ours or threading.current_thread() is not threading.main_thread():
