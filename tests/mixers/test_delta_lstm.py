@@ -5,9 +5,9 @@ import torch
 
 from linrec.mixers import build
 from linrec.mixers.delta_lstm import DeltaLSTM
-from linrec.testing import assert_agree, generator
 
-D, TIME = 6, 7
+from .fast_weights import TIME, D, check_equations, inputs, resets
+
 VARIANTS = {
     "paper": {},
     "heads": {"n_heads": 2},
@@ -22,16 +22,6 @@ def make(d_model: int = D, **arguments) -> DeltaLSTM:
     mixer = build("delta_lstm", d_model, **arguments)
     assert isinstance(mixer, DeltaLSTM)
     return mixer
-
-
-def inputs() -> torch.Tensor:
-    return torch.randn(2, TIME, D, generator=generator(), dtype=torch.float64)
-
-
-def resets() -> torch.Tensor:
-    reset = torch.zeros(2, TIME, dtype=torch.bool)
-    reset[0, 3] = reset[1, 1] = reset[1, 2] = True
-    return reset
 
 
 def softmax(x):
@@ -89,12 +79,7 @@ def test_outputs_gradients_and_state_are_those_of_the_equations(name, reset):
     mixer = make(**VARIANTS[name]).double()
     x = inputs().requires_grad_()
     expected, *last = equations(mixer, x, reset, **VARIANTS[name])
-    y, state = mixer(x, reset=reset)
-    assert_agree(y, expected)
-    assert_agree(state, last)
-    wanted = [x, *mixer.parameters()]
-    cotangent = torch.randn(y.shape, generator=generator(1), dtype=torch.float64)
-    assert_agree(torch.autograd.grad(y, wanted, cotangent), torch.autograd.grad(expected, wanted, cotangent))
+    check_equations(mixer, x, reset, expected, last)
 
 
 def test_parameters_are_those_of_the_papers_code():

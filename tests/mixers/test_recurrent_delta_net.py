@@ -7,7 +7,8 @@ from linrec.mixers import build
 from linrec.mixers.recurrent_delta_net import RecurrentDeltaNet
 from linrec.testing import assert_agree, generator
 
-D, TIME = 6, 7
+from .fast_weights import TIME, D, inputs, resets
+
 RNN = {"variant": "delta_rnn"}
 VARIANTS = {
     "paper": {},
@@ -26,16 +27,6 @@ def make(d_model: int = D, **arguments) -> RecurrentDeltaNet:
     mixer = build("recurrent_delta_net", d_model, **arguments)
     assert isinstance(mixer, RecurrentDeltaNet)
     return mixer
-
-
-def inputs() -> torch.Tensor:
-    return torch.randn(2, TIME, D, generator=generator(), dtype=torch.float64)
-
-
-def resets() -> torch.Tensor:
-    reset = torch.zeros(2, TIME, dtype=torch.bool)
-    reset[0, 3] = reset[1, 1] = reset[1, 2] = True
-    return reset
 
 
 def phi(name, x):

@@ -7,7 +7,8 @@ from linrec.mixers import build
 from linrec.mixers.srwm import SRWM
 from linrec.testing import assert_agree, generator
 
-D, TIME = 6, 7
+from .fast_weights import TIME, D, inputs, resets
+
 VARIANTS = {
     "paper": {},
     "heads": {"n_heads": 2},
@@ -21,16 +22,6 @@ def make(d_model: int = D, **arguments) -> SRWM:
     mixer = build("srwm", d_model, **arguments)
     assert isinstance(mixer, SRWM)
     return mixer
-
-
-def inputs() -> torch.Tensor:
-    return torch.randn(2, TIME, D, generator=generator(), dtype=torch.float64)
-
-
-def resets() -> torch.Tensor:
-    reset = torch.zeros(2, TIME, dtype=torch.bool)
-    reset[0, 3] = reset[1, 1] = reset[1, 2] = True
-    return reset
 
 
 def phi(x):

@@ -75,7 +75,7 @@ class EvalOptions:
 
     Windows do not overlap, and each window starts from an empty state.
 
-    Every token but the first is predicted once, whatever the length.
+    The model predicts every token but the first token once, whatever the length.
 
     Writes perplexity.json and perplexity.png.
 

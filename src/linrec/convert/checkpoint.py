@@ -53,11 +53,11 @@ class Options:
         Args:
             name: of the option.
             kind: bool, int, float, str, list or dict; an integer is a float too.
-            default: what it is where it is missing or null. None: it must be there. transformers leaves out
-                what is as in all of its models; what belongs to one architecture, it writes.
+            default: the value of an option that is missing or null; None requires the option. transformers
+                leaves out options whose values all of its models share, and writes those of an architecture.
 
         Raises:
-            ConversionError: it is missing, or of another kind.
+            ConversionError: the option is missing, or of another kind.
         """
         value = self._values.get(name)
         value = default if value is None else value

@@ -56,9 +56,9 @@ def weights_of(
         tensors: of the checkpoint.
         config: of the model.
         mixer: makes the state_dict of one layer's mixer, of the tensors, their prefix and the configuration.
-        channel_mixing: makes that of the channel mixing; None is SwiGLU.
-        names: what the checkpoint calls the second norm and the channel mixing.
-        first_norm: what it calls the norm of the embedding, in the first layer.
+        channel_mixing: makes the state_dict of the channel mixing; None is SwiGLU.
+        names: the checkpoint's names of the second norm and of the channel mixing.
+        first_norm: the checkpoint's name of the embedding's norm, in the first layer.
 
     Raises:
         ConversionError: a tensor that is missing or of another shape.

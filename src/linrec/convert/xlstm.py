@@ -1,9 +1,9 @@
 """xLSTM 7B and models like it, as `xLSTMForCausalLM` of transformers has them.
 
 transformers reads neither `add_out_norm` nor `tie_word_embeddings`: its models always have the last norm, and
-a head of their own. Where `num_blocks` and `num_hidden_layers` differ, it makes as many blocks as the first
-says. Kernels, chunks, `mode` and the dtypes of states are matters of precision and speed. So is `eps`, which
-it adds to the denominator of what is normalised thereafter. The authors' own configuration of the 7B has
+a head of their own. Where `num_blocks` and `num_hidden_layers` differ, the model has `num_blocks` blocks.
+Kernels, chunks, `mode` and the dtypes of states are matters of precision and speed. So is `eps`, a term of a
+denominator before a norm. The authors' own configuration of the 7B has
 `embedding_dim` and `num_blocks` alone, in place of `hidden_size` and `num_hidden_layers`. Their first
 configuration of the 7B had no `weight_mode` either.
 """

@@ -8,8 +8,9 @@ A network programs the fast weights F_t of a network that programs the fast weig
     W_t = W_{t-1} + sigmoid(beta_t) (v_t - W_{t-1} phi(k_t)) phi(k_t)^T
     y_t = W_t phi(q_t)
 
-x input, q' and q queries, k' and k keys, v' and v values, beta' and beta writing strengths of a head, phi
-1 + ELU over its sum, F_t and W_t fast weights, y output of a head, t time. Heads side by side are projected.
+x is the input, t time. Of a head, q' and q are queries, k' and k keys, v' and v values, beta' and beta
+writing strengths, F_t and W_t fast weights, and y the output. phi is 1 + ELU over its sum. A projection of
+all heads side by side follows.
 Each of the two rules runs over all steps at once. The state has the transposes of F_t and W_t.
 """
 

@@ -54,7 +54,7 @@ class DeltaNet(Mixer):
     value_activation="none", output_norm="none"`.
 
     When training starts, all matrices are Xavier uniform with gain 2^-2.5, as in the code released with the
-    paper, flash-linear-attention. Since March 2025, it draws them with a standard deviation of 0.02.
+    paper, flash-linear-attention. Since March 2025, that code draws them with a standard deviation of 0.02.
 
     Args:
         d_model: width of the sequence.

@@ -52,7 +52,7 @@ GAIN = math.sqrt(2)
 
 
 class ReLiTState(NamedTuple):
-    """What AReLiT carries from one piece of a sequence to the next, n = r // 2 + 1 terms of it.
+    """The state of AReLiT: n = r // 2 + 1 terms.
 
     Attributes:
         k: kk^k as columns (b, h, eta dk, n), the first of which is s.

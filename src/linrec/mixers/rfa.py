@@ -7,9 +7,9 @@
     z_t = g_t z_{t-1} + (1 - g_t) phi(k_t)
     y_t = phi(q_t)^T S_t / (phi(q_t)^T z_t)
 
-x input, q query, k key, v value of a head, phi random features of unit vectors, w_i their directions, g gate
-of a head, S and z state, y output of a head, t time. Directions are drawn, and scaled by a learned sigma over
-a constant tau. Heads side by side are projected by W_O.
+x is the input, t time. Of a head, q is the query, k the key, v the value, g the gate, S and z the state, and
+y the output. phi are random features of unit vectors, and w_i their directions. Directions are drawn, and
+scaled by a learned sigma over a constant tau. Heads side by side are projected by W_O.
 """
 
 import math

@@ -24,8 +24,8 @@ else:
     # annotations alone name it
     Fabric = Any
 
-# advice to choose another precision of matrix products, whatever `loop.matmul_precision` says, and what the
-# configuration says already
+# advice on the precision of matrix products, which `loop.matmul_precision` chooses, and repetitions of the
+# configuration
 _NOT_SHOWN = ("Tensor Cores", "Mixed Precision", "Initializing distributed", "distributed_backend=")
 for _package, _module in itertools.product(
     ("lightning_fabric", "lightning.fabric"), ("rank_zero", "distributed")

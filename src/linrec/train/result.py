@@ -21,10 +21,10 @@ class Progress:
         step: steps made.
         total_steps: steps of the whole run.
         loss: training loss, in nats or as a mean squared error, averaged over the latest window; None before
-            the first one has ended.
+            the first window ends.
         accuracy: training accuracy, likewise; None for a regression too.
-        steps_per_second: speed in the latest window; None before the first one has ended.
-        doing: what the run does; "stopping" means that it ends after this step.
+        steps_per_second: speed in the latest window; None before the first window ends.
+        doing: what the run does; "stopping" means that the run ends after this step.
         logged: whether the window ends here.
 
     Example:
