@@ -213,8 +213,10 @@ def resets(draw: Draw, batch: int, time: int) -> dict[str, Tensor]:
 
 
 def _carries_nothing(inputs: dict[str, Any], options: dict[str, Any]) -> bool:
-    """Whether no state reaches the next step, by resets or by decays of zero."""
+    """Whether no state reaches a step: a single step without a state, resets, or decays of zero."""
     log_decay, reset = inputs.get("log_decay"), options.get("reset")
+    if inputs["q"].shape[1] == 1 and inputs.get("state") is None:
+        return True
     decayed = log_decay is not None and bool((log_decay == -torch.inf).all())
     return decayed or (reset is not None and bool(reset.all()))
 
