@@ -16,7 +16,7 @@ from linrec.train import LoopConfig, OptimConfig, get_recipe
 from linrec.train.config import complete_mixer_args
 from linrec.train.fabric import make_fabric, uses_compile
 from linrec.train.optim import make_optimizers, set_learning_rate
-from linrec.train.state import deterministic, matmul_precision, seed_all
+from linrec.train.state import compiling, deterministic, matmul_precision, seed_all
 from linrec.train.step import EAGER_STEPS, CapturedStep, Objective, train_step
 from perf.encoders import MIXER_ARGUMENTS
 from perf.kernels import profiled, summary
@@ -149,7 +149,7 @@ def measure_training(
     """
     release(device)
     try:
-        with deterministic(loop.deterministic), matmul_precision(loop.matmul_precision):
+        with deterministic(loop.deterministic), matmul_precision(loop.matmul_precision), compiling():
             return _measured(config, loop, length, device, windows, document, profile)
     except Exception as error:
         return {"missing": why(error)}

@@ -184,7 +184,7 @@ def test_a_compiled_run_agrees_with_an_eager_one(
     monkeypatch.setattr(
         Objective,
         "compile",
-        functools.partialmethod(torch.nn.Module.compile, backend="aot_eager", fullgraph=True),
+        functools.partialmethod(Objective.compile, backend="aot_eager", fullgraph=True),
     )
     fit(tiny(compile="on"), tmp_path / "compiled")
     losses = [[record["loss"] for record in load_run(tmp_path / n).metrics] for n in ("eager", "compiled")]

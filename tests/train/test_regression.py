@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
-from torch import nn
 
 from linrec.cli.main import main
 from linrec.models import ModelConfig, SequenceClassifier, SequenceClassifierConfig
@@ -135,7 +134,7 @@ def test_a_compiled_run_agrees_with_an_eager_one(tmp_path: Path, monkeypatch: py
     fit(config_of(ADDING), tmp_path / "eager")
     # traced, with autograd, but without the code generator, which would take most of a minute on a CPU
     monkeypatch.setattr(
-        Objective, "compile", functools.partialmethod(nn.Module.compile, backend="aot_eager", fullgraph=True)
+        Objective, "compile", functools.partialmethod(Objective.compile, backend="aot_eager", fullgraph=True)
     )
     fit(config_of(ADDING, compile="on"), tmp_path / "compiled")
     losses = [[record["loss"] for record in load_run(tmp_path / n).metrics] for n in ("eager", "compiled")]

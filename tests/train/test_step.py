@@ -6,12 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from linrec.models import LanguageModel, SequenceClassifier, SequenceClassifierConfig
+from linrec.models import LanguageModel, ModelConfig, SequenceClassifier, SequenceClassifierConfig
 from linrec.tasks import NO_TARGET
 from linrec.tasks.labelled import LabelledTokens
 from linrec.train import LoopConfig, TrainConfig
 from linrec.train.fabric import make_fabric
 from linrec.train.optim import make_optimizers
+from linrec.train.state import compiling
 from linrec.train.step import Objective, evaluate, train_step
 
 from .conftest import MODEL, TASK
@@ -182,3 +183,23 @@ def test_fabrics_advice_on_precision_is_not_shown_and_all_else_is() -> None:
     finally:
         logger.removeHandler(handler)
     assert shown == ["something else"]
+
+
+@pytest.mark.parametrize("mixer", ["hgru", "gla", ("gla", "hgru")])
+def test_equal_blocks_share_one_compilation(mixer: str | tuple[str, ...]) -> None:
+    model = LanguageModel(ModelConfig(vocab_size=5, d_model=8, n_layers=8, d_channel_mixing=8, mixer=mixer))
+    objective, tokens = Objective(model), torch.randint(5, (2, 4))
+    expected = objective(tokens, tokens)
+    compiled = []
+
+    def count(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        compiled.append(graph)
+        return graph.forward
+
+    torch.compiler.reset()
+    with compiling():
+        objective.compile(backend=count, fullgraph=True)
+        outcome = objective(tokens, tokens)
+    torch.testing.assert_close(outcome.loss, expected.loss)
+    # of each kind of block one, or two where layers differ in a number, and the loss
+    assert len(compiled) <= 1 + 2 * len([mixer] if isinstance(mixer, str) else mixer)

@@ -38,6 +38,7 @@ from linrec.train.result import Progress, Reporter, Result
 from linrec.train.run import RESULT, open_run_folder, read_result, write_json
 from linrec.train.schedule import cut_warmup, schedule_factor
 from linrec.train.state import (
+    compiling,
     deterministic,
     gather_state,
     gather_weights,
@@ -154,11 +155,10 @@ def _fit(
     if isinstance(model, LanguageModel):
         model.recompute = loop.recompute
     compiled = uses_compile(loop, device)
-    objective: nn.Module = Objective(model)
+    objective: Any = Objective(model)
     if compiled:
-        # what is split over the processes is put together block by block, outside of compiled code
-        for part in model.blocks if loop.strategy == "fsdp" else [objective]:
-            part.compile()
+        held.enter_context(compiling())
+        objective.compile()
     objective = fabric.setup_module(objective)
     seed_dropout(loop.seed, fabric.global_rank)
     optimizers = make_optimizers(model, config.optim)

@@ -36,7 +36,7 @@ class Outcome(NamedTuple):
 
 
 class Objective(nn.Module):
-    """A model and its loss in one module, so that they are compiled, and distributed, as one.
+    """A model and its loss in one module, so that they are distributed as one.
 
     The loss is a sum. Its user divides by the number of targets of the whole batch, which makes a batch taken
     in pieces, or by several processes, the same as the batch at once. Targets of real numbers make it a
@@ -50,6 +50,7 @@ class Objective(nn.Module):
     def __init__(self, model: LanguageModel | SequenceClassifier) -> None:
         super().__init__()
         self.model = model
+        self.scored: Callable[[Tensor, Tensor], Outcome] = self._scored
 
     def forward(
         self,
@@ -60,19 +61,35 @@ class Objective(nn.Module):
     ) -> Outcome:
         """Return loss and predictions; positions whose target is -100, or NaN, count for neither."""
         if isinstance(self.model, SequenceClassifier):
-            outputs = self.model(inputs, lengths=lengths).float()
-            if targets.is_floating_point():
-                # a difference from NaN would make the gradient NaN, even where it is masked afterwards
-                error = (outputs - targets.nan_to_num(0.0)) * has_target(targets)
-                return Outcome(error.square().sum(), targets.new_zeros((), dtype=torch.int64), outputs)
-            loss = F.cross_entropy(
-                outputs.flatten(0, -2), targets.flatten(), ignore_index=NO_TARGET, reduction="sum"
-            )
-            predictions = outputs.argmax(-1)
-            return Outcome(loss, (predictions == targets).sum(), predictions)
+            return self.scored(self.model(inputs, lengths=lengths), targets)
         x, _ = self.model.hidden(inputs, reset=reset)
-        head = self.model.head
-        loss, predictions = linear_cross_entropy(x, head.weight, head.bias, targets, cap=head.cap)
+        return self.scored(x, targets)
+
+    def compile(self, **options: Any) -> None:
+        """Compile each block of the model and the loss; the options are those of `torch.compile`.
+
+        Blocks of equal structure share one compilation, so that the first step of a deep model takes no
+        longer than that of a shallow one. Run the steps inside of `linrec.train.state.compiling`.
+        """
+        for block in self.model.blocks:
+            block.compile(**options)
+        self.scored = torch.compile(self._scored, **options)
+
+    def _scored(self, x: Tensor, targets: Tensor) -> Outcome:
+        """Return the outcome for what the head of a language model reads, or for a classifier's outputs."""
+        if isinstance(self.model, LanguageModel):
+            head = self.model.head
+            loss, predictions = linear_cross_entropy(x, head.weight, head.bias, targets, cap=head.cap)
+            return Outcome(loss, (predictions == targets).sum(), predictions)
+        outputs = x.float()
+        if targets.is_floating_point():
+            # a difference from NaN would make the gradient NaN, even where it is masked afterwards
+            error = (outputs - targets.nan_to_num(0.0)) * has_target(targets)
+            return Outcome(error.square().sum(), targets.new_zeros((), dtype=torch.int64), outputs)
+        loss = F.cross_entropy(
+            outputs.flatten(0, -2), targets.flatten(), ignore_index=NO_TARGET, reduction="sum"
+        )
+        predictions = outputs.argmax(-1)
         return Outcome(loss, (predictions == targets).sum(), predictions)
 
 
