@@ -11,6 +11,9 @@ from linrec.bench.suites import Entry
 from linrec.bench.variants import Variant, folder_name, parse_variant
 from linrec.bench.widths import Sizes, sizes, with_parameters
 from linrec.files import make_subfolder, read_json
+from linrec.report.stored import JOB as FILE
+from linrec.report.stored import OUTCOME
+from linrec.report.tables import RUN
 from linrec.tasks.base import judged_by
 from linrec.text import DataError
 from linrec.train import ConfigError, TrainConfig
@@ -19,9 +22,6 @@ from linrec.train.run import write_json
 
 __all__ = ["Job", "make_jobs", "write_job"]
 
-FILE = "job.json"
-OUTCOME = "outcome.json"
-RUN = "run"
 NO_DATA = "no data"
 FAILED = "failed"
 NAMED = ("task", "mixer", "seed", "trial", "parameters", "state_size", "metric")

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from linrec.bench.jobs import FILE, NAMED, RUN
-from linrec.bench.schedule import outcome_of
-from linrec.files import read_json, reason, replacing, write_text
+from linrec.bench.jobs import NAMED
+from linrec.files import reason, replacing, write_text
 from linrec.report.scores import score_of
-from linrec.train import RunFolderError, TrainError
-from linrec.train.run import read_records
+from linrec.report.stored import read_job
+from linrec.report.tables import Stored
+from linrec.train import TrainError
 
-__all__ = ["make_rows", "write_rows"]
+__all__ = ["make_row", "make_rows", "write_rows"]
 
 ROWS = "rows.jsonl"
 PARQUET = "rows.parquet"
@@ -28,7 +28,7 @@ def make_rows(folders: Sequence[Path]) -> list[dict[str, Any]]:
     Args:
         folders: of jobs.
     """
-    return [_row(folder) for folder in folders]
+    return [make_row(read_job(folder)) for folder in folders]
 
 
 def write_rows(rows: Sequence[dict[str, Any]], out: Path) -> list[Path]:
@@ -64,9 +64,11 @@ def _plain(value: Any) -> Any:
     return json.dumps(value) if isinstance(value, dict | list) else value
 
 
-def _row(folder: Path) -> dict[str, Any]:
-    job = read_json(folder / FILE)
-    outcome = outcome_of(folder) or {"status": "not run", "message": "", "peak_bytes": None}
+def make_row(stored: Stored) -> dict[str, Any]:
+    """Return the row of a job, read from its folder or from a table of runs."""
+    assert stored.job is not None
+    job = stored.job
+    outcome = stored.outcome or {"status": "not run", "message": "", "peak_bytes": None}
     row = {
         **{name: job[name] for name in NAMED},
         "status": outcome["status"],
@@ -76,15 +78,13 @@ def _row(folder: Path) -> dict[str, Any]:
         "lr": job["config"]["optim"]["lr"],
         "peak_bytes": outcome["peak_bytes"],
         **{name: outcome.get(name) for name in MEASURED},
-        "folder": str(folder),
+        "folder": str(stored.folder),
         "command": job["command"],
         "config": job["config"],
     }
-    try:
-        # without the configuration: other commands' mixers may be code that this one was not told to run
-        about, metrics, result = read_records(folder / RUN)
-    except RunFolderError as error:
-        return row | _lost(row, str(error))
+    if stored.records is None:
+        return row | _lost(row, stored.problem)
+    _, about, metrics, result = stored.records
     trained = [record for record in metrics if record["split"] == "train"]
     speed = [record["tokens_per_second"] for record in trained]
     row |= {
@@ -101,7 +101,7 @@ def _row(folder: Path) -> dict[str, Any]:
     if outcome["status"] != "done":
         return row
     if result is None:
-        row |= _lost(row, f"{folder / RUN} has no result; run the job again.")
+        row |= _lost(row, f"{stored.path} has no result; run the job again.")
     else:
         scores = {name: result[name] for name in ("test", "validation")}
         row |= {"seconds": result["seconds"], **scores, "probes": result.get("probes", {})}

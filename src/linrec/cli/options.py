@@ -136,13 +136,15 @@ class InspectOptions:
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """Write report.html with its pictures, from run folders alone.
+    """Write report.html with its pictures, from run folders or tables of runs.
 
     Args:
-        runs: run folders.
-        out: folder for the report; by default that of the one run, or the one that all runs lie in.
-        baseline: rows.jsonl of a suite, or result.json of earlier runs, to compare runs of the same settings
-            with. The exit status is 1 where one has become worse.
+        runs: run folders, folders of runs or of a suite, and tables that --collect wrote.
+        out: folder to write to; by default that of the one run, or the one that all runs lie in.
+        baseline: rows.jsonl of a suite, result.json of earlier runs, or a table, to compare runs of the same
+            settings with. The exit status is 1 where one has become worse.
+        collect: write no report, but a table of the runs: rows.jsonl and curves.jsonl in the folder --out,
+            which reports read in place of the run folders.
         trust_code: run the code of mixers that runs name by an import path.
     """
 
@@ -151,6 +153,7 @@ class ReportOptions:
     ]
     out: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
     baseline: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="RESULTS ...", help_behavior_hint="")] = ()
+    collect: bool = False
     trust_code: bool = False
 
 

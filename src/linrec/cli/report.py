@@ -1,14 +1,22 @@
 """`linrec report RUN...`: pictures and tables of trained models."""
 
 import os
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
+from linrec.bench.page import write_page
+from linrec.bench.rows import make_row
 from linrec.cli.options import ReportOptions
 from linrec.cli.output import say
 from linrec.cli.parsing import parse
-from linrec.report import compare_runs, write_report
+from linrec.files import reason
+from linrec.report import collect_runs, compare_runs, write_report
 from linrec.report.over_seeds import format_mean_and_spread
-from linrec.train import ConfigError, load_run
+from linrec.report.scores import FORMATS
+from linrec.report.stored import read_stored
+from linrec.report.tables import Stored
+from linrec.train import ConfigError, RunFolderError
 
 
 def run(words: list[str]) -> int:
@@ -16,24 +24,41 @@ def run(words: list[str]) -> int:
     options = parse(ReportOptions, words, "linrec report")
     if not options.runs:
         raise ConfigError("name at least one run folder: linrec report RUN ...")
-    for run in options.runs:
-        _refuse_suite(run)
-        load_run(run, trust_code=options.trust_code)
+    baseline, trust_code = options.baseline, options.trust_code
+    if options.collect:
+        if options.out is None or baseline:
+            raise ConfigError("--collect needs --out FOLDER, and takes no --baseline.")
+        rows, curves = collect_runs(options.runs, options.out, trust_code=trust_code)
+        say(f"wrote {rows} and {curves.name}")
+        return 0
+    stored = read_stored(options.runs)
     together = Path(os.path.commonpath([run.absolute().parent for run in options.runs]))
     out = options.out or (options.runs[0] if len(options.runs) == 1 else together)
-    baseline, trust_code = options.baseline, options.trust_code
+    if not baseline and all(run.job is not None for run in stored):
+        say(f"wrote {_write_suite(stored, out)}")
+        return 0
     say(f"wrote {write_report(options.runs, out, baseline=baseline, trust_code=trust_code)}")
     compared = compare_runs(options.runs, baseline, trust_code=trust_code)
     worse = [found for found in compared if found.verdict == "regression"]
     for found in worse:
-        scores, before = (format_mean_and_spread(of, ",.4f") for of in (found.scores, found.baseline))
+        form = FORMATS[found.metric]
+        scores, before = (format_mean_and_spread(of, form) for of in (found.scores, found.baseline))
         say(f"regression: {found.label}: {found.metric} {scores} against {before} of the baseline")
     return int(bool(worse))
 
 
-def _refuse_suite(folder: Path) -> None:
-    """A suite and its jobs are no runs, but have some; `load_run` would name the file that is missing."""
-    for below in ("run", "*/*/*/run"):
-        if not (folder / "config.json").exists() and any(folder.glob(f"{below}/config.json")):
-            runs = f"linrec report {folder / below}"
-            raise ConfigError(f"{folder} is a folder of linrec bench; give the runs below it: {runs}.")
+def _write_suite(jobs: Sequence[Stored], out: Path) -> Path:
+    """Write the page of `linrec bench` again."""
+    try:
+        return write_page([make_row(job) for job in jobs], out, title=_title(jobs))
+    except OSError as error:
+        raise RunFolderError(f"could not write the report to {out}: {reason(error)}.") from error
+
+
+def _title(jobs: Sequence[Stored]) -> str:
+    """Return the title that `linrec bench` gave: its suites, as the commands of the jobs name them."""
+    suites = []
+    for job in jobs:
+        _, found, options = (job.job or {})["command"].partition(" bench ")
+        suites += shlex.split(options)[:1] if found else []
+    return " ".join(["linrec bench", *dict.fromkeys(suites)])

@@ -1,9 +1,11 @@
-"""Tables and pictures of trained runs, made from run folders alone."""
+"""Tables and pictures of trained runs, made from run folders or from tables of runs."""
 
 from linrec.report.arms import Arm, group_runs
 from linrec.report.baseline import Comparison, compare_runs
+from linrec.report.collect import collect_runs
 from linrec.report.curves import draw_learning_curves
 from linrec.report.spans import draw_accuracy_by_span
+from linrec.report.stored import read_runs
 from linrec.report.transitions import Magnitudes, draw_transitions, transition_magnitudes
 from linrec.report.write import write_report
 
@@ -11,11 +13,13 @@ __all__ = [
     "Arm",
     "Comparison",
     "Magnitudes",
+    "collect_runs",
     "compare_runs",
     "draw_accuracy_by_span",
     "draw_learning_curves",
     "draw_transitions",
     "group_runs",
+    "read_runs",
     "transition_magnitudes",
     "write_report",
 ]

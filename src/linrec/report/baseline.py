@@ -10,8 +10,10 @@ from linrec.files import parse_json
 from linrec.report.arms import Arm, arm_key, group_runs
 from linrec.report.over_seeds import mean_and_spread
 from linrec.report.scores import better, score_of
+from linrec.report.stored import read_runs, read_stored
+from linrec.report.tables import ROWS, has_table
 from linrec.tasks import judged_by
-from linrec.train import ConfigError, UntrustedCodeError, load_run
+from linrec.train import ConfigError, RunFolderError, UntrustedCodeError
 from linrec.train.config import config_from_dict
 
 __all__ = ["Comparison", "compare_arms", "compare_runs"]
@@ -70,8 +72,9 @@ def compare_runs(
     """Compare finished runs with those of a baseline that have the same configuration but for the seed.
 
     Args:
-        run_dirs: run folders of `linrec train`, or of the jobs of `linrec bench`.
-        baseline: `rows.jsonl` of a suite, or `result.json` of runs; several together are one baseline.
+        run_dirs: run folders of `linrec train`, jobs of `linrec bench`, or tables of `collect_runs`.
+        baseline: `rows.jsonl` of a suite, `result.json` of runs, or any of `run_dirs`; several together are
+            one baseline.
         trust_code: whether to import mixers that the runs name by import paths; see `load_run`.
 
     Returns:
@@ -82,7 +85,7 @@ def compare_runs(
             of these.
         RunFolderError: one of `run_dirs` is no run.
     """
-    return compare_arms(group_runs(load_run(folder, trust_code=trust_code) for folder in run_dirs), baseline)
+    return compare_arms(group_runs(read_runs(run_dirs, trust_code=trust_code)), baseline)
 
 
 def compare_arms(arms: Sequence[Arm], baseline: Sequence[str | os.PathLike[str]]) -> list[Comparison]:
@@ -111,11 +114,11 @@ def compare_arms(arms: Sequence[Arm], baseline: Sequence[str | os.PathLike[str]]
 def _scores(file: Path, trusted: Collection[str]) -> list[tuple[str, float]]:
     """Key of the arm and score of every run of a file that has ended."""
     try:
-        text = file.read_text(encoding="utf-8")
-        # one result in many lines, or a row in each
-        stored = [parse_json(text)] if file.suffix == ".json" else [*map(parse_json, text.splitlines())]
+        stored = _rows(file)
         ended = [row for row in stored if row.get("status", "done") == "done"]
         return [scored for row in ended if (scored := _scored(row, trusted)) is not None]
+    except RunFolderError as error:
+        raise ConfigError(f"the baseline {file} cannot be used: {error}") from error
     except OSError as error:
         raise ConfigError(f"the baseline {file} cannot be read: {error.strerror or error}.") from error
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -123,6 +126,20 @@ def _scores(file: Path, trusted: Collection[str]) -> list[tuple[str, float]]:
             f"the baseline {file} must be rows.jsonl of linrec bench, or result.json of a run; it cannot be "
             f"used: {type(error).__name__}: {error}."
         ) from error
+
+
+def _rows(file: Path) -> list[dict[str, Any]]:
+    """Return the rows of a baseline, which have a configuration and scores."""
+    folder = file.parent if file.name == ROWS and has_table(file.parent) else file
+    if folder.is_dir():
+        return [
+            {**(run.outcome or {}), "config": run.records.config, **run.records.result}
+            for run in read_stored([folder])
+            if run.records is not None and run.records.result is not None
+        ]
+    text = file.read_text(encoding="utf-8")
+    # a result in many lines, or a row in each line
+    return [parse_json(text)] if file.suffix == ".json" else [*map(parse_json, text.splitlines())]
 
 
 def _scored(row: Mapping[str, Any], trusted: Collection[str]) -> tuple[str, float] | None:

@@ -40,6 +40,7 @@ pre {
   padding: .75rem; border-radius: .5rem; background: var(--box); overflow-x: auto;
   font: .85rem/1.5 ui-monospace, monospace;
 }
+.sample { white-space: pre-wrap; overflow-wrap: anywhere; }
 aside { padding: .5rem 1rem; border-left: 3px solid #e69f00; background: var(--box); }
 aside ul { margin: .25rem 0; padding-left: 1.25rem; overflow-wrap: anywhere; }
 """

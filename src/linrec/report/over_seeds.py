@@ -34,7 +34,7 @@ def mean_and_spread(values: Sequence[float]) -> MeanAndSpread:
 def format_mean_and_spread(
     values: Sequence[float], mean_format: str = ",.3f", spread_format: str | None = None
 ) -> str:
-    """Return "mean ± standard deviation", the mean alone of a single value, a dash of none.
+    """Return "mean ± standard deviation", "mean (1 seed)" for a single value, a dash for no value.
 
     Args:
         values: one for each seed.
@@ -43,7 +43,7 @@ def format_mean_and_spread(
 
     Example:
         >>> format_mean_and_spread([0.42, 0.43, 0.44]), format_mean_and_spread([0.5], ".1f")
-        ('0.430 ± 0.010', '0.5')
+        ('0.430 ± 0.010', '0.5 (1 seed)')
         >>> format_mean_and_spread([])
         '–'
     """
@@ -51,4 +51,6 @@ def format_mean_and_spread(
         return "–"
     mean, spread = mean_and_spread(values)
     written = format(mean, mean_format)
-    return written if spread is None else f"{written} ± {format(spread, spread_format or mean_format)}"
+    if spread is None:
+        return f"{written} (1 seed)"
+    return f"{written} ± {format(spread, spread_format or mean_format)}"

@@ -4,14 +4,16 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import linrec
+from linrec.errors import DataError, printable
 from linrec.report import markup
 from linrec.report.arms import Arm
 from linrec.report.baseline import Comparison
 from linrec.report.over_seeds import format_mean_and_spread, mean_and_spread
-from linrec.report.perplexity import UNITS, read_perplexity
+from linrec.report.perplexity import UNITS
+from linrec.report.scores import FORMATS
 from linrec.tasks import Task, judged_by
 from linrec.train import Run
 
@@ -19,11 +21,26 @@ SPLITS = ("test", "validation")
 MSE = "mean squared error"
 
 
+class Sample(NamedTuple):
+    """A text that a language model wrote.
+
+    Args:
+        arm: label of its arm.
+        seed: of training.
+        content: what `sample_text` returns.
+    """
+
+    arm: str
+    seed: int
+    content: Mapping[str, Any]
+
+
 def render_page(
     arms: Sequence[Arm],
     pictures: Iterable[markup.Picture],
     missing: Sequence[str],
     comparisons: Sequence[Comparison] = (),
+    samples: Sequence[Sample] = (),
 ) -> str:
     """Return the page as HTML.
 
@@ -32,6 +49,7 @@ def render_page(
         pictures: pictures in order; they are stored inside the page.
         missing: what could not be shown, a sentence each.
         comparisons: with a baseline, where there is one.
+        samples: texts of language models.
     """
     title = " and ".join(dict.fromkeys(run.config.name for arm in arms for run in arm.runs))
     parts = [
@@ -43,6 +61,7 @@ def render_page(
         _comparisons(comparisons),
         _perplexities(arms),
         *map(markup.picture, pictures),
+        _samples(samples),
         _settings(arms),
         "<h2>Runs</h2>",
         _runs(arms),
@@ -75,33 +94,43 @@ def _results(arms: Sequence[Arm]) -> str:
     # tasks that differ in nothing that is shown here
     cells = dict.fromkeys(tuple(row.get(name, "") for name in head) for row in rows[len(arms) :])
     table = [[row.get(name, "") for name in head] for row in rows[: len(arms)]] + [*map(list, cells)]
-    note = '<p class="soft">Mean ± standard deviation over the seeds where there are several.</p>'
+    note = '<p class="soft">Mean ± standard deviation over the seeds.</p>'
     return markup.table(head, table, numbers=range(1, len(head))) + note
 
 
 def _without_model(task: Task) -> list[dict[str, str]]:
     """Return the rows of what needs no model."""
-    match judged_by(task):
+    match by := judged_by(task):
         case "accuracy":
-            trivial = {"arm": "always the most frequent answer", "test accuracy": f"{task.trivial_score:.3f}"}
-            return [trivial, {"arm": "chance", "test accuracy": f"{task.chance:.3f}"}]
+            trivial = {"arm": "always the most frequent answer", "test accuracy": _trivial(task)}
+            return [trivial, {"arm": "chance", "test accuracy": format(task.chance, FORMATS[by])}]
         case "mse":
-            return [{"arm": "always the mean", f"test {MSE}": f"{task.trivial_score:.6f}"}]
+            return [{"arm": "always the mean", f"test {MSE}": _trivial(task)}]
     # how often the most frequent token is right only the text of a language model can tell
     return [{"arm": "chance", "validation perplexity": f"{1 / task.chance:,.0f}"}]
+
+
+def _trivial(task: Task) -> str:
+    """Return the score of the best constant answer; a dash where the task's files are missing."""
+    try:
+        return format(task.trivial_score, FORMATS[judged_by(task)])
+    except DataError:
+        return "–"
 
 
 def _means(arm: Arm) -> dict[str, str]:
     """Return what an arm is judged by: accuracies, squared errors, or perplexities and a loss per token."""
     by = judged_by(arm.runs[0].config.task)
     if by == "accuracy":
-        return {f"{split} accuracy": _over_seeds(arm, split, "accuracy", ",.3f") for split in SPLITS}
+        return {f"{split} accuracy": _over_seeds(arm, split, "accuracy", FORMATS[by]) for split in SPLITS}
     if by == "mse":
-        return {f"{split} {MSE}": _over_seeds(arm, split, "loss", ",.6f") for split in SPLITS}
+        return {f"{split} {MSE}": _over_seeds(arm, split, "loss", FORMATS[by]) for split in SPLITS}
     losses = {split: [result[split]["loss"] for result in arm.results if result[split]] for split in SPLITS}
     perplexities = {split: [math.exp(min(loss, 700)) for loss in losses[split]] for split in SPLITS}
-    told = {f"{split} perplexity": format_mean_and_spread(perplexities[split], ",.2f") for split in SPLITS}
-    return told | {"validation loss": format_mean_and_spread(losses["validation"], ",.4f")}
+    told = {
+        f"{split} perplexity": format_mean_and_spread(perplexities[split], FORMATS[by]) for split in SPLITS
+    }
+    return told | {"validation loss": format_mean_and_spread(losses["validation"], FORMATS["loss"])}
 
 
 def _over_seeds(arm: Arm, split: str, name: str, mean_format: str) -> str:
@@ -117,8 +146,8 @@ def _comparisons(comparisons: Sequence[Comparison]) -> str:
     rows = [
         [
             comparison.label,
-            format_mean_and_spread(comparison.scores, ",.6f"),
-            format_mean_and_spread(comparison.baseline, ",.6f"),
+            format_mean_and_spread(comparison.scores, FORMATS[comparison.metric]),
+            format_mean_and_spread(comparison.baseline, FORMATS[comparison.metric]),
             f"{comparison.spread:.2g}",
             comparison.metric,
             comparison.verdict,
@@ -138,7 +167,7 @@ def _perplexities(arms: Sequence[Arm]) -> str:
     rows = []
     for arm in arms:
         for run in arm.runs:
-            found = read_perplexity(run.path)
+            found = run.extra.get("perplexity")
             if found is None:
                 continue
             split = f", {found['split']}" if found.get("split") else ""
@@ -162,6 +191,20 @@ def _perplexities(arms: Sequence[Arm]) -> str:
         "the whole text, as far as they were evaluated. perplexity.json in the run folder has all.</p>"
     )
     return "<h2>Perplexity</h2>" + markup.table(head, rows, numbers=range(3, len(head))) + note
+
+
+def _samples(samples: Sequence[Sample]) -> str:
+    """Return the sample texts, each below a line that says how it was made."""
+    if not samples:
+        return ""
+    parts = ["<h2>Sample text</h2>"]
+    for arm, seed, content in samples:
+        made = f"{arm}, seed {seed}. The text continues {content['prompt']}; it was drawn at temperature "
+        made += f"{content['temperature']:g} with random seed {content['seed']}."
+        text = escape(printable(content["text"]))
+        # a parser drops the first newline of a <pre>
+        parts.append(f'<p class="soft">{escape(made)}</p>\n<pre class="sample">\n{text}</pre>')
+    return "\n".join(parts)
 
 
 def _runs(arms: Sequence[Arm]) -> str:

@@ -29,15 +29,32 @@ def read_perplexity(folder: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        content: dict[str, Any] = read_json(path)
+        content = read_json(path)
+    except (OSError, ValueError) as error:
+        raise _damaged(path) from error
+    return check_perplexity(content, path)
+
+
+def check_perplexity(content: Any, path: Path) -> dict[str, Any]:
+    """Return the content of `perplexity.json` if it is complete.
+
+    Args:
+        content: JSON of the file.
+        path: of the file, for the message.
+
+    Raises:
+        RunFolderError: a field is missing or has another type.
+    """
+    try:
         numbers = [score[name] for score in content["scores"] for name in ("length", *UNITS)]
         whole = all(isinstance(number, int | float | None) for number in numbers)
         whole = whole and isinstance(content["data"], str) and "trained_length" in content
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (KeyError, TypeError) as error:
         raise _damaged(path) from error
     if not whole or not numbers:
         raise _damaged(path)
-    return content
+    found: dict[str, Any] = content
+    return found
 
 
 def _damaged(path: Path) -> RunFolderError:

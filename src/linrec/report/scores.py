@@ -4,7 +4,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["better", "score_of"]
+__all__ = ["FORMATS", "better", "score_of"]
+
+FORMATS = {"accuracy": ",.3f", "mse": ",.6f", "perplexity": ",.2f", "loss": ",.3f"}
+"""How scores are written, mean and spread alike, by metric; "loss" is in nats."""
 
 
 def score_of(metric: str, result: Mapping[str, Any]) -> tuple[float, str] | None:

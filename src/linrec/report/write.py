@@ -1,4 +1,4 @@
-"""The report: from run folders to a page and its pictures."""
+"""The report: from run folders or tables to a page and its pictures."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from linrec.errors import DataError
 from linrec.files import write_text
 from linrec.models.pattern import spelled
 from linrec.report import style
@@ -14,12 +15,13 @@ from linrec.report.arms import Arm, group_runs
 from linrec.report.baseline import compare_arms
 from linrec.report.curves import draw_learning_curves
 from linrec.report.markup import Picture
-from linrec.report.page import render_page
-from linrec.report.perplexity import read_perplexity
+from linrec.report.page import Sample, render_page
+from linrec.report.sample import is_language_model, sample_text
 from linrec.report.spans import draw_accuracy_by_span
+from linrec.report.stored import read_runs
 from linrec.report.transitions import draw_transitions, transition_magnitudes
 from linrec.tasks import judged_by
-from linrec.train import Run, RunFolderError, TrainError, load_run
+from linrec.train import Run, RunFolderError, TrainError
 
 RESULT_FIELDS = ("parameters", "steps", "seconds", "steps_per_second")
 SPLITS = ("test", "validation")
@@ -42,15 +44,16 @@ def write_report(
     baseline: Sequence[str | os.PathLike[str]] = (),
     trust_code: bool = False,
 ) -> Path:
-    """Write `report.html` and its pictures from run folders alone.
+    """Write `report.html` and its pictures from run folders or tables alone.
 
     The pictures are learning_curves.png and, of tasks that count what is right, accuracy_by_span.png and
-    one transitions-<arm>.png per arm. Of language models, the page shows what `linrec eval` found. The page
-    holds the pictures inside itself, so that it can be sent as one file. What a run does not have yet (a
-    result, a checkpoint) is left out, and the page says so.
+    one transitions-<arm>.png per arm. Of language models, the page shows what `linrec eval` found, and a
+    sample text of each arm with weights. The page holds the pictures inside itself, so that it can be sent
+    as one file. The page leaves out what a run does not have yet (a result, a checkpoint), and says so.
 
     Args:
-        run_dirs: run folders of `linrec train`, finished or not; at least one. The same folder counts once.
+        run_dirs: run folders of `linrec train`, finished or not, or tables of `collect_runs`; at least one.
+            The same run counts once.
         out_dir: where to write; made if need be, files of the same names are replaced.
         baseline: rows or results of earlier runs to compare with; see `compare_runs`.
         trust_code: whether to import mixers that the runs name by import paths; see `load_run`.
@@ -76,10 +79,12 @@ def write_report(
         ...     sorted(path.name for path in page.parent.iterdir())
         ['accuracy_by_span.png', 'learning_curves.png', 'report.html', 'transitions-tiny.png']
     """
-    folders = list({Path(folder).resolve(): Path(folder) for folder in run_dirs}.values())
-    if not folders:
+    runs = read_runs(run_dirs, trust_code=trust_code)
+    if not runs:
         raise RunFolderError("`run_dirs` must name at least one run folder; got none.")
-    arms = group_runs([_load(folder, trust_code) for folder in folders])
+    for run in runs:
+        _check(run)
+    arms = group_runs(runs)
     comparisons = compare_arms(arms, baseline)
     compared = {comparison.label for comparison in comparisons}
     alone = [arm.label for arm in arms if baseline and arm.results and arm.label not in compared]
@@ -87,17 +92,17 @@ def write_report(
     try:
         out.mkdir(parents=True, exist_ok=True)
         pictures, missing = _draw(arms, out)
+        samples = _samples(arms, missing)
         missing += [f"The baseline has no run like those of {label}." for label in alone]
         page = out / "report.html"
-        write_text(page, render_page(arms, pictures, missing, comparisons))
+        write_text(page, render_page(arms, pictures, missing, comparisons, samples))
     except OSError as error:
         raise RunFolderError(f"could not write the report to {out}: {error.strerror or error}.") from error
     return page
 
 
-def _load(folder: Path, trust_code: bool) -> Run:
-    run = load_run(folder, trust_code=trust_code)
-    # all that the report takes for granted, so that a file of another origin is refused here and in one line
+def _check(run: Run) -> None:
+    """Refuse a result that lacks a field, as files of another origin may."""
     absent = []
     if run.result is not None:
         absent += [name for name in RESULT_FIELDS if name not in run.result]
@@ -110,9 +115,7 @@ def _load(folder: Path, trust_code: bool) -> Run:
             if (by != "perplexity" or run.result.get(name) != {}) and not _has(run.result.get(name), wanted)
         ]
     if absent:
-        raise RunFolderError(f"{folder} cannot be reported: it lacks {', '.join(absent)}.")
-    read_perplexity(folder)
-    return run
+        raise RunFolderError(f"{run.path} cannot be reported: it lacks {', '.join(absent)}.")
 
 
 def _has(scores: Any, wanted: str) -> bool:
@@ -148,6 +151,26 @@ def _classifies(arm: Arm) -> bool:
     return arm.runs[0].config.task.objective == "classification"
 
 
+def _samples(arms: Sequence[Arm], missing: list[str]) -> list[Sample]:
+    """Return a sample text of the first run with weights of each arm."""
+    samples = []
+    for arm in filter(_is_language_model, arms):
+        for run in arm.runs:
+            try:
+                found = sample_text(run)
+            except (TrainError, ValueError) as error:
+                missing.append(f"No sample text of {run.path}: {error}")
+                continue
+            if found is not None:
+                samples.append(Sample(arm.label, run.config.loop.seed, found))
+                break
+    return samples
+
+
+def _is_language_model(arm: Arm) -> bool:
+    return is_language_model(arm.runs[0])
+
+
 def _unfinished(arms: Sequence[Arm]) -> list[str]:
     return [
         f"{run.path} has no result: it has not finished. It counts in no mean."
@@ -160,14 +183,12 @@ def _unfinished(arms: Sequence[Arm]) -> list[str]:
 def _draw_transitions(arm: Arm, out: Path, missing: list[str]) -> Picture | None:
     for run in arm.runs:
         try:
-            model = run.model()
-        except TrainError as error:
+            model, task = run.model(), run.config.task
+            tokens = task.split("test").rows(torch.tensor([0])).inputs[0]
+        except (TrainError, DataError) as error:
             missing.append(f"No transitions to draw: {error}")
             continue
-        task = run.config.task
-        magnitudes = transition_magnitudes(
-            model, task.split("test").rows(torch.tensor([0])).inputs[0], task.reset_token
-        )
+        magnitudes = transition_magnitudes(model, tokens, task.reset_token)
         if magnitudes is None:
             mixer = spelled(run.config.model.mixer_pattern)
             missing.append(f"The mixer {mixer!r} has no state transitions to draw.")

@@ -28,15 +28,27 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     except FileNotFoundError:
         return []
     # whole lines end in a newline, so what follows the last one is empty or was cut off
-    records = [parse_json(line) for line in lines[:-1]]
+    return check_metrics([parse_json(line) for line in lines[:-1]], FILE)
+
+
+def check_metrics(records: list[Any], name: str) -> list[dict[str, Any]]:
+    """Return the records if each has a step, a split and otherwise numbers.
+
+    Args:
+        records: one record per line.
+        name: of the file, for messages.
+
+    Raises:
+        ValueError: a record is no such object.
+    """
     for number, record in enumerate(records, start=1):
         if not (isinstance(record, dict) and isinstance(record.get("step"), int) and "split" in record):
             raise ValueError(
-                f"line {number} of {FILE} must be an object with a whole number `step` and a `split`"
+                f"line {number} of {name} must be an object with a whole number `step` and a `split`"
             )
-        for name, value in record.items():
-            if name != "split" and not isinstance(value, (int, float)):
-                raise ValueError(f"`{name}` in line {number} of {FILE} must be a number; got {value!r}")
+        for key, value in record.items():
+            if key != "split" and not isinstance(value, (int, float)):
+                raise ValueError(f"`{key}` in line {number} of {name} must be a number; got {value!r}")
     return records
 
 

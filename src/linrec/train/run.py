@@ -13,9 +13,9 @@ result.json       written at the end
 import dataclasses
 import json
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
 
@@ -60,6 +60,8 @@ class Run:
         result: what `result.json` holds; None while the run has not finished.
         about: "recipe", "command", "total_steps", "commit", "dirty", "versions" and "device" of the run, and
             "tokenizer", the fingerprint of a language model's.
+        extra: JSON that other commands left beside the run, by name, such as the "perplexity" of
+            `linrec eval`; `linrec.report` fills it in.
     """
 
     path: Path
@@ -67,6 +69,7 @@ class Run:
     metrics: list[dict[str, Any]]
     result: dict[str, Any] | None
     about: dict[str, Any]
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
     def model(self, device: torch.device | str = "cpu") -> LanguageModel:
         """Rebuild the best model where it is kept, else that of the newest checkpoint, in evaluation mode.
@@ -115,8 +118,12 @@ DEVICE = {"type": str, "name": str, "threads": int}
 
 
 class Records(NamedTuple):
-    """The contents of a run folder beside configuration and weights; `Run` documents the fields."""
+    """The contents of a run folder beside its weights; `Run` documents the fields.
 
+    `config` is JSON as it was read: parsing it may import code of others.
+    """
+
+    config: Any
     about: dict[str, Any]
     metrics: list[dict[str, Any]]
     result: dict[str, Any] | None
@@ -145,20 +152,28 @@ def load_run(path: str | os.PathLike[str], *, trust_code: bool | Collection[str]
         linrec.errors.RunFolderError: there is no run folder runs/no-such-run.
     """
     folder = Path(path)
-    with _one_line(folder):
-        stored = _read_json(folder, CONFIG)
-        try:
-            config = config_from_dict(stored.get("config"), trust_code=trust_code)
-        except UntrustedCodeError as error:
-            raise UntrustedCodeError(f"{folder / CONFIG}: {error}") from error
-        except ConfigError as error:
-            raise RunFolderError(f"{folder / CONFIG} cannot be used: {error}") from error
-    records = read_records(folder)
-    return Run(folder, config, records.metrics, records.result, records.about)
+    return run_of(folder, read_records(folder), trust_code=trust_code)
+
+
+def run_of(
+    folder: Path,
+    records: Records,
+    *,
+    trust_code: bool | Collection[str] = False,
+    extra: Mapping[str, Any] | None = None,
+) -> Run:
+    """Return the run of records that were read before; other arguments and errors are those of `load_run`."""
+    try:
+        config = config_from_dict(records.config, trust_code=trust_code)
+    except UntrustedCodeError as error:
+        raise UntrustedCodeError(f"{folder / CONFIG}: {error}") from error
+    except ConfigError as error:
+        raise RunFolderError(f"{folder / CONFIG} cannot be used: {error}") from error
+    return Run(folder, config, records.metrics, records.result, records.about, extra or {})
 
 
 def read_records(folder: Path) -> Records:
-    """Read a run folder without its configuration, so that no code of others can run.
+    """Read a run folder without parsing its configuration, so that no code of others can run.
 
     Raises:
         RunFolderError: there is no such folder, or it is no run.
@@ -166,14 +181,24 @@ def read_records(folder: Path) -> Records:
     with _one_line(folder):
         stored = _read_json(folder, CONFIG)
         result = _read_json(folder, RESULT) if (folder / RESULT).exists() else None
-        about = {name: value for name, value in stored.items() if name != "config"}
-        _check_fields(folder / CONFIG, ABOUT, about)
-        _check_fields(folder / CONFIG, DEVICE, about.get("device", {}), "device.")
-        _check_fields(folder / RESULT, get_type_hints(Result), result or {})
         try:
-            return Records(about, read_metrics(folder), result)
+            metrics = read_metrics(folder)
         except ValueError as error:
             raise RunFolderError(f"the metrics of {folder} cannot be read: {error}") from error
+    about = {name: value for name, value in stored.items() if name != "config"}
+    return checked(folder, Records(stored.get("config"), about, metrics, result))
+
+
+def checked(folder: Path, records: Records) -> Records:
+    """Return the records of a run folder if their fields have the right types.
+
+    Raises:
+        RunFolderError: a field has another type.
+    """
+    _check_fields(folder / CONFIG, ABOUT, records.about)
+    _check_fields(folder / CONFIG, DEVICE, records.about.get("device", {}), "device.")
+    _check_fields(folder / RESULT, get_type_hints(Result), records.result or {})
+    return records
 
 
 def read_result(folder: Path) -> Result:
