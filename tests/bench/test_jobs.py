@@ -11,7 +11,6 @@ from linrec.bench import Entry, get_suite, make_jobs, make_rows, write_page
 from linrec.bench.jobs import write_job
 from linrec.bench.suites import SUITES
 from linrec.bench.widths import sizes, with_parameters
-from linrec.cli import main
 from linrec.mixers import Mixer
 from linrec.models import LanguageModel, ModelConfig
 from linrec.tasks import LanguageModeling
@@ -80,19 +79,6 @@ def test_a_folder_keeps_to_one_configuration(tmp_path):
     assert json.loads((folder / "job.json").read_text()) == stored
     with pytest.raises(ConfigError, match="has a job of another configuration; give another --out"):
         write_job(dataclasses.replace(job.at(0.1), trial=""), tmp_path, {"command": ""})
-
-
-def test_a_report_of_a_suite_names_the_runs_below_it(tmp_path, capsys):
-    (job,) = make_jobs(get_suite("smoke")[:1], ["gla"], [0])
-    folder = write_job(job, tmp_path, {"command": ""})
-    # a folder of a suite in which nothing has run yet has none to give
-    assert main(["report", str(tmp_path)]) == 2
-    assert "is not a run folder: it has no config.json" in capsys.readouterr().err
-    (folder / "run").mkdir()
-    (folder / "run" / "config.json").touch()
-    for given, below in ((tmp_path, "*/*/*/run"), (folder, "run")):
-        assert main(["report", str(given)]) == 2
-        assert f"give the runs below it: linrec report {given / below}." in capsys.readouterr().err
 
 
 def test_to_make_jobs_no_data_are_drawn(tmp_path, monkeypatch):

@@ -43,9 +43,9 @@ def test_a_page_has_means_and_spreads_and_holds_everything_itself(tmp_path):
     rows = [row("gla", score=0.5), row("gla", 1, score=0.7), row("lru", score=1.0, state_size=0)]
     page = write_page(rows, tmp_path, title="a <suite>").read_text()
     (gla, lru) = cells(page)
-    assert gla[:5] == ["copying", "gla", "0.6", "0.14", "accuracy"]
-    assert gla[5:13] == ["0.125", "0.55", "0.2 at 20", "2", "1,234", "16", "10", "1"]
-    assert lru[:5] == ["copying", "lru", "1", "", "accuracy"]
+    assert gla[:5] == ["copying", "gla", "0.600", "0.141", "accuracy"]
+    assert gla[5:13] == ["0.125", "0.550", "0.200 at 20", "2", "1,234", "16", "10", "1"]
+    assert lru[:5] == ["copying", "lru", "1.000", "1 seed", "accuracy"]
     assert "linrec bench smoke --mixers gla" in gla[-1] and "<recipe> & more" in gla[-1]
     assert "<h1>a &lt;suite&gt;</h1>" in page and "3 of 3 jobs are done. a &lt;device&gt;" in page
     # nothing is fetched, and each picture is inside and beside the page
@@ -112,4 +112,5 @@ def test_other_scores_than_accuracies(tmp_path, metric):
     rows = [row("gla", score=0.25, metric=metric, probes={}, curve=[[1, 0.3, None]])]
     write_page(rows, tmp_path, title="suite")
     (line,) = cells((tmp_path / "report.html").read_text())
-    assert line[2:8] == ["0.25", "", metric, "0.125", "0.55", ""]
+    score, trivial = ("0.250000", "0.550000") if metric == "mse" else ("0.25", "0.55")
+    assert line[2:8] == [score, "1 seed", metric, "0.125", trivial, ""]

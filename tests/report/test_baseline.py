@@ -71,7 +71,9 @@ def test_regressions_are_marked_and_are_the_exit_status(runs, make_run, tmp_path
         json.loads((folder / "result.json").read_text())["test"]["accuracy"]
         for folder in (runs[2], earlier[1])
     )
-    assert told[1:] == [f"regression: mixer: gla: accuracy {new:.4f} against {old:.4f} of the baseline"]
+    assert told[1:] == [
+        f"regression: mixer: gla: accuracy {new:.3f} (1 seed) against {old:.3f} (1 seed) of the baseline"
+    ]
     table = [
         row
         for row in Page(tmp_path / "report" / "report.html").rows
@@ -81,7 +83,7 @@ def test_regressions_are_marked_and_are_the_exit_status(runs, make_run, tmp_path
         ("mixer: gla", "regression"),
         ("mixer: gate_loop", "as before"),
     ]
-    assert table[0][1:5] == [f"{new:.6f}", f"{old:.6f}", f"{0.01 * old:.2g}", "accuracy"]
+    assert table[0][1:5] == [f"{new:.3f} (1 seed)", f"{old:.3f} (1 seed)", f"{0.01 * old:.2g}", "accuracy"]
     # the arm that is as before alone
     assert main([*words[:3], *words[4:]]) == 0
 

@@ -9,7 +9,12 @@ from linrec.report.over_seeds import format_mean_and_spread, mean_and_spread
 
 @pytest.mark.parametrize(
     ("values", "text"),
-    [([], "–"), ([0.25], "0.250"), ([0.1, 0.3], "0.200 ± 0.141"), ([0.43, 0.43, 0.43], "0.430 ± 0.000")],
+    [
+        ([], "–"),
+        ([0.25], "0.250 (1 seed)"),
+        ([0.1, 0.3], "0.200 ± 0.141"),
+        ([0.43, 0.43, 0.43], "0.430 ± 0.000"),
+    ],
 )
 def test_format_mean_and_spread(values, text):
     assert format_mean_and_spread(values) == text

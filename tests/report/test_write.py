@@ -82,7 +82,7 @@ def test_the_table_holds_mean_and_spread(report, make_run_once):
     mean, spread = (first + second) / 2, abs(first - second) / 2**0.5
     assert rows["transition: data"][1] == f"{mean:.3f} ± {spread:.3f}"
     assert rows["transition: data"][3:] == ["0, 1", "1,586", "12.5 ± 0.0", "1.5 min"]
-    assert rows["transition: fixed"][1] == f"{fixed:.3f}"
+    assert rows["transition: fixed"][1] == f"{fixed:.3f} (1 seed)"
     assert rows["chance"][1] == "0.020"
     assert rows["always the most frequent answer"][1] == f"{runs['data-0'].config.task.trivial_score:.3f}"
     assert rows["model.mixer_args.transition"][1:] == ["data", "fixed"]
@@ -162,8 +162,9 @@ def test_a_folder_that_is_no_run_names_the_nearest(make_run, tmp_path):
     folder = make_run("data-0")
     with pytest.raises(ValueError, match=r"no run folder .*data0; did you mean .*data-0"):
         write_report([folder.parent / "data0"], tmp_path)
+    (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"is not a run folder: it has no config\.json"):
-        write_report([folder.parent], tmp_path)
+        write_report([tmp_path / "empty"], tmp_path)
     with pytest.raises(ValueError, match="`run_dirs` must name at least one run folder; got none"):
         write_report([], tmp_path)
 

@@ -13,7 +13,7 @@ from linrec.bench.widths import equally_many
 from linrec.files import make_subfolder, write_text
 from linrec.report import markup, style
 from linrec.report.over_seeds import mean_and_spread
-from linrec.report.scores import better
+from linrec.report.scores import FORMATS, better
 
 __all__ = ["write_page"]
 
@@ -164,11 +164,11 @@ def _cells(standing: Standing, of_all: Sequence[dict[str, Any]]) -> str:
     names = f'<td>{escape(standing.task)}</td><td class="label">{_breakable(standing.mixer)}</td>'
     scores, rows = standing.scores, standing.rows
     first = (rows or standing.failed)[0]
-    spread = None
+    form, spread = FORMATS[standing.metric], None
     if rows:
         score, spread = mean_and_spread(scores)
-        weak = trivial is not None and not better(first["metric"], score, trivial)
-        reached = _number(score, ".4g", soft=weak)
+        weak = trivial is not None and not better(standing.metric, score, trivial)
+        reached = _number(score, form, soft=weak)
     else:
         failed = escape(", ".join(dict.fromkeys(row["status"] for row in standing.failed)))
         reached = f'<td class="number" data-value="">{failed}</td>'
@@ -176,10 +176,10 @@ def _cells(standing: Standing, of_all: Sequence[dict[str, Any]]) -> str:
     told = f"<pre>{escape(first['command'])}\n\n{config}</pre>"
     cells = [
         reached,
-        _number(spread, ".2g"),
-        f"<td>{escape(first['metric'])}</td>",
+        _number(spread, form, missing="1 seed" if len(rows) == 1 else ""),
+        f"<td>{escape(standing.metric)}</td>",
         _number(chance, ".3g"),
-        _number(trivial, ".3g"),
+        _number(trivial, form),
         _longest(standing),
         _number(len(rows) or None, "d", after="" if len(rows) == standing.seeds else f" of {standing.seeds}"),
         _number(standing.parameters, ",d"),
@@ -195,18 +195,20 @@ def _longest(standing: Standing) -> str:
     if not standing.by_length:
         return _number(None)
     length, scores = max(standing.by_length.items())
-    return _number(mean_and_spread(scores).mean, ".4g", after=f" at {length:,}")
+    return _number(mean_and_spread(scores).mean, FORMATS[standing.metric], after=f" at {length:,}")
 
 
 def _breakable(label: str) -> str:
     return re.sub(r"([(,+:=])", r"\1<wbr>", escape(label, quote=False))
 
 
-def _number(value: float | None, form: str = "", *, soft: bool = False, after: str = "") -> str:
+def _number(
+    value: float | None, form: str = "", *, soft: bool = False, after: str = "", missing: str = ""
+) -> str:
     """Return a cell that sorts by its value, not by how that is written."""
     classes = "number soft" if soft else "number"
     if value is None:
-        return f'<td class="{classes}" data-value=""></td>'
+        return f'<td class="{classes}" data-value="">{missing}</td>'
     return f'<td class="{classes}" data-value="{value}">{format(value, form)}{after}</td>'
 
 

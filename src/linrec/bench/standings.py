@@ -25,6 +25,12 @@ class Standing:
     failed: tuple[dict[str, Any], ...] = ()
 
     @property
+    def metric(self) -> str:
+        """Name of the score: "accuracy", "mse" or "perplexity"."""
+        metric: str = (self.rows or self.failed)[0]["metric"]
+        return metric
+
+    @property
     def scores(self) -> list[float]:
         """Score of every seed on the test split."""
         return [row["score"] for row in self.rows]
@@ -34,7 +40,7 @@ class Standing:
         """Score of every seed at the lengths that are probed with all of them, by ascending length."""
         if not self.rows:
             return {}
-        key = "accuracy" if self.rows[0]["metric"] == "accuracy" else "loss"
+        key = "accuracy" if self.metric == "accuracy" else "loss"
         names = set.intersection(*({*row["probes"]} for row in self.rows))
         lengths = sorted(int(name) for name in names if name.isdigit())
         return {length: [row["probes"][str(length)][key] for row in self.rows] for length in lengths}

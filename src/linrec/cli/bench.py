@@ -27,6 +27,7 @@ from linrec.cli.parsing import one_line_errors, parse
 from linrec.errors import ConfigError, InterruptedRunError, TrainError, printable, unknown
 from linrec.files import FolderInUseError, locked
 from linrec.report.over_seeds import format_mean_and_spread, mean_and_spread
+from linrec.report.scores import FORMATS
 from linrec.train.processes import program
 
 FACTORS = (1 / 3, 1.0, 3.0)
@@ -277,7 +278,7 @@ def _score(standing: Standing) -> str:
     scores = standing.scores
     if not scores:
         return str(standing.failed[0]["status"])
-    return format_mean_and_spread(scores, ".3g", ".2g")
+    return format_mean_and_spread(scores, FORMATS[standing.metric])
 
 
 def _in_lines(label: str, width: int) -> str:
@@ -299,4 +300,4 @@ def _longest(standing: Standing) -> str:
     if not standing.by_length:
         return ""
     length, scores = max(standing.by_length.items())
-    return f"{mean_and_spread(scores).mean:.3g} at {length:,}"
+    return f"{mean_and_spread(scores).mean:{FORMATS[standing.metric]}} at {length:,}"

@@ -136,10 +136,10 @@ class InspectOptions:
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """Write report.html with its pictures, from run folders or tables of runs.
+    """Write report.html with its pictures, from runs or tables of runs.
 
     Args:
-        runs: run folders, folders of runs or of a suite, and tables that --collect wrote.
+        runs: run folders, folders of runs or of a suite, or tables of --collect.
         out: folder to write to; by default that of the one run, or the one that all runs lie in.
         baseline: rows.jsonl of a suite, result.json of earlier runs, or a table, to compare runs of the same
             settings with. The exit status is 1 where one has become worse.

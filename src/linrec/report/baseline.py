@@ -131,7 +131,7 @@ def _scores(file: Path, trusted: Collection[str]) -> list[tuple[str, float]]:
 def _rows(file: Path) -> list[dict[str, Any]]:
     """Return the rows of a baseline, which have a configuration and scores."""
     folder = file.parent if file.name == ROWS and has_table(file.parent) else file
-    if folder.is_dir():
+    if folder.suffix not in (".json", ".jsonl"):
         return [
             {**(run.outcome or {}), "config": run.records.config, **run.records.result}
             for run in read_stored([folder])

@@ -22,7 +22,7 @@ SAMPLE = "sample"
 TOKENS = 200
 TEMPERATURE = 0.8
 SEED = 0
-FIELDS = {"text": object, "prompt": str, "temperature": float, "seed": int}
+FIELDS = {"prompt": str, "temperature": float, "seed": int}
 
 
 def sample_text(run: Run) -> Mapping[str, Any] | None:
@@ -85,6 +85,9 @@ def check_sample(content: Any, path: Path) -> None:
     try:
         check_types({SAMPLE: dict}, {SAMPLE: content})
         check_types(FIELDS, content, f"{SAMPLE}.")
+        # a text has control characters, which no other field may have
+        if not isinstance(content.get("text"), str):
+            raise TypeError(f"`{SAMPLE}.text` must be a text.")
     except TypeError as error:
         raise RunFolderError(f"the row of {path} cannot be used: {error}") from error
     if missing := [name for name in FIELDS if name not in content]:

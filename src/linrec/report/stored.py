@@ -73,10 +73,9 @@ def read_job(folder: Path) -> Stored:
     outcome = _json(folder / OUTCOME) if (folder / OUTCOME).exists() else None
     check_job(folder, job, outcome)
     try:
-        records = read_records(folder / RUN)
+        return Stored(folder, read_records(folder / RUN), job, outcome, _extra(folder / RUN))
     except RunFolderError as error:
         return Stored(folder, None, job, outcome, problem=str(error))
-    return Stored(folder, records, job, outcome, _extra(folder / RUN))
 
 
 def _read(path: Path) -> list[Stored]:
@@ -84,7 +83,7 @@ def _read(path: Path) -> list[Stored]:
         if has_table(path):
             return read_table(path)
         if below := list(_below(path)):
-            return [_read_one(folder) for folder in below]
+            return below
         if within := _within_table(path):
             return within
         for name, other in ((ROWS, CURVES), (CURVES, ROWS)):
@@ -113,13 +112,15 @@ def _is_one(folder: Path) -> bool:
     return not isinstance(content, dict) or "config" in content
 
 
-def _below(folder: Path) -> Iterator[Path]:
-    """Yield the folders of runs and jobs below a folder, sorted."""
+def _below(folder: Path) -> Iterator[Stored]:
+    """Yield the runs below a folder, in the order of their paths."""
     if not folder.is_dir():
         return
     for child in sorted(folder.iterdir()):
         if _is_one(child):
-            yield child
+            yield _read_one(child)
+        elif has_table(child):
+            yield from read_table(child)
         elif child.is_dir() and not child.is_symlink():
             yield from _below(child)
 
