@@ -4,6 +4,8 @@
 #
 #     results/distillation/run.sh TEXT OUT [RUNS_AT_ONCE] [OPTIONS OF linrec train ...]
 #
+# `linrec report --collect OUT --out results/distillation` makes the table that is kept here.
+#
 # TEXT is the file that nanoGPT downloads, 1,115,394 characters.
 set -euo pipefail
 

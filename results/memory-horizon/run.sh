@@ -4,6 +4,8 @@
 #
 #     results/memory-horizon/run.sh OUT [RUNS_PER_GPU] [OPTIONS OF linrec train ...]
 #
+# `linrec report --collect OUT --out results/memory-horizon` makes the table that is kept here.
+#
 # results/train-all.sh says what happens to each.
 set -euo pipefail
 

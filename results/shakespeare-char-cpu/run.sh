@@ -5,6 +5,8 @@
 #
 #     results/shakespeare-char-cpu/run.sh TEXT OUT [RUNS_AT_ONCE] [OPTIONS OF linrec train ...]
 #
+# `linrec report --collect OUT --out results/shakespeare-char-cpu` makes the table that is kept here.
+#
 # TEXT is the file that nanoGPT downloads, 1,115,394 characters. Arguments are the defaults of the mixers but where a
 # model has positions, a block or a channel mixing of its own; and for SRWM, which in its paper's start learns no more
 # than pairs of characters in 500 steps.

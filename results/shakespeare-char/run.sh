@@ -4,6 +4,8 @@
 #
 #     results/shakespeare-char/run.sh TEXT OUT [RUNS_PER_GPU] [OPTIONS OF linrec train ...]
 #
+# `linrec report --collect OUT/mixers OUT/ablations --out results/shakespeare-char` makes the table that is kept here.
+#
 # TEXT is the file that nanoGPT downloads, 1,115,394 characters. results/train-all.sh says what happens to each run.
 # All have a budget of 5,000 steps; each ends when the validation loss has not fallen for 1,000, since all models know
 # the text by heart long before, and the best one of the validation split is what nanoGPT reports too.

@@ -3,6 +3,8 @@
 #
 #   results/suite/run.sh RUNS [WORKERS] [QUESTION ...]
 #
+# `linrec report --collect RUNS/mad --out results/suite/mad` makes the table of a question.
+#
 # RUNS is the folder for runs, WORKERS how many jobs share the GPUs, and the questions are the names of the functions
 # below, by default all. Several questions can be run at a time: the first 97 jobs took 21 minutes on two H200, in two
 # sittings, with up to 15 jobs to a GPU; the 108 of `mad` took 6 minutes on four.

@@ -1,0 +1,58 @@
+"""The results of the repository: tables that reports read, with the numbers that README and docs name."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from linrec.bench.rows import make_row
+from linrec.bench.standings import standings
+from linrec.report import group_runs, read_runs
+from linrec.report.over_seeds import format_mean_and_spread
+from linrec.report.page import _means
+from linrec.report.scores import FORMATS
+from linrec.report.stored import read_stored
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "results"
+TABLES = sorted(path.parent for path in RESULTS.rglob("rows.jsonl"))
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "results").glob("*.md"))]
+NUMBER = re.compile(r"[\d.,]+ ± [\d.]+")
+
+
+@pytest.fixture(scope="module")
+def reported() -> set[str]:
+    """Return every mean with its spread that reports of the tables show."""
+    found: set[str] = set()
+    for table in TABLES:
+        stored = read_stored([table])
+        if stored[0].job is not None:
+            of_jobs = standings([make_row(job) for job in stored])
+            found |= {format_mean_and_spread(each.scores, FORMATS[each.metric]) for each in of_jobs}
+        else:
+            found |= {text for arm in group_runs(read_runs([table])) for text in _means(arm).values()}
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_readme_and_docs_have_the_digits_of_reports(page: Path, reported: set[str]) -> None:
+    assert set(NUMBER.findall(page.read_text(encoding="utf-8"))) <= reported
+
+
+def test_the_readme_has_the_test_accuracies_of_memory_horizon() -> None:
+    arms = group_runs(read_runs([RESULTS / "memory-horizon" / "memory-horizon-tuned"]))
+    sentence = " data-controlled and ".join(_means(arm)["test accuracy"] for arm in arms)
+    assert f"{sentence} fixed" in " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+
+
+def test_results_are_few_and_small_files() -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("counts the files that git knows")
+    listed = subprocess.run(
+        ["git", "ls-files", "results"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    files = [ROOT / name for name in listed.stdout.splitlines()]
+    assert 13 * 2 <= len(files) <= 100
+    assert max(path.stat().st_size for path in files) <= 1_000_000
+    assert not {path.name for path in files} & {"config.json", "result.json", "metrics.jsonl"}
