@@ -1,4 +1,4 @@
-"""Tables of runs: reports from them are reports from the folders, and what is broken is said."""
+"""Tables of runs: reports from them are reports from the folders, and errors name the broken line."""
 
 import json
 import math
@@ -18,7 +18,7 @@ from tests.report.test_write import Page
 
 @pytest.fixture
 def runs(make_run: RunMaker) -> Path:
-    """A folder of two arms: three runs have ended, one has not; none has weights."""
+    """A folder of two arms: three runs have ended, a fourth has not, and no run has weights."""
     make_run("arms/data-0", right_to_span=20, checkpoint=False, command="linrec train <small>")
     make_run("arms/data-1", right_to_span=30, checkpoint=False, seed=1)
     make_run("arms/fixed-0", transition="fixed", checkpoint=False)

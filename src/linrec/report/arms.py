@@ -11,7 +11,7 @@ from linrec.models.pattern import spelled
 from linrec.train import Run, TrainConfig
 from linrec.train.config import config_to_dict, flattened
 
-# how a run was watched and where it ran, not what was trained
+# settings of logging and hardware, which do not change the training
 IGNORED = frozenset(
     f"loop.{name}" for name in ("device", "compile", "log_every", "eval_every", "checkpoint_every")
 )
@@ -19,10 +19,10 @@ IGNORED = frozenset(
 
 @dataclass(frozen=True)
 class Arm:
-    """Runs that are compared with other arms as one.
+    """Runs that differ only in their seed.
 
     Attributes:
-        label: what sets it apart from the other arms, in as few words as possible.
+        label: the settings that differ from the other arms, in as few words as possible.
         slug: the label as a part of a file's name.
         settings: value of every configuration field in which any two arms differ, by dotted name.
         runs: the runs, in the order in which they were given.
@@ -35,7 +35,7 @@ class Arm:
 
     @property
     def results(self) -> list[dict[str, Any]]:
-        """What `result.json` holds, for each run that has finished."""
+        """The content of `result.json` of each run that has finished."""
         return [run.result for run in self.runs if run.result is not None]
 
     @property
@@ -45,13 +45,13 @@ class Arm:
 
 
 def group_runs(runs: Iterable[Run]) -> list[Arm]:
-    """Group runs into arms by what differs in their configurations other than the seeds.
+    """Group runs into arms: runs whose configurations differ only in the seeds.
 
-    Fields that say how a run was watched or where it ran make no difference: `loop.device`, `loop.compile`
-    and the intervals of logging, evaluation and checkpoints. An arm is labelled with the smallest set of
-    fields that tells all arms apart, earlier fields of the configuration first. Where that takes more than
-    three fields, as when each arm lacks another part of one model, an arm is labelled with the fields in
-    which it differs from more than half of the arms, and "baseline" where there are none.
+    Fields of logging and hardware make no difference: `loop.device`, `loop.compile` and the intervals of
+    logging, evaluation and checkpoints. The label of an arm names the smallest set of fields that tells all
+    arms apart, earlier fields of the configuration first. That set may have more than three fields, as when
+    each arm lacks another part of one model. Then the label names the fields in which the arm differs from
+    more than half of the arms, or is "baseline" if no field differs.
 
     Args:
         runs: runs as `linrec.train.load_run` reads them.
@@ -97,12 +97,12 @@ def group_runs(runs: Iterable[Run]) -> list[Arm]:
 
 
 def arm_key(config: TrainConfig) -> str:
-    """Return a text that is the same for the runs of an arm, and another for those of others."""
+    """Return a text that runs of an arm share, and runs of other arms do not."""
     return json.dumps(_fields(config), sort_keys=True)
 
 
 def _fields(config: TrainConfig) -> dict[str, Any]:
-    """Return what sets arms apart, by dotted name."""
+    """Return the fields that set arms apart, by dotted name."""
     return {
         name: value
         for name, value in flattened(config_to_dict(config)).items()
@@ -111,7 +111,7 @@ def _fields(config: TrainConfig) -> dict[str, Any]:
 
 
 def _short(name: str) -> str:
-    """Return the last part of a dotted name, and of a hybrid's argument also whose it is."""
+    """Return the last part of a dotted name; an argument of a hybrid keeps the name of its mixer."""
     return name.partition(".mixer_args.")[2] or name.rpartition(".")[2]
 
 
@@ -127,7 +127,7 @@ def _names(configs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _usual(configs: Sequence[Mapping[str, Any]], differing: Sequence[str]) -> dict[str, Any]:
-    """Return the value that more than half of the arms have, for each field that has one."""
+    """Return, by field, the value that more than half of the arms have; other fields are left out."""
     usual = {}
     for name in differing:
         values = [config.get(name) for config in configs]

@@ -1,4 +1,4 @@
-"""Runs beside earlier ones of the same configuration: which of them have become worse."""
+"""Comparison of runs with earlier runs of the same configuration, to find regressions."""
 
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ from linrec.train.config import config_from_dict
 __all__ = ["Comparison", "compare_arms", "compare_runs"]
 
 LEAST = 0.01
-"""A change of less than this share of the baseline is none, however close to each other its seeds are."""
+"""A change by less than this share of the baseline never counts, however close its seeds are."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class Comparison:
         spread = max(standard deviation of the baseline's seeds, 0.01 |mean of the baseline|)
 
     Attributes:
-        label: of the arm.
+        label: label of the arm.
         metric: "accuracy", "mse" or "perplexity".
-        scores: of the arm's seeds.
+        scores: scores of the arm's seeds.
         baseline: scores of the baseline's seeds.
     """
 
@@ -42,7 +42,7 @@ class Comparison:
 
     @property
     def spread(self) -> float:
-        """What the means may differ by."""
+        """Largest difference of the means that does not count."""
         mean, spread = mean_and_spread(self.baseline)
         return max(spread or 0.0, LEAST * abs(mean))
 
@@ -57,7 +57,7 @@ class Comparison:
             'as before'
         """
         mean, before = mean_and_spread(self.scores).mean, mean_and_spread(self.baseline).mean
-        # what is no number is no better than anything
+        # NaN is a regression
         if not abs(mean - before) > self.spread and mean == mean:
             return "as before"
         return "better" if better(self.metric, mean, before) else "regression"
@@ -69,7 +69,7 @@ def compare_runs(
     *,
     trust_code: bool = False,
 ) -> list[Comparison]:
-    """Compare finished runs with those of a baseline that have the same configuration but for the seed.
+    """Compare finished runs with the runs of a baseline that differ only in their seed.
 
     Args:
         run_dirs: run folders of `linrec train`, jobs of `linrec bench`, or tables of `collect_runs`.
@@ -78,11 +78,10 @@ def compare_runs(
         trust_code: whether to import mixers that the runs name by import paths; see `load_run`.
 
     Returns:
-        One for every arm that has results and a baseline.
+        A comparison for every arm that has results and a baseline.
 
     Raises:
-        ConfigError: a file of the baseline cannot be read, or none of its runs has the configuration of any
-            of these.
+        ConfigError: a file of the baseline cannot be read, or its runs have other configurations.
         RunFolderError: one of `run_dirs` is no run.
     """
     return compare_arms(group_runs(read_runs(run_dirs, trust_code=trust_code)), baseline)
@@ -112,7 +111,7 @@ def compare_arms(arms: Sequence[Arm], baseline: Sequence[str | os.PathLike[str]]
 
 
 def _scores(file: Path, trusted: Collection[str]) -> list[tuple[str, float]]:
-    """Key of the arm and score of every run of a file that has ended."""
+    """Return the key of the arm, and the score, of every run of a file that has ended."""
     try:
         stored = _rows(file)
         ended = [row for row in stored if row.get("status", "done") == "done"]
@@ -146,7 +145,7 @@ def _scored(row: Mapping[str, Any], trusted: Collection[str]) -> tuple[str, floa
     try:
         config = config_from_dict(row["config"], trust_code=trusted)
     except UntrustedCodeError:
-        # of a mixer that no run has
+        # the mixer of no run that is compared
         return None
     scored = score_of(judged_by(config.task), row)
     return None if scored is None else (arm_key(config), scored[0])

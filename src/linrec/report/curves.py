@@ -1,4 +1,4 @@
-"""Learning curves: loss, and accuracy where there is one, over the steps, in training and validation."""
+"""Learning curves: loss and accuracy over the steps, in training and validation."""
 
 import math
 from collections.abc import Sequence
@@ -108,7 +108,7 @@ def _mark_chance(axes: Axes, quantity: str, arms: Sequence[Arm]) -> None:
 
 
 def _chance(task: Task, quantity: str) -> tuple[float, str] | None:
-    """Return what a guess scores, and its name: a uniform one of classes, a constant of real numbers."""
+    """Return the score of a guess and its name: uniform over classes, or a constant for real numbers."""
     if task.objective == "regression":
         return (task.chance, "a constant") if quantity == "loss" else None
     return task.chance if quantity == "accuracy" else -math.log(task.chance), "chance"

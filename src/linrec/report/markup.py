@@ -1,4 +1,4 @@
-"""What all pages are made of: one HTML file that holds everything, for any screen, light or dark."""
+"""Parts of HTML pages that are one file, for any screen, light or dark."""
 
 import base64
 from collections.abc import Iterable, Sequence
@@ -53,7 +53,7 @@ class Picture:
     Attributes:
         path: the PNG file.
         title: its heading.
-        caption: what is to be seen.
+        caption: description of the picture.
     """
 
     path: Path
@@ -65,8 +65,8 @@ def document(title: str, parts: Iterable[str]) -> str:
     """Return a whole page.
 
     Args:
-        title: what the window is called, as plain text.
-        parts: HTML, in order; empty ones are left out.
+        title: title of the window, as plain text.
+        parts: HTML, in order; empty parts are left out.
     """
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -78,7 +78,7 @@ def document(title: str, parts: Iterable[str]) -> str:
 
 
 def missing(sentences: Sequence[str]) -> str:
-    """Return a box with what could not be shown, a sentence each; nothing where there is none."""
+    """Return a box that lists the missing parts, or an empty text for an empty list."""
     if not sentences:
         return ""
     return (
@@ -104,7 +104,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: range)
     Args:
         head: titles of the columns.
         rows: cells.
-        numbers: which columns stand on the right.
+        numbers: columns that are aligned to the right.
     """
 
     def cells(tag: str, values: Sequence[str]) -> str:

@@ -19,7 +19,7 @@ class MeanAndSpread(NamedTuple):
 
 
 def mean_and_spread(values: Sequence[float]) -> MeanAndSpread:
-    """Return mean and standard deviation of one value or more.
+    """Return mean and standard deviation of at least one value.
 
     Example:
         >>> mean_and_spread([0.25, 0.75]).mean, mean_and_spread([0.5])
@@ -37,7 +37,7 @@ def format_mean_and_spread(
     """Return "mean ± standard deviation", "mean (1 seed)" for a single value, a dash for no value.
 
     Args:
-        values: one for each seed.
+        values: a value per seed.
         mean_format: how the mean is formatted.
         spread_format: how the standard deviation is formatted; None is `mean_format`.
 

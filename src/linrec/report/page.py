@@ -27,7 +27,7 @@ class Sample(NamedTuple):
     Args:
         arm: label of its arm.
         seed: of training.
-        content: what `sample_text` returns.
+        content: text and settings, from `sample_text`.
     """
 
     arm: str
@@ -47,8 +47,8 @@ def render_page(
     Args:
         arms: the arms of the results' table.
         pictures: pictures in order; they are stored inside the page.
-        missing: what could not be shown, a sentence each.
-        comparisons: with a baseline, where there is one.
+        missing: a sentence for each missing part.
+        comparisons: arms beside a baseline.
         samples: texts of language models.
     """
     title = " and ".join(dict.fromkeys(run.config.name for arm in arms for run in arm.runs))
@@ -99,14 +99,14 @@ def _results(arms: Sequence[Arm]) -> str:
 
 
 def _without_model(task: Task) -> list[dict[str, str]]:
-    """Return the rows of what needs no model."""
+    """Return the rows of chance and of the best constant answer."""
     match by := judged_by(task):
         case "accuracy":
             trivial = {"arm": "always the most frequent answer", "test accuracy": _trivial(task)}
             return [trivial, {"arm": "chance", "test accuracy": format(task.chance, FORMATS[by])}]
         case "mse":
             return [{"arm": "always the mean", f"test {MSE}": _trivial(task)}]
-    # how often the most frequent token is right only the text of a language model can tell
+    # the most frequent token is known only from the text, which a report does not need
     return [{"arm": "chance", "validation perplexity": f"{1 / task.chance:,.0f}"}]
 
 
@@ -119,7 +119,7 @@ def _trivial(task: Task) -> str:
 
 
 def _means(arm: Arm) -> dict[str, str]:
-    """Return what an arm is judged by: accuracies, squared errors, or perplexities and a loss per token."""
+    """Return the scores of an arm: accuracies, squared errors, or perplexities and a loss per token."""
     by = judged_by(arm.runs[0].config.task)
     if by == "accuracy":
         return {f"{split} accuracy": _over_seeds(arm, split, "accuracy", FORMATS[by]) for split in SPLITS}
@@ -162,7 +162,7 @@ def _comparisons(comparisons: Sequence[Comparison]) -> str:
 
 
 def _perplexities(arms: Sequence[Arm]) -> str:
-    """Return a table of what `linrec eval` found; most lengths are left out."""
+    """Return a table of the perplexities that `linrec eval` found; most lengths are left out."""
     head = ["folder", "arm", "text", "window", "per token", "per word", "per byte", "bits/byte"]
     rows = []
     for arm in arms:
@@ -247,7 +247,7 @@ def _commands(arms: Sequence[Arm]) -> str:
 
 
 def _score(run: Run, scores: Mapping[str, Any]) -> str:
-    """Return the accuracy of a split, or its loss where that is what counts; a dash where there is none."""
+    """Return the accuracy of a split, its loss for other metrics, or a dash without either."""
     by = judged_by(run.config.task)
     name = "accuracy" if by == "accuracy" else "loss"
     if name not in scores:

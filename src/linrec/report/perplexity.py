@@ -17,7 +17,7 @@ UNITS = ("perplexity", "word_perplexity", "byte_perplexity", "bits_per_byte")
 
 
 def read_perplexity(folder: Path) -> dict[str, Any] | None:
-    """Return what `linrec eval` wrote into a run folder; None where it did not.
+    """Return the content of `perplexity.json`, which `linrec eval` writes; None without that file.
 
     Args:
         folder: the run folder.
@@ -74,11 +74,11 @@ def draw_perplexity(
     """Draw perplexity over window length, the length of training marked.
 
     The axis of lengths is logarithmic, in powers of two. That of perplexities is linear, and logarithmic
-    where a model falls apart beyond its training length. What is not finite leaves a gap.
+    where a model falls apart beyond its training length. Values that are not finite leave a gap.
 
     Args:
         lengths: tokens of a window, ascending.
-        perplexities: one per length.
+        perplexities: a perplexity per length.
         trained: tokens of context in training.
         carried: perplexity with the state carried through the whole text; None draws none.
         label: of the vertical axis.

@@ -1,4 +1,4 @@
-"""What models of a task are compared by: one number, and which way it is better."""
+"""The score by which models of a task are compared."""
 
 import math
 from collections.abc import Mapping
@@ -11,14 +11,14 @@ FORMATS = {"accuracy": ",.3f", "mse": ",.6f", "perplexity": ",.2f", "loss": ",.3
 
 
 def score_of(metric: str, result: Mapping[str, Any]) -> tuple[float, str] | None:
-    """Return the score of a result, and the split it is of.
+    """Return the score of a result, and the name of its split.
 
     Args:
-        metric: what `linrec.tasks.judged_by` says of the task.
-        result: with the scores of "test" and "validation"; a text need not have a test split.
+        metric: metric of the task, from `linrec.tasks.judged_by`.
+        result: has the scores of "test" and "validation"; a text need not have a test split.
 
     Returns:
-        None where neither split has scores, or what it has is no number, which JSON holds as null.
+        None if neither split has scores, or if the score is null.
 
     Example:
         >>> score_of("mse", {"test": {}, "validation": {"loss": 0.25}})
@@ -32,12 +32,12 @@ def score_of(metric: str, result: Mapping[str, Any]) -> tuple[float, str] | None
     score = result[split]["accuracy" if metric == "accuracy" else "loss"]
     if score is None:
         return None
-    # more than that no float holds
+    # the exponential of more overflows
     return (math.exp(min(score, 700)) if metric == "perplexity" else score), split
 
 
 def better(metric: str, score: float, other: float) -> bool:
-    """Tell whether a score is better than another: accuracies are where they are higher.
+    """Return whether a score is better than another; higher accuracies and lower errors are better.
 
     Example:
         >>> better("accuracy", 0.9, 0.5), better("mse", 0.9, 0.5)

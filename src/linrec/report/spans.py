@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from linrec.report import style
 from linrec.report.arms import Arm
 
-# what lies above chance by less than this share of the rest counts as nothing learned
+# an accuracy above chance by less than this share of the rest counts as chance
 LEARNED = 0.05
 
 # positions at which an accuracy is better than noise
@@ -19,7 +19,7 @@ def draw_accuracy_by_span(arms: Sequence[Arm]) -> Figure | None:
     """Draw the test accuracy of every arm over the required memory span.
 
     The picture ends a little after the last span at which any arm is above chance, but for the noise of few
-    samples: what lies beyond is a flat line.
+    samples. Beyond it the lines are flat.
 
     Args:
         arms: the arms, each a colour.

@@ -1,4 +1,4 @@
-"""What all pictures share: size, colours that colour-blind readers tell apart, legible letters."""
+"""Style of all pictures: size, legible letters, and colours that colour-blind readers tell apart."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a model remembers and forgets: magnitudes of its state transitions (GateLoop, figure 5)."""
+"""Magnitudes of the state transitions of a model (GateLoop, figure 5)."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -39,7 +39,7 @@ class Magnitudes:
 
     @property
     def at_resets(self) -> float:
-        """Average of `mean` over the steps that are resets; not a number where there are none."""
+        """Average of `mean` over the steps that are resets; NaN without resets."""
         return float(self.mean[self.resets].mean())
 
     @property
@@ -96,11 +96,11 @@ def draw_transitions(magnitudes: Magnitudes) -> Figure:
     """Draw the magnitudes of every layer over time, and their average over channels and layers below.
 
     Channels are sorted by their average, largest on top. Resets are marked above and below each layer, where
-    a mark does not cover what it points at, and by lines in the average. On the right, the steps around one
+    a mark covers no value, and by lines in the average. On the right, the steps around one
     reset.
 
     Args:
-        magnitudes: what `transition_magnitudes` returns.
+        magnitudes: magnitudes of one sequence, from `transition_magnitudes`.
 
     Source: GateLoop (Katsch 2023), figure 5.
 

@@ -46,15 +46,15 @@ def write_report(
 ) -> Path:
     """Write `report.html` and its pictures from run folders or tables alone.
 
-    The pictures are learning_curves.png and, of tasks that count what is right, accuracy_by_span.png and
-    one transitions-<arm>.png per arm. Of language models, the page shows what `linrec eval` found, and a
-    sample text of each arm with weights. The page holds the pictures inside itself, so that it can be sent
-    as one file. The page leaves out what a run does not have yet (a result, a checkpoint), and says so.
+    The pictures are learning_curves.png and, for tasks with an accuracy, accuracy_by_span.png and one
+    transitions-<arm>.png per arm. For language models, the page shows the perplexities of `linrec eval`, and
+    a sample text of each arm with weights. The page holds the pictures inside itself, so that it can be sent
+    as one file. The page names results and checkpoints that are missing.
 
     Args:
         run_dirs: run folders of `linrec train`, finished or not, or tables of `collect_runs`; at least one.
             The same run counts once.
-        out_dir: where to write; made if need be, files of the same names are replaced.
+        out_dir: folder for the report; made if need be, files of the same names are replaced.
         baseline: rows or results of earlier runs to compare with; see `compare_runs`.
         trust_code: whether to import mixers that the runs name by import paths; see `load_run`.
 
@@ -62,8 +62,8 @@ def write_report(
         The path of the page.
 
     Raises:
-        ValueError: there are no run folders, one of them cannot be read, or `out_dir` cannot be written to;
-            the baseline cannot be read, or has nothing to do with the runs.
+        ValueError: there are no run folders, a run folder or the baseline cannot be read, the baseline has
+            no run of the same configuration, or `out_dir` cannot be written to.
 
     Example:
         >>> import tempfile
@@ -135,7 +135,7 @@ def _draw(arms: Sequence[Arm], out: Path) -> tuple[list[Picture], list[str]]:
         pictures.append(Picture(path, "Test accuracy by required memory span", f"{SPANS} {BANDS}"))
     elif any(arm.results for arm in arms if _counts_right(arm)):
         missing.append("This task's results are not split by memory span.")
-    # what a language model keeps of a text is for `linrec inspect` to show
+    # transitions of language models are shown by `linrec inspect`
     for arm in filter(_counts_right, arms):
         picture = _draw_transitions(arm, out, missing)
         if picture is not None:
