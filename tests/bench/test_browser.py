@@ -51,12 +51,12 @@ def column(page, number):
 
 def test_a_heading_sorts_and_the_filter_hides(opened):
     page = opened.page
-    assert column(page, 3) == ["0.11", "0.7", "diverged", "1e-05"]
+    assert column(page, 3) == ["0.110", "0.700", "diverged", "0.000010"]
     page.get_by_role("button", name="score").click()
     # by value, and what has none comes last
-    assert column(page, 3) == ["1e-05", "0.11", "0.7", "diverged"]
+    assert column(page, 3) == ["0.000010", "0.110", "0.700", "diverged"]
     page.get_by_role("button", name="score").click()
-    assert column(page, 3) == ["0.7", "0.11", "1e-05", "diverged"]
+    assert column(page, 3) == ["0.700", "0.110", "0.000010", "diverged"]
     assert page.locator("th[aria-sort=descending]").all_inner_texts() == ["score"]
     page.get_by_role("button", name="mixer").click()
     assert column(page, 2) == ["gla", "gla", "lru", LABEL]
