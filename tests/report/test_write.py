@@ -4,7 +4,9 @@ from html.parser import HTMLParser
 
 import pytest
 
+from linrec.errors import DataError
 from linrec.report import write_report
+from linrec.tasks import MemoryHorizon
 from linrec.train import load_run
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -173,3 +175,16 @@ def test_a_place_that_cannot_be_written_to_is_one_line(make_run, tmp_path):
     (tmp_path / "taken").write_text("")
     with pytest.raises(ValueError, match=r"could not write the report to .*taken: File exists"):
         write_report([make_run("a")], tmp_path / "taken")
+
+
+def test_a_report_needs_no_data(make_run, tmp_path, monkeypatch):
+    folder = make_run("a")
+
+    def missing(*_):
+        raise DataError("there is nothing at data")
+
+    monkeypatch.setattr(MemoryHorizon, "trivial_score", property(missing))
+    monkeypatch.setattr(MemoryHorizon, "split", missing)
+    page = Page(write_report([folder], tmp_path / "out"))
+    assert {row[0]: row[1] for row in page.rows}["always the most frequent answer"] == "–"
+    assert "No transitions to draw: there is nothing at data" in page.text
