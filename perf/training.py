@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from linrec.mixers.attention import Attention
 from linrec.models import LanguageModel, ModelConfig, preset
@@ -21,7 +21,9 @@ from linrec.train.step import EAGER_STEPS, CapturedStep, Objective, train_step
 from perf.encoders import MIXER_ARGUMENTS
 from perf.kernels import profiled, summary
 from perf.memory import peak_bytes, release, why
+from perf.sizes import Model, Size
 from perf.timing import calls_per_second
+from perf.training_peers import fla_model, make_fla_step
 
 PROFILED_STEPS = 5
 FLOPS = (
@@ -155,6 +157,22 @@ def measure_training(
         return {"missing": why(error)}
 
 
+def measure_fla(
+    model: Model, size: Size, loop: LoopConfig, length: int, device: torch.device, windows: Windows
+) -> dict[str, Any]:
+    """Measure training of flash-linear-attention's model; the result is that of `measure_training`."""
+    release(device)
+    try:
+        with matmul_precision(loop.matmul_precision), torch.device(device):
+            made = fla_model(model, size)
+        call = functools.partial(
+            make_fla_step(made, OPTIM, loop), *_tokens(size.vocab_size, loop, length, device)
+        )
+        return _timed(call, made, loop.batch_size * length, device, windows)
+    except Exception as error:
+        return {"missing": why(error)}
+
+
 def _measured(
     config: ModelConfig,
     loop: LoopConfig,
@@ -165,27 +183,43 @@ def _measured(
     profile: bool,
 ) -> dict[str, Any]:
     model, step = make_step(config, OPTIM, loop)
-    tokens = torch.randint(config.vocab_size, (loop.batch_size, length + 1), device=device)
-    inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    inputs, targets = _tokens(config.vocab_size, loop, length, device)
     reset = None
     if document is not None:
         reset = (torch.arange(length, device=device) % document == 0).repeat(loop.batch_size, 1)
+    call = functools.partial(step, inputs, targets, reset)
+    found = _timed(call, model, loop.batch_size * length, device, windows)
+    found["flops_per_token"] = flops_per_token(model, length)
+    if profile:
+        try:
+            found["profile"] = summary(profiled(call, device, PROFILED_STEPS), PROFILED_STEPS)
+        except Exception as error:
+            # the speed is measured all the same
+            found["profile"] = {"missing": why(error)}
+    return found
 
-    def call() -> None:
-        step(inputs, targets, reset)
 
+def _tokens(vocab_size: int, loop: LoopConfig, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    tokens = torch.randint(vocab_size, (loop.batch_size, length + 1), device=device)
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+def _timed(
+    call: Callable[[], None], model: nn.Module, per_step: int, device: torch.device, windows: Windows
+) -> dict[str, Any]:
+    """Time a step of so many tokens; the first one apart, which compiles."""
     start = time.perf_counter()
     call()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
     first = time.perf_counter() - start
-    # of the computation, not of what compiled it
+    # the peak of the computation, not of its compilation
     release(device)
     for _ in range(EAGER_STEPS):
         call()
     rate = calls_per_second(call, device, windows=windows.windows, seconds=windows.seconds)
-    per_step = loop.batch_size * length
-    found = {
+    return {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "flops_per_token": flops_per_token(model, length),
         "first_seconds": first,
         "tokens_per_second": {
             "median": rate.median * per_step,
@@ -196,10 +230,3 @@ def _measured(
         "step_ms": 1e3 / rate.median,
         "peak_bytes": peak_bytes(device),
     }
-    if profile:
-        try:
-            found["profile"] = summary(profiled(call, device, PROFILED_STEPS), PROFILED_STEPS)
-        except Exception as error:
-            # the speed is measured all the same
-            found["profile"] = {"missing": why(error)}
-    return found

@@ -37,15 +37,44 @@ def show(console: Console, results: dict[str, Any]) -> None:
             f"{100 * model['share_of_matmul']:.3g}",
         )
     console.print(table)
+    if any("fla" in model for model in measured):
+        console.print("\nflash-linear-attention beside it; x: linrec's tokens/s over its")
+        console.print(_beside(measured))
     profiled = [model for model in measured if "kinds" in model.get("profile", {})]
     if profiled:
         console.print("\npercent of the device's time in replayed steps")
         console.print(_shares(profiled))
     for model in results["models"]:
-        for missing in (model, model.get("profile", {})):
+        for part in ("", "profile", "fla"):
+            missing = model.get(part, {}) if part else model
             if "missing" in missing:
-                text = f"{model['preset']}, {model['mixer']}: {missing['missing']}"
+                of = ", flash-linear-attention" if part == "fla" else ""
+                text = f"{model['preset']}, {model['mixer']}{of}: {missing['missing']}"
                 console.print(text, markup=False, highlight=False)
+
+
+def _beside(models: list[dict[str, Any]]) -> Table:
+    table = plain_table()
+    table.add_column("model")
+    for heading in ("params", "tokens/s", "GiB", "first s", "linrec's", "x", "GiB x"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for model in models:
+        fla = model.get("fla", {})
+        if "tokens_per_second" not in fla:
+            continue
+        speeds = [found["tokens_per_second"]["median"] for found in (model, fla)]
+        peaks = [found["peak_bytes"] for found in (model, fla)]
+        table.add_row(
+            model["mixer"],
+            f"{fla['parameters'] / 1e6:.1f}M",
+            f"{speeds[1]:,.0f}",
+            "" if None in peaks else f"{peaks[1] / 2**30:.3g}",
+            f"{fla['first_seconds']:.0f}",
+            f"{model['first_seconds']:.0f}",
+            f"{speeds[0] / speeds[1]:.2f}",
+            "" if None in peaks else f"{peaks[0] / peaks[1]:.2f}",
+        )
+    return table
 
 
 def _shares(models: list[dict[str, Any]]) -> Table:

@@ -13,9 +13,13 @@ from linrec.models.pattern import spelled
 from linrec.train import LoopConfig
 from linrec.train.state import matmul_precision
 from perf.commands.results import HERE, Device, RefusedError, about, file_name, say, write
+from perf.sizes import MODELS, Size, sized
 from perf.timing import Budget, matmul_rate
-from perf.training import FLOPS, OPTIM, Windows, measure_training, model_config
+from perf.training import FLOPS, OPTIM, Windows, measure_fla, measure_training, model_config
+from perf.training_peers import FLA
 from perf.training_report import show
+
+PACKAGES = ("flash-linear-attention", "fla-core", "transformers")
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,10 @@ class TrainingOptions:
         device: where to measure; by default on CUDA where there is one.
         presets: models, by the names of `linrec.models.preset_names()`.
         mixers: mixers to put into each of them; by default the preset's own.
+        models: in place of presets, models of one size that differ in their mixers alone, by the names of
+            `perf.sizes.MODELS`; "all" takes every model.
+        size: size of `models`, by the names of `perf.sizes.SIZES`.
+        peers: also measure flash-linear-attention's model of the same size, where there is one.
         batch: sequences of a step.
         length: tokens of a sequence.
         document: tokens of a document, for packed ones with a reset between them; by default there is none.
@@ -44,6 +52,9 @@ class TrainingOptions:
     device: Device = HERE
     presets: tuple[str, ...] = ("wikitext103-hgrn",)
     mixers: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    size: str = "374M"
+    peers: bool = False
     batch: int = 128
     length: int = 512
     document: int | None = None
@@ -68,7 +79,7 @@ def training(options: TrainingOptions, command: str) -> int:
     device = torch.device(options.device)
     windows = Windows(2, 0.0) if options.quick else Windows()
     results: dict[str, Any] = {
-        **about(device, command),
+        **about(device, command, PACKAGES if options.peers else ()),
         "protocol": {
             "length": length,
             "document": options.document,
@@ -76,13 +87,14 @@ def training(options: TrainingOptions, command: str) -> int:
             "optim": dataclasses.asdict(OPTIM),
             "windows": dataclasses.asdict(windows),
             "flops": FLOPS,
+            "fla": FLA,
         },
         "matmul": _matmul(options, device),
         "models": [],
     }
-    path = options.out / f"{file_name(results)}.json"
-    for name, config in jobs:
-        mixer = spelled(config.mixer_pattern)
+    shape = f"-{options.size}-{loop.batch_size}x{length}" if options.models else ""
+    path = options.out / f"{file_name(results)}{shape}.json"
+    for name, mixer, config in jobs:
         say(f"{name}, {mixer}")
         found = measure_training(
             config, loop, length, device, windows, document=options.document, profile=options.profile
@@ -90,9 +102,12 @@ def training(options: TrainingOptions, command: str) -> int:
         if "missing" not in found:
             rate = found["tokens_per_second"]["median"] * found["flops_per_token"]
             found |= {"flops_per_second": rate, "share_of_matmul": rate / results["matmul"]["rate"]}
-        results["models"].append(
-            {"preset": name, "mixer": mixer, "config": dataclasses.asdict(config), **found}
-        )
+        entry = {"preset": name, "mixer": mixer, "config": dataclasses.asdict(config), **found}
+        if options.peers:
+            say(f"{name}, {mixer}, flash-linear-attention")
+            model, size = sized(mixer, name)
+            entry["fla"] = measure_fla(model, _size(size, quick=options.quick), loop, length, device, windows)
+        results["models"].append(entry)
         # what is measured is not lost when the rest is stopped
         write(path, results)
     show(Console(width=min(Console().width, 80)), results)
@@ -102,18 +117,35 @@ def training(options: TrainingOptions, command: str) -> int:
     )
 
 
-def _jobs(options: TrainingOptions) -> list[tuple[str, ModelConfig]]:
+def _jobs(options: TrainingOptions) -> list[tuple[str, str, ModelConfig]]:
+    """Return preset or size, mixer or model, and configuration of every model to measure."""
     if options.profile and options.device != "cuda":
         raise RefusedError("--profile is for CUDA; leave it out, or pass --device cuda.")
+    if options.models and options.mixers:
+        raise RefusedError("--mixers is for presets; with --models, name the mixers there.")
+    if options.peers and not options.models:
+        raise RefusedError("--peers compares models of one size; name them by --models.")
     mixers: tuple[str | None, ...] = options.mixers or (None,)
     try:
-        return [
+        if options.models:
+            names = [*MODELS] if options.models == ("all",) else options.models
+            chosen = [(name, *sized(name, options.size)) for name in names]
+            return [
+                (options.size, name, model.config(_size(size, quick=options.quick)))
+                for name, model, size in chosen
+            ]
+        configs = [
             (name, model_config(name, mixer, quick=options.quick))
             for name in options.presets
             for mixer in mixers
         ]
     except ValueError as error:
         raise RefusedError(error) from error
+    return [(name, spelled(config.mixer_pattern), config) for name, config in configs]
+
+
+def _size(size: Size, *, quick: bool) -> Size:
+    return Size(d_model=64, n_layers=2, d_channel_mixing=64, vocab_size=32) if quick else size
 
 
 def _loop(options: TrainingOptions) -> LoopConfig:

@@ -12,6 +12,7 @@ from linrec.train import LoopConfig
 from perf import training
 from perf.__main__ import main
 from perf.kernels import KINDS, Kernel, kind_of, summary
+from perf.sizes import MODELS, sized
 from perf.training import OPTIM, flops_per_token, make_step, model_config
 
 
@@ -43,6 +44,49 @@ def test_presets_are_measured_with_their_own_and_with_other_mixers(tmp_path, cap
     shown = capsys.readouterr().out
     assert "bf16-mixed" in shown and shown.count("gate_loop") == 2
     assert max(len(line) for line in shown.splitlines() if not line.startswith("wrote ")) <= 80
+
+
+def test_models_of_one_size_are_measured_beside_a_peer(tmp_path, capsys, monkeypatch):
+    small = torch.nn.Linear(3, 5)
+    monkeypatch.setattr(training, "fla_model", lambda model, size: small)
+    monkeypatch.setattr(training, "make_fla_step", lambda *rest: lambda *batch: None)
+    status, results = run(tmp_path, "--models", "gla", "lru", "--peers")
+    assert status == 0
+    assert [(model["preset"], model["mixer"]) for model in results["models"]] == [
+        ("374M", "gla"),
+        ("374M", "lru"),
+    ]
+    for model in results["models"]:
+        assert model["fla"]["parameters"] == 20 and model["fla"]["tokens_per_second"]["median"] > 0
+    assert "flash-linear-attention" in capsys.readouterr().out
+
+
+def test_a_peer_without_the_model_is_told(tmp_path, capsys):
+    status, results = run(tmp_path, "--models", "lru", "--peers")
+    assert status == 0 and results["models"][0]["fla"] == {"missing": "has no such model"}
+    assert "374M, lru, flash-linear-attention: has no such model" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--models", "glaa"], "did you mean 'gla'"),
+        (["--models", "gla", "--size", "375M"], "did you mean '374M'"),
+        (["--models", "gla", "--mixers", "lru"], "--mixers is for presets"),
+        (["--peers"], "name them by --models"),
+    ],
+)
+def test_models_that_do_not_fit_are_refused(arguments, message, capsys):
+    assert main(["training", "--device", "cpu", "--quick", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_of_a_size_builds(name):
+    model, size = sized(name, "374M")
+    with torch.device("meta"):
+        count = sum(p.numel() for p in LanguageModel(model.config(size)).parameters())
+    assert count / 374e6 == pytest.approx(1, abs=0.3)
 
 
 def test_models_of_one_size_but_for_the_mixer():

@@ -1,0 +1,101 @@
+"""Language models of one size, which differ in their mixers alone."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from linrec.errors import unknown
+from linrec.models import ModelConfig
+
+
+@dataclass(frozen=True)
+class Size:
+    """Shape of a language model. Names are for parameters of the Transformer of that shape."""
+
+    d_model: int
+    n_layers: int
+    d_channel_mixing: int
+    vocab_size: int = 32_000
+
+
+SIZES: Mapping[str, Size] = {
+    "46M": Size(d_model=512, n_layers=6, d_channel_mixing=1408),
+    "374M": Size(d_model=1024, n_layers=24, d_channel_mixing=2816),
+}
+
+
+@dataclass(frozen=True)
+class Model:
+    """A mixer in pre-norm blocks with RMSNorm and SwiGLU.
+
+    Args:
+        mixer: name in `linrec.mixers`.
+        arguments: arguments of the mixer, by the width of the model.
+        channel_mixing: "swiglu", or "none" for mixers that are a whole block.
+        fla: class of the configuration in `fla.models`, and its arguments beside the size; None where
+            flash-linear-attention has no such model.
+    """
+
+    mixer: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    channel_mixing: str = "swiglu"
+    fla: tuple[str, Mapping[str, Any]] | None = None
+
+    def config(self, size: Size) -> ModelConfig:
+        """Return the configuration of linrec's model at this size."""
+        alone = self.channel_mixing == "none"
+        return ModelConfig(
+            vocab_size=size.vocab_size,
+            d_model=size.d_model,
+            n_layers=size.n_layers * (2 if alone else 1),
+            mixer=self.mixer,
+            mixer_args=dict(self.arguments),
+            channel_mixing=self.channel_mixing,
+            d_channel_mixing=size.d_channel_mixing,
+            norm="rms",
+            head_bias=False,
+        )
+
+
+_LINREC_ONLY = (
+    *("gate_loop", "hgru", "rg_lru", "hawk", "lru", "s5", "mlstm", "xlstm_7b", "rwkv5", "trans_normer"),
+    "min_gru",
+)
+_HGRN = {"output_gate": "silu", "gate_before_norm": False, "output_norm": "rms"}
+MODELS: Mapping[str, Model] = {
+    "transformer": Model("attention", {"n_heads": 16}),
+    "gla": Model("gla", {"n_heads": 4, "output_norm": "rms"}, fla=("GLAConfig", {"num_heads": 4})),
+    "delta_net": Model("delta_net", {"n_heads": 8}, fla=("DeltaNetConfig", {"num_heads": 8})),
+    "gated_delta_net": Model(
+        "gated_delta_net", {"n_heads": 3, "d_qk": 768}, fla=("GatedDeltaNetConfig", {"num_heads": 3})
+    ),
+    "retnet": Model("retnet", {"n_heads": 4, "output_norm": "rms"}, fla=("RetNetConfig", {"num_heads": 4})),
+    "hgrn": Model("hgru", {**_HGRN, "phase": "none", "complex_input": False}, fla=("HGRNConfig", {})),
+    "hgrn2": Model("hgrn2", {"n_heads": 8, "output_norm": "rms"}, fla=("HGRN2Config", {})),
+    "linear_attention": Model(
+        "linear_attention", {"n_heads": 4}, fla=("LinearAttentionConfig", {"num_heads": 4})
+    ),
+    "rwkv6": Model("rwkv6", fla=("RWKV6Config", {"num_heads": 16})),
+    # whole blocks, of which a model has twice as many
+    "mamba": Model("mamba", channel_mixing="none", fla=("MambaConfig", {})),
+    "mamba2": Model("mamba2", channel_mixing="none", fla=("Mamba2Config", {})),
+    **{name: Model(name) for name in _LINREC_ONLY},
+}
+
+
+def sized(name: str, size: str) -> tuple[Model, Size]:
+    """Return a model and a size by their names.
+
+    Raises:
+        ValueError: no model or size has that name; the message names the nearest.
+
+    Example:
+        >>> model, size = sized("gla", "374M")
+        >>> model.config(size).n_layers
+        24
+    """
+    if name not in MODELS:
+        raise unknown("model", name, [*MODELS])
+    if size not in SIZES:
+        raise unknown("size", size, [*SIZES])
+    return MODELS[name], SIZES[size]
