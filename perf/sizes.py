@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from linrec.errors import unknown
 from linrec.models import ModelConfig
@@ -38,7 +38,7 @@ class Model:
 
     mixer: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    channel_mixing: str = "swiglu"
+    channel_mixing: Literal["swiglu", "none"] = "swiglu"
     fla: tuple[str, Mapping[str, Any]] | None = None
 
     def config(self, size: Size) -> ModelConfig:
