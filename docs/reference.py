@@ -1,13 +1,19 @@
 """Hooks of MkDocs: fill in the tables, and make the reference from the modules that there are.
 
-Every package directly under `linrec` gets a page with what it exports, under the names that users import, and
-with what its modules declare in `__all__`. The rest of it, which may change at any time, gets its own page.
-A new file needs no change here. The build fails when something that is exported is missing from its page.
+Every mixer gets a page. Every page in `docs/operators` says which functions it is the reference of:
+
+    <!-- reference: linrec.ops.scan.scan -->
+
+Every package directly under `linrec` gets a page with everything else that it exports, under the names that
+users import, and with what its modules declare in `__all__`. The rest of the package, which may change at any
+time, gets its own page. A new file needs no change here. The build fails when an exported object is missing
+from its page.
 """
 
 import functools
 import importlib
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,12 +27,17 @@ from mkdocs.structure.pages import Page
 
 HERE = Path(__file__).parent
 PACKAGE = "linrec"
-INSIDE = "Written for readers of the code. What is described here may change with every version."
+INSIDE = "Written for readers of the code. These objects may change with every version."
+PLACE = re.compile(r"<!-- reference: ([\w.]+) -->")
+IMAGE = re.compile(r"<img [^>]*>")
 
 # MkDocs loads this file by its path, so what lies beside it is not on the path of imports
 sys.path.insert(0, str(HERE))
 
+import mixer_pages  # noqa: E402
 import tables  # noqa: E402
+
+from linrec import mixers  # noqa: E402
 
 
 class Reference(NamedTuple):
@@ -41,6 +52,9 @@ class Reference(NamedTuple):
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Add the pages that are found to the navigation: results, and the reference."""
     assert config.nav is not None
+    for section in config.nav:
+        if "Mixers" in section:
+            section["Mixers"] += mixer_pages.navigation()
     if results := sorted(path.relative_to(HERE).as_posix() for path in HERE.glob("results/*.md")):
         config.nav.append({"Results": results})
     public = [{page.title: page.uri} for page in _public_pages()]
@@ -50,23 +64,43 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages of the reference."""
-    for page in (*_public_pages(), *_inside_pages()):
+    """Add the pages of mixers and of the reference; they replace the files with parts of their text."""
+    for page in _pages():
+        if written := files.get_file_from_path(page.uri):
+            files.remove(written)
         files.append(File.generated(config, page.uri, content=page.text))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Fill the tables in."""
-    return tables.filled(markdown)
+    """Fill in the tables and the reference of functions."""
+    return PLACE.sub(
+        lambda place: _block(place[1], heading=_imported_name(place[1])), tables.filled(markdown)
+    )
+
+
+def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Give every picture its description as a title; the build fails for a picture without one."""
+
+    def titled(image: re.Match[str]) -> str:
+        alt = re.search(r'alt="([^"]+)"', image[0])
+        if alt is None:
+            raise PluginError(f"{page.file.src_uri} has a picture without a description: {image[0]}")
+        return image[0] if "title=" in image[0] else image[0].replace("<img", f'<img title="{alt[1]}"', 1)
+
+    return IMAGE.sub(titled, content)
 
 
 def on_post_build(config: MkDocsConfig) -> None:
     """Check that nothing is missing."""
-    for page in (*_public_pages(), *_inside_pages()):
-        html = (Path(config.site_dir) / page.uri).with_suffix(".html").read_text()
-        if missing := [name for name in page.objects if f'id="{name}"' not in html]:
-            raise PluginError(f"{page.uri} lacks {', '.join(missing)}")
+    for uri, objects in (*((page.uri, page.objects) for page in _pages()), *_operator_pages().items()):
+        html = (Path(config.site_dir) / uri).with_suffix(".html").read_text()
+        if missing := [name for name in objects if f'id="{name}"' not in html]:
+            raise PluginError(f"{uri} lacks {', '.join(missing)}")
+
+
+def _pages() -> tuple[Reference, ...]:
+    return *_mixer_pages(), *_public_pages(), *_inside_pages()
 
 
 @functools.cache
@@ -77,20 +111,46 @@ def _loaded() -> griffe.Module:
 
 
 @functools.cache
+def _operator_pages() -> dict[str, tuple[str, ...]]:
+    """Return the pages of operators, each with the functions that it is the reference of."""
+    texts = {path: path.read_text() for path in sorted(HERE.glob("operators/*.md"))}
+    return {path.relative_to(HERE).as_posix(): tuple(PLACE.findall(text)) for path, text in texts.items()}
+
+
+@functools.cache
+def _mixer_pages() -> tuple[Reference, ...]:
+    pages = []
+    for name in mixers.names():
+        module = _loaded()[mixer_pages.module(name).removeprefix(f"{PACKAGE}.")]
+        declared = [f"{module.path}.{member}" for member in module.exports or ()]
+        blocks = [mixer_pages.before_reference(name), "## Reference"]
+        blocks += [_block(path, level=3, heading=path.rpartition(".")[2]) for path in declared]
+        title = mixers.get(name).__name__
+        pages.append(Reference(title, mixer_pages.uri(name), "\n\n".join(blocks), tuple(declared)))
+    return tuple(pages)
+
+
+@functools.cache
 def _public_pages() -> tuple[Reference, ...]:
     pages = []
     # an object that one package defines and another exports, such as `linrec.mixers.Mixer`, has one place
     anywhere = {path for package in _packages(_loaded()) for path in _exported(package)}
+    elsewhere = {path for objects in _operator_pages().values() for path in objects}
+    elsewhere |= {path for page in _mixer_pages() for path in page.objects}
     for package in _packages(_loaded()):
-        exported = _exported(package)
+        exported = {path: name for path, name in _exported(package).items() if path not in elsewhere}
         blocks = [_block(package.path, level=1)]
+        if apart := sorted(path for path in elsewhere if path.startswith(f"{package.path}.")):
+            links = ", ".join(f"[{path.rpartition('.')[2]}][{path}]" for path in apart)
+            blocks.append(f"These objects have pages of their own: {links}.")
         blocks += [_block(path, heading=heading) for path, heading in exported.items()]
         objects = list(exported)
         for module in _modules(package):
             declared = [
                 str(name)
                 for name in module.exports or ()
-                if f"{module.path}.{name}" not in anywhere and not module.members[str(name)].is_alias
+                if not {f"{module.path}.{name}"} & (anywhere | elsewhere)
+                and not module.members[str(name)].is_alias
             ]
             if declared and not module.is_init_module:
                 blocks.append(_block(module.path))
@@ -124,6 +184,11 @@ def _inside_pages() -> tuple[Reference, ...]:
             uri = f"inside/{package.name}.md"
             pages.append(Reference(package.path, uri, "\n\n".join(blocks), tuple(objects)))
     return tuple(pages)
+
+
+def _imported_name(path: str) -> str:
+    """Return the name that users import an object of `linrec.ops` by."""
+    return _exported(_loaded()["ops"])[path]
 
 
 def _packages(package: griffe.Module) -> list[griffe.Module]:

@@ -5,6 +5,11 @@ A Markdown file says where a table goes:
     <!-- table: mixers -->
     <!-- end of table -->
 
+The page of an operator says where its backends and the mixers that call it go:
+
+    <!-- backends: scan -->
+    <!-- mixers: scan -->
+
 The pages of the site are filled when it is built. README.md is read without being built, so its tables stand
 in the file, as recipes and suites stand in a file of the command line. This brings both up to date,
 and a test fails as long as they are not:
@@ -12,6 +17,7 @@ and a test fails as long as they are not:
     python docs/tables.py
 """
 
+import functools
 import importlib
 import inspect
 import json
@@ -19,12 +25,13 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FunctionType
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 
 from linrec import mixers, ops, tasks
 from linrec.bench import SUITES
+from linrec.nn.mixer import Mixer
 from linrec.ops.core.backends import Pair
 from linrec.ops.core.call import Call, Result, handling, unhandled
 from linrec.train import recipe_names
@@ -38,7 +45,54 @@ Pairs: TypeAlias = Sequence[Pair]
 WIDTH = 64
 END = "<!-- end of table -->"
 PLACE = re.compile(rf"<!-- table: (\w+) -->\n(.*?){END}", re.DOTALL)
-RELEASED = re.compile(r"<!-- released: (\w+) -->")
+PART = re.compile(r"<!-- (released|backends|mixers): (\w+) -->")
+
+
+class Family(NamedTuple):
+    """Mixers whose memory is the same kind of recurrence, by the operators that compute it."""
+
+    title: str
+    about: str
+    operators: tuple[str, ...]
+
+
+FAMILIES = (
+    Family(
+        "Matrix states",
+        "The state of a head is a matrix, which decays and adds outer products of keys and values.",
+        ("gate_loop", "normalized_gate_loop"),
+    ),
+    Family(
+        "Delta rule",
+        "The state of a head is a matrix, and each step corrects the value that it stores under a key.",
+        ("delta_rule",),
+    ),
+    Family(
+        "Vector states",
+        "The state is a vector, and each channel decays at its own rate.",
+        ("scan",),
+    ),
+    Family(
+        "State-space models",
+        "Each channel drives a linear system of several states, which is discretised in time.",
+        ("diagonal_ssm", "growing_ssm", "dense_ssm", "dplr_ssm", "selective_scan"),
+    ),
+    Family(
+        "Long convolutions",
+        "Each channel is convolved with a filter that may be as long as the sequence.",
+        ("long_conv",),
+    ),
+    Family(
+        "Attention",
+        "Each step weighs all earlier steps, and the state is a cache that grows.",
+        ("softmax_attention", "gate_loop_attention", "laplace_attention"),
+    ),
+    Family(
+        "Nonlinear recurrences",
+        "The state passes through a nonlinearity at each step, so the steps run one after another.",
+        (),
+    ),
+)
 
 
 def operators() -> str:
@@ -47,37 +101,81 @@ def operators() -> str:
         (f"`{name}`", _equation(function), _by_mode(pairs) if pairs else "–")
         for name, (function, pairs) in _operators().items()
     ]
-    return _table(("operator", "equation", "mode: backends"), sorted(rows, key=lambda row: row[0].strip("`")))
+    return markdown_table(
+        ("operator", "equation", "mode: backends"), sorted(rows, key=lambda row: row[0].strip("`"))
+    )
 
 
 def mixer_table() -> str:
     """Every mixer, by the name that users type: what a call of it runs, in which modes, and what it keeps."""
-    rows = []
-    for name in mixers.names():
-        mixer = mixers.build(name, WIDTH)
-        called = _operators_called(lambda mixer=mixer: mixer(torch.zeros(1, 3, WIDTH)))
-        modes = dict.fromkeys(mode for pairs in called.values() for mode, _ in pairs)
-        rows.append(
-            (
-                f"`{name}`",
-                _first_line(importlib.import_module(type(mixer).__module__)),
-                ", ".join(f"`{operator}`" for operator in called) or "its own loop",
-                ", ".join(modes) or "recurrent",
-                f"{mixer.state_size:,}",
-            )
-        )
-    return _table(("name", "from", "recurrence", "modes", f"state at width {WIDTH}"), rows)
+    rows = [(f"`{name}`", paper(name), *_recurrence_of(name)) for name in mixers.names()]
+    return markdown_table(("name", "from", "recurrence", "modes", f"state at width {WIDTH}"), rows)
+
+
+def family_tables() -> str:
+    """Every mixer with a link to its page, in a table for each family."""
+    parts = []
+    for family, names in families():
+        rows = [(f"[`{name}`](mixers/{name}.md)", paper(name), *_recurrence_of(name)) for name in names]
+        table = markdown_table(("name", "from", "operator", "modes", f"state at width {WIDTH}"), rows)
+        parts.append(f"### {family.title}\n\n{family.about}\n{table}")
+    return "\n" + "\n".join(parts)
+
+
+def families() -> list[tuple[Family, list[str]]]:
+    """Return every family with its mixers; a mixer belongs to the operator that is its memory."""
+    return [
+        (family, [name for name in mixers.names() if _family(name) is family])
+        for family in FAMILIES
+    ]  # fmt: skip
+
+
+def paper(mixer: str) -> str:
+    """Return the first line of the mixer's file: the paper."""
+    return _first_line(importlib.import_module(f"linrec.mixers.{mixer}"))
+
+
+@functools.cache
+def operators_of(mixer: str) -> dict[str, Pairs]:
+    """Return the operators that a call of the mixer runs, in their order, with their pairs.
+
+    The short convolution in front of a recurrence is left out.
+    """
+    built = _built(mixer)
+    return _operators_called(lambda: built(torch.zeros(1, 3, WIDTH)))
+
+
+@functools.cache
+def _built(mixer: str) -> Mixer:
+    return mixers.build(mixer, WIDTH)
+
+
+def _family(mixer: str) -> Family:
+    memory = _built(mixer).recurrence or next(iter(operators_of(mixer)), None)
+    return next(family for family in FAMILIES if memory in family.operators or not family.operators)
+
+
+def _recurrence_of(mixer: str) -> tuple[str, str, str]:
+    called = operators_of(mixer)
+    modes = dict.fromkeys(mode for pairs in called.values() for mode, _ in pairs)
+    return (
+        ", ".join(f"`{operator}`" for operator in called) or "its own loop",
+        ", ".join(modes) or "recurrent",
+        f"{_built(mixer).state_size:,}",
+    )
 
 
 def task_table() -> str:
     """Every task, by the name that users type."""
     named = [_named(name.replace("_", "-"), tasks.get(name)) for name in tasks.names()]
-    return _table(("name", "class", "what it is"), named)
+    return markdown_table(("name", "class", "what it is"), named)
 
 
 def recipe_table() -> str:
     """Every recipe of `linrec train`."""
-    return _table(("recipe", "what it is"), [(f"`{name}`", recipe_summary(name)) for name in recipe_names()])
+    return markdown_table(
+        ("recipe", "what it is"), [(f"`{name}`", recipe_summary(name)) for name in recipe_names()]
+    )
 
 
 def released(mixer: str) -> str:
@@ -101,8 +199,26 @@ def released(mixer: str) -> str:
     return "\n\n".join(lines)
 
 
+def backends(operator: str) -> str:
+    """Return the table of an operator's backends, in order of preference."""
+    entries = getattr(ops, operator).operator.backends
+    rows = [(entry.mode, entry.name, entry.about, entry.requires or "any input") for entry in entries]
+    return markdown_table(("mode", "backend", "how it computes", "takes"), rows)
+
+
+def users(operator: str) -> str:
+    """Return links to the mixers that run an operator with default arguments."""
+    names = [name for name in mixers.names() if operator in operators_of(name)]
+    if not names:
+        return "No mixer calls this operator with its default arguments."
+    links = ", ".join(f"[`{name}`](../mixers/{name}.md)" for name in names)
+    return f"Mixers that call it with their default arguments: {links}."
+
+
+PARTS: dict[str, Callable[[str], str]] = {"released": released, "backends": backends, "mixers": users}
 TABLES: dict[str, Callable[[], str]] = {
     "operators": operators,
+    "families": family_tables,
     "mixers": mixer_table,
     "tasks": task_table,
     "recipes": recipe_table,
@@ -110,13 +226,13 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def filled(markdown: str) -> str:
-    """Return the Markdown with every table, and every comparison with released code, in its place.
+    """Return the Markdown with every table and every other part in its place.
 
     Raises:
         KeyError: a place asks for a table that does not exist.
     """
     markdown = PLACE.sub(lambda place: f"<!-- table: {place[1]} -->\n{TABLES[place[1]]()}{END}", markdown)
-    return RELEASED.sub(lambda place: released(place[1]), markdown)
+    return PART.sub(lambda place: PARTS[place[1]](place[2]), markdown)
 
 
 def _operators() -> dict[str, tuple[FunctionType, Pairs]]:
@@ -172,7 +288,7 @@ def _first_line(documented: object) -> str:
     return (inspect.getdoc(documented) or "").split("\n")[0].rstrip(".")
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [header, ["---"] * len(header), *rows]
     return "\n" + "".join(f"| {' | '.join(cells)} |\n" for cells in lines) + "\n"
 
