@@ -16,6 +16,10 @@ INLINE = re.compile(r'<span class="arithmatex">\\\((.*?)\\\)</span>', re.DOTALL)
 BLOCK = re.compile(r'<div class="arithmatex">\s*\\\[(.*?)\\\]\s*</div>', re.DOTALL)
 # the converter writes names of functions as operators, which browsers set with wide spaces
 NAME = re.compile(r"<mo>([A-Za-z]{2,})</mo>")
+# a letter after the name of a function needs a thin space
+CALL = re.compile(r"(<mi>[A-Za-z]{2,}</mi>)(?=<(?:mi|mn|msub|msup|msubsup|mfrac|mover|mrow)>)")
+# bars without a `\left` or `\right` keep the height of a letter
+BAR = re.compile("<mo>(&#x0007C;|&#x02016;)</mo>")
 
 
 def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
@@ -35,15 +39,22 @@ def mathml(latex: str, display: str) -> str:
         display: "inline" or "block".
 
     Raises:
-        ValueError: the formula has a command that the converter does not know.
+        ValueError: the converter does not know a command of the formula, or cannot read it.
 
     Example:
-        >>> mathml("a &lt; b", "inline").endswith("<mrow><mi>a</mi><mo>&#x0003C;</mo><mi>b</mi></mrow></math>")
-        True
+        >>> mathml("a &lt; b", "inline").count("<mi>")
+        2
     """
     latex = html.unescape(latex).strip()
-    # the converter knows the environment `split`, which has the same meaning
-    made = NAME.sub(r"<mi>\1</mi>", convert(latex.replace("{aligned}", "{split}"), display=display))
+    try:
+        # the converter knows the environment `split`, which has the same meaning
+        made = convert(latex.replace("{aligned}", "{split}"), display=display)
+    except Exception as error:
+        # its errors have no common base
+        raise ValueError(f"{type(error).__name__} in the formula {latex!r}") from error
+    made = NAME.sub(r"<mi>\1</mi>", made)
+    made = CALL.sub(r'\1<mspace width="0.167em" />', made)
+    made = BAR.sub(r'<mo stretchy="false" lspace="0" rspace="0">\1</mo>', made)
     if unknown := re.search(r"\\[A-Za-z]+|>&<", made):
         raise ValueError(f"no MathML for {unknown[0]!r} in the formula {latex!r}")
     return made

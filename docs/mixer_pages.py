@@ -72,7 +72,8 @@ def _recurrence(name: str) -> str:
         for operator, pairs in called.items()
         for mode in dict.fromkeys(mode for mode, _ in pairs)
     ]
-    return f"With its default arguments, the mixer calls:\n{tables.markdown_table(('operator', 'mode', 'backends'), rows)}"
+    table = tables.markdown_table(("operator", "mode", "backends"), rows)
+    return f"With its default arguments, the mixer calls:\n{table}"
 
 
 def _state(name: str) -> str:

@@ -75,7 +75,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Fill in the tables and the reference of functions."""
     return PLACE.sub(
-        lambda place: _block(place[1], heading=_imported_name(place[1])), tables.filled(markdown)
+        lambda place: _block(place[1], level=3, heading=_imported_name(place[1])), tables.filled(markdown)
     )
 
 
