@@ -17,7 +17,7 @@ BLOCK = re.compile(r'<div class="arithmatex">\s*\\\[(.*?)\\\]\s*</div>', re.DOTA
 # the converter writes names of functions as operators, which browsers set with wide spaces
 NAME = re.compile(r"<mo>([A-Za-z]{2,})</mo>")
 # a letter after the name of a function needs a thin space
-CALL = re.compile(r"(<mi>[A-Za-z]{2,}</mi>)(?=<(?:mi|mn|msub|msup|msubsup|mfrac|mover|mrow)>)")
+CALL = re.compile(r"(?<!<msub>)(?<!<msup>)(<mi>[A-Za-z]{2,}</mi>)(?=<(?:mi|mn|mrow|mfrac|mover|msu[bp]+)>)")
 # bars without a `\left` or `\right` keep the height of a letter
 BAR = re.compile("<mo>(&#x0007C;|&#x02016;)</mo>")
 

@@ -5,9 +5,9 @@ Every mixer gets a page. Every page in `docs/operators` says which functions it 
     <!-- reference: linrec.ops.scan.scan -->
 
 Every package directly under `linrec` gets a page with everything else that it exports, under the names that
-users import, and with what its modules declare in `__all__`. The rest of the package, which may change at any
-time, gets its own page. A new file needs no change here. The build fails when an exported object is missing
-from its page.
+users import. A module that declares other objects in `__all__` gets a page of its own. So does the rest of
+every package, which may change at any time. A new file needs no change here. The build fails when an exported
+object is missing from its page.
 """
 
 import functools
@@ -15,9 +15,9 @@ import importlib
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import griffe
 from mkdocs.config.defaults import MkDocsConfig
@@ -57,9 +57,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
             section["Mixers"] += mixer_pages.navigation()
     if results := sorted(path.relative_to(HERE).as_posix() for path in HERE.glob("results/*.md")):
         config.nav.append({"Results": results})
-    public = [{page.title: page.uri} for page in _public_pages()]
-    inside = [{page.title: page.uri} for page in _inside_pages()]
-    config.nav += [{"Reference": public}, {"Inside": inside}]
+    config.nav += [{"Reference": _navigation(_public_pages())}, {"Inside": _navigation(_inside_pages())}]
     return config
 
 
@@ -144,7 +142,8 @@ def _public_pages() -> tuple[Reference, ...]:
             links = ", ".join(f"[{path.rpartition('.')[2]}][{path}]" for path in apart)
             blocks.append(f"These objects have pages of their own: {links}.")
         blocks += [_block(path, heading=heading) for path, heading in exported.items()]
-        objects = list(exported)
+        uri = f"reference/{package.name}.md"
+        pages.append(Reference(package.path, uri, "\n\n".join(blocks), tuple(exported)))
         for module in _modules(package):
             declared = [
                 str(name)
@@ -153,22 +152,21 @@ def _public_pages() -> tuple[Reference, ...]:
                 and not module.members[str(name)].is_alias
             ]
             if declared and not module.is_init_module:
-                blocks.append(_block(module.path))
-                blocks += [_block(f"{module.path}.{name}", level=3, heading=name) for name in declared]
-                objects += [f"{module.path}.{name}" for name in declared]
-        uri = f"reference/{package.name}.md"
-        pages.append(Reference(package.path, uri, "\n\n".join(blocks), tuple(objects)))
+                objects = tuple(f"{module.path}.{name}" for name in declared)
+                blocks = [_block(module.path, level=1), *(_block(path) for path in objects)]
+                uri = f"reference/{module.path.removeprefix(f'{PACKAGE}.').replace('.', '/')}.md"
+                pages.append(Reference(module.path, uri, "\n\n".join(blocks), objects))
     return tuple(pages)
 
 
 @functools.cache
 def _inside_pages() -> tuple[Reference, ...]:
     pages = []
-    for package in (_loaded(), *_packages(_loaded())):
-        exported = _exported(package)
+    for package in (module for module in _modules(_loaded()) if module.is_init_module):
+        # of the package directly under `linrec`, which may export the objects of an inner package
+        exported = _exported(_loaded()[package.path.split(".")[1]]) if package is not _loaded() else {}
         blocks, objects = [f"# Inside {package.path}\n\n{INSIDE}"], []
-        # the other packages have pages of their own
-        for module in _modules(package) if package is not _loaded() else _files(package):
+        for module in (package, *_files(package)):
             own = [
                 name
                 for name, member in module.members.items()
@@ -181,9 +179,17 @@ def _inside_pages() -> tuple[Reference, ...]:
                 blocks.append(_block(module.path, members=own))
                 objects += [f"{module.path}.{name}" for name in own]
         if objects:
-            uri = f"inside/{package.name}.md"
+            uri = f"inside/{package.path.removeprefix(f'{PACKAGE}.').replace('.', '/')}.md"
             pages.append(Reference(package.path, uri, "\n\n".join(blocks), tuple(objects)))
     return tuple(pages)
+
+
+def _navigation(pages: Sequence[Reference]) -> list[dict[str, Any]]:
+    """Return pages for the navigation: a section for each package that has several."""
+    sections: dict[str, list[dict[str, Any]]] = {}
+    for page in pages:
+        sections.setdefault(".".join(page.title.split(".")[:2]), []).append({page.title: page.uri})
+    return [entries[0] if len(entries) == 1 else {title: entries} for title, entries in sections.items()]
 
 
 def _imported_name(path: str) -> str:

@@ -116,8 +116,17 @@ def family_tables() -> str:
     """Every mixer with a link to its page, in a table for each family."""
     parts = []
     for family, names in families():
-        rows = [(f"[`{name}`](mixers/{name}.md)", paper(name), *_recurrence_of(name)) for name in names]
-        table = markdown_table(("name", "from", "operator", "modes", f"state at width {WIDTH}"), rows)
+        rows = [
+            (
+                f"[`{name}`](mixers/{name}.md)",
+                paper(name),
+                ", ".join(f"[`{each}`](operators/{each}.md)" for each in operators_of(name))
+                or "its own loop",
+                f"{_built(name).state_size:,}",
+            )
+            for name in names
+        ]
+        table = markdown_table(("name", "from", "operator", f"state at width {WIDTH}"), rows)
         parts.append(f"### {family.title}\n\n{family.about}\n{table}")
     return "\n" + "\n".join(parts)
 
