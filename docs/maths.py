@@ -1,6 +1,8 @@
-"""Hook of MkDocs: turn the formulas of pages into MathML, which browsers render without scripts.
+"""Hook of MkDocs: turn the formulas of pages into MathML.
 
-`pymdownx.arithmatex` finds `$...$` and `$$...$$` outside of code. This hook converts what it found.
+Browsers render MathML without scripts and without a network.
+
+`pymdownx.arithmatex` finds `$...$` and `$$...$$` outside of code. This hook converts them.
 """
 
 import html

@@ -107,7 +107,7 @@ def operators() -> str:
 
 
 def mixer_table() -> str:
-    """Every mixer, by the name that users type: what a call of it runs, in which modes, and what it keeps."""
+    """Every mixer, by the name that users type: its operators, their modes, and the size of its state."""
     rows = [(f"`{name}`", paper(name), *_recurrence_of(name)) for name in mixers.names()]
     return markdown_table(("name", "from", "recurrence", "modes", f"state at width {WIDTH}"), rows)
 
@@ -280,7 +280,7 @@ def _by_mode(pairs: Pairs) -> str:
 
 
 def _named(name: str, kind: type) -> tuple[str, str, str]:
-    # the file opens with the paper, or with what the task is
+    # the file opens with the paper, or with a description of the task
     return f"`{name}`", f"`{kind.__name__}`", _first_line(importlib.import_module(kind.__module__))
 
 

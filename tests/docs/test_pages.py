@@ -1,4 +1,4 @@
-"""Pages of mixers say what the code says, and pages of operators leave no mode out."""
+"""Pages of mixers agree with the code, and pages of operators have every mode."""
 
 import inspect
 import math
