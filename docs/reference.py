@@ -214,7 +214,7 @@ def _modules(package: griffe.Module) -> Iterator[griffe.Module]:
 
 
 def _exported(package: griffe.Module) -> dict[str, str]:
-    """Return the exports of a package and of the packages inside it: from their paths to the names to import."""
+    """Return the exports of a package and the packages in it: each path, and the name that users import."""
     exported: dict[str, str] = {}
     imported = vars(importlib.import_module(package.path))
     for module in _modules(package):
