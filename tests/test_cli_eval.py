@@ -17,6 +17,7 @@ from linrec.models import ModelConfig
 from linrec.tasks import LanguageModeling, MemoryHorizon
 from linrec.text import CharacterTokenizer
 from linrec.train import LoopConfig, TrainConfig, fit, load_run
+from linrec.train.language import tokenizer_of
 
 TEXT = "a rose is a rose is a rosé — € —\n" * 10
 HELD_OUT = "is a rose a rosé?\nno\n"
@@ -68,6 +69,31 @@ def evaluated(*words: str) -> dict[str, Any]:
     assert (folder / "perplexity.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     content: dict[str, Any] = json.loads((folder / "perplexity.json").read_text())
     return content
+
+
+@pytest.mark.parametrize("run", ["bytes", "characters", "files"])
+def test_the_run_s_own_text_is_not_tokenised_again(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = []
+    monkeypatch.setattr("linrec.text.corpus.write_shards", lambda *given: written.append(given))
+    for _ in range(2):
+        assert choose_text(load_run(run)).tokens.counts.tokens
+    assert not written
+
+
+def test_another_text_is_tokenised_once(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (1, 2):
+        evaluated("characters", "--data", "other.txt", "--lengths", "8")
+        assert capsys.readouterr().err.count("tokenising") == (command == 1)
+
+
+def test_a_text_that_lost_a_character_keeps_the_tokens_of_the_run(tmp_path: Path) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT.replace("a", "o"))
+    run = load_run("characters")
+    config = dataclasses.replace(run.config, task=dataclasses.replace(run.config.task, path=path))
+    found = choose_text(dataclasses.replace(run, config=config)).tokens.tokens()
+    # without "a", a new tokenizer would give other numbers to the characters after it
+    assert tokenizer_of(run).decode(found.tolist()) == TEXT.replace("a", "o")[-len(found) :]
 
 
 def test_the_run_s_own_text_as_in_training(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from linrec.tasks import LanguageModeling, SplitName, TokenSplit
 from linrec.tasks.base import SPLIT_NAMES
-from linrec.text import DataError
+from linrec.text import CharacterTokenizer, DataError, Tokenizer
 from linrec.train import ConfigError, Run
 from linrec.train.language import language_task, tokenizer_of
 
@@ -79,13 +79,12 @@ def choose_text(
         >>> text.tokens.counts.words, text.title
         (5, 'rose.txt')
     """
-    task = language_task(run)
-    tokenizer_of(run)
+    trained_on, tokenizer = language_task(run), tokenizer_of(run)
     # the run's tokenizer is in its folder, wherever it came from when the run began
-    task = dataclasses.replace(task, tokenizer=str(run.path.absolute()), vocab_size=None)
+    task = dataclasses.replace(trained_on, tokenizer=str(run.path.absolute()), vocab_size=None)
     if path is None and dataset is None:
         try:
-            there = _splits(task)
+            there = _splits(trained_on if _has_tokens_of(trained_on, tokenizer) else task)
         except DataError as error:
             raise ConfigError(
                 f"the text of {run.path} cannot be used: {error} Or pass --data FILE."
@@ -106,6 +105,16 @@ def choose_text(
     if split not in (None, "train"):
         raise ConfigError(f"{_source(task)} has no splits, all of its text is evaluated; leave --split out.")
     return ChosenText(there["train"], _source(task), None)
+
+
+def _has_tokens_of(task: LanguageModeling, tokenizer: Tokenizer) -> bool:
+    """Tell whether a task of characters has a tokenizer's tokens, so that training left the shards to use.
+
+    Shards of characters are found by the text, shards of other tokenizers by the tokenizer.
+    """
+    if task.tokenizer != CharacterTokenizer.name:
+        return False
+    return task.tokenizer_object().fingerprint == tokenizer.fingerprint
 
 
 def _splits(task: LanguageModeling) -> dict[SplitName, TokenSplit]:
