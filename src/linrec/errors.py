@@ -106,6 +106,13 @@ class InterruptedRunError(TrainError):
     """The run was asked to stop, and has stopped after writing its checkpoint."""
 
 
+class MissingExtraError(ConfigError, DataError, ImportError):
+    """A package of an extra is not installed; the message names the extra.
+
+    A configuration or data may need the package, so handlers of either kind of error catch this error.
+    """
+
+
 class StepSizeError(ValueError):
     """A tensor of step sizes of which one is zero or no number, as a learned one may become."""
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from filelock import FileLock, Timeout
+from linrec.extras import import_extra
 
 __all__ = [
     "LOCK",
@@ -194,10 +194,11 @@ def locked(folder: Path, *, wait: bool = False) -> Iterator[None]:
         holder = f" (pid {int(path.read_bytes())})"
     except (OSError, ValueError):
         holder = ""
-    lock = FileLock(path)
+    filelock = import_extra("filelock", "the lock of a folder")
+    lock = filelock.FileLock(path)
     try:
         lock.acquire(timeout=-1 if wait else 0)
-    except Timeout:
+    except filelock.Timeout:
         raise FolderInUseError(f"another process{holder}") from None
     try:
         path.write_text(f"{os.getpid()}\n")

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from linrec.bench.jobs import FAILED, OUTCOME
+from linrec.extras import import_extra
 from linrec.files import append_to, read_json
-from linrec.train import ConfigError
 from linrec.train.run import write_json
 
 __all__ = ["outcome_of", "run_jobs"]
@@ -38,7 +38,7 @@ def run_jobs(
         ended: called with the folder of each job that has ended.
 
     Raises:
-        ConfigError: there is no Ray for several workers.
+        MissingExtraError: Ray, which runs several workers, is not installed.
     """
     if workers == 1:
         for folder in folders:
@@ -128,10 +128,4 @@ def _execute_until(folder: str, until: float | None) -> None:
 def _ray() -> Any:
     # it would tell its makers of every use
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
-        import ray
-    except ImportError as error:
-        raise ConfigError(
-            "several workers need Ray: pip install 'linrec[bench]', or leave out --workers."
-        ) from error
-    return ray
+    return import_extra("ray", "a suite with several --workers")

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from linrec import __version__
-from linrec.cli.help import of_command
 from linrec.cli.main import stopped_in_one_line
 from linrec.cli.output import say
 from linrec.errors import (
@@ -23,6 +22,7 @@ from linrec.errors import (
     memory_error,
     unknown,
 )
+from linrec.extras import check_extra
 
 # each is a file of this folder, imported when it is asked for
 COMMANDS = {
@@ -101,13 +101,14 @@ def _run(words: list[str]) -> int:
     try:
         if words[0] not in COMMANDS:
             raise ConfigError(unknown("command", words[0], COMMANDS))
+        check_extra("train", f"`linrec {words[0]}`")
         with warnings.catch_warnings(), _quiet_threads():
             warnings.showwarning = _show_warning
             # complex states have kernels of their own; nothing is lost, and users can change nothing about it
             warnings.filterwarnings(
                 "ignore", message="Torchinductor does not support code generation for complex"
             )
-            if of_command(words):
+            if importlib.import_module("linrec.cli.help").of_command(words):
                 return 0
             with stopped_in_one_line():
                 command = importlib.import_module(f"linrec.cli.{words[0]}")

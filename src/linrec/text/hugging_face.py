@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from linrec.errors import DataError
+from linrec.extras import import_extra
 from linrec.files import read_json, write_text
-from linrec.text.packages import one_line, require
+from linrec.text.packages import one_line
 from linrec.text.tokenizer import FILE, Tokenizer
 
 __all__ = ["HuggingFaceTokenizer"]
@@ -61,7 +62,7 @@ class HuggingFaceTokenizer(Tokenizer):
         Raises:
             DataError: the package `tokenizers` is missing, or the file is no tokenizer.
         """
-        tokenizers = require("tokenizers", f"the tokenizer {path}")
+        tokenizers = import_extra("tokenizers", f"the tokenizer {path}")
         beside = path.parent / CONFIG_FILE
         try:
             backend = tokenizers.Tokenizer.from_file(str(path))
@@ -81,7 +82,7 @@ class HuggingFaceTokenizer(Tokenizer):
             DataError: the package `transformers` is missing, there is no such tokenizer, the hub cannot be
                 reached, or the tokenizer has no fast version.
         """
-        transformers = require("transformers", f"the tokenizer {name!r}, one of Hugging Face's,")
+        transformers = import_extra("transformers", f"the tokenizer {name!r}, one of Hugging Face's,")
         try:
             loaded = transformers.AutoTokenizer.from_pretrained(name, use_fast=True, trust_remote_code=False)
         # the package raises many kinds of errors, all for the same few reasons

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
+from linrec.extras import import_extra
 from linrec.text.texts import Advance
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 class ReadingDisplay:
@@ -16,13 +18,15 @@ class ReadingDisplay:
         console: where to write; None is standard error, so that results on standard output stay clean.
 
     Example:
+        >>> from rich.console import Console
         >>> with ReadingDisplay(Console(force_terminal=False)).reading("tokenising train", 2) as advance:
         ...     advance(1)
         tokenising train
     """
 
-    def __init__(self, console: Console | None = None) -> None:
-        self._console = Console(stderr=True) if console is None else console
+    def __init__(self, console: "Console | None" = None) -> None:
+        rich = import_extra("rich.console", "showing how much has been read")
+        self._console: Console = rich.Console(stderr=True) if console is None else console
 
     def say(self, what: str) -> None:
         """Print a line."""
@@ -40,6 +44,8 @@ class ReadingDisplay:
             self.say(what)
             yield lambda read: None
             return
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
         columns = (
             TextColumn("{task.description}"),
             BarColumn(None),

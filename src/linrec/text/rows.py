@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from linrec.errors import DataError, unknown
-from linrec.text.packages import one_line, require
+from linrec.extras import import_extra
+from linrec.text.packages import one_line
 from linrec.text.texts import Advance
 
 __all__ = ["DatasetRows"]
@@ -44,7 +45,7 @@ class DatasetRows:
         self._about = {"dataset": dataset, "config": config, "column": column}
         self._column = column
         self._rows = load_splits(dataset, config=config)
-        datasets = require("datasets", f"the data set {dataset!r}")
+        datasets = import_extra("datasets", f"the data set {dataset!r}")
         if "train" not in self._rows:
             raise DataError(
                 f"`dataset` = {dataset} has no split 'train', only {', '.join(map(repr, self._rows))}."
@@ -103,7 +104,7 @@ def load_splits(dataset: str, *, config: str | None = None) -> dict[str, Any]:
     Raises:
         DataError: the package `datasets` is missing, or the data set cannot be loaded.
     """
-    datasets = require("datasets", f"the data set {dataset!r}")
+    datasets = import_extra("datasets", f"the data set {dataset!r}")
     path = Path(dataset).expanduser()
     try:
         if any((path / name).is_file() for name in SAVED):

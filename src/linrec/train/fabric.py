@@ -1,15 +1,13 @@
-"""The one place that imports Lightning Fabric, which comes in two packages.
+"""The one place that imports Lightning Fabric.
 
 It is imported when it is first used: with it comes torch's compiler, which takes two seconds that `--help`
 and a mistake on the command line need not wait for.
 """
 
-import itertools
 import logging
 import os
 from datetime import timedelta
 from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -27,10 +25,8 @@ else:
 # advice on the precision of matrix products, which `loop.matmul_precision` chooses, and repetitions of the
 # configuration
 _NOT_SHOWN = ("Tensor Cores", "Mixed Precision", "Initializing distributed", "distributed_backend=")
-for _package, _module in itertools.product(
-    ("lightning_fabric", "lightning.fabric"), ("rank_zero", "distributed")
-):
-    logging.getLogger(f"{_package}.utilities.{_module}").addFilter(
+for _module in ("rank_zero", "distributed"):
+    logging.getLogger(f"lightning_fabric.utilities.{_module}").addFilter(
         lambda record: not any(words in record.getMessage() for words in _NOT_SHOWN)
     )
 
@@ -88,8 +84,7 @@ def uses_compile(config: LoopConfig, device: torch.device) -> bool:
 
 
 def _lightning(module: str) -> Any:
-    package = "lightning_fabric" if find_spec("lightning_fabric") else "lightning.fabric"
-    return import_module(f"{package}.{module}")
+    return import_module(f"lightning_fabric.{module}")
 
 
 def _device_type(wanted: str) -> Literal["cpu", "cuda", "mps"]:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from linrec.errors import ConfigError, DivergedError, InterruptedRunError, StepSizeError
+from linrec.extras import check_extra
 from linrec.models import LanguageModel, ModelConfig, SequenceClassifier, SequenceClassifierConfig
 from linrec.tasks import Batch, ProbedTask, Source, Task
 from linrec.train.checkpoint import (
@@ -86,6 +87,7 @@ def fit(
 
     Raises:
         ConfigError: the configuration cannot be trained.
+        MissingExtraError: the extra "train" is not installed.
         RunFolderError: `out_dir` holds something already, or, with `resume`, no run or another one; or
             another process trains there.
         CheckpointError: a checkpoint could not be written or read, or is of another model; older ones are
@@ -104,6 +106,7 @@ def fit(
         ...     fit(config, folder).steps
         3
     """
+    check_extra("train", "training")
     # holds the lock of the run folder
     with ExitStack() as held:
         try:

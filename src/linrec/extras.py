@@ -1,0 +1,69 @@
+"""Packages of linrec's extras: which extra brings a package, and the error where the package is missing.
+
+This module does without PyTorch, because the command line starts with it.
+"""
+
+import importlib
+from importlib.util import find_spec
+from types import ModuleType
+
+from linrec.errors import MissingExtraError
+
+__all__ = ["EXTRAS", "check_extra", "import_extra"]
+
+EXTRAS = {
+    "train": ("lightning_fabric", "tyro", "rich", "tensorboard", "matplotlib", "filelock"),
+    "text": ("tokenizers", "transformers", "datasets"),
+    "bench": ("ray", "pyarrow"),
+}
+"""The packages of each extra that `src/linrec` imports, by the name of the import."""
+
+
+def import_extra(package: str, purpose: str) -> ModuleType:
+    """Return a package of an extra.
+
+    Args:
+        package: name of the import, such as "tokenizers" or "rich.console".
+        purpose: the feature that needs the package; the error begins with it.
+
+    Raises:
+        MissingExtraError: the package cannot be imported.
+
+    Example:
+        >>> import_extra("filelock", "locking a folder").__name__
+        'filelock'
+    """
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise _missing(package, purpose, error) from error
+
+
+def check_extra(extra: str, purpose: str) -> None:
+    """Raise an error if a package of an extra is not installed; import none of the packages.
+
+    Args:
+        extra: name of the extra, such as "train".
+        purpose: the feature that needs the extra; the error begins with it.
+
+    Raises:
+        MissingExtraError: a package is not installed; the error names the first.
+
+    Example:
+        >>> check_extra("train", "`linrec train`")
+    """
+    for package in EXTRAS[extra]:
+        try:
+            if find_spec(package) is None:
+                raise ModuleNotFoundError(f"No module named {package!r}", name=package)
+        except (ImportError, ValueError) as error:
+            raise _missing(package, purpose, error) from error
+
+
+def _missing(package: str, purpose: str, error: Exception) -> MissingExtraError:
+    package = package.partition(".")[0]
+    extra = next(extra for extra, packages in EXTRAS.items() if package in packages)
+    return MissingExtraError(
+        f"{purpose} needs the package {package!r}, which cannot be imported ({error}). "
+        f"Install linrec's extra \"{extra}\": pip install 'linrec[{extra}]'."
+    )
