@@ -1,9 +1,11 @@
 # the two commands of the README are `make demo` and `make test`; both make .venv when it is not there
 PYTHON ?= python3
+# versions to install, in pip's format of constraints
+CONSTRAINTS ?= constraints.txt
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types unit docs clean
+.PHONY: demo test lint types unit docs release clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -25,23 +27,39 @@ unit: $(VENV)/.installed-test
 docs: $(VENV)/.installed-docs
 	$(BIN)/mkdocs build --strict
 
+# sdist, and the wheel that it builds; then the wheel in an environment of its own, without extras and with "train"
+release: $(VENV)/.installed-release
+	rm -rf dist build/release
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/twine check --strict dist/*
+	$(PYTHON) -m venv build/release
+	build/release/bin/pip install --quiet -c $(CONSTRAINTS) torch
+	build/release/bin/pip install --quiet -c $(CONSTRAINTS) dist/*.whl
+	cd build/release && bin/python $(CURDIR)/.ci/installed.py
+	build/release/bin/pip install --quiet -c $(CONSTRAINTS) "$$(ls $(CURDIR)/dist/*.whl)[train]"
+	cd build/release && bin/python $(CURDIR)/.ci/installed.py train
+
 clean:
-	rm -rf $(VENV) site runs/demo
+	rm -rf $(VENV) site runs/demo build dist
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit("linrec needs Python 3.10 or newer, got " + sys.version) if sys.version_info < (3, 10) else None'
 	$(PYTHON) -m venv $(VENV)
 
 # torch first and pinned: an unpinned one, pulled in by another package, may be a different build
-$(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
-	$(BIN)/pip install --quiet -c constraints.txt torch
-	$(BIN)/pip install --quiet -c constraints.txt -e .
+$(VENV)/.installed: $(BIN)/python pyproject.toml $(CONSTRAINTS)
+	$(BIN)/pip install --quiet -c $(CONSTRAINTS) torch
+	$(BIN)/pip install --quiet -c $(CONSTRAINTS) -e '.[train]'
 	touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[test]'
+	$(BIN)/pip install --quiet -c $(CONSTRAINTS) -e '.[test]'
 	touch $@
 
 $(VENV)/.installed-docs: $(VENV)/.installed
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[docs]'
+	$(BIN)/pip install --quiet -c $(CONSTRAINTS) -e '.[docs]'
+	touch $@
+
+$(VENV)/.installed-release: $(BIN)/python pyproject.toml
+	$(BIN)/pip install --quiet 'build>=1.2' 'twine>=6'
 	touch $@
