@@ -106,7 +106,7 @@ def test_help_and_version_need_neither_an_extra_nor_pytorch() -> None:
 
 @pytest.mark.parametrize("kind", [ConfigError, DataError, ImportError])
 def test_a_missing_package_is_named(kind: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(kind, match=r"^Parquet needs the package 'pyarrow'.*pip install 'linrec\[bench\]'"):
         extras.import_extra("pyarrow.parquet", "Parquet")
 
