@@ -1,7 +1,7 @@
 """Linear recurrent sequence models on one idea: S_t = diag(a_t) S_{t-1} + k_t^T v_t, y_t = Re(q_t S_t).
 
-`linrec.convert`, `linrec.train`, `linrec.report` and `linrec.testing`, which need more than torch, are
-imported by name.
+`linrec.hippo`, `mixers`, `models`, `nn`, `ops` and `tasks` are imported when they are first used. Other
+packages are imported by name, such as `linrec.train`. `docs/stability.md` says which packages need extras.
 """
 
 import importlib
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from linrec import ops as ops
     from linrec import tasks as tasks
 
+# the one place of the version; pyproject.toml reads it without importing torch
 __version__ = "0.1.0"
 
 _MODULES = ("hippo", "mixers", "models", "nn", "ops", "tasks")
