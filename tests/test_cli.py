@@ -288,7 +288,7 @@ def test_the_demo_trains_both_arms_and_reports_in_place_of_an_earlier_one(
 
 def test_a_demo_whose_arms_fail_says_why(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(
-        demo.TrainError, match="arm of the demo ended with status 2 and said:\n    linrec: there is"
+        demo.TrainError, match="variant of the demo ended with status 2 and wrote:\n    linrec: there is"
     ):
         demo.run_demo(Path("demo"), options=["--task.lenght", "8"])
 

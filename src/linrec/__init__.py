@@ -23,7 +23,7 @@ _MODULES = ("hippo", "mixers", "models", "nn", "ops", "tasks")
 
 
 def __getattr__(name: str) -> ModuleType:
-    # on first use: the command line starts, and can be stopped, before torch is imported
+    # lazy: the command line starts, and Ctrl-C can stop it, before torch is imported
     if name in _MODULES:
         return importlib.import_module(f"linrec.{name}")
     raise AttributeError(f"module 'linrec' has no attribute {name!r}")

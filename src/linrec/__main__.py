@@ -1,4 +1,4 @@
-"""`python -m linrec` is `linrec`, as torchrun starts it."""
+"""Run the command `linrec` as `python -m linrec`; torchrun starts it this way."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The demo: two small GateLoops, data-controlled and fixed, trained side by side on one Memory Horizon."""
+"""The demo trains two small GateLoops, data-controlled and fixed, side by side on one Memory Horizon."""
 
 import os
 import shutil
@@ -24,21 +24,21 @@ POLL_SECONDS = 0.5
 
 
 def run_demo(out: Path, *, options: Sequence[str] = ()) -> Path:
-    """Train both arms, each in a process of its own on one core, and write the report.
+    """Train both variants, each in its own process on one core, and write the report.
 
     Args:
-        out: folder for both runs and the report; the runs of an earlier demo in it are replaced.
-        options: further options of `linrec train`, for both arms.
+        out: folder for both runs and the report; runs of an earlier demo in it are replaced.
+        options: further options of `linrec train`, for both variants.
 
     Returns:
-        The report.
+        The path of the report.
 
     Raises:
-        RunFolderError: `out` holds something under the names of the runs that is no run.
-        TrainError: an arm failed; the message holds what it said.
-        InterruptedRunError: SIGINT or SIGTERM came.
+        RunFolderError: `out` holds a file or folder that has the name of a run but is not a run.
+        TrainError: a variant failed; the message contains its error output.
+        InterruptedRunError: SIGINT or SIGTERM arrived.
     """
-    # imported here: matplotlib takes its time
+    # imported here because importing matplotlib is slow
     from linrec.report import write_report
 
     folders = {arm: out / arm for arm in ARMS}
@@ -77,7 +77,7 @@ def _clear(folder: Path) -> None:
     if not folder.exists():
         return
     if not (folder / CONFIG).exists() and not (folder.is_dir() and never_began(folder)):
-        raise RunFolderError(f"{folder} is in the way and no run of an earlier demo; pass another --out.")
+        raise RunFolderError(f"{folder} exists and is not a run of an earlier demo; pass another --out.")
     with lock_run_folder(folder):
         shutil.rmtree(folder)
 
@@ -86,9 +86,9 @@ def _clear(folder: Path) -> None:
 def _start(
     arm: str, folder: Path, options: Sequence[str]
 ) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
-    """Train an arm in a process, which ends at the latest when the context does."""
+    """Train a variant in a subprocess; leaving the context ends the subprocess."""
     command = [sys.executable, "-m", "linrec", "train", RECIPE, "--model.mixer-args.transition", arm]
-    # one thread each: the arms share the cores, and models of this size gain nothing from more
+    # one thread each: the variants share the cores, and models of this size do not speed up with more
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
@@ -96,7 +96,7 @@ def _start(
             env=environment,
             stdout=subprocess.DEVNULL,
             stderr=errors,
-            # Ctrl-C reaches this process alone, which then stops both
+            # Ctrl-C reaches only this process, which then stops both variants
             start_new_session=True,
         )
         try:
@@ -107,7 +107,7 @@ def _start(
 
 
 def _progress(folder: Path) -> Progress | None:
-    """Return how far an arm is, None before its first logged step."""
+    """Return the progress of a variant, or None before its first logged step."""
     if not (folder / METRICS).exists():
         return None
     run = load_run(folder)
@@ -122,5 +122,5 @@ def _failure(arm: str, status: int, errors: IO[bytes]) -> str:
     errors.seek(0)
     said = errors.read().decode(errors="replace").strip().splitlines()[-20:]
     return "\n".join(
-        [f"the {arm} arm of the demo ended with status {status} and said:", *(f"    {x}" for x in said)]
+        [f"the {arm} variant of the demo ended with status {status} and wrote:", *(f"    {x}" for x in said)]
     )

@@ -1,28 +1,28 @@
-"""Errors: those that a user can act on, each with a message of one line, and the words of such messages.
+"""Errors that a user can act on, each with a message of one line, and helpers that write such messages.
 
-This module does without PyTorch, because the command line starts with it.
+This module does not import PyTorch, because the command line imports it at startup.
 """
 
 import difflib
 import unicodedata
 from collections.abc import Iterable
 
-# writing direction and isolation, which make a text look like another one
+# Unicode controls of writing direction: they can make a text look like a different text
 DIRECTIONS = {*"\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"}
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:
-    """Return the choice that is spelt most like `name`, letter case, hyphens and underscores aside.
+    """Return the choice whose spelling is closest to `name`; case, hyphens and underscores do not count.
 
     Args:
-        name: what was asked for.
-        choices: what exists; at least one name.
+        name: the requested name.
+        choices: the existing names; at least one.
 
     Returns:
         The closest choice; the first of several that are equally close.
 
     Raises:
-        ValueError: there are no choices.
+        ValueError: `choices` is empty.
 
     Example:
         >>> nearest("Gate-Lop", ["attention", "gate_loop"])
@@ -30,7 +30,7 @@ def nearest(name: str, choices: Iterable[str]) -> str:
     """
     ordered = list(choices)
     if not ordered:
-        raise ValueError(f"`choices` must hold at least one name to compare {name!r} with; got none.")
+        raise ValueError(f"`choices` must hold at least one name to compare with {name!r}; got 0.")
 
     def likeness(choice: str) -> float:
         return difflib.SequenceMatcher(None, _folded(name), _folded(choice)).ratio()
@@ -39,12 +39,12 @@ def nearest(name: str, choices: Iterable[str]) -> str:
 
 
 def unknown(kind: str, name: object, choices: Iterable[str]) -> ValueError:
-    """Return (not raise) the error for a name that does not exist.
+    """Return, without raising it, the error for a name that does not exist.
 
     Args:
-        kind: what the name was meant to be, in the singular: "mixer", "mode", "recipe".
-        name: what was asked for.
-        choices: what exists.
+        kind: the kind of the name, in the singular: "mixer", "mode", "recipe".
+        name: the requested name.
+        choices: the existing names.
 
     Returns:
         A ValueError that gives the nearest match and lists all choices.
@@ -63,9 +63,9 @@ def unknown(kind: str, name: object, choices: Iterable[str]) -> ValueError:
 
 
 def printable(text: object) -> str:
-    r"""Return a text with control characters spelt out, such as the escape that begins a terminal's commands.
+    r"""Return a text with its control characters escaped, such as the start of a terminal escape sequence.
 
-    New lines and tabs stay. Bytes of a file's name that are no UTF-8, which cannot be printed, are spelt out.
+    Newlines and tabs stay. Bytes of a file name that are not valid UTF-8 cannot be printed and are escaped.
 
     Example:
         >>> printable("run\x1b[31m")
@@ -75,35 +75,35 @@ def printable(text: object) -> str:
 
 
 class DataError(ValueError):
-    """Text, a tokenizer or images that cannot be used; the message is one line that a user can act on."""
+    """Text, a tokenizer or images cannot be used; the message is one line that a user can act on."""
 
 
 class TrainError(Exception):
-    """Base of all errors below: catch it to report a run that ended early in one line."""
+    """Base class of the errors below: catch it to report a run that ended early in one line."""
 
 
 class ConfigError(TrainError, ValueError):
-    """A configuration that cannot be trained."""
+    """The configuration cannot be trained."""
 
 
 class UntrustedCodeError(ConfigError):
-    """A stored configuration that would run code of others."""
+    """A stored configuration would run code from a third party."""
 
 
 class RunFolderError(TrainError, ValueError):
-    """A folder that is not, or not yet, or already a run."""
+    """The folder is not a run, is not finished, or already contains a run."""
 
 
 class CheckpointError(TrainError):
-    """A checkpoint that could not be written or read."""
+    """A checkpoint could not be written or read."""
 
 
 class DivergedError(TrainError):
-    """The loss is no longer a number."""
+    """The loss or its gradient became NaN or infinite."""
 
 
 class InterruptedRunError(TrainError):
-    """The run was asked to stop, and has stopped after writing its checkpoint."""
+    """The run was asked to stop, and stopped after writing its checkpoint."""
 
 
 class MissingExtraError(ConfigError, DataError, ImportError):
@@ -114,14 +114,14 @@ class MissingExtraError(ConfigError, DataError, ImportError):
 
 
 class StepSizeError(ValueError):
-    """A tensor of step sizes of which one is zero or no number, as a learned one may become."""
+    """A tensor of step sizes has a value that is zero, negative or NaN; learned step sizes may reach it."""
 
 
 def memory_error(error: BaseException) -> str | None:
-    """Return the allocation that failed, in one line, or None for another error.
+    """Return the failed allocation in one line, or None if the error is not about memory.
 
     Args:
-        error: the exception. PyTorch raises a plain RuntimeError where the CPU's memory runs out.
+        error: the exception. PyTorch raises a plain RuntimeError when the CPU's memory runs out.
 
     Example:
         >>> memory_error(RuntimeError("can't allocate memory: you tried to allocate 8 bytes"))
@@ -133,7 +133,7 @@ def memory_error(error: BaseException) -> str | None:
     for words in ("can't allocate memory: ", "Storage size calculation overflowed"):
         if isinstance(error, RuntimeError) and words in line:
             return line.partition(words)[2] if words.endswith(" ") else line
-    # by name, without PyTorch
+    # compared by name, because this module does not import PyTorch
     return line if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" else None
 
 

@@ -1,4 +1,4 @@
-"""Mixers for `torch.export`: with plain tuples in place of the mixers' own types of states."""
+"""Mixers for `torch.export`: plain tuples replace the mixers' own state types."""
 
 from typing import Any
 
@@ -11,10 +11,10 @@ __all__ = ["Exportable"]
 
 
 class Exportable(nn.Module):
-    """A mixer whose states are tensors and plain tuples of tensors, as programs without linrec need them.
+    """A mixer whose states are tensors and plain tuples of tensors, for programs that run without linrec.
 
-    A program of `torch.export` returns the types that the module returns. Many mixers return a named tuple of
-    their own, which `torch.export.save` refuses and a process without linrec does not know.
+    A program of `torch.export` returns the types that the module returns. Many mixers return a named tuple
+    type of their own. `torch.export.save` refuses such types, and a process without linrec cannot load them.
 
     Args:
         mixer: a mixer with a state of constant size.
@@ -32,17 +32,17 @@ class Exportable(nn.Module):
     def __init__(self, mixer: Mixer) -> None:
         super().__init__()
         self.mixer = mixer
-        # the types of a state, whose tensors are never read
+        # used for the types only; its tensors are never read
         self._types = mixer.init_state(1)
 
     def init_state(self, batch: int) -> Any:
-        """Return the state before the first step, of so many rows, as tensors and plain tuples."""
+        """Return the initial state of `batch` sequences, as tensors and plain tuples."""
         return _plain(self.mixer.init_state(batch))
 
     def forward(
         self, x: Float[Tensor, "b t d_model"], state: Any = None, *, reset: Bool[Tensor, "b t"] | None = None
     ) -> tuple[Float[Tensor, "b t d_model"], Any]:
-        """Run the mixer; arguments and results are those of the mixer, states apart."""
+        """Run the mixer; arguments and results are as in `Mixer.forward`, with plain tuples as states."""
         y, last = self.mixer(x, None if state is None else _typed(state, self._types), reset=reset)
         return y, _plain(last)
 

@@ -1,8 +1,8 @@
-"""Files that are written whole or not at all, never through a symbolic link, and locks of folders.
+"""Atomic file writes that never follow a symbolic link, and locks of folders.
 
-A run folder may come from a stranger, with `metrics.jsonl` a link to a file of the user. So a file is written
-under a temporary name that did not exist, and renamed over the link; a file that grows, and a folder inside,
-are refused where they are links. The folder that the user names may itself be a link.
+A run folder may come from a stranger and contain, say, `metrics.jsonl` as a link to one of the user's files.
+So a file is written under a new temporary name, then renamed, which replaces the link. Files opened for
+appending, and subfolders, are refused if they are links. The folder that the user names may itself be a link.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ class FolderInUseError(Exception):
     """Another process holds the lock of a folder.
 
     Args:
-        process: "another process (pid 123)", without the number where it is not known.
+        process: "another process (pid 123)", or without the number if it is unknown.
     """
 
     def __init__(self, process: str) -> None:
@@ -48,17 +48,17 @@ class FolderInUseError(Exception):
 
 @contextlib.contextmanager
 def replacing(path: Path, *, shared: bool = False) -> Iterator[Path]:
-    """Yield the name of an empty file, and rename the file to `path` once it is written and on disk.
+    """Yield the path of an empty file, and rename the file to `path` once it is written and on disk.
 
-    After an error the file is removed, and what stood at `path` is untouched. A symbolic link at `path` is
-    replaced; the file that it points to is not.
+    After an error the temporary file is removed, and an existing file at `path` is untouched. A symbolic link
+    at `path` is replaced; its target is not changed.
 
     Args:
         path: the file to write.
-        shared: whether several processes may write the file at a time; the last to end wins.
+        shared: whether several processes may write the file at the same time; the last to finish wins.
 
     Raises:
-        OSError: the disk is full, or nothing can be written there.
+        OSError: the disk is full, or the folder is not writable.
 
     Example:
         >>> import tempfile
@@ -72,14 +72,14 @@ def replacing(path: Path, *, shared: bool = False) -> Iterator[Path]:
     """
     partial = partial_of(path, f".{uuid.uuid4().hex}" if shared else "")
     try:
-        # a leftover of a killed process, or a link
+        # remove the leftover of a killed process, or a link
         partial.unlink(missing_ok=True)
         # O_EXCL follows no links
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         mode = os.fstat(descriptor).st_mode
         os.close(descriptor)
         yield partial
-        # safetensors makes files that their owner alone can read
+        # safetensors makes files that only their owner can read
         partial.chmod(mode)
         force_to_disk(partial)
         os.replace(partial, path)
@@ -91,18 +91,18 @@ def replacing(path: Path, *, shared: bool = False) -> Iterator[Path]:
 
 
 def partial_of(path: Path, tag: str = "") -> Path:
-    """Return the temporary name of a file that is being written."""
+    """Return the temporary name under which a file is written."""
     return path.with_name(f"{path.name}{tag}.partial")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file in UTF-8, whole or not at all; see `replacing`."""
+    """Write a text file in UTF-8 atomically; see `replacing`."""
     with replacing(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
 
 def append_to(path: Path) -> TextIO:
-    """Open a text file in UTF-8 for appending, and make it if need be.
+    """Open a text file in UTF-8 for appending, and create it if it does not exist.
 
     Raises:
         OSError: the file cannot be written, or is a symbolic link.
@@ -117,14 +117,14 @@ def append_to(path: Path) -> TextIO:
 
 
 def make_subfolder(folder: Path, name: str | os.PathLike[str]) -> Path:
-    """Make a folder below another, with those between them, and return its path.
+    """Create a folder below another, with the folders between them, and return its path.
 
     Args:
-        folder: made if need be; may be a symbolic link.
+        folder: created if it does not exist; may be a symbolic link.
         name: relative path below `folder`.
 
     Raises:
-        OSError: a folder cannot be made, or one below `folder` is a symbolic link.
+        OSError: a folder cannot be created, or a folder below `folder` is a symbolic link.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for part in Path(name).parts:
@@ -144,16 +144,16 @@ def read_json(path: Path, *, object_hook: Callable[[dict[str, Any]], Any] | None
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: the file is no JSON, or is nested too deeply.
+        ValueError: the file is not valid JSON, or is nested too deeply.
     """
     return parse_json(path.read_text(encoding="utf-8"), object_hook=object_hook)
 
 
 def parse_json(text: str | bytes, *, object_hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
-    """Return the content of a JSON text; arguments as for `read_json`.
+    """Return the content of a JSON string; arguments as for `read_json`.
 
     Raises:
-        ValueError: the text is no JSON, or is nested too deeply.
+        ValueError: the string is not valid JSON, or is nested too deeply.
 
     Example:
         >>> parse_json("[" * 100_000)
@@ -168,10 +168,10 @@ def parse_json(text: str | bytes, *, object_hook: Callable[[dict[str, Any]], Any
 
 @contextlib.contextmanager
 def locked(folder: Path, *, wait: bool = False) -> Iterator[None]:
-    """Hold the lock of a folder, which the system releases when the process dies.
+    """Hold the lock of a folder; the operating system releases it when the process dies.
 
     Args:
-        folder: holds `.lock`, with the number of the process inside.
+        folder: the folder to lock; its file `.lock` contains the process id.
         wait: whether to wait for another process to release the lock.
 
     Raises:
@@ -187,7 +187,7 @@ def locked(folder: Path, *, wait: bool = False) -> Iterator[None]:
         linrec.files.FolderInUseError: another process (pid ...)
     """
     path = folder / LOCK
-    # some versions of filelock follow links, or empty the file of a process that holds the lock
+    # some versions of filelock follow links, or truncate the file of the process that holds the lock
     if path.is_symlink():
         raise _is_link(path)
     try:
@@ -208,7 +208,7 @@ def locked(folder: Path, *, wait: bool = False) -> Iterator[None]:
 
 
 def force_to_disk(path: Path) -> None:
-    """Wait until a file, or the listing of a folder, is on disk."""
+    """Wait until a file, or a folder's list of entries, is on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -217,7 +217,7 @@ def force_to_disk(path: Path) -> None:
 
 
 def reason(error: Exception) -> str:
-    """Return the system's words without the number and the path, or what another error says.
+    """Return the operating system's message without number and path, or the message of any other error.
 
     Example:
         >>> reason(OSError(28, "No space left on device", "a.safetensors"))

@@ -1,6 +1,6 @@
-"""Words that arguments take, in the library and on the command line.
+"""Literal types of string arguments, for the library and the command line.
 
-This module does without PyTorch, because the command line starts with it.
+This module does not import PyTorch, because the command line imports it at startup.
 """
 
 from typing import Literal, TypeAlias

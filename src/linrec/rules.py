@@ -1,11 +1,11 @@
-"""Rules that arguments obey, each one line where a class or a function begins.
+"""Checks of arguments, each one line at the start of a class or a function.
 
-A rule names its arguments by keyword, so that an error can name them too:
+A check takes its arguments by keyword, so that the error can name them:
 
     choice(ForgetGate, forget_gate=forget_gate)
     at_least(1, gate_rank=gate_rank, cure="The paper's is 16.")
 
-With `or_none=True`, None passes too: the default of arguments that may be left out.
+With `or_none=True` None passes too, for arguments whose default is None.
 """
 
 import math
@@ -16,19 +16,19 @@ from linrec.errors import unknown
 
 __all__ = ["at_least", "choice", "divisor", "positive", "require", "span"]
 
-# a checker of annotations at run time does not take an int for a float
+# a run-time checker of annotations does not accept an int as a float
 Number: TypeAlias = int | float
 
 
 def choice(options: Any, **given: object) -> None:
-    """Raise ValueError unless every argument is one of the options.
+    """Raise ValueError unless every argument is among the options.
 
     Args:
         options: a `Literal`, or the names themselves.
         given: the arguments by name.
 
     Raises:
-        ValueError: an unknown name; the message gives the nearest one and lists all.
+        ValueError: an unknown name; the message gives the nearest option and lists all.
 
     Example:
         >>> choice(["rms", "layer"], norm="rms")
@@ -40,10 +40,10 @@ def choice(options: Any, **given: object) -> None:
 
 
 def at_least(least: Number, *, cure: str = "", or_none: bool = False, **given: Any) -> None:
-    """Raise ValueError unless every argument is at least this, and finite.
+    """Raise ValueError unless every argument is finite and at least `least`.
 
     Args:
-        least: the smallest number that is allowed.
+        least: the smallest allowed number.
         cure: a sentence for the error, such as the paper's value.
         or_none: whether None is allowed.
         given: the arguments by name.
@@ -61,7 +61,7 @@ def at_least(least: Number, *, cure: str = "", or_none: bool = False, **given: A
 
 
 def positive(*, cure: str = "", or_none: bool = False, **given: Any) -> None:
-    """Raise ValueError unless every argument is above zero and finite.
+    """Raise ValueError unless every argument is positive and finite.
 
     Args:
         cure: a sentence for the error.
@@ -83,7 +83,7 @@ def divisor(of: str, number: int, *, cure: str = "", or_none: bool = False, **gi
     """Raise ValueError unless every argument is a positive divisor of a number.
 
     Args:
-        of: the name of the number, or words for it, for the error.
+        of: the name of the number, or a description of it, for the error.
         number: the number.
         cure: a sentence for the error.
         or_none: whether None is allowed.
@@ -105,8 +105,8 @@ def span(low: Number, high: Number, *, cure: str = "", or_none: bool = False, **
     """Raise ValueError unless every argument is a range (a, b) with low < a <= b < high.
 
     Args:
-        low: what `a` must exceed.
-        high: what `b` must stay below.
+        low: exclusive lower bound of `a`.
+        high: exclusive upper bound of `b`.
         cure: a sentence for the error.
         or_none: whether None is allowed.
         given: the arguments by name.
@@ -124,7 +124,7 @@ def span(low: Number, high: Number, *, cure: str = "", or_none: bool = False, **
 
 
 def require(condition: bool, message: str) -> None:
-    """Raise ValueError with the message unless the condition holds, for arguments that depend on each other.
+    """Raise ValueError with the message unless the condition holds; for arguments that depend on each other.
 
     Example:
         >>> require(True, "`quadratic` and `linear` must not both be False: no step would see another.")

@@ -1,4 +1,4 @@
-"""Files of tensors and of JSON that says what they are, with a checksum: safetensors, nothing pickled."""
+"""Files of tensors with JSON metadata and a checksum, in the safetensors format; nothing is pickled."""
 
 import json
 import zlib
@@ -14,18 +14,18 @@ from torch import Tensor
 from linrec.files import parse_json
 
 UNREADABLE = (OSError, SafetensorError, ValueError, KeyError)
-"""What `read_tensors` raises of a file that is missing, damaged or foreign."""
+"""The errors that `read_tensors` raises for a file that is missing, damaged or foreign."""
 UNWRITABLE = (OSError, SafetensorError)
-"""What `write_tensors` raises, where a disk is full, say."""
+"""The errors that `write_tensors` raises, for example when the disk is full."""
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
-    """Write a file of tensors; within `linrec.files.replacing`, whole or not at all.
+    """Write a file of tensors; for an atomic write, call it within `linrec.files.replacing`.
 
     Args:
         path: the file; an existing file is overwritten.
-        tensors: by name, contiguous, on the CPU; no two may share memory.
-        about: further values to store, as JSON holds them.
+        tensors: tensors by name, contiguous, on the CPU; no two may share memory.
+        about: metadata to store, of types that JSON supports.
 
     Raises:
         OSError, SafetensorError: the file cannot be written.
@@ -42,19 +42,19 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str,
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read what `write_tensors` wrote.
+    """Read a file that `write_tensors` wrote.
 
     Args:
         path: the file.
 
     Returns:
-        The tensors, on the CPU, and what is stored with them.
+        The tensors, on the CPU, and the metadata.
 
     Raises:
-        FileNotFoundError: it is not there.
-        OSError, SafetensorError, ValueError, KeyError: it is damaged, or another program's.
+        FileNotFoundError: the file does not exist.
+        OSError, SafetensorError, ValueError, KeyError: the file is damaged, or another program wrote it.
     """
-    # safetensors says of every file that it cannot open that it is not there
+    # safetensors reports every file that it cannot open as missing
     path.open("rb").close()
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata() or {}

@@ -12,7 +12,7 @@ Tree: TypeAlias = Any
 
 
 def map_tree(function: Callable[[Tensor], Any], tree: Tree) -> Tree:
-    """The tree with `function` applied to each tensor; what is not a tensor stays.
+    """Return the tree with `function` applied to each tensor; other leaves stay as they are.
 
     Example:
         >>> import torch
@@ -25,13 +25,13 @@ def map_tree(function: Callable[[Tensor], Any], tree: Tree) -> Tree:
         return {name: map_tree(function, branch) for name, branch in tree.items()}
     if isinstance(tree, (tuple, list)):
         branches = [map_tree(function, branch) for branch in tree]
-        # a named tuple takes its fields one by one
+        # a named tuple takes its fields as separate arguments
         return type(tree)(branches) if type(tree) in (tuple, list) else type(tree)(*branches)
     return tree
 
 
 def leaves(tree: Tree) -> list[Tensor]:
-    """The tensors of the tree, in order.
+    """Return the tensors of the tree, in order.
 
     Example:
         >>> import torch
@@ -44,7 +44,7 @@ def leaves(tree: Tree) -> list[Tensor]:
 
 
 def differentiable(tree: Tree) -> Tree:
-    """The tree with its tensors detached, the floating ones as new leaves that require gradients."""
+    """Return the tree detached; floating and complex tensors become new leaves that require gradients."""
 
     def leaf(tensor: Tensor) -> Tensor:
         floating = tensor.is_floating_point() or tensor.is_complex()
@@ -54,7 +54,7 @@ def differentiable(tree: Tree) -> Tree:
 
 
 def double(tree: Tree) -> Tree:
-    """The tree with floating tensors in double precision."""
+    """Return the tree with floating and complex tensors in double precision."""
 
     def widen(tensor: Tensor) -> Tensor:
         floating = tensor.is_floating_point() or tensor.is_complex()
