@@ -50,7 +50,7 @@ def test_tensors_are_taken_once_and_in_single_precision_at_least(kind, request):
         half = tensors.take("b.half", 2)
         assert half.dtype == torch.float32 and torch.equal(half, TENSORS["b.half"].float())
         assert "c" in tensors and "a" not in tensors
-        with pytest.raises(ConversionError, match="has tensors that its `model_type` has no use for: `c`"):
+        with pytest.raises(ConversionError, match="has tensors that its `model_type` does not use: `c`"):
             tensors.check_all_taken()
         with pytest.raises(ConversionError, match="has no tensor `a`; the nearest is `c`"):
             tensors.take("a", 2, 3)
@@ -141,7 +141,7 @@ def test_an_rwkv_names_the_tensor_that_is_missing(tmp_path):
         ("config.json", "{", "config.json cannot be read as JSON"),
         ("config.json", "[]", "config.json must hold a JSON object; got list"),
         ("config.json", "{}", "config.json has no `model_type`"),
-        ("model.safetensors", None, "there is no .*model.safetensors; download or copy the checkpoint whole"),
+        ("model.safetensors", None, "there is no .*model.safetensors; download or copy the whole checkpoint"),
         ("model.safetensors", "x", "model.safetensors cannot be read as tensors of safetensors"),
     ],
 )
@@ -178,7 +178,7 @@ def test_there_is_a_folder(tmp_path):
 def test_strengths_of_two_everywhere_are_refused():
     path = released.FOLDER / "delta_net_no_beta_fla" / "config.json"
     options = Options({**json.loads(path.read_text()), "allow_neg_eigval": True}, path)
-    with pytest.raises(ConversionError, match="`allow_neg_eigval` is True; linrec converts False alone"):
+    with pytest.raises(ConversionError, match="`allow_neg_eigval` is True; linrec supports only False"):
         delta_net.config(options)
 
 

@@ -38,7 +38,7 @@ def test_logits_of_falcon_mamba(options, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"hidden_act": "gelu"}, "`hidden_act` is 'gelu'; linrec converts 'silu', 'swish' alone"),
+        ({"hidden_act": "gelu"}, "`hidden_act` is 'gelu'; linrec supports only 'silu', 'swish'"),
         ({"time_step_rank": "auto"}, "`time_step_rank` must be of type int; got 'auto'"),
         ({"state_size": 4}, "`backbone.layers.0.mixer.x_proj.weight` must have shape (9, 16) by config.json"),
         ({"use_bias": True}, "has no tensor `backbone.layers.0.mixer.in_proj.bias`"),

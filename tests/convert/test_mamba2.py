@@ -90,14 +90,14 @@ def test_a_tied_head_may_be_there_and_is_then_the_embedding(folder):
     with_tensors(folder, lambda t: t.update({"lm_head.weight": t["backbone.embeddings.weight"].clone()}))
     from_hugging_face(folder)
     with_tensors(folder, lambda t: t["lm_head.weight"].mul_(2))
-    with pytest.raises(ConversionError, match=r"must equal what .* ties it to"):
+    with pytest.raises(ConversionError, match=r"must equal the weight that .* ties it to"):
         from_hugging_face(folder)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"hidden_act": "gelu"}, "`hidden_act` is 'gelu'; linrec converts 'silu', 'swish' alone"),
+        ({"hidden_act": "gelu"}, "`hidden_act` is 'gelu'; linrec supports only 'silu', 'swish'"),
         ({"num_heads": 5}, "`num_heads` * `head_dim` must be `expand` * `hidden_size` = 16; got 5 * 4"),
         ({"time_step_limit": [0.1]}, "`time_step_limit` must be two numbers; got [0.1]"),
         ({"n_groups": None}, "has no `n_groups`"),

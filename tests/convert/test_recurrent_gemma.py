@@ -84,7 +84,7 @@ def test_checkpoints_of_2024_have_no_table_of_positions(folder):
     [
         (
             {"hidden_activation": "relu"},
-            "`hidden_activation` is 'relu'; linrec converts 'gelu_pytorch_tanh', 'gelu' alone",
+            "`hidden_activation` is 'relu'; linrec supports only 'gelu_pytorch_tanh', 'gelu'",
         ),
         (
             {"num_attention_heads": 5},
@@ -98,7 +98,7 @@ def test_checkpoints_of_2024_have_no_table_of_positions(folder):
         ({"block_types": []}, "`block_types` must be a list of 'recurrent' and 'attention'; got []"),
         (
             {"rope_parameters": {"rope_type": "yarn"}},
-            "`rope_type` is 'yarn'; linrec converts 'default' alone",
+            "`rope_type` is 'yarn'; linrec supports only 'default'",
         ),
         ({"conv1d_width": None}, "has no `conv1d_width`"),
         ({"num_hidden_layers": 4}, "has no tensor `model.layers.3.temporal_pre_norm.weight`"),

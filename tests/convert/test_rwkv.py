@@ -43,7 +43,7 @@ def test_embeddings_are_tied_only_where_config_says_so(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"layer_norm_epsilon": 1e-3}, "`layer_norm_epsilon` is 0.001; linrec converts 1e-05 alone"),
+        ({"layer_norm_epsilon": 1e-3}, "`layer_norm_epsilon` is 0.001; linrec supports only 1e-05"),
         ({"attention_hidden_size": 6}, "`rwkv.blocks.0.attention.time_decay` must have shape (6,) by"),
         ({"intermediate_size": 30}, "`rwkv.blocks.0.feed_forward.key.weight` must have shape (30, 8)"),
         ({"num_hidden_layers": 1}, "has no use for: `rwkv.blocks.1."),

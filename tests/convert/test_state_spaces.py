@@ -38,7 +38,7 @@ def test_arguments_of_first_weights_and_speed_change_nothing(tmp_path):
         ("mamba_state_spaces", {"ssm_cfg": None}, "config.json has no `model_type`"),
         ("mamba_state_spaces", {"n_layer": None}, "config.json has no `n_layer`"),
         ("mamba_state_spaces", {"n_layer": 1}, "has no use for: `backbone.layers.1."),
-        ("mamba_state_spaces", {"attn_layer_idx": [1]}, "`attn_layer_idx` is [1]; linrec converts [], None"),
+        ("mamba_state_spaces", {"attn_layer_idx": [1]}, "`attn_layer_idx` is [1]; linrec supports only [], None"),
         ("mamba_state_spaces", {"d_intermediate": 8}, "has no tensor `backbone.layers.0.norm2.weight`"),
         ("mamba_state_spaces", {"rms_norm": False}, "has no tensor `backbone.norm_f.bias`"),
         ("mamba_state_spaces", {"ssm_cfg": {"d_state": 2}}, "must have shape (5, 16) by config.json; got"),
@@ -53,7 +53,7 @@ def test_arguments_of_first_weights_and_speed_change_nothing(tmp_path):
             {"ssm_cfg": {"layer": "Mamba2", "headdim": 4, "d_state": 16, "use_phase": True}},
             "`ssm_cfg`: Mamba2 has no argument `use_phase` that linrec knows",
         ),
-        ("mamba_state_spaces", {"ssm_cfg": {"layer": "Mamba3"}}, "`layer` is 'Mamba3'; linrec converts"),
+        ("mamba_state_spaces", {"ssm_cfg": {"layer": "Mamba3"}}, "`layer` is 'Mamba3'; linrec supports"),
         ("mamba2_state_spaces", {"ssm_cfg": {"layer": "Mamba2", "d_ssm": 8}}, "`d_ssm` is 8; linrec"),
         ("mamba2_state_spaces", {"ssm_cfg": {"layer": "Mamba2"}}, "`headdim` must be a divisor of 16; got"),
         (

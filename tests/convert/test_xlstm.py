@@ -68,8 +68,8 @@ def folder(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"use_bias": True}, "`use_bias` is True; linrec converts False alone"),
-        ({"weight_mode": "fused"}, "`weight_mode` is 'fused'; linrec converts 'single' alone"),
+        ({"use_bias": True}, "`use_bias` is True; linrec supports only False"),
+        ({"weight_mode": "fused"}, "`weight_mode` is 'fused'; linrec supports only 'single'"),
         ({"num_heads": 3}, "`qk_dim_factor` must be a positive multiple of `num_heads` = 3; got 4"),
         ({"v_dim_factor": 0.1}, "`v_dim_factor` must be a positive multiple of `num_heads` = 2; got 0"),
         ({"gate_soft_cap": None}, "has no `gate_soft_cap`"),

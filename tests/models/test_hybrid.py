@@ -167,14 +167,14 @@ def test_a_pattern_survives_json_and_one_name_is_that_mixer():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"mixer": ()}, "`mixer` must be a pattern of 1 to 5 names, as `n_layers` = 5 is; got 0"),
+        ({"mixer": ()}, "`mixer` must be a pattern of 1 to 5 names, since `n_layers` = 5; got 0"),
         ({"mixer": ("gla",) * 5 + ("lru",)}, "`mixer` must be a pattern of 1 to 5 names"),
         ({"channel_mixing": ("ffn",) * 6}, "`channel_mixing` must be a pattern of 1 to 5 names"),
         ({"mixer_args": {"atention": {}}}, "'atention'; did you mean 'attention'?"),
         (
             {"mixer_args": {"n_heads": 2}},
             "of each mixer of ('hgru', 'attention', 'slstm') under its name; got 'n_heads'. "
-            "Pass {'slstm': {'n_heads': 2}}, say.",
+            "For example, pass {'slstm': {'n_heads': 2}}.",
         ),
     ],
 )

@@ -120,7 +120,7 @@ def test_errors():
         with pytest.raises(ValueError, match="at least one direction, and each once; got"):
             ImageScan(build(), directions=directions)
     with pytest.raises(
-        ValueError, match="one for each of right, left, down, up, or a single one for all; got 2"
+        ValueError, match="one for each of right, left, down, up, or a single mixer for all; got 2"
     ):
         ImageScan([build(), build()])
     scan = ImageScan(build(), grid=(H, W))

@@ -89,5 +89,5 @@ def test_what_is_refused():
         model(tokens(), lengths=LENGTHS + 1)
     with pytest.raises(ValueError, match=r"pairs of sequences \(batch, 2, time, 2\); got \(3, 2, 9\)"):
         make(replace(CONFIG, vocab_size=None, n_features=2))(tokens())
-    with pytest.raises(ValueError, match="`pairs` have one output, and `pooling` = 'none' gives one to each"):
+    with pytest.raises(ValueError, match="`pairs` have a single output, but `pooling` = 'none' has one per"):
         replace(CONFIG, pooling="none")

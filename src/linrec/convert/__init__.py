@@ -1,14 +1,14 @@
-"""Models of other libraries' checkpoints.
+"""Conversion of checkpoints of other libraries into linrec models.
 
-`from_hugging_face` reads folders, and `from_rwkv_lm` reads the single file of an RWKV. In a folder, an
-architecture is a file of this folder that is called as `model_type` in its config.json, and found by that
-name. It has two functions, which are all there is to write for another one:
+`from_hugging_face` reads a checkpoint folder; `from_rwkv_lm` reads the single file of an RWKV checkpoint. For
+folders, each architecture is a module of this package, named after `model_type` in config.json and found by
+that name. To support another architecture, write a module with two functions:
 
     config(options: Options) -> ModelConfig
     weights(tensors: Tensors, config: ModelConfig) -> dict[str, Tensor]
 
-The first reads config.json; the second takes every tensor of the checkpoint, and returns the `state_dict` of
-the `LanguageModel` of that configuration. `linrec.convert.mamba2` is the pattern.
+`config` reads config.json. `weights` takes every tensor of the checkpoint and returns the `state_dict` of
+the `LanguageModel` with that configuration. See `linrec.convert.mamba2` for an example.
 """
 
 import importlib
@@ -26,12 +26,12 @@ from linrec.models import LanguageModel, ModelConfig
 
 __all__ = ["ConversionError", "Options", "Tensors", "from_hugging_face", "from_rwkv_lm", "model_types"]
 
-# modules of this folder that are no architectures of transformers
+# modules of this package that are not architectures of transformers
 SHARED = ("checkpoint", "flash_linear_attention", "rwkv_lm", "state_spaces")
 
 
 def model_types() -> list[str]:
-    """What `model_type` in config.json may be, sorted.
+    """Return the supported values of `model_type` in config.json, sorted.
 
     Example:
         >>> "mamba2" in model_types()
@@ -41,25 +41,25 @@ def model_types() -> list[str]:
 
 
 def from_hugging_face(folder: str | Path) -> LanguageModel:
-    """Make the model of a checkpoint in the layout of Hugging Face transformers, with its weights.
+    """Load a checkpoint in the layout of Hugging Face transformers into a new model.
 
-    The folder has `config.json`, and `model.safetensors` or `pytorch_model.bin`, or several such files and
-    their index, as `save_pretrained` writes them. transformers is not needed. No code of the checkpoint is
-    run. Every tensor has to have its place in the model, and every parameter its tensor.
+    The folder holds `config.json`, and `model.safetensors` or `pytorch_model.bin`, or several such files and
+    their index, as `save_pretrained` writes them. transformers is not needed, and no code of the checkpoint
+    runs. The tensors of the checkpoint must match the parameters of the model one to one.
 
-    A `config.json` with `ssm_cfg` and without `model_type` is of state-spaces/mamba, in whose layout the
-    authors of Mamba and Mamba-2 publish.
+    A `config.json` with `ssm_cfg` and without `model_type` belongs to state-spaces/mamba, the layout in which
+    the authors of Mamba and Mamba-2 publish.
 
     Args:
-        folder: the checkpoint, of a causal language model of one of `model_types()`, or of
+        folder: the checkpoint of a causal language model, of a type in `model_types()` or of
             state-spaces/mamba.
 
     Returns:
-        The model on the CPU, in float32 whatever the checkpoint is in, in evaluation mode. No random numbers
-        are drawn.
+        The model on the CPU, in evaluation mode, in float32 for any dtype of the checkpoint. No random
+        numbers are drawn.
 
     Raises:
-        ConversionError: a folder, file, option or tensor is missing, not what it should be, or not known.
+        ConversionError: a folder, file, option or tensor is missing, invalid or unknown.
 
     Example:
         >>> from_hugging_face("no/such/folder")
@@ -75,9 +75,9 @@ def from_hugging_face(folder: str | Path) -> LanguageModel:
 
 
 def from_rwkv_lm(path: str | Path) -> LanguageModel:
-    """Make the model of a checkpoint of RWKV-LM, in which its authors publish RWKV-4, 5.2 and 6.
+    """Load a checkpoint of RWKV-LM, the layout in which its authors publish RWKV-4, 5.2 and 6.
 
-    Version and sizes are those of the tensors. A file of `torch.save` is read by
+    The version and the sizes are inferred from the tensors. A file of `torch.save` is read by
     `torch.load(..., weights_only=True)`, which runs no code.
 
     Args:
@@ -87,7 +87,7 @@ def from_rwkv_lm(path: str | Path) -> LanguageModel:
         The model, as `from_hugging_face` returns it.
 
     Raises:
-        ConversionError: the file cannot be read, or a tensor is missing or not known.
+        ConversionError: the file cannot be read, or a tensor is missing or unknown.
 
     Example:
         >>> from_rwkv_lm("RWKV-x060-World-1B6.pth")
@@ -102,7 +102,7 @@ def from_rwkv_lm(path: str | Path) -> LanguageModel:
 
 
 def _architecture(options: Options) -> str:
-    """Return the name of the file here that reads a checkpoint."""
+    """Return the name of the module in this package that converts the checkpoint."""
     # the authors of Mamba do not write a `model_type`
     if "model_type" not in options and "ssm_cfg" in options:
         return "state_spaces"
@@ -113,11 +113,11 @@ def _architecture(options: Options) -> str:
 
 
 def _model(config: ModelConfig, weights: Mapping[str, Tensor]) -> LanguageModel:
-    """Return the model with these weights, which may still lie in open files."""
-    # without memory or first weights, which take minutes to draw in large models
+    """Return the model with these weights, copied from files that may still be open."""
+    # the meta device avoids allocating and drawing initial weights, which takes minutes for large models
     with torch.device("meta"):
         model = LanguageModel(config)
-    # copies: what has been read still lies in the files
+    # copies, because the tensors may be memory-mapped from the files
     copies = {name: tensor.to(torch.float32, copy=True) for name, tensor in weights.items()}
     model.load_state_dict(copies, assign=True)
     if config.tie_embeddings:

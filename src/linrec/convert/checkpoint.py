@@ -1,4 +1,4 @@
-"""A checkpoint of another library: its options, and its tensors, each to be taken once."""
+"""A checkpoint of another library: its options, and its tensors, each to be used exactly once."""
 
 import contextlib
 import zipfile
@@ -17,22 +17,22 @@ from linrec.files import read_json
 __all__ = ["ConversionError", "Options", "Tensors", "open_checkpoint", "open_tensors"]
 
 CONFIG = "config.json"
-# the whole in one file, or an index of several files; the first that is there is read
+# a single file, or an index of several files; the first that exists is read
 WHOLE, BIN = "model.safetensors", "pytorch_model.bin"
 INDEX = ".index.json"
 T = TypeVar("T")
 
 
 class ConversionError(ValueError):
-    """A checkpoint that cannot be converted; the message is one line that a user can act on."""
+    """The checkpoint cannot be converted; the message is one line that a user can act on."""
 
 
 class Options:
-    """What config.json says.
+    """The options in config.json.
 
     Args:
         values: options by name.
-        path: of the file, for messages.
+        path: path of the file, for messages.
 
     Example:
         >>> options = Options({"hidden_size": 64, "eps": 1}, "config.json")
@@ -44,20 +44,20 @@ class Options:
         self._values, self.path = values, path
 
     def __contains__(self, name: str) -> bool:
-        # null is as good as missing
+        # null counts as missing
         return self._values.get(name) is not None
 
     def read(self, name: str, kind: type[T], default: T | None = None) -> T:
         """Return an option.
 
         Args:
-            name: of the option.
-            kind: bool, int, float, str, list or dict; an integer is a float too.
-            default: the value of an option that is missing or null; None requires the option. transformers
-                leaves out options whose values all of its models share, and writes those of an architecture.
+            name: name of the option.
+            kind: bool, int, float, str, list or dict; an integer is accepted as a float.
+            default: the value if the option is missing or null; None makes the option required. transformers
+                omits options that have the same value in all of its models, and writes an architecture's own.
 
         Raises:
-            ConversionError: the option is missing, or of another kind.
+            ConversionError: the option is missing, or has the wrong type.
         """
         value = self._values.get(name)
         value = default if value is None else value
@@ -65,36 +65,36 @@ class Options:
             raise ConversionError(f"{self.path} has no `{name}`, which `save_pretrained` would have written.")
         if kind is float and type(value) is int:
             value = float(value)
-        # not isinstance: true is an int to Python
+        # not isinstance: a Python bool is also an int
         if type(value) is not kind:
             raise ConversionError(f"{self.path}: `{name}` must be of type {kind.__name__}; got {value!r}.")
         return value
 
     def supported(self, name: str, choices: Sequence[Any], default: Any = None) -> Any:
-        """Return an option that linrec has for some values only.
+        """Return an option for which linrec supports only some values.
 
         Args:
-            name: of the option.
-            choices: the values that linrec has.
-            default: what it is where it is missing; None: it must be there.
+            name: name of the option.
+            choices: the supported values.
+            default: the value if the option is missing; None makes the option required.
 
         Raises:
-            ConversionError: it is missing, or none of the choices.
+            ConversionError: the option is missing, or its value is not among the choices.
         """
         value = self._values.get(name, default)
         if value not in choices:
             listed = ", ".join(map(repr, choices))
-            raise ConversionError(f"{self.path}: `{name}` is {value!r}; linrec converts {listed} alone.")
+            raise ConversionError(f"{self.path}: `{name}` is {value!r}; linrec supports only {listed}.")
         return value
 
 
 class Tensors:
-    """The tensors of a checkpoint by name; one that nobody takes is an error.
+    """The tensors of a checkpoint by name; a tensor that is never taken is an error.
 
     Args:
-        files: for each tensor, the open file that holds it: of safetensors, or a dict of tensors.
+        files: for each tensor, the open file that contains it: a safetensors file, or a dict of tensors.
         folder: the checkpoint, for messages.
-        config: what implies the shapes, for messages.
+        config: name of the source of the expected shapes, for messages.
     """
 
     def __init__(self, files: Mapping[str, Any], folder: Path, config: str = CONFIG) -> None:
@@ -108,10 +108,10 @@ class Tensors:
         return iter(self._left)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a tensor that is not taken yet.
+        """Return the shape of a tensor that has not been taken yet.
 
         Raises:
-            ConversionError: it is not there.
+            ConversionError: the tensor does not exist.
         """
         if name not in self._left:
             hint = f"; the nearest is `{nearest(name, self._left)}`" if self._left else ""
@@ -123,24 +123,24 @@ class Tensors:
         return tuple(file[name].shape if isinstance(file, dict) else file.get_slice(name).get_shape())
 
     def take(self, name: str, *shape: int) -> Tensor:
-        """Return a tensor, and count it as used.
+        """Return a tensor, and mark it as used.
 
         Args:
-            name: its name in the checkpoint.
-            shape: what config.json implies; no numbers are the shape of a scalar.
+            name: name of the tensor in the checkpoint.
+            shape: shape that config.json implies; empty for a scalar.
 
         Returns:
             The tensor, in float32 or float64.
 
         Raises:
-            ConversionError: it is not there, or of another shape, or not of real numbers.
+            ConversionError: the tensor is missing, or has the wrong shape or an unsupported dtype.
         """
         found = self.shape(name)
         del self._left[name]
         if found != shape:
             raise ConversionError(
                 f"{self._folder}: `{name}` must have shape {shape} by {self._config}; got {found}. "
-                "The two are not of one checkpoint."
+                "The configuration and the tensors belong to different checkpoints."
             )
         file = self._files[name]
         tensor: Tensor = file[name] if isinstance(file, dict) else file.get_tensor(name)
@@ -152,42 +152,42 @@ class Tensors:
         return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
     def take_copy(self, name: str, original: Tensor) -> None:
-        """Take a tensor that may be there as well, and must then equal `original`: a tied weight.
+        """Take a tied weight, which may be stored a second time and must then equal `original`.
 
         Raises:
-            ConversionError: it differs.
+            ConversionError: the stored copy differs.
         """
         if name in self and not torch.equal(self.take(name, *original.shape), original):
             raise ConversionError(
-                f"{self._folder}: `{name}` must equal what {self._config} ties it to, and does not. "
+                f"{self._folder}: `{name}` must equal the weight that {self._config} ties it to. "
                 "Set `tie_word_embeddings` (`tie_embeddings` of state-spaces) to false there to keep both."
             )
 
     def check_all_taken(self) -> None:
-        """Refuse tensors that nobody has taken.
+        """Raise if a tensor has not been taken.
 
         Raises:
-            ConversionError: there are some.
+            ConversionError: at least one tensor is left.
         """
         if self._left:
             names = [f"`{name}`" for name in self._left]
             listed = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
             raise ConversionError(
-                f"{self._folder} has tensors that its `model_type` has no use for: {listed}. "
-                "Without them it would be another model."
+                f"{self._folder} has tensors that its `model_type` does not use: {listed}. "
+                "Dropping them would change the model."
             )
 
 
 @contextlib.contextmanager
 def open_checkpoint(folder: Path) -> Iterator[tuple[Options, Tensors]]:
-    """Open a checkpoint folder, as `save_pretrained` writes it.
+    """Open a checkpoint folder as `save_pretrained` writes it.
 
     Args:
-        folder: with config.json, and with model.safetensors or pytorch_model.bin, or an index of several such
+        folder: contains config.json, and model.safetensors or pytorch_model.bin, or an index of several such
             files. A .bin file is read by `torch.load(..., weights_only=True)`, which runs no code.
 
     Returns:
-        A context of the options and the tensors; these are read when they are taken, and no longer after it.
+        A context of the options and the tensors. Tensors are read when they are taken, within the context.
 
     Raises:
         ConversionError: a file is missing or cannot be read.
@@ -206,14 +206,14 @@ def open_checkpoint(folder: Path) -> Iterator[tuple[Options, Tensors]]:
         for tensor, name in ({} if places is None else places).items():
             if tensor not in held:
                 raise ConversionError(
-                    f"{folder / (whole + INDEX)} says that {name} has `{tensor}`, which it has not."
+                    f"{folder / (whole + INDEX)} says that {name} has `{tensor}`, but the file lacks it."
                 )
         yield options, Tensors(held, folder)
 
 
 @contextlib.contextmanager
 def open_tensors(path: Path) -> Iterator[Tensors]:
-    """Open one file of tensors, of safetensors or of `torch.save`.
+    """Open a single file of tensors, written by safetensors or by `torch.save`.
 
     Raises:
         ConversionError: the file is missing or cannot be read.
@@ -227,7 +227,7 @@ def _is_there(folder: Path, name: str) -> bool:
 
 
 def _places(index: Path) -> dict[str, str]:
-    """The file of each tensor, by the index of a checkpoint in several files."""
+    """Return the file name of each tensor, from the index of a checkpoint in several files."""
     places = _json(index).get("weight_map")
     if not isinstance(places, dict) or not all(
         isinstance(name, str) and Path(name).name == name for name in places.values()
@@ -244,7 +244,7 @@ def _json(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise ConversionError(
             f"there is no {path}; a checkpoint is a folder with {CONFIG} and {WHOLE} (or {WHOLE + INDEX} and "
-            "what it lists)."
+            "the files it lists)."
         ) from None
     except (OSError, ValueError) as error:
         raise ConversionError(f"{path} cannot be read as JSON: {error}.") from error
@@ -254,13 +254,13 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _number(content: dict[str, Any]) -> Any:
-    # transformers 5 writes infinity, which JSON has not, as {"__float__": "Infinity"}
+    # transformers 5 writes infinity, which JSON lacks, as {"__float__": "Infinity"}
     return float(content["__float__"]) if content.keys() == {"__float__"} else content
 
 
 @contextlib.contextmanager
 def _open(path: Path) -> Iterator[Any]:
-    """Open a file of tensors, of safetensors or, by any other suffix, of `torch.save`, which is a dict."""
+    """Open a file of tensors: safetensors by its suffix, else a dict written by `torch.save`."""
     kind = "safetensors" if path.suffix == ".safetensors" else "torch.save"
     opened: contextlib.AbstractContextManager[Any]
     try:
@@ -269,7 +269,7 @@ def _open(path: Path) -> Iterator[Any]:
         else:
             opened = contextlib.nullcontext(_unpickled(path))
     except FileNotFoundError:
-        raise ConversionError(f"there is no {path}; download or copy the checkpoint whole.") from None
+        raise ConversionError(f"there is no {path}; download or copy the whole checkpoint.") from None
     except (OSError, SafetensorError, RuntimeError, ValueError, UnpicklingError, EOFError) as error:
         why = (str(error).splitlines() or [type(error).__name__])[0]
         raise ConversionError(f"{path} cannot be read as tensors of {kind}: {why}") from error
@@ -278,7 +278,7 @@ def _open(path: Path) -> Iterator[Any]:
 
 
 def _unpickled(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file of torch.save, read by torch's unpickler of tensors alone, which runs no code."""
+    """Return the tensors of a `torch.save` file; `weights_only=True` runs no code."""
     found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     if not isinstance(found, dict) or not all(isinstance(x, Tensor) for x in found.values()):
         raise ValueError("it must hold a dict of tensors by name.")

@@ -1,7 +1,7 @@
-"""DeltaNet, as `DeltaNetForCausalLM` of flash-linear-attention has it.
+"""DeltaNet, as in `DeltaNetForCausalLM` of flash-linear-attention.
 
-The layer divides q by the root of its channels, which its norm undoes but for the eps: `norm_eps` here is
-larger by their number.
+The released layer divides q by the square root of its number of channels. The norm undoes the division up to
+its eps, so `norm_eps` here is multiplied by the number of channels.
 """
 
 from torch import Tensor
@@ -12,24 +12,24 @@ from linrec.models import ModelConfig
 
 __all__ = ["config", "weights"]
 
-# of the released code, beside the squared norm of q and k, not beside their sum
+# eps of the released code; it is added to the squared norm of q and k, not to the sum of their features
 QK_EPS = 1e-6
 
 
 def config(options: Options) -> ModelConfig:
-    """The configuration of the model that config.json describes.
+    """Return the model configuration that config.json describes.
 
     Raises:
-        ConversionError: an option that is missing or that linrec does not have.
+        ConversionError: an option is missing or has an unsupported value.
     """
     beta = "double_sigmoid" if options.read("allow_neg_eigval", bool, False) else "sigmoid"
     if not options.read("use_beta", bool, True):
-        # strengths of 2 everywhere would be reflections
+        # with `allow_neg_eigval` the constant beta would be 2, a reflection
         options.supported("allow_neg_eigval", (False,), False)
         beta = "one"
     d_model, n_heads = options.read("hidden_size", int), options.read("num_heads", int)
     d_qk = int(d_model * options.read("expand_k", float))
-    # a sum of features of either sign is no norm
+    # features of both signs may sum to zero, so they cannot be normalised by their sum
     norm = options.supported("qk_norm", ("l2", "sum"), "l2")
     maps = ("silu", "relu", "elu", "identity") if norm == "l2" else ("relu", "elu")
     arguments = {
@@ -48,16 +48,16 @@ def config(options: Options) -> ModelConfig:
 
 
 def weights(tensors: Tensors, config: ModelConfig) -> dict[str, Tensor]:
-    """The state_dict of the model, of the checkpoint's tensors.
+    """Return the `state_dict` of the model, built from the checkpoint's tensors.
 
     Raises:
-        ConversionError: a tensor that is missing or of another shape.
+        ConversionError: a tensor is missing or has the wrong shape.
     """
     return weights_of(tensors, config, mixer)
 
 
 def mixer(tensors: Tensors, prefix: str, config: ModelConfig) -> dict[str, Tensor]:
-    """The state_dict of one layer's mixer, but for a decay."""
+    """Return the `state_dict` of one layer's mixer, without parameters of a decay."""
     arguments, d_model = config.mixer_args, config.d_model
     d_qk, d_v, n_heads = (arguments[name] for name in ("d_qk", "d_v", "n_heads"))
     widths = {"q": d_qk, "k": d_qk, "v": d_v}

@@ -1,4 +1,4 @@
-"""FalconMamba, as `FalconMambaForCausalLM` of transformers has it: Mamba with norms of s, B and C."""
+"""FalconMamba, as in `FalconMambaForCausalLM` of transformers: Mamba with norms of s, B and C."""
 
 import dataclasses
 
@@ -11,10 +11,10 @@ __all__ = ["config", "weights"]
 
 
 def config(options: Options) -> ModelConfig:
-    """The configuration of the model that config.json describes.
+    """Return the model configuration that config.json describes.
 
     Raises:
-        ConversionError: an option that is missing or that linrec does not have.
+        ConversionError: an option is missing or has an unsupported value.
     """
     found = mamba.config(options)
     norm = {"inner_norm": "rms", "norm_eps": options.read("mixer_rms_eps", float)}

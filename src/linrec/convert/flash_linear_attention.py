@@ -1,4 +1,4 @@
-"""Blocks of the models of flash-linear-attention: RMSNorm, mixer, RMSNorm and SwiGLU."""
+"""The block that models of flash-linear-attention share: RMSNorm, mixer, RMSNorm and SwiGLU."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,17 +15,17 @@ Part = Callable[[Tensors, str, ModelConfig], dict[str, Tensor]]
 
 
 def config_of(options: Options, mixer: str, arguments: dict[str, Any], **model: Any) -> ModelConfig:
-    """The configuration of a model with this mixer; `model` has what differs from SwiGLU and RMSNorm.
+    """Return the configuration of a model with this mixer; `model` overrides SwiGLU and RMSNorm.
 
     Raises:
-        ConversionError: an option that is missing or that linrec does not have.
+        ConversionError: an option is missing or has an unsupported value.
     """
     for name in ("attn", "attnres_block_size"):
         options.supported(name, (None,))
     d_model = options.read("hidden_size", int)
     if "channel_mixing" not in model:
         options.supported("hidden_act", ("swish",))
-        # two thirds of the ratio, in whole multiples of 256
+        # two thirds of the ratio, rounded up to a multiple of 256
         wide = int(d_model * options.read("hidden_ratio", float, 4.0) * 2 / 3)
         model["d_channel_mixing"] = options.read("intermediate_size", int, -(-wide // 256) * 256)
     return ModelConfig(
@@ -50,18 +50,19 @@ def weights_of(
     names: Sequence[str] = ("mlp_norm", "mlp"),
     first_norm: str | None = None,
 ) -> dict[str, Tensor]:
-    """The state_dict of the model, of the checkpoint's tensors.
+    """Return the `state_dict` of the model, built from the checkpoint's tensors.
 
     Args:
-        tensors: of the checkpoint.
-        config: of the model.
-        mixer: makes the state_dict of one layer's mixer, of the tensors, their prefix and the configuration.
-        channel_mixing: makes the state_dict of the channel mixing; None is SwiGLU.
+        tensors: tensors of the checkpoint.
+        config: configuration of the model.
+        mixer: returns the `state_dict` of one layer's mixer, given the tensors, their prefix and the
+            configuration.
+        channel_mixing: the same for the channel mixing; None means SwiGLU.
         names: the checkpoint's names of the second norm and of the channel mixing.
-        first_norm: the checkpoint's name of the embedding's norm, in the first layer.
+        first_norm: the checkpoint's name of the embedding's norm, which is stored in the first layer.
 
     Raises:
-        ConversionError: a tensor that is missing or of another shape.
+        ConversionError: a tensor is missing or has the wrong shape.
     """
     size = config.vocab_size, config.d_model
     embedding = tensors.take("model.embeddings.weight", *size)
@@ -88,21 +89,21 @@ def weights_of(
 
 
 def convolution(tensors: Tensors, prefix: str, widths: dict[str, int], size: int) -> dict[str, Tensor]:
-    """The taps of the short convolutions of several tensors, side by side.
+    """Return the taps of several tensors' short convolutions, concatenated.
 
     Args:
-        tensors: of the checkpoint.
-        prefix: of the layer's mixer.
-        widths: channels of each tensor by its name, in our order.
-        size: taps.
+        tensors: tensors of the checkpoint.
+        prefix: prefix of the layer's mixer.
+        widths: number of channels by tensor name, in linrec's order.
+        size: number of taps.
     """
     taps = [tensors.take(f"{prefix}{name}_conv1d.weight", width, 1, size) for name, width in widths.items()]
-    # torch's convolution has the tap of the current step last
+    # torch's convolution stores the tap of the current step last
     return {"conv.weight": torch.cat(taps)[:, 0].flip(-1)}
 
 
 def _swiglu(tensors: Tensors, prefix: str, config: ModelConfig) -> dict[str, Tensor]:
-    """The state_dict of one layer's channel mixing, whose biases are zero."""
+    """Return the `state_dict` of one layer's channel mixing; linrec's biases are zero."""
     d_model, d_hidden = config.d_model, config.d_channel_mixing
     found = {}
     for name, rows, columns in (

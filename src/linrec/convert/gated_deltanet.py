@@ -1,7 +1,7 @@
-"""Gated DeltaNet, as `GatedDeltaNetForCausalLM` of flash-linear-attention has it.
+"""Gated DeltaNet, as in `GatedDeltaNetForCausalLM` of flash-linear-attention.
 
-The layer divides q by the root of its channels, which its norm undoes but for the eps: `norm_eps` here is
-larger by their number.
+The released layer divides q by the square root of its number of channels. The norm undoes the division up to
+its eps, so `norm_eps` here is multiplied by the number of channels.
 """
 
 from torch import Tensor
@@ -15,10 +15,10 @@ __all__ = ["config", "weights"]
 
 
 def config(options: Options) -> ModelConfig:
-    """The configuration of the model that config.json describes.
+    """Return the model configuration that config.json describes.
 
     Raises:
-        ConversionError: an option that is missing or that linrec does not have.
+        ConversionError: an option is missing or has an unsupported value.
     """
     d_head, qk_heads = options.read("head_dim", int), options.read("num_heads", int)
     n_heads = options.read("num_v_heads", int, qk_heads)
@@ -37,16 +37,16 @@ def config(options: Options) -> ModelConfig:
 
 
 def weights(tensors: Tensors, config: ModelConfig) -> dict[str, Tensor]:
-    """The state_dict of the model, of the checkpoint's tensors.
+    """Return the `state_dict` of the model, built from the checkpoint's tensors.
 
     Raises:
-        ConversionError: a tensor that is missing or of another shape.
+        ConversionError: a tensor is missing or has the wrong shape.
     """
     return weights_of(tensors, config, _mixer)
 
 
 def _mixer(tensors: Tensors, prefix: str, config: ModelConfig) -> dict[str, Tensor]:
-    """The state_dict of one layer's mixer."""
+    """Return the `state_dict` of one layer's mixer."""
     n_heads = config.mixer_args["n_heads"]
     return {
         **delta_net.mixer(tensors, prefix, config),

@@ -1,7 +1,7 @@
-"""GLA, as `GLAForCausalLM` of flash-linear-attention has it.
+"""GLA, as in `GLAForCausalLM` of flash-linear-attention.
 
-The layer divides q by the root of its channels, which its norm undoes but for the eps: `norm_eps` here is
-larger by their number.
+The released layer divides q by the square root of its number of channels. The norm undoes the division up to
+its eps, so `norm_eps` here is multiplied by the number of channels.
 """
 
 import math
@@ -15,15 +15,15 @@ from linrec.models import ModelConfig
 
 __all__ = ["config", "weights"]
 
-# the layer's own, which config.json does not have
+# constants of the released layer, which config.json does not contain
 TAU, GATE_RANK = 16.0, 16
 
 
 def config(options: Options) -> ModelConfig:
-    """The configuration of the model that config.json describes.
+    """Return the model configuration that config.json describes.
 
     Raises:
-        ConversionError: an option that is missing or that linrec does not have.
+        ConversionError: an option is missing or has an unsupported value.
     """
     options.supported("elementwise_affine", (True,), True)
     d_model, n_heads = options.read("hidden_size", int), options.read("num_heads", int)
@@ -50,16 +50,16 @@ def config(options: Options) -> ModelConfig:
 
 
 def weights(tensors: Tensors, config: ModelConfig) -> dict[str, Tensor]:
-    """The state_dict of the model, of the checkpoint's tensors.
+    """Return the `state_dict` of the model, built from the checkpoint's tensors.
 
     Raises:
-        ConversionError: a tensor that is missing or of another shape.
+        ConversionError: a tensor is missing or has the wrong shape.
     """
     return weights_of(tensors, config, _mixer)
 
 
 def _mixer(tensors: Tensors, prefix: str, config: ModelConfig) -> dict[str, Tensor]:
-    """The state_dict of one layer's mixer."""
+    """Return the `state_dict` of one layer's mixer."""
     arguments, d_model = config.mixer_args, config.d_model
     d_qk, d_v, n_heads = (arguments[name] for name in ("d_qk", "d_v", "n_heads"))
     shared = n_heads // arguments["kv_heads"]
@@ -73,7 +73,7 @@ def _mixer(tensors: Tensors, prefix: str, config: ModelConfig) -> dict[str, Tens
     if arguments["output_gate"]:
         found["gate.weight"] = tensors.take(prefix + "g_proj.weight", d_v, d_model)
         found["gate.bias"] = torch.zeros(d_v)
-    # its name where norm and gate are one kernel
+    # the tensor's name if norm and gate are fused in one kernel
     fused = prefix + "g_norm_swish_gate.weight"
     norm = fused if fused in tensors else prefix + "g_norm.weight"
     found["norm.weight"] = tensors.take(norm, d_v // n_heads)

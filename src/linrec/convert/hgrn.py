@@ -1,4 +1,4 @@
-"""HGRN, as `HGRNForCausalLM` of flash-linear-attention has it: real, with a norm before the gate."""
+"""HGRN, as in `HGRNForCausalLM` of flash-linear-attention: real, with a norm before the gate."""
 
 from torch import Tensor
 
@@ -10,10 +10,10 @@ __all__ = ["config", "weights"]
 
 
 def config(options: Options) -> ModelConfig:
-    """The configuration of the model that config.json describes.
+    """Return the model configuration that config.json describes.
 
     Raises:
-        ConversionError: an option that is missing or that linrec does not have.
+        ConversionError: an option is missing or has an unsupported value.
     """
     options.supported("elementwise_affine", (True,), True)
     short = options.read("use_short_conv", bool, False)
@@ -33,17 +33,17 @@ def config(options: Options) -> ModelConfig:
 
 
 def weights(tensors: Tensors, config: ModelConfig) -> dict[str, Tensor]:
-    """The state_dict of the model, of the checkpoint's tensors.
+    """Return the `state_dict` of the model, built from the checkpoint's tensors.
 
     Raises:
-        ConversionError: a tensor that is missing or of another shape.
+        ConversionError: a tensor is missing or has the wrong shape.
     """
     found = weights_of(tensors, config, _mixer)
     return found | lower_bounds(tensors, config, config.d_model)
 
 
 def lower_bounds(tensors: Tensors, config: ModelConfig, width: int) -> dict[str, Tensor]:
-    """The lower bounds of all layers, under each layer's name for them."""
+    """Return the lower bounds of all layers, under the name that each layer has for them."""
     if config.mixer_args["lower_bound"] != "increasing":
         return {}
     gamma = tensors.take("model.lower_bounds", config.n_layers, width)
@@ -51,7 +51,7 @@ def lower_bounds(tensors: Tensors, config: ModelConfig, width: int) -> dict[str,
 
 
 def _mixer(tensors: Tensors, prefix: str, config: ModelConfig) -> dict[str, Tensor]:
-    """The state_dict of one layer's mixer."""
+    """Return the `state_dict` of one layer's mixer."""
     d_model, d_state = config.d_model, config.mixer_args["d_state"]
     found = {
         f"{ours}.weight": tensors.take(f"{prefix}{theirs}_proj.weight", d_state, d_model)

@@ -1,7 +1,7 @@
-"""HGRN2, as `HGRN2ForCausalLM` of flash-linear-attention has it.
+"""HGRN2, as in `HGRN2ForCausalLM` of flash-linear-attention.
 
-The layer divides its queries by the root of their channels, which the norm undoes but for the eps. That eps
-is 1e-5 whatever config.json says.
+The released layer divides its queries by the square root of their number of channels. The norm undoes the
+division up to its eps, which is 1e-5 regardless of config.json.
 """
 
 from torch import Tensor
@@ -17,14 +17,14 @@ EPS = 1e-5
 
 
 def config(options: Options) -> ModelConfig:
-    """The configuration of the model that config.json describes.
+    """Return the model configuration that config.json describes.
 
     Raises:
-        ConversionError: an option that is missing or that linrec does not have.
+        ConversionError: an option is missing or has an unsupported value.
     """
     options.supported("elementwise_affine", (True,), True)
     d_model = options.read("hidden_size", int)
-    # without one of the two, the other says it
+    # config.json has one of the two, and the other follows from it
     ratio = options.read("expand_ratio", int, 0)
     n_heads = d_model // ratio if ratio else options.read("num_heads", int)
     short = options.read("use_short_conv", bool, False)
@@ -42,17 +42,17 @@ def config(options: Options) -> ModelConfig:
 
 
 def weights(tensors: Tensors, config: ModelConfig) -> dict[str, Tensor]:
-    """The state_dict of the model, of the checkpoint's tensors.
+    """Return the `state_dict` of the model, built from the checkpoint's tensors.
 
     Raises:
-        ConversionError: a tensor that is missing or of another shape.
+        ConversionError: a tensor is missing or has the wrong shape.
     """
     found = weights_of(tensors, config, _mixer)
     return found | lower_bounds(tensors, config, config.d_model)
 
 
 def _mixer(tensors: Tensors, prefix: str, config: ModelConfig) -> dict[str, Tensor]:
-    """The state_dict of one layer's mixer."""
+    """Return the `state_dict` of one layer's mixer."""
     d_model = config.d_model
     found = {
         f"{ours}.weight": tensors.take(f"{prefix}{theirs}_proj.weight", d_model, d_model)

@@ -1,7 +1,7 @@
-"""Mamba, as `MambaForCausalLM` of transformers has it.
+"""Mamba, as in `MambaForCausalLM` of transformers.
 
-`residual_in_fp32` is a matter of precision, `use_mambapy` and `use_associative_scan` are of speed, and the
-`time_step_` options but the rank say how training starts.
+`residual_in_fp32` affects precision only, `use_mambapy` and `use_associative_scan` affect speed only. Apart
+from the rank, the `time_step_` options only affect initialisation.
 """
 
 from torch import Tensor
@@ -14,10 +14,10 @@ __all__ = ["config", "mixer", "weights"]
 
 
 def config(options: Options) -> ModelConfig:
-    """The configuration of the model that config.json describes.
+    """Return the model configuration that config.json describes.
 
     Raises:
-        ConversionError: an option that is missing or that linrec does not have.
+        ConversionError: an option is missing or has an unsupported value.
     """
     options.supported("hidden_act", ("silu", "swish"))
     return ModelConfig(
@@ -36,33 +36,33 @@ def config(options: Options) -> ModelConfig:
         channel_mixing="none",
         norm="rms",
         norm_eps=options.read("layer_norm_epsilon", float),
-        # transformers leaves out of config.json what is as it would be without
+        # transformers omits options at their default values from config.json
         tie_embeddings=options.read("tie_word_embeddings", bool, True),
         head_bias=False,
     )
 
 
 def weights(tensors: Tensors, config: ModelConfig) -> dict[str, Tensor]:
-    """The state_dict of the model, of the checkpoint's tensors.
+    """Return the `state_dict` of the model, built from the checkpoint's tensors.
 
     Raises:
-        ConversionError: a tensor that is missing or of another shape.
+        ConversionError: a tensor is missing or has the wrong shape.
     """
     return backbone(tensors, config, mixer)
 
 
 def mixer(tensors: Tensors, prefix: str, config: ModelConfig) -> dict[str, Tensor]:
-    """The state_dict of one layer's mixer.
+    """Return the `state_dict` of one layer's mixer.
 
     Raises:
-        ConversionError: a tensor that is missing or of another shape.
+        ConversionError: a tensor is missing or has the wrong shape.
     """
     arguments, d_model = config.mixer_args, config.d_model
     d_inner, d_state, rank = arguments["expand"] * d_model, arguments["d_state"], arguments["dt_rank"]
     taps = tensors.take(prefix + "conv1d.weight", d_inner, 1, arguments["conv_size"])
     found = {
         "xz.weight": tensors.take(prefix + "in_proj.weight", 2 * d_inner, d_model),
-        # torch's convolution has the tap of the current step last
+        # torch's convolution stores the tap of the current step last
         "conv.weight": taps[:, 0].flip(-1),
         "dtBC.weight": tensors.take(prefix + "x_proj.weight", rank + 2 * d_state, d_inner),
         "W_dt.weight": tensors.take(prefix + "dt_proj.weight", d_inner, rank),

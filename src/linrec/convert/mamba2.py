@@ -1,7 +1,7 @@
-"""Mamba-2, as `Mamba2ForCausalLM` of transformers has it.
+"""Mamba-2, as in `Mamba2ForCausalLM` of transformers.
 
-transformers reads neither `norm_before_gate` nor `rms_norm`, which some config.json have: its layers always
-have the norm, behind the gate. `residual_in_fp32` and `chunk_size` are matters of precision and speed.
+transformers ignores `norm_before_gate` and `rms_norm`, which some config.json files contain: its layers
+always have the norm, after the gate. `residual_in_fp32` and `chunk_size` affect precision and speed only.
 """
 
 import math
@@ -18,10 +18,10 @@ Mixer = Callable[[Tensors, str, ModelConfig], dict[str, Tensor]]
 
 
 def config(options: Options) -> ModelConfig:
-    """The configuration of the model that config.json describes.
+    """Return the model configuration that config.json describes.
 
     Raises:
-        ConversionError: an option that is missing or that linrec does not have.
+        ConversionError: an option is missing or has an unsupported value.
     """
     options.supported("hidden_act", ("silu", "swish"))
     d_model, expand = options.read("hidden_size", int), options.read("expand", int)
@@ -57,27 +57,27 @@ def config(options: Options) -> ModelConfig:
 
 
 def weights(tensors: Tensors, config: ModelConfig) -> dict[str, Tensor]:
-    """The state_dict of the model, of the checkpoint's tensors.
+    """Return the `state_dict` of the model, built from the checkpoint's tensors.
 
     Raises:
-        ConversionError: a tensor that is missing or of another shape.
+        ConversionError: a tensor is missing or has the wrong shape.
     """
     return backbone(tensors, config, mixer)
 
 
 def backbone(tensors: Tensors, config: ModelConfig, mixer: Mixer) -> dict[str, Tensor]:
-    """The state_dict of a model whose mixers alone are another architecture's.
+    """Return the `state_dict` of a model that differs from Mamba-2 only in its mixers.
 
     Args:
-        tensors: of the checkpoint.
-        config: of the model.
-        mixer: makes the state_dict of one layer's mixer from the tensors, its prefix and the configuration.
+        tensors: tensors of the checkpoint.
+        config: configuration of the model.
+        mixer: returns the `state_dict` of one layer's mixer, given the tensors, prefix and configuration.
 
     Raises:
-        ConversionError: a tensor that is missing or of another shape.
+        ConversionError: a tensor is missing or has the wrong shape.
     """
     d_model = config.d_model
-    # its name in checkpoints of 2024
+    # the name in checkpoints of 2024
     old = "backbone.embedding.weight"
     name = old if old in tensors else "backbone.embeddings.weight"
     embedding = tensors.take(name, config.vocab_size, d_model)
@@ -94,15 +94,15 @@ def backbone(tensors: Tensors, config: ModelConfig, mixer: Mixer) -> dict[str, T
 
 
 def dt_limit(options: Options, name: str, default: list[float] | None = None) -> tuple[float, float] | None:
-    """The argument `dt_limit` of the mixer.
+    """Return the mixer's argument `dt_limit`.
 
     Args:
-        options: with two numbers.
-        name: of the option.
-        default: the numbers where they are not there; None: they must be.
+        options: options that contain the two limits.
+        name: name of the option.
+        default: the limits if the option is missing; None makes the option required.
 
     Raises:
-        ConversionError: the option is missing, or something else.
+        ConversionError: the option is missing or invalid.
     """
     limit = options.read(name, list, default)
     if len(limit) != 2:
@@ -112,10 +112,10 @@ def dt_limit(options: Options, name: str, default: list[float] | None = None) ->
 
 
 def mixer(tensors: Tensors, prefix: str, config: ModelConfig) -> dict[str, Tensor]:
-    """The state_dict of one layer's mixer.
+    """Return the `state_dict` of one layer's mixer.
 
     Raises:
-        ConversionError: a tensor that is missing or of another shape.
+        ConversionError: a tensor is missing or has the wrong shape.
     """
     arguments, d_model = config.mixer_args, config.d_model
     d_inner, n_heads = arguments["expand"] * d_model, arguments["n_heads"]
@@ -129,12 +129,12 @@ def mixer(tensors: Tensors, prefix: str, config: ModelConfig) -> dict[str, Tenso
     found = {
         "zXBC.weight": projection[:width],
         "dt.weight": projection[width:],
-        # torch's convolution has the tap of the current step last
+        # torch's convolution stores the tap of the current step last
         "conv.weight": taps[:, 0].flip(-1),
         "A_log": tensors.take(prefix + "A_log", n_heads),
         "out.weight": tensors.take(prefix + "out_proj.weight", d_model, d_inner),
     }
-    # transformers has a D for each head, and always a norm
+    # in transformers D is per head, and the norm is always there
     each = d_inner if arguments.get("D") == "channel" else n_heads
     found["D"] = tensors.take(prefix + "D", each).unflatten(0, (n_heads, -1))
     if arguments.get("output_norm") != "none":
@@ -144,7 +144,7 @@ def mixer(tensors: Tensors, prefix: str, config: ModelConfig) -> dict[str, Tenso
     if arguments["bias"]:
         bias = tensors.take(prefix + "in_proj.bias", width + n_heads)
         found["zXBC.bias"] = bias[:width]
-        # dt has two biases there
+        # in transformers dt has two biases
         dt_bias = dt_bias + bias[width:]
         found["out.bias"] = tensors.take(prefix + "out_proj.bias", d_model)
     return found | {"dt.bias": dt_bias}

@@ -1,9 +1,10 @@
-"""RecurrentGemma, the released Griffin, as `RecurrentGemmaForCausalLM` of transformers has it.
+"""RecurrentGemma, the released Griffin, as in `RecurrentGemmaForCausalLM` of transformers.
 
-There, norms have their weight less 1, the units of channel mixing half of `intermediate_size`, and Lambda the
-other sign. The embedding is multiplied by the root of the width, rounded to bfloat16 in every precision. The
-channels of a head that turn together are neighbours here; there, one is in the first half of those that turn
-and the other in the second. Options of initialisation, and of the cache, change nothing in a trained model.
+In transformers, norms store their weight minus 1, `intermediate_size` is twice the width of the channel
+mixing, and Lambda has the opposite sign. The embedding is multiplied by the square root of the width, rounded
+to bfloat16 in every precision. Rotary pairs are adjacent channels in linrec. In transformers, a pair is
+channel j of the first half and channel j of the second half of the rotated channels. Options of
+initialisation and of the cache do not affect a trained model.
 """
 
 import math
@@ -21,10 +22,10 @@ _ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
 
 
 def config(options: Options) -> ModelConfig:
-    """The configuration of the model that config.json describes.
+    """Return the model configuration that config.json describes.
 
     Raises:
-        ConversionError: an option that is missing or that linrec does not have.
+        ConversionError: an option is missing or has an unsupported value.
     """
     activation = _ACTIVATIONS[options.supported("hidden_activation", tuple(_ACTIVATIONS))]
     d_model, n_layers = options.read("hidden_size", int), options.read("num_hidden_layers", int)
@@ -47,7 +48,7 @@ def config(options: Options) -> ModelConfig:
         "attention": {
             "n_heads": n_heads,
             "kv_heads": options.read("num_key_value_heads", int, n_heads),
-            # its projection of outputs has a bias in any case
+            # the output projection always has a bias
             "bias": True,
             "window": options.read("attention_window_size", int),
             "dropout": options.read("attention_dropout", float, 0.0),
@@ -73,10 +74,10 @@ def config(options: Options) -> ModelConfig:
 
 
 def weights(tensors: Tensors, config: ModelConfig) -> dict[str, Tensor]:
-    """The state_dict of the model, of the checkpoint's tensors.
+    """Return the `state_dict` of the model, built from the checkpoint's tensors.
 
     Raises:
-        ConversionError: a tensor that is missing or of another shape.
+        ConversionError: a tensor is missing or has the wrong shape.
     """
     d_model, vocabulary = config.d_model, config.vocab_size
     embedding = tensors.take("model.embed_tokens.weight", vocabulary, d_model)
@@ -105,7 +106,7 @@ def weights(tensors: Tensors, config: ModelConfig) -> dict[str, Tensor]:
 
 
 def _pattern(options: Options) -> tuple[str, ...]:
-    """Names of mixers that are repeated over depth."""
+    """Return the pattern of mixer names, which repeats over depth."""
     types = options.read("block_types", list)
     unknown = [kind for kind in types if kind not in _MIXERS]
     if unknown or not types:
@@ -116,7 +117,7 @@ def _pattern(options: Options) -> tuple[str, ...]:
 
 
 def _rotary(options: Options) -> dict[str, float]:
-    """Arguments of the attention's rotary positions; checkpoints of 2024 have them without a table."""
+    """Return the attention's rotary arguments; checkpoints of 2024 store them as plain options."""
     table = Options(options.read("rope_parameters", dict, {}), options.path)
     table.supported("rope_type", ("default",), "default")
     return {
@@ -128,12 +129,12 @@ def _rotary(options: Options) -> dict[str, float]:
 
 
 def _hawk(tensors: Tensors, prefix: str, config: ModelConfig, layer: int) -> dict[str, Tensor]:
-    """The state_dict of one recurrent mixer."""
+    """Return the `state_dict` of one recurrent mixer."""
     _, arguments = config.mixer_of(layer)
     d_model, d_rnn, n_blocks = config.d_model, arguments["d_rnn"], arguments["n_blocks"]
     size, taps = d_rnn // n_blocks, arguments["conv_size"]
     found = {
-        # torch's convolution has the tap of the current step last
+        # torch's convolution stores the tap of the current step last
         "conv.weight": tensors.take(prefix + "conv_1d.weight", d_rnn, 1, taps)[:, 0].flip(-1),
         "conv.bias": tensors.take(prefix + "conv_1d.bias", d_rnn),
         "rg_lru.Lambda": -tensors.take(prefix + "rg_lru.recurrent_param", d_rnn),
@@ -141,7 +142,7 @@ def _hawk(tensors: Tensors, prefix: str, config: ModelConfig, layer: int) -> dic
     for ours, theirs in (("recurrence_gate", "recurrent_gate"), ("input_gate", "input_gate")):
         blocks = tensors.take(f"{prefix}rg_lru.{theirs}_weight", n_blocks, size, size)
         bias = tensors.take(f"{prefix}rg_lru.{theirs}_bias", n_blocks, size)
-        # they multiply from the right
+        # the released code multiplies by the blocks from the right
         found |= {f"rg_lru.{ours}.weight": blocks.transpose(1, 2), f"rg_lru.{ours}.bias": bias.flatten()}
     for ours, theirs in (("gate", "linear_y"), ("u", "linear_x"), ("out", "linear_out")):
         inputs, outputs = (d_rnn, d_model) if ours == "out" else (d_model, d_rnn)
@@ -151,7 +152,7 @@ def _hawk(tensors: Tensors, prefix: str, config: ModelConfig, layer: int) -> dic
 
 
 def _attention(tensors: Tensors, prefix: str, config: ModelConfig, layer: int) -> dict[str, Tensor]:
-    """The state_dict of one mixer of attention."""
+    """Return the `state_dict` of one attention mixer."""
     _, arguments = config.mixer_of(layer)
     d_model, n_heads, kv_heads = config.d_model, arguments["n_heads"], arguments["kv_heads"]
     d_head = d_model // n_heads
@@ -162,7 +163,7 @@ def _attention(tensors: Tensors, prefix: str, config: ModelConfig, layer: int) -
     }
     for name, heads in (("q", n_heads), ("k", kv_heads), ("v", kv_heads)):
         weight = tensors.take(f"{prefix}{name}_proj.weight", heads * d_head, d_model)
-        # ours has biases, theirs only with `attention_bias`
+        # linrec always has biases; transformers only with `attention_bias`
         place = f"{prefix}{name}_proj.bias"
         bias = tensors.take(place, heads * d_head) if place in tensors else weight.new_zeros(len(weight))
         if name != "v":
@@ -172,7 +173,7 @@ def _attention(tensors: Tensors, prefix: str, config: ModelConfig, layer: int) -
 
 
 def _neighbours(rows: Tensor, heads: int, turned: int) -> Tensor:
-    """Rows (heads dk, ..) with channel j of the turned ones and j + turned / 2 side by side in each head."""
+    """Reorder the rows (heads dk, ..) of each head so that rotary pairs j and j + turned / 2 are adjacent."""
     rows = rows.unflatten(0, (heads, -1))
     pairs = rows[:, :turned].unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
     return torch.cat([pairs, rows[:, turned:]], dim=1).flatten(0, 1)

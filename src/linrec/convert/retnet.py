@@ -1,7 +1,8 @@
-"""RetNet, as `RetNetForCausalLM` of flash-linear-attention has it.
+"""RetNet, as in `RetNetForCausalLM` of flash-linear-attention.
 
-Its angles fall from 1 to base^(2 / dk - 1), and those of linrec's layer to 1 / base: another base gives the
-same angles. It turns channel j with channel j + dk / 2, and linrec's layer turns neighbours.
+The released layer's angles fall from 1 to base^(2 / dk - 1), linrec's from 1 to 1 / base, so another base
+gives the same angles. The released layer rotates channel j with channel j + dk / 2; linrec's rotates adjacent
+channels.
 """
 
 import torch
@@ -17,10 +18,10 @@ ROTARY_BASE = 10_000.0
 
 
 def config(options: Options) -> ModelConfig:
-    """The configuration of the model that config.json describes.
+    """Return the model configuration that config.json describes.
 
     Raises:
-        ConversionError: an option that is missing or that linrec does not have.
+        ConversionError: an option is missing or has an unsupported value.
     """
     options.supported("expand_k", (1.0,))
     options.supported("feature_map", (None,))
@@ -40,29 +41,29 @@ def config(options: Options) -> ModelConfig:
 
 
 def weights(tensors: Tensors, config: ModelConfig) -> dict[str, Tensor]:
-    """The state_dict of the model, of the checkpoint's tensors.
+    """Return the `state_dict` of the model, built from the checkpoint's tensors.
 
     Raises:
-        ConversionError: a tensor that is missing or of another shape.
+        ConversionError: a tensor is missing or has the wrong shape.
     """
     return weights_of(tensors, config, _mixer)
 
 
 def _mixer(tensors: Tensors, prefix: str, config: ModelConfig) -> dict[str, Tensor]:
-    """The state_dict of one layer's mixer."""
+    """Return the `state_dict` of one layer's mixer."""
     arguments, d_model = config.mixer_args, config.d_model
     d_v, n_heads = arguments["d_v"], arguments["n_heads"]
     found = {"v.weight": tensors.take(prefix + "v_proj.weight", d_v, d_model)}
     for name in ("q", "k"):
         rows = tensors.take(f"{prefix}{name}_proj.weight", d_model, d_model)
-        # of each head, the first half beside the second
+        # interleave the two halves of each head, which makes rotary pairs adjacent
         halves = rows.unflatten(0, (n_heads, 2, -1)).transpose(1, 2)
         found[f"{name}.weight"] = halves.flatten(0, 2)
     if arguments["output_gate"]:
         found["gate.weight"] = tensors.take(prefix + "g_proj.weight", d_v, d_model)
-    # its name where norm and gate are one kernel
+    # the tensor's name if norm and gate are fused in one kernel
     fused = prefix + "g_norm_swish_gate.weight"
     norm = tensors.take(fused if fused in tensors else prefix + "g_norm.weight", d_v // n_heads)
-    # the norm here has no weight: its columns of W_O have it
+    # the norm here has no weight: it is folded into the columns of W_O
     out = tensors.take(prefix + "o_proj.weight", d_model, d_v)
     return found | {"out.weight": out * torch.cat([norm] * n_heads)}

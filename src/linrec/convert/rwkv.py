@@ -1,8 +1,8 @@
-"""RWKV-4, as `RwkvForCausalLM` of transformers has it.
+"""RWKV-4, as in `RwkvForCausalLM` of transformers.
 
-`rescale_every` divides weights and activations by powers of 2 while transformers runs, to keep half precision
-in range; checkpoints are saved without, and it changes no output but for the norms' eps. `context_length` is
-a limit of a kernel.
+`rescale_every` divides weights and activations by powers of 2 at run time, to keep half precision in range.
+Checkpoints are saved without the division, which only changes outputs through the norms' eps.
+`context_length` is a limit of a kernel.
 """
 
 from torch import Tensor
@@ -15,12 +15,12 @@ __all__ = ["config", "weights"]
 
 
 def config(options: Options) -> ModelConfig:
-    """The configuration of the model that config.json describes.
+    """Return the model configuration that config.json describes.
 
     Raises:
-        ConversionError: an option that is missing or that linrec does not have.
+        ConversionError: an option is missing or has an unsupported value.
     """
-    # the last norm has this one whatever config.json says
+    # the last norm uses 1e-5 regardless of config.json
     norm_eps = options.supported("layer_norm_epsilon", (1e-5,))
     d_model = options.read("hidden_size", int)
     return ModelConfig(
@@ -40,10 +40,10 @@ def config(options: Options) -> ModelConfig:
 
 
 def weights(tensors: Tensors, config: ModelConfig) -> dict[str, Tensor]:
-    """The state_dict of the model, of the checkpoint's tensors.
+    """Return the `state_dict` of the model, built from the checkpoint's tensors.
 
     Raises:
-        ConversionError: a tensor that is missing or of another shape.
+        ConversionError: a tensor is missing or has the wrong shape.
     """
     embedding = tensors.take("rwkv.embeddings.weight", config.vocab_size, config.d_model)
     found = {"embedding.weight": embedding}

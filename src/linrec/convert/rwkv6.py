@@ -1,6 +1,6 @@
-"""RWKV-6, as `RWKV6ForCausalLM` of flash-linear-attention has it.
+"""RWKV-6, as in `RWKV6ForCausalLM` of flash-linear-attention.
 
-`linrec.convert.rwkv_lm` has the layout of its authors.
+`linrec.convert.rwkv_lm` reads the layout of the RWKV authors.
 """
 
 from torch import Tensor
@@ -13,10 +13,10 @@ __all__ = ["config", "weights"]
 
 
 def config(options: Options) -> ModelConfig:
-    """The configuration of the model that config.json describes.
+    """Return the model configuration that config.json describes.
 
     Raises:
-        ConversionError: an option that is missing or that linrec does not have.
+        ConversionError: an option is missing or has an unsupported value.
     """
     for name in ("expand_k", "expand_v"):
         options.supported(name, (1.0,))
@@ -35,7 +35,7 @@ def config(options: Options) -> ModelConfig:
         "rwkv6",
         arguments,
         channel_mixing="rwkv",
-        # in whole multiples of 32
+        # rounded up to a multiple of 32
         d_channel_mixing=options.read("intermediate_size", int, -(-wide // 32) * 32),
         norm="layer",
         embedding_norm=True,
@@ -43,10 +43,10 @@ def config(options: Options) -> ModelConfig:
 
 
 def weights(tensors: Tensors, config: ModelConfig) -> dict[str, Tensor]:
-    """The state_dict of the model, of the checkpoint's tensors.
+    """Return the `state_dict` of the model, built from the checkpoint's tensors.
 
     Raises:
-        ConversionError: a tensor that is missing or of another shape.
+        ConversionError: a tensor is missing or has the wrong shape.
     """
     return weights_of(
         tensors,
@@ -59,13 +59,13 @@ def weights(tensors: Tensors, config: ModelConfig) -> dict[str, Tensor]:
 
 
 def _mixer(tensors: Tensors, prefix: str, config: ModelConfig) -> dict[str, Tensor]:
-    """The state_dict of one layer's mixer."""
+    """Return the `state_dict` of one layer's mixer."""
     arguments, d_model = config.mixer_args, config.d_model
     rank, decay_rank, n_heads = (arguments[n] for n in ("shift_rank", "decay_rank", "n_heads"))
     A = tensors.take(prefix + "x_proj.0.linear.weight", 5 * rank, d_model).unflatten(0, (5, rank))
     B = tensors.take(prefix + "x_proj.2.weight", d_model, 5 * rank).unflatten(1, (5, rank))
     mu = tensors.take(prefix + "x_bias", 5, d_model)
-    # the order of the mixtures here, by their places there
+    # linrec's order of the mixtures, as indices into the checkpoint's order
     order = ["rwkvg".index(z) for z in "rkvwg"]
     found = {
         "shift.mu_x": tensors.take(prefix + "x_proj.0.mu", d_model),
@@ -86,7 +86,7 @@ def _mixer(tensors: Tensors, prefix: str, config: ModelConfig) -> dict[str, Tens
 
 
 def _channel_mixing(tensors: Tensors, prefix: str, config: ModelConfig) -> dict[str, Tensor]:
-    """The state_dict of one layer's channel mixing."""
+    """Return the `state_dict` of one layer's channel mixing."""
     d_model, d_hidden = config.d_model, config.d_channel_mixing
     return {
         "shift.mu.0": tensors.take(prefix + "key.mu", d_model),

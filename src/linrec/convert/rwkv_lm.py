@@ -1,7 +1,7 @@
 """RWKV-4, 5 and 6 as the authors' RWKV-LM saves them: one file of tensors, without a configuration.
 
-The names of the tensors say which version it is, and their shapes say the sizes. RWKV-5 is version 5.2, whose
-bonus has a number for each channel; 5.0 and 5.1 had one for each head.
+The version follows from the names of the tensors, and the sizes from their shapes. RWKV-5 means version 5.2,
+whose bonus is per channel; in 5.0 and 5.1 it was per head.
 """
 
 import re
@@ -17,10 +17,10 @@ MATRICES = {"r": "receptance", "k": "key", "v": "value", "gate": "gate", "out": 
 
 
 def config(tensors: Tensors) -> ModelConfig:
-    """The configuration of the model, by the names and shapes of its tensors.
+    """Return the model configuration, inferred from the names and shapes of the tensors.
 
     Raises:
-        ConversionError: a tensor that is missing.
+        ConversionError: a tensor is missing.
     """
     att = "blocks.0.att."
     version = 6 if att + "time_maa_x" in tensors else 5 if att + "ln_x.weight" in tensors else 4
@@ -49,10 +49,10 @@ def config(tensors: Tensors) -> ModelConfig:
 
 
 def weights(tensors: Tensors, config: ModelConfig) -> dict[str, Tensor]:
-    """The state_dict of the model, of the checkpoint's tensors.
+    """Return the `state_dict` of the model, built from the checkpoint's tensors.
 
     Raises:
-        ConversionError: a tensor that is missing or of another shape.
+        ConversionError: a tensor is missing or has the wrong shape.
     """
     size = config.vocab_size, config.d_model
     found = {"embedding.weight": tensors.take("emb.weight", *size)}
@@ -83,7 +83,7 @@ def time_mixing_4(
     config: ModelConfig,
     shares: tuple[str, str, str] = ("time_mix_r", "time_mix_k", "time_mix_v"),
 ) -> dict[str, Tensor]:
-    """The state_dict of an `rwkv4` mixer; `shares` names those of the current token in r, k and v."""
+    """Return the `state_dict` of an `rwkv4` mixer; `shares` names the token-shift weights of r, k and v."""
     d_model, d_state = config.d_model, config.mixer_args["d_state"]
     found = {
         "log_w": tensors.take(prefix + "time_decay", d_state),
@@ -99,11 +99,11 @@ def time_mixing_4(
 def channel_mixing(
     tensors: Tensors, prefix: str, config: ModelConfig, shares: tuple[str, str]
 ) -> dict[str, Tensor]:
-    """The state_dict of a channel mixing; `shares` names those of k and r, of the last token in RWKV-6."""
+    """Return the `state_dict` of a channel mixing; `shares` names the token-shift weights of k and r."""
     d_model, d_hidden = config.d_model, config.d_channel_mixing
     mu = [tensors.take(prefix + share, 1, 1, d_model).flatten() for share in shares]
     return {
-        # in RWKV-4 and 5 it is the share of the current token, here that of the last
+        # RWKV-4 and 5 store the current token's weight, RWKV-6 and linrec the previous token's
         **{f"shift.mu.{i}": x if config.mixer == "rwkv6" else 1 - x for i, x in enumerate(mu)},
         "k.weight": tensors.take(prefix + "key.weight", d_hidden, d_model),
         "v.weight": tensors.take(prefix + "value.weight", d_model, d_hidden),
@@ -112,7 +112,7 @@ def channel_mixing(
 
 
 def _time_mixing_5(tensors: Tensors, prefix: str, config: ModelConfig) -> dict[str, Tensor]:
-    """The state_dict of an `rwkv5` mixer."""
+    """Return the `state_dict` of an `rwkv5` mixer."""
     d_model, heads = config.d_model, config.mixer_args["n_heads"]
     shares = [tensors.take(f"{prefix}time_mix_{z}", 1, 1, d_model).flatten() for z in "rkvg"]
     return {
@@ -123,11 +123,11 @@ def _time_mixing_5(tensors: Tensors, prefix: str, config: ModelConfig) -> dict[s
 
 
 def _time_mixing_6(tensors: Tensors, prefix: str, config: ModelConfig) -> dict[str, Tensor]:
-    """The state_dict of an `rwkv6` mixer."""
+    """Return the `state_dict` of an `rwkv6` mixer."""
     d_model, rank, decay_rank = config.d_model, *(config.mixer_args[f"{n}_rank"] for n in ("shift", "decay"))
     A = tensors.take(prefix + "time_maa_w1", d_model, 5 * rank).unflatten(1, (5, rank))
     B = tensors.take(prefix + "time_maa_w2", 5, rank, d_model)
-    # the order of the mixtures here, by their places there
+    # linrec's order of the mixtures, as indices into the checkpoint's order
     order = ["wkvrg".index(z) for z in "rkvwg"]
     shares = {z: tensors.take(f"{prefix}time_maa_{z}", 1, 1, d_model).flatten() for z in "xrkvwg"}
     return {
@@ -143,7 +143,7 @@ def _time_mixing_6(tensors: Tensors, prefix: str, config: ModelConfig) -> dict[s
 
 
 def _heads(tensors: Tensors, prefix: str, config: ModelConfig) -> dict[str, Tensor]:
-    """The matrices, the bonus and the norm of the heads of an `rwkv5` or `rwkv6` mixer."""
+    """Return the matrices, the bonus and the heads' norm of an `rwkv5` or `rwkv6` mixer."""
     d_model, heads = config.d_model, config.mixer_args["n_heads"]
     return {
         **{f"{o}.weight": tensors.take(f"{prefix}{t}.weight", d_model, d_model) for o, t in MATRICES.items()},

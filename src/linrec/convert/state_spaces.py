@@ -1,9 +1,9 @@
 """Mamba and Mamba-2 as their authors publish them: `MambaLMHeadModel` of state-spaces/mamba.
 
-Its config.json has no `model_type`, and is known by `ssm_cfg`, the arguments of the layers. Arguments that
-are not there have the defaults of that code, and the eps of the norms is its constant. `residual_in_fp32`,
-`fused_add_norm` and `chunk_size` are matters of precision and speed; `dt_min`, `A_init_range` and the like
-say how training starts.
+Its config.json has no `model_type`; it is recognised by `ssm_cfg`, the arguments of the layers. Missing
+arguments take the defaults of that code, and the eps of the norms is a constant there. `residual_in_fp32`,
+`fused_add_norm` and `chunk_size` affect precision and speed only; `dt_min`, `A_init_range` and similar
+options affect initialisation only.
 """
 
 import math
@@ -17,7 +17,7 @@ from linrec.models import ModelConfig
 
 __all__ = ["config", "weights"]
 
-# arguments of the layers: what both have, what each has alone, and what changes no output
+# arguments of the layers: shared by both, specific to each, and without effect on the output
 BOTH = {"layer", "d_state", "d_conv", "expand", "conv_bias", "bias"}
 ALONE = {
     "Mamba1": {"dt_rank"},
@@ -31,15 +31,15 @@ IDLE = {
     },
 }
 NORM_EPS = 1e-5
-# the hidden width of the channel mixing is a multiple of it
+# the hidden width of the channel mixing is rounded up to a multiple of this
 MULTIPLE = 128
 
 
 def config(options: Options) -> ModelConfig:
-    """The configuration of the model that config.json describes.
+    """Return the model configuration that config.json describes.
 
     Raises:
-        ConversionError: an option that is missing or that linrec does not have.
+        ConversionError: an option is missing or has an unsupported value.
     """
     options.supported("attn_layer_idx", ([], None))
     d_model, given = options.read("d_model", int), options.read("ssm_cfg", dict)
@@ -58,7 +58,7 @@ def config(options: Options) -> ModelConfig:
         n_layers=options.read("n_layer", int),
         mixer={"Mamba1": "mamba", "Mamba2": "mamba2"}[kind],
         mixer_args=_arguments(layer, kind, d_model),
-        # without channel mixing, a width that nothing has
+        # without channel mixing the width is unused, but must be valid
         d_channel_mixing=_up_to(MULTIPLE, max(d_hidden, 1)),
         channel_mixing="swiglu" if d_hidden > 0 else "none",
         norm="rms" if options.read("rms_norm", bool, True) else "layer",
@@ -69,10 +69,10 @@ def config(options: Options) -> ModelConfig:
 
 
 def weights(tensors: Tensors, config: ModelConfig) -> dict[str, Tensor]:
-    """The state_dict of the model, of the checkpoint's tensors.
+    """Return the `state_dict` of the model, built from the checkpoint's tensors.
 
     Raises:
-        ConversionError: a tensor that is missing or of another shape.
+        ConversionError: a tensor is missing or has the wrong shape.
     """
     mixer = mamba2.mixer if config.mixer == "mamba2" else mamba.mixer
     found = mamba2.backbone(tensors, config, mixer)
@@ -92,7 +92,7 @@ def weights(tensors: Tensors, config: ModelConfig) -> dict[str, Tensor]:
 
 
 def _arguments(layer: Options, kind: str, d_model: int) -> dict[str, Any]:
-    """The arguments of the mixer."""
+    """Return the arguments of the mixer."""
     found: dict[str, Any] = {
         "expand": layer.read("expand", int, 2),
         "conv_size": layer.read("d_conv", int, 4),
@@ -103,7 +103,7 @@ def _arguments(layer: Options, kind: str, d_model: int) -> dict[str, Any]:
         rank = layer.read("dt_rank", int, math.ceil(d_model / 16))
         return found | {"d_state": layer.read("d_state", int, 16), "dt_rank": rank}
     d_inner, d_head = found["expand"] * d_model, layer.read("headdim", int, 64)
-    # the other channels would be those of a gated unit within the layer
+    # a smaller `d_ssm` would give the remaining channels to a gated unit within the layer
     layer.supported("d_ssm", (d_inner, None))
     if d_head < 1 or d_inner % d_head:
         raise ConversionError(f"{layer.path}: `headdim` must be a divisor of {d_inner}; got {d_head}.")
@@ -119,15 +119,15 @@ def _arguments(layer: Options, kind: str, d_model: int) -> dict[str, Any]:
 
 
 def _channel_mixing(tensors: Tensors, prefix: str, config: ModelConfig) -> dict[str, Tensor]:
-    """The state_dict of a SwiGLU, whose first matrix has the rows of the value, then those of the gate."""
+    """Return the `state_dict` of a SwiGLU whose first matrix stacks the rows of the value and of the gate."""
     d_model, d_hidden = config.d_model, config.d_channel_mixing
     up, gate = tensors.take(prefix + "fc1.weight", 2 * d_hidden, d_model).chunk(2)
     found = {"up": up, "gate": gate, "down": tensors.take(prefix + "fc2.weight", d_model, d_hidden)}
-    # our unit has biases, theirs none
+    # linrec's unit has biases; the released unit does not
     biases = {f"{name}.bias": weight.new_zeros(len(weight)) for name, weight in found.items()}
     return {f"{name}.weight": weight for name, weight in found.items()} | biases
 
 
 def _up_to(multiple: int, number: int) -> int:
-    """Return the next multiple."""
+    """Return `number` rounded up to a multiple."""
     return math.ceil(number / multiple) * multiple

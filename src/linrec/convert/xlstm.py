@@ -1,11 +1,10 @@
-"""xLSTM 7B and models like it, as `xLSTMForCausalLM` of transformers has them.
+"""xLSTM 7B and similar models, as in `xLSTMForCausalLM` of transformers.
 
-transformers reads neither `add_out_norm` nor `tie_word_embeddings`: its models always have the last norm, and
-a head of their own. Where `num_blocks` and `num_hidden_layers` differ, the model has `num_blocks` blocks.
-Kernels, chunks, `mode` and the dtypes of states are matters of precision and speed. So is `eps`, a term of a
-denominator before a norm. The authors' own configuration of the 7B has
-`embedding_dim` and `num_blocks` alone, in place of `hidden_size` and `num_hidden_layers`. Their first
-configuration of the 7B had no `weight_mode` either.
+transformers ignores `add_out_norm` and `tie_word_embeddings`: its models always have the last norm and an
+untied head. If `num_blocks` and `num_hidden_layers` differ, the model has `num_blocks` blocks. Kernels,
+chunks, `mode` and the dtypes of states affect precision and speed only. So does `eps`, which is added to a
+denominator before a norm. The authors' own configuration of the 7B model has `embedding_dim` and `num_blocks`
+instead of `hidden_size` and `num_hidden_layers`. Its first version had no `weight_mode` either.
 """
 
 from torch import Tensor
@@ -17,10 +16,10 @@ __all__ = ["config", "weights"]
 
 
 def config(options: Options) -> ModelConfig:
-    """The configuration of the model that config.json describes.
+    """Return the model configuration that config.json describes.
 
     Raises:
-        ConversionError: an option that is missing or that linrec does not have.
+        ConversionError: an option is missing or has an unsupported value.
     """
     options.supported("use_bias", (False,), False)
     options.supported("weight_mode", ("single",), "single")
@@ -48,7 +47,7 @@ def config(options: Options) -> ModelConfig:
             "gate_cap": options.read("gate_soft_cap", float),
             "norm_eps": norm_eps,
         },
-        # the next multiple, as transformers finds it from a number that is not whole
+        # rounded up to a multiple; like transformers, this accepts a number that is not an integer
         d_channel_mixing=int((hidden + multiple - 1) // multiple * multiple),
         channel_mixing="swiglu",
         norm="rms",
@@ -59,10 +58,10 @@ def config(options: Options) -> ModelConfig:
 
 
 def weights(tensors: Tensors, config: ModelConfig) -> dict[str, Tensor]:
-    """The state_dict of the model, of the checkpoint's tensors.
+    """Return the `state_dict` of the model, built from the checkpoint's tensors.
 
     Raises:
-        ConversionError: a tensor that is missing or of another shape.
+        ConversionError: a tensor is missing or has the wrong shape.
     """
     d_model, vocabulary = config.d_model, config.vocab_size
     found = {
@@ -77,7 +76,7 @@ def weights(tensors: Tensors, config: ModelConfig) -> dict[str, Tensor]:
 
 
 def _block(tensors: Tensors, prefix: str, config: ModelConfig) -> dict[str, Tensor]:
-    """The state_dict of one block."""
+    """Return the `state_dict` of one block."""
     d_model, d_hidden, arguments = config.d_model, config.d_channel_mixing, config.mixer_args
     n_heads, d_qk, d_v = arguments["n_heads"], arguments["d_qk"], arguments["d_v"]
     places: dict[str, tuple[str, tuple[int, ...]]] = {
@@ -98,7 +97,7 @@ def _block(tensors: Tensors, prefix: str, config: ModelConfig) -> dict[str, Tens
         "channel_mixing.down.weight": ("ffn.proj_down.weight", (d_model, d_hidden)),
     }
     found = {ours: tensors.take(prefix + theirs, *shape) for ours, (theirs, shape) in places.items()}
-    # our unit has biases, theirs none
+    # linrec's unit has biases; the released unit does not
     for linear in ("gate", "up", "down"):
         key = f"channel_mixing.{linear}."
         found[key + "bias"] = found[key + "weight"].new_zeros(len(found[key + "weight"]))

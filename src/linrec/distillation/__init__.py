@@ -1,6 +1,6 @@
 """Distillation of long convolutions into recurrences, so that a trained model decodes in constant memory.
 
-`distill` turns a model or a mixer; the functions beside it fit the modes of any kernel.
+`distill` converts a model or a mixer. The other functions fit the modes of a given kernel.
 """
 
 from linrec.distillation.modes import exact_modes, fit_modes, hankel_singular_values

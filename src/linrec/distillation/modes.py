@@ -1,4 +1,4 @@
-"""Filters in modal form: poles and residues whose taps are those of a given kernel."""
+"""Modal form of filters: poles and residues whose impulse response matches a given kernel."""
 
 import math
 
@@ -9,27 +9,28 @@ from torch.nn import functional
 
 __all__ = ["exact_modes", "fit_modes", "hankel_singular_values"]
 
-# vectors beyond the order, at least, and rounds of products, with which singular subspaces are found
+# oversampling beyond the order, and number of subspace iterations, to find dominant singular subspaces
 SPARE, ROUNDS = 32, 6
-# relative to the largest one, singular values below which residues are not resolved
+# singular values below this, relative to the largest, are too small to resolve residues
 RESOLVED = 1e-7
 
 
 def hankel_singular_values(kernel: Float[Tensor, "d length"], count: int) -> Float[Tensor, "d count"]:
-    """Return the largest singular values of H_ij = K_{1+i+j}: how many modes a kernel needs.
+    """Return the largest singular values of H_ij = K_{1+i+j}, which show how many modes a kernel needs.
 
-    Behind its last tap the kernel is zero. No system of order n comes nearer to it, in the spectral norm of
-    H, than value n + 1: the theorem of Adamyan, Arov and Krein. A conjugate pair is one mode, of order 2.
+    The kernel is zero after its last tap. In the spectral norm of H, the error of a system of order n is at
+    least singular value n + 1 (the theorem of Adamyan, Arov and Krein). A conjugate pair is one mode, but has
+    order 2.
 
     Args:
-        kernel: K (d, length), the tap of the current step first, which takes no mode.
-        count: how many values; where H is smaller, the others are zero.
+        kernel: K (d, length), the tap of the current step first; this tap needs no mode.
+        count: number of values; values beyond the size of H are zero.
 
     Returns:
         The values, largest first, in float64 on the CPU.
 
     Raises:
-        ValueError: a `count` below 1, or a kernel without taps, or with taps that are not finite.
+        ValueError: `count` is below 1, or the kernel has no taps or non-finite taps.
 
     Source:
         Laughing Hyena Distillery (Massaroli and others, 2023), its section on the choice of the order.
@@ -55,18 +56,18 @@ def hankel_singular_values(kernel: Float[Tensor, "d length"], count: int) -> Flo
 def fit_modes(
     kernel: Float[Tensor, "d length"], modes: int
 ) -> tuple[Complex[Tensor, "d n"], Complex[Tensor, "d n"], Float[Tensor, "d"]]:
-    """Fit Re(sum_n R_n a_n^l), l > 0, to the taps K_l of every channel, and to the zeros behind the last.
+    """Fit Re(sum_n R_n a_n^l), l > 0, to the taps K_l of every channel, and to zero after the last tap.
 
-    The poles are those of the shift that the largest singular vectors of the Hankel matrix H_ij = K_{1+i+j}
-    obey (Kung's method). They are stable, since the filter ends. Residues are then the least-squares solution
-    over the taps and as many zeros. A mode stands for a conjugate pair or for one real pole. Of all orders
-    whose poles take no more than `modes` of them, the fit is the one with the least sum of squares, so that
-    more modes make no fit worse. Everything is in float64, and products with H are by FFT, so that long
-    kernels are fitted as well.
+    The poles are the eigenvalues of the shift operator on the dominant singular vectors of the Hankel matrix
+    H_ij = K_{1+i+j} (Kung's method). They are stable, since the filter is finite. The residues are then the
+    least-squares solution over the taps and equally many zeros. A mode is a conjugate pair or one real pole.
+    The fit with the least squared error is chosen among all orders that need at most `modes` modes, so more
+    modes never give a worse fit. Everything is in float64, and products with H use the FFT, so long kernels
+    can be fitted too.
 
-    A smooth kernel needs few modes. One with jumps or with single large taps needs about half as many as it
-    has taps: take `exact_modes` for it. The poles of as many modes come together at zero, where sums of modes
-    lose their digits; the fit then has fewer.
+    A smooth kernel needs few modes. A kernel with jumps or with isolated large taps needs about half as many
+    modes as it has taps; use `exact_modes` for it. With that many modes the fitted poles cluster at zero and
+    sums of modes lose precision, so the fit uses fewer.
 
     Args:
         kernel: K (d, length), the tap of the current step first.
@@ -74,14 +75,14 @@ def fit_modes(
 
     Returns:
         a (d, n) and R (d, n) in complex128, and D (d,) in float64 with K_0 = Re(sum_n R_n) + D, on the CPU.
-        Where a channel needs fewer modes, the others are zero.
+        Unused modes of a channel are zero.
 
     Raises:
-        ValueError: `modes` below 1, or a kernel without taps, or with taps that are not finite.
+        ValueError: `modes` is below 1, or the kernel has no taps or non-finite taps.
 
     Source:
         S. Kung, A New Identification and Model Reduction Algorithm via Singular Value Decompositions (1978),
-        in the place of the gradient descent of Laughing Hyena Distillery (Massaroli and others, 2023).
+        instead of the gradient descent of Laughing Hyena Distillery (Massaroli and others, 2023).
 
     Example:
         >>> import torch
@@ -106,21 +107,21 @@ def exact_modes(
 ) -> tuple[Complex[Tensor, "d n"], Complex[Tensor, "d n"], Float[Tensor, "d"]]:
     """Convert K_l = Re(sum_n R_n a_n^l) exactly, with as many real numbers in the state as there are taps.
 
-    The poles are the roots of unity of order `length` + 1, times the radius, without the root 1 itself, and
-    the residues a discrete Fourier transform of K_l / radius^l. Behind the last tap the recurrence goes on:
-    with minus their sum, then the same again, weaker by the radius with each step.
+    The poles are the roots of unity of order `length` + 1, without the root 1, times the radius. The residues
+    are a discrete Fourier transform of K_l / radius^l. The recurrence does not stop after the last tap: it
+    continues with minus the sum of the taps, then repeats the kernel, damped by the radius at each step.
 
     Args:
         kernel: K (d, length), the tap of the current step first.
-        radius: of the poles, above 0 and at most 1: the base of a kernel's exponential decay, if it has one.
-            Rounding errors grow with radius^(-length).
+        radius: radius of the poles, above 0 and at most 1: the base of the kernel's exponential decay, if
+            it has one. Rounding errors grow with radius^(-length).
 
     Returns:
-        a (d, n) and R (d, n) in complex128 with n = ceil(length / 2), one of each conjugate pair, and D (d,),
-        zeros, on the CPU.
+        a (d, n) and R (d, n) in complex128 with n = ceil(length / 2), where each conjugate pair is one entry,
+        and D (d,), zeros, on the CPU.
 
     Raises:
-        ValueError: a `radius` out of range, or a kernel without taps, or with taps that are not finite.
+        ValueError: `radius` is out of range, or the kernel has no taps or non-finite taps.
 
     Source:
         Accelerating Toeplitz Neural Network with Constant-time Inference Complexity (Qin and Zhong, 2023),
@@ -139,7 +140,7 @@ def exact_modes(
     taps = taps / radius ** torch.arange(length, dtype=torch.float64)
     spectrum = torch.fft.rfft(torch.cat([taps, -taps.sum(1, keepdim=True)], 1)) / (length + 1)
     n = torch.arange(1, spectrum.shape[1])
-    # the middle root, -1, is its own conjugate
+    # the middle root, -1, is real and counts once
     pairs = torch.where(2 * n == length + 1, 1.0, 2.0).double()
     angle = 2 * math.pi * n.double() / (length + 1)
     poles = torch.polar(torch.full_like(angle, radius), angle)
@@ -155,25 +156,25 @@ def _taps(kernel: Tensor) -> Tensor:
     taps = kernel.detach().double().cpu()
     if wrong := int((~taps.isfinite()).sum()):
         raise ValueError(
-            f"`kernel` must be finite; got {wrong} taps that are not, of {taps.numel()}. "
-            "No recurrence has those: find out where they come from."
+            f"`kernel` must be finite; got {wrong} non-finite taps of {taps.numel()}. "
+            "No recurrence can represent them: find out where they come from."
         )
     return taps
 
 
 def _principal(taps: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Eigenvalues of H_ij = K_{i+j}, largest magnitude first, and eigenvectors (rows, k)."""
+    """Return eigenvalues of H_ij = K_{i+j}, largest magnitude first, and eigenvectors (rows, k)."""
     rows = len(taps)
     if rows == 0:
         return taps, taps[:, None]
     spectrum = torch.fft.rfft(taps, n=2 * rows)
 
     def product(vectors: Tensor) -> Tensor:
-        # (H v)_i = sum_j K_{i+j} v_j is a part of the convolution with v turned around
+        # (H v)_i = sum_j K_{i+j} v_j is a slice of the convolution with v reversed
         turned = torch.fft.rfft(vectors.flip(0), n=2 * rows, dim=0)
         return torch.fft.irfft(spectrum[:, None] * turned, n=2 * rows, dim=0)[rows - 1 : 2 * rows - 1]
 
-    # a subspace that holds the largest ones, by products alone
+    # subspace iteration: it needs only products with H
     generator = torch.Generator().manual_seed(0)
     width = 1 << (count + SPARE - 1).bit_length()
     basis = torch.randn(rows, min(rows, width), dtype=taps.dtype, generator=generator)
@@ -185,13 +186,13 @@ def _principal(taps: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _best(taps: Tensor, modes: int) -> Tensor:
-    """At most so many poles of the taps K_1, K_2, .., whose fit has the least sum of squares."""
+    """Return at most `modes` poles whose fit to the taps K_1, K_2, .. has the least squared error."""
     values, vectors = _principal(taps, 2 * modes)
     sizes, shifted = values.abs(), vectors[:-1].mT @ vectors[1:]
     resolved = int((sizes > RESOLVED**2 * sizes.sum()).sum())
     best, least = taps.new_zeros(0, dtype=torch.complex128), taps.norm()
     for order in range(min(2 * modes, resolved, len(taps) - 1), 0, -1):
-        # the largest of the singular values left out bounds the errors of this order and of all below it
+        # the largest omitted singular value is a lower bound on the error of this and all smaller orders
         if order < len(sizes) and sizes[order] > math.sqrt(2 * len(taps)) * least:
             break
         poles = _poles(shifted[:order, :order], vectors[-1, :order])
@@ -201,10 +202,10 @@ def _best(taps: Tensor, modes: int) -> Tensor:
 
 
 def _poles(shifted: Tensor, end: Tensor) -> Tensor:
-    """Poles of V_1^+ V_2, of conjugate pairs the one above the real axis.
+    """Return the eigenvalues of V_1^+ V_2; of each conjugate pair, only the one above the real axis.
 
-    V_1 are the rows but the last of orthonormal columns, V_2 those but the first; `shifted` is V_1^T V_2 and
-    `end` the last row, which makes V_1^T V_1 = I - end end^T.
+    V_1 is a matrix of orthonormal columns without its last row, and V_2 without its first row. `shifted` is
+    V_1^T V_2 and `end` is the last row, so V_1^T V_1 = I - end end^T.
     """
     shift = shifted + end[:, None] * (end @ shifted) / (1 - end @ end)
     poles = torch.linalg.eigvals(shift)
@@ -212,7 +213,7 @@ def _poles(shifted: Tensor, end: Tensor) -> Tensor:
 
 
 def _error(taps: Tensor, poles: Tensor) -> Tensor:
-    """Norm of what `_residues` leaves, to `RESOLVED` of the norm of the taps, from sums in closed form."""
+    """Return the residual norm of `_residues` in closed form, accurate to `RESOLVED` times the taps' norm."""
     steps = 2 * len(taps) + 1
 
     def sums(x: Tensor) -> Tensor:
@@ -236,10 +237,10 @@ def _error(taps: Tensor, poles: Tensor) -> Tensor:
 
 
 def _residues(taps: Tensor, poles: Tensor) -> Tensor:
-    """R of the least sum of squares of K_l - Re(sum_n R_n a_n^l), over the taps and as many zeros."""
+    """Return R of the least squared error of Re(sum_n R_n a_n^l), over the taps and equally many zeros."""
     steps = torch.arange(1, 2 * len(taps) + 2)
     powers = poles ** steps[:, None]
-    # columns of length one, or modes that fade at once would be cut
+        # normalise columns; otherwise the solver would drop modes that decay at once
     scale = powers.abs().square().sum(0).sqrt()
     columns = powers / scale
     matrix = torch.cat([columns.real, -columns.imag], 1)

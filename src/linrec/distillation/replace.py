@@ -1,4 +1,4 @@
-"""Long convolutions as recurrences: a copy of a model whose filters are in modal form."""
+"""Replace long convolutions by recurrences: copy a model with its filters in modal form."""
 
 import copy
 from typing import Literal, TypeVar
@@ -15,43 +15,43 @@ __all__ = ["distill"]
 Method = Literal["fit", "exact"]
 M = TypeVar("M", bound=nn.Module)
 
-# what is left of the first repetition after the last tap, of filters that have no decay of their own
+# amplitude of the first repetition after the last tap, for filters without exponential decay
 REPEATED = 0.01
 
 
 def distill(model: M, modes: int = 16, *, method: Method = "fit", length: int | None = None) -> M:
-    """Return a copy of a model, or of a mixer, whose long convolutions are recurrences.
+    """Return a copy of a model or a mixer in which recurrences replace long convolutions.
 
         y_t = sum_{l<L} K_l u_{t-l}    becomes    x_t = a * x_{t-1} + u_t, y_t = Re(R x_t) + D u_t
 
-    The state no longer grows: it is `modes` complex numbers for each filter and channel, at any length, and
-    so are memory and time of a step. Long inputs are still read by FFT (`linrec.ops.diagonal_ssm`), and the
-    state after them is exact. All else in the model is as it was; the copy can be trained further.
+    The state has constant size: `modes` complex numbers per filter and channel at any length. Memory and time
+    per step are constant too. Long inputs are still processed by FFT (`linrec.ops.diagonal_ssm`), and their
+    final state is exact. Everything else in the model is unchanged; the copy can be trained further.
 
     | method | modes | the filter |
     |---|---|---|
-    | "fit" | any number | nearly the same, where the kernel is smooth: `linrec.distillation.fit_modes` |
-    | "exact" | ceil(length / 2) | the same for `length` taps: `linrec.distillation.exact_modes` |
+    | "fit" | any number | nearly equal for smooth kernels: `linrec.distillation.fit_modes` |
+    | "exact" | ceil(length / 2) | equal on `length` taps: `linrec.distillation.exact_modes` |
 
-    A filter of L taps sees nothing older. A fit does the same, nearly, for the zeros behind the last tap are
-    fitted as well; an exact recurrence starts over after `length` steps, weaker.
+    A filter of L taps ignores older steps. A fit nearly does the same, because the zeros after the last tap
+    are fitted as well. An exact recurrence repeats the filter after `length` steps, damped.
 
-    The copy's weights have names of their own. To load them, distil a model of the same configuration in the
-    same way, and load them into that.
+    The copy's parameters have different names. To load its weights, distil a model of the same configuration
+    in the same way, and load them into this copy.
 
     Args:
-        model: a module that holds mixers with long convolutions: "hyena", "sgconv" or "tnn".
-        modes: complex numbers of the state for each filter and channel, with "fit"; "exact" needs as many
-            as `length` says.
+        model: a module that contains mixers with long convolutions: "hyena", "sgconv" or "tnn".
+        modes: complex numbers of state per filter and channel, with "fit"; "exact" ignores it and uses
+            ceil(`length` / 2).
         method: "fit" or "exact".
-        length: taps to keep, such as the length of training's sequences if that is less than the filters
-            have; None is all of them.
+        length: number of taps to keep, for example the training length if the filters are longer; None keeps
+            all.
 
     Returns:
         The copy, in the dtype and on the device of `model`.
 
     Raises:
-        ValueError: an unknown method, a `modes` or `length` below 1, or a model without long convolutions.
+        ValueError: `method` is unknown, `modes` or `length` is below 1, or the model has no long convolution.
 
     Source:
         Laughing Hyena Distillery (Massaroli and others, 2023) for the modal form; Qin and Zhong (2023) for
@@ -72,7 +72,7 @@ def distill(model: M, modes: int = 16, *, method: Method = "fit", length: int | 
     if not any(isinstance(module, LongFilter) for module in model.modules()):
         raise ValueError(
             f"`model` must have long convolutions; {type(model).__name__} has none. "
-            'Distil a model with the mixer "hyena", "sgconv" or "tnn"; others are recurrences already.'
+            'Distil a model with the mixer "hyena", "sgconv" or "tnn"; other mixers are recurrences already.'
         )
     copied = copy.deepcopy(model)
     for module in [*copied.modules()]:

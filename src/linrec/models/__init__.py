@@ -1,4 +1,4 @@
-"""Sequence models: one residual block, models for tokens, sequences and images, presets of the papers."""
+"""Sequence models: a residual block; models of tokens, sequences and images; presets of published models."""
 
 from linrec.models.bidirectional import Bidirectional
 from linrec.models.block import Block

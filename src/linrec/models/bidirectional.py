@@ -20,30 +20,31 @@ class Bidirectional(Directions):
     | "mean"        | (f + g) / 2                                   |
     | "concatenate" | W [f, g] + b                                  |
 
-    HGRN's paper does not say how its encoders look both ways. In the authors' code the directions share all
-    but the phase, `unshared=("theta",)`, and their states are added before the norm and the output gate. A
-    wrapper of any mixer sees outputs, and adds those; the parameters are as many.
+    HGRN's paper does not describe its bidirectional encoder. In the authors' code the two directions share
+    every parameter except the phase, `unshared=("theta",)`. That code adds the states of the two directions
+    before the norm and the output gate; this wrapper works for any mixer, so it adds the outputs. The number
+    of parameters is equal.
 
-    With one mixer for both directions, `Bidirectional(mixer)`, and a sum or a mean, nothing tells the past
-    from the future: the reversed sequence has the reversed outputs, and the same mean.
+    `Bidirectional(mixer)` with a sum or a mean uses one mixer in both directions. It cannot tell past from
+    future: a reversed input gives the reversed output, and the same mean over time.
 
-    S4 and S5 add their directions before GELU, and the directions share all parameters but C. Both layers
-    are `Bidirectional` of mixers with `activation=False, output="none"`, with GELU and the rest behind it;
-    S5 has `unshared=("C", "D")`. The released kernel of S4 against time starts at the next step, which
-    another C and D of that direction express.
+    S4 and S5 add their directions before GELU, and the directions share every parameter except C. To
+    reproduce both layers, wrap mixers with `activation=False, output="none"`, and put GELU and the rest of
+    the layer after the wrapper; S5 needs `unshared=("C", "D")`. In the released code of S4, the kernel of the
+    backward direction starts at the next step. The same map results from another C and D of that direction.
 
-    `reset` cuts the same links in both directions: nothing passes between steps t-1 and t where it is true
-    at t. There is no state, since the first output depends on the last step.
+    `reset` cuts the same links in both directions: nothing passes between steps t-1 and t if `reset` is true
+    at t. There is no state, because the first output depends on the last step.
 
     Args:
         forwards: the mixer f.
-        backwards: the mixer g, of the same class and width; None runs f itself in both directions.
+        backwards: the mixer g, of the same class and width; None uses f in both directions.
         combine: "sum", "mean" or "concatenate".
-        unshared: None, or names of the parameters that `backwards` keeps; its others become those of
-            `forwards`.
+        unshared: None, or names of the parameters that `backwards` keeps as its own; it shares all others
+            with `forwards`.
 
     Raises:
-        ValueError: mixers of two classes or widths, no such way to combine, or no such parameter.
+        ValueError: mixers of different classes or widths, an unknown `combine`, or an unknown parameter.
 
     Source:
         Schuster and Paliwal, Bidirectional Recurrent Neural Networks (1997); HGRN (Qin, Yang and Zhong,
@@ -82,18 +83,18 @@ class Bidirectional(Directions):
         Args:
             x: (b, t, d_model).
             state: None.
-            reset: (b, t) bool, true where a new sequence starts, be it a document or the padding behind one.
+            reset: (b, t) bool, true where a new sequence starts: a packed document, or the padding after it.
 
         Returns:
             y (b, t, d_model), and None.
 
         Raises:
-            ValueError: a `state` is given.
+            ValueError: `state` is not None.
         """
         self.check_input(x, reset)
         forwards, backwards = self._runs(state)
         ahead, _ = forwards(x, reset=reset)
-        # step t is step n-1-t of the reversed sequence, so the link from t-1 to t ends at n-t there
+        # step t of x is step n-1-t of the reversed x, so the link from t-1 to t ends at step n-t there
         cut = None if reset is None else reset.flip(1).roll(1, dims=1)
         back, _ = backwards(x.flip(1), reset=cut)
         return self._combined([ahead, back.flip(1)]), None

@@ -23,20 +23,20 @@ class Block(nn.Module):
     | "pre"           | x = x + f(norm(x))     |
     | "post"          | x = norm(x + f(x))     |
 
-    The paper lists skip connections and layer normalisation and does not say where the norm stands. A "pre"
-    block leaves out the norm before a mixer that normalises its input itself (`Mixer.own_norm`).
+    GateLoop's paper lists skip connections and layer normalisation, but does not give the position of the
+    norm. A "pre" block omits the norm before a mixer that normalises its own input (`Mixer.own_norm`).
 
-    A channel mixing that looks at steps before, as RWKV's does, is a `Mixer` too. The state of the block is
-    then the pair (state of the time mixing, state of the channel mixing); else it is that of the time mixing.
+    A channel mixing that reads earlier steps, such as RWKV's, is a `Mixer` too. The block's state is then the
+    pair (state of the time mixing, state of the channel mixing). Otherwise it is the time mixing's state.
 
     Args:
         mixer: the time mixing.
-        channel_mixing: maps (..., d_model) to (..., d_model), each step alone; or a `Mixer`; or None, for
-            models whose blocks mix time alone.
+        channel_mixing: maps (..., d_model) to (..., d_model) at each step separately; or a `Mixer`; or None,
+            for blocks without channel mixing.
         norm: "layer" or "rms".
-        norm_eps: what the norms add to the variance or the mean square.
+        norm_eps: epsilon that the norms add to the variance or the mean square.
         norm_position: "pre" or "post".
-        dropout: probability, on the output of each sublayer.
+        dropout: dropout probability, applied to the output of each sublayer.
 
     Source:
         GateLoop (Katsch, 2023), appendix C and figure 9.
@@ -68,7 +68,7 @@ class Block(nn.Module):
         before = "none" if norm_position == "pre" and mixer.own_norm else norm
         self.mixer_norm = make_norm(before, mixer.d_model, eps=norm_eps)
         self.mixer = mixer
-        # a block without channel mixing has no norm for it, and no parameters that nothing reads
+        # a block without channel mixing needs no norm for it: its parameters would be unused
         self.channel_mixing_norm = make_norm(
             "none" if channel_mixing is None else norm, mixer.d_model, eps=norm_eps
         )
@@ -82,7 +82,7 @@ class Block(nn.Module):
         *,
         reset: Bool[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b *time d_model"], State]:
-        """Apply the block to `x`; arguments and results are those of `Mixer.forward`."""
+        """Apply the block to `x`; arguments and results are as in `Mixer.forward`."""
         carries = isinstance(self.channel_mixing, Mixer)
         over_time, over_channels = state if carries and state is not None else (state, None)
         y, over_time = self.mixer(self._before(self.mixer_norm, x), over_time, reset=reset)
@@ -96,7 +96,7 @@ class Block(nn.Module):
         return self._after(self.channel_mixing_norm, x, y), (over_time, over_channels)
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """The state at the start of `batch` sequences."""
+        """Return the initial state of `batch` sequences."""
         over_time = self.mixer.init_state(batch, device=device)
         if not isinstance(self.channel_mixing, Mixer):
             return over_time
@@ -104,7 +104,7 @@ class Block(nn.Module):
 
     @property
     def state_size(self) -> int:
-        """Elements of the state per sequence; see `Mixer.state_size`."""
+        """Number of elements of the state per sequence; see `Mixer.state_size`."""
         carried = self.channel_mixing.state_size if isinstance(self.channel_mixing, Mixer) else 0
         return self.mixer.state_size + carried
 

@@ -1,4 +1,4 @@
-"""The configurations of models."""
+"""Configurations of models."""
 
 import functools
 from dataclasses import dataclass, field
@@ -12,32 +12,32 @@ __all__ = ["ModelConfig", "StackConfig"]
 
 @dataclass(frozen=True, kw_only=True)
 class StackConfig:
-    """What the configurations of all models have in common: the stack of blocks, and the norm after it.
+    """Configuration of a stack of blocks and its final norm: the fields that all models share.
 
-    A stack may be a hybrid: `mixer` and `channel_mixing` are a name, which all blocks have, or a pattern, a
-    tuple of names that is repeated over depth: block i = 0, 1, ... has entry i modulo the pattern's length.
-    Where the depth is no multiple of it, the last repetition breaks off.
+    `mixer` and `channel_mixing` are each a single name for all blocks, or a pattern of names for hybrid
+    models. A pattern repeats over depth: block i = 0, 1, ... uses entry i modulo the pattern's length. If the
+    depth is not a multiple of the length, the last repetition is cut short.
 
     Args:
         d_model: width of the sequence between the blocks.
-        n_layers: blocks.
-        mixer: name of the time mixer, one of `linrec.mixers.names()`, or a pattern of names.
-        mixer_args: keyword arguments of the mixer; of a pattern, those of each mixer under its name, as in
-            {"attention": {"window": 1024}}. A mixer that is not named has its defaults.
+        n_layers: number of blocks.
+        mixer: name of the time mixer, from `linrec.mixers.names()`, or a pattern of names.
+        mixer_args: keyword arguments of the mixer. For a pattern, a dict from mixer name to keyword
+            arguments, as in {"attention": {"window": 1024}}; a mixer without an entry uses its defaults.
         d_channel_mixing: hidden width of the channel mixing.
-        channel_mixing: "ffn", two linear layers with a GELU between them, or a gated linear unit: "glu",
-            "swiglu", "geglu", "geglu_tanh" or "bilinear"; "rwkv", which sees the step before; or "none":
-            blocks that mix time alone; or a pattern of these.
+        channel_mixing: a name, or a pattern of names. "ffn" is two linear layers with a GELU between them.
+            "glu", "swiglu", "geglu", "geglu_tanh" and "bilinear" are gated linear units. "rwkv" also reads
+            the previous step. "none" omits channel mixing.
         norm: normalisation in each block and before the head, "layer" or "rms".
-        norm_eps: what the norms add to the variance or the mean square.
+        norm_eps: epsilon that the norms add to the variance or the mean square.
         norm_position: "pre", before each sublayer, or "post", after each sublayer's skip connection.
-        final_norm: whether there is one before the head.
-        dropout: probability, on the input of the stack and on the output of each sublayer.
+        final_norm: whether the stack ends with a norm, before the head.
+        dropout: dropout probability, applied to the input of the stack and to the output of each sublayer.
 
     Raises:
-        ValueError: a number out of its range; a pattern of no names or of more than there are blocks; or
-            `mixer_args` of a mixer that the pattern has not.
-        TypeError: a pattern of other things than names.
+        ValueError: a number is out of range, a pattern is empty or longer than `n_layers`, or `mixer_args`
+            names a mixer that is not in the pattern.
+        TypeError: a pattern contains an entry that is not a string.
 
     Example:
         >>> StackConfig(n_layers=2).d_model
@@ -66,22 +66,22 @@ class StackConfig:
             raise ValueError(f"`norm_eps` must be above 0; got {self.norm_eps}.")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"`dropout` must be in [0, 1); got {self.dropout}.")
-        # the documented way for a frozen dataclass to derive its own fields
+        # `object.__setattr__` is the documented way to set fields of a frozen dataclass
         derive = functools.partial(object.__setattr__, self)
         derive("channel_mixing", settled("channel_mixing", self.channel_mixing, self.n_layers))
         if not isinstance(self.mixer, str):
             derive("mixer", settled("mixer", self.mixer, self.n_layers))
             by_name = arguments_by_name(self.mixer_pattern, self.mixer_args)
-            # a pattern of one name is that name
+            # `settled` returns a pattern of one name as a plain string
             derive("mixer_args", by_name.get(self.mixer, {}) if isinstance(self.mixer, str) else by_name)
 
     @property
     def mixer_pattern(self) -> tuple[str, ...]:
-        """Names of the mixers that are repeated over depth; one where all blocks have the same."""
+        """Names of the mixers that repeat over depth; a single name if all blocks use the same mixer."""
         return (self.mixer,) if isinstance(self.mixer, str) else self.mixer
 
     def mixer_of(self, layer: int) -> tuple[str, dict[str, Any]]:
-        """Name and keyword arguments of the time mixer of a block, counted from 0."""
+        """Return the name and the keyword arguments of the time mixer of block `layer`, counted from 0."""
         if isinstance(self.mixer, str):
             return self.mixer, self.mixer_args
         name = self.mixer[layer % len(self.mixer)]
@@ -89,11 +89,11 @@ class StackConfig:
 
     @property
     def channel_mixing_pattern(self) -> tuple[ChannelMixing, ...]:
-        """Names of the channel mixings that are repeated over depth."""
+        """Names of the channel mixings that repeat over depth."""
         return self.channel_mixing if isinstance(self.channel_mixing, tuple) else (self.channel_mixing,)
 
     def channel_mixing_of(self, layer: int) -> ChannelMixing:
-        """Name of the channel mixing of a block, counted from 0."""
+        """Return the name of the channel mixing of block `layer`, counted from 0."""
         return self.channel_mixing_pattern[layer % len(self.channel_mixing_pattern)]
 
 
@@ -105,37 +105,37 @@ def at_least_one(name: str, number: int) -> None:
 
 @dataclass(frozen=True)
 class ModelConfig(StackConfig):
-    """Everything that makes a `LanguageModel`; plain values only, so that it can be written to a file.
+    """Configuration of a `LanguageModel`; all values are plain, so that it can be written to a file.
 
     Args:
-        vocab_size: input tokens, 0 up to `vocab_size` - 1.
-        n_outputs: logits per step; None is `vocab_size`.
+        vocab_size: number of input tokens; ids are 0 to `vocab_size` - 1.
+        n_outputs: logits per step; None means `vocab_size`.
         d_model: width of the sequence between the blocks.
-        n_layers: blocks.
-        mixer: name of the time mixer, one of `linrec.mixers.names()`, or a pattern of names, such as
-            ("gla", "gla", "attention"), that is repeated over depth.
-        mixer_args: keyword arguments of the mixer; of a pattern, those of each mixer under its name, as in
-            {"attention": {"window": 1024}}.
+        n_layers: number of blocks.
+        mixer: name of the time mixer, from `linrec.mixers.names()`, or a pattern of names that repeats over
+            depth, such as ("gla", "gla", "attention").
+        mixer_args: keyword arguments of the mixer. For a pattern, a dict from mixer name to keyword
+            arguments, as in {"attention": {"window": 1024}}.
         d_channel_mixing: hidden width of the channel mixing.
-        channel_mixing: "ffn", two linear layers with a GELU between them, or a gated linear unit: "glu",
-            "swiglu", "geglu", "geglu_tanh" or "bilinear"; "rwkv", which sees the step before; or "none":
-            blocks that mix time alone; or a pattern of these.
+        channel_mixing: a name, or a pattern of names. "ffn" is two linear layers with a GELU between them.
+            "glu", "swiglu", "geglu", "geglu_tanh" and "bilinear" are gated linear units. "rwkv" also reads
+            the previous step. "none" omits channel mixing.
         norm: normalisation in each block and before the head, "layer" or "rms".
-        norm_eps: what the norms add to the variance or the mean square.
+        norm_eps: epsilon that the norms add to the variance or the mean square.
         norm_position: "pre", before each sublayer, or "post", after each sublayer's skip connection.
-        final_norm: whether there is one before the head.
-        dropout: probability, on the input of the stack and on the output of each sublayer.
-        tie_embeddings: whether the head's weight is the embedding's.
-        embedding_norm: whether the embedding is normalised, as RWKV's is.
-        embedding_scale: None, or what the embedding is multiplied by; sqrt(d_model) in RecurrentGemma, whose
-            head has the same weight.
-        head_bias: whether the head has a bias; None: where its weight is not the embedding's.
+        final_norm: whether the stack ends with a norm, before the head.
+        dropout: dropout probability, applied to the input of the stack and to the output of each sublayer.
+        tie_embeddings: whether the head shares its weight with the embedding.
+        embedding_norm: whether the embedding is normalised, as in RWKV.
+        embedding_scale: factor on the embedding; None omits it. RecurrentGemma, whose head shares the
+            embedding's weight, uses sqrt(d_model).
+        head_bias: whether the head has a bias; None means only if `tie_embeddings` is false.
         logit_cap: None, or a cap > 0: the logits are cap tanh(logits / cap).
 
     Raises:
-        ValueError: what `StackConfig` refuses, a number out of its range, or ties between unequal
-            vocabularies.
-        TypeError: a pattern of other things than names.
+        ValueError: a value that `StackConfig` refuses, a number out of range, or `tie_embeddings` with
+            `n_outputs` different from `vocab_size`.
+        TypeError: a pattern contains an entry that is not a string.
 
     Example:
         >>> ModelConfig(vocab_size=6, n_outputs=50).d_model

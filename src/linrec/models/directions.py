@@ -1,4 +1,4 @@
-"""What the wrappers have in common that run mixers over one input in several directions."""
+"""Base class of the wrappers that run mixers over one input in several directions."""
 
 from collections.abc import Sequence
 from typing import Literal, TypeAlias, cast
@@ -24,23 +24,23 @@ class Directions(Mixer):
     | "mean"        | (y_1 + ... + y_n) / n           |
     | "concatenate" | W [y_1, ..., y_n] + b           |
 
-    A subclass says what the directions are. It is a `Mixer`, so that a `Block` takes it, but every output
-    depends on the whole input: it has no state, and cannot stream.
+    A subclass defines the directions. It is a `Mixer`, so that a `Block` accepts it. But every output depends
+    on the whole input, so it has no state and cannot stream.
 
-    Directions that share all parameters, added up, see no difference between an input and its mirror image:
-    the outputs of the one are the mirrored outputs of the other. Let each keep a parameter of its own.
+    If the directions share all parameters and their outputs are added, the layer cannot tell an input from
+    its mirror image: a mirrored input gives the mirrored output. To avoid this, leave a parameter unshared.
 
     Args:
-        mixers: one mixer for each direction, of one class and width; or a single one, which then runs in
-            all of them with the same parameters.
-        directions: their names.
+        mixers: one mixer per direction, all of one class and width; or a single mixer, which runs in all
+            directions with the same parameters.
+        directions: names of the directions.
         combine: "sum", "mean", or "concatenate" with a Linear from n d_model to d_model.
-        unshared: None leaves the mixers as they are. Names make them share the first one's parameters, but
-            for those named, such as ("theta",) of HGRU; () shares all.
+        unshared: None leaves the mixers as they are. Otherwise all mixers share the first mixer's parameters,
+            except the parameters named here, such as ("theta",) of HGRU; () shares all parameters.
 
     Raises:
-        ValueError: mixers that are neither one nor one per direction, or that differ in class or width; no
-            such way to combine; no such parameter, or a single mixer with `unshared`.
+        ValueError: the number of mixers is neither 1 nor the number of directions, mixers differ in class or
+            width, `combine` or a parameter is unknown, or `unshared` is given with a single mixer.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Directions(Mixer):
         if len(mixers) not in (1, len(directions)):
             raise ValueError(
                 f"`mixers` must be {len(directions)}, one for each of {', '.join(directions)}, or a single "
-                f"one for all; got {len(mixers)}."
+                f"mixer for all; got {len(mixers)}."
             )
         of = {(type(mixer).__name__, mixer.d_model) for mixer in mixers}
         if len(of) != 1:
@@ -73,14 +73,14 @@ class Directions(Mixer):
         self.own_norm = mixers[0].own_norm
         self.directions, self.combine = tuple(directions), combine
         self.unshared = None if unshared is None else tuple(unshared)
-        # with nothing of its own, a further mixer would be the first one under a second name
+        # if all parameters are shared, further mixers would only be aliases of the first
         self.mixers = nn.ModuleList(mixers[:1] if self.unshared == () else mixers)
         self._tie()
         width = len(directions) * d_model
         self.project = nn.Linear(width, d_model) if combine == "concatenate" else None
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> None:
-        """None: there is no state."""
+        """Return None: there is no state."""
 
     @property
     def state_size(self) -> int:
@@ -89,10 +89,10 @@ class Directions(Mixer):
 
     @classmethod
     def share(cls, layers: "Sequence[Directions]") -> None:
-        """Let the mixers of each direction share what their class shares, as a stack of their own.
+        """Share parameters among the layers of a stack, separately for each direction; see `Mixer.share`.
 
-        For HGRU that is one set of lower bounds per direction, or a single one where directions share
-        parameters.
+        For HGRU these are the lower bounds: one set per direction, or a single set if the directions share
+        all parameters.
         """
         for stack in zip(*(layer.mixers for layer in layers), strict=True):
             type(stack[0]).share(stack)
@@ -100,12 +100,12 @@ class Directions(Mixer):
             layer._tie()
 
     def place(self, layer: int, n_layers: int) -> None:
-        """Let the mixer of every direction start as that layer."""
+        """Set the initial values of all directions' mixers for a layer's depth; see `Mixer.place`."""
         for mixer in cast(list[Mixer], [*self.mixers]):
             mixer.place(layer, n_layers)
 
     def _runs(self, state: State) -> list[Mixer]:
-        """Return the mixers of all directions; refuse a state."""
+        """Return the mixers of all directions; raise if a state is given."""
         if state is not None:
             raise ValueError(
                 f"`state` must be None for {type(self).__name__}; got {type(state).__name__}. Its outputs "
@@ -115,7 +115,7 @@ class Directions(Mixer):
         return cast(list[Mixer], [*self.mixers]) * (len(self.directions) // len(self.mixers))
 
     def _tie(self) -> None:
-        """Give all mixers the parameters of the first, but for those that are not shared."""
+        """Make all mixers share the parameters of the first, except the unshared parameters."""
         if self.unshared is None:
             return
         first, *others = self.mixers

@@ -1,4 +1,4 @@
-"""A classifier of images after DeiT, with any mixer in the place of attention."""
+"""A classifier of images after DeiT, with any mixer in place of attention."""
 
 from dataclasses import dataclass
 
@@ -19,23 +19,25 @@ __all__ = ["ImageClassifier", "ImageClassifierConfig"]
 
 @dataclass(frozen=True)
 class ImageClassifierConfig(StackConfig):
-    """Everything that makes an `ImageClassifier`; plain values only, so that it can be written to a file.
+    """Configuration of an `ImageClassifier`; all values are plain, so that it can be written to a file.
 
     Args:
-        n_outputs: classes.
-        patch_size: rows and columns of pixels that make one patch.
+        n_outputs: number of classes.
+        patch_size: height and width of a patch, in pixels.
         n_channels: numbers per pixel; 3 for colours.
-        directions: of the scans over the patches in each block; see `ImageScan`. A mixer that looks both
-            ways by itself, as softmax attention with `mixer_args={"causal": False}`, takes ("forward",).
-        unshared: what the directions do not share. None: nothing, each has a mixer of its own. Names of the
-            mixer's parameters: all but these, as ("theta",) in HGRN; (): one mixer runs in all.
-        combine: what becomes of the outputs of the directions, "sum", "mean" or "concatenate".
+        directions: directions of the scans over the patches in each block; see `ImageScan`. A mixer that is
+            bidirectional itself, such as softmax attention with `mixer_args={"causal": False}`, takes
+            ("forward",).
+        unshared: parameters that the directions do not share. None gives each direction a mixer of its own.
+            Names of parameters, such as ("theta",) in HGRN, are kept per direction, and all others are
+            shared. () runs a single mixer in all directions.
+        combine: how the outputs of the directions are combined, "sum", "mean" or "concatenate".
 
-    The other arguments, by keyword, are those of `StackConfig`. Beside the names of mixers, `mixer` may be
-    "s4nd": an `S4ND` with `mixer_args`, which has no directions.
+    The other arguments are keyword arguments of `StackConfig`. `mixer` may also be "s4nd": an `S4ND` layer
+    with `mixer_args`, which has no directions.
 
     Raises:
-        ValueError: a number out of its range, or directions that do not exist or are repeated.
+        ValueError: a number is out of range, or a direction is unknown or repeated.
 
     Example:
         >>> ImageClassifierConfig(n_outputs=10, patch_size=4).directions
@@ -53,7 +55,7 @@ class ImageClassifierConfig(StackConfig):
         super().__post_init__()
         for name in ("n_outputs", "patch_size", "n_channels"):
             at_least_one(name, getattr(self, name))
-        # JSON has lists alone
+        # JSON stores tuples as lists
         object.__setattr__(self, "directions", tuple(self.directions))
         if self.unshared is not None:
             object.__setattr__(self, "unshared", tuple(self.unshared))
@@ -63,16 +65,17 @@ class ImageClassifierConfig(StackConfig):
 class ImageClassifier(nn.Module):
     """logits = head(mean(norm(block_L(... block_1(patches(image)))))).
 
-    DeiT with a scan of patches for its attention. The patches are cut without overlap and mapped by one
-    Linear. As in HGRN's released code there are no positional embeddings, since a recurrence knows the order,
-    and no class token, which has no place in a grid: the head sees the mean over the patches. So an image may
-    have any size that patches divide. The norm before the mean is DeiT's order; HGRN's code has it after.
+    DeiT with a scan over patches in place of attention. The patches do not overlap, and a Linear embeds each
+    of them. As in HGRN's released code there are no positional embeddings, since a recurrence knows the
+    order. There is no class token, since it has no place in the grid: the head reads the mean over the
+    patches. So an image may have any height and width that are multiples of `patch_size`. The norm stands
+    before the mean, as in DeiT; in HGRN's code it stands after the mean.
 
     Args:
-        config: the model's shape; see `ImageClassifierConfig`.
+        config: the model's configuration; see `ImageClassifierConfig`.
 
     Raises:
-        ValueError: `config` names no mixer or channel mixing, or an argument that the mixer does not take.
+        ValueError: `config` has an unknown mixer or channel mixing, or an argument that the mixer lacks.
 
     Source:
         Touvron and others, Training data-efficient image transformers (2021); HGRN (Qin, Yang and Zhong,
@@ -89,7 +92,7 @@ class ImageClassifier(nn.Module):
         super().__init__()
         self.config = config
         size = config.patch_size
-        # a Linear of each patch, written as a convolution
+        # a Linear on each patch, implemented as a convolution
         self.patches = nn.Conv2d(config.n_channels, config.d_model, size, stride=size)
         self.dropout = nn.Dropout(config.dropout)
 
@@ -112,7 +115,7 @@ class ImageClassifier(nn.Module):
         mark(self.head, group="vocabulary", weight_decay=True)
 
     def forward(self, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b n_outputs"]:
-        """Logits of every image.
+        """Return the logits of every image.
 
         Args:
             images: (b, n_channels, height, width), with height and width multiples of `patch_size`.
@@ -121,8 +124,8 @@ class ImageClassifier(nn.Module):
             (b, n_outputs).
 
         Raises:
-            ValueError: `images` of another shape.
-            TypeError: `images` are no real numbers.
+            ValueError: `images` has the wrong shape.
+            TypeError: `images` is not of a floating dtype.
         """
         size, channels = self.config.patch_size, self.config.n_channels
         if images.ndim != 4 or images.shape[1] != channels:

@@ -18,34 +18,34 @@ _AGAINST = ("left", "up", "backward")
 
 
 class ImageScan(Directions):
-    """y = sum_i f_i(x), each f_i a mixer over the lines of an image in one direction.
+    """y = sum_i f_i(x), where each f_i is a mixer that scans the image in one direction.
 
     | direction           | sequences                                        |
     |---------------------|--------------------------------------------------|
-    | "right", "left"     | each row by itself                               |
-    | "down", "up"        | each column by itself                            |
+    | "right", "left"     | each row separately                              |
+    | "down", "up"        | each column separately                           |
     | "forward", "backward" | the whole image, row after row (raster order)  |
 
-    The default is that of HGRN's released two-dimensional layer, of its Long Range Arena images: rows and
-    columns, each both ways, added. Their classifier of ImageNet runs over the whole image instead,
-    `directions=("forward", "backward")`. In both, directions share parameters, `unshared=("theta",)`; in the
-    first the rows and columns share phases too. What else differs from their layers, and what a single mixer
-    for all directions cannot see, is said at `Bidirectional`.
+    The default, the sum of both directions over rows and over columns, is HGRN's released two-dimensional
+    layer for images of the Long Range Arena. HGRN's ImageNet classifier scans the whole image instead:
+    `directions=("forward", "backward")`. In both, the directions share parameters, `unshared=("theta",)`; in
+    the former, rows and columns share phases too. `Bidirectional` lists the other differences from the
+    released layers, and the limits of a single mixer for all directions.
 
-    With a scan of rows and columns a pixel hears from its own row and column; the next layer takes it to
-    all others.
+    In one scan of rows and columns a pixel receives information from its own row and column only. After a
+    second layer it receives information from all pixels.
 
     Args:
-        mixers: one mixer for each direction, of one class and width; or one for all of them.
-        directions: which ones, in the order of `mixers`.
-        grid: rows h and columns w of inputs that come as tokens (b, h w, d_model); None where they come as
+        mixers: one mixer per direction, all of one class and width; or a single mixer for all directions.
+        directions: names of the directions, in the order of `mixers`.
+        grid: (rows h, columns w) if inputs are tokens (b, h w, d_model); None if inputs are
             (b, h, w, d_model).
         combine: "sum", "mean" or "concatenate"; see `Directions`.
-        unshared: None, or names of the parameters that each mixer keeps; the others become those of the
-            first.
+        unshared: None, or names of the parameters that each mixer keeps as its own; all others are shared
+            with the first mixer.
 
     Raises:
-        ValueError: no direction, an unknown one or one twice; or what `Directions` refuses.
+        ValueError: `directions` is empty, or has an unknown or repeated name; or an error of `Directions`.
 
     Source:
         HGRN (Qin, Yang and Zhong, 2023), section 4.1, and the authors' code.
@@ -88,17 +88,17 @@ class ImageScan(Directions):
         Args:
             x: (b, h, w, d_model) of any size, or tokens (b, h w, d_model) of the `grid`.
             state: None.
-            reset: None: an image is one whole.
+            reset: None: an image is a single sequence.
 
         Returns:
             y in the shape of `x`, and None.
 
         Raises:
-            ValueError: a shape that is neither, or a `state` or a `reset` is given.
+            ValueError: `x` has neither shape, or `state` or `reset` is not None.
         """
         image = self._image(x)
         if reset is not None:
-            raise ValueError("`reset` must be None for an image, which is one whole; got a tensor.")
+            raise ValueError("`reset` must be None for an image, which is a single sequence; got a tensor.")
         runs = zip(self.directions, self._runs(state), strict=True)
         y = self._combined([_scan(image, direction, mixer) for direction, mixer in runs])
         return y.reshape(x.shape), None
@@ -121,7 +121,7 @@ class ImageScan(Directions):
 
 
 def check_directions(directions: Sequence[str]) -> None:
-    """Refuse directions of an image that do not exist, and repeated ones."""
+    """Raise if a direction of an image is unknown or repeated."""
     for direction in directions:
         if direction not in IMAGE_DIRECTIONS:
             raise unknown("direction of an image", direction, IMAGE_DIRECTIONS)
@@ -135,7 +135,7 @@ def _scan(image: Tensor, direction: str, mixer: Mixer) -> Tensor:
     columns = direction in ("down", "up")
     if columns:
         image = image.transpose(1, 2)
-    # one sequence per row (or column), or one per image
+    # one sequence per row or column, or one per image
     lines = image.flatten(1, 2) if direction in ("forward", "backward") else image.flatten(0, 1)
     y, _ = mixer(lines.flip(1) if direction in _AGAINST else lines)
     y = (y.flip(1) if direction in _AGAINST else y).reshape(image.shape)

@@ -23,20 +23,20 @@ __all__ = ["LanguageModel"]
 class LanguageModel(nn.Module):
     """logits = head(norm(block_L(... block_1(embedding(tokens))))).
 
-    Initialisation is torch's own for every layer (embedding N(0, 1)), but for a tied embedding, which is
-    drawn from N(0, 1 / d_model) so that the logits start at unit scale. The untied head has a bias, the tied
-    one none, unless `config.head_bias` says.
+    Every layer has torch's own initialisation (embedding N(0, 1)), except a tied embedding: it is drawn from
+    N(0, 1 / d_model) so that the logits start at unit scale. An untied head has a bias and a tied head does
+    not, unless `config.head_bias` overrides it.
 
     Args:
-        config: the model's shape; see `ModelConfig`. `config.mixer` names the time mixer of every block, or a
-            pattern of mixers.
+        config: the model's configuration; see `ModelConfig`. `config.mixer` names the time mixer of every
+            block, or a pattern of mixers.
 
     Attributes:
-        recompute: whether the backward pass computes each block again rather than keep what it computed:
-            memory of one block and one activation per block, for a third more time. False at the start.
+        recompute: whether to recompute each block in the backward pass (activation checkpointing). Memory is
+            then one block plus one activation per block, for a third more time. False by default.
 
     Raises:
-        ValueError: `config` names no mixer or channel mixing, or an argument that the mixer does not take.
+        ValueError: `config` has an unknown mixer or channel mixing, or an argument that the mixer lacks.
 
     Source:
         GateLoop (Katsch, 2023), appendix C and figure 9.
@@ -81,21 +81,21 @@ class LanguageModel(nn.Module):
         *,
         reset: Bool[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b t n_outputs"], tuple[State, ...]]:
-        """Logits of every step.
+        """Return the logits of every step.
 
         Args:
             tokens: (b, t) int64 in [0, vocab_size).
-            state: what an earlier call returned, one entry per layer; None at the start.
+            state: the state that an earlier call returned, one entry per layer; None at the start.
             reset: (b, t) bool, true where a new document starts.
 
         Returns:
             logits (b, t, n_outputs), and the state after the last step, a tuple with one entry per layer.
 
         Raises:
-            ValueError: `tokens` is not two-dimensional, or `state` has another number of layers.
-            TypeError: `tokens` are no integers.
-            IndexError: torch's own, on the CPU, for an id outside of [0, vocab_size). On CUDA such an id is
-                undefined behaviour, for a check of values would wait for the device.
+            ValueError: `tokens` is not two-dimensional, or `state` has the wrong number of layers.
+            TypeError: `tokens` is not of an integer dtype.
+            IndexError: on the CPU, from torch, for an id outside [0, vocab_size). On CUDA such an id is
+                undefined behaviour, because checking values would wait for the device.
         """
         x, states = self.hidden(tokens, state, reset=reset)
         return self.head(x), states
@@ -107,7 +107,7 @@ class LanguageModel(nn.Module):
         *,
         reset: Bool[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b t d_model"], tuple[State, ...]]:
-        """What the head is applied to, (b, t, d_model), and the state; arguments and errors as above."""
+        """Return the head's input (b, t, d_model), and the state; arguments and errors as in `forward`."""
         if tokens.dim() != 2:
             raise ValueError(
                 f"`tokens` must have shape (batch, time); got {tuple(tokens.shape)}. "
@@ -138,12 +138,12 @@ class LanguageModel(nn.Module):
         return self.norm(x), tuple(states)
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> tuple[State, ...]:
-        """The state at the start of `batch` sequences, one entry per layer."""
+        """Return the initial state of `batch` sequences, one entry per layer."""
         return tuple(block.init_state(batch, device=device) for block in self._blocks)
 
     @property
     def state_size(self) -> int:
-        """Elements of the state per sequence, over all layers."""
+        """Number of elements of the state per sequence, over all layers."""
         return sum(block.state_size for block in self._blocks)
 
     @property

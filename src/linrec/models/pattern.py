@@ -1,4 +1,4 @@
-"""Patterns: names of what the layers have, tiled over depth."""
+"""Patterns: tuples of names, such as names of mixers, that repeat over the layers of a stack."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -10,16 +10,16 @@ __all__ = ["arguments_by_name", "settled", "spelled"]
 
 
 def settled(field: str, names: str | Sequence[str], n_layers: int) -> str | tuple[str, ...]:
-    """Return a name that all layers have, or a pattern of two names and more as a tuple of canonical ones.
+    """Return the name that all layers use, or a pattern of two or more names as a tuple of canonical names.
 
     Args:
-        field: what the pattern is called, for errors.
-        names: a name, or names of layers, first layer first, that are repeated until all layers have one.
-        n_layers: how many layers there are.
+        field: name of the configuration field, for errors.
+        names: a name, or a sequence of names, first layer first, that repeats until all layers have a name.
+        n_layers: number of layers.
 
     Raises:
-        ValueError: no names, or more than layers.
-        TypeError: names that are no strings.
+        ValueError: `names` is empty, or longer than `n_layers`.
+        TypeError: a name is not a string.
 
     Example:
         >>> settled("mixer", ["gate-loop", "attention"], n_layers=4)
@@ -29,7 +29,7 @@ def settled(field: str, names: str | Sequence[str], n_layers: int) -> str | tupl
     """
     if isinstance(names, str):
         return names
-    # JSON has lists alone
+    # JSON stores tuples as lists
     pattern = tuple(names)
     for name in pattern:
         if not isinstance(name, str):
@@ -38,15 +38,15 @@ def settled(field: str, names: str | Sequence[str], n_layers: int) -> str | tupl
             )
     if not 1 <= len(pattern) <= n_layers:
         raise ValueError(
-            f"`{field}` must be a pattern of 1 to {n_layers} names, as `n_layers` = {n_layers} is; got "
-            f"{len(pattern)}. Pass a shorter pattern, or as many layers as it has names."
+            f"`{field}` must be a pattern of 1 to {n_layers} names, since `n_layers` = {n_layers}; got "
+            f"{len(pattern)}. Pass a shorter pattern, or as many layers as the pattern has names."
         )
     folded = tuple(name.replace("-", "_") for name in pattern)
     return folded if len(folded) > 1 else folded[0]
 
 
 def spelled(pattern: Sequence[str]) -> str:
-    """Return a pattern as it is typed, three and more of the same name in a row by their number.
+    """Return a pattern as a string; three or more equal names in a row are abbreviated by their number.
 
     Example:
         >>> spelled(("gla", "gla", "attention")), spelled(("mlstm",) * 7 + ("slstm",))
@@ -57,14 +57,14 @@ def spelled(pattern: Sequence[str]) -> str:
 
 
 def arguments_by_name(pattern: Sequence[str], given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the arguments of a pattern's mixers by canonical names.
+    """Return the keyword arguments of each mixer of a pattern, by canonical name.
 
     Args:
         pattern: canonical names of mixers.
-        given: by the name of a mixer, its keyword arguments.
+        given: keyword arguments by name of the mixer.
 
     Raises:
-        ValueError: arguments that are not under the name of a mixer, or of one that the pattern has not.
+        ValueError: a key of `given` is not the name of a mixer, or not of a mixer in the pattern.
 
     Example:
         >>> arguments_by_name(("gate_loop", "attention"), {"gate-loop": {"n_heads": 2}})
@@ -75,7 +75,7 @@ def arguments_by_name(pattern: Sequence[str], given: Mapping[str, Any]) -> dict[
         if not isinstance(arguments, Mapping):
             raise ValueError(
                 f"`mixer_args` must have the arguments of each mixer of {tuple(pattern)} under its name; got "
-                f"{name!r}. Pass {{{names[-1]!r}: {{{name!r}: {arguments!r}}}}}, say."
+                f"{name!r}. For example, pass {{{names[-1]!r}: {{{name!r}: {arguments!r}}}}}."
             )
         mixer = name.replace("-", "_")
         if mixer not in names:

@@ -4,10 +4,10 @@
     y = K * u + D u
     o = GLU(W GELU(y) + b)
 
-u input of a channel, K^(i) the kernel of axis i, x an outer product, so that K_(l, m) = K^(1)_l K^(2)_m, y
+u input of a channel, K^(i) the kernel of axis i, x the outer product: K_(l, m) = K^(1)_l K^(2)_m, y
 output of the channel, o output of the layer; Abar and Bbar of a diagonal state-space model
-(`linrec.mixers.s4d`) for each channel and axis. A convolution with an outer product is a convolution with
-each factor, one axis after the other.
+(`linrec.mixers.s4d`) for each channel and axis. A convolution with an outer product equals successive
+convolutions with its factors, each along its own axis.
 """
 
 import math
@@ -28,47 +28,47 @@ __all__ = ["S4ND"]
 
 
 class S4ND(Mixer):
-    """y = (K^(1) x .. x K^(n)) * u + D u for images and videos, a state-space kernel for every axis.
+    """y = (K^(1) x .. x K^(n)) * u + D u for images and videos, with a state-space kernel for every axis.
 
-    A pixel hears from all others in one layer. It is a `Mixer`, so that a `Block` takes it, but every output
-    depends on the whole input: it has no state.
+    In one layer a pixel receives information from all others. The layer is a `Mixer`, so that a `Block`
+    accepts it. But every output depends on the whole input, so it has no state.
 
-    | the paper's, or the released code's | argument |
+    | option of the paper or the released code | argument |
     |---|---|
     | videos | `axes=3` |
     | causal kernels | `bidirectional=False` |
     | kernels without high frequencies, for training at low resolution | `bandlimit` |
-    | inputs of another resolution than in training | `step_rescale` |
+    | inputs of a different resolution than in training | `step_rescale` |
     | kernels that are means of outer products, `trank` | `rank` |
-    | A and B of the kernels apart for every channel, `n_ssm` | `n_ssm=None` |
+    | separate A and B of the kernels for every channel, `n_ssm` | `n_ssm=None` |
 
-    As in the released code, the kernel against an axis starts at the next pixel. There, kernels may also be
-    those of S4, whose matrix has a low rank beside its diagonal.
+    As in the released code, the backward kernel along an axis starts at the next pixel. The released code
+    also offers kernels of S4, whose matrix is diagonal plus low rank.
 
     Args:
-        d_model: width, and channels.
-        axes: n, of inputs (b, *grid, d_model).
-        d_state: N, numbers of the real state of each channel and axis; even, but with `init="real"`.
-        init: where A starts, "legs", "lin", "inv" or "real".
+        d_model: width, the number of channels.
+        axes: n, the number of axes of inputs (b, *grid, d_model).
+        d_state: N, real numbers of state per channel and axis; even, except with `init="real"`.
+        init: initial A, "legs", "lin", "inv" or "real".
         discretization: "zoh", "bilinear" or "euler".
-        dt_min: smallest step size when training starts.
-        dt_max: largest step size when training starts.
-        n_ssm: A and B of each axis; None is `d_model`.
-        bidirectional: whether kernels have two sides.
-        rank: outer products of which K is the mean.
-        bandlimit: None, or alpha: entries with dt |Im A| / (2 pi) of alpha / 2 or more are left out. The
-            highest frequency of a grid is 1 / 2, that of alpha = 1.
-        step_rescale: a factor of all step sizes, such as 2 for images of half of the rows and columns.
-        activation: whether y goes through GELU.
-        output: "glu", "linear" or "none", what mixes the channels at the end.
+        dt_min: smallest initial step size.
+        dt_max: largest initial step size.
+        n_ssm: number of distinct A and B per axis; None means `d_model`.
+        bidirectional: whether kernels are two-sided.
+        rank: number of outer products whose mean is K.
+        bandlimit: None, or alpha: frequencies dt |Im A| / (2 pi) of alpha / 2 or more are removed. The
+            highest frequency of a grid is 1 / 2, at alpha = 1.
+        step_rescale: factor on all step sizes, such as 2 for images with half the rows and columns.
+        activation: whether GELU is applied to y.
+        output: channel mixing at the end, "glu", "linear" or "none".
 
     Raises:
-        ValueError: an unknown name, a number out of its range, an `n_ssm` that does not divide `d_model`, a
-            `bandlimit` with real states, or step sizes without 0 < dt_min <= dt_max.
+        ValueError: a name is unknown, a number is out of range, `n_ssm` does not divide `d_model`,
+            `bandlimit` is given with real states, or 0 < dt_min <= dt_max does not hold.
 
     Source:
         S4ND (Nguyen, Goel, Gu, Downs, Shah, Dao, Baccus and Ré, 2022), its section on the layer and on
-        bandlimiting; the defaults are those of the released code, but for A without its low rank.
+        bandlimiting; the defaults are the released code's, except that A has no low-rank part.
 
     Example:
         >>> import torch
@@ -130,19 +130,19 @@ class S4ND(Mixer):
         *,
         reset: Bool[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b *grid d_model"], None]:
-        """Mix `x` over all of its axes.
+        """Mix `x` over all its axes.
 
         Args:
             x: (b, *grid, d_model), such as (b, rows, columns, d_model), of any size.
             state: None.
-            reset: None: an image is one whole.
+            reset: None: an image is a single sequence.
 
         Returns:
             o in the shape of `x`, and None.
 
         Raises:
-            ValueError: an `x` of another shape, or a `state` or a `reset` is given.
-            TypeError: `x` of integers.
+            ValueError: `x` has the wrong shape, or `state` or `reset` is not None.
+            TypeError: `x` is not of a floating dtype.
         """
         axes = len(self.kernels)
         require(
@@ -157,7 +157,7 @@ class S4ND(Mixer):
             "`state` and `reset` must be None for S4ND; got a tensor. Pass the whole image at once.",
         )
         refuse_split_time("S4ND")
-        # the outer products, of which each has channels of its own
+        # every outer product has its own copy of the channels
         y = x if self.rank == 1 else torch.cat([x] * self.rank, -1)
         for axis, kernel in enumerate(self.kernels, 1):
             lines = y.movedim(axis, -2)
@@ -166,7 +166,7 @@ class S4ND(Mixer):
         return position_wise(y, self.out, output=self.output, activation=self.activation), None
 
     def _along(self, kernel: nn.Module, u: Tensor) -> Tensor:
-        """K^(i) * u for lines u (b, t, rank d_model)."""
+        """Return K^(i) * u for lines u (b, t, rank d_model) along one axis."""
         assert isinstance(kernel, DiagonalSSM)
         Abar, Bbar, C = kernel.discrete(self.step_rescale)
         if self.bandlimit is not None and kernel.A_imag is not None:
@@ -176,12 +176,12 @@ class S4ND(Mixer):
         y, _ = diagonal_ssm(u, Abar[:d], Bbar[:d], C[:d])
         if self.bidirectional:
             back, _ = diagonal_ssm(u.flip(1), Abar[d:], Bbar[d:], C[d:])
-            # from the next pixel on
+            # the backward kernel starts at the next pixel
             y = y + nn.functional.pad(back.flip(1)[:, 1:], (0, 0, 0, 1))
         return y
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> None:
-        """None: there is no state."""
+        """Return None: there is no state."""
 
     @property
     def state_size(self) -> int:

@@ -1,4 +1,4 @@
-"""An encoder of sequences with one output for each, or for each step: classification and regression."""
+"""An encoder of sequences with an output per sequence or per step, for classification and regression."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -25,27 +25,28 @@ Pooling: TypeAlias = Literal["mean", "last", "none"]
 
 @dataclass(frozen=True)
 class SequenceClassifierConfig(StackConfig):
-    """Everything that makes a `SequenceClassifier`; plain values only, so that it can be written to a file.
+    """Configuration of a `SequenceClassifier`; all values are plain, so that it can be written to a file.
 
     Args:
-        n_outputs: classes, or values of a regression.
-        vocab_size: input tokens, 0 up to `vocab_size` - 1; or
-        n_features: real numbers per step of an input that is no tokens. One of the two is given.
-        bidirectional: whether each block has a second direction. Without, the encoder is as causal as its
-            mixer; softmax attention looks both ways by itself with `mixer_args={"causal": False}`.
-        unshared: what the two directions do not share. None: nothing, each has a mixer of its own. Names of
-            the mixer's parameters: all but these, as ("theta",) in HGRN; (): one mixer runs in both.
-        combine: what becomes of the outputs of two directions, "sum", "mean" or "concatenate"; see
+        n_outputs: number of classes, or of regression values.
+        vocab_size: number of input tokens, with ids 0 to `vocab_size` - 1. Give this or `n_features`.
+        n_features: real numbers per step, for inputs that are not tokens.
+        bidirectional: whether each block runs in both directions. If not, the encoder is causal if its mixer
+            is; softmax attention is bidirectional itself with `mixer_args={"causal": False}`.
+        unshared: parameters that the two directions do not share. None gives each direction a mixer of its
+            own. Names of parameters, such as ("theta",) in HGRN, are kept per direction, and all others are
+            shared. () runs a single mixer in both directions.
+        combine: how the outputs of the two directions are combined, "sum", "mean" or "concatenate"; see
             `Bidirectional`.
-        pooling: "mean" over the steps, "last" step, or "none", which gives each step its output.
-        pairs: whether two sequences have one output together: the encoder makes a vector of each, and a
-            `linrec.nn.PairHead` compares these.
+        pooling: "mean" over the steps, "last" step, or "none" for an output at each step.
+        pairs: whether a pair of sequences has one output: the encoder computes a vector of each sequence, and
+            a `linrec.nn.PairHead` compares the two vectors.
 
-    The other arguments, by keyword, are those of `StackConfig`.
+    The other arguments are keyword arguments of `StackConfig`.
 
     Raises:
-        ValueError: a number out of its range, none or two kinds of input, an option of two directions for
-            one, or pairs without pooling.
+        ValueError: a number is out of range, not exactly one of `vocab_size` and `n_features` is given,
+            `unshared` or `combine` is given without `bidirectional`, or `pairs` without pooling.
 
     Example:
         >>> SequenceClassifierConfig(n_outputs=10, n_features=1, mixer="hgru").bidirectional
@@ -75,9 +76,9 @@ class SequenceClassifierConfig(StackConfig):
         if self.pooling not in ("mean", "last", "none"):
             raise unknown("`pooling`", self.pooling, ["mean", "last", "none"])
         if self.pairs and self.pooling == "none":
-            raise ValueError("`pairs` have one output, and `pooling` = 'none' gives one to each step.")
+            raise ValueError("`pairs` have a single output, but `pooling` = 'none' has one per step.")
         if self.unshared is not None:
-            # JSON has lists alone
+            # JSON stores tuples as lists
             object.__setattr__(self, "unshared", tuple(self.unshared))
         if not self.bidirectional and (self.unshared is not None or self.combine != "sum"):
             raise ValueError(
@@ -89,22 +90,22 @@ class SequenceClassifierConfig(StackConfig):
 class SequenceClassifier(nn.Module):
     """outputs = head(pool(norm(block_L(... block_1(input(x)))))).
 
-    The input is an embedding of tokens, or a Linear of real features. What lies behind a sequence's length
-    is padding: no output, and no gradient, depends on its values or its number, in either direction. The
-    mean is that of the steps before it, the last step is the last of them.
+    The input layer is an embedding of tokens, or a Linear of real features. Steps after a sequence's length
+    are padding: no output and no gradient depends on the padding's values or on its length, in either
+    direction. Pooling uses only the steps within the length.
 
-    There is no state: the whole sequence is given at once. For causal models that stream, see
-    `LanguageModel`.
+    There is no state: a call takes whole sequences. For causal models that stream, see `LanguageModel`.
 
     Args:
-        config: the model's shape; see `SequenceClassifierConfig`.
+        config: the model's configuration; see `SequenceClassifierConfig`.
 
     Raises:
-        ValueError: `config` names no mixer or channel mixing, or an argument that the mixer does not take.
+        ValueError: `config` has an unknown mixer or channel mixing, or an argument that the mixer lacks.
 
     Source:
-        HGRN (Qin, Yang and Zhong, 2023), section 4.2 and the authors' code for the Long Range Arena: encoders
-        in both directions, mean pooling. Theirs has batch normalisation and positional embeddings too.
+        HGRN (Qin, Yang and Zhong, 2023), section 4.2 and the authors' code for the Long Range Arena:
+        bidirectional encoders with mean pooling. The authors' encoder also has batch normalisation and
+        positional embeddings.
 
     Example:
         >>> import torch
@@ -147,31 +148,31 @@ class SequenceClassifier(nn.Module):
     def forward(
         self, x: Num[Tensor, "b t *features"], *, lengths: Int[Tensor, "b *pair"] | None = None
     ) -> Float[Tensor, "b *t n_outputs"]:
-        """Outputs of every sequence, or of every pair.
+        """Return the outputs of every sequence, or of every pair.
 
         Args:
-            x: (b, t) int64 tokens, or (b, t, n_features) real features; of pairs (b, 2, t) or
+            x: (b, t) int64 tokens, or (b, t, n_features) real features; for pairs (b, 2, t) or
                 (b, 2, t, n_features).
-            lengths: (b,) int64, of pairs (b, 2), the steps of each sequence, from 1 to t; what follows them
-                is padding. None where all have t.
+            lengths: (b,) int64, for pairs (b, 2), the length of each sequence, from 1 to t; later steps are
+                padding. None if all lengths are t.
 
         Returns:
-            (b, n_outputs), logits or values; (b, t, n_outputs) with `pooling="none"`, where the outputs of
-            padding mean nothing.
+            (b, n_outputs), logits or values; (b, t, n_outputs) with `pooling="none"`, where outputs at
+            padding are meaningless.
 
         Raises:
-            ValueError: `x` or `lengths` of another shape, or lengths out of their range. On CUDA the range
-                is not checked, for that would wait for the device; there keep `lengths` on the CPU.
-            TypeError: tokens or lengths that are no integers, or features that are no real numbers.
+            ValueError: `x` or `lengths` has the wrong shape, or a length is out of range. Lengths on CUDA are
+                not checked, because the check would wait for the device; keep `lengths` on the CPU instead.
+            TypeError: tokens or lengths are not integers, or features are not of a floating dtype.
         """
         return self.head(self.features(x, lengths=lengths))
 
     def features(
         self, x: Num[Tensor, "b t *features"], *, lengths: Int[Tensor, "b *pair"] | None = None
     ) -> Float[Tensor, "b *t d_model"]:
-        """What the head sees, of width `d_model`, for a head of one's own; arguments are those of `forward`.
+        """Return the input of the head (b, d_model), for use with another head; arguments as in `forward`.
 
-        Of pairs, (b, 2, d_model).
+        The shape is (b, t, d_model) with `pooling="none"`, and (b, 2, d_model) for pairs.
         """
         if not self.config.pairs:
             return self._encoded(x, lengths)
@@ -188,9 +189,9 @@ class SequenceClassifier(nn.Module):
             self._check_lengths(lengths, x)
             lengths, step = lengths.to(x.device)[:, None], torch.arange(x.shape[1], device=x.device)
             valid = step < lengths
-            # whatever stands there, be it no token at all or NaN
+            # padding may hold anything, such as NaN or an id that is not a token
             x = x.masked_fill(~valid if x.ndim == 2 else ~valid[:, :, None], 0)
-            # padding is a document of its own, from which nothing comes back
+            # padding is a separate document, so nothing passes back from it
             reset = step == lengths
         y = self.dropout(self.input(x))
         for block in self.blocks:
@@ -246,7 +247,7 @@ class SequenceClassifier(nn.Module):
         if lengths.shape != (batch,):
             raise ValueError(
                 f"`lengths` must have shape (batch,) = ({batch},); got {tuple(lengths.shape)}. "
-                "Of a mask (batch, time) of valid steps it is `mask.sum(1)`."
+                "If you have a mask (batch, time) of valid steps, pass `mask.sum(1)`."
             )
         if lengths.device.type == "cpu" and not torch.compiler.is_compiling():
             outside = lengths[(lengths < 1) | (lengths > time)]

@@ -1,4 +1,4 @@
-"""The stack of blocks that every model has."""
+"""The stack of blocks that all models share."""
 
 from collections.abc import Callable, Sequence
 
@@ -13,14 +13,14 @@ __all__ = ["build_mixer", "make_blocks"]
 
 
 def build_mixer(config: StackConfig, layer: int) -> Mixer:
-    """Make the time mixer of a block as `config` has it.
+    """Return the time mixer of a block as `config` specifies it.
 
     Args:
         config: width, mixer or pattern of mixers, and their arguments.
-        layer: which block, counted from 0.
+        layer: index of the block, counted from 0.
 
     Raises:
-        ValueError: there is no such mixer, or it takes no such argument; the message names the nearest.
+        ValueError: the mixer or an argument is unknown; the message gives the nearest name.
 
     Example:
         >>> config = StackConfig(d_model=8, mixer=("hgru", "lru"))
@@ -32,22 +32,22 @@ def build_mixer(config: StackConfig, layer: int) -> Mixer:
 
 
 def make_blocks(config: StackConfig, make_mixer: Callable[[int], Mixer] | None = None) -> nn.ModuleList:
-    """x = block_L(... block_1(x)): the blocks, first layer first, with what their mixers share.
+    """Return the blocks of x = block_L(... block_1(x)), first layer first, with shared parameters tied.
 
-    In a stack of several kinds of mixers, those of a kind share among themselves, as the lower bounds of HGRU
-    do. `Mixer.place` counts the blocks of all kinds, as the initial values of mLSTM and sLSTM do.
+    In a stack of several kinds of mixers, each kind shares parameters among its own mixers; HGRU shares its
+    lower bounds. `Mixer.place` counts the blocks of all kinds; mLSTM and sLSTM use it for initial values.
 
     Args:
         config: depth, mixers, channel mixing, norms and dropout of the stack.
-        make_mixer: makes the time mixer of a block, counted from 0, of width `config.d_model`; called once
-            per block. None is `build_mixer`.
+        make_mixer: returns the time mixer of a block, given its index from 0, of width `config.d_model`; it
+            is called once per block. None means `build_mixer`.
 
     Returns:
-        `config.n_layers` of `Block`.
+        `config.n_layers` blocks of class `Block`.
 
     Raises:
-        ValueError: `config` names no mixer, channel mixing, norm or position of the norm, or an argument that
-            a mixer does not take.
+        ValueError: `config` has an unknown mixer, channel mixing, norm or norm position, or an argument that
+            a mixer lacks.
 
     Example:
         >>> blocks = make_blocks(StackConfig(d_model=8, n_layers=3, mixer=("hgru", "lru")))
@@ -65,7 +65,7 @@ def make_blocks(config: StackConfig, make_mixer: Callable[[int], Mixer] | None =
         )
         for layer in range(config.n_layers)
     ]
-    # what belongs to the stack and not to a layer, such as the lower bounds of HGRU
+    # parameters of the whole stack rather than a layer, such as HGRU's lower bounds
     names = [config.mixer_of(layer)[0] for layer in range(config.n_layers)]
     for name in dict.fromkeys(names):
         _share([block.mixer for block, of in zip(blocks, names, strict=True) if of == name])
