@@ -157,7 +157,7 @@ def test_files_that_cannot_be_read(file, content, message, folder):
 @pytest.mark.parametrize(
     ("places", "message"),
     [
-        ({"a": "model-a.safetensors", "x": "model-a.safetensors"}, "has `x`, which it has not"),
+        ({"a": "model-a.safetensors", "x": "model-a.safetensors"}, "has `x`, but the file lacks it"),
         ({"a": "model-x.safetensors"}, "there is no .*model-x.safetensors"),
         ({"a": "../model-a.safetensors"}, "must have a `weight_map`"),
         ({"a": 1}, "must have a `weight_map`"),

@@ -105,7 +105,7 @@ def test_a_tied_head_may_be_there_and_is_then_the_embedding(folder):
         ({"use_bias": True}, "has no tensor `backbone.layers.0.mixer.in_proj.bias`; the nearest is"),
         (
             {"num_hidden_layers": 1},
-            "no use for: `backbone.layers.1.mixer.A_log`, `backbone.layers.1.mixer.D`",
+            "not use: `backbone.layers.1.mixer.A_log`, `backbone.layers.1.mixer.D`",
         ),
         ({"tie_word_embeddings": False}, "has no tensor `lm_head.weight`"),
         ({"tie_word_embeddings": None}, "has no tensor `lm_head.weight`"),

@@ -102,7 +102,7 @@ def test_checkpoints_of_2024_have_no_table_of_positions(folder):
         ),
         ({"conv1d_width": None}, "has no `conv1d_width`"),
         ({"num_hidden_layers": 4}, "has no tensor `model.layers.3.temporal_pre_norm.weight`"),
-        ({"num_hidden_layers": 2}, "no use for: `model.layers.2.channel_pre_norm.weight`"),
+        ({"num_hidden_layers": 2}, "not use: `model.layers.2.channel_pre_norm.weight`"),
         ({"intermediate_size": 20}, "must have shape (10, 24) by config.json; got (20, 24)"),
     ],
 )

@@ -46,7 +46,7 @@ def test_embeddings_are_tied_only_where_config_says_so(tmp_path):
         ({"layer_norm_epsilon": 1e-3}, "`layer_norm_epsilon` is 0.001; linrec supports only 1e-05"),
         ({"attention_hidden_size": 6}, "`rwkv.blocks.0.attention.time_decay` must have shape (6,) by"),
         ({"intermediate_size": 30}, "`rwkv.blocks.0.feed_forward.key.weight` must have shape (30, 8)"),
-        ({"num_hidden_layers": 1}, "has no use for: `rwkv.blocks.1."),
+        ({"num_hidden_layers": 1}, "does not use: `rwkv.blocks.1."),
         ({"hidden_size": None}, "has no `hidden_size`"),
     ],
 )

@@ -37,8 +37,8 @@ def test_arguments_of_first_weights_and_speed_change_nothing(tmp_path):
     [
         ("mamba_state_spaces", {"ssm_cfg": None}, "config.json has no `model_type`"),
         ("mamba_state_spaces", {"n_layer": None}, "config.json has no `n_layer`"),
-        ("mamba_state_spaces", {"n_layer": 1}, "has no use for: `backbone.layers.1."),
-        ("mamba_state_spaces", {"attn_layer_idx": [1]}, "`attn_layer_idx` is [1]; linrec supports only [], None"),
+        ("mamba_state_spaces", {"n_layer": 1}, "does not use: `backbone.layers.1."),
+        ("mamba_state_spaces", {"attn_layer_idx": [1]}, "`attn_layer_idx` is [1]; linrec supports only []"),
         ("mamba_state_spaces", {"d_intermediate": 8}, "has no tensor `backbone.layers.0.norm2.weight`"),
         ("mamba_state_spaces", {"rms_norm": False}, "has no tensor `backbone.norm_f.bias`"),
         ("mamba_state_spaces", {"ssm_cfg": {"d_state": 2}}, "must have shape (5, 16) by config.json; got"),

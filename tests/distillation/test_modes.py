@@ -131,5 +131,5 @@ def test_errors():
         for shape in ((2, 0), (4,)):
             with pytest.raises(ValueError, match=rf"`kernel` must have shape .* got {re.escape(str(shape))}"):
                 function(torch.ones(shape), 1)
-        with pytest.raises(ValueError, match="`kernel` must be finite; got 2 taps that are not, of 4"):
+        with pytest.raises(ValueError, match="`kernel` must be finite; got 2 non-finite taps of 4"):
             function(torch.tensor([[1.0, torch.nan, 0.0, torch.inf]]), 1)

@@ -1,10 +1,10 @@
-"""Tolerances, input makers and the laws that every mixer and operator obeys. Public: test your own with them.
+"""Tolerances, test inputs, and the laws that every mixer and operator obeys; use them to test your own.
 
-A law is a function that returns None or raises AssertionError. Most take any
+A law is a function that returns None or raises AssertionError. Most laws accept any function
 `function(x, state=None, *, reset=None) -> (y, state)`: a mixer, or an operator whose inputs over time are the
-tensors of `x`. `x` is a tensor, or a (nested) dict or tuple of tensors, each with batch and time in front.
-States are compared by what follows from them, so that they may have any form. `check_mixer` runs every law
-of a mixer.
+tensors of `x`. `x` is a tensor, or a nested dict or tuple of tensors of shape (batch, time, ...). States are
+compared by the outputs that follow from them, so they may have any structure. `check_mixer` runs every law on
+a mixer.
 
 Example:
     >>> import torch

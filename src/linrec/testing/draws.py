@@ -1,4 +1,4 @@
-"""Random numbers for tests: seeded by generators of their own, independent of the global random state."""
+"""Seeded random numbers for tests, independent of the global random state."""
 
 import math
 from collections.abc import Sequence
@@ -10,12 +10,12 @@ __all__ = ["generator", "log_decays", "log_uniform", "normal", "phases", "reset_
 
 
 def generator(seed: int = 0, device: str = "cpu") -> torch.Generator:
-    """A random generator of its own, so that inputs do not depend on the global random state."""
+    """Return a new seeded generator, so that inputs do not depend on the global random state."""
     return torch.Generator(device).manual_seed(seed)
 
 
 def reset_mask(batch: int, time: int, *, rate: float = 0.1, seed: int = 0, device: str = "cpu") -> Tensor:
-    """Resets (b, t) bool, each true with probability `rate`; different in every row.
+    """Return resets (b, t) bool, each true with probability `rate`, independently in every row.
 
     Example:
         >>> reset_mask(2, 4, rate=1.0).all().item()
@@ -25,17 +25,17 @@ def reset_mask(batch: int, time: int, *, rate: float = 0.1, seed: int = 0, devic
 
 
 def normal(shape: Sequence[int], random: torch.Generator, dtype: torch.dtype) -> Tensor:
-    """Normal numbers in double precision: the inputs of two dtypes are roundings of the same ones."""
+    """Return normal numbers in double precision; rounding them gives equal inputs in every dtype."""
     return torch.randn(shape, generator=random, dtype=torch.complex128 if dtype.is_complex else torch.float64)
 
 
 def log_uniform(shape: Sequence[int], random: torch.Generator, low: float, high: float) -> Tensor:
-    """Numbers between `low` and `high` whose logarithms are uniform."""
+    """Return numbers between `low` and `high` whose logarithms are uniform."""
     return low * (high / low) ** torch.rand(shape, generator=random, dtype=torch.float64)
 
 
 def log_decays(shape: Sequence[int], random: torch.Generator) -> Tensor:
-    """log a, with time scales 1 / (1 - a) log-uniform from 1.05 to 1,000 steps."""
+    """Return log a with time scales 1 / (1 - a) that are log-uniform from 1.05 to 1,000 steps."""
     time_scale = (
         torch.exp(torch.rand(shape, generator=random, dtype=torch.float64) * math.log(1000 / 1.05)) * 1.05
     )
@@ -43,5 +43,5 @@ def log_decays(shape: Sequence[int], random: torch.Generator) -> Tensor:
 
 
 def phases(shape: Sequence[int], random: torch.Generator) -> Tensor:
-    """Uniform angles, in radians."""
+    """Return uniform angles in radians, from -pi to pi."""
     return (torch.rand(shape, generator=random, dtype=torch.float64) * 2 - 1) * math.pi

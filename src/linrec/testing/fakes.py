@@ -1,4 +1,4 @@
-"""Whether custom operators return what their fake kernels say."""
+"""A check that custom operators return the layouts that their fake kernels declare."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,13 +14,13 @@ __all__ = ["CheckFakeKernels"]
 
 
 class CheckFakeKernels(TorchDispatchMode):
-    """Within it, every operator `linrec::*` must return what its fake kernel says.
+    """A dispatch mode that compares the output of every operator `linrec::*` with its fake kernel.
 
-    `torch.compile` makes code from the fake kernel. Where a stride is another one than it says, the code
-    stops, or reads other numbers; tracing alone does not see it.
+    `torch.compile` generates code from the fake kernel's output. If a stride differs, that code stops with an
+    error or reads wrong numbers; tracing alone does not detect it.
 
     Raises:
-        AssertionError: the operator's name, what it said and what it returned.
+        AssertionError: an output differs; the message gives the operator, the declared and the actual layout.
 
     Example:
         >>> import torch
@@ -36,7 +36,7 @@ class CheckFakeKernels(TorchDispatchMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Run an operator, and compare what it returns if it is one of linrec's."""
+        """Run an operator; if it belongs to linrec, compare its outputs with its fake kernel."""
         args, kwargs = tuple(args), dict(kwargs or {})
         returned = func(*args, **kwargs)
         if func.namespace == "linrec":
@@ -49,6 +49,6 @@ class CheckFakeKernels(TorchDispatchMode):
 
 
 def _layout(tensor: Tensor) -> tuple[Any, ...]:
-    # a stride that nothing is reached by may be any
+    # strides of axes of size 1, and of empty tensors, may have any value
     strides = [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
     return tensor.dtype, tuple(tensor.shape), strides if tensor.numel() else []

@@ -1,4 +1,4 @@
-"""Inputs for tests of recurrences whose transitions may change at every step."""
+"""Test inputs for recurrences whose transitions may change at every step."""
 
 from typing import Literal
 
@@ -21,16 +21,16 @@ def scan_inputs(
     seed: int = 0,
     device: str = "cpu",
 ) -> dict[str, Tensor]:
-    """Inputs a, x and state for `linrec.ops.scan`, with time scales 1 / (1 - |a|) from 1.05 to 1,000 steps.
+    """Return a, x and state for `linrec.ops.scan`, with time scales 1 / (1 - |a|) from 1.05 to 1,000 steps.
 
     Args:
-        batch: sequences b.
-        time: steps t.
-        channels: channels c.
-        dtype: of a and x; complex ones give a any phase. The state has the accumulation dtype.
+        batch: batch size b.
+        time: number of steps t.
+        channels: number of channels c.
+        dtype: dtype of a and x; if complex, a has random phases. The state has the accumulation dtype.
         decay: shape of a: (b, t, c), (b, t, 1), (c,) or ().
-        seed: of the values.
-        device: where they live.
+        seed: random seed.
+        device: device of the tensors.
 
     Example:
         >>> import torch
@@ -69,21 +69,22 @@ def gate_loop_inputs(
     seed: int = 0,
     device: str = "cpu",
 ) -> dict[str, Tensor | None]:
-    """Inputs q, k, v, log_decay, phase and state for `linrec.ops.gate_loop`, and bonus where asked for.
+    """Return q, k, v, log_decay, phase and state for `linrec.ops.gate_loop`, and bonus if requested.
 
     Args:
-        batch: sequences b.
-        time: steps t.
-        heads: heads h.
+        batch: batch size b.
+        time: number of steps t.
+        heads: number of heads h.
         d_key: key channels per head.
         d_value: value channels per head.
-        dtype: real dtype of v, and of the others' parts; the state has the accumulation dtype.
-        log_decay: axes that it has: "bthk", "bth", "hk", "h", or None for none.
-        phase: axes that it has, in radians, any.
+        dtype: real dtype of all inputs, or of their real and imaginary parts; the state has the accumulation
+            dtype.
+        log_decay: axes of log_decay: "bthk", "bth", "hk" or "h"; None for no decay.
+        phase: axes of phase, in radians; None for no phase.
         complex_qk: whether q and k are complex.
-        bonus: whether there is one, (h, dk).
-        seed: of the values.
-        device: where they live.
+        bonus: whether to return a bonus (h, dk).
+        seed: random seed.
+        device: device of the tensors.
 
     Example:
         >>> import torch
@@ -127,19 +128,19 @@ def delta_rule_inputs(
     seed: int = 0,
     device: str = "cpu",
 ) -> dict[str, Tensor | None]:
-    """Inputs q, k, v, beta, log_decay and state for `linrec.ops.delta_rule`, with keys of norm 1.
+    """Return q, k, v, beta, log_decay and state for `linrec.ops.delta_rule`, with keys of norm 1.
 
     Args:
-        batch: sequences b.
-        time: steps t.
-        heads: heads h.
+        batch: batch size b.
+        time: number of steps t.
+        heads: number of heads h.
         d_key: key channels per head.
         d_value: value channels per head.
-        dtype: of all but the state, which has the accumulation dtype.
-        log_decay: axes that it has: "bthk", "bth", "hk", "h", or None for none.
-        largest_beta: beta is uniform between zero and this; above 1, eigenvalues may be negative.
-        seed: of the values.
-        device: where they live.
+        dtype: dtype of all inputs except the state, which has the accumulation dtype.
+        log_decay: axes of log_decay: "bthk", "bth", "hk" or "h"; None for no decay.
+        largest_beta: upper bound of beta, which is uniform from 0; above 1, eigenvalues may be negative.
+        seed: random seed.
+        device: device of the tensors.
 
     Example:
         >>> inputs = delta_rule_inputs(2, 5, 3, 4, 6, log_decay="h")
@@ -167,20 +168,20 @@ def selective_scan_inputs(
     seed: int = 0,
     device: str = "cpu",
 ) -> dict[str, Tensor | None]:
-    """Inputs x, dt, A, B, C, D and state for `linrec.ops.selective_scan`.
+    """Return x, dt, A, B, C, D and state for `linrec.ops.selective_scan`.
 
-    Step sizes are between 0.01 and 1, and rates between -10 and -0.1.
+    Step sizes are between 0.01 and 1, and entries of A between -10 and -0.1.
 
     Args:
-        batch: sequences b.
-        time: steps t.
-        channels: channels c.
-        d_state: states n of a channel.
-        groups: groups of B and C; None gives them no axis of groups.
-        skip: whether there is a D.
-        dtype: of all but the state, which has the accumulation dtype.
-        seed: of the values.
-        device: where they live.
+        batch: batch size b.
+        time: number of steps t.
+        channels: number of channels c.
+        d_state: state size n per channel.
+        groups: number of groups of B and C; None omits the axis of groups.
+        skip: whether to return a D.
+        dtype: dtype of all inputs except the state, which has the accumulation dtype.
+        seed: random seed.
+        device: device of the tensors.
 
     Example:
         >>> inputs = selective_scan_inputs(2, 5, 6, 4, groups=3, skip=False)

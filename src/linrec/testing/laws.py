@@ -1,4 +1,4 @@
-"""The laws of one function over time, as functions that raise AssertionError."""
+"""The laws for a single function over time; each law raises AssertionError if it does not hold."""
 
 import functools
 import math
@@ -32,16 +32,16 @@ Function: TypeAlias = Callable[..., tuple[Tensor, State]]
 
 
 def check_split(function: Function, x: Tree, at: Iterable[int] | None = None, state: State = None) -> None:
-    """Law 2: splitting anywhere and carrying the state equals one pass, in outputs, state and gradients.
+    """Law 2: two calls with a cached state equal a single call, in outputs, state and gradients.
 
-    Gradients are those of `x`, and of the parameters where `function` is a module; those of the first piece
-    pass through the carried state.
+    Gradients of `x` are compared, and of the parameters if `function` is a module. Gradients of the first
+    segment also flow through the cached state.
 
     Args:
         function: the mixer or operator.
         x: inputs over time, at least two steps.
-        at: where to split; None is after the first step, in the middle, and before the last.
-        state: where the first piece starts.
+        at: steps at which to split; None splits after the first step, in the middle, and before the last.
+        state: initial state of the first segment.
     """
     time = _time(x)
     x = differentiable(x)
@@ -51,9 +51,9 @@ def check_split(function: Function, x: Tree, at: Iterable[int] | None = None, st
         left, carried = function(_cut(x, 0, n), state)
         right, end = function(_cut(x, n, time), carried)
         pieces = torch.cat([left, right], 1)
-        assert_agree(pieces, whole, f"two pieces, split at {n}, against one pass")
-        assert_agree(_gradients(function, pieces, x), gradients, f"gradients of two pieces, split at {n}")
-        _assert_same_future(function, x, end, last, f"state after two pieces, split at {n}")
+        assert_agree(pieces, whole, f"two segments, split at {n}, against one pass")
+        assert_agree(_gradients(function, pieces, x), gradients, f"gradients of two segments, split at {n}")
+        _assert_same_future(function, x, end, last, f"state after two segments, split at {n}")
 
 
 def check_steps(function: Function, x: Tree, state: State = None) -> None:
@@ -68,7 +68,7 @@ def check_steps(function: Function, x: Tree, state: State = None) -> None:
 
 
 def check_causality(function: Function, x: Tree) -> None:
-    """Law 3: changing the future leaves the past the same, to rounding."""
+    """Law 3: changing later inputs does not change earlier outputs, up to rounding."""
     time = _time(x)
     y, _ = function(x)
     for n in sorted({1, time // 2, time - 1}):
@@ -90,12 +90,12 @@ def check_batch_independence(function: Function, x: Tree) -> None:
 
 
 def check_reset(function: Function, x: Tree, reset: Tensor | None = None) -> None:
-    """Law 5: `reset` equals running the pieces apart, and drops a given state where it is at the first step.
+    """Law 5: `reset` equals separate runs of the segments, and a reset at the first step discards the state.
 
     Args:
         function: the mixer or operator.
-        x: inputs over time; run once for the state that the sequences start from.
-        reset: (b, t) bool; None draws one, and tries resets at the ends and at every step.
+        x: inputs over time; one extra run on them provides the initial state.
+        reset: (b, t) bool; None draws a random mask, and also tries resets at both ends and at every step.
     """
     y, state = function(x)
     batch, time = y.shape[:2]
@@ -111,33 +111,33 @@ def check_reset(function: Function, x: Tree, reset: Tensor | None = None) -> Non
         future, _ = function(x, last)
         for row in range(batch):
             cuts = [int(n) for n in mask[row].nonzero()]
-            # before its first reset a row goes on from the given state, as it does without resets
+            # before its first reset a row continues from the initial state, as without resets
             pieces = [continued[row : row + 1, : cuts[0] if cuts else time]]
             end = None
             for begin, stop in zip(cuts, [*cuts[1:], time], strict=False):
                 piece, end = function(_cut(_row(x, row), begin, stop))
                 pieces.append(piece)
             what = f"batch row {row} with resets at {cuts}"
-            assert_agree(whole[row : row + 1], torch.cat(pieces, 1), f"{what} against its pieces apart")
+            assert_agree(whole[row : row + 1], torch.cat(pieces, 1), f"{what} against separate segments")
             if cuts:
                 following, _ = function(_row(x, row), end)
                 assert_agree(
-                    future[row : row + 1], following, f"state of {what} against that of its last piece"
+                    future[row : row + 1], following, f"state of {what} against the state of its last segment"
                 )
 
 
 def check_isolation(function: Function, x: Tree) -> None:
     """Law 5: no NaN or infinity passes a reset, forward or backward in time, in outputs, states or gradients.
 
-    Every row has three documents. Each document in turn gets numbers that are not finite: in the inputs of
-    its first and last step (in all tensors of `x`, then in one tensor), or in the gradients of these steps'
-    outputs. The state before the first document gets such numbers too. The results of the other documents
-    must not change, and the outputs of a step with NaN must not become finite. A state that a reset at the
-    first step drops must not change any result, gradients of parameters included.
+    Every row has three documents. Each document in turn gets non-finite numbers: in the inputs of its first
+    and last step (in all tensors of `x`, then in one tensor), or in the gradients of the outputs of these
+    steps. The state before the first document gets non-finite numbers too. The results of the other documents
+    must not change, and outputs of a step with NaN inputs must not be finite. A state that is discarded by a
+    reset at the first step must not change any result, including gradients of parameters.
 
     Args:
         function: the mixer or operator.
-        x: inputs over time, at least six steps; run once for the state that the sequences start from.
+        x: inputs over time, at least six steps; one extra run on them provides the initial state.
     """
     y, last = function(x)
     given, state = differentiable(x), differentiable(last)
@@ -190,10 +190,10 @@ def check_isolation(function: Function, x: Tree) -> None:
     reset[:, 0] = True
     dropped, _ = function(given, spoilt, reset=reset)
     alone, _ = function(given, reset=reset)
-    assert_agree(dropped, alone, "outputs with NaN in a state that is dropped")
+    assert_agree(dropped, alone, "outputs with NaN in a state that is discarded")
     gradients = _gradients(function, alone, given)
     assert_agree(
-        _gradients(function, dropped, given), gradients, "gradients with NaN in a state that is dropped"
+        _gradients(function, dropped, given), gradients, "gradients with NaN in a state that is discarded"
     )
 
 
@@ -202,19 +202,20 @@ def check_compile(
 ) -> None:
     """Law 6: `torch.compile(fullgraph=True)` agrees with eager, in outputs, state and gradients.
 
-    From a given state, whose gradient is compared too; and without gradients, from the start, at half the
-    length. What the compiler raises, as for a graph break, passes through.
+    The first comparison starts from a state and includes its gradient. The second runs without gradients,
+    from the start, at half the length. Errors of the compiler, such as graph breaks, propagate.
 
     Args:
         function: the mixer or operator.
         x: inputs over time, at least two steps.
-        compiler: the compiler's backend; "aot_eager" traces forward and backward without making code.
-        dynamic: that of `torch.compile`: False compiles each length anew, None the second one for any length.
+        compiler: the backend of `torch.compile`; "aot_eager" traces forward and backward without code.
+        dynamic: argument of `torch.compile`: False compiles each length anew; None makes the length dynamic
+            at the second compilation.
     """
-    # compiled versions of other functions count against the same limit
+    # the recompilation limit also counts compiled versions of other functions
     torch.compiler.reset()
     compiled = torch.compile(function, fullgraph=True, dynamic=dynamic, backend=compiler)
-    # a state without history: a graph's inputs are leaves
+    # a detached state: inputs of a graph are leaves
     given = differentiable((x, function(x)[1]))
     y, last = function(*given)
     z, end = compiled(*given)
@@ -242,18 +243,18 @@ def check_stability(function: Function, x: Tree) -> None:
 
 
 def check_empty(function: Function, x: Tree) -> None:
-    """No steps give no outputs and hand the state on; no rows give no rows."""
+    """Zero steps give empty outputs and leave the state unchanged; batch size 0 gives empty outputs."""
     y, last = function(x)
     none, state = function(_cut(x, 0, 0), last)
-    assert_agree(none, y[:, :0], "outputs of no steps")
-    _assert_same_future(function, x, state, last, "state after no steps")
+    assert_agree(none, y[:, :0], "outputs of zero steps")
+    _assert_same_future(function, x, state, last, "state after zero steps")
     _, first = function(_cut(x, 0, 0))
-    _assert_same_future(function, x, first, None, "state after no steps from the start")
-    assert_agree(function(map_tree(lambda tensor: tensor[:0], x))[0], y[:0], "outputs of no rows")
+    _assert_same_future(function, x, first, None, "state after zero steps from the start")
+    assert_agree(function(map_tree(lambda tensor: tensor[:0], x))[0], y[:0], "outputs of zero rows")
 
 
 def check_layout(function: Function, x: Tree) -> None:
-    """Inputs whose memory is not contiguous give what contiguous ones give."""
+    """Non-contiguous inputs give the same outputs as contiguous inputs."""
     strided = map_tree(lambda tensor: tensor.repeat_interleave(2, dim=-1)[..., ::2], x)
     transposed = map_tree(lambda tensor: tensor.transpose(0, 1).contiguous().transpose(0, 1), x)
     y, _ = function(x)
@@ -263,12 +264,12 @@ def check_layout(function: Function, x: Tree) -> None:
 
 def _changed_where(mask: Tensor, tensor: Tensor) -> Tensor:
     mask = mask.reshape(1, -1, *[1] * (tensor.dim() - 2))
-    # leaves what is between zero and one between them
+    # values in [0, 1] stay in [0, 1]
     return torch.where(mask, 1 - tensor, tensor)
 
 
 def _spoilt(x: Tree, mask: Tensor, value: float, place: int | None = None) -> Tree:
-    """The floating tensors, or the one at `place`, with `value` for the steps of `mask` (b, t), or all."""
+    """Set floating tensors, or only tensor `place`, to `value` where `mask` (b, t) is true, or everywhere."""
     places = iter(range(len(leaves(x))))
 
     def spoil(tensor: Tensor) -> Tensor:
@@ -297,7 +298,7 @@ def _assert_same_future(function: Function, x: Tree, state: State, other: State,
 
 
 def _gradients(function: Function, y: Tensor, x: Tree) -> list[Tensor]:
-    """Gradients of a fixed linear functional of y, for the leaves of x and the parameters of a module."""
+    """Return gradients of a fixed linear functional of y, for the leaves of x and a module's parameters."""
     cotangent = torch.randn(y.shape, generator=generator(1), dtype=torch.float64).to(y)
     wanted = [tensor for tensor in leaves(x) if tensor.requires_grad]
     if isinstance(function, nn.Module):

@@ -1,4 +1,4 @@
-"""All laws of a mixer, and the agreement of an operator with its float64 reference."""
+"""All laws for a mixer, and the agreement of an operator with its float64 reference."""
 
 import copy
 import io
@@ -29,19 +29,19 @@ def check_mixer(
     compiler: str | None = "inductor",
     seed: int = 0,
 ) -> None:
-    """Every law that a mixer obeys, on random inputs.
+    """Check every law for a mixer on random inputs.
 
     Args:
-        mixer: the mixer, in float32 or float64, on any device, without randomness (as after `.eval()`).
-        batch: rows of the inputs.
-        time: steps of the inputs.
-        long: steps at which outputs and gradients must be finite, in float32 and bfloat16, with inputs
-            scaled by 30 so that gates saturate both ways.
-        compiler: the backend of `torch.compile`; None leaves law 6 out.
-        seed: of the inputs.
+        mixer: the mixer, in float32 or float64, on any device, deterministic (as after `.eval()`).
+        batch: batch size of the inputs.
+        time: number of steps of the inputs.
+        long: length at which outputs and gradients must be finite in float32 and bfloat16. Inputs are then
+            scaled by 30 so that gates saturate in both directions.
+        compiler: the backend of `torch.compile`; None skips law 6.
+        seed: random seed of the inputs.
 
     Raises:
-        AssertionError: the first law that does not hold, with the numbers.
+        AssertionError: a law does not hold; the message contains the numbers.
 
     Example:
         >>> from linrec import mixers
@@ -69,9 +69,9 @@ def check_mixer(
 
 
 def check_init_state(mixer: Mixer, x: Tensor) -> None:
-    """`init_state` starts as None does and is the state after zero steps; `state_size` counts its elements.
+    """Check `init_state` against None and the state after zero steps, and `state_size` against its elements.
 
-    The state after zero steps is compared in bfloat16, under autocast and on the device "meta" too.
+    The state after zero steps is also compared in bfloat16, under autocast and on the device "meta".
 
     Args:
         mixer: the mixer.
@@ -80,14 +80,14 @@ def check_init_state(mixer: Mixer, x: Tensor) -> None:
     batch = len(x)
     assert_agree(mixer(x, mixer.init_state(batch))[0], mixer(x)[0], "outputs from `init_state`")
     _check_start(mixer, x, "of the mixer")
-    # tokens stay as they are
+    # integer tokens keep their dtype
     narrow, wide = (x.bfloat16(), x.float()) if x.is_floating_point() else (x, x)
     _check_start(copy.deepcopy(mixer).bfloat16(), narrow, "in bfloat16")
     _check_start(copy.deepcopy(mixer).to("meta"), x.to("meta"), "on meta")
     with torch.autocast(x.device.type, dtype=torch.bfloat16):
         _check_start(copy.deepcopy(mixer).float(), wide, "under autocast")
     sizes = [_size(mixer(x[:, :steps])[1]) for steps in (1, 2)]
-    # a state that grows is counted per step that it keeps
+    # `state_size` of a growing state is its size per step
     size = sizes[0] if sizes[0] == sizes[1] else sizes[1] - sizes[0]
     if size != batch * mixer.state_size:
         raise AssertionError(
@@ -98,7 +98,7 @@ def check_init_state(mixer: Mixer, x: Tensor) -> None:
 
 
 def _check_start(mixer: Mixer, x: Tensor, where: str) -> None:
-    """Raise unless `init_state` equals the state after zero steps: structure, shapes, dtypes, values."""
+    """Raise unless `init_state` equals the state after zero steps in structure, shapes, dtypes and values."""
     start, (_, state) = mixer.init_state(len(x)), mixer(x[:, :0])
     expected, found = [
         map_tree(lambda x: (tuple(x.shape), x.dtype, x.device), tree) for tree in (start, state)
@@ -110,10 +110,10 @@ def _check_start(mixer: Mixer, x: Tensor, where: str) -> None:
 
 
 def check_state_dict(mixer: Mixer, x: Tensor) -> None:
-    """Law 7: saved and loaded into another instance, weights alone give the same outputs, bit for bit.
+    """Law 7: a second instance that loads the `state_dict` gives the same outputs, bit for bit.
 
-    The other instance has zeros in place of weights before it loads, also where a tensor is a plain attribute
-    that `state_dict` does not know.
+    Before loading, all tensors of the second instance are zero, including plain attributes that `state_dict`
+    does not contain.
     """
     y, _ = mixer(x)
     file = io.BytesIO()
@@ -127,13 +127,13 @@ def check_state_dict(mixer: Mixer, x: Tensor) -> None:
         for tensor in (*twin.state_dict().values(), *plain):
             tensor.zero_()
     if torch.equal(twin(x)[0], y):
-        raise AssertionError("the outputs do not change with the weights that `state_dict` holds")
+        raise AssertionError("the outputs do not depend on the weights in the `state_dict`")
     twin.load_state_dict(torch.load(file, weights_only=True))
     torch.testing.assert_close(twin(x)[0], y, rtol=0, atol=0, msg=lambda message: f"after loading: {message}")
 
 
 def check_autocast(mixer: Mixer, x: Tensor) -> None:
-    """Under bfloat16 autocast the outputs agree with full precision to bfloat16's tolerance."""
+    """Check that outputs under bfloat16 autocast agree with full precision, within bfloat16's tolerance."""
     mixer, x = copy.deepcopy(mixer).float(), x.float()
     with torch.autocast(x.device.type, dtype=torch.bfloat16):
         y, _ = mixer(x)
@@ -152,19 +152,19 @@ def check_operator(
 ) -> None:
     """Law 1: a (mode, backend) agrees with the float64 reference in output, final state and every gradient.
 
-    What the kernels return has the shapes, dtypes and strides, too, that `torch.compile` is told beforehand.
+    Outputs of kernels must also have the shapes, dtypes and strides that the fake kernels declare.
 
     Args:
         operator: takes `inputs` and `options` as keyword arguments and returns (y, state).
         inputs: tensors, trees of tensors, and None; the gradient of every floating tensor is compared.
         mode: the mode to check.
         backend: the backend to check.
-        dtype: whose tolerance applies: the lowest precision among the inputs.
+        dtype: selects the tolerance: the lowest precision among the inputs.
         options: further keyword arguments, such as `reset`.
-        gradients: whether to compare gradients; some backends have none.
+        gradients: whether to compare gradients; some backends do not support them.
 
     Raises:
-        AssertionError: they differ.
+        AssertionError: the results differ.
 
     Example:
         >>> import torch
@@ -174,7 +174,7 @@ def check_operator(
     """
     options = dict(options or {})
     given = dict(inputs)
-    # looking at every operation takes time, and torch's own keep theirs
+    # the dispatch mode is slow, and torch operations keep to their fake kernels
     with nullcontext() if backend in ("torch", "reference") else CheckFakeKernels():
         actual = _outcome(operator, given, dtype, gradients, **options, mode=mode, backend=backend)
     options |= {"mode": "recurrent", "backend": "reference"}
@@ -196,7 +196,7 @@ def _outcome(
     cotangents = [_cotangent(tensor, dtype) for tensor in results]
     outcome = {"y": y, "state": state}
     wanted = [tensor for tensor in leaves(inputs) if tensor.requires_grad]
-    # all of them in one pass backwards, as in training
+    # all gradients in a single backward pass, as in training
     found = iter(torch.autograd.grad(results, wanted, cotangents, materialize_grads=True))
     for name, tree in inputs.items():
         mine = [next(found) for tensor in leaves(tree) if tensor.requires_grad]
@@ -206,7 +206,7 @@ def _outcome(
 
 
 def _cotangent(result: Tensor, dtype: torch.dtype) -> Tensor:
-    # rounded to the dtype under test, so that the reference gets the same numbers
+    # rounded to the tested dtype, so that the reference gets equal numbers
     parts = torch.randn(*result.shape, 2, generator=generator(2)).to(dtype.to_real()).to(torch.float64)
     cotangent = torch.view_as_complex(parts) if result.is_complex() else parts[..., 0]
     return cotangent.to(result)

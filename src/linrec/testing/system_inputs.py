@@ -1,4 +1,4 @@
-"""Inputs for tests of operators that do not change over time: convolutions and state-space models."""
+"""Test inputs for time-invariant operators: convolutions and state-space models."""
 
 import torch
 from torch import Tensor
@@ -25,16 +25,16 @@ def short_conv_inputs(
     seed: int = 0,
     device: str = "cpu",
 ) -> dict[str, Tensor]:
-    """Inputs x, weight, bias and state for `linrec.ops.short_conv`.
+    """Return x, weight, bias and state for `linrec.ops.short_conv`.
 
     Args:
-        batch: sequences b.
-        time: steps t.
-        channels: channels c.
-        width: taps of each channel.
-        dtype: of all but the state, which has the accumulation dtype.
-        seed: of the values.
-        device: where they live.
+        batch: batch size b.
+        time: number of steps t.
+        channels: number of channels c.
+        width: taps per channel.
+        dtype: dtype of all inputs except the state, which has the accumulation dtype.
+        seed: random seed.
+        device: device of the tensors.
 
     Example:
         >>> {name: tuple(tensor.shape) for name, tensor in short_conv_inputs(2, 5, 3).items()}
@@ -58,17 +58,17 @@ def long_conv_inputs(
     seed: int = 0,
     device: str = "cpu",
 ) -> dict[str, Tensor]:
-    """Inputs u, kernel and state for `linrec.ops.long_conv`.
+    """Return u, kernel and state for `linrec.ops.long_conv`.
 
     Args:
-        batch: sequences b.
-        time: steps t.
-        channels: channels d.
-        taps: length of the kernel; None is as long as may be, and at most 40.
-        past: steps of the state.
-        dtype: of all three.
-        seed: of the values.
-        device: where they live.
+        batch: batch size b.
+        time: number of steps t.
+        channels: number of channels d.
+        taps: length of the kernel; None uses the largest allowed length, up to 40.
+        past: number of steps in the state.
+        dtype: dtype of all inputs.
+        seed: random seed.
+        device: device of the tensors.
 
     Example:
         >>> {name: tuple(tensor.shape) for name, tensor in long_conv_inputs(2, 4, 3).items()}
@@ -92,18 +92,18 @@ def diagonal_ssm_inputs(
     seed: int = 0,
     device: str = "cpu",
 ) -> dict[str, Tensor]:
-    """Inputs u, a, b, c and state for `linrec.ops.diagonal_ssm`, with time scales from 1.05 to 1,000 steps.
+    """Return u, a, b, c and state for `linrec.ops.diagonal_ssm`, with time scales from 1.05 to 1,000 steps.
 
     Args:
-        batch: sequences b.
-        time: steps t.
-        channels: channels d.
-        states: states n of each channel.
-        dtype: of u; all others have the accumulation dtype, or its complex one.
-        is_complex: whether all but u are complex.
+        batch: batch size b.
+        time: number of steps t.
+        channels: number of channels d.
+        states: state size n per channel.
+        dtype: dtype of u; all other inputs have the accumulation dtype or its complex counterpart.
+        is_complex: whether all inputs except u are complex.
         shared: whether a and b are the same for all channels.
-        seed: of the values.
-        device: where they live.
+        seed: random seed.
+        device: device of the tensors.
 
     Example:
         >>> {name: tuple(tensor.shape) for name, tensor in diagonal_ssm_inputs(2, 5, 3, 4).items()}
@@ -136,18 +136,18 @@ def dense_ssm_inputs(
     seed: int = 0,
     device: str = "cpu",
 ) -> dict[str, Tensor | None]:
-    """Inputs u, A, B, C and state for `linrec.ops.dense_ssm`; no A makes any state larger.
+    """Return u, A, B, C and state for `linrec.ops.dense_ssm`; A never increases the norm of a state.
 
     Args:
-        batch: sequences b.
-        time: steps t.
-        channels: channels d.
-        states: states n of each channel.
-        outputs: rows m of C; None is no C.
+        batch: batch size b.
+        time: number of steps t.
+        channels: number of channels d.
+        states: state size n per channel.
+        outputs: number of rows m of C; None omits C.
         shared: whether A, B and C are the same for all channels.
-        dtype: of u; all others have the accumulation dtype.
-        seed: of the values.
-        device: where they live.
+        dtype: dtype of u; all other inputs have the accumulation dtype.
+        seed: random seed.
+        device: device of the tensors.
 
     Example:
         >>> inputs = dense_ssm_inputs(2, 5, 3, 4, 6)
@@ -157,7 +157,7 @@ def dense_ssm_inputs(
     random = generator(seed)
     wide = accumulation(dtype)
     each = () if shared else (channels,)
-    # a rotation of states that fade
+    # a rotation times decays
     rotation, _ = torch.linalg.qr(normal((*each, states, states), random, torch.float64))
     inputs: dict[str, Tensor | None] = {
         "A": rotation * torch.exp(log_decays((*each, 1, states), random)),
@@ -180,17 +180,17 @@ def dplr_ssm_inputs(
     seed: int = 0,
     device: str = "cpu",
 ) -> dict[str, Tensor]:
-    """Inputs u, a, p, q, b, c and state for `linrec.ops.dplr_ssm`; no transition makes any state larger.
+    """Return u, a, p, q, b, c and state for `linrec.ops.dplr_ssm`; no transition increases a state's norm.
 
     Args:
-        batch: sequences b.
-        time: steps t.
-        channels: channels d.
-        states: states n of each channel.
-        rank: r, at most 2 n.
-        dtype: of u; all others have the complex dtype of its accumulation.
-        seed: of the values.
-        device: where they live.
+        batch: batch size b.
+        time: number of steps t.
+        channels: number of channels d.
+        states: state size n per channel.
+        rank: rank r, at most 2 n.
+        dtype: dtype of u; all other inputs have the complex counterpart of its accumulation dtype.
+        seed: random seed.
+        device: device of the tensors.
 
     Example:
         >>> inputs = dplr_ssm_inputs(2, 5, 3, 4)
@@ -201,7 +201,7 @@ def dplr_ssm_inputs(
     wide = accumulation(dtype).to_complex()
     shape = (channels, states)
     a = torch.polar(torch.exp(log_decays(shape, random)), phases(shape, random))
-    # directions of the state, orthonormal as real numbers, of which some share is taken away or turned round
+    # orthonormal directions of the state, as real vectors; a random share of each is removed or reflected
     directions, _ = torch.linalg.qr(normal((channels, 2 * states, rank), random, torch.float64))
     v = torch.complex(directions[:, :states], directions[:, states:])
     share = 2 * torch.rand(channels, 1, rank, generator=random, dtype=torch.float64)

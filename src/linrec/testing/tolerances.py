@@ -1,4 +1,4 @@
-"""One table of tolerances, and the comparison that uses it."""
+"""The table of tolerances, and the comparison that uses it."""
 
 import math
 
@@ -8,7 +8,7 @@ from linrec.trees import Tree, leaves
 
 __all__ = ["assert_agree", "tolerance"]
 
-# single precision accumulates over a thousand steps; half precision rounds inputs and outputs once each
+# float32 accumulates over a thousand steps; half precision rounds inputs and outputs once each
 _TOLERANCES = {
     torch.float64: (1e-9, 1e-10),
     torch.float32: (1e-4, 2e-5),
@@ -18,10 +18,10 @@ _TOLERANCES = {
 
 
 def tolerance(dtype: torch.dtype) -> dict[str, float]:
-    """The keyword arguments of `torch.testing.assert_close` for results computed in `dtype`.
+    """Return keyword arguments of `torch.testing.assert_close` for results computed in `dtype`.
 
-    Two ways of computing the same thing agree to these when values are of order one; `assert_agree` scales
-    the absolute part by the largest value otherwise. Complex dtypes have their parts' tolerances.
+    Two computations of the same values agree within this tolerance if values are of order one. For larger
+    values, `assert_agree` scales the absolute part. Complex dtypes have the tolerance of their real dtype.
 
     Example:
         >>> import torch
@@ -35,18 +35,18 @@ def tolerance(dtype: torch.dtype) -> dict[str, float]:
 def assert_agree(
     actual: Tree, expected: Tree, what: str = "result", *, dtype: torch.dtype | None = None
 ) -> None:
-    """Compare tensors, or trees of tensors, by the tolerance of their dtype.
+    """Compare tensors, or trees of tensors, within the tolerance of their dtype.
 
-    The absolute tolerance is scaled by the largest magnitude of `expected`, where that is above one.
+    The absolute tolerance is scaled by the largest magnitude of `expected` if that is above one.
 
     Args:
         actual: computed tensors.
-        expected: the same tree; floating dtypes may differ, as from a float64 reference.
-        what: names the comparison in the message.
-        dtype: whose tolerance applies; None is that of `actual`.
+        expected: a tree of the same structure; floating dtypes may differ, as with a float64 reference.
+        what: name of the comparison in the message.
+        dtype: selects the tolerance; None uses the dtype of `actual`.
 
     Raises:
-        AssertionError: they differ, in value, shape, structure, or NaN.
+        AssertionError: the results differ in value, shape, structure or position of NaN.
 
     Example:
         >>> import torch
@@ -59,7 +59,7 @@ def assert_agree(
         rtol, atol = 0.0, 0.0
         if mine.is_floating_point() or mine.is_complex():
             rtol, atol = tolerance(mine.dtype if dtype is None else dtype).values()
-            # an element that cancels to near nothing still carries the error of the large ones
+            # an element near zero by cancellation still has the absolute error of large elements
             largest = float(other.detach().abs().max()) if other.numel() else 0.0
             atol *= max(1.0, largest) if math.isfinite(largest) else 1.0
             if mine.is_complex() == other.is_complex():
