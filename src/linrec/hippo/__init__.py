@@ -1,7 +1,7 @@
-"""HiPPO: matrices of systems whose states are the past, their diagonal forms, and the approximation itself.
+"""HiPPO: state-space matrices whose state encodes the past of a signal, and the online approximation itself.
 
-`matrices` has them as the papers write them; `normal_plus_low_rank` and `diagonal` are what structured
-state-space models start from; `OnlineApproximation` is a tool of its own.
+`matrices` returns A and B as the papers define them. `normal_plus_low_rank` and `diagonal` return the forms
+that initialise structured state-space models. `OnlineApproximation` applies HiPPO to signals directly.
 """
 
 from linrec.hippo.discretization import Discretization, discretize

@@ -1,4 +1,4 @@
-"""Dense state-space systems from continuous to discrete time."""
+"""Discretisation of dense state-space systems."""
 
 from typing import Literal, TypeAlias
 
@@ -19,14 +19,14 @@ Discretization: TypeAlias = Literal["zoh", "bilinear"]
 def discretize(
     system: StateSpace, step: Float[Tensor, "*steps"] | float, method: Discretization = "zoh"
 ) -> StateSpace:
-    """x_k = Abar x_{k-1} + Bbar u_k from x' = A x + B u, by steps of a size h.
+    """Return the discrete x_k = Abar x_{k-1} + Bbar u_k of x' = A x + B u, for steps of size h.
 
     | method | Abar | Bbar |
     |---|---|---|
-    | "zoh" | exp(h A) | int_0^h exp(s A) ds B: exact for an input that is held during the step |
+    | "zoh" | exp(h A) | int_0^h exp(s A) ds B: exact for an input that is constant during each step |
     | "bilinear" | (I - h A / 2)^-1 (I + h A / 2) | (I - h A / 2)^-1 h B |
 
-    Both keep a stable system stable with any step, and A may be singular.
+    Both methods keep a stable system stable for any h, and A may be singular.
 
     Args:
         system: A (..., N, N) and B (..., N).
@@ -35,14 +35,14 @@ def discretize(
         method: "zoh" or "bilinear".
 
     Returns:
-        Abar (..., N, N) and Bbar (..., N), differentiable in all that is given; computed in float32 at least,
-        and the exponential in float64.
+        Abar (..., N, N) and Bbar (..., N), differentiable in A, B and h. They are computed in float32 or
+        wider, and the exponential in float64.
 
     Raises:
-        ValueError: an unknown method, or a number h that is not positive.
+        ValueError: the method is unknown, or h is not positive.
 
     Source:
-        HiPPO (Gu and others, 2020), appendix on discretisation; LSSL (Gu and others, 2021) for the second.
+        HiPPO (Gu and others, 2020), appendix on discretisation; LSSL (Gu and others, 2021) for "bilinear".
 
     Example:
         >>> import torch
@@ -61,19 +61,19 @@ def discretize(
         raise StepSizeError(
             f"`step` must be positive times; got values down to {least:.4g}. A step of zero never moves."
         )
-    # neither function below is right in half precision
+    # half precision is not accurate enough for solve and matrix_exp
     dtype = torch.promote_types(step.dtype, A.dtype)
     A, B, step = (x.to(torch.promote_types(dtype, torch.float32)) for x in (A, B, step))
     A, B = step[..., None, None] * A, step[..., None] * B
     B = B[..., None].expand(*A.shape[:-1], 1)
     if method == "bilinear":
         identity = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
-        # without the check that waits for a GPU: of a stable A, the eigenvalues on the left are 1 at least
+        # solve_ex skips the check that waits for a GPU: for stable A, I - A / 2 has eigenvalues of at least 1
         both, _ = torch.linalg.solve_ex(identity - A / 2, torch.cat([identity + A / 2, B], -1))
     else:
-        # the input is one more coordinate, which does not change; so A needs no inverse
+        # the input becomes an additional, constant coordinate, so A need not be inverted
         rows = functional.pad(torch.cat([A, B], -1), (0, 0, 0, 1))
-        # it is squared as often as its norm is halved until it is small, with an error that doubles each time
+        # matrix_exp halves the norm until it is small, then squares as often; each squaring doubles the error
         wide = rows.dtype if rows.device.type == "mps" else torch.float64
         both = torch.linalg.matrix_exp(rows.to(wide))[..., :-1, :]
     both = both.to(dtype)

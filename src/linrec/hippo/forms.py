@@ -1,4 +1,4 @@
-"""HiPPO's matrices in a basis where they are diagonal and a low rank, or diagonal alone."""
+"""HiPPO matrices in diagonal-plus-low-rank form, and in diagonal form."""
 
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ class NormalPlusLowRank(NamedTuple):
     Args:
         Lambda: (M,), eigenvalues of the normal part.
         P: (M, rank).
-        B: (M,), what the input is multiplied by in z' = (diag(Lambda) - P P^*) z + B u.
+        B: (M,), input weights in z' = (diag(Lambda) - P P^*) z + B u.
         V: (N, M), eigenvectors.
     """
 
@@ -32,7 +32,7 @@ class Diagonal(NamedTuple):
 
     Args:
         Lambda: (M,), eigenvalues.
-        B: (M,), what the input is multiplied by.
+        B: (M,), input weights.
         V: (N, M), eigenvectors.
     """
 
@@ -42,7 +42,7 @@ class Diagonal(NamedTuple):
 
 
 def normal_plus_low_rank(measure: Measure, N: int, *, pairs: bool = True) -> NormalPlusLowRank:
-    """Write A as a normal matrix minus one of low rank, both in the normal one's eigenvectors.
+    """Return A as a normal matrix minus a low-rank matrix, both in the eigenbasis of the normal matrix.
 
         A = V (diag(Lambda) - P P^*) V^*,    V^* V = I
 
@@ -51,23 +51,23 @@ def normal_plus_low_rank(measure: Measure, N: int, *, pairs: bool = True) -> Nor
     | "legs" | -1/2 | 1 |
     | "legt" | 0 | 2 |
     | "lagt" | 0 | 1 |
-    | "fout" | 0; the imaginary ones are multiples of 2 pi | 1 |
+    | "fout" | 0; imaginary parts are multiples of 2 pi | 1 |
 
-    Eigenvalues are conjugate pairs, and so are the rest. With `pairs`, one of each is kept, that with the
-    positive imaginary part, M = N / 2: then x = 2 Re(V z) and P^* z means 2 Re(P^* z). Eigenvalues are in the
-    order of their imaginary parts, and eigenvectors are turned such that B is real and not negative: both are
-    the same on every machine.
+    The eigenvalues form conjugate pairs, and so do the entries of P, B and V. With `pairs`, only the
+    eigenvalue with positive imaginary part is kept, so M = N / 2; then x = 2 Re(V z), and P^* z means
+    2 Re(P^* z). Eigenvalues are sorted by imaginary part, and eigenvectors are rotated such that B is real
+    and not negative, so the result is the same on every machine.
 
     Args:
-        measure: as for `linrec.hippo.matrices`.
-        N: coefficients of the real state; even with `pairs`.
-        pairs: whether one of each conjugate pair is kept, or both, M = N.
+        measure: as in `linrec.hippo.matrices`.
+        N: number of coefficients of the real state; even with `pairs`.
+        pairs: whether to keep one eigenvalue of each conjugate pair, or both, M = N.
 
     Returns:
         Lambda (M,), P (M, rank), B (M,) and V (N, M) in complex128.
 
     Raises:
-        ValueError: an unknown measure, an `N` below 1, or an odd one with `pairs`.
+        ValueError: the measure is unknown, `N` is below 1, or `N` is odd with `pairs`.
 
     Source:
         S4 (Gu, Goel and Ré, 2021), theorem 1 and its appendix on HiPPO's matrices.
@@ -82,44 +82,44 @@ def normal_plus_low_rank(measure: Measure, N: int, *, pairs: bool = True) -> Nor
     A, B = matrices(measure, N)
     if pairs and N % 2:
         raise ValueError(
-            f"`N` must be even for conjugate pairs to be kept once; got {N}. "
+            f"`N` must be even to keep one of each conjugate pair; got {N}. "
             f"Pass {N + 1}, or `pairs=False` for all eigenvalues."
         )
     P = low_rank(measure, N)
     skew = (A - A.mT) / 2
     coupled = skew
     if measure == "fout" and N % 2 == 0:
-        # the constant and the coordinate without a function both stand still: a pair, once they are coupled
+        # the constant and the last, unused coordinate both have frequency 0; coupled, they form a pair
         coupled = skew.clone()
         coupled[0, -1], coupled[-1, 0] = -1, 1
-    # -i times a real skew-symmetric matrix is Hermitian, whose eigenvectors are orthonormal to rounding
+    # -i times a real skew-symmetric matrix is Hermitian, so its eigenvectors are orthonormal up to rounding
     _, V = torch.linalg.eigh(-1j * coupled)
     V = V[:, N // 2 :] if pairs else V
     V = V * torch.sgn(V.mH @ B.to(V.dtype))
     frequency = (V.conj() * (skew.to(V.dtype) @ V)).sum(0).imag
-    # exact, for a rounding error above zero would grow
+    # set exactly, because a positive rounding error would make the state grow
     decay = torch.full_like(frequency, -0.5 if measure == "legs" else 0.0)
     Lambda = torch.complex(decay, frequency)
     return NormalPlusLowRank(Lambda, V.mH @ P.to(V.dtype), V.mH @ B.to(V.dtype), V)
 
 
 def diagonal(measure: Measure, N: int, *, pairs: bool = True) -> Diagonal:
-    """The normal part alone: A + P P^* = V diag(Lambda) V^*.
+    """Return the normal part alone: A + P P^* = V diag(Lambda) V^*.
 
-    Of "legs", it is what S4D-LegS and S5 start from, and more than a part: with B / 2 in place of B, what it
-    makes of an input tends to what A and B make of it, for large N. The parts of the others have no decay.
+    The normal part of "legs" initialises S4D-LegS and S5. For large N, with B / 2 in place of B, its response
+    to an input converges to the response of A and B. The normal parts of the other measures have no decay.
 
     Args:
-        measure: as for `linrec.hippo.matrices`.
-        N: coefficients of the real state; even with `pairs`.
-        pairs: whether one of each conjugate pair is kept, M = N / 2, or both, M = N; see
+        measure: as in `linrec.hippo.matrices`.
+        N: number of coefficients of the real state; even with `pairs`.
+        pairs: whether to keep one eigenvalue of each conjugate pair, M = N / 2, or both, M = N; see
             `normal_plus_low_rank`.
 
     Returns:
-        Lambda (M,), B (M,), which is not halved, and V (N, M) in complex128.
+        Lambda (M,), B (M,), not halved, and V (N, M) in complex128.
 
     Raises:
-        ValueError: an unknown measure, an `N` below 1, or an odd one with `pairs`.
+        ValueError: the measure is unknown, `N` is below 1, or `N` is odd with `pairs`.
 
     Source:
         S4D (Gu, Gupta, Goel and Ré, On the Parameterization and Initialization of Diagonal State Space

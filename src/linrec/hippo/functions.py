@@ -1,4 +1,4 @@
-"""The functions whose coefficients a HiPPO state holds."""
+"""The basis functions of HiPPO states."""
 
 import math
 
@@ -12,7 +12,7 @@ __all__ = ["basis"]
 
 
 def basis(measure: Measure, N: int, s: Float[Tensor, "points"]) -> Float[Tensor, "points N"]:
-    """F_n(s), with which a state is read: u(t - s) is near sum_n x_n(t) F_n(s).
+    """Return the basis F_n(s) that reconstructs the past from a state: u(t - s) ~ sum_n x_n(t) F_n(s).
 
     | measure | F_n(s) | s |
     |---|---|---|
@@ -21,18 +21,18 @@ def basis(measure: Measure, N: int, s: Float[Tensor, "points"]) -> Float[Tensor,
     | "lagt" | e^(-s/2) L_n(s) | from 0 to infinity |
     | "fout" | 1, sqrt(2) cos(2 pi s), sqrt(2) sin(2 pi s), .. | from 0 to 1 |
 
-    They are orthonormal over these s: with the weight e^-s for "legs", else with none.
+    The functions are orthonormal over this range of s, for "legs" with the weight e^-s.
 
     Args:
-        measure: as for `linrec.hippo.matrices`.
-        N: functions.
-        s: (points,), how long ago, in the units of `matrices`.
+        measure: as in `linrec.hippo.matrices`.
+        N: number of functions.
+        s: (points,), age of the signal, in the units of `matrices`.
 
     Returns:
         F (points, N) in the dtype of `s`.
 
     Raises:
-        ValueError: an unknown measure, or an `N` below 1.
+        ValueError: the measure is unknown, or `N` is below 1.
 
     Source:
         As for `linrec.hippo.matrices`.
@@ -59,7 +59,7 @@ def basis(measure: Measure, N: int, s: Float[Tensor, "points"]) -> Float[Tensor,
 
 
 def _legendre(z: Tensor, N: int) -> list[Tensor]:
-    """r_n P_n(z), by (n + 1) P_{n+1} = (2n + 1) z P_n - n P_{n-1}."""
+    """Return r_n P_n(z), by (n + 1) P_{n+1} = (2n + 1) z P_n - n P_{n-1}."""
     P = [torch.ones_like(z), z]
     for n in range(1, N - 1):
         P.append(((2 * n + 1) * z * P[n] - n * P[n - 1]) / (n + 1))
@@ -67,8 +67,8 @@ def _legendre(z: Tensor, N: int) -> list[Tensor]:
 
 
 def _laguerre(s: Tensor, N: int) -> list[Tensor]:
-    """e^(-s/2) L_n(s), by (n + 1) L_{n+1} = (2n + 1 - s) L_n - n L_{n-1}."""
-    # the factor comes first: polynomials alone leave the range of numbers where s is large
+    """Return e^(-s/2) L_n(s), by (n + 1) L_{n+1} = (2n + 1 - s) L_n - n L_{n-1}."""
+    # the recurrence includes the exponential, because the polynomials alone overflow for large s
     L = [torch.exp(-s / 2), (1 - s) * torch.exp(-s / 2)]
     for n in range(1, N - 1):
         L.append(((2 * n + 1 - s) * L[n] - n * L[n - 1]) / (n + 1))
@@ -79,5 +79,5 @@ def _fourier(s: Tensor, N: int) -> list[Tensor]:
     F = [torch.ones_like(s)]
     for m in range(1, (N + 1) // 2):
         F += [2**0.5 * torch.cos(math.tau * m * s), 2**0.5 * torch.sin(math.tau * m * s)]
-    # the last coordinate of an even N has no function
+    # for even N the last coordinate has no basis function
     return F if N % 2 else [*F, torch.zeros_like(s)]

@@ -1,4 +1,4 @@
-"""HiPPO's matrices: the state of x' = A x + B u is the past of u, in coefficients of a basis."""
+"""HiPPO matrices: the state of x' = A x + B u encodes the past of u as coefficients of a basis."""
 
 from collections.abc import Callable
 from typing import Literal, NamedTuple
@@ -15,11 +15,11 @@ Measure = Literal["legs", "legt", "lagt", "fout"]
 
 
 class StateSpace(NamedTuple):
-    """x' = A x + B u; once discretised, x_k = A x_{k-1} + B u_k.
+    """A state-space system x' = A x + B u; once discretised, x_k = A x_{k-1} + B u_k.
 
     Args:
-        A: (..., N, N), what the state is multiplied by.
-        B: (..., N), what the input is multiplied by.
+        A: (..., N, N), state matrix.
+        B: (..., N), input weights.
     """
 
     A: Float[Tensor, "*steps N N"]
@@ -27,39 +27,40 @@ class StateSpace(NamedTuple):
 
 
 def matrices(measure: Measure, N: int, *, dtype: torch.dtype = torch.float64) -> StateSpace:
-    """A and B of x' = A x + B u, whose state has u's past as coefficients of a basis.
+    """Return A and B of x' = A x + B u, whose state encodes the past of u as coefficients of a basis.
 
         x_n(t) = int_0^inf u(t - s) K_n(s) ds,    K(s) = exp(s A) B
 
     | measure | A_nk, n > k | A_nn | A_nk, n < k | B_n | K_n(s) |
     |---|---|---|---|---|---|
     | "legs" | -r_n r_k | -(n + 1) | 0 | r_n | e^-s r_n P_n(2 e^-s - 1) |
-    | "legt" | -r_n r_k | -r_n r_n | -(-1)^(n-k) r_n r_k | r_n | near r_n P_n(1 - 2 s) for s < 1, else 0 |
+    | "legt" | -r_n r_k | -r_n r_n | -(-1)^(n-k) r_n r_k | r_n | ~ r_n P_n(1 - 2 s) for s < 1, else 0 |
     | "lagt" | -1 | -1/2 | 0 | 1 | e^(-s/2) L_n(s) |
-    | "fout" | D - 2 p p^T | | | 2 p_n | near F_n(s) for s < 1, else 0 |
+    | "fout" | D - 2 p p^T | | | 2 p_n | ~ F_n(s) for s < 1, else 0 |
 
-    P_n are Legendre's polynomials with r_n = sqrt(2n + 1), L_n Laguerre's. F_n are 1, sqrt(2) cos(2 pi s),
-    sqrt(2) sin(2 pi s), sqrt(2) cos(4 pi s), .., with p = F(0), and D differentiates them: F' = D F. Beside
-    1 they are pairs, so an even N has a last coordinate without a function, which stays zero.
+    P_n are Legendre polynomials with r_n = sqrt(2n + 1), and L_n Laguerre polynomials. F_n are 1,
+    sqrt(2) cos(2 pi s), sqrt(2) sin(2 pi s), sqrt(2) cos(4 pi s), .., with p = F(0), and D differentiates
+    them: F' = D F. After the constant, the F_n come in pairs of cosine and sine. So for even N the last
+    coordinate has no function and stays zero.
 
-    Time is in units of the window ("legt", "fout"), or of what e^-s and e^(-s/2) say. These systems do not
-    change over time. HiPPO's LegS does: x' = (A x + B u) / t, with the same matrices, weighs all of the past
-    alike. In log t, it is the one above.
+    The unit of time is the window for "legt" and "fout", and the time scale of e^-s or e^(-s/2) for the
+    others. These systems are time-invariant. HiPPO's LegS is not: x' = (A x + B u) / t, with the same
+    matrices, weighs the whole past equally. In the variable log t it is the system above.
 
     Args:
-        measure: how the past is weighed, and so which basis is orthonormal.
-        N: coefficients.
-        dtype: that of the result; it is computed in float64.
+        measure: the weight of the past, which determines the orthonormal basis.
+        N: number of coefficients.
+        dtype: dtype of the result, which is computed in float64.
 
     Returns:
         A (N, N) and B (N,).
 
     Raises:
-        ValueError: an unknown measure, or an `N` below 1.
+        ValueError: the measure is unknown, or `N` is below 1.
 
     Source:
         HiPPO (Gu, Dao, Ermon, Rudra and Ré, 2020), LegS, LegT and LagT, with the orthonormal bases; LagT in
-        the form of S4 (Gu, Goel and Ré, 2021), where the basis is Laguerre's functions. How to Train Your
+        the form of S4 (Gu, Goel and Ré, 2021), where the basis is Laguerre functions. How to Train Your
         HiPPO (Gu, Johnson, Timalsina, Rudra and Ré, 2022), FouT.
 
     Example:
@@ -73,17 +74,17 @@ def matrices(measure: Measure, N: int, *, dtype: torch.dtype = torch.float64) ->
 
 
 def low_rank(measure: Measure, N: int) -> Float[Tensor, "N rank"]:
-    """P in float64, such that A + P P^T is normal: -mu I and a skew-symmetric matrix, for some mu >= 0."""
+    """Return P in float64 such that A + P P^T is normal: -mu I plus a skew-symmetric matrix, mu >= 0."""
     _, B = matrices(measure, N)
     if measure == "legt":
-        # the symmetric part of A couples coefficients of equal parity
+        # the symmetric part of A couples only coefficients of equal parity
         even = torch.arange(N) % 2 == 0
         return torch.stack([B * even, B * ~even], 1)
     return (B / 2**0.5)[:, None]
 
 
 def check(measure: str, N: int) -> None:
-    """Refuse an unknown measure, and an N below 1."""
+    """Raise if the measure is unknown or N is below 1."""
     if measure not in _MATRICES:
         raise unknown("HiPPO measure", measure, MEASURES)
     if N < 1:
@@ -92,7 +93,7 @@ def check(measure: str, N: int) -> None:
 
 def _legs(N: int) -> StateSpace:
     r = _roots(N)
-    # on the diagonal 2n + 1, less n
+    # the diagonal of A is -(n + 1) = n - (2n + 1), and (r**2 - 1) / 2 = n
     return StateSpace(torch.diag((r**2 - 1) / 2) - torch.outer(r, r).tril(), r)
 
 
@@ -109,14 +110,14 @@ def _lagt(N: int) -> StateSpace:
 
 
 def _fout(N: int) -> StateSpace:
-    # F(0): cosines are at odd places
+    # p = F(0): 1, then sqrt(2) for cosines, which have odd indices
     p = torch.zeros(N, dtype=torch.float64)
     p[0] = 1
     p[1 : N - 1 : 2] = 2**0.5
     frequency = 2 * torch.pi * torch.arange(1, (N + 1) // 2, dtype=torch.float64)
     above = torch.zeros(N - 1, dtype=torch.float64)
     above[1 : N - 1 : 2] = frequency
-    # cos' = -frequency sin, which is one place above the diagonal, and sin' = frequency cos
+    # cos' = -frequency sin, an entry above the diagonal; sin' = frequency cos, an entry below
     D = torch.diag(above, -1) - torch.diag(above, 1)
     return StateSpace(D - 2 * torch.outer(p, p), 2 * p)
 

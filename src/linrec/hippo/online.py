@@ -1,4 +1,4 @@
-"""Online function approximation: the past of a signal in a few numbers, updated at every step."""
+"""Online function approximation: a signal's past in a few coefficients, updated at every step."""
 
 import math
 from typing import NamedTuple
@@ -14,16 +14,16 @@ from linrec.hippo.measures import Measure, StateSpace, matrices
 
 __all__ = ["OnlineApproximation", "Past"]
 
-# steps whose matrices are made at once, where they differ
+# number of steps per chunk of discretised matrices, if the matrices change over time
 _AT_ONCE = 64
 
 
 class Past(NamedTuple):
-    """What is known of signals after some steps.
+    """State of an online approximation after some steps.
 
     Args:
         x: (b, c, N), coefficients.
-        steps: how many samples they hold.
+        steps: number of samples so far.
     """
 
     x: Float[Tensor, "b c N"]
@@ -31,36 +31,38 @@ class Past(NamedTuple):
 
 
 class OnlineApproximation(nn.Module):
-    """x' = A x + B u, whose state reads u's past: u(t - s) is near sum_n x_n(t) F_n(s).
+    """x' = A x + B u, whose state approximates the past of u: u(t - s) ~ sum_n x_n(t) F_n(s).
 
-    | measure | what the state knows |
+    | measure | the state approximates |
     |---|---|
-    | "legs" | all of the past, however long: x' = (A x + B u) / t |
+    | "legs" | the whole past at any length: x' = (A x + B u) / t |
     | "legs" with a `window` | the past with the weight e^(-age / window) |
-    | "legt", "fout" | the last `window` steps, by polynomials or by waves |
-    | "lagt" | the past in functions that fade as e^(-age / (2 window)) |
+    | "legt", "fout" | the last `window` steps, by polynomials or by a Fourier series |
+    | "lagt" | the past, by functions that decay as e^(-age / (2 window)) |
 
-    A sample is held for its step: the one that came last has the ages 0 to 1, the one before 1 to 2. With
-    "zoh", the coefficients of "legs" are those of the best polynomial on the whole past, to rounding, at
-    every step. "bilinear" costs less where matrices differ from step to step, as they do there alone.
+    A sample is constant during its step: the last sample has ages 0 to 1, the previous sample 1 to 2. With
+    "zoh", the coefficients of "legs" are at every step those of the best polynomial on the whole past, up to
+    rounding. "bilinear" is cheaper if matrices change from step to step, which happens only for "legs"
+    without a window.
 
-    It has no parameters, and computes in float64 unless it is moved to another dtype; inputs are converted.
+    The module has no parameters. It computes in float64 unless it is moved to another dtype; inputs are
+    converted.
 
     Args:
-        measure: as for `linrec.hippo.matrices`.
-        N: coefficients per signal.
-        window: steps that the measure's unit of time takes; None for "legs" with all of the past.
+        measure: as in `linrec.hippo.matrices`.
+        N: number of coefficients per signal.
+        window: number of steps per unit of time of the measure; None for "legs" on the whole past.
         discretization: "zoh" or "bilinear"; see `linrec.hippo.discretize`.
 
     Raises:
-        ValueError: an unknown name, an `N` below 1, a `window` that is not positive and finite, or none
-            where the measure needs one.
+        ValueError: a name is unknown, `N` is below 1, `window` is not positive and finite, or `window` is
+            None for another measure than "legs".
 
     Source:
         HiPPO (Gu, Dao, Ermon, Rudra and Ré, 2020), sections 2 and 3; How to Train Your HiPPO (2022), FouT.
 
     Example:
-        A parabola is remembered from its first step on:
+        A parabola is reconstructed back to its first step:
 
         >>> import torch
         >>> u = torch.linspace(-1, 1, 101).square()[None, :, None]
@@ -88,35 +90,35 @@ class OnlineApproximation(nn.Module):
         if window is None and measure != "legs":
             raise ValueError(
                 f'`window` must be a number of steps for "{measure}"; got None. '
-                'The measure that needs none is "legs".'
+                'Only "legs" works without a window.'
             )
         if window is not None and not 0 < window < math.inf:
             raise ValueError(
                 f"`window` must be a positive number of steps; got {window}. "
-                'All of the past is "legs" without one.'
+                'For the whole past, use "legs" with `window` = None.'
             )
         self.measure, self.N, self.window = measure, N, window
         self.discretization: Discretization = discretization
         if window is not None:
             system = discretize(system, 1 / window, discretization)
-        # with a window those of one step; without, in continuous time
+        # with a window, the matrices of a step; without, the matrices in continuous time
         self.register_buffer("A", system.A, persistent=False)
         self.register_buffer("B", system.B, persistent=False)
 
     def forward(
         self, u: Float[Tensor, "b t c"], past: Past | None = None
     ) -> tuple[Float[Tensor, "b t c N"], Past]:
-        """Take in more samples.
+        """Update the coefficients with more samples.
 
         Args:
             u: signals (b, t, c), any t.
-            past: what the last call returned, None where the signals begin.
+            past: the state that the last call returned; None at the start of the signals.
 
         Returns:
-            The coefficients after every step (b, t, c, N), and what is known after the last one.
+            The coefficients after every step (b, t, c, N), and the state after the last step.
 
         Raises:
-            ValueError: signals that are not (b, t, c), or a past of other signals.
+            ValueError: `u` is not (b, t, c), or `past` has a different shape.
         """
         if u.dim() != 3:
             raise ValueError(
@@ -130,7 +132,7 @@ class OnlineApproximation(nn.Module):
             raise ValueError(
                 f"`past.x` must have shape (b, c, N) = {(batch, channels, self.N)}; "
                 f"got {tuple(past.x.shape)}. "
-                "Pass what the last call on these signals returned, or None."
+                "Pass the state that the last call on these signals returned, or None."
             )
         x, states = past.x, []
         for first in range(0, time, _AT_ONCE):
@@ -143,41 +145,41 @@ class OnlineApproximation(nn.Module):
         return stacked, Past(x, past.steps + time)
 
     def reconstruct(self, past: Past, ages: Float[Tensor, "ages"]) -> Float[Tensor, "b ages c"]:
-        """Read the signals from their coefficients.
+        """Reconstruct the signals from their coefficients.
 
         Args:
-            past: what `forward` returned, or `Past(coefficients[:, k], k + 1)` for what was known earlier.
-            ages: how many steps ago (ages,). The middle of the last sample is at 0.5.
+            past: the state that `forward` returned, or `Past(coefficients[:, k], k + 1)` for an earlier step.
+            ages: (ages,), ages in steps. The middle of the last sample has age 0.5.
 
         Returns:
-            The signals at these ages, (b, ages, c); zeros where there was no sample yet.
+            The signals at these ages, (b, ages, c); zeros before the first sample.
 
         Raises:
-            ValueError: ages below 0, or beyond the window, or beyond the first sample where there is none.
+            ValueError: an age is below 0, beyond the window, or, without a window, before the first sample.
         """
         window = past.steps if self.window is None else self.window
         oldest = math.inf if self.window is not None and self.measure in ("legs", "lagt") else window
         if ages.numel() and not (ages.min() >= 0 and ages.max() <= oldest):
             raise ValueError(
                 f"`ages` must be from 0 to {oldest} steps; got {ages.min():g} to {ages.max():g}. "
-                "What is older has left the state, or was never in it."
+                "Older samples have left the state, or were never in it."
             )
-        # before the first sample there is no age but 0
+        # before the first sample, the only possible age is 0
         s = ages.to(self.A) / (window or 1)
         if self.window is None:
-            # ages in units of the whole past, and time in its logarithm
+            # the age as a fraction of the whole past, on a logarithmic time axis
             s = -torch.log1p(-s)
         return torch.einsum("bcn,an->bac", past.x, basis(self.measure, self.N, s))
 
     def extra_repr(self) -> str:
-        """What `print` shows."""
+        """Return the arguments that `print` shows."""
         return f"{self.measure!r}, {self.N}, window={self.window}, discretization={self.discretization!r}"
 
     def _steps(self, before: int, count: int) -> StateSpace:
-        """A (count, N, N) and B (count, N) of the `count` steps that follow `before` steps."""
+        """Return A (count, N, N) and B (count, N) of the `count` steps that follow `before` steps."""
         if self.window is not None:
             return StateSpace(self.A.expand(count, -1, -1), self.B.expand(count, -1))
-        # x' = (A x + B u) / t does not change over log t; the first step would be endless there
+        # x' = (A x + B u) / t is time-invariant in log t, where the first step would be infinitely long
         k = torch.arange(max(before, 1), before + count).to(self.A)
         A, B = discretize(StateSpace(self.A, self.B), torch.log1p(1 / k), self.discretization)
         if before:

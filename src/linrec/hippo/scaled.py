@@ -1,4 +1,4 @@
-"""HiPPO-LegS over all of the past: a step of x' = (A x + B u) / t, in O(N) operations."""
+"""HiPPO-LegS over the whole past: a step of x' = (A x + B u) / t in O(N) operations."""
 
 import torch
 from jaxtyping import Float
@@ -13,18 +13,18 @@ __all__ = ["scaled_step"]
 def scaled_step(
     x: Float[Tensor, "b c N"], u: Float[Tensor, "b c"], steps: Float[Tensor, "b"]
 ) -> Float[Tensor, "b c N"]:
-    """Take one sample into the coefficients of the whole past, by the bilinear rule with a step of 1 / k.
+    """Update the coefficients of the whole past with a sample, by the bilinear rule with a step of 1 / k.
 
         x_k = (I - A / 2k)^-1 ((I + A / 2k) x_{k-1} + B u_k / k)
 
-    A is the matrix of "legs" in `linrec.hippo.matrices`. Below its diagonal A has rank one, so a product with
-    A is a cumulative sum, and a solution is a scan over the coefficients. The first sample becomes a
+    A is the matrix of "legs" in `linrec.hippo.matrices`. Below its diagonal A has rank 1, so a product with A
+    is a cumulative sum, and solving a linear system is a scan over the coefficients. The first sample gives a
     constant: x_0 = (u, 0, .., 0).
 
     Args:
         x: coefficients (b, c, N) of c signals.
         u: the next samples (b, c).
-        steps: how many samples x holds, k (b); rows may differ.
+        steps: (b,), number k of samples that x already contains; rows may differ.
 
     Returns:
         The coefficients after the sample (b, c, N).
