@@ -150,5 +150,5 @@ def test_the_model_is_left_as_it_was():
 
 
 def test_a_model_without_mixers_is_refused():
-    with pytest.raises(ValueError, match=r"`model` must have at least one .* got Linear without"):
+    with pytest.raises(ValueError, match=r"`model` must run at least one .* got Linear without"):
         inspect_model(nn.Linear(D, D).double(), steps(2, TIME))

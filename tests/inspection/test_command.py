@@ -163,22 +163,22 @@ def test_names_of_tokens() -> None:
         (["hgr"], "there is no run folder hgr; did you mean hgru?"),
         (
             ["hgru", "--prompt", "a"],
-            "the prompt must have at least 2 tokens, for one to reach another; got 1.",
+            "the prompt must have at least 2 tokens, so that one can affect another; got 1.",
         ),
         (
             ["hgru", "--prompt", ""],
-            "the prompt must have at least 2 tokens, for one to reach another; got 0.",
+            "the prompt must have at least 2 tokens, so that one can affect another; got 0.",
         ),
-        (["hgru", "--tokens", "1"], "--tokens must be at least 2, for one token to reach another; got 1."),
+        (["hgru", "--tokens", "1"], "--tokens must be at least 2, so that one can affect another; got 1"),
         (
             ["hgru", "--tokens", "1025"],
-            "--tokens must be at most 1,024 for token-mixing matrices, which grow with its square; got "
+            "--tokens must be at most 1,024 for token-mixing matrices, whose size grows quadratically; got "
             "1,025. Pass fewer tokens, or --no-matrices to leave the matrices out.",
         ),
         (["hgru", "--prompt", "x"], "the character 'x' (U+0078) is none of the 7"),
         (
             ["hgru", "--prompt", "a", "--data.path", "b"],
-            "--prompt is a text of its own; leave --data.path and",
+            "--prompt replaces the text; leave out --data.path and",
         ),
         (["hgru", "--data.path", "no.txt"], "`path` = no.txt does not exist."),
         (["hgru", "--split", "test"], "has no test data"),

@@ -208,5 +208,5 @@ def case_two_groups():
     with time_parallel(mine):
         logits, _ = model(part(tokens, group=mine))
     same(logits, part(model(tokens)[0], group=mine), "logits")
-    with raises(ValueError, "`group` must have this process as a member"), time_parallel(other):
+    with raises(ValueError, "`group` must contain this process"), time_parallel(other):
         pass

@@ -1,4 +1,4 @@
-"""Inspection: what a model remembers and forgets over a text, in numbers and in pictures."""
+"""Inspection: show in numbers and pictures which parts of a text a model remembers and forgets."""
 
 from linrec.inspection.collect import Layer, inspect_model
 from linrec.inspection.figures import draw_histograms, draw_over_text, draw_token_mixing

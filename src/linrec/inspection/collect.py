@@ -1,4 +1,4 @@
-"""What the mixers of a model tell about one input: transitions and token-mixing matrices, layer by layer."""
+"""Collect the transitions and token-mixing matrices of a model's mixers on one input, layer by layer."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,25 +14,25 @@ from linrec.models.directions import Directions
 
 __all__ = ["Layer", "inspect_model"]
 
-# directions whose mixer sees its input from the last step to the first
+# directions whose mixer runs from the last step to the first
 AGAINST = ("backward", "left", "up")
 
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """What one mixer does to one input.
+    """Transitions and token mixing of one mixer on one input.
 
-        a_t = magnitude_t exp(i phase_t)        y_n = sum_m W_nm v_m with |W_nm| on average in `mixing`
+        a_t = magnitude_t exp(i phase_t)        y_n = sum_m W_nm v_m, with the mean of |W_nm| in `mixing`
 
-    Steps are those of the input, also where the mixer ran against them.
+    Steps are in the order of the input, even if the mixer ran in reverse.
 
     Args:
-        name: which layer, counted from "1"; with the direction where the layer runs in several, "1 backward".
-        magnitude: |a|, shape (b, t, c), or (c,) where it is the same at every step; None where the mixer has
-            no transitions.
-        phase: arg a in radians, shape (b, t, c) or (c,); None where a is real or is not.
-        mixing: entry (n, m) says how much of step m is in step n, shape (b, t, t); None where the mixer has
-            no such matrix, or it was not asked for.
+        name: number of the layer, from "1"; with the direction if the layer has several, as in "1 backward".
+        magnitude: |a|, shape (b, t, c), or (c,) if constant over time; None if the mixer has no transitions.
+        phase: arg a in radians, shape (b, t, c) or (c,); None if a is real, or if the mixer has no
+            transitions.
+        mixing: (b, t, t), entry (n, m) is the weight of step m in step n; None if the mixer has no such
+            matrix, or if it was not requested.
     """
 
     name: str
@@ -44,20 +44,21 @@ class Layer:
 def inspect_model(
     model: nn.Module, *inputs: Any, token_mixing: bool = True, **arguments: Any
 ) -> tuple[Layer, ...]:
-    """Run a model once, and collect `transitions` and `token_mixing` of every mixer in it.
+    """Run a model once, and return the transitions and token-mixing matrix of every mixer in it.
 
-    Any model that is built of mixers will do: each is asked about the input that it gets in that run. A
-    `Bidirectional` or an `ImageScan` gives one layer per direction; of an image, the sequences of a batch are
-    then its lines, one image after the other. Dropout acts as the model's mode has it: call `model.eval()`.
+    The model may be any module that contains mixers: each mixer is inspected on its own input in that run. A
+    `Bidirectional` or an `ImageScan` gives one layer per direction. In an `ImageScan`, the batch then
+    consists of the lines of the images, one image after the other. Dropout follows the model's mode: call
+    `model.eval()`.
 
     Args:
-        model: a module that has mixers inside, or is one.
-        inputs: what it is called with, such as tokens (b, t).
-        token_mixing: whether to make the matrices, which need memory quadratic in the length.
-        arguments: what it is called with by name, such as `reset`.
+        model: a mixer, or a module that contains mixers.
+        inputs: positional arguments of the model, such as tokens (b, t).
+        token_mixing: whether to compute the matrices, which need memory quadratic in the length.
+        arguments: keyword arguments of the model, such as `reset`.
 
     Returns:
-        The layers in order, their tensors on the CPU.
+        The layers in order, with tensors on the CPU.
 
     Raises:
         ValueError: no mixer ran.
@@ -90,8 +91,8 @@ def inspect_model(
     layers = tuple(layer for of_layer in found for layer in of_layer)
     if not layers:
         raise ValueError(
-            f"`model` must have at least one `linrec.mixers.Mixer` that runs; got {type(model).__name__} "
-            "without. Pass a model of `linrec.models`, or one that is built of mixers."
+            f"`model` must run at least one `linrec.mixers.Mixer`; got {type(model).__name__} "
+            "without a mixer. Pass a model of `linrec.models`, or a module that contains mixers."
         )
     return layers
 
@@ -114,9 +115,9 @@ def _collect(
     inputs: tuple[Tensor, ...],
     arguments: dict[str, Any],
 ) -> None:
-    """Take down what a mixer that is about to run tells about its input."""
+    """Record the transitions and token mixing of a mixer that is about to run."""
     x, reset = inputs[0], arguments.get("reset")
-    # directions run one after the other, with a mixer each or all with the same
+    # directions run in order, with a mixer each or with a shared mixer
     direction = directions[len(of_layer) % len(directions)] if directions else None
     transitions = mixer.transitions(x)
     mixing = mixer.token_mixing(x, reset=reset) if token_mixing else None
@@ -129,7 +130,7 @@ def _collect(
 
 
 def _turned(steps: Tensor | None) -> Tensor | None:
-    """Return steps in the order of the input; what has no steps stays as it is."""
+    """Return steps in the order of the input; a tensor without a time axis stays as it is."""
     return steps.flip(1) if steps is not None and steps.dim() == 3 else steps
 
 

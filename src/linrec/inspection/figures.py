@@ -1,4 +1,4 @@
-"""Pictures of forget values, of token-mixing matrices, and of transitions over a text."""
+"""Figures of forget values, token-mixing matrices, and transitions over a text."""
 
 import itertools
 import math
@@ -22,26 +22,26 @@ from linrec.report import style
 
 __all__ = ["draw_histograms", "draw_over_text", "draw_token_mixing"]
 
-# panels beside each other: as many as stay legible on a narrow screen
+# panels per row: as many as stay legible on a narrow screen
 COLUMNS = 2
-# up to so many tokens there is room for their names
+# maximal number of tokens whose names are drawn
 NAMED = 40
-# a part smaller than this of what a token is made of has the colour of nothing
+# weights below this share of a row have the lowest colour
 LEAST = 1e-4
 TOKEN_LETTERS = 7
-# parts of a half turn that the colours of phases may span
+# the colours of phases span pi divided by the smallest sufficient divisor
 FRACTIONS = (1, 2, 4, 8, 16)
 _KINDS = {"magnitude": "magnitude |a|", "phase": "phase arg a (radians)"}
 
 
 def draw_histograms(layers: Sequence[Layer]) -> Figure | None:
-    """Draw how often the forget values |a| of each layer take each value in [0, 1].
+    """Draw a histogram of the forget values |a| of each layer over [0, 1].
 
     Args:
-        layers: what `inspect_model` returns.
+        layers: the layers that `inspect_model` returns.
 
     Returns:
-        The picture; None where no layer has transitions.
+        The figure; None if no layer has transitions.
 
     Source: HGRN (Qin, Yang and Zhong, 2023), figures 2 and 3.
 
@@ -68,17 +68,17 @@ def draw_histograms(layers: Sequence[Layer]) -> Figure | None:
 
 
 def draw_token_mixing(layers: Sequence[Layer], labels: Sequence[str] | None = None) -> Figure | None:
-    """Draw the token-mixing matrix of each layer: row n shows what token n is made of.
+    """Draw the token-mixing matrix of each layer: row n shows the weights of all tokens in token n.
 
-    Every row is divided by its sum, so that layers can be compared; colours are logarithmic, down to a
-    ten-thousandth. The first sequence of the batch is drawn.
+    Every row is divided by its sum, so that layers can be compared. Colours are logarithmic, down to 1e-4.
+    The first sequence of the batch is drawn.
 
     Args:
-        layers: what `inspect_model` returns.
-        labels: names of the tokens, shown where there are at most 40; None shows numbers.
+        layers: the layers that `inspect_model` returns.
+        labels: names of the tokens, shown for at most 40 tokens; None shows numbers.
 
     Returns:
-        The picture; None where no layer has a matrix.
+        The figure; None if no layer has a matrix.
 
     Source: HGRN (Qin, Yang and Zhong, 2023), figure 4.
 
@@ -92,7 +92,7 @@ def draw_token_mixing(layers: Sequence[Layer], labels: Sequence[str] | None = No
     if not shown:
         return None
     named = labels is not None and len(labels) <= NAMED
-    # names need room: then each matrix has the whole width, unless there are few
+    # names need space: each matrix then has the full width, unless there are few tokens
     n_columns = 1 if named and len(labels or ()) > NAMED // 2 else COLUMNS
     panels, figure = _panels(len(shown), height=5.2 if n_columns == 1 else 2.75, n_columns=n_columns)
     colours = colormaps["viridis"].with_extremes(bad="#f0f0f0", under=colormaps["viridis"](0.0))
@@ -114,25 +114,25 @@ def draw_token_mixing(layers: Sequence[Layer], labels: Sequence[str] | None = No
             axes.yaxis.set_major_locator(axes.xaxis.get_major_locator())
     assert image is not None
     _name_outer(panels, x="from token", y="to token")
-    _bar(figure, image, panels, label="share of what reaches a token", location="top")
+    _bar(figure, image, panels, label="share of the row's weights", location="top")
     return figure
 
 
 def draw_over_text(
     layers: Sequence[Layer], labels: Sequence[str] | None = None, *, n_steps: int | None = None
 ) -> Figure | None:
-    """Draw magnitudes and phases of the transitions over the first sequence, a line of colours per channel.
+    """Draw magnitudes and phases of the transitions over the first sequence, with a row per channel.
 
-    Channels are sorted by their time scale, the longest on top, and alike in both pictures. What is the same
-    at every step is left out. Phases are taken modulo 2 pi.
+    Channels are sorted by time scale, longest on top, in the same order in both panels. Quantities that are
+    constant over time are omitted. Phases are taken modulo 2 pi.
 
     Args:
-        layers: what `inspect_model` returns.
-        labels: names of the tokens, shown where at most 40 are drawn; None shows numbers.
-        n_steps: how many steps to draw, from the first; None is all.
+        layers: the layers that `inspect_model` returns.
+        labels: names of the tokens, shown if at most 40 tokens are drawn; None shows numbers.
+        n_steps: number of steps to draw, from the first; None draws all.
 
     Returns:
-        The picture; None where nothing changes from step to step.
+        The figure; None if no transition changes over time.
 
     Source: GateLoop (Katsch, 2023), figure 8.
 
@@ -147,7 +147,7 @@ def draw_over_text(
     shown = [layer for layer in layers if any(_changes(layer, kind) for kind in kinds)]
     labels = None if labels is None else labels[:n_steps]
     named = labels is not None and len(labels) <= NAMED
-    # names need the whole width: then the phases of a layer stand below its magnitudes
+    # names need the full width: the phases of a layer are then below its magnitudes
     n_rows, n_columns = (len(shown) * len(kinds), 1) if named else (len(shown), len(kinds))
     longest = max(map(len, labels)) if named and labels else 0
     figure = style.make_figure(height=(1.2 + 0.07 * longest) * n_rows + 1.0)
@@ -175,7 +175,7 @@ def draw_over_text(
 
 
 def _draw_channels(axes: Axes, layer: Layer, kind: str, n_steps: int | None, span: float) -> AxesImage:
-    """Draw a quantity of all channels, the one with the longest time scale on top."""
+    """Draw a quantity for all channels, sorted by time scale, longest on top."""
     steps = layer.magnitude if kind == "magnitude" else layer.phase
     assert steps is not None
     longest_first = np.argsort(-time_scales(layer), kind="stable")
@@ -184,7 +184,7 @@ def _draw_channels(axes: Axes, layer: Layer, kind: str, n_steps: int | None, spa
     options: dict[str, Any] = {"cmap": "viridis", "vmin": 0, "vmax": 1}
     if kind == "phase":
         values = np.angle(np.exp(1j * values))
-        # only the whole circle closes, and has equal colours at its ends
+        # a cyclic colour map has equal colours at both ends, which is right only for the full circle
         options = {"cmap": "twilight_shifted" if span == math.pi else "RdBu_r", "vmin": -span, "vmax": span}
     image = axes.imshow(
         values,
@@ -205,7 +205,7 @@ def _changes(layer: Layer, kind: str) -> bool:
 
 
 def _phase_span(layers: Sequence[Layer]) -> float:
-    """Return the smallest of pi, pi/2, pi/4, .. that nearly all phases are within, to tell them apart."""
+    """Return the smallest of pi, pi/2, pi/4, .. that bounds nearly all phases, for the best contrast."""
     phases = [layer.phase[0].double().flatten() for layer in layers if _changes(layer, "phase")]  # type: ignore[index]
     if not phases:
         return math.pi
@@ -215,17 +215,17 @@ def _phase_span(layers: Sequence[Layer]) -> float:
 
 
 def _shares(mixing: Tensor) -> NDArray[np.floating]:
-    """Divide each row by its sum; leave out the triangle in which there is nothing at all."""
+    """Divide each row by its sum; mask a triangle that is entirely zero."""
     W = mixing.double()
     shares = (W / W.sum(-1, keepdim=True)).nan_to_num(0).clamp(min=LEAST / 2).numpy()
     ones = np.ones_like(shares, dtype=bool)
     nothing = [part for part in (np.triu(ones, 1), np.tril(ones, -1)) if not W.numpy()[part].any()]
-    # a matrix that mixes nothing keeps its lower half, as a causal one
+    # a matrix without off-diagonal weights is treated as causal: the upper half is masked
     return np.ma.masked_array(shares, nothing[0] if nothing else ~ones)
 
 
 def _panels(n: int, *, height: float, n_columns: int) -> tuple[list[Axes], Figure]:
-    """Make a figure of n panels, each of some height in inches."""
+    """Return a figure of n panels, each `height` inches high."""
     n_columns = min(n, n_columns)
     n_rows = -(-n // n_columns)
     figure = style.make_figure(height=height * n_rows + 0.4)
@@ -236,7 +236,7 @@ def _panels(n: int, *, height: float, n_columns: int) -> tuple[list[Axes], Figur
 
 
 def _name_outer(panels: Sequence[Axes], *, x: str, y: str) -> None:
-    """Name the axes of the panels on the left and of the lowest of every column."""
+    """Label the x axis of the lowest panel in each column and the y axis of the left panels."""
     for axes in panels:
         place = axes.get_subplotspec()
         assert place is not None
@@ -248,10 +248,10 @@ def _name_outer(panels: Sequence[Axes], *, x: str, y: str) -> None:
 
 
 def _name_tokens(axis: Axis, labels: Sequence[str]) -> None:
-    """Put the names of tokens on an axis, upright where they are single characters."""
+    """Write the names of tokens on an axis; on a horizontal axis, names of several characters are rotated."""
     axis.set_ticks(range(len(labels)), labels=list(labels), fontsize=TOKEN_LETTERS)
     for text in axis.get_ticklabels():
-        # a dollar sign begins no formula
+        # a dollar sign does not start a formula
         text.set_parse_math(False)
         if isinstance(axis, XAxis) and max(map(len, labels)) > 1:
             text.set_rotation(90)
@@ -263,7 +263,7 @@ def _head(axes: Axes, name: str, numbers: str = "") -> None:
 
 
 def _bar(figure: Figure, image: AxesImage, axes: Any, *, location: str, label: str = "") -> None:
-    """Put a bar of colours at the panels that it belongs to."""
+    """Add a colour bar to the panels."""
     above = location == "top"
     size: dict[str, Any] = {"shrink": 0.8, "aspect": 40} if above else {"aspect": 10}
     bar = figure.colorbar(image, ax=axes, location=location, pad=0.02, **size)

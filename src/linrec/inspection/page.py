@@ -1,4 +1,4 @@
-"""The page of an inspection: a table, pictures, and the text."""
+"""The page of an inspection: a table, figures, and the text."""
 
 from collections.abc import Sequence
 from html import escape
@@ -18,19 +18,19 @@ __all__ = ["draw", "render_page", "table"]
 
 FORGETTING = (
     "Forget values are the magnitudes |a| of the state transitions. A channel's time scale is the number of "
-    "steps after which it holds 1/e of what it held."
+    "steps after which its state has decayed to 1/e."
 )
 REACH = (
-    "Reach is the distance, in tokens, between a token and what it is made of, averaged with the weights of "
+    "Reach is the mean distance between a token and the tokens that it depends on, in tokens, weighted by "
     "the token-mixing matrix."
 )
 HISTOGRAMS = (
-    "How often forget values lie where, over tokens and channels (HGRN, figures 2 and 3). The black line is "
-    "the mean, the dashed one the median."
+    "Histograms of the forget values over tokens and channels (HGRN, figures 2 and 3). The solid black line "
+    "is the mean, the dashed line the median."
 )
 MIXING = (
-    "What each token is made of: row n shows the magnitudes of the weights with which the tokens m reach it, "
-    "on average over channels or heads and divided by the sum of the row (HGRN, figure 4)."
+    "Row n shows how strongly token n depends on each token m: the magnitudes of the token-mixing weights, "
+    "averaged over channels or heads and divided by the sum of the row (HGRN, figure 4)."
 )
 OVER_TEXT = (
     "State transitions over the tokens (GateLoop, figure 8). Each line is a channel; the longest time scale "
@@ -39,15 +39,15 @@ OVER_TEXT = (
 
 
 def draw(layers: Sequence[Layer], tokens: InspectedTokens, folder: Path) -> tuple[list[Picture], list[str]]:
-    """Draw what the layers tell into PNG files.
+    """Draw the figures of all layers into PNG files.
 
     Args:
-        layers: what `inspect_model` returns.
-        tokens: what the model was inspected on.
-        folder: where to write.
+        layers: the layers that `inspect_model` returns.
+        tokens: the inspected tokens.
+        folder: output folder.
 
     Returns:
-        The pictures in order, and what could not be drawn, a sentence each.
+        The pictures in order, and a sentence for each picture that could not be drawn.
     """
     labels, n_tokens = tokens.labels, len(tokens.labels)
     parts = [
@@ -79,11 +79,11 @@ def render_page(
 
     Args:
         run: the run that was inspected.
-        tokens: what it was inspected on.
-        layers: what its mixers told.
-        pictures: pictures in order; they are stored inside the page.
-        missing: what could not be shown, a sentence each.
-        command: the command line, where there is one.
+        tokens: the inspected tokens.
+        layers: the inspected layers.
+        pictures: pictures in order; they are embedded in the page.
+        missing: a sentence for each item that could not be shown.
+        command: the command line; None omits it.
     """
     name, mixer = run.config.name, spelled(run.config.model.mixer_pattern)
     n_tokens, blocks = len(tokens.labels), run.config.model.n_layers
@@ -109,10 +109,10 @@ def render_page(
 
 
 def table(layers: Sequence[Layer]) -> tuple[list[str], list[list[str]]]:
-    """Return what is known of each layer as text: the head of a table, and its rows.
+    """Return the statistics of each layer as text: the header of a table, and its rows.
 
     Args:
-        layers: what `inspect_model` returns.
+        layers: the layers that `inspect_model` returns.
 
     Source: HGRN (Qin, Yang and Zhong, 2023), table 12.
 

@@ -1,4 +1,4 @@
-"""Numbers about the forget values of a layer, and how far back it looks."""
+"""Statistics of a layer: the distribution of its forget values, and how far apart the tokens it mixes are."""
 
 import math
 from dataclasses import dataclass
@@ -20,13 +20,13 @@ class Forgetting:
 
     Args:
         channels: number of channels.
-        mean: their mean.
-        median: their median.
-        above_090: share of values that are greater than 0.9.
-        above_099: share of values that are greater than 0.99.
+        mean: mean of the values.
+        median: median of the values.
+        above_090: share of values above 0.9.
+        above_099: share of values above 0.99.
         time_scale: median over channels of `time_scales`, in steps.
-        longest: the greatest of them; infinite where a channel never forgets.
-        constant: whether they are the same at every step.
+        longest: largest time scale; infinite if a channel never forgets.
+        constant: whether the values are constant over time.
     """
 
     channels: int
@@ -39,7 +39,7 @@ class Forgetting:
     constant: bool
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all numbers as JSON holds them; None stands for what is infinite."""
+        """Return all numbers as JSON supports them; infinity becomes None."""
         return {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in vars(self).items()
@@ -47,15 +47,15 @@ class Forgetting:
 
 
 def forgetting(layer: Layer) -> Forgetting | None:
-    """Count the forget values |a| of a layer.
+    """Return statistics of the forget values |a| of a layer.
 
     Args:
-        layer: what `inspect_model` returns.
+        layer: a layer that `inspect_model` returns.
 
     Returns:
-        The numbers; None where the layer has no transitions.
+        The statistics; None if the layer has no transitions.
 
-    Source: HGRN (Qin, Yang and Zhong, 2023), table 12, which has mean and median.
+    Source: HGRN (Qin, Yang and Zhong, 2023), table 12, which lists mean and median.
 
     Example:
         >>> import torch
@@ -79,13 +79,13 @@ def forgetting(layer: Layer) -> Forgetting | None:
 
 
 def time_scales(layer: Layer) -> Float64[np.ndarray, "c"]:
-    """tau_c = -1 / mean_t log |a_tc|: steps after which channel c holds 1/e of what it held, on average.
+    """Return tau_c = -1 / mean_t log |a_tc|: the steps in which channel c decays to 1/e, on average.
 
     Args:
         layer: a layer that has transitions.
 
     Returns:
-        Steps, shape (c,); 0 where a step forgets all, infinite where none forgets anything.
+        Steps, shape (c,); 0 if a step forgets everything, infinite if no step forgets anything.
 
     Example:
         >>> import torch
@@ -95,12 +95,12 @@ def time_scales(layer: Layer) -> Float64[np.ndarray, "c"]:
     values = _values(layer)
     with np.errstate(divide="ignore"):
         rate = -np.log(values).reshape(-1, values.shape[-1]).mean(0)
-        # -0.0 would make it minus infinity
+        # abs turns -0.0 into 0.0, whose inverse is +infinity
         return 1 / np.abs(rate)
 
 
 def histogram(layer: Layer) -> Float64[np.ndarray, "bins"]:
-    """Shares of the forget values |a| in 50 bins of equal width over [0, 1].
+    """Return shares of the forget values |a| in 50 bins of equal width over [0, 1].
 
     Args:
         layer: a layer that has transitions.
@@ -116,13 +116,13 @@ def histogram(layer: Layer) -> Float64[np.ndarray, "bins"]:
 
 
 def reach(layer: Layer) -> float | None:
-    """mean_n (sum_m W_nm |n - m| / sum_m W_nm): how far from a step is what it is made of, in steps.
+    """Return mean_n (sum_m W_nm |n - m| / sum_m W_nm): the mean distance of the steps that a step depends on.
 
     Args:
-        layer: what `inspect_model` returns.
+        layer: a layer that `inspect_model` returns.
 
     Returns:
-        Steps, on average over those steps that anything reaches; None where there are none, or no matrix.
+        The distance in steps, averaged over the rows with a non-zero sum; None without such rows or a matrix.
 
     Example:
         >>> import torch

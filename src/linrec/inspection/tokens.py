@@ -1,4 +1,4 @@
-"""The tokens that a run is inspected on: of a text, or of the task that it was trained on."""
+"""The tokens to inspect a run on: from a text, or from the task that the run was trained on."""
 
 import functools
 import os
@@ -21,25 +21,25 @@ from linrec.train.language import language_task, tokenizer_of
 
 __all__ = ["InspectedTokens", "choose_tokens"]
 
-# what stands for characters that leave no mark on paper, and for tokens without text
+# symbols for invisible characters, and for tokens without text
 VISIBLE = {" ": "␣", "\n": "↵", "\t": "→", "\r": "←"}
 NO_TEXT = "∎"
 UNKNOWN = "\ufffd"
-# longer names of tokens are cut
+# longer names of tokens are truncated
 LETTERS = 12
 
 
 @dataclass(frozen=True, eq=False)
 class InspectedTokens:
-    """One sequence to inspect a run on.
+    """A sequence to inspect a run on.
 
     Args:
         tokens: shape (1, t), int64.
-        reset: true where a document begins, shape (1, t), bool; None where documents do not count.
-        labels: what each token is called in pictures, t of them.
-        source: where the sequence is from.
-        text: what it says, where it is text.
-        of: tokens that the source has, of which these are the first.
+        reset: true where a document begins, shape (1, t), bool; None if the run does not use documents.
+        labels: names of the t tokens in pictures.
+        source: description of the origin of the sequence.
+        text: the decoded text; None if the tokens are not text.
+        of: number of tokens in the source, of which these are the first.
     """
 
     tokens: Int64[Tensor, "1 t"]
@@ -62,21 +62,22 @@ def choose_tokens(
 
     Args:
         run: the run.
-        n_tokens: how many tokens at most; at least 2.
+        n_tokens: maximal number of tokens; at least 2.
         prompt: the text itself.
-        path: a text file, a folder or a glob. Without it and `prompt`, a language model gets the text that it
-            was trained on, and another run the task that it was.
-        split: which split; None is one that was held out: of a text "test" where there is one, and else
-            "validation"; of other tasks "validation".
+        path: a text file, a folder or a glob. Without `path` and `prompt`, the text or the task that the run
+            was trained on is used.
+        split: name of the split; None means a held-out split. For a text it is "test" if that exists, else
+            "validation"; for other tasks it is "validation".
 
     Raises:
-        ConfigError: fewer than 2 tokens, a prompt beside a file or a split, or either for a run without text.
-        DataError: the text is not there, is empty, or cannot be tokenised.
+        ConfigError: fewer than 2 tokens, `prompt` together with `path` or `split`, or `prompt` or `path` for
+            a run that was not trained on text.
+        DataError: the text does not exist, is empty, or cannot be tokenised.
     """
     if prompt is not None and (path is not None or split is not None):
-        raise ConfigError("--prompt is a text of its own; leave --data.path and --split out beside it.")
+        raise ConfigError("--prompt replaces the text; leave out --data.path and --split with it.")
     if n_tokens < 2:
-        raise ConfigError(f"--tokens must be at least 2, for one token to reach another; got {n_tokens}.")
+        raise ConfigError(f"--tokens must be at least 2, so that one can affect another; got {n_tokens}.")
     if prompt is not None:
         language_task(run)
         tokenizer = tokenizer_of(run)
@@ -88,7 +89,7 @@ def choose_tokens(
         chosen = _of_task(run.config.task, n_tokens, "validation" if split is None else split)
     if chosen.tokens.shape[1] < 2:
         raise ConfigError(
-            f"{chosen.source} must have at least 2 tokens, for one to reach another; got {chosen.of}. "
+            f"{chosen.source} must have at least 2 tokens, so that one can affect another; got {chosen.of}. "
             "Pass a longer text."
         )
     return chosen
@@ -134,7 +135,7 @@ def _label(tokenizer: Tokenizer, token: int) -> str:
 
 
 def _drawable(character: str) -> str:
-    """Return the character, or the one that stands for what the font of pictures does not have."""
+    """Return the character, or a replacement if the font of the pictures lacks it."""
     return character if ord(character) in _letters() else UNKNOWN
 
 

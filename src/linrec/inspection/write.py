@@ -1,4 +1,4 @@
-"""An inspection, from a run folder to its page, its pictures and its numbers."""
+"""Inspect a run folder: write a page, pictures and numbers."""
 
 import math
 import os
@@ -25,19 +25,19 @@ FOLDER = "inspection"
 PAGE = "inspection.html"
 JSON = "inspection.json"
 N_TOKENS = 256
-# of token-mixing matrices: numbers that grow with the square of it, and more than a screen has pixels
+# limit for token-mixing matrices: their size grows quadratically, and a screen has fewer pixels
 MOST = 1024
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """What `write_inspection` found, and where it wrote it.
+    """Result of `write_inspection`.
 
     Args:
-        tokens: what the model was inspected on.
-        layers: what its mixers told.
-        page: the page, with pictures and numbers beside it.
-        missing: what could not be shown, a sentence each.
+        tokens: the inspected tokens.
+        layers: the inspected layers.
+        page: path of the page; pictures and numbers are in the same folder.
+        missing: a sentence for each item that could not be shown.
     """
 
     tokens: InspectedTokens
@@ -60,28 +60,29 @@ def write_inspection(
 ) -> Inspection:
     """Inspect a trained model on a text, and write a page about it.
 
-    The page is `inspection.html`, which holds its pictures inside itself: histograms.png, token_mixing.png,
-    transitions.png, and text.png, the transitions over the first tokens by name. `inspection.json` has the
-    numbers. Files of the same names are replaced.
+    The page, `inspection.html`, embeds its pictures. They are also written as histograms.png,
+    token_mixing.png, transitions.png, and text.png, which shows the transitions over the first tokens with
+    their names. `inspection.json` contains the numbers. Existing files of these names are replaced.
 
     Args:
-        run: the run, as `linrec.train.load_run` reads it.
-        prompt: the text; see `choose_tokens`, also for the next three.
+        run: the run, as `linrec.train.load_run` returns it.
+        prompt: the text; for this and the next three arguments see `choose_tokens`.
         path: a text file, a folder or a glob.
-        split: which split of a text or a task.
-        n_tokens: how many tokens to take.
-        matrices: whether to make token-mixing matrices, which is possible up to 1,024 tokens.
-        out: folder to write to; None is "inspection" in the run folder.
-        device: where to compute.
-        command: the command line to record, where there is one.
+        split: name of the split of a text or a task.
+        n_tokens: maximal number of tokens.
+        matrices: whether to compute token-mixing matrices, for at most 1,024 tokens.
+        out: output folder; None means "inspection" in the run folder.
+        device: device of the computation.
+        command: the command line to record; None omits it.
 
     Returns:
-        What was found, and where the page is.
+        The inspected tokens and layers, and the path of the page.
 
     Raises:
-        ConfigError: too many or too few tokens, a mixer that tells nothing, or what `choose_tokens` raises.
+        ConfigError: too many or too few tokens, a mixer without transitions and matrices, or an error of
+            `choose_tokens`.
         DataError: the text cannot be used.
-        RunFolderError: the run has no checkpoint yet, or the folder cannot be written to.
+        RunFolderError: the run has no checkpoint yet, or the folder is not writable.
         CheckpointError: no checkpoint is usable.
 
     Example:
@@ -100,7 +101,7 @@ def write_inspection(
     """
     if matrices and n_tokens > MOST:
         raise ConfigError(
-            f"--tokens must be at most {MOST:,} for token-mixing matrices, which grow with its square; "
+            f"--tokens must be at most {MOST:,} for token-mixing matrices, whose size grows quadratically; "
             f"got {n_tokens:,}. Pass fewer tokens, or --no-matrices to leave the matrices out."
         )
     tokens = choose_tokens(run, n_tokens, prompt=prompt, path=path, split=split)
@@ -137,13 +138,13 @@ def write_inspection(
 
 
 def _numbers(layer: Layer) -> dict[str, Any]:
-    """What `inspection.json` says of a layer; None stands for what is infinite or not there."""
+    """Return the numbers of a layer for `inspection.json`; None means infinite or missing."""
     found, forget = forgetting(layer), None
     if found is not None:
         scales = [scale if math.isfinite(scale) else None for scale in time_scales(layer).tolist()]
         forget = {**found.to_dict(), "histogram": histogram(layer).tolist(), "time_scales": scales}
     phase: str | list[float] | None = None
     if layer.phase is not None:
-        # constants are few enough to be listed
+        # constant phases are few enough to list
         phase = layer.phase.tolist() if layer.phase.dim() == 1 else "changes"
     return {"name": layer.name, "forget": forget, "phase": phase, "reach": reach(layer)}

@@ -1,6 +1,6 @@
-"""One sequence over several processes: time parallelism.
+"""Time parallelism: each process runs a segment of the same sequence.
 
-Imported by name, as `linrec.parallel`; it needs `torch.distributed`.
+Import it by name, as `linrec.parallel`; it needs `torch.distributed`.
 """
 
 from linrec.parallel.context import time_parallel

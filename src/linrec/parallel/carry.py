@@ -1,8 +1,9 @@
-"""How a recurrence runs over parts of time: the state that enters each part, and the gradient that leaves it.
+"""Run a recurrence over segments of time: exchange the states between segments, and their gradients.
 
-Part r maps states by S_r = A_r S_{r-1} + B_r (see `recurrences`): the elementwise recurrence, with parts for
-steps. Every rank finds its A_r and B_r, all exchange them and find all S_r, and each runs its own steps from
-S_{r-1}. The gradients G_r of the S_r obey the adjoint, G_{r-1} = conj(A_r) G_r + C_r, in the opposite order.
+Segment r maps states by S_r = A_r S_{r-1} + B_r (see `recurrences`). This is an elementwise recurrence whose
+steps are segments. Every rank computes its own A_r and B_r, all ranks exchange them and compute all S_r, and
+each rank runs its own steps from S_{r-1}. The gradients G_r of S_r follow the adjoint recurrence
+G_{r-1} = conj(A_r) G_r + C_r, in the opposite order.
 """
 
 import math
@@ -26,18 +27,18 @@ def run(
     start: Tensor,
     call: Call,
 ) -> tuple[Tensor, Tensor]:
-    """Run a recurrence on this rank's part of the steps.
+    """Run a recurrence on this rank's segment of the steps.
 
     Args:
-        ranks: who has the other parts.
+        ranks: the ranks of the other segments.
         recurrence: the operator.
         tensors: its inputs without the state, `reset` last.
-        state: where the whole sequence starts, as the caller gave it.
-        start: the same as the operator accumulates it.
-        call: what this rank does, for the others to compare.
+        state: initial state of the whole sequence, as the caller passed it.
+        start: the same state in the operator's accumulation dtype.
+        call: this rank's call, which the ranks compare.
 
     Returns:
-        The outputs of this part, and the final state of the whole sequence.
+        The outputs of this segment, and the final state of the whole sequence.
     """
     lengths = ranks.agree(call, start.device)
     order = [rank for rank, steps in enumerate(lengths) if steps]
@@ -47,7 +48,7 @@ def run(
             return recurrence.run(tensors, state)
         with torch.no_grad():
             entering, final, through = part.forward(tensors, start)
-        # the gradient of the state goes where the sequence starts, so that the sum over ranks has it once
+        # only the first rank receives the gradient of `state`, so that a sum over ranks counts it once
         y, last = recurrence.run(tensors, state if part.place == 0 else entering)
     if not call.has_gradient:
         return y, final
@@ -56,12 +57,12 @@ def run(
 
 @dataclass(frozen=True)
 class Part:
-    """This rank's part of the steps, beside the others.
+    """This rank's segment of the steps, among the segments of all ranks.
 
     Args:
-        ranks: who has the parts.
-        call: what this rank does with its own.
-        order: the ranks that have steps, as the recurrence reaches them.
+        ranks: the ranks of all segments.
+        call: this rank's call.
+        order: the ranks that have steps, in the order in which the recurrence visits them.
         recurrence: the operator.
     """
 
@@ -72,11 +73,11 @@ class Part:
 
     @property
     def place(self) -> int | None:
-        """Where in the order this rank is; None where it has no steps."""
+        """Index of this rank in `order`; None if the rank has no steps."""
         return self.order.index(self.ranks.rank) if self.ranks.rank in self.order else None
 
     def forward(self, tensors: tuple[Any, ...], start: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the state that enters this part, the final one, and A of all parts (b, parts, rows, 1)."""
+        """Return this segment's initial state, the final state, and all A (b, segments, rows, 1)."""
         zeros = torch.zeros_like(_flat(start))
         numbers = [zeros[..., :1], zeros]
         if self.place is not None:
@@ -88,13 +89,13 @@ class Part:
         return entering, final, through
 
     def backward(self, through: Tensor, tensors: tuple[Any, ...], dy: Tensor, dfinal: Tensor) -> Tensor:
-        """Return the gradient of the state that leaves this part, without the share of its own outputs."""
+        """Return the gradient of this segment's last state from all later segments."""
         last = _flat(dfinal)
         share = torch.zeros_like(last)
         if self.place is not None:
             share = _flat(self.recurrence.adjoint(tensors, dy))
         gathered = self.ranks.gather(torch.cat([share, last], -1))
-        # every rank has returned the final state, and may have put it to a use of its own
+        # every rank returned the final state, and its loss may use it
         dfinal = torch.stack([both.chunk(2, -1)[1] for both in gathered]).sum(0).view_as(dfinal)
         shares, _ = self._ordered(gathered).chunk(2, -1)
         gradients, _ = _over_parts(through.conj(), shares, dfinal, reverse=True)
@@ -107,9 +108,9 @@ class Part:
         return torch.stack([gathered[rank] for rank in self.order], 1)
 
     def _sealed(self, leaving: Tensor, reset: Tensor | None) -> Tensor:
-        """Clear what leaves this part (b, rows, columns) where a reset parts it from the next one.
+        """Zero the state that leaves this segment (b, rows, columns) if a reset separates the next segment.
 
-        Forward in time it is the next part that has the reset and clears what enters it.
+        Only needed in reverse: forward in time, the next segment contains the reset and discards the state.
         """
         if reset is None or not self.call.reverse or self.place == len(self.order) - 1:
             return leaving
@@ -119,9 +120,9 @@ class Part:
 class Joined(torch.autograd.Function):
     """y, final = Joined.apply(part, y, last, final, through, state, *tensors).
 
-    The outputs are the inputs of those names. Backward, it runs before the operator does, and gives it the
-    gradient of the state `last` that leaves the part. The other tensors are kept for that, and passed here so
-    that this runs on every rank on which anything has a gradient: all of them wait for each other.
+    Backward, this function runs before the operator's own backward, and provides the gradient of the last
+    state of this segment. `through` and `tensors` are saved for that. They are arguments so that the function
+    runs on every rank on which any input requires a gradient: the ranks wait for each other.
     """
 
     @staticmethod
@@ -158,17 +159,17 @@ class Joined(torch.autograd.Function):
 
 
 def _flat(state: Tensor) -> Tensor:
-    """A state (b, c) as (b, c, 1), or (b, h, dk, columns) as (b, h dk, columns)."""
+    """Reshape a state (b, c) to (b, c, 1), or (b, h, dk, columns) to (b, h dk, columns)."""
     return state.reshape(len(state), math.prod(state.shape[1:3]), math.prod(state.shape[3:]))
 
 
 def _over_parts(a: Tensor, x: Tensor, state: Tensor, *, reverse: bool) -> tuple[Tensor, Tensor]:
-    """S_r = A_r S_{r-1} + B_r for (b, parts, rows, 1 or columns); return all S, and the last as the state."""
-    # zero times NaN is NaN: where A is cut, the recurrence starts anew
+    """Return all S_r = A_r S_{r-1} + B_r of (b, segments, rows, 1 or columns), and the last S as a state."""
+    # zero times NaN is NaN, so an infinite A marks a reset, and the scan restarts there
     cut = a.isinf().flatten(2).all(-1)
     a, start = a.masked_fill(a.isinf(), 0), state.flatten(1)
     if reverse:
-        # there a reset cuts the link into the part before, and none that to the state
+        # in reverse, a reset cuts the link to the previous segment instead of the link to the state
         start = start.masked_fill(cut[:, -1:], 0)
         cut = cut.roll(1, 1)
     states, last = scan(a.expand_as(x).flatten(2), x.flatten(2), state=start, reset=cut, reverse=reverse)

@@ -1,4 +1,4 @@
-"""The context within which operators run on parts of time."""
+"""The context in which operators run on segments of time."""
 
 import contextlib
 from collections.abc import Iterator
@@ -20,44 +20,44 @@ __all__ = ["time_parallel"]
 
 @contextlib.contextmanager
 def time_parallel(group: dist.ProcessGroup | None = None) -> Iterator[Ranks]:
-    """Split sequences over the ranks of a process group: each rank has some consecutive steps of all of them.
+    """Split sequences over the ranks of a process group: each rank has consecutive steps of every sequence.
 
         S_r = A_r S_{r-1} + B_r
 
-    Within this context `scan` and `gate_loop`, and with them the mixers and models that mix time by nothing
-    else, take the steps that this rank has and return their outputs. The final state is that of the whole
-    sequence, the same on every rank. A_r is the product of the transitions of part r, and B_r the state that
-    its own steps leave: these two are exchanged, and nothing that grows with time.
+    Within this context `scan` and `gate_loop` take the steps of this rank and return their outputs. So do
+    mixers and models that mix time only by these operators. The final state belongs to the whole sequence,
+    and is the same on every rank. A_r is the product of the transitions of segment r, and B_r is the
+    segment's final state if it starts from zero. The ranks exchange only A_r and B_r, whose sizes do not
+    depend on time.
 
-    - Parts follow one another in the order of the ranks. They may differ in length, and have no steps at all;
-      `linrec.parallel.part` makes them. `reset` is split like the inputs; at the first step of a part it cuts
-      the link to the part before. What has no time axis is the same on every rank: the batch, `state`,
-      parameters.
-    - The loss of the sequence is the sum of the ranks' losses. The gradient of what every rank has, such as a
-      parameter or `state`, is the sum of those that the ranks get.
-    - All ranks make the same calls in the same order, backward too: an output that has a part in the loss of
-      one rank has one in every rank's, if only times zero. Ranks that do different things all raise an error;
-      for one that does nothing the others wait, as long as the `timeout` of the process group says.
-    - Gradient checkpointing runs operators again in the backward pass, which then belongs into the context.
+    - The order of the segments is the order of the ranks. Segments may differ in length, and may be empty;
+      `linrec.parallel.part` makes them. `reset` is split like the inputs; at the first step of a segment it
+      cuts the link to the previous segment. Everything without a time axis is the same on every rank: the
+      batch, `state`, parameters.
+    - The loss of a sequence is the sum of the ranks' losses. The gradient of a tensor that every rank has,
+      such as a parameter or `state`, is the sum of the ranks' gradients.
+    - All ranks make the same calls in the same order, backward too. If an output contributes to the loss on
+      one rank, it must do so on every rank, if only times zero. If ranks make different calls, all ranks
+      raise an error. If a rank makes no call, the others wait until the `timeout` of the process group.
+    - Gradient checkpointing runs operators again in the backward pass, so call `backward` within the context.
 
-    A group on GPUs should have a backend for the CPU as well, as `init_process_group("cpu:gloo,cuda:nccl")`
-    gives it: ranks then compare what they do without waiting for the GPUs. In compiled models, operators run
-    between graphs.
+    For groups on GPUs, add a backend for the CPU: `init_process_group("cpu:gloo,cuda:nccl")`. Ranks then
+    compare their calls without waiting for the GPUs. In compiled models, operators cause graph breaks.
 
     Args:
-        group: the processes that share the sequences; None is the default group. A group of one changes
-            nothing.
+        group: the processes that share the sequences; None is the default group. With a group of size 1
+            nothing changes.
 
     Yields:
-        The ranks of the group. `sent` counts the bytes that this rank has told the others, in calls of this
-        context and their backward passes.
+        The ranks of the group. `sent` counts the bytes that this rank has sent, in calls within this context
+        and in their backward passes.
 
     Raises:
-        ValueError: there is no process group, or this process is not in it. Later, from operators: the ranks
-            do different things, or something needs all steps of a sequence at once, as attention does.
+        ValueError: there is no process group, or this process is not in it. Operators also raise it if ranks
+            make different calls, or if a layer needs the whole sequence at once, as attention does.
 
     Source:
-        The associativity behind it is eq. 12-13 of Katsch, GateLoop (2023), with parts for steps.
+        The associativity of eq. 12-13 of Katsch, GateLoop (2023), applied to segments instead of steps.
 
     Example:
         >>> import torch
@@ -82,7 +82,7 @@ def time_parallel(group: dist.ProcessGroup | None = None) -> Iterator[Ranks]:
 
 
 class TimeParallel(TimeSplit):
-    """Runs operators on this rank's part of the steps; see `time_parallel`."""
+    """Handler that runs operators on this rank's segment of the steps; see `time_parallel`."""
 
     operators = OPERATORS
 
@@ -90,7 +90,7 @@ class TimeParallel(TimeSplit):
         self._ranks = ranks
 
     def run(self, call: OperatorCall) -> Result:
-        """Run a call in parts."""
+        """Run a call on this rank's segment."""
         inputs = call.inputs
         sequence = getattr(inputs, call.operator.sequence)
         shape, dtype = call.operator.state(inputs)
@@ -112,8 +112,8 @@ class TimeParallel(TimeSplit):
         steps: int,
     ) -> tuple[Tensor, Tensor]:
         run = self._run_in_parts
-        # torch.compile would make a graph for every call, since it takes their numbers for constants. Only
-        # where it is at work: the decorator imports it, which takes seconds
+        # torch.compile would compile every call anew, because it treats the call numbers as constants.
+        # Applied only while compiling, because the decorator imports the compiler, which takes seconds
         if torch.compiler.is_compiling():
             run = torch.compiler.disable(run)
         return run(recurrence, tensors, state, start, steps)

@@ -1,4 +1,4 @@
-"""The processes that share a sequence: who they are, what they must agree on, and what they exchange."""
+"""The processes that share a sequence: their order, the agreement on calls, and the exchange of tensors."""
 
 import itertools
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 
 
 class Call(NamedTuple):
-    """What a rank is about to do, as the integers that are exchanged: equal on all ranks, but for `steps`."""
+    """Description of a rank's call, as integers to exchange; all but `steps` must be equal on all ranks."""
 
     number: int
     backward: int
@@ -34,7 +34,7 @@ class Call(NamedTuple):
 
 _NO_YES = ("no", "yes")
 
-# how errors name a field, and what its integers stand for
+# the name of each field in errors, and the meaning of its integers
 _FIELDS: dict[str, tuple[str, tuple[object, ...] | None]] = {
     "number": ("the number of earlier calls", None),
     "backward": ("backward pass", _NO_YES),
@@ -57,9 +57,9 @@ class Ranks:
         group: the process group; None is the default one.
 
     Attributes:
-        rank: of this process.
-        size: how many there are.
-        sent: bytes that this rank has told the others; each of the others receives them.
+        rank: rank of this process.
+        size: number of ranks.
+        sent: bytes that this rank has sent; each of the other ranks receives them.
 
     Raises:
         ValueError: there is no such group, or this process is not in it.
@@ -72,12 +72,12 @@ class Ranks:
                 "`torch.distributed.init_process_group()` first."
             )
         if dist.get_rank(group) < 0:
-            raise ValueError("`group` must have this process as a member; it has not. Pass one that has.")
-        # gloo may abort the program at its end where something, such as a graph, still has the group
+            raise ValueError("`group` must contain this process. Pass a group that does.")
+        # a weak reference: gloo may abort at exit if, for example, an autograd graph still holds the group
         self._group = ref(dist.group.WORLD if group is None else group)
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.sent = 0
-        # integers that the host waits for: a GPU would have to finish first what it has been given
+        # the host waits for these integers, so they should not queue behind GPU kernels
         self._hosts_meet = "cpu" in dist.get_backend_config(group)
 
     @property
@@ -92,18 +92,18 @@ class Ranks:
         return group
 
     def next_number(self) -> int:
-        """Return 0 at the first call for this group, then 1, and so on."""
+        """Return the number of calls of this group so far, and count this call."""
         return next(_CALLS.setdefault(self.group, itertools.count()))
 
     def agree(self, call: Call, device: torch.device) -> list[int]:
-        """Tell the other ranks what this one does; return the steps that each one has.
+        """Exchange the calls of all ranks, and return the number of steps on each rank.
 
         Args:
-            call: what this rank does.
-            device: where its tensors are.
+            call: this rank's call.
+            device: device of its tensors.
 
         Raises:
-            ValueError: another rank does something else. All ranks raise it.
+            ValueError: the calls differ. All ranks raise it.
         """
         mine = torch.tensor(call, device="cpu" if self._hosts_meet else device)
         calls = [Call(*row) for row in torch.stack(self.gather(mine)).tolist()]
@@ -114,16 +114,16 @@ class Ranks:
                     shown = (first, second) if values is None else (values[first], values[second])
                     raise ValueError(
                         "ranks that share a sequence must make the same calls in the same order, on inputs "
-                        f"that differ in time alone; {name}: {shown[0]} on rank 0, {shown[1]} on rank "
+                        f"that differ only in time; {name}: {shown[0]} on rank 0, {shown[1]} on rank "
                         f"{rank}. "
-                        "Give all of them the same batch and model, and let every output that has a part in "
-                        "the loss of one rank have a part in that of the others."
+                        "Give all of them the same batch and model. If an output contributes to the loss of "
+                        "one rank, it must contribute on all ranks."
                     )
         return [other.steps for other in calls]
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """Return the tensors of all ranks, which have one shape and dtype."""
-        # not every backend knows complex numbers
+        """Return the tensors of all ranks, which must have the same shape and dtype."""
+        # some backends do not support complex tensors
         real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
         gathered = [torch.empty_like(real, memory_format=torch.contiguous_format) for _ in range(self.size)]
         dist.all_gather(gathered, real.contiguous(), group=self.group)
@@ -137,9 +137,9 @@ _CALLS: WeakKeyDictionary[dist.ProcessGroup, itertools.count] = WeakKeyDictionar
 def part(
     x: Shaped[Tensor, "..."], *, dim: int = 1, group: dist.ProcessGroup | None = None
 ) -> Shaped[Tensor, "..."]:
-    """Return this rank's steps of x: T / P of them, one more on the first T mod P ranks.
+    """Return this rank's segment of x: T / P steps, with one more step on the first T mod P ranks.
 
-    Any other division will do, as long as the parts follow one another in the order of the ranks.
+    Any other split works too, as long as the order of the segments is the order of the ranks.
 
     Args:
         x: a tensor of T steps, the same on every rank.

@@ -1,8 +1,8 @@
-"""What is needed of an operator to run it over parts of time: what a part does to a state, and the adjoint.
+"""Interface of operators that can run over segments of time: a segment's map of states, and its adjoint.
 
-A part maps the state that enters it to the one that leaves it by S_leaving = A * S_entering + B: A is the
-product of its transitions, B what its own steps leave. Its outputs depend on S_entering linearly too, so
-that a share of the gradient of S_entering, C, comes from the gradients of the outputs alone.
+A segment maps its initial state to its final state by S_final = A * S_initial + B. A is the product of the
+segment's transitions, and B is its final state from a zero initial state. The outputs are linear in S_initial
+too, so the gradients of the outputs contribute a term C to the gradient of S_initial.
 """
 
 from abc import ABC, abstractmethod
@@ -23,11 +23,11 @@ from linrec.ops.scan.torch import Scan as ScanInputs
 
 @dataclass(frozen=True)
 class Recurrence(ABC):
-    """A call of an operator. `tensors` are its canonical inputs without the state, `reset` the last of them.
+    """A call of an operator on a segment. `tensors` are its canonical inputs without the state, `reset` last.
 
     Args:
-        call: the operator, and the backend that it runs.
-        reverse: whether it runs from the last step to the first.
+        call: the operator, and the backend that runs it.
+        reverse: whether the recurrence runs from the last step to the first.
     """
 
     call: Call
@@ -35,19 +35,19 @@ class Recurrence(ABC):
 
     @abstractmethod
     def run(self, tensors: tuple[Any, ...], state: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the outputs and S_leaving."""
+        """Return the outputs and S_final."""
 
     @abstractmethod
     def summary(self, tensors: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
-        """Return A, which broadcasts against a state, and B; A is infinite in rows where a reset cuts it."""
+        """Return A, which broadcasts against a state, and B; A is infinite in rows that a reset cuts."""
 
     @abstractmethod
     def adjoint(self, tensors: tuple[Any, ...], dy: Tensor) -> Tensor:
-        """Return C for the gradients dy of the outputs."""
+        """Return C for the output gradients dy."""
 
 
 class Scan(Recurrence):
-    """`linrec.ops.scan` of (a, x, reset)."""
+    """`linrec.ops.scan` on (a, x, reset)."""
 
     def run(self, tensors: tuple[Any, ...], state: Tensor | None) -> tuple[Tensor, Tensor]:
         """Run the operator."""
@@ -55,22 +55,22 @@ class Scan(Recurrence):
         return self._scan(a, x, reset, state, self.reverse)
 
     def summary(self, tensors: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
-        """A = prod_t a_t; B by the operator, from no state."""
+        """Return A = prod_t a_t, and B by the operator from a zero state."""
         a, x, reset = tensors
         _, added = self.run(tensors, None)
         steps = a.expand(-1, x.shape[1], -1)
         through = steps.prod(1, dtype=accumulation(a.dtype)).to(added.dtype).expand_as(added)
         if reset is not None:
-            # against time, the link behind the last step that is run belongs to the next part
+            # in reverse, `reset` at the first step cuts the link to the next segment, which `_sealed` handles
             cut = reset[:, 1:] if self.reverse else reset
             through = through.masked_fill(cut.any(1, keepdim=True), torch.inf)
         return through, added
 
     def adjoint(self, tensors: tuple[Any, ...], dy: Tensor) -> Tensor:
-        """C = conj(a_1) g_1, where g_t = dy_t + conj(a_{t+1}) g_{t+1}: the operator, the other way."""
+        """Return C = conj(a_1) g_1, where g_t = dy_t + conj(a_{t+1}) g_{t+1}: the operator in reverse."""
         a, _, reset = tensors
         first, shift = (-1, 1) if self.reverse else (0, -1)
-        # the transition that comes around to the other end meets a state of zeros
+        # roll wraps a transition around to the other end, where it multiplies a zero state
         _, last = self._scan(a.roll(shift, 1).conj(), dy, reset, None, not self.reverse)
         gradient = a[:, first].conj() * last
         if reset is not None and not self.reverse:
@@ -84,7 +84,7 @@ class Scan(Recurrence):
 
 
 class GateLoop(Recurrence):
-    """`linrec.ops.gate_loop` of (q, k, v, log_decay, phase, bonus, reset)."""
+    """`linrec.ops.gate_loop` on (q, k, v, log_decay, phase, bonus, reset)."""
 
     def run(self, tensors: tuple[Any, ...], state: Tensor | None) -> tuple[Tensor, Tensor]:
         """Run the operator."""
@@ -92,7 +92,7 @@ class GateLoop(Recurrence):
         return self.call.operator.run(GateLoopInputs(*inputs), self.call.backend)
 
     def summary(self, tensors: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
-        """A = exp(sum_t log_decay_t + i phase_t), B = sum_t (prod_{j>t} a_j) k_t^T v_t."""
+        """Return A = exp(sum_t log_decay_t + i phase_t), B = sum_t (prod_{j>t} a_j) k_t^T v_t."""
         q, k, v, log_decay, phase, _, reset = tensors
         added = self._added(k, v, log_decay, phase, reset)
         if log_decay is not None:
@@ -107,17 +107,17 @@ class GateLoop(Recurrence):
         return through, added
 
     def adjoint(self, tensors: tuple[Any, ...], dy: Tensor) -> Tensor:
-        """C = conj(a_1) sum_t (prod_{1<j<=t} conj(a_j)) conj(q_t)^T dy_t: a sum like B, against time.
+        """Return C = conj(a_1) sum_t (prod_{1<j<=t} conj(a_j)) conj(q_t)^T dy_t: a sum like B, in reverse.
 
         With a bonus, step t reads the state before its own decay: C = sum_t (prod_{j<t} conj(a_j)) ...
         """
         q, k, _, log_decay, phase, bonus, reset = tensors
         is_complex = phase is not None or k.is_complex()
-        # beside a real state, the imaginary part of q makes no outputs
+        # with a real state, the imaginary part of q does not affect the outputs
         keys = q.conj() if is_complex else q.real if q.is_complex() else q
         steps = torch.arange(q.shape[1], device=q.device)
         if bonus is None:
-            # the link between t and t+1 is that of step t+1; the first one comes around to a state of zeros
+            # step t+1 owns the link from t to t+1; the first step's link wraps around to a zero state
             order = -steps % q.shape[1]
         else:
             order = steps.flip(0)
@@ -144,7 +144,7 @@ class GateLoop(Recurrence):
     def _added(
         self, k: Tensor, v: Tensor, log_decay: Tensor | None, phase: Tensor | None, reset: Tensor | None
     ) -> Tensor:
-        """B: by the operator where that may be one kernel, which reads k once for q too; else as a sum."""
+        """Return B as a sum; for heads of size 1, by the operator's fused kernel, with k in place of q."""
         if k.shape[-1] == v.shape[-1] == 1:
             return self.run((k, k, v, log_decay, phase, None, reset), None)[1]
         log_decay, phase = wide(log_decay), wide(phase)
@@ -153,7 +153,7 @@ class GateLoop(Recurrence):
             log_decay, phase = segments.gates(log_decay, phase, reset, k)
             keys = segments.keys(k, segments.suffix(log_decay), segments.suffix(phase))
             if reset is not None:
-                # weights of zero would let NaN pass
+                # a weight of zero would let NaN pass, so mask instead
                 document = documents(reset)
                 earlier = (document < document[:, -1:])[:, None, :, None]
                 keys, v = (x.masked_fill(earlier, 0) for x in (keys, v))
@@ -162,7 +162,7 @@ class GateLoop(Recurrence):
 
 
 def _transition(log_decay: Tensor | None, phase: Tensor | None, state: Tensor) -> Tensor:
-    """exp(log_decay + i phase) of gates (b or 1, h, dk or 1), as (b, h, dk, 1) beside a state."""
+    """Return exp(log_decay + i phase) of gates (b or 1, h, dk or 1), as (b, h, dk, 1) to multiply a state."""
     a = transition(log_decay, phase)
     beside = torch.ones_like(state[..., :1])
     return beside if a is None else beside * a[..., None]
