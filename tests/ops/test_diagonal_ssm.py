@@ -201,7 +201,7 @@ def test_errors():
         "`c` must be float64 or complex128 beside": inputs
         | {"u": inputs["u"].double(), "a": inputs["a"].to(torch.complex128)}
         | {"b": inputs["b"].to(torch.complex128)},
-        "`state` must be real (float32) where the recurrence is; got complex64": real
+        "`state` must be real (float32) for a real recurrence; got complex64": real
         | {"state": inputs["state"]},
         "`state` must be complex64; got int64": inputs | {"state": inputs["state"].real.long()},
     }.items():

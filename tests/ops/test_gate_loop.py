@@ -418,7 +418,7 @@ X = torch.zeros(2, 5, 3, 4)
         (
             {"state": torch.zeros(2, 3, 4, 4).to(torch.complex64)},
             TypeError,
-            r"`state` must be real \(float32\) where the recurrence is; got complex64",
+            r"`state` must be real \(float32\) for a real recurrence; got complex64",
         ),
     ],
 )

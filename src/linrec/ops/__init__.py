@@ -1,4 +1,4 @@
-"""Operators: one per recurrence, each exact in every mode, each returning (y, state)."""
+"""Operators, one per recurrence. Each is exact in every mode, and returns (y, state)."""
 
 from linrec.ops.attention import AttentionCache as AttentionCache
 from linrec.ops.attention import gate_loop_attention as gate_loop_attention

@@ -1,6 +1,6 @@
-"""Transitions and token-mixing matrices from a recorded call of an operator.
+"""Transitions and token-mixing matrices of a recorded operator call.
 
-`linrec.ops.core.call.recording` lists the calls. Token mixing takes memory quadratic in the length.
+`linrec.ops.core.call.recording` records calls. Token mixing needs memory quadratic in the length.
 """
 
 import contextlib
@@ -22,12 +22,12 @@ _NO_NOTES: Mapping[str, Tensor] = {}
 
 
 def note(**values: Tensor) -> None:
-    """Keep values for inspection by their names; without inspection, do nothing.
+    """Store values for inspection by name; outside of an inspection, do nothing.
 
-    A mixer on `scan` notes the `gate` that multiplies the input, which the operator does not see, and the
-    `phase` of complex factors, if it has phases beyond pi. A mixer on an operator with values notes the
-    `gate` of the values and the `divisor` of the outputs. A mixer whose operator gets stabilised decays notes
-    the paper's, `log_decay` (b, t, ..) or (c,).
+    A mixer notes quantities that its operator does not receive. On `scan` it notes the `gate` that multiplies
+    the input, and the `phase` of complex factors if phases may exceed pi. On an operator with values it notes
+    the `gate` of the values and the `divisor` of the outputs. If the operator receives stabilised decays, the
+    mixer notes the decays of the paper as `log_decay` (b, t, ..) or (c,).
 
     Example:
         >>> with noting() as notes:
@@ -41,7 +41,7 @@ def note(**values: Tensor) -> None:
 
 @contextlib.contextmanager
 def noting() -> Iterator[dict[str, Tensor]]:
-    """Collect the notes made within the context."""
+    """Collect the values that are noted within the context."""
     _noted.append({})
     try:
         yield _noted[-1]
@@ -52,20 +52,21 @@ def noting() -> Iterator[dict[str, Tensor]]:
 def transitions(
     call: Call | None, notes: Mapping[str, Tensor] = _NO_NOTES
 ) -> tuple[Tensor, Tensor | None] | None:
-    """Return magnitude and phase of the factors of the state, or None where there are no such factors.
+    """Return magnitude and phase of the state's decay factors, or None if the state has no such factors.
 
     Args:
-        call: a recorded call of an operator, if there is one.
-        notes: of the same run: `log_decay` in place of the call's factors, or the `phase` of its factors.
+        call: a recorded call of an operator, or None.
+        notes: values noted in the same run: `log_decay` replaces the factors of the call, and `phase` their
+            phase.
 
     Returns:
-        Magnitudes (b, t, c), or (c,) where they are constant in time, and phases of these shapes in radians,
-        or None where the factors are real. The channels c are key channels, heads side by side.
+        Magnitudes (b, t, c), or (c,) if constant over time, and phases of the same shape in radians, or None
+        for real factors. The channels c are the key channels of all heads, concatenated.
     """
     if (log_decay := notes.get("log_decay")) is not None:
         return (log_decay if log_decay.dim() == 1 else log_decay.flatten(2)).exp(), None
     found = None if call is None else _factors(call)
-    # complex factors give phases modulo 2 pi
+    # the angle of a complex factor is known only modulo 2 pi
     return found if found is None else (found[0], notes.get("phase", found[1]))
 
 
@@ -81,7 +82,7 @@ def _factors(call: Call) -> tuple[Tensor, Tensor | None] | None:
         case "growing_ssm":
             return (given.a.abs() * given.growth.exp()).flatten(), given.a.angle().flatten()
         case "delta_rule":
-            # matrices, which have no factor per channel
+            # its transitions are matrices, not a factor per channel
             return None
         case "selective_scan":
             return (wide(given.dt)[..., None] * given.A).exp().flatten(2), None
@@ -97,7 +98,7 @@ def _factors(call: Call) -> tuple[Tensor, Tensor | None] | None:
 
 
 def _over_channels(gate: Tensor, sizes: torch.Size, sequence: Tensor) -> Tensor:
-    """Return a gate (b or 1, t or 1, ..) of all channels, (b, t, c), or (c,) where it is constant in time."""
+    """Return a gate (b or 1, t or 1, ..) for all channels, (b, t, c), or (c,) if constant over time."""
     gate = gate.expand(*gate.shape[:2], *sizes).flatten(2)
     if gate.shape[:2] == (1, 1) and sequence.shape[:2] != (1, 1):
         return gate[0, 0]
@@ -105,25 +106,25 @@ def _over_channels(gate: Tensor, sizes: torch.Size, sequence: Tensor) -> Tensor:
 
 
 def token_mixing(call: Call | None, notes: Mapping[str, Tensor] = _NO_NOTES) -> Float[Tensor, "b t t"] | None:
-    """Return how much of step m is in step n, the mean magnitude over heads or channels.
+    """Return the weight of step m in step n, as the mean magnitude over heads or channels.
 
-    Operators with values v return their weights if the values are the rows of the identity. Operators that
-    filter return their taps if the input is an impulse.
+    For operators with values v, the values are set to the rows of the identity: the outputs are then the
+    weights. For operators that filter, the input is an impulse: the outputs are then the taps.
 
     Args:
-        call: a recorded call of an operator, if there is one.
-        notes: of the same run: `gate`, the factor of the input of a `scan`, real or complex, (b, t, c) or
-            (c,), or of values, (b, t, h); `divisor` of the outputs of an operator with values, (b, t, h, 1).
+        call: a recorded call of an operator, or None.
+        notes: values noted in the same run: `gate`, the factor on the input of a `scan`, real or complex,
+            (b, t, c) or (c,), or on values, (b, t, h); `divisor` of an operator's outputs, (b, t, h, 1).
 
     Returns:
-        Lower triangular matrices, or None for an operator whose weights depend on other inputs too.
+        Lower triangular matrices, or None for an operator whose weights depend on the values too.
     """
     if call is None:
         return None
     given, gate, divisor = call.inputs, notes.get("gate"), notes.get("divisor")
     if call.operator.name == "selective_scan":
         dt = wide(given.dt)[..., None]
-        # a head for each channel
+        # every channel is a head of its own
         B, C = (part.to(dt.dtype).repeat_interleave(dt.shape[2] // part.shape[2], 2) for part in given[3:5])
         return gate_loop_matrix(C, B * dt, dt * given.A, reset=given.reset).abs().mean(1)
     if call.operator.name == "scan":
@@ -137,7 +138,7 @@ def token_mixing(call: Call | None, notes: Mapping[str, Tensor] = _NO_NOTES) -> 
             identity = identity * gate[..., None].to(identity.dtype)
         inputs = given._replace(v=identity.expand(batch, -1, heads, -1), state=None)
         if hasattr(given, "dropout"):
-            # without a state, the cache has no steps
+            # an empty cache, because there is no state
             cache = given.state._replace(v=inputs.v[:, :0].to(given.state.v.dtype))
             inputs = inputs._replace(state=cache, dropout=0.0)
         y, _ = call.operator.proceed(inputs, "auto", "auto")
@@ -148,7 +149,7 @@ def token_mixing(call: Call | None, notes: Mapping[str, Tensor] = _NO_NOTES) -> 
         impulse[:, :1] = 1
         inputs = given._replace(u=impulse, state=None, reset=None)
         y, _ = call.operator.proceed(inputs, "auto", "auto")
-        # a channel may have several outputs
+        # a channel may have several outputs, which are flattened into channels
         return kernel_mixing(y[0].flatten(1).mT, given.u, given.reset)
     return None
 
@@ -159,16 +160,16 @@ def elementwise_mixing(
     x: Float[Tensor, "b t _"],
     reset: Bool[Tensor, "b t"] | None,
 ) -> Float[Tensor, "b t t"]:
-    """W_nm = mean_c gate_mc prod_{j=m+1..n} |a_jc|: token mixing of h_n = a_n h_{n-1} + gate_n c_n.
+    """Return W_nm = mean_c gate_mc prod_{j=m+1..n} |a_jc|: token mixing of h_n = a_n h_{n-1} + gate_n c_n.
 
     Args:
         magnitude: |a|, (b, t, c) or (c,).
-        gate: factor >= 0 of the input, (b, t, c) or (c,).
-        x: the sequence, which says b and t.
+        gate: factor >= 0 on the input, (b, t, c) or (c,).
+        x: the sequence, used for its batch size and length.
         reset: (b, t) bool, or None.
 
     Source:
-        HGRN (Qin, Yang and Zhong, 2023), eq. 7, its matrix Lambda, which figure 4 shows.
+        HGRN (Qin, Yang and Zhong, 2023), eq. 7: the matrix Lambda, shown in figure 4.
     """
     keys = gate.expand(*x.shape[:2], -1)[:, :, None]
     mean = torch.full_like(keys, 1 / keys.shape[-1])
@@ -181,13 +182,13 @@ def kernel_mixing(
     reset: Bool[Tensor, "b t"] | None,
     weights: Float[Tensor, "b c t t"] | None = None,
 ) -> Float[Tensor, "b t t"]:
-    """W_nm = mean_c |K_c,n-m g_c,nm|: token mixing of a convolution with the kernel K.
+    """Return W_nm = mean_c |K_c,n-m g_c,nm|: token mixing of a convolution with the kernel K.
 
     Args:
         kernel: K (c, t), the tap of the current step first.
-        x: the sequence, which says b and t.
+        x: the sequence, used for its batch size and length.
         reset: (b, t) bool, or None.
-        weights: g, a factor of each pair of steps; None is one.
+        weights: g, a factor on each pair of steps; None means 1.
     """
     batch, time, _ = x.shape
     steps = torch.arange(time, device=x.device)

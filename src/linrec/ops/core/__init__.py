@@ -1,1 +1,1 @@
-"""Code that all operators share: the table of backends, the call, kernels, checks, precision."""
+"""Code shared by all operators: the table of backends, the call, kernels, checks, precision."""

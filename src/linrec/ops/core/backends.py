@@ -1,4 +1,4 @@
-"""The table of an operator: one list of the backends that exist, in order of preference."""
+"""The table of an operator: a list of its backends in order of preference."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,39 +9,40 @@ from linrec.ops.core.kernel import differentiated
 from linrec.ops.core.machine import exporting, refusal, usable
 
 Pair = tuple[str, str]
-"""(mode, backend): the mathematics, and who computes it."""
+"""(mode, backend): the algorithm, and its implementation."""
 
 
 def always(inputs: Any) -> bool:
-    """Return True: the backend takes all inputs."""
+    """Return True: a condition for backends that accept all inputs."""
     return True
 
 
 def never(inputs: Any) -> bool:
-    """Return False: `"auto"` does not choose the backend by itself."""
+    """Return False: a condition for backends that `"auto"` never chooses."""
     return False
 
 
 WITHOUT_RESET: Any = {"accepts": lambda given: given.reset is None, "requires": "calls without `reset`"}
-"""What a backend says that has no resets."""
+"""The value of `requires` for a backend without resets."""
 
 
 @dataclass(frozen=True)
 class Backend:
-    """One way to run an operator: an entry of its table.
+    """An implementation of an operator: an entry of its table.
 
     Attributes:
-        mode: the mathematics: "recurrent", "scan", "chunkwise", "attention" or "convolution".
-        name: who computes: "reference", "torch", "numba" or "triton".
-        run: a function of the operator's canonical inputs that returns (y, state); y where there is no state.
-        about: a few words for the tables of the documentation.
-        kernel: a name for the entry, where several stand behind one pair.
-        accepts: whether the backend takes these inputs. It looks at dtypes, flags, heads and sizes, and of
-            time only at `t <= 1`, so that an exported program serves all lengths.
-        requires: what `accepts` asks for, for errors.
-        auto: whether `"auto"` chooses the backend here. A backend that no one prefers can still be named.
-        differentiable: whether it has gradients.
-        widen: whether inputs in half precision are converted to the accumulation dtype before `run`.
+        mode: the algorithm: "recurrent", "scan", "chunkwise", "attention" or "convolution".
+        name: the implementation: "reference", "torch", "numba" or "triton".
+        run: a function of the operator's canonical inputs that returns (y, state), or y if there is no state.
+        about: a short description for the tables of the documentation.
+        kernel: name of the entry, if several entries have the same mode and name.
+        accepts: whether the backend supports these inputs. It may depend on dtypes, flags, heads and sizes,
+            and on time only through `t <= 1`, so that an exported program works for all lengths.
+        requires: description of the condition in `accepts`, for errors.
+        auto: whether `"auto"` prefers the backend for these inputs. Other backends can still be chosen by
+            name.
+        differentiable: whether it supports gradients.
+        widen: whether half-precision inputs are converted to the accumulation dtype before `run`.
     """
 
     mode: str
@@ -57,19 +58,19 @@ class Backend:
 
 
 def pairs(backends: Sequence[Backend]) -> tuple[Pair, ...]:
-    """Return the (mode, backend) pairs of a table, each once."""
+    """Return the distinct (mode, backend) pairs of a table."""
     return tuple(dict.fromkeys((entry.mode, entry.name) for entry in backends))
 
 
 def table(backends: Sequence[Backend], indent: str = "    ") -> str:
-    """Return the table as Markdown, for docstrings."""
-    rows = [("mode", "backend", "what it is"), ("---", "---", "---")]
+    """Return the table in Markdown, for docstrings."""
+    rows = [("mode", "backend", "implementation"), ("---", "---", "---")]
     rows += [(entry.mode, entry.name, entry.about) for entry in backends]
     return f"\n{indent}".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def check_mode(op_name: str, backends: Sequence[Backend], mode: str) -> None:
-    """Raise ValueError for a mode that the operator does not have; the message names the nearest one."""
+    """Raise ValueError for an unknown mode; the message gives the nearest mode."""
     modes = ["auto", *dict.fromkeys(entry.mode for entry in backends)]
     if mode not in modes:
         raise unknown(f"mode of `{op_name}` called", mode, modes)
@@ -78,21 +79,21 @@ def check_mode(op_name: str, backends: Sequence[Backend], mode: str) -> None:
 def choose(
     op_name: str, backends: Sequence[Backend], inputs: Any, device_type: str, mode: str, backend: str
 ) -> Backend:
-    """Return the backend that a call runs.
+    """Return the backend that runs a call.
 
-    It is the first entry of the table that has the given mode and backend, can run here, accepts the inputs,
-    and has gradients where they are needed. Entries that `"auto"` does not choose come after the others.
+    It is the first entry of the table with the given mode and backend that can run on this machine, accepts
+    the inputs, and supports gradients if they are needed. Entries that `"auto"` does not prefer come last.
 
     Args:
         op_name: the operator's name, for errors.
         backends: the operator's table.
         inputs: the operator's canonical inputs.
-        device_type: where the tensors are.
+        device_type: device type of the tensors.
         mode: a mode, or "auto".
         backend: a backend, or "auto".
 
     Raises:
-        ValueError: an unknown mode or backend, a combination that does not exist, or one that cannot run.
+        ValueError: the mode or backend is unknown, or the pair does not exist or cannot run.
     """
     for preferred in (True, False):
         for entry in backends:
@@ -109,9 +110,10 @@ def choose(
 
 
 def few(time: int, most: int) -> bool:
-    """Return whether there are so few steps; an exported program only knows a single step.
+    """Return whether there are at most `most` steps; during export, whether there is at most one step.
 
-    One program serves all lengths from 2 on: a comparison with any other number would limit them.
+    An exported program is valid for all lengths from 2 on; comparing the length with another number would
+    restrict it.
     """
     return time <= 1 or (not exporting() and time <= most)
 
@@ -125,7 +127,7 @@ def _can_run(op_name: str, backend: str, device_type: str, *, named: bool) -> bo
 def _refused(
     op_name: str, backends: Sequence[Backend], inputs: Any, device_type: str, mode: str, backend: str
 ) -> str:
-    """Why no entry of the table runs the call."""
+    """Return the reason why no entry of the table can run the call."""
     check_mode(op_name, backends, mode)
     names = list(dict.fromkeys(entry.name for entry in backends))
     if backend not in ("auto", *names):

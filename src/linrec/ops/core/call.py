@@ -1,14 +1,14 @@
-"""The way of every public call, from the arguments to the backend.
+"""The path of every public call, from its arguments to the backend.
 
-1. Tensors: each argument is a dense tensor on one device, and `reset` is bool (`checks.check_tensors`).
-2. The operator checks shapes, dtypes and values, and returns its inputs in canonical form; the state is
-   checked here.
-3. The table says which backend runs (`backends.choose`).
-4. Handlers, if there are any, take over or look on: `linrec.parallel.time_parallel` splits calls over
-   processes, and `recording` lists them. Most of the time the list `handlers` is empty.
-5. Where an axis is empty, there is nothing to compute.
-6. Inputs in half precision are widened, unless the backend takes them as they are; autocast is off.
-7. The backend runs, and the output gets its dtype.
+1. Tensors: every argument is a dense tensor on the same device, and `reset` is bool (`checks.check_tensors`).
+2. The operator checks shapes, dtypes and values, and returns its inputs in canonical form. The initial state
+   is checked here.
+3. The table selects the backend (`backends.choose`).
+4. Handlers, if there are any, run or observe the call: `linrec.parallel.time_parallel` splits calls over
+   processes, and `recording` lists them. The list `handlers` is usually empty.
+5. If an axis is empty, zeros are returned without running the backend.
+6. Half-precision inputs are widened, unless the backend supports them; autocast is disabled.
+7. The backend runs, and the output is cast to its dtype.
 """
 
 import contextlib
@@ -33,21 +33,21 @@ R_co = TypeVar("R_co", covariant=True)
 
 @dataclass(eq=False)
 class Operator:
-    """An operator: its table of backends, and what every call does before one of them runs.
+    """An operator: its table of backends, and the steps of every call before a backend runs.
 
     Attributes:
-        name: the name that users type.
-        inputs: the named tuple of its inputs, as arguments and as backends take them.
-        sequence: the input whose axes begin with (batch, time), and on whose device all tensors are.
+        name: the public name.
+        inputs: the named tuple of its inputs, for arguments and for backends.
+        sequence: name of the input of shape (batch, time, ..), on whose device all tensors must be.
         canonical: checks the arguments, and returns the inputs of the backends.
-        output: shape and dtype of y.
-        axes: the axes of the state, as "(b, c)" or "(b, h, dk, dv + 1)".
-        state: shape and dtype of the state; None where the operator checks its state itself.
+        output: returns shape and dtype of y.
+        axes: the axes of the state, such as "(b, c)" or "(b, h, dk, dv + 1)".
+        state: returns shape and dtype of the state; None if the operator checks its state itself.
         backends: the table, in order of preference.
-        zeros: whether backends get zeros for a state of None.
-        is_empty: whether there is nothing to compute though y has no empty axis.
-        composed: whether all backends call other operators, so that these may run where time is split.
-        empty: makes the state at the start of (batch, *sizes); see `empty_state`.
+        zeros: whether backends receive zeros if the state is None.
+        is_empty: whether there is nothing to compute even though no axis of y is empty.
+        composed: whether every backend calls other operators, which handle split time themselves.
+        empty: makes the initial state of size (batch, *sizes); see `empty_state`.
     """
 
     name: str
@@ -78,22 +78,22 @@ class Operator:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
     ) -> Any:
-        """Return the state at the start of `batch` sequences; passing it is the same as passing None.
+        """Return the initial state of `batch` sequences, which is equivalent to None.
 
         Args:
-            batch: sequences b.
-            sizes: the operator's sizes, in the order of the state's `axes`: (h, dk, dv) for `gate_loop`,
-                `normalized_gate_loop`, whose state has dv + 1 columns, and attention, whose cache has no
-                steps; (width, c) for `short_conv`; (0, d) for `long_conv`, whose state is its past inputs.
+            batch: batch size b.
+            sizes: sizes of the state's `axes` after the batch: (h, dk, dv) for `gate_loop`, also for
+                `normalized_gate_loop`, whose state has dv + 1 columns, and for attention, whose cache starts
+                empty; (width, c) for `short_conv`; (0, d) for `long_conv`, whose state is its past inputs.
             dtype: accumulation dtype, complex for recurrences with phases.
-            device: where the state lives.
+            device: device of the state.
 
         Example:
             >>> from linrec.ops import normalized_gate_loop, short_conv
             >>> normalized_gate_loop.empty_state(2, 4, 8, 16).shape, short_conv.empty_state(2, 4, 64).shape
             (torch.Size([2, 4, 8, 17]), torch.Size([2, 3, 64]))
         """
-        # of "dv + 1", the size is dv
+        # the axis "dv + 1" has the size name "dv"
         names = [axis.partition(" ")[0] for axis in self.axes.strip("()").split(", ")[1:]]
         if len(sizes) != len(names):
             listed = ", ".join(names)
@@ -101,7 +101,7 @@ class Operator:
         return self.empty(batch, *sizes, dtype=dtype, device=device)
 
     def check_mode(self, mode: str) -> None:
-        """Raise ValueError for a mode that the operator does not have, before it is called."""
+        """Raise ValueError for an unknown mode, without calling the operator."""
         check_mode(self.name, self.backends, mode)
 
     def __call__(self, inputs: Any, mode: str, backend: str) -> Result:
@@ -117,13 +117,13 @@ class Operator:
         return self.proceed(inputs, mode, backend)
 
     def proceed(self, inputs: Any, mode: str, backend: str) -> Result:
-        """Choose a backend for canonical inputs, ask the handlers, and run it."""
+        """Choose a backend for canonical inputs, and run it through the handlers."""
         device = getattr(inputs, self.sequence).device.type
         entry = choose(self.name, self.backends, inputs, device, mode, backend)
         if not handlers:
             return self.run(inputs, entry)
         call, proceed = Call(self, inputs, entry), partial(self.run, inputs, entry)
-        # the latest is asked first
+        # the handler added last runs first
         for handler in handlers:
             proceed = partial(handler, call, proceed)
         return proceed()
@@ -134,10 +134,10 @@ class Operator:
         shape, dtype = self.output(inputs)
         is_empty = self.state is not None and (
             self.is_empty(inputs)
-            # without outputs, there may still be a state
+            # without outputs, the state may still be non-empty
             or (0 in shape and (0 in sequence.shape or 0 in self.state(inputs)[0]))
         )
-        # a process without steps still hands on the state that reaches it
+        # a process without steps still passes on the state that it receives
         is_empty = is_empty and not (self.composed and time_is_split())
         if self.state is not None and inputs.state is None and (self.zeros or is_empty):
             of_state, wide = self.state(inputs)
@@ -146,12 +146,12 @@ class Operator:
             return zeros_of(shape, dtype, inputs), inputs.state.clone()
         with without_autocast(sequence.device.type):
             y, state = entry.run(widened(inputs) if entry.widen else inputs)
-        # even a conversion to the same dtype costs time at every call
+        # `to` costs time at every call, even if the dtype is already right
         return y if y.dtype == dtype else y.to(dtype), state
 
 
 def zeros_of(shape: Sequence[int], dtype: torch.dtype, inputs: Any) -> Tensor:
-    """Return zeros that are a function of all tensors among the inputs, so that each has a gradient."""
+    """Return zeros that depend on all tensors among the inputs, so that each of them gets a gradient."""
     tensors = [x for x in inputs if isinstance(x, Tensor) and x.dtype != torch.bool]
     zeros = torch.zeros(shape, dtype=dtype, device=tensors[0].device)
     for x in tensors:
@@ -164,8 +164,8 @@ class Public(Protocol[P, R_co]):
     """The public function of an operator.
 
     Attributes:
-        operator: the operator that it calls.
-        empty_state: the operator's `empty_state`.
+        operator: the operator that the function calls.
+        empty_state: the operator's method `empty_state`.
     """
 
     operator: Operator
@@ -178,8 +178,8 @@ class Public(Protocol[P, R_co]):
 def documented(operator: Operator) -> Callable[[Callable[P, R_co]], Public[P, R_co]]:
     """Return a decorator for the public function of an operator.
 
-    The function gets the attributes `operator` and `empty_state`, and the operator's table in the place of
-    `{backends}` in its docstring.
+    The function gets the attributes `operator` and `empty_state`, and in its docstring `{backends}` is
+    replaced by the operator's table.
 
     Example:
         >>> from linrec.ops import scan
@@ -198,7 +198,7 @@ def documented(operator: Operator) -> Callable[[Callable[P, R_co]], Public[P, R_
 
 
 class Call(NamedTuple):
-    """A public call, checked and resolved.
+    """A public call, after checks and the choice of the backend.
 
     Attributes:
         operator: the operator, an `Operator`.
@@ -212,29 +212,29 @@ class Call(NamedTuple):
 
 
 Handler = Callable[[Call, Callable[[], Result]], Result]
-"""Takes a call and a function that goes on with it, and returns the outputs of the call."""
+"""A function of a call and of a continuation that runs it; it returns the result of the call."""
 
-# of the process, not of a thread: a checkpointed forward pass runs again in a thread of autograd's. A context
-# variable would break the graphs of torch.compile
+# global to the process, not to a thread: checkpointing repeats the forward pass in a thread of autograd. A
+# context variable would cause graph breaks in torch.compile
 handlers: list[Handler] = []
 
 
 class TimeSplit(ABC):
-    """A handler that runs calls on this process's part of the steps of every sequence.
+    """A handler that runs calls on this process's segment of every sequence.
 
     Attributes:
-        operators: names of the operators that it runs. An operator that is made of others goes on to them,
-            and any other one is refused.
+        operators: names of the operators that it supports. Operators composed of others pass through to their
+            inner calls, and all other operators are refused.
     """
 
     operators: tuple[str, ...] = ()
 
     @abstractmethod
     def run(self, call: Call) -> Result:
-        """Run a call of one of the operators."""
+        """Run a call of a supported operator."""
 
     def __call__(self, call: Call, proceed: Callable[[], Result]) -> Result:
-        """Run the call, or go on to the calls that it makes."""
+        """Run the call, or pass through to its inner calls."""
         if call.operator.name in self.operators:
             return self.run(call)
         if not call.operator.composed:
@@ -243,12 +243,12 @@ class TimeSplit(ABC):
 
 
 def time_is_split() -> bool:
-    """Return whether each process has some of the steps of a sequence."""
+    """Return whether sequences are split over processes."""
     return any(isinstance(handler, TimeSplit) for handler in handlers)
 
 
 def refuse_split_time(name: str) -> None:
-    """Raise where time is split: for functions that need all steps of a sequence at once.
+    """Raise if time is split, for functions that need all steps of a sequence at once.
 
     Args:
         name: the function's name, for the error.
@@ -261,14 +261,14 @@ def refuse_split_time(name: str) -> None:
     """
     if time_is_split():
         raise ValueError(
-            f"`{name}` needs all steps of a sequence in one process; within `time_parallel` each has a part. "
-            "Use causal mixers on `scan` or `gate_loop`, or give each process some of the batch instead."
+            f"`{name}` needs all steps of a sequence in one process; `time_parallel` gives each a segment. "
+            "Use causal mixers on `scan` or `gate_loop`, or split the batch over processes instead."
         )
 
 
 @contextlib.contextmanager
 def handling(handler: Handler) -> Iterator[None]:
-    """Ask the handler about every call within the context."""
+    """Send every call within the context to the handler."""
     handlers.append(handler)
     try:
         yield
@@ -278,7 +278,7 @@ def handling(handler: Handler) -> Iterator[None]:
 
 @contextlib.contextmanager
 def unhandled() -> Iterator[None]:
-    """Run calls within the context without any handler."""
+    """Run calls within the context without handlers."""
     before = handlers[:]
     handlers.clear()
     try:
@@ -289,7 +289,7 @@ def unhandled() -> Iterator[None]:
 
 @contextlib.contextmanager
 def recording() -> Iterator[list[Call]]:
-    """List the calls of operators within the context, and not the calls that operators make themselves.
+    """Record the calls of operators within the context, without the calls that operators make themselves.
 
     Example:
         >>> import torch

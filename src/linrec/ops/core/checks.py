@@ -1,4 +1,4 @@
-"""Checks of arguments. An error names the argument, the expected value, the actual value and the cure."""
+"""Checks of arguments. An error names the argument, the expected value, the actual value and a cure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, get_args, get_type_hints
@@ -9,17 +9,17 @@ from torch import Tensor
 from linrec.ops.core.precision import COMPLEX, REAL, accumulation
 
 State: TypeAlias = Any
-"""Type of the field `state` of a named tuple: a tensor or None as an argument, and a tensor for backends."""
+"""Type of the field `state` of a named tuple: optional in arguments, always a tensor for backends."""
 
 Field = tuple[int, str, tuple[type, ...]]
-"""Place and name of a field of a named tuple, and the types that it may have beside a tensor."""
+"""Index and name of a named tuple's field, and the types that it accepts besides tensors."""
 
 _FLOATS = tuple(dict.fromkeys(REAL.values()))
 _ALL = tuple(REAL)
 
 
 def tensor_fields(kind: type) -> list[Field]:
-    """Return the fields of a named tuple that take tensors, the required ones first."""
+    """Return the fields of a named tuple that hold tensors, required fields first."""
     fields = []
     for place, (name, hint) in enumerate(get_type_hints(kind).items()):
         if name == "state" and hint is State:
@@ -33,13 +33,13 @@ def tensor_fields(kind: type) -> list[Field]:
 def check_tensors(
     inputs: Any, fields: Sequence[Field], sequence: str, beside: Tensor | None = None
 ) -> Tensor:
-    """Raise unless the tensors of a named tuple are dense, and on the device of one of them; return that one.
+    """Return the tensor `sequence`; raise unless all tensors of a named tuple are dense and on its device.
 
     Args:
         inputs: the arguments of an operator.
-        fields: those that take tensors, of `tensor_fields`.
-        sequence: the name of the argument that has the batch and time.
-        beside: that argument, where it is not one of `inputs`.
+        fields: the fields that hold tensors, from `tensor_fields`.
+        sequence: name of the argument with batch and time axes.
+        beside: the tensor of that name if it is not among `inputs`.
     """
     first = getattr(inputs, sequence) if beside is None else beside
     home = first.device if isinstance(first, Tensor) else None
@@ -65,7 +65,7 @@ def check_tensors(
 
 
 def check_reset(reset: Tensor | None, sequence: Tensor) -> None:
-    """Raise unless `reset` is None or a bool for each step of each sequence, (b, t)."""
+    """Raise unless `reset` is None or a bool tensor (b, t)."""
     if reset is None:
         return
     if str(reset.dtype) != "torch.bool":
@@ -78,7 +78,7 @@ def check_reset(reset: Tensor | None, sequence: Tensor) -> None:
 
 
 def check_shape(name: str, x: Tensor | None, axes: str, shape: Sequence[int | str], cure: str) -> None:
-    """Raise unless a tensor is None or has the shape, whose axes are named; a name as a size is any."""
+    """Raise unless a tensor is None or has the shape; a string in the shape allows any size."""
     if x is None or x.shape == shape:
         return
     sizes = [actual if isinstance(size, str) else size for actual, size in zip(x.shape, shape, strict=False)]
@@ -88,7 +88,7 @@ def check_shape(name: str, x: Tensor | None, axes: str, shape: Sequence[int | st
 
 
 def check_axes(name: str, x: Tensor, axes: str, cure: str) -> None:
-    """Raise unless a tensor has as many axes as are named, as "(b, t, c)"."""
+    """Raise unless a tensor has the number of axes in `axes`, such as "(b, t, c)"."""
     if x.ndim != axes.count(",") + 1:
         raise ValueError(f"`{name}` must have shape {axes}; got {tuple(x.shape)}. {cure}")
 
@@ -100,12 +100,12 @@ def check_supported(name: str, x: Tensor, *, complex_too: bool = False) -> torch
 
 
 def check_factors(u: Tensor, factors: Mapping[str, Tensor], kinds: Sequence[str]) -> torch.dtype:
-    """Return the accumulation dtype of u; raise unless u is a real (b, t, d), and its factors fit it.
+    """Return the accumulation dtype of u; raise unless u is a real (b, t, d) and the factors' dtypes match.
 
     Args:
         u: the input of a state-space model.
-        factors: the tensors of the model by name, in the accumulation dtype.
-        kinds: what they may be: "real", "complex" or both.
+        factors: the other tensors of the model by name, in the accumulation dtype.
+        kinds: allowed kinds of factors: "real", "complex" or both.
     """
     check_axes("u", u, "(batch, time, channels)", "Add the missing axes, or flatten heads into channels.")
     check_supported("u", u)
@@ -117,20 +117,20 @@ def check_factors(u: Tensor, factors: Mapping[str, Tensor], kinds: Sequence[str]
 
 
 def check_dtype(name: str, x: Tensor, allowed: Sequence[torch.dtype], beside: str = "") -> None:
-    """Raise unless a tensor has one of the dtypes."""
+    """Raise unless a tensor has an allowed dtype."""
     if x.dtype not in allowed:
         kinds = ", ".join(map(name_of, allowed[:-1])) + " or " * (len(allowed) > 1) + name_of(allowed[-1])
         raise TypeError(f"`{name}` must be {kinds}{beside}; got {name_of(x.dtype)}. Cast it.")
 
 
 def check_precision(name: str, x: Tensor | None, like: Tensor, beside: str) -> None:
-    """Raise unless a tensor is None or real, in the precision of another or of its accumulation.
+    """Raise unless a tensor is None, or real with the precision of `like` or of its accumulation dtype.
 
     Args:
-        name: the tensor's name.
+        name: name of the tensor.
         x: the tensor.
-        like: the other one.
-        beside: the name of the other one.
+        like: the tensor to compare with.
+        beside: name of `like`.
     """
     precision = REAL[like.dtype]
     total = accumulation(precision)
@@ -142,12 +142,12 @@ def check_precision(name: str, x: Tensor | None, like: Tensor, beside: str) -> N
 
 
 def check_state(state: Tensor, axes: str, shape: Sequence[int], dtype: torch.dtype) -> None:
-    """Raise unless an initial state has the shape, and is no complex state of a real recurrence.
+    """Raise unless an initial state has the shape, and is real if the recurrence is real.
 
     Args:
         state: the state.
-        axes: the names of its axes, as "(b, c)".
-        shape: its shape.
+        axes: names of its axes, such as "(b, c)".
+        shape: expected shape.
         dtype: the accumulation dtype.
     """
     check_shape(
@@ -157,13 +157,13 @@ def check_state(state: Tensor, axes: str, shape: Sequence[int], dtype: torch.dty
         raise TypeError(f"`state` must be {name_of(dtype)}; got {name_of(state.dtype)}. Cast it.")
     if state.is_complex() and not dtype.is_complex:
         raise TypeError(
-            f"`state` must be real ({name_of(dtype)}) where the recurrence is; got {name_of(state.dtype)}. "
+            f"`state` must be real ({name_of(dtype)}) for a real recurrence; got {name_of(state.dtype)}. "
             "Pass its real part."
         )
 
 
 def check_rates(name: str, A: Tensor) -> None:
-    """Raise where an entry of x' = A x, A diagonal, would grow; values are read only where that is free."""
+    """Raise if x' = A x with diagonal A would grow; values are only checked if reading them is free."""
     if A.numel() and visible(A) and (largest := float(A.detach().real.max())) > 0:
         be = "have real parts of" if A.is_complex() else "be"
         raise ValueError(
@@ -173,7 +173,7 @@ def check_rates(name: str, A: Tensor) -> None:
 
 
 def check_steps(name: str, dt: Tensor) -> None:
-    """Raise where a step would go back in time; one of zero leaves a state as it is."""
+    """Raise if a step size is negative; zero leaves the state unchanged."""
     if dt.numel() and visible(dt) and (smallest := float(dt.detach().min())) < 0:
         raise ValueError(
             f"`{name}` must be at least 0; got values down to {smallest:.4g}. Pass `softplus(...)` of them."
@@ -181,7 +181,7 @@ def check_steps(name: str, dt: Tensor) -> None:
 
 
 def visible(x: Tensor) -> bool:
-    """Return whether values can be read without waiting for a device, and without breaking a graph.
+    """Return whether values can be read without waiting for a device and without a graph break.
 
     Example:
         >>> visible(torch.ones(1)), visible(torch.ones(1, device="meta"))
@@ -193,7 +193,7 @@ def visible(x: Tensor) -> bool:
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """Return the dtype's name as errors give it.
+    """Return the name of a dtype as errors show it.
 
     Example:
         >>> name_of(torch.float32)

@@ -1,9 +1,9 @@
-"""Keeps NaN and infinity within their documents, where a reset is a product with zero.
+"""Confine NaN and infinity to their documents in algorithms that implement resets by multiplying by zero.
 
-Forms that weigh pairs of steps multiply the values behind a reset by zero, and zero times NaN is NaN, forward
-and in gradients. So the form gets zeros for the steps that are not finite. Afterwards the outputs that these
-steps reach become NaN. The backward pass replaces the gradients of these outputs, and gradients that are not
-finite, by zeros. If one of the replaced gradients was not zero, all gradients of its document become NaN.
+Algorithms on pairs of steps multiply values before a reset by zero. Zero times NaN is NaN, in the forward
+pass and in gradients. So non-finite steps of the inputs are replaced by zeros, and then all outputs that
+depend on these steps are set to NaN. The backward pass replaces the gradients of these outputs, and
+non-finite gradients, by zeros. If a replaced gradient was not zero, all gradients of its document become NaN.
 """
 
 import functools
@@ -18,10 +18,10 @@ from linrec.ops.core.kernel import Differentiable
 
 
 class Isolation:
-    """Takes the inputs of a form, and returns its outputs, of the documents of a batch.
+    """Filter for the inputs and outputs of an algorithm on a batch of packed documents.
 
     Args:
-        document: (b, n), equal numbers for the steps of a document, which follow each other.
+        document: (b, n), a number for each step; the steps of a document have equal numbers and are adjacent.
 
     Example:
         >>> v = torch.tensor([[torch.nan, 1.0, 2.0]])[..., None]
@@ -38,13 +38,13 @@ class Isolation:
     def enter(
         self, x: Tensor, *, begin: int | None = None, carried: bool = True, decays: bool = False
     ) -> Tensor:
-        """Return an input with zeros for the steps that are not finite.
+        """Return an input in which non-finite steps are replaced by zeros.
 
         Args:
-            x: (b, m, ..), or (1, 1, ..) where it is constant.
-            begin: the first of its m steps; None is a constant, which all steps share.
-            carried: whether later outputs depend on the input too.
-            decays: whether -inf is allowed, the logarithm of a decay of zero.
+            x: (b, m, ..), or (1, 1, ..) if constant.
+            begin: index of the first of the m steps; None for a constant, which all steps share.
+            carried: whether outputs of later steps depend on the input too.
+            decays: whether -inf is allowed, as the logarithm of a zero decay.
         """
         x, *rows = _ENTER(_Entering(x, decays))
         if begin is not None:
@@ -59,11 +59,12 @@ class Isolation:
         return x
 
     def entered(self, inputs: dict[str, Any], *, begin: int) -> dict[str, Any]:
-        """Return the tensors among named inputs as `enter` does.
+        """Apply `enter` to the tensors among named inputs.
 
         Args:
-            inputs: `q`, which only the own step depends on, `log_decay` and others, (b or 1, t or 1, ..).
-            begin: the first of the t steps.
+            inputs: `q`, which affects only the output of its own step, `log_decay`, and other inputs, of
+                shape (b or 1, t or 1, ..).
+            begin: index of the first of the t steps.
         """
         time, found = self.document.shape[1] - begin, {}
         for name, x in inputs.items():
@@ -73,13 +74,13 @@ class Isolation:
         return found
 
     def leave(self, y: Tensor, *, begin: int, window: int | None = None, causal: bool = True) -> Tensor:
-        """Return an output with NaN for the steps that inputs reach which are not finite.
+        """Return an output with NaN at the steps that depend on non-finite inputs.
 
         Args:
             y: (b, m, ..).
-            begin: the first of its m steps.
-            window: steps that an input reaches, its own included; None is all of its document.
-            causal: whether inputs reach steps on one side alone.
+            begin: index of the first of the m steps.
+            window: number of steps that an input affects, including its own; None means its whole document.
+            causal: whether an input affects later steps only.
         """
         reached = _reached(self.carried, self.document, window, causal)
         hidden = (reached | self.own)[:, begin : begin + y.shape[1]]
@@ -87,11 +88,11 @@ class Isolation:
 
 
 def documents(reset: Tensor, *, past: int = 0) -> Tensor:
-    """Return the number of the document that each step is in: of its resets so far, its own included.
+    """Return the document number of each step: the number of resets up to and including the step.
 
     Args:
         reset: (b, t) bool, true where a document begins.
-        past: steps before the first, of document 0, which the result has too.
+        past: number of steps to prepend, which belong to document 0.
 
     Example:
         >>> documents(torch.tensor([[False, True, False]]), past=2)
@@ -101,10 +102,10 @@ def documents(reset: Tensor, *, past: int = 0) -> Tensor:
 
 
 def isolated(run: Callable[[Any], tuple[Tensor, Tensor]]) -> Callable[[Any], tuple[Tensor, Tensor]]:
-    """Return a backend that keeps NaN and infinity within documents where there are resets.
+    """Return a backend that confines NaN and infinity to their documents if there are resets.
 
-    Its inputs are a named tuple of tensors (b or 1, t or 1, ..) with `q`, which only the own step depends on,
-    `log_decay`, `state` and `reset`.
+    The inputs are a named tuple of tensors (b or 1, t or 1, ..): `q`, which affects only the output of its
+    own step, `log_decay`, `state`, `reset` and others.
     """
 
     @functools.wraps(run)
@@ -112,7 +113,7 @@ def isolated(run: Callable[[Any], tuple[Tensor, Tensor]]) -> Callable[[Any], tup
         if given.reset is None:
             return run(given)
         state, reset = given.state, given.reset
-        # the state is a step of its own, before the first
+        # the initial state counts as a step before the first
         isolation = Isolation(documents(reset, past=1))
         entered = {"state": isolation.enter(entering(state, reset)[:, None], begin=0)[:, 0]}
         others = {name: x for name, x in given._asdict().items() if name not in ("state", "reset")}
@@ -123,9 +124,9 @@ def isolated(run: Callable[[Any], tuple[Tensor, Tensor]]) -> Callable[[Any], tup
 
 
 def entering(state: Tensor, reset: Tensor | None) -> Tensor:
-    """Return the state (b, ..) with zeros for the rows that a reset at the first step parts from it.
+    """Return the state (b, ..) with zeros in rows that have a reset at the first step.
 
-    So it has no part in the gradients of what all documents share.
+    A discarded state then does not affect the gradients of parameters that documents share.
 
     Example:
         >>> entering(torch.tensor([[torch.inf], [2.0]]), torch.tensor([[True, False], [False, True]]))
@@ -141,9 +142,9 @@ class _Entering(NamedTuple):
 
 
 class _Entered(NamedTuple):
-    """An input with zeros for steps that are not finite, which steps these are, and a mark, zeros (b, m).
+    """An input with zeros at non-finite steps, a mask of these steps, and a marker of zeros (b, m).
 
-    The gradient of the mark says which steps get NaN for their gradient.
+    The gradient of the marker is positive at the steps whose gradient must become NaN.
     """
 
     cleared: Tensor
@@ -179,7 +180,7 @@ def _leave(given: _Leaving, keep: bool) -> _Left:
 
 
 def _leave_adjoint(given: _Leaving, kept: _Left, d: _Left, needs: Sequence[bool]) -> Any:
-    """Clear steps whose gradient is not finite, and mark their documents."""
+    """Replace non-finite gradients of steps by zeros, and mark their documents."""
     flat = d.y.flatten(2)
     bad = ~flat.isfinite().all(-1) | (given.hidden & (flat != 0).any(-1))
     around = given.begin, given.document.shape[1] - given.begin - bad.shape[1]
@@ -196,7 +197,7 @@ def _filled(x: Tensor, rows: Tensor, value: float) -> Tensor:
 
 
 def _reached(bad: Tensor, document: Tensor, window: int | None, causal: bool = True) -> Tensor:
-    """Whether one of the last `window` steps of the same document is bad, or else of the next ones."""
+    """Return whether any of the last (if not causal, or next) `window` steps of the document is bad."""
     step = torch.arange(bad.shape[1], device=bad.device)
     begins = functional.pad(document[:, 1:] != document[:, :-1], (1, 0), value=True)
     first = torch.where(begins, step, 0).cummax(1).values

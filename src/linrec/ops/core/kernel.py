@@ -1,8 +1,7 @@
-"""Kernels as functions that autograd, torch.compile, fake tensors and torch.func know.
+"""Wrap kernels as functions that support autograd, torch.compile, fake tensors and torch.func.
 
-A kernel is a function that fills memory for its outputs. A second function, its adjoint, fills memory for the
-gradients. Named tuples declare inputs and outputs once; the gradients are attributes with the names of the
-inputs:
+A kernel is a function that fills preallocated outputs. A second function, its adjoint, fills preallocated
+gradients. Named tuples declare inputs and outputs once; the gradients are attributes named after the inputs:
 
     class Inputs(NamedTuple):          class Outputs(NamedTuple):
         x: Tensor                          y: Tensor
@@ -12,7 +11,7 @@ inputs:
     def forward(out: Outputs, given: Inputs) -> None: ...
     def adjoint(out: Gradients, given: Inputs, kept: Outputs, d: Outputs) -> None: ...
 
-`kernel_op` makes a `Differentiable` of them. Functions of torch operations can be one without being kernels.
+`kernel_op` makes a `Differentiable` from these. A `Differentiable` may also consist of torch operations.
 """
 
 import inspect
@@ -36,63 +35,63 @@ Adjoint = Callable[[Any, Any, Any, Sequence[bool]], Sequence[Any]]
 
 
 class Memory(NamedTuple):
-    """Shape and dtype of a contiguous tensor."""
+    """Shape and dtype of a contiguous tensor to allocate."""
 
     shape: Sequence[int]
     dtype: torch.dtype
 
 
 Space = Memory | Tensor
-"""Memory to allocate: a `Memory`, or a tensor of that shape and dtype, which allocates in half the time."""
+"""Memory to allocate: a `Memory`, or a tensor of the same shape and dtype, which allocates in half the time."""
 
 
 def like(x: Any, dtype: torch.dtype | None = None) -> Space:
-    """Return the memory of a tensor, in its own dtype or another one; `NOTHING` for other objects."""
+    """Return the memory for a tensor like x, optionally in another dtype; `NOTHING` if x is not a tensor."""
     if not isinstance(x, Tensor):
         return NOTHING
     return x if dtype is None or dtype == x.dtype else Memory(x.shape, dtype)
 
 
 NOTHING = Memory((0,), torch.float32)
-"""Memory of a tensor that is not there."""
+"""Memory of an absent tensor."""
 
 
 def differentiated(*inputs: Any) -> bool:
-    """Return whether autograd has to record a function of these inputs; only tensors among them count.
+    """Return whether autograd must record a function of these inputs; only tensors among them count.
 
-    Other calls skip `torch.autograd.Function`, which takes longer than a small recurrence.
+    Other calls skip `torch.autograd.Function`, whose overhead exceeds the time of a small recurrence.
 
     Example:
         >>> x = torch.ones(2, requires_grad=True)
         >>> differentiated(x, None), differentiated(x.detach(), None)
         (True, False)
     """
-    # autograd differentiates an exported program operation by operation
+    # a program is exported in ATen operations, which autograd can differentiate
     if not torch.is_grad_enabled() or exporting():
         return False
-    # while torch.compile traces, calls cost nothing; within torch.func, only its own layers know
+    # tracing is free, and under torch.func `requires_grad` does not show what its transforms need
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return True
     return any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
 
 
 class Differentiable(Generic[In, Out]):
-    """A function of a named tuple with an adjoint of its own; calling it returns the named tuple of outputs.
+    """A function of a named tuple with a custom adjoint; a call returns the named tuple of outputs.
 
     Args:
-        inputs: the named tuple that the function takes: tensors, None and flags.
-        outputs: the named tuple that it returns.
+        inputs: the named tuple of inputs: tensors, None and flags.
+        outputs: the named tuple of outputs.
         forward: (given, keep) -> outputs; without `keep`, outputs that only the adjoint reads may be empty.
-        adjoint: (given, kept, d, needs) -> one gradient per input, None for inputs without one. `d` has the
-            gradients of the outputs, `needs` says for each input whether it needs one.
-        again: the same in torch operations, for gradients that are differentiated again. The default is
-            autograd of `plain`, and without `plain` the adjoint itself.
-        plain: the function in torch operations, which runs in place of `forward` under vmap.
-        beside: an axis of each output and of some inputs. Where vmap maps these inputs alone, `forward` runs
-            with the mapped axis folded into these axes, in place of `plain`.
-        kept: outputs that only the adjoint reads.
-        saves: inputs and outputs that the adjoint reads; it gets None for the others. The default is all
-            inputs, and the outputs of `kept`.
+        adjoint: (given, kept, d, needs) -> a gradient for each input, None for inputs without a gradient. `d`
+            contains the gradients of the outputs; `needs` tells which inputs need a gradient.
+        again: the adjoint in torch operations, for double backward. By default it is autograd of `plain`, or
+            without `plain` the adjoint itself.
+        plain: the function in torch operations; it replaces `forward` under vmap.
+        beside: name of each output, and of some inputs, to an axis. If vmap maps only these inputs, the
+            mapped axis is folded into this axis and `forward` runs instead of `plain`.
+        kept: names of the outputs that only the adjoint reads.
+        saves: names of the inputs and outputs that the adjoint reads; it receives None for all others. By
+            default these are all inputs and the outputs in `kept`.
     """
 
     def __init__(
@@ -114,13 +113,13 @@ class Differentiable(Generic[In, Out]):
         names = (*hints, *kept) if saves is None else saves
         is_tensor = tuple(hint in (Tensor, Tensor | None) for hint in hints.values())
         is_kept = tuple(name in kept for name in results)
-        # places of the tensors that are saved, among the inputs and the outputs after them
+        # indices of saved tensors, counting inputs first and then outputs
         n = len(hints)
         saved = tuple(
             i for i, name in enumerate((*hints, *results)) if name in names and (i >= n or is_tensor[i])
         )
 
-        # torch.compile traces the class below, and only plain functions and tuples may enter it from outside
+        # torch.compile traces the class below, so its closure may contain only plain functions and tuples
         class Function(torch.autograd.Function):
             generate_vmap_rule = plain is None
 
@@ -135,10 +134,9 @@ class Differentiable(Generic[In, Out]):
                 if kept:
                     ctx.mark_non_differentiable(*[x for x, keep in zip(output, is_kept, strict=True) if keep])
                 tensors: list[Any] = [*given, *output]
-                # a compiler also keeps the real view that a caller takes of a complex output, and writes over
-                # one of two tensors in the backward pass without seeing that they share memory (torch 2.13):
-                # there must be no second one. Only the output itself has a derivative in turn, which compiled
-                # code does not have anyway
+                # In the backward pass, torch.compile (torch 2.13) may overwrite a complex output without
+                # noticing that a saved real view shares its memory. So only the real view is saved. Double
+                # backward needs the output itself, but compiled code does not support double backward.
                 ctx.real = torch.compiler.is_compiling()
                 if ctx.real:
                     tensors[n:] = [torch.view_as_real(x) if x.is_complex() else x for x in output]
@@ -152,8 +150,8 @@ class Differentiable(Generic[In, Out]):
                     tensors[i] = torch.view_as_complex(x) if is_real else x
                 needs = ctx.needs_input_grad
                 of_d = [None if keep else x for x, keep in zip(d, is_kept, strict=True)]
-                # kernels have no derivative of their own: a gradient that is to be differentiated again, as
-                # under torch.func.grad, is made of torch operations
+                # kernels have no derivative, so double backward, as under torch.func.grad, uses the adjoint
+                # in torch operations
                 run = twice if torch.is_grad_enabled() else adjoint
                 gradients = run(inputs(*tensors[:n]), outputs(*tensors[n:]), outputs(*cast(Any, of_d)), needs)
                 return tuple(
@@ -177,17 +175,17 @@ class Differentiable(Generic[In, Out]):
                 return mapped, (0,) * len(mapped)
 
             Function.vmap = staticmethod(vmap)  # type: ignore[method-assign]
-        # autograd asks for it at every call, and making it takes longer than a small recurrence; and
-        # torch.compile takes the first of *given for a context where it does not know how many there are
+        # autograd reads the signature at every call, and computing it is slower than a small recurrence.
+        # Also, torch.compile takes the first of *given for the context if the number of arguments is unknown
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         Function.forward.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in hints])  # type: ignore[attr-defined]
         self.outputs, self.forward, self.function = outputs, forward, Function
         self.operators: tuple[Any, ...] = ()
-        # under vmap, `forward` itself cannot run
+        # `forward` itself cannot run under vmap
         self.mapped = plain is not None
 
     def __call__(self, given: In) -> Out:
-        """Run the function, and have autograd see it where it has to."""
+        """Run the function, through autograd if necessary."""
         if differentiated(*given) or (self.mapped and _transformed()):
             arguments = _distinct(given) if torch.compiler.is_compiling() else given
             return self.outputs(*self.function.apply(*arguments))
@@ -195,27 +193,27 @@ class Differentiable(Generic[In, Out]):
 
 
 def _transformed() -> bool:
-    # while torch.compile traces, this is not known
+    # under torch.compile this cannot be determined
     return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
 
 
 def _distinct(given: Sequence[Any]) -> list[Any]:
-    """Return the inputs with a view for a tensor that came before: torch.compile refuses it as two inputs."""
+    """Return the inputs with views in place of repeated tensors, which torch.compile refuses."""
     repeated = [isinstance(x, Tensor) and any(x is y for y in given[:i]) for i, x in enumerate(given)]
     return [x.view_as(x) if again else x for x, again in zip(given, repeated, strict=True)]
 
 
 def _reduced(gradient: Tensor, dtype: torch.dtype) -> Tensor:
-    # the gradient of a real number is the real part of the complex one
+    # the gradient of a real input is the real part
     if gradient.is_complex() and not dtype.is_complex:
         gradient = gradient.real
     return gradient.to(dtype)
 
 
 def by_autograd(twin: Callable[[Any], Sequence[Tensor]]) -> Adjoint:
-    """Return the adjoint of a function of torch operations, which returns the first outputs of a kernel.
+    """Return the adjoint, by autograd, of a function of torch operations.
 
-    The gradients are functions that autograd knows.
+    The function returns the first outputs of a kernel. The gradients are differentiable.
 
     Example:
         >>> x = torch.tensor(3.0, requires_grad=True)
@@ -243,7 +241,7 @@ def forward_op(
     *,
     batch: str | None = None,
 ) -> Callable[..., Out]:
-    """Return a kernel without an adjoint as a function (given, keep=False) -> outputs; see `kernel_op`."""
+    """Return a kernel without adjoint as a function (given, keep=False) -> outputs; see `kernel_op`."""
     lead = 0 if batch is None else inputs._fields.index(batch)  # type: ignore[attr-defined]
 
     def filled(given: In, keep: bool) -> Out:
@@ -274,26 +272,26 @@ def kernel_op(
     batch: str | None = None,
     **options: Any,
 ) -> Differentiable[In, Out]:
-    """Return a kernel and its adjoint as one function.
+    """Return a kernel and its adjoint as a `Differentiable`.
 
-    They are registered as `linrec::name` and `linrec::name_backward`, so that torch.compile, fake tensors and
-    vmap take either as one operation. Outputs and gradients are allocated here, contiguous, from declared
+    They are registered as `linrec::name` and `linrec::name_backward`, so each is a single operation for
+    torch.compile, fake tensors and vmap. Outputs and gradients are allocated here, contiguous, from declared
     shapes, so that the kernel and its fake implementation cannot disagree.
 
     Args:
-        name: the operator's name in the library.
-        inputs: as for `Differentiable`.
-        outputs: as for `Differentiable`.
+        name: name of the operator in the torch library.
+        inputs: see `Differentiable`.
+        outputs: see `Differentiable`.
         memory: (given, keep) -> a `Space` for each output.
         forward: (out, given): fills the outputs.
-        adjoint: (out, given, kept, d): fills the gradients, the attributes of `out`; None for those without
-            memory. A gradient is allocated when the adjoint first reads its name.
+        adjoint: (out, given, kept, d): fills the gradients, which are attributes of `out`, or None for inputs
+            without memory. A gradient is allocated when the adjoint first accesses it.
         gradients: (given, kept, d, needs) -> a `Space` for each tensor of the inputs, `NOTHING` for a
-            gradient that the adjoint leaves out. By default, every gradient is like its input.
-        batch: the input whose first axis is the batch. All tensors have it first, or an axis of 1, and vmap
-            folds the mapped axis into it. Without, `plain` runs under vmap.
-        options: those of `Differentiable`, of which `again` or `plain` is needed: the adjoint cannot be
-            differentiated.
+            gradient that the adjoint skips. By default every gradient has the shape and dtype of its input.
+        batch: name of the input whose first axis is the batch. The first axis of all tensors is then the
+            batch or of size 1, and vmap folds the mapped axis into it. Without `batch`, vmap runs `plain`.
+        options: further arguments of `Differentiable`. `again` or `plain` is required, because the adjoint
+            itself cannot be differentiated.
     """
     assert "again" in options or "plain" in options
     hints = get_type_hints(inputs)
@@ -307,7 +305,7 @@ def kernel_op(
     def filled(given: In, kept: Out, d: Out, needs: Sequence[bool]) -> list[Tensor | None]:
         out = Gradients(dict(zip(names, spaces(given, kept, d, needs), strict=True)), d[0].device)
         adjoint(out, given, kept, d)
-        # a reset has memory too, which the adjoint does not read and autograd drops
+        # boolean inputs get memory too, which the adjoint never accesses and autograd ignores
         return [getattr(out, name) for name in names]
 
     arguments = [(name, Tensor | None if name in names else hint) for name, hint in hints.items()]
@@ -330,13 +328,13 @@ def kernel_op(
 
 
 class Gradients:
-    """The gradients that an adjoint fills, each allocated when it is first read, to keep the peak low."""
+    """The gradients that an adjoint fills, each allocated at its first access, to reduce the peak memory."""
 
     def __init__(self, spaces: dict[str, Space], device: torch.device) -> None:
         self._spaces, self._device = spaces, device
 
     def __getattr__(self, name: str) -> Tensor | None:
-        # only a name without a value comes here; flags have no gradient
+        # called only for names that have no value yet; flags have no gradient
         space = self._spaces.get(name, NOTHING)
         gradient = None if space is NOTHING else allocated(space, self._device)
         setattr(self, name, gradient)
@@ -354,21 +352,22 @@ def _registered(
     folds: bool,
     gradients_of: Sequence[int] = (),
 ) -> Callable[..., Sequence[Tensor]]:
-    """Return the operator `linrec::name`, a function of flat arguments that returns a tuple of tensors.
+    """Return the operator `linrec::name` as a function of flat arguments that returns a tuple of tensors.
 
-    The arguments are the fields of named tuples of these `kinds` and one value more, which `memory` and
-    `filled` take. `lead` is the place of an argument that has the device and the batch of all. Under vmap,
-    the mapped axis `folds` into the batch. `gradients_of` says whose gradients the outputs are.
+    The arguments are the fields of named tuples of these `kinds` and an extra value, as `memory` and `filled`
+    expect them. `lead` is the index of the argument that determines the device and the batch size. Under vmap
+    the mapped axis is folded into the batch if `folds`. `gradients_of` holds the indices of the inputs whose
+    gradients are the outputs.
 
-    As `torch.library.custom_op` does, but without its layers for autograd, which `Differentiable` has: they
-    take longer than a small recurrence, and the first call imports torch's compiler, which takes a second.
+    This replaces `torch.library.custom_op`, whose autograd layers duplicate `Differentiable` and cost more
+    time than a small recurrence. Its first call also imports torch's compiler, which takes a second.
     """
 
     def parts(flat: Sequence[Any]) -> list[Any]:
         fields = iter(flat)
         return [*(kind(*islice(fields, len(kind._fields))) for kind in kinds), *fields]  # type: ignore[attr-defined]
 
-    # an operator with one output returns no tuple
+    # an operator with a single output returns it without a tuple
     def run(*flat: Any) -> Any:
         device = flat[lead].device
         out = tuple(allocated(NOTHING, device) if x is None else x for x in filled(*parts(flat)))
@@ -387,7 +386,7 @@ def _registered(
         folded = [_folded(x, dim, size, 0, batch) if isinstance(x, Tensor) else x for x, dim in places]
         unfolded, out_dims = [], []
         for i, x in enumerate(call(*folded)):
-            # a gradient that is not needed is `NOTHING`, which has no batch
+            # an unneeded gradient is `NOTHING`, which has no batch axis
             mapped = x.ndim > 1
             x = x.unflatten(0, (size, batch)) if mapped else x
             given = flat[gradients_of[i]] if gradients_of else None
@@ -413,7 +412,7 @@ def _registered(
 def _needs_dispatcher(inputs: Sequence[Any]) -> bool:
     """Return whether a call needs torch's dispatcher: for a compiler, a mode, a transform or a subclass.
 
-    Other calls run the kernel directly, since the dispatcher takes as long as a small kernel.
+    Other calls run the kernel directly, because the dispatcher takes as long as a small kernel.
     """
     if torch.compiler.is_compiling():
         return True
@@ -421,14 +420,14 @@ def _needs_dispatcher(inputs: Sequence[Any]) -> bool:
         return True
     for x in inputs:
         if isinstance(x, Tensor) and (
-            # kernels read memory, and the dispatcher resolves lazy conjugates and negatives
+            # kernels read memory directly; the dispatcher resolves lazy conjugation and negation
             type(x) not in (Tensor, Parameter) or x.is_conj() or x.is_neg() or _is_batched(x)
         ):
             return True
     return False
 
 
-# a tensor of the older vmap, by which autograd batches gradients
+# a tensor of the older vmap, which autograd uses for batched gradients
 _is_batched = torch._C._functorch.is_legacy_batchedtensor
 _LIBRARY = torch.library.Library("linrec", "FRAGMENT")
 _SCHEMA = {
@@ -441,15 +440,15 @@ _SCHEMA = {
     Sequence[bool]: "bool[]",
 }
 _LINE = 64
-# bytes of a tensor from which on NumPy asks for huge pages
+# tensors of at least this many bytes get huge pages from NumPy
 _HUGE = 1 << 22
 
 
 def allocated(space: Space, device: torch.device) -> Tensor:
-    """Return memory that is not yet written.
+    """Return uninitialised memory.
 
-    Memory that is new to the process is mapped page by page as it is written, which takes three times longer
-    than the writing. For large arrays on the CPU NumPy asks for huge pages, which torch does not.
+    The operating system maps new memory page by page at the first write, which takes three times longer than
+    the write itself. For large CPU arrays NumPy requests huge pages; torch does not.
     """
     if isinstance(space, Tensor) and (not space.is_cpu or space.nbytes < _HUGE):
         return torch.empty_like(space, memory_format=torch.contiguous_format)
@@ -462,12 +461,12 @@ def allocated(space: Space, device: torch.device) -> Tensor:
 
 
 def terms(total: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return memory for the terms of a gradient that is a sum; the gradient itself if it has this shape."""
+    """Return memory for the terms of a gradient that is a sum; the gradient itself if the shapes match."""
     return total if total.shape == shape else allocated(Memory(shape, total.dtype), total.device)
 
 
 def add_up(totals: Sequence[Tensor | None], parts: Sequence[Any]) -> None:
-    """Fill gradients with the sums of their terms over axes of one entry; elsewhere, drop the padding."""
+    """Fill gradients with the sums of their terms over axes of size 1, and drop padding on other axes."""
     for total, x in zip(totals, parts, strict=True):
         if total is not None and total is not x:
             for axis, size in enumerate(total.shape):
@@ -477,12 +476,12 @@ def add_up(totals: Sequence[Tensor | None], parts: Sequence[Any]) -> None:
 
 
 def _batch_of(x: Tensor, dim: int | None) -> int:
-    """Return the size of the batch, the first axis but for the mapped one."""
+    """Return the size of the batch axis, which is the first axis apart from the mapped axis."""
     return x.shape[0] if dim is None else x.movedim(dim, 0).shape[1]
 
 
 def _folded(x: Tensor, dim: int | None, size: int, axis: int, batch: int = -1) -> Tensor:
-    """Return a tensor with the mapped axis folded into another; one that is not mapped is repeated."""
+    """Return a tensor with the mapped axis folded into another axis; an unmapped tensor is repeated."""
     x = x.unsqueeze(axis) if dim is None else x.movedim(dim, axis)
     rest = [-1] * (x.ndim - axis - 2)
     return x.expand(*[-1] * axis, size, batch, *rest).flatten(axis, axis + 1)

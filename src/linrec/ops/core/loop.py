@@ -1,14 +1,16 @@
-"""Recurrences of any number of steps: as a loop, step by step, and for torch.export.
+"""Recurrences of any length: a loop, step by step, and a form for torch.export.
 
-An exported program serves sequences of all lengths, and ATen has no loop whose length its inputs decide. For
-linear steps, `recurrence` is a fixed number of ATen operations. Time is cut into blocks of `BLOCK` steps. One
-block maps the value that enters it to the value that leaves it by `leaving = A entering + B`, and what enters
-all blocks is found by doubling: after k rounds, A and B of a block stand for the 2^k blocks up to it. The
-number of rounds does not depend on the length. Rounds that a sequence is too short for change nothing, and
-cost little: there are few blocks.
+An exported program must work for sequences of all lengths, but ATen has no loop whose length depends on its
+inputs. For linear steps, `recurrence` is a fixed number of ATen operations. Time is divided into blocks of
+`BLOCK` steps. A block maps its initial value to its final value by `final = A initial + B`. The initial
+values
+of all blocks are computed by doubling: after k rounds, A and B of a block describe the 2^k blocks up to it.
+The number of rounds does not depend on the length. Rounds beyond those that a sequence needs change nothing
+and cost little, because there are few blocks.
 
-Blocks are made by indices, and there are always several: torch.export cannot prove that one program serves
-all lengths where a size is the difference of two others, or may be 1.
+Blocks are made by indexing, and there are always at least two. Otherwise torch.export could not prove that
+the
+program works for all lengths: a size would be a difference of two sizes, or could be 1.
 """
 
 import math
@@ -21,7 +23,7 @@ from linrec.ops.core.machine import exporting
 
 BLOCK = 8
 ROUNDS = 27
-"""Rounds for BLOCK * 2 ** ROUNDS steps, a thousand million, where no largest length is known."""
+"""Number of rounds if the largest length is unknown: enough for BLOCK * 2 ** ROUNDS steps, about 10^9."""
 
 Binary = Callable[[Tensor, Tensor], Tensor]
 
@@ -36,14 +38,14 @@ def loop(
 ) -> Step:
     """Run state, outputs = step(state, *inputs_t) for every step t.
 
-    torch.export makes one operation of the loop, `torch.ops.higher_order.scan`, for any number of steps: no
-    fixed number of ATen operations is a recurrence that is not linear.
+    torch.export turns the loop into `torch.ops.higher_order.scan`, for any number of steps, because a
+    nonlinear recurrence cannot be written as a fixed number of ATen operations.
 
     Args:
-        step: takes and returns a tuple of states; its outputs are a tuple too.
-        state: before the first step.
-        inputs: with at least one step on `axis`; None is None at every step.
-        axis: the axis of time, in inputs and outputs.
+        step: a function of a tuple of states and of inputs; it returns two tuples, states and outputs.
+        state: the initial states.
+        inputs: tensors with at least one step on `axis`; None stays None at every step.
+        axis: the time axis of inputs and outputs.
 
     Returns:
         The states after the last step, and the outputs of all steps.
@@ -65,7 +67,7 @@ def loop(
 
     if exporting():
         return _exported(stepped, state, given, axis)
-    # unbound once: the gradient of an index in a loop would be a tensor of all steps, for every step
+    # unbind, because the gradient of indexing in a loop would allocate a full-length tensor at every step
     rows = []
     for now in zip(*(x.unbind(axis) for x in given), strict=True):
         state, outputs = stepped(state, now)
@@ -74,7 +76,7 @@ def loop(
 
 
 def _exported(step: Callable[..., Step], state: Tensors, inputs: list[Tensor], axis: int) -> Step:
-    # its import takes a second
+    # the import takes a second
     from torch._higher_order_ops.scan import scan
 
     def apart(state: list[Tensor], now: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
@@ -82,7 +84,7 @@ def _exported(step: Callable[..., Step], state: Tensors, inputs: list[Tensor], a
         last, outputs = step(state, now)
         return [x.clone(memory_format=torch.contiguous_format) for x in last], [x.clone() for x in outputs]
 
-    # on which axis outputs have the steps of another one than the first depends on the version of torch
+    # scan runs over axis 0: its treatment of outputs on other axes depends on the version of torch
     steps = [x.movedim(axis, 0) for x in inputs]
     last, outputs = scan(apart, [x.contiguous() for x in state], steps)
     return tuple(last), tuple(x.movedim(0, axis) for x in outputs)
@@ -97,15 +99,16 @@ def recurrence(
     plus: Binary = torch.add,
     zero: float = 0.0,
 ) -> Tensor:
-    """Return y_t = a_t y_{t-1} + x_t of all steps, with y_0 = `state`.
+    """Return y_t = a_t y_{t-1} + x_t for all steps, with y_0 = `state`.
 
     Args:
         a: transitions (b, t, ...), of any length t, which may be symbolic.
         x: inputs (b, t, ...).
         state: (b, ...).
-        product: of a transition and a transition or a state: `raised` or `matrix_product`; None is `passed`.
-        plus: the sum, which `product` distributes over.
-        zero: every entry of the transition that nothing passes.
+        product: product of a transition with a transition or a state: `raised` or `matrix_product`; None
+            means `passed`.
+        plus: addition, over which `product` distributes.
+        zero: value of all entries of the zero transition.
 
     Returns:
         y, as x.
@@ -115,7 +118,7 @@ def recurrence(
         >>> recurrence(0.5 * ones, ones, torch.zeros(1, 1)).flatten().tolist()
         [1.0, 1.5, 1.75]
     """
-    # its import takes half a second
+    # the import takes half a second
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
     product = passed if product is None else product
@@ -123,7 +126,7 @@ def recurrence(
     through, added = steps[0]
     for a_t, x_t in steps[1:]:
         through, added = product(a_t, through), plus(product(a_t, added), x_t)
-    # what enters a block leaves the one before; what enters the first is the state, whatever came before
+    # a block starts from the final value of the previous block, and the first block from the state
     count = added.shape[1]
     block = torch.arange(count, device=x.device)
     first = block == 0
@@ -143,19 +146,19 @@ def recurrence(
 
 
 def passed(a: Tensor, x: Tensor) -> Tensor:
-    """Return a x; a transition of zero, as a reset makes it, passes nothing, not even NaN."""
+    """Return a x, where a zero transition, such as at a reset, gives zero even for NaN."""
     return (a * x).masked_fill(a == 0, 0.0)
 
 
 def raised(a: Tensor, x: Tensor) -> Tensor:
-    """Return a + x, of logarithms: a transition of -inf passes nothing, not even NaN."""
+    """Return a + x for logarithms, where a transition of -inf gives -inf even for NaN."""
     return (a + x).masked_fill(a == -math.inf, -math.inf)
 
 
 def matrix_product(a: Tensor, x: Tensor) -> Tensor:
     """Return a @ x for (b, count, ..., n, m), or a x for vectors x (b, count, ..., n), without broadcasting.
 
-    `torch.matmul` makes one axis of the batch in a way that torch.export cannot prove for all counts.
+    `torch.matmul` flattens the batch axes in a way that torch.export cannot prove for every count.
     """
     if x.dim() < a.dim():
         return matrix_product(a, x[..., None])[..., 0]
@@ -169,9 +172,9 @@ def matrix_product(a: Tensor, x: Tensor) -> Tensor:
 
 
 def blocks(x: Tensor, size: int, axis: int, *, overlap: int = 0) -> Tensor:
-    """Return x with its axis of time as blocks (count, overlap + size), with zeros at the end of time.
+    """Return x with its time axis split into blocks (count, overlap + size), zero-padded at the end.
 
-    At least one whole block is zeros. The first `overlap` steps of x are those in front of the first block.
+    The last block is entirely padding. The first `overlap` steps of x precede the first block.
     """
     before, after = x.shape[:axis], x.shape[axis + 1 :]
     padded = torch.cat([x, x.new_zeros(*before, 3 * size - 1, *after)], dim=axis)
@@ -181,11 +184,11 @@ def blocks(x: Tensor, size: int, axis: int, *, overlap: int = 0) -> Tensor:
 
 
 def _beside(flags: Tensor, x: Tensor) -> Tensor:
-    """Flags (count) for x (b, count, ...)."""
+    """Reshape flags (count) to broadcast against x (b, count, ...)."""
     return flags.reshape(-1, *[1] * (x.dim() - 2))
 
 
 def joined(x: Tensor, time: int, axis: int) -> Tensor:
-    """Return the first `time` steps of the blocks on `axis` and the next one."""
+    """Return the first `time` steps of blocks, whose axes are `axis` and the next axis."""
     steps, size = torch.arange(time, device=x.device), x.shape[axis + 1]
     return x[(slice(None),) * axis + (steps // size, steps % size)]

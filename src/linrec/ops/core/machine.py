@@ -12,8 +12,8 @@ T = TypeVar("T")
 
 
 def _constant_in_graphs(function: Callable[P, T]) -> Callable[P, T]:
-    """Have torch.compile call the function while it traces: no import or trial belongs into a graph."""
-    # as torch.compiler.assume_constant_result does, which imports the compiler, and that takes a second
+    """Mark a function as constant for torch.compile, so that imports and probes do not enter a graph."""
+    # like torch.compiler.assume_constant_result, without importing the compiler, which takes a second
     marked: Any = function
     marked._dynamo_marked_constant = True
     return function
@@ -23,7 +23,7 @@ def _constant_in_graphs(function: Callable[P, T]) -> Callable[P, T]:
 def exporting() -> bool:
     """Return whether torch.export is tracing.
 
-    `torch.compiler.is_exporting` means the same, but in torch 2.11 it is true under torch.compile as well.
+    `torch.compiler.is_exporting` should mean the same, but in torch 2.11 it is also true under torch.compile.
 
     Example:
         >>> exporting()
@@ -34,13 +34,13 @@ def exporting() -> bool:
 
 @_constant_in_graphs
 def numba_usable() -> bool:
-    """Return whether Numba compiles and caches on this machine; warn once when it does not.
+    """Return whether Numba can compile and cache on this machine; warn once if it cannot.
 
     Example:
         >>> numba_usable() in (True, False)
         True
     """
-    # within an export the probe itself would fail, and its result is kept for the process
+    # during an export the probe would fail, and its result is cached for the whole process
     if exporting():
         return False
     problem = _numba_problem()
@@ -51,7 +51,7 @@ def numba_usable() -> bool:
 
 @_constant_in_graphs
 def usable(backend: str, device_type: str) -> bool:
-    """Return whether `"auto"` may choose a backend on this device: while exporting, only ATen operations.
+    """Return whether `"auto"` may choose a backend on this device; an export allows only ATen operations.
 
     Example:
         >>> usable("torch", "meta"), usable("triton", "cpu")
@@ -66,12 +66,12 @@ def usable(backend: str, device_type: str) -> bool:
 
 @_constant_in_graphs
 def refusal(op_name: str, backend: str, device_type: str) -> str | None:
-    """Return why an explicitly chosen backend cannot run on this device and machine, or None.
+    """Return the reason why an explicitly chosen backend cannot run here, or None if it can.
 
     Args:
         op_name: the operator's name.
         backend: an existing backend.
-        device_type: where the tensors are.
+        device_type: device type of the tensors.
 
     Example:
         >>> print(refusal("scan", "numba", "cuda"))
@@ -79,7 +79,7 @@ def refusal(op_name: str, backend: str, device_type: str) -> str | None:
     """
     called = f"backend={backend!r} of `{op_name}`"
     if exporting() and backend in ("numba", "triton"):
-        return f'{called} cannot be exported: a program holds ATen operators only. Leave it at "auto".'
+        return f'{called} cannot be exported: a program holds only ATen operators. Leave it at "auto".'
     elsewhere = f"got tensors on {device_type!r}. Move them, or choose another backend."
     if backend == "numba":
         if device_type != "cpu":
@@ -103,8 +103,8 @@ _NUMBA_CURE = "Install a working `numba`, or set NUMBA_CACHE_DIR to a directory 
 
 @functools.cache
 def _numba_problem() -> str | None:
-    # an absent package, a broken LLVM and an unwritable cache each raise something else, and none of them may
-    # stop a caller who did not ask for Numba
+    # an absent package, a broken LLVM and an unwritable cache raise different errors; callers who did not ask
+    # for Numba should see none of them
     try:
         import numba
 
@@ -113,8 +113,8 @@ def _numba_problem() -> str | None:
             return number + 1.0
 
         successor(1.0)
-        # starting Numba's OpenMP threads sets the number of threads that torch uses too: start them now, and
-        # put it back
+        # starting Numba's OpenMP threads also changes torch's number of threads, so start them now and
+        # restore the number
         threads = torch.get_num_threads()
         numba.set_num_threads(numba.get_num_threads())
         torch.set_num_threads(threads)
@@ -128,7 +128,7 @@ def _warn_about_numba(problem: str) -> None:
     warnings.warn(
         f"Numba does not work here ({problem}); linrec uses its slower torch backend. {_NUMBA_CURE}",
         RuntimeWarning,
-        # the line that called the operator
+        # points at the line that called the operator
         stacklevel=9,
     )
 

@@ -1,4 +1,4 @@
-"""The dtypes that operators compute in."""
+"""The dtypes in which operators compute."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# tables instead of the methods of dtypes, which torch.compile cannot trace
+# tables, because torch.compile cannot trace the methods of dtypes
 REAL = {
     torch.float16: torch.float16,
     torch.bfloat16: torch.bfloat16,
@@ -38,7 +38,7 @@ def real_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def accumulation(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype that sums are kept in: float32 (complex64), or float64 (complex128) for double inputs.
+    """Return the dtype of accumulation: float32 (complex64), or float64 (complex128) for double precision.
 
     Example:
         >>> accumulation(torch.bfloat16), accumulation(torch.complex128)
@@ -48,31 +48,31 @@ def accumulation(dtype: torch.dtype) -> torch.dtype:
 
 
 def wide(x: Any) -> Any:
-    """Return a tensor of numbers in its accumulation dtype, and anything else as it is."""
+    """Return a numeric tensor in its accumulation dtype; return anything else unchanged."""
     if isinstance(x, Tensor):
         dtype = _ACCUMULATION.get(x.dtype, x.dtype)
-        # even a conversion to the same dtype costs time at every call
+        # `to` costs time at every call, even if the dtype is already right
         return x if dtype == x.dtype else x.to(dtype)
     return x
 
 
 def in_double(x: Tensor) -> Tensor:
-    """Return a tensor in double precision; on MPS, which does not support it, return the tensor itself."""
+    """Return a tensor in double precision, or unchanged on MPS, which does not support it."""
     return x if x.device.type == "mps" else x.to(torch.complex128 if x.is_complex() else torch.float64)
 
 
 def widened(inputs: Any) -> Any:
-    """Return a named tuple with every tensor of numbers in its accumulation dtype."""
+    """Return a named tuple with every numeric tensor in its accumulation dtype."""
     if any(isinstance(x, Tensor) and x.dtype in _HALF for x in inputs):
         return type(inputs)(*map(wide, inputs))
     return inputs
 
 
 def without_autocast(device_type: str) -> AbstractContextManager[Any]:
-    """Return a context in which operations run in the dtypes of their inputs.
+    """Return a context that disables autocast.
 
-    Where the caller has no autocast, it is empty: a context costs time at every call, and torch.export would
-    put it into the program.
+    If autocast is off, the context is empty: `torch.autocast` costs time at every call, and torch.export
+    would record it in the program.
 
     Example:
         >>> with torch.autocast("cpu", dtype=torch.bfloat16), without_autocast("cpu"):

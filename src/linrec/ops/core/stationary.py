@@ -1,7 +1,7 @@
-"""State-space models constant in time: a loop, a convolution, and both in blocks for torch.export.
+"""Time-invariant state-space models: as a loop, as a convolution, and in blocks for torch.export.
 
-In `stationary`, the model is a convolution within blocks of steps, and a recurrence from block to block. So
-there is no transform whose size the length decides, and of the states only those between blocks are formed.
+`stationary` is a convolution within blocks of steps and a recurrence over blocks. So no transform has a size
+that depends on the length, and only the states between blocks are materialised.
 """
 
 from collections.abc import Callable
@@ -18,14 +18,14 @@ from linrec.ops.core.loop import blocks, joined, matrix_product, recurrence
 from linrec.ops.core.precision import wide
 
 BLOCK = 32
-"""Steps of a block, a power of two."""
+"""Number of steps per block, a power of two."""
 
 
 class Tables(NamedTuple):
-    """Of x_t = A x_{t-1} + B u_t and y_t = C x_t, for l = 0 .. BLOCK - 1; d is 1 or the channels.
+    """Tables of x_t = A x_{t-1} + B u_t and y_t = C x_t, for l = 0 .. BLOCK - 1; d is 1 or the channels.
 
     Args:
-        powers: A, A^2, A^4 .. A^BLOCK, each (d, n) where A is diagonal, or (d, n, n).
+        powers: A, A^2, A^4 .. A^BLOCK, each (d, n) for diagonal A, or (d, n, n).
         columns: A^l B, (d, n, l).
         rows: C A^(l+1), (d, m, l, n).
         taps: C A^l B, (d, m, l), real.
@@ -41,22 +41,22 @@ Values = tuple[Tensor, Tensor]
 Run = Callable[..., Values]
 
 
-# `zeros`: the convolution skips the response of a state of zeros
+# zeros=False: the convolution skips the response to a zero state
 model = partial(
     Operator, sequence="u", output=lambda given: (given.u.shape, given.u.dtype), axes="(b, d, n)",
     state=lambda given: ((given.u.shape[0], *given.c.shape), given.c.dtype), zeros=False,
 )  # fmt: skip
-"""Makes the operator of a model, of `name`, `inputs`, `canonical` and `backends`."""
+"""Makes the operator of a model from `name`, `inputs`, `canonical` and `backends`."""
 
 
 def backends(recurrence: Run, convolution: Run, reference: Run) -> tuple[Backend, ...]:
-    """Return the table of a model: a loop for few steps, else the convolution."""
+    """Return the table of a model: a loop for short inputs, else the convolution."""
     loop = Backend("recurrent", "torch", recurrence, "a loop for the states alone", auto=is_short)
     return (loop, *convolutions(convolution), oracle(reference))
 
 
 def convolutions(run: Run, auto: Callable[[Any], bool] = always) -> tuple[Backend, Backend]:
-    """Return the entries of a model as a convolution, `run(inputs, backend=...)` by `long_conv`."""
+    """Return the convolution entries of a model; `run(inputs, backend=...)` computes it by `long_conv`."""
     entry = partial(Backend, "convolution", auto=auto, widen=False)
     about = "`linrec.ops.long_conv` with taps by torch"
     return (
@@ -66,29 +66,29 @@ def convolutions(run: Run, auto: Callable[[Any], bool] = always) -> tuple[Backen
 
 
 def oracle(run: Run) -> Backend:
-    """Return the entry of the reference."""
+    """Return the entry of the reference backend."""
     return Backend("recurrent", "reference", run, "a loop over time: the oracle, slow", auto=never)
 
 
 def is_short(given: Any) -> bool:
-    """Return whether there are so few steps that their states cost less than a convolution."""
+    """Return whether the time is so short that a loop is faster than a convolution."""
     return few(given.u.shape[1], 16)
 
 
 def states(
     added: Tensor, state: Tensor | None, reset: Tensor | None, step: Callable[[Tensor], Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Return the states x_t = step(x_{t-1}) + added_t of all steps, and the last one.
+    """Return all states x_t = step(x_{t-1}) + added_t, and the last state.
 
     Args:
         added: (b, t, d, n).
-        state: x before the first step (b, d, n), or None for zeros.
+        state: initial state (b, d, n), or None for zeros.
         reset: None or (b, t) bool.
-        step: the linear map from state to state.
+        step: the linear map from a state to the next.
     """
     x = torch.zeros_like(added[:, 0]) if state is None else state
     made = []
-    # unbound once: the gradient of an index in a loop would be a tensor of all steps, for every step
+    # unbind, because the gradient of indexing in a loop would allocate a full-length tensor at every step
     starts = [None] * added.shape[1] if reset is None else list(reset[:, :, None, None].unbind(1))
     for added_t, start in zip(added.unbind(1), starts, strict=True):
         x = step(x if start is None else x.masked_fill(start, 0)) + added_t
@@ -99,19 +99,19 @@ def states(
 def convolved(
     y: Tensor, given: Any, last: Callable[[Tensor], Tensor], response: Callable[[Tensor], Values]
 ) -> Values:
-    """Return the outputs and the last state of a model, from its outputs K * u without an initial state.
+    """Return the outputs and the last state of a model, given its outputs K * u from a zero initial state.
 
     Args:
         y: K * u, (b, t, ..).
         given: the inputs of the model: u (b, t, d), state (b, d, n) or None, and reset (b, t) or None.
-        last: from u to the last state, without an initial state.
-        response: from a state before the first step to its outputs, as y, and its part in the last state.
+        last: maps u to the last state from a zero initial state.
+        response: maps an initial state to its contributions to the outputs, as y, and to the last state.
     """
     u, state, reset = wide(given.u), given.state, given.reset
     if reset is None:
         x = last(u)
     else:
-        # the last state is of the inputs from the last reset on
+        # the last state depends only on inputs after the last reset
         document = documents(reset)
         x = last(u.masked_fill((document < document[:, -1:])[..., None], 0))
     if state is None:
@@ -125,12 +125,12 @@ def convolved(
 
 
 def stationary(given: Any, tables: Tables) -> Values:
-    """Run the model.
+    """Return the outputs and the last state of a model, computed in blocks.
 
     Args:
         given: the inputs of the model: u (b, t, d), any number of steps, state (b, d, n) or None, and reset
             (b, t) or None.
-        tables: those of the model, in the accumulation dtype.
+        tables: the tables of the model, in the accumulation dtype.
 
     Returns:
         y (b, t, d, m) and the last state, in the dtype of the tables.
@@ -147,7 +147,7 @@ def stationary(given: Any, tables: Tables) -> Values:
     if reset is None:
         y = torch.einsum("dmij,bcjd->bcidm", weights, pieces)
     else:
-        # resets so far in the block: what enters it is part of document 0
+        # number of resets so far in the block: the block's initial state belongs to document 0
         document = blocks(reset.long(), BLOCK, 1).cumsum(2)
         apart = document[:, :, :, None] != document[:, :, None]
         seen = pieces[:, :, None].masked_fill(apart[..., None], 0)
@@ -167,7 +167,7 @@ def stationary(given: Any, tables: Tables) -> Values:
 
 
 def _last(pieces: Tensor, time: int, tables: Tables, before: Tensor, document: Tensor | None) -> Tensor:
-    """The state after the last step, of its block's inputs and of the state before the block."""
+    """Return the last state, from the inputs of its block and the state before the block."""
     final = torch.arange(time - 1, time, device=pieces.device)
     u, x = (part.index_select(1, final // BLOCK)[:, 0] for part in (pieces, before))
     age = final % BLOCK - torch.arange(BLOCK, device=u.device)
