@@ -1,4 +1,4 @@
-"""Attention: by softmax, plain and with data-controlled relative positions, and by weights of scores."""
+"""Attention by softmax, plain or with data-controlled relative positions, or by other score functions."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -22,24 +22,24 @@ __all__ = ["OPERATORS", "AttentionCache", "gate_loop_attention", "laplace_attent
 
 
 def check_options(window: int | None, dropout: float) -> None:
-    """Raise unless `window` is None or at least 1, and `dropout` in [0, 1)."""
+    """Raise unless `window` is None or at least 1, and `dropout` is in [0, 1)."""
     if window is not None and window < 1:
         raise ValueError(
-            f"`window` must be at least 1, the step itself, or None for all steps; got {window}."
+            f"`window` must be at least 1, which is the step itself, or None for all steps; got {window}."
         )
     if not 0 <= dropout < 1:
         raise ValueError(f"`dropout` must be in [0, 1); got {dropout}.")
 
 
 def _canonical(given: Attention, functions: Sequence[str]) -> Attention:
-    """Check shapes, dtypes and options, and give the cache its dtype: with gates, the accumulation's."""
+    """Check shapes, dtypes and options, and convert the cache: with gates to the accumulation dtype."""
     q, k, v, state, gated = given.q, given.k, given.v, given.state, given.function == "gates"
     grouped = q
     if not gated and q.ndim == k.ndim == 4 and q.shape[2] != (groups := k.shape[2]):
         if groups == 0 or q.shape[2] % groups:
             raise ValueError(
                 f"`k` must have as many heads as `q`, {q.shape[2]}, or a number that divides it; got "
-                f"{groups}. Neighbouring queries share the head of a key."
+                f"{groups}. Consecutive heads of queries share a head of keys."
             )
         grouped = q[:, :, :groups]
     check_queries_and_keys(grouped, k)
@@ -55,15 +55,15 @@ def _canonical(given: Attention, functions: Sequence[str]) -> Attention:
         raise unknown("`function`", given.function, functions)
     if not given.causal and state is not None:
         raise ValueError(
-            f"`state` must be None with `causal=False`; got {type(state).__name__}. Steps that see the "
-            "future cannot be run in pieces: pass whole sequences, or `causal=True`."
+            f"`state` must be None with `causal=False`; got {type(state).__name__}. Bidirectional attention "
+            "cannot run in segments: pass whole sequences, or `causal=True`."
         )
     cache = fitted(state, k, v, accumulation(real_dtype(q.dtype)) if gated else k.dtype)
     if gated:
         return matched(given, cache)
     if cache.log_decay is not None or cache.phase is not None:
         raise ValueError(
-            "`state` must have neither decays nor phases; got a cache of `gate_loop_attention`, which has. "
+            "`state` must have neither decays nor phases; got a cache of `gate_loop_attention` with them. "
             "Pass the state that an earlier call of this operator returned, or None."
         )
     scale = 1 / math.sqrt(max(1, q.shape[-1])) if given.scale is None else given.scale
@@ -75,7 +75,7 @@ def _output(given: Attention) -> Space:
 
 
 def _stepping(run: Callable[[Attention], Result]) -> Callable[[Attention], Result]:
-    """Return a backend for any number of steps, made of one for at least one step."""
+    """Extend a backend, which needs at least one step, to empty time."""
 
     def stepped(given: Attention) -> Result:
         if given.q.shape[1] > 0:
@@ -95,7 +95,7 @@ def _operator(name: str, functions: Sequence[str], about: str, *, widen: bool = 
 
 
 GATE_LOOP = _operator("gate_loop_attention", ["gates"], "all pairs of steps, O(t^2)", widen=True)
-# not widened: the inputs' dtype decides which of torch's kernels run
+# not widened, because the inputs' dtype selects torch's kernel
 SOFTMAX = _operator("softmax_attention", ["softmax"], "torch's fused kernels, O(t^2), or O(t window)")
 PAIRS = SOFTMAX.pairs
 LAPLACE = _operator("laplace_attention", list(WEIGHERS), "all pairs of steps, O(t^2), or O(t window)")
@@ -116,13 +116,13 @@ def gate_loop_attention(
     mode: str = "auto",
     backend: str = "auto",
 ) -> tuple[Float[Tensor, "b t h dv"], AttentionCache]:
-    """Attend to past steps by scores that decay and turn on the way.
+    """Attend to past steps by scores that decay and rotate with the distance between steps.
 
         s_nm = scale * Re(sum_c q_nc k_mc prod_{j=m+1..n} a_jc),    a_j = exp(log_decay_j + i phase_j)
         y_n = sum_{m<=n} softmax_m(s_nm) v_m
 
-    The scores are the entries of `gate_loop_matrix`. A magnitude of zero makes the scores across it zero,
-    which softmax still gives a share; only `reset` hides steps.
+    The scores are the entries of `gate_loop_matrix`. A decay of zero makes all scores across it zero, but
+    softmax still gives these steps a weight; only `reset` hides steps.
 
     {backends}
 
@@ -135,8 +135,8 @@ def gate_loop_attention(
             a last axis of size 1 broadcasts over the key channels.
         phase: radians per step; shapes and dtypes as for `log_decay`.
         state: the cache that an earlier call returned, or None; it grows by t steps per call.
-        reset: (b, t) bool; true at t hides all steps before t from step t on.
-        scale: factor of the scores; the paper has none. 1 / sqrt(dk) is usual elsewhere.
+        reset: (b, t) bool; true at t hides all steps before t from step t and later steps.
+        scale: factor on the scores; the paper uses 1, and 1 / sqrt(dk) is usual elsewhere.
         mode: "auto", "recurrent" or "attention".
         backend: "auto", "reference" or "torch".
 
@@ -144,14 +144,14 @@ def gate_loop_attention(
         y (b, t, h, dv) in the dtype of `v`, and the cache with the new steps.
 
     Raises:
-        TypeError: dtypes that are not supported or do not fit together.
-        ValueError: shapes that do not fit together; an unknown (mode, backend).
+        TypeError: a dtype is not supported, or dtypes do not match.
+        ValueError: shapes do not match, or (mode, backend) is unknown.
 
     Source:
         Katsch, GateLoop (2023), eq. 22-23, with the real part of complex scores.
 
     Example:
-        With a decay of one half the step before scores half as much, here log 2 against log 4:
+        With a decay of one half, the score of the previous step is halved, here log 2 against log 4:
 
         >>> import torch
         >>> q, k, v = torch.full((3, 1, 2, 1, 1), 4.0).log()
@@ -178,48 +178,48 @@ def softmax_attention(
     mode: str = "auto",
     backend: str = "auto",
 ) -> tuple[Float[Tensor, "b t h dv"], AttentionCache | None]:
-    """Attend to past steps by scores of queries and keys alone: the attention of the Transformer.
+    """Attend to past steps by softmax of scaled query-key products, as in the Transformer.
 
         y_n = sum_m softmax_m(scale q_n . k_m) v_m,    n - window < m <= n
 
-    The sum is over the steps since the last reset. With `causal=False` it is over those of the whole
-    document, before and after n, with |n - m| < window.
+    The sum is over the steps since the last reset. With `causal=False` it is over all steps of the document,
+    before and after n, with |n - m| < window.
 
     {backends}
 
-    The fused kernels are fastest without a mask. They have none where no step is hidden but the future ones:
-    without resets and windows, from an empty cache or for a single new step. Elsewhere they read a mask,
-    (b, t, s + t) bool with resets and (t, s + t) without, s being the cached steps.
+    The fused kernels are fastest without a mask. They need no mask if only future steps are hidden: without
+    resets and windows, and with an empty cache or a single new step. Otherwise they read a bool mask of shape
+    (b, t, s + t) with resets, or (t, s + t) without, where s is the number of cached steps.
 
-    With fewer heads of keys and values than of queries, g that divides h, h / g neighbouring queries attend
-    to the same keys: the cache is h / g times smaller. They read one head in place (g = 1, multi-query) and
-    copies of several (grouped queries).
+    Keys and values may have fewer heads than queries: g heads, where g divides h. Then h / g consecutive
+    heads of queries share a head of keys, and the cache is h / g times smaller. A single head (g = 1,
+    multi-query) is read in place; several heads (grouped queries) are copied.
 
     Args:
         q: queries (b, t, h, dk) in float32, float64, bfloat16 or float16.
         k: keys (b, t, g, dk), in the dtype of `q`.
         v: values (b, t, g, dv), in the dtype of `q`.
         state: the cache that an earlier call returned, or None; it grows by t steps per call.
-        reset: (b, t) bool; true at t cuts the sequence before step t: neither side sees the other.
-        scale: factor of the scores; None is 1 / sqrt(dk).
-        window: steps that each step sees, its own included; None is all. The cache then has the last
-            window - 1 steps and grows no further.
-        causal: whether steps see the past alone. Without, there is no state.
-        dropout: probability that a share is dropped, the others then growing by 1 / (1 - dropout). Drawn from
-            torch's global generator; pairs differ in what they draw.
+        reset: (b, t) bool; true at t separates step t and later steps from all steps before t.
+        scale: factor on the scores; None means 1 / sqrt(dk).
+        window: number of steps that each step attends to, including itself; None means all. The cache then
+            holds at most the last window - 1 steps.
+        causal: whether steps attend to earlier steps only. If not, there is no state.
+        dropout: probability of dropping an attention weight; the other weights are scaled by
+            1 / (1 - dropout). It uses torch's global generator, and the random numbers depend on the backend.
         mode: "auto", "recurrent" or "attention".
         backend: "auto", "reference" or "torch".
 
     Returns:
         y (b, t, h, dv) in the dtype of `v`, and the cache with the new steps, None with `causal=False`. The
-        cache is in the dtype of the inputs and not the accumulation's: keys and values are only read, so
-        nothing adds up, and memory and time of decoding are theirs. The first is `k` and `v` themselves, not
-        a copy.
+        cache has the dtype of the inputs, not the accumulation dtype: keys and values are only read, so no
+        error accumulates, and decoding saves memory and time. The first call's cache holds `k` and `v`
+        themselves, without a copy.
 
     Raises:
-        TypeError: dtypes that are not supported or do not fit together.
-        ValueError: shapes that do not fit together; a cache with decays or phases, or any with
-            `causal=False`; `window` or `dropout` out of range; an unknown (mode, backend).
+        TypeError: a dtype is not supported, or dtypes do not match.
+        ValueError: shapes do not match; the cache has decays or phases, or is given with `causal=False`;
+            `window` or `dropout` is out of range; (mode, backend) is unknown.
 
     Source:
         Vaswani and others, Attention Is All You Need (2017), eq. 1, with the mask of section 3.2.3; Shazeer,
@@ -250,13 +250,13 @@ def laplace_attention(
     mode: str = "auto",
     backend: str = "auto",
 ) -> tuple[Float[Tensor, "b t h dv"], AttentionCache]:
-    """Attend to past steps by Laplace's function of the scores, each apart from the others.
+    """Attend to past steps by Laplace's function of the scores, applied to every score independently.
 
         y_n = sum_m f(scale q_n . k_m) v_m,    n - window < m <= n
         f(s) = (1 + erf((s - mu) / (sigma sqrt(2)))) / 2,    mu = sqrt(1/2), sigma = sqrt(1 / (4 pi))
 
-    f is in (0, 1), and has the value and slope of relu(s)^2 at mu, which `function="relu2"` has in its place.
-    The sum is over the steps since the last reset, and its weights do not add up to one.
+    f maps to (0, 1). At mu, its value and slope equal those of relu(s)^2, which `function="relu2"` uses
+    instead. The sum is over the steps since the last reset, and its weights do not add up to 1.
 
     {backends}
 
@@ -265,21 +265,21 @@ def laplace_attention(
         k: keys (b, t, g, dk), in the dtype of `q`; g divides h, as in `softmax_attention`.
         v: values (b, t, g, dv), in the dtype of `q`.
         state: the cache that an earlier call returned, or None.
-        reset: (b, t) bool; true at t hides all steps before t from step t on.
-        scale: factor of the scores.
-        window: steps that each step sees, its own included; None is all. The cache then has the last
-            window - 1 steps and grows no further.
+        reset: (b, t) bool; true at t hides all steps before t from step t and later steps.
+        scale: factor on the scores.
+        window: number of steps that each step attends to, including itself; None means all. The cache then
+            holds at most the last window - 1 steps.
         function: f, "laplace" or "relu2".
         mode: "auto", "recurrent" or "attention".
         backend: "auto", "reference" or "torch".
 
     Returns:
-        y (b, t, h, dv) in the dtype of `v`, and the cache with the new steps, in that of the inputs.
+        y (b, t, h, dv) in the dtype of `v`, and the cache with the new steps, in the dtype of the inputs.
 
     Raises:
-        TypeError: dtypes that are not supported or do not fit together.
-        ValueError: shapes that do not fit together; a cache with decays or phases; `window` out of range; an
-            unknown function or (mode, backend).
+        TypeError: a dtype is not supported, or dtypes do not match.
+        ValueError: shapes do not match; the cache has decays or phases; `window` is out of range; the
+            function or (mode, backend) is unknown.
 
     Source:
         Ma and others, Mega: Moving Average Equipped Gated Attention (2022), its Laplace attention function.

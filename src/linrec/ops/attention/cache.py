@@ -1,4 +1,4 @@
-"""Inputs and state of attention: the state is a cache of the steps seen so far."""
+"""Inputs and state of attention; the state is a cache of the steps seen so far."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -14,25 +14,25 @@ from linrec.ops.core.precision import wide
 from linrec.ops.gate_loop.inputs import canonical_gate
 from linrec.ops.gate_loop.segments import wrapped
 
-# the log decay of what has been forgotten: its exponential is zero in every dtype, and unlike -inf it stays a
-# number in whatever a caller does with a cache
+# log decay of steps that are fully forgotten: its exponential is zero in every dtype, and unlike -inf it
+# cannot produce NaN in later arithmetic
 FORGOTTEN = -10_000.0
 
 
 class AttentionCache(NamedTuple):
-    """Keys and values of s past steps, and how each of them reaches the newest one.
+    """Cache of keys and values of s past steps, with their decays up to the newest step.
 
-    A step that a reset has cut off keeps its place, with zeros, and is not `alive`. Tensors have the
-    accumulation dtype where `gate_loop_attention` made them, and the dtype of the keys where
-    `softmax_attention` did.
+    A step before a reset keeps its index, but its entries are zeros and it is not `alive`. Tensors have the
+    accumulation dtype if `gate_loop_attention` made them, and the dtype of the keys if `softmax_attention`
+    did.
 
     Attributes:
-        k: keys (b, s, h, dk), as they were given.
+        k: keys (b, s, h, dk), as given.
         v: values (b, s, h, dv).
-        log_decay: sum of log decays from after each step to the newest, (b, s, h, 1) or (b, s, h, dk), from
-            -10,000 (a weight of zero) to 0; None where no call had any.
-        phase: the same sum of phases, modulo 2 pi; None where all scores were real.
-        alive: whether later steps may attend to it, (b, s); None where they may attend to all.
+        log_decay: sum of log decays after each step up to the newest, (b, s, h, 1) or (b, s, h, dk), from
+            -10,000 (a weight of zero) to 0; None if no call had decays.
+        phase: the same sum of phases, modulo 2 pi; None if all scores were real.
+        alive: (b, s), whether later steps may attend to a step; None if they may attend to all steps.
 
     Example:
         >>> import torch
@@ -62,16 +62,17 @@ class Attention(NamedTuple):
         q: (b, t, h, dk), real or complex.
         k: (b, t, g, dk), with g heads that divide h.
         v: (b, t, g, dv), real.
-        log_decay: None here and in the cache, or in both, (b, t, h, d) and (b, s, h, d), where d is 1 or dk.
-        phase: likewise; not None where a key is complex.
-        state: an `AttentionCache` in the dtype that the returned cache has.
+        log_decay: (b, t, h, d), and (b, s, h, d) in the cache, where d is 1 or dk; None in both or in
+            neither.
+        phase: likewise; not None if keys are complex.
+        state: an `AttentionCache` in the dtype of the returned cache.
         reset: None or (b, t).
-        scale: factor of the scores.
-        window: steps that each step sees, its own included; None is all.
-        causal: whether steps see the past alone.
-        dropout: probability that a share is dropped.
-        function: how scores become weights: "softmax", "laplace" or "relu2", or "gates", the softmax of
-            scores that decay and turn.
+        scale: factor on the scores.
+        window: number of steps that each step attends to, including itself; None means all.
+        causal: whether steps attend to earlier steps only.
+        dropout: probability of dropping an attention weight.
+        function: map from scores to weights: "softmax", "laplace", "relu2", or "gates" for softmax of scores
+            with decays and phases.
     """
 
     q: Tensor
@@ -91,13 +92,13 @@ class Attention(NamedTuple):
 def empty_cache(
     batch: int, heads: int, dk: int, dv: int, *, dtype: torch.dtype, device: torch.device | str | None
 ) -> AttentionCache:
-    """Return a cache of no steps, of this many heads of keys and values."""
+    """Return a cache of zero steps for this number of heads of keys and values."""
     k, v = (torch.zeros(batch, 0, heads, width, dtype=dtype, device=device) for width in (dk, dv))
     return AttentionCache(k, v, None, None, None)
 
 
 def fitted(cache: AttentionCache | None, k: Tensor, v: Tensor, dtype: torch.dtype) -> AttentionCache:
-    """Return `cache` in the real `dtype`, an empty one for None; raise where it does not fit `k` and `v`."""
+    """Return `cache` in the real `dtype`, empty if it is None; raise if it does not fit `k` and `v`."""
     b, _, h, dk = k.shape
     if cache is None:
         empty = k.new_zeros(b, 0, h, dk), v.new_zeros(b, 0, h, v.shape[-1])
@@ -119,7 +120,7 @@ def fitted(cache: AttentionCache | None, k: Tensor, v: Tensor, dtype: torch.dtyp
 
 
 def converted(cache: AttentionCache, dtype: torch.dtype) -> AttentionCache:
-    """Return the cache in a real dtype, or the complex one of equal precision for complex keys."""
+    """Return the cache in a real dtype, or for complex keys in the complex dtype of equal precision."""
     if all(x is None or x.dtype == dtype for x in cache[:4]):
         return cache
     of_complex = torch.promote_types(dtype, torch.complex64)
@@ -127,15 +128,15 @@ def converted(cache: AttentionCache, dtype: torch.dtype) -> AttentionCache:
 
 
 def mapped(cache: AttentionCache, change: Callable[[Tensor], Tensor]) -> AttentionCache:
-    """Return the cache with all that it keeps of its steps changed alike."""
+    """Return the cache with a function applied to every tensor except `alive`."""
     k, v, log_decay, phase = (None if x is None else change(x) for x in cache[:4])
     return AttentionCache(k, v, log_decay, phase, cache.alive)  # type: ignore[arg-type]
 
 
 def documents_of(past: AttentionCache, reset: Tensor | None, time: int) -> Tensor | None:
-    """Return numbers of the documents of cached and new steps (b, s + t); None where there is but one.
+    """Return the document numbers of cached and new steps (b, s + t); None if all belong to one document.
 
-    Without resets, the numbers are bool, true where a step is alive. With resets, those of dead steps are -1.
+    Without resets, the numbers are bool, true if a step is alive. With resets, dead steps have number -1.
     """
     if reset is None:
         return None if past.alive is None else functional.pad(past.alive, (0, time), value=True)
@@ -145,11 +146,11 @@ def documents_of(past: AttentionCache, reset: Tensor | None, time: int) -> Tenso
 
 
 def newest(cache: AttentionCache, window: int | None) -> AttentionCache:
-    """Return the steps of a cache that a window lets the next step see, without gates; None keeps all."""
+    """Return the part of a cache without gates that the window of the next step covers; None keeps all."""
     first = 0 if window is None else max(0, cache.k.shape[1] - (window - 1))
     if first == 0:
         return cache
-    # copies, since views would keep the memory of the steps that are dropped
+    # copied, because views would keep the memory of the dropped steps
     alive = None if cache.alive is None else cache.alive[:, first:].clone()
     return AttentionCache(cache.k[:, first:].clone(), cache.v[:, first:].clone(), None, None, alive)
 
@@ -157,14 +158,14 @@ def newest(cache: AttentionCache, window: int | None) -> AttentionCache:
 def grown(
     given: Attention, k: Tensor, v: Tensor, gates: Sequence[Tensor | None], documents: Tensor | None
 ) -> AttentionCache | None:
-    """Return the cache of all steps, those that later steps see, in the dtype of the given one.
+    """Return the cache after the new steps, restricted to steps that later steps attend to.
 
     Args:
         given: the inputs.
         k: keys of cached and new steps (b, s + t, g, dk).
         v: values of cached and new steps.
-        gates: None, or the sum from after each step to the newest, of log decays and of phases.
-        documents: of cached and new steps, as `documents_of` returns them.
+        gates: None, or the sums of log decays and of phases after each step up to the newest.
+        documents: document numbers of cached and new steps, from `documents_of`.
     """
     if not given.causal:
         return None
@@ -176,16 +177,16 @@ def grown(
         alive = k.new_ones(k.shape[:2], dtype=torch.bool)
     last = newest(AttentionCache(k, v, log_decay, phase, alive), given.window)
     if given.reset is not None and last.alive is not None:
-        # a share of zero would let NaN pass
+        # a zero weight would let NaN pass, so set dead steps to zero
         dead = ~last.alive[..., None, None]
         last = mapped(last, lambda x: x.masked_fill(dead, 0))
     return last if v.dtype == dtype else converted(last, dtype)
 
 
 def matched(given: Attention, cache: AttentionCache) -> Attention:
-    """Return the inputs with this cache, and zeros for gates that only one of the two has.
+    """Return the inputs with this cache; a gate that only inputs or cache have gets zeros in the other.
 
-    Complex keys have phases in any case.
+    Complex keys always have phases.
     """
     gates: dict[str, Any] = {}
     sums: dict[str, Any] = {}
@@ -194,7 +195,7 @@ def matched(given: Attention, cache: AttentionCache) -> Attention:
         if both[0] is None and both[1] is None and not needed:
             continue
         old, new = (cache.v.new_zeros(1, 1, 1, 1) if x is None else wide(x) for x in both)
-        # a gate of no channels becomes a gate of one
+        # pad a gate without channels to one channel
         old, new = (functional.pad(x, (0, 1)) if x.shape[-1] == 0 else x for x in (old, new))
         (b, t, h, _), d = given.q.shape, max(old.shape[-1], new.shape[-1])
         sums[name], gates[name] = old.expand(b, cache.k.shape[1], h, d), new.expand(b, t, h, d)

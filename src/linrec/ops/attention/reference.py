@@ -1,4 +1,4 @@
-"""Attention as a plain loop over time, each query against the keys that it sees: the oracle."""
+"""Attention as a plain loop over time, with the visible keys of each query: the reference."""
 
 import math
 
@@ -47,5 +47,5 @@ def loop(given: Attention) -> Result:
 
 
 def _onwards(sums: Tensor, gate: Tensor) -> Tensor:
-    """Return sums of gates to one step later, that step's own, zero, included."""
+    """Return sums of gates up to the next step, with a zero appended for the next step itself."""
     return torch.cat([sums + gate[:, None], torch.zeros_like(gate)[:, None]], dim=1)

@@ -1,9 +1,9 @@
-"""Attention in matrix products, and softmax attention by torch's fused kernels.
+"""Attention by matrix products, and softmax attention by torch's fused kernels.
 
-With gates, decays and phases between steps are summed segment by segment. Without, softmax attention forms no
-matrix of scores. The fused kernels are fastest without a mask, so a mask is made only where it says
-something: after resets, for several new steps behind cached ones, and for windows. A causal window is
-attended to block by block, in time and memory linear in the length.
+With gates, decays and phases between steps are summed by segments. Without gates, softmax attention does not
+materialise the matrix of scores. The fused kernels are fastest without a mask, so a mask is made only if it
+hides something: after resets, for several new steps after cached steps, and for windows. Causal windows are
+processed in blocks, in time and memory linear in the length.
 """
 
 import math
@@ -19,15 +19,15 @@ from linrec.ops.core.call import zeros_of
 from linrec.ops.core.isolation import Isolation
 from linrec.ops.gate_loop import segments
 
-# shorter blocks keep too little of a GPU busy
+# shorter blocks do not occupy a GPU
 SHORTEST_BLOCK = 128
-# at mu, Laplace's function and its slope are those of relu(s)^2
+# with these constants, Laplace's function has the value and slope of relu(s)^2 at mu
 MU, SIGMA = math.sqrt(1 / 2), math.sqrt(1 / (4 * math.pi))
 
 
 def laplace(scores: Tensor) -> Tensor:
     """f(s) = (1 + erf((s - mu) / (sigma sqrt(2)))) / 2."""
-    # where f is small, 1 + erf cancels to zero, and erfc keeps its digits
+    # for small f, 1 + erf loses all digits by cancellation, but erfc does not
     return 0.5 * torch.erfc((MU - scores) / (SIGMA * math.sqrt(2)))
 
 
@@ -35,7 +35,7 @@ WEIGHERS = {"laplace": laplace, "relu2": lambda scores: torch.relu(scores).squar
 
 
 def attention(given: Attention) -> Result:
-    """y_n = sum_m softmax_m(s_nm) v_m over the steps that n sees, or other weights of the scores s_nm."""
+    """y_n = sum_m softmax_m(s_nm) v_m over the visible steps m, or with other weights of the scores s_nm."""
     q, k, v, log_decay, phase, state, reset, _, window, causal, _, function = given
     past = newest(state, window)
     steps, time = past.k.shape[1], q.shape[1]
@@ -46,7 +46,7 @@ def attention(given: Attention) -> Result:
     gates = _heads_first(seen, log_decay, phase, given)
     last = grown(given, k, v, [_summed(*gates[:2]), _summed(*gates[2:])], documents)
     if reset is not None and documents is not None:
-        # what earlier resets hide is zero in the cache
+        # steps that earlier resets hide are already zero in the cache
         isolation = Isolation(documents)
         q = isolation.enter(q, begin=steps, carried=False)
         seen = mapped(seen, partial(isolation.enter, begin=0))
@@ -65,7 +65,7 @@ def attention(given: Attention) -> Result:
 
 
 def _heads_first(seen: AttentionCache, log_decay: Any, phase: Any, given: Attention) -> list[Any]:
-    """Return decays of cached steps and of new ones, and phases likewise, as `segments` takes them."""
+    """Return decays and phases of cached and new steps in the layout that `segments` expects."""
     if log_decay is None and phase is None:
         return [None] * 4
     old = [None if gate is None else gate.transpose(1, 2) for gate in seen[2:4]]
@@ -74,20 +74,20 @@ def _heads_first(seen: AttentionCache, log_decay: Any, phase: Any, given: Attent
 
 
 def _summed(old: Any, new: Tensor | None) -> Tensor | None:
-    """Return sums of a gate from each cached and new step to the newest: cached steps go through all new."""
+    """Return sums of a gate after each cached and new step up to the newest step."""
     if new is None:
         return None
     return torch.cat([old + new.sum(-2, keepdim=True), segments.suffix(new)], -2).transpose(1, 2)
 
 
 def _attend_gated(q: Tensor, k: Tensor, v: Tensor, gates: list[Any], visible: Any, scale: float) -> Tensor:
-    """Softmax(M_{-inf}(Re(Qbar Kbar^T))) V   (eq. 22-23), of cached and new keys and values."""
+    """Softmax(M_{-inf}(Re(Qbar Kbar^T))) V   (eq. 22-23), for cached and new keys and values."""
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     old, new = k.tensor_split([k.shape[2] - q.shape[2]], dim=2)
     decays, log_decay, angles, phase = gates
     scores = segments.matrix(q, new, log_decay, phase)
     if old.shape[2]:
-        # a past step reaches a new one through the newest cached step: both exponents are <= 0
+        # split at the newest cached step, so that both exponents are <= 0
         queries = segments.queries(q, segments.prefix(log_decay), segments.prefix(phase))
         scores = torch.cat([queries @ segments.keys(old, decays, angles).mT, scores], dim=-1)
     scores = scale * scores
@@ -99,16 +99,16 @@ def _attend_gated(q: Tensor, k: Tensor, v: Tensor, gates: list[Any], visible: An
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, given: Attention, visible: Tensor | None = None, is_causal: bool = False
 ) -> Tensor:
-    """Queries (b, n, h, dk) attend to keys (b, m, g, dk), those `visible` to them, (b or 1, n, m)."""
+    """Attend with queries (b, n, h, dk) to the `visible` (b or 1, n, m) keys (b, m, g, dk)."""
     k, v = repeated(k, q), repeated(v, q)
     shape = *q.shape[:3], v.shape[-1]
     if 0 in shape:
-        # on CUDA the kernels return nothing at all for no rows
+        # on CUDA the kernels return no tensor for empty inputs
         return zeros_of(shape, v.dtype, (q, k, v))
     visible = None if visible is None else visible[:, None]
     if given.function == "softmax":
         if q.shape[-1] == 0:
-            # the kernels divide by the number of channels
+            # the kernels divide by the number of channels, so it must not be zero
             q, k = functional.pad(q, (0, 1)), functional.pad(k, (0, 1))
         if q.device.type == "cuda":
             q, k, v = _aligned(q), _aligned(k), _aligned(v)
@@ -117,7 +117,7 @@ def _attend(
         y = functional.scaled_dot_product_attention(q, k, v, attn_mask=visible, **options)
         return y.transpose(1, 2)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    # Laplace's function is steep around its middle, where half precision would round it
+    # Laplace's function is steep near mu, where scores in half precision are too coarse
     scores = given.scale * (q @ k.mT).to(torch.promote_types(q.dtype, torch.float32))
     weights = WEIGHERS[given.function](scores)
     if is_causal:
@@ -128,28 +128,28 @@ def _attend(
 
 
 def repeated(x: Tensor, q: Tensor) -> Tensor:
-    """Return keys or values (b, s, g, d) as (b, s, h, d), each head h / g times; a view of one head."""
+    """Repeat each head of keys or values (b, s, g, d) h / g times, (b, s, h, d); a view for one head."""
     groups, heads = x.shape[2], q.shape[2]
     if groups == heads:
         return x
-    # torch's kernels for groups of queries take no mask on some devices, and form all scores there
+    # torch's own support of grouped queries has no masks on some devices, and materialises all scores there
     return x[:, :, :, None].expand(-1, -1, -1, heads // groups, -1).flatten(2, 3)
 
 
 def _aligned(x: Tensor) -> Tensor:
-    """Return the tensor, copied where rows are not aligned to the 16 bytes that torch's kernels load."""
+    """Return the tensor, copied if its rows are not aligned to the 16 bytes that torch's kernels load."""
     steps = x.storage_offset(), *(() if x.is_contiguous() else x.stride()[:-1])
     is_aligned = all(step * x.element_size() % 16 == 0 for step in steps)
     return x if is_aligned else x.clone(memory_format=torch.contiguous_format)
 
 
 def _by_blocks(q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None, given: Attention) -> Tensor:
-    """Attend within a window, each block of queries to the keys of its own block and of the one before."""
+    """Attend within a window: each block of queries attends to its own and the previous block of keys."""
     batch, time = q.shape[:2]
     steps = k.shape[1] - time
     block = max(given.window or 0, SHORTEST_BLOCK)
     blocks = -(-time // block)
-    # one block of keys more: the cached steps, behind what pads them
+    # an additional block of keys at the front holds the cached steps, after padding
     ends = block - steps, blocks * block - time
 
     def pairs(x: Tensor) -> Tensor:
@@ -159,7 +159,7 @@ def _by_blocks(q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None, given:
     queries = functional.pad(q, (0, 0, 0, 0, 0, ends[1])).unflatten(1, (blocks, block))
     keys, values = (pairs(functional.pad(x, (0, 0, 0, 0, *ends))) for x in (k, v))
     documents = k.new_zeros(1, k.shape[1]) if documents is None else documents
-    # no step has the number of the padding, but the padding itself, which so attends to something
+    # padding has a number that no step has, so that padded queries attend only to padding
     documents = functional.pad(documents.long(), ends, value=-2)
     same = documents[:, block:].unflatten(1, (blocks, block))[..., None] == pairs(documents)[:, :, None]
     visible = (same & _in_reach(block, block, given)).expand(batch, -1, -1, -1)
@@ -169,10 +169,10 @@ def _by_blocks(q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None, given:
 
 
 def _visible(steps: int, documents: Tensor | None, given: Attention) -> Tensor | None:
-    """Return which of `steps` cached and t new steps each new one sees, (b or 1, t, s + t); None is all."""
+    """Return which cached and new steps each new step attends to, (b or 1, t, s + t); None means all."""
     same = None if documents is None else documents[:, None]
     if documents is not None and given.reset is not None:
-        # without resets, documents say which steps are alive
+        # without resets, `documents` is true for alive steps
         same = documents[:, None] == documents[:, steps:, None]
     if given.q.shape[1] == 1 or (not given.causal and given.window is None):
         return same
@@ -181,7 +181,7 @@ def _visible(steps: int, documents: Tensor | None, given: Attention) -> Tensor |
 
 
 def _in_reach(steps: int, time: int, given: Attention) -> Tensor:
-    """Return which of `steps` and `time` steps the last `time` ones see, resets aside."""
+    """Return which of `steps` + `time` steps the last `time` steps attend to, ignoring resets."""
     visible = torch.ones(time, steps + time, dtype=torch.bool, device=given.q.device)
     visible = visible.tril(steps) if given.causal else visible
     reach = given.window

@@ -19,7 +19,7 @@ __all__ = ["OPERATOR", "delta_rule"]
 
 
 def _canonical(given: DeltaRule) -> DeltaRule:
-    """Check the inputs, and give the decay four axes."""
+    """Check the inputs, and reshape the decay to four axes."""
     q, k, v, beta, log_decay, state, reset = given
     for name, x in (("q", q), ("k", k), ("v", v), ("state", state)):
         if x is not None and x.is_complex():
@@ -40,7 +40,7 @@ def _canonical(given: DeltaRule) -> DeltaRule:
 
 
 def _on_cores(given: Any) -> bool:
-    # double precision has no tensor cores here, and torch's products have
+    # these kernels have no tensor-core products in float64, but torch has
     return given.q.shape[1] > 1 and given.q.dtype != float64
 
 
@@ -53,7 +53,7 @@ BACKENDS = (
     steps_entry(lambda given: steps(Matrix(*given))[:2], auto=lambda given: given.q.shape[1] <= 1),
     Backend("chunkwise", "triton", triton.chunkwise, _ON_CORES, auto=_on_cores, widen=False, **_SMALL_KEYS),
     Backend("recurrent", "numba", lambda given: numba.matrix_recurrence(Matrix(*given))[:2], numba.ABOUT),
-    # for a few steps, a loop over them is fewer operations than a triangular system
+    # for few steps a loop needs fewer operations than a triangular system
     Backend("recurrent", "torch", recurrent, "a loop over time", auto=lambda given: few(given.q.shape[1], 4)),
     Backend(
         "chunkwise", "torch", chunkwise, "a triangular system per chunk (WY representation), then a loop"
@@ -77,15 +77,15 @@ def delta_rule(
     mode: str = "auto",
     backend: str = "auto",
 ) -> tuple[Float[Tensor, "b t h dv"], Float[Tensor, "b h dk dv"]]:
-    """Run the linear recurrence that moves what a state holds under a key towards a value.
+    """Run the linear recurrence that moves the value stored under each key towards a new value.
 
         S_t = (I - beta_t k_t k_t^T) diag(a_t) S_{t-1} + beta_t k_t v_t^T,    a_t = exp(log_decay_t)
         y_t = S_t^T q_t,    S_0 = state
 
-    With keys of norm 1, a query of k_t finds (1 - beta_t) of what it found before and beta_t v_t: nothing
-    changes with beta = 0, the value is replaced with beta = 1, and with beta in (1, 2) the transition has a
-    negative eigenvalue, 1 - beta_t. Keys are used as they are: where beta_t |k_t|^2 > 2 the state grows
-    without bounds, so normalise them.
+    For keys of norm 1, reading S_t with the query k_t returns (1 - beta_t) times the old value plus beta_t
+    v_t. beta = 0 leaves the state unchanged, and beta = 1 replaces the value. For beta in (1, 2) the
+    transition has the negative eigenvalue 1 - beta_t. Keys are not normalised here: if beta_t |k_t|^2 > 2,
+    the state grows without bounds.
 
     | `log_decay` | known as | one value per |
     |---|---|---|
@@ -99,42 +99,43 @@ def delta_rule(
 
     {backends}
 
-    `"auto"` takes the first entry that works for the call; what is given explicitly is obeyed or refused. A
+    `"auto"` uses the first entry that supports the call; an explicit mode or backend is used or refused. A
     decay of exactly zero, log_decay = -inf, is exact in every mode.
 
     Args:
         q: queries (b, t, h, dk), real, in float32, float64, bfloat16 or float16.
         k: keys (b, t, h, dk), in the dtype of `q`.
         v: values (b, t, h, dv), in the dtype of `q`.
-        beta: writing strengths (b, t, h), in [0, 2], in the dtype of `q`, or in float32 beside inputs in half
-            precision. Values out of range are an error on the CPU; elsewhere, and under torch.compile, where
-            looking would mean waiting, they are not looked at.
+        beta: writing strengths (b, t, h), in [0, 2], in the dtype of `q`, or in float32 with half-precision
+            inputs. Values out of range raise an error on the CPU. They are not checked on other devices or
+            under torch.compile, where reading them would wait for the device.
         log_decay: natural logarithm of a, <= 0; None, or a shape of the table; dtypes as for `beta`.
         state: S_0 (b, h, dk, dv), in any precision; None means zeros.
-        reset: (b, t) bool; true at t clears the state before step t, at t = 0 the initial one.
+        reset: (b, t) bool; true at t clears the state before step t, at t = 0 the initial state.
         mode: "auto", "recurrent" or "chunkwise".
         backend: "auto", "reference", "torch", "numba" or "triton".
 
     Returns:
         y (b, t, h, dv) in the dtype of `v`, and S_t (b, h, dk, dv) in float32 (float64 for double inputs).
-        For zero-length time S_t is S_0. For inputs in half precision, (chunkwise, triton) rounds the factors
-        of its products to the inputs' dtype: S_t is off by up to 1% of its largest value in bfloat16, and by
-        0.1% in float16, more where keys of nearly the same direction follow each other.
+        For zero steps S_t is S_0. With half-precision inputs, (chunkwise, triton) rounds the factors of its
+        products to that precision. The error of S_t is then up to 1% of its largest value in bfloat16, and
+        0.1% in float16; it is larger if consecutive keys are nearly parallel.
 
     Raises:
-        TypeError: complex inputs; dtypes that are not supported or do not fit together.
-        ValueError: shapes that do not fit together; `beta` out of range; an unknown (mode, backend), or one
-            that does not take the size of the keys; a call within `time_parallel`.
+        TypeError: an input is complex, a dtype is not supported, or dtypes do not match.
+        ValueError: shapes do not match; `beta` is out of range; (mode, backend) is unknown, or does not
+            support the size of the keys; the call is within `time_parallel`.
 
     Source:
         Schlag, Irie and Schmidhuber, Linear Transformers Are Secretly Fast Weight Programmers (2021); Yang,
         Wang, Zhang, Shen and Kim, Parallelizing Linear Transformers with the Delta Rule over Sequence Length
-        (2024); with decay, Yang, Kautz and Hatamizadeh, Gated Delta Networks (2025). They write the transpose
-        of S. beta above 1: Grazzi and others, Unlocking State-Tracking in Linear RNNs Through Negative
-        Eigenvalues (2025).
+        (2024); with decay, Yang, Kautz and Hatamizadeh, Gated Delta Networks (2025). The papers write the
+        transpose of S. beta above 1: Grazzi and others, Unlocking State-Tracking in Linear RNNs Through
+        Negative Eigenvalues (2025).
 
     Example:
-        The second step halves what the first wrote under the same key, and adds half of its own value:
+        The second step halves the value that the first step wrote under the same key, and adds half of its
+        own:
 
         >>> import torch
         >>> k = torch.ones(1, 2, 1, 1)

@@ -1,16 +1,16 @@
 """The delta rule in torch operations: step by step, and in chunks.
 
-A step adds k_n w_n^T to the decayed state, w_n = beta_n (v_n - (diag(a_n) S_{n-1})^T k_n). So the delta rule
-is `gate_loop` with corrected values, and the corrections of a chunk come from its steps and from the state S
-before it:
+A step adds k_n w_n^T to the decayed state, with w_n = beta_n (v_n - (diag(a_n) S_{n-1})^T k_n). So the delta
+rule is `gate_loop` with corrected values w_n. Within a chunk, the corrections depend on the steps of the
+chunk and on the state S before it:
 
     w_n = beta_n (v_n - S^T A_{1..n} k_n - sum_{m<n} w_m (k_m^T A_{m+1..n} k_n))
 
-where A_{m+1..n} is the product of diag(a) over those steps. That is one triangular system for all of them,
-(I + L) W = V' - K' S, with L the entries beta_n k_m^T A_{m+1..n} k_n below the diagonal, V' the rows
-beta_n v_n^T and K' the rows beta_n k_n^T A_{1..n}. Its solution W = U - P S is the WY representation of the
-chunk's product of transitions (Bischof and Van Loan, 1987). U and P do not need S: all chunks are solved at
-once, and what is left between them is two matrix products each.
+where A_{m+1..n} is the product of diag(a) over the steps m+1..n. This is a triangular system for all w_n,
+(I + L) W = V' - K' S, where L has the entries beta_n k_m^T A_{m+1..n} k_n below the diagonal, V' has the rows
+beta_n v_n^T, and K' has the rows beta_n k_n^T A_{1..n}. Its solution W = U - P S is the WY representation of
+the chunk's product of transitions (Bischof and Van Loan, 1987). U and P do not depend on S, so all chunks are
+solved in parallel. The sequential loop over chunks needs only two matrix products per chunk.
 """
 
 from typing import NamedTuple
@@ -25,7 +25,7 @@ from linrec.ops.core.machine import exporting
 from linrec.ops.gate_loop import segments
 from linrec.ops.gate_loop.torch import of_steps
 
-# longer chunks are fewer steps of the loop between them, and more work in their triangular systems
+# longer chunks mean fewer sequential steps, but more work in the triangular systems
 CHUNK = 64
 
 
@@ -52,7 +52,7 @@ class DeltaRule(NamedTuple):
 
 
 def recurrent(given: DeltaRule) -> tuple[Tensor, Tensor]:
-    """Read the state under each key, and move it towards the value: O(dk dv) work per step.
+    """Correct the value that the state returns for each key: O(dk dv) work per step.
 
         w_n = beta_n (v_n - (diag(a_n) S_{n-1})^T k_n),    S_n = diag(a_n) S_{n-1} + k_n w_n^T
 
@@ -72,19 +72,19 @@ def recurrent(given: DeltaRule) -> tuple[Tensor, Tensor]:
 
 @isolated
 def chunkwise(given: DeltaRule) -> tuple[Tensor, Tensor]:
-    """Triangular systems within chunks, the recurrence over chunks between them."""
+    """Solve triangular systems within chunks, and run the recurrence over chunks."""
     q, k, v, beta, log_decay, state, reset = given
     t = q.shape[1]
     q, k, v, beta = (x.transpose(1, 2) for x in (q, k, v, beta[..., None]))
     log_decay, _ = segments.gates(log_decay, None, reset, k)
-    # steps that are added at the end have k = 0, beta = 0 and a = 1: they leave the state as it is
+    # padding at the end has k = 0, beta = 0 and a = 1, which leaves the state unchanged
     q, k, v, beta, log_decay = segments.chunked(CHUNK, q, k, v, beta, log_decay)
 
-    # what reaches step n from step m: to be read by q_n, and to be corrected by k_n
+    # products of step n with step m, decayed: `reading` for queries, `meeting` for keys
     reading, meeting = segments.matrix(torch.stack([q, k]), k, log_decay, None)
     from_start = segments.prefix(log_decay)
     known = torch.cat([v, segments.queries(k, from_start, None)], dim=-1)
-    # the diagonal is taken for ones, and the system for a lower triangular one
+    # solve_triangular ignores the upper triangle, and assumes ones on the diagonal
     solved = torch.linalg.solve_triangular(beta * meeting, beta * known, upper=False, unitriangular=True)
     U, P = solved.split([v.shape[-1], k.shape[-1]], dim=-1)
 
@@ -97,8 +97,8 @@ def chunkwise(given: DeltaRule) -> tuple[Tensor, Tensor]:
 def _chunk_states(
     U: Tensor, P: Tensor, keys: Tensor, log_decay: Tensor | None, state: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """States before all chunks (b, h, chunks, dk, dv), corrected values W, and the state after the last."""
-    # as a factor of the rows of a state
+    """Return the states before all chunks (b, h, chunks, dk, dv), corrected values W, and the last state."""
+    # as a factor on the rows of a state
     a = None if log_decay is None else log_decay.sum(-2).exp()[..., None]
     if exporting():
         kept = torch.eye(keys.shape[-1], dtype=P.dtype, device=P.device)

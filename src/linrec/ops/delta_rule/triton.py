@@ -17,11 +17,11 @@ from linrec.ops.kernels.launch import power_of_2
 
 KERNELS = Kernels("matrix.delta_triton")
 LARGEST = 512
-"""Key channels of a head, at most: a program holds all of them."""
+"""Largest number of key channels per head: a program holds all of them."""
 
 
 def _kept(given: Matrix, keep: bool) -> Memory:
-    """The inverses T of the chunks are kept for the adjoint; all else is made again."""
+    """Return the memory for the chunks' inverses T; the adjoint recomputes all other intermediates."""
     (batch, time, heads, _), chunk = given.q.shape, chunk_of(given.q, given.log_decay)
     return Memory((batch, heads, -(-time // chunk), chunk, chunk), given.q.dtype)
 
@@ -39,7 +39,7 @@ def _forward(out: Values, given: Matrix) -> None:
 def _adjoint(out: Any, given: Matrix, kept: Values, d: Values) -> None:
     call, dy, inverses = _DeltaChunks(given), d.y.contiguous(), kept.kept
     read, values = call.corrections(inverses, known=True)
-    # tensors that are not read again are deleted to make room
+    # intermediate tensors are deleted after their last use to reduce the peak memory
     last = torch.empty_like(out.state)
     states, corrected, transitions = call.corrected(given.state, last, read, values)
     del values, last
@@ -56,7 +56,7 @@ def _adjoint(out: Any, given: Matrix, kept: Values, d: Values) -> None:
 
 
 class _DeltaChunks(Chunks):
-    """The calls that the delta rule has beyond those of `gate_loop`."""
+    """The kernel calls of the delta rule, in addition to `gate_loop`'s."""
 
     def __init__(self, given: Matrix) -> None:
         super().__init__(given, chunk_of(given.q, given.log_decay))
@@ -64,7 +64,7 @@ class _DeltaChunks(Chunks):
         self.beta = given.beta.contiguous()
 
     def corrections(self, inverses: Tensor, *, known: bool = False) -> tuple[Tensor, Tensor]:
-        """Return P and U, and fill `inverses`, unless they are known."""
+        """Return P and U; compute and store `inverses` unless they are known."""
         read, values = torch.empty_like(self.k), torch.empty_like(self.v)
         tensors = (self.k, self.v, self.beta, *self.gates, inverses, read, values)
         self.per_chunk("corrections", 1, *tensors, LEVELS=self.levels, KNOWN=known)
@@ -73,10 +73,10 @@ class _DeltaChunks(Chunks):
     def corrected(
         self, start: Tensor, end: Tensor, read: Tensor, values: Tensor
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the states before the chunks, the corrected values W, and the pieces' transitions.
+        """Return the states before the chunks, the corrected values W, and the transitions of segments.
 
-        Fills `end`, the state after the last chunk. Few programs divide time into pieces, each of which makes
-        M S + N of the state S before it; the transitions M are (b * h, pieces, dk, dk).
+        Fills `end`, the state after the last chunk. If there are few programs, time is divided into segments.
+        A segment maps its initial state S to M S + N; the transitions M are (b * h, segments, dk, dk).
         """
         states = self.k.new_empty(self.batch, self.heads, self.chunks, self.dk, self.dv)
         corrected = torch.empty_like(self.v)
@@ -87,7 +87,7 @@ class _DeltaChunks(Chunks):
             tensors = (*given, start, left, transitions, *found)
             self._over_time("delta_states", blocks, tensors, local=True)
             start = _chained(start, transitions, left)
-        # what only a local run writes can be any pointer
+        # tensors that only a local pass writes may be any pointer here
         tensors = (*given, start.contiguous(), start, start, *found)
         self._over_time("delta_states", self._blocks("delta_states", self.dv), tensors)
         return states, corrected, transitions
@@ -95,7 +95,7 @@ class _DeltaChunks(Chunks):
     def corrected_gradients(
         self, dy: Tensor, dlast: Tensor, dstate: Tensor, read: Tensor, transitions: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return the gradients of the states after the chunks, and dW; fill `dstate`, of the first one."""
+        """Return the gradients of the states after the chunks, and dW; fill `dstate`, the initial state's."""
         gradients = self.k.new_empty(self.batch, self.heads, self.chunks, self.dk, self.dv)
         dcorrected = torch.empty_like(self.v)
         matrices = self.q.new_empty(self.batch, self.heads, self.chunks, self.chunk, self.chunk)
@@ -112,7 +112,7 @@ class _DeltaChunks(Chunks):
         return gradients, dcorrected
 
     def value_gradients(self, dv: Tensor, inverses: Tensor, dcorrected: Tensor) -> tuple[Tensor, Tensor]:
-        """Fill dv; return E, and the part of the gradient of beta that comes from the values."""
+        """Fill dv; return E, and the contribution of the values to the gradient of beta."""
         through = torch.empty_like(self.v)
         blocks = self._blocks("value_gradients", self.dv)
         of_values = self._of_steps(blocks)
@@ -123,7 +123,7 @@ class _DeltaChunks(Chunks):
     def correction_gradients(
         self, through: Tensor, corrected: Tensor, states: Tensor, dk: Tensor, passing: Tensor
     ) -> Tensor:
-        """Add what the corrections read to `dk` and `passing`, and return its part of beta's gradient."""
+        """Add the corrections' part of the gradients to `dk` and `passing`; return their part of dbeta."""
         of_keys = self._of_steps(self.blocks_k)
         given = (self.k, self.k, corrected, through, *self.gates, states, states, self.beta)
         tensors = (*given, dk, dk, passing, of_keys)
@@ -135,11 +135,11 @@ class _DeltaChunks(Chunks):
 
     @functools.cached_property
     def pieces(self) -> tuple[int, int]:
-        """Into how many pieces programs divide time, and how many chunks a piece has."""
+        """Return the number of segments into which time is divided, and the number of chunks per segment."""
         programs = self.batch * self.heads * self._blocks("delta_states", self.dv)
         most = chunks.PROGRAMS // max(programs, 1)
         pieces = min(most, self.chunks // LEAST_LENGTH)
-        # in two passes over time, two pieces would gain nothing
+        # segments need two passes over time, so two segments would gain nothing
         length = -(-self.chunks // pieces) if pieces > 2 else max(self.chunks, 1)
         return max(-(-self.chunks // length), 1), length
 
@@ -159,19 +159,19 @@ class _DeltaChunks(Chunks):
         part = 2 if self.q.dtype == torch.float64 else 1
         block_k = tiles.block_k // part
         if name.startswith("delta"):
-            # a state is whole in its key channels, for W reads all of them
+            # a program needs all key channels of a state, because W reads all of them
             block_k = max(block_k, power_of_2(self.dk))
             if block_k > 128 or (name == "delta_state_gradients" and self._few_programs(tiles.block_v)):
-                # large states need the registers of more warps, and few programs wait for each product
+                # large states need the registers of more warps; with few programs, more warps reduce latency
                 tiles = tiles._replace(warps=8)
         block_v = min(tiles.block_v, max(64, power_of_2(self.dv)))
         while block_k > 256 and block_k * block_v * self.q.element_size() > LARGE:
-            # a state is a factor of products, which lies in shared memory too
+            # a state is an operand of products, so it occupies shared memory too
             block_v //= 2
         return tiles._replace(block_k=block_k, block_v=block_v)
 
     def _precision(self, tiles: Tiles) -> str:
-        # one product takes its factors from shared memory, which has no room for so many channels
+        # a single tf32 product would need its operands in shared memory, which is too small for these
         return "tf32x3" if tiles.block_k > 128 else super()._precision(tiles)
 
     def _few_programs(self, block_v: int) -> bool:
@@ -183,7 +183,7 @@ class _DeltaChunks(Chunks):
 
 
 def chunk_of(q: Tensor, log_decay: Tensor | None) -> int:
-    """Return the steps of a chunk: below 64 where that many keys would not fit into shared memory."""
+    """Return the number of steps per chunk: below 64 if 64 keys do not fit into shared memory."""
     chunk, row = chunks.CHUNK, power_of_2(q.shape[-1]) * q.element_size()
     weighed = log_decay is not None and log_decay.shape[-1] > 1 and q.element_size() > 2
     most = SMALL if q.shape[-1] > 256 or (weighed and q.shape[-1] > 128) else LARGE
@@ -193,18 +193,18 @@ def chunk_of(q: Tensor, log_decay: Tensor | None) -> int:
 
 
 def _chained(start: Tensor, transitions: Tensor, left: Tensor) -> Tensor:
-    """S of each piece (b * h, pieces, dk, dv): the first one's is `start`, the next is M S + N."""
+    """Return S before each segment (b * h, segments, dk, dv): first `start`, then M S + N of the previous."""
     states = [start.reshape(left[:, 0].shape).to(left.dtype)]
     for piece in range(left.shape[1] - 1):
         states.append(torch.baddbmm(left[:, piece], transitions[:, piece], states[-1]))
     return torch.stack(states, 1)
 
 
-# bytes of a chunk's keys, at most: three such tiles meet in a kernel, and beside them what weighs them
+# largest number of bytes of a chunk's keys: a kernel holds three such tiles, and their weights
 LARGE, SMALL = 1 << 16, 1 << 15
-# chunks of a piece of time at least: joining two pieces takes as long as a few chunks
+# smallest number of chunks per segment: joining two segments takes as long as a few chunks
 LEAST_LENGTH = 16
-# by kernel: inputs of 16 bits, and wider ones
+# by kernel: for 16-bit inputs, and for wider inputs
 TILES = {
     "corrections": (Tiles(64, 64, 4, 2, 168), Tiles(64, 64, 8, 1)),
     "value_gradients": (Tiles(64, 128, 4, 1), Tiles(64, 64, 8, 1)),
@@ -214,5 +214,5 @@ TILES = {
 
 
 _chunkwise = kernel("delta_rule_chunkwise_triton", Matrix, twin, _kept, _forward, _adjoint)
-# inputs in any precision
+# inputs of any precision
 chunkwise = isolated(lambda given: _chunkwise(Matrix(*given))[:2])
