@@ -26,7 +26,7 @@ def _one_step(given: Any) -> bool:
 
 
 def _one_channel(given: Any) -> bool:
-    """Whether heads have one channel: the state is no larger than k and v."""
+    """Return whether heads have a single channel, so that the state is as small as k and v."""
     return given.q.shape[-1] == given.v.shape[-1] == 1
 
 
@@ -35,12 +35,12 @@ def _matrices(given: Any) -> bool:
 
 
 def _plain(given: Any) -> bool:
-    """Whether there are neither phases, nor complex keys, nor a bonus."""
+    """Return whether there are no phases, no complex keys and no bonus."""
     return given.phase is None and given.bonus is None and not given.k.is_complex()
 
 
 def _on_cores(given: Any) -> bool:
-    # torch uses tensor cores for double precision, and Triton does not
+    # torch has tensor-core products in float64, Triton does not
     return _matrices(given) and given.v.dtype != float64
 
 
@@ -75,18 +75,18 @@ BACKENDS = (
     _entry(
         "recurrent", "numba", numba.recurrent, numba.ABOUT, kernel="matrix", accepts=_matrices, auto=_by_loop
     ),
-    # there is nothing to share between steps
+    # a single step has nothing to parallelise
     _entry("recurrent", "torch", recurrent, "a loop over time", auto=_one_step),
     _max_headed("scan", "triton", max_headed.scan_triton, widen=False),
     _max_headed("recurrent", "numba", max_headed.recurrent_numba),
-    # heads of one channel fill vectors as channels of a scan
+    # heads of one channel form contiguous vectors of channels for the scan
     _by_scan("scan", "triton", auto=_one_channel),
     _by_scan("recurrent", "numba", accepts=_one_channel),
     _by_scan("scan", "torch", auto=lambda given: _one_channel(given) and not few(given.q.shape[1], 16)),
     _entry(
         "chunkwise", "triton", triton.chunkwise, f"{_PAIRS}, on tensor cores", auto=_on_cores, widen=False
     ),
-    # the state is kept once per chunk, not once per step
+    # memory for one state per chunk, not per step
     _entry("chunkwise", "torch", chunkwise, _PAIRS, auto=_matrices),
     _entry("attention", "torch", attention, "all pairs of steps, O(t^2)", auto=never),
     Backend("recurrent", "reference", gate_loop_reference, "a loop over time: the oracle, slow", auto=never),
@@ -120,11 +120,11 @@ def gate_loop(
         S_t = diag(a_t) S_{t-1} + k_t^T v_t,    a_t = exp(log_decay_t + i phase_t),    S_0 = state
         y_t = Re(q_t S_t)
 
-    With `bonus`, an output sees the state before its own step, and the current token by a factor of its own:
+    With `bonus`, an output reads the state before its own step, plus the current token weighted by `bonus`:
 
         y_t = Re(q_t (S_{t-1} + diag(bonus) k_t^T v_t))
 
-    Nothing is conjugated. `log_decay` and `phase` each have one of these shapes, whatever the other has:
+    Nothing is conjugated. `log_decay` and `phase` each have a shape of this table, which may differ:
 
     | `log_decay` | without `phase` | one value per |
     |---|---|---|
@@ -138,12 +138,12 @@ def gate_loop(
 
     {backends}
 
-    The scan keeps the state of every step, which is too much for large heads. For dk = dv = 1 (the max-headed
-    GateLoop) with real q and k, (scan, triton) and (recurrent, numba) are one fused kernel, which keeps the
-    state once per piece of time and makes it again for the gradient. `"auto"` takes the first entry that
-    works for the call; what is given explicitly is obeyed or refused.
+    The scan materialises the state of every step, which needs too much memory for large heads. For dk = dv =
+    1 (the max-headed GateLoop) with real q and k, (scan, triton) and (recurrent, numba) are fused kernels:
+    they store a state per chunk of time and recompute the others for the gradient. `"auto"` uses the first
+    entry that supports the call; an explicit mode or backend is used or refused.
 
-    A magnitude of exactly zero, log_decay = -inf, is exact in every mode: nothing passes that step, and no
+    A decay of exactly zero, log_decay = -inf, is exact in every mode: nothing passes that step, and no
     gradient is NaN. Phases of any size are used modulo 2 pi.
 
     Args:
@@ -152,31 +152,32 @@ def gate_loop(
         k: input gates (b, t, h, dk), real or complex, of the precision of `q`.
         v: values (b, t, h, dv), real, of the precision of `q`.
         log_decay: natural logarithm of the magnitude, <= 0; None, or a shape of the table. In the precision
-            of `q`, or in float32 beside inputs in half precision.
+            of `q`, or in float32 with half-precision inputs.
         phase: radians per step; shapes and dtypes as for `log_decay`.
-        bonus: real (h, dk), as RWKV has it; None reads the state after the step. Dtypes as for `log_decay`.
+        bonus: real (h, dk), as in RWKV; None reads the state after the step. Dtypes as for `log_decay`.
         state: S_0 (b, h, dk, dv), in any precision; None means zeros.
-        reset: (b, t) bool; true at t clears the state before step t, at t = 0 the initial one. With `bonus`,
-            step t then sees itself alone.
+        reset: (b, t) bool; true at t clears the state before step t, at t = 0 the initial state. With
+            `bonus`, the output of step t then depends on step t only.
         mode: "auto", "recurrent", "scan", "chunkwise" or "attention".
         backend: "auto", "reference", "torch", "numba" or "triton".
 
     Returns:
         y (b, t, h, dv) in the dtype of `v`, and S_t (b, h, dk, dv) in float32 (float64 for double inputs) or,
-        where `phase` is given or `k` is complex, complex64 (complex128). For zero-length time S_t is S_0.
-        For inputs in half precision, (chunkwise, triton) rounds the factors of its products to the inputs'
-        dtype: S_t is off by up to 0.3% of its largest value in bfloat16, and by 0.07% in float16.
+        if `phase` is given or `k` is complex, complex64 (complex128). For zero steps S_t is S_0. With
+        half-precision inputs, (chunkwise, triton) rounds the factors of its products to that precision. The
+        error of S_t is then up to 0.3% of its largest value in bfloat16, and 0.07% in float16.
 
     Raises:
-        TypeError: dtypes that are not supported or do not fit together, a complex state of a real recurrence.
-        ValueError: shapes that do not fit together; an unknown (mode, backend).
+        TypeError: a dtype is not supported, dtypes do not match, or the state of a real recurrence is
+            complex.
+        ValueError: shapes do not match, or (mode, backend) is unknown.
 
     Source:
         Katsch, GateLoop (2023): eq. 7-8 (recurrent), 12-13 (scan), 14-21 (attention), 25 (a). `bonus` is u in
         Peng et al., Eagle and Finch: RWKV with Matrix-Valued States and Dynamic Recurrence (2024).
 
     Example:
-        A sum that halves at each step, then the same sum rotating by a quarter turn instead:
+        A sum that is halved at each step, then a sum that is rotated by a quarter turn at each step:
 
         >>> import torch
         >>> ones = torch.ones(1, 3, 1, 1)
@@ -206,14 +207,14 @@ def normalized_gate_loop(
     mode: str = "auto",
     backend: str = "auto",
 ) -> tuple[Float[Tensor, "b t h dv"], Inexact[Tensor, "b h dk dv+1"]]:
-    """Run `gate_loop` and divide each output by the sum of the weights that its values have in it.
+    """Run `gate_loop` and divide each output by the sum of its weights.
 
         S_t = diag(a_t) S_{t-1} + k_t^T v_t,    n_t = diag(a_t) n_{t-1} + k_t
         y_t = Re(q_t S_t) / d_t,    d_t = sign(z_t) max(abs(z_t), floor_t),    z_t = Re(q_t n_t)
 
     With `signed=False`, d_t = max(abs(z_t), floor_t). With `bonus`, S and n are both read before their step,
-    as in `gate_loop`. The sign of zero is +. Where z_t is below the floor, there is no gradient through it; a
-    query that no key reaches gets zeros, since its numerator is zero too.
+    as in `gate_loop`. The sign of zero is +. If |z_t| is below the floor, no gradient flows through z_t. If
+    there is no key yet, the output is zero, because the numerator is zero too.
 
     | model | arguments |
     |---|---|
@@ -222,37 +223,37 @@ def normalized_gate_loop(
     | cosFormer | `phase` (h,) |
     | mLSTM, gates stabilised by m_t | `floor=exp(-m_t)`, `signed=False` |
 
-    n is the last column of the state, so that there is one recurrence, of dv + 1 values, in the modes of
+    n is the last column of the state, so a single recurrence with dv + 1 values runs in the modes of
     `gate_loop`.
 
     Args:
-        q: as for `gate_loop`, and so are `k`, `v`, `log_decay`, `phase`, `bonus` and `reset`.
+        q: output gates (b, t, h, dk); for details of all arguments up to `reset` see `gate_loop`.
         k: input gates (b, t, h, dk).
         v: values (b, t, h, dv).
         log_decay: natural logarithm of the magnitude, <= 0.
         phase: radians per step.
-        bonus: (h, dk), the factor of the current token.
-        floor: the smallest magnitude of a denominator, > 0: a number, or (b, t, h) in the dtypes of
-            `log_decay`.
+        bonus: (h, dk), the weight of the current token.
+        floor: smallest magnitude of a denominator, > 0: a number, or (b, t, h) in the dtypes of `log_decay`.
         signed: whether a denominator keeps the sign of z_t.
-        state: S_0 and n_0 as the last column (b, h, dk, dv + 1); None means zeros.
-        reset: (b, t) bool; true at t clears both before step t.
+        state: S_0, with n_0 as the last column (b, h, dk, dv + 1); None means zeros.
+        reset: (b, t) bool; true at t clears S and n before step t.
         mode: "auto", "recurrent", "scan", "chunkwise" or "attention".
         backend: "auto", "reference", "torch", "numba" or "triton".
 
     Returns:
-        y (b, t, h, dv) in the dtype of `v`, and S_t with n_t (b, h, dk, dv + 1) in that of `gate_loop`.
+        y (b, t, h, dv) in the dtype of `v`, and S_t with n_t (b, h, dk, dv + 1) in the state dtype of
+        `gate_loop`.
 
     Raises:
-        TypeError: as `gate_loop` does; a floor of another precision.
-        ValueError: as `gate_loop` does; a floor that is not positive, or of another shape.
+        TypeError: as for `gate_loop`, or the floor has a different precision.
+        ValueError: as for `gate_loop`, or the floor is not positive or has the wrong shape.
 
     Source:
         Katharopoulos et al., Transformers are RNNs (2020), eq. 18-20. Beck et al., xLSTM (2024), eq. 19-21,
         and the stabilised mLSTM of its appendix, which has the floor.
 
     Example:
-        Constant weights make the mean of what has come:
+        Constant weights give the running mean:
 
         >>> import torch
         >>> ones, v = torch.ones(1, 3, 1, 1), torch.tensor([3.0, 1.0, 5.0]).reshape(1, 3, 1, 1)
@@ -276,14 +277,14 @@ def gate_loop_matrix(
     bonus: Float[Tensor, "h dk"] | None = None,
     reset: Bool[Tensor, "b t"] | None = None,
 ) -> Float[Tensor, "b h t t"]:
-    """Return the token-mixing matrix of `gate_loop`: entry (n, m) is what step m adds to step n.
+    """Return the token-mixing matrix of `gate_loop`: entry (n, m) is the weight of value m in output n.
 
         W_nm = Re(sum_c q_nc k_mc prod_{j=m+1..n} a_jc) for n >= m, else 0;    Y = W V
 
     With `bonus`, the products end at n-1, and an entry of the diagonal is Re(sum_c q_nc bonus_c k_nc).
 
-    Products are exponentials of sums <= 0 over their own steps, so nothing overflows, and what underflows is
-    negligible beside the entries that do not.
+    The products are exponentials of sums <= 0 over the steps in between, so nothing overflows. Entries that
+    underflow are negligible next to the others.
 
     Args:
         q: output gates (b, t, h, dk), real or complex.
@@ -291,10 +292,10 @@ def gate_loop_matrix(
         log_decay: as for `gate_loop`.
         phase: as for `gate_loop`.
         bonus: as for `gate_loop`.
-        reset: (b, t) bool; true at t makes every entry from before t to t or later zero.
+        reset: (b, t) bool; true at t zeroes every entry that connects a step before t to step t or later.
 
     Returns:
-        Lower triangular matrices (b, h, t, t) in the real precision of `q`; h and t stand as in `attention`.
+        Lower triangular matrices (b, h, t, t) in the real precision of `q`; axes are ordered as in attention.
 
     Raises:
         TypeError: dtypes that are not supported or do not fit together.
@@ -314,7 +315,7 @@ def gate_loop_matrix(
     given = GateLoop(q, k, q, log_decay, phase, bonus, None, reset)
     check_tensors(given, _TENSORS, "q")
     refuse_split_time("gate_loop_matrix")
-    # the matrix is the same for all values
+    # the matrix does not depend on the values
     given = inputs.canonical(given._replace(v=q.real if q.is_complex() else q))
     check_reset(reset, q)
     precision = real_dtype(q.dtype)

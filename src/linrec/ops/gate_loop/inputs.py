@@ -1,4 +1,4 @@
-"""Inputs of the matrix operators: their checks and their canonical form."""
+"""Inputs of operators with matrix states: checks and canonical form."""
 
 import math
 from collections.abc import Sequence
@@ -21,9 +21,9 @@ class GateLoop(NamedTuple):
         k: (b, t, h, dk), real or complex.
         v: (b, t, h, dv), real.
         log_decay: log |a|, None or (b or 1, t or 1, h, dk or 1).
-        phase: arg a in radians, as `log_decay`.
+        phase: arg a in radians, same shapes as `log_decay`.
         bonus: None or (h, dk).
-        state: S_0 (b, h, dk, dv) in the accumulation dtype, complex where `phase` is given or `k` is complex.
+        state: S_0 (b, h, dk, dv) in the accumulation dtype, complex if `phase` is given or `k` is complex.
         reset: None or (b, t) bool.
     """
 
@@ -38,7 +38,7 @@ class GateLoop(NamedTuple):
 
 
 class Normalized(NamedTuple):
-    """Inputs of `normalized_gate_loop`: those of `gate_loop`, a state of one column more, and a floor."""
+    """Inputs of `normalized_gate_loop`: as in `gate_loop`, with a larger state, a floor and a flag."""
 
     q: Tensor
     k: Tensor
@@ -53,18 +53,18 @@ class Normalized(NamedTuple):
 
 
 class Matrix(NamedTuple):
-    """Inputs of the kernels of matrix states: of `delta_rule`, or of `gate_loop` where `beta` is None.
+    """Inputs of the kernels for matrix states: of `delta_rule`, or of `gate_loop` if `beta` is None.
 
     Attributes:
-        q: (b, t, h, dk), real, as all tensors.
+        q: (b, t, h, dk), real, like all tensors here.
         k: (b, t, h, dk).
         v: (b, t, h, dv).
         beta: None or (b, t, h).
         log_decay: log a, None or (b or 1, t or 1, h, dk or 1).
         state: S_0 (b, h, dk, dv).
-        reset: None, or (b, t), true where the state before a step is cleared.
-        phase: None, or phases (b or 1, t or 1, h, dk / 2 or 1) by which the frame of `real_form` turns. They
-            get their gradient from the kernel, and have no part in the values.
+        reset: None, or (b, t), true if the state is cleared before a step.
+        phase: None, or phases (b or 1, t or 1, h, dk / 2 or 1) by which the frame of `real_form` rotates. The
+            kernel does not read them, but computes their gradient.
     """
 
     q: Tensor
@@ -78,7 +78,7 @@ class Matrix(NamedTuple):
 
 
 class Values(NamedTuple):
-    """Outputs of the kernels of matrix states: y, the last state, and tensors kept for the adjoint."""
+    """Outputs of the kernels for matrix states: y, the last state, and a tensor saved for the adjoint."""
 
     y: Tensor
     last: Tensor
@@ -88,7 +88,7 @@ class Values(NamedTuple):
 def matrix_operator(
     name: str, inputs: Any, canonical: Any, backends: Sequence[Backend], *, columns: int = 0, **options: Any
 ) -> Operator:
-    """Return an operator with outputs like `v`, and so many columns of the state beyond those of `v`."""
+    """Return an operator whose output is like `v` and whose state has `columns` more columns than `v`."""
     turns = "phase" in inputs._fields
 
     def state(given: Any) -> Space:
@@ -105,7 +105,7 @@ def matrix_operator(
 
 
 def canonical(given: GateLoop) -> GateLoop:
-    """Check the inputs, and give gates four axes."""
+    """Check the inputs, and reshape gates to four axes."""
     q, k, v, log_decay, phase, bonus, state, reset = given
     check_queries_and_keys(q, k)
     check_values(v, q)
@@ -116,20 +116,20 @@ def canonical(given: GateLoop) -> GateLoop:
 
 
 def canonical_of_normalized(given: Normalized) -> Normalized:
-    """Check the inputs, and give gates four axes."""
+    """Check the inputs, and reshape gates to four axes."""
     q, floor, inputs = given.q, given.floor, canonical(GateLoop(*given[:8]))
     if isinstance(floor, Tensor):
         check_shape("floor", floor, "(b, t, h)", q.shape[:3], "Pass a number, or one per step and head.")
         check_precision("floor", floor, q, "q")
     elif not 0 < floor < math.inf:
         raise ValueError(
-            f"`floor` must be positive and finite; got {floor}. It keeps a denominator from being zero."
+            f"`floor` must be positive and finite; got {floor}. It prevents division by zero."
         )
     return Normalized(*inputs, floor, given.signed)
 
 
 def check_queries_and_keys(q: Tensor, k: Tensor) -> torch.dtype:
-    """Return the real dtype that `q` and `k`, both (b, t, h, dk), share; raise where they do not."""
+    """Return the real dtype that `q` and `k`, both (b, t, h, dk), share; raise if they differ."""
     check_axes("q", q, "(b, t, h, dk)", "Use `unflatten(-1, (h, dk))` to split channels into heads.")
     precision = check_supported("q", q, complex_too=True)
     check_shape("k", k, "(b, t, h, dk), that of `q`,", q.shape, "Give both the same heads and channels.")
@@ -161,9 +161,9 @@ def canonical_gate(name: str, gate: Tensor | None, q: Tensor) -> Tensor | None:
     """Return `gate` as (b or 1, t or 1, h, dk or 1).
 
     Args:
-        name: the argument's name, for errors.
-        gate: None, (h,), (h, dk), (b, t, h) or (b, t, h, dk), where 1 may stand for dk, in the precision of
-            `q` or the accumulation's.
+        name: name of the argument, for errors.
+        gate: None, (h,), (h, dk), (b, t, h) or (b, t, h, dk), where dk may be 1, in the precision of `q` or
+            in the accumulation dtype.
         q: queries (b, t, h, dk), already checked.
 
     Returns:
@@ -172,8 +172,8 @@ def canonical_gate(name: str, gate: Tensor | None, q: Tensor) -> Tensor | None:
     if gate is None or (gate.shape == q.shape and gate.dtype == q.dtype and not q.is_complex()):
         return gate
     b, t, h, dk = q.shape
-    # sizes are compared with those of as many axes alone: a program that torch.export makes for all batches
-    # and lengths must not ask whether a batch is as large as a head
+    # only shapes of equal length are compared: a program that torch.export makes for all batches and lengths
+    # must not compare a batch size with a number of heads
     shape = {1: (h,), 2: (h, dk), 3: (b, t, h), 4: (b, t, h, dk)}.get(gate.ndim)
     per_channel = gate.ndim in (2, 4)
     if shape is None or gate.shape not in ((shape, (*shape[:-1], 1)) if per_channel else (shape,)):
@@ -183,6 +183,6 @@ def canonical_gate(name: str, gate: Tensor | None, q: Tensor) -> Tensor | None:
             "Pass one value per head or per key channel; a last axis of 1 broadcasts over the channels."
         )
     check_precision(name, gate, q, "q")
-    # (h,) and (b, t, h) have one value for all channels
+    # (h,) and (b, t, h) hold a value per head, which all channels share
     gate = gate if per_channel else gate[..., None]
     return gate if gate.ndim == 4 else gate[None, None]

@@ -1,7 +1,7 @@
-"""The max-headed GateLoop (dk = dv = 1) of real q and k: gates, recurrence and output in one kernel.
+"""The max-headed GateLoop (dk = dv = 1) with real q and k: gates, recurrence and output in a fused kernel.
 
-It is `elementwise` without what that writes and reads in between: a, k v and the states, and their gradients.
-Of the states, one per piece of time is kept, from which the adjoint makes the others again.
+Unlike `elementwise`, it does not write intermediate results to memory: a, k v, the states, and their
+gradients. Only a state per chunk of time is saved; the adjoint recomputes the others from it.
 """
 
 import math
@@ -29,10 +29,10 @@ class MaxHeaded(NamedTuple):
         q: (b, t, h).
         k: (b, t, h).
         v: (b, t, h).
-        log_decay: None, (b, t, h), or (1, 1, h) where it is constant.
-        phase: as `log_decay`.
-        state: (b, h), complex where there are phases.
-        cut: None, or (b, t), true where the state before a step is cleared.
+        log_decay: None, (b, t, h), or (1, 1, h) if constant over time.
+        phase: same shapes as `log_decay`.
+        state: (b, h), complex if there are phases.
+        cut: None, or (b, t), true if the state is cleared before a step.
     """
 
     q: Tensor
@@ -45,7 +45,7 @@ class MaxHeaded(NamedTuple):
 
 
 def takes(given: GateLoop) -> bool:
-    """Return whether there is a kernel for these inputs: real q and k, heads of one channel."""
+    """Return whether a kernel supports these inputs: real q and k, heads of one channel."""
     return given.q.shape[-1] == given.v.shape[-1] == 1 and not (given.q.is_complex() or given.k.is_complex())
 
 
@@ -57,7 +57,7 @@ def _twin(given: MaxHeaded) -> tuple[Tensor, Tensor]:
 
 
 def _flat(run: Callable[[MaxHeaded], Values]) -> Callable[[GateLoop], tuple[Tensor, Tensor]]:
-    """Return a backend of `gate_loop` from a kernel without the axes of channels."""
+    """Return a backend of `gate_loop` from a kernel without channel axes."""
 
     def backend(given: GateLoop) -> tuple[Tensor, Tensor]:
         gates = (x if x is None else x.squeeze(-1) for x in given[:5])
@@ -68,7 +68,7 @@ def _flat(run: Callable[[MaxHeaded], Values]) -> Callable[[GateLoop], tuple[Tens
     return backend
 
 
-# on the CPU
+# CPU
 
 
 def _kept_numba(given: MaxHeaded, keep: bool) -> Memory:
@@ -86,7 +86,7 @@ def _forward_numba(out: Values, given: MaxHeaded) -> None:
 def _adjoint_numba(out: Any, given: MaxHeaded, kept: Values, d: Values) -> None:
     starts, dstate = kept.kept, _parts(out.state)
     dstate.copy_(_parts(d.last))
-    # gradients of constant gates are summed once per chunk
+    # gradients of constant gates are summed per chunk
     totals, nothing, of_chunks = (out.log_decay, out.phase), starts.new_empty(0, 0, 0), starts[:, 0]
     parts = [nothing if x is None else x if x.shape[1] > 1 else torch.zeros_like(of_chunks) for x in totals]
     gradients = (x.numpy() for x in (out.q, out.k, out.v, *parts, dstate))
@@ -95,7 +95,7 @@ def _adjoint_numba(out: Any, given: MaxHeaded, kept: Values, d: Values) -> None:
 
 
 def _walk(name: str, given: MaxHeaded, *arrays: Any) -> None:
-    """Run a kernel: with a magnitude of 1, and a phase that is not there, where gates are None."""
+    """Run a kernel; gates that are None become a magnitude of 1 and an absent phase."""
     q, k, v, log_decay, phase, _, cut = given
     log_decay = q.new_zeros(1, 1, q.shape[2]) if log_decay is None else log_decay
     turns = launch.nothing(3, q.dtype) if phase is None else launch.array(phase)
@@ -105,22 +105,22 @@ def _walk(name: str, given: MaxHeaded, *arrays: Any) -> None:
 
 
 def chunk_size(channels: int) -> int:
-    """Return the steps from one kept state to the next.
+    """Return the number of steps between saved states.
 
-    What the adjoint makes for them stays in the second cache; of each input they are a piece long enough to
-    come fast from memory.
+    The states that the adjoint recomputes fit into the second-level cache. A chunk of an input is long enough
+    for fast sequential reads.
     """
     return max(16, 8192 // max(channels, 1))
 
 
 def _parts(state: Tensor) -> Tensor:
-    """Return the state (b, h, 1 or 2): the real part, and the imaginary one where there is one."""
+    """Return the state as (b, h, 1 or 2): the real part, and the imaginary part of a complex state."""
     if state.is_complex():
         return torch.view_as_real(state.resolve_conj())
     return state.resolve_neg().unsqueeze(-1)
 
 
-# on the GPU
+# GPU
 
 
 def _kept_triton(given: MaxHeaded, keep: bool) -> Memory:
@@ -134,7 +134,7 @@ def _forward_triton(out: Values, given: MaxHeaded) -> None:
 
 def _adjoint_triton(out: Any, given: MaxHeaded, kept: Values, d: Values) -> None:
     q, tensors = given.q, (x.contiguous() for x in (kept.kept, d.y, d.last))
-    # gradients of constant gates are summed in a tile by the kernel, and over tiles and the batch below
+    # the kernel sums gradients of constant gates within a tile, and the code below over tiles and the batch
     shape = q.shape[0], n_tiles(q.shape[1], tiling(q.shape)), q.shape[2]
     totals, dtype = (out.log_decay, out.phase), accumulation(q.dtype)
     parts = [q if x is None else x if x.shape == q.shape else q.new_empty(shape, dtype=dtype) for x in totals]
@@ -152,10 +152,10 @@ def _launch(run: Any, registers: int, given: MaxHeaded, *tensors: Tensor) -> Non
 
 
 def tiling(shape: tuple[int, ...]) -> Tiling:
-    """Return the division of time for q of this shape (b, t, h): measured, on an H200.
+    """Return the division of time for q of this shape (b, t, h), tuned on an H200.
 
-    A thread holds more numbers per step than in `ops.scan`, so fewer steps. The pieces are the same for every
-    length, so that a model compiled for any length serves all.
+    A thread holds more numbers per step than in `ops.scan`, so it processes fewer steps. The chunks do not
+    depend on the length, so that a model compiled for dynamic lengths uses the same kernels.
     """
     batch, _, heads = shape
     columns = 64 if heads > 32 else 32
@@ -164,7 +164,7 @@ def tiling(shape: tuple[int, ...]) -> Tiling:
 
 
 def _kind(gate: Tensor | None, q: Tensor) -> int:
-    # NONE, STEP and CONSTANT of the kernels
+    # the constants NONE, STEP and CONSTANT of the kernels
     return 0 if gate is None else 1 if gate.shape == q.shape else 2
 
 

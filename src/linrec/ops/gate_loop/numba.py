@@ -1,8 +1,7 @@
 """The recurrences of `gate_loop` and `delta_rule` on the CPU, step by step by Numba.
 
-A state stays in the cache while time runs over it, so that a step costs what its arithmetic does. Of the
-states, one per chunk of steps is kept where a gradient is asked for, from which the adjoint makes the others
-again.
+A thread iterates over time with a block of the state in its cache, so that a step is bound by arithmetic. If
+a gradient is needed, a state per chunk of steps is saved; the adjoint recomputes the others from it.
 """
 
 import math
@@ -19,7 +18,7 @@ from linrec.ops.kernels import Kernels, launch
 
 KERNELS = Kernels("matrix.numba")
 ABOUT = "a loop over time, with states in the caches of threads"
-# entries of a state that take as long as one element of the operators that `launch.SERIAL` was measured with
+# entries of a state that cost as much as an element of the operators with which `launch.SERIAL` was measured
 _ENTRIES = 8
 
 
@@ -62,16 +61,16 @@ def _adjoint(out: Any, given: Matrix, kept: Values, d: Values) -> None:
 
 
 def chunk_size(q: Tensor, v: Tensor) -> int:
-    """Return the steps from one kept state to the next.
+    """Return the number of steps between saved states.
 
-    The states that the adjoint makes for them stay in the second cache, and what is kept of large states is
-    not much more than queries, keys and values.
+    The states that the adjoint recomputes fit into the second-level cache. For large states, the saved states
+    need little more memory than queries, keys and values.
     """
     return min(64, max(16, (1 << 17) // max(q.shape[-1] * v.shape[-1], 1)))
 
 
 def _arrays(given: Matrix) -> list[Any]:
-    """Return the inputs of both kernels as arrays: for None, a decay of 1 and an empty `beta`."""
+    """Return the inputs of both kernels as arrays; None becomes a decay of 1 and an empty `beta`."""
     q, k, v, beta, log_decay, _, reset, _ = given
     strengths = launch.nothing(3, q.dtype) if beta is None else launch.array(beta)
     a = q.new_ones(1, 1, q.shape[2], 1) if log_decay is None else log_decay.exp()
@@ -79,12 +78,12 @@ def _arrays(given: Matrix) -> list[Any]:
 
 
 def _parts(x: Tensor, blocks: int) -> Tensor:
-    """Return memory for the sums of each block of value channels; the only one has the gradient itself."""
+    """Return memory for the sums of each block of value channels; a single block uses the gradient itself."""
     return x[None] if blocks == 1 else launch.empty((blocks, *x.shape), x.dtype)
 
 
 def _sums(gate: Tensor | None, starts: Tensor, blocks: int) -> Tensor:
-    """Return zeros that the kernel adds a gate's gradient to: one per chunk where it is constant in time."""
+    """Return zeros to which the kernel adds a gate's gradient, per chunk if the gate is constant."""
     if gate is None:
         return starts.new_empty(0, 0, 0, 0, 0)
     batch, _, chunks = starts.shape[:3]

@@ -1,4 +1,4 @@
-"""The recurrences as plain loops over time: the oracles that every other mode is tested against."""
+"""The recurrences as plain loops over time: the references for tests of every other mode."""
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ def gate_loop_reference(given: GateLoop) -> tuple[Tensor, Tensor]:
 def normalized_gate_loop_reference(given: Normalized) -> tuple[Tensor, Tensor]:
     """S_n as above, z_n = diag(a_n) z_{n-1} + k_n, y_n = Re(q_n S_n) / denominator(Re(q_n z_n)).
 
-    The state has z_n as its last column: z is S for values of one.
+    z_n is the last column of the state, since it is the state for values of 1.
     """
     q, k, v, log_decay, phase, bonus, state, reset, floor, signed = given
     others, ones = (log_decay, phase, bonus), v.new_ones(*v.shape[:-1], 1)
@@ -40,7 +40,7 @@ def normalized_gate_loop_reference(given: Normalized) -> tuple[Tensor, Tensor]:
 
 
 def _transition(q: Tensor, log_decay: Tensor | None, phase: Tensor | None) -> Tensor:
-    """a = exp(log_decay + i phase), of the shape of q."""
+    """Return a = exp(log_decay + i phase) in the shape of q."""
     zeros = torch.zeros_like(q.real if q.is_complex() else q)
     log_decay = zeros if log_decay is None else log_decay + zeros
     a = torch.exp(log_decay)

@@ -1,9 +1,9 @@
-"""The modes in torch operations: step by step, as an elementwise scan, and by weighing pairs of steps.
+"""The modes in torch operations: step by step, as an elementwise scan, and by pairs of steps.
 
-All take inputs in the accumulation dtype, and return y (b, t, h, dv) and the final state (b, h, dk, dv). The
-modes that weigh pairs weigh all of them (attention), or those within chunks (chunkwise). There, complex
-numbers appear in the states between chunks only; within chunks `segments` splits them into real and imaginary
-channels.
+All modes take inputs in the accumulation dtype, and return y (b, t, h, dv) and the final state (b, h, dk,
+dv). Modes on pairs of steps use all pairs (attention), or the pairs within chunks (chunkwise). In these modes
+only the states between chunks are complex; within chunks, `segments` splits complex numbers into real and
+imaginary channels.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,25 +21,25 @@ from linrec.ops.scan import scan
 
 Result = tuple[Tensor, Tensor]
 
-# within a chunk the work per step grows with its length, between chunks it shrinks with it; 64 balances the
-# two for heads of 64
+# the work per step grows with the chunk length within chunks, and shrinks with it between chunks; 64 balances
+# both for heads of size 64
 CHUNK = 64
 
 
 def transition(log_decay: Tensor | None, phase: Tensor | None) -> Tensor | None:
-    """a = exp(log_decay + i phase)   (eq. 25), or None where both are."""
+    """Return a = exp(log_decay + i phase)   (eq. 25), or None if both are None."""
     magnitude = None if log_decay is None else log_decay.exp()
     if phase is None:
         return magnitude
     real, imaginary = phase.cos(), phase.sin()
     if magnitude is not None:
         real, imaginary = magnitude * real, magnitude * imaginary
-    # made of real arithmetic, which torch.compile fuses; complex arithmetic it leaves as it is
+    # in real arithmetic, which torch.compile fuses, unlike complex arithmetic
     return torch.complex(real, imaginary)
 
 
 def recurrent(given: GateLoop, *, early: bool = False) -> Result:
-    """Step by step (eq. 7-8): O(t) work, and no memory that grows with t where no gradient is asked for.
+    """Run step by step (eq. 7-8): O(t) work, and memory independent of t if no gradient is needed.
 
     `early` reads every state before its step: y_t = Re(q_t S_{t-1}), zero at resets.
     """
@@ -57,16 +57,16 @@ def recurrent(given: GateLoop, *, early: bool = False) -> Result:
 def of_steps(
     log_decay: Tensor | None, phase: Tensor | None, reset: Tensor | None, time: int
 ) -> tuple[Sequence[Any], Sequence[Any]]:
-    """Return the transition of each step and the mask (b, 1, 1, 1) of states cleared before it, or Nones."""
+    """Return the transition of each step, and the mask (b, 1, 1, 1) that clears its state, or Nones."""
     a = transition(log_decay, phase)
-    # unbound once: the gradient of an index in a loop would be a tensor of all steps, for every step
+    # unbind, because the gradient of indexing in a loop would allocate a full-length tensor at every step
     factors = [None] * time if a is None else a[..., None].expand(-1, time, -1, -1, -1).unbind(1)
-    # as a factor of zero, a reset would let NaN and infinity pass
+    # masks, because multiplying by zero would let NaN and infinity pass a reset
     return factors, [None] * time if reset is None else reset[:, :, None, None, None].unbind(1)
 
 
 def elementwise(given: GateLoop, mode: str, backend: str) -> Result:
-    """Every entry of the state as one channel of `ops.scan` (eq. 13), in any of its modes and backends."""
+    """Run every entry of the state as a channel of `ops.scan` (eq. 13), in any of its modes and backends."""
     q, k, v, log_decay, phase, _, state, reset = given
     added = k[..., :, None] * v[..., None, :]
     states, last = _scanned(log_decay, phase, added, state, reset=reset, mode=mode, backend=backend)
@@ -76,7 +76,7 @@ def elementwise(given: GateLoop, mode: str, backend: str) -> Result:
 def _scanned(
     log_decay: Tensor | None, phase: Tensor | None, added: Tensor, state: Tensor, **options: Any
 ) -> Result:
-    """States S_t = a_t S_{t-1} + added_t of all steps (b, t, h, dk, dv), and the last one."""
+    """Return all states S_t = a_t S_{t-1} + added_t (b, t, h, dk, dv), and the last state."""
     size = state.shape[1:]
     a = transition(log_decay, phase)
     if a is None:
@@ -88,7 +88,7 @@ def _scanned(
 
 
 def read(q: Tensor, state: Tensor) -> Tensor:
-    """y = Re(q S)   (eq. 8), from (..., dk) and (..., dk, dv)."""
+    """Return y = Re(q S)   (eq. 8), from (..., dk) and (..., dk, dv)."""
     if not state.is_complex():
         return _product(q.real if q.is_complex() else q, state)
     parts = torch.view_as_real(state)
@@ -104,12 +104,12 @@ def _product(q: Tensor, state: Tensor) -> Tensor:
 
 
 def _in_chunks(given: GateLoop, chunk: int) -> Result:
-    """Return the outputs and the last state, with pairs of steps within chunks of this length."""
+    """Return the outputs and the last state, from pairs of steps within chunks of this length."""
     q, k, v, log_decay, phase, _, state, reset = given
     t = q.shape[1]
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     log_decay, phase = segments.gates(log_decay, phase, reset, k)
-    # steps that are added at the end have k = 0 and a = 1: they leave the state as it is
+    # padding at the end has k = 0 and a = 1, which leaves the state unchanged
     q, k, v, log_decay, phase = segments.chunked(chunk, q, k, v, log_decay, phase)
 
     keys = segments.keys(k, segments.suffix(log_decay), segments.suffix(phase))
@@ -120,18 +120,18 @@ def _in_chunks(given: GateLoop, chunk: int) -> Result:
 
 
 attention = isolated(lambda given: _in_chunks(given, given.q.shape[1]))
-"""All pairs of steps at once (eq. 14-21): O(t^2), one chunk as long as the sequence."""
+"""All pairs of steps at once (eq. 14-21): O(t^2), with a single chunk."""
 chunkwise = isolated(lambda given: _in_chunks(given, CHUNK))
-"""Pairs of steps within chunks (eq. 21), the recurrence over chunks between them (eq. 7)."""
+"""Pairs of steps within chunks (eq. 21), and a recurrence over chunks (eq. 7)."""
 
 
 def _total(gate: Tensor | None) -> Tensor | None:
-    """(b, h, chunks, size, d) to (b, chunks, h, d)."""
+    """Sum over each chunk, (b, h, chunks, size, d) to (b, chunks, h, d)."""
     return None if gate is None else gate.sum(-2).transpose(1, 2)
 
 
 def _chunk_states(log_decay: Tensor | None, phase: Tensor | None, update: Tensor, state: Tensor) -> Result:
-    """States before all chunks, (b, h, chunks, d, dv) as `segments.keys` splits them, and after the last."""
+    """Return all states before chunks (b, h, chunks, d, dv), split as in `segments.keys`, and the last."""
     update = update.transpose(1, 2)
     if state.is_complex():
         update = torch.complex(*update.chunk(2, dim=-2))
@@ -144,8 +144,8 @@ def _chunk_states(log_decay: Tensor | None, phase: Tensor | None, update: Tensor
 
 
 def twin(given: Matrix) -> Result:
-    """Return y and the last state by torch operations, which gradients of gradients go through."""
-    # the delta rule imports this module
+    """Return y and the last state in torch operations, for double backward."""
+    # imported here because the delta rule imports this module
     from linrec.ops.delta_rule.torch import DeltaRule
     from linrec.ops.delta_rule.torch import chunkwise as delta_rule
 
@@ -155,7 +155,7 @@ def twin(given: Matrix) -> Result:
     elif phase is None:
         y, last = chunkwise(GateLoop(q, k, v, log_decay, None, None, state, reset))
     else:
-        # in the frame that turns, phases are zero, whatever their derivatives are
+        # in the rotating frame, phases are zero, but their derivatives are not
         q, k = torch.complex(*q.chunk(2, dim=-1)).conj(), torch.complex(*k.chunk(2, dim=-1))
         if log_decay is not None and log_decay.shape[-1] > 1:
             log_decay = log_decay.chunk(2, dim=-1)[0]
@@ -168,9 +168,9 @@ def twin(given: Matrix) -> Result:
 def kernel(
     name: str, inputs: type[Any], twin: Callable[[Any], Result], kept: Any, forward: Any, adjoint: Any
 ) -> Differentiable[Any, Values]:
-    """Return a kernel with outputs `Values`, and its adjoint, as one function; see `kernel_op`.
+    """Return a kernel with outputs `Values` and its adjoint as a function; see `kernel_op`.
 
-    `kept` returns the memory of the output that the adjoint reads.
+    `kept` returns the memory of the output that is saved for the adjoint.
     """
 
     def memory(given: Any, keep: bool) -> tuple[Space, Space, Space]:

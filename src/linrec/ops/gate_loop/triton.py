@@ -1,4 +1,4 @@
-"""Matrix states on GPUs: chunks on tensor cores, and step by step for decoding."""
+"""Matrix states on GPUs: in chunks on tensor cores, and step by step for decoding."""
 
 import math
 from collections.abc import Callable
@@ -17,17 +17,17 @@ from linrec.ops.kernels.launch import mask, on_device, power_of_2
 
 KERNELS, GATES = Kernels("matrix.triton"), Kernels("matrix.gates_triton")
 
-# numbers of a state that one program has in its registers
+# entries of a state that a program holds in registers
 STATE = 4096
 CHUNK = 64
-# the least that a tensor core takes
+# smallest tile of a tensor core
 LEAST = 16
 NONE, HEAD, CHANNEL = 0, 1, 2
-# the log decay of a reset: its exponential is zero in double precision too
+# the log decay of a reset: its exponential is zero even in float64
 RESET = -1e4
-# columns of sums of log decays
+# number of columns per program of the kernel that sums log decays
 SUMS = 32
-# programs that keep a GPU busy: with fewer, time is divided too
+# number of programs that occupy a GPU: with fewer, time is divided too
 PROGRAMS = 256
 
 
@@ -57,9 +57,9 @@ def _forward_steps(out: Outputs, given: Matrix) -> None:
 
 
 def _decays(log_decay: Tensor | None, q: Tensor) -> tuple[int, Tensor, tuple[int, ...]]:
-    """Return what decays, log decays (b, t, h, dk or 1), and their first three strides."""
+    """Return the kind of decay, log decays (b, t, h, dk or 1), and their first three strides."""
     if log_decay is None:
-        # the kernel never reads a missing tensor; any pointer will do
+        # the kernel does not read a missing tensor, so any pointer works
         return NONE, q, (0, 0, 0)
     decays = log_decay.contiguous().expand(*q.shape[:2], -1, -1)
     return CHANNEL if log_decay.shape[-1] > 1 else HEAD, decays, decays.stride()[:3]
@@ -73,15 +73,16 @@ recurrent = in_real_form(steps)
 
 
 def steps_entry(run: Callable[[Any], tuple[Tensor, Tensor]], auto: Callable[[Any], bool]) -> Backend:
-    """Return the entry of `steps` in a table."""
+    """Return the entry of `steps` for a table."""
     about = "the loop in one kernel, without gradients"
     return Backend("recurrent", "triton", run, about, auto=auto, differentiable=False, widen=False)
 
 
 class Tiles(NamedTuple):
-    """Work of one program at a time: key channels, value channels, warps and stages.
+    """Work of a program per iteration: key channels, value channels, warps and stages.
 
-    `registers` of a thread bound how many programs run beside each other; None leaves them to the compiler.
+    `registers` limits the registers per thread, and so how many programs run concurrently; None leaves it to
+    the compiler.
     """
 
     block_k: int
@@ -91,8 +92,8 @@ class Tiles(NamedTuple):
     registers: int | None = None
 
 
-# by kernel; for inputs of 16 bits, and for wider ones; for decays of heads or none, and of every key channel,
-# which need registers
+# by kernel; for 16-bit inputs and for wider inputs; for decays per head (or no decay) and per key channel,
+# which need more registers
 TILES = {
     "chunk_states": (
         (Tiles(64, 128, 4, 3), Tiles(64, 128, 4, 2, 168)),
@@ -105,7 +106,7 @@ TILES = {
 
 
 class Chunks:
-    """Tensors as the kernels take them, and the division of the work."""
+    """The tensors in the layout of the kernels, and the division of the work."""
 
     def __init__(self, given: Matrix, chunk: int) -> None:
         q, v, log_decay, reset = given.q, given.v, given.log_decay, given.reset
@@ -118,7 +119,7 @@ class Chunks:
         if log_decay is None and reset is not None:
             log_decay = torch.zeros(1, 1, self.heads, 1, dtype=self.wide, device=q.device)
         if log_decay is not None and reset is not None and q.dtype == torch.float64:
-            # Triton 3.6 to 3.9 cannot compile float64 products of values that depend on the 8 bits of a reset
+            # Triton 3.6 to 3.9 cannot compile float64 products whose operands depend on 8-bit reset flags
             log_decay, reset = log_decay.masked_fill(reset[..., None, None], RESET), None
         self.reset = reset is not None
         self.decay, decays, self.strides = _decays(log_decay, self.q)
@@ -130,9 +131,9 @@ class Chunks:
     def states(
         self, k: Tensor, v: Tensor, start: Tensor, end: Tensor, reverse: bool = False, weighed: bool = False
     ) -> Tensor:
-        """Return the states before each chunk (b, h, chunks, dk, dv), and fill that after the last, `end`.
+        """Return the states before each chunk (b, h, chunks, dk, dv), and fill `end`, the last state.
 
-        In reverse, the gradients of the states, of q and dy.
+        In reverse, these are the gradients of the states, computed from q and dy.
         """
         states = k.new_empty(self.batch, self.heads, self.chunks, self.dk, self.dv)
         tiles = self._tiles("chunk_states")
@@ -153,17 +154,17 @@ class Chunks:
         return states
 
     def mixings(self, matrices: Tensor, *, weigh: bool = False) -> tuple[Tensor, Tensor]:
-        """Fill A of all chunks (b, h, chunks, C, C), and return, to `weigh` them, e^P * q and e^R * k."""
+        """Fill A of all chunks (b, h, chunks, C, C); return e^P * q and e^R * k if `weigh`."""
         read, written = (torch.empty_like(x) if weigh else x for x in (self.q, self.k))
         tensors = (self.q, self.k, *self.gates, matrices, read, written)
         self.per_chunk("mixings", 1, *tensors, LEVELS=self.levels, WEIGH=weigh)
         return read, written
 
     def mixed(self, out: Tensor, *given: Tensor, reverse: bool = False, read: Tensor | None = None) -> None:
-        """Fill y, of v, the matrices and the states before the chunks.
+        """Fill y from v, the matrices and the states before the chunks.
 
-        In reverse fill dv, of dy, the matrices and the gradients of the states after the chunks. `read` is
-        e^P * q, where that has been made.
+        In reverse, fill dv from dy, the matrices and the gradients of the states after the chunks. `read` is
+        e^P * q if it has been computed.
         """
         values, matrices, states = given
         q, flags = self.q if read is None else read, {"REVERSE": reverse, "WEIGHED": read is not None}
@@ -171,12 +172,12 @@ class Chunks:
         self.per_chunk("mixed", self._blocks("mixed", self.dv), *tensors, **flags)
 
     def gate_gradients(self, out: Any, dy: Tensor, v: Tensor, *states: Tensor, passing: Tensor) -> None:
-        """Fill the gradients of q and k, and `passing`, of the states and their gradients; see the kernel."""
+        """Fill `passing` and the gradients of q and k, from states and their gradients; see the kernel."""
         tensors = (self.q, self.k, v, dy, *self.gates, *states, self.q, out.q, out.k, passing, self.q)
         self.per_chunk("gate_gradients", self.blocks_k, *tensors, LEVELS=self.levels, CORRECTION=False)
 
     def decay_gradient(self, out: Tensor | None) -> Tensor:
-        """Return memory for the gradients of decays, which `gate_gradients` fills: `out` where it fits."""
+        """Return memory for the gradients of decays, which `gate_gradients` fills; `out` if it fits."""
         width = {NONE: 0, HEAD: self.blocks_k, CHANNEL: self.dk}[self.decay]
         shape = *self.q.shape[:3], width
         if out is not None and self.decay == CHANNEL and out.shape == shape and out.dtype == self.wide:
@@ -184,21 +185,21 @@ class Chunks:
         return self.q.new_empty(shape, dtype=self.wide)
 
     def sum_decays(self, out: Tensor | None, passing: Tensor) -> None:
-        """Fill `out` with the sums over blocks of channels, and over the steps that share a decay."""
+        """Fill `out` with the sums over blocks of channels, and over steps that share a decay."""
         if out is not None and out is not passing:
             passing = passing.sum(-1, keepdim=True) if self.decay == HEAD else passing
             out.copy_(passing.sum_to_size(out.shape))
 
     def per_chunk(self, name: str, blocks: int, *tensors: Tensor, **constants: Any) -> None:
-        """Run a kernel with one program for each block of channels, chunk, batch row and head."""
+        """Run a kernel with a program for each block of channels, chunk, batch row and head."""
         self._run(name, (blocks, self.chunks, self.batch * self.heads), tensors, **constants)
 
     def _tiles(self, name: str) -> Tiles:
         tiles = TILES[name][self.exact][self.decay == CHANNEL]
-        # double precision takes twice the registers
+        # double precision needs twice the registers
         part = 2 if self.q.dtype == torch.float64 else 1
-        # where several products of 16 or 32 columns meet in a kernel, Triton 3.6 to 3.7 read beyond their
-        # tiles (its issue 11366), so small heads take wide ones
+        # in kernels with several products of 16 or 32 columns, Triton 3.6 to 3.7 reads beyond tiles (its
+        # issue 11366), so small heads use wide tiles
         least = LEAST if name == "chunk_states" else 64 // part
         block_k = min(tiles.block_k // part, max(least, power_of_2(self.dk)))
         block_v = min(tiles.block_v // part, max(least, power_of_2(self.dv)))
@@ -208,14 +209,14 @@ class Chunks:
         return -(-width // self._tiles(name).block_v)
 
     def _precision(self, tiles: Tiles) -> str:
-        """Of products of float32: three of ten bits each, where one of 23 has no tensor cores, or one."""
+        """Return the precision of float32 products on tensor cores: three tf32 products or one."""
         return "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
 
     def _kernel(self, name: str) -> Any:
         return getattr(GATES if name == "gate_gradients" else KERNELS, name)
 
     def _sums(self, decays: Tensor, reset: Tensor) -> Tensor:
-        """Running sums of log decays in each chunk, (b, t, h, dk or 1)."""
+        """Return running sums of log decays in each chunk, (b, t, h, dk or 1)."""
         width = decays.shape[-2] * decays.shape[-1]
         sums = torch.empty(decays.shape, dtype=torch.float32, device=decays.device)
         grid = -(-width // SUMS), self.chunks, self.batch
@@ -236,14 +237,14 @@ class Chunks:
         from triton.runtime.errors import OutOfResources
 
         tiles, dtype = self._tiles(name), self.q.dtype
-        # only NVIDIA's compiler knows the option
+        # only the NVIDIA backend supports this option
         options = {"maxnreg": tiles.registers} if tiles.registers and torch.version.cuda else {}
-        # exclusive sums are sums minus the own term, which must be rounded as in the sum
+        # exclusive sums are computed as sums minus the own term, which must be rounded as in the sum
         fusion = not (self.exact and name == "gate_gradients")
-        # with fewer stages of loads where so many do not fit into shared memory
+        # retry with fewer pipeline stages if shared memory is too small
         for stages in range(tiles.stages, 0, -1):
             try:
-                # a kernel that does not fit says so before it is launched
+                # a kernel that does not fit raises before it is launched
                 with on_device(self.q.device):
                     self._kernel(name)[(math.prod(grid),)](
                         *tensors, self.time, self.chunks, self.strides, *numbers,
@@ -260,7 +261,7 @@ class Chunks:
 
 
 def _kept(given: Matrix, keep: bool) -> Memory:
-    """The matrices A of chunks (b, h, chunks, C, C), where every channel decays for itself."""
+    """Return the memory of the chunks' matrices A (b, h, chunks, C, C), saved if decays are per channel."""
     (batch, time, heads, _), log_decay = given.q.shape, given.log_decay
     if log_decay is None or log_decay.shape[-1] == 1:
         heads = 0
@@ -269,7 +270,7 @@ def _kept(given: Matrix, keep: bool) -> Memory:
 
 def _forward(out: Values, given: Matrix) -> None:
     call = Chunks(given, CHUNK)
-    # differences of sums are made once, for all that is weighed by them
+    # differences of sums are computed once and shared by all kernels that use them
     weighed = call.decay == CHANNEL and not call.exact
     read, written = call.q, call.k
     if call.decay == CHANNEL:
@@ -281,7 +282,7 @@ def _forward(out: Values, given: Matrix) -> None:
 def _adjoint(out: Any, given: Matrix, kept: Values, d: Values) -> None:
     """Fill the gradients.
 
-    The states before the chunks are made again: keeping them takes as much memory as q, k, v and y together.
+    The states before the chunks are recomputed: saving them would need as much memory as q, k, v and y.
     """
     call, dy = Chunks(given, CHUNK), d.y.contiguous()
     gradients = call.states(call.q, dy, d.last, out.state, reverse=True)

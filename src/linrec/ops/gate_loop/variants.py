@@ -1,10 +1,9 @@
-"""Variants of the recurrence, by a plain one: with a bonus, of complex numbers, and normalised.
+"""Variants of the recurrence on top of the plain operator: a bonus, complex numbers, and normalisation.
 
-- No mode needs mathematics of its own for a bonus: the state before step t is the one that step t-1 leaves,
-  so the operator answers every query one step early. The loop over time, which single steps take, has both
-  states at hand.
-- For kernels of real numbers, a complex recurrence is a real one of twice as many key channels.
-- A running normaliser is one more value, equal to one, whose outputs are the sums of all weights.
+- A bonus needs no algorithm of its own: the state before step t is the state after step t-1, so the operator
+  runs with every query one step early. The loop over time, used for single steps, has both states available.
+- For real kernels, a complex recurrence is a real recurrence with twice as many key channels.
+- A running normaliser is an additional value column of ones, whose outputs are the sums of all weights.
 """
 
 import math
@@ -33,12 +32,12 @@ Angle = tuple[Tensor, Tensor]
 
 
 def with_bonus(run: Run) -> Run:
-    """Return a backend with y_t = Re(q_t S_{t-1}) + Re(q_t diag(bonus) k_t^T) v_t, from one without bonus."""
+    """Return a backend with y_t = Re(q_t S_{t-1}) + Re(q_t diag(bonus) k_t^T) v_t from a backend without."""
 
     def wrapper(given: GateLoop) -> Result:
         if given.bonus is None:
             return run(given)
-        # the output of a backend that takes half precision is not the last word
+        # widened, because half-precision outputs would be rounded before the bonus is added
         given = widened(given)
         q, k, v, _, _, bonus, state, reset = given
         given = given._replace(bonus=None)
@@ -51,7 +50,7 @@ def with_bonus(run: Run) -> Run:
             early, last = run(given._replace(q=following))
             past = torch.cat([read(asking[:, 0], state)[:, None], early], dim=1)[:, :-1]
             if reset is not None:
-                # zero times a state that is not finite is not zero
+                # masked, because zero times a non-finite state is NaN
                 past = past.masked_fill(reset[:, :, None, None], 0)
         return past + _current(q, k, bonus)[..., None] * v, last
 
@@ -61,13 +60,13 @@ def with_bonus(run: Run) -> Run:
 def matrix_with_bonus(
     q: Tensor, k: Tensor, log_decay: Tensor | None, phase: Tensor | None, reset: Tensor | None, bonus: Tensor
 ) -> Tensor:
-    """The matrix of which `with_bonus` returns products with v, (b, h, t, t).
+    """Return the matrix (b, h, t, t) whose products with v `with_bonus` returns.
 
     Args:
-        q: (b, h, t, dk), as `segments.matrix` takes it, and so are `k`, `log_decay` and `phase`.
+        q: (b, h, t, dk), in the layout of `segments.matrix`, like `k`, `log_decay` and `phase`.
         k: (b, h, t, dk).
-        log_decay: with resets as -inf.
-        phase: likewise without them.
+        log_decay: log decays, with resets as -inf.
+        phase: phases.
         reset: None or (b, t) bool.
         bonus: (h, dk).
     """
@@ -80,25 +79,25 @@ def matrix_with_bonus(
 
 
 def _current(q: Tensor, k: Tensor, bonus: Any) -> Tensor:
-    """Re(q_t diag(bonus) k_t^T), without the last axis."""
+    """Return Re(q_t diag(bonus) k_t^T), without the last axis."""
     weight = (q * bonus * k).sum(-1)
     return weight.real if weight.is_complex() else weight
 
 
 def real_form(given: GateLoop) -> tuple[Matrix, Angle]:
-    """Return the recurrence in a frame that turns with the phases, which is given and has no gradient.
+    """Return the recurrence in a frame that rotates with the phases; the frame itself has no gradient.
 
-    With Phi_t the sum of phases over 1..t and S'_t = exp(-i Phi_t) S_t
+    Let Phi_t be the sum of phases over 1..t, and S'_t = exp(-i Phi_t) S_t. Then
 
         S'_t = diag(exp(log_decay_t)) S'_{t-1} + (exp(-i Phi_t) k_t)^T v_t,    y_t = Re(q_t exp(i Phi_t) S'_t)
 
-    and the real part of a product is a real product of (real, -imaginary) and (real, imaginary).
+    The real part of a product is a real product of (real, -imaginary) and (real, imaginary).
 
     Args:
         given: inputs in the accumulation dtype, with a complex state.
 
     Returns:
-        Inputs with q and k (b, t, h, 2 dk) and the state (b, h, 2 dk, dv), and what `complex_form` takes.
+        Inputs with q and k (b, t, h, 2 dk) and the state (b, h, 2 dk, dv), and the angle for `complex_form`.
     """
     q, k, v, log_decay, phase, _, state, reset = given
     if phase is None:
@@ -106,8 +105,8 @@ def real_form(given: GateLoop) -> tuple[Matrix, Angle]:
     else:
         total = phase.detach()
         if q.shape[1] > 1:
-            # thousands of radians lose their digits in float32, and a gradient through their sum loses its
-            # own, which cancels over the whole sequence
+            # sums of thousands of radians lose digits in float32, and gradients through the sums would lose
+            # digits by cancellation over the whole sequence
             total = total.to(torch.float64).expand(-1, q.shape[1], -1, -1).cumsum(1)
             total = total.remainder(2 * math.pi).to(phase.dtype)
     cos, sin = total.cos(), total.sin()
@@ -121,24 +120,25 @@ def real_form(given: GateLoop) -> tuple[Matrix, Angle]:
 
 
 def complex_form(state: Tensor, angle: Angle) -> Tensor:
-    """Return S_t of S'_t and of the angle that `real_form` returns."""
+    """Return S_t from S'_t and the angle that `real_form` returned."""
     real, imaginary = state.chunk(2, dim=-2)
     cos, sin = angle
     return torch.complex(real * cos - imaginary * sin, real * sin + imaginary * cos)
 
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """The conjugate of x exp(i Phi), as (real, imaginary)."""
+    """Return the conjugate of x exp(i Phi), as (real, imaginary)."""
     real, imaginary = segments.turned(x, cos, sin)
     return torch.cat([real, -imaginary], dim=-1)
 
 
 def in_real_form(run: Callable[[Matrix], Any], *, weighs_pairs: bool = False) -> Run:
-    """Return a backend of `gate_loop` from a kernel of real numbers.
+    """Return a backend of `gate_loop` from a real kernel.
 
     Args:
         run: the kernel.
-        weighs_pairs: whether the kernel multiplies what is behind a reset by zero, and takes half precision.
+        weighs_pairs: whether the kernel implements resets by multiplying by zero; it then also supports
+            half precision.
     """
 
     def backend(given: GateLoop) -> Result:
@@ -154,7 +154,7 @@ def in_real_form(run: Callable[[Matrix], Any], *, weighs_pairs: bool = False) ->
         y, last = run(turned)[:2]
         return y, complex_form(last, angle)
 
-    # the frame of a document turns on from the frame of the document before it
+    # the frame's angle accumulates across documents, so NaN in a phase must be confined to its document
     turning = in_frame if weighs_pairs else isolated(in_frame)
     return isolated(backend) if weighs_pairs else backend
 
@@ -162,14 +162,14 @@ def in_real_form(run: Callable[[Matrix], Any], *, weighs_pairs: bool = False) ->
 def phase_gradient(q: Pair, k: Pair, states: Pair, phase: Tensor, chunk: int) -> Tensor:
     """Return the gradient of phases.
 
-    The phase of step j turns all reads at steps n >= j, less the writes there, and the last state.
+    The phase of step j rotates all reads at steps n >= j minus the writes there, and the last state.
 
     Args:
-        q: q of `real_form` (b, t, h, 2 dk), and its gradient; so is `k`.
+        q: q of `real_form` (b, t, h, 2 dk), and its gradient.
         k: likewise.
-        states: after each chunk (b, h, chunks, 2 dk, dv), and their gradients.
+        states: the states after each chunk (b, h, chunks, 2 dk, dv), and their gradients.
         phase: (b or 1, t or 1, h, dk or 1).
-        chunk: steps that sums run over: over a long sequence they would lose their digits.
+        chunk: number of steps per sum; sums over a long sequence would lose digits.
     """
     turned = -_torque(*q) - _torque(*k)
     going_on = _torque(*(x.movedim(-2, -1) for x in states)).sum(-2).movedim(1, 2)
@@ -177,12 +177,12 @@ def phase_gradient(q: Pair, k: Pair, states: Pair, phase: Tensor, chunk: int) ->
     missing = -time % chunk
     turned = torch.cat([turned, turned.new_zeros(batch, missing, *channels)], dim=1) if missing else turned
     sums = turned.unflatten(1, (-1, chunk)).flip(2).cumsum(2).flip(2) + going_on[:, :, None]
-    # compiled code is told of a tensor without the steps that were added
+    # torch.compile expects a tensor without padding
     return sums.flatten(1, 2)[:, :time].sum_to_size(phase.shape).to(phase.dtype).contiguous()
 
 
 def _torque(x: Tensor, gradient: Tensor) -> Tensor:
-    """The gradient of an angle that x (..., 2 dk), as (real, imaginary), turns by."""
+    """Return the gradient of an angle that rotates x (..., 2 dk), given as (real, imaginary)."""
     wide = torch.promote_types(x.dtype, torch.float32)
     real, imaginary = x.to(wide).chunk(2, dim=-1)
     of_real, of_imaginary = gradient.to(wide).chunk(2, dim=-1)
@@ -190,22 +190,22 @@ def _torque(x: Tensor, gradient: Tensor) -> Tensor:
 
 
 def normalized(entry: Backend, run: Callable[[GateLoop, str, str], Result]) -> Backend:
-    """Return the backend of `normalized_gate_loop` that runs an entry of the table of `gate_loop`.
+    """Return the backend of `normalized_gate_loop` that runs an entry of `gate_loop`'s table.
 
     Args:
         entry: the entry.
-        run: `gate_loop` of canonical inputs, a mode and a backend.
+        run: `gate_loop` on canonical inputs, a mode and a backend.
     """
 
     def backend(given: Normalized) -> Result:
-        # the oracle is a loop of its own; processes that share a sequence run `gate_loop`, in parts
+        # the reference has its own loop, but split sequences must run through `gate_loop`
         if entry.name == "reference" and not time_is_split():
             return normalized_gate_loop_reference(given)
         q, k, v, *others, floor, signed = given
         b, t, h, _ = q.shape
         inputs = GateLoop(q, k, functional.pad(v, (0, 1), value=1.0), *others)
-        # of heads of one channel, the two values make two heads, for the fused kernels, which one step has no
-        # use for; processes that share a sequence have the same heads, but not the same steps
+        # for heads of one channel, the two value columns become two heads, so that fused kernels can run. A
+        # single step does not use them, but split sequences must have the same heads on every process
         in_heads = q.shape[-1] == v.shape[-1] == 1 and (t > 1 or time_is_split())
         y, last = run(_in_heads(inputs) if in_heads else inputs, entry.mode, entry.name)
         if in_heads:
@@ -215,12 +215,12 @@ def normalized(entry: Backend, run: Callable[[GateLoop, str, str], Result]) -> B
         size = total.abs().clamp(min=least)
         return numerator / (torch.where(total < 0, -size, size) if signed else size), last
 
-    # the quotient of two rounded numbers would be rounded three times: all inputs are widened
+    # inputs are widened, because a quotient of rounded numbers would be rounded three times
     return replace(entry, run=backend, widen=True)
 
 
 def _in_heads(given: GateLoop) -> GateLoop:
-    """Inputs with dk = 1 and dv = 2 as those with h heads more and dv = 1."""
+    """Reshape inputs with dk = 1 and dv = 2 to twice as many heads with dv = 1."""
 
     def twice(x: Any, axis: int = 2) -> Any:
         return x if x is None else x.repeat_interleave(2, axis)
