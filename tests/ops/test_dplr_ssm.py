@@ -142,7 +142,7 @@ def test_errors_name_the_shape_that_is_wrong():
     refused(ValueError, r"`p` must have shape \(d, n, r\) = \(3, 4, r\); got \(3, 4\)", p=zeros(3, 4))
     none = {name: zeros(3, 0) for name in "abc"} | {name: zeros(3, 0, 1) for name in "pq"}
     refused(ValueError, r"n and r of at least 1; got \(3, 0\)", **none)
-    refused(ValueError, "Of rank 0, `diagonal_ssm` has less to do", p=zeros(3, 4, 0), q=zeros(3, 4, 0))
+    refused(ValueError, "For rank 0, use `diagonal_ssm`", p=zeros(3, 4, 0), q=zeros(3, 4, 0))
     refused(ValueError, r"`q` must have shape \(d, n, r\) = \(3, 4, 1\); got \(3, 4, 2\)", q=zeros(3, 4, 2))
     refused(ValueError, r"`b` must have shape \(d, n\) = \(3, 4\); got \(4,\)", b=zeros(4))
     refused(ValueError, r"`state` must have shape \(b, d, n\) = \(2, 3, 4\)", state=zeros(2, 4, 3))

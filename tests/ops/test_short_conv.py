@@ -95,7 +95,7 @@ X, W = torch.zeros(2, 5, 3), torch.zeros(3, 4)
         (
             {"weight": W[:, None]},
             ValueError,
-            r"got \(3, 1, 4\)\. Of a depthwise torch.nn.Conv1d, pass `conv",
+            r"got \(3, 1, 4\)\. For a depthwise torch.nn.Conv1d, pass `conv",
         ),
         ({"bias": X[0]}, ValueError, r"`bias` must have shape \(c,\) = \(3,\); got \(5, 3\)"),
         ({"state": X}, ValueError, r"`state` must have shape \(b, width - 1, c\) = \(2, 3, 3\); got"),

@@ -42,7 +42,7 @@ class Memory(NamedTuple):
 
 
 Space = Memory | Tensor
-"""Memory to allocate: a `Memory`, or a tensor of the same shape and dtype, which allocates in half the time."""
+"""Memory to allocate: a `Memory`, or a tensor of this shape and dtype, which allocates in half the time."""
 
 
 def like(x: Any, dtype: torch.dtype | None = None) -> Space:

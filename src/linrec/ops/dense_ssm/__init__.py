@@ -1,4 +1,4 @@
-"""State-space models with whole matrices, constant in time: as a convolution and as a recurrence."""
+"""Time-invariant state-space models with dense matrices: as a convolution and as a recurrence."""
 
 from jaxtyping import Bool, Float
 from torch import Tensor, dtype
@@ -13,7 +13,7 @@ __all__ = ["OPERATOR", "dense_ssm"]
 
 
 def _canonical(given: DenseSSM) -> DenseSSM:
-    """Check shapes and dtypes, and give the matrices an axis for channels."""
+    """Check shapes and dtypes, and add a channel axis to shared matrices."""
     matrices = {"A": given.A, "B": given.B} | ({} if given.C is None else {"C": given.C})
     check_factors(given.u, matrices, ("real",))
     channels, n = given.u.shape[2], given.A.shape[-1] if given.A.ndim else 0
@@ -21,10 +21,10 @@ def _canonical(given: DenseSSM) -> DenseSSM:
     for (name, x), shape in zip(matrices.items(), ((n, n), (n,), (outputs, n)), strict=False):
         each = (channels, *shape)
         if x.shape not in (shape, each):
-            expected = f"{shape}, or {each} with one for each channel of `u`"
+            expected = f"{shape}, or {each} with a matrix for each channel of `u`"
             raise ValueError(f"`{name}` must have shape {expected}; got {tuple(x.shape)}.")
         x = x[None] if x.shape == shape else x
-        # the powers of A that the others are multiplied by differ from channel to channel
+        # if A differs between channels, so do its products with the other matrices
         matrices[name] = x if name == "A" else x.expand(max(len(x), len(matrices["A"])), *shape)
     return given._replace(**matrices)
 
@@ -58,45 +58,43 @@ def dense_ssm(
     mode: str = "auto",
     backend: str = "auto",
 ) -> tuple[Float[Tensor, "b t d m"], Float[Tensor, "b d n"]]:
-    """Run a linear state-space model for every channel, with whole matrices.
+    """Run a linear state-space model with dense matrices for every channel.
 
         x_t = A x_{t-1} + B u_t    y_t = C x_t
 
-    Nothing depends on time, so the model is also m convolutions: y_i = K_i * u with K_il = C_i A^l B, to
-    which the initial state adds its response C A^(t+1) x_0. Where A is diagonal, `linrec.ops.diagonal_ssm`
-    has far less to do.
+    The model is time-invariant, so it is also m convolutions: y_i = K_i * u with K_il = C_i A^l B, plus the
+    response C A^(t+1) x_0 of the initial state. For diagonal A, `linrec.ops.diagonal_ssm` is far faster.
 
     {backends}
 
-    `"auto"` takes the loop for at most 16 steps, else the convolution. K is made from about sqrt(t) powers of
-    A on B and as many on C, which are formed by squaring A in double precision, by torch on every device;
-    `backend` says who convolves.
+    `"auto"` uses the loop for at most 16 steps, else the convolution. K is computed from about sqrt(t) powers
+    of A times B, and equally many times C. The powers come from repeated squaring of A in double precision,
+    by torch on every device; `backend` selects the convolution.
 
     Args:
         u: input (b, t, d) in float32, float64, bfloat16 or float16.
-        A: (d, n, n), or (n, n) for all channels. Nothing limits its eigenvalues; those above 1 grow
-            exponentially.
+        A: (d, n, n), or (n, n) for all channels. Eigenvalues are not restricted; values above 1 in magnitude
+            grow exponentially.
         B: (d, n), or (n,) for all channels.
-        C: m outputs per channel (d, m, n), or (m, n) for all; None is the state itself, y_t = x_t, m = n. All
-            three are in the precision of sums: float32, or float64 beside double inputs.
-        state: x before the first step (b, d, n), in any precision; None means zeros.
+        C: m outputs per channel (d, m, n), or (m, n) for all channels; None outputs the state, y_t = x_t and
+            m = n. A, B and C are in the accumulation dtype: float32, or float64 for double inputs.
+        state: initial x (b, d, n), in any precision; None means zeros.
         reset: (b, t) bool; true at t clears the state before step t.
         mode: "auto", "convolution" or "recurrent".
         backend: "auto", "torch", "triton" or "reference".
 
     Returns:
-        y (b, t, d, m) in the dtype of `u`, and x after the last step, in the precision of sums.
+        y (b, t, d, m) in the dtype of `u`, and x after the last step, in the accumulation dtype.
 
     Raises:
-        TypeError: dtypes that are not supported or do not fit together.
-        ValueError: shapes or devices that do not fit together; a (mode, backend) that does not exist, or that
-            cannot run here.
+        TypeError: a dtype is not supported, or dtypes do not match.
+        ValueError: shapes or devices do not match; (mode, backend) is unknown or cannot run here.
 
     Source:
         Gu and others, LSSL (2021), section 3: the recurrent and the convolutional view.
 
     Example:
-        Running sums, and sums of those:
+        Running sums, and their running sums:
 
         >>> import torch
         >>> A, B = torch.tensor([[1.0, 0.0], [1.0, 1.0]]), torch.tensor([1.0, 1.0])

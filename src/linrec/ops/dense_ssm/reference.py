@@ -1,4 +1,4 @@
-"""The recurrence as a plain loop over time: the oracle that the other modes are tested against."""
+"""The recurrence as a plain loop over time: the reference for tests of the other modes."""
 
 import torch
 from torch import Tensor

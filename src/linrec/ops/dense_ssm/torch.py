@@ -13,13 +13,13 @@ from linrec.ops.long_conv import long_conv
 
 
 class DenseSSM(NamedTuple):
-    """Canonical inputs: each matrix for every channel, or with an axis of 1 for all.
+    """Canonical inputs: each matrix per channel, or with an axis of size 1 for all channels.
 
     Attributes:
         u: (b, t, d).
         A: (d, n, n) or (1, n, n).
-        B: (d, n), or (1, n) where A is (1, n, n).
-        C: (d, m, n), or (1, m, n) where A is (1, n, n); None is the identity.
+        B: (d, n), or (1, n) if A is (1, n, n).
+        C: (d, m, n), or (1, m, n) if A is (1, n, n); None is the identity.
         state: (b, d, n), or None for zeros.
         reset: (b, t) bool, or None.
     """
@@ -33,20 +33,20 @@ class DenseSSM(NamedTuple):
 
 
 def recurrence(given: DenseSSM) -> Values:
-    """States one after the other, then all outputs at once."""
+    """Compute the states step by step, then all outputs at once."""
     u, A, B, C, state, reset = given
     x, last = states(B * u[..., None], state, reset, lambda x: _applied(A, x))
     return x if C is None else _applied(C, x.movedim(1, 2)).movedim(2, 1), last
 
 
 def convolution(given: DenseSSM, backend: str) -> Values:
-    """y = K * u + the response of the initial state; the last state is a sum over all steps."""
+    """Compute y = K * u + the response of the initial state; the last state is a sum over all steps."""
     if exporting():
         return any_length(given)
     u, A, B, C, _, reset = given
     u, C = wide(u), _identity(A) if C is None else C
     _, time, channels = u.shape
-    # A^l = (A^c)^i A^j with l = c i + j: about sqrt(t) of each, c and their number powers of two
+    # A^l = (A^c)^i A^j with l = c i + j: about sqrt(t) powers each; c and the number of i are powers of two
     near_bits = (time - 1).bit_length() // 2
     far_bits = (time - 1).bit_length() - near_bits
     squares = _squares(A, near_bits + far_bits + 1)
@@ -61,7 +61,7 @@ def convolution(given: DenseSSM, backend: str) -> Values:
     y, _ = long_conv(repeated, kernel, reset=reset, mode="convolution", backend=backend)
 
     def response(x: Tensor) -> Values:
-        # C A^(t+1) x, and A^t x after t steps
+        # C A^(t+1) x for all steps, and A^t x after the last step
         after = _krylov(squares[:near_bits], _applied(A, x))
         made = torch.einsum("dfmn,bdcn->bfcdm", far.expand(channels, -1, -1, -1), after).flatten(1, 2)
         for bit, square in enumerate(squares):
@@ -76,7 +76,7 @@ def convolution(given: DenseSSM, backend: str) -> Values:
 
 
 def any_length(given: DenseSSM) -> Values:
-    """`convolution` for torch.export, where the number of steps is open; matrices in any precision."""
+    """Compute `convolution` for torch.export, for any number of steps; matrices in any precision."""
     u, A, B, C, _, _ = given
     u, C = wide(u), _identity(A) if C is None else C
     squares = _squares(A, BLOCK.bit_length())
@@ -93,7 +93,7 @@ def _identity(A: Tensor) -> Tensor:
 
 
 def _squares(A: Tensor, count: int) -> list[Tensor]:
-    """A, A^2, A^4, .., in double precision, so that a high power has the error of rounding alone."""
+    """Return A, A^2, A^4, .., in double precision, so that high powers have only their own rounding error."""
     squares = [in_double(A)]
     for _ in range(count - 1):
         squares.append(squares[-1] @ squares[-1])
@@ -101,7 +101,7 @@ def _squares(A: Tensor, count: int) -> list[Tensor]:
 
 
 def _krylov(squares: list[Tensor], x: Tensor) -> Tensor:
-    """x, A x, .., A^(2^k - 1) x, (b, d, 2^k, .., n), of x (b, d, .., n), from A, A^2, .., A^(2^(k - 1))."""
+    """Return A^j x, j < 2^k, (b, d, 2^k, .., n), from x (b, d, .., n) and A, A^2, .., A^(2^(k - 1))."""
     table = x[:, :, None]
     for square in squares:
         table = torch.cat([table, _applied(square, table)], 2)
@@ -109,19 +109,19 @@ def _krylov(squares: list[Tensor], x: Tensor) -> Tensor:
 
 
 def _last_state(u: Tensor, near: Tensor, squares: list[Tensor]) -> Tensor:
-    """sum_s A^(t-1-s) B u_s, from A^j B for j < c, and A^c, A^(2 c), .."""
-    # stretches of c steps each, the first filled up with zeros from the left
+    """Return sum_s A^(t-1-s) B u_s, from A^j B for j < c, and A^c, A^(2 c), .."""
+    # blocks of c steps each, zero-padded at the start of the first
     c, stretches = near.shape[-2], 1 << len(squares)
     blocks = functional.pad(u.mT, (c * stretches - u.shape[1], 0)).unflatten(-1, (stretches, c))
     sums = torch.einsum("bdfc,dcn->bdfn", blocks, near.flip(-2).expand(u.shape[-1], -1, -1))
-    # then neighbours together, until one is left
+    # join neighbouring blocks until a single block is left
     for square in squares:
         sums = _applied(square, sums[:, :, 0::2]) + sums[:, :, 1::2]
     return sums.squeeze(2)
 
 
 def _applied(matrix: Tensor, x: Tensor) -> Tensor:
-    """Matrices (d, m, n) or (1, m, n) times vectors x (b, d, .., n)."""
+    """Multiply vectors x (b, d, .., n) by matrices (d, m, n) or (1, m, n)."""
     if len(matrix) == 1:
         return x @ matrix[0].mT
     return torch.einsum("dmn,bd...n->bd...m", matrix, x)

@@ -1,4 +1,4 @@
-"""Diagonal state-space models, one per channel, constant in time: as a convolution and as a recurrence."""
+"""Time-invariant diagonal state-space models, one per channel: as a convolution and as a recurrence."""
 
 from jaxtyping import Bool, Float, Inexact
 from torch import Tensor, exp
@@ -16,7 +16,7 @@ __all__ = ["OPERATOR", "diagonal_ssm"]
 
 
 def _canonical(given: DiagonalSSM) -> DiagonalSSM:
-    """Check shapes and dtypes, and give the factors one dtype."""
+    """Check shapes and dtypes, and cast the factors to a common dtype."""
     u, a, b, c, state, reset = given
     sums = check_factors(u, {"a": a, "b": b, "c": c}, ("real", "complex"))
     channels = u.shape[2]
@@ -29,13 +29,13 @@ def _canonical(given: DiagonalSSM) -> DiagonalSSM:
     check_shape("c", c, "(d, n)", (channels, a.shape[1]), "Pass n factors for each channel of `u`.")
     if a.is_complex() or b.is_complex():
         sums = COMPLEX[sums]
-    # beside real states, the imaginary part of c has no effect
+    # with real states, the imaginary part of c has no effect
     c = c.real if c.is_complex() and not sums.is_complex else c
     return DiagonalSSM(u, a.to(sums), b.to(sums), c.to(sums), state, reset)
 
 
 def _reference(given: DiagonalSSM) -> tuple[Tensor, Tensor]:
-    # where time is split, `scan` has to see the call
+    # if time is split, the call must go through `scan`
     if time_is_split():
         return recurrence(given, mode="recurrent", backend="reference")
     return diagonal_ssm_reference(given)
@@ -62,39 +62,38 @@ def diagonal_ssm(
 
         x_t = a * x_{t-1} + b u_t    y_t = Re(sum_n c_n x_tn)
 
-    Nothing depends on time, so the model is also a convolution: y = K * u with K_l = Re(sum_n c_n b_n a_n^l),
-    to which the initial state adds its response. Where a state stands for a conjugate pair, pass 2 c.
+    The model is time-invariant, so it is also a convolution: y = K * u with K_l = Re(sum_n c_n b_n a_n^l),
+    plus the response of the initial state. If a state represents a conjugate pair, pass 2 c.
 
     {backends}
 
-    `"auto"` takes the convolution, and for up to 16 steps, or where time is split over processes, what
-    `linrec.ops.scan` would. K is made by products of matrices, without its terms, (d, n, t) numbers, and
-    by torch on every device; `backend` says who convolves. Where all channels have the same transitions, say
-    so: their powers are formed once then.
+    `"auto"` uses the convolution. For up to 16 steps, or if time is split over processes, it uses the backend
+    that `linrec.ops.scan` would choose. K is computed by matrix products, without materialising (d, n, t)
+    numbers, by torch on every device; `backend` selects the convolution. If all channels share transitions,
+    pass them with shape (1, n): their powers are then computed only once.
 
     Args:
         u: input (b, t, d) in float32, float64, bfloat16 or float16.
-        a: transitions, real or complex, (d, n), or (1, n), the same for all channels. Nothing limits their
-            size, but |a| > 1 grows exponentially.
-        b: factors of the input, of the shape of `a`. `linrec.ops.discretize_diagonal` makes both.
-        c: factors of the output (d, n). All three are in the precision of sums: float32 (complex64), or
-            float64 (complex128) beside double inputs.
-        state: x before the first step (b, d, n), in any precision; None means zeros.
+        a: transitions, real or complex, (d, n), or (1, n) for all channels. Their magnitude is not
+            restricted, but |a| > 1 grows exponentially.
+        b: input weights, in the shape of `a`. `linrec.ops.discretize_diagonal` returns a and b.
+        c: output weights (d, n). a, b and c are in the accumulation dtype: float32 (complex64), or float64
+            (complex128) for double inputs.
+        state: initial x (b, d, n), in any precision; None means zeros.
         reset: (b, t) bool; true at t clears the state before step t.
         mode: "auto", "convolution", "recurrent" or "scan".
         backend: "auto", "torch", "reference", "numba" or "triton".
 
     Returns:
-        y (b, t, d) in the dtype of `u`, and x after the last step, in the precision of sums: complex where
-        `a` or `b` is.
+        y (b, t, d) in the dtype of `u`, and x after the last step, in the accumulation dtype, complex if `a`
+        or `b` is complex.
 
     Raises:
-        TypeError: dtypes that are not supported or do not fit together.
-        ValueError: shapes or devices that do not fit together; a (mode, backend) that does not exist, or that
-            cannot run here.
+        TypeError: a dtype is not supported, or dtypes do not match.
+        ValueError: shapes or devices do not match; (mode, backend) is unknown or cannot run here.
 
     Source:
-        Gu, Gupta, Goel and Ré, S4D (2022), whose kernel is a product with Vandermonde's matrix.
+        Gu, Gupta, Goel and Ré, S4D (2022), whose kernel is a product with a Vandermonde matrix.
 
     Example:
         >>> import torch
@@ -113,14 +112,14 @@ _GROWING = model("growing_ssm", GrowingSSM, canonical=lambda given: given, backe
 
 
 def growing_ssm(given: GrowingSSM, mode: str) -> tuple[Tensor, Tensor]:
-    """Run the model, and return y and the state as `diagonal_ssm` does.
+    """Run the model of `GrowingSSM`, and return y and the state as `diagonal_ssm` does.
 
-    Outputs are right for sequences of up to H + 1 steps however large g is, and longer ones until they grow
-    out of range. The state is e^(g H / 2) x, and right for g H < 170 in single precision. The same bound
-    holds for the outputs of exported programs, and where time is split over processes.
+    Outputs of sequences of up to H + 1 steps are correct for any g; outputs of longer sequences are correct
+    until they overflow. The state is e^(g H / 2) x, and correct for g H < 170 in single precision. This bound
+    also holds for the outputs of exported programs, and if time is split over processes.
     """
     if time_is_split() or exporting():
-        # the first step of a call, or its length, is not known here
+        # the index of the first step, or the length, is unknown, so the scaling cannot depend on time
         u, a, growth, b, c, horizon, state, reset = given
         half = exp(-growth * (horizon / 2))
         return diagonal_ssm(u, a * exp(growth), b * half, c * half, state=state, reset=reset, mode=mode)

@@ -1,14 +1,14 @@
-"""The model as a convolution, and as `scan` on one channel per entry of its state.
+"""The model as a convolution, and as `scan` with a channel per entry of its state.
 
-The model of `GrowingSSM` has entries that may grow, until a horizon H at which their taps are largest.
+In the model of `GrowingSSM`, entries of the state may grow until a horizon H, where their taps are largest:
 
     x_t = a e^g * x_{t-1} + b e^(-g H) u_t    y_t = Re(sum_n c_n x_tn)
     K_l = Re(sum_n c_n b_n a_n^l e^(g_n (l - H)))
 
-with g >= 0, and |a| = 1 where g > 0. No tap up to the horizon is large, but e^(g H) and its reciprocal are
-out of range in single precision where g H > 88. So states are scaled with time during a call: at its step s,
-e^(g (n - s)) x_s has transitions of a alone. The state that a call returns is e^(g H / 2) x, in the middle of
-the range.
+with g >= 0, and |a| = 1 where g > 0. Taps up to the horizon do not overflow, but in single precision e^(g H)
+overflows for g H > 88. So states are rescaled over time within a call: at step s, the state
+e^(g (n - s)) x_s has the transition a. The state that a call returns is e^(g H / 2) x, in the middle of the
+range.
 """
 
 import math
@@ -37,7 +37,7 @@ class DiagonalSSM(NamedTuple):
     Attributes:
         u: (b, t, d).
         a: (d, n) or (1, n), in the dtype of the state.
-        b: as a.
+        b: same shape and dtype as a.
         c: (d, n), in the dtype of the state.
         state: (b, d, n), or None for zeros.
         reset: (b, t) bool, or None.
@@ -52,11 +52,11 @@ class DiagonalSSM(NamedTuple):
 
 
 class GrowingSSM(NamedTuple):
-    """Canonical inputs: those of `diagonal_ssm`, with g and H.
+    """Canonical inputs: the inputs of `diagonal_ssm`, with g and H.
 
     Attributes:
         u: (b, t, d).
-        a: (d, n), as all factors.
+        a: (d, n), like all factors.
         growth: g, real.
         b: in the dtype of a.
         c: in the dtype of a.
@@ -78,8 +78,8 @@ class GrowingSSM(NamedTuple):
 def backends(convolution: Run, recurrence: Run) -> list[Backend]:
     """Return the table of a diagonal model.
 
-    The states of all steps are n times as large as the input. They are formed for few steps, of which there
-    is little to convolve, and where time is split: a convolution needs all steps.
+    The states of all steps are n times as large as the input. They are materialised for few steps, where a
+    convolution is slower, and if time is split, because a convolution needs all steps.
 
     Args:
         convolution: runs inputs with the `backend` of `long_conv`.
@@ -96,13 +96,13 @@ def backends(convolution: Run, recurrence: Run) -> list[Backend]:
     def is_long(given: Any) -> bool:
         return not stationary.is_short(given) and not time_is_split()
 
-    # one step is the first of `scan`
+    # the first entry of `scan` is for a single step
     first, *others = [by_scan(entry) for entry in BACKENDS if entry.name != "reference"]
     return [first, *stationary.convolutions(convolution, is_long), *others]
 
 
 def convolution(given: DiagonalSSM, backend: str) -> Values:
-    """y = K * u + the response of the initial state; the last state is a sum over all steps."""
+    """Compute y = K * u + the response of the initial state; the last state is a sum over all steps."""
     u, a, b, c, _, reset = given
     if exporting():
         return _any_length(given)
@@ -110,7 +110,7 @@ def convolution(given: DiagonalSSM, backend: str) -> Values:
     y, _ = long_conv(u, sums_of_powers(tables, c * b), reset=reset, mode="convolution", backend=backend)
 
     def response(x: Tensor) -> Values:
-        # a step from now, the state is a x, and no other power of a is needed
+        # the first step multiplies the state by a, so the response needs the same powers of a
         return sums_of_powers(tables, c * a * x).mT, tables.last * a * x
 
     return convolved(y, given, lambda u: b * weighted_by_age(tables, u), response)
@@ -128,7 +128,7 @@ def _any_length(given: DiagonalSSM) -> Values:
 
 
 def recurrence(given: DiagonalSSM, mode: str, backend: str) -> Values:
-    """All states by `scan`, then the outputs."""
+    """Compute all states by `scan`, then the outputs."""
     u, a, b, c, state, reset = given
     x, last = _states(a.expand_as(c), b * u[..., None], state, reset, mode, backend)
     return (c * x).sum(-1).real, last
@@ -137,17 +137,17 @@ def recurrence(given: DiagonalSSM, mode: str, backend: str) -> Values:
 def _states(
     a: Tensor, inputs: Tensor, state: Tensor | None, reset: Tensor | None, mode: str, backend: str
 ) -> Values:
-    """Return x_t = a * x_{t-1} + inputs_t of all steps, and the last one."""
+    """Return all x_t = a * x_{t-1} + inputs_t, and the last state."""
     state = None if state is None else state.flatten(-2)
     x, last = scan(a.flatten(), inputs.flatten(-2), state=state, reset=reset, mode=mode, backend=backend)
     return x.unflatten(-1, a.shape), last.unflatten(-1, a.shape)
 
 
 def growing_recurrence(given: GrowingSSM, mode: str, backend: str) -> Values:
-    """All states by `scan`, then the outputs."""
+    """Compute all states by `scan`, then the outputs."""
     u, a, growth, b, c, horizon, state, reset = given
     time = u.shape[1]
-    # of step s, the scale is e^(g (n - s)): as large as it can be without an input getting large
+    # the scale at step s is e^(g (n - s)), with the largest n for which no input overflows
     n = time - 1 + min(horizon / 2, horizon - time + 1)
     s = torch.arange(time, device=u.device, dtype=growth.dtype)[:, None, None]
     inputs = (b * torch.exp(-growth * (horizon - n + s))) * u.to(growth.dtype)[..., None]
@@ -159,7 +159,7 @@ def growing_recurrence(given: GrowingSSM, mode: str, backend: str) -> Values:
 
 
 def growing_convolution(given: GrowingSSM, backend: str) -> Values:
-    """y = K * u + the response of the initial state; the last state is a sum over all steps."""
+    """Compute y = K * u + the response of the initial state; the last state is a sum over all steps."""
     u, a, growth, b, c, horizon, _, reset = given
     time = u.shape[1]
     tables = _tables(a, growth, time, u.shape[0])
@@ -173,7 +173,7 @@ def growing_convolution(given: GrowingSSM, backend: str) -> Values:
         return b * torch.where(grows, from_first, weighted_by_age(tables, u))
 
     def response(state: Tensor) -> Values:
-        # a step from now, and at the end
+        # after the first step, and at the end
         now, end = a * state, a * turned * state
         weights = torch.stack([c * now * ~grows, c * _raised(end, growth * (time - horizon / 2)) * grows])
         forwards, backwards = sums_of_powers(tables, weights)
@@ -184,17 +184,17 @@ def growing_convolution(given: GrowingSSM, backend: str) -> Values:
 
 
 def _tables(a: Tensor, growth: Tensor, time: int, rows: int = 1) -> Powers:
-    """Powers of a, or of 1 / (a e^g) where it grows."""
+    """Return powers of a, or of 1 / (a e^g) for growing entries."""
     return powers(torch.where(growth > 0, a.conj(), a) * torch.exp(-growth), time, rows)
 
 
 def _turned(a: Tensor, growth: Tensor, time: int) -> Tensor:
-    """a^(time - 1) where it grows, else 1."""
+    """Return a^(time - 1) for growing entries, else 1."""
     return powers(torch.where(growth > 0, a, 1), time).last
 
 
 def _taps(tables: Powers, a: Tensor, growth: Tensor, w: Tensor, horizon: int) -> Tensor:
-    """K of w = c b; taps that grow are made from the last to the first."""
+    """Return K for w = c b; taps of growing entries are computed from the last to the first."""
     time, grows = tables.length, growth > 0
     last = _raised(w * _turned(a, growth, time), growth * (time - 1 - horizon))
     forwards, backwards = sums_of_powers(tables, torch.stack([w * ~grows, last * grows]))
@@ -202,7 +202,7 @@ def _taps(tables: Powers, a: Tensor, growth: Tensor, w: Tensor, horizon: int) ->
 
 
 def _raised(x: Tensor, exponent: Tensor) -> Tensor:
-    """x e^exponent, zero where x is, and right where x is as small as the exponential is large."""
+    """Return x e^exponent, zero if x is zero; correct even if only the exponential overflows."""
     largest = math.log(torch.finfo(real_dtype(x.dtype)).max)
     half = torch.exp(exponent.clamp(max=2 * largest) / 2)
     return x * half * half

@@ -1,4 +1,4 @@
-"""State-space models that are diagonal plus low rank: as a convolution and as a recurrence."""
+"""Time-invariant state-space models, diagonal plus low rank: as a convolution and as a recurrence."""
 
 from jaxtyping import Bool, Complex, Float, Inexact
 from torch import Tensor
@@ -20,7 +20,7 @@ def _canonical(given: DPLRSSM) -> DPLRSSM:
     check_shape("p", p, "(d, n, r)", (*a.shape, "r"), "Pass the rank's factors as columns.")
     if 0 in (a.shape[1], p.shape[2]):
         got = f"`a` and `p` must have n and r of at least 1; got {tuple(a.shape)} and {tuple(p.shape)}. "
-        raise ValueError(f"{got}Of rank 0, `diagonal_ssm` has less to do.")
+        raise ValueError(f"{got}For rank 0, use `diagonal_ssm`.")
     check_shape("q", q, "(d, n, r)", p.shape, "Give it the shape of `p`.")
     for name, x in (("b", b), ("c", c)):
         check_shape(name, x, "(d, n)", a.shape, "Give it the shape of `a`.")
@@ -46,30 +46,30 @@ def dplr_ssm(
     mode: str = "auto",
     backend: str = "auto",
 ) -> tuple[Float[Tensor, "b t d"], Complex[Tensor, "b d n"]]:
-    """Run a linear state-space model for every channel, whose matrix is diagonal plus low rank.
+    """Run a linear state-space model with a diagonal plus low-rank matrix for every channel.
 
         x_t = a * x_{t-1} - p Re(q^T x_{t-1}) + b u_t    y_t = Re(sum_n c_n x_tn)
 
-    Where an entry of the state stands for a conjugate pair, pass 2 q and 2 c. Nothing depends on time, so the
-    model is also a convolution, to which the initial state adds its response. Without p and q, it is
-    `linrec.ops.diagonal_ssm`; with a whole matrix, `linrec.ops.dense_ssm`.
+    If an entry of the state represents a conjugate pair, pass 2 q and 2 c. The model is time-invariant, so it
+    is also a convolution, plus the response of the initial state. Without p and q, it is
+    `linrec.ops.diagonal_ssm`; with a dense matrix, `linrec.ops.dense_ssm`.
 
     {backends}
 
-    `"auto"` takes the loop for at most 16 steps, else the convolution. Its taps are those of (1 + r)^2
-    diagonal models, joined by Woodbury's identity for power series that end where the sequence does; so they
-    are exact for any number of steps, without a high power of the matrix. Taps are computed in double
-    precision, by torch on every device; `backend` says who convolves.
+    `"auto"` uses the loop for at most 16 steps, else the convolution. Its taps are the taps of (1 + r)^2
+    diagonal models, combined by Woodbury's identity for power series truncated to the length of the sequence.
+    So they are exact for any number of steps, without a high power of the matrix. Taps are computed in double
+    precision, by torch on every device; `backend` selects the convolution.
 
     Args:
         u: input (b, t, d) in float32, float64, bfloat16 or float16.
         a: diagonal (d, n), complex.
-        p: factors of the low rank (d, n, r), r at least 1.
-        q: the other factors (d, n, r).
-        b: factors of the input (d, n).
-        c: factors of the output (d, n). All five are complex64, or complex128 beside double inputs. Nothing
-            limits the eigenvalues of diag(a) - p q^T or a, but those above 1 grow exponentially.
-        state: x before the first step (b, d, n), in any precision; None means zeros.
+        p: left factors of the low-rank part (d, n, r), r at least 1.
+        q: right factors of the low-rank part (d, n, r).
+        b: input weights (d, n).
+        c: output weights (d, n). All five factors are complex64, or complex128 for double inputs. Eigenvalues
+            of diag(a) - p q^T and magnitudes of a are not restricted, but above 1 they grow exponentially.
+        state: initial x (b, d, n), in any precision; None means zeros.
         reset: (b, t) bool; true at t clears the state before step t.
         mode: "auto", "convolution" or "recurrent".
         backend: "auto", "torch", "triton" or "reference".
@@ -78,16 +78,15 @@ def dplr_ssm(
         y (b, t, d) in the dtype of `u`, and x after the last step, complex64 or complex128.
 
     Raises:
-        TypeError: dtypes that are not supported or do not fit together.
-        ValueError: shapes or devices that do not fit together; a (mode, backend) that does not exist, or that
-            cannot run here.
+        TypeError: a dtype is not supported, or dtypes do not match.
+        ValueError: shapes or devices do not match; (mode, backend) is unknown or cannot run here.
 
     Source:
         S4 (Gu, Goel and Ré, 2022): the recurrence after the bilinear transform, and Woodbury's identity for
-        its generating function, here not at the roots of unity, but as a series.
+        its generating function, here as a power series instead of values at the roots of unity.
 
     Example:
-        A state that is fed back and cancels itself after one step:
+        A state that cancels itself by feedback after a step:
 
         >>> import torch
         >>> one = torch.ones(1, 1, dtype=torch.complex64)

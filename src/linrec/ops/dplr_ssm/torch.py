@@ -1,18 +1,17 @@
 """The model as a loop over its states, and as a convolution.
 
-What the low rank takes from the state, s_t = Re(q^T x_{t-1}), is a signal of its own: given u and s, the
-model is diagonal. With k_xy the taps Re(x a^l y) of diagonal models and z a delay by one step,
+The low-rank feedback s_t = Re(q^T x_{t-1}) is a signal: given u and s, the model is diagonal. Let k_xy be the
+taps Re(x a^l y) of diagonal models, and z a delay by a step. Then
 
     s = (1 + z k_qp)^-1 z k_qb * u    y = k_cb * u - k_cp * s
 
-This is Woodbury's identity for series in z, which end where the sequence does: no power of the whole matrix
-corrects them. The states between stretches of about sqrt(t) steps are what one such power makes of them; it
-is the same identity for a few terms.
+This is Woodbury's identity for power series in z, truncated to the length of the sequence, so no power of the
+whole matrix is needed for the outputs. States are computed only between blocks of about sqrt(t) steps. They
+use a single such power of the matrix, which comes from the same identity with fewer terms.
 
-Series in z have small matrices for coefficients, and are cut after as many terms as a sequence has steps.
-They are the taps of causal filters: a product of series is one filter after the other, and 1 / (1 + z f) is
-what feeding f back a step later makes of a signal. Series are (r, s, d, t): r x s matrices for each of d
-channels and t powers of z.
+The coefficients of the series are small matrices. A series is the impulse response of a causal filter: a
+product of series is a composition of filters, and 1 / (1 + z f) is delayed feedback through f. Series have
+the shape (r, s, d, t): r x s matrices for each of d channels and t powers of z.
 """
 
 from collections.abc import Sequence
@@ -58,23 +57,23 @@ class DPLRSSM(NamedTuple):
 
 
 def recurrence(given: DPLRSSM) -> Values:
-    """States one after the other, then all outputs at once."""
+    """Compute the states step by step, then all outputs at once."""
     u, a, p, q, b, c, state, reset = given
     x, last = states(b * u[..., None], state, reset, lambda x: _step(x, a, p, q))
     return (c * x).sum(-1).real, last
 
 
 def convolution(given: DPLRSSM, backend: str) -> Values:
-    """y = K * u + the response of the initial state; states are formed between stretches of time."""
+    """Compute y = K * u + the response of the initial state; states are computed between blocks of time."""
     u, a, p, q, b, c, state, reset = given
     inputs, time = wide(u), u.shape[1]
     if exporting():
         before = None if state is None else _real(state)
         y, x = any_length(DenseSSM(inputs, *_real_form(a, p, q, b, c), before, reset))
         return y[..., 0], torch.complex(*x.chunk(2, -1))
-    # taps are small differences of large ones, which single precision would leave few digits of
+    # taps are small differences of large numbers, which would cancel in single precision
     a, p, q, b, c = map(in_double, (a, p, q, b, c))
-    # vectors as rows (1 + r, d, n)
+    # input and output vectors as rows (1 + r, d, n)
     into, out = (torch.cat([x[None], y.movedim(-1, 0)]) for x, y in ((b, p), (c, q)))
     tables = powers(a, time)
     taps = sums_of_powers(tables, out[:, None] * into)
@@ -87,7 +86,7 @@ def convolution(given: DPLRSSM, backend: str) -> Values:
     through = _power(a, stretch, size).to(inputs)
 
     def last(u: Tensor) -> Tensor:
-        # the first stretch filled up with zeros
+        # zero-padded at the start of the first block
         blocks = functional.pad(u.mT, (-time % size, 0)).unflatten(-1, (-1, size))
         first, *parts = torch.einsum("bdfl,dnl->fdbn", blocks, stretch.inputs.flip(-1).to(u))
         x = first
@@ -96,7 +95,7 @@ def convolution(given: DPLRSSM, backend: str) -> Values:
         return _complex(x)
 
     def response(state: Tensor) -> Values:
-        # one step, and then whole stretches
+        # a single step, then whole blocks
         starts = [_real(_step(state.to(a), a, p, q).to(state)).transpose(0, 1)]
         whole, rest = divmod(time - 1, size)
         for _ in range(whole):
@@ -109,13 +108,13 @@ def convolution(given: DPLRSSM, backend: str) -> Values:
 
 
 def _real_form(a: Tensor, p: Tensor, q: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """A (d, 2 n, 2 n), B (d, 2 n) and C (d, 1, 2 n) of the model on states as (real, imaginary)."""
+    """Return A (d, 2 n, 2 n), B (d, 2 n) and C (d, 1, 2 n) of the model, with states as (real, imaginary)."""
     taken = _real(p, -2) @ _real(q.conj(), -2).mT
     return turning(a) - taken, _real(b), _real(c.conj())[:, None]
 
 
 class _Stretch(NamedTuple):
-    """Of a few steps l, with states as real numbers: A^l B, C A^l, q^T A^l, and p a^l, (.., d, 2 n, l)."""
+    """A^l B, C A^l, q^T A^l and p a^l for the steps l of a block, with real states, (.., d, 2 n, l)."""
 
     inputs: Tensor
     outputs: Tensor
@@ -135,7 +134,7 @@ def _stretch(near: Tensor, into: Tensor, out: Tensor, back: Tensor, of_u: Tensor
 
 
 def _power(a: Tensor, stretch: _Stretch, steps: int) -> Tensor:
-    """A^steps transposed, (d, 2 n, 2 n), for 1 to as many steps as a stretch has."""
+    """Return A^steps transposed, (d, 2 n, 2 n), for 1 up to the number of steps in a block."""
     diagonal = turning(a * stretch.diagonal[..., steps - 1]).mT
     given = stretch.given[..., :steps].flip(-1)
     return diagonal - torch.einsum("rdml,rdnl->dmn", stretch.taken[..., :steps], given)
@@ -151,46 +150,46 @@ def _real(x: Tensor, dim: int = -1) -> Tensor:
 
 
 def _complex(x: Tensor) -> Tensor:
-    """States (b, d, n) of real ones (d, b, 2 n)."""
+    """Return complex states (b, d, n) from real states (d, b, 2 n)."""
     return torch.complex(*x.transpose(0, 1).chunk(2, -1))
 
 
 def delayed(series: Tensor) -> Tensor:
-    """z f, with as many terms as f."""
+    """Return z f, with as many terms as f."""
     return functional.pad(series, (1, 0))[..., :-1]
 
 
 def times(f: Tensor, g: Tensor) -> Tensor:
-    """f g, of f (r, s, d, t) and g (s, k, d, t)."""
+    """Return f g for f (r, s, d, t) and g (s, k, d, t)."""
     length = f.shape[-1]
     size = transform_size(2 * length - 1)
     return torch.fft.irfft(_product(torch.fft.rfft(f, size), torch.fft.rfft(g, size)), size)[..., :length]
 
 
 def matrices(f: Tensor, length: int) -> Tensor:
-    """M with g M = f g for rows g of so many terms: (.., t) to (.., length, length)."""
+    """Return matrices M with g M = f g for rows g of `length` terms: (.., t) to (.., length, length)."""
     return functional.pad(f[..., :length], (length - 1, 0)).unfold(-1, length, 1).flip(-2)
 
 
 class Series(NamedTuple):
-    """f (r, r, d, t)."""
+    """A series f (r, r, d, t)."""
 
     f: Tensor
 
 
 class Inverse(NamedTuple):
-    """v = (1 + z f)^-1, as f."""
+    """The inverse v = (1 + z f)^-1, in the shape of f."""
 
     v: Tensor
 
 
 def fed_back(f: Tensor) -> Tensor:
-    """Return (1 + z f)^-1 of f (r, r, d, t), by Newton's iteration on its first terms."""
+    """Return (1 + z f)^-1 for f (r, r, d, t), by Newton's iteration on the leading terms."""
     return _fed_back(Series(f)).v
 
 
 def _inverse(given: Series, keep: bool) -> Inverse:
-    """Double the terms that are right: v <- v - v ((1 + z f) v - 1)."""
+    """Double the number of correct terms in each iteration: v <- v - v ((1 + z f) v - 1)."""
     f = given.f
     time = f.shape[-1]
     identity = torch.eye(len(f), dtype=f.dtype, device=f.device)[..., None, None]
@@ -201,7 +200,7 @@ def _inverse(given: Series, keep: bool) -> Inverse:
     v = h[..., :1]
     for length in reversed(lengths[:-1]):
         known = v.shape[-1]
-        # what wraps around falls on the terms that are known
+        # circular wrap-around only affects the leading terms, which are already known
         size = transform_size(length)
         spectrum = torch.fft.rfft(v, size)
         error = torch.fft.irfft(_product(torch.fft.rfft(h[..., :length], size), spectrum), size)
@@ -212,7 +211,7 @@ def _inverse(given: Series, keep: bool) -> Inverse:
 
 
 def _adjoint(given: Series, kept: Inverse, d: Inverse, needs: Sequence[bool]) -> tuple[Tensor]:
-    """df of dv = -v z df v: products with time reversed."""
+    """Return df from dv = -v z df v, by products with time reversed."""
     v = kept.v.transpose(0, 1)
     dh = -times(times(v, d.v.flip(-1)), v).flip(-1)
     return (functional.pad(dh[..., 1:], (0, 1)),)
@@ -222,5 +221,5 @@ _fed_back = Differentiable(Series, Inverse, _inverse, _adjoint, saves=("v",))
 
 
 def _product(f: Tensor, g: Tensor) -> Tensor:
-    # matrices are of one or two rows, which products of matrices are slow for
+    # an explicit sum, because matmul is slow for matrices with one or two rows
     return (f[:, :, None] * g[None]).sum(1)

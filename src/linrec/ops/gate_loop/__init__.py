@@ -298,8 +298,8 @@ def gate_loop_matrix(
         Lower triangular matrices (b, h, t, t) in the real precision of `q`; axes are ordered as in attention.
 
     Raises:
-        TypeError: dtypes that are not supported or do not fit together.
-        ValueError: shapes that do not fit together.
+        TypeError: a dtype is not supported, or dtypes do not match.
+        ValueError: shapes do not match.
 
     Source:
         Katsch, GateLoop (2023), eq. 18-21: Re(Qbar Kbar^T) * M.

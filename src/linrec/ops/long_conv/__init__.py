@@ -146,7 +146,7 @@ def long_conv(
         taps need keep no more than the last n - 1.
 
     Raises:
-        TypeError: dtypes that are not supported or do not fit together.
+        TypeError: a dtype is not supported, or dtypes do not match.
         ValueError: shapes or devices that do not fit together; a kernel longer than the inputs; an unknown
             (mode, backend), or one that cannot run here.
 

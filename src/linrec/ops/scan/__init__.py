@@ -126,9 +126,8 @@ def scan(
         the inputs are double.
 
     Raises:
-        TypeError: dtypes that are not supported or do not fit together.
-        ValueError: shapes or devices that do not fit together; a (mode, backend) that does not exist, or that
-            cannot run here.
+        TypeError: a dtype is not supported, or dtypes do not match.
+        ValueError: shapes or devices do not match; (mode, backend) is unknown or cannot run here.
 
     Source:
         Katsch, GateLoop (2023), eq. 7 with x for k_n^T v_n; the parallel scan's operator is eq. 13.

@@ -143,7 +143,7 @@ def selective_scan(
         zero-length time h_t is h_0.
 
     Raises:
-        TypeError: dtypes that are not supported or do not fit together.
+        TypeError: a dtype is not supported, or dtypes do not match.
         ValueError: shapes or devices that do not fit together; values out of range; a (mode, backend) that
             does not exist, or that cannot run here; a call within `time_parallel`.
 

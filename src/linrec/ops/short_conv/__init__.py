@@ -1,4 +1,4 @@
-"""The short convolution: every channel filtered by a few taps of its own, with the tail carried."""
+"""The short convolution: a depthwise causal filter with few taps, and the last inputs as its state."""
 
 from jaxtyping import Bool, Float
 from torch import Tensor, zeros
@@ -22,7 +22,7 @@ def _canonical(given: ShortConv) -> ShortConv:
     if weight.ndim != 2 or weight.shape[0] != channels or weight.shape[1] == 0:
         raise ValueError(
             f"`weight` must have shape (c, width) = ({channels}, width), width at least 1; got "
-            f"{tuple(weight.shape)}. Of a depthwise torch.nn.Conv1d, pass `conv.weight[:, 0].flip(-1)`."
+            f"{tuple(weight.shape)}. For a depthwise torch.nn.Conv1d, pass `conv.weight[:, 0].flip(-1)`."
         )
     check_shape("bias", bias, "(c,)", (channels,), "Pass one number per channel.")
     for name, parameter in (("weight", weight), ("bias", bias)):
@@ -61,38 +61,38 @@ def short_conv(
     mode: str = "auto",
     backend: str = "auto",
 ) -> tuple[Float[Tensor, "b t c"], Float[Tensor, "b width-1 c"]]:
-    """Filter every channel by its own few taps, causally: a depthwise convolution.
+    """Filter every channel causally with its own few taps: a depthwise convolution.
 
         y_tc = sum_{j=0..width-1} w_cj x_{t-j,c} + b_c
 
-    The first tap is that of the current step. The state is what later outputs need of the past: the last
-    width - 1 inputs, oldest first.
+    The first tap belongs to the current step. The state holds the last width - 1 inputs, oldest first, on
+    which later outputs depend.
 
     {backends}
 
     Args:
         x: input (b, t, c) in float32, float64, bfloat16 or float16.
-        weight: taps (c, width), width at least 1, in the dtype of `x`, or in float32 beside an input in half
-            precision. `torch.nn.Conv1d` has them the other way round: pass `conv.weight[:, 0].flip(-1)`.
+        weight: taps (c, width), width at least 1, in the dtype of `x`, or in float32 with a half-precision
+            input. `torch.nn.Conv1d` stores taps in reverse: pass `conv.weight[:, 0].flip(-1)`.
         bias: (c,), dtypes as for `weight`.
-        state: the inputs before the first (b, width - 1, c), in any precision; None means zeros.
-        reset: (b, t) bool; true at t hides all steps before t from t and later ones, the state too.
+        state: previous inputs (b, width - 1, c), in any precision; None means zeros.
+        reset: (b, t) bool; true at t hides all steps before t, and the state, from step t and later steps.
         mode: "auto", "convolution" or "recurrent".
         backend: "auto", "torch" or "reference".
 
     Returns:
         y (b, t, c) in the dtype of `x`, and the last width - 1 inputs in float32 (float64 for double inputs),
-        with zeros for those that a reset hides and where there were fewer.
+        with zeros for steps that a reset hides and for missing steps.
 
     Raises:
-        TypeError: dtypes that are not supported or do not fit together.
-        ValueError: shapes or devices that do not fit together; an unknown (mode, backend).
+        TypeError: a dtype is not supported, or dtypes do not match.
+        ValueError: shapes or devices do not match; (mode, backend) is unknown.
 
     Source:
-        Gu and Dao, Mamba (2023), section 3.4, has it in front of its recurrence, as have many since.
+        Gu and Dao, Mamba (2023), section 3.4, and many later models use it before the recurrence.
 
     Example:
-        Differences, in two calls:
+        Differences between consecutive inputs, in two calls:
 
         >>> import torch
         >>> x, taps = torch.tensor([1.0, 3.0, 6.0]).reshape(1, 3, 1), torch.tensor([[1.0, -1.0]])

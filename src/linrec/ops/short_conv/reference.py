@@ -1,4 +1,4 @@
-"""The convolution as a plain loop over time: the oracle that the other mode is tested against."""
+"""The convolution as a plain loop over time: the reference for tests of the other mode."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""The convolution as a sum of shifted inputs, which suits a few taps, and one step as well as many."""
+"""The convolution as a sum of shifted inputs, which is efficient for few taps and any number of steps."""
 
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ class ShortConv(NamedTuple):
         x: (b, t, c).
         weight: (c, width).
         bias: None or (c,).
-        state: the inputs before the first (b, width - 1, c), oldest first.
+        state: previous inputs (b, width - 1, c), oldest first.
         reset: None or (b, t) bool.
     """
 
@@ -28,13 +28,13 @@ class ShortConv(NamedTuple):
 
 
 def convolution(given: ShortConv) -> tuple[Tensor, Tensor]:
-    """y = sum_j w_j (x shifted by j) + b, over the state and the new inputs."""
+    """Compute y = sum_j w_j (x shifted by j) + b, over the state and the new inputs."""
     x, weight, bias, state, reset = given
     time, past = x.shape[1], state.shape[1]
     inputs = torch.cat([state, x], dim=1)
     document = None if reset is None else documents(reset, past=past)
     y = by_shifts(x, inputs, weight, document)
-    # a view would keep all inputs as long as the state
+    # cloned, because a view would keep all inputs alive
     last = inputs[:, time:].clone()
     if document is not None and past:
         last = last.masked_fill((document[:, time:] != document[:, -1:])[..., None], 0)
@@ -42,9 +42,9 @@ def convolution(given: ShortConv) -> tuple[Tensor, Tensor]:
 
 
 def by_shifts(x: Tensor, inputs: Tensor, weight: Tensor, document: Tensor | None) -> Tensor:
-    """Return y = sum_j w_j (x shifted by j); `inputs` are x and the width - 1 steps before it.
+    """Return y = sum_j w_j (x shifted by j); `inputs` are x with the width - 1 steps before it.
 
-    Steps see the inputs of their own `document`, (b, width - 1 + t).
+    An output only depends on inputs of its own `document`, (b, width - 1 + t).
     """
     time, past = x.shape[1], weight.shape[1] - 1
     y = x * weight[:, 0]
