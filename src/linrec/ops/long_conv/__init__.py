@@ -1,4 +1,4 @@
-"""The long convolution: every channel filtered by a kernel as long as the sequence."""
+"""The long convolution: every channel has a causal filter of up to the length of the sequence."""
 
 from collections.abc import Callable
 from functools import partial
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 FEW = 8
-"""Up to this many steps, a sum over all taps for each is cheaper than a transform of all inputs."""
+"""For up to this many steps, summing over the taps is faster than FFTs of all inputs."""
 
 
 class LongConv(NamedTuple):
@@ -38,7 +38,7 @@ class LongConv(NamedTuple):
     Attributes:
         u: (b, t, d).
         kernel: (d, length).
-        state: (b, s, d), or None for no step.
+        state: (b, s, d), or None for s = 0.
         reset: (b, t), or None.
     """
 
@@ -49,7 +49,7 @@ class LongConv(NamedTuple):
 
 
 def _canonical(given: LongConv) -> LongConv:
-    """Check shapes and dtypes; the state is checked here, for it has any number of steps."""
+    """Check shapes and dtypes; also of the state, which may have any number of steps."""
     u, kernel, state, _ = given
     check_axes("u", u, "(batch, time, channels)", "Add the missing axes, or flatten heads into channels.")
     check_supported("u", u)
@@ -66,13 +66,13 @@ def _canonical(given: LongConv) -> LongConv:
     if kernel.shape[1] > past + time:
         raise ValueError(
             f"`kernel` must have at most as many taps as there are inputs, s + t = {past} + {time}; "
-            f"got {kernel.shape[1]}. Cut it to `kernel[:, :{past + time}]`: no input reaches further taps."
+            f"got {kernel.shape[1]}. Pass `kernel[:, :{past + time}]`: later taps have no input."
         )
     return given
 
 
 def _run(given: LongConv, convolve: Callable[[Convolution, int], Tensor]) -> tuple[Tensor, Tensor]:
-    """Return y of all inputs so far, and these inputs as the state."""
+    """Return y, and all inputs so far as the state."""
     u, kernel, state, reset = given
     inputs = u if state is None else cat([entering(state, reset).to(u.dtype), u], dim=1)
     before = inputs.shape[1] - u.shape[1]
@@ -84,7 +84,7 @@ def _run(given: LongConv, convolve: Callable[[Convolution, int], Tensor]) -> tup
 
 
 def _entry(mode: str, name: str, convolve: Callable[..., Tensor], about: str, **options: Any) -> Backend:
-    # the state keeps the dtype of u, and each piece is widened as it is transformed
+    # the state keeps the dtype of u, and each block of channels is widened when it is transformed
     return Backend(mode, name, partial(_run, convolve=convolve), about, widen=False, **options)
 
 
@@ -118,43 +118,43 @@ def long_conv(
 
         y_td = sum_{j=0..length-1} K_dj u_{t-j,d}
 
-    The state is the inputs so far, oldest first: it grows. A kernel that a state-space model generates needs
-    none of that; `linrec.ops.diagonal_ssm` has a state of fixed size.
+    The state consists of all inputs so far, oldest first, so it grows. Kernels of state-space models do not
+    need it: `linrec.ops.diagonal_ssm` has a state of constant size.
 
     {backends}
 
-    `"auto"` takes sums for at most 8 steps, else FFTs: on CUDA by Triton, unless there is a `reset`. Both are
-    computed in float32 (float64 for double inputs). Sequences are padded to an even length whose prime
-    factors are 2, 3 and 5 (with `reset`, to a power of two), and transformed some channels at a time: beside
-    inputs, outputs and gradients, neither pass needs more memory than `u` and K take, or 64 MiB. Gradients
-    need u and K alone, and no spectrum is kept for them. Forward mode (`torch.func.jvp`) goes through the
-    sums alone.
+    `"auto"` uses sums for at most 8 steps, else FFTs: on CUDA by Triton, unless there is a `reset`. FFTs
+    compute in float32 (float64 for double inputs). Sequences are padded to an even length whose prime factors
+    are 2, 3 and 5 (with `reset`, to a power of two). A block of channels is transformed at a time, so besides
+    inputs, outputs and gradients each pass needs at most as much memory as `u` and K, or 64 MiB. Only u and K
+    are saved for the gradients, no spectra. Forward-mode differentiation (`torch.func.jvp`) only supports the
+    sums.
 
     Args:
         u: input (b, t, d) in float32, float64, bfloat16 or float16.
-        kernel: K (d, length), the tap of the current step first, in the dtype of `u`, or in float32 beside an
-            input in half precision. At most as long as all inputs, s + t: cut what is longer.
-        state: the inputs before the first (b, s, d), any s, in any precision; None means none.
-        reset: (b, t) bool; true at t hides all steps before t from t and later ones, the state too. Triton's
-            backend takes None alone.
+        kernel: K (d, length), the tap of the current step first, in the dtype of `u`, or in float32 with a
+            half-precision input. At most s + t taps: truncate longer kernels.
+        state: previous inputs (b, s, d), any s, in any precision; None means no previous input.
+        reset: (b, t) bool; true at t hides all steps before t, and the state, from step t and later steps.
+            The Triton backend only supports None.
         mode: "auto", "convolution" or "recurrent".
         backend: "auto", "torch", "triton" or "reference".
 
     Returns:
-        y (b, t, d) in the dtype of `u`, and all s + t inputs in that dtype, with zeros for those that a reset
-        hides: `u` itself where there is no state and no reset. A caller whose kernel never has more than n
-        taps need keep no more than the last n - 1.
+        y (b, t, d) in the dtype of `u`, and all s + t inputs in that dtype, with zeros for inputs that a
+        reset hides. Without a state and resets, this is `u` itself. If the kernel never has more than n taps,
+        it suffices to keep the last n - 1 inputs.
 
     Raises:
         TypeError: a dtype is not supported, or dtypes do not match.
-        ValueError: shapes or devices that do not fit together; a kernel longer than the inputs; an unknown
-            (mode, backend), or one that cannot run here.
+        ValueError: shapes or devices do not match; the kernel is longer than the inputs; (mode, backend) is
+            unknown or cannot run here.
 
     Source:
         Gu, Goel and Ré, S4 (2022), eq. 4 and 5: a linear state-space model is a convolution.
 
     Example:
-        A kernel that halves at each step:
+        A kernel that is halved at each step:
 
         >>> import torch
         >>> u, kernel = torch.tensor([1.0, 0.0, 4.0]).reshape(1, 3, 1), 0.5 ** torch.arange(3.0)[None]

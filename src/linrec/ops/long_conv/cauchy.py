@@ -1,6 +1,6 @@
-"""Kernels of state-space models that are diagonal plus low rank: products with a matrix of Cauchy's kind.
+"""Kernels of diagonal plus low-rank state-space models, by products with a Cauchy-like matrix.
 
-Triton's kernels form that matrix in registers alone.
+The Triton kernels form the matrix only in registers.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from linrec.ops.long_conv.powers import Sums, made_by
 
 KERNELS = Kernels("fft.triton")
 FREQUENCIES, ENTRIES = 64, 16
-"""Frequencies and entries of the state that a program has at once."""
+"""Number of frequencies, and of entries of the state, per tile of a program."""
 
 
 class LowRank(NamedTuple):
@@ -43,7 +43,7 @@ class Cauchy(NamedTuple):
         weights: w (d, k, n).
         Lambda: (d, n).
         around: (d, f).
-        rest: (f,), without a gradient.
+        rest: (f,), not differentiated.
     """
 
     weights: Tensor
@@ -85,51 +85,51 @@ sums_by_triton = kernel_op(
 
 
 def _kernel(given: LowRank, *, fused: bool) -> Tensor:
-    """Return K (d, length); `fused` has Triton make the sums."""
+    """Return K (d, length); `fused` selects the Triton kernels."""
     Lambda, P, B, C, dt, length = given
     if Lambda.numel() == 0:
         return (dt * C.sum(1).real)[:, None].repeat(1, length)
     C = C + _after(Lambda, P, C, dt, length).to(C.dtype)
-    # both of each conjugate pair
+    # both entries of each conjugate pair
     Lambda, P, B, C = (torch.cat([x, x.conj()], 1) for x in (Lambda, P, B, C))
-    # all weights of the sums over the state: (C, P^*) times (B, P)
+    # weights of all sums over the state: the outer product of (C, P^*) and (B, P)
     left, right = torch.cat([C[:, None], P.mH], 1), torch.cat([B[:, None], P.mT], 1)
     weights = (left[:, :, None] * right[:, None]).flatten(1, 2)
-    # halfway between the roots of unity, of which 1 is a pole where Lambda or dt is zero: those that are not
-    # the conjugates of others
+    # the points halfway between the roots of unity, because the root 1 is a pole if Lambda or dt is zero; one
+    # of each conjugate pair of points
     half = (length + 1) // 2
     steps = torch.arange(length, device=Lambda.device, dtype=in_double(dt).dtype)
     turn = torch.polar(torch.ones_like(steps), torch.pi * steps / length)
     z = torch.polar(torch.ones_like(steps[:half]), -torch.pi * (2 * steps[:half] + 1) / length)
     turn, z = turn.to(Lambda.dtype), z.to(Lambda.dtype)
-    # by torch, as many at a time as make four kernels
+    # torch processes as many points at a time as need the memory of four kernels
     at_once = half if fused else max(1, 4 * length // Lambda.shape[1])
     run: Callable[..., Tensor] = _spectrum if fused else partial(checkpoint, _spectrum, use_reentrant=False)
     sums_of = sums_by_triton if fused else sums_by_torch
     spectrum = torch.cat([run(weights, Lambda, dt, some, sums_of) for some in z.split(at_once)], -1)
     spectrum = torch.cat([spectrum, spectrum[:, : length // 2].conj().flip(-1)], -1)
-    # the transform of K_l exp(-i pi l / length)
+    # inverse transform of K_l exp(-i pi l / length)
     return (turn * torch.fft.ifft(spectrum)).real
 
 
 def _spectrum(
     weights: Tensor, Lambda: Tensor, dt: Tensor, z: Tensor, sums_of: Callable[[Cauchy], Sums]
 ) -> Tensor:
-    """Return dt C ((1 - z) I - dt (1 + z) A / 2)^-1 B at all z, (d, z)."""
+    """Return dt C ((1 - z) I - dt (1 + z) A / 2)^-1 B for all z, (d, z)."""
     around = dt[:, None] / 2 * (1 + z)
     rank = round(weights.shape[1] ** 0.5) - 1
     sums = sums_of(Cauchy(weights, Lambda, around, 1 - z)).sums
     sums = sums.unflatten(1, (1 + rank, 1 + rank)).movedim(-1, 1)
     inner = torch.eye(rank, dtype=z.dtype, device=z.device) + around[..., None, None] * sums[..., 1:, 1:]
-    # what the low rank changes
+    # Woodbury's correction for the low rank
     change = sums[..., :1, 1:] @ torch.linalg.solve(inner, sums[..., 1:, :1])
     return dt[:, None] * (sums[..., 0, 0] - around * change[..., 0, 0])
 
 
 def _after(Lambda: Tensor, P: Tensor, C: Tensor, dt: Tensor, length: int) -> Tensor:
-    """Return C Abar^length of one of each conjugate pair, (d, n), with states as real numbers."""
+    """Return C Abar^length for one entry of each conjugate pair, (d, n), computed with real states."""
     Lambda, P, C = map(in_double, (Lambda, P, C))
-    # P^* x of both entries of a pair is twice the real part of one
+    # P^* x summed over a pair is twice the real part of an entry
     P = torch.cat([P.real, P.imag], 1)
     A = dt.to(P.dtype)[:, None, None] / 2 * (turning(Lambda) - 2 * P @ P.mT)
     identity = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
@@ -140,7 +140,7 @@ def _after(Lambda: Tensor, P: Tensor, C: Tensor, dt: Tensor, length: int) -> Ten
 
 
 def turning(a: Tensor) -> Tensor:
-    """Return the product with numbers a (d, n) as matrices (d, 2 n, 2 n) on states as (real, imaginary)."""
+    """Return matrices (d, 2 n, 2 n) that multiply states, given as (real, imaginary), by a (d, n)."""
     real, imaginary = torch.diag_embed(a.real), torch.diag_embed(a.imag)
     return torch.cat([torch.cat([real, -imaginary], -1), torch.cat([imaginary, real], -1)], -2)
 
@@ -162,39 +162,39 @@ def cauchy_kernel(
     *,
     backend: str = "auto",
 ) -> Float[Tensor, "d length"]:
-    """Make the kernel of a state-space model that is diagonal plus low rank, after the bilinear transform.
+    """Return the kernel of a diagonal plus low-rank state-space model, after the bilinear transform.
 
         K_dl = C Abar^l Bbar    x' = (diag(Lambda) - P P^*) x + B u
 
-    Each entry stands for a conjugate pair, as do its rows of P, B and C: the sums are over both. The kernel
-    is the inverse transform of its spectrum at z = exp(-pi i (2 k + 1) / length), none of which is 1,
+    Each entry represents a conjugate pair, with its rows of P, B and C; the sums are over both. The kernel is
+    the inverse Fourier transform of its spectrum at z = exp(-pi i (2 k + 1) / length), which never is 1:
 
         C (I + Abar^length) (I - z Abar)^-1 Bbar
 
-    By Woodbury's identity, that is made of products of (1 + r)^2 vectors with a matrix of Cauchy's kind, of
-    entries 1 / ((1 - z) - dt (1 + z) lambda / 2). By torch, spectra are formed at some z at a time, and again
-    for the gradients, so that no numbers of size (d, n, length) exist at once; Triton's kernels form the
-    matrix in registers. Abar^length is formed by squaring, in double precision.
+    By Woodbury's identity, the spectrum follows from products of (1 + r)^2 vectors with a Cauchy-like matrix
+    of entries 1 / ((1 - z) - dt (1 + z) lambda / 2). Torch computes the spectrum for some z at a time, and
+    again for the gradients, so that (d, n, length) numbers are never in memory. The Triton kernels form the
+    matrix in registers. Abar^length comes from repeated squaring in double precision.
 
-    `"auto"` takes Triton on CUDA, else torch.
+    `"auto"` uses Triton on CUDA, else torch.
 
     Args:
         Lambda: diagonal (d, n), complex64 or complex128, with real parts <= 0.
-        P: (d, n, r), factors of the low rank, all in the dtype of `Lambda`.
-        B: what the input is multiplied by (d, n).
-        C: what states are multiplied by (d, n).
-        dt: step sizes (d,), real, >= 0. Values are looked at on the CPU; elsewhere, and under torch.compile,
-            that would mean waiting.
-        length: how many taps, at least 1.
+        P: (d, n, r), factors of the low-rank part, in the dtype of `Lambda`, like B and C.
+        B: input weights (d, n).
+        C: output weights (d, n).
+        dt: step sizes (d,), real, >= 0. Values are checked on the CPU only, because reading them would wait
+            for the device; under torch.compile they are not checked.
+        length: number of taps, at least 1.
         backend: "auto", "torch" or "triton".
 
     Returns:
         K (d, length), real.
 
     Raises:
-        TypeError: dtypes that are not complex, or differ in precision.
-        ValueError: shapes that do not fit together, values out of range, a `length` below 1, or a `backend`
-            that is unknown or cannot run here.
+        TypeError: a dtype is not complex, or precisions differ.
+        ValueError: shapes do not match, values are out of range, `length` is below 1, or `backend` is unknown
+            or cannot run here.
 
     Source:
         S4 (Gu, Goel and Ré, 2022), theorem 3 and its appendix on the convolution kernel; -P P^* is the stable

@@ -1,8 +1,8 @@
-"""Sums over the powers of many numbers, from two short tables of powers: kernels of diagonal models.
+"""Sums of powers from two short tables of powers: kernels of diagonal models.
 
-With l = c i + j, a^l = (a^c)^i a^j: tables of about sqrt(length) powers make all of them by a product of
-matrices, which sums over the numbers at once. So nothing of size numbers x length is formed, in either pass.
-Triton's kernels can make the sums too.
+With l = c i + j, a^l = (a^c)^i a^j. So tables of about sqrt(length) powers suffice, and a matrix product
+forms all powers and sums over the transitions a at once. Neither pass materialises (transitions x length)
+numbers. Triton kernels can compute the sums too.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ TILE = 64
 """Rows, columns and entries of the tiles that a program multiplies."""
 
 LEAST = 16
-"""The least that a tensor core takes."""
+"""Smallest tile of a tensor core."""
 
 
 class Powers(NamedTuple):
@@ -35,7 +35,7 @@ class Powers(NamedTuple):
     Attributes:
         near: a^j for j < c, (d, n, c).
         far: a^(c i) for i < m, (d, n, m), with c m >= length.
-        length: how many powers there are.
+        length: number of powers.
     """
 
     near: Tensor
@@ -44,28 +44,28 @@ class Powers(NamedTuple):
 
     @property
     def last(self) -> Tensor:
-        """The last power, a^(length - 1), (d, n)."""
+        """Return the last power, a^(length - 1), (d, n)."""
         i, j = divmod(self.length - 1, self.near.shape[-1])
         return self.far[..., i] * self.near[..., j]
 
 
 def powers(a: Tensor, length: int, rows: int = 1) -> Powers:
-    """Return tables of the powers of `a`, with the dtype of `a`.
+    """Return tables of the powers of `a`, in the dtype of `a`.
 
-    They are formed in double precision, by squaring, so that a power has the error of rounding alone; also
-    where `a` is zero.
+    The powers come from repeated squaring in double precision, so that each has only its own rounding error,
+    also if `a` is zero.
 
     Args:
         a: (d, n), real or complex.
         length: at least 1.
-        rows: how many sums the tables are for, which says how long each should be.
+        rows: number of sums that use the tables; it determines the best lengths of the tables.
 
     Example:
         >>> near, far, _ = powers(torch.tensor([[0.5]]), 4)
         >>> near.flatten().tolist(), far.flatten().tolist()
         ([1.0, 0.5], [1.0, 0.25])
     """
-    # by comparisons alone, which torch.compile knows for lengths that it takes as variables
+    # only comparisons, which torch.compile supports for symbolic lengths
     size = 1
     while 2 * size * size <= length * max(1, rows):
         size *= 2
@@ -75,7 +75,7 @@ def powers(a: Tensor, length: int, rows: int = 1) -> Powers:
 
 
 class Weighted(NamedTuple):
-    """Weight (k, d, n), and tables near (d, n, c) and far (d, n, m) of `length` powers, all complex."""
+    """Weights (k, d, n), and tables near (d, n, c) and far (d, n, m) of `length` powers, all complex."""
 
     weight: Tensor
     near: Tensor
@@ -84,18 +84,18 @@ class Weighted(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Sums over n, of axes (..., length)."""
+    """Sums over n, of shape (..., length)."""
 
     sums: Tensor
 
 
 def sums_of_powers(tables: Powers, weight: Tensor, *, fused: bool = False) -> Tensor:
-    """Return K_l = Re sum_n w_n a_n^l for all l: a product with Vandermonde's matrix.
+    """Return K_l = Re sum_n w_n a_n^l for all l: a product with a Vandermonde matrix.
 
     Args:
-        tables: of a (d, n).
-        weight: w (..., d, n), complex exactly where a is.
-        fused: have Triton's kernels make the sums; of complex numbers, each channel with its own powers.
+        tables: powers of a (d, n).
+        weight: w (..., d, n), complex if and only if a is complex.
+        fused: whether Triton kernels compute the sums, which needs complex a and weights.
 
     Returns:
         K (..., d, length), real.
@@ -134,9 +134,9 @@ def _adjoint(out: Any, given: Weighted, kept: Sums, d_sums: Sums) -> None:
     weight, near, far, length = given
     (k, d, n), c, m, tiles = weight.shape, near.shape[-1], far.shape[-1], _tiles(d_sums.sums)
     dsums, shape = d_sums.sums.contiguous(), (d, n, k, c, m, length)
-    # of weight * far, and of near
+    # gradients of weight * far, and of near
     dleft, dnear = dsums.new_empty(2, k, d, n, m), dsums.new_empty(2, d, n, c)
-    # products of 32 columns beside others may read beyond their tiles (issue 11366 of Triton, 3.6 to 3.7)
+    # kernels with several products of 32 columns may read beyond tiles (issue 11366 of Triton, 3.6 to 3.7)
     entries = -(-n // tiles["ENTRIES"])
     with on_device(dsums.device):
         KERNELS.vandermonde_rows[d, k * -(-m // tiles["ROWS"]), entries](
@@ -152,13 +152,13 @@ def _adjoint(out: Any, given: Weighted, kept: Sums, d_sums: Sums) -> None:
 
 
 def _tiles(sums: Tensor) -> dict[str, Any]:
-    # "tf32x3" is three products of ten bits each, where one of 23 has no tensor cores
+    # "tf32x3" computes float32 products as three tf32 products on tensor cores
     size, precision = (TILE // 2, "ieee") if sums.dtype == torch.float64 else (TILE, "tf32x3")
     return {"ROWS": size, "COLUMNS": size, "ENTRIES": size, "PRECISION": precision}
 
 
 def _parts(x: Tensor) -> Tensor:
-    """Real and imaginary parts (2, ...) of complex numbers."""
+    """Return real and imaginary parts (2, ...) of complex numbers."""
     return torch.view_as_real(x.resolve_conj()).movedim(-1, 0).contiguous()
 
 
@@ -170,17 +170,17 @@ sums_by_triton = kernel_op(
 
 
 def weighted_by_age(tables: Powers, values: Tensor) -> Tensor:
-    """Return M_n = sum_l a_n^(length - 1 - l) v_l: a product with Vandermonde's matrix transposed.
+    """Return M_n = sum_l a_n^(length - 1 - l) v_l: a product with a transposed Vandermonde matrix.
 
     Args:
-        tables: of a (d, n).
+        tables: powers of a (d, n).
         values: v (b, length, d), real.
 
     Returns:
-        M (b, d, n), complex where a is.
+        M (b, d, n), complex if a is complex.
     """
     near, far, length = tables
-    # the last value has the power zero: zeros that are missing go in front
+    # the last value has the power zero, so padding goes to the front
     missing = near.shape[-1] * far.shape[-1] - length
     blocks = functional.pad(values, (0, 0, missing, 0)).unflatten(1, (far.shape[-1], near.shape[-1]))
     near, far = near.flip(-1), far.flip(-1)
@@ -199,7 +199,7 @@ def power_tables(a: Tensor, size: int, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _doubled(a: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """a^0 .. a^(size - 1), and a to the next power of two from `size` on."""
+    """Return a^0 .. a^(size - 1), and a^s for the smallest power of two s >= size."""
     table, step = torch.ones_like(a)[..., None], a
     while table.shape[-1] < size:
         table = torch.cat([table, table * step[..., None]], dim=-1)
@@ -208,7 +208,7 @@ def _doubled(a: Tensor, size: int) -> tuple[Tensor, Tensor]:
 
 
 class Base(NamedTuple):
-    """Numbers a (d, n), and how many powers each table has."""
+    """Numbers a (d, n), and the length of each table."""
 
     a: Tensor
     size: int
@@ -239,7 +239,7 @@ def _gradient_of_tables(given: Base, kept: Tables, d: Tables, needs: Sequence[bo
     return da, None, None
 
 
-# nothing is kept but a: the tables are in use elsewhere, but in single precision
+# only a is saved: the tables live on elsewhere, but in single precision
 power_tables_of = Differentiable(Base, Tables, _tables, _gradient_of_tables)
 
 
@@ -258,7 +258,7 @@ def _kernel(given: Vandermonde, *, fused: bool) -> Tensor:
 
 
 _COMPLEX: Any = {"accepts": lambda given: given.a.is_complex(), "requires": "a complex `a`"}
-# on an H200, Triton's kernels take a little less time for 784 taps, and more from 1,024 taps on
+# on an H200, Triton is slightly faster for 784 taps, and slower from 1,024 taps on
 BACKENDS = (
     Backend("convolution", "torch", partial(_kernel, fused=False), "products of two tables of powers"),
     Backend("convolution", "triton", partial(_kernel, fused=True), "the same, tile by tile", **_COMPLEX),
@@ -269,34 +269,32 @@ _TENSORS = tensor_fields(Vandermonde)
 def vandermonde_kernel(
     a: Inexact[Tensor, "d n"], w: Inexact[Tensor, "*more d n"], length: int, *, backend: str = "auto"
 ) -> Float[Tensor, "*more d length"]:
-    """Sum the powers of many transitions: the kernel of a diagonal state-space model.
+    """Return the kernel of a diagonal state-space model: a sum of powers of its transitions.
 
         K_dl = Re(sum_n w_dn a_dn^l)
 
-    It is what x_t = a x_{t-1} + b u_t, y_t = Re(c x_t) answers to an impulse, with w = c b; where an entry of
-    the state stands for a conjugate pair, pass twice that. With w = c a x_0, it is what an initial state
-    gives. Powers are products of two tables of about sqrt(length) numbers for each a, and the sums are
-    products of matrices: no numbers of size (d, n, length) are formed, for gradients neither.
+    With w = c b, K is the impulse response of x_t = a x_{t-1} + b u_t, y_t = Re(c x_t). If an entry of the
+    state represents a conjugate pair, pass 2 w. With w = c a x_0, K is the response to an initial state x_0.
+    Powers are products of two tables of about sqrt(length) numbers for each a, and the sums are matrix
+    products: (d, n, length) numbers are never materialised, nor for the gradients.
 
-    `"auto"` takes torch: on an H200, Triton's kernels took a little less time for 784 taps, and more from
-    1,024 taps on.
+    `"auto"` uses torch: on an H200, Triton was slightly faster for 784 taps, and slower from 1,024 taps on.
 
     Args:
         a: transitions (d, n), real or complex.
         w: weights (..., d, n), in the precision of `a`, real or complex.
-        length: how many taps, at least 1.
-        backend: "auto", "torch" or "triton". Triton takes a complex `a`.
+        length: number of taps, at least 1.
+        backend: "auto", "torch" or "triton". Triton supports only a complex `a`.
 
     Returns:
         K (..., d, length), real, in the precision of `a`.
 
     Raises:
-        TypeError: an `a` that is an integer or in half precision.
-        ValueError: shapes that do not fit together, a `length` below 1, or a `backend` that is unknown or
-            cannot run here.
+        TypeError: `a` is an integer or in half precision.
+        ValueError: shapes do not match, `length` is below 1, or `backend` is unknown or cannot run here.
 
     Source:
-        S4D (Gu, Gupta, Goel and Ré, 2022), where the kernel is a product with Vandermonde's matrix.
+        S4D (Gu, Gupta, Goel and Ré, 2022), where the kernel is a product with a Vandermonde matrix.
 
     Example:
         >>> import torch
@@ -312,7 +310,7 @@ def vandermonde_kernel(
 
 
 def made_by(op_name: str, backends: Sequence[Backend], given: Any, backend: str) -> Tensor:
-    """Return the kernel that a backend makes of a named tuple, whose first field is a tensor."""
+    """Run the chosen backend of a kernel function on a named tuple, whose first field is a tensor."""
     if given.length < 1:
         raise ValueError(f"`length` must be at least 1 tap; got {given.length}.")
     device = given[0].device.type

@@ -1,4 +1,4 @@
-"""The convolution as a plain loop over time and taps: the oracle of the tests."""
+"""The convolution as a plain loop over time and taps: the reference for tests of the other modes."""
 
 import torch
 from torch import Tensor
@@ -8,10 +8,10 @@ from linrec.ops.long_conv.torch import Convolution
 
 
 def long_conv_reference(given: Convolution, before: int) -> Tensor:
-    """Return y_n = sum_j K_j u_{n-j}, over the steps of the same document, from `before` on."""
+    """Return y_n = sum_j K_j u_{n-j}, over the steps of the same document, from step `before` on."""
     u, kernel, document = given
     u, kernel = wide(u), wide(kernel)
-    # a function of both, also where there are no steps
+    # depends on both inputs, so that both have gradients for empty time
     outputs = [u[:, :0] * kernel.sum()]
     for n in range(before, u.shape[1]):
         y = torch.zeros_like(u[:, 0])

@@ -1,17 +1,17 @@
 """The convolution in torch operations: as a sum over taps for each step, and by FFT.
 
-By FFT, with time reversed where needed, outputs and gradients are products of spectra: y = K * u, and for a
-gradient dy of y
+By FFT, outputs and gradients are products of spectra. For y = K * u and a gradient dy of y
 
     du_s = sum_t K_{t-s} dy_t        dK_j = sum_{b,t} u_{t-j} dy_t
 
-whose spectra have the conjugates of the spectra of K and u. Transforms are so long that no end wraps onto the
-steps that are kept. No spectrum is kept for the gradients. Some channels are transformed at a time.
+which use the conjugate spectra of K and u. Transforms are long enough that circular wrap-around does not
+reach the steps that are used. No spectrum is saved for the gradients. Only some channels are transformed at a
+time.
 
-Where documents follow each other in a row, an output is the sum of its own tap and, for every halving of time
-that separates it from an input, of a contribution of the left half to the right half. Only the document that
-spans the middle contributes. So each level is a circular convolution of the left halves over both: what would
-wrap around falls on the left half, which is not read.
+For packed documents, time is halved recursively. An output is the sum of its own tap and, at each halving
+that separates it from an input, a contribution of the left half to the right half. Only the document that
+spans the middle contributes. So each level is a circular convolution of the left half over both halves;
+wrap-around falls on the left half, which is not used.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,25 +27,25 @@ from linrec.ops.core.precision import accumulation, wide
 from linrec.ops.short_conv.torch import by_shifts
 
 SMALL = 64 << 20
-"""Bytes of a piece that is transformed at once: small inputs are one piece."""
+"""Bytes that may be transformed at once in any case: small inputs are not divided."""
 
 ALIVE = 4
-"""Real numbers of a transform's length that are alive at once for every row and channel: spectra of the input
-and of the output's gradient, the product, and the library's copy of it."""
+"""Number of real arrays of the transform's length that are alive at once per row and channel: spectra of the
+input and of the output's gradient, their product, and the FFT library's copy of it."""
 
 SHARED = 2
-"""The same for every channel: the spectra of the kernel and of its gradient."""
+"""The same per channel: the spectra of the kernel and of its gradient."""
 
 ALIGNED = 16
-"""The channels of a piece are a multiple of this if possible: then those of each step start at an aligned
-address."""
+"""Blocks have a multiple of this many channels if possible, so that the channels of each step are aligned in
+memory."""
 
 
 class Convolution(NamedTuple):
-    """What is convolved.
+    """Inputs of a convolution.
 
     Attributes:
-        u: (b, t, d), the steps of the state in front.
+        u: (b, t, d), starting with the steps of the state.
         kernel: (d, length).
         document: (b, t) integers that grow at resets, or None.
     """
@@ -62,9 +62,9 @@ class Convolved(NamedTuple):
 
 
 def by_sums(given: Convolution, before: int) -> Tensor:
-    """Return y_n = sum_j K_j u_{n-j} of the steps from `before` on, each as one sum over the taps."""
+    """Return y_n = sum_j K_j u_{n-j} for the steps from `before` on, each as a sum over the taps."""
     u, kernel, document = given
-    # taps in the order of the inputs: the last one is for the current step
+    # taps in the order of the inputs: the last tap is for the current step
     u, taps = wide(u), wide(kernel).flip(1).mT
     if u.shape[1] == before:
         return u[:, before:] * kernel.sum(1)
@@ -107,13 +107,13 @@ def size_of(given: Convolution) -> int:
 
 
 def pieces(given: Convolution, size: int) -> Iterator[tuple[tuple[slice, slice, slice], Convolution]]:
-    """Yield pieces whose transforms take no more memory than the inputs, each after its place in u."""
+    """Yield blocks whose transforms need no more memory than the inputs, each with its indices in u."""
     u, kernel, document = given
     batch, _, channels = u.shape
     inputs = sum(x.numel() * x.element_size() for x in (u, kernel))
     at_once = max(SMALL, inputs) // (size * accumulation(u.dtype).itemsize)
     most = min(channels, max(1, at_once // (ALIVE * batch + SHARED)))
-    # all of one width: the library makes a plan for each width
+    # blocks of equal width, because the FFT library makes a plan for each width
     wide = -(-channels // -(-channels // most))
     wide = min(most, -(-wide // ALIGNED) * ALIGNED)
     deep = min(batch, max(1, (at_once - SHARED * wide) // (ALIVE * wide)))
@@ -181,7 +181,7 @@ def _gradients_of_documents(given: Convolution, document: Tensor, dy: Tensor) ->
 
 
 def _levels(document: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Yield every halving: its size, and the steps of left and right halves that are not of its document."""
+    """Yield every halving: its size, and the steps of its halves that are not in the middle document."""
     size = document.shape[1]
     while size > 1:
         owner = document.reshape(len(document), -1, 2, size // 2, 1)
@@ -198,7 +198,7 @@ def _to_power_of_two(given: Convolution, document: Tensor) -> tuple[Tensor, Tens
     u, kernel, time = wide(given.u), wide(given.kernel), given.u.shape[1]
     size = 1 << (time - 1).bit_length()
     u, taps = functional.pad(u, (0, 0, 0, size - time)), functional.pad(kernel, (0, size - kernel.shape[1]))
-    # steps after the end belong to no document
+    # padding belongs to no document
     return u, taps, functional.pad(document, (0, size - time), value=-1)
 
 
@@ -211,7 +211,7 @@ def _forward(given: Convolution, keep: bool) -> Convolved:
 
 def _adjoint(given: Convolution, kept: Convolved, d: Convolved, needs: Sequence[bool]) -> tuple[Any, ...]:
     u, kernel, size = given.u, given.kernel, size_of(given)
-    # mapped where dy is
+    # allocated from dy, so that vmap maps it like dy
     du = d.y.new_empty(u.shape) if needs[0] else None
     dkernel = d.y.new_zeros(kernel.shape, dtype=accumulation(u.dtype)) if needs[1] else None
     for place, piece in pieces(given, size):
@@ -224,28 +224,28 @@ def _adjoint(given: Convolution, kept: Convolved, d: Convolved, needs: Sequence[
 
 
 def plain(given: Convolution) -> Convolved:
-    """Return the convolution of all channels at once, as operations that autograd and vmap know."""
+    """Return the convolution of all channels at once, in operations that support autograd and vmap."""
     return Convolved(_outputs(given, size_of(given)))
 
 
 def gradients_by(
     convolve: Callable[[Convolution], Convolved], given: Convolution, d: Convolved, needs: Sequence[bool]
 ) -> Sequence[Tensor | None]:
-    """Return the gradients as convolutions, which may be differentiated again."""
+    """Return the gradients as convolutions, which can be differentiated again."""
     u, kernel, document = given
     if document is not None:
         return by_autograd(plain)(given, None, d, needs)
     du = convolve(Convolution(d.y.flip(1), kernel, None)).y.flip(1) if needs[0] else None
     if not needs[1]:
         return du, None, None
-    # every row and channel of u is the kernel of its own dy
+    # every row and channel of u is the kernel for the same row and channel of dy
     dy = wide(d.y).flip(1).mT.flatten(0, 1).mT[None]
     both = convolve(Convolution(dy, wide(u).mT.flatten(0, 1), None)).y[0].flip(0)
     return du, both.mT.unflatten(0, (len(u), -1)).sum(0)[:, : kernel.shape[1]], None
 
 
 BESIDE = {"u": 2, "kernel": 0, "y": 2}
-"""Under vmap, the mapped axis is laid beside the channels."""
+"""Under vmap, the mapped axis is folded into the channels."""
 
 convolution: Differentiable[Convolution, Convolved] = Differentiable(
     Convolution, Convolved, _forward, _adjoint, plain=plain, beside=BESIDE,
@@ -256,17 +256,17 @@ convolution: Differentiable[Convolution, Convolved] = Differentiable(
 def by_fft(
     given: Convolution, before: int, convolve: Callable[[Convolution], Convolved] = convolution
 ) -> Tensor:
-    """Return y = K * u of the steps from `before` on, by FFT; `convolve` takes inputs that are not empty."""
+    """Return y = K * u for the steps from `before` on, by FFT; `convolve` gets non-empty inputs only."""
     u, kernel, document = given
     if kernel.shape[1] == 0 or (not exporting() and u[:, before:].numel() == 0):
         return u[:, before:] * kernel.sum(1)
     if exporting():
-        # the length decides the sizes of transforms
+        # sizes of transforms would depend on the length
         u, past = wide(u), kernel.shape[1] - 1
         inputs = functional.pad(u, (0, 0, past, 0))[:, before:]
         document = None if document is None else functional.pad(document, (past, 0), value=-1)[:, before:]
         return by_shifts(u[:, before:], inputs, wide(kernel), document)
-    # the first input that a tap of an output reaches
+    # the first input that contributes to an output
     first = max(0, before + 1 - kernel.shape[1])
     document = None if document is None else document[:, first:]
     return convolve(Convolution(u[:, first:], kernel, document)).y[:, before - first :]

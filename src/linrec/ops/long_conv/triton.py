@@ -1,7 +1,7 @@
-"""The convolution by FFT on GPUs: torch's transforms, and one kernel by Triton for all between two of them.
+"""The convolution by FFT on GPUs: torch's transforms, with fused Triton kernels around them.
 
-Formulas are in `torch.py`. Transforms need neither copies of their inputs with time laid out anew, nor a
-division by their length: the kernel that pads does both.
+See `torch.py` for the formulas. The kernel that pads the inputs also transposes time to the last axis and
+divides by the transform's length, so the transforms need neither copies nor scaling.
 """
 
 from collections.abc import Sequence
@@ -18,10 +18,10 @@ from linrec.ops.long_conv.torch import BESIDE, Convolution, Convolved, gradients
 
 KERNELS = Kernels("fft.triton")
 STEPS, CHANNELS = 64, 32
-"""Sides of a tile of a sequence."""
+"""Sides of a tile of a sequence: steps and channels."""
 
 FREQUENCIES = 256
-"""Frequencies of a program."""
+"""Number of frequencies per program."""
 
 
 def _forward(out: Convolved, given: Convolution) -> None:
@@ -53,7 +53,7 @@ def _adjoint(out: Any, given: Convolution, kept: Convolved, d: Convolved) -> Non
             spectrum = _spectrum(d.y[place], size, dtype)
             batch, channels, f = spectrum.shape
             total = spectrum.new_empty(channels, f) if needs_k else None
-            # the spectrum becomes that of du
+            # `spectrum` is overwritten with the spectrum of du
             read = [torch.view_as_real(spectrum if x is None else x) for x in (spectrum, inputs, taps, total)]
             KERNELS.gradients[channels * -(-f // FREQUENCIES),](
                 *read, batch, channels, f, size, NEEDS_U=needs_u, NEEDS_K=needs_k, F=FREQUENCIES
@@ -68,7 +68,7 @@ def _adjoint(out: Any, given: Convolution, kept: Convolved, d: Convolved) -> Non
 
 
 def _spectrum(x: Tensor, size: int, dtype: torch.dtype, *, scaled: bool = False) -> Tensor:
-    """Return spectra (b, d, size / 2 + 1) of x (b, t, d) beside inputs in this dtype, `scaled` over size."""
+    """Return spectra (b, d, size / 2 + 1) of x (b, t, d) in the precision for `dtype`, optionally / size."""
     batch, time, channels = x.shape
     padded = torch.empty(batch, channels, size, dtype=accumulation(dtype), device=x.device)
     KERNELS.pad[_tiles(batch, size, channels),](
@@ -78,7 +78,7 @@ def _spectrum(x: Tensor, size: int, dtype: torch.dtype, *, scaled: bool = False)
 
 
 def _cut(spectra: Tensor, size: int, out: Tensor) -> None:
-    """Write the first steps of the sequences of spectra (b, d, f), which are over size, to out (b, t, d)."""
+    """Write the first steps of the inverse transform of scaled spectra (b, d, f) to out (b, t, d)."""
     x = torch.fft.irfft(spectra, size, norm="forward")
     KERNELS.cut[_tiles(*out.shape),](x, out, *out.shape[1:], size, *out.stride(), T=STEPS, C=CHANNELS)
 
