@@ -168,7 +168,7 @@ def test_errors_of_discretisations_and_kernels():
         {"method": "zoh", "length": 3},
         {"method": "softmax", "length": 0},
     ):
-        with pytest.raises(ValueError, match="`length` must be the steps of the kernel"):
+        with pytest.raises(ValueError, match="`length` must be the number of taps"):
             discretize_diagonal(A, A, 0.1, **options)
     with pytest.raises(ValueError, match=r"`a` must have shape \(d, n\)"):
         vandermonde_kernel(A, A, 3)

@@ -19,14 +19,14 @@ __all__ = ["OPERATOR", "scan"]
 
 
 def _canonical(given: Scan) -> Scan:
-    """Check shapes and dtypes, and give `a` three axes."""
+    """Check shapes and dtypes, and reshape `a` to three axes."""
     a, x = given.a, given.x
     check_axes("x", x, "(batch, time, channels)", "Add the missing axes, or flatten heads into channels.")
     of_a, of_x = check_supported("a", a, complex_too=True), check_supported("x", x, complex_too=True)
     if of_a != of_x and (a.dtype, accumulation(x.dtype)) != (float32, float32):
         raise TypeError(
             f"`a` and `x` must have the same precision, real or complex; got {name_of(a.dtype)} and "
-            f"{name_of(x.dtype)}. Convert one to the other's precision; beside an `x` in half precision, `a` "
+            f"{name_of(x.dtype)}. Convert one to the other's precision; with an `x` in half precision, `a` "
             "may be float32."
         )
     if a.shape == x.shape:
@@ -37,28 +37,28 @@ def _canonical(given: Scan) -> Scan:
         raise ValueError(
             f"`a` must broadcast to x's shape (b, t, c) = {(batch, time, channels)}; got {tuple(a.shape)}. "
             f"Pass one decay per step and channel {(batch, time, channels)}, per step {(batch, time, 1)}, "
-            f"per channel {(channels,)}, or one in all ()."
+            f"per channel {(channels,)}, or a scalar ()."
         )
     return given._replace(a=a.reshape((1,) * (3 - a.ndim) + a.shape))
 
 
 def _entry(mode: str, name: str, run: Callable[[Scan], Values], about: str, auto: Any = always) -> Backend:
-    """Return an entry of the table: its run has resets at the link into each step, in the order of time."""
+    """Return an entry of the table; its `run` gets resets in its own direction of time."""
 
     def linked(given: Scan) -> Values:
         if given.reset is None or not given.reverse:
             return run(given)
-        # time runs backwards over the same links: the one into step t, from t+1, is cut by the reset at t+1
+        # in reverse, a reset at t+1 cuts the link into step t, which comes from step t+1
         cut = given.reset.roll(-1, dims=1)
         cut[:, -1] = False
         return run(given._replace(reset=cut))
 
-    # backends convert half precision themselves, and return y in it: y is kept for the gradient
+    # backends convert half precision themselves, and return y in it, because y is saved for the gradient
     return Backend(mode, name, linked, about, auto=auto, widen=False)
 
 
 def _many(given: Scan) -> bool:
-    # for a few steps, a loop is fewer operations than blocks
+    # for few steps, a loop needs fewer operations than blocks
     return not few(given.x.shape[1], 16)
 
 
@@ -71,14 +71,14 @@ def _state(given: Scan) -> Space:
 
 
 BACKENDS = (
-    # the launch of a kernel costs more than one step
+    # launching a kernel costs more than a single step
     _entry("recurrent", "torch", recurrent, "a loop over time", lambda given: given.x.shape[1] <= 1),
     _entry("scan", "triton", scan_triton, "batch rows and channels in parallel, time in tiles"),
     _entry("recurrent", "numba", recurrent_numba, "batch rows and channels in parallel, time in a loop"),
     _entry("scan", "torch", in_blocks, "a blocked parallel scan of O(t) work", _many),
     _entry("recurrent", "reference", scan_reference, "a loop over time: the oracle, slow", never),
 )
-# a state of zeros that is not read costs nothing
+# zeros=False: a missing state is cheaper than zeros
 OPERATOR = Operator("scan", Scan, "x", _canonical, _output, "(b, c)", _state, BACKENDS, zeros=False)
 PAIRS = OPERATOR.pairs
 
@@ -98,32 +98,31 @@ def scan(
 
         y_t = a_t * y_{t-1} + x_t,    y_0 = state
 
-    With `reverse=True` time runs backwards: y_t = a_t * y_{t+1} + x_t, and `state` follows the last step.
+    With `reverse=True` time runs backwards: y_t = a_t * y_{t+1} + x_t, and `state` comes after the last step.
 
     {backends}
 
-    `"auto"` takes the first of these that works for the call; what is given explicitly is obeyed or refused.
-    To stream, pass the state from call to call; a single step is a sequence of length 1. Gradients that are
-    to be differentiated again, as under `torch.func.grad`, are made by the torch backend.
+    `"auto"` uses the first entry that supports the call; an explicit mode or backend is used or refused. To
+    stream, pass the state from call to call; a single step is a sequence of length 1. Double backward, as
+    under `torch.func.grad`, uses the torch backend.
 
     Args:
         a: decay or transition of each step, broadcast against x: (b, t, c), (t, c), (b, t, 1), (c,), or a
-            scalar tensor. Nothing limits its size, but |a| > 1 grows exponentially.
-        x: input (b, t, c) in float32, float64, bfloat16, float16, complex64 or complex128. One of a and x may
-            be real and the other complex, of equal precision; beside an x in half precision, `a` may be in
-            float32, and is not rounded.
-        state: value before the first step (b, c), in any precision; None means zeros.
-        reset: (b, t) bool; true at t cuts the link between steps t-1 and t; forward, at t = 0, that is the
-            link to `state`.
+            scalar tensor. Its magnitude is not restricted, but |a| > 1 grows exponentially.
+        x: input (b, t, c) in float32, float64, bfloat16, float16, complex64 or complex128. Either of a and x
+            may be complex, with equal precision. With x in half precision, `a` may be in float32, and is not
+            rounded.
+        state: initial value (b, c), in any precision; None means zeros.
+        reset: (b, t) bool; true at t cuts the link between steps t-1 and t. At t = 0 in forward time, this is
+            the link to `state`.
         reverse: run from the last step to the first.
         mode: "auto", "recurrent" or "scan".
         backend: "auto", "reference", "torch", "numba" or "triton".
 
     Returns:
-        y (b, t, c) in the dtype of x, complex where `a` is, and the last value that was computed (b, c): y at
-        the last step, or at step 0 with `reverse=True`; for zero-length time, the given state. The state has
-        the dtype in which the recurrence is accumulated: float32 (complex64), or float64 (complex128) where
-        the inputs are double.
+        y (b, t, c) in the dtype of x, complex if `a` is complex, and the last computed value (b, c): y at the
+        last step, or at step 0 with `reverse=True`. For zero steps this is the given state. It has the
+        accumulation dtype: float32 (complex64), or float64 (complex128) for double inputs.
 
     Raises:
         TypeError: a dtype is not supported, or dtypes do not match.
@@ -131,7 +130,7 @@ def scan(
 
     Source:
         Katsch, GateLoop (2023), eq. 7 with x for k_n^T v_n; the parallel scan's operator is eq. 13.
-
+        Katsch, GateLoop (2023), eq. 7 with x for k_n^T v_n; the operator of the parallel scan is eq. 13.
     Example:
         >>> import torch
         >>> a, x = torch.tensor(0.5), torch.ones(1, 4, 1)

@@ -40,10 +40,10 @@ def _adjoint(out: Any, given: Scan, kept: Values, d: Values) -> None:
     if out.a is None:
         da = launch.empty((0, 0, 0), dstate.dtype)
     else:
-        # sums over runs of steps, and over the lanes of a row
+        # partial sums over blocks of steps, and over the lanes of a batch row
         steps = y.shape[1] if a.shape[1] > 1 else math.ceil(y.shape[1] / KERNELS.SPAN)
         da = terms(out.a, (y.shape[0], steps, y.shape[2] if a.shape[2] > 1 else work.blocks))
-    # the kernel adds to these sums
+    # the kernel adds to the partial sums
     if 1 in a.shape[1:]:
         da.zero_()
     arrays = *map(launch.array, (a, y)), launch.cut_array(cut), before[:, None].numpy(), launch.array(d.y)

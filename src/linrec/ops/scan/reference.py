@@ -1,4 +1,4 @@
-"""The elementwise recurrence as a loop over time, differentiated by autograd alone: the oracle."""
+"""The elementwise recurrence as a loop over time with gradients by autograd: the reference for tests."""
 
 import torch
 
@@ -7,7 +7,7 @@ from linrec.ops.scan.torch import Scan, Values, promoted
 
 
 def scan_reference(given: Scan) -> Values:
-    """y_t = a_t y_{t-1} + x_t, one step after the other.
+    """Compute y_t = a_t y_{t-1} + x_t step by step.
 
     Example:
         >>> a, x = torch.full((1, 1, 1), 0.5), torch.ones(1, 3, 1)

@@ -1,11 +1,11 @@
 """The elementwise recurrence in torch operations: step by step, or as a blocked parallel scan of O(t) work.
 
-The scan cuts time into blocks of `BLOCK` steps. One block maps the value that enters it to the value that
-leaves it by `leaving = A * entering + B`. A first pass makes A and B of all blocks at once. The recurrence
-over blocks is the same problem with t / BLOCK steps. A second pass walks all blocks at once from their
-entering values. The scan neither divides nor takes logarithms, so a decay of 0 is as exact as any other.
+The scan divides time into blocks of `BLOCK` steps. A block maps its initial value to its final value by
+`final = A * initial + B`. A first pass computes A and B of all blocks in parallel. The recurrence over blocks
+is the same problem with t / BLOCK steps. A second pass runs all blocks in parallel from their initial values.
+The scan neither divides nor takes logarithms, so a decay of 0 is as exact as any other.
 
-At a reset, zeros replace the value before it, since NaN times zero is NaN.
+At a reset, the previous value is replaced by zeros, because NaN times zero is NaN.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ class Scan(NamedTuple):
         a: three axes, each of x's size or 1.
         x: (b, t, c).
         state: (b, c) in the accumulation dtype, or None for zeros.
-        reset: (b, t); true where a_t counts as zero, which in reversed time is the step before the reset.
+        reset: (b, t); true at steps that ignore the value before them in the direction of travel.
         reverse: run from the last step to the first.
     """
 
@@ -49,7 +49,7 @@ class Values(NamedTuple):
 
 
 def promoted(a: torch.dtype, x: torch.dtype) -> torch.dtype:
-    """Return the dtype of y: of x, but complex where `a` is.
+    """Return the dtype of y: the dtype of x, or the dtype of `a` if that is complex.
 
     Example:
         >>> promoted(torch.float32, torch.complex64), promoted(torch.float32, torch.bfloat16)
@@ -59,7 +59,7 @@ def promoted(a: torch.dtype, x: torch.dtype) -> torch.dtype:
 
 
 def forward(given: Scan, keep: bool = False, *, blocked: bool = True) -> Values:
-    """Run the recurrence, step by step or blocked."""
+    """Run the recurrence, step by step or in blocks."""
     dtype = promoted(given.a.dtype, given.x.dtype)
     sums = accumulation(dtype)
     steps, start = _steps(given, wide(given.x)), entering(given.state, given.x, sums)
@@ -72,20 +72,20 @@ def forward(given: Scan, keep: bool = False, *, blocked: bool = True) -> Values:
 
 
 def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    # torch 2.11, when it compiles an autograd.Function, drops the gradient of what `to` returned unchanged
+    # torch 2.11 drops gradients when compiling an autograd.Function if `to` returns its input unchanged
     return tensor if tensor.dtype == dtype else tensor.to(dtype)
 
 
 def adjoint(given: Scan, kept: Values, d: Values, needs: Sequence[bool], *, blocked: bool = True) -> Any:
-    """Return the gradients of a (if it needs one), x and the state, in the accumulation dtype.
+    """Return the gradients of a (if it needs a gradient), x and the state, in the accumulation dtype.
 
-    With y_t = a_t y_{t-1} + x_t and the gradients dy of the outputs and dlast of the final state, the
-    gradient of step t is g_t = dy_t + conj(a_{t+1}) g_{t+1}, to which dlast is added at the last step. Then
+    Let dy be the gradients of the outputs in y_t = a_t y_{t-1} + x_t, and dlast the gradient of the final
+    state. The gradient of step t is g_t = dy_t + conj(a_{t+1}) g_{t+1}, plus dlast at the last step. Then
 
         dx_t = g_t        da_t = g_t conj(y_{t-1})        dstate = conj(a_1) g_1
     """
     y, sums = kept.y, accumulation(kept.y.dtype)
-    # the adjoint runs against time: it adds dy_t, gives dx_t, and goes on multiplied with conj(a_t)
+    # the adjoint runs in reverse: a step adds dy_t, outputs dx_t, and passes on conj(a_t) dx_t
     steps = _steps(given, d.y.to(sums), adjoint=True)
     dx, dstate = _run(steps, d.last, blocked)
     if not needs[0]:
@@ -102,7 +102,7 @@ def memory(given: Scan, keep: bool) -> tuple[Space, Space]:
     return like(given.x, dtype), Memory((batch, channels), accumulation(dtype))
 
 
-# the adjoint reads a and y, and not x
+# the adjoint reads a and y, but not x
 _SAVED = ("a", "state", "reset", "y")
 
 
@@ -114,22 +114,22 @@ def _adjoint_by_step(given: Scan, kept: Values, d: Values, needs: Sequence[bool]
     return adjoint(given, kept, d, needs, blocked=False)
 
 
-# functions, since torch.compile does not take a `partial` here
+# plain functions, because torch.compile does not support `partial` here
 recurrent = Differentiable(Scan, Values, _forward_by_step, _adjoint_by_step, saves=_SAVED)
 in_blocks = Differentiable(Scan, Values, forward, adjoint, saves=_SAVED)
 kernel = partial(
     kernel_op, inputs=Scan, outputs=Values, memory=memory, again=adjoint, batch="x", saves=_SAVED
 )
-"""Returns the kernels of a backend as one function; see `linrec.ops.core.kernel.kernel_op`."""
+"""Returns the kernels of a backend as a function; see `linrec.ops.core.kernel.kernel_op`."""
 
 
 def entering(state: Tensor | None, x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the value before the first step, zeros where it is None."""
+    """Return the initial value; None becomes zeros."""
     return x.new_zeros(x.shape[0], x.shape[2], dtype=dtype) if state is None else state
 
 
 class _Steps(NamedTuple):
-    """Steps to walk: a and x (..., steps, channels) and cut links (..., steps, 1), and how."""
+    """Steps to run: a and x (..., steps, channels) and resets (..., steps, 1), and the direction."""
 
     a: Tensor
     x: Tensor
@@ -139,7 +139,7 @@ class _Steps(NamedTuple):
 
 
 def _steps(given: Scan, x: Tensor, adjoint: bool = False) -> _Steps:
-    """Return the steps of the recurrence, or of its adjoint, which goes the other way."""
+    """Return the steps of the recurrence, or of its adjoint, which runs in the other direction."""
     cut = None if given.reset is None else given.reset.unsqueeze(-1)
     a = _cleared(wide(given.a), cut).expand(-1, x.shape[1], -1)
     return _Steps(a.conj() if adjoint else a, x, cut, given.reverse != adjoint, adjoint)
@@ -151,17 +151,17 @@ def _each(steps: _Steps, change: Callable[[Tensor], Tensor]) -> _Steps:
 
 
 def _cleared(x: Tensor, cut: Tensor | None) -> Tensor:
-    """Zeros where the link is cut, x else."""
+    """Return x with zeros where the link is cut."""
     return x if cut is None else x.masked_fill(cut, 0)
 
 
 def _run(steps: _Steps, carry: Tensor, blocked: bool) -> tuple[Tensor, Tensor]:
-    """Run the recurrence or its adjoint along the last but one axis; return all values and the last carry."""
+    """Run the recurrence or its adjoint along axis -2; return all values and the last carried value."""
     time, reverse = steps.x.shape[-2], steps.reverse
     if not blocked or time <= 2 * BLOCK:
         return _walk(steps, carry)
     count, rest = time // BLOCK, time % BLOCK
-    # in the order of travel the incomplete block comes last
+    # the incomplete block comes last in the direction of travel
     body, tail = (
         (slice(time - rest), slice(time - rest, None)) if not reverse else (slice(rest, None), slice(rest))
     )
@@ -171,7 +171,7 @@ def _run(steps: _Steps, carry: Tensor, blocked: bool) -> tuple[Tensor, Tensor]:
     entering = [leaving[..., 1:, :], first] if reverse else [first, leaving[..., :-1, :]]
     values, carries = _walk(blocks, torch.cat(entering, dim=-2))
     values = values.flatten(-3, -2)
-    # to the bit the last value, which A and B give only to rounding
+    # the last value of the walk, because A and B reproduce it only up to rounding
     last = carries[..., 0 if reverse else -1, :].clone()
     if rest:
         remaining, last = _walk(_each(steps, lambda x: x[..., tail, :]), last)
@@ -180,7 +180,7 @@ def _run(steps: _Steps, carry: Tensor, blocked: bool) -> tuple[Tensor, Tensor]:
 
 
 def _transfer(blocks: _Steps) -> _Steps:
-    """Return A and B of `leaving = A * entering + B` for every block (axes: ..., blocks, steps, channels)."""
+    """Return A and B of `final = A * initial + B` for every block (axes: ..., blocks, steps, channels)."""
     steps = _in_order(blocks)
     through, added, cut_t = steps[0]
     if blocks.adjoint:

@@ -29,7 +29,7 @@ def _forward(out: Values, given: Scan) -> None:
 
 def _gradients(given: Scan, kept: Values, d: Values, needs: Sequence[bool]) -> Any:
     a, y = given.a, kept.y
-    # a sum over steps or rows keeps all its digits
+    # a gradient that is summed over steps or rows is accumulated in full precision
     dtype = torch.promote_types(a.dtype, y.dtype) if a.shape == y.shape else accumulation(y.dtype)
     return like(a if needs[0] else None, dtype), like(y), like(d.last), NOTHING
 
@@ -37,7 +37,7 @@ def _gradients(given: Scan, kept: Values, d: Values, needs: Sequence[bool]) -> A
 def _adjoint(out: Any, given: Scan, kept: Values, d: Values) -> None:
     y, dy, plan = kept.y, d.y.to(kept.y.dtype), tiling(kept.y)
     a = _read(given.a, y.dtype).expand(y.shape)
-    # where `a` is constant in time, the kernel sums its gradient over a tile
+    # if `a` is constant over time, the kernel sums its gradient over a tile
     summed = given.a.shape[1] < y.shape[1] or y.shape[1] == 1
     da = out.a
     if da is not None:
@@ -56,26 +56,25 @@ def _adjoint(out: Any, given: Scan, kept: Values, d: Values) -> None:
 
 
 def _read(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return what kernels read: real numbers in any precision, but complex ones where y is complex."""
+    """Return a tensor that kernels can read: real in any precision, but complex if y is complex."""
     return tensor.to(dtype) if dtype.is_complex else tensor
 
 
 def _constants(given: Scan, y: Tensor) -> dict[str, Any]:
-    """Return the constants that both kernels have.
+    """Return the constants that both kernels share.
 
-    AGAIN has a kernel load its inputs a second time, from a cache, rather than keep them until the value
-    comes. That doubles the tiles which run at the same time: good for one long sequence, whose tiles spend
-    most of their time waiting, and for 16-bit inputs, which leave the cache bandwidth for it. Measured, on an
-    H200.
+    With AGAIN a kernel loads its inputs a second time, from a cache, instead of holding them until the
+    carried value arrives. This doubles the number of tiles in flight. It pays for a single long sequence,
+    whose tiles mostly wait, and for 16-bit inputs, which leave enough cache bandwidth. Tuned on an H200.
     """
     again = y.element_size() == 2 and y.shape[0] * -(-y.shape[2] // 64) < 4
-    # complex128 numbers are pairs for the kernels
+    # the kernels process complex128 numbers as pairs
     flags = {"UNIT": 2 if y.dtype == torch.complex128 else 1, "REVERSE": given.reverse, "AGAIN": again}
     return flags | {"HAS_STATE": given.state is not None, "HAS_CUT": given.reset is not None}
 
 
 def tiling(y: Tensor) -> Tiling:
-    """Return the division of time for a recurrence with outputs like y (b, t, c): measured, on an H200."""
+    """Return the division of time for a recurrence with outputs like y (b, t, c), tuned on an H200."""
     batch, time, channels = y.shape
     size = y.element_size()
     columns = 64 if size < 16 and channels > 32 else 32

@@ -5,7 +5,7 @@ from typing import Any
 
 from jaxtyping import Bool, Float
 
-# by name, since `torch` is a module of this package
+# imported by name, because `torch` is also a module of this package
 from torch import Tensor, cat
 
 from linrec.ops.core import checks
@@ -21,7 +21,7 @@ __all__ = ["OPERATOR", "selective_scan"]
 
 
 def _canonical(given: Selective) -> Selective:
-    """Check shapes, dtypes and values, and give B and C their axis of groups."""
+    """Check shapes, dtypes and values, and add a group axis to B and C."""
     x, dt, A, B, C, D, _, _ = given
     checks.check_axes("x", x, "(b, t, c)", "Add the missing axes, or flatten heads into channels.")
     checks.check_supported("x", x)
@@ -44,7 +44,7 @@ def _canonical(given: Selective) -> Selective:
     if C.shape[2] != groups or groups == 0 or channels % groups:
         raise ValueError(
             f"`B` and `C` must have the same number of groups, which divides the {channels} channels; got "
-            f"{groups} and {C.shape[2]} groups. `expand` what groups share."
+            f"{groups} and {C.shape[2]} groups. `expand` a tensor that groups share."
         )
     checks.check_shape("D", D, "(c,)", (channels,), "Pass one number per channel, or None.")
     for name, tensor in (("dt", dt), ("A", A), ("B", B), ("C", C), ("D", D)):
@@ -55,25 +55,25 @@ def _canonical(given: Selective) -> Selective:
 
 
 def _entry(mode: str, name: str, run: Callable[..., Outputs], about: str, auto: Any = always) -> Backend:
-    """Return an entry of the table whose run takes one group of channels at a time."""
+    """Return an entry of the table whose `run` processes a single group of channels."""
 
     def by_group(given: Any) -> tuple[Tensor, Tensor]:
         x, dt, A, B, C, D, state, reset = given
         wide, groups = state.dtype, B.shape[2]
         D = x.new_zeros(x.shape[2], dtype=wide) if D is None else D.to(wide)
-        # states of kernels have neighbouring channels next to each other: here channels are the last axis
+        # kernels store states with channels as the last axis
         by_channel = x, dt, A.to(wide).mT[None], D[None], state.mT
         x, dt, A, D, state = ([t] if groups == 1 else t.chunk(groups, -1) for t in by_channel)
         parts = map(Selective, x, dt, A, B.unbind(2), C.unbind(2), D, state, [reset] * groups)
         ys, lasts, _ = zip(*map(run, parts), strict=True)
         return (ys[0], lasts[0].mT) if groups == 1 else (cat(ys, 2), cat(lasts, 2).mT)
 
-    # backends convert half precision themselves, a chunk at a time
+    # backends convert half precision themselves, chunk by chunk
     return Backend(mode, name, by_group, about, auto=auto, widen=False)
 
 
 def _single(given: Selective) -> bool:
-    # one step has nothing to make again, and costs less than the launch of a kernel
+    # a single step has no states to recompute, and costs less than launching a kernel
     return given.x.shape[1] <= 1
 
 
@@ -109,49 +109,50 @@ def selective_scan(
     mode: str = "auto",
     backend: str = "auto",
 ) -> tuple[Float[Tensor, "b t c"], Float[Tensor, "b c n"]]:
-    """Run the linear recurrence of n states per channel, whose step size, input and output weights change.
+    """Run a recurrence of n states per channel with step sizes, input and output weights per step.
 
         h_tc = exp(dt_tc A_c) h_{t-1,c} + dt_tc x_tc B_t,    h_0 = state
         y_tc = sum_n C_tn h_tcn + D_c x_tc
 
-    exp(dt A) is the zero-order hold of the system h' = A h + B x over a step of length dt; that of B is
-    replaced by dt B, as in the paper's code. All channels, or those of a group, share B and C.
+    exp(dt A) is the zero-order hold of the system h' = A h + B x over a step of length dt. The zero-order
+    hold of B is approximated by dt B, as in the paper's code. B and C are shared by all channels, or by the
+    channels of a group.
 
     {backends}
 
-    All but the reference keep the states that chunks of steps start from, and make those of the steps again
-    for the gradient: (b, t, c, n) is never in memory. `"auto"` takes the first of these that
-    works for the call; what is given explicitly is obeyed or refused. Gradients that are to be differentiated
-    again are made by torch operations.
+    All backends except the reference save the states before chunks of steps, and recompute the other states
+    for the gradient: (b, t, c, n) numbers are never in memory. `"auto"` uses the first entry that supports
+    the call; an explicit mode or backend is used or refused. Double backward uses torch operations.
 
     Args:
         x: input (b, t, c), real, in float32, float64, bfloat16 or float16.
-        dt: step sizes (b, t, c), >= 0, in the dtype of `x`, or in float32 beside inputs in half precision.
-        A: rates (c, n), <= 0; dtypes as for `dt`. Values of A and dt out of range are an error on the CPU;
-            elsewhere, and under torch.compile, where looking would mean waiting, they are not looked at.
-        B: input weights (b, t, n), or (b, t, groups, n), of which each is for c / groups neighbouring
-            channels; dtypes as for `dt`.
-        C: output weights, of the shape of `B`.
-        D: skip weights (c,), dtypes as for `dt`; None is none.
+        dt: step sizes (b, t, c), >= 0, in the dtype of `x`, or in float32 with half-precision inputs.
+        A: rates (c, n), <= 0; dtypes as for `dt`. Values of A and dt out of range raise an error on the CPU.
+            They are not checked on other devices or under torch.compile, where reading them would wait for
+            the device.
+        B: input weights (b, t, n), or (b, t, groups, n), each for c / groups consecutive channels; dtypes as
+            for `dt`.
+        C: output weights, in the shape of `B`.
+        D: skip weights (c,), dtypes as for `dt`; None omits the skip connection.
         state: h_0 (b, c, n), in any precision; None means zeros.
-        reset: (b, t) bool; true at t clears the state before step t, at t = 0 the initial one.
+        reset: (b, t) bool; true at t clears the state before step t, at t = 0 the initial state.
         mode: "auto", "recurrent" or "chunkwise".
         backend: "auto", "reference", "torch", "numba" or "triton".
 
     Returns:
-        y (b, t, c) in the dtype of `x`, and h_t (b, c, n) in float32 (float64 for double inputs). For
-        zero-length time h_t is h_0.
+        y (b, t, c) in the dtype of `x`, and h_t (b, c, n) in float32 (float64 for double inputs). For zero
+        steps h_t is h_0.
 
     Raises:
         TypeError: a dtype is not supported, or dtypes do not match.
-        ValueError: shapes or devices that do not fit together; values out of range; a (mode, backend) that
-            does not exist, or that cannot run here; a call within `time_parallel`.
+        ValueError: shapes or devices do not match; values are out of range; (mode, backend) is unknown or
+            cannot run here; the call is within `time_parallel`.
 
     Source:
         Gu and Dao, Mamba: Linear-Time Sequence Modeling with Selective State Spaces (2023), algorithm 2.
 
     Example:
-        A state that keeps half of itself and takes in half of the input:
+        Each step halves the state and adds half of the input:
 
         >>> import torch
         >>> ones = torch.ones(1, 3, 1)

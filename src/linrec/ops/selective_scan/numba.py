@@ -10,18 +10,18 @@ from linrec.ops.kernels import Kernels, launch
 from linrec.ops.selective_scan.torch import Outputs, kernel, outputs
 
 CHUNK = 32
-"""Steps from one kept state to the next: what the adjoint makes for them stays in the second cache."""
+"""Number of steps between saved states; the states that the adjoint recomputes fit into the L2 cache."""
 
-# entries of a state that take as long as one element of the operators that `launch.SERIAL` was measured with
+# entries of a state that cost as much as an element of the operators with which `launch.SERIAL` was measured
 _ENTRIES = 4
-# entries of the states of a lane: they stay in the first cache
+# entries of the states of a lane, which fit into the L1 cache
 _OF_A_LANE = 2048
 
 KERNELS = Kernels("selective.numba")
 
 
 def width_of(x: Tensor, n: int, threads: int) -> int:
-    """Return how many channels a lane has: whole cache lines, as many as keep its states in the first one."""
+    """Return the number of channels per lane: whole cache lines, with states that fit into the L1 cache."""
     batch, _, channels = x.shape
     blocks = threads // math.gcd(batch, threads)
     width = min(math.ceil(channels / blocks / 16), max(_OF_A_LANE // n // 16, 1))
@@ -49,11 +49,11 @@ def _forward(out: Outputs, given: Any) -> None:
 def _adjoint(out: Any, given: Any, kept: Outputs, d: Outputs) -> None:
     out.state.copy_(d.last)
     work = _lanes(given)
-    # sums over batch rows, and over the lanes of a row
+    # partial sums over batch rows, and over the lanes of a row
     totals = out.A, out.B[None], out.C[None], out.D
     counts = work.rows, work.blocks, work.blocks, work.rows
     parts = [terms(g, (count, *g.shape[1:])) for g, count in zip(totals, counts, strict=True)]
-    # the kernel adds to these sums
+    # the kernel adds to the partial sums
     parts[0].zero_(), parts[3].zero_()
     found = (g.numpy() for g in (out.x, out.dt, *parts, out.state))
     arrays = *_arrays(given), launch.array(kept.starts), launch.array(d.y), *found

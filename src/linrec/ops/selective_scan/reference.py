@@ -1,4 +1,4 @@
-"""The recurrence as a plain loop over time: the oracle that every other mode is tested against."""
+"""The recurrence as a plain loop over time: the reference for tests of every other mode."""
 
 import torch
 from torch import Tensor

@@ -1,9 +1,8 @@
 """The recurrence in torch operations, a chunk of steps at a time.
 
-Within a chunk every entry of the state is a channel of the blocked scan of `linrec.ops.scan.torch`, which
-needs the states of its steps; no more than those of one chunk are there at a time. The state before each
-chunk is kept, from which the adjoint makes the others again. Here states are (n, c), as the kernels have
-them.
+Within a chunk, every entry of the state is a channel of the blocked scan of `linrec.ops.scan.torch`, which
+materialises the states of its steps. Only a single chunk's states are in memory at a time. The state before
+each chunk is saved, and the adjoint recomputes the others from it. States are (n, c) here, as in the kernels.
 """
 
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ CHUNK = 64
 class Selective(NamedTuple):
     """Canonical inputs of the backends.
 
-    All but the reference run one group of channels at a time, in the form of the second column.
+    Backends except the reference process a single group of channels, with the shapes of the second column.
 
     Attributes:
         x: (b, t, c).
@@ -48,9 +47,9 @@ class Selective(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """What backends of one group return: y (b, t, c), the last state, and those before chunks of steps.
+    """Outputs of a backend on a single group: y (b, t, c), the last state, and the states before chunks.
 
-    The states before chunks (b, chunks, n, c) are kept for the adjoint; without one there are no chunks.
+    The states before chunks (b, chunks, n, c) are saved for the adjoint; without it there are no chunks.
     """
 
     y: Tensor
@@ -59,14 +58,14 @@ class Outputs(NamedTuple):
 
 
 def outputs(given: Any, chunks: int, states: int, y: torch.dtype) -> tuple[Space, Space, Space]:
-    """Return the memory of the outputs of a kernel: y of a dtype, and so many states before chunks."""
+    """Return the memory of a kernel's outputs: y of a dtype, and the states before `chunks` chunks."""
     batch, _, channels = given.state.shape
     starts = Memory((batch, chunks, states, channels), given.state.dtype)
     return like(given.x, y), like(given.state), starts
 
 
 def gradients(given: Any, kept: Outputs, d: Outputs, needs: Sequence[bool]) -> list[Space]:
-    """Return the memory of the gradients of a kernel, all in the accumulation dtype."""
+    """Return the memory of a kernel's gradients, all in the accumulation dtype."""
     return [*(like(x, d.last.dtype) for x in given[:7]), NOTHING]
 
 
@@ -74,7 +73,7 @@ def forward(given: Any, keep: bool) -> Outputs:
     """Run the recurrence; y has the accumulation dtype."""
     x, dt, A, B, C, D, state, cut = given
     starts, ys = [], []
-    # a program is exported for any number of steps: it makes the states of all of them at once
+    # an exported program must work for any number of steps, so it computes all states at once
     for piece in [slice(None)] if exporting() else _chunks(x):
         if keep:
             starts.append(state)
@@ -87,7 +86,7 @@ def forward(given: Any, keep: bool) -> Outputs:
 
 
 def adjoint(given: Any, kept: Outputs, d: Outputs, needs: Sequence[bool]) -> list[Any]:
-    """Return the gradients of all inputs but `reset`, in the accumulation dtype.
+    """Return the gradients of all inputs except `reset`, in the accumulation dtype.
 
     With g_t = C_t dy_t + a_{t+1} g_{t+1} and w_t = a_t h_{t-1}: dC = sum_c dy h, dB = sum_c g dt x,
     dx = dt sum_n g B + D dy, ddt = x sum_n g B + sum_n g A w, dA = sum_t g dt w.
@@ -124,7 +123,7 @@ def _chunks(x: Tensor) -> list[slice]:
 def _states(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, state: Tensor, cut: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """a_t = exp(dt_t A) and h_t for the steps of a chunk, (b, t, n, c)."""
+    """Return a_t = exp(dt_t A) and h_t for the steps of a chunk, (b, t, n, c)."""
     a = torch.exp(dt[:, :, None] * A[:, None])
     added = B[..., None] * (dt * x)[:, :, None]
     if x.shape[1] == 1:
@@ -140,4 +139,4 @@ chunkwise = Differentiable(Selective, Outputs, forward, adjoint, again=again, ke
 kernel = partial(
     kernel_op, inputs=Selective, outputs=Outputs, gradients=gradients, again=again, batch="x", kept=_KEPT
 )
-"""Returns the kernels of a backend as one function; see `linrec.ops.core.kernel.kernel_op`."""
+"""Returns the kernels of a backend as a function; see `linrec.ops.core.kernel.kernel_op`."""

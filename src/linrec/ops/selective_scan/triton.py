@@ -18,26 +18,26 @@ from linrec.ops.selective_scan.torch import Outputs, gradients, kernel, outputs
 KERNELS = Kernels("selective.triton")
 
 STEPS = 8
-"""Steps of a chunk, a power of two: the states before each chunk are kept."""
+"""Number of steps per chunk, a power of two; the states before each chunk are saved."""
 
 ENOUGH = 1024
-"""Warps that keep a device busy: with fewer, time is divided into segments."""
+"""Number of warps that occupy a device: with fewer, time is divided into segments."""
 
 SHORTEST = 128
-"""Steps of a segment, at least."""
+"""Smallest number of steps per segment."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How the work is divided among programs; see `linrec.ops.kernels.selective.triton`.
+    """Division of the work among programs; see `linrec.ops.kernels.selective.triton`.
 
     Attributes:
-        states: states of a channel, padded to a power of two.
-        columns: channels of a program, a power of two.
-        vector: neighbouring channels of a thread.
-        warps: warps of a program, which have the states of its channels between them.
-        segments: parts of time that run side by side.
-        steps: steps of a chunk.
+        states: number of states per channel, padded to a power of two.
+        columns: number of channels per program, a power of two.
+        vector: number of consecutive channels per thread.
+        warps: number of warps per program, which share the states of its channels.
+        segments: number of parallel segments of time.
+        steps: number of steps per chunk.
     """
 
     states: int
@@ -49,36 +49,36 @@ class Plan:
 
 
 def plan_of(shape: tuple[int, ...], n: int) -> Plan:
-    """Return the division for x of this shape (b, t, c) and n states."""
+    """Return the division for x of this shape (b, t, c) and n states per channel."""
     batch, time, channels = shape
     states = power_of_2(n)
-    # eight numbers of a thread, two channels by four states where there are 16: with more the backward kernel
-    # has no registers left, and along longer sides of a warp's tile its sums cost more
+    # eight numbers per thread, as two channels by four states for 16 states: with more, the backward kernel
+    # runs out of registers, and its sums along longer sides of a warp's tile cost more
     columns = max(16, 256 // states)
     warps = min(16, states * columns // 256)
     running = max(1, batch * -(-channels // columns) * warps)
-    # what segments do to a state is made before they run, which takes as long again: no more than is needed
+    # segments need a first pass that takes as long again, so use only as many as necessary
     segments = max(1, min(-(-ENOUGH // running), time // SHORTEST))
     return Plan(states, columns, 2, warps, segments)
 
 
 class _Work:
-    """What all kernels read, as they take it, and how they are launched."""
+    """Inputs in the layout of the kernels, and the launch of kernels."""
 
     def __init__(self, given: Any) -> None:
         self.plan = plan = plan_of(given.x.shape, given.A.shape[1])
         self.x, self.dt, self.D = given.x.contiguous(), given.dt.contiguous(), given.D.contiguous()
         self.A = _padded(given.A, 1, plan.states).contiguous()
         weights = torch.complex(*(_padded(x.to(self.A.dtype), 2, plan.states) for x in (given.B, given.C)))
-        # torch.complex keeps the strides of B, and kernels read rows
+        # torch.complex keeps the strides of B, but kernels expect contiguous rows
         self.weights = real(weights.contiguous())
         self.cut, self.has_cut = mask(given.reset, self.x), given.reset is not None
 
     def around(self, u: Tensor, begin: Tensor, *, adjoint: bool) -> Tensor:
-        """Return the states (b, segments, n, c) before all segments, or what adjoints take from the next.
+        """Return the initial states (b, segments, n, c) of all segments, or the adjoint's.
 
-        A segment makes link h + end of the state h before it; `u` is x, or dy of the adjoint. `begin` is the
-        state (b, n, c) before the first, or what the adjoint of the last takes.
+        A segment maps its initial state h to link h + end. `u` is x, or dy for the adjoint. `begin` is the
+        initial state (b, n, c) of the first segment, or the adjoint's gradient after the last.
         """
         (batch, _, channels), plan = self.x.shape, self.plan
         begin = _padded(begin, 1, plan.states)[:, None].contiguous()
@@ -87,14 +87,14 @@ class _Work:
         links, ends = (self.A.new_empty(batch, plan.segments, plan.states, channels) for _ in range(2))
         tensors = u, self.dt, self.A, self.weights, self.cut, links, ends
         self.launch(KERNELS.ends, tensors, (_row(self.A),), ADJOINT=adjoint)
-        # a reset within a segment cuts every channel's link
+        # a segment that contains a reset has zero links in all channels
         cut = (links == 0).flatten(2).all(-1) if self.has_cut else None
         inputs = Scan(links.flatten(2), ends.flatten(2), begin.flatten(1), cut, adjoint)
         after = scan.scan.forward(inputs, False).y.view_as(ends)
         return torch.cat([after[:, 1:], begin] if adjoint else [begin, after[:, :-1]], dim=1)
 
     def launch(self, kernel: Any, tensors: Sequence[Tensor], scalars: Sequence[int], **options: Any) -> None:
-        """Run a kernel for all rows, segments and blocks of channels."""
+        """Run a kernel for all batch rows, segments and blocks of channels."""
         import triton.language as tl
 
         (batch, time, channels), plan = self.x.shape, self.plan
@@ -108,14 +108,14 @@ class _Work:
 
 
 def _padded(tensor: Tensor, dim: int, size: int) -> Tensor:
-    """Return the tensor with zeros for the missing states."""
+    """Return the tensor, zero-padded to the padded number of states."""
     missing = size - tensor.shape[dim]
     after = (0, 0) * (tensor.ndim - 1 - dim)
     return functional.pad(tensor, (*after, 0, missing)) if missing else tensor
 
 
 def _row(tensor: Tensor) -> int:
-    """Return the numbers from one row of the batch to the next: 0 where all rows have the same ones."""
+    """Return the stride between batch rows: 0 if all rows share the tensor."""
     return tensor[0].numel() if len(tensor) > 1 else 0
 
 
@@ -130,7 +130,7 @@ def _forward(out: Outputs, given: Any) -> None:
     begins = work.around(work.x, given.state, adjoint=False)
     last = terms(out.last, (len(begins), *begins.shape[2:]))
     read = work.x, work.dt, work.A, work.weights, work.D, begins, work.cut
-    # `starts` without chunks is not written
+    # `starts` is not written if it has no chunks
     scalars = _row(work.A), _row(work.D)
     work.launch(KERNELS.forward, (*read, out.y, out.starts, last), scalars, KEEP=out.starts.shape[1] > 0)
     add_up((out.last,), (last,))
@@ -146,7 +146,7 @@ def _adjoint(out: Any, given: Any, kept: Outputs, d: Outputs) -> None:
     carries = work.around(dy, d.last, adjoint=True)
     batch, time, channels = given.x.shape
     blocks = -(-channels // plan.columns)
-    # sums over batch rows and segments, and over blocks of channels; and the state, which is padded
+    # partial sums over batch rows and segments, and over blocks of channels; the state is padded
     totals = out.A[:, None], out.B[None], out.C[None], out.D[:, None], out.state
     shared = blocks, batch, time, plan.states
     of_channels = batch, plan.states, channels
