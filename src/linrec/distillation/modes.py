@@ -240,7 +240,7 @@ def _residues(taps: Tensor, poles: Tensor) -> Tensor:
     """Return R of the least squared error of Re(sum_n R_n a_n^l), over the taps and equally many zeros."""
     steps = torch.arange(1, 2 * len(taps) + 2)
     powers = poles ** steps[:, None]
-        # normalise columns; otherwise the solver would drop modes that decay at once
+    # normalise columns; otherwise the solver would drop modes that decay at once
     scale = powers.abs().square().sum(0).sqrt()
     columns = powers / scale
     matrix = torch.cat([columns.real, -columns.imag], 1)

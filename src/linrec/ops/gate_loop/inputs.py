@@ -122,9 +122,7 @@ def canonical_of_normalized(given: Normalized) -> Normalized:
         check_shape("floor", floor, "(b, t, h)", q.shape[:3], "Pass a number, or one per step and head.")
         check_precision("floor", floor, q, "q")
     elif not 0 < floor < math.inf:
-        raise ValueError(
-            f"`floor` must be positive and finite; got {floor}. It prevents division by zero."
-        )
+        raise ValueError(f"`floor` must be positive and finite; got {floor}. It prevents division by zero.")
     return Normalized(*inputs, floor, given.signed)
 
 

@@ -1,13 +1,13 @@
-"""Kernels alone, Triton's and Numba's, by kind, so that all that is alike stands side by side.
+"""Triton and Numba kernels, grouped by kind, so that similar kernels are in the same place.
 
 | folder | recurrence | operators |
 |---|---|---|
 | `elementwise` | one number per channel | `scan`, and `gate_loop` with heads of one channel |
 | `matrix` | a matrix per head | `gate_loop`, `delta_rule` |
 | `selective` | a few states per channel | `selective_scan` |
-| `fft` | what lies between two transforms, and sums that make kernels | `long_conv`, state-space kernels |
+| `fft` | fused work between two FFTs, and sums that generate filters | `long_conv`, state-space kernels |
 
-Modules with kernels are imported at the first use, because importing Triton and Numba is slow.
+Modules with kernels are imported at their first use, because importing Triton and Numba is slow.
 """
 
 import functools
@@ -20,7 +20,7 @@ class Kernels:
     """A module of kernels, imported at the first use of a kernel.
 
     Args:
-        name: the module's name within this package, as "elementwise.scan_triton".
+        name: the module's name within this package, such as "elementwise.scan_triton".
     """
 
     def __init__(self, name: str) -> None:

@@ -1,6 +1,6 @@
-"""How kernels are launched: on GPUs by Triton, where time is divided, and on CPUs by Numba, over lanes.
+"""Launching kernels: on GPUs by Triton, with time divided into tiles, and on CPUs by Numba, over lanes.
 
-A lane is one batch row and a run of channels, which one thread walks through time.
+A lane is a batch row and a range of channels; a single thread processes it over time.
 """
 
 import contextlib
@@ -16,21 +16,21 @@ from torch import Tensor
 from linrec.ops.core.kernel import Memory, allocated
 from linrec.ops.core.precision import wide
 
-# on GPUs
+# GPUs
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """How a recurrence is divided among programs; see `linrec.ops.kernels.elementwise.tiles`.
+    """Division of a recurrence among programs; see `linrec.ops.kernels.elementwise.tiles`.
 
     Attributes:
-        pieces: parts of a tile that follow each other in time, one a warp.
-        rows: steps of a piece, which one thread scans.
-        columns: channels of a tile, at least 32 (see `linrec.ops.kernels.elementwise.tiles.carried`).
-        vector: neighbouring channels of one thread, as many as 32 threads need for all columns.
-        group: tiles of a group.
-        groups: groups of a supergroup.
-        warps: warps of a program.
+        pieces: number of consecutive segments of a tile, one per warp.
+        rows: number of steps per segment; a single thread scans them.
+        columns: channels per tile, at least 32; see `linrec.ops.kernels.elementwise.tiles.carried`.
+        vector: number of consecutive channels per thread; 32 threads cover all columns.
+        group: number of tiles per group.
+        groups: number of groups per supergroup.
+        warps: number of warps per program.
     """
 
     pieces: int
@@ -58,14 +58,14 @@ def run_tiled(
     Args:
         kernel: a Triton kernel.
         tiling: the division.
-        shape: (b, t, c) of the recurrence, without a zero.
-        dtype: in which it is accumulated.
-        device: where the tensors are.
-        registers: most registers of a thread, so that more programs run at the same time: on NVIDIA's devices
-            and in single precision, for which it is measured.
+        shape: (b, t, c) of the recurrence; no size may be zero.
+        dtype: accumulation dtype.
+        device: device of the tensors.
+        registers: limit of registers per thread, so that more programs run concurrently. It was tuned for
+            NVIDIA devices in single precision, and is used only there.
         arguments: the pointers.
-        scalars: what follows the numbers of tiles.
-        constants: the kernel's own constants.
+        scalars: further scalar arguments, after the number of tiles.
+        constants: constants specific to the kernel.
     """
     import triton.language as tl
 
@@ -73,7 +73,7 @@ def run_tiled(
     double = dtype in (torch.float64, torch.complex128)
     chains = batch * -(-channels // tiling.columns)
     tiles = n_tiles(time, tiling)
-    # links and inputs of tiles and of groups: 64 bits hold two float32 numbers
+    # words hold links and inputs of tiles and groups: a 64-bit word holds two float32 numbers
     planes = (2 if double else 1) * (2 if dtype.is_complex else 1)
     rows = tiles + (-(-tiles // tiling.group) if tiling.groups > 1 else 0)
     size = chains * rows * planes * tiling.columns if tiles > 1 else 0
@@ -91,15 +91,15 @@ def run_tiled(
 
 
 def on_device(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Return what to launch a kernel within: Triton does on the current device, whatever the tensors' one."""
+    """Return a context that makes `device` current, because Triton launches on the current device."""
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 def grouping(chains: int) -> tuple[int, int]:
-    """Return tiles per group and groups per supergroup for this many chains of tiles: measured, on an H200.
+    """Return tiles per group and groups per supergroup for this number of chains of tiles, tuned on an H200.
 
-    Many chains need no groups, because they advance side by side. The fewer there are, the more tiles of each
-    run at the same time, and the longer a value would take from one to the next.
+    Many chains need no groups, because they run in parallel. With fewer chains, more tiles of each chain run
+    concurrently, and passing a value from tile to tile would take longer.
     """
     if chains >= 128:
         return 1, 1
@@ -114,12 +114,12 @@ def n_tiles(time: int, tiling: Tiling) -> int:
 
 
 def power_of_2(n: int) -> int:
-    """Return the smallest power of two that is at least n."""
+    """Return the smallest power of two >= n."""
     return 1 << (n - 1).bit_length()
 
 
 def real(tensor: Tensor) -> Tensor:
-    """Return the tensor as kernels take it: complex64 as int64, complex128 as pairs of float64."""
+    """Return the tensor in the form for kernels: complex64 as int64, complex128 as pairs of float64."""
     if tensor.dtype == torch.complex64:
         return tensor.resolve_conj().resolve_neg().view(torch.int64)
     if tensor.dtype == torch.complex128:
@@ -128,33 +128,33 @@ def real(tensor: Tensor) -> Tensor:
 
 
 def pairs(tensor: Tensor) -> Tensor:
-    """Return complex numbers as contiguous pairs of real ones."""
+    """Return complex numbers as contiguous pairs of real numbers."""
     return torch.view_as_real(tensor.resolve_conj().contiguous())
 
 
 def mask(cut: Tensor | None, other: Tensor) -> Tensor:
-    """Return the cut links as bytes; for None, another tensor, a pointer that the kernel never reads."""
+    """Return the resets as bytes; for None, another tensor as a pointer that the kernel never reads."""
     return real(other) if cut is None else cut.contiguous().view(torch.uint8)
 
 
-# on CPUs
+# CPUs
 
 SERIAL = 1 << 15
-"""Below this many elements, waking a second thread takes longer than the work."""
+"""Below this number of elements, waking a second thread takes longer than the work itself."""
 
 NARROWEST = 256
-"""Bytes of a lane's row, at least: shorter pieces come so slowly from memory that one thread alone, on whole
-rows, is faster than two."""
+"""Smallest number of bytes per row of a lane: with less, reads from memory are so slow that a single thread
+on whole rows is faster than two threads."""
 
 
 class Lanes(NamedTuple):
-    """Work divided into lanes.
+    """Division of work into lanes.
 
     Attributes:
-        rows: rows of the batch, and heads of them where each is apart.
-        blocks: lanes of a row.
-        width: channels of a lane.
-        threads: threads that walk the lanes.
+        rows: number of batch rows, times heads if lanes do not span heads.
+        blocks: number of lanes per row.
+        width: number of channels per lane.
+        threads: number of threads.
     """
 
     rows: int
@@ -163,7 +163,7 @@ class Lanes(NamedTuple):
     threads: int
 
     def run(self, kernels: Any, name: str, *arguments: Any) -> None:
-        """Call the kernel `name` on all lanes, on one thread or on several of Numba's."""
+        """Call the kernel `name` on all lanes, on the calling thread or on several Numba threads."""
         lanes = self.rows * self.blocks
         if self.threads == 1 or lanes == 1:
             getattr(kernels, name)(*arguments, 0, lanes)
@@ -179,41 +179,41 @@ class Lanes(NamedTuple):
 
 
 def threads_for(elements: int) -> int:
-    """Return how many threads share the work: as many as torch has, or one if there is little."""
+    """Return the number of threads to use: torch's number of threads, or 1 if there is little work."""
     import numba
 
-    # one thread needs no pool, and a data loader's forked worker, which has one, must not touch its parent's
+    # a single thread needs no thread pool; data-loader workers, which are forked, must not touch the pool
     return 1 if elements < SERIAL else min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
 
 
 def divided(rows: int, channels: int, width: int, threads: int) -> Lanes:
-    """Return the lanes of `width` channels in rows of `channels`."""
+    """Return the division of rows of `channels` channels into lanes of `width` channels."""
     return Lanes(rows, math.ceil(channels / width), width, threads)
 
 
 def lanes_of(x: Tensor) -> Lanes:
-    """Return the lanes of an elementwise recurrence of x (b, t, c)."""
+    """Return the division of an elementwise recurrence of x (b, t, c) into lanes."""
     (batch, _, channels), threads = x.shape, threads_for(x.numel())
     width = width_of(batch, channels, threads, NARROWEST // x.element_size())
     return divided(batch, channels, width, threads)
 
 
 def width_of(rows: int, channels: int, threads: int, narrowest: int) -> int:
-    """Return how many channels of rows a lane has: all, the fastest, if rows keep all threads busy."""
+    """Return the number of channels per lane: all, which is fastest, if the rows occupy all threads."""
     if rows >= 4 * threads:
         return max(channels, 1)
     blocks = threads // math.gcd(rows, threads)
-    # whole cache lines: two threads that write to the same one wait for each other
+    # whole cache lines, because threads that write to the same line wait for each other
     return max(narrowest, 16 * math.ceil(channels / blocks / 16))
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Return memory on the CPU, not yet written."""
+    """Return uninitialised memory on the CPU."""
     return allocated(Memory(shape, dtype), torch.device("cpu"))
 
 
 def array(tensor: Tensor) -> Any:
-    """Return the tensor as a contiguous array in the accumulation dtype, a copy only where that needs one."""
+    """Return the tensor as a contiguous array in the accumulation dtype, copied only if necessary."""
     tensor = wide(tensor)
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
@@ -221,21 +221,21 @@ def array(tensor: Tensor) -> Any:
 
 
 def cut_array(cut: Tensor | None) -> Any:
-    """Return where links are cut (b, t), or an empty array for nowhere."""
+    """Return the resets (b, t) as an array, empty if there are none."""
     return nothing(2, torch.bool) if cut is None else array(cut)
 
 
 @functools.cache
 def nothing(axes: int, dtype: torch.dtype) -> Any:
-    """Return an empty array, for a tensor that is not there."""
+    """Return an empty array in place of a missing tensor."""
     return torch.empty((0,) * axes, dtype=dtype, device="cpu").numpy()
 
 
 def lane_kernel(**options: Any) -> Any:
-    """Return Numba's decorator for functions that walk a lane."""
+    """Return Numba's decorator for functions that process a lane."""
     import numba
 
-    # fused multiply-add is allowed, reordering sums and ignoring NaN is not
+    # fused multiply-add is allowed; reordering sums and ignoring NaN are not
     return numba.njit(
         **{"cache": True, "fastmath": {"contract"}, "pipeline_class": _distinct_arrays()} | options
     )
@@ -243,10 +243,10 @@ def lane_kernel(**options: Any) -> Any:
 
 @functools.cache
 def _distinct_arrays() -> Any:
-    """Return Numba's compiler, told that no array that a function writes overlaps another of its arguments.
+    """Return a Numba compiler that assumes that written arrays do not overlap other arguments.
 
-    Otherwise each loop over channels first asks that of every pair of arrays, and is not made of vector
-    instructions where the loop around it runs backwards.
+    Otherwise every loop over channels first checks each pair of arrays for overlap, and is not vectorised if
+    the loop around it runs backwards.
     """
     from numba.core.compiler import CompilerBase, DefaultPassBuilder
 

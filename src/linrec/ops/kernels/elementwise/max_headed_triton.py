@@ -1,13 +1,12 @@
 """GPU kernels of the max-headed GateLoop; imported at the first use, because importing Triton is slow.
 
-Links and inputs are made in registers: a = exp(log_decay + i phase) and k v are never written, and the
-states are not either. The forward kernel leaves the value before every piece of a tile, from which the
-backward kernel makes the states again. `tiles` says how time is divided. Steps past the end
-are the identity. A thread holds its rows in tuples, so that both directions of time run through the same
-registers.
+Gates are computed in registers: a = exp(log_decay + i phase), k v and the states are never written to memory.
+The forward kernel saves the value before every segment of a tile, from which the backward kernel recomputes
+the states. See `tiles` for the division of time. Steps past the end are the identity. A thread holds its rows
+in tuples, so that both directions of time use the same registers.
 """
 
-# tuples grow row by row, as the kernels are unrolled
+# tuples grow row by row, because the loops are unrolled
 # mypy: disable-error-code="assignment"
 
 import triton
@@ -15,7 +14,7 @@ import triton.language as tl
 
 from linrec.ops.kernels.elementwise.tiles import carried, loaded, program, stored, stored_last, times
 
-# how a gate comes: not at all, (b, t, h), or (h)
+# kinds of a gate: missing, (b, t, h), or (h)
 NONE = tl.constexpr(0)
 STEP = tl.constexpr(1)
 CONSTANT = tl.constexpr(2)
@@ -23,15 +22,15 @@ CONSTANT = tl.constexpr(2)
 
 @triton.jit
 def turned(a, angle, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return a cos(angle) and a sin(angle), to a digit or two of float32, for angles of up to 1e9 in size.
+    """Return a cos(angle) and a sin(angle), to a digit or two of float32, for |angle| up to 1e9.
 
-    Half turns are taken off in float64, and an odd number of them changes the sign of a. The polynomials are
+    Multiples of pi are subtracted in float64; an odd multiple flips the sign of a. The polynomials are
     minimax fits on [-pi / 2, pi / 2], with errors of 2e-10 and 5e-9.
     """
     if tl.float64 == WIDE:
         return a * tl.cos(angle), a * tl.sin(angle)
     else:
-        # adding 1.5 * 2^52 rounds to a whole number and leaves it in the lowest bits
+        # adding 1.5 * 2^52 rounds to an integer, which is then in the lowest bits
         wide = angle.to(tl.float64)
         shifted = wide * 0.3183098861837907 + 6755399441055744.0
         r = (wide - (shifted - 6755399441055744.0) * 3.141592653589793).to(tl.float32)
@@ -47,7 +46,7 @@ def turned(a, angle, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _within(step, time, inside, EVEN: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return the mask of a row; where tiles fill time and channels evenly, a constant that costs nothing."""
+    """Return the mask of a row; if tiles fill time and channels exactly, a constant that costs nothing."""
     if EVEN:
         return inside
     else:
@@ -66,7 +65,7 @@ def _rows(  # type: ignore[no-untyped-def]
     EVEN: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Load the ROWS rows of all pieces, whose first are at step `begin` (PIECES, 1, 1); 0 past the end."""
+    """Load ROWS rows of all segments, whose first steps are `begin` (PIECES, 1, 1); 0 past the end."""
     rows = ()
     for r in tl.static_range(ROWS):
         mask = _within(begin + r, time, inside, EVEN)
@@ -88,10 +87,10 @@ def _gates(  # type: ignore[no-untyped-def]
     EVEN: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Load the gates of the rows, and of the row after them; 0, no decay and no turn, where there is none."""
+    """Load the gates of the rows and of the row after them; 0, which means identity, for missing gates."""
     rows = ()
     for r in tl.static_range(ROWS + 1):
-        # the row after the last may be past the end of time however even the tiles are
+        # the row after the last may be past the end of time, even if tiles fill it exactly
         mask = _within(begin + r, time, inside, EVEN and r < ROWS)
         if KIND == STEP:
             gate = tl.load(ptr + at + r * CHANNELS, mask=mask, other=0.0).to(WIDE)
@@ -115,11 +114,11 @@ def _links(  # type: ignore[no-untyped-def]
     HAS_CUT: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Return a = exp(log_decay + i phase) of the first N rows, 0 where they are cut."""
+    """Return a = exp(log_decay + i phase) of the first N rows, 0 at resets."""
     links = ()
     links_i = ()
     for r in tl.static_range(N):
-        # exp2 flushes what is subnormal, which exp spends three more instructions on
+        # exp2 flushes subnormal results to zero; exp needs three more instructions for them
         a = tl.exp2(decays[r] * 1.4426950408889634)
         a_i = a
         if PHASE != NONE:
@@ -134,7 +133,7 @@ def _links(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _stepped(a, a_i, x, y, y_i, CUT: tl.constexpr, COMPLEX: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return a y + x for real x. CUT: some links may be cut, and a link of 0 passes nothing, not even NaN."""
+    """Return a y + x for real x. With CUT, some links may be cut: a link of 0 gives x even if y is NaN."""
     if COMPLEX:
         result, result_i = x - a_i * y_i + a * y, a * y_i + a_i * y
         if CUT:
@@ -160,9 +159,10 @@ def _places(  # type: ignore[no-untyped-def]
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Return where the tile at `place` in time lies: pieces, columns and which are inside, first steps.
+    """Return a tile's coordinates: segments, columns, mask of valid columns, first steps of the segments.
 
-    Last come the tile's offset into a contiguous (b, t, h), and from there that of each piece's first row.
+    `place` is the tile's position in time. The tile's offset into a contiguous (b, t, h), and the offsets of
+    its segments within the tile, follow.
     """
     piece = tl.arange(0, PIECES)[:, None, None]
     column = channel + columns
@@ -203,7 +203,7 @@ def forward(  # type: ignore[no-untyped-def]
     GROUP: tl.constexpr,
     GROUPS: tl.constexpr,
 ):
-    """Fill y (b, t, h), last (b, h) and starts (b, pieces of all tiles, h); every tensor is contiguous."""
+    """Fill y (b, t, h), last (b, h) and starts (b, segments of all tiles, h); all tensors are contiguous."""
     chain, tile, row, channel, columns = program(chains, CHANNELS, COLUMNS, VECTOR)
     piece, column, inside, begin, out, at = _places(
         tile, row, channel, columns, time, CHANNELS, EVEN, PIECES, ROWS, COLUMNS
@@ -277,13 +277,13 @@ def backward(  # type: ignore[no-untyped-def]
     GROUP: tl.constexpr,
     GROUPS: tl.constexpr,
 ):
-    """Fill the gradients; those of constant gates are (b, tiles, h), still to be summed.
+    """Fill the gradients; gradients of constant gates are (b, tiles, h) and must still be summed.
 
     With g_t = q_t dy_t + conj(a_{t+1}) g_{t+1} and w_t = a_t h_{t-1} = h_t - k_t v_t:
     dq = dy Re h, dk = v Re g, dv = k Re g, dlog_decay = Re(g conj w), dphase = Im(g conj w).
     """
     chain, tile, row, channel, columns = program(chains, CHANNELS, COLUMNS, VECTOR)
-    # tiles in the order of the adjoint, from the last to the first
+    # tiles in the adjoint's order, from the last to the first
     place = tiles - 1 - tile
     piece, column, inside, begin, out, at = _places(
         place, row, channel, columns, time, CHANNELS, EVEN, PIECES, ROWS, COLUMNS
@@ -297,7 +297,7 @@ def backward(  # type: ignore[no-untyped-def]
     v = _rows(v_ptr + out, at, begin, time, inside, ROWS, CHANNELS, EVEN, WIDE)
     q = _rows(q_ptr + out, at, begin, time, inside, ROWS, CHANNELS, EVEN, WIDE)
     dy = _rows(dy_ptr + out, at, begin, time, inside, ROWS, CHANNELS, EVEN, WIDE)
-    # the adjoint enters a step over the link of the next one; after the last step there is none, that is 1
+    # the adjoint enters a step over the next step's link; after the last step that link is 1
     a, a_i = _links(decays, phases, cut_ptr + row * time, begin, time, ROWS + 1, PHASE, HAS_CUT, WIDE)
 
     before = ((row * tiles + place) * PIECES + piece) * CHANNELS + column
@@ -351,6 +351,6 @@ def backward(  # type: ignore[no-untyped-def]
             dphase_ptr + per_tile, tl.sum(total_i, axis=0, keep_dims=True), mask=channel + columns < CHANNELS
         )
     if tile == tiles - 1:
-        # over the link of the first step into the initial state
+        # over the first step's link into the initial state
         dstate, dstate_i = times(a[0], -a_i[0], g, g_i, HAS_CUT, COMPLEX)
         stored(dstate_ptr, vector + 0 * piece, dstate, dstate_i, inside & (piece == 0), COMPLEX, WIDE)

@@ -1,15 +1,15 @@
 """CPU loops of elementwise recurrences; imported at the first use, because importing Numba is slow.
 
-A lane is one batch row and a run of channels; lanes run in parallel, time runs inside a lane, and the
-innermost loop over channels is contiguous in every tensor, so that it becomes vector instructions. Only the
-thin loops over lanes are `parallel`: that transformation is what takes Numba long to compile. Arrays are
-indexed and not sliced, because Numba counts references to a slice's array, which takes longer than a narrow
-step; indices are unsigned, because a signed one may count from the end and prevents vector instructions.
+A lane is a batch row and a range of channels. Lanes run in parallel, and a lane iterates over time. The
+innermost loop over channels is contiguous in every tensor, so that it is vectorised. Only the thin loops over
+lanes are `parallel`, because that transformation makes Numba's compilation slow. Arrays are indexed, not
+sliced: Numba counts references of slices, which takes longer than a step on few channels. Indices are
+unsigned, because signed indices may count from the end, which prevents vectorisation.
 
-`scan` reads its links `a`, each axis of full size or 1. The max-headed GateLoop makes its links
-exp(log_decay + i phase) and inputs k v in registers. It keeps the state once per chunk of steps, and the
-adjoint makes the states in between again. A gate is (b, t, h), or (1, 1, h) where it is constant; without a
-phase, which then is empty, everything is real.
+`scan` reads its links `a`, each axis of full size or 1. The max-headed GateLoop computes its links
+exp(log_decay + i phase) and inputs k v in registers. It saves a state per chunk of steps, and the adjoint
+recomputes the others. A gate is (b, t, h), or (1, 1, h) if constant over time; without a phase, whose array
+is then empty, everything is real.
 """
 
 import math
@@ -22,8 +22,8 @@ from numba.extending import overload
 from linrec.ops.kernels.launch import lane_kernel
 
 SPAN = 256
-"""Where `a` is constant in time, its gradient is summed over runs of so many steps, and the runs by torch:
-one long sum in float32 would lose digits."""
+"""If `a` is constant over time, its gradient is summed over blocks of this many steps, and torch sums the
+blocks: a single long sum in float32 would lose digits."""
 
 
 @lane_kernel()
@@ -31,7 +31,7 @@ def _scan_lane(a, x, cut, y, carry, row, lo, hi, reverse):  # type: ignore[no-un
     zero, one = np.uint64(0), np.uint64(1)
     time = np.uint64(x.shape[1])
     a_row = row if a.shape[0] > 1 else zero
-    # `carry` stays in the first cache, where y would have to be read back
+    # `carry` stays in the L1 cache, whereas y would have to be read back
     for step in range(time):
         t = time - one - step if reverse else step
         a_t = t if a.shape[1] > 1 else zero
@@ -55,14 +55,14 @@ def _scan_lane_backward(a, before, cut, dy, da, dx, carry, block, row, lo, hi, f
     zero, one = np.uint64(0), np.uint64(1)
     time = np.uint64(dy.shape[1])
     a_row, a_moves, a_wide = row if a.shape[0] > 1 else zero, a.shape[1] > 1, a.shape[2] > 1
-    # the adjoint runs against the recurrence, whose first step came from the initial state
+    # the adjoint runs in reverse; the last step it visits started from the initial state
     for step in range(first, stop):
         t = step if reverse else time - one - step
         t_before = zero if stop == time else t + one if reverse else t - one
         a_t, da_t = (t, t) if a_moves else (zero, t // np.uint64(SPAN))
         linked = cut.size == 0 or not cut[row, t]
         if linked and a_wide and a_moves and da.size > 0:
-            # every step and channel has its own link: the common case, in one pass over the channels
+            # every step and channel has its own link: the common case, in a single loop over channels
             for c in range(lo, hi):
                 gradient = carry[c - lo] + dy[row, t, c]
                 dx[row, t, c] = gradient
@@ -96,14 +96,14 @@ def _scan_lane_backward(a, before, cut, dy, da, dx, carry, block, row, lo, hi, f
 
 @numba.njit(cache=True)
 def scan_forward(a, x, cut, last, y, width, reverse, first, stop):  # type: ignore[no-untyped-def]
-    """Fill y (b, t, c) for the lanes from first to stop, and turn last (b, c) from first state into last one.
+    """Fill y (b, t, c) for the lanes from first to stop; last (b, c) holds the initial state, then the last.
 
     A lane has `width` channels.
     """
     channels = np.uint64(x.shape[2])
     width = np.uint64(width)
     blocks = (channels + width - np.uint64(1)) // width
-    # not in `last` itself, where other threads write next to it
+    # not in `last` itself, because other threads write nearby
     carry = np.empty(width, last.dtype)
     for lane in range(np.uint64(first), np.uint64(stop)):
         row, lo = lane // blocks, lane % blocks * width
@@ -119,9 +119,9 @@ def scan_forward(a, x, cut, last, y, width, reverse, first, stop):  # type: igno
 def scan_backward(a, y, cut, state, dy, da, dx, dstate, width, reverse, first, stop):  # type: ignore[no-untyped-def]
     """Fill dx (b, t, c) and, unless it is empty, da for the lanes from first to stop.
 
-    `state` is (b, 1, c). dstate (b, c) comes as the last state's gradient and goes as the first one's. da
-    has a row for every batch row; where `a` is constant in time, one step for each `SPAN` steps; where `a` is
-    constant over channels, one column for each lane of the row. It comes zeroed where `a` is constant.
+    `state` is (b, 1, c). dstate (b, c) holds the last state's gradient, then the initial state's. da has a
+    row for every batch row. If `a` is constant over time, da has a step for each `SPAN` steps; if `a` is
+    constant over channels, a column for each lane of the row. In both cases it must be zero at the start.
     """
     channels, time = np.uint64(y.shape[2]), np.uint64(y.shape[1])
     width = np.uint64(width)
@@ -141,25 +141,25 @@ def scan_backward(a, y, cut, state, dy, da, dx, dstate, width, reverse, first, s
 
 @numba.njit(cache=True, parallel=True)
 def scan_forward_parallel(a, x, cut, last, y, width, reverse, lanes):  # type: ignore[no-untyped-def]
-    """Do the same for all lanes, spread over Numba's threads."""
+    """Run the serial kernel on all lanes, on Numba's threads."""
     for lane in numba.prange(lanes):
         scan_forward(a, x, cut, last, y, width, reverse, lane, lane + 1)
 
 
 @numba.njit(cache=True, parallel=True)
 def scan_backward_parallel(a, y, cut, state, dy, da, dx, dstate, width, reverse, lanes):  # type: ignore[no-untyped-def]
-    """Do the same for all lanes, spread over Numba's threads."""
+    """Run the serial kernel on all lanes, on Numba's threads."""
     for lane in numba.prange(lanes):
         scan_backward(a, y, cut, state, dy, da, dx, dstate, width, reverse, lane, lane + 1)
 
 
-# Numba calls the C library for each exponential, sine and cosine; in float32 they are polynomials here, so
-# that the loops become vector instructions
+# Numba calls the C library for every exponential, sine and cosine; in float32 they are polynomials here, so
+# that loops are vectorised
 _CONTRACT = {"fastmath": {"contract"}}
-# adding it rounds a float32 below 2^22 to an integer, which then stands in the lowest bits
+# adding this rounds a float32 below 2^22 to an integer, which is then in the lowest bits
 _ROUND, _ROUND_BITS = np.float32(1.5 * 2.0**23), np.int32(0x4B400000)
 _LOG2_E = np.float32(1 / math.log(2))
-# log 2 in two parts, pi / 2 in four: multiples of all but the last one are exact for numbers of 9 and 13 bits
+# log 2 in two parts, pi / 2 in four: all parts but the last, times integers of 9 and 13 bits, are exact
 _LOG_2 = np.float32(0.693145751953125), np.float32(1.428606765330187e-06)
 _TWO_OVER_PI = np.float32(2 / math.pi)
 _HALF_PI = tuple(np.float32(c) for c in (1.5703125, 4.83751297e-4, 7.54953362e-8, 2.56334407e-12))
@@ -184,14 +184,14 @@ def sine_cosine(x):  # type: ignore[no-untyped-def]
 @overload(exponential, jit_options=_CONTRACT)
 def _exponential(x):  # type: ignore[no-untyped-def]
     def single(x):  # type: ignore[no-untyped-def]
-        # beyond them it is 0 and inf; NaN passes
+        # outside of this range the result is 0 or inf; NaN passes
         x = _LEAST if x < _LEAST else x
         x = _MOST if x > _MOST else x
         shifted = x * _LOG2_E + _ROUND
         n = shifted - _ROUND
         r = x - n * _LOG_2[0] - n * _LOG_2[1]
         tail = (((_E[4] * r + _E[3]) * r + _E[2]) * r + _E[1]) * r + _E[0]
-        # 2^n in two factors, as 2^-150 and 2^128 are no float32
+        # 2^n as two factors, because 2^-150 and 2^128 are not float32 numbers
         exponent = np.int32(np.float32(shifted).view(np.int32) - _ROUND_BITS)
         half = np.int32(exponent >> 1)
         low = np.int32((half + 127) << 23).view(np.float32)
@@ -207,7 +207,7 @@ def _sine_cosine(x):  # type: ignore[no-untyped-def]
         shifted = x * _TWO_OVER_PI + _ROUND
         n = shifted - _ROUND
         r = x - n * _HALF_PI[0] - n * _HALF_PI[1] - n * _HALF_PI[2] - n * _HALF_PI[3]
-        # where neighbouring float32 numbers are a turn apart, any angle will do, but it must be one
+        # for so large x that float32 numbers are a turn apart, any valid angle is acceptable
         r = -_ONE if r < -_ONE else r
         r = _ONE if r > _ONE else r
         z = r * r
@@ -263,7 +263,7 @@ def _max_headed_lane(q, k, v, log_decay, phase, cut, starts, y, re, im, size, ro
 def _refill(  # type: ignore[no-untyped-def]
     q, k, v, log_decay, phase, cut, starts, dy, a, a_i, w, w_i, u, h, h_i, chunk, row, lo, hi, t0, t1
 ):
-    """Fill the links a, what passes them, w_t = a_t h_{t-1}, and u_t = q_t dy_t for the steps of a chunk."""
+    """Fill links a, w_t = a_t h_{t-1}, and u_t = q_t dy_t for the steps of a chunk."""
     zero, one = np.uint64(0), np.uint64(1)
     turns = phase.size > 0
     decay_row, phase_row = row if log_decay.shape[0] > 1 else zero, row if phase.shape[0] > 1 else zero
@@ -305,7 +305,7 @@ def _refill(  # type: ignore[no-untyped-def]
 
 @lane_kernel()
 def _adjoint(cut, u, a, a_i, re, im, row, width, t0, t1):  # type: ignore[no-untyped-def]
-    """Put g_t = u_t + conj(a_{t+1}) g_{t+1} in the place of a_t; (re, im) carries the second term."""
+    """Overwrite a_t by g_t = u_t + conj(a_{t+1}) g_{t+1}; (re, im) carries the second term."""
     turns = im.size > 0
     for step in range(t1 - t0):
         i = t1 - t0 - np.uint64(1) - step
@@ -320,7 +320,7 @@ def _adjoint(cut, u, a, a_i, re, im, row, width, t0, t1):  # type: ignore[no-unt
                 g = u[i, c] + re[c]
                 re[c] = a[i, c] * g
                 a[i, c] = g
-        # zero times infinity would be NaN
+        # zero times infinity is NaN, so clear explicitly
         if cut.size > 0 and cut[row, t0 + i]:
             for c in range(width):
                 re[c] = 0
@@ -330,7 +330,7 @@ def _adjoint(cut, u, a, a_i, re, im, row, width, t0, t1):  # type: ignore[no-unt
 
 @lane_kernel()
 def _put(values, gradient, each_step, chunk, row, lo, hi, t0, t1):  # type: ignore[no-untyped-def]
-    """Write a gate's gradient for the steps of a chunk: each, or their sum; nothing where it is empty."""
+    """Write a gate's gradient for the steps of a chunk, or their sum; do nothing if `gradient` is empty."""
     if gradient.size == 0:
         return
     for t in range(t0, t1):
@@ -343,7 +343,7 @@ def _put(values, gradient, each_step, chunk, row, lo, hi, t0, t1):  # type: igno
 
 @lane_kernel()
 def _spread(k, v, dy, g, g_i, w, w_i, u, dq, dk, dv, row, lo, hi, t0, t1):  # type: ignore[no-untyped-def]
-    """Fill dq, dk and dv for the steps of one chunk; dlog_decay in the place of u, dphase in that of w_i."""
+    """Fill dq, dk and dv for the steps of a chunk; overwrite u by dlog_decay and w_i by dphase."""
     turns = w_i.size > 0
     for t in range(t0, t1):
         i = t - t0
@@ -379,12 +379,12 @@ def _join(state, re, im, row, lo, hi):  # type: ignore[no-untyped-def]
 def max_headed_forward(q, k, v, log_decay, phase, cut, state, starts, y, size, width, first, stop):  # type: ignore[no-untyped-def]
     """Fill y (b, t, h) and starts (b, 1 or 2, chunks, h) for the lanes from first to stop.
 
-    The state (b, h, 1 or 2), real and imaginary part, comes as the first one and goes as the last one.
-    A chunk has `size` steps, a lane `width` heads.
+    `state` (b, h, 1 or 2), real and imaginary part, holds the initial state, then the last. A chunk has
+    `size` steps, a lane `width` heads.
     """
     channels, size, width = np.uint64(q.shape[2]), np.uint64(size), np.uint64(width)
     blocks = (channels + width - np.uint64(1)) // width
-    # not in `state` itself, where other threads write next to it
+    # not in `state` itself, because other threads write nearby
     re, im = np.empty(width, q.dtype), np.empty(width if phase.size > 0 else np.uint64(0), q.dtype)
     for lane in range(np.uint64(first), np.uint64(stop)):
         row, lo = lane // blocks, lane % blocks * width
@@ -403,8 +403,8 @@ def max_headed_backward(  # type: ignore[no-untyped-def]
     With g_t = q_t dy_t + conj(a_{t+1}) g_{t+1} and w_t = a_t h_{t-1} = h_t - k_t v_t:
     dq = dy Re h, dk = v Re g, dv = k Re g, dlog_decay = Re(g conj w), dphase = Im(g conj w).
 
-    dstate (b, h, 1 or 2) comes as the last state's gradient and goes as the first one's. ddecay and dphase
-    are (b, t, h), zeros (b, chunks, h) where the gate is constant, or empty.
+    dstate (b, h, 1 or 2) holds the last state's gradient, then the initial state's. ddecay and dphase are
+    (b, t, h), zeros (b, chunks, h) if the gate is constant, or empty.
     """
     time, channels = np.uint64(q.shape[1]), np.uint64(q.shape[2])
     size, width, one = np.uint64(size), np.uint64(width), np.uint64(1)
@@ -420,7 +420,7 @@ def max_headed_backward(  # type: ignore[no-untyped-def]
         hi = min(lo + width, channels)
         _split(dstate, re, im, row, lo, hi)
         for after in range(chunks):
-            # memory comes fastest in the order of addresses: only what is in the cache is walked backwards
+            # memory is read fastest in forward order, so only data in the cache is walked backwards
             chunk = chunks - one - after
             t0 = chunk * size
             t1 = min(t0 + size, time)
@@ -435,7 +435,7 @@ def max_headed_backward(  # type: ignore[no-untyped-def]
 
 @numba.njit(cache=True, parallel=True)
 def max_headed_forward_parallel(q, k, v, log_decay, phase, cut, state, starts, y, size, width, lanes):  # type: ignore[no-untyped-def]
-    """Do the same for all lanes, spread over Numba's threads."""
+    """Run the serial kernel on all lanes, on Numba's threads."""
     for i in numba.prange(lanes):
         max_headed_forward(q, k, v, log_decay, phase, cut, state, starts, y, size, width, i, i + 1)
 
@@ -444,7 +444,7 @@ def max_headed_forward_parallel(q, k, v, log_decay, phase, cut, state, starts, y
 def max_headed_backward_parallel(  # type: ignore[no-untyped-def]
     q, k, v, log_decay, phase, cut, starts, dy, dq, dk, dv, ddecay, dphase, dstate, size, width, lanes
 ):
-    """Do the same for all lanes, spread over Numba's threads."""
+    """Run the serial kernel on all lanes, on Numba's threads."""
     for i in numba.prange(lanes):
         inputs, gradients = (q, k, v, log_decay, phase), (dq, dk, dv, ddecay, dphase, dstate)
         max_headed_backward(*inputs, cut, starts, dy, *gradients, size, width, i, i + 1)

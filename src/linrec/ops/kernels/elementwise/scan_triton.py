@@ -1,8 +1,8 @@
 """GPU kernels of the elementwise recurrence; imported at the first use, because importing Triton is slow.
 
-`tiles` says how time is divided and how numbers lie in memory. Steps past the end of time
-are the identity (link 1, input 0). Strides are known when a kernel is compiled, so that the addresses of a
-tile are one register and constants.
+See `tiles` for the division of time and the memory layout. Steps past the end of time are the identity (link
+1, input 0). Strides are compile-time constants, so that the addresses of a tile need only a register and
+constants.
 """
 
 import triton
@@ -35,7 +35,7 @@ def _steps(  # type: ignore[no-untyped-def]
     COMPLEX: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Load links and inputs: 1 and 0 where the masks are false, links of 0 where they are cut."""
+    """Load links and inputs: 1 and 0 where the masks are false, and links of 0 at resets."""
     a, a_i = loaded(a_ptr, a_at, a_mask, 1.0, COMPLEX, WIDE)
     x, x_i = loaded(x_ptr, x_at, x_mask, 0.0, COMPLEX, WIDE)
     if HAS_CUT:
@@ -57,11 +57,10 @@ def _places(  # type: ignore[no-untyped-def]
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Return where the steps of a tile lie: index, index < time, the same where `inside`; t, origin.
+    """Return the coordinates of a tile's steps: index, index < time, the same and `inside`, t, origin.
 
-    The index counts from the start of the recurrence that runs here, and origin + t from that of the tensors;
-    the two run against each other when time is FALLING. STEPS_TOUCH: the next step of some tensor is the next
-    element.
+    The index counts in the direction of travel, and origin + t in the direction of the tensors; they differ
+    if FALLING. STEPS_TOUCH means that consecutive steps of some tensor are adjacent in memory.
     """
     LENGTH: tl.constexpr = PIECES * ROWS
     step = ROWS * tl.arange(0, PIECES)[:, None, None] + tl.arange(0, ROWS)[None, :, None]
@@ -72,8 +71,8 @@ def _places(  # type: ignore[no-untyped-def]
         t = LENGTH - 1 - step
         origin = (time - (tile + 1) * LENGTH).to(tl.int64)
     else:
-        # where neighbours in memory are steps, Triton would spread the rows of a piece over threads, which it
-        # scans wrongly or not at all; behind a factor that only the launch knows to be 1 it cannot see them
+        # if adjacent elements are steps, Triton would distribute a segment's rows over threads, which it
+        # scans wrongly or not at all; a factor that is 1 only at run time hides the adjacency
         t = step
         if STEPS_TOUCH:
             t = step * tl.where(time > 0, 1, 0)
@@ -105,7 +104,7 @@ def forward(  # type: ignore[no-untyped-def]
     COMPLEX: tl.constexpr,
     HAS_STATE: tl.constexpr,
     HAS_CUT: tl.constexpr,
-    # load inputs a second time rather than keep them until the value comes
+    # load inputs a second time instead of holding them until the carried value arrives
     AGAIN: tl.constexpr,
     EVEN: tl.constexpr,
     CHAINED: tl.constexpr,
@@ -117,7 +116,7 @@ def forward(  # type: ignore[no-untyped-def]
     GROUP: tl.constexpr,
     GROUPS: tl.constexpr,
 ):
-    """Fill y (b, t, c) and last (b, c), both contiguous. UNIT is the number of elements of a number."""
+    """Fill y (b, t, c) and last (b, c), both contiguous. UNIT is the number of array elements per number."""
     chain, tile, row, channel, columns = program(chains, CHANNELS, COLUMNS, VECTOR)
     inside = channel + columns < CHANNELS
     TOUCH: tl.constexpr = CHANNELS == 1 or A_STEP == 1 or X_STEP == 1
@@ -184,7 +183,7 @@ def backward(  # type: ignore[no-untyped-def]
     HAS_STATE: tl.constexpr,
     HAS_CUT: tl.constexpr,
     NEEDS_A: tl.constexpr,
-    # `a` is constant in time: da is (b, tiles, c), still to be summed
+    # `a` is constant over time: da is (b, tiles, c) and must still be summed
     SUMMED: tl.constexpr,
     AGAIN: tl.constexpr,
     EVEN: tl.constexpr,
@@ -199,8 +198,8 @@ def backward(  # type: ignore[no-untyped-def]
 ):
     """Fill dx (b, t, c), dstate (b, c) and da (b, t or tiles, c), all contiguous; y is contiguous.
 
-    The adjoint g_t = dy_t + conj(a_{t+1}) g_{t+1} runs against the recurrence, whose direction is `REVERSE`.
-    Then dx_t = g_t, da_t = g_t conj(y_{t-1}), dstate = conj(a_1) g_1.
+    The adjoint g_t = dy_t + conj(a_{t+1}) g_{t+1} runs opposite to the recurrence, whose direction is
+    `REVERSE`. Then dx_t = g_t, da_t = g_t conj(y_{t-1}), dstate = conj(a_1) g_1.
     """
     chain, tile, row, channel, columns = program(chains, CHANNELS, COLUMNS, VECTOR)
     inside = channel + columns < CHANNELS
@@ -208,7 +207,7 @@ def backward(  # type: ignore[no-untyped-def]
     index, valid, mask, t, origin = _places(
         tile, time, inside, not REVERSE, TOUCH, EVEN, PIECES, ROWS, COLUMNS
     )
-    # from t to the step that the recurrence took next
+    # offset from t to the next step of the recurrence
     NEXT: tl.constexpr = -1 if REVERSE else 1
 
     a_ptr += (row * a_row + origin * A_STEP + channel * A_CHANNEL) * UNIT
@@ -217,7 +216,7 @@ def backward(  # type: ignore[no-untyped-def]
     cut_ptr += row * time + origin
     vector = row * CHANNELS + channel + columns
     at = t * CHANNELS + columns
-    # the adjoint enters step t over the link of the next step; after the last step there is none
+    # the adjoint enters step t over the next step's link; the last step has no next step
     linked = mask & (index > 0)
     next_ptr = a_ptr + NEXT * A_STEP * UNIT
     a_at = t * A_STEP + columns * A_CHANNEL
@@ -272,7 +271,7 @@ def backward(  # type: ignore[no-untyped-def]
         else:
             stored(da_ptr + out, at, da, da_i, mask, COMPLEX, WIDE)
     if tile == tiles - 1:
-        # from the first step of the recurrence back to the state
+        # over the first step's link into the initial state
         at_first = (time - 1 if REVERSE else 0) - origin
         into = a_ptr + at_first * A_STEP * UNIT
         link, link_i = loaded(into, columns * A_CHANNEL, inside, 0.0, COMPLEX, WIDE)

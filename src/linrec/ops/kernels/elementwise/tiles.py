@@ -1,24 +1,27 @@
-"""What the GPU kernels of elementwise recurrences share: tiles over time, and the value carried between them.
+"""Shared code of GPU kernels for elementwise recurrences: tiles over time, and the value passed between them.
 
 A tile is (PIECES, ROWS, COLUMNS): each thread holds ROWS consecutive steps of a few channels and scans them
-in registers; the PIECES of a tile follow each other in time, on different warps. Tiles follow each other in
-different programs, so that one long sequence keeps the whole device busy while every input is read once:
+in registers. The PIECES segments of a tile are consecutive in time, on different warps. Tiles are consecutive
+in time too, in different programs, so that a single long sequence occupies the whole device while every input
+is read once:
 
-- each tile publishes its own link and input (A, X), that is y_end = A y_start + X;
-- tiles come in groups of GROUP, and groups in supergroups of GROUPS. The last tile of a group publishes the
-  link and the input of the whole group, and the last tile of a supergroup the value after it. A tile waits
-  for the tiles before it in its group, for the groups before it in its supergroup, and for the value before
-  that. Only the last of these is handed on from one to the next, one trip to memory per supergroup;
-- all of it is combined in one fixed order, so the result is the same to the bit in every run.
+- Each tile publishes its own link and input (A, X): y_end = A y_start + X.
+- Tiles form groups of GROUP, and groups form supergroups of GROUPS. The last tile of a group publishes the
+  link and the input of the whole group. The last tile of a supergroup publishes the value after it. A tile
+  waits for the previous tiles of its group, for the previous groups of its supergroup, and for the value
+  before its supergroup. Only this value is passed on sequentially, with a round trip to memory per
+  supergroup.
+- Everything is combined in a fixed order, so the result is bitwise reproducible.
 
-A tile waits only for tiles of programs with lower numbers, which the device starts first.
+A tile only waits for tiles of programs with lower numbers, which the device starts earlier.
 
-What is published are 64-bit words, which hold two float32 numbers or one float64 number and are never 0.
-An atomic word needs no fence, and reading it takes one trip to memory. Memory for words comes zeroed.
+Published data are 64-bit words, which hold two float32 numbers or one float64 number and are never 0. Atomic
+words need no fence, and reading takes a single trip to memory. The memory for words must be zero at the
+start.
 
-Complex numbers are pairs (real part, imaginary part). Where a kernel is real, imaginary parts are repetitions
-of the real ones that are never used, and cost nothing. In memory, a complex64 number is one 64-bit word, so
-that one instruction loads it; a complex128 number is two float64 numbers.
+Complex numbers are pairs (real part, imaginary part). In real kernels, imaginary parts are unused copies of
+the real parts, which cost nothing. In memory, a complex64 number is a 64-bit word, so that a single
+instruction loads it; a complex128 number is two float64 numbers.
 """
 
 import triton
@@ -32,8 +35,8 @@ def program(chains, CHANNELS: tl.constexpr, COLUMNS: tl.constexpr, VECTOR: tl.co
     tile = tl.program_id(0) // chains
     row = (chain // tl.cdiv(CHANNELS, COLUMNS)).to(tl.int64)
     channel = (chain % tl.cdiv(CHANNELS, COLUMNS)) * COLUMNS
-    # neighbours in memory, so that threads differ in columns and not in rows, but aligned for no more than
-    # VECTOR of them, so that one instruction loads as many
+    # columns are contiguous, so that Triton distributes columns and not rows over threads; the declared
+    # alignment of VECTOR limits a vector load to VECTOR columns
     columns = tl.multiple_of(tl.arange(0, COLUMNS), VECTOR)[None, None, :]
     return chain, tile, row, channel, columns
 
@@ -57,7 +60,7 @@ def loaded(ptr, offsets, mask, other, COMPLEX: tl.constexpr, WIDE: tl.constexpr)
 
 @triton.jit
 def stored(ptr, offsets, x, x_i, mask, COMPLEX: tl.constexpr, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Store numbers in the tensor's own precision."""
+    """Store numbers in the precision of the tensor."""
     if COMPLEX:
         if tl.float64 == WIDE:
             tl.store(ptr + 2 * offsets, x, mask=mask)
@@ -73,7 +76,7 @@ def stored(ptr, offsets, x, x_i, mask, COMPLEX: tl.constexpr, WIDE: tl.constexpr
 def stored_last(  # type: ignore[no-untyped-def]
     ptr, at, x, x_i, inside, COMPLEX: tl.constexpr, WIDE: tl.constexpr, PIECES: tl.constexpr
 ):
-    """Store what the last piece holds of (PIECES, 1, COLUMNS) at `at` (1, 1, COLUMNS), where `inside`."""
+    """Store the last segment's entry of (PIECES, 1, COLUMNS) at `at` (1, 1, COLUMNS), where `inside`."""
     piece = tl.arange(0, PIECES)[:, None, None]
     stored(ptr, at + 0 * piece, x, x_i, inside & (piece == PIECES - 1), COMPLEX, WIDE)
 
@@ -86,20 +89,20 @@ def compose(a1, x1, a2, x2):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def compose_complex(a1, b1, x1, z1, a2, b2, x2, z2):  # type: ignore[no-untyped-def]
-    """Do the same with links a + ib and inputs x + iz."""
+    """Compose like `compose`, for links a + ib and inputs x + iz."""
     return a2 * a1 - b2 * b1, a2 * b1 + b2 * a1, x2 - b2 * z1 + a2 * x1, z2 + b2 * x1 + a2 * z1
 
 
 @triton.jit
 def _compose_cut(a1, x1, a2, x2):  # type: ignore[no-untyped-def]
-    """Do what `compose` does, where a link of 0 passes nothing, not even NaN."""
+    """Compose like `compose`, but with a2 = 0 the first pair has no effect, even if it is NaN."""
     a, x = compose(a1, x1, a2, x2)
     return tl.where(a2 == 0.0, 0.0, a), tl.where(a2 == 0.0, x2, x)
 
 
 @triton.jit
 def _compose_complex_cut(a1, b1, x1, z1, a2, b2, x2, z2):  # type: ignore[no-untyped-def]
-    """Do the same with complex numbers."""
+    """Compose like `_compose_cut`, for complex numbers."""
     a, b, x, z = compose_complex(a1, b1, x1, z1, a2, b2, x2, z2)
     cut = (a2 == 0.0) & (b2 == 0.0)
     return tl.where(cut, 0.0, a), tl.where(cut, 0.0, b), tl.where(cut, x2, x), tl.where(cut, z2, z)
@@ -109,7 +112,7 @@ def _compose_complex_cut(a1, b1, x1, z1, a2, b2, x2, z2):  # type: ignore[no-unt
 def composed(  # type: ignore[no-untyped-def]
     a1, b1, x1, z1, a2, b2, x2, z2, CUT: tl.constexpr, COMPLEX: tl.constexpr
 ):
-    """Return the link and the input of the first pair and then the second. CUT: some links may be cut."""
+    """Return the composition of the first pair and then the second. With CUT, some links may be cut."""
     if COMPLEX:
         if CUT:
             a, a_i, x, x_i = _compose_complex_cut(a1, b1, x1, z1, a2, b2, x2, z2)
@@ -126,7 +129,7 @@ def composed(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def scanned(a, a_i, x, x_i, CUT: tl.constexpr, COMPLEX: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Compose all steps up to each one along the middle one of three axes."""
+    """Compose all steps up to and including each step, along the middle of three axes."""
     if COMPLEX:
         if CUT:
             a, a_i, x, x_i = tl.associative_scan((a, a_i, x, x_i), 1, _compose_complex_cut)
@@ -142,7 +145,7 @@ def scanned(a, a_i, x, x_i, CUT: tl.constexpr, COMPLEX: tl.constexpr):  # type: 
 
 @triton.jit
 def applied(a, a_i, x, x_i, y, y_i, CUT: tl.constexpr, COMPLEX: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return a y + x. CUT: some links may be cut, and a link of 0 passes nothing, not even NaN."""
+    """Return a y + x. With CUT, some links may be cut: a link of 0 gives x even if y is NaN."""
     if COMPLEX:
         result, result_i = x - a_i * y_i + a * y, x_i + a_i * y + a * y_i
         if CUT:
@@ -157,7 +160,7 @@ def applied(a, a_i, x, x_i, y, y_i, CUT: tl.constexpr, COMPLEX: tl.constexpr):  
 
 @triton.jit
 def times(a, a_i, y, y_i, CUT: tl.constexpr, COMPLEX: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return a y, as `applied` to an input of zero, without adding the zero."""
+    """Return a y, like `applied` with an input of zero."""
     if COMPLEX:
         result, result_i = a * y - a_i * y_i, a * y_i + a_i * y
         if CUT:
@@ -172,7 +175,7 @@ def times(a, a_i, y, y_i, CUT: tl.constexpr, COMPLEX: tl.constexpr):  # type: ig
 
 @triton.jit
 def _compose_twice(b1, z1, a1, x1, b2, z2, a2, x2):  # type: ignore[no-untyped-def]
-    """Compose the steps without the last one and with it."""
+    """Compose two prefixes at once: without the last step and with it."""
     b, z = compose(a1, x1, b2, z2)
     a, x = compose(a1, x1, a2, x2)
     return b, z, a, x
@@ -180,7 +183,7 @@ def _compose_twice(b1, z1, a1, x1, b2, z2, a2, x2):  # type: ignore[no-untyped-d
 
 @triton.jit
 def _compose_twice_cut(b1, z1, a1, x1, b2, z2, a2, x2):  # type: ignore[no-untyped-def]
-    """Do the same where links may be cut."""
+    """Compose like `_compose_twice`, where links may be cut."""
     b, z = _compose_cut(a1, x1, b2, z2)
     a, x = _compose_cut(a1, x1, a2, x2)
     return b, z, a, x
@@ -190,7 +193,7 @@ def _compose_twice_cut(b1, z1, a1, x1, b2, z2, a2, x2):  # type: ignore[no-untyp
 def _compose_twice_complex(  # type: ignore[no-untyped-def]
     b1, d1, z1, w1, a1, c1, x1, u1, b2, d2, z2, w2, a2, c2, x2, u2
 ):
-    """Do the same with complex numbers, of which links may be cut."""
+    """Compose like `_compose_twice`, for complex numbers, where links may be cut."""
     b, d, z, w = _compose_complex_cut(a1, c1, x1, u1, b2, d2, z2, w2)
     a, c, x, u = _compose_complex_cut(a1, c1, x1, u1, a2, c2, x2, u2)
     return b, d, z, w, a, c, x, u
@@ -198,7 +201,7 @@ def _compose_twice_complex(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _up_to(a, a_i, x, x_i, CUT: tl.constexpr, COMPLEX: tl.constexpr, BACKWARDS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Compose the pieces (PIECES, 1, COLUMNS) up to each one, without it and with it."""
+    """Compose the segments (PIECES, 1, COLUMNS) before each segment, and up to and including it."""
     one = tl.zeros_like(a) + 1.0
     zero = tl.zeros_like(a)
     if COMPLEX:
@@ -226,7 +229,7 @@ def _add_complex(a1, b1, x1, z1, a2, b2, x2, z2):  # type: ignore[no-untyped-def
 
 @triton.jit
 def entries(a, a_i, x, x_i, i: tl.constexpr, COMPLEX: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return entry `i` of each along the middle one of three axes, which stays."""
+    """Return entry `i` of each tensor along the middle of three axes, which is kept."""
     chosen = tl.arange(0, a.shape[1])[None, :, None] == i
     a, x = tl.where(chosen, a, 0.0), tl.where(chosen, x, 0.0)
     if COMPLEX:
@@ -240,20 +243,19 @@ def entries(a, a_i, x, x_i, i: tl.constexpr, COMPLEX: tl.constexpr):  # type: ig
 
 @triton.jit
 def _word(x, x_i, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return a float64 number, or two of float32, as a word that is not 0."""
+    """Return a float64 number, or two float32 numbers, as a word that is not 0."""
     if tl.float64 == WIDE:
         bits = x.to(tl.int64, bitcast=True)
     else:
         low = x.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
         bits = low | (x_i.to(tl.int32, bitcast=True).to(tl.int64) << 32)
-    # of the words that stand for numbers, only one with nothing but ones has no word of its own left: not a
-    # number, as is the word that it shares
+    # the complement is 0 only for the pattern of all ones, which is a NaN: it shares the word of another NaN
     return ~tl.where(bits == -1, bits ^ 1, bits)
 
 
 @triton.jit
 def _numbers(word, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return what `_word` was made of."""
+    """Return the numbers that `_word` encoded."""
     bits = ~word
     if tl.float64 == WIDE:
         x = bits.to(tl.float64, bitcast=True)
@@ -266,7 +268,7 @@ def _numbers(word, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _publish(ptr, a, a_i, x, x_i, mask, COMPLEX: tl.constexpr, WIDE: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Write a link and an input, COLUMNS words apart."""
+    """Publish a link and an input, COLUMNS words apart."""
     if tl.float64 == WIDE:
         tl.atomic_xchg(ptr, _word(a, a, WIDE), mask=mask, sem="relaxed")
         tl.atomic_xchg(ptr + COLUMNS, _word(x, x, WIDE), mask=mask, sem="relaxed")
@@ -282,7 +284,7 @@ def _publish(ptr, a, a_i, x, x_i, mask, COMPLEX: tl.constexpr, WIDE: tl.constexp
 
 @triton.jit
 def _words(ptr, mask, TWO: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Wait for the words under `mask`, and those COLUMNS words on; ask again only for those not there."""
+    """Wait for the words under `mask`, and for the words COLUMNS further; poll only the missing words."""
     word = tl.load(ptr, mask=mask, other=-1, volatile=True)
     other = word
     if TWO:
@@ -300,7 +302,7 @@ def _words(ptr, mask, TWO: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore
 
 @triton.jit
 def _wait(ptr):  # type: ignore[no-untyped-def]
-    """Wait for one word: asking for all of them all the time is traffic that slows down everyone."""
+    """Wait for a single word; polling all words continuously would slow down every program."""
     word = tl.load(ptr, volatile=True)
     while word == 0:
         word = tl.load(ptr, volatile=True)
@@ -308,7 +310,7 @@ def _wait(ptr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _awaited(ptr, mask, COMPLEX: tl.constexpr, WIDE: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Wait for the links and inputs under `mask`, and return them; others are not numbers."""
+    """Wait for the links and inputs under `mask`, and return them; the other entries are undefined."""
     word, other = _words(ptr, mask, COMPLEX or tl.float64 == WIDE, COLUMNS)
     a, a_i = _numbers(word, WIDE)
     x, x_i = _numbers(other, WIDE)
@@ -336,13 +338,13 @@ def _before(  # type: ignore[no-untyped-def]
     N: tl.constexpr,
     STRIDE: tl.constexpr,
 ):
-    """Await the `n` < N links and inputs from place `first` on, and return their composition."""
+    """Wait for `n` < N links and inputs from index `first` on, and return their composition."""
     b, b_i, z, z_i = identity + 1.0, identity, identity, identity
     if N > 1:  # noqa: SIM102, for one is known when the kernel is compiled
         if n > 0:
-            # most likely the last one to come
+            # the last word most likely arrives last
             _wait(ptr + (first + n - 1) * STRIDE)
-            # threads hold all N of a column, so that composing them takes no exchange between threads
+            # each thread holds all N entries of a column, so that composing them needs no exchange
             i = tl.arange(0, N)[None, :, None]
             needed = i < n
             c, c_i, w, w_i = _awaited(ptr + ((first + i) * STRIDE + columns), needed, COMPLEX, WIDE, COLUMNS)
@@ -377,25 +379,25 @@ def carried(  # type: ignore[no-untyped-def]
     GROUPS: tl.constexpr,
     BACKWARDS: tl.constexpr = False,
 ):
-    """Return the value before and after each piece (PIECES, 1, COLUMNS).
+    """Return the value before and after each segment (PIECES, 1, COLUMNS).
 
-    a and x (PIECES, 1, COLUMNS) are the links and inputs of the pieces of a tile, BACKWARDS where time runs
-    from the last to the first; `start` (1, 1, COLUMNS) is the value before the first tile. All tensors have
-    three axes, so that threads hold all of them in the same way.
+    a and x (PIECES, 1, COLUMNS) are the links and inputs of a tile's segments, in reverse order if BACKWARDS;
+    `start` (1, 1, COLUMNS) is the value before the first tile. All tensors have three axes, so that they have
+    the same layout over threads.
 
-    Threads of every piece read what was published, rather than one for all: an exchange would take longer. A
-    polled word must be a number of its own in a tensor. Copies that Triton makes of too small a tensor would
-    each be read at another time, and the check of one would let all of them go on. Hence COLUMNS is at least
-    the number of threads of a piece.
+    The threads of every segment read the published words, because an exchange between threads would take
+    longer. Every thread must poll its own element: Triton replicates small tensors over threads, the replicas
+    are read at different times, and the check of a single replica would release all of them. Hence COLUMNS is
+    at least the number of threads per segment.
     """
-    # of the tile up to each piece, without it and with it
+    # compositions of the tile's segments before each segment, and up to and including it
     b, b_i, z, z_i, a, a_i, x, x_i = _up_to(a, a_i, x, x_i, CUT, COMPLEX, BACKWARDS)
     identity = tl.zeros([PIECES, 1, COLUMNS], WIDE)
     start, start_i = start + identity, start_i + identity
 
     if CHAINED:
-        # words: links and inputs of the tiles of each chain, then of its groups. The last tile of a
-        # supergroup, whose link and input nobody asks for, leaves the value in their place
+        # words: links and inputs of each chain's tiles, then of its groups. Nobody needs the link and input
+        # of the last tile of a supergroup, so the value takes their place
         STRIDE: tl.constexpr = COLUMNS * (2 if COMPLEX else 1) * (2 if tl.float64 == WIDE else 1)
         LAST: tl.constexpr = 0 if BACKWARDS else PIECES - 1
         piece = tl.arange(0, PIECES)[:, None, None]
@@ -407,7 +409,7 @@ def carried(  # type: ignore[no-untyped-def]
         in_group = tile % GROUP
         group = tile // GROUP % GROUPS
         own = of_tiles + (tile * STRIDE + columns)
-        # first say what others wait for, then wait
+        # publish first, then wait
         if (in_group < GROUP - 1) & (tile < tiles - 1):
             _publish(own, a, a_i, x, x_i, piece == LAST, COMPLEX, WIDE, COLUMNS)
         f, f_i, m, m_i = _before(
@@ -424,7 +426,7 @@ def carried(  # type: ignore[no-untyped-def]
         f, f_i, m, m_i = composed(c, c_i, w, w_i, f, f_i, m, m_i, CUT, COMPLEX)
         if tile >= GROUP * GROUPS:
             left = tile // (GROUP * GROUPS) * (GROUP * GROUPS) - 1
-            # the last tile hands the value on, and loses no time
+            # the last tile passes on the value, so it polls without a separate wait
             if tile % (GROUP * GROUPS) < GROUP * GROUPS - 1:
                 _wait(of_tiles + left * STRIDE)
             value = of_tiles + (left * STRIDE + columns)
