@@ -221,7 +221,7 @@ def array(tensor: Tensor) -> Any:
 
 
 def cut_array(cut: Tensor | None) -> Any:
-    """Return the resets (b, t) as an array, empty if there are none."""
+    """Return the resets (b, t) as an array, which is empty for None."""
     return nothing(2, torch.bool) if cut is None else array(cut)
 
 

@@ -1,1 +1,1 @@
-"""Kernels of long convolutions, between two transforms and of their taps."""
+"""Kernels for long convolutions: fused work between FFTs, and generation of filters."""

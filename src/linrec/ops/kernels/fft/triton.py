@@ -1,25 +1,25 @@
-"""Triton kernels around Fourier transforms, and of the sums that make kernels of long convolutions.
+"""Triton kernels around FFTs, and for sums that generate the filters of long convolutions.
 
 Imported at the first use, because importing Triton is slow. Weights and spectra are complex: pairs in memory.
 
-Around the transforms of a convolution: sequences (b, t, d) have channels next to each other, and transforms
-need time so: tiles of both are turned on the way. Spectra are (b, d, f).
+Around the FFTs of a convolution: channels are contiguous in sequences (b, t, d), but FFTs need contiguous
+time, so the kernels transpose tiles on the way. Spectra are (b, d, f).
 
-Products with a matrix of Cauchy's kind, which is formed in registers alone. With
-R_nf = 1 / (rest_f - lambda_n around_f), for each model d apart:
+Products with a Cauchy-like matrix, which is formed only in registers. With
+R_nf = 1 / (rest_f - lambda_n around_f), for each model d separately:
 
     S_kf = sum_n w_kn R_nf
     dw_kn = sum_f dS_kf conj(R_nf)        T_nf = sum_k dS_kf conj(w_kn)
     dlambda_n = sum_f T_nf conj(around_f R_nf^2)        daround_f = sum_n T_nf conj(lambda_n R_nf^2)
 
-Sums over powers, by Vandermonde's matrix. Taps l = c i + j of K rows of weights, for each model d apart, are
-products of matrices of G = w far, which is formed a tile at a time:
+Sums over powers, by a Vandermonde matrix. Taps l = c i + j for K rows of weights, for each model d
+separately, are matrix products with G = w far, which is formed tile by tile:
 
     S_kl = Re sum_n G_kin near_nj
     dG_kin = sum_j dS_kl conj(near_nj)        dnear_nj = sum_ki dS_kl conj(G_kin)
 
-Tables of powers and their gradients have real and imaginary parts apart, for neighbours in a tile to be
-neighbours in memory.
+Tables of powers and their gradients store real and imaginary parts separately, so that adjacent elements of a
+tile are adjacent in memory.
 """
 
 import triton
@@ -50,7 +50,7 @@ def pad(  # type: ignore[no-untyped-def]
     T: tl.constexpr,
     C: tl.constexpr,
 ):
-    """Turn x (b, t, d) of any strides into (b, d, size), with zeros after the end; SCALED divides by size."""
+    """Transpose x (b, t, d) of any strides to (b, d, size), zero-padded; SCALED divides by size."""
     row, step, channel = _tile(size, channels, T, C)
     place = row * row_stride + step * step_stride + channel * channel_stride
     x = tl.load(x_ptr + place, mask=(step < time) & (channel < channels), other=0.0)
@@ -73,7 +73,7 @@ def cut(  # type: ignore[no-untyped-def]
     T: tl.constexpr,
     C: tl.constexpr,
 ):
-    """Turn the first steps of x (b, d, size) into out (b, t, d) of any strides."""
+    """Transpose the first steps of x (b, d, size) to out (b, t, d) of any strides."""
     row, step, channel = _tile(time, channels, T, C)
     mask = (step < time) & (channel < channels)
     x = tl.load(x_ptr + (row * channels + channel) * size + step, mask=mask)
@@ -119,7 +119,7 @@ def gradients(  # type: ignore[no-untyped-def]
     NEEDS_K: tl.constexpr,
     F: tl.constexpr,
 ):
-    """Multiply dy (b, d, f) by k^* (d, f), in place, and set dk to the sum of u^* dy over b, over size."""
+    """Multiply dy (b, d, f) by k^* (d, f), in place, and set dk to the sum over b of u^* dy / size."""
     blocks = tl.cdiv(frequencies, F)
     channel, begin = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks * F
     if NEEDS_U:
@@ -141,7 +141,7 @@ def gradients(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def pair(ptr, index, mask):  # type: ignore[no-untyped-def]
-    """A complex number at an index, or zero."""
+    """Load a complex number at an index; zero where masked."""
     return tl.load(ptr + 2 * index, mask=mask, other=0.0), tl.load(ptr + 2 * index + 1, mask=mask, other=0.0)
 
 
@@ -154,7 +154,7 @@ def put(ptr, index, mask, real, imaginary):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def times(a_r, a_i, b_r, b_i):  # type: ignore[no-untyped-def]
-    """The product of complex numbers."""
+    """Return the product of complex numbers."""
     return a_r * b_r - a_i * b_i, a_r * b_i + a_i * b_r
 
 
@@ -163,7 +163,7 @@ def _reciprocal(rest_r, rest_i, lambda_r, lambda_i, around_r, around_i):  # type
     product_r, product_i = times(lambda_r, lambda_i, around_r, around_i)
     r, i = rest_r - product_r, rest_i - product_i
     size = r * r + i * i
-    # columns past the end have no denominator
+    # columns past the end have a zero denominator
     scale = tl.where(size > 0, 1 / tl.where(size > 0, size, 1.0), 0.0)
     return r * scale, -i * scale
 
@@ -172,7 +172,7 @@ def _reciprocal(rest_r, rest_i, lambda_r, lambda_i, around_r, around_i):  # type
 def cauchy(  # type: ignore[no-untyped-def]
     w_ptr, lambda_ptr, around_ptr, rest_ptr, s_ptr, n, f, K: tl.constexpr, ROWS: tl.constexpr, F: tl.constexpr
 ):
-    """S of F frequencies of a model; ROWS is a power of two of at least K."""
+    """Fill S for F frequencies of a model; ROWS is a power of two >= K."""
     d = tl.program_id(0).to(tl.int64)
     rows, columns = tl.arange(0, ROWS), tl.program_id(1) * F + tl.arange(0, F)
     inside = columns < f
@@ -205,7 +205,7 @@ def cauchy_entries(  # type: ignore[no-untyped-def]
     N: tl.constexpr,
     F: tl.constexpr,
 ):
-    """Gradients of w and lambda, of N entries of a model, F frequencies at a time."""
+    """Fill the gradients of w and lambda for N entries of a model, looping over blocks of F frequencies."""
     d = tl.program_id(0).to(tl.int64)
     rows, entries = tl.arange(0, ROWS), tl.program_id(1) * N + tl.arange(0, N)
     lambda_r, lambda_i = pair(lambda_ptr, d * n + entries, entries < n)
@@ -249,7 +249,7 @@ def cauchy_frequencies(  # type: ignore[no-untyped-def]
     ROWS: tl.constexpr,
     F: tl.constexpr,
 ):
-    """The gradient of around, of F frequencies of a model."""
+    """Fill the gradient of `around` for F frequencies of a model."""
     d = tl.program_id(0).to(tl.int64)
     rows, columns = tl.arange(0, ROWS), tl.program_id(1) * F + tl.arange(0, F)
     inside = columns < f
@@ -275,21 +275,21 @@ def cauchy_frequencies(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _table(ptr, d, models, n, width, entries, places):  # type: ignore[no-untyped-def]
-    """Return pointers to places of a table (2, d, n, width), the step to its other half, and a mask."""
+    """Return pointers into a table (2, d, n, width), the offset of its second half, and a mask."""
     index = ptr + (d * n + entries[:, None]) * width + places[None]
     return index, models * n * width, (entries < n)[:, None] & (places < width)[None]
 
 
 @triton.jit
 def _powers(ptr, d, models, n, width, entries, places):  # type: ignore[no-untyped-def]
-    """The powers (entries, places) of a table."""
+    """Load powers (entries, places) from a table."""
     index, on, mask = _table(ptr, d, models, n, width, entries, places)
     return tl.load(index, mask=mask, other=0.0), tl.load(index + on, mask=mask, other=0.0)
 
 
 @triton.jit
 def _weighted(w_ptr, far_ptr, of_k, d, models, n, m, entries, rows):  # type: ignore[no-untyped-def]
-    """G, transposed: (entries, rows)."""
+    """Return G, transposed: (entries, rows)."""
     w_r, w_i = pair(w_ptr, (of_k * models + d) * n + entries, entries < n)
     far_r, far_i = _powers(far_ptr, d, models, n, m, entries, rows)
     return times(w_r[:, None], w_i[:, None], far_r, far_i)
@@ -297,7 +297,7 @@ def _weighted(w_ptr, far_ptr, of_k, d, models, n, m, entries, rows):  # type: ig
 
 @triton.jit
 def _taps(of_k, d, models, c, m, length, rows, columns):  # type: ignore[no-untyped-def]
-    """Return pointers to S of rows i and columns j, and a mask."""
+    """Return pointers to S for rows i and columns j, and a mask."""
     tap = rows[:, None] * c + columns[None]
     mask = (rows < m)[:, None] & (columns < c)[None] & (tap < length)
     return (of_k * models + d) * length + tap, mask
@@ -319,7 +319,7 @@ def vandermonde(  # type: ignore[no-untyped-def]
     ENTRIES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """S of a row of weights, of ROWS i and COLUMNS j, of one model."""
+    """Fill S for a row of weights, ROWS of i and COLUMNS of j, and a model."""
     blocks = tl.cdiv(m, ROWS)
     d, of_k = tl.program_id(0).to(tl.int64), tl.program_id(1) // blocks
     rows = tl.program_id(1) % blocks * ROWS + tl.arange(0, ROWS)
@@ -352,7 +352,7 @@ def vandermonde_rows(  # type: ignore[no-untyped-def]
     ENTRIES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """dG (2, k, d, n, m) of a row of weights, of ROWS i and ENTRIES of n, of one model."""
+    """Fill dG (2, k, d, n, m) for a row of weights, ROWS of i, ENTRIES of n, and a model."""
     blocks = tl.cdiv(m, ROWS)
     d, of_k = tl.program_id(0).to(tl.int64), tl.program_id(1) // blocks
     rows = tl.program_id(1) % blocks * ROWS + tl.arange(0, ROWS)
@@ -388,7 +388,7 @@ def vandermonde_columns(  # type: ignore[no-untyped-def]
     ENTRIES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """dnear (2, d, n, c) of ENTRIES of n and COLUMNS of j, of one model."""
+    """Fill dnear (2, d, n, c) for ENTRIES of n, COLUMNS of j, and a model."""
     d = tl.program_id(0).to(tl.int64)
     entries = tl.program_id(1) * ENTRIES + tl.arange(0, ENTRIES)
     columns = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)

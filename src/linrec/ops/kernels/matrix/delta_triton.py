@@ -1,17 +1,17 @@
-"""The delta rule in chunks on tensor cores: what it has beyond `gate_loop`.
+"""The delta rule in chunks on tensor cores: the kernels that `gate_loop` does not have.
 
-With the inverse T = (I + L)^-1 of a chunk, L_nm = beta_n k_n . k_m D_nm below the diagonal, the corrected
-values are, of the state S before the chunk,
+For a chunk, let T = (I + L)^-1, with L_nm = beta_n k_n . k_m D_nm below the diagonal. Let S be the state
+before the chunk. The corrected values are
 
     W = U - P S        U = T (beta * V)        P = T (beta * e^P * K)
 
-and all else is the recurrence of `gate_loop` with values W. Backward, with G the gradient of the state after
-the chunk:
+and everything else is the recurrence of `gate_loop` with values W. Backward, let G be the gradient of the
+state after the chunk:
 
     dW = A^T dY + (e^R * K) G        dS = e^{P_C} G + (e^P * Q)^T dY - P^T dW        E = T^T dW
 
-dV is beta * E, and that of beta E . V, beside what the corrections read: theirs are the gradients of a
-`gate_loop` that is read by beta * K, with the gradient -E of its outputs, and without a step's own pair.
+dV is beta * E, and the values' part of dbeta is E . V. The corrections add the gradients of a `gate_loop`
+with queries beta * K, output gradients -E, and pairs n > m only.
 """
 
 import triton
@@ -35,12 +35,12 @@ from linrec.ops.kernels.matrix.triton import mixing_of
 
 @triton.jit
 def _inverse(below, EXACT: tl.constexpr, LEVELS: tl.constexpr, CHUNK: tl.constexpr, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """(I + L)^-1 of a matrix L (CHUNK, CHUNK), which is zero on the diagonal and above it.
+    """Return (I + L)^-1 for a matrix L (CHUNK, CHUNK) that is zero on and above the diagonal.
 
-    Blocks of steps have their inverses; that of two neighbours is T - T A T, A the pairs that part between
-    them. Up to 16 steps, the blocks on the diagonal are all there is to multiply.
+    Inverses of diagonal blocks are joined pairwise: T - T A T inverts two neighbouring blocks, where A holds
+    the entries of L between them. Up to blocks of 16 steps, only the diagonal blocks are multiplied.
     """
-    # inputs of 16 bits leave what tf32 rounds away unseen
+    # for 16-bit inputs the rounding of tf32 is negligible
     precision: tl.constexpr = "ieee" if tl.float64 == WIDE else ("tf32x3" if EXACT else "tf32")
     BLOCKS: tl.constexpr = CHUNK // 16
     n, m = tl.arange(0, BLOCKS), tl.arange(0, 16)
@@ -60,7 +60,7 @@ def _inverse(below, EXACT: tl.constexpr, LEVELS: tl.constexpr, CHUNK: tl.constex
 
 @triton.jit
 def _joined(inverse, between, PRECISION: tl.constexpr, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """T - T A T."""
+    """Return T - T A T."""
     left = tl.dot(inverse, between, input_precision=PRECISION, out_dtype=WIDE)
     return inverse - tl.dot(left, inverse, input_precision=PRECISION, out_dtype=WIDE)
 
@@ -92,7 +92,7 @@ def corrections(  # type: ignore[no-untyped-def]
     PRECISION: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """T of one chunk, unless it is KNOWN; P as `read`, and U as `values`."""
+    """Compute T of a chunk, unless it is KNOWN; store P as `read` and U as `values`."""
     _, chunk, matrix = program(1, CHUNKS)
     b, h = matrix // HEADS, matrix % HEADS
     n = tl.arange(0, CHUNK)
@@ -151,7 +151,7 @@ def value_gradients(  # type: ignore[no-untyped-def]
     PRECISION: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """E of one chunk and some columns, as `through`, dV, and E . V (b, t, h, blocks of columns)."""
+    """Fill E (`through`), dV and E . V (b, t, h, blocks of columns) for a chunk and some columns."""
     BLOCKS: tl.constexpr = (DV + BLOCK_V - 1) // BLOCK_V
     block, chunk, matrix = program(BLOCKS, CHUNKS)
     b, h = matrix // HEADS, matrix % HEADS
@@ -202,12 +202,13 @@ def delta_states(  # type: ignore[no-untyped-def]
     PRECISION: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """W = U - P S of some columns, of P `read` and U `values`; states before the chunks, after the last.
+    """Fill W = U - P S, the states before the chunks, and the last state, for some columns.
 
-    Few heads leave much of a GPU idle, so time comes in PIECES of LENGTH chunks, each with the state before
-    it, `start` (b, h, pieces, dk, dv). These are known from a first, LOCAL run: a piece makes M S + N of the
-    state S before it, N being what it leaves of zeros, and M, its transition, what it leaves of a unit matrix
-    where there are no values. The blocks of columns after those of the values are the unit matrix's.
+    P is `read` and U is `values`. Few heads do not occupy a GPU, so time is divided into PIECES segments of
+    LENGTH chunks, each with an initial state in `start` (b, h, segments, dk, dv). A first, LOCAL run provides
+    these states: a segment maps its initial state S to M S + N. N is its final state from zeros. The
+    transition M is its final state from the identity without values. The blocks of columns after the values'
+    blocks compute M.
     """
     BLOCKS: tl.constexpr = (DV + BLOCK_V - 1) // BLOCK_V
     ALL: tl.constexpr = BLOCKS + ((DK + BLOCK_V - 1) // BLOCK_V if LOCAL else 0)
@@ -284,10 +285,10 @@ def delta_state_gradients(  # type: ignore[no-untyped-def]
     PRECISION: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """dW of some columns, and G after each chunk and before the first; `matrices` are A.
+    """Fill dW, and G after each chunk and before the first, for some columns; `matrices` are A.
 
-    `start` is the gradient after each piece. Before it, that is M^T G + N, with the same M as forward, and N
-    what a LOCAL run leaves of zeros.
+    `start` is the gradient after each segment. Before the segment, the gradient is M^T G + N, with M as in
+    the forward pass, and N from a LOCAL run that starts from zeros.
     """
     block, piece, matrix = program(tl.cdiv(DV, BLOCK_V), PIECES)
     b, h = matrix // HEADS, matrix % HEADS

@@ -1,7 +1,7 @@
-"""Gates of one chunk in the chunkwise GPU kernels: what decays weigh, and the gradients of q, k and decays.
+"""Gates of a chunk in the chunkwise GPU kernels: weights from decays, and gradients of q, k and decays.
 
-`triton.py` has the equations. A chunk's decays are a pair: EXACT, its log decays g and those one step on,
-`later`; else the sums P and that of the last step.
+See `triton.py` for the equations. The decays of a chunk are a pair. If EXACT, the pair is its log decays g,
+and the same one step later, `later`. Else it is the sums P, and P of the last step.
 """
 
 import triton
@@ -10,18 +10,18 @@ import triton.language as tl
 NONE = tl.constexpr(0)
 HEAD = tl.constexpr(1)
 CHANNEL = tl.constexpr(2)
-# a log decay whose exponential is zero in double precision too, and that can be multiplied by zero
+# a log decay whose exponential is zero even in float64, and which can be multiplied by zero
 NOTHING = tl.constexpr(-1e4)
-# the least log decay that is a number above zero in float32, and more than one step's worth of it
+# log decays are clipped at this value, where exp underflows in float32
 LEAST = tl.constexpr(-100.0)
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
 def program(FIRST, SECOND):  # type: ignore[no-untyped-def]
-    """Return the index of this program along (FIRST, SECOND, any number); neighbours differ in the first.
+    """Return the index of this program along (FIRST, SECOND, any number); the first index varies fastest.
 
-    All programs are along one axis: the others hold 65,535.
+    All programs are on a single grid axis, because the other axes are limited to 65,535.
     """
     n = tl.program_id(0)
     return n % FIRST, (n // FIRST) % SECOND, n // FIRST // SECOND
@@ -29,7 +29,7 @@ def program(FIRST, SECOND):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def tile(x, b, h, steps, TIME, HEADS: tl.constexpr, WIDTH: tl.constexpr, columns):  # type: ignore[no-untyped-def]
-    """Elements (steps, columns) of a tensor (b, t, h, d), zeros outside of it."""
+    """Load elements (steps, columns) of a tensor (b, t, h, d), zeros outside of it."""
     rows = (b.to(tl.int64) * TIME + steps) * HEADS + h
     inside = (steps < TIME)[:, None] & (columns < WIDTH)[None, :]
     return tl.load(x + rows[:, None] * WIDTH + columns[None, :], mask=inside, other=0.0)
@@ -37,7 +37,7 @@ def tile(x, b, h, steps, TIME, HEADS: tl.constexpr, WIDTH: tl.constexpr, columns
 
 @triton.jit
 def put(x, value, b, h, steps, TIME, HEADS: tl.constexpr, WIDTH: tl.constexpr, columns):  # type: ignore[no-untyped-def]
-    """Store what `tile` loads."""
+    """Store elements at the coordinates of `tile`."""
     rows = (b.to(tl.int64) * TIME + steps) * HEADS + h
     inside = (steps < TIME)[:, None] & (columns < WIDTH)[None, :]
     tl.store(x + rows[:, None] * WIDTH + columns[None, :], value.to(x.dtype.element_ty), mask=inside)
@@ -48,7 +48,7 @@ def log_decays(  # type: ignore[no-untyped-def]
     decays, reset, b, h, steps, end, TIME, strides, columns, WIDTH: tl.constexpr, DECAY: tl.constexpr,
     RESET: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Log decays of these steps, zeros from step `end` on: (steps,), or (steps, columns) of CHANNEL."""
+    """Load log decays of these steps, zeros from step `end` on: (steps,); if CHANNEL, (steps, columns)."""
     here = steps < tl.minimum(TIME, end)
     rows = b.to(tl.int64) * strides[0] + steps.to(tl.int64) * strides[1] + h * strides[2]
     if DECAY == CHANNEL:
@@ -72,13 +72,13 @@ def rowwise(x, DECAY: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def factor(x, DECAY: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A weight of steps, or of steps and channels, as a factor of (steps, channels)."""
+    """Reshape a weight per step, or per step and channel, to multiply (steps, channels)."""
     return x if DECAY == CHANNEL else x[:, None]
 
 
 @triton.jit
 def _sums(decays, b, h, steps, TIME, HEADS: tl.constexpr, WIDTH: tl.constexpr, columns, DECAY: tl.constexpr):  # type: ignore[no-untyped-def]
-    """P of these steps; behind the end of time it stays as it is."""
+    """Load P for these steps; past the end of time, P of the last step."""
     rows = (b.to(tl.int64) * TIME + tl.minimum(steps, TIME - 1)) * HEADS + h
     if DECAY == CHANNEL:
         inside = (columns < WIDTH)[None, :]
@@ -94,7 +94,7 @@ def of_chunk(  # type: ignore[no-untyped-def]
     DECAY: tl.constexpr, RESET: tl.constexpr, EXACT: tl.constexpr, CHUNK: tl.constexpr,
     WIDE: tl.constexpr,
 ):  # fmt: skip
-    """A chunk's decays, as the functions below take them."""
+    """Load a chunk's decays, in the form for the functions below."""
     steps, end = chunk * CHUNK + tl.arange(0, CHUNK), chunk * CHUNK + CHUNK
     if EXACT:
         first = log_decays(decays, reset, b, h, steps, end, TIME, strides, columns, WIDTH, DECAY, RESET, WIDE)
@@ -113,19 +113,19 @@ def of_chunk(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def power(exponent, EXACT: tl.constexpr):  # type: ignore[no-untyped-def]
-    """e^x; of the sums, which are logarithms to base 2, 2^x."""
+    """Return e^x, or 2^x for the sums, which are logarithms to base 2."""
     return tl.exp(exponent) if EXACT else tl.exp2(exponent)
 
 
 @triton.jit
 def from_start(first, second, EXACT: tl.constexpr):  # type: ignore[no-untyped-def]
-    """e^P."""
+    """Return e^P."""
     return power(tl.cumsum(first, axis=0) if EXACT else first, EXACT)
 
 
 @triton.jit
 def to_end(first, second, DECAY: tl.constexpr, EXACT: tl.constexpr):  # type: ignore[no-untyped-def]
-    """e^R."""
+    """Return e^R."""
     if EXACT:
         exponent = tl.cumsum(second, axis=0, reverse=True)
     elif DECAY == CHANNEL:
@@ -137,17 +137,17 @@ def to_end(first, second, DECAY: tl.constexpr, EXACT: tl.constexpr):  # type: ig
 
 @triton.jit
 def whole(first, second, EXACT: tl.constexpr):  # type: ignore[no-untyped-def]
-    """e^{P_C}."""
+    """Return e^{P_C}."""
     return power(tl.sum(first, axis=0) if EXACT else second, EXACT)
 
 
 @triton.jit
 def of_pairs(first, REVERSE: tl.constexpr, EXACT: tl.constexpr, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """D (CHUNK, CHUNK) of one decay per head; its transpose with REVERSE."""
+    """Return D (CHUNK, CHUNK) for a decay per head; its transpose if REVERSE."""
     n = tl.arange(0, CHUNK)
     row, column = (n[None, :], n[:, None]) if REVERSE else (n[:, None], n[None, :])
     if EXACT:
-        # sums of the steps after the column's one, up to the row's one
+        # sums over the steps after the column's step, up to the row's step
         step = first[None, :] if REVERSE else first[:, None]
         exponent = tl.cumsum(tl.where(row > column, step, 0.0), axis=1 if REVERSE else 0)
     else:
@@ -157,22 +157,22 @@ def of_pairs(first, REVERSE: tl.constexpr, EXACT: tl.constexpr, CHUNK: tl.conste
 
 @triton.jit
 def right(level, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return a mask of the steps of a chunk in the right one of two blocks of L = 2^level steps."""
+    """Return a mask of the chunk's steps in right blocks, where blocks of L = 2^level steps alternate."""
     return ((tl.arange(0, CHUNK) >> level) & 1) == 1
 
 
 @triton.jit
 def neighbours(level, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return a mask of the pairs of steps in a right and a left block of L = 2^level steps, in any order."""
+    """Return a mask of the pairs of steps in neighbouring left and right blocks of L = 2^level steps."""
     block = tl.arange(0, CHUNK) >> level
     return (block[:, None] ^ 1) == block[None, :]
 
 
 @triton.jit
 def segments(level, TURNED: tl.constexpr, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return a mask of the steps (n, j) of a chunk in one block of L = 2^level steps.
+    """Return a mask of the steps (n, j) of a chunk in the same block of L = 2^level steps.
 
-    Right blocks have j <= n, left blocks j > n. With TURNED, the mask is of (j, n).
+    Right blocks include j <= n, left blocks j > n. With TURNED, the mask is transposed to (j, n).
     """
     n = tl.arange(0, CHUNK)
     row, column = (n[None, :], n[:, None]) if TURNED else (n[:, None], n[None, :])
@@ -182,7 +182,7 @@ def segments(level, TURNED: tl.constexpr, CHUNK: tl.constexpr):  # type: ignore[
 
 @triton.jit
 def summed(which, x):  # type: ignore[no-untyped-def]
-    """Sums of rows of x (CHUNK, columns), as a product with ones."""
+    """Return sums of rows of x (CHUNK, columns) selected by a mask, as a matrix product."""
     precision: tl.constexpr = "ieee" if x.dtype == tl.float64 else "tf32x3"
     return tl.dot(which.to(x.dtype), x, input_precision=precision, out_dtype=x.dtype)
 
@@ -202,10 +202,10 @@ def of_level(  # type: ignore[no-untyped-def]
     EXACT: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Factors (CHUNK, columns) of pairs that part at a multiple of L = 2^level.
+    """Return factors (CHUNK, columns) of pairs that are separated at a multiple of L = 2^level.
 
-    In right blocks, what decays from the end of the left block up to a step; in left ones, what decays after
-    it, up to that end.
+    In right blocks, the factor is the decay from the end of the left block up to the step. In left blocks, it
+    is the decay after the step, up to that end.
     """
     if EXACT:
         exponent = summed(segments(level, False, CHUNK), first)
@@ -222,14 +222,14 @@ def gate_gradients(  # type: ignore[no-untyped-def]
     EXACT: tl.constexpr, LEVELS: tl.constexpr, CORRECTION: tl.constexpr, CHUNK: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """dQ and dK of one chunk and some channels, and what passes its steps.
+    """Fill dQ and dK for a chunk and some channels, and `passing`, the gradient of log decays.
 
-    `states` are those before the chunks, and `gradients` those of the states after them. What passes is
-    (b, t, h, dk) of CHANNEL, and (b, t, h, blocks of channels) of HEAD, to be summed.
+    `states` are the states before the chunks, and `gradients` the gradients of the states after them.
+    `passing` is (b, t, h, dk) if CHANNEL; if HEAD, it is (b, t, h, blocks of channels) and must be summed.
 
-    CORRECTION is what the delta rule reads in order to write: outputs -y are read by keys, `q`, of strengths
-    beta, before a step writes, and nothing passes the end of the chunk. It adds its gradients to `dk` and
-    `passing`, and makes those of beta (b, t, h, blocks of channels), to be summed.
+    CORRECTION selects the delta rule's corrections. Keys, as `q`, with strengths beta read outputs -y before
+    their step writes, and nothing passes the end of the chunk. The kernel then adds its gradients to `dk` and
+    `passing`, and fills the gradient of beta (b, t, h, blocks of channels), which must be summed.
     """
     BLOCKS: tl.constexpr = (DK + BLOCK_K - 1) // BLOCK_K
     block, chunk, matrix = program(BLOCKS, CHUNKS)
@@ -238,8 +238,8 @@ def gate_gradients(  # type: ignore[no-untyped-def]
     n = tl.arange(0, CHUNK)
     rows = block * BLOCK_K + tl.arange(0, BLOCK_K)
     place = (matrix.to(tl.int64) * CHUNKS + chunk) * (DK * DV)
-    # B below the diagonal and on it, and B^T: of one, a turned copy would do, which Triton 3.4 to 3.7
-    # compile wrongly
+    # B on and below the diagonal, and B^T: transposing a single copy would suffice, but Triton 3.4 to 3.7
+    # miscompiles it
     lower, upper = tl.zeros((CHUNK, CHUNK), WIDE), tl.zeros((CHUNK, CHUNK), WIDE)
     read, written = tl.zeros((CHUNK, BLOCK_K), WIDE), tl.zeros((CHUNK, BLOCK_K), WIDE)
     crossing = tl.zeros((BLOCK_K,), WIDE)
@@ -283,13 +283,13 @@ def gate_gradients(  # type: ignore[no-untyped-def]
         through = crossing * whole(first, second, EXACT)
         passed = tl.zeros((CHUNK, BLOCK_K), WIDE)
         if EXACT:
-            # states that are read from here on
+            # states that are read from this step on
             passed += tl.cumsum(read * queries * strength[:, None], axis=0, reverse=True)
         if not CORRECTION:
             written *= factor(to_end(first, second, DECAY, EXACT), DECAY)
             reaching = written * keys
             if EXACT:
-                # keys before this step that reach the end
+                # keys before this step whose values reach the end of the chunk
                 passed += tl.cumsum(reaching, axis=0) - reaching
             else:
                 through += tl.sum(reaching, axis=0)
@@ -301,7 +301,7 @@ def gate_gradients(  # type: ignore[no-untyped-def]
                 upper.to(keys.dtype), queries, written, input_precision=PRECISION, out_dtype=WIDE
             )
             if EXACT:
-                # pairs that pass j: sums over m < j, then over n >= j
+                # pairs n >= j > m: sums over m < j, then over n >= j
                 pairs = tl.dot(queries, tl.trans(keys), input_precision=PRECISION, out_dtype=WIDE)
                 pairs *= lower * strength[:, None]
                 before = tl.cumsum(pairs, axis=1) - pairs
@@ -323,8 +323,8 @@ def gate_gradients(  # type: ignore[no-untyped-def]
                 written += own * queries
             for level in range(LEVELS):
                 weight = of_level(first, decays, b, h, chunk, TIME, rows, level, HEADS, DK, EXACT, CHUNK)
-                # a step is read or written, by which block it is in, and its gradient is of what the other
-                # block writes or reads
+                # right blocks read and left blocks write, and the gradient of a step combines with the steps
+                # of the other block
                 is_read = right(level, CHUNK)[:, None]
                 x = tl.where(is_read, queries, keys)
                 of_pair = tl.where(neighbours(level, CHUNK), both, 0.0).to(x.dtype)

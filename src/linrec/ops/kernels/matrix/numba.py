@@ -3,12 +3,12 @@
     S_t = diag(a_t) S_{t-1} + k_t w_t^T,    y_t = S_t^T q_t
     w_t = v_t, or by the delta rule w_t = beta_t e_t with e_t = v_t - (diag(a_t) S_{t-1})^T k_t
 
-A lane is one batch row, one head and a run of value channels, whose state (dk, width) stays in the cache
-while time runs; the innermost loop over value channels is contiguous, so that it becomes vector instructions.
-The state is kept once per chunk of steps; the adjoint makes the states in between again, chunk by chunk.
+A lane is a batch row, a head and a range of value channels, whose state (dk, width) stays in the cache over
+time. The innermost loop over value channels is contiguous, so that it is vectorised. A state is saved per
+chunk of steps; the adjoint recomputes the others, chunk by chunk.
 
-`beta` (b, t, h) is empty where there is no correction. `a` is (b or 1, t or 1, h, dk or 1), `cut` (b, t) says
-where the state is cleared first, and is empty for nowhere.
+`beta` (b, t, h) is empty if there is no correction. `a` is (b or 1, t or 1, h, dk or 1). `cut` (b, t) is true
+where the state is cleared before a step, and is empty if there are no resets.
 """
 
 import numba
@@ -16,7 +16,7 @@ import numpy as np
 
 from linrec.ops.kernels.launch import lane_kernel
 
-# the adjoint sums over value channels, in vectors: reordering a sum is allowed, ignoring NaN is not
+# the adjoint sums over value channels in vectors: reordering a sum is allowed, ignoring NaN is not
 _SUMMING = {"contract", "reassoc", "nsz"}
 
 
@@ -61,7 +61,7 @@ def _forward_lane(q, k, v, beta, a, cut, starts, y, S, w, size, row, head, lo, h
 
 @lane_kernel()
 def _refill(k, v, beta, a, cut, starts, D, e, S, w, chunk, row, head, lo, hi, t0, t1):  # type: ignore[no-untyped-def]
-    """Fill D_t = diag(a_t) S_{t-1}, and e_t, or v_t where nothing is corrected, for the steps of a chunk."""
+    """Fill D_t = diag(a_t) S_{t-1}, and e_t (v_t without correction), for the steps of a chunk."""
     zero = np.uint64(0)
     a_row, a_moves, a_wide = row if a.shape[0] > 1 else zero, a.shape[1] > 1, a.shape[3] > 1
     channels, width = np.uint64(k.shape[3]), hi - lo
@@ -124,7 +124,7 @@ def _adjoint(  # type: ignore[no-untyped-def]
     t0,
     t1,
 ):
-    """Walk the steps of a chunk backwards; G carries the gradient of the state from step to step."""
+    """Run over the steps of a chunk in reverse; G carries the gradient of the state from step to step."""
     zero, one, nothing = np.uint64(0), np.uint64(1), G.dtype.type(0)
     a_row, a_moves, a_wide = row if a.shape[0] > 1 else zero, a.shape[1] > 1, a.shape[3] > 1
     channels, width = np.uint64(k.shape[3]), hi - lo
@@ -176,7 +176,7 @@ def _adjoint(  # type: ignore[no-untyped-def]
             dk[block, row, t, head, c] = key_sum
             if ddecay.size > 0:
                 ddecay[block, row, da_t, head, c if a_wide else zero] += decay_sum
-        # zero times infinity would be NaN
+        # zero times infinity is NaN, so clear explicitly
         if cut.size > 0 and cut[row, t]:
             for c in range(channels):
                 for j in range(width):
@@ -187,8 +187,8 @@ def _adjoint(  # type: ignore[no-untyped-def]
 def forward(q, k, v, beta, a, cut, state, starts, y, size, width, first, stop):  # type: ignore[no-untyped-def]
     """Fill y (b, t, h, dv) and starts (b, h, chunks, dk, dv), unless empty, for the lanes from first to stop.
 
-    The state (b, h, dk, dv) comes as the first one and goes as the last one. A chunk has `size` steps, a lane
-    `width` value channels.
+    `state` (b, h, dk, dv) holds the initial state, then the last. A chunk has `size` steps, a lane `width`
+    value channels.
     """
     heads, channels, values = np.uint64(q.shape[2]), np.uint64(q.shape[3]), np.uint64(v.shape[3])
     size, width = np.uint64(size), np.uint64(width)
@@ -214,17 +214,18 @@ def backward(  # type: ignore[no-untyped-def]
     """Fill dq, dk, dv and dbeta, and add to ddecay and dphase, for the lanes from first to stop.
 
     With G_t = q_t dy_t^T + diag(a_{t+1}) F_{t+1}, D_t = diag(a_t) S_{t-1} and u_t = beta_t G_t^T k_t, the
-    gradient of D_t is F_t = G_t - k_t u_t^T, or G_t where nothing is corrected, and there u_t = G_t^T k_t:
+    gradient of D_t is F_t = G_t - k_t u_t^T. Without correction, F_t = G_t and u_t = G_t^T k_t. Then
 
         dq_t = S_t dy_t,    dk_t = G_t w_t - D_t u_t,    dv_t = u_t,    dbeta_t = e_t^T G_t^T k_t
         dlog_decay_t = the sums over value channels of F_t D_t
 
-    Where channels c and c + dk / 2 are the real and imaginary part of one, its phase turns D_t = (R, I) of
-    the gradient F_t = (X, Z) to (-I, R): dphase_t is the sum over value channels of Z R - X I.
+    If channels c and c + dk / 2 are the real and imaginary part of a complex channel, a derivative with
+    respect to its phase turns D_t = (R, I) into (-I, R). With the gradient F_t = (X, Z), dphase_t is the sum
+    over value channels of Z R - X I.
 
-    dstate (b, h, dk, dv) comes as the last state's gradient and goes as the first one's. All but dv have a
-    first axis for the blocks of value channels, to be summed over; ddecay and dphase have one step for each
-    chunk where the gate is constant in time, and are empty where there is none.
+    dstate (b, h, dk, dv) holds the last state's gradient, then the initial state's. All outputs except dv
+    have a first axis for the blocks of value channels, which must be summed. ddecay and dphase have a step
+    for each chunk if the gate is constant over time, and are empty without a gate.
     """
     time, heads = np.uint64(q.shape[1]), np.uint64(q.shape[2])
     channels, values = np.uint64(q.shape[3]), np.uint64(v.shape[3])
@@ -241,7 +242,7 @@ def backward(  # type: ignore[no-untyped-def]
             for j in range(hi - lo):
                 G[c, j] = dstate[row, head, c, lo + j]
         for after in range(chunks):
-            # memory comes fastest in the order of addresses: only what is in the cache is walked backwards
+            # memory is read fastest in forward order, so only data in the cache is walked backwards
             chunk = chunks - one - after
             t0 = chunk * size
             t1 = min(t0 + size, time)
@@ -257,7 +258,7 @@ def backward(  # type: ignore[no-untyped-def]
 
 @numba.njit(cache=True, parallel=True)
 def forward_parallel(q, k, v, beta, a, cut, state, starts, y, size, width, lanes):  # type: ignore[no-untyped-def]
-    """Do the same for all lanes, spread over Numba's threads."""
+    """Run the serial kernel on all lanes, on Numba's threads."""
     for i in numba.prange(lanes):
         forward(q, k, v, beta, a, cut, state, starts, y, size, width, i, i + 1)
 
@@ -266,7 +267,7 @@ def forward_parallel(q, k, v, beta, a, cut, state, starts, y, size, width, lanes
 def backward_parallel(  # type: ignore[no-untyped-def]
     q, k, v, beta, a, cut, starts, dy, dq, dk, dv, dbeta, ddecay, dphase, dstate, size, width, lanes
 ):
-    """Do the same for all lanes, spread over Numba's threads."""
+    """Run the serial kernel on all lanes, on Numba's threads."""
     for i in numba.prange(lanes):
         gradients = dq, dk, dv, dbeta, ddecay, dphase, dstate
         backward(q, k, v, beta, a, cut, starts, dy, *gradients, size, width, i, i + 1)

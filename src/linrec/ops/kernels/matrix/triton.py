@@ -1,33 +1,33 @@
 """Real recurrences of matrix states on GPUs: in chunks on tensor cores, and step by step, by `steps`.
 
-Chunks have C steps. With S the state before a chunk, G the gradient of the state after it, and for each key
+Chunks have C steps. Let S be the state before a chunk, G the gradient of the state after it, and for each key
 channel
 
     P_n = sum of log decays over 1..n        R_m = sum over m+1..C        D_nm = exp(sum over m+1..n), n >= m
 
-the forward pass is, where A_nm = sum over channels of q_n k_m D_nm,
+With A_nm = sum over channels of q_n k_m D_nm, the forward pass is
 
     Y = A V + (e^P * Q) S              S <- e^{P_C} S + (e^R * K)^T V
 
-and with B = dY V^T below the diagonal and on it, the backward pass is
+With B = dY V^T on and below the diagonal, the backward pass is
 
     dq_n = sum_m B_nm D_nm k_m + e^P_n S dy_n              dV = A^T dY + (e^R * K) G
     dk_m = sum_n B_nm D_nm q_n + e^R_m G v_m               G <- e^{P_C} G + (e^P * Q)^T dY
 
-The gradient of the log decay of step j has what passes it: pairs n >= j > m, states that are read at n >= j,
-keys of m < j that reach the end, and what crosses the whole chunk.
+The gradient of the log decay of step j sums all terms that pass step j: pairs n >= j > m, reads of the state
+at n >= j, keys at m < j that reach the end, and the state that crosses the whole chunk.
 
-One decay per head makes D one factor for each pair of steps. With one per channel, pairs are grouped as in
-`segments.matrix`: those whose steps part at a multiple of L = 1, 2, 4, .. C/2, m in the L steps before it and
-n in the L steps from it, are weighed by e^(suffix of m) e^(prefix of n) within these, one matrix product for
-every L.
+With a decay per head, D is a single factor for each pair of steps. With a decay per channel, pairs are
+grouped as in `segments.matrix`, for L = 1, 2, 4, .. C/2. At level L, a pair is separated at a multiple of L:
+m is in the L steps before it, and n in the L steps from it on. Its weight is e^(suffix of m) e^(prefix of n)
+within these steps, so every L takes a single matrix product.
 
-All exponents are <= 0, and there are two ways to them. EXACT: each is a sum of its own terms, and nothing is
-subtracted; a magnitude of zero, or a reset, is a log decay of -10,000, whose exponential is zero. Else, for
-inputs of 16 bits, they are differences of P, which `chunk_sums` writes once, with -100 for what is less: in
-float32, exp(-100) is no number above zero any more. A difference of sums of up to 64 such terms is off by
-5e-4 at most, an eighth of what bfloat16 rounds away. What passes a step is then one running sum of
-q dq - k dk.
+All exponents are <= 0. They are computed in one of two ways. If EXACT, each exponent is a sum of its own
+terms without subtraction; a zero decay or a reset is a log decay of -10,000, whose exponential is zero.
+Otherwise, for 16-bit inputs, exponents are differences of P, which `chunk_sums` computes once, with log
+decays clipped at -100, where exp underflows in float32. The error of a difference of sums of up to 64 such
+terms is at most 5e-4, an eighth of bfloat16's rounding error. The gradient of log decays is then a single
+running sum of q dq - k dk.
 """
 
 import triton
@@ -67,7 +67,7 @@ def chunk_sums(  # type: ignore[no-untyped-def]
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """P (b, t, width), to base 2, of one chunk and some columns: heads and their channels alike."""
+    """Fill P (b, t, width), to base 2, for a chunk and some columns, which span heads and channels."""
     block, chunk, b = program(tl.cdiv(WIDTH, BLOCK), tl.cdiv(TIME, CHUNK))
     columns = block * BLOCK + tl.arange(0, BLOCK)
     steps, end = chunk * CHUNK + tl.arange(0, CHUNK), chunk * CHUNK + CHUNK
@@ -106,13 +106,14 @@ def chunk_states(  # type: ignore[no-untyped-def]
     PRECISION: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """The state before each chunk and after the last; with REVERSE, of q and dy, the gradient after each.
+    """Fill the state before each chunk and the last; with REVERSE, from q and dy, the gradient after each.
 
-    Keys that come WEIGHED are e^R * K.
+    With WEIGHED, the keys are already e^R * K.
 
-    Few heads leave much of a GPU idle, so time comes in PIECES of LENGTH chunks. A first, LOCAL run writes
-    what each of them leaves of zeros, and by which factor it reduces what comes in (b, h, pieces, dk); in the
-    second, a piece begins with what those before it leave.
+    Few heads do not occupy a GPU, so time is divided into PIECES segments of LENGTH chunks. A first, LOCAL
+    run computes each segment's final state from zeros, and the factor (b, h, segments, dk) by which it
+    reduces its initial state. In a second run, each segment starts from the combined result of the previous
+    segments.
     """
     block_k, block_v, rest = program(tl.cdiv(DK, BLOCK_K), tl.cdiv(DV, BLOCK_V))
     piece, matrix = rest % PIECES, (rest // PIECES).to(tl.int64)
@@ -185,7 +186,7 @@ def mixings(  # type: ignore[no-untyped-def]
     PRECISION: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """A (b, h, chunk, C, C) of one chunk; and, to WEIGH them, e^P * Q as `read` and e^R * K as `written`."""
+    """Fill A (b, h, chunk, C, C) for a chunk; with WEIGH also e^P * Q as `read` and e^R * K as `written`."""
     _, chunk, matrix = program(1, CHUNKS)
     b, h = matrix // HEADS, matrix % HEADS
     n = tl.arange(0, CHUNK)
@@ -223,7 +224,7 @@ def mixing_of(  # type: ignore[no-untyped-def]
     PRECISION: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """A (CHUNK, CHUNK) of one chunk; STRICT without its diagonal; see `mixings`."""
+    """Return A (CHUNK, CHUNK) for a chunk, with STRICT without its diagonal; see `mixings`."""
     n = tl.arange(0, CHUNK)
     steps = chunk * CHUNK + n
     mixing = tl.zeros((CHUNK, CHUNK), WIDE)
@@ -235,7 +236,7 @@ def mixing_of(  # type: ignore[no-untyped-def]
             first, second = of_chunk(
                 decays, reset, b, h, chunk, TIME, strides, rows, HEADS, DK, CHANNEL, RESET, EXACT, CHUNK, WIDE
             )
-            # widened once, not at every level
+            # converted once, not at every level
             wide_q, wide_k = queries.to(WIDE), keys.to(WIDE)
             if WEIGH:
                 from_here = wide_q * from_start(first, second, EXACT)
@@ -247,7 +248,7 @@ def mixing_of(  # type: ignore[no-untyped-def]
                 mixing += tl.where(n[:, None] == n[None, :], own[:, None], 0.0)
             for level in range(LEVELS):
                 weight = of_level(first, decays, b, h, chunk, TIME, rows, level, HEADS, DK, EXACT, CHUNK)
-                # a step is read or written, by which block it is in
+                # right blocks read and left blocks write
                 x = (tl.where(right(level, CHUNK)[:, None], wide_q, wide_k) * weight).to(keys.dtype)
                 pairs = tl.dot(x, tl.trans(x), input_precision=PRECISION, out_dtype=WIDE)
                 mixing += tl.where(neighbours(level, CHUNK), pairs, 0.0)
@@ -289,10 +290,10 @@ def mixed(  # type: ignore[no-untyped-def]
     PRECISION: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Y of one chunk and some columns of v; with REVERSE, of dy and the gradients of states, dV.
+    """Fill Y for a chunk and some columns of v; with REVERSE, dV from dy and the gradients of states.
 
-    `matrices` are those of `mixings`, which only CHANNEL has; else A is made here. Queries that come WEIGHED
-    are e^P * Q.
+    `matrices` come from `mixings` if CHANNEL; otherwise A is computed here. With WEIGHED, the queries are
+    already e^P * Q.
     """
     block_v, chunk, matrix = program(tl.cdiv(DV, BLOCK_V), CHUNKS)
     b, h = matrix // HEADS, matrix % HEADS
@@ -300,7 +301,7 @@ def mixed(  # type: ignore[no-untyped-def]
     n = tl.arange(0, CHUNK)
     columns = block_v * BLOCK_V + tl.arange(0, BLOCK_V)
     matrix = matrix.to(tl.int64) * CHUNKS + chunk
-    # small heads wait for what they read: all of it is on its way before the first product
+    # small heads are bound by memory latency, so all loads are issued before the first product
     EARLY: tl.constexpr = DK <= BLOCK_K
     if EARLY:
         given = tile(values, b, h, steps, TIME, HEADS, DV, columns)
@@ -368,14 +369,15 @@ def steps(  # type: ignore[no-untyped-def]
     BLOCK_V: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Y of all steps and the last state, of `gate_loop` and `delta_rule`.
+    """Fill Y for all steps, and the last state, for `gate_loop` or `delta_rule`.
 
-    A program has some columns of one state in its registers and walks time. For one step, that reads and
-    writes each number once.
+    A program holds some columns of a state in its registers and iterates over time. For a single step, it
+    reads and writes each number once.
 
-    `decays` are log decays, of strides (batch, time, head) and one number per step or, CHANNEL, DK of them.
+    `decays` are log decays, with strides (batch, time, head), and a number per step, or DK numbers if
+    CHANNEL.
     """
-    # along one axis, since the others hold 65,535 programs
+    # on a single grid axis, because the other axes are limited to 65,535 programs
     BLOCKS: tl.constexpr = (DV + BLOCK_V - 1) // BLOCK_V
     block, matrix = tl.program_id(0) % BLOCKS, tl.program_id(0) // BLOCKS
     b, h = (matrix // HEADS).to(tl.int64), matrix % HEADS

@@ -1,8 +1,8 @@
 """CPU loops of the selective scan; imported at the first use, because importing Numba is slow.
 
-A lane is one batch row and a run of channels, whose states (n, width) stay in the first cache while time runs
-over them: the innermost loops are over its channels. The states are kept once per chunk of steps; the adjoint
-makes those in between again, chunk by chunk. A and D have one row, or one for each of the batch.
+A lane is a batch row and a range of channels, whose states (n, width) stay in the L1 cache over time: the
+innermost loops are over its channels. A state is saved per chunk of steps; the adjoint recomputes the others,
+chunk by chunk. A and D have a single row, or a row for each batch row.
 """
 
 import numba
@@ -40,7 +40,7 @@ def _forward_lane(x, dt, A, B, C, D, cut, h, u, out, starts, y, size, row, lo, h
 
 @lane_kernel()
 def _refill(x, dt, A, B, cut, starts, h, a, w, u, chunk, row, lo, hi, t0, t1):  # type: ignore[no-untyped-def]
-    """Fill the links a and what passes them, w_t = a_t h_{t-1}, for the steps of a chunk."""
+    """Fill the links a and w_t = a_t h_{t-1} for the steps of a chunk."""
     zero = np.uint64(0)
     own = row if A.shape[0] > 1 else zero
     width, states = hi - lo, np.uint64(A.shape[1])
@@ -66,7 +66,7 @@ def _refill(x, dt, A, B, cut, starts, h, a, w, u, chunk, row, lo, hi, t0, t1):  
                     h[n, c] = w[i, n, c] + b * u[c]
 
 
-# sums over channels may be taken in any order, so that they become vector instructions
+# sums over channels may be reordered, so that they are vectorised
 @lane_kernel(fastmath={"contract", "reassoc"})
 def _adjoint(  # type: ignore[no-untyped-def]
     x, dt, A, B, C, D, cut, dy, a, w, carry, u, gB, gAw, dx, ddt, dA, dB, dC, dD, block, row, lo, hi, t0, t1
@@ -94,7 +94,7 @@ def _adjoint(  # type: ignore[no-untyped-def]
                 dA[row, n, lo + c] += gw * dt[row, t, lo + c]
                 carry[n, c] = a[i, n, c] * g
             dB[block, row, t, n], dC[block, row, t, n] = of_B, of_C
-        # zero times infinity would be NaN
+        # zero times infinity is NaN, so clear explicitly
         if cut.size > 0 and cut[row, t]:
             for n in range(states):
                 for c in range(width):
@@ -109,12 +109,12 @@ def _adjoint(  # type: ignore[no-untyped-def]
 def forward(x, dt, A, B, C, D, cut, state, starts, y, size, width, first, stop):  # type: ignore[no-untyped-def]
     """Fill y (b, t, c) and starts (b, chunks, n, c) for the lanes from first to stop.
 
-    The state (b, n, c) comes as the first one and goes as the last one. A chunk has `size` steps, a lane
-    `width` channels.
+    `state` (b, n, c) holds the initial state, then the last. A chunk has `size` steps, a lane `width`
+    channels.
     """
     channels, size, width = np.uint64(x.shape[2]), np.uint64(size), np.uint64(width)
     blocks = (channels + width - np.uint64(1)) // width
-    # not in `state` itself, where other threads write next to it
+    # not in `state` itself, because other threads write nearby
     h = np.empty((np.uint64(A.shape[1]), width), x.dtype)
     u, out = np.empty(width, x.dtype), np.empty(width, x.dtype)
     for lane in range(np.uint64(first), np.uint64(stop)):
@@ -131,7 +131,7 @@ def backward(  # type: ignore[no-untyped-def]
 ):
     """Fill dx and ddt (b, t, c), dB and dC (lanes of a row, b, t, n), for the lanes from first to stop.
 
-    dA (b, n, c) and dD (b, c) come as zeros, dstate (b, n, c) as the last state's gradient.
+    At the start, dA (b, n, c) and dD (b, c) must be zeros, and dstate (b, n, c) the last state's gradient.
     """
     time, channels = np.uint64(x.shape[1]), np.uint64(x.shape[2])
     size, width, one = np.uint64(size), np.uint64(width), np.uint64(1)
@@ -146,7 +146,7 @@ def backward(  # type: ignore[no-untyped-def]
         hi = min(lo + width, channels)
         carry[:, : hi - lo] = dstate[row, :, lo:hi]
         for after in range(chunks):
-            # memory comes fastest in the order of addresses: only what is in the cache is walked backwards
+            # memory is read fastest in forward order, so only data in the cache is walked backwards
             chunk = chunks - one - after
             t0 = chunk * size
             t1 = min(t0 + size, time)
@@ -160,7 +160,7 @@ def backward(  # type: ignore[no-untyped-def]
 
 @numba.njit(cache=True, parallel=True)
 def forward_parallel(x, dt, A, B, C, D, cut, state, starts, y, size, width, lanes):  # type: ignore[no-untyped-def]
-    """Do the same for all lanes, spread over Numba's threads."""
+    """Run the serial kernel on all lanes, on Numba's threads."""
     for i in numba.prange(lanes):
         forward(x, dt, A, B, C, D, cut, state, starts, y, size, width, i, i + 1)
 
@@ -169,7 +169,7 @@ def forward_parallel(x, dt, A, B, C, D, cut, state, starts, y, size, width, lane
 def backward_parallel(  # type: ignore[no-untyped-def]
     x, dt, A, B, C, D, cut, starts, dy, dx, ddt, dA, dB, dC, dD, dstate, size, width, lanes
 ):
-    """Do the same for all lanes, spread over Numba's threads."""
+    """Run the serial kernel on all lanes, on Numba's threads."""
     for i in numba.prange(lanes):
         backward(
             x, dt, A, B, C, D, cut, starts, dy, dx, ddt, dA, dB, dC, dD, dstate, size, width, i, i + 1

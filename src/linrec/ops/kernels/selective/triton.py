@@ -1,18 +1,18 @@
 """GPU kernels of the selective scan; imported at the first use, because importing Triton is slow.
 
-A program has one batch row, a block of channels and a segment of time, and walks through it in chunks of
-STEPS steps. Its states are a tile (STATES, COLUMNS) in registers: a thread has some states of a few
-neighbouring channels, so that sums over states and sums over channels, of which the backward kernel has two
-each, both are half done within a thread. There are few warps, so a chunk's rows are loaded while the one
-before is computed. Sums over states are put together for all steps of a chunk at once, since warps wait for
-each other there. B and C of a step and state lie side by side, as the two parts of a complex number.
+A program processes a batch row, a block of channels and a segment of time, in chunks of STEPS steps. Its
+states are a tile (STATES, COLUMNS) in registers: a thread holds some states of a few consecutive channels.
+So sums over states and sums over channels, of which the backward kernel has two each, are both partly done
+within a thread. There are few warps, so the rows of a chunk are loaded while the previous chunk is computed.
+Sums over states are combined for all steps of a chunk at once, because the warps synchronise there. B and C
+of a step and state are adjacent, as the two parts of a complex number.
 
-The forward kernel leaves the states before every chunk; the backward kernel makes the links and states of a
-chunk from them again, in registers. Steps past the end of time are the identity. Strides along time are known
-when a kernel is compiled, so that the addresses of a chunk are one register and constants.
+The forward kernel saves the states before every chunk; the backward kernel recomputes the links and states of
+a chunk from them, in registers. Steps past the end of time are the identity. Strides along time are
+compile-time constants, so that the addresses of a chunk need only a register and constants.
 """
 
-# tuples grow row by row, as the kernels are unrolled
+# tuples grow row by row, because the loops are unrolled
 # mypy: disable-error-code="assignment"
 
 import triton
@@ -30,15 +30,15 @@ def _place(  # type: ignore[no-untyped-def]
     block = tl.program_id(0) % blocks
     segment = tl.program_id(0) // blocks % segments
     row = (tl.program_id(0) // blocks // segments).to(tl.int64)
-    # neighbours of one thread: as if no more could be loaded by one instruction
+    # declared alignment: a vector load takes at most VECTOR channels, which then belong to a thread
     channel = tl.multiple_of(block * COLUMNS + tl.arange(0, COLUMNS)[None, :], [1, VECTOR])
     return row, segment, block, channel, tl.arange(0, STATES)[:, None]
 
 
 @triton.jit
 def _before(step, time, like):  # type: ignore[no-untyped-def]
-    """Return whether a step is one of the sequence, as a mask of the shape of `like`."""
-    # the interpreter spreads no truth values, but numbers
+    """Return whether a step is before the end of time, as a mask of the shape of `like`."""
+    # Triton's interpreter broadcasts numbers, but not booleans
     return step + 0 * like.to(tl.int32) < time
 
 
@@ -46,9 +46,9 @@ def _before(step, time, like):  # type: ignore[no-untyped-def]
 def _rows(  # type: ignore[no-untyped-def]
     ptr, step, time, inside, STEPS: tl.constexpr, CHANNELS: tl.constexpr, EVEN: tl.constexpr
 ):
-    """Load the rows from `step` on, 0 past the end; `ptr` (1, COLUMNS) points into the first of all.
+    """Load the rows from `step` on, 0 past the end; `ptr` (1, COLUMNS) points to row 0.
 
-    As they are: a conversion would wait for the memory.
+    Rows are not converted here, because a conversion would wait for the memory.
     """
     rows = ()
     ptr += step.to(tl.int64) * CHANNELS
@@ -68,7 +68,7 @@ def _widened(rows, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _link(dt, rates, cut_ptr, step, time, HAS_CUT: tl.constexpr, EVEN: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return a = exp(dt A) of a step, where `rates` is A / log 2; 0 where it is cut."""
+    """Return a = exp(dt A) of a step, where `rates` is A / log 2; 0 at a reset."""
     a = tl.exp2(dt * rates)
     if HAS_CUT:
         cut = tl.load(cut_ptr + step) if EVEN else tl.load(cut_ptr + step, mask=step < time, other=0)
@@ -78,13 +78,13 @@ def _link(dt, rates, cut_ptr, step, time, HAS_CUT: tl.constexpr, EVEN: tl.conste
 
 @triton.jit
 def _passed(a, h, HAS_CUT: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return a h; over a link of 0, which a reset makes, nothing, not even NaN."""
+    """Return a h; a link of 0, as at a reset, gives zero even if h is NaN."""
     return tl.where(a == 0.0, 0.0, a * h) if HAS_CUT else a * h
 
 
 @triton.jit
 def _weights_from(ptr, offset, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return where a chunk's B and C are; two float64 numbers are two words."""
+    """Return a pointer to the chunk's B and C; a pair of float64 numbers takes two words."""
     if tl.float64 == WIDE:
         return ptr + 2 * offset
     else:
@@ -93,16 +93,16 @@ def _weights_from(ptr, offset, WIDE: tl.constexpr):  # type: ignore[no-untyped-d
 
 @triton.jit
 def _weights(ptr, n, r, step, time, STATES: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return B and C of the r-th step of a chunk, (STATES, 1), 0 past the end."""
+    """Return B and C of step r of a chunk, (STATES, 1), 0 past the end."""
     mask = n >= 0 if EVEN else _before(step + r, time, n)
     return loaded(ptr, n + r * STATES, mask, 0.0, True, WIDE)
 
 
 @triton.jit
 def _stacked(rows, STEPS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return the tiles of all steps as one, with time as its last axis."""
+    """Return the tiles of all steps as a single tensor, with time as its last axis."""
     joined = rows
-    # first a step with the one half of time later, and so on, so that they come to lie in their order
+    # first join each step with the step half a chunk later, and so on, so that steps end up in order
     for level in tl.static_range(20):
         if 2**level < STEPS:
             pairs = ()
@@ -122,7 +122,7 @@ def _summed(rows, STEPS: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[n
 def _chunk(  # type: ignore[no-untyped-def]
     step, time, block, STEPS: tl.constexpr, CHANNELS: tl.constexpr, COLUMNS: tl.constexpr, EVEN: tl.constexpr
 ):
-    """Return the offsets of the rows from `step` on, and the mask of those that are, (COLUMNS, STEPS)."""
+    """Return the offsets of the rows from `step` on, and the mask of existing steps, (COLUMNS, STEPS)."""
     channel = block * COLUMNS + tl.arange(0, COLUMNS)[:, None]
     r = tl.arange(0, STEPS)[None, :]
     mask = channel + 0 * r < CHANNELS if EVEN else (channel < CHANNELS) & (step + r < time)
@@ -133,7 +133,7 @@ def _chunk(  # type: ignore[no-untyped-def]
 def _store_sums(  # type: ignore[no-untyped-def]
     ptr, rows, step, time, STATES: tl.constexpr, STEPS: tl.constexpr, EVEN: tl.constexpr
 ):
-    """Store the sums over channels (STATES,) of the steps from `step` on."""
+    """Store the sums over channels (STATES,) for the steps from `step` on."""
     total = tl.reshape(_stacked(rows, STEPS), [STATES, STEPS])
     n = tl.arange(0, STATES)[:, None]
     r = tl.arange(0, STEPS)[None, :]
@@ -164,9 +164,9 @@ def ends(  # type: ignore[no-untyped-def]
     COLUMNS: tl.constexpr,
     VECTOR: tl.constexpr,
 ):
-    """Fill links and ends (b, segments, n, c): a segment takes a state h to link h + end.
+    """Fill links and ends (b, segments, n, c): a segment maps a state h to link h + end.
 
-    With ADJOINT, u is dy, and what a segment hands to the one before it is link r + end.
+    With ADJOINT, u is dy, and a segment passes link r + end to the previous segment.
     """
     row, segment, _, channel, n = _place(segments, CHANNELS, STATES, COLUMNS, VECTOR)
     inside = channel < CHANNELS
@@ -227,7 +227,7 @@ def forward(  # type: ignore[no-untyped-def]
     COLUMNS: tl.constexpr,
     VECTOR: tl.constexpr,
 ):
-    """Fill y (b, t, c), starts (b, chunks, n, c) and last (b, n, c), from the states before all segments."""
+    """Fill y (b, t, c), starts (b, chunks, n, c) and last (b, n, c), given all segments' initial states."""
     row, segment, block, channel, n = _place(segments, CHANNELS, STATES, COLUMNS, VECTOR)
     inside = channel < CHANNELS
     rates = tl.load(A_ptr + row * A_row + n * CHANNELS + channel, mask=inside, other=0.0) * 1.4426950408889634
@@ -260,7 +260,7 @@ def forward(  # type: ignore[no-untyped-def]
             a = _link(dt[r], rates, cut_ptr, step + r, time, HAS_CUT, EVEN)
             h = _passed(a, h, HAS_CUT) + b * (dt[r] * x[r])
             rows = rows + (c * h,)  # noqa: RUF005
-        # a second time, from the cache, and as it is stored
+        # load x again, from the cache, in the layout of the store
         at, mask = _chunk(step, time, block, STEPS, CHANNELS, COLUMNS, EVEN)
         at += row * time * CHANNELS
         y = _summed(rows, STEPS, COLUMNS) + D * tl.load(x_ptr + at, mask=mask, other=0.0).to(WIDE)
@@ -302,9 +302,9 @@ def backward(  # type: ignore[no-untyped-def]
     COLUMNS: tl.constexpr,
     VECTOR: tl.constexpr,
 ):
-    """Fill dx and ddt (b, t, c), dB and dC (blocks, b, t, n), and the gradients of what segments share.
+    """Fill dx and ddt (b, t, c), dB and dC (blocks, b, t, n), and gradients that segments share.
 
-    These are dA (b, segments, n, c) and dD (b, segments, c); the first segment has dstate (b, n, c).
+    The latter are dA (b, segments, n, c) and dD (b, segments, c); the first segment fills dstate (b, n, c).
     With g_t = C_t dy_t + a_{t+1} g_{t+1} and w_t = a_t h_{t-1}: dC = sum_c dy h, dB = sum_c g dt x,
     dx = dt sum_n g B + D dy, ddt = x sum_n g B + sum_n g A w, dA = sum_t g dt w.
     """
@@ -316,7 +316,7 @@ def backward(  # type: ignore[no-untyped-def]
     D = tl.load(D_ptr + row * D_row + column, mask=column < CHANNELS, other=0.0)
     first = row * time * CHANNELS + channel
     cut_ptr += row * time
-    # what a block of channels adds to dB and dC
+    # offset of this block's partial sums of dB and dC
     sums = (block.to(tl.int64) * rows_of_batch + row) * time * STATES
     each = tl.cdiv(chunks, segments)
     begin = segment * each
@@ -368,10 +368,10 @@ def backward(  # type: ignore[no-untyped-def]
             dA += dt[r] * gw
             dD += dy[r] * x[r]
             dBs = (tl.sum(g * (dt[r] * x[r]), axis=1),) + dBs  # noqa: RUF005
-            # the last step comes first
+            # steps are visited in reverse, so prepend
             gBs = (g * b,) + gBs  # noqa: RUF005
             gAs = (gw * A,) + gAs  # noqa: RUF005
-        # a second time, from the cache, and as gradients are stored
+        # load inputs again, from the cache, in the layout of the stores
         at, mask = _chunk(step, time, block, STEPS, CHANNELS, COLUMNS, EVEN)
         at += row * time * CHANNELS
         gB = _summed(gBs, STEPS, COLUMNS)
