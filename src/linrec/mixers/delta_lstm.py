@@ -30,9 +30,7 @@ from linrec.nn.delta import UnitFeatures, written
 from linrec.nn.gates import GateLinear
 from linrec.nn.head_sizes import heads_of, most_heads
 from linrec.nn.mixer import Mixer, State
-from linrec.ops.core.call import refuse_split_time
-from linrec.ops.core.loop import Step, Tensors, loop
-from linrec.ops.core.precision import without_autocast
+from linrec.nn.step_by_step import Step, Tensors, step_by_step
 from linrec.ops.delta_rule import delta_rule
 from linrec.rules import require
 
@@ -128,10 +126,7 @@ class DeltaLSTM(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and a `DeltaLSTMState`."""
-        refuse_split_time("delta_lstm")
         past = self.init_state(len(x), device=x.device) if state is None else state
-        if x.shape[1] == 0:
-            return torch.zeros_like(x), past
         linears = (self.q, self.k, self.v, self.recurrent_k, self.recurrent_v)
         q, k, v, k_R, v_R = (linear(x).unflatten(-1, (3 * self.n_heads, -1)) for linear in linears)
         q, k = self.features(q), self.features(k)
@@ -139,8 +134,8 @@ class DeltaLSTM(Mixer):
         k_R, v_R = k_R.to(z.dtype).softmax(-1), v_R.to(z.dtype)
         beta_R = torch.sigmoid(self.recurrent_beta(x))[..., None]
 
-        def step(state: Tensors, z: Tensor, k: Tensor, v: Tensor, beta: Tensor, fresh: Tensor | None) -> Step:
-            R, c, y = state if fresh is None else (part.masked_fill(fresh, 0) for part in state)
+        def step(state: Tensors, z: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Step:
+            R, c, y = state
             R = written(R, k, v, beta)
             last = y if self.version == 1 else y.softmax(-1)
             i, u, o = (z + last.repeat(1, 3, 1, 1) @ R).chunk(3, 1)
@@ -156,11 +151,8 @@ class DeltaLSTM(Mixer):
             return (R, c, y), (y,)
 
         rows = [part[..., None, :] for part in (z, k_R, v_R, beta_R)]
-        fresh = None if reset is None else reset[:, :, None, None, None]
         start = past.R, past.c[..., None, :], past.y[..., None, :]
-        # rounding errors would be fed back
-        with without_autocast(x.device.type):
-            (R, c, y), (ys,) = loop(step, start, [*rows, fresh])
+        (R, c, y), (ys,) = step_by_step("delta_lstm", step, start, rows, reset=reset)
         return self.out(ys.flatten(2).to(x.dtype)), DeltaLSTMState(W, R, c[..., 0, :], y[..., 0, :])
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> DeltaLSTMState:

@@ -23,8 +23,8 @@ from linrec.hippo import Discretization, StateSpace, discretize, matrices
 from linrec.hippo.scaled import scaled_step
 from linrec.nn.gates import Gate
 from linrec.nn.mixer import Mixer, State
-from linrec.ops.core.call import refuse_split_time, unhandled
-from linrec.ops.core.loop import Step, Tensors, loop
+from linrec.nn.step_by_step import Step, Tensors, step_by_step
+from linrec.ops.core.call import unhandled
 from linrec.ops.core.precision import without_autocast
 from linrec.rules import at_least, choice, positive, require
 
@@ -147,10 +147,7 @@ class HiPPORNN(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, HiPPOState]:
         """Return h, and a `HiPPOState`."""
-        refuse_split_time("hippo_rnn")
         h, c, steps = self.init_state(len(x), device=x.device) if state is None else state
-        if x.shape[1] == 0:
-            return torch.zeros_like(x), HiPPOState(h, c, steps)
         dtype, d = c.dtype, self.d_model
         # L_z and the maps of the gate side by side, cut into those of x and of the rest
         L = torch.cat([part.weight.to(dtype) for part in self._maps()])
@@ -168,14 +165,13 @@ class HiPPORNN(Mixer):
 
         def remember(c: Tensor, f: Tensor, steps: list[Tensor]) -> Tensor:
             if self.A is None or self.B is None:
-                return scaled_step(c, f, steps[0][:, 0])
+                # handlers are for operators over time, not over coefficients
+                with unhandled():
+                    return scaled_step(c, f, steps[0][:, 0])
             return c @ self.A.mT + f[..., None] * self.B
 
-        def step(state: Tensors, s_x: Tensor, x_t: Tensor, start: Tensor | None) -> Step:
+        def step(state: Tensors, s_x: Tensor, x_t: Tensor) -> Step:
             h, c, *steps = state
-            if start is not None:
-                h, c = h.masked_fill(start, 0), c.masked_fill(start[..., None], 0)
-                steps = [k.masked_fill(start, 0) for k in steps]
             if self.memory_first:
                 f = functional.linear(torch.cat([x_t, h], -1), L_f, b_f)
                 c = remember(c, f, steps)
@@ -185,13 +181,11 @@ class HiPPORNN(Mixer):
                 c = remember(c, functional.linear(h, L_f, b_f), steps)
             return (h, c, *(k + 1 for k in steps)), (h,)
 
-        starts = None if reset is None else reset[:, :, None]
-        past = (h, c) if steps is None else (h, c, steps)
-        # rounding errors would be fed back; handlers are for operators over time, not over coefficients
-        with without_autocast(x.device.type), unhandled():
-            inputs = x.to(dtype)
-            last, (y,) = loop(step, past, [functional.linear(inputs, L_x, b), inputs, starts])
-        h, c, *held = last
+        past, inputs = (h, c) if steps is None else (h, c, steps), x.to(dtype)
+        # rounding errors would be fed back
+        with without_autocast(x.device.type):
+            s_x = functional.linear(inputs, L_x, b)
+        (h, c, *held), (y,) = step_by_step("hippo_rnn", step, past, [s_x, inputs], reset=reset)
         return y.to(x.dtype), HiPPOState(h, c, held[0] if held else None)
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> HiPPOState:

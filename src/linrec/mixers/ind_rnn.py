@@ -19,8 +19,7 @@ from torch.nn import functional
 
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
-from linrec.ops.core.call import refuse_split_time
-from linrec.ops.core.loop import Step, Tensors, loop
+from linrec.nn.step_by_step import Step, Tensors, step_by_step
 from linrec.ops.scan import scan
 from linrec.rules import at_least, choice
 
@@ -104,22 +103,15 @@ class IndRNN(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return h of every step, and the last h (b, d_model)."""
-        refuse_split_time("ind_rnn")
         dtype = self.state_dtype
         h = self.init_state(x.shape[0], device=x.device) if state is None else state.to(dtype)
-        if x.shape[1] == 0:
-            return x, h
         u, sigma = _Clipped.apply(self.u.to(dtype), self.bound), ACTIVATIONS[self.activation]
 
-        def step(state: Tensors, of_x: Tensor, cut: Tensor | None) -> Step:
-            (h,) = state
-            if cut is not None:
-                h = h.masked_fill(cut, 0)
-            h = sigma(of_x + u * h)
+        def step(state: Tensors, Wx: Tensor) -> Step:
+            h = sigma(Wx + u * state[0])
             return (h,), (h,)
 
-        cuts = None if reset is None else reset[..., None]
-        (h,), (hidden,) = loop(step, (h,), [self.W(x).to(dtype), cuts])
+        (h,), (hidden,) = step_by_step("ind_rnn", step, [h], [self.W(x).to(dtype)], reset=reset)
         return hidden.to(x.dtype), h
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:

@@ -24,9 +24,7 @@ from torch.nn import functional
 
 from linrec.hippo import Discretization, StateSpace, discretize, matrices
 from linrec.nn.mixer import Mixer, State
-from linrec.ops.core.call import refuse_split_time
-from linrec.ops.core.loop import Step, Tensors, loop
-from linrec.ops.core.precision import without_autocast
+from linrec.nn.step_by_step import Step, Tensors, step_by_step
 from linrec.ops.dense_ssm import dense_ssm
 from linrec.rules import at_least, choice, positive, require
 
@@ -171,28 +169,20 @@ class LMU(Mixer):
 
     def _mix_with_feedback(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, Memory]:
         """Return h and the `Memory`, step by step: u depends on the memory in no linear way."""
-        refuse_split_time("lmu")
         assert self.E_h is not None and self.E_m is not None and self.W_h is not None
         f, f_u = _ACTIVATIONS[self.activation], _ACTIVATIONS[self.memory_activation]
         m, h = self.init_state(x.shape[0], device=x.device) if state is None else state
         u_x, h_x = self.E_x(x).to(m.dtype), self.W_x(x).to(m.dtype)
         E_h, E_m, W_h, W_m = (part.weight.to(m.dtype).mT for part in (self.E_h, self.E_m, self.W_h, self.W_m))
-        if x.shape[1] == 0:
-            return h_x.to(x.dtype), Memory(m, h)
 
-        def step(state: Tensors, u_t: Tensor, h_t: Tensor, start: Tensor | None) -> Step:
+        def step(state: Tensors, u_t: Tensor, h_t: Tensor) -> Step:
             m, h = state
-            if start is not None:
-                m, h = m.masked_fill(start[..., None], 0), h.masked_fill(start, 0)
             u = f_u(u_t + h @ E_h + m.flatten(1) @ E_m)
             m = m @ self.A.mT + u[..., None] * self.B
             h = f(h_t + h @ W_h + m.flatten(1) @ W_m)
             return (m, h), (h,)
 
-        starts = None if reset is None else reset[:, :, None]
-        # rounding errors would be fed back
-        with without_autocast(x.device.type):
-            (m, h), (y,) = loop(step, (m, h), [u_x, h_x, starts])
+        (m, h), (y,) = step_by_step("lmu", step, [m, h], [u_x, h_x], reset=reset)
         return y.to(x.dtype), Memory(m, h)
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:

@@ -32,9 +32,7 @@ from linrec.nn.delta import UnitFeatures, written
 from linrec.nn.gates import GateLinear
 from linrec.nn.head_sizes import heads_of, most_heads
 from linrec.nn.mixer import Mixer, State
-from linrec.ops.core.call import refuse_split_time
-from linrec.ops.core.loop import Step, Tensors, loop
-from linrec.ops.core.precision import without_autocast
+from linrec.nn.step_by_step import Step, Tensors, step_by_step
 from linrec.ops.delta_rule import delta_rule
 from linrec.rules import choice, require
 
@@ -146,10 +144,7 @@ class RecurrentDeltaNet(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and a `RecurrentDeltaState`."""
-        refuse_split_time("recurrent_delta_net")
         past = self.init_state(len(x), device=x.device) if state is None else state
-        if x.shape[1] == 0:
-            return torch.zeros_like(x), past
         if self.is_rnn:
             return self._delta_rnn(x, past, reset)
         R = self.R.to(past.W.dtype)
@@ -157,8 +152,8 @@ class RecurrentDeltaNet(Mixer):
         qkvb = (part(x).unflatten(-1, (self.n_heads, 1, -1)) for part in (self.q, self.k, self.v, self.beta))
         W_x = functional.pad(torch.cat([part.to(R.dtype) for part in qkvb], -1), (0, self.widths[-1]))
 
-        def step(state: Tensors, W_x: Tensor, fresh: Tensor | None) -> Step:
-            W, y = state if fresh is None else (part.masked_fill(fresh, 0) for part in state)
+        def step(state: Tensors, W_x: Tensor) -> Step:
+            W, y = state
             qk, v, beta, R_y = (W_x + y.tanh() @ R).split(self.widths, -1)
             q, k = self.features(qk.unflatten(-1, (2, -1))).unbind(-2)
             W = written(W, k, v, torch.sigmoid(beta))
@@ -167,9 +162,8 @@ class RecurrentDeltaNet(Mixer):
                 y = y + R_y
             return (W, y), (y,)
 
-        # rounding errors would be fed back
-        with without_autocast(x.device.type):
-            (W, y), (ys,) = loop(step, (past.W, past.y[..., None, :]), [W_x, _fresh(reset)])
+        start = past.W, past.y[..., None, :]
+        (W, y), (ys,) = step_by_step("recurrent_delta_net", step, start, [W_x], reset=reset)
         return self.out(ys.flatten(2).to(x.dtype)), RecurrentDeltaState(W, y[..., 0, :], None)
 
     def _delta_rnn(self, x: Tensor, past: State, reset: Tensor | None) -> tuple[Tensor, State]:
@@ -182,15 +176,15 @@ class RecurrentDeltaNet(Mixer):
         v = self.recurrent_v(x).unflatten(-1, heads).to(past.R.dtype)
         beta = torch.sigmoid(self.recurrent_beta(x))[..., None]
 
-        def step(state: Tensors, z: Tensor, k: Tensor, v: Tensor, beta: Tensor, fresh: Tensor | None) -> Step:
-            R, y = state if fresh is None else (part.masked_fill(fresh, 0) for part in state)
+        def step(state: Tensors, z: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Step:
+            R, y = state
             R = written(R, k, v, beta)
             y = (z + y @ R).softmax(-1) if self.is_first else z + y.softmax(-1) @ R
             return (R, y), (y,)
 
         rows = [part[..., None, :] for part in (z, k, v, beta)]
-        with without_autocast(x.device.type):
-            (R, y), (ys,) = loop(step, (past.R, past.y[..., None, :]), [*rows, _fresh(reset)])
+        start = past.R, past.y[..., None, :]
+        (R, y), (ys,) = step_by_step("recurrent_delta_net", step, start, rows, reset=reset)
         return self.out(ys.flatten(2).to(x.dtype)), RecurrentDeltaState(W, y[..., 0, :], R)
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> RecurrentDeltaState:
@@ -199,8 +193,3 @@ class RecurrentDeltaNet(Mixer):
         W = delta_rule.empty_state(*heads, self.features.d_features, dv, **factory)
         R = delta_rule.empty_state(*heads, dv, dv, **factory) if self.is_rnn else None
         return RecurrentDeltaState(W, torch.zeros(*heads, dv, **factory), R)
-
-
-def _fresh(reset: Tensor | None) -> Tensor | None:
-    """Return `reset` with the axes of rows (b, t, h, 1, d)."""
-    return None if reset is None else reset[:, :, None, None, None]

@@ -31,9 +31,7 @@ from linrec.nn.head_sizes import heads_of
 from linrec.nn.mixer import Mixer, State, Transitions
 from linrec.nn.parameters import mark
 from linrec.nn.short_convolution import ShortConvolution
-from linrec.ops.core.call import refuse_split_time
-from linrec.ops.core.loop import Step, Tensors, loop
-from linrec.ops.core.precision import without_autocast
+from linrec.nn.step_by_step import Step, Tensors, step_by_step
 from linrec.ops.inspection import note, noting
 from linrec.rules import choice
 
@@ -146,7 +144,6 @@ class SLSTM(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and an `SLSTMState`."""
-        refuse_split_time("slstm")
         tail, *past = self.init_state(len(x), device=x.device) if state is None else state
         filtered = x
         if self.conv is not None:
@@ -158,11 +155,8 @@ class SLSTM(Mixer):
         W_x = W_x.unflatten(-1, (self.n_heads, self.d_head)).permute(1, 3, 0, 2, 4).flatten(-2)
         R = self.R.to(W_x.dtype)
 
-        def step(state: Tensors, W_x: Tensor, cut: Tensor | None) -> Step:
+        def step(state: Tensors, W_x: Tensor) -> Step:
             h, c, n, m = state
-            if cut is not None:
-                h, c, n = (part.masked_fill(cut, 0) for part in (h, c, n))
-                m = m.masked_fill(cut, -torch.inf)
             log_i, f, z, o = torch.baddbmm(W_x, h, R).chunk(4, -1)
             kept = self._log_forget(f) + m
             # c / n does not depend on m, so no gradient passes it
@@ -174,12 +168,8 @@ class SLSTM(Mixer):
             return (h, c, n, m), (h,)
 
         h, c, n, m = (part.transpose(0, 1).to(R.dtype) for part in past)
-        end: Tensors = (h, c, n, m.detach())
-        hidden = h.new_zeros(0, *h.shape)
-        if x.shape[1] > 0:
-            cuts = None if reset is None else reset.T[:, None, :, None]
-            with without_autocast(x.device.type):
-                end, (hidden,) = loop(step, end, [W_x, cuts], axis=0)
+        start, fresh = (h, c, n, m.detach()), (0.0, 0.0, 0.0, -torch.inf)
+        end, (hidden,) = step_by_step("slstm", step, start, [W_x], reset=reset, fresh=fresh, axis=0)
         note(hidden=hidden, W_x=W_x)
         y = self.norm(hidden.permute(2, 0, 1, 3)).flatten(-2).to(x.dtype)
         return y, SLSTMState(tail, *(part.transpose(0, 1) for part in end))

@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from linrec.nn.gates import Gate, GateLinear
 from linrec.nn.mixer import Mixer, State, Transitions
 from linrec.nn.parameters import mark
-from linrec.ops.core.call import refuse_split_time
-from linrec.ops.core.loop import Step, Tensors, loop
+from linrec.nn.step_by_step import Step, Tensors, step_by_step
 from linrec.ops.inspection import elementwise_mixing, note
 from linrec.ops.scan import scan
 from linrec.rules import require
@@ -147,23 +146,15 @@ class SRU(Mixer):
         self, f: Tensor, refinement: Tensor | None, Wx: Tensor, v_f: Tensor, c: State, reset: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return f_t, c_t and c_{t-1} of all steps, (b, t, d_model), and the last c, from logits of f."""
-        refuse_split_time("sru")
         c = self.init_state(f.shape[0], device=f.device) if c is None else c.to(f.dtype)
-        if f.shape[1] == 0:
-            return f, f, f, c
 
-        def step(
-            state: Tensors, f: Tensor, refinement: Tensor | None, Wx: Tensor, cut: Tensor | None
-        ) -> Step:
+        def step(state: Tensors, f: Tensor, refinement: Tensor | None, Wx: Tensor) -> Step:
             (before,) = state
-            if cut is not None:
-                before = before.masked_fill(cut, 0)
             f, rest = self.f.of_logits(torch.addcmul(f, v_f, before), refinement)
             c = torch.addcmul(rest * Wx, f, before)
             return (c,), (f, c, before)
 
-        cuts = None if reset is None else reset[..., None]
-        (c,), (f, cells, before) = loop(step, (c,), [f, refinement, Wx, cuts])
+        (c,), (f, cells, before) = step_by_step("sru", step, [c], [f, refinement, Wx], reset=reset)
         return f, cells, before, c
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:

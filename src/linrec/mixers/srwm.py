@@ -19,9 +19,7 @@ from torch import Tensor, nn
 
 from linrec.nn.head_sizes import heads_of, most_heads
 from linrec.nn.mixer import Mixer, State
-from linrec.ops.core.call import refuse_split_time
-from linrec.ops.core.loop import Step, Tensors, loop
-from linrec.ops.core.precision import without_autocast
+from linrec.nn.step_by_step import Step, Tensors, step_by_step
 from linrec.rules import choice
 
 __all__ = ["SRWM"]
@@ -100,10 +98,7 @@ class SRWM(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and W_t - W_0, transposed (b, h, d, rows)."""
-        refuse_split_time("srwm")
         change = self.init_state(len(x), device=x.device) if state is None else state
-        if x.shape[1] == 0:
-            return torch.zeros_like(x), change
         W_0 = self.W.to(change.dtype)
         inputs = x.to(W_0.dtype).unflatten(-1, (self.n_heads, 1, self.d_head))
         if self.input_softmax:
@@ -112,10 +107,8 @@ class SRWM(Mixer):
         owned = [W_0.new_ones(1, width) for width in self.widths]
         columns = torch.block_diag(*owned) if self.widths[-1] == 4 else torch.cat(owned, -1)
 
-        def step(state: Tensors, x_t: Tensor, start: Tensor | None) -> Step:
+        def step(state: Tensors, x_t: Tensor) -> Step:
             (W,) = state
-            if start is not None:
-                W = torch.where(start, W_0, W)
             y, k, q, beta = (x_t @ W).split(self.widths, -1)
             k, q = k.softmax(-1), q.softmax(-1)
             # v - vbar
@@ -123,10 +116,7 @@ class SRWM(Mixer):
             W = W + k.mT * ((torch.sigmoid(beta) @ columns) * difference)
             return (W,), (y,)
 
-        starts = None if reset is None else reset[:, :, None, None, None]
-        # rounding errors would be fed back
-        with without_autocast(x.device.type):
-            (W,), (y,) = loop(step, (W_0 + change,), [inputs, starts])
+        (W,), (y,) = step_by_step("srwm", step, [W_0 + change], [inputs], reset=reset, fresh=[W_0])
         return self.out(y.flatten(2).to(x.dtype)), W - W_0
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> Tensor:
