@@ -31,6 +31,7 @@ from linrec.nn.gates import GateLinear
 from linrec.nn.head_sizes import heads_of, most_heads
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.step_by_step import Step, Tensors, step_by_step
+from linrec.ops.core.call import refuse_split_time
 from linrec.ops.delta_rule import delta_rule
 from linrec.rules import require
 
@@ -126,6 +127,8 @@ class DeltaLSTM(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and a `DeltaLSTMState`."""
+        # before `delta_rule` does
+        refuse_split_time("delta_lstm")
         past = self.init_state(len(x), device=x.device) if state is None else state
         linears = (self.q, self.k, self.v, self.recurrent_k, self.recurrent_v)
         q, k, v, k_R, v_R = (linear(x).unflatten(-1, (3 * self.n_heads, -1)) for linear in linears)

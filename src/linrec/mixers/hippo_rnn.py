@@ -24,7 +24,7 @@ from linrec.hippo.scaled import scaled_step
 from linrec.nn.gates import Gate
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.step_by_step import Step, Tensors, step_by_step
-from linrec.ops.core.call import unhandled
+from linrec.ops.core.call import refuse_split_time, unhandled
 from linrec.ops.core.precision import without_autocast
 from linrec.rules import at_least, choice, positive, require
 
@@ -147,6 +147,8 @@ class HiPPORNN(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, HiPPOState]:
         """Return h, and a `HiPPOState`."""
+        # here, since `unhandled` hides the handler
+        refuse_split_time("hippo_rnn")
         h, c, steps = self.init_state(len(x), device=x.device) if state is None else state
         dtype, d = c.dtype, self.d_model
         # L_z and the maps of the gate side by side, cut into those of x and of the rest
@@ -165,9 +167,7 @@ class HiPPORNN(Mixer):
 
         def remember(c: Tensor, f: Tensor, steps: list[Tensor]) -> Tensor:
             if self.A is None or self.B is None:
-                # handlers are for operators over time, not over coefficients
-                with unhandled():
-                    return scaled_step(c, f, steps[0][:, 0])
+                return scaled_step(c, f, steps[0][:, 0])
             return c @ self.A.mT + f[..., None] * self.B
 
         def step(state: Tensors, s_x: Tensor, x_t: Tensor) -> Step:
@@ -185,7 +185,9 @@ class HiPPORNN(Mixer):
         # rounding errors would be fed back
         with without_autocast(x.device.type):
             s_x = functional.linear(inputs, L_x, b)
-        (h, c, *held), (y,) = step_by_step("hippo_rnn", step, past, [s_x, inputs], reset=reset)
+        # handlers are for operators over time, not over coefficients
+        with unhandled():
+            (h, c, *held), (y,) = step_by_step("hippo_rnn", step, past, [s_x, inputs], reset=reset)
         return y.to(x.dtype), HiPPOState(h, c, held[0] if held else None)
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> HiPPOState:

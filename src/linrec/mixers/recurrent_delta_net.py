@@ -33,6 +33,7 @@ from linrec.nn.gates import GateLinear
 from linrec.nn.head_sizes import heads_of, most_heads
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.step_by_step import Step, Tensors, step_by_step
+from linrec.ops.core.call import refuse_split_time
 from linrec.ops.delta_rule import delta_rule
 from linrec.rules import choice, require
 
@@ -144,6 +145,8 @@ class RecurrentDeltaNet(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and a `RecurrentDeltaState`."""
+        # before `delta_rule` does
+        refuse_split_time("recurrent_delta_net")
         past = self.init_state(len(x), device=x.device) if state is None else state
         if self.is_rnn:
             return self._delta_rnn(x, past, reset)
