@@ -32,6 +32,7 @@ from linrec.nn.mixer import Mixer, State, Transitions
 from linrec.nn.parameters import mark
 from linrec.nn.short_convolution import ShortConvolution
 from linrec.nn.step_by_step import Step, Tensors, step_by_step
+from linrec.ops.core.call import refuse_split_time
 from linrec.ops.inspection import note, noting
 from linrec.rules import choice
 
@@ -144,6 +145,8 @@ class SLSTM(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and an `SLSTMState`."""
+        # before the convolution does
+        refuse_split_time("slstm")
         tail, *past = self.init_state(len(x), device=x.device) if state is None else state
         filtered = x
         if self.conv is not None:
