@@ -72,7 +72,7 @@ def layer_norm(o, norm):
 def heads(mixer, x):
     """q, k and v of each head: k and v of a group's heads are the same."""
     parts = [x @ part.weight.T for part in (mixer.q, mixer.k, mixer.v)]
-    if mixer.conv is not None:
+    if mixer.conv.present:
         whole, taps = torch.cat(parts, -1), mixer.conv.weight
         filtered = torch.zeros_like(whole) if mixer.conv.bias is None else mixer.conv.bias.expand(whole.shape)
         for lag in range(taps.shape[1]):
@@ -146,10 +146,10 @@ def test_the_layer_and_its_ablations_are_the_papers_equations(name):
     arguments, changes = ABLATIONS[name]
     mixer, x = steep(make(**arguments)), inputs().requires_grad_()
     start = mixer.init_state(2)
-    shape = (start if mixer.conv is None else start[1]).shape
+    shape = (start if not mixer.conv.present else start[1]).shape
     before = torch.randn(shape, generator=generator(1), dtype=x.dtype).requires_grad_()
-    y, state = mixer(x, before if mixer.conv is None else (start[0], before))
-    state = state if mixer.conv is None else state[1]
+    y, state = mixer(x, before if not mixer.conv.present else (start[0], before))
+    state = state if not mixer.conv.present else state[1]
     expected, expected_state = by_hand(mixer, x, before, **changes)
     assert_agree(y, expected)
     assert_agree(state, expected_state)

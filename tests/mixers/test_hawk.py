@@ -49,7 +49,7 @@ def by_hand(mixer: Hawk, x: torch.Tensor, *, c: float, gelu) -> torch.Tensor:
     for t in range(x.shape[1]):
         g = gelu(x[:, t] @ mixer.gate.weight.T + mixer.gate.bias)
         v = u[:, t]
-        if mixer.conv is not None:
+        if mixer.conv.present:
             taps = mixer.conv.weight
             v = sum(taps[:, j] * u[:, t - j] for j in range(min(taps.shape[1], t + 1))) + mixer.conv.bias
         r = torch.sigmoid(v @ matrices["recurrence_gate"].T + unit.recurrence_gate.bias)

@@ -31,7 +31,7 @@ def linear(x, module):
 
 def filtered(x, conv, first):
     """The channels of a short convolution from `first` on, as many as `x` has."""
-    if conv is None:
+    if not conv.present:
         return x
     channels = slice(first, first + x.shape[-1])
     y = torch.zeros_like(x) if conv.bias is None else conv.bias[channels].expand(x.shape)
@@ -136,11 +136,11 @@ def test_the_layer_and_its_ablations_are_the_papers_equations(name, bound):
     mixer = make(lower_bound=bound, **arguments).double()
     x, gamma = inputs(), torch.full((mixer.d_state,), bound, dtype=torch.float64)
     start = mixer.init_state(2)
-    dtype = (start if mixer.conv is None else start[1]).dtype
+    dtype = (start if not mixer.conv.present else start[1]).dtype
     h = torch.randn(2, mixer.d_state, generator=generator(1), dtype=dtype)
     x.requires_grad_(), h.requires_grad_()
-    y, state = mixer(x, h if mixer.conv is None else (start[0], h))
-    state = state if mixer.conv is None else state[1]
+    y, state = mixer(x, h if not mixer.conv.present else (start[0], h))
+    state = state if not mixer.conv.present else state[1]
     expected, expected_state = by_hand(mixer, x, gamma, h=h.to(torch.complex128), **changes)
     assert_agree(y, expected)
     assert_agree(state, expected_state if mixer.is_complex else expected_state.real)

@@ -82,7 +82,7 @@ def by_hand(
     mixer: Hyena, x, *, fast=0.3, slow=1.5, shift=0.05, n_heads=1, joint_windows=False, **_
 ) -> torch.Tensor:
     parts = mixer.inputs(x)
-    if mixer.conv is not None:
+    if mixer.conv.present:
         weight, bias = mixer.conv.weight.flip(1)[:, None], mixer.conv.bias
         padded = functional.pad(parts.mT, (weight.shape[2] - 1, 0))
         parts = functional.conv1d(padded, weight, bias, groups=len(weight)).mT
@@ -176,7 +176,7 @@ def test_token_mixing_is_what_v_is_multiplied_by(case):
 
         found = []
         hooks = [
-            (mixer.inputs if mixer.conv is None else mixer.conv).register_forward_hook(with_v),
+            (mixer.inputs if not mixer.conv.present else mixer.conv).register_forward_hook(with_v),
             mixer.out.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0])),
         ]
         mixer(x, reset=reset)

@@ -34,7 +34,7 @@ def linear(layer: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
 
 def convolved(conv: torch.nn.Module | None, x: torch.Tensor) -> torch.Tensor:
     """(t, channels) filtered, tap by tap."""
-    if conv is None:
+    if not conv.present:
         return x
     taps = conv.weight.T
     return torch.stack(
@@ -115,7 +115,7 @@ def test_the_layer_is_the_papers_equations(arguments, expected):
         mixer.dt.bias.copy_(torch.linspace(-3, 1, mixer.n_heads))
         mixer.dt.weight.mul_(3)
     y, state = mixer(x)
-    S = state if mixer.conv is None else state[1]
+    S = state if not mixer.conv.present else state[1]
     for b, row in enumerate(x):
         outputs, states = by_hand(mixer, row, **expected)
         assert_agree(y[b], outputs, "outputs")

@@ -51,7 +51,7 @@ def projected(mixer, x, last, reset):
     found = {}
     for i, (name, matrix) in enumerate(matrices.items()):
         if matrix is not None:
-            mixture = x if mixer.shift is None else x + (before - x) * mixer.shift.mu[i]
+            mixture = x if not mixer.shift.present else x + (before - x) * mixer.shift.mu[i]
             found[name] = mixture @ matrix.weight.T
     return found
 
@@ -104,11 +104,11 @@ def test_outputs_and_gradients_are_those_of_the_sums_over_all_steps(arguments, r
         torch.randn(shape, generator=random, dtype=x.dtype).requires_grad_()
         for shape in ((2, D), (2, mixer.n_heads, mixer.d_head, mixer.d_head))
     )
-    y, _ = mixer(x, S if mixer.shift is None else (last, S), reset=reset)
+    y, _ = mixer(x, S if not mixer.shift.present else (last, S), reset=reset)
     expected = expected_output(mixer, x, last, S, reset)
     assert_agree(y, expected)
     upstream = torch.randn(y.shape, generator=generator(2), dtype=y.dtype)
-    wanted = [x, S, *mixer.parameters()] + ([] if mixer.shift is None else [last])
+    wanted = [x, S, *mixer.parameters()] + ([] if not mixer.shift.present else [last])
     for ours, theirs in zip(
         torch.autograd.grad(y, wanted, upstream), torch.autograd.grad(expected, wanted, upstream), strict=True
     ):

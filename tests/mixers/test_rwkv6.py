@@ -59,7 +59,7 @@ def projected(mixer, x, last, reset):
         d = mixer.lambda_d.expand_as(a)
         for i, name in enumerate(names):
             mixture = a
-            if mixer.shift is not None:
+            if mixer.shift.present:
                 share = mixer.shift.mu[i]
                 if mixer.shift.mu_x is not None:
                     A = mixer.shift.A.weight.unflatten(0, (len(names), -1))[i]
@@ -109,12 +109,12 @@ def test_outputs_states_and_gradients_are_those_of_the_papers_equations(argument
         torch.randn(shape, generator=generator(4), dtype=x.dtype).requires_grad_()
         for shape in ((2, D), (2, mixer.n_heads, mixer.d_head, mixer.d_head))
     )
-    y, state = mixer(x, S if mixer.shift is None else (last, S), reset=reset)
+    y, state = mixer(x, S if not mixer.shift.present else (last, S), reset=reset)
     expected, left = by_hand(mixer, x, last, S, reset)
     assert_agree(y, expected)
-    assert_agree(state, left if mixer.shift is None else (x[:, -1], left))
+    assert_agree(state, left if not mixer.shift.present else (x[:, -1], left))
     upstream = torch.randn(y.shape, generator=generator(2), dtype=y.dtype)
-    wanted = [x, S, *mixer.parameters()] + ([] if mixer.shift is None else [last])
+    wanted = [x, S, *mixer.parameters()] + ([] if not mixer.shift.present else [last])
     for ours, theirs in zip(
         torch.autograd.grad(y, wanted, upstream), torch.autograd.grad(expected, wanted, upstream), strict=True
     ):

@@ -53,7 +53,7 @@ def system_by_hand(s5, u):
 
 def by_hand(mixer, x):
     parts = mixer.inputs(x)
-    if mixer.conv is not None:
+    if mixer.conv.present:
         taps = mixer.conv.weight.flip(1)[:, None]
         padded = functional.pad(parts.mT, (taps.shape[2] - 1, 0))
         parts = functional.conv1d(padded, taps, mixer.conv.bias, groups=len(taps)).mT

@@ -34,7 +34,7 @@ def inputs(scale: float = 1.0) -> torch.Tensor:
 def by_hand(mixer, x):
     """The equations as the paper prints them: h, c, n and f of every step, (b, t, d_model)."""
     seen = x
-    if mixer.conv is not None:
+    if mixer.conv.present:
         # torch's convolution has the taps the other way round
         taps = mixer.conv.weight.flip(-1)[:, None]
         padded = functional.pad(x.mT, (taps.shape[-1] - 1, 0))

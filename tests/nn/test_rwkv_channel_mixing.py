@@ -29,7 +29,7 @@ def test_outputs_are_those_of_the_equations(arguments):
     mixing = make(**arguments).double()
     x = torch.randn(2, 7, D, generator=generator(), dtype=torch.float64)
     before, mu = torch.cat([torch.zeros_like(x[:, :1]), x[:, :-1]], 1), [torch.zeros(D)] * 2
-    if mixing.shift is not None:
+    if mixing.shift.present:
         mu = [share.normal_(generator=generator(1)) for share in mixing.shift.mu.requires_grad_(False)]
     k = (mu[0] * before + (1 - mu[0]) * x) @ mixing.k.weight.T
     expected = (k * k * (k > 0)) @ mixing.v.weight.T

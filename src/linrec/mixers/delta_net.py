@@ -128,7 +128,7 @@ class DeltaNet(Mixer):
         self.q = nn.Linear(d_model, d_qk, bias=False)
         self.k = nn.Linear(d_model, d_qk, bias=False)
         self.v = nn.Linear(d_model, d_v, bias=False)
-        self.conv = None if conv_size is None else ShortConvolution(2 * d_qk + d_v, conv_size, bias=conv_bias)
+        self.conv = ShortConvolution(2 * d_qk + d_v, conv_size, bias=conv_bias)
         self.beta = WriteStrength(d_model, self.n_heads, strength=beta)
         self.norm = make_norm(output_norm, self.d_value, eps=norm_eps)
         self.gate = nn.Linear(d_model, d_v, bias=False) if output_gate else None
@@ -139,10 +139,9 @@ class DeltaNet(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and S^T (b, h, dk, dv); with a convolution, its tail and S^T."""
-        tail, S = (None, state) if self.conv is None or state is None else state
-        q, k, v = self.q(x), self.k(x), self.v(x)
-        if self.conv is not None:
-            (q, k, v), tail = self.conv.side_by_side((q, k, v), tail, reset=reset)
+        tail, S = self.conv.split(state)
+        qkv = self.q(x), self.k(x), self.v(x)
+        (q, k, v), tail = self.conv.side_by_side(qkv, tail, reset=reset)
         q, k, v = (part.unflatten(-1, (self.n_heads, -1)) for part in (q, k, v))
         q, k = self.features(q), self.features(k)
         if self.value_activation == "silu":
@@ -151,10 +150,10 @@ class DeltaNet(Mixer):
         o = self.norm(o).flatten(-2).to(x.dtype)
         if self.gate is not None:
             o = o * functional.silu(self.gate(x))
-        return self.out(o), S if self.conv is None else (tail, S)
+        return self.out(o), self.conv.joined(tail, S)
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
         """Return zeros (batch, h, dk, dv); with a convolution, (batch, conv_size - 1, c) and these."""
         factory = self.factory_kwargs(device)
         S = delta_rule.empty_state(batch, self.n_heads, self.features.d_features, self.d_value, **factory)
-        return S if self.conv is None else (self.conv.init_state(batch, **factory), S)
+        return self.conv.joined(self.conv.init_state(batch, **factory), S)

@@ -144,9 +144,7 @@ class GLA(Mixer):
         self.q = xavier_linear(d_model, d_qk, gain=GAIN)
         self.k = xavier_linear(d_model, d_k, gain=GAIN)
         self.v = xavier_linear(d_model, d_kv, gain=GAIN)
-        self.conv = None
-        if conv_size is not None:
-            self.conv = ShortConvolution(d_qk + d_k + d_kv, conv_size, bias=conv_bias)
+        self.conv = ShortConvolution(d_qk + d_k + d_kv, conv_size, bias=conv_bias, silu=True)
         self.alpha: nn.Sequential | None = None
         if forget_gate in ("channel", "head"):
             width = d_k if forget_gate == "channel" else self.kv_heads
@@ -160,11 +158,9 @@ class GLA(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and S (b, h, dk, dv); with a convolution, its tail and S."""
-        tail, S = (None, state) if self.conv is None or state is None else state
-        q, k, v = self.q(x), self.k(x), self.v(x)
-        if self.conv is not None:
-            parts, tail = self.conv.side_by_side((q, k, v), tail, reset=reset)
-            q, k, v = (functional.silu(part) for part in parts)
+        tail, S = self.conv.split(state)
+        qkv = self.q(x), self.k(x), self.v(x)
+        (q, k, v), tail = self.conv.side_by_side(qkv, tail, reset=reset)
         q = self.phi(q.unflatten(-1, (self.n_heads, self.d_key)))
         k = self._shared(self.phi(k.unflatten(-1, (self.kv_heads, self.d_key))))
         v = self._shared(v.unflatten(-1, (self.kv_heads, self.d_value)))
@@ -181,7 +177,7 @@ class GLA(Mixer):
         o = self.norm(o).flatten(-2)
         if self.gate is not None:
             o = functional.silu(self.gate(x)) * o
-        return self.out(o), S if self.conv is None else (tail, S)
+        return self.out(o), self.conv.joined(tail, S)
 
     def _shared(self, x: Tensor) -> Tensor:
         """Return what each query of the heads (b, t, kv_heads, ..) sees: (b, t, h, ..)."""
@@ -191,7 +187,7 @@ class GLA(Mixer):
         """Return zeros (batch, h, dk, dv); with a convolution, (batch, conv_size - 1, c) and these."""
         like = self.factory_kwargs(device)
         S = gate_loop.empty_state(batch, self.n_heads, self.d_key, self.d_value, **like)
-        return S if self.conv is None else (self.conv.init_state(batch, **like), S)
+        return self.conv.joined(self.conv.init_state(batch, **like), S)
 
     def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions | None:
         """Return alpha_t of every key channel, which is 1 without a gate."""

@@ -107,7 +107,7 @@ class Hawk(Mixer):
 
         self.gate = nn.Linear(d_model, d_rnn)
         self.u = nn.Linear(d_model, d_rnn)
-        self.conv = None if conv_size is None else ShortConvolution(d_rnn, conv_size, bias=True)
+        self.conv = ShortConvolution(d_rnn, conv_size, bias=True)
         self.rg_lru = RGLRU(
             d_rnn,
             n_blocks=n_blocks,
@@ -123,8 +123,8 @@ class Hawk(Mixer):
         for linear in (self.gate, self.u, self.out):
             nn.init.normal_(linear.weight, std=1 / math.sqrt(linear.in_features))
             nn.init.zeros_(linear.bias)
-        if self.conv is not None and self.conv.bias is not None:
-            nn.init.normal_(self.conv.weight, std=math.sqrt(TAPS_VARIANCE / self.conv.weight.shape[1]))
+        if conv_size is not None:
+            nn.init.normal_(self.conv.weight, std=math.sqrt(TAPS_VARIANCE / conv_size))
             nn.init.zeros_(self.conv.bias)
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
@@ -132,15 +132,13 @@ class Hawk(Mixer):
 
         Without a convolution, the state is the recurrence's alone.
         """
-        tail, h = (None, state) if self.conv is None or state is None else state
+        tail, h = self.conv.split(state)
         g = functional.gelu(self.gate(x), approximate=self.approximate)
-        v = self.u(x)
-        if self.conv is not None:
-            v, tail = self.conv(v, tail, reset=reset)
+        v, tail = self.conv(self.u(x), tail, reset=reset)
         y, h = self.rg_lru(v, h, reset=reset)
-        return self.out(g * y), h if self.conv is None else (tail, h)
+        return self.out(g * y), self.conv.joined(tail, h)
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
         """Return zeros (batch, conv_size - 1, d_rnn), and the start of the recurrence."""
         h = self.rg_lru.init_state(batch, device=device)
-        return h if self.conv is None else (self.conv.init_state(batch, **self.factory_kwargs(device)), h)
+        return self.conv.joined(self.conv.init_state(batch, **self.factory_kwargs(device)), h)

@@ -131,19 +131,15 @@ class HGRN2(Mixer):
         self.g = mark(GateLinear(d_model, d_kv, bias=bias), group="transition", weight_decay=False)
         self.i = nn.Linear(d_model, d_kv, bias=bias)
         self.o = nn.Linear(d_model, d_model, bias=bias)
-        self.conv = None
-        if conv_size is not None:
-            self.conv = ShortConvolution(d_model + 2 * d_kv, conv_size, bias=conv_bias)
+        self.conv = ShortConvolution(d_model + 2 * d_kv, conv_size, bias=conv_bias)
         self.norm = make_norm(output_norm, d_model, eps=norm_eps)
         self.out = nn.Linear(d_model, d_model, bias=bias)
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and h (b, h, d, d); with a convolution, its tail and h."""
-        tail, h = (None, state) if self.conv is None or state is None else state
+        tail, h = self.conv.split(state)
         z, i, o = self.g(x), self.i(x), self.o(x)
-        if self.conv is not None:
-            (o, z, i), tail = self.conv.side_by_side((o, z.to(o.dtype), i), tail, reset=reset)
-            z = z.to(self.state_dtype)
+        (o, z, i), tail = self.conv.side_by_side((o, z, i), tail, reset=reset)
         if self.bounds is not None:
             beta = self.bounds(self.layer)
         else:
@@ -164,13 +160,13 @@ class HGRN2(Mixer):
             shared = self.n_heads // self.kv_heads
             log_g, rest, i = (part.repeat_interleave(shared, 2) for part in (log_g, rest, i))
         y, h = gate_loop(o, rest.to(i.dtype), i, log_g, state=h, reset=reset)
-        return self.out(self.norm(y.flatten(-2))), h if self.conv is None else (tail, h)
+        return self.out(self.norm(y.flatten(-2))), self.conv.joined(tail, h)
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
         """Return zeros (batch, h, d, d); with a convolution, (batch, conv_size - 1, c) and these."""
         like = self.factory_kwargs(device)
         h = gate_loop.empty_state(batch, self.n_heads, self.d_head, self.d_head, **like)
-        return h if self.conv is None else (self.conv.init_state(batch, **like), h)
+        return self.conv.joined(self.conv.init_state(batch, **like), h)
 
     @classmethod
     def share(cls, layers: "Sequence[HGRN2]") -> None:

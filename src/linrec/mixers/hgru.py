@@ -182,25 +182,18 @@ class HGRU(Mixer):
         self.gate = None if output_gate == "none" else nn.Linear(d_model, width, bias=bias)
         self.norm = make_norm(output_norm, width, eps=norm_eps)
         self.out = nn.Linear(width, d_model, bias=bias)
-        self.conv: ShortConvolution | None = None
-        if conv_size is not None:
-            channels = self.c.out_features + (0 if self.mu is None else n)
-            self.conv = ShortConvolution(channels, conv_size, bias=conv_bias)
+        channels = self.c.out_features + (0 if self.mu is None else n)
+        self.conv = ShortConvolution(channels, conv_size, bias=conv_bias)
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return o, and h (b, d_state): complex, or real with `complex_input=False` and `phase="none"`.
 
         With a convolution, the state is its tail and h.
         """
-        tail, h = (None, state) if self.conv is None or state is None else state
+        tail, h = self.conv.split(state)
         dtype = self.state_dtype
-        c = self.c(x)
-        logit = None if self.mu is None else self.mu(x)
-        if self.conv is not None and logit is not None:
-            (c, filtered), tail = self.conv.side_by_side((c, logit.to(c.dtype)), tail, reset=reset)
-            logit = filtered.to(dtype)
-        elif self.conv is not None:
-            c, tail = self.conv(c, tail, reset=reset)
+        parts = [self.c(x)] if self.mu is None else [self.c(x), self.mu(x)]
+        (c, *logits), tail = self.conv.side_by_side(parts, tail, reset=reset)
         # pairs of real numbers up to the scan: compilers fuse them, and leave complex ones alone
         c = functional.silu(c).to(dtype).unflatten(-1, (self.d_state, -1))
 
@@ -209,8 +202,8 @@ class HGRU(Mixer):
         else:
             gamma = self.bounds(self.layer)
         lambda_ = gamma
-        if logit is not None:
-            mu, _ = Gate.of_logits(logit, None if self.r is None else self.r(x))
+        if logits:
+            mu, _ = Gate.of_logits(logits[0], None if self.r is None else self.r(x))
             lambda_ = gamma + (1 - gamma) * mu
         if self.input_gate:
             rest = 1 - lambda_
@@ -225,7 +218,7 @@ class HGRU(Mixer):
             transition = torch.view_as_complex(transition[..., None] * turn)
         c = torch.view_as_complex(c) if self.complex_input else c[..., 0]
         hidden, h = scan(transition, c, state=h, reset=reset)
-        state = h if self.conv is None else (tail, h)
+        state = self.conv.joined(tail, h)
 
         o = (torch.view_as_real(hidden).flatten(-2) if self.is_complex else hidden).to(x.dtype)
         if self.gate is None:
@@ -237,7 +230,7 @@ class HGRU(Mixer):
         """Return zeros (batch, d_state) of the dtype of h; with a convolution, its tail and these."""
         like = self.factory_kwargs(device, is_complex=self.is_complex)
         h = scan.empty_state(batch, self.d_state, **like)
-        return h if self.conv is None else (self.conv.init_state(batch, **self.factory_kwargs(device)), h)
+        return self.conv.joined(self.conv.init_state(batch, **self.factory_kwargs(device)), h)
 
     @classmethod
     def share(cls, layers: "Sequence[HGRU]") -> None:

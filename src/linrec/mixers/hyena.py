@@ -137,7 +137,7 @@ class Hyena(Mixer):
         self.order, self.first_filter = order, first_filter
         width = (order + 1) * d_model
         self.inputs = nn.Linear(d_model, width, bias=bias)
-        self.conv = None if conv_size is None else ShortConvolution(width, conv_size, bias=bias)
+        self.conv = ShortConvolution(width, conv_size, bias=bias)
         network = SineNetwork(
             length,
             n_bands=n_bands,
@@ -174,9 +174,7 @@ class Hyena(Mixer):
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return o, and a `HyenaState`."""
         past = self.init_state(x.shape[0], device=x.device) if state is None else state
-        parts, tail = self.inputs(x), past.tail
-        if self.conv is not None:
-            parts, tail = self.conv(parts, tail, reset=reset)
+        parts, tail = self.conv(self.inputs(x), past.tail, reset=reset)
         note(parts=parts)
         z, *gates = parts.chunk(self.order + 1, -1)
         if not self.first_filter:
@@ -191,7 +189,7 @@ class Hyena(Mixer):
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
         """Return a tail of zeros, and no inputs of the filters; of a distilled layer, modes of zero."""
         kwargs = self.factory_kwargs(device)
-        tail = None if self.conv is None else self.conv.init_state(batch, **kwargs)
+        tail = self.conv.init_state(batch, **kwargs)
         return HyenaState(tail, tuple(h.init_state(batch, **kwargs) for h in self._filters))
 
     @property

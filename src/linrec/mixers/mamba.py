@@ -127,7 +127,7 @@ class Mamba(Mixer):
         self.widths = {name: width for name, width in widths.items() if name in selective}
 
         self.xz = nn.Linear(d_model, 2 * self.d_inner, bias=bias)
-        self.conv = None if conv_size is None else ShortConvolution(self.d_inner, conv_size, bias=conv_bias)
+        self.conv = ShortConvolution(self.d_inner, conv_size, bias=conv_bias)
         self.dtBC = nn.Linear(self.d_inner, sum(self.widths.values()), bias=False) if self.widths else None
         b_dt = step_bias(self.d_inner, dt_init, floor=dt_floor)
         self.W_dt: nn.Module | None = None
@@ -161,11 +161,10 @@ class Mamba(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and h (b, channels, N); with a convolution, its tail and h."""
-        tail, h = (None, state) if self.conv is None or state is None else state
+        tail, h = self.conv.split(state)
         u = x
         x, z = self.xz(u).chunk(2, dim=-1)
-        if self.conv is not None:
-            x, tail = self.conv(x, tail, reset=reset)
+        x, tail = self.conv(x, tail, reset=reset)
         x = functional.silu(x)
         made: dict[str, Tensor] = {}
         if self.dtBC is not None:
@@ -186,10 +185,10 @@ class Mamba(Mixer):
         A = -torch.exp(self.A_log.to(dt.dtype))
         y, h = selective_scan(x, dt, A, B, C, self.D, state=h, reset=reset)
         y = self.out((y * functional.silu(z)).to(u.dtype))
-        return y, h if self.conv is None else (tail, h)
+        return y, self.conv.joined(tail, h)
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
         """Return zeros (b, channels, N); with a convolution, (b, conv_size - 1, channels) and those."""
         of_state = self.factory_kwargs(device)
         h = selective_scan.empty_state(batch, self.d_inner, self.d_state, **of_state)
-        return h if self.conv is None else (self.conv.init_state(batch, **of_state), h)
+        return self.conv.joined(self.conv.init_state(batch, **of_state), h)

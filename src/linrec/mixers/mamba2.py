@@ -159,7 +159,7 @@ class Mamba2(Mixer):
         sequential = projections == "sequential"
         convolved = self.widths[0] if sequential else sum(self.widths)
         self.zXBC = nn.Linear(d_model, d_inner + convolved, bias=bias)
-        self.conv = None if conv_size is None else ShortConvolution(convolved, conv_size, bias=conv_bias)
+        self.conv = ShortConvolution(convolved, conv_size, bias=conv_bias)
         self.BC = nn.Linear(self.widths[0], sum(self.widths[1:]), bias=bias) if sequential else None
         self.dt = GateLinear(self.widths[0] if sequential else d_model, self.n_heads)
         with torch.no_grad():
@@ -181,10 +181,9 @@ class Mamba2(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and S (b, h, N, P); with a convolution, its tail and S."""
-        tail, S = (None, state) if self.conv is None or state is None else state
+        tail, S = self.conv.split(state)
         z, XBC = self.zXBC(x).tensor_split([self.out.in_features], dim=-1)
-        if self.conv is not None:
-            XBC, tail = self.conv(XBC, tail, reset=reset)
+        XBC, tail = self.conv(XBC, tail, reset=reset)
         if self.BC is None:
             X, B, C = XBC.split(self.widths, dim=-1)
             X, source = functional.silu(X), x
@@ -204,13 +203,13 @@ class Mamba2(Mixer):
             Y = Y + self.D * X
         y, gate = Y.flatten(-2), functional.silu(z)
         y = self.norm(y) * gate if self.norm_before_gate else self.norm(y * gate)
-        return self.out(y.to(x.dtype)), S if self.conv is None else (tail, S)
+        return self.out(y.to(x.dtype)), self.conv.joined(tail, S)
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
         """Return zeros (b, h, N, P); with a convolution, (b, conv_size - 1, channels) and those."""
         of_state = self.factory_kwargs(device)
         S = gate_loop.empty_state(batch, self.n_heads, self.phi.d_features, self.d_head, **of_state)
-        return S if self.conv is None else (self.conv.init_state(batch, **of_state), S)
+        return self.conv.joined(self.conv.init_state(batch, **of_state), S)
 
     def _of_heads(self, x: Tensor, width: int) -> Tensor:
         """Return `x` (b, t, groups times width) as (b, t, h, width), the heads of a group alike."""

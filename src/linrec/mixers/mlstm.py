@@ -133,7 +133,7 @@ class MLSTM(Mixer):
 
         self.up = nn.Linear(d_model, 2 * d_inner, bias=False)
         nn.init.normal_(self.up.weight, std=std)
-        self.conv = None if conv_size is None else ShortConvolution(d_inner, conv_size, bias=True)
+        self.conv = ShortConvolution(d_inner, conv_size, bias=True, silu=True)
         self.q, self.k, self.v = (
             BlockDiagonalLinear(d_inner, d_inner // block_size, std=std) for _ in range(3)
         )
@@ -151,10 +151,7 @@ class MLSTM(Mixer):
         """Return y, and an `MLSTMState`."""
         tail, C, m = (None, None, None) if state is None else state
         u, z = self.up(x).chunk(2, -1)
-        c = u
-        if self.conv is not None:
-            c, tail = self.conv(u, tail, reset=reset)
-            c = functional.silu(c)
+        c, tail = self.conv(u, tail, reset=reset)
         q, k, v = self.q(c), self.k(c), self.v(u)
         log_i, log_f = self.memory(torch.cat([q, k, v], -1))
         note(log_decay=log_f)
@@ -171,7 +168,7 @@ class MLSTM(Mixer):
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> MLSTMState:
         """Return zeros, and a stabiliser of -inf."""
         factory = self.factory_kwargs(device)
-        tail = None if self.conv is None else self.conv.init_state(batch, **factory)
+        tail = self.conv.init_state(batch, **factory)
         C = normalized_gate_loop.empty_state(batch, self.n_heads, self.d_head, self.d_head, **factory)
         return MLSTMState(tail, C, C.new_full((batch, self.n_heads), -torch.inf))
 

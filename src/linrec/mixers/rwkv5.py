@@ -23,7 +23,7 @@ from linrec.nn.head_sizes import heads_of, most_heads
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
 from linrec.nn.projections import orthogonal_linear
-from linrec.nn.rwkv_start import Place, first_bonus, first_decay, first_shares
+from linrec.nn.rwkv_start import Place, start_matrix_state
 from linrec.nn.token_shift import TokenShift
 from linrec.ops.gate_loop import gate_loop
 from linrec.rules import positive
@@ -32,8 +32,6 @@ __all__ = ["RWKV5"]
 
 # of the paper's models
 CHANNELS_PER_HEAD = 64
-# omega of the slowest and the fastest channel when training starts
-SLOWEST, FASTEST = -6.0, -1.0
 # of the released code, whose 1e-5 is for outputs divided by 8
 EPS = 64e-5
 
@@ -107,7 +105,7 @@ class RWKV5(Mixer):
         self.n_heads = most_heads(d_model, CHANNELS_PER_HEAD) if n_heads is None else n_heads
         self.d_head = heads_of("d_model", d_model, self.n_heads)
         # r, k, v and the gate are each made from a mixture of tokens of its own
-        self.shift = TokenShift(d_model, 3 + output_gate) if token_shift else None
+        self.shift = TokenShift(d_model, 3 + output_gate, present=token_shift)
         self.r = orthogonal_linear(d_model, d_model)
         self.k = orthogonal_linear(d_model, d_model, gain=0.1)
         self.v = orthogonal_linear(d_model, d_model)
@@ -122,10 +120,9 @@ class RWKV5(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and the last input (b, d_model) with S (b, h, d, d); without token shift, S alone."""
-        S, z, heads = state, [x] * 4, (self.n_heads, self.d_head)
-        if self.shift is not None:
-            last, S = (None, None) if state is None else state
-            z, last = self.shift(x, last, reset=reset)
+        heads = self.n_heads, self.d_head
+        last, S = self.shift.split(state)
+        z, last = self.shift(x, last, reset=reset)
         r, k, v = (W(x_z).unflatten(-1, heads) for W, x_z in zip((self.r, self.k, self.v), z, strict=False))
         log_w = stable_exponential(self.omega.to(self.state_dtype)).unflatten(-1, heads)
         u = None if self.u is None else self.u.to(self.state_dtype).unflatten(-1, heads)
@@ -133,25 +130,17 @@ class RWKV5(Mixer):
         o = (o if self.norm is None else self.norm(o)).flatten(-2).to(x.dtype)
         if self.gate is not None:
             o = functional.silu(self.gate(z[3])) * o
-        return self.out(o), S if self.shift is None else (last, S)
+        return self.out(o), self.shift.joined(last, S)
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
         """Return zeros (batch, d_model) and zeros (batch, h, d, d); without token shift, the second alone."""
         like = self.factory_kwargs(device)
         S = gate_loop.empty_state(batch, self.n_heads, self.d_head, self.d_head, **like)
-        return S if self.shift is None else (self.shift.init_state(batch, **like), S)
+        return self.shift.joined(self.shift.init_state(batch, **like), S)
 
     @classmethod
-    @torch.no_grad()
     def share(cls, layers: "Sequence[RWKV5]") -> None:
         """Start mu, omega, u and the norm's weights of each layer from its place in the stack."""
         for layer, mixer in enumerate(layers):
             place = Place(layer, len(layers))
-            if mixer.shift is not None:
-                shares = first_shares(mixer.d_model, place)
-                mixer.shift.start([shares[name] for name in "rkvg"[: len(mixer.shift.mu)]])
-            mixer.omega.copy_(first_decay(mixer.d_model, place, low=SLOWEST, high=FASTEST))
-            if mixer.u is not None:
-                mixer.u.copy_(first_bonus(mixer.d_model, place))
-            if mixer.norm is not None:
-                mixer.norm.weight.fill_(((place.layer + 1) / place.n_layers) ** 0.7)
+            start_matrix_state(place, mixer.shift, "rkvg"[: mixer.shift.n], mixer.omega, mixer.u, mixer.norm)

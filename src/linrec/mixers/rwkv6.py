@@ -27,7 +27,7 @@ from linrec.nn.head_sizes import heads_of, most_heads
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
 from linrec.nn.projections import orthogonal_linear
-from linrec.nn.rwkv_start import Place, first_bonus, first_decay, first_shares
+from linrec.nn.rwkv_start import Place, start_matrix_state
 from linrec.nn.token_shift import TokenShift
 from linrec.ops.gate_loop import gate_loop
 from linrec.rules import at_least, choice, positive
@@ -39,8 +39,7 @@ Decay = Literal["data", "learned"]
 
 # of the paper's models
 CHANNELS_PER_HEAD = 64
-# lambda_d of the slowest and the fastest channel, and the bound of B_d, when training starts
-SLOWEST, FASTEST = -6.0, -1.0
+# the bound of B_d when training starts
 LORA_BOUND = 0.01
 # of the released code, whose 1e-5 is for outputs divided by 8
 EPS = 64e-5
@@ -128,10 +127,8 @@ class RWKV6(Mixer):
         self.d_head = heads_of("d_model", d_model, self.n_heads)
         # what is made from a mixture of tokens of its own
         self.mixtures = ["r", "k", "v"] + ["w"] * (decay == "data") + ["g"] * output_gate
-        self.shift: TokenShift | None = None
-        if token_shift != "none":
-            rank = shift_rank if token_shift == "data" else None
-            self.shift = TokenShift(d_model, len(self.mixtures), rank=rank)
+        rank = shift_rank if token_shift == "data" else None
+        self.shift = TokenShift(d_model, len(self.mixtures), rank=rank, present=token_shift != "none")
         self.r = orthogonal_linear(d_model, d_model)
         self.k = orthogonal_linear(d_model, d_model, gain=0.1)
         self.v = orthogonal_linear(d_model, d_model)
@@ -153,12 +150,9 @@ class RWKV6(Mixer):
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and the last input (b, d_model) with S (b, h, d, d); without token shift, S alone."""
         heads = self.n_heads, self.d_head
-        if self.shift is None:
-            S, z = state, dict.fromkeys(self.mixtures, x)
-        else:
-            last, S = (None, None) if state is None else state
-            mixed, last = self.shift(x, last, reset=reset)
-            z = dict(zip(self.mixtures, mixed, strict=True))
+        last, S = self.shift.split(state)
+        mixed, last = self.shift(x, last, reset=reset)
+        z = dict(zip(self.mixtures, mixed, strict=True))
         r, k = self.r(z["r"]).unflatten(-1, heads), self.k(z["k"]).unflatten(-1, heads)
         v = self.v(z["v"]).unflatten(-1, heads)
         d = self.lambda_d.to(self.state_dtype)
@@ -170,25 +164,17 @@ class RWKV6(Mixer):
         o = (o if self.norm is None else self.norm(o)).flatten(-2).to(x.dtype)
         if self.gate is not None:
             o = functional.silu(self.gate(z["g"])) * o
-        return self.out(o), S if self.shift is None else (last, S)
+        return self.out(o), self.shift.joined(last, S)
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
         """Return zeros (batch, d_model) and zeros (batch, h, d, d); without token shift, the second alone."""
         like = self.factory_kwargs(device)
         S = gate_loop.empty_state(batch, self.n_heads, self.d_head, self.d_head, **like)
-        return S if self.shift is None else (self.shift.init_state(batch, **like), S)
+        return self.shift.joined(self.shift.init_state(batch, **like), S)
 
     @classmethod
-    @torch.no_grad()
     def share(cls, layers: "Sequence[RWKV6]") -> None:
         """Start mu, lambda_d, u and the norm's weights of each layer from its place in the stack."""
         for layer, mixer in enumerate(layers):
             place = Place(layer, len(layers))
-            if mixer.shift is not None:
-                shares = first_shares(mixer.d_model, place)
-                mixer.shift.start([shares[name] for name in mixer.mixtures], shares["k"])
-            mixer.lambda_d.copy_(first_decay(mixer.d_model, place, low=SLOWEST, high=FASTEST))
-            if mixer.u is not None:
-                mixer.u.copy_(first_bonus(mixer.d_model, place))
-            if mixer.norm is not None:
-                mixer.norm.weight.fill_(((place.layer + 1) / place.n_layers) ** 0.7)
+            start_matrix_state(place, mixer.shift, mixer.mixtures, mixer.lambda_d, mixer.u, mixer.norm)

@@ -102,7 +102,7 @@ class S5Hyena(Mixer):
         self.order = order
         width = (order + 1) * d_model
         self.inputs = nn.Linear(d_model, width)
-        self.conv = None if conv_size is None else ShortConvolution(width, conv_size, bias=True)
+        self.conv = ShortConvolution(width, conv_size, bias=True)
         self.systems = nn.ModuleList(
             S5(
                 d_model,
@@ -120,19 +120,16 @@ class S5Hyena(Mixer):
         self.out = nn.Linear(d_model, d_model)
         nn.init.normal_(self.out.weight, std=out_std)
         nn.init.zeros_(self.out.bias)
-        for layer in (self.inputs, self.conv):
-            if layer is not None and layer.bias is not None:
-                # the inputs of an output: channels or taps
-                std = 1 / math.sqrt(layer.weight.shape[1]) / CUT
-                nn.init.trunc_normal_(layer.weight, std=std, a=-2 * std, b=2 * std)
-                nn.init.zeros_(layer.bias)
+        for layer in (self.inputs, self.conv) if conv_size is not None else (self.inputs,):
+            # the inputs of an output: channels or taps
+            std = 1 / math.sqrt(layer.weight.shape[1]) / CUT
+            nn.init.trunc_normal_(layer.weight, std=std, a=-2 * std, b=2 * std)
+            nn.init.zeros_(layer.bias)
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return o, and an `S5HyenaState`."""
         tail, past = (None, [None] * len(self.systems)) if state is None else state
-        parts = self.inputs(x)
-        if self.conv is not None:
-            parts, tail = self.conv(parts, tail, reset=reset)
+        parts, tail = self.conv(self.inputs(x), tail, reset=reset)
         z, *gates, last = parts.chunk(self.order + 1, -1)
         states = []
         for gate, s5, before in zip(gates, self.systems, past, strict=True):
@@ -142,6 +139,6 @@ class S5Hyena(Mixer):
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
         """Return a tail of zeros, and zeros for each system."""
-        tail = None if self.conv is None else self.conv.init_state(batch, **self.factory_kwargs(device))
+        tail = self.conv.init_state(batch, **self.factory_kwargs(device))
         systems = (s5.init_state(batch, device=device) for s5 in cast(list[S5], self.systems))
         return S5HyenaState(tail, tuple(systems))

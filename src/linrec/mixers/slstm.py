@@ -128,7 +128,7 @@ class SLSTM(Mixer):
         self.d_head = heads_of("d_model", d_model, self.n_heads)
         self.sigmoid = forget_gate == "sigmoid"
 
-        self.conv = None if conv_size is None else ShortConvolution(d_model, conv_size, bias=True)
+        self.conv = ShortConvolution(d_model, conv_size, bias=True, silu=True)
         std = math.sqrt(2 / (5 * d_model))
         self.i, self.f, self.z, self.o = (
             BlockDiagonalLinear(d_model, self.n_heads, std=std, exact=True) for _ in range(4)
@@ -148,10 +148,7 @@ class SLSTM(Mixer):
         # before the convolution does
         refuse_split_time("slstm")
         tail, *past = self.init_state(len(x), device=x.device) if state is None else state
-        filtered = x
-        if self.conv is not None:
-            filtered, tail = self.conv(x, tail, reset=reset)
-            filtered = functional.silu(filtered)
+        filtered, tail = self.conv(x, tail, reset=reset)
         W_x = torch.stack([self.i(filtered), self.f(filtered), self.z(x), self.o(x)], 2)
         W_x = W_x + self.bias.to(W_x.dtype).unflatten(0, (4, -1))
         # (t, h, b, 4 d), contiguous for each step
@@ -180,7 +177,7 @@ class SLSTM(Mixer):
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> SLSTMState:
         """Return zeros, and a stabiliser of -inf."""
         factory, shape = self.factory_kwargs(device), (batch, self.n_heads, self.d_head)
-        tail = None if self.conv is None else self.conv.init_state(batch, **factory)
+        tail = self.conv.init_state(batch, **factory)
         # one tensor each: whoever writes into a state writes into one part of it
         h, c, n = (torch.zeros(shape, **factory) for _ in range(3))
         return SLSTMState(tail, h, c, n, torch.full_like(h, -torch.inf))

@@ -61,7 +61,7 @@ class RWKVChannelMixing(Mixer):
         at_least(1, d_hidden=d_hidden)
         first = 0.0 if zero_init else 1.0
         # of k and r
-        self.shift = TokenShift(d_model, 2 if receptance else 1) if token_shift else None
+        self.shift = TokenShift(d_model, 2 if receptance else 1, present=token_shift)
         self.k = orthogonal_linear(d_model, d_hidden)
         self.v = orthogonal_linear(d_hidden, d_model, gain=first)
         self.r = orthogonal_linear(d_model, d_model, gain=first) if receptance else None
@@ -69,20 +69,17 @@ class RWKVChannelMixing(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and the last input (b, d_model), or None without token shift."""
-        mixed, last = [x, x], None
-        if self.shift is not None:
-            mixed, last = self.shift(x, state, reset=reset)
+        mixed, last = self.shift(x, state, reset=reset)
         y = self.v(torch.relu(self.k(mixed[0])).square())
         return y if self.r is None else torch.sigmoid(self.r(mixed[1])) * y, last
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
         """Return zeros (batch, d_model); None without token shift."""
-        return None if self.shift is None else self.shift.init_state(batch, **self.factory_kwargs(device))
+        return self.shift.init_state(batch, **self.factory_kwargs(device))
 
     @classmethod
     def share(cls, layers: "Sequence[RWKVChannelMixing]") -> None:
         """Start mu of each layer from its place in the stack."""
         for layer, mixer in enumerate(layers):
             place = Place(layer, len(layers))
-            if mixer.shift is not None:
-                mixer.shift.start([1 - ramp(mixer.d_model, place.height)] * len(mixer.shift.mu))
+            mixer.shift.start([1 - ramp(mixer.d_model, place.height)] * mixer.shift.n)

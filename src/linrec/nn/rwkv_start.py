@@ -1,12 +1,20 @@
 """Where the parameters of RWKV's layers start: by channel, and by the layer's place in the stack."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
-__all__ = ["Place", "first_bonus", "first_decay", "first_shares", "ramp", "zigzag"]
+from linrec.nn.head_norm import HeadNorm
+from linrec.nn.token_shift import TokenShift
+
+__all__ = ["Place", "first_bonus", "first_decay", "first_shares", "ramp", "start_matrix_state", "zigzag"]
+
+
+# log(-log w) of the slowest and the fastest channel of RWKV-5 and RWKV-6
+SLOWEST, FASTEST = -6.0, -1.0
 
 
 class Place(NamedTuple):
@@ -75,6 +83,43 @@ def first_shares(width: int, place: Place) -> dict[str, Float[Tensor, "d"]]:
     """
     k, r = 1 - ramp(width, place.height), 1 - ramp(width, 0.5 * place.height)
     return {"r": r, "k": k, "v": k - 0.3 * place.depth, "w": k, "g": r}
+
+
+@torch.no_grad()
+def start_matrix_state(
+    place: Place,
+    shift: TokenShift,
+    mixtures: Sequence[str],
+    log_decay: nn.Parameter,
+    bonus: nn.Parameter | None,
+    norm: HeadNorm | None,
+) -> None:
+    """Start the parameters of a layer of RWKV-5 or RWKV-6 from its place in the stack.
+
+    Args:
+        place: the layer's place.
+        shift: gets `first_shares` of the mixtures, and mu_x that of k.
+        mixtures: what the token shift mixes tokens for, of "r", "k", "v", "w" and "g".
+        log_decay: log(-log w) of each channel (d,), gets `first_decay` from -6 to -1.
+        bonus: u (d,), gets `first_bonus`.
+        norm: gets weights of ((l + 1) / L)^0.7.
+
+    Source:
+        BlinkDL/RWKV-LM, the released code of RWKV-5 and RWKV-6.
+
+    Example:
+        >>> log_decay = nn.Parameter(torch.zeros(3))
+        >>> start_matrix_state(Place(), TokenShift(3, 1), ["k"], log_decay, None, None)
+        >>> log_decay[0].item(), log_decay[-1].item()
+        (-6.0, -1.0)
+    """
+    shares = first_shares(shift.d_model, place)
+    shift.start([shares[name] for name in mixtures], shares["k"])
+    log_decay.copy_(first_decay(len(log_decay), place, low=SLOWEST, high=FASTEST))
+    if bonus is not None:
+        bonus.copy_(first_bonus(len(bonus), place))
+    if norm is not None:
+        norm.weight.fill_(((place.layer + 1) / place.n_layers) ** 0.7)
 
 
 def zigzag(width: int) -> Float[Tensor, "d"]:

@@ -6,22 +6,26 @@ from collections.abc import Sequence
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.nn import functional
 
 from linrec.nn.parameters import mark
+from linrec.nn.stage import Stage
 from linrec.ops.short_conv import short_conv
 
 __all__ = ["ShortConvolution"]
 
 
-class ShortConvolution(nn.Module):
+class ShortConvolution(Stage):
     """y_tc = sum_{j=0..width-1} w_cj x_{t-j,c} + b_c: every channel filtered by a few taps, causally.
 
     Taps and biases start uniform in +- 1 / sqrt(width), as those of torch's Conv1d.
 
     Args:
         channels: channels c.
-        width: taps per channel, at least 1; the first is that of the current step.
+        width: taps per channel, at least 1, the tap for the current step first. None leaves the convolution
+            out: y is x.
         bias: whether there is a b.
+        silu: whether SiLU follows the convolution, where there is a convolution.
 
     Raises:
         ValueError: a width below 1.
@@ -36,18 +40,24 @@ class ShortConvolution(nn.Module):
         (torch.Size([2, 10, 8]), torch.Size([2, 3, 8]))
     """
 
-    def __init__(self, channels: int, width: int, *, bias: bool = False) -> None:
-        super().__init__()
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, channels: int, width: int | None, *, bias: bool = False, silu: bool = False) -> None:
+        super().__init__(present=width is not None)
+        self.channels, self.width, self.silu = channels, width, silu
+        if width is None:
+            return
         if width < 1:
             raise ValueError(
                 f"`width` of a short convolution, a mixer's `conv_size`, must be at least 1 tap; got {width}."
                 " A mixer with `conv_size=None` has no convolution."
             )
-        self.channels, self.width = channels, width
         bound = 1 / math.sqrt(width)
         self.weight = nn.Parameter(torch.empty(channels, width).uniform_(-bound, bound))
         mark(self, "weight", group="channel", weight_decay=True)
-        self.bias = nn.Parameter(torch.empty(channels).uniform_(-bound, bound)) if bias else None
+        first = nn.Parameter(torch.empty(channels).uniform_(-bound, bound)) if bias else None
+        self.register_parameter("bias", first)
 
     def forward(
         self,
@@ -55,10 +65,13 @@ class ShortConvolution(nn.Module):
         tail: Float[Tensor, "b width-1 c"] | None = None,
         *,
         reset: Bool[Tensor, "b t"] | None = None,
-    ) -> tuple[Float[Tensor, "b t c"], Float[Tensor, "b width-1 c"]]:
-        """Filter `x` (b, t, c); arguments and results are those of `linrec.ops.short_conv`."""
+    ) -> tuple[Float[Tensor, "b t c"], Float[Tensor, "b width-1 c"] | None]:
+        """Filter `x` (b, t, c); see `linrec.ops.short_conv` for the arguments and results."""
+        if not self.present:
+            return x, None
         # autocast may have halved the input of float32 taps, which the operator takes
-        return short_conv(x, self.weight, self.bias, state=tail, reset=reset)
+        y, tail = short_conv(x, self.weight, self.bias, state=tail, reset=reset)
+        return self._activated(y), tail
 
     def side_by_side(
         self,
@@ -66,17 +79,29 @@ class ShortConvolution(nn.Module):
         tail: Float[Tensor, "b width-1 c"] | None = None,
         *,
         reset: Bool[Tensor, "b t"] | None = None,
-    ) -> tuple[tuple[Tensor, ...], Float[Tensor, "b width-1 c"]]:
-        """Filter several tensors (b, t, ..), which have the channels between them, as one."""
-        y, tail = self(torch.cat(list(parts), dim=-1), tail, reset=reset)
-        return y.split([part.shape[-1] for part in parts], dim=-1), tail
+    ) -> tuple[tuple[Tensor, ...], Float[Tensor, "b width-1 c"] | None]:
+        """Filter several tensors (b, t, ..), which have the channels between them, in the dtype of the first.
+
+        Each result has the dtype of its tensor.
+        """
+        if not self.present:
+            return tuple(parts), None
+        x = torch.cat([part.to(parts[0].dtype) for part in parts], dim=-1)
+        y, tail = short_conv(x, self.weight, self.bias, state=tail, reset=reset)
+        filtered = y.split([part.shape[-1] for part in parts], dim=-1)
+        return tuple(self._activated(y).to(part.dtype) for y, part in zip(filtered, parts, strict=True)), tail
+
+    def _activated(self, y: Tensor) -> Tensor:
+        return functional.silu(y) if self.silu else y
 
     def init_state(
         self, batch: int, *, dtype: torch.dtype, device: torch.device | str | None = None
-    ) -> Float[Tensor, "b width-1 c"]:
-        """The tail at the start of a sequence: zeros (batch, width - 1, channels)."""
+    ) -> Float[Tensor, "b width-1 c"] | None:
+        """Return the tail at the start of a sequence: zeros (batch, width - 1, channels)."""
+        if self.width is None:
+            return None
         return short_conv.empty_state(batch, self.width, self.channels, dtype=dtype, device=device)
 
     def extra_repr(self) -> str:
-        """What `print` shows."""
-        return f"channels={self.channels}, width={self.width}, bias={self.bias is not None}"
+        """Return the sizes, which `print` shows."""
+        return f"channels={self.channels}, width={self.width}, bias={self.present and self.bias is not None}"

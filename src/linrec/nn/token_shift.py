@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from linrec.nn.parameters import mark
 from linrec.nn.projections import orthogonal_linear
+from linrec.nn.stage import Stage
 from linrec.ops.core.call import refuse_split_time
 from linrec.rules import at_least
 
@@ -59,7 +60,7 @@ def token_shift(
     return before, inputs[:, -1].to(wide, copy=True)
 
 
-class TokenShift(nn.Module):
+class TokenShift(Stage):
     """x_z = x_t + (x_{t-1} - x_t) * mu_z: n mixtures of the current and the last token, each learned.
 
     With `rank`, the input chooses them, by projections of low rank of one mixture more:
@@ -73,6 +74,7 @@ class TokenShift(nn.Module):
         d_model: width of the sequence.
         n: mixtures.
         rank: of A_z B_z; None leaves them and mu_x out.
+        present: whether tokens are mixed; without, every x_z is x_t.
 
     Raises:
         ValueError: a `rank` below 1.
@@ -88,13 +90,13 @@ class TokenShift(nn.Module):
         ([1.0, 3.0], [0.0, 2.0], 4.0)
     """
 
-    def __init__(self, d_model: int, n: int, *, rank: int | None = None) -> None:
-        super().__init__()
+    def __init__(self, d_model: int, n: int, *, rank: int | None = None, present: bool = True) -> None:
+        super().__init__(present=present)
         at_least(1, rank=rank, or_none=True, cure="The paper's is 32.")
-        self.d_model = d_model
-        self.mu = nn.ParameterList(torch.zeros(d_model) for _ in range(n))
+        self.d_model, self.n = d_model, n
+        self.mu = nn.ParameterList(torch.zeros(d_model) for _ in range(n if present else 0))
         self.mu_x: nn.Parameter | None = None
-        if rank is not None:
+        if rank is not None and present:
             self.mu_x = nn.Parameter(torch.zeros(d_model))
             self.A = mark(orthogonal_linear(d_model, n * rank, gain=0.0), group="default", weight_decay=False)
             self.B = nn.Parameter(torch.empty(n, rank, d_model).uniform_(-LORA_BOUND, LORA_BOUND))
@@ -106,8 +108,10 @@ class TokenShift(nn.Module):
         last: Float[Tensor, "b d_model"] | None = None,
         *,
         reset: Bool[Tensor, "b t"] | None = None,
-    ) -> tuple[list[Tensor], Float[Tensor, "b d_model"]]:
+    ) -> tuple[list[Tensor], Float[Tensor, "b d_model"] | None]:
         """Return the mixtures, each (b, t, d_model), and the last input; arguments as for `token_shift`."""
+        if not self.present:
+            return [x] * self.n, None
         before, last = token_shift(x, last, reset=reset)
         back = before - x
         if self.mu_x is None:
@@ -118,12 +122,16 @@ class TokenShift(nn.Module):
 
     def init_state(
         self, batch: int, *, dtype: torch.dtype, device: torch.device | str | None = None
-    ) -> Float[Tensor, "b d_model"]:
+    ) -> Float[Tensor, "b d_model"] | None:
         """Return the last input at the start of a sequence, zeros (batch, d_model)."""
+        if not self.present:
+            return None
         return torch.zeros(batch, self.d_model, dtype=dtype, device=device)
 
     def start(self, mu: Sequence[Tensor], mu_x: Tensor | None = None) -> None:
         """Set every mu, and mu_x where there is one, to vectors (d_model,)."""
+        if not self.present:
+            return
         with torch.no_grad():
             for parameter, value in zip(self.mu, mu, strict=True):
                 parameter.copy_(value)
@@ -131,6 +139,6 @@ class TokenShift(nn.Module):
                 self.mu_x.copy_(mu_x)
 
     def extra_repr(self) -> str:
-        """What `print` shows."""
+        """Return the sizes, which `print` shows."""
         rank = None if self.mu_x is None else self.B.shape[1]
-        return f"d_model={self.d_model}, n={len(self.mu)}, rank={rank}"
+        return f"d_model={self.d_model}, n={self.n}, rank={rank}, present={self.present}"
