@@ -15,12 +15,12 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from linrec.nn.head_sizes import heads_of, most_heads
+from linrec.nn.head_sizes import heads_of, kv_groups, most_heads
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.projections import output_kwargs
 from linrec.nn.rotary import Rotary
 from linrec.ops.attention import AttentionCache, check_options, softmax_attention
-from linrec.rules import at_least, choice, divisor, require
+from linrec.rules import at_least, choice, require
 
 __all__ = ["Attention", "AttentionState"]
 
@@ -114,9 +114,8 @@ class Attention(Mixer):
         check_options(window, dropout)
         n_heads = most_heads(d_model, CHANNELS_PER_HEAD) if n_heads is None else n_heads
         d_head = heads_of("d_model", d_model, n_heads) if d_head is None else d_head
-        kv_heads = n_heads if kv_heads is None else kv_heads
         at_least(1, n_heads=n_heads, d_head=d_head)
-        divisor("n_heads", n_heads, kv_heads=kv_heads, cure="1 is multi-query attention.")
+        kv_heads = kv_groups(n_heads, kv_heads)
         self.n_heads, self.kv_heads, self.d_head = n_heads, kv_heads, d_head
         self.window, self.causal, self.dropout = window, causal, dropout
 
@@ -136,10 +135,8 @@ class Attention(Mixer):
             "`state` must be None without `causal`: a sequence that sees its future cannot be run in pieces. "
             "Pass whole sequences, or `causal=True`.",
         )
-        if state is None:
-            cache, position = None, torch.zeros(1, dtype=torch.int64, device=x.device)
-        else:
-            cache, position = state
+        start = None, torch.zeros(1, dtype=torch.int64, device=x.device)
+        cache, position = start if state is None else state
         q = self.q(x).unflatten(-1, (self.n_heads, self.d_head))
         k, v = (linear(x).unflatten(-1, (self.kv_heads, self.d_head)) for linear in (self.k, self.v))
         if self.rotary is not None:

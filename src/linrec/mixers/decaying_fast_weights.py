@@ -20,7 +20,7 @@ from torch.nn import functional
 from linrec.nn import feature_maps
 from linrec.nn.fast_weights import fast_weights, fast_weights_matrix
 from linrec.nn.gates import GateLinear, spread
-from linrec.nn.head_sizes import heads_of, most_heads
+from linrec.nn.head_sizes import split_width
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
 from linrec.ops.gate_loop import gate_loop
@@ -95,8 +95,7 @@ class DecayingFastWeights(Mixer):
         )
         if isinstance(gate_bias_init, str):
             choice(("uniform",), gate_bias_init=gate_bias_init)
-        self.n_heads = most_heads(d_model, CHANNELS_PER_HEAD) if n_heads is None else n_heads
-        self.d_head = heads_of("d_model", d_model, self.n_heads)
+        self.n_heads, self.d_head = split_width("d_model", d_model, n_heads, least=CHANNELS_PER_HEAD)
         self.phi = feature_maps.build(feature_map, self.d_head)
         require(
             self.phi.phase is None,

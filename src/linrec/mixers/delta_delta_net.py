@@ -14,7 +14,6 @@ all heads side by side follows.
 Each of the two rules runs over all steps at once. The state has the transposes of F_t and W_t.
 """
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -23,7 +22,7 @@ from torch import Tensor, nn
 
 from linrec.nn.delta import UnitFeatures
 from linrec.nn.gates import GateLinear
-from linrec.nn.head_sizes import heads_of, most_heads
+from linrec.nn.head_sizes import key_value_heads
 from linrec.nn.mixer import Mixer, State
 from linrec.ops.delta_rule import delta_rule
 
@@ -98,22 +97,20 @@ class DeltaDeltaNet(Mixer):
         base_weights: bool = False,
     ) -> None:
         super().__init__(d_model)
-        d_qk = d_model if d_qk is None else d_qk
-        d_v = d_model if d_v is None else d_v
-        self.n_heads = most_heads(math.gcd(d_qk, d_v), CHANNELS_PER_HEAD) if n_heads is None else n_heads
-        d_key, d_value = heads_of("d_qk", d_qk, self.n_heads), heads_of("d_v", d_v, self.n_heads)
-        self.features = UnitFeatures(d_key, feature_map=feature_map, norm="l1", eps=qk_eps)
+        heads = key_value_heads(n_heads, d_qk, d_v, width=d_model, least=CHANNELS_PER_HEAD)
+        self.n_heads = heads.n
+        self.features = UnitFeatures(heads.d_key, feature_map=feature_map, norm="l1", eps=qk_eps)
         # channels of q, k, v and beta, which F makes
-        self.widths = [d_key, d_key, d_value, 1]
+        self.widths = [heads.d_key, heads.d_key, heads.d_value, 1]
 
-        self.q = nn.Linear(d_model, d_qk, bias=False)
-        self.k = nn.Linear(d_model, d_qk, bias=False)
+        self.q = nn.Linear(d_model, heads.d_qk, bias=False)
+        self.k = nn.Linear(d_model, heads.d_qk, bias=False)
         self.v = nn.Linear(d_model, self.n_heads * sum(self.widths), bias=False)
         self.beta = GateLinear(d_model, self.n_heads, bias=False)
         self.F = None
         if base_weights:
             self.F = nn.Parameter(1 + torch.rand(self.n_heads, self.features.d_features, sum(self.widths)))
-        self.out = nn.Linear(d_v, d_model, bias=False)
+        self.out = nn.Linear(heads.d_v, d_model, bias=False)
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and a `DeltaDeltaState`."""

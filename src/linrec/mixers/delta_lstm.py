@@ -19,7 +19,6 @@ entries. Heads side by side are projected. W_t comes of x alone, all steps at on
 by step. The state has the transposes of W_t and R_t.
 """
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -28,7 +27,7 @@ from torch import Tensor, nn
 
 from linrec.nn.delta import UnitFeatures, written
 from linrec.nn.gates import GateLinear
-from linrec.nn.head_sizes import heads_of, most_heads
+from linrec.nn.head_sizes import key_value_heads
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.step_by_step import Step, Tensors, step_by_step
 from linrec.ops.core.call import refuse_split_time
@@ -109,21 +108,20 @@ class DeltaLSTM(Mixer):
     ) -> None:
         super().__init__(d_model)
         require(version in VERSIONS, f"`version` must be 1, 2, 3 or 4; got {version}.")
-        d_qk = d_model if d_qk is None else d_qk
-        d_v = d_model if d_v is None else d_v
-        self.n_heads = most_heads(math.gcd(d_qk, d_v), CHANNELS_PER_HEAD) if n_heads is None else n_heads
-        self.features = UnitFeatures(heads_of("d_qk", d_qk, self.n_heads), feature_map=feature_map, norm="l1")
-        self.d_value, self.version = heads_of("d_v", d_v, self.n_heads), version
+        heads = key_value_heads(n_heads, d_qk, d_v, width=d_model, least=CHANNELS_PER_HEAD)
+        self.n_heads, d_key, self.d_value = heads
+        self.features = UnitFeatures(d_key, feature_map=feature_map, norm="l1")
+        self.version = version
 
         # of i, u and o side by side
-        self.q = nn.Linear(d_model, 3 * d_qk, bias=False)
-        self.k = nn.Linear(d_model, 3 * d_qk, bias=False)
-        self.v = nn.Linear(d_model, 3 * d_v, bias=False)
+        self.q = nn.Linear(d_model, 3 * heads.d_qk, bias=False)
+        self.k = nn.Linear(d_model, 3 * heads.d_qk, bias=False)
+        self.v = nn.Linear(d_model, 3 * heads.d_v, bias=False)
         self.beta = GateLinear(d_model, 3 * self.n_heads, bias=False)
-        self.recurrent_k = nn.Linear(d_model, 3 * d_v, bias=False)
-        self.recurrent_v = nn.Linear(d_model, 3 * d_v, bias=False)
+        self.recurrent_k = nn.Linear(d_model, 3 * heads.d_v, bias=False)
+        self.recurrent_v = nn.Linear(d_model, 3 * heads.d_v, bias=False)
         self.recurrent_beta = GateLinear(d_model, 3 * self.n_heads, bias=False)
-        self.out = nn.Linear(d_v, d_model, bias=False)
+        self.out = nn.Linear(heads.d_v, d_model, bias=False)
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and a `DeltaLSTMState`."""

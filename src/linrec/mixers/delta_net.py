@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from linrec.nn.delta import FeatureNorm, Strength, UnitFeatures, WriteStrength
-from linrec.nn.head_sizes import heads_of, most_heads
+from linrec.nn.head_sizes import key_value_heads, most_heads
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.norms import Norm, make_norm
 from linrec.nn.short_convolution import ShortConvolution
@@ -119,11 +119,9 @@ class DeltaNet(Mixer):
         self.value_activation = value_activation
         d_qk = d_model if d_qk is None else d_qk
         d_v = d_model if d_v is None else d_v
-        self.n_heads = most_heads(d_qk, CHANNELS_PER_HEAD) if n_heads is None else n_heads
-        self.d_value = heads_of("d_v", d_v, self.n_heads)
-        self.features = UnitFeatures(
-            heads_of("d_qk", d_qk, self.n_heads), feature_map=feature_map, norm=qk_norm, nu=nu, eps=qk_eps
-        )
+        n_heads = most_heads(d_qk, CHANNELS_PER_HEAD) if n_heads is None else n_heads
+        self.n_heads, d_key, self.d_value = key_value_heads(n_heads, d_qk, d_v, width=d_model)
+        self.features = UnitFeatures(d_key, feature_map=feature_map, norm=qk_norm, nu=nu, eps=qk_eps)
 
         self.q = nn.Linear(d_model, d_qk, bias=False)
         self.k = nn.Linear(d_model, d_qk, bias=False)

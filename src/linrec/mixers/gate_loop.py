@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from linrec.nn.gates import MagnitudeActivation, PhaseActivation, Transition, TransitionKind
-from linrec.nn.head_sizes import heads_of
+from linrec.nn.head_sizes import key_value_heads
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.norms import Norm, make_norm
 from linrec.ops.gate_loop import gate_loop
@@ -94,9 +94,8 @@ class GateLoop(Mixer):
         super().__init__(d_model)
         d_qk = d_model if d_qk is None else d_qk
         d_v = d_model if d_v is None else d_v
-        self.n_heads = d_qk if n_heads is None else n_heads
-        self.d_key = heads_of("d_qk", d_qk, self.n_heads)
-        self.d_value = heads_of("d_v", d_v, self.n_heads)
+        n_heads = d_qk if n_heads is None else n_heads
+        self.n_heads, self.d_key, self.d_value = key_value_heads(n_heads, d_qk, d_v, width=d_model)
         require(
             output_projection or d_v == d_model,
             f"`d_v` must equal `d_model` = {d_model} where nothing follows the recurrence; got {d_v}. "

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from linrec.nn.gates import MagnitudeActivation, PhaseActivation, Transition, TransitionKind
-from linrec.nn.head_sizes import heads_of
+from linrec.nn.head_sizes import key_value_heads
 from linrec.nn.mixer import Mixer, State, Transitions
 from linrec.ops.attention import gate_loop_attention
 from linrec.rules import require
@@ -82,20 +82,17 @@ class GateLoopAttention(Mixer):
         output_projection: bool = False,
     ) -> None:
         super().__init__(d_model)
-        d_qk = d_model if d_qk is None else d_qk
-        d_v = d_model if d_v is None else d_v
-        self.n_heads, self.scale = n_heads, scale
-        self.d_key = heads_of("d_qk", d_qk, n_heads)
-        self.d_value = heads_of("d_v", d_v, n_heads)
+        heads = key_value_heads(n_heads, d_qk, d_v, width=d_model)
+        (self.n_heads, self.d_key, self.d_value), self.scale = heads, scale
         require(
-            output_projection or d_v == d_model,
-            f"`d_v` must equal `d_model` = {d_model} where nothing follows the attention; got {d_v}. "
+            output_projection or heads.d_v == d_model,
+            f"`d_v` must equal `d_model` = {d_model} where nothing follows the attention; got {heads.d_v}. "
             "Pass `output_projection=True` to project back.",
         )
 
-        self.q = nn.Linear(d_model, d_qk, bias=bias)
-        self.k = nn.Linear(d_model, d_qk, bias=bias)
-        self.v = nn.Linear(d_model, d_v, bias=bias)
+        self.q = nn.Linear(d_model, heads.d_qk, bias=bias)
+        self.k = nn.Linear(d_model, heads.d_qk, bias=bias)
+        self.v = nn.Linear(d_model, heads.d_v, bias=bias)
         self.transition = Transition(
             d_model,
             n_heads,
@@ -108,7 +105,7 @@ class GateLoopAttention(Mixer):
             transition_weight_scale=transition_weight_scale,
             bias=bias,
         )
-        self.out = nn.Linear(d_v, d_model, bias=bias) if output_projection else nn.Identity()
+        self.out = nn.Linear(heads.d_v, d_model, bias=bias) if output_projection else nn.Identity()
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return Y, and the cache of all steps so far."""

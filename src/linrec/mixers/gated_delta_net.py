@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from linrec.nn.delta import Strength, UnitFeatures, WriteStrength
 from linrec.nn.gates import GateLinear
-from linrec.nn.head_sizes import heads_of, most_heads
+from linrec.nn.head_sizes import heads_of, most_heads, repeat_heads
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.norms import Norm, make_norm
 from linrec.nn.parameters import mark
@@ -181,8 +181,7 @@ class GatedDeltaNet(Mixer):
         qkv = self.q(x), self.k(x), self.v(x)
         (q, k, v), tail = self.conv.side_by_side(qkv, tail, reset=reset)
         q, k = (self.features(part.unflatten(-1, (self.qk_heads, -1))) for part in (q, k))
-        if self.qk_heads < self.n_heads:
-            q, k = (part.repeat_interleave(self.n_heads // self.qk_heads, 2) for part in (q, k))
+        q, k = repeat_heads(q, self.n_heads), repeat_heads(k, self.n_heads)
         v = functional.silu(v).unflatten(-1, (self.n_heads, -1))
         beta = self.beta(x)
         if self.qk_norm == "longhorn":

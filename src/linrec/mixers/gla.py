@@ -23,14 +23,14 @@ from torch.nn import functional
 from linrec.nn import feature_maps
 from linrec.nn.decays import multi_scale_decay
 from linrec.nn.gates import GateLinear
-from linrec.nn.head_sizes import heads_of
+from linrec.nn.head_sizes import key_value_heads, kv_groups, repeat_heads
 from linrec.nn.mixer import Mixer, State, Transitions
 from linrec.nn.norms import Norm, make_norm
 from linrec.nn.parameters import mark
 from linrec.nn.projections import xavier_linear
 from linrec.nn.short_convolution import ShortConvolution
 from linrec.ops.gate_loop import gate_loop
-from linrec.rules import at_least, choice, divisor, positive, require
+from linrec.rules import at_least, choice, positive, require
 
 __all__ = ["GLA"]
 
@@ -124,10 +124,9 @@ class GLA(Mixer):
         positive(norm_eps=norm_eps, cure="torch's is 1e-5.")
         d_qk = max(1, d_model // 2) if d_qk is None else d_qk
         d_v = d_model if d_v is None else d_v
-        self.n_heads = math.gcd(HEADS, d_qk, d_v) if n_heads is None else n_heads
-        self.d_key, self.d_value = (heads_of(*each, self.n_heads) for each in (("d_qk", d_qk), ("d_v", d_v)))
-        self.kv_heads = self.n_heads if kv_heads is None else kv_heads
-        divisor("n_heads", self.n_heads, kv_heads=self.kv_heads, cure="1 is multi-query attention.")
+        n_heads = math.gcd(HEADS, d_qk, d_v) if n_heads is None else n_heads
+        self.n_heads, self.d_key, self.d_value = key_value_heads(n_heads, d_qk, d_v, width=d_model)
+        self.kv_heads = kv_groups(n_heads, kv_heads)
         require(
             clamp_min is None or -math.inf < clamp_min < 0,
             f"`clamp_min` must be a negative number, the least log alpha; got {clamp_min}.",
@@ -162,15 +161,15 @@ class GLA(Mixer):
         qkv = self.q(x), self.k(x), self.v(x)
         (q, k, v), tail = self.conv.side_by_side(qkv, tail, reset=reset)
         q = self.phi(q.unflatten(-1, (self.n_heads, self.d_key)))
-        k = self._shared(self.phi(k.unflatten(-1, (self.kv_heads, self.d_key))))
-        v = self._shared(v.unflatten(-1, (self.kv_heads, self.d_value)))
+        k = repeat_heads(self.phi(k.unflatten(-1, (self.kv_heads, self.d_key))), self.n_heads)
+        v = repeat_heads(v.unflatten(-1, (self.kv_heads, self.d_value)), self.n_heads)
         log_alpha = None
         if self.alpha is not None:
             # of every key channel, or one of all
             log_alpha = functional.logsigmoid(self.alpha(x)) / self.tau
             if self.clamp_min is not None:
                 log_alpha = log_alpha.clamp(min=self.clamp_min)
-            log_alpha = self._shared(log_alpha.unflatten(-1, (self.kv_heads, -1)))
+            log_alpha = repeat_heads(log_alpha.unflatten(-1, (self.kv_heads, -1)), self.n_heads)
         elif self.forget_gate == "fixed":
             log_alpha = multi_scale_decay(self.n_heads, **self.factory_kwargs(x.device))
         o, S = gate_loop(q, k, v, log_alpha, state=S, reset=reset)
@@ -178,10 +177,6 @@ class GLA(Mixer):
         if self.gate is not None:
             o = functional.silu(self.gate(x)) * o
         return self.out(o), self.conv.joined(tail, S)
-
-    def _shared(self, x: Tensor) -> Tensor:
-        """Return what each query of the heads (b, t, kv_heads, ..) sees: (b, t, h, ..)."""
-        return x if self.kv_heads == self.n_heads else x.repeat_interleave(self.n_heads // self.kv_heads, 2)
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
         """Return zeros (batch, h, dk, dv); with a convolution, (batch, conv_size - 1, c) and these."""

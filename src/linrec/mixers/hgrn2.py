@@ -20,14 +20,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from linrec.nn.gates import GateLinear
-from linrec.nn.head_sizes import heads_of, most_heads
+from linrec.nn.head_sizes import kv_groups, repeat_heads, split_width
 from linrec.nn.lower_bounds import LowerBoundKind, make_lower_bounds, share_lower_bounds
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.norms import Norm, make_norm
 from linrec.nn.parameters import mark
 from linrec.nn.short_convolution import ShortConvolution
 from linrec.ops.gate_loop import gate_loop
-from linrec.rules import choice, divisor, positive
+from linrec.rules import choice, positive
 
 __all__ = ["HGRN2"]
 
@@ -118,10 +118,8 @@ class HGRN2(Mixer):
         choice(InputActivation, input_activation=input_activation)
         choice(OutputGate, output_gate=output_gate)
         positive(norm_eps=norm_eps, cure="torch's is 1e-5.")
-        self.n_heads = most_heads(d_model, CHANNELS_PER_HEAD) if n_heads is None else n_heads
-        self.d_head = heads_of("d_model", d_model, self.n_heads)
-        self.kv_heads = self.n_heads if kv_heads is None else kv_heads
-        divisor("n_heads", self.n_heads, kv_heads=self.kv_heads, cure="1 is multi-query attention.")
+        self.n_heads, self.d_head = split_width("d_model", d_model, n_heads, least=CHANNELS_PER_HEAD)
+        self.kv_heads = kv_groups(self.n_heads, kv_heads)
         self.input_activation, self.output_gate = input_activation, output_gate
         d_kv = self.kv_heads * self.d_head
 
@@ -156,9 +154,7 @@ class HGRN2(Mixer):
             i = functional.silu(i)
         o = _OUTPUT_GATES[self.output_gate](o)
         o, log_g, rest, i = (part.unflatten(-1, (-1, self.d_head)) for part in (o, log_g, rest, i))
-        if self.kv_heads < self.n_heads:
-            shared = self.n_heads // self.kv_heads
-            log_g, rest, i = (part.repeat_interleave(shared, 2) for part in (log_g, rest, i))
+        log_g, rest, i = (repeat_heads(part, self.n_heads) for part in (log_g, rest, i))
         y, h = gate_loop(o, rest.to(i.dtype), i, log_g, state=h, reset=reset)
         return self.out(self.norm(y.flatten(-2))), self.conv.joined(tail, h)
 

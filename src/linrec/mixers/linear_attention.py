@@ -25,7 +25,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from linrec.nn import feature_maps
-from linrec.nn.head_sizes import heads_of, most_heads
+from linrec.nn.head_sizes import split_width
 from linrec.nn.mixer import Mixer, State, Transitions
 from linrec.nn.norms import make_norm
 from linrec.nn.running_maximum import maxima_around_steps
@@ -153,8 +153,7 @@ class LinearAttention(Mixer):
         choice(Positions, positions=positions)
         at_least(1, rotary_base=rotary_base, cure="RoFormer's is 10000.")
         positive(floor=floor, cure="It keeps a sum from being zero.")
-        self.n_heads = most_heads(d_model, CHANNELS_PER_HEAD) if n_heads is None else n_heads
-        self.d_head = heads_of("d_model", d_model, self.n_heads)
+        self.n_heads, self.d_head = split_width("d_model", d_model, n_heads, least=CHANNELS_PER_HEAD)
         features: dict[str, int | float | None] = {"n_features": n_features, "orthogonal": orthogonal}
         features |= {"hyperbolic": hyperbolic, "epsilon": epsilon, "nu": nu, "max_length": max_length}
         given = {name: value for name, value in features.items() if value is not None}

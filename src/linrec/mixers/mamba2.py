@@ -23,7 +23,7 @@ from torch.nn import functional
 from linrec.nn import feature_maps
 from linrec.nn.gates import GateLinear
 from linrec.nn.group_norm import GroupRMSNorm
-from linrec.nn.head_sizes import heads_of, most_heads
+from linrec.nn.head_sizes import split_width
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
 from linrec.nn.short_convolution import ShortConvolution
@@ -141,8 +141,8 @@ class Mamba2(Mixer):
             f"`dt_limit` must be (low, high) with 0 <= low <= high; got {dt_limit}.",
         )
         d_inner = expand * d_model
-        self.n_heads = most_heads(max(d_inner, 1), CHANNELS_PER_HEAD) if n_heads is None else n_heads
-        self.d_head = heads_of("expand * d_model", d_inner, self.n_heads)
+        sizes = split_width("expand * d_model", d_inner, n_heads, least=CHANNELS_PER_HEAD)
+        self.n_heads, self.d_head = sizes
         divisor("n_heads", self.n_heads, n_groups=n_groups)
         self.phi = feature_maps.build(feature_map, d_state)
         require(

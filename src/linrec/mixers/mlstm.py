@@ -27,7 +27,7 @@ from torch.nn import functional
 
 from linrec.nn.block_diagonal import BlockDiagonalLinear
 from linrec.nn.head_norm import HeadNorm
-from linrec.nn.head_sizes import heads_of
+from linrec.nn.head_sizes import few_heads, heads_of
 from linrec.nn.matrix_memory import ForgetGate, MemoryGates, stabilised
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.short_convolution import ShortConvolution
@@ -123,9 +123,7 @@ class MLSTM(Mixer):
     ) -> None:
         super().__init__(d_model)
         d_inner = EXPANSION * d_model if d_inner is None else d_inner
-        if n_heads is None:
-            # the norm of a head of one channel is zero
-            n_heads = math.gcd(HEADS, d_inner) if d_inner > HEADS else 1
+        n_heads = few_heads(d_inner, HEADS) if n_heads is None else n_heads
         block_size = math.gcd(BLOCK_SIZE, d_inner) if block_size is None else block_size
         self.n_heads, self.d_head = n_heads, heads_of("d_inner", d_inner, n_heads)
         divisor("d_inner", d_inner, block_size=block_size)

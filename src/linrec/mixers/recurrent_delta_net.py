@@ -30,7 +30,7 @@ from torch.nn import functional
 
 from linrec.nn.delta import UnitFeatures, written
 from linrec.nn.gates import GateLinear
-from linrec.nn.head_sizes import heads_of, most_heads
+from linrec.nn.head_sizes import key_value_heads
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.step_by_step import Step, Tensors, step_by_step
 from linrec.ops.core.call import refuse_split_time
@@ -120,28 +120,26 @@ class RecurrentDeltaNet(Mixer):
             f"`output_recurrence` must be False with `variant={variant!r}`; got True. Delta RNN has R_t in "
             "its place.",
         )
-        d_qk = d_model if d_qk is None else d_qk
-        d_v = d_model if d_v is None else d_v
-        self.n_heads = most_heads(math.gcd(d_qk, d_v), CHANNELS_PER_HEAD) if n_heads is None else n_heads
-        self.features = UnitFeatures(heads_of("d_qk", d_qk, self.n_heads), feature_map=feature_map, norm="l1")
-        self.d_value = heads_of("d_v", d_v, self.n_heads)
+        heads = key_value_heads(n_heads, d_qk, d_v, width=d_model, least=CHANNELS_PER_HEAD)
+        self.n_heads, d_key, self.d_value = heads
+        self.features = UnitFeatures(d_key, feature_map=feature_map, norm="l1")
         self.is_rnn, self.is_first = variant != "recurrent_delta_net", variant == "delta_rnn_v1"
 
-        self.q = nn.Linear(d_model, d_qk, bias=False)
-        self.k = nn.Linear(d_model, d_qk, bias=False)
-        self.v = nn.Linear(d_model, d_v, bias=False)
+        self.q = nn.Linear(d_model, heads.d_qk, bias=False)
+        self.k = nn.Linear(d_model, heads.d_qk, bias=False)
+        self.v = nn.Linear(d_model, heads.d_v, bias=False)
         self.beta = GateLinear(d_model, self.n_heads, bias=False)
         if self.is_rnn:
-            self.recurrent_k = nn.Linear(d_model, d_v, bias=False)
-            self.recurrent_v = nn.Linear(d_model, d_v, bias=False)
+            self.recurrent_k = nn.Linear(d_model, heads.d_v, bias=False)
+            self.recurrent_v = nn.Linear(d_model, heads.d_v, bias=False)
             self.recurrent_beta = GateLinear(d_model, self.n_heads, bias=False)
         else:
             # of q and k, of v, of beta, and of R_y
-            self.widths = [2 * d_qk // self.n_heads, self.d_value, 1, output_recurrence * self.d_value]
+            self.widths = [2 * d_key, self.d_value, 1, output_recurrence * self.d_value]
             # R_q, R_k, R_v, r_beta and R_y side by side, transposed
             R = torch.randn(self.n_heads, self.d_value, sum(self.widths))
             self.R = nn.Parameter(R / math.sqrt(self.d_value))
-        self.out = nn.Linear(d_v, d_model, bias=False)
+        self.out = nn.Linear(heads.d_v, d_model, bias=False)
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and a `RecurrentDeltaState`."""

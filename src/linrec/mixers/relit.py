@@ -33,7 +33,7 @@ from torch.nn import functional
 
 from linrec.nn.fast_weights import fast_weights, fast_weights_matrix, joint_decay
 from linrec.nn.gates import GateLinear
-from linrec.nn.head_sizes import heads_of, most_heads
+from linrec.nn.head_sizes import split_width
 from linrec.nn.mixer import Mixer, State, Transitions
 from linrec.nn.parameters import mark
 from linrec.ops.gate_loop import gate_loop
@@ -134,8 +134,7 @@ class ReLiT(Mixer):
             r != 1 or not self.is_released,
             '`r` must be at least 2 with `variant="released"`; got 1. Frequencies have both ends of a range.',
         )
-        self.n_heads = most_heads(d_model, CHANNELS_PER_HEAD) if n_heads is None else n_heads
-        self.d_head = heads_of("d_model", d_model, self.n_heads)
+        self.n_heads, self.d_head = split_width("d_model", d_model, n_heads, least=CHANNELS_PER_HEAD)
         self.d_features, self.floor = eta * self.d_head, floor
         # 0 where nothing is approximated
         self.r = 0 if r is None else r

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from linrec.nn.decays import log_spaced_decay, multi_scale_decay, single_decay
-from linrec.nn.head_sizes import heads_of, most_heads
+from linrec.nn.head_sizes import heads_of, split_width
 from linrec.nn.mixer import Mixer, State, Transitions
 from linrec.nn.norms import Norm, make_norm
 from linrec.nn.projections import xavier_linear
@@ -123,8 +123,7 @@ class RetNet(Mixer):
         at_least(1, rotary_base=rotary_base, cure="RetNet's is 10000.")
         positive(norm_eps=norm_eps, out_gain=out_gain)
         d_v = 2 * d_model if d_v is None else d_v
-        self.n_heads = most_heads(d_model, CHANNELS_PER_HEAD) if n_heads is None else n_heads
-        self.d_key = heads_of("d_model", d_model, self.n_heads)
+        self.n_heads, self.d_key = split_width("d_model", d_model, n_heads, least=CHANNELS_PER_HEAD)
         self.d_value = heads_of("d_v", d_v, self.n_heads)
         require(
             not rotation or self.d_key % 2 == 0,

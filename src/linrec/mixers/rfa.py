@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from linrec.nn import feature_maps
 from linrec.nn.gates import GateLinear
-from linrec.nn.head_sizes import heads_of, most_heads
+from linrec.nn.head_sizes import split_width
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
 from linrec.ops.gate_loop import normalized_gate_loop
@@ -115,8 +115,7 @@ class RFA(Mixer):
             feature_map == "rfa" or tau == 1,
             f'`tau` is the temperature of the kernel of `feature_map="rfa"`; got {tau}. Leave it at 1.',
         )
-        self.n_heads = most_heads(d_model, CHANNELS_PER_HEAD) if n_heads is None else n_heads
-        self.d_head = heads_of("d_model", d_model, self.n_heads)
+        self.n_heads, self.d_head = split_width("d_model", d_model, n_heads, least=CHANNELS_PER_HEAD)
         self.floor = floor
 
         self.q = nn.Linear(d_model, d_model, bias=bias)

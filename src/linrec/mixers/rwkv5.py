@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from linrec.nn.gates import stable_exponential
 from linrec.nn.head_norm import HeadNorm
-from linrec.nn.head_sizes import heads_of, most_heads
+from linrec.nn.head_sizes import split_width
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
 from linrec.nn.projections import orthogonal_linear
@@ -102,8 +102,7 @@ class RWKV5(Mixer):
     ) -> None:
         super().__init__(d_model)
         positive(norm_eps=norm_eps, cure="The released code's is 64e-5.")
-        self.n_heads = most_heads(d_model, CHANNELS_PER_HEAD) if n_heads is None else n_heads
-        self.d_head = heads_of("d_model", d_model, self.n_heads)
+        self.n_heads, self.d_head = split_width("d_model", d_model, n_heads, least=CHANNELS_PER_HEAD)
         # r, k, v and the gate are each made from a mixture of tokens of its own
         self.shift = TokenShift(d_model, 3 + output_gate, present=token_shift)
         self.r = orthogonal_linear(d_model, d_model)

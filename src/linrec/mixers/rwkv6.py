@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from linrec.nn.gates import GateLinear, stable_exponential
 from linrec.nn.head_norm import HeadNorm
-from linrec.nn.head_sizes import heads_of, most_heads
+from linrec.nn.head_sizes import split_width
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
 from linrec.nn.projections import orthogonal_linear
@@ -123,8 +123,7 @@ class RWKV6(Mixer):
         choice(Decay, decay=decay)
         at_least(1, shift_rank=shift_rank, decay_rank=decay_rank)
         positive(norm_eps=norm_eps, cure="The released code's is 64e-5.")
-        self.n_heads = most_heads(d_model, CHANNELS_PER_HEAD) if n_heads is None else n_heads
-        self.d_head = heads_of("d_model", d_model, self.n_heads)
+        self.n_heads, self.d_head = split_width("d_model", d_model, n_heads, least=CHANNELS_PER_HEAD)
         # what is made from a mixture of tokens of its own
         self.mixtures = ["r", "k", "v"] + ["w"] * (decay == "data") + ["g"] * output_gate
         rank = shift_rank if token_shift == "data" else None

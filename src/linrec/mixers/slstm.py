@@ -27,7 +27,7 @@ from torch.nn import functional
 
 from linrec.nn.block_diagonal import BlockDiagonalLinear
 from linrec.nn.head_norm import HeadNorm
-from linrec.nn.head_sizes import heads_of
+from linrec.nn.head_sizes import few_heads, heads_of
 from linrec.nn.mixer import Mixer, State, Transitions
 from linrec.nn.parameters import mark
 from linrec.nn.short_convolution import ShortConvolution
@@ -121,10 +121,7 @@ class SLSTM(Mixer):
         super().__init__(d_model)
         choice(ForgetGate, forget_gate=forget_gate)
         choice(RecurrentInit, recurrent_init=recurrent_init)
-        if n_heads is None:
-            # the norm of a head of one channel is zero
-            n_heads = math.gcd(HEADS, d_model) if d_model > HEADS else 1
-        self.n_heads = n_heads
+        self.n_heads = few_heads(d_model, HEADS) if n_heads is None else n_heads
         self.d_head = heads_of("d_model", d_model, self.n_heads)
         self.sigmoid = forget_gate == "sigmoid"
 

@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from linrec.nn.head_sizes import heads_of, most_heads
+from linrec.nn.head_sizes import split_width
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.step_by_step import Step, Tensors, step_by_step
 from linrec.rules import choice
@@ -85,8 +85,7 @@ class SRWM(Mixer):
     ) -> None:
         super().__init__(d_model)
         choice(Rates, rates=rates)
-        self.n_heads = most_heads(d_model, CHANNELS_PER_HEAD) if n_heads is None else n_heads
-        self.d_head = heads_of("d_model", d_model, self.n_heads)
+        self.n_heads, self.d_head = split_width("d_model", d_model, n_heads, least=CHANNELS_PER_HEAD)
         self.input_softmax = input_softmax
         # channels of y, k, q and beta
         self.widths = [self.d_head] * 3 + [4 if rates == "separate" else 1]

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from linrec.nn import feature_maps
 from linrec.nn.block_attention import block_attention, first_state
 from linrec.nn.decays import alibi_slopes
-from linrec.nn.head_sizes import heads_of, most_heads
+from linrec.nn.head_sizes import split_width
 from linrec.nn.mixer import Mixer, State, Transitions
 from linrec.nn.norms import make_norm
 from linrec.nn.parameters import mark
@@ -133,8 +133,7 @@ class TransNormer(Mixer):
         choice(OutputNorm, output_norm=output_norm)
         at_least(1, lrpe_base=lrpe_base, cure="The paper's is 10000.")
         at_least(1, block_size=block_size, or_none=True, cure="TransNormer's is 64.")
-        self.n_heads = most_heads(d_model, CHANNELS_PER_HEAD) if n_heads is None else n_heads
-        self.d_head = heads_of("d_model", d_model, self.n_heads)
+        self.n_heads, self.d_head = split_width("d_model", d_model, n_heads, least=CHANNELS_PER_HEAD)
         self.positions, self.slopes, self.layer_decay = positions, slopes, layer_decay
         self.block_size = block_size
         self._place(0, 1)

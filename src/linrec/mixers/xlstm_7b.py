@@ -21,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from linrec.nn.head_norm import HeadNorm
-from linrec.nn.head_sizes import heads_of
+from linrec.nn.head_sizes import key_value_heads
 from linrec.nn.matrix_memory import ForgetGate, MemoryGates, stabilised
 from linrec.nn.mixer import Mixer, State
 from linrec.ops.gate_loop import normalized_gate_loop
@@ -106,9 +106,8 @@ class XLSTM7B(Mixer):
         super().__init__(d_model)
         d_qk = max(1, d_model // 2) if d_qk is None else d_qk
         d_v = d_model if d_v is None else d_v
-        self.n_heads = math.gcd(HEADS, d_qk, d_v) if n_heads is None else n_heads
-        self.d_key = heads_of("d_qk", d_qk, self.n_heads)
-        self.d_value = heads_of("d_v", d_v, self.n_heads)
+        n_heads = math.gcd(HEADS, d_qk, d_v) if n_heads is None else n_heads
+        self.n_heads, self.d_key, self.d_value = key_value_heads(n_heads, d_qk, d_v, width=d_model)
 
         self.q = nn.Linear(d_model, d_qk, bias=False)
         self.k = nn.Linear(d_model, d_qk, bias=False)
