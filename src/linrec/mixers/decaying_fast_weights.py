@@ -148,7 +148,7 @@ class DecayingFastWeights(Mixer):
 
 
 def _gate(d_in: int, d_out: int, bias_init: float | str | None) -> GateLinear:
-    gate = mark(GateLinear(d_in, d_out), group="transition", weight_decay=False)
+    gate = mark(GateLinear(d_in, d_out))
     if isinstance(bias_init, str):
         # the one word is "uniform"
         spread(gate, None)

@@ -16,12 +16,14 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
+from linrec.nn.activations import ACTIVATIONS
 from linrec.nn.delta import FeatureNorm, Strength, UnitFeatures, WriteStrength
 from linrec.nn.head_sizes import key_value_heads, most_heads
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.norms import Norm, make_norm
+from linrec.nn.output_gate import gated
+from linrec.nn.projections import draw
 from linrec.nn.short_convolution import ShortConvolution
 from linrec.ops.delta_rule import delta_rule
 from linrec.rules import choice, positive
@@ -131,9 +133,7 @@ class DeltaNet(Mixer):
         self.norm = make_norm(output_norm, self.d_value, eps=norm_eps)
         self.gate = nn.Linear(d_model, d_v, bias=False) if output_gate else None
         self.out = nn.Linear(d_v, d_model, bias=False)
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.xavier_uniform_(module.weight, gain=GAIN)
+        draw(self, nn.init.xavier_uniform_, gain=GAIN)
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and S^T (b, h, dk, dv); with a convolution, its tail and S^T."""
@@ -142,12 +142,9 @@ class DeltaNet(Mixer):
         (q, k, v), tail = self.conv.side_by_side(qkv, tail, reset=reset)
         q, k, v = (part.unflatten(-1, (self.n_heads, -1)) for part in (q, k, v))
         q, k = self.features(q), self.features(k)
-        if self.value_activation == "silu":
-            v = functional.silu(v)
+        v = ACTIVATIONS[self.value_activation](v)
         o, S = delta_rule(q, k, v.to(q), self.beta(x), state=S, reset=reset)
-        o = self.norm(o).flatten(-2).to(x.dtype)
-        if self.gate is not None:
-            o = o * functional.silu(self.gate(x))
+        o = gated(self.norm(o).flatten(-2).to(x.dtype), self.gate, x)
         return self.out(o), self.conv.joined(tail, S)
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:

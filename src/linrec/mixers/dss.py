@@ -125,7 +125,7 @@ class DSS(Mixer):
         steps = dt_log.repeat(2, 1) if separate_steps else dt_log
         add_transition(self, dt_log=steps, Lambda_re=real, Lambda_im=Lambda.imag.to(dt_log))
         self.w = nn.Parameter(torch.randn(d_model, d_state, 2))
-        mark(self, "w", group="transition", weight_decay=False)
+        mark(self, "w")
         self.D = nn.Parameter(torch.randn(d_model))
         self.out = nn.Linear(d_model, d_model)
 

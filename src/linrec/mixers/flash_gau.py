@@ -28,6 +28,7 @@ from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
 from linrec.nn.position_bias import RotaryBias, ToeplitzBias
 from linrec.nn.positions import positions
+from linrec.nn.projections import draw
 from linrec.nn.rotary import Rotary
 from linrec.nn.windows import Windows
 from linrec.ops import inspection
@@ -151,8 +152,7 @@ class FlashGAU(Mixer):
         shape = (2, quadratic + linear, d_qk)
         self.gamma = nn.Parameter(init_std * torch.randn(shape))
         self.beta = nn.Parameter(torch.zeros(shape))
-        for name in ("gamma", "beta"):
-            mark(self, name, group="default", weight_decay=False)
+        mark(self, "gamma", "beta", group="default", weight_decay=False)
         self.rotary = Rotary(d_qk, base=rotary_base) if positions == "rotary" else None
         self.bias: nn.Module | None = None
         if quadratic and position_bias == "toeplitz":
@@ -160,9 +160,7 @@ class FlashGAU(Mixer):
         elif quadratic and position_bias == "rotary":
             self.bias = RotaryBias(chunk_size, d_qk, base=rotary_base, std=init_std)
         self.out = nn.Linear(self.d_value, d_model)
-        for projection in (self.u, self.v, self.z, self.out):
-            nn.init.normal_(projection.weight, std=init_std)
-            nn.init.zeros_(projection.bias)
+        draw([self.u, self.v, self.z, self.out], nn.init.normal_, std=init_std)
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return O, and a `FlashState`."""

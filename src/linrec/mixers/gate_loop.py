@@ -12,12 +12,12 @@ f and g activations of magnitude and phase, n time. Weights are real and the rea
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from linrec.nn.gates import MagnitudeActivation, PhaseActivation, Transition, TransitionKind
 from linrec.nn.head_sizes import key_value_heads
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.norms import Norm, make_norm
+from linrec.nn.output_gate import gated
 from linrec.ops.gate_loop import gate_loop
 from linrec.rules import require
 
@@ -142,10 +142,7 @@ class GateLoop(Mixer):
         v = self.v(x).unflatten(-1, (self.n_heads, self.d_value))
         log_a, phase = self.transition(x)
         y, h = gate_loop(q, k, v, log_a, phase, state=state, reset=reset)
-        y = self.norm(y.flatten(-2))
-        if self.gate is not None:
-            y = y * functional.silu(self.gate(x))
-        return self.out(y), h
+        return self.out(gated(self.norm(y.flatten(-2)), self.gate, x)), h
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
         """Return zeros (batch, h, dk, dv): complex, or real with `phase_activation="none"`."""

@@ -13,7 +13,6 @@ convolution of a few steps follows each of W_q x, W_k x and W_v x. alpha is made
 operator's state is the transpose of S.
 """
 
-import math
 from typing import Literal
 
 import torch
@@ -25,8 +24,11 @@ from linrec.nn.gates import GateLinear
 from linrec.nn.head_sizes import heads_of, most_heads, repeat_heads
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.norms import Norm, make_norm
+from linrec.nn.output_gate import gated
 from linrec.nn.parameters import mark
+from linrec.nn.projections import draw
 from linrec.nn.short_convolution import ShortConvolution
+from linrec.nn.steps import softplus, step_bias
 from linrec.ops.delta_rule import delta_rule
 from linrec.rules import at_least, choice, divisor, positive
 
@@ -160,20 +162,13 @@ class GatedDeltaNet(Mixer):
             self.alpha = GateLinear(d_model, self.n_heads, bias=False)
             # 1 less a number in [0, 1): zero has no logarithm
             self.A_log = nn.Parameter(torch.log(LARGEST_A * (1 - torch.rand(self.n_heads))))
-            low, high = (math.log(size) for size in STEP_SIZES)
-            dt = torch.exp(torch.empty(self.n_heads).uniform_(low, high))
-            # softplus backwards
-            self.dt_bias = nn.Parameter(dt + torch.log(-torch.expm1(-dt)))
-            for name in ("A_log", "dt_bias"):
-                mark(self, name, group="default", weight_decay=False)
-            self.keep_float32("A_log", "dt_bias")
+            self.dt_bias = nn.Parameter(step_bias(self.n_heads, STEP_SIZES))
+            mark(self, "A_log", "dt_bias", group="default", weight_decay=False, float32=True)
         self.beta = WriteStrength(d_model, self.n_heads, strength=beta, bias=beta_bias)
         self.norm = make_norm(output_norm, self.d_value, eps=norm_eps)
         self.gate = nn.Linear(d_model, d_v, bias=False) if output_gate else None
         self.out = nn.Linear(d_v, d_model, bias=False)
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.xavier_uniform_(module.weight, gain=GAIN)
+        draw(self, nn.init.xavier_uniform_, gain=GAIN)
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and S^T (b, h, dk, dv); with a convolution, its tail and S^T."""
@@ -188,13 +183,10 @@ class GatedDeltaNet(Mixer):
             beta = beta / (1 + beta * k.square().sum(-1))
         log_alpha = None
         if self.alpha is not None:
-            # -softplus(z) = log sigmoid(-z): torch 2.13 compiles the gradient of softplus with wrong strides
-            negated = functional.logsigmoid(-(self.alpha(x) + self.dt_bias))
-            log_alpha = torch.exp(self.A_log.to(negated.dtype)) * negated
+            dt = softplus(self.alpha(x) + self.dt_bias)
+            log_alpha = -torch.exp(self.A_log.to(dt.dtype)) * dt
         o, S = delta_rule(q, k, v.to(q), beta, log_alpha, state=S, reset=reset)
-        o = self.norm(o).flatten(-2).to(x.dtype)
-        if self.gate is not None:
-            o = o * functional.silu(self.gate(x))
+        o = gated(self.norm(o).flatten(-2).to(x.dtype), self.gate, x)
         return self.out(o), self.conv.joined(tail, S)
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:

@@ -9,15 +9,15 @@ The gated impulse linear recurrence. x input, g gate, i impulse, tau tanh, h hid
 The linear surrogate LSTM, which has one of these inside, is `linrec.mixers.ls_lstm`.
 """
 
-from collections.abc import Callable
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
+from linrec.nn.activations import ACTIVATIONS
 from linrec.nn.gates import Gate
 from linrec.nn.mixer import Mixer, State
+from linrec.nn.projections import draw
 from linrec.ops.inspection import note
 from linrec.ops.scan import scan
 from linrec.rules import choice, require
@@ -26,12 +26,6 @@ __all__ = ["GILR", "Impulse"]
 
 Impulse = Literal["tanh", "relu", "leaky_relu", "elu"]
 Init = Literal["torch", "released"]
-IMPULSES: dict[str, Callable[[Tensor], Tensor]] = {
-    "tanh": torch.tanh,
-    "relu": functional.relu,
-    "leaky_relu": functional.leaky_relu,
-    "elu": functional.elu,
-}
 
 # of the released code: the weights' largest magnitude
 LARGEST_WEIGHT = 0.05
@@ -89,13 +83,11 @@ class GILR(Mixer):
             init == "torch" or not uniform_init,
             '`init="released"` and `uniform_init=True` both say how the gate starts. Leave one out.',
         )
-        self.impulse = IMPULSES[impulse]
+        self.impulse = ACTIVATIONS[impulse]
         self.g = Gate(d_model, d_model, refine=refine, uniform_init=uniform_init)
         self.i = nn.Linear(d_model, d_model)
         if init == "released":
-            for linear in (part for part in self.modules() if isinstance(part, nn.Linear)):
-                nn.init.uniform_(linear.weight, -LARGEST_WEIGHT, LARGEST_WEIGHT)
-                nn.init.zeros_(linear.bias)
+            draw(self, nn.init.uniform_, a=-LARGEST_WEIGHT, b=LARGEST_WEIGHT)
         self.out = nn.Linear(d_model, d_model) if output_projection else None
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:

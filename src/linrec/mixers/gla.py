@@ -26,6 +26,7 @@ from linrec.nn.gates import GateLinear
 from linrec.nn.head_sizes import key_value_heads, kv_groups, repeat_heads
 from linrec.nn.mixer import Mixer, State, Transitions
 from linrec.nn.norms import Norm, make_norm
+from linrec.nn.output_gate import gated
 from linrec.nn.parameters import mark
 from linrec.nn.projections import xavier_linear
 from linrec.nn.short_convolution import ShortConvolution
@@ -148,7 +149,7 @@ class GLA(Mixer):
         if forget_gate in ("channel", "head"):
             width = d_k if forget_gate == "channel" else self.kv_heads
             low_rank = [GateLinear(d_model, gate_rank, bias=False), GateLinear(gate_rank, width)]
-            self.alpha = mark(nn.Sequential(*low_rank), group="transition", weight_decay=False)
+            self.alpha = mark(nn.Sequential(*low_rank))
             for linear in low_rank:
                 nn.init.xavier_uniform_(linear.weight, gain=GAIN)
         self.norm = make_norm(output_norm, self.d_value, eps=norm_eps)
@@ -173,10 +174,7 @@ class GLA(Mixer):
         elif self.forget_gate == "fixed":
             log_alpha = multi_scale_decay(self.n_heads, **self.factory_kwargs(x.device))
         o, S = gate_loop(q, k, v, log_alpha, state=S, reset=reset)
-        o = self.norm(o).flatten(-2)
-        if self.gate is not None:
-            o = functional.silu(self.gate(x)) * o
-        return self.out(o), self.conv.joined(tail, S)
+        return self.out(gated(self.norm(o).flatten(-2), self.gate, x)), self.conv.joined(tail, S)
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
         """Return zeros (batch, h, dk, dv); with a convolution, (batch, conv_size - 1, c) and these."""

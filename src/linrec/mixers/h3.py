@@ -106,7 +106,7 @@ class H3(Mixer):
         first = torch.zeros(d_model, d_state)
         first[:, 0] = 1
         self.shift_B = nn.Parameter(first)
-        mark(self, "shift_B", group="transition", weight_decay=False)
+        mark(self, "shift_B")
         bound = 1 / math.sqrt(d_state)
         self.shift_C = nn.Parameter(torch.empty(d_model, d_state).uniform_(-bound, bound))
         # taps of single channels, not a matrix

@@ -16,10 +16,11 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from linrec.mixers.rg_lru import BLOCKS, RGLRU, InitOf, Start, Variant
+from linrec.nn.activations import ACTIVATIONS
 from linrec.nn.mixer import Mixer, State
+from linrec.nn.projections import draw
 from linrec.nn.short_convolution import ShortConvolution
 from linrec.rules import at_least, choice
 
@@ -103,7 +104,7 @@ class Hawk(Mixer):
             # fewer channels than blocks are refused where the gates are made
             d_rnn = width // multiple * multiple or width
         self.d_rnn = d_rnn
-        self.approximate = "tanh" if activation == "gelu_tanh" else "none"
+        self.activation = activation
 
         self.gate = nn.Linear(d_model, d_rnn)
         self.u = nn.Linear(d_model, d_rnn)
@@ -120,9 +121,7 @@ class Hawk(Mixer):
             input_gate=input_gate,
         )
         self.out = nn.Linear(d_rnn, d_model)
-        for linear in (self.gate, self.u, self.out):
-            nn.init.normal_(linear.weight, std=1 / math.sqrt(linear.in_features))
-            nn.init.zeros_(linear.bias)
+        draw([self.gate, self.u, self.out], nn.init.kaiming_normal_, nonlinearity="linear")
         if conv_size is not None:
             nn.init.normal_(self.conv.weight, std=math.sqrt(TAPS_VARIANCE / conv_size))
             nn.init.zeros_(self.conv.bias)
@@ -133,7 +132,7 @@ class Hawk(Mixer):
         Without a convolution, the state is the recurrence's alone.
         """
         tail, h = self.conv.split(state)
-        g = functional.gelu(self.gate(x), approximate=self.approximate)
+        g = ACTIVATIONS[self.activation](self.gate(x))
         v, tail = self.conv(self.u(x), tail, reset=reset)
         y, h = self.rg_lru(v, h, reset=reset)
         return self.out(g * y), self.conv.joined(tail, h)

@@ -12,13 +12,14 @@ gate, h hidden state of a head, y output, t time. Seen as linear attention, o is
 i the value. Norm and projection at the end are HGRN's, over all heads together.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from linrec.nn.activations import ACTIVATIONS
 from linrec.nn.gates import GateLinear
 from linrec.nn.head_sizes import kv_groups, repeat_heads, split_width
 from linrec.nn.lower_bounds import LowerBoundKind, make_lower_bounds, share_lower_bounds
@@ -33,13 +34,6 @@ __all__ = ["HGRN2"]
 
 InputActivation = Literal["silu", "none"]
 OutputGate = Literal["sigmoid", "silu", "relu", "elu", "none"]
-_OUTPUT_GATES: dict[str, Callable[[Tensor], Tensor]] = {
-    "sigmoid": functional.sigmoid,
-    "silu": functional.silu,
-    "relu": functional.relu,
-    "elu": lambda x: functional.elu(x) + 1,
-    "none": lambda x: x,
-}
 
 # the expansion ratio of the paper's language models
 CHANNELS_PER_HEAD = 128
@@ -126,7 +120,7 @@ class HGRN2(Mixer):
         self.lower_bound = lower_bound
         self.layer = 0
         self.bounds = make_lower_bounds(lower_bound, d_kv)
-        self.g = mark(GateLinear(d_model, d_kv, bias=bias), group="transition", weight_decay=False)
+        self.g = mark(GateLinear(d_model, d_kv, bias=bias))
         self.i = nn.Linear(d_model, d_kv, bias=bias)
         self.o = nn.Linear(d_model, d_model, bias=bias)
         self.conv = ShortConvolution(d_model + 2 * d_kv, conv_size, bias=conv_bias)
@@ -150,9 +144,9 @@ class HGRN2(Mixer):
         log_g = log_g.clamp(max=0)
         # 1 - g, without the rounding of g
         rest = (1 - beta) * torch.sigmoid(-z)
-        if self.input_activation == "silu":
-            i = functional.silu(i)
-        o = _OUTPUT_GATES[self.output_gate](o)
+        i, o = ACTIVATIONS[self.input_activation](i), ACTIVATIONS[self.output_gate](o)
+        if self.output_gate == "elu":
+            o = o + 1
         o, log_g, rest, i = (part.unflatten(-1, (-1, self.d_head)) for part in (o, log_g, rest, i))
         log_g, rest, i = (repeat_heads(part, self.n_heads) for part in (log_g, rest, i))
         y, h = gate_loop(o, rest.to(i.dtype), i, log_g, state=h, reset=reset)

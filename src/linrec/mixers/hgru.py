@@ -23,10 +23,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from linrec.nn.activations import ACTIVATIONS
 from linrec.nn.gates import Gate, GateLinear, spread
 from linrec.nn.lower_bounds import LowerBoundKind, make_lower_bounds, share_lower_bounds
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.norms import Norm, make_norm
+from linrec.nn.output_gate import gated
 from linrec.nn.parameters import mark
 from linrec.nn.short_convolution import ShortConvolution
 from linrec.ops.inspection import note
@@ -38,7 +40,6 @@ __all__ = ["HGRU"]
 ForgetGate = Literal["data", "bound", "none"]
 OutputGate = Literal["sigmoid", "silu", "none"]
 Phase = Literal["learned", "data", "none"]
-OUTPUT_GATES = {"sigmoid": functional.sigmoid, "silu": functional.silu}
 
 
 class HGRU(Mixer):
@@ -162,19 +163,18 @@ class HGRU(Mixer):
         self.mu: GateLinear | None = None
         self.r: GateLinear | None = None
         if forget_gate != "bound":
-            self.mu = mark(GateLinear(d_model, n, bias=bias), group="transition", weight_decay=False)
+            self.mu = mark(GateLinear(d_model, n, bias=bias))
             if refine:
-                self.r = mark(GateLinear(d_model, n, bias=bias), group="transition", weight_decay=False)
+                self.r = mark(GateLinear(d_model, n, bias=bias))
             if uniform_init:
                 spread(self.mu, self.r)
         self.theta: nn.Parameter | GateLinear | None = None
         start = phase_base ** (-torch.arange(n) / n)
         if phase == "learned":
             self.theta = nn.Parameter(start)
-            mark(self, "theta", group="transition", weight_decay=False)
-            self.keep_float32("theta")
+            mark(self, "theta", float32=True)
         elif phase == "data":
-            self.theta = mark(GateLinear(d_model, n), group="transition", weight_decay=False)
+            self.theta = mark(GateLinear(d_model, n))
             with torch.no_grad():
                 self.theta.bias.copy_(start)
         self.is_complex = complex_input or phase != "none"
@@ -221,10 +221,10 @@ class HGRU(Mixer):
         state = self.conv.joined(tail, h)
 
         o = (torch.view_as_real(hidden).flatten(-2) if self.is_complex else hidden).to(x.dtype)
-        if self.gate is None:
-            return self.out(self.norm(o)), state
-        g = OUTPUT_GATES[self.output_gate](self.gate(x))
-        return self.out(self.norm(g * o) if self.gate_before_norm else g * self.norm(o)), state
+        g = ACTIVATIONS[self.output_gate]
+        if self.gate_before_norm:
+            return self.out(self.norm(gated(o, self.gate, x, g))), state
+        return self.out(gated(self.norm(o), self.gate, x, g)), state
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
         """Return zeros (batch, d_state) of the dtype of h; with a convolution, its tail and these."""

@@ -20,6 +20,7 @@ from linrec.nn.implicit_filters import ImplicitFilter, SineNetwork
 from linrec.nn.long_filters import Filter, LongFilter
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
+from linrec.nn.projections import draw
 from linrec.nn.short_convolution import ShortConvolution
 from linrec.ops.core.isolation import documents
 from linrec.ops.inspection import note
@@ -163,11 +164,8 @@ class Hyena(Mixer):
             for n in range(count)
         )
         self.out = nn.Linear(d_model, d_model, bias=bias)
-        for linear in self.modules():
-            if std is not None and isinstance(linear, nn.Linear):
-                nn.init.normal_(linear.weight, std=std)
-                if linear.bias is not None:
-                    nn.init.zeros_(linear.bias)
+        if std is not None:
+            draw(self, nn.init.normal_, std=std)
         if out_std is not None:
             nn.init.normal_(self.out.weight, std=out_std)
 

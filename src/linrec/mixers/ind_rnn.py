@@ -10,13 +10,12 @@ sigma stands between h_{t-1} and h_t, so steps follow one another: this is no li
 computes it.
 """
 
-from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
+from linrec.nn.activations import ACTIVATIONS
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
 from linrec.nn.step_by_step import Step, Tensors, step_by_step
@@ -28,7 +27,6 @@ __all__ = ["IndRNN"]
 Activation = Literal["relu", "tanh"]
 RecurrentInit = Literal["uniform", "long"]
 Init = Literal["torch", "released"]
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": functional.relu, "tanh": torch.tanh}
 
 # of the released code: the slope below zero that Kaiming's start is told
 LEAK = 8
@@ -98,8 +96,7 @@ class IndRNN(Mixer):
             nn.init.zeros_(self.W.bias)
         least = 1 / self.bound if recurrent_init == "long" else 0.0
         self.u = nn.Parameter(torch.empty(d_model).uniform_(least, self.bound))
-        mark(self, "u", group="transition", weight_decay=False)
-        self.keep_float32("u")
+        mark(self, "u", float32=True)
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return h of every step, and the last h (b, d_model)."""

@@ -13,17 +13,16 @@ E_m and W_h, the memory is a convolution (Chilkuri and Eliasmith, 2021):
 """
 
 import math
-from collections.abc import Callable
-from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn import functional
 
 from linrec.hippo import Discretization, StateSpace, discretize, matrices
+from linrec.nn.activations import ACTIVATIONS
 from linrec.nn.mixer import Mixer, State
+from linrec.nn.projections import drawn_linear, lecun_linear
 from linrec.nn.step_by_step import Step, Tensors, step_by_step
 from linrec.ops.dense_ssm import dense_ssm
 from linrec.rules import at_least, choice, positive, require
@@ -32,14 +31,6 @@ __all__ = ["LMU", "Memory"]
 
 Activation = Literal["tanh", "relu", "gelu", "none"]
 Init = Literal["paper", "keras_lmu"]
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "tanh": torch.tanh,
-    "relu": functional.relu,
-    "gelu": functional.gelu,
-    "none": lambda x: x,
-}
-# variance 1 / inputs
-_lecun_uniform = partial(nn.init.kaiming_uniform_, nonlinearity="linear")
 
 
 class Memory(NamedTuple):
@@ -139,16 +130,16 @@ class LMU(Mixer):
         self.feedback = feedback
         self.activation, self.memory_activation = activation, memory_activation
 
-        self.E_x = _linear(d_model, self.d_memory, _lecun_uniform, bias=bias)
-        self.W_x = _linear(d_model, d_model, nn.init.xavier_normal_, bias=bias)
-        self.W_m = _linear(self.d_memory * order, d_model, nn.init.xavier_normal_)
+        self.E_x = lecun_linear(d_model, self.d_memory, bias=bias)
+        self.W_x = drawn_linear(d_model, d_model, nn.init.xavier_normal_, bias=bias)
+        self.W_m = drawn_linear(self.d_memory * order, d_model, nn.init.xavier_normal_)
         self.E_h: nn.Linear | None = None
         self.E_m: nn.Linear | None = None
         self.W_h: nn.Linear | None = None
         if feedback:
-            self.E_h = _linear(d_model, self.d_memory, _lecun_uniform)
-            self.E_m = _linear(self.d_memory * order, self.d_memory, nn.init.zeros_)
-            self.W_h = _linear(d_model, d_model, nn.init.xavier_normal_)
+            self.E_h = lecun_linear(d_model, self.d_memory)
+            self.E_m = drawn_linear(self.d_memory * order, self.d_memory, nn.init.zeros_)
+            self.W_h = drawn_linear(d_model, d_model, nn.init.xavier_normal_)
         if init == "keras_lmu":
             _draw_as_keras([self.E_x, self.E_h], self.E_m)
             _draw_as_keras([self.W_x, self.W_m], self.W_h)
@@ -162,7 +153,7 @@ class LMU(Mixer):
         """Return h, and m (b, d_memory, order), or with feedback a `Memory`."""
         if self.feedback:
             return self._mix_with_feedback(x, state, reset)
-        f, f_u = _ACTIVATIONS[self.activation], _ACTIVATIONS[self.memory_activation]
+        f, f_u = ACTIVATIONS[self.activation], ACTIVATIONS[self.memory_activation]
         u = f_u(self.E_x(x))
         m, state = dense_ssm(u, self.A, self.B, state=state, reset=reset, mode=self.mode)
         return f(self.W_x(x) + self.W_m(m.flatten(-2))), state
@@ -170,7 +161,7 @@ class LMU(Mixer):
     def _mix_with_feedback(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, Memory]:
         """Return h and the `Memory`, step by step: u depends on the memory in no linear way."""
         assert self.E_h is not None and self.E_m is not None and self.W_h is not None
-        f, f_u = _ACTIVATIONS[self.activation], _ACTIVATIONS[self.memory_activation]
+        f, f_u = ACTIVATIONS[self.activation], ACTIVATIONS[self.memory_activation]
         m, h = self.init_state(x.shape[0], device=x.device) if state is None else state
         u_x, h_x = self.E_x(x).to(m.dtype), self.W_x(x).to(m.dtype)
         E_h, E_m, W_h, W_m = (part.weight.to(m.dtype).mT for part in (self.E_h, self.E_m, self.W_h, self.W_m))
@@ -205,15 +196,6 @@ class LMU(Mixer):
         if not self.A.is_meta:
             self.A, self.B = (part.to(self.A) for part in self._system())
         return self
-
-
-def _linear(d_in: int, d_out: int, draw: Callable[[Tensor], Any], *, bias: bool = False) -> nn.Linear:
-    """Return a map whose weights `draw` fills, with biases of zero."""
-    linear = nn.Linear(d_in, d_out, bias=bias)
-    draw(linear.weight)
-    if bias:
-        nn.init.zeros_(linear.bias)
-    return linear
 
 
 def _draw_as_keras(inputs: list[nn.Linear | None], recurrent: nn.Linear | None) -> None:

@@ -105,22 +105,20 @@ class LRU(Mixer):
         nu_log, theta_log = _ring(self.d_state, r_min, r_max, max_phase)
         self.nu_log: nn.Parameter | GateLinear
         if forget_gate:
-            self.nu_log = mark(GateLinear(d_model, self.d_state), group="transition", weight_decay=False)
+            self.nu_log = mark(GateLinear(d_model, self.d_state))
             with torch.no_grad():
                 self.nu_log.bias.copy_(nu_log)
         else:
             self.nu_log = nn.Parameter(nu_log)
-            mark(self, "nu_log", group="transition", weight_decay=False)
-            self.keep_float32("nu_log")
+            mark(self, "nu_log", float32=True)
         self.theta_log = nn.Parameter(theta_log)
         # log sqrt(1 - |lambda|^2), which keeps its digits near |lambda| = 1
         gamma_log = torch.log(-torch.expm1(2 * stable_exponential(nu_log))) / 2
         self.gamma_log = nn.Parameter(gamma_log)
         B = torch.randn(2 * self.d_state, d_model) / math.sqrt(2 * d_model)
         self.B = nn.Parameter(B)
-        for name in ("theta_log", "gamma_log", "B"):
-            mark(self, name, group="transition", weight_decay=False)
-        self.keep_float32("theta_log", "gamma_log")
+        mark(self, "B")
+        mark(self, "theta_log", "gamma_log", float32=True)
         self.C = nn.Parameter(torch.randn(d_model, 2 * self.d_state) / math.sqrt(self.d_state))
         self.D = nn.Parameter(torch.randn(d_model))
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from linrec.mixers.gilr import GILR, Impulse
 from linrec.nn.gates import Gate
 from linrec.nn.mixer import Mixer, State
+from linrec.nn.projections import draw
 from linrec.nn.token_shift import token_shift
 from linrec.ops.inspection import note
 from linrec.ops.scan import scan
@@ -107,9 +108,7 @@ class LSLSTM(Mixer):
         self.z = nn.Linear(2 * d_model, d_model)
         self.out = nn.Linear(d_model, d_model) if output_projection else None
         if variant == "released":
-            for linear in (part for part in self.modules() if isinstance(part, nn.Linear)):
-                nn.init.uniform_(linear.weight, -LARGEST_WEIGHT, LARGEST_WEIGHT)
-                nn.init.zeros_(linear.bias)
+            draw(self, nn.init.uniform_, a=-LARGEST_WEIGHT, b=LARGEST_WEIGHT)
         if forget_bias_init is not None:
             nn.init.constant_(self.f.f.bias, forget_bias_init)
 

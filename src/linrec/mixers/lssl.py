@@ -126,9 +126,8 @@ class LSSL(Mixer):
             add_transition(self, B=B.to(dt_log))
         self.C = nn.Parameter(torch.randn(d_model, n_outputs, d_state))
         self.D = nn.Parameter(torch.randn(d_model, n_outputs))
-        for name in ("C", "D"):
-            # numbers of single channels, not a matrix
-            mark(self, name, group="channel", weight_decay=True)
+        # numbers of single channels, not a matrix
+        mark(self, "C", "D", group="channel", weight_decay=True)
         self.out = make_output(output, d_model * n_outputs, d_model)
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:

@@ -24,7 +24,7 @@ from linrec.nn.gates import GateLinear
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
 from linrec.nn.short_convolution import ShortConvolution
-from linrec.nn.steps import step_bias
+from linrec.nn.steps import softplus, step_bias
 from linrec.ops.selective_scan import selective_scan
 from linrec.rules import at_least, choice, require
 
@@ -137,8 +137,7 @@ class Mamba(Mixer):
             self.W_dt.bias = nn.Parameter(b_dt)
         else:
             self.b_dt = nn.Parameter(b_dt)
-            mark(self, "b_dt", group="default", weight_decay=False)
-            self.keep_float32("b_dt")
+            mark(self, "b_dt", group="default", weight_decay=False, float32=True)
         # normal, so that the states of a channel differ
         for name in ("B", "C"):
             if name not in self.widths:
@@ -149,8 +148,7 @@ class Mamba(Mixer):
         elif A_init == "random":
             log_A = torch.randn(self.d_inner, d_state)
         self.A_log = nn.Parameter(log_A)
-        mark(self, "A_log", group="channel", weight_decay=False)
-        self.keep_float32("A_log")
+        mark(self, "A_log", group="channel", weight_decay=False, float32=True)
         self.D: nn.Parameter | None = None
         if D:
             self.D = nn.Parameter(torch.ones(self.d_inner))
@@ -180,8 +178,7 @@ class Mamba(Mixer):
             steps = self.W_dt(made["dt"])
         else:
             steps = self.b_dt.to(self.state_dtype).expand(*x.shape[:2], -1)
-        # -log sigmoid(-s) = softplus(s); of the latter, torch 2.13 compiles the gradient with wrong strides
-        dt = -functional.logsigmoid(-steps)
+        dt = softplus(steps)
         A = -torch.exp(self.A_log.to(dt.dtype))
         y, h = selective_scan(x, dt, A, B, C, self.D, state=h, reset=reset)
         y = self.out((y * functional.silu(z)).to(u.dtype))

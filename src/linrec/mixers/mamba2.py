@@ -27,7 +27,7 @@ from linrec.nn.head_sizes import split_width
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
 from linrec.nn.short_convolution import ShortConvolution
-from linrec.nn.steps import step_bias
+from linrec.nn.steps import softplus, step_bias
 from linrec.ops.gate_loop import gate_loop
 from linrec.ops.inspection import note
 from linrec.rules import at_least, choice, divisor, require, span
@@ -166,8 +166,7 @@ class Mamba2(Mixer):
             self.dt.bias.copy_(step_bias(self.n_heads, dt_init, floor=dt_floor))
         self.A_log = nn.Parameter(torch.empty(self.n_heads).uniform_(*A_init).log())
         mark(self.dt, "bias", group="default", weight_decay=False)
-        mark(self, "A_log", group="default", weight_decay=False)
-        self.keep_float32("A_log")
+        mark(self, "A_log", group="default", weight_decay=False, float32=True)
         self.D: nn.Parameter | None = None
         if D != "none":
             self.D = nn.Parameter(torch.ones(self.n_heads, 1 if D == "head" else self.d_head))
@@ -190,8 +189,7 @@ class Mamba2(Mixer):
         else:
             source = X = functional.silu(XBC)
             B, C = self.BC(X).split(self.widths[1:], dim=-1)
-        # -log sigmoid(-z) = softplus(z); of the latter, torch 2.13 compiles the gradient with wrong strides
-        dt = -functional.logsigmoid(-self.dt(source))
+        dt = softplus(self.dt(source))
         if self.dt_limit is not None:
             dt = dt.clamp(*self.dt_limit)
         log_a = -torch.exp(self.A_log.to(dt.dtype)) * dt

@@ -31,7 +31,7 @@ from linrec.nn.moving_average import MovingAverage
 from linrec.nn.norms import Norm, make_norm
 from linrec.nn.parameters import mark
 from linrec.nn.positions import positions
-from linrec.nn.projections import output_kwargs
+from linrec.nn.projections import draw, output_kwargs
 from linrec.nn.rotary import Rotary
 from linrec.ops import inspection
 from linrec.ops.attention import AttentionCache, laplace_attention, softmax_attention
@@ -170,17 +170,14 @@ class Mega(Mixer):
         if position_bias != "none":
             shape = (2, d_qk) if chunk_size is None or position_bias == "rotary" else (chunk_size,)
             self.bias = nn.Parameter(STD * torch.randn(shape))
-        for name in ("kappa", "mu") if self.bias is None else ("kappa", "mu", "bias"):
-            mark(self, name, group="channel", weight_decay=False)
+        vectors = ["kappa", "mu"] if self.bias is None else ["kappa", "mu", "bias"]
+        mark(self, *vectors, group="channel", weight_decay=False)
         self.v = nn.Linear(d_model, self.d_value)
         self.gamma = nn.Linear(d_model, self.d_value)
         self.phi = nn.Linear(d_model, d_model)
         self.h = nn.Linear(d_model, d_model)
         self.u = nn.Linear(self.d_value, d_model, bias=False)
-        for linear in (self.z, self.v, self.gamma, self.phi, self.h, self.u):
-            nn.init.normal_(linear.weight, std=STD)
-            if linear.bias is not None:
-                nn.init.zeros_(linear.bias)
+        draw([self.z, self.v, self.gamma, self.phi, self.h, self.u], nn.init.normal_, std=STD)
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y less x, and a `MegaState`."""

@@ -30,6 +30,7 @@ from linrec.nn.head_norm import HeadNorm
 from linrec.nn.head_sizes import few_heads, heads_of
 from linrec.nn.matrix_memory import ForgetGate, MemoryGates, stabilised
 from linrec.nn.mixer import Mixer, State
+from linrec.nn.projections import drawn_linear
 from linrec.nn.short_convolution import ShortConvolution
 from linrec.ops.gate_loop import normalized_gate_loop
 from linrec.ops.inspection import note
@@ -129,8 +130,7 @@ class MLSTM(Mixer):
         divisor("d_inner", d_inner, block_size=block_size)
         std = math.sqrt(2 / (5 * d_model))
 
-        self.up = nn.Linear(d_model, 2 * d_inner, bias=False)
-        nn.init.normal_(self.up.weight, std=std)
+        self.up = drawn_linear(d_model, 2 * d_inner, nn.init.normal_, std=std)
         self.conv = ShortConvolution(d_inner, conv_size, bias=True, silu=True)
         self.q, self.k, self.v = (
             BlockDiagonalLinear(d_inner, d_inner // block_size, std=std) for _ in range(3)

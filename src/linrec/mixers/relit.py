@@ -36,6 +36,7 @@ from linrec.nn.gates import GateLinear
 from linrec.nn.head_sizes import split_width
 from linrec.nn.mixer import Mixer, State, Transitions
 from linrec.nn.parameters import mark
+from linrec.nn.projections import draw
 from linrec.ops.gate_loop import gate_loop
 from linrec.ops.inspection import note
 from linrec.ops.scan import scan
@@ -144,14 +145,11 @@ class ReLiT(Mixer):
         self.v = nn.Linear(d_model, d_model)
         self.p1 = nn.Linear(d_model, self.n_heads * eta)
         self.p2 = nn.Linear(d_model, self.n_heads * eta)
-        self.p3 = mark(GateLinear(d_model, self.n_heads * eta), group="transition", weight_decay=False)
-        self.gamma = mark(GateLinear(d_model, d_model), group="transition", weight_decay=False)
-        self.beta = mark(GateLinear(d_model, d_model), group="transition", weight_decay=False)
+        self.p3 = mark(GateLinear(d_model, self.n_heads * eta))
+        self.gamma = mark(GateLinear(d_model, d_model))
+        self.beta = mark(GateLinear(d_model, d_model))
         self.out = nn.Linear(d_model, d_model)
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.orthogonal_(module.weight, gain=GAIN)
-                nn.init.zeros_(module.bias)
+        draw(self, nn.init.orthogonal_, gain=GAIN)
         if self.is_released:
             self._draw_as_released()
 

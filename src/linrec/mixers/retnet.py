@@ -17,12 +17,12 @@ from typing import Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn import functional
 
 from linrec.nn.decays import log_spaced_decay, multi_scale_decay, single_decay
 from linrec.nn.head_sizes import heads_of, split_width
 from linrec.nn.mixer import Mixer, State, Transitions
 from linrec.nn.norms import Norm, make_norm
+from linrec.nn.output_gate import gated
 from linrec.nn.projections import xavier_linear
 from linrec.ops.gate_loop import gate_loop
 from linrec.rules import at_least, choice, positive, require
@@ -153,10 +153,7 @@ class RetNet(Mixer):
             k = k.conj()
         log_gamma = None if self.decay == "none" else _DECAYS[self.decay](self.n_heads, **like)
         y, state = gate_loop(q, k, v, log_gamma, theta, state=state, reset=reset)
-        y = self.norm(y).flatten(-2).to(x.dtype)
-        if self.gate is not None:
-            y = functional.silu(self.gate(x)) * y
-        return self.out(y), state
+        return self.out(gated(self.norm(y).flatten(-2).to(x.dtype), self.gate, x)), state
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
         """Return zeros (batch, h, dk / 2, dv), complex; (batch, h, dk, dv), real without `rotation`."""

@@ -127,7 +127,7 @@ class RFA(Mixer):
         self.phi = feature_maps.build(feature_map, self.d_head, orthogonal=orthogonal, **features)
         self.gate: GateLinear | None = None
         if gate:
-            self.gate = mark(GateLinear(d_model, self.n_heads), group="transition", weight_decay=False)
+            self.gate = mark(GateLinear(d_model, self.n_heads))
         self.out = nn.Linear(d_model, d_model, bias=bias)
         if init == "released":
             for linear in (self.q, self.k, self.v, self.out):

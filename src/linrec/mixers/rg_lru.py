@@ -121,8 +121,7 @@ class RGLRU(Mixer):
             log_a = torch.empty(d_model).uniform_(low, high).log() / c
         # logit(a)
         self.Lambda = nn.Parameter(log_a - torch.log(-torch.expm1(log_a)))
-        mark(self, "Lambda")
-        self.keep_float32("Lambda")
+        mark(self, "Lambda", float32=True)
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and h (b, d_model); with `start="whole"`, h and the steps since the sequence began."""

@@ -130,8 +130,7 @@ class RWKV4(Mixer):
             nn.Parameter(torch.empty(d_model)) if on else None for on in shifted
         )
         self.log_w = nn.Parameter(torch.empty(d_state))
-        mark(self, "log_w", group="transition", weight_decay=False)
-        self.keep_float32("log_w")
+        mark(self, "log_w", float32=True)
         self.u = nn.Parameter(math.log(0.3) + 0.5 * zigzag(d_state)) if bonus else None
         self.share([self])
 

@@ -15,12 +15,12 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from linrec.nn.gates import stable_exponential
 from linrec.nn.head_norm import HeadNorm
 from linrec.nn.head_sizes import split_width
 from linrec.nn.mixer import Mixer, State
+from linrec.nn.output_gate import gated
 from linrec.nn.parameters import mark
 from linrec.nn.projections import orthogonal_linear
 from linrec.nn.rwkv_start import Place, start_matrix_state
@@ -110,8 +110,7 @@ class RWKV5(Mixer):
         self.v = orthogonal_linear(d_model, d_model)
         self.gate = orthogonal_linear(d_model, d_model, gain=0.1) if output_gate else None
         self.omega = nn.Parameter(torch.empty(d_model))
-        mark(self, "omega", group="transition", weight_decay=False)
-        self.keep_float32("omega")
+        mark(self, "omega", float32=True)
         self.u = nn.Parameter(torch.empty(d_model)) if bonus else None
         self.norm = HeadNorm(self.n_heads, self.d_head, eps=norm_eps, bias=True) if output_norm else None
         self.out = orthogonal_linear(d_model, d_model, gain=0.0 if zero_init else 1.0)
@@ -127,9 +126,7 @@ class RWKV5(Mixer):
         u = None if self.u is None else self.u.to(self.state_dtype).unflatten(-1, heads)
         o, S = gate_loop(r, k, v, log_w, bonus=u, state=S, reset=reset)
         o = (o if self.norm is None else self.norm(o)).flatten(-2).to(x.dtype)
-        if self.gate is not None:
-            o = functional.silu(self.gate(z[3])) * o
-        return self.out(o), self.shift.joined(last, S)
+        return self.out(gated(o, self.gate, z[-1])), self.shift.joined(last, S)
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
         """Return zeros (batch, d_model) and zeros (batch, h, d, d); without token shift, the second alone."""

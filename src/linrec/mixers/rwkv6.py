@@ -19,12 +19,12 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from linrec.nn.gates import GateLinear, stable_exponential
 from linrec.nn.head_norm import HeadNorm
 from linrec.nn.head_sizes import split_width
 from linrec.nn.mixer import Mixer, State
+from linrec.nn.output_gate import gated
 from linrec.nn.parameters import mark
 from linrec.nn.projections import orthogonal_linear
 from linrec.nn.rwkv_start import Place, start_matrix_state
@@ -133,8 +133,7 @@ class RWKV6(Mixer):
         self.v = orthogonal_linear(d_model, d_model)
         self.gate = orthogonal_linear(d_model, d_model, gain=0.1) if output_gate else None
         self.lambda_d = nn.Parameter(torch.empty(d_model))
-        mark(self, "lambda_d", group="transition", weight_decay=False)
-        self.keep_float32("lambda_d")
+        mark(self, "lambda_d", float32=True)
         self.d: nn.Sequential | None = None
         if decay == "data":
             A, B = GateLinear(d_model, decay_rank, bias=False), GateLinear(decay_rank, d_model, bias=False)
@@ -161,9 +160,7 @@ class RWKV6(Mixer):
         u = None if self.u is None else self.u.to(self.state_dtype).unflatten(-1, heads)
         o, S = gate_loop(r, k, v, log_w, bonus=u, state=S, reset=reset)
         o = (o if self.norm is None else self.norm(o)).flatten(-2).to(x.dtype)
-        if self.gate is not None:
-            o = functional.silu(self.gate(z["g"])) * o
-        return self.out(o), self.shift.joined(last, S)
+        return self.out(gated(o, self.gate, z.get("g", x))), self.shift.joined(last, S)
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
         """Return zeros (batch, d_model) and zeros (batch, h, d, d); without token shift, the second alone."""

@@ -161,9 +161,8 @@ class S5(Mixer):
         self.B = nn.Parameter(torch.view_as_real(B).movedim(-1, 1).flatten(0, 1).to(dtype))
         self.C = nn.Parameter(torch.view_as_real(C.conj().resolve_conj()).flatten(1).to(dtype))
         self.D = nn.Parameter(torch.randn(d_model))
-        for name in ("A_log", "A_imag", "dt_log", "B"):
-            mark(self, name, group="transition", weight_decay=False)
-        self.keep_float32("A_log", "A_imag", "dt_log")
+        mark(self, "B")
+        mark(self, "A_log", "A_imag", "dt_log", float32=True)
         wide = 2 * d_model if output == "glu" else d_model
         self.out = nn.Identity() if output == "none" else nn.Linear(d_model, wide)
 

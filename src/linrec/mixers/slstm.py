@@ -130,7 +130,7 @@ class SLSTM(Mixer):
         self.i, self.f, self.z, self.o = (
             BlockDiagonalLinear(d_model, self.n_heads, std=std, exact=True) for _ in range(4)
         )
-        mark(self.f, group="transition", weight_decay=False)
+        mark(self.f)
         # both in the order i, f, z, o
         self.R = nn.Parameter(torch.zeros(self.n_heads, self.d_head, 4 * self.d_head))
         if recurrent_init == "uniform":

@@ -112,7 +112,7 @@ class SRU(Mixer):
             nn.init.zeros_(self.f.f.bias)
         self.v_f = _vector(d_model) if recurrent_gates else None
         if self.v_f is not None:
-            mark(self, "v_f", group="transition", weight_decay=False)
+            mark(self, "v_f")
         self.r = GateLinear(d_model, d_model) if highway or output_gate else None
         if self.r is not None:
             nn.init.uniform_(self.r.weight, -bound / math.sqrt(2), bound / math.sqrt(2))

@@ -29,7 +29,7 @@ from linrec.nn.head_sizes import split_width
 from linrec.nn.mixer import Mixer, State, Transitions
 from linrec.nn.norms import make_norm
 from linrec.nn.parameters import mark
-from linrec.nn.projections import output_kwargs
+from linrec.nn.projections import drawn_linear, output_kwargs
 from linrec.ops.attention import softmax_attention
 from linrec.ops.gate_loop import gate_loop
 from linrec.rules import at_least, choice
@@ -139,17 +139,16 @@ class TransNormer(Mixer):
         self._place(0, 1)
 
         self.phi = feature_maps.build(feature_map, self.d_head)
-        self.q = _projection(d_model)
-        self.k = _projection(d_model)
-        self.v = _projection(d_model)
-        self.gate = _projection(d_model) if output_gate else None
-        self.out = _projection(d_model)
+        self.q = drawn_linear(d_model, d_model, nn.init.normal_, std=INIT_STD)
+        self.k = drawn_linear(d_model, d_model, nn.init.normal_, std=INIT_STD)
+        self.v = drawn_linear(d_model, d_model, nn.init.normal_, std=INIT_STD)
+        self.gate = drawn_linear(d_model, d_model, nn.init.normal_, std=INIT_STD) if output_gate else None
+        self.out = drawn_linear(d_model, d_model, nn.init.normal_, std=INIT_STD)
         self.theta: nn.Parameter | None = None
         if positions in ("mix", "lrpe_d", "lrpe"):
             theta = lrpe_base ** (-2 * torch.arange(d_model) / d_model)
             self.theta = nn.Parameter(theta.unflatten(0, (self.n_heads, self.d_head)))
-            mark(self, "theta", group="transition", weight_decay=False)
-            self.keep_float32("theta")
+            mark(self, "theta", float32=True)
         if output_norm == "simple_rms":
             self.norm = make_norm("rms", d_model, eps=EPS, affine=False)
         else:
@@ -219,9 +218,3 @@ class TransNormer(Mixer):
             slope = 2.0 ** (-8 * share) if self.slopes == "geometric" else 8 * share
         fades = self.layer_decay and self.n_layers > 1
         return slope * (1 - self.layer / (self.n_layers - 1) if fades else 1)
-
-
-def _projection(d_model: int) -> nn.Linear:
-    linear = nn.Linear(d_model, d_model, bias=False)
-    nn.init.normal_(linear.weight, std=INIT_STD)
-    return linear

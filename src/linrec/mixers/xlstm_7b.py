@@ -24,6 +24,7 @@ from linrec.nn.head_norm import HeadNorm
 from linrec.nn.head_sizes import key_value_heads
 from linrec.nn.matrix_memory import ForgetGate, MemoryGates, stabilised
 from linrec.nn.mixer import Mixer, State
+from linrec.nn.projections import draw
 from linrec.ops.gate_loop import normalized_gate_loop
 from linrec.ops.inspection import note
 
@@ -113,8 +114,7 @@ class XLSTM7B(Mixer):
         self.k = nn.Linear(d_model, d_qk, bias=False)
         self.v = nn.Linear(d_model, d_v, bias=False)
         self.gate = nn.Linear(d_model, d_v, bias=False)
-        for linear in (self.q, self.k, self.v, self.gate):
-            nn.init.normal_(linear.weight, std=math.sqrt(2 / (5 * d_model)))
+        draw([self.q, self.k, self.v, self.gate], nn.init.normal_, std=math.sqrt(2 / (5 * d_model)))
         self.memory = MemoryGates(
             d_model, self.n_heads, forget_gate=forget_gate, gate_cap=gate_cap, gate_std=gate_std
         )

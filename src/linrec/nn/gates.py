@@ -192,7 +192,7 @@ class Gate(nn.Module):
         self.r = GateLinear(d_in, d_out) if refine else None
         if uniform_init:
             spread(self.f, self.r)
-        mark(self, group="transition", weight_decay=False)
+        mark(self)
 
     def forward(
         self, x: Float[Tensor, "*batch d_in"]
@@ -339,10 +339,10 @@ class Transition(nn.Module):
                 linear.weight.mul_(transition_weight_scale)
             return linear
 
-        self.magnitude = mark(projection(), group="transition", weight_decay=False)
+        self.magnitude = mark(projection())
         self.phase: GateLinear | _Constant | None = None
         if phase_activation != "none":
-            self.phase = mark(projection(), group="transition", weight_decay=False)
+            self.phase = mark(projection())
         with torch.no_grad():
             if magnitude_init is not None:
                 self._init_magnitudes(self.magnitude.bias, *magnitude_init)

@@ -1,25 +1,16 @@
 """Gated linear units: channel mixing in which one projection of a step gates another."""
 
-from collections.abc import Callable
-from functools import partial
 from typing import Literal
 
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn import functional
 
-from linrec.errors import unknown
+from linrec.nn.activations import ACTIVATIONS
+from linrec.rules import choice
 
 __all__ = ["GLU", "GLUActivation"]
 
 GLUActivation = Literal["sigmoid", "silu", "gelu", "gelu_tanh", "identity"]
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "sigmoid": functional.sigmoid,
-    "silu": functional.silu,
-    "gelu": functional.gelu,
-    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
-    "identity": lambda x: x,
-}
 
 
 class GLU(nn.Module):
@@ -57,8 +48,7 @@ class GLU(nn.Module):
 
     def __init__(self, d_model: int, d_hidden: int, *, activation: GLUActivation = "sigmoid") -> None:
         super().__init__()
-        if activation not in _ACTIVATIONS:
-            raise unknown("`activation`", activation, _ACTIVATIONS)
+        choice(GLUActivation, activation=activation)
         self.activation = activation
         self.gate = nn.Linear(d_model, d_hidden)
         self.up = nn.Linear(d_model, d_hidden)
@@ -66,4 +56,4 @@ class GLU(nn.Module):
 
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """Apply the function to `x` (..., d_model)."""
-        return self.down(_ACTIVATIONS[self.activation](self.gate(x)) * self.up(x))
+        return self.down(ACTIVATIONS[self.activation](self.gate(x)) * self.up(x))

@@ -138,8 +138,7 @@ class ModalFilter(Filter):
         self.d_entries = poles.shape[1]
         self.decay_log = nn.Parameter((-poles.abs().log()).clamp(SLOWEST, FASTEST).log())
         self.phase = nn.Parameter(poles.angle())
-        for name in ("decay_log", "phase"):
-            mark(self, name, group="transition", weight_decay=False)
+        mark(self, "decay_log", "phase")
         self.residues = nn.Parameter(torch.view_as_real(residues).clone())
         # of single channels, not a matrix
         mark(self, "residues", group="channel", weight_decay=True)

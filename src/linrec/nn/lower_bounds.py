@@ -55,7 +55,7 @@ class LowerBounds(Float32Module):
         self.n_layers, self.kind = n_layers, kind
         start = torch.logit(torch.rand(n_layers, width), eps=1e-6) if kind == "random" else None
         self.gamma = nn.Parameter(torch.zeros(n_layers, width) if start is None else start)
-        mark(self, "gamma", group="transition", weight_decay=False)
+        mark(self, "gamma")
         self.keep_float32("gamma")
 
     def forward(self, layer: int) -> Float[Tensor, "d"]:

@@ -72,7 +72,7 @@ class MemoryGates(nn.Module):
             nn.init.zeros_(self.i.bias)
         self.f: GateLinear | None = None
         if forget_gate != "none":
-            self.f = mark(GateLinear(d_gates, n_heads), group="transition", weight_decay=False)
+            self.f = mark(GateLinear(d_gates, n_heads))
             nn.init.normal_(self.f.weight, std=gate_std)
             bias = torch.linspace(*FORGET_BIAS, n_heads)
             with torch.no_grad():

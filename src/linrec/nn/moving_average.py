@@ -51,9 +51,8 @@ class MovingAverage(Float32Module):
         sign = 1.0 - 2.0 * (torch.arange(n_averages) % 2)
         self.beta = nn.Parameter(sign + STD * torch.randn(shape))
         self.eta = nn.Parameter(torch.randn(shape) / math.sqrt(n_averages))
-        for name in ("alpha", "delta", "beta"):
-            mark(self, name, group="transition", weight_decay=False)
-        self.keep_float32("alpha", "delta")
+        mark(self, "beta")
+        mark(self, "alpha", "delta", float32=True)
         mark(self, "eta", group="channel", weight_decay=True)
 
     def discrete(self) -> tuple[Float[Tensor, "d n"], Float[Tensor, "d n"], Float[Tensor, "d n"]]:

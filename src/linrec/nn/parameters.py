@@ -10,6 +10,7 @@ from typing import TypeVar
 from torch import nn
 
 from linrec.errors import unknown
+from linrec.nn.float32 import Float32Module
 
 __all__ = ["ParameterGroup", "groups_of", "mark"]
 
@@ -37,18 +38,25 @@ DEFAULT = ParameterGroup()
 
 
 def mark(
-    module: ModuleT, name: str | None = None, *, group: str = "transition", weight_decay: bool = False
+    module: ModuleT,
+    *names: str,
+    group: str = "transition",
+    weight_decay: bool = False,
+    float32: bool = False,
 ) -> ModuleT:
-    """Put one parameter of a module, or all that it has, into a group of the optimiser.
+    """Put parameters of a module into a group of the optimiser.
 
-    The module that holds the parameter keeps the mark, under the parameter's name. So it stays whatever
-    becomes of the parameter: `.to(...)`, loading of weights, `copy.deepcopy`, sharding over processes.
+    The module that holds a parameter keeps the mark, under the parameter's name. So the mark survives
+    `.to(...)`, loading of weights, `copy.deepcopy`, and sharding over processes.
 
     Args:
-        module: what holds the parameter; without a name, all parameters in it are marked.
-        name: name of a parameter that the module itself holds.
+        module: the module that holds the parameters.
+        names: names of parameters that the module itself holds; without names, all parameters in the module
+            are marked.
         group: the name of the group.
         weight_decay: whether weight decay applies to the parameters.
+        float32: whether the named parameters stay in float32 in a module in half precision; see
+            `linrec.nn.Float32Module`.
 
     Returns:
         `module` itself, so that marking can stand where the module is made.
@@ -67,12 +75,16 @@ def mark(
         >>> [group.name for group in groups_of(mark(nn.Linear(4, 4), "bias")).values()]
         ['default', 'transition']
     """
-    for part in module.modules() if name is None else [module]:
+    for part in [module] if names else module.modules():
         held = [own for own, _ in part.named_parameters(recurse=False, remove_duplicate=False)]
-        if name is not None and name not in held:
-            raise unknown(f"parameter of {type(module).__name__}", name, held)
+        for name in names:
+            if name not in held:
+                raise unknown(f"parameter of {type(module).__name__}", name, held)
         marks = vars(part).setdefault(_MARKS, {})
-        marks.update(dict.fromkeys(held if name is None else [name], ParameterGroup(group, weight_decay)))
+        marks.update(dict.fromkeys(names or held, ParameterGroup(group, weight_decay)))
+    if float32:
+        assert isinstance(module, Float32Module)
+        module.keep_float32(*names)
     return module
 
 

@@ -1,11 +1,74 @@
 """Projections with initialisations of their own, and the dtype of what projections return."""
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-__all__ = ["orthogonal_linear", "output_kwargs", "xavier_linear"]
+__all__ = ["draw", "drawn_linear", "lecun_linear", "orthogonal_linear", "output_kwargs", "xavier_linear"]
+
+
+def draw(
+    linears: nn.Module | Iterable[nn.Linear], fill: Callable[..., Tensor], **arguments: float | str
+) -> None:
+    """Draw the weights of linear layers, and set the biases to zero.
+
+    Args:
+        linears: the layers, or a module, of which all layers are meant.
+        fill: a function of `torch.nn.init`, which fills a tensor in place.
+        arguments: further arguments of `fill`.
+
+    Example:
+        >>> linear = nn.Linear(2, 3)
+        >>> draw([linear], nn.init.constant_, val=4.0)
+        >>> linear(torch.ones(2)).tolist()
+        [8.0, 8.0, 8.0]
+    """
+    for linear in linears.modules() if isinstance(linears, nn.Module) else linears:
+        if isinstance(linear, nn.Linear):
+            fill(linear.weight, **arguments)
+            if linear.bias is not None:
+                nn.init.zeros_(linear.bias)
+
+
+def drawn_linear(
+    d_in: int, d_out: int, fill: Callable[..., Tensor], *, bias: bool = False, **arguments: float | str
+) -> nn.Linear:
+    """Return y = W x + b, with W as `fill` draws it and b zero.
+
+    Args:
+        d_in: width of the input.
+        d_out: width of the output.
+        fill: a function of `torch.nn.init`; see `draw`.
+        bias: whether there is a b.
+        arguments: further arguments of `fill`.
+
+    Example:
+        >>> drawn_linear(2, 1, nn.init.constant_, val=4.0).weight.tolist()
+        [[4.0, 4.0]]
+    """
+    linear = nn.Linear(d_in, d_out, bias=bias)
+    draw([linear], fill, **arguments)
+    return linear
+
+
+def lecun_linear(d_in: int, d_out: int, *, bias: bool = False) -> nn.Linear:
+    """Return y = W x + b, with entries of W uniform in +- sqrt(3 / d_in), of variance 1 / d_in, and b zero.
+
+    Args:
+        d_in: width of the input.
+        d_out: width of the output.
+        bias: whether there is a b.
+
+    Source:
+        LeCun, Bottou, Orr and Müller, Efficient BackProp (1998).
+
+    Example:
+        >>> bool(lecun_linear(3, 3).weight.abs().max() <= 1)
+        True
+    """
+    return drawn_linear(d_in, d_out, nn.init.kaiming_uniform_, bias=bias, nonlinearity="linear")
 
 
 def xavier_linear(d_in: int, d_out: int, *, gain: float = 1.0, bias: bool = False) -> nn.Linear:
@@ -24,11 +87,7 @@ def xavier_linear(d_in: int, d_out: int, *, gain: float = 1.0, bias: bool = Fals
         >>> bool(xavier_linear(3, 3, gain=0.5).weight.abs().max() <= 0.5)
         True
     """
-    linear = nn.Linear(d_in, d_out, bias=bias)
-    nn.init.xavier_uniform_(linear.weight, gain=gain)
-    if bias:
-        nn.init.zeros_(linear.bias)
-    return linear
+    return drawn_linear(d_in, d_out, nn.init.xavier_uniform_, bias=bias, gain=gain)
 
 
 def orthogonal_linear(d_in: int, d_out: int, *, gain: float = 1.0) -> nn.Linear:
@@ -48,12 +107,9 @@ def orthogonal_linear(d_in: int, d_out: int, *, gain: float = 1.0) -> nn.Linear:
         >>> (W @ W.T).abs().round().tolist()
         [[9.0, 0.0], [0.0, 9.0]]
     """
-    linear = nn.Linear(d_in, d_out, bias=False)
     if gain == 0:
-        nn.init.zeros_(linear.weight)
-    else:
-        nn.init.orthogonal_(linear.weight, gain=gain)
-    return linear
+        return drawn_linear(d_in, d_out, nn.init.zeros_)
+    return drawn_linear(d_in, d_out, nn.init.orthogonal_, gain=gain)
 
 
 def output_kwargs(linear: nn.Linear, device: torch.device | str | None = None) -> dict[str, Any]:

@@ -166,7 +166,7 @@ def add_transition(module: Float32Module, *, learn: bool = True, **start: Tensor
     for name, tensor in start.items():
         if learn:
             setattr(module, name, nn.Parameter(tensor))
-            mark(module, name, group="transition", weight_decay=False)
+            mark(module, name)
         else:
             module.register_buffer(name, tensor)
     module.keep_float32(*start)

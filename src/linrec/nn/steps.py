@@ -1,14 +1,27 @@
-"""Step sizes dt = softplus(b) of selective state spaces, when training starts."""
+"""Step sizes dt = softplus(z) of selective state spaces."""
 
 import math
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional
 
 from linrec.rules import span
 
-__all__ = ["step_bias"]
+__all__ = ["softplus", "step_bias"]
+
+
+def softplus(z: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Return log(1 + exp(z)) as -log sigmoid(-z).
+
+    torch 2.13 compiles the gradient of its own softplus with wrong strides.
+
+    Example:
+        >>> round(softplus(torch.zeros(1)).item(), 4)
+        0.6931
+    """
+    return -functional.logsigmoid(-z)
 
 
 def step_bias(n: int, dt_init: tuple[float, float], *, floor: float = 0.0) -> Float[Tensor, "n"]:

@@ -1,0 +1,31 @@
+"""Activations by name."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+__all__ = ["ACTIVATIONS", "Activation"]
+
+Activation = Callable[[Tensor], Tensor]
+
+
+def _identity(x: Tensor) -> Tensor:
+    return x
+
+
+ACTIVATIONS: Mapping[str, Activation] = {
+    "elu": functional.elu,
+    "gelu": functional.gelu,
+    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+    "identity": _identity,
+    "leaky_relu": functional.leaky_relu,
+    "none": _identity,
+    "relu": functional.relu,
+    "sigmoid": functional.sigmoid,
+    "silu": functional.silu,
+    "tanh": torch.tanh,
+}
+"""All activations; an argument accepts the names of its `Literal`."""
