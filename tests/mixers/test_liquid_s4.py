@@ -65,11 +65,11 @@ def by_hand(mixer: LiquidS4, x: torch.Tensor, state: tuple[torch.Tensor, torch.T
             read = S + sum(terms[1:])
         outputs.append((c * read).sum(-1).real + mixer.ssm.D * x[:, t])
     y = torch.stack(outputs, 1)
-    if mixer.activation:
+    if mixer.out.activation:
         y = y * (1 + torch.erf(y / math.sqrt(2))) / 2
-    if mixer.output != "none":
+    if mixer.out.output != "none":
         y = y @ mixer.out.weight.T + mixer.out.bias
-    if mixer.output == "glu":
+    if mixer.out.output == "glu":
         y = y[..., :D] * torch.sigmoid(y[..., D:])
     return y, (before, S)
 
@@ -99,7 +99,7 @@ def test_products_are_those_of_the_liquid_transition(kernel):
     a, b, c = mixer.ssm.discrete()
     seen = []
     mixer.out.register_forward_pre_hook(lambda _, y: seen.append(y[0]))
-    mixer.activation = False
+    mixer.out.activation = False
     mixer(x)
     y = seen[0] - mixer.ssm.D * x
     state, u = torch.zeros(2, D, N // 2, dtype=torch.complex128), x[..., None]

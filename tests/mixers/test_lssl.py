@@ -77,11 +77,11 @@ def by_hand(mixer, x, state):
         outputs.append(torch.stack(y, 1))
         states.append(h)
     y = torch.cat(outputs, -1)
-    if mixer.activation:
+    if mixer.out.activation:
         y = y * (1 + torch.erf(y / math.sqrt(2))) / 2
-    if mixer.output != "none":
+    if mixer.out.output != "none":
         y = y @ mixer.out.weight.T + mixer.out.bias
-    if mixer.output == "glu":
+    if mixer.out.output == "glu":
         left, right = y.chunk(2, -1)
         y = left / (1 + torch.exp(-right))
     return y, torch.stack(states, 1)
@@ -193,7 +193,7 @@ def test_errors_say_what_is_wrong():
         ({"transition": "quasi"}, "there is no `transition` 'quasi'"),
         ({"transition": "quasi_separable", "measure": "fout"}, "there is no `measure` 'fout'"),
         ({"output": "gluu"}, "no `output` 'gluu'; did you mean 'glu'"),
-        ({"output": "none", "n_outputs": 2}, '`output="none"` needs `n_outputs=1`; got 2'),
+        ({"output": "none", "n_outputs": 2}, '`n_outputs` must be 1 with `output="none"`; got 2'),
         ({"dt_min": 0.0}, "A step of zero never moves"),
         ({"dt_min": 1e-60}, "`dt_min` must be at least 1.18e-38, .* got 1e-60, which would underflow"),
     ):

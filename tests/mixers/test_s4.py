@@ -90,11 +90,11 @@ def by_hand(mixer: S4, x: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tens
         outputs.append(torch.stack(y, 1))
         states.append(torch.cat([h[:n].real, h[:n].imag]).mT)
     y, last = torch.stack(outputs, -1), torch.stack(states, 1)
-    if mixer.activation:
+    if mixer.out.activation:
         y = y * (1 + torch.erf(y / math.sqrt(2))) / 2
-    if mixer.output != "none":
+    if mixer.out.output != "none":
         y = y @ mixer.out.weight.T + mixer.out.bias
-    if mixer.output == "glu":
+    if mixer.out.output == "glu":
         y = y[..., :D] * torch.sigmoid(y[..., D:])
     return y, last
 

@@ -74,11 +74,11 @@ def by_hand(mixer: S4D, x: torch.Tensor, state: torch.Tensor) -> tuple[torch.Ten
         outputs.append(torch.stack(y, 1))
         states.append(h[:, : state.shape[-1]])
     y, last = torch.stack(outputs, -1), torch.stack(states, 1)
-    if mixer.activation:
+    if mixer.out.activation:
         y = y * (1 + torch.erf(y / math.sqrt(2))) / 2
-    if mixer.output != "none":
+    if mixer.out.output != "none":
         y = y @ mixer.out.weight.T + mixer.out.bias
-    if mixer.output == "glu":
+    if mixer.out.output == "glu":
         y = y[..., :D] * torch.sigmoid(y[..., D:])
     return y, last if state.is_complex() else last.real
 
@@ -111,7 +111,7 @@ def test_convolution_and_recurrence_agree_over_16384_steps_in_float32(init):
 @every_case
 def test_the_kernel_is_the_answer_to_an_impulse(case):
     mixer = moved(make(**CASES[case]))
-    mixer.out, mixer.activation, mixer.output = torch.nn.Identity(), False, "none"
+    mixer.out = torch.nn.Identity()
     x = torch.zeros(1, 40, D, dtype=torch.float64)
     x[:, 0] = 1
     y, _ = mixer(x)

@@ -75,10 +75,10 @@ def by_hand(mixer: SGConv, x: torch.Tensor, start: torch.Tensor, **arguments):
     y = y + torch.stack(
         [sum(K[:, j] * x[:, t - j] for j in range(min(L, t + 1))) for t in range(x.shape[1])], 1
     )
-    if mixer.activation:
+    if mixer.out.activation:
         y = y * (1 + torch.erf(y / math.sqrt(2))) / 2
-    y = mixer.out(y)
-    if mixer.output == "glu":
+    y = y @ mixer.out.weight.T + mixer.out.bias
+    if mixer.out.output == "glu":
         y = y[..., :D] * torch.sigmoid(y[..., D:])
     return y
 

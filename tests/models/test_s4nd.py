@@ -79,11 +79,11 @@ def by_hand(layer: S4ND, x: torch.Tensor) -> torch.Tensor:
                 outputs.append(y)
         channels.append(torch.stack(outputs, -1).unflatten(-1, (rows, columns)))
     y = torch.stack(channels, -1)
-    if layer.activation:
+    if layer.out.activation:
         y = y * (1 + torch.erf(y / math.sqrt(2))) / 2
-    if layer.output != "none":
+    if layer.out.output != "none":
         y = y @ layer.out.weight.T + layer.out.bias
-    if layer.output == "glu":
+    if layer.out.output == "glu":
         y = y[..., :D] * torch.sigmoid(y[..., D:])
     return y
 

@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from linrec.nn.mixer import Mixer, State
-from linrec.nn.position_wise import Output, make_output, position_wise
+from linrec.nn.position_wise import Output, PositionWise
 from linrec.nn.state_space import DiagonalSSM, Spectrum
 from linrec.nn.token_shift import token_shift
 from linrec.ops.diagonal_ssm import diagonal_ssm
@@ -120,8 +120,7 @@ class LiquidS4(Mixer):
             mode=mode,
         )
         self.degree, self.kernel, self.powers = degree, kernel, powers
-        self.activation, self.output = activation, output
-        self.out = make_output(output, d_model, d_model)
+        self.out = PositionWise(d_model, output=output, activation=activation)
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return o, u^p of the last step for p = 1 .. P - 1 (b, P - 1, d_model), and x (b, d_model, n)."""
@@ -144,8 +143,7 @@ class LiquidS4(Mixer):
                 # the same transition: states add up
                 more, end = diagonal_ssm(product, Abar, power, C, reset=reset, mode=mode)
                 y, S = y + more, S + end
-        o = position_wise(y, self.out, output=self.output, activation=self.activation)
-        return o, (torch.stack(lasts, 1), S)
+        return self.out(y), (torch.stack(lasts, 1), S)
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
         """Return zeros (batch, P - 1, d_model) and (batch, d_model, n), as `linrec.mixers.s4d.S4D`."""

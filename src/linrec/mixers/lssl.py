@@ -19,11 +19,11 @@ from linrec.hippo import Measure, StateSpace, discretize, matrices
 from linrec.hippo.measures import low_rank
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
-from linrec.nn.position_wise import Output, make_output, position_wise
+from linrec.nn.position_wise import Output, PositionWise
 from linrec.nn.quasi_separable import QuasiSeparable
 from linrec.nn.state_space import add_transition, log_steps
 from linrec.ops.dense_ssm import dense_ssm
-from linrec.rules import at_least, choice, require
+from linrec.rules import at_least, choice
 
 __all__ = ["LSSL"]
 
@@ -106,12 +106,7 @@ class LSSL(Mixer):
         dense_ssm.operator.check_mode(mode)
         choice(Transition, transition=transition)
         at_least(1, d_state=d_state, n_outputs=n_outputs)
-        require(
-            output != "none" or n_outputs == 1,
-            f'`output="none"` needs `n_outputs=1`; got {n_outputs}. Choose "linear" or "glu".',
-        )
         self.d_state, self.measure, self.mode = d_state, measure, mode
-        self.activation, self.output = activation, output
 
         dt_log = log_steps(d_model, dt_min, dt_max)
         self.quasi_separable: QuasiSeparable | None = None
@@ -128,7 +123,7 @@ class LSSL(Mixer):
         self.D = nn.Parameter(torch.randn(d_model, n_outputs))
         # numbers of single channels, not a matrix
         mark(self, "C", "D", group="channel", weight_decay=True)
-        self.out = make_output(output, d_model * n_outputs, d_model)
+        self.out = PositionWise(d_model, output=output, n_outputs=n_outputs, activation=activation)
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return o, and x of the equations (b, d_model, N)."""
@@ -143,7 +138,7 @@ class LSSL(Mixer):
         Abar, Bbar = discretize(StateSpace(A, B), self.dt_log.to(dtype).exp(), "bilinear")
         y, state = dense_ssm(u, Abar, Bbar, self.C.to(dtype), state=state, reset=reset, mode=self.mode)
         y = (y + self.D.to(y.dtype) * u[..., None]).flatten(-2)
-        return position_wise(y, self.out, output=self.output, activation=self.activation), state
+        return self.out(y), state
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
         """Return zeros (batch, d_model, N)."""

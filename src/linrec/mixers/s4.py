@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from linrec.hippo import StateSpace, discretize, normal_plus_low_rank
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
-from linrec.nn.position_wise import Output, make_output, position_wise
+from linrec.nn.position_wise import Output, PositionWise
 from linrec.nn.state_space import Measure, Start, add_transition, log_steps, per_channel, released_start
 from linrec.ops.dense_ssm import dense_ssm
 from linrec.ops.dplr_ssm import dplr_ssm
@@ -127,17 +127,13 @@ class S4(Mixer):
         divisor("d_model", d_model, n_ssm=n_ssm, or_none=True)
         at_least(1, n_outputs=n_outputs)
         require(
-            n_outputs == 1 or output != "none",
-            f'`n_outputs` must be 1 with `output="none"`; got {n_outputs}. Pass "linear" or "glu".',
-        )
-        require(
             d_state >= 1 and d_state % 2 == 0,
             f"`d_state` must be a positive even number, of conjugate pairs; got {d_state}. "
             f"Pass {max(2, d_state + d_state % 2)}.",
         )
         self.recurrence = "dplr_ssm" if discretization == "bilinear" else "dense_ssm"
         self.d_state, self.discretization, self.mode = d_state, discretization, mode
-        self.activation, self.output, self.n_outputs = activation, output, n_outputs
+        self.n_outputs = n_outputs
 
         steps = log_steps(d_model, dt_min, dt_max)
         Lambda, P, B, _ = (normal_plus_low_rank if start == "paper" else released_start)(init, d_state)
@@ -157,7 +153,7 @@ class S4(Mixer):
         # of single channels, not a matrix
         mark(self, "C", group="channel", weight_decay=True)
         self.D = nn.Parameter(torch.randn(n_outputs * d_model))
-        self.out = make_output(output, n_outputs * d_model, d_model)
+        self.out = PositionWise(d_model, output=output, n_outputs=n_outputs, activation=activation)
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return o, and x of the equations (b, n_outputs d_model, N), real."""
@@ -184,7 +180,7 @@ class S4(Mixer):
             y, state = dense_ssm(u, Abar, Bbar, C, state=state, reset=reset, mode=self.mode)
             y = y.squeeze(-1)
         y = y + self.D.to(y.dtype) * u
-        return position_wise(y, self.out, output=self.output, activation=self.activation), state
+        return self.out(y), state
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
         """Return zeros (batch, n_outputs d_model, N)."""

@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from linrec.nn.mixer import Mixer, State
-from linrec.nn.position_wise import Output, make_output, position_wise
+from linrec.nn.position_wise import Output, PositionWise
 from linrec.nn.state_space import DiagonalSSM, Spectrum, Start
 from linrec.ops.diagonal_ssm import diagonal_ssm
 from linrec.ops.long_conv import Discretization
-from linrec.rules import require
 
 __all__ = ["S4D"]
 
@@ -99,10 +98,6 @@ class S4D(Mixer):
         start: Start = "paper",
     ) -> None:
         super().__init__(d_model)
-        require(
-            n_outputs == 1 or output != "none",
-            f'`n_outputs` must be 1 with `output="none"`; got {n_outputs}. Pass "linear" or "glu".',
-        )
         self.ssm = DiagonalSSM(
             d_model,
             d_state=d_state,
@@ -116,8 +111,8 @@ class S4D(Mixer):
             n_outputs=n_outputs,
             start=start,
         )
-        self.activation, self.output, self.n_outputs = activation, output, n_outputs
-        self.out = make_output(output, n_outputs * d_model, d_model)
+        self.n_outputs = n_outputs
+        self.out = PositionWise(d_model, output=output, n_outputs=n_outputs, activation=activation)
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return o, and the state x (b, n_outputs d_model, n): complex, or real with `init="real"`."""
@@ -126,7 +121,7 @@ class S4D(Mixer):
         Abar, Bbar, C = self.ssm.discrete()
         y, state = diagonal_ssm(u, Abar, Bbar, C, state=state, reset=reset, mode=self.ssm.mode)
         y = y + self.ssm.D.to(y.dtype) * u
-        return position_wise(y, self.out, output=self.output, activation=self.activation), state
+        return self.out(y), state
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
         """Return zeros (batch, n_outputs d_model, n): N / 2 complex numbers, or N real with `init="real"`."""

@@ -20,7 +20,7 @@ from torch.nn import functional
 from linrec.nn.long_filters import Filter, LongFilter
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
-from linrec.nn.position_wise import Output, make_output, position_wise
+from linrec.nn.position_wise import Output, PositionWise
 from linrec.ops.inspection import kernel_mixing
 from linrec.rules import at_least, choice, require
 
@@ -142,7 +142,6 @@ class SGConv(Mixer):
         output: Output = "linear",
     ) -> None:
         super().__init__(d_model)
-        self.activation, self.output = activation, output
         self.filter: Filter = MultiScaleFilter(
             d_model,
             length,
@@ -151,12 +150,12 @@ class SGConv(Mixer):
             alpha_spacing=alpha_spacing,
             upsampling=upsampling,
         )
-        self.out = make_output(output, d_model, d_model)
+        self.out = PositionWise(d_model, output=output, activation=activation)
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return o, and the last inputs (b, s, d_model)."""
         y, state = self.filter(x, state, reset=reset)
-        return position_wise(y, self.out, output=self.output, activation=self.activation), state
+        return self.out(y), state
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
         """Return no inputs, (batch, 0, d_model); of a distilled layer, modes of zero."""

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from linrec.nn.mixer import Mixer, State
-from linrec.nn.position_wise import Output, make_output, position_wise
+from linrec.nn.position_wise import Output, PositionWise
 from linrec.nn.state_space import DiagonalSSM, Spectrum, per_channel
 from linrec.ops.core.call import refuse_split_time
 from linrec.ops.diagonal_ssm import diagonal_ssm
@@ -105,7 +105,7 @@ class S4ND(Mixer):
             f'`bandlimit` must be None with `init="real"`, which has no frequencies; got {bandlimit}.',
         )
         self.rank, self.bandlimit, self.step_rescale = rank, bandlimit, step_rescale
-        self.bidirectional, self.activation, self.output = bidirectional, activation, output
+        self.bidirectional = bidirectional
         self.kernels = nn.ModuleList(
             DiagonalSSM(
                 d_model,
@@ -121,7 +121,7 @@ class S4ND(Mixer):
             for _ in range(axes)
         )
         self.D = nn.Parameter(torch.randn(d_model))
-        self.out = make_output(output, d_model, d_model)
+        self.out = PositionWise(d_model, output=output, activation=activation)
 
     def forward(
         self,
@@ -163,7 +163,7 @@ class S4ND(Mixer):
             lines = y.movedim(axis, -2)
             y = self._along(kernel, lines.flatten(0, -3)).view(lines.shape).movedim(-2, axis)
         y = y.unflatten(-1, (self.rank, -1)).mean(-2) + self.D.to(y.dtype) * x
-        return position_wise(y, self.out, output=self.output, activation=self.activation), None
+        return self.out(y), None
 
     def _along(self, kernel: nn.Module, u: Tensor) -> Tensor:
         """Return K^(i) * u for lines u (b, t, rank d_model) along one axis."""
