@@ -77,7 +77,8 @@ def by_hand(mixer: SGConv, x: torch.Tensor, start: torch.Tensor, **arguments):
     )
     if mixer.out.activation:
         y = y * (1 + torch.erf(y / math.sqrt(2))) / 2
-    y = y @ mixer.out.weight.T + mixer.out.bias
+    if mixer.out.output != "none":
+        y = y @ mixer.out.weight.T + mixer.out.bias
     if mixer.out.output == "glu":
         y = y[..., :D] * torch.sigmoid(y[..., D:])
     return y

@@ -47,8 +47,8 @@ class PositionWise(nn.Module):
             f'`n_outputs` must be 1 with `output="none"`; got {n_outputs}. Pass "linear" or "glu".',
         )
         self.output, self.activation = output, activation
-        self.weight: nn.Parameter | None = None
-        self.bias: nn.Parameter | None = None
+        self.weight: Tensor | None = None
+        self.bias: Tensor | None = None
         if output != "none":
             linear = nn.Linear(n_outputs * d_model, 2 * d_model if output == "glu" else d_model)
             self.weight, self.bias = linear.weight, linear.bias
