@@ -20,7 +20,7 @@ one key for each of h heads i, and biases of distances, which gamma and beta sca
 from typing import Literal, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -226,9 +226,7 @@ class AFT(Mixer):
         """Elements of n, d and m, 3 d_model, and of a window; of AFT-full, 2 d_model + 1 per cached step."""
         return 2 * self.d_model + 1 if self.variant == "full" else super().state_size
 
-    def token_mixing(
-        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
-    ) -> Float[Tensor, "b t t"]:
+    def token_mixing(self, x: Tensor, *, reset: Tensor | None = None) -> Tensor:
         """Return the mean over channels of the weights that V is multiplied by, sigmoid(Q) among them."""
         with noting() as noted:
             self.forward(x, reset=reset)

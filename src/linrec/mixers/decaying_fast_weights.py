@@ -13,7 +13,6 @@ feature map, and nothing is normalised. Heads side by side are projected by W_o.
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -96,12 +95,8 @@ class DecayingFastWeights(Mixer):
         if isinstance(gate_bias_init, str):
             choice(("uniform",), gate_bias_init=gate_bias_init)
         self.n_heads, self.d_head = split_width("d_model", d_model, n_heads, least=CHANNELS_PER_HEAD)
-        self.phi = feature_maps.build(feature_map, self.d_head)
-        require(
-            self.phi.phase is None,
-            f'`feature_map="{feature_map}"` turns its features with time, and fast weights decay alone. '
-            'The mixer "linear_attention" has it.',
-        )
+        of = "decaying fast weights"
+        self.phi = feature_maps.build_without_phase(feature_map, self.d_head, of=of)
 
         self.q = nn.Linear(d_model, d_model, bias=bias)
         self.k = nn.Linear(d_model, d_model, bias=bias)
@@ -136,9 +131,7 @@ class DecayingFastWeights(Mixer):
         sizes = self.n_heads, self.phi.d_features, self.d_head
         return gate_loop.empty_state(batch, *sizes, **self.factory_kwargs(device))
 
-    def token_mixing(
-        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
-    ) -> Float[Tensor, "b t t"] | None:
+    def token_mixing(self, x: Tensor, *, reset: Tensor | None = None) -> Tensor | None:
         """Return the mean over heads and value channels of the magnitudes of the weights of v."""
         if self.z is None:
             return super().token_mixing(x, reset=reset)

@@ -20,7 +20,7 @@ So each step has pairs with the last C steps alone, and rows of a batch need not
 from typing import Literal, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -212,9 +212,7 @@ class FlashGAU(Mixer):
             S = gate_loop.empty_state(batch, 1, self.d_qk, self.d_value, **of_state)[:, 0]
         return FlashState(k, v, S, torch.zeros(batch, dtype=torch.int64, device=k.device))
 
-    def token_mixing(
-        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
-    ) -> Float[Tensor, "b t t"]:
+    def token_mixing(self, x: Tensor, *, reset: Tensor | None = None) -> Tensor:
         """Return magnitudes of the weights that V is multiplied by in V^quad + V^lin."""
         call, noted = self._memory(x, reset)
         # with the rows of the identity as values, the outputs are the weights

@@ -11,7 +11,6 @@ complex ones is taken, as it is of GateLoop's output (appendix C).
 """
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from linrec.nn.gates import MagnitudeActivation, PhaseActivation, Transition, TransitionKind
@@ -127,7 +126,7 @@ class GateLoopAttention(Mixer):
         keys = 2 if self.transition.phase is None else 3
         return self.n_heads * (keys * self.d_key + self.d_value) + 1
 
-    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions:
+    def transitions(self, x: Tensor) -> Transitions:
         """Return a_n of eq. 25, (h dk,) with `transition="fixed"`: the operator's gates are of all steps."""
         log_a, phase = self.transition(x)
         return Transitions(log_a.exp().flatten(-2), None if phase is None else phase.flatten(-2))

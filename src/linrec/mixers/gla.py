@@ -16,7 +16,6 @@ import math
 from typing import Literal
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -182,7 +181,7 @@ class GLA(Mixer):
         S = gate_loop.empty_state(batch, self.n_heads, self.d_key, self.d_value, **like)
         return self.conv.joined(self.conv.init_state(batch, **like), S)
 
-    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions | None:
+    def transitions(self, x: Tensor) -> Transitions | None:
         """Return alpha_t of every key channel, which is 1 without a gate."""
         if self.forget_gate == "none":
             return Transitions(x.new_ones(self.n_heads * self.d_key, dtype=self.state_dtype), None)

@@ -15,7 +15,6 @@ is S4D's (`linrec.mixers.s4d`), and the same for all products of a head.
 import math
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -25,7 +24,7 @@ from linrec.nn.parameters import mark
 from linrec.nn.state_space import DiagonalSSM, Spectrum
 from linrec.ops.diagonal_ssm import diagonal_ssm
 from linrec.ops.inspection import kernel_mixing, note
-from linrec.ops.long_conv import Discretization, long_conv, vandermonde_kernel
+from linrec.ops.long_conv import Discretization, long_conv
 
 __all__ = ["H3"]
 
@@ -153,13 +152,10 @@ class H3(Mixer):
         S = self.diagonal.init_state(batch * self.d_head**2, **kwargs)
         return tail, S.unflatten(0, (batch, self.d_head, self.d_head))
 
-    def token_mixing(
-        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
-    ) -> Float[Tensor, "b t t"]:
+    def token_mixing(self, x: Tensor, *, reset: Tensor | None = None) -> Tensor:
         """Return the mean over heads of |K_{n-m} Q_n Kbar_m|, which V_m is multiplied by; K is SSM_diag's."""
         _, notes = self._memory(x, reset)
-        Abar, Bbar, C = self.diagonal.discrete()
-        kernel = vandermonde_kernel(Abar, C * Bbar, x.shape[1])
+        kernel = self.diagonal.kernel(x.shape[1])
         now = functional.pad(self.diagonal.D.to(kernel.dtype)[:, None], (0, x.shape[1] - 1))
         weights = torch.einsum("bnhi,bmhi->bhnm", notes["q"], notes["k"])
         return kernel_mixing(kernel + now, x, reset, weights)

@@ -17,12 +17,17 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from linrec.nn.activations import ACTIVATIONS
 from linrec.nn.gates import GateLinear
 from linrec.nn.head_sizes import kv_groups, repeat_heads, split_width
-from linrec.nn.lower_bounds import LowerBoundKind, make_lower_bounds, share_lower_bounds
+from linrec.nn.lower_bounds import (
+    LowerBoundKind,
+    bound_of,
+    log_bounded,
+    make_lower_bounds,
+    share_lower_bounds,
+)
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.norms import Norm, make_norm
 from linrec.nn.parameters import mark
@@ -132,18 +137,7 @@ class HGRN2(Mixer):
         tail, h = self.conv.split(state)
         z, i, o = self.g(x), self.i(x), self.o(x)
         (o, z, i), tail = self.conv.side_by_side((o, z, i), tail, reset=reset)
-        if self.bounds is not None:
-            beta = self.bounds(self.layer)
-        else:
-            bound = float(self.lower_bound)
-            beta = torch.full(z.shape[-1:], bound, dtype=self.state_dtype, device=x.device)
-        # a bound of zero has no logarithm, and one of the smallest number forgets as completely
-        floor = torch.log(beta.clamp(min=torch.finfo(beta.dtype).tiny))
-        log_g = torch.logaddexp(floor, torch.log1p(-beta) + functional.logsigmoid(z))
-        # rounding alone makes it positive
-        log_g = log_g.clamp(max=0)
-        # 1 - g, without the rounding of g
-        rest = (1 - beta) * torch.sigmoid(-z)
+        log_g, rest = log_bounded(z, bound_of(self, z))
         i, o = ACTIVATIONS[self.input_activation](i), ACTIVATIONS[self.output_gate](o)
         if self.output_gate == "elu":
             o = o + 1

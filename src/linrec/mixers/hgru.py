@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from linrec.nn.activations import ACTIVATIONS
 from linrec.nn.gates import Gate, GateLinear, spread
-from linrec.nn.lower_bounds import LowerBoundKind, make_lower_bounds, share_lower_bounds
+from linrec.nn.lower_bounds import LowerBoundKind, bound_of, make_lower_bounds, share_lower_bounds
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.norms import Norm, make_norm
 from linrec.nn.output_gate import gated
@@ -197,11 +197,7 @@ class HGRU(Mixer):
         # pairs of real numbers up to the scan: compilers fuse them, and leave complex ones alone
         c = functional.silu(c).to(dtype).unflatten(-1, (self.d_state, -1))
 
-        if self.bounds is None:
-            gamma = x.new_full((self.d_state,), float(self.lower_bound), dtype=dtype)
-        else:
-            gamma = self.bounds(self.layer)
-        lambda_ = gamma
+        lambda_ = gamma = bound_of(self, c[..., 0])
         if logits:
             mu, _ = Gate.of_logits(logits[0], None if self.r is None else self.r(x))
             lambda_ = gamma + (1 - gamma) * mu

@@ -13,7 +13,7 @@ parts of exp(-2 pi i f_k t / L).
 from typing import NamedTuple, cast
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from linrec.nn.implicit_filters import ImplicitFilter, SineNetwork
@@ -197,9 +197,7 @@ class Hyena(Mixer):
             return sum(h.state_size for h in self._filters)
         return super().state_size
 
-    def token_mixing(
-        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
-    ) -> Float[Tensor, "b t t"]:
+    def token_mixing(self, x: Tensor, *, reset: Tensor | None = None) -> Tensor:
         """Return the mean over channels of |H|, y = H v: the product of gates and filters, as matrices."""
         _, notes = self._memory(x, reset)
         parts = notes["parts"].to(self.state_dtype).mT[..., None]

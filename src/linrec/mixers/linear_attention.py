@@ -21,7 +21,6 @@ exponent so far, m_i = max(m_{i-1}, e_i), of each feature. y does not depend on 
 from typing import Literal, NamedTuple
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from linrec.nn import feature_maps
@@ -255,7 +254,7 @@ class LinearAttention(Mixer):
             return sums
         return ScaledState(sums, torch.full((batch, h, self.d_turned), -torch.inf, **like))
 
-    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions | None:
+    def transitions(self, x: Tensor) -> Transitions | None:
         """Return magnitudes of 1 and the phases of s, without the factors of rescaled exponentials."""
         found = super().transitions(x)
         if found is None or found.phase is None:

@@ -17,7 +17,6 @@ of S4 times powers of B, is these; PB, powers of B alone, leaves the kernel at i
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor
 
 from linrec.nn.mixer import Mixer, State
@@ -26,7 +25,7 @@ from linrec.nn.state_space import DiagonalSSM, Spectrum
 from linrec.nn.token_shift import token_shift
 from linrec.ops.diagonal_ssm import diagonal_ssm
 from linrec.ops.inspection import kernel_mixing
-from linrec.ops.long_conv import Discretization, vandermonde_kernel
+from linrec.ops.long_conv import Discretization
 from linrec.rules import at_least, choice, require
 
 __all__ = ["LiquidS4"]
@@ -151,9 +150,6 @@ class LiquidS4(Mixer):
         last = torch.zeros(batch, self.degree - 1, self.d_model, **kwargs)
         return last, self.ssm.init_state(batch, **kwargs)
 
-    def token_mixing(
-        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
-    ) -> Float[Tensor, "b t t"]:
+    def token_mixing(self, x: Tensor, *, reset: Tensor | None = None) -> Tensor:
         """Return the mean over channels of |K_(n - m)|, of the kernel of u alone, without D and products."""
-        Abar, Bbar, C = self.ssm.discrete()
-        return kernel_mixing(vandermonde_kernel(Abar, C * Bbar, x.shape[1]), x, reset)
+        return kernel_mixing(self.ssm.kernel(x.shape[1]), x, reset)

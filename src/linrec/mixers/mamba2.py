@@ -144,12 +144,7 @@ class Mamba2(Mixer):
         sizes = split_width("expand * d_model", d_inner, n_heads, least=CHANNELS_PER_HEAD)
         self.n_heads, self.d_head = sizes
         divisor("n_heads", self.n_heads, n_groups=n_groups)
-        self.phi = feature_maps.build(feature_map, d_state)
-        require(
-            self.phi.phase is None,
-            f"`feature_map` of Mamba-2 must have no phase; that of {feature_map!r} turns its features. "
-            'Pass one that does not, such as "silu".',
-        )
+        self.phi = feature_maps.build_without_phase(feature_map, d_state, of="Mamba-2")
         widths = {"X": self.d_head, "B": d_state, "C": d_state}
         self.widths = [
             width * (self.n_heads if part in _OWN[heads] else n_groups) for part, width in widths.items()

@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -233,13 +233,11 @@ class Mega(Mixer):
         """
         return self.d_key + self.d_value + (self.chunk_size is not None)
 
-    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions | None:
+    def transitions(self, x: Tensor) -> Transitions | None:
         """Return 1 - alpha * delta of the averages, None without them."""
         return None if self.average is None else Transitions(self.average.discrete()[0].flatten(), None)
 
-    def token_mixing(
-        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
-    ) -> Float[Tensor, "b t t"] | None:
+    def token_mixing(self, x: Tensor, *, reset: Tensor | None = None) -> Tensor | None:
         """Return the weights that v is multiplied by in o."""
         with recording() as calls:
             self.forward(x, reset=reset)

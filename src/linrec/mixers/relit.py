@@ -27,7 +27,7 @@ import math
 from typing import Literal, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -237,7 +237,7 @@ class ReLiT(Mixer):
         kk, vv = (gate_loop.empty_state(batch, h, *sizes, **like) for sizes in ((m, n), (n, d)))
         return ReLiTState(kk, vv, scan.empty_state(batch, 1, **like))
 
-    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions:
+    def transitions(self, x: Tensor) -> Transitions:
         """Return the decays of C, c = h eta dk dv; of AReLiT, 1 - gamma and 1 - beta, c = h (eta dk + dv)."""
         _, notes = self._memory(x, None)
         log_f, log_z = notes["log_f"], notes["log_z"]
@@ -249,9 +249,7 @@ class ReLiT(Mixer):
             kept = _outer(log_f.exp(), log_z.exp())
         return Transitions(kept.flatten(2), None)
 
-    def token_mixing(
-        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
-    ) -> Float[Tensor, "b t t"]:
+    def token_mixing(self, x: Tensor, *, reset: Tensor | None = None) -> Tensor:
         """Return the mean over heads and value channels of the magnitudes of the weights of v."""
         _, notes = self._memory(x, reset)
         q, log_f = (notes["q"], None) if self.r else (notes["q"] / notes["s"], notes["log_f"])

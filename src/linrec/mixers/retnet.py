@@ -15,7 +15,6 @@ conj(K_m e^(im theta)) then depends on n - m alone, and the turn of eq. 5 become
 from typing import Literal
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from linrec.nn.decays import log_spaced_decay, multi_scale_decay, single_decay
@@ -160,7 +159,7 @@ class RetNet(Mixer):
         sizes = self.n_heads, self.d_key // 2 if self.rotation else self.d_key, self.d_value
         return gate_loop.empty_state(batch, *sizes, **self.factory_kwargs(device, is_complex=self.rotation))
 
-    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions | None:
+    def transitions(self, x: Tensor) -> Transitions | None:
         """Return gamma and theta, constant in time; gamma is 1 with `decay="none"`."""
         ones = x.new_ones(self.d_model, dtype=self.state_dtype)
         return super().transitions(x) or Transitions(ones, None)

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from linrec.nn.gates import stable_exponential
@@ -177,9 +177,7 @@ class RWKV4(Mixer):
         last = sums.new_zeros(batch, self.d_model) if self.token_shift else None
         return RWKV4State(last, sums, sums.new_full((batch, self.d_state), -torch.inf))
 
-    def token_mixing(
-        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
-    ) -> Float[Tensor, "b t t"]:
+    def token_mixing(self, x: Tensor, *, reset: Tensor | None = None) -> Tensor:
         """Return the mean over channels of the weights that v is multiplied by, sigmoid(r) among them."""
         _, notes = self._memory(x, reset)
         b = notes["b"]

@@ -13,7 +13,7 @@ import math
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -166,8 +166,6 @@ class SGConv(Mixer):
         """Elements per step that is kept, d_model; of a distilled layer, elements of its modes."""
         return self.filter.state_size
 
-    def token_mixing(
-        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
-    ) -> Float[Tensor, "b t t"]:
+    def token_mixing(self, x: Tensor, *, reset: Tensor | None = None) -> Tensor:
         """Return the mean over channels of |K_(n - m)|, with D."""
         return kernel_mixing(self.filter.kernel(x.shape[1]), x, reset)

@@ -179,7 +179,7 @@ class SLSTM(Mixer):
         h, c, n = (torch.zeros(shape, **factory) for _ in range(3))
         return SLSTMState(tail, h, c, n, torch.full_like(h, -torch.inf))
 
-    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions:
+    def transitions(self, x: Tensor) -> Transitions:
         """Return f_t of every cell, by its equation for all steps."""
         with noting() as notes:
             self.forward(x)

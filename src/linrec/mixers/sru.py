@@ -15,7 +15,6 @@ is one, and `scan` computes it.
 import math
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from linrec.nn.gates import Gate, GateLinear
@@ -161,14 +160,12 @@ class SRU(Mixer):
         """Return zeros (batch, d_model)."""
         return scan.empty_state(batch, self.d_model, **self.factory_kwargs(device))
 
-    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions:
+    def transitions(self, x: Tensor) -> Transitions:
         """Return f_t, also where a loop computes it, which is no operator."""
         _, notes = self._memory(x, None)
         return Transitions(notes["f"], None)
 
-    def token_mixing(
-        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
-    ) -> Float[Tensor, "b t t"]:
+    def token_mixing(self, x: Tensor, *, reset: Tensor | None = None) -> Tensor:
         """Return the mean over channels of what W x is multiplied by in c, the gates as `x` makes them."""
         _, notes = self._memory(x, reset)
         return elementwise_mixing(notes["f"], 1 - notes["f"], x, reset)

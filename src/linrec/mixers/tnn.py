@@ -13,7 +13,7 @@ distance i, norm a division by the root of the mean square plus 1e-8, the releas
 import math
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -145,8 +145,6 @@ class TNN(Mixer):
         """Elements per step that is kept, expansion d_model; of a distilled layer, elements of its modes."""
         return self.filter.state_size
 
-    def token_mixing(
-        self, x: Float[Tensor, "b t d_model"], *, reset: Bool[Tensor, "b t"] | None = None
-    ) -> Float[Tensor, "b t t"]:
+    def token_mixing(self, x: Tensor, *, reset: Tensor | None = None) -> Tensor:
         """Return the mean over channels of |t_(n - m)|, before the gate."""
         return kernel_mixing(self.filter.kernel(x.shape[1]), x, reset)

@@ -186,7 +186,7 @@ class TransNormer(Mixer):
             return super().state_size
         return (2 if self.theta is None else 3) * self.d_model + 1
 
-    def transitions(self, x: Float[Tensor, "b t d_model"]) -> Transitions | None:
+    def transitions(self, x: Tensor) -> Transitions | None:
         """Return lambda and theta, constant in time; lambda is 1 where nothing decays. None with blocks."""
         if self.blocks is not None:
             return None

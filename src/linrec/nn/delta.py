@@ -65,12 +65,8 @@ class UnitFeatures(nn.Module):
         super().__init__()
         require(eps >= 0, f"`qk_eps` must be at least 0; got {eps}. flash-linear-attention's is 1e-6.")
         choice(FeatureNorm, qk_norm=norm)
-        self.phi = feature_maps.build(feature_map, d_head, **({} if nu is None else {"nu": nu}))
-        require(
-            self.phi.phase is None,
-            f"`feature_map` of the delta rule must have no phase; that of {feature_map!r} turns its "
-            'features. Pass one that does not, such as "silu".',
-        )
+        arguments = {} if nu is None else {"nu": nu}
+        self.phi = feature_maps.build_without_phase(feature_map, d_head, of="the delta rule", **arguments)
         self.norm, self.eps, self.d_features = norm, eps, self.phi.d_features
 
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch m"]:

@@ -6,12 +6,20 @@ from typing import Literal, Protocol, runtime_checkable
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional
 
 from linrec.nn.float32 import Float32Module
 from linrec.nn.parameters import mark
 from linrec.rules import choice, require
 
-__all__ = ["LowerBoundKind", "LowerBounds", "make_lower_bounds", "share_lower_bounds"]
+__all__ = [
+    "LowerBoundKind",
+    "LowerBounds",
+    "bound_of",
+    "log_bounded",
+    "make_lower_bounds",
+    "share_lower_bounds",
+]
 
 LowerBoundKind = Literal["increasing", "decreasing", "random"]
 
@@ -101,6 +109,39 @@ def make_lower_bounds(lower_bound: LowerBoundKind | float, width: int) -> LowerB
         "A bound of 1 would never forget and take no input.",
     )
     return None
+
+
+def bound_of(mixer: _Bounded, like: Tensor) -> Float[Tensor, "d"]:
+    """Return the lower bounds (d,) of the mixer's layer.
+
+    Args:
+        mixer: a mixer with lower bounds.
+        like: a tensor (.., d) of the dtype and device of bounds that are not learned.
+    """
+    if mixer.bounds is not None:
+        return mixer.bounds(mixer.layer)
+    return like.new_full(like.shape[-1:], float(mixer.lower_bound))
+
+
+def log_bounded(
+    mu: Float[Tensor, "*batch d"], bound: Float[Tensor, "d"]
+) -> tuple[Float[Tensor, "*batch d"], Float[Tensor, "*batch d"]]:
+    """Return log g and 1 - g of the gate g = bound + (1 - bound) sigmoid(mu), without rounding g.
+
+    Args:
+        mu: logits (.., d).
+        bound: lower bounds in [0, 1), (d,).
+
+    Example:
+        >>> log_g, rest = log_bounded(torch.zeros(1), torch.tensor([0.5]))
+        >>> log_g.exp(), rest
+        (tensor([0.7500]), tensor([0.2500]))
+    """
+    # a bound of zero has no logarithm, and the smallest number forgets as completely
+    floor = torch.log(bound.clamp(min=torch.finfo(bound.dtype).tiny))
+    log_g = torch.logaddexp(floor, torch.log1p(-bound) + functional.logsigmoid(mu))
+    # rounding alone makes log g positive
+    return log_g.clamp(max=0), (1 - bound) * torch.sigmoid(-mu)
 
 
 def share_lower_bounds(layers: Sequence[_Bounded], like: Tensor) -> None:

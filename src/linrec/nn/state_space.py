@@ -12,7 +12,7 @@ from linrec.hippo.forms import NormalPlusLowRank
 from linrec.nn.float32 import Float32Module
 from linrec.nn.parameters import mark
 from linrec.ops.diagonal_ssm import diagonal_ssm
-from linrec.ops.long_conv import Discretization, discretize_diagonal
+from linrec.ops.long_conv import Discretization, discretize_diagonal, vandermonde_kernel
 from linrec.rules import at_least, choice, divisor, require
 
 __all__ = [
@@ -296,6 +296,11 @@ class DiagonalSSM(Float32Module):
         dt = step_rescale * dt_log.exp()
         Abar, Bbar = discretize_diagonal(A, B, dt[:, None], self.discretization)
         return Abar, Bbar, C
+
+    def kernel(self, length: int) -> Float[Tensor, "d length"]:
+        """Return the first taps of y = K * u, the tap of the current step first, without D."""
+        Abar, Bbar, C = self.discrete()
+        return vandermonde_kernel(Abar, C * Bbar, length)
 
     def init_state(
         self, batch: int, *, dtype: torch.dtype, device: torch.device | str | None = None

@@ -31,8 +31,9 @@ from linrec.nn.feature_maps.random import (
     RandomFeatures,
     TrigonometricFeatures,
 )
+from linrec.rules import require
 
-__all__ = ["FeatureMap", "RandomFeatures", "build", "names"]
+__all__ = ["FeatureMap", "RandomFeatures", "build", "build_without_phase", "names"]
 
 _MAPS: dict[str, type[FeatureMap]] = {
     "arc_cosine": ArcCosine,
@@ -76,3 +77,28 @@ def build(name: str, d_head: int, **arguments: Any) -> FeatureMap:
         if argument not in known:
             raise unknown(f"argument of feature map {name!r} called", argument, known)
     return _MAPS[name](d_head, **arguments)
+
+
+def build_without_phase(name: str, d_head: int, *, of: str, **arguments: Any) -> FeatureMap:
+    """Make the feature map called `name`, for recurrences that do not turn features with time.
+
+    Args:
+        name: the name of the feature map.
+        d_head: channels of a query or key.
+        of: the recurrence, for the error.
+        arguments: keyword arguments of the feature map.
+
+    Raises:
+        ValueError: an unknown name or argument, or a feature map with a phase.
+
+    Example:
+        >>> build_without_phase("relu", 4, of="Mamba-2").d_features
+        4
+    """
+    phi = build(name, d_head, **arguments)
+    require(
+        phi.phase is None,
+        f"`feature_map` of {of} must have no phase; that of {name!r} turns its features. "
+        'Pass one that does not, such as "silu".',
+    )
+    return phi
