@@ -187,7 +187,7 @@ def test_heads_are_as_wide_as_the_papers():
             {"conv_size": 0},
             "`width` of a short convolution, a mixer's `conv_size`, must be at least 1 tap; got 0",
         ),
-        ({"n_heads": 4}, "`d_v` must be a positive multiple of `n_heads` = 4; got 6"),
+        ({"d_v": 6, "d_qk": 8, "n_heads": 4}, "`d_v` must be a positive multiple of `n_heads` = 4; got 6"),
         ({"d_qk": 5, "n_heads": 2}, "`d_qk` must be a positive multiple of `n_heads` = 2; got 5"),
         ({"qk_norm": "L2"}, "there is no `qk_norm` 'L2'; did you mean"),
         ({"beta": "sigmod"}, "there is no `beta` 'sigmod'; did you mean 'sigmoid'"),

@@ -99,16 +99,16 @@ def test_every_argument_of_the_unit_reaches_it():
 
 
 def test_the_variant_sets_all_that_paper_and_code_do_differently():
-    for variant, start, approximate, low, high in (
-        ("paper", "scaled", "none", 0.9 ** (1 / 8), 0.999 ** (1 / 8)),
-        ("released", "whole", "tanh", 0.9, 0.999),
+    for variant, start, activation, low, high in (
+        ("paper", "scaled", "gelu", 0.9 ** (1 / 8), 0.999 ** (1 / 8)),
+        ("released", "whole", "gelu_tanh", 0.9, 0.999),
     ):
         mixer = make(64, d_rnn=4096, n_blocks=8, variant=variant)
-        assert (mixer.rg_lru.start, mixer.approximate) == (start, approximate)
+        assert (mixer.rg_lru.start, mixer.activation) == (start, activation)
         a = torch.sigmoid(mixer.rg_lru.Lambda.detach().double())
         assert a.min() == pytest.approx(low, abs=1e-3) and a.max() == pytest.approx(high, abs=1e-4)
     mixer = make(variant="released", activation="gelu", start="scaled")
-    assert (mixer.rg_lru.start, mixer.approximate) == ("scaled", "none")
+    assert (mixer.rg_lru.start, mixer.activation) == ("scaled", "gelu")
 
 
 def test_matrices_start_normal_by_their_inputs_and_taps_small():

@@ -11,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from linrec import mixers
 from linrec.nn import groups_of
+from linrec.nn.position_wise import PositionWise
 from linrec.trees import leaves, map_tree
 from tests.mixers import variants
 
@@ -65,7 +66,8 @@ def test_what_muon_takes_for_a_matrix_maps_vectors(name, variant):
     mixer = mixers.build(name, 4, **variants.arguments(name, variant))
     groups = groups_of(mixer)
     taken = {key for key, p in mixer.named_parameters() if p.ndim == 2 and groups[key].name == "default"}
-    linear = {f"{key}.weight" for key, module in mixer.named_modules() if isinstance(module, nn.Linear)}
+    layers = nn.Linear, PositionWise
+    linear = {f"{key}.weight" for key, module in mixer.named_modules() if isinstance(module, layers)}
     assert taken <= linear | OTHER_MATRICES.get(name, set())
 
 

@@ -24,8 +24,7 @@ def make(gate_std: float = 1.0, **arguments) -> MemoryGates:
 
 def cell(gates, x, q, k, v, reset=None):
     """h, C^T with n as its last column, and m, of a memory with these gates."""
-    i, log_f, floor, m = stabilised(*gates(x), None, reset=reset)
-    k = i[..., None] * k / 3**0.5
+    q, k, v, log_f, floor, m = stabilised(q, k, v, *gates(x), None, reset=reset)
     h, memory = normalized_gate_loop(q, k, v, log_f, floor=floor, signed=False, reset=reset)
     return h, memory, m
 

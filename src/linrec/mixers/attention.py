@@ -9,17 +9,17 @@ x input, q query, k key, v value of a head, R_n the turn of pairs of channels by
 base^(-2i/d_head), M_-inf the causal mask, o output, n time. It is what recurrent mixers are compared with.
 """
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
-from jaxtyping import Int
 from torch import Tensor, nn
 
+from linrec.nn.attention_state import AttentionState
 from linrec.nn.head_sizes import heads_of, kv_groups, most_heads
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.projections import output_kwargs
 from linrec.nn.rotary import Rotary
-from linrec.ops.attention import AttentionCache, check_options, softmax_attention
+from linrec.ops.attention import check_options, softmax_attention
 from linrec.rules import at_least, choice, require
 
 __all__ = ["Attention", "AttentionState"]
@@ -28,18 +28,6 @@ Positions = Literal["rotary", "none"]
 
 # of the Transformer, table 3: d_k = d_v = 64
 CHANNELS_PER_HEAD = 64
-
-
-class AttentionState(NamedTuple):
-    """What attention carries from one piece of a sequence to the next.
-
-    Attributes:
-        cache: keys, already turned, and values of past steps.
-        position: steps seen so far, (b,) int64; the next step's position.
-    """
-
-    cache: AttentionCache
-    position: Int[Tensor, "b"]
 
 
 class Attention(Mixer):
@@ -112,20 +100,19 @@ class Attention(Mixer):
         super().__init__(d_model)
         choice(Positions, positions=positions)
         check_options(window, dropout)
-        n_heads = most_heads(d_model, CHANNELS_PER_HEAD) if n_heads is None else n_heads
-        d_head = heads_of("d_model", d_model, n_heads) if d_head is None else d_head
-        at_least(1, n_heads=n_heads, d_head=d_head)
-        kv_heads = kv_groups(n_heads, kv_heads)
-        self.n_heads, self.kv_heads, self.d_head = n_heads, kv_heads, d_head
+        self.n_heads = most_heads(d_model, CHANNELS_PER_HEAD) if n_heads is None else n_heads
+        self.d_head = heads_of("d_model", d_model, self.n_heads) if d_head is None else d_head
+        at_least(1, n_heads=self.n_heads, d_head=self.d_head)
+        self.kv_heads = kv_groups(self.n_heads, kv_heads)
         self.window, self.causal, self.dropout = window, causal, dropout
 
-        width = n_heads * d_head
+        width, kv_width = self.n_heads * self.d_head, self.kv_heads * self.d_head
         self.q = nn.Linear(d_model, width, bias=bias)
-        self.k = nn.Linear(d_model, kv_heads * d_head, bias=bias)
-        self.v = nn.Linear(d_model, kv_heads * d_head, bias=bias)
+        self.k = nn.Linear(d_model, kv_width, bias=bias)
+        self.v = nn.Linear(d_model, kv_width, bias=bias)
         self.rotary: Rotary | None = None
         if positions == "rotary":
-            self.rotary = Rotary(d_head, base=rotary_base, fraction=rotary_fraction)
+            self.rotary = Rotary(self.d_head, base=rotary_base, fraction=rotary_fraction)
         self.out = nn.Linear(width, d_model, bias=bias)
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
@@ -156,7 +143,7 @@ class Attention(Mixer):
             return None
         sizes = self.kv_heads, self.d_head, self.d_head
         cache = softmax_attention.empty_state(batch, *sizes, **output_kwargs(self.k, device))
-        return AttentionState(cache, torch.zeros(batch, dtype=torch.int64, device=cache.k.device))
+        return AttentionState.first(cache)
 
     @property
     def state_size(self) -> int:

@@ -18,10 +18,9 @@ from torch.nn import functional
 
 from linrec.nn import feature_maps
 from linrec.nn.fast_weights import fast_weights, fast_weights_matrix
-from linrec.nn.gates import GateLinear, spread
+from linrec.nn.gates import GateStart, transition_gate
 from linrec.nn.head_sizes import split_width
 from linrec.nn.mixer import Mixer, State
-from linrec.nn.parameters import mark
 from linrec.ops.gate_loop import gate_loop
 from linrec.ops.inspection import note
 from linrec.rules import choice, require
@@ -82,7 +81,7 @@ class DecayingFastWeights(Mixer):
         n_heads: int | None = None,
         feature_map: str = "identity",
         decay: Decay = "matrix",
-        gate_bias_init: float | Literal["uniform"] | None = "uniform",
+        gate_bias_init: GateStart = "uniform",
         bias: bool = True,
     ) -> None:
         super().__init__(d_model)
@@ -92,11 +91,9 @@ class DecayingFastWeights(Mixer):
             f'`gate_bias_init` is of the gates that `decay="none"` does not have; got {gate_bias_init}. '
             'Leave it at "uniform".',
         )
-        if isinstance(gate_bias_init, str):
-            choice(("uniform",), gate_bias_init=gate_bias_init)
         self.n_heads, self.d_head = split_width("d_model", d_model, n_heads, least=CHANNELS_PER_HEAD)
-        of = "decaying fast weights"
-        self.phi = feature_maps.build_without_phase(feature_map, self.d_head, of=of)
+        of, cure = "decaying fast weights", 'The mixer "linear_attention" has it.'
+        self.phi = feature_maps.build_without_phase(feature_map, self.d_head, of=of, cure=cure)
 
         self.q = nn.Linear(d_model, d_model, bias=bias)
         self.k = nn.Linear(d_model, d_model, bias=bias)
@@ -104,9 +101,9 @@ class DecayingFastWeights(Mixer):
         self.recurrence = "scan" if decay == "matrix" else "gate_loop"
         self.f = self.z = None
         if decay != "none":
-            self.f = _gate(d_model, self.n_heads * self.phi.d_features, gate_bias_init)
+            self.f = transition_gate(d_model, self.n_heads * self.phi.d_features, gate_bias_init)
         if decay == "matrix":
-            self.z = _gate(d_model, d_model, gate_bias_init)
+            self.z = transition_gate(d_model, d_model, gate_bias_init)
         self.out = nn.Linear(d_model, d_model, bias=bias)
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
@@ -138,13 +135,3 @@ class DecayingFastWeights(Mixer):
         _, notes = self._memory(x, reset)
         q, k, log_f, log_z = (notes[name] for name in ("q", "k", "log_f", "log_z"))
         return fast_weights_matrix(q, k, log_f, log_z, reset=reset)
-
-
-def _gate(d_in: int, d_out: int, bias_init: float | str | None) -> GateLinear:
-    gate = mark(GateLinear(d_in, d_out))
-    if isinstance(bias_init, str):
-        # the one word is "uniform"
-        spread(gate, None)
-    elif bias_init is not None:
-        nn.init.constant_(gate.bias, bias_init)
-    return gate

@@ -20,16 +20,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from linrec.nn.delta import UnitFeatures
+from linrec.nn.delta import CHANNELS_PER_HEAD, UnitFeatures
 from linrec.nn.gates import GateLinear
 from linrec.nn.head_sizes import key_value_heads
 from linrec.nn.mixer import Mixer, State
 from linrec.ops.delta_rule import delta_rule
 
 __all__ = ["DeltaDeltaNet", "DeltaDeltaState"]
-
-# of the paper's language models: 8 heads in a width of 128
-CHANNELS_PER_HEAD = 16
 
 
 class DeltaDeltaState(NamedTuple):

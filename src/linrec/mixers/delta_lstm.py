@@ -25,7 +25,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from linrec.nn.delta import UnitFeatures, written
+from linrec.nn.delta import CHANNELS_PER_HEAD, UnitFeatures, written
 from linrec.nn.gates import GateLinear
 from linrec.nn.head_sizes import key_value_heads
 from linrec.nn.mixer import Mixer, State
@@ -35,11 +35,6 @@ from linrec.ops.delta_rule import delta_rule
 from linrec.rules import require
 
 __all__ = ["DeltaLSTM", "DeltaLSTMState"]
-
-VERSIONS = 1, 2, 3, 4
-
-# of the paper's language models: 8 heads in a width of 128
-CHANNELS_PER_HEAD = 16
 
 
 class DeltaLSTMState(NamedTuple):
@@ -107,11 +102,10 @@ class DeltaLSTM(Mixer):
         feature_map: str = "elu",
     ) -> None:
         super().__init__(d_model)
-        require(version in VERSIONS, f"`version` must be 1, 2, 3 or 4; got {version}.")
+        require(version in (1, 2, 3, 4), f"`version` must be 1, 2, 3 or 4; got {version}.")
         heads = key_value_heads(n_heads, d_qk, d_v, width=d_model, least=CHANNELS_PER_HEAD)
-        self.n_heads, d_key, self.d_value = heads
+        (self.n_heads, d_key, self.d_value), self.version = heads, version
         self.features = UnitFeatures(d_key, feature_map=feature_map, norm="l1")
-        self.version = version
 
         # of i, u and o side by side
         self.q = nn.Linear(d_model, 3 * heads.d_qk, bias=False)

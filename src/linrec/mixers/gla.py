@@ -183,6 +183,5 @@ class GLA(Mixer):
 
     def transitions(self, x: Tensor) -> Transitions | None:
         """Return alpha_t of every key channel, which is 1 without a gate."""
-        if self.forget_gate == "none":
-            return Transitions(x.new_ones(self.n_heads * self.d_key, dtype=self.state_dtype), None)
-        return super().transitions(x)
+        ones = Transitions.ones(self.n_heads * self.d_key, **self.factory_kwargs(x.device))
+        return super().transitions(x) or ones

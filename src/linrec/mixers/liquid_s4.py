@@ -128,14 +128,15 @@ class LiquidS4(Mixer):
         y, S = diagonal_ssm(u, Abar, Bbar, C, state=S, reset=reset, mode=mode)
         y = y + self.ssm.D.to(y.dtype) * u
         product, power, lasts = u, Bbar, []
-        pairs = 2 if Bbar.is_complex() else 1
         for p in range(2, self.degree + 1):
             earlier, last = token_shift(product, None if before is None else before[:, p - 2], reset=reset)
             lasts.append(last)
             if self.powers == "entries":
                 product, power = u * earlier, Bbar**p
             else:
-                product, power = product * earlier, power * pairs * power.real.sum(1, keepdim=True)
+                # entries that stand for pairs count twice
+                total = (1 + self.ssm.is_complex) * power.real.sum(1, keepdim=True)
+                product, power = product * earlier, power * total
             if self.kernel == "pb":
                 y = y + (C * power).sum(1).real.to(y.dtype) * product
             else:
@@ -147,8 +148,8 @@ class LiquidS4(Mixer):
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
         """Return zeros (batch, P - 1, d_model) and (batch, d_model, n), as `linrec.mixers.s4d.S4D`."""
         kwargs = self.factory_kwargs(device)
-        last = torch.zeros(batch, self.degree - 1, self.d_model, **kwargs)
-        return last, self.ssm.init_state(batch, **kwargs)
+        products = torch.zeros(batch, self.degree - 1, self.d_model, **kwargs)
+        return products, self.ssm.init_state(batch, **kwargs)
 
     def token_mixing(self, x: Tensor, *, reset: Tensor | None = None) -> Tensor:
         """Return the mean over channels of |K_(n - m)|, of the kernel of u alone, without D and products."""

@@ -153,11 +153,8 @@ class MLSTM(Mixer):
         q, k, v = self.q(c), self.k(c), self.v(u)
         log_i, log_f = self.memory(torch.cat([q, k, v], -1))
         note(log_decay=log_f)
-        i, log_f, floor, m = stabilised(log_i, log_f, m, reset=reset)
         q, k, v = (part.unflatten(-1, (self.n_heads, self.d_head)) for part in (q, k, v))
-        # in the gates' precision: i has a range that float16 has not
-        k = i[..., None] / math.sqrt(self.d_head) * k
-        q, v = q.to(k.dtype), v.to(k.dtype)
+        q, k, v, log_f, floor, m = stabilised(q, k, v, log_i, log_f, m, reset=reset)
         h, C = normalized_gate_loop(q, k, v, log_f, floor=floor, signed=False, state=C, reset=reset)
         h = self.norm(h).flatten(-2).to(x.dtype)
         y = (h + self.skip * c) * functional.silu(z)

@@ -28,7 +28,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.nn.delta import UnitFeatures, written
+from linrec.nn.delta import CHANNELS_PER_HEAD, UnitFeatures, written
 from linrec.nn.gates import GateLinear
 from linrec.nn.head_sizes import key_value_heads
 from linrec.nn.mixer import Mixer, State
@@ -40,9 +40,6 @@ from linrec.rules import choice, require
 __all__ = ["RecurrentDeltaNet", "RecurrentDeltaState"]
 
 Variant = Literal["recurrent_delta_net", "delta_rnn", "delta_rnn_v1"]
-
-# of the paper's language models: 8 heads in a width of 128
-CHANNELS_PER_HEAD = 16
 
 
 class RecurrentDeltaState(NamedTuple):

@@ -161,5 +161,4 @@ class RetNet(Mixer):
 
     def transitions(self, x: Tensor) -> Transitions | None:
         """Return gamma and theta, constant in time; gamma is 1 with `decay="none"`."""
-        ones = x.new_ones(self.d_model, dtype=self.state_dtype)
-        return super().transitions(x) or Transitions(ones, None)
+        return super().transitions(x) or Transitions.ones(self.d_model, **self.factory_kwargs(x.device))

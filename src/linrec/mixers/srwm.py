@@ -17,6 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from linrec.nn.delta import CHANNELS_PER_HEAD
 from linrec.nn.head_sizes import split_width
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.step_by_step import Step, Tensors, step_by_step
@@ -25,9 +26,6 @@ from linrec.rules import choice
 __all__ = ["SRWM"]
 
 Rates = Literal["separate", "one"]
-
-# of its authors' earlier fast weight programmers: 8 heads in a width of 128
-CHANNELS_PER_HEAD = 16
 
 
 class SRWM(Mixer):

@@ -155,7 +155,7 @@ class TransNormer(Mixer):
             self.norm = make_norm(output_norm, d_model)
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
-        """Return y, and the state (b, h, dk, dv), complex with theta; with blocks a `BlockState`."""
+        """Return y, and the state (b, h, dk, dv), complex with theta; with blocks an `AttentionState`."""
         heads = self.n_heads, self.d_head
         q, k, v = (linear(x).unflatten(-1, heads) for linear in (self.q, self.k, self.v))
         theta = None if self.theta is None else self.theta.to(self.state_dtype)
@@ -190,8 +190,7 @@ class TransNormer(Mixer):
         """Return lambda and theta, constant in time; lambda is 1 where nothing decays. None with blocks."""
         if self.blocks is not None:
             return None
-        ones = x.new_ones(self.d_model, dtype=self.state_dtype)
-        return super().transitions(x) or Transitions(ones, None)
+        return super().transitions(x) or Transitions.ones(self.d_model, **self.factory_kwargs(x.device))
 
     @classmethod
     def share(cls, layers: "Sequence[TransNormer]") -> None:

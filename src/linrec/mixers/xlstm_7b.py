@@ -131,10 +131,7 @@ class XLSTM7B(Mixer):
         v = self.v(x).unflatten(-1, (self.n_heads, self.d_value))
         log_i, log_f = self.memory(x)
         note(log_decay=log_f)
-        i, log_f, floor, m = stabilised(log_i, log_f, m, reset=reset)
-        # in the gates' precision: i has a range that float16 has not
-        k = i[..., None] / math.sqrt(self.d_key) * k
-        q, v = q.to(k.dtype), v.to(k.dtype)
+        q, k, v, log_f, floor, m = stabilised(q, k, v, log_i, log_f, m, reset=reset)
         h, C = normalized_gate_loop(q, k, v, log_f, floor=floor, signed=False, state=C, reset=reset)
         h = self.norm(h).flatten(-2).to(x.dtype)
         return self.out(torch.sigmoid(self.gate(x)) * h), XLSTM7BState(C, m)

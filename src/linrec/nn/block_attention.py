@@ -1,30 +1,17 @@
 """Softmax attention within blocks of consecutive steps, DiagAttention of TransNormer."""
 
-from typing import NamedTuple
-
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
+from linrec.nn.attention_state import AttentionState
 from linrec.nn.positions import positions
 from linrec.ops.attention import AttentionCache, softmax_attention
 
-__all__ = ["BlockState", "block_attention", "first_state"]
+__all__ = ["block_attention", "first_state"]
 
 
-class BlockState(NamedTuple):
-    """Cached steps and position of attention within blocks, from one piece of a sequence to the next.
-
-    Attributes:
-        cache: keys and values of past steps, of which only those of the current block are read.
-        position: steps since the sequence began, (b,) int64.
-    """
-
-    cache: AttentionCache
-    position: Int[Tensor, "b"]
-
-
-def first_state(cache: AttentionCache) -> BlockState:
+def first_state(cache: AttentionCache) -> AttentionState:
     """Return the state at position 0.
 
     Args:
@@ -37,8 +24,7 @@ def first_state(cache: AttentionCache) -> BlockState:
     """
     # later states say which cached steps are in the current block
     alive = cache.k.new_ones(cache.k.shape[:2], dtype=torch.bool)
-    position = torch.zeros(len(cache.k), dtype=torch.int64, device=cache.k.device)
-    return BlockState(cache._replace(alive=alive), position)
+    return AttentionState.first(cache._replace(alive=alive))
 
 
 def block_attention(
@@ -48,9 +34,9 @@ def block_attention(
     theta: Float[Tensor, "h d"] | None = None,
     *,
     block_size: int,
-    state: BlockState,
+    state: AttentionState,
     reset: Bool[Tensor, "b t"] | None = None,
-) -> tuple[Float[Tensor, "b t h dv"], BlockState]:
+) -> tuple[Float[Tensor, "b t h dv"], AttentionState]:
     """Attend to the steps so far of the same block.
 
         a_st = q_s^T diag(cos(theta (s - t))) k_t / sqrt(d)
@@ -89,4 +75,4 @@ def block_attention(
         q, k = (torch.cat([x * angle.cos(), x * angle.sin()], dim=-1).to(x.dtype) for x in (q, k))
     o, cache = softmax_attention(q, k, v, state=state.cache, reset=step == 0, scale=scale, window=block_size)
     assert cache is not None
-    return o, BlockState(cache, seen)
+    return o, AttentionState(cache, seen)

@@ -11,10 +11,13 @@ from linrec.nn import feature_maps
 from linrec.nn.gates import GateLinear
 from linrec.rules import choice, require
 
-__all__ = ["FeatureNorm", "Strength", "UnitFeatures", "WriteStrength", "written"]
+__all__ = ["CHANNELS_PER_HEAD", "FeatureNorm", "Strength", "UnitFeatures", "WriteStrength", "written"]
 
 FeatureNorm = Literal["l2", "l1", "none"]
 Strength = Literal["sigmoid", "double_sigmoid", "one"]
+
+# of language models of fast weight programmers (Irie and others, 2021): 8 heads in a width of 128
+CHANNELS_PER_HEAD = 16
 
 _ORDERS = {"l2": 2, "l1": 1}
 _SCALES = {"sigmoid": 1.0, "double_sigmoid": 2.0}

@@ -1,5 +1,6 @@
 """The gates of the mLSTM's memory and their stabiliser, which xLSTM and xLSTM-7B have in common."""
 
+import math
 from typing import Literal, NamedTuple
 
 import torch
@@ -91,34 +92,44 @@ class MemoryGates(nn.Module):
 
 
 class Stabilised(NamedTuple):
-    """Gates of a memory that is kept times exp(-m_t).
+    """Inputs of `normalized_gate_loop` for a memory that is kept times exp(-m_t).
 
     Attributes:
-        i: i_t exp(-m_t), (b, t, h), at most 1.
+        q: queries (b, t, h, dk), in the precision of gates.
+        k: i_t exp(-m_t) k_t / sqrt(dk), (b, t, h, dk).
+        v: values (b, t, h, dv), in the precision of gates.
         log_f: log f_t + m_{t-1} - m_t, (b, t, h).
         floor: exp(-m_t), (b, t, h), at least 1e-6.
         m: m of the last step, (b, h).
     """
 
-    i: Float[Tensor, "b t h"]
+    q: Float[Tensor, "b t h dk"]
+    k: Float[Tensor, "b t h dk"]
+    v: Float[Tensor, "b t h dv"]
     log_f: Float[Tensor, "b t h"]
     floor: Float[Tensor, "b t h"]
     m: Float[Tensor, "b h"]
 
 
 def stabilised(
+    q: Float[Tensor, "b t h dk"],
+    k: Float[Tensor, "b t h dk"],
+    v: Float[Tensor, "b t h dv"],
     log_i: Float[Tensor, "b t h"],
     log_f: Float[Tensor, "b t h"],
     m: Float[Tensor, "b h"] | None,
     *,
     reset: Bool[Tensor, "b t"] | None = None,
 ) -> Stabilised:
-    """m_t = max(log f_t + m_{t-1}, log i_t, 0): gates of a memory kept times exp(-m_t), where none overflows.
+    """Return the inputs of a memory kept times exp(-m_t), m_t = max(log f_t + m_{t-1}, log i_t, 0).
 
-    The paper's m_t has no zero in it. h_t does not depend on m_t, and below zero there is nothing to keep
-    from overflowing but exp(-m_t) itself.
+    No gate of this memory overflows. The paper's m_t has no zero in it. h_t does not depend on m_t, and below
+    zero, only exp(-m_t) itself could overflow.
 
     Args:
+        q: queries.
+        k: keys.
+        v: values.
         log_i: log i_t.
         log_f: log f_t.
         m: m_0, the last m of an earlier call; None is -inf.
@@ -128,13 +139,16 @@ def stabilised(
         xLSTM (Beck and others, 2024), the stabiliser of the sLSTM's gates.
 
     Example:
-        >>> log_i = torch.tensor([100.0, 0.0]).reshape(1, 2, 1)
-        >>> gates = stabilised(log_i, torch.zeros(1, 2, 1), None)
-        >>> gates.m.item(), gates.i.flatten()[0].item(), gates.log_f.flatten().tolist()
+        >>> log_i, q = torch.tensor([100.0, 0.0]).reshape(1, 2, 1), torch.ones(1, 2, 1, 1)
+        >>> inputs = stabilised(q, q, q, log_i, torch.zeros(1, 2, 1), None)
+        >>> inputs.m.item(), inputs.k.flatten()[0].item(), inputs.log_f.flatten().tolist()
         (100.0, 1.0, [-inf, 0.0])
     """
-    # the largest exponent so far is that of all parts
+    # the largest exponent so far is over the steps of all processes
     refuse_split_time("mlstm")
     m = log_i.new_full((len(log_i), log_i.shape[-1]), -torch.inf) if m is None else m
     earlier, now, last = maxima_around_steps(log_i.clamp(min=0), m, log_f, reset=reset)
-    return Stabilised((log_i - now).exp(), log_f + earlier - now, (-now).exp().clamp(min=EPS), last)
+    # in the precision of gates: i has a range that float16 does not have
+    k = (log_i - now).exp()[..., None] / math.sqrt(k.shape[-1]) * k
+    floor = (-now).exp().clamp(min=EPS)
+    return Stabilised(q.to(k.dtype), k, v.to(k.dtype), log_f + earlier - now, floor, last)

@@ -31,6 +31,11 @@ class Transitions(NamedTuple):
     magnitude: Float[Tensor, "*bt c"]
     phase: Float[Tensor, "*bt c"] | None
 
+    @classmethod
+    def ones(cls, channels: int, **factory: Any) -> "Transitions":
+        """Return the factors of a state that does not decay, in the dtype and on the device given."""
+        return cls(torch.ones(channels, **factory), None)
+
 
 class Mixer(Float32Module, ABC):
     """Maps a sequence to a sequence, causally, carrying a state: (x, state) -> (y, state).

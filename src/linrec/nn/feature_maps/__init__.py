@@ -79,13 +79,21 @@ def build(name: str, d_head: int, **arguments: Any) -> FeatureMap:
     return _MAPS[name](d_head, **arguments)
 
 
-def build_without_phase(name: str, d_head: int, *, of: str, **arguments: Any) -> FeatureMap:
+def build_without_phase(
+    name: str,
+    d_head: int,
+    *,
+    of: str,
+    cure: str = 'Pass one that does not, such as "silu".',
+    **arguments: Any,
+) -> FeatureMap:
     """Make the feature map called `name`, for recurrences that do not turn features with time.
 
     Args:
         name: the name of the feature map.
         d_head: channels of a query or key.
         of: the recurrence, for the error.
+        cure: a sentence for the error.
         arguments: keyword arguments of the feature map.
 
     Raises:
@@ -98,7 +106,6 @@ def build_without_phase(name: str, d_head: int, *, of: str, **arguments: Any) ->
     phi = build(name, d_head, **arguments)
     require(
         phi.phase is None,
-        f"`feature_map` of {of} must have no phase; that of {name!r} turns its features. "
-        'Pass one that does not, such as "silu".',
+        f"`feature_map` of {of} must have no phase; that of {name!r} turns its features. {cure}",
     )
     return phi
