@@ -49,11 +49,11 @@ CHANNELS_PER_HEAD = 6
 
 
 class AFTState(NamedTuple):
-    """What AFT-simple carries from one piece of a sequence to the next, each (b, d_model).
+    """The state of AFT-simple between two pieces of a sequence.
 
     Attributes:
         sums: n and d side by side, (b, 2 d_model).
-        largest: m, the largest key so far; -inf at the start.
+        largest: m, the largest key so far, (b, d_model); -inf at the start.
     """
 
     sums: Float[Tensor, "b two_d"]
@@ -61,12 +61,12 @@ class AFTState(NamedTuple):
 
 
 class AFTCache(NamedTuple):
-    """What AFT-full carries from one piece of a sequence to the next: all steps so far.
+    """The state of AFT-full between two pieces of a sequence: all steps so far.
 
     Attributes:
         k: keys (b, n, d_model).
         v: values (b, n, d_model).
-        position: of each in its sequence, (b, n) int64; -1 where a reset has cut it off.
+        position: of each step in its sequence, (b, n) int64; -1 where a reset has cut the step off.
     """
 
     k: Float[Tensor, "b n d"]
@@ -138,7 +138,7 @@ class AFT(Mixer):
         at_least(1, max_length=max_length, rank=rank)
         at_least(2 if variant == "conv" else 1, window=window)
         self.variant, self.max_length, self.window = variant, max_length, window
-        # keys of AFT-conv are those of heads
+        # AFT-conv has a key for each head
         self.n_keys = d_model
         if variant == "conv":
             self.n_keys = most_heads(d_model, CHANNELS_PER_HEAD) if n_heads is None else n_heads
@@ -155,7 +155,7 @@ class AFT(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return Y, and an `AFTState`, AFT-full's `AFTCache`, or the `WindowState` of AFT-local and -conv."""
-        # the largest key so far is that of all parts
+        # the largest key so far is over the steps of all processes
         refuse_split_time("aft")
         past = self.init_state(len(x), device=x.device) if state is None else state
         Q, K, V = self.q(x), self.k(x).to(past[0].dtype), self.v(x).to(past[0].dtype)

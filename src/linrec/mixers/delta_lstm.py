@@ -1,7 +1,6 @@
 """Delta LSTM: Recurrent Fast Weight Programmers (Irie, Schlag, Csordás and Schmidhuber, 2021).
 
-An LSTM whose weights, those of x and those of its last output, are fast weights. For each of its three parts
-g = i, u, o:
+An LSTM whose weights of x and of its last output are fast weights. For each of its three parts g = i, u, o:
 
     W^g_t = W^g_{t-1} + beta^g_t (v^g_t - W^g_{t-1} k^g_t) k^g_t^T
     R^g_t = R^g_{t-1} + beta'^g_t (v'^g_t - R^g_{t-1} k'^g_t) k'^g_t^T
@@ -41,7 +40,7 @@ class DeltaLSTMState(NamedTuple):
     """The state of a Delta LSTM.
 
     Attributes:
-        W: fast weights of x, transposed, those of i, u and o side by side (b, 3 h, dk, dv).
+        W: fast weights of x for i, u and o side by side, transposed (b, 3 h, dk, dv).
         R: fast weights of the last output, likewise (b, 3 h, dv, dv).
         c: cells (b, h, dv); zero at the start.
         y: the last outputs of the heads (b, h, dv); zero at the start.

@@ -7,9 +7,9 @@
     y_t = W_O RMSNorm(o_t)
 
 x input, q query, k key, v value, beta writing strength of a head, S state, o output of a head, y output, phi
-SiLU, t time. A convolution of a few steps follows each of W_Q x, W_K x and W_V x. The rule is that of Schlag,
-Irie and Schmidhuber (2021), who have other features, no convolution and no norm of o. The operator's state is
-the transpose of S.
+SiLU, t time. A convolution of a few steps follows each of W_Q x, W_K x and W_V x. The rule comes from Schlag,
+Irie and Schmidhuber (2021), whose layer has other features, no convolution and no norm of o. The operator's
+state is the transpose of S.
 """
 
 from typing import Literal
@@ -39,7 +39,7 @@ GAIN = 2**-2.5
 
 
 class DeltaNet(Mixer):
-    """S_t = S_{t-1} (I - beta_t k_t k_t^T) + beta_t v_t k_t^T: what is under a key moves towards its value.
+    """S_t = S_{t-1} (I - beta_t k_t k_t^T) + beta_t v_t k_t^T: the entry of a key moves towards its value.
 
     The defaults are the paper's layer.
 
@@ -83,7 +83,7 @@ class DeltaNet(Mixer):
 
     Source:
         Yang, Wang, Zhang, Shen and Kim, Parallelizing Linear Transformers with the Delta Rule over Sequence
-        Length (2024), the layer of its DeltaNet Transformer. Constants that it leaves out are those of
+        Length (2024), the layer of its DeltaNet Transformer. Constants missing in the paper come from
         flash-linear-attention, which its authors released with it.
 
     Example:

@@ -28,7 +28,7 @@ __all__ = ["DLR"]
 Kernel = Literal["real", "prod"]
 Angles = Literal["even", "normal"]
 
-# complex numbers of a state, and what keeps products of pairs of them as few
+# complex numbers of a state; "prod" has fewer, since its states are products of pairs
 STATES = {"real": 256, "prod": 22}
 
 
@@ -36,10 +36,9 @@ class DLR(Mixer):
     """x_t = lambda * x_{t-1} + u_t, y_t = Re(w x_t) + D u_t per channel, then GELU and a projection.
 
     Entries of lambda start next to the unit circle, evenly around it: -log |lambda| = dt / 2 with dt
-    log-uniform, and angles 2 pi n / N, the frequencies of Fourier's transform of N steps. So N is also about
-    how many steps the taps of a kernel can be chosen freely over: the released code has 1024, and 4096 for
-    very long sequences. Parts of w are normal with deviation 1 / N, and D is normal. No |lambda| gets above
-    1, whatever is learned.
+    log-uniform, and angles 2 pi n / N, the frequencies of Fourier's transform of N steps. The taps of a
+    kernel are free over about N steps. The released code has N = 1024, and 4096 for very long sequences.
+    Parts of w are normal with deviation 1 / N, and D is normal. |lambda| never exceeds 1.
 
     | the paper's variant | argument |
     |---|---|
@@ -64,8 +63,8 @@ class DLR(Mixer):
         ValueError: an unknown name, a `d_state` below 1, or step sizes without 0 < dt_min <= dt_max.
 
     Source:
-        Gupta, Mehta and Berant (2022); where lambda and w start, and what has no weight decay, is the
-        released code's.
+        Gupta, Mehta and Berant (2022); the initial lambda and w, and the parameters without weight decay,
+        come from the released code.
 
     Example:
         >>> import torch

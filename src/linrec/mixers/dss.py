@@ -9,7 +9,7 @@
 
 u input of a channel, K its kernel, y its output, o output of the layer; Lambda diagonal of the transition,
 the same for all channels, dt step size, w a row and D a number per channel. As a recurrence, for either
-kernel, x_t = exp(dt Lambda) x_{t-1} + b u_t and y_t = Re(w x_t) + D u_t, where b is what stands between w_n
+kernel, x_t = exp(dt Lambda) x_{t-1} + b u_t and y_t = Re(w x_t) + D u_t, where b is the factor between w_n
 and the powers of exp(dt lambda_n).
 """
 
@@ -37,21 +37,22 @@ Spectrum = Literal["legs", "lin", "inv"]
 class DSS(Mixer):
     """y = K * u + D u, K_l = Re(sum_n w_n b_n exp(dt lambda_n l)) per channel, then GELU and a projection.
 
-    N complex numbers per channel, of whose sum the real part is taken: they are no conjugate pairs. With the
-    softmax, the taps of an entry add up to w_n / lambda_n over L steps, and the real part of Lambda is free:
-    a negative one weighs recent steps, a positive one those of L steps ago. It starts at -1/2. Where training
-    makes it positive, states of sequences much longer than L grow without bound; "exp" cannot do that.
-    Outputs of up to L steps are exact in every mode however fast an entry grows: states are scaled with time.
-    The returned state is e^(g (L - 1) / 2) x with g = max(dt Re lambda_n, 0). In float32, a later call can
-    start from the state while g L is below 170.
+    Each channel has N complex numbers, which are not conjugate pairs; its output is the real part of a sum.
+    With the softmax, the taps of an entry add up to w_n / lambda_n over L steps, and the real part of Lambda
+    is free: a negative real part weighs recent steps, a positive one the steps L steps ago. It starts at
+    -1/2. Where training makes it positive, states of sequences much longer than L grow without bound; "exp"
+    cannot do that. States are scaled with time, so that outputs of up to L steps are exact in every mode,
+    even where an entry grows fast. The returned state is e^(g (L - 1) / 2) x with g = max(dt Re lambda_n, 0).
+    In float32, a later call can start from the state while g L is below 170.
 
     The released code has no L: it takes the length of each input. A mixer that streams cannot know the
     length, so L is fixed: set `length` to the length of the sequences in training. With the default, outputs
     of 64 steps differ from the released code by about a quarter.
 
-    The N numbers of Lambda start as those eigenvalues of the normal part of HiPPO-LegS with 2 N coefficients
-    that are above the real axis; parts of w and D are standard normal, steps log-uniform. Lambda, the steps
-    and w are marked as group "transition" without weight decay: the authors train all of a kernel like that.
+    Lambda starts as the N eigenvalues above the real axis of the normal part of HiPPO-LegS with 2 N
+    coefficients; parts of w and D are standard normal, steps log-uniform. Lambda, the steps and w are marked
+    as group "transition" without weight decay: the authors train all parameters of a kernel without weight
+    decay.
 
     | the paper's variant | argument |
     |---|---|
@@ -77,7 +78,7 @@ class DSS(Mixer):
 
     Source:
         DSS (Gupta, Gu and Berant, 2022): proposition 1 for the kernels, and its section on initialisation;
-        `separate_steps`, and what has no weight decay, is the released code's.
+        `separate_steps` and the parameters without weight decay come from the released code.
 
     Example:
         >>> import torch

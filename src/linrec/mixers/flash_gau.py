@@ -6,10 +6,10 @@
     V^lin_n = 1/C sum_{m in chunks before} (Q^lin_n . K^lin_m) V_m
     O = (U * (V^quad + V^lin)) W_o
 
-X input, U gate, V values, Z what queries and keys share, R_n the turn of pairs of channels by their position,
-b biases by distance, C steps in a chunk, O output, n time; vectors are rows, and there is one head. What is C
-or more steps back is in a chunk before, wherever chunks begin. That is a recurrence, whose inputs come C
-steps late:
+X input, U gate, V values, Z shared by queries and keys, R_n the turn of pairs of channels by their position,
+b biases by distance, C steps in a chunk, O output, n time; vectors are rows, and there is one head. A step
+that is C or more steps back is in an earlier chunk, wherever chunks begin. The sum over these steps is a
+recurrence, whose inputs come C steps late:
 
     S_n = S_{n-1} + K^lin_{n-C}^T V_{n-C}
     V^lin_n = 1/C (Q^lin_n S_n + sum_{n-C < m < n, in the chunk before} (Q^lin_n . K^lin_m) V_m)
@@ -45,13 +45,14 @@ Positions = Literal["rotary", "none"]
 
 
 class FlashState(NamedTuple):
-    """What FLASH carries from one piece of a sequence to the next.
+    """The state of FLASH between two pieces of a sequence.
 
     Attributes:
         k: keys of the last C steps, quadratic and linear ones side by side, (b, C, s) or (b, C, 2 s).
         v: their values, (b, C, e).
-        S: sum of K^T V over the steps before those, (b, s, e); None without the linear part.
-        position: steps since the sequence began, (b,) int64. Of k and v, what is older is not looked at.
+        S: sum of K^T V over the steps before the last C steps, (b, s, e); None without the linear part.
+        position: steps since the sequence began, (b,) int64. Entries of k and v from before the beginning are
+            ignored.
     """
 
     k: Float[Tensor, "b C k"]
@@ -63,8 +64,8 @@ class FlashState(NamedTuple):
 class FlashGAU(Mixer):
     """O = (U * (V^quad + V^lin)) W_o: attention within chunks, linear attention to the chunks before.
 
-    The defaults are the paper's FLASH. It has two such layers where a Transformer has attention and a
-    feed-forward network: a model of them is `channel_mixing="none"` and twice the layers.
+    The defaults are the paper's FLASH. Two such layers replace attention and a feed-forward network of a
+    Transformer: a model of FLASH has `channel_mixing="none"` and twice the layers.
 
     | variant | arguments |
     |---|---|
@@ -76,7 +77,7 @@ class FlashGAU(Mixer):
     | b_i = (R_0 a) . (R_i b) of learned a and b, the paper's from 512 steps on | `position_bias="rotary"` |
 
     Chunks are counted from the start of each sequence, so from each reset on. The state has C steps and a
-    matrix, whatever the length.
+    matrix; its size does not depend on the length.
 
     When training starts, weights, gamma, w, a and b are normal with a standard deviation of 0.02; beta and
     the biases of projections are zero.
@@ -100,7 +101,7 @@ class FlashGAU(Mixer):
 
     Source:
         Hua, Dai, Liu and Le, Transformer Quality in Linear Time (2022), its gated attention unit and mixed
-        chunk attention. The factors 1 / C and what is learned of b are from the paper's code.
+        chunk attention. The factors 1 / C and the parameters of b come from the paper's code.
 
     Example:
         >>> import torch

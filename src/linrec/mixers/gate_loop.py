@@ -48,8 +48,8 @@ class GateLoop(Mixer):
             same channel at x = 0. A slow channel sums more inputs; with this, all channels start with
             outputs of one variance, as LRU's factor gamma has it (Orvieto et al., 2023, section 3.4).
         gate_bias_init: initial biases of Linear_q and Linear_k, None for torch's own; no other factor applies
-            to them. With 1, both gates are open when training starts: the layer filters v linearly, and what
-            q and k make of the input modulates that.
+            to them. With 1, both gates are open when training starts: the layer filters v linearly, and the
+            projections of q and k modulate the result.
         bias: whether the projections have biases (the paper's footnote 1 omits them from the equations).
         output_norm: "none", "layer" or "rms", over all d_v channels.
         output_gate: whether y is multiplied by SiLU(Linear_g(x)).

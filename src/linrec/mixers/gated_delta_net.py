@@ -63,9 +63,9 @@ class GatedDeltaNet(Mixer):
     | negative eigenvalues (Grazzi and others) | `beta="double_sigmoid"` |
 
     NVlabs' released code has a bias of beta, `beta_bias=True`, and two further norms: softmax, which is
-    `feature_map="softmax", qk_norm="none"`, and that of Longhorn, `qk_norm="longhorn"`: k as it is, and
-    beta_t / (1 + beta_t |k_t|^2) in place of beta_t. flash-linear-attention and Qwen3-Next have fewer heads
-    of q and k than of v, `qk_heads`.
+    `feature_map="softmax", qk_norm="none"`, and Longhorn's, `qk_norm="longhorn"`, which leaves k as it is and
+    has beta_t / (1 + beta_t |k_t|^2) in place of beta_t. flash-linear-attention and Qwen3-Next have fewer
+    heads of q and k than of v, `qk_heads`.
 
     When training starts, A is uniform in (0, 16] and softplus(b_dt) is log-uniform in (0.001, 0.1), as in the
     released code. All matrices are Xavier uniform with gain 2^-2.5, as in flash-linear-attention until March
@@ -80,7 +80,7 @@ class GatedDeltaNet(Mixer):
             `n_heads`.
         d_qk: width of q and k over all their heads. None is 3/4 `d_model`, or the next smaller multiple of
             `n_heads`, divided by `n_heads` / `qk_heads`.
-        d_v: width of v over all heads. None is twice that of q and k over `n_heads` heads.
+        d_v: width of v over all heads. None is twice the width of q and k over `n_heads` heads.
         feature_map: phi, a name of `linrec.nn.feature_maps`.
         qk_norm: "l2"; "l1" for features >= 0; "longhorn"; or "none" for features of "softmax".
         qk_eps: with "l2", added to |phi|^2; released code has 1e-6.
@@ -100,8 +100,8 @@ class GatedDeltaNet(Mixer):
             name of a variant, or a `norm_eps` that is not positive.
 
     Source:
-        Yang, Kautz and Hatamizadeh (2025), sections 3.1 and 3.4. Constants that it leaves out are those of
-        the released code.
+        Yang, Kautz and Hatamizadeh (2025), sections 3.1 and 3.4. Constants missing in the paper come from the
+        released code.
 
     Example:
         >>> import torch

@@ -33,7 +33,7 @@ class H3(Mixer):
     """O = Q SSM_diag(SSM_shift(K) V^T): linear attention whose sums over time are state-space models.
 
     The shift lets a key be compared with steps before, and the products of keys and values are stored under a
-    state that forgets slowly; together they recall what came after an earlier occurrence of a token.
+    state that forgets slowly; together they recall the token after an earlier occurrence of a token.
 
     | model | arguments |
     |---|---|
@@ -61,8 +61,8 @@ class H3(Mixer):
             positive, a step size that is not positive, or one that makes Euler's steps unstable.
 
     Source:
-        Fu, Dao, Saab, Thomas, Rudra and Ré (2023), the H3 layer; constants and the learned B of the shift are
-        those of the released code.
+        Fu, Dao, Saab, Thomas, Rudra and Ré (2023), the H3 layer; constants and the learned B of the shift
+        come from the released code.
 
     Example:
         >>> import torch

@@ -151,7 +151,7 @@ class HiPPORNN(Mixer):
         refuse_split_time("hippo_rnn")
         h, c, steps = self.init_state(len(x), device=x.device) if state is None else state
         dtype, d = c.dtype, self.d_model
-        # L_z and the maps of the gate side by side, cut into those of x and of the rest
+        # L_z and the maps of the gate side by side, split into columns for x and for the rest
         L = torch.cat([part.weight.to(dtype) for part in self._maps()])
         L_x, L_rest = L[:, :d], L[:, d:].mT
         b = torch.cat([part.bias.to(dtype) for part in self._maps()])
@@ -198,7 +198,7 @@ class HiPPORNN(Mixer):
         return HiPPOState(h, c, torch.zeros(batch, 1, **kwargs) if self.window is None else None)
 
     def _maps(self) -> Sequence[nn.Linear]:
-        """Return L_z, and those of the gate."""
+        """Return L_z and the maps of the gate."""
         return [self.z, *(part for part in (self.g.f, self.g.r) if part is not None)] if self.g else [self.z]
 
     def _system(self, window: float) -> StateSpace:

@@ -30,7 +30,7 @@ __all__ = ["Hyena", "HyenaState"]
 
 
 class HyenaState(NamedTuple):
-    """What Hyena carries from one piece of a sequence to the next.
+    """The state of Hyena between two pieces of a sequence.
 
     Args:
         tail: of the short convolution (b, conv_size - 1, (N + 1) d_model), or None without one.
@@ -45,9 +45,9 @@ class Hyena(Mixer):
     """z^{n+1}_t = x^n_t * (h^n * z^n)_t, n = 1 .. N, from v to y: long convolutions and gates in turn.
 
     Filters are functions of position with `length` taps, made by a small network; choose `length` as long as
-    the sequences of training. Longer sequences run, too, and no step sees further back than that. The state
-    is the inputs of each filter, up to `length` - 1 steps. `linrec.distillation.distill` turns a trained
-    layer into a recurrence with a state of fixed size.
+    the sequences of training. Longer sequences run, too, and no step sees further back than `length` - 1
+    steps. The state is the inputs of each filter, up to `length` - 1 steps. `linrec.distillation.distill`
+    turns a trained layer into a recurrence with a state of fixed size.
 
     | variant | argument |
     |---|---|
@@ -59,12 +59,12 @@ class Hyena(Mixer):
     | the authors' code, whose windows end at zero | `shift=0.0` |
     | heads, which share the filters of d_model / n_heads channels | `n_heads` |
 
-    The paper says neither omega nor how windows are spaced; they are those of the authors' code (HyenaDNA).
+    The paper states neither omega nor the spacing of windows; both come from the authors' code (HyenaDNA).
     The authors' code has an argument for heads and cannot run with more than one.
 
     Linear layers start as torch's own; D is normal. The sine networks and their outputs are marked as group
-    "transition" without weight decay, as that code trains them apart. The authors' language models start with
-    `std=0.02` and `out_std` = 0.02 / sqrt(2 layers).
+    "transition" without weight decay, since the authors' code trains them separately. The authors' language
+    models start with `std=0.02` and `out_std` = 0.02 / sqrt(2 layers).
 
     Args:
         d_model: width of the sequence, of v and of each gate.
@@ -72,7 +72,7 @@ class Hyena(Mixer):
         length: L, taps of each filter.
         first_filter: whether h^1 filters v, or z^2 = x^1 * v.
         n_heads: neighbouring groups of channels that have the same filters.
-        conv_size: taps of the short convolution; None is none.
+        conv_size: taps of the short convolution; None disables it.
         d_filter: width of the sine network.
         filter_depth: its layers with sines.
         n_bands: frequencies of the positional encoding.
@@ -83,7 +83,7 @@ class Hyena(Mixer):
         joint_windows: whether alpha is evenly spaced over the channels of all filters, the filters of a
             channel being neighbours, and not over the channels of each filter alone.
         learn_positions: whether PositionalEncoding is a parameter.
-        shift: what windows end at.
+        shift: the value that windows approach at their end.
         bias: whether the projections have biases.
         std: standard deviation of all matrices when training starts, the sine networks' included, whose
             biases are then zero; None is torch's own start.

@@ -35,8 +35,8 @@ LEAK = 8
 class IndRNN(Mixer):
     """h_t = sigma(W x_t + u * h_{t-1} + b), |u| <= gamma^(1/T): each channel sees its own past alone.
 
-    W x is made for all steps at once; what is left is a loop over time in plain torch, three operations on
-    channels a step. Stacked layers mix the channels, through W and the channel mixing.
+    W x is computed for all steps at once. The rest is a loop over time in plain torch, with three operations
+    on channels per step. Stacked layers mix the channels, through W and the channel mixing.
 
     The paper clips u after every update. Here the recurrence sees u clipped, and a gradient that points out
     of the bound is dropped, so that u moves as if it were clipped and no optimiser has to know.

@@ -43,7 +43,7 @@ CHANNELS_PER_HEAD = 32
 
 
 class RotaryState(NamedTuple):
-    """What linear attention with rotary positions carries from one piece of a sequence to the next.
+    """The state of linear attention with rotary positions between two pieces of a sequence.
 
     Attributes:
         s: attention memory (b, h, m / 2, dv), complex.
@@ -84,8 +84,8 @@ class LinearAttention(Mixer):
     | RoFormer (Su and others, 2021), section 3.3 | `positions="rotary"` |
     | DPFP (Schlag and others, 2021), without their delta rule | `feature_map="dpfp"`, `nu` |
 
-    The paper's model adds positions to its inputs. A model that does not, as those of linrec, knows of order
-    by the causal sums alone, unless `positions` or the feature map tells it.
+    The paper's model adds positions to its inputs. Models of linrec do not. They see the order of steps by
+    the causal sums alone, unless `positions` or the feature map encodes positions.
 
     Random features are redrawn by `mixer.phi.redraw()`, between sequences.
 
@@ -94,8 +94,9 @@ class LinearAttention(Mixer):
         n_heads: heads h. None is the largest number that divides `d_model` and leaves at least 32 channels to
             each head, or 1.
         feature_map: the name of phi.
-        n_features: random directions, of the random feature maps; None is its default, also for the next.
-        orthogonal: whether these are orthogonal in blocks.
+        n_features: directions of the random feature maps. None is the feature map's default, as in the
+            arguments below.
+        orthogonal: whether the directions are orthogonal in blocks.
         hyperbolic: whether "performer" has each direction with both signs: twice the features, and less
             variance.
         epsilon: added to each feature of "relu" and "arc_cosine".
@@ -104,19 +105,19 @@ class LinearAttention(Mixer):
             more than M steps back get negative weights. The released code takes the length of each input,
             which no causal layer knows.
         normalization: "running" divides by phi(q)^T z; "layer" or "rms" have a norm over all heads in place
-            of that; "none" has nothing. "running" needs weights that are not negative, which "identity" does
-            not have.
+            of that; "none" has neither. "running" needs weights that are not negative; the weights of
+            "identity" may be negative.
         positions: "none", or "rotary".
         rotary_base: base of the phases of rotary positions.
         floor: the smallest magnitude of phi(q)^T z. Rectified features of few channels vanish together now
-            and then; a larger floor keeps gradients small there. Sums of exponential features are over their
-            largest term, which makes those of "performer" at least 1 / m.
+            and then; a larger floor keeps gradients small there. Sums of exponential features are divided by
+            their largest term, so that sums of "performer" are at least 1 / m.
         bias: whether the projections have biases, as they have in the paper's code.
 
     Raises:
-        ValueError: `n_heads` that does not divide `d_model`, an unknown name of a variant or argument,
-            "running" with weights that may be negative, a `floor` that is not positive, or rotary positions
-            of an odd number of features, of features that turn already, or of a base below 1.
+        ValueError: `n_heads` that does not divide `d_model`, or an unknown name of a variant or argument.
+            "running" with weights that may be negative, or a `floor` that is not positive. Rotary positions
+            with an odd number of features, with features that turn already, or with a base below 1.
 
     Source:
         Transformers are RNNs (Katharopoulos and others, 2020), sections 3.2 to 3.4.
@@ -194,7 +195,7 @@ class LinearAttention(Mixer):
         if not self.is_scaled:
             q, k = self.phi.queries(q) if self.is_running else self.phi(q), self.phi(k)
         else:
-            # the largest exponent so far is that of all parts
+            # the largest exponent so far is over the steps of all processes
             refuse_split_time("linear_attention with exponential features")
             (c_q, e_q), (c_k, e_k) = self.phi.logarithms(q), self.phi.logarithms(k)
             if state is None:
@@ -223,7 +224,7 @@ class LinearAttention(Mixer):
             if self.is_running:
                 fade_of_z = None if log_fade is None else log_fade.repeat_interleave(2, -1)
                 total, z = gate_loop(q, k, torch.ones_like(q[..., :1]), fade_of_z, state=z, reset=reset)
-                # what does not turn is not negative
+                # features that do not turn are not negative
                 total = total.clamp(min=self.floor)
                 note(divisor=total)
             q, k = (torch.view_as_complex(part.unflatten(-1, (-1, 2))) for part in (q, k))

@@ -64,7 +64,7 @@ class LiquidS4(Mixer):
         dt_min: smallest step size when training starts.
         dt_max: largest step size when training starts.
         activation: whether y goes through GELU.
-        output: "glu", "linear" or "none", what mixes the channels at the end.
+        output: "glu", "linear" or "none", the map that mixes the channels at the end.
         mode: "auto", "convolution", "recurrent" or "scan"; see `linrec.ops.diagonal_ssm`.
         powers: "entries", the paper's u^p with powers of entries, or "sums", the released code's, for "pb".
 

@@ -5,7 +5,7 @@
     m_t = Abar m_{t-1} + Bbar u_t
     h_t = f(W_x x_t + W_h h_{t-1} + W_m m_t)
 
-x input, u what is remembered, m memory: the coefficients of u over the last theta steps, in Legendre
+x input, u the signal to remember, m memory: the coefficients of u over the last theta steps, in Legendre
 polynomials; h output, f activation, Abar and Bbar A and B in steps of one by a zero-order hold. Without E_h,
 E_m and W_h, the memory is a convolution (Chilkuri and Eliasmith, 2021):
 
@@ -67,8 +67,8 @@ class LMU(Mixer):
         d_model: width of the sequence, in and out.
         order: polynomials of each memory, N.
         theta: steps that a memory looks back. With many more than `order`, fast changes are lost.
-        d_memory: signals that are remembered, the width of u. None is an eighth of `d_model`, at least 1:
-            with an `order` of 16, W_m then has 2 d_model^2 numbers.
+        d_memory: signals to remember, the width of u. None is an eighth of `d_model`, at least 1: with an
+            `order` of 16, W_m then has 2 d_model^2 numbers.
         feedback: whether u and h see the last output, and u the last memory.
         activation: f, "tanh", "relu", "gelu" or "none".
         memory_activation: f_u, likewise.

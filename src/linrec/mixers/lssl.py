@@ -62,7 +62,8 @@ class LSSL(Mixer):
         dt_min: smallest step size when training starts.
         dt_max: largest step size when training starts.
         activation: whether y goes through GELU.
-        output: "linear", "glu" or "none", what mixes the channels at the end; "none" needs `n_outputs=1`.
+        output: "linear", "glu" or "none", the map that mixes the channels at the end; "none" needs
+            `n_outputs=1`.
         mode: "auto", "convolution" or "recurrent".
 
     Raises:

@@ -48,8 +48,8 @@ class Mamba(Mixer):
     | numbers that dt is made of | `dt_rank` |
     | state size | `d_state` |
 
-    What is not selective is learned: a step size of each channel, N weights for all. The paper's complex
-    rates, A_n = -1/2 + i n, are not here: `selective_scan` is real.
+    Parts that are not selective are learned constants: a step size of each channel, or N weights for all
+    channels. The paper's complex rates, A_n = -1/2 + i n, are not here: `selective_scan` is real.
 
     When training starts, softplus(b_dt) is log-uniform in `dt_init` but at least `dt_floor`, W_dt is uniform
     in +- `dt_scale` / sqrt(dt_rank), D is one, and all else is as torch draws it. A_log, b_dt and D have no
@@ -64,12 +64,12 @@ class Mamba(Mixer):
         A_init: "real", "constant" or "random".
         conv_size: taps of the convolution of each channel; None disables it.
         conv_bias: whether the convolution has biases.
-        bias: whether the projections of u and of the output have biases; that of dt always has.
+        bias: whether the projections of u and of the output have biases; the projection of dt always has.
         D: whether there is a skip weight D.
         inner_norm: "rms" divides s, B and C each by its root mean square, as FalconMamba does; or "none".
         norm_eps: added to the mean square.
         dt_init: (low, high), range of dt at s = 0 when training starts.
-        dt_floor: smallest dt of those drawn.
+        dt_floor: the smallest dt when training starts.
         dt_scale: of the initial W_dt.
         out_scale: of the initial W_o.
 
@@ -77,8 +77,8 @@ class Mamba(Mixer):
         ValueError: sizes below 1, an empty range, a negative number, or an unknown name of a variant.
 
     Source:
-        Gu and Dao (2023), section 3; the ablations are those of its section on model ablations. Constants
-        are those of the released code.
+        Gu and Dao (2023), section 3; the ablations are from its section on model ablations. Constants come
+        from the released code.
 
     Example:
         >>> import torch
@@ -185,7 +185,7 @@ class Mamba(Mixer):
         return y, self.conv.joined(tail, h)
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (b, channels, N); with a convolution, (b, conv_size - 1, channels) and those."""
+        """Return zeros (b, channels, N); with a convolution, (b, conv_size - 1, channels) too."""
         of_state = self.factory_kwargs(device)
         h = selective_scan.empty_state(batch, self.d_inner, self.d_state, **of_state)
         return self.conv.joined(self.conv.init_state(batch, **of_state), h)

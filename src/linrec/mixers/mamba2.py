@@ -68,21 +68,23 @@ class Mamba2(Mixer):
         expand: width of X over all heads, as a multiple of `d_model`.
         n_heads: heads h. None is the largest number that leaves at least 64 channels to each head, or 1.
         d_state: channels of B and C, in front of the feature map.
-        n_groups: groups of heads. What heads share, those of one group share; the norm is over one group.
-        heads: what every head has for itself: "multi_input", its X; "multi_contract", its C; "multi_expand",
-            its B; "multi_head", all three. The groups have the rest.
+        n_groups: groups of heads. The heads of a group share the parts that `heads` does not name; the norm
+            is over a group.
+        heads: the parts that every head has for itself: X with "multi_input", C with "multi_contract", B with
+            "multi_expand", all three with "multi_head". Each group has a single copy of the other parts.
         projections: "parallel", all from u, or "sequential", B, C and dt from X.
         feature_map: of B and C, a name of `linrec.nn.feature_maps`. X has SiLU.
         conv_size: taps of the convolution of each channel of X, B and C ("sequential": X); None disables it.
         conv_bias: whether the convolution has biases.
-        bias: whether the projections of z, X, B, C and of the output have biases; that of dt always has.
+        bias: whether the projections of z, X, B, C and of the output have biases; the projection of dt always
+            has.
         D: "head" or "channel", one number for each, or "none".
         output_norm: "rms" or "none".
         norm_before_gate: whether it is RMSNorm(Y) * SiLU(z).
         norm_eps: of the norm.
         A_init: (low, high), range of A when training starts.
         dt_init: (low, high), range of dt at u = 0 when training starts.
-        dt_floor: smallest dt of those drawn.
+        dt_floor: the smallest dt when training starts.
         dt_limit: (low, high) that dt is clamped to; None disables it.
         out_scale: of the initial W_o.
 
@@ -91,8 +93,7 @@ class Mamba2(Mixer):
             1, an empty range, a feature map that turns, or an unknown name of a variant.
 
     Source:
-        Dao and Gu (2024): the Mamba-2 architecture, and its ablations. Constants are those of the released
-        code.
+        Dao and Gu (2024): the Mamba-2 architecture, and its ablations. Constants come from the released code.
 
     Example:
         >>> import torch
@@ -199,7 +200,7 @@ class Mamba2(Mixer):
         return self.out(y.to(x.dtype)), self.conv.joined(tail, S)
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
-        """Return zeros (b, h, N, P); with a convolution, (b, conv_size - 1, channels) and those."""
+        """Return zeros (b, h, N, P); with a convolution, (b, conv_size - 1, channels) too."""
         of_state = self.factory_kwargs(device)
         S = gate_loop.empty_state(batch, self.n_heads, self.phi.d_features, self.d_head, **of_state)
         return self.conv.joined(self.conv.init_state(batch, **of_state), S)

@@ -43,8 +43,8 @@ class QRNNState(NamedTuple):
 class QRNN(Mixer):
     """c_t = f_t . c_{t-1} + (1 - f_t) . z_t, h_t = o_t . c_t, with z, f and o convolutions of the input.
 
-    The defaults are the paper's layer of its language models, fo-pooling over two steps. Weights start as
-    those of torch's Conv1d. W_f and W_i are marked as group "transition" without weight decay.
+    The defaults are the paper's layer of its language models, fo-pooling over two steps. Weights start like
+    the weights of torch's Conv1d. W_f and W_i are marked as group "transition" without weight decay.
 
     Args:
         d_model: width of the sequence.

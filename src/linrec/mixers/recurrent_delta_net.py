@@ -165,7 +165,7 @@ class RecurrentDeltaNet(Mixer):
         return self.out(ys.flatten(2).to(x.dtype)), RecurrentDeltaState(W, y[..., 0, :], None)
 
     def _delta_rnn(self, x: Tensor, past: State, reset: Tensor | None) -> tuple[Tensor, State]:
-        """Return what `mix` returns, by the equations of Delta RNN."""
+        """Return the results of `mix` by the equations of Delta RNN."""
         heads = (self.n_heads, -1)
         q, k = (self.features(part.unflatten(-1, heads)) for part in (self.q(x), self.k(x)))
         v = self.v(x).unflatten(-1, heads).to(q)

@@ -60,8 +60,8 @@ class RetNet(Mixer):
     are left out.
 
     When training starts, W_Q, W_K, W_V and W_G are Xavier uniform with gain 2^-2.5 and W_O with gain
-    `out_gain`. The paper gives no gains. With the default, 1, norm and gains are those of the code that the
-    authors released with the paper.
+    `out_gain`. The paper gives no gains. With the default, 1, norm and gains match the code that the authors
+    released with the paper.
 
     | released code | arguments |
     |---|---|
@@ -89,8 +89,8 @@ class RetNet(Mixer):
             a `rotary_base` below 1, a number out of range, or an unknown name of a variant.
 
     Source:
-        RetNet (Sun and others, 2023), section 2, eq. 2 to 8. Constants that the paper leaves out are those
-        of the authors' torchscale.
+        RetNet (Sun and others, 2023), section 2, eq. 2 to 8. Constants missing in the paper come from the
+        authors' torchscale.
 
     Example:
         >>> import torch

@@ -39,8 +39,8 @@ LEAST = 1e-30
 class RGLRU(Mixer):
     """h_t = a_t * h_{t-1} + sqrt(1 - a_t^2) * (i_t * x_t) with a_t = sigmoid(Lambda)^(c r_t).
 
-    The root keeps the variance of h that of i x: what a channel remembers longer, it takes in less of. It is
-    made of log a_t, which keeps its digits where a_t is near 1.
+    The root keeps the variance of h equal to the variance of i x: a channel that remembers longer takes in
+    less. The root is computed from log a_t, which keeps its digits where a_t is near 1.
 
     | variant | argument |
     |---|---|

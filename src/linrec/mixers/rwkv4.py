@@ -46,7 +46,7 @@ SLOWEST, FASTEST = -5.0, 3.0
 
 
 class RWKV4State(NamedTuple):
-    """What RWKV-4 carries from one piece of a sequence to the next.
+    """The state of RWKV-4 between two pieces of a sequence.
 
     Attributes:
         last: the last input, (b, d_model); None without token shift.
@@ -77,14 +77,14 @@ class RWKV4(Mixer):
 
     W_v is orthogonal, and W_r, W_k and W_o are zero, so that every output is zero at first. Layers learn
     their places when a model calls `RWKV4.share`; one that stands alone is the first of one. w is marked as
-    group "transition" without weight decay. The released code decays nothing, and trains log w with twice, u
-    with three times the learning rate of the rest.
+    group "transition" without weight decay. The released code has no weight decay. It trains log w with twice
+    and u with three times the learning rate of the other parameters.
 
     Args:
         d_model: width of the sequence.
         d_state: width of r, k, v, w and u; None is `d_model`.
         token_shift: whether r, k and v see the input of the step before.
-        bonus: whether the current token has the weight exp(u + k_t) among those of the past.
+        bonus: whether the current token has a weight of its own, exp(u + k_t).
         receptance: whether wkv is multiplied by sigmoid(r).
         zero_init: whether W_r, W_k and W_o start at zero; else orthogonal, as W_v.
 
@@ -93,7 +93,7 @@ class RWKV4(Mixer):
 
     Source:
         RWKV (Peng and others, 2023): time mixing, and the appendix on numerical stability; the initialisation
-        is that of the authors' RWKV-LM.
+        comes from the authors' RWKV-LM.
 
     Example:
         >>> import torch
@@ -136,7 +136,7 @@ class RWKV4(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and an `RWKV4State`."""
-        # the largest exponent so far is that of all parts
+        # the largest exponent so far is over the steps of all processes
         refuse_split_time("rwkv4")
         state = self.init_state(len(x), device=x.device) if state is None else state
         x_r = x_k = x_v = x

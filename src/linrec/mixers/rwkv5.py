@@ -75,7 +75,7 @@ class RWKV5(Mixer):
         ValueError: an `n_heads` that does not divide `d_model`, or a `norm_eps` that is not positive.
 
     Source:
-        Eagle and Finch (Peng and others, 2024), the section on Eagle; the initialisation is that of the
+        Eagle and Finch (Peng and others, 2024), the section on Eagle; the initialisation comes from the
         authors' RWKV-LM.
 
     Example:

@@ -65,11 +65,12 @@ class RWKV6(Mixer):
         lambda_d = -6 + 5 (i/(d - 1))^(0.7 + 1.3 l/(L - 1))
         u = l/(L - 1) (1 - i/(d - 1)) + 0, 0.1, -0.1, 0, ..
 
-    All A are zero and all B uniform in +- 0.01. W_r, W_k, W_v and W_g are orthogonal with gains 1, 0.1, 1
-    and 0.1, and W_o is zero, so that every output is zero at first. The norm's weights are ((l + 1)/L)^0.7.
+    All A are zero and all B uniform in +- 0.01. W_r, W_k, W_v and W_g are orthogonal with gains 1, 0.1, 1 and
+    0.1, and W_o is zero, so that every output is zero at first. The norm's weights are ((l + 1)/L)^0.7.
     Layers learn their places when a model calls `RWKV6.share`; one that stands alone is the first of one.
-    What makes d_t is marked as group "transition" without weight decay; the other A and B have no weight
-    decay either. The released code trains lambda_d, of that group, with twice the learning rate of the rest.
+    lambda_d, A_d and B_d are marked as group "transition" without weight decay; the other A and B have no
+    weight decay either. The released code trains lambda_d, of that group, with twice the learning rate of the
+    rest.
 
     Args:
         d_model: width of the sequence, and of r, k, v and g over all heads.
@@ -90,7 +91,7 @@ class RWKV6(Mixer):
             positive, or an unknown name of a variant.
 
     Source:
-        Eagle and Finch (Peng and others, 2024), the section on Finch; the initialisation is that of the
+        Eagle and Finch (Peng and others, 2024), the section on Finch; the initialisation comes from the
         authors' RWKV-LM.
 
     Example:
@@ -124,7 +125,7 @@ class RWKV6(Mixer):
         at_least(1, shift_rank=shift_rank, decay_rank=decay_rank)
         positive(norm_eps=norm_eps, cure="The released code's is 64e-5.")
         self.n_heads, self.d_head = split_width("d_model", d_model, n_heads, least=CHANNELS_PER_HEAD)
-        # what is made from a mixture of tokens of its own
+        # vectors with a mixture of tokens of their own
         self.mixtures = ["r", "k", "v"] + ["w"] * (decay == "data") + ["g"] * output_gate
         rank = shift_rank if token_shift == "data" else None
         self.shift = TokenShift(d_model, len(self.mixtures), rank=rank, present=token_shift != "none")

@@ -38,15 +38,15 @@ SMALLEST_DECAY = 1e-4
 class S4(Mixer):
     """x_t = Abar x_{t-1} + Bbar u_t, y_t = 2 Re(C x_t) + D u_t with A normal plus low rank, then GELU and W.
 
-    Trained as a convolution and streamed as a recurrence, which are the same numbers: `mode` chooses. After
-    the bilinear transform Abar is diagonal plus low rank again, and `linrec.ops.dplr_ssm` runs it: a step
-    costs N numbers a channel, and the kernel, exact for any length, is the one that
+    The layer is trained as a convolution and streamed as a recurrence, with the same results; `mode` chooses.
+    After the bilinear transform Abar is diagonal plus low rank again, and `linrec.ops.dplr_ssm` runs it: a
+    step costs N numbers a channel, and the kernel, exact for any length, is the one that
     `linrec.ops.cauchy_kernel` makes from its spectrum. With "zoh" Abar is a whole matrix, and
     `linrec.ops.dense_ssm` runs it.
 
     The state is kept as real numbers, the real parts of all entries and then the imaginary ones. In these, A
-    has the symmetric part diag(Re Lambda) - 2 P P^T, which is negative: A and every discretisation are stable
-    whatever is learned.
+    has the symmetric part diag(Re Lambda) - 2 P P^T, which is negative: A and every discretisation stay
+    stable during training.
 
     | the paper's ablation | argument |
     |---|---|
@@ -71,10 +71,11 @@ class S4(Mixer):
         dt_max: largest step size when training starts.
         learn_transition: whether A, B and the steps are learned.
         activation: whether y goes through GELU.
-        output: "linear", "glu" or "none", what mixes the channels at the end. Later releases have "glu".
+        output: "linear", "glu" or "none", the map that mixes the channels at the end. Later releases have
+            "glu".
         mode: "auto", "convolution" or "recurrent".
-        n_ssm: how many A and B there are; None is `d_model`. Channel c has those of index c mod `n_ssm`; C, D
-            and the step sizes are its own.
+        n_ssm: how many A and B there are; None is `d_model`. Channel c has the A and B of index c mod
+            `n_ssm`, and a C, a D and a step size of its own.
         n_outputs: outputs of each channel, with a C and a D each, which the map at the end takes to
             `d_model`.
         start: where A and B start, "paper" or "released"; see `linrec.nn.state_space.released_start`.

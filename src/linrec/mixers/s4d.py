@@ -25,8 +25,8 @@ __all__ = ["S4D"]
 class S4D(Mixer):
     """x_t = Abar * x_{t-1} + Bbar u_t, y_t = 2 Re(C x_t) + D u_t per channel, then GELU and a gated unit.
 
-    Trained as a convolution and streamed as a recurrence, which are the same numbers: `mode` chooses, for
-    tests and measurements; see `linrec.ops.diagonal_ssm`.
+    The layer is trained as a convolution and streamed as a recurrence, with the same results. `mode` chooses
+    between them, for tests and measurements; see `linrec.ops.diagonal_ssm`.
 
     | the paper's variant | argument |
     |---|---|
@@ -41,9 +41,9 @@ class S4D(Mixer):
     | several outputs for each channel, `channels` | `n_outputs` |
     | B of S4D-LegS clipped when training starts | `start="released"` |
 
-    A and the step sizes are those of the paper, N / 2 = 32 pairs for each channel; B starts at one (HiPPO's
-    with "legs"), C normal with variance 1, D normal, and step sizes log-uniform. A, B and the step sizes are
-    marked as group "transition" without weight decay.
+    A has the paper's N / 2 = 32 pairs for each channel. B starts at one (HiPPO's with "legs"), C normal with
+    variance 1, D normal, and step sizes log-uniform. A, B and the step sizes are marked as group "transition"
+    without weight decay.
 
     Args:
         d_model: width of the sequence, and channels.
@@ -54,10 +54,10 @@ class S4D(Mixer):
         dt_max: largest step size when training starts.
         learn_b: whether B is learned.
         activation: whether y goes through GELU.
-        output: "glu", "linear" or "none", what mixes the channels at the end.
+        output: "glu", "linear" or "none", the map that mixes the channels at the end.
         mode: "auto", "convolution", "recurrent" or "scan".
-        n_ssm: how many A and B there are; None is `d_model`. Channel c has those of index c mod `n_ssm`; C, D
-            and the step sizes are its own.
+        n_ssm: how many A and B there are; None is `d_model`. Channel c has the A and B of index c mod
+            `n_ssm`, and a C, a D and a step size of its own.
         n_outputs: outputs of each channel, with a C and a D each, which the map at the end takes to
             `d_model`.
         start: where B starts with "legs", "paper" or "released"; see `linrec.nn.state_space.released_start`.
@@ -68,7 +68,7 @@ class S4D(Mixer):
             `n_outputs` above 1 without a map.
 
     Source:
-        S4D (Gu et al., 2022); its layer around the models is that of S4 (Gu, Goel and Ré, 2022).
+        S4D (Gu et al., 2022); the layer around the models is S4's (Gu, Goel and Ré, 2022).
 
     Example:
         >>> import torch

@@ -38,7 +38,7 @@ StartOfC = Literal["eigenbasis", "lecun_normal", "complex_normal"]
 class S5(Mixer):
     """x_k = Lambdabar * x_{k-1} + Bbar u_k, y_k = 2 Re(C x_k) + D * u_k: one system for all channels.
 
-    Where S4D has a system for each channel, S5 has one of many inputs and outputs, whose state is small
+    S4D has a system for each channel. S5 has a single system of many inputs and outputs, whose state is small
     enough for a scan.
 
     | the paper's variant | argument |
@@ -50,16 +50,16 @@ class S5(Mixer):
     | C that is normal, and not of the eigenvectors | `C_init="complex_normal"` |
     | a smaller C of the eigenvectors, as in the authors' ListOps and text | `C_init="lecun_normal"` |
     | no conjugate symmetry: entries of the state are no pairs, y = Re(C x) + D * u | `pairs=False` |
-    | what follows the system | `activation`, `output` |
+    | the map after the system | `activation`, `output` |
     | inputs of another sampling rate than in training | `step_rescale` |
     | both directions, with a C each | `linrec.models.Bidirectional`, `unshared=("C", "D")` |
 
     Lambda starts as the eigenvalues of J blocks of the normal part of HiPPO-LegS, with eigenvectors V, and B
-    as V^* times a real normal matrix. C starts as a complex normal matrix times V, with parts of variance
-    1 / d_state, or of 1 / (d_state d_model) with "lecun_normal"; with "complex_normal" there is no V, and the
-    variance is 1. D starts normal, and steps log-uniform. The real part of Lambda stays below zero whatever
-    is learned, which the paper leaves open. Lambda, the steps and B are marked as group "transition" without
-    weight decay, as the authors train them.
+    as V^* times a real normal matrix. C starts as a complex normal matrix times V, with parts of variance 1 /
+    d_state, or of 1 / (d_state d_model) with "lecun_normal"; with "complex_normal" there is no V, and the
+    variance is 1. D starts normal, and steps log-uniform. The real part of Lambda always stays below zero,
+    which the paper leaves open. Lambda, the steps and B are marked as group "transition" without weight
+    decay, as the authors train them.
 
     B and C are real matrices of pairs, as `linrec.mixers.lru.LRU` has them.
 
@@ -73,8 +73,8 @@ class S5(Mixer):
         dt_max: largest step when training starts.
         shared_step: whether Delta is a single number.
         C_init: how C starts, "eigenbasis", "lecun_normal" or "complex_normal".
-        pairs: whether an entry of the state stands for itself and its conjugate. Without, there are P complex
-            ones, of which both of each pair are learned apart.
+        pairs: whether an entry of the state stands for itself and its conjugate. Without pairs, there are P
+            complex entries, and both entries of a pair are learned separately.
         activation: whether y goes through GELU.
         output: "half_glu" (z * sigmoid(W z + b)), "half_glu2" (y * sigmoid(W z + b), z = GELU(y) in the gate
             alone), "glu", "linear" or "none".
@@ -87,8 +87,8 @@ class S5(Mixer):
             activation, a `step_rescale` that is not positive, or step sizes without 0 < dt_min <= dt_max.
 
     Source:
-        S5 (Smith et al., 2023); the distributions of B and C, "half_glu2", and the steps per state, are those
-        of the released code.
+        S5 (Smith et al., 2023); the distributions of B and C, "half_glu2", and the steps per state come from
+        the released code.
 
     Example:
         >>> import torch
@@ -199,7 +199,7 @@ class S5(Mixer):
 
         Args:
             x: (b, t, d_model).
-            state: what an earlier call returned.
+            state: the state that an earlier call returned.
             reset: (b, t) bool.
             intervals: (b, t), at least 0: how long each step takes, as a factor of Delta; None is 1.
         """

@@ -61,7 +61,7 @@ class S5Hyena(Mixer):
         dt_max: largest step when training starts.
         pairs: whether an entry of the state stands for itself and its conjugate; see `S5`.
         activation: whether the output of a system goes through GELU.
-        output: what follows GELU; see `S5`.
+        output: the map after GELU; see `S5`.
         out_std: standard deviation of W_o when training starts. The released code has 0.02 / sqrt(2 layers).
 
     Raises:

@@ -95,10 +95,11 @@ class SGConv(Mixer):
     """y = K * u + D u with a kernel of scales that double in length and fade, then GELU and a projection.
 
     Kernels have `length` taps: choose as many as the sequences of training have steps. Longer sequences run,
-    too, and no step sees further back than that. The state is the last `length` - 1 inputs.
+    too, and no step sees further back than `length` - 1 steps. The state is the last `length` - 1 inputs.
 
-    The released code multiplies k_i by (1 / alpha)^(N - 1 - i) in the place of alpha^i, which Z makes the
-    same. Its arguments `decay_min` and `decay_max` are 1 / alpha of the first and of the last channel.
+    The released code multiplies k_i by (1 / alpha)^(N - 1 - i) in place of alpha^i. After the division by Z,
+    both are the same. Its arguments `decay_min` and `decay_max` are 1 / alpha of the first and of the last
+    channel.
 
     w and D start normal with variance 1. w is marked as group "transition", as the authors train it with a
     learning rate of its own.
@@ -112,14 +113,14 @@ class SGConv(Mixer):
             evenly, as the released code does.
         upsampling: "linear" or "nearest".
         activation: whether y goes through GELU.
-        output: "linear", "glu" or "none", what mixes the channels at the end.
+        output: "linear", "glu" or "none", the map that mixes the channels at the end.
 
     Raises:
         ValueError: an unknown name, a number below 1, or decays that are not above 0 and at most 1.
 
     Source:
-        SGConv (Li and others, 2022), its definition of the kernel; the layer around it is that of S4 (Gu,
-        Goel and Ré, 2022).
+        SGConv (Li and others, 2022), its definition of the kernel; the layer around it is S4's (Gu, Goel and
+        Ré, 2022).
 
     Example:
         >>> import torch

@@ -74,15 +74,15 @@ class SLSTM(Mixer):
     model: `channel_mixing="geglu"` with `d_channel_mixing` = 4/3 `d_model`. The layer itself ends with the
     norm.
 
-    Memory mixing, R, lets it track states that no linear recurrence with positive gates tracks, such as
-    parity. The price is a loop over time, in plain torch, with a matrix product and a dozen small operations
-    a step.
+    Memory mixing, R, lets the layer track states that no linear recurrence with positive gates tracks, such
+    as parity. Its price is a loop over time in plain torch, with a matrix product and a dozen small
+    operations per step.
 
-    When training starts, as in the released code: W is normal with variance 2 / (5 d_model), R is zero, b_z,
-    b_i and b_o are zero, and b_f falls from 5 to -7 over the d channels of each head,
-    5 - 12 (j / (d - 1))^p. p rises from 0.3 in the first layer of a model to 1.6 in its last, layers of other
-    kinds counted; the model calls `SLSTM.place`, and a layer alone is the first. W_f is marked as group
-    "transition" without weight decay.
+    W starts normal with variance 2 / (5 d_model), as in the released code. R, b_z, b_i and b_o start at zero.
+    b_f falls from 5 to -7 over the d channels of each head, 5 - 12 (j / (d - 1))^p. The power p rises from
+    0.3 in the first layer of a model to 1.6 in its last layer, where layers of other kinds count too. The
+    model calls `SLSTM.place`; a layer that stands alone is the first. W_f is marked as group "transition"
+    without weight decay.
 
     Args:
         d_model: width of the sequence.
@@ -99,7 +99,7 @@ class SLSTM(Mixer):
 
     Source:
         xLSTM (Beck and others, 2024): the sLSTM's equations, its stabilised gates, and the figure of its
-        block. Constants that it leaves out are those of the released code.
+        block. Constants missing in the paper come from the released code.
 
     Example:
         >>> import torch

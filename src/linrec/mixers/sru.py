@@ -27,15 +27,15 @@ from linrec.rules import require
 
 __all__ = ["SRU"]
 
-# far beyond what a gate tells apart, and far from what exp cannot hold
+# a gate rounds to 0 or 1 long before this bound, and exp does not overflow yet
 LARGEST_BIAS = 88
 
 
 class SRU(Mixer):
     """c_t = f_t * c_{t-1} + (1 - f_t) * (W x_t), h_t = r_t * c_t + (1 - r_t) * x_t alpha, gates of x and c.
 
-    All projections are made for all steps at once; what is left is a loop over time in plain torch, a few
-    operations on channels a step. Only the forget gate is in the loop: r_t does not act on the state.
+    All projections are computed for all steps at once. The rest is a loop over time in plain torch, with a
+    few operations on channels per step. Only the forget gate is in the loop: r_t does not act on the state.
 
     | the paper's ablation | argument |
     |---|---|
@@ -166,7 +166,7 @@ class SRU(Mixer):
         return Transitions(notes["f"], None)
 
     def token_mixing(self, x: Tensor, *, reset: Tensor | None = None) -> Tensor:
-        """Return the mean over channels of what W x is multiplied by in c, the gates as `x` makes them."""
+        """Return the mean over channels of the factors of W x in c, for the gates of this `x`."""
         _, notes = self._memory(x, reset)
         return elementwise_mixing(notes["f"], 1 - notes["f"], x, reset)
 

@@ -25,7 +25,7 @@ from linrec.rules import at_least, require
 
 __all__ = ["TNN", "RelativePositionFilter"]
 
-# of the first tap's decay, what is no longer a tap
+# taps end where their decay falls below this number
 NOTHING = 1e-8
 # of the released code
 EPS = 1e-8
@@ -36,7 +36,7 @@ class RelativePositionFilter(LongFilter):
 
     Args:
         channels: how many.
-        length: taps; None is all until lambda^i is below 1e-8.
+        length: taps; None keeps all taps until lambda^i is below 1e-8.
         decay: lambda, above 0 and at most 1.
         width: of the network.
         depth: its layers between the first and the last.
@@ -77,18 +77,19 @@ class RelativePositionFilter(LongFilter):
 class TNN(Mixer):
     """y_n = sum_{m <= n} lambda^(n-m) RPE(n - m) * v_m, gated: attention by distance alone.
 
-    A network makes the taps of all channels of their distances. They fade with lambda: by itself a filter has
-    as many as are not below 1e-8, 1,833 with lambda = 0.99, and sequences of any length run. The state is the
-    last inputs of the filter. `linrec.distillation.distill` turns a trained layer into a recurrence; with
-    `method="exact"` and the `length` of training's sequences, by the conversion of the paper's second part.
+    A network makes the taps of all channels of their distances. They fade with lambda. Without a `length`, a
+    filter has all taps whose decay is at least 1e-8, 1,833 taps with lambda = 0.99. Sequences of any length
+    run. The state is the last inputs of the filter. `linrec.distillation.distill` turns a trained layer into
+    a recurrence; with `method="exact"` and the `length` of training's sequences, by the conversion of the
+    paper's second part.
 
-    Linear layers start as torch's own. The paper's ablations are arguments: `decay=1` is without, and
+    Linear layers start as torch's own. The paper's ablations are arguments: `decay=1` disables the decay, and
     `position_depth` and `d_position` size the encoder.
 
     Args:
         d_model: width of the sequence.
         expansion: channels of u, v and y, as a multiple of d_model.
-        length: taps, where there should be no more; None is all until they are below 1e-8.
+        length: the largest number of taps; None keeps all taps until they are below 1e-8.
         decay: lambda.
         d_position: width of the relative position encoder.
         position_depth: its layers between the first and the last. The authors' language models have 6.
@@ -99,7 +100,7 @@ class TNN(Mixer):
 
     Source:
         TNN (Qin and others, 2023), its sections on the gated Toeplitz unit, the relative position encoder and
-        the exponential decay bias; sizes are those of the authors' code.
+        the exponential decay bias; sizes come from the authors' code.
 
     Example:
         >>> import torch

@@ -63,6 +63,6 @@ class BlockDiagonalLinear(Float32Module):
         return y if bias is None else y + bias
 
     def extra_repr(self) -> str:
-        """What `print` shows."""
+        """Return the text that `print` shows."""
         n_blocks, size, _ = self.weight.shape
         return f"d={n_blocks * size}, n_blocks={n_blocks}, bias={self.bias is not None}, exact={self.exact}"

@@ -45,5 +45,5 @@ class GroupRMSNorm(nn.Module):
         return functional.rms_norm(x, x.shape[-1:], eps=self.eps).flatten(-2) * self.weight
 
     def extra_repr(self) -> str:
-        """What `print` shows."""
+        """Return the text that `print` shows."""
         return f"d={len(self.weight)}, n_groups={self.n_groups}, eps={self.eps}"

@@ -45,5 +45,5 @@ class Head(nn.Linear):
         return soft_cap(super().forward(x), self.cap)
 
     def extra_repr(self) -> str:
-        """What `print(head)` shows."""
+        """Return the text that `print` shows."""
         return f"{super().extra_repr()}, cap={self.cap}"

@@ -45,6 +45,6 @@ class HeadNorm(nn.Module):
         return y if self.bias is None else y + self.bias.unflatten(0, (self.n_heads, -1))
 
     def extra_repr(self) -> str:
-        """What `print` shows."""
+        """Return the text that `print` shows."""
         d_head = len(self.weight) // self.n_heads
         return f"n_heads={self.n_heads}, d_head={d_head}, eps={self.eps}, bias={self.bias is not None}"

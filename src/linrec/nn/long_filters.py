@@ -106,7 +106,7 @@ class LongFilter(Filter):
         return self.channels
 
     def extra_repr(self) -> str:
-        """What `print` shows."""
+        """Return the text that `print` shows."""
         return f"channels={self.channels}, length={self.length}"
 
 
@@ -183,5 +183,5 @@ class ModalFilter(Filter):
         return torch.polar(magnitude, self.phase.to(dtype)), torch.view_as_complex(self.residues.to(dtype))
 
     def extra_repr(self) -> str:
-        """What `print` shows."""
+        """Return the text that `print` shows."""
         return f"channels={self.channels}, modes={self.d_entries}"

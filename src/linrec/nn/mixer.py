@@ -188,7 +188,7 @@ class Mixer(Float32Module, ABC):
         """
 
     def extra_repr(self) -> str:
-        """What `print(mixer)` shows beside the submodules."""
+        """Return the text that `print` shows."""
         return f"d_model={self.d_model}, state_size={self.state_size}"
 
     def check_input(self, x: Tensor, reset: Tensor | None = None, state: State = None) -> None:

@@ -74,7 +74,7 @@ class Rotary(nn.Module):
         return tuple(torch.cat([_turned(first, cos, sin), rest], dim=-1) for first, rest in parts)
 
     def extra_repr(self) -> str:
-        """What `print(rotary)` shows."""
+        """Return the text that `print` shows."""
         return f"d_head={self.d_head}, base={self.base}, d_turned={self.d_turned}"
 
 

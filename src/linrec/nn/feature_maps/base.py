@@ -66,5 +66,5 @@ class FeatureMap(nn.Module, ABC):
         raise NotImplementedError(f"features of {type(self).__name__} are not exponentials")
 
     def extra_repr(self) -> str:
-        """What `print(feature_map)` shows."""
+        """Return the text that `print` shows."""
         return f"d_head={self.d_head}, d_features={self.d_features}"
