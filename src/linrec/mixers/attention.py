@@ -6,7 +6,7 @@
     o = [head_1, .., head_h] W^O
 
 x input, q query, k key, v value of a head, R_n the turn of pairs of channels by n theta_i, theta_i =
-base^(-2i/d_head), M_-inf the causal mask, o output, n time. It is what recurrent mixers are compared with.
+base^(-2i/d_head), M_-inf the causal mask, o output, n time. Recurrent mixers are compared with this mixer.
 """
 
 from typing import Literal
@@ -34,8 +34,8 @@ class Attention(Mixer):
     """head = softmax(M_-inf(Q' K'^T / sqrt(d_head))) V: each step attends to the steps so far.
 
     The state is a cache of keys and values, and the number of steps seen. The cache grows with every step,
-    and time is quadratic in the length; `window` bounds the one and makes the other linear. Keys and values
-    are kept in the dtype that they come in, which under autocast is bfloat16.
+    and time is quadratic in the length. `window` bounds the cache and makes time linear. The cache keeps keys
+    and values in their own dtype, which under autocast is bfloat16.
 
     | variant | arguments |
     |---|---|
@@ -43,7 +43,7 @@ class Attention(Mixer):
     | grouped-query attention | `kv_heads` = a number that divides `n_heads` |
     | Griffin's local attention | `kv_heads=1, window=1024` |
 
-    Positions count on over a reset. Nothing but their differences matters, and no step sees beyond a reset.
+    A reset does not restart positions: only their differences matter, and no step sees beyond a reset.
 
     Args:
         d_model: width of the sequence.
@@ -54,7 +54,8 @@ class Attention(Mixer):
             is `n_heads`.
         positions: "rotary", or "none", which leaves order to the causal mask alone.
         rotary_base: base of the frequencies.
-        rotary_fraction: of the channels of a head that turn, its first ones; the others know no position.
+        rotary_fraction: share of the channels of a head that turn, which are the first channels; the others
+            do not depend on the position.
         bias: whether the projections have biases. The paper's are matrices alone.
         window: steps that each step sees, its own included; None is all.
         causal: whether steps see the past alone. False is for encoders: a step sees its whole document, from

@@ -5,9 +5,10 @@
     S_t = (f_t^T z_t) * S_{t-1} + k_t^T v_t
     y_t = q_t S_t
 
-x input, q query, k key, v value of a head, f decay of its key channels, z decay of its value channels, * the
-product of entries, S fast weights, y output of a head, t time; vectors are rows. Queries and keys have no
-feature map, and nothing is normalised. Heads side by side are projected by W_o.
+x is the input, t time, and * the product of entries; vectors are rows. Of a head, q is the query, k the key,
+v the value, S the fast weights, and y the output; f is the decay of key channels, and z the decay of value
+channels. Queries and keys have no feature map, and nothing is normalised. Heads side by side are projected by
+W_o.
 """
 
 from typing import Literal
@@ -41,7 +42,7 @@ class DecayingFastWeights(Mixer):
 
     | the paper's comparison | argument |
     |---|---|
-    | a feature map, as those of other papers | `feature_map`, a name of `linrec.nn.feature_maps` |
+    | a feature map of other papers | `feature_map`, a name of `linrec.nn.feature_maps` |
     | the sum, without decay | `decay="none"`: S_t = S_{t-1} + k_t^T v_t |
     | not in the paper: key channels alone decay | `decay="key"`: z_t = 1, no more memory than GLA |
 
@@ -49,12 +50,12 @@ class DecayingFastWeights(Mixer):
         d_model: width of the sequence.
         n_heads: heads h. None is the largest number that divides `d_model` and leaves at least 16 channels to
             each head, or 1.
-        feature_map: the name of what queries and keys pass through.
+        feature_map: name of the feature map of queries and keys.
         decay: "matrix", "key" or "none".
         gate_bias_init: initial b_f and b_z. "uniform" spreads the n gates of each projection uniformly in
             [1/n, 1 - 1/n] at x = 0, so that entries start with time scales of one to many steps. A number is
-            that of all gates: with 4, entries start at 0.96 per step. None is torch's own: entries then start
-            at 0.25 per step.
+            the bias of all gates: with 4, entries decay by 0.96 per step at first. With None, torch's own
+            bias, entries decay by 0.25 per step at first.
         bias: whether the projections of q, k, v and of the output have biases.
 
     Raises:
@@ -64,7 +65,7 @@ class DecayingFastWeights(Mixer):
     Source:
         Mao, Fine-Tuning Pre-trained Transformers into Decaying Fast Weights (2022), its decay rule; the form
         of the two gates as in GLA (Yang and others, 2023), table 1. The released code is the recurrence
-        alone; its tests draw gates as "uniform" starts them here (Gu and others, 2020).
+        alone. Its tests draw gates like "uniform" (Gu and others, 2020).
 
     Example:
         >>> import torch

@@ -6,10 +6,10 @@
     V^lin_n = 1/C sum_{m in chunks before} (Q^lin_n . K^lin_m) V_m
     O = (U * (V^quad + V^lin)) W_o
 
-X input, U gate, V values, Z shared by queries and keys, R_n the turn of pairs of channels by their position,
-b biases by distance, C steps in a chunk, O output, n time; vectors are rows, and there is one head. A step
-that is C or more steps back is in an earlier chunk, wherever chunks begin. The sum over these steps is a
-recurrence, whose inputs come C steps late:
+X is the input, U the gate, V the values, O the output, and n time. Queries and keys share Z. R_n turns pairs
+of channels by their position, b are biases by distance, and C is the number of steps in a chunk. Vectors are
+rows, and there is one head. A step that is C or more steps back is in an earlier chunk, wherever chunks
+begin. The sum over these steps is a recurrence, whose inputs come C steps late:
 
     S_n = S_{n-1} + K^lin_{n-C}^T V_{n-C}
     V^lin_n = 1/C (Q^lin_n S_n + sum_{n-C < m < n, in the chunk before} (Q^lin_n . K^lin_m) V_m)

@@ -9,7 +9,7 @@
     y_t = (r_t * o'_t) W_O
 
 x input, q query, k key, v value, alpha forget gate of a key channel, S state and o output of a head, r output
-gate, y output, t time. The equations are those of section 4.4 of the paper.
+gate, y output, t time. The equations are in section 4.4 of the paper.
 """
 
 import math
@@ -58,8 +58,8 @@ class GLA(Mixer):
     `conv_size`, `feature_map` and `kv_heads`. It divides q by sqrt(dk), which the norm undoes but for its
     eps: an eps there is eps dk here, as in `output_norm="rms", norm_eps=1e-5 * dk`.
 
-    When training starts, all matrices are Xavier uniform with gain 2^-2.5, b_r is zero, and b_alpha is as
-    torch's Linear draws it: the released code. W_alpha and b_alpha are marked as group "transition" without
+    As in the released code, all matrices start Xavier uniform with gain 2^-2.5, b_r starts at zero, and
+    b_alpha is initialised by torch's Linear. W_alpha and b_alpha are marked as group "transition" without
     weight decay, which the paper does not ask for.
 
     Args:
@@ -70,23 +70,24 @@ class GLA(Mixer):
         d_qk: width of q over all heads. None is `d_model` / 2, rounded down, at least 1.
         d_v: width of o over all heads. None is `d_model`.
         feature_map: phi of q and k, a name of `linrec.nn.feature_maps` with a feature for each channel.
-        conv_size: taps of a causal convolution of each channel of q, k and v, and SiLU; None is neither.
+        conv_size: taps of a causal convolution of each channel of q, k and v, which SiLU follows; None
+            disables both.
         conv_bias: whether the convolutions have biases.
         forget_gate: "channel", "head", "fixed" or "none".
         gate_rank: width between W_alpha^1 and W_alpha^2.
         tau: alpha is the root of this order of a sigmoid, so a large one forgets slowly.
-        clamp_min: least log alpha of a data-dependent gate; None is no bound.
+        clamp_min: the smallest log alpha of a data-dependent gate; None disables the bound.
         output_norm: of each head, with one scale for all: "layer", "rms" (the released code) or "none".
         norm_eps: of that norm.
         output_gate: whether o' is multiplied by r.
 
     Raises:
         ValueError: widths that the heads do not divide, `kv_heads` that do not divide `n_heads`, a feature
-            map of other features than channels, a number out of range, or an unknown name of a variant.
+            map without a feature for each channel, a number out of range, or an unknown name of a variant.
 
     Source:
-        GLA (Yang and others, 2023), section 4.4; the ablations are those of table 4. The initialisation is
-        that of the authors' flash-linear-attention.
+        GLA (Yang and others, 2023), section 4.4; the ablations are in table 4. The initialisation comes from
+        the authors' flash-linear-attention.
 
     Example:
         >>> import torch

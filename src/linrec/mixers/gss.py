@@ -6,10 +6,11 @@
     y = K * u + D u
     o_t = W_o ((W_c y_t + b_c) * v_t) + b_o
 
-x input, u input of the state space, with a quarter of the channels, v gate, with four times as many, K kernel
-and y output of a channel of the state space, o output, t time; Lambda is the same for all channels, C a row
-and D a number per channel. The state space is DSS's with exponentials (`linrec.mixers.dss`) and steps of 1.
-As a recurrence, h_t = exp(Lambda) h_{t-1} + b u_t and y_t = Re(C h_t) + D u_t, with b the fraction.
+x is the input, t time, and o the output. u, with a quarter of the channels, is the input of the state space;
+v, with four times as many, is the gate. K is the kernel and y the output of a channel of the state space.
+Lambda is the same for all channels; each channel has a row C and a number D. The state space is DSS's with
+exponentials (`linrec.mixers.dss`) and steps of 1. As a recurrence, h_t = exp(Lambda) h_{t-1} + b u_t and y_t
+= Re(C h_t) + D u_t, with b the fraction.
 """
 
 import torch
@@ -30,9 +31,9 @@ __all__ = ["GSS"]
 class GSS(Mixer):
     """o_t = W_o ((W_c DSS(u)_t + b_c) * v_t) + b_o: a narrow state space, and a wide gate behind it.
 
-    What takes time, filtering over long sequences, has `d_model` / 4 channels; what is cheap on accelerators,
-    products of matrices, has 4 `d_model`. With its gate the layer mixes channels too, and stands alone in its
-    block: `ModelConfig(mixer="gss", channel_mixing="none")`.
+    Filtering over long sequences takes most of the time and has `d_model` / 4 channels. Products of matrices
+    are cheap on accelerators and have 4 `d_model` channels. The gate mixes channels too, so the layer stands
+    alone in its block: `ModelConfig(mixer="gss", channel_mixing="none")`.
 
     When training starts, logarithms of both parts of Lambda, both parts of C, and D are standard normal: the
     paper needs no HiPPO. Lambda is marked as group "transition" without weight decay.

@@ -65,7 +65,7 @@ class Hawk(Mixer):
         ValueError: blocks that do not divide `d_rnn`, an unknown name of a variant, or a number out of range.
 
     Source:
-        Griffin (De and others, 2024), sections 2.3 and 2.4; constants that it leaves out are those of the
+        Griffin (De and others, 2024), sections 2.3 and 2.4; constants missing in the paper come from the
         released code.
 
     Example:

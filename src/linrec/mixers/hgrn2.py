@@ -7,9 +7,10 @@
     h_t = Diag(g_t) h_{t-1} + (1 - g_t) i_t^T
     y_t = LayerNorm(h_t^T o_t) W_out + b_out
 
-x input, g forget gate with its lower bound beta^k in layer k, which is the gamma^k of HGRN, i input, o output
-gate, h hidden state of a head, y output, t time. Seen as linear attention, o is the query, 1 - g the key and
-i the value. Norm and projection at the end are HGRN's, over all heads together.
+x is the input, t time, and y the output. g is the forget gate, whose lower bound in layer k is beta^k, the
+gamma^k of HGRN; i is the input, o the output gate, and h the hidden state of a head. Seen as linear
+attention, o is the query, 1 - g the key and i the value. Norm and projection at the end are HGRN's, over all
+heads together.
 """
 
 from collections.abc import Sequence
@@ -42,8 +43,8 @@ CHANNELS_PER_HEAD = 128
 class HGRN2(Mixer):
     """h_t = Diag(g_t) h_{t-1} + (1 - g_t) i_t^T with g_t above a learned bound: HGRN with outer products.
 
-    The state of a head is d x d for d channels, without a parameter more than HGRN's real layer has. The
-    lower bounds beta belong to the stack, as in `linrec.mixers.hgru.HGRU`: a model lets its layers share one
+    The state of a head is d x d for d channels, with no more parameters than HGRN's real layer. The lower
+    bounds beta belong to the stack, as in `linrec.mixers.hgru.HGRU`: a model lets its layers share one
     parameter, by `HGRN2.share`. A layer that stands alone is a stack of one, whose bound is 0 (random with
     "random"), unless it is given a number.
 

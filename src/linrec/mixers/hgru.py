@@ -9,11 +9,11 @@
     o'_t = LayerNorm(g_t [Re(h_t), Im(h_t)])
     o_t = o'_t W_o + b_o                                                 (3)
 
-HGRU is its token mixer. x input, c candidate, mu forget gate before its lower bound gamma^k in layer k,
-lambda magnitude and theta phase of the transition, 1 - lambda the input gate that is tied to it, h hidden
-state, g output gate, o output. [Re(h_t), Im(h_t)] has the two parts of each channel side by side, as they lie
-in memory; the paper's order is a permutation of the columns of W_g and W_o. Equation 1, forget and input
-gates of their own and all real, is where the paper starts from.
+HGRU is its token mixer. x is the input, c the candidate, h the hidden state, g the output gate, and o the
+output. mu is the forget gate before its lower bound gamma^k in layer k. lambda is the magnitude and theta the
+phase of the transition; 1 - lambda is the input gate. [Re(h_t), Im(h_t)] has the two parts of each channel
+side by side, as they lie in memory; the paper's order is a permutation of the columns of W_g and W_o.
+Equation 1, with independent forget and input gates and all real, is the paper's starting point.
 """
 
 from collections.abc import Sequence
@@ -59,9 +59,9 @@ class HGRU(Mixer):
     | without complex (table 11) | `phase="none"`: theta = 0; with `complex_input=False`, all is real |
     | data-dependent theta (table 11) | `phase="data"`: theta_t = x_t W_theta + b_theta |
 
-    Where the paper gives words and no formula (the forget gate that is left out, the data-dependent theta,
-    the bounds but the increasing ones), these are the readings taken here. "Without complex" is theta
-    removed, to the letter; the second argument takes Im(c) away too, and halves the width of norm and gate.
+    The paper has no formulas for the removed forget gate, the data-dependent theta, and bounds that do not
+    increase; the table interprets its words. "Without complex" removes theta. `complex_input=False` removes
+    Im(c) too, and halves the width of norm and gate.
 
     `refine` and `uniform_init` are the UR gates of Gu and others: mu_t refined by a gate of its own, and mu
     spread over time scales of 1 to d steps when training starts.
@@ -95,7 +95,7 @@ class HGRU(Mixer):
 
     Raises:
         ValueError: an unknown name of a variant, a number out of range, neither forget nor input gate,
-            `refine` or `uniform_init` of mu where there is none, or `uniform_init` without biases.
+            `refine` or `uniform_init` without mu, or `uniform_init` without biases.
 
     Source:
         HGRN (Qin, Yang and Zhong, 2023), section 3.2, eq. 1 to 3, algorithm 1, tables 8 to 11; refine gate

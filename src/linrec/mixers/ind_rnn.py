@@ -3,8 +3,8 @@
     h_t = sigma(W x_t + u * h_{t-1} + b)
     |u| <= gamma^(1/T)
 
-x input, h hidden state and output, u one recurrent weight per channel, sigma an activation, t time, T the
-steps over which a gradient may grow by a factor gamma at most, * the product of channels.
+x is the input, t time, * the product of channels, h the hidden state and output, u a recurrent weight per
+channel, and sigma an activation. Over T steps, a gradient grows by at most a factor gamma.
 
 sigma stands between h_{t-1} and h_t, so steps follow one another: this is no linear recurrence, and no scan
 computes it.

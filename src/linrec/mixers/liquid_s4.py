@@ -7,11 +7,11 @@
 
 u input of a channel, u^p its correlations of order p, x state with one entry of each conjugate pair, y output
 of the channel, o output of the layer, t time; Abar and Bbar diagonal and column, discretised by the bilinear
-transform, C a row and D a number, all per channel. Powers of Bbar are those of its entries.
+transform, C a row and D a number, all per channel. Powers of Bbar are powers of its entries.
 
-Both are parts of what the liquid transition x_t = (Abar + Bbar u_t) * x_{t-1} + Bbar u_t unrolls to: of
-products of p inputs, those of neighbours, which are weighed by C Abar^l Bbar^p after l steps. KB, the kernel
-of S4 times powers of B, is these; PB, powers of B alone, leaves the kernel at its first tap.
+Both are parts of the unrolled liquid transition x_t = (Abar + Bbar u_t) * x_{t-1} + Bbar u_t. Of its products
+of p inputs, both keep the products of neighbouring steps, with the weight C Abar^l Bbar^p after l steps. KB,
+the kernel of S4 times powers of B, has all of these terms. PB, powers of B alone, has the terms of l = 0.
 """
 
 from typing import Literal
@@ -43,16 +43,16 @@ class LiquidS4(Mixer):
     | correlations of up to p inputs | `degree` |
     | powers of the released code | `powers="sums"` |
 
-    The released code reverses correlations in time, and unless `allcombs=False` takes all combinations of
-    the last steps in place of neighbours, so that outputs depend on later inputs. Here they do not. The
-    transition is diagonal; there it may be S4's, but for the powers of Bbar, which leave its low rank out.
+    The released code reverses correlations in time. Unless `allcombs=False`, it takes all combinations of the
+    last steps in place of neighbours. So its outputs depend on later inputs; here they do not. The transition
+    here is diagonal. In the released code, it may be S4's, but powers of Bbar leave the low-rank part out.
 
-    For Bbar^p the paper has powers, which are read as powers of entries here. The released PB has
-    Bbar^p = Bbar^(p-1) sum(Bbar^(p-1)) with a sum over all entries, and u^p_t = u^(p-1)_t u^(p-1)_(t-1), so
-    that u^3_t = u_t u_{t-1}^2 u_{t-2}. These are `powers="sums"`. The released KB cannot be had: its
-    transforms have lengths that do not fit together.
+    The paper writes Bbar^p, which means powers of entries here. The released PB has Bbar^p = Bbar^(p-1)
+    sum(Bbar^(p-1)) with a sum over all entries, and u^p_t = u^(p-1)_t u^(p-1)_(t-1), so that u^3_t = u_t
+    u_{t-1}^2 u_{t-2}. These are `powers="sums"`. The released KB cannot be had: its transforms have lengths
+    that do not fit together.
 
-    Parameters and where they start are those of `linrec.mixers.s4d.S4D`.
+    Parameters and their initial values are the same as in `linrec.mixers.s4d.S4D`.
 
     Args:
         d_model: width of the sequence, and channels.

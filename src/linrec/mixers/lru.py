@@ -29,29 +29,28 @@ __all__ = ["LRU"]
 class LRU(Mixer):
     """h_t = Lambda h_{t-1} + gamma * (B x_t), y_t = Re(C h_t) + D * x_t with Lambda constant in time.
 
-    The mixer is the recurrence alone. What surrounds it in the paper (a norm before it, a nonlinearity and a
-    gated linear unit after it, the skip connection) belongs to the block.
+    The mixer is the recurrence alone. The rest of the paper's layer belongs to the block: the norm before the
+    recurrence, the nonlinearity and the gated linear unit after the recurrence, and the skip connection.
 
     When training starts, the transitions are spread evenly over the area of a ring in the complex plane,
-    r_min <= |lambda| <= r_max and 0 <= arg lambda <= max_phase. B, C and gamma start so that white noise of
-    unit variance makes states and Re(C h) of unit variance: the parts of B have variance 1 / (2 d_model),
-    those of C 1 / d_state, and D is standard normal. Longer memory starts nearer to the circle: r_min = 0.9,
-    r_max = 0.999, and a small max_phase such as pi / 10 where the sequence is very long.
+    r_min <= |lambda| <= r_max and 0 <= arg lambda <= max_phase. B, C and gamma start such that white noise of
+    unit variance makes states and Re(C h) of unit variance: the parts of B have variance 1 / (2 d_model), the
+    parts of C have variance 1 / d_state, and D is standard normal. Longer memory starts nearer to the circle:
+    r_min = 0.9, r_max = 0.999, and a small max_phase such as pi / 10 where the sequence is very long.
 
     | HGRN's ablation (table 8) | argument |
     |---|---|
     | LRU | the defaults |
     | LRU with forget gate | `forget_gate=True`: abs(lambda_t) = exp(-exp(W x_t + nu_log)) |
 
-    HGRN gives words and no formula for the second: LRU's forget gate is the magnitude of Lambda, and a forget
-    gate is one that the data chooses. The reading here changes that alone. The constant nu_log becomes the
-    bias of a projection W, drawn as torch's Linear draws it; phases and gamma stay constants, and an input of
-    zero is forgotten as the LRU forgets it.
+    HGRN describes the LRU with forget gate in words, without a formula. Here, only the magnitude of Lambda
+    depends on the input. The constant nu_log becomes the bias of a projection W, which is initialised by
+    torch's Linear. Phases and gamma stay constants. At an input of zero, the state decays as in the LRU.
 
-    B and C are real matrices of pairs, so that optimisers and autocast see real numbers: rows 2j and 2j + 1
-    of `B` are the real and imaginary part of B's row j, columns 2j and 2j + 1 of `C` are the real part and
-    minus the imaginary part of C's column j. Lambda, gamma and B are marked as group "transition" without
-    weight decay: these are the parameters that ports of the paper train with a smaller learning rate.
+    B and C are real matrices of pairs, so that optimisers and autocast see real numbers. Rows 2j and 2j + 1
+    of `B` are the real and the imaginary part of B's row j. Columns 2j and 2j + 1 of `C` are the real part
+    and minus the imaginary part of C's column j. Lambda, gamma and B are marked as group "transition" without
+    weight decay; ports of the paper train these parameters with a smaller learning rate.
 
     Args:
         d_model: width of the sequence.

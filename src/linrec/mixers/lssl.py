@@ -33,8 +33,9 @@ Transition = Literal["stable", "quasi_separable"]
 class LSSL(Mixer):
     """x_t = Abar x_{t-1} + Bbar u_t, y_t = C x_t + D u_t per channel with a whole matrix A, then GELU and W.
 
-    Trained as a convolution and streamed as a recurrence; `mode` chooses, see `linrec.ops.dense_ssm`. It is
-    what S4 and S4D make cheaper: a step costs N^2 per channel, and the kernel is made from powers of A.
+    The layer is trained as a convolution and streamed as a recurrence; `mode` chooses, see
+    `linrec.ops.dense_ssm`. A step costs N^2 per channel, and the kernel is made from powers of A; S4 and S4D
+    are cheaper.
 
     | the paper's variant | argument |
     |---|---|
@@ -45,10 +46,9 @@ class LSSL(Mixer):
     | M outputs per channel | `n_outputs` |
 
     A starts as HiPPO's, B too, C normal with variance 1, D normal, and dt log-uniform. All of HiPPO's
-    matrices are a skew-symmetric one minus P P^T and mu I; while S and P are learned, A stays of that form,
-    whose states never grow by themselves: |Abar x| <= |x| whatever is learned, for any dt. The paper and its
-    code learn within another family of matrices around HiPPO's, of fewer numbers, which need not be stable;
-    see `linrec.nn.quasi_separable`.
+    matrices are a skew-symmetric one minus P P^T and mu I; while S and P are learned, A keeps this form, and
+    states never grow by themselves: |Abar x| <= |x| for any dt. The paper and its code learn within another
+    family of matrices, with fewer numbers, which need not be stable; see `linrec.nn.quasi_separable`.
 
     Args:
         d_model: width of the sequence, and channels.

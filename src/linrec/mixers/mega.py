@@ -9,12 +9,12 @@
     H_t = SiLU(x'_t W_h + (gamma_t * o_t) U_h + b_h)
     y_t = phi_t * H_t + (1 - phi_t) * x_t
 
-x input; u, h and x' input, state and output of a damped moving average, of several dimensions for each
-channel, with weights alpha and damping delta in (0, 1), expansion beta and projection eta; z what queries q
-and keys k share, s its width, tau = sqrt(s), v values, b_i = (R_i a) . b of learned a and b, R_i the turn of
-pairs of channels, or a learned number b_i, o output of the attention's one head; gamma reset gate, phi update
-gate, H candidate, y output, t time; vectors are rows. Laplace's function or relu^2 in the place of softmax
-has as tau the number of steps that are seen.
+x is the input; u, h and x' are input, state and output of a damped moving average. It has several dimensions
+for each channel, weights alpha and damping delta in (0, 1), expansion beta and projection eta. z the
+projection that queries q and keys k share, s its width, tau = sqrt(s), v values, b_i = (R_i a) . b of learned
+a and b, R_i the turn of pairs of channels, or a learned number b_i, o output of the attention's one head;
+gamma reset gate, phi update gate, H candidate, y output, t time; vectors are rows. Laplace's function or
+relu^2 in the place of softmax has as tau the number of steps that are seen.
 """
 
 import math
@@ -49,7 +49,7 @@ STD = 0.02
 
 
 class MegaState(NamedTuple):
-    """What Mega carries from one piece of a sequence to the next.
+    """The state of Mega between two pieces of a sequence.
 
     Attributes:
         h: the moving averages (b, d_model, n).
@@ -91,10 +91,10 @@ class Mega(Mixer):
 
     Args:
         d_model: width of the sequence.
-        n_averages: n, moving averages of each channel; 0 is none.
+        n_averages: n, moving averages of each channel; 0 disables them.
         d_qk: s, the width of z, queries and keys; even with a positional bias.
         expansion: v / d_model, of v channels of values.
-        chunk_size: steps of a chunk; None is no chunks.
+        chunk_size: steps of a chunk; None disables chunks.
         attention: function of the scores, "softmax", "laplace" or "relu2"; see
             `linrec.ops.laplace_attention`.
         position_bias: b_i, "rotary", "simple" or "none". "simple" is a learned number for each distance in a
@@ -207,7 +207,7 @@ class Mega(Mixer):
         attend: Any = softmax_attention
         if self.attention != "softmax":
             attend = partial(laplace_attention, function=self.attention)
-        # a chunk is what lies between two resets
+        # a chunk lies between two resets
         cut = reset if self.chunk_size is None else in_chunk == 0
         q, k = q.to(v.dtype), k.to(v.dtype)
         o, cache = attend(q, k, v, state=past.cache, reset=cut, scale=1.0, window=self.chunk_size)

@@ -29,12 +29,12 @@ Candidate = Literal["positive", "linear"]
 class MinGRU(Mixer):
     """h_t = (1 - z_t) * h_{t-1} + z_t * g(Linear_h(x_t)), z_t = sigmoid(Linear_z(x_t)).
 
-    The paper trains in log space, h_t = exp(a_t + logcumsumexp(log z_t + log h~_t - a_t)) with a_t the sum of
-    the log(1 - z) so far, since it divides by a product of decays. `scan` divides by nothing, so the same
-    numbers come from the recurrence as it stands; 1 - z_t is the sigmoid of the negative logit, which keeps
-    its digits. A sequence starts from h_0 = 0, as the paper's steps do; its code in log space starts from
-    g(h_0), of zeros 1/2, which `state` can be. The code that the authors released later learns h_0 and always
-    has Linear_y: `learned_start=True, output_projection=True`.
+    The paper divides by a product of decays, so it trains in log space: h_t = exp(a_t + logcumsumexp(log z_t
+    + log h~_t - a_t)), with a_t the sum of log(1 - z) so far. `scan` does not divide, so the recurrence
+    itself gives the same results. 1 - z_t is the sigmoid of the negative logit, which keeps its digits. A
+    sequence starts from h_0 = 0, as the paper's steps do. The paper's code in log space starts from g(0) =
+    1/2, which can be passed as `state`. The code that the authors released later learns h_0 and always has
+    Linear_y: `learned_start=True, output_projection=True`.
 
     | variant of the paper | argument |
     |---|---|
@@ -46,7 +46,8 @@ class MinGRU(Mixer):
     Args:
         d_model: width of the sequence.
         d_state: width of h. None is `d_model`; the paper widens it 1 to 4 times.
-        output_projection: whether there is a Linear_y. None is where `d_state` is not `d_model`.
+        output_projection: whether there is a Linear_y. With None, there is a Linear_y where `d_state` is not
+            `d_model`.
         candidate: "positive", or "linear" for a candidate of any sign.
         learned_start: whether h_0 is learned: g of a parameter of random normal numbers, or the parameter
             itself with `candidate="linear"`. The state is then h_t - h_0.

@@ -30,9 +30,9 @@ Candidate = Literal["positive", "linear"]
 class MinLSTM(Mixer):
     """h_t = f'_t * h_{t-1} + i'_t * g(Linear_h(x_t)), f' and i' forget and input gate over their sum.
 
-    As in the paper's version in log space, f'_t is the sigmoid of log f_t - log i_t, and i'_t that of its
-    negative, so that no small gate is divided by another. `scan` runs the recurrence as it stands; see
-    `MinGRU` for why it needs no logarithm of the state. A sequence starts from h_0 = 0.
+    As in the paper's version in log space, f'_t is the sigmoid of log f_t - log i_t, and i'_t the sigmoid of
+    log i_t - log f_t. So no small gate is divided by another. `scan` needs no logarithm of the state; see
+    `MinGRU` for the reason. A sequence starts from h_0 = 0.
 
     | variant of the paper | argument |
     |---|---|
@@ -50,7 +50,8 @@ class MinLSTM(Mixer):
     Args:
         d_model: width of the sequence.
         d_state: width of h. None is `d_model`; the paper widens it 1 to 4 times.
-        output_projection: whether there is a Linear_y. None is where `d_state` is not `d_model`.
+        output_projection: whether there is a Linear_y. With None, there is a Linear_y where `d_state` is not
+            `d_model`.
         candidate: "positive", or "linear" for a candidate of any sign.
         learned_start: whether h_0 is learned: g of a parameter of random normal numbers, or the parameter
             itself with `candidate="linear"`. The state is then h_t - h_0.

@@ -97,8 +97,8 @@ class MLSTM(Mixer):
             or a `gate_std` below 0.
 
     Source:
-        xLSTM (Beck and others, 2024): the mLSTM's equations, and the figure of its block. Constants that it
-        leaves out are those of the released code, which also adds 1e-6 to the stabilised denominator.
+        xLSTM (Beck and others, 2024): the mLSTM's equations, and the figure of its block. Constants missing
+        in the paper come from the released code, which also adds 1e-6 to the stabilised denominator.
 
     Example:
         >>> import torch

@@ -6,10 +6,10 @@
     s_t = (1 - gamma_t) * s_{t-1} + gamma_t * phi(k_t)
     a_t = C_t phi(q_t) / (s_t . phi(q_t))
 
-x input, q query, k key, v value of a head, phi learned features, beta and gamma gates of value and key
-channels, C and s state, a output of a head, t time, * products of entries, (x) outer products, which in
-features and gamma have eta rows and are flattened. Heads side by side are projected. AReLiT approximates C
-by r terms:
+x is the input, t time, * the product of entries, and (x) the outer product. Outer products in features and
+gamma have eta rows and are flattened. Of a head, q is the query, k the key, v the value, and phi are learned
+features. beta and gamma are the gates of value and key channels, C and s the state, and a the output. Heads
+side by side are projected. AReLiT approximates C by r terms:
 
     w_k = 2 pi k / r,     k = 0 .. r - 1
     vv^k_t = (1 - beta_t) * vv^k_{t-1} + cos(w_k t) beta_t * v_t
@@ -69,15 +69,16 @@ class ReLiTState(NamedTuple):
 class ReLiT(Mixer):
     """C_t = ((1 - beta_t) (x) (1 - gamma_t)) * C_{t-1} + (beta_t * v_t) (x) (gamma_t * phi(k_t)), normalised.
 
-    The default is ReLiT: a recurrence of h eta d (d + 1) channels for heads of d channels, all kept for every
-    step. `r` makes it AReLiT, whose state and memory have h (r // 2 + 1) (eta + 1) d. Steps are told apart by
-    cosines of period r: a step t' meets t also where t - t' or t + t' is a multiple of r, unless it is
-    forgotten by then.
+    The default is ReLiT, a recurrence of h eta d (d + 1) channels for heads of d channels, all kept for every
+    step. With `r`, the layer is AReLiT, whose state and memory have h (r // 2 + 1) (eta + 1) d channels.
+    Cosines of period r tell steps apart. So step t also sees a step t' where t - t' or t + t' is a multiple
+    of r, unless t' is forgotten by then.
 
-    `variant="released"` computes the equations of the released code. An entry of C then decays by
-    1 - beta gamma: where beta is 1, C and s have the same decay. In AReLiT, C gets a value and its own key
-    with the weight (r + 1) / (4 r) in place of 1, and a value and the key of another step with 1 / (2 r) or
-    its negative in place of 0. The code goes on counting steps after a reset; this layer starts again.
+    `variant="released"` computes the equations of the released code. An entry of C then decays by 1 - beta
+    gamma: where beta is 1, C and s have the same decay. In AReLiT, a value and its own key enter C with the
+    weight (r + 1) / (4 r) in place of 1. A value and the key of another step enter C with the weight 1 / (2
+    r) or its negative, in place of 0. After a reset, the released code continues to count steps; this layer
+    starts again.
 
     When training starts, all matrices are orthogonal times sqrt(2), biases zero. `variant="released"` draws
     them as the released code does. Each head of ReLiT has an orthogonal matrix, times 2 in W_Q and W_p2. In
@@ -93,7 +94,7 @@ class ReLiT(Mixer):
         floor: the smallest denominator. Features are not negative, and may vanish together. With
             `variant="released"`, `floor` is added to s_t . phi(q_t) in ReLiT, and to 2 r s_t . phi(q_t) in
             AReLiT. The released code adds 1e-10 and 1e-5.
-        variant: "paper" for the paper's equations, "released" for those of the released code.
+        variant: "paper" for the paper's equations, "released" for the released code's.
 
     Raises:
         ValueError: `n_heads` that does not divide `d_model`, an `eta` or `r` below 1, a `floor` that is
@@ -171,7 +172,7 @@ class ReLiT(Mixer):
         k, v = gamma * k, beta * v
         note(log_f=log_f, log_z=log_z, beta=beta)
         if not self.r:
-            # s is what C is for a value of 1 with a beta of 1, whose z is 0, or that is not forgotten
+            # s is C for a value of 1 that decays by f alone: z is 1, or 0 in the released code
             kept = -math.inf if self.is_released else 0.0
             v, log_z = functional.pad(v, (0, 1), value=1.0), functional.pad(log_z, (0, 1), value=kept)
             a, state = fast_weights(q, k, v, log_f, log_z, joint=self.is_released, state=state, reset=reset)

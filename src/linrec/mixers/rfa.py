@@ -39,9 +39,9 @@ CHANNELS_PER_HEAD = 64
 class RFA(Mixer):
     """S_t = g_t S_{t-1} + (1 - g_t) phi(k_t) v_t^T, y_t = phi(q_t)^T S_t / (phi(q_t)^T z_t).
 
-    The defaults are the paper's gated layer, RFA-Gate-Gaussian. Its weights estimate those of softmax
+    The defaults are the paper's gated layer, RFA-Gate-Gaussian. Its weights estimate the weights of softmax
     attention of unit queries and keys, and fade with the gate. An estimate may be negative, and so may the
-    sum that is divided by; its magnitude is, from `floor` upwards.
+    sum of weights. The output is divided by the magnitude of the sum, which is at least `floor`.
 
     | the paper's variant | argument |
     |---|---|
@@ -63,13 +63,13 @@ class RFA(Mixer):
         learn_sigma: whether sigma is learned, per head and channel; "arc_cosine" has no sigma.
         tau: temperature of the Gaussian kernel, by which sigma is divided: 1 in the released code, where it
             can be set, too. Where sigma is learned, tau sets its start.
-        floor: the smallest denominator: max(|phi(q)^T z|, floor) is divided by. The Gaussian kernel of unit
-            vectors is at least exp(-2) = 0.14 where sigma / tau is 1. The first sum of a sequence is
-            1 - g_1 times that; with gates that start near 1/2, 0.01 bounds none of them when a head has 64
-            directions. Estimates from few directions, or with a smaller tau, come near to 0: choose a larger
-            floor if gradients are large there. The released code bounds sums of sequences at 0.001, and steps
-            and its CUDA kernel at 1, of features that are times 0.1 in place of 1 / sqrt(D): at D = 64 that
-            is a `floor` of 0.0016 and of 1.6.
+        floor: the smallest denominator, max(|phi(q)^T z|, floor). The Gaussian kernel of unit vectors is at
+            least exp(-2) = 0.14 where sigma / tau is 1. The first sum of a sequence is 1 - g_1 times that;
+            with gates that start near 1/2, 0.01 bounds none of them when a head has 64 directions. Estimates
+            from few directions, or with a smaller tau, come near to 0: choose a larger floor if gradients are
+            large there. The released code bounds sums of sequences at 0.001, and steps and its CUDA kernel at
+            1, of features that are times 0.1 in place of 1 / sqrt(D): at D = 64 that is a `floor` of 0.0016
+            and of 1.6.
         init: initial projections. "torch" is torch's own. "released" is the released code's: weights by
             Xavier's uniform rule with a gain of 1 / sqrt(2), and an output bias of zero.
         bias: whether the projections of q, k, v and of the output have biases.

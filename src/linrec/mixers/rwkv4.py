@@ -7,9 +7,10 @@
             / (sum_{i<t} exp(-(t - 1 - i) w + k_i) + exp(u + k_t))
     o_t = W_o (sigmoid(r_t) * wkv_t)
 
-x input, mu shares of the current token, r receptance, k key, v value, w > 0 decay and u bonus of a channel,
-* the product of channels, o output, t time. The sums a (with v) and b (without) are recurrences. They are
-kept over exp(m_t), m_t the largest exponent in them, and read over exp(p_t), so that nothing overflows:
+x is the input, t time, o the output, and * the product of channels. mu are shares of the current token, r the
+receptance, k the key, v the value, w > 0 the decay and u the bonus of a channel. The sums a (with v) and b
+(without) are recurrences. They are kept over exp(m_t), m_t the largest exponent in them, and read over
+exp(p_t), so that nothing overflows:
 
     m_t = max(m_{t-1} - w, k_t)        p_t = max(m_{t-1}, u + k_t)
     a_t = exp(m_{t-1} - w - m_t) * a_{t-1} + exp(k_t - m_t) * v_t

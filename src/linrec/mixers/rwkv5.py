@@ -7,8 +7,9 @@
     wkv_t = S_{t-1} + diag(u) k_t^T v_t
     o_t = concat(SiLU(g_t) * LayerNorm(r_t wkv_t)) W_o
 
-x input, mu shares of the last token, * the product of channels, r receptance, k key, v value, g gate, w decay
-and u bonus of a key channel, S state of a head, o output, t time.
+x is the input, t time, o the output, and * the product of channels. mu are shares of the last token, r is the
+receptance, k the key, v the value, and g the gate. w is the decay and u the bonus of a key channel, and S the
+state of a head.
 """
 
 from collections.abc import Sequence

@@ -9,9 +9,9 @@
     wkv_t = S_{t-1} + diag(u) k_t^T v_t
     o_t = concat(SiLU(g_t) * LayerNorm(r_t wkv_t)) W_o
 
-x input, * the product of channels, A and B projections of low rank, lambda and mu_x learned (where they are
-shares of the last token, lambda is `shift.mu`), r receptance, k key, v value, g gate, w decay and u bonus of
-a key channel, S state of a head, o output, t time.
+x is the input, t time, o the output, and * the product of channels. A and B are projections of low rank,
+lambda and mu_x learned vectors; lambda of the token shift is `shift.mu`. r is the receptance, k the key, v
+the value, g the gate, w the decay and u the bonus of a key channel, and S the state of a head.
 """
 
 from collections.abc import Sequence

@@ -4,11 +4,12 @@
     v_t = W_{t-1} phi(q_t)     vbar_t = W_{t-1} phi(k_t)
     W_t = W_{t-1} + (sigmoid(beta_t) * (v_t - vbar_t)) phi(k_t)^T
 
-x input and y output of a head, W_t its weight matrix, k and q key and query that W_t makes for changing
-itself, v and vbar what is under them, beta four learning rates, one for each of the groups of rows that make
-y, k, q and beta, phi softmax, t time. What W answers to the key moves towards what it answers to the query.
-W_0 is learned; the state is W_t - W_0, transposed. Heads side by side are projected. Keys and rates depend on
-all steps before, in no linear way: steps run one by one.
+x is the input and y the output of a head, W_t its weight matrix, phi softmax, and t time. W_t changes itself
+by the key k and the query q; v and vbar are the answers of W_{t-1} to the query and to the key. beta are four
+learning rates. Each of the groups of rows that make y, k, q and beta has a learning rate of its own. The
+answer of W to the key moves towards its answer to the query. W_0 is learned; the state is W_t - W_0,
+transposed. Heads side by side are projected. Keys and rates depend nonlinearly on all earlier steps, so steps
+run one by one.
 """
 
 import math
@@ -29,7 +30,7 @@ Rates = Literal["separate", "one"]
 
 
 class SRWM(Mixer):
-    """W_t = W_{t-1} + (sigmoid(beta_t) * (v_t - vbar_t)) phi(k_t)^T: a layer that is what it changes.
+    """W_t = W_{t-1} + (sigmoid(beta_t) * (v_t - vbar_t)) phi(k_t)^T: a layer whose weights change themselves.
 
     The defaults are the paper's layer.
 
@@ -39,8 +40,9 @@ class SRWM(Mixer):
     | inputs as they are, an option of the released code: W_{t-1} x_t | `input_softmax=False` |
 
     Nothing bounds W_t: along phi(k_t), an update multiplies by 1 + sigmoid(beta_t) phi(k_t) . (phi(q_t) -
-    phi(k_t)), which may exceed 1 again and again. Heads of few channels can so grow beyond float32 within
-    some hundred steps; with 16 channels, weights as drawn stay small for thousands. `reset` starts from W_0.
+    phi(k_t)), which may exceed 1 at many steps. Heads of few channels can grow beyond float32 within some
+    hundred steps. With 16 channels, initial weights stay small for thousands of steps. `reset` starts from
+    W_0.
 
     When training starts, W_0 is normal with a standard deviation of `init_scale` / sqrt(d), d channels of a
     head, and a mean of zero, or of `beta_init` in the rows of beta; the projection is torch's own.
@@ -51,17 +53,17 @@ class SRWM(Mixer):
             each head, or 1.
         rates: "separate", of the four groups of rows, or "one".
         input_softmax: whether x_t passes through phi.
-        beta_init: the mean of the rows of beta in W_0: with phi(x) of sum 1, that of beta. The released code
-            has -1 in supervised learning and 0 in reinforcement learning.
-        init_scale: factor on W_0 without that mean. Keys and queries of drawn weights are near each other
-            with 1, and so the first changes are small; with 3 and inputs as they are, learning starts sooner.
+        beta_init: the mean of the rows of beta in W_0, which is the mean of beta, since phi(x) sums to 1. The
+            released code has -1 in supervised learning and 0 in reinforcement learning.
+        init_scale: factor on W_0 without that mean. With 1, initial keys and queries are close to each other,
+            so that the first changes are small. With 3 and `input_softmax=False`, learning starts sooner.
 
     Raises:
         ValueError: `n_heads` that does not divide `d_model`, or an unknown name in `rates`.
 
     Source:
         Irie, Schlag, Csordás and Schmidhuber, A Modern Self-Referential Weight Matrix That Learns to Modify
-        Itself (2022); the initialisation is that of the released code.
+        Itself (2022); the initialisation comes from the released code.
 
     Example:
         >>> import torch

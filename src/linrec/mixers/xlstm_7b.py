@@ -72,14 +72,14 @@ class XLSTM7B(Mixer):
         forget_gate: "sigmoid", "exponential", or "none" for f_t = 1.
         gate_cap: the soft cap of the gates, or None.
         gate_std: standard deviation of w_i and w_f when training starts.
-        norm_eps: what LayerNorm adds to the variance.
+        norm_eps: added to the variance in LayerNorm.
 
     Raises:
         ValueError: widths that the heads do not divide, an unknown `forget_gate`, a `gate_cap` that is not
             positive, or a `gate_std` below 0.
 
     Source:
-        xLSTM 7B (Beck and others, 2025). The initialisation is that of the authors' code in transformers,
+        xLSTM 7B (Beck and others, 2025). The initialisation comes from the authors' code in transformers,
         which however starts W_g at zero.
 
     Example:

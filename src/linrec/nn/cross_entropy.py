@@ -1,4 +1,4 @@
-"""The head and its loss in one, in pieces: the logits of a large vocabulary are never all in memory."""
+"""The head and its loss in pieces, so that memory never holds all logits of a large vocabulary."""
 
 from typing import Any
 
@@ -26,22 +26,22 @@ def linear_cross_entropy(
     cap: float | None = None,
     rows: int | None = None,
 ) -> tuple[Float[Tensor, ""], Int64[Tensor, "*n"]]:
-    """Cross-entropy of a linear layer's outputs, summed over the positions that have a target.
+    """Return the cross-entropy of a linear layer's outputs, summed over the positions that have a target.
 
         logits_n = W x_n + b, or cap tanh((W x_n + b) / cap)
         loss = sum_n log(sum_v exp(logits_nv)) - logits_n,target_n
 
-    Where there are more logits than fit into one piece, the gradient of each piece is taken together with its
-    loss, so that nothing of the size of the logits is kept or computed twice. The gradient of `weight` is
-    summed over the pieces in float32 at least. Under autocast, matrix products are in its dtype, all else in
-    float32.
+    Where the logits do not fit into one piece, the gradient of each piece is computed together with its loss.
+    So no tensor of the size of the logits is kept or computed twice. The gradient of `weight` is summed over
+    the pieces in float32 at least. Under autocast, matrix products are in autocast's dtype, all other
+    operations in float32.
 
     Args:
         x: inputs of the layer, (*n, d).
         weight: (v, d).
         bias: (v), or None.
-        targets: (*n), int64 in [0, v), or -100 where nothing is to be predicted.
-        cap: that of `linrec.nn.Head`; None is none.
+        targets: (*n), int64 in [0, v), or -100 for positions without a target.
+        cap: bound of logits, as in `linrec.nn.Head`; None disables it.
         rows: positions in a piece; None makes pieces of 2^28 logits.
 
     Returns:
@@ -49,7 +49,7 @@ def linear_cross_entropy(
         position, (*n).
 
     Source:
-        The pieces are those of Hsu et al., Liger Kernel (2024). torch 2.13 has a function of this name that
+        The pieces come from Hsu et al., Liger Kernel (2024). torch 2.13 has a function of this name that
         returns no predictions.
 
     Example:
@@ -88,7 +88,7 @@ class _InPieces(torch.autograd.Function):
         dweight = torch.zeros_like(weight, dtype=_wide_dtype(weight)) if needs_weight else None
         dbias = torch.zeros_like(bias, dtype=_wide_dtype(bias)) if bias is not None and needs_bias else None
         losses, predictions, dx = [], [], []
-        # autocast would put its own dtypes for those chosen here
+        # autocast would replace the dtypes chosen here
         with autocast(x.device.type, enabled=False):
             w = weight.to(x.dtype)
             b = None if bias is None else bias.to(x.dtype)

@@ -1,4 +1,4 @@
-"""Fast weights whose entries decay by a factor of the key channel times one of the value channel."""
+"""Fast weights whose entries decay by a factor of the key channel times a factor of the value channel."""
 
 import torch
 from jaxtyping import Bool, Float
@@ -72,7 +72,7 @@ def fast_weights_matrix(
     joint: bool = False,
     reset: Bool[Tensor, "b t"] | None = None,
 ) -> Float[Tensor, "b t t"]:
-    """Return the mean magnitude, over heads and value channels, of what y of step n has of v of step m.
+    """Return the mean magnitude over heads and value channels of the weight of v of step m in y of step n.
 
         W_nm = mean_hj |gate_mj sum_i q_ni k_mi prod_{l=m+1..n} f_li z_lj|
 
@@ -81,7 +81,7 @@ def fast_weights_matrix(
         k: keys (b, t, h, dk).
         log_f: as for `fast_weights`.
         log_z: as for `fast_weights`.
-        gate: what v is multiplied by (b, t, h, dv); None is one.
+        gate: a factor of v (b, t, h, dv); None is 1.
         joint: as for `fast_weights`; the product is then of these decays.
         reset: (b, t) bool.
     """

@@ -81,10 +81,10 @@ _PHASES = {
 class GateLinear(Float32Module, nn.Linear):
     """y = W x + b in float32 (float64 for float64 weights), under autocast too.
 
-    A transition acts once per step, so its rounding error acts as often: bfloat16 has 8 significant bits,
-    a phase of 1 rad is then off by up to 0.004 rad, and a thousand steps make that half a turn. Near
-    |a| = 1 the error of the logit is the relative error of the time scale. The projection is a small part
-    of a layer's work, so it is kept exact. In a module in half precision, b stays in float32.
+    A transition acts once per step, and so does its rounding error. bfloat16 has 8 significant bits: a phase
+    of 1 rad is off by up to 0.004 rad, and a thousand steps add these errors up to half a turn. Near
+    |a| = 1, the error of the logit is the relative error of the time scale. The projection is a small part
+    of a layer's work, so it is always computed in float32. In a module in half precision, b stays in float32.
 
     Example:
         >>> import torch
@@ -286,8 +286,8 @@ class Transition(nn.Module):
     | "tanh"             | pi tanh(theta)  | (-pi, pi), each once|
     | "none"             |                 | 0: a real transition|
 
-    The paper names no phase activation but the identity, and speaks of restricting the phase to an
-    interval; the interval that holds every phase once is (-pi, pi), hence the factor pi.
+    The paper names no phase activation but the identity, and mentions restricting the phase to an interval.
+    The interval (-pi, pi) holds every phase once, hence the factor pi.
 
     Every parameter is marked as group "transition" without weight decay (C.2).
 
@@ -302,11 +302,11 @@ class Transition(nn.Module):
         magnitude_init: (low, high), the range of |a| at x = 0 when training starts. The time scale
             1 / (1 - |a|) is drawn log-uniformly between 1 / (1 - low) and 1 / (1 - high), per channel.
             None leaves the biases as torch's Linear draws them: |a| is then near f(0).
-        phase_init: the largest phase at x = 0 when training starts, in radians, in (0, pi]. One phase is
-            drawn in each of n equal parts of [0, phase_init], for the n channels in random order: spread
-            evenly, yet another set in every layer. Positive ones suffice: with real weights, the real part
-            of the output does not depend on the sign of a channel's phases. None leaves the biases as
-            torch's Linear draws them.
+        phase_init: the largest phase at x = 0 when training starts, in radians, in (0, pi]. A phase is drawn
+            in each of n equal parts of [0, phase_init], for the n channels in random order. So phases are
+            evenly spread, and differ from layer to layer. Positive phases suffice: with real weights, the
+            real part of the output does not depend on the sign of a channel's phases. None leaves the biases
+            as torch's Linear draws them.
         transition_weight_scale: factor on the initial weights of the two projections. With 0, training
             starts at a time-invariant recurrence. "fixed" has no weights to scale.
         bias: whether the projections have biases. The two init arguments need them.
@@ -315,8 +315,8 @@ class Transition(nn.Module):
         ValueError: an unknown activation or transition, or init arguments out of range.
 
     Source:
-        GateLoop (Katsch, 2023), section 4, eq. 25; the stable exponential is that of LRU (Orvieto et
-        al., 2023).
+        GateLoop (Katsch, 2023), section 4, eq. 25; the stable exponential comes from LRU (Orvieto et al.,
+        2023).
 
     Example:
         >>> import torch

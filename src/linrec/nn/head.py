@@ -24,7 +24,7 @@ class Head(nn.Linear):
         d_model: width of the input.
         n_outputs: logits.
         bias: whether there is b.
-        cap: what no logit exceeds, or None.
+        cap: bound of the magnitude of logits, or None.
 
     Raises:
         ValueError: `cap` is not positive.
@@ -41,7 +41,7 @@ class Head(nn.Linear):
         self.cap = cap
 
     def forward(self, x: Float[Tensor, "*n d_model"]) -> Float[Tensor, "*n n_outputs"]:
-        """Logits of `x` (..., d_model)."""
+        """Return the logits of `x` (..., d_model)."""
         return soft_cap(super().forward(x), self.cap)
 
     def extra_repr(self) -> str:

@@ -1,4 +1,4 @@
-"""Long filters as functions of position, made by a small network of sines: those of Hyena."""
+"""Long filters of Hyena: functions of position, made by a small network of sines."""
 
 import itertools
 import math
@@ -90,10 +90,10 @@ class ImplicitFilter(LongFilter):
         network: z, which filters of a layer share.
         fast: share of L at which the window of the last channel has faded to 0.01.
         slow: the same of the first channel; alpha is evenly spaced in between.
-        shift: what windows end at.
+        shift: the value that windows approach at their end.
         n_heads: neighbouring groups of channels that have the same W, D and windows.
-        among: (n, M) for windows of the n-th of M filters, n from 0, whose alphas take turns in one evenly
-            spaced range.
+        among: (n, M) for windows of filter n of M, counted from 0; the alphas of all filters take turns in an
+            evenly spaced range.
 
     Source:
         Hyena Hierarchy (Poli and others, 2023), its section on filters.

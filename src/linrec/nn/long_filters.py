@@ -21,7 +21,7 @@ SLOWEST, FASTEST = 1e-6, 50.0
 
 
 class Filter(Float32Module, ABC):
-    """y = K * u: every channel filtered by taps of its own, causally, with what that needs of the past.
+    """y = K * u: every channel filtered causally by its own taps, with a state of past inputs.
 
     Args:
         channels: d.
@@ -50,19 +50,20 @@ class Filter(Float32Module, ABC):
     @property
     @abstractmethod
     def state_size(self) -> int:
-        """Elements of the state per sequence; where it grows, per step that it keeps."""
+        """Elements of the state per sequence; where the state grows, elements per step kept."""
 
 
 class LongFilter(Filter):
     """y_t = sum_{l < length} K_l u_{t-l}, whose taps `taps` makes: by FFT, with the past inputs as the state.
 
-    The state grows with every step up to the last `length` - 1 inputs, which is all that a step can see. A
-    step costs as much as making and summing that many taps; `linrec.distillation` makes a recurrence of it.
+    The state grows with every step, up to the last `length` - 1 inputs, since no step sees further back. A
+    step has the cost of making and summing so many taps. `linrec.distillation` turns the filter into a
+    recurrence.
 
     Args:
         channels: d.
         length: how many taps there are at most.
-        decay: what each tap is weaker by than the one before it, if they have such a factor in common.
+        decay: the factor from each tap to the next tap, if all taps have a common factor.
 
     Raises:
         ValueError: a `length` below 1.
@@ -113,11 +114,11 @@ class LongFilter(Filter):
 class ModalFilter(Filter):
     """x_t = a * x_{t-1} + u_t, y_t = Re(sum_n R_n x_tn) + D u_t: a filter in modal form, as a recurrence.
 
-    Its taps are K_l = Re(sum_n R_n a_n^l), and D more for the current step. Parameters are real:
-    a = exp(-exp(decay_log) + i phase), so that the filter is stable whatever is learned.
+    Its taps are K_l = Re(sum_n R_n a_n^l), and D more for the current step. Parameters are real,
+    a = exp(-exp(decay_log) + i phase), so that the filter stays stable during training.
 
     Args:
-        poles: a (d, n); what is outside of the unit circle, or on it, is moved just inside.
+        poles: a (d, n); poles on the unit circle or outside of it are moved just inside.
         residues: R (d, n).
         skip: D (d,).
 
@@ -151,7 +152,7 @@ class ModalFilter(Filter):
     ) -> tuple[Float[Tensor, "b t d"], Complex[Tensor, "b d n"]]:
         """Return y, and x of the equations (b, d, n)."""
         a, R = self._modes()
-        # modes and D cancel each other in the first tap: their sum is rounded, and not they
+        # modes and D cancel each other in the first tap, so only their sum is rounded
         wide = u.to(R.real.dtype)
         y, state = diagonal_ssm(wide, a, torch.ones_like(a), R, state=state, reset=reset)
         return (y + self.D.to(y.dtype) * wide).to(u.dtype), state

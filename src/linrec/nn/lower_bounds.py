@@ -48,8 +48,8 @@ class LowerBounds(Float32Module):
         ValueError: there is no such kind; the message names the nearest.
 
     Source:
-        HGRN (Qin, Yang and Zhong, 2023), section 3.2, "Lower bound on forget gate values"; the kinds are
-        those of table 10.
+        HGRN (Qin, Yang and Zhong, 2023), section 3.2, "Lower bound on forget gate values"; the kinds are in
+        table 10.
 
     Example:
         >>> bounds = LowerBounds(4, width=2)

@@ -21,7 +21,7 @@ M = TypeVar("M", bound="Mixer")
 
 
 class Transitions(NamedTuple):
-    """What the state of a mixer is multiplied by: a = magnitude * exp(i phase), per step and channel.
+    """The factors of a mixer's state, a = magnitude * exp(i phase), per step and channel.
 
     Args:
         magnitude: |a|, shape (b, t, c), or (c,) where it is the same at every step.
@@ -38,7 +38,7 @@ class Transitions(NamedTuple):
 
 
 class Mixer(Float32Module, ABC):
-    """Maps a sequence to a sequence, causally, carrying a state: (x, state) -> (y, state).
+    """Map a sequence to a sequence causally, with a state: (x, state) -> (y, state).
 
     A subclass is one paper's layer. Its configuration is the keyword-only arguments of its `__init__`. It has
     `mix`, with the paper's equations in their order, and `init_state`; nothing else is needed. A subclass may
@@ -89,7 +89,7 @@ class Mixer(Float32Module, ABC):
 
         Args:
             x: (b, t, d_model), any t, zero and one included.
-            state: what an earlier call returned, None at the start of a sequence.
+            state: the state that an earlier call returned; None at the start of a sequence.
             reset: (b, t) bool, true where a new sequence starts: nothing before that step reaches it.
 
         Returns:
@@ -133,7 +133,7 @@ class Mixer(Float32Module, ABC):
         """Return the factors of the state at each step, per channel, for inspection.
 
         Args:
-            x: what `forward` takes, (b, t, d_model).
+            x: the input of `forward`, (b, t, d_model).
 
         Returns:
             Magnitudes and phases, in float32 or better; None, unless the mixer multiplies its state.
@@ -147,8 +147,8 @@ class Mixer(Float32Module, ABC):
         """Return how much of step m is in step n, on average over channels or heads, for inspection.
 
         Args:
-            x: what `forward` takes, (b, t, d_model).
-            reset: what `forward` takes, (b, t) bool.
+            x: the input of `forward`, (b, t, d_model).
+            reset: the resets of `forward`, (b, t) bool.
 
         Returns:
             Lower triangular matrices of numbers >= 0 whose entry (n, m) is the mean magnitude of the weight
@@ -168,17 +168,17 @@ class Mixer(Float32Module, ABC):
 
     @classmethod
     def share(cls: type[M], layers: Sequence[M]) -> None:
-        """Give the mixers of a stack what belongs to them together; nothing, unless their paper has such.
+        """Give the mixers of a stack the modules that they share; do nothing, unless the paper shares any.
 
-        A model calls this once, when its layers exist. What is shared is a module that every mixer holds, so
-        that each layer still runs alone and nothing more is passed to `forward`.
+        A model calls this once, when its layers exist. Every mixer holds the shared module, so that each
+        layer still runs alone, and `forward` needs no further arguments.
 
         Args:
             layers: the mixers of this class, first layer first.
         """
 
     def place(self, layer: int, n_layers: int) -> None:
-        """Start as layer `layer` of a stack does; nothing, unless the paper's initial values depend on it.
+        """Set initial values for layer `layer` of a stack; do nothing, unless the paper's depend on it.
 
         A model calls this once, when its layers exist.
 
@@ -192,13 +192,13 @@ class Mixer(Float32Module, ABC):
         return f"d_model={self.d_model}, state_size={self.state_size}"
 
     def check_input(self, x: Tensor, reset: Tensor | None = None, state: State = None) -> None:
-        """Refuse what `forward` does not take, in the caller's words rather than a matmul's.
+        """Raise an error for inputs that `forward` does not take.
 
         Args:
             x: must be (batch, time, d_model).
             reset: must be (batch, time) bool, or None. Other shapes would broadcast, and reset other steps.
             state: must have the structure and the sizes of `init_state`, for as many sequences as `x`, or be
-                None. What starts empty may have grown.
+                None. Caches that start empty may have grown.
         """
         if x.dim() != 3 or x.shape[-1] != self.d_model:
             raise ValueError(

@@ -46,13 +46,13 @@ class RMSNorm(nn.RMSNorm):
 
 
 def make_norm(kind: Norm, d: int, *, eps: float = 1e-5, affine: bool = True) -> nn.Module:
-    """The normalisation over the last axis of size `d` that `kind` names: "layer", "rms" or "none".
+    """Return the norm over the last axis of size `d` that `kind` names: "layer", "rms" or "none".
 
     Unless `affine` is False, the first two have a learned weight, LayerNorm a learned bias too. `eps` is
     added to the variance or the mean square.
 
     Raises:
-        ValueError: `kind` is none of the three; the message names the nearest.
+        ValueError: an unknown `kind`; the message names the nearest.
 
     Example:
         >>> make_norm("layer", 8).normalized_shape

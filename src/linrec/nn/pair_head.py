@@ -20,7 +20,7 @@ class PairHead(nn.Module):
 
     Source:
         Long Range Arena (Tay et al., 2020), section 2.2.3: encodings that one model makes of both sequences,
-        apart from each other; the four parts are those of its code, the one hidden layer is S4's.
+        apart from each other; the four parts come from its code, the single hidden layer from S4's.
 
     Example:
         >>> PairHead(64, 2)(torch.zeros(5, 2, 64)).shape

@@ -1,7 +1,7 @@
 """Marks on parameters that the optimiser reads: which learning rate they take, and whether they decay.
 
-A module says where it makes a parameter what that parameter is; `linrec.train` turns the marks into the
-optimiser's groups. Nothing is decided from parameter names.
+A module marks a parameter where it makes the parameter; `linrec.train` turns the marks into the optimiser's
+groups. Parameter names decide nothing.
 """
 
 from dataclasses import dataclass
@@ -20,13 +20,13 @@ _MARKS = "_linrec_marks"
 
 @dataclass(frozen=True)
 class ParameterGroup:
-    """What the optimiser has to know about a parameter.
+    """The group of a parameter in the optimiser.
 
     Args:
         name: the group whose learning rate and algorithm apply: "default"; "transition"; "vocabulary" for
             embeddings and heads, whose rows are tokens rather than directions; or "channel" for numbers that
-            belong to single channels, such as the taps of a depthwise convolution: their tensor may have two
-            axes, but it is no matrix that maps vectors.
+            belong to single channels, such as the taps of a depthwise convolution. Their tensor may have two
+            axes, but is not a matrix that maps vectors.
         weight_decay: False where weight decay must not apply.
     """
 
@@ -89,9 +89,10 @@ def mark(
 
 
 def groups_of(module: nn.Module) -> dict[str, ParameterGroup]:
-    """The group that `mark` gave to each parameter, or the default group, by the names of `named_parameters`.
+    """Return the group of each parameter, by the names of `named_parameters`.
 
-    A parameter that several modules share is in the group of the first of them that marks it.
+    Parameters without a mark are in the default group. A parameter that several modules share is in the group
+    of the first module that marks it.
 
     Example:
         >>> from torch import nn

@@ -65,8 +65,8 @@ class RotaryBias(nn.Module):
 class StandardizedBias(nn.Module):
     """w = gamma (u - mean(u)) / std(u) + beta, a learned number for each distance of each head.
 
-    Mean and standard deviation are those of the numbers of a head. u is normal when training starts, gamma
-    and beta are zero, and so is w.
+    Mean and standard deviation are over the numbers of a head. u is normal when training starts, gamma and
+    beta are zero, and so is w.
 
     Args:
         n_heads: heads h.

@@ -1,4 +1,4 @@
-"""Projections with initialisations of their own, and the dtype of what projections return."""
+"""Linear layers with initial values of their own, and the dtype of their outputs."""
 
 from collections.abc import Callable, Iterable
 from typing import Any

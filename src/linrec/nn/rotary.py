@@ -20,7 +20,7 @@ class Rotary(nn.Module):
     first channels turn, as a head of so many would, and the others stay as they are.
 
     It has no parameters. Angles are formed in float64, from whole positions: in float32 they are off by up to
-    0.03 radians at a position of a million. What is turned is rounded once, to the dtype that it came in.
+    0.03 radians at a position of a million. The results are rounded once, to the dtype of the inputs.
 
     Args:
         d_head: channels per head, even.

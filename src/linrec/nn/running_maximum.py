@@ -1,4 +1,4 @@
-"""The largest exponent so far: what sums of exponentials are kept over, so that they do not overflow."""
+"""The largest exponent so far, by which sums of exponentials are divided, so that they do not overflow."""
 
 import torch
 from jaxtyping import Bool, Float
@@ -21,7 +21,7 @@ def running_maximum(
     """m_t = max(m_{t-1} + log_decay_t, x_t), m_0 = before: the largest of exponents that decay.
 
     A sum s_t = exp(log_decay_t) s_{t-1} + exp(x_t) u_t, kept as exp(-m_t) s_t, neither overflows nor loses
-    its largest part. What is kept times exp(m_t) is the same whatever m is, so m has no gradient here.
+    its largest part. The sum itself does not depend on m, so m has no gradient here.
 
     Without decays and resets this is a cumulative maximum; with them, log2(t) passes over the steps, each of
     which doubles the stretch that a step has looked back.
@@ -51,7 +51,7 @@ def running_maximum(
         start = largest[:, 0]
         later = recurrence(fall, x.detach(), start, product=raised, plus=torch.maximum, zero=-torch.inf)
         return torch.cat([largest[:, :1], later], 1)
-    # from step t-1 to step t, for t = 1 ..; what is in front of m_0 is never asked for
+    # from step t-1 to step t, for t = 1 ..; the entry before m_0 is never read
     fall = torch.cat([torch.zeros_like(largest[:, :1]), fall], 1)
     cut = None
     if reset is not None:

@@ -20,13 +20,13 @@ class RWKVChannelMixing(Mixer):
         r_t = W_r (x_t + (x_{t-1} - x_t) * mu_r)
         k_t = W_k (x_t + (x_{t-1} - x_t) * mu_k)
 
-    It is a `Mixer`, since the last input is a state; `linrec.models.Block` takes it as it takes any channel
-    mixing. RWKV-4, 5 and 6 have it alike; mu is 1 less that of the paper of RWKV-4.
+    It is a `Mixer`, since the last input is a state. `linrec.models.Block` takes it like any other channel
+    mixing. It is the same in RWKV-4, 5 and 6; mu is 1 - mu of the paper of RWKV-4.
 
-    When training starts, mu_r and mu_k are 1 - (i/d)^(1 - l/L), i a channel of d and l a layer of L, W_k is
-    orthogonal, and W_r and W_v are zero, so that every output is zero at first: the released code, that of
-    RWKV-5 and 6, while that of RWKV-4 has a W_k sqrt(d_hidden / d_model) times as large. Layers learn their
-    places when a model calls `RWKVChannelMixing.share`; one that stands alone is the first of one.
+    As in the released code of RWKV-5 and 6, mu_r and mu_k start at 1 - (i/d)^(1 - l/L), for channel i of d
+    and layer l of L. W_k starts orthogonal, and W_r and W_v at zero, so that every output is zero at first.
+    In the released code of RWKV-4, W_k is sqrt(d_hidden / d_model) times as large. Layers learn their places
+    when a model calls `RWKVChannelMixing.share`; a layer that stands alone is the first of one.
 
     Args:
         d_model: width of input and output.

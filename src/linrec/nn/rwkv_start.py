@@ -1,4 +1,4 @@
-"""Where the parameters of RWKV's layers start: by channel, and by the layer's place in the stack."""
+"""Initial parameters of RWKV's layers, by channel and by the layer's place in the stack."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -18,7 +18,7 @@ SLOWEST, FASTEST = -6.0, -1.0
 
 
 class Place(NamedTuple):
-    """The place of a layer in a stack; one that stands alone is the first of one.
+    """The place of a layer in a stack; a layer that stands alone is the first of one.
 
     Args:
         layer: l, 0 for the first layer.
@@ -72,7 +72,7 @@ def first_bonus(width: int, place: Place) -> Float[Tensor, "d"]:
 
 
 def first_shares(width: int, place: Place) -> dict[str, Float[Tensor, "d"]]:
-    """Return the shares of the last token in what r, k, v, w and g of RWKV-5 and RWKV-6 are made from.
+    """Return the shares of the last token in the inputs of r, k, v, w and g, for RWKV-5 and RWKV-6.
 
         mu_k = mu_w = 1 - (i/d)^(1 - l/L)    mu_r = mu_g = 1 - (i/d)^((1 - l/L) / 2)
         mu_v = mu_k - 0.3 l/(L - 1)
@@ -98,8 +98,8 @@ def start_matrix_state(
 
     Args:
         place: the layer's place.
-        shift: gets `first_shares` of the mixtures, and mu_x that of k.
-        mixtures: what the token shift mixes tokens for, of "r", "k", "v", "w" and "g".
+        shift: gets `first_shares` of the mixtures; mu_x gets the share of k.
+        mixtures: the inputs that the token shift makes, by the names "r", "k", "v", "w" and "g".
         log_decay: log(-log w) of each channel (d,), gets `first_decay` from -6 to -1.
         bonus: u (d,), gets `first_bonus`.
         norm: gets weights of ((l + 1) / L)^0.7.
@@ -123,7 +123,7 @@ def start_matrix_state(
 
 
 def zigzag(width: int) -> Float[Tensor, "d"]:
-    """0, 1, -1, 0, 1, -1, ..: what tells neighbouring channels apart.
+    """Return 0, 1, -1, 0, 1, -1, .., which tells neighbouring channels apart.
 
     Example:
         >>> zigzag(4)

@@ -18,7 +18,7 @@ __all__ = ["ShortConvolution"]
 class ShortConvolution(Stage):
     """y_tc = sum_{j=0..width-1} w_cj x_{t-j,c} + b_c: every channel filtered by a few taps, causally.
 
-    Taps and biases start uniform in +- 1 / sqrt(width), as those of torch's Conv1d.
+    Taps and biases start uniform in +- 1 / sqrt(width), as in torch's Conv1d.
 
     Args:
         channels: channels c.

@@ -44,11 +44,11 @@ def spectrum(
     |---|---|---|
     | "lin" | -1/2 + i pi n | 0 .. N/2 - 1 |
     | "inv" | -1/2 + i N/pi (N / (2n + 1) - 1) | 0 .. N/2 - 1 |
-    | "legs" | eigenvalues of the normal part of HiPPO-LegS, those above the real axis | N/2 |
+    | "legs" | eigenvalues above the real axis of the normal part of HiPPO-LegS | N/2 |
     | "real" | -(n + 1) | 0 .. N - 1 |
 
-    Of conjugate pairs, one each is returned. B is one, but that of "legs", which is HiPPO's in the basis of
-    the eigenvectors.
+    The result has an entry for each conjugate pair. B is one; with "legs", B is HiPPO's in the basis of the
+    eigenvectors.
 
     Args:
         init: "lin", "inv", "legs" or "real".
@@ -89,7 +89,7 @@ def spectrum(
 
 
 def released_start(measure: Measure, d_state: int) -> NormalPlusLowRank:
-    """Return what S4's released code starts from, in the form of `linrec.hippo.normal_plus_low_rank`.
+    """Return the initial A and B of S4's released code, in the form of `linrec.hippo.normal_plus_low_rank`.
 
     It differs from HiPPO's A and B in two ways. A and B of "legt" and "fout" are halved, so that windows are
     twice as long. The imaginary part of B is clipped to [-2, 2], in the basis of the eigenvectors whose first
@@ -118,10 +118,10 @@ def released_start(measure: Measure, d_state: int) -> NormalPlusLowRank:
 
 
 def log_steps(channels: int, dt_min: float, dt_max: float) -> Float[Tensor, "channels"]:
-    """Draw logarithms of step sizes, uniform between those of two sizes.
+    """Draw logarithms of step sizes, uniform between log(dt_min) and log(dt_max).
 
     Args:
-        channels: how many.
+        channels: number of step sizes.
         dt_min: smallest step, above zero.
         dt_max: largest step.
 
@@ -177,7 +177,7 @@ def per_channel(channels: int, *systems: Tensor) -> tuple[Tensor, ...]:
 
     Args:
         channels: d, a multiple of n.
-        systems: tensors (n, ...). Those of d systems are returned as they are.
+        systems: tensors (n, ...). Tensors of d systems are returned as they are.
 
     Example:
         >>> per_channel(4, torch.tensor([1, 2]))[0].tolist()
@@ -202,7 +202,7 @@ class DiagonalSSM(Float32Module):
         dt_max: largest step when training starts.
         learn_b: whether B is learned, or stays where it starts.
         mode: a mode of `linrec.ops.diagonal_ssm`, which the caller passes on.
-        n_ssm: how many A and B there are; None is d. Channel c has those of index c mod `n_ssm`.
+        n_ssm: how many A and B there are; None is d. Channel c has the A and B of index c mod `n_ssm`.
         n_outputs: outputs of each channel. Outputs have a C and a D of their own, and share the rest.
         start: where B starts with "legs", "paper" or "released"; see `linrec.nn.state_space.released_start`.
         skip: whether there is a D.
@@ -247,7 +247,7 @@ class DiagonalSSM(Float32Module):
         choice(("zoh", "bilinear", "euler"), discretization=discretization)
         divisor("channels", channels, n_ssm=n_ssm, or_none=True)
         at_least(1, n_outputs=n_outputs)
-        # numbers that are looked at, whatever device parameters are made on: "meta" has none
+        # the check below needs values, which parameters on "meta" do not have
         with torch.device("cpu"):
             A, B = spectrum(init, d_state, start=start)
         dt_log = log_steps(channels, dt_min, dt_max)
@@ -283,9 +283,9 @@ class DiagonalSSM(Float32Module):
     ) -> tuple[Inexact[Tensor, "d n"], Inexact[Tensor, "d n"], Inexact[Tensor, "d n"]]:
         """Return Abar, Bbar and C of x_t = Abar * x_{t-1} + Bbar u_t, y_t = Re(C x_t), in float32 or better.
 
-        With several outputs, the rows are those of the first output of every channel, then of the second, and
-        each output has a state. Where entries stand for conjugate pairs, C is twice the parameter. Step sizes
-        are multiplied by `step_rescale`.
+        With several outputs, the first rows are for the first output of every channel, the next rows for the
+        second output. Each output has a state. Where entries stand for conjugate pairs, C is twice the
+        parameter. Step sizes are multiplied by `step_rescale`.
         """
         dtype = self.state_dtype
         A, B, C = -self.A_log.to(dtype).exp(), self.B.to(dtype), self.C.to(dtype)

@@ -37,8 +37,8 @@ def step_by_step(
         axis: the axis of time in inputs and outputs, 1 or 0.
 
     Returns:
-        The states after the last step, and the outputs of all steps. Without any steps, the states are those
-        given.
+        The states after the last step, and the outputs of all steps. Without any steps, the states are the
+        states given.
 
     Raises:
         ValueError: the steps of a sequence are split over processes.

@@ -56,15 +56,15 @@ def windowed_mean(
     """Return sum_m exp(k_m + w_nm) v_m / sum_m exp(k_m + w_nm) over m <= n, with w_nm = 0 for n - m >= s.
 
     Steps behind the window of s steps are two running sums over their largest exponential; the window is
-    formed in pairs of steps. No exponential overflows. Memory is that of s keys and values for each step.
+    formed in pairs of steps. No exponential overflows. Memory grows with s keys and values for each step.
 
     Args:
         k: keys (b, t, h).
         v: values (b, t, h, dv).
-        w: biases of the steps of each window, oldest first, so that w[..., -1] is that of the step itself;
-            (b, t, h or 1, s), or (h or 1, s) where they are the same at every step.
+        w: biases of the steps of each window, oldest first; w[..., -1] is the bias of the step itself. The
+            shape is (b, t, h or 1, s), or (h or 1, s) for biases that are the same at every step.
         position: of each step in its sequence (b, t).
-        state: what an earlier call returned.
+        state: the state that an earlier call returned.
         reset: (b, t) bool, true where a new sequence starts.
 
     Returns:
@@ -116,7 +116,7 @@ def windowed_mean(
 def windowed_weights(
     k: Float[Tensor, "b t h"], w: Float[Tensor, "*bt #h s"], position: Int[Tensor, "b t"]
 ) -> Float[Tensor, "b t t h"]:
-    """Return what `windowed_mean` multiplies v_m by at step n, for sequences that start at the first step.
+    """Return the weight of v_m in `windowed_mean` at step n, for sequences that start at the first step.
 
     Example:
         >>> k, w = torch.zeros(1, 2, 1), torch.tensor([[1.0, 3.0]]).log()

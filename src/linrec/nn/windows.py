@@ -46,7 +46,7 @@ class Windows:
         return self._padded(x).unflatten(1, (-1, self.block))
 
     def behind(self, x: Shaped[Tensor, "b size+t d"]) -> Shaped[Tensor, "b count d size+block"]:
-        """Return what every block sees of `x`, whose first `size` steps are before the first block."""
+        """Return the part of `x` that every block sees; the first block begins after `size` steps."""
         if exporting():
             return blocks(x, self.size, 1, overlap=self.size).mT
         return self._padded(x).unfold(1, self.size + self.block, self.block)

@@ -14,8 +14,8 @@
 | silu | x sigmoid(x) | | d |
 | softmax | softmax of the channels | | d |
 
-Those with a matrix W are random: `RandomFeatures`, which can be redrawn. In the two of Performer, x, q and k
-stand for themselves over d^(1/4), so that the kernel is that of softmax attention.
+Maps with a matrix W are random: `RandomFeatures`, which can be redrawn. In the two of Performer, x, q and k
+are divided by d^(1/4), so that the features estimate the kernel of softmax attention.
 """
 
 import inspect

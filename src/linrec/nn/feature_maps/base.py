@@ -11,15 +11,15 @@ __all__ = ["FeatureMap"]
 class FeatureMap(nn.Module, ABC):
     """phi of sim(q, k) = phi(q) . phi(k), from d_head channels to d_features.
 
-    A subclass has `forward`, and sets the attributes that differ from those here.
+    A subclass defines `forward`, and sets the attributes that differ from the defaults here.
 
     Args:
         d_head: channels d of a query or key.
         d_features: features that they are mapped to.
 
     Attributes:
-        positive: whether sim(q, k) is never negative, or estimates what never is. Weights that may be
-            negative have no running normaliser to be divided by.
+        positive: whether sim(q, k), or the kernel that it estimates, is never negative. Weights that may be
+            negative cannot be divided by their running sum.
         exponential: whether features are products with exponentials, which `logarithms` returns.
         phase: radians that a key's features turn by at each step, the argument `phase` of `gate_loop`; None
             where they do not turn.
@@ -44,13 +44,13 @@ class FeatureMap(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, x: Float[Tensor, "*batch h d"]) -> Float[Tensor, "*batch h m"]:
-        """phi(x) (..., h, d_features) of queries or keys (..., h, d_head), in their dtype."""
+        """Return phi(x) (..., h, d_features) of queries or keys (..., h, d_head), in their dtype."""
 
     def queries(self, q: Float[Tensor, "*batch h d"]) -> Float[Tensor, "*batch h m"]:
-        """phi(q) times a positive number for each query, chosen so that nothing overflows.
+        """Return phi(q) times a positive number for each query, chosen such that nothing overflows.
 
-        It is for weights that are normalised, which such a factor leaves as they are. Keys have no such
-        freedom: a factor that varies over the steps would weight them.
+        Normalised weights do not depend on this factor. Keys have no such factor: a factor that varies over
+        the steps would weight the keys.
         """
         features: Tensor = self(q)
         return features
@@ -58,7 +58,7 @@ class FeatureMap(nn.Module, ABC):
     def logarithms(self, x: Float[Tensor, "*batch h d"]) -> tuple[Tensor, Tensor]:
         """Return factors and exponents (..., h, d_features) with phi(x) = factors * exp(exponents).
 
-        They are in float32 or better. What sums features can keep exponentials over the largest one.
+        They are in float32 or better. Sums of features can so divide exponentials by the largest exponential.
 
         Raises:
             NotImplementedError: the features are not `exponential`.

@@ -21,7 +21,7 @@ class RandomFeatures(FeatureMap):
 
     W is a buffer that `state_dict` holds. `redraw` replaces it, in place, so that a training run can average
     over draws. Features are formed in float32 or better, under autocast too: most are exponentials, which
-    make of an absolute error a relative one.
+    turn an absolute error into a relative error.
 
     Args:
         d_head: channels d of a query or key.
@@ -57,7 +57,7 @@ class RandomFeatures(FeatureMap):
     def redraw(self, generator: torch.Generator | None = None) -> None:
         """Draw W anew, in place.
 
-        A state that was made with the old W means nothing to the new one: redraw between sequences.
+        A state that was made with the old W is useless with the new W: redraw between sequences.
 
         Args:
             generator: on the CPU, where W is drawn; None is torch's own.
@@ -81,7 +81,7 @@ class RandomFeatures(FeatureMap):
 
     def _draw(self, generator: torch.Generator | None) -> Tensor:
         rows, d = self.n_features, self.d_head
-        # double precision, so that a draw is the same whatever the module's dtype is
+        # double precision, so that a draw does not depend on the module's dtype
         normal = torch.randn(rows, d, generator=generator, dtype=torch.float64)
         if not self.orthogonal:
             return normal
