@@ -77,21 +77,21 @@ class AFTCache(NamedTuple):
 class AFT(Mixer):
     """Y_t = sigmoid(Q_t) * sum_{t' <= t} exp(K_t' + w_{t,t'}) * V_t' / sum_{t' <= t} exp(K_t' + w_{t,t'}).
 
-    AFT-simple, w = 0, is a recurrence with a state of three vectors. It knows of order by the causal sums
-    alone.
+    AFT-simple, w = 0, is a recurrence with a state of three vectors. The order of steps enters by the causal
+    sums alone.
 
-    AFT-full has w = u v^T of learned u (`position_q`) and v (`position_k`). It is no recurrence, since the
+    AFT-full has w = u v^T of learned u (`position_q`) and v (`position_k`). It is not a recurrence, since the
     weights of past steps change with every step: its state is a cache that grows with every step, and time
     and memory are quadratic in the length, memory with a factor d_model. Positions start again at a reset.
     Those from `max_length` on have the biases of the last.
 
-    AFT-local has the same w for the last `window` steps, and w = 0 for the steps behind them, which still
-    have their weights exp(K). AFT-conv has one key per head, and a w of distances in the window alone. The
-    state of both has the sums of AFT-simple and the last `window` steps: its size does not grow. Time and
-    memory have a factor `window`.
+    AFT-local has the same w for the last `window` steps, and w = 0 for earlier steps, whose weights are
+    exp(K). AFT-conv has one key per head, and a w of distances in the window alone. The state of both has the
+    sums of AFT-simple and the last `window` steps: its size does not grow. Time and memory have a factor
+    `window`.
 
     When training starts, u and v are normal with a standard deviation of 0.01, so that w is near zero; gamma
-    and beta of AFT-conv are zero, so that w is; the linear layers are torch's own.
+    and beta of AFT-conv are zero, so that w is zero; the linear layers start as torch's own.
 
     Args:
         d_model: width of the sequence, and of Q, K and V.
@@ -102,8 +102,8 @@ class AFT(Mixer):
         n_heads: heads h of "conv", which share a key and biases. None is the largest number that divides
             `d_model` and leaves at least 6 channels to each head, or 1.
         bias: whether the projections have biases.
-        output_projection: whether a Linear from d_model to d_model ends the layer, as it ends the attention
-            that AFT takes the place of.
+        output_projection: whether a Linear from d_model to d_model ends the layer, as in the attention that
+            AFT replaces.
 
     Raises:
         ValueError: an unknown `variant`, a `max_length`, `rank` or `window` below 1, a `window` below 2 of

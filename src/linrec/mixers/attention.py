@@ -52,7 +52,7 @@ class Attention(Mixer):
         d_head: channels of q, k and v in a head. None is `d_model` / `n_heads`.
         kv_heads: heads of keys and values, each shared by `n_heads` / `kv_heads` neighbouring queries. None
             is `n_heads`.
-        positions: "rotary", or "none", which leaves order to the causal mask alone.
+        positions: "rotary", or "none", with which order enters by the causal mask alone.
         rotary_base: base of the frequencies.
         rotary_fraction: share of the channels of a head that turn, which are the first channels; the others
             do not depend on the position.

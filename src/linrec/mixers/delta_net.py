@@ -69,8 +69,8 @@ class DeltaNet(Mixer):
         qk_norm: "l2"; "l1" for features >= 0; or "none" for features of "softmax".
         qk_eps: with "l2", added to |phi|^2, where released code has 1e-6; with "l1", to the sum of |phi|.
         beta: "sigmoid", in (0, 1); "double_sigmoid", in (0, 2); or "one".
-        conv_size: taps of a causal convolution of each channel of q, k and v, before phi and SiLU; None is no
-            convolution.
+        conv_size: taps of a causal convolution of each channel of q, k and v, before phi and SiLU; None
+            disables it.
         value_activation: of v, "silu" or "none".
         conv_bias: whether the convolutions have biases.
         output_norm: of each head, "rms", "layer" or "none".

@@ -63,7 +63,7 @@ class DSS(Mixer):
         d_model: width of the sequence, and channels.
         d_state: N, complex numbers of each channel's state.
         kernel: "softmax" or "exp".
-        length: L, steps of the softmax, as many as the sequences of training have. None is 1024; with "exp",
+        length: L, steps of the softmax: the length of the sequences in training. None is 1024; with "exp",
             which has no such number, it must be None.
         init: where Lambda starts, "legs", "lin" or "inv"; see `linrec.nn.state_space.spectrum`.
         dt_min: smallest step size when training starts.

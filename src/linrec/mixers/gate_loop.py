@@ -27,9 +27,9 @@ __all__ = ["GateLoop"]
 class GateLoop(Mixer):
     """h_n = h_{n-1} a_n + k_n^T v_n, y_n = Re(q_n h_n) with data-controlled q, k, v and a (eq. 7, 8, 24, 25).
 
-    The defaults are the paper's layer, with nothing after eq. 8: as many heads as key channels (d_h = 1),
-    sigmoid magnitudes, free phases. The optional norm, gate and projection follow in this order:
-    y = Linear_o(norm(y) * SiLU(Linear_g(x))).
+    The defaults are the paper's layer, which ends with eq. 8: a head for each key channel (d_h = 1), sigmoid
+    magnitudes, free phases. The optional norm, gate and projection follow in this order: y = Linear_o(norm(y)
+    * SiLU(Linear_g(x))).
 
     Args:
         d_model: width of the sequence.
@@ -45,11 +45,12 @@ class GateLoop(Mixer):
         phase_init: largest phase at x = 0 when training starts, in radians, None for torch's own.
         transition_weight_scale: factor on the initial weights of the transition's two projections.
         scale_query_init: whether the initial rows of Linear_q are multiplied by sqrt(1 - |a|^2), |a| of the
-            same channel at x = 0. A slow channel sums more inputs; with this, all channels start with
-            outputs of one variance, as LRU's factor gamma has it (Orvieto et al., 2023, section 3.4).
-        gate_bias_init: initial biases of Linear_q and Linear_k, None for torch's own; no other factor applies
-            to them. With 1, both gates are open when training starts: the layer filters v linearly, and the
-            projections of q and k modulate the result.
+            same channel at x = 0. A slow channel sums more inputs. With this factor, the outputs of all
+            channels start with the same variance, as with LRU's factor gamma (Orvieto et al., 2023, section
+            3.4).
+        gate_bias_init: initial biases of Linear_q and Linear_k, None for torch's own; `scale_query_init` does
+            not scale these biases. With 1, both gates are open when training starts: the layer filters v
+            linearly, and the projections of q and k modulate the result.
         bias: whether the projections have biases (the paper's footnote 1 omits them from the equations).
         output_norm: "none", "layer" or "rms", over all d_v channels.
         output_gate: whether y is multiplied by SiLU(Linear_g(x)).

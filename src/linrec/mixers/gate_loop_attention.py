@@ -6,8 +6,8 @@
     Y = Softmax(M_-inf(Re(Qbar Kbar^T))) V                          (22, 23)
 
 x input, q query, k key, v value, a state transition, Pi(A) its running product, M_-inf the causal mask, y
-output; f and g activations of magnitude and phase, n time. Softmax needs real scores; the real part of the
-complex ones is taken, as it is of GateLoop's output (appendix C).
+output; f and g activations of magnitude and phase, n time. Softmax needs real scores, which are the real part
+of the complex scores, as in GateLoop's output (appendix C).
 """
 
 import torch
@@ -25,9 +25,9 @@ __all__ = ["GateLoopAttention"]
 class GateLoopAttention(Mixer):
     """Y = Softmax(M_-inf(Re(Qbar Kbar^T))) V: attention with data-controlled positions (eq. 22, 23).
 
-    The paper gives the equations and no experiment, so the defaults are the equations to the letter: one
-    head, scores without a factor, nothing after eq. 23. The state is a cache of keys and values that grows
-    with every step; time and memory are quadratic in the length.
+    The paper has equations without an experiment, so the defaults follow the equations exactly: one head,
+    scores without a factor, nothing after eq. 23. The state is a cache of keys and values that grows with
+    every step; time and memory are quadratic in the length.
 
     Args:
         d_model: width of the sequence.

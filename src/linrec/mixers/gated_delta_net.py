@@ -87,8 +87,8 @@ class GatedDeltaNet(Mixer):
         decay: "data", or "none" for alpha = 1.
         beta: "sigmoid", in (0, 1); "double_sigmoid", in (0, 2); or "one".
         beta_bias: whether the sigmoid's argument has a bias.
-        conv_size: taps of a causal convolution of each channel of q, k and v, before phi and SiLU; None is no
-            convolution.
+        conv_size: taps of a causal convolution of each channel of q, k and v, before phi and SiLU; None
+            disables it.
         conv_bias: whether the convolutions have biases.
         output_norm: of each head, "rms", "layer" or "none".
         norm_eps: of that norm. The released code divides q by sqrt(d_qk / n_heads), which the norm undoes but

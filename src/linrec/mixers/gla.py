@@ -60,7 +60,7 @@ class GLA(Mixer):
 
     As in the released code, all matrices start Xavier uniform with gain 2^-2.5, b_r starts at zero, and
     b_alpha is initialised by torch's Linear. W_alpha and b_alpha are marked as group "transition" without
-    weight decay, which the paper does not ask for.
+    weight decay, unlike in the paper.
 
     Args:
         d_model: width of the sequence.

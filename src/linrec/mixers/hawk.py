@@ -49,7 +49,7 @@ class Hawk(Mixer):
         d_model: width of the sequence.
         d_rnn: width of the two branches. None is 4/3 `d_model`, or the next smaller multiple of `n_blocks`.
         n_blocks: blocks of the gates' matrices. None is 16, or the largest number below that divides `d_rnn`.
-        conv_size: taps of the convolution of each channel; None is no convolution.
+        conv_size: taps of the convolution of each channel; None disables it.
         variant: "paper", or "released" for the released code. It sets `activation`, `a_init_of` and `start`
             where they are None.
         activation: of g, "gelu", the paper's, or "gelu_tanh", its approximation in the released code.
@@ -58,8 +58,8 @@ class Hawk(Mixer):
         a_init_of: the quantity drawn from `a_init`, "a^c", the paper's, or "a", the released code's.
         start: how the first step of a sequence enters the recurrence: "scaled", the paper's, or "whole", the
             released code's; see `RGLRU`.
-        recurrence_gate: whether the recurrence has one.
-        input_gate: whether the recurrence has one.
+        recurrence_gate: whether the recurrence has a recurrence gate.
+        input_gate: whether the recurrence has an input gate.
 
     Raises:
         ValueError: blocks that do not divide `d_rnn`, an unknown name of a variant, or a number out of range.

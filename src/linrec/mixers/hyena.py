@@ -44,9 +44,9 @@ class HyenaState(NamedTuple):
 class Hyena(Mixer):
     """z^{n+1}_t = x^n_t * (h^n * z^n)_t, n = 1 .. N, from v to y: long convolutions and gates in turn.
 
-    Filters are functions of position with `length` taps, made by a small network; choose `length` as long as
-    the sequences of training. Longer sequences run, too, and no step sees further back than `length` - 1
-    steps. The state is the inputs of each filter, up to `length` - 1 steps. `linrec.distillation.distill`
+    Filters are functions of position with `length` taps, made by a small network; choose the length of the
+    sequences in training as `length`. Longer sequences run, too, and no step sees further back than `length`
+    - 1 steps. The state is the inputs of each filter, up to `length` - 1 steps. `linrec.distillation.distill`
     turns a trained layer into a recurrence with a state of fixed size.
 
     | variant | argument |

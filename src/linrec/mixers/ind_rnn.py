@@ -6,7 +6,7 @@
 x is the input, t time, * the product of channels, h the hidden state and output, u a recurrent weight per
 channel, and sigma an activation. Over T steps, a gradient grows by at most a factor gamma.
 
-sigma stands between h_{t-1} and h_t, so steps follow one another: this is no linear recurrence, and no scan
+sigma stands between h_{t-1} and h_t, so steps run one by one: the recurrence is not linear, and no scan
 computes it.
 """
 
@@ -38,10 +38,10 @@ class IndRNN(Mixer):
     W x is computed for all steps at once. The rest is a loop over time in plain torch, with three operations
     on channels per step. Stacked layers mix the channels, through W and the channel mixing.
 
-    The paper clips u after every update. Here the recurrence sees u clipped, and a gradient that points out
-    of the bound is dropped, so that u moves as if it were clipped and no optimiser has to know.
+    The paper clips u after every update. Here the recurrence uses the clipped u, and drops gradients that
+    point out of the bound. So u moves as if it were clipped, with any optimiser.
 
-    The paper gives no start of W and b, which are as torch's Linear draws them. The released code is
+    The paper has no initial W and b, which start as in torch's Linear. The released code is
     `init="released"`, with gamma 5 on pixels and actions, and 2 on words. It has a batch norm before or after
     the recurrence, which is not here. u is marked as group "transition" without weight decay.
 
@@ -57,7 +57,7 @@ class IndRNN(Mixer):
 
     Raises:
         ValueError: an unknown `activation`, `recurrent_init` or `init`, a `max_length` or a `gamma` below 1,
-            or a `gamma` that is no number.
+            or a `gamma` that is NaN.
 
     Source:
         IndRNN (Li and others, 2018): its equation, the range of recurrent weights, and its initialisation;

@@ -53,7 +53,7 @@ class LMU(Mixer):
 
     | the papers' variant | argument |
     |---|---|
-    | the LMU of 2019 | `feedback=True`, with `bias=False` to the letter; steps run one by one |
+    | the LMU of 2019 | `feedback=True`, and `bias=False` for the exact equations; steps run one by one |
     | a memory of one signal, as on psMNIST in 2019 | `d_memory=1` with a higher `order` |
     | several memories (2021) | `d_memory` |
 
@@ -66,7 +66,7 @@ class LMU(Mixer):
     Args:
         d_model: width of the sequence, in and out.
         order: polynomials of each memory, N.
-        theta: steps that a memory looks back. With many more than `order`, fast changes are lost.
+        theta: steps that a memory looks back. With many more steps than `order`, fast changes are lost.
         d_memory: signals to remember, the width of u. None is an eighth of `d_model`, at least 1: with an
             `order` of 16, W_m then has 2 d_model^2 numbers.
         feedback: whether u and h see the last output, and u the last memory.

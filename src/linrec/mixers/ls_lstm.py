@@ -38,8 +38,8 @@ FORGET_BIAS = 5.0
 class LSLSTM(Mixer):
     """c_t = f_t * c_{t-1} + i_t * z_t, whose gates see h~_{t-1} and x_t: an LSTM that is two scans.
 
-    The gates of an LSTM see h_{t-1}, so that its steps have to follow one another. Here a first scan computes
-    h~ of all steps from x alone, and a second scan computes c.
+    The gates of an LSTM see h_{t-1}, so its steps run one by one. Here a first scan computes h~ of all steps
+    from x alone, and a second scan computes c.
 
     The paper's equations and the released code differ:
 

@@ -40,7 +40,7 @@ class LSSL(Mixer):
     | the paper's variant | argument |
     |---|---|
     | LSSL, with a stable A | the defaults: A, B and dt are learned |
-    | LSSL, to the letter | `transition="quasi_separable"` |
+    | LSSL, with the paper's family of matrices | `transition="quasi_separable"` |
     | LSSL-fixed | `learn_transition=False`: A and dt stay HiPPO's |
     | other measures | `measure`, see `linrec.hippo.matrices` |
     | M outputs per channel | `n_outputs` |

@@ -66,7 +66,7 @@ class Mega(Mixer):
     """y_t = phi_t * H_t + (1 - phi_t) * x_t, less x_t: gated attention whose queries and keys are averages.
 
     The paper's layer has its skip connection inside, weighed by phi. Here the block adds x, so the mixer
-    returns phi_t * (H_t - x_t): `norm_position="post"` makes the paper's layer of it, to the letter. In a
+    returns phi_t * (H_t - x_t): with `norm_position="post"`, the block is exactly the paper's layer. In a
     pre-norm block the released code subtracts the block's input x, and everything else reads norm(x).
     `input_norm="layer"` does the same: the mixer has the norm, and the block leaves its own out. With the
     default, "none", a pre-norm block subtracts norm(x), unlike the paper and the released code.
@@ -152,7 +152,8 @@ class Mega(Mixer):
         )
         self.d_qk, self.d_value, self.n_averages = d_qk, expansion * d_model, n_averages
         self.chunk_size, self.attention = chunk_size, attention
-        # the positional bias is a product of further channels: as many again, or one per place in a chunk
+        # the positional bias is a product of further channels: d_qk channels, or a channel per place in a
+        # chunk
         self.d_key = d_qk + {"rotary": d_qk, "simple": chunk_size or 0, "none": 0}[position_bias]
 
         self.own_norm = input_norm != "none"

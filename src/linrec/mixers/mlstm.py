@@ -87,7 +87,7 @@ class MLSTM(Mixer):
         d_inner: width of u and z. None is 2 `d_model`.
         block_size: channels that W_q, W_k and W_v project together. None is 4, or the largest of 2 and 1 that
             divides `d_inner` where 4 does not.
-        conv_size: taps of the causal convolution of each channel; None is no convolution, c_t = u_t.
+        conv_size: taps of the causal convolution of each channel; None disables it: c_t = u_t.
         input_gate: whether there is i_t; without, it is 1.
         forget_gate: "sigmoid", "exponential", or "none" for f_t = 1.
         gate_std: standard deviation of w_i and w_f when training starts.

@@ -48,7 +48,7 @@ class QRNN(Mixer):
 
     Args:
         d_model: width of the sequence.
-        width: steps k that the convolution sees; 1 is no convolution.
+        width: steps k that the convolution sees; 1 disables the convolution.
         pooling: "f", "fo" or "ifo".
         zoneout: probability that a channel keeps its cell in a step, in training:
             F = 1 - dropout(1 - sigmoid(W_f * X)) without rescaling. Otherwise 1 - F is multiplied by

@@ -16,8 +16,8 @@ W_t comes of x alone:
 The paper's first version of it has y_t = softmax(W_t q_t + R_t y_{t-1}).
 
 x input, q query, k key, v value, beta writing strength of a head, phi softmax, W_t and R_t fast weights, y
-output of a head, t time. Heads side by side are projected. No sum over time gives y: steps run one by one.
-The state has the transposes of W_t and R_t.
+output of a head, t time. Heads side by side are projected. Steps run one by one, since y is not a sum over
+time. The state has the transposes of W_t and R_t.
 """
 
 import math
@@ -59,8 +59,8 @@ class RecurrentDeltaState(NamedTuple):
 class RecurrentDeltaNet(Mixer):
     """W_t = W_{t-1} + beta_t (v_t - W_{t-1} k_t) k_t^T, y_t = W_t q_t, all made of x_t and tanh(y_{t-1}).
 
-    The defaults are the paper's Recurrent Delta Net. Its outputs go through a nonlinearity before they are
-    used again, which no parallel form has: a sequence takes as many steps in a row as it has.
+    The defaults are the paper's Recurrent Delta Net. Its outputs go through a nonlinearity before the next
+    step uses them. So there is no parallel form, and steps run one by one.
 
     | variant | arguments |
     |---|---|

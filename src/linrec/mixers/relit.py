@@ -182,7 +182,7 @@ class ReLiT(Mixer):
         else:
             kk, vv, before = (None, None, None) if state is None else state
             one = torch.ones(*x.shape[:2], 1, dtype=self.state_dtype, device=x.device)
-            # counted by the operator, which knows of resets, and of other processes' steps
+            # the operator counts, since it handles resets and the steps of other processes
             t, last = scan(one, one, state=before, reset=reset)
             period, factors, counts = self._terms(one)
             t = (t + self.is_released) % period

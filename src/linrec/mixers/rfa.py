@@ -65,7 +65,7 @@ class RFA(Mixer):
             can be set, too. Where sigma is learned, tau sets its start.
         floor: the smallest denominator, max(|phi(q)^T z|, floor). The Gaussian kernel of unit vectors is at
             least exp(-2) = 0.14 where sigma / tau is 1. The first sum of a sequence is 1 - g_1 times that;
-            with gates that start near 1/2, 0.01 bounds none of them when a head has 64 directions. Estimates
+            with gates that start near 1/2, no sum falls below 0.01 when a head has 64 directions. Estimates
             from few directions, or with a smaller tau, come near to 0: choose a larger floor if gradients are
             large there. The released code bounds sums of sequences at 0.001, and steps and its CUDA kernel at
             1, of features that are times 0.1 in place of 1 / sqrt(D): at D = 64 that is a `floor` of 0.0016

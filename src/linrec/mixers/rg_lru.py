@@ -32,7 +32,7 @@ Start = Literal["scaled", "whole"]
 
 # of the paper, in all its models
 BLOCKS = 16
-# -log a_t is no less in the root, whose slope is infinite where a_t is 1: small enough to change no output
+# the root's slope is infinite where a_t is 1, so -log a_t is at least this number, which changes no output
 LEAST = 1e-30
 
 

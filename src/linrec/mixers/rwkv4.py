@@ -71,15 +71,15 @@ class RWKV4(Mixer):
     | without bonus | `bonus=False`: wkv_t = a_t / b_t |
     | without receptance | `receptance=False`: 1 in place of sigmoid(r_t) |
 
-    When training starts, with i a channel of d and l a layer of L, as the released code has it:
+    When training starts, for channel i of d and layer l of L, as in the released code:
 
         mu_k = (i/d)^(1 - l/L)    mu_v = mu_k + 0.3 l/(L - 1)    mu_r = (i/d)^((1 - l/L) / 2)
         log w = -5 + 8 (i/(d - 1))^(0.7 + 1.3 l/(L - 1))         u = log 0.3 + 0, 0.5, -0.5, 0, ..
 
     W_v is orthogonal, and W_r, W_k and W_o are zero, so that every output is zero at first. Layers learn
-    their places when a model calls `RWKV4.share`; one that stands alone is the first of one. w is marked as
-    group "transition" without weight decay. The released code has no weight decay. It trains log w with twice
-    and u with three times the learning rate of the other parameters.
+    their places when a model calls `RWKV4.share`; a layer that stands alone is the first of one. w is marked
+    as group "transition" without weight decay. The released code has no weight decay. It trains log w with
+    twice and u with three times the learning rate of the other parameters.
 
     Args:
         d_model: width of the sequence.

@@ -50,7 +50,7 @@ class RWKV5(Mixer):
     | without gate | `output_gate=False`: 1 in place of SiLU(g_t) |
     | without norm | `output_norm=False` |
 
-    When training starts, with i a channel of d and l a layer of L, as the released code has it:
+    When training starts, for channel i of d and layer l of L, as in the released code:
 
         mu_k = 1 - (i/d)^(1 - l/L)    mu_v = mu_k - 0.3 l/(L - 1)    mu_r = mu_g = 1 - (i/d)^((1 - l/L) / 2)
         omega = -6 + 5 (i/(d - 1))^(0.7 + 1.3 l/(L - 1))
@@ -58,8 +58,8 @@ class RWKV5(Mixer):
 
     W_r, W_k, W_v and W_g are orthogonal with gains 1, 0.1, 1 and 0.1, and W_o is zero, so that every output
     is zero at first. The norm's weights are ((l + 1)/L)^0.7. Layers learn their places when a model calls
-    `RWKV5.share`; one that stands alone is the first of one. omega is marked as group "transition" without
-    weight decay; the released code trains it with twice the learning rate of the rest.
+    `RWKV5.share`; a layer that stands alone is the first of one. omega is marked as group "transition"
+    without weight decay; the released code trains it with twice the learning rate of the rest.
 
     Args:
         d_model: width of the sequence, and of r, k, v and g over all heads.

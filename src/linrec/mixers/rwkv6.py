@@ -58,7 +58,7 @@ class RWKV6(Mixer):
     | without gate | `output_gate=False`: 1 in place of SiLU(g_t) |
     | without norm | `output_norm=False` |
 
-    When training starts, with i a channel of d and l a layer of L, as the released code has it:
+    When training starts, for channel i of d and layer l of L, as in the released code:
 
         lambda_w = lambda_k = mu_x = 1 - (i/d)^(1 - l/L)          lambda_v = lambda_k - 0.3 l/(L - 1)
         lambda_r = lambda_g = 1 - (i/d)^((1 - l/L) / 2)
@@ -67,7 +67,7 @@ class RWKV6(Mixer):
 
     All A are zero and all B uniform in +- 0.01. W_r, W_k, W_v and W_g are orthogonal with gains 1, 0.1, 1 and
     0.1, and W_o is zero, so that every output is zero at first. The norm's weights are ((l + 1)/L)^0.7.
-    Layers learn their places when a model calls `RWKV6.share`; one that stands alone is the first of one.
+    Layers learn their places when a model calls `RWKV6.share`; a layer that stands alone is the first of one.
     lambda_d, A_d and B_d are marked as group "transition" without weight decay; the other A and B have no
     weight decay either. The released code trains lambda_d, of that group, with twice the learning rate of the
     rest.

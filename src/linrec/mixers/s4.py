@@ -40,9 +40,8 @@ class S4(Mixer):
 
     The layer is trained as a convolution and streamed as a recurrence, with the same results; `mode` chooses.
     After the bilinear transform Abar is diagonal plus low rank again, and `linrec.ops.dplr_ssm` runs it: a
-    step costs N numbers a channel, and the kernel, exact for any length, is the one that
-    `linrec.ops.cauchy_kernel` makes from its spectrum. With "zoh" Abar is a whole matrix, and
-    `linrec.ops.dense_ssm` runs it.
+    step costs N numbers per channel, and `linrec.ops.cauchy_kernel` makes the kernel from its spectrum,
+    exactly for any length. With "zoh" Abar is a whole matrix, and `linrec.ops.dense_ssm` runs it.
 
     The state is kept as real numbers, the real parts of all entries and then the imaginary ones. In these, A
     has the symmetric part diag(Re Lambda) - 2 P P^T, which is negative: A and every discretisation stay

@@ -5,8 +5,8 @@
     x_k = Lambdabar * x_{k-1} + Bbar u_k     y_k = 2 Re(C x_k) + D * u_k
     z_k = GELU(y_k)     o_k = z_k * sigmoid(W z_k + b)
 
-u input, x state, one entry of each conjugate pair, y output of the one system that all channels share, o
-output of the layer; Lambda diagonal, B and C complex matrices (the paper's with a tilde), D a number per
+u input, x state with an entry of each conjugate pair, y output of the single system that all channels share,
+o output of the layer; Lambda diagonal, B and C complex matrices (the paper's with a tilde), D a number per
 channel, Delta a step size per entry of the state.
 """
 
@@ -47,12 +47,12 @@ class S5(Mixer):
     | J blocks on HiPPO-N's diagonal | `n_blocks` |
     | one step size for the whole state | `shared_step=True` |
     | observations at irregular times | `forward(x, intervals=...)` |
-    | C that is normal, and not of the eigenvectors | `C_init="complex_normal"` |
-    | a smaller C of the eigenvectors, as in the authors' ListOps and text | `C_init="lecun_normal"` |
-    | no conjugate symmetry: entries of the state are no pairs, y = Re(C x) + D * u | `pairs=False` |
+    | a normal C, without the eigenvectors | `C_init="complex_normal"` |
+    | a smaller C with the eigenvectors, as in the authors' ListOps and text | `C_init="lecun_normal"` |
+    | no conjugate symmetry: entries of the state are not pairs, y = Re(C x) + D * u | `pairs=False` |
     | the map after the system | `activation`, `output` |
     | inputs of another sampling rate than in training | `step_rescale` |
-    | both directions, with a C each | `linrec.models.Bidirectional`, `unshared=("C", "D")` |
+    | both directions, each with a C of its own | `linrec.models.Bidirectional`, `unshared=("C", "D")` |
 
     Lambda starts as the eigenvalues of J blocks of the normal part of HiPPO-LegS, with eigenvectors V, and B
     as V^* times a real normal matrix. C starts as a complex normal matrix times V, with parts of variance 1 /

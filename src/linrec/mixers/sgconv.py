@@ -6,7 +6,8 @@
 
 u input of a channel, K its kernel, y its output, o output of the layer; w_i the d numbers of a scale, alpha
 the decay, at most 1, D a number and Z the norm of the kernel that training starts with, all per channel. A
-scale is as long as all before it together: the number of parameters grows with the logarithm of the length.
+scale is as long as all earlier scales together, so the number of parameters grows with the logarithm of the
+length.
 """
 
 import math
@@ -83,7 +84,7 @@ class MultiScaleFilter(LongFilter):
         parts: list[Tensor] = []
         for i, scale in enumerate(w):
             factor = 2 ** max(i - 1, 0)
-            # all scales before have as many taps as this one
+            # all earlier scales together have as many taps as this scale
             if i > 0 and factor * scale.shape[1] >= length:
                 break
             long = functional.interpolate(scale[None], scale_factor=float(factor), mode=self.upsampling)[0]
@@ -94,8 +95,8 @@ class MultiScaleFilter(LongFilter):
 class SGConv(Mixer):
     """y = K * u + D u with a kernel of scales that double in length and fade, then GELU and a projection.
 
-    Kernels have `length` taps: choose as many as the sequences of training have steps. Longer sequences run,
-    too, and no step sees further back than `length` - 1 steps. The state is the last `length` - 1 inputs.
+    Kernels have `length` taps: choose the length of the sequences in training. Longer sequences run, too, and
+    no step sees further back than `length` - 1 steps. The state is the last `length` - 1 inputs.
 
     The released code multiplies k_i by (1 / alpha)^(N - 1 - i) in place of alpha^i. After the division by Z,
     both are the same. Its arguments `decay_min` and `decay_max` are 1 / alpha of the first and of the last

@@ -14,7 +14,7 @@ x input, x' = SiLU(conv(x)), c memory cells, n normaliser, h hidden state, z cel
 forget gate, o output gate, m stabiliser, y output, t time, * the product of channels. All W and R are
 block-diagonal, a block per head. c and n are kept times exp(-m_t).
 
-The gates see h_{t-1}, so steps follow one another: this is no linear recurrence, and no scan computes it.
+The gates see h_{t-1}, so steps run one by one: the recurrence is not linear, and no scan computes it.
 """
 
 import math
@@ -88,8 +88,7 @@ class SLSTM(Mixer):
         d_model: width of the sequence.
         n_heads: heads; h mixes within each. None is 4, or the largest of 2 and 1 that divides `d_model` where
             4 does not; 1 up to a width of 4.
-        conv_size: taps of the causal convolution of each channel that i and f see; None is no convolution,
-            x' = x.
+        conv_size: taps of the causal convolution of each channel that i and f see; None disables it: x' = x.
         forget_gate: "sigmoid", or "exponential", which starts at the same f_t.
         recurrent_init: of R, "zeros", or "uniform" in +- 1 / sqrt(d_model).
 

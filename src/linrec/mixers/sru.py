@@ -8,8 +8,8 @@
 x input, f forget gate, c state, r reset gate of the highway connection, h output, alpha a constant that keeps
 the variance, t time, * the product of channels. v_f and v_r are vectors.
 
-f_t sees c_{t-1}, channel by channel: steps follow one another, and this is no linear recurrence. Without v it
-is one, and `scan` computes it.
+f_t sees c_{t-1}, channel by channel, so steps run one by one: the recurrence is not linear. Without v, the
+recurrence is linear, and `scan` computes it.
 """
 
 import math
@@ -35,7 +35,8 @@ class SRU(Mixer):
     """c_t = f_t * c_{t-1} + (1 - f_t) * (W x_t), h_t = r_t * c_t + (1 - r_t) * x_t alpha, gates of x and c.
 
     All projections are computed for all steps at once. The rest is a loop over time in plain torch, with a
-    few operations on channels per step. Only the forget gate is in the loop: r_t does not act on the state.
+    few operations on channels per step. Only the forget gate is in the loop, since r_t does not act on the
+    state.
 
     | the paper's ablation | argument |
     |---|---|

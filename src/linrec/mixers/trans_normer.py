@@ -7,9 +7,9 @@
     Y = O W_o
 
 X input, Q query, K key, V value, U gate, phi Swish, lambda decay of head h = 1 .. H in layer l = 0 .. L - 1,
-theta the learned frequencies of key channels (LRPE), a_st how much of step t is in step s, SRMSNorm(x) =
-x / RMS(x) over all heads, Y output. As a recurrence, lambda is the magnitude of the transition and theta its
-phase: q and k are real, so the real part of exp(i theta (s - t)) is all that is seen of it.
+theta the learned frequencies of key channels (LRPE), a_st how much of step t is in step s, SRMSNorm(x) = x /
+RMS(x) over all heads, Y output. As a recurrence, lambda is the magnitude of the transition and theta its
+phase: q and k are real, so only the real part of exp(i theta (s - t)) matters.
 
 The first layers of TransNormer (Qin and others, 2022) have DiagAttention in place of O's linear attention: a
 step attends by softmax to the steps of its block, without phi, decay and norm.
@@ -50,9 +50,10 @@ EPS = 1e-6
 class TransNormer(Mixer):
     """O = SRMSNorm(sum_t a_st v_t) * U, a_st = q_s^T k_t lambda^(s - t) cos(theta (s - t)).
 
-    The defaults are the paper's layer. Decays are constants of head and layer, strongest in the first layer
-    and none in the last; frequencies are learned and belong to the first layer alone. Layers learn their
-    places when a model calls `TransNormer.share`; one that stands alone is the first.
+    The defaults are the paper's layer. Decays are constants of head and layer. They are strongest in the
+    first layer, and the last layer does not decay. Frequencies are learned and belong to the first layer
+    alone. Layers learn their places when a model calls `TransNormer.share`; a layer that stands alone is the
+    first.
 
     | the paper's ablation | argument |
     |---|---|
@@ -67,15 +68,14 @@ class TransNormer(Mixer):
     The paper prints lambda = exp(-(8 h / H) (1 - l / L)), `slopes="linear"`, with which every head but a few
     forgets within a step or two. Its released code has the slopes of ALiBi, the default. They are geometric,
     2^(-8 h / H), where the number of heads is a power of two; for other numbers some heads lie between the
-    heads of the power below. `slopes="geometric"` keeps 2^(-8 h / H) for every number. The released code
-    reaches no decay in the last layer, as the paper's text asks, but for the 1e-5 that it adds to
-    1 - l / (L - 1). All slopes here reach no decay.
+    heads of the power below. `slopes="geometric"` keeps 2^(-8 h / H) for every number. The last layer does
+    not decay, as in the paper's text; the released code adds 1e-5 to 1 - l / (L - 1).
 
-    With `block_size`, the first half of the layers attends by softmax within blocks of so many steps, and so
-    does a layer that stands alone. Blocks are counted from the start of each sequence, so from each reset on.
-    The code of TransNormer has blocks of 64 steps, no norm in these layers, and no gate in any layer,
-    `output_gate=False`. Its LRPE is another one, which is not here. The state of a layer with blocks is a
-    cache of at most `block_size` - 1 steps and a position.
+    With `block_size`, the first half of the layers attends by softmax within blocks of `block_size` steps,
+    and so does a layer that stands alone. Blocks are counted from the start of each sequence, so from each
+    reset on. The code of TransNormer has blocks of 64 steps, no norm in these layers, and no gate in any
+    layer, `output_gate=False`. Its LRPE differs, and is not here. The state of a layer with blocks is a cache
+    of at most `block_size` - 1 steps and a position.
 
     When training starts, all matrices are normal with standard deviation 0.02, and theta_j = base^(-2j / d)
     for j = 0 .. d - 1 over the d channels of all heads: the released code. theta is marked as group

@@ -15,7 +15,7 @@ _NAMES = "_linrec_float32"
 
 
 class Float32Module(nn.Module):
-    """Base class of modules that hold parameters for which half precision is too coarse.
+    """Base class of modules with parameters for which half precision is too coarse.
 
     `.bfloat16()`, `.half()` and `.to(dtype)`, of the module or of a model that holds it, leave the tensors
     that `keep_float32` names in float32, with their gradients. `.double()` widens them, and devices, loading
@@ -40,7 +40,7 @@ class Float32Module(nn.Module):
         """Keep parameters and buffers of these names in float32, and all that submodules of these names hold.
 
         Raises:
-            ValueError: the module holds nothing of that name.
+            ValueError: the module has no parameter, buffer or submodule of that name.
         """
         held = [*self._parameters, *self._buffers, *self._modules]
         for name in names:

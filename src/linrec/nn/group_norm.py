@@ -22,7 +22,7 @@ class GroupRMSNorm(nn.Module):
         ValueError: groups that do not divide the width.
 
     Source:
-        Dao and Gu, Transformers are SSMs (2024), the norm that tensor parallelism asks for.
+        Dao and Gu, Transformers are SSMs (2024), the norm for tensor parallelism.
 
     Example:
         >>> import torch

@@ -28,7 +28,8 @@ class LowerBounds(Float32Module):
     """gamma^k = sum_{i=2..k} P_i with P = Softmax(Gamma) over H layers: the bounds of layer k.
 
     That is, for each channel, the cumulative sum over the layers minus its first row: 0 for the first layer,
-    rising, and below 1 for the last. All layers of a stack hold the same module and ask for their own row.
+    rising, and below 1 for the last. All layers of a stack hold the same module, and each layer reads its own
+    row.
 
     | `kind`       | bound of layer k of H                     | when training starts |
     |--------------|-------------------------------------------|----------------------|
@@ -36,8 +37,8 @@ class LowerBounds(Float32Module):
     | "decreasing" | gamma^(H + 1 - k)                         | (H - k) / H          |
     | "random"     | Sigmoid(Gamma_k), each layer on its own   | uniform in (0, 1)    |
 
-    The paper names the last two and gives no formula for them; these are the plainest that fit its words.
-    Gamma is marked as group "transition" without weight decay, which the paper does not ask for.
+    The paper names the last two kinds without a formula; the formulas here are the simplest that fit its
+    words. Gamma is marked as group "transition" without weight decay, unlike in the paper.
 
     Args:
         n_layers: layers H of the stack.
@@ -78,7 +79,7 @@ class LowerBounds(Float32Module):
         return torch.softmax(gamma, 0)[1 : layer + 1].sum(0)
 
 
-# annotations are checked in tests, which ask for instances
+# tests check annotations by isinstance
 @runtime_checkable
 class _Bounded(Protocol):
     lower_bound: LowerBoundKind | float

@@ -244,7 +244,7 @@ def _fits(state: State, start: State) -> bool:
         if not isinstance(state, Tensor):
             return False
         found, expected = state.shape, start.shape
-        # rows never grow, not even from none
+        # the number of rows never grows, not even from 0
         return found == expected or (
             len(found) == len(expected)
             and found[:1] == expected[:1]

@@ -17,7 +17,7 @@ class Rotary(nn.Module):
 
     z_nj is the complex number whose parts are the channels 2j and 2j + 1 of a query or key at position n. The
     product of a query and a key so depends on the difference of their positions alone. With a `fraction`, the
-    first channels turn, as a head of so many would, and the others stay as they are.
+    first channels turn, like a head with only these channels, and the other channels do not.
 
     It has no parameters. Angles are formed in float64, from whole positions: in float32 they are off by up to
     0.03 radians at a position of a million. The results are rounded once, to the dtype of the inputs.
@@ -115,8 +115,8 @@ _turns_at_once = forward_op("rotary_turns", _Angles, _Turns, _memory, _fill)
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     parts = x.to(cos.dtype).unflatten(-1, (-1, 2))
-    # a compiler makes one kernel of real products and none of complex ones; without it each product is a
-    # kernel, and a complex one is the fewest
+    # a compiler fuses real products into one kernel, and leaves complex products alone; without a compiler
+    # each product is a kernel, and a complex product needs the fewest
     if torch.compiler.is_compiling():
         real, imaginary = parts.unbind(-1)
         turned = torch.stack([real * cos - imaginary * sin, real * sin + imaginary * cos], dim=-1)

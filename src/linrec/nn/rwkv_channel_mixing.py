@@ -31,7 +31,8 @@ class RWKVChannelMixing(Mixer):
     Args:
         d_model: width of input and output.
         d_hidden: width of k; the papers have 4 `d_model` in RWKV-4, 3.5 `d_model` in RWKV-5 and 6.
-        token_shift: whether r and k see the input of the step before; without, mu = 0, and there is no state.
+        token_shift: whether r and k see the input of the step before; without token shift, mu = 0, and there
+            is no state.
         receptance: whether the output is multiplied by sigmoid(r).
         zero_init: whether W_r and W_v start at zero; else they are orthogonal too.
 

@@ -63,12 +63,12 @@ def token_shift(
 class TokenShift(Stage):
     """x_z = x_t + (x_{t-1} - x_t) * mu_z: n mixtures of the current and the last token, each learned.
 
-    With `rank`, the input chooses them, by projections of low rank of one mixture more:
+    With `rank`, the input chooses the mixtures, by projections of low rank of a further mixture:
 
         x_z = x_t + (x_{t-1} - x_t) * (mu_z + tanh(x_x A_z) B_z)
         x_x = x_t + (x_{t-1} - x_t) * mu_x
 
-    All mu are zero, no shift at all, until `start` is called; A starts at zero and B uniform in +- 0.01.
+    All mu are zero, which is no shift, until `start` is called; A starts at zero and B uniform in +- 0.01.
 
     Args:
         d_model: width of the sequence.

@@ -48,7 +48,7 @@ class ELU(FeatureMap):
 
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
         """elu(x) + 1 of (..., d_head)."""
-        # elu's exp(x) - 1 would round to -1 and leave nothing of a feature
+        # elu's exp(x) - 1 would round to -1, and the feature to 0
         return functional.relu(x) + x.clamp(max=0).exp()
 
 
@@ -101,9 +101,9 @@ class CosFormer(FeatureMap):
 
     The cosine is Re(exp(i pi (n - m) / (2 M))), a phase of pi / (2 M) per step: the recurrence needs no
     positions, and a stream may start anywhere. Keys more than M steps back get negative weights, so M should
-    be no smaller than the longest sequence. The paper requires that, and its released code takes M as the
-    length of each input. M is a constant here: with the length of the input, an output would depend on how
-    many steps follow, and the steps of a stream on where it is cut. For inputs of one length n,
+    be at least the length of the longest sequence, as the paper requires. Its released code takes M as the
+    length of each input. M is a constant here. With the length of the input, an output would depend on the
+    number of later steps, and a stream on the positions of its cuts. For inputs of one length n,
     `max_length=n` is the released code. With M far above the length all cosines are near 1, and positions
     weigh little.
 
