@@ -1,6 +1,6 @@
 """Parts of the layers of the delta rule: queries and keys of norm 1, and how strongly a step writes."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -68,7 +68,7 @@ class UnitFeatures(nn.Module):
         super().__init__()
         require(eps >= 0, f"`qk_eps` must be at least 0; got {eps}. flash-linear-attention's is 1e-6.")
         choice(FeatureNorm, qk_norm=norm)
-        arguments = {} if nu is None else {"nu": nu}
+        arguments: dict[str, Any] = {} if nu is None else {"nu": nu}
         self.phi = feature_maps.build_without_phase(feature_map, d_head, of="the delta rule", **arguments)
         self.norm, self.eps, self.d_features = norm, eps, self.phi.d_features
 
