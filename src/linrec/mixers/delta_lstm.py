@@ -118,7 +118,7 @@ class DeltaLSTM(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and a `DeltaLSTMState`."""
-        # before `delta_rule` does
+        # here, so that the error names this mixer rather than `delta_rule`
         refuse_split_time("delta_lstm")
         past = self.init_state(len(x), device=x.device) if state is None else state
         linears = (self.q, self.k, self.v, self.recurrent_k, self.recurrent_v)

@@ -147,7 +147,7 @@ class HiPPORNN(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, HiPPOState]:
         """Return h, and a `HiPPOState`."""
-        # here, since `unhandled` hides the handler
+        # here, since `unhandled` hides the handler that splits time
         refuse_split_time("hippo_rnn")
         h, c, steps = self.init_state(len(x), device=x.device) if state is None else state
         dtype, d = c.dtype, self.d_model

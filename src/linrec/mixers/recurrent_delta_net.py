@@ -140,7 +140,7 @@ class RecurrentDeltaNet(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and a `RecurrentDeltaState`."""
-        # before `delta_rule` does
+        # here, so that the error names this mixer rather than `delta_rule`
         refuse_split_time("recurrent_delta_net")
         past = self.init_state(len(x), device=x.device) if state is None else state
         if self.is_rnn:

@@ -141,7 +141,7 @@ class SLSTM(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and an `SLSTMState`."""
-        # before the convolution does
+        # here, so that the error names this mixer rather than the convolution
         refuse_split_time("slstm")
         tail, *past = self.init_state(len(x), device=x.device) if state is None else state
         filtered, tail = self.conv(x, tail, reset=reset)
