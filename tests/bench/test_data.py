@@ -51,7 +51,7 @@ def test_a_task_without_data_is_said_to_be_so_while_others_go_on(tmp_path, capsy
     file.write_text(TEXT)
     assert main([*words, "--data", f"text={file}"]) == 0
     told = capsys.readouterr().out
-    assert "1 of 2 jobs have ended before" in told
+    assert "1 of 2 jobs are already done" in told
     text, _ = (json.loads(line) for line in (out / "rows.jsonl").read_text().splitlines())
     # a uniform guess among the characters
     assert (text["status"], text["metric"], text["chance"]) == ("done", "perplexity", len({*TEXT}))
@@ -120,7 +120,7 @@ def test_local_files_take_the_place_of_a_data_set():
 @pytest.mark.parametrize(
     ("data", "complaint"),
     [
-        ("copying=x", "`path` is of tasks that have files; copying draws its samples"),
+        ("copying=x", "`path` is for tasks that read files; copying generates its samples"),
         ("copyin=x", "called 'copyin'; did you mean 'copying'"),
         ("copying", "`--data` must be TASK=PATH, such as shakespeare-char=input.txt; got 'copying'"),
     ],

@@ -133,7 +133,7 @@ def test_a_job_that_is_killed_takes_nothing_else_with_it(folder_of, tmp_path):
     assert {*ended} == {*folders}
     killed, done = make_rows(folders)
     assert killed["status"] == "killed" and killed["message"].startswith(
-        "killed by SIGKILL, as the system does"
+        "killed by SIGKILL, possibly by the system"
     )
     assert done["status"] == "done"
     assert "step 2/4" in (folders[1] / "log.txt").read_text()
@@ -152,7 +152,7 @@ def test_a_job_that_leaves_its_process_has_failed(folder_of, monkeypatch):
     run_jobs([folder])
     (row,) = make_rows([folder])
     assert row["status"] == "failed"
-    assert row["message"] == f"its process left with exit status 1; {folder / 'log.txt'} has what it said"
+    assert row["message"] == f"its process ended with exit status 1; {folder / 'log.txt'} has its output"
 
 
 def test_after_the_deadline_no_job_is_started(folder_of):
@@ -174,7 +174,7 @@ def test_a_command_that_is_ended_leaves_a_page(tmp_path, capsys, monkeypatch):
     before = signal.getsignal(signal.SIGTERM)
     words = ["bench", "tiny", "--mixers", "gla", "lru", "--seeds", "0", "--out"]
     assert main([*words, str(tmp_path)]) == 130
-    assert "stopped; the same command goes on" in capsys.readouterr().err
+    assert "stopped; the same command resumes" in capsys.readouterr().err
     assert len(pages) == 1 and "Jobs that have not been run: 2" in pages[0]
     assert signal.getsignal(signal.SIGTERM) == before
     with FileLock(tmp_path / ".lock"):
@@ -192,7 +192,7 @@ def test_a_job_that_is_stopped_names_the_command_of_its_suite(folder_of, monkeyp
     monkeypatch.setattr("linrec.bench.worker.fit", stopped)
     folder = folder_of("gla")
     assert run_job(folder) == "stopped"
-    assert outcome_of(folder)["message"] == "stopped with a checkpoint; the same command goes on from there."
+    assert outcome_of(folder)["message"] == "stopped with a checkpoint; the same command resumes from it."
 
 
 def test_a_job_is_asked_to_stop_with_its_command(folder_of, monkeypatch):
@@ -300,7 +300,7 @@ def test_the_table_before_the_run_says_what_is_unequal_and_what_grows(tmp_path, 
     assert "conv_size=3)" in "".join(others) and "…" not in "".join(others)
     n, most = attention.split()[3], large.split()[3]
     wrapped = " ".join(" ".join(others).split())
-    assert f"copying/{OWN}:Large: {most} parameters, for no width comes nearer to {n}" in wrapped
+    assert f"copying/{OWN}:Large: {most} parameters; no width comes nearer to {n}" in wrapped
     page = (tmp_path / "report.html").read_text()
     assert f"{OWN}:Large has {most}." in page
 
@@ -317,8 +317,8 @@ def test_the_table_before_the_run_says_what_is_unequal_and_what_grows(tmp_path, 
         (["smoke", "--mixers", "gla", "--workers", "0"], "`--workers` must be at least 1; got 0"),
         (["smoke", "--mixers", "gla", "--budget", "0"], "`--budget` must be above 0 minutes; got 0"),
         (["smoke", "--mixers", "gla", "--budget", "nan"], "`--budget` must be above 0 minutes; got nan"),
-        (["smoke", "--mixers", "gla", "--lrs", "0"], "`--lrs` must be above 0"),
-        (["smoke", "--mixers", "gla", "--lrs", "nan"], "`--lrs` must be above 0, and finite; got [nan]"),
+        (["smoke", "--mixers", "gla", "--lrs", "0"], "`--lrs` must be positive and finite; got [0.0]"),
+        (["smoke", "--mixers", "gla", "--lrs", "nan"], "`--lrs` must be positive and finite; got [nan]"),
         (["smoke", "--mixers", "gla", "--lrs", "0.1", "0.1"], "`--lrs` must be different; got [0.1, 0.1]"),
         (["smoke", "--mixers", "gla", "--parameters", "0"], "`--parameters` must be at least 1; got 0"),
         (["smoke"], "mixers"),
@@ -375,7 +375,7 @@ def test_a_suite_from_the_command_line(tmp_path, capsys, monkeypatch):
     assert main([*words, "--seeds", "0", "4"]) == 1
     again = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     assert {row["folder"]: row.get("seconds") for row in again} == before
-    assert "2 of 4 jobs have ended before" in capsys.readouterr().out
+    assert "2 of 4 jobs are already done" in capsys.readouterr().out
     # another command in the same folder adds to what is there, and one that is refused takes nothing away
     assert main(["bench", "tiny", "--mixers", "lru", "--seeds", "0", "--out", str(tmp_path)]) == 1
     assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == len(rows) + 1

@@ -1,8 +1,8 @@
-"""Suites of tasks: models compared with equal parameters, equal steps and several seeds.
+"""Suites of tasks that compare models with equal parameters, equal steps and several seeds.
 
-A suite has entries, each a task with its training; entry, mixer and seed make a job. A job runs in a process
-of its own and leaves a folder behind, so that one that fails takes nothing else with it and a suite that was
-stopped goes on where it was.
+A suite is a list of entries; an entry is a task with its training configuration. Every combination of entry,
+mixer and seed is a job. A job runs in its own process and writes its own folder, so a failed job does not
+affect other jobs, and an interrupted suite resumes with the remaining jobs.
 """
 
 from linrec.bench.jobs import Job, make_jobs

@@ -1,4 +1,4 @@
-"""Jobs: one entry of a suite, one mixer, one seed, with a configuration that all of it is in."""
+"""Jobs: an entry of a suite, a mixer and a seed, with the complete training configuration."""
 
 import dataclasses
 import json
@@ -25,21 +25,21 @@ __all__ = ["Job", "make_jobs", "write_job"]
 NO_DATA = "no data"
 FAILED = "failed"
 NAMED = ("task", "mixer", "seed", "trial", "parameters", "state_size", "metric")
-"""What a row says of a job beside its configuration."""
+"""The fields of a job that its row repeats, beside the configuration."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What one process trains and scores.
+    """A model to train and score in a process of its own.
 
     Args:
         task: name of the suite's entry.
-        mixer: label of its variant: its name, with the arguments that were given.
-        seed: of initialisation, order and dropout; data are the same for all.
-        config: what is trained.
-        sizes: of the model; None where only the data could tell, and they are missing, or it cannot be built.
-        trial: which learning rate is tried, "" where none is.
-        ended: status and message of a job that cannot begin, without data or a model; None of any other.
+        mixer: label of the mixer's variant: the mixer's name with its explicit arguments.
+        seed: seed of initialisation, batch order and dropout; the data are the same for all seeds.
+        config: the training configuration.
+        sizes: sizes of the model; None if the model cannot be built or depends on missing data.
+        trial: name of the learning rate that is tried; "" outside a learning rate sweep.
+        ended: status and message of a job that cannot start for lack of data or of a model; None otherwise.
     """
 
     task: str
@@ -52,7 +52,7 @@ class Job:
 
     @property
     def folder(self) -> Path:
-        """Where it belongs, below the folder of the suite."""
+        """Path of the job's folder, relative to the folder of the suite."""
         return (
             Path(self.task)
             / folder_name(self.mixer)
@@ -61,15 +61,15 @@ class Job:
 
     @property
     def described(self) -> dict[str, Any]:
-        """What a row says of it, by the names of `NAMED`."""
+        """The values of the fields in `NAMED`."""
         found = (*(self.sizes[:2] if self.sizes else (None, None)), judged_by(self.config.task))
         return dict(zip(NAMED, (self.task, self.mixer, self.seed, self.trial, *found), strict=True))
 
     def at(self, lr: float) -> "Job":
-        """Return the job with another learning rate, as a trial of it."""
+        """Return a copy of the job with another learning rate, as a trial of a sweep."""
         config = self.config
         factor = lr / config.optim.lr
-        # what has a rate of its own keeps its distance to the others
+        # parameters with their own learning rate keep its ratio to the common rate
         transition_lr = None if config.optim.transition_lr is None else config.optim.transition_lr * factor
         optim = dataclasses.replace(config.optim, lr=lr, transition_lr=transition_lr)
         return dataclasses.replace(self, config=dataclasses.replace(config, optim=optim), trial=f"lr-{lr:g}")
@@ -78,21 +78,22 @@ class Job:
 def make_jobs(
     entries: Sequence[Entry], mixers: Sequence[str], seeds: Sequence[int], *, parameters: int | None = None
 ) -> list[Job]:
-    """Return the jobs, the first seed of everything first.
+    """Return the jobs of all entries, mixers and seeds, beginning with all jobs of the first seed.
 
-    On each task all models have equally many parameters, as nearly as widths that are multiples of 8 allow:
-    by default those of the first mixer at the width of the recipe. A task whose vocabulary is that of missing
-    data has jobs that say so, with models of no size; so has one that a mixer of others cannot be built for.
+    On each task, all models have the same number of parameters, as nearly as widths that are multiples of 8
+    allow: by default the parameters of the first mixer's model at the width of the recipe. If the vocabulary
+    depends on missing data, or if a mixer's model cannot be built for the task, the job has no sizes and is
+    marked as ended, with a message.
 
     Args:
-        entries: the suite.
-        mixers: names or import paths, with arguments or without, or patterns of these over depth; see
-            `parse_variant`.
-        seeds: whole numbers, at least 0.
-        parameters: how many, instead.
+        entries: entries of the suite.
+        mixers: names or import paths of mixers, optionally with arguments, or patterns of mixers over depth;
+            see `parse_variant`.
+        seeds: integers of at least 0.
+        parameters: number of parameters of every model, instead of the first mixer's number.
 
     Raises:
-        ConfigError: a mixer does not exist, can be built for none of the tasks, or is given twice.
+        ConfigError: a mixer does not exist, cannot be built for any task, or is given twice.
 
     Example:
         >>> from linrec.bench import get_suite
@@ -127,7 +128,7 @@ def make_jobs(
                     ended = (FAILED, _unbuilt(error))
             built.append((entry, variant.label, dataclasses.replace(recipe, model=model), found, ended))
     for label, errors in unfit.items():
-        # nothing can come of it: a mistake that is best known at once
+        # a mixer that fits no task is a user error, better reported before the suite starts
         if errors and len(errors) == len(entries):
             raise ConfigError(f"{label} on {entries[0].name}: {_unbuilt(errors[0])}") from errors[0]
     return [
@@ -138,12 +139,12 @@ def make_jobs(
 
 
 def first_line(error: BaseException) -> str:
-    """Say in one line what went wrong."""
+    """Return the type and the first line of an error's message."""
     return ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
 
 
 def without_data(task: str, error: DataError) -> str:
-    """Say what is missing, and what to do about it."""
+    """Return the message of missing data, with the option that names their path."""
     return f"{error} In a suite, --data {task}=PATH says where the files are."
 
 
@@ -152,20 +153,20 @@ def _unbuilt(error: Exception) -> str:
 
 
 def write_job(job: Job, out: Path, about: dict[str, Any]) -> Path:
-    """Make the folder of a job, and write down how it ended if it cannot begin; return it.
+    """Create and return the folder of a job; if the job cannot start, also write its outcome.
 
     Raises:
         ConfigError: the folder has a job of another configuration.
     """
     folder = out / job.folder
-    # as a file holds it: tuples are lists
+    # the round trip through JSON turns tuples into lists, as in the stored file
     wanted = json.loads(json.dumps({**job.described, "config": config_to_dict(job.config)}))
-    # a job whose data or model were missing may be another one now
+    # a job that never started may be overwritten: its configuration may change once its data or model exist
     if (folder / FILE).exists() and not _never_began(folder):
         stored = read_json(folder / FILE)
         if any(stored[name] != wanted[name] for name in wanted):
             raise ConfigError(
-                f"{folder} has a job of another configuration; give another --out, or remove that folder."
+                f"{folder} has a job of another configuration; give another --out, or remove this folder."
             )
         return folder
     make_subfolder(out, job.folder)
@@ -177,12 +178,12 @@ def write_job(job: Job, out: Path, about: dict[str, Any]) -> Path:
 
 
 def _never_began(folder: Path) -> bool:
-    """Tell whether a job ended before it began, because its data or its model were missing."""
+    """Return whether a job ended before it started, because its data or its model were missing."""
     return (folder / OUTCOME).exists() and not (folder / RUN).exists()
 
 
 def _prepared(entry: Entry) -> tuple[TrainConfig, str]:
-    """Configuration of an entry, with what the width depends on; and what is said where that is missing."""
+    """Return an entry's configuration with the vocabulary of its data, and a message if data are missing."""
     config = entry.config()
     if config.task.vocab_size is None and config.task.n_features is None:
         try:

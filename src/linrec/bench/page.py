@@ -1,4 +1,4 @@
-"""`report.html` of a suite: one page that holds everything and opens without a network."""
+"""`report.html` of a suite: a single page with all results, readable without network access."""
 
 import json
 import re
@@ -32,7 +32,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
     const rows = [...body.rows].sort((one, other) => {
       const [a, b] = [value(one, column), value(other, column)];
       const [x, y] = [parseFloat(a), parseFloat(b)];
-      // what is missing comes last, whichever way
+      // empty cells come last in both directions
       if (a === "" || b === "") return (a === "") - (b === "");
       return sign * (Number.isNaN(x) || Number.isNaN(y) ? a.localeCompare(b) : x - y);
     });
@@ -64,7 +64,7 @@ th[aria-sort=descending] button::after { content: " ↓"; }
 .pictures section { break-inside: avoid; padding-top: 2.5rem; }
 .pictures h2 { margin-top: 0; }
 td { vertical-align: top; }
-/* below its row rather than in its column */
+/* opens below its row, not within its column */
 td details { --wide: min(60rem, 100vw - 4rem); width: 6rem; }
 td details pre {
   width: var(--wide); margin-left: calc(6rem - var(--wide)); white-space: pre-wrap; overflow-wrap: anywhere;
@@ -86,12 +86,12 @@ def write_page(rows: Sequence[dict[str, Any]], out: Path, *, title: str) -> Path
     """Write `report.html` and its pictures; return the page.
 
     Args:
-        rows: of `make_rows`.
+        rows: rows from `make_rows`.
         out: folder of the suite.
         title: heading of the page.
 
     Raises:
-        OSError: the disk is full, say.
+        OSError: the files cannot be written, for example because the disk is full.
     """
     table = standings(rows)
     tasks = dict.fromkeys(standing.task for standing in table)
@@ -108,7 +108,7 @@ def write_page(rows: Sequence[dict[str, Any]], out: Path, *, title: str) -> Path
     bad = [row for row in rows if row["status"] not in ("done", "not run")]
     sentences = [f"{row['folder']}: {row['status']}: {row['message']}" for row in bad]
     if left := sum(row["status"] == "not run" for row in rows):
-        sentences.append(f"Jobs that have not been run: {left}; the command of the suite goes on with them.")
+        sentences.append(f"Jobs that have not been run: {left}; the command of the suite runs them.")
     sentences += [*filter(None, (_unequal(task, table) for task in tasks))]
     page = markup.document(
         title,
@@ -120,11 +120,11 @@ def write_page(rows: Sequence[dict[str, Any]], out: Path, *, title: str) -> Path
             "<h2>Scores</h2>",
             '<p><input id="filter" type="search" placeholder="filter" aria-label="filter rows"></p>',
             _leaderboard(table, rows),
-            '<p class="soft">Mean over seeds and standard deviation on the test split. '
-            "A heading sorts; mse and perplexity are better where they are lower. Chance is a uniform guess; "
-            "trivial is the best predictor that never looks at its input, and scores no better than that are "
-            "grey. Longest is the score on the longest samples that the task is probed with. State is what a "
-            "sequence leaves at its end, in elements.</p>",
+            '<p class="soft">Mean and standard deviation over seeds on the test split. '
+            "Click a heading to sort; lower is better for mse and perplexity. Chance is a uniform guess; "
+            "trivial is the best predictor that ignores its input, and scores that do not beat it are grey. "
+            "Longest is the score on the longest samples that the task is tested on. State is the number of "
+            "elements in the state at the end of a sequence.</p>",
             *(f'<div class="pictures">{"".join(map(_section, of_task))}</div>' for of_task in drawn),
             SCRIPT,
         ],
@@ -134,7 +134,7 @@ def write_page(rows: Sequence[dict[str, Any]], out: Path, *, title: str) -> Path
 
 
 def _unequal(task: str, table: Sequence[Standing]) -> str:
-    """Say between what the parameters of a task's models lie, if they differ by much; "" if they do not."""
+    """Return a sentence on a task's smallest and largest model, or "" if they are about equally large."""
     sizes = [(standing.parameters, standing.mixer) for standing in table if standing.task == task]
     known = sorted((n, mixer) for n, mixer in sizes if n is not None)
     if not known or equally_many(known[0][0], known[-1][0]):
@@ -205,7 +205,7 @@ def _breakable(label: str) -> str:
 def _number(
     value: float | None, form: str = "", *, soft: bool = False, after: str = "", missing: str = ""
 ) -> str:
-    """Return a cell that sorts by its value, not by how that is written."""
+    """Return a table cell that sorts by its value instead of its text."""
     classes = "number soft" if soft else "number"
     if value is None:
         return f'<td class="{classes}" data-value="">{missing}</td>'
@@ -213,7 +213,7 @@ def _number(
 
 
 def _memory(row: dict[str, Any]) -> float | None:
-    """MiB that a job took at its peak, of the device where it has memory of its own."""
+    """Return a job's peak memory in MiB: device memory if the device has its own, else process memory."""
     peak = row["peak_bytes"]
     if peak is None:
         return None

@@ -1,4 +1,4 @@
-"""The pictures of a suite: learning curves, scores by length and by state, speed and memory by length."""
+"""Pictures of a suite: learning curves, scores by length and by state size, speed and memory by length."""
 
 import math
 from collections.abc import Callable, Collection, Sequence
@@ -15,19 +15,19 @@ from linrec.report import style
 
 __all__ = ["Drawing", "drawings"]
 
-# dashes and dots of the lines that need no model
+# line styles of the baselines
 LEVELS = {"chance": "--", "trivial_score": ":"}
 AND_LEVELS = "Chance is dashed, the trivial predictor dotted."
 
 
 class Drawing(NamedTuple):
-    """A picture, and what is to be seen.
+    """A figure with its heading and its caption.
 
     Args:
-        name: of its file.
-        title: its heading.
-        caption: the sentence below.
-        figure: the picture.
+        name: name of the picture's file, without suffix.
+        title: heading above the figure.
+        caption: sentence below the figure.
+        figure: the Matplotlib figure.
     """
 
     name: str
@@ -37,11 +37,11 @@ class Drawing(NamedTuple):
 
 
 def drawings(task: str, table: Sequence[Standing]) -> list[Drawing]:
-    """Return what a task has to show; nothing where none of its jobs is done.
+    """Return the drawings of a task, or an empty list if no job of the task is done.
 
     Args:
         task: name of the suite's entry.
-        table: of `standings`.
+        table: standings from `standings`.
     """
     shown = [standing for standing in table if standing.task == task and standing.rows]
     rows = [row for standing in shown for row in standing.rows]
@@ -49,31 +49,31 @@ def drawings(task: str, table: Sequence[Standing]) -> list[Drawing]:
         return []
     found, metric = [], rows[0]["metric"]
     if any(row["curve"] for row in rows):
-        # a likelihood is the loss itself
+        # perplexity is a function of the loss, so the loss panel is enough
         panels = [_panel(_curve(1), "step", "validation loss")]
         if metric == "accuracy":
             panels.append(_panel(_curve(2), "step", "validation accuracy", levels=True))
         elif metric == "mse":
             panels = [_panel(_curve(1), "step", "validation mse", levels=True)]
-        caption = "On the validation split while training: mean over seeds, and lowest to highest."
+        caption = "Scores on the validation split during training: mean over seeds, and lowest to highest."
         caption += f" {AND_LEVELS}" * (metric != "perplexity")
         found.append(Drawing("curves", "learning curves", caption, _figure(shown, panels)))
     if len(lengths := {length for standing in shown for length in standing.by_length}) > 1:
-        caption = f"Score on samples of other lengths than those of training. {AND_LEVELS}"
+        caption = f"Score on samples of lengths other than the training length. {AND_LEVELS}"
         panel = _panel(_draw_probes, "length", metric, ticks=lengths, levels=True)
         found.append(Drawing("lengths", "score by length", caption, _figure(shown, [panel])))
     if len(shown) > 1:
         caption = (
-            "Score of every seed against the elements of a sequence's state at its end, of attention all it "
-            f"keeps. {AND_LEVELS}"
+            "Score of every seed by the number of elements in the state at the end of a sequence. The state "
+            f"of attention is its whole cache. {AND_LEVELS}"
         )
         panel = _panel(_draw_state, "state size", metric, ticks={*map(_state, shown)}, levels=True)
         found.append(Drawing("states", "score by state size", caption, _figure(shown, [panel])))
     if speeds := [found for row in rows for found in row["speed_by_length"] or ()]:
         caption = (
-            "Training steps on random inputs, without the compiler, in batches of as many tokens: mean over "
-            "seeds, and lowest to highest. Jobs that shared a device slowed each other. Memory is what a "
-            "step takes beyond model and optimiser."
+            "Training steps on random inputs, without torch.compile, with the same number of tokens per "
+            "batch: mean over seeds, and lowest to highest. Jobs that shared a device slowed each other. "
+            "Memory is the peak memory of a step, excluding model and optimiser."
         )
         lengths = {speed["length"] for speed in speeds}
         panels = [_panel(_by_length("tokens_per_second", 1), "length", "tokens/s", ticks=lengths, log=True)]
@@ -90,7 +90,7 @@ Draw = Callable[[Axes, Standing, str], None]
 
 
 class _Panel(NamedTuple):
-    """How one part of a picture is drawn; with `ticks`, on a logarithmic axis of these numbers."""
+    """A part of a picture; with `ticks`, its x axis is logarithmic, with ticks at these numbers."""
 
     draw: Draw
     x: str
@@ -107,7 +107,7 @@ def _panel(
 
 
 def _apart(ticks: Collection[int]) -> list[int]:
-    """Numbers of a logarithmic axis whose labels have room beside each other.
+    """Return the ticks of a logarithmic axis whose labels do not overlap.
 
     Example:
         >>> _apart([11664, 4608, 144, 4864])
@@ -122,7 +122,7 @@ def _apart(ticks: Collection[int]) -> list[int]:
 
 
 def _figure(shown: Sequence[Standing], panels: Sequence[_Panel]) -> Figure:
-    """Draw every mixer in every panel, one below the other, for narrow screens."""
+    """Draw every mixer in every panel; panels are stacked vertically, for narrow screens."""
     figure = style.make_figure(height=2.9 * len(panels))
     rows = [row for standing in shown for row in standing.rows]
     for panel, axes in zip(panels, figure.subplots(len(panels), squeeze=False)[:, 0], strict=True):
@@ -151,7 +151,7 @@ def _figure(shown: Sequence[Standing], panels: Sequence[_Panel]) -> Figure:
 
 
 def _curve(column: int) -> Draw:
-    """Draw the loss, column 1 of a curve, or the accuracy, column 2."""
+    """Return a function that draws a column of the learning curves: 1 for the loss, 2 for the accuracy."""
 
     def draw(axes: Axes, standing: Standing, colour: str) -> None:
         curves = [row["curve"] for row in standing.rows if row["curve"]]
@@ -164,7 +164,7 @@ def _curve(column: int) -> Draw:
 
 
 def _by_length(name: str, unit: float) -> Draw:
-    """Draw a number of the rows' speeds, as far as every seed has it."""
+    """Return a function that draws a measurement by length, at the lengths that every seed has."""
 
     def draw(axes: Axes, standing: Standing, colour: str) -> None:
         seeds: list[dict[int, Any]] = [
@@ -188,5 +188,5 @@ def _draw_state(axes: Axes, standing: Standing, colour: str) -> None:
 
 
 def _state(standing: Standing) -> int:
-    # a state of none has a place on a logarithmic axis too
+    # an empty state is drawn at 1, because a logarithmic axis has no 0
     return max(1, standing.state)

@@ -1,4 +1,4 @@
-"""One row a job: what was trained, how it ended, every score, speed and memory."""
+"""Rows of a suite, a row for each job: configuration, outcome, scores, speed and memory."""
 
 import json
 import statistics
@@ -19,25 +19,25 @@ ROWS = "rows.jsonl"
 PARQUET = "rows.parquet"
 
 MEASURED = ("chance", "trivial_score", "state_elements", "speed_by_length")
-"""What a worker finds out when the model is trained."""
+"""The fields that a worker measures after training."""
 
 
 def make_rows(folders: Sequence[Path]) -> list[dict[str, Any]]:
-    """Return the rows of jobs, in their order; one that has not run yet has the status "not run".
+    """Return a row for each job, in the order of the folders; jobs yet to run have the status "not run".
 
     Args:
-        folders: of jobs.
+        folders: folders of jobs.
     """
     return [make_row(read_job(folder)) for folder in folders]
 
 
 def write_rows(rows: Sequence[dict[str, Any]], out: Path) -> list[Path]:
-    """Write rows as JSON lines, and as Parquet where pyarrow is installed; return the files.
+    """Write rows as JSON lines, and as Parquet if pyarrow is installed; return the files.
 
-    In Parquet what is nested is JSON text.
+    The Parquet file stores nested values as JSON text.
 
     Raises:
-        TrainError: the disk is full, say.
+        TrainError: a file cannot be written, for example because the disk is full.
     """
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     try:
@@ -49,7 +49,7 @@ def write_rows(rows: Sequence[dict[str, Any]], out: Path) -> list[Path]:
         import pyarrow.parquet
     except ImportError:
         return [out / ROWS]
-    # a job that did not come so far has nothing in the columns of those that did
+    # rows of unfinished jobs lack some columns; Parquet needs the same columns in every row
     names = dict.fromkeys(name for row in rows for name in row)
     flat = [{name: _plain(row.get(name)) for name in names} for row in rows]
     try:
@@ -97,7 +97,7 @@ def make_row(stored: Stored) -> dict[str, Any]:
         ],
         **{name: about[name] for name in ("commit", "device", "versions")},
     }
-    # what did not end well has no scores, whatever is there
+    # a job that is not done has no scores, even if a result file exists
     if outcome["status"] != "done":
         return row
     if result is None:
@@ -107,12 +107,12 @@ def make_row(stored: Stored) -> dict[str, Any]:
         row |= {"seconds": result["seconds"], **scores, "probes": result.get("probes", {})}
         scored = score_of(row["metric"], scores)
         if scored is None:
-            message = "there is neither a test nor a validation split that could be scored."
+            message = "there is neither a test split nor a validation split to score."
             return row | {"status": "failed", "message": message}
         row |= dict(zip(("score", "scored_on"), scored, strict=True))
     return row
 
 
 def _lost(row: dict[str, Any], message: str) -> dict[str, Any]:
-    """What a row says where the run of a job that was done can't be read."""
+    """Return the row's fields for a job that was done but whose run cannot be read."""
     return {"status": "failed", "message": message} if row["status"] == "done" else {}

@@ -1,4 +1,4 @@
-"""Where jobs run: one after another, or several at a time by Ray."""
+"""Scheduling of jobs: one after another, or several in parallel with Ray."""
 
 import math
 import os
@@ -29,12 +29,13 @@ def run_jobs(
     deadline: float | None = None,
     ended: Callable[[Path], None] | None = None,
 ) -> None:
-    """Run the jobs of these folders, each in a process of its own; what fails is written down, not raised.
+    """Run the jobs of these folders, each in its own process; failures are written to the folder, not raised.
 
     Args:
-        folders: of jobs, in the order in which they start.
-        workers: how many run at a time. More than one need Ray, which gives each a GPU, or its share of one.
-        deadline: `time.monotonic()` after which no more is started; None starts all.
+        folders: folders of jobs, in the order in which the jobs start.
+        workers: number of jobs to run at the same time. More than 1 needs Ray, which assigns a GPU, or a
+            share of a GPU, to every job.
+        deadline: `time.monotonic()` after which no job is started; None starts all jobs.
         ended: called with the folder of each job that has ended.
 
     Raises:
@@ -50,12 +51,12 @@ def run_jobs(
         return
     ray = _ray()
     gpus = torch.cuda.device_count()
-    # of its own: a cluster that happens to run here was not asked for
+    # "local" starts a new cluster; Ray would otherwise connect to a cluster that runs on this machine
     ray.init("local", num_cpus=workers, num_gpus=gpus, include_dashboard=False, logging_level="error")
     waiting: dict[Any, Path] = {}
     try:
         remote = ray.remote(num_cpus=1, num_gpus=_gpu_share(gpus, workers), max_retries=0)(_execute_until)
-        # the clocks of processes on one machine agree, but not their monotonic ones
+        # wall-clock time, because processes do not share a monotonic clock
         until = None if deadline is None else time.time() + deadline - time.monotonic()
         waiting.update({remote.remote(str(folder), until): folder for folder in folders})
         while waiting:
@@ -66,7 +67,7 @@ def run_jobs(
                 if ended is not None and outcome_of(folder) is not None:
                     ended(folder)
     except KeyboardInterrupt:
-        # shutting down kills; this lets those that run write their checkpoints
+        # cancel before the shutdown, which kills, so that running jobs can write their checkpoints
         for reference in waiting:
             ray.cancel(reference)
         ray.wait([*waiting], num_returns=len(waiting))
@@ -76,7 +77,7 @@ def run_jobs(
 
 
 def execute(folder: Path) -> None:
-    """Run one job in a process of its own, and write down how it ended where it could not do so itself."""
+    """Run a job in its own process; write its outcome if the process ended without doing so."""
     (folder / OUTCOME).unlink(missing_ok=True)
     command = [sys.executable, "-m", "linrec.bench.worker", str(folder), str(os.getpid())]
     with append_to(folder / LOG) as log:
@@ -84,16 +85,16 @@ def execute(folder: Path) -> None:
         try:
             status = _wait(process)
         except KeyboardInterrupt:
-            # it writes its checkpoint; where a terminal has interrupted it too, this changes nothing
+            # SIGTERM makes the job write its checkpoint; harmless if the terminal has interrupted it already
             process.terminate()
             process.wait()
             raise
     if (folder / OUTCOME).exists():
         return
-    ended, message = FAILED, f"its process left with exit status {status}; {folder / LOG} has what it said"
+    ended, message = FAILED, f"its process ended with exit status {status}; {folder / LOG} has its output"
     if status < 0:
         name = signal.Signals(-status).name
-        often = ", as the system does where memory runs out" if name == "SIGKILL" else ""
+        often = ", possibly by the system because memory ran out" if name == "SIGKILL" else ""
         ended, message = "killed", f"killed by {name}{often}"
     write_json(folder / OUTCOME, {"status": ended, "message": message, "peak_bytes": None})
 
@@ -101,14 +102,14 @@ def execute(folder: Path) -> None:
 def _wait(process: subprocess.Popen[bytes]) -> int:
     while True:
         try:
-            # Ray's way to cancel, unlike a signal, is seen between system calls alone
+            # a timeout, because Ray's cancellation, unlike a signal, does not interrupt a system call
             return process.wait(timeout=1)
         except subprocess.TimeoutExpired:
             continue
 
 
 def outcome_of(folder: Path) -> dict[str, Any] | None:
-    """Return how the job of a folder ended, None if it did not end yet."""
+    """Return the outcome of a folder's job, or None if the job has not ended."""
     try:
         return read_json(folder / OUTCOME)
     except FileNotFoundError:
@@ -116,7 +117,7 @@ def outcome_of(folder: Path) -> dict[str, Any] | None:
 
 
 def _gpu_share(gpus: int, workers: int) -> float:
-    """What a job takes of a GPU: jobs share one, as few as possible, but none is spread over several."""
+    """Return the share of a GPU for each job: as few jobs per GPU as possible, and at most a GPU per job."""
     return 1 / math.ceil(workers / gpus) if gpus else 0.0
 
 
@@ -126,6 +127,6 @@ def _execute_until(folder: str, until: float | None) -> None:
 
 
 def _ray() -> Any:
-    # it would tell its makers of every use
+    # disable Ray's telemetry
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     return import_extra("ray", "a suite with several --workers")

@@ -1,4 +1,4 @@
-"""What running a model tells: the size of its state, and speed and memory of training by length."""
+"""Measurements of a model: the size of its state, and the speed and memory of training by length."""
 
 import dataclasses
 import functools
@@ -25,20 +25,20 @@ __all__ = ["speed_by_length", "state_elements"]
 
 LONGEST = 16_384
 STEP_SECONDS = 0.1
-"""How long a step should take at most: a batch is as large as that allows, up to that of training."""
+"""Target duration of a step: the batch size is chosen for it, up to the batch size of training."""
 
 SEQUENCE_SECONDS = 1.5
-"""A length whose sequences would take longer is left out."""
+"""Longest duration of a sequence; lengths whose sequences would take longer are left out."""
 
 SECONDS = 6.0
-"""After so many no other length is begun; what compiles its kernels for each takes most of them for that."""
+"""Time after which no further length is measured; compiling kernels for a length can take most of it."""
 
 
 def state_elements(config: TrainConfig) -> int:
-    """Count the elements of the state that a sequence of the task leaves, of all mixers.
+    """Return the number of state elements of all mixers after a sequence of the task.
 
     Args:
-        config: what is trained.
+        config: the training configuration.
     """
     model = make_fabric(config.loop).setup_module(_model(config)).eval()
     counts: list[int] = []
@@ -57,25 +57,25 @@ def state_elements(config: TrainConfig) -> int:
 
 
 def speed_by_length(config: TrainConfig, *, sequences_per_second: float) -> list[dict[str, Any]]:
-    """Measure training steps at the length of the task, at a quarter of it and at four times as many steps.
+    """Measure training steps at the task's length, at a quarter of this length and at four times this length.
 
-    Steps are those of training but for the compiler, which would take longer than all of them: the model as
-    it is initialised, random inputs, forward, backward, optimiser. A batch has as many tokens at all lengths,
-    those of training or fewer where steps would take long.
+    A step is a training step on random inputs with a freshly initialised model: forward, backward, optimiser.
+    Steps run without `torch.compile`, because compiling would take longer than all measurements. Batches have
+    the same number of tokens at all lengths: a training batch's number, or fewer if steps are slow.
 
     Args:
-        config: what is trained.
-        sequences_per_second: of training, from which the time is guessed that steps take.
+        config: the training configuration.
+        sequences_per_second: throughput of training, used to estimate the time of a step.
 
     Returns:
-        By ascending length, up to 16,384: "length", "batch_size", "tokens_per_second" of the median step, and
-        "step_bytes", the most memory that a step takes beyond that of model and optimiser; both are None
-        where there was no memory for a step, or where the model refuses the length. A length that would take
-        too long is left out.
+        A list of dictionaries by ascending length, up to 16,384, with "length", "batch_size",
+        "tokens_per_second" of the median step, and "step_bytes", the peak memory of a step excluding model
+        and optimiser. The last two values are None if memory ran out or the model refuses the length. Lengths
+        that would take too long are left out.
     """
     length = _length(config)
     tokens_per_second = sequences_per_second * length
-    # at least a sequence of the task
+    # a batch holds at least a whole sequence of the task
     tokens = max(length, int(min(config.loop.batch_size * length, STEP_SECONDS * tokens_per_second)))
     start, measured = time.perf_counter(), []
     lengths = (length, max(1, length // 4), min(4 * length, max(LONGEST, length)))
@@ -108,7 +108,7 @@ def _measured(config: TrainConfig, batch: Batch) -> dict[str, Any]:
         clip_norm=config.optim.clip_norm,
     )
     with matmul_precision(loop.matmul_precision):
-        # compiles kernels, and makes the state of the optimiser
+        # warm up: compile kernels and create the optimiser's state
         step()
         step_bytes = _step_bytes(step, device)
         _wait(device)
@@ -123,7 +123,7 @@ def _measured(config: TrainConfig, batch: Batch) -> dict[str, Any]:
 
 
 def _step_bytes(step: Callable[[], None], device: torch.device) -> int | None:
-    """Most memory of a step's tensors at a time, beyond what was there before; None where torch can't say."""
+    """Return the peak memory that a step allocates, in bytes, or None if torch does not track it."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
@@ -131,7 +131,7 @@ def _step_bytes(step: Callable[[], None], device: torch.device) -> int | None:
         return torch.cuda.max_memory_allocated(device) - before
     if device.type != "cpu":
         return None
-    # the process's own peak is that of all it did before
+    # the process's peak memory would include everything before this step
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
     ) as profile:
@@ -155,17 +155,17 @@ def _model(config: TrainConfig) -> LanguageModel | SequenceClassifier:
 
 
 def _length(config: TrainConfig) -> int:
-    """Steps of the task's sequences."""
+    """Return the number of steps in a sequence of the task."""
     return config.task.split("train").rows(torch.tensor([0])).inputs.shape[1 + len(_pair(config))]
 
 
 def _pair(config: TrainConfig) -> tuple[int, ...]:
-    """Axes of inputs between that of the batch and that of time: one of two sequences, or none."""
+    """Return the sizes of the input axes between batch and time: (2,) for pairs of sequences, else ()."""
     return (2,) if isinstance(config.task, PairedTask) else ()
 
 
 def _random_batch(config: TrainConfig, n: int, steps: int) -> Batch:
-    """Inputs and targets of the task's kind: what they are makes no step slower."""
+    """Return random inputs and targets of the task's shapes; their values do not affect the speed."""
     task = config.task
     shape = (n,) if task.per_sequence else (n, steps)
     outputs = config.model.n_outputs or config.model.vocab_size or 1

@@ -1,4 +1,4 @@
-"""What rows have in common: the seeds of a mixer on a task, and what a task says of scores."""
+"""Standings: rows grouped by task and mixer, over seeds, and the baseline scores of tasks."""
 
 import math
 from collections.abc import Sequence
@@ -10,13 +10,13 @@ __all__ = ["Standing", "level", "standings", "validation_loss"]
 
 @dataclass(frozen=True)
 class Standing:
-    """A mixer on a task: what its seeds have in common, and their scores.
+    """The results of a mixer on a task over all seeds.
 
     Args:
         task: name of the suite's entry.
-        mixer: its label, with the arguments that were given.
-        rows: of its jobs that are done, of the learning rate that was gone on with; one a seed.
-        failed: rows of its other jobs.
+        mixer: label of the mixer, with its explicit arguments.
+        rows: rows of the finished jobs at the chosen learning rate, a row for each seed.
+        failed: rows of the jobs that are not done.
     """
 
     task: str
@@ -32,12 +32,12 @@ class Standing:
 
     @property
     def scores(self) -> list[float]:
-        """Score of every seed on the test split."""
+        """The score of every seed on the test split."""
         return [row["score"] for row in self.rows]
 
     @property
     def by_length(self) -> dict[int, list[float]]:
-        """Score of every seed at the lengths that are probed with all of them, by ascending length."""
+        """The scores of every seed by test length, ascending; lengths that some seed lacks are left out."""
         if not self.rows:
             return {}
         key = "accuracy" if self.metric == "accuracy" else "loss"
@@ -47,30 +47,30 @@ class Standing:
 
     @property
     def seeds(self) -> int:
-        """How many seeds were asked for, those that failed too."""
+        """The number of seeds, failed seeds included."""
         return len({row["seed"] for row in (*self.rows, *self.failed)})
 
     @property
     def parameters(self) -> int | None:
-        """Of its models; None where they cannot be built."""
+        """The number of parameters of the model; None if the model cannot be built."""
         parameters: int | None = (self.rows or self.failed)[0]["parameters"]
         return parameters
 
     @property
     def state(self) -> int:
-        """Elements of a sequence's state at its end; until a model has run, those that it says it has."""
+        """The number of state elements after a sequence; until it is measured, the model's own count."""
         first = (self.rows or self.failed)[0]
         return first["state_size"] if first.get("state_elements") is None else first["state_elements"]
 
 
 def standings(rows: Sequence[dict[str, Any]]) -> list[Standing]:
-    """Group rows by task and mixer; of several learning rates, the one of the lowest validation loss counts.
+    """Group rows by task and mixer, keeping the learning rate with the lowest validation loss.
 
     Args:
-        rows: of `make_rows`.
+        rows: rows from `make_rows`.
 
     Returns:
-        In the order of the rows.
+        The standings, in the order of the rows.
     """
     grouped: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows:
@@ -78,7 +78,7 @@ def standings(rows: Sequence[dict[str, Any]]) -> list[Standing]:
     found = []
     for (task, mixer), of_both in grouped.items():
         done = [row for row in of_both if row["status"] == "done"]
-        # the rates were tried with one seed
+        # the learning rates were tried with a single seed
         tried = [row for row in done if row["seed"] == done[0]["seed"]]
         losses = {row["lr"]: validation_loss(row) for row in tried}
         rate = min(losses, key=lambda lr: losses[lr]) if tried else None
@@ -88,12 +88,12 @@ def standings(rows: Sequence[dict[str, Any]]) -> list[Standing]:
 
 
 def validation_loss(row: dict[str, Any]) -> float:
-    """Return the loss that learning rates are chosen by; infinity for none, and for what is no number."""
+    """Return the validation loss by which learning rates are chosen; infinity if it is missing or NaN."""
     loss: float = row["validation"].get("loss", math.inf)
     return math.inf if math.isnan(loss) else loss
 
 
 def level(rows: Sequence[dict[str, Any]], task: str, name: str) -> float | None:
-    """Return what a task says of scores, "chance" or "trivial_score"; None where no job came so far."""
+    """Return a task's baseline score, "chance" or "trivial_score", or None if no job has computed it."""
     known = (row.get(name) for row in rows if row["task"] == task)
     return next((value for value in known if value is not None), None)

@@ -1,4 +1,4 @@
-"""The suites: which tasks, how large, how long."""
+"""The suites: their tasks, with the sizes of the data and the models and the number of steps."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -14,15 +14,15 @@ __all__ = ["SUITES", "Entry", "get_suite"]
 
 @dataclass(frozen=True)
 class Entry:
-    """A task of a suite, and how models are trained on it: a recipe, and what differs from it.
+    """A task of a suite and its training: a recipe, and changes to the recipe's fields.
 
     Args:
-        name: unique in a suite; a folder of its jobs is called so.
-        recipe: one of `linrec.train.recipe_names()`.
-        task: fields of the task that differ.
-        model: fields of the model that differ; a job sets mixer and width.
-        optim: fields of the optimiser that differ.
-        loop: fields of the loop that differ.
+        name: unique name in the suite; also the name of the folder of its jobs.
+        recipe: a name from `linrec.train.recipe_names()`.
+        task: changed fields of the task.
+        model: changed fields of the model; a job sets mixer and width.
+        optim: changed fields of the optimiser.
+        loop: changed fields of the training loop.
 
     Example:
         >>> Entry("copy", "copying", task={"length": 20}).config().task.length
@@ -37,10 +37,10 @@ class Entry:
     loop: Mapping[str, Any] = field(default_factory=dict)
 
     def reading(self, path: Path) -> "Entry":
-        """Return the entry with data from local files.
+        """Return a copy of the entry that reads its data from local files.
 
         Args:
-            path: as the task's field of that name says.
+            path: value of the task's field `path`.
 
         Raises:
             ValueError: the task has no files.
@@ -52,13 +52,13 @@ class Entry:
         """
         fields = {field.name for field in dataclasses.fields(get_recipe(self.recipe).task)}  # type: ignore[arg-type]
         if "path" not in fields:
-            raise ValueError(f"`path` is of tasks that have files; {self.name} draws its samples.")
-        # one place alone
+            raise ValueError(f"`path` is for tasks that read files; {self.name} generates its samples.")
+        # a task takes its data from `path` or from `dataset`, not from both
         elsewhere: dict[str, Any] = {name: None for name in ("dataset", "dataset_config") if name in fields}
         return dataclasses.replace(self, task={**self.task, **elsewhere, "path": path})
 
     def config(self) -> TrainConfig:
-        """Return the configuration that jobs start from."""
+        """Return the training configuration of the entry, before a job sets mixer, width and seed."""
         recipe = get_recipe(self.recipe)
         return TrainConfig(
             name=recipe.name,
@@ -70,7 +70,7 @@ class Entry:
 
 
 def _smoke(name: str, **task: Any) -> Entry:
-    # enough to see that all of it runs, and that what should be learned begins to be
+    # long enough to see that everything runs and that learning has started
     return Entry(
         name,
         name,
@@ -86,13 +86,13 @@ def _as_it_is(*recipes: str) -> tuple[Entry, ...]:
 
 
 def _longer(*recipes: str) -> tuple[Entry, ...]:
-    # trained up to length 40, as in the survey of the Chomsky hierarchy, and probed far beyond
+    # trained up to length 40, as in the survey of the Chomsky hierarchy, and tested on much longer strings
     lengths = (80, 160, 320)
     return tuple(Entry(recipe, recipe, task={"test_lengths": lengths}) for recipe in recipes)
 
 
 def _shakespeare(recipe: str) -> Entry:
-    # the same nine tenths train; half of what validates there is for testing
+    # the same 90 % as in the recipe are for training; half of the recipe's validation text is for testing
     return Entry(recipe, recipe, task={"validation_share": 0.05, "test_share": 0.05})
 
 
@@ -104,7 +104,7 @@ SUITES: Mapping[str, tuple[Entry, ...]] = {
     ),
     "recall": (
         *_as_it_is("associative-recall", "mqar", "phonebook", "selective-copying"),
-        # from few pairs, which attention learns first, to more than small states can hold
+        # from few pairs, which attention learns first, to more pairs than small states can hold
         Entry(
             "mqar-mixed",
             "mqar",
@@ -124,7 +124,7 @@ SUITES: Mapping[str, tuple[Entry, ...]] = {
     ),
     "memory": (
         *_as_it_is("copying", "adding"),
-        # the batches of Martin and Cundy, and not quite twice their updates
+        # the batch size of Martin and Cundy, and not quite twice their updates
         Entry("lstm-task-2b", "lstm-task-2b", optim={"lr": 0.003}, loop={"steps": 1000, "batch_size": 8}),
         Entry("memory-horizon", "memory-horizon-tuned", loop={"steps": 5000}),
     ),
@@ -148,13 +148,13 @@ SUITES: Mapping[str, tuple[Entry, ...]] = {
 
 
 def get_suite(name: str) -> tuple[Entry, ...]:
-    """Return the entries of a suite; "all" has those of every other.
+    """Return the entries of a suite; "all" has the entries of all suites.
 
     Args:
         name: a key of `SUITES`, or "all".
 
     Raises:
-        ValueError: there is no such suite; the message gives the nearest one.
+        ValueError: the suite does not exist; the message gives the nearest name.
 
     Example:
         >>> [entry.name for entry in get_suite("smoke")]

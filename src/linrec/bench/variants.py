@@ -1,4 +1,4 @@
-"""Mixers as users type them: a name or an import path, with arguments, or a pattern of these over depth."""
+"""Mixers as users type them: a name or an import path, with arguments, or a pattern of mixers over depth."""
 
 import ast
 import hashlib
@@ -13,7 +13,7 @@ from linrec.train.config import mixer_parameters
 __all__ = ["Variant", "parse_variant", "split_list"]
 
 LONGEST = 80
-"""Most characters of a label that the name of its folder has."""
+"""Maximum number of a label's characters in the name of its folder."""
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,9 @@ class Variant:
     """A mixer with its arguments, or a pattern of mixers over depth.
 
     Args:
-        mixer: as `ModelConfig` has it.
-        mixer_args: those that were given, as `ModelConfig` has them.
-        label: how it is written, the same for all ways to write it; `parse_variant` reads it.
+        mixer: value of `ModelConfig.mixer`.
+        mixer_args: value of `ModelConfig.mixer_args`, with the explicit arguments only.
+        label: normalised text of the variant; `parse_variant` reads it.
     """
 
     mixer: str | tuple[str, ...]
@@ -32,16 +32,16 @@ class Variant:
 
 
 def parse_variant(text: str) -> Variant:
-    """Read a mixer as it is typed: NAME or NAME(argument=value, ...), several with a plus between them.
+    """Parse a mixer as users type it: NAME or NAME(argument=value, ...), or several of these joined by "+".
 
     Args:
-        text: names are those of `linrec.mixers.get`, values are Python's literals; nothing is evaluated. With
-            plus signs it is a pattern that is repeated over depth; a mixer that is in it twice has the same
-            arguments at both places.
+        text: the mixer. Names are names of `linrec.mixers.get`; values are Python literals, which are parsed
+            and never evaluated. A text with plus signs is a pattern that repeats over the layers; a mixer
+            that occurs twice in the pattern must have the same arguments both times.
 
     Raises:
-        ValueError: it is no such text; there is no such mixer, or it has no such argument: the message gives
-            the nearest one; or a value is none that a configuration can hold.
+        ValueError: the text has another form; the mixer or an argument does not exist, and the message gives
+            the nearest name; or a value has a type that a configuration cannot hold.
 
     Example:
         >>> parse_variant("gate-loop(n_heads = 2, d_v=8)").label
@@ -65,7 +65,7 @@ def parse_variant(text: str) -> Variant:
 
 
 def split_list(text: str) -> list[str]:
-    """Split a text at its commas, but not within brackets and quotes.
+    """Split a text at commas outside brackets and quotes.
 
     Example:
         >>> split_list("gla(n_heads=2, d_v=8),lru")
@@ -75,7 +75,7 @@ def split_list(text: str) -> list[str]:
 
 
 def folder_name(label: str) -> str:
-    """Return a name that every file system can have, another one for every label.
+    """Return a folder name that is valid on every file system and unique to the label.
 
     Example:
         >>> folder_name("gate_loop"), folder_name("gla(n_heads=2)")
@@ -84,7 +84,7 @@ def folder_name(label: str) -> str:
     name = re.sub(r"[^\w.-]+", "-", label).strip("-")
     if re.fullmatch(r"[\w.:-]+", label) and len(name) <= LONGEST:
         return name
-    # labels that differ in signs alone have one name, but for this
+    # labels that differ only in punctuation have the same name; the hash makes them unique
     digest = hashlib.sha256(label.encode()).hexdigest()[:6]
     return f"{name[:LONGEST]}-{digest}"
 
@@ -100,7 +100,7 @@ def short(label: str) -> str:
 
 
 def _part(part: str, text: str) -> tuple[str, dict[str, Any]]:
-    """Name and arguments of one mixer, in the order of its signature."""
+    """Return the name of a mixer and its arguments, in the order of the mixer's signature."""
     name, bracket, rest = part.strip().partition("(")
     name = name.strip() if ":" in name else name.strip().replace("-", "_")
     parameters = mixer_parameters(name)
@@ -112,7 +112,7 @@ def _part(part: str, text: str) -> tuple[str, dict[str, Any]]:
         raise ValueError(f"mixer {text!r} must be NAME or NAME(argument=value, ...), and nothing after it.")
     if call.args or any(argument.arg is None for argument in call.keywords):
         raise ValueError(
-            f"the arguments of mixer {name!r} need their names, as in {name}(argument=value); got {text!r}. "
+            f"arguments of mixer {name!r} must be named, as in {name}(argument=value); got {text!r}. "
             f"It has {', '.join(parameters) or 'none'}."
         )
     given: dict[str, Any] = {}
@@ -131,13 +131,13 @@ def _value(name: str, argument: ast.keyword) -> Any:
         return _plain(ast.literal_eval(argument.value))
     except (TypeError, ValueError):
         raise ValueError(
-            f"`{argument.arg}` of mixer {name!r} must be a number, a text in quotes, True, False, None, or a "
+            f"`{argument.arg}` of mixer {name!r} must be a number, a quoted string, True, False, None, or a "
             f"tuple or dictionary of these; got {ast.unparse(argument.value)}."
         ) from None
 
 
 def _plain(value: Any) -> Any:
-    """Return a value that a configuration can hold: no lists, no sets, no bytes."""
+    """Convert a value to types that a configuration can hold; raise TypeError for other types."""
     if isinstance(value, list | tuple):
         return tuple(_plain(item) for item in value)
     if isinstance(value, dict) and all(isinstance(name, str) for name in value):

@@ -1,4 +1,4 @@
-"""Equal parameters: the width at which a model has as many as asked for."""
+"""Equal parameters: choose the width at which a model has a given number of parameters."""
 
 import bisect
 import dataclasses
@@ -19,21 +19,25 @@ STEP = 8
 """Widths are multiples of this, so that heads and groups divide them."""
 
 COARSE = 64
-"""Along multiples of this parameters grow with the width, also where blocks are as many as divide a width."""
+"""Step of the coarse search: along its multiples, parameters grow with the width.
+
+At other widths they may not, for mixers whose number of blocks is a divisor of the width.
+"""
 
 WIDEST = 4096
 
 TOLERANCE = 0.05
-"""Numbers of parameters that differ by this share or less are taken for equal."""
+"""Largest relative difference between two numbers of parameters that count as equal."""
 
 
 class Sizes(NamedTuple):
-    """How large a model is.
+    """The sizes of a model.
 
     Args:
-        parameters: of the whole model.
-        state: elements of the state per sequence, of all mixers; those per step where it grows with time.
-        grows: how many of these are elements per step.
+        parameters: number of parameters of the whole model.
+        state: state elements per sequence, summed over all mixers; a cache that grows with time counts its
+            elements per step.
+        grows: the part of `state` that is elements per step.
     """
 
     parameters: int
@@ -42,7 +46,7 @@ class Sizes(NamedTuple):
 
 
 def sizes(config: ModelConfig | SequenceClassifierConfig) -> Sizes:
-    """Return the sizes of the model of a configuration; no memory is taken for it, if its mixer allows that.
+    """Return the sizes of a configuration's model, built on the meta device if its mixer supports it.
 
     Example:
         >>> sizes(ModelConfig(vocab_size=10, d_model=8, n_layers=1))
@@ -61,7 +65,7 @@ def sizes(config: ModelConfig | SequenceClassifierConfig) -> Sizes:
 
 
 def equally_many(parameters: int, other: int) -> bool:
-    """Tell whether models of so many parameters may be compared with each other.
+    """Return whether two numbers of parameters are close enough for a fair comparison of models.
 
     Example:
         >>> equally_many(24_000, 23_400), equally_many(24_000, 600_000)
@@ -80,7 +84,7 @@ def _built(config: ModelConfig | SequenceClassifierConfig) -> LanguageModel | Se
     except ValueError:
         raise
     except Exception:
-        # a mixer of the user's may look at its numbers, and there are none without memory
+        # a user's mixer may read parameter values, which the meta device does not have
         return build()
 
 
@@ -88,7 +92,7 @@ def _starts_empty(mixer: Mixer) -> bool:
     try:
         state = mixer.init_state(1)
     except Exception:
-        # training needs none
+        # training does not call `init_state`, so a user's mixer may lack it
         return False
     return any(isinstance(leaf, Tensor) and not leaf.numel() for leaf in tree_leaves(state))
 
@@ -98,16 +102,16 @@ def with_parameters(
 ) -> ModelConfig | SequenceClassifierConfig:
     """Return the configuration whose number of parameters is nearest to n.
 
-    The width is the multiple of 8 that comes nearest while the hidden width of the channel mixing keeps its
-    ratio to it; then the hidden width makes up what is missing or too much. A width that a mixer cannot have
-    is left out.
+    First, the model width is set to the multiple of 8 that comes nearest to n, with the hidden width of the
+    channel mixer at a fixed ratio to the model width. Then the hidden width alone is adjusted to come nearer
+    to n. Widths that the mixer does not support are skipped.
 
     Args:
-        config: the model; its width says that ratio, and nothing else.
-        n: parameters, embeddings and head included.
+        config: the model; its widths define the ratio of hidden width to model width.
+        n: number of parameters, embeddings and head included.
 
     Raises:
-        Exception: the mixer can have none of the widths; its own error for the last of them.
+        Exception: the mixer supports no width; the exception is the mixer's own.
 
     Example:
         >>> config = with_parameters(ModelConfig(vocab_size=10, n_layers=1), 5000)
@@ -124,17 +128,17 @@ def with_parameters(
         try:
             return sizes(of(width)).parameters
         except Exception:
-            # whatever it is that a mixer says of a width: users' assert that heads divide it
+            # any exception: users' mixers may use `assert` to check that the heads divide the width
             return None
 
     def at_least(place: int) -> int:
-        # of the first that the mixer can have
+        # the parameters at the first width from `place` on that the mixer supports
         counts = (parameters(wider) for wider in coarse[place:])
         return next((count for count in counts if count is not None), sys.maxsize)
 
     coarse = [STEP, *range(COARSE, WIDEST + 1, COARSE)]
     place = bisect.bisect_left(range(len(coarse)), n, key=at_least)
-    # the nearest is between that one and the one before
+    # the nearest width is between this coarse width and the coarse width before it
     widest = next((width for width in coarse[place:] if parameters(width) is not None), WIDEST)
     narrowest = next((width for width in reversed(coarse[:place]) if parameters(width) is not None), STEP)
     between = range(narrowest, widest + 1, STEP)

@@ -1,4 +1,4 @@
-"""`python -m linrec.bench.worker FOLDER [STARTER]`: run the job of a folder, and write how it went."""
+"""`python -m linrec.bench.worker FOLDER [STARTER]`: run the job of a folder, and write its outcome."""
 
 import dataclasses
 import math
@@ -29,36 +29,36 @@ __all__ = ["run_job"]
 
 
 def run_job(folder: Path) -> str:
-    """Train what `job.json` says, or go on with it, and write `outcome.json`.
+    """Train the model of `job.json`, resuming from a checkpoint if there is one, and write `outcome.json`.
 
     Args:
-        folder: of the job.
+        folder: folder of the job.
 
     Returns:
-        The status: "done"; or "no data", "diverged", "out of memory", "stopped" or "failed", and the file
-        says why.
+        The status: "done", "no data", "diverged", "out of memory", "stopped" or "failed"; `outcome.json`
+        gives the reason.
     """
     job = read_json(folder / FILE)
     run = folder / RUN
     status, message = "done", ""
     try:
-        # a run that has not come to its first line is begun again
+        # a run that was interrupted before it wrote its configuration starts anew
         resume = (run / "config.json").exists()
-        # the command that wrote job.json was given the mixer
+        # trusted, because the user named the mixer in the command that wrote job.json
         config = config_from_dict(job["config"], trust_code=True)
         if resume:
             config = load_run(run, trust_code=config.model.mixer_pattern).config
         result = fit(config, run, resume=resume, progress=_tell, command=job["command"])
         for split, scores in (("validation", result.validation), ("test", result.test)):
             if not math.isfinite(scores.get("loss", 0.0)):
-                raise DivergedError(f"the loss on the {split} split is not finite; that of training was.")
+                raise DivergedError(f"the loss on the {split} split is not finite; the training loss was.")
     except DataError as error:
         status, message = NO_DATA, without_data(job["task"], error)
     except DivergedError as error:
-        status, message = "diverged", f"{error} In a suite, --lrs says the learning rate."
+        status, message = "diverged", f"{error} In a suite, --lrs sets the learning rate."
     except InterruptedRunError:
-        # the run itself names another command, for runs without a suite
-        status, message = "stopped", "stopped with a checkpoint; the same command goes on from there."
+        # the error's own message names a command for runs outside of a suite
+        status, message = "stopped", "stopped with a checkpoint; the same command resumes from it."
     except Exception as error:
         status = FAILED if memory_error(error) is None else "out of memory"
         message = first_line(error)
@@ -67,7 +67,7 @@ def run_job(folder: Path) -> str:
     outcome: dict[str, Any] = {"status": status, "message": message, "peak_bytes": _peak_bytes()}
     write_json(folder / OUTCOME, outcome)
     if status == "done":
-        # whatever becomes of that, the model is trained
+        # a failure here leaves the job "done", because the model is trained and scored
         try:
             task = config.task.prepared()
             outcome |= _levels(task)
@@ -82,9 +82,9 @@ def run_job(folder: Path) -> str:
 
 
 def _levels(task: Task) -> dict[str, float | None]:
-    """What needs no model, now that the data are there."""
+    """Return the scores of the task's baselines, which need data but no model."""
     if judged_by(task) == "perplexity":
-        # of a uniform guess among n tokens it is n
+        # the perplexity of a uniform guess among n tokens is n
         return {"chance": 1 / task.chance, "trivial_score": None}
     return {"chance": task.chance, "trivial_score": task.trivial_score}
 
@@ -95,8 +95,8 @@ def _tell(progress: Progress) -> None:
 
 
 def _peak_bytes() -> dict[str, Any]:
-    """Most memory in use: on the device, if it is another than the CPU, and by the process."""
-    # in KiB, but on macOS
+    """Return the peak memory in bytes: of the CUDA device, if it was used, and of the process."""
+    # ru_maxrss is in KiB, except on macOS, where it is in bytes
     unit = 1 if sys.platform == "darwin" else 1024
     process = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     device = torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else None
@@ -104,10 +104,10 @@ def _peak_bytes() -> dict[str, Any]:
 
 
 def _stop_without(starter: int, every: float = 1.0) -> None:
-    """Stop this process, with a checkpoint, once the process that started it is no more.
+    """Stop this process, with a checkpoint, once the process that started it has ended.
 
-    A command that is killed takes nothing with it: its job would go on, and beside it the same job of the
-    next command.
+    Killing a command does not kill its jobs: the job would go on running beside the same job of the next
+    command.
     """
     while os.getppid() == starter:
         time.sleep(every)
@@ -118,7 +118,7 @@ def _main(words: Sequence[str]) -> int:
     folder, *starter = words
     for process in starter:
         threading.Thread(target=_stop_without, args=(int(process),), daemon=True).start()
-    # one that is about to stop may still be writing its checkpoint
+    # wait, because an earlier worker that is about to stop may still be writing its checkpoint
     with locked(Path(folder), wait=True):
         return 0 if run_job(Path(folder)) == "done" else 1
 
