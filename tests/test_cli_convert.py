@@ -77,7 +77,7 @@ def test_training_starts_from_a_run_or_a_checkpoint(kind: str, checkpoint: Path)
         ),
         ([*TRAIN, "--init-from", "none"], "there is no folder none"),
         ([*TRAIN, "--init-from"], "--init-from needs a run folder or a checkpoint"),
-        ([*TRAIN, "--init-from", "checkpoint", "--resume", "run"], "starts a new run"),
+        ([*TRAIN, "--init-from", "checkpoint", "--resume", "run"], "excludes --resume"),
         (
             [*TRAIN, "--init-from", "checkpoint", "--model.d-model", "16"],
             "the model to start from is of another configuration: size mismatch",

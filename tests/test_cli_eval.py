@@ -127,7 +127,7 @@ def test_the_run_s_own_text_as_in_training(capsys: pytest.CaptureFixture[str]) -
         assert shown == title
         for number, name in zip(numbers, names, strict=True):
             assert float(number.replace(",", "")) == pytest.approx(score[name], rel=1e-2), name
-    assert lines[5:] == ["* the length of training", "wrote perplexity.json and perplexity.png to bytes"]
+    assert lines[5:] == ["* the length in training", "wrote perplexity.json and perplexity.png to bytes"]
     assert said.err.splitlines() == ["windows of 8", "windows of 16", "the whole text, state carried"]
 
 

@@ -102,7 +102,7 @@ def test_a_prompt_longer_than_training_is_read_whole(capsys: pytest.CaptureFixtu
     prompt = "a rose is a rose is a rose"
     out, said = generated(capsys, "bytes", "--prompt", prompt, "--tokens", "20")
     assert out == expected("bytes", ByteTokenizer(), prompt, 20)
-    note = "linrec: the prompt has 26 tokens, the model was trained on 16 at a time; all of them are read.\n"
+    note = "linrec: the prompt has 26 tokens, more than the 16 of a training sequence; all tokens are used.\n"
     assert said.startswith(note)
 
 
@@ -192,9 +192,9 @@ def test_a_full_disk_is_no_mistake(
         (["bytes", "--top-p", "1.5"], "`top_p` must be in (0, 1], or None for all tokens; got 1.5."),
         (["bytes", "--seed", "-1"], "`seed` must be in 0 .. 2^64 - 1; got -1."),
         (["bytes", "--tokens", "-1"], "--tokens must be at least 0; got -1."),
-        (["bytes", "--prompt", "a", "--prompt-file", "b"], "one of --prompt and --prompt-file can be given"),
+        (["bytes", "--prompt", "a", "--prompt-file", "b"], "--prompt and --prompt-file exclude each other"),
         (["bytes", "--prompt-file", "b"], "the prompt b cannot be read: No such file or directory."),
-        (["bytes", "--prompt-file", "latin"], "the prompt latin is no UTF-8 text: byte 3 is wrong."),
+        (["bytes", "--prompt-file", "latin"], "the prompt latin is not UTF-8: byte 3 is invalid."),
         (["bytes", "--save-state", "no/state"], "--save-state no/state: there is no folder no."),
         (["bytes", "--load-state", "no"], "the state no cannot be read: No such file or directory."),
         (["bytes", "--load-state", "latin"], "latin is no file that holds a state"),
@@ -202,7 +202,7 @@ def test_a_full_disk_is_no_mistake(
         (["bytes", "--load-state", "three"], "`state` must be of as many sequences as `tokens`, 1; got 3."),
         (["horizon", "--prompt", "a"], "horizon is no language model: it was trained on MemoryHorizon"),
         (["characters", "--prompt", "a Rose"], "the character 'R' (U+0052) is none of the"),
-        (["characters"], "the prompt is empty, and the tokenizer 'characters' has no end of a document"),
+        (["characters"], "the prompt is empty, and the tokenizer 'characters' has no end-of-document token"),
         (["large"], "the tokenizer in large has 2,000 tokens, its model 257. They do not belong together"),
         (["swapped"], "its tokens mean something else. Put the tokenizer back that it was trained with."),
         (["untokenised"], "there is no tokenizer in untokenised: it has no tokenizer.json."),
@@ -263,7 +263,7 @@ def test_several_samples_are_those_of_their_seeds(capsys: pytest.CaptureFixture[
     ("words", "message"),
     [
         (["--samples", "0"], "--samples must be at least 1; got 0."),
-        (["--samples", "2", "--save-state", "s"], "--save-state keeps the state of one text"),
+        (["--samples", "2", "--save-state", "s"], "--save-state saves the state of a single text"),
     ],
 )
 def test_samples_that_cannot_be_had(

@@ -72,7 +72,7 @@ def test_regressions_are_marked_and_are_the_exit_status(runs, make_run, tmp_path
         for folder in (runs[2], earlier[1])
     )
     assert told[1:] == [
-        f"regression: mixer: gla: accuracy {new:.3f} (1 seed) against {old:.3f} (1 seed) of the baseline"
+        f"regression: mixer: gla: accuracy {new:.3f} (1 seed), baseline {old:.3f} (1 seed)"
     ]
     table = [
         row

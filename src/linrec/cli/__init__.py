@@ -1,7 +1,7 @@
 """The command line: `linrec COMMAND ...`; one file per command, each with a function `run`.
 
-What the user got wrong is answered in one line on standard error, with exit status 2; a run that could not go
-on ends with status 1, one that was stopped with 130. A traceback is a bug of linrec.
+A user error prints a single line on standard error and exits with status 2. A run that fails exits with
+status 1, an interrupted run with status 130. A traceback is a bug of linrec.
 """
 
 from linrec.cli.main import main

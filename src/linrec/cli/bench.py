@@ -31,7 +31,7 @@ from linrec.report.scores import FORMATS
 from linrec.train.processes import program
 
 FACTORS = (1 / 3, 1.0, 3.0)
-"""Learning rates of a sweep, times that of the recipe; the same for every mixer."""
+"""Multiples of the recipe's learning rate that a sweep tries; the same for every mixer."""
 
 
 def run(words: list[str]) -> int:
@@ -48,17 +48,17 @@ def run(words: list[str]) -> int:
         entries |= {task: entries[task].reading(path) for task, path in given}
         chosen = [entries[task] for task in entries if task in options.tasks or not options.tasks]
     jobs = make_jobs(chosen, options.mixers, options.seeds, parameters=options.parameters)
-    # what failed may say anything, square brackets too
+    # messages of failed jobs may contain square brackets, which rich would read as markup
     console = Console(width=None if sys.stdout.isatty() else 80, markup=False)
     _show_models(console, jobs, options.parameters)
     deadline = None if options.budget is None else time.monotonic() + 60 * options.budget
     suite = _Suite(options, out, deadline, console)
-    # a scheduler that ends us is as good as Ctrl-C
+    # a job scheduler's SIGTERM is handled like Ctrl-C
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     lock = contextlib.ExitStack()
     try:
         out.mkdir(parents=True, exist_ok=True)
-        # two would train the same jobs, and lose each other's rows
+        # two processes would train the same jobs and overwrite each other's rows
         lock.enter_context(locked(out))
         first = [job for job in jobs if job.seed == options.seeds[0]]
         rest = [job for job in jobs if job.seed != options.seeds[0]]
@@ -73,11 +73,11 @@ def run(words: list[str]) -> int:
         suite.run(rest)
     except FolderInUseError as error:
         raise ConfigError(
-            f"{out}: {error.process} runs linrec bench here; wait until it has ended, or give another --out."
+            f"{out}: {error.process} runs linrec bench here; wait until it ends, or give another --out."
         ) from None
     except KeyboardInterrupt:
         suite.write()
-        raise InterruptedRunError(f"stopped; the same command goes on with what is in {out}") from None
+        raise InterruptedRunError(f"stopped; the same command resumes from {out}") from None
     except OSError as error:
         raise TrainError(f"{out} cannot be written: {error}.") from error
     finally:
@@ -90,7 +90,7 @@ def run(words: list[str]) -> int:
 
 
 class _Suite:
-    """The jobs that were asked for so far, and their folders."""
+    """The jobs requested so far, and their folders."""
 
     def __init__(self, options: BenchOptions, out: Path, deadline: float | None, console: Console) -> None:
         self._options, self._out, self._deadline, self._console = options, out, deadline, console
@@ -98,12 +98,12 @@ class _Suite:
         self._next = 0.0
 
     def run(self, jobs: Sequence[Job]) -> None:
-        """Run those that have not ended well yet."""
+        """Run the jobs that have not yet ended with status "done"."""
         folders = [write_job(job, self._out, {"command": self._command(job)}) for job in jobs]
         self._folders += folders
         ended = [folder for folder in folders if (outcome_of(folder) or {}).get("status") == "done"]
         if ended:
-            self._console.print(f"{len(ended)} of {len(folders)} jobs have ended before")
+            self._console.print(f"{len(ended)} of {len(folders)} jobs are already done")
         unfit = {folder for job, folder in zip(jobs, folders, strict=True) if job.ended}
         for folder in folders:
             if folder in unfit:
@@ -113,14 +113,14 @@ class _Suite:
         run_jobs(left, workers=self._options.workers, deadline=self._deadline, ended=self._ended)
 
     def write(self) -> tuple[list[dict[str, Any]], list[Path]]:
-        """Write rows and page of all jobs in the folder, of earlier commands too; return rows and files."""
+        """Write rows and page of all jobs in the folder, earlier commands' too; return rows and files."""
         others = sorted(file.parent for file in self._out.glob(f"*/*/*/{FILE}"))
         rows = make_rows([*self._folders, *(folder for folder in others if folder not in self._folders)])
         title = f"linrec bench {self._options.suite}"
         return rows, [*write_rows(rows, self._out), write_page(rows, self._out, title=title)]
 
     def best(self, trials: Sequence[Job]) -> float:
-        """The learning rate of the lowest validation loss; that of the recipe's place where none ended."""
+        """Return the learning rate of the lowest validation loss, or the middle rate if no trial ended."""
         losses = {
             trial.config.optim.lr: validation_loss(row)
             for trial, row in zip(trials, make_rows([self._out / t.folder for t in trials]), strict=True)
@@ -135,7 +135,7 @@ class _Suite:
         self._keep()
 
     def _keep(self) -> None:
-        """Leave a page, should the command be killed; a twentieth of its time goes into that at most."""
+        """Write the page in case the command is killed; spend at most a twentieth of the command's time."""
         start = time.monotonic()
         if start >= self._next:
             self.write()
@@ -168,7 +168,7 @@ def _data(word: str) -> tuple[str, Path]:
 
 
 def _spread(words: Sequence[str]) -> list[str]:
-    """Names may be divided by commas too, as in --mixers gla,lru; those within brackets divide nothing."""
+    """Split names at commas, as in --mixers gla,lru; commas within brackets do not split."""
     spread: list[str] = []
     listed = False
     for word in words:
@@ -184,15 +184,15 @@ def _spread(words: Sequence[str]) -> list[str]:
 
 def _check(options: BenchOptions) -> None:
     if not options.mixers:
-        raise ValueError("`--mixers` needs one name at least, such as --mixers gate_loop gla attention.")
+        raise ValueError("`--mixers` needs at least one name, such as --mixers gate_loop gla attention.")
     if not options.seeds or min(options.seeds) < 0:
-        raise ValueError(f"`--seeds` needs whole numbers from 0 on; got {list(options.seeds)}.")
+        raise ValueError(f"`--seeds` must be integers of at least 0; got {list(options.seeds)}.")
     if len(set(options.seeds)) < len(options.seeds):
         raise ValueError(f"`--seeds` must be different; got {list(options.seeds)}.")
     if options.workers < 1:
         raise ValueError(f"`--workers` must be at least 1; got {options.workers}.")
     if not all(0 < lr < math.inf for lr in options.lrs):
-        raise ValueError(f"`--lrs` must be above 0, and finite; got {list(options.lrs)}.")
+        raise ValueError(f"`--lrs` must be positive and finite; got {list(options.lrs)}.")
     if len(set(options.lrs)) < len(options.lrs):
         raise ValueError(f"`--lrs` must be different; got {list(options.lrs)}.")
     if options.parameters is not None and options.parameters < 1:
@@ -202,14 +202,14 @@ def _check(options: BenchOptions) -> None:
 
 
 def _show_models(console: Console, jobs: Sequence[Job], parameters: int | None) -> None:
-    """Print how large the models are, and which are not as large as they should be."""
+    """Print the size of every model, and every model whose size differs from the target."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("task", no_wrap=True)
     table.add_column("mixer", overflow="fold")
     for heading in ("width", "parameters", "state"):
         table.add_column(heading, justify="right", no_wrap=True)
     first = [job for job in jobs if job.seed == jobs[0].seed]
-    # what the other columns leave
+    # the width that the other columns leave
     states = [len(_state(job.sizes)) for job in first if job.sizes]
     room = console.width - max(len(job.task) for job in first) - max([5, *states]) - 23
     for job in first:
@@ -223,12 +223,12 @@ def _show_models(console: Console, jobs: Sequence[Job], parameters: int | None) 
         if job.sizes:
             wanted = of_task.setdefault(job.task, parameters or job.sizes.parameters)
             if not equally_many(wanted, job.sizes.parameters):
-                sentence = f"{job.sizes.parameters:,} parameters, for no width comes nearer to {wanted:,}"
+                sentence = f"{job.sizes.parameters:,} parameters; no width comes nearer to {wanted:,}"
                 console.print(f"{job.task}/{job.mixer}: {sentence}", highlight=False)
 
 
 def _state(of: Sizes) -> str:
-    """Write what a sequence keeps, and what it keeps of each step.
+    """Format the size of a sequence's state: its constant part, and its growth per step.
 
     Example:
         >>> _state(Sizes(parameters=1000, state=768, grows=512))
@@ -240,7 +240,7 @@ def _state(of: Sizes) -> str:
 
 
 def _show_scores(console: Console, rows: Sequence[dict[str, Any]]) -> None:
-    """Print scores on the test split: the mean over seeds, and the standard deviation."""
+    """Print scores on the test split: mean and standard deviation over seeds."""
     found = standings(rows)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("task", no_wrap=True)
@@ -250,7 +250,7 @@ def _show_scores(console: Console, rows: Sequence[dict[str, Any]]) -> None:
     probed = any(standing.by_length for standing in found)
     if probed:
         table.add_column("longest", justify="right", no_wrap=True)
-    # what the other columns leave
+    # the width that the other columns leave
     room = console.width - max(map(len, (row["task"] for row in rows))) - (46 if probed else 30)
     for task, metric in {row["task"]: row["metric"] for row in rows}.items():
         lines = [
@@ -261,7 +261,7 @@ def _show_scores(console: Console, rows: Sequence[dict[str, Any]]) -> None:
         for label, name in (("chance", "chance"), ("trivial predictor", "trivial_score")):
             if (value := level(rows, task, name)) is not None:
                 lines.append((label, f"{value:.3g}", ""))
-        # what is the same for all of a task stands once
+        # the task and its metric are printed only in the first line of the task
         of_task = [(task, metric), *(("", "") for _ in lines[1:])]
         for (task_name, of), (label, score, longest) in zip(of_task, lines, strict=True):
             table.add_row(*map(printable, (task_name, label, score, of, *([longest] if probed else []))))
@@ -271,7 +271,7 @@ def _show_scores(console: Console, rows: Sequence[dict[str, Any]]) -> None:
             where = f"{row['task']}/{row['mixer']} seed {row['seed']} {row['trial']}".strip()
             console.print(printable(f"{where}: {row['status']}: {row['message']}"), highlight=False)
     if missing := sum(row["status"] == "not run" for row in rows):
-        console.print(f"jobs that were not run: {missing}; the same command goes on", highlight=False)
+        console.print(f"jobs that were not run: {missing}; the same command resumes", highlight=False)
 
 
 def _score(standing: Standing) -> str:
@@ -282,7 +282,7 @@ def _score(standing: Standing) -> str:
 
 
 def _in_lines(label: str, width: int) -> str:
-    """Break a label where its parts end; a column would break it anywhere.
+    """Break a label into lines between its parts; rich would break it anywhere.
 
     Example:
         >>> _in_lines("delta_net(n_heads=4, beta='double_sigmoid')", 24).splitlines()

@@ -1,4 +1,4 @@
-"""`linrec convert CHECKPOINT`: make a run folder of another library's checkpoint."""
+"""`linrec convert CHECKPOINT`: convert another library's checkpoint to a run folder."""
 
 import shlex
 

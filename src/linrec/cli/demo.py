@@ -1,4 +1,4 @@
-"""`linrec demo`: train two small models side by side, and report."""
+"""`linrec demo`: train two small models side by side, and write a report."""
 
 from linrec.cli.options import DemoOptions
 from linrec.cli.parsing import parse

@@ -10,7 +10,7 @@ def device_of(name: DeviceName) -> torch.device:
     """Return the device that --device names; "auto" takes CUDA, then MPS, then the CPU.
 
     Raises:
-        ConfigError: it is not there.
+        ConfigError: the device is not available.
     """
     there = {
         "cuda": torch.cuda.is_available(),
@@ -21,6 +21,6 @@ def device_of(name: DeviceName) -> torch.device:
         return torch.device(next(kind for kind, is_there in there.items() if is_there))
     if not there[name]:
         raise ConfigError(
-            f"there is no {name} device here; pass --device cpu, or auto to take what there is."
+            f"there is no {name} device here; pass --device cpu, or auto to use the best available device."
         )
     return torch.device(name)

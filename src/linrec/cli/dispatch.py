@@ -1,4 +1,4 @@
-"""From the words of a command line to a command, and from its errors to a line and an exit status."""
+"""Run the command that a command line names; turn errors into a message of one line and an exit status."""
 
 import contextlib
 import importlib
@@ -24,19 +24,19 @@ from linrec.errors import (
 )
 from linrec.extras import check_extra
 
-# each is a file of this folder, imported when it is asked for
+# each command is a file of this folder, imported when it is called
 COMMANDS = {
     "train": "train RECIPE   train a model",
     "generate": "generate RUN   continue a text with a language model",
-    "eval": "eval RUN       perplexity of a language model by length of context",
-    "inspect": "inspect RUN    what a model remembers and forgets",
-    "report": "report RUN...  pictures and tables of trained models",
+    "eval": "eval RUN       measure perplexity by context length",
+    "inspect": "inspect RUN    show what a model remembers and forgets",
+    "report": "report RUN...  write pictures and tables of trained models",
     "bench": "bench SUITE    compare mixers on the tasks of a suite",
-    "convert": "convert FOLDER make a run of another library's checkpoint",
-    "demo": "demo           train two small models, and report",
+    "convert": "convert FOLDER turn another library's checkpoint into a run folder",
+    "demo": "demo           train two small models, and write a report",
 }
 
-# by command, the options that reduce its memory
+# for every command, the options that reduce its memory use
 LESS_MEMORY = {
     "train": "Pass a smaller --loop.batch-size, a larger --loop.accumulate, or a smaller --model.d-model.",
     "generate": "Pass a shorter prompt, or another --device.",
@@ -45,7 +45,7 @@ LESS_MEMORY = {
     "bench": "Pass fewer --parameters, or fewer --workers.",
 }
 
-# seconds that a process which failed gives the first one to fail too
+# seconds that a failed process waits, so that the first process can report the error itself
 PATIENCE = 20
 
 HELP = """\
@@ -59,7 +59,7 @@ commands:
 options:
   --version      print the version
 
-`linrec COMMAND --help` says more.
+`linrec COMMAND --help` shows the options of a command.
 """
 
 
@@ -75,7 +75,7 @@ def _is_first() -> bool:
 
 @contextlib.contextmanager
 def _one_voice() -> Iterator[None]:
-    """Let the first process that torchrun started speak for all; the traceback of a bug comes from each."""
+    """Silence all processes of torchrun except the first; the traceback of a bug comes from every process."""
     if _is_first():
         yield
         return
@@ -104,7 +104,7 @@ def _run(words: list[str]) -> int:
         check_extra("train", f"`linrec {words[0]}`")
         with warnings.catch_warnings(), _quiet_threads():
             warnings.showwarning = _show_warning
-            # complex states have kernels of their own; nothing is lost, and users can change nothing about it
+            # complex states have their own kernels, so the warning describes no loss that users could avoid
             warnings.filterwarnings(
                 "ignore", message="Torchinductor does not support code generation for complex"
             )
@@ -121,7 +121,7 @@ def _run(words: list[str]) -> int:
     except KeyboardInterrupt:
         return _say("stopped.", 130)
     except SystemExit:
-        # help was asked for and given
+        # the help was requested and has been printed
         return 0
     except TrainError as error:
         return _say(error, 1)
@@ -134,7 +134,7 @@ def _run(words: list[str]) -> int:
 
 @contextlib.contextmanager
 def _quiet_threads() -> Iterator[None]:
-    """Leave a full disk in TensorBoard's thread to the thread that writes next, which gets the same error."""
+    """Hide OSErrors of TensorBoard's thread, such as a full disk; the main thread's next write raises too."""
     before = threading.excepthook
 
     def hook(arguments: threading.ExceptHookArgs) -> None:
@@ -154,11 +154,11 @@ def _show_warning(message: Warning | str, *rest: Any, **named: Any) -> None:
 
 def _say(message: object, status: int) -> int:
     stream = sys.stderr
-    # a process that has not imported it is not connected
+    # a process that has not imported torch.distributed is not connected
     distributed = sys.modules.get("torch.distributed")
     connected = distributed is not None and distributed.is_available() and distributed.is_initialized()
     if not _is_first() and not connected and status != 130:
-        # torchrun ends all when one has failed: the first may be about to say the same, or know nothing of it
+        # torchrun ends all processes when a process has failed; give the first process time to report first
         time.sleep(PATIENCE)
         stream = sys.__stderr__ or stream
     say(f"linrec: {message}", file=stream)

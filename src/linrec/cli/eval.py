@@ -32,7 +32,7 @@ def run(words: list[str]) -> int:
             batch_tokens=options.batch_tokens,
             command=shlex.join(["linrec", "eval", *words]),
         )
-    # names of files may have square brackets
+    # file names may contain square brackets, which rich would read as markup
     console = Console(markup=False)
     counts = found.text.tokens.counts
     console.print(
@@ -45,7 +45,7 @@ def run(words: list[str]) -> int:
     )
     console.print(_table(found))
     if any(score.length == found.trained for score in found.scores):
-        console.print("* the length of training", style="dim")
+        console.print("* the length in training", style="dim")
     console.print(
         printable(f"wrote perplexity.json and perplexity.png to {found.folder}"),
         soft_wrap=True,

@@ -1,4 +1,4 @@
-"""`linrec generate RUN`: continue a text with a language model, as it is written."""
+"""`linrec generate RUN`: continue a text with a language model, printing tokens as they are generated."""
 
 import statistics
 import sys
@@ -15,7 +15,7 @@ from linrec.text import StreamDecoder, Tokenizer
 from linrec.train import ConfigError, TrainError, load_run
 from linrec.train.language import language_task, tokenizer_of
 
-# tokens before the first one that is shown, so that it is spelt as it is after them
+# tokens of context given to the decoder, because the spelling of a token may depend on the tokens before it
 CONTEXT = 8
 
 
@@ -27,14 +27,14 @@ def run(words: list[str]) -> int:
 
 
 def _run(options: GenerateOptions) -> int:
-    # what costs nothing is checked first
+    # cheap checks first
     Sampling(options.temperature, options.top_k, options.top_p)
     if options.tokens < 0:
         raise ConfigError(f"--tokens must be at least 0; got {options.tokens}.")
     if options.samples < 1:
         raise ConfigError(f"--samples must be at least 1; got {options.samples}.")
     if options.save_state is not None and options.samples > 1:
-        raise ConfigError("--save-state keeps the state of one text; leave --samples out.")
+        raise ConfigError("--save-state saves the state of a single text; leave --samples out.")
     if options.save_state is not None and not options.save_state.absolute().parent.is_dir():
         raise ConfigError(
             f"--save-state {options.save_state}: there is no folder {options.save_state.parent}."
@@ -45,8 +45,8 @@ def _run(options: GenerateOptions) -> int:
     prompt = _encoded(options, tokenizer)
     if len(prompt) > task.length:
         print(
-            f"linrec: the prompt has {len(prompt):,} tokens, the model was trained on {task.length:,} at a "
-            "time; all of them are read.",
+            f"linrec: the prompt has {len(prompt):,} tokens, more than the {task.length:,} of a training "
+            "sequence; all tokens are used.",
             file=sys.stderr,
         )
     model = trained.model(device)
@@ -54,7 +54,7 @@ def _run(options: GenerateOptions) -> int:
 
     tokens = torch.tensor([prompt], dtype=torch.int64)
     if len(prompt) > 1:
-        # a first call compiles or loads kernels, which is no speed of reading
+        # the first call compiles or loads kernels, and must not count towards the prompt's tokens per second
         stream(model, tokens[:, :3], precision=options.precision)
     before = prompt[-CONTEXT:] if state is None else [*state.token.tolist(), *prompt][-CONTEXT:]
     prefills: list[float] = []
@@ -84,7 +84,7 @@ def _run(options: GenerateOptions) -> int:
         except OSError as error:
             raise TrainError(f"could not write {options.save_state}: {error.strerror or error}.") from error
     told = [f"prompt: {_tokens(len(prompt))}" + _rate(numbers.prefilled, statistics.median(prefills))]
-    # the median: the first steps compile too, and record the graph
+    # the median, because the first steps also compile and capture the CUDA graph
     told += [
         f"generated: {_tokens(len(seconds))}" + (_rate(1, statistics.median(seconds)) if seconds else "")
     ]
@@ -94,8 +94,8 @@ def _run(options: GenerateOptions) -> int:
 
 
 def _write(numbers: TokenStream, most: int, tokenizer: Tokenizer, before: list[int]) -> list[float]:
-    """Write the text of tokens as they come; return the seconds that each took."""
-    # programs that read the text get every character of it
+    """Write the text of tokens as they are generated; return the seconds that every token took."""
+    # escape control characters only on a terminal; a program that reads the text gets it unchanged
     shown = printable if sys.stdout.isatty() else str
     decoder = StreamDecoder(tokenizer)
     for token in before:
@@ -115,21 +115,21 @@ def _write(numbers: TokenStream, most: int, tokenizer: Tokenizer, before: list[i
 
 
 def _encoded(options: GenerateOptions, tokenizer: Tokenizer) -> list[int]:
-    """Return the tokens of the prompt; where there is nothing to start from, the end of a document."""
+    """Return the tokens of the prompt; without a prompt and a state, the end-of-document token."""
     tokens: list[int] = tokenizer.encode(_text(options)).tolist()
     if tokens or options.load_state is not None:
         return tokens
     if tokenizer.end_of_document is None:
         raise ConfigError(
-            f"the prompt is empty, and the tokenizer {tokenizer.name!r} has no end of a document to start "
-            "from. Pass --prompt, --prompt-file or --load-state."
+            f"the prompt is empty, and the tokenizer {tokenizer.name!r} has no end-of-document token to "
+            "start from. Pass --prompt, --prompt-file or --load-state."
         )
     return [tokenizer.end_of_document]
 
 
 def _text(options: GenerateOptions) -> str:
     if options.prompt and options.prompt_file is not None:
-        raise ConfigError("one of --prompt and --prompt-file can be given; got both.")
+        raise ConfigError("--prompt and --prompt-file exclude each other; got both.")
     source = "standard input" if options.prompt == "-" else str(options.prompt_file)
     try:
         if options.prompt_file is not None:
@@ -139,7 +139,7 @@ def _text(options: GenerateOptions) -> str:
     except OSError as error:
         raise ConfigError(f"the prompt {source} cannot be read: {error.strerror or error}.") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"the prompt {source} is no UTF-8 text: byte {error.start} is wrong.") from error
+        raise ConfigError(f"the prompt {source} is not UTF-8: byte {error.start} is invalid.") from error
     return options.prompt
 
 

@@ -1,6 +1,6 @@
 """The help of the command line, written without PyTorch, whose import takes more than a second.
 
-The names of recipes and suites come from listing.json, which `python docs/tables.py` makes of the code.
+The names of recipes and suites come from listing.json, which `python docs/tables.py` generates from the code.
 """
 
 import json
@@ -32,7 +32,7 @@ examples:
   torchrun --nproc-per-node 2 -m linrec train memory-horizon \\
       --loop.strategy fsdp
 
-`linrec train RECIPE --help` shows the options that are used most,
+`linrec train RECIPE --help` shows the most common options,
 `linrec train RECIPE --help-all` every option.
 """
 
@@ -43,7 +43,7 @@ suites:
 
 
 def of_command(words: list[str]) -> bool:
-    """Print the help of a command if the words ask for it; return whether they do."""
+    """Print the help of a command if the words contain -h or --help; return whether the help was printed."""
     command, *rest = words
     if not {"-h", "--help"} & {*rest}:
         return False

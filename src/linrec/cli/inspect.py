@@ -1,4 +1,4 @@
-"""`linrec inspect RUN`: what a model remembers and forgets."""
+"""`linrec inspect RUN`: show what a model remembers and forgets."""
 
 import shlex
 

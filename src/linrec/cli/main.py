@@ -1,4 +1,4 @@
-"""The start of every command, before the second in which its modules are imported."""
+"""The entry point of every command, kept free of slow imports so that Ctrl-C works from the start."""
 
 import contextlib
 import importlib
@@ -16,10 +16,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Args:
-        arguments: the words after "linrec"; None takes those of the process.
+        arguments: the words after "linrec"; None takes `sys.argv[1:]`.
 
     Returns:
-        The exit status: 0; 2 for what the user got wrong, 1 for a run that failed, 130 for one stopped.
+        The exit status: 0 for success, 2 for a user error, 1 for a failed run, 130 for an interrupted run.
 
     Example:
         >>> main(["--version"])
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status: int = dispatch.run(words)
         sys.stdout.flush()
     except BrokenPipeError:
-        # whoever read our output has left, as `head` does; the interpreter flushes again, and must not fail
+        # the reader of the output has exited, as `head` does; the interpreter flushes again and must not fail
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return status
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def stopped_in_one_line() -> Iterator[None]:
-    """Let Ctrl-C end the process at once: modules that are half imported turn it into other errors."""
+    """Let Ctrl-C end the process at once, because half-imported modules turn it into other errors."""
     ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if not ours or threading.current_thread() is not threading.main_thread():
         yield

@@ -1,6 +1,6 @@
-"""The options of every command but `train`, whose options are those of a recipe.
+"""The options of every command except `train`, whose options depend on the recipe.
 
-This module does without PyTorch, so that `linrec COMMAND --help` answers at once.
+This module does not import PyTorch, so that `linrec COMMAND --help` answers at once.
 """
 
 from dataclasses import dataclass, field
@@ -20,17 +20,18 @@ class GenerateOptions:
         run: run folder of a language model.
         prompt: the text to continue; "-" reads it from standard input.
         prompt_file: a file with the text to continue.
-        tokens: how many tokens to generate; fewer where the model ends the document before.
-        temperature: 1 is the model's own distribution, 0 always takes the likeliest token.
-        top_k: choose from so many of the likeliest tokens.
-        top_p: choose from the likeliest tokens that have this probability together.
-        seed: of the random numbers; the same one gives the same text.
-        samples: texts to generate, with this seed and those that follow it; a line above each of several
-            names its seed.
-        save_state: file to keep the state in when all is generated.
-        load_state: file that --save-state wrote, to go on from; the prompt, if there is one, follows.
+        tokens: number of tokens to generate; generation stops early when the model ends the document.
+        temperature: divides the logits; 1 samples from the model's distribution, 0 takes the likeliest token.
+        top_k: sample from the k likeliest tokens only.
+        top_p: sample from the smallest set of likeliest tokens whose probabilities sum to at least p.
+        seed: seed of the random numbers; the same seed gives the same text.
+        samples: number of texts to generate, from consecutive seeds starting with --seed; with several texts,
+            a line above each text names its seed.
+        save_state: file for the model's state after the last token.
+        load_state: file written by --save-state; generation continues from this state, after the prompt if
+            there is a prompt.
         device: where to compute; "auto" takes CUDA, then MPS, then the CPU.
-        trust_code: run the code of a mixer that the run names by an import path.
+        trust_code: allow running the code of a mixer that the run names by an import path.
         precision: float32 throughout, or bfloat16 autocast.
     """
 
@@ -52,15 +53,15 @@ class GenerateOptions:
 
 @dataclass(frozen=True)
 class TextOptions:
-    """Another text than the run's own, in the tokens of the run's tokenizer.
+    """A text to use instead of the run's own, tokenized with the run's tokenizer.
 
-    A text without splits is taken whole.
+    A text without splits is used as a whole.
 
     Args:
-        path: a text file, a folder of them, or a glob.
-        dataset: name or path of a data set of Hugging Face.
-        dataset_config: which configuration of the data set, where it has several.
-        text_column: the column of the data set that holds the text.
+        path: a text file, a folder of text files, or a glob.
+        dataset: name or path of a Hugging Face data set.
+        dataset_config: configuration of the data set, if it has several.
+        text_column: column of the data set that holds the text.
     """
 
     path: Annotated[Path | None, tyro.conf.arg(aliases=["--data"])] = None
@@ -75,22 +76,22 @@ class EvalOptions:
 
     Windows do not overlap, and each window starts from an empty state.
 
-    The model predicts every token but the first token once, whatever the length.
+    The model predicts every token but the first token once, for every length.
 
     Writes perplexity.json and perplexity.png.
 
     Args:
         run: run folder of a language model.
-        data: another text than the run's own.
-        split: which split; by default the test split, or the validation split where there is none.
-        lengths: tokens of a window, separated by commas; three dots go on in equal steps. By default that of
-            training and 512,768,...,2048,3072,...,14336, as far as the text goes.
+        data: a text to use instead of the run's own.
+        split: split to evaluate; by default the test split, or the validation split without a test split.
+        lengths: tokens per window, separated by commas; three dots continue in equal steps. By default the
+            training length and 512,768,...,2048,3072,...,14336, up to the length of the text.
         carry: also evaluate with the state carried through the whole text.
         out: folder for the results; by default the run folder.
         device: where to compute; "auto" takes CUDA, then MPS, then the CPU.
-        trust_code: run the code of a mixer that the run names by an import path.
+        trust_code: allow running the code of a mixer that the run names by an import path.
         precision: float32 throughout, or bfloat16 autocast.
-        batch_tokens: tokens that go through the model at once; fewer need less memory.
+        batch_tokens: tokens that go through the model at once; fewer tokens need less memory.
     """
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
@@ -113,14 +114,15 @@ class InspectOptions:
 
     Args:
         run: run folder.
-        prompt: the text to show the model.
-        data: a text file, a folder of them, or a glob; without either, the run's own text or task.
-        split: which split; by default one that was held out.
-        tokens: how many tokens of it, from its beginning.
-        matrices: token-mixing matrices, which are possible up to 1,024 tokens.
-        out: folder to write to; by default RUN/inspection.
+        prompt: the text to run the model on.
+        data: a text file, a folder of text files, or a glob. Without --prompt and --data, the model runs on
+            the text or the task of its training.
+        split: split of the text or the task; by default a held-out split.
+        tokens: number of tokens to use, from the beginning of the text.
+        matrices: show token-mixing matrices, which are available for up to 1,024 tokens.
+        out: folder for the results; by default RUN/inspection.
         device: where to compute; "auto" takes CUDA, then MPS, then the CPU.
-        trust_code: run the code of a mixer that the run names by an import path.
+        trust_code: allow running the code of a mixer that the run names by an import path.
     """
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
@@ -140,12 +142,13 @@ class ReportOptions:
 
     Args:
         runs: run folders, folders of runs or of a suite, or tables of --collect.
-        out: folder to write to; by default that of the one run, or the one that all runs lie in.
-        baseline: rows.jsonl of a suite, result.json of earlier runs, or a table, to compare runs of the same
-            settings with. The exit status is 1 where one has become worse.
-        collect: write no report, but a table of the runs: rows.jsonl and curves.jsonl in the folder --out,
-            which reports read in place of the run folders.
-        trust_code: run the code of mixers that runs name by an import path.
+        out: folder for the report; by default the run folder of a single run, or the folder that holds all
+            runs.
+        baseline: rows.jsonl of a suite, result.json of earlier runs, or a table, as a baseline for runs of the
+            same settings. The exit status is 1 if a run is worse than its baseline.
+        collect: write a table of the runs instead of a report: rows.jsonl and curves.jsonl in the folder
+            --out, which reports read in place of the run folders.
+        trust_code: allow running the code of mixers that the runs name by an import path.
     """
 
     runs: Annotated[
@@ -162,19 +165,21 @@ class BenchOptions:
     """Compare mixers on the tasks of a suite, with equal parameters, equal steps and several seeds.
 
     Args:
-        suite: which tasks.
-        mixers: names, or import paths of your own such as my_package.my_module:MyMixer; with arguments, as
-            in 'gate_loop(n_heads=2)'; with plus signs, patterns over depth, as in gla+attention.
-        tasks: those of the suite to run; by default all.
+        suite: name of the suite, which lists the tasks.
+        mixers: names of mixers, or import paths of your own such as my_package.my_module:MyMixer. Arguments
+            follow in brackets, as in 'gate_loop(n_heads=2)'; plus signs alternate mixers over the layers, as
+            in gla+attention.
+        tasks: tasks of the suite to run; by default all.
         data: where the files of a task are, as in shakespeare-char=input.txt; see the task's own `path`.
-        seeds: of initialisation and order; the data are the same for all.
-        parameters: of every model; by default those of the first mixer at the recipe's width.
-        sweep: try a third, once and three times the recipe's learning rate with the first seed, and go on
-            with the one of the lowest validation loss.
-        lrs: learning rates to try instead of those.
+        seeds: seeds of initialisation and batch order; the data are the same for all seeds.
+        parameters: number of parameters of every model; by default the number of the first mixer's model at
+            the recipe's width.
+        sweep: train the first seed at 1/3, 1 and 3 times the recipe's learning rate, and the other seeds at
+            the rate with the lowest validation loss.
+        lrs: learning rates to try instead of the sweep's.
         budget: minutes after which no more jobs are started.
-        workers: jobs at a time; more than one need Ray.
-        out: folder of the suite, by default bench/SUITE. What has ended there is not run again.
+        workers: number of jobs to run at the same time; more than 1 needs Ray.
+        out: folder of the suite; by default bench/SUITE. Jobs that are done there are not run again.
     """
 
     suite: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SUITE")]
@@ -192,15 +197,15 @@ class BenchOptions:
 
 @dataclass(frozen=True)
 class ConvertOptions:
-    """Make a run folder of another library's checkpoint, to generate, evaluate, inspect and train from.
+    """Convert another library's checkpoint to a run folder, to generate, evaluate, inspect and train from.
 
-    `linrec train lm --init-from RUN` goes on from it.
+    `linrec train lm --init-from RUN` trains the converted model further.
 
     Args:
-        checkpoint: a folder in the layout of Hugging Face, or the file of an RWKV.
-        out: run folder to make.
-        tokenizer: name or path; by default the tokenizer.json of the folder.
-        length: tokens of context that the model is meant for.
+        checkpoint: a folder in the Hugging Face layout, or the weight file of an RWKV model.
+        out: run folder to create.
+        tokenizer: name or path of a tokenizer; by default the tokenizer.json of the checkpoint's folder.
+        length: tokens of context that the model was trained for.
     """
 
     checkpoint: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="CHECKPOINT")]
@@ -214,7 +219,7 @@ class DemoOptions:
     """Train two small GateLoops side by side and write a report.
 
     Args:
-        out: folder for both runs and the report; runs of an earlier demo in it are replaced.
+        out: folder for both runs and the report; runs of an earlier demo in this folder are replaced.
     """
 
     out: Path = Path("runs/demo")
@@ -229,4 +234,4 @@ OPTIONS: dict[str, type[Any]] = {
     "convert": ConvertOptions,
     "demo": DemoOptions,
 }
-"""The options of a command by its name."""
+"""The options of every command, by its name."""

@@ -8,5 +8,5 @@ __all__ = ["say"]
 
 
 def say(text: object, *, file: TextIO | None = None) -> None:
-    """Print a text as `printable` makes it, on standard output by default."""
+    """Print a text with control characters escaped by `printable`, on standard output by default."""
     print(printable(text), file=file)

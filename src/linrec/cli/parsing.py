@@ -1,4 +1,4 @@
-"""Options of commands: parsing them, and saying in one line what is wrong with them."""
+"""Parsing of command options, with error messages of one line."""
 
 import contextlib
 import dataclasses
@@ -16,12 +16,12 @@ T = TypeVar("T")
 
 
 def parse(options: type[T], words: list[str], program: str) -> T:
-    """Parse options; what is wrong with them comes as a ConfigError of one line."""
+    """Parse options; an invalid option raises a ConfigError with a message of one line."""
     complaint = io.StringIO()
     try:
         with contextlib.ExitStack() as stack:
             if not {"-h", "--help"} & {*words}:
-                # what is no terminal gets no colours and no frames
+                # tyro omits colours and frames where the output is not a terminal
                 stack.enter_context(contextlib.redirect_stdout(complaint))
             stack.enter_context(contextlib.redirect_stderr(complaint))
             parsed, unknown_words = tyro.cli(options, args=words, prog=program, return_unknown_args=True)
@@ -32,27 +32,27 @@ def parse(options: type[T], words: list[str], program: str) -> T:
     if unknown_words:
         word = unknown_words[0].split("=")[0]
         if not word.startswith("-"):
-            raise ConfigError(f"unexpected {word!r}; `{program} --help` lists what can be given.")
+            raise ConfigError(f"unexpected {word!r}; `{program} --help` lists all options.")
         hint = nearest(word, option_names(options))
         raise ConfigError(f"there is no option {word}; did you mean {hint}? `{program} --help` lists all.")
     return parsed
 
 
 def _message(text: str) -> str:
-    """Return what tyro says as one line, without the frame, the title above and the references below."""
+    """Return tyro's message as one line, without its frame, its title and the references below it."""
     blocks: list[list[str]] = [[]]
-    # some versions draw the frame whatever they write to
+    # some versions of tyro draw the frame even where the output is not a terminal
     for line in map(str.strip, text.translate(str.maketrans("╭╮╰╯─", "-----", "│")).splitlines()):
         if line.startswith("-") and line.endswith("-"):
             blocks.append([])
         else:
             blocks[-1].append(line)
-    # what follows an empty line is tyro's reasoning
+    # tyro's explanation follows after an empty line
     return " ".join(itertools.takewhile(bool, blocks[min(1, len(blocks) - 1)]))
 
 
 def option_names(options: type[Any], prefix: str = "--") -> list[str]:
-    """Return all options as users type them, such as "--optim.weight-decay".
+    """Return the names of all options as users type them, such as "--optim.weight-decay".
 
     Example:
         >>> from linrec.cli.options import EvalOptions
@@ -74,7 +74,7 @@ def option_names(options: type[Any], prefix: str = "--") -> list[str]:
 
 
 def peek(words: list[str], option: str) -> list[str] | None:
-    """Return the values of an option that others depend on: None without it, none where it has none."""
+    """Return the values of an option before parsing: None if it is absent, [] if it has no values."""
     for place, word in enumerate(words):
         name, _, value = word.partition("=")
         if name == option:
@@ -85,7 +85,7 @@ def peek(words: list[str], option: str) -> list[str] | None:
 
 @contextlib.contextmanager
 def one_line_errors() -> Iterator[None]:
-    """Turn the ValueErrors of names and values that the user gave into ConfigErrors."""
+    """Turn a TypeError or ValueError about a name or value that the user gave into a ConfigError."""
     try:
         yield
     except (TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""`linrec report RUN...`: pictures and tables of trained models."""
+"""`linrec report RUN...`: write pictures and tables of trained models."""
 
 import os
 import shlex
@@ -43,12 +43,12 @@ def run(words: list[str]) -> int:
     for found in worse:
         form = FORMATS[found.metric]
         scores, before = (format_mean_and_spread(of, form) for of in (found.scores, found.baseline))
-        say(f"regression: {found.label}: {found.metric} {scores} against {before} of the baseline")
+        say(f"regression: {found.label}: {found.metric} {scores}, baseline {before}")
     return int(bool(worse))
 
 
 def _write_suite(jobs: Sequence[Stored], out: Path) -> Path:
-    """Write the page of `linrec bench` again."""
+    """Write the page of `linrec bench` from the jobs."""
     try:
         return write_page([make_row(job) for job in jobs], out, title=_title(jobs))
     except OSError as error:
@@ -56,7 +56,7 @@ def _write_suite(jobs: Sequence[Stored], out: Path) -> Path:
 
 
 def _title(jobs: Sequence[Stored]) -> str:
-    """Return the title that `linrec bench` gave: its suites, as the commands of the jobs name them."""
+    """Return the title that `linrec bench` gives: the suites in the commands of the jobs."""
     suites = []
     for job in jobs:
         _, found, options = (job.job or {})["command"].partition(" bench ")

@@ -1,4 +1,4 @@
-"""`linrec train RECIPE`: train a model, or go on with a run."""
+"""`linrec train RECIPE`: train a model, or resume a run."""
 
 import dataclasses
 import functools
@@ -37,7 +37,7 @@ def run(words: list[str]) -> int:
     trust_code = "--trust-code" in rest
     given = peek(rest, "--init-from")
     if given is not None and (not given or resume is not None):
-        raise ConfigError("--init-from needs a run folder or a checkpoint, and starts a new run.")
+        raise ConfigError("--init-from needs a run folder or a checkpoint, and excludes --resume.")
     config = _base_config(name, resume, trust_code=trust_code)
     start = None
     if given is not None:
@@ -47,7 +47,7 @@ def run(words: list[str]) -> int:
         options_of_mixers = options_type(config, peek(rest, "--model.mixer"))
     program = f"linrec train {config.name}"
     if {"-h", "--help"} & {*rest}:
-        print(f"The options that are used most; `{program} --help-all` shows every option.\n")
+        print(f"The most common options; `{program} --help-all` shows every option.\n")
         options_of_mixers = most_used(options_of_mixers)
     rest = ["--help" if word == "--help-all" else word for word in rest]
     options = parse(options_of_mixers, rest, program)
@@ -68,13 +68,13 @@ def run(words: list[str]) -> int:
     scores = {"test": result.test, "validation": result.validation}
     told = [_told(name, of, judged_by(config.task)) for name, of in scores.items() if of]
     say(", ".join(told) or "no scores: the task has neither test nor validation data")
-    best = "" if result.best_step is None else f", the model of step {result.best_step} kept"
+    best = "" if result.best_step is None else f", kept the model of step {result.best_step}"
     say(f"{result.steps} steps in {result.seconds:.0f} s{best}; all in {folder}")
     return 0
 
 
 def _base_config(name: str, resume: str | None, *, trust_code: bool) -> TrainConfig:
-    """Return the configuration that the options start from."""
+    """Return the configuration that the options override."""
     if resume is None:
         with one_line_errors():
             return get_recipe(name)
@@ -87,18 +87,20 @@ def _base_config(name: str, resume: str | None, *, trust_code: bool) -> TrainCon
 def _continued(config: TrainConfig, start: Start) -> TrainConfig:
     """Return the configuration with the model that training starts from, and that model's tokenizer."""
     if not isinstance(config.task, LanguageModeling):
-        raise ConfigError(f"--init-from is for language models; the recipe {config.name!r} trains another.")
+        raise ConfigError(
+            f"--init-from is for language models; the recipe {config.name!r} does not train a language model."
+        )
     tokenizer = start.tokenizer or config.task.tokenizer
     task = dataclasses.replace(config.task, tokenizer=tokenizer, vocab_size=start.model.config.vocab_size)
     return dataclasses.replace(config, task=task, model=start.model.config)
 
 
 def _told(name: str, scores: Mapping[str, Any], by: str) -> str:
-    """Return what is said of a split: how much is right, how likely or how far off it is."""
+    """Format the scores of a split by the task's metric: accuracy, mean squared error, or loss."""
     if by == "accuracy":
         return f"{name} accuracy {scores['accuracy']:.4f}"
     if by == "mse":
-        # the error as a share of the targets' spread, where they have any
+        # the NRMSE is None where the targets' standard deviation is 0
         share = "" if scores["nrmse"] is None else f" (NRMSE {scores['nrmse']:.4f})"
         return f"{name} mean squared error {scores['loss']:.4g}{share}"
     return f"{name} loss {scores['loss']:.4f} (perplexity {math.exp(min(scores['loss'], 700)):.2f})"
