@@ -243,7 +243,7 @@ def test_a_full_disk_is_no_mistake_of_the_text(
         ),
         (["bytes", "--data", "other.txt", "--split", "test"], "other.txt has no splits, all of its text is"),
         (["bytes", "--data", "a", "--data.dataset", "b"], "one of `path` and `dataset` must be given; got"),
-        (["characters", "--data", "capitals.txt"], "the character 'R' (U+0052) is none of the"),
+        (["characters", "--data", "capitals.txt"], "the character 'R' (U+0052) is not among the"),
         (["horizon"], "horizon is no language model: it was trained on MemoryHorizon"),
         (["large"], "the tokenizer in large has 2,000 tokens, its model 257. They do not belong together"),
         (["untokenised"], "there is no tokenizer in untokenised: it has no tokenizer.json."),

@@ -192,7 +192,7 @@ def test_logits_that_are_no_numbers():
     ("options", "error", "message"),
     [
         ({"tokens": None}, ValueError, "`tokens` must hold at least one token per sequence"),
-        ({"tokens": prompt()[:, :0]}, ValueError, "where there is no `state`; got (2, 0)."),
+        ({"tokens": prompt()[:, :0]}, ValueError, "without a `state`; got shape (2, 0)."),
         ({"tokens": prompt()[0]}, ValueError, "`tokens` must have shape (batch, time); got (5,)."),
         (
             {"tokens": prompt() + VOCAB},
@@ -203,7 +203,7 @@ def test_logits_that_are_no_numbers():
         ({"tokens": prompt().double()}, TypeError, "`tokens` must be int64 token ids; got torch.float64."),
         ({"reset": torch.zeros(2, 4).bool()}, ValueError, "`reset` must have the shape of `tokens`, (2, 5)"),
         ({"n_tokens": -1}, ValueError, "`n_tokens` must be at least 0; got -1."),
-        ({"vocab_size": 14}, ValueError, "`vocab_size` must be in 1 .. 13, which the model has; got 14."),
+        ({"vocab_size": 14}, ValueError, "`vocab_size` must be in 1 .. 13, the model's vocabulary size"),
         ({"seed": -1}, ValueError, "`seed` must be in 0 .. 2^64 - 1; got -1."),
         ({"precision": "bf16"}, ValueError, "there is no `precision` 'bf16'; did you mean 'bf16-mixed'?"),
         ({"top_k": 0}, ValueError, "`top_k` must be at least 1"),
@@ -217,14 +217,14 @@ def test_mistakes(options, error, message):
 def test_a_state_of_other_sequences():
     model = build("hgru")
     _, state = generate(model, prompt(batch=3), n_tokens=1)
-    with pytest.raises(ValueError, match="must be of as many sequences as `tokens`, 2; got 3"):
+    with pytest.raises(ValueError, match="must have as many sequences as `tokens`, 2; got 3"):
         generate(model, prompt(), state=state, n_tokens=1)
 
 
 def test_models_that_cannot_generate():
     with pytest.raises(ValueError, match=r"in evaluation mode; got training mode. Call `model.eval\(\)`."):
         generate(build("hgru").train(), prompt(), n_tokens=1)
-    with pytest.raises(ValueError, match="one output per token, 13; got 50 outputs"):
+    with pytest.raises(ValueError, match="an output for each of the 13 tokens; got 50 outputs"):
         generate(build("hgru", n_outputs=50), prompt(), n_tokens=1)
 
 

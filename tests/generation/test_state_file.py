@@ -92,12 +92,12 @@ def test_files_that_are_no_states(tmp_path):
     assert complaint(path, model) == f"the state {path} cannot be read: No such file or directory."
     assert "cannot be read: Is a directory" in complaint(tmp_path, model)
     path.write_text("a letter")
-    assert f"{path} is no file that holds a state" in complaint(path, model)
+    assert f"{path} is not a state file" in complaint(path, model)
     safetensors.torch.save_file({"token": torch.zeros(1)}, path)
-    assert f"{path} holds no state of a generation" in complaint(path, model)
+    assert f"{path} holds no generation state" in complaint(path, model)
     save_state(path, generate(model, prompt(), n_tokens=2).state, model)
     path.write_bytes(path.read_bytes()[:-8])
-    assert f"{path} is no file that holds a state" in complaint(path, model)
+    assert f"{path} is not a state file" in complaint(path, model)
 
 
 def rewritten(path, change) -> None:
@@ -131,9 +131,9 @@ def rewritten(path, change) -> None:
             "its part layers.1 must have a dtype like torch.complex128; it has torch.float32.",
         ),
         (lambda t, about: t.update({"layers.2": t["token"].clone()}), "has no part layers.2"),
-        (lambda t, about: about.pop("drawn"), "it does not say how many tokens were generated"),
-        (lambda t, about: about.update(drawn=-1), "it does not say how many tokens were generated"),
-        (lambda t, about: about.update(format=2), "was written by linrec 0.1.0, whose states this version"),
+        (lambda t, about: about.pop("drawn"), "it lacks the number of generated tokens"),
+        (lambda t, about: about.update(drawn=-1), "it lacks the number of generated tokens"),
+        (lambda t, about: about.update(format=2), "was written by linrec 0.1.0; linrec 0.1.0 cannot read"),
     ],
 )
 def test_damaged_states(change, message, tmp_path):

@@ -1,7 +1,7 @@
-"""Generation: text, or any tokens, from a language model; one token at a time, from a state of constant size.
+"""Generation of tokens with a language model, one token at a time from a cached state of constant size.
 
-A prompt is read in parallel, in pieces. From then on each token is one step from the carried state, which can
-be kept in a file. On CUDA the step is a captured graph.
+The prompt is processed in parallel, in chunks. Each generated token is then a single step from the cached
+state, which can be saved to a file. On CUDA, the step is captured as a CUDA graph.
 """
 
 from linrec.generation.decoding import Generated, TokenStream, generate, stream

@@ -1,4 +1,4 @@
-"""Prompts read in parallel, then tokens one at a time."""
+"""Generation: process prompts in parallel, then generate tokens one at a time."""
 
 import itertools
 from collections.abc import Iterator
@@ -18,16 +18,16 @@ from linrec.models import LanguageModel
 
 __all__ = ["Generated", "TokenStream", "generate", "stream"]
 
-# tokens of a piece of the prompt, those of all sequences together: bounds the memory that a prompt needs
+# tokens in a chunk of the prompts, summed over the batch: bounds the memory of the prefill
 PIECE = 4096
 
 
 class Generated(NamedTuple):
-    """What `generate` returns.
+    """The result of `generate`.
 
     Attributes:
         tokens: the generated tokens, without the prompt, (b, n_tokens).
-        state: where the generation can be continued.
+        state: the state from which the generation can be continued.
     """
 
     tokens: Int64[Tensor, "b n"]
@@ -35,11 +35,11 @@ class Generated(NamedTuple):
 
 
 class TokenStream(Iterator[Tensor]):
-    """Generated tokens, one per sequence and step, without end; `stream` makes it.
+    """An endless iterator over generated tokens, a token per sequence and step; created by `stream`.
 
     Attributes:
-        prefilled: tokens of each sequence that were read in parallel: all but the last, which the first step
-            reads.
+        prefilled: number of tokens per sequence that were processed in parallel: all except the last token,
+            which the first step processes.
     """
 
     def __init__(self, steps: Steps, prefilled: int) -> None:
@@ -52,12 +52,12 @@ class TokenStream(Iterator[Tensor]):
 
     @property
     def state(self) -> GenerationState:
-        """Where the generation stands after the tokens so far; tokens that follow do not change it."""
+        """The generation state after the tokens so far; later steps do not modify the returned object."""
         return self._steps.state
 
     @property
     def captured(self) -> bool:
-        """Whether steps are replayed as a CUDA graph by now."""
+        """Whether steps are now replayed as a CUDA graph."""
         return self._steps.captured
 
 
@@ -77,36 +77,37 @@ def stream(
 ) -> TokenStream:
     """token_{n+1} ~ softmax(logits(token_1, .., token_n) / temperature), filtered by top-k and top-p.
 
-    The prompt is read at once, before this returns, in parallel and in pieces of constant size. Each token is
-    then one step from the carried state, so that time and memory per token do not depend on what came before,
-    unless the model's state grows.
+    `stream` processes the prompt before it returns, in parallel and in chunks of constant size. Each token is
+    then a single step from the cached state, so time and memory per token do not depend on the number of
+    tokens before, unless the model's state grows.
 
-    The n-th generated token of row i is drawn with the n-th of the numbers that belong to (seed, i). It
-    depends neither on the other rows, nor on the pieces that the text was generated in, nor on capturing.
+    The n-th generated token of row i is drawn with the n-th random number of the sequence (seed, i). The
+    token does not depend on the other rows, on interruptions of the generation, or on capturing.
 
     Args:
-        model: in evaluation mode, with an output per token.
-        tokens: the prompts, (b, t), any integer dtype that torch embeds; after `state`, if that is given.
-            Prompts of several lengths come from `pad_prompts`. None only with a state.
-        temperature: 0 is greedy; see `Sampling`, also for the next two.
-        top_k: tokens to choose from at most; None is all.
-        top_p: probability of the tokens to choose from; None is all.
-        seed: of the random numbers, in 0 .. 2^64 - 1.
-        state: where another generation ended; None is the beginning.
-        reset: (b, t), true where a document begins; nothing before it counts.
-        vocab_size: the first so many tokens are generated; None is all. For models with a padded vocabulary.
+        model: a model in evaluation mode whose outputs are logits of tokens.
+        tokens: the prompts, (b, t), int64 or int32; with `state`, they follow the tokens of the state. Use
+            `pad_prompts` for prompts of several lengths. None requires `state`.
+        temperature: 0 is greedy; see `Sampling`, also for `top_k` and `top_p`.
+        top_k: maximum number of tokens to choose from; None is all.
+        top_p: total probability of the tokens to choose from; None is all.
+        seed: seed of the random numbers, in 0 .. 2^64 - 1.
+        state: state of an earlier generation to continue; None starts from an empty state.
+        reset: (b, t), true where a document begins; tokens before it have no influence.
+        vocab_size: generate only token ids below this number, for models with a padded vocabulary; None
+            allows all.
         precision: "32-true", or "bf16-mixed" for autocast in bfloat16.
-        capture: on CUDA, whether to record the step as a graph where the state's shape is constant, which is
-            what takes the time of launching kernels away. False is for models that cannot be recorded.
+        capture: on CUDA, whether to capture the step as a CUDA graph once the state's shape is constant,
+            which removes the overhead of kernel launches. Pass False for models that cannot be captured.
 
     Returns:
-        An iterator over tokens (b), int64, on the model's device. It has no end: take what is needed.
+        An endless iterator over tokens (b), int64, on the model's device.
 
     Raises:
-        ValueError: the model is in training mode or has other outputs than tokens, there is nothing to start
-            from, tokens are out of range, shapes do not fit, logits are not finite, or an option is out of
-            range.
-        TypeError: `tokens` are no integers.
+        ValueError: the model is in training mode or its outputs are not logits of tokens; `tokens` is empty
+            and `state` is None; tokens are out of range; shapes do not match; logits are not finite; or an
+            option is out of range.
+        TypeError: `tokens` is not an integer tensor.
 
     Example:
         >>> from linrec.models import ModelConfig
@@ -152,19 +153,20 @@ def generate(
     precision: Precision = "32-true",
     capture: bool = True,
 ) -> Generated:
-    """The first `n_tokens` tokens of `stream`, together; other arguments and errors are its own.
+    """Return the first `n_tokens` tokens of `stream`, and the state after them.
 
     Args:
-        model: see `stream`, also for what is not listed here.
+        model: see `stream`, also for arguments not listed here.
         tokens: the prompts, (b, t).
-        n_tokens: how many tokens to generate, at least 0.
+        n_tokens: number of tokens to generate, at least 0.
 
     Returns:
-        Tokens (b, n_tokens), and the state. Calling again with the state, without tokens and with the same
-        seed continues as one call would have.
+        Tokens (b, n_tokens), and the state. Another call with this state, without tokens and with the same
+        seed, returns the tokens that a single longer call would have returned next.
 
     Raises:
-        ValueError: `n_tokens` is negative; or what `stream` raises.
+        ValueError: `n_tokens` is negative, or `stream` raises ValueError.
+        TypeError: `stream` raises TypeError.
 
     Example:
         >>> from linrec.models import ModelConfig
@@ -197,19 +199,21 @@ def generate(
 
 
 def _checked_vocabulary(model: LanguageModel, vocab_size: int | None) -> int:
-    """Return how many tokens there are to choose from."""
+    """Return the number of tokens to choose from, after checking the model."""
     if model.training:
         raise ValueError("`model` must be in evaluation mode; got training mode. Call `model.eval()`.")
     known, n_outputs = model.config.vocab_size, model.config.n_outputs
     if n_outputs not in (None, known):
         raise ValueError(
-            f"`model` must have one output per token, {known}; got {n_outputs} outputs. It is no language "
-            "model."
+            f"`model` must have an output for each of the {known} tokens; got {n_outputs} outputs. It is "
+            "not a language model."
         )
     if vocab_size is None:
         return known
     if not 1 <= vocab_size <= known:
-        raise ValueError(f"`vocab_size` must be in 1 .. {known}, which the model has; got {vocab_size}.")
+        raise ValueError(
+            f"`vocab_size` must be in 1 .. {known}, the model's vocabulary size; got {vocab_size}."
+        )
     return vocab_size
 
 
@@ -220,7 +224,7 @@ def _pending(
     state: GenerationState | None,
     device: torch.device,
 ) -> tuple[Tensor, Tensor | None, tuple[State, ...] | None]:
-    """Return the tokens that the model has not read yet, (b, at least 1), their resets, and its state."""
+    """Return the tokens that the model has yet to process, (b, at least 1), their resets, and its state."""
     if tokens is None:
         tokens = torch.zeros(0 if state is None else len(state.token), 0, dtype=torch.int64)
     if tokens.dim() != 2:
@@ -240,13 +244,13 @@ def _pending(
     if state is None:
         if tokens.shape[1] == 0:
             raise ValueError(
-                "`tokens` must hold at least one token per sequence where there is no `state`; got "
-                f"{tuple(tokens.shape)}. Start from the token that ends a document, say."
+                "`tokens` must hold at least one token per sequence without a `state`; got shape "
+                f"{tuple(tokens.shape)}. Start from the end-of-document token, for example."
             )
         return tokens, reset, None
     if len(state.token) != len(tokens):
         raise ValueError(
-            f"`state` must be of as many sequences as `tokens`, {len(tokens)}; got {len(state.token)}."
+            f"`state` must have as many sequences as `tokens`, {len(tokens)}; got {len(state.token)}."
         )
     if reset is not None or state.reset is not None:
         begun = torch.zeros_like(state.token, dtype=torch.bool) if state.reset is None else state.reset
@@ -273,7 +277,7 @@ def _prefill(
     layers: tuple[State, ...] | None,
     precision: Precision,
 ) -> tuple[State, ...]:
-    """Return the model's state after tokens (b, t), of which the logits are not needed."""
+    """Return the model's state after tokens (b, t), without computing logits."""
     piece = max(1, PIECE // max(1, len(tokens)))
     with autocast(precision, tokens.device):
         for start in range(0, tokens.shape[1], piece):

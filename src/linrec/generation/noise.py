@@ -1,4 +1,4 @@
-"""Uniform numbers that are functions of (seed, row, place), drawn ahead in blocks."""
+"""Uniform random numbers as a function of (seed, row, index), generated in blocks."""
 
 import numpy as np
 import torch
@@ -6,9 +6,9 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-# steps that are drawn ahead: one copy to the device for so many
+# number of steps whose random numbers are copied to the device at once
 BLOCK = 256
-# Philox draws four numbers for each value of its counter
+# Philox generates four numbers for each value of its counter
 WORDS = 4
 LARGEST_SEED = 2**64 - 1
 
@@ -22,19 +22,19 @@ def check_seed(seed: int) -> None:
 def uniforms(seed: int, row: int, start: int, n: int) -> NDArray[np.float64]:
     """u_i = Philox_{seed, row}(i) for i = start .. start + n - 1, uniform on [0, 1).
 
-    Any piece of the sequence can be had without what comes before it, so that a generation goes on with the
-    same numbers wherever it was interrupted, and a row's numbers do not depend on the other rows.
+    Any part of the sequence can be computed without the numbers before it. An interrupted generation thus
+    continues with the same numbers, and the numbers of a row do not depend on the other rows.
 
     Args:
         seed: in 0 .. 2^64 - 1.
-        row: number of the sequence in its batch.
-        start: first place.
-        n: how many.
+        row: index of the sequence in its batch.
+        start: index of the first number.
+        n: how many numbers.
 
     Returns:
         (n), float64, multiples of 2^-53.
 
-    Source: Salmon and others, Parallel Random Numbers: As Easy as 1, 2, 3 (2011): Philox4x64-10, by numpy.
+    Source: Salmon and others, Parallel Random Numbers: As Easy as 1, 2, 3 (2011): Philox4x64-10, with NumPy.
 
     Example:
         >>> whole = uniforms(0, 0, 0, 10)
@@ -48,13 +48,13 @@ def uniforms(seed: int, row: int, start: int, n: int) -> NDArray[np.float64]:
 
 
 class Noise:
-    """The uniforms of a batch, one column per step, in memory that stays where it is.
+    """The uniform random numbers of a batch, a column per step, in a buffer of fixed address for CUDA graphs.
 
     Args:
         seed: in 0 .. 2^64 - 1.
-        batch: rows.
-        start: place of the first step.
-        device: where they are needed.
+        batch: number of rows.
+        start: index of the first step.
+        device: device of the buffer.
     """
 
     def __init__(self, seed: int, batch: int, *, start: int, device: torch.device) -> None:
@@ -66,7 +66,7 @@ class Noise:
         self._place = torch.zeros(1, dtype=torch.int64, device=device)
 
     def advance(self) -> None:
-        """Make sure that the next step has its column; called before each step, outside of graphs."""
+        """Fill the buffer if the next step needs it; called before each step, outside of CUDA graphs."""
         if (self.drawn - self._start) % BLOCK == 0:
             columns = [uniforms(self._seed, row, self.drawn, BLOCK) for row in range(len(self._block))]
             drawn = np.stack(columns) if columns else np.empty((0, BLOCK))
@@ -75,7 +75,7 @@ class Noise:
         self.drawn += 1
 
     def column(self) -> Float[Tensor, "b 1"]:
-        """Return the numbers of the step; done on the device alone, so that a graph can record it."""
+        """Return the random numbers of the current step, by device operations that a graph can capture."""
         column = self._block.index_select(1, self._place)
         self._place.add_(1)
         return column

@@ -1,4 +1,4 @@
-"""Autocast for many steps: weights are cast once instead of at every step."""
+"""Autocast for generation: weights are cast once instead of at every step."""
 
 import copy
 from contextlib import AbstractContextManager
@@ -14,23 +14,24 @@ from linrec.nn.float32 import Float32Module
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager:
-    """Return the context that a step runs in: bfloat16 autocast, or none."""
+    """Return the autocast context of a step, in bfloat16 or disabled."""
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16-mixed")
 
 
 def with_weights_cast(model: LanguageModel, precision: Precision) -> LanguageModel:
-    """Return the model, or a copy with the weights cast that autocast would cast at every step.
+    """Return the model, or a copy with the weights already cast that autocast would cast at every step.
 
     The cast tensors are the weights and biases of plain linear layers. Under autocast these layers compute
-    in bfloat16, unless a `Float32Module` keeps their tensors in float32. All other tensors are shared. A step
-    for one sequence reads every weight once, so a cast in every step would cost more than it saves.
+    in bfloat16, unless a `Float32Module` keeps their tensors in float32. The copy shares all other tensors
+    with the model. A step for a single sequence reads every weight once, so casting at every step would cost
+    more than bfloat16 saves.
 
     Args:
-        model: left as it is.
-        precision: "32-true" changes nothing.
+        model: the model, which is not modified.
+        precision: "32-true" returns the model itself; "bf16-mixed" returns the copy.
 
     Raises:
-        ValueError: an unknown precision.
+        ValueError: `precision` is unknown.
     """
     if precision not in ("32-true", "bf16-mixed"):
         raise unknown("`precision`", precision, ["32-true", "bf16-mixed"])
@@ -45,7 +46,7 @@ def with_weights_cast(model: LanguageModel, precision: Precision) -> LanguageMod
         for tensor in module.kept_in_float32()
     }
     for module in shared.modules():
-        # other subclasses may compute in a precision of their own, as GateLinear does
+        # exact types, because other subclasses may compute in their own precision, as GateLinear does
         if type(module) in (nn.Linear, Head):
             for name, parameter in list(module.named_parameters(recurse=False)):
                 if id(parameter) not in kept:

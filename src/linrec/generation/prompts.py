@@ -1,4 +1,4 @@
-"""Prompts of several lengths in one batch."""
+"""Batches of prompts of several lengths."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,11 +11,11 @@ __all__ = ["Prompts", "pad_prompts"]
 
 
 class Prompts(NamedTuple):
-    """Prompts as rows of one batch.
+    """Left-padded prompts as rows of a batch.
 
     Attributes:
-        tokens: each prompt at the end of its row, 0 before it, (b, t).
-        reset: true where a prompt begins, (b, t).
+        tokens: the prompts, left-padded with 0, (b, t).
+        reset: true at the first token of each prompt, (b, t).
     """
 
     tokens: Int64[Tensor, "b t"]
@@ -23,18 +23,19 @@ class Prompts(NamedTuple):
 
 
 def pad_prompts(prompts: Sequence[Int[Tensor, "_"]]) -> Prompts:
-    """Put prompts of several lengths into one batch, for `generate(model, tokens, reset=reset, ...)`.
+    """Left-pad prompts of several lengths to a batch, for `generate(model, tokens, reset=reset, ...)`.
 
-    Nothing of the padding reaches the prompts, so each is continued as it would be alone.
+    The reset at the start of each prompt keeps the padding from affecting it, so every prompt is continued as
+    if it were alone.
 
     Args:
-        prompts: at least one, each with at least one token, on one device.
+        prompts: prompts of at least one token each, at least one prompt, all on the same device.
 
     Returns:
-        Tokens and resets, as long as the longest.
+        Tokens and resets, with the length of the longest prompt.
 
     Raises:
-        ValueError: there is no prompt, or an empty one.
+        ValueError: `prompts` is empty or contains an empty prompt.
 
     Example:
         >>> tokens, reset = pad_prompts([torch.tensor([5, 6, 7]), torch.tensor([8])])

@@ -1,4 +1,4 @@
-"""The choice of the next token from logits: temperature, top-k, top-p."""
+"""Sampling of the next token from logits: temperature, top-k, top-p."""
 
 import math
 from dataclasses import dataclass
@@ -15,16 +15,17 @@ __all__ = ["Candidates", "Sampling", "candidates", "draw"]
 class Sampling:
     """p_i proportional to exp(logits_i / temperature) for the tokens i that top-k and top-p keep, else 0.
 
-    Top-k keeps the `top_k` likeliest tokens. Of what it keeps, at this temperature and with probabilities
-    that sum to 1, top-p keeps the fewest likeliest tokens that have `top_p` together.
+    Top-k keeps the `top_k` likeliest tokens. The probabilities of the kept tokens are normalised at the given
+    temperature; then top-p keeps the smallest set of likeliest tokens with a total probability of at least
+    `top_p`.
 
     Args:
-        temperature: 0 takes the likeliest token, greedily; 1 is the model's own distribution.
-        top_k: tokens to choose from at most; None is all.
-        top_p: probability of the tokens to choose from; None or 1 is all.
+        temperature: 0 takes the likeliest token (greedy); 1 is the model's own distribution.
+        top_k: maximum number of tokens to choose from; None is all.
+        top_p: total probability of the tokens to choose from; None or 1 is all.
 
     Raises:
-        ValueError: a temperature that is negative or not finite, `top_k` below 1, `top_p` outside (0, 1].
+        ValueError: `temperature` is negative or not finite, `top_k` is below 1, or `top_p` is not in (0, 1].
 
     Source: Fan and others, Hierarchical Neural Story Generation (2018), section 5 (top-k); Holtzman and
     others, The Curious Case of Neural Text Degeneration (2020), section 3.1 (top-p).
@@ -48,7 +49,7 @@ class Sampling:
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ValueError(
                 f"`top_p` must be in (0, 1], or None for all tokens; got {self.top_p}. "
-                "For the likeliest token alone pass `temperature=0`."
+                "To always take the likeliest token, pass `temperature=0`."
             )
 
     @property
@@ -58,12 +59,12 @@ class Sampling:
 
 
 class Candidates(NamedTuple):
-    """Tokens to choose from.
+    """Tokens to choose from, with their probabilities.
 
     Attributes:
-        ids: tokens, (b, n); the likeliest first where a filter has sorted them.
-        probabilities: theirs, (b, n), float64, or float32 on MPS, which has nothing wider; 0 where top-p has
-            left a token out. They sum to 1 before top-p, to at least `top_p` after it.
+        ids: tokens, (b, n); sorted by descending probability if top-k or top-p is active.
+        probabilities: probabilities of `ids`, (b, n), float64, or float32 on MPS, which has no float64; 0 for
+            tokens that top-p excludes. The sum of a row is 1 without top-p, and at least `top_p` with it.
     """
 
     ids: Int64[Tensor, "b n"]
@@ -93,12 +94,12 @@ def candidates(logits: Float[Tensor, "b v"], sampling: Sampling) -> Candidates:
     if sampling.top_k is not None and sampling.top_k < logits.shape[-1]:
         logits, ids = logits.topk(sampling.top_k)
     elif top_p < 1:
-        # stable: of equal tokens the same ones are kept on every device
+        # a stable sort keeps the same tokens on every device if probabilities are equal
         logits, ids = logits.sort(descending=True, stable=True)
     else:
         ids = torch.arange(logits.shape[-1], device=logits.device).expand_as(logits)
     logits = logits.to(_wide(logits))
-    # the largest is 0 before the division, which nothing overflows then
+    # subtract the largest logit first, so that the division cannot overflow
     p = ((logits - logits.amax(-1, keepdim=True)) / sampling.temperature).softmax(-1)
     if top_p < 1:
         before = p.cumsum(-1) - p
@@ -107,13 +108,13 @@ def candidates(logits: Float[Tensor, "b v"], sampling: Sampling) -> Candidates:
 
 
 def draw(found: Candidates, uniform: Float[Tensor, "b 1"]) -> Int64[Tensor, "b"]:
-    """The token i with F_{i-1} <= u F_n < F_i, where F is the running sum of probabilities.
+    """Return the token i with F_{i-1} <= u F_n < F_i, where F is the cumulative sum of the probabilities.
 
-    A token whose probability is 0 is never drawn, whatever is rounded.
+    A token with probability 0 is never drawn, even under rounding errors.
 
     Args:
         found: the tokens to choose from.
-        uniform: u (b, 1), in [0, 1), of the probabilities' dtype.
+        uniform: u (b, 1), in [0, 1), in the dtype of the probabilities.
 
     Returns:
         Tokens (b).
@@ -125,7 +126,7 @@ def draw(found: Candidates, uniform: Float[Tensor, "b 1"]) -> Int64[Tensor, "b"]
     """
     ids, p = found
     total = p.cumsum(-1)
-    # the last one whose interval has begun: there is always one, while the end of the last may be missed
+    # the last token with F_{i-1} <= u F_n always exists; rounding may leave no token with u F_n < F_i
     begun = (total - p <= uniform * total[:, -1:]) & (p > 0)
     place = torch.arange(p.shape[-1], device=p.device)
     chosen = torch.where(begun, place, 0).amax(-1, keepdim=True)

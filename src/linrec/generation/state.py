@@ -1,4 +1,4 @@
-"""What a generation carries from token to token, and its tensors by name."""
+"""The state of a generation, and the names of its tensors."""
 
 from dataclasses import dataclass
 
@@ -12,13 +12,13 @@ __all__ = ["GenerationState", "filled", "named"]
 
 @dataclass(frozen=True)
 class GenerationState:
-    """Where a generation stands: the model's state, and the newest token, which the model has not read yet.
+    """The state of a generation: the model's state, and the newest token, which the model has yet to process.
 
     Args:
-        layers: the model's state after all tokens but the newest, one entry per layer.
+        layers: the model's state after all tokens except the newest, an entry per layer.
         token: the newest token of each sequence, (b).
-        reset: whether `token` begins a document, (b); None where it does in no sequence.
-        drawn: tokens that were generated so far; places in the sequence of random numbers.
+        reset: whether `token` begins a document, (b); None if it begins a document in no sequence.
+        drawn: number of tokens generated so far, which is the index of the next random number.
     """
 
     layers: tuple[State, ...]
@@ -28,16 +28,16 @@ class GenerationState:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the model's state, over all layers and sequences."""
+        """Size of the model's state in bytes, summed over layers and sequences."""
         return sum(tensor.nbytes for tensor in named(self.layers, "layers").values())
 
 
 def named(tree: State, name: str) -> dict[str, Tensor]:
-    """Return the tensors of a state by dotted names, the numbers of tuples and the fields of named ones.
+    """Return the tensors of a state by dotted names, made of tuple indices and named tuple fields.
 
     Args:
         tree: a tensor, a (named) tuple of states, or None.
-        name: what the tree itself is called.
+        name: name of the tree itself.
 
     Example:
         >>> import torch
@@ -55,12 +55,12 @@ def named(tree: State, name: str) -> dict[str, Tensor]:
 
 
 def filled(tree: State, name: str, tensors: dict[str, Tensor]) -> State:
-    """Return a tree of the same structure with other tensors; where there is none of that name, None.
+    """Return a tree of the same structure with other tensors; a missing name becomes None.
 
     Args:
         tree: a tensor, a (named) tuple of states, or None.
-        name: what the tree itself is called.
-        tensors: by the names that `named` gives.
+        name: name of the tree itself.
+        tensors: the new tensors, by the names that `named` gives.
 
     Example:
         >>> import torch
@@ -70,7 +70,7 @@ def filled(tree: State, name: str, tensors: dict[str, Tensor]) -> State:
     if tree is None or isinstance(tree, Tensor):
         return tensors.get(name)
     branches = [filled(b, f"{name}.{f}", tensors) for f, b in zip(_fields(tree), tree, strict=True)]
-    # a named tuple takes its fields one by one
+    # the constructor of a named tuple takes its fields as separate arguments
     return tuple(branches) if type(tree) is tuple else type(tree)(*branches)
 
 

@@ -1,11 +1,12 @@
-"""States in files: safetensors with the tensors by name and everything else as JSON, never pickled.
+"""Generation states in safetensors files: tensors by name, everything else as JSON, never pickled.
 
-    layers.N...    the state of layer N: itself, or its parts by number or field
+    layers.N...    the state of layer N: a tensor, or its parts by tuple index or field name
     token          the newest token of each sequence
-    reset          where there is one
+    reset          the reset of the newest token, if the state has a reset
 
-Complex numbers are kept as pairs of real ones, in a last axis of 2, since not every version of safetensors
-has all complex dtypes. A state belongs to the weights that made it. The file has their fingerprint.
+Complex tensors are stored as real tensors with a last axis of size 2, because some versions of safetensors
+lack complex dtypes. A state is valid only for the weights that produced it, so the file stores a fingerprint
+of the weights.
 """
 
 import dataclasses
@@ -26,19 +27,19 @@ from linrec.models import LanguageModel
 
 __all__ = ["StateFileError", "fingerprint", "load_state", "save_state"]
 
-# raised when what a file holds changes its meaning
+# version of the file format, increased when the meaning of the content changes
 FORMAT = 1
 
 
 class StateFileError(ValueError):
-    """A file that holds no state, or that of another model."""
+    """A file that does not hold a generation state, or holds the state of another model."""
 
 
 def fingerprint(model: LanguageModel) -> str:
-    """Hash of a model's configuration and of the bits of its weights: 64 hexadecimal digits of SHA-256.
+    """Return the SHA-256 hash of a model's configuration and weights, as 64 hexadecimal digits.
 
     Args:
-        model: on any device.
+        model: a model on any device.
 
     Example:
         >>> from linrec.models import ModelConfig
@@ -57,12 +58,12 @@ def fingerprint(model: LanguageModel) -> str:
 
 
 def save_state(path: str | os.PathLike[str], state: GenerationState, model: LanguageModel) -> None:
-    """Write a state into a file, whole or not at all.
+    """Write a generation state to a file, atomically.
 
     Args:
-        path: the file; one that is there is replaced.
-        state: of `generate` or a stream.
-        model: whose state it is.
+        path: the file; an existing file is replaced.
+        state: state from `generate` or from a stream.
+        model: the model that produced the state.
 
     Raises:
         OSError: the file cannot be written.
@@ -73,7 +74,7 @@ def save_state(path: str | os.PathLike[str], state: GenerationState, model: Lang
         tensors["reset"] = state.reset
     complex_parts = [name for name, tensor in tensors.items() if tensor.is_complex()]
     tensors |= {name: torch.view_as_real(tensors[name].resolve_conj()) for name in complex_parts}
-    # copies: parts of a state may share memory, which safetensors refuses
+    # copies, because parts of a state may share memory, which safetensors refuses
     tensors = {name: t.to("cpu", copy=True).contiguous() for name, t in tensors.items()}
     about = {
         "format": FORMAT,
@@ -87,21 +88,21 @@ def save_state(path: str | os.PathLike[str], state: GenerationState, model: Lang
 
 
 def load_state(path: str | os.PathLike[str], model: LanguageModel) -> GenerationState:
-    """Read a state that `save_state` wrote.
+    """Read a generation state that `save_state` wrote.
 
     Args:
         path: the file.
-        model: the one that the state was saved with.
+        model: the model that the state was saved with.
 
     Returns:
         The state, on the model's device.
 
     Raises:
-        StateFileError: there is no such file, it holds no state, or one that does not fit the model.
+        StateFileError: the file does not exist, does not hold a state, or its state does not fit the model.
     """
     path = Path(path)
     try:
-        # safetensors says of every file that it cannot open that it is not there
+        # open the file first, because safetensors reports every file that it cannot open as missing
         path.open("rb").close()
         with safe_open(path, framework="pt") as file:
             stored = (file.metadata() or {}).get("generation")
@@ -110,13 +111,13 @@ def load_state(path: str | os.PathLike[str], model: LanguageModel) -> Generation
     except OSError as error:
         raise StateFileError(f"the state {path} cannot be read: {error.strerror or error}.") from error
     except (SafetensorError, ValueError) as error:
-        raise StateFileError(f"{path} is no file that holds a state: {error}.") from error
+        raise StateFileError(f"{path} is not a state file: {error}.") from error
     if not isinstance(about, dict):
-        raise StateFileError(f"{path} holds no state of a generation. Pass what --save-state wrote.")
+        raise StateFileError(f"{path} holds no generation state. Pass a file that --save-state wrote.")
     if about.get("format") != FORMAT:
         version = about.get("versions", {}).get("linrec")
         raise StateFileError(
-            f"{path} was written by linrec {version}, whose states this version, {__version__}, cannot read."
+            f"{path} was written by linrec {version}; linrec {__version__} cannot read its format."
         )
     saved_by, found = str(about.get("model")), fingerprint(model)
     if saved_by != found:
@@ -135,7 +136,7 @@ def _assembled(
 ) -> GenerationState:
     device = next(model.parameters()).device
     if not isinstance(drawn, int) or drawn < 0:
-        raise StateFileError(f"{path} is damaged: it does not say how many tokens were generated.")
+        raise StateFileError(f"{path} is damaged: it lacks the number of generated tokens.")
     token, reset = tensors.pop("token", None), tensors.pop("reset", None)
     if token is None or token.dtype != torch.int64 or token.dim() != 1:
         raise StateFileError(f"{path} is damaged: it has no `token` of shape (b) and dtype int64.")
@@ -158,13 +159,13 @@ def _assembled(
 def _check_part(tensor: Tensor | None, expected: Tensor, what: str) -> None:
     if tensor is None:
         raise StateFileError(f"{what} is missing.")
-    # a cache starts with no steps and then has any number
+    # a cache starts with 0 steps and may then have any number of steps
     fits = tensor.dim() == expected.dim() and all(
         size == wanted or wanted == 0 for size, wanted in zip(tensor.shape, expected.shape, strict=True)
     )
     if not fits:
         raise StateFileError(f"{what} must have shape {tuple(expected.shape)}; it has {tuple(tensor.shape)}.")
     kinds = [(t.is_complex(), t.is_floating_point(), t.dtype == torch.bool) for t in (tensor, expected)]
-    # autocast may have kept it in half precision
+    # only the kind of dtype must agree, because autocast may have produced a state in half precision
     if kinds[0] != kinds[1]:
         raise StateFileError(f"{what} must have a dtype like {expected.dtype}; it has {tensor.dtype}.")

@@ -1,4 +1,4 @@
-"""One token after another: the step of generation, as it is or replayed as a CUDA graph."""
+"""The step of generation, run eagerly or replayed as a CUDA graph."""
 
 import torch
 from jaxtyping import Int64
@@ -12,25 +12,25 @@ from linrec.literals import Precision
 from linrec.mixers import State
 from linrec.models import LanguageModel
 
-# steps before one is recorded: compilers and tuners do their work in them
+# eager steps before the capture of a graph, so that kernels are compiled and tuned before it
 EAGER_STEPS = 3
 
 
 class Steps:
-    """token_{n+1} ~ softmax(head(model(token_n, state_n))), and the state goes on.
+    """token_{n+1} ~ softmax(head(model(token_n, state_n))), updating the state at each step.
 
-    On CUDA a step is recorded as a graph as soon as the state has stopped changing its shape, and replayed
-    from then on: one launch instead of hundreds. A state that grows, as a cache of all steps does, is never
-    recorded. Recorded or not, a step is the same computation on the same random numbers.
+    On CUDA, the step is captured as a graph once the shape of the state is constant, and replayed from then
+    on: a single launch instead of hundreds. If the state grows, like an attention cache, the step is never
+    captured. Captured and eager steps do the same computation with the same random numbers.
 
     Args:
-        model: in evaluation mode.
-        state: where to start.
-        sampling: how tokens are chosen.
-        seed: of the random numbers.
-        vocab_size: tokens to choose from, the first so many; the others are padding of the vocabulary.
-        precision: autocast in bfloat16, or none.
-        capture: False never records a graph.
+        model: a model in evaluation mode.
+        state: the initial state.
+        sampling: temperature and filters.
+        seed: seed of the random numbers.
+        vocab_size: number of token ids to choose from; larger ids are padding of the vocabulary.
+        precision: "32-true", or "bf16-mixed" for autocast in bfloat16.
+        capture: whether a graph may be captured.
     """
 
     def __init__(
@@ -57,12 +57,12 @@ class Steps:
 
     @property
     def captured(self) -> bool:
-        """Whether steps are replayed."""
+        """Whether steps are now replayed as a CUDA graph."""
         return self._graph is not None
 
     @property
     def state(self) -> GenerationState:
-        """Where the steps stand; later ones do not change what was returned."""
+        """The state after the last step; later steps do not modify the returned object."""
         layers, token = self._layers, self._token
         if self.captured:
             layers, token = _copies(layers), token.clone()
@@ -75,7 +75,7 @@ class Steps:
         if self._stream is None:
             self._eager()
         else:
-            # on the stream that records, and after whatever still reads what it may overwrite
+            # run on the capture stream, after all work that may still read tensors which the step overwrites
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
             with torch.cuda.stream(self._stream):
                 if self._graph is None and self._settled >= EAGER_STEPS:
@@ -97,7 +97,7 @@ class Steps:
         self._settled = self._settled + 1 if _shapes(layers) == before else 0
 
     def _recorded(self) -> torch.cuda.CUDAGraph:
-        # memory that the graph reads and writes; copies, for a state may hold views of one tensor
+        # static buffers that the graph reads and writes; copies, because parts of a state may share memory
         self._token, self._layers = self._token.clone(), _copies(self._layers)
         kept = named(self._layers, "layers")
         places = {tensor.untyped_storage().data_ptr() for tensor in kept.values()}
@@ -106,7 +106,7 @@ class Steps:
             logits, layers = self._read()
             new = named(layers, "layers")
             for name, tensor in new.items():
-                # what only moves within the state must be read before its place is written
+                # a tensor that only moves within the state must be read before the copies below overwrite it
                 if tensor.untyped_storage().data_ptr() in places:
                     new[name] = tensor.clone()
             self._token.copy_(self._choose(logits))
@@ -127,8 +127,8 @@ class Steps:
 def _check_finite(logits: Tensor) -> None:
     if not torch.isfinite(logits).all():
         raise ValueError(
-            "the model's logits must be finite; some are infinite or no numbers. Take a checkpoint from "
-            "before its training diverged, or a higher `precision`."
+            "the model's logits must be finite; got infinite values or NaN. Use a checkpoint from before "
+            "the training diverged, or a higher `precision`."
         )
 
 
