@@ -175,7 +175,7 @@ def test_names_of_tokens() -> None:
             "--tokens must be at most 1,024 for token-mixing matrices, whose size grows quadratically; got "
             "1,025. Pass fewer tokens, or --no-matrices to leave the matrices out.",
         ),
-        (["hgru", "--prompt", "x"], "the character 'x' (U+0078) is none of the 7"),
+        (["hgru", "--prompt", "x"], "the character 'x' (U+0078) is not among the 7"),
         (
             ["hgru", "--prompt", "a", "--data.path", "b"],
             "--prompt replaces the text; leave out --data.path and",

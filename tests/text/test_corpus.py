@@ -47,7 +47,7 @@ def test_characters_are_those_of_the_training_text(write):
     # no token ends a document, but where it begins is stored
     assert shards.tokens("train").tolist() == [2, 0, 1] and shards.starts("train").tolist() == [0]
     with pytest.raises(
-        DataError, match=r"the character 'd' .* is none of the 3 of the tokenizer 'characters'"
+        DataError, match=r"the character 'd' .* is not among the 3 of the tokenizer 'characters'"
     ):
         make(write(valid__txt="bd"), "characters")
 

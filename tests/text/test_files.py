@@ -103,7 +103,7 @@ def test_what_holds_no_text(write, tmp_path):
         TextFiles(tmp_path / "*.py")
     folder = write(a__py="print")
     with pytest.raises(
-        DataError, match=r"has no text: no file in it ends in \.txt, .* Name others by a glob"
+        DataError, match=r"has no text: no file in it ends in \.txt, .* Name other files by a glob"
     ):
         TextFiles(folder)
     with pytest.raises(DataError, match="has no text: its files are empty"):

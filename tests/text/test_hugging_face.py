@@ -80,7 +80,7 @@ def test_numbers_may_have_gaps(tmp_path):
 def test_a_file_that_is_no_tokenizer(bpe_file, tmp_path):
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps({"model": "none"}))
-    with pytest.raises(DataError, match="is no tokenizer that can be read"):
+    with pytest.raises(DataError, match="is not a readable tokenizer"):
         load_tokenizer(path)
 
 

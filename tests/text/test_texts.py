@@ -74,7 +74,7 @@ def test_an_edge_that_is_no_whole_number_is_moved_down(write):
 @pytest.mark.parametrize(
     ("documents", "total", "share", "cure"),
     [
-        (True, "2 documents", 0.6, "Pass other shares, .*, or take it as one stream instead of documents"),
+        (True, "2 documents", 0.6, "Pass other shares, .*, or read it as one stream instead of documents"),
         (False, "2 characters", 0.9, "Pass other shares, or text that comes with splits"),
     ],
 )

@@ -42,7 +42,7 @@ def test_an_unknown_character_is_named(text, named):
     with pytest.raises(DataError) as error:
         CharacterTokenizer("eh").encode(text)
     assert str(error.value).startswith(
-        f"the character {named} is none of the 2 of the tokenizer 'characters'"
+        f"the character {named} is not among the 2 of the tokenizer 'characters'"
     )
 
 
@@ -59,7 +59,7 @@ def test_tokens_out_of_range_are_refused(token):
 
 
 def test_text_that_is_no_unicode_is_refused():
-    with pytest.raises(DataError, match="no UTF-8 bytes: surrogates not allowed at character 1"):
+    with pytest.raises(DataError, match="cannot be encoded as UTF-8: surrogates not allowed at character 1"):
         BYTES.encode("a\udcff")
     with pytest.raises(DataError, match=r"U\+DCFF"):
         CharacterTokenizer("a").encode("a\udcff")
@@ -132,7 +132,7 @@ def test_a_stream_of_several_tokens_that_mean_something_together():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("characters", "is made of the characters of a training text"),
+        ("characters", "is made from the characters of a training text"),
         ("/nowhere/tokenizer.json", "no tokenizer /nowhere/tokenizer.json: no such file or folder"),
         ("./nowhere", "no tokenizer ./nowhere: no such file or folder"),
     ],
@@ -146,5 +146,5 @@ def test_a_folder_without_a_tokenizer(tmp_path):
     with pytest.raises(DataError, match=r"there is no tokenizer in .*: it has no tokenizer\.json"):
         read_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{")
-    with pytest.raises(DataError, match="is no tokenizer that can be read"):
+    with pytest.raises(DataError, match="is not a readable tokenizer"):
         read_tokenizer(tmp_path)

@@ -1,4 +1,4 @@
-"""Text for language models: tokenizers, where text comes from, and tokens that are mapped from files."""
+"""Text for language models: tokenizers, text sources, and memory-mapped token files."""
 
 from linrec.errors import DataError
 from linrec.text.corpus import default_cache, tokenised

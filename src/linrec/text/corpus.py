@@ -1,4 +1,4 @@
-"""A text that is tokenised once: later calls find its shards by a hash of all that they depend on."""
+"""Tokenise a text once: later calls find its shards by a hash of the text, the tokenizer and the options."""
 
 import hashlib
 import json
@@ -17,10 +17,7 @@ __all__ = ["default_cache", "tokenised"]
 
 
 def default_cache() -> Path:
-    """Return the folder for shards where none is given: `linrec` in the user's folder for caches.
-
-    That is $XDG_CACHE_HOME/linrec, or ~/.cache/linrec where the variable is not set.
-    """
+    """Return the default folder for shards: $XDG_CACHE_HOME/linrec, or else ~/.cache/linrec."""
     named = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return (named if named.is_absolute() else Path.home() / ".cache") / "linrec"
 
@@ -34,22 +31,22 @@ def tokenised(
     cache: Path | None = None,
     display: ReadingDisplay | None = None,
 ) -> Shards:
-    """Return the tokens of a text: those that were made before, or new ones.
+    """Return the tokens of a text, from the cache if the text was tokenised before.
 
     Args:
-        texts: the text.
-        tokenizer: what `load_tokenizer` takes, or "characters": those of the training text.
-        documents: whether documents are told apart; if not, all text of a split is one stream.
-        shares: of the splits that are cut from the training text where the text does not come with them.
-        cache: where shards are kept; None is `default_cache()`.
-        display: shows progress; None does so on standard error.
+        texts: source of the text.
+        tokenizer: name or path for `load_tokenizer`, or "characters" for the characters of the training text.
+        documents: whether to keep documents apart; if not, the text of a split is a single stream.
+        shares: share of the training text for every split that the source itself does not have.
+        cache: folder for shards; None is `default_cache()`.
+        display: shows progress; None shows progress on standard error.
 
     Returns:
-        The shards. Each training text, tokenizer and set of options has a folder of its own in the cache.
+        The shards. Every combination of text, tokenizer and options has its own folder in the cache.
 
     Raises:
-        DataError: the tokenizer cannot be loaded or does not know a character, the text is empty, cannot be
-            read or not be cut, or the shards cannot be written or read.
+        DataError: the tokenizer cannot be loaded or does not know a character; the text is empty, cannot be
+            read, or is too short to be split; or the shards cannot be written or read.
 
     Example:
         >>> import tempfile

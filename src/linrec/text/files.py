@@ -1,4 +1,4 @@
-"""Text from local files: one file, a folder, or a glob."""
+"""Text from local files: a file, a folder, or a glob."""
 
 import codecs
 import glob
@@ -13,29 +13,29 @@ from linrec.text.texts import Advance
 
 __all__ = ["TextFiles"]
 
-# what a folder's text files are called; a glob takes any name
+# suffixes of the files that are read from a folder; a glob may match any name
 SUFFIXES = (".txt", ".text", ".md", ".tokens", ".raw")
 # "train.txt", "wiki.valid.tokens", "test/one.txt"
 SPLIT_PART = re.compile(r"(?:^|[._-])(train|valid|test)", re.IGNORECASE)
 SPLIT_NAMES = {"train": "train", "valid": "validation", "test": "test"}
 BLOCK = 2**20
-# files up to here are known by their content, larger ones by place, size and time of change
+# files up to this size are identified by their content, larger files by path, size and modification time
 HASHED = 2**24
 
 
 class TextFiles:
-    """The text of local files, in the order of their paths; a `Texts`.
+    """The text of local files, in the order of their paths; implements `Texts`.
 
-    Files of a folder or a glob whose name, or whose folder's name, has a part that begins with "train",
-    "valid" or "test" are the splits of these names, and the other files are left out. Without such names all
-    files are training text. Of a folder, files that end in .txt, .text, .md, .tokens or .raw are taken, those
-    of the folders inside it too; a glob takes what it matches.
+    A folder is searched recursively for files that end in .txt, .text, .md, .tokens or .raw; a glob takes
+    all files that it matches. If a part of a file's name, or of its folder's name, begins with "train",
+    "valid" or "test", the file belongs to this split, and files without such a name are left out. If no file
+    has such a name, all files are training text.
 
     Args:
         path: a file, a folder, or a glob such as "books/**/*.txt".
 
     Raises:
-        DataError: nothing is there, no file has text, or there are files of other splits alone.
+        DataError: the path matches no file, all files are empty, or no file belongs to the training split.
     """
 
     def __init__(self, path: Path) -> None:
@@ -43,20 +43,20 @@ class TextFiles:
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """The splits that there are files for; "train" is one."""
+        """The names of the splits that have files; always includes "train"."""
         return tuple(self.files)
 
     def size(self, split: str) -> int:
-        """Bytes of a split's files: what `advance` is called with while they are read, all together."""
+        """Return the size of a split's files in bytes: the sum of all `advance` calls while reading them."""
         return sum(path.stat().st_size for path in self.files[split])
 
     def documents(self, split: str, advance: Advance) -> Iterator[Iterator[str]]:
-        """Yield the text of each file as blocks that are read when they are asked for."""
+        """Yield the text of each file as an iterator of blocks, which are read on demand."""
         for path in self.files[split]:
             yield _blocks(path, advance)
 
     def stream(self, split: str, advance: Advance) -> Iterator[str]:
-        """Yield all text of a split as blocks; a newline parts a file that ends without one from the next."""
+        """Yield the text of a split as blocks; add a newline between files if the first file lacks it."""
         last = "\n"
         for document in self.documents(split, advance):
             for place, block in enumerate(document):
@@ -64,7 +64,7 @@ class TextFiles:
                 last = block
 
     def identity(self) -> Any:
-        """What tells this text from another one, as JSON holds it."""
+        """Return a JSON value that identifies the text."""
         return {split: [_identity(path) for path in paths] for split, paths in self.files.items()}
 
 
@@ -77,7 +77,7 @@ def _by_split(path: Path) -> dict[str, list[Path]]:
         if not any(file.is_file() for file in found):
             raise DataError(
                 f"`path` = {path} has no text: no file in it ends in {', '.join(SUFFIXES)}. "
-                f'Name others by a glob, such as "{path / "*.py"}".'
+                f'Name other files by a glob, such as "{path / "*.py"}".'
             )
     elif glob.has_magic(str(path)):
         found = [Path(file) for file in glob.glob(str(path), recursive=True)]
@@ -87,7 +87,7 @@ def _by_split(path: Path) -> dict[str, list[Path]]:
             raise DataError(f"`path` = {path} matches no file.")
     else:
         raise DataError(f"`path` = {path} does not exist.")
-    # empty files are no documents, and add nothing to a stream
+    # empty files would be empty documents, and add nothing to a stream
     files = sorted(file for file in found if file.is_file() and file.stat().st_size)
     if not files:
         raise DataError(f"`path` = {path} has no text: its files are empty.")
@@ -97,7 +97,7 @@ def _by_split(path: Path) -> dict[str, list[Path]]:
 def _assigned(path: Path, files: list[Path], base: Path) -> dict[str, list[Path]]:
     by_split: dict[str, list[Path]] = {}
     for file in files:
-        # the first part below the folder: a file, or a folder such as "train"
+        # the first path component below the folder: a file, or a folder such as "train"
         if match := SPLIT_PART.search(file.relative_to(base).parts[0]):
             by_split.setdefault(SPLIT_NAMES[match[1].lower()], []).append(file)
     if not by_split:

@@ -1,4 +1,4 @@
-"""Tokenizers of Hugging Face: any `tokenizer.json`, and any name that `transformers` knows."""
+"""Hugging Face tokenizers: from a `tokenizer.json`, or by any name that `transformers` can load."""
 
 import json
 from collections.abc import Sequence
@@ -16,22 +16,22 @@ from linrec.text.tokenizer import FILE, Tokenizer
 
 __all__ = ["HuggingFaceTokenizer"]
 
-# beside `tokenizer.json`, where Hugging Face too says which token ends a text
+# Hugging Face's file beside `tokenizer.json`, which names the end-of-text token
 CONFIG_FILE = "tokenizer_config.json"
-# how that token is usually spelt, for a file that comes without one that says so
+# common end-of-text tokens, for tokenizers without this file
 USUAL_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 
 
 class HuggingFaceTokenizer(Tokenizer):
     """A tokenizer of the package `tokenizers`.
 
-    No tokens are put around a text, and none is cut off. Special tokens that are spelt out in a text, such as
-    "<|endoftext|>", are taken as such; all of them stand for no text when decoding.
+    Encoding neither adds special tokens around a text nor truncates it. A special token that is spelt out in
+    a text, such as "<|endoftext|>", is encoded as this token. Decoding omits all special tokens.
 
     Args:
-        backend: a `tokenizers.Tokenizer`; its settings for truncation and padding are taken back.
-        name: what users call it.
-        end: how the token that ends a document is spelt; None takes a usual one if there is one.
+        backend: a `tokenizers.Tokenizer`; its truncation and padding are disabled.
+        name: name of the tokenizer in messages and files.
+        end: the end-of-document token as text; None searches the vocabulary for a common token.
 
     Raises:
         DataError: the vocabulary is empty.
@@ -42,7 +42,7 @@ class HuggingFaceTokenizer(Tokenizer):
         backend.no_padding()
         self.backend = backend
         self.name = name
-        # numbers may have gaps, so that counting tokens would not do
+        # token ids may have gaps, so the number of tokens may be too small
         vocabulary = backend.get_vocab(with_added_tokens=True)
         if not vocabulary:
             raise DataError(f"the tokenizer {name!r} has no tokens. Train it before saving it.")
@@ -53,14 +53,14 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @classmethod
     def from_file(cls, path: Path, *, name: str | None = None) -> "HuggingFaceTokenizer":
-        """Read a `tokenizer.json`, and the `tokenizer_config.json` beside it where there is one.
+        """Read a `tokenizer.json`, and the `tokenizer_config.json` beside it if it exists.
 
         Args:
             path: the file.
-            name: what users call it; None takes what the files say, or else the path.
+            name: name of the tokenizer; None takes the name in `tokenizer_config.json`, or else the path.
 
         Raises:
-            DataError: the package `tokenizers` is missing, or the file is no tokenizer.
+            DataError: the package `tokenizers` is missing, or the file is not a valid tokenizer.
         """
         tokenizers = import_extra("tokenizers", f"the tokenizer {path}")
         beside = path.parent / CONFIG_FILE
@@ -69,7 +69,7 @@ class HuggingFaceTokenizer(Tokenizer):
             about = read_json(beside) if beside.is_file() else {}
         # the package raises bare exceptions
         except Exception as error:
-            raise DataError(f"{path} is no tokenizer that can be read: {one_line(error)}.") from error
+            raise DataError(f"{path} is not a readable tokenizer: {one_line(error)}.") from error
         end = about.get("eos_token")
         spelt = end.get("content") if isinstance(end, dict) else end
         return cls(backend, name=name or about.get("name_or_path") or str(path), end=spelt)
@@ -79,17 +79,17 @@ class HuggingFaceTokenizer(Tokenizer):
         """Load a tokenizer by its name on the Hugging Face hub, or from a folder without `tokenizer.json`.
 
         Raises:
-            DataError: the package `transformers` is missing, there is no such tokenizer, the hub cannot be
+            DataError: the package `transformers` is missing, the tokenizer does not exist, the hub cannot be
                 reached, or the tokenizer has no fast version.
         """
-        transformers = import_extra("transformers", f"the tokenizer {name!r}, one of Hugging Face's,")
+        transformers = import_extra("transformers", f"the Hugging Face tokenizer {name!r}")
         try:
             loaded = transformers.AutoTokenizer.from_pretrained(name, use_fast=True, trust_remote_code=False)
-        # the package raises many kinds of errors, all for the same few reasons
+        # the package raises many types of exceptions for the same few reasons
         except Exception as error:
             raise DataError(
                 f"the tokenizer {name!r} cannot be loaded: {one_line(error)}. Check the name and the "
-                "network, or pass the path of a tokenizer.json. Built in are 'bytes' and 'characters'."
+                "network, or pass the path of a tokenizer.json. Built-in tokenizers: 'bytes', 'characters'."
             ) from error
         if not loaded.is_fast:
             raise DataError(
@@ -102,7 +102,7 @@ class HuggingFaceTokenizer(Tokenizer):
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.unsignedinteger]]:
-        """Return the tokens of several texts, uint32, on all processor cores."""
+        """Return the tokens of several texts, uint32; uses all processor cores."""
         try:
             encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
         # the package raises bare exceptions
@@ -111,7 +111,7 @@ class HuggingFaceTokenizer(Tokenizer):
         return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
 
     def save(self, folder: Path) -> None:
-        """Write `tokenizer.json` and `tokenizer_config.json`, which Hugging Face's packages read too."""
+        """Write `tokenizer.json` and `tokenizer_config.json`, in Hugging Face's format."""
         write_text(folder / FILE, self.backend.to_str())
         about = {"name_or_path": self.name, "eos_token": self._end}
         write_text(folder / CONFIG_FILE, json.dumps(about))

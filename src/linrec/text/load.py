@@ -1,4 +1,4 @@
-"""Tokenizers by name, by path, and from the folders that they were saved into."""
+"""Loading of tokenizers by name, by path, or from the folder where they were saved."""
 
 import os
 from pathlib import Path
@@ -15,14 +15,14 @@ def load_tokenizer(name_or_path: str | os.PathLike[str]) -> Tokenizer:
     """Return a tokenizer by name or path.
 
     Args:
-        name_or_path: "bytes"; the path of a `tokenizer.json`, or of a folder with one, such as a run folder;
-            or else a name of Hugging Face, such as "gpt2".
+        name_or_path: "bytes"; the path of a `tokenizer.json`; the path of a folder with a `tokenizer.json`,
+            such as a run folder; or a name on the Hugging Face hub, such as "gpt2".
 
     Returns:
         The tokenizer.
 
     Raises:
-        DataError: there is no such tokenizer, it cannot be loaded, or a package that it needs is missing.
+        DataError: the tokenizer does not exist, cannot be loaded, or needs a package that is missing.
 
     Example:
         >>> load_tokenizer("bytes").vocab_size
@@ -33,8 +33,8 @@ def load_tokenizer(name_or_path: str | os.PathLike[str]) -> Tokenizer:
         return ByteTokenizer()
     if name == CharacterTokenizer.name:
         raise DataError(
-            "the tokenizer 'characters' is made of the characters of a training text. Train with it, and "
-            "pass the run folder where it is needed again."
+            "the tokenizer 'characters' is made from the characters of a training text. Train with it, and "
+            "pass the run folder to use the same tokenizer again."
         )
     path = Path(name).expanduser()
     if path.is_dir() and (path / FILE).is_file():
@@ -56,7 +56,7 @@ def read_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
         A tokenizer with the same fingerprint.
 
     Raises:
-        DataError: the folder has no `tokenizer.json`, or one that cannot be read.
+        DataError: the folder has no `tokenizer.json`, or the file cannot be read.
 
     Example:
         >>> import tempfile
@@ -76,7 +76,7 @@ def _read(path: Path) -> Tokenizer:
     try:
         stored = read_json(path)
     except (OSError, ValueError) as error:
-        raise DataError(f"{path} is no tokenizer that can be read: {error}.") from error
+        raise DataError(f"{path} is not a readable tokenizer: {error}.") from error
     kind = stored.get("kind") if isinstance(stored, dict) else None
     if kind == ByteTokenizer.kind:
         return ByteTokenizer()

@@ -4,7 +4,7 @@ __all__ = ["one_line"]
 
 
 def one_line(error: BaseException) -> str:
-    """Return the first line of what an error of another package says.
+    """Return the first line of an error's message.
 
     Example:
         >>> one_line(OSError("no connection.\\nSee the manual."))

@@ -1,4 +1,4 @@
-"""Text in pieces that a tokenizer takes at once, so that memory stays small, and how much text there was."""
+"""Cut documents into pieces for a tokenizer, so that memory stays small, and count their text."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -8,28 +8,28 @@ import numpy as np
 
 __all__ = ["TextCounts"]
 
-# characters that are encoded as one
+# maximum number of characters in a piece
 PIECE = 2**16
-# how far back from its end a piece may be cut
+# number of characters before this maximum in which a place to cut is searched
 LOOK_BACK = 2**12
-# what goes to the tokenizer together, to be spread over the processor's cores
+# size of a batch for the tokenizer, which spreads a batch over the processor's cores
 BATCH_CHARACTERS, BATCH_PIECES = 2**22, 2**13
 
 
 @dataclass(frozen=True)
 class TextCounts:
-    """How much text there is in a split.
+    """The amount of text in a split, in several units.
 
-    Word-level figures of language models count a token for the end of every line beside the words: they
-    divide by `words + lines`.
+    Word-level perplexities of the literature count the end of every line as a word: divide by
+    `words + lines`.
 
     Args:
-        tokens: tokens, those that end documents included.
-        documents: documents; 1 where all text is one stream.
-        characters: code points.
-        bytes: bytes in UTF-8.
-        words: runs of characters without white space, as `str.split` finds them.
-        lines: newlines, and one more for a document that does not end with one.
+        tokens: number of tokens, end-of-document tokens included.
+        documents: number of documents; 1 if the text is a single stream.
+        characters: number of code points.
+        bytes: number of bytes in UTF-8.
+        words: number of words, as separated by `str.split`.
+        lines: number of lines; an unfinished line at the end of a document counts.
     """
 
     tokens: int = 0
@@ -47,9 +47,9 @@ class Piece(NamedTuple):
     """A piece of a document.
 
     Args:
-        text: at least one character.
-        begins: whether the document begins with it.
-        ends: whether the document ends with it.
+        text: text of the piece, at least one character.
+        begins: whether the piece is the first of its document.
+        ends: whether the piece is the last of its document.
     """
 
     text: str
@@ -58,7 +58,7 @@ class Piece(NamedTuple):
 
 
 class Counter:
-    """Adds up pieces as they go by.
+    """Counts the text of pieces, one piece after another.
 
     Example:
         >>> counter = Counter()
@@ -73,7 +73,7 @@ class Counter:
         self._last = " "
 
     def add(self, piece: Piece) -> None:
-        """Count a piece; it follows the one before where it does not begin a document."""
+        """Count a piece, which continues the piece before unless it begins a document."""
         text = piece.text
         self._documents += piece.begins
         self._characters += len(text)
@@ -84,15 +84,16 @@ class Counter:
         self._last = text[-1]
 
     def counts(self, *, tokens: int) -> TextCounts:
-        """Return what was counted; the number of tokens is told."""
+        """Return the counts, with a number of tokens that the caller has counted."""
         return TextCounts(tokens, self._documents, self._characters, self._bytes, self._words, self._lines)
 
 
 def pieces(documents: Iterable[Iterable[str]]) -> Iterator[Piece]:
     """Yield documents in pieces of at most 2^16 characters.
 
-    A long document is cut before a single space between two words, where nearly all tokenizers cut too: the
-    tokens of the pieces are those of the whole. Text without such a place in reach is cut anywhere.
+    A long document is cut before a single space between two words. Nearly all tokenizers cut there, too, so
+    the pieces have the same tokens as the whole document. If the last 2^12 characters of a piece contain no
+    such space, the piece is cut at 2^16 characters.
 
     Args:
         documents: documents, each as blocks of text.
@@ -123,7 +124,7 @@ def batches(found: Iterable[Piece]) -> Iterator[list[Piece]]:
 
 
 def _words(text: str) -> int:
-    """Return len(text.split()), of ASCII without making the words."""
+    """Return len(text.split()); for ASCII text without creating the words."""
     if not text.isascii():
         return len(text.split())
     space = _SPACE[np.frombuffer(text.encode(), dtype=np.uint8)]
@@ -144,7 +145,7 @@ def _cut(blocks: Iterable[str]) -> Iterator[str]:
 
 
 def _place(text: str, limit: int) -> int:
-    """Return where to cut at or before `limit`, which lies inside the text."""
+    """Return the position of the cut, at or before `limit`, which is inside the text."""
     place = limit + 1
     while (place := text.rfind(" ", limit - LOOK_BACK, place)) > 0:
         if not text[place - 1].isspace() and not text[place + 1 : place + 2].isspace():

@@ -1,4 +1,4 @@
-"""How far reading and tokenising is: bars on a terminal, plain lines elsewhere."""
+"""Progress of reading and tokenising: bars on a terminal, plain lines elsewhere."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 class ReadingDisplay:
-    """Shows how much of a text has been read.
+    """Shows the progress of reading a text.
 
     Args:
-        console: where to write; None is standard error, so that results on standard output stay clean.
+        console: console to write to; None is standard error, which keeps progress out of standard output.
 
     Example:
         >>> from rich.console import Console
@@ -34,11 +34,11 @@ class ReadingDisplay:
 
     @contextmanager
     def reading(self, what: str, size: int) -> Iterator[Advance]:
-        """Show a bar for as long as the context lasts; yield what moves it.
+        """Show a progress bar within the context; yield the function that advances it.
 
         Args:
-            what: what is done.
-            size: how much there is to read.
+            what: label of the bar.
+            size: total amount to read.
         """
         if not self._console.is_terminal:
             self.say(what)
@@ -55,5 +55,5 @@ class ReadingDisplay:
         with Progress(*columns, console=self._console, expand=True) as progress:
             bar = progress.add_task(what, total=size)
             yield lambda read: progress.advance(bar, read)
-            # a part of a text is done before all of it is read
+            # reading a part of a text ends before its whole size is read
             progress.update(bar, completed=size)

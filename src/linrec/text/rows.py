@@ -1,4 +1,4 @@
-"""Text from data sets of Hugging Face: by name from the hub, or from files and folders."""
+"""Text from Hugging Face data sets: by name from the hub, or from files and folders."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +11,7 @@ from linrec.text.texts import Advance
 
 __all__ = ["DatasetRows"]
 
-# what the builders of `datasets` call the files that they read
+# the builder of `datasets` for every file suffix
 BUILDERS = {
     ".json": "json",
     ".jsonl": "json",
@@ -21,24 +21,24 @@ BUILDERS = {
     ".arrow": "arrow",
     ".txt": "text",
 }
-# what `Dataset.save_to_disk` and `DatasetDict.save_to_disk` leave
+# index files of `Dataset.save_to_disk` and `DatasetDict.save_to_disk`
 SAVED = ("state.json", "dataset_dict.json")
 SPLIT_NAMES = {"valid": "validation", "val": "validation", "dev": "validation"}
 ROWS = 1000
 
 
 class DatasetRows:
-    """The texts of a data set's rows, in their order; a `Texts`.
+    """The texts of a data set's rows, in their order; implements `Texts`.
 
     Args:
         dataset: a name on the Hugging Face hub; a folder that `save_to_disk` wrote; a file that ends in
-            .json, .jsonl, .csv, .parquet, .arrow or .txt; or a folder of such files.
-        config: which configuration of the data set, where it has several, such as "wikitext-103-raw-v1".
+            .json, .jsonl, .csv, .parquet, .arrow or .txt; or a folder of files with these suffixes.
+        config: configuration of the data set, if it has several, such as "wikitext-103-raw-v1".
         column: the column that holds the text.
 
     Raises:
-        DataError: the package `datasets` is missing, the data set cannot be loaded, has no split "train", no
-            such column, or one that is no text.
+        DataError: the package `datasets` is missing, the data set cannot be loaded, the data set has no split
+            "train", or the column does not exist or does not hold strings.
     """
 
     def __init__(self, dataset: str, *, config: str | None = None, column: str = "text") -> None:
@@ -61,26 +61,26 @@ class DatasetRows:
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """The splits of the data set that training knows; "train" is one."""
+        """The names of the data set's splits among "train", "validation" and "test"; includes "train"."""
         return tuple(self._rows)
 
     def size(self, split: str) -> int:
-        """Number of rows."""
+        """Return the number of rows of a split."""
         return len(self._rows[split])
 
     def documents(self, split: str, advance: Advance) -> Iterator[tuple[str]]:
-        """Yield the text of each row; a missing one is empty."""
+        """Yield the text of each row; a missing text is empty."""
         for texts in self._batches(split, advance):
             for text in texts:
                 yield (text or "",)
 
     def stream(self, split: str, advance: Advance) -> Iterator[str]:
-        """Yield all text of a split as blocks; every row, an empty one too, ends with a newline."""
+        """Yield the text of a split as blocks; every row ends with a newline, empty rows included."""
         for texts in self._batches(split, advance):
             yield "".join(text if text and text.endswith("\n") else f"{text or ''}\n" for text in texts)
 
     def identity(self) -> Any:
-        """What tells this text from another one, as JSON holds it."""
+        """Return a JSON value that identifies the text."""
         files = {
             split: [len(rows), *(_file_identity(Path(file["filename"])) for file in rows.cache_files)]
             for split, rows in self._rows.items()
@@ -95,11 +95,11 @@ class DatasetRows:
 
 
 def load_splits(dataset: str, *, config: str | None = None) -> dict[str, Any]:
-    """Load a data set of Hugging Face, and return its rows for training, validation and testing.
+    """Load a Hugging Face data set, and return its rows for training, validation and testing.
 
     Args:
-        dataset: a name on the hub, a folder or a file, as `DatasetRows` takes it.
-        config: which configuration of the data set, where it has several.
+        dataset: a name on the hub, a folder or a file; see `DatasetRows`.
+        config: configuration of the data set, if it has several.
 
     Raises:
         DataError: the package `datasets` is missing, or the data set cannot be loaded.
@@ -115,7 +115,7 @@ def load_splits(dataset: str, *, config: str | None = None) -> dict[str, Any]:
             loaded = datasets.load_dataset(BUILDERS[path.suffix], data_files=str(path))
         else:
             loaded = datasets.load_dataset(str(path) if path.is_dir() else dataset, config)
-    # the package raises many kinds of errors, most of them about files and the network
+    # the package raises many types of exceptions, mostly about files and the network
     except Exception as error:
         raise DataError(
             f"`dataset` = {dataset} cannot be loaded: {one_line(error)}. Check the name, its configuration "

@@ -1,4 +1,4 @@
-"""Shards: the tokens of a text in files that are mapped into memory, and an index that says what they are."""
+"""Shards: the tokens of a text in memory-mapped files, with an index file that describes them."""
 
 import json
 import os
@@ -27,13 +27,13 @@ START = np.dtype("<i8")
 
 
 class Shards:
-    """The tokens of a text's splits, as `write_shards` left them in a folder.
+    """The tokens of a text's splits, read from a folder that `write_shards` wrote.
 
     Args:
         folder: the folder.
 
     Raises:
-        DataError: the folder has no index, one of another version, or files of other sizes than it says.
+        DataError: the index is missing or has another version, or the size of a file differs from the index.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -47,12 +47,12 @@ class Shards:
             whole = index["version"] == VERSION and sizes == self._files
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(
-                f"the tokens in {folder} cannot be read: {error}. Delete the folder to have it made again."
+                f"the tokens in {folder} cannot be read: {error}. Delete the folder; it will be made again."
             ) from error
         if not whole:
             raise DataError(
                 f"the tokens in {folder} are damaged, or of another version of linrec. "
-                "Delete the folder to have it made again."
+                "Delete the folder; it will be made again."
             )
 
     @property
@@ -61,15 +61,15 @@ class Shards:
         return read_tokenizer(self.folder)
 
     def counts(self, split: str) -> TextCounts:
-        """Return how much text a split has: none where there is no such split."""
+        """Return the amount of text in a split: all zeros if the split does not exist."""
         return self._counts.get(split, TextCounts())
 
     def tokens(self, split: str) -> NDArray[np.unsignedinteger]:
-        """Return the tokens of a split, uint16 or uint32, mapped from the file; writes do not reach it."""
+        """Return the tokens of a split, uint16 or uint32, as a copy-on-write memory map of the file."""
         return self._mapped(f"{split}.ids", self._dtype)
 
     def starts(self, split: str) -> NDArray[np.int64]:
-        """Return where documents begin in the tokens, ascending; nothing where documents do not count."""
+        """Return the indices of the tokens that begin documents, ascending; empty for a single stream."""
         return self._mapped(f"{split}.starts", START)
 
     def _mapped(self, name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -81,17 +81,17 @@ class Shards:
 
 @contextmanager
 def write_shards(folder: Path, tokenizer: Tokenizer) -> Iterator["ShardWriter"]:
-    """Make a folder of shards of what is written in the context, whole or not at all.
+    """Create a folder of shards atomically from the splits that are written within the context.
 
-    The files are written into a folder of another name, forced to disk, and the folder is renamed. Where
-    another process has made the same folder meanwhile, that one stays.
+    The files are written to a temporary folder and flushed to disk, then the folder is renamed. If another
+    process has created the same folder in the meantime, its folder is kept.
 
     Args:
-        folder: the folder to make.
+        folder: the folder to create.
         tokenizer: encodes the texts.
 
     Raises:
-        DataError: the disk is full, or nothing can be written there.
+        DataError: the disk is full, or the folder cannot be written.
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -115,7 +115,7 @@ def write_shards(folder: Path, tokenizer: Tokenizer) -> Iterator["ShardWriter"]:
 
 
 class ShardWriter:
-    """Encodes the splits of a text into files.
+    """Writes the tokens of a text's splits to files.
 
     Args:
         folder: an empty folder.
@@ -131,13 +131,13 @@ class ShardWriter:
         """Write a split.
 
         Args:
-            split: its name.
-            documents: its documents, each as blocks of text.
-            mark: whether to end documents with the token for that, where there is one, and to store where
-                they begin.
+            split: name of the split.
+            documents: documents of the split, each as blocks of text.
+            mark: whether to mark documents: end each document with the end-of-document token, if the
+                tokenizer has it, and store the indices where documents begin.
 
         Returns:
-            How much was written.
+            The amount of text that was written.
         """
         end = self._tokenizer.end_of_document if mark else None
         ending = np.array([] if end is None else [end], self._dtype).tobytes()
@@ -159,7 +159,7 @@ class ShardWriter:
         return self._counts[split]
 
     def finish(self) -> None:
-        """Write the tokenizer and, last of all, the index."""
+        """Write the tokenizer and then, as the last file, the index."""
         self._tokenizer.save(self._folder)
         index = {
             "version": VERSION,

@@ -1,4 +1,4 @@
-"""What files and data sets have in common: text in splits, as one stream or as documents; and cutting it."""
+"""The interface of text sources, and the division of their training text into splits."""
 
 from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
@@ -7,21 +7,21 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from linrec.errors import DataError
 
-# called with how much was read since the last call
+# called with the amount that was read since the last call
 Advance = Callable[[int], None]
 
 
 @runtime_checkable
 class Texts(Protocol):
-    """Where text comes from."""
+    """A source of text: local files or a data set."""
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """The splits that the source has itself; "train" is one."""
+        """The names of the splits that the source itself has; always includes "train"."""
         ...
 
     def size(self, split: str) -> int:
-        """How much there is to read, in units of the source: bytes, rows."""
+        """Return the amount to read for a split, in the source's unit: bytes or rows."""
         ...
 
     def documents(self, split: str, advance: Advance) -> Iterator[Iterable[str]]:
@@ -29,19 +29,19 @@ class Texts(Protocol):
         ...
 
     def stream(self, split: str, advance: Advance) -> Iterator[str]:
-        """Yield all text of a split as blocks."""
+        """Yield the text of a split as blocks."""
         ...
 
     def identity(self) -> Any:
-        """What tells this text from another one, as JSON holds it."""
+        """Return a JSON value that identifies the text."""
         ...
 
 
 class Part(NamedTuple):
-    """A part of what a source has as a split: units [start, stop), characters of its stream or documents.
+    """A range of units of a source's split; a unit is a document, or a character of the stream.
 
     Args:
-        split: which split of the source.
+        split: split of the source.
         start: first unit.
         stop: unit after the last; None is the end.
     """
@@ -52,21 +52,22 @@ class Part(NamedTuple):
 
 
 def parts_of(texts: Texts, *, documents: bool, shares: dict[str, float], advance: Advance) -> dict[str, Part]:
-    """Return where the text of each split is: in a split of the source, or in a part of its training text.
+    """Return the part of the source for each split: a whole split, or a range of the training text.
 
-        train | validation | test     at floor(n (1 - v - t)) and floor(n (1 - t)) of n units
+        train | validation | test     cut at units floor(n (1 - v - t)) and floor(n (1 - t)) of n
 
     Args:
         texts: the source.
-        documents: whether whole documents are counted, those without text left out, or characters.
-        shares: of the splits to cut where the source has none of that name, in the order of their places.
+        documents: whether units are documents, ignoring empty documents; if not, units are characters.
+        shares: v and t, the shares of the training text for splits that the source does not have, in the
+            order of the splits in the text.
         advance: called while units are counted.
 
     Raises:
         DataError: a split would be empty.
     """
     parts = {split: Part(split) for split in texts.splits}
-    # decimals as they were written: a tenth is a tenth
+    # exact decimals: the float 0.1 is not exactly a tenth
     cut = {name: Fraction(str(share)) for name, share in shares.items() if share and name not in parts}
     if not cut:
         return parts
@@ -82,7 +83,7 @@ def parts_of(texts: Texts, *, documents: bool, shares: dict[str, float], advance
             raise DataError(
                 f"the text has {total} {'documents' if documents else 'characters'}, too few to cut it into "
                 f"{', '.join(['train', *cut])}: {name} would be empty. Pass other shares, or text that comes "
-                "with splits" + (", or take it as one stream instead of documents." if documents else ".")
+                "with splits" + (", or read it as one stream instead of documents." if documents else ".")
             )
         parts[name] = Part("train", start, stop)
         start = stop
@@ -90,7 +91,7 @@ def parts_of(texts: Texts, *, documents: bool, shares: dict[str, float], advance
 
 
 def documents_of(texts: Texts, part: Part, *, documents: bool, advance: Advance) -> Iterator[Iterable[str]]:
-    """Yield the documents of a part, each as blocks of text; all text is one where documents do not count."""
+    """Yield the documents of a part, each as blocks of text; a part of a stream is a single document."""
     if documents:
         nonempty = filter(None, map(_peeked, texts.documents(part.split, advance)))
         yield from islice(nonempty, part.start, part.stop)
@@ -99,7 +100,7 @@ def documents_of(texts: Texts, part: Part, *, documents: bool, advance: Advance)
 
 
 def _peeked(document: Iterable[str]) -> Iterator[str] | None:
-    """Return a document that has text, and None for another."""
+    """Return an iterator equal to the document, or None if the document has no text."""
     blocks = filter(None, document)
     first = next(blocks, None)
     return None if first is None else _chained(first, blocks)

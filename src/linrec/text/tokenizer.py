@@ -1,4 +1,4 @@
-"""Tokenizers: text to token numbers and back. What all offer, and the two that need no other package."""
+"""The base class of tokenizers, and two tokenizers that need no other package: bytes and characters."""
 
 import hashlib
 import json
@@ -17,20 +17,20 @@ __all__ = ["ByteTokenizer", "CharacterTokenizer", "StreamDecoder", "Tokenizer"]
 
 FILE = "tokenizer.json"
 REPLACEMENT = "\ufffd"
-# tokens that a stream may hold back, many more than the bytes of a character
+# maximum number of tokens that a stream holds back, many more than the bytes of a character
 HELD = 64
 
 
 class Tokenizer(ABC):
-    """Text to token numbers and back.
+    """Converts text to token ids and back.
 
         decode(encode(text)) = text
 
     Attributes:
-        name: what users call it: "bytes", "characters", "gpt2", a path.
-        vocab_size: number of tokens; all are in 0 .. vocab_size - 1.
-        end_of_document: the token that follows a document; None where the tokenizer has none. It stands for
-            no text.
+        name: name that users type: "bytes", "characters", "gpt2", or a path.
+        vocab_size: size of the vocabulary; token ids are in 0 .. vocab_size - 1.
+        end_of_document: the end-of-document token, which decodes to no text; None if the tokenizer has no
+            end-of-document token.
     """
 
     name: str
@@ -39,18 +39,18 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode(self, text: str) -> NDArray[np.unsignedinteger]:
-        """Return the tokens of a text, shape (n), uint16 or uint32; nothing is put around them.
+        """Return the tokens of a text, shape (n), uint16 or uint32, without added special tokens.
 
         Raises:
             DataError: the text has a character that the tokenizer does not know.
         """
 
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.unsignedinteger]]:
-        """Return the tokens of several texts, which may be faster than one at a time."""
+        """Return the tokens of several texts; may be faster than encoding them one by one."""
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of tokens; bytes that are no UTF-8 become U+FFFD.
+        """Return the text of tokens; bytes that are not UTF-8 become U+FFFD.
 
         Raises:
             ValueError: a token is not in 0 .. vocab_size - 1.
@@ -66,7 +66,7 @@ class Tokenizer(ABC):
 
     @property
     def fingerprint(self) -> str:
-        """Hash of everything that defines which tokens a text becomes: 16 hexadecimal digits."""
+        """Hash of everything that defines how the tokenizer encodes a text: 16 hexadecimal digits."""
         defined = json.dumps(self._definition(), sort_keys=True)
         return hashlib.sha256(defined.encode()).hexdigest()[:16]
 
@@ -76,7 +76,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def _definition(self) -> dict[str, object]:
-        """What defines the tokenizer, as JSON holds it."""
+        """Return the JSON object that defines the tokenizer."""
 
     @abstractmethod
     def _decode(self, ids: list[int]) -> str:
@@ -84,7 +84,7 @@ class Tokenizer(ABC):
 
 
 class ByteTokenizer(Tokenizer):
-    """The bytes of UTF-8, 0 to 255, and a token 256 for the end of a document.
+    """A tokenizer of UTF-8 bytes, 0 to 255, with token 256 for the end of a document.
 
     Example:
         >>> tokenizer = ByteTokenizer()
@@ -103,7 +103,7 @@ class ByteTokenizer(Tokenizer):
             encoded = text.encode()
         except UnicodeEncodeError as error:
             raise DataError(
-                f"the text has no UTF-8 bytes: {error.reason} at character {error.start}."
+                f"the text cannot be encoded as UTF-8: {error.reason} at character {error.start}."
             ) from error
         return np.frombuffer(encoded, dtype=np.uint8).astype(np.uint16)
 
@@ -115,15 +115,15 @@ class ByteTokenizer(Tokenizer):
 
 
 class CharacterTokenizer(Tokenizer):
-    """The distinct characters of some text, in the order of their code points. There is no end of document.
+    """A tokenizer of characters, numbered in the order of their code points, without end-of-document token.
 
     Args:
         characters: the characters, distinct and sorted.
 
     Raises:
-        DataError: there is none, or they are not distinct and sorted.
+        DataError: `characters` is empty, or not distinct and sorted.
 
-    Source: the character-level Shakespeare of nanoGPT, whose vocabulary is made this way.
+    Source: nanoGPT, whose character-level Shakespeare vocabulary is built this way.
 
     Example:
         >>> tokenizer = CharacterTokenizer.of(["to be, ", "or not to be"])
@@ -140,34 +140,34 @@ class CharacterTokenizer(Tokenizer):
             raise DataError("the tokenizer 'characters' needs text to take its characters from; got none.")
         if list(characters) != sorted(set(characters)):
             raise DataError(
-                "`characters` must be distinct and sorted; CharacterTokenizer.of(texts) makes them so."
+                "`characters` must be distinct and sorted, as CharacterTokenizer.of(texts) makes them."
             )
         self.characters = characters
         self.vocab_size = len(characters)
-        # a table over code points: one look-up per character
+        # a lookup table indexed by code point
         code_points = np.array([ord(character) for character in characters])
         self._table = np.full(code_points[-1] + 1, self.vocab_size, dtype=np.uint32)
         self._table[code_points] = np.arange(self.vocab_size)
 
     @classmethod
     def of(cls, texts: Iterable[str]) -> "CharacterTokenizer":
-        """Make the tokenizer of the characters that some texts have."""
+        """Create a tokenizer from the characters that occur in texts."""
         found: set[str] = set()
         for text in texts:
             found.update(text)
         return cls("".join(sorted(found)))
 
     def encode(self, text: str) -> NDArray[np.unsignedinteger]:
-        """Return the numbers of the characters, uint32."""
+        """Return the token ids of the characters, uint32."""
         code_points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
         ids = self._table[np.minimum(code_points, len(self._table) - 1)]
         unknown = (ids == self.vocab_size) | (code_points >= len(self._table))
         if unknown.any():
             character = text[int(unknown.argmax())]
             raise DataError(
-                f"the character {character!r} (U+{ord(character):04X}) is none of the {self.vocab_size} of "
-                "the tokenizer 'characters', which are those of its training text. Leave it out, or train "
-                "with the tokenizer 'bytes', which knows all."
+                f"the character {character!r} (U+{ord(character):04X}) is not among the {self.vocab_size} "
+                "of the tokenizer 'characters', which are the characters of its training text. Leave it out, "
+                "or train with the tokenizer 'bytes', which can encode every character."
             )
         return ids
 
@@ -179,12 +179,12 @@ class CharacterTokenizer(Tokenizer):
 
 
 class StreamDecoder:
-    """Decodes tokens one by one, as they are generated: the pieces together are the text of all.
+    """Decodes tokens one by one as they are generated; the concatenated outputs are the whole text.
 
-    A character whose bytes are spread over several tokens comes with the last of them.
+    A character whose bytes are spread over several tokens is returned with the last of these tokens.
 
     Args:
-        tokenizer: whose tokens they are.
+        tokenizer: the tokenizer of the tokens.
 
     Example:
         >>> stream = StreamDecoder(ByteTokenizer())
@@ -194,13 +194,13 @@ class StreamDecoder:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        # tokens whose text is out already: what follows may be written differently after them than alone
+        # tokens whose text has been returned, kept as context: they may change how the next tokens decode
         self._before: list[int] = []
         self._held: list[int] = []
         self._shown = 0
 
     def feed(self, token: int) -> str:
-        """Take the next token; return the text that is complete with it, often empty.
+        """Take the next token; return the text that this token completes, which may be empty.
 
         Raises:
             ValueError: the token is not in 0 .. vocab_size - 1.
@@ -215,7 +215,7 @@ class StreamDecoder:
         return piece
 
     def finish(self) -> str:
-        """Return what is held back: bytes that never became a character, as U+FFFD."""
+        """Return the text held back: bytes that do not form a complete character, as U+FFFD."""
         return self._release(self._tokenizer.decode([*self._before, *self._held]))
 
     def _release(self, text: str) -> str:
