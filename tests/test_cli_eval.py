@@ -239,15 +239,18 @@ def test_a_full_disk_is_no_mistake_of_the_text(
         (["bytes", "--data", "latin.txt"], "latin.txt is not UTF-8: unexpected end of data at byte 3"),
         (
             ["bytes", "--data", "one.txt"],
-            "one.txt must have at least 2 tokens for one to be predicted; it has 1.",
+            "one.txt must have at least 2 tokens, to predict the second; it has 1.",
         ),
-        (["bytes", "--data", "other.txt", "--split", "test"], "other.txt has no splits, all of its text is"),
+        (
+            ["bytes", "--data", "other.txt", "--split", "test"],
+            "other.txt has no splits, so it is evaluated as a whole",
+        ),
         (["bytes", "--data", "a", "--data.dataset", "b"], "one of `path` and `dataset` must be given; got"),
         (["characters", "--data", "capitals.txt"], "the character 'R' (U+0052) is not among the"),
-        (["horizon"], "horizon is no language model: it was trained on MemoryHorizon"),
-        (["large"], "the tokenizer in large has 2,000 tokens, its model 257. They do not belong together"),
+        (["horizon"], "horizon is not a language model: it was trained on MemoryHorizon"),
+        (["large"], "the tokenizer in large has 2,000 tokens, but its model has 257"),
         (["untokenised"], "there is no tokenizer in untokenised: it has no tokenizer.json."),
-        (["unsaved"], "unsaved has no checkpoint yet; train it to its first one."),
+        (["unsaved"], "unsaved has no checkpoint yet; train it until its first checkpoint."),
         (
             ["moved"],
             "the text of moved cannot be used: `path` = gone.txt does not exist. Or pass --data FILE.",

@@ -31,7 +31,7 @@ def test_what_is_no_length(text: str) -> None:
     "text", ["...", "...,5", "5,...,9", "1,2,...", "1,2,...,x", "1,3,...,6", "5,3,...,9", "1,2,...,2"]
 )
 def test_dots_that_lead_nowhere(text: str) -> None:
-    with pytest.raises(ValueError, match="three dots must stand between two lengths") as error:
+    with pytest.raises(ValueError, match="three dots must follow two lengths") as error:
         parse_lengths(text)
     assert str(error.value).endswith(f"; got {text}.")
 

@@ -175,7 +175,7 @@ def test_a_length_that_the_text_does_not_have(length: int) -> None:
 
 def test_arguments_that_are_refused() -> None:
     model, split = build("hgru"), text()
-    with pytest.raises(ValueError, match="at least 2 tokens for one to be predicted; got 1"):
+    with pytest.raises(ValueError, match="at least 2 tokens, to predict the second; got 1"):
         evaluate_carried(model, text(1))
     for evaluate in (evaluate_carried, lambda *args, **named: evaluate_windows(*args, 5, **named)):
         with pytest.raises(ValueError, match="`batch_tokens` must be at least 1; got 0"):
@@ -190,7 +190,7 @@ def test_arguments_that_are_refused() -> None:
 def test_tokens_that_the_model_does_not_know(place: int) -> None:
     split = text()
     split.ids[place] = VOCAB
-    message = rf"tokens must be in 0 \.\. {VOCAB - 1}, those of the model; got {VOCAB}"
+    message = rf"tokens must be in 0 \.\. {VOCAB - 1}, the model's vocabulary; got {VOCAB}"
     with pytest.raises(ValueError, match=message):
         evaluate_windows(build("hgru"), split, 10)
     with pytest.raises(ValueError, match=message):

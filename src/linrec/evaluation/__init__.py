@@ -1,4 +1,4 @@
-"""Evaluation of language models: perplexity over the length of the context, in several units."""
+"""Evaluation of language models: perplexity by context length, in several units."""
 
 from linrec.evaluation.lengths import default_lengths, parse_lengths
 from linrec.evaluation.perplexity import Score, evaluate_carried, evaluate_windows

@@ -1,4 +1,4 @@
-"""Lists of window lengths, as users write them and as they are chosen."""
+"""Lists of window lengths: parsing, and the default."""
 
 from collections.abc import Sequence
 
@@ -15,13 +15,13 @@ def parse_lengths(text: str) -> tuple[int, ...]:
     Three dots continue the two lengths before them in equal steps, up to the length after them.
 
     Args:
-        text: positive numbers and dots, separated by commas.
+        text: positive integers and three dots, separated by commas.
 
     Returns:
-        The lengths, ascending, each once.
+        The distinct lengths, ascending.
 
     Raises:
-        ConfigError: what is there is no such list.
+        ConfigError: the text is not a valid list.
 
     Example:
         >>> parse_lengths("512,768,...,1536,4096")
@@ -42,14 +42,14 @@ def parse_lengths(text: str) -> tuple[int, ...]:
 
 
 def default_lengths(trained: int, n_tokens: int) -> tuple[int, ...]:
-    """Return the lengths of HGRN's table 14 and that of training, as far as a text goes.
+    """Return the lengths of HGRN's table 14 and the training length, as far as they fit into a text.
 
     Args:
         trained: tokens of context in training.
-        n_tokens: tokens of the text; windows need one more than their length.
+        n_tokens: tokens of the text; a window of length n needs n + 1 tokens.
 
     Returns:
-        The lengths, ascending; of a text that is shorter than all of them, one less than its tokens.
+        The lengths, ascending. If the text is too short for all lengths, `n_tokens - 1` is the only length.
 
     Source:
         HGRN (Qin, Yang and Zhong, 2023), table 14.
@@ -63,13 +63,13 @@ def default_lengths(trained: int, n_tokens: int) -> tuple[int, ...]:
 
 
 def _between(before: Sequence[int], after: Sequence[str]) -> list[int]:
-    """Return the lengths that three dots stand for."""
+    """Return the lengths that replace three dots."""
     end = int(after[0]) if after and after[0].isdecimal() else 0
     step = before[-1] - before[-2] if len(before) > 1 else 0
     if step <= 0 or end <= before[-1] or (end - before[-1]) % step:
         raise ConfigError(
-            "--lengths: three dots must stand between two lengths, whose difference is the step, and one "
-            f"that is reached in such steps, as in 512,768,...,1536; got "
+            "--lengths: three dots must follow two lengths, whose difference is the step, and precede a "
+            f"length that is reached in equal steps, as in 512,768,...,1536; got "
             f"{','.join(map(str, [*before[-2:], '...', *after]))}."
         )
     return list(range(before[-1] + step, end, step))

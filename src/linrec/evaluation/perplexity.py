@@ -1,4 +1,4 @@
-"""How likely a model finds a text: token by token, from windows of one length or from all of its past."""
+"""The perplexity of a language model on a text, with windows of equal length or with a carried state."""
 
 import math
 from collections.abc import Callable
@@ -19,27 +19,27 @@ from linrec.train.data import on_device
 
 __all__ = ["Score", "evaluate_carried", "evaluate_windows"]
 
-# logits at once: 256 MiB in float32
+# logits in memory at once: 256 MiB in float32
 LOGITS = 2**26
-# tokens at once: 32 windows of 512, or one of 14,336
+# tokens per batch, for example 32 windows of 512 tokens
 BATCH_TOKENS = 2**14
 
 
 @dataclass(frozen=True)
 class Score:
-    """How likely a model finds a text, in several units.
+    """The negative log-likelihood of a text under a model, in several units.
 
         loss = nats / tokens                             perplexity = exp(loss)
         loss per u = loss * tokens of the text / u       perplexity per u = exp(loss per u)
 
-    u is what is counted in the text: its words and ends of lines, its bytes, or its characters. The text has
-    one token more than are predicted, its first one, which so costs as much as the others on average.
+    u is a number of units in the text: of words and line ends, of bytes, or of characters. The first token of
+    the text is not predicted; the formula assigns the mean loss to it.
 
     Args:
-        length: tokens of a window; None where the state is carried through the whole text.
-        nats: -log p summed over all predicted tokens.
-        tokens: predicted tokens.
-        counts: how much there is of the text.
+        length: tokens per window; None if the state is carried through the whole text.
+        nats: -log p, summed over all predicted tokens.
+        tokens: number of predicted tokens.
+        counts: amount of text in several units.
 
     Example:
         >>> score = Score(512, nats=math.log(4) * 10, tokens=10, counts=TextCounts(tokens=11, bytes=44))
@@ -54,22 +54,22 @@ class Score:
 
     @property
     def loss(self) -> float:
-        """Nats per token; not a number where nothing is predicted."""
+        """Nats per token; NaN if no token is predicted."""
         return self.nats / self.tokens if self.tokens else math.nan
 
     @property
     def perplexity(self) -> float:
-        """e to the nats per token."""
+        """Perplexity per token."""
         return _exp(self.loss)
 
     @property
     def word_perplexity(self) -> float:
-        """e to the nats per word, the ends of lines counted as words, as word-level vocabularies do."""
+        """Perplexity per word; line ends count as words, as in word-level vocabularies."""
         return _exp(self._per(self.counts.words + self.counts.lines))
 
     @property
     def byte_perplexity(self) -> float:
-        """e to the nats per byte of UTF-8."""
+        """Perplexity per byte of UTF-8."""
         return _exp(self._per(self.counts.bytes))
 
     @property
@@ -79,11 +79,11 @@ class Score:
 
     @property
     def bits_per_character(self) -> float:
-        """Bits per code point."""
+        """Bits per character (code point)."""
         return self._per(self.counts.characters) / math.log(2)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all numbers as JSON holds them; None stands for what is not finite."""
+        """Return all numbers as JSON values; infinite values and NaN become None."""
         names = ("perplexity", "word_perplexity", "byte_perplexity", "bits_per_byte", "bits_per_character")
         numbers = {name: getattr(self, name) for name in ("nats", "loss", *names)}
         finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
@@ -103,31 +103,31 @@ def evaluate_windows(
     precision: Precision = "32-true",
     advance: Callable[[int], None] | None = None,
 ) -> Score:
-    """nats = -sum_n log p(x_n | x_{w(n)}, .., x_{n-1}) with w(n) the start of the window before n.
+    """nats = -sum_n log p(x_n | x_{w(n)}, .., x_{n-1}), where w(n) is the start of the window predicting x_n.
 
-    The text is cut into consecutive windows of `length` inputs that do not overlap, each evaluated from an
-    empty state. Every token but the first is predicted exactly once, whatever the length: the first
-    prediction of a window has one token of context, the last one `length`. The last window may be shorter.
-    Where the text is divided into documents, each begins with an empty state, too.
+    The text is cut into consecutive, non-overlapping windows of `length` inputs, each evaluated from an empty
+    state. Every token except the first is predicted exactly once, for every length: the first prediction of a
+    window has 1 token of context, the last prediction has `length` tokens. The last window may be shorter.
+    Every document also begins with an empty state, if the text is divided into documents.
 
-    Memory is bounded by `batch_tokens`, whatever the length: short windows are batched, and a longer one is
-    taken in pieces that carry the state, which gives the same to rounding. Logits are formed for 2^26
-    numbers at a time.
+    Memory is bounded by `batch_tokens`: short windows are batched, and a longer window is processed in chunks
+    with a carried state, which gives the same result up to rounding. At most 2^26 logits are in memory at a
+    time.
 
     Args:
-        model: in evaluation mode.
-        split: the tokens of a text; its own length does not matter.
-        length: tokens of a window.
+        model: the model, in evaluation mode.
+        split: the tokens of a text; `split.length` is ignored.
+        length: tokens per window.
         batch_tokens: tokens that go through the model at once.
         precision: "32-true", or "bf16-mixed" for autocast in bfloat16.
-        advance: called with the number of tokens that were predicted since the last call.
+        advance: called with the number of tokens predicted since the last call.
 
     Returns:
         The score.
 
     Raises:
-        ValueError: a `length` that is not in 1 .. n - 1 for a text of n tokens, tokens that the model does
-            not know, `batch_tokens` below 1, an unknown precision, or a model in training mode.
+        ValueError: `length` is not in 1 .. n - 1 for a text of n tokens, tokens are not in the model's
+            vocabulary, `batch_tokens` is below 1, `precision` is unknown, or the model is in training mode.
 
     Source:
         HGRN (Qin, Yang and Zhong, 2023), table 14.
@@ -151,7 +151,7 @@ def evaluate_windows(
     meter = _Meter(model, precision, advance)
     for index in torch.arange(len(windows)).split(max(1, batch_tokens // length)):
         batch = windows.rows(index)
-        # the first of these windows is the fullest; beyond its end there is nothing to predict
+        # no window of the batch is longer than its first window
         end = min(length, n_tokens - 1 - length * int(index[0]))
         state = None
         for start in range(0, end, piece):
@@ -170,23 +170,23 @@ def evaluate_carried(
     precision: Precision = "32-true",
     advance: Callable[[int], None] | None = None,
 ) -> Score:
-    """nats = -sum_n log p(x_n | x_1, .., x_{n-1}): the state is carried through the whole text.
+    """nats = -sum_n log p(x_n | x_1, .., x_{n-1}), with the state carried through the whole text.
 
-    Memory does not grow with the text, unless the state of the model's mixer does. Where the text is divided
-    into documents, each begins with an empty state.
+    Memory does not grow with the text, unless the mixer's state grows. Every document begins with an empty
+    state, if the text is divided into documents.
 
     Args:
-        model: see `evaluate_windows`, also for what is not listed here.
+        model: see `evaluate_windows`.
         split: the tokens of a text, at least two.
         batch_tokens: tokens that go through the model at once.
         precision: "32-true" or "bf16-mixed".
-        advance: called with the number of tokens that were predicted.
+        advance: called with the number of tokens predicted since the last call.
 
     Returns:
         The score, with `length` None.
 
     Raises:
-        ValueError: there are fewer than two tokens, or what `evaluate_windows` says.
+        ValueError: the text has fewer than two tokens, or for the same reasons as in `evaluate_windows`.
 
     Example:
         >>> import numpy as np
@@ -199,7 +199,7 @@ def evaluate_carried(
     """
     n_tokens = len(split.ids)
     if n_tokens < 2:
-        raise ValueError(f"the text must have at least 2 tokens for one to be predicted; got {n_tokens}.")
+        raise ValueError(f"the text must have at least 2 tokens, to predict the second; got {n_tokens}.")
     pieces = split.with_length(min(n_tokens - 1, _checked(batch_tokens)))
     meter = _Meter(model, precision, advance)
     state = None
@@ -209,7 +209,7 @@ def evaluate_carried(
 
 
 class _Meter:
-    """Adds up -log p over batches."""
+    """Sums -log p over batches."""
 
     def __init__(
         self, model: LanguageModel, precision: Precision, advance: Callable[[int], None] | None
@@ -219,18 +219,18 @@ class _Meter:
         self._model, self._precision, self._advance = with_weights_cast(model, precision), precision, advance
         self._vocab_size = model.config.vocab_size
         self._device = next(model.parameters()).device
-        # float64, for millions of terms; on the device, so that no batch waits for it
+        # float64, because the sum has millions of terms; on the device, to avoid syncs
         wide = torch.float32 if self._device.type == "mps" else torch.float64
         self.nats = torch.zeros((), dtype=wide, device=self._device)
 
     def add(self, batch: Batch, state: tuple[State, ...] | None) -> tuple[State, ...]:
         """Add a batch; return the state after it."""
-        # before they are on the device: CUDA looks up any number, and says nothing
+        # checked before the copy to the device, because CUDA embeddings do not report indices out of range
         highest = int(torch.maximum(batch.inputs, batch.targets).max())
         if highest >= self._vocab_size:
             raise ValueError(
-                f"tokens must be in 0 .. {self._vocab_size - 1}, those of the model; got {highest}. "
-                "Pass text in the tokens of the tokenizer that the model was trained with."
+                f"tokens must be in 0 .. {self._vocab_size - 1}, the model's vocabulary; got {highest}. "
+                "Encode the text with the tokenizer that the model was trained with."
             )
         n_targets = int((batch.targets != NO_TARGET).sum())
         inputs, targets, reset, _ = on_device(batch, self._device)
@@ -244,7 +244,7 @@ class _Meter:
     def _nats(self, x: Tensor, targets: Tensor) -> Tensor:
         head = self._model.head
         rows = max(1, LOGITS // head.weight.shape[0])
-        # cut here, where no gradient is needed that the function's own pieces would compute
+        # split here, because `linear_cross_entropy` would compute gradients for its own chunks
         losses = [
             linear_cross_entropy(piece, head.weight, head.bias, wanted, cap=head.cap, rows=rows)[0]
             for piece, wanted in zip(x.split(rows), targets.split(rows), strict=True)
@@ -259,5 +259,5 @@ def _checked(batch_tokens: int) -> int:
 
 
 def _exp(x: float) -> float:
-    # one word of a text without spaces may cost more than a float64 holds
+    # a text without spaces is a single word, whose perplexity may overflow float64
     return math.exp(x) if not x > 700 else math.inf

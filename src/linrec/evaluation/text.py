@@ -1,4 +1,4 @@
-"""The text that a language model is evaluated on: that of its own run, or another."""
+"""The choice of the text that a language model is evaluated on: the run's own text, or another text."""
 
 import dataclasses
 import os
@@ -17,12 +17,12 @@ HELD_OUT: tuple[SplitName, ...] = ("test", "validation")
 
 
 class ChosenText(NamedTuple):
-    """A text in the tokens of a run.
+    """A text, tokenised with a run's tokenizer.
 
     Args:
-        tokens: its tokens.
-        source: where it is from.
-        split: which split of the source; None where all of the text was taken.
+        tokens: the tokens of the text.
+        source: path or name of the data set.
+        split: split of the source; None for the whole text.
     """
 
     tokens: TokenSplit
@@ -31,7 +31,7 @@ class ChosenText(NamedTuple):
 
     @property
     def title(self) -> str:
-        """What it is called in messages and tables, such as "the test split of wiki"."""
+        """The title of the text in messages and tables, such as "the test split of wiki"."""
         name = Path(self.source).name or self.source
         return name if self.split is None else f"the {self.split} split of {name}"
 
@@ -45,24 +45,24 @@ def choose_text(
     text_column: str = "text",
     split: SplitName | None = None,
 ) -> ChosenText:
-    """Return a text in the tokens of the tokenizer in a run's folder: the run's own text, or another.
+    """Return a text, tokenised with the tokenizer in a run's folder: the run's own text, or another text.
 
-    Of another text nothing is cut: a source without splits is taken whole. The text is tokenised once, as
-    `linrec.tasks.LanguageModeling` says, and divided into documents if the run's own is.
+    Another text without splits is used as a whole. The text is tokenised once and then cached; see
+    `linrec.tasks.LanguageModeling`. It is divided into documents if the run's own text is.
 
     Args:
         run: the run of a language model.
         path: a text file, a folder of text files, or a glob.
-        dataset: name or path of a data set of Hugging Face. Where neither is given, the run's own text is
-            taken.
-        dataset_config: which configuration of `dataset`, where it has several.
-        text_column: the column of `dataset` that holds the text.
-        split: which split; None is "test" where there is one, and else "validation".
+        dataset: name or path of a Hugging Face data set. Without `path` and `dataset`, the run's own text is
+            used.
+        dataset_config: configuration of `dataset`, if it has several.
+        text_column: column of `dataset` that holds the text.
+        split: the split; None is "test", or "validation" if there is no test split.
 
     Raises:
-        ConfigError: the run trained no language model, its tokenizer does not fit its model, or there is no
-            such split.
-        DataError: the text is not there, is empty, or cannot be tokenised; or both `path` and `dataset` are
+        ConfigError: the run did not train a language model, its tokenizer does not fit its model, or the text
+            does not have this split.
+        DataError: the text does not exist, is empty, or cannot be tokenised; or both `path` and `dataset` are
             given.
 
     Example:
@@ -80,7 +80,7 @@ def choose_text(
         (5, 'rose.txt')
     """
     trained_on, tokenizer = language_task(run), tokenizer_of(run)
-    # the run's tokenizer is in its folder, wherever it came from when the run began
+    # the run's folder holds a copy of its tokenizer, so the original is not needed
     task = dataclasses.replace(trained_on, tokenizer=str(run.path.absolute()), vocab_size=None)
     if path is None and dataset is None:
         try:
@@ -103,7 +103,7 @@ def choose_text(
     if tuple(there) != ("train",):
         return _chosen(task, there, split)
     if split not in (None, "train"):
-        raise ConfigError(f"{_source(task)} has no splits, all of its text is evaluated; leave --split out.")
+        raise ConfigError(f"{_source(task)} has no splits, so it is evaluated as a whole; leave --split out.")
     return ChosenText(there["train"], _source(task), None)
 
 

@@ -1,4 +1,4 @@
-"""An evaluation, from a run folder to its files."""
+"""Evaluation of a run folder's model, written to files."""
 
 import contextlib
 import dataclasses
@@ -30,13 +30,13 @@ PICTURE = "perplexity.png"
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What `evaluate_run` found, and where it wrote it.
+    """The result of `evaluate_run`.
 
     Args:
         text: the text that the model was evaluated on.
         trained: tokens of context in training.
-        scores: one per length, ascending; last of all the one with the state carried through, if asked for.
-        folder: holds perplexity.json and perplexity.png.
+        scores: a score for each length, ascending; then the score with carried state, if requested.
+        folder: the folder of perplexity.json and perplexity.png.
     """
 
     text: ChosenText
@@ -58,30 +58,30 @@ def evaluate_run(
     display: ReadingDisplay | None = None,
     command: str | None = None,
 ) -> Evaluation:
-    """Measure the perplexity of a language model over the length of its windows, and write it down.
+    """Measure the perplexity of a language model for several window lengths, and write the results to files.
 
     Args:
-        run: the run, as `linrec.train.load_run` reads it.
-        text: what `choose_text` returns for this run.
-        lengths: tokens of a window; None is those of `default_lengths`.
-        carry: whether to evaluate with the state carried through the whole text, too.
+        run: a run from `linrec.train.load_run`.
+        text: a text from `choose_text` for this run.
+        lengths: tokens per window; None is `default_lengths`.
+        carry: whether to also evaluate with the state carried through the whole text.
         out: folder for the results; None is the run folder. Files of the same names are replaced.
-        device: where to compute.
+        device: device to compute on.
         precision: "32-true" or "bf16-mixed".
         batch_tokens: tokens that go through the model at once; bounds the memory.
-        display: shows progress; None does so on standard error.
-        command: the command line to record, where there is one.
+        display: shows progress; None shows progress on standard error.
+        command: the command line to record, if any.
 
     Returns:
-        Scores, and where they are. `perplexity.json` holds them with the text's counts, the device, the
-        commit and versions; `perplexity.png` shows them. Both are written when all is measured, each whole or
-        not at all.
+        The scores and their folder. `perplexity.json` holds the scores, the text's counts, the device, the
+        commit and versions; `perplexity.png` is a plot of the scores. Both files are written atomically after
+        the last measurement.
 
     Raises:
-        ConfigError: the text is too short for a length, or the run trained no language model.
+        ConfigError: the text is too short for a length, or the run did not train a language model.
         RunFolderError: the run has no checkpoint yet, or the results cannot be written.
         CheckpointError: no checkpoint is usable.
-        TrainError: the disk is full, say.
+        TrainError: `perplexity.json` cannot be written, for example because the disk is full.
 
     Source:
         HGRN (Qin, Yang and Zhong, 2023), table 14.
@@ -132,12 +132,12 @@ def _lengths(text: ChosenText, trained: int, lengths: Sequence[int] | None) -> t
     n_tokens = len(text.tokens.ids)
     if n_tokens < 2:
         raise ConfigError(
-            f"{text.title} must have at least 2 tokens for one to be predicted; it has {n_tokens}."
+            f"{text.title} must have at least 2 tokens, to predict the second; it has {n_tokens}."
         )
     if lengths is None:
         return default_lengths(trained, n_tokens)
     if not lengths:
-        raise ConfigError("`lengths` must be at least one length; got none.")
+        raise ConfigError("`lengths` must contain at least one length; got an empty sequence.")
     for length in lengths:
         if not 1 <= length < n_tokens:
             raise ConfigError(
