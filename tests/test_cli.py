@@ -80,7 +80,10 @@ def complaint(words: list[str], status: int, capsys: pytest.CaptureFixture[str])
         ([*TRAIN, "--task.n-samples", "3"], "`n_samples` must exceed"),
         ([*TRAIN, "stray"], "unexpected 'stray'"),
         ([*TRAIN, "--model.final-norm", "True"], "unexpected 'True'"),
-        ([*TRAIN, "--loop.batch-size", "21"], "`loop.batch_size` must be at most the training samples = 20"),
+        (
+            [*TRAIN, "--loop.batch-size", "21"],
+            "`loop.batch_size` must be at most the number of training samples, 20;",
+        ),
         ([*TRAIN, "--model.mixer-args.n-heads", "3"], "the model cannot be built: `d_qk`"),
         ([*TRAIN, "--resume", "nowhere"], "there is no run folder nowhere"),
         (["train", "--resume", "nowhere"], "there is no run folder nowhere"),
@@ -164,7 +167,7 @@ def test_a_warmup_longer_than_the_run_is_cut_with_a_notice(capsys: pytest.Captur
     said = capsys.readouterr().err
     assert said == (
         "linrec: `optim.warmup_steps` = 10 is not less than the steps of the run, 10, so the warm-up "
-        "takes 1. Pass --optim.warmup-steps to choose another.\n"
+        "is cut to 1 steps. Pass --optim.warmup-steps to change it.\n"
     )
 
 
@@ -185,7 +188,7 @@ def test_train_resume_and_report(capsys: pytest.CaptureFixture[str], tmp_path: P
     assert run.config.optim.betas == (0.8, 0.9)
     assert run.about["command"] == f"linrec {' '.join(words)}"
 
-    assert "holds a run already; continue it with --resume" in complaint(words, 2, capsys)
+    assert "already holds a run; continue it with --resume" in complaint(words, 2, capsys)
     assert main(["train", "--resume", str(folder)]) == 0
     assert main(["train", "memory-horizon-demo", f"--resume={folder}", "--out", str(folder)]) == 0
     capsys.readouterr()
@@ -223,7 +226,7 @@ def test_a_disk_that_is_full_ends_a_run_with_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tensor_files, "save_file", full_disk)
-    assert "No space left on device; there is no older one" in complaint(TRAIN, 1, capsys)
+    assert "No space left on device; there is no earlier checkpoint" in complaint(TRAIN, 1, capsys)
 
 
 @pytest.mark.filterwarnings("default:.*is not usable")
@@ -234,7 +237,7 @@ def test_a_truncated_checkpoint_is_reported_in_one_line(capsys: pytest.CaptureFi
     capsys.readouterr()
     assert main(["train", "--resume", "run"]) == 0
     said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "going on from checkpoint.previous.safetensors" in said
+    assert said.count("\n") == 1 and "continuing from checkpoint.previous.safetensors" in said
     for name in ("checkpoint.safetensors", "checkpoint.previous.safetensors"):
         truncate(Path("run") / name)
     (Path("run") / "result.json").unlink()

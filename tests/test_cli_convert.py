@@ -73,14 +73,14 @@ def test_training_starts_from_a_run_or_a_checkpoint(kind: str, checkpoint: Path)
         (["convert", "checkpoint", "--out", "run"], "the checkpoint has no tokenizer.json; pass --tokenizer"),
         (
             ["convert", "checkpoint", "--out", "checkpoint", "--tokenizer", "bytes"],
-            "checkpoint is there already",
+            "checkpoint already exists",
         ),
         ([*TRAIN, "--init-from", "none"], "there is no folder none"),
         ([*TRAIN, "--init-from"], "--init-from needs a run folder or a checkpoint"),
         ([*TRAIN, "--init-from", "checkpoint", "--resume", "run"], "excludes --resume"),
         (
             [*TRAIN, "--init-from", "checkpoint", "--model.d-model", "16"],
-            "the model to start from is of another configuration: size mismatch",
+            "the model to start from has another configuration: size mismatch",
         ),
         (["train", "memory-horizon", "--init-from", "checkpoint"], "--init-from is for language models"),
     ],

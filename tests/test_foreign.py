@@ -187,12 +187,12 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ("optim", "betas", [0.9], "`optim.betas` must be a list of 2 (a number); got (0.9,)"),
     ("optim", "betas", {}, "`optim.betas` must be a list of 2 (a number)"),
     ("optim", "name", "sgd", "`optim.name` must be 'adamw' or 'muon'; got 'sgd'"),
-    ("loop", "steps", 1e30, "`loop.steps` must be a whole number or null; got 1e+30"),
-    ("loop", "steps", 10**30, "`loop.steps` must be a whole number of 64 bits"),
-    ("loop", "seed", [1], "`loop.seed` must be a whole number; got (1,)"),
+    ("loop", "steps", 1e30, "`loop.steps` must be an integer or null; got 1e+30"),
+    ("loop", "steps", 10**30, "`loop.steps` must be an integer of 64 bits"),
+    ("loop", "seed", [1], "`loop.seed` must be an integer; got (1,)"),
     ("loop", "compile", 1, "`loop.compile` must be 'auto' or 'on' or 'off'; got 1"),
     ("loop", "colour", 1, "colour"),
-    ("model", "d_model", "wide", "`model.d_model` must be a whole number; got 'wide'"),
+    ("model", "d_model", "wide", "`model.d_model` must be an integer; got 'wide'"),
     ("model", "mixer", 5, "`model.mixer` must be a text without control characters or a list"),
     ("model", "mixer", ["min_gru", None], "`model.mixer` must be"),
     ("model", "mixer", "min\x1b[31mgru", r"got 'min\x1b[31mgru'"),
@@ -201,7 +201,7 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ("model", "norm_eps", float("nan"), "`norm_eps` must be above 0; got nan"),
     ("model", "logit_cap", "high", "`model.logit_cap` must be a number or null; got 'high'"),
     ("task", "name", 3, "`task.name` must be a text"),
-    ("task", "length", "long", "`task.length` must be a whole number"),
+    ("task", "length", "long", "`task.length` must be an integer"),
     ("task", "path", 7, "`task.path` must be a text"),
 ]
 
@@ -228,7 +228,7 @@ def test_a_configuration_without_a_section_says_which(missing: str, run: Path) -
 
 def test_an_argument_of_a_mixer_has_the_type_of_its_signature(run: Path) -> None:
     edit(run, lambda config: config["model"].update(mixer="gla", mixer_args={"n_heads": "two"}))
-    with pytest.raises(RunFolderError, match=r"`gla\.n_heads` must be a whole number"):
+    with pytest.raises(RunFolderError, match=r"`gla\.n_heads` must be an integer"):
         load_run(run)
 
 
@@ -279,10 +279,10 @@ def test_weights_of_another_configuration_are_one_line(run: Path, capsys: pytest
     edit(run, lambda config: config["model"].update(d_model=16))
     for words in (["generate", "run", "--prompt", "a"], ["eval", "run"], ["train", "--resume", "run"]):
         said = complaint([*words], 1, capsys)
-        assert "the weights in run are of another configuration than its config.json: `" in said
+        assert "the weights in run do not match its config.json: for `" in said
         assert "has the shape (" in said
     edit(run, lambda config: config["model"].update(d_model=8, n_layers=2))
-    with pytest.raises(CheckpointError, match="has no such tensor, and the configuration needs the shape"):
+    with pytest.raises(CheckpointError, match="has no such tensor and the configuration needs the shape"):
         load_run(run).model()
     edit(run, lambda config: config["model"].update(n_layers=1, channel_mixing="none"))
     with pytest.raises(CheckpointError, match="and the configuration needs no such tensor"):
@@ -298,11 +298,11 @@ def test_a_checkpoint_that_the_configuration_cannot_go_on_from_is_one_line(
     (run / "result.json").unlink()
     save_checkpoint(run, type(checkpoint)(checkpoint.tensors, {**checkpoint.about, "step": 1000}))
     said = complaint(["train", "--resume", "run"], 1, capsys)
-    assert "the checkpoint in run has made 1000 steps, and the run of its configuration has" in said
+    assert "the checkpoint in run is of step 1000, and its configuration has" in said
     save_checkpoint(run, checkpoint)
     edit(run, lambda config: config["optim"].update(name="muon"))
     said = complaint(["train", "--resume", "run"], 1, capsys)
-    assert "the checkpoint in run is of another optimiser than its config.json: `" in said
+    assert "the optimiser state in run does not match its config.json: for `" in said
     assert "the configuration needs momentum" in said
 
 
@@ -522,11 +522,11 @@ NUMBERS = [
     (["--optim.weight-decay", "nan"], "`weight_decay` must be at least 0; got nan"),
     (["--optim.min-lr", "inf"], "`min_lr` must be at least 0 and finite; got inf"),
     (["--loop.steps", "1e30"], "--loop.steps"),
-    (["--loop.steps", "1" + "0" * 30], "`loop.steps` must be a whole number of 64 bits"),
-    (["--loop.seed", "1" + "0" * 30], "`loop.seed` must be a whole number of 64 bits"),
-    (["--task.length", "1" + "0" * 30], "`task.length` must be a whole number of 64 bits"),
-    (["--task.max-number", "1" + "0" * 30], "`task.max_number` must be a whole number of 64 bits"),
-    (["--model.d-model", "1" + "0" * 30], "`model.d_model` must be a whole number of 64 bits"),
+    (["--loop.steps", "1" + "0" * 30], "`loop.steps` must be an integer of 64 bits"),
+    (["--loop.seed", "1" + "0" * 30], "`loop.seed` must be an integer of 64 bits"),
+    (["--task.length", "1" + "0" * 30], "`task.length` must be an integer of 64 bits"),
+    (["--task.max-number", "1" + "0" * 30], "`task.max_number` must be an integer of 64 bits"),
+    (["--model.d-model", "1" + "0" * 30], "`model.d_model` must be an integer of 64 bits"),
     (["--model.mixer-args.gate-bias-init", "nan"], "`model.mixer_args.gate_bias_init` must be a number"),
     (
         ["--model.mixer", "s4d", "--model.mixer-args.dt-min", "nan"],

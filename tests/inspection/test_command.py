@@ -184,9 +184,9 @@ def test_names_of_tokens() -> None:
         (["hgru", "--split", "test"], "has no test data"),
         (
             ["horizon", "--prompt", "a"],
-            "horizon is no language model: it was trained on MemoryHorizon, which",
+            "horizon is not a language model: it was trained on MemoryHorizon, which",
         ),
-        (["horizon", "--data.path", "a"], "horizon is no language model: it was trained on MemoryHorizon"),
+        (["horizon", "--data.path", "a"], "horizon is not a language model: it was trained on MemoryHorizon"),
         (
             ["attention", "--no-matrices"],
             "nothing can be shown of the mixer 'attention': it has no transitions. Leave --no-matrices",
@@ -208,5 +208,5 @@ def test_what_is_wrong_is_said_in_one_line(
 def test_a_run_without_checkpoint(capsys: pytest.CaptureFixture[str], runs: Path) -> None:
     shutil.copytree(runs / "hgru", "new", ignore=shutil.ignore_patterns("*.safetensors"))
     assert main(["inspect", "new"]) == 2
-    assert "new has no checkpoint yet; train it to its first one." in capsys.readouterr().err
+    assert "new has no checkpoint yet; train it until its first checkpoint." in capsys.readouterr().err
     assert not Path("new/inspection").exists()

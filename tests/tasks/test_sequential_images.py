@@ -268,7 +268,7 @@ def test_a_classifier_trains_and_its_scores_are_those_of_the_rebuilt_model(folde
         float((logits.argmax(-1) == batch.targets).double().mean())
     )
     assert math.isfinite(result.validation["loss"])
-    with pytest.raises(ConfigError, match="is a classifier of sequences, not a model over tokens"):
+    with pytest.raises(ConfigError, match="is a sequence classifier, not a language model"):
         run.model()
 
 

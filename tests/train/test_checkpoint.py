@@ -202,7 +202,7 @@ def test_the_write_after_a_damaged_one_keeps_the_one_that_was_good(
     save_checkpoint(tmp_path, example(1))
     save_checkpoint(tmp_path, example(2))
     truncate(tmp_path / "checkpoint.safetensors")
-    with pytest.warns(UserWarning, match=r"going on from checkpoint.previous.safetensors"):
+    with pytest.warns(UserWarning, match=r"continuing from checkpoint.previous.safetensors"):
         assert load_checkpoint(tmp_path, set_aside=True).about["step"] == 1
     if failing:
         replace = os.replace
@@ -213,7 +213,9 @@ def test_the_write_after_a_damaged_one_keeps_the_one_that_was_good(
             replace(source, target)
 
         monkeypatch.setattr(os, "replace", fail_into_place)
-        with pytest.raises(CheckpointError, match=r"previous.safetensors from before is untouched"):
+        with pytest.raises(
+            CheckpointError, match=r"the earlier checkpoint.previous.safetensors is untouched"
+        ):
             save_checkpoint(tmp_path, example(3))
         monkeypatch.undo()
     else:
@@ -241,7 +243,7 @@ def test_a_failing_last_rename_keeps_the_newest_and_names_its_file(
     save_checkpoint(tmp_path, example(1))
     save_checkpoint(tmp_path, example(2))
     monkeypatch.setattr(os, "replace", failing_replace(CURRENT, times))
-    with pytest.raises(CheckpointError, match=f"; {kept} from before is untouched"):
+    with pytest.raises(CheckpointError, match=f"; the earlier {kept} is untouched"):
         save_checkpoint(tmp_path, example(3))
     assert [path.name for path in tmp_path.iterdir()] == [kept]
     assert step_of(tmp_path) == 2
@@ -252,7 +254,7 @@ def test_a_folder_that_cannot_be_forced_to_disk_is_told_from_a_file(
 ) -> None:
     save_checkpoint(tmp_path, example(1))
     monkeypatch.setattr(files, "force_to_disk", lambda path: full_disk() if path == tmp_path else None)
-    with pytest.raises(CheckpointError, match=f"; {PREVIOUS} from before is untouched"):
+    with pytest.raises(CheckpointError, match=f"; the earlier {PREVIOUS} is untouched"):
         save_checkpoint(tmp_path, example(2))
     (tmp_path / CURRENT).unlink()
     assert step_of(tmp_path) == 1
@@ -265,7 +267,7 @@ def test_a_folder_that_is_closed_while_writing_is_one_line(
     for name in ("touch", "stat", "unlink"):
         monkeypatch.setattr(Path, name, refuse)
     monkeypatch.setattr(os, "listdir", refuse)
-    with pytest.raises(CheckpointError, match="Permission denied; what was there is untouched"):
+    with pytest.raises(CheckpointError, match="Permission denied; existing files are untouched"):
         save_checkpoint(tmp_path, example(2))
 
 
@@ -291,6 +293,6 @@ def test_a_damaged_one_that_cannot_be_set_aside_is_one_line(
         load_checkpoint(tmp_path, set_aside=True)
     assert "\n" not in str(caught.value)
     # those who only read change nothing
-    with pytest.warns(UserWarning, match="going on from"):
+    with pytest.warns(UserWarning, match="continuing from"):
         assert step_of(tmp_path) == 1
     assert (tmp_path / CURRENT).exists()

@@ -125,6 +125,6 @@ def test_a_task_of_ones_own_is_refused_by_name() -> None:
     config = TrainConfig("mine", Mine(), ModelConfig(vocab_size=6))
     with pytest.raises(
         ConfigError,
-        match=f"one of linrec's, {', '.join(tasks.names())}; got Mine",
+        match=f"a task of linrec, {', '.join(tasks.names())}; got Mine",
     ):
         config_to_dict(config)

@@ -54,5 +54,5 @@ def test_processes_share_each_batch() -> None:
 
 
 def test_a_batch_larger_than_the_split_is_refused() -> None:
-    with pytest.raises(ConfigError, match="training samples = 11; got 12"):
+    with pytest.raises(ConfigError, match="training samples, 11; got 12"):
         Batches(SPLIT, batch_size=12, seed=0, device=CPU)

@@ -131,7 +131,7 @@ def moved_runs(folder: Path) -> None:
 def failing_runs(folder: Path) -> None:
     rank = distributed.get_rank()
     config = config_of("ddp", checkpoint_every=4)
-    with pytest.raises(RunFolderError, match="holds a run already"):
+    with pytest.raises(RunFolderError, match="already holds a run"):
         fit(config, folder.parent / "equal_runs" / "ddp")
     # all are told that the first one cannot have the folder
     taken = folder.parent / "equal_runs" / "ddp"
@@ -157,7 +157,7 @@ def damaged_runs(folder: Path) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         fit(config, folder / "damaged", resume=True)
-    assert len([w for w in caught if "going on from" in str(w.message)]) == (distributed.get_rank() == 0)
+    assert len([w for w in caught if "continuing from" in str(w.message)]) == (distributed.get_rank() == 0)
 
 
 JOBS = (equal_runs, stopped_runs, moved_runs, failing_runs, damaged_runs)
@@ -374,9 +374,7 @@ def test_a_batch_that_the_processes_do_not_divide_is_refused(
 def test_more_processes_than_devices_are_refused(environment: pytest.MonkeyPatch) -> None:
     environment.setattr(torch.cuda, "is_available", lambda: True)
     environment.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(
-        ConfigError, match="2 processes on one machine need as many cuda devices; there are 1"
-    ):
+    with pytest.raises(ConfigError, match="2 processes on a machine need 2 cuda devices; there are 1"):
         make_fabric(LoopConfig())
 
 

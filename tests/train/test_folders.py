@@ -71,7 +71,7 @@ def test_a_second_process_is_told_who_trains_and_a_killed_one_blocks_nobody(
         before = (folder / "metrics.jsonl").read_bytes()
         with pytest.raises(RunFolderError) as caught:
             fit(config, folder, resume=True)
-        told = f"{folder}: another process (pid {process.pid}) trains here; wait until it has ended, or stop"
+        told = f"{folder}: another process (pid {process.pid}) trains here; wait until it ends, or stop"
         assert str(caught.value) == f"{told} it, or pass another --out."
         # nor does the command that started it begin again
         with pytest.raises(RunFolderError, match="trains here" if checkpoint_every > 1 else "holds a run"):
@@ -180,7 +180,7 @@ def test_the_best_model_of_an_earlier_start_is_forgotten(tiny: Tiny, tmp_path: P
     assert (tmp_path / "run" / BEST).exists() and not (tmp_path / "run" / CURRENT).exists()
     # one that no step of the new start is as good as
     save_best(tmp_path / "run", Checkpoint({"model.x": torch.zeros(1)}, {"step": 2, "loss": 0.0}))
-    with pytest.raises(RunFolderError, match="holds a run already"):
+    with pytest.raises(RunFolderError, match="already holds a run"):
         fit(config, tmp_path / "run")
     assert fit(config, tmp_path / "run", resume=True).best_step == straight.best_step
 
@@ -190,7 +190,7 @@ def test_what_is_of_value_is_not_overwritten(name: str, tiny: Tiny, tmp_path: Pa
     with pytest.raises(DivergedError):
         fit(tiny(**DIVERGES), tmp_path)
     (tmp_path / name).write_text("{}")
-    with pytest.raises(RunFolderError, match="holds a run already; continue it with --resume"):
+    with pytest.raises(RunFolderError, match="already holds a run; continue it with --resume"):
         fit(tiny(), tmp_path)
 
 

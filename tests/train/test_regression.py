@@ -143,7 +143,7 @@ def test_a_compiled_run_agrees_with_an_eager_one(tmp_path: Path, monkeypatch: py
 
 def test_a_model_that_pools_unlike_the_targets_is_refused() -> None:
     model = SequenceClassifierConfig(n_outputs=1, n_features=1, pooling="last")
-    with pytest.raises(ConfigError, match=r"`model.pooling` must be 'none', for each step.*; got 'last'"):
+    with pytest.raises(ConfigError, match=r"`model.pooling` must be 'none', because .*; got 'last'"):
         TrainConfig("x", MACKEY_GLASS, model)
     with pytest.raises(ConfigError, match=r"`model.pooling` must be 'mean' or 'last'.*; got 'none'"):
         TrainConfig("x", ADDING, dataclasses.replace(model, pooling="none"))

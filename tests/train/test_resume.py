@@ -129,7 +129,7 @@ def test_a_truncated_checkpoint_goes_on_from_the_previous(tiny: Tiny, tmp_path: 
     with pytest.raises(RuntimeError):
         fit(config, tmp_path / "crashed", progress=crash_at(10))
     truncate(tmp_path / "crashed" / CURRENT)
-    with pytest.warns(UserWarning, match=f"going on from {PREVIOUS}"):
+    with pytest.warns(UserWarning, match=f"continuing from {PREVIOUS}"):
         fit(config, tmp_path / "crashed", resume=True)
     assert_same_run(tmp_path / "straight", tmp_path / "crashed")
 

@@ -26,7 +26,7 @@ def test_what_is_no_run_folder_is_refused_in_one_line(tmp_path: Path) -> None:
         "file": "there is no run folder",
         "empty": "it has no config.json",
         "broken": "cannot be read",
-        "list": "holds no JSON object",
+        "list": "is not a JSON object",
         "old": "does not fit this version of linrec",
     }.items():
         with pytest.raises(RunFolderError, match=reason) as caught:

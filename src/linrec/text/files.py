@@ -26,10 +26,10 @@ HASHED = 2**24
 class TextFiles:
     """The text of local files, in the order of their paths; implements `Texts`.
 
-    A folder is searched recursively for files that end in .txt, .text, .md, .tokens or .raw; a glob takes
-    all files that it matches. If a part of a file's name, or of its folder's name, begins with "train",
-    "valid" or "test", the file belongs to this split, and files without such a name are left out. If no file
-    has such a name, all files are training text.
+    A folder is searched recursively for files that end in .txt, .text, .md, .tokens or .raw. A glob takes all
+    files that it matches. If a part of a file's name, or of its folder's name, begins with "train", "valid"
+    or "test", the file belongs to this split. All other files are then left out. If no name has such a part,
+    all files are training text.
 
     Args:
         path: a file, a folder, or a glob such as "books/**/*.txt".

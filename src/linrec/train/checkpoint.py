@@ -1,12 +1,12 @@
-"""Checkpoints: one safetensors file that is either whole or not there, and the one before it.
+"""Checkpoints: safetensors files that are written atomically, with a fallback to the previous checkpoint.
 
-    checkpoint.safetensors           the newest
-    checkpoint.previous.safetensors  the one before
-    checkpoint.damaged.safetensors   a newest one that a resumed run could not read, set aside
-    best.safetensors                 weights alone: the model of the lowest validation loss, where it is kept
+- `checkpoint.safetensors`: the newest checkpoint;
+- `checkpoint.previous.safetensors`: the checkpoint before it;
+- `checkpoint.damaged.safetensors`: an unreadable newest checkpoint, renamed when the run was resumed;
+- `best.safetensors`: weights of the model with the lowest validation loss, if the run keeps this model.
 
-Each is written by `linrec.files.replacing`. Loading checks the file's length and the
-checksum of its tensors, and falls back to the previous one. Nothing is ever unpickled.
+Every file is written with `linrec.files.replacing`. Loading checks the file's length and the checksum of its
+tensors, and falls back to the previous checkpoint. Nothing is ever unpickled.
 """
 
 import contextlib
@@ -31,47 +31,47 @@ BEST = "best.safetensors"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a checkpoint file holds.
+    """The content of a checkpoint file.
 
     Args:
-        tensors: all tensors by name: "model.", "optimizer.", "random." and "metrics." and what follows.
-        about: everything else, as JSON holds it: step, position in the data, configuration, versions.
+        tensors: all tensors by name, with the prefixes "model.", "optimizer.", "random." and "metrics.".
+        about: everything else, as JSON values: step, position in the data, configuration, versions.
     """
 
     tensors: Mapping[str, Tensor]
     about: Mapping[str, Any]
 
     def part(self, prefix: str) -> dict[str, Tensor]:
-        """Return the tensors under a prefix, by their names without it."""
+        """Return the tensors whose names have a prefix, by their names without the prefix."""
         return {name[len(prefix) :]: t for name, t in self.tensors.items() if name.startswith(prefix)}
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint; the newest before it becomes the previous one.
+    """Write a checkpoint; the newest checkpoint before it becomes the previous checkpoint.
 
-    At no time is there no usable checkpoint in the folder, wherever the writing stops.
+    The folder holds a usable checkpoint at all times, even if writing is interrupted.
 
     Args:
         folder: the run folder.
-        checkpoint: what to write; tensors may be on any device and may share memory.
+        checkpoint: the checkpoint to write; tensors may be on any device and may share memory.
 
     Raises:
-        CheckpointError: the file could not be written (a full disk, say); the newest before it is untouched,
-            in the file that the message names.
+        CheckpointError: the file could not be written, for example because the disk is full. The earlier
+            checkpoint is untouched, in the file that the message names.
     """
     current, previous = folder / CURRENT, folder / PREVIOUS
     moved = False
     try:
         with replacing(current) as partial:
             _write(partial, checkpoint)
-            # before the newest is moved
+            # flush the new checkpoint to disk before the newest is renamed
             force_to_disk(partial)
-            # none there: this is the first, or the newest was set aside
+            # the file is missing before the first checkpoint, and after a damaged checkpoint was set aside
             with contextlib.suppress(FileNotFoundError):
                 os.replace(current, previous)
             moved = True
     except UNWRITABLE as error:
-        # where the newest from before is
+        # files that may hold the newest earlier checkpoint
         older = [PREVIOUS] if moved and os.path.exists(current) else [CURRENT, PREVIOUS]
         if moved and not os.path.exists(current):
             with contextlib.suppress(OSError):
@@ -81,14 +81,14 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
 
 
 def save_best(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write the best model so far; the one before it is there until this one is.
+    """Write the best model so far, atomically replacing the best model before it.
 
     Args:
         folder: the run folder.
         checkpoint: weights, "step" and "loss".
 
     Raises:
-        CheckpointError: the file could not be written; the one before is untouched.
+        CheckpointError: the file could not be written; the earlier file is untouched.
     """
     best = folder / BEST
     try:
@@ -100,10 +100,10 @@ def save_best(folder: Path, checkpoint: Checkpoint) -> None:
 
 
 def load_best(folder: Path) -> Checkpoint | None:
-    """Read the best model of a run folder; None where none was kept.
+    """Return the best model of a run folder, or None if the folder has no best model.
 
     Raises:
-        CheckpointError: it is damaged.
+        CheckpointError: the file is damaged.
     """
     path = folder / BEST
     try:
@@ -112,25 +112,25 @@ def load_best(folder: Path) -> Checkpoint | None:
         return None
     except UNREADABLE as error:
         raise CheckpointError(
-            f"{path} is not usable ({reason(error)}); without it, the newest checkpoint is taken."
+            f"{path} is not usable ({reason(error)}); delete it to use the newest checkpoint instead."
         ) from error
 
 
 def load_checkpoint(folder: Path, *, set_aside: bool = False) -> Checkpoint | None:
     """Read the newest usable checkpoint of a run folder.
 
-    Falls back to the previous checkpoint with one warning when the newest is damaged.
+    Falls back to the previous checkpoint, with a warning, if the newest is damaged.
 
     Args:
         folder: the run folder.
-        set_aside: rename a newest checkpoint that is damaged, so that the next one that is written does not
-            push out the usable one in its favour. For those who write into the folder.
+        set_aside: rename a damaged newest checkpoint. Otherwise, the next `save_checkpoint` would overwrite
+            the usable previous checkpoint with the damaged file. Pass True when resuming a run.
 
     Returns:
-        The checkpoint, its tensors on the CPU; None when the folder has none.
+        The checkpoint, with its tensors on the CPU; None if the folder has no checkpoint.
 
     Raises:
-        CheckpointError: there are checkpoints, and none is usable; or the damaged one cannot be renamed.
+        CheckpointError: no checkpoint in the folder is usable, or the damaged checkpoint cannot be renamed.
     """
     failures = []
     for path in (folder / CURRENT, folder / PREVIOUS):
@@ -144,7 +144,7 @@ def load_checkpoint(folder: Path, *, set_aside: bool = False) -> Checkpoint | No
         if failures:
             if set_aside:
                 _set_aside(folder)
-            warnings.warn(f"{failures[0]}; going on from {path.name}.", stacklevel=2)
+            warnings.warn(f"{failures[0]}; continuing from {path.name}.", stacklevel=2)
         return checkpoint
     if failures:
         raise CheckpointError(f"{' and '.join(failures)}; start again with another --out.")
@@ -152,15 +152,15 @@ def load_checkpoint(folder: Path, *, set_aside: bool = False) -> Checkpoint | No
 
 
 def check_weights(checkpoint: Checkpoint, model: nn.Module, folder: Path) -> None:
-    """Refuse the weights of a model of another configuration.
+    """Check that the weights in a checkpoint match a model.
 
     Args:
         checkpoint: the checkpoint.
-        model: the model that the configuration describes.
+        model: the model of the run's configuration.
         folder: the run folder, for the message.
 
     Raises:
-        CheckpointError: a tensor is missing, has no place in the model, or has another shape.
+        CheckpointError: a tensor is missing, unexpected, or of another shape.
     """
     stored = {name: tuple(tensor.shape) for name, tensor in checkpoint.part("model.").items()}
     wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
@@ -169,24 +169,25 @@ def check_weights(checkpoint: Checkpoint, model: nn.Module, folder: Path) -> Non
             has = f"the shape {stored[name]}" if name in stored else "no such tensor"
             needs = f"the shape {wanted[name]}" if name in wanted else "no such tensor"
             raise CheckpointError(
-                f"the weights in {folder} are of another configuration than its config.json: `{name}` has "
-                f"{has}, and the configuration needs {needs}. Put the files of one run together."
+                f"the weights in {folder} do not match its config.json: for `{name}`, the checkpoint has "
+                f"{has} and the configuration needs {needs}. Use the files of a single run."
             )
 
 
 def check_state(
     checkpoint: Checkpoint, folder: Path, moments: Mapping[str, Set[str]], total_steps: int
 ) -> None:
-    """Refuse a checkpoint that the run of a configuration cannot go on from, such as the best model's.
+    """Check that a run can resume from a checkpoint; the best model's file, for example, has weights only.
 
     Args:
         checkpoint: the checkpoint.
         folder: the run folder, for the message.
-        moments: names of what the optimiser keeps, by parameter.
+        moments: names of the optimiser's state tensors, by parameter name.
         total_steps: steps of the whole run.
 
     Raises:
-        CheckpointError: something is missing, of another optimiser, or of more steps than the run has.
+        CheckpointError: a value is missing, the optimiser differs, or the checkpoint has more steps than the
+            run.
     """
     absent = [name for name in ("step", "seconds", "python_random") if name not in checkpoint.about]
     absent += [name for name in ("metrics.window",) if name not in checkpoint.tensors]
@@ -197,17 +198,17 @@ def check_state(
         )
     if checkpoint.about["step"] > total_steps:
         raise CheckpointError(
-            f"the checkpoint in {folder} has made {checkpoint.about['step']} steps, and the run of its "
-            f"configuration has {total_steps}: ask for more epochs or steps."
+            f"the checkpoint in {folder} is of step {checkpoint.about['step']}, and its configuration has "
+            f"{total_steps} steps in total: pass more epochs or steps."
         )
     for name, wanted in moments.items():
-        # a parameter without a gradient so far has no moments
+        # a parameter that has not yet received a gradient has no optimiser state
         stored = checkpoint.part(f"optimizer.{name}.").keys()
         if stored and stored != wanted:
             raise CheckpointError(
-                f"the checkpoint in {folder} is of another optimiser than its config.json: `{name}` has "
-                f"{', '.join(sorted(stored))}, and the configuration needs {', '.join(sorted(wanted))}. "
-                "Put the files of one run together."
+                f"the optimiser state in {folder} does not match its config.json: for `{name}`, the "
+                f"checkpoint has {', '.join(sorted(stored))} and the configuration needs "
+                f"{', '.join(sorted(wanted))}. Use the files of a single run."
             )
 
 
@@ -225,13 +226,13 @@ def _what_is_left(folder: Path, older: Sequence[str]) -> str:
     try:
         there = os.listdir(folder)
     except OSError:
-        return "what was there is untouched"
+        return "existing files are untouched"
     kept = next((name for name in older if name in there), None)
-    return f"{kept} from before is untouched" if kept else "there is no older one"
+    return f"the earlier {kept} is untouched" if kept else "there is no earlier checkpoint"
 
 
 def _write(path: Path, checkpoint: Checkpoint) -> None:
-    # copies: safetensors refuses tensors that share memory, and tied weights do
+    # copies, because safetensors refuses tensors that share memory, such as tied weights
     tensors = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in checkpoint.tensors.items()}
     write_tensors(path, tensors, checkpoint.about)
 

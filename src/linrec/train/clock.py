@@ -1,4 +1,4 @@
-"""Wall time of a run, and its speed."""
+"""Wall time and speed of a run."""
 
 import time
 from collections.abc import Iterator
@@ -6,11 +6,11 @@ from contextlib import contextmanager
 
 
 class Clock:
-    """Counts the seconds of a run over all its pieces, and the speed of training between two laps.
+    """Measures the wall time of a run, including the time before it was resumed, and the speed of training.
 
     Args:
-        step: steps made before this piece of the run.
-        seconds: wall time of the pieces before.
+        step: steps made before the run was resumed; 0 for a new run.
+        seconds: wall time of the run before it was resumed; 0 for a new run.
     """
 
     def __init__(self, *, step: int, seconds: float) -> None:
@@ -23,7 +23,7 @@ class Clock:
         return time.perf_counter() - self._started
 
     def lap(self, step: int) -> float:
-        """End a lap at a step and start the next: returns steps per second since the lap before."""
+        """Return the steps per second since the last lap ended, and start the next lap at `step`."""
         now = time.perf_counter()
         speed = (step - self._lap_step) / (now - self._lap_started)
         self._lap_step, self._lap_started = step, now
@@ -31,7 +31,7 @@ class Clock:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave what happens inside out of the lap, though not out of the wall time."""
+        """Exclude the time within the context from the lap; the wall time still includes it."""
         began = time.perf_counter()
         yield
         self._lap_started += time.perf_counter() - began

@@ -1,4 +1,4 @@
-"""The configuration of a run: plain frozen dataclasses, to and from JSON without loss."""
+"""The configuration of a run: frozen dataclasses that convert to JSON and back without loss."""
 
 import dataclasses
 import inspect
@@ -17,7 +17,7 @@ from linrec.tasks import PairedTask, Task
 from linrec.train.field_types import check_types
 
 LARGEST = 3.4028234663852886e38
-"""The largest number of float32."""
+"""The largest finite float32 number."""
 
 
 @dataclass(frozen=True)
@@ -25,19 +25,20 @@ class OptimConfig:
     """The optimiser, its learning rate over time, and clipping.
 
     Args:
-        name: "adamw", or "muon": Muon (Jordan et al., 2024) for the matrices of the blocks but those that
-            make the transition, AdamW for all other parameters.
+        name: "adamw", or "muon": Muon (Jordan et al., 2024) for the matrices of the blocks except transition
+            parameters, and AdamW for all other parameters.
         lr: peak learning rate of AdamW.
-        transition_lr: peak learning rate of the parameters that make the state transition; None is `lr`.
+        transition_lr: peak learning rate of the parameters of the state transition; None uses `lr`.
         muon_lr: peak learning rate of Muon.
-        muon_momentum: Muon's decay rate of the mean gradient.
+        muon_momentum: Muon's momentum, the decay rate of the averaged gradient.
         betas: AdamW's decay rates of the first and second moment.
-        weight_decay: decoupled weight decay of matrices and embeddings; all other parameters have none.
-        schedule: after warm-up, fall along half a cosine to `min_lr`, fall as one over the square root of the
-            step, or stay at the peak.
-        warmup_steps: steps of linear rise to the peak.
-        min_lr: learning rate that the cosine ends at.
-        clip_norm: largest global norm of the gradient, longer ones are shortened to it; None never clips.
+        weight_decay: decoupled weight decay of matrices and embeddings; no other parameter decays.
+        schedule: learning rate after warm-up: a half cosine that falls to `min_lr`, a decay with the inverse
+            square root of the step, or constant.
+        warmup_steps: steps of linear warm-up to the peak.
+        min_lr: final learning rate of the cosine.
+        clip_norm: maximum global norm of the gradient; larger gradients are scaled down to it. None disables
+            clipping.
 
     Raises:
         ValueError: a value is out of range.
@@ -67,14 +68,14 @@ class OptimConfig:
         at_least(0, **_fields(self, "weight_decay", "warmup_steps", "min_lr"))
         if self.schedule == "inverse-sqrt" and not self.warmup_steps:
             raise ValueError(
-                '`warmup_steps` must be at least 1 with `schedule="inverse-sqrt"`, whose fall starts there; '
-                "got 0."
+                '`warmup_steps` must be at least 1 with `schedule="inverse-sqrt"`, whose decay starts at '
+                "this step; got 0."
             )
         if self.min_lr > self.lr:
             raise ValueError(f"`min_lr` must be at most `lr` = {self.lr}; got {self.min_lr}.")
         if not 0 <= self.muon_momentum < 1:
             raise ValueError(f"`muon_momentum` must be in [0, 1); got {self.muon_momentum}.")
-        # AdamW takes no whole numbers, which files may hold
+        # AdamW refuses integers, which a JSON file may hold
         object.__setattr__(self, "betas", tuple(float(beta) for beta in self.betas))
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"`betas` must be two numbers in [0, 1); got {self.betas}.")
@@ -82,34 +83,38 @@ class OptimConfig:
 
 @dataclass(frozen=True)
 class LoopConfig:
-    """How long, in what pieces and on what a model is trained.
+    """Length of training, batches, precision, evaluation and devices.
 
     Args:
-        epochs: passes over the training split, where `steps` is None.
-        steps: steps of the run, in as many passes as they take.
-        batch_size: sequences per step; what an epoch leaves over is dropped, so that shapes never change.
-        accumulate: pieces that each batch is split into, to save memory; the gradient is the same.
-        recompute: compute each block again in the backward pass rather than keep what it computed, to save
-            memory; the gradient is the same.
+        epochs: passes over the training split; unused if `steps` is given.
+        steps: number of steps of the run, over as many epochs as needed.
+        batch_size: sequences per step. Sequences that do not fill a last batch of an epoch are dropped, so
+            all batches have the same shape.
+        accumulate: number of micro-batches per step (gradient accumulation), to save memory; the gradient is
+            the same.
+        recompute: recompute the activations of each block in the backward pass (activation checkpointing), to
+            save memory; the gradient is the same.
         precision: float32 throughout, or bfloat16 autocast over float32 parameters.
-        matmul_precision: torch's setting of the same name for float32 matrix products: "high" lets GPUs use
-            TensorFloat32 (10 bits after the point instead of 23), which is several times as fast.
-        seed: seed of initialisation, of the order of the samples and of dropout; the task has its own.
+        matmul_precision: value for `torch.set_float32_matmul_precision`; "high" allows TensorFloat32 on GPUs
+            (a mantissa of 10 bits instead of 23), which is several times as fast.
+        seed: seed of initialisation, of the order of the samples and of dropout; the task has its own seed.
         eval_every: steps between evaluations on the validation split.
-        eval_batches: batches of each of them, the first ones of the split; None takes the whole split. The
-            scores at the end are always of whole splits.
-        keep: the model that the run gives, and whose scores its result has: that of the "last" step, or the
-            "best", that of the lowest validation loss, which is kept in a file of its own.
-        patience: evaluations in a row without a new best model after which the run ends; None never does.
+        eval_batches: number of batches per evaluation, from the start of the split; None takes the whole
+            split. Final scores are always of whole splits.
+        keep: the model to keep and to score at the end: "last" is the model of the last step, "best" the
+            model of the lowest validation loss, which has its own file.
+        patience: number of evaluations in a row without a new best model after which the run stops early;
+            None disables early stopping.
         checkpoint_every: steps between checkpoints.
-        log_every: steps that each logged value is averaged over.
-        deterministic: prefer algorithms that give the same bits each time, at a small cost in speed.
-        compile: compile the model, and on CUDA, in one process, replay each step as one graph; "auto" does so
-            on CUDA alone.
+        log_every: steps between log entries, which average over these steps.
+        deterministic: prefer deterministic algorithms, at a small cost in speed.
+        compile: use torch.compile and, on CUDA with a single process, replay each step as a CUDA graph;
+            "auto" does both on CUDA only.
         device: where to train; "auto" takes CUDA, then MPS, then the CPU.
-        strategy: how the processes that torchrun started share the work: "ddp", each has the whole model;
-            "fsdp", each has its part of every parameter (FSDP2). "auto" is "ddp" where there are several.
-            They share each batch, `batch_size` being that of all together, and the gradient is that of one.
+        strategy: how the processes of torchrun share the work: with "ddp", every process has the whole
+            model; with "fsdp", every process has a shard of each parameter (FSDP2). "auto" is "ddp" for
+            several processes. The processes share each batch of `batch_size` sequences; the gradient is the
+            same as with a single process.
 
     Raises:
         ValueError: a value is out of range.
@@ -149,37 +154,35 @@ class LoopConfig:
             raise unknown("`keep`", self.keep, ["last", "best"])
         if self.patience is not None and self.keep != "best":
             raise ValueError(
-                f"`patience` = {self.patience} waits for a best model, and `keep` = 'last' keeps none; "
-                "pass keep='best' too."
+                f"`patience` = {self.patience} needs `keep` = 'best'; got `keep` = {self.keep!r}. "
+                "Pass keep='best' too."
             )
         if self.batch_size % self.accumulate:
             raise ValueError(
-                f"`accumulate` must divide `batch_size` = {self.batch_size} into equal pieces; "
-                f"got {self.accumulate}."
+                f"`accumulate` must divide `batch_size` = {self.batch_size}; got {self.accumulate}."
             )
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Everything that a run depends on.
+    """The complete configuration of a run: task, model, optimiser and training loop.
 
-    The model's `vocab_size`, or its `n_features`, `n_outputs` and `pairs` are taken from the task, once its
-    data have told them, and its `mixer_args` are completed with the mixer's defaults, so that a stored
-    configuration says all that was used.
+    The task determines the model's `vocab_size` or `n_features`, and its `n_outputs` and `pairs`; some tasks
+    know these values only after their data are loaded. `mixer_args` is completed with the mixer's defaults,
+    so that a stored configuration is complete.
 
     Args:
         name: name of the recipe.
         task: a task's dataclass, such as `linrec.tasks.MemoryHorizon()`.
-        model: the model's configuration: that of a `SequenceClassifier` where the task is `per_sequence` or
-            has `n_features`.
+        model: the model's configuration: a `SequenceClassifierConfig` if the task is `per_sequence` or has
+            `n_features`, else a `ModelConfig`.
         optim: optimiser and schedule.
         loop: epochs, batches, precision, seed, device.
 
     Raises:
-        ValueError: there is no such mixer, or it has no such argument.
-        ConfigError: Muon is to train a model whose parameters are split over processes; or the model is of
-            another kind than the task needs, or a classifier that is to `recompute`, or that pools or not
-            unlike the task's targets.
+        ValueError: the mixer does not exist, or has no argument of a given name.
+        ConfigError: Muon is combined with `strategy` "fsdp"; `model` has the wrong type for the task;
+            `recompute` is set for a classifier; or the pooling does not fit the task's targets.
 
     Example:
         >>> from linrec.tasks import MemoryHorizon
@@ -199,7 +202,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if self.optim.name == "muon" and self.loop.strategy == "fsdp":
             raise ConfigError(
-                "Muon needs whole matrices, and `loop.strategy` fsdp splits them over the processes; pass "
+                "Muon needs whole matrices, but `loop.strategy` fsdp shards them over the processes; pass "
                 "--loop.strategy ddp, or --optim.name adamw."
             )
         needed = model_type(self.task)
@@ -210,19 +213,19 @@ class TrainConfig:
             )
         if self.loop.recompute and needed is SequenceClassifierConfig:
             raise ConfigError(
-                "`loop.recompute` is for language models, and this is a classifier of sequences; "
+                "`loop.recompute` is for language models, and this model is a sequence classifier; "
                 "leave --loop.recompute out, and save memory with --loop.accumulate."
             )
         if isinstance(self.model, SequenceClassifierConfig):
             if self.task.per_sequence and self.model.pooling == "none":
                 raise ConfigError(
-                    "`model.pooling` must be 'mean' or 'last', for a sequence has one target; got 'none', "
-                    "which gives each step an output."
+                    "`model.pooling` must be 'mean' or 'last', because the task has a target per sequence; "
+                    "got 'none', which gives an output per step."
                 )
             if not self.task.per_sequence and self.model.pooling != "none":
                 raise ConfigError(
-                    f"`model.pooling` must be 'none', for each step has a target; got "
-                    f"{self.model.pooling!r}, which gives a sequence one output."
+                    "`model.pooling` must be 'none', because the task has a target per step; got "
+                    f"{self.model.pooling!r}, which gives an output per sequence."
                 )
         completed = dataclasses.replace(
             self.model,
@@ -235,7 +238,7 @@ class TrainConfig:
 
 
 def model_type(task: Task) -> type[ModelConfig] | type[SequenceClassifierConfig]:
-    """Return the class of the configuration of the models that a task can train.
+    """Return the class of the model configuration that a task needs.
 
     Example:
         >>> model_type(tasks.SequentialImages()).__name__
@@ -245,13 +248,13 @@ def model_type(task: Task) -> type[ModelConfig] | type[SequenceClassifierConfig]
 
 
 def values_from_task(task: Task) -> dict[str, Any]:
-    """Return the fields of a model's configuration that are not chosen, by name: the task says them.
+    """Return the fields of the model configuration that the task determines.
 
     Example:
         >>> values_from_task(tasks.SequentialImages())
         {'vocab_size': None, 'n_outputs': 10, 'n_features': 1, 'pairs': False}
     """
-    # 1 until the data have told
+    # 1 is a placeholder until the data are loaded
     vocab_size = None if task.n_features is not None else task.vocab_size or 1
     values = {"vocab_size": vocab_size, "n_outputs": task.n_outputs}
     if model_type(task) is ModelConfig:
@@ -260,13 +263,13 @@ def values_from_task(task: Task) -> dict[str, Any]:
 
 
 def mixer_parameters(mixer: str) -> dict[str, inspect.Parameter]:
-    """Return the keyword-only arguments of a mixer: all that can be configured about it.
+    """Return the keyword-only arguments of a mixer, which are its configuration.
 
     Args:
         mixer: the mixer's name.
 
     Raises:
-        ValueError: there is no such mixer; the message gives the nearest match.
+        ValueError: the mixer does not exist; the message gives the nearest match.
 
     Example:
         >>> "transition" in mixer_parameters("gate_loop")
@@ -277,14 +280,14 @@ def mixer_parameters(mixer: str) -> dict[str, inspect.Parameter]:
 
 
 def complete_mixer_args(mixer: str | tuple[str, ...], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Add the mixer's defaults to the arguments that are given, in the order of its signature.
+    """Return the given arguments and the mixer's defaults, in the order of the mixer's signature.
 
     Args:
         mixer: the mixer's name, or a pattern of names.
-        given: its arguments; of a pattern, those of each mixer under its name.
+        given: the mixer's arguments; for a pattern, the arguments of each mixer under its name.
 
     Raises:
-        ValueError: the mixer has no such argument; the message gives the nearest match.
+        ValueError: the mixer has no argument of a given name; the message gives the nearest match.
 
     Example:
         >>> complete_mixer_args(("lru", "gla"), {"lru": {"d_state": 8}})["lru"]["d_state"]
@@ -306,16 +309,16 @@ def complete_mixer_args(mixer: str | tuple[str, ...], given: Mapping[str, Any]) 
 
 
 def config_to_dict(config: TrainConfig) -> dict[str, Any]:
-    """Return the configuration as JSON holds it; the task's fields come with its name.
+    """Return the configuration as JSON values; the task's fields include the task's name.
 
     Raises:
-        ConfigError: the task is none of `linrec.tasks`, so that its name could not be stored.
+        ConfigError: the task is not a task of `linrec.tasks`, so it has no name to store.
     """
     task_name = next((name for name in tasks.names() if tasks.get(name) is type(config.task)), None)
     if task_name is None:
         raise ConfigError(
-            f"`task` must be one of linrec's, {', '.join(tasks.names())}; got {type(config.task).__name__}. "
-            "Add it as a file of linrec.tasks, or train it in a loop of your own."
+            f"`task` must be a task of linrec, {', '.join(tasks.names())}; got {type(config.task).__name__}. "
+            "Add it as a file of linrec.tasks, or write your own training loop."
         )
     fields = dataclasses.asdict(config)
     paths = {name: str(value) for name, value in fields["task"].items() if isinstance(value, Path)}
@@ -327,14 +330,14 @@ def config_from_dict(stored: Any, *, trust_code: bool | Collection[str] = False)
     """Return the configuration that `config_to_dict` stored.
 
     Args:
-        stored: what JSON holds.
-        trust_code: whether to import mixers by import paths, as in "my_package.my_module:MyMixer", which runs
-            their code; or the import paths that may be imported.
+        stored: the JSON values.
+        trust_code: whether to import mixers by import path, as in "my_package.my_module:MyMixer", which runs
+            their code; or the import paths that are trusted.
 
     Raises:
         UntrustedCodeError: a mixer is an import path that is not trusted.
-        ConfigError: a field is missing or unknown, as in a run of another version of linrec, or of another
-            type.
+        ConfigError: a field is missing, unknown, or of the wrong type, for example because another version of
+            linrec wrote the configuration.
     """
     try:
         check_types({"config": dict}, {"config": stored})
@@ -376,20 +379,20 @@ def _check_trusted(mixers: Sequence[str], trust_code: bool | Collection[str]) ->
     for name in mixers:
         if ":" in name and trust_code is not True and (trust_code is False or name not in trust_code):
             raise UntrustedCodeError(
-                f"the mixer {name!r} is code outside of linrec, which reading the configuration would run. "
+                f"the mixer {name!r} is code outside of linrec, and loading the configuration would run it. "
                 "Pass --trust-code, or `trust_code=True` in Python, if you trust the code and the folder."
             )
 
 
 def differences(one: TrainConfig, other: TrainConfig) -> dict[str, tuple[Any, Any]]:
-    """Return the fields in which two configurations differ, by dotted name."""
+    """Return the two values of every field in which two configurations differ, by dotted name."""
     left, right = flattened(config_to_dict(one)), flattened(config_to_dict(other))
     names = [*left, *(name for name in right if name not in left)]
     return {name: (left.get(name), right.get(name)) for name in names if left.get(name) != right.get(name)}
 
 
 def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested dictionaries as one, by dotted name.
+    """Return nested dictionaries as a flat dictionary with dotted names.
 
     Example:
         >>> flattened({"optim": {"lr": 0.1}, "name": "small"})
@@ -402,7 +405,7 @@ def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _lists_to_tuples(value: Any) -> Any:
-    # JSON knows no tuples, and no configuration holds a list
+    # JSON has no tuples, and configurations hold tuples only
     if isinstance(value, list):
         return tuple(_lists_to_tuples(item) for item in value)
     if isinstance(value, dict):
@@ -411,22 +414,22 @@ def _lists_to_tuples(value: Any) -> Any:
 
 
 def _fields(config: object, *names: str) -> dict[str, Any]:
-    """Return fields by name, as the rules of `linrec.rules` take them."""
+    """Return fields by name, as keyword arguments for the checks of `linrec.rules`."""
     return {name: getattr(config, name) for name in names}
 
 
 def _check_numbers(values: Mapping[str, Any]) -> None:
-    """Refuse numbers, by dotted name, that no computation of a run can hold."""
+    """Check that integers fit into 64 bits and floats into float32; `values` has dotted names."""
     for name, value in values.items():
         for number in value if isinstance(value, tuple) else (value,):
             if isinstance(number, int) and number.bit_length() > 63:
                 raise ValueError(
-                    f"`{name}` must be a whole number of 64 bits, at most {2**63 - 1:,}; got "
+                    f"`{name}` must be an integer of 64 bits, at most {2**63 - 1:,}; got "
                     f"{number.bit_length() + 1} bits."
                 )
             if isinstance(number, float) and math.isnan(number):
                 raise ValueError(f"`{name}` must be a number; got nan.")
             if isinstance(number, float) and LARGEST < abs(number) < math.inf:
                 raise ValueError(
-                    f"`{name}` must be at most {LARGEST:.4g} in size, a number of float32; got {number}."
+                    f"`{name}` must be at most {LARGEST:.4g} in magnitude, to fit into float32; got {number}."
                 )

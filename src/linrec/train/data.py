@@ -1,4 +1,4 @@
-"""Batches of a split, in an order that depends on (seed, epoch) alone."""
+"""Batches of a split, in an order that depends only on (seed, epoch)."""
 
 from collections.abc import Iterator
 
@@ -17,7 +17,7 @@ def epoch_order(n_samples: int, *, seed: int, epoch: int) -> Int64[Tensor, "n"]:
     Args:
         n_samples: number of samples.
         seed: the run's seed.
-        epoch: which epoch, from 0.
+        epoch: number of the epoch, from 0.
 
     Returns:
         A permutation of 0 .. n_samples - 1, int64.
@@ -31,7 +31,7 @@ def epoch_order(n_samples: int, *, seed: int, epoch: int) -> Int64[Tensor, "n"]:
 
 
 def on_device(batch: Batch, device: torch.device) -> Batch:
-    """Return a batch on a device; from the CPU to CUDA without waiting for the copy."""
+    """Return a batch on a device; copies from the CPU to CUDA are asynchronous."""
 
     def moved(tensor: Tensor) -> Tensor:
         if device.type == "cuda" and tensor.device.type == "cpu":
@@ -43,21 +43,22 @@ def on_device(batch: Batch, device: torch.device) -> Batch:
 
 
 class Batches:
-    """The batches of each epoch; all have `batch_size` sequences, the rest of an epoch is dropped.
+    """The batches of each epoch, all with `batch_size` sequences; an incomplete last batch is dropped.
 
-    Which samples are dropped changes from epoch to epoch with the order. Equal shapes are what compiled code
-    and captured graphs need.
+    Compiled code and CUDA graphs need equal shapes. The dropped samples differ between epochs, because the
+    order does.
 
     Args:
-        source: the sequences, moved to `device` once where they are small enough.
+        source: the sequences; moved to `device` once if they are small enough.
         batch_size: sequences per batch.
         seed: the run's seed.
-        device: where the batches are needed.
-        rank: of several processes that share each batch, which one this is.
-        processes: how many; each gets `batch_size / processes` sequences.
+        device: device of the batches.
+        rank: rank of this process among the processes that share each batch.
+        processes: number of processes; each gets `batch_size / processes` sequences.
 
     Raises:
-        ConfigError: an epoch has fewer than `batch_size` sequences, or the processes do not divide the batch.
+        ConfigError: an epoch has fewer than `batch_size` sequences, or `batch_size` is not a multiple of
+            `processes`.
 
     Example:
         >>> from linrec.tasks import MemoryHorizon
@@ -80,8 +81,8 @@ class Batches:
         self._size = len(source.of_epoch(seed=seed, epoch=0))
         if self._size < batch_size:
             raise ConfigError(
-                f"`loop.batch_size` must be at most the training samples = {self._size}; got {batch_size}. "
-                "Pass a smaller batch or more samples."
+                f"`loop.batch_size` must be at most the number of training samples, {self._size}; got "
+                f"{batch_size}. Pass a smaller batch or more samples."
             )
         if batch_size % processes:
             raise ConfigError(
@@ -97,7 +98,7 @@ class Batches:
         return self._size // self.batch_size
 
     def epoch(self, epoch: int, *, start: int = 0) -> Iterator[Batch]:
-        """Yield the batches of one epoch, from batch `start` on."""
+        """Yield the batches of an epoch, starting with batch `start`."""
         source = self._source.of_epoch(seed=self.seed, epoch=epoch)
         order = epoch_order(self._size, seed=self.seed, epoch=epoch)
         for batch in range(start, len(self)):

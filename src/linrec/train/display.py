@@ -1,4 +1,4 @@
-"""The progress of one run or of several side by side: a live table on a terminal, plain lines elsewhere."""
+"""Progress display of parallel runs: a live table on a terminal, plain lines elsewhere."""
 
 from collections.abc import Sequence
 from types import TracebackType
@@ -12,11 +12,11 @@ from linrec.train.result import Progress
 
 
 class Display:
-    """Shows step, loss, accuracy, steps per second and time left of named runs; a context manager.
+    """Shows step, loss, accuracy, steps per second and remaining time of named runs; a context manager.
 
     Args:
-        names: the runs, one row each.
-        console: where to write; None is standard output.
+        names: names of the runs, a table row for each.
+        console: console to write to; None is standard output.
 
     Example:
         >>> with Display(["data"], Console(force_terminal=False, width=80)) as display:
@@ -27,7 +27,7 @@ class Display:
     def __init__(self, names: Sequence[str], console: Console | None = None) -> None:
         self._console = Console() if console is None else console
         self._rows: dict[str, Progress | None] = dict.fromkeys(names)
-        # when all has ended, nothing of the table is left
+        # transient: the table disappears at the end
         self._live = Live(
             console=self._console, refresh_per_second=4, get_renderable=self._table, transient=True
         )
@@ -44,7 +44,7 @@ class Display:
             self._live.stop()
 
     def update(self, name: str, progress: Progress) -> None:
-        """Show how far a run is; without a terminal, the logged steps and that it stops."""
+        """Show the progress of a run; without a terminal, print only logged steps and a request to stop."""
         before, self._rows[name] = self._rows[name], progress
         if self._console.is_terminal:
             return
@@ -57,18 +57,18 @@ class Display:
             self._print(f"{place}loss {_loss(progress)}, {accuracy}{speed}{_left(progress)} left")
 
     def _print(self, line: str) -> None:
-        # one line stays one line, however narrow the place where it is read
+        # soft wrap prints a line as a single line, even on a narrow terminal
         self._console.print(line, soft_wrap=True, highlight=False)
 
     def _table(self) -> Table:
-        # beside the table, the terminal writes ^C on the same line
+        # leave room for the ^C that the terminal writes on the same line
         width = self._console.width - 3
         table = Table(box=None, width=width, padding=(0, 1, 0, 0), show_edge=False, header_style="dim")
-        # one run needs no name, and a narrow terminal has no room for a long one
+        # a single run is shown without its name, to save width
         table.add_column("run" if len(self._rows) > 1 else "", no_wrap=True)
         table.add_column("step", justify="right", no_wrap=True)
         table.add_column("", ratio=1, min_width=4)
-        # a regression has none
+        # a regression has no accuracy
         accuracy = any(p is None or p.loss is None or p.accuracy is not None for p in self._rows.values())
         for title in ("loss", *(["accuracy"] if accuracy else []), "steps/s", "left"):
             table.add_column(title, justify="right", no_wrap=True)
@@ -96,7 +96,7 @@ class Display:
 def _loss(progress: Progress) -> str:
     if progress.loss is None:
         return ""
-    # squared errors may be small
+    # significant digits, because squared errors may be small
     return f"{progress.loss:.3g}" if progress.accuracy is None else f"{progress.loss:.3f}"
 
 

@@ -1,7 +1,7 @@
-"""The one place that imports Lightning Fabric.
+"""Setup of Lightning Fabric; the only module that imports it.
 
-It is imported when it is first used: with it comes torch's compiler, which takes two seconds that `--help`
-and a mistake on the command line need not wait for.
+Fabric is imported on first use: it imports torch's compiler, which takes two seconds, and `--help` and
+command line errors should not wait for it.
 """
 
 import logging
@@ -19,39 +19,40 @@ from linrec.train.sharding import shard
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 else:
-    # annotations alone name it
+    # only annotations use the name at run time
     Fabric = Any
 
-# advice on the precision of matrix products, which `loop.matmul_precision` chooses, and repetitions of the
-# configuration
+# log messages to hide: advice on matmul precision, which `loop.matmul_precision` chooses, and messages that
+# repeat the configuration
 _NOT_SHOWN = ("Tensor Cores", "Mixed Precision", "Initializing distributed", "distributed_backend=")
 for _module in ("rank_zero", "distributed"):
     logging.getLogger(f"lightning_fabric.utilities.{_module}").addFilter(
         lambda record: not any(words in record.getMessage() for words in _NOT_SHOWN)
     )
 
-# how long the other processes wait for one, such as the first while it tokenises a text
+# how long processes wait for each other, for example while the first process tokenises a text
 _PATIENCE = timedelta(hours=6)
 
 __all__ = ["Fabric", "make_fabric", "uses_compile"]
 
 
 def make_fabric(config: LoopConfig) -> Fabric:
-    """Return Fabric on the device and in the precision that the configuration asks for.
+    """Return a Fabric with the device, the precision and the strategy of the configuration.
 
-    Under torchrun the processes are connected, and each gets its device.
+    Under torchrun, the processes are connected, and each process gets its own device.
 
     Raises:
-        ConfigError: the device is not there; the processes are not as torchrun starts them, or do not divide
-            the batch; or one alone, without torchrun, is to share the work.
+        ConfigError: the device is not available; an environment variable of torchrun is missing; the batch
+            size is not a multiple of the processes; or a strategy for several processes is chosen without
+            torchrun.
     """
     device, processes = _device_type(config.device), int(os.environ.get("WORLD_SIZE", "1"))
     if processes == 1:
-        # torchrun may be told to start a single one, which then has all of the work
+        # torchrun may start a single process, which then does all of the work
         if config.strategy != "auto" and "LOCAL_WORLD_SIZE" not in os.environ:
             raise ConfigError(
-                f"`loop.strategy` {config.strategy} is for several processes; this is one. Start them with "
-                "torchrun --nproc-per-node N -m linrec train ..., or pass --loop.strategy auto."
+                f"`loop.strategy` {config.strategy} is for several processes; got a single process. Start "
+                "them with torchrun --nproc-per-node N -m linrec train ..., or pass --loop.strategy auto."
             )
         return _lightning("fabric").Fabric(accelerator=device, devices=1, precision=config.precision)
     here = _check_processes(config, device, processes)
@@ -74,7 +75,7 @@ def make_fabric(config: LoopConfig) -> Fabric:
 
 
 def uses_compile(config: LoopConfig, device: torch.device) -> bool:
-    """Tell whether to compile: when asked to, and of itself on CUDA, where launching kernels costs most.
+    """Return whether to compile: with "on", and with "auto" on CUDA, where kernel launches are expensive.
 
     Example:
         >>> uses_compile(LoopConfig(compile="auto"), torch.device("cpu"))
@@ -91,7 +92,8 @@ def _device_type(wanted: str) -> Literal["cpu", "cuda", "mps"]:
     cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
     if (wanted == "cuda" and not cuda) or (wanted == "mps" and not mps):
         raise ConfigError(
-            f"there is no {wanted} device here; pass --loop.device cpu, or auto to take what there is."
+            f"there is no {wanted} device here; pass --loop.device cpu, or auto to use the best available "
+            "device."
         )
     if wanted == "cuda" or (wanted == "auto" and cuda):
         return "cuda"
@@ -101,12 +103,12 @@ def _device_type(wanted: str) -> Literal["cpu", "cuda", "mps"]:
 
 
 def _check_processes(config: LoopConfig, device: str, processes: int) -> int:
-    """Return how many of the processes are on this machine."""
+    """Check torchrun's environment and return the number of processes on this machine."""
     for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         if name not in os.environ:
             raise ConfigError(
-                f"WORLD_SIZE={processes} asks for as many processes, but {name} is not set. Start them with "
-                f"torchrun --nproc-per-node {processes} -m linrec train ..., or unset WORLD_SIZE."
+                f"WORLD_SIZE={processes} requires {processes} processes, but {name} is not set. Start them "
+                f"with torchrun --nproc-per-node {processes} -m linrec train ..., or unset WORLD_SIZE."
             )
     piece = config.batch_size // config.accumulate
     if piece % processes:
@@ -119,7 +121,7 @@ def _check_processes(config: LoopConfig, device: str, processes: int) -> int:
     there = torch.cuda.device_count() if device == "cuda" else 1
     if device != "cpu" and here > there:
         raise ConfigError(
-            f"{here} processes on one machine need as many {device} devices; there are {there}. "
-            "Start fewer, or pass --loop.device cpu."
+            f"{here} processes on a machine need {here} {device} devices; there are {there}. "
+            "Start fewer processes, or pass --loop.device cpu."
         )
     return here

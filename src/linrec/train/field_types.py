@@ -11,7 +11,7 @@ from linrec.errors import printable
 __all__ = ["check_types"]
 
 WORDS = {
-    int: "a whole number",
+    int: "an integer",
     float: "a number",
     str: "a text without control characters",
     bool: "true or false",
@@ -20,20 +20,20 @@ WORDS = {
 
 
 def check_types(hints: Mapping[str, Any], values: Mapping[str, Any], section: str = "") -> None:
-    """Refuse values of other types than their fields have.
+    """Check that values match the type hints of their fields.
 
     Args:
-        hints: type hint by name of a field. Types that JSON cannot hold are not checked.
-        values: value by name; lists as tuples. Names without a type hint are not checked.
-        section: prefix of the names of the fields in messages.
+        hints: type hints by field name. Types that JSON cannot hold are not checked.
+        values: values by field name, with tuples for lists. Names without a type hint are not checked.
+        section: prefix of the field names in messages.
 
     Raises:
-        TypeError: a value has another type; the message names the field.
+        TypeError: a value has the wrong type; the message names the field.
 
     Example:
         >>> check_types({"lr": float, "steps": int | None}, {"lr": 1, "steps": "many"}, "optim.")
         Traceback (most recent call last):
-        TypeError: `optim.steps` must be a whole number or null; got 'many'.
+        TypeError: `optim.steps` must be an integer or null; got 'many'.
     """
     for name, value in values.items():
         if name in hints and not _fits(value, hints[name]):
@@ -55,10 +55,10 @@ def _fits(value: Any, hint: Any) -> bool:
     if hint is dict or origin is dict:
         return isinstance(value, dict)
     if hint in (int, float):
-        # JSON's 1 may be a float; true is no number
+        # an integer in JSON is a valid float; a bool is an int in Python, but not a number here
         return isinstance(value, (int, hint)) and not isinstance(value, bool)
     if hint in (str, Path):
-        # a name that steers the terminal is no name
+        # refuse control characters, which could send commands to the terminal
         return isinstance(value, str) and printable(value) == value
     return isinstance(value, hint) if hint in (bool, type(None)) else True
 

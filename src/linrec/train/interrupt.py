@@ -1,4 +1,4 @@
-"""Ctrl-C that waits for the end of the step."""
+"""Handling of Ctrl-C at the end of a training step."""
 
 import signal
 import threading
@@ -7,13 +7,14 @@ from types import FrameType, TracebackType
 
 
 class Interrupt:
-    """Turns the first SIGINT or SIGTERM into a request; a context manager.
+    """Turns the first SIGINT or SIGTERM into a request to stop; a context manager.
 
-    While it is open, `requested` tells that someone asked to stop; a second SIGINT stops at once, as Python
-    does. Outside the main thread, where Python allows no handlers, it never sees a request.
+    Within the context, `requested` becomes true at the first signal; a second SIGINT raises
+    KeyboardInterrupt. Outside the main thread, Python does not allow signal handlers, and `requested` stays
+    false.
 
     Args:
-        told: is called when the request comes.
+        told: called at the first signal.
 
     Example:
         >>> with Interrupt() as interrupt:
@@ -41,7 +42,7 @@ class Interrupt:
     def _request(self, number: int, frame: FrameType | None) -> None:
         if self.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
-        # torchrun passes a signal on, and sends another
+        # torchrun forwards a signal and then sends another signal, so call back only once
         if not self.requested and self._told is not None:
             self._told()
         self.requested = True

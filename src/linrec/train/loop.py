@@ -1,4 +1,4 @@
-"""The training loop, from top to bottom."""
+"""The training loop."""
 
 import dataclasses
 import functools
@@ -52,7 +52,7 @@ from linrec.train.state import (
 )
 from linrec.train.step import CapturedStep, Objective, evaluate, train_step
 
-# steps after which several processes ask each other at the latest whether to stop, for which they wait
+# maximum steps between exchanges of the stop request among processes, which synchronise them
 ASK_EVERY = 10
 
 
@@ -65,35 +65,36 @@ def fit(
     command: str | None = None,
     init: nn.Module | None = None,
 ) -> Result:
-    """Train a model on a task, and write everything about it into a run folder.
+    """Train a model on a task, and write configuration, metrics, checkpoints and result to a run folder.
 
-    The model of the last step is the result, or with `loop.keep` that of the lowest validation loss. The test
-    split is looked at once, at the end. The global random states of torch and Python are seeded.
+    The trained model is the model of the last step or, with `loop.keep` "best", the model of the lowest
+    validation loss. The test split is evaluated once, at the end. The global random states of torch and
+    Python are seeded.
 
-    Under torchrun the processes train one model together, each on its share of every batch. All of them
-    return the result, and raise each other's errors; the first one writes and reports.
+    Under torchrun, the processes train a model together, each on its share of every batch. All processes
+    return the result and raise each other's errors; only the first process writes files and reports progress.
 
     Args:
-        config: what to train, on what, how.
-        out_dir: the run folder; made if need be.
+        config: the configuration of the run.
+        out_dir: the run folder, created if it does not exist.
         resume: continue the run in `out_dir` from its newest checkpoint, bit for bit on the same device and
             number of processes.
         progress: called every `config.loop.log_every` steps, and at least once a second.
-        command: the command line to record, where there is one.
-        init: a model of the same configuration, whose weights a new run starts from; None draws them.
+        command: the command line to record, if any.
+        init: a model of the same configuration whose weights initialise a new run; None initialises randomly.
 
     Returns:
-        Scores, size and speed; also in `out_dir/result.json`.
+        Scores, size and speed, which are also written to `out_dir/result.json`.
 
     Raises:
         ConfigError: the configuration cannot be trained.
         MissingExtraError: the extra "train" is not installed.
-        RunFolderError: `out_dir` holds something already, or, with `resume`, no run or another one; or
-            another process trains there.
-        CheckpointError: a checkpoint could not be written or read, or is of another model; older ones are
-            untouched.
-        DivergedError: the loss, its gradient or a step size is not finite, or a step size is zero.
-        InterruptedRunError: SIGINT or SIGTERM came; the checkpoint is written.
+        RunFolderError: `out_dir` is not empty; with `resume`, it does not hold a run of this configuration;
+            or another process trains there.
+        CheckpointError: a checkpoint could not be written or read, or belongs to another model. Earlier
+            checkpoints are untouched.
+        DivergedError: the loss, its gradient or a learned step size is not finite, or a step size is zero.
+        InterruptedRunError: the run received SIGINT or SIGTERM, and has written a checkpoint.
 
     Example:
         >>> import tempfile
@@ -115,8 +116,8 @@ def fit(
             )
         except StepSizeError as error:
             raise DivergedError(
-                f"a step size that the model learns is no longer positive: {error} A smaller --optim.lr or "
-                "--optim.transition-lr may cure it."
+                f"a learned step size is not positive anymore: {error} A smaller --optim.lr or "
+                "--optim.transition-lr may help."
             ) from error
 
 
@@ -135,7 +136,7 @@ def _fit(
     device = fabric.device
     seed_all(loop.seed)
 
-    # data: in an order that depends on seed and epoch alone
+    # data, in an order that depends only on seed and epoch
     task = first_ahead(fabric, config.task.prepared)
     config = dataclasses.replace(config, task=task)
     batches = Batches(
@@ -147,7 +148,7 @@ def _fit(
         processes=fabric.world_size,
     )
     if loop.keep == "best" and not len(task.split("validation")):
-        raise ConfigError("`loop.keep` = 'best' needs a validation split, and this task has none.")
+        raise ConfigError("`loop.keep` = 'best' needs a validation split, but the task's is empty.")
     total_steps = loop.epochs * len(batches) if loop.steps is None else loop.steps
     optim = cut_warmup(config.optim, total_steps)
 
@@ -165,7 +166,7 @@ def _fit(
     objective = fabric.setup_module(objective)
     seed_dropout(loop.seed, fabric.global_rank)
     optimizers = make_optimizers(model, config.optim)
-    # sums of loss, accuracy, gradient norm and steps since the last log: on the device, so that no step waits
+    # sums of loss, accuracy, gradient norm and steps since the last log, kept on the device to avoid syncs
     window = torch.zeros(4, device=device)
     steppers: Any = [fabric.setup_optimizers(optimizer) for optimizer in optimizers]
     do_step: Callable[..., None] = functools.partial(
@@ -195,7 +196,7 @@ def _fit(
     if resume and (folder / RESULT).exists():
         return read_result(folder)
     best_loss, best_step = math.inf, 0
-    # the best model of a run that starts again is of no step of it
+    # a best model without a checkpoint is from before a restart, so it is not a model of this run
     kept = first_ahead(fabric, load_best, folder) if checkpoint is not None and loop.keep == "best" else None
     if kept is not None:
         best_loss, best_step = kept.about["loss"], kept.about["step"]
@@ -208,7 +209,7 @@ def _fit(
     rates = []
     clock = Clock(step=step, seconds=seconds)
     reporter = Reporter(progress if fabric.is_global_zero else None, step, total_steps)
-    # of one process alone, like all that is written
+    # only the first process writes files
     metrics_log: Any = first(fabric, MetricsLog, folder, step=step) or nullcontext()
     with (
         deterministic(loop.deterministic),
@@ -230,7 +231,7 @@ def _fit(
                 place = {"step": step, "epoch": round(step / len(batches), 4)}
                 scores: dict[str, Any] = {}
                 if step == total_steps or step % loop.eval_every == 0:
-                    # models are compared on the same part of the split, and a last one alone on all of it
+                    # keep="best" always compares the same batches; keep="last" scores its last step on all
                     whole = step == total_steps and loop.keep == "last"
                     with clock.paused(), reporter.evaluating():
                         scores = score(task.split("validation"), batches=None if whole else loop.eval_batches)
@@ -310,7 +311,7 @@ def _fit(
 def _probes(
     task: Task, score: Callable[..., dict[str, Any]], batch_size: int, processes: int
 ) -> dict[str, dict[str, Any]]:
-    """Score a task's probes; longer samples come in smaller batches, of no more tokens than in training."""
+    """Return the scores of a task's probes; no batch has more tokens than a training batch."""
 
     def length(split: Source) -> int:
         return _steps(task, split.rows(torch.tensor([0])))
@@ -323,7 +324,7 @@ def _probes(
 
 
 def _steps(task: Task, batch: Batch) -> int:
-    """Steps of a sample, those of both sequences of a pair."""
+    """Return the number of steps in a sample, summed over both sequences of a pair."""
     return batch.inputs[0].numel() // (task.n_features or 1)
 
 
@@ -335,28 +336,28 @@ def _build(config: ModelConfig | SequenceClassifierConfig) -> LanguageModel | Se
 
 
 def _start_from(init: nn.Module, model: nn.Module) -> None:
-    """Copy the weights of a model of the same configuration.
+    """Copy the weights of `init` to `model`.
 
     Raises:
-        ConfigError: it has other parameters.
+        ConfigError: the models have different parameters.
     """
     try:
         model.load_state_dict(init.state_dict())
     except RuntimeError as error:
-        # the first line names the class, and each of the others a parameter
+        # torch's message names the class in the first line and a parameter in each further line
         why = [*str(error).splitlines(), ""][1].strip()
         raise ConfigError(
-            f"the model to start from is of another configuration: {why} Leave out the options of the model."
+            f"the model to start from has another configuration: {why} Leave out the options of the model."
         ) from error
 
 
 def _check_finite(window: Tensor, step: int) -> None:
-    # looked at before a checkpoint is written too: one of a diverged model would push out a good one
+    # also checked before a checkpoint is written, because a diverged model must not replace a good checkpoint
     finite = torch.isfinite(window).tolist()
     if not all(finite):
-        # the gradient of a finite loss may be infinite, and has moved the weights by now
+        # the gradient of a finite loss may be infinite, and the weights are already updated with it
         culprit = "loss" if not finite[0] else "gradient"
         raise DivergedError(
-            f"the {culprit} is not finite at step {step}; no checkpoint was written since it was. "
-            "A smaller --optim.lr or --optim.clip-norm 1 may cure it."
+            f"the {culprit} is not finite at step {step}; the last checkpoint is from before. "
+            "A smaller --optim.lr or --optim.clip-norm 1 may help."
         )

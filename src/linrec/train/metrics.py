@@ -1,4 +1,4 @@
-"""The log of a run: one JSON object per line for programs, TensorBoard event files for eyes."""
+"""The metrics log of a run: JSON lines for programs, and TensorBoard event files."""
 
 import contextlib
 import json
@@ -15,36 +15,36 @@ TENSORBOARD = "tensorboard"
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Return the logged records of a run folder in order; a last line that was cut off is left out.
+    """Return the logged records of a run folder in order, without an incomplete last line.
 
     Args:
         folder: the run folder.
 
     Raises:
-        ValueError: a line is no JSON object with a step and a split.
+        ValueError: a line is not a JSON object with a step and a split.
     """
     try:
         lines = (folder / FILE).read_bytes().split(b"\n")
     except FileNotFoundError:
         return []
-    # whole lines end in a newline, so what follows the last one is empty or was cut off
+    # complete lines end with a newline, so the text after the last newline is empty or incomplete
     return check_metrics([parse_json(line) for line in lines[:-1]], FILE)
 
 
 def check_metrics(records: list[Any], name: str) -> list[dict[str, Any]]:
-    """Return the records if each has a step, a split and otherwise numbers.
+    """Return the records if each has a step, a split and numbers otherwise.
 
     Args:
-        records: one record per line.
-        name: of the file, for messages.
+        records: a record per line.
+        name: name of the file, for messages.
 
     Raises:
-        ValueError: a record is no such object.
+        ValueError: a record is not such an object.
     """
     for number, record in enumerate(records, start=1):
         if not (isinstance(record, dict) and isinstance(record.get("step"), int) and "split" in record):
             raise ValueError(
-                f"line {number} of {name} must be an object with a whole number `step` and a `split`"
+                f"line {number} of {name} must be an object with an integer `step` and a `split`"
             )
         for key, value in record.items():
             if key != "split" and not isinstance(value, (int, float)):
@@ -57,16 +57,16 @@ class MetricsLog:
 
     Args:
         folder: the run folder.
-        step: steps made so far; records of later steps, which a run left behind when it stopped between two
-            checkpoints, are dropped.
+        step: number of steps made so far. Records of later steps are dropped; they exist if the run stopped
+            between two checkpoints.
     """
 
     def __init__(self, folder: Path, *, step: int) -> None:
-        # imported here: it takes a second that commands which log nothing should not pay
+        # imported here because the import takes a second, which commands without a log should not pay
         from torch.utils.tensorboard import SummaryWriter
 
         self._path = folder / FILE
-        # a run that starts again drops the records of the run before
+        # a run that starts again from step 0 drops all earlier records
         kept = [record for record in read_metrics(folder) if record["step"] <= step] if step else []
         try:
             write_text(self._path, "".join(json.dumps(record) + "\n" for record in kept))
@@ -89,19 +89,19 @@ class MetricsLog:
         try:
             self._opened.close()
         except OSError as failure:
-            # an error that is on its way says more than this one, which follows from it
+            # an error that is already being raised is the cause of this failure and says more
             if error is None:
                 raise TrainError(f"could not write {self._path}: {reason(failure)}.") from failure
 
     def append(self, record: dict[str, Any]) -> None:
-        """Write one record: "step", "split", and numbers.
+        """Write a record with "step", "split" and numbers.
 
         Raises:
-            TrainError: the disk is full, say.
+            TrainError: the file cannot be written, for example because the disk is full.
         """
         try:
             self._file.write(json.dumps(record) + "\n")
-            # a reader, or a crash right after, finds whole lines
+            # flush, so that readers see complete lines, even after a crash
             self._file.flush()
             for name, value in record.items():
                 if name not in ("step", "split"):

@@ -1,4 +1,4 @@
-"""Muon, with matrices of one shape taken together."""
+"""The Muon optimiser, batched over matrices of equal shape."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-# coefficients of the odd polynomial that Muon's author publishes: steep at zero, and five of them take every
-# singular value above 0.002 to between 0.68 and 1.21
+# coefficients of the odd polynomial that Muon's author published: steep at zero; five iterations map every
+# singular value above 0.002 into [0.68, 1.21]
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 STEPS = 5
 
@@ -16,15 +16,17 @@ STEPS = 5
 class Muon(torch.optim.Optimizer):
     """M_t = mu M_{t-1} + (1 - mu) G_t,   W_t = (1 - lr wd) W_{t-1} - lr sqrt(max(1, n / m)) U_t.
 
-    U_t is (1 - mu) G_t + mu M_t with its singular values brought close to 1, for matrices (n, m). The results
-    are those of `torch.optim.Muon`. That one takes each matrix alone, in a thousand launches and more for a
-    small model, and reads its learning rate to the host, which a CUDA graph does not allow; here matrices of
-    one shape go through every operation together, and the learning rate may stay on the device.
+    U_t is (1 - mu) G_t + mu M_t with its singular values brought close to 1, for matrices (n, m).
+
+    The results are equal to `torch.optim.Muon`. PyTorch's class processes each matrix separately, in over a
+    thousand kernel launches for a small model, and copies the learning rate to the host, which CUDA graphs do
+    not allow. This class processes matrices of equal shape together, and the learning rate may stay on the
+    device.
 
     Args:
-        params: matrices, or groups of them.
+        params: matrices, or parameter groups of matrices.
         lr: learning rate, a number or a scalar tensor.
-        momentum: decay rate mu of the mean gradient.
+        momentum: decay rate mu of the averaged gradient.
         weight_decay: decoupled weight decay wd.
 
     Raises:
@@ -53,11 +55,11 @@ class Muon(torch.optim.Optimizer):
         for parameter in (p for group in self.param_groups for p in group["params"]):
             if parameter.ndim != 2 or parameter.is_complex():
                 got = f"{parameter.dtype} of shape {tuple(parameter.shape)}"
-                raise ValueError(f"`params` must be real matrices; got {got}. Give others to AdamW.")
+                raise ValueError(f"`params` must be real matrices; got {got}. Use AdamW for the others.")
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Move the parameters once."""
+        """Perform an optimisation step."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -87,10 +89,10 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:
-    """Bring the singular values of matrices (..., n, m) close to 1, by five Newton-Schulz steps.
+    """Return matrices (..., n, m) with singular values close to 1, by five Newton-Schulz iterations.
 
-    X <- a X + (b X X^T + c (X X^T)^2) X, from matrices of Frobenius norm 1: each singular value s becomes
-    a s + b s^3 + c s^5.
+    X <- a X + (b X X^T + c (X X^T)^2) X, starting from matrices of Frobenius norm 1. An iteration maps each
+    singular value s to a s + b s^3 + c s^5.
 
     Example:
         >>> orthogonalized(torch.diag(torch.tensor([3.0, 1.0]))).diagonal().sub(1).abs() < 0.33

@@ -1,4 +1,4 @@
-"""AdamW and Muon over parameter groups: who gets which learning rate, and who decays."""
+"""AdamW and Muon with parameter groups for learning rates and weight decay."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -13,22 +13,25 @@ from linrec.train.sharding import whole
 
 
 def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:
-    """Sort the parameters of a model into the optimisers' groups.
+    """Sort the parameters of a model into the optimisers' parameter groups.
 
-    Algorithm: AdamW; with `config.name` "muon", Muon for the matrices that carry no mark of another group
-    (`linrec.nn.parameters.mark`), which leaves embeddings, the head, transitions, taps of convolutions,
-    biases and norms to AdamW.
-    Peak learning rate: `transition_lr` for parameters that are marked "transition" (GateLoop, appendix C.2),
-    `muon_lr` for Muon's, `lr` for all others. Weight decay: none for parameters that are marked so, as those
-    of transitions are, and none for those of fewer than two dimensions (biases, norms, constants per
-    channel); `weight_decay` for all others, which are matrices and embeddings.
+    Algorithm: AdamW. With `config.name` "muon", Muon updates the matrices that `linrec.nn.parameters.mark`
+    did not assign to another group; AdamW updates embeddings, the head, transitions, convolution kernels,
+    biases and norms.
+
+    Peak learning rate: `transition_lr` for parameters marked "transition" (GateLoop, appendix C.2), `muon_lr`
+    for the parameters of Muon, and `lr` for all other parameters.
+
+    Weight decay: 0 for parameters marked as not decaying, such as transitions, and for parameters of fewer
+    than two dimensions (biases, norms, constants per channel); `weight_decay` for all other parameters, which
+    are matrices and embeddings.
 
     Args:
-        model: the model, its parameters marked or not.
+        model: the model, with or without marks on its parameters.
         config: algorithm, learning rates and weight decay.
 
     Returns:
-        One dictionary per group that is not empty: "params", "algorithm", "peak_lr", "weight_decay".
+        A dictionary for each non-empty group: "params", "algorithm", "peak_lr", "weight_decay".
 
     Example:
         >>> model = nn.Sequential(nn.Embedding(6, 4), nn.Linear(4, 3))
@@ -53,24 +56,24 @@ def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, An
 
 
 def make_optimizers(model: nn.Module, config: OptimConfig) -> list[torch.optim.Optimizer]:
-    """Return the optimisers of `parameter_groups`, one per algorithm, ready to be captured in a CUDA graph.
+    """Return an optimiser for each algorithm of `parameter_groups`, ready for capture in a CUDA graph.
 
-    Learning rates are tensors on the parameters' device: a captured step reads their present value.
+    Learning rates are tensors on the parameters' device, so a captured step reads their current values.
 
     Args:
-        model: the model, on the device that it will be trained on.
+        model: the model, on the device of training.
         config: algorithm, learning rates, betas and weight decay.
     """
     groups = parameter_groups(model, config)
     for group in groups:
-        # groups on one peak share one tensor, so that changing it is one launch
+        # groups with equal peaks share a tensor, so that setting it takes a single kernel launch
         same = (other["lr"] for other in groups if "lr" in other and other["peak_lr"] == group["peak_lr"])
         group["lr"] = next(same, None)
         if group["lr"] is None:
             group["lr"] = torch.tensor(group["peak_lr"], device=group["params"][0].device)
     parameters = list(model.parameters())
     on_cuda = parameters[0].device.type == "cuda"
-    # complex parameters have no fused kernel
+    # AdamW has no fused kernel for complex parameters
     fused = all(parameter.is_floating_point() for parameter in parameters)
     of = {name: [group for group in groups if group["algorithm"] == name] for name in ("adamw", "muon")}
     optimizers: list[torch.optim.Optimizer] = []
@@ -91,6 +94,6 @@ def set_learning_rate(optimizers: Sequence[torch.optim.Optimizer], factor: float
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
-    """Return the Euclidean norm of all gradients taken as one vector, on their device: a scalar."""
+    """Return the Euclidean norm of all gradients as a scalar tensor on their device."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     return whole(torch.nn.utils.get_total_norm(gradients))

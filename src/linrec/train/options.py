@@ -1,7 +1,7 @@
-"""The options of `linrec train`: a configuration as dataclasses that tyro can make a command line of.
+"""The options of `linrec train`: dataclasses that tyro turns into a command line.
 
-The mixer's arguments are not fixed: they are the keyword-only arguments of the chosen mixer's `__init__`, so
-the dataclass of its options is made from its signature. Of a pattern, each mixer has one under its name.
+The mixer's options depend on the chosen mixer: their dataclass is generated from the keyword-only arguments
+of the mixer's `__init__`. A pattern of mixers has such a dataclass for each mixer, under the mixer's name.
 """
 
 import dataclasses
@@ -29,29 +29,29 @@ MOST_USED = {
     "optim": ("lr", "warmup_steps"),
     "loop": ("steps", "epochs", "batch_size", "seed", "device", "precision"),
 }
-"""Options of each section that `linrec train RECIPE --help` shows."""
+"""The options of each section that `linrec train RECIPE --help` shows."""
 
 
 def options_type(config: TrainConfig, pattern: Sequence[str] | None = None) -> type[Any]:
-    """Return a dataclass of all options: the configuration's sections, its values as defaults, and the rest.
+    """Return a dataclass of all options of `linrec train`, with the values of `config` as defaults.
 
     Args:
-        config: the recipe's configuration, or that of the run to resume.
-        pattern: names of mixers in place of its own, with their own defaults, for other mixers have other
-            arguments; None keeps those of `config`.
+        config: the configuration of the recipe or of the run to resume.
+        pattern: names of mixers that replace the mixers of `config`, with the new mixers' own default
+            arguments; None keeps the mixers of `config`.
 
     Raises:
-        ValueError: there is no such mixer; the message gives the nearest match.
+        ValueError: a mixer does not exist; the message gives the nearest match.
     """
     arguments = config.model.mixer_args
     if pattern and tuple(pattern) != config.model.mixer_pattern:
         arguments = complete_mixer_args(_one_or_all(pattern), {})
     pattern = tuple(pattern or config.model.mixer_pattern)
-    # an import path was trusted by who typed it, or by who read the configuration
+    # import paths are trusted here: the user typed them, or the caller checked them on loading `config`
     names = typing.cast(Any, (*mixers.names(), *(name for name in pattern if ":" in name)))
     shape, from_task = type(config.model), values_from_task(config.task)
     hints = typing.get_type_hints(shape)
-    # one word, or a pattern of several
+    # a single name, or a pattern of several names
     hints["mixer"] = tuple[Literal[names], ...]  # type: ignore[valid-type]
     hints["channel_mixing"] = tuple[ChannelMixing, ...]
     model_values = {field.name: getattr(config.model, field.name) for field in dataclasses.fields(shape)}
@@ -66,13 +66,14 @@ def options_type(config: TrainConfig, pattern: Sequence[str] | None = None) -> t
     )
     return _make(
         "Options",
-        """What to train.
+        """Train a model.
 
         Args:
-            out: run folder to make; by default runs/RECIPE.
+            out: run folder to create; by default runs/RECIPE.
             resume: run folder to continue, with the configuration stored there.
-            init_from: run folder or checkpoint to start from, with its model and its tokenizer.
-            trust_code: run the code of a mixer that the stored configuration names by an import path.
+            init_from: run folder or checkpoint whose model and tokenizer a new run starts from.
+            trust_code: allow running the code of a mixer that the stored configuration names by an import
+                path.
         """,
         [
             ("out", Path | None, None),
@@ -88,10 +89,10 @@ def options_type(config: TrainConfig, pattern: Sequence[str] | None = None) -> t
 
 
 def most_used(options: type[Any]) -> type[Any]:
-    """Return a dataclass of the options that are used most, for a help of one screen.
+    """Return a dataclass with only the most common options, for a help text that fits on a screen.
 
     Args:
-        options: what `options_type` made.
+        options: a dataclass from `options_type`.
 
     Example:
         >>> from linrec.train.recipes import get_recipe
@@ -107,22 +108,22 @@ def most_used(options: type[Any]) -> type[Any]:
             hints = typing.get_type_hints(type(value))
             chosen = [(f, hints[f], getattr(value, f)) for f in MOST_USED[name] if hasattr(value, f)]
             doc = inspect.getdoc(type(value)) or ""
-            # tyro shows all above the arguments
+            # keep only the summary line, because tyro shows everything above the arguments
             kind = _make(name.capitalize(), f"{doc.splitlines()[0]}\n\n{doc[doc.find('Args:') :]}", chosen)
             fields.append((name, kind, kind()))
     return _make("Options", options.__doc__, fields)
 
 
 def config_of(options: Any, name: str, section: str) -> TrainConfig:
-    """Return the configuration that parsed options stand for.
+    """Return the configuration that parsed options describe.
 
     Args:
-        options: an instance of what `options_type` made.
+        options: an instance of a dataclass from `options_type`.
         name: the recipe's name.
         section: the name of the task's section.
 
     Raises:
-        ValueError: a combination that the task or the model refuses.
+        ValueError: the task or the model refuses the combination of options.
     """
     model = {field.name: getattr(options.model, field.name) for field in dataclasses.fields(options.model)}
     task = getattr(options, section)
@@ -132,12 +133,12 @@ def config_of(options: Any, name: str, section: str) -> TrainConfig:
 
 
 def _one_or_all(pattern: Sequence[str]) -> str | tuple[str, ...]:
-    # the arguments of a single mixer are under no name
+    # the arguments of a single mixer are not nested under its name
     return pattern[0] if len(pattern) == 1 else tuple(pattern)
 
 
 def _mixer_options(mixer: str | tuple[str, ...], arguments: Mapping[str, Any]) -> type[Any]:
-    """Return a dataclass of a mixer's arguments, or of such dataclasses under the names of a pattern."""
+    """Return a dataclass of a mixer's arguments; for a pattern, a dataclass with a field for each mixer."""
     if isinstance(mixer, str):
         parameters = mixer_parameters(mixer)
         fields = [(name, parameters[name].annotation, value) for name, value in arguments.items()]
@@ -147,13 +148,13 @@ def _mixer_options(mixer: str | tuple[str, ...], arguments: Mapping[str, Any]) -
 
 
 def _make(name: str, doc: str | None, fields: Sequence[tuple[str, Any, Any]]) -> type[Any]:
-    # a factory, since dataclasses refuse some defaults that cannot be hashed
+    # a factory, because dataclasses refuse unhashable defaults
     described = [
         (field, kind, dataclasses.field(default_factory=functools.partial(_same, value)))
         for field, kind, value in fields
     ]
     made = dataclasses.make_dataclass(name, described, frozen=True)
-    # tyro takes the help of each option from here
+    # tyro reads the help of each option from the docstring
     made.__doc__ = doc
     return made
 

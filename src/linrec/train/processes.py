@@ -1,8 +1,8 @@
-"""Several processes that train one model, each on its share of every batch; mostly there is one alone.
+"""Communication between the processes that train a model together, each on its share of every batch.
 
-torchrun starts them. All must come to the same calls in the same order. What one alone does, such as writing
-a file, is done in a call that all make, so that its failure ends all of them. With one process, nothing is
-exchanged.
+torchrun starts the processes. All processes must make the same calls in the same order. Work for a single
+process, such as writing a file, also goes through a call that all processes make, so that an error ends all
+of them. A single process exchanges nothing.
 """
 
 import os
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def summed(fabric: Fabric, tensor: Tensor) -> Tensor:
-    """Return the sum of a tensor over the processes; the device is not waited for."""
+    """Return the sum of a tensor over the processes, without synchronising with the device."""
     if fabric.world_size > 1:
         tensor = tensor.clone()
         distributed.all_reduce(tensor)
@@ -28,10 +28,10 @@ def summed(fabric: Fabric, tensor: Tensor) -> Tensor:
 
 
 def gathered(fabric: Fabric, tensor: Tensor) -> list[Tensor]:
-    """Return the tensors of all processes, which are of one shape, first process first."""
+    """Return the tensors of all processes, in the order of their ranks; the shapes must be equal."""
     if fabric.world_size == 1:
         return [tensor]
-    # where the processes can exchange it
+    # the communication backend needs tensors on the training device
     mine = tensor.to(fabric.device)
     of_all = [torch.empty_like(mine) for _ in range(fabric.world_size)]
     distributed.all_gather(of_all, mine)
@@ -39,28 +39,28 @@ def gathered(fabric: Fabric, tensor: Tensor) -> list[Tensor]:
 
 
 def any_process(fabric: Fabric, flag: bool) -> bool:
-    """Tell whether the flag is set in any process; waits for the device where there are several."""
+    """Return whether the flag is set in any process; synchronises with the device if there are several."""
     if fabric.world_size == 1:
         return flag
     return bool(summed(fabric, torch.tensor(flag, dtype=torch.int32, device=fabric.device)))
 
 
 def first(fabric: Fabric, do: Callable[P, T], *args: P.args, **named: P.kwargs) -> T | None:
-    """Call a function in the first process alone, and raise in all what it raises there.
+    """Call a function only in the first process, and raise its error in all processes.
 
     Returns:
-        What the function returned; None in all processes but the first.
+        The function's return value in the first process; None in all other processes.
     """
     return _together(fabric, do if fabric.is_global_zero else None, *args, **named)
 
 
 def first_ahead(fabric: Fabric, do: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
-    """Call a function in all processes, in the others after the first, which may leave files for them."""
+    """Call a function in the first process and then in all others, which may read files of the first."""
     if fabric.world_size == 1:
         return do(*args, **named)
     of_first = first(fabric, do, *args, **named)
     of_other = _together(fabric, None if fabric.is_global_zero else do, *args, **named)
-    # a function may return None, so the rank decides
+    # decided by the rank, because the function may return None
     return of_first if fabric.is_global_zero else of_other  # type: ignore[return-value]
 
 
@@ -81,7 +81,7 @@ def _together(fabric: Fabric, do: Callable[P, T] | None, *args: P.args, **named:
 
 
 def program() -> list[str]:
-    """Return the words that start linrec as this process was started: `linrec`, or torchrun with them.
+    """Return the command that started this process: `linrec`, or torchrun with its options.
 
     Example:
         >>> program()

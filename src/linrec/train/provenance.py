@@ -1,4 +1,4 @@
-"""Where a result came from: commit, versions and device."""
+"""The provenance of a result: commit, versions and device."""
 
 import platform
 import subprocess
@@ -12,14 +12,15 @@ PACKAGES = ("linrec", "torch", "triton", "numba", "numpy", "lightning-fabric", "
 
 
 def provenance(device: torch.device) -> dict[str, Any]:
-    """Return what a reader needs to know to get the same numbers, as JSON holds it.
+    """Return the commit, the versions and the device of a run, as JSON values.
 
     Args:
-        device: where the run computes.
+        device: device of the run.
 
     Returns:
-        "commit" (None outside a git checkout of linrec), "dirty" (None likewise; whether tracked files had
-        changes), "versions" of Python and packages, "device" with "type", "name" and "threads".
+        "commit", "dirty" (whether tracked files have changes), "versions" of Python and packages, and
+        "device" with "type", "name" and "threads". "commit" and "dirty" are None outside of a git checkout of
+        linrec.
 
     Example:
         >>> provenance(torch.device("cpu"))["device"]["type"]
@@ -38,7 +39,7 @@ def _commit() -> tuple[str | None, bool | None]:
         ).stdout.strip()
 
     try:
-        # an installed linrec may lie inside the checkout of another project, which does not track it
+        # an installed linrec may be inside the git checkout of another project, which does not track it
         git("ls-files", "--error-unmatch", "__init__.py")
         return git("rev-parse", "HEAD"), bool(git("status", "--porcelain", "--untracked-files=no"))
     except (OSError, subprocess.SubprocessError):
@@ -52,7 +53,7 @@ def _versions() -> dict[str, str]:
             versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    # the build ("+cpu", "+cu130") is not in the metadata of every torch
+    # not every torch has its build ("+cpu", "+cu130") in the package metadata
     versions["torch"] = str(torch.__version__)
     return versions
 

@@ -1,4 +1,4 @@
-"""What a run tells while it goes and when it ends."""
+"""Progress and result of a run."""
 
 import dataclasses
 import time
@@ -18,14 +18,15 @@ class Progress:
     """The progress of a run, reported at every logged step and at least once a second.
 
     Args:
-        step: steps made.
+        step: number of steps made so far.
         total_steps: steps of the whole run.
-        loss: training loss, in nats or as a mean squared error, averaged over the latest window; None before
-            the first window ends.
-        accuracy: training accuracy, likewise; None for a regression too.
+        loss: training loss, in nats or as a mean squared error, averaged over the latest logging window; None
+            before the first window ends.
+        accuracy: training accuracy, averaged over the latest window; None before the first window ends, and
+            for a regression.
         steps_per_second: speed in the latest window; None before the first window ends.
-        doing: what the run does; "stopping" means that the run ends after this step.
-        logged: whether the window ends here.
+        doing: current activity; "stopping" means that the run ends after this step.
+        logged: whether this step is logged, which ends a window.
 
     Example:
         >>> Progress(step=10, total_steps=30, loss=1.0, accuracy=0.5, steps_per_second=2.0).seconds_left
@@ -42,16 +43,16 @@ class Progress:
 
     @property
     def seconds_left(self) -> float | None:
-        """Time to the end at the present speed; None before the speed is known."""
+        """Remaining time at the current speed; None before the speed is known."""
         return (self.total_steps - self.step) / self.steps_per_second if self.steps_per_second else None
 
 
 class Reporter:
-    """Tells someone how far a run is.
+    """Reports the progress of a run to a callback.
 
     Args:
-        tell: is called with the progress; None tells nobody.
-        step: steps made before.
+        tell: callback that receives the progress; None disables reports.
+        step: number of steps made before.
         total_steps: steps of the whole run.
 
     Example:
@@ -69,7 +70,7 @@ class Reporter:
         self._step, self._told = step, time.monotonic()
 
     def step(self, step: int) -> None:
-        """Report a step if the last report is a second old."""
+        """Report a step if the last report is at least a second old."""
         self._step = step
         if time.monotonic() - self._told >= PAUSE:
             self._report(logged=False)
@@ -99,19 +100,19 @@ class Reporter:
 
 @dataclass(frozen=True)
 class Result:
-    """What `result.json` holds beside configuration and provenance.
+    """The result of a run, as stored in `result.json` beside configuration and provenance.
 
     Args:
-        test: "loss" in nats and "accuracy" on the test split, or "loss", the mean squared error, of a
-            regression; and what else the task's score says. Empty where there is no such split.
-        validation: the same for the validation split.
+        test: scores on the test split: "loss" in nats and "accuracy", or for a regression "loss", the mean
+            squared error; and further scores of the task. Empty if the split is empty.
+        validation: scores on the validation split.
         parameters: number of parameters of the model.
-        steps: steps made.
-        seconds: wall time, evaluation included, of all pieces of a resumed run.
-        steps_per_second: median speed of training alone.
-        probes: the same for each of the task's probes, such as longer samples, by name.
-        best_step: the step of the lowest validation loss, whose model the scores are of; None where that of
-            the last step is kept.
+        steps: number of steps made.
+        seconds: wall time of the whole run in seconds, including evaluation and the time before a resume.
+        steps_per_second: median speed of training, without evaluation.
+        probes: scores on each of the task's probes, such as longer samples, by name.
+        best_step: the step of the lowest validation loss, if the scores are of its model; None if the scores
+            are of the last step's model.
     """
 
     test: dict[str, Any]

@@ -1,13 +1,13 @@
-"""The run folder: making one, and reading one back.
+"""Creating and reading run folders.
 
-config.json       configuration, command, number of steps, commit, versions, device
-metrics.jsonl     one JSON object per logged window or evaluation
-tensorboard/      the same for TensorBoard
-checkpoint.safetensors, checkpoint.previous.safetensors
-best.safetensors  the model of the lowest validation loss, where it is kept
-tokenizer.json    of a language model: what its tokens mean, so that the data need not be there to use it
-result.json       written at the end
-.lock             locked while a process trains here; holds the number of the process
+- `config.json`: configuration, command, number of steps, commit, versions, device;
+- `metrics.jsonl`: a JSON object per logged window or evaluation;
+- `tensorboard/`: the same records for TensorBoard;
+- `checkpoint.safetensors`, `checkpoint.previous.safetensors`: see `linrec.train.checkpoint`;
+- `best.safetensors`: the model of the lowest validation loss, if the run keeps this model;
+- `tokenizer.json`: the tokenizer of a language model, so that the model can be used without its data;
+- `result.json`: the result, written at the end;
+- `.lock`: locked while a process trains here; contains the process id.
 """
 
 import dataclasses
@@ -44,24 +44,25 @@ CONFIG = "config.json"
 RESULT = "result.json"
 # files that a new run must not replace
 VALUABLE = (RESULT, CURRENT, PREVIOUS, DAMAGED, BEST)
-# files of a run that could not write its configuration
+# files left behind by a run that failed before writing its configuration
 LEFT_BEHIND = {LOCK, partial_of(Path(CONFIG)).name}
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run as its folder tells it, finished or not.
+    """A run, finished or not, as read from its folder.
 
     Args:
         path: the run folder.
-        config: the configuration, complete.
-        metrics: the records of `metrics.jsonl` in order. All have step, epoch, split, loss, accuracy (but of
-            a regression) and seconds; those of split "train" also lr, grad_norm and steps_per_second.
-        result: what `result.json` holds; None while the run has not finished.
-        about: "recipe", "command", "total_steps", "commit", "dirty", "versions" and "device" of the run, and
-            "tokenizer", the fingerprint of a language model's.
-        extra: JSON that other commands left beside the run, by name, such as the "perplexity" of
-            `linrec eval`; `linrec.report` fills it in.
+        config: the complete configuration.
+        metrics: the records of `metrics.jsonl` in order. All records have step, epoch, split, loss, accuracy
+            (except for a regression) and seconds; records of split "train" also have lr, grad_norm and
+            steps_per_second.
+        result: the content of `result.json`; None while the run has not finished.
+        about: "recipe", "command", "total_steps", "commit", "dirty", "versions" and "device" of the run; for
+            a language model also "tokenizer", the fingerprint of its tokenizer.
+        extra: JSON that other commands wrote into the run folder, by name, such as the "perplexity" of
+            `linrec eval`; `linrec.report` reads it.
     """
 
     path: Path
@@ -72,26 +73,26 @@ class Run:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def model(self, device: torch.device | str = "cpu") -> LanguageModel:
-        """Rebuild the best model where it is kept, else that of the newest checkpoint, in evaluation mode.
+        """Return the best model, or else the model of the newest checkpoint, in evaluation mode.
 
         Args:
-            device: where to put it.
+            device: device of the model.
 
         Raises:
-            RunFolderError: there is no checkpoint yet.
-            CheckpointError: no checkpoint is usable, or it is of another configuration.
-            ConfigError: the run trained a classifier, which `classifier` rebuilds.
+            RunFolderError: the run has no checkpoint yet.
+            CheckpointError: no checkpoint is usable, or the checkpoint does not match the configuration.
+            ConfigError: the run trained a classifier; use `classifier` instead.
         """
         if not isinstance(self.config.model, ModelConfig):
-            raise ConfigError(f"{self.path} is a classifier of sequences, not a model over tokens.")
+            raise ConfigError(f"{self.path} is a sequence classifier, not a language model.")
         model = LanguageModel(self.config.model)
         self._load_weights(model)
         return model.to(device).eval()
 
     def classifier(self, device: torch.device | str = "cpu") -> SequenceClassifier:
-        """Rebuild the model of a run that trained a classifier; arguments and errors are those of `model`."""
+        """Return the model of a run that trained a classifier; see `model` for arguments and errors."""
         if not isinstance(self.config.model, SequenceClassifierConfig):
-            raise ConfigError(f"{self.path} is a model over tokens, not a classifier of sequences.")
+            raise ConfigError(f"{self.path} is a language model, not a sequence classifier.")
         model = SequenceClassifier(self.config.model)
         self._load_weights(model)
         return model.to(device).eval()
@@ -100,12 +101,12 @@ class Run:
         best = load_best(self.path) if self.config.loop.keep == "best" else None
         checkpoint = best or load_checkpoint(self.path)
         if checkpoint is None:
-            raise RunFolderError(f"{self.path} has no checkpoint yet; train it to its first one.")
+            raise RunFolderError(f"{self.path} has no checkpoint yet; train it until its first checkpoint.")
         check_weights(checkpoint, model, self.path)
         model.load_state_dict(checkpoint.part("model."))
 
 
-# of what stands in config.json beside the configuration, what readers rely on
+# types of the fields of config.json, beside the configuration, that readers rely on
 ABOUT = {
     "recipe": str | None,
     "command": str | None,
@@ -118,7 +119,7 @@ DEVICE = {"type": str, "name": str, "threads": int}
 
 
 class Records(NamedTuple):
-    """The contents of a run folder beside its weights; `Run` documents the fields.
+    """The content of a run folder beside its weights; `Run` documents the fields.
 
     `config` is JSON as it was read: parsing it may import code of others.
     """
@@ -132,18 +133,19 @@ class Records(NamedTuple):
 def load_run(path: str | os.PathLike[str], *, trust_code: bool | Collection[str] = False) -> Run:
     """Read a run folder.
 
-    A mixer that the configuration names by an import path, as in "my_package.my_module:MyMixer", is code
-    that runs when the configuration is read. So `load_run` refuses it unless the caller trusts it.
+    A configuration may name a mixer by an import path, as in "my_package.my_module:MyMixer". Loading such a
+    configuration runs the mixer's code, so `load_run` refuses import paths unless the caller trusts them.
 
     Args:
-        path: the folder that `linrec train --out` made.
-        trust_code: whether to import mixers by import paths; or the import paths that may be imported.
+        path: a folder that `linrec train --out` wrote.
+        trust_code: whether to import mixers by import path; or the import paths that are trusted.
 
     Returns:
-        The run; its model is rebuilt only when `run.model()` is called.
+        The run; its weights are loaded only when `run.model()` is called.
 
     Raises:
-        RunFolderError: there is no such folder, or it is no run; the message says which, and what is near.
+        RunFolderError: the folder does not exist, and the message gives the nearest name; or the folder is
+            not a valid run.
         UntrustedCodeError: the configuration names a mixer by an import path that is not trusted.
 
     Example:
@@ -173,10 +175,10 @@ def run_of(
 
 
 def read_records(folder: Path) -> Records:
-    """Read a run folder without parsing its configuration, so that no code of others can run.
+    """Read a run folder without parsing its configuration, so that no untrusted code can run.
 
     Raises:
-        RunFolderError: there is no such folder, or it is no run.
+        RunFolderError: the folder does not exist or is not a valid run.
     """
     with _one_line(folder):
         stored = _read_json(folder, CONFIG)
@@ -205,7 +207,7 @@ def read_result(folder: Path) -> Result:
     """Return the result of a run that has finished.
 
     Raises:
-        RunFolderError: `result.json` is not there, or damaged.
+        RunFolderError: `result.json` is missing or damaged.
     """
     stored = _read_json(folder, RESULT)
     _check_fields(folder / RESULT, get_type_hints(Result), stored)
@@ -214,7 +216,7 @@ def read_result(folder: Path) -> Result:
             **{
                 field.name: stored[field.name]
                 for field in dataclasses.fields(Result)
-                # what newer results have, older ones do without
+                # results of older versions lack newer fields, which have defaults
                 if field.name in stored or field.default is field.default_factory is dataclasses.MISSING
             }
         )
@@ -225,31 +227,31 @@ def read_result(folder: Path) -> Result:
 def open_run_folder(
     folder: Path, config: TrainConfig, about: dict[str, Any], held: ExitStack, *, resume: bool
 ) -> str | None:
-    """Make the folder of a new run, or check that it is the one to resume, and lock it.
+    """Create the folder of a new run, or check the folder of a run to resume, and lock it.
 
-    A run that left neither a checkpoint nor a result is started again, by its command as by `resume`.
+    A run without a checkpoint and a result starts from the beginning, with or without `resume`.
 
     Args:
         folder: the run folder.
         config: the configuration of the run.
         about: command, steps and provenance, for `config.json`.
-        held: holds the lock until it is closed.
-        resume: whether to go on with the run that is there.
+        held: exit stack that holds the lock until it is closed.
+        resume: whether to resume the run in the folder.
 
     Returns:
-        The command that the run was started with.
+        The command that started the run.
 
     Raises:
-        RunFolderError: a new run would overwrite something, the run to resume is another one, or another
-            process trains in the folder.
+        RunFolderError: a new run would overwrite files, the run to resume has another configuration, or
+            another process trains in the folder.
     """
     tokenizer = config.task.tokenizer_object() if isinstance(config.task, LanguageModeling) else None
     if resume:
-        # mixers of the caller's own configuration are trusted
+        # the mixers of `config` are trusted, because the caller has already imported them
         run = load_run(folder, trust_code=config.model.mixer_pattern)
         held.enter_context(lock_run_folder(folder))
         changed = differences(run.config, config)
-        # another number of processes may need another one
+        # the strategy may change, because the number of processes may change
         changed.pop("loop.strategy", None)
         for name, (stored, given) in changed.items():
             raise RunFolderError(
@@ -260,29 +262,29 @@ def open_run_folder(
         if _valuable(folder):
             if tokenizer is not None and read_tokenizer(folder).fingerprint != tokenizer.fingerprint:
                 raise RunFolderError(
-                    f"{folder} was trained on the tokens of another tokenizer than {tokenizer.name!r} is "
-                    "now; put the text and the tokenizer back as they were, or start a new run with --out."
+                    f"{folder} was trained with another version of the tokenizer {tokenizer.name!r}; "
+                    "restore the text and the tokenizer of the run, or start a new run with --out."
                 )
             return about["command"]
     else:
         try:
             str(folder).encode()
         except UnicodeEncodeError as error:
-            # checkpoints cannot be written there
+            # checkpoints cannot be written to such a path
             raise RunFolderError(
                 f"the name of the run folder {folder} must be UTF-8: choose another."
             ) from error
-        # before the lock too, which must not be left in a folder of something else
+        # checked before locking, too: no lock file may be left in a folder that is not a run
         _check_unused(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise RunFolderError(f"could not make the folder {folder}: {reason(error)}.") from error
+            raise RunFolderError(f"could not create the folder {folder}: {reason(error)}.") from error
         held.enter_context(lock_run_folder(folder))
         _check_unused(folder)
     if tokenizer is not None:
         about = {**about, "tokenizer": tokenizer.fingerprint}
-    # first of all: it makes the folder one that can be resumed
+    # written first, because this file makes the run resumable
     write_json(folder / CONFIG, {"recipe": config.name, **about, "config": config_to_dict(config)})
     if tokenizer is not None:
         try:
@@ -303,8 +305,7 @@ def lock_run_folder(folder: Path) -> ExitStack:
         held.enter_context(locked(folder))
     except FolderInUseError as error:
         raise RunFolderError(
-            f"{folder}: {error.process} trains here; wait until it has ended, or stop it, or pass "
-            "another --out."
+            f"{folder}: {error.process} trains here; wait until it ends, or stop it, or pass another --out."
         ) from error
     except OSError as error:
         raise RunFolderError(f"{folder / LOCK} cannot be locked: {reason(error)}.") from error
@@ -312,7 +313,7 @@ def lock_run_folder(folder: Path) -> ExitStack:
 
 
 def never_began(folder: Path) -> bool:
-    """Return whether a folder holds only the files of a run that could not write its configuration."""
+    """Return whether a folder contains only files of a run that failed before writing its configuration."""
     return set(os.listdir(folder)) <= LEFT_BEHIND
 
 
@@ -322,7 +323,7 @@ def _valuable(folder: Path) -> bool:
 
 @contextmanager
 def _one_line(folder: Path) -> Iterator[None]:
-    # even asking whether a file exists fails where the folder may not be entered
+    # without permission to enter the folder, even checking for a file raises an error
     try:
         yield
     except OSError as error:
@@ -330,26 +331,26 @@ def _one_line(folder: Path) -> Iterator[None]:
 
 
 def _check_unused(folder: Path) -> None:
-    """Refuse a folder that a new run may not write to."""
+    """Raise RunFolderError if a new run may not write to the folder."""
     with _one_line(folder):
         if not folder.exists():
             return
         names = set(os.listdir(folder)) - LEFT_BEHIND if folder.is_dir() else {folder.name}
-        # other programs have files of this name too
+        # other programs also write files of this name
         is_run = CONFIG in names and {"recipe", "config"} <= _read_json(folder, CONFIG).keys()
         if names and not is_run:
             raise RunFolderError(f"{folder} is not an empty folder; pass another --out.")
         if _valuable(folder):
             raise RunFolderError(
-                f"{folder} holds a run already; continue it with --resume {folder}, or pass another --out."
+                f"{folder} already holds a run; continue it with --resume {folder}, or pass another --out."
             )
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write a JSON file whole or not at all.
+    """Write a JSON file atomically.
 
     Raises:
-        TrainError: the disk is full, say.
+        TrainError: the file cannot be written, for example because the disk is full.
     """
     try:
         write_text(path, json.dumps(content, indent=2) + "\n")
@@ -368,7 +369,7 @@ def _read_json(folder: Path, name: str) -> dict[str, Any]:
     if not folder.is_dir():
         beside = folder.parent
         try:
-            # of os.path: a neighbour that may not be entered is no candidate, and no error
+            # os.path.exists returns False for a neighbouring folder without permission, Path.exists raises
             others = [name for name in os.listdir(beside) if os.path.exists(beside / name / CONFIG)]
         except OSError:
             others = []
@@ -382,5 +383,5 @@ def _read_json(folder: Path, name: str) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise RunFolderError(f"{folder / name} cannot be read: {error}") from error
     if not isinstance(content, dict):
-        raise RunFolderError(f"{folder / name} cannot be used: it holds no JSON object.")
+        raise RunFolderError(f"{folder / name} cannot be used: it is not a JSON object.")
     return content

@@ -8,19 +8,19 @@ from linrec.train.config import OptimConfig
 
 
 def schedule_factor(step: int, config: OptimConfig, total_steps: int) -> float:
-    """Return the share of the peak learning rate that a step uses: linear warm-up, then a fall.
+    """Return a step's learning rate as a fraction of the peak: linear warm-up, then decay.
 
         (n + 1) / w                                        n < w
         f + (1 - f) cos(pi (n - w) / (2 (N - w)))^2        otherwise, for "cosine"
         sqrt(w / (n + 1))                                  otherwise, for "inverse-sqrt"
         1                                                  otherwise, for "constant"
 
-    with n the step, w `warmup_steps`, N `total_steps` and f = `min_lr` / `lr`. The first step moves already,
-    the peak is reached at the last step of the warm-up, and `min_lr` one step after the end.
+    with n the step, w `warmup_steps`, N `total_steps` and f = `min_lr` / `lr`. The first step has a positive
+    learning rate, the last step of the warm-up has the peak, and `min_lr` is reached a step after the end.
 
     Args:
-        step: steps made before this one, from 0.
-        config: "lr", "min_lr", "warmup_steps" and "schedule" of it are read.
+        step: number of the step, from 0.
+        config: the optimiser's configuration.
         total_steps: steps of the whole run, more than `warmup_steps`.
 
     Returns:
@@ -49,7 +49,7 @@ def schedule_factor(step: int, config: OptimConfig, total_steps: int) -> float:
 
 
 def cut_warmup(config: OptimConfig, total_steps: int) -> OptimConfig:
-    """Return the configuration, with a warm-up of a tenth of the run where the run would end before its own.
+    """Return the configuration; a warm-up that is not shorter than the run is cut to a tenth of the run.
 
     Warns:
         UserWarning: the warm-up is cut.
@@ -63,7 +63,7 @@ def cut_warmup(config: OptimConfig, total_steps: int) -> OptimConfig:
     shorter = dataclasses.replace(config, warmup_steps=max(1, total_steps // 10))
     warnings.warn(
         f"`optim.warmup_steps` = {config.warmup_steps} is not less than the steps of the run, {total_steps}, "
-        f"so the warm-up takes {shorter.warmup_steps}. Pass --optim.warmup-steps to choose another.",
+        f"so the warm-up is cut to {shorter.warmup_steps} steps. Pass --optim.warmup-steps to change it.",
         stacklevel=2,
     )
     return shorter

@@ -1,6 +1,6 @@
-"""FSDP2: every process keeps its part of each parameter, and gathers those of a block while it is in use.
+"""FSDP2: every process holds a shard of each parameter, and gathers a block's parameters while it runs.
 
-torch.distributed.tensor and .fsdp take a second to import, so what needs them does it where it begins.
+torch.distributed.tensor and .fsdp take a second to import, so the functions here import them when called.
 """
 
 import sys
@@ -15,48 +15,48 @@ if TYPE_CHECKING:
 
 
 def shard(objective: nn.Module, mesh: "DeviceMesh") -> nn.Module:
-    """Split the parameters of an `Objective` over the processes of a mesh, in place.
+    """Shard the parameters of an `Objective` over the processes of a mesh, in place.
 
-    Each block is gathered as one, before it is used. Embedding, head and last norm are gathered together for
-    the whole step, and so is what blocks share, such as the lower bounds of HGRU: no block owns that.
-    Gathered parameters are as precise as the others; autocast makes its 16-bit copies of them.
+    The parameters of a block are gathered together before the block runs. Embedding, head and last norm are
+    gathered for the whole step, and so are modules that several blocks share, such as the lower bounds of
+    HGRU. Gathered parameters keep their precision; autocast creates 16-bit copies of them.
 
     Args:
-        objective: an `Objective`; its parameters become `DTensor`s on the mesh's kind of device.
-        mesh: processes, along a dimension "data_parallel".
+        objective: an `Objective`; its parameters become `DTensor`s on the mesh's device type.
+        mesh: mesh of the processes, with a dimension "data_parallel".
     """
     from torch.distributed.fsdp import fully_shard
 
     mesh = mesh["data_parallel"]
     blocks = list(objective.get_submodule("model.blocks").children())
     users = Counter(module for block in blocks for module in block.modules())
-    # a place outside of all blocks, where the root finds them
+    # register shared modules outside of all blocks, so that the root module shards them
     objective.shared = shared = nn.ModuleList(module for module, n in users.items() if n > 1)
     for block in blocks:
         fully_shard(block, mesh=mesh, ignored_params=set(shared.parameters()))
-    # the states that blocks return may be views; nothing writes into them
+    # states that blocks return may be views, which is safe because they are never modified in place
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
     fully_shard(objective, mesh=mesh)
     return objective
 
 
 def whole(tensor: Any) -> Tensor:
-    """Return a tensor that may be split over the processes as a whole one; all processes must ask for it."""
+    """Return the full tensor of a sharded tensor, or the tensor itself; all processes must call this."""
     return tensor.full_tensor() if _is_split(tensor) else tensor
 
 
 def placed_like(tensor: Tensor, other: Any) -> Tensor:
-    """Return a whole tensor on the device of another one, split over the processes where that one is."""
+    """Return a full tensor on the device of `other`, sharded like `other` if `other` is sharded."""
     tensor = tensor.to(other.device)
     if _is_split(other) and tensor.shape == other.shape:
         from torch.distributed.tensor import distribute_tensor
 
-        # each process has the whole: nothing need be sent
+        # every process has the full tensor, so nothing is communicated
         return distribute_tensor(tensor, other.device_mesh, other.placements, src_data_rank=None)
     return tensor
 
 
 def _is_split(tensor: Any) -> bool:
-    # where nobody has imported the module, there are no such tensors
+    # DTensors exist only if the module has been imported
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)

@@ -1,4 +1,4 @@
-"""Trained models to start from: those of runs, and of checkpoints that linrec converts."""
+"""Trained models to start a run from: models of run folders, and converted checkpoints."""
 
 import os
 from contextlib import suppress
@@ -29,8 +29,8 @@ class Start(NamedTuple):
 
     Attributes:
         model: the model, on the CPU, in evaluation mode.
-        tokenizer: the folder of its tokenizer, as `LanguageModeling` takes it; None if the tokenizer is
-            missing.
+        tokenizer: the folder of its tokenizer, a value for `LanguageModeling.tokenizer`; None if the folder
+            has no tokenizer.
     """
 
     model: LanguageModel
@@ -41,13 +41,13 @@ def open_start(path: str | os.PathLike[str], *, trust_code: bool = False) -> Sta
     """Return the language model of a run folder, or of a checkpoint that linrec converts.
 
     Args:
-        path: a run folder; a checkpoint folder, as `linrec.convert.from_hugging_face` takes it; or the file
-            of an RWKV.
-        trust_code: whether to import mixers that a run names by import paths.
+        path: a run folder; a checkpoint folder for `linrec.convert.from_hugging_face`; or the weight file of
+            an RWKV model.
+        trust_code: whether to import mixers that a run names by import path.
 
     Raises:
-        ConfigError: a run that trained something else, or a checkpoint that cannot be converted.
-        RunFolderError: a run that cannot be read.
+        ConfigError: the run did not train a language model, or the checkpoint cannot be converted.
+        RunFolderError: the run cannot be read.
 
     Example:
         >>> open_start("no/such/folder")
@@ -65,24 +65,24 @@ def open_start(path: str | os.PathLike[str], *, trust_code: bool = False) -> Sta
 
 
 def write_converted(start: Start, out: Path, tokenizer: Tokenizer, *, length: int, command: str) -> None:
-    """Write a model as a run folder, which generates, is evaluated and inspected as other runs are.
+    """Write a model to a run folder, which all commands accept like the folder of a trained run.
 
     Args:
         start: the model.
-        out: the run folder to make.
-        tokenizer: what its tokens mean.
-        length: tokens of context that the model is meant for.
+        out: the run folder to create.
+        tokenizer: the model's tokenizer.
+        length: tokens of context that the model was trained for.
         command: the command line to record.
 
     Raises:
         ConfigError: the tokenizer has more tokens than the model.
-        RunFolderError: `out` is there already.
+        RunFolderError: `out` already exists.
         TrainError: a file cannot be written.
     """
     vocab_size = start.model.config.vocab_size
     if tokenizer.vocab_size > vocab_size:
         raise ConfigError(
-            f"the tokenizer {tokenizer.name!r} has {tokenizer.vocab_size:,} tokens, and the model has "
+            f"the tokenizer {tokenizer.name!r} has {tokenizer.vocab_size:,} tokens, but the model has "
             f"{vocab_size:,}. Pass the tokenizer that the model was trained with."
         )
     task = LanguageModeling(tokenizer=str(out), length=length, vocab_size=vocab_size)
@@ -92,9 +92,9 @@ def write_converted(start: Start, out: Path, tokenizer: Tokenizer, *, length: in
     try:
         out.mkdir(parents=True)
     except FileExistsError:
-        raise RunFolderError(f"{out} is there already; pass another --out.") from None
+        raise RunFolderError(f"{out} already exists; pass another --out.") from None
     except OSError as error:
-        raise RunFolderError(f"could not make the folder {out}: {reason(error)}.") from error
+        raise RunFolderError(f"could not create the folder {out}: {reason(error)}.") from error
     tensors = {f"model.{name}": tensor for name, tensor in start.model.state_dict().items()}
     with lock_run_folder(out):
         try:
@@ -102,28 +102,28 @@ def write_converted(start: Start, out: Path, tokenizer: Tokenizer, *, length: in
         except OSError as error:
             raise TrainError(f"could not write the tokenizer to {out}: {reason(error)}.") from error
         save_checkpoint(out, Checkpoint(tensors, {"step": 0, "seconds": 0.0}))
-        # last of all: it makes the folder a run
+        # written last, because this file makes the folder a run folder
         write_json(out / CONFIG, {"recipe": NAME, **about, "config": config_to_dict(config)})
 
 
 def tokenizer_for(start: Start, name: str | None) -> Tokenizer:
-    """Return the tokenizer that is named, or else the model's own.
+    """Return the tokenizer of a name or path, or the model's own tokenizer for None.
 
     Raises:
-        ConfigError: there is neither.
-        DataError: it cannot be loaded.
+        ConfigError: `name` is None, and the model has no tokenizer.
+        DataError: the tokenizer cannot be loaded.
     """
     chosen = name or start.tokenizer
     if chosen is None:
         raise ConfigError(
-            "the checkpoint has no tokenizer.json; pass --tokenizer: a name or path of one of Hugging "
-            'Face\'s, or "bytes".'
+            "the checkpoint has no tokenizer.json; pass --tokenizer with the name or path of a Hugging Face "
+            'tokenizer, or "bytes".'
         )
     return load_tokenizer(chosen)
 
 
 def _is_run(folder: Path) -> bool:
-    # a checkpoint of Hugging Face has a file of that name too
+    # Hugging Face checkpoints have a file of this name, too
     with suppress(OSError, ValueError):
         stored = read_json(folder / CONFIG)
         return isinstance(stored, dict) and {"recipe", "config"} <= stored.keys()

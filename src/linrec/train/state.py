@@ -1,4 +1,4 @@
-"""What a run consists of between two steps, as named tensors, and back; and what makes it repeatable."""
+"""The state of a run between two steps as named tensors, and settings for reproducible runs."""
 
 import os
 import random
@@ -25,13 +25,14 @@ def gather_state(
     window: Tensor,
     about: Mapping[str, Any],
 ) -> Checkpoint:
-    """Collect all that the following steps depend on, in the first of the processes that take part.
+    """Return the complete state of a run in the first process; all processes must call this.
 
     Args:
-        fabric: knows the processes; the random states of those after the first are "random.<device>.<rank>".
-        model: its parameters and buffers become "model.<name>".
-        optimizers: their moments become "optimizer.<parameter's name>.<moment>".
-        window: sums of the metrics since they were last logged, "metrics.window".
+        fabric: the Fabric of the run. Random states become "random.<device>", and with ".<rank>" in all
+            processes after the first.
+        model: the model, whose parameters and buffers become "model.<name>".
+        optimizers: the optimisers, whose state tensors become "optimizer.<parameter's name>.<moment>".
+        window: sums of the metrics since the last log entry, "metrics.window".
         about: step, position, configuration; Python's random state is added.
     """
     parts = _weights(model)
@@ -48,12 +49,12 @@ def gather_state(
 
 
 def gather_weights(fabric: Fabric, model: nn.Module, about: Mapping[str, Any]) -> Checkpoint:
-    """Collect the parameters and buffers of a model alone, "model.<name>", as `gather_state` does."""
+    """Return only the parameters and buffers of a model, "model.<name>", like `gather_state`."""
     return Checkpoint(_gathered_parts(fabric, _weights(model)), about)
 
 
 def restore_weights(checkpoint: Checkpoint, model: nn.Module) -> None:
-    """Put parameters and buffers back in place."""
+    """Restore the parameters and buffers of a model, in place."""
     current = model.state_dict()
     stored = checkpoint.part("model.")
     model.load_state_dict({name: placed_like(tensor, current[name]) for name, tensor in stored.items()})
@@ -66,9 +67,9 @@ def restore_state(
     optimizers: Sequence[torch.optim.Optimizer],
     window: Tensor,
 ) -> None:
-    """Put everything back to where `gather_state` found it, the arguments but the first two in place.
+    """Restore the state that `gather_state` returned: `model`, `optimizers` and `window` change in place.
 
-    The number of processes may be another one. Those that are new keep the random states that they have.
+    The number of processes may differ; additional processes keep their current random states.
     """
     restore_weights(checkpoint, model)
     owners = _owners(optimizers)
@@ -80,7 +81,7 @@ def restore_state(
     window.copy_(checkpoint.tensors["metrics.window"])
     for kind, (_, set_random) in _random_states(fabric.device).items():
         state = checkpoint.tensors.get(_random_name(kind, fabric.global_rank))
-        # absent too when the run moves to another kind of device; it cannot go on bit for bit then anyway
+        # also missing after a move to another device type, where the run is not bit-identical anyway
         if state is not None:
             set_random(state)
     version, internal, gauss = checkpoint.about["python_random"]
@@ -88,7 +89,7 @@ def restore_state(
 
 
 def moments(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Set[str]]:
-    """Return the names of the optimiser's moments of every parameter, by the parameter's name."""
+    """Return the names of the optimiser's state tensors for every parameter, by the parameter's name."""
     owners = _owners(optimizers)
     adamw, muon = {"step", "exp_avg", "exp_avg_sq"}, {"momentum"}
     return {
@@ -98,14 +99,14 @@ def moments(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> di
 
 
 def _weights(model: nn.Module) -> dict[str, Tensor]:
-    # to be asked for first of all: it splits the parameters again that the forward pass left whole
+    # must be the first call: state_dict() reshards the parameters that the forward pass left gathered
     return {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
 
 
 def _gathered_parts(fabric: Fabric, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for name, part in parts.items():
-        # every process helps to put it together, one keeps it
+        # all processes take part in gathering a tensor, only the first keeps it
         tensor = whole(part)
         if fabric.is_global_zero:
             tensors[name] = tensor.cpu()
@@ -117,7 +118,7 @@ def _random_name(kind: str, rank: int) -> str:
 
 
 def _random_states(device: torch.device) -> dict[str, tuple[Callable[[], Tensor], Callable[[Tensor], None]]]:
-    """What gets and what sets each random state that a run on the device depends on, by kind of device."""
+    """Return the functions that get and set the random state, for the CPU and for the type of `device`."""
     states: dict[str, Any] = {"cpu": (torch.get_rng_state, torch.set_rng_state)}
     if device.type != "cpu":
         module = torch.get_device_module(device)
@@ -135,38 +136,38 @@ def _owners(optimizers: Sequence[torch.optim.Optimizer]) -> dict[nn.Parameter, t
 
 
 def seed_all(seed: int) -> None:
-    """Seed torch on every device, and Python: the same in all processes, which build the same model."""
+    """Seed torch on every device, and Python, so that all processes build the same model."""
     torch.manual_seed(seed)
     random.seed(seed)
 
 
 def seed_dropout(seed: int, rank: int) -> None:
-    """Seed torch in the processes after the first apart, once the model is built: each drops out its own."""
+    """Seed torch differently in every process, for different dropout masks; call after building the model."""
     if rank > 0:
         torch.manual_seed(int(np.random.SeedSequence([seed, rank]).generate_state(1, np.uint64)[0]))
 
 
 @contextmanager
 def deterministic(wanted: bool) -> Iterator[None]:
-    """Make torch choose deterministic algorithms inside, and put its settings back.
+    """Make torch use deterministic algorithms within the context, and restore its settings afterwards.
 
-    Operations that have none (a cumulative sum on CUDA, say) run as they are, without a word.
+    Operations without a deterministic algorithm, such as a cumulative sum on CUDA, run without a warning.
 
     Args:
-        wanted: False changes nothing.
+        wanted: False leaves torch's settings unchanged.
     """
     if not wanted:
         yield
         return
-    # cuBLAS reads it once, when it is first used; torch complains without it
+    # cuBLAS reads this variable on its first use; without it, torch raises an error
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     enabled = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    # torch puts an object with this attribute where type checkers see a module
+    # at run time, torch replaces this module by an object with the attribute below
     settings: Any = torch.utils.deterministic
     fill = settings.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True, warn_only=True)
-    # a write to every new tensor, for programs that read what they never wrote
+    # filling every uninitialised tensor costs time, and only helps programs that read uninitialised memory
     settings.fill_uninitialized_memory = False
     try:
         with warnings.catch_warnings():
@@ -190,9 +191,9 @@ def compiling() -> Iterator[None]:
 
 @contextmanager
 def matmul_precision(wanted: str) -> Iterator[None]:
-    """Set torch's precision of float32 matrix products inside, and put it back.
+    """Set torch's precision of float32 matrix products within the context, and restore it afterwards.
 
-    It is a choice of the configuration, so torch's advice to choose otherwise is not passed on.
+    Torch's warning about TensorFloat32 is hidden, because the configuration chooses the precision.
 
     Args:
         wanted: "highest" or "high", as for `torch.set_float32_matmul_precision`.

@@ -21,13 +21,13 @@ EAGER_STEPS = 3
 
 
 class Outcome(NamedTuple):
-    """What the objective returns.
+    """The output of an `Objective`.
 
     Args:
-        loss: cross-entropy in nats, or squared error of real numbers, summed over all targets: a scalar.
-        correct: number of targets that are predicted right, 0 where they are real numbers: a scalar.
-        predictions: the likeliest class at every position, shape (b, t), int64; or of every sequence, (b).
-            Real numbers of the shape of the targets where those are such.
+        loss: cross-entropy in nats, or squared error for a regression, summed over all targets: a scalar.
+        correct: number of correctly predicted targets, 0 for a regression: a scalar.
+        predictions: the likeliest class at every position, (b, t), int64, or of every sequence, (b); for a
+            regression, real numbers in the shape of the targets.
     """
 
     loss: Float[Tensor, ""]
@@ -36,15 +36,15 @@ class Outcome(NamedTuple):
 
 
 class Objective(nn.Module):
-    """A model and its loss in one module, so that they are distributed as one.
+    """A model and its loss as a single module, which is distributed as a whole.
 
-    The loss is a sum. Its user divides by the number of targets of the whole batch, which makes a batch taken
-    in pieces, or by several processes, the same as the batch at once. Targets of real numbers make it a
-    squared error, of which each number counts as a target.
+    The loss is a sum over targets. The caller divides it by the number of targets in the whole batch, so that
+    micro-batches and several processes give the same gradient as the batch at once. For real-valued targets,
+    the loss is the squared error, and each number counts as a target.
 
     Args:
-        model: the model; the logits of a large vocabulary are never all in memory. A classifier has one
-            target per sequence, or without pooling per step.
+        model: the model. A language model never holds all logits in memory at once. A classifier has a
+            target per sequence or, without pooling, per step.
     """
 
     def __init__(self, model: LanguageModel | SequenceClassifier) -> None:
@@ -59,7 +59,7 @@ class Objective(nn.Module):
         reset: Bool[Tensor, "b t"] | None = None,
         lengths: Int64[Tensor, "b *pair"] | None = None,
     ) -> Outcome:
-        """Return loss and predictions; positions whose target is -100, or NaN, count for neither."""
+        """Return loss and predictions; targets of -100 or NaN are ignored."""
         if isinstance(self.model, SequenceClassifier):
             return self.scored(self.model(inputs, lengths=lengths), targets)
         x, _ = self.model.hidden(inputs, reset=reset)
@@ -68,22 +68,22 @@ class Objective(nn.Module):
     def compile(self, **options: Any) -> None:
         """Compile each block of the model and the loss; the options are those of `torch.compile`.
 
-        Blocks of equal structure share one compilation, so that the first step of a deep model takes no
-        longer than that of a shallow one. Run the steps inside of `linrec.train.state.compiling`.
+        Blocks of equal structure share a compilation, so the first step of a deep model takes no longer than
+        the first step of a shallow one. Run the steps within `linrec.train.state.compiling`.
         """
         for block in self.model.blocks:
             block.compile(**options)
         self.scored = torch.compile(self._scored, **options)
 
     def _scored(self, x: Tensor, targets: Tensor) -> Outcome:
-        """Return the outcome for what the head of a language model reads, or for a classifier's outputs."""
+        """Return the outcome, given the inputs of a language model's head or the outputs of a classifier."""
         if isinstance(self.model, LanguageModel):
             head = self.model.head
             loss, predictions = linear_cross_entropy(x, head.weight, head.bias, targets, cap=head.cap)
             return Outcome(loss, (predictions == targets).sum(), predictions)
         outputs = x.float()
         if targets.is_floating_point():
-            # a difference from NaN would make the gradient NaN, even where it is masked afterwards
+            # replace NaN before subtracting, because the gradient would be NaN in spite of the mask
             error = (outputs - targets.nan_to_num(0.0)) * has_target(targets)
             return Outcome(error.square().sum(), targets.new_zeros((), dtype=torch.int64), outputs)
         loss = F.cross_entropy(
@@ -106,25 +106,25 @@ def train_step(
     accumulate: int = 1,
     clip_norm: float | None = None,
 ) -> None:
-    """Move the parameters once: forward, loss, backward, clip, step; nothing waits for the device.
+    """Run a training step: forward, loss, backward, clipping, optimisers; does not synchronise the device.
 
-    Several processes take one step together, each with its share of the batch.
+    Several processes take a step together, each with its share of the batch.
 
     Args:
-        inputs: tokens, or features, of this process's share of the batch.
-        targets: their targets, -100 or NaN where there is none.
+        inputs: tokens or features of this process's share of the batch.
+        targets: targets of the inputs, -100 or NaN for positions without a target.
         reset: true where a document begins, or None.
-        lengths: steps of each sequence where padding follows them, or None.
-        fabric: runs the backward pass, and knows the other processes.
+        lengths: number of steps before the padding of each sequence, or None without padding.
+        fabric: the Fabric that runs the backward pass and connects the processes.
         objective: an `Objective` that Fabric has set up.
-        optimizers: what Fabric has set up.
-        window: (loss, accuracy, gradient norm, 1) of this step is added to it; all are of the whole batch.
-            The accuracy of real numbers is 0.
-        accumulate: pieces that the share is taken in; the gradient is that of the whole batch.
-        clip_norm: largest norm of the gradient; None never clips.
+        optimizers: optimisers that Fabric has set up.
+        window: running sums; this step's (loss, accuracy, gradient norm, 1) of the whole batch is added. The
+            accuracy of a regression is 0.
+        accumulate: number of micro-batches of this process's share; the gradient is of the whole batch.
+        clip_norm: maximum norm of the gradient; None disables clipping.
     """
     n_targets = summed(fabric, has_target(targets).sum()).clamp(min=1)
-    # what the processes average is their sum, so that each divides by its part of the targets alone
+    # DDP and FSDP average gradients over the processes, so each process divides by n_targets / world_size
     n_targets_each = n_targets / fabric.world_size
     loss, correct = window.new_zeros(()), window.new_zeros(())
     for optimizer in optimizers:
@@ -134,7 +134,7 @@ def train_step(
         for tensor in (inputs, targets, reset, lengths)
     ]
     for place, piece in enumerate(zip(*parts, strict=True), start=1):
-        # the processes exchange gradients once, with the last piece
+        # the processes exchange gradients only after the last micro-batch
         with fabric.no_backward_sync(objective, enabled=place < accumulate):  # type: ignore[arg-type]
             outcome = objective(*piece)
             fabric.backward(outcome.loss / n_targets_each)
@@ -159,25 +159,25 @@ def evaluate(
     batch_size: int,
     batches: int | None = None,
 ) -> dict[str, Any]:
-    """Score the model on a split; several processes share each batch, and all return the scores.
+    """Return the scores of the model on a split; several processes share each batch.
 
     Args:
-        fabric: knows the device and the other processes.
-        objective: an `Objective` that Fabric has set up; it is left in training mode.
-        task: says how predictions are scored.
+        fabric: the Fabric of the run.
+        objective: an `Objective` that Fabric has set up; it is in training mode afterwards.
+        task: the task, whose `score` may add scores.
         split: the samples.
-        batch_size: sequences at once, of all processes together.
-        batches: how many batches, from the first; None takes the whole split.
+        batch_size: sequences per batch, summed over all processes.
+        batches: number of batches from the start of the split; None takes the whole split.
 
     Returns:
-        "loss", the mean over all targets in nats, and "accuracy"; or "loss" alone, the mean squared error of
-        a regression. With the whole split, also what the task's `score` returns, where it has one. Nothing
-        where the split is empty.
+        "loss" in nats, the mean over all targets, and "accuracy"; for a regression only "loss", the mean
+        squared error. For a whole split, also the result of the task's `score`, if it has this method. Empty
+        for an empty split.
     """
     if not len(split):
         return {}
     device, processes = fabric.device, fabric.world_size
-    # loss, right predictions, targets: on the device, so that no batch waits
+    # sums of loss, correct predictions and targets, kept on the device to avoid syncs
     sums = torch.zeros(3, device=device, dtype=torch.float64 if device.type != "mps" else torch.float32)
     scored = task if isinstance(task, ScoredTask) and batches is None else None
     predictions = []
@@ -188,7 +188,7 @@ def evaluate(
         outcome = objective(*batch)
         sums += torch.stack([outcome.loss, outcome.correct, has_target(batch.targets).sum()])
         if scored is not None:
-            # sequences are dealt out in turn
+            # process r has the sequences r, r + world_size, ..., so the predictions are interleaved
             dealt = torch.stack(gathered(fabric, outcome.predictions), dim=1).flatten(0, 1)
             predictions.append(dealt[: len(index)].cpu())
     objective.train()
@@ -202,11 +202,11 @@ def evaluate(
 
 
 def _filled(batch: Batch, batch_size: int) -> Batch:
-    # with sequences without targets: compiled code sees one shape only
+    # fill up with sequences without targets, so that compiled code sees a single shape
     missing = batch_size - len(batch.inputs)
 
     def filled(tensor: Tensor, value: float = 0) -> Tensor:
-        # torch counts axes from the last one
+        # F.pad lists the axes from the last to the first
         return F.pad(tensor, (*(0, 0) * (tensor.ndim - 1), 0, missing), value=value)
 
     inputs, targets, reset, lengths = batch
@@ -214,17 +214,17 @@ def _filled(batch: Batch, batch_size: int) -> Batch:
         filled(inputs),
         filled(targets, math.nan if targets.is_floating_point() else NO_TARGET),
         None if reset is None else filled(reset),
-        # no sequence is empty
+        # length 1, because a sequence has at least one step
         None if lengths is None else filled(lengths, 1),
     )
 
 
 class CapturedStep:
-    """A training step that is recorded once as a CUDA graph and replayed: one launch instead of hundreds.
+    """A training step that is captured as a CUDA graph and replayed: a single launch instead of hundreds.
 
-    The first calls run the step as it is, which lets compilers and tuners do their work and makes the
-    optimiser's state; the next call records it. The step must take tensors of the same shapes, or None in the
-    same places, at every call, return nothing, and keep what it changes in place.
+    The first calls run the step eagerly, so that kernels are compiled and tuned and the optimiser's state is
+    created; the next call captures the graph. At every call, the arguments must have the same shapes, with
+    None in the same places. The step must return None and update its state in place.
 
     Args:
         step: a function of tensors on a CUDA device.
@@ -241,7 +241,7 @@ class CapturedStep:
         """Run the step once."""
         self._calls += 1
         if self._calls <= EAGER_STEPS:
-            # on the stream that will record: autograd remembers where it made what it reuses
+            # on the capture stream, because autograd remembers the stream on which its nodes were created
             self._stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._stream):
                 self._step(*arguments)

@@ -1,6 +1,6 @@
-"""Recipes: functions that return a complete configuration, and say where its numbers come from.
+"""Recipes: functions that return a complete training configuration, with the sources of its numbers.
 
-One file per family; each recipe registers itself under its function's name.
+A file holds a family of recipes; each recipe registers itself under its function's name.
 """
 
 # in the order in which recipes are listed

@@ -16,12 +16,14 @@ from linrec.train.recipes.registry import recipe
 def lra_listops() -> TrainConfig:
     """ListOps of the Long Range Arena: the value of an expression of 500 to 2,000 tokens.
 
-    Source: S4's released configuration (Gu, Goel and Ré, 2022) for ListOps: 6 layers of width 256 in both
-    directions, N = 4, post-norm, no dropout, the mean over the steps; AdamW with a learning rate of 0.01,
-    0.001 and no decay for what makes the transition, weight decay 0.05, 12,000 steps of warm-up, a cosine
-    over 40 epochs in batches of 32. It reached 59.5%. Here the mixer is S4D-LegS, each direction has one of
-    its own, layers are normalised in place of batches, step sizes learn at the smaller rate too, which theirs
-    do not in this task, Text and Retrieval, and the model of the lowest validation loss is kept.
+    Source: S4's released configuration (Gu, Goel and Ré, 2022) for ListOps: 6 bidirectional layers of width
+    256, N = 4, post-norm, no dropout, mean pooling over time; AdamW with learning rate 0.01 and weight decay
+    0.05, and learning rate 0.001 without decay for transition parameters; 12,000 steps of warm-up, a cosine
+    schedule over 40 epochs with batches of 32. S4 reached 59.5%.
+
+    Differences from S4: the mixer is S4D-LegS; each direction has its own mixer; layer norm replaces batch
+    norm; step sizes have the smaller learning rate, too, which S4 does not do in ListOps, Text and Retrieval;
+    the model of the lowest validation loss is kept.
     """
     return TrainConfig(
         name="lra-listops",
@@ -56,8 +58,9 @@ def lra_text() -> TrainConfig:
     """Text of the Long Range Arena, IMDb reviews by bytes: give them with --data.path or --data.dataset.
 
     Source: S4's released configuration (Gu, Goel and Ré, 2022) for IMDb: as for ListOps, with pre-norm, 5,000
-    steps of warm-up and 32 epochs in batches of 16. It reached 86.5%, the model being chosen on the test
-    split. What differs here is what differs in `lra-listops`; and 2,500 reviews validate.
+    steps of warm-up and 32 epochs with batches of 16. S4 reached 86.5%, with the model selected on the test
+    split. The differences from S4 are listed in `lra-listops`; in addition, 2,500 reviews are held out for
+    validation.
     """
     listops = lra_listops()
     return dataclasses.replace(
@@ -77,7 +80,8 @@ def lra_retrieval() -> TrainConfig:
     """Retrieval of the Long Range Arena, pairs of papers by bytes: give the folder with --data.path.
 
     Source: S4's released configuration (Gu, Goel and Ré, 2022) for the ACL Anthology Network: as for
-    `lra-text`, in 20 epochs of batches of 64, with a head that compares two means. It reached 91.0%.
+    `lra-text`, with 20 epochs, batches of 64, and a head that compares the means of the two papers. S4
+    reached 91.0%.
     """
     text = lra_text()
     return dataclasses.replace(
@@ -93,8 +97,8 @@ def lra_image() -> TrainConfig:
     """Image of the Long Range Arena, CIFAR-10 in grey: give its binary version with --data.path.
 
     Source: S4's released configuration (Gu, Goel and Ré, 2022) for CIFAR-10 in grey: as for ListOps, with
-    width 512, N = 64, dropout of 0.1, 18,000 steps of warm-up and 200 epochs in batches of 50. It reached
-    88.5%. What differs here is what differs in `lra-listops`. In colour it is `lra-image-colour`.
+    width 512, N = 64, dropout 0.1, 18,000 steps of warm-up and 200 epochs with batches of 50. S4 reached
+    88.5%. The differences from S4 are listed in `lra-listops`. See `lra-image-colour` for images in colour.
     """
     listops = lra_listops()
     return dataclasses.replace(
@@ -116,21 +120,21 @@ def lra_image() -> TrainConfig:
 
 @recipe
 def lra_image_colour() -> TrainConfig:
-    """`lra-image` in colour, which is no task of the Arena: give the binary version with --data.path.
+    """`lra-image` in colour, which is not a task of the Arena: give the binary version with --data.path.
 
-    Source: HGRN (Qin, Yang and Zhong, 2023), whose released scripts for the Image task read colours. All else
-    is that of `lra-image`. Accuracies are not those of the Arena's task.
+    Source: HGRN (Qin, Yang and Zhong, 2023), whose released scripts for the Image task read colour images.
+    Everything else is as in `lra-image`. Accuracies are not comparable with the Arena's Image task.
     """
     return dataclasses.replace(lra_image(), name="lra-image-colour", task=SequentialCIFAR())
 
 
 @recipe
 def lra_pathfinder() -> TrainConfig:
-    """Pathfinder of the Long Range Arena, 32 x 32: whether one dashed path joins two disks.
+    """Pathfinder of the Long Range Arena, 32 x 32: tell whether a dashed path connects two disks.
 
     Source: S4's released configuration (Gu, Goel and Ré, 2022) for Pathfinder: as for ListOps, with N = 64,
-    pre-norm, learning rates of 0.004 and 0.001, 50,000 steps of warm-up and 200 epochs in batches of 64. It
-    reached 94.0%. What differs here is what differs in `lra-listops`.
+    pre-norm, learning rates of 0.004 and 0.001, 50,000 steps of warm-up and 200 epochs with batches of 64. S4
+    reached 94.0%. The differences from S4 are listed in `lra-listops`.
     """
     listops = lra_listops()
     return dataclasses.replace(
@@ -151,8 +155,9 @@ def lra_pathfinder() -> TrainConfig:
 def lra_path_x() -> TrainConfig:
     """Path-X of the Long Range Arena: Pathfinder in images of 128 x 128, 16,384 steps.
 
-    Source: S4's released configuration (Gu, Goel and Ré, 2022) for Path-X: as for Pathfinder, with step sizes
-    from 0.0001, a learning rate of 0.001 for all, and 50 epochs in batches of 16. It reached 96.0%.
+    Source: S4's released configuration (Gu, Goel and Ré, 2022) for Path-X: as for Pathfinder, with initial
+    step sizes from 0.0001, a learning rate of 0.001 for all parameters, and 50 epochs with batches of 16. S4
+    reached 96.0%.
     """
     pathfinder = lra_pathfinder()
     arguments = {**pathfinder.model.mixer_args, "dt_min": 1e-4}

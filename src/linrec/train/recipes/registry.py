@@ -1,4 +1,4 @@
-"""The list of recipes, and how they are found by name."""
+"""The registry of recipes by name."""
 
 from collections.abc import Callable
 
@@ -38,10 +38,10 @@ def get_recipe(name: str) -> TrainConfig:
     """Return the configuration of a recipe.
 
     Args:
-        name: one of `recipe_names()`; hyphens and underscores are equal.
+        name: a name from `recipe_names()`; hyphens and underscores are equivalent.
 
     Raises:
-        ValueError: there is no such recipe; the message gives the nearest match.
+        ValueError: the recipe does not exist; the message gives the nearest match.
 
     Example:
         >>> get_recipe("memory-horizon").loop.epochs

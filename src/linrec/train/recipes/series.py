@@ -1,4 +1,4 @@
-"""Recipes of speech, time series and films."""
+"""Recipes of speech, time series and videos."""
 
 from linrec.models import SequenceClassifierConfig
 from linrec.tasks.bouncing_digits import BouncingDigits
@@ -13,11 +13,11 @@ from linrec.train.recipes.registry import recipe
 def speech_commands() -> TrainConfig:
     """Speech Commands, sample by sample: give the folder of its words with --data.path.
 
-    Source: S4's released configuration (Gu, Goel and Ré, 2022) for the 35 words: 6 layers of width 128 in
-    both directions, N = 64, pre-norm, no dropout, the mean over the steps; AdamW with a learning rate of
-    0.01, 0.001 and no decay for what makes the transition, weight decay 0.05, 1,000 steps of warm-up, a
-    cosine over 40 epochs in batches of 16. It reached around 96.5%. What differs here is what differs in
-    `lra-listops`.
+    Source: S4's released configuration (Gu, Goel and Ré, 2022) for the 35 words: 6 bidirectional layers of
+    width 128, N = 64, pre-norm, no dropout, mean pooling over time; AdamW with learning rate 0.01 and weight
+    decay 0.05, and learning rate 0.001 without decay for transition parameters; 1,000 steps of warm-up, a
+    cosine schedule over 40 epochs with batches of 16. S4 reached about 96.5%. The differences from S4 are
+    listed in `lra-listops`.
     """
     return TrainConfig(
         name="speech-commands",
@@ -48,13 +48,14 @@ def speech_commands() -> TrainConfig:
 
 @recipe
 def ett() -> TrainConfig:
-    """Forecasts of the oil temperature of a transformer, ETT: give its CSV file with --data.path.
+    """Forecast the oil temperature of an electricity transformer, ETT: give its CSV file with --data.path.
 
     Source: S4's released configuration (Gu, Goel and Ré, 2022) for ETTh1: 2 layers of width 128, N = 64,
-    dropout of 0.25, AdamW with a learning rate of 0.01, 0.001 and no decay for what makes the transition, 10
-    epochs in batches of 50, judged five times an epoch. Here the mixer is S4D-LegS, causal, layers are
-    normalised, a cosine takes the place of a schedule that looks at the validation loss, and the model of the
-    lowest one is kept.
+    dropout 0.25, AdamW with learning rate 0.01, and 0.001 without decay for transition parameters, 10 epochs
+    with batches of 50, evaluated five times per epoch.
+
+    Differences from S4: the mixer is a causal S4D-LegS; layer norm is used; a cosine schedule replaces a
+    schedule that depends on the validation loss; the model of the lowest validation loss is kept.
     """
     return TrainConfig(
         name="ett",
@@ -82,17 +83,19 @@ def ett() -> TrainConfig:
 def uea() -> TrainConfig:
     """A data set of the UEA archive, such as EigenWorms: give the folder of its .ts files with --data.path.
 
-    Source: the settings of S5 for EigenWorms of Walker and others (2024, Log-NCDE): 2 layers of width 128,
-    256 numbers of state in 8 blocks, the mean over the steps; Adam with a learning rate of 0.001, up to
-    100,000 steps in batches of 32, of which every 1,000 are judged, until 10 times in a row were not better;
-    pooled splits. It reached 81.1 +- 3.7%, and their LRU 87.8 +- 2.8%. Here the model of the lowest
-    validation loss is kept, not that of the best accuracy, and time is no input.
+    Source: the settings of S5 on EigenWorms by Walker and others (2024, Log-NCDE): 2 layers of width 128, a
+    state of 256 elements in 8 blocks, mean pooling over time; Adam with learning rate 0.001, up to 100,000
+    steps with batches of 32, an evaluation every 1,000 steps, and early stopping after 10 evaluations without
+    improvement; pooled splits. S5 reached 81.1 +- 3.7%, and the LRU 87.8 +- 2.8%.
+
+    Differences from the source: the model of the lowest validation loss is kept instead of the best
+    validation accuracy, and time is not an input.
     """
     return TrainConfig(
         name="uea",
         task=Uea(splits="pooled"),
         model=SequenceClassifierConfig(
-            n_outputs=1,  # the data say
+            n_outputs=1,  # set by the data
             n_features=1,
             d_model=128,
             n_layers=2,
@@ -116,16 +119,16 @@ def uea() -> TrainConfig:
 
 @recipe
 def bouncing_digits() -> TrainConfig:
-    """Films of digits that bounce off the edges: give the folder of MNIST's files with --data.path.
+    """Videos of digits that bounce off the edges: give the folder of MNIST's files with --data.path.
 
-    Source: chosen here, and not tuned: frames are read by a linear layer, and two causal layers of GateLoop
-    of width 256 foretell the ten that are hidden.
+    Source: chosen for this recipe, not tuned: a linear layer encodes the frames, and two causal GateLoop
+    layers of width 256 predict the ten hidden frames.
     """
     return TrainConfig(
         name="bouncing-digits",
         task=BouncingDigits(),
         model=SequenceClassifierConfig(
-            n_outputs=1,  # the task says
+            n_outputs=1,  # set by the task
             n_features=1,
             d_model=256,
             n_layers=2,

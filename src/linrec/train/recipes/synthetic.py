@@ -1,4 +1,4 @@
-"""Recipes of the tasks that are drawn: one small model and training for all of them."""
+"""Recipes of the generated tasks: all share a small model and its training settings."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ from linrec.train.recipes.registry import register
 
 
 def _synthetic(name: str) -> Callable[[], TrainConfig]:
-    """Return the recipe of a task that is drawn: the same small model and training for all of them."""
+    """Return the recipe of a generated task."""
     task = tasks.get(name)
     stack: dict[str, Any] = {
         "d_model": 128,

@@ -8,7 +8,7 @@ from linrec.tasks import LanguageModeling
 from linrec.train.config import LoopConfig, OptimConfig, TrainConfig
 from linrec.train.recipes.registry import recipe
 
-# the articles as one stream; the rows of this data set are lines
+# the articles are a single stream, because the rows of this data set are lines, not articles
 _WIKITEXT103: dict[str, Any] = {
     "dataset": "Salesforce/wikitext",
     "dataset_config": "wikitext-103-raw-v1",
@@ -21,13 +21,13 @@ def lm() -> TrainConfig:
     """A language model of any mixer on any text: name it with --data.path or --data.dataset.
 
     Source: the sizes of `shakespeare-char`, with settings that suit most texts: bytes as tokens, no
-    dropout, bfloat16, 5,000 steps of 64 sequences of 512 tokens. Everything is meant to be changed.
+    dropout, bfloat16, 5,000 steps with 64 sequences of 512 tokens. All settings are only a starting point.
     """
     return TrainConfig(
         name="lm",
         task=LanguageModeling(length=512),
         model=ModelConfig(
-            vocab_size=1,  # the data say
+            vocab_size=1,  # set by the data
             d_model=384,
             n_layers=6,
             mixer_args={"output_gate": True, "output_projection": True},
@@ -54,17 +54,18 @@ def shakespeare_char() -> TrainConfig:
 
     Source: nanoGPT (Karpathy, 2022), config/train_shakespeare_char.py: 6 layers, width 384, context 256,
     batch 64, 5,000 steps, learning rate 0.001 falling to 0.0001, 100 steps of warm-up, betas (0.9, 0.99),
-    weight decay 0.1, clipping at 1, dropout 0.2; 90% of the 1,115,394 characters train and the last 10%
-    validate. Its Transformer reaches a validation loss of 1.4697, the lowest of evaluations every 250
-    steps. That Transformer here is `--model.mixer attention --model.mixer-args.n-heads 6
-    --model.mixer-args.dropout 0.2 --model.d-channel-mixing 1536`, with rotary positions in place of
-    learned ones. The GateLoop of this recipe has as many parameters, 10.7M.
+    weight decay 0.1, clipping at 1, dropout 0.2; the first 90% of the 1,115,394 characters are for training
+    and the last 10% for validation. nanoGPT's Transformer reaches a validation loss of 1.4697, the lowest of
+    evaluations every 250 steps. For this Transformer, with rotary instead of learned positions, pass
+    `--model.mixer attention --model.mixer-args.n-heads 6 --model.mixer-args.dropout 0.2
+    --model.d-channel-mixing 1536`. The GateLoop model of this recipe has the same number of parameters,
+    10.7M.
     """
     return TrainConfig(
         name="shakespeare-char",
         task=LanguageModeling(tokenizer="characters", length=256),
         model=ModelConfig(
-            vocab_size=1,  # the data say
+            vocab_size=1,  # set by the data
             d_model=384,
             n_layers=6,
             mixer_args={"output_gate": True, "output_projection": True},
@@ -89,12 +90,12 @@ def shakespeare_char() -> TrainConfig:
 
 @recipe
 def shakespeare_char_cpu() -> TrainConfig:
-    """Shakespeare by character in some minutes on a CPU: give its text with --data.path.
+    """Shakespeare by character in a few minutes on a CPU: give its text with --data.path.
 
     Source: nanoGPT (Karpathy, 2022), the CPU settings of its README: 4 layers, width 128, context 64,
-    batch 12, 2,000 steps, no dropout, all else as `shakespeare-char`. Its Transformer reaches a
-    validation loss of 1.88; here it is `--model.mixer attention --model.mixer-args.n-heads 4
-    --model.d-channel-mixing 512`.
+    batch 12, 2,000 steps, no dropout, everything else as in `shakespeare-char`. nanoGPT's Transformer reaches
+    a validation loss of 1.88; for this Transformer, pass `--model.mixer attention
+    --model.mixer-args.n-heads 4 --model.d-channel-mixing 512`.
     """
     large = shakespeare_char()
     return dataclasses.replace(
@@ -108,13 +109,14 @@ def shakespeare_char_cpu() -> TrainConfig:
 
 @recipe
 def wikitext103_hgrn() -> TrainConfig:
-    """WikiText-103 with HGRN's model of 46M parameters, its tables 1 and 16.
+    """WikiText-103 with HGRN's model of 46M parameters, from tables 1 and 16 of its paper.
 
-    Source: HGRN (Qin, Yang and Zhong, 2023), table 16: 50,265 tokens, batches of 128 sequences of 512,
-    50,000 steps, Adam with betas (0.9, 0.98) and decoupled weight decay of 0.2, learning rate 0.0005
-    after 4,000 steps of warm-up, then inverse square root; no clipping. Its table 1 has perplexities of
-    24.14 (validation) and 24.82 (test). The text is one stream, as in the authors' scripts, without
-    regard to articles; those say 100,000 steps and 8,000 of warm-up. bfloat16 is chosen here.
+    Source: HGRN (Qin, Yang and Zhong, 2023), table 16: 50,265 tokens, batches of 128 sequences of 512 tokens,
+    50,000 steps, Adam with betas (0.9, 0.98) and decoupled weight decay 0.2, learning rate 0.0005 after
+    4,000 steps of warm-up, then inverse square root decay; no clipping. Table 1 reports perplexities of 24.14
+    (validation) and 24.82 (test). As in the authors' scripts, the text is a single stream without article
+    boundaries. The scripts have 100,000 steps and 8,000 steps of warm-up instead. The paper does not give
+    the precision; this recipe uses bfloat16.
     """
     return TrainConfig(
         name="wikitext103-hgrn",
@@ -136,15 +138,15 @@ def wikitext103_hgrn() -> TrainConfig:
 
 @recipe
 def wikitext103_gateloop() -> TrainConfig:
-    """WikiText-103 with GateLoop's model of 125M parameters, its table 4.
+    """WikiText-103 with GateLoop's model of 125M parameters, from table 4 of its paper.
 
-    Its mixers have an output gate and an output projection, which the paper's equations do not have; see
+    The mixers have an output gate and an output projection, which the paper's equations do not have; see
     `linrec.models.preset`.
 
-    Source: GateLoop (Katsch, 2023), table 4: 100 epochs in batches of 16, learning rate 0.000125 and
-    0.0001 for the transitions, which have no weight decay, 0.25 for the rest, betas (0.9, 0.98), 5,000
-    steps of warm-up, cosine. Its table 1 has a test perplexity of 13.4. The paper does not say how long a
-    sequence is, nor the precision: 512 and bfloat16 are chosen here, and clipping at 1.
+    Source: GateLoop (Katsch, 2023), table 4: 100 epochs with batches of 16; learning rate 0.000125 and weight
+    decay 0.25, and learning rate 0.0001 without weight decay for the transitions; betas (0.9, 0.98), 5,000
+    steps of warm-up, a cosine schedule. Table 1 reports a test perplexity of 13.4. The paper gives neither
+    the sequence length nor the precision; this recipe uses 512 tokens and bfloat16, and clips gradients at 1.
     """
     return TrainConfig(
         name="wikitext103-gateloop",
