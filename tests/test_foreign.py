@@ -513,7 +513,7 @@ def test_ctrl_c_while_modules_are_imported_is_one_line(command: list[str], after
 
 NUMBERS = [
     (["--optim.lr", "nan"], "`lr` must be positive and finite; got nan"),
-    (["--optim.lr", "1e39"], "`optim.lr` must be at most 3.403e+38 in size"),
+    (["--optim.lr", "1e39"], "`optim.lr` must be at most 3.403e+38 in magnitude"),
     (
         ["--model.mixer-args.gate-bias-init", "1e39"],
         "`model.mixer_args.gate_bias_init` must be at most 3.403e+38",

@@ -14,7 +14,7 @@ from linrec.train.config import config_from_dict, config_to_dict
 
 NAMES = {"train": "train", "validation": "eval", "test": "test"}
 SIZES = {"train": 23, "validation": 5, "test": 7}
-WHERE = "They are in .*/tsv_data of https://.*lra_release.gz.*: pass that folder with --data.path"
+WHERE = "They are in .*/tsv_data of https://.*lra_release.gz.*: pass this folder with --data.path"
 
 
 def draw():
@@ -98,7 +98,9 @@ def test_a_pair_that_is_tested_or_validates_is_not_trained_on(folder):
         ):
             assert (found is expected is None) or torch.equal(found, expected)
     (folder / "new_aan_pairs.train.tsv").write_bytes((folder / "new_aan_pairs.eval.tsv").read_bytes())
-    with pytest.raises(DataError, match=r"train.tsv has no pair, or none that is not tested too. It must be"):
+    with pytest.raises(
+        DataError, match=r"train.tsv has no pair that is not also in another split. It must be"
+    ):
         AAN(path=folder).prepared()
 
 
@@ -124,7 +126,7 @@ def replaced(text):
     [
         (
             lambda folder: folder / "gone",
-            f"there is nothing at .*gone. It must be the folder with .* {WHERE}",
+            f"gone does not exist. It must be the folder with .* {WHERE}",
         ),
         (
             lambda folder: (folder / "new_aan_pairs.eval.tsv").unlink() or folder,
@@ -134,7 +136,7 @@ def replaced(text):
         (replaced(""), "test.tsv has no pair"),
         (
             replaced("1\ta\tb\n"),
-            "line 1 of .* must have 5 fields, .* it has 3. .*only_ids.tsv, which do not do",
+            "line 1 of .* must have 5 fields, .* it has 3. .*only_ids.tsv have names without texts",
         ),
         (
             replaced("1\ta\tb\tx\ty\n2\ta\tb\tx\ty\n"),
@@ -146,7 +148,7 @@ def test_files_that_cannot_be_used_are_refused_in_one_line(folder, damage, messa
     with pytest.raises(DataError, match=message) as caught:
         AAN(path=damage(folder)).prepared()
     assert "\n" not in str(caught.value)
-    with pytest.raises(DataError, match=f"`path` must say where the files are; got none.*{WHERE}"):
+    with pytest.raises(DataError, match=f"`path` must be the path of the files; got None.*{WHERE}"):
         AAN().prepared()
 
 

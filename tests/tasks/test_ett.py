@@ -192,7 +192,7 @@ def test_a_mark_of_the_encoding_is_no_part_of_a_file(path, tmp_path):
 
 
 def test_missing_files_and_fields_out_of_range_are_refused(path, tmp_path):
-    with pytest.raises(DataError, match=r"`path` must say .*; got none. .*zhouhaoyi/ETDataset.*--data.path"):
+    with pytest.raises(DataError, match=r"`path` must be .*; got None. .*zhouhaoyi/ETDataset.*--data.path"):
         Ett().prepared()
     with pytest.raises(DataError, match=r"nothing at .*gone.csv. Get ETTh1.csv"):
         Ett(path=tmp_path / "gone.csv").prepared()

@@ -144,15 +144,15 @@ def test_what_cannot_be_used_is_refused(folder):
         IMDb().prepared()
     with pytest.raises(ValueError, match="one of `path` and `dataset` must be given; got both"):
         IMDb(path=folder, dataset="imdb")
-    with pytest.raises(DataError, match=f"there is nothing at .*gone. It must be the folder .* {WHERE}"):
+    with pytest.raises(DataError, match=f"gone does not exist. It must be the folder .* {WHERE}"):
         IMDb(path=folder / "gone").prepared()
     with pytest.raises(
-        DataError, match=f"train/neg must have reviews, files .* in .txt; there is none. {WHERE}"
+        DataError, match=f"train/neg must contain reviews in files .* in .txt; it has none. {WHERE}"
     ):
         IMDb(path=folder / "train").prepared()
     with pytest.raises(
         DataError,
-        match="`n_validation` must leave reviews to train on; got 30, and there are 30 for training",
+        match=r"`n_validation` must be less than the 30 training reviews .*; got 30",
     ):
         IMDb(path=folder, n_validation=30).prepared()
     with pytest.raises(ValueError, match="`length` must be at least 1; got 0"):

@@ -225,7 +225,7 @@ def test_prepared_says_what_only_the_data_can_tell_and_nothing_else(file):
     prepared = task.prepared()
     assert prepared == dataclasses.replace(task, vocab_size=len(set(TEXT[: int(len(TEXT) * 0.9)])))
     assert prepared.prepared() == prepared and hash(prepared) == hash(prepared.prepared())
-    with pytest.raises(DataError, match=r"`vocab_size` is known after `prepared\(\)`"):
+    with pytest.raises(DataError, match=r"`vocab_size` must be set; got None. Call `prepared\(\)`"):
         task.chance  # noqa: B018
 
 
@@ -260,13 +260,13 @@ def test_text_that_is_shorter_than_a_window(file):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"path": "a", "dataset": "b"}, "one of `path` and `dataset` must be given; got both, a and b"),
+        ({"path": "a", "dataset": "b"}, "one of `path` and `dataset` must be given; got both: a, b"),
         ({"length": 0}, "`length` must be at least 1; got 0"),
         (
             {"validation_share": -0.1},
-            "`validation_share` and `test_share` must be at least 0 and together less",
+            "`validation_share` and `test_share` must be at least 0, with a sum below",
         ),
-        ({"validation_share": 0.5, "test_share": 0.5}, "together less than 1; got 0.5 and 0.5"),
+        ({"validation_share": 0.5, "test_share": 0.5}, "with a sum below 1; got 0.5 and 0.5"),
     ],
 )
 def test_impossible_configurations_are_refused(fields, message):

@@ -50,7 +50,7 @@ def test_the_facts_are_those_of_the_seed_and_keys_are_uniform():
 
 
 def test_fields_out_of_range_are_refused():
-    with pytest.raises(ValueError, match="`length` must be even, a key and a blank each; got 31"):
+    with pytest.raises(ValueError, match="`length` must be even, a blank after every key; got 31"):
         Memorization(length=31)
     with pytest.raises(ValueError, match=r"`n_noise` must be at least 1 with `noise` = 0\.2; got 0"):
         Memorization(noise=0.2)

@@ -94,7 +94,7 @@ def test_probes_are_of_one_kind_each():
     [
         (
             {"length": 15},
-            "`length` must be even and at least 4 times the pairs, one or more; got 15 steps with 4",
+            "`length` must be even and at least 4 times the number of pairs, which is at least 1; got 15",
         ),
         ({"n_pairs": 17}, "got 64 steps with 17 pairs"),
         ({"test_kinds": ((64, 0),)}, "`n_pairs` must be at least 1; got 0"),
@@ -103,7 +103,7 @@ def test_probes_are_of_one_kind_each():
             {"n_tokens": 9},
             "`n_tokens` must be at least 2 . 4 \\+ 2 = 10, so that there are as many keys; got 9",
         ),
-        ({"mix": BASED}, "`length` must be that of the longest kind in `mix`, 32; got 64"),
+        ({"mix": BASED}, "`length` must be the longest length in `mix`, 32; got 64"),
         ({"mix": ((64, 4, 0),)}, "`mix` must have weights of at least 1; got 0"),
         ({"filler": "noise"}, "`filler` must be 'zero' or 'random'; got 'noise'"),
     ],

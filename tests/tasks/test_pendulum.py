@@ -116,7 +116,7 @@ def test_the_last_feature_counts_the_frames_between_pictures():
 def test_what_cannot_be_drawn_is_refused():
     with pytest.raises(ValueError, match="`length` must be at most `n_frames` = 100; got 101"):
         Pendulum(length=101)
-    with pytest.raises(ValueError, match="`dt` must be greater than 0 seconds; got 0"):
+    with pytest.raises(ValueError, match="`dt` must be positive, in seconds; got 0"):
         Pendulum(dt=0)
     with pytest.raises(ValueError, match="`push` must be at least 0; got -1"):
         Pendulum(push=-1)

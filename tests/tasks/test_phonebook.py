@@ -72,7 +72,9 @@ def test_names_differ_and_probes_have_one_number_of_entries():
 def test_books_without_room_or_people_are_refused():
     with pytest.raises(ValueError, match=r"`min_length` must be in 1 \.\. `length` = 20; got 21"):
         Phonebook(min_length=21)
-    with pytest.raises(ValueError, match="`length` must be at most 6400, the people there are; got 6401"):
+    with pytest.raises(
+        ValueError, match="`length` must be at most 6400, the number of distinct names; got 6401"
+    ):
         Phonebook(length=6401)
     with pytest.raises(ValueError, match="`length` must be at least 1; got 0"):
         Phonebook(test_lengths=(0,))

@@ -15,9 +15,7 @@ from tests.tasks.cifar import NAMES, TEST, TRAIN, folder, pack, pack_empty, rows
 
 __all__ = ["folder"]
 # of every kind a damaged one, and what is said of it
-WHERE = (
-    "Get https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz, and pass it, or the folder .* --data.path"
-)
+WHERE = "Download https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz, and pass .* --data.path"
 
 
 def inputs_of(task, name):
@@ -63,7 +61,9 @@ def test_grey_pixels_may_be_tokens(folder):
         assert tokens.dtype == torch.int64 and torch.equal(tokens, grey.split(name).pixels[..., 0].long())
         assert torch.equal(task.split(name).labels, grey.split(name).labels)
     for wrong in ({}, {"grey": True, "by_row": True}):
-        with pytest.raises(ValueError, match="`tokens` are single grey pixels; got `grey` = "):
+        with pytest.raises(
+            ValueError, match="`tokens` needs `grey` = True and `by_row` = False; got `grey` = "
+        ):
             SequentialCIFAR(tokens=True, **wrong)
 
 
@@ -96,7 +96,7 @@ def test_the_version_for_python_is_not_read(folder, tmp_path):
     pickles.rename(around / pickles.name)
     archive = pack_empty(tmp_path / "cifar-10-python.tar.gz", "cifar-10-batches-py/data_batch_1")
     for path in (around, around / pickles.name, archive):
-        message = f"has the Python version of CIFAR-10: pickles, .* are not read.* {WHERE}"
+        message = f"has the Python version of CIFAR-10. Its pickles .* are not read.* {WHERE}"
         with pytest.raises(DataError, match=message) as caught:
             SequentialCIFAR(path=path).prepared()
         assert "\n" not in str(caught.value)
@@ -124,18 +124,21 @@ def archived(change):
     [
         (
             lambda folder: folder / "gone",
-            f"there is nothing at .*gone.* binary version of CIFAR-10. {WHERE}",
+            f"gone.* does not exist. .* binary version of CIFAR-10. {WHERE}",
         ),
         (lambda folder: (folder / NAMES[2]).unlink() or folder, f"has no data_batch_3.bin, .*six.* {WHERE}"),
         (lambda folder: pack_empty(folder / "x.tar.gz", "other"), f"has no data_batch_1.bin, .* {WHERE}"),
         (replaced(NAMES[1], lambda b: b[:-1]), "data_batch_2.bin of .* rows of 3073 bytes.*; it has 12291"),
         (replaced(NAMES[5], lambda b: b""), "test_batch.bin of .* rows of 3073 bytes.*; it has 0 bytes"),
         (replaced(NAMES[5], lambda b: rows(TEST[0], TEST[1] + 10)), "must be 0 to 9; got 1.*or of CIFAR-100"),
-        (archived(lambda b: b[: len(b) // 2]), "is no tar archive, or cut off or damaged"),
-        (archived(lambda b: b[:-4]), "is no tar archive, or cut off or damaged"),
+        (archived(lambda b: b[: len(b) // 2]), "is not a tar archive, or it is truncated or damaged"),
+        (archived(lambda b: b[:-4]), "is not a tar archive, or it is truncated or damaged"),
         # the sum of its content, before its length
-        (archived(lambda b: b[:-8] + bytes(4) + b[-4:]), "is no tar archive, or cut off or damaged"),
-        (archived(lambda b: b"<html>"), f"is no tar archive, or cut off or damaged. {WHERE}"),
+        (
+            archived(lambda b: b[:-8] + bytes(4) + b[-4:]),
+            "is not a tar archive, or it is truncated or damaged",
+        ),
+        (archived(lambda b: b"<html>"), f"is not a tar archive, or it is truncated or damaged. {WHERE}"),
     ],
 )
 def test_files_that_cannot_be_used_are_refused_in_one_line(folder, damage, message):
@@ -154,7 +157,7 @@ def test_it_is_a_task_and_survives_json(folder):
         assert config_from_dict(json.loads(json.dumps(config_to_dict(config)))) == config
         assert config.model.n_features == features and config.model.n_outputs == 10
         assert config.name == name
-    with pytest.raises(DataError, match=f"`path` must say where the files are; got none. .* {WHERE}"):
+    with pytest.raises(DataError, match=f"`path` must be the path of the files; got None. .* {WHERE}"):
         get_recipe("lra-image").task.prepared()
 
 

@@ -194,7 +194,7 @@ def compressed(change):
         ),
         (
             lambda folder: (folder / FILES[3]).unlink(),
-            r"package dataset-fashion-mnist puts .* of MNIST are in https://.*mnist/\. .*--data.path",
+            r"package dataset-fashion-mnist installs .* of MNIST are at https://.*mnist/\. .*--data.path",
         ),
         (
             replaced(FILES[0], lambda b: b[:-1]),
@@ -209,12 +209,12 @@ def compressed(change):
         (replaced(FILES[1], lambda b: idx(TRAIN[1] + 10)), "must be 0 to 9; got 1"),
         (
             replaced(FILES[2], lambda b: idx(TEST[0][:, 1:])),
-            "have 4 x 3 pixels, those for testing 3 x 3",
+            "have 4 x 3 pixels, test images 3 x 3",
         ),
         (replaced(FILES[0], lambda b: idx(TRAIN[0] * 0)), "all of one colour"),
         (replaced(FILES[0], lambda b: idx(TRAIN[0][:, :0])), r"has no pixels: its shape is \(30, 0, 3\)"),
-        (compressed(lambda b: b[:-12]), r"ubyte.gz is cut off: its compressed data has no end"),
-        (compressed(lambda b: b"<html>" + b), "is no gzip file, or damaged: .* drop .gz"),
+        (compressed(lambda b: b[:-12]), r"ubyte.gz is truncated: the compressed data have no end"),
+        (compressed(lambda b: b"<html>" + b), "is not a gzip file, or it is damaged: .* remove .gz"),
         (compressed(lambda b: b[:40] + bytes(20) + b[60:]), "is no gzip file, or damaged"),
     ],
 )
@@ -226,9 +226,9 @@ def test_files_that_cannot_be_used_are_refused_in_one_line(folder, damage, messa
 
 
 def test_folders_and_fields_that_cannot_be_used_are_refused(folder):
-    with pytest.raises(DataError, match=r"`path` must say where the files are; got none.*fashion-mnist"):
+    with pytest.raises(DataError, match=r"`path` must be the path of the files; got None.*fashion-mnist"):
         SequentialImages().prepared()
-    with pytest.raises(DataError, match=r"there is nothing at .*gone. It must be .* the four files"):
+    with pytest.raises(DataError, match=r"gone does not exist. It must be .* the four files"):
         SequentialImages(path=folder / "gone").prepared()
     with pytest.raises(DataError, match="ubyte is no folder"):
         SequentialImages(path=folder / FILES[0]).prepared()
@@ -238,7 +238,7 @@ def test_folders_and_fields_that_cannot_be_used_are_refused(folder):
         SequentialImages(n_validation=0)
     with pytest.raises(ValueError, match="`seed` must be at least 0; got -1"):
         SequentialImages(seed=-1)
-    with pytest.raises(ValueError, match="`permutation` = 'bit-reversal' is for `permuted` images"):
+    with pytest.raises(ValueError, match="`permutation` = 'bit-reversal' needs `permuted` = True"):
         SequentialImages(permutation="bit-reversal")
     with pytest.raises(ValueError, match=r"`permutation` 'bitreversal'.*did you mean 'bit-reversal'"):
         SequentialImages(permuted=True, permutation="bitreversal")

@@ -210,7 +210,7 @@ def cut_off(name, n):
     [
         (
             lambda p: (p / "zero").unlink(),
-            "must have a folder 'zero', and one for each of 35 words; it cannot be",
+            "must have a folder for each of 35 words; the folder 'zero' cannot be",
         ),
         (lambda p: (p / "zero").unlink(), r"Get http://.*speech_commands_v0.02.tar.gz, .* --data.path\."),
         (replaced("zero", lambda p: p.mkdir()), "zero has no wav files. Get http"),
@@ -222,7 +222,7 @@ def cut_off(name, n):
         ),
         (
             replaced("bed/0_nohash_0.wav", lambda p: p.write_bytes(b"RIFF")),
-            "is no wav file, or damaged: it ends too soon",
+            "is not a wav file, or it is damaged: it ends too soon",
         ),
         (replaced("bed/0_nohash_0.wav", lambda p: p.write_bytes(bytes(99))), "damaged: file does not start"),
         (cut_off("bed/0_nohash_0.wav", 999), "have 32000 bytes of samples; it has 31001. It is cut off"),
@@ -258,7 +258,7 @@ def test_missing_folders_and_fields_out_of_range_are_refused(folder, tmp_path):
         SpeechCommands(n_words=12)
     with pytest.raises(ValueError, match="`every` must be at least 1; got 0"):
         SpeechCommands(every=0)
-    with pytest.raises(ValueError, match=r"`test_every` must be at least 1 each; got \(2, 0\)"):
+    with pytest.raises(ValueError, match=r"`test_every` must have factors of at least 1; got \(2, 0\)"):
         SpeechCommands(test_every=(2, 0))
 
 

@@ -84,8 +84,8 @@ def test_half_of_the_strings_of_the_only_length_are_left_to_training():
 def test_too_few_strings_are_refused_at_once():
     with pytest.raises(
         ValueError,
-        match="Parity has too few different samples: of `length` = 8 there are 256 strings, "
-        "and there must be at least twice as many as `n_validation` and `n_test` together, 129",
+        match=r"Parity has too few different samples: there must be at least twice as many strings of "
+        r"`length` = 8 as `n_validation` \+ `n_test` = 129; got 256 strings",
     ):
         Parity(length=8, n_validation=65, n_test=64)
     with pytest.raises(ValueError, match=r"WordProblem has too few different samples.* 36 strings"):

@@ -233,11 +233,11 @@ def third(line):
     [
         (
             lambda f: (f / "Worms_TEST.ts").unlink(),
-            "files NAME_TRAIN.ts and NAME_TEST.ts of one data set; it has",
+            "must contain NAME_TRAIN.ts and NAME_TEST.ts of a single data set; it has",
         ),
         (
             lambda f: (f / "Worms_TEST.ts").unlink(),
-            r"aeon-toolkit/EigenWorms.zip, unpack .* pass that with --data.path\.",
+            r"aeon-toolkit/EigenWorms.zip, unpack .* pass this folder with --data.path\.",
         ),
         (
             lambda f: write(f / "Other_TRAIN.ts", *TRAIN),
@@ -251,14 +251,14 @@ def third(line):
         ),
         (
             in_header("@classLabel true wild goa-1 unc-1", "@targetLabel true"),
-            "got 'none'. Only data sets of classes",
+            "got 'none'. Only classification data sets",
         ),
         (
             in_header("@classLabel true wild goa-1 unc-1", "@classLabel"),
             "such as @classLabel true 1 2; got ''",
         ),
-        (in_header("@classLabel true wild goa-1 unc-1", "@"), "got 'none'. Only data sets of classes"),
-        (in_header("wild goa-1 unc-1", "wild unc-1 goa-1"), "must have the same classes; those for training"),
+        (in_header("@classLabel true wild goa-1 unc-1", "@"), "got 'none'. Only classification data sets"),
+        (in_header("wild goa-1 unc-1", "wild unc-1 goa-1"), "must have the same classes; the training file"),
         (
             in_header("@data\n", ""),
             "must begin with lines of @, up to @data; got .* in line 11. It is no .ts file",
@@ -267,13 +267,13 @@ def third(line):
             changed("Worms_TEST.ts", lambda text: text.split("@data")[0] + "@data\n"),
             "has no series after its header",
         ),
-        (third("1,2:3,4:5,6:worm"), "got a class 'worm' that the header has not in line 14"),
+        (third("1,2:3,4:5,6:worm"), "got a class 'worm' that is not in the header in line 14"),
         (
             third("1,2:3,4x:5,6:wild"),
             "got could not convert string to float: '4x' in line 14",
         ),
-        (third("1,2:3,-inf:5,6:wild"), "got -inf, which is no finite number of 32 bits, in line 14"),
-        (third("1,2:3,1e39:5,6:wild"), r"got 1e\+39, which is no finite number of 32 bits, in line 14"),
+        (third("1,2:3,-inf:5,6:wild"), "got -inf, which is not a finite float32 number, in line 14"),
+        (third("1,2:3,1e39:5,6:wild"), r"got 1e\+39, which is not a finite float32 number, in line 14"),
         (third("1,2:3:5,6:wild"), r"got dimensions of \[1, 2\] values in line 14"),
         (
             third("1,2:3,4:wild"),
@@ -291,7 +291,7 @@ def test_files_that_cannot_be_used_are_refused_in_one_line(folder, damage, messa
 
 def test_files_of_other_dimensions_and_too_few_series_are_refused(folder):
     write(folder / "Worms_TEST.ts", [one[:, :2] for one in TEST[0]], TEST[1])
-    with pytest.raises(DataError, match="same dimensions; those for training have 3, those for testing 2"):
+    with pytest.raises(DataError, match="same dimensions; the training file has 3, the test file 2"):
         Uea(path=folder).prepared()
     for part in ("TRAIN", "TEST"):
         write(folder / f"Worms_{part}.ts", TRAIN[0][:2], TRAIN[1][:2])

@@ -52,7 +52,7 @@ def test_no_warmup_starts_at_the_peak() -> None:
 
 @pytest.mark.parametrize(("warmup_steps", "total", "left"), [(159, 159, 15), (10_000, 159, 15), (9, 5, 1)])
 def test_a_warmup_longer_than_the_run_is_cut_with_a_notice(warmup_steps: int, total: int, left: int) -> None:
-    with pytest.warns(UserWarning, match=rf"`optim.warmup_steps` = {warmup_steps} .* takes {left}"):
+    with pytest.warns(UserWarning, match=rf"`optim.warmup_steps` = {warmup_steps} .* cut to {left} steps"):
         cut = cut_warmup(OptimConfig(lr=0.01, warmup_steps=warmup_steps), total)
     assert cut == OptimConfig(lr=0.01, warmup_steps=left)
     factors = [schedule_factor(step, cut, total) for step in range(total)]

@@ -1,4 +1,4 @@
-"""Benchmark tasks, one file each; the file's name is the task's name."""
+"""Benchmark tasks, a file for each task; the file's name is the task's name."""
 
 import importlib
 import pkgutil
@@ -75,7 +75,7 @@ SHARED = (
     "synthetic",
     "ts_files",
 )
-"""Files that are no tasks: what several share, and what is compiled."""
+"""Modules that are not tasks: shared code and compiled kernels."""
 
 
 def names() -> list[str]:
@@ -89,16 +89,16 @@ def names() -> list[str]:
 
 
 def get(name: str) -> type[Any]:
-    """Return the class of a task by its name; hyphens and underscores are equal.
+    """Return the class of a task by its name; hyphens and underscores are equivalent.
 
     Args:
-        name: one of `names()`, such as "memory-horizon".
+        name: a name from `names()`, such as "memory-horizon".
 
     Returns:
-        The task's dataclass: call it with its configuration, read its data with `split`.
+        The task's dataclass, whose fields are the task's configuration; read its data with `split`.
 
     Raises:
-        ValueError: there is no such task; the message gives the nearest match.
+        ValueError: the task does not exist; the message gives the nearest match.
 
     Example:
         >>> get("memory-horizon")().vocab_size
@@ -108,6 +108,6 @@ def get(name: str) -> type[Any]:
     if module_name not in names():
         raise unknown("task", name, names())
     module = importlib.import_module(f"{__name__}.{module_name}")
-    # by convention the task itself is what a task's file exports first
+    # by convention, the first name that a task's module exports is the task's class
     task: type[Any] = getattr(module, module.__all__[0])
     return task

@@ -1,4 +1,4 @@
-"""Retrieval in the ACL Anthology Network: say whether one paper cites the other, after the bytes of both.
+"""Retrieval in the ACL Anthology Network: tell from the bytes of two papers whether a citation links them.
 
 Source: Long Range Arena (Tay et al., 2020), arXiv:2011.04006, section 2.2.3. The data: Radev, Muthukrishnan,
 Qazvinian and Abu-Jbara (2013), "The ACL anthology network corpus".
@@ -23,7 +23,7 @@ from linrec.text.progress import ReadingDisplay
 
 __all__ = ["AAN", "TextPairs"]
 
-# the names of the Arena's release
+# file names in the Arena's release
 FILES: dict[SplitName, str] = {
     "train": "new_aan_pairs.train.tsv",
     "validation": "new_aan_pairs.eval.tsv",
@@ -31,20 +31,19 @@ FILES: dict[SplitName, str] = {
 }
 FOLDER = "tsv_data"
 WHERE = (
-    "They are in lra_release/lra_release/tsv_data of "
-    "https://storage.googleapis.com/long-range-arena/lra_release.gz, a tar archive: pass that folder with "
-    "--data.path."
+    "They are in the folder lra_release/lra_release/tsv_data of the tar archive "
+    "https://storage.googleapis.com/long-range-arena/lra_release.gz; pass this folder with --data.path."
 )
 
 
 @dataclass(frozen=True, eq=False)
 class TextPairs:
-    """Pairs of texts with a class each: a `Source` of a `PairedTask`.
+    """Labelled pairs of texts: a `Source` of a `PairedTask`.
 
     Attributes:
-        texts: bytes of each different text, shape (m, t), uint8; what follows a text is padding.
-        lengths: bytes of each text, shape (m), int64.
-        pairs: which two texts, shape (n, 2), int64.
+        texts: bytes of the distinct texts, shape (m, t), uint8, padded at the end.
+        lengths: number of bytes of each text, shape (m), int64.
+        pairs: indices of the two texts of each pair, shape (n, 2), int64.
         labels: class of each pair, shape (n), int64.
 
     Example:
@@ -64,13 +63,13 @@ class TextPairs:
         return len(self.labels)
 
     def rows(self, index: Int64[Tensor, "b"]) -> Batch:
-        """Return pairs as a batch, on the device that the split is on.
+        """Return pairs as a batch, on the device of the split.
 
         Args:
-            index: numbers of pairs, shape (b), int64, on any device.
+            index: indices of pairs, shape (b), int64, on any device.
 
         Returns:
-            Inputs, shape (b, 2, t), int64; targets, shape (b), int64; no `reset`; the lengths, shape (b, 2).
+            Inputs, shape (b, 2, t), int64; targets, shape (b), int64; `reset` None; lengths, shape (b, 2).
         """
         index = index.to(self.labels.device)
         pairs = self.pairs[index]
@@ -81,32 +80,34 @@ class TextPairs:
         return self
 
     def to(self, device: torch.device | str) -> "TextPairs":
-        """Return the split with its texts on a device, each of them once."""
+        """Return the split with its texts on a device."""
         tensors = (self.texts, self.lengths, self.pairs, self.labels)
         return TextPairs(*(tensor.to(device) for tensor in tensors))
 
 
 @dataclass(frozen=True, kw_only=True)
 class AAN(FileTask, ClassificationTask):
-    """Whether two papers are connected by a citation.
+    """Tell whether a citation links two papers.
 
-        target = 0 or 1      after x_1, ..., x_n and y_1, ..., y_m      bytes of the one and of the other
+        target = 0 or 1, given the bytes x_1, ..., x_n and y_1, ..., y_m of two papers
 
-    The folder has three files of the Arena's release, whose splits these are: new_aan_pairs.train.tsv,
-    new_aan_pairs.eval.tsv and new_aan_pairs.test.tsv. A line is a pair: label, two names, two texts, with
-    tabs between them. A text is taken as it stands there, in the spelling of Python's bytes, b'...', as the
-    Arena and S4 read it. Papers are in several pairs, and pairs of different splits may share one. A pair
-    that two files have, in any order, is left in the one that tests, or else in the one that validates.
+    The folder contains three files of the Arena's release, a file per split: new_aan_pairs.train.tsv,
+    new_aan_pairs.eval.tsv and new_aan_pairs.test.tsv. A line is a pair: label, two names and two texts,
+    separated by tabs. The texts in these files are written as Python bytes literals, b'...'; like the Arena
+    and S4, this task reads the literal's characters unchanged.
+
+    A paper occurs in several pairs, and pairs of different splits may share a paper. A pair that occurs in
+    several files, in any order, is kept only in the test split, or else in the validation split.
 
     Args:
-        path: the folder, or that around tsv_data.
-        length: bytes of a paper at most; what follows them is left out.
+        path: the folder of the three files, or the folder that contains tsv_data.
+        length: maximum number of bytes per paper; longer papers are cut.
 
     Raises:
         ValueError: a field is out of range.
 
-    Source: Long Range Arena (Tay et al., 2020), section 2.2.3: 4,000 bytes of each paper, which are encoded
-    apart from each other.
+    Source: Long Range Arena (Tay et al., 2020), section 2.2.3: 4,000 bytes of each paper; the two papers are
+    encoded separately.
 
     Example:
         >>> task = AAN(path=Path("lra_release/lra_release/tsv_data"))
@@ -124,12 +125,12 @@ class AAN(FileTask, ClassificationTask):
 
     @property
     def vocab_size(self) -> int:
-        """Number of input tokens: the bytes."""
+        """Vocabulary size: 256 bytes."""
         return VOCAB_SIZE
 
     @property
     def n_outputs(self) -> int:
-        """Number of target classes: no citation, or one."""
+        """Number of target classes: 2, no citation or a citation."""
         return 2
 
     def read(self) -> dict[SplitName, TextPairs]:
@@ -139,7 +140,7 @@ class AAN(FileTask, ClassificationTask):
         for name in FILES.values():
             if not (folder / name).is_file():
                 raise DataError(f"{folder} has no {name}. {self.wanted}")
-        # what is tested is neither learned from nor chosen by
+        # test pairs are removed from the other splits, validation pairs from the training split
         seen: set[bytes] = set()
         test = self._split(folder / FILES["test"], seen)
         validation = self._split(folder / FILES["validation"], seen)
@@ -150,13 +151,13 @@ class AAN(FileTask, ClassificationTask):
         }
 
     def _split(self, path: Path, seen: set[bytes]) -> TextPairs:
-        """Return the pairs of a file that were not seen in files before, and have them seen."""
-        # a paper is in many pairs, and kept once
+        """Return the pairs of a file that are not in `seen`, and add them to `seen`."""
+        # a paper occurs in many pairs, but is stored once
         numbers: dict[bytes, int] = {}
         pairs, labels = [], []
         new: set[bytes] = set()
         for label, *pair in _lines(path):
-            # in any order, by the whole texts
+            # identifies a pair by its whole texts, regardless of their order
             known_by = hashlib.sha256(b"\t".join(sorted(pair))).digest()
             if known_by in seen:
                 continue
@@ -164,14 +165,14 @@ class AAN(FileTask, ClassificationTask):
             pairs.append([numbers.setdefault(text[: self.length], len(numbers)) for text in pair])
             labels.append(label)
         if not labels:
-            raise DataError(f"{path} has no pair, or none that is not tested too. {self.wanted}")
+            raise DataError(f"{path} has no pair that is not also in another split. {self.wanted}")
         seen |= new
         texts, lengths = as_tokens([*numbers], self.length)
         return TextPairs(texts, lengths, torch.tensor(pairs), torch.tensor(labels))
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes, bytes]]:
-    """Yield label and texts of each pair of a file."""
+    """Yield the label and the two texts of each pair in a file."""
     try:
         with (
             path.open("rb") as file,
@@ -188,11 +189,11 @@ def _pair(line: bytes, place: str) -> tuple[int, bytes, bytes]:
     fields = line.rstrip(b"\r\n").split(b"\t")
     if len(fields) != 5:
         raise DataError(
-            f"{place} must have 5 fields, label, two names and two texts, with tabs between them; it has "
-            f"{len(fields)}. The release has files of names alone, only_ids.tsv, which do not do."
+            f"{place} must have 5 fields, label, two names and two texts, separated by tabs; it has "
+            f"{len(fields)}. The release's files only_ids.tsv have names without texts and cannot be used."
         )
     label, _, _, first, second = fields
-    # written as an integer or as a real number
+    # the label may be written as an integer or as a float
     if label not in (b"0", b"1", b"0.0", b"1.0"):
         raise DataError(f"{place} must begin with the label 0 or 1; it begins with {label[:20]!r}.")
     return int(label[:1]), first, second

@@ -1,9 +1,9 @@
-"""Adding: the sum of the two numbers that are marked, one in each half of a long sequence.
+"""Adding: add two marked numbers, a number in each half of a long sequence.
 
 Source: Hochreiter and Schmidhuber (1997), experiment 4, in the form of Arjovsky, Shah and Bengio (2016),
-arXiv:1511.06464: numbers from [0, 1], one mark in each half. 1,000 steps are S4's default, with
-50,000 samples that never change; coRNN (Rusch and Mishra 2021, arXiv:2010.00951) has fresh ones in every
-batch, and 100 steps in its code.
+arXiv:1511.06464: numbers from [0, 1], a mark in each half. S4's default is 1,000 steps, with 50,000 fixed
+samples. coRNN (Rusch and Mishra 2021, arXiv:2010.00951) draws new samples for every batch, with 100 steps in
+its code.
 """
 
 from dataclasses import dataclass
@@ -20,20 +20,20 @@ __all__ = ["Adding"]
 
 @dataclass(frozen=True, kw_only=True)
 class Adding(RegressionTask):
-    """Add two marked numbers of many.
+    """Add the two marked numbers in a sequence.
 
         x_t = (u_t, m_t),  u_t ~ U(0, 1),  m_t = 1 at step i < h and at step j >= h, else 0
         y = u_i + u_j
 
-    with h the half of `length`, rounded down, and steps from 0 on.
+    where h is half of `length`, rounded down, and steps are counted from 0.
 
-    Answering 1 whatever comes has a mean squared error of 1/6, the variance of the sum.
+    The constant answer 1 has a mean squared error of 1/6, the variance of the sum.
 
     Args:
-        length: steps.
-        fresh: whether every epoch draws training samples of its own, as coRNN does; S4 does not.
+        length: number of steps.
+        fresh: whether every epoch draws new training samples, as in coRNN; in S4, all epochs share samples.
 
-    The other fields are those of `DrawnTask`.
+    See `DrawnTask` for the other fields.
 
     Source: Arjovsky, Shah and Bengio (2016), the adding problem.
 
@@ -55,12 +55,12 @@ class Adding(RegressionTask):
 
     @property
     def n_outputs(self) -> int:
-        """Real numbers in a target: the sum."""
+        """Real numbers per target: 1, the sum."""
         return 1
 
     @property
     def chance(self) -> float:
-        """Mean squared error of always answering 1: 1/6."""
+        """Mean squared error of the constant answer 1: 1/6."""
         return 1 / 6
 
     def draw(self, random: np.random.Generator, n: int) -> Drawn:

@@ -1,7 +1,7 @@
-"""Associative recall: of many pairs of a key and a value, say the value of one key.
+"""Associative recall: recall the value of a key from many key-value pairs.
 
-Source: Ba and others (2016, arXiv:1610.06258) for the task; H3 (Fu and others 2023, arXiv:2212.14052) and
-Hyena (Poli and others 2023, arXiv:2302.10866) as laid out in their code, with keys that come again.
+Source: Ba and others (2016, arXiv:1610.06258) for the task; the released code of H3 (Fu and others 2023,
+arXiv:2212.14052) and Hyena (Poli and others 2023, arXiv:2302.10866) for the layout, with repeated keys.
 """
 
 from dataclasses import dataclass
@@ -18,22 +18,25 @@ __all__ = ["AssociativeRecall"]
 
 @dataclass(frozen=True, kw_only=True)
 class AssociativeRecall(RecallTask):
-    """Say the value that a key has in this sequence.
+    """Recall the value of a key from a sequence of key-value pairs.
 
         x = k_1 v_1 k_2 v_2 .. k_P v_P question k,   v_i = m(k_i)
         y = m(k) at the last step
 
-    The map m from keys to values is drawn anew for every sample; keys come as often as it happens. The last
-    key is, uniformly, one of those that were shown. Tokens are the keys 0 .. `n_keys` - 1, then the values,
-    the question, and "absent". The defaults are those of H3's code with 20 tokens; it has 4 + 4 at a length
-    of 20 too, Hyena 14 + 14 at up to 131,072, and all are trained with `predict_all`.
+    Every sample has its own random map m from keys to values, and keys may repeat. The last key is uniform
+    among the distinct keys that were shown. Tokens are the keys 0 .. `n_keys` - 1, then the values, the
+    question, and "absent".
+
+    The defaults follow H3's code with 20 tokens. H3 also has 4 keys and 4 values at length 20, Hyena has 14
+    keys and 14 values at lengths up to 131,072; all are trained with `predict_all`.
 
     Args:
-        length: tokens of the pairs, 2 P, even.
-        n_keys: different keys.
-        n_values: different values.
-        absent: whether the last key is uniform among all keys; if it was not shown the target is "absent".
-        predict_all: see `RecallTask`. Mamba is known to learn the task with it, and not without.
+        length: number of tokens in the pairs, 2 P; even.
+        n_keys: number of distinct keys.
+        n_values: number of distinct values.
+        absent: whether the last key is uniform among all keys; for a key that was not shown, the target is
+            "absent".
+        predict_all: see `RecallTask`. Mamba learns the task with it, but not without it.
 
     Source: H3 (Fu and others, 2023); Hyena (Poli and others, 2023).
 
@@ -54,17 +57,17 @@ class AssociativeRecall(RecallTask):
     def __post_init__(self) -> None:
         require_at_least(self, length=2, n_keys=2, n_values=2)
         if self.length % 2:
-            raise ValueError(f"`length` must be even, two tokens a pair; got {self.length}.")
+            raise ValueError(f"`length` must be even, two tokens per pair; got {self.length}.")
         super().__post_init__()
 
     @property
     def vocab_size(self) -> int:
-        """Number of input tokens: keys, values, question, "absent"."""
+        """Vocabulary size: keys, values, question, "absent"."""
         return self.n_keys + self.n_values + 2
 
     @property
     def n_outputs(self) -> int:
-        """Number of target classes: those of the tokens."""
+        """Number of target classes: the vocabulary size."""
         return self.vocab_size
 
     @property

@@ -1,4 +1,4 @@
-"""What every task offers: splits of token sequences, batches of them, and scores that need no model."""
+"""The interface of tasks: splits of sequences, batches, and scores of predictions."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,22 +15,22 @@ SPLIT_NAMES: tuple[SplitName, ...] = get_args(SplitName)
 NO_TARGET = -100
 ObjectiveName = Literal["classification", "regression"]
 PIECE = 256
-"""Sequences whose targets are looked at together."""
+"""Number of sequences that are processed at once when scoring."""
 
 
 class Batch(NamedTuple):
-    """Some sequences of a split, as a model and its loss take them.
+    """A batch of sequences, with everything that a model and its loss need.
 
     Args:
-        inputs: input tokens, shape (b, t), int64; or real features, shape (b, t, f), of a task that has
-            `n_features`. Of a `PairedTask` two sequences, (b, 2, t) or (b, 2, t, f).
-        targets: target class at every position, shape (b, t), int64; or of every sequence, shape (b), of a
-            task `per_sequence`; -100 where nothing is to be predicted. Of a regression, real numbers,
-            (b, t, f) or (b, f); NaN where nothing is to be predicted.
-        reset: true where a document begins, so that nothing passes from before it, shape (b, t), bool; None
-            where sequences hold one document each.
-        lengths: steps of each sequence, shape (b), or (b, 2) of pairs, int64, where the task is
-            `per_sequence`; what follows them is padding. None where all have t.
+        inputs: input tokens, shape (b, t), int64; or real-valued features, shape (b, t, f), if the task has
+            `n_features`. A `PairedTask` has two sequences per sample, (b, 2, t) or (b, 2, t, f).
+        targets: target class at every position, shape (b, t), int64, or for a `per_sequence` task of every
+            sequence, shape (b); -100 without a target. For a regression, real numbers, (b, t, f) or (b, f);
+            NaN without a target.
+        reset: true at the first token of a document, which cuts the state before it, shape (b, t), bool; None
+            if every sequence is a single document.
+        lengths: number of steps before the padding of each sequence, shape (b), or (b, 2) for pairs, int64,
+            if the task is `per_sequence`; None if all sequences have t steps.
     """
 
     inputs: Int64[Tensor, "b *pair t"] | Float[Tensor, "b *pair t f"]
@@ -40,13 +40,13 @@ class Batch(NamedTuple):
 
 
 def has_target(targets: Int64[Tensor, "b *t"] | Float[Tensor, "b *t f"]) -> Bool[Tensor, "b *n"]:
-    """Tell where something is to be predicted: a class, or a real number.
+    """Return a mask of the positions that have a target, a class or a real number.
 
     Args:
-        targets: those of a batch or a split.
+        targets: targets of a batch or a split.
 
     Returns:
-        Of the shape of the targets.
+        Mask of the shape of the targets, bool.
 
     Example:
         >>> has_target(torch.tensor([3, NO_TARGET])), has_target(torch.tensor([[0.5], [torch.nan]]))
@@ -58,37 +58,37 @@ def has_target(targets: Int64[Tensor, "b *t"] | Float[Tensor, "b *t f"]) -> Bool
 
 @runtime_checkable
 class Source(Protocol):
-    """What training and evaluation need of a split: sequences of one length, by number."""
+    """The interface of a split for training and evaluation: indexed sequences of equal length."""
 
     def __len__(self) -> int:
-        """Number of sequences."""
+        """Return the number of sequences."""
         ...
 
     def rows(self, index: Int64[Tensor, "n"]) -> Batch:
-        """Return the sequences of these numbers as a batch, on the device that the split is on."""
+        """Return the sequences with these indices as a batch, on the device of the split."""
         ...
 
     def of_epoch(self, *, seed: int, epoch: int) -> "Source":
-        """Return the same data as a training epoch cuts it, a pure function of seed and epoch."""
+        """Return the split for a training epoch, a pure function of seed and epoch."""
         ...
 
     def to(self, device: torch.device | str) -> "Source":
-        """Return the split with its data on a device, or the split itself where it is too large for that."""
+        """Return the split with its data on a device, or the split itself if it is too large."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """The samples of one split, whole and in memory: a `Source`.
+    """The samples of a split, completely in memory: a `Source`.
 
     Attributes:
         inputs: input tokens, shape (n, t), int64; or features, (n, t, f).
-        targets: target class at every position, shape (n, t), int64; -100 where nothing is to be predicted.
-            Or what else a `Batch` has.
-        group: what a score distinguishes at every position, shape (n, t), int64, such as how many of the
-            latest inputs the target depends on; None where a task has nothing of the kind.
-        redrawn: gives the split of an epoch, from the keywords `seed` and `epoch`, where every epoch has
-            samples of its own.
+        targets: targets in any form of `Batch.targets`, such as a class at every position, shape (n, t),
+            int64, -100 without a target.
+        group: group of every position for scores by group, shape (n, t), int64, such as the number of inputs
+            that the target depends on; None for a task without groups.
+        redrawn: function that returns the split of an epoch, from the keywords `seed` and `epoch`; None if
+            all epochs share the same samples.
 
     Example:
         >>> from linrec.tasks import MemoryHorizon
@@ -107,16 +107,16 @@ class Split:
         return self.inputs.shape[0]
 
     def rows(self, index: Int64[Tensor, "n"]) -> Batch:
-        """Return the samples of these numbers, on the device that the split is on.
+        """Return the samples with these indices, on the device of the split.
 
         Args:
-            index: numbers of samples, shape (n), int64, on any device.
+            index: indices of samples, shape (n), int64, on any device.
         """
         index = index.to(self.inputs.device)
         return Batch(self.inputs[index], self.targets[index], None)
 
     def of_epoch(self, *, seed: int, epoch: int) -> "Split":
-        """Return the samples of an epoch: the split itself, or what is drawn for it, on the same device."""
+        """Return the samples of an epoch, on the same device: the split itself, or newly drawn samples."""
         if self.redrawn is None:
             return self
         return self.redrawn(seed=seed, epoch=epoch).to(self.inputs.device)
@@ -129,106 +129,106 @@ class Split:
 
 @runtime_checkable
 class Task(Protocol):
-    """The interface that training and reports rely on; a task is a frozen dataclass that has it.
+    """The interface of tasks for training and reports, implemented by frozen dataclasses.
 
-    The dataclass is the task's configuration. Its data is a pure function of that configuration, its seed
-    and the files that it names included, and of the split's name: the global random state is neither read nor
-    changed. A task that can say more about predictions than their loss and accuracy is a `ScoredTask` too.
+    The dataclass is the task's configuration. The data are a pure function of the configuration, which
+    includes the seed and the files, and of the split's name. The global random state is neither read nor
+    changed. A task with more scores than loss and accuracy is also a `ScoredTask`.
 
-    The loss is the cross-entropy of a classification in nats, or the mean squared error of a regression,
-    which has `n_features`, and no accuracy.
+    The loss of a classification is the cross-entropy in nats. The loss of a regression is the mean squared
+    error; a regression has `n_features` and no accuracy.
     """
 
     section: ClassVar[str]
-    """Name of the section of the command line that the task's fields are in, such as "task" or "data"."""
+    """Name of the task's section in command line options, such as "task" or "data"."""
 
     per_sequence: ClassVar[bool]
-    """Whether a sequence has one target, as its class; else every step has its own."""
+    """Whether a sequence has a single target, such as its class; otherwise every step has a target."""
 
     objective: ClassVar[ObjectiveName]
     """Whether targets are classes or real numbers."""
 
     @property
     def n_features(self) -> int | None:
-        """Real numbers per step, where inputs are sequences of them; None where steps are tokens."""
+        """Number of input features per step for real-valued inputs; None for tokens."""
         ...
 
     @property
     def vocab_size(self) -> int | None:
-        """Number of input tokens; None where only the data can tell, until the task is `prepared`."""
+        """Vocabulary size; None for real-valued inputs, or before `prepared` if it depends on the data."""
         ...
 
     @property
     def n_outputs(self) -> int | None:
-        """Number of target classes, or of real numbers in a target; None like `vocab_size`."""
+        """Number of target classes, or of real numbers per target; None before `prepared` if unknown."""
         ...
 
     @property
     def chance(self) -> float:
-        """Expected accuracy of a uniform guess; of a regression, loss of a constant."""
+        """Expected accuracy of a uniform guess; for a regression, the loss of a constant."""
         ...
 
     @property
     def trivial_score(self) -> float:
-        """Test accuracy of the best predictor that never looks at its input; of a regression, its loss."""
+        """Test accuracy, or loss for a regression, of the best predictor that ignores its input."""
         ...
 
     @property
     def reset_token(self) -> int | None:
-        """The input token that makes all inputs before it irrelevant; None where the task has none."""
+        """The input token that makes all inputs before it irrelevant; None for most tasks."""
         ...
 
     def prepared(self) -> "Task":
-        """Return the task with everything that only the data can tell."""
+        """Return the task with all fields set that depend on its data."""
         ...
 
     def split(self, name: SplitName) -> Source:
-        """Return the sequences of one split; the splits share none."""
+        """Return the sequences of a split; splits have no sequences in common."""
         ...
 
 
 @runtime_checkable
 class PairedTask(Protocol):
-    """A task `per_sequence` whose sequences come in pairs, of which each has one target."""
+    """A `per_sequence` task whose samples are pairs of sequences, with a target per pair."""
 
     pairs: ClassVar[bool]
-    """True."""
+    """Always True."""
 
 
 @runtime_checkable
 class ProbedTask(Protocol):
-    """A task with test samples besides the test split, such as longer ones."""
+    """A task with additional test samples, such as longer sequences than in training."""
 
     @property
     def probes(self) -> Mapping[str, Source]:
-        """The samples by name; none of them serves for choosing anything."""
+        """The additional test samples by name; they are never used for model selection."""
         ...
 
 
 @runtime_checkable
 class ScoredTask(Protocol):
-    """A task whose splits are whole in memory, and that scores predictions in a way of its own."""
+    """A task whose splits are completely in memory, with its own scores of predictions."""
 
     def split(self, name: SplitName) -> Source:
-        """Return the samples of one split; the splits share none."""
+        """Return the samples of a split; splits have no samples in common."""
         ...
 
     def score(self, predictions: Any, split: Any) -> Mapping[str, Any]:
-        """Compare predictions with the targets of a split.
+        """Return scores of predictions on a split.
 
         Returns:
-            JSON: of classes with "accuracy", of real numbers with "nrmse", the root of the mean squared error
-            as a share of the targets' standard deviation.
+            JSON values: "accuracy" for classes; "nrmse" for real numbers, the root mean squared error divided
+            by the targets' standard deviation; and further scores.
         """
         ...
 
 
 def judged_by(task: Task) -> Literal["accuracy", "perplexity", "mse"]:
-    """Return what models of a task are judged by.
+    """Return the name of the metric that compares models on a task.
 
     Returns:
-        "mse", the loss of a regression; "accuracy" of a task that scores predicted classes; "perplexity",
-        exp(loss), where the likelihood is all that is known.
+        "mse" for a regression; "accuracy" for a classification with `score`; otherwise "perplexity",
+        exp(loss).
 
     Example:
         >>> from linrec.tasks import LanguageModeling, MemoryHorizon
@@ -241,7 +241,7 @@ def judged_by(task: Task) -> Literal["accuracy", "perplexity", "mse"]:
 
 
 def compared(predictions: Int64[Tensor, "n *t"], targets: Int64[Tensor, "n *t"]) -> tuple[Tensor, Tensor]:
-    """Return where predictions are right, and where there is a target, both of the targets' shape, bool.
+    """Return masks of correct predictions and of positions with a target, in the shape of the targets, bool.
 
     Raises:
         ValueError: `predictions` has another shape than the targets.
@@ -261,11 +261,11 @@ def compared(predictions: Int64[Tensor, "n *t"], targets: Int64[Tensor, "n *t"])
 
 
 def scores_by_class(predictions: Int64[Tensor, "n"], labels: Int64[Tensor, "n"], n: int) -> dict[str, Any]:
-    """Return "accuracy" and "accuracy_by_class" of one prediction a sample, None for classes without samples.
+    """Return "accuracy" and "accuracy_by_class" of a prediction per sample; None for classes without samples.
 
     Args:
         predictions: predicted classes, any integer dtype, on any device.
-        labels: the right ones.
+        labels: true classes.
         n: number of classes.
 
     Raises:
@@ -285,21 +285,21 @@ def scores_by_class(predictions: Int64[Tensor, "n"], labels: Int64[Tensor, "n"],
 
 
 def errors_of_numbers(predictions: Float[Tensor, "n *t f"], source: Source) -> dict[str, float | None]:
-    """Return "mse", "mae" and "nrmse" of predicted real numbers; positions without target do not count.
+    """Return "mse", "mae" and "nrmse" of real-valued predictions, ignoring positions without a target.
 
         nrmse = sqrt(sum (prediction - target)^2 / sum (target - mean target)^2)
 
     Args:
-        predictions: real numbers of the shape of the targets of all sequences, on any device.
-        source: what was predicted; its targets need not be in memory all at once.
+        predictions: real numbers in the shape of the targets of all sequences, on any device.
+        source: the split of the targets, which are read in batches.
 
     Returns:
-        The mean squared and the mean absolute error, and the root of the former as a share of the targets'
-        standard deviation: 1 is that of the best constant, None where all targets are equal.
+        The mean squared error, the mean absolute error, and the root mean squared error divided by the
+        targets' standard deviation: 1 for the best constant, None if all targets are equal.
 
     Raises:
         ValueError: `predictions` has another shape than the targets.
-        TypeError: `predictions` are no real numbers.
+        TypeError: `predictions` is not a real-valued tensor.
 
     Example:
         >>> split = Split(torch.zeros(2, 1, 1), torch.tensor([[1.0], [3.0]]))
@@ -338,10 +338,10 @@ def errors_of_numbers(predictions: Float[Tensor, "n *t f"], source: Source) -> d
 
 
 def require_at_least(task: object, **least: int) -> None:
-    """Refuse fields of a task that are below their least value.
+    """Check that fields of a task are at least their minimum.
 
     Raises:
-        ValueError: one is.
+        ValueError: a field is below its minimum.
     """
     for name, bound in least.items():
         at_least(bound, **{name: getattr(task, name)})

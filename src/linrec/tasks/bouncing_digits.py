@@ -1,8 +1,8 @@
-"""Bouncing digits: say how a film goes on in which digits move, and bounce off its edges.
+"""Bouncing digits: predict the next frames of a video in which digits bounce off the edges.
 
-Source: Srivastava, Mansimov and Salakhutdinov (2015), arXiv:1502.04681, section 3, for the films, the numbers
-from their code; Ororbia and others (2020), arXiv:1810.07411, for those of Fashion-MNIST, and for models that
-are tested on another data set than that of their training.
+Source: Srivastava, Mansimov and Salakhutdinov (2015), arXiv:1502.04681, section 3, for the videos, with
+settings from their code; Ororbia and others (2020), arXiv:1810.07411, for videos of Fashion-MNIST, and for
+testing models on another data set than their training data.
 """
 
 import dataclasses
@@ -30,27 +30,28 @@ from linrec.text import DataError
 __all__ = ["BouncingDigits", "Films"]
 
 STEP = 0.1
-"""How far a digit moves from frame to frame, as a share of the way that it has from edge to edge."""
+"""Distance that a digit moves per frame, as a fraction of the free distance between the edges."""
 
 
 @dataclass(frozen=True, eq=False)
 class Films:
-    """Films of images that move, painted as they are read: a `Source`.
+    """Videos of moving images, rendered on access: a `Source`.
 
-        frame_t = max over the images of a film, each at its place of t; then means of squares of pixels
+        frame_t = max over the images of a video, each at its position at time t; then average pooling
         inputs_t = frame_t      targets_t = frame_{t+1}
 
-    Where films are hidden from frame `shown` on, inputs have a last feature: they are (frame_t, 0) before,
-    and (0, 1) from then on; there are targets for the frames that are hidden alone.
+    If frames are hidden from `shown` on, inputs have an additional last feature: the input is (frame_t, 0)
+    for shown frames and (0, 1) for hidden frames. Only hidden frames are targets.
 
     Attributes:
         images: shape (m, h, w), uint8.
-        chosen: images of each film, shape (n, k), int64.
-        places: row and column of the upper left corner of each, shape (n, t, k, 2), int64.
-        size: rows and columns of a film, in pixels of the images.
-        shrink: rows and columns of the squares that are one pixel of a frame.
-        shown: frames that are shown; None shows all.
-        redrawn: gives the films of an epoch, from the keywords `seed` and `epoch`, where they differ.
+        chosen: indices of the images in each video, shape (n, k), int64.
+        places: row and column of the upper left corner of each image, shape (n, t, k, 2), int64.
+        size: rows and columns of a video, in pixels of the images.
+        shrink: kernel size and stride of the average pooling.
+        shown: number of shown frames; None shows all frames.
+        redrawn: function that returns the videos of an epoch, from the keywords `seed` and `epoch`; None if
+            all epochs share the same videos.
 
     Example:
         >>> dot, places = torch.full((1, 1, 1), 255, dtype=torch.uint8), torch.tensor([[[[0, 0]], [[1, 0]]]])
@@ -72,13 +73,13 @@ class Films:
         return len(self.chosen)
 
     def rows(self, index: Int64[Tensor, "b"]) -> Batch:
-        """Return films as a batch, on the device that the images are on.
+        """Return videos as a batch, on the device of the images.
 
         Args:
-            index: numbers of films, shape (b), int64, on any device.
+            index: indices of videos, shape (b), int64, on any device.
 
         Returns:
-            Inputs and targets, shape (b, t - 1, f), float32 from 0, black, to 1; no `reset`.
+            Inputs and targets, shape (b, t - 1, f), float32 from 0 (black) to 1; `reset` None.
         """
         frames = self.frames(index)
         inputs, targets = frames[:, :-1], frames[:, 1:]
@@ -90,7 +91,7 @@ class Films:
         return Batch(inputs, targets.masked_fill(step < self.shown - 1, math.nan), None)
 
     def frames(self, index: Int64[Tensor, "b"]) -> Float[Tensor, "b t f"]:
-        """Paint the frames of films, row after row of pixels."""
+        """Return the rendered frames of videos, with pixels in row-major order."""
         index = index.to(self.images.device)
         places, images = self.places[index], self.images[self.chosen[index]]
         height, width = images.shape[-2:]
@@ -98,7 +99,7 @@ class Films:
         film = torch.arange(len(index), device=images.device)[:, None, None]
         frames = torch.zeros(1, dtype=torch.uint8, device=images.device)
         for image, corner in zip(images.unbind(1), places.unbind(2), strict=True):
-            # which row and column of the image a pixel of the frame shows, if any
+            # row and column of the image at each pixel of the frame; may be outside of the image
             row, column = (along - corner[:, :, axis, None] for axis in (0, 1))
             inside = ((row >= 0) & (row < height))[..., None] & ((column >= 0) & (column < width))[:, :, None]
             rows = image[film, row.clamp(0, height - 1)]
@@ -108,50 +109,50 @@ class Films:
         return smaller.flatten(2)
 
     def of_epoch(self, *, seed: int, epoch: int) -> "Films":
-        """Return the films of an epoch: these, or what is drawn for it, on the same device."""
+        """Return the videos of an epoch, on the same device: the same videos, or newly drawn videos."""
         if self.redrawn is None:
             return self
         return self.redrawn(seed=seed, epoch=epoch).to(self.images.device)
 
     def to(self, device: torch.device | str) -> "Films":
-        """Return the films with their images, which are not painted yet, on a device."""
+        """Return the videos with their images on a device; frames are rendered later."""
         images, chosen, places = (t.to(device) for t in (self.images, self.chosen, self.places))
         return dataclasses.replace(self, images=images, chosen=chosen, places=places)
 
 
 @dataclass(frozen=True, kw_only=True)
 class BouncingDigits(FileTask):
-    """Say how a film of digits goes on, and the configuration that says of which digits.
+    """Predict the next frames of a video of bouncing digits.
 
         x_1, ..., x_shown, hidden, ..., hidden   ->   x_{shown+1}, ..., x_length
 
-    A film has `n_digits` images, drawn with replacement, at places p in [0, 1]^2 of the square in which they
-    fit. Places are uniform at first, directions too, and p moves by 0.1 from frame to frame. Where that would
-    lead beyond an edge, p stays at the edge, and its velocity turns around. Places are rounded down to whole
-    pixels; where images meet, the brighter pixel is seen.
+    A video has `n_digits` images, drawn with replacement. The position p in [0, 1]^2 of an image is relative
+    to the area in which the image fits into the frame. Initial positions and directions are uniform, and p
+    moves by 0.1 per frame. At an edge, p is clamped and its velocity changes sign. Positions are rounded down
+    to whole pixels; overlapping images are combined by the maximum.
 
-    A step has the pixels of a frame, as real numbers; from `shown` on zeros, and a last feature that says so.
-    The target of a step is the next frame. With `shown` None all frames are given, and each step asks for the
-    next one; a model must not look ahead then.
+    A step has the pixels of a frame as real numbers. From frame `shown` on, the pixels are 0, and an
+    additional last feature is 1. The target of a step is the next frame. With `shown` None, all frames are
+    shown, and every step predicts the next frame, which requires a causal model.
 
-    The folder has the four files of MNIST or of Fashion-MNIST, as that of `SequentialImages`. Films of
-    training and validation have images of the training file, the last ones validate; those that test have
-    images of the test file.
+    The folder contains the four files of MNIST or Fashion-MNIST, as for `SequentialImages`. Videos for
+    training and validation have images of the training file, of which the last images are for validation.
+    Test videos have images of the test file.
 
     Args:
-        path: the folder.
-        other: another such folder, whose test images make further test films, see `probes`.
-        length: frames.
-        shown: how many of them are shown; None shows all.
-        n_digits: images of a film.
-        size: rows and columns of a film.
-        shrink: rows and columns of the squares of pixels whose mean is a pixel of a frame: 2 makes 32 x 32.
-        n_train: films of the training split, or of an epoch.
-        n_validation: films of the validation split.
-        n_test: films of the test split, and of the probe. Scores take the memory of all their frames.
-        n_validation_images: how many of the training images validate.
-        fresh: whether every epoch has films of its own, as in the papers.
-        seed: seed of the films alone.
+        path: the folder of the files.
+        other: folder of another data set, whose test images make an additional test set; see `probes`.
+        length: number of frames.
+        shown: number of frames that are shown; None shows all frames.
+        n_digits: number of images in a video.
+        size: rows and columns of a video, in pixels.
+        shrink: kernel size of the average pooling; 2 makes frames of 32 x 32.
+        n_train: number of training videos, per epoch if `fresh`.
+        n_validation: number of validation videos.
+        n_test: number of test videos, also of the probe; scoring holds all their frames in memory.
+        n_validation_images: number of training images that are held out for validation.
+        fresh: whether every epoch draws new videos, as in the papers.
+        seed: seed of the videos only.
 
     Raises:
         ValueError: a field is out of range.
@@ -196,22 +197,22 @@ class BouncingDigits(FileTask):
 
     @property
     def n_features(self) -> int:
-        """Real numbers per step: pixels, and, where frames are hidden, whether this one is."""
+        """Number of input features per step: pixels, and with hidden frames a flag for hidden frames."""
         return self.n_outputs + (self.shown is not None)
 
     @property
     def n_outputs(self) -> int:
-        """Real numbers in a target: the pixels of a frame."""
+        """Real numbers per target: the pixels of a frame."""
         return (self.size // self.shrink) ** 2
 
     @cached_property
     def chance(self) -> float:
-        """Mean squared error on the test split of always answering a black frame."""
+        """Mean squared error on the test split of always predicting a black frame."""
         return self._error(torch.zeros(self.n_outputs, dtype=torch.float64))
 
     @cached_property
     def trivial_score(self) -> float:
-        """Mean squared error on the test split of always answering the mean frame of the training targets."""
+        """Mean squared error on the test split of always predicting the training targets' mean frame."""
         total, n = torch.zeros(self.n_outputs, dtype=torch.float64), 0
         for targets in _asked(self.split("train")):
             total, n = total + targets.sum(0), n + len(targets)
@@ -219,18 +220,18 @@ class BouncingDigits(FileTask):
 
     @cached_property
     def probes(self) -> Mapping[str, Films]:
-        """Films of the same places as those of the test split, with images of `other`, by its name."""
+        """Videos with the motion of the test split and images of `other`, by the folder's name."""
         if self.other is None:
             return {}
         images = self._images(self.other)["test"]
         return {self.other.resolve().name: self._films("test", images)}
 
     def score(self, predictions: Float[Tensor, "n t f"], split: Films) -> dict[str, Any]:
-        """Compare predictions with the targets of a split.
+        """Return scores of predictions on a split.
 
         Args:
-            predictions: pixels for each step of each film, shape (n, length - 1, f), on any device.
-            split: what was predicted.
+            predictions: pixels for each step of each video, shape (n, length - 1, f), on any device.
+            split: the split of the targets.
 
         Returns:
             "mse", "mae" and "nrmse" of all pixels that have a target, and "mse_by_frame", a list of
@@ -238,7 +239,7 @@ class BouncingDigits(FileTask):
 
         Raises:
             ValueError: `predictions` has another shape than the targets.
-            TypeError: `predictions` are no real numbers.
+            TypeError: `predictions` is not a real-valued tensor.
         """
         scores: dict[str, Any] = dict(errors_of_numbers(predictions, split))
         squares = torch.zeros(self.length - 1, dtype=torch.float64)
@@ -255,7 +256,7 @@ class BouncingDigits(FileTask):
         """Read the files, and return all splits.
 
         Raises:
-            DataError: one is missing, damaged, or something else than it should be.
+            DataError: a file is missing, damaged, or of the wrong kind.
         """
         found = self._images(self.path)
         images, test = found["train"], found["test"]
@@ -265,7 +266,7 @@ class BouncingDigits(FileTask):
                 f"`n_validation_images` must be less than the {len(images)} training images of {self.path}; "
                 f"got {self.n_validation_images}."
             )
-        # training is long, and what is missing after it had better be known before
+        # read the probe's files now, so that a missing file is reported before the training
         _ = self.probes
         train = self._films("train", images[:n_train])
         if self.fresh:
@@ -300,12 +301,12 @@ class BouncingDigits(FileTask):
         return dataclasses.replace(train, chosen=chosen, places=places, redrawn=redrawn)
 
     def _films(self, name: SplitName, pixels: NDArray[np.uint8]) -> Films:
-        # of a file's content, which is not for writing
+        # a copy, because the file's content is read-only
         images = torch.from_numpy(pixels.copy())
         return Films(images, *self._drawn(name, images), self.size, self.shrink, self.shown)
 
     def _drawn(self, name: SplitName, images: UInt8[Tensor, "m h w"], *more: int) -> tuple[Tensor, Tensor]:
-        """Return which images each film of a split has, and their places in its frames."""
+        """Return the indices of the images in each video of a split, and their positions in its frames."""
         n = {"train": self.n_train, "validation": self.n_validation, "test": self.n_test}[name]
         random = split_generator(type(self).__name__, name, self.seed, *more)
         chosen = random.integers(0, len(images), (n, self.n_digits))
@@ -323,7 +324,7 @@ class BouncingDigits(FileTask):
 
 
 def _asked(films: Films) -> Iterator[Float[Tensor, "n f"]]:
-    """Yield the frames that are asked for, some films at once."""
+    """Yield the target frames, in batches of videos."""
     for index in torch.arange(len(films)).split(PIECE):
         targets = films.rows(index).targets.flatten(0, 1)
         yield targets[~targets[:, 0].isnan()].double()

@@ -1,4 +1,4 @@
-"""Texts as sequences of bytes, for tasks whose texts are read from files."""
+"""Conversion of texts to byte tokens."""
 
 from collections.abc import Sequence
 
@@ -11,14 +11,14 @@ VOCAB_SIZE = 256
 
 
 def as_tokens(texts: Sequence[bytes], length: int) -> tuple[UInt8[Tensor, "n t"], Int64[Tensor, "n"]]:
-    """Return texts as tokens, and how many each has.
+    """Return texts as padded byte tokens, and the lengths of the texts.
 
     Args:
-        texts: of any length. An empty one is a single byte 0, for no sequence is empty.
-        length: t, bytes of a text at most; what follows them is left out.
+        texts: texts of any length. An empty text becomes a single byte 0, because sequences are never empty.
+        length: t, the maximum number of bytes; longer texts are cut.
 
     Returns:
-        Bytes, followed by zeros, shape (n, t), uint8; lengths, shape (n), int64.
+        Bytes, padded with zeros, shape (n, t), uint8; lengths, shape (n), int64.
 
     Example:
         >>> tokens, lengths = as_tokens([b"abc", b"abcdef"], 4)

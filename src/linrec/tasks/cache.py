@@ -1,4 +1,4 @@
-"""What takes long to draw is kept in files: later calls find it by a hash of all that it depends on."""
+"""A file cache for samples that are expensive to generate, indexed by a hash of everything they depend on."""
 
 import functools
 import hashlib
@@ -24,18 +24,17 @@ def kept(
     *,
     cache: Path | None = None,
 ) -> dict[str, Tensor]:
-    """Return tensors that were drawn before, or draw them and keep them.
+    """Return tensors from the cache, or generate and cache them.
 
-    Files are whole or not there. One that is damaged, or has another content than its name says, is made
-    again, with a warning. Where nothing can be written, as on a full disk, a warning says so once, and the
-    tensors are returned all the same.
+    Files are written atomically. A file that is damaged, or whose content does not match its name, is
+    generated again, with a warning. If the cache cannot be written, for example because the disk is full, the
+    tensors are returned with a single warning.
 
     Args:
-        name: what the file's name begins with.
-        about: everything that the tensors depend on, the version of what draws them included, as JSON holds
-            it.
-        draw: makes the tensors: contiguous, on the CPU.
-        cache: the folder; None is `linrec/tasks` in the user's folder for caches.
+        name: prefix of the file's name.
+        about: everything that the tensors depend on, including the generator's version, as JSON values.
+        draw: generates the tensors, contiguous and on the CPU.
+        cache: the cache folder; None is `linrec/tasks` in the user's cache folder.
 
     Example:
         >>> import tempfile, torch
@@ -52,12 +51,12 @@ def kept(
     try:
         tensors, stored = read_tensors(path)
         if stored != json.loads(known):
-            raise ValueError("it holds something else than its name says")
+            raise ValueError("its content does not match its name")
         return tensors
     except (FileNotFoundError, NotADirectoryError):
         pass
     except UNREADABLE as error:
-        warnings.warn(f"{path} is not usable ({reason(error)}); it is drawn again.", stacklevel=2)
+        warnings.warn(f"{path} is not usable ({reason(error)}); it is generated again.", stacklevel=2)
     tensors = draw()
     _keep(path, tensors, about)
     return tensors
@@ -66,7 +65,7 @@ def kept(
 def _keep(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # several processes may draw the same
+        # several processes may write the same file
         with replacing(path, shared=True) as partial:
             write_tensors(partial, tensors, about)
     except UNWRITABLE as error:
@@ -76,8 +75,8 @@ def _keep(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -
 @functools.cache
 def _warn_once(folder: Path, why: str) -> None:
     warnings.warn(
-        f"what was drawn cannot be kept in {folder} ({why}); it will be drawn again each time. Make room, or "
-        "name another folder: --task.cache, or --data.cache.",
+        f"samples cannot be cached in {folder} ({why}); they are generated again each time. Make room, or "
+        "pass another folder with --task.cache or --data.cache.",
         RuntimeWarning,
         stacklevel=4,
     )

@@ -1,4 +1,4 @@
-"""The files of CIFAR-10 in its binary version, in a folder or in the archive that they come in."""
+"""Reading of the binary version of CIFAR-10, from a folder or from the downloaded archive."""
 
 import gzip
 import tarfile
@@ -17,29 +17,29 @@ FILES: Mapping[Literal["train", "test"], tuple[str, ...]] = {
     "test": ("test_batch.bin",),
 }
 FOLDER = "cifar-10-batches-bin"
-# of the version whose files are pickles
+# names in the Python version, whose files are pickles
 PYTHON_FOLDER, PYTHON_FILE = "cifar-10-batches-py", "data_batch_1"
 WHERE = (
-    "Get https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz, and pass it, or the folder that it unpacks "
-    "to, with --data.path."
+    "Download https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz, and pass the archive, or the unpacked "
+    "folder, with --data.path."
 )
-# a row is a label, then the red, the green and the blue values of an image
+# a row has the label of an image, followed by its red, green and blue values
 CHANNELS, SIDE = 3, 32
 ROW = 1 + CHANNELS * SIDE * SIDE
 
 
 def read_cifar10(path: Path) -> dict[Literal["train", "test"], Images]:
-    """Read the images of CIFAR-10 and their labels, in the order of the files.
+    """Return the images of CIFAR-10 and their labels, in the order of the files.
 
     Args:
-        path: the folder with data_batch_1.bin to data_batch_5.bin and test_batch.bin, or that around it; or
-            the archive cifar-10-binary.tar.gz, of which nothing is unpacked to the disk.
+        path: the folder with data_batch_1.bin to data_batch_5.bin and test_batch.bin, or its parent folder;
+            or the archive cifar-10-binary.tar.gz, which is not unpacked to the disk.
 
     Raises:
-        DataError: a file is missing, damaged, or of the version for Python.
+        DataError: a file is missing, damaged, or of the Python version.
 
-    Source: Krizhevsky (2009), "Learning multiple layers of features from tiny images"; the layout is that of
-    https://www.cs.toronto.edu/~kriz/cifar.html.
+    Source: Krizhevsky (2009), "Learning multiple layers of features from tiny images";
+    https://www.cs.toronto.edu/~kriz/cifar.html for the file layout.
     """
     contents = _of_folder(path) if path.is_dir() else _of_archive(path)
     return {part: _images(path, {name: contents[name] for name in names}) for part, names in FILES.items()}
@@ -66,12 +66,12 @@ def _of_archive(path: Path) -> dict[str, bytes]:
                 file = archive.extractfile(member) if name in wanted and member.isfile() else None
                 if file is not None:
                     contents[name] = file.read()
-            # the sum that tells whether bytes have changed comes last, behind the end of the archive
+            # read to the end of the file, because gzip's checksum comes after the end of the archive
             while archive.fileobj is not None and archive.fileobj.read(2**20):
                 pass
-    # before OSError, of which the last one is one
+    # before OSError, because BadGzipFile is a subclass
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"{path} is no tar archive, or cut off or damaged. {WHERE}") from error
+        raise DataError(f"{path} is not a tar archive, or it is truncated or damaged. {WHERE}") from error
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
     _require(path, seen if PYTHON_FOLDER in seen or PYTHON_FILE in seen else {*contents})
@@ -79,13 +79,13 @@ def _of_archive(path: Path) -> dict[str, bytes]:
 
 
 def _require(path: Path, names: Collection[str]) -> None:
-    """Refuse what lacks a file, with a word on the other version of the data set where it is that."""
+    """Raise DataError if a file is missing; the message mentions the Python version if it was given."""
     missing = [name for of_part in FILES.values() for name in of_part if name not in names]
     if not missing:
         return
     if PYTHON_FOLDER in names or PYTHON_FILE in names:
         raise DataError(
-            f"{path} has the Python version of CIFAR-10: pickles, which can run any code and are not read. "
+            f"{path} has the Python version of CIFAR-10. Its pickles can run any code and are not read. "
             f"The binary version has the same images. {WHERE}"
         )
     raise DataError(f"{path} has no {missing[0]}, which is one of the six files of CIFAR-10. {WHERE}")
@@ -96,7 +96,7 @@ def _images(path: Path, contents: Mapping[str, bytes]) -> Images:
         if not content or len(content) % ROW:
             raise DataError(
                 f"{name} of {path} must have rows of {ROW} bytes, a label and {CHANNELS} x {SIDE} x {SIDE} "
-                f"pixels; it has {len(content)} bytes. It is cut off or damaged: get it again."
+                f"pixels; it has {len(content)} bytes. It is truncated or damaged: get it again."
             )
     rows = np.frombuffer(b"".join(contents.values()), dtype=np.uint8).reshape(-1, ROW)
     labels = rows[:, 0]

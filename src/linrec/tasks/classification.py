@@ -1,4 +1,4 @@
-"""Tasks whose sequences have one class each: chance and majority levels, and scores."""
+"""Base class of sequence classification tasks: chance level, majority baseline and scores."""
 
 import abc
 from functools import cached_property
@@ -12,7 +12,7 @@ from linrec.tasks.base import ObjectiveName, Source, SplitName, scores_by_class
 
 
 class LabelledSource(Source, Protocol):
-    """A split whose sequences have one class each."""
+    """A split with a class per sequence."""
 
     @property
     def labels(self) -> Int64[Tensor, "n"]:
@@ -21,7 +21,7 @@ class LabelledSource(Source, Protocol):
 
 
 class ClassificationTask(abc.ABC):
-    """Base class of tasks whose sequences have one class each."""
+    """Base class of tasks with a class per sequence."""
 
     per_sequence: ClassVar[bool] = True
     objective: ClassVar[ObjectiveName] = "classification"
@@ -29,11 +29,11 @@ class ClassificationTask(abc.ABC):
     @property
     @abc.abstractmethod
     def vocab_size(self) -> int | None:
-        """Number of input tokens; None where a split gives them as real numbers."""
+        """Vocabulary size; None for real-valued inputs."""
 
     @property
     def n_features(self) -> int | None:
-        """Real numbers per step; None where steps are tokens."""
+        """Number of input features per step; None for tokens."""
         return None
 
     @property
@@ -43,7 +43,7 @@ class ClassificationTask(abc.ABC):
 
     @abc.abstractmethod
     def split(self, name: SplitName) -> LabelledSource:
-        """Return the sequences of one split: "train", "validation" or "test"."""
+        """Return the sequences of a split: "train", "validation" or "test"."""
 
     @property
     def chance(self) -> float:
@@ -52,25 +52,25 @@ class ClassificationTask(abc.ABC):
 
     @cached_property
     def trivial_score(self) -> float:
-        """Test accuracy of always answering the most frequent class of the training split."""
+        """Test accuracy of always predicting the most frequent class of the training split."""
         majority = torch.bincount(self.split("train").labels).argmax()
         return float((self.split("test").labels == majority).double().mean())
 
     @property
     def reset_token(self) -> None:
-        """There is none: a sequence is read as a whole."""
+        """Always None: these tasks have no reset token."""
         return None
 
     def score(self, predictions: Int64[Tensor, "n"], split: LabelledSource) -> dict[str, Any]:
-        """Compare predictions with the labels of a split.
+        """Return the accuracy of predictions on a split.
 
         Args:
             predictions: predicted classes, shape (n), any integer dtype, on any device.
-            split: what was predicted.
+            split: the split of the labels.
 
         Returns:
-            A dictionary that JSON can hold: "accuracy", the share of right predictions, and
-            "accuracy_by_class", that of each class, None where the split has no sample of it.
+            JSON values: "accuracy", the fraction of correct predictions, and "accuracy_by_class", the
+            accuracy within each class, None for classes without samples.
 
         Raises:
             ValueError: `predictions` has another shape than the labels.

@@ -1,7 +1,7 @@
-"""Compression: keep a whole string in one state, and say any symbol of it.
+"""Compression: keep a whole string in the state, and output its symbols at given positions.
 
-Source: MAD (Poli and others 2024, arXiv:2403.17844), "compression". There a decoder, a multi-layer
-perceptron, is given the output at the last step and a position. Here the model itself is given positions.
+Source: MAD (Poli and others 2024, arXiv:2403.17844), "compression". In MAD, a decoder (an MLP) receives the
+output at the last step and a position. In this task, the model itself receives positions as tokens.
 """
 
 from dataclasses import dataclass
@@ -17,24 +17,25 @@ __all__ = ["Compression"]
 
 @dataclass(frozen=True, kw_only=True)
 class Compression(SyntheticTask):
-    """Say the symbol at every position, in random order, when the string is over.
+    """Output the symbols of a string in random order after the string has ended.
 
-        x = s_1 .. s_L end p_i p_j ..,   i, j, .. a random order of 1 .. L
+        x = s_1 .. s_L end p_i p_j ..,   i, j, .. a random permutation of 1 .. L
         y = s_i at p_i
 
-    What a recurrent model knows at the end of the string it has in its state. Attention looks back instead:
-    unlike MAD's, this task does not make it compress. Tokens are the symbols 0 .. `n_symbols` - 1, noise, the
-    end, and L positions. Noise is never a target, whereas MAD's code asks for it, although it means not to.
+    A recurrent model must hold the whole string in its state at the end. Attention can look back instead, so
+    unlike MAD's task, this task does not force attention to compress. Tokens are the symbols
+    0 .. `n_symbols` - 1, noise, the end, and L positions. Noise is never a target; in MAD's code, noise is a
+    target by mistake.
 
     Args:
-        length: symbols and noise before the end, L. `test_lengths` may be at most that: a model has no token
-            for further positions.
-        n_symbols: different symbols.
-        n_noise: different tokens of noise.
-        noise: probability of noise in place of a symbol, at least 0, below 1; one symbol at least stays.
+        length: number of symbols and noise tokens before the end, L. `test_lengths` must not be larger,
+            because larger positions have no token.
+        n_symbols: number of distinct symbols.
+        n_noise: number of distinct noise tokens.
+        noise: probability that noise replaces a symbol, in [0, 1); at least one symbol is kept.
 
-    Source: MAD (Poli and others, 2024): 15 symbols and the end, 31 of them and the end, 12,800 samples and
-        1,280 to test.
+    Source: MAD (Poli and others, 2024): a vocabulary of 15 symbols and the end, strings of 31 symbols and the
+        end, 12,800 training samples and 1,280 test samples.
 
     Example:
         >>> task = Compression(length=4, n_train=1, n_validation=1, n_test=1)
@@ -56,14 +57,14 @@ class Compression(SyntheticTask):
         for length in self.test_lengths:
             if length > self.length:
                 raise ValueError(
-                    f"`test_lengths` must be at most `length` = {self.length}, the positions that have a "
-                    f"token; got {length}."
+                    f"`test_lengths` must be at most `length` = {self.length}, because larger positions have "
+                    f"no token; got {length}."
                 )
         super().__post_init__()
 
     @property
     def vocab_size(self) -> int:
-        """Number of input tokens: symbols, noise, end, positions."""
+        """Vocabulary size: symbols, noise, end, positions."""
         return self.n_symbols + self.n_noise + 1 + self.length
 
     @property

@@ -1,8 +1,8 @@
-"""Copying: repeat the symbols at the beginning after a delay of known length.
+"""Copying: repeat the first symbols of a sequence after a delay of known length.
 
 Source: Arjovsky, Shah and Bengio (2016), arXiv:1511.06464, section 5.1, after Hochreiter and Schmidhuber
-(1997), where the delay is `length` blanks, ten symbols come from an alphabet of eight, and a marker asks for
-each of them; so laid out in S4's code.
+(1997), with ten symbols from an alphabet of eight. The layout follows S4's code: `length` blanks, then a
+marker for each symbol to repeat.
 """
 
 from dataclasses import dataclass
@@ -17,21 +17,21 @@ __all__ = ["Copying"]
 
 @dataclass(frozen=True, kw_only=True)
 class Copying(SyntheticTask):
-    """Repeat the first symbols when markers ask for them.
+    """Repeat the first symbols of a sequence after a delay.
 
         x = s_1 ... s_M, blank * length, marker * M
-        y = none * (M + length), s_1 ... s_M
+        y = (no target) * (M + length), s_1 ... s_M
 
-    Where each symbol stands is known beforehand, so that a model with fixed transitions can solve it. Tokens
-    are the blank 0, the symbols 1 .. `n_symbols`, and the marker `n_symbols` + 1.
+    The positions of the symbols are the same in all samples, so a model with fixed transitions can solve the
+    task. Tokens are the blank 0, the symbols 1 .. `n_symbols`, and the marker `n_symbols` + 1.
 
     Args:
-        length: blanks between the symbols and the markers.
-        n_copied: symbols to repeat, M.
-        n_symbols: different symbols.
-        reverse: whether the last symbol is asked for first.
-        fresh: whether every epoch draws training samples of its own, as in S4's code, of 10,000 too; else
-            they are the same again.
+        length: number of blanks between the symbols and the markers.
+        n_copied: number of symbols to repeat, M.
+        n_symbols: number of distinct symbols.
+        reverse: whether the symbols are repeated in reverse order.
+        fresh: whether every epoch draws new training samples, as in S4's code, which also draws 10,000; if
+            not, all epochs share the same samples.
 
     Source: Arjovsky, Shah and Bengio (2016), section 5.1.
 
@@ -53,12 +53,12 @@ class Copying(SyntheticTask):
 
     @property
     def vocab_size(self) -> int:
-        """Number of input tokens: blank, symbols, marker."""
+        """Vocabulary size: blank, symbols, marker."""
         return self.n_symbols + 2
 
     @property
     def n_outputs(self) -> int:
-        """Number of target classes: those of the tokens."""
+        """Number of target classes: the vocabulary size."""
         return self.vocab_size
 
     @property

@@ -1,4 +1,4 @@
-"""Cycle navigation: where on a circle do steps forward and backward lead?
+"""Cycle navigation: track a position on a circle through moves forward and backward.
 
 Source: Delétang and others (2023, arXiv:2207.02098), "Cycle Navigation", on a circle of five places.
 """
@@ -17,15 +17,15 @@ MOVES = np.array([0, 1, -1])
 
 @dataclass(frozen=True, kw_only=True)
 class CycleNavigation(StateTracking):
-    """Add up moves on a circle, from place 0.
+    """Add up moves on a circle, starting from place 0.
 
         y = m(x_1) + ... + m(x_L)   (mod n_places),   m(0) = 0, m(1) = 1, m(2) = -1
 
-    Tokens are the moves 0 stay, 1 forward and 2 backward, and the padding 3. The other fields are those of
-    all tasks of state tracking.
+    Tokens are the moves 0 (stay), 1 (forward) and 2 (backward), and the padding 3. See `StateTracking` for
+    the other fields.
 
     Args:
-        n_places: places on the circle.
+        n_places: number of places on the circle.
 
     Source: Delétang and others (2023), "Cycle Navigation".
 
@@ -43,7 +43,7 @@ class CycleNavigation(StateTracking):
 
     @property
     def n_symbols(self) -> int:
-        """Number of different symbols: three moves."""
+        """Number of distinct symbols: three moves."""
         return len(MOVES)
 
     @property
@@ -52,10 +52,10 @@ class CycleNavigation(StateTracking):
         return self.n_places
 
     def n_strings(self, length: int) -> int:
-        """Count the strings of a length."""
+        """Return the number of strings of a length."""
         return len(MOVES) ** length
 
     def strings(self, random: np.random.Generator, lengths: Lengths) -> tuple[Steps, Steps]:
-        """Draw moves; the answers are the places so far."""
+        """Draw moves; the answer at a step is the place after it."""
         moves = random.integers(0, len(MOVES), (len(lengths), self.length))
         return moves, MOVES[moves].cumsum(1) % self.n_places

@@ -1,4 +1,4 @@
-"""Drawing the samples of a split: its generator, and rounds until samples are distinct."""
+"""Drawing of the samples of a split: the random generator, and rejection of repeated samples."""
 
 import zlib
 from collections.abc import Callable, Collection, Iterator
@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 Samples = TypeVar("Samples")
 
 TRIES = 1000
-"""Rounds in a row without a new sample before a task has too few different samples."""
+"""Number of rounds in a row without a new sample after which an error is raised."""
 BLOCK = 1000
-"""Rows that are turned into 64-bit numbers together, to bound the memory."""
+"""Number of rows that are hashed at once, to bound the memory."""
 
 
 def split_generator(task: str, split: str, seed: int, *more: int) -> np.random.Generator:
-    """Return the generator of a split, which differs from those of all other splits, tasks and seeds.
+    """Return the random generator of a split, which is different for every split, task and seed.
 
     Args:
         task: name of the task's class.
@@ -39,21 +39,21 @@ def draw_distinct(
     largest_round: int | None = None,
     tries: float = TRIES,
 ) -> Iterator[tuple[Samples, Bool[np.ndarray, "n"]]]:
-    """Yield rounds of samples, each with a mask of its new ones, until n new samples were drawn.
+    """Yield rounds of samples, each with a mask of new samples, until n new samples are drawn.
 
-    A sample is new if it is not `taken` and, without `repeats`, did not occur before. Every round asks `draw`
-    for as many samples as are missing, so that the samples are a pure function of the generator behind
-    `draw`.
+    A sample is new if it is not in `taken` and, without `repeats`, did not occur before. Every round requests
+    from `draw` exactly the number of missing samples, so the samples are a pure function of the random
+    generator behind `draw`.
 
     Args:
-        draw: draws up to as many samples as it is asked for.
+        draw: function that draws at most the given number of samples.
         n: number of new samples.
-        rows: returns what tells samples apart, shape (samples, t), integers.
+        rows: function that returns the part of samples to compare, shape (samples, t), integers.
         name: the split and its task, for the error.
         taken: fingerprints of the samples of other splits.
-        repeats: whether samples may equal each other, and differ from `taken` alone.
-        largest_round: samples of a round at most; None is no limit.
-        tries: rounds in a row without a new sample before an error.
+        repeats: whether new samples may equal each other, so that only `taken` is excluded.
+        largest_round: maximum number of samples per round; None is no limit.
+        tries: number of rounds in a row without a new sample after which an error is raised.
 
     Raises:
         ValueError: `tries` rounds in a row had no new sample.
@@ -77,24 +77,24 @@ def draw_distinct(
         in_vain = 0 if new.any() else in_vain + 1
         if in_vain == tries:
             raise ValueError(
-                f"{name} has too few different samples: {n - missing} of {n} were found that no other split "
-                "has. Ask for fewer with `n_train`, `n_validation` and `n_test`, or for longer sequences."
+                f"{name} has too few different samples: only {n - missing} of {n} were found that are not in "
+                "another split. Pass a smaller `n_train`, `n_validation` or `n_test`, or longer sequences."
             )
         yield drawn, new
         missing -= int(new.sum())
 
 
 def fingerprints(rows: NDArray[Any]) -> NDArray[np.uint64]:
-    """Return a number for each row: equal for equal rows and, but for rare accidents, for no others.
+    """Return a 64-bit hash of each row.
 
     Args:
         rows: shape (n, t), integers.
 
     Returns:
-        Shape (n), uint64. Two different rows agree with a probability of about 2^-64.
+        Shape (n), uint64. Two different rows collide with a probability of about 2^-64.
     """
     weights = np.random.default_rng(rows.shape[1]).integers(0, 2**63, rows.shape[1], dtype=np.uint64)
-    # odd, so that no change of a single token is lost
+    # odd weights, so that every change of a single token changes the hash
     weights = 2 * weights + np.uint64(1)
     blocks = [rows[at : at + BLOCK].astype(np.uint64) @ weights for at in range(0, len(rows), BLOCK)]
     return np.concatenate([np.empty(0, np.uint64), *blocks])

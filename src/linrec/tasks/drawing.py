@@ -1,4 +1,4 @@
-"""Random choices for many samples at once, and where to put what, as several generators need it."""
+"""Vectorised random choices and packing of tokens, shared by several tasks."""
 
 import numpy as np
 from jaxtyping import Bool, Float, Int64
@@ -9,19 +9,19 @@ Choices = Int64[np.ndarray, "n k"]
 def without_replacement(
     random: np.random.Generator, n: int, k: int, m: int, weights: Float[np.ndarray, "m"] | None = None
 ) -> Choices:
-    """Choose k different ones of m things, one after another, n times.
+    """Return n samples of k of m items, drawn without replacement.
 
-        P(c_j = i | c_1 .. c_{j-1}) = w_i / sum of the weights that are left
+        P(c_j = i | c_1 .. c_{j-1}) = w_i / sum of the weights of the remaining items
 
     Args:
-        random: the generator.
-        n: how many choices.
-        k: things in each, at most m.
-        m: how many things there are.
-        weights: w, positive, shape (m), float; None where all are equal.
+        random: the random generator.
+        n: number of samples.
+        k: number of items in a sample, at most m.
+        m: number of items to choose from.
+        weights: w, positive, shape (m), float; None for equal weights.
 
     Returns:
-        Numbers of things in the order in which they were chosen, from 0 to m - 1, shape (n, k), int64.
+        Indices of items, 0 to m - 1, in the order in which they were drawn, shape (n, k), int64.
 
     Example:
         >>> choices = without_replacement(np.random.default_rng(0), 2, 3, 3)
@@ -30,7 +30,7 @@ def without_replacement(
     """
     if weights is None and m > 4 * k:
         return _redrawn(random, n, k, m)
-    # of exponential times with these rates, the first is i with a probability in proportion to w_i, and so on
+    # the order of independent exponential times with rates w has this distribution
     times = random.standard_exponential((n, m))
     if weights is not None:
         times /= weights
@@ -40,13 +40,13 @@ def without_replacement(
 
 
 def first_alike(codes: Int64[np.ndarray, "n p"]) -> Int64[np.ndarray, "n p"]:
-    """Return, for every entry, where the first entry of its row stands that equals it.
+    """Return, for every entry, the column of the first equal entry in its row.
 
     Args:
         codes: shape (n, p), int64.
 
     Returns:
-        Columns, shape (n, p), int64: an entry's own where it is the first of its kind.
+        Columns, shape (n, p), int64: an entry's own column if no earlier entry is equal.
 
     Example:
         >>> first_alike(np.array([[7, 3, 7, 3, 7]])).tolist()
@@ -64,23 +64,23 @@ def first_alike(codes: Int64[np.ndarray, "n p"]) -> Int64[np.ndarray, "n p"]:
 
 
 def one_of(random: np.random.Generator, eligible: Bool[np.ndarray, "n p"]) -> Int64[np.ndarray, "n"]:
-    """Return the column of one eligible entry of each row, all equally likely.
+    """Return the column of a random eligible entry in each row, with equal probabilities.
 
     Args:
-        random: the generator.
-        eligible: shape (n, p), bool; at least one of each row.
+        random: the random generator.
+        eligible: shape (n, p), bool; at least one entry per row is true.
     """
     return np.where(eligible, random.random(eligible.shape), -1).argmax(1)
 
 
 def noisy(random: np.random.Generator, n: int, width: int, noise: float) -> Bool[np.ndarray, "n width"]:
-    """Return which places are noise: each with the same probability, but one of every row, which is none.
+    """Return a random mask of noise positions; a random position in every row is never noise.
 
     Args:
-        random: the generator.
-        n: rows.
-        width: places of a row.
-        noise: the probability.
+        random: the random generator.
+        n: number of rows.
+        width: number of positions in a row.
+        noise: probability of noise at all other positions.
     """
     chosen = random.random((n, width)) < noise
     chosen[np.arange(n), random.integers(0, width, n)] = False
@@ -88,10 +88,10 @@ def noisy(random: np.random.Generator, n: int, width: int, noise: float) -> Bool
 
 
 def require_noise(noise: float, n_noise: int) -> None:
-    """Refuse what cannot be a task's fields `noise`, a probability, and `n_noise`, a number of tokens.
+    """Check a task's fields `noise`, a probability, and `n_noise`, a number of tokens.
 
     Raises:
-        ValueError: one of them is out of range, or there is noise without tokens.
+        ValueError: a value is out of range, or there is noise but no noise token.
     """
     if not 0 <= noise < 1:
         raise ValueError(f"`noise` must be at least 0 and below 1; got {noise}.")
@@ -102,10 +102,10 @@ def require_noise(noise: float, n_noise: int) -> None:
 
 
 def places(kept: Bool[np.ndarray, "n w"]) -> tuple[Int64[np.ndarray, "kept"], Int64[np.ndarray, "kept"]]:
-    """Return where the kept entries go when those of each row move together, to the left.
+    """Return the positions of kept entries after each row is packed to the left.
 
     Args:
-        kept: which entries of a row stay, shape (n, w), bool.
+        kept: mask of the entries to keep, shape (n, w), bool.
 
     Returns:
         Row and new column of every kept entry, row by row, each of shape (kept), int64.
@@ -122,8 +122,8 @@ def places(kept: Bool[np.ndarray, "n w"]) -> tuple[Int64[np.ndarray, "kept"], In
 
 
 def _redrawn(random: np.random.Generator, n: int, k: int, m: int) -> Choices:
-    # repetitions are drawn again until none is left. No step tells one thing from another, so that all
-    # choices without repetition are equally likely
+    # draw repeated items again until all items of a sample are distinct; the procedure treats all items
+    # equally, so all samples without repetition are equally likely
     choices = random.integers(0, m, (n, k))
     rows, now = np.arange(n), choices
     while len(rows):

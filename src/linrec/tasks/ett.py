@@ -1,7 +1,7 @@
 """ETT: forecast the oil temperature of electricity transformers, from two years of measurements.
 
 Source: Zhou and others (2021), arXiv:2012.07436 (Informer), for the data and their splits; Gu, Goel and Ré
-(2022), arXiv:2111.00396 (S4), table 4 and code, for forecasting as one sequence whose end is masked.
+(2022), arXiv:2111.00396 (S4), table 4 and code, for forecasting with a sequence whose end is masked.
 """
 
 import csv
@@ -27,28 +27,28 @@ from linrec.text import DataError
 __all__ = ["Ett", "Windows"]
 
 SERIES = ("HUFL", "HULL", "MUFL", "MULL", "LUFL", "LULL", "OT")
-"""Columns after the date: six loads, high, middle and low, useful and useless; and the oil temperature."""
+"""Columns after the date: high, middle and low load, each useful and useless; and the oil temperature."""
 MONTH = 30 * 24
-"""Hours of a month, as Informer counts them."""
+"""Hours per month of 30 days, as in Informer."""
 MONTHS: Mapping[SplitName, tuple[int, int]] = {"train": (0, 12), "validation": (12, 16), "test": (16, 20)}
 CALENDAR = 5
-"""Numbers that say which time it is."""
+"""Number of calendar features."""
 PER_HOUR: Mapping[int, int] = {3600: 1, 900: 4}
-"""Steps of an hour, by the seconds from one to the next."""
+"""Steps per hour, by the seconds per step."""
 
 
 @dataclass(frozen=True, eq=False)
 class Windows:
-    """All windows over a series x, of which the end is hidden: a `Source`.
+    """All windows over a series x, with the end of each window hidden: a `Source`.
 
         inputs_i = (x_i, 0, c_i), ..., (x_{i+m-1}, 0, c_{i+m-1}), (0, 1, c_{i+m}), ..., (0, 1, c_{i+m+h-1})
-        targets_i = none, ..., none, x_{i+m}, ..., x_{i+m+h-1}
+        targets_i = NaN, ..., NaN, x_{i+m}, ..., x_{i+m+h-1}
 
     Attributes:
         series: x, shape (n, f), float32.
-        calendar: c, what is known of any time, shape (n, k), float32.
-        shown: steps that are given, m.
-        horizon: steps that are asked for, h.
+        calendar: c, calendar features, which are never hidden, shape (n, k), float32.
+        shown: number of shown steps, m.
+        horizon: number of steps to predict, h.
 
     Example:
         >>> split = Windows(torch.arange(5.0)[:, None], torch.empty(5, 0), shown=2, horizon=1)
@@ -66,14 +66,14 @@ class Windows:
         return max(0, len(self.series) - self.shown - self.horizon + 1)
 
     def rows(self, index: Int64[Tensor, "b"]) -> Batch:
-        """Return windows as a batch, on the device that the series is on.
+        """Return windows as a batch, on the device of the series.
 
         Args:
-            index: numbers of windows, which are those of their first steps, shape (b), int64, on any device.
+            index: indices of the windows' first steps, shape (b), int64, on any device.
 
         Returns:
             Inputs, shape (b, shown + horizon, f + 1 + k), float32; targets, shape (b, shown + horizon, f),
-            NaN where values are shown; no `reset`.
+            NaN at shown steps; `reset` None.
         """
         device = self.series.device
         step = torch.arange(self.shown + self.horizon, device=device)
@@ -84,7 +84,7 @@ class Windows:
         return Batch(inputs, values.masked_fill(~hidden, torch.nan), None)
 
     def of_epoch(self, *, seed: int, epoch: int) -> "Windows":
-        """Return the split itself: an epoch has every window once."""
+        """Return the split itself: every epoch has all windows."""
         return self
 
     def to(self, device: torch.device | str) -> "Windows":
@@ -94,32 +94,35 @@ class Windows:
 
 @dataclass(frozen=True, kw_only=True)
 class Ett(FileTask):
-    """Say how a series goes on, and the configuration that says which one.
+    """Forecast the continuation of a time series.
 
         x_1, ..., x_shown, hidden * horizon   ->   x_{shown+1}, ..., x_{shown+horizon}
 
-    The file is ETTh1.csv, ETTh2.csv, ETTm1.csv or ETTm2.csv of github.com/zhouhaoyi/ETDataset: a line of
-    names, then one for each hour, or quarter of an hour, with the date and seven numbers. The first 12 months
-    of 30 days train, the next 4 validate, the next 4 test; what follows is not used. Numbers are normalised
-    with mean and standard deviation of the training months. Every window is a sample. Those of validation
-    and test are asked for nothing that an earlier split has, but the first of them are shown its end.
+    The file is ETTh1.csv, ETTh2.csv, ETTm1.csv or ETTm2.csv from github.com/zhouhaoyi/ETDataset. It has a
+    header line, then a line for each hour, or quarter of an hour, with the date and seven numbers. The first
+    12 months of 30 days are for training, the next 4 for validation, the next 4 for testing; the rest is
+    unused. Numbers are normalised with mean and standard deviation of the training months.
 
-    A step has the numbers that are shown, or zeros; then 1 where they are hidden; then the calendar.
+    Every window is a sample. The targets of different splits do not overlap, but the first windows of the
+    validation and test splits have inputs from the split before.
+
+    The features of a step are the series, or zeros if it is hidden; a flag that is 1 if it is hidden; and the
+    calendar.
 
     Args:
         path: the file.
-        shown: steps that are given.
-        horizon: steps that are asked for: 24 to 720 in Informer.
-        multivariate: whether all seven series are shown and asked for; else `target` alone.
-        target: that series: "OT", the oil temperature, or one of the loads.
-        calendar: whether each step has its minute, hour, weekday, day of the month and day of the year too,
-            each in [-1/2, 1/2], also where the series is hidden.
+        shown: number of shown steps.
+        horizon: number of steps to predict; 24 to 720 in Informer.
+        multivariate: whether all seven series are inputs and targets; if not, only `target` is.
+        target: name of the series: "OT", the oil temperature, or a load.
+        calendar: whether every step has features for minute, hour, weekday, day of the month and day of the
+            year, each in [-1/2, 1/2], also at hidden steps.
 
     Raises:
         ValueError: a field is out of range.
 
     Source: Informer for data and splits; windows of 384 + 96 steps of OT are the default of S4's code, whose
-    models see the calendar of the steps that are shown.
+    models see the calendar of the shown steps.
 
     Example:
         >>> from pathlib import Path
@@ -138,8 +141,8 @@ class Ett(FileTask):
     vocab_size: ClassVar[int | None] = None
     reset_token: ClassVar[int | None] = None
     wanted: ClassVar[str] = (
-        "Get ETTh1.csv, ETTh2.csv, ETTm1.csv or ETTm2.csv from the folder ETT-small of "
-        "https://github.com/zhouhaoyi/ETDataset, and pass it with --data.path."
+        "Download ETTh1.csv, ETTh2.csv, ETTm1.csv or ETTm2.csv from the folder ETT-small of "
+        "https://github.com/zhouhaoyi/ETDataset, and pass the file with --data.path."
     )
 
     def __post_init__(self) -> None:
@@ -150,42 +153,42 @@ class Ett(FileTask):
 
     @property
     def n_features(self) -> int:
-        """Real numbers per step: the series, whether they are hidden, and the calendar."""
+        """Number of input features per step: the series, the flag of hidden steps, and the calendar."""
         return self.n_outputs + 1 + CALENDAR * self.calendar
 
     @property
     def n_outputs(self) -> int:
-        """Real numbers in a target: one for each series."""
+        """Real numbers per target: the number of series."""
         return len(SERIES) if self.multivariate else 1
 
     @property
     def chance(self) -> float:
-        """Mean squared error of the training mean, as `trivial_score`: no definition gives the variance."""
+        """Mean squared error of the training mean, as `trivial_score`; the task has no natural constant."""
         return self.trivial_score
 
     @cached_property
     def trivial_score(self) -> float:
-        """Mean squared error on the test split of always answering the mean of the training months."""
+        """Mean squared error on the test split of always predicting the mean of the training months."""
         test = self.split("test")
-        # normalised, the mean is 0
+        # the mean is 0 after normalisation
         zeros = torch.zeros(1).expand(len(test), self.shown + self.horizon, self.n_outputs)
         return float(self.score(zeros, test)["mse"])
 
     def score(self, predictions: Float[Tensor, "n t f"], split: Windows) -> dict[str, Any]:
-        """Compare predictions with the targets of a split.
+        """Return scores of predictions on a split.
 
         Args:
             predictions: real numbers for each step of each window, shape (n, shown + horizon, f), on any
-                device; those of the steps that are shown do not count.
-            split: what was predicted.
+                device; shown steps are ignored.
+            split: the split of the targets.
 
         Returns:
-            "mse" and "mae", of normalised numbers as in the literature, and "nrmse", of which 1 is that of
-            the constant that suits the split best.
+            "mse" and "mae" of normalised values, as in the literature, and "nrmse", which is 1 for the best
+            constant.
 
         Raises:
             ValueError: `predictions` has another shape than the targets.
-            TypeError: `predictions` are no real numbers.
+            TypeError: `predictions` is not a real-valued tensor.
         """
         return dict(errors_of_numbers(predictions, split))
 
@@ -193,7 +196,7 @@ class Ett(FileTask):
         """Read the file, and return all splits.
 
         Raises:
-            DataError: it is missing, damaged, or something else than it should be.
+            DataError: the file is missing, damaged, or of the wrong kind.
         """
         path = self.existing()
         dates, values = _table(path, self.wanted)
@@ -214,20 +217,20 @@ class Ett(FileTask):
         if len(values) < needed:
             raise DataError(
                 f"{path} must have at least {needed} lines of numbers, 20 months; it has {len(values)}. It "
-                "is cut off: get it again."
+                "is truncated: get it again."
             )
         if not self.multivariate:
             values = values[:, [SERIES.index(self.target)]]
         training = values[: month * MONTHS["train"][1]]
         mean, std = training.mean(0), training.std(0)
         if not std.all():
-            raise DataError(f"a series of {path} never changes in the training months; it cannot be learned.")
+            raise DataError(f"a series of {path} is constant in the training months; it cannot be learned.")
         series = torch.from_numpy(((values - mean) / std).astype(np.float32))
         calendar = torch.from_numpy(_calendar(dates)[:, : CALENDAR * self.calendar])
 
         splits: dict[SplitName, Windows] = {}
         for name, (first, last) in MONTHS.items():
-            # the first window of a later split asks for the split's first number
+            # a later split includes the end of the split before, so that its first target is its first value
             steps = slice(max(0, first * month - self.shown), last * month)
             splits[name] = Windows(series[steps], calendar[steps], self.shown, self.horizon)
             if not len(splits[name]):
@@ -239,12 +242,12 @@ class Ett(FileTask):
 
 
 def _table(path: Path, wanted: str) -> tuple[NDArray[np.datetime64], NDArray[np.float64]]:
-    """Return the dates and the numbers of a file, shape (n) and (n, f)."""
+    """Return the dates, shape (n), and the numbers, shape (n, f), of a file."""
     names = ["date", *SERIES]
     dates: list[datetime.datetime] = []
     values: list[list[float]] = []
     try:
-        # a spreadsheet may have put a mark of the encoding first
+        # utf-8-sig, because spreadsheets may write a byte order mark
         with path.open(newline="", encoding="utf-8-sig") as file:
             lines = csv.reader(file)
             header = next(lines, [])
@@ -278,14 +281,14 @@ def _table(path: Path, wanted: str) -> tuple[NDArray[np.datetime64], NDArray[np.
 
 def _date(entry: str) -> datetime.datetime:
     date = datetime.datetime.fromisoformat(entry)
-    # hours of another zone would make another calendar
+    # a time zone would change the calendar features
     if date.tzinfo is not None:
         raise ValueError(f"{entry[:40]}, which has a time zone,")
     return date
 
 
 def _calendar(dates: NDArray[np.datetime64]) -> NDArray[np.float32]:
-    """Return minute, hour, weekday from Monday, day of the month and of the year, shape (n, 5)."""
+    """Return minute, hour, weekday from Monday, day of the month and day of the year, shape (n, 5)."""
     hours, days, months, years = (dates.astype(f"datetime64[{unit}]") for unit in "hDMY")
     # the first day of datetime64 was a Thursday
     counts = (

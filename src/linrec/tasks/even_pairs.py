@@ -1,4 +1,4 @@
-"""Even pairs: is the number of places where a string changes from one symbol to the other even?
+"""Even pairs: tell whether the number of changes between neighbouring symbols is even.
 
 Source: Delétang and others (2023, arXiv:2207.02098), "Even Pairs": the pairs 01 and 10 are counted together.
 """
@@ -14,12 +14,12 @@ __all__ = ["EvenPairs"]
 
 @dataclass(frozen=True, kw_only=True)
 class EvenPairs(StateTracking):
-    """Tell whether a string changes an even or an odd number of times, which is whether its ends are equal.
+    """Tell whether the number of changes in a string is odd, which is whether its ends differ.
 
         y = [x_1 != x_2] + ... + [x_{L-1} != x_L]   (mod 2)   =   [x_1 != x_L]
 
-    Tokens are the bits 0 and 1, and the padding 2. A model may count, or keep the first symbol. The fields
-    are those of all tasks of state tracking.
+    Tokens are the bits 0 and 1, and the padding 2. A model may count the changes, or keep the first symbol.
+    See `StateTracking` for the fields.
 
     Source: Delétang and others (2023), "Even Pairs".
 
@@ -31,7 +31,7 @@ class EvenPairs(StateTracking):
 
     @property
     def n_symbols(self) -> int:
-        """Number of different symbols: two bits."""
+        """Number of distinct symbols: two bits."""
         return 2
 
     @property
@@ -40,10 +40,10 @@ class EvenPairs(StateTracking):
         return 2
 
     def n_strings(self, length: int) -> int:
-        """Count the strings of a length."""
+        """Return the number of strings of a length."""
         return 2**length
 
     def strings(self, random: np.random.Generator, lengths: Lengths) -> tuple[Steps, Steps]:
-        """Draw bits; the answers are whether the symbol is another than the first."""
+        """Draw bits; the answer at a step is 1 if its symbol differs from the first symbol."""
         bits = random.integers(0, 2, (len(lengths), self.length))
         return bits, bits ^ bits[:, :1]

@@ -1,4 +1,4 @@
-"""Tasks whose sequences are in files: where the files are, and the splits that are read from them."""
+"""Base class of tasks whose data are read from files."""
 
 import abc
 from collections.abc import Mapping
@@ -16,19 +16,19 @@ OfFiles = TypeVar("OfFiles", bound="FileTask")
 
 @dataclass(frozen=True, kw_only=True)
 class FileTask(abc.ABC):
-    """Base class of tasks whose sequences are in files; a subclass says how they are read.
+    """Base class of tasks whose data are read from files; a subclass defines `read`.
 
     Args:
-        path: where the files are.
+        path: path of the files.
     """
 
     path: Path | None = None
     section: ClassVar[str] = "data"
     wanted: ClassVar[str]
-    """A sentence that says which files there must be, where to get them, and how to pass them."""
+    """Sentences for error messages: the required files, their source, and the option to pass them."""
 
     def __post_init__(self) -> None:
-        # a configuration that was stored as JSON has strings
+        # a configuration that is loaded from JSON has a string
         object.__setattr__(self, "path", None if self.path is None else Path(self.path).expanduser())
 
     @abc.abstractmethod
@@ -36,49 +36,49 @@ class FileTask(abc.ABC):
         """Read the files, and return all splits."""
 
     def prepared(self: OfFiles) -> OfFiles:
-        """Return the task itself, once its files are read.
+        """Read the files, and return the task itself.
 
         Raises:
-            DataError: the files are missing, damaged, or something else than they should be.
+            DataError: the files are missing, damaged, or of the wrong kind.
         """
         self.split("train")
         return self
 
     def split(self, name: SplitName) -> Any:
-        """Return the sequences of one split.
+        """Return the sequences of a split.
 
         Args:
             name: "train", "validation" or "test".
 
         Raises:
-            ValueError: there is no such split.
-            DataError: what `prepared` raises.
+            ValueError: the split does not exist.
+            DataError: the files are missing, damaged, or of the wrong kind.
         """
         if name not in SPLIT_NAMES:
             raise unknown("split", name, SPLIT_NAMES)
         return self._splits[name]
 
     def existing(self) -> Path:
-        """Return the path, which leads to something.
+        """Return the path after checking that it exists.
 
         Raises:
-            DataError: it does not, or there is none.
+            DataError: `path` is None or does not exist.
         """
         if self.path is None:
-            raise DataError(f"`path` must say where the files are; got none. {self.wanted}")
+            raise DataError(f"`path` must be the path of the files; got None. {self.wanted}")
         if not self.path.exists():
-            raise DataError(f"there is nothing at {self.path}. {self.wanted}")
+            raise DataError(f"{self.path} does not exist. {self.wanted}")
         return self.path
 
     def folder(self) -> Path:
-        """Return the path, which is a folder.
+        """Return the path after checking that it is a folder.
 
         Raises:
-            DataError: it is none, or nothing is there.
+            DataError: `path` is None, does not exist, or is not a folder.
         """
         path = self.existing()
         if not path.is_dir():
-            raise DataError(f"{path} is no folder. {self.wanted}")
+            raise DataError(f"{path} is not a folder. {self.wanted}")
         return path
 
     @cached_property

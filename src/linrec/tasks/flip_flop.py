@@ -1,9 +1,9 @@
-"""Flip-flop: recall the bit that was written last, past any number of bits to ignore.
+"""Flip-flop: recall the bit that was written last, ignoring any number of other bits.
 
-Source: Liu and others (2023, arXiv:2306.00946), flip-flop language modelling. Their sequences have 512
-tokens; training has instructions with probabilities of 0.8 to ignore, 0.1 to write and 0.1 to read, FFL(0.8),
-and the two further test sets are FFL(0.98), sparse, and FFL(0.1), dense. They draw 1.6 million sequences to
-train on, and test on 16,000, 160,000 and 4,000.
+Source: Liu and others (2023, arXiv:2306.00946), flip-flop language modelling. Sequences have 512 tokens.
+Training has instructions with probabilities 0.8 to ignore, 0.1 to write and 0.1 to read, FFL(0.8). The two
+additional test sets are FFL(0.98), sparse, and FFL(0.1), dense. The authors train on 1.6 million sequences,
+and test on 16,000, 160,000 and 4,000 sequences.
 """
 
 import dataclasses
@@ -24,23 +24,26 @@ WRITE, READ, IGNORE = 2, 3, 4
 
 @dataclass(frozen=True, kw_only=True)
 class FlipFlop(SyntheticTask):
-    """Answer each read with the bit of the latest write.
+    """Answer each read instruction with the bit of the latest write instruction.
 
         x = w 0  i 1  r 0  i 0  w 1  i 0  r 1
         y = . .  . .  0 .  . .  . .  . .  1 .
 
-    Each instruction is followed by a bit. The first writes, the last reads, and the others ignore with
-    probability p and write or read with (1 - p) / 2 each. The bit after a read is the latest written, all
-    others are random. Its instruction is where it is to be predicted; what cannot be predicted is no target.
-    Tokens are the bits 0 and 1, 2 write, 3 read, 4 ignore. The score tells apart how many instructions ago
-    the bit was written. The probes "dense" and "sparse" have other probabilities than training.
+    Every instruction is followed by a bit. The first instruction writes, the last reads. All others ignore
+    with probability p, and write or read with probability (1 - p) / 2 each. The bit after a read is the
+    latest written bit, and it is the target at the read instruction. All other bits are random and not
+    targets.
+
+    Tokens are the bits 0 and 1, and the instructions 2 (write), 3 (read) and 4 (ignore). Scores are grouped
+    by the number of instructions since the write. The probes "dense" and "sparse" have other probabilities
+    than training.
 
     Args:
-        length: tokens, an even number.
-        ignore: probability p of an instruction to ignore.
-        ignore_dense: that of the probe "dense".
-        ignore_sparse: that of the probe "sparse".
-        fresh: whether every epoch draws training samples of its own; else they are the same again.
+        length: number of tokens; even.
+        ignore: probability p of an ignore instruction.
+        ignore_dense: probability p in the probe "dense".
+        ignore_sparse: probability p in the probe "sparse".
+        fresh: whether every epoch draws new training samples; if not, all epochs share the same samples.
 
     Source: Liu and others (2023): FFL(0.8), FFL(0.1), FFL(0.98), 256 instructions.
 
@@ -60,7 +63,7 @@ class FlipFlop(SyntheticTask):
     def __post_init__(self) -> None:
         if self.length < 4 or self.length % 2:
             raise ValueError(
-                "`length` must be an even number of at least 4, an instruction and a bit each; "
+                "`length` must be even and at least 4, because every instruction is followed by a bit; "
                 f"got {self.length}."
             )
         for name in ("ignore", "ignore_dense", "ignore_sparse"):
@@ -70,7 +73,7 @@ class FlipFlop(SyntheticTask):
 
     @property
     def vocab_size(self) -> int:
-        """Number of input tokens: two bits, three instructions."""
+        """Vocabulary size: two bits, three instructions."""
         return 5
 
     @property
@@ -85,7 +88,7 @@ class FlipFlop(SyntheticTask):
 
     @cached_property
     def probes(self) -> Mapping[str, Split]:
-        """Further test samples, by name: "dense" and "sparse", then those of `test_lengths`."""
+        """Additional test samples by name: "dense", "sparse", and the lengths of `test_lengths`."""
         others = {"dense": self.ignore_dense, "sparse": self.ignore_sparse}
         named = {
             name: dataclasses.replace(self, ignore=ignore, test_lengths=()).split("test")
@@ -96,7 +99,7 @@ class FlipFlop(SyntheticTask):
     def draw(self, random: np.random.Generator, n: int) -> Drawn:
         """Draw n sequences of length / 2 instructions and bits."""
         pairs = self.length // 2
-        # one number decides: first to ignore, then to write or to read, half each
+        # a single random number decides between write, read and ignore
         number = random.random((n, pairs))
         writes = number < (1 - self.ignore) / 2
         reads = (number < 1 - self.ignore) & ~writes

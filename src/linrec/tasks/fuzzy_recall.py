@@ -1,4 +1,4 @@
-"""Fuzzy recall: in-context recall where keys and values are a few tokens long.
+"""Fuzzy recall: in-context recall in which keys and values span several tokens.
 
 Source: MAD (Poli and others 2024, arXiv:2403.17844), "fuzzy in-context recall".
 """
@@ -18,28 +18,30 @@ __all__ = ["FuzzyRecall"]
 
 @dataclass(frozen=True, kw_only=True)
 class FuzzyRecall(RecallTask):
-    """Say the value of every key that was shown before, token by token.
+    """Recall the value of every repeated key, where keys and values span several tokens.
 
         x = padding .. K_1 V_1 K_2 V_2 .. K_P V_P,   V_i = m(K_i)
-        y = the next token, where it belongs to the V_i of a K_i that is one of K_1 .. K_{i-1}
+        y = the next token, if it belongs to a V_i whose key K_i is among K_1 .. K_{i-1}
 
-    A key is 1 to `key_size` different tokens, a value 1 to `value_size`, both of uniform size, and one key
-    may begin like another. The last key is that of one of the pairs before, uniformly. As many pairs as
-    surely fit are drawn; padding comes first. Tokens are those of keys, 0 .. `n_keys` - 1, then those of
-    values, and the padding. Scores tell apart how many tokens a key has: MAD tests keys of `key_size` tokens
-    alone. The other defaults are MAD's; it trains with `predict_all`, there on padding too.
+    A key has 1 to `key_size` distinct tokens, a value 1 to `value_size`; sizes are uniform. A key may be the
+    prefix of another key. The last key repeats the key of a random earlier pair. A sample has as many pairs
+    as are sure to fit, after padding at the start. Tokens are the key tokens 0 .. `n_keys` - 1, then the
+    value tokens, and the padding.
+
+    Scores are grouped by the size of the key; MAD tests only keys of `key_size` tokens. The other defaults
+    follow MAD, which trains with `predict_all`, on padding, too.
 
     Args:
-        length: tokens of pairs and padding. The last one is only asked for, so that a sample has one step
-            less; MAD has one step of padding more.
-        n_keys: different tokens of keys.
-        n_values: different tokens of values.
-        key_size: most tokens of a key.
-        value_size: most tokens of a value.
+        length: number of tokens in pairs and padding. The last token is only a target, so a sample has
+            `length` - 1 steps; MAD has an additional padding step.
+        n_keys: number of distinct key tokens.
+        n_values: number of distinct value tokens.
+        key_size: maximum number of tokens in a key.
+        value_size: maximum number of tokens in a value.
         predict_all: see `RecallTask`.
 
     Source: MAD (Poli and others, 2024): a vocabulary of 16, a length of 128, keys and values of at most 3
-        tokens, 12,800 samples and 1,280 to test.
+        tokens, 12,800 training samples and 1,280 test samples.
 
     Example:
         >>> task = FuzzyRecall(length=14, n_train=1, n_validation=1, n_test=1)
@@ -64,28 +66,28 @@ class FuzzyRecall(RecallTask):
         if self.length < 2 * self.widest:
             raise ValueError(
                 f"`length` must be at least 2 (`key_size` + `value_size`) = {2 * self.widest}, so that a "
-                f"pair can come twice; got {self.length}."
+                f"pair can occur twice; got {self.length}."
             )
         super().__post_init__()
 
     @property
     def widest(self) -> int:
-        """Most tokens of a pair."""
+        """Maximum number of tokens in a pair."""
         return self.key_size + self.value_size
 
     @property
     def vocab_size(self) -> int:
-        """Number of input tokens: those of keys and values, padding."""
+        """Vocabulary size: key tokens, value tokens, padding."""
         return self.n_keys + self.n_values + 1
 
     @property
     def n_outputs(self) -> int:
-        """Number of target classes: tokens of keys and values."""
+        """Number of target classes: key tokens and value tokens."""
         return self.n_keys + self.n_values
 
     @property
     def chance(self) -> float:
-        """Expected accuracy of a uniform guess among the tokens of values."""
+        """Expected accuracy of a uniform guess among the value tokens."""
         return 1 / self.n_values
 
     def draw(self, random: np.random.Generator, n: int) -> Drawn:
@@ -93,11 +95,11 @@ class FuzzyRecall(RecallTask):
         length, rows, most = self.length, np.arange(n), self.length // 2
         keys, key_sizes = self._motifs(random, n, most, self.n_keys, self.key_size)
         values, value_sizes = self._motifs(random, n, most, self.n_values, self.value_size)
-        # a number for every key: its tokens from 1 on are digits, and 0 is none
+        # a unique number for every key, whose digits are its tokens plus 1, and 0 for absent tokens
         tokens = np.where(np.arange(self.key_size) < key_sizes[..., None], keys + 1, 0)
         first = first_alike(tokens @ (self.n_keys + 1) ** np.arange(self.key_size))
         ends = np.cumsum(key_sizes + value_sizes[rows[:, None], first], axis=1)
-        # room for the last pair is left, however long it is
+        # leave enough space for the longest possible last pair
         fits = ends <= length - self.widest
         last, again = fits.sum(1), one_of(random, fits)
         for part in (keys, key_sizes, first):

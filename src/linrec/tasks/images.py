@@ -1,4 +1,4 @@
-"""Tasks that read images step by step: normalised sequences of pixels, and the order of the pixels."""
+"""Base class of tasks that read images as sequences of pixels or rows."""
 
 import abc
 import math
@@ -23,7 +23,7 @@ Permutation: TypeAlias = Literal["random", "bit-reversal"]
 
 
 class Images(NamedTuple):
-    """Images of one size, and what they show.
+    """Labelled images of equal size.
 
     Args:
         pixels: shape (n, rows, columns, channels), uint8.
@@ -36,15 +36,15 @@ class Images(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class SequentialSplit:
-    """Images as sequences of pixels, normalised as they are read: a `Source`.
+    """Images as sequences of pixels, normalised on access: a `Source`.
 
         inputs = (pixels / 255 - mean) / std
 
     Attributes:
-        pixels: in the order of reading, shape (n, t, f), uint8.
+        pixels: pixels in the order of the sequence, shape (n, t, f), uint8.
         labels: class of each image, shape (n), int64.
-        mean: mean of the training pixels for each number of a step, of which 1 is white, shape (f).
-        std: their standard deviation, shape (f).
+        mean: mean of the training pixels divided by 255, for each feature of a step, shape (f).
+        std: standard deviation of the training pixels divided by 255, shape (f).
     """
 
     pixels: UInt8[Tensor, "n t f"]
@@ -56,13 +56,13 @@ class SequentialSplit:
         return len(self.labels)
 
     def rows(self, index: Int64[Tensor, "b"]) -> Batch:
-        """Return images as a batch, on the device that the split is on.
+        """Return images as a batch, on the device of the split.
 
         Args:
-            index: numbers of images, shape (b), int64, on any device.
+            index: indices of images, shape (b), int64, on any device.
 
         Returns:
-            Inputs, shape (b, t, f), float32; targets, shape (b), int64; no `reset`.
+            Inputs, shape (b, t, f), float32; targets, shape (b), int64; `reset` None.
         """
         index = index.to(self.labels.device)
         pixels = self.pixels[index].float() / 255
@@ -73,26 +73,26 @@ class SequentialSplit:
         return self
 
     def to(self, device: torch.device | str) -> "SequentialSplit":
-        """Return the split with its images on a device, where a byte is a pixel."""
+        """Return the split with its images on a device, as bytes."""
         tensors = (self.pixels, self.labels, self.mean, self.std)
         return SequentialSplit(*(tensor.to(device) for tensor in tensors))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageTask(FileTask, ClassificationTask):
-    """Base class of tasks that classify an image of ten classes read pixel by pixel or row by row.
+    """Base class of tasks that classify images, read pixel by pixel or row by row, into ten classes.
 
-    The last training images validate, and the test split is the data set's own. Each channel is normalised
-    with the mean and the standard deviation of the training split.
+    The last training images are held out for validation; the test split is the data set's own. Each channel
+    is normalised with the mean and the standard deviation of the training split.
 
     Args:
-        path: where the files are.
-        n_validation: how many of the training images, the last ones, validate.
-        seed: seed of the random order alone.
-        permuted: whether the pixels of all images come in another order than row after row.
-        permutation: which order that is: "random", of `seed`; or "bit-reversal", by the numbers that result
-            when the bits of a pixel's own number are read backwards.
-        by_row: whether a step has as many pixels as an image has columns, and not one.
+        path: path of the files.
+        n_validation: number of training images, from the end, that are held out for validation.
+        seed: seed of the random permutation only.
+        permuted: whether the pixels of all images are permuted with the same permutation.
+        permutation: the permutation: "random" depends on `seed`; "bit-reversal" sorts pixels by their index
+            with its bits reversed.
+        by_row: whether a step is a row of the image instead of a pixel.
 
     Raises:
         ValueError: a field is out of range.
@@ -105,7 +105,7 @@ class ImageTask(FileTask, ClassificationTask):
     by_row: bool = False
     n_outputs: ClassVar[int] = N_CLASSES
     n_columns: ClassVar[int]
-    """Columns of an image."""
+    """Number of columns of an image."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -114,35 +114,35 @@ class ImageTask(FileTask, ClassificationTask):
             raise unknown("`permutation`", self.permutation, ["random", "bit-reversal"])
         if self.permutation != "random" and not self.permuted:
             raise ValueError(
-                f"`permutation` = {self.permutation!r} is for `permuted` images, and these are not. Pass "
+                f"`permutation` = {self.permutation!r} needs `permuted` = True; got `permuted` = False. Pass "
                 "`permuted` too."
             )
 
     @property
     def vocab_size(self) -> int | None:
-        """Number of input tokens; None where pixels are real numbers."""
+        """Vocabulary size; None for real-valued pixels."""
         return None
 
     @property
     def n_channels(self) -> int:
-        """Numbers of a pixel."""
+        """Number of channels of a pixel."""
         return 1
 
     @property
     def n_features(self) -> int | None:
-        """Real numbers per step: those of one pixel, or of as many as there are columns."""
+        """Number of input features per step: the channels of a pixel, or of all pixels in a row."""
         return self.n_channels * (self.n_columns if self.by_row else 1)
 
     @abc.abstractmethod
     def images(self) -> Mapping[Literal["train", "test"], Images]:
-        """Read the images of the data set's two parts.
+        """Return the training and the test images of the data set.
 
         Raises:
-            DataError: a file is missing, damaged, or something else than it should be.
+            DataError: a file is missing, damaged, or of the wrong kind.
         """
 
     def steps(self, pixels: UInt8[np.ndarray, "n rows columns channels"]) -> UInt8[np.ndarray, "n t f"]:
-        """Return images as sequences of pixels in their order, or of as many of them as there are columns."""
+        """Return images as sequences of pixels or rows, after the permutation."""
         n, rows, columns, channels = pixels.shape
         if self.by_row and columns != self.n_columns:
             raise DataError(
@@ -164,16 +164,16 @@ class ImageTask(FileTask, ClassificationTask):
                 f"`n_validation` must be less than the {len(train.labels)} training images of {self.path}; "
                 f"got {self.n_validation}."
             )
-        # what is known of the pixels is known from training alone
+        # normalise with statistics of the training split only
         mean, std = _statistics(train.pixels[:n_train])
         if not std.all():
             raise DataError(
-                f"the training images of {self.path} are all of one colour; they cannot be told apart."
+                f"the training images of {self.path} have a channel that is constant; they cannot be learned."
             )
         pixels, test_pixels = self.steps(train.pixels), self.steps(test.pixels)
 
         def part(pixels: NDArray[np.uint8], labels: NDArray[np.uint8]) -> SequentialSplit:
-            # each step has so many whole pixels
+            # the number of pixels per step
             per_step = pixels.shape[-1] // len(mean)
             return SequentialSplit(
                 torch.from_numpy(pixels.copy()),
@@ -189,16 +189,16 @@ class ImageTask(FileTask, ClassificationTask):
 
 
 def _order(permutation: Permutation, n: int, seed: int) -> Int64[np.ndarray, "n"]:
-    """Return which pixel comes first, second and so on."""
+    """Return the indices of the pixels in the order of the permutation."""
     if permutation == "random":
         return np.random.default_rng(seed).permutation(n)
-    # as many bits as the largest number has; those of other numbers begin with zeros
+    # the number of bits of the largest index; smaller indices are padded with zeros
     bits = max(1, (n - 1).bit_length())
     return np.array(sorted(range(n), key=lambda number: format(number, f"0{bits}b")[::-1]))
 
 
 def _statistics(pixels: NDArray[np.uint8]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return mean and standard deviation of each channel of images, of which 1 is white, exactly."""
+    """Return the exact mean and standard deviation of each channel of images divided by 255."""
     values = np.arange(256) / 255
     found = []
     for channel in np.moveaxis(pixels, -1, 0):

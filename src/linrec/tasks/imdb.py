@@ -1,4 +1,4 @@
-"""IMDb reviews, byte by byte: say whether a review of a film is positive, the Long Range Arena's Text task.
+"""IMDb: tell from the bytes of a film review whether it is positive; the Long Range Arena's Text task.
 
 Source: Long Range Arena (Tay et al., 2020), arXiv:2011.04006, section 2.2.2. The data: Maas et al. (2011),
 "Learning word vectors for sentiment analysis".
@@ -25,17 +25,17 @@ from linrec.text.rows import load_splits
 __all__ = ["IMDb"]
 
 FOLDER = "aclImdb"
-# folders of a part, in the order of the classes
+# folders of the classes, in the order of their numbers
 CLASSES = ("neg", "pos")
 UNPACKED = (
-    "Unpack https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz, and pass its folder aclImdb "
-    "with --data.path"
+    "Download and unpack https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz, and pass its "
+    "folder aclImdb with --data.path"
 )
 WHERE = f"{UNPACKED}; or pass --data.dataset stanfordnlp/imdb."
 
 
 class Review(NamedTuple):
-    """A review and its class: 0 is negative, 1 positive."""
+    """A review and its class: 0 is negative, 1 is positive."""
 
     text: bytes
     label: int
@@ -43,29 +43,29 @@ class Review(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class IMDb(FileTask, ClassificationTask):
-    """Whether a review is positive, after its bytes.
+    """Tell whether a film review is positive.
 
-        target = 0 or 1      after x_1, ..., x_n      x_i a byte of the review in UTF-8
+        target = 0 or 1, given the bytes x_1, ..., x_n of the review in UTF-8
 
-    Of the 25,000 reviews for training, some that `seed` chooses validate. The test split is the data set's
-    own 25,000. Reviews occur more than once: those for training that are tested too are left out, and those
-    that validate are not trained on. One of `path` and `dataset` says where they are, which makes no
-    difference to the data.
+    Of the data set's 25,000 training reviews, `n_validation` random reviews are held out for validation. The
+    test split has the data set's own 25,000 test reviews. Some reviews occur more than once: training reviews
+    that also occur in the test split are removed, and so are training reviews that also occur in the
+    validation split. The data are the same for `path` and `dataset`; pass exactly one of them.
 
     Args:
-        path: the folder aclImdb, or that around it.
-        dataset: name or path of a data set of Hugging Face, such as stanfordnlp/imdb, with the columns "text"
+        path: the folder aclImdb, or its parent folder.
+        dataset: name or path of a Hugging Face data set, such as stanfordnlp/imdb, with the columns "text"
             and "label"; needs the extra "text".
-        length: bytes of a review at most; what follows them is left out.
-        n_validation: how many of the reviews for training validate.
-        seed: seed of which these are.
+        length: maximum number of bytes per review; longer reviews are cut.
+        n_validation: number of training reviews that are held out for validation.
+        seed: seed of the choice of validation reviews.
 
     Raises:
         ValueError: a field is out of range, or both `path` and `dataset` are given.
 
     Source: Long Range Arena (Tay et al., 2020), section 2.2.2, which reads 4,000 bytes. S4 (Gu, Goel and Ré,
-    2022) reads 4,096 characters, of which those that occur fewer than 15 times are one, and an end. Both
-    validate on the test split.
+    2022) reads 4,096 characters and an end token; characters that occur fewer than 15 times share a token.
+    Both validate on the test split.
 
     Example:
         >>> task = IMDb(path=Path("aclImdb"))
@@ -84,12 +84,12 @@ class IMDb(FileTask, ClassificationTask):
         require_at_least(self, length=1, n_validation=1, seed=0)
         if self.path is not None and self.dataset is not None:
             raise ValueError(
-                f"one of `path` and `dataset` must be given; got both, {self.path} and {self.dataset}."
+                f"exactly one of `path` and `dataset` must be given; got both: {self.path}, {self.dataset}."
             )
 
     @property
     def vocab_size(self) -> int:
-        """Number of input tokens: the bytes."""
+        """Vocabulary size: 256 bytes."""
         return VOCAB_SIZE
 
     @property
@@ -100,18 +100,18 @@ class IMDb(FileTask, ClassificationTask):
     def read(self) -> dict[SplitName, LabelledTokens]:
         """Read the reviews, and return all splits."""
         if self.path is None and self.dataset is None:
-            raise DataError(f"one of `path` and `dataset` must be given; got neither. {WHERE}")
-        # in an order that does not depend on where they come from
+            raise DataError(f"exactly one of `path` and `dataset` must be given; got neither. {WHERE}")
+        # sorted, so that the order does not depend on the source
         known, test = map(sorted, self._reviews())
-        # what is tested is neither learned from nor chosen by
+        # test reviews must not occur in the training and validation splits
         known = _without(known, test)
         order = np.random.default_rng(self.seed).permutation(len(known)).tolist()
         validation = [known[number] for number in order[: self.n_validation]]
         train = _without([known[number] for number in order[self.n_validation :]], validation)
         if not train:
             raise DataError(
-                f"`n_validation` must leave reviews to train on; got {self.n_validation}, and there are "
-                f"{len(known)} for training that are not tested."
+                f"`n_validation` must be less than the {len(known)} training reviews that are not also test "
+                f"reviews; got {self.n_validation}."
             )
         return {
             "train": self._split(train),
@@ -124,7 +124,7 @@ class IMDb(FileTask, ClassificationTask):
         return LabelledTokens(tokens, torch.tensor([review.label for review in reviews]), lengths)
 
     def _reviews(self) -> tuple[list[Review], list[Review]]:
-        """Return those for training, and those for testing."""
+        """Return the reviews for training and the reviews for testing."""
         if self.dataset is not None:
             return _of_dataset(self.dataset)
         folder = self.folder()
@@ -153,7 +153,7 @@ def _of_folder(folder: Path) -> list[Review]:
 def _files(folder: Path) -> list[Path]:
     files = [*folder.glob("*.txt")]
     if not files:
-        raise DataError(f"{folder} must have reviews, files that end in .txt; there is none. {WHERE}")
+        raise DataError(f"{folder} must contain reviews in files that end in .txt; it has none. {WHERE}")
     return files
 
 

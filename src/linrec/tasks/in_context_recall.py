@@ -1,4 +1,4 @@
-"""In-context recall: whenever a key comes again, say the value it had.
+"""In-context recall: whenever a key occurs again, recall its value.
 
 Source: MAD (Poli and others 2024, arXiv:2403.17844), the first of its six tasks.
 """
@@ -18,24 +18,24 @@ __all__ = ["InContextRecall"]
 
 @dataclass(frozen=True, kw_only=True)
 class InContextRecall(RecallTask):
-    """Say the value of every key that was shown before in this sequence.
+    """Recall the value of every key that occurred before in the sequence.
 
         x = k_1 v_1 k_2 v_2 .. k_P,   v_i = m(k_i)
-        y = v_i at k_i, where k_i is one of k_1 .. k_{i-1}
+        y = v_i at k_i, if k_i is among k_1 .. k_{i-1}
 
-    The map m from keys to values is drawn anew for every sample. Keys are uniform, but for the last, which is
-    uniformly one of those that were shown. Tokens are the keys 0 .. `n_keys` - 1, then the values. The
-    defaults are MAD's; it trains with `predict_all`.
+    Every sample has its own random map m from keys to values. Keys are uniform, except for the last key,
+    which is uniform among the distinct keys that were shown. Tokens are the keys 0 .. `n_keys` - 1, then the
+    values. The defaults follow MAD, which trains with `predict_all`.
 
     Args:
-        length: tokens of the pairs, 2 P, even. The last value is only asked for, so that a sample has one
-            step less.
-        n_keys: different keys.
-        n_values: different values.
+        length: number of tokens in the pairs, 2 P; even. The last value is only a target, so a sample has
+            `length` - 1 steps.
+        n_keys: number of distinct keys.
+        n_values: number of distinct values.
         predict_all: see `RecallTask`.
 
-    Source: MAD (Poli and others, 2024): a vocabulary of 16, a length of 128, 12,800 samples and 1,280 to
-        test.
+    Source: MAD (Poli and others, 2024): a vocabulary of 16, a length of 128, 12,800 training samples and
+        1,280 test samples.
 
     Example:
         >>> task = InContextRecall(length=8, n_keys=2, n_train=1, n_validation=1, n_test=1)
@@ -53,17 +53,17 @@ class InContextRecall(RecallTask):
     def __post_init__(self) -> None:
         require_at_least(self, length=4, n_keys=2, n_values=2)
         if self.length % 2:
-            raise ValueError(f"`length` must be even, two tokens a pair; got {self.length}.")
+            raise ValueError(f"`length` must be even, two tokens per pair; got {self.length}.")
         super().__post_init__()
 
     @property
     def vocab_size(self) -> int:
-        """Number of input tokens: keys, values."""
+        """Vocabulary size: keys, values."""
         return self.n_keys + self.n_values
 
     @property
     def n_outputs(self) -> int:
-        """Number of target classes: those of keys and values."""
+        """Number of target classes: keys and values."""
         return self.n_keys + self.n_values
 
     @property
@@ -76,14 +76,15 @@ class InContextRecall(RecallTask):
         return self.with_noise(random, np.zeros((n, self.length // 2), np.bool_))
 
     def with_noise(self, random: np.random.Generator, noise: Bool[np.ndarray, "n p"]) -> Drawn:
-        """Draw samples that have tokens after the values in place of some pairs.
+        """Draw samples in which two random noise tokens replace some pairs.
 
         Args:
-            random: the generator.
-            noise: which pairs are replaced, shape (n, p), bool: not the last, nor all of the others.
+            random: the random generator.
+            noise: mask of the pairs to replace, shape (n, p), bool; at least one pair besides the last pair
+                must remain, and the last pair must not be replaced.
         """
         keys = random.integers(0, self.n_keys, noise.shape)
-        # what is noise is like nothing else
+        # unique numbers for noise pairs, so that they match no key
         keys = np.where(noise, -1 - np.arange(noise.shape[1]), keys)
         shown = first_alike(keys[:, :-1]) == np.arange(noise.shape[1] - 1)
         last = one_of(random, shown & ~noise[:, :-1])
@@ -96,6 +97,6 @@ class InContextRecall(RecallTask):
             tokens[noise] = random.integers(self.n_outputs, self.vocab_size, (int(noise.sum()), 2))
         targets = np.full_like(tokens, NO_TARGET)
         targets[..., 0] = np.where(first < np.arange(noise.shape[1]), values, NO_TARGET)
-        # the last value is no input
+        # the last value is only a target
         inputs, targets = (part.reshape(len(noise), -1)[:, :-1].copy() for part in (tokens, targets))
         return Drawn(inputs, targets)

@@ -1,4 +1,4 @@
-"""Induction heads: when the trigger comes again, say what followed it before.
+"""Induction heads: when the trigger occurs again, output the symbols that followed it before.
 
 Source: Olsson and others (2022, arXiv:2209.11895) for the name; H3 (Fu and others 2023, arXiv:2212.14052) for
 the task, with 20 tokens and a length of 30 in its code; Mamba (Gu and Dao 2023, arXiv:2312.00752, section
@@ -18,22 +18,23 @@ __all__ = ["InductionHeads"]
 
 @dataclass(frozen=True, kw_only=True)
 class InductionHeads(RecallTask):
-    """Say what followed a trigger that stood anywhere.
+    """Recall the symbols that followed a trigger at a random position.
 
         x = .. trigger s_1 .. s_M .. trigger s_1 .. s_{M-1}
-        y = none, s_1 .. s_M at the last M steps
+        y = s_1 .. s_M at the last M steps
 
-    A model has to keep what follows the trigger, and nothing else, for as long as it takes. Tokens are the
-    symbols 0 .. `n_symbols` - 1 and the trigger `n_symbols`, which stands once, anywhere, among uniform
-    symbols and once after them. The defaults are those of Mamba; `length=30, n_symbols=18, n_train=5000,
-    n_test=500, fresh=False, predict_all=True` are those of H3's code, which has a further token that never
-    occurs.
+    A model must remember the symbols after the trigger, and ignore all other symbols. Tokens are the symbols
+    0 .. `n_symbols` - 1 and the trigger `n_symbols`. The trigger occurs at a random position among uniform
+    symbols, and again after them.
+
+    The defaults follow Mamba. For H3's code, pass `length=30, n_symbols=18, n_train=5000, n_test=500,
+    fresh=False, predict_all=True`; its vocabulary has an additional token that never occurs.
 
     Args:
-        length: tokens before the trigger that asks.
-        n_symbols: different symbols.
-        n_copied: symbols to say, M; the inputs show those that were right.
-        fresh: whether every epoch draws training samples of its own; else they are the same again.
+        length: number of tokens before the second trigger.
+        n_symbols: number of distinct symbols.
+        n_copied: number of symbols to recall, M; the inputs contain the correct earlier answers.
+        fresh: whether every epoch draws new training samples; if not, all epochs share the same samples.
         predict_all: see `RecallTask`.
 
     Source: H3 (Fu and others, 2023); Mamba (Gu and Dao, 2023), section 4.1.2.
@@ -53,19 +54,19 @@ class InductionHeads(RecallTask):
         require_at_least(self, n_symbols=2, n_copied=1)
         if self.length < 1 + self.n_copied:
             raise ValueError(
-                f"`length` must be at least 1 + `n_copied` = {1 + self.n_copied}; got {self.length}. A "
-                "trigger and what follows it come before the question."
+                f"`length` must be at least 1 + `n_copied` = {1 + self.n_copied}; got {self.length}. The "
+                "first trigger and its symbols come before the second trigger."
             )
         super().__post_init__()
 
     @property
     def vocab_size(self) -> int:
-        """Number of input tokens: symbols, trigger."""
+        """Vocabulary size: symbols, trigger."""
         return self.n_symbols + 1
 
     @property
     def n_outputs(self) -> int:
-        """Number of target classes: those of the tokens."""
+        """Number of target classes: the vocabulary size."""
         return self.vocab_size
 
     @property

@@ -1,4 +1,4 @@
-"""Tasks whose sequences of tokens have one label each, are drawn, and are kept in files."""
+"""Base class of sequence classification tasks with generated samples, which are cached in files."""
 
 import abc
 import dataclasses
@@ -22,20 +22,20 @@ from linrec.tasks.distinct import draw_distinct, fingerprints, split_generator
 from linrec.tasks.images import SequentialSplit
 from linrec.text.progress import ReadingDisplay
 
-# samples at once at most: enough to hide what a call costs, and few enough for a bar to move
+# maximum number of samples per round: amortises the call overhead, and keeps the progress bar moving
 ROUND = 1000
-# fewer are drawn before anybody wonders what takes so long
+# smallest number of samples with a progress bar
 SHOWN = 20_000
 
 
 @dataclass(frozen=True, eq=False)
 class LabelledTokens:
-    """Sequences of up to 256 different tokens with a class each: a `Source`.
+    """Labelled sequences of tokens, with a vocabulary of at most 256 tokens: a `Source`.
 
     Attributes:
-        tokens: shape (n, t), uint8; what follows a sequence is padding, of any value.
+        tokens: shape (n, t), uint8; the padding after a sequence may have any value.
         labels: class of each sequence, shape (n), int64.
-        lengths: steps of each sequence, shape (n), int64; None where all have t.
+        lengths: number of steps in each sequence, shape (n), int64; None if all sequences have t steps.
 
     Example:
         >>> tokens = torch.tensor([[3, 1, 0], [2, 2, 1]], dtype=torch.uint8)
@@ -53,13 +53,13 @@ class LabelledTokens:
         return len(self.labels)
 
     def rows(self, index: Int64[Tensor, "b"]) -> Batch:
-        """Return sequences as a batch, on the device that the split is on.
+        """Return sequences as a batch, on the device of the split.
 
         Args:
-            index: numbers of sequences, shape (b), int64, on any device.
+            index: indices of sequences, shape (b), int64, on any device.
 
         Returns:
-            Inputs, shape (b, t), int64; targets, shape (b), int64; no `reset`; the lengths.
+            Inputs, shape (b, t), int64; targets, shape (b), int64; `reset` None; the lengths.
         """
         index = index.to(self.labels.device)
         lengths = None if self.lengths is None else self.lengths[index]
@@ -70,26 +70,26 @@ class LabelledTokens:
         return self
 
     def to(self, device: torch.device | str) -> "LabelledTokens":
-        """Return the split with its sequences on a device, where a byte is a token."""
+        """Return the split with its sequences on a device, as bytes."""
         lengths = None if self.lengths is None else self.lengths.to(device)
         return LabelledTokens(self.tokens.to(device), self.labels.to(device), lengths)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledTask(ClassificationTask):
-    """Base class of tasks of drawn sequences of tokens with one class each; a subclass defines `draw`.
+    """Base class of tasks with generated token sequences and a class per sequence; a subclass defines `draw`.
 
-    All samples of all splits differ. They are drawn once, and kept in the user's folder for caches.
+    All samples of all splits are distinct. They are generated once, and cached in a file per split.
 
     Args:
-        n_train: samples of the training split.
-        n_validation: samples of the validation split.
-        n_test: samples of the test split.
-        seed: seed of the data alone.
-        cache: where samples are kept; None is `linrec/tasks` in the user's folder for caches.
+        n_train: number of training samples.
+        n_validation: number of validation samples.
+        n_test: number of test samples.
+        seed: seed of the data only.
+        cache: folder for generated samples; None is `linrec/tasks` in the user's cache folder.
 
     Raises:
-        ValueError: a field is out of range, or there are fewer different samples than asked for.
+        ValueError: a field is out of range, or there are too few distinct samples.
     """
 
     n_train: int
@@ -99,41 +99,41 @@ class LabelledTask(ClassificationTask):
     cache: Path | None = None
     section: ClassVar[str] = "task"
     version: ClassVar[int] = 1
-    """Of the generator: another number where the same fields give other samples."""
+    """Version of the generator, increased when the same fields give different samples."""
     not_drawn_from: ClassVar[tuple[str, ...]] = ("cache",)
-    """Fields that samples, as they are kept, do not depend on."""
+    """Fields that the cached samples do not depend on."""
 
     def __post_init__(self) -> None:
-        # a configuration that was stored as JSON has strings
+        # a configuration that is loaded from JSON has a string
         object.__setattr__(self, "cache", None if self.cache is None else Path(self.cache))
         require_at_least(self, n_train=1, n_validation=1, n_test=1, seed=0)
 
     @abc.abstractmethod
     def draw(self, random: np.random.Generator, n: int) -> LabelledTokens:
-        """Draw up to n samples; a pure function of the fields and the generator."""
+        """Draw at most n samples, a pure function of the fields and the random generator."""
 
     def prepared(self) -> "LabelledTask":
-        """Return the task itself, once its samples are drawn or found."""
+        """Generate the training samples or load them from the cache, and return the task itself."""
         self.labelled("train")
         return self
 
     def split(self, name: SplitName) -> LabelledTokens | SequentialSplit:
-        """Return the samples of one split.
+        """Return the samples of a split.
 
         Args:
             name: "train", "validation" or "test".
 
         Raises:
-            ValueError: there is no such split, or there are too few different samples.
+            ValueError: the split does not exist, or there are too few distinct samples.
         """
         return self.labelled(name)
 
     def labelled(self, name: SplitName) -> LabelledTokens:
-        """Return the samples of one split as they are kept; arguments and errors are those of `split`."""
+        """Return the samples of a split as they are cached; see `split` for arguments and errors."""
         if name not in SPLIT_NAMES:
             raise unknown("split", name, SPLIT_NAMES)
         if name not in self._found:
-            # in this order none depends on the size of a later one
+            # in this order, no split depends on the size of a later split
             others: tuple[SplitName, ...] = ("test", "validation", "train")
             before = [self.labelled(other) for other in others[: others.index(name)]]
             task = type(self).__name__
@@ -148,7 +148,7 @@ class LabelledTask(ClassificationTask):
         return {}
 
     def _drawn(self, name: SplitName, before: list[LabelledTokens]) -> dict[str, Tensor]:
-        """Draw as many samples as the split has, none of which is in the splits before or comes twice."""
+        """Draw the samples of a split, without repetitions and without samples of the splits in `before`."""
         n = {"train": self.n_train, "validation": self.n_validation, "test": self.n_test}[name]
         random = split_generator(type(self).__name__, name, self.seed)
         rounds = draw_distinct(
@@ -177,4 +177,4 @@ def _chosen(split: LabelledTokens, chosen: Bool[Tensor, "n"]) -> LabelledTokens:
 
 
 def _ignored(advance: int) -> None:
-    """Take no notice of what has been drawn."""
+    """Do nothing; used in place of a progress bar's `advance`."""

@@ -1,4 +1,4 @@
-"""Series of real numbers with a class each: normalised as they are read, and cut by class."""
+"""Labelled time series, and stratified splitting."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -15,16 +15,16 @@ from linrec.tasks.base import Batch
 
 @dataclass(frozen=True, eq=False)
 class LabelledSeries:
-    """Series x of real numbers with a class each, normalised as they are read: a `Source`.
+    """Labelled time series x of real numbers, normalised on access: a `Source`.
 
-        inputs = (x - mean) / std      before the end of a series, and 0 after it, or where x is NaN
+        inputs = (x - mean) / std, or 0 after the end of a series and where x is NaN
 
     Attributes:
-        values: x, shape (n, t, f), int16 or float32; what follows a series is padding, of any value.
+        values: x, shape (n, t, f), int16 or float32; the padding after a series may have any value.
         labels: class of each series, shape (n), int64.
-        mean: what is taken for the mean, shape (t, f) or (1, f), float32.
-        std: what is taken for the standard deviation, of the same shape.
-        lengths: steps of each series, shape (n), int64; None where all have t.
+        mean: mean to subtract, shape (t, f) or (1, f), float32.
+        std: standard deviation to divide by, in the shape of `mean`, float32.
+        lengths: number of steps in each series, shape (n), int64; None if all series have t steps.
 
     Example:
         >>> values = torch.tensor([[[3], [5], [0]], [[4], [4], [2]]], dtype=torch.int16)
@@ -44,13 +44,13 @@ class LabelledSeries:
         return len(self.labels)
 
     def rows(self, index: Int64[Tensor, "b"]) -> Batch:
-        """Return series as a batch, on the device that the split is on.
+        """Return series as a batch, on the device of the split.
 
         Args:
-            index: numbers of series, shape (b), int64, on any device.
+            index: indices of series, shape (b), int64, on any device.
 
         Returns:
-            Inputs, shape (b, t, f), float32; targets, shape (b), int64; no `reset`; the lengths.
+            Inputs, shape (b, t, f), float32; targets, shape (b), int64; `reset` None; the lengths.
         """
         index = index.to(self.labels.device)
         inputs = ((self.values[index].float() - self.mean) / self.std).nan_to_num(0.0)
@@ -65,13 +65,13 @@ class LabelledSeries:
         return self
 
     def to(self, device: torch.device | str) -> "LabelledSeries":
-        """Return the split with its series on a device, in the type that they are kept in."""
+        """Return the split with its series on a device, without converting their dtype."""
         lengths = None if self.lengths is None else self.lengths.to(device)
         values, labels, mean, std = (t.to(device) for t in (self.values, self.labels, self.mean, self.std))
         return LabelledSeries(values, labels, mean, std, lengths)
 
     def every(self, k: int) -> "LabelledSeries":
-        """Return the same series with every k-th step alone, from the first; they must be of equal length."""
+        """Return the series subsampled to every k-th step, from the first; all series must have t steps."""
         assert self.lengths is None and len(self.mean) == self.values.shape[1]
         values, mean, std = self.values[:, ::k], self.mean[::k], self.std[::k]
         return dataclasses.replace(self, values=values, mean=mean, std=std)
@@ -80,15 +80,15 @@ class LabelledSeries:
 def stratified(
     labels: Int64[np.ndarray, "n"], shares: Sequence[float], random: np.random.Generator
 ) -> list[NDArray[np.int64]]:
-    """Cut samples at random into parts that have the same share of every class, up to rounding.
+    """Split samples at random into parts with equal class proportions, up to rounding.
 
     Args:
         labels: class of each sample, shape (n).
-        shares: share of each part; together 1.
-        random: decides which samples are in which part, and their order.
+        shares: fraction of the samples in each part; the sum must be 1.
+        random: the random generator.
 
     Returns:
-        The numbers of the samples of each part.
+        The indices of the samples in each part, in random order.
 
     Example:
         >>> parts = stratified(np.array([0] * 4 + [1] * 8), (0.5, 0.25, 0.25), np.random.default_rng(0))

@@ -1,7 +1,7 @@
-"""Language modelling: predict the next token of a text, from local files or a data set of Hugging Face.
+"""Language modelling: predict the next token of a text from local files or a Hugging Face data set.
 
-The text is tokenised once, into files that are mapped into memory. A split is one long array of tokens, and a
-sequence is a window of it: `length` inputs, whose targets are the tokens one further on.
+The text is tokenised once, into memory-mapped files. A split is a long array of tokens. A sequence is a
+window of this array: `length` inputs, whose targets are the tokens shifted by a position.
 """
 
 import dataclasses
@@ -22,9 +22,9 @@ from linrec.text import DataError, DatasetRows, Shards, TextCounts, TextFiles, T
 
 __all__ = ["LanguageModeling", "TokenSplit"]
 
-# a split of at most so many bytes of tokens goes to the device whole
+# maximum size in bytes of a split that is copied to the device as a whole
 MOVED = 64 * 2**20
-# signed types of the same width: torch indexes few unsigned ones
+# signed dtypes of the same width, because torch cannot index with most unsigned dtypes
 VIEWS = {2: np.dtype("<i2"), 4: np.dtype("<i4")}
 
 
@@ -32,18 +32,18 @@ VIEWS = {2: np.dtype("<i2"), 4: np.dtype("<i4")}
 class TokenSplit:
     """Windows over the tokens x of a split: a `Source`.
 
-        inputs_i = x_{o + i L}, ..., x_{o + i L + L - 1}      targets_i = the tokens one further on
+        inputs_i = x_{o+i L}, ..., x_{o+i L+L-1}      targets_i = x_{o+i L+1}, ..., x_{o+i L+L}
 
-    As it comes, for evaluation, o = 0 and the last window is filled up with positions without target, so that
-    every token but the first is predicted exactly once. `of_epoch` moves the windows for training.
+    By default, for evaluation, o = 0, and the last window is padded with positions without a target, so that
+    every token except the first is predicted exactly once. `of_epoch` shifts the windows for training.
 
     Attributes:
-        ids: tokens, shape (n), int16 or int32 with the bits of the unsigned type that they are stored in.
-        length: tokens of a window, L.
-        starts: places where documents begin, ascending, shape (m), int64; None where documents do not count.
-        counts: how much text the split has.
-        offset: where the first window begins, o.
-        n_windows: number of windows; None is as many as it takes to predict all that follows.
+        ids: tokens, shape (n), int16 or int32; a view of the stored uint16 or uint32 tokens.
+        length: tokens per window, L.
+        starts: indices where documents begin, ascending, shape (m), int64; None for a single stream.
+        counts: amount of text in the split.
+        offset: index of the first window's first token, o.
+        n_windows: number of windows; None is the number that predicts all following tokens.
 
     Example:
         >>> split = TokenSplit.of(np.arange(10, 18, dtype=np.uint16), length=3)
@@ -78,18 +78,18 @@ class TokenSplit:
     def __len__(self) -> int:
         if self.n_windows is not None:
             return self.n_windows
-        # one target for every token but the first
+        # every token except the first is a target
         return -(-max(0, len(self.ids) - 1 - self.offset) // self.length)
 
     def rows(self, index: Int64[Tensor, "b"]) -> Batch:
-        """Return windows as a batch, on the device that the tokens are on.
+        """Return windows as a batch, on the device of the tokens.
 
         Args:
-            index: numbers of windows, shape (b), int64, on any device.
+            index: indices of windows, shape (b), int64, on any device.
 
         Returns:
-            Inputs and targets, shape (b, length); beyond the end inputs are 0 and targets -100. `reset` is
-            true at the first token of every document, None where documents do not count.
+            Inputs and targets, shape (b, length); after the end of the text, inputs are 0 and targets -100.
+            `reset` is true at the first token of every document, or None for a single stream.
         """
         device = self.ids.device
         first = self.offset + index.to(device) * self.length
@@ -103,37 +103,37 @@ class TokenSplit:
         return Batch(inputs, targets, self._reset(place[:, :-1]))
 
     def of_epoch(self, *, seed: int, epoch: int) -> "TokenSplit":
-        """Return the windows of a training epoch: all full, and as many in every epoch.
+        """Return the windows of a training epoch, without padding and with the same number in every epoch.
 
             o uniform on 0 .. n - 1 - L w     with w = max(1, floor((n - L) / L)) windows over n tokens
 
-        The first window begins at a pseudo-random place, which leaves out fewer than 2 L tokens. Over the
-        epochs every token is predicted from contexts of every length, and none is left out for good. Where
-        there are fewer than L + 1 tokens, there is no window.
+        The first window begins at a random token, so that fewer than 2 L tokens are left out in an epoch.
+        Over many epochs, every token is predicted with contexts of every length up to L. A text of fewer than
+        L + 1 tokens has no window.
 
         Args:
             seed: the run's seed.
-            epoch: which epoch, from 0.
+            epoch: number of the epoch, from 0.
         """
         n_targets = max(0, len(self.ids) - 1)
         if n_targets < self.length:
             return dataclasses.replace(self, offset=0, n_windows=0)
-        # wherever in the first L places the windows begin, there is room for so many
+        # this number of windows fits for every start within the first L tokens
         n_windows = max(1, (n_targets - self.length + 1) // self.length)
         spare = n_targets - n_windows * self.length
-        # the last number makes it another stream than that of the order of the windows
+        # the last number separates this random stream from the order of the windows
         offset = int(np.random.default_rng([seed, epoch, 1]).integers(spare + 1))
         return dataclasses.replace(self, offset=offset, n_windows=n_windows)
 
     def to(self, device: torch.device | str) -> "TokenSplit":
-        """Return the split with its tokens on a device, or itself where they take more than 64 MB."""
+        """Return the split with its tokens on a device, or the split itself if it is larger than 64 MiB."""
         if self.ids.nbytes > MOVED or torch.device(device) == self.ids.device:
             return self
         starts = None if self.starts is None else self.starts.to(device)
         return dataclasses.replace(self, ids=self.ids.to(device), starts=starts)
 
     def tokens(self) -> NDArray[np.unsignedinteger]:
-        """Return all tokens of the split, uint16 or uint32; a view of the mapped file."""
+        """Return all tokens of the split, uint16 or uint32, as a view of the memory-mapped file."""
         ids = self.ids.cpu().numpy()
         return ids.view(f"<u{ids.itemsize}")
 
@@ -152,34 +152,35 @@ class TokenSplit:
 
 @dataclass(frozen=True)
 class LanguageModeling:
-    """Predict the next token of a text, and the configuration that says of which text.
+    """Predict the next token of a text.
 
         target_n = x_{n+1}
 
-    One of `path` and `dataset` says where the text is. The splits are the source's own; a validation or test
-    split that it does not have is cut from the end of its training text. The text is tokenised when it is
-    first needed, once for each text, tokenizer and way of cutting. The data depends on the fields and on the
-    files.
+    Pass the text as `path` or as `dataset`. The splits are the source's own. A missing validation or test
+    split is cut from the end of the training text. The text is tokenised on first use, and cached for every
+    combination of text, tokenizer and splits. The data depend on the fields and on the files.
 
-    Every token but the first of a split is a target. With `documents` the first token of a document is
-    predicted too, from the end of the one before, as is usual.
+    Every token of a split except the first is a target. With `documents`, the first token of a document is
+    also a target, predicted at the last token of the document before, as is common.
 
     Args:
         path: a text file, a folder of text files, or a glob; see `TextFiles`.
-        dataset: name or path of a data set of Hugging Face; see `DatasetRows`.
-        dataset_config: which configuration of the data set, where it has several.
-        text_column: the column of the data set that holds the text.
-        tokenizer: "bytes"; "characters", those of the training text; name or path of one of Hugging Face's,
-            such as "gpt2"; or a run folder, for that run's.
-        length: tokens of context: inputs of one sequence.
-        documents: whether every file, or every row of the data set, is a document: followed by the
-            tokenizer's end-of-document token, where it has one, and kept from the others by `reset`. If not,
-            all text of a split is one stream.
-        validation_share: share of the training text that validates, where the source has no such split.
-        test_share: the same for testing.
-        cache: where tokens are kept; None is `linrec` in the user's folder for caches.
-        vocab_size: number of tokens of the model; None is the tokenizer's. A larger one is padding, which
-            some hardware is faster with.
+        dataset: name or path of a Hugging Face data set; see `DatasetRows`.
+        dataset_config: configuration of the data set, if it has several.
+        text_column: column of the data set that holds the text.
+        tokenizer: "bytes"; "characters" for the characters of the training text; the name or path of a
+            Hugging Face tokenizer, such as "gpt2"; or a run folder, for the run's tokenizer.
+        length: tokens of context, which is the length of training sequences.
+        documents: whether every file, or every row of the data set, is a document. Documents are separated by
+            `reset`, and end with the tokenizer's end-of-document token, if it has this token. If False, the
+            text of a split is a single stream.
+        validation_share: fraction of the training text that is held out for validation, if the source has no
+            validation split.
+        test_share: fraction of the training text that is held out for testing, if the source has no test
+            split.
+        cache: folder for tokens; None is `linrec` in the user's cache folder.
+        vocab_size: vocabulary size of the model; None is the tokenizer's. A larger size pads the vocabulary,
+            which is faster on some hardware.
 
     Raises:
         DataError: a field is out of range, or both `path` and `dataset` are given.
@@ -215,38 +216,38 @@ class LanguageModeling:
     objective: ClassVar[ObjectiveName] = "classification"
 
     def __post_init__(self) -> None:
-        # a configuration that was stored as JSON has strings
+        # a configuration that is loaded from JSON has strings
         for name in ("path", "cache"):
             value = getattr(self, name)
             object.__setattr__(self, name, None if value is None else Path(value))
         if self.path is not None and self.dataset is not None:
             raise DataError(
-                f"one of `path` and `dataset` must be given; got both, {self.path} and {self.dataset}."
+                f"exactly one of `path` and `dataset` must be given; got both: {self.path}, {self.dataset}."
             )
         if self.length < 1:
             raise DataError(f"`length` must be at least 1; got {self.length}.")
         shares = (self.validation_share, self.test_share)
         if min(shares) < 0 or sum(shares) >= 1:
             raise DataError(
-                "`validation_share` and `test_share` must be at least 0 and together less than 1; "
+                "`validation_share` and `test_share` must be at least 0, with a sum below 1; "
                 f"got {self.validation_share} and {self.test_share}."
             )
 
     @property
     def n_outputs(self) -> int | None:
-        """Number of target classes: as many as input tokens."""
+        """Number of target classes: the vocabulary size."""
         return self.vocab_size
 
     @property
     def chance(self) -> float:
         """Expected accuracy of a uniform guess: 1 / vocab_size."""
         if self.vocab_size is None:
-            raise DataError("`vocab_size` is known after `prepared()`; got None. Prepare the task first.")
+            raise DataError("`vocab_size` must be set; got None. Call `prepared()` first.")
         return 1 / self.vocab_size
 
     @cached_property
     def trivial_score(self) -> float:
-        """Accuracy of always the most frequent training token: on the test split, or else on validation."""
+        """Accuracy of always predicting the most frequent training token, on the test or validation split."""
         held_out = next(
             (name for name in ("test", "validation") if self._shards.counts(name).tokens > 1), "train"
         )
@@ -256,15 +257,15 @@ class LanguageModeling:
 
     @property
     def reset_token(self) -> None:
-        """There is none: `reset` says where documents begin."""
+        """Always None: `Batch.reset` marks the beginnings of documents."""
         return None
 
     def prepared(self) -> "LanguageModeling":
-        """Return the task with its `vocab_size`, after tokenising the text where that was not done before.
+        """Return the task with `vocab_size` set; tokenises the text if its tokens are not cached.
 
         Raises:
-            DataError: there is no text, it cannot be tokenised, or it is shorter than one window; or
-                `vocab_size` is less than the tokenizer's.
+            DataError: the text does not exist, cannot be tokenised, or is shorter than a window; or
+                `vocab_size` is less than the tokenizer's vocabulary.
         """
         n_tokens = self._shards.counts("train").tokens
         if n_tokens <= self.length:
@@ -279,7 +280,7 @@ class LanguageModeling:
                 f"got {self.vocab_size}. Leave it out."
             )
         task = dataclasses.replace(self, vocab_size=self.vocab_size or needed)
-        # the files need not be looked at again
+        # keep the shards, so that the files are not read again
         task.__dict__["_shards"] = self._shards
         return task
 
@@ -290,10 +291,10 @@ class LanguageModeling:
             name: "train", "validation" or "test".
 
         Returns:
-            The windows; none where the text has no such split.
+            The windows; an empty split if the text does not have this split.
 
         Raises:
-            ValueError: there is no such name.
+            ValueError: `name` is not the name of a split.
             DataError: the text cannot be read or tokenised.
         """
         if name not in SPLIT_NAMES:
@@ -317,7 +318,7 @@ class LanguageModeling:
             texts = DatasetRows(self.dataset, config=self.dataset_config, column=self.text_column)
         else:
             raise DataError(
-                "one of `path` and `dataset` must be given; got neither. Pass --data.path FILE, or "
+                "exactly one of `path` and `dataset` must be given; got neither. Pass --data.path FILE, or "
                 "--data.dataset NAME."
             )
         shares = {"validation": self.validation_share, "test": self.test_share}
@@ -325,7 +326,7 @@ class LanguageModeling:
 
 
 def _histogram(tokens: NDArray[np.unsignedinteger], *, at_least: int = 0) -> NDArray[np.int64]:
-    """Count each token in pieces, since counting makes integers of 64 bits."""
+    """Count every token, in chunks, because `np.bincount` converts its input to 64-bit integers."""
     total = np.zeros(at_least, dtype=np.int64)
     for start in range(0, len(tokens), 2**24):
         counts = np.bincount(tokens[start : start + 2**24], minlength=len(total))

@@ -1,8 +1,8 @@
-"""ListOps: the value of nested operations on lists of digits, as the Long Range Arena draws them.
+"""ListOps: evaluate nested operations on lists of digits, as in the Long Range Arena.
 
 Source: Nangia and Bowman (2018), arXiv:1804.06028, in the longer form of the Long Range Arena (Tay et al.,
-2020), arXiv:2011.04006, section 2.2.1, with the numbers of its code. That has no seed, so its files cannot be
-drawn again; here all depends on the seed.
+2020), arXiv:2011.04006, section 2.2.1, with the settings of its code. The Arena's generator has no seed, so
+its files cannot be reproduced; this task generates new samples from a seed.
 """
 
 from collections.abc import Iterable
@@ -17,35 +17,36 @@ from linrec.tasks.labelled import LabelledTask, LabelledTokens
 __all__ = ["ListOps", "expression"]
 
 SYMBOLS = (*"0123456789", "[MIN", "[MAX", "[MED", "[SM", "]")
-"""What the tokens stand for."""
+"""The symbol of each token."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ListOps(LabelledTask):
-    """The value of an expression in prefix notation, a digit.
+    """Evaluate an expression in prefix notation, whose value is a digit.
 
         [MAX 2 9 [MIN 4 7 ] 0 ]   ->   9
 
-    A node is an operator with a probability of 1/4 and a digit otherwise, and a digit at the largest depth.
-    Operators are MIN, MAX, MED, the median without its fraction, and SM, the sum modulo 10; their number of
-    arguments is uniform, from 2 on. Trees of another length than is asked for are drawn again, and so are
-    those that occurred before. Tokens are the digits 0 to 9, then [MIN, [MAX, [MED, [SM and ].
+    A node is an operator with probability 1/4 and a digit otherwise; nodes at the maximum depth are digits.
+    Operators are MIN, MAX, MED (the median, rounded down) and SM (the sum modulo 10). The number of arguments
+    is uniform from 2 to `n_arguments`. Expressions outside of the range of lengths are rejected, and so are
+    repeated expressions. Tokens are the digits 0 to 9, then [MIN, [MAX, [MED, [SM and ].
 
-    Classes are not equally frequent, for MIN and MAX make many 0 and 9: about 17% and 16%, others 7 to 10%.
+    Classes are not equally frequent: MIN and MAX produce many 0 and 9, about 17% and 16%; other digits have 7
+    to 10%.
 
     Args:
-        length: tokens of the longest expression.
-        min_length: tokens of the shortest one.
-        depth: levels of the tree at most, the root's and the digits' included.
-        n_arguments: arguments of an operator at most.
-        n_train: samples of the training split.
-        n_validation: samples of the validation split.
-        n_test: samples of the test split.
-        seed: seed of the data alone.
-        cache: where samples are kept; None is `linrec/tasks` in the user's folder for caches.
+        length: maximum number of tokens in an expression.
+        min_length: minimum number of tokens in an expression.
+        depth: maximum depth of the tree, counting the root and the digits.
+        n_arguments: maximum number of arguments of an operator.
+        n_train: number of training samples.
+        n_validation: number of validation samples.
+        n_test: number of test samples.
+        seed: seed of the data only.
+        cache: folder for generated samples; None is `linrec/tasks` in the user's cache folder.
 
     Raises:
-        ValueError: a field is out of range, or there are fewer different samples than asked for.
+        ValueError: a field is out of range, or there are too few distinct samples.
 
     Source: Long Range Arena (Tay et al., 2020), section 2.2.1: more than 500 and fewer than 2,000 tokens, ten
     levels, up to ten arguments, 96,000 samples for training and 2,000 each for validation and testing.
@@ -78,7 +79,7 @@ class ListOps(LabelledTask):
 
     @property
     def vocab_size(self) -> int:
-        """Number of input tokens: ten digits, four operators and the end of one."""
+        """Vocabulary size: ten digits, four operators and the closing bracket."""
         return len(SYMBOLS)
 
     @property
@@ -87,8 +88,8 @@ class ListOps(LabelledTask):
         return 10
 
     def draw(self, random: np.random.Generator, n: int) -> LabelledTokens:
-        """Draw up to n expressions and their values; fewer where trees of such a length are rare."""
-        # compiled when it is needed, not when the task is looked at
+        """Draw at most n expressions and their values; fewer if expressions of these lengths are rare."""
+        # imported here, so that the kernels are compiled only when samples are generated
         from linrec.tasks import listops_kernels
 
         tokens = np.empty((n, self.length), np.uint8)

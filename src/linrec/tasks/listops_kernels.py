@@ -1,19 +1,19 @@
-"""Random trees of list operations as tokens, compiled by Numba: what the task `listops` is drawn with."""
+"""Numba kernels that generate random expressions for the task `listops`."""
 
 import numba
 import numpy as np
 from numpy.typing import NDArray
 
-# what comes after the digits 0 to 9
+# tokens after the digits 0 to 9
 MIN, MAX, MED, SM, END = 10, 11, 12, 13, 14
 LEAF_SHARE = 0.75
-# trees for each sample that is wanted, until those that were found are all there are
+# maximum number of attempts per sample
 TREES = 1000
 
 
 @numba.njit(cache=True)
 def value_of(operator: int, values: NDArray[np.int64]) -> int:
-    """Return what an operator makes of its arguments."""
+    """Return the value of an operator applied to its arguments."""
     if operator == MIN:
         return values.min()
     if operator == MAX:
@@ -21,7 +21,7 @@ def value_of(operator: int, values: NDArray[np.int64]) -> int:
     if operator == SM:
         return values.sum() % 10
     ordered = np.sort(values)
-    # of an even number, the mean of the middle two without its fraction
+    # for an even number of values, the mean of the middle two values, rounded down
     return (ordered[(len(values) - 1) // 2] + ordered[len(values) // 2]) // 2
 
 
@@ -29,15 +29,15 @@ def value_of(operator: int, values: NDArray[np.int64]) -> int:
 def tree(
     random: np.random.Generator, depth: int, n_arguments: int, tokens: NDArray[np.uint8]
 ) -> tuple[int, int]:
-    """Write a tree; return its length, 0 where there is no room for it, and its value.
+    """Write a random tree to `tokens`; return its length, or 0 if it does not fit, and its value.
 
     Args:
-        random: the generator.
-        depth: a node at this depth is a digit; the root is at depth 1.
-        n_arguments: the most that an operator has.
-        tokens: to write, shape (t), uint8.
+        random: the random generator.
+        depth: depth at which all nodes are digits; the root has depth 1.
+        n_arguments: maximum number of arguments of an operator.
+        tokens: output, shape (t), uint8.
     """
-    # of the operators that are open: which, how many arguments they get, those that are known
+    # a stack of open operators: operator, number of arguments, number and values of evaluated arguments
     operators, wanted = np.empty(depth, np.int64), np.empty(depth, np.int64)
     known, values = np.zeros(depth, np.int64), np.empty((depth, n_arguments), np.int64)
     n_open, length = 0, 0
@@ -79,16 +79,16 @@ def draw(
     values: NDArray[np.int64],
     lengths: NDArray[np.int64],
 ) -> int:
-    """Draw trees of `min_length` to t tokens; return how many were found.
+    """Draw at most n trees of `min_length` to t tokens; return the number of trees found.
 
     Args:
-        random: the generator.
+        random: the random generator.
         depth: see `tree`.
         n_arguments: see `tree`.
-        min_length: tokens of the shortest tree.
-        tokens: to write, shape (n, t), uint8; behind a tree there are zeros.
-        values: to write, shape (n).
-        lengths: to write, shape (n).
+        min_length: minimum number of tokens in a tree.
+        tokens: output, shape (n, t), uint8; padded with zeros.
+        values: output, shape (n).
+        lengths: output, shape (n).
     """
     found = 0
     for _ in range(TREES * len(tokens)):

@@ -1,7 +1,7 @@
-"""LSTM task 2b: keep the first of many symbols, to the end.
+"""LSTM task 2b: remember the first symbol of a long sequence until its end.
 
-Source: Hochreiter and Schmidhuber (1997), experiment 2b, of 100 steps; and the variant of Martin and Cundy
-(2018), arXiv:1709.04057, of 1,024, 8,192 and 1,048,576 steps.
+Source: Hochreiter and Schmidhuber (1997), experiment 2b, with 100 steps; and the variant of Martin and Cundy
+(2018), arXiv:1709.04057, with 1,024, 8,192 and 1,048,576 steps.
 """
 
 from dataclasses import dataclass
@@ -16,26 +16,27 @@ __all__ = ["LstmTask2b"]
 
 @dataclass(frozen=True, kw_only=True)
 class LstmTask2b(SyntheticTask):
-    """Say at the last step which of two symbols came first.
+    """Recall at the last step which of two symbols came first.
 
         x = s, a_1, ..., a_{length - 1},   s in {0, 1},   a_i uniform
-        y = none * (length - 1), s
+        y = (no target) * (length - 1), s
 
-    Tokens are 0 and 1 .. `n_symbols`. They stand for the vectors of Martin and Cundy: 0 for -e_1, and i for
-    e_i, one-hot in `n_symbols` dimensions, of which any may follow, e_1 too. An embedding of tokens is a
-    linear map of such vectors that need not map -e_1 to minus the image of e_1. With `recurs` False neither 0
-    nor 1 comes again: the alphabet of Hochreiter and Schmidhuber, who ask for the next symbol at every step,
-    of which the last alone can be known.
+    Tokens are 0 and 1 .. `n_symbols`. They correspond to the input vectors of Martin and Cundy: 0 to -e_1,
+    and i to e_i, one-hot in `n_symbols` dimensions. Unlike these input vectors, the embeddings of 0 and 1
+    need not be opposites. All symbols from 1 on may follow the first symbol.
+
+    With `recurs` False, neither 0 nor 1 occurs again, as in Hochreiter and Schmidhuber. They predict the next
+    symbol at every step, but only the last symbol is predictable.
 
     Args:
-        length: steps; 1,024, 8,192 or 1,048,576 in Martin and Cundy, 100 in Hochreiter and Schmidhuber. Take
-            fewer samples when it is large: each has 16 bytes per step, half of them for its targets.
-        n_symbols: p, 128 in Martin and Cundy, 100 in Hochreiter and Schmidhuber.
-        recurs: whether the symbol 1 may come again.
-        fresh: whether every epoch draws training samples of its own, as both papers do.
+        length: number of steps; 1,024, 8,192 or 1,048,576 in Martin and Cundy, 100 in Hochreiter and
+            Schmidhuber. Pass fewer samples for long sequences: a sample takes 16 bytes per step.
+        n_symbols: number of symbols p; 128 in Martin and Cundy, 100 in Hochreiter and Schmidhuber.
+        recurs: whether the symbol 1 may occur again.
+        fresh: whether every epoch draws new training samples, as in both papers.
 
-    The other fields are those of `DrawnTask`. Martin and Cundy train in batches of 8 until 5 of them in a row
-    are all right: 550 batches at 1,024 steps.
+    See `DrawnTask` for the other fields. Martin and Cundy train with batches of 8 until 5 batches in a row
+    are all correct: 550 batches at 1,024 steps.
 
     Source: Martin and Cundy (2018).
 
@@ -57,12 +58,12 @@ class LstmTask2b(SyntheticTask):
 
     @property
     def vocab_size(self) -> int:
-        """Number of input tokens."""
+        """Vocabulary size."""
         return self.n_symbols + 1
 
     @property
     def n_outputs(self) -> int:
-        """Number of target classes: the two that may come first."""
+        """Number of target classes: the two possible first symbols."""
         return 2
 
     @property

@@ -1,8 +1,8 @@
-"""Mackey-Glass: foretell a chaotic series, whose change depends on its own past.
+"""Mackey-Glass: forecast a chaotic series, the solution of a delay differential equation.
 
-Source: Mackey and Glass (1977) for the equation. The data are those of the Legendre memory unit (Voelker,
-Kajić and Eliasmith 2019) and of S4's code: 5,000 steps, tau = 17, 15 steps ahead, in S4's code 1,024
-sequences to train and 64 to test, integrated by steps of 0.1, and as tanh(x - 1).
+Source: Mackey and Glass (1977) for the equation. The data follow the Legendre memory unit (Voelker, Kajić and
+Eliasmith 2019) and S4's code: 5,000 steps, tau = 17, 15 steps ahead. S4's code has 1,024 training and 64 test
+sequences, integrates with steps of 0.1, and maps the series by tanh(x - 1).
 """
 
 from dataclasses import dataclass
@@ -18,29 +18,28 @@ from linrec.tasks.synthetic import Drawn
 __all__ = ["MackeyGlass"]
 
 SUBSTEPS = 10
-"""Steps of the integration in a unit of time, which is a step of the sequence."""
+"""Integration steps per unit of time, which is a step of the sequence."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MackeyGlass(RegressionTask):
-    """Say at every step what a series will be some steps later.
+    """Forecast a chaotic series at every step.
 
-        dx/ds = 0.2 x(s - tau) / (1 + x(s - tau)^10) - 0.1 x(s)      by Euler's steps of 0.1
+        dx/ds = 0.2 x(s - tau) / (1 + x(s - tau)^10) - 0.1 x(s)      by Euler's method with steps of 0.1
         u_t = tanh(x(washout + t) - 1),    y_t = u_{t + horizon}
 
-    Before the start, x is 1.2 and on average 1.2, uniform within 0.1 of it: each sequence has a past of its
-    own, and chaos parts them. A model must not look ahead: one of two directions reads most answers off its
-    input.
+    The initial value of x is 1.2; earlier values are uniform on [1.1, 1.3], and different for every sequence.
+    The model must be causal: a bidirectional model can read most targets from its inputs.
 
     Args:
-        length: steps.
-        horizon: how many steps ahead the targets lie.
-        tau: delay, in steps; from 17 on the series is chaotic.
-        washout: steps that pass before the sequence begins.
+        length: number of steps.
+        horizon: number of steps between input and target.
+        tau: delay, in steps; the series is chaotic from 17 on.
+        washout: number of simulated steps before the sequence begins.
 
-    The other fields are those of `DrawnTask`.
+    See `DrawnTask` for the other fields.
 
-    Source: Voelker, Kajić and Eliasmith (2019), whose score is a normalised root of the error too.
+    Source: Voelker, Kajić and Eliasmith (2019), who also report a normalised root mean squared error.
 
     Example:
         >>> task = MackeyGlass(length=40, n_train=1, n_validation=1, n_test=1)
@@ -65,12 +64,12 @@ class MackeyGlass(RegressionTask):
 
     @property
     def n_outputs(self) -> int:
-        """Real numbers in a target: the series is one."""
+        """Real numbers per target: 1."""
         return 1
 
     @property
     def chance(self) -> float:
-        """Mean squared error of the training mean, as `trivial_score`: no definition gives the variance."""
+        """Mean squared error of the training mean, as `trivial_score`; the task has no natural constant."""
         return self.trivial_score
 
     def draw(self, random: np.random.Generator, n: int) -> Drawn:
@@ -82,14 +81,14 @@ class MackeyGlass(RegressionTask):
 
     def _series(self, random: np.random.Generator, n: int) -> Float64[np.ndarray, "n t"]:
         steps, delay = self.length + self.horizon, self.tau * SUBSTEPS
-        # x of the latest `delay` substeps; the place of the oldest is that of the next
+        # ring buffer of the latest `delay` values of x; the next value replaces the oldest
         past = 1.2 + 0.2 * (random.random((delay, n)) - 0.5)
         x = np.full(n, 1.2)
         series = np.empty((steps, n))
         squares, growth = np.empty(n), np.empty(n)
         for substep in range((self.washout + steps) * SUBSTEPS):
             delayed = past[substep % delay]
-            # the tenth power by products, which are many times as fast
+            # the tenth power as products, which are many times as fast as `**`
             np.multiply(delayed, delayed, out=squares)
             np.multiply(squares, squares, out=growth)
             growth *= growth

@@ -1,4 +1,4 @@
-"""Memorization: learn facts that are the same in all samples.
+"""Memorization: learn a fixed map from keys to values in the parameters.
 
 Source: MAD (Poli and others 2024, arXiv:2403.17844), "memorization".
 """
@@ -18,23 +18,25 @@ __all__ = ["Memorization"]
 
 @dataclass(frozen=True, kw_only=True)
 class Memorization(SyntheticTask):
-    """Say the value of each key, which only the training samples tell.
+    """Output the value of each key from memory: values occur only as training targets.
 
         x = k_1 blank k_2 blank .. k_P blank
-        y = none m(k_1) none m(k_2) .. none m(k_P)
+        y = m(k_i) at the blank after k_i
 
-    One map m, one-to-one, holds for all samples, splits and lengths; `seed` makes it. Nothing in a sample
-    tells it, so that the parameters have to keep it; sequences of test keys are new, the facts are not.
-    Tokens are the keys 0 .. `n_facts` - 1, the blank, and noise; the values are classes of their own.
+    The map m is a random permutation that depends on `seed` only: it is the same for all samples, splits and
+    lengths. The inputs contain no values, so the model must store the map in its parameters. Test sequences
+    are new, but their keys have the same values. Tokens are the keys 0 .. `n_facts` - 1, the blank, and
+    noise; target classes are the values.
 
     Args:
-        length: steps, even.
-        n_facts: different keys, and as many values.
-        n_noise: different tokens of noise.
-        noise: probability of two tokens of noise in place of a key and its blank, at least 0, below 1; one
-            key at least stays.
+        length: number of steps; even.
+        n_facts: number of distinct keys, which is also the number of values.
+        n_noise: number of distinct noise tokens.
+        noise: probability that two noise tokens replace a key and its blank, in [0, 1); at least one key is
+            kept.
 
-    Source: MAD (Poli and others, 2024): 127 keys, a length of 32, 256 samples to train and 1,280 to test.
+    Source: MAD (Poli and others, 2024): 127 keys, a length of 32, 256 training samples and 1,280 test
+        samples.
 
     Example:
         >>> task = Memorization(length=4, n_facts=5, n_train=1, n_validation=1, n_test=1)
@@ -53,18 +55,18 @@ class Memorization(SyntheticTask):
     def __post_init__(self) -> None:
         require_at_least(self, length=2, n_facts=2)
         if self.length % 2:
-            raise ValueError(f"`length` must be even, a key and a blank each; got {self.length}.")
+            raise ValueError(f"`length` must be even, a blank after every key; got {self.length}.")
         require_noise(self.noise, self.n_noise)
         super().__post_init__()
 
     @cached_property
     def values(self) -> Int64[np.ndarray, "facts"]:
-        """The map: value of every key, shape (n_facts), int64."""
+        """The map m: the value of every key, shape (n_facts), int64."""
         return np.random.default_rng([self.seed, self.n_facts]).permutation(self.n_facts)
 
     @property
     def vocab_size(self) -> int:
-        """Number of input tokens: keys, blank, noise."""
+        """Vocabulary size: keys, blank, noise."""
         return self.n_facts + 1 + self.n_noise
 
     @property

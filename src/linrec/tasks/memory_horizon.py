@@ -1,16 +1,16 @@
 """Memory Horizon, the synthetic task of GateLoop (Katsch 2023, arXiv:2311.01927), section 5.1 and appendix A.
 
-A sequence mixes numbers with a few reset tokens. The target at each position compresses all numbers since the
-latest reset, so a model must keep every one of them, in order, and must drop what lies before the reset.
+A sequence has numbers and a few reset tokens. The target at each position is a function of all numbers since
+the latest reset, so a model must remember all of these numbers in order, and forget the numbers before.
 
-The paper gives the numbers' range, the length, the resets per sample, the modulus and the number of samples
-(table 2). What it leaves open is chosen here as follows:
+The paper gives the range of numbers, the length, the resets per sample, the modulus and the number of samples
+(table 2). This implementation makes the following choices where the paper gives no details:
 
-- the 2,000 samples are all samples together: 200 are cut off for testing, 100 for validation, 1,700 train;
+- the 2,000 samples are the total: 200 for testing, 100 for validation, 1,700 for training;
 - numbers are uniform on 0 .. `max_number`;
-- resets lie at `n_resets` distinct positions, uniform over the whole sequence, the first position included;
-- the list of position n is everything after the latest reset, up to and including n;
-- at a reset the list is empty: the target is 0, it counts, and its span is 0.
+- resets are at `n_resets` distinct positions, uniform over the whole sequence, including the first position;
+- the list of position n has all numbers after the latest reset, up to and including n;
+- at a reset, the list is empty: the target is 0 and counts in scores, and the span is 0.
 """
 
 import math
@@ -35,12 +35,11 @@ SPAN_EDGES = (0, 10, 25, 50, 100, 200)
 
 
 def compress(numbers: Sequence[int], modulus: int) -> int:
-    """Compress a list of numbers into one: the alternating sum of products of opposite ends.
+    """Compress a list of numbers to a number: the alternating sum of products of opposite ends.
 
         x_1 x_n - x_2 x_{n-1} + x_3 x_{n-2} - ...   (mod modulus)
 
-    The middle number of a list of odd length stands alone, with the sign that is due. The result is never
-    negative.
+    If the length is odd, the last term of the sum is the middle number itself. The result is never negative.
 
     Args:
         numbers: the list, oldest first.
@@ -73,8 +72,9 @@ def compress_suffixes(numbers: NDArray[np.int64], span: NDArray[np.int64], modul
 
         f(m, n) = x_m x_n - f(m + 1, n - 1)
 
-    Dropping both ends of a list flips the sign of all that is left, so the lists of every length follow from
-    those that are two shorter: one vector operation per length for all samples and positions at once.
+    Removing both ends of a list flips the sign of all remaining terms. Thus the results for lists of a length
+    follow from the results for lists that are shorter by two, with a vector operation per length over all
+    samples and positions.
 
     Args:
         numbers: shape (b, t), int64.
@@ -82,15 +82,15 @@ def compress_suffixes(numbers: NDArray[np.int64], span: NDArray[np.int64], modul
         modulus: number of possible results.
 
     Returns:
-        The results, shape (b, t), int64; 0 where the list is empty.
+        The results, shape (b, t), int64; 0 for an empty list.
 
     Example:
         >>> compress_suffixes(np.array([[1, 2, 3, 4]]), np.array([[1, 2, 3, 4]]), modulus=50)
         array([[ 1,  2,  1, 48]])
     """
     batch, length = numbers.shape
-    # time first: the lists of one length are then whole rows, and every operation below runs over contiguous
-    # memory; no sum exceeds max^2 * (length + 1) / 2, which fits 32 bits in all but extreme configurations
+    # time first, so that every operation below runs over contiguous memory; no sum exceeds
+    # max^2 * (length + 1) / 2, which fits into 32 bits in all but extreme configurations
     bound = int(numbers.max(initial=0)) ** 2 * (length + 1) // 2
     x = np.ascontiguousarray(numbers.T, dtype=np.int32 if bound < 2**31 else np.int64)
     result = np.zeros(length * batch, dtype=np.int64)
@@ -100,7 +100,7 @@ def compress_suffixes(numbers: NDArray[np.int64], span: NDArray[np.int64], modul
     two_shorter, one_shorter = np.zeros((length + 2, batch), x.dtype), np.zeros((length + 1, batch), x.dtype)
     for size in range(1, len(ends)):
         n_lists = length - size + 1
-        # a list of one number is the middle itself, not its square
+        # a list of a single number is its own middle, which is not squared
         current = x.copy() if size == 1 else x[:n_lists] * x[size - 1 :] - two_shorter[1 : n_lists + 1]
         here = by_span[ends[size - 1] : ends[size]]
         result[here] = current.ravel()[here - (size - 1) * batch] % np.int64(modulus)
@@ -115,25 +115,25 @@ class MemoryHorizon:
         target_n = compress(x_{r+1}, ..., x_n)   with r the latest reset at or before n
 
     Inputs are the numbers 0 .. `max_number` and the reset token `max_number + 1`; targets are
-    0 .. `modulus` - 1. The data depends on the fields below and nothing else; splits share no sample. Test
-    samples are drawn first, then validation, then training samples, so a larger `n_samples` leaves the
-    held-out samples as they are.
+    0 .. `modulus` - 1. The data depend only on the fields below; splits have no samples in common. Test
+    samples are drawn first, then validation samples, then training samples, so that a larger `n_samples` does
+    not change the held-out samples.
 
     Args:
         max_number: largest input number.
-        length: tokens per sample, resets included.
-        n_resets: reset tokens per sample.
-        modulus: number of target classes (table 2 calls it the maximal output).
-        n_samples: samples of all three splits together.
-        n_validation: how many of them validate.
-        n_test: how many of them test.
-        seed: seed of the data alone.
+        length: number of tokens per sample, including resets.
+        n_resets: number of reset tokens per sample.
+        modulus: number of target classes (the "maximal output" of table 2).
+        n_samples: total number of samples in all three splits.
+        n_validation: number of validation samples.
+        n_test: number of test samples.
+        seed: seed of the data only.
 
     Raises:
-        ValueError: a field is out of range, or there are fewer different sequences than `n_samples`.
+        ValueError: a field is out of range, or there are fewer distinct sequences than `n_samples`.
 
-    Source: GateLoop (Katsch 2023), section 5.1, appendix A, table 2. The module's text says what the paper
-    leaves open and what is chosen here.
+    Source: GateLoop (Katsch 2023), section 5.1, appendix A, table 2. The module's docstring lists choices
+    where the paper gives no details.
 
     Example:
         >>> task = MemoryHorizon(length=12, n_resets=1, n_samples=10, n_validation=2, n_test=2)
@@ -168,16 +168,16 @@ class MemoryHorizon:
         if self.n_resets > self.length:
             raise ValueError(
                 f"`n_resets` must be at most `length` = {self.length}; got {self.n_resets}. "
-                "Resets lie at distinct positions: pass fewer resets or a greater length."
+                "Resets have distinct positions: pass fewer resets or a greater length."
             )
         held_out = self.n_validation + self.n_test
         if self.n_samples <= held_out:
             raise ValueError(
                 f"`n_samples` must exceed `n_validation` + `n_test` = {held_out}; got {self.n_samples}. "
-                "It counts the samples of all three splits together."
+                "It is the total of all three splits."
             )
         n_numbers = self.length - self.n_resets
-        # a power of more than 64 bits exceeds every number of samples, and may take for ever
+        # the exponent is capped, because larger powers exceed every number of samples and may take forever
         n_sequences = math.comb(self.length, self.n_resets) * (self.max_number + 1) ** min(n_numbers, 64)
         if self.n_samples > n_sequences:
             raise ValueError(
@@ -188,12 +188,12 @@ class MemoryHorizon:
 
     @property
     def reset_token(self) -> int:
-        """The token that empties the list: the last of the vocabulary."""
+        """The token that empties the list, the last token of the vocabulary."""
         return self.max_number + 1
 
     @property
     def vocab_size(self) -> int:
-        """Number of input tokens: the numbers and the reset token."""
+        """Vocabulary size: the numbers and the reset token."""
         return self.max_number + 2
 
     @property
@@ -208,44 +208,44 @@ class MemoryHorizon:
 
     @cached_property
     def trivial_score(self) -> float:
-        """Test accuracy of always answering the most frequent target of the training split."""
+        """Test accuracy of always predicting the most frequent target of the training split."""
         majority = torch.bincount(self.split("train").targets.flatten()).argmax()
         return float((self.split("test").targets == majority).double().mean())
 
     def prepared(self) -> "MemoryHorizon":
-        """Return the task itself: its configuration says all."""
+        """Return the task itself, which does not depend on files."""
         return self
 
     def split(self, name: SplitName) -> Split:
-        """Return the samples of one split.
+        """Return the samples of a split.
 
         Args:
             name: "train", "validation" or "test".
 
         Returns:
-            Inputs, targets and, as groups, spans, each of shape (samples, length). Every position has a
+            Inputs, targets, and the spans as groups, each of shape (samples, length). Every position has a
             target.
 
         Raises:
-            ValueError: there is no such split.
+            ValueError: the split does not exist.
         """
         if name not in SPLIT_NAMES:
             raise unknown("split", name, SPLIT_NAMES)
         return self._splits[name]
 
     def score(self, predictions: Int64[Tensor, "n t"], split: Split) -> dict[str, Any]:
-        """Compare predictions with the targets of a split.
+        """Return scores of predictions on a split.
 
         Args:
             predictions: predicted classes, shape (n, t), any integer dtype, on any device.
-            split: what was predicted.
+            split: the split of the targets.
 
         Returns:
-            A dictionary that JSON can hold. "accuracy" is the share of right positions. "accuracy_by_span"
-            lists {"span": [lo, hi], "accuracy", "count"} for spans 0, 1-10, 11-25, 26-50, 51-100, 101-200
-            and beyond, as far as they occur. "span_curve" is the paper's figure 7: {"width": w,
-            "accuracy": [...], "count": [...]}, where entry i covers spans w i + 1 to w i + w and holds None
-            where no position has such a span; w is 10 at length 512 and more, and finer below.
+            JSON values. "accuracy" is the fraction of correct positions. "accuracy_by_span" lists
+            {"span": [lo, hi], "accuracy", "count"} for spans 0, 1-10, 11-25, 26-50, 51-100, 101-200 and
+            above, as far as they occur. "span_curve" is the paper's figure 7: {"width": w, "accuracy": [...],
+            "count": [...]}, where entry i covers spans w i + 1 to w i + w, and is None for spans that do not
+            occur; w is 10 from length 500 on, and smaller for shorter sequences.
 
         Raises:
             ValueError: `predictions` has another shape than the targets.
@@ -253,7 +253,7 @@ class MemoryHorizon:
         """
         at_each, counted = compared(predictions, split.targets)
         right = at_each[counted].numpy()
-        # its own splits have spans
+        # all splits of this task have spans as groups
         assert split.group is not None
         span = split.group[counted].numpy()
 
@@ -267,7 +267,7 @@ class MemoryHorizon:
                 bins.append({"span": [low, high], "accuracy": float(right[inside].mean()), "count": count})
 
         width = min(10, max(1, self.length // 50))
-        # rounding up puts span 0 alone into bin 0, which the curve leaves out
+        # rounding up puts only span 0 into bin 0, which the curve leaves out
         place = (span + width - 1) // width
         counts = np.bincount(place)[1:]
         rights = np.bincount(place, weights=right)[1:]
@@ -287,7 +287,7 @@ class MemoryHorizon:
         position = np.arange(self.length)
         latest_reset = np.maximum.accumulate(np.where(is_reset, position, -1), axis=1)
         span = position - latest_reset
-        # a block of samples stays in the processor's cache
+        # blocks of 64 samples fit into the processor's cache
         targets = np.concatenate(
             [
                 compress_suffixes(inputs[rows : rows + 64], span[rows : rows + 64], self.modulus)
@@ -310,18 +310,18 @@ class MemoryHorizon:
         }
 
     def _draw(self) -> NDArray[np.int64]:
-        """Draw `n_samples` sequences, no two of them equal, shape (n_samples, length)."""
+        """Draw `n_samples` distinct sequences, shape (n_samples, length)."""
         number_seed, reset_seed = np.random.SeedSequence(self.seed).spawn(2)
         number_rng, reset_rng = np.random.default_rng(number_seed), np.random.default_rng(reset_seed)
 
         def draw(n: int) -> NDArray[np.int64]:
             drawn = number_rng.integers(0, self.max_number + 1, size=(n, self.length), dtype=np.int64)
-            # where the smallest of independent uniform numbers lie is a uniform choice without repetition
+            # the positions of the smallest of independent uniform numbers are uniform without repetition
             resets = np.argsort(reset_rng.random((n, self.length)), axis=1)[:, : self.n_resets]
             np.put_along_axis(drawn, resets, self.reset_token, axis=1)
             return drawn
 
-        # there are enough sequences, and the last of them may take many rounds
+        # no limit of tries: there are enough sequences, but finding the last of them may take many rounds
         rounds = draw_distinct(
             draw, self.n_samples, rows=lambda drawn: drawn, name=type(self).__name__, tries=math.inf
         )

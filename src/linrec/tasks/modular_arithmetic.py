@@ -1,9 +1,9 @@
-"""Modular arithmetic: the value of an expression of small numbers, with or without brackets.
+"""Modular arithmetic: evaluate an expression of small numbers, with or without brackets.
 
 Source: Delétang and others (2023, arXiv:2207.02098), "Modular Arithmetic (Simple)" and "Modular Arithmetic",
-with numbers 0 to 4. Simple expressions have no brackets, and multiplication goes first. Those with brackets
-are drawn here from the grammar in the docstring; the released code leaves multiplication out unless it is
-asked for.
+with numbers 0 to 4. Simple expressions have no brackets, and multiplication takes precedence. Expressions
+with brackets are drawn from the grammar in the docstring below; the released code omits multiplication by
+default.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from linrec.tasks.state_tracking import Lengths, StateTracking, Steps
 
 __all__ = ["ModularArithmetic"]
 
-# of the operators and brackets, from `modulus` on
+# tokens of the operators and brackets, relative to `modulus`
 PLUS, MINUS, TIMES, OPEN, CLOSE = range(5)
 
 
@@ -25,19 +25,21 @@ class ModularArithmetic(StateTracking):
     """Evaluate an expression modulo a small number.
 
         3 + 4 * 2 - 1   ->   0   (mod 5)                  without brackets: d o d o ... o d
-        ((-2)*(3+(1)))  ->   2   (mod 5)                  with: E = d | -d | (d) | (-d) | (E o E)
+        ((-2)*(3+(1)))  ->   2   (mod 5)                  with brackets: E = d | -d | (d) | (-d) | (E o E)
 
-    Tokens are the digits d = 0 .. `modulus` - 1, then + - * ( ), where brackets are used, then the padding.
-    Without brackets an expression has an odd number of symbols, and an even length stands for the odd one
-    below it; to read it, a finite state is enough. With brackets any number is possible, and a stack is
-    needed; how many symbols are left of an operator o is uniform, so that at least one is right of it. The
-    other fields are those of all tasks of state tracking; with `dense` the target at a digit is the value
-    of the expression that ends there, which there is without brackets alone.
+    Tokens are the digits d = 0 .. `modulus` - 1, then + - * and, if brackets are used, ( ), then the padding.
+
+    Without brackets, expressions have an odd number of symbols, so an even length is reduced by 1; a finite
+    automaton can evaluate them. With brackets, all lengths are possible, and evaluation needs a stack. The
+    number of symbols left of an operator o is uniform, with at least a symbol on its right.
+
+    See `StateTracking` for the other fields. With `dense`, the target at a digit is the value of the
+    expression up to this digit; `dense` is not available with brackets.
 
     Args:
-        modulus: modulo what is calculated, and number of digits.
-        operators: those that occur, each as often as the others.
-        brackets: whether there are brackets, and the minus of a single digit.
+        modulus: modulus of the arithmetic, and number of digits.
+        operators: operators that occur, with equal probability.
+        brackets: whether expressions have brackets and negated digits.
 
     Source: Delétang and others (2023), "Modular Arithmetic (Simple)" and "Modular Arithmetic".
 
@@ -55,17 +57,17 @@ class ModularArithmetic(StateTracking):
         require_at_least(self, modulus=2)
         used = set(self.operators)
         if not used or len(used) < len(self.operators) or not used <= set("+-*"):
-            raise ValueError(f"`operators` must be some of '+-*', each once; got {self.operators!r}.")
+            raise ValueError(f"`operators` must be distinct characters of '+-*'; got {self.operators!r}.")
         if self.brackets and self.dense:
             raise ValueError(
-                "`dense` must be False with `brackets`: what an expression begins with has no value before "
-                "its brackets are closed."
+                "`dense` must be False with `brackets`: a prefix of an expression has no value before its "
+                "brackets are closed."
             )
         super().__post_init__()
 
     @property
     def n_symbols(self) -> int:
-        """Number of different symbols: digits, three operators, and brackets where they are used."""
+        """Number of distinct symbols: digits, three operators, and brackets if they are used."""
         return self.modulus + (5 if self.brackets else 3)
 
     @property
@@ -74,11 +76,11 @@ class ModularArithmetic(StateTracking):
         return self.modulus
 
     def existing(self, lengths: Lengths) -> Lengths:
-        """Return the lengths, made odd where there are no brackets."""
+        """Return the lengths, reduced to odd lengths if expressions have no brackets."""
         return lengths if self.brackets else lengths - (lengths + 1) % 2
 
     def n_strings(self, length: int) -> int:
-        """Count the expressions of a length, of the odd one below an even one where there are no brackets."""
+        """Return the number of expressions of a length, after `existing` has reduced the length."""
         if not self.brackets:
             pairs = (length - 1) // 2
             return self.modulus ** (pairs + 1) * len(self.operators) ** pairs
@@ -89,7 +91,7 @@ class ModularArithmetic(StateTracking):
         return counts[length]
 
     def strings(self, random: np.random.Generator, lengths: Lengths) -> tuple[Steps, Steps]:
-        """Draw expressions; the answers are their values, and those of what they begin with."""
+        """Draw expressions; the answers are the values of expressions and, without brackets, of prefixes."""
         return self._bracketed(random, lengths) if self.brackets else self._simple(random, len(lengths))
 
     def _simple(self, random: np.random.Generator, n: int) -> tuple[Steps, Steps]:
@@ -98,7 +100,7 @@ class ModularArithmetic(StateTracking):
         symbols = np.empty((n, self.length), np.int64)
         symbols[:, ::2], symbols[:, 1::2] = digits, self.modulus + between
         answers = np.full((n, self.length), NO_TARGET)
-        # the sum of the terms that are complete, and the last term, which a factor may still follow
+        # the sum of all complete terms, and the last term, which another factor may follow
         total, term = np.zeros(n, np.int64), digits[:, 0]
         answers[:, 0] = term
         for i in range(1, digits.shape[1]):
@@ -110,7 +112,7 @@ class ModularArithmetic(StateTracking):
         return symbols, answers
 
     def _bracketed(self, random: np.random.Generator, lengths: Lengths) -> tuple[Steps, Steps]:
-        """Draw all expressions at once, level by level of their trees, and evaluate them from the leaves."""
+        """Draw the trees of all expressions level by level, and evaluate them from the leaves."""
         n, modulus = len(lengths), self.modulus
         symbols = np.zeros((n, self.length), np.int64)
         row, start, size = np.arange(n), np.zeros(n, np.int64), lengths

@@ -1,4 +1,4 @@
-"""Multi-query associative recall (MQAR): pairs of keys and values, then every key is asked for once.
+"""Multi-query associative recall (MQAR): key-value pairs, followed by a query for every key.
 
 Source: Zoology (Arora and others 2024, arXiv:2312.04927); mixed lengths as in Based (Arora and others 2024,
 arXiv:2402.18668), figure 2.
@@ -25,31 +25,33 @@ FILLERS: tuple[Filler, ...] = get_args(Filler)
 
 @dataclass(frozen=True, kw_only=True)
 class MQAR(SyntheticTask):
-    """Say the value of every key when it comes again.
+    """Recall the value of every key when the key occurs again.
 
         x = k_1 v_1 .. k_K v_K, filler with k_1 .. k_K at even distances g_1 .. g_K from its beginning
         y = v_i at the second k_i
 
-    Keys, values and distances are different ones. Distances are drawn one after another with probabilities
-    p(2 i) in proportion to (i + 1)^(power - 1) among those that are left: most keys come again soon. Tokens
-    are the filler 0, keys from 1 on, values from `n_tokens` / 2 on, and padding `n_tokens` where lengths are
-    mixed. Scores tell numbers of pairs apart. The defaults are the first of the settings of Zoology's figure
-    2; the others are 128 with 8, and 256 with 16 pairs. Based trains on the mix ((64, 4, 5), (128, 8, 1),
-    (256, 16, 1), (256, 32, 1), (256, 64, 1)), and tests up to 1,024 with 256.
+    Keys, values and distances are each distinct. Distances are drawn one by one without replacement, with
+    probabilities p(2 i) proportional to (i + 1)^(power - 1), so that most queries come early. Tokens are the
+    filler 0, keys from 1 on, values from `n_tokens` / 2 on, and with mixed lengths the padding `n_tokens`.
+    Scores are grouped by the number of pairs.
+
+    The defaults are the first setting of Zoology's figure 2; the other settings have length 128 with 8 pairs
+    and length 256 with 16 pairs. Based trains on the mix ((64, 4, 5), (128, 8, 1), (256, 16, 1),
+    (256, 32, 1), (256, 64, 1)), and tests up to length 1,024 with 256 pairs.
 
     Args:
-        length: steps, even; the most of those in `mix`.
-        n_pairs: pairs, K, at most a quarter of `length`; with a `mix`, those of `test_lengths` alone.
-        n_tokens: keys, values and filler, together.
-        power: 1 spreads the distances evenly; the smaller, the sooner.
-        filler: "zero", or "random": any tokens but the keys of the sample. The code of Zoology does not leave
-            these out, so that there a key may come once more without a target.
-        mix: kinds of samples as (length, pairs, weight), drawn in proportion to their weights and padded to
-            the longest, for all splits; none where `length` and `n_pairs` say all.
-        test_kinds: (length, pairs) to probe besides `test_lengths`, by names such as "1024x256".
+        length: number of steps; even. With a `mix`, the longest length in it.
+        n_pairs: number of pairs K, at most a quarter of `length`; with a `mix`, used for `test_lengths` only.
+        n_tokens: number of keys, values and filler tokens in total.
+        power: parameter of the distances' distribution; 1 is uniform, smaller values place queries earlier.
+        filler: "zero", or "random" for random tokens other than the keys of the sample. Zoology's code does
+            not exclude the keys, so a key may occur again there without being a target.
+        mix: kinds of samples as (length, pairs, weight), drawn with probabilities proportional to the weights
+            and padded to the longest length, in all splits; an empty mix uses `length` and `n_pairs`.
+        test_kinds: (length, pairs) of additional test sets, with names such as "1024x256".
 
     Raises:
-        ValueError: a field is out of range, or too large for the others.
+        ValueError: a field is out of range, or too large for the other fields.
 
     Source: Zoology (Arora and others, 2024), figure 2.
 
@@ -78,20 +80,20 @@ class MQAR(SyntheticTask):
         most = max(pairs for _, pairs, _ in self.kinds)
         if self.n_tokens // 2 - 1 < most:
             raise ValueError(
-                f"`n_tokens` must be at least 2 * {most} + 2 = {2 * most + 2}, so that there are as many "
-                f"keys; got {self.n_tokens}."
+                f"`n_tokens` must be at least 2 * {most} + 2 = {2 * most + 2}, for {most} distinct keys; "
+                f"got {self.n_tokens}."
             )
         for length, pairs, weight in self.kinds:
             if length % 2 or not 4 <= 4 * pairs <= length:
                 raise ValueError(
-                    f"`length` must be even and at least 4 times the pairs, one or more; got {length} steps "
-                    f"with {pairs} pairs. Every key and value takes a step, and every question two."
+                    f"`length` must be even and at least 4 times the number of pairs, which is at least 1; "
+                    f"got {length} steps with {pairs} pairs."
                 )
             if weight < 1:
                 raise ValueError(f"`mix` must have weights of at least 1; got {weight}.")
         if self.steps != self.length:
             raise ValueError(
-                f"`length` must be that of the longest kind in `mix`, {self.steps}; got {self.length}."
+                f"`length` must be the longest length in `mix`, {self.steps}; got {self.length}."
             )
         for kind in self.test_kinds:
             self.of_kind(*kind)
@@ -99,22 +101,22 @@ class MQAR(SyntheticTask):
 
     @property
     def kinds(self) -> tuple[tuple[int, int, int], ...]:
-        """Kinds of samples: length, pairs, weight."""
+        """Kinds of samples as (length, pairs, weight)."""
         return self.mix or ((self.length, self.n_pairs, 1),)
 
     @property
     def steps(self) -> int:
-        """Steps of every sample, with its padding."""
+        """Number of steps in every sample, including padding."""
         return max(length for length, _, _ in self.kinds)
 
     @property
     def vocab_size(self) -> int:
-        """Number of input tokens: filler, keys, values, and padding where there is any."""
+        """Vocabulary size: filler, keys, values, and padding if lengths are mixed."""
         return self.n_tokens + any(length < self.steps for length, _, _ in self.kinds)
 
     @property
     def n_outputs(self) -> int:
-        """Number of target classes: those of the tokens without padding."""
+        """Number of target classes: all tokens except padding."""
         return self.n_tokens
 
     @property
@@ -123,25 +125,25 @@ class MQAR(SyntheticTask):
         return 1 / (self.n_tokens - self.n_tokens // 2)
 
     def at_length(self, length: int) -> "MQAR":
-        """Return the same task with all samples of one length, and of `n_pairs` pairs.
+        """Return the task with all samples of the same length, and with `n_pairs` pairs.
 
         Args:
-            length: steps.
+            length: number of steps.
         """
         return self.of_kind(length, self.n_pairs)
 
     def of_kind(self, length: int, pairs: int) -> "MQAR":
-        """Return the same task with all samples of one kind.
+        """Return the task with all samples of the same kind.
 
         Args:
-            length: steps.
-            pairs: pairs of each sample.
+            length: number of steps.
+            pairs: number of pairs in each sample.
         """
         return dataclasses.replace(self, length=length, n_pairs=pairs, mix=(), test_lengths=(), test_kinds=())
 
     @cached_property
     def probes(self) -> Mapping[str, Split]:
-        """Further test samples, by name: those of `test_lengths` and of `test_kinds`."""
+        """Additional test samples by name, for `test_lengths` and `test_kinds`."""
         kinds = {f"{length}x{pairs}": self.of_kind(length, pairs) for length, pairs in self.test_kinds}
         return {**super().probes, **{name: task.split("test") for name, task in kinds.items()}}
 
@@ -180,7 +182,7 @@ class MQAR(SyntheticTask):
         tokens = random.integers(0, self.n_tokens, (len(keys), steps))
         while True:
             is_key = np.zeros(tokens.shape, np.bool_)
-            # key by key: all at once would need as many times the memory
+            # key by key, because all keys at once would need much more memory
             for key in keys.T:
                 is_key |= tokens == key[:, None]
             if not is_key.any():

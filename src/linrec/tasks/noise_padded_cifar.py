@@ -1,10 +1,10 @@
-"""Noise-padded CIFAR-10: say what a photograph shows long after it was read, row by row.
+"""Noise-padded CIFAR-10: classify an image long after it was read row by row.
 
-The 32 rows of an image are followed by noise, so that what the image shows has to be kept over nearly a
-thousand steps.
+The 32 rows of an image are followed by noise, so that a model must remember the image for nearly a thousand
+steps.
 
-Source: Chang, Chen, Haber and Chi (2019), arXiv:1902.09689, section 5; the setting with 96 numbers and 1,000
-steps is also that of coRNN (Rusch and Mishra, 2021), arXiv:2010.00951.
+Source: Chang, Chen, Haber and Chi (2019), arXiv:1902.09689, section 5; coRNN (Rusch and Mishra, 2021),
+arXiv:2010.00951, has the same setting with 96 features and 1,000 steps.
 """
 
 import zlib
@@ -31,13 +31,13 @@ Noise: TypeAlias = Literal["fresh", "fixed"]
 
 @dataclass(frozen=True, eq=False)
 class NoisePaddedSplit:
-    """Images row by row, and noise after them: a `Source`. Batches are made on the CPU.
+    """Images row by row, followed by noise: a `Source`. Batches are created on the CPU.
 
     Attributes:
-        images: the images, a row a step.
-        length: steps, those of the image included.
-        stream: what tells the noise of this split from that of others.
-        fixed: noise that all images have, shape (steps of noise, features); None where each has its own.
+        images: the images, a row per step.
+        length: number of steps, including the image.
+        stream: seed of this split's noise.
+        fixed: noise shared by all images, shape (steps of noise, features); None if every image has its own.
     """
 
     images: SequentialSplit
@@ -57,10 +57,10 @@ class NoisePaddedSplit:
         """Return images and their noise as a batch.
 
         Args:
-            index: numbers of images, shape (b), int64, on any device.
+            index: indices of images, shape (b), int64, on any device.
 
         Returns:
-            Inputs, shape (b, t, f), float32; targets, shape (b), int64; no `reset`.
+            Inputs, shape (b, t, f), float32; targets, shape (b), int64; `reset` None.
         """
         batch = self.images.rows(index)
         _, steps, features = batch.inputs.shape
@@ -73,31 +73,32 @@ class NoisePaddedSplit:
         return batch._replace(inputs=torch.cat([batch.inputs, torch.from_numpy(noise)], 1))
 
     def of_epoch(self, *, seed: int, epoch: int) -> "NoisePaddedSplit":
-        """Return the same images with other noise, of this epoch alone, unless the noise is fixed."""
+        """Return the same images with new noise for this epoch, unless the noise is fixed."""
         return replace(self, stream=(*self.stream[:2], 1 + seed, epoch))
 
     def to(self, device: torch.device | str) -> "NoisePaddedSplit":
-        """Return the split itself: its noise is drawn on the CPU."""
+        """Return the split itself, because its noise is drawn on the CPU."""
         return self
 
 
 @dataclass(frozen=True, kw_only=True)
 class NoisePaddedCIFAR(FileTask, ClassificationTask):
-    """The class of a photograph of CIFAR-10 whose rows come first, and noise after them.
+    """Classify a CIFAR-10 image from its rows, followed by noise.
 
-        target = label      after row_1, ..., row_32, e_33, ..., e_T      e ~ N(0, 1)
+        target = label, given row_1, ..., row_32, e_33, ..., e_T with e ~ N(0, 1)
 
-    A step has the 96 numbers of a row, three for each pixel, normalised with mean and standard deviation of
-    the training split, so that noise is as large as they are. The last training images validate, and the test
-    split is the data set's own. The data depends on the fields and on the files.
+    A step has the 96 values of a row, three per pixel. They are normalised with mean and standard deviation
+    of the training split, so that they have the scale of the noise. The last training images are held out for
+    validation; the test split is the data set's own. The data depend on the fields and on the files.
 
     Args:
-        path: the archive cifar-10-binary.tar.gz, or the folder that it unpacks to.
-        n_validation: how many of the training images, the last ones, validate.
-        seed: seed of the noise alone.
-        length: steps, T.
-        noise: "fresh", every image has noise of its own, in training another one in every epoch; or "fixed",
-            all images have the same, as in coRNN's code, where it tells a model where it is.
+        path: the archive cifar-10-binary.tar.gz, or the unpacked folder.
+        n_validation: number of training images, from the end, that are held out for validation.
+        seed: seed of the noise only.
+        length: number of steps, T.
+        noise: "fresh": every image has its own noise, and training images have new noise in every epoch;
+            "fixed": all images have the same noise, as in coRNN's code, which reveals the position to the
+            model.
 
     Raises:
         ValueError: a field is out of range.

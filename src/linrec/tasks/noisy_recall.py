@@ -1,4 +1,4 @@
-"""Noisy recall: in-context recall among tokens that mean nothing.
+"""Noisy recall: in-context recall among noise tokens.
 
 Source: MAD (Poli and others 2024, arXiv:2403.17844), "noisy in-context recall".
 """
@@ -16,25 +16,25 @@ __all__ = ["NoisyRecall"]
 
 @dataclass(frozen=True, kw_only=True)
 class NoisyRecall(InContextRecall):
-    """Say the value of every key that was shown before, with noise in place of some pairs.
+    """Recall the value of every key that occurred before, among noise tokens.
 
-        x = k_1 v_1 z z k_2 v_2 ..,   v_i = m(k_i),   z uniform among tokens of their own
-        y = v_i at k_i, where k_i is one of k_1 .. k_{i-1}
+        x = k_1 v_1 z z k_2 v_2 ..,   v_i = m(k_i),   z uniform among noise tokens
+        y = v_i at k_i, if k_i is among k_1 .. k_{i-1}
 
-    Each pair but the last is replaced by two tokens of noise with the probability `noise`; one pair at least
-    stays. Noise is no target even with `predict_all`, whereas MAD trains on it. Tokens are keys, values,
-    noise.
+    Two noise tokens replace each pair except the last with probability `noise`; besides the last pair, at
+    least one pair is kept. Noise is never a target, even with `predict_all`; MAD trains on noise, too. Tokens
+    are keys, values, noise.
 
     Args:
-        length: tokens of the pairs and the noise, even; a sample has one step less.
-        n_keys: different keys.
-        n_values: different values.
-        n_noise: different tokens of noise.
-        noise: share of pairs that are noise, at least 0, below 1.
+        length: number of tokens in pairs and noise; even. A sample has `length` - 1 steps.
+        n_keys: number of distinct keys.
+        n_values: number of distinct values.
+        n_noise: number of distinct noise tokens.
+        noise: probability that noise replaces a pair, in [0, 1).
         predict_all: see `RecallTask`.
 
-    Source: MAD (Poli and others, 2024): as in-context recall, with 16 tokens of noise and a share of 0.2, and
-        0.4, 0.6 and 0.8 when it is to be harder.
+    Source: MAD (Poli and others, 2024): as in-context recall, with 16 noise tokens and a share of 0.2, and
+        0.4, 0.6 and 0.8 as harder variants.
 
     Example:
         >>> task = NoisyRecall(length=10, n_keys=2, noise=0.5, n_train=1, n_validation=1, n_test=1)
@@ -51,12 +51,12 @@ class NoisyRecall(InContextRecall):
 
     @property
     def vocab_size(self) -> int:
-        """Number of input tokens: keys, values, noise."""
+        """Vocabulary size: keys, values, noise."""
         return super().vocab_size + self.n_noise
 
     def draw(self, random: np.random.Generator, n: int) -> Drawn:
         """Draw n samples of length - 1 steps."""
-        # the last pair asks
+        # the last pair is the query, and never noise
         noise = np.zeros((n, self.length // 2), np.bool_)
         noise[:, :-1] = noisy(random, n, noise.shape[1] - 1, self.noise)
         return self.with_noise(random, noise)

@@ -1,8 +1,8 @@
-"""Parity: is the number of ones odd?
+"""Parity: tell whether the number of ones in a string is odd.
 
-Source: Delétang and others (2023, arXiv:2207.02098), "Parity Check". A count modulo another number than two
-is in Grazzi and others (2024, arXiv:2411.12537): linear recurrences whose eigenvalues are real and positive
-cannot keep the parity of long strings, and those whose eigenvalues are real cannot count modulo three.
+Source: Delétang and others (2023, arXiv:2207.02098), "Parity Check". Grazzi and others (2024,
+arXiv:2411.12537) count modulo other numbers: linear recurrences with real, positive eigenvalues cannot
+compute the parity of long strings, and linear recurrences with real eigenvalues cannot count modulo 3.
 """
 
 from dataclasses import dataclass
@@ -17,14 +17,14 @@ __all__ = ["Parity"]
 
 @dataclass(frozen=True, kw_only=True)
 class Parity(StateTracking):
-    """Count ones modulo two, or another number.
+    """Count the ones in a string modulo 2, or modulo another number.
 
         y = x_1 + ... + x_L   (mod modulus)
 
-    Tokens are the bits 0 and 1, and the padding 2. The other fields are those of all tasks of state tracking.
+    Tokens are the bits 0 and 1, and the padding 2. See `StateTracking` for the other fields.
 
     Args:
-        modulus: modulo what the ones are counted.
+        modulus: modulus of the count.
 
     Source: Delétang and others (2023), "Parity Check".
 
@@ -42,7 +42,7 @@ class Parity(StateTracking):
 
     @property
     def n_symbols(self) -> int:
-        """Number of different symbols: two bits."""
+        """Number of distinct symbols: two bits."""
         return 2
 
     @property
@@ -51,10 +51,10 @@ class Parity(StateTracking):
         return self.modulus
 
     def n_strings(self, length: int) -> int:
-        """Count the strings of a length."""
+        """Return the number of strings of a length."""
         return 2**length
 
     def strings(self, random: np.random.Generator, lengths: Lengths) -> tuple[Steps, Steps]:
-        """Draw bits; the answers are the sums so far."""
+        """Draw bits; the answer at a step is the sum so far."""
         bits = random.integers(0, 2, (len(lengths), self.length))
         return bits, bits.cumsum(1) % self.modulus

@@ -1,8 +1,8 @@
-"""Pathfinder and Path-X: whether two disks mark the ends of one dashed path, in an image read pixel by pixel.
+"""Pathfinder and Path-X: tell whether a dashed path connects two disks in an image, read pixel by pixel.
 
 Source: Linsley, Kim, Veerabadran, Windolf and Serre (2018), arXiv:1805.08315, in the sizes of the Long
-Range Arena (Tay et al., 2020), arXiv:2011.04006, sections 2.2.5 and 2.2.6, with the numbers of its code.
-Their images come from a generator without a seed; here they are drawn anew, and all depends on the seed.
+Range Arena (Tay et al., 2020), arXiv:2011.04006, sections 2.2.5 and 2.2.6, with the settings of its code. The
+published images come from a generator without a seed; this task generates new images from a seed.
 """
 
 from collections.abc import Mapping
@@ -24,18 +24,19 @@ __all__ = ["Pathfinder"]
 
 
 class Size(NamedTuple):
-    """The Long Range Arena's numbers for images of one size, in pixels.
+    """The Long Range Arena's settings for images of a size; lengths are in pixels.
 
     Args:
-        padding: empty rows and columns at each side.
-        margins: from a paddle's end to the point where its path turns; of several, each image has one.
-        length: of a paddle.
-        thickness: of a paddle.
-        marker_radius: of the disks.
-        seed_distance: from the tail of one path to that of the other.
-        continuity: an angle of pi / (2 continuity) is the sharpest turn.
-        n_distracting: paddles of all distractors together.
-        contrast: what a paddle's coverage is multiplied by.
+        padding: width of the empty border.
+        margins: distance from the end of a paddle to the point where its path turns; each image has a random
+            margin of this tuple.
+        length: length of a paddle, a dash of a path.
+        thickness: thickness of a paddle.
+        marker_radius: radius of the disks.
+        seed_distance: distance between the tails of the two paths.
+        continuity: straightness of paths; the sharpest turn is pi / (2 continuity).
+        n_distracting: total number of paddles in all distractors.
+        contrast: factor of a paddle's pixel coverage.
     """
 
     padding: int
@@ -58,18 +59,18 @@ SIZES: Mapping[int, Size] = {
 
 
 LONGEST = 14
-"""Paddles of a path at most: the published ones, and there is little room for more in the smaller images."""
+"""Maximum number of paddles in a path, as published; small images have little room for more."""
 
 
 class Drawing(NamedTuple):
-    """Images, and what they were drawn from.
+    """Images, with the coordinates of their paths and disks.
 
     Args:
         images: shape (n, size, size), uint8.
-        labels: 1 where the disks mark the ends of one path, shape (n), int64.
-        paddles: tail and head (x0, y0, x1, y1) of each in pixels, shape (n, p, 4), float64; first those
-            of one path, of the other, then of distractors; NaN where there is none.
-        ends: number of the paddle at whose tail one disk is, and of that at whose head the other is, shape
+        labels: 1 if the disks mark the ends of the same path, shape (n), int64.
+        paddles: tail and head (x0, y0, x1, y1) of each paddle in pixels, shape (n, p, 4), float64: the first
+            path, the second path, then distractors; NaN for unused rows.
+        ends: indices of the paddle with a disk at its tail, and of the paddle with a disk at its head, shape
             (n, 2), int64.
     """
 
@@ -81,31 +82,32 @@ class Drawing(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Pathfinder(LabelledTask):
-    """Whether two disks mark the ends of one path of dashes, 1, or of two, 0.
+    """Tell whether two disks mark the ends of the same dashed path (1) or of two paths (0).
 
-    Every image has two paths of `contour_length` paddles that begin near each other, shorter ones that
-    distract, and two disks: at the tail of one of the two paths, and at the head of the same one or of the
-    other. A path turns between its paddles, at a point that is a margin m away from both, by an angle a whose
-    density is in proportion to cos(min(c |a|, pi / 2))^2. Grown by m, paddles touch those next to them in
-    their path and no others: the label is whether the disks' paddles are connected then.
+    Every image has two paths of `contour_length` dashes, called paddles, that begin near each other; shorter
+    paths as distractors; and two disks. A disk is at the tail of a path, the other disk at the head of the
+    same path or of the other path. A path turns between two paddles, at a point with distance m (the margin)
+    from both, by an angle a with a density proportional to cos(min(c |a|, pi / 2))^2. If all paddles are
+    grown by m, they touch their neighbours in the path and no other paddle; the label is 1 if the paddles of
+    the two disks are then connected.
 
-    An image is a sequence of size^2 pixels, row after row, each a real number in [-1, 1] or a token.
+    An image is a sequence of size^2 pixels, row by row, each a real number in [-1, 1] or a token.
 
     Args:
-        size: rows and columns: 32, 64, 128, which is Path-X, or 256.
-        contour_length: paddles of each of the two paths: 14 is hard, 9 intermediate, 6 easy.
-        tokens: whether pixels are tokens 0 to 255 rather than real numbers.
-        n_train: samples of the training split.
-        n_validation: samples of the validation split.
-        n_test: samples of the test split.
-        seed: seed of the data alone.
-        cache: where samples are kept; None is `linrec/tasks` in the user's folder for caches.
+        size: rows and columns: 32, 64, 128 (Path-X) or 256.
+        contour_length: number of paddles in each of the two paths: 14 is hard, 9 intermediate, 6 easy.
+        tokens: whether pixels are tokens 0 to 255 instead of real numbers.
+        n_train: number of training samples.
+        n_validation: number of validation samples.
+        n_test: number of test samples.
+        seed: seed of the data only.
+        cache: folder for generated samples; None is `linrec/tasks` in the user's cache folder.
 
     Raises:
         ValueError: a field is out of range.
 
-    Source: Long Range Arena (Tay et al., 2020), sections 2.2.5 and 2.2.6: paths of 14 paddles, and of 200,000
-    images 80% for training and 10% each for validation and testing.
+    Source: Long Range Arena (Tay et al., 2020), sections 2.2.5 and 2.2.6: paths of 14 paddles, and 200,000
+    images, of which 80% are for training and 10% each for validation and testing.
 
     Example:
         >>> import tempfile
@@ -131,38 +133,38 @@ class Pathfinder(LabelledTask):
             raise ValueError(f"`size` must be one of {', '.join(map(str, SIZES))}; got {self.size}.")
         if not 3 <= self.contour_length <= LONGEST:
             raise ValueError(
-                f"`contour_length` must be from 3 to {LONGEST}, so that there is room; got "
+                f"`contour_length` must be from 3 to {LONGEST}, so that the paths fit into the image; got "
                 f"{self.contour_length}."
             )
 
     @property
     def vocab_size(self) -> int | None:
-        """Number of input tokens: 256, or None where pixels are real numbers."""
+        """Vocabulary size: 256, or None for real-valued pixels."""
         return 256 if self.tokens else None
 
     @property
     def n_features(self) -> int | None:
-        """Real numbers per step: 1, or None where pixels are tokens."""
+        """Number of input features per step: 1, or None for tokens."""
         return None if self.tokens else 1
 
     @property
     def n_outputs(self) -> int:
-        """Number of target classes: two paths or one."""
+        """Number of target classes: 2."""
         return 2
 
     def split(self, name: SplitName) -> LabelledTokens | SequentialSplit:
-        """Return the images of one split.
+        """Return the images of a split.
 
         Args:
             name: "train", "validation" or "test".
 
         Raises:
-            ValueError: there is no such split.
+            ValueError: the split does not exist.
         """
         found = self.labelled(name)
         if self.tokens:
             return found
-        # from 0 .. 255 to -1 .. 1
+        # mean and std of 0.5 map 0 .. 255 to -1 .. 1
         half = torch.tensor([0.5])
         return SequentialSplit(found.tokens[:, :, None], found.labels, mean=half, std=half)
 
@@ -173,8 +175,8 @@ class Pathfinder(LabelledTask):
         return LabelledTokens(tokens, torch.from_numpy(drawing.labels))
 
     def drawing(self, random: np.random.Generator, n: int) -> Drawing:
-        """Draw n images, and return what they were drawn from too."""
-        # compiled when it is needed, not when the task is looked at
+        """Draw n images, and return them with the coordinates of their paths and disks."""
+        # imported here, so that the kernels are compiled only when samples are generated
         from linrec.tasks import pathfinder_kernels
 
         distractor_length = self.contour_length // 3
@@ -192,7 +194,7 @@ class Pathfinder(LabelledTask):
         return drawing
 
     def layouts(self) -> tuple["Layout", ...]:
-        """Return the numbers that images are drawn with, of which each has one."""
+        """Return the layouts of images, a layout per margin; each image has a random layout."""
         from linrec.tasks.pathfinder_kernels import Layout
 
         size = SIZES[self.size]

@@ -1,7 +1,7 @@
-"""Paddles along two paths, and their pixels, compiled by Numba: what the task `pathfinder` is drawn with.
+"""Numba kernels that generate and render the paths of the task `pathfinder`.
 
-A paddle is a row (x0, y0, x1, y1) from its tail to its head, in pixels; y counts rows. The pixel (i, j) is
-the square from j to j + 1 and from i to i + 1.
+A paddle is a dash of a path, given by a row (x0, y0, x1, y1) from its tail to its head, in pixels; y counts
+rows. The pixel (i, j) covers j <= x <= j + 1 and i <= y <= i + 1.
 """
 
 import math
@@ -13,29 +13,29 @@ from numpy.typing import NDArray
 
 Floats: TypeAlias = NDArray[np.float64]
 
-# of the direction of a next paddle
+# attempts at the direction of the next paddle, before its path is rejected
 TURNS = 10
-# of the second path, until both are drawn anew
+# attempts at the second path, before both paths are drawn again
 SECOND_PATHS = 1000
-# of a place for a distractor, until it is left out
+# attempts at a distractor, before it is left out
 PLACES = 100
-# rows and columns of points at which it is counted how much of a pixel is covered
+# rows and columns of sampling points per pixel, for the coverage of a pixel
 POINTS = 4
 
 
 class Layout(NamedTuple):
-    """Lengths in pixels, and how straight a path is.
+    """Geometry of an image; lengths are in pixels.
 
     Args:
-        window: rows and columns.
-        padding: of these, how many are empty at each side.
-        length: of a paddle.
-        thickness: of a paddle.
-        margin: from a paddle's end to the point where its path turns.
-        continuity: an angle of pi / (2 continuity) is the sharpest turn.
-        seed_distance: from the tail of one path to that of the other.
-        marker_radius: of the disks at the ends.
-        contrast: what a paddle's coverage is multiplied by.
+        window: rows and columns of the image.
+        padding: width of the empty border.
+        length: length of a paddle.
+        thickness: thickness of a paddle.
+        margin: distance from the end of a paddle to the point where its path turns.
+        continuity: straightness of paths; the sharpest turn is pi / (2 continuity).
+        seed_distance: distance between the tails of the two paths.
+        marker_radius: radius of the disks at the ends.
+        contrast: factor of a paddle's pixel coverage.
     """
 
     window: float
@@ -51,7 +51,7 @@ class Layout(NamedTuple):
 
 @numba.njit(cache=True)
 def squared_distance(paddles: Floats, one: int, other: int) -> float:
-    """Return the squared distance of two paddles as segments: 0 where they cross, else that of an end."""
+    """Return the squared distance of two paddles, as line segments: 0 if they cross."""
     ax, ay, bx, by = paddles[one]
     cx, cy, dx, dy = paddles[other]
     of_c = (bx - ax) * (cy - ay) - (by - ay) * (cx - ax)
@@ -73,7 +73,7 @@ def squared_distance(paddles: Floats, one: int, other: int) -> float:
 
 @numba.njit(cache=True)
 def fits(paddles: Floats, place: int, before: int, layout: Layout) -> bool:
-    """Whether a paddle grown by the margin is inside, and apart from all such but its predecessor's."""
+    """Return whether a paddle, grown by the margin, is inside the image and touches only its predecessor."""
     grown = layout.margin + layout.thickness / 2
     border = layout.padding + grown
     for coordinate in paddles[place]:
@@ -87,14 +87,14 @@ def fits(paddles: Floats, place: int, before: int, layout: Layout) -> bool:
 
 @numba.njit(cache=True)
 def put(paddles: Floats, place: int, x: float, y: float, angle: float, length: float) -> None:
-    """Write a paddle by its tail and its direction."""
+    """Write a paddle, given by its tail, its direction and its length."""
     paddles[place, 0], paddles[place, 1] = x, y
     paddles[place, 2], paddles[place, 3] = x + length * math.cos(angle), y + length * math.sin(angle)
 
 
 @numba.njit(cache=True)
 def turn(random: np.random.Generator, continuity: float) -> float:
-    """Draw the angle between two paddles: its density is in proportion to cos(min(c |angle|, pi / 2))^2."""
+    """Draw the angle between two paddles, with density proportional to cos(min(c |angle|, pi / 2))^2."""
     while True:
         angle = (2 * random.random() - 1) * min(math.pi, math.pi / 2 / continuity)
         if random.random() < math.cos(continuity * angle) ** 2:
@@ -105,7 +105,7 @@ def turn(random: np.random.Generator, continuity: float) -> float:
 def add_path(
     random: np.random.Generator, paddles: Floats, begin: int, end: int, x: float, y: float, layout: Layout
 ) -> bool:
-    """Try to write the paddles from `begin` to `end` - 1 as a path from (x, y) in a random direction."""
+    """Try to write paddles `begin` to `end` - 1 as a path from (x, y); return whether the path fits."""
     angle = 2 * math.pi * random.random()
     put(paddles, begin, x, y, angle, layout.length)
     if not fits(paddles, begin, -1, layout):
@@ -129,7 +129,7 @@ def add_path(
 
 @numba.njit(cache=True)
 def add_two_paths(random: np.random.Generator, paddles: Floats, n: int, layout: Layout) -> None:
-    """Write two paths of n paddles; the first one begins near the middle, the second one near that."""
+    """Write two paths of n paddles whose tails are `seed_distance` apart, the first away from the border."""
     border = 2 * layout.seed_distance
     while True:
         x = border + (layout.window - 2 * border) * random.random()
@@ -148,7 +148,7 @@ def add_two_paths(random: np.random.Generator, paddles: Floats, n: int, layout: 
 def add_distractors(
     random: np.random.Generator, paddles: Floats, count: int, number: int, n: int, layout: Layout
 ) -> int:
-    """Write up to `number` paths of n paddles where there is room; return how many paddles there are then."""
+    """Write at most `number` distractors of n paddles where they fit; return the new number of paddles."""
     for _ in range(number):
         for _ in range(PLACES):
             x, y = layout.window * random.random(), layout.window * random.random()
@@ -160,7 +160,7 @@ def add_distractors(
 
 @numba.njit(cache=True)
 def paint_paddle(image: Floats, paddle: Floats, layout: Layout) -> None:
-    """Set pixels to min(1, contrast * covered share) where that is more than they have."""
+    """Draw a paddle: set pixels to the maximum of their value and min(1, contrast * coverage)."""
     x0, y0, x1, y1 = paddle
     ux, uy = (x1 - x0) / layout.length, (y1 - y0) / layout.length
     reach = layout.thickness / 2
@@ -176,7 +176,7 @@ def paint_paddle(image: Floats, paddle: Floats, layout: Layout) -> None:
 
 @numba.njit(cache=True)
 def paint_disk(image: Floats, x: float, y: float, radius: float) -> None:
-    """Set pixels to the share of them that a disk covers, where that is more than they have."""
+    """Draw a disk: set pixels to the maximum of their value and their coverage by the disk."""
     last = len(image) - 1
     for i in range(max(0, int(y - radius)), min(last, int(y + radius)) + 1):
         for j in range(max(0, int(x - radius)), min(last, int(x + radius)) + 1):
@@ -203,16 +203,16 @@ def draw(
     """Draw images and their labels.
 
     Args:
-        random: the generator.
-        layouts: one of them is chosen for each image.
-        contour_length: paddles of each of the two paths.
-        n_distractors: shorter paths, where there is room.
-        distractor_length: paddles of each.
-        images: to write, shape (n, window, window).
-        labels: to write, shape (n); 1 where the disks mark the ends of one path.
-        paddles: to write, those of each image, shape (n, 2 contour_length + n_distractors distractor_length,
-            4); the two paths come first. NaN where there is none.
-        ends: to write, the paddles at whose tail and at whose head the disks are, shape (n, 2).
+        random: the random generator.
+        layouts: possible layouts; each image has a random layout.
+        contour_length: number of paddles in each of the two paths.
+        n_distractors: maximum number of distractors, which are shorter paths.
+        distractor_length: number of paddles in a distractor.
+        images: output, shape (n, window, window).
+        labels: output, shape (n); 1 if the disks mark the ends of the same path.
+        paddles: output, shape (n, 2 contour_length + n_distractors distractor_length, 4): the two paths, then
+            the distractors; NaN for unused rows.
+        ends: output, indices of the paddles with a disk at the tail and at the head, shape (n, 2).
     """
     for place in range(len(images)):
         layout = layouts[int(len(layouts) * random.random())]

@@ -1,9 +1,9 @@
-"""Pendulum: the angle of a pendulum from noisy pictures that were taken at irregular times.
+"""Pendulum: estimate the angle of a pendulum from noisy images at irregular times.
 
-Source: Becker and others (2019), arXiv:1905.07357, for the pictures and their noise; Schirmer and others
-(2022), arXiv:2111.11344, for irregular times, which S5 (Smith, Warrington and Linderman 2022,
-arXiv:2208.04933) has too: 50 of 100 frames, 2,000 sequences to train and 1,000 each to validate and to test.
-The simulation is written anew: lines are drawn smoothly, and the motion is integrated to a higher order.
+Source: Becker and others (2019), arXiv:1905.07357, for the images and their noise; Schirmer and others
+(2022), arXiv:2111.11344, for irregular times. S5 (Smith, Warrington and Linderman 2022, arXiv:2208.04933) has
+the same setting: 50 of 100 frames, 2,000 training sequences and 1,000 each for validation and testing. This
+simulation is a new implementation, with anti-aliased lines and a higher-order integrator.
 """
 
 import math
@@ -23,39 +23,42 @@ __all__ = ["Pendulum"]
 
 GRAVITY = 9.81
 RESTORING = 3 * GRAVITY
-"""Of sin(theta): the torque m g l by the inertia m l^2 / 3 of a rod, as in the code of Becker and others."""
+"""Coefficient of sin(theta): torque m g l over inertia m l^2 / 3, as in the code of Becker and others."""
 FRICTION = 0.1
 CLEAN = 5
-"""Frames without noise at the beginning."""
+"""Number of frames without noise at the beginning."""
 AT_ONCE = 64
-"""Sequences that are drawn together, so that the memory of their noise stays small."""
+"""Number of sequences that are drawn at once, to bound the memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pendulum(RegressionTask):
-    """Say at every picture where the pendulum is.
+    """Estimate the angle of a pendulum from noisy images at irregular times.
 
         theta'' = 3 g sin(theta) - friction theta',   theta(0) ~ U(0, 2 pi),   theta'(0) = 0
-        x_i = (picture at the time of frame s_i, s_i - s_{i-1}),   y_i = (sin theta, cos theta) there
+        x_i = (image of frame s_i, s_i - s_{i-1}),   y_i = (sin theta, cos theta) at frame s_i
 
-    The pendulum of length 1 and mass 1 stands upright at 0, and has the inertia of a rod, 1/3. Its frames are
-    `dt` apart, and at each one its velocity gets a push ~ N(0, push^2). A picture is a line from the middle
-    to where the pendulum points, and fades into uniform noise and back. Its share is a random walk over the
-    frames that starts anywhere in [0, 1], stays there, and has steps ~ U(-0.2, 0.2); then it is stretched so
-    that what is below t_1 ~ U(0, 0.25) becomes 0 and what is above t_2 ~ U(0.75, 1) becomes 1, with
-    thresholds of each sequence. The first 5 frames are clean. The last feature is the number of frames since
-    the picture before; of the first one, since before the start.
+    The pendulum has length 1, mass 1 and the inertia 1/3 of a rod; theta = 0 is the upright position. Frames
+    are `dt` apart. At each frame, a random push ~ N(0, push^2) is added to the velocity.
+
+    An image shows a line from the centre in the direction of the pendulum, blended with uniform noise. The
+    weight of the line is a random walk over frames, with a uniform start in [0, 1], steps ~ U(-0.2, 0.2), and
+    clipping to [0, 1]. Then the weights are rescaled so that t_1 ~ U(0, 0.25) maps to 0 and t_2 ~ U(0.75, 1)
+    maps to 1, and clipped again; each sequence has its own t_1 and t_2. The first 5 frames are clean.
+
+    The last feature of a step is the number of frames since the image before; the first image counts from
+    frame -1.
 
     Args:
-        length: pictures of a sequence, of frames that are chosen at random.
-        n_frames: frames that there are.
-        size: pixels on each side of a picture.
-        dt: seconds from frame to frame.
-        push: standard deviation of what is added to the velocity at each frame, in radians per second.
+        length: number of images in a sequence, at random frames.
+        n_frames: number of simulated frames.
+        size: rows and columns of an image, in pixels.
+        dt: time between frames, in seconds.
+        push: standard deviation of the random change of velocity per frame, in radians per second.
 
-    The other fields are those of `DrawnTask`.
+    See `DrawnTask` for the other fields.
 
-    Source: Schirmer and others (2022); see the module's text.
+    Source: Schirmer and others (2022); see the module's docstring.
 
     Example:
         >>> task = Pendulum(length=10, n_frames=20, n_train=1, n_validation=1, n_test=1)
@@ -76,26 +79,26 @@ class Pendulum(RegressionTask):
         require_at_least(self, length=1, size=2, push=0)
         if self.length > self.n_frames:
             raise ValueError(
-                f"`length` must be at most `n_frames` = {self.n_frames}; got {self.length}. Each picture is "
-                "of a frame of its own: pass more frames."
+                f"`length` must be at most `n_frames` = {self.n_frames}; got {self.length}. Every image has "
+                "its own frame: pass more frames."
             )
         if not self.dt > 0:
-            raise ValueError(f"`dt` must be greater than 0 seconds; got {self.dt}.")
+            raise ValueError(f"`dt` must be positive, in seconds; got {self.dt}.")
         super().__post_init__()
 
     @property
     def n_features(self) -> int:
-        """Real numbers per step: pixels, row after row, and the time since the step before."""
+        """Number of input features per step: the pixels, row by row, and the time since the step before."""
         return self.size**2 + 1
 
     @property
     def n_outputs(self) -> int:
-        """Real numbers in a target: sine and cosine."""
+        """Real numbers per target: 2, sine and cosine."""
         return 2
 
     @property
     def chance(self) -> float:
-        """Mean squared error of always answering (0, 0): 1/2."""
+        """Mean squared error of the constant answer (0, 0): 1/2."""
         return 1 / 2
 
     def draw(self, random: np.random.Generator, n: int) -> Drawn:
@@ -115,7 +118,7 @@ class Pendulum(RegressionTask):
         return Drawn(inputs, targets)
 
     def pictures(self, angles: Float64[np.ndarray, "*n"]) -> NDArray[np.float32]:
-        """Draw a line from the middle towards each angle, which is 0 upwards and grows clockwise.
+        """Return images of a line from the centre at each angle; 0 is upwards, and angles grow clockwise.
 
             value = clip(1.5 - distance of the pixel from the line, 0, 1)
 
@@ -123,12 +126,12 @@ class Pendulum(RegressionTask):
             angles: shape (*n), radians.
 
         Returns:
-            Shape (*n, size * size), float32, rows from the top; two fifths of a side are the line's length.
+            Shape (*n, size * size), float32, rows from the top. The length of the line is 0.4 `size`.
         """
         along = (np.arange(self.size, dtype=np.float32) - (self.size - 1) / 2).astype(np.float32)
         right, up = np.tile(along, self.size), -np.repeat(along, self.size)
         sine, cosine = (f(angles).astype(np.float32)[..., None] for f in (np.sin, np.cos))
-        # the nearest point of the line, as a distance from the middle
+        # distance of the nearest point of the line from the centre
         nearest = np.clip(right * sine + up * cosine, 0, np.float32(0.4 * self.size))
         distance = np.hypot(right - nearest * sine, up - nearest * cosine)
         return np.clip(np.float32(1.5) - distance, 0, 1)
@@ -157,7 +160,7 @@ class Pendulum(RegressionTask):
 def _moved(
     angle: NDArray[np.float64], velocity: NDArray[np.float64], dt: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return angle and velocity after a time, by one step of Runge and Kutta's fourth order."""
+    """Return angle and velocity after a time step, by a fourth-order Runge-Kutta step."""
 
     def change(angle: NDArray[np.float64], velocity: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.stack([velocity, RESTORING * np.sin(angle) - FRICTION * velocity])

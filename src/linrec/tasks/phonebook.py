@@ -1,7 +1,7 @@
-"""Phonebook look-up: find a person's number in a book of names and numbers.
+"""Phonebook lookup: find a person's number in a list of names and numbers.
 
-Source: Jelassi and others (2024, arXiv:2402.01032), who ask pretrained language models. The names are
-invented here.
+Source: Jelassi and others (2024, arXiv:2402.01032), who evaluate pretrained language models. The names in
+this task are invented.
 """
 
 import dataclasses
@@ -45,25 +45,25 @@ N_PEOPLE = len(FIRST_NAMES.split()) * len(LAST_NAMES.split())
 
 @dataclass(frozen=True, kw_only=True)
 class Phonebook(SyntheticTask):
-    """Say the number of a person in the book.
+    """Look up a person's number in a phonebook.
 
         x = name_1: number_1 / name_2: number_2 / .. / name_B: number_B / / name_i: number_i
-        y = number_i, digit by digit, from the blank after the last colon on
+        y = number_i, digit by digit, from the space after the last colon on
 
-    A token is a character, so that a name has to be compared over many steps, and people may share a first or
-    a last name; a slash is a line's end above. No person is in a book twice, digits are uniform, and what is
-    asked for is uniform too. Books shorter than the longest are padded at the end. Scores tell numbers of
-    entries apart, and a probe of `test_lengths` has books of that many entries alone.
+    A slash in the formula is a newline. A token is a character, so a model must compare names over many
+    steps. People may share a first name or a last name, but no person occurs twice in a book. Digits and
+    queries are uniform. Shorter books are padded at the end. Scores are grouped by the number of entries, and
+    the books of a probe in `test_lengths` all have the same number of entries.
 
     Args:
-        length: entries of the longest book.
-        min_length: entries of the shortest book; numbers of entries are drawn uniformly.
-        n_digits: digits of a phone number.
-        fresh: whether every epoch draws training samples of its own; else they are the same again.
+        length: maximum number of entries in a book.
+        min_length: minimum number of entries in a book; the number of entries is uniform.
+        n_digits: number of digits in a phone number.
+        fresh: whether every epoch draws new training samples; if not, all epochs share the same samples.
 
-    Source: Jelassi and others (2024): numbers of ten digits, the first of them 6 to 9 (here any, so that all
-        are as hard to guess), and two examples of a question and its answer, which models that are trained on
-        the task need not be shown.
+    Source: Jelassi and others (2024): numbers of ten digits that begin with 6 to 9 (any digit in this task,
+        so that all digits are equally hard to guess), and two examples of a question and its answer, which
+        are unnecessary for a model that is trained on the task.
 
     Example:
         >>> task = Phonebook(length=2, min_length=2, n_digits=3, n_train=1, n_validation=1, n_test=1)
@@ -85,12 +85,14 @@ class Phonebook(SyntheticTask):
         if not 1 <= self.min_length <= self.length:
             raise ValueError(f"`min_length` must be in 1 .. `length` = {self.length}; got {self.min_length}.")
         if self.length > N_PEOPLE:
-            raise ValueError(f"`length` must be at most {N_PEOPLE}, the people there are; got {self.length}.")
+            raise ValueError(
+                f"`length` must be at most {N_PEOPLE}, the number of distinct names; got {self.length}."
+            )
         super().__post_init__()
 
     @property
     def vocab_size(self) -> int:
-        """Number of input tokens: characters and padding."""
+        """Vocabulary size: characters and padding."""
         return len(CHARACTERS) + 1
 
     @property
@@ -113,15 +115,15 @@ class Phonebook(SyntheticTask):
         return "".join(CHARACTERS[token] for token in tokens if token < len(CHARACTERS))
 
     def at_length(self, length: int) -> "Phonebook":
-        """Return the same task with all books of one number of entries.
+        """Return the task with the same number of entries in all books.
 
         Args:
-            length: entries of every book.
+            length: number of entries in every book.
         """
         return dataclasses.replace(self, length=length, min_length=length, test_lengths=())
 
     def draw(self, random: np.random.Generator, n: int) -> Drawn:
-        """Draw n samples, padded to what the longest possible book takes."""
+        """Draw n samples, padded to the number of tokens in the longest possible book."""
         entries = random.integers(self.min_length, self.length + 1, (n, 1))
         people = without_replacement(random, n, self.length, N_PEOPLE)
         names, digits = _names(), random.integers(0, 10, (n, self.length, self.n_digits))
@@ -138,7 +140,7 @@ class Phonebook(SyntheticTask):
         inputs = np.full((n, written.shape[1]), len(CHARACTERS))
         inputs[places(kept)] = written[kept]
         targets = np.full_like(inputs, NO_TARGET)
-        # the last digit is no input
+        # the last digit is only a target
         last = kept.sum(1, keepdims=True) - 1
         np.put_along_axis(inputs, last, len(CHARACTERS), axis=1)
         np.put_along_axis(targets, last + np.arange(-self.n_digits, 0), answer, axis=1)
@@ -150,7 +152,7 @@ _NOTHING = -1
 
 @functools.cache
 def _names() -> Int64[np.ndarray, "people width"]:
-    """Return what stands before every person's number, as tokens, then -1."""
+    """Return the text before every person's number as tokens, padded with -1."""
     texts = [f"{first} {last}: " for first in FIRST_NAMES.split() for last in LAST_NAMES.split()]
     tokens = np.full((N_PEOPLE, max(map(len, texts))), _NOTHING)
     for row, text in zip(tokens, texts, strict=True):

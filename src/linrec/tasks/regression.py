@@ -1,6 +1,7 @@
-"""Tasks whose samples a generator draws, with real numbers as inputs and as targets.
+"""Base class of generated tasks with real-valued inputs and targets.
 
-No two draws from a continuum are alike, so that the splits share no sample by having generators of their own.
+Two draws from a continuous distribution are never equal. Splits have no samples in common because each split
+has its own random generator.
 """
 
 import abc
@@ -17,9 +18,9 @@ from linrec.tasks.synthetic import DrawnTask
 
 @dataclass(frozen=True, kw_only=True)
 class RegressionTask(DrawnTask):
-    """Base class of drawn tasks of real numbers; fields as in `DrawnTask`.
+    """Base class of generated tasks of real numbers; see `DrawnTask` for the fields.
 
-    Whether a sequence has one target or each step its own, `per_sequence` of a task says.
+    A subclass sets `per_sequence`: whether a sequence has a single target, or every step has a target.
     """
 
     vocab_size: ClassVar[int | None] = None
@@ -29,36 +30,36 @@ class RegressionTask(DrawnTask):
     @property
     @abc.abstractmethod
     def n_outputs(self) -> int:
-        """Real numbers in a target."""
+        """Real numbers per target."""
 
     @property
     @abc.abstractmethod
     def chance(self) -> float:
-        """Mean squared error of the constant that the task's definition suggests."""
+        """Mean squared error of a natural constant prediction of the task."""
 
     @cached_property
     def trivial_score(self) -> float:
-        """Mean squared error on the test split of always answering the mean target of the training split."""
+        """Mean squared error on the test split of always predicting the mean training target."""
         targets = self.split("train").targets.double()
         mean = targets.flatten(0, -2).nanmean(0)
         return float((self.split("test").targets.double() - mean).square().nanmean())
 
     def score(self, predictions: Float[Tensor, "n *t f"], split: Split) -> dict[str, Any]:
-        """Compare predictions with the targets of a split.
+        """Return scores of predictions on a split.
 
             nrmse = sqrt(sum (prediction - target)^2 / sum (target - mean target)^2)
 
         Args:
-            predictions: real numbers of the shape of the targets, on any device.
-            split: what was predicted.
+            predictions: real numbers in the shape of the targets, on any device.
+            split: the split of the targets.
 
         Returns:
-            "mse", the mean squared error of all numbers that have a target, and "nrmse", of which 1 is that
-            of the constant that suits the split best; None where all its targets are equal.
+            "mse", the mean squared error of all numbers that have a target, and "nrmse", which is 1 for the
+            best constant, and None if all targets are equal.
 
         Raises:
             ValueError: `predictions` has another shape than the targets.
-            TypeError: `predictions` are no real numbers.
+            TypeError: `predictions` is not a real-valued tensor.
         """
         errors = errors_of_numbers(predictions, split)
         return {name: errors[name] for name in ("mse", "nrmse")}

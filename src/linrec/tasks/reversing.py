@@ -1,4 +1,4 @@
-"""Reversing: say a string backwards.
+"""Reversing: repeat a string in reverse order.
 
 Source: Delétang and others (2023, arXiv:2207.02098), "Reverse String".
 """
@@ -18,29 +18,31 @@ __all__ = ["Reversing"]
 
 @dataclass(frozen=True, kw_only=True)
 class Reversing(SyntheticTask):
-    """Repeat a string, the last symbol first.
+    """Repeat a string in reverse order.
 
         x = s_1 .. s_L, marker * L
-        y = none * L, s_L .. s_1
+        y = (no target) * L, s_L .. s_1
 
-    A stack does it; a state of fixed size can for lengths that it has room for. Tokens are the symbols 0 ..
-    `n_symbols` - 1, the marker, and the padding that follows where a string is shorter than the longest. The
-    splits share no string, and of short ones there are few. So only lengths of which there are at least twice
-    as many strings as validation and test hold together serve for these; training has all. Scores tell the
-    lengths apart, and a probe of `test_lengths` has strings of that length alone.
+    A stack can reverse any string; a state of fixed size can reverse strings up to a maximum length. Tokens
+    are the symbols 0 .. `n_symbols` - 1, the marker, and the padding after shorter strings.
+
+    Splits have no strings in common, and there are few short strings. A length is used for validation and
+    testing only if its number of strings is at least twice the number of validation and test samples
+    together. Training uses all lengths. Scores are grouped by length, and the strings of a probe in
+    `test_lengths` all have the same length.
 
     Args:
-        length: symbols of the longest string.
-        min_length: symbols of the shortest string; lengths are drawn uniformly.
-        n_symbols: different symbols.
-        fresh: whether every epoch draws training samples of its own; else they are the same again.
+        length: maximum number of symbols in a string.
+        min_length: minimum number of symbols in a string; lengths are uniform.
+        n_symbols: number of distinct symbols.
+        fresh: whether every epoch draws new training samples; if not, all epochs share the same samples.
 
     Raises:
-        ValueError: a field is out of range, `test_lengths` are not beyond those of training, or there are too
-            few strings for the splits to share none.
+        ValueError: a field is out of range, `test_lengths` are not greater than `length`, or there are too
+            few strings for disjoint splits.
 
     Source: Delétang and others (2023): two symbols, lengths 1 to 40 in training and up to 500 in testing,
-        data that is always new.
+        new samples in every batch.
 
     Example:
         >>> task = Reversing(length=3, min_length=3, n_symbols=9, n_train=1, n_validation=1, n_test=1)
@@ -61,15 +63,15 @@ class Reversing(SyntheticTask):
         require_longer_probes(self)
         if self.shortest_held_out > self.length:
             raise ValueError(
-                f"`length` = {self.length} must be that of at least twice as many strings as `n_validation` "
-                f"and `n_test` hold together, {self.n_validation + self.n_test}; got "
-                f"{self.n_symbols**self.length}. Ask for fewer, or for longer strings."
+                f"there must be at least twice as many strings of `length` = {self.length} as `n_validation` "
+                f"+ `n_test` = {self.n_validation + self.n_test}; got {self.n_symbols**self.length} strings. "
+                "Pass fewer validation and test samples, or a greater length."
             )
         super().__post_init__()
 
     @property
     def vocab_size(self) -> int:
-        """Number of input tokens: symbols, marker, padding."""
+        """Vocabulary size: symbols, marker, padding."""
         return self.n_symbols + 2
 
     @property
@@ -84,7 +86,7 @@ class Reversing(SyntheticTask):
 
     @cached_property
     def shortest_held_out(self) -> int:
-        """Symbols of the shortest string that validates or tests: of shorter ones there are too few."""
+        """Length of the shortest strings for validation and testing; there are too few shorter strings."""
         enough = 2 * (self.n_validation + self.n_test)
         length = self.min_length
         while self.n_symbols**length < enough and length <= self.length:
@@ -92,10 +94,10 @@ class Reversing(SyntheticTask):
         return length
 
     def at_length(self, length: int) -> "Reversing":
-        """Return the same task with all strings of one length.
+        """Return the task with all strings of the same length.
 
         Args:
-            length: symbols of every string.
+            length: number of symbols in every string.
         """
         return dataclasses.replace(self, length=length, min_length=length, test_lengths=())
 
@@ -104,7 +106,7 @@ class Reversing(SyntheticTask):
         return self._draw(random, n, self.min_length)
 
     def draw_held_out(self, random: np.random.Generator, n: int) -> Drawn:
-        """Draw n samples of lengths of which there are enough."""
+        """Draw n samples of lengths with enough strings for validation and testing."""
         return self._draw(random, n, self.shortest_held_out)
 
     def _draw(self, random: np.random.Generator, n: int, shortest: int) -> Drawn:
@@ -113,7 +115,7 @@ class Reversing(SyntheticTask):
         symbols = random.integers(0, self.n_symbols, (n, len(step)))
         marker = self.n_symbols
         inputs = np.where(step < lengths, symbols, np.where(step < 2 * lengths, marker, marker + 1))
-        # seen from between string and markers, an answer mirrors what it answers
+        # answers mirror the string at the boundary between string and markers
         mirrored = np.take_along_axis(inputs, np.clip(2 * lengths - 1 - step, 0, None), axis=1)
         targets = np.where((step >= lengths) & (step < 2 * lengths), mirrored, NO_TARGET)
         return Drawn(inputs, targets, np.broadcast_to(lengths, inputs.shape).copy())

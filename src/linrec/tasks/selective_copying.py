@@ -1,10 +1,10 @@
-"""Selective copying: repeat the symbols that lie scattered among blanks.
+"""Selective copying: repeat the symbols that are scattered among blanks.
 
 Source: Mamba (Gu and Dao 2023, arXiv:2312.00752), section 4.1.1 and figure 2. The paper has 4,096 steps, 16
-symbols to copy from an alphabet of 16, and no released code; a small setting of the kind is in MAD (Poli and
-others 2024, arXiv:2403.17844), 256 steps and a vocabulary of 16. The layout is that of S4's generator, with
-as many markers as symbols. MAD has one, and blanks where the answers are due, all within its 256 steps; after
-the last symbol its code puts no blank.
+symbols to copy from an alphabet of 16, and no released code. MAD (Poli and others 2024, arXiv:2403.17844) has
+a similar, smaller setting with 256 steps and a vocabulary of 16. The layout follows S4's generator, with a
+marker for each symbol. MAD has a single marker, followed by blanks at the positions of the answers, within
+its 256 steps; its code puts no blank after the last symbol.
 """
 
 from dataclasses import dataclass
@@ -19,20 +19,20 @@ __all__ = ["SelectiveCopying"]
 
 @dataclass(frozen=True, kw_only=True)
 class SelectiveCopying(SyntheticTask):
-    """Repeat symbols in their order, wherever among blanks they stood.
+    """Repeat the symbols that are scattered among blanks, in their order.
 
-        x = s_1 .. s_M at random steps of the first `length`, blanks at the others, then marker * M
-        y = none * length, s_1 ... s_M
+        x = s_1 .. s_M at random positions of the first `length` steps, blanks elsewhere; then marker * M
+        y = (no target) * length, s_1 ... s_M
 
-    What a step means for the memory depends on its token, so that a model with fixed transitions cannot do
-    it. Tokens are the blank 0, the symbols 1 .. `n_symbols`, and the marker `n_symbols` + 1.
+    The state update must depend on the token, so a model with fixed transitions cannot solve the task. Tokens
+    are the blank 0, the symbols 1 .. `n_symbols`, and the marker `n_symbols` + 1.
 
     Args:
-        length: steps before the markers, the symbols among them.
-        n_copied: symbols to repeat, M.
-        n_symbols: different symbols.
-        fresh: whether every epoch draws training samples of its own, as for Mamba; else they are the same
-            again, as in MAD, which has 12,800 of them, and 1,280 to test.
+        length: number of steps before the markers, including the symbols.
+        n_copied: number of symbols to repeat, M.
+        n_symbols: number of distinct symbols.
+        fresh: whether every epoch draws new training samples, as for Mamba; if not, all epochs share the same
+            samples, as in MAD, which has 12,800 training samples and 1,280 test samples.
 
     Source: Mamba (Gu and Dao 2023), section 4.1.1.
 
@@ -51,18 +51,18 @@ class SelectiveCopying(SyntheticTask):
         if self.length < self.n_copied:
             raise ValueError(
                 f"`length` must be at least `n_copied` = {self.n_copied}; got {self.length}. The symbols to "
-                "copy stand at different steps: pass a greater length or fewer symbols."
+                "copy have distinct positions: pass a greater length or fewer symbols."
             )
         super().__post_init__()
 
     @property
     def vocab_size(self) -> int:
-        """Number of input tokens: blank, symbols, marker."""
+        """Vocabulary size: blank, symbols, marker."""
         return self.n_symbols + 2
 
     @property
     def n_outputs(self) -> int:
-        """Number of target classes: those of the tokens."""
+        """Number of target classes: the vocabulary size."""
         return self.vocab_size
 
     @property
@@ -74,7 +74,7 @@ class SelectiveCopying(SyntheticTask):
         """Draw n samples of length + n_copied steps."""
         copied, steps = self.n_copied, self.length + self.n_copied
         symbols = random.integers(1, self.n_symbols + 1, (n, copied))
-        # where the smallest of independent numbers lie is a uniform choice without repetition
+        # the positions of the smallest of independent numbers are a uniform choice without repetition
         places = np.argpartition(random.random((n, self.length)), copied - 1, axis=1)[:, :copied]
         inputs = np.zeros((n, steps), np.int64)
         np.put_along_axis(inputs, np.sort(places, axis=1), symbols, axis=1)

@@ -1,7 +1,8 @@
-"""Sequential CIFAR-10: say what a photograph shows after reading it pixel by pixel, in colour or in grey.
+"""Sequential CIFAR-10: classify an image that is read pixel by pixel, in colour or in grey.
 
-An image of 32 x 32 is a sequence of 1,024 steps, row after row: three numbers each in colour, one in grey,
-which is the Image task of the Long Range Arena (Tay et al., 2020, arXiv:2011.04006, section 2.2.4).
+An image of 32 x 32 pixels is a sequence of 1,024 steps, row by row. A step has three numbers in colour and a
+single number in grey. In grey, this is the Image task of the Long Range Arena (Tay et al., 2020,
+arXiv:2011.04006, section 2.2.4).
 """
 
 from dataclasses import dataclass
@@ -17,36 +18,36 @@ from linrec.tasks.labelled import LabelledTokens
 
 __all__ = ["SequentialCIFAR"]
 
-# weights of red, green and blue in sixteen bits: 0.299, 0.587 and 0.114, of ITU-R 601
+# weights of red, green and blue as 16-bit fixed point numbers: 0.299, 0.587 and 0.114, from ITU-R 601
 LUMA = np.array([19595, 38470, 7471], np.uint32)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SequentialCIFAR(ImageTask):
-    """The class of a photograph of CIFAR-10 that is read pixel by pixel.
+    """Classify a CIFAR-10 image that is read pixel by pixel.
 
-        target = label      after x_1, ..., x_1024      x_i = (red, green, blue), or grey
+        target = label, given x_1, ..., x_1024 with x_i = (red, green, blue), or grey
 
-    Grey is 0.299 red + 0.587 green + 0.114 blue, rounded to a byte. The last training images validate, and
-    the test split is the data set's own. Each channel is normalised with mean and standard deviation of the
-    training split. The data depends on the fields and on the files.
+    Grey is 0.299 red + 0.587 green + 0.114 blue, rounded to a byte. The last training images are held out for
+    validation; the test split is the data set's own. Each channel is normalised with mean and standard
+    deviation of the training split. The data depend on the fields and on the files.
 
     Args:
-        path: the archive cifar-10-binary.tar.gz, or the folder that it unpacks to.
-        permuted: whether the pixels of all images come in another order than row after row.
-        permutation: which order that is: "random", of `seed`; or "bit-reversal", by the numbers that result
-            when the bits of a pixel's own number are read backwards.
-        by_row: whether a step has 32 pixels, and not one.
-        n_validation: how many of the training images, the last ones, validate.
-        seed: seed of the random order alone.
-        grey: whether pixels are grey.
-        tokens: whether grey pixels are tokens 0 to 255 rather than real numbers.
+        path: the archive cifar-10-binary.tar.gz, or the unpacked folder.
+        permuted: whether the pixels of all images are permuted with the same permutation.
+        permutation: the permutation: "random" depends on `seed`; "bit-reversal" sorts pixels by their index
+            with its bits reversed.
+        by_row: whether a step is a row of 32 pixels instead of a pixel.
+        n_validation: number of training images, from the end, that are held out for validation.
+        seed: seed of the random permutation only.
+        grey: whether to convert images to grey.
+        tokens: whether grey pixels are tokens 0 to 255 instead of real numbers.
 
     Raises:
-        ValueError: a field is out of range, or tokens are asked for that are no single grey pixels.
+        ValueError: a field is out of range, or `tokens` is combined with colour or `by_row`.
 
-    Source: Long Range Arena (Tay et al., 2020), section 2.2.4, of which grey and the 45,000 and 5,000
-    images are; it takes tokens, S4 (Gu, Goel and Ré, 2022) real numbers.
+    Source: Long Range Arena (Tay et al., 2020), section 2.2.4, for grey images and for 45,000 training and
+    5,000 validation images. The Arena uses tokens, S4 (Gu, Goel and Ré, 2022) real numbers.
 
     Example:
         >>> SequentialCIFAR().n_features
@@ -64,27 +65,27 @@ class SequentialCIFAR(ImageTask):
         super().__post_init__()
         if self.tokens and (self.by_row or not self.grey):
             raise ValueError(
-                f"`tokens` are single grey pixels; got `grey` = {self.grey} and `by_row` = {self.by_row}. "
-                "Pass `grey` without `by_row`, or leave `tokens` out."
+                f"`tokens` needs `grey` = True and `by_row` = False; got `grey` = {self.grey} and `by_row` = "
+                f"{self.by_row}. Pass `grey` without `by_row`, or leave `tokens` out."
             )
 
     @property
     def n_channels(self) -> int:
-        """Numbers of a pixel: 3, or 1 in grey."""
+        """Number of channels of a pixel: 3, or 1 in grey."""
         return 1 if self.grey else CHANNELS
 
     @property
     def n_features(self) -> int | None:
-        """Real numbers per step; None where steps are tokens."""
+        """Number of input features per step; None for tokens."""
         return None if self.tokens else super().n_features
 
     @property
     def vocab_size(self) -> int | None:
-        """Number of input tokens: 256, or None where pixels are real numbers."""
+        """Vocabulary size: 256, or None for real-valued pixels."""
         return 256 if self.tokens else None
 
     def images(self) -> dict[Literal["train", "test"], Images]:
-        """Read the files; errors are those of `read_cifar10`."""
+        """Return the training and the test images; see `read_cifar10` for errors."""
         parts = read_cifar10(self.existing())
         if self.grey:
             return {part: Images(_grey(images.pixels), images.labels) for part, images in parts.items()}
@@ -101,6 +102,6 @@ class SequentialCIFAR(ImageTask):
 def _grey(
     pixels: UInt8[np.ndarray, "n rows columns 3"],
 ) -> UInt8[np.ndarray, "n rows columns 1"]:
-    # some at a time, for the products are four times as large
+    # in parts, because the products take four times the memory of the images
     parts = [(part @ LUMA + 2**15 >> 16).astype(np.uint8) for part in np.array_split(pixels, 50)]
     return np.concatenate(parts)[..., None]

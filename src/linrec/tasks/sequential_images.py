@@ -1,9 +1,9 @@
-"""Sequential images: say what a picture of MNIST or Fashion-MNIST shows after reading it pixel by pixel.
+"""Sequential images: classify an image of MNIST or Fashion-MNIST that is read pixel by pixel.
 
-An image of 28 x 28 is a sequence of 784 steps, row after row, of one number each. In the permuted task the
-pixels of all images come in one and the same other order, which takes away what neighbours tell.
+An image of 28 x 28 pixels is a sequence of 784 steps, row by row, with a number per step. In the permuted
+task, the pixels of all images are permuted with the same permutation, which destroys local structure.
 
-Source: Le, Jaitly and Hinton (2015), arXiv:1504.00941, section 4.2, for both orders. The data: MNIST (LeCun,
+Source: Le, Jaitly and Hinton (2015), arXiv:1504.00941, section 4.2, for both tasks. The data: MNIST (LeCun,
 Bottou, Bengio and Haffner, 1998) and Fashion-MNIST (Xiao, Rasul and Vollgraf, 2017), of the same shape.
 """
 
@@ -23,45 +23,44 @@ from linrec.text import DataError
 
 __all__ = ["SequentialImages"]
 
-# the names that both data sets have, with or without .gz
+# file names of both data sets, with or without .gz
 FILES: Mapping[str, tuple[str, str]] = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
     "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
 }
 WHERE = (
-    "Debian's package dataset-fashion-mnist puts those of Fashion-MNIST into "
-    "/usr/share/datasets/fashion-mnist; those of MNIST are in "
+    "Debian's package dataset-fashion-mnist installs the files of Fashion-MNIST in "
+    "/usr/share/datasets/fashion-mnist; the files of MNIST are at "
     "https://ossci-datasets.s3.amazonaws.com/mnist/. Pass the folder with --data.path."
 )
-# of the IDX format: two zeros, 8 for unsigned bytes, then the number of axes
+# magic number of the IDX format: two zeros, 8 for unsigned bytes; the number of axes follows
 UNSIGNED_BYTES = b"\x00\x00\x08"
 
 
 @dataclass(frozen=True, kw_only=True)
 class SequentialImages(ImageTask):
-    """The class of an image that is read pixel by pixel, and the configuration that says of which images.
+    """Classify an image of MNIST or Fashion-MNIST that is read pixel by pixel.
 
-        target = label      after x_1, ..., x_784
+        target = label, given x_1, ..., x_784
 
-    The folder has the four files of MNIST or of Fashion-MNIST in the IDX format, plain or with .gz:
+    The folder contains the four files of MNIST or Fashion-MNIST in the IDX format, plain or with .gz:
     train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte, t10k-labels-idx1-ubyte. The last
-    training images validate, and the test split is the data set's own. The data depends on the fields and on
-    the files.
+    training images are held out for validation; the test split is the data set's own. The data depend on the
+    fields and on the files.
 
     Args:
-        path: the folder.
-        permuted: whether the pixels of all images come in another order than row after row.
-        permutation: which order that is: "random", of `seed`; or "bit-reversal", by the numbers that result
-            when the bits of a pixel's own number are read backwards.
-        by_row: whether a step has 28 pixels, and not one.
-        n_validation: how many of the training images, the last ones, validate.
-        seed: seed of the random order alone.
+        path: the folder of the files.
+        permuted: whether the pixels of all images are permuted with the same permutation.
+        permutation: the permutation: "random" depends on `seed`; "bit-reversal" sorts pixels by their index
+            with its bits reversed.
+        by_row: whether a step is a row of 28 pixels instead of a pixel.
+        n_validation: number of training images, from the end, that are held out for validation.
+        seed: seed of the random permutation only.
 
     Raises:
         ValueError: a field is out of range.
 
-    Source: Le, Jaitly and Hinton (2015), section 4.2; the order of reversed bits is that of S4's code (Gu,
-    Goel and Ré, 2022).
+    Source: Le, Jaitly and Hinton (2015), section 4.2; S4's code (Gu, Goel and Ré, 2022) for bit reversal.
 
     Example:
         >>> task = SequentialImages(path=Path("fashion-mnist"), permuted=True)
@@ -73,10 +72,10 @@ class SequentialImages(ImageTask):
     n_columns: ClassVar[int] = 28
 
     def images(self) -> dict[Literal["train", "test"], Images]:
-        """Read the four files.
+        """Return the training and the test images.
 
         Raises:
-            DataError: one is missing, damaged, or something else than it should be.
+            DataError: a file is missing, damaged, or of the wrong kind.
         """
         folder = self.folder()
         train, test = _read_pair(folder, "train"), _read_pair(folder, "test")
@@ -84,8 +83,8 @@ class SequentialImages(ImageTask):
         if sizes[0] != sizes[1]:
             of_train, of_test = (f"{rows} x {columns}" for rows, columns in sizes)
             raise DataError(
-                f"the images of {folder} must all have the same size; those for training have {of_train} "
-                f"pixels, those for testing {of_test}. The files are of different data sets."
+                f"the images of {folder} must all have the same size; training images have {of_train} "
+                f"pixels, test images {of_test}. The files are of different data sets."
             )
         return {"train": train, "test": test}
 
@@ -118,12 +117,12 @@ def _read_idx(folder: Path, name: str, *, n_axes: int) -> NDArray[np.uint8]:
         raw = path.read_bytes()
         content = gzip.decompress(raw) if path.suffix == ".gz" else raw
     except EOFError as error:
-        raise DataError(f"{path} is cut off: its compressed data has no end. Get the file again.") from error
-    # before OSError, of which it is one
+        raise DataError(f"{path} is truncated: the compressed data have no end. Get it again.") from error
+    # before OSError, because BadGzipFile is a subclass
     except (gzip.BadGzipFile, zlib.error) as error:
         raise DataError(
-            f"{path} is no gzip file, or damaged: {error}. Get it again, or drop .gz from its name if it is "
-            "not compressed."
+            f"{path} is not a gzip file, or it is damaged: {error}. Get it again, or remove .gz from its "
+            "name if it is not compressed."
         ) from error
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
@@ -132,7 +131,7 @@ def _read_idx(folder: Path, name: str, *, n_axes: int) -> NDArray[np.uint8]:
     if content[:4] != magic:
         raise DataError(
             f"{path} must be an IDX file of {n_axes} axes of unsigned bytes, beginning with {magic.hex()}; "
-            f"it begins with {content[:4].hex() or 'nothing'}. Get the file again, or give it its own name."
+            f"it begins with {content[:4].hex() or 'nothing'}. Get it again, or restore its own name."
         )
     shape = tuple(np.frombuffer(content[4:start], dtype=">i4").tolist()) if len(content) >= start else ()
     n_bytes = math.prod(shape)
@@ -140,6 +139,6 @@ def _read_idx(folder: Path, name: str, *, n_axes: int) -> NDArray[np.uint8]:
         says = f"{n_bytes} bytes of shape {shape}" if shape else f"sizes in its first {start} bytes"
         raise DataError(
             f"{path} must have {says}; it has {max(0, len(content) - start)} after its header. "
-            "It is cut off or damaged: get it again."
+            "It is truncated or damaged: get it again."
         )
     return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape)

@@ -1,8 +1,8 @@
-"""Speech Commands: say which word was spoken, from the samples of a sound.
+"""Speech Commands: classify the spoken word in an audio recording.
 
-Source: Warden (2018), arXiv:1804.03209, for the recordings and the lists of SC35. SC10 is that of Romero and
-others (2021), arXiv:2102.02611 (CKConv), after Kidger and others (2020), arXiv:2005.08926. Gu, Goel and Ré
-(2022), arXiv:2111.00396 (S4), have both, and the test at half of the rate.
+Source: Warden (2018), arXiv:1804.03209, for the recordings and the lists of SC35; Romero and others (2021),
+arXiv:2102.02611 (CKConv), after Kidger and others (2020), arXiv:2005.08926, for SC10. Gu, Goel and Ré (2022),
+arXiv:2111.00396 (S4), have both, and test at half the sampling rate.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ from linrec.text.progress import ReadingDisplay
 __all__ = ["SpeechCommands"]
 
 RATE = 16_000
-"""Samples per second, and of a whole clip."""
+"""Samples per second, and samples per clip."""
 WORDS: Mapping[int, tuple[str, ...]] = {
     10: ("yes", "no", "up", "down", "left", "right", "on", "off", "stop", "go"),
     35: (
@@ -55,7 +55,7 @@ WORDS: Mapping[int, tuple[str, ...]] = {
 LISTS: Mapping[SplitName, str] = {"validation": "validation_list.txt", "test": "testing_list.txt"}
 SHARES = (0.7, 0.15, 0.15)
 SMALL = 1e-5 * 2**15
-"""What the literature adds to the standard deviation of samples that reach from -1 to 1, of 16 bits."""
+"""Constant 1e-5 that the literature adds to the standard deviation, in units of 16-bit samples."""
 AT_ONCE = 500
 
 
@@ -63,10 +63,10 @@ class Clip(NamedTuple):
     """A recording.
 
     Args:
-        name: folder and file, as the lists have it.
-        label: number of its word.
-        size: bytes of its file.
-        changed: when it was written, in nanoseconds.
+        name: folder and file name, as in the lists.
+        label: class of the word.
+        size: size of the file in bytes.
+        changed: modification time of the file, in nanoseconds.
     """
 
     name: str
@@ -77,31 +77,32 @@ class Clip(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SpeechCommands(FileTask, ClassificationTask):
-    """The word of a second of sound, and the configuration that says of which recordings.
+    """Classify the spoken word in a second of audio.
 
-        target = word      after x_1, ..., x_16000
-        inputs_t = (x_t - mean_t) / (std_t + 0.00001)      over the training clips, at each of the steps
+        target = word, given x_1, ..., x_16000
+        inputs_t = (x_t - mean_t) / (std_t + 0.00001), with statistics of the training clips for each step t
 
-    The folder is that of version 0.02, unpacked: a folder of wav files for each word, of 16 bits and 16 kHz,
-    with validation_list.txt and testing_list.txt. With 35 words, SC35, those lists say what validates and
-    what tests, and shorter clips end in zeros. With 10, SC10, clips of less than a second are left out, and
-    70% of each word, chosen at random, train, 15% validate and 15% test, whoever speaks.
+    The folder is the unpacked version 0.02: a folder of wav files for each word, with 16 bits and 16 kHz, and
+    the files validation_list.txt and testing_list.txt. With 35 words (SC35), these lists define the
+    validation and test splits, and shorter clips are padded with zeros. With 10 words (SC10), clips shorter
+    than a second are left out; of each word, a random 70% of clips are for training, 15% for validation and
+    15% for testing, regardless of the speaker.
 
-    Files are read once, and kept as one of 3.4 GB, SC10 of 1.1 GB, in the user's folder for caches.
+    Files are read once, and cached as a single file of 3.4 GB, or 1.1 GB for SC10.
 
     Args:
         path: the folder.
-        n_words: 35, all of them, or 10.
-        every: only every so manieth sample is read: 2 makes 8 kHz.
-        test_every: the same of further test samples, see `probes`.
-        seed: seed of the choice of SC10 alone.
-        cache: where samples are kept; None is `linrec/tasks` in the user's folder for caches.
+        n_words: 35 for all words, or 10.
+        every: subsampling factor; 2 gives 8 kHz.
+        test_every: subsampling factors of additional test sets; see `probes`.
+        seed: seed of the splits of SC10 only.
+        cache: folder for cached samples; None is `linrec/tasks` in the user's cache folder.
 
     Raises:
         ValueError: a field is out of range.
 
-    Source: S4's code for the mean and the deviation of each step, and for SC10, of 34,975 clips; which clips
-    train there depends on the order of files on a disk too.
+    Source: S4's code for the normalisation of each step, and for SC10, with 34,975 clips; its SC10 splits
+    also depend on the order of files on the disk.
 
     Example:
         >>> task = SpeechCommands(path=Path("speech_commands_v0.02"))
@@ -117,10 +118,10 @@ class SpeechCommands(FileTask, ClassificationTask):
     vocab_size: ClassVar[int | None] = None
     n_features: ClassVar[int | None] = 1
     version: ClassVar[int] = 1
-    """Of what reads the files: another number where the same ones give other samples."""
+    """Version of the cached data, increased when the same files give different samples."""
     wanted: ClassVar[str] = (
-        "Get http://download.tensorflow.org/data/speech_commands_v0.02.tar.gz, unpack it into a folder of "
-        "its own, and pass that with --data.path."
+        "Download http://download.tensorflow.org/data/speech_commands_v0.02.tar.gz, unpack it into a new "
+        "folder, and pass this folder with --data.path."
     )
 
     def __post_init__(self) -> None:
@@ -130,11 +131,11 @@ class SpeechCommands(FileTask, ClassificationTask):
             raise ValueError(f"`n_words` must be 10 or 35; got {self.n_words}.")
         require_at_least(self, every=1, seed=0)
         if min(self.test_every, default=1) < 1:
-            raise ValueError(f"`test_every` must be at least 1 each; got {self.test_every}.")
+            raise ValueError(f"`test_every` must have factors of at least 1; got {self.test_every}.")
 
     @property
     def n_outputs(self) -> int:
-        """Number of target classes: words, in the order of `words`."""
+        """Number of target classes: the words, in the order of `words`."""
         return self.n_words
 
     @property
@@ -144,17 +145,17 @@ class SpeechCommands(FileTask, ClassificationTask):
 
     @cached_property
     def probes(self) -> Mapping[str, LabelledSeries]:
-        """The test split at lower rates, by the number of steps: those of `test_every`.
+        """The test split, subsampled by the factors in `test_every`, by the number of steps.
 
-        No model is told of the rate: one whose step is a time would have to take longer ones.
+        The model is not told the sampling rate; a continuous-time model is not given a larger step size.
         """
         return {str(-(-RATE // k)): self._whole["test"].every(k) for k in self.test_every}
 
     def read(self) -> dict[SplitName, LabelledSeries]:
-        """Read the files, or what is kept of them, and return all splits.
+        """Read the files or the cache, and return all splits.
 
         Raises:
-            DataError: a file is missing, damaged, or something else than it should be.
+            DataError: a file is missing, damaged, or of the wrong kind.
         """
         return {name: split.every(self.every) for name, split in self._whole.items()}
 
@@ -163,7 +164,7 @@ class SpeechCommands(FileTask, ClassificationTask):
         folder = self.folder()
         clips = [clip for label, word in enumerate(self.words) for clip in self._clips(folder, word, label)]
         listed = self._listed(folder, clips) if self.n_words == 35 else {}
-        # what has another size or was written at another time is another file
+        # files are identified by name, size and modification time
         files = "\n".join(f"{c.name} {c.size} {c.changed} {listed.get(c.name, '')}" for c in clips)
         about = {
             "task": type(self).__name__,
@@ -187,7 +188,7 @@ class SpeechCommands(FileTask, ClassificationTask):
                 about = [(entry.name, entry.stat()) for entry in found]
         except OSError as error:
             raise DataError(
-                f"{folder} must have a folder {word!r}, and one for each of {self.n_words} words; it cannot "
+                f"{folder} must have a folder for each of {self.n_words} words; the folder {word!r} cannot "
                 f"be read: {error.strerror or error}. {self.wanted}"
             ) from error
         if not about:
@@ -195,7 +196,7 @@ class SpeechCommands(FileTask, ClassificationTask):
         return [Clip(f"{word}/{name}", label, s.st_size, s.st_mtime_ns) for name, s in sorted(about)]
 
     def _listed(self, folder: Path, clips: list[Clip]) -> dict[str, SplitName]:
-        """Return the split of each clip that a list has."""
+        """Return the split of each clip in the lists."""
         there = {clip.name for clip in clips}
         split_of: dict[str, SplitName] = {}
         for split, name in LISTS.items():
@@ -207,8 +208,8 @@ class SpeechCommands(FileTask, ClassificationTask):
             missing = [clip for clip in names if clip not in there]
             if missing or not names:
                 raise DataError(
-                    f"{folder / name} must name wav files that are there; it has {len(names)} names, and "
-                    f"{len(missing)} are not, such as {missing[0] if missing else 'none'}. {self.wanted}"
+                    f"{folder / name} must name existing wav files; it has {len(names)} names, of which "
+                    f"{len(missing)} do not exist, such as {missing[0] if missing else 'none'}. {self.wanted}"
                 )
             split_of |= dict.fromkeys(names, split)
         return split_of
@@ -222,14 +223,14 @@ class SpeechCommands(FileTask, ClassificationTask):
                 name: [clip for clip in clips if listed.get(clip.name, "train") == name]
                 for name in SPLIT_NAMES
             }
-        # shorter ones are left out
+        # clips shorter than a second are left out
         whole = [clip for clip in clips if len(_samples(folder / clip.name)) == RATE]
         labels = np.array([clip.label for clip in whole], dtype=np.int64)
         parts = stratified(labels, SHARES, np.random.default_rng(self.seed))
         return {name: [whole[place] for place in part] for name, part in zip(SPLIT_NAMES, parts, strict=True)}
 
     def _read(self, folder: Path, clips: list[Clip], listed: Mapping[str, SplitName]) -> dict[str, Tensor]:
-        """Return the samples of all clips, those of a split together, and what is known from training."""
+        """Return the samples of all clips, ordered by split, and the statistics of the training split."""
         parts = self._split(folder, clips, listed)
         for name, part in parts.items():
             if not part:
@@ -254,7 +255,7 @@ class SpeechCommands(FileTask, ClassificationTask):
 
 
 def _samples(path: Path) -> NDArray[np.int16]:
-    """Return the samples of a wav file of 16 bits and 16 kHz, a second at most."""
+    """Return the samples of a wav file of 16 bits and 16 kHz, at most a second."""
     try:
         with wave.open(str(path), "rb") as file:
             kind = (file.getnchannels(), 8 * file.getsampwidth(), file.getframerate())
@@ -264,7 +265,7 @@ def _samples(path: Path) -> NDArray[np.int16]:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
     except (EOFError, wave.Error) as error:
         why = str(error) or "it ends too soon"
-        raise DataError(f"{path} is no wav file, or damaged: {why}. Unpack it again.") from error
+        raise DataError(f"{path} is not a wav file, or it is damaged: {why}. Unpack it again.") from error
     if kind != (1, 16, RATE):
         raise DataError(
             f"{path} must have 1 channel of 16 bits at {RATE} Hz; it has {kind[0]} of {kind[1]} bits at "
@@ -272,7 +273,7 @@ def _samples(path: Path) -> NDArray[np.int16]:
         )
     if len(content) != n_bytes:
         raise DataError(
-            f"{path} must have {n_bytes} bytes of samples; it has {len(content)}. It is cut off: unpack it "
+            f"{path} must have {n_bytes} bytes of samples; it has {len(content)}. It is truncated: unpack it "
             "again."
         )
     samples = np.frombuffer(content, dtype="<i2")

@@ -1,9 +1,10 @@
-"""Tasks that ask for the state of a finite automaton after it has read a string.
+"""Base class of tasks whose targets are the state of an automaton after reading a string.
 
-The protocol is that of Delétang and others (2023, arXiv:2207.02098): train on strings of mixed lengths, test
-on longer ones. The splits share no string, and of short ones there are few: eight of three bits. So strings
-that validate or test are only of lengths of which there are at least twice as many strings as the two splits
-hold together. Training has all shorter strings, and at least half of those of every length.
+The protocol follows Delétang and others (2023, arXiv:2207.02098): train on strings of mixed lengths, test on
+longer strings. Splits have no strings in common, and there are few short strings: only eight of three bits. A
+length is used for validation and testing only if its number of strings is at least twice the number of
+validation and test samples together. Training has all shorter strings, and at least half of the strings of
+every length.
 """
 
 import abc
@@ -26,21 +27,23 @@ Steps = Int64[np.ndarray, "n t"]
 class StateTracking(SyntheticTask):
     """Base class of tasks with strings of mixed lengths, whose target is a function of the string so far.
 
-    Tokens are the symbols 0 .. `n_symbols` - 1, and the padding `n_symbols` after a string. All strings of a
-    probe have one length of `test_lengths`. Scores are grouped by the number of symbols a target depends on.
+    Tokens are the symbols 0 .. `n_symbols` - 1, and the padding `n_symbols` after a string. The strings of a
+    probe in `test_lengths` all have the same length. Scores are grouped by the number of symbols that a
+    target depends on.
 
     Args:
-        length: symbols of the longest string.
-        min_length: symbols of the shortest string; lengths are drawn uniformly. None is 1; with `dense` it is
-            `length`, because every prefix of a string has a target too.
-        dense: whether there is a target at every symbol, for the string up to it; else at the last one alone.
-        fresh: whether every epoch draws training samples of its own; else they are the same again.
+        length: maximum number of symbols in a string.
+        min_length: minimum number of symbols in a string; lengths are uniform. None is 1, or `length` with
+            `dense`, because every prefix of a string then has a target.
+        dense: whether every symbol has a target, for the string up to this symbol; if not, only the last
+            symbol has a target.
+        fresh: whether every epoch draws new training samples; if not, all epochs share the same samples.
 
     Raises:
-        ValueError: a field is out of range, `test_lengths` are not beyond those of training, or there are too
-            few strings for the splits to share none.
+        ValueError: a field is out of range, `test_lengths` are not greater than `length`, or there are too
+            few strings for disjoint splits.
 
-    Source: Delétang and others (2023): lengths 1 to 40, and data that is always new, in their released code.
+    Source: Delétang and others (2023): lengths 1 to 40, and new samples in every batch, in the released code.
     """
 
     length: int = 40
@@ -56,42 +59,42 @@ class StateTracking(SyntheticTask):
         require_longer_probes(self)
         if self.shortest_held_out > self.length:
             raise ValueError(
-                f"{type(self).__name__} has too few different samples: of `length` = {self.length} there are "
-                f"{self.n_strings(self.length)} strings, and there must be at least twice as many as "
-                f"`n_validation` and `n_test` together, {self.n_validation + self.n_test}. "
-                "Ask for fewer, or for longer strings."
+                f"{type(self).__name__} has too few different samples: there must be at least twice as many "
+                f"strings of `length` = {self.length} as `n_validation` + `n_test` = "
+                f"{self.n_validation + self.n_test}; got {self.n_strings(self.length)} strings. "
+                "Pass fewer validation and test samples, or a greater length."
             )
         super().__post_init__()
 
     @property
     @abc.abstractmethod
     def n_symbols(self) -> int:
-        """Number of different symbols."""
+        """Number of distinct symbols."""
 
     @abc.abstractmethod
     def n_strings(self, length: int) -> int:
-        """Count the strings of a length; at most that of the next length."""
+        """Return the number of strings of a length; must not decrease with the length."""
 
     @abc.abstractmethod
     def strings(self, random: np.random.Generator, lengths: Lengths) -> tuple[Steps, Steps]:
         """Draw strings.
 
         Args:
-            random: where they come from.
-            lengths: that of each string, shape (n), int64, at most `length`.
+            random: the random generator.
+            lengths: length of each string, shape (n), int64, at most `length`.
 
         Returns:
-            Symbols and answers, both (n, `length`), int64. The answer at a step is that of the string up to
-            it, -100 where it has none; what comes after a string is of no account.
+            Symbols and answers, both (n, `length`), int64. The answer at a step is the answer for the string
+            up to this step, or -100 without an answer. Values after the end of a string are ignored.
         """
 
     def existing(self, lengths: Lengths) -> Lengths:
-        """Return the greatest lengths up to these that strings have: these, where strings have all."""
+        """Return, for each length, the greatest valid length up to it; by default, all lengths are valid."""
         return lengths
 
     @property
     def vocab_size(self) -> int:
-        """Number of input tokens: symbols and padding."""
+        """Vocabulary size: symbols and padding."""
         return self.n_symbols + 1
 
     @property
@@ -101,23 +104,23 @@ class StateTracking(SyntheticTask):
 
     @property
     def shortest(self) -> int:
-        """Symbols of the shortest string."""
+        """Length of the shortest strings."""
         if self.min_length is not None:
             return self.min_length
         return self.length if self.dense else 1
 
     @cached_property
     def shortest_held_out(self) -> int:
-        """Symbols of the shortest string that validates or tests: of shorter ones there are too few."""
+        """Length of the shortest strings for validation and testing; there are too few shorter strings."""
         enough = 2 * (self.n_validation + self.n_test)
         lengths = range(self.shortest, self.length + 1)
         return next((length for length in lengths if self.n_strings(length) >= enough), self.length + 1)
 
     def at_length(self, length: int) -> "StateTracking":
-        """Return the same task with all strings of one length.
+        """Return the task with all strings of the same length.
 
         Args:
-            length: symbols of every string.
+            length: number of symbols in every string.
         """
         return dataclasses.replace(self, length=length, min_length=length, test_lengths=())
 
@@ -126,7 +129,7 @@ class StateTracking(SyntheticTask):
         return self._draw(random, n, self.shortest)
 
     def draw_held_out(self, random: np.random.Generator, n: int) -> Drawn:
-        """Draw n strings of lengths of which there are enough."""
+        """Draw n strings of lengths with enough strings for validation and testing."""
         return self._draw(random, n, self.shortest_held_out)
 
     def _draw(self, random: np.random.Generator, n: int, shortest: int) -> Drawn:

@@ -1,8 +1,8 @@
-"""Tasks whose samples a generator draws: splits, fresh epochs, probes, and scores of tokens.
+"""Base classes of generated tasks: splits, new samples per epoch, probes, and scores of tokens.
 
-Every split has its own generator. A longer training split does not change the other splits, and the data does
-not depend on the order in which splits are read. The splits share no sample: test samples are drawn first,
-then validation samples, and a sample that was drawn before is drawn again. Tasks of real numbers, whose
+Every split has its own random generator. A longer training split does not change the other splits, and the
+data do not depend on the order in which splits are read. Splits have no samples in common: test samples are
+drawn first, then validation samples, and repeated samples are drawn again. Tasks of real numbers, whose
 samples always differ, are in `regression.py`.
 """
 
@@ -34,14 +34,14 @@ from linrec.tasks.distinct import draw_distinct, fingerprints, split_generator
 
 
 class Drawn(NamedTuple):
-    """Samples as a generator gives them, all of one length.
+    """Generated samples of equal length, as NumPy arrays.
 
     Args:
         inputs: tokens, shape (n, t), int64; or features, (n, t, f), float32.
-        targets: class at every position, shape (n, t), int64; -100 where nothing is to be predicted. Of a
-            regression real numbers, (n, t, f) or (n, f), float32; NaN where nothing is.
-        group: what the score distinguishes at every position, shape (n, t), int64: number of pairs, distance
-            or the like, as the task's `group_name` says; None where there is nothing.
+        targets: class at every position, shape (n, t), int64, -100 without a target; for a regression, real
+            numbers, (n, t, f) or (n, f), float32, NaN without a target.
+        group: group of every position for scores by group, shape (n, t), int64, such as a number of pairs or
+            a distance; the task's `group_name` is its name. None for a task without groups.
     """
 
     inputs: NDArray[np.int64] | NDArray[np.float32]
@@ -56,19 +56,19 @@ class Drawn(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class DrawnTask(abc.ABC):
-    """Base class of tasks whose samples a generator draws; a subclass defines `draw`.
+    """Base class of tasks with generated samples; a subclass defines `draw`.
 
     Args:
-        length: what decides how long a sample is: its steps, where a task does not say otherwise.
-        n_train: samples of the training split, or of an epoch.
-        n_validation: samples of the validation split.
-        n_test: samples of the test split, and of every probe.
-        fresh: whether every epoch draws training samples of its own; else they are the same again.
-        test_lengths: lengths to probe besides, see `probes`.
-        seed: seed of the data alone.
+        length: length of a sample: the number of steps, unless the task defines it otherwise.
+        n_train: number of training samples, per epoch if `fresh`.
+        n_validation: number of validation samples.
+        n_test: number of test samples, and of samples in every probe.
+        fresh: whether every epoch draws new training samples; if not, all epochs share the same samples.
+        test_lengths: lengths of additional test sets; see `probes`.
+        seed: seed of the data only.
 
     Raises:
-        ValueError: a field is out of range, or there are fewer different samples than asked for.
+        ValueError: a field is out of range, or there are too few distinct samples.
     """
 
     length: int
@@ -81,7 +81,7 @@ class DrawnTask(abc.ABC):
     section: ClassVar[str] = "task"
     reset_token: ClassVar[int | None] = None
     continuous: ClassVar[bool] = False
-    """Whether samples are real numbers, so that no two are alike and none has to be compared with others."""
+    """Whether samples are real numbers, which never repeat and need no comparison with other samples."""
 
     def __post_init__(self) -> None:
         require_at_least(self, n_train=1, n_validation=1, n_test=1, seed=0)
@@ -90,33 +90,33 @@ class DrawnTask(abc.ABC):
 
     @abc.abstractmethod
     def draw(self, random: np.random.Generator, n: int) -> Drawn:
-        """Draw n samples; a pure function of the fields and the generator."""
+        """Draw n samples, a pure function of the fields and the random generator."""
 
     def draw_held_out(self, random: np.random.Generator, n: int) -> Drawn:
-        """Draw n samples that validate or test: as `draw`, where a task does not say otherwise.
+        """Draw n samples for validation or testing; by default, `draw`.
 
-        A task says so where some samples are so few that training would have none of them left.
+        A task overrides this method if some kinds of samples are so few that none would be left for training.
         """
         return self.draw(random, n)
 
     def for_training(self, drawn: Drawn) -> Drawn:
-        """Return samples as the training split has them: as they are, or with further targets."""
+        """Return samples with the training targets; by default, unchanged."""
         return drawn
 
     def at_length(self, length: int) -> "DrawnTask":
-        """Return the same task with longer or shorter sequences.
+        """Return the task with longer or shorter sequences.
 
         Args:
-            length: what the field `length` becomes.
+            length: new value of the field `length`.
         """
         return dataclasses.replace(self, length=length, test_lengths=())
 
     def prepared(self) -> "DrawnTask":
-        """Return the task itself: its configuration says all."""
+        """Return the task itself, which does not depend on files."""
         return self
 
     def split(self, name: SplitName) -> Split:
-        """Return the samples of one split.
+        """Return the samples of a split.
 
         Args:
             name: "train", "validation" or "test".
@@ -125,9 +125,9 @@ class DrawnTask(abc.ABC):
             Inputs and targets, each of shape (samples, t).
 
         Raises:
-            ValueError: there is no such split, or there are too few different samples.
+            ValueError: the split does not exist, or there are too few distinct samples.
         """
-        # each when it is asked for: a probe of long sequences is its test split alone
+        # splits are drawn on demand, because a probe of long sequences only needs its test split
         match name:
             case "test":
                 return self._test
@@ -139,7 +139,7 @@ class DrawnTask(abc.ABC):
 
     @cached_property
     def probes(self) -> Mapping[str, Split]:
-        """Further test samples, by name: those of `test_lengths`, each under its length."""
+        """Additional test samples for each length in `test_lengths`, by the length as a string."""
         return {str(length): self.at_length(length).split("test") for length in self.test_lengths}
 
     @cached_property
@@ -161,7 +161,7 @@ class DrawnTask(abc.ABC):
         return frozenset(number for split in splits for number in fingerprints(split).tolist())
 
     def _drawn(self, name: SplitName, n: int, taken: frozenset[int], *more: int) -> Drawn:
-        """Draw n samples of a split that are not `taken`; samples that validate or test are distinct too."""
+        """Draw n samples of a split that are not `taken`; validation and test samples are also distinct."""
         random = split_generator(type(self).__name__, name, self.seed, *more)
         draw = self.draw if name == "train" else self.draw_held_out
         if self.continuous:
@@ -192,18 +192,18 @@ class DrawnTask(abc.ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class SyntheticTask(DrawnTask):
-    """Base class of drawn tasks of tokens, with targets at some or all steps; fields as in `DrawnTask`."""
+    """Base class of generated token tasks, with targets at some or all steps; see `DrawnTask` for fields."""
 
     n_features: ClassVar[int | None] = None
     per_sequence: ClassVar[bool] = False
     objective: ClassVar[ObjectiveName] = "classification"
     group_name: ClassVar[str] = ""
-    """What `Drawn.group` counts, such as "pairs"; empty where a task has no groups."""
+    """Name of the quantity in `Drawn.group`, such as "pairs"; empty for a task without groups."""
 
     @property
     @abc.abstractmethod
     def vocab_size(self) -> int:
-        """Number of input tokens."""
+        """Vocabulary size."""
 
     @property
     @abc.abstractmethod
@@ -213,27 +213,27 @@ class SyntheticTask(DrawnTask):
     @property
     @abc.abstractmethod
     def chance(self) -> float:
-        """Expected accuracy of a uniform guess among the classes that occur."""
+        """Expected accuracy of a uniform guess among the possible answers."""
 
     @cached_property
     def trivial_score(self) -> float:
-        """Test accuracy of always answering the most frequent target of the training split."""
+        """Test accuracy of always predicting the most frequent target of the training split."""
         targets = self.split("train").targets
         majority = torch.bincount(targets[targets != NO_TARGET]).argmax()
         wanted = self.split("test").targets
         return float((wanted[wanted != NO_TARGET] == majority).double().mean())
 
     def score(self, predictions: Int64[Tensor, "n t"], split: Split) -> dict[str, Any]:
-        """Compare predictions with the targets of a split.
+        """Return scores of predictions on a split.
 
         Args:
             predictions: predicted classes, shape (n, t), any integer dtype, on any device.
-            split: what was predicted.
+            split: the split of the targets.
 
         Returns:
-            "accuracy", the share of right positions among those with a target; "exact", the share of samples
-            that are right at all of them; and, of a task with groups, "accuracy_by_GROUP": a list of
-            {GROUP: number, "accuracy", "count"}.
+            "accuracy", the fraction of correct positions among all positions with a target; "exact", the
+            fraction of samples with all targets correct; and for a task with groups "accuracy_by_GROUP", a
+            list of {GROUP: number, "accuracy", "count"}.
 
         Raises:
             ValueError: `predictions` has another shape than the targets.
@@ -258,15 +258,15 @@ class SyntheticTask(DrawnTask):
 
 
 def require_longer_probes(task: DrawnTask) -> None:
-    """Refuse probes of a length that training has strings of: a probe is not kept apart from these.
+    """Check that probes are longer than training strings, because probes may repeat training strings.
 
     Raises:
-        ValueError: one of `test_lengths` is not beyond `length`.
+        ValueError: a length in `test_lengths` is not greater than `length`.
     """
     if any(length <= task.length for length in task.test_lengths):
         raise ValueError(
-            f"`test_lengths` must be greater than `length` = {task.length}, that of the longest string "
-            f"in training; got {task.test_lengths}. The score of the test split tells shorter ones apart."
+            f"`test_lengths` must be greater than `length` = {task.length}, the longest training string; got "
+            f"{task.test_lengths}. The scores of the test split include shorter lengths."
         )
 
 

@@ -1,8 +1,8 @@
-"""The .ts files of the UEA and UCR archives of time series.
+"""Reader of .ts files, the format of the UEA and UCR archives of time series.
 
-Lines that begin with # are comments, those with @ say what the file has, up to @data. Then each line is a
-series: its dimensions, with colons between, each of values with commas between; and, after a last colon, its
-class. A value that is missing is a question mark.
+Lines that begin with # are comments. The header has lines that begin with @, up to @data. After it, each line
+is a series: its dimensions, separated by colons, each with values separated by commas; and its class after
+the last colon. A missing value is a question mark.
 """
 
 from pathlib import Path
@@ -17,12 +17,12 @@ from linrec.text.progress import ReadingDisplay
 
 
 class TsFile(NamedTuple):
-    """What a file has.
+    """The content of a .ts file.
 
     Args:
         classes: names of the classes, in the order of the header.
-        series: one array for each, shape (t, f), float32, with t of its own; NaN where a value is missing.
-        labels: number of the class of each series, shape (n).
+        series: an array per series, shape (t, f), float32; t may differ; NaN for missing values.
+        labels: class of each series, as an index of `classes`, shape (n).
     """
 
     classes: tuple[str, ...]
@@ -31,10 +31,10 @@ class TsFile(NamedTuple):
 
 
 def read_ts(path: Path) -> TsFile:
-    """Read a file of series that have classes, and no time stamps.
+    """Read a file of labelled series without time stamps.
 
     Raises:
-        DataError: it cannot be read, is damaged, or has something else.
+        DataError: the file cannot be read, is damaged, has time stamps, or has no classes.
 
     Example:
         >>> import tempfile
@@ -50,7 +50,7 @@ def read_ts(path: Path) -> TsFile:
     labels: list[int] = []
     numbers: dict[str, int] = {}
     try:
-        # names in comments may be of another encoding
+        # errors="replace", because names in comments may have another encoding
         with (
             path.open(encoding="utf-8-sig", errors="replace") as file,
             ReadingDisplay().reading(f"reading {path.name}", path.stat().st_size) as advance,
@@ -64,7 +64,7 @@ def read_ts(path: Path) -> TsFile:
                     if not text.startswith("@"):
                         raise DataError(
                             f"{path} must begin with lines of @, up to @data; got {text[:40]!r} in line "
-                            f"{place}. It is no .ts file."
+                            f"{place}. It is not a .ts file."
                         )
                     name, *values = text[1:].split() or [""]
                     header[name.lower()] = values
@@ -77,27 +77,27 @@ def read_ts(path: Path) -> TsFile:
                         raise ValueError(f"{one.shape[1]} dimensions after {series[0].shape[1]} in the first")
                 except ValueError as error:
                     raise DataError(
-                        f"{path} must have values, between commas and colons, and a class in each line; got "
-                        f"{error} in line {place}. It is damaged: get it again."
+                        f"{path} must have values, separated by commas and colons, and a class in each line; "
+                        f"got {error} in line {place}. It is damaged: get it again."
                     ) from error
                 series.append(one)
                 labels.append(label)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
     if not series:
-        raise DataError(f"{path} has no series after its header. It is cut off: get it again.")
+        raise DataError(f"{path} has no series after its header. It is truncated: get it again.")
     return TsFile(tuple(numbers), series, np.array(labels))
 
 
 def _classes(path: Path, header: dict[str, list[str]]) -> list[str]:
-    """Return the names of the classes that a header has, once it is one that can be used."""
+    """Check the header, and return the names of the classes."""
     if [word.lower() for word in header.get("timestamps", ["false"])] != ["false"]:
-        raise DataError(f"{path} has time stamps; only series without them are read.")
+        raise DataError(f"{path} has time stamps; only series without time stamps can be read.")
     has_classes, *names = header.get("classlabel") or ["false"]
     if has_classes.lower() != "true" or len(set(names)) != len(names) or not names:
         raise DataError(
             f"{path} must name its classes in a line such as @classLabel true 1 2; got "
-            f"{' '.join(header.get('classlabel', ['none']))!r}. Only data sets of classes are read."
+            f"{' '.join(header.get('classlabel', ['none']))!r}. Only classification data sets can be read."
         )
     return names
 
@@ -105,7 +105,7 @@ def _classes(path: Path, header: dict[str, list[str]]) -> list[str]:
 def _series(line: str, numbers: dict[str, int]) -> tuple[NDArray[np.float32], int]:
     *dimensions, label = line.split(":")
     if label.strip() not in numbers:
-        raise ValueError(f"a class {label.strip()[:40]!r} that the header has not")
+        raise ValueError(f"a class {label.strip()[:40]!r} that is not in the header")
     if not dimensions:
         raise ValueError("no values")
     columns = [np.array(d.replace("?", "nan").split(","), dtype=np.float64) for d in dimensions]
@@ -113,5 +113,5 @@ def _series(line: str, numbers: dict[str, int]) -> tuple[NDArray[np.float32], in
         raise ValueError(f"dimensions of {sorted({len(column) for column in columns})} values")
     one = np.stack(columns, axis=1)
     if len(infinite := one[np.abs(one) > np.finfo(np.float32).max]):
-        raise ValueError(f"{infinite[0]}, which is no finite number of 32 bits,")
+        raise ValueError(f"{infinite[0]}, which is not a finite float32 number,")
     return one.astype(np.float32), numbers[label.strip()]

@@ -1,7 +1,7 @@
-"""UEA: the class of a time series of several dimensions, of any data set of the UEA and UCR archives.
+"""UEA: classify multivariate time series, from any data set of the UEA and UCR archives.
 
-Source: Bagnall and others (2018), arXiv:1811.00075, for the archive, of which EigenWorms has 259 series of
-17,984 steps. Walker and others (2024), arXiv:2402.18512, put both files together and cut them anew.
+Source: Bagnall and others (2018), arXiv:1811.00075, for the archive; its data set EigenWorms has 259 series
+of 17,984 steps. Walker and others (2024), arXiv:2402.18512, pool both files and split them again.
 """
 
 import dataclasses
@@ -28,37 +28,38 @@ from linrec.text import DataError
 __all__ = ["Uea"]
 
 POOLED = (0.7, 0.85)
-"""Where all series are cut, of which the first part trains and the second validates."""
+"""Cumulative fractions of the pooled splits: 70% for training, 15% for validation, 15% for testing."""
 VARIANTS = ("_eq", "_nmv", "_eq_nmv")
-"""What names of further versions end in: cut to one length, or with numbers in place of missing values."""
+"""Suffixes of alternative versions of a data set: with equal lengths, or without missing values."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Uea(FileTask, ClassificationTask):
-    """The class of a time series, and the configuration that says of which data set.
+    """Classify multivariate time series of a UEA or UCR data set.
 
-        target = class      after x_1, ..., x_t, each of f numbers
+        target = class, given x_1, ..., x_t of f numbers each
 
-    The folder has NAME_TRAIN.ts and NAME_TEST.ts. Versions of the same data, NAME_eq of one length and
-    NAME_nmv without missing values, are not read where it has NAME. A series that is there twice is taken
-    once, so that splits share none. Each dimension is normalised with mean and standard deviation of the
-    training split. Series may have lengths of their own; all are padded to the longest one, and the batch
-    tells their lengths. A value that is missing is the mean.
+    The folder contains NAME_TRAIN.ts and NAME_TEST.ts. Alternative versions in the same folder, NAME_eq with
+    equal lengths and NAME_nmv without missing values, are ignored. A series that occurs twice is used once,
+    so that splits have no series in common. Each dimension is normalised with mean and standard deviation of
+    the training split. Series may have different lengths; they are padded to the longest series, and batches
+    contain the lengths. Missing values are replaced by the mean.
 
     Args:
         path: the folder.
-        splits: "archive": the test file tests, all of it, and some of the rest validate, the same share of
-            every class; "pooled": of all series, 70% chosen at random train, 15% validate and 15% test.
-        validation_share: the share of the training file that validates, with splits of the archive.
-        seed: seed of what is chosen.
-        n_dimensions: numbers of a step; None is what the files say.
-        n_classes: number of classes; likewise.
+        splits: "archive": the whole test file is the test split, and a fraction of the training file, equal
+            for every class, is held out for validation; "pooled": of all series, a random 70% are for
+            training, 15% for validation and 15% for testing.
+        validation_share: fraction of the training file that is held out for validation, with "archive".
+        seed: seed of the random splits.
+        n_dimensions: number of features per step; None reads it from the files.
+        n_classes: number of classes; None reads it from the files.
 
     Raises:
         ValueError: a field is out of range.
 
-    Source: Walker and others (2024) for pooled splits, without exact duplicates; they have five seeds, whose
-    choices are not those of the same seeds here.
+    Source: Walker and others (2024) for pooled splits without exact duplicates; their five seeds give other
+    splits than the same seeds in this task.
 
     Example:
         >>> import tempfile
@@ -80,9 +81,9 @@ class Uea(FileTask, ClassificationTask):
     n_classes: int | None = None
     vocab_size: ClassVar[int | None] = None
     wanted: ClassVar[str] = (
-        "Get a data set of https://timeseriesclassification.com, such as "
-        "https://timeseriesclassification.com/aeon-toolkit/EigenWorms.zip, unpack it into a folder of its "
-        "own, and pass that with --data.path."
+        "Download a data set of https://timeseriesclassification.com, such as "
+        "https://timeseriesclassification.com/aeon-toolkit/EigenWorms.zip, unpack it into a new folder, and "
+        "pass this folder with --data.path."
     )
 
     def __post_init__(self) -> None:
@@ -95,25 +96,25 @@ class Uea(FileTask, ClassificationTask):
 
     @property
     def n_features(self) -> int | None:
-        """Real numbers per step; None until the task is `prepared`, unless it is given."""
+        """Number of input features per step; None before `prepared`, unless `n_dimensions` is given."""
         return self.n_dimensions
 
     @property
     def n_outputs(self) -> int:
-        """Number of target classes; 1 until the task is `prepared`, unless it is given."""
+        """Number of target classes; 1 before `prepared`, unless `n_classes` is given."""
         return self.n_classes or 1
 
     @property
     def chance(self) -> float:
-        """Expected accuracy of a uniform guess; the files are read for it."""
+        """Expected accuracy of a uniform guess; reads the files."""
         return 1 / self.prepared().n_outputs
 
     def prepared(self) -> "Uea":
-        """Return the task with `n_dimensions` and `n_classes`, once its files are read.
+        """Read the files, and return the task with `n_dimensions` and `n_classes` set.
 
         Raises:
-            DataError: a file is missing, damaged, or something else than it should be.
-            ValueError: it has other numbers of them than the task.
+            DataError: a file is missing, damaged, or of the wrong kind.
+            ValueError: the files have another number of dimensions or classes than the task.
         """
         classes, splits = self._content
         n_dimensions, n_classes = splits["train"].values.shape[-1], len(classes)
@@ -123,19 +124,19 @@ class Uea(FileTask, ClassificationTask):
                     f"`{name}` must be {number}, as in {self.path}; got {getattr(self, name)}. Leave it out."
                 )
         task = dataclasses.replace(self, n_dimensions=n_dimensions, n_classes=n_classes)
-        # the files need not be read again
+        # keep the content, so that the files are not read again
         task.__dict__["_content"] = self._content
         return task
 
     def score(self, predictions: Int64[Tensor, "n"], split: LabelledSource) -> dict[str, Any]:
-        """Compare predictions with the labels of a split, as every task of classes does."""
+        """Return the accuracy of predictions on a split; see `ClassificationTask.score`."""
         return scores_by_class(predictions, split.labels, self.prepared().n_outputs)
 
     def read(self) -> dict[SplitName, LabelledSeries]:
         """Read the files, and return all splits.
 
         Raises:
-            DataError: what `prepared` raises.
+            DataError: a file is missing, damaged, or of the wrong kind.
         """
         return self._content[1]
 
@@ -152,7 +153,7 @@ class Uea(FileTask, ClassificationTask):
                     "`validation_share`, or `splits`."
                 )
         mean, std = _statistics([series[place] for place in parts["train"]])
-        # batches have the same shape in all splits
+        # pad to the longest series of all splits, so that batches always have the same shape
         longest, equal = max(map(len, series)), len(set(map(len, series))) == 1
 
         def part(places: NDArray[np.int64]) -> LabelledSeries:
@@ -167,11 +168,11 @@ class Uea(FileTask, ClassificationTask):
     def _files(self) -> tuple[TsFile, TsFile]:
         folder = self.folder()
         found = {path.name.removesuffix("_TRAIN.ts") for path in folder.glob("*_TRAIN.ts")}
-        # archives of series of unequal length have a second version of them
+        # ignore alternative versions of a data set
         names = sorted(found - {name + variant for name in found for variant in VARIANTS})
         if len(names) != 1 or not (folder / f"{names[0]}_TEST.ts").exists():
             raise DataError(
-                f"{folder} must have the files NAME_TRAIN.ts and NAME_TEST.ts of one data set; it has "
+                f"{folder} must contain NAME_TRAIN.ts and NAME_TEST.ts of a single data set; it has "
                 f"{', '.join(sorted(path.name for path in folder.glob('*.ts'))) or 'none'}. {self.wanted}"
             )
         train, test = (read_ts(folder / f"{names[0]}_{part}.ts") for part in ("TRAIN", "TEST"))
@@ -181,21 +182,21 @@ class Uea(FileTask, ClassificationTask):
         ):
             if one != other:
                 raise DataError(
-                    f"the files of {folder} must have the same {what}; those for training have {one}, those "
-                    f"for testing {other}. They are of different data sets."
+                    f"the files of {folder} must have the same {what}; the training file has {one}, the test "
+                    f"file {other}. They are of different data sets."
                 )
         return train, test
 
     def _parts(
         self, series: list[NDArray[np.float32]], labels: NDArray[np.int64], *, n_train: int
     ) -> dict[SplitName, NDArray[np.int64]]:
-        """Return the numbers of the series of each split."""
+        """Return the indices of the series in each split."""
         random = np.random.default_rng(self.seed)
         if self.splits == "pooled":
             drawn = random.permutation(_first_ones(series, range(len(series))))
             train, validation, test = np.split(drawn, [int(share * len(drawn)) for share in POOLED])
             return {"train": train, "validation": validation, "test": test}
-        # what is tested for is neither learned from nor chosen by
+        # test series must not occur in the training and validation splits
         tested = range(n_train, len(series))
         first = _first_ones(series, [*tested, *range(n_train)])
         rest = np.array([place for place in first if place < n_train], dtype=np.int64)
@@ -205,7 +206,7 @@ class Uea(FileTask, ClassificationTask):
 
 
 def _first_ones(series: list[NDArray[np.float32]], order: Iterable[int]) -> list[int]:
-    """Return the numbers of series, in an order, without those that are equal to an earlier one."""
+    """Return the indices of series in the given order, without repeated series."""
     seen: dict[bytes, int] = {}
     for place in order:
         seen.setdefault(hashlib.sha256(series[place].tobytes()).digest(), place)
@@ -213,11 +214,11 @@ def _first_ones(series: list[NDArray[np.float32]], order: Iterable[int]) -> list
 
 
 def _statistics(series: list[NDArray[np.float32]]) -> tuple[Tensor, Tensor]:
-    """Return mean and standard deviation of each dimension, shape (1, f), of all values that are there."""
+    """Return mean and standard deviation of each dimension, shape (1, f), ignoring missing values."""
     found = [one.astype(np.float64) for one in series]
     count = np.maximum(sum((~np.isnan(one)).sum(0) for one in found), 1)
     mean = sum(np.nansum(one, axis=0) for one in found) / count
     square = sum(np.nansum((one - mean) ** 2, axis=0) for one in found) / count
-    # a dimension that never changes is 0 after its mean is taken away
+    # a constant dimension is 0 after subtracting its mean, so its standard deviation must not be 0
     std = np.where(square > 0, np.sqrt(square), 1.0)
     return torch.from_numpy(mean).float()[None], torch.from_numpy(std).float()[None]

@@ -1,8 +1,8 @@
-"""The word problem of a finite group: what is the product of a string of its elements?
+"""The word problem of a finite group: compute the product of a string of its elements.
 
-Source: Merrill, Petty and Sabharwal (2024, arXiv:2404.08819), who ask for the product at every step. The
-word problem of S5, as that of any group that is not solvable, is complete for NC1 (Barrington 1989), whereas
-state-space models with diagonal transitions, as attention, stay within TC0. S3, S4, A4 and Zn are solvable.
+Source: Merrill, Petty and Sabharwal (2024, arXiv:2404.08819), with a target at every step. The word problem
+of S5, and of every group that is not solvable, is complete for NC1 (Barrington 1989). State-space models with
+diagonal transitions and attention are in TC0. S3, S4, A4 and Zn are solvable.
 """
 
 import itertools
@@ -17,23 +17,24 @@ from linrec.tasks.state_tracking import Lengths, StateTracking, Steps
 
 __all__ = ["WordProblem"]
 
-# the largest S is of 720 elements
+# the largest number for each kind of group; S6 has 720 elements
 MOST = {"S": 6, "A": 6, "Z": 1000}
 
 
 @dataclass(frozen=True, kw_only=True)
 class WordProblem(StateTracking):
-    """Multiply the elements of a group, one after the other.
+    """Multiply a string of group elements.
 
         y_t = x_t x_{t-1} ... x_1
 
-    so that y_t = x_t y_{t-1}; a permutation p is the function i -> p(i), and of a product the right factor is
-    applied first. Tokens are the numbers of the elements: permutations in lexicographic order, of A the even
-    ones alone, so that 0 is the identity; of Z rotations by that number; then the padding. The other fields
-    are those of all tasks of state tracking; `dense` is True where nothing else is said.
+    Thus y_t = x_t y_{t-1}. A permutation p is the function i -> p(i), and the right factor of a product is
+    applied first. Tokens are the indices of the elements, followed by the padding. Elements are permutations
+    in lexicographic order (only even permutations for A), or rotations by the index for Z, so that 0 is the
+    identity. See `StateTracking` for the other fields; `dense` is True by default.
 
     Args:
-        group: "S5" and the like: S symmetric, A alternating (both of up to 6 letters), Z cyclic.
+        group: name of the group, such as "S5": S is symmetric, A alternating (both of at most 6 letters), Z
+            cyclic.
 
     Source: Merrill, Petty and Sabharwal (2024).
 
@@ -59,7 +60,7 @@ class WordProblem(StateTracking):
 
     @cached_property
     def elements(self) -> Int64[np.ndarray, "g letters"]:
-        """The elements as permutations, p(0), p(1) and so on in a row."""
+        """The elements as permutations, with p(0), p(1), ... in a row."""
         letters = np.arange(int(self.group[1:]))
         if self.group[0] == "Z":
             return (letters[:, None] + letters) % len(letters)
@@ -73,30 +74,30 @@ class WordProblem(StateTracking):
 
     @cached_property
     def products(self) -> Int64[np.ndarray, "g g"]:
-        """The table of products: the number of p q in row p and column q."""
-        # six letters tell all elements apart: no permutation has more, and of a rotation the first would do
+        """The multiplication table: the index of p q in row p and column q."""
+        # six letters identify all elements: permutations have at most six, and rotations need only the first
         letters = self.elements[:, :6]
         weights = self.elements.shape[1] ** np.arange(letters.shape[1])[::-1]
-        # elements are in lexicographic order, so that these are sorted
+        # the codes are sorted, because elements are in lexicographic order
         codes = letters @ weights
         return np.searchsorted(codes, self.elements[:, letters] @ weights)
 
     @property
     def n_symbols(self) -> int:
-        """Number of different symbols: all elements."""
+        """Number of distinct symbols: all elements."""
         return len(self.elements)
 
     @property
     def n_outputs(self) -> int:
-        """Number of target classes: elements."""
+        """Number of target classes: all elements."""
         return len(self.elements)
 
     def n_strings(self, length: int) -> int:
-        """Count the strings of a length."""
+        """Return the number of strings of a length."""
         return self.n_symbols**length
 
     def strings(self, random: np.random.Generator, lengths: Lengths) -> tuple[Steps, Steps]:
-        """Draw elements; the answers are the products so far."""
+        """Draw elements; the answer at a step is the product so far."""
         elements = random.integers(0, self.n_symbols, (len(lengths), self.length))
         answers = elements.copy()
         for t in range(1, self.length):
