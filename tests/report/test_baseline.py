@@ -71,9 +71,7 @@ def test_regressions_are_marked_and_are_the_exit_status(runs, make_run, tmp_path
         json.loads((folder / "result.json").read_text())["test"]["accuracy"]
         for folder in (runs[2], earlier[1])
     )
-    assert told[1:] == [
-        f"regression: mixer: gla: accuracy {new:.3f} (1 seed), baseline {old:.3f} (1 seed)"
-    ]
+    assert told[1:] == [f"regression: mixer: gla: accuracy {new:.3f} (1 seed), baseline {old:.3f} (1 seed)"]
     table = [
         row
         for row in Page(tmp_path / "report" / "report.html").rows

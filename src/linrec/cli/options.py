@@ -144,8 +144,8 @@ class ReportOptions:
         runs: run folders, folders of runs or of a suite, or tables of --collect.
         out: folder for the report; by default the run folder of a single run, or the folder that holds all
             runs.
-        baseline: rows.jsonl of a suite, result.json of earlier runs, or a table, as a baseline for runs of the
-            same settings. The exit status is 1 if a run is worse than its baseline.
+        baseline: rows.jsonl of a suite, result.json of earlier runs, or a table, as a baseline for runs of
+            the same settings. The exit status is 1 if a run is worse than its baseline.
         collect: write a table of the runs instead of a report: rows.jsonl and curves.jsonl in the folder
             --out, which reports read in place of the run folders.
         trust_code: allow running the code of mixers that the runs name by an import path.
