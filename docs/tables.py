@@ -131,6 +131,14 @@ def family_tables() -> str:
     return "\n" + "\n".join(parts)
 
 
+def family_list() -> str:
+    """Every family in a row, with the names of its mixers."""
+    rows = [
+        (family.title, family.about, ", ".join(f"`{name}`" for name in names)) for family, names in families()
+    ]
+    return markdown_table(("family", "state", "mixers"), rows)
+
+
 def families() -> list[tuple[Family, list[str]]]:
     """Return every family with its mixers; a mixer belongs to the operator that is its memory."""
     return [
@@ -228,6 +236,7 @@ PARTS: dict[str, Callable[[str], str]] = {"released": released, "backends": back
 TABLES: dict[str, Callable[[], str]] = {
     "operators": operators,
     "families": family_tables,
+    "family_list": family_list,
     "mixers": mixer_table,
     "tasks": task_table,
     "recipes": recipe_table,

@@ -59,11 +59,12 @@ def test_commands_name_what_exists(page):
 
 @every_page
 def test_links_and_named_files_exist(page):
-    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", prose(page)):
+    text = prose(page)
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text) + re.findall(r'<img src="([^"]+)"', text):
         # the pages of mixers and of the reference are made when the site is built, which checks them
         if not target.startswith("https://") and (page.parent / target).resolve().parent not in MADE:
             assert (page.parent / target).is_file(), target
-    for name in NAMED.findall(prose(page)):
+    for name in NAMED.findall(text):
         # capitals stand for a name that the reader chooses
         if not re.search(r"/\w*[A-Z]{4}", name):
             assert (ROOT / name).exists(), name
