@@ -14,7 +14,7 @@ from linrec.train.config import config_from_dict, config_to_dict
 
 NAMES = {"train": "train", "validation": "eval", "test": "test"}
 SIZES = {"train": 23, "validation": 5, "test": 7}
-WHERE = "They are in .*/tsv_data of https://.*lra_release.gz.*: pass this folder with --data.path"
+WHERE = "They are in .*/tsv_data of .* https://.*lra_release.gz; pass this folder with --data.path"
 
 
 def draw():
@@ -132,7 +132,7 @@ def replaced(text):
             lambda folder: (folder / "new_aan_pairs.eval.tsv").unlink() or folder,
             f"no new_aan_pairs.eval.tsv. .*{WHERE}",
         ),
-        (lambda folder: folder / "new_aan_pairs.eval.tsv", f"is no folder. .*{WHERE}"),
+        (lambda folder: folder / "new_aan_pairs.eval.tsv", f"is not a folder. .*{WHERE}"),
         (replaced(""), "test.tsv has no pair"),
         (
             replaced("1\ta\tb\n"),

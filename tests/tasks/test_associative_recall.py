@@ -56,7 +56,7 @@ def test_long_sequences_are_drawn():
 
 
 def test_fields_out_of_range_are_refused():
-    with pytest.raises(ValueError, match="`length` must be even, two tokens a pair; got 7"):
+    with pytest.raises(ValueError, match="`length` must be even, two tokens per pair; got 7"):
         AssociativeRecall(length=7)
     with pytest.raises(ValueError, match="`n_values` must be at least 2; got 1"):
         AssociativeRecall(n_values=1)

@@ -183,7 +183,7 @@ def test_a_probe_has_images_of_another_data_set_that_move_alike(data, tmp_path):
 
 def test_folders_and_fields_that_cannot_be_used_are_refused(folder, tmp_path):
     with pytest.raises(
-        DataError, match=r"got none. It must be a folder with the four files of MNIST.*--data.path"
+        DataError, match=r"got None. It must be a folder with the four files of MNIST.*--data.path"
     ):
         BouncingDigits().prepared()
     with pytest.raises(DataError, match="has neither train-images-idx3-ubyte nor"):

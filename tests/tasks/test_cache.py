@@ -81,7 +81,9 @@ def test_a_damaged_or_foreign_file_is_made_again(spoil, dice, tmp_path):
     kept("dice", ABOUT, dice, cache=tmp_path)
     (path,) = tmp_path.iterdir()
     spoil(path)
-    with pytest.warns(UserWarning, match=r"dice-\w+\.safetensors is not usable \(.+\); it is drawn again"):
+    with pytest.warns(
+        UserWarning, match=r"dice-\w+\.safetensors is not usable \(.+\); it is generated again"
+    ):
         assert kept("dice", ABOUT, dice, cache=tmp_path)["x"].tolist() == [2, 2, 2]
     assert kept("dice", ABOUT, dice, cache=tmp_path)["x"].tolist() == [2, 2, 2]
     assert files(tmp_path) == [path.name]
@@ -100,7 +102,7 @@ def test_a_full_disk_is_told_once_and_nothing_is_left(of, where, dice, tmp_path,
             drawn = kept("dice", ABOUT | {"version": version}, dice, cache=tmp_path)
             assert drawn["x"].tolist() == [version] * 3
     (warning,) = caught
-    assert f"cannot be kept in {tmp_path} (No space left on device)" in str(warning.message)
+    assert f"cannot be cached in {tmp_path} (No space left on device)" in str(warning.message)
     assert "--task.cache" in str(warning.message)
     assert files(tmp_path) == []
     # with room again, all is as ever
@@ -112,7 +114,7 @@ def test_a_full_disk_is_told_once_and_nothing_is_left(of, where, dice, tmp_path,
 def test_a_folder_that_is_a_file_is_told(dice, tmp_path):
     (tmp_path / "file").touch()
     cache._warn_once.cache_clear()
-    with pytest.warns(RuntimeWarning, match="cannot be kept in .*file/tasks"):
+    with pytest.warns(RuntimeWarning, match="cannot be cached in .*file/tasks"):
         assert kept("dice", ABOUT, dice, cache=tmp_path / "file" / "tasks")["x"].tolist() == [1, 1, 1]
 
 

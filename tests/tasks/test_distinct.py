@@ -40,7 +40,7 @@ def test_no_sample_is_taken(repeats):
 
 
 def test_too_few_different_samples_are_refused():
-    with pytest.raises(ValueError, match="pairs has too few different samples: 16 of 17 were found"):
+    with pytest.raises(ValueError, match="pairs has too few different samples: only 16 of 17 were found"):
         collected(17)
     # the last sample of many takes more rounds
     assert len(collected(16, tries=np.inf)[0]) == 16

@@ -141,7 +141,7 @@ def test_a_split_is_the_same_in_every_epoch_and_moves_to_a_device(path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda lines: [], "must begin with the line date,HUFL,.*; it begins with nothing. Get ETTh1"),
+        (lambda lines: [], "must begin with the line date,HUFL,.*; it begins with nothing. Download ETTh1"),
         (lambda lines: ["<html>", *lines], "it begins with <html>. .*ETDataset.* --data.path"),
         (lambda lines: lines[:2], "at least two lines; it has 1 lines, and 0 other"),
         (
@@ -169,10 +169,10 @@ def test_a_split_is_the_same_in_every_epoch_and_moves_to_a_device(path):
             "all be 3600 seconds apart; got 2016-07-01T11:00:00 after 2016-07-01T07:00:00 in line 10",
         ),
         (lambda lines: [*lines[:9], lines[8], *lines[9:]], "T07:00:00 after 2016-07-01T07:00:00 in line 10"),
-        (lambda lines: lines[:-31], "at least 14400 lines of numbers, 20 months; it has 14399.*cut off"),
+        (lambda lines: lines[:-31], "at least 14400 lines of numbers, 20 months; it has 14399.*truncated"),
         (
             lambda lines: [lines[0], *(line.rsplit(",", 1)[0] + ",2" for line in lines[1:])],
-            "a series of .* never changes",
+            "a series of .* is constant",
         ),
     ],
 )
@@ -194,7 +194,7 @@ def test_a_mark_of_the_encoding_is_no_part_of_a_file(path, tmp_path):
 def test_missing_files_and_fields_out_of_range_are_refused(path, tmp_path):
     with pytest.raises(DataError, match=r"`path` must be .*; got None. .*zhouhaoyi/ETDataset.*--data.path"):
         Ett().prepared()
-    with pytest.raises(DataError, match=r"nothing at .*gone.csv. Get ETTh1.csv"):
+    with pytest.raises(DataError, match=r"gone.csv does not exist. Download ETTh1.csv"):
         Ett(path=tmp_path / "gone.csv").prepared()
     with pytest.raises(DataError, match="cannot be read: Is a directory"):
         Ett(path=tmp_path).prepared()

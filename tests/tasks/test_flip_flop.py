@@ -60,7 +60,7 @@ def test_instructions_have_the_published_frequencies():
 
 def test_fields_out_of_range_are_refused():
     for length in (2, 7):
-        with pytest.raises(ValueError, match=f"`length` must be an even number of at least 4.*got {length}"):
+        with pytest.raises(ValueError, match=f"`length` must be even and at least 4.*got {length}"):
             FlipFlop(length=length)
     for field in ("ignore", "ignore_dense", "ignore_sparse"):
         with pytest.raises(ValueError, match=f"`{field}` must be a probability, in 0 .. 1; got 1.5"):

@@ -12,7 +12,9 @@ from linrec.text import DataError
 from linrec.train import LoopConfig, TrainConfig, fit, get_recipe
 from linrec.train.config import config_from_dict, config_to_dict
 
-WHERE = "Unpack https://.*/aclImdb_v1.tar.gz, and pass .* with --data.path; or pass --data.dataset"
+WHERE = (
+    "Download and unpack https://.*/aclImdb_v1.tar.gz, and pass .* with --data.path; or pass --data.dataset"
+)
 
 
 def draw(n, seed):
@@ -129,7 +131,10 @@ def test_a_data_set_of_hugging_face_is_the_same_data(folder, tmp_path, monkeypat
         (saved("part", train=TRAIN), f"has no split 'test'. {WHERE}"),
         (saved("columns", columns=("text", "stars"), train=TRAIN, test=TEST), "no column 'label'"),
         (saved("labels", train=[("a", 2)], test=TEST), "must be 0 and 1; got 2"),
-        (str(tmp_path / "gone"), "cannot be loaded: .* Unpack https://.*aclImdb with --data.path.$"),
+        (
+            str(tmp_path / "gone"),
+            "cannot be loaded: .* Download and unpack https://.*aclImdb with --data.path.$",
+        ),
     ):
         monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
         with pytest.raises(DataError, match=message):

@@ -61,7 +61,7 @@ def test_the_training_split_may_ask_for_all_tokens_but_noise():
 
 
 def test_fields_out_of_range_are_refused():
-    with pytest.raises(ValueError, match="`length` must be even, two tokens a pair; got 21"):
+    with pytest.raises(ValueError, match="`length` must be even, two tokens per pair; got 21"):
         InContextRecall(length=21)
     with pytest.raises(ValueError, match=r"`noise` must be at least 0 and below 1; got 1\.0"):
         NoisyRecall(noise=1.0)

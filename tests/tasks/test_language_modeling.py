@@ -208,7 +208,7 @@ def test_the_tokenizer_of_a_run_folder_is_taken_for_other_text(file, tmp_path):
         task.split("train").tokens().tolist() == trained.tokenizer_object().encode(other.read_text()).tolist()
     )
     other.write_text("a cow")
-    with pytest.raises(DataError, match=r"the character 'w' \(U[+]0077\) is none of"):
+    with pytest.raises(DataError, match=r"the character 'w' \(U[+]0077\) is not among"):
         dataclasses.replace(trained, **changed).prepared()
 
 

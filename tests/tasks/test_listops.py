@@ -100,12 +100,12 @@ def test_small_trees_have_the_probabilities_of_the_definition(tmp_path):
 def test_too_few_different_expressions_and_fields_out_of_range_are_refused(tmp_path):
     few = {"n_train": 3, "n_validation": 5, "n_test": 5, "cache": tmp_path}
     # there are ten digits
-    message = "the split 'train' of ListOps has too few different samples: 0 of 3 were found"
+    message = "the split 'train' of ListOps has too few different samples: only 0 of 3 were found"
     with pytest.raises(ValueError, match=re.escape(message)):
         ListOps(length=1, min_length=1, **few).prepared()
     # one level is a digit
     with pytest.raises(
-        ValueError, match="the split 'test' of ListOps has too few different samples: 0 of 5 were found"
+        ValueError, match="the split 'test' of ListOps has too few different samples: only 0 of 5 were found"
     ):
         ListOps(length=9, min_length=5, depth=1, **few).prepared()
     with pytest.raises(ValueError, match="`length` must be at least `min_length` = 501; got 400"):

@@ -101,7 +101,7 @@ def test_probes_are_of_one_kind_each():
         ({"n_pairs": 0}, "`n_pairs` must be at least 1; got 0"),
         (
             {"n_tokens": 9},
-            "`n_tokens` must be at least 2 . 4 \\+ 2 = 10, so that there are as many keys; got 9",
+            "`n_tokens` must be at least 2 . 4 \\+ 2 = 10, for 4 distinct keys; got 9",
         ),
         ({"mix": BASED}, "`length` must be the longest length in `mix`, 32; got 64"),
         ({"mix": ((64, 4, 0),)}, "`mix` must have weights of at least 1; got 0"),

@@ -95,5 +95,5 @@ def test_what_is_refused():
         NoisePaddedCIFAR(length=31)
     with pytest.raises(ValueError, match=r"`noise` 'fixd'.*did you mean 'fixed'"):
         NoisePaddedCIFAR(noise="fixd")
-    with pytest.raises(DataError, match=r"got none. It must be the binary version of CIFAR-10.*--data.path"):
+    with pytest.raises(DataError, match=r"got None. It must be the binary version of CIFAR-10.*--data.path"):
         NoisePaddedCIFAR().prepared()

@@ -57,7 +57,7 @@ def test_probes_have_strings_of_lengths_that_training_cannot_have():
 def test_fields_out_of_range_are_refused():
     with pytest.raises(ValueError, match=r"`min_length` must be in 1 \.\. `length` = 40; got 41"):
         Reversing(min_length=41)
-    with pytest.raises(ValueError, match=r"`length` = 5 must be that of .* hold together, 2000; got 32"):
+    with pytest.raises(ValueError, match=r"strings of `length` = 5 as .* = 2000; got 32"):
         Reversing(length=5)
     with pytest.raises(ValueError, match="`length` must be at least 1; got 0"):
         Reversing(length=0)

@@ -201,7 +201,7 @@ def compressed(change):
             r"must have 360 bytes of shape \(30, 4, 3\); it has 359 after",
         ),
         (replaced(FILES[0], lambda b: b + b"x"), "it has 361 after its header"),
-        (replaced(FILES[0], lambda b: b[:9]), "must have sizes in its first 16 bytes.*cut off or damaged"),
+        (replaced(FILES[0], lambda b: b[:9]), "must have sizes in its first 16 bytes.*truncated or damaged"),
         (replaced(FILES[0], lambda b: b""), "begins with nothing"),
         (replaced(FILES[0], lambda b: idx(TRAIN[1])), "3 axes .* with 00000803; it begins with 00000801"),
         (replaced(FILES[1], gzip.compress), "1 axes .* with 00000801; it begins with 1f8b"),
@@ -211,11 +211,11 @@ def compressed(change):
             replaced(FILES[2], lambda b: idx(TEST[0][:, 1:])),
             "have 4 x 3 pixels, test images 3 x 3",
         ),
-        (replaced(FILES[0], lambda b: idx(TRAIN[0] * 0)), "all of one colour"),
+        (replaced(FILES[0], lambda b: idx(TRAIN[0] * 0)), "a channel that is constant"),
         (replaced(FILES[0], lambda b: idx(TRAIN[0][:, :0])), r"has no pixels: its shape is \(30, 0, 3\)"),
         (compressed(lambda b: b[:-12]), r"ubyte.gz is truncated: the compressed data have no end"),
         (compressed(lambda b: b"<html>" + b), "is not a gzip file, or it is damaged: .* remove .gz"),
-        (compressed(lambda b: b[:40] + bytes(20) + b[60:]), "is no gzip file, or damaged"),
+        (compressed(lambda b: b[:40] + bytes(20) + b[60:]), "is not a gzip file, or it is damaged"),
     ],
 )
 def test_files_that_cannot_be_used_are_refused_in_one_line(folder, damage, message):
@@ -230,7 +230,7 @@ def test_folders_and_fields_that_cannot_be_used_are_refused(folder):
         SequentialImages().prepared()
     with pytest.raises(DataError, match=r"gone does not exist. It must be .* the four files"):
         SequentialImages(path=folder / "gone").prepared()
-    with pytest.raises(DataError, match="ubyte is no folder"):
+    with pytest.raises(DataError, match="ubyte is not a folder"):
         SequentialImages(path=folder / FILES[0]).prepared()
     with pytest.raises(DataError, match=r"`n_validation` must be less than the 30 training images.*; got 30"):
         SequentialImages(path=folder, n_validation=30).prepared()

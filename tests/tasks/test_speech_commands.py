@@ -212,20 +212,26 @@ def cut_off(name, n):
             lambda p: (p / "zero").unlink(),
             "must have a folder for each of 35 words; the folder 'zero' cannot be",
         ),
-        (lambda p: (p / "zero").unlink(), r"Get http://.*speech_commands_v0.02.tar.gz, .* --data.path\."),
-        (replaced("zero", lambda p: p.mkdir()), "zero has no wav files. Get http"),
+        (
+            lambda p: (p / "zero").unlink(),
+            r"Download http://.*speech_commands_v0.02.tar.gz, .* --data.path\.",
+        ),
+        (replaced("zero", lambda p: p.mkdir()), "zero has no wav files. Download http"),
         (lambda p: (p / "testing_list.txt").unlink(), "testing_list.txt cannot be read: No such file"),
-        (replaced("testing_list.txt", lambda p: p.touch()), "has 0 names, and 0 are not, such as none"),
+        (
+            replaced("testing_list.txt", lambda p: p.touch()),
+            "has 0 names, of which 0 do not exist, such as none",
+        ),
         (
             lambda p: (p / "bed" / "5_nohash_0.wav").unlink(),
-            "has 70 names, and 1 are not, such as bed/5_nohash_0.wav",
+            "has 70 names, of which 1 do not exist, such as bed/5_nohash_0.wav",
         ),
         (
             replaced("bed/0_nohash_0.wav", lambda p: p.write_bytes(b"RIFF")),
             "is not a wav file, or it is damaged: it ends too soon",
         ),
         (replaced("bed/0_nohash_0.wav", lambda p: p.write_bytes(bytes(99))), "damaged: file does not start"),
-        (cut_off("bed/0_nohash_0.wav", 999), "have 32000 bytes of samples; it has 31001. It is cut off"),
+        (cut_off("bed/0_nohash_0.wav", 999), "have 32000 bytes of samples; it has 31001. It is truncated"),
         (
             replaced("bed/0_nohash_0.wav", lambda p: write_wav(p, np.zeros(9), rate=8000)),
             "must have 1 channel of 16 bits at 16000 Hz; it has 1 of 16 bits at 8000 Hz",
@@ -248,9 +254,9 @@ def test_folders_that_cannot_be_used_are_refused_in_one_line(broken, tmp_path, d
 
 
 def test_missing_folders_and_fields_out_of_range_are_refused(folder, tmp_path):
-    with pytest.raises(DataError, match=r"got none. Get http://download.tensorflow.org/.*--data.path"):
+    with pytest.raises(DataError, match=r"got None. Download http://download.tensorflow.org/.*--data.path"):
         SpeechCommands().prepared()
-    with pytest.raises(DataError, match=r"README\.md is no folder"):
+    with pytest.raises(DataError, match=r"README\.md is not a folder"):
         SpeechCommands(path=folder / "README.md").prepared()
     with pytest.raises(DataError, match="has no clip for the split 'validation'"):
         SpeechCommands(path=folder, n_words=10, cache=tmp_path).prepared()

@@ -160,7 +160,7 @@ def test_a_probe_is_drawn_without_the_other_splits():
 
 
 def test_too_few_different_samples_and_fields_out_of_range_are_refused():
-    with pytest.raises(ValueError, match=r"Copying has too few different samples: 4 of 60 were found"):
+    with pytest.raises(ValueError, match=r"Copying has too few different samples: only 4 of 60 were found"):
         small("copying", n_copied=2, n_symbols=2).split("test")
     for field in ("n_train", "n_validation", "n_test"):
         with pytest.raises(ValueError, match=f"`{field}` must be at least 1; got 0"):

@@ -261,7 +261,7 @@ def third(line):
         (in_header("wild goa-1 unc-1", "wild unc-1 goa-1"), "must have the same classes; the training file"),
         (
             in_header("@data\n", ""),
-            "must begin with lines of @, up to @data; got .* in line 11. It is no .ts file",
+            "must begin with lines of @, up to @data; got .* in line 11. It is not a .ts file",
         ),
         (
             changed("Worms_TEST.ts", lambda text: text.split("@data")[0] + "@data\n"),
@@ -300,11 +300,13 @@ def test_files_of_other_dimensions_and_too_few_series_are_refused(folder):
 
 
 def test_missing_folders_and_fields_out_of_range_are_refused(tmp_path):
-    with pytest.raises(DataError, match=r"got none. Get a data set of https://timeseriesclassification.com"):
+    with pytest.raises(
+        DataError, match=r"got None. Download a data set of https://timeseriesclassification.com"
+    ):
         Uea().prepared()
-    with pytest.raises(DataError, match=r"nothing at .*gone. Get a data set"):
+    with pytest.raises(DataError, match=r"gone does not exist. Download a data set"):
         Uea(path=tmp_path / "gone").prepared()
-    with pytest.raises(DataError, match=r"it has none\. Get a data set"):
+    with pytest.raises(DataError, match=r"it has none\. Download a data set"):
         Uea(path=tmp_path).prepared()
     with pytest.raises(ValueError, match="no `splits` 'pool'; did you mean 'pooled'"):
         Uea(splits="pool")

@@ -135,7 +135,7 @@ class _Suite:
         self._keep()
 
     def _keep(self) -> None:
-        """Write the page in case the command is killed; spend at most a twentieth of the command's time."""
+        """Write rows and page now and then, in at most 5% of the time, in case the command is killed."""
         start = time.monotonic()
         if start >= self._next:
             self.write()

@@ -74,7 +74,7 @@ def run(words: list[str]) -> int:
 
 
 def _base_config(name: str, resume: str | None, *, trust_code: bool) -> TrainConfig:
-    """Return the configuration that the options override."""
+    """Return the configuration of the recipe or the run, before command line options change it."""
     if resume is None:
         with one_line_errors():
             return get_recipe(name)

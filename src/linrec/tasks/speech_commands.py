@@ -2,7 +2,7 @@
 
 Source: Warden (2018), arXiv:1804.03209, for the recordings and the lists of SC35; Romero and others (2021),
 arXiv:2102.02611 (CKConv), after Kidger and others (2020), arXiv:2005.08926, for SC10. Gu, Goel and Ré (2022),
-arXiv:2111.00396 (S4), have both, and test at half the sampling rate.
+arXiv:2111.00396 (S4), use both, and also test at half the sampling rate.
 """
 
 import hashlib
