@@ -89,7 +89,7 @@ def test_values_are_uniform_but_for_products_of_brackets_which_are_often_zero():
 
 def test_what_cannot_be_asked_for_is_refused():
     for operators in ("", "++", "+/"):
-        with pytest.raises(ValueError, match=re.escape(f"each once; got {operators!r}")):
+        with pytest.raises(ValueError, match=re.escape(f"characters of '+-*'; got {operators!r}")):
             ModularArithmetic(operators=operators)
     with pytest.raises(ValueError, match="`dense` must be False with `brackets`"):
         ModularArithmetic(brackets=True, dense=True)
