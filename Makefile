@@ -4,14 +4,19 @@ PYTHON ?= python3
 CONSTRAINTS ?= constraints.txt
 VENV := .venv
 BIN := $(VENV)/bin
+# a worker for each core and a thread for each worker: with more threads than cores it takes three times as long
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadgroup --durations=25
 
-.PHONY: demo test lint types unit docs release clean
+.PHONY: demo test test-all lint types unit thorough docs release clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
 	$(BIN)/linrec demo --out runs/demo
 
+# the tests have two tiers, which tests/tiers.py describes
 test: lint types unit
+
+test-all: test thorough
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
@@ -20,9 +25,11 @@ lint: $(VENV)/.installed-test
 types: $(VENV)/.installed-test
 	$(BIN)/mypy
 
-# a worker for each core and a thread for each worker: with more threads than cores it takes three times as long
 unit: $(VENV)/.installed-test
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadgroup
+	$(PYTEST) -m "not thorough"
+
+thorough: $(VENV)/.installed-test
+	$(PYTEST) -m thorough
 
 docs: $(VENV)/.installed-docs
 	$(BIN)/mkdocs build --strict

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import linrec
+from tests.tiers import thorough
 
 # in a process of its own, since the hook must come before the first import of linrec
 CHECKED = """
@@ -64,6 +65,7 @@ with pytest.raises(TypeCheckError):
 """
 
 
+@thorough
 def test_signatures_say_what_runs():
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     command = [sys.executable, "-c", CHECKED]

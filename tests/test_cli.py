@@ -17,6 +17,7 @@ from linrec.cli.dispatch import COMMANDS
 from linrec.report import write_report
 from linrec.train import checkpoint as checkpoint_module
 from linrec.train import load_run
+from tests.tiers import thorough
 
 from .train.test_checkpoint import full_disk, truncate
 
@@ -268,6 +269,7 @@ def test_ctrl_c_writes_a_checkpoint_and_resume_finishes(
     assert config["config"]["loop"]["epochs"] == 20_000
 
 
+@thorough
 def test_the_demo_trains_both_arms_and_reports_in_place_of_an_earlier_one(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -289,6 +291,7 @@ def test_the_demo_trains_both_arms_and_reports_in_place_of_an_earlier_one(
         assert run.result is not None
 
 
+@thorough
 def test_a_demo_whose_arms_fail_says_why(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(
         demo.TrainError, match="variant of the demo ended with status 2 and wrote:\n    linrec: there is"

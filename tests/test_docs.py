@@ -11,14 +11,21 @@ from linrec.cli.parsing import option_names, peek
 from linrec.train import get_recipe
 from linrec.train.options import options_type
 from tests.markdown import PAGES, ROOT, blocks, commands, execute, prose
+from tests.tiers import tiered
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+# their blocks train a suite, or compile
+SLOW = [ROOT / "docs" / name for name in ("bench.md", "export.md", "models.md")]
 NAMED = re.compile(r"`((?:src|tests|docs|examples|perf)/[\w/.]*|[A-Z]\w+\.(?:md|cff)|\w+\.txt)`")
 
 MADE = [ROOT / "docs/mixers", ROOT / "docs/reference"]
 
 
-@every_page
+@pytest.mark.parametrize(
+    "page",
+    tiered([page for page in PAGES if page not in SLOW], SLOW),
+    ids=lambda page: page.relative_to(ROOT).as_posix(),
+)
 def test_python_runs_and_prints_what_the_page_says(page, tmp_path, monkeypatch):
     """Blocks run one after the other; a text block right below one is what it prints."""
     monkeypatch.chdir(tmp_path)

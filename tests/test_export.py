@@ -15,6 +15,7 @@ from linrec.export import Exportable
 from linrec.ops import scan
 from linrec.testing import assert_agree
 from tests.mixers.variants import DEFAULTS, VARIANTS
+from tests.tiers import thorough, tiered
 
 TRACED = 20
 STEP_BY_STEP = ("delta_lstm", "hippo_rnn", "ind_rnn", "recurrent_delta_net", "slstm", "sru", "srwm")
@@ -27,6 +28,8 @@ def grows(name):
 
 
 CONSTANT = [name for name in mixers.names() if not grows(name)]
+# chunks, and a selective scan
+SOME = ["gla", "mamba"]
 
 
 def exported(mixer, time, batch=None, *, reset=False):
@@ -64,7 +67,7 @@ def check(program, mixer, lengths, *, batch=2, reset=False):
             state = expected[1]
 
 
-@pytest.mark.parametrize("name", CONSTANT)
+@pytest.mark.parametrize("name", tiered(SOME, [name for name in CONSTANT if name not in SOME]))
 def test_a_program_serves_all_lengths(name):
     torch.manual_seed(0)
     mixer = mixers.build(name, 8, **next(iter(VARIANTS.get(name, DEFAULTS).values())))
@@ -77,7 +80,7 @@ def test_a_program_serves_all_lengths(name):
 
 
 # a scan with a running maximum, chunks, blocks of a model constant in time, and a loop
-@pytest.mark.parametrize("name", ["aft", "gla", "s4d", "sru"])
+@pytest.mark.parametrize("name", tiered(["aft", "s4d"], ["gla", "sru"]))
 def test_a_program_takes_resets_any_batch_and_lengths_without_limit(name):
     torch.manual_seed(0)
     mixer = mixers.build(name, 4)
@@ -112,6 +115,7 @@ print([name for name in sys.modules if name.startswith("linrec.")])
 
 
 # a state of one tensor, and a state of several, which has a type of linrec's own
+@thorough
 @pytest.mark.parametrize("name", ["gla", "rwkv4"])
 def test_a_saved_program_runs_without_linrec(tmp_path, name):
     torch.manual_seed(0)
@@ -147,6 +151,7 @@ print(numba_usable(), *(call.backend.name for call in calls))
 """
 
 
+@thorough
 def test_exporting_first_leaves_numba_usable():
     pytest.importorskip("numba")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}

@@ -36,6 +36,7 @@ from linrec.train import (
     load_run,
 )
 from linrec.train.metrics import MetricsLog, read_metrics
+from tests.tiers import thorough
 
 CODE = """
 import pathlib
@@ -492,8 +493,10 @@ def test_generated_text_steers_no_terminal_and_is_whole_for_programs(
     assert r"\x1b[31m" in terminal.written and "\x1b" not in terminal.written
 
 
+@thorough
 @pytest.mark.parametrize(
-    "command", [["-m", "linrec"], ["-c", "from linrec.cli import main; raise SystemExit(main())"]]
+    "command",
+    [["-m", "linrec"], ["-c", "from linrec.cli import main; raise SystemExit(main())"]],
 )
 @pytest.mark.parametrize("after", [0.05, 0.3, 0.7, 1.2])
 def test_ctrl_c_while_modules_are_imported_is_one_line(command: list[str], after: float, run: Path) -> None:

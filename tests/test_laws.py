@@ -47,6 +47,7 @@ from linrec.testing import (
 )
 from tests.mixers import variants
 from tests.ops.entries import canonical, runs
+from tests.tiers import thorough, tiered
 
 D_MODEL = 4
 TIMES = (1, 2, 63, 64, 65)
@@ -55,6 +56,8 @@ LONG = 16_384
 TRACING = "aot_eager_default_partitioner"
 # follows the lines of Python alone, in a third of the time: for what differs from another case by its lines
 FOLLOWING = "eager"
+# steps of the first tier, enough for decays to reach zero and for sums to overflow
+SHORT = 1024
 # the first two form all pairs of steps; the others are a loop over them
 LONG_OF_MIXERS = {
     "attention": 1024,
@@ -70,7 +73,7 @@ LONG_OF_MIXERS = {
 }
 LONG_OF_MODES = {"attention": 1024}
 
-every_mixer = pytest.mark.parametrize(("name", "variant"), variants.cases())
+every_mixer = pytest.mark.parametrize(("name", "variant"), variants.tiered())
 on_a_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
@@ -81,15 +84,35 @@ def make(name: str, variant: str) -> mixers.Mixer:
 
 @every_mixer
 def test_laws_of_mixers(name, variant):
-    # tracing and long sequences take seconds, so two variants of each mixer have all of them
-    place = variants.cases(name).index((name, variant))
-    long = LONG_OF_MIXERS.get(name, LONG if place < 2 else 2048)
-    compiler = {0: TRACING, 1: FOLLOWING}.get(place)
-    testing.check_mixer(make(name, variant), time=9, long=long, compiler=compiler)
+    testing.check_mixer(make(name, variant), time=9, long=LONG_OF_MIXERS.get(name, SHORT), compiler=None)
+
+
+def compiled_mixers() -> list[Any]:
+    """Two variants of each mixer; in the first tier a cache, a matrix, a loop and a state-space model."""
+    first = [variants.cases(name)[0] for name in ("attention", "gate_loop", "s4d", "slstm")]
+    cases = [case for name in mixers.names() for case in variants.cases(name)[:2]]
+    return tiered(first, [case for case in cases if case not in first])
+
+
+@pytest.mark.parametrize(("name", "variant"), compiled_mixers())
+def test_mixers_compile(name, variant):
+    compiler = TRACING if variants.cases(name)[0] == (name, variant) else FOLLOWING
+    testing.check_compile(
+        make(name, variant), torch.randn(3, 9, D_MODEL, generator=generator()), compiler=compiler
+    )
+
+
+@thorough
+@pytest.mark.parametrize(("name", "variant"), variants.cases())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_mixers_are_stable(name, variant, dtype):
+    x = 30 * torch.randn(1, LONG_OF_MIXERS.get(name, LONG), D_MODEL, generator=generator())
+    testing.check_stability(make(name, variant).to(dtype), x.to(dtype))
 
 
 @every_mixer
-@pytest.mark.parametrize("time", [*TIMES[1:], 1000])
+# chunks of 64 steps, with a state between them; one code path serves all lengths
+@pytest.mark.parametrize("time", tiered([65], [2, 63, 64, 1000]))
 def test_mixers_split_and_reset_at_every_length(name, variant, time):
     mixer = make(name, variant)
     x = torch.randn(2, min(time, LONG_OF_MIXERS.get(name, time)), D_MODEL, generator=generator(time))
@@ -347,6 +370,21 @@ def device_of(entry: Backend) -> str:
     return "cuda" if entry.name == "triton" else "cpu"
 
 
+def slower(listed: list[Any], slow: Callable[[Backend], bool]) -> list[Any]:
+    """Mark slow entries thorough."""
+    marks = [[*case.marks, *([thorough] if slow(case.values[1]) else [])] for case in listed]
+    return [pytest.param(*c.values, marks=m, id=c.id) for c, m in zip(listed, marks, strict=True)]
+
+
+def is_reference(entry: Backend) -> bool:
+    return entry.name == "reference"
+
+
+def is_loop(entry: Backend) -> bool:
+    """Whether an entry is a loop in Python, where all lengths are alike."""
+    return (entry.mode, entry.name) == ("recurrent", "torch")
+
+
 every_entry = pytest.mark.parametrize(("name", "entry"), entries())
 every_fast_entry = pytest.mark.parametrize(("name", "entry"), entries(reference=False))
 every_entry_with_gradients = pytest.mark.parametrize(("name", "entry"), entries(differentiable=True))
@@ -424,8 +462,10 @@ def test_every_entry_agrees_under_options(name, entry):
 
 
 @every_fast_entry
-def test_every_entry_agrees_over_long_sequences(name, entry):
-    time = OPERATORS[name].long
+# five chunks, and blocks of blocks of a scan
+@pytest.mark.parametrize("most", tiered([300], [1000]))
+def test_every_entry_agrees_over_long_sequences(name, entry, most):
+    time = min(most, OPERATORS[name].long)
     options = {"reset": reset_mask(2, time, rate=0.003)}
     agree(name, entry, time, options=options, **cases_of(name, entry)[0])
 
@@ -484,8 +524,18 @@ def test_laws_of_operators(name, entry):
         testing.check_layout(function, x)
 
 
-@every_entry_with_gradients
+@pytest.mark.parametrize(("name", "entry"), slower(entries(differentiable=True), is_reference))
 def test_nothing_passes_a_reset(name, entry):
+    if not takes_resets(name, entry):
+        pytest.skip("it refuses resets")
+    # several chunks, and for scans blocks of blocks
+    time = 33 if entry.name == "reference" else 530 if name == "scan" else 150
+    testing.check_isolation(*over_time(name, entry, time))
+
+
+@thorough
+@every_entry_with_gradients
+def test_nothing_passes_a_reset_in_any_case(name, entry):
     if not takes_resets(name, entry):
         pytest.skip("it refuses resets")
     operator = OPERATORS[name]
@@ -494,33 +544,40 @@ def test_nothing_passes_a_reset(name, entry):
     for options in operator.options.values():
         if "reverse" not in options:
             testing.check_isolation(*over_time(name, entry, 17, options=options))
-    # several chunks, and for scans blocks of blocks
-    time = 33 if entry.name == "reference" else 530 if name == "scan" else 150
-    testing.check_isolation(*over_time(name, entry, time))
 
 
-@every_mixer
+@thorough
+@pytest.mark.parametrize(("name", "variant"), variants.cases())
 def test_nothing_passes_a_reset_of_mixers(name, variant):
     time = min(70, LONG_OF_MIXERS.get(name, 70))
     x = torch.randn(2, time, D_MODEL, generator=generator(time))
     testing.check_isolation(make(name, variant), x)
 
 
-@every_fast_entry_with_gradients
+def compiled_entries() -> list[Any]:
+    """Entries with gradients; in the first tier one entry of each operator."""
+    listed, seen = [], set()
+    for case in entries(reference=False, differentiable=True):
+        function = OPERATORS[case.values[0]].function
+        marks = [*case.marks, *([thorough] if function in seen else [])]
+        seen.add(function)
+        listed.append(pytest.param(*case.values, marks=marks, id=case.id))
+    return listed
+
+
+@pytest.mark.parametrize(("name", "entry"), compiled_entries())
 def test_operators_compile(name, entry):
     function, x = over_time(name, entry, 6)
     # a second entry of an operator runs the same recurrence
     testing.check_compile(function, x, compiler=FOLLOWING if " with " in name else TRACING)
 
 
-@every_fast_entry_with_gradients
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("name", "entry"), slower(entries(reference=False, differentiable=True), is_loop))
+@pytest.mark.parametrize("dtype", tiered([torch.float32], [torch.bfloat16]))
 def test_operators_are_stable(name, entry, dtype):
     # a second entry of an operator runs the same recurrence, as an operator of sums over two of another does;
     # and in bfloat16 a loop in Python differs by what goes in and comes out, not by what it adds up over time
-    looped = (entry.mode, entry.name) == ("recurrent", "torch") and (
-        dtype == torch.bfloat16 or name == "normalized_gate_loop"
-    )
+    looped = is_loop(entry) and (dtype == torch.bfloat16 or name == "normalized_gate_loop")
     long = 2048 if " with " in name or looped else LONG
     if "complex_qk" in cases_of(name, entry)[0] and dtype == torch.bfloat16:
         pytest.skip("there are no complex numbers in half precision")
@@ -538,6 +595,7 @@ def test_operators_are_stable(name, entry, dtype):
     testing.check_stability(function, x)
 
 
+@thorough
 @pytest.mark.parametrize("name", [name for name in OPERATORS if "attention" not in name])
 def test_gradients_are_finite_differences(name):
     operator = OPERATORS[name]

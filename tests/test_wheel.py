@@ -13,8 +13,11 @@ from shutil import copytree, ignore_patterns
 import pytest
 
 from linrec import __version__
+from tests.tiers import thorough
 
 from .markdown import ROOT
+
+pytestmark = thorough
 
 # the hooks of PEP 517, as `python -m build --no-isolation` calls them
 BUILD = "import sys; from setuptools import build_meta; print(getattr(build_meta, sys.argv[1])(sys.argv[2]))"

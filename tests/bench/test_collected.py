@@ -15,6 +15,9 @@ from linrec.report import compare_runs
 from linrec.report.stored import read_stored
 from tests.bench.test_running import OWN, TINY
 
+# one worker trains the suite, and not each
+pytestmark = pytest.mark.xdist_group("a suite as a table")
+
 
 @pytest.fixture(scope="module")
 def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:

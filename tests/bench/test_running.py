@@ -26,6 +26,7 @@ from linrec.bench.worker import _main, _stop_without, run_job
 from linrec.cli import main
 from linrec.train import ConfigError, InterruptedRunError, load_run
 from linrec.train.interrupt import Interrupt
+from tests.tiers import thorough
 
 OWN = f"{__package__}.own_mixers"
 TINY = Entry(
@@ -124,6 +125,7 @@ def test_a_job_that_fails_says_how(folder_of, tmp_path, mixer, task, status, mes
     assert html.escape(f"{status}: {row['message']}") in page and "0 of 1 jobs are done" in page
 
 
+@thorough
 def test_a_job_that_is_killed_takes_nothing_else_with_it(folder_of, tmp_path):
     # side by side where there is Ray; one after another they are run by the examples of docs/bench.md too
     workers = 2 if importlib.util.find_spec("ray") else 1

@@ -14,6 +14,7 @@ from linrec.tasks import TokenSplit
 from linrec.testing import assert_agree
 from linrec.text import TextCounts
 from tests.generation.models import MIXERS, VOCAB, build
+from tests.tiers import thorough
 
 N = 100
 # for every mixer: its steps take their time. Windows longer than a chunk are the business of the laws
@@ -22,7 +23,7 @@ FEW = 40
 STARTS = (0, 10, 11, 12, 20, 33)
 # a state of one size, one that grows and one of several parts; the others read documents alone, which cut
 # windows into several lengths
-THOROUGH = ("hgru", "attention", "mamba")
+STATES = ("hgru", "attention", "mamba")
 every_mixer = pytest.mark.parametrize(
     ("name", "documents"),
     [
@@ -31,10 +32,13 @@ every_mixer = pytest.mark.parametrize(
             name,
             documents,
             id=f"{name}-{'documents' if documents else 'stream'}",
-            marks=pytest.mark.xdist_group(f"perplexity of {name}"),
+            marks=[
+                pytest.mark.xdist_group(f"perplexity of {name}"),
+                *([] if name in STATES else [thorough]),
+            ],
         )
         for name in MIXERS
-        for documents in ((False, True) if name in THOROUGH else (True,))
+        for documents in ((False, True) if name in STATES else (True,))
     ],
 )
 
@@ -62,7 +66,7 @@ def reference(model: LanguageModel, split: TokenSplit, length: int) -> float:
 @every_mixer
 def test_windows_of_every_length_predict_all_tokens(name: str, documents: bool) -> None:
     model, split = build(name), text(FEW, documents=documents)
-    for length in (1, 8, 20, FEW - 1) if name in THOROUGH else (8,):
+    for length in (1, 8, 20, FEW - 1) if name in STATES else (8,):
         expected = reference(model, split, length)
         # windows in batches, one at a time, and in pieces that carry the state
         for batch_tokens in (1000, length, 6):

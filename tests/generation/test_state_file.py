@@ -8,6 +8,7 @@ import torch
 
 from linrec.generation import GenerationState, StateFileError, generate, load_state, pad_prompts, save_state
 from linrec.generation.state import named
+from tests.tiers import tiered
 
 from .models import MIXERS, build, prompt
 
@@ -15,7 +16,7 @@ every_mixer = pytest.mark.parametrize("name", MIXERS)
 
 
 @every_mixer
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@pytest.mark.parametrize("precision", tiered(["32-true"], ["bf16-mixed"]))
 def test_a_state_from_a_file_goes_on_as_if_it_had_not_been_in_one(name, precision, tmp_path):
     model = build(name, dtype=torch.float32)
     tokens, reset = pad_prompts([prompt()[0], prompt()[1, :3]])

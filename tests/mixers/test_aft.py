@@ -6,6 +6,7 @@ import torch
 from linrec.mixers import build
 from linrec.mixers.aft import AFT
 from linrec.testing import assert_agree, check_compile, generator
+from tests.tiers import thorough
 
 D, TIME = 6, 7
 FULL = {"variant": "full", "max_length": 20, "rank": 100}
@@ -198,6 +199,7 @@ def test_conv_starts_as_simple_with_a_key_for_each_head():
     assert conv.w.u.shape == (2, 3)
 
 
+@thorough
 def test_full_compiles():
     check_compile(make(**FULL), inputs().float(), compiler="aot_eager")
 

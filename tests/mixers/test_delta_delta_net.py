@@ -3,6 +3,7 @@ import torch
 
 from linrec.mixers import build
 from linrec.mixers.delta_delta_net import DeltaDeltaNet
+from tests.tiers import tiered
 
 from .fast_weights import TIME, D, check_equations, inputs, resets
 
@@ -52,7 +53,7 @@ def equations(mixer, x, reset, *, feature_map="elu", qk_eps=0.0, **_):
 
 
 @pytest.mark.parametrize("reset", [torch.zeros(2, TIME, dtype=torch.bool), resets()], ids=["one", "several"])
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", tiered(["paper"], [name for name in VARIANTS if name != "paper"]))
 def test_outputs_gradients_and_state_are_those_of_the_equations(name, reset):
     mixer = make(**VARIANTS[name]).double()
     x = inputs().requires_grad_()

@@ -14,6 +14,7 @@ from linrec.nn import groups_of
 from linrec.nn.position_wise import PositionWise
 from linrec.trees import leaves, map_tree
 from tests.mixers import variants
+from tests.tiers import tiered
 
 TIME = 5
 RESETS = {
@@ -24,8 +25,14 @@ RESETS = {
 }
 
 
+# the base class checks what all mixers are given
+BY_THE_BASE_CLASS = pytest.mark.parametrize(
+    ("name", "variant"), tiered(variants.cases()[:1], variants.cases()[1:])
+)
+
+
 @pytest.mark.parametrize("kind", RESETS)
-@pytest.mark.parametrize(("name", "variant"), variants.cases())
+@BY_THE_BASE_CLASS
 def test_a_reset_that_would_broadcast_is_refused(name, variant, kind):
     reset, error, message = RESETS[kind]
     mixer = mixers.build(name, 4, **variants.arguments(name, variant))
@@ -34,7 +41,7 @@ def test_a_reset_that_would_broadcast_is_refused(name, variant, kind):
     assert "`reset`" in str(raised.value) and message in str(raised.value)
 
 
-@pytest.mark.parametrize(("name", "variant"), variants.cases())
+@BY_THE_BASE_CLASS
 def test_a_state_of_other_rows_is_refused(name, variant):
     mixer = mixers.build(name, 4, **variants.arguments(name, variant))
     with pytest.raises(ValueError, match=r"`state.* must (be|have)"):
@@ -61,7 +68,7 @@ OTHER_MATRICES = {
 }
 
 
-@pytest.mark.parametrize(("name", "variant"), variants.cases())
+@pytest.mark.parametrize(("name", "variant"), variants.tiered())
 def test_what_muon_takes_for_a_matrix_maps_vectors(name, variant):
     mixer = mixers.build(name, 4, **variants.arguments(name, variant))
     groups = groups_of(mixer)
@@ -91,7 +98,7 @@ class OnTheDevice(TorchFunctionMode):
         return function(*args, **kwargs or {})
 
 
-@pytest.mark.parametrize(("name", "variant"), variants.cases())
+@pytest.mark.parametrize(("name", "variant"), variants.tiered())
 def test_no_numbers_move_between_host_and_device(name, variant, monkeypatch):
     # on the CPU alone, the values of beta and of steps are looked at
     for checks in ("ops.delta_rule", "ops.core.checks", "hippo.discretization"):
@@ -105,7 +112,7 @@ def test_no_numbers_move_between_host_and_device(name, variant, monkeypatch):
         y.sum().backward()
 
 
-@pytest.mark.parametrize(("name", "variant"), variants.cases())
+@pytest.mark.parametrize(("name", "variant"), variants.tiered())
 def test_a_state_keeps_no_memory_of_the_steps_that_made_it(name, variant):
     mixer = mixers.build(name, 4, **variants.arguments(name, variant))
     _, state = mixer(torch.randn(2, 50, 4))
@@ -114,7 +121,7 @@ def test_a_state_keeps_no_memory_of_the_steps_that_made_it(name, variant):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-@pytest.mark.parametrize(("name", "variant"), variants.cases())
+@pytest.mark.parametrize(("name", "variant"), variants.tiered())
 def test_states_and_outputs_have_the_dtypes_that_init_state_and_inputs_have(name, variant, dtype):
     mixer = mixers.build(name, 4, **variants.arguments(name, variant)).to(dtype)
     y, state = mixer(torch.randn(2, TIME, 4, dtype=dtype))
@@ -127,12 +134,14 @@ def test_states_and_outputs_have_the_dtypes_that_init_state_and_inputs_have(name
 
 # outputs that are fed back into their own queries, and exponential gates of large logits
 LOOSER = {"recurrent_delta_net": 0.05, "xlstm_7b": 0.05}
+FIRST = [(name, variants.arguments(*variants.cases(name)[0])) for name in mixers.names()]
+FURTHER = [(name, variants.arguments(name, variant)) for name, variant in variants.cases()]
 # rwkv starts with outputs of zero
-DEFAULTS = [(name, {}) for name in mixers.names() if not name.startswith("rwkv")]
+FURTHER += [(name, {}) for name in mixers.names() if not name.startswith("rwkv")]
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments"), DEFAULTS + [(name, variants.arguments(name, v)) for name, v in variants.cases()]
+    ("name", "arguments"), tiered(FIRST, [case for case in FURTHER if case not in FIRST])
 )
 def test_a_mixer_in_bfloat16_computes_what_it_does_in_float32(name, arguments):
     torch.manual_seed(0)
@@ -164,8 +173,14 @@ STRUCTURES = {
 
 
 @pytest.mark.parametrize("kind", STRUCTURES)
-# attention tells apart more, in words of its own
-@pytest.mark.parametrize("name", [name for name in mixers.names() if name != "attention"])
+# attention tells apart more, in words of its own; the base class checks all others
+@pytest.mark.parametrize(
+    "name",
+    tiered(
+        ["gate_loop", "rwkv4"],
+        [name for name in mixers.names() if name not in ("attention", "gate_loop", "rwkv4")],
+    ),
+)
 def test_a_state_of_another_structure_is_refused(name, kind):
     variant = variants.cases(name)[0]
     mixer = mixers.build(name, 4, **variants.arguments(*variant))

@@ -2,7 +2,10 @@
 
 from typing import Any
 
+import pytest
+
 from linrec import mixers
+from tests.tiers import thorough
 
 DEFAULTS: dict[str, dict[str, Any]] = {"defaults": {}}
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
@@ -517,6 +520,15 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
 def cases(*names: str) -> list[tuple[str, str]]:
     """(mixer, variant) pairs of the mixers called `names`, or of every mixer that exists."""
     return [(name, variant) for name in names or mixers.names() for variant in VARIANTS.get(name, DEFAULTS)]
+
+
+def tiered(*names: str) -> list[Any]:
+    """Return `cases` as parameters of a test, all but the first variant of each mixer marked thorough."""
+    return [
+        pytest.param(name, variant, marks=[thorough] if place else [])
+        for name in names or mixers.names()
+        for place, (_, variant) in enumerate(cases(name))
+    ]
 
 
 def arguments(name: str, variant: str) -> dict[str, Any]:

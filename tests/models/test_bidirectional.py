@@ -17,6 +17,7 @@ from linrec.testing import (
     reset_mask,
 )
 from tests import released
+from tests.tiers import thorough, tiered
 
 D = 8
 
@@ -54,7 +55,7 @@ def test_two_explicit_runs(combine, shared):
     assert state is None
 
 
-@pytest.mark.parametrize("name", mixers.names())
+@pytest.mark.parametrize("name", tiered(["hgru"], [name for name in mixers.names() if name != "hgru"]))
 def test_laws_of_what_has_no_state_and_no_direction(name):
     torch.manual_seed(0)
     both = Bidirectional(build(name), build(name))
@@ -88,6 +89,7 @@ def test_without_resets_every_step_hears_of_every_step():
         assert reached.abs().sum(-1).gt(0).all()
 
 
+@thorough
 def test_compile():
     torch.manual_seed(0)
     check_compile(Bidirectional(build()), inputs(), compiler="aot_eager")

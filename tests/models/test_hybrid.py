@@ -27,6 +27,7 @@ from linrec.testing import (
     check_steps,
     generator,
 )
+from tests.tiers import thorough
 
 # states of one complex tensor, of a cache that grows, and of several parts; and a channel mixing with a state
 HYBRID = ModelConfig(
@@ -114,6 +115,7 @@ class TestLaws:
             law(model, tokens())
         assert_agree(model(tokens(), model.init_state(3))[0], model(tokens())[0])
 
+    @thorough
     def test_compile(self):
         x = torch.randn(2, 4, 8, generator=generator())
         function = partial(self.on_embeddings, model=make(replace(HYBRID, n_layers=3)))

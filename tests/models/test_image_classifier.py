@@ -7,6 +7,7 @@ from torch.nn import functional
 
 from linrec.models import ImageClassifier, ImageClassifierConfig, image_preset, image_preset_names
 from linrec.testing import assert_agree, generator
+from tests.tiers import thorough
 
 CONFIG = ImageClassifierConfig(
     n_outputs=3, patch_size=2, mixer="hgru", d_model=8, n_layers=2, d_channel_mixing=12
@@ -88,6 +89,7 @@ def test_directions_of_the_blocks():
         assert gammas == [(2, 8)] * n_gammas
 
 
+@thorough
 def test_compile():
     torch.compiler.reset()
     model = make(replace(CONFIG, n_layers=1, directions=("up", "backward"), unshared=("theta",)))

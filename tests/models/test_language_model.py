@@ -16,6 +16,7 @@ from linrec.testing import (
     check_steps,
     generator,
 )
+from tests.tiers import thorough
 
 CONFIG = ModelConfig(vocab_size=6, n_outputs=5, d_model=8, n_layers=2, d_channel_mixing=12)
 
@@ -120,11 +121,13 @@ class TestLaws:
         for law in (check_steps, check_batch_independence, check_reset):
             law(model, tokens())
 
+    @thorough
     def test_compile(self):
         x = torch.randn(3, 9, 8, generator=generator())
         check_compile(make().blocks[0], x, compiler="aot_eager")
 
 
+@thorough
 def test_the_model_compiles_whole():
     torch.compiler.reset()
     model = make()
@@ -134,6 +137,7 @@ def test_the_model_compiles_whole():
     assert_agree(compiled(tokens(1), state)[0], model(tokens(1), state)[0])
 
 
+@thorough
 @pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex")
 def test_a_compiled_block_of_complex_states_has_its_gradient():
     # inductor writes over what the forward pass saved; the state and the real view of it share their memory

@@ -9,6 +9,7 @@ from linrec import mixers
 from linrec.models import Bidirectional, SequenceClassifier, SequenceClassifierConfig
 from linrec.nn import groups_of
 from linrec.testing import assert_agree, generator
+from tests.tiers import thorough
 
 CONFIG = SequenceClassifierConfig(
     n_outputs=3, n_features=2, mixer="hgru", d_model=8, n_layers=2, d_channel_mixing=12
@@ -121,6 +122,7 @@ def test_mixer_arguments_and_marks():
         make(replace(CONFIG, mixer_args={"phases": "none"}))
 
 
+@thorough
 def test_compile():
     torch.compiler.reset()
     model = make(replace(TEXT, n_layers=1))

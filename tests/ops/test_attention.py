@@ -20,6 +20,7 @@ from linrec.testing import (
     map_tree,
     reset_mask,
 )
+from tests.tiers import tiered
 
 every_pair = pytest.mark.parametrize(("mode", "backend"), softmax_attention.operator.pairs)
 REFERENCE = {"mode": "recurrent", "backend": "reference"}
@@ -74,7 +75,7 @@ def test_it_is_the_softmax_written_out(mode, backend, causal, window):
 
 
 # blocks are at least 128 steps long, and no longer than the window beyond that
-@pytest.mark.parametrize(("time", "window"), [(129, 1), (150, 70), (257, 128), (300, 130)])
+@pytest.mark.parametrize(("time", "window"), tiered([(129, 1), (150, 70)], [(257, 128), (300, 130)]))
 def test_long_windows_go_by_blocks(time, window):
     before = min(window + 3, 40)
     inputs, reset = make(2, before + time), reset_mask(2, before + time, rate=0.02, seed=2)

@@ -8,6 +8,7 @@ from linrec.ops.delta_rule import triton
 from linrec.ops.gate_loop import triton as chunks
 from linrec.testing import assert_agree, check_operator, delta_rule_inputs, reset_mask
 from linrec.train.state import matmul_precision
+from tests.tiers import thorough, tiered
 
 from .triton_process import (
     DEVICE,
@@ -33,8 +34,8 @@ def short_chunks(monkeypatch):
 
 
 @from_outside
-def test_kernels_in_the_interpreter():
-    run_interpreted(__file__)
+def test_kernels_in_the_interpreter(tier):
+    run_interpreted(__file__, tier)
 
 
 def agree(batch, time, heads, dk, dv, *, dtype=torch.float32, options=None, **arguments):
@@ -50,7 +51,7 @@ def test_nothing_passes_a_reset():
 
 
 @on_either
-@pytest.mark.parametrize("log_decay", [None, "h", "hk", "bth", "bthk"])
+@pytest.mark.parametrize("log_decay", tiered(["bthk"], [None, "h", "hk", "bth"]))
 def test_every_shape_of_the_decays(log_decay):
     reset = reset_mask(2, 37, rate=0.1, device=DEVICE)
     reset[0, 0] = reset[1, -1] = True
@@ -58,20 +59,20 @@ def test_every_shape_of_the_decays(log_decay):
 
 
 @on_either
-@pytest.mark.parametrize("log_decay", [None, "bth", "bthk"])
+@pytest.mark.parametrize("log_decay", tiered(["bthk"], [None, "bth"]))
 def test_half_precision(log_decay):
     # the interpreter knows no products of bfloat16
     agree(1, 37, 1, 5, 4, dtype=torch.float16, log_decay=log_decay)
 
 
 @on_either
-@pytest.mark.parametrize("time", [1, 16, 17])
+@pytest.mark.parametrize("time", tiered([1, 17], [16]))
 def test_lengths_around_chunks(time):
     agree(1, time, 2, 4, 3, log_decay="bth")
 
 
 @on_either
-@pytest.mark.parametrize(("log_decay", "dk", "dv"), [(None, 66, 5), ("bth", 5, 66), ("bthk", 5, 6)])
+@pytest.mark.parametrize(("log_decay", "dk", "dv"), tiered([("bthk", 5, 6)], [(None, 66, 5), ("bth", 5, 66)]))
 def test_time_in_pieces_of_one_sequence(log_decay, dk, dv, monkeypatch):
     # five chunks, in pieces of two, two and one
     monkeypatch.setattr(chunks, "PROGRAMS", 3 if dv < 66 else 6)
@@ -87,6 +88,7 @@ def test_inverses_of_several_blocks(log_decay, monkeypatch):
     agree(1, 70, 1, 4, 3, log_decay=log_decay, largest_beta=2.0)
 
 
+@thorough
 @on_either
 def test_vmap_folds_the_mapped_axis_into_the_batch():
     q, k, v = torch.randn(3, 2, 1, 9, 2, 4, device=DEVICE)
@@ -128,6 +130,7 @@ def test_what_does_not_pass_a_step_has_no_part_in_its_decay(log_decay):
     assert gradient.abs().max() == 0
 
 
+@thorough
 @on_either
 def test_keys_that_no_program_has_the_memory_for():
     inputs = delta_rule_inputs(1, 3, 1, 513, 2, log_decay="bth")

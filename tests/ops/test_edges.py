@@ -13,6 +13,7 @@ from linrec import ops, testing
 from linrec.ops.core.backends import Backend
 from linrec.trees import leaves
 from tests.ops.entries import canonical, runs
+from tests.tiers import thorough
 
 Sizes = dict[str, int]
 Maker = Callable[..., dict[str, Any]]
@@ -84,12 +85,13 @@ def reaching(name: str, entry: Backend) -> dict[str, Any]:
 
 
 def entries(*names: str) -> Iterator[Any]:
-    """Every entry that runs on the CPU, of some backends."""
+    """Every entry that runs on the CPU, of some backends; references are loops that tests take for right."""
     for name, table in TABLES.items():
         for entry in table.backends:
             if entry.name in names:
                 parts = (name, entry.mode, entry.name, *filter(None, [entry.kernel]))
-                yield pytest.param(name, entry, id="-".join(parts))
+                marks = [thorough] if entry.name == "reference" else []
+                yield pytest.param(name, entry, marks=marks, id="-".join(parts))
 
 
 def outcome(name: str, inputs: dict[str, Any], **options: Any) -> dict[str, list[Tensor]]:
@@ -181,6 +183,7 @@ def test_tensors_on_other_devices_are_refused_by_name(name):
             function(**given | {argument: testing.map_tree(lambda x: x.to("meta"), x)})
 
 
+@thorough
 @pytest.mark.parametrize(("name", "entry"), entries("torch", "reference"))
 def test_tensors_without_data(name, entry):
     (make, _), sizes = OPERATORS[name], reaching(name, entry)

@@ -5,8 +5,9 @@ import torch
 
 from linrec.ops import cauchy_kernel, long_conv, vandermonde_kernel
 from linrec.testing import assert_agree, generator, long_conv_inputs, reset_mask
+from tests.tiers import thorough
 
-from .triton_process import INTERPRETED, from_outside, quiet, run_interpreted
+from .triton_process import INTERPRETED, outside, quiet, run_interpreted
 
 pytestmark = quiet
 # Triton's kernels run in its interpreter
@@ -18,7 +19,8 @@ every_backend = pytest.mark.parametrize("backend", BACKENDS)
 in_torch = pytest.mark.skipif(INTERPRETED, reason="needs no kernel")
 
 
-@from_outside
+@thorough
+@outside
 def test_kernels_in_the_interpreter():
     pytest.importorskip("triton")
     run_interpreted(__file__)

@@ -7,6 +7,7 @@ from linrec.ops import dense_ssm, diagonal_ssm, dplr_ssm
 from linrec.ops.diagonal_ssm import growing_ssm
 from linrec.ops.diagonal_ssm.torch import GrowingSSM
 from linrec.testing import dense_ssm_inputs, diagonal_ssm_inputs, dplr_ssm_inputs, reset_mask
+from tests.tiers import tiered
 
 OPERATORS = {
     "diagonal": (diagonal_ssm, diagonal_ssm_inputs, {}),
@@ -77,8 +78,8 @@ def test_growing_models_with_empty_axes(mode, batch, time):
 
 
 @every_pair
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("time", [1, 5, 40])
+@pytest.mark.parametrize("dtype", tiered([torch.float32], [torch.bfloat16]))
+@pytest.mark.parametrize("time", tiered([5], [1, 40]))
 def test_meta_tensors(case, mode, backend, time, dtype):
     if backend == "numba":
         pytest.skip("runs on a CPU alone")

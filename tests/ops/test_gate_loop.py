@@ -22,6 +22,7 @@ from linrec.testing import (
     reset_mask,
 )
 from linrec.trees import differentiable, double
+from tests.tiers import thorough, tiered
 
 GATES = [None, "h", "hk", "bth", "bthk"]
 # Triton's kernels have files of their own
@@ -211,7 +212,7 @@ def outcome(d_key: int, constant: bool, mode: str, backend: str, dtype: torch.dt
 
 
 @every_fast_pair
-@pytest.mark.parametrize("d_key", [1, 3])
+@pytest.mark.parametrize("d_key", tiered([1], [3]))
 def test_4096_steps_of_any_magnitude(mode, backend, d_key):
     expected = outcome(d_key, False, "recurrent", "reference", torch.float64)
     assert_agree(outcome(d_key, False, mode, backend, torch.float32), expected, dtype=torch.float32)
@@ -228,6 +229,7 @@ def test_large_phases_stay_exact_over_4096_steps(mode, backend):
     assert_agree(actual, expected, dtype=torch.float32)
 
 
+@thorough
 @every_fast_pair
 def test_gradients_of_constant_gates_over_4096_steps(mode, backend):
     # the phase's loses three digits where what cancels is summed over the sequence, not over segments

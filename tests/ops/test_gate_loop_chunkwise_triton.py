@@ -6,6 +6,7 @@ import torch
 from linrec.ops import gate_loop
 from linrec.ops.gate_loop import triton as chunks
 from linrec.testing import assert_agree, check_operator, gate_loop_inputs, reset_mask
+from tests.tiers import thorough, tiered
 
 from .triton_process import (
     DEVICE,
@@ -31,8 +32,8 @@ def short_chunks(monkeypatch):
 
 
 @from_outside
-def test_kernels_in_the_interpreter():
-    run_interpreted(__file__)
+def test_kernels_in_the_interpreter(tier):
+    run_interpreted(__file__, tier)
 
 
 def agree(batch, time, heads, dk, dv, *, dtype=torch.float32, options=None, **gates):
@@ -43,7 +44,7 @@ def agree(batch, time, heads, dk, dv, *, dtype=torch.float32, options=None, **ga
 
 
 @on_either
-@pytest.mark.parametrize("log_decay", [None, "h", "hk", "bth", "bthk"])
+@pytest.mark.parametrize("log_decay", tiered(["bth", "bthk"], [None, "h", "hk"]))
 def test_every_shape_of_the_decays(log_decay):
     reset = reset_mask(2, 37, rate=0.1, device=DEVICE)
     reset[0, 0] = reset[1, -1] = True
@@ -52,7 +53,7 @@ def test_every_shape_of_the_decays(log_decay):
 
 
 @on_either
-@pytest.mark.parametrize("log_decay", ["h", "hk", "bth", "bthk"])
+@pytest.mark.parametrize("log_decay", tiered(["bthk"], ["h", "hk", "bth"]))
 def test_half_precision_takes_differences_of_sums(log_decay):
     reset = reset_mask(2, 37, rate=0.1, device=DEVICE)
     # the interpreter knows no products of bfloat16
@@ -60,7 +61,7 @@ def test_half_precision_takes_differences_of_sums(log_decay):
 
 
 @on_either
-@pytest.mark.parametrize("phase", [None, "bth"])
+@pytest.mark.parametrize("phase", tiered(["bth"], [None]))
 def test_nothing_passes_a_reset(phase):
     inputs = gate_loop_inputs(1, 20, 1, 3, 2, phase=phase, device=DEVICE)
     names = [name for name in ("q", "k", "v", "log_decay", "phase") if inputs[name] is not None]
@@ -68,13 +69,13 @@ def test_nothing_passes_a_reset(phase):
 
 
 @on_either
-@pytest.mark.parametrize("time", [1, 15, 16, 17])
+@pytest.mark.parametrize("time", tiered([1, 17], [15, 16]))
 def test_lengths_around_chunks(time):
     agree(1, time, 2, 4, 4, log_decay="bthk")
 
 
 @on_either
-@pytest.mark.parametrize("log_decay", [None, "bth", "bthk"])
+@pytest.mark.parametrize("log_decay", tiered(["bth"], [None, "bthk"]))
 def test_time_in_one_piece_and_in_two(log_decay, monkeypatch):
     for programs in (1, 2):
         monkeypatch.setattr(chunks, "PROGRAMS", programs)
@@ -82,13 +83,13 @@ def test_time_in_one_piece_and_in_two(log_decay, monkeypatch):
 
 
 @on_either
-@pytest.mark.parametrize(("dk", "dv"), [(1, 7), (40, 1), (80, 16)])
+@pytest.mark.parametrize(("dk", "dv"), tiered([(40, 1)], [(1, 7), (80, 16)]))
 def test_head_sizes(dk, dv):
     agree(1, 18, 1, dk, dv, log_decay="bth")
 
 
 @on_either
-@pytest.mark.parametrize("log_decay", ["bth", "bthk"])
+@pytest.mark.parametrize("log_decay", tiered(["bth"], ["bthk"]))
 def test_a_magnitude_of_zero_stops_values_and_gives_no_nan(log_decay):
     inputs = gate_loop_inputs(1, 20, 2, 4, 3, log_decay=log_decay, phase=None, device=DEVICE)
     inputs["log_decay"][:, 7] = -torch.inf
@@ -120,6 +121,7 @@ def test_gradients_that_are_differentiated_again():
     assert_agree(penalty(**PAIR), penalty(mode="chunkwise", backend="torch"))
 
 
+@thorough
 @on_either
 def test_vmap_folds_the_mapped_axis_into_the_batch():
     q, k, v = torch.randn(3, 2, 1, 9, 2, 4, device=DEVICE)
@@ -131,7 +133,7 @@ def test_vmap_folds_the_mapped_axis_into_the_batch():
 
 
 @on_either
-@pytest.mark.parametrize("phase", ["h", "hk", "bth", "bthk"])
+@pytest.mark.parametrize("phase", tiered(["bthk"], ["h", "hk", "bth"]))
 def test_phases_turn_twice_as_many_channels(phase):
     reset = reset_mask(2, 37, rate=0.1, device=DEVICE)
     agree(2, 37, 2, 5, 4, log_decay="bth", phase=phase, options={"reset": reset})

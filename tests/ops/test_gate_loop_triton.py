@@ -1,6 +1,7 @@
 """The fused Triton kernel of the max-headed GateLoop: on a GPU where there is one, else interpreted."""
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from linrec.ops import gate_loop
 from linrec.ops.gate_loop import max_headed
 from linrec.ops.kernels.launch import Tiling
 from linrec.testing import assert_agree, check_operator, gate_loop_inputs, reset_mask
+from tests.tiers import thorough, tiered
 
 from .triton_process import (
     DEVICE,
@@ -25,11 +27,13 @@ from .triton_process import (
 pytest.importorskip("triton")
 pytestmark = quiet
 GATES = [None, "h", "bth"]
+EVERY_GATE = list(itertools.product(GATES, GATES))
+SOME_GATES = [("bth", "h"), ("h", "bth"), (None, "bth"), ("bth", None)]
 
 
 @from_outside
-def test_kernels_in_the_interpreter():
-    run_interpreted(__file__)
+def test_kernels_in_the_interpreter(tier):
+    run_interpreted(__file__, tier)
 
 
 @pytest.fixture
@@ -68,7 +72,7 @@ def test_nothing_passes_a_reset():
 
 @on_either
 @narrow
-@pytest.mark.parametrize("time", [1, 2, 16, 17, 65])
+@pytest.mark.parametrize("time", tiered([1, 17], [2, 16, 65]))
 def test_lengths_around_tiles(time):
     agree(2, time, 3)
     agree(1, time, 2, phase=None, options={"reset": reset_mask(1, time, rate=0.2, device=DEVICE)})
@@ -76,8 +80,9 @@ def test_lengths_around_tiles(time):
 
 @on_either
 @small
-@pytest.mark.parametrize("log_decay", GATES)
-@pytest.mark.parametrize("phase", GATES)
+@pytest.mark.parametrize(
+    ("log_decay", "phase"), tiered(SOME_GATES, [pair for pair in EVERY_GATE if pair not in SOME_GATES])
+)
 def test_every_shape_of_the_gates(log_decay, phase):
     reset = reset_mask(2, 10, rate=0.1, device=DEVICE)
     reset[0, 0] = reset[1, -1] = True
@@ -86,7 +91,7 @@ def test_every_shape_of_the_gates(log_decay, phase):
 
 @on_either
 @small
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", tiered([torch.bfloat16], [torch.float64, torch.float16]))
 @pytest.mark.parametrize("phase", [None, "bthk"])
 def test_dtypes(dtype, phase):
     agree(2, 10, 2, dtype=dtype, phase=phase)
@@ -97,6 +102,7 @@ def test_more_heads_than_one_program_has():
     agree(2, 5, 33)
 
 
+@thorough
 @on_either
 @pytest.mark.parametrize("phase", [None, "bth"])
 def test_groups_of_tiles(phase, monkeypatch):
@@ -122,6 +128,7 @@ def test_phases_of_any_size():
     agree(1, 3, 33, phase=None)
 
 
+@thorough
 @on_either
 @small
 def test_layout_in_memory_does_not_matter():
@@ -154,6 +161,7 @@ def test_empty_axes(shape):
     assert y.shape == (*shape, 1) and state.shape == (shape[0], shape[2], 1, 1)
 
 
+@thorough
 @on_either
 @small
 def test_gradients_are_finite_differences():
@@ -169,6 +177,7 @@ def test_gradients_are_finite_differences():
     assert torch.autograd.gradgradcheck(run, values, **options)
 
 
+@thorough
 @on_either
 @small
 @pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex")

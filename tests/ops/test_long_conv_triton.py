@@ -19,6 +19,7 @@ from linrec.testing import (
     long_conv_inputs,
     reset_mask,
 )
+from tests.tiers import thorough, tiered
 
 from .opcheck import check_operators
 from .triton_process import DEVICE, INTERPRETED, from_outside, on_a_gpu, on_either, quiet, run_interpreted
@@ -29,8 +30,8 @@ PAIR = {"mode": "convolution", "backend": "triton"}
 
 
 @from_outside
-def test_kernels_in_the_interpreter():
-    run_interpreted(__file__)
+def test_kernels_in_the_interpreter(tier):
+    run_interpreted(__file__, tier)
 
 
 def draw(*shape, seed=0, dtype=torch.float64):
@@ -44,7 +45,7 @@ def agree(*shape, dtype=torch.float32, options=None, **arguments):
 
 @on_either
 @pytest.mark.parametrize("time", [1, 2, 31, 33, 100])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("dtype", tiered([torch.float32], [torch.float64, torch.bfloat16]))
 def test_lengths_around_tiles(time, dtype):
     agree(2, time, 3, dtype=dtype)
 
@@ -79,7 +80,7 @@ def test_more_frequencies_than_a_program_has(monkeypatch):
 
 @on_either
 # some channels of all rows, two rows of one channel, one row of one channel
-@pytest.mark.parametrize("alive", [1, 8, 100])
+@pytest.mark.parametrize("alive", tiered([1], [8, 100]))
 def test_pieces_make_no_difference(monkeypatch, alive):
     inputs = draw(3, 40, 9).requires_grad_(), draw(9, 40, seed=1).requires_grad_()
     dy = draw(3, 40, 9, seed=2)
@@ -136,6 +137,7 @@ def test_one_gradient_alone(needed):
     assert_agree(*found)
 
 
+@thorough
 @on_either
 def test_gradients_are_differentiable_again():
     u, kernel = draw(1, 3, 1).requires_grad_(), draw(1, 2, seed=1).requires_grad_()

@@ -10,6 +10,7 @@ from linrec.ops.gate_loop.numba import chunk_size, matrix_recurrence
 from linrec.ops.kernels import launch
 from linrec.testing import assert_agree, check_operator, delta_rule_inputs, gate_loop_inputs, reset_mask
 from tests.ops.opcheck import check_operators
+from tests.tiers import thorough
 
 pytest.importorskip("numba")
 PAIR = {"mode": "recurrent", "backend": "numba"}
@@ -36,6 +37,7 @@ def test_lengths_around_chunks(time, monkeypatch):
         agree(2, time, 2, 3, 5, log_decay=log_decay)
 
 
+@thorough
 @pytest.mark.parametrize("rows", [(1, 1), (2, 3)])
 def test_value_channels_on_threads(rows, monkeypatch):
     # as if the machine had four threads: blocks of value channels, of which the last one is narrower

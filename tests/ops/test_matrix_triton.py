@@ -6,6 +6,7 @@ import torch
 from linrec.ops import delta_rule, gate_loop
 from linrec.ops.core.call import recording
 from linrec.testing import assert_agree, delta_rule_inputs, gate_loop_inputs, reset_mask
+from tests.tiers import tiered
 
 from .triton_process import DEVICE, from_outside, on_a_gpu, on_either, quiet, run_interpreted
 
@@ -16,8 +17,8 @@ ORACLE = {"mode": "recurrent", "backend": "reference"}
 
 
 @from_outside
-def test_kernels_in_the_interpreter():
-    run_interpreted(__file__)
+def test_kernels_in_the_interpreter(tier):
+    run_interpreted(__file__, tier)
 
 
 def made(operator, *size, **arguments):
@@ -47,7 +48,7 @@ def test_every_shape_of_the_decays(operator, log_decay):
 
 @on_either
 @pytest.mark.parametrize("operator", [gate_loop, delta_rule])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+@pytest.mark.parametrize("dtype", tiered([torch.float16], [torch.float64]))
 def test_one_step_in_other_precisions(operator, dtype):
     agree(operator, made(operator, 3, 1, 2, 4, 3, dtype=dtype), dtype)
 

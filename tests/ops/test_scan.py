@@ -15,6 +15,7 @@ from linrec.testing import (
     reset_mask,
     scan_inputs,
 )
+from tests.tiers import thorough
 
 ON_CPU = [pair for pair in scan.operator.pairs if pair[1] != "triton"]
 FAST = [pair for pair in ON_CPU if pair[1] != "reference"]
@@ -334,6 +335,7 @@ def test_the_blocked_scan_is_parallel_and_does_linear_work():
     assert long.elements < 1.1 * 256 * short.elements
 
 
+@thorough
 @pytest.mark.parametrize(("mode", "backend"), [("scan", "torch"), ("recurrent", "numba")])
 def test_compiles_into_one_graph(mode, backend):
     inputs = {name: t.requires_grad_() for name, t in scan_inputs(2, 35, 3).items()}

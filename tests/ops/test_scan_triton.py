@@ -10,6 +10,7 @@ from linrec.ops.core.call import recording
 from linrec.ops.kernels.launch import Tiling
 from linrec.ops.scan import triton as triton_backend
 from linrec.testing import assert_agree, check_operator, generator, reset_mask, scan_inputs
+from tests.tiers import thorough, tiered
 
 from .triton_process import (
     DEVICE,
@@ -50,8 +51,8 @@ narrow = pytest.mark.usefixtures("few_columns")
 
 
 @from_outside
-def test_kernels_in_the_interpreter():
-    run_interpreted(__file__)
+def test_kernels_in_the_interpreter(tier):
+    run_interpreted(__file__, tier)
 
 
 def agree(batch, time, channels, *, dtype=torch.float32, decay="step", **options):
@@ -61,7 +62,7 @@ def agree(batch, time, channels, *, dtype=torch.float32, decay="step", **options
 
 @on_either
 @small
-@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("reverse", tiered([False], [True]))
 def test_nothing_passes_a_reset(reverse):
     inputs = scan_inputs(1, 20, 3, device=DEVICE)
     check_two_documents(scan, inputs, ("a", "x"), 10, **PAIR, reverse=reverse)
@@ -69,7 +70,7 @@ def test_nothing_passes_a_reset(reverse):
 
 @on_either
 @narrow
-@pytest.mark.parametrize("time", [1, 2, 16, 17, 63, 64, 65])
+@pytest.mark.parametrize("time", tiered([1, 17], [2, 16, 63, 64, 65]))
 def test_lengths_around_tiles(time):
     agree(2, time, 3)
     agree(1, time, 2, reverse=True, reset=reset_mask(1, time, rate=0.2, device=DEVICE))
@@ -77,7 +78,10 @@ def test_lengths_around_tiles(time):
 
 @on_either
 @small
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64, torch.complex128])
+@pytest.mark.parametrize(
+    "dtype",
+    tiered([torch.float32, torch.complex64], [torch.float64, torch.complex128]),
+)
 @pytest.mark.parametrize("reverse", [False, True])
 def test_dtypes_directions_and_resets(dtype, reverse):
     # five tiles of time, one more than a supergroup has, and two of channels
@@ -101,8 +105,8 @@ def test_half_precision(dtype):
 
 @on_either
 @small
-@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("decay", ["step", "channel"])
+@pytest.mark.parametrize("half", tiered([torch.bfloat16], [torch.float16]))
+@pytest.mark.parametrize("decay", tiered(["step"], ["channel"]))
 def test_a_in_float32_beside_inputs_in_half_precision(half, decay):
     inputs = scan_inputs(2, 10, 3, decay=decay, device=DEVICE)
     inputs["x"] = inputs["x"].to(half)
@@ -118,7 +122,7 @@ def test_a_in_float32_beside_inputs_in_half_precision(half, decay):
 @on_either
 @small
 @pytest.mark.parametrize("decay", ["head", "channel", "constant"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+@pytest.mark.parametrize("dtype", tiered([torch.float32], [torch.complex64]))
 def test_a_broadcasts(decay, dtype):
     agree(2, 10, 3, decay=decay, dtype=dtype, reset=reset_mask(2, 10, rate=0.2, device=DEVICE))
 
@@ -137,6 +141,7 @@ def test_more_channels_than_one_program_has():
     agree(1, 5, 33)
 
 
+@thorough
 @on_either
 @small
 def test_layout_in_memory_does_not_matter():
@@ -169,6 +174,7 @@ def test_empty_axes(batch, time, channels):
     assert torch.equal(gradients[0], torch.zeros_like(a))
 
 
+@thorough
 @on_either
 @narrow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
@@ -182,6 +188,7 @@ def test_gradients_are_finite_differences(dtype):
     assert torch.autograd.gradcheck(run, [t.requires_grad_() for t in inputs.values()], fast_mode=True)
 
 
+@thorough
 @on_either
 @small
 def test_compiles_into_one_graph_and_maps():

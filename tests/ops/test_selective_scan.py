@@ -13,6 +13,7 @@ from linrec.ops.selective_scan import torch as torch_backend
 from linrec.ops.selective_scan.torch import Selective
 from linrec.testing import assert_agree, check_operator, reset_mask, selective_scan_inputs
 from tests.ops.opcheck import check_operators
+from tests.tiers import thorough
 
 ON_CPU = [pair for pair in OPERATOR.pairs if pair[1] != "triton"]
 FAST = [pair for pair in ON_CPU if pair[1] != "reference"]
@@ -67,6 +68,7 @@ def test_every_size_of_a_state(mode, backend, channels, d_state):
 
 
 # on one worker: Numba takes ten seconds for kernels of several threads, once
+@thorough
 @pytest.mark.xdist_group("selective scan on threads")
 @pytest.mark.parametrize(("batch", "channels"), [(1, 300), (3, 40), (9, 33)])
 def test_lanes_on_threads(batch, channels, monkeypatch):

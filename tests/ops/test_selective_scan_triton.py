@@ -9,6 +9,7 @@ from linrec.ops import selective_scan
 from linrec.ops.selective_scan import triton
 from linrec.ops.selective_scan.torch import Selective
 from linrec.testing import assert_agree, check_operator, reset_mask, selective_scan_inputs
+from tests.tiers import thorough, tiered
 
 from .opcheck import check_operators
 from .triton_process import (
@@ -28,8 +29,8 @@ PAIR = {"mode": "recurrent", "backend": "triton"}
 
 
 @from_outside
-def test_kernels_in_the_interpreter():
-    run_interpreted(__file__)
+def test_kernels_in_the_interpreter(tier):
+    run_interpreted(__file__, tier)
 
 
 def agree(*shape, dtype=torch.float32, options=None, **arguments):
@@ -45,6 +46,7 @@ def short(monkeypatch):
     monkeypatch.setattr(triton, "plan_of", lambda *given: dataclasses.replace(plan_of(*given), **changed))
 
 
+@thorough
 @on_either
 def test_axes_may_lie_in_any_order_in_memory():
     # as many states as kernels have, so that nothing is copied on the way
@@ -57,7 +59,7 @@ def test_axes_may_lie_in_any_order_in_memory():
 
 
 @on_either
-@pytest.mark.parametrize("time", [1, 8, 9, 20])
+@pytest.mark.parametrize("time", tiered([1, 9], [8, 20]))
 def test_lengths_around_chunks(time):
     reset = reset_mask(2, time, rate=0.2, device=DEVICE)
     reset[0, 0] = reset[1, -1] = True
@@ -78,6 +80,7 @@ def test_segments_of_time(n_segments, monkeypatch):
     agree(1, 3, 2, 2)
 
 
+@thorough
 @on_either
 @pytest.mark.parametrize(
     ("states", "columns", "vector", "warps"), [(4, 32, 1, 1), (4, 64, 2, 2), (8, 16, 4, 1)]
@@ -98,7 +101,7 @@ def test_any_number_of_states(d_state):
 
 @on_either
 @pytest.mark.usefixtures("short")
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", tiered([torch.bfloat16], [torch.float64, torch.float16]))
 def test_dtypes(dtype):
     agree(2, 5, 3, 2, dtype=dtype)
     inputs = selective_scan_inputs(2, 5, 3, 2, dtype=dtype, device=DEVICE)
@@ -107,6 +110,7 @@ def test_dtypes(dtype):
     check_operator(selective_scan, inputs, **PAIR, dtype=dtype)
 
 
+@thorough
 @on_either
 @pytest.mark.usefixtures("short")
 def test_layout_in_memory_does_not_matter():
@@ -149,6 +153,7 @@ def test_empty_axes(shape):
     assert all(not gradient.any() for gradient in gradients)
 
 
+@thorough
 @on_either
 @pytest.mark.usefixtures("short")
 def test_maps_with_gradients():
@@ -171,6 +176,7 @@ def test_maps_with_gradients():
     assert_agree(*(torch.autograd.grad(loss, tuple(inputs.values())) for loss in losses))
 
 
+@thorough
 @on_either
 @pytest.mark.usefixtures("short")
 def test_compiles_into_one_graph():

@@ -7,6 +7,7 @@ from linrec.ops import cauchy_kernel, vandermonde_kernel
 from linrec.ops.core import backends
 from linrec.ops.long_conv import cauchy, powers
 from linrec.testing import assert_agree, generator
+from tests.tiers import thorough
 
 from .opcheck import check_operators
 from .triton_process import DEVICE, INTERPRETED, from_outside, on_a_gpu, on_either, quiet, run_interpreted
@@ -16,8 +17,8 @@ pytestmark = quiet
 
 
 @from_outside
-def test_kernels_in_the_interpreter():
-    run_interpreted(__file__)
+def test_kernels_in_the_interpreter(tier):
+    run_interpreted(__file__, tier)
 
 
 def draw(*shape, seed):
@@ -93,6 +94,7 @@ def test_sums_map():
     assert_agree(torch.func.vmap(sums)(scale), torch.stack([sums(each) for each in scale]))
 
 
+@thorough
 @on_either
 def test_gradients_are_differentiable_again():
     *wanted, rest = (x.to(DEVICE, torch.complex64) for x in inputs(1, 1, 2, 3))

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from linrec.ops import scan
 from linrec.ops.core.call import TimeSplit, handling, refuse_split_time
 from linrec.parallel import part, time_parallel
+from tests.tiers import tiered
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,7 +32,7 @@ def check(size: int, folder: Path, device: str) -> None:
     assert ended.returncode == 0, "a case failed; the captured output has its traceback"
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", tiered([4], [2]))
 def test_processes_that_share_sequences(size, tmp_path):
     check(size, tmp_path, "cpu")
 

@@ -7,6 +7,7 @@ import pytest
 
 from perf import operations
 from perf.__main__ import main
+from tests.tiers import thorough
 
 ROOT = Path(__file__).parents[2]
 QUICK = ["scan-f32-2x64x16", "scan-c64-2x64x16", "gate_loop-f32-2x64x16", "selective-f32-2x64x16"]
@@ -18,6 +19,7 @@ def read(folder, pattern="*.json"):
     return json.loads(path.read_text())
 
 
+@thorough
 def test_everything_runs_in_a_process_of_its_own(tmp_path):
     command = [sys.executable, "-m", "perf", "ops", "--device", "cpu"]
     finished = subprocess.run(

@@ -14,6 +14,7 @@ from perf.__main__ import main
 from perf.commands import models as command
 from perf.encoders import BASELINE, ENCODERS, Size
 from perf.models import PASSES, best_points, parameters
+from tests.tiers import thorough
 
 NAMES = [encoder.name for encoder in ENCODERS]
 
@@ -68,6 +69,7 @@ def test_every_encoder_is_measured_at_every_length(tmp_path, capsys):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+@thorough
 def test_each_length_is_compiled_for_itself(tmp_path, monkeypatch):
     graphs = []
 

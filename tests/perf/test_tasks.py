@@ -3,8 +3,10 @@ import json
 
 from perf.__main__ import main
 from perf.tasks import ASKED, measure_task, task_rows
+from tests.tiers import thorough
 
 
+@thorough
 def test_every_task_that_is_drawn_is_measured(tmp_path, capsys):
     names = ["mqar", "adding", "lra-pathfinder"]
     assert main(["tasks", "--quick", "--out", str(tmp_path), "--rows", *names]) == 0

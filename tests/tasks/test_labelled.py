@@ -11,6 +11,7 @@ from linrec.tasks import ScoredTask, Source, Task, judged_by
 from linrec.tasks.labelled import LabelledTask
 from linrec.train.config import TrainConfig, config_from_dict, config_to_dict
 from linrec.train.recipes import get_recipe
+from tests.tiers import tiered
 
 LABELLED = [name for name in tasks.names() if issubclass(tasks.get(name), LabelledTask)]
 SPLITS = ("train", "validation", "test")
@@ -18,7 +19,8 @@ SPLITS = ("train", "validation", "test")
 pytestmark = pytest.mark.xdist_group("labelled sequences")
 
 
-@pytest.fixture(params=LABELLED)
+# what draws the others takes long to compile
+@pytest.fixture(params=tiered(["listops"], [name for name in LABELLED if name != "listops"]))
 def small(request, tmp_path):
     def make(**fields):
         sizes = {"n_train": 60, "n_validation": 20, "n_test": 20, "cache": tmp_path}

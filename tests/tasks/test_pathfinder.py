@@ -7,6 +7,8 @@ import torch
 from linrec.tasks import pathfinder_kernels
 from linrec.tasks.pathfinder import SIZES, Pathfinder
 
+# one worker compiles what draws the images, and not each
+pytestmark = pytest.mark.xdist_group("pathfinder")
 FEW = {"n_train": 30, "n_validation": 10, "n_test": 10}
 # fine pixels per pixel
 FINE = {32: 8, 64: 4, 128: 3, 256: 2}

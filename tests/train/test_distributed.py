@@ -42,12 +42,18 @@ from linrec.train import (
 from linrec.train.checkpoint import CURRENT
 from linrec.train.fabric import make_fabric
 from linrec.train.step import train_step
+from tests.tiers import thorough
 
 from .test_checkpoint import full_disk, truncate
 from .test_resume import assert_same_run, without_times
 
 # one test runner makes the runs, and not each of several
-together = pytest.mark.xdist_group("runs of two processes")
+
+
+def together(test):
+    """Mark a test that needs the runs of two processes, which one worker makes, once."""
+    return thorough(pytest.mark.xdist_group("runs of two processes")(test))
+
 
 TASK = MemoryHorizon(length=8, n_resets=1, modulus=6, n_samples=28, n_validation=7, n_test=5)
 OPTIM = OptimConfig(lr=0.01, transition_lr=0.003, warmup_steps=3, clip_norm=0.5)
@@ -293,6 +299,7 @@ def test_what_one_process_cannot_do_ends_both_and_leaves_no_result(runs: Path) -
     assert not (folder / "full" / "result.json").exists() and not (folder / "unreadable").exists()
 
 
+@thorough
 def test_torchrun_trains_stops_at_ctrl_c_and_says_so_once(tmp_path: Path) -> None:
     text, run = tmp_path / "text.txt", tmp_path / "run"
     text.write_text("a rose is a rose is a rose, and a violet is blue. " * 20)

@@ -30,6 +30,7 @@ from linrec.train import (
 )
 from linrec.train.checkpoint import BEST, CURRENT, Checkpoint, save_best
 from linrec.train.config import config_to_dict
+from tests.tiers import tiered
 
 from .test_checkpoint import full_disk
 from .test_resume import assert_same_run, crash_at
@@ -60,7 +61,7 @@ def training(config: TrainConfig, folder: Path) -> Iterator[subprocess.Popen[byt
             process.kill()
 
 
-@pytest.mark.parametrize("checkpoint_every", [1, 100])
+@pytest.mark.parametrize("checkpoint_every", tiered([1], [100]))
 def test_a_second_process_is_told_who_trains_and_a_killed_one_blocks_nobody(
     checkpoint_every: int, tiny: Tiny, tmp_path: Path
 ) -> None:
@@ -107,7 +108,7 @@ def test_a_run_that_diverged_before_its_first_checkpoint_starts_again(
     assert_same_run(tmp_path / "straight", tmp_path / "run")
 
 
-@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize("resume", tiered([False], [True]))
 def test_a_disk_that_is_full_at_the_start_leaves_a_folder_that_goes_on(
     resume: bool, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ from linrec.train.display import Display
 from linrec.train.fabric import make_fabric
 from linrec.train.result import Progress
 from linrec.train.step import Objective, evaluate, train_step
+from tests.tiers import thorough
 
 FEW: dict[str, Any] = {"n_train": 28, "n_validation": 7, "n_test": 7}
 ADDING = Adding(length=6, **FEW)
@@ -130,6 +131,7 @@ def test_a_run_has_errors_in_place_of_accuracies_and_keeps_the_smallest(task: An
     assert task.score(outputs, split)["nrmse"] == pytest.approx(result.test["nrmse"], rel=1e-5)
 
 
+@thorough
 def test_a_compiled_run_agrees_with_an_eager_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fit(config_of(ADDING), tmp_path / "eager")
     # traced, with autograd, but without the code generator, which would take most of a minute on a CPU

@@ -1,0 +1,16 @@
+"""The mistakes of `tests.mutations` can be made in the source as it is."""
+
+import ast
+
+import pytest
+
+from tests.mutations import MUTATIONS, ROOT, changed, source
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.breaks.split(":")[0])
+def test_a_mutation_fits_the_source(mutation):
+    text = source(mutation).read_text()
+    # a file that is no Python would be noticed by any test
+    assert ast.dump(ast.parse(changed(mutation, text))) != ast.dump(ast.parse(text))
+    for argument in mutation.tests:
+        assert not argument.endswith(".py") or (ROOT / argument).exists()
