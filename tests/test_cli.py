@@ -303,7 +303,7 @@ def test_a_demo_replaces_nothing_but_demos(capsys: pytest.CaptureFixture[str]) -
     precious = Path("runs") / "demo" / "data" / "precious.txt"
     precious.parent.mkdir(parents=True)
     precious.touch()
-    assert "no run of an earlier demo" in complaint(["demo"], 2, capsys)
+    assert "is not a run of an earlier demo" in complaint(["demo"], 2, capsys)
     assert precious.exists()
 
 

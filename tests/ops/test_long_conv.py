@@ -229,7 +229,7 @@ def test_errors():
     wrong = {
         "`u` must have shape": (torch.zeros(5, 3), kernel, {}),
         "`kernel` must have shape (d, length) = (3, length); got (5, 3)": (u, kernel.T, {}),
-        "at most as many taps as there are inputs, s + t = 0 + 5; got 6. Cut it": (u, torch.zeros(3, 6), {}),
+        "at most as many taps as there are inputs, s + t = 0 + 5; got 6. Pass": (u, torch.zeros(3, 6), {}),
         "s + t = 2 + 5; got 8": (u, torch.zeros(3, 8), {"state": torch.zeros(2, 2, 3)}),
         "`state` must have shape (b, s, d) = (2, s, 3)": (u, kernel, {"state": torch.zeros(2, 3)}),
         "`reset` must have shape": (u, kernel, {"reset": torch.zeros(2, 4, dtype=torch.bool)}),
