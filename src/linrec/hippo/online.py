@@ -41,7 +41,7 @@ class OnlineApproximation(nn.Module):
     | "lagt" | the past, by functions that decay as e^(-age / (2 window)) |
 
     A sample is constant during its step: the last sample has ages 0 to 1, the previous sample 1 to 2. With
-    "zoh", the coefficients of "legs" are at every step those of the best polynomial on the whole past, up to
+    "zoh", the state of "legs" is, at every step, the least-squares polynomial on the whole past, up to
     rounding. "bilinear" is cheaper if matrices change from step to step, which happens only for "legs"
     without a window.
 

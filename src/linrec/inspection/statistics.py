@@ -1,4 +1,4 @@
-"""Statistics of a layer: the distribution of its forget values, and how far apart the tokens it mixes are."""
+"""Statistics of a layer: the distribution of its forget values, and the mean distance of token mixing."""
 
 import math
 from dataclasses import dataclass

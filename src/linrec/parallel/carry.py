@@ -118,7 +118,9 @@ class Part:
 
 
 class Joined(torch.autograd.Function):
-    """y, final = Joined.apply(part, y, last, final, through, state, *tensors).
+    """Pass on y and the final state, and exchange the gradients of states between ranks in the backward pass.
+
+    Call: y, final = Joined.apply(part, y, last, final, through, state, *tensors)
 
     Backward, this function runs before the operator's own backward, and provides the gradient of the last
     state of this segment. `through` and `tensors` are saved for that. They are arguments so that the function

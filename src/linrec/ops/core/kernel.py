@@ -87,8 +87,8 @@ class Differentiable(Generic[In, Out]):
         again: the adjoint in torch operations, for double backward. By default it is autograd of `plain`, or
             without `plain` the adjoint itself.
         plain: the function in torch operations; it replaces `forward` under vmap.
-        beside: name of each output, and of some inputs, to an axis. If vmap maps only these inputs, the
-            mapped axis is folded into this axis and `forward` runs instead of `plain`.
+        beside: an axis, by name, for each output and for some inputs. If vmap maps only these inputs,
+            `forward` runs instead of `plain`, with the mapped axis folded into these axes.
         kept: names of the outputs that only the adjoint reads.
         saves: names of the inputs and outputs that the adjoint reads; it receives None for all others. By
             default these are all inputs and the outputs in `kept`.

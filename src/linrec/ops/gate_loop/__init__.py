@@ -213,8 +213,8 @@ def normalized_gate_loop(
         y_t = Re(q_t S_t) / d_t,    d_t = sign(z_t) max(abs(z_t), floor_t),    z_t = Re(q_t n_t)
 
     With `signed=False`, d_t = max(abs(z_t), floor_t). With `bonus`, S and n are both read before their step,
-    as in `gate_loop`. The sign of zero is +. If |z_t| is below the floor, no gradient flows through z_t. If
-    there is no key yet, the output is zero, because the numerator is zero too.
+    as in `gate_loop`. The sign of zero is +. If |z_t| is below the floor, no gradient flows through z_t. A
+    query that matches no key returns zeros, because the numerator is zero too.
 
     | model | arguments |
     |---|---|

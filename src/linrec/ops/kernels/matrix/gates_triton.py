@@ -182,7 +182,7 @@ def segments(level, TURNED: tl.constexpr, CHUNK: tl.constexpr):  # type: ignore[
 
 @triton.jit
 def summed(which, x):  # type: ignore[no-untyped-def]
-    """Return sums of rows of x (CHUNK, columns) selected by a mask, as a matrix product."""
+    """Return the matrix product of a mask with x (CHUNK, columns): sums of selected rows."""
     precision: tl.constexpr = "ieee" if x.dtype == tl.float64 else "tf32x3"
     return tl.dot(which.to(x.dtype), x, input_precision=precision, out_dtype=x.dtype)
 
