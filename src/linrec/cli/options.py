@@ -53,7 +53,7 @@ class GenerateOptions:
 
 @dataclass(frozen=True)
 class TextOptions:
-    """A text to use instead of the run's own, tokenized with the run's tokenizer.
+    """A text to use instead of the run's own, tokenised with the run's tokenizer.
 
     A text without splits is used as a whole.
 

@@ -85,7 +85,7 @@ def _base_config(name: str, resume: str | None, *, trust_code: bool) -> TrainCon
 
 
 def _continued(config: TrainConfig, start: Start) -> TrainConfig:
-    """Return the configuration with the model that training starts from, and that model's tokenizer."""
+    """Return the configuration with the model that training starts from, and with the model's tokenizer."""
     if not isinstance(config.task, LanguageModeling):
         raise ConfigError(
             f"--init-from is for language models; the recipe {config.name!r} does not train a language model."

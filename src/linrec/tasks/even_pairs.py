@@ -1,4 +1,4 @@
-"""Even pairs: tell whether the number of changes between neighbouring symbols is even.
+"""Even pairs: tell whether the number of changes between neighbouring symbols is even or odd.
 
 Source: Delétang and others (2023, arXiv:2207.02098), "Even Pairs": the pairs 01 and 10 are counted together.
 """
@@ -14,7 +14,7 @@ __all__ = ["EvenPairs"]
 
 @dataclass(frozen=True, kw_only=True)
 class EvenPairs(StateTracking):
-    """Tell whether the number of changes in a string is odd, which is whether its ends differ.
+    """Tell whether the number of changes in a string is odd; equivalently, whether its ends differ.
 
         y = [x_1 != x_2] + ... + [x_{L-1} != x_L]   (mod 2)   =   [x_1 != x_L]
 
