@@ -43,7 +43,7 @@ def test_a_task_without_data_is_said_to_be_so_while_others_go_on(tmp_path, capsy
     assert (copying["status"], text["status"], text["parameters"]) == ("done", "no data", None)
     cure = "In a suite, --data text=PATH says where the files are."
     assert text["message"].endswith(cure) and cure in (out / "report.html").read_text()
-    assert "text/gla/seed-0: no data, one of `path`" in " ".join(capsys.readouterr().out.split())
+    assert "text/gla/seed-0: no data, exactly one of `path`" in " ".join(capsys.readouterr().out.split())
     # with a path that is none too
     assert main([*words, "--data", f"text={file}"]) == 1
     assert f"`path` = {file} does not exist" in (out / "rows.jsonl").read_text()

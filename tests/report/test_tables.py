@@ -175,7 +175,7 @@ def test_nothing_is_overwritten_and_a_failure_leaves_nothing(
             "curves.jsonl",
             0,
             '{"folder": "arms/data-0", "curves": {"train": {"loss": [1]}}}',
-            "a whole number `step`",
+            "an integer `step`",
         ),
     ],
 )
