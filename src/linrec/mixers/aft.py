@@ -81,9 +81,9 @@ class AFT(Mixer):
     sums alone.
 
     AFT-full has w = u v^T of learned u (`position_q`) and v (`position_k`). It is not a recurrence, since the
-    weights of past steps change with every step: its state is a cache that grows with every step, and time
-    and memory are quadratic in the length, memory with a factor d_model. Positions start again at a reset.
-    Those from `max_length` on have the biases of the last.
+    weights of past steps change with every step. Its state is a cache that grows with every step. Time and
+    memory are quadratic in the length, and memory is proportional to d_model too. Positions start again at a
+    reset. Positions from `max_length` on use the biases of the last position.
 
     AFT-local has the same w for the last `window` steps, and w = 0 for earlier steps, whose weights are
     exp(K). AFT-conv has one key per head, and a w of distances in the window alone. The state of both has the
