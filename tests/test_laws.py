@@ -106,7 +106,9 @@ def test_mixers_compile(name, variant):
 @pytest.mark.parametrize(("name", "variant"), variants.cases())
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_mixers_are_stable(name, variant, dtype):
-    x = 30 * torch.randn(1, LONG_OF_MIXERS.get(name, LONG), D_MODEL, generator=generator())
+    # further variants may form all pairs of steps
+    long = LONG if (name, variant) in variants.cases(name)[:2] else 2048
+    x = 30 * torch.randn(1, LONG_OF_MIXERS.get(name, long), D_MODEL, generator=generator())
     testing.check_stability(make(name, variant).to(dtype), x.to(dtype))
 
 
