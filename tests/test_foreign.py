@@ -511,7 +511,9 @@ def test_ctrl_c_while_modules_are_imported_is_one_line(command: list[str], after
         process.send_signal(signal.SIGINT)
         said = [line for line in process.stderr if not line.startswith("import time:")]
     if process.returncode != 2:
-        assert (process.returncode, said) == (130, ["linrec: stopped.\n"])
+        # Python kills itself by the signal if the interrupt passed through `exec`, which dataclasses use;
+        # shells report 130 for both
+        assert process.returncode in (130, -signal.SIGINT) and said == ["linrec: stopped.\n"]
 
 
 NUMBERS = [
