@@ -511,9 +511,26 @@ def test_ctrl_c_while_modules_are_imported_is_one_line(command: list[str], after
         process.send_signal(signal.SIGINT)
         said = [line for line in process.stderr if not line.startswith("import time:")]
     if process.returncode != 2:
-        # Python kills itself by the signal if the interrupt passed through `exec`, which dataclasses use;
-        # shells report 130 for both
-        assert process.returncode in (130, -signal.SIGINT) and said == ["linrec: stopped.\n"]
+        assert (process.returncode, said) == (130, ["linrec: stopped.\n"])
+
+
+def test_ctrl_c_within_exec_has_the_exit_status_of_ctrl_c(tmp_path: Path) -> None:
+    # as while a command makes a dataclass; only programs that `python -m` starts end by the signal
+    program = """
+import sys
+from types import SimpleNamespace
+from linrec.cli import dispatch, main
+def run(words):
+    exec("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
+dispatch.COMMANDS["stop"] = "stop"
+sys.modules["linrec.cli.stop"] = SimpleNamespace(run=run)
+sys.exit(main(["stop"]))
+"""
+    (tmp_path / "stopping.py").write_text(program)
+    ended = subprocess.run(
+        [sys.executable, "-m", "stopping"], cwd=tmp_path, stderr=subprocess.PIPE, text=True, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (130, "linrec: stopped.\n")
 
 
 NUMBERS = [

@@ -6,10 +6,10 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 
-__all__ = ["main", "stopped_in_one_line"]
+__all__ = ["Stopped", "main", "stopped_in_one_line"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,7 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with stopped_in_one_line():
         dispatch = importlib.import_module("linrec.cli.dispatch")
     try:
-        status: int = dispatch.run(words)
+        with _on_ctrl_c(_raise):
+            status: int = dispatch.run(words)
         sys.stdout.flush()
     except BrokenPipeError:
         # the reader of the output has exited, as `head` does; the interpreter flushes again and must not fail
@@ -39,20 +40,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
-@contextlib.contextmanager
-def stopped_in_one_line() -> Iterator[None]:
+class Stopped(KeyboardInterrupt):
+    """Ctrl-C during a command.
+
+    If a plain KeyboardInterrupt passes through `exec`, a program that `python -m` started ends by SIGINT and
+    not by its exit status, even if it catches the exception. Imports of dataclasses call `exec`.
+    """
+
+
+def stopped_in_one_line() -> contextlib.AbstractContextManager[None]:
     """Let Ctrl-C end the process at once, because half-imported modules turn it into other errors."""
-    ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    return _on_ctrl_c(_end)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, b"linrec: stopped.\n")
+    os._exit(130)
+
+
+def _raise(number: int, frame: FrameType | None) -> None:
+    raise Stopped
+
+
+@contextlib.contextmanager
+def _on_ctrl_c(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Call `handler` on Ctrl-C within the context, unless another program has chosen its own handler."""
+    before = signal.getsignal(signal.SIGINT)
+    ours = before in (signal.default_int_handler, _raise)
     if not ours or threading.current_thread() is not threading.main_thread():
         yield
         return
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, b"linrec: stopped.\n")
-        os._exit(130)
-
-    signal.signal(signal.SIGINT, stop)
+    signal.signal(signal.SIGINT, handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, before)
