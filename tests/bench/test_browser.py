@@ -1,26 +1,20 @@
 """The page in a real browser, without a window: what a parser of HTML can't tell."""
 
-import shutil
 from types import SimpleNamespace
 
 import pytest
 
 from linrec.bench import write_page
 from tests.bench.test_page import row
+from tests.browser import browser_page, in_a_browser
 
-CHROMIUM = shutil.which("chromium")
-pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="needs the browser chromium: apt-get install chromium"),
-    # they share a browser
-    pytest.mark.xdist_group("browser"),
-]
+pytestmark = in_a_browser
 LABEL = f"my_package.my_module:{'Long' * 10}(n_heads=2, d_v=8)"
 
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory):
     """The page, opened from its file, and all that it complained about."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
     rows = [
         row("gla", score=0.09),
         row("gla", 1, score=0.13),
@@ -29,19 +23,9 @@ def opened(tmp_path_factory):
         row("gla", task="adding", metric="mse", score=1e-5, probes={}, curve=[[1, 0.3, None]]),
     ]
     file = write_page(rows, tmp_path_factory.mktemp("suite"), title="a suite")
-    with playwright.sync_playwright() as started:
-        # a container has no namespaces to lock the browser in, and nothing but our own page is opened
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1280, "height": 900})
-        complaints: list[str] = []
-        page.on("console", lambda message: complaints.append(message.text))
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on(
-            "request", lambda request: complaints.append(request.url) if request.url[:4] == "http" else None
-        )
+    with browser_page() as (page, complaints):
         page.goto(file.as_uri())
         yield SimpleNamespace(page=page, complaints=complaints)
-        browser.close()
 
 
 def column(page, number):

@@ -8,15 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.browser import browser_page, in_a_browser
 from tests.markdown import ROOT
 
 pytest.importorskip("material", reason="needs the documentation's tools: pip install 'linrec[docs]'")
 pytest.importorskip("latex2mathml", reason="needs the documentation's tools: pip install 'linrec[docs]'")
-CHROMIUM = shutil.which("chromium")
-pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="needs the browser chromium: apt-get install chromium"),
-    pytest.mark.xdist_group("browser"),
-]
+pytestmark = in_a_browser
 # the theme, the extensions and the search of the site, without the pages that are made from the code
 CONFIG = """
 INHERIT: {root}/mkdocs.yml
@@ -31,7 +28,6 @@ nav: [{{Home: index.md}}, {{Approximation: hippo.md}}, {{Operators: [delta: oper
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     """The site of three pages in a browser, and every request for the network and every complaint."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
     folder = tmp_path_factory.mktemp("site")
     docs, made = folder / "docs", folder / "site"
     (docs / "operators").mkdir(parents=True)
@@ -45,18 +41,8 @@ def site(tmp_path_factory):
         (docs / page).write_text(text)
     (folder / "mkdocs.yml").write_text(CONFIG.format(root=ROOT, docs=docs, site=made))
     subprocess.run([sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"], check=True, cwd=folder)
-    with playwright.sync_playwright() as started:
-        # a container has no namespaces to lock the browser in, and nothing but our own pages are opened
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1280, "height": 900})
-        complaints: list[str] = []
-        page.on("console", lambda message: complaints.append(message.text))
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on(
-            "request", lambda request: complaints.append(request.url) if request.url[:4] == "http" else None
-        )
+    with browser_page() as (page, complaints):
         yield SimpleNamespace(page=page, folder=made, complaints=complaints)
-        browser.close()
 
 
 def opened(site, name, width=1280):

@@ -5,9 +5,9 @@ import torch
 
 from linrec.mixers import build
 from linrec.mixers.srwm import SRWM
-from linrec.testing import assert_agree, generator
+from linrec.testing import assert_agree
 
-from .fast_weights import TIME, D, inputs, resets
+from .fast_weights import TIME, D, check_equations, inputs, resets
 
 VARIANTS = {
     "paper": {},
@@ -58,12 +58,7 @@ def test_outputs_gradients_and_state_are_those_of_the_equations(name, reset):
     mixer = make(**VARIANTS[name]).double()
     x = inputs().requires_grad_()
     expected, change = equations(mixer, x, reset, **VARIANTS[name])
-    y, state = mixer(x, reset=reset)
-    assert_agree(y, expected)
-    assert_agree(state, change)
-    wanted = [x, *mixer.parameters()]
-    cotangent = torch.randn(y.shape, generator=generator(1), dtype=torch.float64)
-    assert_agree(torch.autograd.grad(y, wanted, cotangent), torch.autograd.grad(expected, wanted, cotangent))
+    check_equations(mixer, x, reset, expected, change)
 
 
 def test_rates_near_zero_leave_a_linear_layer_of_softmaxes():

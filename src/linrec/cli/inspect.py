@@ -1,4 +1,4 @@
-"""`linrec inspect RUN`: show what a model remembers and forgets."""
+"""`linrec inspect RUN`: show the memory of a trained model: transitions, time scales, token mixing."""
 
 import shlex
 

@@ -15,8 +15,8 @@ def schedule_factor(step: int, config: OptimConfig, total_steps: int) -> float:
         sqrt(w / (n + 1))                                  otherwise, for "inverse-sqrt"
         1                                                  otherwise, for "constant"
 
-    where n is the step, w `warmup_steps`, N `total_steps` and f = `min_lr` / `lr`. The first step has a
-    positive learning rate, the last step of the warm-up has the peak, and `min_lr` is reached a step after
+    n is the step, w is `warmup_steps`, N is `total_steps`, and f = `min_lr` / `lr`. The first step has a
+    positive learning rate, and the last step of the warm-up has the peak. `min_lr` is reached a step after
     the end.
 
     Args:
