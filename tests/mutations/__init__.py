@@ -7,6 +7,7 @@ it after tests were moved out of `make test`; `python -m tests.mutations 3 14` t
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -86,7 +87,7 @@ def _first_failure(copy: Path, tests: Sequence[str]) -> str | None:
         environment = os.environ | places | others
         ended = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True)
     said = ended.stdout + ended.stderr
-    failures = [line.split()[1] for line in said.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    failures = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", said, re.MULTILINE)
     if failures:
         return failures[0]
     if ended.returncode:
