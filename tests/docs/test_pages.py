@@ -1,5 +1,6 @@
 """Pages of mixers agree with the code, and pages of operators have every mode."""
 
+import functools
 import inspect
 import math
 import re
@@ -12,6 +13,7 @@ from linrec import mixers, ops
 from tests.markdown import ROOT
 
 every_mixer = pytest.mark.parametrize("name", mixers.names())
+page_of = functools.cache(mixer_pages.before_reference)
 OPERATORS = {name: function for name, function in vars(ops).items() if hasattr(function, "operator")}
 
 
@@ -22,7 +24,7 @@ def section(page, title):
 
 @every_mixer
 def test_a_page_has_the_paper_and_its_equations(name):
-    page = mixer_pages.before_reference(name)
+    page = page_of(name)
     first, *rest = inspect.getdoc(inspect.getmodule(mixers.get(name))).splitlines()
     assert page.startswith(f"# {mixers.get(name).__name__}\n\n{first}")
     equations = [line for line in rest if line.startswith("    ")]
@@ -31,7 +33,7 @@ def test_a_page_has_the_paper_and_its_equations(name):
 
 @every_mixer
 def test_a_page_has_the_recurrence_and_the_state(name):
-    page = mixer_pages.before_reference(name)
+    page = page_of(name)
     linked = re.findall(r"operators/(\w+)\.md", section(page, "Recurrence"))
     assert list(dict.fromkeys(linked)) == list(tables.operators_of(name))
     state = section(page, "State")
@@ -46,7 +48,7 @@ def test_a_page_has_the_recurrence_and_the_state(name):
 
 @every_mixer
 def test_a_page_has_the_comparisons_with_released_code(name):
-    assert section(mixer_pages.before_reference(name), "Comparison with released code").strip()
+    assert section(page_of(name), "Comparison with released code").strip()
 
 
 def test_every_mixer_is_in_a_family():
