@@ -21,14 +21,14 @@ def fla_model(model: Model, size: Size) -> nn.Module:
     """
     if model.fla is None:
         raise UnsuitedError("has no such model")
-    from fla import models
-    from transformers import AutoModelForCausalLM
-
     name, arguments = model.fla
-    config = model.config(size)
     if name.startswith("Mamba"):
         # without them, the layers of fla loop over time in Python
         raise UnsuitedError("needs the kernels of mamba-ssm")
+    from fla import models
+    from transformers import AutoModelForCausalLM
+
+    config = model.config(size)
     configuration = getattr(models, name)(
         hidden_size=config.d_model,
         num_hidden_layers=config.n_layers,
