@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 from linrec.train.display import Display
-from linrec.train.result import Progress
+from linrec.train.result import Progress, Reporter
 
 PROGRESS = Progress(12_345, 15_900, loss=2.3456, accuracy=0.1234, steps_per_second=151.2)
 
@@ -59,17 +59,24 @@ def test_a_terminal_shows_what_the_run_does(doing: str) -> None:
     assert ("stopping after this step; Ctrl-C again stops at once" in shown) == (doing == "stopping")
 
 
-def test_elsewhere_steps_between_logs_are_silent_and_a_stop_is_not() -> None:
+def test_elsewhere_only_logged_steps_are_printed() -> None:
     file = io.StringIO()
     with Display(["data"], Console(file=file, force_terminal=False, width=20)) as display:
         display.update("data", Progress(1, 10, logged=False))
         display.update("data", Progress(2, 10, doing="evaluating", logged=False))
         display.update("data", Progress(3, 10, doing="stopping", logged=False))
         display.update("data", Progress(4, 10, 1.0, 0.5, 2.0, doing="stopping"))
-    assert file.getvalue() == (
-        "data: step 3/10, stopping after this step\n"
-        "data: step 4/10, loss 1.000, accuracy 0.500, 2.0 steps/s, 0:03 left\n"
-    )
+    assert file.getvalue() == "data: step 4/10, loss 1.000, accuracy 0.500, 2.0 steps/s, 0:03 left\n"
+
+
+def test_a_request_to_stop_lasts_while_the_run_evaluates() -> None:
+    told: list[Progress] = []
+    reporter = Reporter(told.append, 0, 10)
+    with reporter.evaluating():
+        reporter.stop()
+    with reporter.evaluating():
+        reporter.log(3, loss=1.0, accuracy=None, steps_per_second=5.0)
+    assert [progress.doing for progress in told] == ["evaluating", *["stopping"] * 3]
 
 
 def test_elsewhere_there_are_plain_lines() -> None:

@@ -1,6 +1,7 @@
 """Training by two processes: they are started once, and do one job after the other."""
 
 import dataclasses
+import faulthandler
 import itertools
 import os
 import shutil
@@ -59,6 +60,8 @@ TASK = MemoryHorizon(length=8, n_resets=1, modulus=6, n_samples=28, n_validation
 OPTIM = OptimConfig(lr=0.01, transition_lr=0.003, warmup_steps=3, clip_norm=0.5)
 # 3 epochs of 2 batches
 LOOP = LoopConfig(epochs=3, batch_size=8, accumulate=2, eval_every=4, log_every=1, device="cpu")
+# seconds that the jobs of two processes may take
+PATIENT = 300
 # odd, so that the processes have parts of different sizes
 WIDTH = 7
 ARMS: dict[str, dict[str, Any]] = {
@@ -172,10 +175,15 @@ JOBS = (equal_runs, stopped_runs, moved_runs, failing_runs, damaged_runs)
 def work(rank: int, port: int, folder: Path) -> None:
     """What each process does."""
     here = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": port}
-    os.environ.update({"MASTER_ADDR": "127.0.0.1"} | {name: str(value) for name, value in here.items()})
+    # "lo": without it, gloo looks up the name of this machine, and may wait for a name server
+    names = {"MASTER_ADDR": "127.0.0.1"} | ({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {})
+    os.environ.update(names | {name: str(value) for name, value in here.items()})
     torch.set_num_threads(1)
+    # shows where a process waits for the other
+    faulthandler.dump_traceback_later(PATIENT, exit=True)
     for job in JOBS:
         job(folder / job.__name__)
+    faulthandler.cancel_dump_traceback_later()
     # a process that ends while threads of the group run may abort
     distributed.barrier()
     distributed.destroy_process_group()
@@ -202,12 +210,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         work, args=(free_port(), folder), nprocs=2, join=False, start_method="spawn"
     )
     assert context is not None
-    deadline = time.monotonic() + 120
-    while not context.join(timeout=1):
-        if time.monotonic() > deadline:
-            for process in context.processes:
-                process.kill()
-            pytest.fail("the two processes wait for each other")
+    while not context.join():
+        pass
     return folder
 
 
@@ -323,9 +327,7 @@ def test_torchrun_trains_stops_at_ctrl_c_and_says_so_once(tmp_path: Path) -> Non
     more, errors = process.communicate(timeout=60)
     assert first_line.startswith("lm: step 2/100000, "), errors
     # each line once
-    logged = [line for line in more.splitlines() if not line.endswith(", stopping after this step")]
-    assert len(more.splitlines()) - len(logged) <= 1
-    steps = [line.split(",")[0] for line in logged]
+    steps = [line.split(",")[0] for line in more.splitlines()]
     assert steps == [f"lm: step {n}/100000" for n in range(4, 2 * len(steps) + 4, 2)]
     said = [line for line in errors.splitlines() if line.startswith("linrec: ")]
     assert len(said) == 1 and "continue with: torchrun --nproc-per-node 2 -m linrec train --res" in said[0]

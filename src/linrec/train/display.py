@@ -44,19 +44,15 @@ class Display:
             self._live.stop()
 
     def update(self, name: str, progress: Progress) -> None:
-        """Show the progress of a run; without a terminal, print only logged steps and a request to stop."""
-        before, self._rows[name] = self._rows[name], progress
-        if self._console.is_terminal:
+        """Show the progress of a run; without a terminal, print only logged steps."""
+        self._rows[name] = progress
+        # a request to stop arrives in a signal handler, which may interrupt a print and must not print itself
+        if self._console.is_terminal or not progress.logged:
             return
         place = f"{name}: step {progress.step}/{progress.total_steps}, "
-        if progress.doing == "stopping" and (before is None or before.doing != "stopping"):
-            self._print(f"{place}stopping after this step")
-        elif progress.logged:
-            accuracy = "" if progress.accuracy is None else f"accuracy {progress.accuracy:.3f}, "
-            speed = f"{progress.steps_per_second:.1f} steps/s, "
-            self._print(f"{place}loss {_loss(progress)}, {accuracy}{speed}{_left(progress)} left")
-
-    def _print(self, line: str) -> None:
+        accuracy = "" if progress.accuracy is None else f"accuracy {progress.accuracy:.3f}, "
+        speed = f"{progress.steps_per_second:.1f} steps/s, "
+        line = f"{place}loss {_loss(progress)}, {accuracy}{speed}{_left(progress)} left"
         # soft wrap prints a line as a single line, even on a narrow terminal
         self._console.print(line, soft_wrap=True, highlight=False)
 

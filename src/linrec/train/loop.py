@@ -79,7 +79,8 @@ def fit(
         out_dir: the run folder, created if it does not exist.
         resume: continue the run in `out_dir` from its newest checkpoint, bit for bit on the same device and
             number of processes.
-        progress: called every `config.loop.log_every` steps, and at least once a second.
+        progress: called every `config.loop.log_every` steps, and at least once a second; and by the signal
+            handler, when the run is asked to stop.
         command: the command line to record, if any.
         init: a model of the same configuration whose weights initialise a new run; None initialises randomly.
 
