@@ -1,6 +1,7 @@
-"""The collector of garbage would look through ten thousand tests, and what they import, again and again."""
+"""What holds for all tests: garbage collection, Ctrl-C, and the examples that hypothesis draws."""
 
 import gc
+import signal
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -18,7 +19,12 @@ settings.register_profile("long", settings.get_profile("default"), derandomize=F
 settings.load_profile("default")
 
 
+# a background job of a shell ignores Ctrl-C, and so would the programs that tests start and stop
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def pytest_collection() -> None:
+    # a collection would look through ten thousand tests, and all that they import, again and again
     gc.disable()
 
 
