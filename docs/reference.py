@@ -131,8 +131,7 @@ def _mixer_pages() -> tuple[Reference, ...]:
 @functools.cache
 def _public_pages() -> tuple[Reference, ...]:
     pages = []
-    # an object that one package defines and another exports, such as `linrec.mixers.Mixer`, has one place
-    anywhere = {path for package in _packages(_loaded()) for path in _exported(package)}
+    anywhere = _exported_anywhere()
     elsewhere = {path for objects in _operator_pages().values() for path in objects}
     elsewhere |= {path for page in _mixer_pages() for path in page.objects}
     for package in _packages(_loaded()):
@@ -163,8 +162,6 @@ def _public_pages() -> tuple[Reference, ...]:
 def _inside_pages() -> tuple[Reference, ...]:
     pages = []
     for package in (module for module in _modules(_loaded()) if module.is_init_module):
-        # of the package directly under `linrec`, which may export the objects of an inner package
-        exported = _exported(_loaded()[package.path.split(".")[1]]) if package is not _loaded() else {}
         blocks, objects = [f"# Inside {package.path}\n\n{INSIDE}"], []
         for module in (package, *_files(package)):
             own = [
@@ -173,7 +170,7 @@ def _inside_pages() -> tuple[Reference, ...]:
                 if not name.startswith("_")
                 and not member.is_alias
                 and (member.is_function or member.is_class)
-                and member.path not in exported
+                and member.path not in _exported_anywhere()
             ]
             if own and module.exports is None:
                 blocks.append(_block(module.path, members=own))
@@ -182,6 +179,12 @@ def _inside_pages() -> tuple[Reference, ...]:
             uri = f"inside/{package.path.removeprefix(f'{PACKAGE}.').replace('.', '/')}.md"
             pages.append(Reference(package.path, uri, "\n\n".join(blocks), tuple(objects)))
     return tuple(pages)
+
+
+@functools.cache
+def _exported_anywhere() -> frozenset[str]:
+    """Return the objects that have a place, though another package may define them, as for `ConfigError`."""
+    return frozenset(path for package in _packages(_loaded()) for path in _exported(package))
 
 
 def _navigation(pages: Sequence[Reference]) -> list[dict[str, Any]]:
