@@ -26,10 +26,13 @@ def test_eps_is_added_to_the_sum():
     torch.testing.assert_close(features, torch.tensor([[0.2, 0.6], [0.0, 0.0]]))
 
 
-def test_norms_of_half_precision_inputs_are_exact_to_float32():
-    units = UnitFeatures(64)(inputs(200, 64).bfloat16())
+def test_norms_of_half_precision_inputs_are_exact_to_float32_where_steps_write_up_to_twice():
+    x = inputs(200, 64).bfloat16()
+    units = UnitFeatures(64, strength="double_sigmoid")(x)
     assert units.dtype == torch.float32
     assert (units.double().square().sum(-1) - 1).abs().max() < 1e-6
+    # rounded once
+    assert torch.equal(UnitFeatures(64)(x), units.bfloat16())
 
 
 def test_features_of_nothing_are_zero_and_have_finite_gradients():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from linrec.ops import gate_loop
+from linrec.ops import gate_loop, normalized_gate_loop
 from linrec.ops.gate_loop import triton as chunks
 from linrec.testing import assert_agree, check_operator, gate_loop_inputs, reset_mask
 from tests.tiers import thorough, tiered
@@ -58,6 +58,43 @@ def test_half_precision_takes_differences_of_sums(log_decay):
     reset = reset_mask(2, 37, rate=0.1, device=DEVICE)
     # the interpreter knows no products of bfloat16
     agree(2, 37, 2, 5, 4, dtype=torch.float16, log_decay=log_decay, options={"reset": reset})
+
+
+@on_either
+@pytest.mark.parametrize("phase", tiered([None], ["bth"]))
+def test_a_bonus_in_half_precision(phase, monkeypatch):
+    given = gate_loop_inputs(
+        2, 37, 2, 5, 4, dtype=torch.float16, log_decay="bth", phase=phase, bonus=True, device=DEVICE
+    )
+    options = {"reset": reset_mask(2, 37, rate=0.1, device=DEVICE)}
+    check_operator(gate_loop, given, **PAIR, dtype=torch.float16, options=options)
+    assert_rounded_once(gate_loop, given, options, monkeypatch)
+
+
+@on_either
+@pytest.mark.parametrize("log_decay", tiered(["bth"], ["bthk"]))
+def test_a_normaliser_in_half_precision(log_decay, monkeypatch):
+    given = gate_loop_inputs(
+        2, 37, 2, 5, 4, dtype=torch.float16, log_decay=log_decay, phase=None, device=DEVICE
+    ) | {"state": None}
+    # denominators that are not near zero
+    given |= {name: given[name].abs() for name in ("q", "k")}
+    options = {"reset": reset_mask(2, 37, rate=0.1, device=DEVICE)}
+    check_operator(normalized_gate_loop, given, **PAIR, dtype=torch.float16, options=options)
+    assert_rounded_once(normalized_gate_loop, given, options, monkeypatch)
+
+
+def assert_rounded_once(operator, given, options, monkeypatch):
+    """The kernel gets half precision and returns float32, so that only the result is rounded to float16."""
+    seen, mixed = [], chunks.Chunks.mixed
+
+    def observed(self, out, *tensors, **named):
+        seen.append((self.q.dtype, tensors[0].dtype, out.dtype))
+        mixed(self, out, *tensors, **named)
+
+    monkeypatch.setattr(chunks.Chunks, "mixed", observed)
+    operator(**given, **options, **PAIR)
+    assert seen == [(torch.float16, torch.float16, torch.float32)]
 
 
 @on_either

@@ -125,7 +125,8 @@ class DeltaLSTM(Mixer):
         q, k, v, k_R, v_R = (linear(x).unflatten(-1, (3 * self.n_heads, -1)) for linear in linears)
         q, k = self.features(q), self.features(k)
         z, W = delta_rule(q, k, v.to(q), torch.sigmoid(self.beta(x)), state=past.W, reset=reset)
-        k_R, v_R = k_R.to(z.dtype).softmax(-1), v_R.to(z.dtype)
+        z, k_R, v_R = (part.to(past.R.dtype) for part in (z, k_R, v_R))
+        k_R = k_R.softmax(-1)
         beta_R = torch.sigmoid(self.recurrent_beta(x))[..., None]
 
         def step(state: Tensors, z: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Step:

@@ -123,7 +123,9 @@ class DeltaNet(Mixer):
         d_v = d_model if d_v is None else d_v
         n_heads = most_heads(d_qk, CHANNELS_PER_HEAD) if n_heads is None else n_heads
         self.n_heads, d_key, self.d_value = key_value_heads(n_heads, d_qk, d_v, width=d_model)
-        self.features = UnitFeatures(d_key, feature_map=feature_map, norm=qk_norm, nu=nu, eps=qk_eps)
+        self.features = UnitFeatures(
+            d_key, feature_map=feature_map, norm=qk_norm, nu=nu, eps=qk_eps, strength=beta
+        )
 
         self.q = nn.Linear(d_model, d_qk, bias=False)
         self.k = nn.Linear(d_model, d_qk, bias=False)

@@ -28,7 +28,7 @@ from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
 from linrec.nn.position_bias import RotaryBias, ToeplitzBias
 from linrec.nn.positions import positions
-from linrec.nn.projections import draw
+from linrec.nn.projections import draw, output_kwargs
 from linrec.nn.rotary import Rotary
 from linrec.nn.windows import Windows
 from linrec.ops import inspection
@@ -205,12 +205,12 @@ class FlashGAU(Mixer):
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
         """Return zeros, at position 0."""
-        of_state = self.factory_kwargs(device)
-        widths = self.gamma.shape[1] * self.d_qk, self.d_value
-        k, v = (torch.zeros(batch, self.chunk_size, width, **of_state) for width in widths)
+        widths, like = (self.gamma.shape[1] * self.d_qk, self.d_value), output_kwargs(self.v, device)
+        k, v = (torch.zeros(batch, self.chunk_size, width, **like) for width in widths)
         S = None
         if self.linear:
-            S = gate_loop.empty_state(batch, 1, self.d_qk, self.d_value, **of_state)[:, 0]
+            sizes = 1, self.d_qk, self.d_value
+            S = gate_loop.empty_state(batch, *sizes, **self.factory_kwargs(device))[:, 0]
         return FlashState(k, v, S, torch.zeros(batch, dtype=torch.int64, device=k.device))
 
     def token_mixing(self, x: Tensor, *, reset: Tensor | None = None) -> Tensor:

@@ -149,9 +149,8 @@ class GatedDeltaNet(Mixer):
         self.qk_norm, d_key = qk_norm, heads_of("d_qk", d_qk, self.qk_heads)
         d_v = 2 * self.n_heads * d_key if d_v is None else d_v
         self.d_value = heads_of("d_v", d_v, self.n_heads)
-        self.features = UnitFeatures(
-            d_key, feature_map=feature_map, norm="none" if qk_norm == "longhorn" else qk_norm, eps=qk_eps
-        )
+        norm = "none" if qk_norm == "longhorn" else qk_norm
+        self.features = UnitFeatures(d_key, feature_map=feature_map, norm=norm, eps=qk_eps, strength=beta)
 
         self.q = nn.Linear(d_model, d_qk, bias=False)
         self.k = nn.Linear(d_model, d_qk, bias=False)
@@ -180,7 +179,7 @@ class GatedDeltaNet(Mixer):
         v = functional.silu(v).unflatten(-1, (self.n_heads, -1))
         beta = self.beta(x)
         if self.qk_norm == "longhorn":
-            beta = beta / (1 + beta * k.square().sum(-1))
+            beta = beta / (1 + beta * k.to(beta.dtype).square().sum(-1))
         log_alpha = None
         if self.alpha is not None:
             dt = softplus(self.alpha(x) + self.dt_bias)

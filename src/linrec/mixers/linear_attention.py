@@ -27,6 +27,8 @@ from linrec.nn import feature_maps
 from linrec.nn.head_sizes import split_width
 from linrec.nn.mixer import Mixer, State, Transitions
 from linrec.nn.norms import make_norm
+from linrec.nn.rotary import Rotary
+from linrec.nn.rotary_memory import rotary_gate_loop
 from linrec.nn.running_maximum import maxima_around_steps
 from linrec.ops.core.call import refuse_split_time
 from linrec.ops.gate_loop import gate_loop, normalized_gate_loop
@@ -170,12 +172,12 @@ class LinearAttention(Mixer):
             f"{self.phi.d_features}{turning}. Choose an even number of channels per head and a map that "
             'does not turn, or `positions="none"`.',
         )
-        self.is_rotary, self.rotary_base = positions == "rotary", rotary_base
+        self.rotary = Rotary(self.phi.d_features, base=rotary_base) if positions == "rotary" else None
         self.is_running, self.floor = normalization == "running", floor
         self.is_scaled = self.is_running and self.phi.exponential
         # features that turn together are one complex number
-        self.d_turned = self.phi.d_features // 2 if self.is_rotary else self.phi.d_features
-        self.recurrence = "normalized_gate_loop" if self.is_running and not self.is_rotary else "gate_loop"
+        self.d_turned = self.phi.d_features // 2 if self.rotary else self.phi.d_features
+        self.recurrence = "normalized_gate_loop" if self.is_running and self.rotary is None else "gate_loop"
 
         self.q = nn.Linear(d_model, d_model, bias=bias)
         self.k = nn.Linear(d_model, d_model, bias=bias)
@@ -213,22 +215,17 @@ class LinearAttention(Mixer):
             e_q = e_q - e_q.detach().amax(-1, keepdim=True)
             q, k = (c_q * e_q.exp()).to(q), (c_k * (e_k - m).exp()).to(k)
         v = v.to(q)
-        if self.is_rotary:
-            j = torch.arange(self.d_turned, **like)
-            theta = (self.rotary_base ** (-2 * j / self.phi.d_features)).expand(self.n_heads, -1)
-        elif self.phi.phase is not None:
+        if self.phi.phase is not None:
             theta = torch.full((self.n_heads, self.phi.d_features), self.phi.phase, **like)
-        if self.is_rotary:
+        if self.rotary is not None:
             s, z = (None, None) if sums is None else sums
-            q, k, v = (part.to(self.state_dtype) for part in (q, k, v))
             if self.is_running:
                 fade_of_z = None if log_fade is None else log_fade.repeat_interleave(2, -1)
                 total, z = gate_loop(q, k, torch.ones_like(q[..., :1]), fade_of_z, state=z, reset=reset)
                 # features that do not turn are not negative
                 total = total.clamp(min=self.floor)
                 note(divisor=total)
-            q, k = (torch.view_as_complex(part.unflatten(-1, (-1, 2))) for part in (q, k))
-            y, s = gate_loop(q, k.conj(), v, log_fade, theta, state=s, reset=reset)
+            y, s = rotary_gate_loop(self.rotary, q, k, v, log_fade, state=s, reset=reset)
             y, sums = y / total if self.is_running else y, RotaryState(s, z)
         elif self.is_running:
             y, sums = normalized_gate_loop(
@@ -245,8 +242,8 @@ class LinearAttention(Mixer):
         With exponential features and a running normaliser, a `ScaledState` of them, and of -inf.
         """
         h, m, d, like = self.n_heads, self.phi.d_features, self.d_head, self.factory_kwargs(device)
-        turns = self.factory_kwargs(device, is_complex=self.is_rotary or self.phi.phase is not None)
-        if self.is_rotary:
+        turns = self.factory_kwargs(device, is_complex=self.rotary is not None or self.phi.phase is not None)
+        if self.rotary is not None:
             z = gate_loop.empty_state(batch, h, m, 1, **like) if self.is_running else None
             sums: State = RotaryState(gate_loop.empty_state(batch, h, m // 2, d, **turns), z)
         else:

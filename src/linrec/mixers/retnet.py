@@ -23,6 +23,8 @@ from linrec.nn.mixer import Mixer, State, Transitions
 from linrec.nn.norms import Norm, make_norm
 from linrec.nn.output_gate import gated
 from linrec.nn.projections import xavier_linear
+from linrec.nn.rotary import Rotary
+from linrec.nn.rotary_memory import rotary_gate_loop
 from linrec.ops.gate_loop import gate_loop
 from linrec.rules import at_least, choice, positive, require
 
@@ -129,7 +131,11 @@ class RetNet(Mixer):
             f"`d_model` / `n_heads` must be even where pairs of channels turn; got {d_model} / "
             f"{self.n_heads} = {self.d_key}. Choose another `n_heads`, or `rotation=False`.",
         )
-        self.decay, self.rotation, self.rotary_base = decay, rotation, rotary_base
+        self.decay = decay
+        # Rotary's angles are base^(-2j / dk)
+        half = self.d_key // 2
+        base = rotary_base ** (half / max(1, half - 1))
+        self.rotary = Rotary(self.d_key, base=base) if rotation else None
         self.norm = make_norm(output_norm, self.d_value, eps=norm_eps, affine=False)
 
         self.q = xavier_linear(d_model, d_model, gain=GAIN)
@@ -140,24 +146,20 @@ class RetNet(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and S (b, h, dk / 2, dv), complex; without `rotation`, S (b, h, dk, dv), real."""
-        q, k, v = (linear(x).to(self.state_dtype) for linear in (self.q, self.k, self.v))
-        q, k = (part.unflatten(-1, (self.n_heads, self.d_key)) for part in (q, k))
-        v = v.unflatten(-1, (self.n_heads, self.d_value))
-        k = k * self.d_key**-0.5
-        like, theta = self.factory_kwargs(x.device), None
-        if self.rotation:
-            share = torch.linspace(0, 1, self.d_key // 2, **like)
-            theta = (self.rotary_base**-share).expand(self.n_heads, -1)
-            q, k = (torch.view_as_complex(part.unflatten(-1, (-1, 2))) for part in (q, k))
-            k = k.conj()
+        q, k, v = (linear(x).unflatten(-1, (self.n_heads, -1)) for linear in (self.q, self.k, self.v))
+        k, like = k * self.d_key**-0.5, self.factory_kwargs(x.device)
         log_gamma = None if self.decay == "none" else _DECAYS[self.decay](self.n_heads, **like)
-        y, state = gate_loop(q, k, v, log_gamma, theta, state=state, reset=reset)
+        if self.rotary is None:
+            y, state = gate_loop(q, k, v, log_gamma, state=state, reset=reset)
+        else:
+            y, state = rotary_gate_loop(self.rotary, q, k, v, log_gamma, state=state, reset=reset)
         return self.out(gated(self.norm(y).flatten(-2).to(x.dtype), self.gate, x)), state
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
         """Return zeros (batch, h, dk / 2, dv), complex; (batch, h, dk, dv), real without `rotation`."""
-        sizes = self.n_heads, self.d_key // 2 if self.rotation else self.d_key, self.d_value
-        return gate_loop.empty_state(batch, *sizes, **self.factory_kwargs(device, is_complex=self.rotation))
+        turns = self.rotary is not None
+        sizes = self.n_heads, self.d_key // 2 if turns else self.d_key, self.d_value
+        return gate_loop.empty_state(batch, *sizes, **self.factory_kwargs(device, is_complex=turns))
 
     def transitions(self, x: Tensor) -> Transitions | None:
         """Return gamma and theta, constant in time; gamma is 1 with `decay="none"`."""

@@ -26,11 +26,11 @@ _SHORTEST = 1e-6
 
 
 class UnitFeatures(nn.Module):
-    """u = phi(x) / |phi(x)| for each head, in float32 or better.
+    """u = phi(x) / |phi(x)| for each head, formed in float32 or better.
 
-    The transition I - beta k k^T has the eigenvalue 1 - beta |k|^2 at each step that meets the same key. So k
-    is not rounded to half precision: at beta = 2 its norm would then exceed 1 now and then, and the state
-    would grow.
+    The transition I - beta k k^T has the eigenvalue 1 - beta |k|^2 at each step that meets the same key. In
+    half precision |k| exceeds 1 now and then. With beta <= 1 that does no harm. With beta = 2 the state would
+    grow, so `strength` "double_sigmoid" keeps u in float32.
 
     Args:
         d_head: channels of a query or key.
@@ -39,6 +39,7 @@ class UnitFeatures(nn.Module):
         nu: shifts of the feature map "dpfp"; None is its default.
         eps: as released code does, added to the squared norm with "l2", and to the sum with "l1"; 0 keeps
             features of all sizes but the smallest at norm 1.
+        strength: of the steps that write u, as in `WriteStrength`; decides the dtype.
 
     Attributes:
         d_features: channels of u.
@@ -64,6 +65,7 @@ class UnitFeatures(nn.Module):
         norm: FeatureNorm = "l2",
         nu: int | None = None,
         eps: float = 0.0,
+        strength: Strength = "sigmoid",
     ) -> None:
         super().__init__()
         require(eps >= 0, f"`qk_eps` must be at least 0; got {eps}. flash-linear-attention's is 1e-6.")
@@ -71,10 +73,14 @@ class UnitFeatures(nn.Module):
         arguments: dict[str, Any] = {} if nu is None else {"nu": nu}
         self.phi = feature_maps.build_without_phase(feature_map, d_head, of="the delta rule", **arguments)
         self.norm, self.eps, self.d_features = norm, eps, self.phi.d_features
+        self.is_wide = strength == "double_sigmoid"
 
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch m"]:
         """Return the features (..., d_features) of `x` (..., d_head)."""
-        features = self.phi(x.to(torch.promote_types(x.dtype, torch.float32)))
+        features = self._normalised(self.phi(x.to(torch.promote_types(x.dtype, torch.float32))))
+        return features if self.is_wide else features.to(x.dtype)
+
+    def _normalised(self, features: Tensor) -> Tensor:
         if self.norm == "none":
             return features
         if self.norm == "l2" and self.eps:

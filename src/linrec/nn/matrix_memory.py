@@ -95,9 +95,9 @@ class Stabilised(NamedTuple):
     """Inputs of `normalized_gate_loop` for a memory that is kept times exp(-m_t).
 
     Attributes:
-        q: queries (b, t, h, dk), in the precision of gates.
-        k: i_t exp(-m_t) k_t / sqrt(dk), (b, t, h, dk).
-        v: values (b, t, h, dv), in the precision of gates.
+        q: queries (b, t, h, dk).
+        k: i_t exp(-m_t) k_t / sqrt(dk), (b, t, h, dk), formed in the precision of gates and rounded once.
+        v: values (b, t, h, dv).
         log_f: log f_t + m_{t-1} - m_t, (b, t, h).
         floor: exp(-m_t), (b, t, h), at least 1e-6.
         m: m of the last step, (b, h).
@@ -148,7 +148,7 @@ def stabilised(
     refuse_split_time("mlstm")
     m = log_i.new_full((len(log_i), log_i.shape[-1]), -torch.inf) if m is None else m
     earlier, now, last = maxima_around_steps(log_i.clamp(min=0), m, log_f, reset=reset)
-    # in the precision of gates: i has a range that float16 does not have
-    k = (log_i - now).exp()[..., None] / math.sqrt(k.shape[-1]) * k
+    # at most 1, so no dtype of k overflows
+    weighted = (log_i - now).exp()[..., None] / math.sqrt(k.shape[-1]) * k
     floor = (-now).exp().clamp(min=EPS)
-    return Stabilised(q.to(k.dtype), k, v.to(k.dtype), log_f + earlier - now, floor, last)
+    return Stabilised(q, weighted.to(k.dtype), v, log_f + earlier - now, floor, last)

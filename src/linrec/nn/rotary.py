@@ -64,14 +64,19 @@ class Rotary(nn.Module):
         self, positions: Int[Tensor, "#b t"], *x: Float[Tensor, "b t h d"]
     ) -> tuple[Float[Tensor, "b t h d"], ...]:
         """Turn each of `x` (b, t, h, d) by the angles of `positions` (b or 1, t), int64."""
-        wide = torch.promote_types(x[0].dtype, torch.float32)
-        # an exported program holds no operator of linrec
-        turns = _turns if exporting() else _turns_at_once
-        cos, sin = turns(_Angles(positions, self.d_turned, self.base, wide))
+        cos, sin = self.turns(positions, torch.promote_types(x[0].dtype, torch.float32))
         if self.d_turned == self.d_head:
             return tuple(_turned(z, cos, sin) for z in x)
         parts = (z.tensor_split([self.d_turned], dim=-1) for z in x)
         return tuple(torch.cat([_turned(first, cos, sin), rest], dim=-1) for first, rest in parts)
+
+    def turns(
+        self, positions: Int[Tensor, "#b t"], dtype: torch.dtype
+    ) -> tuple[Float[Tensor, "#b t 1 d/2"], Float[Tensor, "#b t 1 d/2"]]:
+        """Return the cosines and sines of the angles of `positions` (b or 1, t), int64."""
+        # an exported program holds no operator of linrec
+        turns = _turns if exporting() else _turns_at_once
+        return turns(_Angles(positions, self.d_turned, self.base, dtype))
 
     def extra_repr(self) -> str:
         """Return the text that `print` shows."""

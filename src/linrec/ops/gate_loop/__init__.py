@@ -1,6 +1,7 @@
 """The general operator: S_t = diag(a_t) S_{t-1} + k_t^T v_t, y_t = Re(q_t S_t)."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -70,6 +71,12 @@ def _by_scan(mode: str, name: str, **options: Any) -> Backend:
     return _entry(mode, name, run, about, kernel="elementwise", **options)
 
 
+def _chunkwise(run: Callable[..., Any]) -> Backend:
+    run = with_bonus(run, triton.chunkwise_wide)
+    return Backend("chunkwise", "triton", run, f"{_PAIRS}, on tensor cores", auto=_on_cores, widen=False)
+
+
+_CHUNKWISE = _chunkwise(triton.chunkwise)
 BACKENDS = (
     triton.steps_entry(with_bonus(triton.recurrent), _plain_step),
     _entry(
@@ -83,9 +90,7 @@ BACKENDS = (
     _by_scan("scan", "triton", auto=_one_channel),
     _by_scan("recurrent", "numba", accepts=_one_channel),
     _by_scan("scan", "torch", auto=lambda given: _one_channel(given) and not few(given.q.shape[1], 16)),
-    _entry(
-        "chunkwise", "triton", triton.chunkwise, f"{_PAIRS}, on tensor cores", auto=_on_cores, widen=False
-    ),
+    _CHUNKWISE,
     # memory for one state per chunk, not per step
     _entry("chunkwise", "torch", chunkwise, _PAIRS, auto=_matrices),
     _entry("attention", "torch", attention, "all pairs of steps, O(t^2)", auto=never),
@@ -94,9 +99,15 @@ BACKENDS = (
 OPERATOR = matrix_operator("gate_loop", GateLoop, inputs.canonical, BACKENDS)
 
 
+# without rounding of the outputs, for `normalized_gate_loop`
+_WIDE_CHUNKWISE = _chunkwise(triton.chunkwise_wide)
+_WIDE_BACKENDS = [
+    _WIDE_CHUNKWISE if entry is _CHUNKWISE else replace(entry, widen=True) for entry in BACKENDS
+]
+_WIDE = matrix_operator("gate_loop", GateLoop, inputs.canonical, _WIDE_BACKENDS, wide=True)
 NORMALIZED = matrix_operator(
     "normalized_gate_loop", Normalized, inputs.canonical_of_normalized,
-    [normalized(entry, OPERATOR.proceed) for entry in BACKENDS], columns=1, composed=True,
+    [normalized(entry, _WIDE.proceed) for entry in _WIDE_BACKENDS], columns=1, composed=True,
 )  # fmt: skip
 PAIRS = OPERATOR.pairs
 

@@ -65,6 +65,7 @@ class Matrix(NamedTuple):
         reset: None, or (b, t), true if the state is cleared before a step.
         phase: None, or phases (b or 1, t or 1, h, dk / 2 or 1) by which the frame of `real_form` rotates. The
             kernel does not read them, but computes their gradient.
+        wide: whether y has the accumulation dtype instead of the dtype of v.
     """
 
     q: Tensor
@@ -75,6 +76,7 @@ class Matrix(NamedTuple):
     state: Tensor
     reset: Tensor | None
     phase: Tensor | None = None
+    wide: bool = False
 
 
 class Values(NamedTuple):
@@ -86,10 +88,17 @@ class Values(NamedTuple):
 
 
 def matrix_operator(
-    name: str, inputs: Any, canonical: Any, backends: Sequence[Backend], *, columns: int = 0, **options: Any
-) -> Operator:
-    """Return an operator whose output is like `v` and whose state has `columns` more columns than `v`."""
+    name: str, inputs: Any, canonical: Any, backends: Sequence[Backend], *, columns: int = 0,
+    wide: bool = False, **options: Any
+) -> Operator:  # fmt: skip
+    """Return an operator whose output is like `v` and whose state has `columns` more columns than `v`.
+
+    With `wide`, the output has the accumulation dtype.
+    """
     turns = "phase" in inputs._fields
+
+    def output(given: Any) -> Space:
+        return given.v.shape, accumulation(given.v.dtype) if wide else given.v.dtype
 
     def state(given: Any) -> Space:
         (b, _, h, dk), dtype = given.q.shape, accumulation(given.v.dtype)
@@ -98,7 +107,7 @@ def matrix_operator(
 
     axes = f"(b, h, dk, dv + {columns})" if columns else "(b, h, dk, dv)"
     return Operator(
-        name, inputs, "q", canonical, lambda given: (given.v.shape, given.v.dtype), axes, state, backends,
+        name, inputs, "q", canonical, output, axes, state, backends,
         is_empty=lambda given: 0 in given.q.shape,
         empty=lambda batch, h, dk, dv, **like: torch.zeros(batch, h, dk, dv + columns, **like), **options,
     )  # fmt: skip

@@ -71,7 +71,7 @@ def chunk_size(q: Tensor, v: Tensor) -> int:
 
 def _arrays(given: Matrix) -> list[Any]:
     """Return the inputs of both kernels as arrays; None becomes a decay of 1 and an empty `beta`."""
-    q, k, v, beta, log_decay, _, reset, _ = given
+    q, k, v, beta, log_decay, _, reset, *_ = given
     strengths = launch.nothing(3, q.dtype) if beta is None else launch.array(beta)
     a = q.new_ones(1, 1, q.shape[2], 1) if log_decay is None else log_decay.exp()
     return [*map(launch.array, (q, k, v)), strengths, launch.array(a), launch.cut_array(reset)]

@@ -149,7 +149,7 @@ def twin(given: Matrix) -> Result:
     from linrec.ops.delta_rule.torch import DeltaRule
     from linrec.ops.delta_rule.torch import chunkwise as delta_rule
 
-    q, k, v, beta, log_decay, state, reset, phase = widened(given)
+    q, k, v, beta, log_decay, state, reset, phase, is_wide = widened(given)
     if beta is not None:
         y, last = delta_rule(DeltaRule(q, k, v, beta, log_decay, state, reset))
     elif phase is None:
@@ -162,19 +162,26 @@ def twin(given: Matrix) -> Result:
         start = torch.complex(*state.chunk(2, dim=-2))
         y, last = chunkwise(GateLoop(q, k, v, log_decay, phase - phase.detach(), None, start, reset))
         last = torch.cat([last.real, last.imag], dim=-2)
-    return y.to(given.v.dtype), last
+    return y if is_wide else y.to(given.v.dtype), last
 
 
 def kernel(
-    name: str, inputs: type[Any], twin: Callable[[Any], Result], kept: Any, forward: Any, adjoint: Any
+    name: str,
+    inputs: type[Any],
+    twin: Callable[[Any], Result],
+    kept: Any,
+    forward: Any,
+    adjoint: Any,
+    *,
+    output: Callable[[Any], Space] = lambda given: like(given.v),
 ) -> Differentiable[Any, Values]:
     """Return a kernel with outputs `Values` and its adjoint as a function; see `kernel_op`.
 
-    `kept` returns the memory of the output that is saved for the adjoint.
+    `kept` returns the memory of the output that is saved for the adjoint, and `output` the memory of y.
     """
 
     def memory(given: Any, keep: bool) -> tuple[Space, Space, Space]:
-        return like(given.v), like(given.state), kept(given, keep)
+        return output(given), like(given.state), kept(given, keep)
 
     again = by_autograd(twin)
     return kernel_op(name, inputs, Values, memory, forward, adjoint, again=again, batch="q", kept=("kept",))

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from linrec.ops.core.backends import Backend
-from linrec.ops.core.kernel import Memory, forward_op, like
+from linrec.ops.core.kernel import Memory, Space, forward_op, like
+from linrec.ops.core.precision import accumulation
 from linrec.ops.gate_loop.inputs import Matrix, Values
 from linrec.ops.gate_loop.torch import kernel, twin
 from linrec.ops.gate_loop.variants import in_real_form, phase_gradient
@@ -284,7 +285,7 @@ def _adjoint(out: Any, given: Matrix, kept: Values, d: Values) -> None:
 
     The states before the chunks are recomputed: saving them would need as much memory as q, k, v and y.
     """
-    call, dy = Chunks(given, CHUNK), d.y.contiguous()
+    call, dy = Chunks(given, CHUNK), d.y.to(given.v.dtype).contiguous()
     gradients = call.states(call.q, dy, d.last, out.state, reverse=True)
     call.mixed(out.v, dy, kept.kept, gradients, reverse=True)
     last = torch.empty_like(out.state)
@@ -298,5 +299,10 @@ def _adjoint(out: Any, given: Matrix, kept: Values, d: Values) -> None:
         out.phase.copy_(found)
 
 
-matrix_chunks = kernel("gate_loop_chunkwise_triton", Matrix, twin, _kept, _forward, _adjoint)
+def _output(given: Matrix) -> Space:
+    return like(given.v, accumulation(given.v.dtype) if given.wide else None)
+
+
+matrix_chunks = kernel("gate_loop_chunkwise_triton", Matrix, twin, _kept, _forward, _adjoint, output=_output)
 chunkwise = in_real_form(matrix_chunks, weighs_pairs=True)
+chunkwise_wide = in_real_form(matrix_chunks, weighs_pairs=True, wide_y=True)

@@ -18,7 +18,7 @@ from torch.nn import functional
 from linrec.ops.core.backends import Backend
 from linrec.ops.core.call import time_is_split
 from linrec.ops.core.isolation import isolated
-from linrec.ops.core.precision import widened
+from linrec.ops.core.precision import wide, widened
 from linrec.ops.gate_loop import segments
 from linrec.ops.gate_loop.inputs import GateLoop, Matrix, Normalized
 from linrec.ops.gate_loop.reference import normalized_gate_loop_reference
@@ -31,14 +31,17 @@ Angle = tuple[Tensor, Tensor]
 """Cosine and sine of Phi_t at the last step, (b or 1, h, dk or 1, 1)."""
 
 
-def with_bonus(run: Run) -> Run:
-    """Return a backend with y_t = Re(q_t S_{t-1}) + Re(q_t diag(bonus) k_t^T) v_t from a backend without."""
+def with_bonus(run: Run, wide_run: Run | None = None) -> Run:
+    """Return a backend with y_t = Re(q_t S_{t-1}) + Re(q_t diag(bonus) k_t^T) v_t from a backend without.
+
+    Half-precision outputs would be rounded before the bonus is added. `wide_run` is the backend with outputs
+    in the accumulation dtype; without it, the inputs are widened.
+    """
 
     def wrapper(given: GateLoop) -> Result:
         if given.bonus is None:
             return run(given)
-        # widened, because half-precision outputs would be rounded before the bonus is added
-        given = widened(given)
+        given = widened(given) if wide_run is None else given
         q, k, v, _, _, bonus, state, reset = given
         given = given._replace(bonus=None)
         if run is recurrent:
@@ -47,12 +50,12 @@ def with_bonus(run: Run) -> Run:
             asking = q if reset is None else q.masked_fill(reset[:, :, None, None], 0)
             following = asking.roll(-1, dims=1)
             following[:, -1] = 0
-            early, last = run(given._replace(q=following))
-            past = torch.cat([read(asking[:, 0], state)[:, None], early], dim=1)[:, :-1]
+            early, last = (wide_run or run)(given._replace(q=following))
+            past = torch.cat([read(wide(asking[:, 0]), state)[:, None], early], dim=1)[:, :-1]
             if reset is not None:
                 # masked, because zero times a non-finite state is NaN
                 past = past.masked_fill(reset[:, :, None, None], 0)
-        return past + _current(q, k, bonus)[..., None] * v, last
+        return past + _current(wide(q), k, bonus)[..., None] * v, last
 
     return wrapper
 
@@ -132,25 +135,27 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([real, -imaginary], dim=-1)
 
 
-def in_real_form(run: Callable[[Matrix], Any], *, weighs_pairs: bool = False) -> Run:
+def in_real_form(run: Callable[[Matrix], Any], *, weighs_pairs: bool = False, wide_y: bool = False) -> Run:
     """Return a backend of `gate_loop` from a real kernel.
 
     Args:
         run: the kernel.
         weighs_pairs: whether the kernel implements resets by multiplying by zero; it then also supports
             half precision.
+        wide_y: whether the outputs have the accumulation dtype.
     """
 
     def backend(given: GateLoop) -> Result:
         q, k, v, log_decay, _, _, state, reset = given
         if state.is_complex():
             return turning(given)
-        return run(Matrix(q.real if q.is_complex() else q, k, v, None, log_decay, state, reset))[:2]
+        q = q.real if q.is_complex() else q
+        return run(Matrix(q, k, v, None, log_decay, state, reset, wide=wide_y))[:2]
 
     def in_frame(given: GateLoop) -> Result:
         v, (turned, angle) = given.v, real_form(widened(given))
         if weighs_pairs:
-            turned = turned._replace(q=turned.q.to(v.dtype), k=turned.k.to(v.dtype), v=v)
+            turned = turned._replace(q=turned.q.to(v.dtype), k=turned.k.to(v.dtype), v=v, wide=wide_y)
         y, last = run(turned)[:2]
         return y, complex_form(last, angle)
 
@@ -192,9 +197,11 @@ def _torque(x: Tensor, gradient: Tensor) -> Tensor:
 def normalized(entry: Backend, run: Callable[[GateLoop, str, str], Result]) -> Backend:
     """Return the backend of `normalized_gate_loop` that runs an entry of `gate_loop`'s table.
 
+    A quotient of rounded numbers would be rounded three times, so the outputs of `run` are not rounded.
+
     Args:
         entry: the entry.
-        run: `gate_loop` on canonical inputs, a mode and a backend.
+        run: `gate_loop` on canonical inputs, a mode and a backend, with outputs in the accumulation dtype.
     """
 
     def backend(given: Normalized) -> Result:
@@ -215,8 +222,7 @@ def normalized(entry: Backend, run: Callable[[GateLoop, str, str], Result]) -> B
         size = total.abs().clamp(min=least)
         return numerator / (torch.where(total < 0, -size, size) if signed else size), last
 
-    # inputs are widened, because a quotient of rounded numbers would be rounded three times
-    return replace(entry, run=backend, widen=True)
+    return replace(entry, run=backend)
 
 
 def _in_heads(given: GateLoop) -> GateLoop:

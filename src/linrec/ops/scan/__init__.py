@@ -129,8 +129,8 @@ def scan(
         ValueError: shapes or devices do not match; (mode, backend) is unknown or cannot run here.
 
     Source:
-        Katsch, GateLoop (2023), eq. 7 with x for k_n^T v_n; the parallel scan's operator is eq. 13.
         Katsch, GateLoop (2023), eq. 7 with x for k_n^T v_n; the operator of the parallel scan is eq. 13.
+
     Example:
         >>> import torch
         >>> a, x = torch.tensor(0.5), torch.ones(1, 4, 1)

@@ -1,0 +1,52 @@
+"""In half precision, kernels get their sequences in half precision."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from linrec import mixers
+from linrec.ops.core.call import Operator
+
+from .variants import arguments, cases
+
+# sequences of the operators that multiply matrices or filter; decays and steps stay in float32
+SEQUENCES = {"q", "k", "v", "u"}
+WIDE = {
+    # at beta = 2, a key that is rounded to a norm above 1 makes the state grow
+    ("delta_net", "negative eigenvalues"),
+    ("gated_delta_net", "negative eigenvalues"),
+    # keys are products, and denominators are sums of them that may be as small as 1e-6
+    ("relit", "AReLiT"),
+    ("relit", "two terms"),
+    ("relit", "released AReLiT"),
+    # its own norm is in float32 under autocast, as every norm
+    ("mega", "released"),
+}
+
+
+@pytest.mark.parametrize(("name", "variant"), cases())
+def test_sequences_reach_the_kernels_in_half_precision(
+    name: str, variant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: dict[str, torch.dtype] = {}
+    run, depth = Operator.run, 0
+
+    # a handler would make `rotary_gate_loop` run as a complex recurrence
+    def observed(self: Operator, inputs: Any, entry: Any) -> Any:
+        nonlocal depth
+        for field, value in inputs._asdict().items():
+            # operators on this machine may widen what they pass on; q of `dplr_ssm` is a parameter
+            if depth == 0 and field in SEQUENCES and self.name != "dplr_ssm":
+                found[f"{self.name}: {field}"] = value.dtype
+        depth += 1
+        result = run(self, inputs, entry)
+        depth -= 1
+        return result
+
+    monkeypatch.setattr(Operator, "run", observed)
+    mixer = mixers.build(name, 16, **arguments(name, variant))
+    with torch.autocast("cpu", torch.bfloat16):
+        mixer(torch.randn(2, 6, 16, dtype=torch.bfloat16))
+    wide = {field for field, dtype in found.items() if dtype != torch.bfloat16}
+    assert bool(wide) == ((name, variant) in WIDE), wide
