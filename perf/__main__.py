@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import tyro
 
+from perf.commands.decoding import DecodingOptions, decoding
 from perf.commands.matrix import MatrixOptions, matrix
 from perf.commands.models import ModelsOptions, models
 from perf.commands.ops import OpsOptions, ops
@@ -22,6 +23,7 @@ COMMANDS: dict[str, tuple[type[Any], Callable[[Any, str], int]]] = {
     "steps": (StepsOptions, steps),
     "models": (ModelsOptions, models),
     "training": (TrainingOptions, training),
+    "decoding": (DecodingOptions, decoding),
     "tasks": (TasksOptions, tasks),
 }
 HELP = f"usage: python -m perf {{{','.join(COMMANDS)}}} ...\n\n`python -m perf COMMAND --help` says more."

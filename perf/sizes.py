@@ -22,6 +22,8 @@ SIZES: Mapping[str, Size] = {
     "46M": Size(d_model=512, n_layers=6, d_channel_mixing=1408),
     "374M": Size(d_model=1024, n_layers=24, d_channel_mixing=2816),
 }
+# to see that all of it runs
+QUICK = Size(d_model=64, n_layers=4, d_channel_mixing=64, vocab_size=32)
 
 
 @dataclass(frozen=True)
@@ -29,14 +31,14 @@ class Model:
     """A mixer in pre-norm blocks with RMSNorm and SwiGLU.
 
     Args:
-        mixer: name in `linrec.mixers`.
+        mixer: name in `linrec.mixers`, or a pattern of names.
         arguments: arguments of the mixer, by the width of the model.
         channel_mixing: "swiglu", or "none" for mixers that are a whole block.
         fla: class of the configuration in `fla.models`, and its arguments beside the size; None where
             flash-linear-attention has no such model.
     """
 
-    mixer: str
+    mixer: str | tuple[str, ...]
     arguments: Mapping[str, Any] = field(default_factory=dict)
     channel_mixing: Literal["swiglu", "none"] = "swiglu"
     fla: tuple[str, Mapping[str, Any]] | None = None
@@ -79,6 +81,10 @@ MODELS: Mapping[str, Model] = {
     # whole blocks, of which a model has twice as many
     "mamba": Model("mamba", channel_mixing="none", fla=("MambaConfig", {})),
     "mamba2": Model("mamba2", channel_mixing="none", fla=("Mamba2Config", {})),
+    "hybrid": Model(
+        ("gla", "gla", "gla", "attention"),
+        {"gla": {"n_heads": 4, "output_norm": "rms"}, "attention": {"n_heads": 16, "window": 512}},
+    ),
     **{name: Model(name) for name in _LINREC_ONLY},
 }
 

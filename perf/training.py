@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from linrec.mixers.attention import Attention
 from linrec.models import LanguageModel, ModelConfig, preset
+from linrec.models.regional import compiling
 from linrec.train import LoopConfig, OptimConfig, get_recipe
 from linrec.train.config import complete_mixer_args
 from linrec.train.fabric import make_fabric, uses_compile
 from linrec.train.optim import make_optimizers, set_learning_rate
-from linrec.train.state import compiling, deterministic, matmul_precision, seed_all
+from linrec.train.state import deterministic, matmul_precision, seed_all
 from linrec.train.step import EAGER_STEPS, CapturedStep, Objective, train_step
 from perf.encoders import MIXER_ARGUMENTS
 from perf.kernels import profiled, summary

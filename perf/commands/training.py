@@ -13,7 +13,7 @@ from linrec.models.pattern import spelled
 from linrec.train import LoopConfig
 from linrec.train.state import matmul_precision
 from perf.commands.results import HERE, Device, RefusedError, about, file_name, say, write
-from perf.sizes import MODELS, Size, sized
+from perf.sizes import MODELS, QUICK, Size, sized
 from perf.timing import Budget, matmul_rate
 from perf.training import FLOPS, OPTIM, Windows, measure_fla, measure_training, model_config
 from perf.training_peers import FLA
@@ -145,7 +145,7 @@ def _jobs(options: TrainingOptions) -> list[tuple[str, str, ModelConfig]]:
 
 
 def _size(size: Size, *, quick: bool) -> Size:
-    return Size(d_model=64, n_layers=2, d_channel_mixing=64, vocab_size=32) if quick else size
+    return QUICK if quick else size
 
 
 def _loop(options: TrainingOptions) -> LoopConfig:

@@ -88,3 +88,14 @@ def test_a_state_whose_parts_change_places(monkeypatch):
     monkeypatch.setattr(model, "hidden", rotating)
     found = [generate(model, prompt(), n_tokens=20, capture=capture).tokens for capture in (False, True)]
     assert torch.equal(*found)
+
+
+@pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex operators")
+@pytest.mark.parametrize("name", ["gla", "hgru", "retnet", "mamba", "hybrid"])
+def test_a_compiled_step_is_replayed_and_gives_the_tokens_of_the_step(name):
+    model = build(name).cuda()
+    plain = generate(model, prompt(), n_tokens=40, capture=False)
+    numbers = stream(model, prompt(), compile=True)
+    assert torch.equal(torch.stack(list(itertools.islice(numbers, 40)), 1), plain.tokens)
+    assert numbers.captured
+    assert_agree(numbers.state.layers, plain.state.layers)

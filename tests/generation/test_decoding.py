@@ -1,15 +1,18 @@
+import copy
 import itertools
 import re
 
 import numpy as np
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 
 from linrec.generation import decoding, fingerprint, generate, pad_prompts, stream
 from linrec.generation.noise import uniforms
 from linrec.generation.precision import autocast, with_weights_cast
 from linrec.generation.state import named
 from linrec.generation.steps import EAGER_STEPS
+from linrec.models.regional import compiling, with_parts_compiled
 from linrec.testing import assert_agree
 from tests.tiers import tiered
 
@@ -236,3 +239,26 @@ def test_prompts_that_are_none():
     for prompts in ([], [prompt()[0], prompt()[0, :0]]):
         with pytest.raises(ValueError, match="`prompts` must hold prompts of at least one token each"):
             pad_prompts(prompts)
+
+
+@pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex operators")
+@pytest.mark.parametrize("name", tiered(["gla", "attention window"], ["hybrid", "retnet", "mamba"]))
+def test_a_compiled_step_gives_the_tokens_of_the_step(name):
+    model = build(name)
+    before = copy.copy(vars(model)), [*model.parameters()]
+    compiled = generate(model, prompt(), n_tokens=20, compile=True)
+    # the model stays as it was
+    assert vars(model) == before[0] and all(map(torch.equal, model.parameters(), before[1]))
+    plain = generate(model, prompt(), n_tokens=20)
+    assert torch.equal(compiled.tokens, plain.tokens)
+    assert_agree(compiled.state.layers, plain.state.layers)
+
+
+def test_equal_layers_share_the_compilation_of_a_step():
+    counted = CompileCounter()
+    model = with_parts_compiled(build("hgru", n_layers=5), backend=counted)
+    with compiling(), torch.no_grad():
+        x, _ = model.hidden(prompt()[:, :1], model.init_state(len(prompt())))
+        model.head(x)
+    # the block, twice because its layers differ in a number, the norm and the head
+    assert counted.frame_count <= 4

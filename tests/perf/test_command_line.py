@@ -120,7 +120,10 @@ def test_what_the_user_got_wrong_is_told_in_one_line(arguments, told, capsys, tm
 @pytest.mark.parametrize("words", [["opps"], [], ["--quick", "ops"]])
 def test_what_is_no_command_gets_the_list_of_them(words, capsys):
     assert main(words) == 2
-    assert "usage: python -m perf {ops,matrix,steps,models,training,tasks} ..." in capsys.readouterr().err
+    assert (
+        "usage: python -m perf {ops,matrix,steps,models,training,decoding,tasks} ..."
+        in capsys.readouterr().err
+    )
 
 
 def test_help_is_no_error(capsys):

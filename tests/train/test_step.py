@@ -7,12 +7,12 @@ import torch
 from torch import nn
 
 from linrec.models import LanguageModel, ModelConfig, SequenceClassifier, SequenceClassifierConfig
+from linrec.models.regional import compiling
 from linrec.tasks import NO_TARGET
 from linrec.tasks.labelled import LabelledTokens
 from linrec.train import LoopConfig, TrainConfig
 from linrec.train.fabric import make_fabric
 from linrec.train.optim import make_optimizers
-from linrec.train.state import compiling
 from linrec.train.step import Objective, evaluate, train_step
 
 from .conftest import MODEL, TASK

@@ -74,6 +74,7 @@ def stream(
     vocab_size: int | None = None,
     precision: Precision = "32-true",
     capture: bool = True,
+    compile: bool = False,
 ) -> TokenStream:
     """token_{n+1} ~ softmax(logits(token_1, .., token_n) / temperature), filtered by top-k and top-p.
 
@@ -99,6 +100,8 @@ def stream(
         precision: "32-true", or "bf16-mixed" for autocast in bfloat16.
         capture: on CUDA, whether to capture the step as a CUDA graph once the state's shape is constant,
             which removes the overhead of kernel launches. Pass False for models that cannot be captured.
+        compile: whether to compile the step once the state's shape is constant. The compilation takes
+            seconds, once per process, and the same tokens follow up to the rounding of their logits.
 
     Returns:
         An endless iterator over tokens (b), int64, on the model's device.
@@ -134,6 +137,7 @@ def stream(
         vocab_size=vocab_size,
         precision=precision,
         capture=capture,
+        compile=compile,
     )
     return TokenStream(steps, tokens.shape[1] - 1)
 
@@ -152,6 +156,7 @@ def generate(
     vocab_size: int | None = None,
     precision: Precision = "32-true",
     capture: bool = True,
+    compile: bool = False,
 ) -> Generated:
     """Return the first `n_tokens` tokens of `stream`, and the state after them.
 
@@ -192,6 +197,7 @@ def generate(
         vocab_size=vocab_size,
         precision=precision,
         capture=capture,
+        compile=compile,
     )
     found = list(itertools.islice(numbers, n_tokens))
     none = numbers.state.token.new_zeros(len(numbers.state.token), 0)

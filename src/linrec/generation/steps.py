@@ -1,4 +1,6 @@
-"""The step of generation, run eagerly or replayed as a CUDA graph."""
+"""The step of generation: run eagerly, compiled, or replayed as a CUDA graph."""
+
+from contextlib import nullcontext
 
 import torch
 from jaxtyping import Int64
@@ -11,6 +13,7 @@ from linrec.generation.state import GenerationState, filled, named
 from linrec.literals import Precision
 from linrec.mixers import State
 from linrec.models import LanguageModel
+from linrec.models.regional import compiling, with_parts_compiled
 
 # eager steps before the capture of a graph, so that kernels are compiled and tuned before it
 EAGER_STEPS = 3
@@ -31,6 +34,7 @@ class Steps:
         vocab_size: number of token ids to choose from; larger ids are padding of the vocabulary.
         precision: "32-true", or "bf16-mixed" for autocast in bfloat16.
         capture: whether a graph may be captured.
+        compile: whether the step is compiled once the shape of the state is constant.
     """
 
     def __init__(
@@ -43,8 +47,11 @@ class Steps:
         vocab_size: int,
         precision: Precision,
         capture: bool,
+        compile: bool,
     ) -> None:
         self._model, self._sampling, self._vocab_size = model, sampling, vocab_size
+        self._settled_model = with_parts_compiled(model) if compile else model
+        self._compiling = compiling if compile else nullcontext
         self._precision = precision
         self._token, self._reset, self._layers = state.token, state.reset, state.layers
         self._device = state.token.device
@@ -115,9 +122,11 @@ class Steps:
         return graph
 
     def _read(self, reset: Tensor | None = None) -> tuple[Tensor, tuple[State, ...]]:
-        with autocast(self._precision, self._device):
-            x, layers = self._model.hidden(self._token[:, None], self._layers, reset=reset)
-            return self._model.head(x[:, -1])[:, : self._vocab_size], layers
+        # a state that grows would be compiled anew at every step
+        model = self._settled_model if self._settled else self._model
+        with autocast(self._precision, self._device), self._compiling():
+            x, layers = model.hidden(self._token[:, None], self._layers, reset=reset)
+            return model.head(x[:, -1])[:, : self._vocab_size], layers
 
     def _choose(self, logits: Tensor) -> Tensor:
         found = candidates(logits, self._sampling)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from linrec.errors import ConfigError, DivergedError, InterruptedRunError, StepSizeError
 from linrec.extras import check_extra
 from linrec.models import LanguageModel, ModelConfig, SequenceClassifier, SequenceClassifierConfig
+from linrec.models.regional import compiling
 from linrec.tasks import Batch, ProbedTask, Source, Task
 from linrec.train.checkpoint import (
     check_state,
@@ -39,7 +40,6 @@ from linrec.train.result import Progress, Reporter, Result
 from linrec.train.run import RESULT, open_run_folder, read_result, write_json
 from linrec.train.schedule import cut_warmup, schedule_factor
 from linrec.train.state import (
-    compiling,
     deterministic,
     gather_state,
     gather_weights,

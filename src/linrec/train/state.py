@@ -179,17 +179,6 @@ def deterministic(wanted: bool) -> Iterator[None]:
 
 
 @contextmanager
-def compiling() -> Iterator[None]:
-    """Let blocks of equal structure share one compilation inside.
-
-    By default torch compiles a module again for each value of an integer attribute, such as the number of a
-    layer, and gives up after eight times.
-    """
-    with torch._dynamo.config.patch(allow_unspec_int_on_nn_module=True, recompile_limit=64):
-        yield
-
-
-@contextmanager
 def matmul_precision(wanted: str) -> Iterator[None]:
     """Set torch's precision of float32 matrix products within the context, and restore it afterwards.
 

@@ -1,0 +1,89 @@
+"""Decoding of language models: tokens per second of prompts and of steps, and what the memory allows."""
+
+import time
+from typing import Any
+
+import torch
+
+from linrec.generation import decoding, stream
+from linrec.generation.precision import with_weights_cast
+from linrec.generation.steps import EAGER_STEPS
+from linrec.literals import Precision
+from linrec.models import LanguageModel, ModelConfig
+from linrec.trees import leaves
+from perf.memory import peak_bytes, release, why
+from perf.timing import calls_per_second, wait
+from perf.training import Windows
+
+PRECISION: Precision = "bf16-mixed"
+LIMIT = (
+    "bytes of a step: every weight but the embedding's is read once, in the dtype that the step reads it in, "
+    "and the state is read and written once; the limit is these bytes over the rate of a copy on the device"
+)
+
+
+@torch.no_grad()
+def measure_decoding(
+    config: ModelConfig, batch: int, length: int, device: torch.device, windows: Windows, *, compile: bool
+) -> dict[str, Any]:
+    """Measure generation after a prompt of random tokens.
+
+    Args:
+        config: the model.
+        batch: sequences that are generated at once.
+        length: tokens of the prompt.
+        device: where to measure.
+        windows: windows that steps are counted in, and seconds that each should take.
+        compile: whether steps are compiled; on CUDA they are replayed as one graph either way.
+
+    Returns:
+        What JSON holds: "parameters", "prefill_tokens_per_second", "first_seconds" until steps have their
+        final speed, "tokens_per_second" with "median", "lowest" and "highest", "step_ms", "bytes",
+        "peak_bytes"; or "missing", why there are none.
+    """
+    release(device)
+    try:
+        with torch.device(device):
+            model = LanguageModel(config).eval()
+        prompt = torch.randint(config.vocab_size, (batch, length), device=device)
+        begun = time.perf_counter()
+        numbers = stream(model, prompt, precision=PRECISION, compile=compile)
+        for _ in range(2 * EAGER_STEPS):
+            next(numbers)
+        wait(device)
+        first = time.perf_counter() - begun
+        steps = calls_per_second(
+            lambda: next(numbers), device, windows=windows.windows, seconds=windows.seconds
+        )
+        cast = with_weights_cast(model, PRECISION)
+        prefill = calls_per_second(
+            lambda: decoding._prefill(cast, prompt, None, None, PRECISION),
+            device,
+            windows=windows.windows,
+            seconds=windows.seconds,
+        )
+        return {
+            "parameters": sum(parameter.numel() for parameter in model.parameters()),
+            "captured": numbers.captured,
+            "prefill_tokens_per_second": prefill.median * batch * length,
+            "first_seconds": first,
+            "tokens_per_second": {
+                "median": steps.median * batch,
+                "lowest": steps.lowest * batch,
+                "highest": steps.highest * batch,
+            },
+            "step_ms": 1e3 / steps.median,
+            "bytes": bytes_of_a_step(cast, numbers.state.layers),
+            "peak_bytes": peak_bytes(device),
+        }
+    except Exception as error:
+        return {"missing": why(error)}
+
+
+def bytes_of_a_step(model: LanguageModel, state: Any) -> int:
+    """Return the fewest bytes that a step moves: weights read, state read and written; see `LIMIT`."""
+    weights = {id(parameter): parameter for parameter in model.parameters()}
+    if not model.config.tie_embeddings:
+        del weights[id(model.embedding.weight)]
+    read = sum(weight.nbytes for weight in weights.values())
+    return read + 2 * sum(part.nbytes for part in leaves(state))

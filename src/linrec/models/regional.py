@@ -1,0 +1,54 @@
+"""Regional compilation: blocks of equal structure share a compilation."""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from linrec.models.language_model import LanguageModel
+
+__all__ = ["compiling", "with_parts_compiled"]
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Let blocks of equal structure share one compilation within the context.
+
+    By default torch compiles a module again for each value of an integer attribute, such as the number of a
+    layer, and gives up after eight times.
+    """
+    with torch._dynamo.config.patch(allow_unspec_int_on_nn_module=True, recompile_limit=64):
+        yield
+
+
+def with_parts_compiled(model: LanguageModel, **options: Any) -> LanguageModel:
+    """Return a copy whose blocks, last norm and head are compiled, each on its own.
+
+    The copy shares all tensors with the model, which stays as it is. Call the copy within `compiling`.
+
+    Args:
+        model: the model.
+        options: arguments of `torch.compile`.
+
+    Example:
+        >>> from linrec.models import ModelConfig
+        >>> model = LanguageModel(ModelConfig(vocab_size=5, d_model=8, n_layers=2))
+        >>> compiled = with_parts_compiled(model, backend="eager")
+        >>> compiled.head.weight is model.head.weight
+        True
+    """
+
+    def compiled(module: nn.Module) -> nn.Module:
+        part = copy.copy(module)
+        part.compile(**options)
+        return part
+
+    found = copy.copy(model)
+    # a shallow copy shares the dictionary of modules
+    found._modules = dict(model._modules)
+    found.blocks = nn.ModuleList(compiled(block) for block in model.blocks)
+    found.norm, found.head = compiled(model.norm), compiled(model.head)  # type: ignore[assignment]
+    return found
