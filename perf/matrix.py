@@ -21,7 +21,9 @@ CHECKED = (
     "first and last batch row and head, every step, against (chunkwise, torch) in float64; all gradients"
 )
 
-Size = tuple[int, int, int, int]
+Size = tuple[int, ...]
+# steps of a chunk in what products are counted
+CHUNK = 64
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class MatrixRow:
 
     Args:
         operation: a key of `OPERATIONS`.
-        size: (batch, time, heads, channels), the last for keys and values alike.
+        size: (batch, time, heads, channels), for keys and values alike, or (batch, time, heads, dk, dv).
         dtype: a key of `perf.rows.DTYPES`.
     """
 
@@ -53,6 +55,25 @@ class MatrixRow:
             "checked": checked,
         }
 
+    @property
+    def limits(self) -> dict[str, tuple[int, int]]:
+        """The fewest bytes and the operations of matrix products, for each of `PASSES`.
+
+        Forward, q, k, v and gates are read and y is written; backward, these but y are read with dy, and a
+        gradient is written for each. Products are those of chunks of 64 steps, three times as many with
+        the backward pass; those that only the delta rule has are not counted.
+        """
+        batch, time, heads, dk, *_ = self.size
+        dv, steps, itemsize = self.size[-1], batch * time * heads, DTYPES[self.dtype].itemsize
+        gates = {"linear": 0, "head": 4, "channel": 4 * dk, "delta": itemsize, "gated_delta": itemsize + 4}
+        inputs = itemsize * (2 * dk + dv) + gates[self.operation]
+        products = 4 * dk * dv + CHUNK * (dk + dv)
+        forward = inputs + itemsize * dv
+        return {
+            PASSES[0]: (steps * forward, steps * products),
+            PASSES[1]: (steps * (forward + 2 * inputs + itemsize * dv), 3 * steps * products),
+        }
+
 
 OPERATIONS: dict[str, dict[str, float]] = {
     "linear": {"attention": 1.0, "reference": 0.1},
@@ -68,6 +89,23 @@ SIZES: dict[str, tuple[Size, ...]] = {
     "cuda": ((8, 4096, 16, 128), (8, 4096, 32, 64), (1, 32768, 16, 128), (8, 2048, 16, 128)),
     "cpu": ((1, 4096, 4, 64),),
 }
+
+
+HEAD_SIZES = tuple(
+    (dk, dv) for dk in (16, 32, 48, 64, 96, 128, 192, 256) for dv in (dk, 2 * dk) if (dk, dv) != (192, 384)
+)
+"""dk and dv of --heads."""
+
+
+def head_rows(*, quick: bool = False) -> list[MatrixRow]:
+    """Return rows of equal width of v, which differ in the sizes of their heads."""
+    batch, time, width = (1, 70, 32) if quick else (8, 4096, 2048)
+    sizes = HEAD_SIZES[:2] if quick else HEAD_SIZES
+    return [
+        MatrixRow(operation, (batch, time, max(1, width // dv), dk, dv), "bf16")
+        for operation in ("head", "channel", "delta")
+        for dk, dv in sizes
+    ]
 
 
 def operator(operation: str) -> Callable[..., tuple[Tensor, Tensor]]:
@@ -89,9 +127,10 @@ def make(row: MatrixRow, device: torch.device, seed: int = 0) -> tuple[tuple[Ten
     """
     random = torch.Generator(device).manual_seed(seed)
     dtype = DTYPES[row.dtype]
-    q, k, v, dy = (normal(row.size, dtype, random) for _ in range(4))
+    keys, values = row.size[:4], (*row.size[:3], row.size[-1])
+    q, k, v, dy = (normal(size, dtype, random) for size in (keys, keys, values, values))
     q, k = (torch.nn.functional.normalize(x, dim=-1) for x in (q, k))
-    log_decay = decays(row.size, torch.float32, random).log()
+    log_decay = decays(keys, torch.float32, random).log()
     beta = normal(row.size[:3], dtype, random).sigmoid()
     more = {
         "linear": (),
@@ -120,9 +159,16 @@ def check(row: MatrixRow, inputs: tuple[Tensor, ...], dy: Tensor) -> None:
 
 
 def measure_row(
-    row: MatrixRow, device: torch.device, budget: Budget, peers: Sequence[Peer]
+    row: MatrixRow,
+    device: torch.device,
+    budget: Budget,
+    peers: Sequence[Peer],
+    limits: tuple[float, float] | None = None,
 ) -> dict[str, Any]:
     """Check and time one row, and the peers on the same inputs.
+
+    With `limits`, bytes and operations per second, a pass also has its "share" of the limit that is reached
+    later.
 
     Returns:
         What JSON holds of the row; with "error" and without "passes" where it is wrong or fails. Peaks of
@@ -139,6 +185,10 @@ def measure_row(
     mine = _measured(linrec, device, budget)
     result |= {"passes": {name: {"ms": mine[name]["ms"], "peers": {}} for name in PASSES}}
     result["peak_bytes"] = mine["peak_bytes"]
+    if limits is not None:
+        for name, entry in result["passes"].items():
+            least = max(part / rate for part, rate in zip(row.limits[name], limits, strict=True))
+            entry["share"] = least / entry["ms"]["median"] * 1e3
     for peer in peers:
         found = _measured_peer(peer, row.operation, inputs, dy, y, device, budget)
         for name in PASSES:

@@ -1,5 +1,7 @@
 """Tables of operators with matrix states, for a terminal of 80 columns."""
 
+import itertools
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -24,6 +26,44 @@ def show(console: Console, results: dict[str, Any]) -> None:
         console.print("\nlinrec's time / the peer's: below 1, linrec is faster; whether as asked")
         console.print(_ratios(rows, peers))
     show_problems(console, results, [entry for row in rows for entry in row["passes"].values()])
+
+
+def show_heads(console: Console, results: dict[str, Any]) -> None:
+    """Print time and share of the limit by head size, and the largest step between neighbouring sizes."""
+    rows = [row for row in results["rows"] if "passes" in row]
+    has_fla = "fla" in results["peers"]
+    console.print(
+        "\nms forward, and forward and backward; % of the limit of memory or matrix products"
+        + ("; fla: linrec's time over its" if has_fla else "")
+    )
+    table = plain_table()
+    table.add_column("row", no_wrap=True)
+    for heading in ("fwd", "%", *(["fla"] if has_fla else []), "fwd+bwd", "%", *(["fla"] if has_fla else [])):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        cells = []
+        for entry in row["passes"].values():
+            cells += [number(entry["ms"]["median"]), f"{100 * entry['share']:.3g}"]
+            if has_fla:
+                cells.append(_ratio(entry["peers"]["fla"]))
+        table.add_row(row["name"], *cells)
+    console.print(table)
+    for name in PASSES:
+        console.print(f"{name}: {_cliff(rows, name)}", highlight=False)
+    show_problems(console, results, [entry for row in rows for entry in row["passes"].values()])
+
+
+def _cliff(rows: Sequence[dict[str, Any]], name: str) -> str:
+    """The largest ratio of the shares of two neighbouring sizes of the same operation."""
+    found = [
+        (abs(math.log(first["passes"][name]["share"] / second["passes"][name]["share"])), first, second)
+        for first, second in itertools.pairwise(rows)
+        if first["operation"] == second["operation"]
+    ]
+    if not found:
+        return "no neighbours"
+    step, first, second = max(found, key=lambda entry: entry[0])
+    return f"largest step between neighbours {math.exp(step):.2f}, {first['name']} and {second['name']}"
 
 
 def show_problems(console: Console, results: dict[str, Any], measured: Sequence[dict[str, Any]]) -> None:

@@ -6,7 +6,7 @@ import torch
 from linrec.ops import gate_loop
 from perf import matrix
 from perf.__main__ import main
-from perf.matrix import OPERATIONS, MatrixRow, check, make, measure_row
+from perf.matrix import OPERATIONS, MatrixRow, check, head_rows, make, measure_row
 from perf.matrix_peers import MATRIX_PEERS
 from perf.peers import Peer, torch_calls
 from perf.timing import Budget, Timing
@@ -33,6 +33,27 @@ def test_everything_runs(tmp_path, capsys):
     shown = capsys.readouterr().out.splitlines()
     assert max(map(len, shown[:-1])) <= 80 and not any("…" in line for line in shown)
     assert any(line.startswith("gated_delta-f32-2x70x2x8") for line in shown)
+
+
+def test_head_sizes_have_shares_of_their_limits(tmp_path, capsys):
+    assert main(["matrix", "--heads", "--device", "cpu", "--quick", "--out", str(tmp_path)]) == 0
+    (path,) = tmp_path.glob("*-heads.json")
+    results = json.loads(path.read_text())
+    assert [row["size"][3:] for row in results["rows"]] == [[16, 16], [16, 32]] * 3
+    for row, made in zip(results["rows"], head_rows(quick=True), strict=True):
+        for name, (n_bytes, products) in made.limits.items():
+            entry = row["passes"][name]
+            least = max(n_bytes / results["copy_rate"], products / results["matmul_rate"])
+            assert entry["share"] == pytest.approx(least / entry["ms"]["median"] * 1e3)
+    assert capsys.readouterr().out.count("largest step between neighbours") == 2
+
+
+def test_limits_of_a_row():
+    forward, both = MatrixRow("channel", (1, 10, 2, 4, 8), "bf16").limits.values()
+    # q and k of 4 channels, v and y of 8 in bfloat16, and log decays of 4 in float32
+    assert forward == (20 * (8 + 8 + 16 + 16 + 16), 20 * (4 * 4 * 8 + 64 * 12))
+    # q, k, v, log decays and dy are read, and four gradients written
+    assert both == (forward[0] + 20 * (8 + 8 + 16 + 16 + 16 + 8 + 8 + 16 + 16), 3 * forward[1])
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)

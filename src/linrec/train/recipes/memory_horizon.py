@@ -87,8 +87,6 @@ def memory_horizon_demo() -> TrainConfig:
         model=dataclasses.replace(
             tuned.model, d_model=32, n_layers=2, d_channel_mixing=64, mixer_args=arguments
         ),
-        optim=dataclasses.replace(
-            tuned.optim, lr=0.01, transition_lr=0.002, warmup_steps=100, clip_norm=1.0
-        ),
+        optim=dataclasses.replace(tuned.optim, lr=0.01, transition_lr=0.002, warmup_steps=100, clip_norm=1.0),
         loop=LoopConfig(epochs=25, batch_size=16, log_every=20, eval_every=200, device="cpu"),
     )
