@@ -72,7 +72,7 @@ class Rotary(nn.Module):
 
     def turns(
         self, positions: Int[Tensor, "#b t"], dtype: torch.dtype
-    ) -> tuple[Float[Tensor, "#b t 1 d/2"], Float[Tensor, "#b t 1 d/2"]]:
+    ) -> tuple[Float[Tensor, "#b t 1 pairs"], Float[Tensor, "#b t 1 pairs"]]:
         """Return the cosines and sines of the angles of `positions` (b or 1, t), int64."""
         # an exported program holds no operator of linrec
         turns = _turns if exporting() else _turns_at_once

@@ -19,9 +19,9 @@ def rotary_gate_loop(
     v: Float[Tensor, "b t h dv"],
     log_decay: Float[Tensor, "..."] | None = None,
     *,
-    state: Complex[Tensor, "b h dk/2 dv"] | None = None,
+    state: Complex[Tensor, "b h pairs dv"] | None = None,
     reset: Bool[Tensor, "b t"] | None = None,
-) -> tuple[Float[Tensor, "b t h dv"], Complex[Tensor, "b h dk/2 dv"]]:
+) -> tuple[Float[Tensor, "b t h dv"], Complex[Tensor, "b h pairs dv"]]:
     """S_n = a_n e^(i theta) S_{n-1} + conj(k_n)^T v_n and y_n = Re(q_n S_n), for constant phases theta.
 
     The channels 2j and 2j + 1 of q and k are the parts of complex number j, which turns by theta_j.
@@ -36,8 +36,8 @@ def rotary_gate_loop(
         q: queries.
         k: keys.
         v: values.
-        log_decay: log a_n per head (h,) or per number j (b, t, h, dk / 2); None is a_n = 1.
-        state: S before the first step; None is zeros.
+        log_decay: log a_n per head (h,) or per pair of channels (b, t, h, dk / 2); None is a_n = 1.
+        state: S before the first step, (b, h, dk / 2, dv); None is zeros.
         reset: steps that start a new sequence.
 
     Returns:
