@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 
-from linrec.generation import decoding, stream
+from linrec.generation import stream
+from linrec.generation.decoding import prefill
 from linrec.generation.precision import with_weights_cast
 from linrec.generation.steps import EAGER_STEPS
 from linrec.literals import Precision
@@ -37,8 +38,8 @@ def measure_decoding(
         compile: whether steps are compiled; on CUDA they are replayed as one graph either way.
 
     Returns:
-        What JSON holds: "parameters", "prefill_tokens_per_second", "first_seconds" until steps have their
-        final speed, "tokens_per_second" with "median", "lowest" and "highest", "step_ms", "bytes",
+        What JSON holds: "parameters", "captured", "prefill_tokens_per_second", "first_seconds" until steps
+        have their final speed, "tokens_per_second" with "median", "lowest" and "highest", "step_ms", "bytes",
         "peak_bytes"; or "missing", why there are none.
     """
     release(device)
@@ -56,8 +57,8 @@ def measure_decoding(
             lambda: next(numbers), device, windows=windows.windows, seconds=windows.seconds
         )
         cast = with_weights_cast(model, PRECISION)
-        prefill = calls_per_second(
-            lambda: decoding._prefill(cast, prompt, None, None, PRECISION),
+        prompts = calls_per_second(
+            lambda: prefill(cast, prompt, None, None, PRECISION),
             device,
             windows=windows.windows,
             seconds=windows.seconds,
@@ -65,7 +66,7 @@ def measure_decoding(
         return {
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "captured": numbers.captured,
-            "prefill_tokens_per_second": prefill.median * batch * length,
+            "prefill_tokens_per_second": prompts.median * batch * length,
             "first_seconds": first,
             "tokens_per_second": {
                 "median": steps.median * batch,
@@ -83,7 +84,8 @@ def measure_decoding(
 def bytes_of_a_step(model: LanguageModel, state: Any) -> int:
     """Return the fewest bytes that a step moves: weights read, state read and written; see `LIMIT`."""
     weights = {id(parameter): parameter for parameter in model.parameters()}
-    if not model.config.tie_embeddings:
+    # a head that was cast does not share the embedding's weight anymore
+    if model.head.weight is not model.embedding.weight:
         del weights[id(model.embedding.weight)]
     read = sum(weight.nbytes for weight in weights.values())
     return read + 2 * sum(part.nbytes for part in leaves(state))

@@ -91,14 +91,12 @@ SIZES: dict[str, tuple[Size, ...]] = {
 }
 
 
-HEAD_SIZES = tuple(
-    (dk, dv) for dk in (16, 32, 48, 64, 96, 128, 192, 256) for dv in (dk, 2 * dk) if (dk, dv) != (192, 384)
-)
+HEAD_SIZES = tuple((dk, dv) for dk in (16, 32, 48, 64, 96, 128, 192, 256) for dv in (dk, 2 * dk))
 """dk and dv of --heads."""
 
 
 def head_rows(*, quick: bool = False) -> list[MatrixRow]:
-    """Return rows of equal width of v, which differ in the sizes of their heads."""
+    """Return rows that differ in the sizes of their heads; the heads of v fill the same width."""
     batch, time, width = (1, 70, 32) if quick else (8, 4096, 2048)
     sizes = HEAD_SIZES[:2] if quick else HEAD_SIZES
     return [

@@ -13,7 +13,7 @@ from linrec.models.pattern import spelled
 from linrec.train import LoopConfig
 from linrec.train.state import matmul_precision
 from perf.commands.results import HERE, Device, RefusedError, about, file_name, say, write
-from perf.sizes import MODELS, QUICK, Size, sized
+from perf.sizes import MODELS, QUICK, sized
 from perf.timing import Budget, matmul_rate
 from perf.training import FLOPS, OPTIM, Windows, measure_fla, measure_training, model_config
 from perf.training_peers import FLA
@@ -106,7 +106,7 @@ def training(options: TrainingOptions, command: str) -> int:
         if options.peers:
             say(f"{name}, {mixer}, flash-linear-attention")
             model, size = sized(mixer, name)
-            entry["fla"] = measure_fla(model, _size(size, quick=options.quick), loop, length, device, windows)
+            entry["fla"] = measure_fla(model, QUICK if options.quick else size, loop, length, device, windows)
         results["models"].append(entry)
         # what is measured is not lost when the rest is stopped
         write(path, results)
@@ -131,7 +131,7 @@ def _jobs(options: TrainingOptions) -> list[tuple[str, str, ModelConfig]]:
             names = [*MODELS] if options.models == ("all",) else options.models
             chosen = [(name, *sized(name, options.size)) for name in names]
             return [
-                (options.size, name, model.config(_size(size, quick=options.quick)))
+                (options.size, name, model.config(QUICK if options.quick else size))
                 for name, model, size in chosen
             ]
         configs = [
@@ -142,10 +142,6 @@ def _jobs(options: TrainingOptions) -> list[tuple[str, str, ModelConfig]]:
     except ValueError as error:
         raise RefusedError(error) from error
     return [(name, spelled(config.mixer_pattern), config) for name, config in configs]
-
-
-def _size(size: Size, *, quick: bool) -> Size:
-    return QUICK if quick else size
 
 
 def _loop(options: TrainingOptions) -> LoopConfig:

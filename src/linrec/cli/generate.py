@@ -15,8 +15,6 @@ from linrec.text import StreamDecoder, Tokenizer
 from linrec.train import ConfigError, TrainError, load_run
 from linrec.train.language import language_task, tokenizer_of
 
-# tokens from which on the compilation of a step takes less time than it saves on CUDA
-WORTH_COMPILING = 4000
 # tokens of context given to the decoder, because the spelling of a token may depend on the tokens before it
 CONTEXT = 8
 
@@ -54,8 +52,6 @@ def _run(options: GenerateOptions) -> int:
     model = trained.model(device)
     state = None if options.load_state is None else load_state(options.load_state, model)
 
-    many = options.tokens * options.samples >= WORTH_COMPILING
-    compile = options.compile == "on" or (options.compile == "auto" and device.type == "cuda" and many)
     tokens = torch.tensor([prompt], dtype=torch.int64)
     if len(prompt) > 1:
         # the first call compiles or loads kernels, and must not count towards the prompt's tokens per second
@@ -77,7 +73,7 @@ def _run(options: GenerateOptions) -> int:
             state=state,
             vocab_size=tokenizer.vocab_size,
             precision=options.precision,
-            compile=compile,
+            compile=options.compile,
         )
         if device.type != "cpu":
             torch.accelerator.synchronize(device)

@@ -5,7 +5,7 @@ This module does not import PyTorch, so that `linrec COMMAND --help` answers at 
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import tyro
 
@@ -33,7 +33,7 @@ class GenerateOptions:
         device: where to compute; "auto" takes CUDA, then MPS, then the CPU.
         trust_code: allow running the code of a mixer that the run names by an import path.
         precision: float32 throughout, or bfloat16 autocast.
-        compile: compile the steps, which takes some seconds; "auto" does so on CUDA from 4,000 tokens on.
+        compile: compile the step, which takes some seconds.
     """
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
@@ -50,7 +50,7 @@ class GenerateOptions:
     device: DeviceName = "auto"
     trust_code: bool = False
     precision: Precision = "32-true"
-    compile: Literal["auto", "on", "off"] = "auto"
+    compile: bool = False
 
 
 @dataclass(frozen=True)

@@ -127,7 +127,7 @@ def stream(
     last = None
     if reset is not None:
         reset, last = reset[:, :-1], reset[:, -1]
-    layers = _prefill(model, tokens[:, :-1], reset, layers, precision)
+    layers = prefill(model, tokens[:, :-1], reset, layers, precision)
     drawn = 0 if state is None else state.drawn
     steps = Steps(
         model,
@@ -276,7 +276,7 @@ def _check_range(tokens: Tensor, vocab_size: int) -> None:
 
 
 @torch.no_grad()
-def _prefill(
+def prefill(
     model: LanguageModel,
     tokens: Tensor,
     reset: Tensor | None,

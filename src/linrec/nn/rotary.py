@@ -78,6 +78,10 @@ class Rotary(nn.Module):
         turns = _turns if exporting() else _turns_at_once
         return turns(_Angles(positions, self.d_turned, self.base, dtype))
 
+    def frequencies(self, dtype: torch.dtype, device: torch.device) -> Float[Tensor, "pairs"]:
+        """Return theta_j, in radians per step."""
+        return _frequencies(self.d_turned, self.base, dtype, device)
+
     def extra_repr(self) -> str:
         """Return the text that `print` shows."""
         return f"d_head={self.d_head}, base={self.base}, d_turned={self.d_turned}"
@@ -99,9 +103,13 @@ def _turns(given: _Angles) -> _Turns:
     positions, d_head, base, dtype = given
     # MPS has nothing wider than float32
     wide = torch.float32 if positions.device.type == "mps" else torch.float64
-    channel = torch.arange(0, d_head, 2, dtype=wide, device=positions.device)
-    angle = (positions[..., None] * base ** (-channel / d_head))[:, :, None]
+    angle = (positions[..., None] * _frequencies(d_head, base, wide, positions.device))[:, :, None]
     return _Turns(angle.cos().to(dtype), angle.sin().to(dtype))
+
+
+def _frequencies(d_head: int, base: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    powers: Tensor = base ** (-torch.arange(0, d_head, 2, dtype=dtype, device=device) / d_head)
+    return powers
 
 
 def _memory(given: _Angles, keep: bool) -> tuple[Memory, Memory]:

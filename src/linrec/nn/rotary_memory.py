@@ -32,7 +32,7 @@ def rotary_gate_loop(
     and so do calls that a handler observes or splits over processes.
 
     Args:
-        rotary: has the phases theta.
+        rotary: has the phases theta, and turns all channels.
         q: queries.
         k: keys.
         v: values.
@@ -55,8 +55,7 @@ def rotary_gate_loop(
     dtype, steps = accumulation(q.dtype), torch.arange(1, q.shape[1] + 1, device=q.device)
     if q.shape[1] < 2 or handlers:
         q, k = (torch.view_as_complex(part.to(dtype).unflatten(-1, (-1, 2))) for part in (q, k))
-        j = torch.arange(q.shape[-1], dtype=dtype, device=q.device)
-        theta = (rotary.base ** (-j / len(j))).expand(q.shape[2], -1)
+        theta = rotary.frequencies(dtype, q.device).expand(q.shape[2], -1)
         y, state = gate_loop(q, k.conj(), v.to(dtype), log_decay, theta, state=state, reset=reset)
         return y.to(v.dtype), state
     if log_decay is not None and log_decay.dim() > 1:

@@ -69,6 +69,7 @@ class Reporter:
         self._last = Progress(step, total_steps, logged=False)
         self._step, self._told = step, time.monotonic()
         self._doing: Doing = "training"
+        self._stopping = False
 
     def step(self, step: int) -> None:
         """Report a step if the last report is at least a second old."""
@@ -84,18 +85,19 @@ class Reporter:
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """Report that the run evaluates, within the context."""
-        self._doing = "stopping" if self._doing == "stopping" else "evaluating"
+        self._doing = "evaluating"
         self._report(logged=False)
         yield
-        self._doing = "stopping" if self._doing == "stopping" else "training"
+        self._doing = "training"
 
     def stop(self) -> None:
         """Report that the run ends after this step; called by a signal handler."""
-        self._doing = "stopping"
+        self._stopping = True
         self._report(logged=False)
 
     def _report(self, **changes: Any) -> None:
-        self._last = dataclasses.replace(self._last, step=self._step, doing=self._doing, **changes)
+        doing = "stopping" if self._stopping else self._doing
+        self._last = dataclasses.replace(self._last, step=self._step, doing=doing, **changes)
         self._told = time.monotonic()
         if self._tell is not None:
             self._tell(self._last)

@@ -8,16 +8,17 @@ from linrec.train.config import OptimConfig
 
 
 def schedule_factor(step: int, config: OptimConfig, total_steps: int) -> float:
-    """Return a step's learning rate as a fraction of the peak: linear warm-up, then decay.
+    """Return a step's learning rate as a fraction of the peak.
+
+    The warm-up is linear. The factor of step n is
 
         (n + 1) / w                                        n < w
         f + (1 - f) cos(pi (n - w) / (2 (N - w)))^2        otherwise, for "cosine"
         sqrt(w / (n + 1))                                  otherwise, for "inverse-sqrt"
         1                                                  otherwise, for "constant"
 
-    n is the step, w is `warmup_steps`, N is `total_steps`, and f = `min_lr` / `lr`. The first step has a
-    positive learning rate, and the last step of the warm-up has the peak. `min_lr` is reached a step after
-    the end.
+    where w is `warmup_steps`, N is `total_steps`, and f is `min_lr` / `lr`. The first step has a positive
+    learning rate, and the last step of the warm-up has the peak. `min_lr` is reached a step after the end.
 
     Args:
         step: number of the step, from 0.
