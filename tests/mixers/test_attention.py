@@ -4,6 +4,7 @@ import torch
 
 from linrec.mixers import build
 from linrec.mixers.attention import Attention, AttentionState
+from linrec.nn.rotary import Rotary
 from linrec.ops import AttentionCache
 from linrec.testing import (
     assert_agree,
@@ -58,6 +59,31 @@ def written_out(mixer, x, *, base=10_000.0, visible=None, first=0, turned=None):
 def test_the_layer_is_its_equations(arguments, base):
     mixer, x = make(**arguments), inputs()
     assert_agree(mixer(x)[0], written_out(mixer, x, base=base))
+
+
+@pytest.mark.parametrize("qk_norm", ["head", "all"])
+def test_norms_of_queries_and_keys_and_an_output_gate(qk_norm):
+    mixer, x = (
+        make(n_heads=4, d_head=6, kv_heads=2, qk_norm=qk_norm, qk_norm_eps=0.1, output_gate=True),
+        inputs(),
+    )
+    for norm in (mixer.q_norm, mixer.k_norm):
+        torch.nn.init.uniform_(norm.weight, 0.5, 2)
+    q, k, v = (linear(x).unflatten(-1, (-1, mixer.d_head)) for linear in (mixer.q, mixer.k, mixer.v))
+    channels = (-1,) if qk_norm == "head" else (-2, -1)
+    q, k = (z * torch.rsqrt(z.square().mean(channels, keepdim=True) + 0.1) for z in (q, k))
+    q, k = q * mixer.q_norm.weight.view(-1, mixer.d_head), k * mixer.k_norm.weight.view(-1, mixer.d_head)
+    q, k = Rotary(mixer.d_head)(torch.arange(x.shape[1])[None], q, k)
+    k, v = (z.repeat_interleave(2, dim=2) for z in (k, v))
+    scores = torch.einsum("bihd,bjhd->bhij", q, k) / mixer.d_head**0.5
+    shares = scores.masked_fill(~torch.ones(7, 7).tril().bool(), -torch.inf).softmax(-1)
+    heads = torch.einsum("bhij,bjhd->bihd", shares, v).flatten(-2)
+    assert_agree(mixer(x)[0], mixer.out(torch.sigmoid(mixer.gate(x)) * heads))
+
+
+def test_the_output_projection_may_have_a_bias_of_its_own():
+    mixer = make(output_bias=True)
+    assert mixer.q.bias is None and mixer.out.bias is not None
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])

@@ -23,6 +23,14 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "grouped": {"n_heads": 4, "d_head": 4, "kv_heads": 2, "rotary_fraction": 0.5},
         "heads": {"n_heads": 3, "d_head": 2, "bias": True, "rotary_base": 100.0},
         "no positions": {"n_heads": 2, "positions": "none"},
+        "Qwen3-Next": {
+            "n_heads": 2,
+            "d_head": 4,
+            "rotary_fraction": 0.5,
+            "qk_norm": "head",
+            "output_gate": True,
+        },
+        "OLMo 2": {"n_heads": 2, "d_head": 4, "kv_heads": 1, "qk_norm": "all"},
     },
     "delta_net": {
         "paper": {},

@@ -263,12 +263,12 @@ def test_s5_hyena_is_the_released_model():
 
 
 def test_channel_mixing_by_name():
-    expected = {"ffn": None, "glu": "sigmoid", "swiglu": "silu", "geglu": "gelu", "bilinear": "identity"}
-    expected |= {"geglu_tanh": "gelu_tanh"}
+    expected = {"ffn": "gelu", "squared_relu": "squared_relu", "glu": "sigmoid", "swiglu": "silu"}
+    expected |= {"geglu": "gelu", "geglu_tanh": "gelu_tanh", "bilinear": "identity"}
     for kind, activation in expected.items():
         block = LanguageModel(ModelConfig(vocab_size=6, d_model=8, n_layers=1, channel_mixing=kind)).blocks[0]
-        assert getattr(block.channel_mixing, "activation", None) == activation
-        assert isinstance(block.channel_mixing, FeedForward) == (kind == "ffn")
+        assert block.channel_mixing.activation == activation
+        assert isinstance(block.channel_mixing, FeedForward) == (kind in ("ffn", "squared_relu"))
     with pytest.raises(ValueError, match=r"channel mixing.*'swishglu'.*did you mean 'swiglu'"):
         LanguageModel(ModelConfig(vocab_size=6, d_model=8, channel_mixing="swishglu"))
 

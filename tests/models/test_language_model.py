@@ -57,6 +57,17 @@ def test_post_norms_stand_after_the_skip_connections():
         make(replace(CONFIG, norm_position="posst"))
 
 
+def test_output_norms_stand_before_the_skip_connections_of_the_blocks_that_have_them():
+    model = make(replace(CONFIG, norm_position=("pre", "output"), channel_mixing_bias=False))
+    first, block = model.blocks
+    assert first.norm_position == "pre" and block.channel_mixing.up.bias is None
+    x = torch.randn(2, 7, 8, generator=generator())
+    norms = [(norm.weight, norm.bias) for norm in (block.mixer_norm, block.channel_mixing_norm)]
+    expected = x + functional.layer_norm(block.mixer(x)[0], (8,), *norms[0])
+    expected = expected + functional.layer_norm(block.channel_mixing(expected), (8,), *norms[1])
+    assert_agree(block(x)[0], expected)
+
+
 def test_blocks_without_channel_mixing_mix_time_alone():
     model = make(replace(CONFIG, channel_mixing="none"))
     x = model.embedding.weight[tokens()]

@@ -14,6 +14,13 @@ def test_feed_forward_is_linear_gelu_linear_with_biases():
     assert sum(p.numel() for p in ffn.parameters()) == 4 * 7 + 7 + 7 * 4 + 4
 
 
+def test_squared_relu_without_biases():
+    ffn = FeedForward(4, 7, activation="squared_relu", bias=False)
+    x = torch.randn(2, 3, 4, generator=generator())
+    assert_agree(ffn(x), (x @ ffn.up.weight.T).clamp(min=0).square() @ ffn.down.weight.T)
+    assert sum(p.numel() for p in ffn.parameters()) == 2 * 4 * 7
+
+
 def test_rms_norm_is_its_equation():
     norm = RMSNorm(5, eps=1e-5)
     torch.nn.init.uniform_(norm.weight)

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from linrec.nn.attention_state import AttentionState
 from linrec.nn.head_sizes import heads_of, kv_groups, most_heads
 from linrec.nn.mixer import Mixer, State
+from linrec.nn.norms import Norm, make_norm
+from linrec.nn.output_gate import gated
 from linrec.nn.projections import output_kwargs
 from linrec.nn.rotary import Rotary
 from linrec.ops.attention import check_options, softmax_attention
@@ -25,6 +27,7 @@ from linrec.rules import at_least, choice, require
 __all__ = ["Attention", "AttentionState"]
 
 Positions = Literal["rotary", "none"]
+QKNorm = Literal["head", "all", "none"]
 
 # of the Transformer, table 3: d_k = d_v = 64
 CHANNELS_PER_HEAD = 64
@@ -42,6 +45,8 @@ class Attention(Mixer):
     | multi-query attention | `kv_heads=1` |
     | grouped-query attention | `kv_heads` = a number that divides `n_heads` |
     | Griffin's local attention | `kv_heads=1, window=1024` |
+    | attention of Qwen3-Next | `qk_norm="head"`, `output_gate=True`, `rotary_fraction=0.25` |
+    | attention of OLMo 2 | `qk_norm="all"` |
 
     A reset does not restart positions: only their differences matter, and no step sees beyond a reset.
 
@@ -56,7 +61,12 @@ class Attention(Mixer):
         rotary_base: base of the frequencies.
         rotary_fraction: share of the channels of a head that turn, which are the first channels; the others
             do not depend on the position.
+        qk_norm: RMSNorm of q and k, before they turn: "head", over the channels of each head, with a weight
+            that all heads share; "all", over the channels of all heads; or "none".
+        qk_norm_eps: epsilon of `qk_norm`.
+        output_gate: whether the heads are multiplied by sigmoid(x W^G) before W^O.
         bias: whether the projections have biases. The paper's are matrices alone.
+        output_bias: whether W^O has a bias; None is `bias`.
         window: steps that each step sees, its own included; None is all.
         causal: whether steps see the past alone. False is for encoders: a step sees its whole document, from
             one reset to the next, and there is no state.
@@ -70,7 +80,8 @@ class Attention(Mixer):
         Vaswani and others, Attention Is All You Need (2017), section 3.2; Su and others, RoFormer: Enhanced
         Transformer with Rotary Position Embedding (2021), section 3.2. Dropout of shares and windows are not
         theirs. Shared keys and values: Shazeer, Fast Transformer Decoding (2019); Ainslie and others, GQA
-        (2023).
+        (2023). Norms of q and k: Dehghani and others, Scaling Vision Transformers to 22 Billion Parameters
+        (2023). Output gate: Qiu and others, Gated Attention for Large Language Models (2025).
 
     Example:
         >>> import torch
@@ -93,13 +104,18 @@ class Attention(Mixer):
         positions: Positions = "rotary",
         rotary_base: float = 10_000.0,
         rotary_fraction: float = 1.0,
+        qk_norm: QKNorm = "none",
+        qk_norm_eps: float = 1e-6,
+        output_gate: bool = False,
         bias: bool = False,
+        output_bias: bool | None = None,
         window: int | None = None,
         causal: bool = True,
         dropout: float = 0.0,
     ) -> None:
         super().__init__(d_model)
         choice(Positions, positions=positions)
+        choice(QKNorm, qk_norm=qk_norm)
         check_options(window, dropout)
         self.n_heads = most_heads(d_model, CHANNELS_PER_HEAD) if n_heads is None else n_heads
         self.d_head = heads_of("d_model", d_model, self.n_heads) if d_head is None else d_head
@@ -114,7 +130,12 @@ class Attention(Mixer):
         self.rotary: Rotary | None = None
         if positions == "rotary":
             self.rotary = Rotary(self.d_head, base=rotary_base, fraction=rotary_fraction)
-        self.out = nn.Linear(width, d_model, bias=bias)
+        self.qk_norm = qk_norm
+        norm: Norm = "none" if qk_norm == "none" else "rms"
+        normed = (self.d_head, self.d_head) if qk_norm == "head" else (width, kv_width)
+        self.q_norm, self.k_norm = (make_norm(norm, channels, eps=qk_norm_eps) for channels in normed)
+        self.gate = nn.Linear(d_model, width, bias=bias) if output_gate else None
+        self.out = nn.Linear(width, d_model, bias=bias if output_bias is None else output_bias)
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return o, and an `AttentionState`, None without `causal`."""
@@ -125,15 +146,15 @@ class Attention(Mixer):
         )
         start = None, torch.zeros(1, dtype=torch.int64, device=x.device)
         cache, position = start if state is None else state
-        q = self.q(x).unflatten(-1, (self.n_heads, self.d_head))
-        k, v = (linear(x).unflatten(-1, (self.kv_heads, self.d_head)) for linear in (self.k, self.v))
+        q, k = self._normalised(self.q(x), self.q_norm), self._normalised(self.k(x), self.k_norm)
+        v = self.v(x).unflatten(-1, (self.kv_heads, self.d_head))
         if self.rotary is not None:
             q, k = self.rotary(position[:, None] + torch.arange(x.shape[1], device=x.device), q, k)
         dropout = self.dropout if self.training else 0.0
         heads, cache = softmax_attention(
             q, k, v, state=cache, reset=reset, window=self.window, causal=self.causal, dropout=dropout
         )
-        o = self.out(heads.flatten(-2))
+        o = self.out(gated(heads.flatten(-2), self.gate, x, torch.sigmoid))
         if cache is None:
             return o, None
         return o, AttentionState(cache, (position + x.shape[1]).expand(len(x)).contiguous())
@@ -145,6 +166,12 @@ class Attention(Mixer):
         sizes = self.kv_heads, self.d_head, self.d_head
         cache = softmax_attention.empty_state(batch, *sizes, **output_kwargs(self.k, device))
         return AttentionState.first(cache)
+
+    def _normalised(self, x: Tensor, norm: nn.Module) -> Tensor:
+        """Return queries or keys (b, t, heads d_head) as (b, t, heads, d_head), after their norm."""
+        of_heads = x.unflatten(-1, (-1, self.d_head))
+        y = norm(of_heads) if self.qk_norm == "head" else norm(x).unflatten(-1, (-1, self.d_head))
+        return y.to(x.dtype)
 
     @property
     def state_size(self) -> int:

@@ -6,13 +6,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from linrec.errors import unknown
 from linrec.mixers import Mixer, State
 from linrec.nn.norms import Norm, make_norm
+from linrec.rules import choice
 
 __all__ = ["Block", "NormPosition"]
 
-NormPosition: TypeAlias = Literal["pre", "post"]
+NormPosition: TypeAlias = Literal["pre", "post", "output"]
 
 
 class Block(nn.Module):
@@ -22,6 +22,7 @@ class Block(nn.Module):
     |-----------------|------------------------|
     | "pre"           | x = x + f(norm(x))     |
     | "post"          | x = norm(x + f(x))     |
+    | "output"        | x = x + norm(f(x))     |
 
     GateLoop's paper lists skip connections and layer normalisation, but does not give the position of the
     norm. A "pre" block omits the norm before a mixer that normalises its own input (`Mixer.own_norm`).
@@ -35,7 +36,7 @@ class Block(nn.Module):
             for blocks without channel mixing.
         norm: "layer" or "rms".
         norm_eps: epsilon that the norms add to the variance or the mean square.
-        norm_position: "pre" or "post".
+        norm_position: "pre", "post" or "output".
         dropout: dropout probability, applied to the output of each sublayer.
 
     Source:
@@ -62,8 +63,7 @@ class Block(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        if norm_position not in ("pre", "post"):
-            raise unknown("`norm_position`", norm_position, ["pre", "post"])
+        choice(NormPosition, norm_position=norm_position)
         self.norm_position = norm_position
         before = "none" if norm_position == "pre" and mixer.own_norm else norm
         self.mixer_norm = make_norm(before, mixer.d_model, eps=norm_eps)
@@ -112,5 +112,7 @@ class Block(nn.Module):
         return norm(x) if self.norm_position == "pre" else x
 
     def _after(self, norm: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        if self.norm_position == "output":
+            return x + self.dropout(norm(y))
         x = x + self.dropout(y)
         return x if self.norm_position == "pre" else norm(x)

@@ -4,6 +4,7 @@ import functools
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from linrec.models.block import NormPosition
 from linrec.models.pattern import arguments_by_name, settled
 from linrec.nn.channel_mixing import ChannelMixing
 
@@ -26,11 +27,13 @@ class StackConfig:
             arguments, as in {"attention": {"window": 1024}}; a mixer without an entry uses its defaults.
         d_channel_mixing: hidden width of the channel mixing.
         channel_mixing: a name, or a pattern of names. "ffn" is two linear layers with a GELU between them.
-            "glu", "swiglu", "geglu", "geglu_tanh" and "bilinear" are gated linear units. "rwkv" also reads
-            the previous step. "none" omits channel mixing.
+            "squared_relu" has ReLU(x)^2 there. "glu", "swiglu", "geglu", "geglu_tanh" and "bilinear" are
+            gated linear units. "rwkv" also reads the previous step. "none" omits channel mixing.
+        channel_mixing_bias: whether the linear layers of the channel mixing have biases; "rwkv" has no bias.
         norm: normalisation in each block and before the head, "layer" or "rms".
         norm_eps: epsilon that the norms add to the variance or the mean square.
-        norm_position: "pre", before each sublayer, or "post", after each sublayer's skip connection.
+        norm_position: a name, or a pattern of names. "pre" is before each sublayer, "post" after each
+            sublayer's skip connection, and "output" after each sublayer, before its skip connection.
         final_norm: whether the stack ends with a norm, before the head.
         dropout: dropout probability, applied to the input of the stack and to the output of each sublayer.
 
@@ -53,9 +56,10 @@ class StackConfig:
     mixer_args: dict[str, Any] = field(default_factory=dict)
     d_channel_mixing: int = 128
     channel_mixing: ChannelMixing | tuple[ChannelMixing, ...] = "ffn"
+    channel_mixing_bias: bool = True
     norm: Literal["layer", "rms"] = "layer"
     norm_eps: float = 1e-5
-    norm_position: Literal["pre", "post"] = "pre"
+    norm_position: NormPosition | tuple[NormPosition, ...] = "pre"
     final_norm: bool = True
     dropout: float = 0.0
 
@@ -68,7 +72,8 @@ class StackConfig:
             raise ValueError(f"`dropout` must be in [0, 1); got {self.dropout}.")
         # `object.__setattr__` is the documented way to set fields of a frozen dataclass
         derive = functools.partial(object.__setattr__, self)
-        derive("channel_mixing", settled("channel_mixing", self.channel_mixing, self.n_layers))
+        for name in ("channel_mixing", "norm_position"):
+            derive(name, settled(name, getattr(self, name), self.n_layers))
         if not isinstance(self.mixer, str):
             derive("mixer", settled("mixer", self.mixer, self.n_layers))
             by_name = arguments_by_name(self.mixer_pattern, self.mixer_args)
@@ -96,6 +101,12 @@ class StackConfig:
         """Return the name of the channel mixing of block `layer`, counted from 0."""
         return self.channel_mixing_pattern[layer % len(self.channel_mixing_pattern)]
 
+    def norm_position_of(self, layer: int) -> NormPosition:
+        """Return the position of the norms of block `layer`, counted from 0."""
+        if isinstance(self.norm_position, tuple):
+            return self.norm_position[layer % len(self.norm_position)]
+        return self.norm_position
+
 
 def at_least_one(name: str, number: int) -> None:
     """Refuse a size below 1."""
@@ -118,11 +129,13 @@ class ModelConfig(StackConfig):
             arguments, as in {"attention": {"window": 1024}}.
         d_channel_mixing: hidden width of the channel mixing.
         channel_mixing: a name, or a pattern of names. "ffn" is two linear layers with a GELU between them.
-            "glu", "swiglu", "geglu", "geglu_tanh" and "bilinear" are gated linear units. "rwkv" also reads
-            the previous step. "none" omits channel mixing.
+            "squared_relu" has ReLU(x)^2 there. "glu", "swiglu", "geglu", "geglu_tanh" and "bilinear" are
+            gated linear units. "rwkv" also reads the previous step. "none" omits channel mixing.
+        channel_mixing_bias: whether the linear layers of the channel mixing have biases; "rwkv" has no bias.
         norm: normalisation in each block and before the head, "layer" or "rms".
         norm_eps: epsilon that the norms add to the variance or the mean square.
-        norm_position: "pre", before each sublayer, or "post", after each sublayer's skip connection.
+        norm_position: a name, or a pattern of names. "pre" is before each sublayer, "post" after each
+            sublayer's skip connection, and "output" after each sublayer, before its skip connection.
         final_norm: whether the stack ends with a norm, before the head.
         dropout: dropout probability, applied to the input of the stack and to the output of each sublayer.
         tie_embeddings: whether the head shares its weight with the embedding.

@@ -94,7 +94,7 @@ def _recurrent_gemma_2b() -> ModelConfig:
                 "kv_heads": 1,
                 "window": 2048,
                 "rotary_fraction": 0.5,
-                "bias": True,
+                "output_bias": True,
             },
         },
         d_channel_mixing=7680,

@@ -57,10 +57,15 @@ def make_blocks(config: StackConfig, make_mixer: Callable[[int], Mixer] | None =
     blocks = [
         Block(
             build_mixer(config, layer) if make_mixer is None else make_mixer(layer),
-            make_channel_mixing(config.channel_mixing_of(layer), config.d_model, config.d_channel_mixing),
+            make_channel_mixing(
+                config.channel_mixing_of(layer),
+                config.d_model,
+                config.d_channel_mixing,
+                bias=config.channel_mixing_bias,
+            ),
             norm=config.norm,
             norm_eps=config.norm_eps,
-            norm_position=config.norm_position,
+            norm_position=config.norm_position_of(layer),
             dropout=config.dropout,
         )
         for layer in range(config.n_layers)

@@ -16,6 +16,10 @@ def _identity(x: Tensor) -> Tensor:
     return x
 
 
+def _squared_relu(x: Tensor) -> Tensor:
+    return torch.relu(x).square()
+
+
 ACTIVATIONS: Mapping[str, Activation] = {
     "elu": functional.elu,
     "gelu": functional.gelu,
@@ -26,6 +30,7 @@ ACTIVATIONS: Mapping[str, Activation] = {
     "relu": functional.relu,
     "sigmoid": functional.sigmoid,
     "silu": functional.silu,
+    "squared_relu": _squared_relu,
     "tanh": torch.tanh,
 }
 """All activations; an argument accepts the names of its `Literal`."""

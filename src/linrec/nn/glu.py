@@ -32,6 +32,7 @@ class GLU(nn.Module):
         d_model: width of input and output.
         d_hidden: width of the product; HGRN's language models have 2 d_model.
         activation: f, of the gate.
+        bias: whether there are b_1, b_2 and b_3.
 
     Raises:
         ValueError: there is no such activation; the message names the nearest.
@@ -46,13 +47,15 @@ class GLU(nn.Module):
         torch.Size([2, 5, 64])
     """
 
-    def __init__(self, d_model: int, d_hidden: int, *, activation: GLUActivation = "sigmoid") -> None:
+    def __init__(
+        self, d_model: int, d_hidden: int, *, activation: GLUActivation = "sigmoid", bias: bool = True
+    ) -> None:
         super().__init__()
         choice(GLUActivation, activation=activation)
         self.activation = activation
-        self.gate = nn.Linear(d_model, d_hidden)
-        self.up = nn.Linear(d_model, d_hidden)
-        self.down = nn.Linear(d_hidden, d_model)
+        self.gate = nn.Linear(d_model, d_hidden, bias=bias)
+        self.up = nn.Linear(d_model, d_hidden, bias=bias)
+        self.down = nn.Linear(d_hidden, d_model, bias=bias)
 
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """Apply the function to `x` (..., d_model)."""
