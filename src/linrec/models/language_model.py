@@ -117,6 +117,16 @@ class LanguageModel(nn.Module):
             raise TypeError(
                 f"`tokens` must be int64 token ids; got {tokens.dtype}. Convert: `tokens.long()`."
             )
+        return self.transformed(self.embedding(tokens), state, reset=reset)
+
+    def transformed(
+        self,
+        x: Float[Tensor, "b t d_model"],
+        state: tuple[State, ...] | None = None,
+        *,
+        reset: Bool[Tensor, "b t"] | None = None,
+    ) -> tuple[Float[Tensor, "b t d_model"], tuple[State, ...]]:
+        """Return the head's input and the state from embeddings `x`; otherwise as `hidden`."""
         if state is None:
             state = (None,) * len(self.blocks)
         if len(state) != len(self.blocks):
@@ -124,7 +134,6 @@ class LanguageModel(nn.Module):
                 f"`state` must have one entry per layer, {len(self.blocks)}; got {len(state)}. "
                 "Pass the state that this model returned."
             )
-        x = self.embedding(tokens)
         if self.config.embedding_scale is not None:
             x = x * self.config.embedding_scale
         x = self.dropout(self.embedding_norm(x))

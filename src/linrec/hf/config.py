@@ -1,0 +1,55 @@
+"""The configuration of a linrec model as transformers stores it."""
+
+import dataclasses
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+from linrec.models import ModelConfig
+
+__all__ = ["LinrecConfig"]
+
+
+class LinrecConfig(PreTrainedConfig):
+    """A `linrec.models.ModelConfig` as a configuration of transformers.
+
+    The fields of the model are in `model`. `vocab_size`, `hidden_size`, `num_hidden_layers` and
+    `tie_word_embeddings` repeat them under the names that transformers reads.
+
+    Args:
+        model: fields of `ModelConfig`, by name; missing fields have their defaults.
+        max_position_embeddings: longest sequence that evaluations shall take; the model itself has no limit.
+        kwargs: arguments of `PreTrainedConfig`, such as `eos_token_id`.
+
+    Example:
+        >>> config = LinrecConfig({"vocab_size": 10, "d_model": 16, "mixer": "gla"})
+        >>> config.hidden_size, config.model_config().mixer
+        (16, 'gla')
+    """
+
+    model_type = "linrec"
+    keys_to_ignore_at_inference = ("past_key_values",)
+
+    def __init__(
+        self,
+        model: dict[str, Any] | None = None,
+        max_position_embeddings: int = 2048,
+        use_cache: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        config = ModelConfig(**({} if model is None else model))
+        self.model = dataclasses.asdict(config)
+        self.vocab_size, self.hidden_size = config.vocab_size, config.d_model
+        self.num_hidden_layers = config.n_layers
+        self.max_position_embeddings, self.use_cache = max_position_embeddings, use_cache
+        kwargs["tie_word_embeddings"] = config.tie_embeddings
+        for repeated in ("vocab_size", "hidden_size", "num_hidden_layers"):
+            kwargs.pop(repeated, None)
+        super().__init__(**kwargs)
+
+    def model_config(self) -> ModelConfig:
+        """Return the configuration of linrec's model."""
+        fields = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in self.model.items()
+        }
+        return ModelConfig(**fields)

@@ -1,0 +1,324 @@
+"""linrec's language models as models of transformers."""
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    GenerationMixin,
+    PreTrainedModel,
+)
+from transformers import initialization as init
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPast,
+    CausalLMOutputWithPast,
+)
+
+from linrec.hf.cache import StateCache
+from linrec.hf.config import LinrecConfig
+from linrec.models import LanguageModel
+from linrec.nn import Head
+from linrec.nn.float32 import Float32Module
+
+__all__ = [
+    "LinrecForCausalLM",
+    "LinrecModel",
+    "from_hugging_face",
+    "to_hugging_face",
+]
+
+
+class LinrecPreTrainedModel(PreTrainedModel):
+    """What the models have in common.
+
+    transformers builds a model without memory, and then fills in what the checkpoint holds. Constants that
+    linrec computes, such as HiPPO matrices, are in no checkpoint, so every model is built with memory, and
+    `_init_weights` writes its constants again. Everything else is as linrec initialises it.
+    """
+
+    config_class = LinrecConfig
+    base_model_prefix = "model"
+    _is_stateful = True
+    _no_split_modules = ("Block",)
+    _skip_keys_device_placement = ("past_key_values",)
+    supports_gradient_checkpointing = True
+
+    def _init_weights(self, module: nn.Module) -> None:
+        # called on every module that holds tensors which no checkpoint has filled in
+        for name, value in getattr(self, "constants", {}).get(module, {}).items():
+            init.copy_(module.get_buffer(name), value)
+
+    def post_init(self) -> None:
+        """Finish the construction: say which parameters are shared, by name."""
+        self._tied_weights_keys = self.get_expanded_tied_weights_keys()
+        super().post_init()
+
+    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
+        """Return the parameters that layers share, and the tied head: the name of each, by that of a copy."""
+        names: dict[int, str] = {}
+        tied = {}
+        for name, parameter in self.named_parameters(remove_duplicate=False):
+            first = names.setdefault(id(parameter), name)
+            if first != name:
+                tied[name] = first
+        if self.config.tie_word_embeddings and isinstance(self, LinrecForCausalLM):
+            tied["lm_head.weight"] = "model.body.embedding.weight"
+        return tied
+
+    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: Any = None) -> None:
+        """Compute each block again in the backward pass."""
+        self._recompute(True)
+
+    def gradient_checkpointing_disable(self) -> None:
+        """Keep the activations of all blocks."""
+        self._recompute(False)
+
+    @property
+    def is_gradient_checkpointing(self) -> bool:
+        """Whether blocks are computed again in the backward pass."""
+        return any(module.recompute for module in self.modules() if isinstance(module, LanguageModel))
+
+    def _recompute(self, wanted: bool) -> None:
+        for module in self.modules():
+            if isinstance(module, LanguageModel):
+                module.recompute = wanted
+
+
+class LinrecModel(LinrecPreTrainedModel):
+    """The model without its head; `past_key_values` is a `StateCache`.
+
+    A mask leaves out steps before a text, as padding on the left does. Steps whose `position_ids` are zero
+    begin a document.
+
+    Args:
+        config: the configuration.
+    """
+
+    def __init__(self, config: LinrecConfig) -> None:
+        super().__init__(config)
+        dtype = torch.get_default_dtype()
+        # constants are computed in float32, and not without memory
+        with torch.device("cpu"), _default_dtype(torch.float32):
+            self.body = LanguageModel(config.model_config()).to(dtype)
+        del self.body.head
+        self.constants = {
+            module: {
+                name: buffer.clone()
+                for name, buffer in module.named_buffers(recurse=False)
+                if name in module._non_persistent_buffers_set
+            }
+            for module in self.modules()
+        }
+        self._keep_in_fp32_modules_strict = set(_names_in_float32(self.body))
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Return the embedding."""
+        return self.body.embedding
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Replace the embedding."""
+        self.body.embedding = value  # type: ignore[assignment]
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: StateCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        position_ids: Tensor | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPast:
+        """Return the head's input (b, t, d_model), and the cache.
+
+        Args:
+            input_ids: tokens (b, t).
+            attention_mask: (b, steps so far), 0 before the text.
+            past_key_values: cache of the steps before; it is updated.
+            inputs_embeds: embeddings (b, t, d_model) in place of tokens.
+            use_cache: whether to return a cache; None is what the configuration says, but not in training.
+            position_ids: (b, t), 0 where a document begins.
+            kwargs: not used.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("exactly one of `input_ids` and `inputs_embeds` must be given.")
+        x = self.body.embedding(input_ids) if inputs_embeds is None else inputs_embeds
+        if use_cache is None:
+            use_cache = self.config.use_cache and not self.training
+        if use_cache and past_key_values is None:
+            past_key_values = StateCache(self.config.num_hidden_layers)
+        states = None if past_key_values is None else past_key_values.states
+        reset = _resets(attention_mask, position_ids, x.shape[1])
+        x, states = self.body.transformed(x, states, reset=reset)
+        if use_cache and past_key_values is not None:
+            past_key_values.write(states, x.shape[1])
+        return BaseModelOutputWithPast(
+            last_hidden_state=x, past_key_values=past_key_values if use_cache else None
+        )
+
+
+class LinrecForCausalLM(LinrecPreTrainedModel, GenerationMixin):
+    """The language model, for `generate`, `pipeline`, `Trainer`, PEFT and lm-eval.
+
+    Args:
+        config: the configuration.
+    """
+
+    def __init__(self, config: LinrecConfig) -> None:
+        super().__init__(config)
+        self.model = LinrecModel(config)
+        self.lm_head = _head(config)
+        self.post_init()
+
+    def get_output_embeddings(self) -> nn.Module:
+        """Return the head."""
+        return self.lm_head
+
+    def set_output_embeddings(self, value: nn.Module) -> None:
+        """Replace the head."""
+        self.lm_head = value  # type: ignore[assignment]
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: StateCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        position_ids: Tensor | None = None,
+        logits_to_keep: int | Tensor = 0,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        """Return the loss where there are labels, the logits, and the cache.
+
+        Args:
+            input_ids: tokens (b, t).
+            attention_mask: (b, steps so far), 0 before the text.
+            past_key_values: cache of the steps before; it is updated.
+            inputs_embeds: embeddings (b, t, d_model) in place of tokens.
+            labels: tokens (b, t), -100 where there is no target; they are shifted here.
+            use_cache: whether to return a cache.
+            position_ids: (b, t), 0 where a document begins.
+            logits_to_keep: number of last steps, or indices of steps, whose logits are returned; 0 is all.
+            kwargs: passed to the loss, such as `num_items_in_batch`.
+        """
+        found = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            position_ids=position_ids,
+        )
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(found.last_hidden_state[:, kept])
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(
+                logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs
+            )
+        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=found.past_key_values)
+
+    def _prepare_cache_for_generation(
+        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> None:
+        if generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None:
+            model_kwargs["past_key_values"] = StateCache(self.config.num_hidden_layers)
+
+
+def _head(config: LinrecConfig) -> nn.Module:
+    """Return the head of linrec's model, initialised as there."""
+    dtype = torch.get_default_dtype()
+    own = config.model_config()
+    bias = not own.tie_embeddings if own.head_bias is None else own.head_bias
+    with torch.device("cpu"), _default_dtype(torch.float32):
+        return Head(own.d_model, own.vocab_size, bias=bias, cap=own.logit_cap).to(dtype)
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _names_in_float32(model: nn.Module) -> Iterator[str]:
+    """Yield the names of the tensors that stay in float32 when others are cast to half precision."""
+    kept = {
+        id(tensor)
+        for module in model.modules()
+        if isinstance(module, Float32Module)
+        for tensor in module.kept_in_float32()
+    }
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if id(tensor) in kept:
+            yield name
+
+
+def _resets(mask: Tensor | None, positions: Tensor | None, steps: int) -> Tensor | None:
+    """Return where a document begins (b, t), or None."""
+    reset = None
+    if positions is not None and steps > 1:
+        reset = positions == 0
+    if mask is not None and mask.dim() == 2 and steps > 1:
+        now = mask.bool()
+        before = torch.nn.functional.pad(now, (1, 0))[:, :-1]
+        begins = (now & ~before)[:, -steps:]
+        reset = begins if reset is None else reset | begins
+    return reset
+
+
+def to_hugging_face(model: LanguageModel, folder: str | PathLike[str] | None = None) -> LinrecForCausalLM:
+    """Return the same model as a model of transformers, and write it to a folder if one is named.
+
+    Args:
+        model: a model whose outputs are logits of its tokens.
+        folder: where `save_pretrained` writes weights and configuration; None writes nothing.
+
+    Example:
+        >>> from linrec.models import ModelConfig
+        >>> model = LanguageModel(ModelConfig(vocab_size=5, d_model=8, n_layers=1))
+        >>> tokens = torch.tensor([[1, 2, 3]])
+        >>> torch.equal(to_hugging_face(model)(tokens).logits, model(tokens)[0])
+        True
+    """
+    config = LinrecConfig(dataclasses.asdict(model.config))
+    # of the embedding, which no model keeps in float32
+    made = LinrecForCausalLM(config).to(model.embedding.weight).train(model.training)
+    made.load_state_dict({_hf_name(name): tensor for name, tensor in model.state_dict().items()})
+    if folder is not None:
+        made.save_pretrained(Path(folder))
+    return made
+
+
+def from_hugging_face(model: LinrecForCausalLM | str | PathLike[str]) -> LanguageModel:
+    """Return linrec's model of a model of transformers, or of a folder that holds one."""
+    if not isinstance(model, LinrecForCausalLM):
+        model = LinrecForCausalLM.from_pretrained(model)
+    made = LanguageModel(model.config.model_config()).to(model.get_input_embeddings().weight)
+    made.train(model.training)
+    names = {_hf_name(name): name for name in made.state_dict()}
+    made.load_state_dict({names[name]: tensor for name, tensor in model.state_dict().items()})
+    return made
+
+
+def _hf_name(name: str) -> str:
+    return name.replace("head.", "lm_head.", 1) if name.startswith("head.") else f"model.body.{name}"
+
+
+AutoConfig.register("linrec", LinrecConfig)
+AutoModel.register(LinrecConfig, LinrecModel)
+AutoModelForCausalLM.register(LinrecConfig, LinrecForCausalLM)
