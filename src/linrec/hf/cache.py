@@ -80,7 +80,8 @@ class StateLayer(CacheLayerMixin):
         """Refuse to go back: a state has no past. `StateCache.restore` goes back to a snapshot."""
         if max_length not in (0, self.seen):
             raise ValueError(
-                f"a state cannot be cut to {max_length} of its {self.seen} steps; restore a snapshot of the cache."
+                f"a state cannot be cut to {max_length} of its {self.seen} steps; restore a snapshot of "
+                "the cache."
             )
 
 

@@ -49,7 +49,9 @@ class LinrecConfig(PreTrainedConfig):
 
     def model_config(self) -> ModelConfig:
         """Return the configuration of linrec's model."""
-        fields = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in self.model.items()
+        fields: dict[str, Any] = {
+            # JSON has no tuples
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in self.model.items()
         }
         return ModelConfig(**fields)

@@ -185,7 +185,7 @@ class LinrecForCausalLM(LinrecPreTrainedModel, GenerationMixin):
 
     def set_output_embeddings(self, value: nn.Module) -> None:
         """Replace the head."""
-        self.lm_head = value  # type: ignore[assignment]
+        self.lm_head = value
 
     def forward(
         self,
@@ -306,13 +306,13 @@ def to_hugging_face(model: LanguageModel, folder: str | PathLike[str] | None = N
 
 def from_hugging_face(model: LinrecForCausalLM | str | PathLike[str]) -> LanguageModel:
     """Return linrec's model of a model of transformers, or of a folder that holds one."""
+    loaded: Any = model
     if not isinstance(model, LinrecForCausalLM):
-        model = LinrecForCausalLM.from_pretrained(model)
-    made = LanguageModel(model.config.model_config()).to(model.get_input_embeddings().weight)
-    made.train(model.training)
+        loaded = LinrecForCausalLM.from_pretrained(model)
+    made = LanguageModel(loaded.config.model_config()).to(loaded.model.body.embedding.weight)
     names = {_hf_name(name): name for name in made.state_dict()}
-    made.load_state_dict({names[name]: tensor for name, tensor in model.state_dict().items()})
-    return made
+    made.load_state_dict({names[name]: tensor for name, tensor in loaded.state_dict().items()})
+    return made.train(loaded.training)
 
 
 def _hf_name(name: str) -> str:
