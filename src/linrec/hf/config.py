@@ -1,7 +1,7 @@
 """The configuration of a linrec model as transformers stores it."""
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 from transformers import PreTrainedConfig
 
@@ -28,7 +28,7 @@ class LinrecConfig(PreTrainedConfig):
     """
 
     model_type = "linrec"
-    keys_to_ignore_at_inference = ("past_key_values",)
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
 
     def __init__(
         self,

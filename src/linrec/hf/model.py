@@ -73,8 +73,8 @@ class LinrecPreTrainedModel(PreTrainedModel):
             tied["lm_head.weight"] = "model.body.embedding.weight"
         return tied
 
-    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: Any = None) -> None:
-        """Compute each block again in the backward pass."""
+    def gradient_checkpointing_enable(self, *args: Any, **kwargs: Any) -> None:
+        """Compute each block again in the backward pass; options of checkpointing have no effect."""
         self._recompute(True)
 
     def gradient_checkpointing_disable(self) -> None:
