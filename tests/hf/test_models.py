@@ -9,9 +9,17 @@ import torch
 from torch import Tensor
 
 from linrec import mixers
-from linrec.hf import LinrecConfig, LinrecForCausalLM, StateCache, from_hugging_face, to_hugging_face
+from linrec.hf import (
+    LinrecConfig,
+    LinrecForCausalLM,
+    LinrecForSequenceClassification,
+    from_hugging_face,
+    to_hugging_face,
+)
+from linrec.hf.tokenizer import fast_tokenizer
 from linrec.models import LanguageModel, ModelConfig
 from linrec.testing import generator
+from linrec.text import CharacterTokenizer
 from tests.tiers import tiered
 
 transformers = pytest.importorskip("transformers")
@@ -42,12 +50,18 @@ def prompt(batch: int = 2, time: int = 7) -> Tensor:
 def test_a_model_survives_the_way_there_and_back(name: str, tmp_path: Path) -> None:
     model, tokens = model_of(name), prompt()
     logits, _ = model(tokens)
-    assert torch.equal(to_hugging_face(model, tmp_path)(tokens).logits, logits)
+    made = to_hugging_face(model, tmp_path)
+    assert torch.equal(made(tokens).logits, logits)
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     assert isinstance(loaded, LinrecForCausalLM)
-    # tensors of a file may lie elsewhere in memory, for which products differ by rounding
-    torch.testing.assert_close(loaded(tokens).logits, logits, rtol=0, atol=1e-6)
-    assert torch.equal(from_hugging_face(loaded)(tokens)[0], loaded(tokens).logits)
+    # bits of all tensors, constants that no file holds included; a product may round otherwise where a tensor
+    # lies elsewhere in memory
+    for ours, theirs in ((made, loaded), (model, from_hugging_face(loaded))):
+        expected = dict([*ours.named_parameters(), *ours.named_buffers()])
+        found = dict([*theirs.named_parameters(), *theirs.named_buffers()])
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[key], tensor) for key, tensor in expected.items())
+    torch.testing.assert_close(loaded(tokens).logits, logits, rtol=1e-5, atol=1e-5)
 
 
 @each
@@ -85,22 +99,6 @@ def test_padding_on_the_left_changes_nothing(name: str) -> None:
     for row, text in enumerate((tokens[:1], tokens[1:, :5])):
         alone = model.generate(text, attention_mask=torch.ones_like(text), max_new_tokens=5, **GREEDY)
         assert torch.equal(found[row, -5:], alone[0, -5:])
-
-
-@some
-def test_a_cache_goes_on_and_goes_back(name: str) -> None:
-    model, tokens = to_hugging_face(model_of(name).double()), prompt(time=9)
-    whole = model(tokens).logits
-    first = model(tokens[:, :4], use_cache=True)
-    cache = first.past_key_values
-    assert isinstance(cache, StateCache) and cache.get_seq_length() == 4
-    before = cache.snapshot()
-    torch.testing.assert_close(model(tokens[:, 4:], past_key_values=cache).logits, whole[:, 4:])
-    cache.restore(before)
-    assert cache.get_seq_length() == 4
-    torch.testing.assert_close(model(tokens[:, 4:], past_key_values=cache).logits, whole[:, 4:])
-    with pytest.raises(ValueError, match="restore a snapshot"):
-        cache.crop(2)
 
 
 def test_options_of_a_call() -> None:
@@ -141,6 +139,106 @@ def test_loss_and_gradients_are_linrecs(tied: bool, tmp_path: Path) -> None:
         torch.testing.assert_close(again.get_input_embeddings().weight.grad, expected)
     loaded = LinrecForCausalLM.from_pretrained(tmp_path)
     assert (loaded.lm_head.weight is loaded.get_input_embeddings().weight) == tied
+
+
+def test_classification_reads_the_last_token_that_is_no_pad() -> None:
+    config = LinrecConfig({"vocab_size": VOCAB, "d_model": 16, "n_layers": 1}, num_labels=3, pad_token_id=0)
+    torch.manual_seed(0)
+    model = transformers.AutoModelForSequenceClassification.from_config(config).eval()
+    assert isinstance(model, LinrecForSequenceClassification)
+    tokens = prompt()
+    padded = torch.cat([tokens, torch.zeros(2, 3, dtype=torch.int64)], 1)
+    found = model(padded, labels=torch.tensor([0, 2]))
+    expected = model.score(model.model(tokens).last_hidden_state[:, -1])
+    torch.testing.assert_close(found.logits, expected)
+    torch.testing.assert_close(found.loss, torch.nn.functional.cross_entropy(expected, torch.tensor([0, 2])))
+
+
+def test_a_tuned_state_is_kept_and_starts_every_text(tmp_path: Path) -> None:
+    model = to_hugging_face(model_of(("delta_net", "attention"))).double()
+    tokens, targets = prompt(), torch.full((2, 7), 3)
+    before = model(tokens).logits
+    model.tune_state()
+    torch.testing.assert_close(model(tokens).logits, before)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    assert sum(p.numel() for p in trained) == sum(p.numel() for p in model.model.initial_state.parameters())
+    optimizer = torch.optim.Adam(trained, lr=0.1)
+    losses = []
+    for _ in range(20):
+        losses.append(model(tokens, labels=targets).loss)
+        optimizer.zero_grad()
+        losses[-1].backward()
+        optimizer.step()
+    assert losses[-1] < 0.9 * losses[0]
+    model.save_pretrained(tmp_path)
+    loaded = LinrecForCausalLM.from_pretrained(tmp_path, dtype=torch.float64).eval()
+    torch.testing.assert_close(loaded(tokens).logits, model(tokens).logits)
+    assert not torch.allclose(loaded(tokens).logits, before)
+    # right padding changes nothing, and padding on the left is refused
+    mask = torch.tensor([[1] * 7, [1] * 5 + [0] * 2])
+    torch.testing.assert_close(
+        loaded(tokens, attention_mask=mask).logits[:, :5], loaded(tokens).logits[:, :5]
+    )
+    with pytest.raises(ValueError, match="Pad on the right"):
+        loaded(tokens, attention_mask=mask.flip(1))
+    with pytest.raises(ValueError, match="must have no tuned state"):
+        from_hugging_face(loaded)
+
+
+@pytest.mark.thorough
+def test_a_static_cache_compiles_the_step() -> None:
+    model = to_hugging_face(model_of(("gla", "attention"))).requires_grad_(False)
+    options = GREEDY | {"attention_mask": torch.ones_like(prompt()), "max_new_tokens": 6}
+    everywhere = transformers.CompileConfig(fullgraph=True, mode="default")
+    everywhere._compile_all_devices = True
+    torch._dynamo.utils.counters.clear()
+    found = model.generate(prompt(), cache_implementation="static", compile_config=everywhere, **options)
+    assert torch.equal(found, model.generate(prompt(), **options))
+    # the first number of steps is a constant of the first graph
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
+
+
+def test_code_that_a_configuration_names_is_not_imported(tmp_path: Path) -> None:
+    config = LinrecConfig({"vocab_size": VOCAB, "mixer": "antigravity:Mixer"})
+    with pytest.raises(ValueError, match=r"Import antigravity first if you trust it"):
+        LinrecForCausalLM(config)
+    # modules that are imported already have run
+    config = LinrecConfig({"vocab_size": VOCAB, "d_model": 8, "mixer": "linrec.mixers.gla:GLA"})
+    assert LinrecForCausalLM(config)(prompt()).logits.shape == (2, 7, VOCAB)
+
+
+def test_models_without_logits_of_their_tokens_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"one output per token of its vocabulary, 11; got `n_outputs` = 3"):
+        to_hugging_face(model_of("gla", n_outputs=3))
+
+
+def test_a_device_map_and_a_pipeline(tmp_path: Path) -> None:
+    to_hugging_face(model_of("mamba"), tmp_path)
+    fast_tokenizer(CharacterTokenizer("abcdefghijk")).save_pretrained(tmp_path)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, device_map="cpu")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    generate = transformers.pipeline("text-generation", model=model, tokenizer=tokenizer)
+    texts = [generate(text, max_new_tokens=4, do_sample=False)[0]["generated_text"] for text in ("abc", "fa")]
+    for text, prefix in zip(texts, ("abc", "fa"), strict=True):
+        tokens = torch.tensor([tokenizer(prefix).input_ids])
+        assert text == tokenizer.decode(model.generate(tokens, max_new_tokens=4, **GREEDY)[0])
+
+
+def test_sampling_several_sequences_repeats_the_state() -> None:
+    model = to_hugging_face(model_of("mamba"))
+    torch.manual_seed(0)
+    options = {"do_sample": True, "num_return_sequences": 3, "max_new_tokens": 5, "pad_token_id": 0}
+    found = model.generate(prompt(), attention_mask=torch.ones_like(prompt()), **options)
+    torch.manual_seed(0)
+    options["use_cache"] = False
+    assert found.shape == (6, 12) and len({tuple(row.tolist()) for row in found}) > 2
+    assert torch.equal(model.generate(prompt(), attention_mask=torch.ones_like(prompt()), **options), found)
+
+
+def test_assisted_generation_is_refused() -> None:
+    model = to_hugging_face(model_of("gla"))
+    with pytest.raises(ValueError, match="stateful"):
+        model.generate(prompt(1), assistant_model=to_hugging_face(model_of("gla")), max_new_tokens=3)
 
 
 def test_a_configuration_repeats_the_names_that_transformers_reads() -> None:

@@ -33,6 +33,7 @@ COMMANDS = {
     "report": "report RUN...  write pictures and tables of trained models",
     "bench": "bench SUITE    compare mixers on the tasks of a suite",
     "convert": "convert FOLDER turn another library's checkpoint into a run folder",
+    "publish": "publish RUN    write a folder that Hugging Face transformers loads",
     "demo": "demo           train two small models, and write a report",
 }
 

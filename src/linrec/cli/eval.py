@@ -1,5 +1,7 @@
-"""`linrec eval RUN`: perplexity of a language model over the length of its context."""
+"""`linrec eval RUN`: perplexity of a language model over the length of its context, or tasks of lm-eval."""
 
+import dataclasses
+import logging
 import math
 import shlex
 
@@ -7,9 +9,9 @@ from rich.console import Console
 from rich.table import Table
 
 from linrec.cli.device import device_of
-from linrec.cli.options import EvalOptions
+from linrec.cli.options import EvalOptions, TextOptions
 from linrec.cli.parsing import one_line_errors, parse
-from linrec.errors import printable
+from linrec.errors import ConfigError, printable
 from linrec.evaluation import Evaluation, Score, choose_text, evaluate_run, parse_lengths
 from linrec.train import load_run
 
@@ -17,8 +19,12 @@ from linrec.train import load_run
 def run(words: list[str]) -> int:
     """Run `linrec eval`."""
     options = parse(EvalOptions, words, "linrec eval")
+    command = shlex.join(["linrec", "eval", *words])
+    if options.tasks:
+        return _run_tasks(options, command)
     with one_line_errors():
         lengths = None if options.lengths is None else parse_lengths(options.lengths)
+        _check(options, OF_TASKS, "needs --tasks")
         device, trained = device_of(options.device), load_run(options.run, trust_code=options.trust_code)
         text = choose_text(trained, **vars(options.data), split=options.split)
         found = evaluate_run(
@@ -30,7 +36,7 @@ def run(words: list[str]) -> int:
             device=device,
             precision=options.precision,
             batch_tokens=options.batch_tokens,
-            command=shlex.join(["linrec", "eval", *words]),
+            command=command,
         )
     # file names may contain square brackets, which rich would read as markup
     console = Console(markup=False)
@@ -51,6 +57,53 @@ def run(words: list[str]) -> int:
         soft_wrap=True,
         highlight=False,
     )
+    return 0
+
+
+# options that tasks do without, and options of tasks alone
+OF_TEXTS = ("data", "split", "lengths", "carry", "out")
+OF_TASKS = ("tasks_path", "shots", "limit")
+
+
+def _check(options: EvalOptions, names: tuple[str, ...], reason: str) -> None:
+    defaults = {field.name: field.default for field in dataclasses.fields(EvalOptions)}
+    defaults["data"] = TextOptions()
+    for name in names:
+        if getattr(options, name) != defaults[name]:
+            raise ConfigError(f"--{name.replace('_', '-')} {reason}.")
+
+
+def _run_tasks(options: EvalOptions, command: str) -> int:
+    """Run tasks of lm-eval."""
+    with one_line_errors():
+        _check(options, OF_TEXTS, "and --tasks exclude each other; leave one of them out")
+        # it needs an extra
+        from linrec.hf.tasks import evaluate_tasks
+
+        # notes on arguments of its own
+        logging.getLogger("lm_eval").setLevel(logging.ERROR)
+        trained = load_run(options.run, trust_code=options.trust_code)
+        found = evaluate_tasks(
+            trained,
+            options.tasks,
+            include=options.tasks_path,
+            shots=options.shots,
+            limit=options.limit,
+            batch_tokens=options.batch_tokens,
+            device=device_of(options.device),
+            precision=options.precision,
+            command=command,
+        )
+    table = Table(box=None, padding=(0, 1, 0, 0), show_edge=False, header_style="dim")
+    for title in ("task", "measure"):
+        table.add_column(title)
+    table.add_column("value", justify="right")
+    for task, measures in found.items():
+        for measure, value in measures.items():
+            table.add_row(task, measure, f"{value:.4f}")
+    console = Console(markup=False)
+    console.print(table)
+    console.print(printable(f"wrote tasks.json to {options.run}"), soft_wrap=True, highlight=False)
     return 0
 
 

@@ -80,7 +80,8 @@ class EvalOptions:
 
     The model predicts every token but the first token once, for every length.
 
-    Writes perplexity.json and perplexity.png.
+    Writes perplexity.json and perplexity.png. With --tasks, runs tasks of lm-eval instead, and writes
+    tasks.json.
 
     Args:
         run: run folder of a language model.
@@ -94,6 +95,10 @@ class EvalOptions:
         trust_code: allow running the code of a mixer that the run names by an import path.
         precision: float32 throughout, or bfloat16 autocast.
         batch_tokens: tokens that go through the model at once; fewer tokens need less memory.
+        tasks: names of tasks of lm-eval to run instead, such as lambada_openai hellaswag.
+        tasks_path: a folder with YAML files of your own tasks.
+        shots: examples before each question of a task; by default the number of each task.
+        limit: number of questions of each task; by default all.
     """
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
@@ -106,6 +111,10 @@ class EvalOptions:
     trust_code: bool = False
     precision: Precision = "32-true"
     batch_tokens: int = 2**14
+    tasks: tuple[str, ...] = ()
+    tasks_path: Path | None = None
+    shots: int | None = None
+    limit: int | None = None
 
 
 @dataclass(frozen=True)
@@ -217,6 +226,26 @@ class ConvertOptions:
 
 
 @dataclass(frozen=True)
+class PublishOptions:
+    """Write the folder of a language model that Hugging Face transformers loads.
+
+    The folder holds the weights, the tokenizer, and a model card with the run's scores, those of `linrec
+    eval` included.
+
+    Args:
+        run: run folder of a language model.
+        folder: folder to create.
+        push: name of a repository on the Hugging Face hub, such as me/my-model, to upload the folder to.
+        trust_code: allow running the code of a mixer that the run names by an import path.
+    """
+
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
+    push: Annotated[str | None, tyro.conf.arg(metavar="REPOSITORY")] = None
+    trust_code: bool = False
+
+
+@dataclass(frozen=True)
 class DemoOptions:
     """Train two small GateLoops side by side and write a report.
 
@@ -234,6 +263,7 @@ OPTIONS: dict[str, type[Any]] = {
     "report": ReportOptions,
     "bench": BenchOptions,
     "convert": ConvertOptions,
+    "publish": PublishOptions,
     "demo": DemoOptions,
 }
 """The options of every command, by its name."""

@@ -1,68 +1,67 @@
 """The cache of transformers that holds the states of a linrec model."""
 
+from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from linrec.rules import at_least
 from linrec.trees import leaves, map_tree
 
-__all__ = ["StateCache", "StateLayer"]
+__all__ = ["Snapshot", "StateCache"]
 
 
-class StateLayer(CacheLayerMixin):
-    """The state of one block, of any structure, with the batch first in every tensor."""
+class Snapshot(NamedTuple):
+    """The states of a model after some steps.
 
-    def __init__(self) -> None:
+    Attributes:
+        steps: number of steps.
+        states: states of all blocks; None before the first step.
+    """
+
+    steps: int
+    states: Any
+
+
+class _States(CacheLayerMixin):
+    """The states of all blocks, of any structure, with the batch first in every tensor."""
+
+    def __init__(self, *, static: bool) -> None:
         super().__init__()
-        self.state: Any = None
-        self.seen = 0
+        self.static = self.is_compileable = static
+        self.reset()
 
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Refuse keys and values."""
-        raise TypeError("a `StateCache` holds states of linrec, not keys and values.")
+    def reset(self) -> None:
+        """Forget all steps."""
+        self.now, self.is_initialized = Snapshot(0, None), False
 
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Refuse keys and values."""
-        raise TypeError("a `StateCache` holds states of linrec, not keys and values.")
+    def write(self, now: Snapshot) -> None:
+        """Replace the states; in place if they are static and have the same shapes."""
+        old, new = leaves(self.now.states), leaves(now.states)
+        if self.static and [x.shape for x in old] == [x.shape for x in new]:
+            for place, tensor in zip(old, new, strict=True):
+                place.copy_(tensor)
+            now = Snapshot(now.steps, self.now.states)
+        self.now, self.is_initialized = now, now.states is not None
 
-    def write(self, state: Any, steps: int) -> None:
-        """Replace the state by the state after `steps` further steps."""
-        self.state, self.seen, self.is_initialized = state, self.seen + steps, True
+    def apply(self, function: Callable[[Tensor], Tensor]) -> None:
+        """Apply a function to every tensor."""
+        self.now = Snapshot(self.now.steps, map_tree(function, self.now.states))
 
     def get_seq_length(self) -> int:
-        """Return the number of steps that the state has seen."""
-        return self.seen
+        """Return the number of steps so far."""
+        return self.now.steps
 
     def get_max_length(self) -> int:
-        """Return -1: there is no longest sequence."""
+        """Return -1: sequences have no longest length."""
         return -1
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Return the length of a mask over all steps, and its offset."""
-        return self.seen + query_length, 0
-
-    def apply(self, function: Callable[[Tensor], Tensor]) -> None:
-        """Apply a function to every tensor of the state."""
-        self.state = map_tree(function, self.state)
-
-    def reset(self) -> None:
-        """Forget everything."""
-        self.state, self.seen, self.is_initialized = None, 0, False
-
-    def offload(self) -> None:
-        """Move the state to the CPU."""
-        self.devices = [tensor.device for tensor in leaves(self.state)]
-        self.apply(lambda tensor: tensor.to("cpu", non_blocking=True))
-
-    def prefetch(self) -> None:
-        """Move the state back to where it was."""
-        devices = iter(getattr(self, "devices", ()))
-        self.apply(lambda tensor: tensor.to(next(devices), non_blocking=True))
+        return self.now.steps + query_length, 0
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Take the sequences of these indices, as beam search asks."""
@@ -76,56 +75,114 @@ class StateLayer(CacheLayerMixin):
         """Repeat every sequence."""
         self.apply(lambda tensor: tensor.repeat_interleave(repeats, dim=0))
 
-    def crop(self, max_length: int) -> None:
-        """Refuse to go back: a state has no past. `StateCache.restore` goes back to a snapshot."""
-        if max_length not in (0, self.seen):
-            raise ValueError(
-                f"a state cannot be cut to {max_length} of its {self.seen} steps; restore a snapshot of "
-                "the cache."
-            )
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Refuse keys and values."""
+        raise TypeError("a `StateCache` holds states of linrec, not keys and values.")
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Refuse keys and values."""
+        raise TypeError("a `StateCache` holds states of linrec, not keys and values.")
 
 
 class StateCache(Cache):
-    """The states of all blocks; what `past_key_values` is for linrec's models.
+    """The states of a model; `past_key_values` of linrec's models.
+
+    A state has no past, so a cache cannot be cut to fewer steps. It can go back to a snapshot: `snapshot` and
+    `restore` keep and load any state, and `rollback` goes back by some steps to a state that the cache kept.
 
     Args:
-        n_layers: blocks of the model.
+        keep: number of earlier states that the cache keeps for `rollback`, one for each call of the model.
+        static: whether new states are written into the memory of the old states, so that a compiled step
+            finds them in the same place.
 
     Example:
-        >>> cache = StateCache(2)
+        >>> cache = StateCache(keep=2)
         >>> cache.write((torch.zeros(3, 4), None), steps=5)
-        >>> cache.get_seq_length(), cache.states[0].shape
-        (5, torch.Size([3, 4]))
-        >>> before = cache.snapshot()
-        >>> cache.write((torch.ones(3, 4), None), steps=1)
-        >>> cache.restore(before)
+        >>> cache.write((torch.ones(3, 4), None), steps=2)
+        >>> cache.get_seq_length(), cache.states[0].sum()
+        (7, tensor(12.))
+        >>> cache.rollback(2)
         >>> cache.get_seq_length(), cache.states[0].sum()
         (5, tensor(0.))
     """
 
-    def __init__(self, n_layers: int) -> None:
-        super().__init__(layers=[StateLayer() for _ in range(n_layers)])
+    def __init__(self, *, keep: int = 0, static: bool = False) -> None:
+        at_least(0, keep=keep)
+        self._held = _States(static=static)
+        self._kept: deque[Snapshot] = deque(maxlen=keep)
+        super().__init__(layers=[self._held])
 
     @property
     def states(self) -> tuple[Any, ...] | None:
         """The states of all blocks; None before the first step."""
-        if not self.layers[0].is_initialized:
-            return None
-        return tuple(layer.state for layer in self.layers)
+        states: tuple[Any, ...] | None = self._held.now.states
+        return states
 
     def write(self, states: tuple[Any, ...], steps: int) -> None:
         """Replace the states by the states after `steps` further steps."""
-        for layer, state in zip(self.layers, states, strict=True):
-            layer.write(state, steps)
+        if self._kept.maxlen:
+            self._kept.append(self.snapshot())
+        self._held.write(Snapshot(self._held.now.steps + steps, states))
 
-    def snapshot(self) -> tuple[int, tuple[Any, ...] | None]:
-        """Return the number of steps and a copy of the states, for `restore`."""
-        return self.get_seq_length(), map_tree(torch.clone, self.states)
+    def snapshot(self) -> Snapshot:
+        """Return a copy of the states and the number of their steps."""
+        return _copied(self._held.now)
 
-    def restore(self, snapshot: tuple[int, tuple[Any, ...] | None]) -> None:
-        """Go back to a snapshot, which later steps do not modify."""
-        steps, states = snapshot
-        for place, layer in enumerate(self.layers):
-            layer.reset()
-            if states is not None:
-                layer.write(map_tree(torch.clone, states[place]), steps)
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go back to a snapshot; later steps do not modify the snapshot."""
+        self._held.write(_copied(snapshot))
+        self._kept.clear()
+
+    def rollback(self, steps: int) -> None:
+        """Go back by a number of steps, to a state that the cache kept.
+
+        Raises:
+            ValueError: the cache kept no state of that step.
+        """
+        now = self.get_seq_length()
+        kept = [earlier.steps for earlier in self._kept]
+        if steps == 0:
+            return
+        if now - steps not in kept:
+            listed = ", ".join(str(now - step) for step in reversed(kept)) or "no number of steps"
+            raise ValueError(
+                f"`steps` must lead to a state that the cache kept: {listed}; got {steps}. Make the cache "
+                "with a larger `keep`, and call the model with fewer tokens at a time."
+            )
+        while (earlier := self._kept.pop()).steps != now - steps:
+            pass
+        self._held.write(earlier)
+
+    def reset(self) -> None:
+        """Forget all steps."""
+        super().reset()
+        self._kept.clear()
+
+    def crop(self, *args: Any) -> None:
+        """Refuse to cut the cache.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError("a state cannot be cut to fewer steps; use `rollback` or `restore`.")
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Take the sequences of these indices, and forget the kept states."""
+        super().reorder_cache(beam_idx)
+        self._kept.clear()
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Take the sequences of these indices, and forget the kept states."""
+        super().batch_select_indices(indices)
+        self._kept.clear()
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat every sequence, and forget the kept states."""
+        super().batch_repeat_interleave(repeats)
+        self._kept.clear()
+
+
+def _copied(snapshot: Snapshot) -> Snapshot:
+    return Snapshot(snapshot.steps, map_tree(torch.clone, snapshot.states))

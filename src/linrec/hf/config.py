@@ -19,6 +19,8 @@ class LinrecConfig(PreTrainedConfig):
     Args:
         model: fields of `ModelConfig`, by name; missing fields have their defaults.
         max_position_embeddings: longest sequence that evaluations shall take; the model itself has no limit.
+        use_cache: whether calls in evaluation mode return a cache.
+        tuned_state: whether the model has a trained initial state; `LinrecForCausalLM.tune_state` adds it.
         kwargs: arguments of `PreTrainedConfig`, such as `eos_token_id`.
 
     Example:
@@ -35,6 +37,7 @@ class LinrecConfig(PreTrainedConfig):
         model: dict[str, Any] | None = None,
         max_position_embeddings: int = 2048,
         use_cache: bool = True,
+        tuned_state: bool = False,
         **kwargs: Any,
     ) -> None:
         config = ModelConfig(**({} if model is None else model))
@@ -42,6 +45,7 @@ class LinrecConfig(PreTrainedConfig):
         self.vocab_size, self.hidden_size = config.vocab_size, config.d_model
         self.num_hidden_layers = config.n_layers
         self.max_position_embeddings, self.use_cache = max_position_embeddings, use_cache
+        self.tuned_state = tuned_state
         kwargs["tie_word_embeddings"] = config.tie_embeddings
         for repeated in ("vocab_size", "hidden_size", "num_hidden_layers"):
             kwargs.pop(repeated, None)

@@ -1,10 +1,9 @@
 """linrec's language models as models of transformers."""
 
-import dataclasses
-from collections.abc import Iterator
+import functools
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,10 +12,12 @@ from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
     GenerationMixin,
     PreTrainedModel,
 )
 from transformers import initialization as init
+from transformers.modeling_layers import GenericForSequenceClassification
 from transformers.modeling_outputs import (
     BaseModelOutputWithPast,
     CausalLMOutputWithPast,
@@ -24,15 +25,14 @@ from transformers.modeling_outputs import (
 
 from linrec.hf.cache import StateCache
 from linrec.hf.config import LinrecConfig
-from linrec.models import LanguageModel
+from linrec.models import InitialState, LanguageModel
 from linrec.nn import Head
 from linrec.nn.float32 import Float32Module
 
 __all__ = [
     "LinrecForCausalLM",
+    "LinrecForSequenceClassification",
     "LinrecModel",
-    "from_hugging_face",
-    "to_hugging_face",
 ]
 
 
@@ -55,6 +55,16 @@ class LinrecPreTrainedModel(PreTrainedModel):
         # called on every module that holds tensors which no checkpoint has filled in
         for name, value in getattr(self, "constants", {}).get(module, {}).items():
             init.copy_(module.get_buffer(name), value)
+
+    def tune_state(self) -> None:
+        """Freeze all parameters, and add a trainable initial state; see `linrec.models.InitialState`.
+
+        `save_pretrained` and `from_pretrained` keep the state.
+        """
+        self.requires_grad_(False)
+        model = next(module for module in self.modules() if isinstance(module, LinrecModel))
+        model.initial_state = InitialState(model.body).to(model.body.embedding.weight)
+        model.config.tuned_state = True
 
     def post_init(self) -> None:
         """Finish the construction: say which parameters are shared, by name."""
@@ -96,18 +106,24 @@ class LinrecModel(LinrecPreTrainedModel):
     """The model without its head; `past_key_values` is a `StateCache`.
 
     A mask leaves out steps before a text, as padding on the left does. Steps whose `position_ids` are zero
-    begin a document.
+    begin a document, as in batches of `DataCollatorWithFlattening`.
 
     Args:
         config: the configuration.
+
+    Raises:
+        ValueError: the configuration names a mixer by an import path whose module is not imported yet.
     """
 
     def __init__(self, config: LinrecConfig) -> None:
         super().__init__(config)
-        dtype = torch.get_default_dtype()
+        dtype, own = torch.get_default_dtype(), config.model_config()
+        _check_imported(own.mixer_pattern)
         # constants are computed in float32, and not without memory
         with torch.device("cpu"), _default_dtype(torch.float32):
-            self.body = LanguageModel(config.model_config()).to(dtype)
+            body = LanguageModel(own)
+            self.initial_state = InitialState(body).to(dtype) if config.tuned_state else None
+            self.body = body.to(dtype)
         del self.body.head
         self.constants = {
             module: {
@@ -155,9 +171,16 @@ class LinrecModel(LinrecPreTrainedModel):
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
         if use_cache and past_key_values is None:
-            past_key_values = StateCache(self.config.num_hidden_layers)
+            past_key_values = StateCache()
         states = None if past_key_values is None else past_key_values.states
-        reset = _resets(attention_mask, position_ids, x.shape[1])
+        reset = _resets(attention_mask, position_ids, x.shape[1], first=states is None)
+        if states is None and self.initial_state is not None:
+            if reset is not None:
+                raise ValueError(
+                    "a model with a tuned state must start at the first token: got padding on the left or "
+                    "packed documents, which start from zeros. Pad on the right, or pass texts one by one."
+                )
+            states = self.initial_state(self.body.init_state(len(x), device=x.device))
         x, states = self.body.transformed(x, states, reset=reset)
         if use_cache and past_key_values is not None:
             past_key_values.write(states, x.shape[1])
@@ -166,8 +189,20 @@ class LinrecModel(LinrecPreTrainedModel):
         )
 
 
+class LinrecForSequenceClassification(GenericForSequenceClassification, LinrecPreTrainedModel):
+    """The model with a linear layer on the last token of each sequence; `config.num_labels` is its width.
+
+    The last token is the last that is not `config.pad_token_id`, which batches of several sequences need.
+
+    Args:
+        config: the configuration.
+    """
+
+
 class LinrecForCausalLM(LinrecPreTrainedModel, GenerationMixin):
     """The language model, for `generate`, `pipeline`, `Trainer`, PEFT and lm-eval.
+
+    `generate(cache_implementation="static")` compiles the step on a GPU.
 
     Args:
         config: the configuration.
@@ -233,7 +268,8 @@ class LinrecForCausalLM(LinrecPreTrainedModel, GenerationMixin):
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
         if generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None:
-            model_kwargs["past_key_values"] = StateCache(self.config.num_hidden_layers)
+            static = generation_config.cache_implementation == "static"
+            model_kwargs["past_key_values"] = StateCache(static=static)
 
 
 def _head(config: LinrecConfig) -> nn.Module:
@@ -268,57 +304,47 @@ def _names_in_float32(model: nn.Module) -> Iterator[str]:
             yield name
 
 
-def _resets(mask: Tensor | None, positions: Tensor | None, steps: int) -> Tensor | None:
-    """Return where a document begins (b, t), or None."""
-    reset = None
-    if positions is not None and steps > 1:
-        reset = positions == 0
-    if mask is not None and mask.dim() == 2 and steps > 1:
-        now = mask.bool()
-        before = torch.nn.functional.pad(now, (1, 0))[:, :-1]
-        begins = (now & ~before)[:, -steps:]
-        reset = begins if reset is None else reset | begins
-    return reset
+def _check_imported(mixers: Sequence[str]) -> None:
+    """Refuse to import code that a configuration names."""
+    for name in mixers:
+        module = name.partition(":")[0]
+        if ":" in name and module not in sys.modules:
+            raise ValueError(
+                f"the configuration names the mixer {name!r}, which is code outside of linrec. Import "
+                f"{module} first if you trust it."
+            )
 
 
-def to_hugging_face(model: LanguageModel, folder: str | PathLike[str] | None = None) -> LinrecForCausalLM:
-    """Return the same model as a model of transformers, and write it to a folder if one is named.
+def _resets(mask: Tensor | None, positions: Tensor | None, steps: int, *, first: bool) -> Tensor | None:
+    """Return where a document begins (b, t); None if no document begins.
 
     Args:
-        model: a model whose outputs are logits of its tokens.
-        folder: where `save_pretrained` writes weights and configuration; None writes nothing.
-
-    Example:
-        >>> from linrec.models import ModelConfig
-        >>> model = LanguageModel(ModelConfig(vocab_size=5, d_model=8, n_layers=1))
-        >>> tokens = torch.tensor([[1, 2, 3]])
-        >>> torch.equal(to_hugging_face(model)(tokens).logits, model(tokens)[0])
-        True
+        mask: (b, steps so far), 0 before a text.
+        positions: (b, t), 0 where a document begins.
+        steps: number t of steps of this call.
+        first: whether no steps came before.
     """
-    config = LinrecConfig(dataclasses.asdict(model.config))
-    # of the embedding, which no model keeps in float32
-    made = LinrecForCausalLM(config).to(model.embedding.weight).train(model.training)
-    made.load_state_dict({_hf_name(name): tensor for name, tensor in model.state_dict().items()})
-    if folder is not None:
-        made.save_pretrained(Path(folder))
-    return made
-
-
-def from_hugging_face(model: LinrecForCausalLM | str | PathLike[str]) -> LanguageModel:
-    """Return linrec's model of a model of transformers, or of a folder that holds one."""
-    loaded: Any = model
-    if not isinstance(model, LinrecForCausalLM):
-        loaded = LinrecForCausalLM.from_pretrained(model)
-    made = LanguageModel(loaded.config.model_config()).to(loaded.model.body.embedding.weight)
-    names = {_hf_name(name): name for name in made.state_dict()}
-    made.load_state_dict({names[name]: tensor for name, tensor in loaded.state_dict().items()})
-    return made.train(loaded.training)
-
-
-def _hf_name(name: str) -> str:
-    return name.replace("head.", "lm_head.", 1) if name.startswith("head.") else f"model.body.{name}"
+    # a step of generation continues its text
+    if steps == 1 and not first:
+        return None
+    begins = []
+    if positions is not None:
+        begins.append(positions == 0)
+    if mask is not None and mask.dim() == 2:
+        now = mask.bool()
+        before = nn.functional.pad(now, (1, 0), value=True)[:, :-1]
+        begins.append((now & ~before)[:, -steps:])
+    if not begins:
+        return None
+    reset = functools.reduce(torch.logical_or, begins)
+    if first:
+        # the first step has nothing to forget
+        reset = reset & (torch.arange(steps, device=reset.device) > 0)
+    # a compiler cannot branch on a value
+    return reset if torch.compiler.is_compiling() or reset.any() else None
 
 
 AutoConfig.register("linrec", LinrecConfig)
 AutoModel.register(LinrecConfig, LinrecModel)
 AutoModelForCausalLM.register(LinrecConfig, LinrecForCausalLM)
+AutoModelForSequenceClassification.register(LinrecConfig, LinrecForSequenceClassification)

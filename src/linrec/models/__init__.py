@@ -5,6 +5,7 @@ from linrec.models.block import Block
 from linrec.models.config import ModelConfig, StackConfig
 from linrec.models.image_classifier import ImageClassifier, ImageClassifierConfig
 from linrec.models.image_scan import ImageScan
+from linrec.models.initial_state import InitialState
 from linrec.models.language_model import LanguageModel
 from linrec.models.presets import image_preset, image_preset_names, preset, preset_names
 from linrec.models.s4nd import S4ND
@@ -18,6 +19,7 @@ __all__ = [
     "ImageClassifier",
     "ImageClassifierConfig",
     "ImageScan",
+    "InitialState",
     "LanguageModel",
     "ModelConfig",
     "SequenceClassifier",

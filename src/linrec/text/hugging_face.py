@@ -33,6 +33,9 @@ class HuggingFaceTokenizer(Tokenizer):
         name: name of the tokenizer in messages and files.
         end: the end-of-document token as text; None searches the vocabulary for a common token.
 
+    Attributes:
+        end: the end-of-document token as text; None if the vocabulary has none.
+
     Raises:
         DataError: the vocabulary is empty.
     """
@@ -48,8 +51,8 @@ class HuggingFaceTokenizer(Tokenizer):
             raise DataError(f"the tokenizer {name!r} has no tokens. Train it before saving it.")
         self.vocab_size = max(vocabulary.values()) + 1
         ends = USUAL_ENDS if end is None else (end,)
-        self._end = next((token for token in ends if token in vocabulary), None)
-        self.end_of_document = None if self._end is None else vocabulary[self._end]
+        self.end = next((token for token in ends if token in vocabulary), None)
+        self.end_of_document = None if self.end is None else vocabulary[self.end]
 
     @classmethod
     def from_file(cls, path: Path, *, name: str | None = None) -> "HuggingFaceTokenizer":
@@ -113,7 +116,7 @@ class HuggingFaceTokenizer(Tokenizer):
     def save(self, folder: Path) -> None:
         """Write `tokenizer.json` and `tokenizer_config.json`, in Hugging Face's format."""
         write_text(folder / FILE, self.backend.to_str())
-        about = {"name_or_path": self.name, "eos_token": self._end}
+        about = {"name_or_path": self.name, "eos_token": self.end}
         write_text(folder / CONFIG_FILE, json.dumps(about))
 
     def _decode(self, ids: list[int]) -> str:

@@ -1,0 +1,22 @@
+"""`linrec publish RUN FOLDER`: write the folder of a language model that transformers loads."""
+
+from transformers.utils import logging
+
+from linrec.cli.options import PublishOptions
+from linrec.cli.output import say
+from linrec.cli.parsing import one_line_errors, parse
+from linrec.hf.publish import publish, push
+from linrec.train import load_run
+
+
+def run(words: list[str]) -> int:
+    """Run `linrec publish`."""
+    options = parse(PublishOptions, words, "linrec publish")
+    # a bar for each file would hide the messages
+    logging.disable_progress_bar()
+    with one_line_errors():
+        publish(load_run(options.run, trust_code=options.trust_code), options.folder)
+        say(f"all in {options.folder}")
+        if options.push is not None:
+            say(f"uploaded to {push(options.folder, options.push)}")
+    return 0

@@ -1,0 +1,91 @@
+"""Training and fine-tuning by the libraries of Hugging Face."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from linrec.hf import LinrecForCausalLM, to_hugging_face
+from linrec.models import LanguageModel, ModelConfig
+
+transformers = pytest.importorskip("transformers")
+peft = pytest.importorskip("peft")
+
+VOCAB = 11
+
+
+def model(**fields: Any) -> LinrecForCausalLM:
+    torch.manual_seed(0)
+    config = ModelConfig(vocab_size=VOCAB, d_model=16, n_layers=2, **{"mixer": "mamba", **fields})
+    return to_hugging_face(LanguageModel(config))
+
+
+def texts(lengths: list[int]) -> list[dict[str, list[int]]]:
+    """Return documents that count upwards."""
+    return [{"input_ids": [(start + i) % VOCAB for i in range(n)]} for start, n in enumerate(lengths)]
+
+
+def trainer(folder: Path, **options: Any) -> Any:
+    arguments = transformers.TrainingArguments(
+        output_dir=str(folder),
+        per_device_train_batch_size=4,
+        learning_rate=0.02,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        logging_steps=4,
+        save_steps=4,
+        seed=0,
+        **options,
+    )
+    lengths = [5, 9, 7, 3, 8, 6, 4, 9] * 4
+    return transformers.Trainer(
+        model=model(),
+        args=arguments,
+        train_dataset=texts(lengths),
+        eval_dataset=texts([6, 8]),
+        data_collator=transformers.DataCollatorWithFlattening(),
+    )
+
+
+def test_the_trainer_trains_and_evaluates_packed_documents_and_resumes(tmp_path: Path) -> None:
+    whole = trainer(tmp_path / "whole", max_steps=8)
+    before = whole.evaluate()["eval_loss"]
+    whole.train()
+    after = whole.evaluate()["eval_loss"]
+    assert after < 0.7 * before
+    resumed = trainer(tmp_path / "resumed", max_steps=8)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-4"))
+    for ours, theirs in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_a_packed_batch_of_the_collator_is_its_documents() -> None:
+    documents, packed = texts([5, 9, 3]), transformers.DataCollatorWithFlattening()
+    made = model().eval()
+    batch = {name: value for name, value in packed(documents).items() if isinstance(value, Tensor)}
+    assert batch["position_ids"].shape == (1, 17)
+    alone = [made(torch.tensor([document["input_ids"]])).logits for document in documents]
+    torch.testing.assert_close(made(**batch).logits, torch.cat(alone, 1))
+
+
+@pytest.mark.parametrize("targets", ["all-linear", ["xz", "out"]])
+def test_lora_changes_what_it_targets(targets: str | list[str], tmp_path: Path) -> None:
+    base = model()
+    tokens = torch.tensor([document["input_ids"] for document in texts([7, 7])])
+    before = base(tokens).logits.detach()
+    config = peft.LoraConfig(r=2, target_modules=targets, task_type="CAUSAL_LM", init_lora_weights=False)
+    tuned = peft.get_peft_model(base, config)
+    # adapters that start at random numbers change the output: the layers are called as modules
+    assert not torch.allclose(tuned(tokens).logits, before)
+    tuned(input_ids=tokens, labels=tokens).loss.backward()
+    adapters = {name: p.grad for name, p in tuned.named_parameters() if p.requires_grad}
+    assert adapters and all("lora" in name and grad.abs().sum() > 0 for name, grad in adapters.items())
+    tuned.save_pretrained(tmp_path)
+    loaded = peft.PeftModel.from_pretrained(model(), tmp_path).eval()
+    torch.testing.assert_close(loaded(tokens).logits, tuned.eval()(tokens).logits)
+    found = loaded.generate(input_ids=tokens, max_new_tokens=3, do_sample=False, pad_token_id=0)
+    assert found.shape == (2, 10)
+    torch.testing.assert_close(loaded.merge_and_unload()(tokens).logits, tuned(tokens).logits)
