@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import runpy
 import sys
 from pathlib import Path
@@ -40,6 +41,7 @@ def run(tmp_path, monkeypatch, capsys):
 def test_every_example_is_tested_here():
     tested = {
         "distillation",
+        "hugging_face",
         "online_approximation",
         "own_mixer",
         "streaming",
@@ -108,6 +110,15 @@ def test_distillation(run, tmp_path):
     assert forgetful["ratio"] > 1.05 and forgetful["filter_error"] == pytest.approx(1)
     assert abs(fitted["ratio"] - 1) < 0.01 and fitted["filter_error"] < 0.2
     assert exact["ratio"] == pytest.approx(1, rel=1e-5) and exact["filter_error"] < 1e-4
+
+
+@pytest.mark.thorough
+def test_hugging_face(run):
+    for package in ("transformers", "peft", "lm_eval"):
+        pytest.importorskip(package)
+    out = run("hugging_face")
+    assert "roses acc,none 1.0000" in re.sub(" +", " ", out)
+    assert "\na rose is a rose is a\n" in out and "trainable params" in out
 
 
 def test_train_in_forty_lines(run):

@@ -12,8 +12,8 @@ from linrec.errors import ConfigError, DataError, MissingExtraError
 
 from .markdown import ROOT
 
-# modules that draw pictures or make the command line
-NEED_TRAIN = ["bench", "cli", "demo", "evaluation", "inspection", "report", "train.display"]
+# modules that draw pictures, make the command line, or are classes of transformers
+NEED_EXTRA = ["bench", "cli", "demo", "evaluation", "hf", "inspection", "report", "train.display"]
 BLOCK = """
 import sys
 
@@ -31,7 +31,7 @@ import importlib, pkgutil, linrec
 def modules(package, prefix):
     for module in pkgutil.iter_modules(package.__path__, prefix):
         name = module.name.partition(".")[2]
-        if name in NEED_TRAIN or name.endswith(("__main__", "tiles")) or "triton" in name:
+        if name in NEED_EXTRA or name.endswith(("__main__", "tiles")) or "triton" in name:
             continue
         imported = importlib.import_module(module.name)
         print(module.name)
@@ -77,7 +77,7 @@ def test_the_packages_of_an_extra_are_those_of_pyproject(extra: str) -> None:
 def test_layers_tasks_and_training_import_without_any_extra() -> None:
     refused = {name for packages in extras.EXTRAS.values() for name in packages}
     refused |= {"pytest", "hypothesis", "beartype", "triton", "jax", "fla"}
-    code = BLOCK + f"NEED_TRAIN = {NEED_TRAIN}" + IMPORT
+    code = BLOCK + f"NEED_EXTRA = {NEED_EXTRA}" + IMPORT
     ended = python(code, ",".join(sorted(refused)))
     assert ended.returncode == 0, ended.stderr
     imported = ended.stdout.split()

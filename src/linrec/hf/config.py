@@ -30,17 +30,19 @@ class LinrecConfig(PreTrainedConfig):
     """
 
     model_type = "linrec"
+    # `vocab_size` has no default
+    has_no_defaults_at_init = True
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
 
     def __init__(
         self,
-        model: dict[str, Any] | None = None,
+        model: dict[str, Any],
         max_position_embeddings: int = 2048,
         use_cache: bool = True,
         tuned_state: bool = False,
         **kwargs: Any,
     ) -> None:
-        config = ModelConfig(**({} if model is None else model))
+        config = ModelConfig(**model)
         self.model = dataclasses.asdict(config)
         self.vocab_size, self.hidden_size = config.vocab_size, config.d_model
         self.num_hidden_layers = config.n_layers

@@ -54,7 +54,7 @@ def fast_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
 
 
 def _of_bytes() -> Backend:
-    # in the alphabet of byte-level tokenizers a printable byte is its own character, and the n-th of the other
+    # the alphabet of byte-level tokenizers: a printable byte is its own character, and the n-th of the other
     # bytes is character 256 + n
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
