@@ -37,11 +37,11 @@ __all__ = [
 
 
 class LinrecPreTrainedModel(PreTrainedModel):
-    """What the models have in common.
+    """Base class of the models: construction, tied weights, checkpointing.
 
-    transformers builds a model without memory, and then fills in what the checkpoint holds. Constants that
-    linrec computes, such as HiPPO matrices, are in no checkpoint, so every model is built with memory, and
-    `_init_weights` writes its constants again. Everything else is as linrec initialises it.
+    transformers builds a model on the meta device, and then fills in the tensors of the checkpoint. Constants
+    that linrec computes, such as HiPPO matrices, are in no checkpoint. So every model is built on the CPU, and
+    `_init_weights` writes its constants again. linrec initialises all parameters.
     """
 
     config_class = LinrecConfig
@@ -154,7 +154,7 @@ class LinrecModel(LinrecPreTrainedModel):
         position_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
-        """Return the head's input (b, t, d_model), and the cache.
+        """Return the input of the head (b, t, d_model), and the cache.
 
         Args:
             input_ids: tokens (b, t).
@@ -193,9 +193,6 @@ class LinrecForSequenceClassification(GenericForSequenceClassification, LinrecPr
     """The model with a linear layer on the last token of each sequence; `config.num_labels` is its width.
 
     The last token is the last that is not `config.pad_token_id`, which batches of several sequences need.
-
-    Args:
-        config: the configuration.
     """
 
 

@@ -1,4 +1,4 @@
-"""A trainable initial state: what a model knows before the first token."""
+"""A trainable initial state of a language model."""
 
 import itertools
 
