@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from linrec import mixers
@@ -152,6 +153,33 @@ def test_classification_reads_the_last_token_that_is_no_pad() -> None:
     expected = model.score(model.model(tokens).last_hidden_state[:, -1])
     torch.testing.assert_close(found.logits, expected)
     torch.testing.assert_close(found.loss, torch.nn.functional.cross_entropy(expected, torch.tensor([0, 2])))
+
+
+def test_tensors_that_a_checkpoint_lacks_are_initialised(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = LinrecConfig({"vocab_size": VOCAB, "d_model": 64, "n_layers": 2, "mixer": "lmu"}, num_labels=8)
+    LinrecForSequenceClassification(config).save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    lost = [name for name in tensors if "blocks.1" in name or name == "score.weight"]
+    kept = {name: tensor for name, tensor in tensors.items() if name not in lost}
+    save_file(kept, tmp_path / "model.safetensors", {"format": "pt"})
+    loaded = LinrecForSequenceClassification.from_pretrained(tmp_path)
+    found = loaded.state_dict()
+    assert all(torch.equal(found[name], tensor) for name, tensor in kept.items())
+    for name in lost:
+        # the scale of the initialisation, with other random numbers
+        torch.testing.assert_close(
+            found[name].std(), tensors[name].std(), rtol=0.3, atol=1e-6, equal_nan=True
+        )
+    assert loaded.model.fresh is None and not torch.equal(found["score.weight"], tensors["score.weight"])
+
+
+def test_the_tuned_start_of_gate_loop_is_loaded(tmp_path: Path) -> None:
+    arguments = {"magnitude_init": [0.9, 0.999], "phase_init": 3.0, "scale_query_init": True}
+    model = model_of("gate_loop", mixer_args=arguments)
+    to_hugging_face(model, tmp_path)
+    loaded = LinrecForCausalLM.from_pretrained(tmp_path)
+    torch.testing.assert_close(loaded(prompt()).logits, model(prompt())[0])
 
 
 def test_a_tuned_state_is_kept_and_starts_every_text(tmp_path: Path) -> None:

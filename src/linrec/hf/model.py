@@ -37,12 +37,7 @@ __all__ = [
 
 
 class LinrecPreTrainedModel(PreTrainedModel):
-    """Base class of the models: construction, tied weights, checkpointing.
-
-    transformers builds a model on the meta device, and then fills in the tensors of the checkpoint. Constants
-    that linrec computes, such as HiPPO matrices, are in no checkpoint. So every model is built on the CPU, and
-    `_init_weights` writes its constants again. linrec initialises all parameters.
-    """
+    """Base class of the models: initialisation, tied weights, checkpointing."""
 
     config_class = LinrecConfig
     base_model_prefix = "model"
@@ -52,9 +47,16 @@ class LinrecPreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
 
     def _init_weights(self, module: nn.Module) -> None:
-        # called on every module that holds tensors which no checkpoint has filled in
-        for name, value in getattr(self, "constants", {}).get(module, {}).items():
-            init.copy_(module.get_buffer(name), value)
+        """Initialise the tensors of a module that the checkpoint lacks; transformers guards all others."""
+        if isinstance(module, nn.Linear):
+            module.reset_parameters()
+
+    def initialize_weights(self) -> None:
+        """Initialise the tensors that the checkpoint lacks."""
+        super().initialize_weights()
+        for module in self.modules():
+            if isinstance(module, LinrecModel):
+                module.fresh = None
 
     def tune_state(self) -> None:
         """Freeze all parameters, and add a trainable initial state; see `linrec.models.InitialState`.
@@ -119,22 +121,35 @@ class LinrecModel(LinrecPreTrainedModel):
         super().__init__(config)
         dtype, own = torch.get_default_dtype(), config.model_config()
         _check_imported(own.mixer_pattern)
-        # constants are computed in float32, and not without memory
-        with torch.device("cpu"), _default_dtype(torch.float32):
+        # constants are computed in float32
+        with _default_dtype(torch.float32):
             body = LanguageModel(own)
             self.initial_state = InitialState(body).to(dtype) if config.tuned_state else None
             self.body = body.to(dtype)
         del self.body.head
-        self.constants = {
-            module: {
-                name: buffer.clone()
-                for name, buffer in module.named_buffers(recurse=False)
-                if name in module._non_persistent_buffers_set
-            }
-            for module in self.modules()
-        }
+        # transformers loads a checkpoint into a model on the meta device
+        self.loading = self.body.embedding.weight.is_meta
+        # a copy that is initialised as linrec does, while a checkpoint that lacks tensors is loaded
+        self.fresh: tuple[dict[str, Tensor], dict[nn.Module, str]] | None = None
         self._keep_in_fp32_modules_strict = set(_names_in_float32(self.body))
         self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Initialise a module as linrec does; constants, such as HiPPO matrices, are in no checkpoint."""
+        if not self.loading or not [*module.parameters(recurse=False), *module.buffers(recurse=False)]:
+            return
+        if self.fresh is None:
+            # loading draws no random numbers of the caller's
+            with torch.random.fork_rng(devices=[]), torch.device("cpu"), _default_dtype(torch.float32):
+                twin = LinrecModel(self.config)
+            tensors = dict([*twin.named_parameters(), *twin.named_buffers()])
+            self.fresh = tensors, {part: name for name, part in self.named_modules()}
+        tensors, names = self.fresh
+        for name, tensor in (
+            *module.named_parameters(recurse=False),
+            *module.named_buffers(recurse=False),
+        ):
+            init.copy_(tensor, tensors[f"{names[module]}.{name}"])
 
     def get_input_embeddings(self) -> nn.Module:
         """Return the embedding."""
@@ -270,12 +285,10 @@ class LinrecForCausalLM(LinrecPreTrainedModel, GenerationMixin):
 
 
 def _head(config: LinrecConfig) -> nn.Module:
-    """Return the head of linrec's model, initialised as there."""
-    dtype = torch.get_default_dtype()
+    """Return the head of linrec's model."""
     own = config.model_config()
     bias = not own.tie_embeddings if own.head_bias is None else own.head_bias
-    with torch.device("cpu"), _default_dtype(torch.float32):
-        return Head(own.d_model, own.vocab_size, bias=bias, cap=own.logit_cap).to(dtype)
+    return Head(own.d_model, own.vocab_size, bias=bias, cap=own.logit_cap)
 
 
 @contextmanager

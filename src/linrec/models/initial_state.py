@@ -44,14 +44,16 @@ class InitialState(Float32Module):
 
     def __init__(self, model: LanguageModel) -> None:
         super().__init__()
-        for place, tensor in enumerate(leaves(model.init_state(1))):
+        # the values of tensors on the meta device are unknown
+        device = model.embedding.weight.device
+        for place, tensor in enumerate(leaves(model.init_state(1, device="cpu"))):
             if _is_trained(tensor):
                 # files of tensors and optimisers differ in their support of complex numbers
                 real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
                 if real.isfinite().all():
-                    self.register_parameter(f"part_{place}", nn.Parameter(real.detach().clone()))
+                    self.register_parameter(f"part_{place}", nn.Parameter(real.to(device, copy=True)))
                 else:
-                    self.register_buffer(f"part_{place}", torch.zeros_like(real))
+                    self.register_buffer(f"part_{place}", torch.zeros_like(real, device=device))
         if not self._parameters:
             raise ValueError("`model` must have a state of fixed size to train; it has none.")
         self.keep_float32(*self._parameters, *self._buffers)
