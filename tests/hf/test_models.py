@@ -1,6 +1,8 @@
 """linrec's models under the names of transformers: loading, generation, padding, training."""
 
 import copy
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +140,10 @@ def test_loss_and_gradients_are_linrecs(tied: bool, tmp_path: Path) -> None:
         found.loss.backward()
         expected = plain.embedding.weight.grad
         torch.testing.assert_close(again.get_input_embeddings().weight.grad, expected)
+    again.gradient_checkpointing_disable()
+    assert not again.is_gradient_checkpointing
+    with pytest.raises(ValueError, match="Leave both out"):
+        again.gradient_checkpointing_enable(every_n_layers=2)
     loaded = LinrecForCausalLM.from_pretrained(tmp_path)
     assert (loaded.lm_head.weight is loaded.get_input_embeddings().weight) == tied
 
@@ -274,3 +280,25 @@ def test_a_configuration_repeats_the_names_that_transformers_reads() -> None:
     assert (config.vocab_size, config.hidden_size, config.num_hidden_layers) == (10, 16, 2)
     again = LinrecConfig.from_dict(config.to_dict())
     assert again.model_config() == config.model_config() and again.model_config().mixer == ("gla", "hgru")
+
+
+def test_a_model_is_pushed_to_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = {}
+
+    class Hub:
+        def create_repo(self, name: str, **options: Any) -> Any:
+            return types.SimpleNamespace(repo_id=f"me/{name}")
+
+        def create_commit(self, repo_id: str, operations: list[Any], **options: Any) -> None:
+            sent[repo_id] = {operation.path_in_repo for operation in operations}
+
+        def create_branch(self, **options: Any) -> None:
+            raise AssertionError("the main branch takes the commit")
+
+    for module in ("transformers.utils.hub", "transformers.modeling_utils"):
+        if hasattr(sys.modules[module], "hf_api"):
+            monkeypatch.setattr(f"{module}.hf_api", Hub)
+        for name in ("create_repo", "create_commit"):
+            monkeypatch.setattr(f"{module}.{name}", getattr(Hub(), name), raising=False)
+    to_hugging_face(model_of("gla")).push_to_hub("tiny")
+    assert {"config.json", "model.safetensors"} <= sent["me/tiny"]

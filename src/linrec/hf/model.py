@@ -28,6 +28,7 @@ from linrec.hf.config import LinrecConfig
 from linrec.models import InitialState, LanguageModel
 from linrec.nn import Head
 from linrec.nn.float32 import Float32Module
+from linrec.rules import require
 
 __all__ = [
     "LinrecForCausalLM",
@@ -85,8 +86,22 @@ class LinrecPreTrainedModel(PreTrainedModel):
             tied["lm_head.weight"] = "model.body.embedding.weight"
         return tied
 
-    def gradient_checkpointing_enable(self, *args: Any, **kwargs: Any) -> None:
-        """Compute each block again in the backward pass; options of checkpointing have no effect."""
+    def gradient_checkpointing_enable(
+        self,
+        gradient_checkpointing_kwargs: dict[str, Any] | None = None,
+        every_n_layers: int = 1,
+        offload: bool = False,
+    ) -> None:
+        """Compute every block again in the backward pass, without reentrant autograd.
+
+        Raises:
+            ValueError: `every_n_layers` or `offload`, which linrec does not have.
+        """
+        require(
+            every_n_layers == 1 and not offload,
+            "linrec recomputes every block and keeps activations on their device; got "
+            f"`every_n_layers` = {every_n_layers}, `offload` = {offload}. Leave both out.",
+        )
         self._recompute(True)
 
     def gradient_checkpointing_disable(self) -> None:
@@ -96,12 +111,15 @@ class LinrecPreTrainedModel(PreTrainedModel):
     @property
     def is_gradient_checkpointing(self) -> bool:
         """Whether blocks are computed again in the backward pass."""
-        return any(module.recompute for module in self.modules() if isinstance(module, LanguageModel))
+        # the inherited property warns of its name, though PEFT reads it
+        return any(
+            module.gradient_checkpointing for module in self.modules() if isinstance(module, LinrecModel)
+        )
 
     def _recompute(self, wanted: bool) -> None:
         for module in self.modules():
-            if isinstance(module, LanguageModel):
-                module.recompute = wanted
+            if isinstance(module, LinrecModel):
+                module.body.recompute = wanted
 
 
 class LinrecModel(LinrecPreTrainedModel):
@@ -150,6 +168,11 @@ class LinrecModel(LinrecPreTrainedModel):
             *module.named_buffers(recurse=False),
         ):
             init.copy_(tensor, tensors[f"{names[module]}.{name}"])
+
+    @property
+    def gradient_checkpointing(self) -> bool:
+        """Whether blocks are computed again in the backward pass."""
+        return self.body.recompute
 
     def get_input_embeddings(self) -> nn.Module:
         """Return the embedding."""
