@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from linrec.ops.core.kernel import Memory, forward_op
 from linrec.ops.core.machine import exporting
 
-__all__ = ["Rotary"]
+__all__ = ["Rotary", "turned"]
 
 
 class Rotary(nn.Module):
@@ -65,10 +65,7 @@ class Rotary(nn.Module):
     ) -> tuple[Float[Tensor, "b t h d"], ...]:
         """Turn each of `x` (b, t, h, d) by the angles of `positions` (b or 1, t), int64."""
         cos, sin = self.turns(positions, torch.promote_types(x[0].dtype, torch.float32))
-        if self.d_turned == self.d_head:
-            return tuple(_turned(z, cos, sin) for z in x)
-        parts = (z.tensor_split([self.d_turned], dim=-1) for z in x)
-        return tuple(torch.cat([_turned(first, cos, sin), rest], dim=-1) for first, rest in parts)
+        return tuple(turned(z, cos, sin) for z in x)
 
     def turns(
         self, positions: Int[Tensor, "#b t"], dtype: torch.dtype
@@ -126,13 +123,26 @@ def _fill(out: _Turns, given: _Angles) -> None:
 _turns_at_once = forward_op("rotary_turns", _Angles, _Turns, _memory, _fill)
 
 
-def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    parts = x.to(cos.dtype).unflatten(-1, (-1, 2))
+def turned(
+    x: Float[Tensor, "*bth d"], cos: Float[Tensor, "*#bth pairs"], sin: Float[Tensor, "*#bth pairs"]
+) -> Float[Tensor, "*bth d"]:
+    """Turn the channels 2j and 2j + 1 of `x` by angle j, of the given cosine and sine.
+
+    The channels after the last pair do not turn. The result is rounded once, to the dtype of `x`.
+
+    Example:
+        >>> import torch
+        >>> turned(torch.tensor([1.0, 0.0, 3.0]), torch.tensor([0.0]), torch.tensor([1.0]))
+        tensor([0., 1., 3.])
+    """
+    first, rest = x.tensor_split([2 * cos.shape[-1]], dim=-1)
+    parts = first.to(cos.dtype).unflatten(-1, (-1, 2))
     # a compiler fuses real products into one kernel, and leaves complex products alone; without a compiler
     # each product is a kernel, and a complex product needs the fewest
     if torch.compiler.is_compiling():
         real, imaginary = parts.unbind(-1)
-        turned = torch.stack([real * cos - imaginary * sin, real * sin + imaginary * cos], dim=-1)
+        pairs = torch.stack([real * cos - imaginary * sin, real * sin + imaginary * cos], dim=-1)
     else:
-        turned = torch.view_as_real(torch.view_as_complex(parts.contiguous()) * torch.complex(cos, sin))
-    return turned.flatten(-2).to(x.dtype)
+        pairs = torch.view_as_real(torch.view_as_complex(parts.contiguous()) * torch.complex(cos, sin))
+    y = pairs.flatten(-2).to(x.dtype)
+    return torch.cat([y, rest], dim=-1) if rest.shape[-1] else y
