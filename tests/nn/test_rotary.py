@@ -1,8 +1,11 @@
+import math
+
 import numpy as np
 import pytest
 import torch
 
 from linrec.nn import Rotary
+from linrec.nn.rotary import running_turns
 from linrec.testing import assert_agree, generator
 
 
@@ -100,3 +103,24 @@ def test_the_base_is_positive():
 def test_a_fraction_leaves_pairs(fraction):
     with pytest.raises(ValueError, match=f"even number of the 6 channels to turn; got {fraction}"):
         Rotary(6, fraction=fraction)
+
+
+def test_running_turns_are_those_of_the_sums_since_the_last_reset():
+    angles = 4 * torch.rand(2, 50, 3, 2, generator=generator(), dtype=torch.float64)
+    reset = torch.zeros(2, 50, dtype=torch.bool)
+    reset[1, 30] = True
+    sums = angles.cumsum(1)
+    sums[1, 30:] = angles[1, 30:].cumsum(0)
+    expected = sums.cos(), sums.sin()
+    turns, last = running_turns(angles, reset=reset)
+    assert_agree(turns, expected)
+    assert_agree(last, sums[:, -1].flatten(1).remainder(2 * math.pi))
+    first, carried = running_turns(angles[:, :10], reset=reset[:, :10])
+    rest, end = running_turns(angles[:, 10:], carried, reset=reset[:, 10:])
+    assert_agree(tuple(torch.cat(parts, 1) for parts in zip(first, rest, strict=True)), expected)
+    assert_agree(end, last)
+    # nothing before a reset reaches the sums after it
+    angles[1, 20] = math.nan
+    (cos, sin), last = running_turns(angles, reset=reset)
+    assert cos[1, 20:30].isnan().all()
+    assert_agree((cos[1, 30:], sin[1, 30:], last), (expected[0][1, 30:], expected[1][1, 30:], end))

@@ -39,6 +39,7 @@ REFUSED = {
     "ind_rnn": "ind_rnn",
     "mamba": "short_conv",
     "mamba2": "short_conv",
+    "mamba3": "token_shift",
     "qrnn": "token_shift",
     "mega": "mega",
     "recurrent_delta_net": "recurrent_delta_net",

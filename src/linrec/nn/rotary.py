@@ -1,15 +1,17 @@
 """Rotary position embeddings: queries and keys that turn with their position (RoFormer)."""
 
+import math
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from linrec.ops.core.kernel import Memory, forward_op
 from linrec.ops.core.machine import exporting
+from linrec.ops.scan import scan
 
-__all__ = ["Rotary", "turned"]
+__all__ = ["Rotary", "running_turns", "turned"]
 
 
 class Rotary(nn.Module):
@@ -84,6 +86,42 @@ class Rotary(nn.Module):
         return f"d_head={self.d_head}, base={self.base}, d_turned={self.d_turned}"
 
 
+def running_turns(
+    angles: Float[Tensor, "b t h pairs"],
+    last: Float[Tensor, "b angles"] | None = None,
+    *,
+    reset: Bool[Tensor, "b t"] | None = None,
+) -> tuple[tuple[Float[Tensor, "b t h pairs"], Float[Tensor, "b t h pairs"]], Float[Tensor, "b angles"]]:
+    """Return the cosines and sines of the sums of `angles` up to each step, and the last sums modulo 2 pi.
+
+    Sums are formed in float64, from zero at resets: in float32, sums of thousands of radians lose digits.
+
+    Args:
+        angles: radians per step.
+        last: the sums that an earlier call returned, heads side by side; None means zeros.
+        reset: steps that start a new sequence.
+
+    Source:
+        Lahoti and others, Mamba-3 (2026), proposition 3.
+
+    Example:
+        >>> import torch
+        >>> (cos, sin), last = running_turns(torch.full((1, 2, 1, 1), torch.pi / 2))
+        >>> sin.flatten().round(), last
+        (tensor([1., -0.]), tensor([[3.1416]]))
+    """
+    steps = angles.flatten(2).to(_wide(angles.device))
+    sums, end = scan(steps.new_ones(()), steps, state=last, reset=reset)
+    sums, end = (total.remainder(2 * math.pi).to(angles.dtype) for total in (sums, end))
+    cos, sin = (part.unflatten(-1, angles.shape[2:]) for part in (sums.cos(), sums.sin()))
+    return (cos, sin), end
+
+
+def _wide(device: torch.device) -> torch.dtype:
+    # MPS has nothing wider than float32
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 class _Angles(NamedTuple):
     positions: Tensor
     d_head: int
@@ -98,9 +136,8 @@ class _Turns(NamedTuple):
 
 def _turns(given: _Angles) -> _Turns:
     positions, d_head, base, dtype = given
-    # MPS has nothing wider than float32
-    wide = torch.float32 if positions.device.type == "mps" else torch.float64
-    angle = (positions[..., None] * _frequencies(d_head, base, wide, positions.device))[:, :, None]
+    device = positions.device
+    angle = (positions[..., None] * _frequencies(d_head, base, _wide(device), device))[:, :, None]
     return _Turns(angle.cos().to(dtype), angle.sin().to(dtype))
 
 

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from linrec.rules import span
 
-__all__ = ["softplus", "step_bias"]
+__all__ = ["heavy_tail", "softplus", "step_bias"]
 
 
 def softplus(z: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
@@ -22,6 +22,19 @@ def softplus(z: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         0.6931
     """
     return -functional.logsigmoid(-z)
+
+
+def heavy_tail(z: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Return 1 + z for z >= 0 and 1 / (1 - z) below: above zero, and falling slower than softplus.
+
+    Source:
+        The code released with Mamba-3 (Lahoti and others, 2026), since June 2026.
+
+    Example:
+        >>> heavy_tail(torch.tensor([-3.0, 3.0]))
+        tensor([0.2500, 4.0000])
+    """
+    return z.clamp(min=0) + 1 / (1 - z.clamp(max=0))
 
 
 def step_bias(n: int, dt_init: tuple[float, float], *, floor: float = 0.0) -> Float[Tensor, "n"]:
