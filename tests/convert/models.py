@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from linrec.convert import from_hugging_face
+from linrec.convert import from_hugging_face, to_hugging_face
 from linrec.models import LanguageModel
 from linrec.testing import generator
 
@@ -19,6 +19,8 @@ def randomize(model: torch.nn.Module) -> None:
 
 def check_conversion(model: Any, folder: Path, *, time: int = 13, **saved: Any) -> LanguageModel:
     """Save a model of transformers, convert it, and compare logits: of one pass, and of a prefix and steps.
+
+    The converted model is written back, and compared again.
 
     Args:
         model: a causal language model of transformers, in float32.
@@ -49,6 +51,22 @@ def check_conversion(model: Any, folder: Path, *, time: int = 13, **saved: Any) 
             logits, state = converted(step, state)
             pieces.append(logits)
     torch.testing.assert_close(torch.cat(pieces, 1), expected, rtol=1e-4, atol=1e-4)
+    _check_back(model, converted, folder, tokens)
     # what has no effect would agree too
     assert expected.std(dim=1).min() > 0.01
     return converted
+
+
+def _check_back(model: Any, converted: LanguageModel, folder: Path, tokens: torch.Tensor) -> None:
+    """Write the converted model as a checkpoint, and compare its tensors and logits with the original."""
+    back = folder.parent / f"{folder.name}-back"
+    to_hugging_face(converted, back, like=folder)
+    assert (back / "config.json").read_bytes() == (folder / "config.json").read_bytes()
+    again = type(model).from_pretrained(back).eval()
+    theirs = dict(model.named_parameters())
+    for name, parameter in again.named_parameters():
+        torch.testing.assert_close(
+            parameter, theirs[name], rtol=1e-5, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}"
+        )
+    with torch.no_grad():
+        torch.testing.assert_close(again(tokens).logits, model(tokens).logits, rtol=1e-4, atol=1e-4)

@@ -5,29 +5,48 @@ folders, each architecture is a module of this package, named after `model_type`
 that name. To support another architecture, write a module with two functions:
 
     config(options: Options) -> ModelConfig
-    weights(tensors: Tensors, config: ModelConfig) -> dict[str, Tensor]
+    layout(options: Options, config: ModelConfig) -> Iterable[Piece]
 
-`config` reads config.json. `weights` takes every tensor of the checkpoint and returns the `state_dict` of
-the `LanguageModel` with that configuration. See `linrec.convert.mamba2` for an example.
+`config` reads config.json. `layout` pairs every tensor of the checkpoint with parameters of the
+`LanguageModel` with that configuration; see `linrec.convert.layout`. The same layout reads and writes. See
+`linrec.convert.recurrent_gemma` for an example.
 """
 
+import dataclasses
 import importlib
 import pkgutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from linrec.convert import rwkv_lm
-from linrec.convert.checkpoint import ConversionError, Options, Tensors, open_checkpoint, open_tensors
+from linrec.convert import layout, rwkv_lm
+from linrec.convert.checkpoint import (
+    ConversionError,
+    Options,
+    Tensors,
+    open_checkpoint,
+    open_options,
+    open_tensors,
+    write_checkpoint,
+)
 from linrec.errors import unknown
 from linrec.models import LanguageModel, ModelConfig
 
-__all__ = ["ConversionError", "Options", "Tensors", "from_hugging_face", "from_rwkv_lm", "model_types"]
+__all__ = [
+    "ConversionError",
+    "Options",
+    "Tensors",
+    "from_hugging_face",
+    "from_rwkv_lm",
+    "model_types",
+    "to_hugging_face",
+]
 
 # modules of this package that are not architectures of transformers
-SHARED = ("checkpoint", "flash_linear_attention", "rwkv_lm", "state_spaces")
+SHARED = ("checkpoint", "flash_linear_attention", "layers", "layout", "rwkv_lm", "state_spaces")
 
 
 def model_types() -> list[str]:
@@ -67,11 +86,53 @@ def from_hugging_face(folder: str | Path) -> LanguageModel:
         linrec.convert.checkpoint.ConversionError: there is no folder no/such/folder; ...
     """
     with open_checkpoint(Path(folder)) as (options, tensors):
-        architecture = importlib.import_module(f"{__name__}.{_architecture(options)}")
+        architecture = _architecture(options)
         config = architecture.config(options)
-        weights = architecture.weights(tensors, config)
+        if hasattr(architecture, "layout"):
+            weights = layout.read(architecture.layout(options, config), tensors)
+        else:
+            weights = architecture.weights(tensors, config)
         tensors.check_all_taken()
         return _model(config, weights)
+
+
+def to_hugging_face(
+    model: LanguageModel, folder: str | Path, *, like: str | Path, dtype: torch.dtype | None = None
+) -> None:
+    """Write a model as a checkpoint of Hugging Face transformers, the inverse of `from_hugging_face`.
+
+    Args:
+        model: a model with the configuration that `like` describes, for example a fine-tuned model that
+            `from_hugging_face` loaded.
+        folder: the checkpoint to create.
+        like: a checkpoint folder. Its files, except tensors, are copied: config.json, the tokenizer, and
+            others. It needs config.json alone.
+        dtype: dtype of the tensors; None is the dtype of the parameters.
+
+    Raises:
+        ConversionError: `like` has no valid config.json, or it describes another model; `folder` already
+            exists; or a file cannot be written.
+
+    Example:
+        >>> from linrec.models import ModelConfig
+        >>> model = LanguageModel(ModelConfig(vocab_size=5))
+        >>> to_hugging_face(model, "new", like="no/such/folder")
+        Traceback (most recent call last):
+        linrec.convert.checkpoint.ConversionError: there is no folder no/such/folder; ...
+    """
+    options = open_options(Path(like))
+    architecture = _architecture(options)
+    config = architecture.config(options)
+    if config != model.config:
+        ours, theirs = dataclasses.asdict(model.config), dataclasses.asdict(config)
+        name = next(name for name in ours if ours[name] != theirs[name])
+        raise ConversionError(
+            f"{options.path} describes another model: `{name}` is {theirs[name]!r}, but the model has "
+            f"{ours[name]!r}. Pass the checkpoint that the model was converted from."
+        )
+    weights = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
+    tensors = layout.write(architecture.layout(options, config), weights)
+    write_checkpoint(Path(folder), {name: tensor.to(dtype) for name, tensor in tensors.items()}, Path(like))
 
 
 def from_rwkv_lm(path: str | Path) -> LanguageModel:
@@ -101,15 +162,16 @@ def from_rwkv_lm(path: str | Path) -> LanguageModel:
         return _model(config, weights)
 
 
-def _architecture(options: Options) -> str:
-    """Return the name of the module in this package that converts the checkpoint."""
+def _architecture(options: Options) -> Any:
+    """Return the module of this package that converts the checkpoint."""
     # the authors of Mamba do not write a `model_type`
     if "model_type" not in options and "ssm_cfg" in options:
-        return "state_spaces"
-    model_type = options.read("model_type", str)
-    if model_type not in model_types():
-        raise ConversionError(f"{options.path}: {unknown('`model_type`', model_type, model_types())}")
-    return model_type
+        model_type = "state_spaces"
+    else:
+        model_type = options.read("model_type", str)
+        if model_type not in model_types():
+            raise ConversionError(f"{options.path}: {unknown('`model_type`', model_type, model_types())}")
+    return importlib.import_module(f"{__name__}.{model_type}")
 
 
 def _model(config: ModelConfig, weights: Mapping[str, Tensor]) -> LanguageModel:

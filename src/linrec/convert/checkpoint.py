@@ -1,6 +1,7 @@
 """A checkpoint of another library: its options, and its tensors, each to be used exactly once."""
 
 import contextlib
+import shutil
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -9,17 +10,28 @@ from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from linrec.errors import nearest
-from linrec.files import read_json
+from linrec.files import force_to_disk, partial_of, read_json, reason
 
-__all__ = ["ConversionError", "Options", "Tensors", "open_checkpoint", "open_tensors"]
+__all__ = [
+    "ConversionError",
+    "Options",
+    "Tensors",
+    "open_checkpoint",
+    "open_options",
+    "open_tensors",
+    "write_checkpoint",
+]
 
 CONFIG = "config.json"
 # a single file, or an index of several files; the first that exists is read
 WHOLE, BIN = "model.safetensors", "pytorch_model.bin"
 INDEX = ".index.json"
+# suffixes of files that hold tensors
+TENSORS = (".safetensors", ".bin", ".pth", ".pt", ".h5", ".msgpack", ".gguf")
 T = TypeVar("T")
 
 
@@ -192,9 +204,7 @@ def open_checkpoint(folder: Path) -> Iterator[tuple[Options, Tensors]]:
     Raises:
         ConversionError: a file is missing or cannot be read.
     """
-    if not folder.is_dir():
-        raise ConversionError(f"there is no folder {folder}; pass one that `save_pretrained` has written.")
-    options = Options(_json(folder / CONFIG), folder / CONFIG)
+    options = open_options(folder)
     whole = next((n for n in (WHOLE, BIN) if _is_there(folder, n) or _is_there(folder, n + INDEX)), WHOLE)
     places = _places(folder / (whole + INDEX)) if _is_there(folder, whole + INDEX) else None
     with contextlib.ExitStack() as stack:
@@ -209,6 +219,45 @@ def open_checkpoint(folder: Path) -> Iterator[tuple[Options, Tensors]]:
                     f"{folder / (whole + INDEX)} says that {name} has `{tensor}`, but the file lacks it."
                 )
         yield options, Tensors(held, folder)
+
+
+def open_options(folder: Path) -> Options:
+    """Return the options in the config.json of a checkpoint folder.
+
+    Raises:
+        ConversionError: the folder or the file is missing or cannot be read.
+    """
+    if not folder.is_dir():
+        raise ConversionError(f"there is no folder {folder}; pass one that `save_pretrained` has written.")
+    return Options(_json(folder / CONFIG), folder / CONFIG)
+
+
+def write_checkpoint(folder: Path, tensors: Mapping[str, Tensor], like: Path) -> None:
+    """Write a checkpoint folder with these tensors, and with the other files of a checkpoint.
+
+    Args:
+        folder: the folder to create. It appears once all of its files are on disk.
+        tensors: tensors by name, contiguous, on the CPU.
+        like: a checkpoint folder, whose files are copied, except tensors and folders.
+
+    Raises:
+        ConversionError: the folder exists, or a file cannot be written.
+    """
+    if folder.exists():
+        raise ConversionError(f"{folder} already exists; choose another folder, or remove it.")
+    partial = partial_of(folder)
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        for path in sorted(like.iterdir()):
+            if path.is_file() and path.suffix not in TENSORS and not path.name.endswith(INDEX):
+                shutil.copyfile(path, partial / path.name)
+        save_file(dict(tensors), partial / WHOLE, metadata={"format": "pt"})
+        force_to_disk(partial / WHOLE)
+        partial.rename(folder)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise ConversionError(f"{folder} cannot be written: {reason(error)}.") from error
 
 
 @contextlib.contextmanager

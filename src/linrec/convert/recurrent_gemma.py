@@ -8,14 +8,18 @@ initialisation and of the cache do not affect a trained model.
 """
 
 import math
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from linrec.convert.checkpoint import ConversionError, Options, Tensors
+from linrec.convert.checkpoint import ConversionError, Options
+from linrec.convert.layers import attention, linear, swiglu, vocabulary
+from linrec.convert.layout import MINUS, PLUS_ONE, TAPS, Change, Piece, same, within
 from linrec.models import ModelConfig
 
-__all__ = ["config", "weights"]
+__all__ = ["config", "layout"]
 
 _MIXERS = {"recurrent": "hawk", "attention": "attention"}
 _ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
@@ -48,8 +52,8 @@ def config(options: Options) -> ModelConfig:
         "attention": {
             "n_heads": n_heads,
             "kv_heads": options.read("num_key_value_heads", int, n_heads),
-            # the output projection always has a bias
-            "bias": True,
+            "bias": options.read("attention_bias", bool, False),
+            "output_bias": True,
             "window": options.read("attention_window_size", int),
             "dropout": options.read("attention_dropout", float, 0.0),
             **_rotary(options),
@@ -73,36 +77,19 @@ def config(options: Options) -> ModelConfig:
     )
 
 
-def weights(tensors: Tensors, config: ModelConfig) -> dict[str, Tensor]:
-    """Return the `state_dict` of the model, built from the checkpoint's tensors.
-
-    Raises:
-        ConversionError: a tensor is missing or has the wrong shape.
-    """
-    d_model, vocabulary = config.d_model, config.vocab_size
-    embedding = tensors.take("model.embed_tokens.weight", vocabulary, d_model)
-    found = {
-        "embedding.weight": embedding,
-        "norm.weight": 1 + tensors.take("model.final_norm.weight", d_model),
-    }
+def layout(options: Options, config: ModelConfig) -> Iterator[Piece]:
+    """Yield the pieces of the checkpoint."""
+    d_model = config.d_model
+    yield from vocabulary(config)
+    yield same("model.final_norm.weight", "norm.weight", d_model, changes=[PLUS_ONE])
     for layer in range(config.n_layers):
-        name, _ = config.mixer_of(layer)
+        name, arguments = config.mixer_of(layer)
         theirs, ours = f"model.layers.{layer}.", f"blocks.{layer}."
         for norm, place in (("mixer_norm", "temporal_pre_norm"), ("channel_mixing_norm", "channel_pre_norm")):
-            found[f"{ours}{norm}.weight"] = 1 + tensors.take(f"{theirs}{place}.weight", d_model)
-        mixer = _hawk if name == "hawk" else _attention
-        for key, tensor in mixer(tensors, theirs + "temporal_block.", config, layer).items():
-            found[f"{ours}mixer.{key}"] = tensor
-        for linear in ("gate", "up", "down"):
-            shape = (d_model, config.d_channel_mixing)
-            place = f"{theirs}mlp_block.{linear}_proj"
-            key, outputs = f"{ours}channel_mixing.{linear}", shape if linear == "down" else shape[::-1]
-            found[f"{key}.weight"] = tensors.take(f"{place}.weight", *outputs)
-            found[f"{key}.bias"] = tensors.take(f"{place}.bias", outputs[0])
-    if config.tie_embeddings:
-        tensors.take_copy("lm_head.weight", embedding)
-        return found | {"head.weight": embedding}
-    return found | {"head.weight": tensors.take("lm_head.weight", vocabulary, d_model)}
+            yield same(f"{theirs}{place}.weight", f"{ours}{norm}.weight", d_model, changes=[PLUS_ONE])
+        mixer = _hawk(d_model, **arguments) if name == "hawk" else attention(config, layer)
+        yield from within(theirs + "temporal_block.", ours + "mixer.", mixer)
+        yield from within(theirs + "mlp_block.", ours + "channel_mixing.", swiglu(config))
 
 
 def _pattern(options: Options) -> tuple[str, ...]:
@@ -128,52 +115,19 @@ def _rotary(options: Options) -> dict[str, float]:
     }
 
 
-def _hawk(tensors: Tensors, prefix: str, config: ModelConfig, layer: int) -> dict[str, Tensor]:
-    """Return the `state_dict` of one recurrent mixer."""
-    _, arguments = config.mixer_of(layer)
-    d_model, d_rnn, n_blocks = config.d_model, arguments["d_rnn"], arguments["n_blocks"]
-    size, taps = d_rnn // n_blocks, arguments["conv_size"]
-    found = {
-        # torch's convolution stores the tap of the current step last
-        "conv.weight": tensors.take(prefix + "conv_1d.weight", d_rnn, 1, taps)[:, 0].flip(-1),
-        "conv.bias": tensors.take(prefix + "conv_1d.bias", d_rnn),
-        "rg_lru.Lambda": -tensors.take(prefix + "rg_lru.recurrent_param", d_rnn),
-    }
+def _hawk(d_model: int, d_rnn: int, n_blocks: int, conv_size: int, **_: Any) -> Iterator[Piece]:
+    """Yield the pieces of one recurrent mixer."""
+    size = d_rnn // n_blocks
+    # the released code multiplies by the blocks from the right
+    transposed = Change(lambda blocks: blocks.transpose(1, 2), lambda blocks: blocks.transpose(1, 2))
+    flat = Change(Tensor.flatten, lambda bias: bias.unflatten(0, (n_blocks, size)))
+    yield same("conv_1d.weight", "conv.weight", d_rnn, 1, conv_size, changes=[TAPS])
+    yield same("conv_1d.bias", "conv.bias", d_rnn)
+    yield same("rg_lru.recurrent_param", "rg_lru.Lambda", d_rnn, changes=[MINUS])
     for ours, theirs in (("recurrence_gate", "recurrent_gate"), ("input_gate", "input_gate")):
-        blocks = tensors.take(f"{prefix}rg_lru.{theirs}_weight", n_blocks, size, size)
-        bias = tensors.take(f"{prefix}rg_lru.{theirs}_bias", n_blocks, size)
-        # the released code multiplies by the blocks from the right
-        found |= {f"rg_lru.{ours}.weight": blocks.transpose(1, 2), f"rg_lru.{ours}.bias": bias.flatten()}
+        place = f"rg_lru.{ours}"
+        yield same(f"rg_lru.{theirs}_weight", f"{place}.weight", n_blocks, size, size, changes=[transposed])
+        yield same(f"rg_lru.{theirs}_bias", f"{place}.bias", n_blocks, size, changes=[flat])
     for ours, theirs in (("gate", "linear_y"), ("u", "linear_x"), ("out", "linear_out")):
-        inputs, outputs = (d_rnn, d_model) if ours == "out" else (d_model, d_rnn)
-        found[f"{ours}.weight"] = tensors.take(f"{prefix}{theirs}.weight", outputs, inputs)
-        found[f"{ours}.bias"] = tensors.take(f"{prefix}{theirs}.bias", outputs)
-    return found
-
-
-def _attention(tensors: Tensors, prefix: str, config: ModelConfig, layer: int) -> dict[str, Tensor]:
-    """Return the `state_dict` of one attention mixer."""
-    _, arguments = config.mixer_of(layer)
-    d_model, n_heads, kv_heads = config.d_model, arguments["n_heads"], arguments["kv_heads"]
-    d_head = d_model // n_heads
-    turned = int(d_head * arguments["rotary_fraction"])
-    found = {
-        "out.weight": tensors.take(prefix + "o_proj.weight", d_model, d_model),
-        "out.bias": tensors.take(prefix + "o_proj.bias", d_model),
-    }
-    for name, heads in (("q", n_heads), ("k", kv_heads), ("v", kv_heads)):
-        weight = tensors.take(f"{prefix}{name}_proj.weight", heads * d_head, d_model)
-        # linrec always has biases; transformers only with `attention_bias`
-        place = f"{prefix}{name}_proj.bias"
-        bias = tensors.take(place, heads * d_head) if place in tensors else weight.new_zeros(len(weight))
-        if name != "v":
-            weight, bias = _neighbours(weight, heads, turned), _neighbours(bias, heads, turned)
-        found |= {f"{name}.weight": weight, f"{name}.bias": bias}
-    return found
-
-
-def _neighbours(rows: Tensor, heads: int, turned: int) -> Tensor:
-    """Reorder the rows (heads dk, ..) of each head so that rotary pairs j and j + turned / 2 are adjacent."""
-    rows = rows.unflatten(0, (heads, -1))
-    pairs = rows[:, :turned].unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
-    return torch.cat([pairs, rows[:, turned:]], dim=1).flatten(0, 1)
+        sizes = (d_model, d_rnn) if ours == "out" else (d_rnn, d_model)
+        yield from linear(theirs, ours, *sizes, bias=True)

@@ -1,0 +1,114 @@
+"""Layouts of layers that several architectures of transformers share."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from linrec.convert.layout import Change, Piece, pairs, same
+from linrec.models import ModelConfig
+
+__all__ = ["attention", "linear", "swiglu", "vocabulary"]
+
+# names of projections and norms in most models of transformers, by names in linrec
+SWIGLU = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
+ATTENTION = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "out": "o_proj"}
+QK_NORMS = {"q": "q_norm", "k": "k_norm"}
+NO_CHANGES: Mapping[str, Sequence[Change]] = {}
+
+
+def vocabulary(
+    config: ModelConfig,
+    embedding: str = "model.embed_tokens.weight",
+    head: str = "lm_head.weight",
+    *,
+    older: str = "",
+) -> Iterator[Piece]:
+    """Yield the pieces of the embedding and of the head, which may be tied.
+
+    Args:
+        config: configuration of the model.
+        embedding: name of the embedding's weight in the checkpoint.
+        head: name of the head's weight, which some checkpoints store though it is tied.
+        older: another name of the embedding's weight.
+    """
+    size = config.vocab_size, config.d_model
+    table = same(embedding, "embedding.weight", *size, older=older)
+    if not config.tie_embeddings:
+        yield table
+        yield same(head, "head.weight", *size)
+        return
+    yield table._replace(
+        ours=["embedding.weight", "head.weight"], read=lambda tensors: [tensors[0]] * 2, copies=[head]
+    )
+
+
+def swiglu(
+    config: ModelConfig,
+    names: Mapping[str, str] = SWIGLU,
+    changes: Mapping[str, Sequence[Change]] = NO_CHANGES,
+) -> Iterator[Piece]:
+    """Yield the pieces of a gated unit, or of a unit without gate.
+
+    Args:
+        config: configuration of the model.
+        names: names of the projections in the checkpoint, by names in the model.
+        changes: changes of a projection, by its name in the model.
+    """
+    d_model, d_hidden = config.d_model, config.d_channel_mixing
+    for ours, theirs in names.items():
+        sizes = (d_model, d_hidden) if ours == "down" else (d_hidden, d_model)
+        yield from linear(
+            theirs, ours, *sizes, bias=config.channel_mixing_bias, changes=changes.get(ours, ())
+        )
+
+
+def linear(
+    theirs: str, ours: str, outputs: int, inputs: int, *, bias: bool = False, changes: Sequence[Change] = ()
+) -> Iterator[Piece]:
+    """Yield the pieces of a linear layer; the changes apply to the rows of its weight and to its bias."""
+    yield same(f"{theirs}.weight", f"{ours}.weight", outputs, inputs, changes=changes)
+    if bias:
+        yield same(f"{theirs}.bias", f"{ours}.bias", outputs, changes=changes)
+
+
+def attention(
+    config: ModelConfig,
+    layer: int,
+    *,
+    names: Mapping[str, str] = ATTENTION,
+    norms: Mapping[str, str] = QK_NORMS,
+    norm_changes: Sequence[Change] = (),
+    changes: Mapping[str, Sequence[Change]] = NO_CHANGES,
+) -> Iterator[Piece]:
+    """Yield the pieces of an attention layer of transformers, whose rotary pairs are half a head apart.
+
+    Args:
+        config: configuration of the model.
+        layer: index of the block, counted from 0; its mixer is `linrec.mixers.attention`.
+        names: names of the projections in the checkpoint, by names in the model; a name that is missing here
+            has no pieces.
+        norms: names of the norms of queries and keys.
+        norm_changes: changes of the norms' weights.
+        changes: changes of a projection, by its name in the model.
+    """
+    _, arguments = config.mixer_of(layer)
+    d_model, n_heads = config.d_model, arguments["n_heads"]
+    d_head, kv_heads = arguments.get("d_head", d_model // n_heads), arguments.get("kv_heads", n_heads)
+    bias, qk_norm = arguments.get("bias", False), arguments.get("qk_norm", "none")
+    biases = {"out": arguments.get("output_bias", bias)}
+    turned = 0
+    if arguments.get("positions", "rotary") == "rotary":
+        turned = int(d_head * arguments.get("rotary_fraction", 1.0))
+    for name, theirs in names.items():
+        heads = kv_heads if name in "kv" else n_heads
+        sizes = (d_model, heads * d_head) if name == "out" else (heads * d_head, d_model)
+        turns = (pairs(heads, turned),) if name in "qk" and turned else ()
+        yield from linear(
+            theirs, name, *sizes, bias=biases.get(name, bias), changes=(*turns, *changes.get(name, ()))
+        )
+    if qk_norm == "none":
+        return
+    for name, heads in {"q": n_heads, "k": kv_heads}.items():
+        heads = 1 if qk_norm == "head" else heads
+        turns = (pairs(heads, turned),) if turned else ()
+        yield same(
+            f"{norms[name]}.weight", f"{name}_norm.weight", heads * d_head, changes=(*turns, *norm_changes)
+        )

@@ -1,0 +1,203 @@
+"""Layouts: how the tensors of a checkpoint hold the parameters of a model, in both directions.
+
+A layout is a list of pieces. A piece pairs some tensors of the checkpoint with some parameters of the model,
+and maps each side to the other side.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from linrec.convert.checkpoint import Tensors
+
+__all__ = [
+    "MINUS",
+    "PLUS_ONE",
+    "TAPS",
+    "Change",
+    "Part",
+    "Piece",
+    "pairs",
+    "read",
+    "rows",
+    "same",
+    "scaled",
+    "within",
+    "write",
+]
+
+
+class Change(NamedTuple):
+    """An invertible change of a tensor.
+
+    Attributes:
+        read: maps the checkpoint's tensor to the model's parameter.
+        write: maps the parameter to the tensor.
+    """
+
+    read: Callable[[Tensor], Tensor]
+    write: Callable[[Tensor], Tensor]
+
+
+MINUS = Change(torch.neg, torch.neg)
+PLUS_ONE = Change(lambda weight: weight + 1, lambda weight: weight - 1)
+"""For norms whose weight is stored minus 1."""
+TAPS = Change(lambda taps: taps[:, 0].flip(-1), lambda taps: taps.flip(-1)[:, None])
+"""For taps (channels, 1, taps) of torch's convolution, which stores the tap of the current step last."""
+
+
+def scaled(factor: float) -> Change:
+    """Return the change by a factor that released code applies, and that linrec's parameters contain.
+
+    Example:
+        >>> scaled(2.0).read(torch.tensor(3.0)), scaled(2.0).write(torch.tensor(6.0))
+        (tensor(6.), tensor(3.))
+    """
+    return Change(lambda tensor: tensor * factor, lambda tensor: tensor / factor)
+
+
+def pairs(heads: int, turned: int) -> Change:
+    """Return the change of the order of rotary channels, for tensors (heads d_head, ..).
+
+    In transformers, channel j of the first half of the `turned` channels and channel j of their second half
+    turn together. In linrec these two channels are neighbours.
+
+    Example:
+        >>> pairs(1, 4).read(torch.arange(6))
+        tensor([0, 2, 1, 3, 4, 5])
+    """
+
+    def ordered(tensor: Tensor, shape: tuple[int, int]) -> Tensor:
+        tensor = tensor.unflatten(0, (heads, -1))
+        first = tensor[:, :turned].unflatten(1, shape).transpose(1, 2).flatten(1, 2)
+        return torch.cat([first, tensor[:, turned:]], dim=1).flatten(0, 1)
+
+    return Change(lambda tensor: ordered(tensor, (2, -1)), lambda tensor: ordered(tensor, (-1, 2)))
+
+
+class Piece(NamedTuple):
+    """Some tensors of a checkpoint, and the parameters that they hold.
+
+    Attributes:
+        theirs: names and shapes of the tensors.
+        ours: names of the parameters.
+        read: maps the tensors to the parameters, both in these orders.
+        write: maps the parameters to the tensors.
+        older: other names that the first tensor has in some checkpoints.
+        copies: names under which some checkpoints store the first tensor once more.
+    """
+
+    theirs: Mapping[str, tuple[int, ...]]
+    ours: Sequence[str]
+    read: Callable[[Sequence[Tensor]], Sequence[Tensor]]
+    write: Callable[[Sequence[Tensor]], Sequence[Tensor]]
+    older: Sequence[str] = ()
+    copies: Sequence[str] = ()
+
+
+def same(theirs: str, ours: str, *shape: int, changes: Sequence[Change] = (), older: str = "") -> Piece:
+    """Return the piece of a tensor that holds one parameter.
+
+    Args:
+        theirs: name of the tensor.
+        ours: name of the parameter.
+        shape: shape of the tensor.
+        changes: applied in this order when reading, and in the opposite order when writing.
+        older: another name of the tensor.
+    """
+    part = Part(ours, 0, changes)
+    return Piece(
+        {theirs: shape},
+        [ours],
+        lambda tensors: [part.read(tensors[0])],
+        lambda tensors: [part.write(tensors[0])],
+        older=[older] if older else [],
+    )
+
+
+class Part(NamedTuple):
+    """A parameter that is some rows of a tensor.
+
+    Attributes:
+        ours: name of the parameter.
+        rows: number of rows in the tensor.
+        changes: as in `same`.
+    """
+
+    ours: str
+    rows: int
+    changes: Sequence[Change] = ()
+
+    def read(self, tensor: Tensor) -> Tensor:
+        """Return the parameter of these rows."""
+        for change in self.changes:
+            tensor = change.read(tensor)
+        return tensor
+
+    def write(self, tensor: Tensor) -> Tensor:
+        """Return the rows of this parameter."""
+        for change in reversed(self.changes):
+            tensor = change.write(tensor)
+        return tensor
+
+
+def rows(theirs: str, parts: Sequence[Part], *columns: int, order: Sequence[Change] = ()) -> Piece:
+    """Return the piece of a tensor that stacks the rows of several parameters.
+
+    Args:
+        theirs: name of the tensor.
+        parts: parameters, in the order of their rows.
+        columns: shape of a row.
+        order: changes of the whole tensor before it is split.
+    """
+    sizes = [part.rows for part in parts]
+    whole = Part(theirs, sum(sizes), order)
+
+    def read(tensors: Sequence[Tensor]) -> list[Tensor]:
+        taken = whole.read(tensors[0]).split(sizes)
+        return [part.read(tensor) for part, tensor in zip(parts, taken, strict=True)]
+
+    def write(tensors: Sequence[Tensor]) -> list[Tensor]:
+        stacked = torch.cat([part.write(tensor) for part, tensor in zip(parts, tensors, strict=True)])
+        return [whole.write(stacked)]
+
+    return Piece({theirs: (whole.rows, *columns)}, [part.ours for part in parts], read, write)
+
+
+def within(theirs: str, ours: str, pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """Yield pieces with a prefix in front of all names of tensors, and another in front of all parameters."""
+    for piece in pieces:
+        yield piece._replace(
+            theirs={theirs + name: shape for name, shape in piece.theirs.items()},
+            ours=[ours + name for name in piece.ours],
+            older=[theirs + name for name in piece.older],
+            copies=[theirs + name for name in piece.copies],
+        )
+
+
+def read(layout: Iterable[Piece], tensors: Tensors) -> dict[str, Tensor]:
+    """Return the `state_dict` of the model, and take the tensors of all pieces.
+
+    Raises:
+        ConversionError: a tensor is missing, or has the wrong shape.
+    """
+    found: dict[str, Tensor] = {}
+    for piece in layout:
+        (first, shape), *others = piece.theirs.items()
+        name = next((other for other in piece.older if other in tensors), first)
+        taken = [tensors.take(name, *shape), *(tensors.take(name, *sizes) for name, sizes in others)]
+        for copy in piece.copies:
+            tensors.take_copy(copy, taken[0])
+        found |= dict(zip(piece.ours, piece.read(taken), strict=True))
+    return found
+
+
+def write(layout: Iterable[Piece], weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of a checkpoint from the `state_dict` of the model."""
+    found: dict[str, Tensor] = {}
+    for piece in layout:
+        made = piece.write([weights[name] for name in piece.ours])
+        found |= {name: tensor.contiguous() for name, tensor in zip(piece.theirs, made, strict=True)}
+    return found
