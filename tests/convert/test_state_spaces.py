@@ -2,10 +2,14 @@ import json
 import shutil
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
-from linrec.convert import ConversionError, from_hugging_face
+from linrec.convert import ConversionError, from_hugging_face, to_hugging_face
 
 from . import released
+
+CASES = [case for case in released.cases() if case.endswith("state_spaces")]
 
 
 def convert(case, options, folder):
@@ -15,6 +19,24 @@ def convert(case, options, folder):
     given = json.loads(path.read_text()) | options
     path.write_text(json.dumps({name: value for name, value in given.items() if value is not None}))
     return from_hugging_face(folder)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_models_are_written_back(case, tmp_path):
+    model, back = from_hugging_face(released.FOLDER / case), tmp_path / "back"
+    to_hugging_face(model, back, like=released.FOLDER / case)
+    assert (back / "config.json").read_bytes() == (released.FOLDER / case / "config.json").read_bytes()
+    expected = load_file(released.FOLDER / case / "model.safetensors")
+    if model.config.tie_embeddings:
+        expected.pop("lm_head.weight", None)
+    if model.config.mixer_args["bias"] and model.config.mixer == "mamba2":
+        # dt has two biases there
+        for layer in range(model.config.n_layers):
+            prefix = f"backbone.layers.{layer}.mixer."
+            dt = expected[f"{prefix}in_proj.bias"][-model.config.mixer_args["n_heads"] :]
+            expected[f"{prefix}dt_bias"] += dt
+            dt.zero_()
+    torch.testing.assert_close(load_file(back / "model.safetensors"), expected, rtol=0, atol=0)
 
 
 def test_what_is_left_out_is_as_the_code_has_it(tmp_path):

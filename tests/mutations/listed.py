@@ -207,10 +207,10 @@ MUTATIONS = (
         ("tests/test_cli.py",),
     ),
     Mutation(
-        "convert/mamba2.py",
+        "convert/layout.py",
         "taps[:, 0].flip(-1)",
         "taps[:, 0]",
-        "converter of Mamba-2: taps in the order of torch's convolution",
+        "converters: taps in the order of torch's convolution",
         ("tests/convert/test_mamba2.py",),
     ),
     Mutation(

@@ -4,10 +4,10 @@ import dataclasses
 
 from linrec.convert import mamba
 from linrec.convert.checkpoint import Options
-from linrec.convert.mamba import weights
+from linrec.convert.mamba import layout
 from linrec.models import ModelConfig
 
-__all__ = ["config", "weights"]
+__all__ = ["config", "layout"]
 
 
 def config(options: Options) -> ModelConfig:

@@ -4,13 +4,16 @@
 from the rank, the `time_step_` options only affect initialisation.
 """
 
-from torch import Tensor
+from collections.abc import Iterator
+from typing import Any
 
-from linrec.convert.checkpoint import Options, Tensors
+from linrec.convert.checkpoint import Options
+from linrec.convert.layers import linear
+from linrec.convert.layout import TAPS, Piece, same
 from linrec.convert.mamba2 import backbone
 from linrec.models import ModelConfig
 
-__all__ = ["config", "mixer", "weights"]
+__all__ = ["config", "layout", "mixer"]
 
 
 def config(options: Options) -> ModelConfig:
@@ -42,38 +45,30 @@ def config(options: Options) -> ModelConfig:
     )
 
 
-def weights(tensors: Tensors, config: ModelConfig) -> dict[str, Tensor]:
-    """Return the `state_dict` of the model, built from the checkpoint's tensors.
-
-    Raises:
-        ConversionError: a tensor is missing or has the wrong shape.
-    """
-    return backbone(tensors, config, mixer)
+def layout(options: Options, config: ModelConfig) -> Iterator[Piece]:
+    """Yield the pieces of the checkpoint."""
+    yield from backbone(config, mixer)
 
 
-def mixer(tensors: Tensors, prefix: str, config: ModelConfig) -> dict[str, Tensor]:
-    """Return the `state_dict` of one layer's mixer.
-
-    Raises:
-        ConversionError: a tensor is missing or has the wrong shape.
-    """
-    arguments, d_model = config.mixer_args, config.d_model
-    d_inner, d_state, rank = arguments["expand"] * d_model, arguments["d_state"], arguments["dt_rank"]
-    taps = tensors.take(prefix + "conv1d.weight", d_inner, 1, arguments["conv_size"])
-    found = {
-        "xz.weight": tensors.take(prefix + "in_proj.weight", 2 * d_inner, d_model),
-        # torch's convolution stores the tap of the current step last
-        "conv.weight": taps[:, 0].flip(-1),
-        "dtBC.weight": tensors.take(prefix + "x_proj.weight", rank + 2 * d_state, d_inner),
-        "W_dt.weight": tensors.take(prefix + "dt_proj.weight", d_inner, rank),
-        "W_dt.bias": tensors.take(prefix + "dt_proj.bias", d_inner),
-        "A_log": tensors.take(prefix + "A_log", d_inner, d_state),
-        "D": tensors.take(prefix + "D", d_inner),
-        "out.weight": tensors.take(prefix + "out_proj.weight", d_model, d_inner),
-    }
-    if arguments["conv_bias"]:
-        found["conv.bias"] = tensors.take(prefix + "conv1d.bias", d_inner)
-    if arguments["bias"]:
-        found["xz.bias"] = tensors.take(prefix + "in_proj.bias", 2 * d_inner)
-        found["out.bias"] = tensors.take(prefix + "out_proj.bias", d_model)
-    return found
+def mixer(
+    d_model: int,
+    *,
+    expand: int,
+    d_state: int,
+    dt_rank: int,
+    conv_size: int,
+    conv_bias: bool,
+    bias: bool,
+    **_: Any,
+) -> Iterator[Piece]:
+    """Yield the pieces of a mixer, given its arguments; the names are the same in all released code."""
+    d_inner = expand * d_model
+    yield from linear("in_proj", "xz", 2 * d_inner, d_model, bias=bias)
+    yield same("conv1d.weight", "conv.weight", d_inner, 1, conv_size, changes=[TAPS])
+    if conv_bias:
+        yield same("conv1d.bias", "conv.bias", d_inner)
+    yield from linear("x_proj", "dtBC", dt_rank + 2 * d_state, d_inner)
+    yield from linear("dt_proj", "W_dt", d_inner, dt_rank, bias=True)
+    yield same("A_log", "A_log", d_inner, d_state)
+    yield same("D", "D", d_inner)
+    yield from linear("out_proj", "out", d_model, d_inner, bias=bias)

@@ -2,19 +2,22 @@
 
 transformers ignores `norm_before_gate` and `rms_norm`, which some config.json files contain: its layers
 always have the norm, after the gate. `residual_in_fp32` and `chunk_size` affect precision and speed only.
+With `use_bias`, dt has two biases in transformers, of which the model has the sum.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
+import torch
 from torch import Tensor
 
-from linrec.convert.checkpoint import ConversionError, Options, Tensors
+from linrec.convert.checkpoint import ConversionError, Options
+from linrec.convert.layers import linear, vocabulary
+from linrec.convert.layout import TAPS, Change, Part, Piece, rows, same, within
 from linrec.models import ModelConfig
 
-__all__ = ["backbone", "config", "dt_limit", "mixer", "weights"]
-
-Mixer = Callable[[Tensors, str, ModelConfig], dict[str, Tensor]]
+__all__ = ["backbone", "config", "dt_limit", "layout", "mixer"]
 
 
 def config(options: Options) -> ModelConfig:
@@ -56,41 +59,26 @@ def config(options: Options) -> ModelConfig:
     )
 
 
-def weights(tensors: Tensors, config: ModelConfig) -> dict[str, Tensor]:
-    """Return the `state_dict` of the model, built from the checkpoint's tensors.
-
-    Raises:
-        ConversionError: a tensor is missing or has the wrong shape.
-    """
-    return backbone(tensors, config, mixer)
+def layout(options: Options, config: ModelConfig) -> Iterator[Piece]:
+    """Yield the pieces of the checkpoint."""
+    yield from backbone(config, mixer)
 
 
-def backbone(tensors: Tensors, config: ModelConfig, mixer: Mixer) -> dict[str, Tensor]:
-    """Return the `state_dict` of a model that differs from Mamba-2 only in its mixers.
+def backbone(config: ModelConfig, mixer: Callable[..., Iterator[Piece]]) -> Iterator[Piece]:
+    """Yield the pieces of a model that differs from Mamba-2 only in its mixers.
 
     Args:
-        tensors: tensors of the checkpoint.
         config: configuration of the model.
-        mixer: returns the `state_dict` of one layer's mixer, given the tensors, prefix and configuration.
-
-    Raises:
-        ConversionError: a tensor is missing or has the wrong shape.
+        mixer: yields the pieces of a mixer, given `d_model` and the mixer's arguments.
     """
-    d_model = config.d_model
-    # the name in checkpoints of 2024
-    old = "backbone.embedding.weight"
-    name = old if old in tensors else "backbone.embeddings.weight"
-    embedding = tensors.take(name, config.vocab_size, d_model)
-    found = {"embedding.weight": embedding, "norm.weight": tensors.take("backbone.norm_f.weight", d_model)}
+    # the older name is that of checkpoints of 2024
+    yield from vocabulary(config, "backbone.embeddings.weight", older="backbone.embedding.weight")
+    yield same("backbone.norm_f.weight", "norm.weight", config.d_model)
     for layer in range(config.n_layers):
         theirs, ours = f"backbone.layers.{layer}.", f"blocks.{layer}."
-        found[ours + "mixer_norm.weight"] = tensors.take(theirs + "norm.weight", d_model)
-        for key, tensor in mixer(tensors, theirs + "mixer.", config).items():
-            found[f"{ours}mixer.{key}"] = tensor
-    if config.tie_embeddings:
-        tensors.take_copy("lm_head.weight", embedding)
-        return found | {"head.weight": embedding}
-    return found | {"head.weight": tensors.take("lm_head.weight", config.vocab_size, d_model)}
+        yield same(f"{theirs}norm.weight", f"{ours}mixer_norm.weight", config.d_model)
+        pieces = mixer(config.d_model, **config.mixer_args)
+        yield from within(f"{theirs}mixer.", f"{ours}mixer.", pieces)
 
 
 def dt_limit(options: Options, name: str, default: list[float] | None = None) -> tuple[float, float] | None:
@@ -111,40 +99,52 @@ def dt_limit(options: Options, name: str, default: list[float] | None = None) ->
     return None if (low, high) == (0, math.inf) else (low, high)
 
 
-def mixer(tensors: Tensors, prefix: str, config: ModelConfig) -> dict[str, Tensor]:
-    """Return the `state_dict` of one layer's mixer.
+def mixer(
+    d_model: int,
+    *,
+    expand: int,
+    n_heads: int,
+    d_state: int,
+    n_groups: int,
+    conv_size: int,
+    conv_bias: bool,
+    bias: bool,
+    D: str = "head",
+    output_norm: str = "rms",
+    **_: Any,
+) -> Iterator[Piece]:
+    """Yield the pieces of a mixer, given its arguments; the names are the same in all released code."""
+    d_inner = expand * d_model
+    convolved = d_inner + 2 * n_groups * d_state
+    # z, X, B and C; then dt
+    parts = [Part("zXBC.weight", d_inner + convolved), Part("dt.weight", n_heads)]
+    yield rows("in_proj.weight", parts, d_model)
+    yield same("conv1d.weight", "conv.weight", convolved, 1, conv_size, changes=[TAPS])
+    if conv_bias:
+        yield same("conv1d.bias", "conv.bias", convolved)
+    yield _biases(d_inner + convolved, n_heads) if bias else same("dt_bias", "dt.bias", n_heads)
+    yield same("A_log", "A_log", n_heads)
+    yield same("D", "D", d_inner if D == "channel" else n_heads, changes=[_of_heads(n_heads)])
+    if output_norm == "rms":
+        yield same("norm.weight", "norm.weight", d_inner)
+    yield from linear("out_proj", "out", d_model, d_inner, bias=bias)
 
-    Raises:
-        ConversionError: a tensor is missing or has the wrong shape.
-    """
-    arguments, d_model = config.mixer_args, config.d_model
-    d_inner, n_heads = arguments["expand"] * d_model, arguments["n_heads"]
-    convolved = d_inner + 2 * arguments["n_groups"] * arguments["d_state"]
-    width = d_inner + convolved
 
-    # rows of z, X, B, C and dt
-    projection = tensors.take(prefix + "in_proj.weight", width + n_heads, d_model)
-    taps = tensors.take(prefix + "conv1d.weight", convolved, 1, arguments["conv_size"])
-    dt_bias = tensors.take(prefix + "dt_bias", n_heads)
-    found = {
-        "zXBC.weight": projection[:width],
-        "dt.weight": projection[width:],
-        # torch's convolution stores the tap of the current step last
-        "conv.weight": taps[:, 0].flip(-1),
-        "A_log": tensors.take(prefix + "A_log", n_heads),
-        "out.weight": tensors.take(prefix + "out_proj.weight", d_model, d_inner),
-    }
-    # in transformers D is per head, and the norm is always there
-    each = d_inner if arguments.get("D") == "channel" else n_heads
-    found["D"] = tensors.take(prefix + "D", each).unflatten(0, (n_heads, -1))
-    if arguments.get("output_norm") != "none":
-        found["norm.weight"] = tensors.take(prefix + "norm.weight", d_inner)
-    if arguments["conv_bias"]:
-        found["conv.bias"] = tensors.take(prefix + "conv1d.bias", convolved)
-    if arguments["bias"]:
-        bias = tensors.take(prefix + "in_proj.bias", width + n_heads)
-        found["zXBC.bias"] = bias[:width]
-        # in transformers dt has two biases
-        dt_bias = dt_bias + bias[width:]
-        found["out.bias"] = tensors.take(prefix + "out_proj.bias", d_model)
-    return found | {"dt.bias": dt_bias}
+def _of_heads(n_heads: int) -> Change:
+    """Return the change of a flat D to the numbers of each head."""
+    return Change(lambda flat: flat.unflatten(0, (n_heads, -1)), Tensor.flatten)
+
+
+def _biases(width: int, n_heads: int) -> Piece:
+    """Return the piece of the input projection's bias, where dt has two biases: their sum is the model's."""
+
+    def read(tensors: Sequence[Tensor]) -> list[Tensor]:
+        bias, dt_bias = tensors
+        return [bias[:width], bias[width:] + dt_bias]
+
+    def write(tensors: Sequence[Tensor]) -> list[Tensor]:
+        bias, dt_bias = tensors
+        return [torch.cat([bias, torch.zeros_like(dt_bias)]), dt_bias]
+
+    sizes = {"in_proj.bias": (width + n_heads,), "dt_bias": (n_heads,)}
+    return Piece(sizes, ["zXBC.bias", "dt.bias"], read, write)

@@ -7,15 +7,16 @@ options affect initialisation only.
 """
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
-from torch import Tensor
-
 from linrec.convert import mamba, mamba2
-from linrec.convert.checkpoint import ConversionError, Options, Tensors
+from linrec.convert.checkpoint import ConversionError, Options
+from linrec.convert.layers import vocabulary
+from linrec.convert.layout import Part, Piece, rows, same, within
 from linrec.models import ModelConfig
 
-__all__ = ["config", "weights"]
+__all__ = ["config", "layout"]
 
 # arguments of the layers: shared by both, specific to each, and without effect on the output
 BOTH = {"layer", "d_state", "d_conv", "expand", "conv_bias", "bias"}
@@ -61,6 +62,7 @@ def config(options: Options) -> ModelConfig:
         # without channel mixing the width is unused, but must be valid
         d_channel_mixing=_up_to(MULTIPLE, max(d_hidden, 1)),
         channel_mixing="swiglu" if d_hidden > 0 else "none",
+        channel_mixing_bias=False,
         norm="rms" if options.read("rms_norm", bool, True) else "layer",
         norm_eps=NORM_EPS,
         tie_embeddings=options.read("tie_embeddings", bool, True),
@@ -68,27 +70,23 @@ def config(options: Options) -> ModelConfig:
     )
 
 
-def weights(tensors: Tensors, config: ModelConfig) -> dict[str, Tensor]:
-    """Return the `state_dict` of the model, built from the checkpoint's tensors.
-
-    Raises:
-        ConversionError: a tensor is missing or has the wrong shape.
-    """
+def layout(options: Options, config: ModelConfig) -> Iterator[Piece]:
+    """Yield the pieces of the checkpoint."""
+    d_model, d_hidden = config.d_model, config.d_channel_mixing
     mixer = mamba2.mixer if config.mixer == "mamba2" else mamba.mixer
-    found = mamba2.backbone(tensors, config, mixer)
-    norms = {"norm": "backbone.norm_f"}
+    yield from vocabulary(config, "backbone.embedding.weight", older="backbone.embeddings.weight")
+    yield from _norm("backbone.norm_f", "norm", config)
     for layer in range(config.n_layers):
-        ours, theirs = f"blocks.{layer}.", f"backbone.layers.{layer}."
-        norms[ours + "mixer_norm"] = theirs + "norm"
+        theirs, ours = f"backbone.layers.{layer}.", f"blocks.{layer}."
+        yield from _norm(f"{theirs}norm", f"{ours}mixer_norm", config)
+        pieces = mixer(d_model, **config.mixer_args)
+        yield from within(f"{theirs}mixer.", f"{ours}mixer.", pieces)
         if config.channel_mixing != "none":
-            norms[ours + "channel_mixing_norm"] = theirs + "norm2"
-            weight = tensors.take(theirs + "norm2.weight", config.d_model)
-            unit = _channel_mixing(tensors, theirs + "mlp.", config)
-            found[ours + "channel_mixing_norm.weight"] = weight
-            found |= {f"{ours}channel_mixing.{key}": tensor for key, tensor in unit.items()}
-    if config.norm == "layer":
-        found |= {f"{n}.bias": tensors.take(f"{theirs}.bias", config.d_model) for n, theirs in norms.items()}
-    return found
+            yield from _norm(f"{theirs}norm2", f"{ours}channel_mixing_norm", config)
+            # a SwiGLU whose first matrix stacks the rows of the value and of the gate
+            first = [Part("up.weight", d_hidden), Part("gate.weight", d_hidden)]
+            unit = [rows("fc1.weight", first, d_model), same("fc2.weight", "down.weight", d_model, d_hidden)]
+            yield from within(f"{theirs}mlp.", f"{ours}channel_mixing.", unit)
 
 
 def _arguments(layer: Options, kind: str, d_model: int) -> dict[str, Any]:
@@ -118,14 +116,11 @@ def _arguments(layer: Options, kind: str, d_model: int) -> dict[str, Any]:
     }
 
 
-def _channel_mixing(tensors: Tensors, prefix: str, config: ModelConfig) -> dict[str, Tensor]:
-    """Return the `state_dict` of a SwiGLU whose first matrix stacks the rows of the value and of the gate."""
-    d_model, d_hidden = config.d_model, config.d_channel_mixing
-    up, gate = tensors.take(prefix + "fc1.weight", 2 * d_hidden, d_model).chunk(2)
-    found = {"up": up, "gate": gate, "down": tensors.take(prefix + "fc2.weight", d_model, d_hidden)}
-    # linrec's unit has biases; the released unit does not
-    biases = {f"{name}.bias": weight.new_zeros(len(weight)) for name, weight in found.items()}
-    return {f"{name}.weight": weight for name, weight in found.items()} | biases
+def _norm(theirs: str, ours: str, config: ModelConfig) -> Iterator[Piece]:
+    """Yield the pieces of a norm, which has a bias if it is layer normalisation."""
+    yield same(f"{theirs}.weight", f"{ours}.weight", config.d_model)
+    if config.norm == "layer":
+        yield same(f"{theirs}.bias", f"{ours}.bias", config.d_model)
 
 
 def _up_to(multiple: int, number: int) -> int:
