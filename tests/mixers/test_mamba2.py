@@ -44,8 +44,8 @@ def convolved(conv: torch.nn.Module | None, x: torch.Tensor) -> torch.Tensor:
 
 def by_hand(mixer, row, *, own="X", groups=1, phi=silu, sequential=False, before=False, limit=(0, math.inf)):
     """y (t, d_model) and S (h, P, N) of one row (t, d_model), head by head and step by step."""
-    heads, width = mixer.n_heads, 2 * D // mixer.n_heads
-    z, mixed = linear(mixer.zXBC, row).tensor_split([2 * D], -1)
+    heads, width = mixer.n_heads, mixer.out.in_features // mixer.n_heads
+    z, mixed = linear(mixer.zXBC, row).tensor_split([mixer.out.in_features], -1)
     mixed = convolved(mixer.conv, mixed)
     copies = {part: heads if part in own else groups for part in "XBC"}
     if sequential:
@@ -103,6 +103,7 @@ def by_hand(mixer, row, *, own="X", groups=1, phi=silu, sequential=False, before
             {"sequential": True, "own": "C"},
         ),
         ({"conv_size": None, "D": "none", "output_norm": "none"}, {}),
+        ({"d_inner": 12, "n_heads": 3, "output_bias": True}, {}),
     ],
 )
 def test_the_layer_is_the_papers_equations(arguments, expected):
@@ -169,6 +170,10 @@ def test_no_weight_decay_for_what_makes_decay_step_and_skip():
         # P = 16: z, X, B and C; dt; taps and their biases; A_log, dt's bias and D; norm; out
         ({}, (32 + 2 * N) * D + D + (16 + 2 * N) * 5 + 3 + 16 + 16 * D),
         ({"n_heads": 4, "n_groups": 2}, (32 + 4 * N) * D + 4 * D + (16 + 4 * N) * 5 + 12 + 16 + 16 * D),
+        (
+            {"d_inner": 12, "bias": True, "output_bias": False},
+            (24 + 2 * N) * (D + 1) + D + (12 + 2 * N) * 5 + 15 + 12 * D,
+        ),
         # X of 8 channels alone is convolved; B and C come from it, C for each of 2 heads
         (
             {"n_heads": 2, "heads": "multi_contract", "projections": "sequential", "D": "channel"},
@@ -226,6 +231,7 @@ def test_token_mixing_is_what_values_are_multiplied_by():
     ("arguments", "message"),
     [
         ({"n_heads": 3}, "`expand * d_model` must be a positive multiple of `n_heads` = 3; got 16"),
+        ({"d_inner": 5, "n_heads": 2}, "`d_inner` must be a positive multiple of `n_heads` = 2; got 5"),
         ({"expand": 0}, "`expand * d_model` must be a positive multiple of `n_heads` = 1; got 0"),
         ({"n_heads": 4, "n_groups": 3}, "`n_groups` must be a positive divisor of `n_heads` = 4; got 3"),
         ({"d_state": 0}, "`d_state` must be at least 1; got 0"),

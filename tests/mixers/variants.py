@@ -107,6 +107,14 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "heads": {"n_heads": 2, "d_v": 4, "output_projection": True, "transition": "fixed", "scale": 0.5},
         "real": {"phase_activation": "none", "magnitude_activation": "stable_exp"},
     },
+    "falcon_h1": {
+        "paper": {"attention": {"n_heads": 2}, "mamba2": {"d_state": 5}},
+        "released": {
+            "attention": {"n_heads": 4, "kv_heads": 2, "d_head": 2, "rotary_base": 1e11},
+            "mamba2": {"d_inner": 6, "n_heads": 3, "d_state": 4, "output_norm": "none"},
+        },
+        "window": {"attention": {"kv_heads": 1, "window": 4}, "mamba2": {"d_state": 3, "conv_size": None}},
+    },
     "gilr": {
         "paper": {},
         "refined": {"impulse": "relu", "output_projection": True, "refine": True, "uniform_init": True},

@@ -66,6 +66,7 @@ class Mamba2(Mixer):
     Args:
         d_model: width of the sequence.
         expand: width of X over all heads, as a multiple of `d_model`.
+        d_inner: width of X over all heads; None is `expand` * `d_model`.
         n_heads: heads h. None is the largest number that leaves at least 64 channels to each head, or 1.
         d_state: channels of B and C, in front of the feature map.
         n_groups: groups of heads. The heads of a group share the parts that `heads` does not name; the norm
@@ -78,6 +79,7 @@ class Mamba2(Mixer):
         conv_bias: whether the convolution has biases.
         bias: whether the projections of z, X, B, C and of the output have biases; the projection of dt always
             has.
+        output_bias: whether the projection of the output has a bias; None is `bias`.
         D: "head" or "channel", one number for each, or "none".
         output_norm: "rms" or "none".
         norm_before_gate: whether it is RMSNorm(Y) * SiLU(z).
@@ -110,6 +112,7 @@ class Mamba2(Mixer):
         d_model: int,
         *,
         expand: int = 2,
+        d_inner: int | None = None,
         n_heads: int | None = None,
         d_state: int = 128,
         n_groups: int = 1,
@@ -119,6 +122,7 @@ class Mamba2(Mixer):
         conv_size: int | None = 4,
         conv_bias: bool = True,
         bias: bool = False,
+        output_bias: bool | None = None,
         D: Skip = "head",
         output_norm: OutputNorm = "rms",
         norm_before_gate: bool = False,
@@ -141,8 +145,9 @@ class Mamba2(Mixer):
             dt_limit is None or 0 <= dt_limit[0] <= dt_limit[1],
             f"`dt_limit` must be (low, high) with 0 <= low <= high; got {dt_limit}.",
         )
-        d_inner = expand * d_model
-        sizes = split_width("expand * d_model", d_inner, n_heads, least=CHANNELS_PER_HEAD)
+        name = "expand * d_model" if d_inner is None else "d_inner"
+        d_inner = expand * d_model if d_inner is None else d_inner
+        sizes = split_width(name, d_inner, n_heads, least=CHANNELS_PER_HEAD)
         self.n_heads, self.d_head = sizes
         divisor("n_heads", self.n_heads, n_groups=n_groups)
         self.phi = feature_maps.build_without_phase(feature_map, d_state, of="Mamba-2")
@@ -170,7 +175,7 @@ class Mamba2(Mixer):
         self.norm: nn.Module = nn.Identity()
         if output_norm == "rms":
             self.norm = GroupRMSNorm(d_inner, n_groups=n_groups, eps=norm_eps)
-        self.out = nn.Linear(d_inner, d_model, bias=bias)
+        self.out = nn.Linear(d_inner, d_model, bias=bias if output_bias is None else output_bias)
         with torch.no_grad():
             self.out.weight.mul_(out_scale)
 
