@@ -55,6 +55,24 @@ def test_a_converted_checkpoint_is_a_run(checkpoint: Path, capsys: pytest.Captur
     assert main(["inspect", "run", "--prompt", "a rose", "--no-matrices", "--device", "cpu"]) == 0
 
 
+def test_a_run_is_converted_back(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["convert", str(checkpoint), "--out", "run", "--tokenizer", "bytes"]) == 0
+    assert main([*TRAIN, "--init-from", "run", "--out", "moved"]) == 0
+    assert main(["convert", "moved", "--out", "back", "--like", str(checkpoint)]) == 0
+    theirs = transformers.MambaForCausalLM.from_pretrained("back").eval()
+    tokens = torch.arange(9)[None]
+    expected = load_run("moved").model()(tokens)[0]
+    torch.testing.assert_close(theirs(tokens).logits, expected, rtol=1e-4, atol=1e-4)
+    assert (Path("back") / "config.json").read_text() == (checkpoint / "config.json").read_text()
+    back = ["convert", "moved", "--out"]
+    assert "already exists" in complaint([*back, "back", "--like", "checkpoint"], capsys)
+    assert "no folder none" in complaint([*back, "next", "--like", "none"], capsys)
+    other = transformers.MambaConfig(vocab_size=260, hidden_size=8, num_hidden_layers=2, state_size=2)
+    transformers.MambaForCausalLM(other).save_pretrained("other")
+    said = complaint([*back, "next", "--like", "other"], capsys)
+    assert "describes another model: `n_layers` is 2, but the model has 1" in said
+
+
 @pytest.mark.parametrize("kind", ["run", "checkpoint"])
 def test_training_starts_from_a_run_or_a_checkpoint(kind: str, checkpoint: Path) -> None:
     assert main(["convert", str(checkpoint), "--out", "run", "--tokenizer", "bytes"]) == 0

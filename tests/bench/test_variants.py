@@ -7,8 +7,8 @@ from linrec.bench import get_suite, make_jobs, make_rows
 from linrec.bench.jobs import write_job
 from linrec.bench.variants import folder_name, parse_variant, short, split_list
 from linrec.models import LanguageModel, ModelConfig
+from linrec.models.arguments import complete_mixer_args
 from linrec.train import ConfigError
-from linrec.train.config import complete_mixer_args
 
 OWN = f"{__package__}.own_mixers"
 

@@ -8,8 +8,9 @@ import pytest
 
 from linrec import mixers
 from linrec.cli.parsing import option_names
+from linrec.models.arguments import complete_mixer_args
 from linrec.train import get_recipe, recipe_names
-from linrec.train.config import complete_mixer_args, config_from_dict, config_to_dict
+from linrec.train.config import config_from_dict, config_to_dict
 from linrec.train.options import config_of, options_type
 
 

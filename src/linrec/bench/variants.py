@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from linrec.errors import unknown
-from linrec.train.config import mixer_parameters
+from linrec.models.arguments import mixer_parameters
 
 __all__ = ["Variant", "parse_variant", "split_list"]
 

@@ -1,10 +1,15 @@
-"""`linrec convert CHECKPOINT`: convert another library's checkpoint to a run folder."""
+"""`linrec convert CHECKPOINT`: convert another library's checkpoint to a run folder, or a run back."""
 
 import shlex
+from pathlib import Path
 
 from linrec.cli.options import ConvertOptions
 from linrec.cli.output import say
 from linrec.cli.parsing import one_line_errors, parse
+from linrec.convert import ConversionError, to_hugging_face
+from linrec.errors import ConfigError
+from linrec.models import LanguageModel
+from linrec.train import load_run
 from linrec.train.processes import program
 from linrec.train.start import open_start, tokenizer_for, write_converted
 
@@ -14,9 +19,25 @@ def run(words: list[str]) -> int:
     options = parse(ConvertOptions, words, "linrec convert")
     command = shlex.join([*program(), "convert", *words])
     with one_line_errors():
+        if options.like is not None:
+            return _back(options, options.like)
         start = open_start(options.checkpoint)
         tokenizer = tokenizer_for(start, options.tokenizer)
         write_converted(start, options.out, tokenizer, length=options.length, command=command)
-    parameters = sum(parameter.numel() for parameter in start.model.parameters())
-    say(f"{parameters:,} parameters; all in {options.out}")
+    return _done(start.model, options.out)
+
+
+def _back(options: ConvertOptions, like: Path) -> int:
+    """Write the model of a run in the layout of a checkpoint."""
+    model = load_run(options.checkpoint).model()
+    try:
+        to_hugging_face(model, options.out, like=like)
+    except ConversionError as error:
+        raise ConfigError(str(error)) from error
+    return _done(model, options.out)
+
+
+def _done(model: LanguageModel, out: Path) -> int:
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    say(f"{parameters:,} parameters; all in {out}")
     return 0

@@ -210,19 +210,24 @@ class BenchOptions:
 class ConvertOptions:
     """Convert another library's checkpoint to a run folder, to generate, evaluate, inspect and train from.
 
-    `linrec train lm --init-from RUN` trains the converted model further.
+    `linrec train lm --init-from RUN` trains the converted model further. With --like, convert a run back to
+    the checkpoint's layout.
 
     Args:
-        checkpoint: a folder in the Hugging Face layout, or the weight file of an RWKV model.
-        out: run folder to create.
+        checkpoint: a folder in the Hugging Face layout, or the weight file of an RWKV model; with --like, a
+            run folder.
+        out: run folder to create; with --like, the checkpoint folder to create.
         tokenizer: name or path of a tokenizer; by default the tokenizer.json of the checkpoint's folder.
         length: tokens of context that the model was trained for.
+        like: the checkpoint folder that the run was converted from; its config.json and its tokenizer are
+            copied.
     """
 
     checkpoint: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="CHECKPOINT")]
     out: Path
     tokenizer: str | None = None
     length: int = 2048
+    like: Path | None = None
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ from linrec.convert.checkpoint import (
 )
 from linrec.errors import unknown
 from linrec.models import LanguageModel, ModelConfig
+from linrec.models.arguments import complete_mixer_args
 
 __all__ = [
     "ConversionError",
@@ -123,13 +124,7 @@ def to_hugging_face(
     options = open_options(Path(like))
     architecture = _architecture(options)
     config = architecture.config(options)
-    if config != model.config:
-        ours, theirs = dataclasses.asdict(model.config), dataclasses.asdict(config)
-        name = next(name for name in ours if ours[name] != theirs[name])
-        raise ConversionError(
-            f"{options.path} describes another model: `{name}` is {theirs[name]!r}, but the model has "
-            f"{ours[name]!r}. Pass the checkpoint that the model was converted from."
-        )
+    _check_equal(model.config, config, options)
     weights = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
     tensors = layout.write(architecture.layout(options, config), weights)
     write_checkpoint(Path(folder), {name: tensor.to(dtype) for name, tensor in tensors.items()}, Path(like))
@@ -160,6 +155,24 @@ def from_rwkv_lm(path: str | Path) -> LanguageModel:
         weights = rwkv_lm.weights(tensors, config)
         tensors.check_all_taken()
         return _model(config, weights)
+
+
+def _check_equal(ours: ModelConfig, theirs: ModelConfig, options: Options) -> None:
+    """Refuse a model that differs from the configuration in config.json."""
+    pairs = zip(_flat(ours).items(), _flat(theirs).values(), strict=True)
+    for (name, own), other in pairs:
+        if own != other:
+            raise ConversionError(
+                f"{options.path} describes another model: `{name}` is {other!r}, but the model has {own!r}. "
+                "Pass the checkpoint that the model was converted from."
+            )
+
+
+def _flat(config: ModelConfig) -> dict[str, Any]:
+    """Return the fields of a configuration; fields with the same effect are equal."""
+    arguments = complete_mixer_args(config.mixer, config.mixer_args)
+    outputs = config.vocab_size if config.n_outputs is None else config.n_outputs
+    return dataclasses.asdict(dataclasses.replace(config, n_outputs=outputs, mixer_args=arguments))
 
 
 def _architecture(options: Options) -> Any:

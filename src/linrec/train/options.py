@@ -13,14 +13,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from linrec import mixers
+from linrec.models.arguments import complete_mixer_args, mixer_parameters
 from linrec.nn.channel_mixing import ChannelMixing
-from linrec.train.config import (
-    TrainConfig,
-    complete_mixer_args,
-    mixer_parameters,
-    model_type,
-    values_from_task,
-)
+from linrec.train.config import TrainConfig, model_type, values_from_task
 
 MOST_USED = {
     "data": ("path", "dataset", "length"),
