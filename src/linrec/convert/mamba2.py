@@ -102,19 +102,22 @@ def dt_limit(options: Options, name: str, default: list[float] | None = None) ->
 def mixer(
     d_model: int,
     *,
-    expand: int,
     n_heads: int,
     d_state: int,
     n_groups: int,
     conv_size: int,
     conv_bias: bool,
     bias: bool,
+    expand: int = 2,
+    d_inner: int | None = None,
+    output_bias: bool | None = None,
     D: str = "head",
     output_norm: str = "rms",
     **_: Any,
 ) -> Iterator[Piece]:
     """Yield the pieces of a mixer, given its arguments; the names are the same in all released code."""
-    d_inner = expand * d_model
+    d_inner = expand * d_model if d_inner is None else d_inner
+    output_bias = bias if output_bias is None else output_bias
     convolved = d_inner + 2 * n_groups * d_state
     # z, X, B and C; then dt
     parts = [Part("zXBC.weight", d_inner + convolved), Part("dt.weight", n_heads)]
@@ -127,7 +130,7 @@ def mixer(
     yield same("D", "D", d_inner if D == "channel" else n_heads, changes=[_of_heads(n_heads)])
     if output_norm == "rms":
         yield same("norm.weight", "norm.weight", d_inner)
-    yield from linear("out_proj", "out", d_model, d_inner, bias=bias)
+    yield from linear("out_proj", "out", d_model, d_inner, bias=output_bias)
 
 
 def _of_heads(n_heads: int) -> Change:

@@ -1,0 +1,129 @@
+"""Bamba, as in `BambaForCausalLM` of transformers: layers of Mamba-2, and a few layers of attention.
+
+Half of the channels of a head turn, unless the table of rotary positions says otherwise: transformers ignores
+a `partial_rotary_factor` outside of the table. `mamba_chunk_size` affects speed only, and
+`z_loss_coefficient` training.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from linrec.convert.checkpoint import ConversionError, Options
+from linrec.convert.layers import attention, swiglu, vocabulary
+from linrec.convert.layout import Piece, same, within
+from linrec.convert.mamba2 import dt_limit, mixer
+from linrec.models import ModelConfig
+
+__all__ = ["attention_arguments", "config", "layout", "mamba2_arguments", "rotary"]
+
+
+def config(options: Options) -> ModelConfig:
+    """Return the model configuration that config.json describes.
+
+    Raises:
+        ConversionError: an option is missing or has an unsupported value.
+    """
+    options.supported("hidden_act", ("silu", "swish"))
+    d_model, n_layers = options.read("hidden_size", int), options.read("num_hidden_layers", int)
+    attended = options.read("attn_layer_indices", list, [])
+    arguments = {
+        "attention": attention_arguments(options, d_model) | rotary(options, 0.5),
+        "mamba2": mamba2_arguments(options, options.read("mamba_expand", int) * d_model),
+    }
+    pattern = tuple("attention" if layer in attended else "mamba2" for layer in range(n_layers))
+    return ModelConfig(
+        vocab_size=options.read("vocab_size", int),
+        d_model=d_model,
+        n_layers=n_layers,
+        mixer=pattern,
+        mixer_args={name: arguments[name] for name in pattern},
+        d_channel_mixing=options.read("intermediate_size", int),
+        channel_mixing="swiglu",
+        channel_mixing_bias=options.read("mlp_bias", bool, False),
+        norm="rms",
+        norm_eps=options.read("rms_norm_eps", float),
+        tie_embeddings=options.read("tie_word_embeddings", bool, False),
+        head_bias=False,
+    )
+
+
+def layout(options: Options, config: ModelConfig) -> Iterator[Piece]:
+    """Yield the pieces of the checkpoint."""
+    d_model = config.d_model
+    yield from vocabulary(config)
+    yield same("model.final_layernorm.weight", "norm.weight", d_model)
+    for layer in range(config.n_layers):
+        name, arguments = config.mixer_of(layer)
+        theirs, ours = f"model.layers.{layer}.", f"blocks.{layer}."
+        yield same(f"{theirs}input_layernorm.weight", f"{ours}mixer_norm.weight", d_model)
+        yield same(f"{theirs}pre_ff_layernorm.weight", f"{ours}channel_mixing_norm.weight", d_model)
+        if name == "attention":
+            yield from within(f"{theirs}self_attn.", f"{ours}mixer.", attention(config, layer))
+        else:
+            yield from within(f"{theirs}mamba.", f"{ours}mixer.", mixer(d_model, **arguments))
+        yield from within(f"{theirs}feed_forward.", f"{ours}channel_mixing.", swiglu(config))
+
+
+def attention_arguments(options: Options, d_model: int) -> dict[str, Any]:
+    """Return the arguments of attention, without positions.
+
+    Raises:
+        ConversionError: an option is missing or invalid.
+    """
+    n_heads = options.read("num_attention_heads", int)
+    if n_heads < 1:
+        raise ConversionError(f"{options.path}: `num_attention_heads` must be at least 1; got {n_heads}.")
+    return {
+        "n_heads": n_heads,
+        "d_head": options.read("head_dim", int, d_model // n_heads),
+        "kv_heads": options.read("num_key_value_heads", int, n_heads),
+        "bias": options.read("attention_bias", bool, False),
+        "dropout": options.read("attention_dropout", float, 0.0),
+    }
+
+
+def rotary(options: Options, fraction: float = 1.0) -> dict[str, Any]:
+    """Return the arguments of attention for rotary positions.
+
+    Args:
+        options: the options; checkpoints before 2026 name the table `rope_scaling`, and have `rope_theta`
+            outside of it.
+        fraction: share of the channels that turn, unless the table has another.
+
+    Raises:
+        ConversionError: the positions are scaled, or an option is invalid.
+    """
+    table = options.read("rope_scaling", dict, options.read("rope_parameters", dict, {}))
+    named = Options(table, options.path)
+    for name in ("rope_type", "type"):
+        named.supported(name, ("default",), "default")
+    return {
+        "rotary_base": named.read("rope_theta", float, options.read("rope_theta", float, 10_000.0)),
+        "rotary_fraction": named.read("partial_rotary_factor", float, fraction),
+    }
+
+
+def mamba2_arguments(options: Options, d_inner: int) -> dict[str, Any]:
+    """Return the arguments of Mamba-2, whose options have the prefix "mamba_".
+
+    Raises:
+        ConversionError: an option is missing or invalid.
+    """
+    n_heads = options.read("mamba_n_heads", int)
+    if n_heads < 1 or d_inner % n_heads:
+        raise ConversionError(
+            f"{options.path}: `mamba_n_heads` must be a positive divisor of the width {d_inner}; "
+            f"got {n_heads}."
+        )
+    options.supported("mamba_d_head", (d_inner // n_heads, "auto"), "auto")
+    return {
+        "d_inner": d_inner,
+        "n_heads": n_heads,
+        "d_state": options.read("mamba_d_state", int),
+        "n_groups": options.read("mamba_n_groups", int),
+        "conv_size": options.read("mamba_d_conv", int),
+        "conv_bias": options.read("mamba_conv_bias", bool, True),
+        "bias": options.read("mamba_proj_bias", bool, False),
+        "norm_eps": options.read("rms_norm_eps", float),
+        "dt_limit": dt_limit(options, "time_step_limit", [0.0, float("inf")]),
+    }
