@@ -2,16 +2,29 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from linrec.convert.checkpoint import ConversionError, Options
 from linrec.convert.layout import Change, Piece, pairs, same
 from linrec.models import ModelConfig
 
-__all__ = ["attention", "linear", "swiglu", "vocabulary"]
+__all__ = ["attention", "linear", "multiplier", "swiglu", "vocabulary"]
 
 # names of projections and norms in most models of transformers, by names in linrec
 SWIGLU = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
 ATTENTION = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "out": "o_proj"}
 QK_NORMS = {"q": "q_norm", "k": "k_norm"}
 NO_CHANGES: Mapping[str, Sequence[Change]] = {}
+
+
+def multiplier(options: Options, name: str) -> float:
+    """Return an option that multiplies or divides; 1 if it is missing.
+
+    Raises:
+        ConversionError: the option is not above 0, so that weights with it cannot be written back.
+    """
+    factor = options.read(name, float, 1.0)
+    if not factor > 0:
+        raise ConversionError(f"{options.path}: `{name}` must be above 0; got {factor}.")
+    return factor
 
 
 def vocabulary(

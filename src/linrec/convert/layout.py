@@ -19,6 +19,7 @@ __all__ = [
     "Change",
     "Part",
     "Piece",
+    "multiplied",
     "pairs",
     "read",
     "rows",
@@ -175,6 +176,30 @@ def within(theirs: str, ours: str, pieces: Iterable[Piece]) -> Iterator[Piece]:
             older=[theirs + name for name in piece.older],
             copies=[theirs + name for name in piece.copies],
         )
+
+
+def multiplied(pieces: Iterable[Piece], factors: Mapping[str, float | Tensor]) -> Iterator[Piece]:
+    """Yield pieces whose tensors released code multiplies, and whose parameters contain the factors.
+
+    Args:
+        pieces: pieces without the factors.
+        factors: factors by name of the tensor, or by name of the layer for its weight and its bias; a factor
+            broadcasts against the tensor.
+    """
+    for piece in pieces:
+        yield _multiplied(
+            piece, [factors.get(n, factors.get(n.rpartition(".")[0], 1.0)) for n in piece.theirs]
+        )
+
+
+def _multiplied(piece: Piece, factors: Sequence[float | Tensor]) -> Piece:
+    def read(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        return piece.read([tensor * factor for tensor, factor in zip(tensors, factors, strict=True)])
+
+    def write(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        return [tensor / factor for tensor, factor in zip(piece.write(tensors), factors, strict=True)]
+
+    return piece._replace(read=read, write=write)
 
 
 def read(layout: Iterable[Piece], tensors: Tensors) -> dict[str, Tensor]:
