@@ -49,6 +49,20 @@ __all__ = [
 # modules of this package that are not architectures of transformers
 SHARED = ("checkpoint", "flash_linear_attention", "layers", "layout", "rwkv_lm", "state_spaces")
 
+# architectures of transformers with linear recurrences that linrec does not convert, and the reason
+NO_EXPERTS = "linrec has no mixtures of experts"
+REFUSED = {
+    "bailing_hybrid": "linrec has no latent attention and no mixtures of experts",
+    "glm5_next": "linrec has no latent attention and no mixtures of experts",
+    "kimi_linear": "linrec has no latent attention and no mixtures of experts",
+    "lfm2_moe": NO_EXPERTS,
+    "qwen3_5": "this is a model of images and text. Load its text model by `AutoModelForCausalLM`, and save "
+    "it: the `model_type` is then 'qwen3_5_text'",
+    "qwen3_5_moe": NO_EXPERTS,
+    "qwen3_5_moe_text": NO_EXPERTS,
+    "zamba2": "linrec has no blocks of shared attention",
+}
+
 
 def model_types() -> list[str]:
     """Return the supported values of `model_type` in config.json, sorted.
@@ -182,6 +196,8 @@ def _architecture(options: Options) -> Any:
         model_type = "state_spaces"
     else:
         model_type = options.read("model_type", str)
+        if model_type in REFUSED:
+            raise ConversionError(f"{options.path}: `model_type` is {model_type!r}; {REFUSED[model_type]}.")
         if model_type not in model_types():
             raise ConversionError(f"{options.path}: {unknown('`model_type`', model_type, model_types())}")
     return importlib.import_module(f"{__name__}.{model_type}")

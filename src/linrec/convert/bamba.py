@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from linrec.convert.checkpoint import ConversionError, Options
-from linrec.convert.layers import attention, swiglu, vocabulary
+from linrec.convert.layers import attention, attention_arguments, rotary, swiglu, vocabulary
 from linrec.convert.layout import Piece, same, within
 from linrec.convert.mamba2 import dt_limit, mixer
 from linrec.models import ModelConfig
 
-__all__ = ["attention_arguments", "config", "layout", "mamba2_arguments", "rotary"]
+__all__ = ["config", "layout", "mamba2_arguments"]
 
 
 def config(options: Options) -> ModelConfig:
@@ -62,45 +62,6 @@ def layout(options: Options, config: ModelConfig) -> Iterator[Piece]:
         else:
             yield from within(f"{theirs}mamba.", f"{ours}mixer.", mixer(d_model, **arguments))
         yield from within(f"{theirs}feed_forward.", f"{ours}channel_mixing.", swiglu(config))
-
-
-def attention_arguments(options: Options, d_model: int) -> dict[str, Any]:
-    """Return the arguments of attention, without positions.
-
-    Raises:
-        ConversionError: an option is missing or invalid.
-    """
-    n_heads = options.read("num_attention_heads", int)
-    if n_heads < 1:
-        raise ConversionError(f"{options.path}: `num_attention_heads` must be at least 1; got {n_heads}.")
-    return {
-        "n_heads": n_heads,
-        "d_head": options.read("head_dim", int, d_model // n_heads),
-        "kv_heads": options.read("num_key_value_heads", int, n_heads),
-        "bias": options.read("attention_bias", bool, False),
-        "dropout": options.read("attention_dropout", float, 0.0),
-    }
-
-
-def rotary(options: Options, fraction: float = 1.0) -> dict[str, Any]:
-    """Return the arguments of attention for rotary positions.
-
-    Args:
-        options: the options; checkpoints before 2026 name the table `rope_scaling`, and have `rope_theta`
-            outside of it.
-        fraction: share of the channels that turn, unless the table has another.
-
-    Raises:
-        ConversionError: the positions are scaled, or an option is invalid.
-    """
-    table = options.read("rope_scaling", dict, options.read("rope_parameters", dict, {}))
-    named = Options(table, options.path)
-    for name in ("rope_type", "type"):
-        named.supported(name, ("default",), "default")
-    return {
-        "rotary_base": named.read("rope_theta", float, options.read("rope_theta", float, 10_000.0)),
-        "rotary_fraction": named.read("partial_rotary_factor", float, fraction),
-    }
 
 
 def mamba2_arguments(options: Options, d_inner: int) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from linrec.errors import nearest
 from linrec.files import force_to_disk, partial_of, read_json, reason
 
 __all__ = [
+    "ANY",
     "ConversionError",
     "Options",
     "Tensors",
@@ -30,6 +31,8 @@ CONFIG = "config.json"
 # a single file, or an index of several files; the first that exists is read
 WHOLE, BIN = "model.safetensors", "pytorch_model.bin"
 INDEX = ".index.json"
+# a size that config.json does not imply
+ANY = -1
 # suffixes of files that hold tensors
 TENSORS = (".safetensors", ".bin", ".pth", ".pt", ".h5", ".msgpack", ".gguf")
 T = TypeVar("T")
@@ -139,7 +142,7 @@ class Tensors:
 
         Args:
             name: name of the tensor in the checkpoint.
-            shape: shape that config.json implies; empty for a scalar.
+            shape: shape that config.json implies; empty for a scalar. `ANY` stands for any size.
 
         Returns:
             The tensor, in float32 or float64.
@@ -149,7 +152,7 @@ class Tensors:
         """
         found = self.shape(name)
         del self._left[name]
-        if found != shape:
+        if len(found) != len(shape) or any(a not in (b, ANY) for a, b in zip(shape, found, strict=True)):
             raise ConversionError(
                 f"{self._folder}: `{name}` must have shape {shape} by {self._config}; got {found}. "
                 "The configuration and the tensors belong to different checkpoints."

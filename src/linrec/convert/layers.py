@@ -1,18 +1,99 @@
 """Layouts of layers that several architectures of transformers share."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from linrec.convert.checkpoint import ConversionError, Options
 from linrec.convert.layout import Change, Piece, pairs, same
 from linrec.models import ModelConfig
 
-__all__ = ["attention", "linear", "multiplier", "swiglu", "vocabulary"]
+__all__ = [
+    "attention",
+    "attention_arguments",
+    "layer_types",
+    "linear",
+    "multiplier",
+    "rotary",
+    "rotary_table",
+    "swiglu",
+    "vocabulary",
+]
 
 # names of projections and norms in most models of transformers, by names in linrec
 SWIGLU = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
 ATTENTION = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "out": "o_proj"}
 QK_NORMS = {"q": "q_norm", "k": "k_norm"}
 NO_CHANGES: Mapping[str, Sequence[Change]] = {}
+
+
+def attention_arguments(options: Options, d_model: int) -> dict[str, Any]:
+    """Return the arguments of attention, without positions.
+
+    Raises:
+        ConversionError: an option is missing or invalid.
+    """
+    n_heads = options.read("num_attention_heads", int)
+    if n_heads < 1:
+        raise ConversionError(f"{options.path}: `num_attention_heads` must be at least 1; got {n_heads}.")
+    return {
+        "n_heads": n_heads,
+        "d_head": options.read("head_dim", int, d_model // n_heads),
+        "kv_heads": options.read("num_key_value_heads", int, n_heads),
+        "bias": options.read("attention_bias", bool, False),
+        "dropout": options.read("attention_dropout", float, 0.0),
+    }
+
+
+def rotary(options: Options, fraction: float = 1.0) -> dict[str, Any]:
+    """Return the arguments of attention for rotary positions.
+
+    Args:
+        options: the options; checkpoints before 2026 name the table `rope_scaling`, and have `rope_theta`
+            outside of it.
+        fraction: share of the channels that turn, unless the table has another.
+
+    Raises:
+        ConversionError: the positions are scaled, or an option is invalid.
+    """
+    named = rotary_table(options)
+    return {
+        "rotary_base": named.read("rope_theta", float, options.read("rope_theta", float, 10_000.0)),
+        "rotary_fraction": named.read("partial_rotary_factor", float, fraction),
+    }
+
+
+def rotary_table(options: Options) -> Options:
+    """Return the options of rotary positions, which must not be scaled.
+
+    Raises:
+        ConversionError: the positions are scaled.
+    """
+    table = Options(
+        options.read("rope_scaling", dict, options.read("rope_parameters", dict, {})), options.path
+    )
+    for name in ("rope_type", "type"):
+        table.supported(name, ("default",), "default")
+    return table
+
+
+def layer_types(options: Options, names: Mapping[str, str], default: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return the names of the mixers from the option `layer_types`.
+
+    Args:
+        options: the options.
+        names: name of the mixer by type of layer.
+        default: types of all layers if the option is missing.
+
+    Raises:
+        ConversionError: the option is missing, unsupported, or of another number of layers.
+    """
+    types = options.read("layer_types", list, list(default) or None)
+    n_layers = options.read("num_hidden_layers", int)
+    if len(types) != n_layers or not set(types) <= names.keys():
+        raise ConversionError(
+            f"{options.path}: `layer_types` must be {n_layers} of {', '.join(map(repr, names))}; got {types}."
+        )
+    return tuple(names[kind] for kind in types)
 
 
 def multiplier(options: Options, name: str) -> float:

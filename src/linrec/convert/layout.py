@@ -19,6 +19,7 @@ __all__ = [
     "Change",
     "Part",
     "Piece",
+    "grouped",
     "multiplied",
     "pairs",
     "read",
@@ -76,6 +77,29 @@ def pairs(heads: int, turned: int) -> Change:
         return torch.cat([first, tensor[:, turned:]], dim=1).flatten(0, 1)
 
     return Change(lambda tensor: ordered(tensor, (2, -1)), lambda tensor: ordered(tensor, (-1, 2)))
+
+
+def grouped(groups: int, sizes: Sequence[int]) -> Change:
+    """Return the change from rows that are stored group by group to rows of the first part, the second, ...
+
+    Args:
+        groups: number of groups, such as heads.
+        sizes: rows of each part within a group.
+
+    Example:
+        >>> grouped(2, [1, 2]).read(torch.tensor([0, 10, 11, 1, 12, 13]))
+        tensor([ 0,  1, 10, 11, 12, 13])
+    """
+
+    def together(tensor: Tensor) -> Tensor:
+        parts = tensor.unflatten(0, (groups, -1)).split(list(sizes), dim=1)
+        return torch.cat([part.flatten(0, 1) for part in parts])
+
+    def apart(tensor: Tensor) -> Tensor:
+        parts = tensor.split([groups * size for size in sizes])
+        return torch.cat([part.unflatten(0, (groups, -1)) for part in parts], dim=1).flatten(0, 1)
+
+    return Change(together, apart)
 
 
 class Piece(NamedTuple):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from linrec.convert.checkpoint import ConversionError, Options
-from linrec.convert.layers import attention, linear, swiglu, vocabulary
+from linrec.convert.layers import attention, linear, rotary, swiglu, vocabulary
 from linrec.convert.layout import MINUS, PLUS_ONE, TAPS, Change, Piece, same, within
 from linrec.models import ModelConfig
 
@@ -56,7 +56,7 @@ def config(options: Options) -> ModelConfig:
             "output_bias": True,
             "window": options.read("attention_window_size", int),
             "dropout": options.read("attention_dropout", float, 0.0),
-            **_rotary(options),
+            **rotary(options, options.read("partial_rotary_factor", float, 0.5)),
         },
     }
     pattern = _pattern(options)[:n_layers]
@@ -101,18 +101,6 @@ def _pattern(options: Options) -> tuple[str, ...]:
             f"{options.path}: `block_types` must be a list of 'recurrent' and 'attention'; got {types}."
         )
     return tuple(_MIXERS[kind] for kind in types)
-
-
-def _rotary(options: Options) -> dict[str, float]:
-    """Return the attention's rotary arguments; checkpoints of 2024 store them as plain options."""
-    table = Options(options.read("rope_parameters", dict, {}), options.path)
-    table.supported("rope_type", ("default",), "default")
-    return {
-        "rotary_base": table.read("rope_theta", float, options.read("rope_theta", float, 10_000.0)),
-        "rotary_fraction": table.read(
-            "partial_rotary_factor", float, options.read("partial_rotary_factor", float, 0.5)
-        ),
-    }
 
 
 def _hawk(d_model: int, d_rnn: int, n_blocks: int, conv_size: int, **_: Any) -> Iterator[Piece]:

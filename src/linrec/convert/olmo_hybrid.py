@@ -1,0 +1,131 @@
+"""OLMo Hybrid, as in `OlmoHybridForCausalLM` of transformers: Gated DeltaNet and attention.
+
+Norms stand before the sublayers of Gated DeltaNet blocks, and after the sublayers of attention blocks. The
+norm of the heads of Gated DeltaNet has an eps of its own. transformers renames tensors when it saves a model,
+and then cuts the taps of q, k and v into equal parts. The released layer divides q by the square root of
+its number of channels; the norm undoes the division up to its eps, so `norm_eps` here is multiplied by the
+number of channels. Options of initialisation do not affect a trained model.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from linrec.convert.checkpoint import ANY, ConversionError, Options
+from linrec.convert.layers import (
+    attention,
+    attention_arguments,
+    layer_types,
+    linear,
+    rotary,
+    rotary_table,
+    swiglu,
+    vocabulary,
+)
+from linrec.convert.layout import TAPS, Piece, same, within
+from linrec.convert.qwen3_next import MIXERS, delta_arguments, recurrent
+from linrec.models import ModelConfig
+from linrec.models.block import NormPosition
+
+__all__ = ["config", "layout"]
+
+HEAD_NORM_EPS = 1e-5
+# the position of the norms of each kind of block, and their names in the checkpoint
+NORM_POSITIONS: Mapping[str, NormPosition] = {"gated_delta_net": "pre", "attention": "output"}
+NORMS = {
+    "gated_delta_net": {
+        "mixer_norm": ("attention_layer_norm", "input_layernorm"),
+        "channel_mixing_norm": ("feedforward_layer_norm", "post_attention_layernorm"),
+    },
+    "attention": {
+        "mixer_norm": ("post_attention_layernorm", "feedforward_layer_norm"),
+        "channel_mixing_norm": ("post_feedforward_layernorm", ""),
+    },
+}
+
+
+def config(options: Options) -> ModelConfig:
+    """Return the model configuration that config.json describes.
+
+    Raises:
+        ConversionError: an option is missing or has an unsupported value.
+    """
+    options.supported("hidden_act", ("silu",))
+    pattern = layer_types(options, MIXERS)
+    d_model, eps = options.read("hidden_size", int), options.read("rms_norm_eps", float)
+    # attention without `rope_theta` has no positions
+    turned = "rope_theta" in rotary_table(options)
+    positions = rotary(options) if turned else {"positions": "none"}
+    doubled = options.read("linear_allow_neg_eigval", bool)
+    arguments = {
+        "attention": {
+            **attention_arguments(options, d_model),
+            **positions,
+            "qk_norm": "all",
+            "qk_norm_eps": eps,
+        },
+        "gated_delta_net": {
+            **delta_arguments(options, HEAD_NORM_EPS),
+            "beta": "double_sigmoid" if doubled else "sigmoid",
+        },
+    }
+    return ModelConfig(
+        vocab_size=options.read("vocab_size", int),
+        d_model=d_model,
+        n_layers=len(pattern),
+        mixer=pattern,
+        mixer_args={name: arguments[name] for name in pattern},
+        d_channel_mixing=options.read("intermediate_size", int),
+        channel_mixing="swiglu",
+        channel_mixing_bias=False,
+        norm="rms",
+        norm_eps=eps,
+        norm_position=tuple(NORM_POSITIONS[name] for name in pattern),
+        tie_embeddings=options.read("tie_word_embeddings", bool, False),
+        head_bias=False,
+    )
+
+
+def layout(options: Options, config: ModelConfig) -> Iterator[Piece]:
+    """Yield the pieces of the checkpoint."""
+    d_model = config.d_model
+    yield from vocabulary(config)
+    yield same("model.norm.weight", "norm.weight", d_model)
+    for layer in range(config.n_layers):
+        name, arguments = config.mixer_of(layer)
+        theirs, ours = f"model.layers.{layer}.", f"blocks.{layer}."
+        for norm, (place, older) in NORMS[name].items():
+            names = f"{theirs}{place}.weight", f"{ours}{norm}.weight"
+            yield same(*names, d_model, older=f"{theirs}{older}.weight")
+        if name == "attention":
+            yield from within(f"{theirs}self_attn.", f"{ours}mixer.", attention(config, layer))
+        else:
+            parts = [*_inputs(d_model, **arguments), *recurrent("o_norm", "o_proj", d_model, **arguments)]
+            yield from within(f"{theirs}linear_attn.", f"{ours}mixer.", parts)
+        yield from within(f"{theirs}mlp.", f"{ours}channel_mixing.", swiglu(config))
+
+
+def _inputs(d_model: int, *, n_heads: int, d_qk: int, d_v: int, conv_size: int, **_: Any) -> Iterator[Piece]:
+    """Yield the pieces of the projections and the convolution of Gated DeltaNet."""
+    widths = {"q": d_qk, "k": d_qk, "v": d_v}
+    for name, width in widths.items():
+        yield from linear(f"{name}_proj", name, width, d_model)
+    yield from linear("g_proj", "gate", d_v, d_model)
+    yield from linear("a_proj", "alpha", n_heads, d_model)
+    yield from linear("b_proj", "beta.projection", n_heads, d_model)
+    yield Piece(
+        {f"{name}_conv1d.weight": (ANY, 1, conv_size) for name in widths},
+        ["conv.weight"],
+        lambda tensors: [_checked(TAPS.read(torch.cat([*tensors])), sum(widths.values()))],
+        lambda taps: TAPS.write(taps[0]).split([*widths.values()]),
+    )
+
+
+def _checked(taps: Tensor, channels: int) -> Tensor:
+    if len(taps) != channels:
+        raise ConversionError(
+            f"the convolutions of a layer must have {channels} channels by config.json; got {len(taps)}."
+        )
+    return taps
