@@ -16,6 +16,10 @@ WIDE = {
     # at beta = 2, a key that is rounded to a norm above 1 makes the state grow
     ("delta_net", "negative eigenvalues"),
     ("gated_delta_net", "negative eigenvalues"),
+    ("gated_delta_product", "paper"),
+    ("gated_delta_product", "three steps"),
+    ("gated_delta_product", "no decay"),
+    ("kda", "negative eigenvalues"),
     # keys are products, and denominators are sums of them that may be as small as 1e-6
     ("relit", "AReLiT"),
     ("relit", "two terms"),

@@ -138,6 +138,19 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
             "norm_eps": 1e-3,
         },
     },
+    "gated_delta_product": {
+        "paper": {},
+        "three steps": {"n_heads": 2, "d_qk": 6, "d_v": 4, "n_householder": 3, "conv_bias": True},
+        "no decay": {"n_heads": 2, "decay": "none", "conv_size": None, "output_gate": False},
+        "single step": {"n_householder": 1, "beta": "sigmoid", "qk_eps": 1e-6},
+    },
+    "kda": {
+        "paper": {},
+        "grouped": {"n_heads": 2, "qk_heads": 1, "d_qk": 6, "d_v": 12, "conv_bias": True, "gate_bias": False},
+        "bounded": {"n_heads": 2, "d_v": 12, "decay": "bounded", "lower_bound": -3.0, "rank": 2},
+        "negative eigenvalues": {"d_v": 12, "beta": "double_sigmoid", "output_gate": False},
+        "no convolution": {"n_heads": 2, "conv_size": None},
+    },
     "gated_delta_net": {
         "paper": {},
         "grouped": {"n_heads": 4, "qk_heads": 2, "d_qk": 6, "d_v": 8, "beta_bias": True, "conv_bias": True},
