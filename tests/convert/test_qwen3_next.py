@@ -30,7 +30,8 @@ SMALL: dict[str, Any] = {
     "pad_token_id": None,
     "eos_token_id": None,
 }
-QWEN = SMALL | {"head_dim": 8, "linear_num_value_heads": 4}
+# a quarter of 16 channels are two pairs, so that the base of rotary positions matters
+QWEN = SMALL | {"head_dim": 16, "linear_num_value_heads": 4}
 DENSE = {"mlp_only_layers": [0, 1, 2, 3]}
 # more than a chunk of the released code
 LONG = 70
@@ -89,6 +90,34 @@ def test_logits_of_olmo_hybrid_are_those_of_transformers(options: dict[str, Any]
 
 
 @pytest.mark.parametrize(
+    ("make", "options", "base", "fraction"),
+    [
+        (qwen3_5, {"rope_theta": 50.0}, 50.0, 0.25),
+        (qwen3_5, {"rope_theta": 50.0, "partial_rotary_factor": 0.5}, 50.0, 0.5),
+        (qwen3_5, {"rope_parameters": {"rope_theta": 50.0}, "rope_scaling": {}}, 50.0, 0.25),
+        (qwen3_5, {"rope_scaling": {"type": "default"}, "rope_theta": 50.0}, 50.0, 0.25),
+        (qwen3_5, {}, 10_000.0, 0.25),
+    ],
+)
+def test_rotary_positions_are_read_as_transformers_reads_them(
+    make: Any, options: dict[str, Any], base: float | None, fraction: float, tmp_path: Path
+) -> None:
+    model = make()
+    model.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    saved = json.loads(path.read_text())
+    del saved["rope_parameters"]
+    path.write_text(json.dumps(saved | options))
+    theirs = type(model.config).from_pretrained(tmp_path).rope_parameters
+    assert (theirs["rope_theta"], theirs.get("partial_rotary_factor", 1.0)) == (base, fraction)
+    ours = from_hugging_face(tmp_path).config.mixer_args["attention"]
+    if base is None:
+        assert ours["positions"] == "none"
+    else:
+        assert (ours["rotary_base"], ours.get("rotary_fraction", 1.0)) == (base, fraction)
+
+
+@pytest.mark.parametrize(
     ("make", "options", "message"),
     [
         (qwen3_next, {"num_experts": 8, "mlp_only_layers": []}, "`num_experts` is 8; linrec has no mixtures"),
@@ -100,7 +129,10 @@ def test_logits_of_olmo_hybrid_are_those_of_transformers(options: dict[str, Any]
         ),
         (qwen3_5, {"linear_num_value_heads": 3}, "must be a multiple of `linear_num_key_heads` = 2; got 3"),
         (olmo_hybrid, {"rope_parameters": {"rope_type": "yarn"}}, "`rope_type` is 'yarn'"),
-        (qwen3_5, {"model_type": "qwen3_5"}, "is a model of images and text"),
+        (qwen3_5, {"full_attention_interval": 0}, "`full_attention_interval` must be at least 1; got 0"),
+        (qwen3_next, {"decoder_sparse_step": 0}, "`decoder_sparse_step` must be at least 1; got 0"),
+        (qwen3_next, {"rope_parameters": {"partial_rotary_factor": 0.2}}, "`head_dim` = 16"),
+        (qwen3_5, {"linear_num_key_heads": 0}, "`linear_num_key_heads` must be at least 1; got 0"),
         (qwen3_5, {"model_type": "kimi_linear"}, "linrec has no latent attention"),
     ],
 )

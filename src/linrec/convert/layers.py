@@ -13,9 +13,11 @@ __all__ = [
     "layer_types",
     "linear",
     "multiplier",
+    "positive",
     "rotary",
     "rotary_table",
     "swiglu",
+    "turned",
     "vocabulary",
 ]
 
@@ -32,9 +34,7 @@ def attention_arguments(options: Options, d_model: int) -> dict[str, Any]:
     Raises:
         ConversionError: an option is missing or invalid.
     """
-    n_heads = options.read("num_attention_heads", int)
-    if n_heads < 1:
-        raise ConversionError(f"{options.path}: `num_attention_heads` must be at least 1; got {n_heads}.")
+    n_heads = positive(options, "num_attention_heads")
     return {
         "n_heads": n_heads,
         "d_head": options.read("head_dim", int, d_model // n_heads),
@@ -68,9 +68,9 @@ def rotary_table(options: Options) -> Options:
     Raises:
         ConversionError: the positions are scaled.
     """
-    table = Options(
-        options.read("rope_scaling", dict, options.read("rope_parameters", dict, {})), options.path
-    )
+    # as in released code, an empty `rope_scaling` counts as missing
+    values = options.read("rope_scaling", dict, {}) or options.read("rope_parameters", dict, {})
+    table = Options(values, options.path)
     for name in ("rope_type", "type"):
         table.supported(name, ("default",), "default")
     return table
@@ -94,6 +94,18 @@ def layer_types(options: Options, names: Mapping[str, str], default: Sequence[st
             f"{options.path}: `layer_types` must be {n_layers} of {', '.join(map(repr, names))}; got {types}."
         )
     return tuple(names[kind] for kind in types)
+
+
+def positive(options: Options, name: str, default: int | None = None) -> int:
+    """Return an option that counts something.
+
+    Raises:
+        ConversionError: the option is missing and has no default, or is below 1.
+    """
+    count = options.read(name, int, default)
+    if count < 1:
+        raise ConversionError(f"{options.path}: `{name}` must be at least 1; got {count}.")
+    return count
 
 
 def multiplier(options: Options, name: str) -> float:
@@ -188,13 +200,11 @@ def attention(
     d_head, kv_heads = arguments.get("d_head", d_model // n_heads), arguments.get("kv_heads", n_heads)
     bias, qk_norm = arguments.get("bias", False), arguments.get("qk_norm", "none")
     biases = {"out": arguments.get("output_bias", bias)}
-    turned = 0
-    if arguments.get("positions", "rotary") == "rotary":
-        turned = int(d_head * arguments.get("rotary_fraction", 1.0))
+    channels = turned(d_head, arguments)
     for name, theirs in names.items():
         heads = kv_heads if name in "kv" else n_heads
         sizes = (d_model, heads * d_head) if name == "out" else (heads * d_head, d_model)
-        turns = (pairs(heads, turned),) if name in "qk" and turned else ()
+        turns = (pairs(heads, channels),) if name in "qk" and channels else ()
         yield from linear(
             theirs, name, *sizes, bias=biases.get(name, bias), changes=(*turns, *changes.get(name, ()))
         )
@@ -202,7 +212,28 @@ def attention(
         return
     for name, heads in {"q": n_heads, "k": kv_heads}.items():
         heads = 1 if qk_norm == "head" else heads
-        turns = (pairs(heads, turned),) if turned else ()
+        turns = (pairs(heads, channels),) if channels else ()
         yield same(
             f"{norms[name]}.weight", f"{name}_norm.weight", heads * d_head, changes=(*turns, *norm_changes)
         )
+
+
+def turned(d_head: int, arguments: Mapping[str, Any]) -> int:
+    """Return the number of channels of a head that turn.
+
+    Args:
+        d_head: channels of a head.
+        arguments: arguments of attention.
+
+    Raises:
+        ConversionError: the number is odd.
+    """
+    if arguments.get("positions", "rotary") != "rotary":
+        return 0
+    channels = int(d_head * arguments.get("rotary_fraction", 1.0))
+    if channels % 2:
+        raise ConversionError(
+            f"rotary positions need an even number of channels; `head_dim` = {d_head} and "
+            f"`partial_rotary_factor` in config.json give {channels}."
+        )
+    return channels

@@ -16,8 +16,10 @@ from linrec.convert.layers import (
     attention_arguments,
     layer_types,
     linear,
+    positive,
     rotary,
     swiglu,
+    turned,
     vocabulary,
 )
 from linrec.convert.layout import PLUS_ONE, TAPS, Part, Piece, grouped, pairs, rows, same, within
@@ -37,7 +39,7 @@ def config(options: Options) -> ModelConfig:
         ConversionError: an option is missing or has an unsupported value, or a layer has experts.
     """
     n_layers, dense = options.read("num_hidden_layers", int), options.read("mlp_only_layers", list, [])
-    experts, every = options.read("num_experts", int), options.read("decoder_sparse_step", int)
+    experts, every = options.read("num_experts", int, 512), positive(options, "decoder_sparse_step", 1)
     if experts and any((layer + 1) % every == 0 and layer not in dense for layer in range(n_layers)):
         raise ConversionError(
             f"{options.path}: `num_experts` is {experts}; linrec has no mixtures of experts."
@@ -57,13 +59,14 @@ def text_config(options: Options) -> ModelConfig:
         ConversionError: an option is missing or has an unsupported value.
     """
     options.supported("hidden_act", ("silu",))
-    n_layers, every = options.read("num_hidden_layers", int), options.read("full_attention_interval", int, 4)
+    n_layers, every = options.read("num_hidden_layers", int), positive(options, "full_attention_interval", 4)
     usual = ["linear_attention" if (layer + 1) % every else "full_attention" for layer in range(n_layers)]
     pattern = layer_types(options, MIXERS, usual)
     d_model, eps = options.read("hidden_size", int), options.read("rms_norm_eps", float)
     arguments = {
         "attention": {
             **attention_arguments(options, d_model),
+            "d_head": options.read("head_dim", int, 256),
             **rotary(options, options.read("partial_rotary_factor", float, 0.25)),
             "qk_norm": "head",
             "qk_norm_eps": eps,
@@ -97,9 +100,10 @@ def delta_arguments(options: Options, eps: float) -> dict[str, Any]:
     Raises:
         ConversionError: an option is missing, or the heads do not fit.
     """
-    qk_heads, n_heads = options.read("linear_num_key_heads", int), options.read("linear_num_value_heads", int)
+    qk_heads = positive(options, "linear_num_key_heads")
+    n_heads = positive(options, "linear_num_value_heads")
     d_key = options.read("linear_key_head_dim", int)
-    if qk_heads < 1 or n_heads % qk_heads:
+    if n_heads % qk_heads:
         raise ConversionError(
             f"{options.path}: `linear_num_value_heads` must be a multiple of `linear_num_key_heads` = "
             f"{qk_heads}; got {n_heads}."
@@ -179,7 +183,7 @@ def _attention(config: ModelConfig, layer: int) -> Iterator[Piece]:
     """Yield the pieces of one layer of attention, whose queries and gates are stored head by head."""
     _, arguments = config.mixer_of(layer)
     n_heads, d_head = arguments["n_heads"], arguments["d_head"]
-    turns = pairs(n_heads, int(d_head * arguments["rotary_fraction"]))
+    turns = pairs(n_heads, turned(d_head, arguments))
     order, width = grouped(n_heads, [d_head, d_head]), n_heads * d_head
     for kind, columns in (("weight", [config.d_model]), ("bias", [])):
         if kind == "weight" or arguments["bias"]:
