@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from linrec.convert import ConversionError, from_hugging_face
 
@@ -115,6 +116,25 @@ def test_rotary_positions_are_read_as_transformers_reads_them(
         assert ours["positions"] == "none"
     else:
         assert (ours["rotary_base"], ours.get("rotary_fraction", 1.0)) == (base, fraction)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_text_models_of_images_and_text_are_read_after_transformers_saves_them(
+    tied: bool, tmp_path: Path
+) -> None:
+    vision = {"depth": 1, "hidden_size": 8, "intermediate_size": 8, "num_heads": 2, "out_hidden_size": 12}
+    layers = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+    config = transformers.Qwen3_5Config(
+        text_config=QWEN | layers | {"tie_word_embeddings": tied},
+        vision_config=vision,
+        tie_word_embeddings=tied,
+    )
+    transformers.Qwen3_5ForConditionalGeneration(config).save_pretrained(tmp_path / "whole")
+    with pytest.raises(ConversionError, match="is a model of images and text"):
+        from_hugging_face(tmp_path / "whole")
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "whole")
+    check_conversion(model, tmp_path / "text")
+    assert "model.language_model.norm.weight" in load_file(tmp_path / "text" / "model.safetensors")
 
 
 @pytest.mark.parametrize(

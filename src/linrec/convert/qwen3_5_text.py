@@ -1,7 +1,8 @@
 """Dense text models of Qwen3.5, as in `Qwen3_5ForCausalLM` of transformers.
 
 They are as Qwen3-Next, with separate projections. Sections of rotary positions do not matter for text, whose
-positions are equal in all sections.
+positions are equal in all sections. If the text model was loaded from a `qwen3_5` checkpoint of images and
+text, transformers saves tensors under `model.language_model` instead of `model`.
 """
 
 from collections.abc import Iterator
@@ -19,7 +20,9 @@ __all__ = ["config", "layout"]
 
 def layout(options: Options, config: ModelConfig) -> Iterator[Piece]:
     """Yield the pieces of the checkpoint."""
-    return blocks(config, _projections)
+    for piece in blocks(config, _projections):
+        (name,) = piece.theirs
+        yield piece._replace(older=[name.replace("model.", "model.language_model.", 1)])
 
 
 def _projections(d_model: int, *, n_heads: int, d_qk: int, d_v: int, **_: Any) -> Iterator[Piece]:
