@@ -82,6 +82,9 @@ def test_logits_of_qwen_are_those_of_transformers(make: Any, options: dict[str, 
         {},
         {"linear_allow_neg_eigval": False, "num_key_value_heads": 2, "attention_bias": True},
         {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0}, "tie_word_embeddings": True},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": None}},
+        # released code ignores the factor
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5}},
         {"layer_types": ["full_attention", "linear_attention", "linear_attention", "full_attention"]},
     ],
 )
@@ -98,6 +101,10 @@ def test_logits_of_olmo_hybrid_are_those_of_transformers(options: dict[str, Any]
         (qwen3_5, {"rope_parameters": {"rope_theta": 50.0}, "rope_scaling": {}}, 50.0, 0.25),
         (qwen3_5, {"rope_scaling": {"type": "default"}, "rope_theta": 50.0}, 50.0, 0.25),
         (qwen3_5, {}, 10_000.0, 0.25),
+        (olmo_hybrid, {"rope_theta": 50.0}, 50.0, 1.0),
+        (olmo_hybrid, {"rope_parameters": None}, 10_000.0, 1.0),
+        (olmo_hybrid, {"rope_parameters": {"rope_theta": None}, "rope_theta": 50.0}, None, 1.0),
+        (olmo_hybrid, {"rope_theta": None}, None, 1.0),
     ],
 )
 def test_rotary_positions_are_read_as_transformers_reads_them(
@@ -135,6 +142,24 @@ def test_text_models_of_images_and_text_are_read_after_transformers_saves_them(
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "whole")
     check_conversion(model, tmp_path / "text")
     assert "model.language_model.norm.weight" in load_file(tmp_path / "text" / "model.safetensors")
+
+
+def test_olmo_hybrid_is_written_with_the_published_names(tmp_path: Path) -> None:
+    model = olmo_hybrid()
+    converted = check_conversion(model, tmp_path / "saved")
+    published = tmp_path / "saved-back"
+    expected = dict(model.named_parameters())
+    for layer in range(3):
+        prefix = f"model.layers.{layer}.linear_attn."
+        taps = expected.pop(f"{prefix}conv1d.weight")
+        parts = zip("qkv", taps.split([16, 16, 12]), strict=True)
+        expected |= {f"{prefix}{name}_conv1d.weight": part for name, part in parts}
+    written = load_file(published / "model.safetensors")
+    assert written.keys() == expected.keys()
+    for name, tensor in written.items():
+        assert torch.equal(tensor, expected[name])
+    for name, parameter in from_hugging_face(published).named_parameters():
+        assert torch.equal(parameter, converted.get_parameter(name))
 
 
 @pytest.mark.parametrize(

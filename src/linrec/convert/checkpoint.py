@@ -62,6 +62,10 @@ class Options:
         # null counts as missing
         return self._values.get(name) is not None
 
+    def is_null(self, name: str) -> bool:
+        """Return whether an option is null; a missing option is not."""
+        return name in self._values and self._values[name] is None
+
     def read(self, name: str, kind: type[T], default: T | None = None) -> T:
         """Return an option.
 

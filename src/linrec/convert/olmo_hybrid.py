@@ -1,10 +1,12 @@
 """OLMo Hybrid, as in `OlmoHybridForCausalLM` of transformers: Gated DeltaNet and attention.
 
 Norms stand before the sublayers of Gated DeltaNet blocks, and after the sublayers of attention blocks. The
-norm of the heads of Gated DeltaNet has an eps of its own. transformers renames tensors when it saves a model,
-and then cuts the taps of q, k and v into equal parts. The released layer divides q by the square root of
-its number of channels; the norm undoes the division up to its eps, so `norm_eps` here is multiplied by the
-number of channels. Options of initialisation do not affect a trained model.
+norm of the heads of Gated DeltaNet has an eps of its own. Attention has no positions if `rope_theta` is null;
+`partial_rotary_factor` is ignored, as in released code. transformers renames norms when it saves a model, and
+then cuts the taps of q, k and v into equal parts; both forms are read, and the published form is written. The
+released layer divides q by the square root of its number of channels; the norm undoes the division up to its
+eps, so `norm_eps` here is multiplied by the number of channels. Options of initialisation do not affect a
+trained model.
 """
 
 from collections.abc import Iterator, Mapping
@@ -32,16 +34,16 @@ from linrec.models.block import NormPosition
 __all__ = ["config", "layout"]
 
 HEAD_NORM_EPS = 1e-5
-# the position of the norms of each kind of block, and their names in the checkpoint
+# the position of the norms of each kind of block; their published names, and the names by transformers
 NORM_POSITIONS: Mapping[str, NormPosition] = {"gated_delta_net": "pre", "attention": "output"}
 NORMS = {
     "gated_delta_net": {
-        "mixer_norm": ("attention_layer_norm", "input_layernorm"),
-        "channel_mixing_norm": ("feedforward_layer_norm", "post_attention_layernorm"),
+        "mixer_norm": ("input_layernorm", "attention_layer_norm"),
+        "channel_mixing_norm": ("post_attention_layernorm", "feedforward_layer_norm"),
     },
     "attention": {
         "mixer_norm": ("post_attention_layernorm", "feedforward_layer_norm"),
-        "channel_mixing_norm": ("post_feedforward_layernorm", ""),
+        "channel_mixing_norm": ("post_feedforward_layernorm", "post_feedforward_layernorm"),
     },
 }
 
@@ -55,14 +57,11 @@ def config(options: Options) -> ModelConfig:
     options.supported("hidden_act", ("silu",))
     pattern = layer_types(options, MIXERS)
     d_model, eps = options.read("hidden_size", int), options.read("rms_norm_eps", float)
-    # attention without `rope_theta` has no positions
-    turned = "rope_theta" in rotary_table(options)
-    positions = rotary(options) if turned else {"positions": "none"}
-    doubled = options.read("linear_allow_neg_eigval", bool)
+    doubled = options.read("linear_allow_neg_eigval", bool, True)
     arguments = {
         "attention": {
             **attention_arguments(options, d_model),
-            **positions,
+            **_positions(options),
             "qk_norm": "all",
             "qk_norm_eps": eps,
         },
@@ -96,15 +95,23 @@ def layout(options: Options, config: ModelConfig) -> Iterator[Piece]:
     for layer in range(config.n_layers):
         name, arguments = config.mixer_of(layer)
         theirs, ours = f"model.layers.{layer}.", f"blocks.{layer}."
-        for norm, (place, older) in NORMS[name].items():
+        for norm, (place, saved) in NORMS[name].items():
             names = f"{theirs}{place}.weight", f"{ours}{norm}.weight"
-            yield same(*names, d_model, older=f"{theirs}{older}.weight")
+            yield same(*names, d_model, older=f"{theirs}{saved}.weight")
         if name == "attention":
             yield from within(f"{theirs}self_attn.", f"{ours}mixer.", attention(config, layer))
         else:
             parts = [*_inputs(d_model, **arguments), *recurrent("o_norm", "o_proj", d_model, **arguments)]
             yield from within(f"{theirs}linear_attn.", f"{ours}mixer.", parts)
         yield from within(f"{theirs}mlp.", f"{ours}channel_mixing.", swiglu(config))
+
+
+def _positions(options: Options) -> dict[str, Any]:
+    """Return the arguments of attention for positions."""
+    table = rotary_table(options)
+    if table.is_null("rope_theta") or ("rope_theta" not in table and options.is_null("rope_theta")):
+        return {"positions": "none"}
+    return {"rotary_base": rotary(options)["rotary_base"]}
 
 
 def _inputs(d_model: int, *, n_heads: int, d_qk: int, d_v: int, conv_size: int, **_: Any) -> Iterator[Piece]:
