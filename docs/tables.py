@@ -78,9 +78,9 @@ FAMILIES = (
         ("diagonal_ssm", "growing_ssm", "dense_ssm", "dplr_ssm", "selective_scan"),
     ),
     Family(
-        "Long convolutions",
-        "Each channel is convolved with a filter that may be as long as the sequence.",
-        ("long_conv",),
+        "Convolutions",
+        "Each channel is convolved with a filter, which may be as long as the sequence.",
+        ("long_conv", "short_conv"),
     ),
     Family(
         "Attention",

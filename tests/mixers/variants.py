@@ -144,6 +144,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "no decay": {"n_heads": 2, "decay": "none", "conv_size": None, "output_gate": False},
         "single step": {"n_householder": 1, "beta": "sigmoid", "qk_eps": 1e-6},
     },
+    "lfm2": {"paper": {}, "biases": {"conv_size": 4, "bias": True}, "single tap": {"conv_size": 1}},
     "kda": {
         "paper": {},
         "grouped": {"n_heads": 2, "qk_heads": 1, "d_qk": 6, "d_v": 12, "conv_bias": True, "gate_bias": False},
