@@ -66,9 +66,10 @@ def by_hand(mixer, row):
         parts = dict(
             zip(mixer.widths, linear(mixer.dtBC, x).split(tuple(mixer.widths.values()), -1), strict=True)
         )
-    if mixer.norm_eps is not None:
+    if mixer.norms is not None:
         parts = {
-            name: s / (s.square().mean(-1, keepdim=True) + mixer.norm_eps).sqrt() for name, s in parts.items()
+            name: s / (s.square().mean(-1, keepdim=True) + 0.1).sqrt() * (1 if w is None else w)
+            for (name, s), w in zip(parts.items(), [norm.weight for norm in mixer.norms.values()], strict=True)
         }
     B, C = (parts.get(name, getattr(mixer, name, None)) for name in ("B", "C"))
     steps = mixer.b_dt.expand(len(x), -1) if mixer.W_dt is None else linear(mixer.W_dt, parts["dt"])
@@ -87,6 +88,7 @@ def by_hand(mixer, row):
         {},
         {"conv_size": None, "bias": True, "D": False},
         {"conv_size": 2, "conv_bias": False, "expand": 1, "inner_norm": "rms", "norm_eps": 0.1},
+        {"inner_norm": "rms_weight", "norm_eps": 0.1},
         *({"selective": parts} for parts in ((), ("dt",), ("B",), ("C",), ("B", "C"))),
     ],
 )

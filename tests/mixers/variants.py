@@ -346,6 +346,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
             "D": False,
             "inner_norm": "rms",
         },
+        "Jamba": {"d_state": 3, "inner_norm": "rms_weight"},
     },
     "mamba2": {
         "paper": {"d_state": 5},

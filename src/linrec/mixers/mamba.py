@@ -22,6 +22,7 @@ from torch.nn import functional
 
 from linrec.nn.gates import GateLinear
 from linrec.nn.mixer import Mixer, State
+from linrec.nn.norms import RMSNorm
 from linrec.nn.parameters import mark
 from linrec.nn.short_convolution import ShortConvolution
 from linrec.nn.steps import softplus, step_bias
@@ -32,7 +33,7 @@ __all__ = ["Mamba"]
 
 Selective = Literal["dt", "B", "C"]
 Rates = Literal["real", "constant", "random"]
-InnerNorm = Literal["none", "rms"]
+InnerNorm = Literal["none", "rms", "rms_weight"]
 
 
 class Mamba(Mixer):
@@ -66,7 +67,8 @@ class Mamba(Mixer):
         conv_bias: whether the convolution has biases.
         bias: whether the projections of u and of the output have biases; the projection of dt always has.
         D: whether there is a skip weight D.
-        inner_norm: "rms" divides s, B and C each by its root mean square, as FalconMamba does; or "none".
+        inner_norm: "rms" divides s, B and C each by its root mean square, as FalconMamba does; "rms_weight"
+            also multiplies each by a learned weight per channel, as Jamba does; or "none".
         norm_eps: added to the mean square.
         dt_init: (low, high), range of dt at s = 0 when training starts.
         dt_floor: the smallest dt when training starts.
@@ -122,9 +124,17 @@ class Mamba(Mixer):
         for part in selective:
             choice(Selective, selective=part)
         self.d_inner, self.d_state = expand * d_model, d_state
-        self.norm_eps = None if inner_norm == "none" else norm_eps
         widths = {"dt": dt_rank, "B": d_state, "C": d_state}
         self.widths = {name: width for name, width in widths.items() if name in selective}
+        self.norms: nn.ModuleDict | None = None
+        if inner_norm != "none":
+            weighted = inner_norm == "rms_weight"
+            self.norms = nn.ModuleDict(
+                {
+                    name: RMSNorm(width, eps=norm_eps, elementwise_affine=weighted)
+                    for name, width in self.widths.items()
+                }
+            )
 
         self.xz = nn.Linear(d_model, 2 * self.d_inner, bias=bias)
         self.conv = ShortConvolution(self.d_inner, conv_size, bias=conv_bias)
@@ -168,8 +178,8 @@ class Mamba(Mixer):
         if self.dtBC is not None:
             parts = self.dtBC(x).split(list(self.widths.values()), dim=-1)
             made = dict(zip(self.widths, parts, strict=True))
-        if self.norm_eps is not None:
-            made = {name: functional.rms_norm(p, p.shape[-1:], eps=self.norm_eps) for name, p in made.items()}
+        if self.norms is not None:
+            made = {name: self.norms[name](part).to(part.dtype) for name, part in made.items()}
         B, C = (
             made[name] if name in made else getattr(self, name).expand(*x.shape[:2], -1).to(x.dtype)
             for name in ("B", "C")
