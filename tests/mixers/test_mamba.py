@@ -69,7 +69,9 @@ def by_hand(mixer, row):
     if mixer.norms is not None:
         parts = {
             name: s / (s.square().mean(-1, keepdim=True) + 0.1).sqrt() * (1 if w is None else w)
-            for (name, s), w in zip(parts.items(), [norm.weight for norm in mixer.norms.values()], strict=True)
+            for (name, s), w in zip(
+                parts.items(), [norm.weight for norm in mixer.norms.values()], strict=True
+            )
         }
     B, C = (parts.get(name, getattr(mixer, name, None)) for name in ("B", "C"))
     steps = mixer.b_dt.expand(len(x), -1) if mixer.W_dt is None else linear(mixer.W_dt, parts["dt"])

@@ -144,6 +144,10 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "no decay": {"n_heads": 2, "decay": "none", "conv_size": None, "output_gate": False},
         "single step": {"n_householder": 1, "beta": "sigmoid", "qk_eps": 1e-6},
     },
+    "lightning_attention": {
+        "paper": {"n_heads": 2},
+        "head size": {"n_heads": 2, "d_head": 3, "output_gate": False},
+    },
     "lfm2": {"paper": {}, "biases": {"conv_size": 4, "bias": True}, "single tap": {"conv_size": 1}},
     "kda": {
         "paper": {},

@@ -19,6 +19,7 @@ __all__ = [
     "Change",
     "Part",
     "Piece",
+    "constants",
     "grouped",
     "multiplied",
     "pairs",
@@ -112,6 +113,8 @@ class Piece(NamedTuple):
         write: maps the parameters to the tensors.
         older: other names that the first tensor has in some checkpoints.
         copies: names under which some checkpoints store the first tensor once more.
+        constant: whether released code computes the tensors itself. They are dropped, and a checkpoint may
+            lack them.
     """
 
     theirs: Mapping[str, tuple[int, ...]]
@@ -120,6 +123,7 @@ class Piece(NamedTuple):
     write: Callable[[Sequence[Tensor]], Sequence[Tensor]]
     older: Sequence[str] = ()
     copies: Sequence[str] = ()
+    constant: bool = False
 
 
 def same(theirs: str, ours: str, *shape: int, changes: Sequence[Change] = (), older: str = "") -> Piece:
@@ -166,6 +170,11 @@ class Part(NamedTuple):
         for change in reversed(self.changes):
             tensor = change.write(tensor)
         return tensor
+
+
+def constants(shapes: Mapping[str, tuple[int, ...]]) -> Piece:
+    """Return the piece of tensors that released code computes itself, by name and shape."""
+    return Piece(shapes, [], lambda tensors: [], lambda tensors: [], constant=True)
 
 
 def rows(theirs: str, parts: Sequence[Part], *columns: int, order: Sequence[Change] = ()) -> Piece:
@@ -234,6 +243,8 @@ def read(layout: Iterable[Piece], tensors: Tensors) -> dict[str, Tensor]:
     """
     found: dict[str, Tensor] = {}
     for piece in layout:
+        if piece.constant and not any(name in tensors for name in piece.theirs):
+            continue
         (first, shape), *others = piece.theirs.items()
         name = next((other for other in piece.older if other in tensors), first)
         taken = [tensors.take(name, *shape), *(tensors.take(name, *sizes) for name, sizes in others)]
@@ -247,6 +258,8 @@ def write(layout: Iterable[Piece], weights: Mapping[str, Tensor]) -> dict[str, T
     """Return the tensors of a checkpoint from the `state_dict` of the model."""
     found: dict[str, Tensor] = {}
     for piece in layout:
+        if piece.constant:
+            continue
         made = piece.write([weights[name] for name in piece.ours])
         found |= {name: tensor.contiguous() for name, tensor in zip(piece.theirs, made, strict=True)}
     return found

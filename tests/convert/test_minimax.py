@@ -1,0 +1,105 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from linrec import mixers
+from linrec.convert import ConversionError, from_hugging_face, layout
+from linrec.convert.minimax import lightning
+from linrec.testing import generator
+
+from .models import check_conversion, randomize
+
+transformers = pytest.importorskip("transformers", reason='the extra "text" is not installed')
+modeling = pytest.importorskip("transformers.models.minimax.modeling_minimax")
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 11,
+    "hidden_size": 16,
+    "intermediate_size": 12,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "num_local_experts": 1,
+    "num_experts_per_tok": 1,
+    # its sequences are of several blocks
+    "block_size": 4,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+    "pad_token_id": None,
+}
+
+
+def config(**options: Any) -> Any:
+    return transformers.MiniMaxConfig(**SMALL | options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"head_dim": 6, "num_key_value_heads": 2, "tie_word_embeddings": True},
+        {
+            "linear_attn_alpha_factor": 3.5,
+            "linear_attn_beta_factor": 2.0,
+            "full_attn_alpha_factor": 1.5,
+            "mlp_alpha_factor": 3.0,
+            "mlp_beta_factor": 0.5,
+        },
+    ],
+)
+def test_logits_are_those_of_transformers(options: dict[str, Any], tmp_path: Path) -> None:
+    model = transformers.MiniMaxForCausalLM(config(**options))
+    check_conversion(model, tmp_path, changed=("mlp.gate.weight",))
+
+
+@pytest.mark.parametrize("layer", [0, 2])
+def test_a_layer_is_that_of_transformers_and_goes_back(layer: int) -> None:
+    torch.manual_seed(0)
+    theirs = modeling.MiniMaxLightningAttention(config(layer_types=["linear_attention"] * 4), layer)
+    randomize(theirs)
+    ours = mixers.build("lightning_attention", 16, n_heads=2)
+    ours.place(layer, 4)
+    given = dict(theirs.named_parameters())
+    pieces = list(lightning(16, 2, 8, layout.scaled(1.0)))
+    ours.load_state_dict(
+        {
+            name: tensor
+            for piece in pieces
+            for name, tensor in zip(
+                piece.ours, piece.read([given[their] for their in piece.theirs]), strict=True
+            )
+        }
+    )
+    x = torch.randn(2, 30, 16, generator=generator())
+    with torch.no_grad():
+        expected, last = theirs(x, None, None)
+        y, state = ours(x)
+        torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(state, last, rtol=1e-4, atol=1e-4)
+        steps, state = [], None
+        for step in x.split(1, dim=1):
+            y, state = ours(step, state)
+            steps.append(y)
+    torch.testing.assert_close(torch.cat(steps, 1), expected, rtol=1e-4, atol=1e-4)
+    back = layout.write(pieces, ours.state_dict())
+    assert back.keys() == given.keys()
+    assert all(torch.equal(back[name], tensor) for name, tensor in given.items())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_local_experts": 8}, "`num_local_experts` is 8; linrec has no mixtures of experts"),
+        ({"mlp_beta_factor": 0.0}, "the factors of `mlp` must be above 0; got [1.0, 0.0]"),
+        ({"layer_types": ["sliding_attention"] * 4}, "`layer_types` must be 4 of 'linear_attention'"),
+    ],
+)
+def test_what_does_not_fit_is_named(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    transformers.MiniMaxForCausalLM(config()).save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | options))
+    with pytest.raises(ConversionError) as error:
+        from_hugging_face(tmp_path)
+    assert message in str(error.value)
