@@ -22,7 +22,6 @@ def check_conversion(
     folder: Path,
     *,
     time: int = 13,
-    back: bool = True,
     changed: tuple[str, ...] = (),
     **saved: Any,
 ) -> LanguageModel:
@@ -34,7 +33,6 @@ def check_conversion(
         model: a causal language model of transformers, in float32.
         folder: where to save it.
         time: steps of the sequences.
-        back: whether to write the model back.
         changed: ends of names of tensors that are written back with other values, for the same logits.
         saved: further arguments of `save_pretrained`.
 
@@ -61,8 +59,7 @@ def check_conversion(
             logits, state = converted(step, state)
             pieces.append(logits)
     torch.testing.assert_close(torch.cat(pieces, 1), expected, rtol=1e-4, atol=1e-4)
-    if back:
-        _check_back(model, converted, folder, tokens, changed)
+    _check_back(model, converted, folder, tokens, changed)
     # what has no effect would agree too
     assert expected.std(dim=1).min() > 0.01
     return converted

@@ -45,7 +45,7 @@ def make(**options):
     ],
 )
 def test_logits_are_those_of_transformers(options, tmp_path):
-    converted = check_conversion(make(**options), tmp_path, back=False)
+    converted = check_conversion(make(**options), tmp_path)
     assert len(converted.blocks) == options.get("num_blocks", 2)
 
 

@@ -103,10 +103,7 @@ def from_hugging_face(folder: str | Path) -> LanguageModel:
     with open_checkpoint(Path(folder)) as (options, tensors):
         architecture = _architecture(options)
         config = architecture.config(options)
-        if hasattr(architecture, "layout"):
-            weights = layout.read(architecture.layout(options, config), tensors)
-        else:
-            weights = architecture.weights(tensors, config)
+        weights = layout.read(architecture.layout(options, config), tensors)
         tensors.check_all_taken()
         return _model(config, weights)
 
@@ -166,7 +163,7 @@ def from_rwkv_lm(path: str | Path) -> LanguageModel:
     """
     with open_tensors(Path(path)) as tensors:
         config = rwkv_lm.config(tensors)
-        weights = rwkv_lm.weights(tensors, config)
+        weights = layout.read(rwkv_lm.layout(config), tensors)
         tensors.check_all_taken()
         return _model(config, weights)
 

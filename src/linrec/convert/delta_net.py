@@ -4,13 +4,15 @@ The released layer divides q by the square root of its number of channels. The n
 its eps, so `norm_eps` here is multiplied by the number of channels.
 """
 
-from torch import Tensor
+from collections.abc import Iterator
 
-from linrec.convert.checkpoint import Options, Tensors
-from linrec.convert.flash_linear_attention import config_of, convolution, weights_of
+from linrec.convert.checkpoint import Options
+from linrec.convert.flash_linear_attention import config_of, convolution, layout_of
+from linrec.convert.layers import linear
+from linrec.convert.layout import Piece, same
 from linrec.models import ModelConfig
 
-__all__ = ["config", "weights"]
+__all__ = ["QK_EPS", "config", "layout", "mixer"]
 
 # eps of the released code; it is added to the squared norm of q and k, not to the sum of their features
 QK_EPS = 1e-6
@@ -47,26 +49,23 @@ def config(options: Options) -> ModelConfig:
     return config_of(options, "delta_net", arguments)
 
 
-def weights(tensors: Tensors, config: ModelConfig) -> dict[str, Tensor]:
-    """Return the `state_dict` of the model, built from the checkpoint's tensors.
-
-    Raises:
-        ConversionError: a tensor is missing or has the wrong shape.
-    """
-    return weights_of(tensors, config, mixer)
+def layout(options: Options, config: ModelConfig) -> Iterator[Piece]:
+    """Yield the pieces of the checkpoint."""
+    return layout_of(options, config, mixer)
 
 
-def mixer(tensors: Tensors, prefix: str, config: ModelConfig) -> dict[str, Tensor]:
-    """Return the `state_dict` of one layer's mixer, without parameters of a decay."""
+def mixer(options: Options, config: ModelConfig) -> Iterator[Piece]:
+    """Yield the pieces of one layer's mixer, without parameters of a decay."""
     arguments, d_model = config.mixer_args, config.d_model
     d_qk, d_v, n_heads = (arguments[name] for name in ("d_qk", "d_v", "n_heads"))
     widths = {"q": d_qk, "k": d_qk, "v": d_v}
-    found = {f"{n}.weight": tensors.take(f"{prefix}{n}_proj.weight", d, d_model) for n, d in widths.items()}
+    for name, width in widths.items():
+        yield from linear(f"{name}_proj", name, width, d_model)
     if arguments["conv_size"] is not None:
-        found |= convolution(tensors, prefix, widths, arguments["conv_size"])
+        yield convolution(widths, arguments["conv_size"])
     if arguments["beta"] != "one":
-        found["beta.projection.weight"] = tensors.take(prefix + "b_proj.weight", n_heads, d_model)
-    found["norm.weight"] = tensors.take(prefix + "o_norm.weight", d_v // n_heads)
+        yield from linear("b_proj", "beta.projection", n_heads, d_model)
+    yield same("o_norm.weight", "norm.weight", d_v // n_heads)
     if arguments["output_gate"]:
-        found["gate.weight"] = tensors.take(prefix + "g_proj.weight", d_v, d_model)
-    return found | {"out.weight": tensors.take(prefix + "o_proj.weight", d_model, d_v)}
+        yield from linear("g_proj", "gate", d_v, d_model)
+    yield from linear("o_proj", "out", d_model, d_v)

@@ -1,17 +1,18 @@
 """The block that models of flash-linear-attention share: RMSNorm, mixer, RMSNorm and SwiGLU."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from linrec.convert.checkpoint import Options, Tensors
+from linrec.convert.checkpoint import Options
+from linrec.convert.layers import swiglu, vocabulary
+from linrec.convert.layout import TAPS, Piece, same, within
 from linrec.models import ModelConfig
 
-__all__ = ["config_of", "convolution", "weights_of"]
+__all__ = ["config_of", "convolution", "head_norm", "layout_of"]
 
-Part = Callable[[Tensors, str, ModelConfig], dict[str, Tensor]]
+Part = Callable[[Options, ModelConfig], Iterable[Piece]]
 
 
 def config_of(options: Options, mixer: str, arguments: dict[str, Any], **model: Any) -> ModelConfig:
@@ -34,6 +35,7 @@ def config_of(options: Options, mixer: str, arguments: dict[str, Any], **model: 
         n_layers=options.read("num_hidden_layers", int),
         mixer=mixer,
         mixer_args=arguments,
+        channel_mixing_bias=False,
         norm_eps=options.read("norm_eps", float),
         tie_embeddings=options.read("tie_word_embeddings", bool, False),
         head_bias=False,
@@ -41,76 +43,56 @@ def config_of(options: Options, mixer: str, arguments: dict[str, Any], **model: 
     )
 
 
-def weights_of(
-    tensors: Tensors,
+def layout_of(
+    options: Options,
     config: ModelConfig,
     mixer: Part,
     *,
     channel_mixing: Part | None = None,
     names: Sequence[str] = ("mlp_norm", "mlp"),
     first_norm: str | None = None,
-) -> dict[str, Tensor]:
-    """Return the `state_dict` of the model, built from the checkpoint's tensors.
+) -> Iterator[Piece]:
+    """Yield the pieces of a model.
 
     Args:
-        tensors: tensors of the checkpoint.
+        options: options of the checkpoint.
         config: configuration of the model.
-        mixer: returns the `state_dict` of one layer's mixer, given the tensors, their prefix and the
-            configuration.
+        mixer: returns the pieces of one layer's mixer.
         channel_mixing: the same for the channel mixing; None means SwiGLU.
         names: the checkpoint's names of the second norm and of the channel mixing.
         first_norm: the checkpoint's name of the embedding's norm, which is stored in the first layer.
-
-    Raises:
-        ConversionError: a tensor is missing or has the wrong shape.
     """
-    size = config.vocab_size, config.d_model
-    embedding = tensors.take("model.embeddings.weight", *size)
-    found = {"embedding.weight": embedding}
+    yield from vocabulary(config, "model.embeddings.weight")
     norms = {"model.norm": "norm"}
     if first_norm is not None:
         norms[f"model.layers.0.{first_norm}"] = "embedding_norm"
     for layer in range(config.n_layers):
         theirs, ours = f"model.layers.{layer}.", f"blocks.{layer}."
         norms |= {theirs + "attn_norm": ours + "mixer_norm", theirs + names[0]: ours + "channel_mixing_norm"}
-        parts = {
-            "mixer.": mixer(tensors, theirs + "attn.", config),
-            "channel_mixing.": (channel_mixing or _swiglu)(tensors, f"{theirs}{names[1]}.", config),
-        }
-        for part, taken in parts.items():
-            found |= {ours + part + name: tensor for name, tensor in taken.items()}
+        yield from within(f"{theirs}attn.", f"{ours}mixer.", mixer(options, config))
+        unit = swiglu(config) if channel_mixing is None else channel_mixing(options, config)
+        yield from within(f"{theirs}{names[1]}.", f"{ours}channel_mixing.", unit)
     for theirs, ours in norms.items():
         for name in ("weight", "bias") if config.norm == "layer" else ("weight",):
-            found[f"{ours}.{name}"] = tensors.take(f"{theirs}.{name}", config.d_model)
-    if config.tie_embeddings:
-        tensors.take_copy("lm_head.weight", embedding)
-        return found | {"head.weight": embedding}
-    return found | {"head.weight": tensors.take("lm_head.weight", *size)}
+            yield same(f"{theirs}.{name}", f"{ours}.{name}", config.d_model)
 
 
-def convolution(tensors: Tensors, prefix: str, widths: dict[str, int], size: int) -> dict[str, Tensor]:
-    """Return the taps of several tensors' short convolutions, concatenated.
+def convolution(widths: Mapping[str, int], size: int) -> Piece:
+    """Return the piece of the taps of several tensors' short convolutions.
 
     Args:
-        tensors: tensors of the checkpoint.
-        prefix: prefix of the layer's mixer.
         widths: number of channels by tensor name, in linrec's order.
         size: number of taps.
     """
-    taps = [tensors.take(f"{prefix}{name}_conv1d.weight", width, 1, size) for name, width in widths.items()]
-    # torch's convolution stores the tap of the current step last
-    return {"conv.weight": torch.cat(taps)[:, 0].flip(-1)}
+    return Piece(
+        {f"{name}_conv1d.weight": (width, 1, size) for name, width in widths.items()},
+        ["conv.weight"],
+        lambda tensors: [TAPS.read(torch.cat([*tensors]))],
+        lambda taps: TAPS.write(taps[0]).split([*widths.values()]),
+    )
 
 
-def _swiglu(tensors: Tensors, prefix: str, config: ModelConfig) -> dict[str, Tensor]:
-    """Return the `state_dict` of one layer's channel mixing; linrec's biases are zero."""
-    d_model, d_hidden = config.d_model, config.d_channel_mixing
-    found = {}
-    for name, rows, columns in (
-        ("gate", d_hidden, d_model),
-        ("up", d_hidden, d_model),
-        ("down", d_model, d_hidden),
-    ):
-        found[f"{name}.weight"] = tensors.take(f"{prefix}{name}_proj.weight", rows, columns)
-        found[f"{name}.bias"] = torch.zeros(rows)
-    return found
+def head_norm(options: Options, gate: bool) -> tuple[str, str]:
+    """Return the name of the heads' norm, and its name where norm and gate are fused the other way."""
+    names = "g_norm_swish_gate.weight", "g_norm.weight"
+    return names if gate and options.read("fuse_norm", bool, True) else names[::-1]

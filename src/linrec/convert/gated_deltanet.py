@@ -4,14 +4,16 @@ The released layer divides q by the square root of its number of channels. The n
 its eps, so `norm_eps` here is multiplied by the number of channels.
 """
 
-from torch import Tensor
+from collections.abc import Iterator
 
 from linrec.convert import delta_net
-from linrec.convert.checkpoint import Options, Tensors
-from linrec.convert.flash_linear_attention import config_of, weights_of
+from linrec.convert.checkpoint import Options
+from linrec.convert.flash_linear_attention import config_of, layout_of
+from linrec.convert.layers import linear
+from linrec.convert.layout import Piece, same
 from linrec.models import ModelConfig
 
-__all__ = ["config", "weights"]
+__all__ = ["config", "layout"]
 
 
 def config(options: Options) -> ModelConfig:
@@ -36,21 +38,15 @@ def config(options: Options) -> ModelConfig:
     return config_of(options, "gated_delta_net", arguments)
 
 
-def weights(tensors: Tensors, config: ModelConfig) -> dict[str, Tensor]:
-    """Return the `state_dict` of the model, built from the checkpoint's tensors.
-
-    Raises:
-        ConversionError: a tensor is missing or has the wrong shape.
-    """
-    return weights_of(tensors, config, _mixer)
+def layout(options: Options, config: ModelConfig) -> Iterator[Piece]:
+    """Yield the pieces of the checkpoint."""
+    return layout_of(options, config, _mixer)
 
 
-def _mixer(tensors: Tensors, prefix: str, config: ModelConfig) -> dict[str, Tensor]:
-    """Return the `state_dict` of one layer's mixer."""
+def _mixer(options: Options, config: ModelConfig) -> Iterator[Piece]:
+    """Yield the pieces of one layer's mixer."""
     n_heads = config.mixer_args["n_heads"]
-    return {
-        **delta_net.mixer(tensors, prefix, config),
-        "alpha.weight": tensors.take(prefix + "a_proj.weight", n_heads, config.d_model),
-        "A_log": tensors.take(prefix + "A_log", n_heads),
-        "dt_bias": tensors.take(prefix + "dt_bias", n_heads),
-    }
+    yield from delta_net.mixer(options, config)
+    yield from linear("a_proj", "alpha", n_heads, config.d_model)
+    yield same("A_log", "A_log", n_heads)
+    yield same("dt_bias", "dt_bias", n_heads)

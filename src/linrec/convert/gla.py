@@ -5,15 +5,15 @@ its eps, so `norm_eps` here is multiplied by the number of channels.
 """
 
 import math
+from collections.abc import Iterator
 
-import torch
-from torch import Tensor
-
-from linrec.convert.checkpoint import Options, Tensors
-from linrec.convert.flash_linear_attention import config_of, convolution, weights_of
+from linrec.convert.checkpoint import Options
+from linrec.convert.flash_linear_attention import config_of, convolution, head_norm, layout_of
+from linrec.convert.layers import linear
+from linrec.convert.layout import Piece, same, zeros
 from linrec.models import ModelConfig
 
-__all__ = ["config", "weights"]
+__all__ = ["config", "layout"]
 
 # constants of the released layer, which config.json does not contain
 TAU, GATE_RANK = 16.0, 16
@@ -49,32 +49,26 @@ def config(options: Options) -> ModelConfig:
     return config_of(options, "gla", arguments)
 
 
-def weights(tensors: Tensors, config: ModelConfig) -> dict[str, Tensor]:
-    """Return the `state_dict` of the model, built from the checkpoint's tensors.
-
-    Raises:
-        ConversionError: a tensor is missing or has the wrong shape.
-    """
-    return weights_of(tensors, config, _mixer)
+def layout(options: Options, config: ModelConfig) -> Iterator[Piece]:
+    """Yield the pieces of the checkpoint."""
+    return layout_of(options, config, _mixer)
 
 
-def _mixer(tensors: Tensors, prefix: str, config: ModelConfig) -> dict[str, Tensor]:
-    """Return the `state_dict` of one layer's mixer."""
+def _mixer(options: Options, config: ModelConfig) -> Iterator[Piece]:
+    """Yield the pieces of one layer's mixer."""
     arguments, d_model = config.mixer_args, config.d_model
     d_qk, d_v, n_heads = (arguments[name] for name in ("d_qk", "d_v", "n_heads"))
-    shared = n_heads // arguments["kv_heads"]
+    shared, gate = n_heads // arguments["kv_heads"], arguments["output_gate"]
     widths = {"q": d_qk, "k": d_qk // shared, "v": d_v // shared}
-    found = {f"{n}.weight": tensors.take(f"{prefix}{n}_proj.weight", d, d_model) for n, d in widths.items()}
+    for name, width in widths.items():
+        yield from linear(f"{name}_proj", name, width, d_model)
     if arguments["conv_size"] is not None:
-        found |= convolution(tensors, prefix, widths, arguments["conv_size"])
-    found["alpha.0.weight"] = tensors.take(prefix + "gk_proj.0.weight", GATE_RANK, d_model)
-    found["alpha.1.weight"] = tensors.take(prefix + "gk_proj.1.weight", d_qk // shared, GATE_RANK)
-    found["alpha.1.bias"] = tensors.take(prefix + "gk_proj.1.bias", d_qk // shared)
-    if arguments["output_gate"]:
-        found["gate.weight"] = tensors.take(prefix + "g_proj.weight", d_v, d_model)
-        found["gate.bias"] = torch.zeros(d_v)
-    # the tensor's name if norm and gate are fused in one kernel
-    fused = prefix + "g_norm_swish_gate.weight"
-    norm = fused if fused in tensors else prefix + "g_norm.weight"
-    found["norm.weight"] = tensors.take(norm, d_v // n_heads)
-    return found | {"out.weight": tensors.take(prefix + "o_proj.weight", d_model, d_v)}
+        yield convolution(widths, arguments["conv_size"])
+    yield from linear("gk_proj.0", "alpha.0", GATE_RANK, d_model)
+    yield from linear("gk_proj.1", "alpha.1", d_qk // shared, GATE_RANK, bias=True)
+    if gate:
+        yield from linear("g_proj", "gate", d_v, d_model)
+        yield zeros("gate.bias", d_v)
+    norm, other = head_norm(options, gate)
+    yield same(norm, "norm.weight", d_v // n_heads, older=other)
+    yield from linear("o_proj", "out", d_model, d_v)

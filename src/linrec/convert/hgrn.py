@@ -1,12 +1,14 @@
 """HGRN, as in `HGRNForCausalLM` of flash-linear-attention: real, with a norm before the gate."""
 
-from torch import Tensor
+from collections.abc import Iterator
 
-from linrec.convert.checkpoint import Options, Tensors
-from linrec.convert.flash_linear_attention import config_of, convolution, weights_of
+from linrec.convert.checkpoint import Options
+from linrec.convert.flash_linear_attention import config_of, convolution, layout_of
+from linrec.convert.layers import linear
+from linrec.convert.layout import Piece, same
 from linrec.models import ModelConfig
 
-__all__ = ["config", "weights"]
+__all__ = ["config", "layout", "lower_bounds"]
 
 
 def config(options: Options) -> ModelConfig:
@@ -32,32 +34,29 @@ def config(options: Options) -> ModelConfig:
     return config_of(options, "hgru", arguments)
 
 
-def weights(tensors: Tensors, config: ModelConfig) -> dict[str, Tensor]:
-    """Return the `state_dict` of the model, built from the checkpoint's tensors.
-
-    Raises:
-        ConversionError: a tensor is missing or has the wrong shape.
-    """
-    found = weights_of(tensors, config, _mixer)
-    return found | lower_bounds(tensors, config, config.d_model)
+def layout(options: Options, config: ModelConfig) -> Iterator[Piece]:
+    """Yield the pieces of the checkpoint."""
+    yield from layout_of(options, config, _mixer)
+    yield from lower_bounds(config)
 
 
-def lower_bounds(tensors: Tensors, config: ModelConfig, width: int) -> dict[str, Tensor]:
-    """Return the lower bounds of all layers, under the name that each layer has for them."""
-    if config.mixer_args["lower_bound"] != "increasing":
-        return {}
-    gamma = tensors.take("model.lower_bounds", config.n_layers, width)
-    return {f"blocks.{layer}.mixer.bounds.gamma": gamma for layer in range(config.n_layers)}
+def lower_bounds(config: ModelConfig) -> Iterator[Piece]:
+    """Yield the piece of the lower bounds, which all layers share."""
+    if config.mixer_args["lower_bound"] == "increasing":
+        yield Piece(
+            {"model.lower_bounds": (config.n_layers, config.d_model)},
+            [f"blocks.{layer}.mixer.bounds.gamma" for layer in range(config.n_layers)],
+            lambda tensors: [tensors[0]] * config.n_layers,
+            lambda tensors: [tensors[0]],
+        )
 
 
-def _mixer(tensors: Tensors, prefix: str, config: ModelConfig) -> dict[str, Tensor]:
-    """Return the `state_dict` of one layer's mixer."""
+def _mixer(options: Options, config: ModelConfig) -> Iterator[Piece]:
+    """Yield the pieces of one layer's mixer."""
     d_model, d_state = config.d_model, config.mixer_args["d_state"]
-    found = {
-        f"{ours}.weight": tensors.take(f"{prefix}{theirs}_proj.weight", d_state, d_model)
-        for ours, theirs in (("c", "i"), ("mu", "f"), ("gate", "g"))
-    }
+    for ours, theirs in (("c", "i"), ("mu", "f"), ("gate", "g")):
+        yield from linear(f"{theirs}_proj", ours, d_state, d_model)
     if config.mixer_args["conv_size"] is not None:
-        found |= convolution(tensors, prefix, dict.fromkeys("if", d_state), config.mixer_args["conv_size"])
-    found["norm.weight"] = tensors.take(prefix + "g_norm.weight", d_state)
-    return found | {"out.weight": tensors.take(prefix + "o_proj.weight", d_model, d_state)}
+        yield convolution(dict.fromkeys("if", d_state), config.mixer_args["conv_size"])
+    yield same("g_norm.weight", "norm.weight", d_state)
+    yield from linear("o_proj", "out", d_model, d_state)

@@ -4,14 +4,16 @@ The released layer divides its queries by the square root of their number of cha
 division up to its eps, which is 1e-5 regardless of config.json.
 """
 
-from torch import Tensor
+from collections.abc import Iterator
 
-from linrec.convert.checkpoint import Options, Tensors
-from linrec.convert.flash_linear_attention import config_of, convolution, weights_of
+from linrec.convert.checkpoint import Options
+from linrec.convert.flash_linear_attention import config_of, convolution, layout_of
 from linrec.convert.hgrn import lower_bounds
+from linrec.convert.layers import linear
+from linrec.convert.layout import Piece, same
 from linrec.models import ModelConfig
 
-__all__ = ["config", "weights"]
+__all__ = ["config", "layout"]
 
 EPS = 1e-5
 
@@ -41,24 +43,17 @@ def config(options: Options) -> ModelConfig:
     return config_of(options, "hgrn2", arguments)
 
 
-def weights(tensors: Tensors, config: ModelConfig) -> dict[str, Tensor]:
-    """Return the `state_dict` of the model, built from the checkpoint's tensors.
-
-    Raises:
-        ConversionError: a tensor is missing or has the wrong shape.
-    """
-    found = weights_of(tensors, config, _mixer)
-    return found | lower_bounds(tensors, config, config.d_model)
+def layout(options: Options, config: ModelConfig) -> Iterator[Piece]:
+    """Yield the pieces of the checkpoint."""
+    yield from layout_of(options, config, _mixer)
+    yield from lower_bounds(config)
 
 
-def _mixer(tensors: Tensors, prefix: str, config: ModelConfig) -> dict[str, Tensor]:
-    """Return the `state_dict` of one layer's mixer."""
+def _mixer(options: Options, config: ModelConfig) -> Iterator[Piece]:
+    """Yield the pieces of one layer's mixer."""
     d_model = config.d_model
-    found = {
-        f"{ours}.weight": tensors.take(f"{prefix}{theirs}_proj.weight", d_model, d_model)
-        for ours, theirs in (("o", "q"), ("g", "f"), ("i", "i"), ("out", "o"))
-    }
+    for ours, theirs in (("o", "q"), ("g", "f"), ("i", "i"), ("out", "o")):
+        yield from linear(f"{theirs}_proj", ours, d_model, d_model)
     if config.mixer_args["conv_size"] is not None:
-        widths = dict.fromkeys("qfi", d_model)
-        found |= convolution(tensors, prefix, widths, config.mixer_args["conv_size"])
-    return found | {"norm.weight": tensors.take(prefix + "g_norm.weight", d_model)}
+        yield convolution(dict.fromkeys("qfi", d_model), config.mixer_args["conv_size"])
+    yield same("g_norm.weight", "norm.weight", d_model)

@@ -10,12 +10,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from linrec.convert.checkpoint import Tensors
+from linrec.convert.checkpoint import ConversionError, Tensors
 
 __all__ = [
     "MINUS",
+    "ONE_MINUS",
     "PLUS_ONE",
     "TAPS",
+    "TRANSPOSED",
     "Change",
     "Part",
     "Piece",
@@ -29,6 +31,7 @@ __all__ = [
     "scaled",
     "within",
     "write",
+    "zeros",
 ]
 
 
@@ -45,6 +48,8 @@ class Change(NamedTuple):
 
 
 MINUS = Change(torch.neg, torch.neg)
+TRANSPOSED = Change(lambda weight: weight.mT, lambda weight: weight.mT)
+ONE_MINUS = Change(lambda share: 1 - share, lambda share: 1 - share)
 PLUS_ONE = Change(lambda weight: weight + 1, lambda weight: weight - 1)
 """For norms whose weight is stored minus 1."""
 TAPS = Change(lambda taps: taps[:, 0].flip(-1), lambda taps: taps.flip(-1)[:, None])
@@ -177,6 +182,20 @@ def constants(shapes: Mapping[str, tuple[int, ...]]) -> Piece:
     return Piece(shapes, [], lambda tensors: [], lambda tensors: [], constant=True)
 
 
+def zeros(ours: str, *shape: int) -> Piece:
+    """Return the piece of a parameter that released code does not have, and that must stay zero."""
+
+    def write(tensors: Sequence[Tensor]) -> list[Tensor]:
+        if tensors[0].any():
+            raise ConversionError(
+                f"the parameter `{ours}` must be zero, because the checkpoint's architecture lacks it. "
+                "Train the model with this parameter frozen."
+            )
+        return []
+
+    return Piece({}, [ours], lambda tensors: [torch.zeros(shape)], write)
+
+
 def rows(theirs: str, parts: Sequence[Part], *columns: int, order: Sequence[Change] = ()) -> Piece:
     """Return the piece of a tensor that stacks the rows of several parameters.
 
@@ -245,9 +264,10 @@ def read(layout: Iterable[Piece], tensors: Tensors) -> dict[str, Tensor]:
     for piece in layout:
         if piece.constant and not any(name in tensors for name in piece.theirs):
             continue
-        (first, shape), *others = piece.theirs.items()
-        name = next((other for other in piece.older if other in tensors), first)
-        taken = [tensors.take(name, *shape), *(tensors.take(name, *sizes) for name, sizes in others)]
+        older = next((name for name in piece.older if name in tensors), None)
+        taken: list[Tensor] = []
+        for name, shape in piece.theirs.items():
+            taken.append(tensors.take(older if older and not taken else name, *shape))
         for copy in piece.copies:
             tensors.take_copy(copy, taken[0])
         found |= dict(zip(piece.ours, piece.read(taken), strict=True))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from linrec.convert.checkpoint import ConversionError, Options
 from linrec.convert.layers import attention, linear, rotary, swiglu, vocabulary
-from linrec.convert.layout import MINUS, PLUS_ONE, TAPS, Change, Piece, same, within
+from linrec.convert.layout import MINUS, PLUS_ONE, TAPS, TRANSPOSED, Change, Piece, same, within
 from linrec.models import ModelConfig
 
 __all__ = ["config", "layout"]
@@ -107,14 +107,13 @@ def _hawk(d_model: int, d_rnn: int, n_blocks: int, conv_size: int, **_: Any) -> 
     """Yield the pieces of one recurrent mixer."""
     size = d_rnn // n_blocks
     # the released code multiplies by the blocks from the right
-    transposed = Change(lambda blocks: blocks.transpose(1, 2), lambda blocks: blocks.transpose(1, 2))
     flat = Change(Tensor.flatten, lambda bias: bias.unflatten(0, (n_blocks, size)))
     yield same("conv_1d.weight", "conv.weight", d_rnn, 1, conv_size, changes=[TAPS])
     yield same("conv_1d.bias", "conv.bias", d_rnn)
     yield same("rg_lru.recurrent_param", "rg_lru.Lambda", d_rnn, changes=[MINUS])
     for ours, theirs in (("recurrence_gate", "recurrent_gate"), ("input_gate", "input_gate")):
         place = f"rg_lru.{ours}"
-        yield same(f"rg_lru.{theirs}_weight", f"{place}.weight", n_blocks, size, size, changes=[transposed])
+        yield same(f"rg_lru.{theirs}_weight", f"{place}.weight", n_blocks, size, size, changes=[TRANSPOSED])
         yield same(f"rg_lru.{theirs}_bias", f"{place}.bias", n_blocks, size, changes=[flat])
     for ours, theirs in (("gate", "linear_y"), ("u", "linear_x"), ("out", "linear_out")):
         sizes = (d_model, d_rnn) if ours == "out" else (d_rnn, d_model)

@@ -5,14 +5,17 @@ gives the same angles. The released layer rotates channel j with channel j + dk 
 channels.
 """
 
-import torch
-from torch import Tensor
+from collections.abc import Iterator
 
-from linrec.convert.checkpoint import Options, Tensors
-from linrec.convert.flash_linear_attention import config_of, weights_of
+import torch
+
+from linrec.convert.checkpoint import Options
+from linrec.convert.flash_linear_attention import config_of, head_norm, layout_of
+from linrec.convert.layers import linear
+from linrec.convert.layout import Piece, pairs
 from linrec.models import ModelConfig
 
-__all__ = ["config", "weights"]
+__all__ = ["config", "layout"]
 
 ROTARY_BASE = 10_000.0
 
@@ -40,30 +43,28 @@ def config(options: Options) -> ModelConfig:
     return config_of(options, "retnet", arguments)
 
 
-def weights(tensors: Tensors, config: ModelConfig) -> dict[str, Tensor]:
-    """Return the `state_dict` of the model, built from the checkpoint's tensors.
-
-    Raises:
-        ConversionError: a tensor is missing or has the wrong shape.
-    """
-    return weights_of(tensors, config, _mixer)
+def layout(options: Options, config: ModelConfig) -> Iterator[Piece]:
+    """Yield the pieces of the checkpoint."""
+    return layout_of(options, config, _mixer)
 
 
-def _mixer(tensors: Tensors, prefix: str, config: ModelConfig) -> dict[str, Tensor]:
-    """Return the `state_dict` of one layer's mixer."""
+def _mixer(options: Options, config: ModelConfig) -> Iterator[Piece]:
+    """Yield the pieces of one layer's mixer."""
     arguments, d_model = config.mixer_args, config.d_model
     d_v, n_heads = arguments["d_v"], arguments["n_heads"]
-    found = {"v.weight": tensors.take(prefix + "v_proj.weight", d_v, d_model)}
-    for name in ("q", "k"):
-        rows = tensors.take(f"{prefix}{name}_proj.weight", d_model, d_model)
-        # interleave the two halves of each head, which makes rotary pairs adjacent
-        halves = rows.unflatten(0, (n_heads, 2, -1)).transpose(1, 2)
-        found[f"{name}.weight"] = halves.flatten(0, 2)
+    for name in "qk":
+        yield from linear(
+            f"{name}_proj", name, d_model, d_model, changes=[pairs(n_heads, d_model // n_heads)]
+        )
+    yield from linear("v_proj", "v", d_v, d_model)
     if arguments["output_gate"]:
-        found["gate.weight"] = tensors.take(prefix + "g_proj.weight", d_v, d_model)
-    # the tensor's name if norm and gate are fused in one kernel
-    fused = prefix + "g_norm_swish_gate.weight"
-    norm = tensors.take(fused if fused in tensors else prefix + "g_norm.weight", d_v // n_heads)
+        yield from linear("g_proj", "gate", d_v, d_model)
+    norm, other = head_norm(options, arguments["output_gate"])
     # the norm here has no weight: it is folded into the columns of W_O
-    out = tensors.take(prefix + "o_proj.weight", d_model, d_v)
-    return found | {"out.weight": out * torch.cat([norm] * n_heads)}
+    yield Piece(
+        {norm: (d_v // n_heads,), "o_proj.weight": (d_model, d_v)},
+        ["out.weight"],
+        lambda tensors: [tensors[1] * tensors[0].repeat(n_heads)],
+        lambda out: [torch.ones(d_v // n_heads), out[0]],
+        older=[other],
+    )

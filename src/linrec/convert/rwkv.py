@@ -5,13 +5,15 @@ Checkpoints are saved without the division, which only changes outputs through t
 `context_length` is a limit of a kernel.
 """
 
-from torch import Tensor
+from collections.abc import Iterator
 
-from linrec.convert.checkpoint import Options, Tensors
-from linrec.convert.rwkv_lm import channel_mixing, time_mixing_4
+from linrec.convert.checkpoint import Options
+from linrec.convert.layers import vocabulary
+from linrec.convert.layout import Piece, within
+from linrec.convert.rwkv_lm import channel_mixing, norms, time_mixing_4
 from linrec.models import ModelConfig
 
-__all__ = ["config", "weights"]
+__all__ = ["config", "layout"]
 
 
 def config(options: Options) -> ModelConfig:
@@ -39,33 +41,14 @@ def config(options: Options) -> ModelConfig:
     )
 
 
-def weights(tensors: Tensors, config: ModelConfig) -> dict[str, Tensor]:
-    """Return the `state_dict` of the model, built from the checkpoint's tensors.
-
-    Raises:
-        ConversionError: a tensor is missing or has the wrong shape.
-    """
-    embedding = tensors.take("rwkv.embeddings.weight", config.vocab_size, config.d_model)
-    found = {"embedding.weight": embedding}
+def layout(options: Options, config: ModelConfig) -> Iterator[Piece]:
+    """Yield the pieces of the checkpoint."""
+    yield from vocabulary(config, "rwkv.embeddings.weight", "head.weight")
     share = "time_mix_"
-    norms = {"rwkv.blocks.0.pre_ln": "embedding_norm", "rwkv.ln_out": "norm"}
+    time = [*time_mixing_4(config, (share + "receptance", share + "key", share + "value"))]
+    channels = [*channel_mixing(config, (share + "key", share + "receptance"))]
     for layer in range(config.n_layers):
         theirs, ours = f"rwkv.blocks.{layer}.", f"blocks.{layer}."
-        norms |= {theirs + "ln1": ours + "mixer_norm", theirs + "ln2": ours + "channel_mixing_norm"}
-        parts = {
-            "mixer.": time_mixing_4(
-                tensors, theirs + "attention.", config, (share + "receptance", share + "key", share + "value")
-            ),
-            "channel_mixing.": channel_mixing(
-                tensors, theirs + "feed_forward.", config, (share + "key", share + "receptance")
-            ),
-        }
-        for part, taken in parts.items():
-            found |= {ours + part + name: tensor for name, tensor in taken.items()}
-    for theirs, ours in norms.items():
-        for name in ("weight", "bias"):
-            found[f"{ours}.{name}"] = tensors.take(f"{theirs}.{name}", config.d_model)
-    if config.tie_embeddings:
-        tensors.take_copy("head.weight", embedding)
-        return found | {"head.weight": embedding}
-    return found | {"head.weight": tensors.take("head.weight", config.vocab_size, config.d_model)}
+        yield from within(f"{theirs}attention.", f"{ours}mixer.", time)
+        yield from within(f"{theirs}feed_forward.", f"{ours}channel_mixing.", channels)
+    yield from norms(config, "rwkv.blocks.", "rwkv.ln_out", "pre_ln")

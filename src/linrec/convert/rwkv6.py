@@ -3,13 +3,18 @@
 `linrec.convert.rwkv_lm` reads the layout of the RWKV authors.
 """
 
+from collections.abc import Iterator
+
+import torch
 from torch import Tensor
 
-from linrec.convert.checkpoint import Options, Tensors
-from linrec.convert.flash_linear_attention import config_of, weights_of
+from linrec.convert.checkpoint import Options
+from linrec.convert.flash_linear_attention import config_of, layout_of
+from linrec.convert.layers import linear
+from linrec.convert.layout import Change, Piece, same
 from linrec.models import ModelConfig
 
-__all__ = ["config", "weights"]
+__all__ = ["config", "layout"]
 
 
 def config(options: Options) -> ModelConfig:
@@ -42,14 +47,10 @@ def config(options: Options) -> ModelConfig:
     )
 
 
-def weights(tensors: Tensors, config: ModelConfig) -> dict[str, Tensor]:
-    """Return the `state_dict` of the model, built from the checkpoint's tensors.
-
-    Raises:
-        ConversionError: a tensor is missing or has the wrong shape.
-    """
-    return weights_of(
-        tensors,
+def layout(options: Options, config: ModelConfig) -> Iterator[Piece]:
+    """Yield the pieces of the checkpoint."""
+    return layout_of(
+        options,
         config,
         _mixer,
         channel_mixing=_channel_mixing,
@@ -58,40 +59,47 @@ def weights(tensors: Tensors, config: ModelConfig) -> dict[str, Tensor]:
     )
 
 
-def _mixer(tensors: Tensors, prefix: str, config: ModelConfig) -> dict[str, Tensor]:
-    """Return the `state_dict` of one layer's mixer."""
+def _mixer(options: Options, config: ModelConfig) -> Iterator[Piece]:
+    """Yield the pieces of one layer's mixer."""
     arguments, d_model = config.mixer_args, config.d_model
     rank, decay_rank, n_heads = (arguments[n] for n in ("shift_rank", "decay_rank", "n_heads"))
-    A = tensors.take(prefix + "x_proj.0.linear.weight", 5 * rank, d_model).unflatten(0, (5, rank))
-    B = tensors.take(prefix + "x_proj.2.weight", d_model, 5 * rank).unflatten(1, (5, rank))
-    mu = tensors.take(prefix + "x_bias", 5, d_model)
-    # linrec's order of the mixtures, as indices into the checkpoint's order
+    # linrec's order of the mixtures, as indices into the checkpoint's order, and back
     order = ["rwkvg".index(z) for z in "rkvwg"]
-    found = {
-        "shift.mu_x": tensors.take(prefix + "x_proj.0.mu", d_model),
-        **{f"shift.mu.{i}": mu[place] for i, place in enumerate(order)},
-        "shift.A.weight": A[order].flatten(0, 1),
-        "shift.B": B.permute(1, 2, 0)[order],
-        "lambda_d": tensors.take(prefix + "w_proj.linear.lora.2.bias", d_model),
-        "d.0.weight": tensors.take(prefix + "w_proj.linear.lora.0.weight", decay_rank, d_model),
-        "d.2.weight": tensors.take(prefix + "w_proj.linear.lora.2.weight", d_model, decay_rank),
-        "u": tensors.take(prefix + "bonus", n_heads, d_model // n_heads).flatten(),
-        "out.weight": tensors.take(prefix + "o_proj.weight", d_model, d_model),
-    }
+    back = ["rkvwg".index(z) for z in "rwkvg"]
+    A = Change(
+        lambda A: A.unflatten(0, (5, rank))[order].flatten(0, 1),
+        lambda A: A.unflatten(0, (5, rank))[back].flatten(0, 1),
+    )
+    B = Change(
+        lambda B: B.unflatten(1, (5, rank)).permute(1, 2, 0)[order],
+        lambda B: B[back].permute(2, 0, 1).flatten(1),
+    )
+    yield same("x_proj.0.mu", "shift.mu_x", d_model)
+    yield same("x_proj.0.linear.weight", "shift.A.weight", 5 * rank, d_model, changes=[A])
+    yield same("x_proj.2.weight", "shift.B", d_model, 5 * rank, changes=[B])
+    yield Piece(
+        {"x_bias": (5, d_model)},
+        [f"shift.mu.{place}" for place in range(5)],
+        lambda tensors: [tensors[0][place] for place in order],
+        lambda mu: [torch.stack([mu[place] for place in back])],
+    )
+    yield same("w_proj.linear.lora.0.weight", "d.0.weight", decay_rank, d_model)
+    yield same("w_proj.linear.lora.2.weight", "d.2.weight", d_model, decay_rank)
+    yield same("w_proj.linear.lora.2.bias", "lambda_d", d_model)
+    flat = Change(Tensor.flatten, lambda bonus: bonus.unflatten(0, (n_heads, -1)))
+    yield same("bonus", "u", n_heads, d_model // n_heads, changes=[flat])
     for ours, theirs in (("r", "r"), ("k", "k"), ("v", "v"), ("gate", "g")):
-        found[f"{ours}.weight"] = tensors.take(f"{prefix}{theirs}_proj.linear.weight", d_model, d_model)
+        yield from linear(f"{theirs}_proj.linear", ours, d_model, d_model)
     for name in ("weight", "bias"):
-        found[f"norm.{name}"] = tensors.take(f"{prefix}g_norm.{name}", d_model)
-    return found
+        yield same(f"g_norm.{name}", f"norm.{name}", d_model)
+    yield from linear("o_proj", "out", d_model, d_model)
 
 
-def _channel_mixing(tensors: Tensors, prefix: str, config: ModelConfig) -> dict[str, Tensor]:
-    """Return the `state_dict` of one layer's channel mixing."""
+def _channel_mixing(options: Options, config: ModelConfig) -> Iterator[Piece]:
+    """Yield the pieces of one layer's channel mixing."""
     d_model, d_hidden = config.d_model, config.d_channel_mixing
-    return {
-        "shift.mu.0": tensors.take(prefix + "key.mu", d_model),
-        "shift.mu.1": tensors.take(prefix + "receptance.mu", d_model),
-        "k.weight": tensors.take(prefix + "key.linear.weight", d_hidden, d_model),
-        "v.weight": tensors.take(prefix + "value.weight", d_model, d_hidden),
-        "r.weight": tensors.take(prefix + "receptance.linear.weight", d_model, d_model),
-    }
+    yield same("key.mu", "shift.mu.0", d_model)
+    yield same("receptance.mu", "shift.mu.1", d_model)
+    yield from linear("key.linear", "k", d_hidden, d_model)
+    yield from linear("value", "v", d_model, d_hidden)
+    yield from linear("receptance.linear", "r", d_model, d_model)

@@ -5,14 +5,19 @@ whose bonus is per channel; in 5.0 and 5.1 it was per head.
 """
 
 import re
+from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
 from linrec.convert.checkpoint import Tensors
+from linrec.convert.layers import linear
+from linrec.convert.layout import ONE_MINUS, TRANSPOSED, Change, Piece, same, within
 from linrec.models import ModelConfig
 
-__all__ = ["channel_mixing", "config", "time_mixing_4", "weights"]
+__all__ = ["channel_mixing", "config", "layout", "norms", "time_mixing_4"]
 
+# token-shift weights (1, 1, d)
+VECTOR = Change(Tensor.flatten, lambda vector: vector[None, None])
 MATRICES = {"r": "receptance", "k": "key", "v": "value", "gate": "gate", "out": "output"}
 
 
@@ -48,105 +53,105 @@ def config(tensors: Tensors) -> ModelConfig:
     )
 
 
-def weights(tensors: Tensors, config: ModelConfig) -> dict[str, Tensor]:
-    """Return the `state_dict` of the model, built from the checkpoint's tensors.
-
-    Raises:
-        ConversionError: a tensor is missing or has the wrong shape.
-    """
+def layout(config: ModelConfig) -> Iterator[Piece]:
+    """Yield the pieces of the checkpoint."""
     size = config.vocab_size, config.d_model
-    found = {"embedding.weight": tensors.take("emb.weight", *size)}
-    found["head.weight"] = tensors.take("head.weight", *size)
-    norms = {"blocks.0.ln0": "embedding_norm", "ln_out": "norm"}
-    time_mixing = {"rwkv4": time_mixing_4, "rwkv5": _time_mixing_5, "rwkv6": _time_mixing_6}[
-        str(config.mixer)
-    ]
+    yield same("emb.weight", "embedding.weight", *size)
+    yield same("head.weight", "head.weight", *size)
+    mixers = {"rwkv4": time_mixing_4, "rwkv5": _time_mixing_5, "rwkv6": _time_mixing_6}
     share = "time_maa_" if config.mixer == "rwkv6" else "time_mix_"
     for layer in range(config.n_layers):
         block = f"blocks.{layer}."
-        norms |= {block + "ln1": block + "mixer_norm", block + "ln2": block + "channel_mixing_norm"}
-        parts = {
-            "mixer.": time_mixing(tensors, block + "att.", config),
-            "channel_mixing.": channel_mixing(tensors, block + "ffn.", config, (share + "k", share + "r")),
-        }
-        for part, taken in parts.items():
-            found |= {block + part + name: tensor for name, tensor in taken.items()}
-    for theirs, ours in norms.items():
+        yield from within(f"{block}att.", f"{block}mixer.", mixers[str(config.mixer)](config))
+        shares = share + "k", share + "r"
+        yield from within(f"{block}ffn.", f"{block}channel_mixing.", channel_mixing(config, shares))
+    yield from norms(config, "blocks.", "ln_out", "ln0")
+
+
+def norms(config: ModelConfig, blocks: str, last: str, first: str) -> Iterator[Piece]:
+    """Yield the pieces of all norms between the layers.
+
+    Args:
+        config: configuration of the model.
+        blocks: prefix of the blocks in the checkpoint.
+        last: name of the last norm.
+        first: name of the embedding's norm in the first block.
+    """
+    names = {f"{blocks}0.{first}": "embedding_norm", last: "norm"}
+    for layer in range(config.n_layers):
+        theirs, ours = f"{blocks}{layer}.", f"blocks.{layer}."
+        names |= {theirs + "ln1": ours + "mixer_norm", theirs + "ln2": ours + "channel_mixing_norm"}
+    for theirs, ours in names.items():
         for name in ("weight", "bias"):
-            found[f"{ours}.{name}"] = tensors.take(f"{theirs}.{name}", config.d_model)
-    return found
+            yield same(f"{theirs}.{name}", f"{ours}.{name}", config.d_model)
 
 
 def time_mixing_4(
-    tensors: Tensors,
-    prefix: str,
-    config: ModelConfig,
-    shares: tuple[str, str, str] = ("time_mix_r", "time_mix_k", "time_mix_v"),
-) -> dict[str, Tensor]:
-    """Return the `state_dict` of an `rwkv4` mixer; `shares` names the token-shift weights of r, k and v."""
+    config: ModelConfig, shares: Sequence[str] = ("time_mix_r", "time_mix_k", "time_mix_v")
+) -> Iterator[Piece]:
+    """Yield the pieces of an `rwkv4` mixer; `shares` names the token-shift weights of r, k and v."""
     d_model, d_state = config.d_model, config.mixer_args["d_state"]
-    found = {
-        "log_w": tensors.take(prefix + "time_decay", d_state),
-        "u": tensors.take(prefix + "time_first", d_state),
-        "out.weight": tensors.take(prefix + "output.weight", d_model, d_state),
-    }
+    yield same("time_decay", "log_w", d_state)
+    yield same("time_first", "u", d_state)
+    yield from linear("output", "out", d_model, d_state)
     for ours, share in zip("rkv", shares, strict=True):
-        found[f"mu_{ours}"] = tensors.take(prefix + share, 1, 1, d_model).flatten()
-        found[f"{ours}.weight"] = tensors.take(f"{prefix}{MATRICES[ours]}.weight", d_state, d_model)
-    return found
+        yield same(share, f"mu_{ours}", 1, 1, d_model, changes=[VECTOR])
+        yield from linear(MATRICES[ours], ours, d_state, d_model)
 
 
-def channel_mixing(
-    tensors: Tensors, prefix: str, config: ModelConfig, shares: tuple[str, str]
-) -> dict[str, Tensor]:
-    """Return the `state_dict` of a channel mixing; `shares` names the token-shift weights of k and r."""
+def channel_mixing(config: ModelConfig, shares: Sequence[str]) -> Iterator[Piece]:
+    """Yield the pieces of a channel mixing; `shares` names the token-shift weights of k and r."""
     d_model, d_hidden = config.d_model, config.d_channel_mixing
-    mu = [tensors.take(prefix + share, 1, 1, d_model).flatten() for share in shares]
-    return {
-        # RWKV-4 and 5 store the current token's weight, RWKV-6 and linrec the previous token's
-        **{f"shift.mu.{i}": x if config.mixer == "rwkv6" else 1 - x for i, x in enumerate(mu)},
-        "k.weight": tensors.take(prefix + "key.weight", d_hidden, d_model),
-        "v.weight": tensors.take(prefix + "value.weight", d_model, d_hidden),
-        "r.weight": tensors.take(prefix + "receptance.weight", d_model, d_model),
-    }
+    # RWKV-4 and 5 store the current token's weight, RWKV-6 and linrec the previous token's
+    changes = [VECTOR] if config.mixer == "rwkv6" else [VECTOR, ONE_MINUS]
+    for place, share in enumerate(shares):
+        yield same(share, f"shift.mu.{place}", 1, 1, d_model, changes=changes)
+    yield from linear("key", "k", d_hidden, d_model)
+    yield from linear("value", "v", d_model, d_hidden)
+    yield from linear("receptance", "r", d_model, d_model)
 
 
-def _time_mixing_5(tensors: Tensors, prefix: str, config: ModelConfig) -> dict[str, Tensor]:
-    """Return the `state_dict` of an `rwkv5` mixer."""
+def _time_mixing_5(config: ModelConfig) -> Iterator[Piece]:
+    """Yield the pieces of an `rwkv5` mixer."""
     d_model, heads = config.d_model, config.mixer_args["n_heads"]
-    shares = [tensors.take(f"{prefix}time_mix_{z}", 1, 1, d_model).flatten() for z in "rkvg"]
-    return {
-        **{f"shift.mu.{i}": 1 - share for i, share in enumerate(shares)},
-        "omega": tensors.take(prefix + "time_decay", heads, d_model // heads).flatten(),
-        **_heads(tensors, prefix, config),
-    }
+    for place, name in enumerate("rkvg"):
+        share = f"time_mix_{name}", f"shift.mu.{place}"
+        yield same(*share, 1, 1, d_model, changes=[VECTOR, ONE_MINUS])
+    yield same("time_decay", "omega", heads, d_model // heads, changes=[_of_heads(heads)])
+    yield from _heads(config)
 
 
-def _time_mixing_6(tensors: Tensors, prefix: str, config: ModelConfig) -> dict[str, Tensor]:
-    """Return the `state_dict` of an `rwkv6` mixer."""
+def _time_mixing_6(config: ModelConfig) -> Iterator[Piece]:
+    """Yield the pieces of an `rwkv6` mixer."""
     d_model, rank, decay_rank = config.d_model, *(config.mixer_args[f"{n}_rank"] for n in ("shift", "decay"))
-    A = tensors.take(prefix + "time_maa_w1", d_model, 5 * rank).unflatten(1, (5, rank))
-    B = tensors.take(prefix + "time_maa_w2", 5, rank, d_model)
-    # linrec's order of the mixtures, as indices into the checkpoint's order
+    # linrec's order of the mixtures, as indices into the checkpoint's order, and back
     order = ["wkvrg".index(z) for z in "rkvwg"]
-    shares = {z: tensors.take(f"{prefix}time_maa_{z}", 1, 1, d_model).flatten() for z in "xrkvwg"}
-    return {
-        "shift.mu_x": shares["x"],
-        **{f"shift.mu.{i}": shares[z] for i, z in enumerate("rkvwg")},
-        "shift.A.weight": A[:, order].flatten(1).T,
-        "shift.B": B[order],
-        "lambda_d": tensors.take(prefix + "time_decay", 1, 1, d_model).flatten(),
-        "d.0.weight": tensors.take(prefix + "time_decay_w1", d_model, decay_rank).T,
-        "d.2.weight": tensors.take(prefix + "time_decay_w2", decay_rank, d_model).T,
-        **_heads(tensors, prefix, config),
-    }
+    back = ["rkvwg".index(z) for z in "wkvrg"]
+    A = Change(
+        lambda A: A.unflatten(1, (5, rank))[:, order].flatten(1).mT,
+        lambda A: A.mT.unflatten(1, (5, rank))[:, back].flatten(1),
+    )
+    yield same("time_maa_w1", "shift.A.weight", d_model, 5 * rank, changes=[A])
+    B = Change(lambda B: B[order], lambda B: B[back])
+    yield same("time_maa_w2", "shift.B", 5, rank, d_model, changes=[B])
+    for name, ours in {"x": "mu_x", **{z: f"mu.{place}" for place, z in enumerate("rkvwg")}}.items():
+        yield same(f"time_maa_{name}", f"shift.{ours}", 1, 1, d_model, changes=[VECTOR])
+    yield same("time_decay", "lambda_d", 1, 1, d_model, changes=[VECTOR])
+    yield same("time_decay_w1", "d.0.weight", d_model, decay_rank, changes=[TRANSPOSED])
+    yield same("time_decay_w2", "d.2.weight", decay_rank, d_model, changes=[TRANSPOSED])
+    yield from _heads(config)
 
 
-def _heads(tensors: Tensors, prefix: str, config: ModelConfig) -> dict[str, Tensor]:
-    """Return the matrices, the bonus and the heads' norm of an `rwkv5` or `rwkv6` mixer."""
+def _heads(config: ModelConfig) -> Iterator[Piece]:
+    """Yield the pieces of the matrices, the bonus and the heads' norm of an `rwkv5` or `rwkv6` mixer."""
     d_model, heads = config.d_model, config.mixer_args["n_heads"]
-    return {
-        **{f"{o}.weight": tensors.take(f"{prefix}{t}.weight", d_model, d_model) for o, t in MATRICES.items()},
-        "u": tensors.take(prefix + "time_faaaa", heads, d_model // heads).flatten(),
-        **{f"norm.{name}": tensors.take(f"{prefix}ln_x.{name}", d_model) for name in ("weight", "bias")},
-    }
+    for ours, theirs in MATRICES.items():
+        yield from linear(theirs, ours, d_model, d_model)
+    yield same("time_faaaa", "u", heads, d_model // heads, changes=[_of_heads(heads)])
+    for name in ("weight", "bias"):
+        yield same(f"ln_x.{name}", f"norm.{name}", d_model)
+
+
+def _of_heads(heads: int) -> Change:
+    """Return the change from a tensor (h, d) to a vector."""
+    return Change(Tensor.flatten, lambda vector: vector.unflatten(0, (heads, -1)))

@@ -7,12 +7,16 @@ denominator before a norm. The authors' own configuration of the 7B model has `e
 instead of `hidden_size` and `num_hidden_layers`. Its first version had no `weight_mode` either.
 """
 
-from torch import Tensor
+from collections.abc import Iterator
 
-from linrec.convert.checkpoint import ConversionError, Options, Tensors
+from linrec.convert.checkpoint import ConversionError, Options
+from linrec.convert.layers import linear, swiglu, vocabulary
+from linrec.convert.layout import Piece, same, within
 from linrec.models import ModelConfig
 
-__all__ = ["config", "weights"]
+__all__ = ["config", "layout"]
+
+SWIGLU = {"gate": "proj_up_gate", "up": "proj_up", "down": "proj_down"}
 
 
 def config(options: Options) -> ModelConfig:
@@ -50,6 +54,7 @@ def config(options: Options) -> ModelConfig:
         # rounded up to a multiple; like transformers, this accepts a number that is not an integer
         d_channel_mixing=int((hidden + multiple - 1) // multiple * multiple),
         channel_mixing="swiglu",
+        channel_mixing_bias=False,
         norm="rms",
         norm_eps=norm_eps,
         head_bias=False,
@@ -57,48 +62,26 @@ def config(options: Options) -> ModelConfig:
     )
 
 
-def weights(tensors: Tensors, config: ModelConfig) -> dict[str, Tensor]:
-    """Return the `state_dict` of the model, built from the checkpoint's tensors.
-
-    Raises:
-        ConversionError: a tensor is missing or has the wrong shape.
-    """
-    d_model, vocabulary = config.d_model, config.vocab_size
-    found = {
-        "embedding.weight": tensors.take("backbone.embeddings.weight", vocabulary, d_model),
-        "norm.weight": tensors.take("backbone.out_norm.weight", d_model),
-        "head.weight": tensors.take("lm_head.weight", vocabulary, d_model),
-    }
+def layout(options: Options, config: ModelConfig) -> Iterator[Piece]:
+    """Yield the pieces of the checkpoint."""
+    yield from vocabulary(config, "backbone.embeddings.weight")
+    yield same("backbone.out_norm.weight", "norm.weight", config.d_model)
     for layer in range(config.n_layers):
-        for key, tensor in _block(tensors, f"backbone.blocks.{layer}.", config).items():
-            found[f"blocks.{layer}.{key}"] = tensor
-    return found
+        yield from within(f"backbone.blocks.{layer}.", f"blocks.{layer}.", _block(config))
 
 
-def _block(tensors: Tensors, prefix: str, config: ModelConfig) -> dict[str, Tensor]:
-    """Return the `state_dict` of one block."""
-    d_model, d_hidden, arguments = config.d_model, config.d_channel_mixing, config.mixer_args
+def _block(config: ModelConfig) -> Iterator[Piece]:
+    """Yield the pieces of one block."""
+    d_model, arguments = config.d_model, config.mixer_args
     n_heads, d_qk, d_v = arguments["n_heads"], arguments["d_qk"], arguments["d_v"]
-    places: dict[str, tuple[str, tuple[int, ...]]] = {
-        "mixer_norm.weight": ("norm_mlstm.weight", (d_model,)),
-        "mixer.q.weight": ("mlstm_layer.q.weight", (d_qk, d_model)),
-        "mixer.k.weight": ("mlstm_layer.k.weight", (d_qk, d_model)),
-        "mixer.v.weight": ("mlstm_layer.v.weight", (d_v, d_model)),
-        "mixer.memory.i.weight": ("mlstm_layer.igate_preact.weight", (n_heads, d_model)),
-        "mixer.memory.i.bias": ("mlstm_layer.igate_preact.bias", (n_heads,)),
-        "mixer.memory.f.weight": ("mlstm_layer.fgate_preact.weight", (n_heads, d_model)),
-        "mixer.memory.f.bias": ("mlstm_layer.fgate_preact.bias", (n_heads,)),
-        "mixer.norm.weight": ("mlstm_layer.multihead_norm.weight", (d_v,)),
-        "mixer.gate.weight": ("mlstm_layer.ogate_preact.weight", (d_v, d_model)),
-        "mixer.out.weight": ("mlstm_layer.out_proj.weight", (d_model, d_v)),
-        "channel_mixing_norm.weight": ("norm_ffn.weight", (d_model,)),
-        "channel_mixing.gate.weight": ("ffn.proj_up_gate.weight", (d_hidden, d_model)),
-        "channel_mixing.up.weight": ("ffn.proj_up.weight", (d_hidden, d_model)),
-        "channel_mixing.down.weight": ("ffn.proj_down.weight", (d_model, d_hidden)),
-    }
-    found = {ours: tensors.take(prefix + theirs, *shape) for ours, (theirs, shape) in places.items()}
-    # linrec's unit has biases; the released unit does not
-    for linear in ("gate", "up", "down"):
-        key = f"channel_mixing.{linear}."
-        found[key + "bias"] = found[key + "weight"].new_zeros(len(found[key + "weight"]))
-    return found
+    yield same("norm_mlstm.weight", "mixer_norm.weight", d_model)
+    yield same("norm_ffn.weight", "channel_mixing_norm.weight", d_model)
+    mixer = "mlstm_layer."
+    for name, width in {"q": d_qk, "k": d_qk, "v": d_v}.items():
+        yield from linear(mixer + name, f"mixer.{name}", width, d_model)
+    for name in "if":
+        yield from linear(f"{mixer}{name}gate_preact", f"mixer.memory.{name}", n_heads, d_model, bias=True)
+    yield same(f"{mixer}multihead_norm.weight", "mixer.norm.weight", d_v)
+    yield from linear(f"{mixer}ogate_preact", "mixer.gate", d_v, d_model)
+    yield from linear(f"{mixer}out_proj", "mixer.out", d_model, d_v)
+    yield from within("ffn.", "channel_mixing.", swiglu(config, SWIGLU))
