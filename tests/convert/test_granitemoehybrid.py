@@ -86,8 +86,8 @@ def test_checkpoints_of_2025_have_other_names(name, folder):
     ("options", "message"),
     [
         ({"hidden_act": "gelu"}, "`hidden_act` is 'gelu'; linrec supports only 'silu', 'swish'"),
-        ({"num_local_experts": 4}, "`num_local_experts` is 4; linrec has no mixture of experts."),
-        ({"num_local_experts": None}, "`num_local_experts` is 8; linrec has no mixture of experts."),
+        ({"num_local_experts": 4}, "`num_local_experts` is 4; linrec has no mixtures of experts."),
+        ({"num_local_experts": None}, "`num_local_experts` is 8; linrec has no mixtures of experts."),
         ({"residual_multiplier": 0.0}, "`residual_multiplier` must be above 0; got 0.0"),
         ({"layer_types": ["mamba", "conv", "mamba"]}, "`layer_types` must be a list of 'mamba' and"),
         ({"layer_types": ["mamba"]}, "'attention' for 3 layers; got ['mamba']"),

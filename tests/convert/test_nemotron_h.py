@@ -88,7 +88,7 @@ def test_checkpoints_of_2025_have_other_names(folder):
         ({"layers_block_type": ["mamba", "conv"]}, "`layers_block_type` has 'conv'; linrec knows only ['M',"),
         (
             {"layers_block_type": ["mamba", "moe"]},
-            "`layers_block_type` has experts at layer 1; linrec has no mixture of experts.",
+            "`layers_block_type` has experts at layer 1; linrec has no mixtures of experts.",
         ),
         (
             {"layers_block_type": ["mlp", "mamba"]},

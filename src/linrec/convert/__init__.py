@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 # modules of this package that are not architectures of transformers
-SHARED = ("checkpoint", "flash_linear_attention", "layers", "layout", "rwkv_lm", "state_spaces")
+SHARED = ("checkpoint", "decoder", "flash_linear_attention", "layers", "layout", "rwkv_lm", "state_spaces")
 
 # architectures of transformers with linear recurrences that linrec does not convert, and the reason
 NO_EXPERTS = "linrec has no mixtures of experts"

@@ -9,12 +9,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from linrec.convert.checkpoint import ConversionError, Options
-from linrec.convert.layers import attention, attention_arguments, rotary, swiglu, vocabulary
-from linrec.convert.layout import Piece, same, within
+from linrec.convert.decoder import Names, config_of, layout_of
+from linrec.convert.layers import attention, attention_arguments, rotary, swiglu
+from linrec.convert.layout import Piece
 from linrec.convert.mamba2 import dt_limit, mixer
 from linrec.models import ModelConfig
 
-__all__ = ["config", "layout", "mamba2_arguments"]
+__all__ = ["NAMES", "config", "layout", "mamba2_arguments"]
+
+NAMES = Names("input_layernorm", "pre_ff_layernorm", "feed_forward", "final_layernorm")
 
 
 def config(options: Options) -> ModelConfig:
@@ -31,37 +34,20 @@ def config(options: Options) -> ModelConfig:
         "mamba2": mamba2_arguments(options, options.read("mamba_expand", int) * d_model),
     }
     pattern = tuple("attention" if layer in attended else "mamba2" for layer in range(n_layers))
-    return ModelConfig(
-        vocab_size=options.read("vocab_size", int),
-        d_model=d_model,
-        n_layers=n_layers,
-        mixer=pattern,
-        mixer_args={name: arguments[name] for name in pattern},
-        d_channel_mixing=options.read("intermediate_size", int),
-        channel_mixing="swiglu",
-        channel_mixing_bias=options.read("mlp_bias", bool, False),
-        norm="rms",
-        norm_eps=options.read("rms_norm_eps", float),
-        tie_embeddings=options.read("tie_word_embeddings", bool, False),
-        head_bias=False,
-    )
+    bias = options.read("mlp_bias", bool, False)
+    return config_of(options, pattern, arguments, channel_mixing_bias=bias)
 
 
 def layout(options: Options, config: ModelConfig) -> Iterator[Piece]:
     """Yield the pieces of the checkpoint."""
-    d_model = config.d_model
-    yield from vocabulary(config)
-    yield same("model.final_layernorm.weight", "norm.weight", d_model)
-    for layer in range(config.n_layers):
+
+    def pieces(layer: int) -> tuple[str, Iterator[Piece]]:
         name, arguments = config.mixer_of(layer)
-        theirs, ours = f"model.layers.{layer}.", f"blocks.{layer}."
-        yield same(f"{theirs}input_layernorm.weight", f"{ours}mixer_norm.weight", d_model)
-        yield same(f"{theirs}pre_ff_layernorm.weight", f"{ours}channel_mixing_norm.weight", d_model)
         if name == "attention":
-            yield from within(f"{theirs}self_attn.", f"{ours}mixer.", attention(config, layer))
-        else:
-            yield from within(f"{theirs}mamba.", f"{ours}mixer.", mixer(d_model, **arguments))
-        yield from within(f"{theirs}feed_forward.", f"{ours}channel_mixing.", swiglu(config))
+            return "self_attn.", attention(config, layer)
+        return "mamba.", mixer(config.d_model, **arguments)
+
+    return layout_of(config, pieces, swiglu, NAMES)
 
 
 def mamba2_arguments(options: Options, d_inner: int) -> dict[str, Any]:

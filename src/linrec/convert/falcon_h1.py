@@ -7,15 +7,17 @@ because a head may be tied. `mamba_chunk_size` affects speed only, and `attn_lay
 """
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from linrec.convert.bamba import attention_arguments, mamba2_arguments, rotary
+from linrec.convert.bamba import NAMES, mamba2_arguments
 from linrec.convert.checkpoint import ConversionError, Options
-from linrec.convert.layers import attention, multiplier, swiglu, vocabulary
-from linrec.convert.layout import Piece, multiplied, same, scaled, within
+from linrec.convert.decoder import config_of, layout_of
+from linrec.convert.layers import attention, attention_arguments, multiplier, rotary, swiglu
+from linrec.convert.layout import Piece, multiplied, scaled, within
 from linrec.convert.mamba2 import mixer
 from linrec.models import ModelConfig
 
@@ -37,20 +39,12 @@ def config(options: Options) -> ModelConfig:
         "output_norm": "rms" if options.read("mamba_rms_norm", bool, False) else "none",
         "norm_before_gate": options.read("mamba_norm_before_gate", bool, True),
     }
-    return ModelConfig(
-        vocab_size=options.read("vocab_size", int),
-        d_model=d_model,
-        n_layers=options.read("num_hidden_layers", int),
-        mixer="falcon_h1",
-        mixer_args={"attention": heads, "mamba2": memory},
-        d_channel_mixing=options.read("intermediate_size", int),
-        channel_mixing="swiglu",
+    return config_of(
+        options,
+        "falcon_h1",
+        {"attention": heads, "mamba2": memory},
         channel_mixing_bias=options.read("mlp_bias", bool, False),
-        norm="rms",
-        norm_eps=options.read("rms_norm_eps", float),
         embedding_scale=multiplier(options, "embedding_multiplier"),
-        tie_embeddings=options.read("tie_word_embeddings", bool, False),
-        head_bias=False,
     )
 
 
@@ -71,19 +65,18 @@ def layout(options: Options, config: ModelConfig) -> Iterator[Piece]:
         "out_proj": multiplier(options, "ssm_out_multiplier"),
     }
     of_mlp = dict(zip(("gate_proj", "down_proj"), _multipliers(options, "mlp_multipliers", 2), strict=True))
-    logits = scaled(multiplier(options, "lm_head_multiplier"))
-    yield from vocabulary(config)
-    yield same("model.final_layernorm.weight", "norm.weight", d_model, changes=[logits])
-    for layer in range(config.n_layers):
-        theirs, ours = f"model.layers.{layer}.", f"blocks.{layer}."
-        yield same(f"{theirs}input_layernorm.weight", f"{ours}mixer_norm.weight", d_model)
-        yield same(f"{theirs}pre_ff_layernorm.weight", f"{ours}channel_mixing_norm.weight", d_model)
+
+    def pieces(layer: int) -> tuple[str, Iterator[Piece]]:
         heads = multiplied(attention(attended, layer), of_attention)
-        yield from within(f"{theirs}self_attn.", f"{ours}mixer.attention.", heads)
         memory = multiplied(mixer(d_model, **arguments["mamba2"]), of_mamba2)
-        yield from within(f"{theirs}mamba.", f"{ours}mixer.mamba2.", memory)
-        unit = multiplied(swiglu(config), of_mlp)
-        yield from within(f"{theirs}feed_forward.", f"{ours}channel_mixing.", unit)
+        of_both = (within("self_attn.", "attention.", heads), within("mamba.", "mamba2.", memory))
+        return "", itertools.chain(*of_both)
+
+    def unit(config: ModelConfig) -> Iterator[Piece]:
+        return multiplied(swiglu(config), of_mlp)
+
+    logits = scaled(multiplier(options, "lm_head_multiplier"))
+    return layout_of(config, pieces, unit, NAMES, last_changes=[logits])
 
 
 def _of_projection(

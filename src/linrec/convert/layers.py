@@ -10,6 +10,7 @@ from linrec.models import ModelConfig
 __all__ = [
     "attention",
     "attention_arguments",
+    "check_dense",
     "layer_types",
     "linear",
     "multiplier",
@@ -106,6 +107,22 @@ def positive(options: Options, name: str, default: int | None = None) -> int:
     if count < 1:
         raise ConversionError(f"{options.path}: `{name}` must be at least 1; got {count}.")
     return count
+
+
+def check_dense(options: Options, name: str, experts: int, *, most: int = 1) -> None:
+    """Refuse a model with experts.
+
+    Args:
+        options: the options.
+        name: name of the option that counts experts.
+        experts: its value.
+        most: the largest number that stands for a dense model.
+
+    Raises:
+        ConversionError: there are more experts.
+    """
+    if experts > most:
+        raise ConversionError(f"{options.path}: `{name}` is {experts}; linrec has no mixtures of experts.")
 
 
 def multiplier(options: Options, name: str) -> float:

@@ -4,9 +4,11 @@ The width of SwiGLU is two thirds of `intermediate_size`, rounded up, unless `bl
 false. Checkpoints of 2025 spell some options differently.
 """
 
+import functools
 from collections.abc import Iterator
 
 from linrec.convert.checkpoint import Options
+from linrec.convert.decoder import Names, config_of, layout_of
 from linrec.convert.layers import (
     attention,
     attention_arguments,
@@ -14,15 +16,16 @@ from linrec.convert.layers import (
     linear,
     rotary,
     swiglu,
-    vocabulary,
 )
-from linrec.convert.layout import TAPS, Piece, same, within
+from linrec.convert.layout import TAPS, Piece, same
 from linrec.models import ModelConfig
 
 __all__ = ["config", "layout"]
 
 MIXERS = {"conv": "lfm2", "full_attention": "attention"}
 QK_NORMS = {"q": "q_layernorm", "k": "k_layernorm"}
+NAMES = Names("operator_norm", "ffn_norm", "feed_forward", "embedding_norm")
+ATTENTION = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "out": "out_proj"}
 SWIGLU = {"gate": "w1", "up": "w3", "down": "w2"}
 
 
@@ -48,39 +51,27 @@ def config(options: Options) -> ModelConfig:
             "bias": options.read("conv_bias", bool),
         },
     }
-    return ModelConfig(
-        vocab_size=options.read("vocab_size", int),
-        d_model=d_model,
-        n_layers=n_layers,
-        mixer=pattern,
-        mixer_args={name: arguments[name] for name in pattern},
+    tied = options.read("tie_embedding", bool, options.read("tie_word_embeddings", bool, True))
+    return config_of(
+        options,
+        pattern,
+        arguments,
         d_channel_mixing=_width(options),
-        channel_mixing="swiglu",
-        channel_mixing_bias=False,
-        norm="rms",
         norm_eps=eps,
-        tie_embeddings=options.read("tie_embedding", bool, options.read("tie_word_embeddings", bool, True)),
-        head_bias=False,
+        tie_embeddings=tied,
     )
 
 
 def layout(options: Options, config: ModelConfig) -> Iterator[Piece]:
     """Yield the pieces of the checkpoint."""
-    d_model = config.d_model
-    yield from vocabulary(config)
-    yield same("model.embedding_norm.weight", "norm.weight", d_model)
-    for layer in range(config.n_layers):
+
+    def pieces(layer: int) -> tuple[str, Iterator[Piece]]:
         name, arguments = config.mixer_of(layer)
-        theirs, ours = f"model.layers.{layer}.", f"blocks.{layer}."
-        yield same(f"{theirs}operator_norm.weight", f"{ours}mixer_norm.weight", d_model)
-        yield same(f"{theirs}ffn_norm.weight", f"{ours}channel_mixing_norm.weight", d_model)
         if name == "attention":
-            names = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "out": "out_proj"}
-            pieces = attention(config, layer, names=names, norms=QK_NORMS)
-            yield from within(f"{theirs}self_attn.", f"{ours}mixer.", pieces)
-        else:
-            yield from within(f"{theirs}conv.", f"{ours}mixer.", _convolution(d_model, **arguments))
-        yield from within(f"{theirs}feed_forward.", f"{ours}channel_mixing.", swiglu(config, SWIGLU))
+            return "self_attn.", attention(config, layer, names=ATTENTION, norms=QK_NORMS)
+        return "conv.", _convolution(config.d_model, **arguments)
+
+    return layout_of(config, pieces, functools.partial(swiglu, names=SWIGLU), NAMES)
 
 
 def _convolution(d_model: int, *, conv_size: int, bias: bool) -> Iterator[Piece]:

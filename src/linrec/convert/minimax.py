@@ -11,9 +11,11 @@ from collections.abc import Iterator
 import torch
 
 from linrec.convert.checkpoint import ConversionError, Options
+from linrec.convert.decoder import config_of
 from linrec.convert.layers import (
     attention,
     attention_arguments,
+    check_dense,
     layer_types,
     linear,
     rotary,
@@ -40,11 +42,7 @@ def config(options: Options) -> ModelConfig:
     Raises:
         ConversionError: an option is missing or has an unsupported value, or there are several experts.
     """
-    experts = options.read("num_local_experts", int)
-    if experts > 1:
-        raise ConversionError(
-            f"{options.path}: `num_local_experts` is {experts}; linrec has no mixtures of experts."
-        )
+    check_dense(options, "num_local_experts", options.read("num_local_experts", int))
     options.supported("hidden_act", ("silu",))
     pattern = layer_types(options, MIXERS)
     d_model = options.read("hidden_size", int)
@@ -57,22 +55,13 @@ def config(options: Options) -> ModelConfig:
             "norm_eps": LIGHTNING_EPS,
         },
     }
-    return ModelConfig(
-        vocab_size=options.read("vocab_size", int),
-        d_model=d_model,
-        n_layers=len(pattern),
-        mixer=pattern,
-        mixer_args={name: arguments[name] for name in pattern},
-        d_channel_mixing=options.read("intermediate_size", int),
-        channel_mixing="swiglu",
-        channel_mixing_bias=False,
-        norm="rms",
-        norm_eps=options.read("rms_norm_eps", float),
+    return config_of(
+        options,
+        pattern,
+        arguments,
         norm_position="post",
         final_norm=False,
         embedding_norm=True,
-        tie_embeddings=options.read("tie_word_embeddings", bool, False),
-        head_bias=False,
     )
 
 

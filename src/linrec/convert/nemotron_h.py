@@ -117,7 +117,8 @@ def _blocks(options: Options) -> list[_Block]:
             raise ConversionError(f"{options.path}: `{name}` has {layer!r}; linrec knows only {[*_KINDS]}.")
         if kind == "moe":
             raise ConversionError(
-                f"{options.path}: `{name}` has experts at layer {position}; linrec has no mixture of experts."
+                f"{options.path}: `{name}` has experts at layer {position}; linrec has no mixtures of "
+                "experts."
             )
         if kind != "mlp":
             found.append(_Block(kind, position))

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from linrec.convert.checkpoint import ANY, ConversionError, Options
+from linrec.convert.decoder import config_of
 from linrec.convert.layers import (
     attention,
     attention_arguments,
@@ -70,21 +71,8 @@ def config(options: Options) -> ModelConfig:
             "beta": "double_sigmoid" if doubled else "sigmoid",
         },
     }
-    return ModelConfig(
-        vocab_size=options.read("vocab_size", int),
-        d_model=d_model,
-        n_layers=len(pattern),
-        mixer=pattern,
-        mixer_args={name: arguments[name] for name in pattern},
-        d_channel_mixing=options.read("intermediate_size", int),
-        channel_mixing="swiglu",
-        channel_mixing_bias=False,
-        norm="rms",
-        norm_eps=eps,
-        norm_position=tuple(NORM_POSITIONS[name] for name in pattern),
-        tie_embeddings=options.read("tie_word_embeddings", bool, False),
-        head_bias=False,
-    )
+    positions = tuple(NORM_POSITIONS[name] for name in pattern)
+    return config_of(options, pattern, arguments, norm_position=positions)
 
 
 def layout(options: Options, config: ModelConfig) -> Iterator[Piece]:

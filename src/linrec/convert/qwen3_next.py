@@ -6,23 +6,24 @@ its number of channels; the norm undoes the division up to its eps, so `norm_eps
 number of channels. The rows of the projections are stored head by head.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from linrec.convert.checkpoint import ConversionError, Options
+from linrec.convert.decoder import config_of, layout_of
 from linrec.convert.layers import (
     ATTENTION,
     attention,
     attention_arguments,
+    check_dense,
     layer_types,
     linear,
     positive,
     rotary,
     swiglu,
     turned,
-    vocabulary,
 )
-from linrec.convert.layout import PLUS_ONE, TAPS, Part, Piece, grouped, pairs, rows, same, within
+from linrec.convert.layout import PLUS_ONE, TAPS, Part, Piece, grouped, pairs, rows, same
 from linrec.models import ModelConfig
 
 __all__ = ["blocks", "config", "delta_arguments", "layout", "recurrent", "text_config"]
@@ -40,10 +41,8 @@ def config(options: Options) -> ModelConfig:
     """
     n_layers, dense = options.read("num_hidden_layers", int), options.read("mlp_only_layers", list, [])
     experts, every = options.read("num_experts", int, 512), positive(options, "decoder_sparse_step", 1)
-    if experts and any((layer + 1) % every == 0 and layer not in dense for layer in range(n_layers)):
-        raise ConversionError(
-            f"{options.path}: `num_experts` is {experts}; linrec has no mixtures of experts."
-        )
+    if any((layer + 1) % every == 0 and layer not in dense for layer in range(n_layers)):
+        check_dense(options, "num_experts", experts, most=0)
     return text_config(options)
 
 
@@ -74,20 +73,7 @@ def text_config(options: Options) -> ModelConfig:
         },
         "gated_delta_net": delta_arguments(options, eps),
     }
-    return ModelConfig(
-        vocab_size=options.read("vocab_size", int),
-        d_model=d_model,
-        n_layers=n_layers,
-        mixer=pattern,
-        mixer_args={name: arguments[name] for name in pattern},
-        d_channel_mixing=options.read("intermediate_size", int),
-        channel_mixing="swiglu",
-        channel_mixing_bias=False,
-        norm="rms",
-        norm_eps=eps,
-        tie_embeddings=options.read("tie_word_embeddings", bool, False),
-        head_bias=False,
-    )
+    return config_of(options, pattern, arguments)
 
 
 def delta_arguments(options: Options, eps: float) -> dict[str, Any]:
@@ -127,28 +113,19 @@ def blocks(config: ModelConfig, projections: Any) -> Iterator[Piece]:
         projections: yields the pieces of the input projections of Gated DeltaNet, given the width and the
             mixer's arguments.
     """
-    d_model = config.d_model
-    yield from vocabulary(config)
-    yield same("model.norm.weight", "norm.weight", d_model, changes=[PLUS_ONE])
-    for layer in range(config.n_layers):
+
+    def pieces(layer: int) -> tuple[str, Iterable[Piece]]:
         name, arguments = config.mixer_of(layer)
-        theirs, ours = f"model.layers.{layer}.", f"blocks.{layer}."
-        for place, norm in (
-            ("input_layernorm", "mixer_norm"),
-            ("post_attention_layernorm", "channel_mixing_norm"),
-        ):
-            yield same(f"{theirs}{place}.weight", f"{ours}{norm}.weight", d_model, changes=[PLUS_ONE])
         if name == "attention":
-            yield from within(f"{theirs}self_attn.", f"{ours}mixer.", _attention(config, layer))
-        else:
-            taps = 2 * arguments["d_qk"] + arguments["d_v"], 1, arguments["conv_size"]
-            parts = [
-                *projections(d_model, **arguments),
-                same("conv1d.weight", "conv.weight", *taps, changes=[TAPS]),
-                *recurrent("norm", "out_proj", d_model, **arguments),
-            ]
-            yield from within(f"{theirs}linear_attn.", f"{ours}mixer.", parts)
-        yield from within(f"{theirs}mlp.", f"{ours}channel_mixing.", swiglu(config))
+            return "self_attn.", _attention(config, layer)
+        taps = 2 * arguments["d_qk"] + arguments["d_v"], 1, arguments["conv_size"]
+        return "linear_attn.", [
+            *projections(config.d_model, **arguments),
+            same("conv1d.weight", "conv.weight", *taps, changes=[TAPS]),
+            *recurrent("norm", "out_proj", config.d_model, **arguments),
+        ]
+
+    return layout_of(config, pieces, swiglu, norm_changes=[PLUS_ONE])
 
 
 def recurrent(norm: str, out: str, d_model: int, *, n_heads: int, d_v: int, **_: Any) -> Iterator[Piece]:
