@@ -1,6 +1,8 @@
 """Kimi Delta Attention: Kimi Linear, An Expressive, Efficient Attention Architecture (Kimi Team, 2025).
 
-    q_t = L2Norm(SiLU(conv(W_q x)_t))      k_t = L2Norm(SiLU(conv(W_k x)_t))      v_t = SiLU(conv(W_v x)_t)
+    q_t = L2Norm(SiLU(conv(W_q x)_t))
+    k_t = L2Norm(SiLU(conv(W_k x)_t))
+    v_t = SiLU(conv(W_v x)_t)
     alpha_t = exp(-A softplus(W_alpha^2 W_alpha^1 x_t + b_dt))
     beta_t = sigmoid(W_beta x_t)
     S_t = (I - beta_t k_t k_t^T) Diag(alpha_t) S_{t-1} + beta_t k_t v_t^T                                (1)
