@@ -70,6 +70,18 @@ def test_a_model_is_written_back(case, tmp_path):
         torch.testing.assert_close(again(numbers["tokens"])[0], model(numbers["tokens"])[0])
 
 
+def test_lower_bounds_are_shared_and_written_once(tmp_path):
+    folder, back = released.FOLDER / "hgrn2_fla", tmp_path / "back"
+    model = convert.from_hugging_face(folder)
+    bounds = [block.mixer.bounds.gamma for block in model.blocks]
+    assert all(gamma is bounds[0] for gamma in bounds)
+    with torch.no_grad():
+        bounds[0].add_(1.0)
+    convert.to_hugging_face(model, back, like=folder)
+    before, after = (load_file(path / "model.safetensors")["model.lower_bounds"] for path in (folder, back))
+    torch.testing.assert_close(after, before.float() + 1)
+
+
 def test_a_parameter_that_the_architecture_lacks_must_stay_zero(tmp_path):
     folder = released.FOLDER / "gla_fla"
     model = convert.from_hugging_face(folder)
