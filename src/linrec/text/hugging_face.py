@@ -34,7 +34,7 @@ class HuggingFaceTokenizer(Tokenizer):
         end: the end-of-document token as text; None searches the vocabulary for a common token.
 
     Attributes:
-        end: the end-of-document token as text; None if the vocabulary has none.
+        end: the end-of-document token as text; None without such a token.
 
     Raises:
         DataError: the vocabulary is empty.
