@@ -3,6 +3,7 @@ import json
 import pytest
 
 from linrec.convert import ConversionError, from_hugging_face
+from tests.tiers import tiered
 
 from .models import check_conversion
 
@@ -30,20 +31,22 @@ def make(**options):
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {},
-        {"mamba_n_groups": 2, "tie_word_embeddings": True, "attn_layer_indices": [0, 2]},
-        {"mamba_proj_bias": True, "mamba_conv_bias": False, "attention_bias": True, "mlp_bias": True},
-        {"time_step_limit": (0.2, 0.7), "rms_norm_eps": 0.1, "mamba_expand": 3, "mamba_n_heads": 6},
-        # their cache counts steps by a layer of attention
-        {"attn_layer_indices": None, "num_hidden_layers": 2, "mamba_d_conv": 2, "use_cache": False},
-        {
-            "attn_layer_indices": [0],
-            "num_hidden_layers": 1,
-            "num_attention_heads": 4,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 50.0, "partial_rotary_factor": 1.0},
-        },
-    ],
+    tiered(
+        [{}],
+        [
+            {"mamba_n_groups": 2, "tie_word_embeddings": True, "attn_layer_indices": [0, 2]},
+            {"mamba_proj_bias": True, "mamba_conv_bias": False, "attention_bias": True, "mlp_bias": True},
+            {"time_step_limit": (0.2, 0.7), "rms_norm_eps": 0.1, "mamba_expand": 3, "mamba_n_heads": 6},
+            # their cache counts steps by a layer of attention
+            {"attn_layer_indices": None, "num_hidden_layers": 2, "mamba_d_conv": 2, "use_cache": False},
+            {
+                "attn_layer_indices": [0],
+                "num_hidden_layers": 1,
+                "num_attention_heads": 4,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 50.0, "partial_rotary_factor": 1.0},
+            },
+        ],
+    ),
 )
 def test_logits_are_those_of_transformers(options, tmp_path):
     # dt has two biases there

@@ -3,6 +3,7 @@ import json
 import pytest
 
 from linrec.convert import ConversionError, from_hugging_face
+from tests.tiers import tiered
 
 from .models import check_conversion
 
@@ -43,14 +44,16 @@ def make(**options):
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {},
-        {**MULTIPLIERS, "tie_word_embeddings": True, "head_dim": 6},
-        {**MULTIPLIERS, **BIASES, "mamba_rms_norm": True, "mamba_n_groups": 2},
-        {"projectors_bias": True, "mamba_rms_norm": True, "mamba_norm_before_gate": False},
-        {"mamba_d_ssm": None, "time_step_limit": (0.2, 0.7), "rms_norm_eps": 0.1, "mamba_d_conv": 2},
-        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e11}, "mamba_expand": 7},
-    ],
+    tiered(
+        [{}],
+        [
+            {**MULTIPLIERS, "tie_word_embeddings": True, "head_dim": 6},
+            {**MULTIPLIERS, **BIASES, "mamba_rms_norm": True, "mamba_n_groups": 2},
+            {"projectors_bias": True, "mamba_rms_norm": True, "mamba_norm_before_gate": False},
+            {"mamba_d_ssm": None, "time_step_limit": (0.2, 0.7), "rms_norm_eps": 0.1, "mamba_d_conv": 2},
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 1e11}, "mamba_expand": 7},
+        ],
+    ),
 )
 def test_logits_are_those_of_transformers(options, tmp_path):
     # dt has two biases there

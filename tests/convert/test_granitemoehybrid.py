@@ -3,6 +3,7 @@ import json
 import pytest
 
 from linrec.convert import ConversionError, from_hugging_face
+from tests.tiers import tiered
 
 from .models import check_conversion
 
@@ -38,20 +39,22 @@ def make(**options):
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {},
-        {**MULTIPLIERS, "position_embedding_type": "rope", "mamba_n_groups": 2},
-        {**MULTIPLIERS, "tie_word_embeddings": True, "rms_norm_eps": 0.1, "time_step_limit": (0.2, 0.7)},
-        {**MULTIPLIERS, "attention_bias": True, "mamba_proj_bias": True, "mamba_conv_bias": False},
-        {
-            **MULTIPLIERS,
-            "layer_types": ["full_attention"] * 3,
-            "position_embedding_type": "rope",
-            "rope_parameters": {"rope_type": "default", "rope_theta": 50.0},
-        },
-        # their cache counts steps by a layer of attention
-        {"layer_types": None, "mamba_d_conv": 2, "mamba_expand": 1, "use_cache": False},
-    ],
+    tiered(
+        [{}],
+        [
+            {**MULTIPLIERS, "position_embedding_type": "rope", "mamba_n_groups": 2},
+            {**MULTIPLIERS, "tie_word_embeddings": True, "rms_norm_eps": 0.1, "time_step_limit": (0.2, 0.7)},
+            {**MULTIPLIERS, "attention_bias": True, "mamba_proj_bias": True, "mamba_conv_bias": False},
+            {
+                **MULTIPLIERS,
+                "layer_types": ["full_attention"] * 3,
+                "position_embedding_type": "rope",
+                "rope_parameters": {"rope_type": "default", "rope_theta": 50.0},
+            },
+            # their cache counts steps by a layer of attention
+            {"layer_types": None, "mamba_d_conv": 2, "mamba_expand": 1, "use_cache": False},
+        ],
+    ),
 )
 def test_logits_are_those_of_transformers(options, tmp_path):
     # dt has two biases there

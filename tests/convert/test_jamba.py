@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from linrec.convert import ConversionError, from_hugging_face
+from tests.tiers import tiered
 
 from .models import check_conversion
 
@@ -31,11 +32,13 @@ def make(**options: Any) -> Any:
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {},
-        {"mamba_dt_rank": 3, "mamba_proj_bias": True, "mamba_conv_bias": False, "num_key_value_heads": 2},
-        {"tie_word_embeddings": True, "mamba_expand": 3, "mamba_d_conv": 2, "rms_norm_eps": 0.1},
-    ],
+    tiered(
+        [{}],
+        [
+            {"mamba_dt_rank": 3, "mamba_proj_bias": True, "mamba_conv_bias": False, "num_key_value_heads": 2},
+            {"tie_word_embeddings": True, "mamba_expand": 3, "mamba_d_conv": 2, "rms_norm_eps": 0.1},
+        ],
+    ),
 )
 def test_logits_are_those_of_transformers(options: dict[str, Any], tmp_path: Path) -> None:
     converted = check_conversion(make(**options), tmp_path)

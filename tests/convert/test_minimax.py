@@ -9,6 +9,7 @@ from linrec import mixers
 from linrec.convert import ConversionError, from_hugging_face, layout
 from linrec.convert.minimax import lightning
 from linrec.testing import generator
+from tests.tiers import tiered
 
 from .models import check_conversion, randomize
 
@@ -37,17 +38,19 @@ def config(**options: Any) -> Any:
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {},
-        {"head_dim": 6, "num_key_value_heads": 2, "tie_word_embeddings": True},
-        {
-            "linear_attn_alpha_factor": 3.5,
-            "linear_attn_beta_factor": 2.0,
-            "full_attn_alpha_factor": 1.5,
-            "mlp_alpha_factor": 3.0,
-            "mlp_beta_factor": 0.5,
-        },
-    ],
+    tiered(
+        [{}],
+        [
+            {"head_dim": 6, "num_key_value_heads": 2, "tie_word_embeddings": True},
+            {
+                "linear_attn_alpha_factor": 3.5,
+                "linear_attn_beta_factor": 2.0,
+                "full_attn_alpha_factor": 1.5,
+                "mlp_alpha_factor": 3.0,
+                "mlp_beta_factor": 0.5,
+            },
+        ],
+    ),
 )
 def test_logits_are_those_of_transformers(options: dict[str, Any], tmp_path: Path) -> None:
     model = transformers.MiniMaxForCausalLM(config(**options))

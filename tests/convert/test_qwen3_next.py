@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from linrec.convert import ConversionError, from_hugging_face
+from tests.tiers import tiered
 
 from .models import check_conversion
 
@@ -62,13 +63,15 @@ def olmo_hybrid(**options: Any) -> Any:
 @pytest.mark.parametrize("make", [qwen3_next, qwen3_5], ids=["qwen3_next", "qwen3_5"])
 @pytest.mark.parametrize(
     "options",
-    [
-        {},
-        {"tie_word_embeddings": True, "linear_num_key_heads": 4, "attention_bias": True},
-        {"linear_num_key_heads": 1, "rms_norm_eps": 1e-2, "linear_conv_kernel_dim": 3},
-        {"layer_types": ["full_attention", "linear_attention"] * 2, "num_key_value_heads": 2},
-        {"rope_parameters": {"rope_type": "default", "rope_theta": 50.0, "partial_rotary_factor": 0.5}},
-    ],
+    tiered(
+        [{}],
+        [
+            {"tie_word_embeddings": True, "linear_num_key_heads": 4, "attention_bias": True},
+            {"linear_num_key_heads": 1, "rms_norm_eps": 1e-2, "linear_conv_kernel_dim": 3},
+            {"layer_types": ["full_attention", "linear_attention"] * 2, "num_key_value_heads": 2},
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 50.0, "partial_rotary_factor": 0.5}},
+        ],
+    ),
 )
 def test_logits_of_qwen_are_those_of_transformers(make: Any, options: dict[str, Any], tmp_path: Path) -> None:
     time = LONG if not options else 13
@@ -78,15 +81,17 @@ def test_logits_of_qwen_are_those_of_transformers(make: Any, options: dict[str, 
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {},
-        {"linear_allow_neg_eigval": False, "num_key_value_heads": 2, "attention_bias": True},
-        {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0}, "tie_word_embeddings": True},
-        {"rope_parameters": {"rope_type": "default", "rope_theta": None}},
-        # released code ignores the factor
-        {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5}},
-        {"layer_types": ["full_attention", "linear_attention", "linear_attention", "full_attention"]},
-    ],
+    tiered(
+        [{}],
+        [
+            {"linear_allow_neg_eigval": False, "num_key_value_heads": 2, "attention_bias": True},
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0}, "tie_word_embeddings": True},
+            {"rope_parameters": {"rope_type": "default", "rope_theta": None}},
+            # released code ignores the factor
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5}},
+            {"layer_types": ["full_attention", "linear_attention", "linear_attention", "full_attention"]},
+        ],
+    ),
 )
 def test_logits_of_olmo_hybrid_are_those_of_transformers(options: dict[str, Any], tmp_path: Path) -> None:
     converted = check_conversion(olmo_hybrid(**options), tmp_path, time=13 if options else LONG)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub.errors import EntryNotFoundError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -282,6 +283,10 @@ def test_a_configuration_repeats_the_names_that_transformers_reads() -> None:
     assert again.model_config() == config.model_config() and again.model_config().mixer == ("gla", "hgru")
 
 
+def _no_card(*args: object, **options: object) -> None:
+    raise EntryNotFoundError("no README.md")
+
+
 def test_a_model_is_pushed_to_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     sent = {}
 
@@ -295,6 +300,8 @@ def test_a_model_is_pushed_to_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
         def create_branch(self, **options: Any) -> None:
             raise AssertionError("the main branch takes the commit")
 
+    # a new repository has no card
+    monkeypatch.setattr("huggingface_hub.ModelCard.load", _no_card)
     for module in ("transformers.utils.hub", "transformers.modeling_utils"):
         if hasattr(sys.modules[module], "hf_api"):
             monkeypatch.setattr(f"{module}.hf_api", Hub)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from linrec.convert.checkpoint import Options
 from linrec.convert.flash_linear_attention import config_of, convolution, head_norm, layout_of
 from linrec.convert.layers import linear
-from linrec.convert.layout import Piece, same, zeros
+from linrec.convert.layout import Piece, same
 from linrec.models import ModelConfig
 
 __all__ = ["config", "layout"]
@@ -43,6 +43,7 @@ def config(options: Options) -> ModelConfig:
         "output_norm": "rms",
         "norm_eps": options.read("norm_eps", float) * (d_qk // n_heads),
         "output_gate": options.read("use_output_gate", bool, True),
+        "gate_bias": False,
     }
     if arguments["feature_map"] == "swish":
         arguments["feature_map"] = "silu"
@@ -68,7 +69,6 @@ def _mixer(options: Options, config: ModelConfig) -> Iterator[Piece]:
     yield from linear("gk_proj.1", "alpha.1", d_qk // shared, GATE_RANK, bias=True)
     if gate:
         yield from linear("g_proj", "gate", d_v, d_model)
-        yield zeros("gate.bias", d_v)
     norm, other = head_norm(options, gate)
     yield same(norm, "norm.weight", d_v // n_heads, older=other)
     yield from linear("o_proj", "out", d_model, d_v)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from linrec.convert.checkpoint import ConversionError, Tensors
+from linrec.convert.checkpoint import Tensors
 
 __all__ = [
     "MINUS",
@@ -31,7 +31,6 @@ __all__ = [
     "scaled",
     "within",
     "write",
-    "zeros",
 ]
 
 
@@ -180,20 +179,6 @@ class Part(NamedTuple):
 def constants(shapes: Mapping[str, tuple[int, ...]]) -> Piece:
     """Return the piece of tensors that released code computes itself, by name and shape."""
     return Piece(shapes, [], lambda tensors: [], lambda tensors: [], constant=True)
-
-
-def zeros(ours: str, *shape: int) -> Piece:
-    """Return the piece of a parameter that released code does not have, and that must stay zero."""
-
-    def write(tensors: Sequence[Tensor]) -> list[Tensor]:
-        if tensors[0].any():
-            raise ConversionError(
-                f"the parameter `{ours}` must be zero, because the checkpoint's architecture lacks it. "
-                "Train the model with this parameter frozen."
-            )
-        return []
-
-    return Piece({}, [ours], lambda tensors: [torch.zeros(shape)], write)
 
 
 def rows(theirs: str, parts: Sequence[Part], *columns: int, order: Sequence[Change] = ()) -> Piece:

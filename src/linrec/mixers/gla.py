@@ -80,6 +80,7 @@ class GLA(Mixer):
         output_norm: of each head, with one scale for all: "layer", "rms" (the released code) or "none".
         norm_eps: of that norm.
         output_gate: whether o' is multiplied by r.
+        gate_bias: whether r has a bias b_r. flash-linear-attention's has none.
 
     Raises:
         ValueError: widths that the heads do not divide, `kv_heads` that do not divide `n_heads`, a feature
@@ -117,6 +118,7 @@ class GLA(Mixer):
         output_norm: Norm = "layer",
         norm_eps: float = 1e-5,
         output_gate: bool = True,
+        gate_bias: bool = True,
     ) -> None:
         super().__init__(d_model)
         choice(ForgetGate, forget_gate=forget_gate)
@@ -153,7 +155,7 @@ class GLA(Mixer):
             for linear in low_rank:
                 nn.init.xavier_uniform_(linear.weight, gain=GAIN)
         self.norm = make_norm(output_norm, self.d_value, eps=norm_eps)
-        self.gate = xavier_linear(d_model, d_v, gain=GAIN, bias=True) if output_gate else None
+        self.gate = xavier_linear(d_model, d_v, gain=GAIN, bias=gate_bias) if output_gate else None
         self.out = xavier_linear(d_v, d_model, gain=GAIN)
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
