@@ -105,6 +105,17 @@ def test_padding_on_the_left_changes_nothing(name: str) -> None:
         assert torch.equal(found[row, -5:], alone[0, -5:])
 
 
+@some
+def test_a_padded_prompt_may_come_token_by_token(name: str) -> None:
+    model = to_hugging_face(model_of(name).double())
+    tokens, mask = prompt(), torch.tensor([[1] * 7, [0] * 3 + [1] * 4])
+    options = GREEDY | {"attention_mask": mask, "max_new_tokens": 4}
+    whole = model.generate(tokens, **options)
+    assert torch.equal(model.generate(tokens, prefill_chunk_size=1, **options), whole)
+    alone = model.generate(tokens[1:, 3:], attention_mask=mask[1:, 3:], max_new_tokens=4, **GREEDY)
+    assert torch.equal(whole[1, 3:], alone[0])
+
+
 def test_options_of_a_call() -> None:
     plain = model_of("gla")
     model, tokens = to_hugging_face(plain), prompt()

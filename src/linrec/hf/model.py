@@ -357,8 +357,8 @@ def _resets(mask: Tensor | None, positions: Tensor | None, steps: int, *, first:
         steps: number t of steps of this call.
         first: whether no steps came before.
     """
-    # a step of generation continues its text
-    if steps == 1 and not first:
+    # a compiled step continues its text: a mask that grows would be compiled, or recorded, at every length
+    if steps == 1 and not first and torch.compiler.is_compiling():
         return None
     begins = []
     if positions is not None:
