@@ -1,3 +1,4 @@
+import itertools
 import math
 
 import pytest
@@ -8,6 +9,7 @@ from torch.nn import functional
 from linrec import mixers
 from linrec.mixers.kda import KimiDeltaAttention
 from linrec.nn import groups_of
+from linrec.ops.core.call import recording
 from linrec.testing import assert_agree, generator
 
 D = 8
@@ -93,13 +95,51 @@ def test_outputs_are_those_of_transformers(time):
     x = torch.randn(2, time, 12, generator=generator())
     with torch.no_grad():
         expected = theirs(x)
-        torch.testing.assert_close(ours(x)[0], expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(ours(x)[0], expected, rtol=2e-5, atol=2e-5)
         steps, state = [], None
         for step in x.split(1, dim=1):
             y, state = ours(step, state)
             steps.append(y)
-    torch.testing.assert_close(torch.cat(steps, 1), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(torch.cat(steps, 1), expected, rtol=2e-5, atol=2e-5)
     assert expected.std() > 0.1
+
+
+def test_token_mixing_is_the_mean_over_heads_of_products_of_transitions():
+    # o_n = sum_m beta_m (k_m^T A_{m+1} .. A_n q_n) v_m with A_j = Diag(alpha_j) (I - beta_j k_j k_j^T)
+    mixer, x = make(n_heads=2), inputs()
+    with torch.no_grad():
+        # decays as drawn are alike
+        mixer.alpha[1].weight *= 10
+    reset = torch.zeros(2, 7, dtype=torch.bool)
+    reset[1, 3] = True
+    with recording() as calls:
+        mixer(x)
+    q, k, _, beta, log_alpha = calls[-1].inputs[:5]
+    expected = torch.zeros(2, 7, 7, dtype=torch.float64)
+    for b, h, n in itertools.product(range(2), range(2), range(7)):
+        reached = q[b, n, h]
+        for m in range(n, -1, -1):
+            written = beta[b, m, h] * k[b, m, h] @ reached
+            expected[b, n, m] += written.abs() / 2
+            if reset[b, m]:
+                break
+            reached = log_alpha[b, m, h].exp() * (reached - written * k[b, m, h])
+    assert_agree(mixer.token_mixing(x, reset=reset), expected)
+    assert mixer.transitions(x) is None
+
+
+@pytest.mark.parametrize("decay", ["softplus", "bounded"])
+def test_decays_stay_in_float32(decay):
+    mixer, x, found = make(n_heads=2, decay=decay), inputs().bfloat16(), {}
+    with torch.no_grad():
+        # without rounding in the first matrix, which is in bfloat16 as other layers are
+        mixer.alpha[0].weight.copy_(torch.eye(4, D))
+    for dtype in (torch.float64, torch.float32):
+        with recording() as calls, torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.float32):
+            mixer.to(dtype)(x.to(dtype))
+        found[dtype] = calls[-1].inputs.log_decay
+    assert found[torch.float32].dtype == torch.float32
+    assert_agree(found[torch.float32], found[torch.float64])
 
 
 def test_parameters_of_the_published_model():

@@ -55,13 +55,14 @@ class KimiDeltaAttention(Mixer):
     | without short convolutions | `conv_size=None` |
     | without output gate | `output_gate=False` |
     | negative eigenvalues (Grazzi and others) | `beta="double_sigmoid"` |
-    | safe gate of GLM-5 and Ling 2.5 | `decay="bounded"` |
+    | "safe gate" of GLM-5.3-Flash and Ling-3.0-Flash | `decay="bounded"` |
 
-    The bounded decay is alpha_t = exp(`lower_bound` sigmoid(A (W_alpha^2 W_alpha^1 x_t + b_dt))).
+    The bounded decay is alpha_t = exp(`lower_bound` sigmoid(A (W_alpha^2 W_alpha^1 x_t + b_dt))). Ling has a
+    single matrix in place of W_alpha^2 W_alpha^1; `rank=d_model` includes it.
 
     When training starts, A is uniform in [1, 16], or 1 with `decay="bounded"`; softplus(b_dt) is log-uniform
-    in (0.001, 0.1). All else is as torch draws it. A_log and b_dt have no weight decay. transformers' layer
-    has no bias in W_g^2, `gate_bias=False`.
+    in (0.001, 0.1), as in flash-linear-attention. All else is as torch draws it. A_log and b_dt have no
+    weight decay. transformers' layer has no bias in W_g^2, `gate_bias=False`.
 
     Args:
         d_model: width of the sequence.
