@@ -7,6 +7,8 @@ from torch.nn import functional
 
 from linrec import mixers
 from linrec.mixers.gated_delta_product import GatedDeltaProduct
+from linrec.nn import groups_of
+from linrec.ops.core.call import recording
 from linrec.testing import assert_agree, generator
 
 D = 8
@@ -95,6 +97,8 @@ def test_inspection_is_of_tokens():
     mixer, x = make(n_heads=2, n_householder=2), inputs()
     with torch.no_grad():
         mixer.alpha.weight *= 10
+    reset = torch.zeros(2, 7, dtype=torch.bool)
+    reset[1, 3] = True
     q, k, _, beta, alpha = parts(mixer, x)
     expected = torch.zeros(2, 7, 7, dtype=torch.float64)
     for b in range(2):
@@ -106,8 +110,10 @@ def test_inspection_is_of_tokens():
                         key, strength = k[b, m, j, h], beta[b, m, j, h]
                         expected[b, n, m] += (strength * key @ reached).abs() / 2
                         reached = reached - strength * (key @ reached) * key
+                    if reset[b, m]:
+                        break
                     reached = alpha[b, m, h] * reached
-    assert_agree(mixer.token_mixing(x), expected)
+    assert_agree(mixer.token_mixing(x, reset=reset), expected)
     assert mixer.transitions(x) is None
 
 
@@ -117,6 +123,50 @@ def test_parameter_count():
     matrices = 64 * (d_qk + n * d_qk + n * d_v + 4 + n * 4 + d_v) + d_v * 64
     others = 4 * (d_qk + n * d_qk + n * d_v) + 4 + 4 + d_v // 4
     assert sum(parameter.numel() for parameter in mixer.parameters()) == matrices + others
+
+
+def test_decays_start_as_in_the_released_code():
+    mixer = make(2048, n_heads=512, d_qk=512, d_v=512)
+    A, dt = mixer.A_log.exp(), functional.softplus(mixer.dt_bias)
+    assert A.min() > 0 and 15.5 < A.max() <= 16
+    # uniform in (0, 16]; log-uniform in (0.001, 0.1): means within four standard errors
+    assert abs(A.mean() - 8) < 4 * 16 / math.sqrt(12 * 512)
+    assert 0.00099 < dt.min() < 0.00105 and 0.095 < dt.max() < 0.101
+    assert abs(dt.log10().mean() + 2) < 4 * 2 / math.sqrt(12 * 512)
+    assert {name for name, group in groups_of(mixer).items() if not group.weight_decay} == {
+        "A_log",
+        "dt_bias",
+    }
+
+
+def test_matrices_start_xavier_uniform():
+    mixer = make(128, n_householder=3)
+    for linear in (mixer.q, mixer.k, mixer.v, mixer.alpha, mixer.beta.projection, mixer.gate, mixer.out):
+        bound = 2**-2.5 * math.sqrt(6 / (linear.in_features + linear.out_features))
+        sample = linear.weight.detach() / bound
+        assert 0.97 < sample.abs().max() <= 1
+        assert abs(sample.square().mean() - 1 / 3) < 0.06
+
+
+def test_widths_are_those_of_the_released_layer():
+    mixer = mixers.build("gated_delta_product", 2048)
+    assert (mixer.n_heads, mixer.features.d_features, mixer.d_value) == (6, 256, 512)
+    # a width that the heads do not divide is cut
+    assert make(10, n_heads=2).features.d_features == 3
+
+
+def test_only_the_first_step_of_a_token_decays_and_resets():
+    mixer = make(n_heads=2, n_householder=3)
+    reset = torch.zeros(2, 7, dtype=torch.bool)
+    reset[1, 4] = True
+    # in float32, as decays stay under autocast
+    with recording() as calls, torch.autocast("cpu", dtype=torch.bfloat16):
+        mixer.float()(inputs().float(), reset=reset)
+    given = calls[-1].inputs
+    assert given.log_decay.dtype == torch.float32
+    decayed = (given.log_decay != 0).all(-1).flatten(2).any(2)
+    assert decayed.tolist() == [[True, False, False] * 7] * 2
+    assert given.reset.nonzero().tolist() == [[1, 12]]
 
 
 @pytest.mark.parametrize(

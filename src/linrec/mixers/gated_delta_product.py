@@ -64,6 +64,11 @@ class GatedDeltaProduct(Mixer):
     flash-linear-attention. All matrices are Xavier uniform with gain 2^-2.5. A_log and b_dt have no weight
     decay.
 
+    The defaults are the layer of flash-linear-attention 0.6.0. That layer defines the Xavier start but never
+    calls it, and its language models draw with a standard deviation of 0.02. Their configuration also has
+    other defaults: `n_householder=1, decay="none", beta="sigmoid"`. Heads of v that share a head of q and k
+    are not available here.
+
     Args:
         d_model: width of the sequence.
         n_heads: heads h. None is the largest number that divides `d_qk` and leaves at least 256 channels to
