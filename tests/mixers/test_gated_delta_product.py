@@ -66,6 +66,15 @@ def test_the_layer_is_its_equations(n, decay):
     assert_agree(y, mixer.out(functional.silu(mixer.gate(x)) * made.flatten(-2)))
 
 
+@pytest.mark.parametrize(("beta", "scale"), [("sigmoid", 1), ("double_sigmoid", 2)])
+def test_strengths_have_their_bounds(beta, scale):
+    mixer, x = make(n_heads=2, n_householder=3, beta=beta), inputs()
+    with recording() as calls:
+        mixer(x)
+    expected = scale * torch.sigmoid(x @ mixer.beta.projection.weight.T)
+    assert_agree(calls[-1].inputs.beta, expected.unflatten(-1, (3, 2)).flatten(1, 2))
+
+
 def test_a_single_step_is_gated_delta_net():
     mixer = make(n_heads=2, n_householder=1)
     other = mixers.build(

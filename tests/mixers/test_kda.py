@@ -152,6 +152,25 @@ def test_parameters_of_the_published_model():
     assert sum(parameter.numel() for parameter in mixer.parameters()) == projections + low_rank + others
 
 
+@pytest.mark.parametrize(("beta", "scale"), [("sigmoid", 1), ("double_sigmoid", 2)])
+def test_strengths_and_decays_have_their_bounds(beta, scale):
+    mixer, x = make(n_heads=2, beta=beta, decay="bounded", lower_bound=-3.0, rank=3), inputs()
+    with torch.no_grad():
+        mixer.A_log.uniform_(-1, 1)
+    with recording() as calls:
+        mixer(x)
+    given = calls[-1].inputs
+    assert_agree(given.beta, scale * torch.sigmoid(x @ mixer.beta.projection.weight.T))
+    made = (x @ mixer.alpha[0].weight.T @ mixer.alpha[1].weight.T + mixer.dt_bias).unflatten(-1, (2, -1))
+    assert_agree(given.log_decay, -3 * torch.sigmoid(mixer.A_log.exp()[:, None] * made))
+
+
+def test_rank_is_of_both_products():
+    mixer = make(n_heads=2, rank=3)
+    assert [tuple(part.weight.shape) for part in (*mixer.alpha, *mixer.gate)] == [(3, D), (D, 3)] * 2
+    assert make(n_heads=2).alpha[0].weight.shape == (4, D)
+
+
 def test_decays_start_as_in_the_released_code():
     mixer = make(2048, n_heads=512)
     A, dt = mixer.A_log.exp(), functional.softplus(mixer.dt_bias)
