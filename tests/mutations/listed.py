@@ -96,8 +96,8 @@ MUTATIONS = (
     ),
     Mutation(
         "ops/short_conv/torch.py",
-        "last = inputs[:, time:].clone()",
-        "last = inputs[:, :past].clone()",
+        "x[:, max(0, time - past) :].to(state.dtype)",
+        "x[:, :past].to(state.dtype)",
         "short convolution: the state holds the oldest inputs",
         (LAWS, "-k", "float64_reference and short_conv"),
     ),

@@ -8,7 +8,8 @@ from torch import nn
 from linrec.ops import short_conv
 from linrec.testing import assert_agree, check_operator, reset_mask, short_conv_inputs
 
-every_pair = pytest.mark.parametrize(("mode", "backend"), short_conv.operator.pairs)
+ON_CPU = [pair for pair in short_conv.operator.pairs if pair[1] != "triton"]
+every_pair = pytest.mark.parametrize(("mode", "backend"), ON_CPU)
 
 
 @every_pair

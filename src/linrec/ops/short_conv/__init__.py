@@ -9,6 +9,8 @@ from linrec.ops.core.checks import check_axes, check_precision, check_shape, che
 from linrec.ops.core.precision import accumulation
 from linrec.ops.short_conv.reference import short_conv_reference
 from linrec.ops.short_conv.torch import ShortConv, convolution
+from linrec.ops.short_conv.triton import MOST_TAPS
+from linrec.ops.short_conv.triton import convolution as convolution_triton
 
 __all__ = ["OPERATOR", "short_conv"]
 
@@ -40,6 +42,17 @@ def _state(given: ShortConv) -> Space:
 
 
 BACKENDS = (
+    Backend(
+        "convolution",
+        "triton",
+        convolution_triton,
+        "one kernel, on GPUs",
+        widen=False,
+        # a compiler fuses the products of a single step
+        auto=lambda given: given.x.shape[1] > 1,
+        accepts=lambda given: given.weight.shape[1] <= MOST_TAPS,
+        requires=f"at most {MOST_TAPS} taps",
+    ),
     Backend("convolution", "torch", convolution, "a sum of `width` shifted products, for any length"),
     Backend("recurrent", "reference", short_conv_reference, "a loop over time: the oracle, slow", auto=never),
 )
@@ -78,7 +91,7 @@ def short_conv(
         state: previous inputs (b, width - 1, c), in any precision; None means zeros.
         reset: (b, t) bool; true at t hides all steps before t, and the state, from step t and later steps.
         mode: "auto", "convolution" or "recurrent".
-        backend: "auto", "torch" or "reference".
+        backend: "auto", "torch", "triton" or "reference".
 
     Returns:
         y (b, t, c) in the dtype of `x`, and the last width - 1 inputs in float32 (float64 for double inputs),

@@ -30,15 +30,20 @@ class ShortConv(NamedTuple):
 def convolution(given: ShortConv) -> tuple[Tensor, Tensor]:
     """Compute y = sum_j w_j (x shifted by j) + b, over the state and the new inputs."""
     x, weight, bias, state, reset = given
+    document = None if reset is None else documents(reset, past=state.shape[1])
+    y = by_shifts(x, torch.cat([state, x], dim=1), weight, document)
+    return y if bias is None else y + bias, last_inputs(given)
+
+
+def last_inputs(given: ShortConv) -> Tensor:
+    """Return the state after the last step, (b, width - 1, c)."""
+    x, _, _, state, reset = given
     time, past = x.shape[1], state.shape[1]
-    inputs = torch.cat([state, x], dim=1)
-    document = None if reset is None else documents(reset, past=past)
-    y = by_shifts(x, inputs, weight, document)
-    # cloned, because a view would keep all inputs alive
-    last = inputs[:, time:].clone()
-    if document is not None and past:
-        last = last.masked_fill((document[:, time:] != document[:, -1:])[..., None], 0)
-    return y if bias is None else y + bias, last
+    last = torch.cat([state[:, time:], x[:, max(0, time - past) :].to(state.dtype)], dim=1)
+    if reset is None:
+        return last
+    document = documents(reset, past=past)
+    return last.masked_fill((document[:, time:] != document[:, -1:])[..., None], 0)
 
 
 def by_shifts(x: Tensor, inputs: Tensor, weight: Tensor, document: Tensor | None) -> Tensor:
@@ -46,13 +51,13 @@ def by_shifts(x: Tensor, inputs: Tensor, weight: Tensor, document: Tensor | None
 
     An output only depends on inputs of its own `document`, (b, width - 1 + t).
     """
-    time, past = x.shape[1], weight.shape[1] - 1
-    y = x * weight[:, 0]
+    time, past = x.shape[1], weight.shape[-1] - 1
+    y = x * weight[..., 0]
     for j in range(1, past + 1):
         begin = past - j
         shifted = inputs[:, begin : begin + time]
         if document is not None:
             hidden = document[:, begin : begin + time] != document[:, past:]
             shifted = shifted.masked_fill(hidden[..., None], 0)
-        y = torch.addcmul(y, shifted, weight[:, j])
+        y = torch.addcmul(y, shifted, weight[..., j])
     return y

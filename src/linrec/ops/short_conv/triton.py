@@ -1,0 +1,130 @@
+"""The convolution on GPUs by Triton: each input is read once, in its own dtype."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from linrec.ops.core.isolation import documents
+from linrec.ops.core.kernel import Memory, Space, add_up, allocated, by_autograd, kernel_op, like
+from linrec.ops.kernels import Kernels
+from linrec.ops.kernels.launch import mask, on_device, power_of_2
+from linrec.ops.short_conv.torch import ShortConv, by_shifts, last_inputs
+
+KERNELS = Kernels("elementwise.short_conv_triton")
+MOST_TAPS = 8
+"""The kernels unroll their loops over taps."""
+
+COLUMNS = 64
+"""Channels of a program."""
+ROWS = 32
+"""Steps of a program of the forward kernel."""
+PART, PARTS = 16, 16
+"""Steps of a part of a program of the backward kernel, and parts; the first part holds the state's steps."""
+
+
+class Inputs(NamedTuple):
+    """Inputs of the kernel.
+
+    Attributes:
+        x: (b, t, c).
+        weight: (1 or b, width, c).
+        bias: None or (1 or b, 1, c).
+        state: (b, width - 1, c).
+        reset: None or (b, t) bool.
+    """
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    state: Tensor
+    reset: Tensor | None
+
+
+class Outputs(NamedTuple):
+    """Output of the kernel: y (b, t, c)."""
+
+    y: Tensor
+
+
+def convolution(given: ShortConv) -> tuple[Tensor, Tensor]:
+    """Compute y = sum_j w_j (x shifted by j) + b in one kernel."""
+    x, weight, bias, state, reset = given
+    # with a batch axis, into which vmap folds its axis, and neighbouring channels side by side
+    bias = None if bias is None else bias[None, None]
+    (y,) = kernel(Inputs(x, weight.mT[None], bias, state, reset))
+    return y, last_inputs(given)
+
+
+def _forward(out: Outputs, given: Inputs) -> None:
+    x, weight, bias, state, reset = given
+    x, weight = _rows(x), weight.contiguous()
+    constant = weight if bias is None else bias.contiguous()
+    _launch(
+        KERNELS.short_conv, x, -(-x.shape[1] // ROWS),
+        (x, weight, constant, state.contiguous(), mask(reset, x), out.y),
+        (x.stride()[:2], _row(weight), _row(constant)),
+        WIDTH=weight.shape[1], HAS_BIAS=bias is not None, HAS_RESET=reset is not None, ROWS=ROWS,
+    )  # fmt: skip
+
+
+def _adjoint(out: Any, given: Inputs, kept: Outputs, d: Outputs) -> None:
+    x, weight, _, state, reset = given
+    x, weight, dy = _rows(x), weight.contiguous(), _rows(d.y)
+    (batch, time, channels), width = x.shape, weight.shape[1]
+    # sums over the steps of a tile are reduced once
+    parts = -(-(time + width - 1) // PART)
+    of_tile = min(PARTS, power_of_2(parts))
+    tiles = -(-parts // of_tile)
+    shapes = (batch, tiles, width, channels), (batch, tiles, channels)
+    of_taps, of_bias = (allocated(Memory(shape, state.dtype), x.device) for shape in shapes)
+    _launch(
+        KERNELS.short_conv_gradients, x, tiles,
+        (x, weight, state.contiguous(), mask(reset, x), dy, out.x, of_taps, of_bias, out.state),
+        (x.stride()[:2], dy.stride()[:2], _row(weight)),
+        WIDTH=width, HAS_RESET=reset is not None, ROWS=PART, PARTS=of_tile,
+    )  # fmt: skip
+    add_up((out.weight[:, None], out.bias), (of_taps, of_bias))
+
+
+def _launch(
+    run: Any, x: Tensor, tiles: int, tensors: tuple[Tensor, ...], scalars: tuple[Any, ...], **options: Any
+) -> None:
+    """Run a kernel for all batch rows, tiles of steps, and blocks of channels."""
+    import triton.language as tl
+
+    batch, time, channels = x.shape
+    programs = batch * tiles * -(-channels // COLUMNS)
+    if programs:
+        with on_device(x.device):
+            run[(programs,)](
+                *tensors, time, tiles, *scalars, CHANNELS=channels, COLUMNS=COLUMNS, num_warps=4,
+                WIDE=tl.float64 if x.dtype == torch.float64 else tl.float32, **options,
+            )  # fmt: skip
+
+
+def _rows(x: Tensor) -> Tensor:
+    """Return the tensor (b, t, c), copied unless its channels are adjacent; steps need not be."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _row(x: Tensor) -> int:
+    """Return the stride between batch rows: 0 if all rows share the tensor."""
+    return x[0].numel() if len(x) > 1 else 0
+
+
+def _twin(given: Inputs) -> tuple[Tensor]:
+    """Return y in torch operations, for double backward."""
+    x, weight, bias, state, reset = given
+    document = None if reset is None else documents(reset, past=state.shape[1])
+    y = by_shifts(x, torch.cat([state, x], dim=1), weight.mT[:, None], document)
+    return ((y if bias is None else y + bias).to(x.dtype),)
+
+
+def _memory(given: Inputs, keep: bool) -> tuple[Space]:
+    return (like(given.x),)
+
+
+kernel = kernel_op(
+    "short_conv_triton", Inputs, Outputs, _memory, _forward, _adjoint, again=by_autograd(_twin), batch="x"
+)
