@@ -10,7 +10,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from linrec.ops import AttentionCache, gate_loop_attention, laplace_attention, softmax_attention
-from linrec.ops.attention.torch import laplace, repeated
+from linrec.ops.attention.torch import aligned, laplace, repeated
 from linrec.testing import (
     assert_agree,
     check_isolation,
@@ -307,6 +307,25 @@ def test_laplace_attention_is_its_sum_over_pairs(mode, backend, window, function
     z, _ = laplace_attention(**cut(inputs, 6, None), state=cache, reset=reset[:, 6:], **options)
     assert_agree(torch.cat([y, z], 1), expected)
     assert cache.k.shape == (2, min(window - 1, 6), 2, 3)
+
+
+def test_tensors_for_the_kernels_of_cuda_are_aligned_in_one_graph():
+    x = torch.randn(2, 9, 2, 9)[..., :8]
+    found = torch.compile(aligned, fullgraph=True, backend="eager")(x)
+    assert torch.equal(found, x) and found.stride() == (144, 16, 8, 1)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("options", [{}, {"window": 64}])
+def test_attention_on_cuda_compiles_into_one_graph(options):
+    inputs = {name: x.cuda().requires_grad_() for name, x in make(2, 256, 4, 64, 64).items()}
+
+    def outcome(function):
+        y, _ = function(**inputs, **options)
+        return y, torch.autograd.grad(y.square().sum(), tuple(inputs.values()))
+
+    assert_agree(outcome(torch.compile(softmax_attention, fullgraph=True)), outcome(softmax_attention))
 
 
 @pytest.mark.gpu

@@ -111,7 +111,7 @@ def _attend(
             # the kernels divide by the number of channels, so it must not be zero
             q, k = functional.pad(q, (0, 1)), functional.pad(k, (0, 1))
         if q.device.type == "cuda":
-            q, k, v = _aligned(q), _aligned(k), _aligned(v)
+            q, k, v = aligned(q), aligned(k), aligned(v)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         options = {"dropout_p": given.dropout, "is_causal": is_causal, "scale": given.scale}
         y = functional.scaled_dot_product_attention(q, k, v, attn_mask=visible, **options)
@@ -136,9 +136,11 @@ def repeated(x: Tensor, q: Tensor) -> Tensor:
     return x[:, :, :, None].expand(-1, -1, -1, heads // groups, -1).flatten(2, 3)
 
 
-def _aligned(x: Tensor) -> Tensor:
+def aligned(x: Tensor) -> Tensor:
     """Return the tensor, copied if its rows are not aligned to the 16 bytes that torch's kernels load."""
-    steps = x.storage_offset(), *(() if x.is_contiguous() else x.stride()[:-1])
+    # a compiler cannot trace the offset, and aligns the tensors that it makes
+    offset = 0 if torch.compiler.is_compiling() else x.storage_offset()
+    steps = offset, *(() if x.is_contiguous() else x.stride()[:-1])
     is_aligned = all(step * x.element_size() % 16 == 0 for step in steps)
     return x if is_aligned else x.clone(memory_format=torch.contiguous_format)
 
