@@ -1,9 +1,16 @@
-"""In half precision, kernels get their sequences in half precision."""
+"""Under autocast on a GPU, kernels get their sequences in half precision.
 
+Autocast computes more functions in float32 on a GPU than on a CPU, exponentials for example. The test runs on
+a CPU with the rules of a GPU.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 from linrec import mixers
 from linrec.ops.core.call import Operator
@@ -29,6 +36,45 @@ WIDE = {
 }
 
 
+# torch's documentation of autocast, "CUDA Ops that can autocast to float32", those of tensors of any rank
+FLOAT32 = {
+    *("acos", "asin", "cosh", "cumprod", "cumsum", "dist", "erfinv", "exp", "expm1", "log", "log10", "log1p"),
+    *(
+        "log2",
+        "log_softmax",
+        "logsumexp",
+        "norm",
+        "pow",
+        "__pow__",
+        "__rpow__",
+        "prod",
+        "reciprocal",
+        "rsqrt",
+    ),
+    *("sinh", "softmax", "softmin", "softplus", "sum", "tan", "group_norm", "layer_norm", "rms_norm"),
+}
+
+
+class RulesOfGPUs(TorchFunctionMode):
+    """Computes the functions of `FLOAT32` in float32."""
+
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        given = list(args), dict(kwargs or {})
+        if function.__name__ in FLOAT32:
+            given = pytree.tree_map_only(torch.Tensor, widened, given)
+        return function(*given[0], **given[1])
+
+
+def widened(x: torch.Tensor) -> torch.Tensor:
+    return x.float() if x.dtype == torch.bfloat16 else x
+
+
 @pytest.mark.parametrize(("name", "variant"), cases())
 def test_sequences_reach_the_kernels_in_half_precision(
     name: str, variant: str, monkeypatch: pytest.MonkeyPatch
@@ -50,7 +96,7 @@ def test_sequences_reach_the_kernels_in_half_precision(
 
     monkeypatch.setattr(Operator, "run", observed)
     mixer = mixers.build(name, 16, **arguments(name, variant))
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast("cpu", torch.bfloat16), RulesOfGPUs():
         mixer(torch.randn(2, 6, 16, dtype=torch.bfloat16))
     wide = {field for field, dtype in found.items() if dtype != torch.bfloat16}
     assert bool(wide) == ((name, variant) in WIDE), wide

@@ -49,7 +49,8 @@ class ELU(FeatureMap):
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
         """elu(x) + 1 of (..., d_head)."""
         # elu's exp(x) - 1 would round to -1, and the feature to 0
-        return functional.relu(x) + x.clamp(max=0).exp()
+        # on GPUs, autocast computes exponentials in float32
+        return functional.relu(x) + x.clamp(max=0).exp().to(x.dtype)
 
 
 class ReLU(FeatureMap):
