@@ -120,7 +120,7 @@ def test_time_in_one_piece_and_in_two(log_decay, monkeypatch):
 
 
 @on_either
-@pytest.mark.parametrize(("dk", "dv"), tiered([(40, 1)], [(1, 7), (80, 16)]))
+@pytest.mark.parametrize(("dk", "dv"), tiered([(40, 1), (16, 33)], [(1, 7), (80, 16)]))
 def test_head_sizes(dk, dv):
     agree(1, 18, 1, dk, dv, log_decay="bth")
 
