@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from linrec.nn.block_diagonal import BlockDiagonalLinear
+from linrec.nn.block_diagonal import BlockDiagonalLinear, widened
 from linrec.testing import assert_agree, generator
 
 
@@ -48,3 +48,14 @@ def test_argument_errors(n_blocks):
     )
     with pytest.raises(ValueError, match=message):
         BlockDiagonalLinear(6, n_blocks, std=1.0)
+
+
+@pytest.mark.parametrize(
+    ("n", "size", "wide"), [(64, 4, 64), (6, 4, 24), (7, 16, 16), (2, 40, 40), (1, 4, 4)]
+)
+def test_small_blocks_side_by_side_are_the_same_matrix(n, size, wide):
+    weight = torch.randn(n, size, size, generator=generator())
+    # in one graph, because models are compiled
+    found = torch.compile(widened, fullgraph=True, backend="eager")(weight)
+    assert found.shape == (n * size // wide, wide, wide)
+    assert torch.equal(torch.block_diag(*found), torch.block_diag(*weight))
