@@ -162,6 +162,17 @@ def test_a_compiled_block_of_complex_states_has_its_gradient():
     assert_agree(gradients(torch.compile(block, fullgraph=True)), gradients(block))
 
 
+@pytest.mark.parametrize("channel_mixing", ["glu", "none", "rwkv"])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_states_that_are_not_kept_are_none(channel_mixing, recompute):
+    model = LanguageModel(ModelConfig(5, d_model=8, n_layers=2, channel_mixing=channel_mixing))
+    model.recompute = recompute
+    tokens = torch.randint(5, (2, 7))
+    expected, _ = model.hidden(tokens)
+    x, states = model.hidden(tokens, keep_state=False)
+    assert torch.equal(x, expected) and states == (None, None)
+
+
 def test_init_state_is_where_none_starts():
     model = make()
     assert_agree(model(tokens(), model.init_state(3))[0], model(tokens())[0])

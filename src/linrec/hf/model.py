@@ -219,7 +219,7 @@ class LinrecModel(LinrecPreTrainedModel):
                     "packed documents, which start from zeros. Pad on the right, or pass texts one by one."
                 )
             states = self.initial_state(self.body.init_state(len(x), device=x.device))
-        x, states = self.body.transformed(x, states, reset=reset)
+        x, states = self.body.transformed(x, states, reset=reset, keep_state=use_cache)
         if use_cache and past_key_values is not None:
             past_key_values.write(states, x.shape[1])
         return BaseModelOutputWithPast(

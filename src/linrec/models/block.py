@@ -81,19 +81,26 @@ class Block(nn.Module):
         state: State = None,
         *,
         reset: Bool[Tensor, "b t"] | None = None,
+        keep_state: bool = True,
     ) -> tuple[Float[Tensor, "b *time d_model"], State]:
-        """Apply the block to `x`; arguments and results are as in `Mixer.forward`."""
+        """Apply the block to `x`; arguments and results are as in `Mixer.forward`.
+
+        Without `keep_state`, the state that is returned is None. A compiled block then does not compute it,
+        nor its gradient.
+        """
         carries = isinstance(self.channel_mixing, Mixer)
         over_time, over_channels = state if carries and state is not None else (state, None)
         y, over_time = self.mixer(self._before(self.mixer_norm, x), over_time, reset=reset)
         x = self._after(self.mixer_norm, x, y)
         if self.channel_mixing is None:
-            return x, over_time
+            return x, over_time if keep_state else None
         z = self._before(self.channel_mixing_norm, x)
         if not isinstance(self.channel_mixing, Mixer):
-            return self._after(self.channel_mixing_norm, x, self.channel_mixing(z)), over_time
+            x = self._after(self.channel_mixing_norm, x, self.channel_mixing(z))
+            return x, over_time if keep_state else None
         y, over_channels = self.channel_mixing(z, over_channels, reset=reset)
-        return self._after(self.channel_mixing_norm, x, y), (over_time, over_channels)
+        x = self._after(self.channel_mixing_norm, x, y)
+        return x, (over_time, over_channels) if keep_state else None
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None) -> State:
         """Return the initial state of `batch` sequences."""

@@ -142,5 +142,5 @@ class ImageClassifier(nn.Module):
             raise TypeError(f"`images` must be real numbers; got {images.dtype}. Convert: `images / 255`.")
         x = self.dropout(self.patches(images).movedim(1, -1))
         for block in self.blocks:
-            x, _ = block(x)
+            x, _ = block(x, keep_state=False)
         return self.head(self.norm(x).mean((1, 2)))

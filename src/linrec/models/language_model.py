@@ -1,6 +1,7 @@
 """The sequence model over tokens: embedding, blocks, head."""
 
 import math
+from functools import partial
 from typing import cast
 
 import torch
@@ -106,8 +107,13 @@ class LanguageModel(nn.Module):
         state: tuple[State, ...] | None = None,
         *,
         reset: Bool[Tensor, "b t"] | None = None,
+        keep_state: bool = True,
     ) -> tuple[Float[Tensor, "b t d_model"], tuple[State, ...]]:
-        """Return the head's input (b, t, d_model), and the state; arguments and errors as in `forward`."""
+        """Return the head's input (b, t, d_model), and the state; arguments and errors as in `forward`.
+
+        Without `keep_state`, the state of each layer is None: training does not need it, and compiled layers
+        do not compute it.
+        """
         if tokens.dim() != 2:
             raise ValueError(
                 f"`tokens` must have shape (batch, time); got {tuple(tokens.shape)}. "
@@ -117,7 +123,7 @@ class LanguageModel(nn.Module):
             raise TypeError(
                 f"`tokens` must be int64 token ids; got {tokens.dtype}. Convert: `tokens.long()`."
             )
-        return self.transformed(self.embedding(tokens), state, reset=reset)
+        return self.transformed(self.embedding(tokens), state, reset=reset, keep_state=keep_state)
 
     def transformed(
         self,
@@ -125,6 +131,7 @@ class LanguageModel(nn.Module):
         state: tuple[State, ...] | None = None,
         *,
         reset: Bool[Tensor, "b t"] | None = None,
+        keep_state: bool = True,
     ) -> tuple[Float[Tensor, "b t d_model"], tuple[State, ...]]:
         """Return the head's input and the state from embeddings `x`; otherwise as `hidden`."""
         if state is None:
@@ -137,12 +144,10 @@ class LanguageModel(nn.Module):
         if self.config.embedding_scale is not None:
             x = x * self.config.embedding_scale
         x = self.dropout(self.embedding_norm(x))
-        states = []
+        states, again = [], self.recompute and torch.is_grad_enabled()
         for block, block_state in zip(self.blocks, state, strict=True):
-            if self.recompute and torch.is_grad_enabled():
-                x, block_state = checkpoint(block, x, block_state, reset=reset, use_reentrant=False)
-            else:
-                x, block_state = block(x, block_state, reset=reset)
+            run = partial(checkpoint, block, use_reentrant=False) if again else block
+            x, block_state = run(x, block_state, reset=reset, keep_state=keep_state)
             states.append(block_state)
         return self.norm(x), tuple(states)
 

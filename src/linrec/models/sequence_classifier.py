@@ -195,7 +195,7 @@ class SequenceClassifier(nn.Module):
             reset = step == lengths
         y = self.dropout(self.input(x))
         for block in self.blocks:
-            y, _ = block(y, reset=reset)
+            y, _ = block(y, reset=reset, keep_state=False)
         return self._pooled(self.norm(y), valid, lengths)
 
     def _pooled(self, y: Tensor, valid: Tensor | None, lengths: Tensor | None) -> Tensor:

@@ -62,7 +62,7 @@ class Objective(nn.Module):
         """Return loss and predictions; targets of -100 or NaN are ignored."""
         if isinstance(self.model, SequenceClassifier):
             return self.scored(self.model(inputs, lengths=lengths), targets)
-        x, _ = self.model.hidden(inputs, reset=reset)
+        x, _ = self.model.hidden(inputs, reset=reset, keep_state=False)
         return self.scored(x, targets)
 
     def compile(self, **options: Any) -> None:
