@@ -17,6 +17,9 @@ from linrec.models.regional import compiling, with_parts_compiled
 
 # eager steps before the capture of a graph, so that kernels are compiled and tuned before it
 EAGER_STEPS = 3
+# products with a single row are sums of products, which the compiler fuses with each other and with what
+# follows; they read weights at the memory's rate only after tuning
+SINGLE = {"coordinate_descent_tuning": True, "combo_kernels": True}
 
 
 class Steps:
@@ -50,7 +53,8 @@ class Steps:
         compile: bool,
     ) -> None:
         self._model, self._sampling, self._vocab_size = model, sampling, vocab_size
-        self._settled_model = with_parts_compiled(model) if compile else model
+        tuned = SINGLE if len(state.token) == 1 and state.token.is_cuda else {}
+        self._settled_model = with_parts_compiled(model, options=tuned) if compile else model
         self._compiling = compiling if compile else nullcontext
         self._precision = precision
         self._token, self._reset, self._layers = state.token, state.reset, state.layers
@@ -95,6 +99,9 @@ class Steps:
         return self._token.clone() if self.captured else self._token
 
     def _eager(self) -> None:
+        if self._capture and self._settled:
+            # the step is compiled and tuned for tensors in the form that the graph will have
+            self._make_static()
         before = _shapes(self._layers)
         logits, layers = self._read(None if self._reset is None else self._reset[:, None])
         if not self._finite:
@@ -104,8 +111,7 @@ class Steps:
         self._settled = self._settled + 1 if _shapes(layers) == before else 0
 
     def _recorded(self) -> torch.cuda.CUDAGraph:
-        # static buffers that the graph reads and writes; copies, because parts of a state may share memory
-        self._token, self._layers = self._token.clone(), _copies(self._layers)
+        self._make_static()
         kept = named(self._layers, "layers")
         places = {tensor.untyped_storage().data_ptr() for tensor in kept.values()}
         graph = torch.cuda.CUDAGraph()
@@ -120,6 +126,10 @@ class Steps:
             for name, tensor in new.items():
                 kept[name].copy_(tensor)
         return graph
+
+    def _make_static(self) -> None:
+        """Have buffers that a graph can read and write: copies, because parts of a state may share memory."""
+        self._token, self._layers = self._token.clone(), _copies(self._layers)
 
     def _read(self, reset: Tensor | None = None) -> tuple[Tensor, tuple[State, ...]]:
         # a state that grows would be compiled anew at every step
