@@ -2,11 +2,14 @@
 
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
+
+from linrec.ops import kernels
 
 KINDS = (
     "recurrence",
@@ -24,7 +27,9 @@ LONGEST_NAME = 160
 SHOWN = 25
 
 # linrec's own, by the names of its Triton functions
-_RECURRENCE = re.compile(r"(forward|backward)(_\d\w*)?$")
+_SOURCES = Path(kernels.__path__[0]).glob("*/*triton.py")
+_OWN = {name for file in _SOURCES for name in re.findall(r"@triton\.jit\ndef (\w+)", file.read_text())}
+_RECURRENCE = re.compile(rf"({'|'.join(sorted(_OWN))})(_\d\w*)?$")
 _COPIES = re.compile(r"Memcpy|Memset")
 _ATTENTION = re.compile(r"flash|fmha|sdpa|attention", re.IGNORECASE)
 _PRODUCTS = re.compile(r"gemm|gemv|cutlass|nvjet|cublas|xmma|splitK|dot_kernel|wgrad|dgrad", re.IGNORECASE)
@@ -37,8 +42,10 @@ _ELEMENTWISE = re.compile(
 
 # what torch.compile fuses, "triton_<kind>_fused_<operations>_<number>", in the order of the alphabet
 _FUSED = re.compile(r"triton_(?P<kind>[a-z]+)_fused_(?P<operations>\w*)")
-# of the vocabulary's logits alone: the mixers' softmaxes and exponentials are of other names or in kernels
-_FUSED_LOSS = re.compile(r"(?<![a-z])(exp|max|amax|argmax|gather|logsumexp|nll_loss|log_softmax)(?![a-z0-9])")
+# of the vocabulary's logits alone: the mixers' exponentials have no maxima and compare no indices
+_FUSED_LOSS = re.compile(
+    r"(?<![a-z])(arange\w*_exp|max|amax|argmax|gather|logsumexp|nll_loss|log_softmax)(?![a-z0-9])"
+)
 
 
 class Kernel(NamedTuple):
@@ -103,11 +110,11 @@ def profiled(step: Callable[[], Any], device: torch.device, steps: int) -> list[
     ]
 
 
-def summary(kernels: Sequence[Kernel], steps: int) -> dict[str, Any]:
+def summary(runs: Sequence[Kernel], steps: int) -> dict[str, Any]:
     """Return where the time of so many steps went.
 
     Args:
-        kernels: at least one.
+        runs: at least one.
         steps: how many steps they are of.
 
     Returns:
@@ -117,16 +124,16 @@ def summary(kernels: Sequence[Kernel], steps: int) -> dict[str, Any]:
         "kind", "ms" and "calls" per step and "share".
 
     Raises:
-        ValueError: there are no kernels.
+        ValueError: there are no runs.
 
     Example:
         >>> found = summary([Kernel("forward", 0, 3000), Kernel("backward", 4000, 8000)], steps=1)
         >>> found["idle"], found["kinds"]["recurrence"]
         (0.125, {'ms': 7.0, 'share': 0.875})
     """
-    if not kernels:
-        raise ValueError("`kernels` must hold one at least; got none. Profile on the device that computes.")
-    ordered = sorted(kernels, key=lambda kernel: kernel.start)
+    if not runs:
+        raise ValueError("`runs` must hold one at least; got none. Profile on the device that computes.")
+    ordered = sorted(runs, key=lambda kernel: kernel.start)
     busy, until = 0.0, ordered[0].start
     for kernel in ordered:
         busy += max(0.0, kernel.end - max(kernel.start, until))

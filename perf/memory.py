@@ -1,6 +1,7 @@
 """Memory of a device: its peak, giving it back, and having too little of it."""
 
 import gc
+import traceback
 
 import torch
 
@@ -31,6 +32,8 @@ def why(error: Exception) -> str:
         ):
             return OUT_OF_MEMORY
         found = found.__cause__ or found.__context__
+    # where it was raised, for the reader of a long run's output
+    traceback.print_exception(error)
     return reason(error)
 
 

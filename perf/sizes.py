@@ -54,6 +54,7 @@ class Model:
             mixer_args=dict(self.arguments),
             channel_mixing=self.channel_mixing,
             d_channel_mixing=size.d_channel_mixing,
+            channel_mixing_bias=False,
             norm="rms",
             head_bias=False,
         )
@@ -63,6 +64,8 @@ _LINREC_ONLY = (
     *("gate_loop", "hgru", "rg_lru", "hawk", "lru", "s5", "mlstm", "xlstm_7b", "rwkv5", "trans_normer"),
     "min_gru",
 )
+# blocks of 136 channels, which tensor cores take as they are
+_ARGUMENTS: Mapping[str, Mapping[str, Any]] = {"hawk": {"n_blocks": 10}}
 _HGRN = {"output_gate": "silu", "gate_before_norm": False, "output_norm": "rms"}
 MODELS: Mapping[str, Model] = {
     "transformer": Model("attention", {"n_heads": 16}),
@@ -85,7 +88,7 @@ MODELS: Mapping[str, Model] = {
         ("gla", "gla", "gla", "attention"),
         {"gla": {"n_heads": 4, "output_norm": "rms"}, "attention": {"n_heads": 16, "window": 512}},
     ),
-    **{name: Model(name) for name in _LINREC_ONLY},
+    **{name: Model(name, _ARGUMENTS.get(name, {})) for name in _LINREC_ONLY},
 }
 
 
