@@ -65,7 +65,7 @@ def test_a_layer_is_that_of_transformers_and_goes_back(layer: int) -> None:
     ours = mixers.build("lightning_attention", 16, n_heads=2)
     ours.place(layer, 4)
     given = dict(theirs.named_parameters())
-    pieces = list(lightning(16, 2, 8, layout.scaled(1.0)))
+    pieces = list(lightning(16, 2, 8))
     ours.load_state_dict(
         {
             name: tensor
@@ -95,7 +95,7 @@ def test_a_layer_is_that_of_transformers_and_goes_back(layer: int) -> None:
     ("options", "message"),
     [
         ({"num_local_experts": 8}, "`num_local_experts` is 8; linrec has no mixtures of experts"),
-        ({"mlp_beta_factor": 0.0}, "the factors of `mlp` must be above 0; got [1.0, 0.0]"),
+        ({"mlp_beta_factor": 0.0}, "`mlp_beta_factor` must be above 0; got 0.0"),
         ({"layer_types": ["sliding_attention"] * 4}, "`layer_types` must be 4 of 'linear_attention'"),
     ],
 )

@@ -19,12 +19,16 @@ class Names(NamedTuple):
         channel_mixing_norm: norm before the channel mixing.
         channel_mixing: the channel mixing.
         norm: norm before the head.
+        embedding: the embedding.
+        embedding_norm: norm of the embedding, in the first layer, for models that have this norm.
     """
 
     mixer_norm: str = "input_layernorm"
     channel_mixing_norm: str = "post_attention_layernorm"
     channel_mixing: str = "mlp"
     norm: str = "norm"
+    embedding: str = "embed_tokens"
+    embedding_norm: str = ""
 
 
 NAMES = Names()
@@ -72,7 +76,6 @@ def layout_of(
     names: Names = NAMES,
     *,
     norm_changes: Sequence[Change] = (),
-    last_changes: Sequence[Change] = (),
 ) -> Iterator[Piece]:
     """Yield the pieces of a model.
 
@@ -83,17 +86,19 @@ def layout_of(
         channel_mixing: returns the pieces of a layer's channel mixing.
         names: names in the checkpoint.
         norm_changes: changes of the weights of all norms.
-        last_changes: further changes of the norm before the head.
     """
-    d_model, changes = config.d_model, [*norm_changes]
-    yield from vocabulary(config)
-    yield same(f"model.{names.norm}.weight", "norm.weight", d_model, changes=[*changes, *last_changes])
+    yield from vocabulary(config, f"model.{names.embedding}.weight")
+    norms = {f"model.{names.norm}": "norm"}
+    if config.embedding_norm:
+        norms[f"model.layers.0.{names.embedding_norm}"] = "embedding_norm"
     for layer in range(config.n_layers):
         theirs, ours = f"model.layers.{layer}.", f"blocks.{layer}."
-        for norm in ("mixer_norm", "channel_mixing_norm"):
-            place = f"{theirs}{getattr(names, norm)}.weight"
-            yield same(place, f"{ours}{norm}.weight", d_model, changes=changes)
+        norms[theirs + names.mixer_norm] = ours + "mixer_norm"
+        norms[theirs + names.channel_mixing_norm] = ours + "channel_mixing_norm"
         place, pieces = mixer(layer)
         yield from within(theirs + place, f"{ours}mixer.", pieces)
         unit = channel_mixing(config)
         yield from within(f"{theirs}{names.channel_mixing}.", f"{ours}channel_mixing.", unit)
+    for place, norm in norms.items():
+        for part in ("weight", "bias") if config.norm == "layer" else ("weight",):
+            yield same(f"{place}.{part}", f"{norm}.{part}", config.d_model, changes=norm_changes)

@@ -7,8 +7,8 @@ its eps, so `norm_eps` here is multiplied by the number of channels.
 from collections.abc import Iterator
 
 from linrec.convert.checkpoint import Options
-from linrec.convert.flash_linear_attention import config_of, convolution, layout_of
-from linrec.convert.layers import linear
+from linrec.convert.flash_linear_attention import config_of, layout_of
+from linrec.convert.layers import linear, stacked_taps
 from linrec.convert.layout import Piece, same
 from linrec.models import ModelConfig
 
@@ -62,7 +62,7 @@ def mixer(options: Options, config: ModelConfig) -> Iterator[Piece]:
     for name, width in widths.items():
         yield from linear(f"{name}_proj", name, width, d_model)
     if arguments["conv_size"] is not None:
-        yield convolution(widths, arguments["conv_size"])
+        yield stacked_taps(widths, arguments["conv_size"])
     if arguments["beta"] != "one":
         yield from linear("b_proj", "beta.projection", n_heads, d_model)
     yield same("o_norm.weight", "norm.weight", d_v // n_heads)

@@ -17,7 +17,7 @@ from linrec.convert.bamba import NAMES, mamba2_arguments
 from linrec.convert.checkpoint import ConversionError, Options
 from linrec.convert.decoder import config_of, layout_of
 from linrec.convert.layers import attention, attention_arguments, multiplier, rotary, swiglu
-from linrec.convert.layout import Piece, multiplied, scaled, within
+from linrec.convert.layout import Piece, multiplied, within
 from linrec.convert.mamba2 import mixer
 from linrec.models import ModelConfig
 
@@ -75,8 +75,8 @@ def layout(options: Options, config: ModelConfig) -> Iterator[Piece]:
     def unit(config: ModelConfig) -> Iterator[Piece]:
         return multiplied(swiglu(config), of_mlp)
 
-    logits = scaled(multiplier(options, "lm_head_multiplier"))
-    return layout_of(config, pieces, unit, NAMES, last_changes=[logits])
+    logits = multiplier(options, "lm_head_multiplier")
+    return multiplied(layout_of(config, pieces, unit, NAMES), {"model.final_layernorm": logits})
 
 
 def _of_projection(

@@ -8,8 +8,8 @@ import math
 from collections.abc import Iterator
 
 from linrec.convert.checkpoint import Options
-from linrec.convert.flash_linear_attention import config_of, convolution, head_norm, layout_of
-from linrec.convert.layers import linear
+from linrec.convert.flash_linear_attention import config_of, head_norm, layout_of
+from linrec.convert.layers import linear, stacked_taps
 from linrec.convert.layout import Piece, same
 from linrec.models import ModelConfig
 
@@ -64,7 +64,7 @@ def _mixer(options: Options, config: ModelConfig) -> Iterator[Piece]:
     for name, width in widths.items():
         yield from linear(f"{name}_proj", name, width, d_model)
     if arguments["conv_size"] is not None:
-        yield convolution(widths, arguments["conv_size"])
+        yield stacked_taps(widths, arguments["conv_size"])
     yield from linear("gk_proj.0", "alpha.0", GATE_RANK, d_model)
     yield from linear("gk_proj.1", "alpha.1", d_qk // shared, GATE_RANK, bias=True)
     if gate:

@@ -13,12 +13,13 @@ from linrec.convert.bamba import mamba2_arguments
 from linrec.convert.checkpoint import ConversionError, Options
 from linrec.convert.decoder import Names, config_of, layout_of
 from linrec.convert.layers import attention, attention_arguments, check_dense, multiplier, rotary
-from linrec.convert.layout import Part, Piece, multiplied, rows, same, scaled
+from linrec.convert.layout import Part, Piece, multiplied, rows, same
 from linrec.convert.mamba2 import mixer
 from linrec.models import ModelConfig
 
 __all__ = ["config", "layout"]
 
+NAMES = Names(channel_mixing="shared_mlp")
 # the second two are the names before 2026
 _MIXERS = {
     "linear_attention": "mamba2",
@@ -70,10 +71,11 @@ def layout(options: Options, config: ModelConfig) -> Iterator[Piece]:
         d_model, d_hidden = config.d_model, config.d_channel_mixing
         first = [Part("gate.weight", d_hidden), Part("up.weight", d_hidden)]
         yield rows("input_linear.weight", first, d_model)
-        yield same("output_linear.weight", "down.weight", d_model, d_hidden, changes=[scaled(residual)])
+        last = same("output_linear.weight", "down.weight", d_model, d_hidden)
+        yield from multiplied([last], {"output_linear": residual})
 
-    logits = scaled(1 / multiplier(options, "logits_scaling"))
-    return layout_of(config, pieces, unit, Names(channel_mixing="shared_mlp"), last_changes=[logits])
+    logits = 1 / multiplier(options, "logits_scaling")
+    return multiplied(layout_of(config, pieces, unit, NAMES), {"model.norm": logits})
 
 
 def _pattern(options: Options, n_layers: int) -> tuple[str, ...]:

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from linrec.convert.checkpoint import Options
-from linrec.convert.flash_linear_attention import config_of, convolution, layout_of
-from linrec.convert.layers import linear
+from linrec.convert.flash_linear_attention import config_of, layout_of
+from linrec.convert.layers import linear, stacked_taps
 from linrec.convert.layout import Piece, same
 from linrec.models import ModelConfig
 
@@ -57,6 +57,6 @@ def _mixer(options: Options, config: ModelConfig) -> Iterator[Piece]:
     for ours, theirs in (("c", "i"), ("mu", "f"), ("gate", "g")):
         yield from linear(f"{theirs}_proj", ours, d_state, d_model)
     if config.mixer_args["conv_size"] is not None:
-        yield convolution(dict.fromkeys("if", d_state), config.mixer_args["conv_size"])
+        yield stacked_taps(dict.fromkeys("if", d_state), config.mixer_args["conv_size"])
     yield same("g_norm.weight", "norm.weight", d_state)
     yield from linear("o_proj", "out", d_model, d_state)

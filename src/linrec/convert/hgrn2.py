@@ -7,9 +7,9 @@ division up to its eps, which is 1e-5 regardless of config.json.
 from collections.abc import Iterator
 
 from linrec.convert.checkpoint import Options
-from linrec.convert.flash_linear_attention import config_of, convolution, layout_of
+from linrec.convert.flash_linear_attention import config_of, layout_of
 from linrec.convert.hgrn import lower_bounds
-from linrec.convert.layers import linear
+from linrec.convert.layers import linear, stacked_taps
 from linrec.convert.layout import Piece, same
 from linrec.models import ModelConfig
 
@@ -55,5 +55,5 @@ def _mixer(options: Options, config: ModelConfig) -> Iterator[Piece]:
     for ours, theirs in (("o", "q"), ("g", "f"), ("i", "i"), ("out", "o")):
         yield from linear(f"{theirs}_proj", ours, d_model, d_model)
     if config.mixer_args["conv_size"] is not None:
-        yield convolution(dict.fromkeys("qfi", d_model), config.mixer_args["conv_size"])
+        yield stacked_taps(dict.fromkeys("qfi", d_model), config.mixer_args["conv_size"])
     yield same("g_norm.weight", "norm.weight", d_model)

@@ -3,8 +3,11 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from linrec.convert.checkpoint import ConversionError, Options
-from linrec.convert.layout import Change, Piece, pairs, same
+import torch
+from torch import Tensor
+
+from linrec.convert.checkpoint import ANY, ConversionError, Options
+from linrec.convert.layout import TAPS, Change, Piece, pairs, same
 from linrec.models import ModelConfig
 
 __all__ = [
@@ -17,6 +20,7 @@ __all__ = [
     "positive",
     "rotary",
     "rotary_table",
+    "stacked_taps",
     "swiglu",
     "turned",
     "vocabulary",
@@ -26,7 +30,6 @@ __all__ = [
 SWIGLU = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
 ATTENTION = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "out": "o_proj"}
 QK_NORMS = {"q": "q_norm", "k": "k_norm"}
-NO_CHANGES: Mapping[str, Sequence[Change]] = {}
 
 
 def attention_arguments(options: Options, d_model: int) -> dict[str, Any]:
@@ -163,24 +166,17 @@ def vocabulary(
     )
 
 
-def swiglu(
-    config: ModelConfig,
-    names: Mapping[str, str] = SWIGLU,
-    changes: Mapping[str, Sequence[Change]] = NO_CHANGES,
-) -> Iterator[Piece]:
+def swiglu(config: ModelConfig, names: Mapping[str, str] = SWIGLU) -> Iterator[Piece]:
     """Yield the pieces of a gated unit, or of a unit without gate.
 
     Args:
         config: configuration of the model.
         names: names of the projections in the checkpoint, by names in the model.
-        changes: changes of a projection, by its name in the model.
     """
     d_model, d_hidden = config.d_model, config.d_channel_mixing
     for ours, theirs in names.items():
         sizes = (d_model, d_hidden) if ours == "down" else (d_hidden, d_model)
-        yield from linear(
-            theirs, ours, *sizes, bias=config.channel_mixing_bias, changes=changes.get(ours, ())
-        )
+        yield from linear(theirs, ours, *sizes, bias=config.channel_mixing_bias)
 
 
 def linear(
@@ -192,6 +188,28 @@ def linear(
         yield same(f"{theirs}.bias", f"{ours}.bias", outputs, changes=changes)
 
 
+def stacked_taps(widths: Mapping[str, int], size: int, *, uneven: bool = False) -> Piece:
+    """Return the piece of the taps of several tensors' short convolutions.
+
+    Args:
+        widths: number of channels by name of the tensor, in linrec's order.
+        size: number of taps.
+        uneven: whether a checkpoint may cut the channels at other places.
+    """
+
+    def read(tensors: Sequence[Tensor]) -> list[Tensor]:
+        taps = TAPS.read(torch.cat([*tensors]))
+        if len(taps) != sum(widths.values()):
+            raise ConversionError(
+                f"the convolutions {', '.join(shapes)} must have {sum(widths.values())} channels in all by "
+                f"config.json; got {len(taps)}."
+            )
+        return [taps]
+
+    shapes = {f"{name}_conv1d.weight": (ANY if uneven else n, 1, size) for name, n in widths.items()}
+    return Piece(shapes, ["conv.weight"], read, lambda taps: TAPS.write(taps[0]).split([*widths.values()]))
+
+
 def attention(
     config: ModelConfig,
     layer: int,
@@ -199,7 +217,6 @@ def attention(
     names: Mapping[str, str] = ATTENTION,
     norms: Mapping[str, str] = QK_NORMS,
     norm_changes: Sequence[Change] = (),
-    changes: Mapping[str, Sequence[Change]] = NO_CHANGES,
 ) -> Iterator[Piece]:
     """Yield the pieces of an attention layer of transformers, whose rotary pairs are half a head apart.
 
@@ -210,7 +227,6 @@ def attention(
             has no pieces.
         norms: names of the norms of queries and keys.
         norm_changes: changes of the norms' weights.
-        changes: changes of a projection, by its name in the model.
     """
     _, arguments = config.mixer_of(layer)
     d_model, n_heads = config.d_model, arguments["n_heads"]
@@ -222,9 +238,7 @@ def attention(
         heads = kv_heads if name in "kv" else n_heads
         sizes = (d_model, heads * d_head) if name == "out" else (heads * d_head, d_model)
         turns = (pairs(heads, channels),) if name in "qk" and channels else ()
-        yield from linear(
-            theirs, name, *sizes, bias=biases.get(name, bias), changes=(*turns, *changes.get(name, ()))
-        )
+        yield from linear(theirs, name, *sizes, bias=biases.get(name, bias), changes=turns)
     if qk_norm == "none":
         return
     for name, heads in {"q": n_heads, "k": kv_heads}.items():

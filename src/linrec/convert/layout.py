@@ -22,13 +22,13 @@ __all__ = [
     "Part",
     "Piece",
     "constants",
+    "flat",
     "grouped",
     "multiplied",
     "pairs",
     "read",
     "rows",
     "same",
-    "scaled",
     "within",
     "write",
 ]
@@ -55,14 +55,9 @@ TAPS = Change(lambda taps: taps[:, 0].flip(-1), lambda taps: taps.flip(-1)[:, No
 """For taps (channels, 1, taps) of torch's convolution, which stores the tap of the current step last."""
 
 
-def scaled(factor: float) -> Change:
-    """Return the change by a factor that released code applies, and that linrec's parameters contain.
-
-    Example:
-        >>> scaled(2.0).read(torch.tensor(3.0)), scaled(2.0).write(torch.tensor(6.0))
-        (tensor(6.), tensor(3.))
-    """
-    return Change(lambda tensor: tensor * factor, lambda tensor: tensor / factor)
+def flat(groups: int) -> Change:
+    """Return the change from a tensor (groups, n) to a vector."""
+    return Change(Tensor.flatten, lambda vector: vector.unflatten(0, (groups, -1)))
 
 
 def pairs(heads: int, turned: int) -> Change:
@@ -224,9 +219,10 @@ def multiplied(pieces: Iterable[Piece], factors: Mapping[str, float | Tensor]) -
             broadcasts against the tensor.
     """
     for piece in pieces:
-        yield _multiplied(
-            piece, [factors.get(n, factors.get(n.rpartition(".")[0], 1.0)) for n in piece.theirs]
-        )
+        found = [factors.get(name, factors.get(name.rpartition(".")[0])) for name in piece.theirs]
+        if any(factor is not None for factor in found):
+            piece = _multiplied(piece, [1.0 if factor is None else factor for factor in found])
+        yield piece
 
 
 def _multiplied(piece: Piece, factors: Sequence[float | Tensor]) -> Piece:
@@ -249,10 +245,9 @@ def read(layout: Iterable[Piece], tensors: Tensors) -> dict[str, Tensor]:
     for piece in layout:
         if piece.constant and not any(name in tensors for name in piece.theirs):
             continue
-        older = next((name for name in piece.older if name in tensors), None)
-        taken: list[Tensor] = []
-        for name, shape in piece.theirs.items():
-            taken.append(tensors.take(older if older and not taken else name, *shape))
+        (first, shape), *others = piece.theirs.items()
+        name = next((older for older in piece.older if older in tensors), first)
+        taken = [tensors.take(name, *shape), *(tensors.take(name, *sizes) for name, sizes in others)]
         for copy in piece.copies:
             tensors.take_copy(copy, taken[0])
         found |= dict(zip(piece.ours, piece.read(taken), strict=True))

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import torch
 
-from linrec.convert.checkpoint import ConversionError, Options
+from linrec.convert.checkpoint import Options
 from linrec.convert.decoder import config_of
 from linrec.convert.layers import (
     attention,
@@ -18,11 +18,12 @@ from linrec.convert.layers import (
     check_dense,
     layer_types,
     linear,
+    multiplier,
     rotary,
     swiglu,
     vocabulary,
 )
-from linrec.convert.layout import Change, Part, Piece, constants, grouped, rows, same, scaled, within
+from linrec.convert.layout import Part, Piece, constants, grouped, multiplied, rows, same, within
 from linrec.models import ModelConfig
 
 __all__ = ["config", "layout", "lightning"]
@@ -76,35 +77,38 @@ def layout(options: Options, config: ModelConfig) -> Iterator[Piece]:
         yield same(f"{theirs}input_layernorm.weight", f"{after}.weight", d_model)
         yield same(f"{theirs}post_attention_layernorm.weight", f"{ours}mixer_norm.weight", d_model)
         after = f"{ours}channel_mixing_norm"
-        ratio = _ratio(options, name)
         if name == "attention":
-            pieces = attention(config, layer, changes={"out": [ratio]})
+            pieces = attention(config, layer)
         else:
-            pieces = lightning(d_model, arguments["n_heads"], arguments["d_head"], ratio)
+            pieces = lightning(d_model, arguments["n_heads"], arguments["d_head"])
             decays = _decays(arguments["n_heads"], options.read("block_size", int))
             yield from within(f"{theirs}self_attn.", "", [decays])
+        ratio = _ratio(options, name)
+        pieces = multiplied(pieces, {"o_proj": ratio, "out_proj": ratio})
         yield from within(f"{theirs}self_attn.", f"{ours}mixer.", pieces)
-        mlp, change = f"{theirs}block_sparse_moe.", {"down": [_ratio(options, "mlp")]}
-        yield Piece({f"{mlp}gate.weight": (1, d_model)}, [], _nothing, lambda _: [torch.zeros(1, d_model)])
-        yield from within(f"{mlp}experts.0.", f"{ours}channel_mixing.", swiglu(config, SWIGLU, change))
+        mlp = f"{theirs}block_sparse_moe."
+        yield Piece(
+            {f"{mlp}gate.weight": (1, d_model)}, [], lambda _: [], lambda _: [torch.zeros(1, d_model)]
+        )
+        unit = multiplied(swiglu(config, SWIGLU), {SWIGLU["down"]: _ratio(options, "mlp")})
+        yield from within(f"{mlp}experts.0.", f"{ours}channel_mixing.", unit)
     yield same("model.norm.weight", f"{after}.weight", d_model)
 
 
-def lightning(d_model: int, n_heads: int, d_head: int, ratio: Change) -> Iterator[Piece]:
+def lightning(d_model: int, n_heads: int, d_head: int) -> Iterator[Piece]:
     """Yield the pieces of one layer of lightning attention.
 
     Args:
         d_model: width of the model.
         n_heads: heads of the mixer.
         d_head: channels of a head.
-        ratio: change of the output projection.
     """
     width = n_heads * d_head
     parts = [Part(f"{name}.weight", width) for name in "qkv"]
     yield rows("qkv_proj.weight", parts, d_model, order=[grouped(n_heads, [d_head] * 3)])
     yield same("norm.weight", "norm.weight", width)
     yield from linear("output_gate", "gate", width, d_model)
-    yield from linear("out_proj", "out", d_model, width, changes=[ratio])
+    yield from linear("out_proj", "out", d_model, width)
 
 
 def _decays(n_heads: int, block: int) -> Piece:
@@ -119,17 +123,8 @@ def _decays(n_heads: int, block: int) -> Piece:
     )
 
 
-def _ratio(options: Options, sublayer: str) -> Change:
-    """Return the change of an output projection by the ratio of the factors of output and input."""
-    prefix = FACTORS[sublayer]
-    factors = [options.read(f"{prefix}_{name}_factor", float) for name in ("alpha", "beta")]
-    for factor in factors:
-        if not factor > 0:
-            raise ConversionError(
-                f"{options.path}: the factors of `{prefix}` must be above 0; got {factors}."
-            )
-    return scaled(factors[1] / factors[0])
-
-
-def _nothing(tensors: object) -> list[torch.Tensor]:
-    return []
+def _ratio(options: Options, sublayer: str) -> float:
+    """Return the factor of a sublayer's output over the factor of its input."""
+    names = [f"{FACTORS[sublayer]}_{name}_factor" for name in ("beta", "alpha")]
+    output, given = (multiplier(options, name) for name in names)
+    return output / given

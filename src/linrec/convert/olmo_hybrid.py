@@ -12,10 +12,7 @@ trained model.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from linrec.convert.checkpoint import ANY, ConversionError, Options
+from linrec.convert.checkpoint import Options
 from linrec.convert.decoder import config_of
 from linrec.convert.layers import (
     attention,
@@ -24,10 +21,11 @@ from linrec.convert.layers import (
     linear,
     rotary,
     rotary_table,
+    stacked_taps,
     swiglu,
     vocabulary,
 )
-from linrec.convert.layout import TAPS, Piece, same, within
+from linrec.convert.layout import Piece, same, within
 from linrec.convert.qwen3_next import MIXERS, delta_arguments, recurrent
 from linrec.models import ModelConfig
 from linrec.models.block import NormPosition
@@ -110,17 +108,5 @@ def _inputs(d_model: int, *, n_heads: int, d_qk: int, d_v: int, conv_size: int, 
     yield from linear("g_proj", "gate", d_v, d_model)
     yield from linear("a_proj", "alpha", n_heads, d_model)
     yield from linear("b_proj", "beta.projection", n_heads, d_model)
-    yield Piece(
-        {f"{name}_conv1d.weight": (ANY, 1, conv_size) for name in widths},
-        ["conv.weight"],
-        lambda tensors: [_checked(TAPS.read(torch.cat([*tensors])), sum(widths.values()))],
-        lambda taps: TAPS.write(taps[0]).split([*widths.values()]),
-    )
-
-
-def _checked(taps: Tensor, channels: int) -> Tensor:
-    if len(taps) != channels:
-        raise ConversionError(
-            f"the convolutions of a layer must have {channels} channels by config.json; got {len(taps)}."
-        )
-    return taps
+    # transformers cuts the channels into equal parts
+    yield stacked_taps(widths, conv_size, uneven=True)

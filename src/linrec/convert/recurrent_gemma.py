@@ -12,11 +12,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from linrec.convert.checkpoint import ConversionError, Options
 from linrec.convert.layers import attention, linear, rotary, swiglu, vocabulary
-from linrec.convert.layout import MINUS, PLUS_ONE, TAPS, TRANSPOSED, Change, Piece, same, within
+from linrec.convert.layout import MINUS, PLUS_ONE, TAPS, TRANSPOSED, Piece, flat, same, within
 from linrec.models import ModelConfig
 
 __all__ = ["config", "layout"]
@@ -107,14 +106,13 @@ def _hawk(d_model: int, d_rnn: int, n_blocks: int, conv_size: int, **_: Any) -> 
     """Yield the pieces of one recurrent mixer."""
     size = d_rnn // n_blocks
     # the released code multiplies by the blocks from the right
-    flat = Change(Tensor.flatten, lambda bias: bias.unflatten(0, (n_blocks, size)))
     yield same("conv_1d.weight", "conv.weight", d_rnn, 1, conv_size, changes=[TAPS])
     yield same("conv_1d.bias", "conv.bias", d_rnn)
     yield same("rg_lru.recurrent_param", "rg_lru.Lambda", d_rnn, changes=[MINUS])
     for ours, theirs in (("recurrence_gate", "recurrent_gate"), ("input_gate", "input_gate")):
         place = f"rg_lru.{ours}"
         yield same(f"rg_lru.{theirs}_weight", f"{place}.weight", n_blocks, size, size, changes=[TRANSPOSED])
-        yield same(f"rg_lru.{theirs}_bias", f"{place}.bias", n_blocks, size, changes=[flat])
+        yield same(f"rg_lru.{theirs}_bias", f"{place}.bias", n_blocks, size, changes=[flat(n_blocks)])
     for ours, theirs in (("gate", "linear_y"), ("u", "linear_x"), ("out", "linear_out")):
         sizes = (d_model, d_rnn) if ours == "out" else (d_rnn, d_model)
         yield from linear(theirs, ours, *sizes, bias=True)

@@ -6,15 +6,17 @@
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor
 
 from linrec.convert.checkpoint import Options
+from linrec.convert.decoder import Names
 from linrec.convert.flash_linear_attention import config_of, layout_of
 from linrec.convert.layers import linear
-from linrec.convert.layout import Change, Piece, same
+from linrec.convert.layout import Change, Piece, flat, same
 from linrec.models import ModelConfig
 
 __all__ = ["config", "layout"]
+
+NAMES = Names("attn_norm", "ffn_norm", "ffn", embedding="embeddings", embedding_norm="pre_norm")
 
 
 def config(options: Options) -> ModelConfig:
@@ -49,14 +51,7 @@ def config(options: Options) -> ModelConfig:
 
 def layout(options: Options, config: ModelConfig) -> Iterator[Piece]:
     """Yield the pieces of the checkpoint."""
-    return layout_of(
-        options,
-        config,
-        _mixer,
-        channel_mixing=_channel_mixing,
-        names=("ffn_norm", "ffn"),
-        first_norm="pre_norm",
-    )
+    return layout_of(options, config, _mixer, _channel_mixing, NAMES)
 
 
 def _mixer(options: Options, config: ModelConfig) -> Iterator[Piece]:
@@ -86,8 +81,7 @@ def _mixer(options: Options, config: ModelConfig) -> Iterator[Piece]:
     yield same("w_proj.linear.lora.0.weight", "d.0.weight", decay_rank, d_model)
     yield same("w_proj.linear.lora.2.weight", "d.2.weight", d_model, decay_rank)
     yield same("w_proj.linear.lora.2.bias", "lambda_d", d_model)
-    flat = Change(Tensor.flatten, lambda bonus: bonus.unflatten(0, (n_heads, -1)))
-    yield same("bonus", "u", n_heads, d_model // n_heads, changes=[flat])
+    yield same("bonus", "u", n_heads, d_model // n_heads, changes=[flat(n_heads)])
     for ours, theirs in (("r", "r"), ("k", "k"), ("v", "v"), ("gate", "g")):
         yield from linear(f"{theirs}_proj.linear", ours, d_model, d_model)
     for name in ("weight", "bias"):
@@ -95,7 +89,7 @@ def _mixer(options: Options, config: ModelConfig) -> Iterator[Piece]:
     yield from linear("o_proj", "out", d_model, d_model)
 
 
-def _channel_mixing(options: Options, config: ModelConfig) -> Iterator[Piece]:
+def _channel_mixing(config: ModelConfig) -> Iterator[Piece]:
     """Yield the pieces of one layer's channel mixing."""
     d_model, d_hidden = config.d_model, config.d_channel_mixing
     yield same("key.mu", "shift.mu.0", d_model)

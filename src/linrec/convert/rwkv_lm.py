@@ -11,7 +11,7 @@ from torch import Tensor
 
 from linrec.convert.checkpoint import Tensors
 from linrec.convert.layers import linear
-from linrec.convert.layout import ONE_MINUS, TRANSPOSED, Change, Piece, same, within
+from linrec.convert.layout import ONE_MINUS, TRANSPOSED, Change, Piece, flat, same, within
 from linrec.models import ModelConfig
 
 __all__ = ["channel_mixing", "config", "layout", "norms", "time_mixing_4"]
@@ -117,7 +117,7 @@ def _time_mixing_5(config: ModelConfig) -> Iterator[Piece]:
     for place, name in enumerate("rkvg"):
         share = f"time_mix_{name}", f"shift.mu.{place}"
         yield same(*share, 1, 1, d_model, changes=[VECTOR, ONE_MINUS])
-    yield same("time_decay", "omega", heads, d_model // heads, changes=[_of_heads(heads)])
+    yield same("time_decay", "omega", heads, d_model // heads, changes=[flat(heads)])
     yield from _heads(config)
 
 
@@ -147,11 +147,6 @@ def _heads(config: ModelConfig) -> Iterator[Piece]:
     d_model, heads = config.d_model, config.mixer_args["n_heads"]
     for ours, theirs in MATRICES.items():
         yield from linear(theirs, ours, d_model, d_model)
-    yield same("time_faaaa", "u", heads, d_model // heads, changes=[_of_heads(heads)])
+    yield same("time_faaaa", "u", heads, d_model // heads, changes=[flat(heads)])
     for name in ("weight", "bias"):
         yield same(f"ln_x.{name}", f"norm.{name}", d_model)
-
-
-def _of_heads(heads: int) -> Change:
-    """Return the change from a tensor (h, d) to a vector."""
-    return Change(Tensor.flatten, lambda vector: vector.unflatten(0, (heads, -1)))
