@@ -1,11 +1,13 @@
-"""Comparison of a model of transformers with what its checkpoint is converted to."""
+"""Comparison of a model of transformers with what its checkpoint is converted to, and checks of refusals."""
 
+import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
-from linrec.convert import from_hugging_face, to_hugging_face
+from linrec.convert import ConversionError, from_hugging_face, to_hugging_face
 from linrec.models import LanguageModel
 from linrec.testing import generator
 
@@ -82,3 +84,23 @@ def _check_back(
             )
     with torch.no_grad():
         torch.testing.assert_close(again(tokens).logits, model(tokens).logits, rtol=1e-4, atol=1e-4)
+
+
+def with_options(folder: Path, *left_out: str, **options: Any) -> None:
+    """Change options in the config.json of a checkpoint folder.
+
+    Args:
+        folder: the checkpoint.
+        left_out: names of options to remove.
+        options: values to set, None for null.
+    """
+    path = folder / "config.json"
+    kept = {name: value for name, value in json.loads(path.read_text()).items() if name not in left_out}
+    path.write_text(json.dumps(kept | options))
+
+
+def check_refused(folder: Path, message: str) -> None:
+    """Check that a checkpoint is not converted, and that one line with this message says why."""
+    with pytest.raises(ConversionError) as error:
+        from_hugging_face(folder)
+    assert message in str(error.value) and "\n" not in str(error.value)

@@ -1,13 +1,11 @@
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from linrec.convert import ConversionError, from_hugging_face
 from tests.tiers import tiered
 
-from .models import check_conversion
+from .models import check_conversion, check_refused, with_options
 
 transformers = pytest.importorskip("transformers", reason='the extra "text" is not installed')
 
@@ -55,8 +53,5 @@ def test_logits_are_those_of_transformers(options: dict[str, Any], tmp_path: Pat
 )
 def test_what_does_not_fit_is_named(options: dict[str, Any], message: str, tmp_path: Path) -> None:
     make().save_pretrained(tmp_path)
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | options))
-    with pytest.raises(ConversionError) as error:
-        from_hugging_face(tmp_path)
-    assert message in str(error.value)
+    with_options(tmp_path, **options)
+    check_refused(tmp_path, message)

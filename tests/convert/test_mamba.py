@@ -1,10 +1,6 @@
-import json
-
 import pytest
 
-from linrec.convert import ConversionError, from_hugging_face
-
-from .models import check_conversion
+from .models import check_conversion, check_refused, with_options
 
 transformers = pytest.importorskip("transformers", reason='the extra "text" is not installed')
 
@@ -46,8 +42,5 @@ def test_logits_of_falcon_mamba(options, tmp_path):
 )
 def test_what_does_not_fit_is_named(options, message, tmp_path):
     make().save_pretrained(tmp_path)
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | options))
-    with pytest.raises(ConversionError) as error:
-        from_hugging_face(tmp_path)
-    assert message in str(error.value)
+    with_options(tmp_path, **options)
+    check_refused(tmp_path, message)

@@ -1,4 +1,3 @@
-import json
 from pathlib import Path
 from typing import Any
 
@@ -6,12 +5,12 @@ import pytest
 import torch
 
 from linrec import mixers
-from linrec.convert import ConversionError, from_hugging_face, layout
+from linrec.convert import layout
 from linrec.convert.minimax import lightning
 from linrec.testing import generator
 from tests.tiers import tiered
 
-from .models import check_conversion, randomize
+from .models import check_conversion, check_refused, randomize, with_options
 
 transformers = pytest.importorskip("transformers", reason='the extra "text" is not installed')
 modeling = pytest.importorskip("transformers.models.minimax.modeling_minimax")
@@ -101,8 +100,5 @@ def test_a_layer_is_that_of_transformers_and_goes_back(layer: int) -> None:
 )
 def test_what_does_not_fit_is_named(options: dict[str, Any], message: str, tmp_path: Path) -> None:
     transformers.MiniMaxForCausalLM(config()).save_pretrained(tmp_path)
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | options))
-    with pytest.raises(ConversionError) as error:
-        from_hugging_face(tmp_path)
-    assert message in str(error.value)
+    with_options(tmp_path, **options)
+    check_refused(tmp_path, message)

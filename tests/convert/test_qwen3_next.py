@@ -1,6 +1,5 @@
 """Qwen3-Next, Qwen3.5 and OLMo Hybrid: Gated DeltaNet and attention."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from safetensors.torch import load_file
 from linrec.convert import ConversionError, from_hugging_face
 from tests.tiers import tiered
 
-from .models import check_conversion
+from .models import check_conversion, check_refused, with_options
 
 transformers = pytest.importorskip("transformers", reason='the extra "text" is not installed')
 pytest.importorskip("transformers.models.olmo_hybrid")
@@ -117,10 +116,7 @@ def test_rotary_positions_are_read_as_transformers_reads_them(
 ) -> None:
     model = make()
     model.save_pretrained(tmp_path)
-    path = tmp_path / "config.json"
-    saved = json.loads(path.read_text())
-    del saved["rope_parameters"]
-    path.write_text(json.dumps(saved | options))
+    with_options(tmp_path, "rope_parameters", **options)
     theirs = type(model.config).from_pretrained(tmp_path).rope_parameters
     assert (theirs["rope_theta"], theirs.get("partial_rotary_factor", 1.0)) == (base, fraction)
     ours = from_hugging_face(tmp_path).config.mixer_args["attention"]
@@ -188,8 +184,5 @@ def test_olmo_hybrid_is_written_with_the_published_names(tmp_path: Path) -> None
 )
 def test_what_does_not_fit_is_named(make: Any, options: dict[str, Any], message: str, tmp_path: Path) -> None:
     make().save_pretrained(tmp_path)
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | options))
-    with pytest.raises(ConversionError) as error:
-        from_hugging_face(tmp_path)
-    assert message in str(error.value)
+    with_options(tmp_path, **options)
+    check_refused(tmp_path, message)

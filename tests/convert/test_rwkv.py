@@ -1,10 +1,8 @@
-import json
-
 import pytest
 
-from linrec.convert import ConversionError, from_hugging_face
+from linrec.convert import from_hugging_face
 
-from .models import check_conversion
+from .models import check_conversion, check_refused, with_options
 
 transformers = pytest.importorskip("transformers", reason='the extra "text" is not installed')
 
@@ -34,8 +32,7 @@ def test_logits_are_those_of_transformers(options, tmp_path):
 
 def test_embeddings_are_tied_only_where_config_says_so(tmp_path):
     make().save_pretrained(tmp_path)
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"tie_word_embeddings": None}))
+    with_options(tmp_path, tie_word_embeddings=None)
     converted = from_hugging_face(tmp_path)
     assert (converted.head.weight != converted.embedding.weight).any()
 
@@ -52,8 +49,5 @@ def test_embeddings_are_tied_only_where_config_says_so(tmp_path):
 )
 def test_what_does_not_fit_is_named(options, message, tmp_path):
     make().save_pretrained(tmp_path)
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | options))
-    with pytest.raises(ConversionError) as error:
-        from_hugging_face(tmp_path)
-    assert message in str(error.value)
+    with_options(tmp_path, **options)
+    check_refused(tmp_path, message)

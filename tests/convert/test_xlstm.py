@@ -1,13 +1,12 @@
-import json
 import shutil
 
 import pytest
 import torch
 
-from linrec.convert import ConversionError, from_hugging_face
+from linrec.convert import from_hugging_face
 
 from . import released
-from .models import check_conversion
+from .models import check_conversion, check_refused, with_options
 
 transformers = pytest.importorskip("transformers", reason='the extra "text" is not installed')
 
@@ -51,11 +50,10 @@ def test_logits_are_those_of_transformers(options, tmp_path):
 
 def test_weights_are_single_where_the_configuration_does_not_say(tmp_path):
     shutil.copytree(released.FOLDER / "xlstm_7b_nxai", tmp_path, dirs_exist_ok=True)
-    expected, path = from_hugging_face(tmp_path).config, tmp_path / "config.json"
+    expected = from_hugging_face(tmp_path).config
     # as in the configuration of the 7B that the authors published first
-    later = {"weight_mode", "mode", "chunk_size", "chunkwise_kernel", "sequence_kernel", "step_kernel", "eps"}
-    options = json.loads(path.read_text())
-    path.write_text(json.dumps({name: x for name, x in options.items() if name not in later}))
+    kernels = "chunkwise_kernel", "sequence_kernel", "step_kernel"
+    with_options(tmp_path, "weight_mode", "mode", "chunk_size", *kernels, "eps")
     assert from_hugging_face(tmp_path).config == expected
 
 
@@ -80,8 +78,5 @@ def folder(tmp_path):
     ],
 )
 def test_what_does_not_fit_is_named(options, message, folder):
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | options))
-    with pytest.raises(ConversionError) as error:
-        from_hugging_face(folder)
-    assert message in str(error.value)
+    with_options(folder, **options)
+    check_refused(folder, message)
