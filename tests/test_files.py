@@ -12,6 +12,7 @@ from linrec.files import (
     LOCK,
     FolderInUseError,
     append_to,
+    creating,
     locked,
     make_subfolder,
     parse_json,
@@ -75,6 +76,27 @@ def test_a_write_that_fails_leaves_the_old_file_alone(error: BaseException, fold
         partial.write_text("half")
         raise error
     assert path.read_text() == "old" and os.listdir(folder) == ["file"]
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), KeyboardInterrupt()])
+def test_a_folder_appears_whole_or_not_at_all(error: BaseException, folder: Path) -> None:
+    path = folder / "above" / "new"
+    with pytest.raises(type(error)), creating(path) as partial:
+        (partial / "inside").mkdir()
+        (partial / "inside" / "file").touch()
+        raise error
+    assert os.listdir(folder / "above") == []
+    # the leftover of a killed process
+    partial_of(path).mkdir()
+    (partial_of(path) / "old").touch()
+    with creating(path) as partial:
+        (partial / "inside").mkdir()
+        (partial / "inside" / "file").write_text("x")
+        assert not path.exists()
+    assert os.listdir(folder / "above") == ["new"] and os.listdir(path) == ["inside"]
+    with pytest.raises(OSError, match="not empty"), creating(path):
+        pass
+    assert os.listdir(folder / "above") == ["new"]
 
 
 def test_files_have_the_mode_of_others_and_shared_writers_do_not_meet(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Atomic file writes that never follow a symbolic link, and locks of folders.
+"""Atomic writes of files and folders that never follow a symbolic link, and locks of folders.
 
 A run folder may come from a stranger and contain, say, `metrics.jsonl` as a link to one of the user's files.
 So a file is written under a new temporary name, then renamed, which replaces the link. Files opened for
@@ -9,6 +9,7 @@ import contextlib
 import errno
 import json
 import os
+import shutil
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ __all__ = [
     "LOCK",
     "FolderInUseError",
     "append_to",
+    "creating",
     "force_to_disk",
     "locked",
     "make_subfolder",
@@ -90,8 +92,45 @@ def replacing(path: Path, *, shared: bool = False) -> Iterator[Path]:
         raise
 
 
+@contextlib.contextmanager
+def creating(folder: Path) -> Iterator[Path]:
+    """Yield the path of an empty folder, and rename it to `folder` once its files are written and on disk.
+
+    After an error the temporary folder is removed.
+
+    Args:
+        folder: the folder to create, with the folders above it; it must not exist.
+
+    Raises:
+        OSError: the disk is full, `folder` has files, or the folder above it is not writable.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp()) / "numbers"
+        >>> with creating(folder) as partial:
+        ...     _ = (partial / "one.txt").write_text("1")
+        ...     folder.exists()
+        False
+        >>> os.listdir(folder)
+        ['one.txt']
+    """
+    partial = partial_of(folder)
+    try:
+        # the leftover of a killed process
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        yield partial
+        for path in (*partial.rglob("*"), partial):
+            force_to_disk(path)
+        partial.rename(folder)
+        force_to_disk(folder.parent)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
 def partial_of(path: Path, tag: str = "") -> Path:
-    """Return the temporary name under which a file is written."""
+    """Return the temporary name under which a file or a folder is written."""
     return path.with_name(f"{path.name}{tag}.partial")
 
 

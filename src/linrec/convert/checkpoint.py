@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from linrec.errors import nearest
-from linrec.files import force_to_disk, partial_of, read_json, reason
+from linrec.files import creating, read_json, reason
 
 __all__ = [
     "ANY",
@@ -252,18 +252,13 @@ def write_checkpoint(folder: Path, tensors: Mapping[str, Tensor], like: Path) ->
     """
     if folder.exists():
         raise ConversionError(f"{folder} already exists; choose another folder, or remove it.")
-    partial = partial_of(folder)
     try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        for path in sorted(like.iterdir()):
-            if path.is_file() and path.suffix not in TENSORS and not path.name.endswith(INDEX):
-                shutil.copyfile(path, partial / path.name)
-        save_file(dict(tensors), partial / WHOLE, metadata={"format": "pt"})
-        force_to_disk(partial / WHOLE)
-        partial.rename(folder)
+        with creating(folder) as partial:
+            for path in sorted(like.iterdir()):
+                if path.is_file() and path.suffix not in TENSORS and not path.name.endswith(INDEX):
+                    shutil.copyfile(path, partial / path.name)
+            save_file(dict(tensors), partial / WHOLE, metadata={"format": "pt"})
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(partial, ignore_errors=True)
         raise ConversionError(f"{folder} cannot be written: {reason(error)}.") from error
 
 

@@ -1,6 +1,5 @@
 """Publish a run: a folder that transformers loads, with tokenizer, model card and code."""
 
-import shutil
 from pathlib import Path
 
 from huggingface_hub import HfApi
@@ -8,7 +7,7 @@ from transformers import GenerationConfig
 
 from linrec import __version__
 from linrec.errors import RunFolderError, TrainError
-from linrec.files import partial_of, reason
+from linrec.files import creating, reason
 from linrec.hf.card import model_card
 from linrec.hf.config import LinrecConfig
 from linrec.hf.exchange import to_hugging_face
@@ -68,22 +67,18 @@ def publish(run: Run, folder: Path) -> None:
         setattr(config, name, token)
     # pads are masked, so any token can pad where the tokenizer has no end
     model.generation_config = GenerationConfig(**ids | {"pad_token_id": 0 if end is None else end})
-    partial = partial_of(folder)
+    names = sorted(CLASSES.values())
+    source = SOURCE.format(
+        version=__version__, classes=", ".join(names), names=", ".join(f'"{name}"' for name in names)
+    )
+    card = model_card(run, model, folder.name, read_perplexity(run.path), read_tasks(run.path))
     try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        model.save_pretrained(partial)
-        fast.save_pretrained(partial)
-        names = sorted(CLASSES.values())
-        source = SOURCE.format(
-            version=__version__, classes=", ".join(names), names=", ".join(f'"{name}"' for name in names)
-        )
-        (partial / CODE).write_text(source)
-        card = model_card(run, model, folder.name, read_perplexity(run.path), read_tasks(run.path))
-        (partial / "README.md").write_text(card, encoding="utf-8")
-        partial.rename(folder)
+        with creating(folder) as partial:
+            model.save_pretrained(partial)
+            fast.save_pretrained(partial)
+            (partial / CODE).write_text(source)
+            (partial / "README.md").write_text(card, encoding="utf-8")
     except OSError as error:
-        shutil.rmtree(partial, ignore_errors=True)
         raise TrainError(f"could not write {folder}: {reason(error)}.") from error
 
 
