@@ -80,6 +80,10 @@ def test_a_published_run_is_loaded_and_generates_a_padded_batch(run: Path) -> No
         alone = model.generate(**tokenizer(text, return_tensors="pt"), max_new_tokens=8, do_sample=False)
         assert torch.equal(row[-8:], alone[0, -8:])
     assert tokenizer.decode(found[0]) == "a rose is a rose\n"
+    generate = transformers.pipeline("text-generation", model=model, tokenizer=tokenizer)
+    options = {"max_new_tokens": 8, "do_sample": False}
+    together = generate(["a rose is", "a"], batch_size=2, **options)
+    assert together == [generate(text, **options) for text in ("a rose is", "a")]
     assert model.config.max_position_embeddings == 16 and model.generation_config.eos_token_id == 256
 
 

@@ -1,6 +1,5 @@
 """`linrec eval RUN`: perplexity of a language model over the length of its context, or tasks of lm-eval."""
 
-import dataclasses
 import logging
 import math
 import shlex
@@ -9,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from linrec.cli.device import device_of
-from linrec.cli.options import EvalOptions, TextOptions
+from linrec.cli.options import EvalOptions
 from linrec.cli.parsing import one_line_errors, parse
 from linrec.errors import ConfigError, printable
 from linrec.evaluation import Evaluation, Score, choose_text, evaluate_run, parse_lengths
@@ -66,10 +65,9 @@ OF_TASKS = ("tasks_path", "shots", "limit")
 
 
 def _check(options: EvalOptions, names: tuple[str, ...], reason: str) -> None:
-    defaults = {field.name: field.default for field in dataclasses.fields(EvalOptions)}
-    defaults["data"] = TextOptions()
+    defaults = EvalOptions(options.run)
     for name in names:
-        if getattr(options, name) != defaults[name]:
+        if getattr(options, name) != getattr(defaults, name):
             raise ConfigError(f"--{name.replace('_', '-')} {reason}.")
 
 

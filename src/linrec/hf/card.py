@@ -7,6 +7,7 @@ from linrec import __version__
 from linrec.hf.model import LinrecForCausalLM
 from linrec.models.pattern import spelled
 from linrec.train import Run
+from linrec.train.language import language_task
 
 __all__ = ["model_card"]
 
@@ -35,7 +36,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 folder = "{title}"  # the path of this folder, or the model's name on the Hub
 model = AutoModelForCausalLM.from_pretrained(folder)
 tokenizer = AutoTokenizer.from_pretrained(folder)
-tokens = model.generate(**tokenizer("{prompt}", return_tensors="pt"), max_new_tokens=50)
+tokens = model.generate(**tokenizer("The", return_tensors="pt"), max_new_tokens=50)
 print(tokenizer.decode(tokens[0]))
 ```
 """
@@ -60,7 +61,6 @@ def model_card(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         mixer=f"`{spelled(pattern)}`",
         version=__version__,
-        prompt="The",
     )
     return text + "".join([*_scores(run, perplexity), *_tasks(tasks), *_training(run)])
 
@@ -92,11 +92,11 @@ def _tasks(tasks: Any) -> Iterator[str]:
 
 
 def _training(run: Run) -> Iterator[str]:
-    task, loop = run.config.task, run.config.loop
+    loop = run.config.loop
     yield "\n## Training\n\n"
     if run.about["command"] is not None:
         yield f"```bash\n{run.about['command']}\n```\n\n"
-    yield f"- tokens in a training sequence: {getattr(task, 'length', 0):,}\n"
+    yield f"- tokens in a training sequence: {language_task(run).length:,}\n"
     if run.result is not None:
         yield f"- steps: {run.result['steps']:,} of {loop.batch_size * loop.accumulate} sequences\n"
         yield f"- seed: {loop.seed}\n"

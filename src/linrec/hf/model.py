@@ -55,9 +55,7 @@ class LinrecPreTrainedModel(PreTrainedModel):
     def initialize_weights(self) -> None:
         """Initialise the tensors that the checkpoint lacks."""
         super().initialize_weights()
-        for module in self.modules():
-            if isinstance(module, LinrecModel):
-                module.fresh = None
+        self.base_model.fresh = None
 
     def tune_state(self) -> None:
         """Freeze all parameters, and add a trainable initial state; see `linrec.models.InitialState`.
@@ -65,7 +63,7 @@ class LinrecPreTrainedModel(PreTrainedModel):
         `save_pretrained` and `from_pretrained` keep the state.
         """
         self.requires_grad_(False)
-        model = next(module for module in self.modules() if isinstance(module, LinrecModel))
+        model = self.base_model
         model.initial_state = InitialState(model.body).to(model.body.embedding.weight)
         model.config.tuned_state = True
 
@@ -75,15 +73,13 @@ class LinrecPreTrainedModel(PreTrainedModel):
         super().post_init()
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
-        """Return the parameters that layers share, and the tied head: the name of each, by that of a copy."""
+        """Return the parameters that are shared: the name of each, by that of a copy."""
         names: dict[int, str] = {}
         tied = {}
         for name, parameter in self.named_parameters(remove_duplicate=False):
             first = names.setdefault(id(parameter), name)
             if first != name:
                 tied[name] = first
-        if self.config.tie_word_embeddings and isinstance(self, LinrecForCausalLM):
-            tied["lm_head.weight"] = "model.body.embedding.weight"
         return tied
 
     def gradient_checkpointing_enable(
@@ -112,14 +108,10 @@ class LinrecPreTrainedModel(PreTrainedModel):
     def is_gradient_checkpointing(self) -> bool:
         """Whether blocks are computed again in the backward pass."""
         # the inherited property warns of its name, though PEFT reads it
-        return any(
-            module.gradient_checkpointing for module in self.modules() if isinstance(module, LinrecModel)
-        )
+        return bool(self.base_model.gradient_checkpointing)
 
     def _recompute(self, wanted: bool) -> None:
-        for module in self.modules():
-            if isinstance(module, LinrecModel):
-                module.body.recompute = wanted
+        self.base_model.body.recompute = wanted
 
 
 class LinrecModel(LinrecPreTrainedModel):
@@ -249,6 +241,13 @@ class LinrecForCausalLM(LinrecPreTrainedModel, GenerationMixin):
         self.lm_head = _head(config)
         self.post_init()
 
+    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
+        """Return the parameters that are shared, the tied head included: the name of each, by a copy's."""
+        tied = super().get_expanded_tied_weights_keys(all_submodels)
+        if self.config.tie_word_embeddings:
+            tied["lm_head.weight"] = "model.body.embedding.weight"
+        return tied
+
     def get_output_embeddings(self) -> nn.Module:
         """Return the head."""
         return self.lm_head
@@ -271,16 +270,10 @@ class LinrecForCausalLM(LinrecPreTrainedModel, GenerationMixin):
     ) -> CausalLMOutputWithPast:
         """Return the loss where there are labels, the logits, and the cache.
 
-        Args:
-            input_ids: tokens (b, t).
-            attention_mask: (b, steps so far), 0 before the text.
-            past_key_values: cache of the steps before; it is updated.
-            inputs_embeds: embeddings (b, t, d_model) in place of tokens.
-            labels: tokens (b, t), -100 where there is no target; they are shifted here.
-            use_cache: whether to return a cache.
-            position_ids: (b, t), 0 where a document begins.
-            logits_to_keep: number of last steps, or indices of steps, whose logits are returned; 0 is all.
-            kwargs: passed to the loss, such as `num_items_in_batch`.
+        The arguments are those of `LinrecModel.forward`, and three more. `labels` are tokens (b, t), -100
+        where there is no target; they are shifted here. `logits_to_keep` is the number of last steps, or the
+        indices of steps, whose logits are returned; 0 is all. `kwargs` are passed to the loss, such as
+        `num_items_in_batch`.
         """
         found = self.model(
             input_ids=input_ids,
