@@ -117,8 +117,8 @@ class LinrecPreTrainedModel(PreTrainedModel):
 class LinrecModel(LinrecPreTrainedModel):
     """The model without its head; `past_key_values` is a `StateCache`.
 
-    A mask leaves out steps before a text, as padding on the left does. Steps whose `position_ids` are zero
-    begin a document, as in batches of `DataCollatorWithFlattening`.
+    A mask leaves out the steps before a text, where padding on the left stands. Steps whose `position_ids`
+    are zero begin a document, as in batches of `DataCollatorWithFlattening`.
 
     Args:
         config: the configuration.
@@ -188,11 +188,11 @@ class LinrecModel(LinrecPreTrainedModel):
 
         Args:
             input_ids: tokens (b, t).
-            attention_mask: (b, steps so far), 0 before the text.
-            past_key_values: cache of the steps before; it is updated.
+            attention_mask: mask (b, steps so far), 0 at the steps before a text.
+            past_key_values: cache of the earlier steps; it is updated.
             inputs_embeds: embeddings (b, t, d_model) in place of tokens.
-            use_cache: whether to return a cache; None is what the configuration says, but not in training.
-            position_ids: (b, t), 0 where a document begins.
+            use_cache: whether to return a cache; None means the configuration's choice, but none in training.
+            position_ids: positions (b, t), 0 where a document begins.
             kwargs: not used.
         """
         if (input_ids is None) == (inputs_embeds is None):

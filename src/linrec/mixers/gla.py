@@ -80,7 +80,7 @@ class GLA(Mixer):
         output_norm: of each head, with one scale for all: "layer", "rms" (the released code) or "none".
         norm_eps: of that norm.
         output_gate: whether o' is multiplied by r.
-        gate_bias: whether r has a bias b_r. flash-linear-attention's has none.
+        gate_bias: whether r has a bias b_r. The layer of flash-linear-attention has no bias.
 
     Raises:
         ValueError: widths that the heads do not divide, `kv_heads` that do not divide `n_heads`, a feature

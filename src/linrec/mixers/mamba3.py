@@ -1,4 +1,4 @@
-"""Mamba-3: Improved Sequence Modeling using State Space Principles (Lahoti, Li, Chen, Wang and others, 2026).
+"""Mamba-3: Improved Sequence Modeling using State Space Principles (Lahoti and others, 2026).
 
     z_t, X_t, B'_t, C'_t = W u_t
     dt_t = softplus(W_dt u_t + b_dt)
@@ -117,8 +117,8 @@ class Mamba3(Mixer):
             to turn, a number out of range, an empty range, or an unknown name of a variant.
 
     Source:
-        Lahoti, Li, Chen, Wang and others (2026), propositions 1 to 4, section 3.4. The default of the norm,
-        tanh, `A_floor` and initial values come from the released code.
+        Lahoti and others (2026), propositions 1 to 4, section 3.4. The default of the norm, tanh, `A_floor`
+        and initial values come from the released code.
 
     Example:
         >>> import torch

@@ -8,7 +8,7 @@ from linrec.train.config import OptimConfig
 
 
 def schedule_factor(step: int, config: OptimConfig, total_steps: int) -> float:
-    """Return a step's learning rate as a fraction of the peak.
+    """Return the learning rate of a step as a fraction of the peak learning rate.
 
     The warm-up is linear. The factor of step n is
 
@@ -17,8 +17,9 @@ def schedule_factor(step: int, config: OptimConfig, total_steps: int) -> float:
         sqrt(w / (n + 1))                                  otherwise, for "inverse-sqrt"
         1                                                  otherwise, for "constant"
 
-    where w is `warmup_steps`, N is `total_steps`, and f is `min_lr` / `lr`. The first step has a positive
-    learning rate, and the last step of the warm-up has the peak. `min_lr` is reached a step after the end.
+    where w is `warmup_steps`, N is `total_steps`, and f is `min_lr` / `lr`. The learning rate is positive at
+    the first step, and at its peak at the last step of the warm-up. The cosine would reach `min_lr` one step
+    after the last step.
 
     Args:
         step: number of the step, from 0.
