@@ -96,8 +96,8 @@ MUTATIONS = (
     ),
     Mutation(
         "ops/short_conv/torch.py",
-        "x[:, max(0, time - past) :].to(state.dtype)",
-        "x[:, :past].to(state.dtype)",
+        "inputs[:, inputs.shape[1] - past :].to(state.dtype, copy=True)",
+        "inputs[:, :past].to(state.dtype, copy=True)",
         "short convolution: the state holds the oldest inputs",
         (LAWS, "-k", "float64_reference and short_conv"),
     ),

@@ -42,6 +42,35 @@ def test_features_of_nothing_are_zero_and_have_finite_gradients():
     assert y.abs().max() < 1e-10 and x.grad.isfinite().all()
 
 
+@pytest.mark.parametrize("eps", [0.0, 0.5])
+def test_gradients_of_norms(eps):
+    features = UnitFeatures(4, feature_map="identity", eps=eps)
+    x = torch.randn(3, 4, generator=generator(), dtype=torch.float64)
+    # shorter than what is divided by
+    x[0] *= 1e-9
+    x.requires_grad_()
+    norm = torch.sqrt(x.square().sum(-1, keepdim=True) + eps)
+    expected = x / (norm if eps else norm.clamp(min=1e-6))
+    d = torch.randn(3, 4, generator=generator(1), dtype=torch.float64)
+    y = features(x)
+    assert_agree(y, expected)
+    assert_agree(torch.autograd.grad(y, x, d), torch.autograd.grad(expected, x, d))
+    longer = x[1:].detach().requires_grad_()
+    assert torch.autograd.gradcheck(features, longer) and torch.autograd.gradgradcheck(features, longer)
+
+
+def test_units_and_norms_are_all_that_is_saved():
+    x = torch.randn(5, 3, 8, dtype=torch.bfloat16, requires_grad=True)
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
+        y = UnitFeatures(8, feature_map="identity")(x)
+    assert {(tuple(tensor.shape), tensor.dtype) for tensor in saved} == {
+        ((5, 3, 8), torch.bfloat16),
+        ((5, 3, 1), torch.float32),
+    }
+    assert any(tensor.data_ptr() == y.data_ptr() for tensor in saved)
+
+
 def test_strengths():
     torch.manual_seed(0)
     x = inputs(2, 3, 4)

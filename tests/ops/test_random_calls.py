@@ -170,7 +170,7 @@ def long_conv_call(draw: Draw) -> Call:
 
 def short_conv_call(draw: Draw) -> Call:
     shape = draw(FEW), draw(TIMES), draw(WIDTHS), draw(st.integers(1, 5))
-    return short_conv_inputs(*shape, dtype=draw(REAL), seed=draw(SEEDS)), {}
+    return short_conv_inputs(*shape, dtype=draw(REAL), seed=draw(SEEDS)), {"silu": draw(st.booleans())}
 
 
 CALLS: dict[str, Callable[[Draw], Call]] = {

@@ -25,6 +25,16 @@ def test_each_channel_is_convolved(mode, backend):
 
 
 @every_pair
+def test_silu_follows(mode, backend):
+    inputs = short_conv_inputs(2, 9, 3)
+    (y, state), (without, same) = (
+        short_conv(**inputs, silu=silu, mode=mode, backend=backend) for silu in (True, False)
+    )
+    assert_agree(y, without / (1 + torch.exp(-without)))
+    assert torch.equal(state, same)
+
+
+@every_pair
 def test_a_convolution_of_torch_has_its_taps_the_other_way_round(mode, backend):
     conv = nn.Conv1d(3, 3, 4, groups=3, padding=3)
     x = torch.randn(2, 9, 3)
@@ -57,7 +67,7 @@ def test_a_reset_hides_what_came_before_also_from_the_state(mode, backend):
 @pytest.mark.parametrize("time", [1, 3, 20])
 def test_every_width(width, time):
     inputs = short_conv_inputs(2, time, 3, width)
-    for options in ({}, {"reset": reset_mask(2, time, rate=0.3)}):
+    for options in ({}, {"reset": reset_mask(2, time, rate=0.3)}, {"silu": True}):
         check_operator(
             short_conv, inputs, mode="convolution", backend="torch", dtype=torch.float32, options=options
         )

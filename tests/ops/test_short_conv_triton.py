@@ -46,7 +46,7 @@ def agree(*shape, dtype=torch.float32, options=None, **arguments):
 @pytest.mark.parametrize("time", tiered([1, 30], [5, 8, 9]))
 @pytest.mark.parametrize("width", tiered([4], [1, 2, 8]))
 def test_lengths_around_tiles(time, width):
-    agree(2, time, 3, width)
+    agree(2, time, 3, width, options={"silu": True})
     reset = reset_mask(2, time, rate=0.2, device=DEVICE)
     reset[0, 0] = reset[1, -1] = True
     agree(2, time, 17, width, options={"reset": reset})
@@ -59,7 +59,7 @@ def test_dtypes(dtype):
     inputs = short_conv_inputs(2, 9, 3, 4, dtype=dtype, device=DEVICE)
     wide = torch.promote_types(dtype, torch.float32)
     inputs |= {name: inputs[name].to(wide) for name in ("weight", "bias")}
-    check_operator(short_conv, inputs, **PAIR, dtype=dtype)
+    check_operator(short_conv, inputs, **PAIR, dtype=dtype, options={"silu": True})
 
 
 @on_either
@@ -85,8 +85,9 @@ def test_layout_in_memory_does_not_matter():
 def test_custom_operators_keep_their_promises():
     x, weight, bias, state = short_conv_inputs(2, 5, 3, device=DEVICE).values()
     reset = reset_mask(2, 5, device=DEVICE)
-    given = triton.Inputs(x.bfloat16(), weight.mT[None], bias[None, None], state, reset)
-    check_operators(triton.kernel, given)
+    for silu in (False, True):
+        inputs = x.bfloat16(), weight.mT[None], bias[None, None], state, reset, silu
+        check_operators(triton.kernel, triton.Inputs(*inputs))
 
 
 @on_either
@@ -131,7 +132,7 @@ def test_maps_with_gradients():
         }
 
         def one(given):
-            return short_conv(**given, **PAIR)
+            return short_conv(**given, silu=True, **PAIR)
 
         apart = [one({name: x if name in shared else x[i] for name, x in given.items()}) for i in range(2)]
         expected = tuple(torch.stack(pieces) for pieces in zip(*apart, strict=True))
@@ -148,7 +149,7 @@ def test_compiles_into_one_graph():
     inputs = {name: x.requires_grad_() for name, x in short_conv_inputs(2, 5, 3, device=DEVICE).items()}
 
     def outcome(function):
-        y, last = function(**inputs, **PAIR)
+        y, last = function(**inputs, silu=True, **PAIR)
         return y, last, torch.autograd.grad(y.square().sum() + last.sum(), tuple(inputs.values()))
 
     # inductor's own use of Triton does not go through the interpreter

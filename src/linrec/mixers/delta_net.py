@@ -118,19 +118,20 @@ class DeltaNet(Mixer):
         super().__init__(d_model)
         choice(ValueActivation, value_activation=value_activation)
         positive(norm_eps=norm_eps, cure="torch's is 1e-5.")
-        self.value_activation = value_activation
         d_qk = d_model if d_qk is None else d_qk
         d_v = d_model if d_v is None else d_v
         n_heads = most_heads(d_qk, CHANNELS_PER_HEAD) if n_heads is None else n_heads
         self.n_heads, d_key, self.d_value = key_value_heads(n_heads, d_qk, d_v, width=d_model)
-        self.features = UnitFeatures(
-            d_key, feature_map=feature_map, norm=qk_norm, nu=nu, eps=qk_eps, strength=beta
-        )
+        # one SiLU of q, k and v follows their convolution
+        silu = feature_map == value_activation == "silu"
+        self.value_activation: ValueActivation = "none" if silu else value_activation
+        phi = "identity" if silu else feature_map
+        self.features = UnitFeatures(d_key, feature_map=phi, norm=qk_norm, nu=nu, eps=qk_eps, strength=beta)
 
         self.q = nn.Linear(d_model, d_qk, bias=False)
         self.k = nn.Linear(d_model, d_qk, bias=False)
         self.v = nn.Linear(d_model, d_v, bias=False)
-        self.conv = ShortConvolution(2 * d_qk + d_v, conv_size, bias=conv_bias)
+        self.conv = ShortConvolution(2 * d_qk + d_v, conv_size, bias=conv_bias, silu=silu)
         self.beta = WriteStrength(d_model, self.n_heads, strength=beta)
         self.norm = make_norm(output_norm, self.d_value, eps=norm_eps)
         self.gate = nn.Linear(d_model, d_v, bias=False) if output_gate else None

@@ -150,12 +150,15 @@ class GatedDeltaNet(Mixer):
         d_v = 2 * self.n_heads * d_key if d_v is None else d_v
         self.d_value = heads_of("d_v", d_v, self.n_heads)
         norm = "none" if qk_norm == "longhorn" else qk_norm
-        self.features = UnitFeatures(d_key, feature_map=feature_map, norm=norm, eps=qk_eps, strength=beta)
+        # one SiLU of q, k and v follows their convolution
+        silu = feature_map == "silu"
+        phi = "identity" if silu else feature_map
+        self.features = UnitFeatures(d_key, feature_map=phi, norm=norm, eps=qk_eps, strength=beta)
 
         self.q = nn.Linear(d_model, d_qk, bias=False)
         self.k = nn.Linear(d_model, d_qk, bias=False)
         self.v = nn.Linear(d_model, d_v, bias=False)
-        self.conv = ShortConvolution(2 * d_qk + d_v, conv_size, bias=conv_bias)
+        self.conv = ShortConvolution(2 * d_qk + d_v, conv_size, bias=conv_bias, silu=silu)
         self.alpha: GateLinear | None = None
         if decay == "data":
             self.alpha = GateLinear(d_model, self.n_heads, bias=False)
@@ -176,7 +179,7 @@ class GatedDeltaNet(Mixer):
         (q, k, v), tail = self.conv.side_by_side(qkv, tail, reset=reset)
         q, k = (self.features(part.unflatten(-1, (self.qk_heads, -1))) for part in (q, k))
         q, k = repeat_heads(q, self.n_heads), repeat_heads(k, self.n_heads)
-        v = functional.silu(v).unflatten(-1, (self.n_heads, -1))
+        v = (v if self.conv.silu else functional.silu(v)).unflatten(-1, (self.n_heads, -1))
         beta = self.beta(x)
         if self.qk_norm == "longhorn":
             beta = beta / (1 + beta * k.to(beta.dtype).square().sum(-1))

@@ -132,14 +132,14 @@ class GatedDeltaProduct(Mixer):
         d_v = 2 * d_qk if d_v is None else d_v
         self.d_value = heads_of("d_v", d_v, self.n_heads)
         d_key, self.n_householder = heads_of("d_qk", d_qk, self.n_heads), n_householder
-        self.features = UnitFeatures(d_key, eps=qk_eps, strength=beta)
+        self.features = UnitFeatures(d_key, feature_map="identity", eps=qk_eps, strength=beta)
 
         # rows of W_k, W_v and W_beta for j = 1, then for j = 2, ..
         keys, values = n_householder * d_qk, n_householder * d_v
         self.q = nn.Linear(d_model, d_qk, bias=False)
         self.k = nn.Linear(d_model, keys, bias=False)
         self.v = nn.Linear(d_model, values, bias=False)
-        self.conv = ShortConvolution(d_qk + keys + values, conv_size, bias=conv_bias)
+        self.conv = ShortConvolution(d_qk + keys + values, conv_size, bias=conv_bias, silu=True)
         self.alpha: GateLinear | None = None
         if decay == "data":
             self.alpha = GateLinear(d_model, self.n_heads, bias=False)
@@ -158,7 +158,7 @@ class GatedDeltaProduct(Mixer):
         tail, H = self.conv.split(state)
         (q, k, v), tail = self.conv.side_by_side((self.q(x), self.k(x), self.v(x)), tail, reset=reset)
         q = self.features(q.unflatten(-1, (self.n_heads, -1)))
-        k, v, beta = (self._in_turn(part) for part in (k, functional.silu(v), self.beta(x)))
+        k, v, beta = (self._in_turn(part) for part in (k, v, self.beta(x)))
         k, beta = self.features(k), beta[..., 0]
         log_alpha = None
         if self.alpha is not None:

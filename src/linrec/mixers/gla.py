@@ -146,7 +146,7 @@ class GLA(Mixer):
         self.q = xavier_linear(d_model, d_qk, gain=GAIN)
         self.k = xavier_linear(d_model, d_k, gain=GAIN)
         self.v = xavier_linear(d_model, d_kv, gain=GAIN)
-        self.conv = ShortConvolution(d_qk + d_k + d_kv, conv_size, bias=conv_bias, silu=True)
+        self.conv = ShortConvolution(d_qk + d_k + d_kv, conv_size, bias=conv_bias, silu=conv_size is not None)
         self.alpha: nn.Sequential | None = None
         if forget_gate in ("channel", "head"):
             width = d_k if forget_gate == "channel" else self.kv_heads

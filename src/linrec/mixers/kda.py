@@ -18,7 +18,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from linrec.nn.delta import Strength, UnitFeatures, WriteStrength
 from linrec.nn.gates import GateLinear
@@ -133,13 +132,13 @@ class KimiDeltaAttention(Mixer):
         d_qk = self.qk_heads * self.d_value if d_qk is None else d_qk
         d_key = heads_of("d_qk", d_qk, self.qk_heads)
         rank = self.d_value if rank is None else rank
-        self.features = UnitFeatures(d_key, eps=qk_eps, strength=beta)
+        self.features = UnitFeatures(d_key, feature_map="identity", eps=qk_eps, strength=beta)
         self.lower_bound = lower_bound if decay == "bounded" else None
 
         self.q = nn.Linear(d_model, d_qk, bias=False)
         self.k = nn.Linear(d_model, d_qk, bias=False)
         self.v = nn.Linear(d_model, d_v, bias=False)
-        self.conv = ShortConvolution(2 * d_qk + d_v, conv_size, bias=conv_bias)
+        self.conv = ShortConvolution(2 * d_qk + d_v, conv_size, bias=conv_bias, silu=True)
         decays = self.n_heads * d_key
         self.alpha = nn.Sequential(nn.Linear(d_model, rank, bias=False), GateLinear(rank, decays, bias=False))
         A = torch.ones(self.n_heads) if decay == "bounded" else torch.empty(self.n_heads).uniform_(*A_INIT)
@@ -161,7 +160,7 @@ class KimiDeltaAttention(Mixer):
         (q, k, v), tail = self.conv.side_by_side((self.q(x), self.k(x), self.v(x)), tail, reset=reset)
         q, k = (self.features(part.unflatten(-1, (self.qk_heads, -1))) for part in (q, k))
         q, k = repeat_heads(q, self.n_heads), repeat_heads(k, self.n_heads)
-        v = functional.silu(v).unflatten(-1, (self.n_heads, -1))
+        v = v.unflatten(-1, (self.n_heads, -1))
         dt = (self.alpha(x) + self.dt_bias).unflatten(-1, (self.n_heads, -1))
         A = torch.exp(self.A_log.to(dt.dtype))[:, None]
         if self.lower_bound is None:

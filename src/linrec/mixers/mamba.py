@@ -137,7 +137,7 @@ class Mamba(Mixer):
             )
 
         self.xz = nn.Linear(d_model, 2 * self.d_inner, bias=bias)
-        self.conv = ShortConvolution(self.d_inner, conv_size, bias=conv_bias)
+        self.conv = ShortConvolution(self.d_inner, conv_size, bias=conv_bias, silu=True)
         self.dtBC = nn.Linear(self.d_inner, sum(self.widths.values()), bias=False) if self.widths else None
         b_dt = step_bias(self.d_inner, dt_init, floor=dt_floor)
         self.W_dt: nn.Module | None = None
@@ -173,7 +173,6 @@ class Mamba(Mixer):
         u = x
         x, z = self.xz(u).chunk(2, dim=-1)
         x, tail = self.conv(x, tail, reset=reset)
-        x = functional.silu(x)
         made: dict[str, Tensor] = {}
         if self.dtBC is not None:
             parts = self.dtBC(x).split(list(self.widths.values()), dim=-1)

@@ -150,17 +150,20 @@ class Mamba2(Mixer):
         sizes = split_width(name, d_inner, n_heads, least=CHANNELS_PER_HEAD)
         self.n_heads, self.d_head = sizes
         divisor("n_heads", self.n_heads, n_groups=n_groups)
-        self.phi = feature_maps.build_without_phase(feature_map, d_state, of="Mamba-2")
+        sequential = projections == "sequential"
+        # one SiLU follows the convolution, of X alone or of X, B and C
+        silu = sequential or feature_map == "silu"
+        phi = "identity" if silu and not sequential else feature_map
+        self.phi = feature_maps.build_without_phase(phi, d_state, of="Mamba-2")
         widths = {"X": self.d_head, "B": d_state, "C": d_state}
         self.widths = [
             width * (self.n_heads if part in _OWN[heads] else n_groups) for part, width in widths.items()
         ]
         self.dt_limit, self.norm_before_gate = dt_limit, norm_before_gate
 
-        sequential = projections == "sequential"
         convolved = self.widths[0] if sequential else sum(self.widths)
         self.zXBC = nn.Linear(d_model, d_inner + convolved, bias=bias)
-        self.conv = ShortConvolution(convolved, conv_size, bias=conv_bias)
+        self.conv = ShortConvolution(convolved, conv_size, bias=conv_bias, silu=silu)
         self.BC = nn.Linear(self.widths[0], sum(self.widths[1:]), bias=bias) if sequential else None
         self.dt = GateLinear(self.widths[0] if sequential else d_model, self.n_heads)
         with torch.no_grad():
@@ -186,9 +189,9 @@ class Mamba2(Mixer):
         XBC, tail = self.conv(XBC, tail, reset=reset)
         if self.BC is None:
             X, B, C = XBC.split(self.widths, dim=-1)
-            X, source = functional.silu(X), x
+            X, source = X if self.conv.silu else functional.silu(X), x
         else:
-            source = X = functional.silu(XBC)
+            source = X = XBC
             B, C = self.BC(X).split(self.widths[1:], dim=-1)
         dt = softplus(self.dt(source))
         if self.dt_limit is not None:

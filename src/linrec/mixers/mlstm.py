@@ -131,7 +131,7 @@ class MLSTM(Mixer):
         std = math.sqrt(2 / (5 * d_model))
 
         self.up = drawn_linear(d_model, 2 * d_inner, nn.init.normal_, std=std)
-        self.conv = ShortConvolution(d_inner, conv_size, bias=True, silu=True)
+        self.conv = ShortConvolution(d_inner, conv_size, bias=True, silu=conv_size is not None)
         self.q, self.k, self.v = (
             BlockDiagonalLinear(d_inner, d_inner // block_size, std=std) for _ in range(3)
         )

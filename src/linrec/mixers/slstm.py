@@ -124,7 +124,7 @@ class SLSTM(Mixer):
         self.d_head = heads_of("d_model", d_model, self.n_heads)
         self.sigmoid = forget_gate == "sigmoid"
 
-        self.conv = ShortConvolution(d_model, conv_size, bias=True, silu=True)
+        self.conv = ShortConvolution(d_model, conv_size, bias=True, silu=conv_size is not None)
         std = math.sqrt(2 / (5 * d_model))
         self.i, self.f, self.z, self.o = (
             BlockDiagonalLinear(d_model, self.n_heads, std=std, exact=True) for _ in range(4)

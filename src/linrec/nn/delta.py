@@ -1,6 +1,7 @@
 """Parts of the layers of the delta rule: queries and keys of norm 1, and how strongly a step writes."""
 
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -9,6 +10,7 @@ from torch.nn import functional
 
 from linrec.nn import feature_maps
 from linrec.nn.gates import GateLinear
+from linrec.ops.core.kernel import Differentiable
 from linrec.rules import choice, require
 
 __all__ = ["CHANNELS_PER_HEAD", "FeatureNorm", "Strength", "UnitFeatures", "WriteStrength", "written"]
@@ -19,7 +21,6 @@ Strength = Literal["sigmoid", "double_sigmoid", "one"]
 # of language models of fast weight programmers (Irie and others, 2021): 8 heads in a width of 128
 CHANNELS_PER_HEAD = 16
 
-_ORDERS = {"l2": 2, "l1": 1}
 _SCALES = {"sigmoid": 1.0, "double_sigmoid": 2.0}
 # features shorter than this stay shorter than 1: gradients are at most its inverse
 _SHORTEST = 1e-6
@@ -77,21 +78,56 @@ class UnitFeatures(nn.Module):
 
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch m"]:
         """Return the features (..., d_features) of `x` (..., d_head)."""
-        features = self._normalised(self.phi(x.to(torch.promote_types(x.dtype, torch.float32))))
-        return features if self.is_wide else features.to(x.dtype)
+        wide = torch.promote_types(x.dtype, torch.float32)
+        features, dtype = self.phi(x.to(wide)), wide if self.is_wide else x.dtype
+        if self.norm == "l2":
+            return _unit(_Features(features, self.eps, dtype)).unit
+        return self._normalised(features).to(dtype)
 
     def _normalised(self, features: Tensor) -> Tensor:
         if self.norm == "none":
             return features
-        if self.norm == "l2" and self.eps:
-            return features * torch.rsqrt(features.square().sum(-1, keepdim=True) + self.eps)
-        if self.norm == "l1" and self.eps:
+        if self.eps:
             return features / (features.abs().sum(-1, keepdim=True) + self.eps)
-        return functional.normalize(features, p=_ORDERS[self.norm], dim=-1, eps=_SHORTEST)
+        return functional.normalize(features, p=1, dim=-1, eps=_SHORTEST)
 
     def extra_repr(self) -> str:
         """Return the norm, which `print` shows beside the feature map."""
         return f"norm={self.norm!r}"
+
+
+class _Features(NamedTuple):
+    x: Tensor
+    eps: float
+    dtype: torch.dtype
+
+
+class _Unit(NamedTuple):
+    unit: Tensor
+    norm: Tensor
+
+
+def _unit_forward(given: _Features, keep: bool) -> _Unit:
+    x, eps, dtype = given
+    if eps:
+        norm = torch.sqrt(x.square().sum(-1, keepdim=True) + eps)
+    else:
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp(min=_SHORTEST)
+    return _Unit((x / norm).to(dtype), norm)
+
+
+def _unit_adjoint(given: _Features, kept: _Unit, d: _Unit, needs: Sequence[bool]) -> list[Tensor | None]:
+    """With u = x / n and n = |x|, dx = (du - (u . du) u) / n + dn u."""
+    u, n = kept.unit.to(kept.norm.dtype), kept.norm
+    along = d.norm - (u * d.unit).sum(-1, keepdim=True) / n
+    if not given.eps:
+        # a norm that was raised to the smallest is a constant
+        along = torch.where(n > _SHORTEST, along, 0)
+    return [d.unit / n + along * u, None, None]
+
+
+# autograd would save the features as well: the operator that reads the units saves these anyway
+_unit = Differentiable(_Features, _Unit, _unit_forward, _unit_adjoint, saves=("unit", "norm"))
 
 
 class WriteStrength(nn.Module):

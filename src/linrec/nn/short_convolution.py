@@ -16,16 +16,16 @@ __all__ = ["ShortConvolution"]
 
 
 class ShortConvolution(Stage):
-    """y_tc = sum_{j=0..width-1} w_cj x_{t-j,c} + b_c: every channel filtered by a few taps, causally.
+    """y_tc = f(sum_{j=0..width-1} w_cj x_{t-j,c} + b_c): every channel filtered by a few taps, causally.
 
-    Taps and biases start uniform in +- 1 / sqrt(width), as in torch's Conv1d.
+    f is SiLU or the identity. Taps and biases start uniform in +- 1 / sqrt(width), as in torch's Conv1d.
 
     Args:
         channels: channels c.
         width: taps per channel, at least 1, the tap for the current step first. None leaves the convolution
-            out: y is x.
+            out: y is f(x).
         bias: whether there is a b.
-        silu: whether SiLU follows the convolution, where there is a convolution.
+        silu: whether f is SiLU.
 
     Raises:
         ValueError: a width below 1.
@@ -68,10 +68,9 @@ class ShortConvolution(Stage):
     ) -> tuple[Float[Tensor, "b t c"], Float[Tensor, "b width-1 c"] | None]:
         """Filter `x` (b, t, c); see `linrec.ops.short_conv` for the arguments and results."""
         if not self.present:
-            return x, None
+            return functional.silu(x) if self.silu else x, None
         # autocast may have halved the input of float32 taps, which the operator takes
-        y, tail = short_conv(x, self.weight, self.bias, state=tail, reset=reset)
-        return self._activated(y), tail
+        return short_conv(x, self.weight, self.bias, state=tail, reset=reset, silu=self.silu)
 
     def side_by_side(
         self,
@@ -85,14 +84,11 @@ class ShortConvolution(Stage):
         Each result has the dtype of its tensor.
         """
         if not self.present:
-            return tuple(parts), None
+            return tuple(functional.silu(part) if self.silu else part for part in parts), None
         x = torch.cat([part.to(parts[0].dtype) for part in parts], dim=-1)
-        y, tail = short_conv(x, self.weight, self.bias, state=tail, reset=reset)
+        y, tail = self.forward(x, tail, reset=reset)
         filtered = y.split([part.shape[-1] for part in parts], dim=-1)
-        return tuple(self._activated(y).to(part.dtype) for y, part in zip(filtered, parts, strict=True)), tail
-
-    def _activated(self, y: Tensor) -> Tensor:
-        return functional.silu(y) if self.silu else y
+        return tuple(y.to(part.dtype) for y, part in zip(filtered, parts, strict=True)), tail
 
     def init_state(
         self, batch: int, *, dtype: torch.dtype, device: torch.device | str | None = None
@@ -103,5 +99,6 @@ class ShortConvolution(Stage):
         return short_conv.empty_state(batch, self.width, self.channels, dtype=dtype, device=device)
 
     def extra_repr(self) -> str:
-        """Return the sizes, which `print` shows."""
-        return f"channels={self.channels}, width={self.width}, bias={self.present and self.bias is not None}"
+        """Return the sizes and the activation, which `print` shows."""
+        bias = self.present and self.bias is not None
+        return f"channels={self.channels}, width={self.width}, bias={bias}, silu={self.silu}"

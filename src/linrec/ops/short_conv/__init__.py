@@ -17,7 +17,7 @@ __all__ = ["OPERATOR", "short_conv"]
 
 def _canonical(given: ShortConv) -> ShortConv:
     """Check shapes and dtypes."""
-    x, weight, bias, _, _ = given
+    x, weight, bias = given[:3]
     check_axes("x", x, "(batch, time, channels)", "Add the missing axes, or flatten heads into channels.")
     check_supported("x", x)
     channels = x.shape[2]
@@ -71,15 +71,16 @@ def short_conv(
     *,
     state: Float[Tensor, "b width-1 c"] | None = None,
     reset: Bool[Tensor, "b t"] | None = None,
+    silu: bool = False,
     mode: str = "auto",
     backend: str = "auto",
 ) -> tuple[Float[Tensor, "b t c"], Float[Tensor, "b width-1 c"]]:
     """Filter every channel causally with its own few taps: a depthwise convolution.
 
-        y_tc = sum_{j=0..width-1} w_cj x_{t-j,c} + b_c
+        y_tc = f(sum_{j=0..width-1} w_cj x_{t-j,c} + b_c)
 
-    The first tap belongs to the current step. The state holds the last width - 1 inputs, oldest first, on
-    which later outputs depend.
+    f is SiLU with `silu`, and else the identity. The first tap belongs to the current step. The state holds
+    the last width - 1 inputs, oldest first, on which later outputs depend.
 
     {backends}
 
@@ -90,6 +91,7 @@ def short_conv(
         bias: (c,), dtypes as for `weight`.
         state: previous inputs (b, width - 1, c), in any precision; None means zeros.
         reset: (b, t) bool; true at t hides all steps before t, and the state, from step t and later steps.
+        silu: whether SiLU follows the filter. A kernel computes both, and saves `x` alone for the gradient.
         mode: "auto", "convolution" or "recurrent".
         backend: "auto", "torch", "triton" or "reference".
 
@@ -115,4 +117,4 @@ def short_conv(
         >>> short_conv(torch.full((1, 1, 1), 10.0), taps, state=state)[0].item()
         4.0
     """
-    return OPERATOR(ShortConv(x, weight, bias, state, reset), mode, backend)
+    return OPERATOR(ShortConv(x, weight, bias, state, reset, silu), mode, backend)

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from linrec.ops.core.checks import State
 from linrec.ops.core.isolation import documents
@@ -18,6 +19,7 @@ class ShortConv(NamedTuple):
         bias: None or (c,).
         state: previous inputs (b, width - 1, c), oldest first.
         reset: None or (b, t) bool.
+        silu: whether SiLU follows.
     """
 
     x: Tensor
@@ -25,23 +27,34 @@ class ShortConv(NamedTuple):
     bias: Tensor | None
     state: State
     reset: Tensor | None
+    silu: bool
 
 
 def convolution(given: ShortConv) -> tuple[Tensor, Tensor]:
-    """Compute y = sum_j w_j (x shifted by j) + b, over the state and the new inputs."""
-    x, weight, bias, state, reset = given
-    document = None if reset is None else documents(reset, past=state.shape[1])
-    y = by_shifts(x, torch.cat([state, x], dim=1), weight, document)
-    return y if bias is None else y + bias, last_inputs(given)
+    """Compute y = f(sum_j w_j (x shifted by j) + b), over the state and the new inputs."""
+    x, weight, bias, state, reset, silu = given
+    inputs = torch.cat([state, x], dim=1)
+    return filtered(x, inputs, weight, bias, reset, silu), last_inputs(inputs, state, reset)
 
 
-def last_inputs(given: ShortConv) -> Tensor:
-    """Return the state after the last step, (b, width - 1, c)."""
-    x, _, _, state, reset = given
-    time, past = x.shape[1], state.shape[1]
-    last = torch.cat([state[:, time:], x[:, max(0, time - past) :].to(state.dtype)], dim=1)
-    if reset is None:
+def filtered(
+    x: Tensor, inputs: Tensor, weight: Tensor, bias: Tensor | None, reset: Tensor | None, silu: bool
+) -> Tensor:
+    """Return y; `inputs` are x with the width - 1 steps before it. Weights may have a batch axis."""
+    document = None if reset is None else documents(reset, past=weight.shape[-1] - 1)
+    y = by_shifts(x, inputs, weight, document)
+    y = y if bias is None else y + bias
+    return functional.silu(y) if silu else y
+
+
+def last_inputs(inputs: Tensor, state: Tensor, reset: Tensor | None) -> Tensor:
+    """Return the state after the last step, (b, width - 1, c), from at least so many inputs."""
+    past = state.shape[1]
+    # cloned, because a view would keep all inputs alive
+    last = inputs[:, inputs.shape[1] - past :].to(state.dtype, copy=True)
+    if reset is None or not past:
         return last
+    time = reset.shape[1]
     document = documents(reset, past=past)
     return last.masked_fill((document[:, time:] != document[:, -1:])[..., None], 0)
 

@@ -5,11 +5,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from linrec.ops.core.isolation import documents
 from linrec.ops.core.kernel import Memory, Space, add_up, allocated, by_autograd, kernel_op, like
 from linrec.ops.kernels import Kernels
 from linrec.ops.kernels.launch import mask, on_device, power_of_2
-from linrec.ops.short_conv.torch import ShortConv, by_shifts, last_inputs
+from linrec.ops.short_conv.torch import ShortConv, filtered, last_inputs
 
 KERNELS = Kernels("elementwise.short_conv_triton")
 MOST_TAPS = 8
@@ -32,6 +31,7 @@ class Inputs(NamedTuple):
         bias: None or (1 or b, 1, c).
         state: (b, width - 1, c).
         reset: None or (b, t) bool.
+        silu: whether SiLU follows.
     """
 
     x: Tensor
@@ -39,6 +39,7 @@ class Inputs(NamedTuple):
     bias: Tensor | None
     state: Tensor
     reset: Tensor | None
+    silu: bool
 
 
 class Outputs(NamedTuple):
@@ -48,29 +49,42 @@ class Outputs(NamedTuple):
 
 
 def convolution(given: ShortConv) -> tuple[Tensor, Tensor]:
-    """Compute y = sum_j w_j (x shifted by j) + b in one kernel."""
-    x, weight, bias, state, reset = given
+    """Compute y = f(sum_j w_j (x shifted by j) + b) in one kernel."""
+    x, weight, bias, state, reset, silu = given
     # with a batch axis, into which vmap folds its axis, and neighbouring channels side by side
-    bias = None if bias is None else bias[None, None]
-    (y,) = kernel(Inputs(x, weight.mT[None], bias, state, reset))
-    return y, last_inputs(given)
+    of_channels = None if bias is None else bias[None, None]
+    (y,) = kernel(Inputs(x, weight.mT[None], of_channels, state, reset, silu))
+    recent = x[:, max(0, x.shape[1] - state.shape[1]) :]
+    return y, last_inputs(torch.cat([state, recent.to(state.dtype)], dim=1), state, reset)
 
 
 def _forward(out: Outputs, given: Inputs) -> None:
-    x, weight, bias, state, reset = given
+    _filter(given, out.y, dy=None)
+
+
+def _filter(given: Inputs, out: Tensor, dy: Tensor | None) -> None:
+    """Fill `out` with y or, given the gradient of y, with the gradient of the argument of SiLU."""
+    x, weight, bias, state, reset, silu = given
     x, weight = _rows(x), weight.contiguous()
     constant = weight if bias is None else bias.contiguous()
+    gradient = x if dy is None else dy
     _launch(
         KERNELS.short_conv, x, -(-x.shape[1] // ROWS),
-        (x, weight, constant, state.contiguous(), mask(reset, x), out.y),
-        (x.stride()[:2], _row(weight), _row(constant)),
+        (x, weight, constant, state.contiguous(), mask(reset, x), gradient, out),
+        (x.stride()[:2], gradient.stride()[:2], _row(weight), _row(constant)),
         WIDTH=weight.shape[1], HAS_BIAS=bias is not None, HAS_RESET=reset is not None, ROWS=ROWS,
+        SILU=silu, DERIVATIVE=dy is not None,
     )  # fmt: skip
 
 
 def _adjoint(out: Any, given: Inputs, kept: Outputs, d: Outputs) -> None:
-    x, weight, _, state, reset = given
+    x, weight, _, state, reset, silu = given
     x, weight, dy = _rows(x), weight.contiguous(), _rows(d.y)
+    if silu:
+        # what SiLU was applied to is computed again
+        dz = torch.empty_like(x, memory_format=torch.contiguous_format)
+        _filter(given, dz, dy)
+        dy = dz
     (batch, time, channels), width = x.shape, weight.shape[1]
     # sums over the steps of a tile are reduced once
     parts = -(-(time + width - 1) // PART)
@@ -115,10 +129,9 @@ def _row(x: Tensor) -> int:
 
 def _twin(given: Inputs) -> tuple[Tensor]:
     """Return y in torch operations, for double backward."""
-    x, weight, bias, state, reset = given
-    document = None if reset is None else documents(reset, past=state.shape[1])
-    y = by_shifts(x, torch.cat([state, x], dim=1), weight.mT[:, None], document)
-    return ((y if bias is None else y + bias).to(x.dtype),)
+    x, weight, bias, state, reset, silu = given
+    inputs = torch.cat([state, x], dim=1)
+    return (filtered(x, inputs, weight.mT[:, None], bias, reset, silu).to(x.dtype),)
 
 
 def _memory(given: Inputs, keep: bool) -> tuple[Space]:

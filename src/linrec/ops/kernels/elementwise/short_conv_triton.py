@@ -32,11 +32,12 @@ def _seen(reset, row, steps, seen, time):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def short_conv(  # type: ignore[no-untyped-def]
-    x, weight, bias, state, reset, y, time, tiles, x_strides, weight_row, bias_row,
+    x, weight, bias, state, reset, dy, y, time, tiles, x_strides, dy_strides, weight_row, bias_row,
     CHANNELS: tl.constexpr, WIDTH: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESET: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,
+    SILU: tl.constexpr, DERIVATIVE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Fill y (b, t, c)."""
+    """Fill y (b, t, c); with DERIVATIVE, the gradient of the argument of SiLU, from the gradient of y."""
     row, tile, channels = _place(tiles, CHANNELS, COLUMNS)
     inside = (channels < CHANNELS)[None, :]
     steps = tile * ROWS + tl.arange(0, ROWS)
@@ -66,8 +67,17 @@ def short_conv(  # type: ignore[no-untyped-def]
     if HAS_BIAS:
         constant = tl.load(bias + row * bias_row + channels, mask=channels < CHANNELS, other=0.0)
         total += constant.to(WIDE)[None, :]
+    filled = (steps < time)[:, None] & inside
+    if SILU:
+        share = 1 / (1 + tl.exp(-total))
+        if DERIVATIVE:
+            at = dy + row * dy_strides[0] + steps.to(tl.int64)[:, None] * dy_strides[1] + channels[None, :]
+            d = tl.load(at, mask=filled, other=0.0).to(WIDE)
+            total = d * share * (1 + total * (1 - share))
+        else:
+            total *= share
     at = y + (row * time + steps)[:, None] * CHANNELS + channels[None, :]
-    tl.store(at, total.to(y.dtype.element_ty), mask=(steps < time)[:, None] & inside)
+    tl.store(at, total.to(y.dtype.element_ty), mask=filled)
 
 
 @triton.jit
