@@ -6,11 +6,12 @@ from typing import Any
 import torch
 
 from linrec.generation import stream
-from linrec.generation.decoding import prefill
 from linrec.generation.precision import with_weights_cast
+from linrec.generation.prefill import prefill
 from linrec.generation.steps import EAGER_STEPS
 from linrec.literals import Precision
 from linrec.models import LanguageModel, ModelConfig
+from linrec.models.regional import with_parts_compiled
 from linrec.trees import leaves
 from perf.memory import peak_bytes, release, why
 from perf.timing import calls_per_second, wait
@@ -35,7 +36,7 @@ def measure_decoding(
         length: tokens of the prompt.
         device: where to measure.
         windows: windows that steps are counted in, and seconds that each should take.
-        compile: whether steps are compiled; on CUDA they are replayed as one graph either way.
+        compile: whether steps and prompts are compiled; on CUDA, steps are replayed as one graph either way.
 
     Returns:
         What JSON holds: "parameters", "captured", "prefill_tokens_per_second", "first_seconds" until steps
@@ -57,8 +58,9 @@ def measure_decoding(
             lambda: next(numbers), device, windows=windows.windows, seconds=windows.seconds
         )
         cast = with_weights_cast(model, PRECISION)
+        parts = with_parts_compiled(cast) if compile else None
         prompts = calls_per_second(
-            lambda: prefill(cast, prompt, None, None, PRECISION),
+            lambda: prefill(cast, prompt, None, None, PRECISION, compiled=parts),
             device,
             windows=windows.windows,
             seconds=windows.seconds,

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 
-from linrec.generation import decoding, fingerprint, generate, pad_prompts, stream
+from linrec.generation import fingerprint, generate, pad_prompts, prefill, stream
 from linrec.generation.noise import uniforms
 from linrec.generation.precision import autocast, with_weights_cast
 from linrec.generation.state import named
@@ -70,13 +70,30 @@ def test_a_prompt_in_pieces_is_the_prompt(name, monkeypatch):
     _, whole = generate(model, tokens, n_tokens=0)
     longest = []
     hidden = model.hidden
-    monkeypatch.setattr(decoding, "PIECE", 6)
+    monkeypatch.setattr(prefill, "PIECE", 6)
     monkeypatch.setattr(
         model, "hidden", lambda x, *rest, **named: longest.append(x) or hidden(x, *rest, **named)
     )
     _, pieces = generate(model, tokens, n_tokens=0)
     assert [piece.shape[1] for piece in longest] == [3, 3, 3, 1]
     assert_agree(pieces.layers, whole.layers)
+
+
+@pytest.mark.parametrize(("name", "expected"), [("hgru", [3, 3, 3]), ("attention", [])])
+def test_whole_pieces_of_a_prompt_are_compiled_unless_the_state_grows(name, expected, monkeypatch):
+    model, tokens = build(name), prompt(length=11)
+    whole = prefill.prefill(model, tokens, None, None, "32-true")
+    counted = CompileCounter()
+    parts = with_parts_compiled(model, backend=counted)
+    lengths = []
+    hidden = parts.hidden
+    monkeypatch.setattr(prefill, "COMPILED_STEPS", 3)
+    monkeypatch.setattr(
+        parts, "hidden", lambda x, *rest, **named: lengths.append(x.shape[1]) or hidden(x, *rest, **named)
+    )
+    found = prefill.prefill(model, tokens, None, None, "32-true", compiled=parts)
+    assert lengths == expected and (counted.frame_count > 0) == bool(expected)
+    assert_agree(found, whole)
 
 
 def test_a_seed_gives_the_same_tokens_and_another_one_others():

@@ -8,18 +8,17 @@ import torch
 from jaxtyping import Bool, Int, Int64
 from torch import Tensor
 
-from linrec.generation.precision import autocast, with_weights_cast
+from linrec.generation.precision import with_weights_cast
+from linrec.generation.prefill import prefill
 from linrec.generation.sampling import Sampling
 from linrec.generation.state import GenerationState
 from linrec.generation.steps import Steps
 from linrec.literals import Precision
 from linrec.mixers import State
 from linrec.models import LanguageModel
+from linrec.models.regional import with_parts_compiled
 
 __all__ = ["Generated", "TokenStream", "generate", "stream"]
-
-# tokens in a chunk of the prompts, summed over the batch: bounds the memory of the prefill
-PIECE = 4096
 
 
 class Generated(NamedTuple):
@@ -100,8 +99,9 @@ def stream(
         precision: "32-true", or "bf16-mixed" for autocast in bfloat16.
         capture: on CUDA, whether to capture the step as a CUDA graph once the state's shape is constant,
             which removes the overhead of kernel launches. Pass False for models that cannot be captured.
-        compile: whether to compile the step once the state's shape is constant. The compilation takes
-            seconds, once per process, and the same tokens follow up to the rounding of their logits.
+        compile: whether to compile the step once the state's shape is constant, and the pieces of long
+            prompts if no state grows. The compilation takes seconds, once per process, and the same tokens
+            follow up to the rounding of their logits.
 
     Returns:
         An endless iterator over tokens (b), int64, on the model's device.
@@ -127,7 +127,8 @@ def stream(
     last = None
     if reset is not None:
         reset, last = reset[:, :-1], reset[:, -1]
-    layers = prefill(model, tokens[:, :-1], reset, layers, precision)
+    compiled = with_parts_compiled(model) if compile else None
+    layers = prefill(model, tokens[:, :-1], reset, layers, precision, compiled=compiled)
     drawn = 0 if state is None else state.drawn
     steps = Steps(
         model,
@@ -273,21 +274,3 @@ def _check_range(tokens: Tensor, vocab_size: int) -> None:
             f"`tokens` must be in 0 .. {vocab_size - 1}, the model's vocabulary; got {outside[0].item()}. "
             "Encode the text with the model's own tokenizer."
         )
-
-
-@torch.no_grad()
-def prefill(
-    model: LanguageModel,
-    tokens: Tensor,
-    reset: Tensor | None,
-    layers: tuple[State, ...] | None,
-    precision: Precision,
-) -> tuple[State, ...]:
-    """Return the model's state after tokens (b, t), without computing logits."""
-    piece = max(1, PIECE // max(1, len(tokens)))
-    with autocast(precision, tokens.device):
-        for start in range(0, tokens.shape[1], piece):
-            now = slice(start, start + piece)
-            now_reset = None if reset is None else reset[:, now]
-            _, layers = model.hidden(tokens[:, now], layers, reset=now_reset)
-    return model.init_state(len(tokens)) if layers is None else layers
