@@ -5,7 +5,7 @@ import traceback
 
 import torch
 
-from perf.peers import reason
+from perf.peers import UnsuitedError, reason
 
 OUT_OF_MEMORY = "out of memory"
 
@@ -32,8 +32,9 @@ def why(error: Exception) -> str:
         ):
             return OUT_OF_MEMORY
         found = found.__cause__ or found.__context__
-    # where it was raised, for the reader of a long run's output
-    traceback.print_exception(error)
+    if not isinstance(error, UnsuitedError):
+        # where it was raised, for the reader of a long run's output
+        traceback.print_exception(error)
     return reason(error)
 
 

@@ -1,5 +1,6 @@
-"""Training's tokens per second, and where its time goes, for a terminal of 80 columns."""
+"""Training's tokens per second, and where its time goes, for a terminal of 80 columns and as a picture."""
 
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -87,3 +88,42 @@ def _shares(models: list[dict[str, Any]]) -> Table:
         table.add_row(kind, *(f"{100 * profile['kinds'][kind]['share']:.1f}" for profile in profiles))
     table.add_row("idle", *(f"{100 * profile['idle']:.1f}" for profile in profiles))
     return table
+
+
+def draw(results: dict[str, Any], path: Path) -> Path:
+    """Draw the tokens per second of models of one size, fastest first, beside flash-linear-attention's."""
+    # imported here: matplotlib is needed for the picture alone
+    from matplotlib.lines import Line2D
+
+    from linrec.report import style
+
+    measured = [model for model in results["models"] if "missing" not in model]
+    measured.sort(key=lambda model: model["tokens_per_second"]["median"])
+    figure = style.make_figure(1.2 + 0.34 * max(3, len(measured)))
+    axes = figure.subplots()
+    handles: list[Line2D] = []
+    for number, (of, shift) in enumerate((("", 0.19), ("fla", -0.19))):
+        for place, model in enumerate(measured):
+            found = model.get(of, {}) if of else model
+            if "tokens_per_second" not in found:
+                continue
+            rate = found["tokens_per_second"]["median"] / 1000
+            middle = place + shift if "tokens_per_second" in model.get("fla", {}) else place
+            axes.barh(middle, rate, 0.36, color=style.colour(number), zorder=3)
+            memory = "" if found["peak_bytes"] is None else f", {found['peak_bytes'] / 2**30:.1f} GiB"
+            text = axes.text(rate + 2, middle, f"{rate:.0f}{memory}", va="center", fontsize=style.LETTERS - 3)
+            # over the lines of the grid
+            text.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 1})
+        name = "flash-linear-attention" if of else "linrec"
+        handles.append(Line2D([], [], color=style.colour(number), linewidth=6, label=name))
+    for model in measured:
+        if model["mixer"] == "transformer":
+            rate = model["tokens_per_second"]["median"] / 1000
+            handles.append(axes.axvline(rate, color="black", linewidth=0.8, label="linrec's transformer"))
+    axes.set_yticks(range(len(measured)), [model["mixer"] for model in measured])
+    loop, length = results["protocol"]["loop"], results["protocol"]["length"]
+    style.finish_axes(axes, x=f"thousand tokens/s, {loop['batch_size']} x {length:,} tokens a step")
+    # room for the numbers beside the bars
+    axes.set_xlim(0, 1.25 * axes.get_xlim()[1])
+    style.add_legend(figure, handles)
+    return style.save(figure, path)

@@ -1,6 +1,7 @@
 """`python -m perf training`: tokens per second of language models."""
 
 import dataclasses
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +18,7 @@ from perf.sizes import MODELS, QUICK, sized
 from perf.timing import Budget, matmul_rate
 from perf.training import FLOPS, OPTIM, Windows, measure_fla, measure_training, model_config
 from perf.training_peers import FLA
-from perf.training_report import show
+from perf.training_report import draw, show
 
 PACKAGES = ("flash-linear-attention", "fla-core", "transformers")
 
@@ -25,6 +26,8 @@ PACKAGES = ("flash-linear-attention", "fla-core", "transformers")
 @dataclass(frozen=True)
 class TrainingOptions:
     """Tokens per second of training language models, on random tokens: the step that `linrec train` makes.
+
+    With `--models`, measurements are added to those of earlier calls, and a picture is drawn of all.
 
     Args:
         device: where to measure; by default on CUDA where there is one.
@@ -94,6 +97,8 @@ def training(options: TrainingOptions, command: str) -> int:
     }
     shape = f"-{options.size}-{loop.batch_size}x{length}" if options.models else ""
     path = options.out / f"{file_name(results)}{shape}.json"
+    known = _known(path, results) if options.models else {}
+    source = {name: results[name] for name in ("command", "commit", "dirty")}
     for name, mixer, config in jobs:
         say(f"{name}, {mixer}")
         found = measure_training(
@@ -102,19 +107,45 @@ def training(options: TrainingOptions, command: str) -> int:
         if "missing" not in found:
             rate = found["tokens_per_second"]["median"] * found["flops_per_token"]
             found |= {"flops_per_second": rate, "share_of_matmul": rate / results["matmul"]["rate"]}
-        entry = {"preset": name, "mixer": mixer, "config": dataclasses.asdict(config), **found}
+        entry = {"preset": name, "mixer": mixer, **source, "config": dataclasses.asdict(config), **found}
         if options.peers:
             say(f"{name}, {mixer}, flash-linear-attention")
             model, size = sized(mixer, name)
-            entry["fla"] = measure_fla(model, QUICK if options.quick else size, loop, length, device, windows)
-        results["models"].append(entry)
+            peer = measure_fla(model, QUICK if options.quick else size, loop, length, device, windows)
+            entry["fla"] = source | peer
+        elif "fla" in known.get(mixer, {}):
+            entry["fla"] = known[mixer]["fla"]
+        if options.models:
+            known[mixer] = entry
+            results["models"] = [known[mixer] for mixer in MODELS if mixer in known]
+        else:
+            results["models"].append(entry)
         # what is measured is not lost when the rest is stopped
         write(path, results)
+    if options.models:
+        print(f"\nwrote {draw(results, path.with_suffix('.png'))}")
     show(Console(width=min(Console().width, 80)), results)
     print(f"\nwrote {path}")
     return int(
         any("missing" in found for model in results["models"] for found in (model, model.get("profile", {})))
     )
+
+
+def _known(path: Path, results: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return what earlier calls measured, by model.
+
+    Raises:
+        RefusedError: they measured in another way.
+    """
+    if not path.exists():
+        return {}
+    earlier = json.loads(path.read_text())
+    for name in ("device", "protocol"):
+        if earlier[name] != json.loads(json.dumps(results[name])):
+            raise RefusedError(
+                f"{path} holds measurements with another {name}; remove the file, or choose another --out."
+            )
+    return {entry["mixer"]: entry for entry in earlier["models"]}
 
 
 def _jobs(options: TrainingOptions) -> list[tuple[str, str, ModelConfig]]:

@@ -60,9 +60,29 @@ def test_models_of_one_size_are_measured_beside_a_peer(tmp_path, capsys, monkeyp
     assert "flash-linear-attention" in capsys.readouterr().out
 
 
+def test_measurements_of_models_are_added_to_earlier_ones(tmp_path, capsys, monkeypatch):
+    small = torch.nn.Linear(3, 5)
+    monkeypatch.setattr(training, "fla_model", lambda model, size: small)
+    monkeypatch.setattr(training, "make_fla_step", lambda *rest: lambda *batch: None)
+    run(tmp_path, "--models", "hgrn2", "gla", "--peers")
+    _, first = run(tmp_path, "--models", "lru")
+    assert [entry["mixer"] for entry in first["models"]] == ["gla", "hgrn2", "lru"]
+    _, second = run(tmp_path, "--models", "gla")
+    before, after = ({entry["mixer"]: entry for entry in found["models"]} for found in (first, second))
+    # measured again, and its peer not
+    assert before["gla"]["step_ms"] != after["gla"]["step_ms"] and after["gla"]["fla"] == before["gla"]["fla"]
+    assert after["lru"] == before["lru"] and after["gla"]["command"] != after["lru"]["command"]
+    (picture,) = tmp_path.glob("*.png")
+    assert picture.stat().st_size > 5000
+    assert main(["training", "--device", "cpu", "--quick", "--out", str(tmp_path), "--models", "gla"]) == 0
+    arguments = ["--models", "gla", "--matmul-precision", "highest"]
+    assert main(["training", "--device", "cpu", "--quick", "--out", str(tmp_path), *arguments]) == 2
+    assert "holds measurements with another protocol; remove the file" in capsys.readouterr().err
+
+
 def test_a_peer_without_the_model_is_told(tmp_path, capsys):
     status, results = run(tmp_path, "--models", "lru", "--peers")
-    assert status == 0 and results["models"][0]["fla"] == {"missing": "has no such model"}
+    assert status == 0 and results["models"][0]["fla"]["missing"] == "has no such model"
     assert "374M, lru, flash-linear-attention: has no such model" in capsys.readouterr().out
 
 
