@@ -6,6 +6,8 @@ from torch.nn import functional
 
 from linrec.mixers import build
 from linrec.models import Block, LanguageModel, ModelConfig
+from linrec.models.regional import compiling
+from linrec.nn.glu import GLU
 from linrec.testing import (
     assert_agree,
     check_batch_independence,
@@ -171,6 +173,17 @@ def test_states_that_are_not_kept_are_none(channel_mixing, recompute):
     expected, _ = model.hidden(tokens)
     x, states = model.hidden(tokens, keep_state=False)
     assert torch.equal(x, expected) and states == (None, None)
+
+
+def test_a_compiled_unit_does_not_save_the_product_that_it_can_compute_again():
+    unit, x = GLU(8, 24), torch.randn(2, 5, 8, requires_grad=True)
+    saved = []
+    with compiling(), torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
+        y = torch.compile(unit, backend="aot_eager_decomp_partition")(x)
+        y.sum().backward()
+    hidden = [tensor for tensor in saved if tensor.shape[-1] == 24 and tensor.numel() == 2 * 5 * 24]
+    # the gate and its factor
+    assert len(hidden) == 2
 
 
 def test_init_state_is_where_none_starts():
