@@ -18,9 +18,11 @@ def compiling() -> Iterator[None]:
     """Let blocks of equal structure share one compilation within the context, and save little for backward.
 
     By default torch compiles a module again for each value of an integer attribute, such as the number of a
-    layer, and gives up after eight times. Also, it saves every elementwise result that a matrix product of
-    the backward pass reads, although a kernel of the backward pass can compute it again from what is saved
-    anyway: outputs of norms, products of gates, weights in half precision.
+    layer, and gives up after eight times.
+
+    By default torch also saves every elementwise result that a matrix product of the backward pass reads:
+    outputs of norms, products of gates, weights in half precision. A kernel of the backward pass can compute
+    these again from tensors that are saved anyway.
     """
     shared = torch._dynamo.config.patch(allow_unspec_int_on_nn_module=True, recompile_limit=64)
     frugal = torch._functorch.config.patch(ban_recompute_materialized_backward=False)
