@@ -11,9 +11,10 @@ from linrec.generation import fingerprint, generate, pad_prompts, prefill, strea
 from linrec.generation.noise import uniforms
 from linrec.generation.precision import autocast, with_weights_cast
 from linrec.generation.state import named
-from linrec.generation.steps import EAGER_STEPS
+from linrec.generation.steps import EAGER_STEPS, Buffers, Steps
 from linrec.models.regional import compiling, with_parts_compiled
 from linrec.testing import assert_agree
+from linrec.trees import leaves
 from tests.tiers import tiered
 
 from .models import MIXERS, VOCAB, build, prompt
@@ -94,6 +95,41 @@ def test_whole_pieces_of_a_prompt_are_compiled_unless_the_state_grows(name, expe
     found = prefill.prefill(model, tokens, None, None, "32-true", compiled=parts)
     assert lengths == expected and (counted.frame_count > 0) == bool(expected)
     assert_agree(found, whole)
+
+
+@some_mixers
+def test_steps_between_two_sets_of_buffers_are_the_steps(name, monkeypatch):
+    model, tokens = build(name), prompt()
+    eager, numbers = (stream(model, tokens, seed=3) for _ in range(2))
+    expected = [next(eager) for _ in range(20)]
+    steps = numbers._steps
+    found = [next(numbers) for _ in range(8)]
+    if steps._settled < EAGER_STEPS:
+        pytest.skip("a state that grows has no buffers")
+
+    class Replayed:
+        def __init__(self, before, after):
+            self.before, self.after = before, after
+
+        def replay(self):
+            steps._token, steps._layers = self.before
+            with torch.no_grad():
+                steps._step_into(self.after)
+
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(
+        Steps, "_recorded", lambda self, after, pool: Replayed(Buffers(self._token, self._layers), after)
+    )
+    steps._record()
+    places = set()
+    for _ in range(12):
+        steps._noise.advance()
+        steps._replay()
+        found.append(steps._token.clone())
+        places.add(tuple(x.data_ptr() for x in leaves(steps._layers)))
+    assert torch.equal(torch.stack(found), torch.stack(expected))
+    assert_agree(steps._layers, eager.state.layers)
+    assert len(places) == 2
 
 
 def test_a_seed_gives_the_same_tokens_and_another_one_others():

@@ -5,6 +5,7 @@ import torch
 
 from linrec.ops import delta_rule, gate_loop
 from linrec.ops.core.call import recording
+from linrec.ops.core.kernel import successors
 from linrec.testing import assert_agree, delta_rule_inputs, gate_loop_inputs, reset_mask
 from tests.tiers import tiered
 
@@ -108,3 +109,22 @@ def test_more_heads_than_an_axis_of_a_grid_has_programs(operator, time):
     rows = [0, 40_000, 65_999]
     expected = operator(*(x[rows].double() for x in (q, k, v, *more)), **ORACLE)
     assert_agree((y[rows], state[rows]), expected)
+
+
+@on_either
+def test_the_next_state_is_written_where_a_graph_wants_it():
+    inputs = made(gate_loop, 2, 1, 3, 4, 5, log_decay="bth")
+    with torch.no_grad():
+        expected = gate_loop(**inputs, **PAIR)
+    state = inputs["state"]
+    buffer = torch.empty_like(state)
+    with torch.no_grad(), successors([(state, buffer)]):
+        y, last = gate_loop(**inputs, **PAIR)
+        # a buffer has room for one state
+        _, other = gate_loop(**inputs, **PAIR)
+    assert last.data_ptr() == buffer.data_ptr()
+    assert other.data_ptr() not in (buffer.data_ptr(), state.data_ptr())
+    assert_agree((y, buffer), expected)
+    assert_agree(other, buffer)
+    with torch.no_grad():
+        assert gate_loop(**inputs, **PAIR)[1].data_ptr() != buffer.data_ptr()

@@ -1,6 +1,7 @@
 """The step of generation: run eagerly, compiled, or replayed as a CUDA graph."""
 
 from contextlib import nullcontext
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Int64
@@ -14,6 +15,7 @@ from linrec.literals import Precision
 from linrec.mixers import State
 from linrec.models import LanguageModel
 from linrec.models.regional import compiling, with_parts_compiled
+from linrec.ops.core.kernel import successors
 
 # eager steps before the capture of a graph, so that kernels are compiled and tuned before it
 EAGER_STEPS = 3
@@ -22,10 +24,17 @@ EAGER_STEPS = 3
 SINGLE = {"coordinate_descent_tuning": True, "combo_kernels": True}
 
 
+class Buffers(NamedTuple):
+    """Where a graph reads, or writes, the tokens of a step and the state."""
+
+    token: Int64[Tensor, "b"]
+    layers: tuple[State, ...]
+
+
 class Steps:
     """token_{n+1} ~ softmax(head(model(token_n, state_n))), updating the state at each step.
 
-    On CUDA, the step is captured as a graph once the shape of the state is constant, and replayed from then
+    On CUDA, the step is captured as graphs once the shape of the state is constant, and replayed from then
     on: a single launch instead of hundreds. If the state grows, like an attention cache, the step is never
     captured. Captured and eager steps do the same computation with the same random numbers.
 
@@ -62,14 +71,16 @@ class Steps:
         self._noise = Noise(seed, len(state.token), start=state.drawn, device=self._device)
         self._capture = capture and self._device.type == "cuda"
         self._stream = torch.cuda.Stream(self._device) if self._capture else None
-        self._graph: torch.cuda.CUDAGraph | None = None
+        # two graphs take turns: the state of each is where the other one reads it
+        self._graphs: list[tuple[torch.cuda.CUDAGraph, Buffers]] = []
+        self._replays = 0
         self._settled = 0
         self._finite = False
 
     @property
     def captured(self) -> bool:
-        """Whether steps are now replayed as a CUDA graph."""
-        return self._graph is not None
+        """Whether steps are now replayed as CUDA graphs."""
+        return bool(self._graphs)
 
     @property
     def state(self) -> GenerationState:
@@ -89,12 +100,12 @@ class Steps:
             # run on the capture stream, after all work that may still read tensors which the step overwrites
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
             with torch.cuda.stream(self._stream):
-                if self._graph is None and self._settled >= EAGER_STEPS:
-                    self._graph = self._recorded()
-                if self._graph is None:
-                    self._eager()
+                if not self._graphs and self._settled >= EAGER_STEPS:
+                    self._record()
+                if self._graphs:
+                    self._replay()
                 else:
-                    self._graph.replay()
+                    self._eager()
             torch.cuda.current_stream(self._device).wait_stream(self._stream)
         return self._token.clone() if self.captured else self._token
 
@@ -110,25 +121,52 @@ class Steps:
         self._reset, self._finite = None, True
         self._settled = self._settled + 1 if _shapes(layers) == before else 0
 
-    def _recorded(self) -> torch.cuda.CUDAGraph:
+    def _replay(self) -> None:
+        graph, after = self._graphs[self._replays % len(self._graphs)]
+        graph.replay()
+        self._token, self._layers = after
+        self._replays += 1
+
+    def _record(self) -> None:
         self._make_static()
-        kept = named(self._layers, "layers")
-        places = {tensor.untyped_storage().data_ptr() for tensor in kept.values()}
+        ahead = Buffers(self._token, self._layers)
+        behind = Buffers(ahead.token.clone(), _copies(ahead.layers))
+        pool = torch.cuda.graph_pool_handle()
+        graphs = []
+        for before, after in ((ahead, behind), (behind, ahead)):
+            self._token, self._layers = before
+            graphs.append((self._recorded(after, pool), after))
+        self._token, self._layers = ahead
+        self._graphs = graphs
+
+    def _recorded(self, after: Buffers, pool: Any) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=self._stream):
-            logits, layers = self._read()
-            new = named(layers, "layers")
-            for name, tensor in new.items():
-                # a tensor that only moves within the state must be read before the copies below overwrite it
-                if tensor.untyped_storage().data_ptr() in places:
-                    new[name] = tensor.clone()
-            self._token.copy_(self._choose(logits))
-            for name, tensor in new.items():
-                kept[name].copy_(tensor)
+        with torch.cuda.graph(graph, pool=pool, stream=self._stream):
+            self._step_into(after)
         return graph
 
+    def _step_into(self, after: Buffers) -> None:
+        """Take a step from the current buffers into others."""
+        kept, before = (named(layers, "layers") for layers in (after.layers, self._layers))
+        with successors((tensor, kept[name]) for name, tensor in before.items()):
+            logits, layers = self._read()
+        places = {tensor.untyped_storage().data_ptr() for tensor in kept.values()}
+        # kernels have written some parts of the state where they belong
+        new = {
+            name: tensor
+            for name, tensor in named(layers, "layers").items()
+            if not _same_place(tensor, kept[name])
+        }
+        for name, tensor in new.items():
+            # a part that is in another part's place must be read before the copies below overwrite it
+            if tensor.untyped_storage().data_ptr() in places:
+                new[name] = tensor.clone()
+        after.token.copy_(self._choose(logits))
+        for name, tensor in new.items():
+            kept[name].copy_(tensor)
+
     def _make_static(self) -> None:
-        """Have buffers that a graph can read and write: copies, because parts of a state may share memory."""
+        """Have buffers that graphs can read and write: copies, because parts of a state may share memory."""
         self._token, self._layers = self._token.clone(), _copies(self._layers)
 
     def _read(self, reset: Tensor | None = None) -> tuple[Tensor, tuple[State, ...]]:
@@ -149,6 +187,10 @@ def _check_finite(logits: Tensor) -> None:
             "the model's logits must be finite; got infinite values or NaN. Use a checkpoint from before "
             "the training diverged, or a higher `precision`."
         )
+
+
+def _same_place(x: Tensor, y: Tensor) -> bool:
+    return x.data_ptr() == y.data_ptr() and (x.shape, x.stride()) == (y.shape, y.stride())
 
 
 def _shapes(layers: tuple[State, ...]) -> dict[str, tuple[torch.Size, torch.dtype]]:

@@ -14,9 +14,10 @@ gradients. Named tuples declare inputs and outputs once; the gradients are attri
 `kernel_op` makes a `Differentiable` from these. A `Differentiable` may also consist of torch operations.
 """
 
+import contextlib
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Generic, NamedTuple, TypeVar, cast, get_type_hints
 
@@ -232,6 +233,34 @@ def by_autograd(twin: Callable[[Any], Sequence[Tensor]]) -> Adjoint:
     return again
 
 
+@contextlib.contextmanager
+def successors(pairs: Iterable[tuple[Tensor, Tensor]]) -> Iterator[None]:
+    """Within the context, have kernels write the state that follows a given state into its buffer.
+
+    Recorded CUDA graphs read and write the same memory at every replay. A graph whose kernels write the next
+    state where the next graph reads it needs no copies. Kernels without `follows` allocate, as always.
+
+    Args:
+        pairs: states, and for each the buffer of its successor, in memory of its own.
+    """
+    _SUCCESSORS.update((state.data_ptr(), buffer) for state, buffer in pairs)
+    try:
+        yield
+    finally:
+        _SUCCESSORS.clear()
+
+
+_SUCCESSORS: dict[int, Tensor] = {}
+
+
+def _successor(state: Tensor, space: Space) -> Tensor | None:
+    """Return the buffer for the state that follows, once, if it has this shape and dtype."""
+    found = _SUCCESSORS.pop(state.data_ptr(), None)
+    if found is None or (found.shape, found.dtype) != (space.shape, space.dtype):
+        return None
+    return found
+
+
 def forward_op(
     name: str,
     inputs: type[In],
@@ -240,13 +269,22 @@ def forward_op(
     forward: Callable[[Out, In], None],
     *,
     batch: str | None = None,
+    follows: Mapping[str, str] | None = None,
 ) -> Callable[..., Out]:
-    """Return a kernel without adjoint as a function (given, keep=False) -> outputs; see `kernel_op`."""
+    """Return a kernel without adjoint as a function (given, keep=False) -> outputs; see `kernel_op`.
+
+    `follows` maps outputs to the inputs whose `successors` they are.
+    """
     lead = 0 if batch is None else inputs._fields.index(batch)  # type: ignore[attr-defined]
 
     def filled(given: In, keep: bool) -> Out:
         device = given[lead].device
-        out = outputs(*[allocated(space, device) for space in memory(given, keep)])
+        spaces = dict(zip(outputs._fields, memory(given, keep), strict=True))  # type: ignore[attr-defined]
+        found = {}
+        if _SUCCESSORS and follows is not None:
+            found = {at: _successor(getattr(given, of), spaces[at]) for at, of in follows.items()}
+        made = {at: allocated(space, device) for at, space in spaces.items() if found.get(at) is None}
+        out = outputs(**{at: made.get(at, found.get(at)) for at in spaces})
         forward(out, given)
         return out
 

@@ -69,7 +69,7 @@ def _decays(log_decay: Tensor | None, q: Tensor) -> tuple[int, Tensor, tuple[int
 
 steps = forward_op(
     "matrix_steps_triton", Matrix, Outputs, lambda given, keep: (like(given.v), like(given.state)),
-    _forward_steps, batch="q",
+    _forward_steps, batch="q", follows={"last": "state"},
 )  # fmt: skip
 recurrent = in_real_form(steps)
 
