@@ -253,12 +253,12 @@ def successors(pairs: Iterable[tuple[Tensor, Tensor]]) -> Iterator[None]:
 _SUCCESSORS: dict[int, Tensor] = {}
 
 
-def _successor(state: Tensor, space: Space) -> Tensor | None:
-    """Return the buffer for the state that follows, once, if it has this shape and dtype."""
-    found = _SUCCESSORS.pop(state.data_ptr(), None)
-    if found is None or (found.shape, found.dtype) != (space.shape, space.dtype):
-        return None
-    return found
+def _placed(given: Any, state: str | None, space: Space, device: torch.device) -> Tensor:
+    """Return memory for an output: once, the buffer of the successor of the state of this name."""
+    buffer = None if state is None else _SUCCESSORS.pop(getattr(given, state).data_ptr(), None)
+    if buffer is None or (buffer.shape, buffer.dtype) != (space.shape, space.dtype):
+        return allocated(space, device)
+    return buffer
 
 
 def forward_op(
@@ -279,12 +279,14 @@ def forward_op(
 
     def filled(given: In, keep: bool) -> Out:
         device = given[lead].device
-        spaces = dict(zip(outputs._fields, memory(given, keep), strict=True))  # type: ignore[attr-defined]
-        found = {}
+        spaces = memory(given, keep)
         if _SUCCESSORS and follows is not None:
-            found = {at: _successor(getattr(given, of), spaces[at]) for at, of in follows.items()}
-        made = {at: allocated(space, device) for at, space in spaces.items() if found.get(at) is None}
-        out = outputs(**{at: made.get(at, found.get(at)) for at in spaces})
+            of = map(follows.get, outputs._fields)  # type: ignore[attr-defined]
+            out = outputs(
+                *[_placed(given, name, space, device) for name, space in zip(of, spaces, strict=True)]
+            )
+        else:
+            out = outputs(*[allocated(space, device) for space in spaces])
         forward(out, given)
         return out
 
