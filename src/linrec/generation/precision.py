@@ -11,6 +11,7 @@ from linrec.literals import Precision
 from linrec.models import LanguageModel
 from linrec.nn import Head
 from linrec.nn.float32 import Float32Module
+from linrec.nn.projections import join
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager:
@@ -52,4 +53,8 @@ def with_weights_cast(model: LanguageModel, precision: Precision) -> LanguageMod
                 if id(parameter) not in kept:
                     cast = nn.Parameter(parameter.detach().bfloat16(), requires_grad=False)
                     setattr(module, name, cast)
+    for module in shared.modules():
+        # a step of few sequences takes as long for one product as for several
+        if names := getattr(module, "of_one_input", ()):
+            join([getattr(module, name) for name in names])
     return shared

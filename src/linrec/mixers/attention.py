@@ -19,7 +19,7 @@ from linrec.nn.head_sizes import heads_of, kv_groups, most_heads
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.norms import Norm, make_norm
 from linrec.nn.output_gate import gated
-from linrec.nn.projections import output_kwargs
+from linrec.nn.projections import output_kwargs, projected
 from linrec.nn.rotary import Rotary
 from linrec.ops.attention import check_options, softmax_attention
 from linrec.rules import at_least, choice, require
@@ -93,6 +93,7 @@ class Attention(Mixer):
     """
 
     recurrence = "softmax_attention"
+    of_one_input = "q", "k", "v"
 
     def __init__(
         self,
@@ -146,8 +147,9 @@ class Attention(Mixer):
         )
         start = None, torch.zeros(1, dtype=torch.int64, device=x.device)
         cache, position = start if state is None else state
-        q, k = self._normalised(self.q(x), self.q_norm), self._normalised(self.k(x), self.k_norm)
-        v = self.v(x).unflatten(-1, (self.kv_heads, self.d_head))
+        q, k, v = projected(x, self.q, self.k, self.v)
+        q, k = self._normalised(q, self.q_norm), self._normalised(k, self.k_norm)
+        v = v.unflatten(-1, (self.kv_heads, self.d_head))
         if self.rotary is not None:
             q, k = self.rotary(position[:, None] + torch.arange(x.shape[1], device=x.device), q, k)
         dropout = self.dropout if self.training else 0.0

@@ -23,7 +23,7 @@ from linrec.nn.head_sizes import key_value_heads, most_heads
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.norms import Norm, make_norm
 from linrec.nn.output_gate import gated
-from linrec.nn.projections import draw
+from linrec.nn.projections import draw, projected
 from linrec.nn.short_convolution import ShortConvolution
 from linrec.ops.delta_rule import delta_rule
 from linrec.rules import choice, positive
@@ -95,6 +95,7 @@ class DeltaNet(Mixer):
     """
 
     recurrence = "delta_rule"
+    of_one_input = "q", "k", "v"
 
     def __init__(
         self,
@@ -141,7 +142,7 @@ class DeltaNet(Mixer):
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and S^T (b, h, dk, dv); with a convolution, its tail and S^T."""
         tail, S = self.conv.split(state)
-        qkv = self.q(x), self.k(x), self.v(x)
+        qkv = projected(x, self.q, self.k, self.v)
         (q, k, v), tail = self.conv.side_by_side(qkv, tail, reset=reset)
         q, k, v = (part.unflatten(-1, (self.n_heads, -1)) for part in (q, k, v))
         q, k = self.features(q), self.features(k)

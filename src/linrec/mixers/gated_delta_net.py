@@ -26,7 +26,7 @@ from linrec.nn.mixer import Mixer, State
 from linrec.nn.norms import Norm, make_norm
 from linrec.nn.output_gate import gated
 from linrec.nn.parameters import mark
-from linrec.nn.projections import draw
+from linrec.nn.projections import draw, projected
 from linrec.nn.short_convolution import ShortConvolution
 from linrec.nn.steps import softplus, step_bias
 from linrec.ops.delta_rule import delta_rule
@@ -112,6 +112,7 @@ class GatedDeltaNet(Mixer):
     """
 
     recurrence = "delta_rule"
+    of_one_input = "q", "k", "v"
 
     def __init__(
         self,
@@ -175,7 +176,7 @@ class GatedDeltaNet(Mixer):
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and S^T (b, h, dk, dv); with a convolution, its tail and S^T."""
         tail, S = self.conv.split(state)
-        qkv = self.q(x), self.k(x), self.v(x)
+        qkv = projected(x, self.q, self.k, self.v)
         (q, k, v), tail = self.conv.side_by_side(qkv, tail, reset=reset)
         q, k = (self.features(part.unflatten(-1, (self.qk_heads, -1))) for part in (q, k))
         q, k = repeat_heads(q, self.n_heads), repeat_heads(k, self.n_heads)

@@ -27,7 +27,7 @@ from linrec.nn.mixer import Mixer, State, Transitions
 from linrec.nn.norms import Norm, make_norm
 from linrec.nn.output_gate import gated
 from linrec.nn.parameters import mark
-from linrec.nn.projections import xavier_linear
+from linrec.nn.projections import projected, xavier_linear
 from linrec.nn.short_convolution import ShortConvolution
 from linrec.ops.gate_loop import gate_loop
 from linrec.rules import at_least, choice, positive, require
@@ -99,6 +99,7 @@ class GLA(Mixer):
     """
 
     recurrence = "gate_loop"
+    of_one_input = "q", "k", "v"
 
     def __init__(
         self,
@@ -161,7 +162,7 @@ class GLA(Mixer):
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and S (b, h, dk, dv); with a convolution, its tail and S."""
         tail, S = self.conv.split(state)
-        qkv = self.q(x), self.k(x), self.v(x)
+        qkv = projected(x, self.q, self.k, self.v)
         (q, k, v), tail = self.conv.side_by_side(qkv, tail, reset=reset)
         q = self.phi(q.unflatten(-1, (self.n_heads, self.d_key)))
         k = repeat_heads(self.phi(k.unflatten(-1, (self.kv_heads, self.d_key))), self.n_heads)

@@ -26,6 +26,7 @@ from linrec.nn.mixer import Mixer, State
 from linrec.nn.norms import RMSNorm
 from linrec.nn.output_gate import gated
 from linrec.nn.parameters import mark
+from linrec.nn.projections import projected
 from linrec.nn.short_convolution import ShortConvolution
 from linrec.nn.steps import softplus, step_bias
 from linrec.ops.delta_rule import delta_rule
@@ -99,6 +100,7 @@ class KimiDeltaAttention(Mixer):
     """
 
     recurrence = "delta_rule"
+    of_one_input = "q", "k", "v"
 
     def __init__(
         self,
@@ -157,7 +159,7 @@ class KimiDeltaAttention(Mixer):
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and S (b, h, dk, dv); with a convolution, its tail and S."""
         tail, S = self.conv.split(state)
-        (q, k, v), tail = self.conv.side_by_side((self.q(x), self.k(x), self.v(x)), tail, reset=reset)
+        (q, k, v), tail = self.conv.side_by_side(projected(x, self.q, self.k, self.v), tail, reset=reset)
         q, k = (self.features(part.unflatten(-1, (self.qk_heads, -1))) for part in (q, k))
         q, k = repeat_heads(q, self.n_heads), repeat_heads(k, self.n_heads)
         v = v.unflatten(-1, (self.n_heads, -1))

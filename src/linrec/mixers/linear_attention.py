@@ -27,6 +27,7 @@ from linrec.nn import feature_maps
 from linrec.nn.head_sizes import split_width
 from linrec.nn.mixer import Mixer, State, Transitions
 from linrec.nn.norms import make_norm
+from linrec.nn.projections import projected
 from linrec.nn.rotary import Rotary
 from linrec.nn.rotary_memory import rotary_gate_loop
 from linrec.nn.running_maximum import maxima_around_steps
@@ -132,6 +133,8 @@ class LinearAttention(Mixer):
         (torch.Size([2, 10, 64]), torch.Size([2, 4, 16, 17]))
     """
 
+    of_one_input = "q", "k", "v"
+
     def __init__(
         self,
         d_model: int,
@@ -192,7 +195,7 @@ class LinearAttention(Mixer):
         normaliser a `ScaledState` of either.
         """
         heads = self.n_heads, self.d_head
-        q, k, v = (linear(x).unflatten(-1, heads) for linear in (self.q, self.k, self.v))
+        q, k, v = (part.unflatten(-1, heads) for part in projected(x, self.q, self.k, self.v))
         sums, log_fade, theta, like = state, None, None, self.factory_kwargs(x.device)
         if not self.is_scaled:
             q, k = self.phi.queries(q) if self.is_running else self.phi(q), self.phi(k)

@@ -22,7 +22,7 @@ from linrec.nn.head_sizes import heads_of, split_width
 from linrec.nn.mixer import Mixer, State, Transitions
 from linrec.nn.norms import Norm, make_norm
 from linrec.nn.output_gate import gated
-from linrec.nn.projections import xavier_linear
+from linrec.nn.projections import projected, xavier_linear
 from linrec.nn.rotary import Rotary
 from linrec.nn.rotary_memory import rotary_gate_loop
 from linrec.ops.gate_loop import gate_loop
@@ -103,6 +103,7 @@ class RetNet(Mixer):
     """
 
     recurrence = "gate_loop"
+    of_one_input = "q", "k", "v"
 
     def __init__(
         self,
@@ -146,7 +147,8 @@ class RetNet(Mixer):
 
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and S (b, h, dk / 2, dv), complex; without `rotation`, S (b, h, dk, dv), real."""
-        q, k, v = (linear(x).unflatten(-1, (self.n_heads, -1)) for linear in (self.q, self.k, self.v))
+        qkv = projected(x, self.q, self.k, self.v)
+        q, k, v = (part.unflatten(-1, (self.n_heads, -1)) for part in qkv)
         k, like = k * self.d_key**-0.5, self.factory_kwargs(x.device)
         log_gamma = None if self.decay == "none" else _DECAYS[self.decay](self.n_heads, **like)
         if self.rotary is None:

@@ -29,7 +29,7 @@ from linrec.nn.head_sizes import split_width
 from linrec.nn.mixer import Mixer, State, Transitions
 from linrec.nn.norms import make_norm
 from linrec.nn.parameters import mark
-from linrec.nn.projections import drawn_linear, output_kwargs
+from linrec.nn.projections import drawn_linear, output_kwargs, projected
 from linrec.ops.attention import softmax_attention
 from linrec.ops.gate_loop import gate_loop
 from linrec.rules import at_least, choice
@@ -111,6 +111,7 @@ class TransNormer(Mixer):
     """
 
     recurrence = "gate_loop"
+    of_one_input = "q", "k", "v"
 
     def __init__(
         self,
@@ -157,7 +158,7 @@ class TransNormer(Mixer):
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and the state (b, h, dk, dv), complex with theta; with blocks an `AttentionState`."""
         heads = self.n_heads, self.d_head
-        q, k, v = (linear(x).unflatten(-1, heads) for linear in (self.q, self.k, self.v))
+        q, k, v = (part.unflatten(-1, heads) for part in projected(x, self.q, self.k, self.v))
         theta = None if self.theta is None else self.theta.to(self.state_dtype)
         if self.blocks is not None:
             past = self.init_state(len(x), device=x.device) if state is None else state

@@ -24,7 +24,7 @@ from linrec.nn.head_norm import HeadNorm
 from linrec.nn.head_sizes import key_value_heads
 from linrec.nn.matrix_memory import ForgetGate, MemoryGates, stabilised
 from linrec.nn.mixer import Mixer, State
-from linrec.nn.projections import draw
+from linrec.nn.projections import draw, projected
 from linrec.ops.gate_loop import normalized_gate_loop
 from linrec.ops.inspection import note
 
@@ -91,6 +91,7 @@ class XLSTM7B(Mixer):
     """
 
     recurrence = "normalized_gate_loop"
+    of_one_input = "q", "k", "v"
 
     def __init__(
         self,
@@ -127,8 +128,8 @@ class XLSTM7B(Mixer):
     def mix(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Return y, and an `XLSTM7BState`."""
         C, m = (None, None) if state is None else state
-        q, k = (linear(x).unflatten(-1, (self.n_heads, self.d_key)) for linear in (self.q, self.k))
-        v = self.v(x).unflatten(-1, (self.n_heads, self.d_value))
+        qkv = projected(x, self.q, self.k, self.v)
+        q, k, v = (part.unflatten(-1, (self.n_heads, -1)) for part in qkv)
         log_i, log_f = self.memory(x)
         note(log_decay=log_f)
         q, k, v, log_f, floor, m = stabilised(q, k, v, log_i, log_f, m, reset=reset)

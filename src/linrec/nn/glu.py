@@ -6,6 +6,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from linrec.nn.activations import ACTIVATIONS
+from linrec.nn.projections import projected
 from linrec.rules import choice
 
 __all__ = ["GLU", "GLUActivation"]
@@ -47,6 +48,8 @@ class GLU(nn.Module):
         torch.Size([2, 5, 64])
     """
 
+    of_one_input = "gate", "up"
+
     def __init__(
         self, d_model: int, d_hidden: int, *, activation: GLUActivation = "sigmoid", bias: bool = True
     ) -> None:
@@ -59,4 +62,5 @@ class GLU(nn.Module):
 
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """Apply the function to `x` (..., d_model)."""
-        return self.down(ACTIVATIONS[self.activation](self.gate(x)) * self.up(x))
+        gate, up = projected(x, self.gate, self.up)
+        return self.down(ACTIVATIONS[self.activation](gate) * up)

@@ -54,6 +54,8 @@ class Mixer(Float32Module, ABC):
     Attributes:
         recurrence: the operator of `linrec.ops` whose last call in `mix` is the memory; None, if there is no
             such call. An attribute of the class, or of the mixer where its arguments choose the operator.
+        of_one_input: names of the layers that `mix` passes to `linrec.nn.projections.projected` together.
+            Generation joins their weights.
         own_norm: whether the mixer normalises its input itself, because it reads the unnormalised input too.
             A pre-norm block then leaves out the norm before the mixer.
 
@@ -68,6 +70,7 @@ class Mixer(Float32Module, ABC):
     """
 
     recurrence: str | None = None
+    of_one_input: tuple[str, ...] = ()
     own_norm: bool = False
 
     def __init__(self, d_model: int) -> None:

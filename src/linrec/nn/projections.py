@@ -1,12 +1,23 @@
-"""Linear layers with initial values of their own, and the dtype of their outputs."""
+"""Linear layers with initial values of their own, layers of one input, and the dtype of outputs."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional
 
-__all__ = ["draw", "drawn_linear", "lecun_linear", "orthogonal_linear", "output_kwargs", "xavier_linear"]
+__all__ = [
+    "draw",
+    "drawn_linear",
+    "join",
+    "lecun_linear",
+    "orthogonal_linear",
+    "output_kwargs",
+    "projected",
+    "xavier_linear",
+]
 
 
 def draw(
@@ -110,6 +121,49 @@ def orthogonal_linear(d_in: int, d_out: int, *, gain: float = 1.0) -> nn.Linear:
     if gain == 0:
         return drawn_linear(d_in, d_out, nn.init.zeros_)
     return drawn_linear(d_in, d_out, nn.init.orthogonal_, gain=gain)
+
+
+def projected(x: Float[Tensor, "*batch d"], *linears: nn.Module) -> tuple[Tensor, ...]:
+    """Return the outputs of linear layers for the same input, as one product if the layers are joined.
+
+    Example:
+        >>> q, k = (drawn_linear(2, n, nn.init.ones_) for n in (1, 2))
+        >>> projected(torch.ones(2), q, k)[1].tolist()
+        [2.0, 2.0]
+    """
+    joined = getattr(linears[0], "joined", None)
+    if joined is None:
+        return tuple(linear(x) for linear in linears)
+    weight, bias, sizes = joined
+    return functional.linear(x, weight, bias).split(sizes, -1)
+
+
+def join(linears: Sequence[nn.Module]) -> None:
+    """Put the weights of layers side by side, so that `projected` takes one product; for inference alone.
+
+    Weights stay parameters of their layers, as parts of one tensor. Layers that are not plain, or that differ
+    in dtype or in having a bias, stay as they are.
+
+    Example:
+        >>> layers = [nn.Linear(3, 4), nn.Linear(3, 5)]
+        >>> join(layers)
+        >>> [y.shape for y in projected(torch.ones(2, 3), *layers)]
+        [torch.Size([2, 4]), torch.Size([2, 5])]
+    """
+    plain = [linear for linear in linears if type(linear) is nn.Linear]
+    kinds = {(linear.weight.dtype, linear.bias is None) for linear in plain}
+    if len(plain) < len(linears) or len(kinds) > 1:
+        return
+    sizes = [linear.out_features for linear in plain]
+    together: dict[str, Tensor | None] = {"weight": None, "bias": None}
+    for name in together:
+        parts = [getattr(linear, name) for linear in plain]
+        if parts[0] is None:
+            continue
+        whole = together[name] = torch.cat([part.detach() for part in parts])
+        for linear, part in zip(plain, whole.split(sizes), strict=True):
+            setattr(linear, name, nn.Parameter(part, requires_grad=False))
+    plain[0].joined = (together["weight"], together["bias"], sizes)  # type: ignore[assignment]
 
 
 def output_kwargs(linear: nn.Linear, device: torch.device | str | None = None) -> dict[str, Any]:
