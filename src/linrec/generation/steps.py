@@ -25,7 +25,7 @@ SINGLE = {"coordinate_descent_tuning": True, "combo_kernels": True}
 
 
 class Buffers(NamedTuple):
-    """Where a graph reads, or writes, the tokens of a step and the state."""
+    """Memory for the tokens of a step and the state, which graphs read and write."""
 
     token: Int64[Tensor, "b"]
     layers: tuple[State, ...]
