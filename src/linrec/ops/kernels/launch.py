@@ -132,6 +132,11 @@ def pairs(tensor: Tensor) -> Tensor:
     return torch.view_as_real(tensor.resolve_conj().contiguous())
 
 
+def row_stride(x: Tensor) -> int:
+    """Return the stride between the batch rows of a contiguous tensor: 0 if all rows share its only row."""
+    return x[0].numel() if len(x) > 1 else 0
+
+
 def mask(cut: Tensor | None, other: Tensor) -> Tensor:
     """Return the resets as bytes; for None, another tensor as a pointer that the kernel never reads."""
     return real(other) if cut is None else cut.contiguous().view(torch.uint8)

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from linrec.ops.core.kernel import Space, add_up, like, terms
 from linrec.ops.kernels import Kernels
-from linrec.ops.kernels.launch import mask, on_device, power_of_2, real
+from linrec.ops.kernels.launch import mask, on_device, power_of_2, real, row_stride
 from linrec.ops.scan import triton as scan
 from linrec.ops.scan.torch import Scan
 from linrec.ops.selective_scan.torch import Outputs, gradients, kernel, outputs
@@ -86,7 +86,7 @@ class _Work:
             return begin
         links, ends = (self.A.new_empty(batch, plan.segments, plan.states, channels) for _ in range(2))
         tensors = u, self.dt, self.A, self.weights, self.cut, links, ends
-        self.launch(KERNELS.ends, tensors, (_row(self.A),), ADJOINT=adjoint)
+        self.launch(KERNELS.ends, tensors, (row_stride(self.A),), ADJOINT=adjoint)
         # a segment that contains a reset has zero links in all channels
         cut = (links == 0).flatten(2).all(-1) if self.has_cut else None
         inputs = Scan(links.flatten(2), ends.flatten(2), begin.flatten(1), cut, adjoint)
@@ -114,11 +114,6 @@ def _padded(tensor: Tensor, dim: int, size: int) -> Tensor:
     return functional.pad(tensor, (*after, 0, missing)) if missing else tensor
 
 
-def _row(tensor: Tensor) -> int:
-    """Return the stride between batch rows: 0 if all rows share the tensor."""
-    return tensor[0].numel() if len(tensor) > 1 else 0
-
-
 def _memory(given: Any, keep: bool) -> Any:
     plan = plan_of(given.x.shape, given.A.shape[1])
     chunks = -(-given.x.shape[1] // plan.steps) if keep else 0
@@ -131,7 +126,7 @@ def _forward(out: Outputs, given: Any) -> None:
     last = terms(out.last, (len(begins), *begins.shape[2:]))
     read = work.x, work.dt, work.A, work.weights, work.D, begins, work.cut
     # `starts` is not written if it has no chunks
-    scalars = _row(work.A), _row(work.D)
+    scalars = row_stride(work.A), row_stride(work.D)
     work.launch(KERNELS.forward, (*read, out.y, out.starts, last), scalars, KEEP=out.starts.shape[1] > 0)
     add_up((out.last,), (last,))
 
@@ -153,7 +148,7 @@ def _adjoint(out: Any, given: Any, kept: Outputs, d: Outputs) -> None:
     shapes = (batch, plan.segments, *of_channels[1:]), shared, shared, (batch, plan.segments, channels)
     parts = list(map(terms, totals, (*shapes, of_channels)))
     read = work.x, work.dt, work.A, work.weights, work.D, work.cut, kept.starts, dy, carries
-    scalars = batch, _row(work.A), _row(work.D)
+    scalars = batch, row_stride(work.A), row_stride(work.D)
     work.launch(KERNELS.backward, (*read, out.x, out.dt, *parts), scalars)
     add_up(totals, parts)
 

@@ -79,8 +79,8 @@ def short_conv(
 
         y_tc = f(sum_{j=0..width-1} w_cj x_{t-j,c} + b_c)
 
-    f is SiLU with `silu`, and else the identity. The first tap belongs to the current step. The state holds
-    the last width - 1 inputs, oldest first, on which later outputs depend.
+    The first tap belongs to the current step. The state holds the last width - 1 inputs, oldest first, on
+    which later outputs depend.
 
     {backends}
 
@@ -91,7 +91,7 @@ def short_conv(
         bias: (c,), dtypes as for `weight`.
         state: previous inputs (b, width - 1, c), in any precision; None means zeros.
         reset: (b, t) bool; true at t hides all steps before t, and the state, from step t and later steps.
-        silu: whether SiLU follows the filter. A kernel computes both, and saves `x` alone for the gradient.
+        silu: whether f is SiLU; else f is the identity. The Triton kernel saves `x` alone for the gradient.
         mode: "auto", "convolution" or "recurrent".
         backend: "auto", "torch", "triton" or "reference".
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from linrec.ops.core.kernel import Memory, Space, add_up, allocated, by_autograd, kernel_op, like
 from linrec.ops.kernels import Kernels
-from linrec.ops.kernels.launch import mask, on_device, power_of_2
+from linrec.ops.kernels.launch import mask, on_device, power_of_2, row_stride
 from linrec.ops.short_conv.torch import ShortConv, filtered, last_inputs
 
 KERNELS = Kernels("elementwise.short_conv_triton")
@@ -71,7 +71,7 @@ def _filter(given: Inputs, out: Tensor, dy: Tensor | None) -> None:
     _launch(
         KERNELS.short_conv, x, -(-x.shape[1] // ROWS),
         (x, weight, constant, state.contiguous(), mask(reset, x), gradient, out),
-        (x.stride()[:2], gradient.stride()[:2], _row(weight), _row(constant)),
+        (x.stride()[:2], gradient.stride()[:2], row_stride(weight), row_stride(constant)),
         WIDTH=weight.shape[1], HAS_BIAS=bias is not None, HAS_RESET=reset is not None, ROWS=ROWS,
         SILU=silu, DERIVATIVE=dy is not None,
     )  # fmt: skip
@@ -95,7 +95,7 @@ def _adjoint(out: Any, given: Inputs, kept: Outputs, d: Outputs) -> None:
     _launch(
         KERNELS.short_conv_gradients, x, tiles,
         (x, weight, state.contiguous(), mask(reset, x), dy, out.x, of_taps, of_bias, out.state),
-        (x.stride()[:2], dy.stride()[:2], _row(weight)),
+        (x.stride()[:2], dy.stride()[:2], row_stride(weight)),
         WIDTH=width, HAS_RESET=reset is not None, ROWS=PART, PARTS=of_tile,
     )  # fmt: skip
     add_up((out.weight[:, None], out.bias), (of_taps, of_bias))
@@ -120,11 +120,6 @@ def _launch(
 def _rows(x: Tensor) -> Tensor:
     """Return the tensor (b, t, c), copied unless its channels are adjacent; steps need not be."""
     return x if x.stride(-1) == 1 else x.contiguous()
-
-
-def _row(x: Tensor) -> int:
-    """Return the stride between batch rows: 0 if all rows share the tensor."""
-    return x[0].numel() if len(x) > 1 else 0
 
 
 def _twin(given: Inputs) -> tuple[Tensor]:
