@@ -91,6 +91,7 @@ def test_a_state_whose_parts_change_places(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex operators")
+@pytest.mark.filterwarnings("ignore:\\s*Online softmax is disabled")
 @pytest.mark.parametrize("name", ["gla", "hgru", "retnet", "mamba", "hybrid"])
 def test_a_compiled_step_is_replayed_and_gives_the_tokens_of_the_step(name):
     model = build(name).cuda()

@@ -17,6 +17,7 @@ from .triton_process import (
     from_outside,
     on_a_gpu,
     on_either,
+    on_views,
     quiet,
     run_interpreted,
 )
@@ -63,6 +64,16 @@ def test_every_shape_of_the_decays(log_decay):
 def test_half_precision(log_decay):
     # the interpreter knows no products of bfloat16
     agree(1, 37, 1, 5, 4, dtype=torch.float16, log_decay=log_decay)
+
+
+@on_either
+@pytest.mark.parametrize("log_decay", tiered(["bthk"], [None, "bth"]))
+def test_views_are_read_where_they_are(log_decay, monkeypatch):
+    seen, readable = [], chunks.readable
+    monkeypatch.setattr(chunks, "readable", lambda x: seen.append(readable(x) is x) or readable(x))
+    given = delta_rule_inputs(2, 20, 3, 4, 5, log_decay=log_decay, device=DEVICE)
+    check_operator(on_views(delta_rule), given, **PAIR, dtype=torch.float32)
+    assert seen and all(seen)
 
 
 @on_either

@@ -15,6 +15,7 @@ from .triton_process import (
     from_outside,
     on_a_gpu,
     on_either,
+    on_views,
     quiet,
     run_interpreted,
 )
@@ -103,6 +104,45 @@ def test_nothing_passes_a_reset(phase):
     inputs = gate_loop_inputs(1, 20, 1, 3, 2, phase=phase, device=DEVICE)
     names = [name for name in ("q", "k", "v", "log_decay", "phase") if inputs[name] is not None]
     check_two_documents(gate_loop, inputs, names, 10, **PAIR)
+
+
+@on_either
+@pytest.mark.parametrize("log_decay", tiered(["bth", "bthk"], [None]))
+def test_views_are_read_where_they_are(log_decay, monkeypatch):
+    seen, readable = [], chunks.readable
+    monkeypatch.setattr(chunks, "readable", lambda x: seen.append(readable(x) is x) or readable(x))
+    given = gate_loop_inputs(2, 20, 3, 4, 5, log_decay=log_decay, phase=None, device=DEVICE)
+    check_operator(on_views(gate_loop), given, **PAIR, dtype=torch.float32)
+    assert seen and all(seen)
+
+
+def test_layouts():
+    x = torch.zeros(2, 5, 3, 4)
+    assert chunks.layout(x) == (12, 4)
+    assert chunks.layout(x[..., :2]) == (12, 4)
+    assert chunks.layout(x[:, :, :1].expand(-1, -1, 7, -1)) == (12, 0)
+    assert chunks.layout(x[:, :1]) == (60, 4)
+    assert chunks.layout(torch.zeros(2, 5, 3, 8)[..., ::8]) == (24, 8)
+    # rows of a batch that do not follow one another, and channels that are not adjacent
+    for other in (x[:, :3], x[:1].expand(2, -1, -1, -1), x.transpose(0, 1), x[..., ::2]):
+        assert chunks.layout(other) is None
+        assert chunks.readable(other).is_contiguous()
+
+
+@on_either
+@pytest.mark.parametrize("log_decay", ["bth", None])
+def test_large_states_take_long_chunks(log_decay, monkeypatch):
+    monkeypatch.setattr(chunks, "CHUNK", 16)
+    size = 80 if INTERPRETED else 96
+    given = gate_loop_inputs(
+        1, 75, 1, size, size, dtype=torch.float16, log_decay=log_decay, phase=None, device=DEVICE
+    )
+    lengths = []
+    long = chunks.forward_chunk
+    monkeypatch.setattr(chunks, "forward_chunk", lambda x: lengths.append(long(x)) or long(x))
+    options = {"reset": reset_mask(1, 75, rate=0.05, device=DEVICE)}
+    check_operator(gate_loop, given, **PAIR, dtype=torch.float16, options=options)
+    assert lengths == [32]
 
 
 @on_either

@@ -9,7 +9,7 @@ from linrec.ops.core.kernel import successors
 from linrec.testing import assert_agree, delta_rule_inputs, gate_loop_inputs, reset_mask
 from tests.tiers import tiered
 
-from .triton_process import DEVICE, from_outside, on_a_gpu, on_either, quiet, run_interpreted
+from .triton_process import DEVICE, from_outside, on_a_gpu, on_either, on_views, quiet, run_interpreted
 
 pytest.importorskip("triton")
 pytestmark = quiet
@@ -45,6 +45,13 @@ def agree(operator, inputs, dtype=torch.float32, reset=None):
 def test_every_shape_of_the_decays(operator, log_decay):
     reset = reset_mask(2, 7, rate=0.2, device=DEVICE)
     agree(operator, made(operator, 2, 7, 2, 5, 6, log_decay=log_decay), reset=reset)
+
+
+@on_either
+@pytest.mark.parametrize("operator", [gate_loop, delta_rule])
+@pytest.mark.parametrize("time", [1, 3])
+def test_views(operator, time):
+    agree(on_views(operator), made(operator, 2, time, 3, 4, 5))
 
 
 @on_either

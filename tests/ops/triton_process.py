@@ -49,6 +49,18 @@ if INTERPRETED:
     interpreter._patch_lang = put_in_place_once
 
 
+def on_views(operator):
+    """Return the operator on views: q and k have a single head, that all share; v is a part of a tensor."""
+
+    def run(*, q, k, v, **given):
+        heads = q.shape[2]
+        q, k = (x[:, :, :1].expand(-1, -1, heads, -1) for x in (q, k))
+        wider = torch.cat([k.flatten(2), v.flatten(2)], -1)
+        return operator(q, k, wider[..., -heads * v.shape[-1] :].unflatten(-1, (heads, -1)), **given)
+
+    return run
+
+
 def check_two_documents(operator, inputs, over_time, at, **options):
     """What `linrec.testing.check_isolation` looks at, for two documents: the interpreter takes its time."""
     given = {name: x for name, x in inputs.items() if x is not None}

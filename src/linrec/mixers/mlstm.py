@@ -25,7 +25,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.nn.block_diagonal import BlockDiagonalLinear
+from linrec.nn.block_diagonal import BlockDiagonalLinear, block_projected
 from linrec.nn.head_norm import HeadNorm
 from linrec.nn.head_sizes import few_heads, heads_of
 from linrec.nn.matrix_memory import ForgetGate, MemoryGates, stabilised
@@ -150,7 +150,7 @@ class MLSTM(Mixer):
         tail, C, m = (None, None, None) if state is None else state
         u, z = self.up(x).chunk(2, -1)
         c, tail = self.conv(u, tail, reset=reset)
-        q, k, v = self.q(c), self.k(c), self.v(u)
+        (q, k), v = block_projected(c, self.q, self.k), self.v(u)
         log_i, log_f = self.memory(torch.cat([q, k, v], -1))
         note(log_decay=log_f)
         q, k, v = (part.unflatten(-1, (self.n_heads, self.d_head)) for part in (q, k, v))

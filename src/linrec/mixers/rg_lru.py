@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.nn.block_diagonal import BlockDiagonalLinear
+from linrec.nn.block_diagonal import BlockDiagonalLinear, block_projected
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.parameters import mark
 from linrec.ops.inspection import note
@@ -127,8 +127,10 @@ class RGLRU(Mixer):
         """Return y, and h (b, d_model); with `start="whole"`, h and the steps since the sequence began."""
         h, steps = state if self.start == "whole" and state is not None else (state, None)
         log_a = self.c * functional.logsigmoid(self.Lambda)
+        gates = [gate for gate in (self.recurrence_gate, self.input_gate) if gate is not None]
+        of_gates = [torch.sigmoid(z) for z in block_projected(x, *gates)] if gates else []
         if self.recurrence_gate is not None:
-            log_a = torch.sigmoid(self.recurrence_gate(x)) * log_a
+            log_a = of_gates[0] * log_a
         gain = torch.sqrt(-torch.expm1(2 * log_a.clamp(max=-LEAST)))
         if self.start == "whole":
             # a scan counts over resets and pieces as it does all else
@@ -136,7 +138,7 @@ class RGLRU(Mixer):
             count, steps = scan(one.new_ones(1), one, state=steps, reset=reset)
             gain = torch.where(count == 1, 1.0, gain)
         if self.input_gate is not None:
-            gain = torch.sigmoid(self.input_gate(x)) * gain
+            gain = of_gates[-1] * gain
         note(gate=gain)
         y, h = scan(log_a.exp(), gain * x, state=h, reset=reset)
         return y.to(x.dtype), h if steps is None else (h, steps)

@@ -1,5 +1,7 @@
 """A projection whose matrix is block-diagonal."""
 
+from contextlib import nullcontext
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -7,7 +9,7 @@ from torch import Tensor, nn
 from linrec.nn.float32 import Float32Module
 from linrec.ops.core.precision import without_autocast
 
-__all__ = ["BlockDiagonalLinear", "widened"]
+__all__ = ["BlockDiagonalLinear", "block_projected", "widened"]
 
 # rows of a matrix that tensor cores multiply at once
 WIDE = 64
@@ -52,24 +54,39 @@ class BlockDiagonalLinear(Float32Module):
 
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
         """Apply the projection to `x` (..., d)."""
-        weight = widened(self.weight) if x.is_cuda else self.weight
-        blocks = x.unflatten(-1, (len(weight), -1))
-        if not self.exact:
-            return self._project(blocks, weight, self.bias)
-        dtype = torch.promote_types(self.weight.dtype, torch.float32)
-        with without_autocast(x.device.type):
-            bias = None if self.bias is None else self.bias.to(dtype)
-            return self._project(blocks.to(dtype), weight.to(dtype), bias)
-
-    @staticmethod
-    def _project(blocks: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        y = torch.einsum("...ni,noi->...no", blocks, weight).flatten(-2)
-        return y if bias is None else y + bias
+        return block_projected(x, self)[0]
 
     def extra_repr(self) -> str:
         """Return the text that `print` shows."""
         n_blocks, size, _ = self.weight.shape
         return f"d={n_blocks * size}, n_blocks={n_blocks}, bias={self.bias is not None}, exact={self.exact}"
+
+
+def block_projected(
+    x: Float[Tensor, "*batch d"], *layers: BlockDiagonalLinear
+) -> tuple[Float[Tensor, "*batch d"], ...]:
+    """Return the outputs of layers for the same input, as one product; all have equal blocks and `exact`.
+
+    Example:
+        >>> layers = [BlockDiagonalLinear(4, n, std=1.0) for n in (2, 2)]
+        >>> y, z = block_projected(torch.ones(3, 4), *layers)
+        >>> torch.allclose(z, layers[1](torch.ones(3, 4)))
+        True
+    """
+    weights = [widened(layer.weight) if x.is_cuda else layer.weight for layer in layers]
+    weight = torch.cat(weights, 1) if len(weights) > 1 else weights[0]
+    blocks = x.unflatten(-1, (len(weight), -1))
+    exact = layers[0].exact
+    dtype = torch.promote_types(weight.dtype, torch.float32) if exact else weight.dtype
+    with without_autocast(x.device.type) if exact else nullcontext():
+        # without `exact`, autocast chooses the dtype
+        blocks, weight = (blocks.to(dtype), weight.to(dtype)) if exact else (blocks, weight)
+        y = torch.einsum("...ni,noi->...no", blocks, weight)
+        parts = (part.flatten(-2) for part in y.chunk(len(layers), -1))
+        return tuple(
+            part if layer.bias is None else part + (layer.bias.to(dtype) if exact else layer.bias)
+            for part, layer in zip(parts, layers, strict=True)
+        )
 
 
 def widened(weight: Float[Tensor, "n o i"]) -> Float[Tensor, "m wide_o wide_i"]:

@@ -22,6 +22,7 @@ __all__ = [
     "PhaseActivation",
     "Transition",
     "TransitionKind",
+    "gate_projected",
     "log_refined",
     "positive",
     "spread",
@@ -99,10 +100,28 @@ class GateLinear(Float32Module, nn.Linear):
 
     def forward(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_out"]:
         """Apply the projection to `x` (..., d_in)."""
-        dtype = torch.promote_types(self.weight.dtype, torch.float32)
-        bias = None if self.bias is None else self.bias.to(dtype)
-        with without_autocast(x.device.type):
-            return functional.linear(x.to(dtype), self.weight.to(dtype), bias)
+        return gate_projected(x, self)[0]
+
+
+def gate_projected(x: Float[Tensor, "*batch d_in"], *gates: GateLinear) -> tuple[Tensor, ...]:
+    """Return the outputs of gates for the same input, as one product; all have biases, or none has.
+
+    Example:
+        >>> import torch
+        >>> f, r = gate_projected(torch.zeros(4), GateLinear(4, 2), GateLinear(4, 3))
+        >>> f.shape, r.shape
+        (torch.Size([2]), torch.Size([3]))
+    """
+    dtype = torch.promote_types(gates[0].weight.dtype, torch.float32)
+
+    def joined(parts: list[Tensor]) -> Tensor:
+        return (torch.cat(parts) if len(parts) > 1 else parts[0]).to(dtype)
+
+    with without_autocast(x.device.type):
+        biases = [gate.bias for gate in gates if gate.bias is not None]
+        bias = joined(biases) if biases else None
+        y = functional.linear(x.to(dtype), joined([gate.weight for gate in gates]), bias)
+    return y.split([gate.out_features for gate in gates], -1)
 
 
 def log_refined(

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linrec.nn.gates import GateLinear
+from linrec.nn.gates import GateLinear, gate_projected
 from linrec.nn.head import soft_cap
 from linrec.nn.parameters import mark
 from linrec.nn.running_maximum import maxima_around_steps
@@ -84,11 +84,12 @@ class MemoryGates(nn.Module):
     ) -> tuple[Float[Tensor, "b t h"], Float[Tensor, "b t h"]]:
         """Return log i_t and log f_t (b, t, h) in float32 or better; zeros for a gate that is not there."""
         zeros = x.new_zeros(*x.shape[:2], self.n_heads, dtype=torch.promote_types(x.dtype, torch.float32))
-        log_i = zeros if self.i is None else soft_cap(self.i(x), self.gate_cap)
+        gates = [gate for gate in (self.i, self.f) if gate is not None]
+        arguments = [soft_cap(z, self.gate_cap) for z in gate_projected(x, *gates)] if gates else []
+        log_i = zeros if self.i is None else arguments[0]
         if self.f is None:
             return log_i, zeros
-        log_f = soft_cap(self.f(x), self.gate_cap)
-        return log_i, functional.logsigmoid(log_f) if self.sigmoid else log_f
+        return log_i, functional.logsigmoid(arguments[-1]) if self.sigmoid else arguments[-1]
 
 
 class Stabilised(NamedTuple):

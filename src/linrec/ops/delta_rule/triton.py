@@ -1,6 +1,7 @@
 """The chunkwise mode of the delta rule on GPUs."""
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from linrec.ops.core.kernel import Memory
 from linrec.ops.gate_loop import triton as chunks
 from linrec.ops.gate_loop.inputs import Matrix, Values
 from linrec.ops.gate_loop.torch import kernel, twin
-from linrec.ops.gate_loop.triton import LEAST, Chunks, Tiles
+from linrec.ops.gate_loop.triton import LEAST, Chunks, Tiles, contiguous_like
 from linrec.ops.kernels import Kernels
 from linrec.ops.kernels.launch import power_of_2
 
@@ -37,7 +38,7 @@ def _forward(out: Values, given: Matrix) -> None:
 
 
 def _adjoint(out: Any, given: Matrix, kept: Values, d: Values) -> None:
-    call, dy, inverses = _DeltaChunks(given), d.y.contiguous(), kept.kept
+    call, dy, inverses = _DeltaChunks(given), chunks.readable(d.y), kept.kept
     read, values = call.corrections(inverses, known=True)
     # intermediate tensors are deleted after their last use to reduce the peak memory
     last = torch.empty_like(out.state)
@@ -65,9 +66,10 @@ class _DeltaChunks(Chunks):
 
     def corrections(self, inverses: Tensor, *, known: bool = False) -> tuple[Tensor, Tensor]:
         """Return P and U; compute and store `inverses` unless they are known."""
-        read, values = torch.empty_like(self.k), torch.empty_like(self.v)
+        read, values = contiguous_like(self.k), contiguous_like(self.v)
         tensors = (self.k, self.v, self.beta, *self.gates, inverses, read, values)
-        self.per_chunk("corrections", 1, *tensors, LEVELS=self.levels, KNOWN=known)
+        flags = {"LEVELS": self.levels, "KNOWN": known}
+        self.per_chunk("corrections", 1, *tensors, strided=(self.k, self.k, self.v), **flags)
         return read, values
 
     def corrected(
@@ -79,17 +81,17 @@ class _DeltaChunks(Chunks):
         A segment maps its initial state S to M S + N; the transitions M are (b * h, segments, dk, dk).
         """
         states = self.k.new_empty(self.batch, self.heads, self.chunks, self.dk, self.dv)
-        corrected = torch.empty_like(self.v)
+        corrected = contiguous_like(self.v)
         given, found, transitions = (self.k, read, values, *self.gates), (states, end, corrected), None
         if self.pieces[0] > 1:
             left, transitions = self._of_pieces(self.dv), self._of_pieces(self.dk)
             blocks = sum(self._blocks("delta_states", width) for width in (self.dv, self.dk))
             tensors = (*given, start, left, transitions, *found)
-            self._over_time("delta_states", blocks, tensors, local=True)
+            self._over_time("delta_states", blocks, tensors, given[:1], local=True)
             start = _chained(start, transitions, left)
         # tensors that only a local pass writes may be any pointer here
         tensors = (*given, start.contiguous(), start, start, *found)
-        self._over_time("delta_states", self._blocks("delta_states", self.dv), tensors)
+        self._over_time("delta_states", self._blocks("delta_states", self.dv), tensors, given[:1])
         return states, corrected, transitions
 
     def corrected_gradients(
@@ -97,27 +99,29 @@ class _DeltaChunks(Chunks):
     ) -> tuple[Tensor, Tensor]:
         """Return the gradients of the states after the chunks, and dW; fill `dstate`, the initial state's."""
         gradients = self.k.new_empty(self.batch, self.heads, self.chunks, self.dk, self.dv)
-        dcorrected = torch.empty_like(self.v)
+        dcorrected = contiguous_like(self.v)
         matrices = self.q.new_empty(self.batch, self.heads, self.chunks, self.chunk, self.chunk)
         self.mixings(matrices)
         given = (self.q, self.k, read, dy, matrices, *self.gates)
         found = gradients, dstate, dcorrected
+        strided = self.q, self.k, dy
         blocks = self._blocks("delta_state_gradients", self.dv)
         if transitions is not None:
             left = self._of_pieces(self.dv)
-            self._over_time("delta_state_gradients", blocks, (*given, dlast, left, *found), local=True)
+            tensors = (*given, dlast, left, *found)
+            self._over_time("delta_state_gradients", blocks, tensors, strided, local=True)
             dlast = _chained(dlast, transitions.mT.flip(1), left.flip(1)).flip(1)
         tensors = (*given, dlast.contiguous(), dlast, *found)
-        self._over_time("delta_state_gradients", blocks, tensors)
+        self._over_time("delta_state_gradients", blocks, tensors, strided)
         return gradients, dcorrected
 
     def value_gradients(self, dv: Tensor, inverses: Tensor, dcorrected: Tensor) -> tuple[Tensor, Tensor]:
         """Fill dv; return E, and the contribution of the values to the gradient of beta."""
-        through = torch.empty_like(self.v)
+        through = contiguous_like(self.v)
         blocks = self._blocks("value_gradients", self.dv)
         of_values = self._of_steps(blocks)
         tensors = (inverses, dcorrected, self.v, self.beta, through, dv, of_values)
-        self.per_chunk("value_gradients", blocks, *tensors)
+        self.per_chunk("value_gradients", blocks, *tensors, strided=(self.v,))
         return through, of_values
 
     def correction_gradients(
@@ -127,7 +131,8 @@ class _DeltaChunks(Chunks):
         of_keys = self._of_steps(self.blocks_k)
         given = (self.k, self.k, corrected, through, *self.gates, states, states, self.beta)
         tensors = (*given, dk, dk, passing, of_keys)
-        self.per_chunk("gate_gradients", self.blocks_k, *tensors, LEVELS=self.levels, CORRECTION=True)
+        flags = {"LEVELS": self.levels, "CORRECTION": True}
+        self.per_chunk("gate_gradients", self.blocks_k, *tensors, strided=given[:4], **flags)
         return of_keys
 
     def _of_steps(self, blocks: int) -> Tensor:
@@ -146,10 +151,17 @@ class _DeltaChunks(Chunks):
     def _of_pieces(self, width: int) -> Tensor:
         return self.q.new_empty(self.batch * self.heads, self.pieces[0], self.dk, width, dtype=self.wide)
 
-    def _over_time(self, name: str, blocks: int, tensors: tuple[Tensor, ...], *, local: bool = False) -> None:
+    def _over_time(
+        self,
+        name: str,
+        blocks: int,
+        tensors: tuple[Tensor, ...],
+        strided: Sequence[Tensor],
+        local: bool = False,
+    ) -> None:
         pieces, length = self.pieces
         grid = blocks, pieces, self.batch * self.heads
-        self._run(name, grid, tensors, length, pieces, LOCAL=local)
+        self._run(name, grid, tensors, length, pieces, strided=strided, LOCAL=local)
 
     def _tiles(self, name: str) -> Tiles:
         if name not in TILES:

@@ -1,7 +1,7 @@
 """Matrix states on GPUs: in chunks on tensor cores, and step by step for decoding."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -40,11 +40,30 @@ class Outputs(NamedTuple):
     last: Tensor
 
 
+Layout = tuple[int, int]
+"""Strides of steps and heads of a tensor (b, t, h, d), whose channels are adjacent, as are its batch rows."""
+
+
+def layout(x: Tensor) -> Layout | None:
+    """Return the layout of a tensor (b, t, h, d); None if it has none, and kernels need a contiguous copy."""
+    batch, time, heads, width = x.shape
+    of_batch, row, head, column = x.stride()
+    if time == 1:
+        row = of_batch
+    adjacent = (width == 1 or column == 1) and (batch == 1 or of_batch == time * row)
+    return (row, head if heads > 1 else 0) if adjacent else None
+
+
+def readable(x: Tensor) -> Tensor:
+    """Return the tensor (b, t, h, d), or a contiguous copy if it has no `layout`."""
+    return x if layout(x) is not None else x.contiguous()
+
+
 def _forward_steps(out: Outputs, given: Matrix) -> None:
     import triton.language as tl
 
-    beta, reset = given.beta, given.reset
-    q, k, v, state = (x.contiguous() for x in (given.q, given.k, given.v, given.state))
+    beta, reset, state = given.beta, given.reset, given.state.contiguous()
+    q, k, v = (readable(x) for x in (given.q, given.k, given.v))
     (batch, time, heads, dk), dv = q.shape, v.shape[-1]
     decay, decays, strides = _decays(given.log_decay, q)
     block_k = power_of_2(dk)
@@ -54,7 +73,8 @@ def _forward_steps(out: Outputs, given: Matrix) -> None:
             q, k, v, q if beta is None else beta.contiguous(), decays, mask(reset, q), state, out.y, out.last,
             time, strides, HEADS=heads, DK=dk, DV=dv, DECAY=decay, DELTA=beta is not None,
             RESET=reset is not None, BLOCK_K=block_k, BLOCK_V=block_v,
-            WIDE=tl.float64 if state.dtype == torch.float64 else tl.float32, num_warps=4, num_stages=1,
+            WIDE=tl.float64 if state.dtype == torch.float64 else tl.float32,
+            LAYOUTS=tuple(map(layout, (q, k, v))), num_warps=4, num_stages=1,
         )  # fmt: skip
 
 
@@ -80,6 +100,11 @@ def steps_entry(run: Callable[[Any], tuple[Tensor, Tensor]], auto: Callable[[Any
     return Backend("recurrent", "triton", run, about, auto=auto, differentiable=False, widen=False)
 
 
+def contiguous_like(x: Tensor) -> Tensor:
+    """Return uninitialised, contiguous memory for a tensor like x."""
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
 class Tiles(NamedTuple):
     """Work of a program per iteration: key channels, value channels, warps and stages.
 
@@ -103,6 +128,7 @@ TILES = {
     ),
     "mixings": ((Tiles(64, 16, 8, 1, 128),) * 2, (Tiles(64, 16, 8, 1),) * 2),
     "mixed": ((Tiles(64, 128, 4, 2),) * 2, (Tiles(32, 64, 4, 2),) * 2),
+    "mixed, long": ((Tiles(64, 128, 8, 2),) * 2, (Tiles(32, 64, 4, 2),) * 2),
     "gate_gradients": ((Tiles(64, 64, 4, 3),) * 2, (Tiles(64, 64, 8, 2),) * 2),
 }
 
@@ -113,7 +139,7 @@ class Chunks:
     def __init__(self, given: Matrix, chunk: int) -> None:
         q, v, log_decay, reset = given.q, given.v, given.log_decay, given.reset
         self.chunk, self.levels = chunk, chunk.bit_length() - 1
-        self.q, self.k, self.v = q.contiguous(), given.k.contiguous(), v.contiguous()
+        self.q, self.k, self.v = map(readable, (q, given.k, v))
         (self.batch, self.time, self.heads, self.dk), self.dv = q.shape, v.shape[-1]
         self.chunks = -(-self.time // self.chunk)
         self.exact = q.element_size() > 2
@@ -152,14 +178,14 @@ class Chunks:
         flags = {"REVERSE": reverse, "WEIGHED": weighed}
         for local in (True, False) if pieces > 1 else (False,):
             grid = *blocks, matrices * pieces
-            self._run("chunk_states", grid, tensors, length, pieces, LOCAL=local, **flags)
+            self._run("chunk_states", grid, tensors, length, pieces, strided=(k, v), LOCAL=local, **flags)
         return states
 
     def mixings(self, matrices: Tensor, *, weigh: bool = False) -> tuple[Tensor, Tensor]:
         """Fill A of all chunks (b, h, chunks, C, C); return e^P * q and e^R * k if `weigh`."""
-        read, written = (torch.empty_like(x) if weigh else x for x in (self.q, self.k))
+        read, written = (contiguous_like(x) if weigh else x for x in (self.q, self.k))
         tensors = (self.q, self.k, *self.gates, matrices, read, written)
-        self.per_chunk("mixings", 1, *tensors, LEVELS=self.levels, WEIGH=weigh)
+        self.per_chunk("mixings", 1, *tensors, strided=tensors[:2], LEVELS=self.levels, WEIGH=weigh)
         return read, written
 
     def mixed(self, out: Tensor, *given: Tensor, reverse: bool = False, read: Tensor | None = None) -> None:
@@ -171,12 +197,13 @@ class Chunks:
         values, matrices, states = given
         q, flags = self.q if read is None else read, {"REVERSE": reverse, "WEIGHED": read is not None}
         tensors = (q, self.k, values, *self.gates, matrices, states, out)
-        self.per_chunk("mixed", self._blocks("mixed", self.dv), *tensors, **flags)
+        self.per_chunk("mixed", self._blocks("mixed", self.dv), *tensors, strided=tensors[:3], **flags)
 
     def gate_gradients(self, out: Any, dy: Tensor, v: Tensor, *states: Tensor, passing: Tensor) -> None:
         """Fill `passing` and the gradients of q and k, from states and their gradients; see the kernel."""
         tensors = (self.q, self.k, v, dy, *self.gates, *states, self.q, out.q, out.k, passing, self.q)
-        self.per_chunk("gate_gradients", self.blocks_k, *tensors, LEVELS=self.levels, CORRECTION=False)
+        flags = {"LEVELS": self.levels, "CORRECTION": False}
+        self.per_chunk("gate_gradients", self.blocks_k, *tensors, strided=tensors[:4], **flags)
 
     def decay_gradient(self, out: Tensor | None) -> Tensor:
         """Return memory for the gradients of decays, which `gate_gradients` fills; `out` if it fits."""
@@ -192,12 +219,18 @@ class Chunks:
             passing = passing.sum(-1, keepdim=True) if self.decay == HEAD else passing
             out.copy_(passing.sum_to_size(out.shape))
 
-    def per_chunk(self, name: str, blocks: int, *tensors: Tensor, **constants: Any) -> None:
-        """Run a kernel with a program for each block of channels, chunk, batch row and head."""
-        self._run(name, (blocks, self.chunks, self.batch * self.heads), tensors, **constants)
+    def per_chunk(
+        self, name: str, blocks: int, *tensors: Tensor, strided: Sequence[Tensor], **constants: Any
+    ) -> None:
+        """Run a kernel with a program for each block of channels, chunk, batch row and head.
+
+        `strided` are the tensors whose `layout` the kernel takes.
+        """
+        self._run(name, (blocks, self.chunks, self.batch * self.heads), tensors, strided=strided, **constants)
 
     def _tiles(self, name: str) -> Tiles:
-        tiles = TILES[name][self.exact][self.decay == CHANNEL]
+        key = "mixed, long" if name == "mixed" and self.chunk > CHUNK else name
+        tiles = TILES[key][self.exact][self.decay == CHANNEL]
         # double precision needs twice the registers
         part = 2 if self.q.dtype == torch.float64 else 1
         # in kernels with several products of 16 or 32 columns, Triton 3.6 to 3.7 reads beyond tiles (its
@@ -231,8 +264,9 @@ class Chunks:
         return sums
 
     def _run(
-        self, name: str, grid: tuple[int, ...], tensors: tuple[Tensor, ...], *numbers: int, **constants: Any
-    ) -> None:
+        self, name: str, grid: tuple[int, ...], tensors: tuple[Tensor, ...], *numbers: int,
+        strided: Sequence[Tensor], **constants: Any,
+    ) -> None:  # fmt: skip
         if 0 in grid:
             return
         import triton.language as tl
@@ -253,8 +287,9 @@ class Chunks:
                         HEADS=self.heads, DK=self.dk, DV=self.dv, DECAY=self.decay, RESET=self.reset,
                         EXACT=self.exact, CHUNK=self.chunk, BLOCK_K=tiles.block_k, BLOCK_V=tiles.block_v,
                         PRECISION=self._precision(tiles) if dtype == torch.float32 else "ieee",
-                        WIDE=tl.float64 if dtype == torch.float64 else tl.float32, num_warps=tiles.warps,
-                        num_stages=stages, enable_fp_fusion=fusion, **options, **constants,
+                        WIDE=tl.float64 if dtype == torch.float64 else tl.float32,
+                        LAYOUTS=tuple(map(layout, strided)), num_warps=tiles.warps, num_stages=stages,
+                        enable_fp_fusion=fusion, **options, **constants,
                     )  # fmt: skip
                 return
             except OutOfResources:
@@ -270,8 +305,22 @@ def _kept(given: Matrix, keep: bool) -> Memory:
     return Memory((batch, heads, -(-time // CHUNK), CHUNK, CHUNK), given.q.dtype)
 
 
+def forward_chunk(given: Matrix) -> int:
+    """Return the number of steps per chunk of the forward pass.
+
+    If a state is larger than the rows of q, k, v and y in a chunk, chunks of twice the length halve the bytes
+    of states. They need more registers, too many for the backward pass, for wide inputs, and for decays per
+    channel.
+    """
+    q, dv, log_decay = given.q, given.v.shape[-1], given.log_decay
+    dk = q.shape[-1]
+    small = 2 * CHUNK * (dk + dv) > dk * dv
+    wide = q.element_size() > 2 or (log_decay is not None and log_decay.shape[-1] > 1)
+    return CHUNK if small or wide else 2 * CHUNK
+
+
 def _forward(out: Values, given: Matrix) -> None:
-    call = Chunks(given, CHUNK)
+    call = Chunks(given, forward_chunk(given))
     # differences of sums are computed once and shared by all kernels that use them
     weighed = call.decay == CHANNEL and not call.exact
     read, written = call.q, call.k
@@ -286,7 +335,7 @@ def _adjoint(out: Any, given: Matrix, kept: Values, d: Values) -> None:
 
     The states before the chunks are recomputed: saving them would need as much memory as q, k, v and y.
     """
-    call, dy = Chunks(given, CHUNK), d.y.to(given.v.dtype).contiguous()
+    call, dy = Chunks(given, CHUNK), readable(d.y.to(given.v.dtype))
     gradients = call.states(call.q, dy, d.last, out.state, reverse=True)
     call.mixed(out.v, dy, kept.kept, gradients, reverse=True)
     last = torch.empty_like(out.state)

@@ -26,6 +26,7 @@ from linrec.ops.kernels.matrix.gates_triton import (
     of_chunk,
     program,
     put,
+    strided,
     tile,
     to_end,
     whole,
@@ -91,6 +92,7 @@ def corrections(  # type: ignore[no-untyped-def]
     BLOCK_V: tl.constexpr,
     PRECISION: tl.constexpr,
     WIDE: tl.constexpr,
+    LAYOUTS: tl.constexpr,
 ):
     """Compute T of a chunk, unless it is KNOWN; store P as `read` and U as `values`."""
     _, chunk, matrix = program(1, CHUNKS)
@@ -105,14 +107,14 @@ def corrections(  # type: ignore[no-untyped-def]
     else:
         below = strength[:, None] * mixing_of(
             k, k, decays, reset, k, k, b, h, chunk, TIME, strides,
-            HEADS, DK, DECAY, RESET, EXACT, LEVELS, True, False, CHUNK, BLOCK_K, PRECISION, WIDE,
+            HEADS, DK, DECAY, RESET, EXACT, LEVELS, True, False, CHUNK, BLOCK_K, PRECISION, WIDE, LAYOUTS,
         )  # fmt: skip
         inverse = _inverse(below, EXACT, LEVELS, CHUNK, WIDE)
         tl.store(inverses + at, inverse.to(inverses.dtype.element_ty))
     weights = (inverse * strength[None, :]).to(k.dtype.element_ty)
     for block in range(tl.cdiv(DK, BLOCK_K)):
         rows = block * BLOCK_K + tl.arange(0, BLOCK_K)
-        keys = tile(k, b, h, steps, TIME, HEADS, DK, rows)
+        keys = strided(k, LAYOUTS, 0, b, h, steps, TIME, DK, rows)
         if DECAY != NONE:
             first, second = of_chunk(
                 decays, reset, b, h, chunk, TIME, strides, rows, HEADS, DK, DECAY, RESET, EXACT, CHUNK, WIDE
@@ -122,7 +124,7 @@ def corrections(  # type: ignore[no-untyped-def]
         put(read, result, b, h, steps, TIME, HEADS, DK, rows)
     for block in range(tl.cdiv(DV, BLOCK_V)):
         columns = block * BLOCK_V + tl.arange(0, BLOCK_V)
-        given = tile(v, b, h, steps, TIME, HEADS, DV, columns)
+        given = strided(v, LAYOUTS, 2, b, h, steps, TIME, DV, columns)
         result = tl.dot(weights, given, input_precision=PRECISION, out_dtype=WIDE)
         put(values, result, b, h, steps, TIME, HEADS, DV, columns)
 
@@ -150,6 +152,7 @@ def value_gradients(  # type: ignore[no-untyped-def]
     BLOCK_V: tl.constexpr,
     PRECISION: tl.constexpr,
     WIDE: tl.constexpr,
+    LAYOUTS: tl.constexpr,
 ):
     """Fill E (`through`), dV and E . V (b, t, h, blocks of columns) for a chunk and some columns."""
     BLOCKS: tl.constexpr = (DV + BLOCK_V - 1) // BLOCK_V
@@ -166,7 +169,7 @@ def value_gradients(  # type: ignore[no-untyped-def]
     at = (b.to(tl.int64) * TIME + steps) * HEADS + h
     strength = tl.load(beta + at, mask=steps < TIME, other=0.0).to(WIDE)
     put(dv, strength[:, None] * result, b, h, steps, TIME, HEADS, DV, columns)
-    values = tile(v, b, h, steps, TIME, HEADS, DV, columns)
+    values = strided(v, LAYOUTS, 0, b, h, steps, TIME, DV, columns)
     of_beta = tl.sum(result * values, axis=1)
     tl.store(dbeta + at * BLOCKS + block, of_beta, mask=steps < TIME)
 
@@ -201,6 +204,7 @@ def delta_states(  # type: ignore[no-untyped-def]
     BLOCK_V: tl.constexpr,
     PRECISION: tl.constexpr,
     WIDE: tl.constexpr,
+    LAYOUTS: tl.constexpr,
 ):
     """Fill W = U - P S, the states before the chunks, and the last state, for some columns.
 
@@ -236,7 +240,7 @@ def delta_states(  # type: ignore[no-untyped-def]
         w -= tl.dot(p, state.to(p.dtype), input_precision=PRECISION, out_dtype=WIDE)
         if not LOCAL:
             put(corrected, w, b, h, steps, TIME, HEADS, DV, columns)
-        k = tile(keys, b, h, steps, TIME, HEADS, DK, rows)
+        k = strided(keys, LAYOUTS, 0, b, h, steps, TIME, DK, rows)
         if DECAY != NONE:
             first, second = of_chunk(
                 decays, reset, b, h, chunk, TIME, strides, rows, HEADS, DK, DECAY, RESET, EXACT, CHUNK, WIDE
@@ -284,6 +288,7 @@ def delta_state_gradients(  # type: ignore[no-untyped-def]
     BLOCK_V: tl.constexpr,
     PRECISION: tl.constexpr,
     WIDE: tl.constexpr,
+    LAYOUTS: tl.constexpr,
 ):
     """Fill dW, and G after each chunk and before the first, for some columns; `matrices` are A.
 
@@ -311,10 +316,10 @@ def delta_state_gradients(  # type: ignore[no-untyped-def]
         if not LOCAL:
             tl.store(gradients + place * size + at, gradient.to(gradients.dtype.element_ty), mask=inside)
         steps = chunk * CHUNK + n
-        k = tile(keys, b, h, steps, TIME, HEADS, DK, rows)
-        q = tile(queries, b, h, steps, TIME, HEADS, DK, rows)
+        q = strided(queries, LAYOUTS, 0, b, h, steps, TIME, DK, rows)
+        k = strided(keys, LAYOUTS, 1, b, h, steps, TIME, DK, rows)
         p = tile(read, b, h, steps, TIME, HEADS, DK, rows)
-        given = tile(dy, b, h, steps, TIME, HEADS, DV, columns)
+        given = strided(dy, LAYOUTS, 2, b, h, steps, TIME, DV, columns)
         turned = tl.load(matrices + place * (CHUNK * CHUNK) + n[None, :] * CHUNK + n[:, None])
         w = tl.dot(turned, given, input_precision=PRECISION, out_dtype=WIDE)
         old = gradient.to(k.dtype)

@@ -28,8 +28,21 @@ def program(FIRST, SECOND):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def strided(  # type: ignore[no-untyped-def]
+    x, LAYOUTS: tl.constexpr, WHICH: tl.constexpr, b, h, steps, TIME, WIDTH: tl.constexpr, columns
+):  # fmt: skip
+    """Load elements (steps, columns) of a tensor (b, t, h, d), zeros outside of it.
+
+    LAYOUTS[WHICH] is the pair of its strides of steps and heads; see `Layout` in `gate_loop.triton`.
+    """
+    rows = (b.to(tl.int64) * TIME + steps) * LAYOUTS[WHICH][0] + h * LAYOUTS[WHICH][1]
+    inside = (steps < TIME)[:, None] & (columns < WIDTH)[None, :]
+    return tl.load(x + rows[:, None] + columns[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
 def tile(x, b, h, steps, TIME, HEADS: tl.constexpr, WIDTH: tl.constexpr, columns):  # type: ignore[no-untyped-def]
-    """Load elements (steps, columns) of a tensor (b, t, h, d), zeros outside of it."""
+    """Load elements (steps, columns) of a contiguous tensor (b, t, h, d), zeros outside of it."""
     rows = (b.to(tl.int64) * TIME + steps) * HEADS + h
     inside = (steps < TIME)[:, None] & (columns < WIDTH)[None, :]
     return tl.load(x + rows[:, None] * WIDTH + columns[None, :], mask=inside, other=0.0)
@@ -221,6 +234,7 @@ def gate_gradients(  # type: ignore[no-untyped-def]
     HEADS: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, DECAY: tl.constexpr, RESET: tl.constexpr,
     EXACT: tl.constexpr, LEVELS: tl.constexpr, CORRECTION: tl.constexpr, CHUNK: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
+    LAYOUTS: tl.constexpr,
 ):  # fmt: skip
     """Fill dQ and dK for a chunk and some channels, and `passing`, the gradient of log decays.
 
@@ -245,10 +259,10 @@ def gate_gradients(  # type: ignore[no-untyped-def]
     crossing = tl.zeros((BLOCK_K,), WIDE)
     for i in range(tl.cdiv(DV, BLOCK_V)):
         columns = i * BLOCK_V + tl.arange(0, BLOCK_V)
-        given = tile(dy, b, h, steps, TIME, HEADS, DV, columns)
+        given = strided(dy, LAYOUTS, 3, b, h, steps, TIME, DV, columns)
         if CORRECTION:
             given = -given
-        values = tile(v, b, h, steps, TIME, HEADS, DV, columns)
+        values = strided(v, LAYOUTS, 2, b, h, steps, TIME, DV, columns)
         lower = tl.dot(given, tl.trans(values), lower, input_precision=PRECISION, out_dtype=WIDE)
         upper = tl.dot(values, tl.trans(given), upper, input_precision=PRECISION, out_dtype=WIDE)
         inside = (columns < DV)[:, None] & (rows < DK)[None, :]
@@ -262,8 +276,8 @@ def gate_gradients(  # type: ignore[no-untyped-def]
             )
             if DECAY != NONE:
                 crossing += tl.sum(state.to(WIDE) * gradient.to(WIDE), axis=0)
-    queries = tile(q, b, h, steps, TIME, HEADS, DK, rows)
-    keys = tile(k, b, h, steps, TIME, HEADS, DK, rows)
+    queries = strided(q, LAYOUTS, 0, b, h, steps, TIME, DK, rows)
+    keys = strided(k, LAYOUTS, 1, b, h, steps, TIME, DK, rows)
     strength = tl.full((CHUNK,), 1.0, WIDE)
     if CORRECTION:
         strength = tl.load(beta + (b.to(tl.int64) * TIME + steps) * HEADS + h, mask=steps < TIME, other=0.0)

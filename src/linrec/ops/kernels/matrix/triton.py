@@ -49,7 +49,7 @@ from linrec.ops.kernels.matrix.gates_triton import (
     program,
     put,
     right,
-    tile,
+    strided,
     to_end,
     whole,
 )
@@ -105,6 +105,7 @@ def chunk_states(  # type: ignore[no-untyped-def]
     BLOCK_V: tl.constexpr,
     PRECISION: tl.constexpr,
     WIDE: tl.constexpr,
+    LAYOUTS: tl.constexpr,
 ):
     """Fill the state before each chunk and the last; with REVERSE, from q and dy, the gradient after each.
 
@@ -139,8 +140,8 @@ def chunk_states(  # type: ignore[no-untyped-def]
             place = (matrix * CHUNKS + chunk) * size
             tl.store(states + place + at, state.to(states.dtype.element_ty), mask=inside)
         steps = chunk * CHUNK + tl.arange(0, CHUNK)
-        k = tile(keys, b, h, steps, TIME, HEADS, DK, rows)
-        v = tile(values, b, h, steps, TIME, HEADS, DV, columns)
+        k = strided(keys, LAYOUTS, 0, b, h, steps, TIME, DK, rows)
+        v = strided(values, LAYOUTS, 1, b, h, steps, TIME, DV, columns)
         if DECAY != NONE:
             first, second = of_chunk(
                 decays, reset, b, h, chunk, TIME, strides, rows, HEADS, DK, DECAY, RESET, EXACT, CHUNK, WIDE
@@ -185,6 +186,7 @@ def mixings(  # type: ignore[no-untyped-def]
     BLOCK_V: tl.constexpr,
     PRECISION: tl.constexpr,
     WIDE: tl.constexpr,
+    LAYOUTS: tl.constexpr,
 ):
     """Fill A (b, h, chunk, C, C) for a chunk; with WEIGH also e^P * Q as `read` and e^R * K as `written`."""
     _, chunk, matrix = program(1, CHUNKS)
@@ -192,7 +194,7 @@ def mixings(  # type: ignore[no-untyped-def]
     n = tl.arange(0, CHUNK)
     mixing = mixing_of(
         q, k, decays, reset, read, written, b, h, chunk, TIME, strides,
-        HEADS, DK, DECAY, RESET, EXACT, LEVELS, False, WEIGH, CHUNK, BLOCK_K, PRECISION, WIDE,
+        HEADS, DK, DECAY, RESET, EXACT, LEVELS, False, WEIGH, CHUNK, BLOCK_K, PRECISION, WIDE, LAYOUTS,
     )  # fmt: skip
     place = (matrix.to(tl.int64) * CHUNKS + chunk) * (CHUNK * CHUNK)
     tl.store(matrices + place + n[:, None] * CHUNK + n[None, :], mixing.to(matrices.dtype.element_ty))
@@ -223,6 +225,7 @@ def mixing_of(  # type: ignore[no-untyped-def]
     BLOCK_K: tl.constexpr,
     PRECISION: tl.constexpr,
     WIDE: tl.constexpr,
+    LAYOUTS: tl.constexpr,
 ):
     """Return A (CHUNK, CHUNK) for a chunk, with STRICT without its diagonal; see `mixings`."""
     n = tl.arange(0, CHUNK)
@@ -230,8 +233,8 @@ def mixing_of(  # type: ignore[no-untyped-def]
     mixing = tl.zeros((CHUNK, CHUNK), WIDE)
     for block in range(tl.cdiv(DK, BLOCK_K)):
         rows = block * BLOCK_K + tl.arange(0, BLOCK_K)
-        queries = tile(q, b, h, steps, TIME, HEADS, DK, rows)
-        keys = tile(k, b, h, steps, TIME, HEADS, DK, rows)
+        queries = strided(q, LAYOUTS, 0, b, h, steps, TIME, DK, rows)
+        keys = strided(k, LAYOUTS, 1, b, h, steps, TIME, DK, rows)
         if DECAY == CHANNEL:
             first, second = of_chunk(
                 decays, reset, b, h, chunk, TIME, strides, rows, HEADS, DK, CHANNEL, RESET, EXACT, CHUNK, WIDE
@@ -289,6 +292,7 @@ def mixed(  # type: ignore[no-untyped-def]
     BLOCK_V: tl.constexpr,
     PRECISION: tl.constexpr,
     WIDE: tl.constexpr,
+    LAYOUTS: tl.constexpr,
 ):
     """Fill Y for a chunk and some columns of v; with REVERSE, dV from dy and the gradients of states.
 
@@ -304,12 +308,12 @@ def mixed(  # type: ignore[no-untyped-def]
     # small heads are bound by memory latency, so all loads are issued before the first product
     EARLY: tl.constexpr = DK <= BLOCK_K
     if EARLY:
-        given = tile(values, b, h, steps, TIME, HEADS, DV, columns)
+        given = strided(values, LAYOUTS, 2, b, h, steps, TIME, DV, columns)
     mixing = tl.zeros((CHUNK, CHUNK), WIDE)
     result = tl.zeros((CHUNK, BLOCK_V), WIDE)
     for block in range(tl.cdiv(DK, BLOCK_K)):
         rows = block * BLOCK_K + tl.arange(0, BLOCK_K)
-        x = tile(k if REVERSE else q, b, h, steps, TIME, HEADS, DK, rows)
+        x = strided(k if REVERSE else q, LAYOUTS, 1 if REVERSE else 0, b, h, steps, TIME, DK, rows)
         if DECAY == CHANNEL:
             if not WEIGHED:
                 first, second = of_chunk(
@@ -321,14 +325,14 @@ def mixed(  # type: ignore[no-untyped-def]
                 )
                 x = (x * weight).to(x.dtype)
         else:
-            other = tile(q if REVERSE else k, b, h, steps, TIME, HEADS, DK, rows)
+            other = strided(q if REVERSE else k, LAYOUTS, 0 if REVERSE else 1, b, h, steps, TIME, DK, rows)
             mixing = tl.dot(x, tl.trans(other), mixing, input_precision=PRECISION, out_dtype=WIDE)
         inside = (rows < DK)[:, None] & (columns < DV)[None, :]
         at = matrix * (DK * DV) + rows[:, None] * DV + columns[None, :]
         state = tl.load(states + at, mask=inside, other=0.0)
         result = tl.dot(x, state.to(x.dtype), result, input_precision=PRECISION, out_dtype=WIDE)
     if not EARLY:
-        given = tile(values, b, h, steps, TIME, HEADS, DV, columns)
+        given = strided(values, LAYOUTS, 2, b, h, steps, TIME, DV, columns)
     if DECAY == CHANNEL:
         at = n[None, :] * CHUNK + n[:, None] if REVERSE else n[:, None] * CHUNK + n[None, :]
         weights = tl.load(matrices + matrix * (CHUNK * CHUNK) + at)
@@ -368,6 +372,7 @@ def steps(  # type: ignore[no-untyped-def]
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
     WIDE: tl.constexpr,
+    LAYOUTS: tl.constexpr,
 ):
     """Fill Y for all steps, and the last state, for `gate_loop` or `delta_rule`.
 
@@ -387,10 +392,13 @@ def steps(  # type: ignore[no-untyped-def]
     at = matrix.to(tl.int64) * (DK * DV) + rows[:, None] * DV + columns[None, :]
     state = tl.load(start + at, mask=inside, other=0.0).to(WIDE)
     for t in range(TIME):
-        place = (b * TIME + t) * HEADS + h
-        query = tl.load(q + place * DK + rows, mask=rows < DK, other=0.0).to(WIDE)
-        key = tl.load(k + place * DK + rows, mask=rows < DK, other=0.0).to(WIDE)
-        value = tl.load(v + place * DV + columns, mask=columns < DV, other=0.0).to(WIDE)
+        step = b * TIME + t
+        place = step * HEADS + h
+        row_q, row_k = step * LAYOUTS[0][0] + h * LAYOUTS[0][1], step * LAYOUTS[1][0] + h * LAYOUTS[1][1]
+        row_v = step * LAYOUTS[2][0] + h * LAYOUTS[2][1]
+        query = tl.load(q + row_q + rows, mask=rows < DK, other=0.0).to(WIDE)
+        key = tl.load(k + row_k + rows, mask=rows < DK, other=0.0).to(WIDE)
+        value = tl.load(v + row_v + columns, mask=columns < DV, other=0.0).to(WIDE)
         gate = decays + b * strides[0] + t * strides[1] + h * strides[2]
         if DECAY == CHANNEL:
             state *= tl.exp(tl.load(gate + rows, mask=rows < DK, other=0.0).to(WIDE))[:, None]
