@@ -130,19 +130,20 @@ def test_layouts():
 
 
 @on_either
-@pytest.mark.parametrize("log_decay", ["bth", None])
-def test_large_states_take_long_chunks(log_decay, monkeypatch):
-    monkeypatch.setattr(chunks, "CHUNK", 16)
-    size = 80 if INTERPRETED else 96
-    given = gate_loop_inputs(
-        1, 75, 1, size, size, dtype=torch.float16, log_decay=log_decay, phase=None, device=DEVICE
+@pytest.mark.parametrize("log_decay", tiered(["bth"], [None]))
+@pytest.mark.parametrize("programs", [1, 256])
+def test_large_heads_take_large_tiles(log_decay, programs, monkeypatch):
+    monkeypatch.setattr(chunks, "PROGRAMS", programs)
+    used, tiles = set(), chunks.Chunks._tiles
+    monkeypatch.setattr(
+        chunks.Chunks, "_tiles", lambda self, name: used.add((name, tiles(self, name))) or tiles(self, name)
     )
-    lengths = []
-    long = chunks.forward_chunk
-    monkeypatch.setattr(chunks, "forward_chunk", lambda x: lengths.append(long(x)) or long(x))
-    options = {"reset": reset_mask(1, 75, rate=0.05, device=DEVICE)}
-    check_operator(gate_loop, given, **PAIR, dtype=torch.float16, options=options)
-    assert lengths == [32]
+    given = gate_loop_inputs(
+        1, 20, 1, 256, 257, dtype=torch.float16, log_decay=log_decay, phase=None, device=DEVICE
+    )
+    check_operator(gate_loop, given, **PAIR, dtype=torch.float16)
+    large = {name for name, found in used if found == chunks.LARGE_TILES.get(name)}
+    assert large == {"mixed", "gate_gradients"} | ({"chunk_states"} if programs == 1 else set())
 
 
 @on_either

@@ -128,8 +128,15 @@ TILES = {
     ),
     "mixings": ((Tiles(64, 16, 8, 1, 128),) * 2, (Tiles(64, 16, 8, 1),) * 2),
     "mixed": ((Tiles(64, 128, 4, 2),) * 2, (Tiles(32, 64, 4, 2),) * 2),
-    "mixed, long": ((Tiles(64, 128, 8, 2),) * 2, (Tiles(32, 64, 4, 2),) * 2),
     "gate_gradients": ((Tiles(64, 64, 4, 3),) * 2, (Tiles(64, 64, 8, 2),) * 2),
+}
+# for 16-bit inputs, decays per head, and heads of at least so many channels: each block of channels reads the
+# rows of all blocks, so with larger blocks they are read less often
+LARGE = 256
+LARGE_TILES = {
+    "chunk_states": Tiles(128, 128, 8, 2, 128),
+    "mixed": Tiles(64, 256, 8, 2, 128),
+    "gate_gradients": Tiles(128, 64, 8, 2),
 }
 
 
@@ -143,6 +150,8 @@ class Chunks:
         (self.batch, self.time, self.heads, self.dk), self.dv = q.shape, v.shape[-1]
         self.chunks = -(-self.time // self.chunk)
         self.exact = q.element_size() > 2
+        per_head = log_decay is None or log_decay.shape[-1] == 1
+        self.large = not self.exact and per_head and min(self.dk, self.dv) >= LARGE
         self.wide = torch.promote_types(q.dtype, torch.float32)
         if log_decay is None and reset is not None:
             log_decay = torch.zeros(1, 1, self.heads, 1, dtype=self.wide, device=q.device)
@@ -229,8 +238,9 @@ class Chunks:
         self._run(name, (blocks, self.chunks, self.batch * self.heads), tensors, strided=strided, **constants)
 
     def _tiles(self, name: str) -> Tiles:
-        key = "mixed, long" if name == "mixed" and self.chunk > CHUNK else name
-        tiles = TILES[key][self.exact][self.decay == CHANNEL]
+        tiles = TILES[name][self.exact][self.decay == CHANNEL]
+        if name in LARGE_TILES and self.large and (name != "chunk_states" or self._many(LARGE_TILES[name])):
+            tiles = LARGE_TILES[name]
         # double precision needs twice the registers
         part = 2 if self.q.dtype == torch.float64 else 1
         # in kernels with several products of 16 or 32 columns, Triton 3.6 to 3.7 reads beyond tiles (its
@@ -239,6 +249,11 @@ class Chunks:
         block_k = min(tiles.block_k // part, max(least, power_of_2(self.dk)))
         block_v = min(tiles.block_v // part, max(least, power_of_2(self.dv)))
         return tiles._replace(block_k=block_k, block_v=block_v)
+
+    def _many(self, tiles: Tiles) -> bool:
+        """Return whether blocks of states of this size occupy a GPU."""
+        blocks = -(-self.dk // tiles.block_k) * -(-self.dv // tiles.block_v)
+        return blocks * self.batch * self.heads >= PROGRAMS
 
     def _blocks(self, name: str, width: int) -> int:
         return -(-width // self._tiles(name).block_v)
@@ -305,22 +320,8 @@ def _kept(given: Matrix, keep: bool) -> Memory:
     return Memory((batch, heads, -(-time // CHUNK), CHUNK, CHUNK), given.q.dtype)
 
 
-def forward_chunk(given: Matrix) -> int:
-    """Return the number of steps per chunk of the forward pass.
-
-    If a state is larger than the rows of q, k, v and y in a chunk, chunks of twice the length halve the bytes
-    of states. They need more registers, too many for the backward pass, for wide inputs, and for decays per
-    channel.
-    """
-    q, dv, log_decay = given.q, given.v.shape[-1], given.log_decay
-    dk = q.shape[-1]
-    small = 2 * CHUNK * (dk + dv) > dk * dv
-    wide = q.element_size() > 2 or (log_decay is not None and log_decay.shape[-1] > 1)
-    return CHUNK if small or wide else 2 * CHUNK
-
-
 def _forward(out: Values, given: Matrix) -> None:
-    call = Chunks(given, forward_chunk(given))
+    call = Chunks(given, CHUNK)
     # differences of sums are computed once and shared by all kernels that use them
     weighed = call.decay == CHANNEL and not call.exact
     read, written = call.q, call.k
