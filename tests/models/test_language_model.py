@@ -186,6 +186,21 @@ def test_a_compiled_unit_does_not_save_the_product_that_it_can_compute_again():
     assert len(hidden) == 2
 
 
+@thorough
+def test_compiled_training_saves_the_weights_that_it_casts():
+    torch.compiler.reset()
+    model = LanguageModel(ModelConfig(5, d_model=8, n_layers=1, mixer="min_gru", d_channel_mixing=24))
+    model.blocks[0].compile()
+    x, saved = torch.randn(2, 5, 8, requires_grad=True), []
+    hooks = torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x)
+    with compiling(), torch.autocast("cpu", torch.bfloat16), hooks:
+        y, _ = model.blocks[0](x, keep_state=False)
+    y.sum().backward()
+    casts = [tensor for tensor in saved if tensor.dtype == torch.bfloat16 and tensor.dim() == 2]
+    shapes = {tuple(sorted(tensor.shape)) for tensor in casts}
+    assert {(8, 24), (8, 8)} <= shapes
+
+
 def test_init_state_is_where_none_starts():
     model = make()
     assert_agree(model(tokens(), model.init_state(3))[0], model(tokens())[0])

@@ -1,12 +1,14 @@
 """Regional compilation: blocks of equal structure share a compilation."""
 
 import copy
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy
 
 from linrec.models.language_model import LanguageModel
 
@@ -22,12 +24,36 @@ def compiling() -> Iterator[None]:
 
     By default torch also saves every elementwise result that a matrix product of the backward pass reads:
     outputs of norms, products of gates, weights in half precision. A kernel of the backward pass can compute
-    these again from tensors that are saved anyway.
+    these again from tensors that are saved anyway. Weights in half precision are saved nevertheless: casting
+    them again takes a kernel per weight.
     """
     shared = torch._dynamo.config.patch(allow_unspec_int_on_nn_module=True, recompile_limit=64)
     frugal = torch._functorch.config.patch(ban_recompute_materialized_backward=False)
-    with shared, frugal:
+    casts = torch._inductor.config.patch(joint_custom_pre_pass=_saving_casts())
+    with shared, frugal, casts:
         yield
+
+
+@functools.cache
+def _saving_casts() -> Any:
+    """Return the pass over a graph that marks casts of weights as saved for the backward pass."""
+    # imported here because the compiler's modules take a second to import
+    from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+
+    class SavingCasts(CustomGraphPass):
+        def __call__(self, graph: torch.fx.Graph) -> None:
+            for node in graph.find_nodes(
+                op="call_function", target=torch.ops.prims.convert_element_type.default
+            ):
+                (source, dtype), value = node.args, node.meta["val"]
+                if source.op == "placeholder" and value.dim() == 2 and dtype.itemsize == 2:
+                    node.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
+
+        def uuid(self) -> Any:
+            # graphs are cached by this number
+            return get_hash_for_files((__file__,))
+
+    return SavingCasts()
 
 
 def with_parts_compiled(model: LanguageModel, **options: Any) -> LanguageModel:
