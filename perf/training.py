@@ -41,7 +41,7 @@ class Windows:
     """Windows that steps are counted in, and seconds that each should take."""
 
     windows: int = 5
-    seconds: float = 1.0
+    seconds: float = 0.5
 
 
 def model_config(name: str, mixer: str | None, *, quick: bool = False) -> ModelConfig:
@@ -94,7 +94,8 @@ def make_step(
     """
     fabric = make_fabric(loop)
     seed_all(loop.seed)
-    model = LanguageModel(config)
+    with fabric.device:
+        model = LanguageModel(config)
     model.recompute = loop.recompute
     compiled = uses_compile(loop, fabric.device)
     objective: Any = Objective(model)
