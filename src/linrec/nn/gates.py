@@ -1,7 +1,7 @@
 """State transitions a = |a| exp(i arg a), and gates in (0, 1): activations and their initialisation."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 import torch
@@ -114,7 +114,7 @@ def gate_projected(x: Float[Tensor, "*batch d_in"], *gates: GateLinear) -> tuple
     """
     dtype = torch.promote_types(gates[0].weight.dtype, torch.float32)
 
-    def joined(parts: list[Tensor]) -> Tensor:
+    def joined(parts: Sequence[Tensor]) -> Tensor:
         return (torch.cat(parts) if len(parts) > 1 else parts[0]).to(dtype)
 
     with without_autocast(x.device.type):
