@@ -115,7 +115,7 @@ def gate_projected(x: Float[Tensor, "*batch d_in"], *gates: GateLinear) -> tuple
     dtype = torch.promote_types(gates[0].weight.dtype, torch.float32)
 
     def joined(parts: Sequence[Tensor]) -> Tensor:
-        return (torch.cat(parts) if len(parts) > 1 else parts[0]).to(dtype)
+        return (torch.cat([*parts]) if len(parts) > 1 else parts[0]).to(dtype)
 
     with without_autocast(x.device.type):
         biases = [gate.bias for gate in gates if gate.bias is not None]

@@ -131,13 +131,9 @@ TILES = {
     "gate_gradients": ((Tiles(64, 64, 4, 3),) * 2, (Tiles(64, 64, 8, 2),) * 2),
 }
 # for 16-bit inputs, decays per head, and heads of at least so many channels: each block of channels reads the
-# rows of all blocks, so with larger blocks they are read less often
+# rows again, so that larger blocks read less
 LARGE = 256
-LARGE_TILES = {
-    "chunk_states": Tiles(128, 128, 8, 2, 128),
-    "mixed": Tiles(64, 256, 8, 2, 128),
-    "gate_gradients": Tiles(128, 64, 8, 2),
-}
+LARGE_TILES = {"chunk_states": Tiles(128, 128, 8, 2, 128), "mixed": Tiles(64, 256, 8, 2, 128)}
 
 
 class Chunks:
@@ -239,8 +235,9 @@ class Chunks:
 
     def _tiles(self, name: str) -> Tiles:
         tiles = TILES[name][self.exact][self.decay == CHANNEL]
-        if name in LARGE_TILES and self.large and (name != "chunk_states" or self._many(LARGE_TILES[name])):
-            tiles = LARGE_TILES[name]
+        larger = LARGE_TILES.get(name) if self.large else None
+        if larger is not None and (name != "chunk_states" or self._at_once(larger)):
+            tiles = larger
         # double precision needs twice the registers
         part = 2 if self.q.dtype == torch.float64 else 1
         # in kernels with several products of 16 or 32 columns, Triton 3.6 to 3.7 reads beyond tiles (its
@@ -250,10 +247,10 @@ class Chunks:
         block_v = min(tiles.block_v // part, max(least, power_of_2(self.dv)))
         return tiles._replace(block_k=block_k, block_v=block_v)
 
-    def _many(self, tiles: Tiles) -> bool:
-        """Return whether blocks of states of this size occupy a GPU."""
+    def _at_once(self, tiles: Tiles) -> bool:
+        """Return whether blocks of states of this size occupy a GPU, all at once."""
         blocks = -(-self.dk // tiles.block_k) * -(-self.dv // tiles.block_v)
-        return blocks * self.batch * self.heads >= PROGRAMS
+        return PROGRAMS <= blocks * self.batch * self.heads < 2 * PROGRAMS
 
     def _blocks(self, name: str, width: int) -> int:
         return -(-width // self._tiles(name).block_v)
