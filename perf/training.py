@@ -41,7 +41,7 @@ class Windows:
     """Windows that steps are counted in, and seconds that each should take."""
 
     windows: int = 5
-    seconds: float = 0.5
+    seconds: float = 1.0
 
 
 def model_config(name: str, mixer: str | None, *, quick: bool = False) -> ModelConfig:

@@ -102,7 +102,10 @@ def draw(results: dict[str, Any], path: Path) -> Path:
     figure = style.make_figure(1.2 + 0.34 * max(3, len(measured)))
     axes = figure.subplots()
     handles: list[Line2D] = []
-    for number, (of, shift) in enumerate((("", 0.19), ("fla", -0.19))):
+    sides = [("", 0.19), ("fla", -0.19)]
+    # no legend for a side without bars
+    sides = sides if any("tokens_per_second" in model.get("fla", {}) for model in measured) else sides[:1]
+    for number, (of, shift) in enumerate(sides):
         for place, model in enumerate(measured):
             found = model.get(of, {}) if of else model
             if "tokens_per_second" not in found:
