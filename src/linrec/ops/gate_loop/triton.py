@@ -45,7 +45,7 @@ Layout = tuple[int, int]
 
 
 def layout(x: Tensor) -> Layout | None:
-    """Return the layout of a tensor (b, t, h, d); None if it has none, and kernels need a contiguous copy."""
+    """Return the layout of a tensor (b, t, h, d), or None if kernels need a contiguous copy."""
     batch, time, heads, width = x.shape
     of_batch, row, head, column = x.stride()
     if time == 1:
@@ -55,7 +55,7 @@ def layout(x: Tensor) -> Layout | None:
 
 
 def readable(x: Tensor) -> Tensor:
-    """Return the tensor (b, t, h, d), or a contiguous copy if it has no `layout`."""
+    """Return the tensor (b, t, h, d), or a contiguous copy if kernels need one."""
     return x if layout(x) is not None else x.contiguous()
 
 
