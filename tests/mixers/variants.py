@@ -566,6 +566,22 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "paper": {"d_position": 5},
         "no decay": {"length": 40, "decay": 1.0, "expansion": 1, "position_depth": 0, "bias": False},
     },
+    # larger weights than the paper's, whose outputs would be near zero
+    "transformer_xl": {
+        "paper": {"n_heads": 2, "segment_length": 4, "init_std": 0.5},
+        "same length": {
+            "n_heads": 2,
+            "d_head": 3,
+            "segment_length": 3,
+            "memory_length": 5,
+            "same_length": True,
+            "clamp": 3,
+            "detach": "never",
+            "init_std": 0.5,
+        },
+        "two segments of gradients": {"segment_length": 2, "memory_length": 1, "detach": 2, "init_std": 0.5},
+        "no recurrence": {"segment_length": 3, "memory_length": 0, "init_std": 0.5},
+    },
     "trans_normer": {
         "paper": {},
         "decay": {"n_heads": 2, "positions": "decay", "feature_map": "elu", "output_norm": "rms"},

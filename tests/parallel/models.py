@@ -63,6 +63,7 @@ REFUSED = {
     "slstm": "slstm",
     "sru": "sru",
     "tnn": "long_conv",
+    "transformer_xl": "transformer_xl",
     "xlstm_7b": "mlstm",
 }
 

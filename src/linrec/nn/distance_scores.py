@@ -1,0 +1,93 @@
+"""Transformer-XL's scores of the distance between a query and a key."""
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from linrec.nn.parameters import mark
+
+__all__ = ["DistanceScores", "QueryBiases", "sinusoids"]
+
+
+class QueryBiases(nn.Module):
+    """u and v, added to queries before products with keys and with distances.
+
+    Args:
+        n_heads: heads h.
+        d_head: channels of a head.
+        std: standard deviation when training starts.
+
+    Example:
+        >>> QueryBiases(2, 4, std=0.02).u.shape
+        torch.Size([2, 4])
+    """
+
+    def __init__(self, n_heads: int, d_head: int, *, std: float) -> None:
+        super().__init__()
+        self.u = nn.Parameter(std * torch.randn(n_heads, d_head))
+        self.v = nn.Parameter(std * torch.randn(n_heads, d_head))
+        mark(self, group="channel", weight_decay=False)
+
+
+class DistanceScores(nn.Module):
+    """b_nm = (q_n + v) . W_R R_{n-m} / sqrt(d_head), of sinusoids R of the distance n - m.
+
+    Args:
+        d_model: width of R.
+        n_heads: heads h.
+        d_head: channels of a head.
+        clamp: largest distance; R of larger distances is R of `clamp`. None has no limit.
+
+    Source:
+        Dai and others, Transformer-XL (2019), section 3.3 and appendix B.
+
+    Example:
+        >>> scores = DistanceScores(6, 2, 4)
+        >>> scores(torch.zeros(1, 3, 2, 4), 5).shape
+        torch.Size([1, 2, 3, 5])
+    """
+
+    def __init__(self, d_model: int, n_heads: int, d_head: int, *, clamp: int | None = None) -> None:
+        super().__init__()
+        self.d_head, self.clamp = d_head, clamp
+        self.r = nn.Linear(d_model, n_heads * d_head, bias=False)
+
+    def forward(self, q: Float[Tensor, "b t h d"], keys: int) -> Float[Tensor, "b h t keys"]:
+        """Return the scores of queries q + v with a number of keys, whose last t are of the queries' steps.
+
+        Scores with keys after the query are not defined.
+        """
+        distance = torch.arange(keys - 1, -1, -1, device=q.device)
+        if self.clamp is not None:
+            distance = distance.clamp(max=self.clamp)
+        r = self.r(sinusoids(distance, self.r.in_features, self.r.weight.dtype))
+        r = r.unflatten(-1, (-1, self.d_head)).to(q.dtype)
+        scores = torch.einsum("bthd,shd->bhts", q, r) / math.sqrt(self.d_head)
+        return _shifted(scores)
+
+
+def sinusoids(positions: Tensor, width: int, dtype: torch.dtype) -> Float[Tensor, "t width"]:
+    """Return the sines, then the cosines, of positions (t,) times 10000^(-2i / width).
+
+    Example:
+        >>> sinusoids(torch.arange(2), 2, torch.float32)
+        tensor([[0.0000, 1.0000],
+                [0.8415, 0.5403]])
+    """
+    wide = torch.promote_types(dtype, torch.float32)
+    frequency = 10_000 ** -(torch.arange(0, width, 2, dtype=wide, device=positions.device) / width)
+    angle = positions.to(wide)[:, None] * frequency
+    return torch.cat([angle.sin(), angle.cos()], -1)[:, :width].to(dtype)
+
+
+def _shifted(scores: Tensor) -> Tensor:
+    """Return scores (b, h, t, s) whose row i is moved t - 1 - i places to the left.
+
+    The last column is of the distance 0 before, and of the last key after. What enters at the right is of
+    keys after the query.
+    """
+    b, h, t, s = scores.shape
+    padded = torch.cat([scores.new_zeros(b, h, t, 1), scores], -1)
+    return padded.reshape(b, h, s + 1, t)[:, :, 1:].reshape(b, h, t, s)
