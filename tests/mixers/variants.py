@@ -149,6 +149,12 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "head size": {"n_heads": 2, "d_head": 3, "output_gate": False},
     },
     "lfm2": {"paper": {}, "biases": {"conv_size": 4, "bias": True}, "single tap": {"conv_size": 1}},
+    "infini_attention": {
+        "linear": {"n_heads": 2, "segment_length": 4},
+        "delta": {"n_heads": 2, "d_head": 4, "segment_length": 3, "update": "delta", "gate_empty": False},
+        "detached": {"segment_length": 5, "positions": "none", "gate_init": 1.0, "detach": "segment"},
+        "delta of two segments": {"segment_length": 2, "update": "delta", "gate_init": 2.0, "detach": 2},
+    },
     "kda": {
         "paper": {},
         "grouped": {"n_heads": 2, "qk_heads": 1, "d_qk": 6, "d_v": 12, "conv_bias": True, "gate_bias": False},

@@ -40,6 +40,7 @@ REFUSED = {
     "hyena": "short_conv",
     "hippo_rnn": "hippo_rnn",
     "ind_rnn": "ind_rnn",
+    "infini_attention": "infini_attention",
     "kda": "short_conv",
     "mamba": "short_conv",
     "mamba2": "short_conv",
