@@ -27,6 +27,7 @@ TIME = 11
 REFUSED = {
     "aft": "aft",
     "attention": "softmax_attention",
+    "block_recurrent": "block_recurrent",
     "delta_net": "short_conv",
     "falcon_h1": "softmax_attention",
     "flash_gau": "flash_gau",
