@@ -17,13 +17,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from linrec.nn.distance_scores import DistanceScores, QueryBiases
+from linrec.nn.distance_scores import DistanceScores, QueryBiases, distance_attention
 from linrec.nn.head_sizes import heads_of, most_heads
 from linrec.nn.mixer import Mixer, State
 from linrec.nn.past_steps import PastSteps
 from linrec.nn.projections import draw, projected
 from linrec.nn.segments import Detach, Sight, by_segments, check_detach, first_state
-from linrec.nn.visible_attention import visible_attention
 from linrec.ops.attention import check_options
 from linrec.rules import at_least, positive, require
 
@@ -152,13 +151,12 @@ class TransformerXL(Mixer):
         heads = self.n_heads, self.d_head
         q = self.q(x).unflatten(-1, heads)
         k, v = (y.unflatten(-1, heads) for y in projected(joined, self.k, self.v))
-        u, w = (bias.to(q.dtype) for bias in (self.biases.u, self.biases.v))
-        scores = self.distance(q + w, joined.shape[1])
         visible = sight.of(memory.alive, x.shape[1])
         if self.same_length:
             visible = visible.triu(joined.shape[1] - x.shape[1] - self.memory_length + 1)
         dropout = self.dropout if self.training else 0.0
-        return visible_attention(q + u, k, v, visible, scores, dropout=dropout).flatten(-2), h
+        a = distance_attention(q, k, v, visible, self.distance, self.biases, dropout=dropout)
+        return a.flatten(-2), h
 
     def _write(self, memory: PastSteps, segment: Tensor, alive: Tensor) -> PastSteps:
         """Return m_{s+1}."""

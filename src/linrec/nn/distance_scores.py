@@ -3,12 +3,13 @@
 import math
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from linrec.nn.parameters import mark
+from linrec.nn.visible_attention import visible_attention
 
-__all__ = ["DistanceScores", "QueryBiases", "sinusoids"]
+__all__ = ["DistanceScores", "QueryBiases", "distance_attention", "sinusoids"]
 
 
 class QueryBiases(nn.Module):
@@ -66,6 +67,39 @@ class DistanceScores(nn.Module):
         r = r.unflatten(-1, (-1, self.d_head)).to(q.dtype)
         scores = torch.einsum("bthd,shd->bhts", q, r) / math.sqrt(self.d_head)
         return _shifted(scores)
+
+
+def distance_attention(
+    q: Float[Tensor, "b t h d"],
+    k: Float[Tensor, "b s h d"],
+    v: Float[Tensor, "b s h d"],
+    visible: Bool[Tensor, "b t s"],
+    distance: DistanceScores,
+    biases: QueryBiases,
+    *,
+    dropout: float = 0.0,
+) -> Float[Tensor, "b t h d"]:
+    """Attend to visible keys by their contents and distances; the last t keys are of the queries' steps.
+
+        A_ij = (q_i + u) . k_j + (q_i + v) . W_R R_{i-j}
+
+    Args:
+        q: queries (b, t, h, d).
+        k: keys (b, s, h, d).
+        v: values (b, s, h, d).
+        visible: whether a query sees a key (b, t, s); a query must see its own.
+        distance: W_R and R.
+        biases: u and v of the equation.
+        dropout: probability of dropping an attention weight.
+
+    Example:
+        >>> q, visible = torch.zeros(1, 2, 1, 4), torch.ones(1, 2, 2, dtype=torch.bool).tril()
+        >>> biases = QueryBiases(1, 4, std=0.0)
+        >>> distance_attention(q, q, q + 3, visible, DistanceScores(6, 1, 4), biases).detach()[0, 1, 0]
+        tensor([3., 3., 3., 3.])
+    """
+    scores = distance(q + biases.v.to(q.dtype), k.shape[1])
+    return visible_attention(q + biases.u.to(q.dtype), k, v, visible, scores, dropout=dropout)
 
 
 def sinusoids(positions: Tensor, width: int, dtype: torch.dtype) -> Float[Tensor, "t width"]:
